@@ -1,0 +1,72 @@
+"""Named axes: all that differs between shard_map (checked or not), pmap and vmap.
+
+Under `shard_map(check_vma=True)` JAX types each value by the mesh axes along which it varies.
+Everywhere else nothing is tracked, and every value looks as if it varied along no axis.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+from jax import lax
+
+from fftgrad._base import AxisName
+
+
+def names(axis_name: AxisName) -> tuple[str, ...]:
+    """The axis names as a tuple."""
+    return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+
+
+def size(axis_name: AxisName) -> int:
+    """The number of workers along the axis."""
+    try:
+        return math.prod(int(lax.axis_size(name)) for name in names(axis_name))
+    except NameError as error:
+        raise ValueError(
+            f"compressed_pmean(axis_name={axis_name!r}): the axis must be bound where update is "
+            f"called, got no such axis; call it inside jax.shard_map over a mesh that has the "
+            f"axis, or inside jax.pmap or jax.vmap with axis_name={axis_name!r}."
+        ) from error
+
+
+def index(axis_name: AxisName) -> jax.Array:
+    """The number of this worker along the axis."""
+    return lax.axis_index(axis_name)
+
+
+def is_tracked(axis_name: AxisName) -> bool:
+    """Whether JAX knows which values vary along the axis."""
+    return bool(_varying(lax.axis_index(axis_name)))
+
+
+def varies(x: jax.Array, axis_name: AxisName) -> bool:
+    """Whether `x` may differ between the workers of the axis, as far as JAX knows."""
+    return not is_tracked(axis_name) or set(names(axis_name)) <= _varying(x)
+
+
+def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """The values of all workers, stacked in their order, and known to be equal on all."""
+    if is_tracked(axis_name):
+        return lax.all_gather(x, axis_name, to="invarying")
+    return lax.all_gather(x, axis_name)
+
+
+def vary_like(x: jax.Array, other: jax.Array) -> jax.Array:
+    """`x`, typed as varying along every axis along which `other` varies: for loop carries."""
+    missing = tuple(sorted(_varying(other) - _varying(x)))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def over_other_axes(reduce: Callable[[jax.Array, tuple[str, ...]], jax.Array], x: jax.Array):
+    """`x`, reduced over the axes along which it is known to vary.
+
+    A mean over the data axis may still vary along a model axis. What is decided or counted from it
+    is replicated over the whole mesh, so it has to be made the same there too.
+    """
+    axes = tuple(sorted(_varying(x)))
+    return reduce(x, axes) if axes else x
+
+
+def _varying(x: jax.Array) -> frozenset[str]:
+    return frozenset(jax.typeof(x).manual_axis_type.varying)

@@ -1,0 +1,156 @@
+"""The four contracts, and the values that pass between their implementations."""
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+PyTree: TypeAlias = Any
+"""A nest of containers with arrays (or shapes) at its leaves."""
+
+AxisName: TypeAlias = str | tuple[str, ...]
+"""One mesh axis, or several that act as one."""
+
+Like: TypeAlias = jax.Array | jax.ShapeDtypeStruct
+"""Anything that has a shape and a dtype."""
+
+T = TypeVar("T")
+
+
+class Payload(NamedTuple):
+    """What a codec makes of an array.
+
+    Attributes:
+      main: handed to the next stage of a chain, or sent.
+      side: sent as it is: packed indices, scales.
+      overflow: how many values the codec could not represent, int32; they saturated or stayed
+        behind. It travels in the header of the wire buffer.
+    """
+
+    main: jax.Array
+    side: PyTree = ()
+    overflow: jax.Array | int = 0
+
+
+class Rng(NamedTuple):
+    """The randomness of one step.
+
+    Attributes:
+      shared: a key equal on all workers: random supports, random signs. Decompressing may use it.
+      local: a key that differs between workers: dither. Decompressing must not use it, because
+        the receiver has another one.
+    """
+
+    shared: jax.Array
+    local: jax.Array
+
+    @classmethod
+    def of(cls, key: jax.Array | int) -> "Rng":
+        """The randomness of a worker that is on its own."""
+        shared, local = jax.random.split(as_key(key))
+        return cls(shared, local)
+
+
+def as_key(key: jax.Array | int) -> jax.Array:
+    """A typed PRNG key from a seed, a raw key or a typed key."""
+    if isinstance(key, int):
+        return jax.random.key(key)
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key
+    return jax.random.wrap_key_data(key)
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """A stage, or a chain of stages: a pair of pure functions on arrays of static shape.
+
+    A claim is True only where it is proved and tested.
+    """
+
+    @property
+    def summable(self) -> bool:
+        """decompress(sum of payloads) == sum of decompress(payload)."""
+        ...
+
+    @property
+    def unbiased(self) -> bool:
+        """E[decompress(compress(x))] == x, over the randomness of the step."""
+        ...
+
+    def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
+        """What to send for the vector `x`."""
+        ...
+
+    def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
+        """The vector that a payload stands for, with the shape and dtype of `like`."""
+        ...
+
+
+class Memory(Protocol):
+    """What a worker remembers between steps. Works leaf by leaf on float32 pytrees."""
+
+    def init(self, like: PyTree) -> PyTree:
+        """The state before the first step, for gradients shaped like `like`."""
+        ...
+
+    def compensate(self, grad: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        """The tree `x` to exchange instead of `grad`, and the state to keep meanwhile."""
+        ...
+
+    def update(self, x: PyTree, sent: PyTree, mean: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        """The mean to apply and the next state, once the others have received `sent`."""
+        ...
+
+
+class Reduced(NamedTuple):
+    """What an exchange returns.
+
+    Attributes:
+      mean: the average over the workers of what they sent, the same bits on all of them.
+      sent: what the others received of this worker's `x`.
+      state: the exchange's next state.
+    """
+
+    mean: jax.Array
+    sent: jax.Array
+    state: PyTree
+
+
+@runtime_checkable
+class Exchange(Protocol):
+    """A mean over a named axis. The only part that knows an axis name."""
+
+    def init(self, like: Like) -> PyTree:
+        """The state before the first step, for a vector like `like`."""
+        ...
+
+    def mean(self, x: jax.Array, state: PyTree, rng: Rng, axis_name: AxisName) -> Reduced:
+        """The mean of `x` over the axis."""
+        ...
+
+    def wire_bytes(self, like: Like) -> int:
+        """Bytes that one worker hands to the collective for a vector like `like`."""
+        ...
+
+
+def constructor_call(self: Any) -> str:
+    """The `repr` of a configuration: the call that makes it, without what it leaves at default."""
+    given = (
+        f"{field.name}={getattr(self, field.name)!r}"
+        for field in dataclasses.fields(self)
+        if getattr(self, field.name) != field.default
+    )
+    return f"{type(self).__name__}({', '.join(given)})"
+
+
+def spec(tree: PyTree) -> PyTree:
+    """The shapes and dtypes of a tree."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
+
+
+def payload_spec(codec: Codec, like: Like) -> Payload:
+    """The shapes and dtypes of a payload, found without any data."""
+    return jax.eval_shape(
+        lambda x: codec.compress(x, Rng.of(0)), jax.ShapeDtypeStruct(like.shape, like.dtype)
+    )

@@ -1,0 +1,103 @@
+"""Composition of codecs."""
+
+import dataclasses
+
+import jax
+
+from fftgrad._base import Codec, Like, Payload, Rng, payload_spec
+from fftgrad.transforms._identity import Identity
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Chain:
+    """Codec: several codecs, each working on the main part of the one before. See `chain`."""
+
+    stages: tuple[Codec, ...]
+
+    def __repr__(self) -> str:
+        return f"chain({', '.join(map(repr, self.stages))})"
+
+    @property
+    def summable(self) -> bool:
+        return all(stage.summable for stage in self.stages)
+
+    @property
+    def unbiased(self) -> bool:
+        # E over the inner stages passes through the outer decompress only where that is linear;
+        # the last stage is where the noise of an unbiased chain may come from.
+        return all(s.unbiased for s in self.stages) and all(s.summable for s in self.stages[:-1])
+
+    def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
+        sides: list[object] = []
+        overflow: jax.Array | int = 0
+        for stage in self.stages:
+            payload = stage.compress(x, rng)
+            x = payload.main
+            sides.append(payload.side)
+            overflow = overflow + payload.overflow
+        return Payload(x, tuple(sides), overflow)
+
+    def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
+        likes = [like]
+        for stage in self.stages[:-1]:
+            likes.append(payload_spec(stage, likes[-1]).main)
+        x = payload.main
+        for stage, side, target in reversed(
+            list(zip(self.stages, payload.side, likes, strict=True))
+        ):
+            x = stage.decompress(Payload(x, side), target, rng)
+        return x
+
+
+def chain(*codecs: Codec) -> Codec:
+    """Composition: the codec that applies `codecs` in order, and undoes them in reverse.
+
+    Each stage compresses the `main` part of the stage before; the `side` parts are sent as they
+    are. Shapes flow through the stages by `jax.eval_shape`, so a chain that cannot work is refused
+    while tracing. Chains nest flat; `chain()` is `Identity()` and `chain(c)` is `c`.
+
+    Args:
+      *codecs: the stages, in the order a gradient meets them.
+
+    Wire: the last `main` part and all the `side` parts.
+
+    Claims: summable if every stage is; unbiased if every stage is and all but the last are linear.
+
+    Raises:
+      TypeError: if an argument is not a codec.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> fg.chain(fg.Fft(block=64), fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=8)))
+      chain(Fft(block=64), TopK(fraction=0.1), RangeFloat(bits=8))
+    """
+    for position, codec in enumerate(codecs):
+        if not isinstance(codec, Codec) or isinstance(codec, type):
+            raise TypeError(
+                f"chain(codecs[{position}]): each argument must be a codec, got {codec!r}; "
+                "pass a value such as TopK(fraction=0.01)."
+            )
+    flat = tuple(stage for codec in codecs for stage in stages(codec))
+    match flat:
+        case ():
+            return Identity()
+        case (codec,):
+            return codec
+        case _:
+            return Chain(flat)
+
+
+def stages(codec: Codec) -> tuple[Codec, ...]:
+    """The stages of a chain, or the codec itself as the only one."""
+    return codec.stages if isinstance(codec, Chain) else (codec,)
+
+
+def split_linear(codec: Codec) -> tuple[Codec, Codec]:
+    """The longest summable prefix of a codec, and the rest.
+
+    Payloads of the rest may be summed after decompressing the rest alone, so the prefix (an
+    inverse FFT, say) need be undone only once however many payloads there are.
+    """
+    parts = stages(codec)
+    cut = next((i for i, stage in enumerate(parts) if not stage.summable), len(parts))
+    return chain(*parts[:cut]), chain(*parts[cut:])

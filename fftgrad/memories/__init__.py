@@ -1,0 +1,4 @@
+"""Memories: what a worker remembers of what it could not send."""
+
+from fftgrad.memories._error_feedback import ErrorFeedback as ErrorFeedback
+from fftgrad.memories._no_memory import NoMemory as NoMemory

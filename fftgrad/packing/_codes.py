@@ -1,0 +1,50 @@
+"""Integers of 1 to 32 bits, end to end in uint32 words.
+
+Code j occupies bits [j·bits, (j+1)·bits) of the stream, least significant first. With
+g = gcd(bits, 32), the pattern repeats every 32/g codes, which fill bits/g words: all shifts are
+static, and the work is a fixed number of elementwise passes whatever the width.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+
+def words_for(count: int, bits: int) -> int:
+    """How many words `count` codes of `bits` bits fill."""
+    return -(-count * bits // 32)
+
+
+def pack(codes: jax.Array, bits: int) -> jax.Array:
+    """Codes uint32[n], each below 2**bits, to words uint32[words_for(n, bits)]."""
+    per_group, words_per_group = _group(bits)
+    grouped = jnp.pad(codes, (0, -codes.size % per_group)).reshape(-1, per_group)
+    columns = [jnp.zeros((grouped.shape[0],), jnp.uint32) for _ in range(words_per_group)]
+    for j in range(per_group):
+        word, offset = divmod(j * bits, 32)
+        code = grouped[:, j]
+        columns[word] = columns[word] | (code << offset)
+        if offset + bits > 32:
+            columns[word + 1] = columns[word + 1] | (code >> (32 - offset))
+    return jnp.stack(columns, axis=1).ravel()[: words_for(codes.size, bits)]
+
+
+def unpack(words: jax.Array, bits: int, count: int) -> jax.Array:
+    """Words uint32[words_for(count, bits)] back to codes uint32[count]."""
+    per_group, words_per_group = _group(bits)
+    grouped = jnp.pad(words, (0, -words.size % words_per_group)).reshape(-1, words_per_group)
+    mask = jnp.uint32((1 << bits) - 1)
+    columns: list[jax.Array] = []
+    for j in range(per_group):
+        word, offset = divmod(j * bits, 32)
+        code = grouped[:, word] >> offset
+        if offset + bits > 32:
+            code = code | (grouped[:, word + 1] << (32 - offset))
+        columns.append(code & mask)
+    return jnp.stack(columns, axis=1).ravel()[:count]
+
+
+def _group(bits: int) -> tuple[int, int]:
+    common = math.gcd(bits, 32)
+    return 32 // common, bits // common

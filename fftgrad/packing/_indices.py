@@ -1,0 +1,72 @@
+"""k ascending positions below n, as a bitmap or in Elias-Fano code, whichever is smaller.
+
+Elias-Fano splits a position into its l = floor(log2(n/k)) low bits, stored as they are, and the
+rest, stored as a bitmap in unary: bit (p_j >> l) + j is set for the j-th position p_j. That takes
+k·l bits and k + (n-1 >> l) + 1 bits, at most k(2 + l) and a word or two, within half a bit an
+index of the entropy. Both sizes follow from k and n alone, so the choice is static.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fftgrad.packing import _bitmap, _codes
+
+
+class EliasFano(NamedTuple):
+    """Positions in Elias-Fano code: `low` uint32 words of low bits, `high` of the unary bitmap."""
+
+    low: jax.Array
+    high: jax.Array
+
+
+class Bitmap(NamedTuple):
+    """Positions as one bit for each of the n candidates."""
+
+    words: jax.Array
+
+
+def encode(mask: jax.Array, k: int) -> tuple[jax.Array, EliasFano | Bitmap | tuple[()]]:
+    """The positions of the k set values of a mask, int32[k] ascending, and their code."""
+    n = mask.size
+    if k == n:
+        return jnp.arange(n, dtype=jnp.int32), ()
+    words = _bitmap.pack(mask)
+    positions = _bitmap.select(words, k)
+    if not _is_elias_fano(k, n):
+        return positions, Bitmap(words)
+    l = _low_bits(k, n)
+    low = _codes.pack(positions.astype(jnp.uint32) & jnp.uint32((1 << l) - 1), l)
+    unary = jnp.zeros((_unary_bits(k, n),), bool)
+    unary = unary.at[(positions >> l) + jnp.arange(k, dtype=jnp.int32)].set(
+        True, indices_are_sorted=True, unique_indices=True, mode="drop"
+    )
+    return positions, EliasFano(low, _bitmap.pack(unary))
+
+
+def decode(code: EliasFano | Bitmap | tuple[()], k: int, n: int) -> jax.Array:
+    """The positions int32[k]; below n whatever the words hold."""
+    match code:
+        case Bitmap(words):
+            positions = _bitmap.select(words, k)
+        case EliasFano(low, high):
+            l = _low_bits(k, n)
+            upper = _bitmap.select(high, k) - jnp.arange(k, dtype=jnp.int32)
+            positions = (upper << l) | _codes.unpack(low, l, k).astype(jnp.int32)
+        case _:
+            return jnp.arange(n, dtype=jnp.int32)
+    return jnp.clip(positions, 0, n - 1)
+
+
+def _low_bits(k: int, n: int) -> int:
+    return (n // k).bit_length() - 1
+
+
+def _unary_bits(k: int, n: int) -> int:
+    return k + ((n - 1) >> _low_bits(k, n)) + 1
+
+
+def _is_elias_fano(k: int, n: int) -> bool:
+    elias_fano = _codes.words_for(k, _low_bits(k, n)) + _codes.words_for(_unary_bits(k, n), 1)
+    return elias_fano < _codes.words_for(n, 1)
