@@ -10,6 +10,10 @@ from fftgrad._base import Payload as Payload
 from fftgrad._base import Reduced as Reduced
 from fftgrad._base import Rng as Rng
 
+# What is sent
+from fftgrad._audit import Collective as Collective
+from fftgrad._audit import audit as audit
+
 # One array
 from fftgrad._compress import compress as compress
 from fftgrad._compress import decompress as decompress

@@ -2,8 +2,152 @@
 
 import math
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
 
-_KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|ragged-all-to-all"
+_RING = {
+    "all-reduce": lambda w: 2 * (w - 1) / w,
+    "all-gather": lambda w: w - 1,
+    "reduce-scatter": lambda w: (w - 1) / w,
+    "all-to-all": lambda w: (w - 1) / w,
+    "ragged-all-to-all": lambda w: (w - 1) / w,
+    "collective-permute": lambda w: 1,
+    "collective-broadcast": lambda w: (w - 1) / w,
+}
+
+_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{\s*$")
+_INSTRUCTION = re.compile(
+    r"^\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<type>.+?) (?P<opcode>[\w\-]+)\((?P<rest>.*)$"
+)
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
+_CALLED = re.compile(r"\b(?:to_apply|calls|body|condition|called_computations)=\{?%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRUE_FALSE = re.compile(r"true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
+
+
+class Collective(NamedTuple):
+    """One array that a compiled program hands to a collective.
+
+    Attributes:
+      kind: "all-gather", "all-reduce", ...
+      dtype: as the compiler names it, which is the width on the wire: "u32", "f32".
+      shape: of what one worker hands over.
+      bytes: of what one worker hands over.
+      branch: the branches of the conditionals around it, outermost first; () if it always runs.
+      repeated: whether it is in a loop; the bytes are those of one turn.
+    """
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    branch: tuple[int, ...]
+    repeated: bool
+
+    def link_bytes(self, workers: int) -> float:
+        """Bytes that one worker sends over its link, where the workers form a ring."""
+        return self.bytes * _RING[self.kind](workers)
+
+
+class _Instruction(NamedTuple):
+    type: str
+    opcode: str
+    rest: str
+
+
+def audit(compiled: jax.stages.Compiled | str) -> tuple[Collective, ...]:
+    """Function: every collective of a compiled program, read off the program itself.
+
+    The compiler may widen a dtype, split a collective or add one; what it does is what moves. A
+    collective that carries several arrays is listed once for each.
+
+    Args:
+      compiled: `jax.jit(step).lower(...).compile()`, for a CPU or a GPU, or the text of one.
+
+    Returns:
+      The collectives, in program order. For a step that exchanges only gradients, the sum of
+      their bytes is `fg.wire_bytes(exchange, params)`; for `Piecewise`, within each branch.
+
+    Raises:
+      ValueError: if the text is not that of a compiled program.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax, jax.numpy as jnp
+      >>> step = jax.jit(lambda x: 2 * x).lower(jnp.ones(3)).compile()
+      >>> fg.audit(step)  # nothing is sent
+      ()
+    """
+    text = compiled if isinstance(compiled, str) else compiled.as_text()
+    entry, computations = _parse(text or "")
+    return tuple(_walk(entry, computations, (), repeated=False))
+
+
+def _parse(text: str) -> tuple[str, dict[str, dict[str, _Instruction]]]:
+    computations: dict[str, dict[str, _Instruction]] = {}
+    entry = ""
+    current: dict[str, _Instruction] = {}
+    for line in text.splitlines():
+        if match := _INSTRUCTION.match(line):
+            current[match["name"]] = _Instruction(match["type"], match["opcode"], match["rest"])
+        elif match := _COMPUTATION.match(line):
+            current = computations[match["name"]] = {}
+            if match["entry"]:
+                entry = match["name"]
+    if not entry:
+        raise ValueError(
+            "audit(compiled): must be a compiled program, got a text without an ENTRY computation; "
+            "pass jax.jit(step).lower(...).compile()."
+        )
+    return entry, computations
+
+
+def _walk(
+    name: str,
+    computations: dict[str, dict[str, _Instruction]],
+    branch: tuple[int, ...],
+    *,
+    repeated: bool,
+) -> Iterator[Collective]:
+    instructions = computations[name]
+    for instruction in instructions.values():
+        kind = instruction.opcode.removesuffix("-start")
+        if kind in _RING:
+            for operand in _operands(instruction.rest):
+                for dtype, dims in _ARRAY.findall(instructions[operand].type):
+                    shape = tuple(int(d) for d in dims.split(",") if d)
+                    size = math.prod(shape) * _bits(dtype) // 8
+                    yield Collective(kind, dtype, shape, size, branch, repeated)
+        elif instruction.opcode == "conditional":
+            for index, called in enumerate(_branches(instruction.rest)):
+                yield from _walk(called, computations, (*branch, index), repeated=repeated)
+        elif instruction.opcode != "fusion":
+            inside = repeated or instruction.opcode == "while"
+            for called in _CALLED.findall(instruction.rest):
+                yield from _walk(called, computations, branch, repeated=inside)
+
+
+def _operands(rest: str) -> list[str]:
+    depth = 1
+    for position, char in enumerate(rest):
+        depth += (char == "(") - (char == ")")
+        if not depth:
+            return re.findall(r"%([\w.\-]+)", rest[:position])
+    return []
+
+
+def _branches(rest: str) -> list[str]:
+    if match := _BRANCHES.search(rest):
+        return [name.strip().lstrip("%") for name in match[1].split(",")]
+    if match := _TRUE_FALSE.search(rest):
+        return [match[2], match[1]]  # as lax.cond counts them
+    return []
+
+
+def _bits(dtype: str) -> int:
+    if dtype == "pred":
+        return 8
+    digits = re.search(r"\d+", dtype)
+    return int(digits[0]) if digits else 0

@@ -79,7 +79,7 @@ class AllGather:
             return total + scale * rest.decompress(payload, coefficients_like, rng)
 
         zero = jnp.zeros(coefficients_like.shape, coefficients_like.dtype)
-        total = lax.fori_loop(0, workers, add, _axes.vary_like(zero, buffers), unroll=True)
+        total = lax.fori_loop(0, workers, add, _axes.vary_like(zero, buffers))
         mean = linear.decompress(Payload(total), like, rng)
         sent = rest.decompress(payload, coefficients_like, rng)
         sent = linear.decompress(Payload(sent), like, rng)

@@ -207,6 +207,8 @@ class RangeFloat:
         if self.maximum is None:
             values = self._decode(codes, self._fitted_window(payload.side))
             values = jnp.where(jnp.isfinite(payload.side), values, jnp.nan)
+            if not self.zero:
+                values = jnp.where(payload.side == 0, 0.0, values)
         else:
             values = self._decode(codes, self._fixed_window())
         if is_complex:
@@ -244,7 +246,8 @@ class RangeFloat:
             tiny = (noise >> 8).astype(jnp.float32) * 2.0**-24 * eps < magnitude
         else:
             low = jnp.uint32((1 << shift) >> 1 if self.rounding == "nearest" else 0)
-            tiny = magnitude >= eps / 2 if self.rounding == "nearest" else jnp.zeros(x.shape, bool)
+            # Not magnitude >= eps / 2: half of the smallest normal number may be flushed to zero.
+            tiny = (2 * magnitude >= eps) & (self.rounding == "nearest")
         count = (lax.bitcast_convert_type(magnitude, jnp.uint32) + low) >> shift
         index = count.astype(jnp.int32) - window.base + 1
         # Written so that a NaN, which is not below eps, saturates instead of becoming zero.

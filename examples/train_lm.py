@@ -1,0 +1,406 @@
+"""Train a byte-level language model data-parallel, dense and compressed, side by side.
+
+The corpus is the source of Python's standard library, which every machine has. Each run starts
+from the same parameters and sees the same batches in the same order; only the exchange of
+gradients, and the momentum that goes with it, differs. Interrupt it whenever you like: the table
+and the files are written for as far as it came.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import statistics
+import sysconfig
+import time
+from typing import Any, TextIO
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import matplotlib as mpl
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import fftgrad as fg
+
+Params = Any
+Batch = np.ndarray[Any, np.dtype[np.int32]]
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("--runs", default="dense,paper,blocked,topk", help="which runs, in this order")
+    add("--steps", type=int, default=200, help="optimizer steps of each run")
+    add("--batch", type=int, default=4, help="sequences per worker and step")
+    add("--context", type=int, default=128, help="bytes per sequence")
+    add("--width", type=int, default=96, help="width of the transformer")
+    add("--layers", type=int, default=2, help="layers of the transformer")
+    add("--lr", type=float, default=4e-3, help="peak learning rate of Adam")
+    add("--seed", type=int, default=0, help="of parameters and batches, the same for all runs")
+    add("--theta", type=float, default=0.85, help="paper: share of the frequencies dropped")
+    add("--paper-bits", type=int, default=10, help="paper: bits per number kept")
+    add("--fraction", type=float, default=0.1, help="blocked, topk: share of coefficients kept")
+    add("--bits", type=int, default=8, help="blocked, topk: bits per number kept")
+    add("--block", type=int, default=64, help="blocked: values per Fourier transform")
+    add("--decay", type=float, default=0.95, help="blocked, topk: decay of error feedback")
+    add("--workers", type=int, default=8, help="CPU devices, where there is no accelerator")
+    add("--out", type=pathlib.Path, default=pathlib.Path("runs"), help="folder for the results")
+    add("--smoke", action="store_true", help="a few steps of a tiny model, to see that it runs")
+    args = parser.parse_args(argv)
+    if args.smoke:
+        args.steps, args.batch, args.context, args.width, args.layers = 3, 2, 32, 32, 1
+    return args
+
+
+# Runs
+
+
+@dataclasses.dataclass
+class Run:
+    """One way to exchange gradients, and what came of it."""
+
+    name: str
+    exchange: fg.Exchange
+    memory: fg.Memory = fg.NoMemory()  # noqa: RUF009  (a frozen value)
+    b1: float = 0.9
+    losses: list[float] = dataclasses.field(default_factory=list[float])
+    step_ms: list[float] = dataclasses.field(default_factory=list[float])
+    sent: int = 0
+    link: float = 0.0
+    exchange_ms: float = float("nan")
+    error: float = float("nan")
+    held_out: float = float("nan")
+
+
+def make_runs(args: argparse.Namespace) -> list[Run]:
+    """The runs that were asked for."""
+    paper = fg.chain(
+        fg.Fft(block=None, half=True),
+        fg.TopK(fraction=1 - args.theta),
+        fg.RangeFloat(bits=args.paper_bits),
+    )
+    keep, quantize = fg.TopK(fraction=args.fraction), fg.RangeFloat(bits=args.bits)
+    feedback = fg.ErrorFeedback(decay=args.decay)
+    # Error feedback is a momentum of its own, so the optimizer's goes: b1 = 0.
+    runs = {
+        "dense": Run("dense", fg.AllReduce()),
+        "paper": Run(f"FFT whole θ={args.theta:g}", fg.AllGather(paper)),
+        "blocked": Run(
+            f"FFT {args.block} {args.fraction:.0%} + feedback",
+            fg.AllGather(fg.chain(fg.Fft(block=args.block), keep, quantize)),
+            feedback,
+            b1=0.0,
+        ),
+        "topk": Run(
+            f"top-k {args.fraction:.0%} + feedback",
+            fg.AllGather(fg.chain(keep, quantize)),
+            feedback,
+            b1=0.0,
+        ),
+    }
+    try:
+        return [runs[name] for name in args.runs.split(",")]
+    except KeyError as error:
+        raise SystemExit(f"--runs: there is no run {error}; choose from {','.join(runs)}") from None
+
+
+# Data and model
+
+
+def corpus() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The bytes to train on, and those of every tenth file, held out."""
+    files = sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    parts = [file.read_bytes() for file in files]
+    held_out = b"\n".join(parts[9::10])
+    train = b"\n".join(part for i, part in enumerate(parts) if i % 10 != 9)
+    return np.frombuffer(train, np.uint8), np.frombuffer(held_out, np.uint8)
+
+
+def sample(rng: np.random.Generator, text: np.ndarray[Any, Any], count: int, context: int) -> Batch:
+    """`count` random passages of `context` + 1 bytes."""
+    starts = rng.integers(0, text.size - context, count)
+    return text[starts[:, None] + np.arange(context + 1)].astype(np.int32)
+
+
+class Layer(nn.Module):
+    """A pre-norm transformer layer with heads of 32."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # (B, T, D) -> (B, T, D)
+        batch, length, width = x.shape
+        heads = max(1, width // 32)
+        y = nn.LayerNorm(use_bias=False)(x)
+        qkv = nn.Dense(3 * width, use_bias=False)(y)
+        q, k, v = jnp.moveaxis(qkv.reshape(batch, length, 3, heads, -1), 2, 0)  # (B, T, H, D/H)
+        y = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        x = x + nn.Dense(width, use_bias=False)(y.reshape(batch, length, width))
+        y = nn.LayerNorm(use_bias=False)(x)
+        y = nn.gelu(nn.Dense(4 * width, use_bias=False)(y))
+        return x + nn.Dense(width, use_bias=False)(y)
+
+
+class ByteLM(nn.Module):
+    """A decoder-only transformer over bytes."""
+
+    width: int
+    layers: int
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:  # (B, T) -> (B, T, 256)
+        length = tokens.shape[1]
+        position = self.param("position", nn.initializers.normal(0.02), (length, self.width))
+        x = nn.Embed(256, self.width)(tokens) + position
+        for _ in range(self.layers):
+            x = Layer(self.width)(x)
+        return nn.Dense(256, use_bias=False)(nn.LayerNorm(use_bias=False)(x))
+
+
+# Training
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """What all the runs share: mesh, model, first parameters, and the loss."""
+
+    args: argparse.Namespace
+    mesh: Mesh
+    model: ByteLM
+    params: Params
+
+    def loss(self, params: Params, batch: jax.Array) -> jax.Array:
+        """Nats per byte of a batch int32[B, T + 1]."""
+        logits: Any = self.model.apply(params, batch[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
+
+    def local_gradient(self, params: Params, batch: jax.Array) -> tuple[jax.Array, Params]:
+        """Loss and gradient of this worker's own part of the batch."""
+        own = jax.lax.pcast(params, "data", to="varying")
+        return jax.value_and_grad(self.loss)(own, batch)
+
+    def optimizer(self, run: Run) -> optax.GradientTransformation:
+        """The exchange, followed by the same Adam for all runs but for its momentum."""
+        peak, steps = self.args.lr, self.args.steps
+        schedule = optax.warmup_cosine_decay_schedule(
+            0.0, peak, max(1, steps // 10), steps + 1, peak / 10
+        )
+        return optax.chain(
+            fg.compressed_pmean(run.exchange, run.memory, axis_name="data", key=self.args.seed),
+            optax.clip_by_global_norm(1.0),
+            optax.adam(schedule, b1=run.b1, b2=0.99),
+        )
+
+    def spread(self, batch: Batch) -> jax.Array:
+        """A batch, split over the workers."""
+        return jax.device_put(batch, NamedSharding(self.mesh, P("data")))
+
+
+def train(trainer: Trainer, run: Run, progress: Progress, log: TextIO, text: Any) -> None:
+    """Trains one run; what it yields is in `run`, whether it comes to its end or not."""
+    args, mesh = trainer.args, trainer.mesh
+    task = progress.add_task(run.name, total=args.steps, loss="compiling", speed="", sent="")
+    tx = trainer.optimizer(run)
+    specs = fg.state_specs(jax.eval_shape(tx.init, trainer.params), "data")
+
+    def step(params: Params, state: Any, batch: jax.Array) -> tuple[Params, Any, jax.Array]:
+        loss, gradient = trainer.local_gradient(params, batch)
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, jax.lax.pmean(loss, "data")
+
+    init = jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)
+    params = jax.device_put(trainer.params, NamedSharding(mesh, P()))
+    state = jax.jit(init)(params)
+    train_step = jax.jit(
+        jax.shard_map(
+            step, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=(P(), specs, P())
+        ),
+        donate_argnums=(0, 1),
+    )
+    rng = np.random.default_rng(args.seed)
+    batch = trainer.spread(sample(rng, text[0], args.batch * mesh.size, args.context))
+    compiled = train_step.lower(params, state, batch).compile()
+    exchange = compile_exchange(trainer, run)
+    for collective in fg.audit(exchange):
+        run.sent += collective.bytes
+        run.link += collective.link_bytes(mesh.size)
+    try:
+        for count in range(1, args.steps + 1):
+            start = time.perf_counter()
+            params, state, loss = compiled(params, state, batch)
+            run.losses.append(float(loss))
+            run.step_ms.append(1e3 * (time.perf_counter() - start))
+            speed = 1e3 * batch.size / run.step_ms[-1]
+            record = {"run": run.name, "step": count, "loss": run.losses[-1]}
+            record |= {"bytes": count * run.sent, "tokens_per_s": round(speed)}
+            log.write(json.dumps(record) + "\n")
+            progress.update(
+                task,
+                advance=1,
+                loss=f"loss {run.losses[-1]:.3f}",
+                speed=f"{speed / 1e3:.1f}k tok/s",
+                sent=f"{run.sent / 1e3:.1f} kB/step",
+            )
+            batch = trainer.spread(sample(rng, text[0], batch.shape[0], args.context))
+    finally:
+        assess(trainer, run, params, batch, exchange, text[1])
+
+
+def compile_exchange(trainer: Trainer, run: Run) -> jax.stages.Compiled:
+    """The exchange on its own, without memory: one gradient per worker in, their mean out."""
+    tx = fg.compressed_pmean(run.exchange, axis_name="data", key=trainer.args.seed)
+
+    def mean(gradients: Params) -> Params:
+        own = jax.tree.map(lambda g: g[0], gradients)
+        return tx.update(own, tx.init(own))[0]
+
+    mapped = jax.shard_map(mean, mesh=trainer.mesh, in_specs=P("data"), out_specs=P())
+    rows = NamedSharding(trainer.mesh, P("data"))
+    like = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct((trainer.mesh.size, *p.shape), p.dtype, sharding=rows),
+        trainer.params,
+    )
+    return jax.jit(mapped).lower(like).compile()
+
+
+def assess(
+    trainer: Trainer,
+    run: Run,
+    params: Params,
+    batch: jax.Array,
+    exchange: jax.stages.Compiled,
+    held_out: np.ndarray[Any, Any],
+) -> None:
+    """Held-out loss, and error and time of the exchange on one more gradient."""
+
+    def rows(params: Params, batch: jax.Array) -> Params:
+        return jax.tree.map(lambda g: g[None], trainer.local_gradient(params, batch)[1])
+
+    gradients = jax.jit(
+        jax.shard_map(rows, mesh=trainer.mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+    )(params, batch)
+    times: list[float] = []
+    for _ in range(6):
+        start = time.perf_counter()
+        approximate = jax.block_until_ready(exchange(gradients))
+        times.append(1e3 * (time.perf_counter() - start))
+    exact = jax.tree.map(lambda g: g.mean(0), gradients)
+    difference = jax.tree.map(jnp.subtract, approximate, exact)
+    run.exchange_ms = statistics.median(times[1:])
+    run.error = float(optax.tree.norm(difference) / optax.tree.norm(exact))
+    rng = np.random.default_rng(1)
+    size = 16 * trainer.mesh.size
+    batches = [sample(rng, held_out, size, trainer.args.context) for _ in range(4)]
+    loss = jax.jit(trainer.loss)
+    run.held_out = statistics.mean(float(loss(params, trainer.spread(b))) for b in batches)
+
+
+# Results
+
+
+def table(runs: list[Run], trainer: Trainer) -> Table:
+    """One row for each run that has begun."""
+    columns = ("run", "held-out loss", "bytes/step", "ratio", "link bytes/step", "rel. error")
+    out = Table(*columns, "ms/step", "of it exchange", title=f"{trainer.mesh.size} workers")
+    dense = fg.wire_bytes(fg.AllReduce(), trainer.params)
+    for column in out.columns[1:]:
+        column.justify = "right"
+    for run in runs:
+        if run.losses:
+            out.add_row(
+                run.name,
+                f"{run.held_out:.4f}",
+                f"{run.sent:,}",
+                f"{dense / run.sent:.1f}",
+                f"{run.link:,.0f}",
+                f"{run.error:.3f}",
+                f"{statistics.median(run.step_ms):.0f}",
+                f"{run.exchange_ms:.0f}",
+            )
+    return out
+
+
+def plot(runs: list[Run], path: pathlib.Path) -> None:
+    """Loss against steps, and loss against bytes sent."""
+    mpl.use("agg")
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    by_step, by_bytes = figure.subplots(1, 2, sharey=True)
+    for run in runs:
+        window = min(9, len(run.losses))
+        if not window:
+            continue
+        smooth = np.convolve(run.losses, np.ones(window) / window, "valid")
+        steps = np.arange(window, len(run.losses) + 1)
+        by_step.plot(steps, smooth, label=run.name)
+        by_bytes.plot(steps * run.sent / 1e6, smooth, label=run.name)
+    by_step.set(xlabel="step", ylabel="training loss, nats per byte (mean of 9 steps)")
+    by_bytes.set(xlabel="MB that each worker has handed to the network", xscale="log")
+    by_step.legend()
+    for axes in (by_step, by_bytes):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs everything, and writes down what there is in the end."""
+    args = parse_args(argv)
+    # More workers than cores: the devices share a pool of threads, and where all of those wait in
+    # a collective nothing is left to compute what they wait for.
+    os.environ.setdefault("PJRT_NPROC", str(4 * args.workers))
+    jax.config.update("jax_num_cpu_devices", args.workers)
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    model = ByteLM(args.width, args.layers)
+    first = model.init(jax.random.key(args.seed), jnp.zeros((1, args.context), jnp.int32))
+    # On the host, because each run donates its copy.
+    trainer = Trainer(args, mesh, model, jax.device_get(first))
+    runs, text = make_runs(args), corpus()
+
+    console = Console()
+    folder = args.out / datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    folder.mkdir(parents=True)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(first))
+    console.print(
+        f"{mesh.size} x {mesh.devices.flat[0].device_kind}, {parameters:,} parameters, "
+        f"{text[0].size:,} bytes to train on, {args.batch * mesh.size} x {args.context} a step"
+    )
+    progress = Progress(
+        TextColumn("{task.description:28}"),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]:10} {task.fields[speed]:11} {task.fields[sent]}"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+    with (folder / "metrics.jsonl").open("w", buffering=1) as log:
+        try:
+            with progress:
+                for run in runs:
+                    train(trainer, run, progress, log, text)
+        except KeyboardInterrupt:
+            console.print("interrupted; this is what there is")
+        for run in runs:
+            if run.losses:
+                record = dataclasses.asdict(run) | {"exchange": repr(run.exchange)}
+                record |= {"memory": repr(run.memory), "workers": mesh.size, "jax": jax.__version__}
+                record |= {"device": mesh.devices.flat[0].device_kind, "parameters": parameters}
+                log.write(json.dumps({"summary": record}) + "\n")
+    console.print(table(runs, trainer))
+    plot(runs, folder / "curves.png")
+    console.print(f"written: {folder}/curves.png, {folder}/metrics.jsonl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Eight CPU devices, strict promotion, and hypothesis profiles; before any test imports JAX."""
+
+import os
+
+DEVICES = 8
+# The devices share one pool of threads: where all of its threads wait in a collective, nothing is
+# left to compute what they wait for. The default size is the number of cores.
+os.environ.setdefault("PJRT_NPROC", str(4 * DEVICES))
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", DEVICES)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+hypothesis.settings.register_profile("default", max_examples=25, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("thorough", max_examples=500, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_report_header() -> str:
+    return (
+        f"jax {jax.__version__} with {jax.device_count()} {jax.default_backend()} devices; "
+        f"hypothesis profile {hypothesis.settings.get_current_profile_name()}"
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _really_eight_devices() -> None:
+    assert jax.device_count() == DEVICES

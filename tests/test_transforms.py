@@ -1,0 +1,73 @@
+"""The Fourier transform against its definition."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from cases import floats, values
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import fftgrad as fg
+
+LENGTHS = [1, 2, 3, 7, 16, 17, 100, 127, 1009]
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("block", [2, 4, 64, None])
+@pytest.mark.parametrize("n", LENGTHS)
+def test_fft_is_the_oracle(n, block, half):
+    x = values((n,))
+    codec = fg.Fft(block=block, half=half)
+    z = fg.compress(codec, jnp.asarray(x)).main
+    expected = reference.fft(x, block, half)
+    np.testing.assert_allclose(z, expected, rtol=1e-5, atol=1e-5 * np.abs(x).max())
+    back = fg.decompress(codec, fg.Payload(jnp.asarray(expected, jnp.complex64)), jnp.asarray(x))
+    np.testing.assert_allclose(
+        back, reference.inverse_fft(expected, n, block), rtol=1e-5, atol=1e-5 * np.abs(x).max()
+    )
+
+
+@given(
+    x=hnp.arrays(np.float32, 100, elements=floats(10)),
+    block=st.sampled_from([8, 64, None]),
+)
+def test_fft_is_an_isometry_that_can_be_undone(x, block):
+    z = fg.compress(fg.Fft(block=block), x).main
+    energy = float(np.sum(np.square(x, dtype=np.float64)))
+    np.testing.assert_allclose(float(jnp.sum(jnp.abs(z) ** 2)), energy, rtol=1e-4, atol=1e-6)
+    back = fg.decompress(fg.Fft(block=block), fg.Payload(z), jnp.asarray(x))
+    np.testing.assert_allclose(back, x, atol=1e-5 * max(1e-6, np.abs(x).max()))
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_no_coefficient_is_stored_twice(n):
+    for block in (16, None):
+        codec = fg.Fft(block=block)
+        padded = -(-n // reference.block_of(n, block)) * reference.block_of(n, block)
+        assert fg.compress(codec, jnp.ones(n)).main.shape == (padded // 2,)
+        assert fg.wire_bytes(codec, jnp.ones(n)) == 8 + 4 * padded
+
+
+def test_a_prime_length_is_padded_to_small_factors():
+    n = 1_000_003
+    (m,) = jax.eval_shape(lambda x: fg.compress(fg.Fft(block=None), x), jax.ShapeDtypeStruct((n,), "float32")).main.shape
+    assert 2 * m == reference.smooth_even(n) == 1_000_188
+
+
+def test_half_saturates_instead_of_overflowing():
+    x = jnp.array([1e6, -1e6, 1.0, 0.0])
+    y = fg.decompress(fg.Fft(half=True), fg.compress(fg.Fft(half=True), x), x)
+    np.testing.assert_allclose(y, [65504.0, -65504.0, 1.0, 0.0], atol=0.05)
+
+
+def test_what_a_selector_drops_is_the_error():
+    x = jnp.asarray(values((256,)))
+    codec = fg.chain(fg.Fft(block=32), fg.TopK(fraction=0.25))
+    z = fg.compress(fg.Fft(block=32), x).main
+    dropped = np.delete(np.asarray(z), reference.top_k(z, 32))
+    y = fg.decompress(codec, fg.compress(codec, x), x)
+    error = float(jnp.sum((x - y) ** 2))
+    np.testing.assert_allclose(error, np.sum(np.abs(dropped) ** 2), rtol=1e-4)
