@@ -1,0 +1,103 @@
+"""The table is complete, the docstrings run, and the core imports stay few."""
+
+import ast
+import doctest
+import inspect
+import pathlib
+import re
+import runpy
+import subprocess
+import sys
+
+import pytest
+from cases import CODECS, EXCHANGES, MEMORIES, METHODS
+
+import fftgrad as fg
+from fftgrad._chain import Chain, stages
+
+ROOT = pathlib.Path(__file__).parent.parent
+PUBLIC = {name: value for name, value in vars(fg).items() if not name.startswith("_") and callable(value)}
+METHOD_NAMES = {name for name in vars(fg.methods) if not name.startswith("_")}
+CONTRACTS = {"Codec", "Exchange", "Memory", "Payload", "Reduced", "Rng"}
+STATES = {"PerWorker", "CompressedPmeanState", "Collective"}
+
+
+def configurations():
+    return {name for name, value in PUBLIC.items() if inspect.isclass(value)} - CONTRACTS - STATES
+
+
+def test_every_public_class_is_in_the_table():
+    parts = [stage for codec in CODECS.values() for stage in stages(codec)]
+    rows = [*parts, *MEMORIES.values(), *EXCHANGES.values()]
+    assert {type(row).__name__ for row in rows} - {Chain.__name__} == configurations()
+
+
+def test_every_method_is_in_the_table():
+    files = {p.stem[1:] for p in (ROOT / "fftgrad/methods").glob("_[a-z]*.py")}
+    listed = {name for name in METHOD_NAMES if callable(getattr(fg.methods, name))}
+    assert files == listed == {name.split()[0] for name in METHODS}
+
+
+@pytest.mark.parametrize("name", sorted(set(PUBLIC) - CONTRACTS - STATES) + ["methods.fft_sparsification"])
+def test_public_docstrings_run(name):
+    value = fg
+    for part in name.split("."):
+        value = getattr(value, part)
+    text = inspect.getdoc(value) or ""
+    assert re.match(r"(Function|Codec|Composition|Transform|Selector|Quantizer|Memory|Exchange|Method|Transformation)\w*: ", text)
+    tests = doctest.DocTestFinder(recurse=inspect.isclass(value)).find(value, name, globs={"jax": __import__("jax")})
+    examples = [test for test in tests if test.examples]
+    assert examples
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for test in examples:
+        assert runner.run(test).failed == 0
+
+
+def test_the_core_imports_jax_optax_and_numpy_only():
+    allowed = {"jax", "optax", "numpy", "fftgrad", *sys.stdlib_module_names}
+    for file in (ROOT / "fftgrad").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert {name.split(".")[0] for name in names} <= allowed, file
+
+
+def test_only_one_file_knows_how_axes_differ():
+    for file in (ROOT / "fftgrad").rglob("*.py"):
+        if file.name != "_axes.py":
+            assert not re.search(r"manual_axis_type|__version__|pcast\((?!params)", file.read_text()), file
+
+
+def test_files_stay_short():
+    for file in (ROOT / "fftgrad").rglob("*.py"):
+        assert len(file.read_text().splitlines()) <= 300, file
+
+
+def test_importing_it_starts_no_backend():
+    code = (
+        "import fftgrad, jax;"
+        "from jax._src import xla_bridge;"
+        "assert not xla_bridge.backends_are_initialized()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def code_blocks():
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_the_readme_shows_what_runs():
+    quickstart = (ROOT / "examples/quickstart.py").read_text()
+    assert len(quickstart.splitlines()) < 60
+    blocks = code_blocks()
+    assert blocks
+    for line in "\n".join(blocks).splitlines():
+        assert line.strip() in quickstart, line
+
+
+def test_quickstart_runs(capsys):
+    runpy.run_path(str(ROOT / "examples/quickstart.py"), run_name="__main__")
+    assert "ratio" in capsys.readouterr().out

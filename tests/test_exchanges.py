@@ -1,0 +1,210 @@
+"""Laws of exchanges: every way of running them, the oracle, replicas, and bytes in the program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from cases import CODECS, EXCHANGES, gradients, values
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, MODES, everywhere
+
+import fftgrad as fg
+
+ALL = pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
+N = 150
+
+
+def mean_and_sent(exchange):
+    def one(x):
+        out = exchange.mean(x, exchange.init(x), fg.Rng.of(5), AXIS)
+        return out.mean, out.sent
+
+    return one
+
+
+def rows(workers, n=N):
+    return jnp.asarray(values((workers, n)))
+
+
+@ALL
+def test_every_way_of_running_it_agrees(exchange):
+    x = rows(4)
+    results = {mode: everywhere(mode, mean_and_sent(exchange), 4)(x) for mode in MODES}
+    for mode in MODES[1:]:
+        for a, b in zip(results[MODES[0]], results[mode], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=mode)
+
+
+@ALL
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_mean_is_the_mean_of_what_was_sent(exchange, workers):
+    x = rows(workers)
+    mean, sent = everywhere("shard_map", mean_and_sent(exchange), workers)(x)
+    np.testing.assert_allclose(mean[0], np.mean(np.asarray(sent, np.float64), 0), atol=1e-5)
+
+
+@ALL
+def test_replicas_get_the_same_bits(exchange):
+    mean, _ = everywhere("shard_map", mean_and_sent(exchange), 8)(rows(8))
+    bits = np.asarray(mean).view(np.uint32)
+    assert np.all(bits == bits[0])
+
+
+@pytest.mark.parametrize("codec", [c for c in CODECS.values() if "stochastic" not in repr(c)], ids=repr)
+def test_gathering_is_compressing_and_averaging(codec):
+    x = rows(4)
+    mean, sent = everywhere("shard_map", mean_and_sent(fg.AllGather(codec)), 4)(x)
+    alone = jax.jit(jax.vmap(lambda row: fg.decompress(codec, fg.compress(codec, row), row)))(x)
+    np.testing.assert_allclose(sent, alone, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(mean[0], alone.mean(0), rtol=1e-5, atol=1e-5)
+
+
+def test_blocked_mean_is_the_numpy_oracle():
+    fraction, bits, block, workers = 0.2, 8, 16, 4
+    codec = fg.chain(fg.Fft(block=block), fg.TopK(fraction=fraction), fg.RangeFloat(bits=bits))
+    x = rows(workers)
+    mean, _ = everywhere("shard_map", mean_and_sent(fg.AllGather(codec)), workers)(x)
+    total = np.zeros(N)
+    for row in np.asarray(x):
+        z = reference.fft(row, block)
+        keep = reference.top_k(z, reference.kept(fraction, z.size))
+        parts = np.concatenate([z[keep].real, z[keep].imag])
+        m, side = codec.stages[2].m, 2 ** (bits - 1) - 1
+        top = reference.count_of(np.abs(parts).max() * (1 + 2.0 ** -(m + 2)), m)
+        coded = reference.range_float(parts, m, top - side + 1, side)
+        spectrum = np.zeros_like(z)
+        spectrum[keep] = coded[: keep.size] + 1j * coded[keep.size :]
+        total += reference.inverse_fft(spectrum, N, block)
+    # A value halfway between two codes may go either way: a step of the largest at the most.
+    assert np.linalg.norm(mean[0] - total / workers) <= 0.02 * np.linalg.norm(total / workers)
+
+
+@ALL
+@pytest.mark.parametrize("workers", [2, 8])
+def test_bytes_in_the_compiled_program(exchange, workers):
+    compiled = everywhere("shard_map", mean_and_sent(exchange), workers).lower(rows(workers)).compile()
+    found = fg.audit(compiled)
+    if isinstance(exchange, fg.Piecewise):
+        for branch, (step, _) in enumerate(exchange.schedule):
+            here = [c for c in found if c.branch == (branch,)]
+            assert sum(c.bytes for c in here) == fg.wire_bytes(exchange.at(step), jnp.ones(N))
+        assert len(found) == len(exchange.schedule)
+    else:
+        (only,) = found
+        assert only.bytes == fg.wire_bytes(exchange, jnp.ones(N))
+        assert only.dtype == ("u32" if isinstance(exchange, fg.AllGather) else only.dtype)
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+@pytest.mark.parametrize("workers", [2, 8])
+def test_wire_bytes_of_every_codec_in_the_compiled_program(codec, workers):
+    run = everywhere("shard_map", mean_and_sent(fg.AllGather(codec)), workers)
+    (only,) = fg.audit(run.lower(rows(workers)).compile())
+    assert (only.kind, only.dtype) == ("all-gather", "u32")
+    assert only.bytes == fg.wire_bytes(codec, jnp.ones(N))
+
+
+@ALL
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_one_bad_worker_is_seen_by_all(exchange, bad):
+    x = rows(4).at[2, 30].set(bad)
+    mean, _ = everywhere("shard_map", mean_and_sent(exchange), 4)(x)
+    assert not np.any(np.all(np.isfinite(mean), axis=1))
+    if isinstance(exchange, fg.AllGather):
+        assert np.all(np.isnan(mean))
+
+
+def test_a_fixed_range_cannot_hide_divergence_in_an_exchange():
+    exchange = fg.AllGather(CODECS["range float fixed"])
+    mean, _ = everywhere("shard_map", mean_and_sent(exchange), 4)(rows(4).at[1, 3].set(np.nan))
+    assert np.all(np.isnan(mean))
+
+
+def test_dividing_first_keeps_a_large_mean_finite():
+    x = jnp.full((4, 10), 3e38)
+    for exchange in (fg.AllReduce(), fg.AllGather(fg.Identity()), fg.AllGather(fg.TopK(k=3))):
+        mean, _ = everywhere("shard_map", mean_and_sent(exchange), 4)(x)
+        np.testing.assert_allclose(np.max(mean), 3e38, rtol=1e-6)
+
+
+def test_overflow_is_counted_over_all_workers():
+    exchange = fg.AllGather(fg.RangeFloat(bits=8, maximum=1.0))
+
+    def twice(x):
+        out = exchange.mean(x, exchange.init(x), fg.Rng.of(0), AXIS)
+        return exchange.mean(x, out.state, fg.Rng.of(0), AXIS).state.overflow
+
+    x = jnp.zeros((4, 10)).at[1, :3].set(2.0).at[3, 0].set(-5.0)
+    assert everywhere("shard_map", twice, 4)(x).tolist() == [8, 8, 8, 8]
+
+
+def test_all_reduce_refuses_what_cannot_be_summed():
+    with pytest.raises(ValueError, match=r"use AllGather\(TopK\(k=3\)\)"):
+        fg.AllReduce(fg.TopK(k=3))
+    with pytest.raises(ValueError, match="use AllGather"):
+        fg.AllReduce(fg.Cast("bfloat16"))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_several_axes_are_one(check_vma):
+    exchange = EXCHANGES["gather blocked"]
+    x = rows(8)
+
+    def mean(row):
+        return exchange.mean(row[0], exchange.init(row[0]), fg.Rng.of(5), ("a", "b")).mean
+
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    spread = P(("a", "b"))
+    grid = jax.jit(
+        jax.shard_map(mean, mesh=mesh, in_specs=spread, out_specs=P(), check_vma=check_vma)
+    )(x)
+    flat, _ = everywhere("vmap", mean_and_sent(exchange), 8)(x)
+    np.testing.assert_allclose(grid, flat[0], rtol=1e-5, atol=1e-6)
+
+
+def test_piecewise_switches_at_the_step_in_one_program():
+    schedule = fg.Piecewise({4: fg.AllGather(fg.TopK(k=1)), 0: fg.AllReduce(), 2: fg.AllGather(fg.TopK(k=5))})
+    assert [step for step, _ in schedule.schedule] == [0, 2, 4]
+    x = rows(4)
+    traces = []
+
+    def steps(x):
+        traces.append(1)
+        state = schedule.init(x)
+        nonzero = []
+        for _ in range(6):
+            out = schedule.mean(x, state, fg.Rng.of(0), AXIS)
+            state = out.state
+            nonzero.append(jnp.sum(out.sent != 0))
+        return jnp.stack(nonzero)
+
+    assert everywhere("shard_map", steps, 4)(x)[0].tolist() == [N, N, 5, 5, 1, 1]
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
+def test_exchanges_are_values(exchange):
+    assert eval(repr(exchange), dict(vars(fg))) == exchange
+    assert hash(eval(repr(exchange), dict(vars(fg)))) == hash(exchange)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "remedy"),
+    [
+        (lambda: fg.Piecewise({}), ValueError, "0: AllReduce"),
+        (lambda: fg.Piecewise({3: fg.AllReduce()}), ValueError, "0: AllReduce"),
+        (lambda: fg.Piecewise({-1: fg.AllReduce(), 0: fg.AllReduce()}), ValueError, "must be 0"),
+        (lambda: fg.Piecewise({0: fg.TopK(k=1)}), TypeError, "AllGather"),
+        (lambda: fg.wire_bytes(EXCHANGES["warm-up"], jnp.ones(9)), ValueError, "piecewise.at"),
+    ],
+)
+def test_bad_schedules_are_answered_with_the_remedy(make, error, remedy):
+    with pytest.raises(error, match=remedy):
+        make()
+
+
+def test_gradients_of_the_table_differ_between_workers():
+    (leaf,) = jax.tree.leaves(gradients({"w": jax.ShapeDtypeStruct((9,), "float32")}, 3))
+    assert len({row.tobytes() for row in np.asarray(leaf)}) == 3

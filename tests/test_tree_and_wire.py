@@ -1,0 +1,67 @@
+"""Trees to vectors and back, payloads to words and back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CODECS, TREE, gradients, values
+
+import fftgrad as fg
+from fftgrad import _tree, _wire
+from fftgrad._base import payload_spec
+
+
+@pytest.mark.parametrize("limit", [1, 7, 64, 177, 178, 179, 2**30])
+def test_buckets_never_exceed_the_limit_and_lose_nothing(limit):
+    tree = jax.tree.map(lambda g: g[0], gradients(TREE, 1))
+    vectors = _tree.ravel(tree, limit)
+    assert [v.shape for v in vectors] == [b.shape for b in _tree.buckets(tree, limit)]
+    assert max(v.size for v in vectors) <= limit
+    assert len({v.size for v in vectors[:-1]}) <= 1
+    back = _tree.unravel(vectors, _tree.like(tree))
+    for got, given in zip(jax.tree.leaves(back), jax.tree.leaves(tree), strict=True):
+        np.testing.assert_array_equal(got, np.asarray(given, np.float32))
+
+
+def test_more_than_2_to_the_30_parameters_are_split():
+    big = {"w": jax.ShapeDtypeStruct((3, 2**29 + 5), jnp.float32)}
+    sizes = [b.shape[0] for b in _tree.buckets(big)]
+    assert sum(sizes) == 3 * (2**29 + 5)
+    assert len(sizes) == 2
+    assert max(sizes) <= 2**30
+    assert fg.wire_bytes(fg.AllReduce(), big) == 12 * (2**29 + 5)
+    codec = fg.chain(fg.TopK(fraction=0.01), fg.RangeFloat(6))
+    assert 8 * fg.wire_bytes(codec, big) / sum(sizes) < 0.147
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_a_payload_survives_the_wire_bit_for_bit(codec):
+    x = jnp.asarray(values((101,)))
+    payload = fg.compress(codec, x, rng=fg.Rng.of(0))
+    header = _wire.Header(jnp.asarray(False), jnp.int32(12345))
+    words = _wire.pack(header, payload)
+    read, back = _wire.unpack(words, payload_spec(codec, x))
+    assert not bool(read.finite)
+    assert int(read.overflow) == int(back.overflow) == 12345
+    assert jax.tree.structure(back[:2]) == jax.tree.structure(payload[:2])
+    for got, sent in zip(jax.tree.leaves(back[:2]), jax.tree.leaves(payload[:2]), strict=True):
+        assert got.dtype == sent.dtype
+        assert np.asarray(got).tobytes() == np.asarray(sent).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "uint8", "int16", "complex64"])
+@pytest.mark.parametrize("size", [1, 3, 4, 9])
+def test_every_width_of_leaf(dtype, size):
+    leaf = jnp.arange(size).astype(dtype)
+    payload = fg.Payload(leaf, {"scale": jnp.float32(0.5)})
+    words = _wire.pack(_wire.Header(jnp.asarray(True), jnp.int32(0)), payload)
+    assert words.nbytes == _wire.nbytes(payload) == 8 + -(-leaf.nbytes // 4) * 4 + 4
+    _, back = _wire.unpack(words, payload)
+    assert back.main.tolist() == leaf.tolist()
+    assert back.side["scale"] == 0.5
+
+
+def test_the_header_names_its_version():
+    words = _wire.pack(_wire.Header(jnp.asarray(True), jnp.int32(7)), fg.Payload(jnp.ones(1)))
+    assert words[:2].tolist() == [(_wire.VERSION << 16) | 1, 7]
+    assert _wire.HEADER_WORDS == len(_wire.Header._fields)
