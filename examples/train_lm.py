@@ -26,6 +26,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -97,15 +98,15 @@ def make_runs(args: argparse.Namespace) -> list[Run]:
     # Error feedback is a momentum of its own, so the optimizer's goes: b1 = 0.
     runs = {
         "dense": Run("dense", fg.AllReduce()),
-        "paper": Run(f"FFT whole θ={args.theta:g}", fg.AllGather(paper)),
+        "paper": Run("FFT whole", fg.AllGather(paper)),
         "blocked": Run(
-            f"FFT {args.block} {args.fraction:.0%} + feedback",
+            f"FFT {args.block} + EF",
             fg.AllGather(fg.chain(fg.Fft(block=args.block), keep, quantize)),
             feedback,
             b1=0.0,
         ),
         "topk": Run(
-            f"top-k {args.fraction:.0%} + feedback",
+            "top-k + EF",
             fg.AllGather(fg.chain(keep, quantize)),
             feedback,
             b1=0.0,
@@ -292,14 +293,14 @@ def assess(
     gradients = jax.jit(
         jax.shard_map(rows, mesh=trainer.mesh, in_specs=(P(), P("data")), out_specs=P("data"))
     )(params, batch)
-    times: list[float] = []
-    for _ in range(6):
+    approximate, times = exchange(gradients), list[float]()
+    for _ in range(5):
         start = time.perf_counter()
-        approximate = jax.block_until_ready(exchange(gradients))
+        jax.block_until_ready(exchange(gradients))
         times.append(1e3 * (time.perf_counter() - start))
     exact = jax.tree.map(lambda g: g.mean(0), gradients)
     difference = jax.tree.map(jnp.subtract, approximate, exact)
-    run.exchange_ms = statistics.median(times[1:])
+    run.exchange_ms = statistics.median(times)
     run.error = float(optax.tree.norm(difference) / optax.tree.norm(exact))
     rng = np.random.default_rng(1)
     size = 16 * trainer.mesh.size
@@ -313,11 +314,13 @@ def assess(
 
 def table(runs: list[Run], trainer: Trainer) -> Table:
     """One row for each run that has begun."""
-    columns = ("run", "held-out loss", "bytes/step", "ratio", "link bytes/step", "rel. error")
-    out = Table(*columns, "ms/step", "of it exchange", title=f"{trainer.mesh.size} workers")
+    columns = ("", "held-out\nloss", "bytes\na step", "ratio", "over the\nlink", "relative\nerror")
+    out = Table(*columns, "ms\na step", "exchange\nms", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    out.title = f"{trainer.mesh.size} workers, each"
     dense = fg.wire_bytes(fg.AllReduce(), trainer.params)
-    for column in out.columns[1:]:
-        column.justify = "right"
+    for column in out.columns:
+        column.justify, column.no_wrap = "right", True
+    out.columns[0].justify = "left"
     for run in runs:
         if run.losses:
             out.add_row(
@@ -377,8 +380,8 @@ def main(argv: list[str] | None = None) -> None:
         f"{text[0].size:,} bytes to train on, {args.batch * mesh.size} x {args.context} a step"
     )
     progress = Progress(
-        TextColumn("{task.description:28}"),
-        BarColumn(20),
+        TextColumn("{task.description:10}"),
+        BarColumn(12),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]:10} {task.fields[speed]:11} {task.fields[sent]}"),
         TimeElapsedColumn(),

@@ -13,7 +13,7 @@ _RING = {
     "reduce-scatter": lambda w: (w - 1) / w,
     "all-to-all": lambda w: (w - 1) / w,
     "ragged-all-to-all": lambda w: (w - 1) / w,
-    "collective-permute": lambda w: 1,
+    "collective-permute": lambda _: 1,
     "collective-broadcast": lambda w: (w - 1) / w,
 }
 

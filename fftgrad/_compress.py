@@ -29,7 +29,8 @@ def compress(codec: Codec, x: jax.Array, *, rng: Rng | None = None) -> Payload:
 
     Raises:
       TypeError: if `x` is not a floating-point array of at most 32 bits.
-      ValueError: while tracing, if the codec does not fit the shape or draws and `rng` is None.
+      ValueError: while tracing, if `x` is empty, if the codec does not fit the shape, or if it draws
+        and `rng` is None.
 
     Example:
       >>> import fftgrad as fg
@@ -40,6 +41,10 @@ def compress(codec: Codec, x: jax.Array, *, rng: Rng | None = None) -> Payload:
       Array([ 0., -3.,  0.,  2.], dtype=float32)
     """
     _tree.check_leaf("compress", "x", x)
+    if not x.size:
+        raise ValueError(
+            f"compress(x): must have a value at least, got shape {x.shape}; leave empty arrays out."
+        )
     return codec.compress(jnp.ravel(x).astype(jnp.float32), rng)
 
 
@@ -109,7 +114,7 @@ def wire_bytes(part: Codec | Exchange, like: PyTree) -> int:
       >>> fg.wire_bytes(fg.AllReduce(), x)
       4000000
       >>> fg.wire_bytes(fg.chain(fg.TopK(fraction=0.01), fg.RangeFloat(bits=6)), x)
-      18212
+      18216
     """
     buckets = _tree.buckets(like)
     if isinstance(part, Exchange):

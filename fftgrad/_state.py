@@ -57,8 +57,8 @@ def state_specs(opt_state: PyTree, axis_name: AxisName) -> PyTree:
       >>> import jax, jax.numpy as jnp
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> specs = fg.state_specs(jax.eval_shape(tx.init, {"w": jnp.zeros(3)}), "data")
-      >>> specs.memory.value.residual["w"], specs.step
-      (PartitionSpec('data',), PartitionSpec())
+      >>> tuple(specs.memory.value.residual["w"]), tuple(specs.step)
+      (('data',), ())
     """
     own = PartitionSpec(_axes.names(axis_name) if not isinstance(axis_name, str) else axis_name)
 

@@ -73,7 +73,10 @@ SHAPES = [(), (1,), (7,), (64,), (10, 11), (3, 4, 5), (1009,)]
 TREE = {
     "scalar": jax.ShapeDtypeStruct((), jnp.float32),
     "layers": [
-        {"w": jax.ShapeDtypeStruct((10, 11), jnp.float32), "b": jax.ShapeDtypeStruct((7,), "bfloat16")},
+        {
+            "w": jax.ShapeDtypeStruct((10, 11), jnp.float32),
+            "b": jax.ShapeDtypeStruct((7,), "bfloat16"),
+        },
         {"w": jax.ShapeDtypeStruct((3, 4, 5), jnp.float32), "b": None},
     ],
     "empty": jax.ShapeDtypeStruct((0, 3), jnp.float32),

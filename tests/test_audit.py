@@ -132,7 +132,9 @@ def test_branches_and_loops_of_a_live_program():
         x = lax.switch(i, [dense, lambda x: 2 * x, lambda x: dense(x[:3]).sum() + x], x)
         return lax.scan(turn, x, length=3)[0]
 
-    run = jax.shard_map(step, mesh=mesh_of(4), in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False)
+    run = jax.shard_map(
+        step, mesh=mesh_of(4), in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False
+    )
     found = fg.audit(jax.jit(run).lower(jnp.ones(40), 1).compile())
     assert [(c.branch, c.repeated, c.bytes) for c in found] == [
         ((0,), False, 40),

@@ -16,10 +16,18 @@ import fftgrad as fg
 from fftgrad._chain import Chain, stages
 
 ROOT = pathlib.Path(__file__).parent.parent
-PUBLIC = {name: value for name, value in vars(fg).items() if not name.startswith("_") and callable(value)}
+PUBLIC = {
+    name: value for name, value in vars(fg).items() if not name.startswith("_") and callable(value)
+}
 METHOD_NAMES = {name for name in vars(fg.methods) if not name.startswith("_")}
 CONTRACTS = {"Codec", "Exchange", "Memory", "Payload", "Reduced", "Rng"}
 STATES = {"PerWorker", "CompressedPmeanState", "Collective"}
+
+
+LISTED = {name for name in METHOD_NAMES if callable(getattr(fg.methods, name))}
+ROLES = (
+    "Function|Codec|Composition|Transform|Selector|Quantizer|Memory|Exchange|Method|Transformation"
+)
 
 
 def configurations():
@@ -34,18 +42,21 @@ def test_every_public_class_is_in_the_table():
 
 def test_every_method_is_in_the_table():
     files = {p.stem[1:] for p in (ROOT / "fftgrad/methods").glob("_[a-z]*.py")}
-    listed = {name for name in METHOD_NAMES if callable(getattr(fg.methods, name))}
-    assert files == listed == {name.split()[0] for name in METHODS}
+    assert files == LISTED == {name.split()[0] for name in METHODS}
 
 
-@pytest.mark.parametrize("name", sorted(set(PUBLIC) - CONTRACTS - STATES) + ["methods.fft_sparsification"])
+@pytest.mark.parametrize(
+    "name", [*sorted(set(PUBLIC) - CONTRACTS - STATES), *(f"methods.{m}" for m in sorted(LISTED))]
+)
 def test_public_docstrings_run(name):
     value = fg
     for part in name.split("."):
         value = getattr(value, part)
     text = inspect.getdoc(value) or ""
-    assert re.match(r"(Function|Codec|Composition|Transform|Selector|Quantizer|Memory|Exchange|Method|Transformation)\w*: ", text)
-    tests = doctest.DocTestFinder(recurse=inspect.isclass(value)).find(value, name, globs={"jax": __import__("jax")})
+    assert re.match(rf"({ROLES}): ", text)
+    tests = doctest.DocTestFinder(recurse=inspect.isclass(value)).find(
+        value, name, globs={"jax": __import__("jax")}
+    )
     examples = [test for test in tests if test.examples]
     assert examples
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
@@ -68,7 +79,9 @@ def test_the_core_imports_jax_optax_and_numpy_only():
 def test_only_one_file_knows_how_axes_differ():
     for file in (ROOT / "fftgrad").rglob("*.py"):
         if file.name != "_axes.py":
-            assert not re.search(r"manual_axis_type|__version__|pcast\((?!params)", file.read_text()), file
+            assert not re.search(
+                r"manual_axis_type|__version__|pcast\((?!params)", file.read_text()
+            ), file
 
 
 def test_files_stay_short():

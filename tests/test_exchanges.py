@@ -52,7 +52,9 @@ def test_replicas_get_the_same_bits(exchange):
     assert np.all(bits == bits[0])
 
 
-@pytest.mark.parametrize("codec", [c for c in CODECS.values() if "stochastic" not in repr(c)], ids=repr)
+@pytest.mark.parametrize(
+    "codec", [c for c in CODECS.values() if "stochastic" not in repr(c)], ids=repr
+)
 def test_gathering_is_compressing_and_averaging(codec):
     x = rows(4)
     mean, sent = everywhere("shard_map", mean_and_sent(fg.AllGather(codec)), 4)(x)
@@ -84,7 +86,9 @@ def test_blocked_mean_is_the_numpy_oracle():
 @ALL
 @pytest.mark.parametrize("workers", [2, 8])
 def test_bytes_in_the_compiled_program(exchange, workers):
-    compiled = everywhere("shard_map", mean_and_sent(exchange), workers).lower(rows(workers)).compile()
+    compiled = (
+        everywhere("shard_map", mean_and_sent(exchange), workers).lower(rows(workers)).compile()
+    )
     found = fg.audit(compiled)
     if isinstance(exchange, fg.Piecewise):
         for branch, (step, _) in enumerate(exchange.schedule):
@@ -165,7 +169,9 @@ def test_several_axes_are_one(check_vma):
 
 
 def test_piecewise_switches_at_the_step_in_one_program():
-    schedule = fg.Piecewise({4: fg.AllGather(fg.TopK(k=1)), 0: fg.AllReduce(), 2: fg.AllGather(fg.TopK(k=5))})
+    schedule = fg.Piecewise(
+        {4: fg.AllGather(fg.TopK(k=1)), 0: fg.AllReduce(), 2: fg.AllGather(fg.TopK(k=5))}
+    )
     assert [step for step, _ in schedule.schedule] == [0, 2, 4]
     x = rows(4)
     traces = []

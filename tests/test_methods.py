@@ -24,7 +24,10 @@ def test_a_method_is_one_line_of_a_chain(make):
 
 def test_fft_sparsification_is_the_papers_pipeline():
     """Linearize, float16, whole FFT, top 15 %, 10 bits, average: in NumPy."""
-    like = {"a": jax.ShapeDtypeStruct((10, 11), "float32"), "b": jax.ShapeDtypeStruct((40,), "float32")}
+    like = {
+        "a": jax.ShapeDtypeStruct((10, 11), "float32"),
+        "b": jax.ShapeDtypeStruct((40,), "float32"),
+    }
     grads = gradients(like, 4)
     tx = fg.methods.fft_sparsification(theta=0.85, bits=10, axis_name=AXIS)
     mean = everywhere("shard_map", lambda g: tx.update(g, tx.init(g))[0], 4)(grads)

@@ -79,9 +79,7 @@ def test_an_index_at_one_percent_takes_8_6_bits():
 @given(data=st.data())
 def test_arbitrary_words_decode_within_bounds(n, k, data):
     _, like = jax.eval_shape(lambda m: _indices.encode(m, k), jax.ShapeDtypeStruct((n,), bool))
-    code = jax.tree.map(
-        lambda a: jnp.asarray(data.draw(hnp.arrays(np.uint32, a.shape))), like
-    )
+    code = jax.tree.map(lambda a: jnp.asarray(data.draw(hnp.arrays(np.uint32, a.shape))), like)
     found = _indices.decode(code, k, n)
     assert int(found.min()) >= 0
     assert int(found.max()) < n

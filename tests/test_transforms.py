@@ -53,7 +53,9 @@ def test_no_coefficient_is_stored_twice(n):
 
 def test_a_prime_length_is_padded_to_small_factors():
     n = 1_000_003
-    (m,) = jax.eval_shape(lambda x: fg.compress(fg.Fft(block=None), x), jax.ShapeDtypeStruct((n,), "float32")).main.shape
+    (m,) = jax.eval_shape(
+        lambda x: fg.compress(fg.Fft(block=None), x), jax.ShapeDtypeStruct((n,), "float32")
+    ).main.shape
     assert 2 * m == reference.smooth_even(n) == 1_000_188
 
 

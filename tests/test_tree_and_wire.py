@@ -49,7 +49,9 @@ def test_a_payload_survives_the_wire_bit_for_bit(codec):
         assert np.asarray(got).tobytes() == np.asarray(sent).tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "uint8", "int16", "complex64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "uint8", "int16", "complex64"]
+)
 @pytest.mark.parametrize("size", [1, 3, 4, 9])
 def test_every_width_of_leaf(dtype, size):
     leaf = jnp.arange(size).astype(dtype)
@@ -64,4 +66,4 @@ def test_every_width_of_leaf(dtype, size):
 def test_the_header_names_its_version():
     words = _wire.pack(_wire.Header(jnp.asarray(True), jnp.int32(7)), fg.Payload(jnp.ones(1)))
     assert words[:2].tolist() == [(_wire.VERSION << 16) | 1, 7]
-    assert _wire.HEADER_WORDS == len(_wire.Header._fields)
+    assert len(_wire.Header._fields) == _wire.HEADER_WORDS

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes, _wire
-from fftgrad._base import AxisName, Codec, Like, Payload, PyTree, Reduced, Rng, payload_spec, spec
+from fftgrad._base import AxisName, Codec, Like, Payload, Reduced, Rng, payload_spec, spec
 from fftgrad._chain import split_linear
 
 

@@ -6,8 +6,17 @@ import jax
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._base import AxisName, Codec, Like, PyTree, Reduced, Rng, constructor_call, payload_spec
-from fftgrad._base import spec
+from fftgrad._base import (
+    AxisName,
+    Codec,
+    Like,
+    PyTree,
+    Reduced,
+    Rng,
+    constructor_call,
+    payload_spec,
+    spec,
+)
 from fftgrad.transforms._identity import Identity
 
 
@@ -34,7 +43,7 @@ class AllReduce:
     Example:
       >>> import fftgrad as fg
       >>> import jax, jax.numpy as jnp
-      >>> x = jnp.arange(4.0)[:, None] * jnp.array([1.0, 2.0])
+      >>> x = jnp.outer(jnp.arange(4.0), jnp.array([1.0, 2.0]))
       >>> rng = fg.Rng.of(0)
       >>> mean = lambda x: fg.AllReduce().mean(x, (), rng, "data").mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]

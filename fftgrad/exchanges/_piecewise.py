@@ -79,9 +79,7 @@ class Piecewise:
         def branch(position: int, exchange: Exchange):
             def run(x: jax.Array, states: tuple[PyTree, ...], rng: Rng) -> Reduced:
                 out = exchange.mean(x, states[position], rng, axis_name)
-                return out._replace(
-                    state=(*states[:position], out.state, *states[position + 1 :])
-                )
+                return out._replace(state=(*states[:position], out.state, *states[position + 1 :]))
 
             return run
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ from jax import lax
 
 from fftgrad._base import Like, Payload, Rng, constructor_call
 from fftgrad.packing import _codes
-
-Rounding = Literal["nearest", "truncate", "stochastic"]
+from fftgrad.quantizers import _window
+from fftgrad.quantizers._window import Rounding, Window
 
 MAX_BITS = 16
 
@@ -94,7 +94,7 @@ class RangeFloat:
         if self.mantissa is not None and not 1 <= self.mantissa <= self.bits:
             raise ValueError(
                 f"RangeFloat(mantissa): must be in 1..{self.bits}, got {self.mantissa}; use "
-                f"mantissa={_best_mantissa(self.bits, self.zero)}."
+                f"mantissa={_window.best_mantissa(self._codes, self.bits)}."
             )
         if self.rounding not in get_args(Rounding):
             raise ValueError(
@@ -113,12 +113,15 @@ class RangeFloat:
                     "all of the range or leave it to be fitted."
                 )
         else:
-            self._check_range(self.maximum)
+            self._check_range()
 
-    def _check_range(self, maximum: float) -> None:
-        minimum, eps = -maximum if self.minimum is None else self.minimum, self.eps
+    def _check_range(self) -> None:
+        minimum, maximum = self._range
+        eps = self.eps
         least = float(np.finfo(np.float32).tiny)
-        if not (minimum < 0 and least <= min(maximum, -minimum) and math.isfinite(maximum - minimum)):
+        if not (
+            minimum < 0 and least <= min(maximum, -minimum) and math.isfinite(maximum - minimum)
+        ):
             raise ValueError(
                 f"RangeFloat(minimum, maximum): must be finite, minimum < 0 < maximum, got "
                 f"{minimum} and {maximum}; a one-sided range is not supported."
@@ -164,15 +167,16 @@ class RangeFloat:
           6
         """
         free = cls(bits, rounding="truncate", maximum=maximum, minimum=minimum)
-        window = free._fixed_window()
-        return dataclasses.replace(
-            free, mantissa=free.m, eps=_value(window.base, free.m), minimum=minimum
-        )
+        return dataclasses.replace(free, mantissa=free.m, eps=float(free._fixed_window().eps))
 
     @property
     def m(self) -> int:
         """The number of mantissa bits, given or chosen."""
-        return _best_mantissa(self.bits, self.zero) if self.mantissa is None else self.mantissa
+        return (
+            _window.best_mantissa(self._codes, self.bits)
+            if self.mantissa is None
+            else self.mantissa
+        )
 
     @property
     def summable(self) -> bool:
@@ -183,6 +187,11 @@ class RangeFloat:
         return self.rounding == "stochastic" and self.maximum is None
 
     @property
+    def _range(self) -> tuple[float, float]:
+        maximum = 1.0 if self.maximum is None else self.maximum
+        return (-maximum if self.minimum is None else self.minimum), maximum
+
+    @property
     def _codes(self) -> int:
         """How many codes stand for a value other than zero."""
         return 2**self.bits - self.zero
@@ -191,100 +200,48 @@ class RangeFloat:
         values = _as_real(x)
         if self.maximum is None:
             largest = jnp.max(jnp.abs(values))
-            codes = self._encode(values, self._fitted_window(largest), rng)
-            return Payload(_codes.pack(codes, self.bits), largest)
-        window = self._fixed_window()
-        inside = (values <= self.maximum) & (
-            values >= (-self.maximum if self.minimum is None else self.minimum)
-        )
-        overflow = values.size - jnp.sum(inside.astype(jnp.int32))
-        return Payload(_codes.pack(self._encode(values, window, rng), self.bits), (), overflow)
+            window, side, overflow = self._fitted_window(largest), largest, 0
+        else:
+            low, high = self._range
+            inside = (values >= low) & (values <= high)
+            window, side = self._fixed_window(), ()
+            overflow = values.size - jnp.sum(inside.astype(jnp.int32))
+        codes = window.encode(values, self.rounding, self._noise(values.size, rng))
+        return Payload(_codes.pack(codes, self.bits), side, overflow)
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:  # noqa: ARG002
         is_complex = jnp.issubdtype(like.dtype, jnp.complexfloating)
         count = math.prod(like.shape) * (2 if is_complex else 1)
-        codes = _codes.unpack(payload.main, self.bits, count).astype(jnp.int32)
+        codes = _codes.unpack(payload.main, self.bits, count)
         if self.maximum is None:
-            values = self._decode(codes, self._fitted_window(payload.side))
+            values = self._fitted_window(payload.side).decode(codes)
             values = jnp.where(jnp.isfinite(payload.side), values, jnp.nan)
             if not self.zero:
                 values = jnp.where(payload.side == 0, 0.0, values)
         else:
-            values = self._decode(codes, self._fixed_window())
+            values = self._fixed_window().decode(codes)
         if is_complex:
             return lax.complex(*jnp.split(values, 2))
         return values.astype(like.dtype)
 
-    def _fitted_window(self, largest: jax.Array) -> "_Window":
-        each_side = self._codes // 2
-        shift = 23 - self.m
-        up = {"nearest": (1 << shift) >> 1, "truncate": 0, "stochastic": (1 << shift) - 1}
-        bits = lax.bitcast_convert_type(largest, jnp.int32)
-        top = jnp.minimum((bits + up[self.rounding]) >> shift, (255 << self.m) - 1)
-        # Not below the smallest normal number: subnormal ones are flushed to zero by accelerators.
-        base = jnp.maximum(top - each_side + 1, 1 << self.m)
-        return _Window(base, each_side, each_side)
+    def _fitted_window(self, largest: jax.Array) -> Window:
+        return _window.fitted(largest, self._codes, self.m, self.rounding, zero=self.zero)
 
-    def _fixed_window(self) -> "_Window":
-        maximum = self.maximum or 1.0
-        rounds = self.rounding == "nearest"
-        top = _count(maximum, self.m, rounds)
-        bottom = top if self.minimum is None else _count(-self.minimum, self.m, rounds)
-        if self.eps is not None:
-            base = _count(self.eps, self.m, rounds=False)
-        else:
-            base = max(-((self._codes - top - bottom - 2) // 2), 1 << self.m)
-        return _Window(base, top - base + 1, bottom - base + 1)
+    def _fixed_window(self) -> Window:
+        low, high = self._range
+        return _window.fixed(
+            low, high, self.eps, self._codes, self.m, self.rounding, zero=self.zero
+        )
 
-    def _encode(self, x: jax.Array, window: "_Window", rng: Rng | None) -> jax.Array:
-        shift = 23 - self.m
-        magnitude = jnp.abs(x)
-        eps = window.eps(self.m)
-        if self.rounding == "stochastic":
-            noise = self._noise(x.shape, rng)
-            low = noise & jnp.uint32((1 << shift) - 1)
-            tiny = (noise >> 8).astype(jnp.float32) * 2.0**-24 * eps < magnitude
-        else:
-            low = jnp.uint32((1 << shift) >> 1 if self.rounding == "nearest" else 0)
-            # Not magnitude >= eps / 2: half of the smallest normal number may be flushed to zero.
-            tiny = (2 * magnitude >= eps) & (self.rounding == "nearest")
-        count = (lax.bitcast_convert_type(magnitude, jnp.uint32) + low) >> shift
-        index = count.astype(jnp.int32) - window.base + 1
-        # Written so that a NaN, which is not below eps, saturates instead of becoming zero.
-        index = jnp.where(magnitude < eps, (tiny | (not self.zero)).astype(jnp.int32), index)
-        negative = x < 0
-        index = jnp.minimum(index, jnp.where(negative, window.negative, window.positive))
-        code = jnp.where(negative & (index > 0), index + window.positive, index)
-        return (code if self.zero else code - 1).astype(jnp.uint32)
-
-    def _decode(self, codes: jax.Array, window: "_Window") -> jax.Array:
-        index = codes if self.zero else codes + 1
-        negative = index > window.positive
-        # A code that nothing encodes to must still decode to a finite value.
-        index = jnp.where(negative, jnp.minimum(index - window.positive, window.negative), index)
-        bits = jnp.minimum(index - 1 + window.base, (255 << self.m) - 1) << (23 - self.m)
-        magnitude = jnp.where(index > 0, lax.bitcast_convert_type(bits, jnp.float32), 0.0)
-        return jnp.where(negative, -magnitude, magnitude)
-
-    def _noise(self, shape: tuple[int, ...], rng: Rng | None) -> jax.Array:
+    def _noise(self, count: int, rng: Rng | None) -> jax.Array:
+        if self.rounding != "stochastic":
+            return jnp.zeros((), jnp.uint32)
         if rng is None:
             raise ValueError(
                 f"{self!r}.compress(rng): stochastic rounding draws, got None; pass "
                 "rng=fg.Rng.of(key), with another key for each call."
             )
-        return jax.random.bits(rng.local, shape, jnp.uint32)
-
-
-class _Window(NamedTuple):
-    """The values that have a code: `base` counts to eps, then so many upwards on each side."""
-
-    base: jax.Array | int
-    positive: int
-    negative: int
-
-    def eps(self, m: int) -> jax.Array:
-        bits = jnp.asarray(self.base, jnp.int32) << (23 - m)
-        return lax.bitcast_convert_type(bits, jnp.float32)
+        return jax.random.bits(rng.local, (count,), jnp.uint32)
 
 
 def _as_real(x: jax.Array) -> jax.Array:
@@ -296,25 +253,3 @@ def _as_real(x: jax.Array) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return jnp.concatenate([x.real, x.imag])
     return x.astype(jnp.float32)
-
-
-def _count(value: float, m: int, rounds: bool) -> int:
-    """How many values with m mantissa bits there are below a positive value."""
-    bits = int(np.float32(value).view(np.int32))
-    half = (1 << (23 - m)) >> 1 if rounds else 0
-    return min((bits + half) >> (23 - m), (255 << m) - 1)
-
-
-def _value(count: int | jax.Array, m: int) -> float:
-    return float(np.int32(int(count) << (23 - m)).view(np.float32))
-
-
-def _best_mantissa(bits: int, zero: bool) -> int:
-    """The m with the smallest expected squared error; see RangeFloat(mantissa)."""
-    binade_codes = (2**bits - zero) // 2 - 1
-
-    def error(m: int) -> float:
-        eps = 5.0 * 2.0 ** (-binade_codes / 2**m)
-        return 3 / 7 * 4.0**-m + math.sqrt(2 / math.pi) * eps**3
-
-    return min(range(1, bits + 1), key=error)

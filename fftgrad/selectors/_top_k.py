@@ -94,8 +94,10 @@ class TopK:
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:  # noqa: ARG002
         (n,) = like.shape
         positions = _indices.decode(payload.side, self._k(n), n)
-        return jnp.zeros((n,), payload.main.dtype).at[positions].set(
-            payload.main, indices_are_sorted=True, unique_indices=True, mode="drop"
+        return (
+            jnp.zeros((n,), payload.main.dtype)
+            .at[positions]
+            .set(payload.main, indices_are_sorted=True, unique_indices=True, mode="drop")
         )
 
     def _k(self, n: int) -> int:
