@@ -44,7 +44,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--runs", default="dense,paper,blocked,topk", help="which runs, in this order")
-    add("--steps", type=int, default=200, help="optimizer steps of each run")
+    add("--steps", type=int, default=180, help="optimizer steps of each run")
     add("--batch", type=int, default=4, help="sequences per worker and step")
     add("--context", type=int, default=128, help="bytes per sequence")
     add("--width", type=int, default=96, help="width of the transformer")
@@ -165,7 +165,7 @@ class ByteLM(nn.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:  # (B, T) -> (B, T, 256)
         length = tokens.shape[1]
         position = self.param("position", nn.initializers.normal(0.02), (length, self.width))
-        x = nn.Embed(256, self.width)(tokens) + position
+        x = nn.Embed(256, self.width)(tokens) + position[None]
         for _ in range(self.layers):
             x = Layer(self.width)(x)
         return nn.Dense(256, use_bias=False)(nn.LayerNorm(use_bias=False)(x))
@@ -315,7 +315,7 @@ def assess(
 def table(runs: list[Run], trainer: Trainer) -> Table:
     """One row for each run that has begun."""
     columns = ("", "held-out\nloss", "bytes\na step", "ratio", "over the\nlink", "relative\nerror")
-    out = Table(*columns, "ms\na step", "exchange\nms", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    out = Table(*columns, "ms\na step", "exchange\nms", box=box.SIMPLE_HEAD, padding=0)
     out.title = f"{trainer.mesh.size} workers, each"
     dense = fg.wire_bytes(fg.AllReduce(), trainer.params)
     for column in out.columns:

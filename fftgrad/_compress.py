@@ -29,7 +29,7 @@ def compress(codec: Codec, x: jax.Array, *, rng: Rng | None = None) -> Payload:
 
     Raises:
       TypeError: if `x` is not a floating-point array of at most 32 bits.
-      ValueError: while tracing, if `x` is empty, if the codec does not fit the shape, or if it draws
+      ValueError: while tracing, if `x` is empty, the codec does not fit the shape, or it draws
         and `rng` is None.
 
     Example:

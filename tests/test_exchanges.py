@@ -133,6 +133,18 @@ def test_dividing_first_keeps_a_large_mean_finite():
         np.testing.assert_allclose(np.max(mean), 3e38, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["gather blocked", "gather paper"])
+def test_any_number_of_workers_costs_one_inverse_transform(name):
+    exchange = EXCHANGES[name]
+
+    def mean(x):
+        return exchange.mean(x, exchange.init(x), fg.Rng.of(5), AXIS).mean
+
+    program = everywhere("shard_map", mean, 8).lower(rows(8)).as_text()
+    assert program.count("type = IRFFT") == 1
+    assert program.count("type = RFFT") == 1
+
+
 def test_overflow_is_counted_over_all_workers():
     exchange = fg.AllGather(fg.RangeFloat(bits=8, maximum=1.0))
 

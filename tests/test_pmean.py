@@ -60,6 +60,21 @@ def test_checked_or_not_the_steps_agree(exchange, memory):
         )
 
 
+def test_every_way_of_running_it_agrees_with_feedback():
+    tx = fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS)
+
+    def twice(grad):
+        _, state = tx.update(grad, tx.init(grad))
+        mean, state = tx.update(grad, state)
+        return mean, state.memory.value
+
+    grads = gradients({"w": jax.ShapeDtypeStruct((90,), "float32")}, 4)
+    results = [everywhere(mode, twice, 4)(grads) for mode in MODES]
+    for other in results[1:]:
+        for a, b in zip(jax.tree.leaves(results[0]), jax.tree.leaves(other), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
 def test_error_feedback_loses_nothing(exchange):
     """Sum of what was applied + mean residual = sum of the mean gradients."""

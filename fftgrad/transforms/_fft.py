@@ -33,8 +33,8 @@ class Fft:
 
     Wire: 4b · ceil(n/b) bytes where nothing follows it in a chain.
 
-    Claims: summable (linear), unless `half`; unbiased, unless `half`; lossless to rounding, unless
-      `half`. One non-finite value makes its whole block non-finite.
+    Claims: summable; unbiased and lossless to rounding, unless `half`. One non-finite value makes
+      its whole block non-finite.
 
     Differs from the paper: the paper transforms the whole gradient (`block=None, half=True`), and
       says neither how it is padded or scaled nor how coefficients are stored.
@@ -69,7 +69,7 @@ class Fft:
 
     @property
     def summable(self) -> bool:
-        return not self.half
+        return True
 
     @property
     def unbiased(self) -> bool:
