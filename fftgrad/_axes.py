@@ -58,7 +58,9 @@ def vary_like(x: jax.Array, other: jax.Array) -> jax.Array:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def over_other_axes(reduce: Callable[[jax.Array, tuple[str, ...]], jax.Array], x: jax.Array):
+def over_other_axes(
+    reduce: Callable[[jax.Array, tuple[str, ...]], jax.Array], x: jax.Array
+) -> jax.Array:
     """`x`, reduced over the axes along which it is known to vary.
 
     A mean over the data axis may still vary along a model axis. What is decided or counted from it

@@ -1,7 +1,7 @@
 """The four contracts, and the values that pass between their implementations."""
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,6 @@ AxisName: TypeAlias = str | tuple[str, ...]
 
 Like: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 """Anything that has a shape and a dtype."""
-
-T = TypeVar("T")
 
 
 class Payload(NamedTuple):

@@ -91,14 +91,12 @@ def compressed_pmean(
       Wang et al., HPDC 2020, arXiv:1811.08596, without memory; Stich et al., NeurIPS 2018,
       arXiv:1809.07599, with error feedback.
     """
-    base_key = as_key(key)
 
     def init(params: optax.Params) -> CompressedPmeanState:
         like = _checked_like(params)
-        zero = jnp.zeros((), jnp.int32)
         return CompressedPmeanState(
-            step=zero,
-            skipped=zero,
+            step=jnp.zeros((), jnp.int32),
+            skipped=jnp.zeros((), jnp.int32),
             memory=add_worker_axis(memory.init(like)),
             exchange=tuple(exchange.init(bucket) for bucket in _tree.buckets(like)),
         )
@@ -113,7 +111,9 @@ def compressed_pmean(
 
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         x, compensated = memory.compensate(grads, own)
-        rng = _rng(base_key, state.step, axis_name)
+        # Here and not above: making a key starts the backend, and a transformation may be made
+        # before jax.distributed is initialized.
+        rng = _rng(as_key(key), state.step, axis_name)
         reduced = [
             exchange.mean(bucket, bucket_state, _fold(rng, i), axis_name)
             for i, (bucket, bucket_state) in enumerate(

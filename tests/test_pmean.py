@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, mesh_of, train_step
 
 import fftgrad as fg
+from fftgrad import _tree
 
 BLOCKED = fg.AllGather(CODECS["blocked"])
 
@@ -275,6 +276,38 @@ def test_state_specs_put_a_row_on_each_worker():
 def test_init_needs_only_shapes():
     tx = fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS)
     assert tx.init(TREE).memory.value.residual["layers"][0]["w"].shape == (1, 10, 11)
+
+
+def test_several_buckets_are_several_collectives(monkeypatch):
+    """As if a vector could hold 64 values, instead of 2^30."""
+    for function in (_tree.buckets, _tree.ravel):
+        monkeypatch.setattr(function, "__defaults__", (64,))
+    tx = fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS)
+    like = {
+        "w": jax.ShapeDtypeStruct((10, 11), "float32"),
+        "b": jax.ShapeDtypeStruct((40,), "float32"),
+    }
+    init, update = train_step(tx, 4, like=like)
+    grads = gradients(like, 4)
+    state = init(jax.tree.map(lambda g: g[0], grads))
+    found = fg.audit(update.lower(grads, state).compile())
+    assert [c.kind for c in found] == ["all-gather"] * 3
+    assert sum(c.bytes for c in found) == fg.wire_bytes(BLOCKED, like)
+    mean, state = update(grads, state)
+    for name in like:
+        residual = state.memory.value.residual[name].mean(0)
+        np.testing.assert_allclose(mean[name] + residual, grads[name].mean(0), atol=1e-5)
+
+
+def test_the_state_can_be_donated():
+    tx = optax.chain(
+        fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS), optax.sgd(1.0)
+    )
+    params = {"w": jnp.ones((4, 90))}
+    state = jax.vmap(tx.init)(params)
+    update = jax.vmap(lambda g, s: tx.update(g, s), axis_name=AXIS)
+    jax.jit(update, donate_argnums=1)(params, state)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 @pytest.mark.parametrize("empty", [{}, {"a": None}, {"a": jnp.zeros((0, 3))}], ids=str)

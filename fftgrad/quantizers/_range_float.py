@@ -167,7 +167,8 @@ class RangeFloat:
           6
         """
         free = cls(bits, rounding="truncate", maximum=maximum, minimum=minimum)
-        return dataclasses.replace(free, mantissa=free.m, eps=float(free._fixed_window().eps))
+        eps = _window.value_of(int(free._fixed_window().base), free.m)
+        return dataclasses.replace(free, mantissa=free.m, eps=eps)
 
     @property
     def m(self) -> int:

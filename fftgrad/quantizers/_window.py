@@ -110,6 +110,11 @@ def number_of(value: float, m: int, *, rounds: bool) -> int:
     return min((int(np.float32(value).view(np.int32)) + half) >> (23 - m), _last(m))
 
 
+def value_of(number: int, m: int) -> float:
+    """The positive value of a number."""
+    return float(np.int32(number << (23 - m)).view(np.float32))
+
+
 def best_mantissa(codes: int, bits: int) -> int:
     """The m with the smallest expected squared error on normal values up to 5 sigma.
 
