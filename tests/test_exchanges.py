@@ -1,5 +1,7 @@
 """Laws of exchanges: every way of running them, the oracle, replicas, and bytes in the program."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +26,12 @@ def mean_and_sent(exchange):
     return one
 
 
+@functools.cache
+def program(mode, exchange, workers):
+    """Compiled once for all the tests that run it."""
+    return everywhere(mode, mean_and_sent(exchange), workers)
+
+
 def rows(workers, n=N):
     return jnp.asarray(values((workers, n)))
 
@@ -31,7 +39,7 @@ def rows(workers, n=N):
 @ALL
 def test_every_way_of_running_it_agrees(exchange):
     x = rows(4)
-    results = {mode: everywhere(mode, mean_and_sent(exchange), 4)(x) for mode in MODES}
+    results = {mode: program(mode, exchange, 4)(x) for mode in MODES}
     for mode in MODES[1:]:
         for a, b in zip(results[MODES[0]], results[mode], strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=mode)
@@ -41,13 +49,13 @@ def test_every_way_of_running_it_agrees(exchange):
 @pytest.mark.parametrize("workers", [1, 2, 8])
 def test_mean_is_the_mean_of_what_was_sent(exchange, workers):
     x = rows(workers)
-    mean, sent = everywhere("shard_map", mean_and_sent(exchange), workers)(x)
+    mean, sent = program("shard_map", exchange, workers)(x)
     np.testing.assert_allclose(mean[0], np.mean(np.asarray(sent, np.float64), 0), atol=1e-5)
 
 
 @ALL
 def test_replicas_get_the_same_bits(exchange):
-    mean, _ = everywhere("shard_map", mean_and_sent(exchange), 8)(rows(8))
+    mean, _ = program("shard_map", exchange, 8)(rows(8))
     bits = np.asarray(mean).view(np.uint32)
     assert np.all(bits == bits[0])
 
@@ -57,7 +65,7 @@ def test_replicas_get_the_same_bits(exchange):
 )
 def test_gathering_is_compressing_and_averaging(codec):
     x = rows(4)
-    mean, sent = everywhere("shard_map", mean_and_sent(fg.AllGather(codec)), 4)(x)
+    mean, sent = program("shard_map", fg.AllGather(codec), 4)(x)
     alone = jax.jit(jax.vmap(lambda row: fg.decompress(codec, fg.compress(codec, row), row)))(x)
     np.testing.assert_allclose(sent, alone, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(mean[0], alone.mean(0), rtol=1e-5, atol=1e-5)
@@ -67,7 +75,7 @@ def test_blocked_mean_is_the_numpy_oracle():
     fraction, bits, block, workers = 0.2, 8, 16, 4
     codec = fg.chain(fg.Fft(block=block), fg.TopK(fraction=fraction), fg.RangeFloat(bits=bits))
     x = rows(workers)
-    mean, _ = everywhere("shard_map", mean_and_sent(fg.AllGather(codec)), workers)(x)
+    mean, _ = program("shard_map", fg.AllGather(codec), workers)(x)
     total = np.zeros(N)
     for row in np.asarray(x):
         z = reference.fft(row, block)
@@ -86,9 +94,7 @@ def test_blocked_mean_is_the_numpy_oracle():
 @ALL
 @pytest.mark.parametrize("workers", [2, 8])
 def test_bytes_in_the_compiled_program(exchange, workers):
-    compiled = (
-        everywhere("shard_map", mean_and_sent(exchange), workers).lower(rows(workers)).compile()
-    )
+    compiled = program("shard_map", exchange, workers).lower(rows(workers)).compile()
     found = fg.audit(compiled)
     if isinstance(exchange, fg.Piecewise):
         for branch, (step, _) in enumerate(exchange.schedule):
@@ -104,7 +110,7 @@ def test_bytes_in_the_compiled_program(exchange, workers):
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 @pytest.mark.parametrize("workers", [2, 8])
 def test_wire_bytes_of_every_codec_in_the_compiled_program(codec, workers):
-    run = everywhere("shard_map", mean_and_sent(fg.AllGather(codec)), workers)
+    run = program("shard_map", fg.AllGather(codec), workers)
     (only,) = fg.audit(run.lower(rows(workers)).compile())
     assert (only.kind, only.dtype) == ("all-gather", "u32")
     assert only.bytes == fg.wire_bytes(codec, jnp.ones(N))
@@ -114,7 +120,7 @@ def test_wire_bytes_of_every_codec_in_the_compiled_program(codec, workers):
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_one_bad_worker_is_seen_by_all(exchange, bad):
     x = rows(4).at[2, 30].set(bad)
-    mean, _ = everywhere("shard_map", mean_and_sent(exchange), 4)(x)
+    mean, _ = program("shard_map", exchange, 4)(x)
     assert not np.any(np.all(np.isfinite(mean), axis=1))
     if isinstance(exchange, fg.AllGather):
         assert np.all(np.isnan(mean))
@@ -122,14 +128,14 @@ def test_one_bad_worker_is_seen_by_all(exchange, bad):
 
 def test_a_fixed_range_cannot_hide_divergence_in_an_exchange():
     exchange = fg.AllGather(CODECS["range float fixed"])
-    mean, _ = everywhere("shard_map", mean_and_sent(exchange), 4)(rows(4).at[1, 3].set(np.nan))
+    mean, _ = program("shard_map", exchange, 4)(rows(4).at[1, 3].set(np.nan))
     assert np.all(np.isnan(mean))
 
 
 def test_dividing_first_keeps_a_large_mean_finite():
     x = jnp.full((4, 10), 3e38)
     for exchange in (fg.AllReduce(), fg.AllGather(fg.Identity()), fg.AllGather(fg.TopK(k=3))):
-        mean, _ = everywhere("shard_map", mean_and_sent(exchange), 4)(x)
+        mean, _ = program("shard_map", exchange, 4)(x)
         np.testing.assert_allclose(np.max(mean), 3e38, rtol=1e-6)
 
 
@@ -140,9 +146,9 @@ def test_any_number_of_workers_costs_one_inverse_transform(name):
     def mean(x):
         return exchange.mean(x, exchange.init(x), fg.Rng.of(5), AXIS).mean
 
-    program = everywhere("shard_map", mean, 8).lower(rows(8)).as_text()
-    assert program.count("type = IRFFT") == 1
-    assert program.count("type = RFFT") == 1
+    text = everywhere("shard_map", mean, 8).lower(rows(8)).as_text()
+    assert text.count("type = IRFFT") == 1
+    assert text.count("type = RFFT") == 1
 
 
 def test_overflow_is_counted_over_all_workers():
@@ -176,7 +182,7 @@ def test_several_axes_are_one(check_vma):
     grid = jax.jit(
         jax.shard_map(mean, mesh=mesh, in_specs=spread, out_specs=P(), check_vma=check_vma)
     )(x)
-    flat, _ = everywhere("vmap", mean_and_sent(exchange), 8)(x)
+    flat, _ = program("vmap", exchange, 8)(x)
     np.testing.assert_allclose(grid, flat[0], rtol=1e-5, atol=1e-6)
 
 
