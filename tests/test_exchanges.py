@@ -151,14 +151,23 @@ def test_any_number_of_workers_costs_one_inverse_transform(name):
     assert text.count("type = RFFT") == 1
 
 
-def test_overflow_is_counted_over_all_workers():
-    exchange = fg.AllGather(fg.RangeFloat(bits=8, maximum=1.0))
+@pytest.mark.parametrize(
+    ("codec", "scale"),
+    [
+        (fg.RangeFloat(bits=8, maximum=1.0), 1.0),
+        (fg.Fft(half=True), 1e5),
+        (fg.Cast("float16"), 1e5),
+    ],
+    ids=repr,
+)
+def test_overflow_is_counted_over_all_workers(codec, scale):
+    exchange = fg.AllGather(codec)
 
     def twice(x):
         out = exchange.mean(x, exchange.init(x), fg.Rng.of(0), AXIS)
         return exchange.mean(x, out.state, fg.Rng.of(0), AXIS).state.overflow
 
-    x = jnp.zeros((4, 10)).at[1, :3].set(2.0).at[3, 0].set(-5.0)
+    x = jnp.zeros((4, 10)).at[1, :3].set(2.0 * scale).at[3, 0].set(-5.0 * scale)
     assert everywhere("shard_map", twice, 4)(x).tolist() == [8, 8, 8, 8]
 
 

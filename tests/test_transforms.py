@@ -63,6 +63,7 @@ def test_half_saturates_instead_of_overflowing():
     x = jnp.array([1e6, -1e6, 1.0, 0.0])
     y = fg.decompress(fg.Fft(half=True), fg.compress(fg.Fft(half=True), x), x)
     np.testing.assert_allclose(y, [65504.0, -65504.0, 1.0, 0.0], atol=0.05)
+    assert fg.compress(fg.Fft(half=True), x).overflow == 2
 
 
 def test_what_a_selector_drops_is_the_error():

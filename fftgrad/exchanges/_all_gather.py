@@ -68,7 +68,8 @@ class AllGather:
         payload = rest.compress(coefficients.main, rng)
         payload_like = payload_spec(rest, coefficients_like)
 
-        header = _wire.Header(jnp.all(jnp.isfinite(x)), jnp.asarray(payload.overflow))
+        overflow = jnp.asarray(coefficients.overflow + payload.overflow)
+        header = _wire.Header(jnp.all(jnp.isfinite(x)), overflow)
         buffers = _axes.all_gather(_wire.pack(header, payload), axis_name)
         workers = buffers.shape[0]
         headers, _ = jax.vmap(lambda words: _wire.unpack(words, payload_like))(buffers)
@@ -83,8 +84,8 @@ class AllGather:
         mean = linear.decompress(Payload(total), like, rng)
         sent = rest.decompress(payload, coefficients_like, rng)
         sent = linear.decompress(Payload(sent), like, rng)
-        overflow = state.overflow + _axes.over_other_axes(lax.psum, headers.overflow.sum())
-        return Reduced(mean, sent, AllGatherState(overflow))
+        seen = state.overflow + _axes.over_other_axes(lax.psum, headers.overflow.sum())
+        return Reduced(mean, sent, AllGatherState(seen))
 
     def wire_bytes(self, like: Like) -> int:
         return _wire.nbytes(payload_spec(self.codec, like))

@@ -61,15 +61,19 @@ class Cast:
                 f"Cast.compress(x): must be a real float vector, got {x.dtype}; after Fft use "
                 "RangeFloat instead."
             )
-        largest = float(jnp.finfo(self.dtype).max)
-        overflow = jnp.sum((jnp.abs(x) > largest).astype(jnp.int32))
-        return Payload(saturating_cast(x, self.dtype), (), overflow)
+        main, overflow = saturating_cast(x, self.dtype)
+        return Payload(main, (), overflow)
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:  # noqa: ARG002
         return payload.main.astype(like.dtype)
 
 
-def saturating_cast(x: jax.Array, dtype: Any) -> jax.Array:
-    """`x` in a narrower dtype: finite values stay finite, the others stay what they are."""
+def saturating_cast(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """`x` in a narrower dtype, and how many of its values are beyond the range of that.
+
+    Finite values stay finite; infinities and NaN stay what they are, for the exchange to see.
+    """
     largest = float(jnp.finfo(dtype).max)
-    return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x).astype(dtype)
+    overflow = jnp.sum((jnp.abs(x) > largest).astype(jnp.int32))
+    bounded = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
+    return bounded.astype(dtype), overflow

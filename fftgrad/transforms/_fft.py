@@ -27,7 +27,8 @@ class Fft:
       block: the length b of a block, a power of two; a vector shorter than that is one block of
         the next power of two. None: the whole vector is one block, padded to the next even number
         whose prime factors are 2, 3, 5 and 7. Small blocks keep the energy's place.
-      half: round the vector to float16 before the transform, saturating at ±65504.
+      half: round the vector to float16 before the transform, saturating at ±65504 and
+        counting what does.
 
     Shapes: x float32[n] -> main complex64[b/2 · ceil(n/b)], side ().
 
@@ -81,14 +82,16 @@ class Fft:
                 f"Fft.compress(x): must be a float32 vector, got {x.dtype}{list(x.shape)}; put "
                 "Fft first in the chain."
             )
+        overflow: jax.Array | int = 0
         if self.half:
-            x = saturating_cast(x, jnp.float16).astype(jnp.float32)
+            narrow, overflow = saturating_cast(x, jnp.float16)
+            x = narrow.astype(jnp.float32)
         block = self._block(x.size)
         rows = jnp.pad(x, (0, -x.size % block)).reshape(-1, block)
         c = jnp.fft.rfft(rows, norm="ortho")
         first = lax.complex(c[:, 0].real, c[:, -1].real)
         slots = jnp.concatenate([first[:, None], c[:, 1:-1] * math.sqrt(2.0)], axis=1)
-        return Payload(slots.ravel())
+        return Payload(slots.ravel(), (), overflow)
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:  # noqa: ARG002
         (n,) = like.shape
