@@ -75,7 +75,7 @@ class Run:
 
     name: str
     exchange: fg.Exchange
-    memory: fg.Memory = fg.NoMemory()  # noqa: RUF009  (a frozen value)
+    memory: fg.Memory = fg.NoMemory()
     b1: float = 0.9
     losses: list[float] = dataclasses.field(default_factory=list[float])
     step_ms: list[float] = dataclasses.field(default_factory=list[float])

@@ -31,7 +31,7 @@ class CompressedPmeanState(NamedTuple):
 
 def compressed_pmean(
     exchange: Exchange,
-    memory: Memory = NoMemory(),  # noqa: B008  (a frozen value)
+    memory: Memory = NoMemory(),
     *,
     axis_name: AxisName,
     key: jax.Array | int = 0,

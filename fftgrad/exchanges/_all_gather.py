@@ -57,7 +57,7 @@ class AllGather:
 
     codec: Codec
 
-    def init(self, like: Like) -> AllGatherState:  # noqa: ARG002
+    def init(self, like: Like) -> AllGatherState:
         return AllGatherState(jnp.zeros((), jnp.int32))
 
     def mean(self, x: jax.Array, state: AllGatherState, rng: Rng, axis_name: AxisName) -> Reduced:

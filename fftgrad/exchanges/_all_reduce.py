@@ -50,7 +50,7 @@ class AllReduce:
       Array([1.5, 3. ], dtype=float32)
     """
 
-    codec: Codec = Identity()  # noqa: RUF009  (a frozen value)
+    codec: Codec = Identity()
 
     __repr__ = constructor_call
 
@@ -61,7 +61,7 @@ class AllReduce:
                 f"{self.codec!r}; use AllGather({self.codec!r})."
             )
 
-    def init(self, like: Like) -> PyTree:  # noqa: ARG002
+    def init(self, like: Like) -> PyTree:
         return ()
 
     def mean(self, x: jax.Array, state: PyTree, rng: Rng, axis_name: AxisName) -> Reduced:

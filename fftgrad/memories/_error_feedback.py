@@ -77,6 +77,6 @@ class ErrorFeedback:
         x: PyTree,
         sent: PyTree,
         mean: PyTree,
-        state: ErrorFeedbackState,  # noqa: ARG002
+        state: ErrorFeedbackState,
     ) -> tuple[PyTree, ErrorFeedbackState]:
         return mean, ErrorFeedbackState(jax.tree.map(jnp.subtract, x, sent))

@@ -18,11 +18,11 @@ class NoMemory:
       Wang et al., HPDC 2020, arXiv:1811.08596.
     """
 
-    def init(self, like: PyTree) -> PyTree:  # noqa: ARG002
+    def init(self, like: PyTree) -> PyTree:
         return ()
 
     def compensate(self, grad: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         return grad, state
 
-    def update(self, x: PyTree, sent: PyTree, mean: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:  # noqa: ARG002
+    def update(self, x: PyTree, sent: PyTree, mean: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         return mean, state

@@ -23,7 +23,7 @@ def fft_sparsification(
     block: int | None = None,
     theta_schedule: Mapping[int, float] | None = None,
     *,
-    memory: Memory = NoMemory(),  # noqa: B008  (a frozen value)
+    memory: Memory = NoMemory(),
     axis_name: AxisName = "data",
     key: jax.Array | int = 0,
 ) -> optax.GradientTransformation:

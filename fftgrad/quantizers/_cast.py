@@ -55,7 +55,7 @@ class Cast:
     def unbiased(self) -> bool:
         return False
 
-    def compress(self, x: jax.Array, rng: Rng | None) -> Payload:  # noqa: ARG002
+    def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(
                 f"Cast.compress(x): must be a real float vector, got {x.dtype}; after Fft use "
@@ -64,7 +64,7 @@ class Cast:
         main, overflow = saturating_cast(x, self.dtype)
         return Payload(main, (), overflow)
 
-    def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:  # noqa: ARG002
+    def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         return payload.main.astype(like.dtype)
 
 

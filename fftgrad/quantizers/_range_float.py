@@ -210,7 +210,7 @@ class RangeFloat:
         codes = window.encode(values, self.rounding, self._noise(values.size, rng))
         return Payload(_codes.pack(codes, self.bits), side, overflow)
 
-    def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:  # noqa: ARG002
+    def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         is_complex = jnp.issubdtype(like.dtype, jnp.complexfloating)
         count = math.prod(like.shape) * (2 if is_complex else 1)
         codes = _codes.unpack(payload.main, self.bits, count)

@@ -81,7 +81,7 @@ class TopK:
     def unbiased(self) -> bool:
         return False
 
-    def compress(self, x: jax.Array, rng: Rng | None) -> Payload:  # noqa: ARG002
+    def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
         if x.ndim != 1 or not jnp.issubdtype(x.dtype, jnp.inexact):
             raise ValueError(
                 f"TopK.compress(x): must be a float or complex vector, got {x.dtype}"
@@ -91,7 +91,7 @@ class TopK:
         positions, code = _indices.encode(_largest(_ordered_magnitude(x), k), k)
         return Payload(x[positions], code)
 
-    def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:  # noqa: ARG002
+    def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         (n,) = like.shape
         positions = _indices.decode(payload.side, self._k(n), n)
         return (

@@ -76,7 +76,7 @@ class Fft:
     def unbiased(self) -> bool:
         return not self.half
 
-    def compress(self, x: jax.Array, rng: Rng | None) -> Payload:  # noqa: ARG002
+    def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
         if x.dtype != jnp.float32 or x.ndim != 1:
             raise ValueError(
                 f"Fft.compress(x): must be a float32 vector, got {x.dtype}{list(x.shape)}; put "
@@ -93,7 +93,7 @@ class Fft:
         slots = jnp.concatenate([first[:, None], c[:, 1:-1] * math.sqrt(2.0)], axis=1)
         return Payload(slots.ravel(), (), overflow)
 
-    def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:  # noqa: ARG002
+    def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         (n,) = like.shape
         block = self._block(n)
         slots = payload.main.reshape(-1, block // 2)

@@ -31,8 +31,8 @@ class Identity:
     def unbiased(self) -> bool:
         return True
 
-    def compress(self, x: jax.Array, rng: Rng | None) -> Payload:  # noqa: ARG002
+    def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
         return Payload(x)
 
-    def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:  # noqa: ARG002
+    def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         return payload.main
