@@ -57,18 +57,18 @@ def ravel(tree: PyTree, limit: int = BUCKET_LIMIT) -> list[jax.Array]:
 def unravel(vectors: list[jax.Array], like: PyTree) -> PyTree:
     """The tree, of float32 leaves, that `ravel` cut into `vectors`."""
     leaves, structure = jax.tree.flatten(like)
-    queue = list(vectors)
     out: list[jax.Array] = []
+    bucket = start = 0
     for leaf in leaves:
         missing = math.prod(leaf.shape)
-        parts: list[jax.Array] = [jnp.zeros((0,), jnp.float32)] if not missing else []
+        parts = [jnp.zeros((0,), jnp.float32)]
         while missing:
-            part = queue[0][:missing]
-            queue[0] = queue[0][missing:]
-            missing -= part.size
+            part = vectors[bucket][start : start + missing]
             parts.append(part)
-            if not queue[0].size:
-                queue.pop(0)
+            missing -= part.size
+            start += part.size
+            if start == vectors[bucket].size:
+                bucket, start = bucket + 1, 0
         out.append(jnp.concatenate(parts).reshape(leaf.shape))
     return jax.tree.unflatten(structure, out)
 
