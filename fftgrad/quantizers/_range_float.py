@@ -37,7 +37,8 @@ class RangeFloat:
       bits: N, 2 <= N <= 16.
       mantissa: m, 1 <= m <= N. None: the m with the smallest expected squared error for normal
         values whose largest is 5 standard deviations, 3/7 · 4^-m + √(2/π) · (5 eps/max)³ up to a
-        common factor: rounding inside a binade, and what falls below eps.
+        common factor: rounding inside a binade, and what falls below eps. Data with heavier tails,
+        such as a raw gradient of layers of different scale, wants a smaller m.
       rounding: "nearest", "truncate" (the paper's) or "stochastic" (draws from `rng.local`).
       maximum: largest value. None: the largest magnitude of the payload, fitted and sent with it.
       minimum: most negative value. None: -maximum.
