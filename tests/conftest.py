@@ -7,9 +7,9 @@ DEVICES = 8
 # left to compute what they wait for. The default size is the number of cores.
 os.environ.setdefault("PJRT_NPROC", str(4 * DEVICES))
 
-import hypothesis  # noqa: E402
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import hypothesis  # noqa: E402  (after the setting)
+import jax  # noqa: E402  (after the setting)
+import pytest  # noqa: E402  (after the setting)
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", DEVICES)

@@ -1,5 +1,7 @@
 """compressed_pmean as an optax transformation: chains, states, errors, and training."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,11 +156,10 @@ def training(exchange, memory, optimizer, steps, workers=8, check_vma=True):
         updates, state = tx.update(grad, state, own)
         return jax.tree.map(lambda p: p[None], optax.apply_updates(own, updates)), state
 
-    wrap = lambda f, i, o: jax.jit(  # noqa: E731
-        jax.shard_map(f, mesh=mesh, in_specs=i, out_specs=o, check_vma=check_vma)
-    )
-    state = wrap(tx.init, P(), specs)(params)
-    run = wrap(step, (P(AXIS), specs, P(AXIS)), (P(AXIS), specs))
+    wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
+    state = jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs))(params)
+    ins, outs = (P(AXIS), specs, P(AXIS)), (P(AXIS), specs)
+    run = jax.jit(wrap(step, in_specs=ins, out_specs=outs))
     rows = NamedSharding(mesh, P(AXIS))
     params = jax.tree.map(lambda p: jnp.broadcast_to(p, (workers, *p.shape)), params)
     params = jax.device_put(params, rows)
