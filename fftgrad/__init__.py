@@ -9,7 +9,9 @@ from fftgrad import methods as methods
 
 # Codecs
 from fftgrad._chain import chain as chain
+from fftgrad.transforms import Dct as Dct
 from fftgrad.transforms import Fft as Fft
+from fftgrad.transforms import Hadamard as Hadamard
 from fftgrad.transforms import Identity as Identity
 from fftgrad.selectors import TopK as TopK
 from fftgrad.quantizers import Cast as Cast
@@ -38,5 +40,6 @@ from fftgrad._base import Memory as Memory
 from fftgrad._base import Payload as Payload
 from fftgrad._base import Reduced as Reduced
 from fftgrad._base import Rng as Rng
+from fftgrad._base import SparseCodec as SparseCodec
 from fftgrad._pmean import CompressedPmeanState as CompressedPmeanState
 from fftgrad._state import PerWorker as PerWorker

@@ -85,6 +85,15 @@ class Codec(Protocol):
         ...
 
 
+@runtime_checkable
+class SparseCodec(Codec, Protocol):
+    """A codec whose payload stands for a few values, and can be added where they belong."""
+
+    def accumulate(self, total: jax.Array, payload: Payload) -> jax.Array:
+        """`total` + what the payload stands for, touching no other value."""
+        ...
+
+
 class Memory(Protocol):
     """What a worker remembers between steps. Works leaf by leaf on float32 pytrees."""
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from fftgrad._base import Codec, Like, Payload, Rng, payload_spec
+from fftgrad._base import Codec, Like, Payload, Rng, SparseCodec, payload_spec, spec
 from fftgrad.transforms._identity import Identity
 
 
@@ -101,3 +101,19 @@ def split_linear(codec: Codec) -> tuple[Codec, Codec]:
     parts = stages(codec)
     cut = next((i for i, stage in enumerate(parts) if not stage.summable), len(parts))
     return chain(*parts[:cut]), chain(*parts[cut:])
+
+
+def accumulate(
+    codec: Codec, total: jax.Array, payload: Payload, scale: jax.Array | float, rng: Rng | None
+) -> jax.Array:
+    """`total` + scale * what the payload stands for, in place where the codec is sparse."""
+    outer, *inner = stages(codec)
+    like = spec(total)
+    if not isinstance(outer, SparseCodec):
+        return total + scale * codec.decompress(payload, like, rng)
+    if inner:
+        side, *rest = payload.side
+        rest = payload.main, tuple(rest) if len(inner) > 1 else rest[0]
+        main = chain(*inner).decompress(Payload(*rest), payload_spec(outer, like).main, rng)
+        payload = Payload(main, side)
+    return outer.accumulate(total, payload._replace(main=scale * payload.main))

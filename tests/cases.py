@@ -14,6 +14,9 @@ CODECS: dict[str, fg.Codec] = {
     "fft": fg.Fft(block=16),
     "fft whole": fg.Fft(block=None),
     "fft whole half": fg.Fft(block=None, half=True),
+    "dct": fg.Dct(block=16),
+    "hadamard": fg.Hadamard(block=32),
+    "hadamard unsigned": fg.Hadamard(block=128, signs=False),
     "top-k": fg.TopK(fraction=0.1),
     "top-k one": fg.TopK(k=1),
     "top-k all": fg.TopK(fraction=1.0),
@@ -31,6 +34,8 @@ CODECS: dict[str, fg.Codec] = {
     "paper": fg.chain(
         fg.Fft(block=None, half=True), fg.TopK(fraction=0.15), fg.RangeFloat(bits=10)
     ),
+    "blocked dct": fg.chain(fg.Dct(block=16), fg.TopK(fraction=0.2), fg.RangeFloat(bits=8)),
+    "rotated": fg.chain(fg.Hadamard(block=32), fg.RangeFloat(bits=4, rounding="stochastic")),
     "unbiased fft": fg.chain(fg.Fft(block=16), fg.RangeFloat(bits=5, rounding="stochastic")),
 }
 
@@ -54,6 +59,8 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "gather top-k": fg.AllGather(CODECS["top-k 6 bits"]),
     "gather blocked": fg.AllGather(CODECS["blocked"]),
     "gather paper": fg.AllGather(CODECS["paper"]),
+    "gather dct": fg.AllGather(CODECS["blocked dct"]),
+    "gather rotated": fg.AllGather(CODECS["rotated"]),
     "gather stochastic": fg.AllGather(CODECS["blocked stochastic"]),
     "warm-up": fg.Piecewise({0: fg.AllReduce(), 2: fg.AllGather(CODECS["blocked"])}),
 }

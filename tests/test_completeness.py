@@ -20,7 +20,7 @@ PUBLIC = {
     name: value for name, value in vars(fg).items() if not name.startswith("_") and callable(value)
 }
 METHOD_NAMES = {name for name in vars(fg.methods) if not name.startswith("_")}
-CONTRACTS = {"Codec", "Exchange", "Memory", "Payload", "Reduced", "Rng"}
+CONTRACTS = {"Codec", "Exchange", "Memory", "Payload", "Reduced", "Rng", "SparseCodec"}
 STATES = {"PerWorker", "CompressedPmeanState", "Collective"}
 
 

@@ -24,7 +24,7 @@ def test_codes_are_one_stream_of_bits(bits, count):
 
 @given(mask=hnp.arrays(bool, 300))
 def test_select_finds_every_set_bit(mask):
-    words = _bitmap.pack(jnp.asarray(mask))
+    (words,) = _bitmap.pack(jnp.asarray(mask))
     expected = np.flatnonzero(mask)
     found = np.asarray(_bitmap.select(words, 300))[: expected.size]
     np.testing.assert_array_equal(found, expected)
@@ -32,13 +32,15 @@ def test_select_finds_every_set_bit(mask):
         assert _bitmap.select_one(words, jnp.int32(rank)) == expected[rank]
 
 
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 1), (64, 63), (500, 5), (500, 200), (4096, 40)])
+@pytest.mark.parametrize(("n", "k"), [(33, 1), (64, 63), (500, 5), (500, 200), (4096, 40)])
 def test_indices_round_trip(n, k):
     rng = np.random.default_rng(n)
     for _ in range(5):
         mask = np.zeros(n, bool)
         mask[rng.permutation(n)[:k]] = True
-        positions, code = jax.jit(lambda m: _indices.encode(m, k))(jnp.asarray(mask))
+        positions, code = jax.jit(lambda m: _indices.encode(*_bitmap.pack(m), k, n))(
+            jnp.asarray(mask)
+        )
         np.testing.assert_array_equal(positions, np.flatnonzero(mask))
         np.testing.assert_array_equal(_indices.decode(code, k, n), np.flatnonzero(mask))
 
@@ -48,7 +50,7 @@ def test_indices_at_the_edges(edge):
     n, k = 10_000, 100
     mask = np.zeros(n, bool)
     mask[slice(0, k) if edge == "first" else slice(n - k, n)] = True
-    _, code = _indices.encode(jnp.asarray(mask), k)
+    _, code = _indices.encode(*_bitmap.pack(jnp.asarray(mask)), k, n)
     np.testing.assert_array_equal(_indices.decode(code, k, n), np.flatnonzero(mask))
 
 
@@ -58,27 +60,32 @@ def test_indices_at_the_edges(edge):
         (1 << 20, 10_486, _indices.EliasFano),
         (1 << 20, 157_286, _indices.EliasFano),
         (1 << 20, 400_000, _indices.Bitmap),
-        (1 << 20, 1 << 20, tuple),
     ],
 )
 def test_the_smaller_code_is_chosen_from_the_shapes(n, k, kind):
-    _, code = jax.eval_shape(lambda m: _indices.encode(m, k), jax.ShapeDtypeStruct((n,), bool))
+    _, code = jax.eval_shape(
+        lambda m: _indices.encode(*_bitmap.pack(m), k, n), jax.ShapeDtypeStruct((n,), bool)
+    )
     assert type(code) is kind
     bits = 32 * sum(leaf.size for leaf in jax.tree.leaves(code))
-    assert bits <= (0 if k == n else min(n + 31, k * (2 + np.log2(n / k)) + 96))
+    assert bits <= min(n + 31, k * (2 + np.log2(n / k)) + 96)
 
 
 def test_an_index_at_one_percent_takes_8_6_bits():
     n = 1 << 22
     k = n // 100
-    _, code = jax.eval_shape(lambda m: _indices.encode(m, k), jax.ShapeDtypeStruct((n,), bool))
+    _, code = jax.eval_shape(
+        lambda m: _indices.encode(*_bitmap.pack(m), k, n), jax.ShapeDtypeStruct((n,), bool)
+    )
     assert 32 * sum(leaf.size for leaf in jax.tree.leaves(code)) / k <= 8.6
 
 
 @pytest.mark.parametrize(("n", "k"), [(500, 20), (500, 200)])
 @given(data=st.data())
 def test_arbitrary_words_decode_within_bounds(n, k, data):
-    _, like = jax.eval_shape(lambda m: _indices.encode(m, k), jax.ShapeDtypeStruct((n,), bool))
+    _, like = jax.eval_shape(
+        lambda m: _indices.encode(*_bitmap.pack(m), k, n), jax.ShapeDtypeStruct((n,), bool)
+    )
     code = jax.tree.map(lambda a: jnp.asarray(data.draw(hnp.arrays(np.uint32, a.shape))), like)
     found = _indices.decode(code, k, n)
     assert int(found.min()) >= 0

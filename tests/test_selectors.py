@@ -22,6 +22,9 @@ compiled = jax.jit(lambda x, k: fg.TopK(k=k).compress(x, None), static_argnums=1
 def positions(x, k):
     """Which positions the payload really carries, decoded from it."""
     payload = compiled(jnp.asarray(x), k)
+    if k == x.size:
+        assert payload.side == ()
+        return np.arange(k)
     found = _indices.decode(payload.side, k, x.size)
     np.testing.assert_array_equal(payload.main, np.asarray(x)[np.asarray(found)])
     return np.asarray(found)

@@ -9,7 +9,7 @@ from jax import lax
 
 from fftgrad import _axes, _wire
 from fftgrad._base import AxisName, Codec, Like, Payload, Reduced, Rng, payload_spec, spec
-from fftgrad._chain import split_linear
+from fftgrad._chain import accumulate, split_linear
 
 
 class AllGatherState(NamedTuple):
@@ -73,14 +73,14 @@ class AllGather:
         buffers = _axes.all_gather(_wire.pack(header, payload), axis_name)
         workers = buffers.shape[0]
         headers, _ = jax.vmap(lambda words: _wire.unpack(words, payload_like))(buffers)
-        scale = jnp.where(jnp.all(headers.finite), 1.0 / workers, jnp.nan)
 
         def add(worker: jax.Array, total: jax.Array) -> jax.Array:
             _, payload = _wire.unpack(buffers[worker], payload_like)
-            return total + scale * rest.decompress(payload, coefficients_like, rng)
+            return accumulate(rest, total, payload, 1.0 / workers, rng)
 
-        zero = jnp.zeros(coefficients_like.shape, coefficients_like.dtype)
-        total = lax.fori_loop(0, workers, add, _axes.vary_like(zero, buffers))
+        start = jnp.where(jnp.all(headers.finite), 0.0, jnp.nan).astype(coefficients_like.dtype)
+        start = jnp.broadcast_to(start, coefficients_like.shape)
+        total = lax.fori_loop(0, workers, add, start)
         mean = linear.decompress(Payload(total), like, rng)
         sent = rest.decompress(payload, coefficients_like, rng)
         sent = linear.decompress(Payload(sent), like, rng)

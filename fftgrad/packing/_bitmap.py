@@ -1,19 +1,51 @@
-"""Rank and select on a bitmap of uint32 words: sparse positions without a pass of scans over n.
+"""Rank and select on a bitmap of uint32 words: sparse positions without a scan over n.
 
-A cumulative sum over n costs far more than one over n/32 words; inside a word the j-th set bit
-takes five popcounts.
+A running sum over n/32 words is all that is needed; inside a word the j-th set bit takes five
+popcounts.
 """
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from fftgrad.packing import _codes
+from fftgrad.packing import _scan
+
+WORD = 32
 
 
-def pack(mask: jax.Array) -> jax.Array:
-    """A mask bool[n] as words uint32[ceil(n / 32)]; position i is bit i % 32 of word i // 32."""
-    return _codes.pack(mask.astype(jnp.uint32), 1)
+def pack(*masks: jax.Array) -> tuple[jax.Array, ...]:
+    """Masks bool[n] as words uint32[ceil(n / 32)]; position i is bit i % 32 of word i // 32.
+
+    Masks of the same data are packed together in one pass over it.
+    """
+    bits = np.arange(WORD, dtype=np.uint32)
+    shifted = tuple(
+        jnp.pad(mask, (0, -mask.size % WORD)).reshape(-1, WORD).astype(jnp.uint32) << bits[None]
+        for mask in masks
+    )
+
+    def either(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return tuple(x | y for x, y in zip(a, b, strict=True))
+
+    # One reduction with several results reads its operand once; several reductions may not.
+    zeros = tuple(np.uint32(0) for _ in masks)
+    return tuple(lax.reduce(shifted, zeros, either, (1,)))
+
+
+def from_positions(positions: jax.Array, keep: jax.Array | int, size: int) -> jax.Array:
+    """The bitmap uint32[ceil(size / 32)] with a bit at each of the positions that has `keep` 1.
+
+    Those positions must differ: a bit is set by adding it.
+    """
+    bit = jnp.asarray(keep, jnp.uint32) << (positions % WORD).astype(jnp.uint32)
+    words = jnp.zeros((-(-size // WORD),), jnp.uint32)
+    return words.at[positions // WORD].add(bit, indices_are_sorted=True, mode="drop")
+
+
+def count(words: jax.Array) -> jax.Array:
+    """How many bits are set, int32[]."""
+    return jnp.sum(_population(words))
 
 
 def select(words: jax.Array, count: int) -> jax.Array:
@@ -21,28 +53,39 @@ def select(words: jax.Array, count: int) -> jax.Array:
 
     Where fewer bits are set the rest is unspecified, but within the bitmap.
     """
-    population = lax.population_count(words).astype(jnp.int32)
-    before = jnp.cumsum(population) - population
+    population = _population(words)
+    before = _scan.cumsum(population) - population
     slot = jnp.where(population > 0, before, count)
     starts = jnp.zeros((count,), jnp.int32)
     starts = starts.at[slot].set(jnp.arange(words.size, dtype=jnp.int32), mode="drop")
-    word = lax.cummax(starts)
+    word = _scan.cummax(starts)
     rank = jnp.arange(count, dtype=jnp.int32) - before[word]
-    return 32 * word + _select_in_word(words[word], rank)
+    return WORD * word + _select_in_word(words[word], rank)
 
 
 def select_one(words: jax.Array, rank: jax.Array) -> jax.Array:
     """The position of the set bit with `rank` set bits before it, int32[]."""
-    population = lax.population_count(words).astype(jnp.int32)
-    upto = jnp.cumsum(population)
+    population = _population(words)
+    upto = _scan.cumsum(population)
     word = jnp.minimum(jnp.sum((upto <= rank).astype(jnp.int32)), words.size - 1)
-    return 32 * word + _select_in_word(words[word], rank - (upto[word] - population[word]))
+    return WORD * word + _select_in_word(words[word], rank - (upto[word] - population[word]))
+
+
+def up_to(last: jax.Array, words: int) -> jax.Array:
+    """The bitmap uint32[words] of the positions 0 ... last."""
+    bits = jnp.clip(last + 1 - WORD * jnp.arange(words, dtype=jnp.int32), 0, WORD)
+    ones = jnp.uint32(0xFFFFFFFF)
+    return jnp.where(bits == WORD, ones, (jnp.uint32(1) << bits.astype(jnp.uint32)) - 1)
+
+
+def _population(words: jax.Array) -> jax.Array:
+    return lax.population_count(words).astype(jnp.int32)
 
 
 def _select_in_word(word: jax.Array, rank: jax.Array) -> jax.Array:
     position = jnp.zeros_like(rank)
     for width in (16, 8, 4, 2, 1):
-        below = lax.population_count(word & jnp.uint32((1 << width) - 1)).astype(jnp.int32)
+        below = _population(word & jnp.uint32((1 << width) - 1))
         above = rank >= below
         rank = jnp.where(above, rank - below, rank)
         word = jnp.where(above, word >> width, word)

@@ -1,8 +1,8 @@
 """Integers of 1 to 32 bits, end to end in uint32 words.
 
 Code j occupies bits [j·bits, (j+1)·bits) of the stream, least significant first. With
-g = gcd(bits, 32), the pattern repeats every 32/g codes, which fill bits/g words: all shifts are
-static, and the work is a fixed number of elementwise passes whatever the width.
+g = gcd(bits, 32), the pattern repeats every 32/g codes, which fill bits/g words: packing takes a
+fixed number of elementwise passes with static shifts, unpacking reads two neighboring words a code.
 """
 
 import math
@@ -33,16 +33,15 @@ def pack(codes: jax.Array, bits: int) -> jax.Array:
 def unpack(words: jax.Array, bits: int, count: int) -> jax.Array:
     """Words uint32[words_for(count, bits)] back to codes uint32[count]."""
     per_group, words_per_group = _group(bits)
-    grouped = jnp.pad(words, (0, -words.size % words_per_group)).reshape(-1, words_per_group)
-    mask = jnp.uint32((1 << bits) - 1)
-    columns: list[jax.Array] = []
-    for j in range(per_group):
-        word, offset = divmod(j * bits, 32)
-        code = grouped[:, word] >> offset
-        if offset + bits > 32:
-            code = code | (grouped[:, word + 1] << (32 - offset))
-        columns.append(code & mask)
-    return jnp.stack(columns, axis=1).ravel()[:count]
+    j = jax.lax.iota(jnp.int32, count)
+    start = j % per_group * bits  # inside its group, so that no position in bits overflows
+    word = j // per_group * words_per_group + start // 32
+    offset = (start % 32).astype(jnp.uint32)
+    code = words[word] >> offset
+    if 32 % bits:
+        rest = words[jnp.minimum(word + 1, words.size - 1)] << (-offset % 32)
+        code = jnp.where(offset + bits > 32, code | rest, code)
+    return code & jnp.uint32((1 << bits) - 1)
 
 
 def _group(bits: int) -> tuple[int, int]:

@@ -27,25 +27,18 @@ class Bitmap(NamedTuple):
     words: jax.Array
 
 
-def encode(mask: jax.Array, k: int) -> tuple[jax.Array, EliasFano | Bitmap | tuple[()]]:
-    """The positions of the k set values of a mask, int32[k] ascending, and their code."""
-    n = mask.size
-    if k == n:
-        return jnp.arange(n, dtype=jnp.int32), ()
-    words = _bitmap.pack(mask)
+def encode(words: jax.Array, k: int, n: int) -> tuple[jax.Array, EliasFano | Bitmap]:
+    """The positions of the k bits set in a bitmap of n, int32[k] ascending, and their code."""
     positions = _bitmap.select(words, k)
     if not _is_elias_fano(k, n):
         return positions, Bitmap(words)
     l = _low_bits(k, n)
     low = _codes.pack(positions.astype(jnp.uint32) & jnp.uint32((1 << l) - 1), l)
-    unary = jnp.zeros((_unary_bits(k, n),), bool)
-    unary = unary.at[(positions >> l) + jnp.arange(k, dtype=jnp.int32)].set(
-        True, indices_are_sorted=True, unique_indices=True, mode="drop"
-    )
-    return positions, EliasFano(low, _bitmap.pack(unary))
+    unary = (positions >> l) + jnp.arange(k, dtype=jnp.int32)
+    return positions, EliasFano(low, _bitmap.from_positions(unary, 1, _unary_bits(k, n)))
 
 
-def decode(code: EliasFano | Bitmap | tuple[()], k: int, n: int) -> jax.Array:
+def decode(code: EliasFano | Bitmap, k: int, n: int) -> jax.Array:
     """The positions int32[k]; below n whatever the words hold."""
     match code:
         case Bitmap(words):
@@ -54,8 +47,6 @@ def decode(code: EliasFano | Bitmap | tuple[()], k: int, n: int) -> jax.Array:
             l = _low_bits(k, n)
             upper = _bitmap.select(high, k) - jnp.arange(k, dtype=jnp.int32)
             positions = (upper << l) | _codes.unpack(low, l, k).astype(jnp.int32)
-        case _:
-            return jnp.arange(n, dtype=jnp.int32)
     return jnp.clip(positions, 0, n - 1)
 
 

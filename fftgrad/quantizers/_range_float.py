@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fftgrad import _hash
 from fftgrad._base import Like, Payload, Rng, constructor_call
 from fftgrad.packing import _codes
 from fftgrad.quantizers import _window
@@ -243,7 +244,7 @@ class RangeFloat:
                 f"{self!r}.compress(rng): stochastic rounding draws, got None; pass "
                 "rng=fg.Rng.of(key), with another key for each call."
             )
-        return jax.random.bits(rng.local, (count,), jnp.uint32)
+        return _hash.keyed_bits(rng.local, count)
 
 
 def _as_real(x: jax.Array) -> jax.Array:

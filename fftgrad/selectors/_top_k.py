@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,7 +10,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._base import Like, Payload, Rng, constructor_call
-from fftgrad.packing import _bitmap, _indices
+from fftgrad.packing import _indices
+from fftgrad.selectors import _largest
+
+_IN_ORDER: dict[str, Any] = {
+    "indices_are_sorted": True,
+    "unique_indices": True,
+    "mode": "drop",
+}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -20,7 +28,7 @@ class TopK:
     among equals. The payload is (x_i), i in S, in order of position, and S. A complex coefficient
     counts by its modulus and has one index. Exactly k are kept, whatever the data: no sort, the
     k-th magnitude is found bit by bit. NaN counts as larger than everything, so it is kept and
-    seen. Moduli below 1e-19 of the largest count as equal.
+    seen.
 
     Args:
       fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
@@ -88,17 +96,27 @@ class TopK:
                 f"{list(x.shape)}; put TopK before quantizers in the chain."
             )
         k = self._k(x.size)
-        positions, code = _indices.encode(_largest(_ordered_magnitude(x), k), k)
+        if k == x.size:
+            return Payload(x)
+        words = _largest.largest(*_keys(x), k)
+        positions, code = _indices.encode(words, k, x.size)
         return Payload(x[positions], code)
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         (n,) = like.shape
-        positions = _indices.decode(payload.side, self._k(n), n)
-        return (
-            jnp.zeros((n,), payload.main.dtype)
-            .at[positions]
-            .set(payload.main, indices_are_sorted=True, unique_indices=True, mode="drop")
-        )
+        if self._k(n) == n:
+            return payload.main
+        zero = jnp.zeros((n,), payload.main.dtype)
+        return zero.at[self._positions(payload, n)].set(payload.main, **_IN_ORDER)
+
+    def accumulate(self, total: jax.Array, payload: Payload) -> jax.Array:
+        (n,) = total.shape
+        if self._k(n) == n:
+            return total + payload.main
+        return total.at[self._positions(payload, n)].add(payload.main, **_IN_ORDER)
+
+    def _positions(self, payload: Payload, n: int) -> jax.Array:
+        return _indices.decode(payload.side, self._k(n), n)
 
     def _k(self, n: int) -> int:
         if self.k is not None:
@@ -116,36 +134,31 @@ def _check_static(name: str, value: Any, kind: Any) -> None:
         )
 
 
-def _ordered_magnitude(x: jax.Array) -> jax.Array:
-    """uint32[n] that grows with |x_i|: the bits of a non-negative float order as it does."""
+def _keys(x: jax.Array) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """What to read, and a cheap map of it to integers below 2**31 that grow with |x_i|.
+
+    The bits of a float that is not negative order as it does.
+    """
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.uint32)
-    re, im = x.real, x.imag
-    largest = jnp.maximum(jnp.max(jnp.abs(re)), jnp.max(jnp.abs(im)))
-    # Scaled by a power of two, which is exact, so that no square overflows.
-    exponent = (lax.bitcast_convert_type(largest, jnp.int32) >> 23) - 127
-    scale = lax.bitcast_convert_type((127 - jnp.clip(exponent, -126, 126)) << 23, jnp.float32)
-    energy = jnp.square(re * scale) + jnp.square(im * scale)
-    return lax.bitcast_convert_type(jnp.abs(energy), jnp.uint32)
+        return x, lambda x: lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.uint32)
+    # Half as many bits as x, so cheaper to keep than to find again in each pass.
+    return _energy_bits(x), lambda energy: energy
 
 
-def _largest(key: jax.Array, k: int) -> jax.Array:
-    """The mask of the k largest keys, the lowest position first among equals."""
-    if k == key.size:
-        return jnp.ones(key.shape, bool)
-    threshold = _kth_largest(key, k)
-    above = key > threshold
-    equal = key == threshold
-    wanted = k - jnp.sum(above.astype(jnp.int32))
-    last = _bitmap.select_one(_bitmap.pack(equal), wanted - 1)
-    return above | (equal & (jnp.arange(key.size, dtype=jnp.int32) <= last))
+def _energy_bits(z: jax.Array) -> jax.Array:
+    """|z_i|² as 9 bits of exponent and 22 of mantissa; not finite is most, subnormal is zero.
 
-
-def _kth_largest(key: jax.Array, k: int) -> jax.Array:
-    """The k-th largest of the keys, below 2**31: the largest t with at least k keys from t on."""
-    threshold = jnp.uint32(0)
-    for bit in range(30, -1, -1):
-        candidate = threshold | jnp.uint32(1 << bit)
-        enough = jnp.sum((key >= candidate).astype(jnp.int32)) >= k
-        threshold = jnp.where(enough, candidate, threshold)
-    return threshold
+    Each value is scaled by its own power of two, so that no square overflows or vanishes.
+    """
+    re, im = jnp.abs(z.real), jnp.abs(z.imag)
+    exponent = (
+        jnp.maximum(
+            lax.bitcast_convert_type(re, jnp.uint32), lax.bitcast_convert_type(im, jnp.uint32)
+        )
+        >> 23
+    )
+    scale = lax.bitcast_convert_type((255 - exponent) << 23, jnp.float32)
+    square = jnp.square(re * scale) + jnp.square(im * scale)  # in [4, 32)
+    bits = (lax.bitcast_convert_type(square, jnp.uint32) >> 1) + ((2 * exponent - 130) << 22)
+    bits = jnp.where(exponent == 0, 0, jnp.where(exponent == 255, jnp.uint32(0x7FFFFFFF), bits))
+    return lax.optimization_barrier(bits)  # or each of its readers would find it again

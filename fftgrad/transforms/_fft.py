@@ -5,10 +5,12 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fftgrad._base import Like, Payload, Rng, constructor_call
 from fftgrad.quantizers._cast import saturating_cast
+from fftgrad.transforms import _blocks
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -26,7 +28,8 @@ class Fft:
     Args:
       block: the length b of a block, a power of two; a vector shorter than that is one block of
         the next power of two. None: the whole vector is one block, padded to the next even number
-        whose prime factors are 2, 3, 5 and 7. Small blocks keep the energy's place.
+        whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, as few equal blocks as that
+        allows, because no library transforms more in 4 GiB. Small blocks keep the energy's place.
       half: round the vector to float16 before the transform, saturating at ±65504 and
         counting what does.
 
@@ -41,7 +44,7 @@ class Fft:
       says neither how it is padded or scaled nor how coefficients are stored.
 
     Raises:
-      ValueError: if `block` is not a power of two of at least 2; while tracing, if the input is
+      ValueError: if `block` is not a power of two in 2..2^28; while tracing, if the input is
         not a float32 vector.
 
     Example:
@@ -62,11 +65,8 @@ class Fft:
     __repr__ = constructor_call
 
     def __post_init__(self) -> None:
-        if self.block is not None and (self.block < 2 or self.block & (self.block - 1)):
-            raise ValueError(
-                f"Fft(block): must be a power of two of at least 2, or None, got {self.block}; "
-                f"use block=256, or block=None for one transform of the whole vector."
-            )
+        if self.block is not None:
+            _blocks.check_block("Fft", self.block, _blocks.CHUNK)
 
     @property
     def summable(self) -> bool:
@@ -77,35 +77,40 @@ class Fft:
         return not self.half
 
     def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
-        if x.dtype != jnp.float32 or x.ndim != 1:
-            raise ValueError(
-                f"Fft.compress(x): must be a float32 vector, got {x.dtype}{list(x.shape)}; put "
-                "Fft first in the chain."
-            )
+        _blocks.check_vector("Fft", x)
         overflow: jax.Array | int = 0
         if self.half:
             narrow, overflow = saturating_cast(x, jnp.float16)
             x = narrow.astype(jnp.float32)
         block = self._block(x.size)
-        rows = jnp.pad(x, (0, -x.size % block)).reshape(-1, block)
-        c = jnp.fft.rfft(rows, norm="ortho")
-        first = lax.complex(c[:, 0].real, c[:, -1].real)
-        slots = jnp.concatenate([first[:, None], c[:, 1:-1] * math.sqrt(2.0)], axis=1)
+        c = _blocks.by_chunks(
+            lambda rows: jnp.fft.rfft(rows, norm="ortho"), _blocks.to_rows(x, block)
+        )
+        first = lax.complex(c[:, :1].real, c[:, -1:].real)
+        # Selected, not concatenated: that fuses into what reads it, so it need not be stored.
+        is_first = jnp.arange(block // 2)[None] == 0
+        slots = jnp.where(is_first, first, c[:, :-1] * np.float32(math.sqrt(2.0)))
         return Payload(slots.ravel(), (), overflow)
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         (n,) = like.shape
         block = self._block(n)
-        slots = payload.main.reshape(-1, block // 2)
-        zero = jnp.zeros((slots.shape[0], 1), jnp.float32)
-        ends = lax.complex(slots[:, :1].real, zero), lax.complex(slots[:, :1].imag, zero)
-        c = jnp.concatenate([ends[0], slots[:, 1:] * math.sqrt(0.5), ends[1]], axis=1)
-        return jnp.fft.irfft(c, n=block, norm="ortho").ravel()[:n]
+
+        def inverse(slots: jax.Array) -> jax.Array:
+            first = slots[:, :1]
+            c = jnp.pad(slots * np.float32(math.sqrt(0.5)), ((0, 0), (0, 1)))
+            zero = jnp.zeros_like(first.real)
+            c = c.at[:, :1].set(lax.complex(first.real, zero))
+            c = c.at[:, -1:].set(lax.complex(first.imag, zero))
+            return jnp.fft.irfft(c, n=block, norm="ortho")
+
+        rows = payload.main.reshape(-1, block // 2)
+        return _blocks.by_chunks(inverse, rows).ravel()[:n]
 
     def _block(self, n: int) -> int:
         if self.block is None:
-            return _next_smooth(n)
-        return min(self.block, 1 << max(1, (n - 1).bit_length()))
+            return _next_smooth(-(-n // -(-n // _blocks.CHUNK)))
+        return _blocks.fit(self.block, n)
 
 
 def _next_smooth(n: int) -> int:

@@ -1,0 +1,33 @@
+"""Random bits by position: a counter through an integer hash.
+
+A few multiplications a value, where a cryptographic generator such as threefry takes dozens of
+rounds, more than all the rest of a codec. Statistically tested; not for secrets.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def bits(first: jax.Array, second: jax.Array, count: int) -> jax.Array:
+    """uint32[count] that two seeds and the position decide: value i is h(h(i + first) ^ second).
+
+    A stream whose first seed is near another's is a shift of that before the second hash only.
+    """
+    counter = jax.lax.iota(jnp.uint32, count)
+    return _mix(_mix(counter + first) ^ second)
+
+
+def keyed_bits(key: jax.Array, count: int) -> jax.Array:
+    """uint32[count] from a PRNG key: other values for another key, step or worker folded in."""
+    first, second = jax.random.bits(key, (2,), jnp.uint32)
+    return bits(first, second, count)
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """A bijection of uint32 that changes half of the bits for each bit changed.
+
+    Two rounds of xor-shift and multiply, with constants from Wellons' search for low bias.
+    """
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)

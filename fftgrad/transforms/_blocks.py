@@ -1,0 +1,50 @@
+"""A vector as rows of equal length, for transforms of blocks."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+CHUNK = 1 << 28
+"""Values that go through a transform at a time: 1 GiB, so that with its result and the scratch
+space of a library nothing passes 4 GiB, where cuFFT gives up."""
+
+
+def check_block(owner: str, block: int, most: int) -> None:
+    """Refuses what is not a power of two from 2 to `most`."""
+    if not 2 <= block <= most or block & (block - 1):
+        raise ValueError(
+            f"{owner}(block): must be a power of two in 2..{most}, got {block}; use block=64."
+        )
+
+
+def fit(block: int, n: int) -> int:
+    """The length of a block, at most the least power of two that holds the whole vector."""
+    return min(block, 1 << max(1, (n - 1).bit_length()))
+
+
+def check_vector(owner: str, x: jax.Array) -> None:
+    """Refuses what is not a float32 vector."""
+    if x.dtype != jnp.float32 or x.ndim != 1:
+        raise ValueError(
+            f"{owner}.compress(x): must be a float32 vector, got {x.dtype}{list(x.shape)}; put "
+            f"{owner} first in the chain."
+        )
+
+
+def to_rows(x: jax.Array, block: int) -> jax.Array:
+    """x[n], padded with zeros, as [ceil(n / block), block]."""
+    return jnp.pad(x, (0, -x.size % block)).reshape(-1, block)
+
+
+def by_chunks(transform: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
+    """transform(rows), row by row the same, in pieces of at most CHUNK values."""
+    limit = max(1, CHUNK // rows.shape[1])
+    if rows.shape[0] <= limit:
+        return transform(rows)
+    pieces = -(-rows.shape[0] // limit)
+    size = -(-rows.shape[0] // pieces)
+    padded = jnp.pad(rows, ((0, pieces * size - rows.shape[0]), (0, 0)))
+    out = lax.map(transform, padded.reshape(pieces, size, -1))
+    return out.reshape(pieces * size, -1)[: rows.shape[0]]
