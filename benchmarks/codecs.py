@@ -1,11 +1,13 @@
-"""Time codecs against a memory copy and `lax.top_k`, on a gradient-like vector.
+"""Time codecs, their stages and their peers against a memory copy, on a real gradient.
 
-One process, compiled functions, medians of repeated calls on inputs that are never zero and never
-plain normal noise: heavy tails, serial correlation, and a scale that changes from block to block,
-as it does from layer to layer.
+One process, compiled functions, medians over rounds in which everything takes its turn, fresh
+outputs for all, the memory copy too. The data is the gradient that save_gradient.py saved, tiled
+to length; each tile has a sign and a scale of its own, so that no magnitude repeats.
 """
 
 import argparse
+import collections
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,126 +20,358 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import matplotlib as mpl
 import numpy as np
+from jax import lax
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 import fftgrad as fg
+from fftgrad import _wire
+from fftgrad._base import payload_spec
+from fftgrad.exchanges._all_gather import decode_mean
+from fftgrad.packing import _indices
+from fftgrad.selectors import _largest, _top_k
 
-CODECS = {
+try:
+    import torch
+except ImportError:
+    torch = None
+
+HERE = pathlib.Path(__file__).parent
+BLOCK = 4096
+BYTES = fg.RangeFloat(bits=8)
+CODECS: dict[str, fg.Codec] = {
     "bfloat16": fg.Cast("bfloat16"),
-    "range float, 8 bits": fg.RangeFloat(bits=8),
-    "top-k 1 %, 8 bits": fg.chain(fg.TopK(fraction=0.01), fg.RangeFloat(bits=8)),
-    "FFT 64, 10 %, 8 bits": fg.chain(
-        fg.Fft(block=64), fg.TopK(fraction=0.1), fg.RangeFloat(bits=8)
-    ),
-    "FFT whole, 15 %, 10 bits": fg.chain(
-        fg.Fft(block=None, half=True), fg.TopK(fraction=0.15), fg.RangeFloat(bits=10)
+    "8 bits": BYTES,
+    "top-k 10 %, 8 bits": fg.chain(fg.TopK(fraction=0.1), BYTES),
+    "top-k 1 %, 8 bits": fg.chain(fg.TopK(fraction=0.01), BYTES),
+    "top-k 1 %, 6 bits": fg.chain(fg.TopK(fraction=0.01), fg.RangeFloat(bits=6)),
+    "top-k 0.1 %, 8 bits": fg.chain(fg.TopK(fraction=0.001), BYTES),
+    "FFT 4096, 5 %, 8 bits": fg.chain(fg.Fft(block=BLOCK), fg.TopK(fraction=0.05), BYTES),
+    "FFT 64, 5 %, 8 bits": fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.05), BYTES),
+    "DCT 64, 5 %, 8 bits": fg.chain(fg.Dct(block=64), fg.TopK(fraction=0.05), BYTES),
+    "Hadamard 4096, 4 bits": fg.chain(
+        fg.Hadamard(block=BLOCK), fg.RangeFloat(bits=4, rounding="stochastic")
     ),
 }
+RNG = fg.Rng.of(0)
 
 
-def gradient(n: int, seed: int) -> jax.Array:
-    """A vector with a gradient's tails, correlation and changes of scale."""
-    rng = np.random.default_rng(seed)
-    white = rng.standard_t(3, n + 1).astype(np.float32)
-    scale = np.repeat(np.exp(rng.standard_normal(-(-n // 4096))), 4096)[:n]
-    return jnp.asarray((white[1:] + 0.5 * white[:-1]) * scale.astype(np.float32))
+@dataclasses.dataclass
+class Task:
+    """Something to time, on several inputs in turn."""
+
+    what: str
+    kind: str
+    run: Callable[[Any], Any]
+    inputs: list[Any]
+    bytes: int | None = None
+    temp: int | None = None
+    compile_s: float | None = None
+    times: list[float] = dataclasses.field(default_factory=list[float])
 
 
-def median_ms(function: Callable[..., Any], inputs: list[Any], repeats: int) -> float:
-    """Median time of a compiled call, over fresh inputs in turn."""
-    compiled = jax.jit(function)
-    for value in inputs:
-        jax.block_until_ready(compiled(value))
-    times: list[float] = []
-    for i in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(inputs[i % len(inputs)]))
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
+def gradients(n: int, source: pathlib.Path) -> list[np.ndarray[Any, Any]]:
+    """Three vectors of length n made of the saved gradient."""
+    tile = np.load(source)
+    out: list[np.ndarray[Any, Any]] = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        tiles = -(-n // tile.size)
+        factor = rng.choice([-1.0, 1.0], tiles) * np.exp(rng.uniform(-0.7, 0.7, tiles))
+        whole = np.outer(factor.astype(np.float32), np.roll(tile, int(rng.integers(tile.size))))
+        out.append(whole.ravel()[:n])
+    return out
 
 
-def measure(n: int, repeats: int) -> list[dict[str, Any]]:
-    """One row for each thing that is timed at a length."""
-    inputs = [gradient(n, seed) for seed in range(3)]
-    copy = median_ms(jnp.negative, inputs, repeats)
+def compiled(what: str, kind: str, function: Any, inputs: list[Any], **fields: Any) -> Task:
+    """A task of a JAX function, with what its compilation tells."""
+    start = time.perf_counter()
+    program = jax.jit(function).lower(inputs[0]).compile()
+    compile_s = time.perf_counter() - start
+    memory = program.memory_analysis()
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(inputs[0]))
+    temp = memory.temp_size_in_bytes / size if memory is not None and kind != "decompress" else None
+    return Task(
+        what,
+        kind,
+        lambda x: jax.block_until_ready(program(x)),
+        inputs,
+        temp=temp,
+        compile_s=compile_s,
+        **fields,
+    )
+
+
+def stages(xs: list[jax.Array]) -> list[Task]:
+    """The parts that top-k 1 % and the FFT pipeline are made of."""
+    n = xs[0].size
     k = max(1, n // 100)
-    rows: list[dict[str, Any]] = [
-        {"what": "memory copy", "compress_ms": copy, "bytes": 4 * n},
-        {
-            "what": "lax.top_k of |x|, 1 %",
-            "compress_ms": median_ms(lambda x: jax.lax.top_k(jnp.abs(x), k), inputs, repeats),
-            "bytes": 8 * k,
-        },
+    key = _top_k._keys(xs[0])[1]
+    wide = [jax.block_until_ready(jax.jit(lambda x: _largest.largest(x, key, k))(x)) for x in xs]
+    encoded = [jax.jit(lambda w: _indices.encode(w, k, n))(w) for w in wide]
+    kept = [x[positions] for x, (positions, _) in zip(xs, encoded, strict=True)]
+    codes = [jax.jit(lambda v: BYTES.compress(v, None))(v) for v in kept]
+    like = jax.ShapeDtypeStruct((k,), "float32")
+    in_place: Any = {"indices_are_sorted": True, "unique_indices": True}
+    spectra = [jnp.fft.rfft(x.reshape(-1, BLOCK), norm="ortho") for x in xs]
+    slots = [fg.Fft(block=BLOCK).compress(x, None).main for x in xs]
+
+    def task(what: str, function: Any, inputs: list[Any]) -> Task:
+        return compiled(what, "stage", function, inputs)
+
+    return [
+        task("read once: max |x|", lambda x: jnp.max(jnp.abs(x)), xs),
+        task("bracket from a sample", lambda x: _largest._guess(x, key, k)[0], xs),
+        task(
+            "two bitmaps, one pass",
+            lambda x: _largest._sides(x, key, jnp.uint32(9 << 26), jnp.uint32(15 << 26)),
+            xs,
+        ),
+        task("select, whole", lambda x: _largest.largest(x, key, k), xs),
+        task("bitmap to indices", lambda w: _indices.encode(w, k, n), wide),
+        task(
+            "gather values",
+            lambda a: a[0][a[1]],
+            [(x, p) for x, (p, _) in zip(xs, encoded, strict=True)],
+        ),
+        task("quantize and pack", lambda v: BYTES.compress(v, None), kept),
+        task("unpack and decode", lambda p: BYTES.decompress(p, like, None), codes),
+        task("indices to positions", lambda e: _indices.decode(e[1], k, n), encoded),
+        task(
+            "scatter",
+            lambda a: jnp.zeros(n).at[a[1]].set(a[0], **in_place),
+            [(v, p) for v, (p, _) in zip(kept, encoded, strict=True)],
+        ),
+        task("rfft 4096", lambda x: jnp.fft.rfft(x.reshape(-1, BLOCK)), xs),
+        task("energies", lambda z: _top_k._energy_bits(z), slots),
+        task("irfft 4096", lambda c: jnp.fft.irfft(c, n=BLOCK, norm="ortho"), spectra),
     ]
+
+
+def pipelines(xs: list[jax.Array]) -> list[Task]:
+    """Every codec both ways, and averaging many payloads against one."""
+    tasks: list[Task] = []
+    like = jax.ShapeDtypeStruct(xs[0].shape, "float32")
     for name, codec in CODECS.items():
-        like = inputs[0]
-        payloads = [jax.jit(lambda x, c=codec: fg.compress(c, x))(x) for x in inputs]
-        back = fg.decompress(codec, payloads[0], like)
-        rows.append(
-            {
-                "what": name,
-                "codec": repr(codec),
-                "compress_ms": median_ms(lambda x, c=codec: fg.compress(c, x), inputs, repeats),
-                "decompress_ms": median_ms(
-                    lambda p, c=codec, like=like: fg.decompress(c, p, like), payloads, repeats
-                ),
-                "bytes": fg.wire_bytes(codec, like),
-                "error": float(jnp.linalg.norm(back - like) / jnp.linalg.norm(like)),
-            }
+        size = fg.wire_bytes(codec, like)
+
+        def down(x: jax.Array, codec: fg.Codec = codec) -> fg.Payload:
+            return fg.compress(codec, x, rng=RNG)
+
+        def up(payload: fg.Payload, codec: fg.Codec = codec) -> jax.Array:
+            return fg.decompress(codec, payload, like, rng=RNG)
+
+        tasks.append(compiled(name, "compress", down, xs, bytes=size))
+        payloads = [tasks[-1].run(x) for x in xs]
+        tasks.append(compiled(name, "decompress", up, payloads, bytes=size))
+    for name in ("top-k 1 %, 8 bits", "FFT 4096, 5 %, 8 bits"):
+        codec = CODECS[name]
+        header = _wire.Header(jnp.asarray(True), jnp.int32(0))
+
+        def buffer(x: jax.Array, codec: fg.Codec = codec, header: Any = header) -> jax.Array:
+            return _wire.pack(header, fg.compress(codec, x, rng=RNG))
+
+        def mean(words: jax.Array, codec: fg.Codec = codec) -> jax.Array:
+            return decode_mean(codec, words, like, RNG)[1]
+
+        words = [jax.jit(buffer)(x) for x in xs]
+        assert words[0].nbytes == _wire.nbytes(payload_spec(codec, like))
+        for workers in (1, 8):
+            stacked = [
+                jnp.stack([words[(i + j) % len(words)] for j in range(workers)])
+                for i in range(len(words))
+            ]
+            tasks.append(compiled(f"{name}: mean of {workers}", "mean", mean, stacked))
+    return tasks
+
+
+def jax_peers(xs: list[jax.Array]) -> list[Task]:
+    """What one would write without this library."""
+    tasks: list[Task] = []
+    for percent in (10, 1, 0.1):
+        k = max(1, int(xs[0].size * percent / 100))
+        top = lambda x, k=k: lax.top_k(jnp.abs(x), k)  # noqa: E731  (one line, bound at once)
+        tasks.append(compiled(f"lax.top_k {percent:g} %", "peer", top, xs, bytes=8 * k))
+    k = max(1, xs[0].size // 100)
+    bound = jnp.sort(jnp.abs(xs[0]))[-k]
+    tasks.append(
+        compiled(
+            "jnp.nonzero 1 %, bound given",
+            "peer",
+            lambda x: jnp.nonzero(jnp.abs(x) >= bound, size=k, fill_value=0)[0],
+            xs,
+            bytes=8 * k,
         )
-    return [{"n": n, "copies": row["compress_ms"] / copy, **row} for row in rows]
+    )
+    return tasks
+
+
+def torch_peers(xs: list[np.ndarray[Any, Any]]) -> list[Task]:
+    """PyTorch's building blocks, on its own threads."""
+    if torch is None:
+        return []
+    n = xs[0].size
+    ts: list[Any] = [torch.from_numpy(x) for x in xs]
+    side = 1 << (n.bit_length() // 2)
+    generator = torch.Generator().manual_seed(0)
+    warm = torch.randn(n // side, 4, generator=generator)
+
+    def spectrum(x: Any) -> Any:
+        z = torch.fft.rfft(x.reshape(-1, BLOCK)).ravel()
+        return z, torch.topk(z.abs(), max(1, n // 40))
+
+    def power_sgd(x: Any) -> Any:
+        matrix = x.reshape(side, -1)
+        p, _ = torch.linalg.qr(matrix @ warm)
+        q = matrix.T @ p
+        return p @ q.T
+
+    k = max(1, n // 100)
+    return [
+        Task("torch copy", "peer", lambda x: x.clone(), ts),
+        Task("torch.topk 1 %", "peer", lambda x: torch.topk(x.abs(), k), ts, 8 * k),
+        Task("torch rfft 4096 + topk 5 %", "peer", spectrum, ts, 12 * (n // 40)),
+        Task("torch PowerSGD rank 4, both ways", "peer", power_sgd, ts, 16 * (side + n // side)),
+        Task("torch bfloat16 cast", "peer", lambda x: x.to(torch.bfloat16), ts, 2 * n),
+    ]
+
+
+def measure(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one length."""
+    arrays = gradients(n, args.gradient)
+    xs = [jnp.asarray(x) for x in arrays]
+    tasks = [compiled("memory copy", "copy", lambda x: -x, xs, bytes=4 * n)]
+    tasks += [*stages(xs), *pipelines(xs), *jax_peers(xs)]
+    tasks += torch_peers(arrays) if args.device == "cpu" else []
+    for i in range(-1, args.repeats):
+        for task in tasks:
+            # Everything three times; what takes long, no more.
+            if i >= 3 and sum(task.times) > args.budget:
+                continue
+            value = task.inputs[i % len(task.inputs)]
+            start = time.perf_counter()
+            result = task.run(value)
+            elapsed = 1e3 * (time.perf_counter() - start)
+            del result
+            if i >= 0:
+                task.times.append(elapsed)
+    copy = statistics.median(tasks[0].times)
+    rows: list[dict[str, Any]] = []
+    for task in tasks:
+        ms = statistics.median(task.times)
+        row = {"n": n, "what": task.what, "kind": task.kind, "ms": ms, "least_ms": min(task.times)}
+        row |= {"copies": ms / copy, "gb_per_s": 4 * n / ms / 1e6, "wire_bytes": task.bytes}
+        temp = None if task.temp is None else task.temp / (4 * n)
+        rows.append(row | {"temp": temp, "compile_s": task.compile_s})
+    return rows
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
     """The rows, for a person."""
-    columns = ("n", "", "compress\nms", "in\ncopies", "decompress\nms", "bits a\nvalue", "error")
+    columns = (
+        "n",
+        "",
+        "",
+        "ms",
+        "GB/s",
+        "copies",
+        "bits a\nvalue",
+        "temporaries\n/ input",
+        "compile\ns",
+    )
     out = Table(*columns, box=box.SIMPLE_HEAD)
     for row in rows:
+        bits, temp, seconds = row["wire_bytes"], row["temp"], row["compile_s"]
         out.add_row(
             f"2^{row['n'].bit_length() - 1}",
             row["what"],
-            f"{row['compress_ms']:.2f}",
-            f"{row['copies']:.1f}",
-            f"{row['decompress_ms']:.2f}" if "decompress_ms" in row else "",
-            f"{8 * row['bytes'] / row['n']:.3f}",
-            f"{row['error']:.3f}" if "error" in row else "",
+            row["kind"],
+            f"{row['ms']:.2f}",
+            f"{row['gb_per_s']:.2f}",
+            f"{row['copies']:.2f}",
+            "" if bits is None else f"{8 * bits / row['n']:.3f}",
+            "" if temp is None else f"{temp:.2f}",
+            "" if seconds is None else f"{seconds:.1f}",
         )
     return out
 
 
+def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
+    """Time against n: the copy, compressing, and peers."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    lines: dict[tuple[str, str], list[tuple[int, float]]] = collections.defaultdict(list)
+    for row in rows:
+        lines[row["what"], row["kind"]].append((row["n"], row["ms"]))
+    shown = {
+        ("memory copy", "copy"): "k-",
+        ("top-k 1 %, 8 bits", "compress"): "C0o-",
+        ("top-k 1 %, 8 bits", "decompress"): "C0o:",
+        ("FFT 4096, 5 %, 8 bits", "compress"): "C1s-",
+        ("DCT 64, 5 %, 8 bits", "compress"): "C2^-",
+        ("lax.top_k 1 %", "peer"): "C3x--",
+        ("torch.topk 1 %", "peer"): "C4x--",
+        ("torch rfft 4096 + topk 5 %", "peer"): "C5x--",
+    }
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for (what, kind), style in shown.items():
+        if points := lines[what, kind]:
+            label = what if kind in ("copy", "peer") else f"{what}: {kind}"
+            axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
+    axes.set(xscale="log", yscale="log", xlabel="values", ylabel="ms")
+    axes.set_xscale("log", base=2)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
 def main() -> None:
-    """Measures, prints, and writes codecs.json."""
+    """Measures, prints, and writes codecs.json and codecs.png."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--log2n", type=int, nargs="+", default=[18, 20, 22], help="lengths")
-    parser.add_argument("--repeats", type=int, default=11, help="timed calls of each function")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks"))
-    parser.add_argument("--smoke", action="store_true", help="short vectors, few calls")
+    parser.add_argument("--log2n", type=int, nargs="+", default=[20, 22, 24, 26], help="lengths")
+    parser.add_argument("--repeats", type=int, default=11, help="rounds")
+    parser.add_argument("--budget", type=float, default=2000, help="ms for one row")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "gpu"])
+    parser.add_argument("--gradient", type=pathlib.Path, default=HERE / "gradient.npy")
+    parser.add_argument("--out", type=pathlib.Path, default=HERE)
+    parser.add_argument("--smoke", action="store_true", help="short vectors, few rounds")
     args = parser.parse_args()
     if args.smoke:
-        args.log2n, args.repeats = [12], 3
-    rows = [row for log2n in args.log2n for row in measure(2**log2n, args.repeats)]
-    Console(width=100).print(table(rows))
+        args.log2n, args.repeats = [16], 3
+    jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[args.device])
+    console = Console(width=110)
+    rows: list[dict[str, Any]] = []
+    for log2n in args.log2n:
+        new = measure(2**log2n, args)
+        console.print(table(new))
+        rows += new
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         capture_output=True,
         text=True,
         check=False,
-        cwd=pathlib.Path(__file__).parent,
+        cwd=HERE,
     ).stdout.strip()
+    versions = {"python": platform.python_version(), "jax": jax.__version__}
+    versions |= {"numpy": np.__version__, "torch": torch.__version__ if torch else None}
     record = {
         "command": f"python benchmarks/codecs.py --log2n {' '.join(map(str, args.log2n))}",
         "device": f"{jax.devices()[0].device_kind} ({platform.machine()}, {os.cpu_count()} cores)",
-        "jax": jax.__version__,
+        "versions": versions,
         "commit": commit,
         "rows": rows,
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "codecs.json").write_text(json.dumps(record, indent=1) + "\n")
+    name = "codecs" if args.device == "cpu" else f"codecs_{args.device}"
+    (args.out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    plot(rows, args.out / f"{name}.png")
 
 
 if __name__ == "__main__":

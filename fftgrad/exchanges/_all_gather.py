@@ -66,22 +66,11 @@ class AllGather:
         coefficients = linear.compress(x, rng)
         coefficients_like = spec(coefficients.main)
         payload = rest.compress(coefficients.main, rng)
-        payload_like = payload_spec(rest, coefficients_like)
 
         overflow = jnp.asarray(coefficients.overflow + payload.overflow)
         header = _wire.Header(jnp.all(jnp.isfinite(x)), overflow)
         buffers = _axes.all_gather(_wire.pack(header, payload), axis_name)
-        workers = buffers.shape[0]
-        headers, _ = jax.vmap(lambda words: _wire.unpack(words, payload_like))(buffers)
-
-        def add(worker: jax.Array, total: jax.Array) -> jax.Array:
-            _, payload = _wire.unpack(buffers[worker], payload_like)
-            return accumulate(rest, total, payload, 1.0 / workers, rng)
-
-        start = jnp.where(jnp.all(headers.finite), 0.0, jnp.nan).astype(coefficients_like.dtype)
-        start = jnp.broadcast_to(start, coefficients_like.shape)
-        total = lax.fori_loop(0, workers, add, start)
-        mean = linear.decompress(Payload(total), like, rng)
+        headers, mean = decode_mean(self.codec, buffers, like, rng)
         sent = rest.decompress(payload, coefficients_like, rng)
         sent = linear.decompress(Payload(sent), like, rng)
         seen = state.overflow + _axes.over_other_axes(lax.psum, headers.overflow.sum())
@@ -89,3 +78,23 @@ class AllGather:
 
     def wire_bytes(self, like: Like) -> int:
         return _wire.nbytes(payload_spec(self.codec, like))
+
+
+def decode_mean(
+    codec: Codec, buffers: jax.Array, like: Like, rng: Rng
+) -> tuple[_wire.Header, jax.Array]:
+    """The headers of buffers uint32[w, s], stacked, and the mean of what the buffers stand for."""
+    linear, rest = split_linear(codec)
+    coefficients_like = payload_spec(linear, like).main
+    payload_like = payload_spec(rest, coefficients_like)
+    workers = buffers.shape[0]
+    headers, _ = jax.vmap(lambda words: _wire.unpack(words, payload_like))(buffers)
+
+    def add(worker: jax.Array, total: jax.Array) -> jax.Array:
+        _, payload = _wire.unpack(buffers[worker], payload_like)
+        return accumulate(rest, total, payload, 1.0 / workers, rng)
+
+    start = jnp.where(jnp.all(headers.finite), 0.0, jnp.nan).astype(coefficients_like.dtype)
+    start = jnp.broadcast_to(start, coefficients_like.shape)
+    total = lax.fori_loop(0, workers, add, start)
+    return headers, linear.decompress(Payload(total), like, rng)
