@@ -92,8 +92,7 @@ def compiled(what: str, kind: str, function: Any, inputs: list[Any], **fields: A
     program = jax.jit(function).lower(inputs[0]).compile()
     compile_s = time.perf_counter() - start
     memory = program.memory_analysis()
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(inputs[0]))
-    temp = memory.temp_size_in_bytes / size if memory is not None and kind != "decompress" else None
+    temp = None if memory is None else memory.temp_size_in_bytes
     return Task(
         what,
         kind,

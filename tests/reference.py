@@ -50,6 +50,32 @@ def inverse_fft(z, n: int, block: int | None):
     return np.fft.irfft(c, b, norm="ortho").ravel()[:n]
 
 
+def dct(x, block: int):
+    """sum_t x_t cos(pi (2t + 1) j / 2b), scaled to be orthonormal, of each block."""
+    x = np.asarray(x, np.float64)
+    b = block_of(x.size, block)
+    rows = np.pad(x, (0, -x.size % b)).reshape(-1, b)
+    out = np.zeros_like(rows)
+    for j in range(b):
+        wave = [math.cos(math.pi * (2 * t + 1) * j / (2 * b)) for t in range(b)]
+        out[:, j] = math.sqrt((1 if j == 0 else 2) / b) * rows @ wave
+    return out.ravel()
+
+
+def hadamard(x, block: int):
+    """By butterflies of sums and differences."""
+    x = np.asarray(x, np.float64)
+    b = block_of(x.size, block)
+    rows = np.pad(x, (0, -x.size % b)).reshape(-1, b)
+    h = 1
+    while h < b:
+        pairs = rows.reshape(rows.shape[0], -1, 2, h)
+        rows = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], 2)
+        rows = rows.reshape(pairs.shape[0], b)
+        h *= 2
+    return rows.ravel() / math.sqrt(b)
+
+
 def top_k(x, k: int):
     """Positions of the k largest magnitudes, lowest first among equals, ascending."""
     magnitude = np.abs(np.asarray(x)).astype(np.float64)

@@ -122,10 +122,10 @@ def test_lossless_bit_for_bit(name, x):
 @pytest.mark.parametrize("codec", [c for c in CODECS.values() if c.summable], ids=repr)
 def test_summable_codecs_commute_with_the_sum(codec):
     x = jnp.asarray(values((4, 75)))
-    payloads = jax.vmap(lambda row: fg.compress(codec, row))(x)
-    each = jax.vmap(lambda payload: fg.decompress(codec, payload, x[0]))(payloads)
+    payloads = jax.vmap(lambda row: fg.compress(codec, row, rng=RNG))(x)
+    each = jax.vmap(lambda payload: fg.decompress(codec, payload, x[0], rng=RNG))(payloads)
     total = jax.tree.map(lambda a: a.sum(0), payloads)
-    whole = fg.decompress(codec, total, x[0])
+    whole = fg.decompress(codec, total, x[0], rng=RNG)
     np.testing.assert_allclose(whole, each.sum(0), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(whole, x.sum(0), rtol=1e-2, atol=1e-2)
 
@@ -188,7 +188,10 @@ def test_payload_spec_is_the_payload():
     [
         (lambda: fg.chain(fg.TopK), TypeError, "pass a value"),
         (lambda: fg.chain("topk"), TypeError, "pass a value"),
-        (lambda: fg.Fft(block=48), ValueError, "use block=256"),
+        (lambda: fg.Fft(block=48), ValueError, "use block=64"),
+        (lambda: fg.Dct(block=2048), ValueError, "use block=64"),
+        (lambda: fg.Hadamard(block=3), ValueError, "use block=64"),
+        (lambda: fg.compress(fg.Hadamard(), jnp.ones(3)), ValueError, "signs=False"),
         (lambda: fg.TopK(), ValueError, "fraction=0.01"),
         (lambda: fg.TopK(fraction=0.1, k=2), ValueError, "exactly one"),
         (lambda: fg.TopK(fraction=85), ValueError, "1 - theta"),

@@ -64,9 +64,13 @@ def test_replicas_get_the_same_bits(exchange):
     "codec", [c for c in CODECS.values() if "stochastic" not in repr(c)], ids=repr
 )
 def test_gathering_is_compressing_and_averaging(codec):
-    x = rows(4)
+    x, rng = rows(4), fg.Rng.of(5)
     mean, sent = program("shard_map", fg.AllGather(codec), 4)(x)
-    alone = jax.jit(jax.vmap(lambda row: fg.decompress(codec, fg.compress(codec, row), row)))(x)
+
+    def alone(row):
+        return fg.decompress(codec, fg.compress(codec, row, rng=rng), row, rng=rng)
+
+    alone = jax.jit(jax.vmap(alone))(x)
     np.testing.assert_allclose(sent, alone, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(mean[0], alone.mean(0), rtol=1e-5, atol=1e-5)
 

@@ -5,11 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from cases import floats
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fftgrad.packing import _bitmap, _codes, _indices
+import fftgrad as fg
+from fftgrad._base import payload_spec
+from fftgrad.packing import _bitmap, _codes, _indices, _scan
 
 
 @pytest.mark.parametrize("bits", range(1, 33))
@@ -90,3 +93,43 @@ def test_arbitrary_words_decode_within_bounds(n, k, data):
     found = _indices.decode(code, k, n)
     assert int(found.min()) >= 0
     assert int(found.max()) < n
+
+
+@pytest.mark.parametrize("n", [1, 127, 128, 129, 5000])
+def test_running_sums_and_maxima(n):
+    x = np.random.default_rng(n).integers(0, 1000, n).astype(np.int32)
+    np.testing.assert_array_equal(_scan.cumsum(jnp.asarray(x)), np.cumsum(x))
+    np.testing.assert_array_equal(_scan.cummax(jnp.asarray(x)), np.maximum.accumulate(x))
+
+
+@given(mask=hnp.arrays(bool, 300), last=st.integers(-1, 320))
+def test_bitmaps_from_positions_and_prefixes(mask, last):
+    (words,) = _bitmap.pack(jnp.asarray(mask))
+    positions = jnp.arange(300, dtype=jnp.int32)
+    np.testing.assert_array_equal(_bitmap.from_positions(positions, jnp.asarray(mask), 300), words)
+    (prefix,) = _bitmap.pack(jnp.asarray(np.arange(320) <= last))
+    np.testing.assert_array_equal(_bitmap.up_to(jnp.int32(last), prefix.size), prefix)
+    assert int(_bitmap.count(words)) == mask.sum()
+
+
+FUZZED = fg.chain(fg.Fft(block=16), fg.TopK(fraction=0.2), fg.RangeFloat(bits=7))
+
+
+@given(data=st.data(), scale=floats(60))
+def test_arbitrary_payloads_decode_to_finite_values(data, scale):
+    """Whatever arrives, with a finite scale, nothing is out of bounds and nothing is NaN."""
+    x = jnp.zeros(333)
+
+    def draw(leaf):
+        if leaf.dtype == jnp.float32:
+            return jnp.float32(abs(scale))
+        return jnp.asarray(data.draw(hnp.arrays(np.uint32, leaf.shape)))
+
+    for codec in (FUZZED, fg.chain(fg.TopK(fraction=0.4), fg.RangeFloat(bits=5))):
+        payload = jax.tree.map(draw, payload_spec(codec, x)[:2])
+        y = fuzzed(codec, fg.Payload(*payload), x)
+        assert y.shape == x.shape
+        assert bool(jnp.all(jnp.isfinite(y)))
+
+
+fuzzed = jax.jit(fg.decompress, static_argnums=0)

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 import fftgrad as fg
 from fftgrad.packing import _indices
+from fftgrad.selectors import _largest, _top_k
 
 N = 200
 
@@ -112,3 +113,66 @@ def test_k_beyond_n_keeps_all_and_sends_no_index():
     payload = fg.compress(fg.TopK(k=500), jnp.arange(5.0))
     np.testing.assert_array_equal(payload.main, jnp.arange(5.0))
     assert payload.side == ()
+
+
+LARGE = _largest.SAMPLE + 7_333
+"""Long enough for a sampled bracket, and no multiple of anything."""
+
+rng = np.random.default_rng(0)
+SAMPLED = np.asarray(_largest.sample_positions(LARGE))
+HARD = {
+    "constant": np.full(LARGE, -2.5),
+    "zero": np.zeros(LARGE),
+    "one-hot": np.eye(1, LARGE, 31_337)[0],
+    "ascending": np.arange(LARGE),
+    "descending": np.arange(LARGE)[::-1],
+    "two values": np.where(np.arange(LARGE) % 3, 1.0, -2.0),
+    "few nonzero": np.where(np.arange(LARGE) % 5_000, 0.0, 1.0 + np.arange(LARGE)),
+    "half zero": np.maximum(rng.standard_normal(LARGE), 0),
+    "subnormal": rng.integers(0, 1 << 20, LARGE) * 2.0**-149,
+    "dynamic range": 2.0 ** rng.uniform(-126, 127, LARGE),
+    "heavy tail": values((LARGE,)),
+    "rounded": np.round(values((LARGE,)), 1),
+    "large where the sample looks": np.where(np.isin(np.arange(LARGE), SAMPLED), 9, 1)
+    * rng.uniform(1, 2, LARGE),
+    "small where the sample looks": np.where(np.isin(np.arange(LARGE), SAMPLED), 1, 9)
+    * rng.uniform(1, 2, LARGE),
+} | {
+    f"period {p}": np.resize(rng.standard_normal(p), LARGE) for p in (2, 7, 32, 128, 1000, 1 << 15)
+}
+
+
+@pytest.mark.parametrize("k", [1, 400, LARGE // 2, LARGE - 1])
+def test_hard_inputs_that_are_sampled(k):
+    for name, x in HARD.items():
+        x = x.astype(np.float32)
+        np.testing.assert_array_equal(positions(x, k), reference.top_k(x, k), err_msg=name)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-32, 1e35])
+def test_a_long_complex_vector_by_modulus(scale):
+    z = (scale * values((2, LARGE)) / 100).astype(np.float32)
+    z = z[0] + 1j * z[1]
+    found = positions(z.astype(np.complex64), 400)
+    assert np.all(np.diff(found) > 0)
+    modulus = np.abs(z.astype(np.complex128))
+    assert modulus[found].min() >= np.delete(modulus, found).max() * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("name", ["heavy tail", "small where the sample looks"])
+def test_the_bracket_is_proved_and_not_believed(name):
+    x = jnp.asarray(HARD[name].astype(np.float32))
+    source, key = _top_k._keys(x)
+    guess, capacity = _largest._guess(source, key, 400)
+    from_low, from_high = (int(jnp.sum(key(x) >= edge)) for edge in (guess.low, guess.high))
+    holds = from_high < 400 <= from_low and from_low - from_high <= capacity
+    assert holds == (name == "heavy tail")
+    assert capacity < LARGE // 2
+
+
+def test_accumulating_is_adding_in_place():
+    x, total = jnp.asarray(values((150,))), jnp.asarray(values((150,), seed=1))
+    for codec in (fg.TopK(k=20), fg.TopK(fraction=1.0)):
+        payload = fg.compress(codec, x)
+        expected = total + fg.decompress(codec, payload, x)
+        np.testing.assert_array_equal(codec.accumulate(total, payload), expected)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import fftgrad as fg
+from fftgrad.transforms import _blocks
 
 LENGTHS = [1, 2, 3, 7, 16, 17, 100, 127, 1009]
 
@@ -74,3 +75,61 @@ def test_what_a_selector_drops_is_the_error():
     y = fg.decompress(codec, fg.compress(codec, x), x)
     error = float(jnp.sum((x - y) ** 2))
     np.testing.assert_allclose(error, np.sum(np.abs(dropped) ** 2), rtol=1e-4)
+
+
+@pytest.mark.parametrize("block", [2, 16, 64])
+@pytest.mark.parametrize("n", [1, 7, 64, 1009])
+def test_dct_is_the_oracle(n, block):
+    x = jnp.asarray(values((n,)))
+    y = fg.compress(fg.Dct(block=block), x).main
+    np.testing.assert_allclose(y, reference.dct(x, block), atol=1e-5 * np.abs(x).max())
+    back = fg.decompress(fg.Dct(block=block), fg.Payload(y), x)
+    np.testing.assert_allclose(back, x, atol=1e-5 * np.abs(x).max())
+
+
+@pytest.mark.parametrize("block", [2, 16, 64, 128, 8192])
+@pytest.mark.parametrize("n", [1, 7, 64, 1009])
+def test_hadamard_is_the_oracle(n, block):
+    x = jnp.asarray(values((n,)))
+    y = fg.compress(fg.Hadamard(block=block, signs=False), x).main
+    np.testing.assert_allclose(y, reference.hadamard(x, block), atol=1e-5 * np.abs(x).max())
+
+
+@given(x=hnp.arrays(np.float32, 100, elements=floats(10)), seed=st.integers(0, 100))
+def test_hadamard_is_an_isometry_that_its_signs_undo(x, seed):
+    codec, rng = fg.Hadamard(block=64), fg.Rng.of(seed)
+    y = fg.compress(codec, jnp.asarray(x), rng=rng).main
+    energy = float(np.sum(np.square(x, dtype=np.float64)))
+    np.testing.assert_allclose(float(jnp.sum(y**2)), energy, rtol=1e-4, atol=1e-6)
+    back = fg.decompress(codec, fg.Payload(y), jnp.asarray(x), rng=rng)
+    np.testing.assert_allclose(back, x, atol=1e-5 * max(1e-6, np.abs(x).max()))
+
+
+def test_random_signs_spread_a_constant_and_change_by_step():
+    x = jnp.ones(4096)
+    plain = fg.compress(fg.Hadamard(block=4096, signs=False), x).main
+    assert float(jnp.max(jnp.abs(plain))) == pytest.approx(64)
+    first, second = (fg.compress(fg.Hadamard(block=4096), x, rng=fg.Rng.of(s)).main for s in (0, 1))
+    assert float(jnp.max(jnp.abs(first))) < 6
+    assert abs(float(jnp.vdot(first, second))) < 5 * 64
+
+
+@pytest.mark.parametrize(
+    "codec", [fg.Fft(block=16), fg.Dct(block=16), fg.Hadamard(16, signs=False)]
+)
+def test_pieces_change_nothing(codec, monkeypatch):
+    x = jnp.asarray(values((1009,)))
+    whole = fg.compress(codec, x).main
+    monkeypatch.setattr(_blocks, "CHUNK", 80)
+    text = str(jax.make_jaxpr(lambda x: fg.compress(codec, x).main)(x))
+    assert "scan" in text
+    np.testing.assert_allclose(fg.compress(codec, x).main, whole, atol=1e-6)
+    np.testing.assert_allclose(fg.decompress(codec, fg.Payload(whole), x), x, atol=1e-5)
+
+
+def test_a_whole_vector_that_is_too_long_is_cut_evenly(monkeypatch):
+    x, codec = jnp.asarray(values((1009,))), fg.Fft(block=None)
+    monkeypatch.setattr(_blocks, "CHUNK", 300)
+    z = fg.compress(codec, x).main
+    assert z.shape == (4 * 256 // 2,)
+    np.testing.assert_allclose(fg.decompress(codec, fg.Payload(z), x), x, atol=1e-5)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._base import Like, Payload, Rng
+from fftgrad.packing import _bitmap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,6 @@ def saturating_cast(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     Finite values stay finite; infinities and NaN stay what they are, for the exchange to see.
     """
     largest = float(jnp.finfo(dtype).max)
-    overflow = jnp.sum((jnp.abs(x) > largest).astype(jnp.int32))
+    overflow = _bitmap.count(*_bitmap.pack(jnp.abs(x.astype(jnp.float32)) > largest))
     bounded = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
     return bounded.astype(dtype), overflow

@@ -11,7 +11,7 @@ from jax import lax
 
 from fftgrad import _hash
 from fftgrad._base import Like, Payload, Rng, constructor_call
-from fftgrad.packing import _codes
+from fftgrad.packing import _bitmap, _codes
 from fftgrad.quantizers import _window
 from fftgrad.quantizers._window import Rounding, Window
 
@@ -208,7 +208,7 @@ class RangeFloat:
             low, high = self._range
             inside = (values >= low) & (values <= high)
             window, side = self._fixed_window(), ()
-            overflow = values.size - jnp.sum(inside.astype(jnp.int32))
+            overflow = values.size - _bitmap.count(*_bitmap.pack(inside))
         codes = window.encode(values, self.rounding, self._noise(values.size, rng))
         return Payload(_codes.pack(codes, self.bits), side, overflow)
 

@@ -88,15 +88,21 @@ def _guess(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> tuple
     expected = SAMPLE * k / n
     margin = SIGMAS * math.sqrt(expected * (1 - k / n)) + SIGMAS
     above, below = math.ceil(expected + margin), math.floor(expected - margin)
-    # Random positions: a stride would see one phase of periodic data only.
-    positions = _hash.bits(jnp.uint32(0), jnp.uint32(0), SAMPLE) % jnp.uint32(n)
-    sample = key(x[positions.astype(jnp.int32)])
+    sample = key(x[sample_positions(n)])
     if above <= SAMPLE:
         bracket = bracket._replace(low=_kth_largest(sample, above))
     if below >= 1:
         bracket = bracket._replace(high=_kth_largest(sample, below) + 1)
     width = min(above, SAMPLE) - max(below, 0) + 1
     return bracket, min(n, math.ceil(n / SAMPLE * (width + SIGMAS * math.sqrt(width))))
+
+
+def sample_positions(n: int) -> jax.Array:
+    """Where the sample is taken, int32[SAMPLE].
+
+    Pseudo-random, because a stride would see one phase of periodic data only.
+    """
+    return (_hash.bits(jnp.uint32(0), jnp.uint32(0), SAMPLE) % jnp.uint32(n)).astype(jnp.int32)
 
 
 def _sides(
