@@ -345,12 +345,8 @@ def main() -> None:
     if args.smoke:
         args.log2n, args.repeats = [16], 3
     jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[args.device])
-    console = Console(width=110)
-    rows: list[dict[str, Any]] = []
-    for log2n in args.log2n:
-        new = measure(2**log2n, args)
-        console.print(table(new))
-        rows += new
+    versions = {"python": platform.python_version(), "jax": jax.__version__}
+    versions |= {"numpy": np.__version__, "torch": torch.__version__ if torch else None}
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         capture_output=True,
@@ -358,19 +354,22 @@ def main() -> None:
         check=False,
         cwd=HERE,
     ).stdout.strip()
-    versions = {"python": platform.python_version(), "jax": jax.__version__}
-    versions |= {"numpy": np.__version__, "torch": torch.__version__ if torch else None}
-    record = {
+    record: dict[str, Any] = {
         "command": f"python benchmarks/codecs.py --log2n {' '.join(map(str, args.log2n))}",
         "device": f"{jax.devices()[0].device_kind} ({platform.machine()}, {os.cpu_count()} cores)",
         "versions": versions,
         "commit": commit,
-        "rows": rows,
+        "rows": [],
     }
-    args.out.mkdir(parents=True, exist_ok=True)
     name = "codecs" if args.device == "cpu" else f"codecs_{args.device}"
-    (args.out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    plot(rows, args.out / f"{name}.png")
+    args.out.mkdir(parents=True, exist_ok=True)
+    for log2n in args.log2n:
+        rows = measure(2**log2n, args)
+        Console(width=110).print(table(rows))
+        record["rows"] = sorted([*record["rows"], *rows], key=lambda row: row["n"])
+        # After each length, so that an interrupted run leaves what it has.
+        (args.out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+        plot(record["rows"], args.out / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ are exactly zero.
 import argparse
 import pathlib
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,9 +40,7 @@ def main() -> None:
     trainer = train_lm.Trainer(args, jax.make_mesh((1,), ("data",)), model, params)
 
     @jax.jit
-    def step(
-        params: train_lm.Params, state: optax.OptState, batch: jax.Array
-    ) -> tuple[train_lm.Params, optax.OptState]:
+    def step(params: Any, state: Any, batch: jax.Array) -> tuple[Any, Any]:
         updates, state = tx.update(jax.grad(trainer.loss)(params, batch), state)
         return optax.apply_updates(params, updates), state
 

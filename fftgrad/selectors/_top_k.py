@@ -28,7 +28,8 @@ class TopK:
     among equals. The payload is (x_i), i in S, in order of position, and S. A complex coefficient
     counts by its modulus and has one index. Exactly k are kept, whatever the data: no sort, a
     sampled bracket of the k-th magnitude is proved by counting, then bisected. NaN counts as larger
-    than everything, so it is kept and seen. A complex coefficient of two subnormal parts counts as zero.
+    than everything, so it is kept and seen. A complex coefficient of two subnormal parts counts as
+    zero.
 
     Args:
       fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
