@@ -8,6 +8,8 @@ to length; each tile has a sign and a scale of its own, so that no magnitude rep
 import argparse
 import collections
 import dataclasses
+import importlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -34,10 +36,7 @@ from fftgrad.exchanges._all_gather import decode_mean
 from fftgrad.packing import _indices
 from fftgrad.selectors import _largest, _top_k
 
-try:
-    import torch
-except ImportError:
-    torch = None
+torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
 
 HERE = pathlib.Path(__file__).parent
 BLOCK = 4096
@@ -192,7 +191,10 @@ def jax_peers(xs: list[jax.Array]) -> list[Task]:
     tasks: list[Task] = []
     for percent in (10, 1, 0.1):
         k = max(1, int(xs[0].size * percent / 100))
-        top = lambda x, k=k: lax.top_k(jnp.abs(x), k)  # noqa: E731  (one line, bound at once)
+
+        def top(x: jax.Array, k: int = k) -> list[jax.Array]:
+            return lax.top_k(jnp.abs(x), k)
+
         tasks.append(compiled(f"lax.top_k {percent:g} %", "peer", top, xs, bytes=8 * k))
     k = max(1, xs[0].size // 100)
     bound = jnp.sort(jnp.abs(xs[0]))[-k]
@@ -355,7 +357,8 @@ def main() -> None:
         cwd=HERE,
     ).stdout.strip()
     record: dict[str, Any] = {
-        "command": f"python benchmarks/codecs.py --log2n {' '.join(map(str, args.log2n))}",
+        "command": f"python benchmarks/codecs.py --log2n {' '.join(map(str, args.log2n))} "
+        f"--repeats {args.repeats}",
         "device": f"{jax.devices()[0].device_kind} ({platform.machine()}, {os.cpu_count()} cores)",
         "versions": versions,
         "commit": commit,
