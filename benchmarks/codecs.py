@@ -17,7 +17,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -192,7 +192,7 @@ def jax_peers(xs: list[jax.Array]) -> list[Task]:
     for percent in (10, 1, 0.1):
         k = max(1, int(xs[0].size * percent / 100))
 
-        def top(x: jax.Array, k: int = k) -> list[jax.Array]:
+        def top(x: jax.Array, k: int = k) -> Sequence[jax.Array]:
             return lax.top_k(jnp.abs(x), k)
 
         tasks.append(compiled(f"lax.top_k {percent:g} %", "peer", top, xs, bytes=8 * k))
