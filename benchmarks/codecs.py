@@ -173,7 +173,7 @@ def pipelines(xs: list[jax.Array]) -> list[Task]:
             return _wire.pack(header, fg.compress(codec, x, rng=RNG))
 
         def mean(words: jax.Array, codec: fg.Codec = codec) -> jax.Array:
-            return decode_mean(codec, words, like, RNG)[1]
+            return decode_mean([codec], words, [like], [RNG])[1][0]
 
         words = [jax.jit(buffer)(x) for x in xs]
         assert words[0].nbytes == _wire.nbytes(payload_spec(codec, like))

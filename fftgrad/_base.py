@@ -1,6 +1,7 @@
 """The four contracts, and the values that pass between their implementations."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -94,6 +95,26 @@ class SparseCodec(Codec, Protocol):
         ...
 
 
+@runtime_checkable
+class AdaptiveCodec(Codec, Protocol):
+    """A codec that remembers something of earlier steps, on each worker: a threshold, a parity.
+
+    `compress` is what it does before the first step. Decompressing needs no state.
+    """
+
+    def init(self, like: Like) -> PyTree:
+        """The state before the first step, for a vector like `like`."""
+        ...
+
+    def adapt(self, x: jax.Array, state: PyTree, rng: Rng | None) -> tuple[Payload, PyTree]:
+        """What to send for the vector `x`, and the next state."""
+        ...
+
+
+CodecRule: TypeAlias = Callable[[str, Like], Codec]
+"""The codec of each part of a gradient, by its name and shape."""
+
+
 class Memory(Protocol):
     """What a worker remembers between steps. Works leaf by leaf on float32 pytrees."""
 
@@ -117,27 +138,42 @@ class Reduced(NamedTuple):
       mean: the average over the workers of what they sent, the same bits on all of them.
       sent: what the others received of this worker's `x`.
       state: the exchange's next state.
+
+    `mean` and `sent` are shaped like `x`.
     """
 
-    mean: jax.Array
-    sent: jax.Array
+    mean: PyTree
+    sent: PyTree
     state: PyTree
 
 
 @runtime_checkable
 class Exchange(Protocol):
-    """A mean over a named axis. The only part that knows an axis name."""
+    """A mean over a named axis. The only part that knows an axis name.
 
-    def init(self, like: Like) -> PyTree:
-        """The state before the first step, for a vector like `like`."""
+    What it averages is an array, or a dict of named ones: the parts of a gradient, each of which
+    is compressed on its own, while all travel together.
+    """
+
+    def init(self, like: PyTree) -> PyTree:
+        """The state before the first step, for arrays like `like`."""
         ...
 
-    def mean(self, x: jax.Array, state: PyTree, rng: Rng, axis_name: AxisName) -> Reduced:
+    def mean(self, x: PyTree, state: PyTree, rng: Rng, axis_name: AxisName) -> Reduced:
         """The mean of `x` over the axis."""
         ...
 
-    def wire_bytes(self, like: Like) -> int:
-        """Bytes that one worker hands to the collective for a vector like `like`."""
+    def wire_bytes(self, like: PyTree) -> int:
+        """Bytes that one worker hands to the collectives for arrays like `like`."""
+        ...
+
+
+@runtime_checkable
+class WatchfulExchange(Exchange, Protocol):
+    """An exchange that the loss tells something."""
+
+    def observe(self, state: PyTree, loss: jax.Array) -> PyTree:
+        """The state, once the mean loss of all workers is known."""
         ...
 
 

@@ -4,7 +4,17 @@ import dataclasses
 
 import jax
 
-from fftgrad._base import Codec, Like, Payload, Rng, SparseCodec, payload_spec, spec
+from fftgrad._base import (
+    AdaptiveCodec,
+    Codec,
+    Like,
+    Payload,
+    PyTree,
+    Rng,
+    SparseCodec,
+    payload_spec,
+    spec,
+)
 from fftgrad.transforms._identity import Identity
 
 
@@ -28,14 +38,7 @@ class Chain:
         return all(s.unbiased for s in self.stages) and all(s.summable for s in self.stages[:-1])
 
     def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
-        sides: list[object] = []
-        overflow: jax.Array | int = 0
-        for stage in self.stages:
-            payload = stage.compress(x, rng)
-            x = payload.main
-            sides.append(payload.side)
-            overflow = overflow + payload.overflow
-        return Payload(x, tuple(sides), overflow)
+        return adapt(self, x, init(self, x), rng)[0]
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         likes = [like]
@@ -90,6 +93,35 @@ def chain(*codecs: Codec) -> Codec:
 def stages(codec: Codec) -> tuple[Codec, ...]:
     """The stages of a chain, or the codec itself as the only one."""
     return codec.stages if isinstance(codec, Chain) else (codec,)
+
+
+def init(codec: Codec, like: Like) -> tuple[PyTree, ...]:
+    """The state of each stage before the first step; () where it has none."""
+    states: list[PyTree] = []
+    for stage in stages(codec):
+        states.append(stage.init(like) if isinstance(stage, AdaptiveCodec) else ())
+        like = payload_spec(stage, like).main
+    return tuple(states)
+
+
+def adapt(
+    codec: Codec, x: jax.Array, states: tuple[PyTree, ...], rng: Rng | None
+) -> tuple[Payload, tuple[PyTree, ...]]:
+    """What a codec makes of `x`, and the next state of each stage."""
+    sides: list[PyTree] = []
+    after: list[PyTree] = []
+    overflow: jax.Array | int = 0
+    for stage, state in zip(stages(codec), states, strict=True):
+        if isinstance(stage, AdaptiveCodec):
+            payload, state = stage.adapt(x, state, rng)
+        else:
+            payload = stage.compress(x, rng)
+        x = payload.main
+        sides.append(payload.side)
+        after.append(state)
+        overflow = overflow + payload.overflow
+    side = tuple(sides) if isinstance(codec, Chain) else sides[0]
+    return Payload(x, side, overflow), tuple(after)
 
 
 def split_linear(codec: Codec) -> tuple[Codec, Codec]:

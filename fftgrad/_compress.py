@@ -5,8 +5,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fftgrad import _tree, _wire
+from fftgrad import _tree
 from fftgrad._base import Codec, Exchange, Like, Payload, PyTree, Rng, payload_spec
+from fftgrad.exchanges._all_gather import AllGather
 
 
 def compress(codec: Codec, x: jax.Array, *, rng: Rng | None = None) -> Payload:
@@ -87,7 +88,7 @@ def decompress(codec: Codec, payload: Payload, like: Like, *, rng: Rng | None = 
     return codec.decompress(payload, vector, rng).reshape(like.shape).astype(like.dtype)
 
 
-def wire_bytes(part: Codec | Exchange, like: PyTree) -> int:
+def wire_bytes(part: Codec | Exchange, like: PyTree, scope: _tree.Scope = "model") -> int:
     """Function: the exact number of bytes that one worker hands to the collective per step.
 
     Found from shapes alone. The bytes are those of the concrete wire buffer, with its header, and
@@ -98,6 +99,7 @@ def wire_bytes(part: Codec | Exchange, like: PyTree) -> int:
     Args:
       part: a codec, or an exchange.
       like: an array, a `jax.ShapeDtypeStruct`, or a pytree of them: the gradient.
+      scope: what is compressed on its own, as for `compressed_pmean`.
 
     Returns:
       Bytes, as a Python int.
@@ -116,7 +118,6 @@ def wire_bytes(part: Codec | Exchange, like: PyTree) -> int:
       >>> fg.wire_bytes(fg.chain(fg.TopK(fraction=0.01), fg.RangeFloat(bits=6)), x)
       18216
     """
-    buckets = _tree.buckets(like)
-    if isinstance(part, Exchange):
-        return sum(part.wire_bytes(bucket) for bucket in buckets)
-    return sum(_wire.nbytes(payload_spec(part, bucket)) for bucket in buckets)
+    _tree.check_scope("wire_bytes", scope)
+    exchange = part if isinstance(part, Exchange) else AllGather(part)
+    return sum(exchange.wire_bytes(bucket) for bucket in _tree.buckets(like, scope))

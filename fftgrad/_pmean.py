@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fftgrad import _axes, _tree
-from fftgrad._base import AxisName, Exchange, Memory, PyTree, Rng, as_key
+from fftgrad import _axes, _parts, _tree
+from fftgrad._base import AxisName, Exchange, Memory, PyTree, Rng, WatchfulExchange, as_key
 from fftgrad._state import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._no_memory import NoMemory
 
@@ -34,14 +34,18 @@ def compressed_pmean(
     memory: Memory = NoMemory(),
     *,
     axis_name: AxisName,
+    scope: _tree.Scope = "model",
     key: jax.Array | int = 0,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Transformation: `jax.lax.pmean` of the gradients over an axis, compressed.
 
     Takes the gradients of one worker's own batch, returns their mean over the workers, the same
-    bits on all of them. All leaves travel as one vector, so a selector chooses over the whole
-    model; use `optax.partition` to treat some parameters otherwise. It goes first in the chain:
-    clipping, momentum and weight decay after it see the mean, as they would without compression.
+    bits on all of them. It goes first in the chain: clipping, momentum and weight decay after it
+    see the mean, as they would without compression.
+
+    All leaves make one vector, so a selector chooses over the whole model and a quantizer has one
+    scale, unless `scope` says otherwise; whatever the scope, all travel in one collective. An
+    exchange that is given a rule in place of a codec may treat each part differently.
 
         tx = optax.chain(
             fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
@@ -55,19 +59,23 @@ def compressed_pmean(
         init = jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)
 
     Args:
-      exchange: how payloads travel and are averaged: `AllReduce`, `AllGather`, `Piecewise`.
+      exchange: how payloads travel and are averaged: `AllReduce`, `AllGather`, `Piecewise`, ...
       memory: what is done with what a step does not send.
       axis_name: the axis, or tuple of axes, over which to average; other mesh axes are left alone,
         so each shard of a sharded parameter exchanges its own piece.
+      scope: what is compressed on its own: "model", all leaves as one vector; "leaf", each leaf,
+        in its shape; or a function from a leaf's path ("layers/0/w") and shape to the name of its
+        group.
       key: seed or PRNG key of codecs that draw; the step and the worker are folded in.
 
     Returns:
-      An `optax.GradientTransformation` whose state is a `CompressedPmeanState`.
+      An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. Its
+      `update` takes `value=loss`, the loss of the worker, for exchanges that watch it (`Recover`).
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the mean is cast back to each leaf's
       dtype. Memory and exchange work in float32.
 
-    Wire: `fg.wire_bytes(exchange, like=params)` bytes a worker and step, in one collective for
+    Wire: `fg.wire_bytes(exchange, params, scope)` bytes a worker and step, in one collective for
       every 2^30 parameters.
 
     Claims: those of the exchange and the memory. A step with a NaN or an infinity anywhere gives a
@@ -75,8 +83,9 @@ def compressed_pmean(
       `optax.apply_if_finite` after it then skips the step on all workers alike.
 
     Raises:
-      ValueError: while tracing, if the axis is not bound, if a gradient does not vary over it
-        (it is summed already), or if the state is not sharded over the workers.
+      ValueError: if `scope` is none of these; while tracing, if the axis is not bound, if a
+        gradient does not vary over it (it is summed already), or if the state is not sharded over
+        the workers.
       TypeError: while tracing, if a leaf is not a floating-point array of at most 32 bits.
 
     Example:
@@ -91,6 +100,7 @@ def compressed_pmean(
       Wang et al., HPDC 2020, arXiv:1811.08596, without memory; Stich et al., NeurIPS 2018,
       arXiv:1809.07599, with error feedback.
     """
+    _tree.check_scope("compressed_pmean", scope)
 
     def init(params: optax.Params) -> CompressedPmeanState:
         like = _checked_like(params)
@@ -98,13 +108,18 @@ def compressed_pmean(
             step=jnp.zeros((), jnp.int32),
             skipped=jnp.zeros((), jnp.int32),
             memory=add_worker_axis(memory.init(like)),
-            exchange=tuple(exchange.init(bucket) for bucket in _tree.buckets(like)),
+            exchange=tuple(exchange.init(bucket) for bucket in _tree.buckets(like, scope)),
         )
 
     def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        *,
+        value: jax.Array | None = None,
+        **extra: Any,
     ) -> tuple[optax.Updates, Any]:
-        del params
+        del params, extra
         like = _checked_like(updates)
         _check_local(updates, axis_name)
         own = drop_worker_axis(state.memory)
@@ -117,24 +132,28 @@ def compressed_pmean(
         reduced = [
             exchange.mean(bucket, bucket_state, _fold(rng, i), axis_name)
             for i, (bucket, bucket_state) in enumerate(
-                zip(_tree.ravel(x), state.exchange, strict=True)
+                zip(_tree.ravel(x, scope), state.exchange, strict=True)
             )
         ]
-        mean = _tree.unravel([r.mean for r in reduced], like)
-        sent = _tree.unravel([r.sent for r in reduced], like)
+        mean = _tree.unravel([r.mean for r in reduced], like, scope)
+        sent = _tree.unravel([r.sent for r in reduced], like, scope)
         mean, remembered = memory.update(x, sent, mean, compensated)
 
-        finite = _all_finite(mean)
-        remembered = jax.tree.map(lambda new, old: jnp.where(finite, new, old), remembered, own)
+        finite = _axes.over_other_axes(lax.pmin, _parts.all_finite(mean).astype(jnp.int32)) > 0
+        remembered = _parts.where(finite, remembered, own)
+        exchanged = tuple(r.state for r in reduced)
+        if value is not None and isinstance(exchange, WatchfulExchange):
+            loss = lax.pmean(jnp.asarray(value, jnp.float32), axis_name)
+            exchanged = tuple(exchange.observe(s, loss) for s in exchanged)
         mean = jax.tree.map(lambda m, g: m.astype(g.dtype), mean, updates)
         return mean, CompressedPmeanState(
             step=state.step + 1,
             skipped=state.skipped + 1 - finite.astype(jnp.int32),
             memory=add_worker_axis(remembered),
-            exchange=tuple(r.state for r in reduced),
+            exchange=exchanged,
         )
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _checked_like(tree: PyTree) -> PyTree:
@@ -163,9 +182,3 @@ def _rng(key: jax.Array, step: jax.Array, axis_name: AxisName) -> Rng:
 
 def _fold(rng: Rng, bucket: int) -> Rng:
     return Rng(jax.random.fold_in(rng.shared, bucket), jax.random.fold_in(rng.local, bucket))
-
-
-def _all_finite(tree: PyTree) -> jax.Array:
-    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
-    flag = jnp.all(jnp.stack(finite)) if finite else jnp.ones((), bool)
-    return _axes.over_other_axes(lax.pmin, flag.astype(jnp.int32)).astype(bool)

@@ -1,10 +1,12 @@
-"""A payload as one uint32 buffer, so that it travels in one collective.
+"""Payloads as one uint32 buffer, so that they travel in one collective.
 
 Bit-cast, because a collective may change the width of a dtype: XLA widens bfloat16 to float32 on
 a CPU. Integers of 32 bits survive everywhere.
 """
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,40 +24,44 @@ class Header(NamedTuple):
 
     Attributes:
       finite: whether everything that this worker had to send was finite.
-      overflow: how many values its codec could not represent.
+      overflow: how many values its codecs could not represent.
     """
 
     finite: jax.Array
-    overflow: jax.Array
+    overflow: jax.Array | int
 
 
 HEADER_WORDS = 2
 
 
-def pack(header: Header, payload: Payload) -> jax.Array:
-    """The buffer: uint32[HEADER_WORDS + words of main + words of side]."""
+def pack(header: Header, *payloads: Payload) -> jax.Array:
+    """The buffer: uint32[HEADER_WORDS + words of each main and side]."""
     flags = jnp.uint32(VERSION << 16) | header.finite.astype(jnp.uint32)
-    head = jnp.stack([flags, header.overflow.astype(jnp.uint32)])
-    return jnp.concatenate([head, *map(_to_words, jax.tree.leaves(payload[:2]))])
+    head = jnp.stack([flags, jnp.asarray(header.overflow).astype(jnp.uint32)])
+    return jnp.concatenate([head, *map(_to_words, _leaves(payloads))])
 
 
-def unpack(words: jax.Array, like: Payload) -> tuple[Header, Payload]:
-    """The header and the payload that `pack` put into `words`."""
+def unpack(words: jax.Array, *likes: Payload) -> tuple[Header, list[Payload]]:
+    """The header and the payloads that `pack` put into `words`."""
     header = Header((words[0] & 1).astype(bool), words[1].astype(jnp.int32))
-    leaves, structure = jax.tree.flatten(like[:2])
-    out: list[jax.Array] = []
+    out: list[Payload] = []
     start = HEADER_WORDS
-    for leaf in leaves:
-        stop = start + _words(leaf)
-        out.append(_from_words(words[start:stop], leaf))
-        start = stop
-    main, side = jax.tree.unflatten(structure, out)
-    return header, Payload(main, side, header.overflow)
+    for like in likes:
+        leaves, structure = jax.tree.flatten(like[:2])
+        stops = list(itertools.accumulate(map(_words, leaves), initial=start))
+        pieces = [words[a:b] for a, b in itertools.pairwise(stops)]
+        start = stops[-1]
+        out.append(Payload(*jax.tree.unflatten(structure, map(_from_words, pieces, leaves))))
+    return header, out
 
 
-def nbytes(payload: Payload) -> int:
+def nbytes(*payloads: Payload) -> int:
     """The size of the buffer, from shapes alone."""
-    return 4 * (HEADER_WORDS + sum(map(_words, jax.tree.leaves(payload[:2]))))
+    return 4 * (HEADER_WORDS + sum(map(_words, _leaves(payloads))))
+
+
+def _leaves(payloads: Sequence[Payload]) -> list[Any]:
+    return [leaf for payload in payloads for leaf in jax.tree.leaves(payload[:2])]
 
 
 def _words(leaf: Like) -> int:

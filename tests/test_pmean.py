@@ -282,7 +282,7 @@ def test_init_needs_only_shapes():
 def test_several_buckets_are_several_collectives(monkeypatch):
     """As if a vector could hold 64 values, instead of 2^30."""
     for function in (_tree.buckets, _tree.ravel):
-        monkeypatch.setattr(function, "__defaults__", (64,))
+        monkeypatch.setattr(function, "__defaults__", ("model", 64))
     tx = fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS)
     like = {
         "w": jax.ShapeDtypeStruct((10, 11), "float32"),

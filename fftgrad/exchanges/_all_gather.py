@@ -1,21 +1,41 @@
 """A mean of payloads that cannot be summed as they are."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad import _axes, _wire
-from fftgrad._base import AxisName, Codec, Like, Payload, Reduced, Rng, payload_spec, spec
-from fftgrad._chain import accumulate, split_linear
+from fftgrad import _axes, _parts, _wire
+from fftgrad._base import (
+    AxisName,
+    Codec,
+    CodecRule,
+    Like,
+    Payload,
+    PyTree,
+    Reduced,
+    Rng,
+    payload_spec,
+    spec,
+)
+from fftgrad._chain import accumulate, adapt, init, split_linear
+from fftgrad._parts import unzip
+from fftgrad._state import PerWorker, add_worker_axis, drop_worker_axis
 
 
 class AllGatherState(NamedTuple):
-    """State: how many values no codec could represent, over all workers and steps so far."""
+    """State of `AllGather`.
+
+    Attributes:
+      overflow: how many values no codec could represent, over all workers and steps so far.
+      codecs: what the codec of each part remembers, of which each worker has its own.
+    """
 
     overflow: jax.Array
+    codecs: PerWorker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +53,13 @@ class AllGather:
     workers: the headers of the buffers tell, without a further collective.
 
     Args:
-      codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), RangeFloat(8))`.
+      codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), RangeFloat(8))`;
+        or a rule, a function from the name and the shape of a part to its codec.
 
-    Shapes: x float32[n] -> mean float32[n], sent float32[n].
+    Shapes: x float32[...], or a dict of such -> mean, sent of the same shapes.
 
-    Wire: `wire_bytes(codec, x)`. A ring sends it w - 1 times, so the traffic grows with w.
+    Wire: 8 bytes + main and side of every part, `fg.wire_bytes(exchange, x)`. A ring sends it
+      w - 1 times, so the traffic grows with w.
 
     Claims: unbiased if the codec is; all workers get the same bits.
 
@@ -55,46 +77,74 @@ class AllGather:
       Array([2., 1.], dtype=float32)
     """
 
-    codec: Codec
+    codec: Codec | CodecRule
 
-    def init(self, like: Like) -> AllGatherState:
-        return AllGatherState(jnp.zeros((), jnp.int32))
+    def init(self, like: PyTree) -> AllGatherState:
+        likes = _parts.vector_likes(like)
+        states = [
+            init(codec, part)
+            for codec, part in zip(_parts.codecs(self.codec, like), likes, strict=True)
+        ]
+        return AllGatherState(jnp.zeros((), jnp.int32), add_worker_axis(states))
 
-    def mean(self, x: jax.Array, state: AllGatherState, rng: Rng, axis_name: AxisName) -> Reduced:
-        like = spec(x)
-        linear, rest = split_linear(self.codec)
-        coefficients = linear.compress(x, rng)
-        coefficients_like = spec(coefficients.main)
-        payload = rest.compress(coefficients.main, rng)
+    def mean(self, x: PyTree, state: AllGatherState, rng: Rng, axis_name: AxisName) -> Reduced:
+        codecs = _parts.codecs(self.codec, x)
+        vectors = _parts.vectors(x)
+        likes = [spec(vector) for vector in vectors]
+        rngs = _parts.rngs(rng, len(codecs))
+        own = drop_worker_axis(state.codecs)
+        payloads, adapted = unzip(
+            adapt(codec, vector, before, r)
+            for codec, vector, before, r in zip(codecs, vectors, own, rngs, strict=True)
+        )
 
-        overflow = jnp.asarray(coefficients.overflow + payload.overflow)
-        header = _wire.Header(jnp.all(jnp.isfinite(x)), overflow)
-        buffers = _axes.all_gather(_wire.pack(header, payload), axis_name)
-        headers, mean = decode_mean(self.codec, buffers, like, rng)
-        sent = rest.decompress(payload, coefficients_like, rng)
-        sent = linear.decompress(Payload(sent), like, rng)
-        seen = state.overflow + _axes.over_other_axes(lax.psum, headers.overflow.sum())
-        return Reduced(mean, sent, AllGatherState(seen))
+        overflow = sum(payload.overflow for payload in payloads)
+        header = _wire.Header(_parts.all_finite(vectors), overflow)
+        buffers = _axes.all_gather(_wire.pack(header, *payloads), axis_name)
+        headers, means = decode_mean(codecs, buffers, likes, rngs)
+        sent = [
+            codec.decompress(payload, like, r)
+            for codec, payload, like, r in zip(codecs, payloads, likes, rngs, strict=True)
+        ]
+        finite = _axes.over_other_axes(lax.pmin, jnp.all(headers.finite).astype(jnp.int32))
+        adapted = _parts.where(finite > 0, adapted, own)
+        seen = state.overflow + _axes.over_other_axes(lax.psum, jnp.sum(headers.overflow))
+        return Reduced(
+            mean=_parts.rebuild(means, x),
+            sent=_parts.rebuild(sent, x),
+            state=AllGatherState(seen, add_worker_axis(adapted)),
+        )
 
-    def wire_bytes(self, like: Like) -> int:
-        return _wire.nbytes(payload_spec(self.codec, like))
+    def wire_bytes(self, like: PyTree) -> int:
+        codecs = _parts.codecs(self.codec, like)
+        return _wire.nbytes(*map(payload_spec, codecs, _parts.vector_likes(like)))
 
 
 def decode_mean(
-    codec: Codec, buffers: jax.Array, like: Like, rng: Rng
-) -> tuple[_wire.Header, jax.Array]:
-    """The headers of buffers uint32[w, s], stacked, and the mean of what the buffers stand for."""
-    linear, rest = split_linear(codec)
-    coefficients_like = payload_spec(linear, like).main
-    payload_like = payload_spec(rest, coefficients_like)
+    codecs: Sequence[Codec], buffers: jax.Array, likes: Sequence[Like], rngs: Sequence[Rng]
+) -> tuple[_wire.Header, list[jax.Array]]:
+    """The headers of buffers uint32[w, s], stacked, and the means of what the buffers stand for.
+
+    Summed after the codecs' summable prefix, so that w payloads cost one inverse transform.
+    """
+    linears, rests = unzip(map(split_linear, codecs))
+    coefficients = [p.main for p in map(payload_spec, linears, likes)]
+    payloads_like = list(map(payload_spec, rests, coefficients))
     workers = buffers.shape[0]
-    headers, _ = jax.vmap(lambda words: _wire.unpack(words, payload_like))(buffers)
+    headers = jax.vmap(lambda words: _wire.unpack(words)[0])(buffers)
 
-    def add(worker: jax.Array, total: jax.Array) -> jax.Array:
-        _, payload = _wire.unpack(buffers[worker], payload_like)
-        return accumulate(rest, total, payload, 1.0 / workers, rng)
+    def add(worker: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
+        _, payloads = _wire.unpack(buffers[worker], *payloads_like)
+        return [
+            accumulate(rest, total, payload, 1.0 / workers, r)
+            for rest, total, payload, r in zip(rests, totals, payloads, rngs, strict=True)
+        ]
 
-    start = jnp.where(jnp.all(headers.finite), 0.0, jnp.nan).astype(coefficients_like.dtype)
-    start = jnp.broadcast_to(start, coefficients_like.shape)
-    total = lax.fori_loop(0, workers, add, start)
-    return headers, linear.decompress(Payload(total), like, rng)
+    start = jnp.where(jnp.all(headers.finite), 0.0, jnp.nan)
+    starts = [jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients]
+    totals = lax.fori_loop(0, workers, add, starts)
+    means = [
+        linear.decompress(Payload(total), like, r)
+        for linear, total, like, r in zip(linears, totals, likes, rngs, strict=True)
+    ]
+    return headers, means

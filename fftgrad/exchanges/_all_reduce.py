@@ -5,11 +5,12 @@ import dataclasses
 import jax
 from jax import lax
 
-from fftgrad import _axes
+from fftgrad import _axes, _parts
 from fftgrad._base import (
     AxisName,
     Codec,
-    Like,
+    CodecRule,
+    Payload,
     PyTree,
     Reduced,
     Rng,
@@ -28,11 +29,12 @@ class AllReduce:
     wherever the mean is. With 4 workers and x_i = [i, 2i], every worker gets [1.5, 3].
 
     Args:
-      codec: a summable codec; `Identity()` is the dense baseline, the same as `jax.lax.pmean`.
+      codec: a summable codec, or a rule from a part's name and shape to one; `Identity()` is the
+        dense baseline, the same as `jax.lax.pmean`.
 
-    Shapes: x float32[n] -> mean float32[n], sent float32[n].
+    Shapes: x float32[...], or a dict of such -> mean, sent of the same shapes.
 
-    Wire: the payload: 4n bytes when dense. A ring sends it 2 (w - 1) / w times. No header: a sum
+    Wire: the payloads: 4n bytes when dense. A ring sends it 2 (w - 1) / w times. No header: a sum
       carries a NaN by itself.
 
     Claims: exact up to rounding; all workers get the same bits.
@@ -50,31 +52,57 @@ class AllReduce:
       Array([1.5, 3. ], dtype=float32)
     """
 
-    codec: Codec = Identity()
+    codec: Codec | CodecRule = Identity()
 
     __repr__ = constructor_call
 
     def __post_init__(self) -> None:
-        if not self.codec.summable:
-            raise ValueError(
-                f"AllReduce(codec): must be summable, because payloads are added as they are, got "
-                f"{self.codec!r}; use AllGather({self.codec!r})."
-            )
+        if isinstance(self.codec, Codec):
+            _check(self.codec)
 
-    def init(self, like: Like) -> PyTree:
+    def init(self, like: PyTree) -> PyTree:
         return ()
 
-    def mean(self, x: jax.Array, state: PyTree, rng: Rng, axis_name: AxisName) -> Reduced:
-        like = spec(x)
-        payload = self.codec.compress(x, rng)
-        scale = 1.0 / _axes.size(axis_name)
-        main, side = lax.psum(jax.tree.map(lambda a: a * scale, payload[:2]), axis_name)
+    def mean(self, x: PyTree, state: PyTree, rng: Rng, axis_name: AxisName) -> Reduced:
+        codecs = self._codecs(x)
+        vectors = _parts.vectors(x)
+        rngs = _parts.rngs(rng, len(codecs))
+        payloads = [
+            codec.compress(vector, r)[:2]
+            for codec, vector, r in zip(codecs, vectors, rngs, strict=True)
+        ]
+        leaves, structure = jax.tree.flatten(payloads)
+        words, restore = _parts.as_one(leaves)
+        total = lax.psum(words * (1.0 / _axes.size(axis_name)), axis_name)
+
+        def decompress(payloads: list[tuple[jax.Array, PyTree]]) -> PyTree:
+            flat = [
+                codec.decompress(Payload(*payload), spec(vector), r)
+                for codec, payload, vector, r in zip(codecs, payloads, vectors, rngs, strict=True)
+            ]
+            return _parts.rebuild(flat, x)
+
         return Reduced(
-            mean=self.codec.decompress(payload._replace(main=main, side=side), like, rng),
-            sent=self.codec.decompress(payload, like, rng),
+            mean=decompress(jax.tree.unflatten(structure, restore(total))),
+            sent=decompress(payloads),
             state=state,
         )
 
-    def wire_bytes(self, like: Like) -> int:
-        payload = payload_spec(self.codec, like)
-        return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(payload[:2]))
+    def wire_bytes(self, like: PyTree) -> int:
+        payloads = map(payload_spec, self._codecs(like), _parts.vector_likes(like))
+        leaves = jax.tree.leaves([payload[:2] for payload in payloads])
+        return sum(a.size * a.dtype.itemsize for a in leaves)
+
+    def _codecs(self, like: PyTree) -> list[Codec]:
+        codecs = _parts.codecs(self.codec, like)
+        for codec in codecs:
+            _check(codec)
+        return codecs
+
+
+def _check(codec: Codec) -> None:
+    if not codec.summable:
+        raise ValueError(
+            f"AllReduce(codec): must be summable, because payloads are added as they are, got "
+            f"{codec!r}; use AllGather({codec!r})."
+        )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._base import AxisName, Exchange, Like, PyTree, Reduced, Rng
+from fftgrad._base import AxisName, Exchange, PyTree, Reduced, Rng
 
 
 class PiecewiseState(NamedTuple):
@@ -70,14 +70,14 @@ class Piecewise:
         """The exchange that runs at a step."""
         return [exchange for start, exchange in self.schedule if start <= step][-1]
 
-    def init(self, like: Like) -> PiecewiseState:
+    def init(self, like: PyTree) -> PiecewiseState:
         return PiecewiseState(
             jnp.zeros((), jnp.int32), tuple(exchange.init(like) for _, exchange in self.schedule)
         )
 
-    def mean(self, x: jax.Array, state: PiecewiseState, rng: Rng, axis_name: AxisName) -> Reduced:
+    def mean(self, x: PyTree, state: PiecewiseState, rng: Rng, axis_name: AxisName) -> Reduced:
         def branch(position: int, exchange: Exchange):
-            def run(x: jax.Array, states: tuple[PyTree, ...], rng: Rng) -> Reduced:
+            def run(x: PyTree, states: tuple[PyTree, ...], rng: Rng) -> Reduced:
                 out = exchange.mean(x, states[position], rng, axis_name)
                 return out._replace(state=(*states[:position], out.state, *states[position + 1 :]))
 
@@ -89,7 +89,7 @@ class Piecewise:
         out = lax.switch(running, branches, x, state.exchanges, rng)
         return out._replace(state=PiecewiseState(state.step + 1, out.state))
 
-    def wire_bytes(self, like: Like) -> int:
+    def wire_bytes(self, like: PyTree) -> int:
         sizes = {exchange.wire_bytes(like) for _, exchange in self.schedule}
         if len(sizes) > 1:
             raise ValueError(
