@@ -107,7 +107,7 @@ def stages(xs: list[jax.Array]) -> list[Task]:
     """The parts that top-k 1 % and the FFT pipeline are made of."""
     n = xs[0].size
     k = max(1, n // 100)
-    key = _top_k._keys(xs[0])[1]
+    key = _top_k.keys(xs[0])[1]
     wide = [jax.block_until_ready(jax.jit(lambda x: _largest.largest(x, key, k))(x)) for x in xs]
     encoded = [jax.jit(lambda w: _indices.encode(w, k, n))(w) for w in wide]
     kept = [x[positions] for x, (positions, _) in zip(xs, encoded, strict=True)]

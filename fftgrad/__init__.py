@@ -5,6 +5,8 @@
 # Training
 from fftgrad._pmean import compressed_pmean as compressed_pmean
 from fftgrad._state import state_specs as state_specs
+from fftgrad._local import clip_by_local_norm as clip_by_local_norm
+from fftgrad._local import per_worker as per_worker
 from fftgrad import methods as methods
 
 # Codecs
@@ -13,18 +15,36 @@ from fftgrad.transforms import Dct as Dct
 from fftgrad.transforms import Fft as Fft
 from fftgrad.transforms import Hadamard as Hadamard
 from fftgrad.transforms import Identity as Identity
+from fftgrad.transforms import OneSided as OneSided
+from fftgrad.transforms import TileDct as TileDct
+from fftgrad.selectors import AdaComp as AdaComp
+from fftgrad.selectors import ChunkTopK as ChunkTopK
+from fftgrad.selectors import RandomK as RandomK
+from fftgrad.selectors import Threshold as Threshold
 from fftgrad.selectors import TopK as TopK
 from fftgrad.quantizers import Cast as Cast
+from fftgrad.quantizers import Levels as Levels
+from fftgrad.quantizers import LloydMax as LloydMax
+from fftgrad.quantizers import OneMean as OneMean
 from fftgrad.quantizers import RangeFloat as RangeFloat
+from fftgrad.quantizers import Sign as Sign
+from fftgrad.quantizers import Ternary as Ternary
 
 # Memories
 from fftgrad.memories import ErrorFeedback as ErrorFeedback
+from fftgrad.memories import LowPass as LowPass
+from fftgrad.memories import MomentumCorrection as MomentumCorrection
 from fftgrad.memories import NoMemory as NoMemory
 
 # Exchanges
 from fftgrad.exchanges import AllGather as AllGather
 from fftgrad.exchanges import AllReduce as AllReduce
+from fftgrad.exchanges import IntegerSum as IntegerSum
 from fftgrad.exchanges import Piecewise as Piecewise
+from fftgrad.exchanges import PowerSgd as PowerSgd
+from fftgrad.exchanges import Recover as Recover
+from fftgrad.exchanges import SharedSupport as SharedSupport
+from fftgrad.exchanges import TwoStage as TwoStage
 
 # One array, and what is sent
 from fftgrad._compress import compress as compress
@@ -34,6 +54,7 @@ from fftgrad._audit import Collective as Collective
 from fftgrad._audit import audit as audit
 
 # Contracts, and the values that pass between their implementations
+from fftgrad._base import AdaptiveCodec as AdaptiveCodec
 from fftgrad._base import Codec as Codec
 from fftgrad._base import Exchange as Exchange
 from fftgrad._base import Memory as Memory
@@ -41,5 +62,7 @@ from fftgrad._base import Payload as Payload
 from fftgrad._base import Reduced as Reduced
 from fftgrad._base import Rng as Rng
 from fftgrad._base import SparseCodec as SparseCodec
+from fftgrad._base import SupportCodec as SupportCodec
+from fftgrad._base import WatchfulExchange as WatchfulExchange
 from fftgrad._pmean import CompressedPmeanState as CompressedPmeanState
 from fftgrad._state import PerWorker as PerWorker

@@ -52,6 +52,11 @@ def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
     return lax.all_gather(x, axis_name)
 
 
+def all_to_all(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """Row i of x[w, ...] to worker i; the rows that all have for this one, in their order."""
+    return lax.all_to_all(x, axis_name, 0, 0)
+
+
 def vary_like(x: jax.Array, other: jax.Array) -> jax.Array:
     """`x`, typed as varying along every axis along which `other` varies: for loop carries."""
     missing = tuple(sorted(_varying(other) - _varying(x)))

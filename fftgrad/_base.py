@@ -96,6 +96,15 @@ class SparseCodec(Codec, Protocol):
 
 
 @runtime_checkable
+class SupportCodec(SparseCodec, Protocol):
+    """A sparse codec whose side says where its values belong, so that others may use the same."""
+
+    def at(self, x: jax.Array, side: PyTree) -> jax.Array:
+        """The values of `x` where `side` says."""
+        ...
+
+
+@runtime_checkable
 class AdaptiveCodec(Codec, Protocol):
     """A codec that remembers something of earlier steps, on each worker: a threshold, a parity.
 

@@ -2,4 +2,9 @@
 
 from fftgrad.exchanges._all_gather import AllGather as AllGather
 from fftgrad.exchanges._all_reduce import AllReduce as AllReduce
+from fftgrad.exchanges._integer_sum import IntegerSum as IntegerSum
 from fftgrad.exchanges._piecewise import Piecewise as Piecewise
+from fftgrad.exchanges._power_sgd import PowerSgd as PowerSgd
+from fftgrad.exchanges._recover import Recover as Recover
+from fftgrad.exchanges._shared_support import SharedSupport as SharedSupport
+from fftgrad.exchanges._two_stage import TwoStage as TwoStage

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fftgrad._base import AxisName, Exchange, PyTree, Reduced, Rng
+from fftgrad.exchanges import _switch
 
 
 class PiecewiseState(NamedTuple):
@@ -76,24 +76,11 @@ class Piecewise:
         )
 
     def mean(self, x: PyTree, state: PiecewiseState, rng: Rng, axis_name: AxisName) -> Reduced:
-        def branch(position: int, exchange: Exchange):
-            def run(x: PyTree, states: tuple[PyTree, ...], rng: Rng) -> Reduced:
-                out = exchange.mean(x, states[position], rng, axis_name)
-                return out._replace(state=(*states[:position], out.state, *states[position + 1 :]))
-
-            return run
-
-        branches = [branch(i, exchange) for i, (_, exchange) in enumerate(self.schedule)]
+        exchanges = [exchange for _, exchange in self.schedule]
         starts = jnp.asarray([start for start, _ in self.schedule[1:]], jnp.int32)
         running = jnp.sum((state.step >= starts).astype(jnp.int32))
-        out = lax.switch(running, branches, x, state.exchanges, rng)
+        out = _switch.switch(running, exchanges, x, state.exchanges, rng, axis_name)
         return out._replace(state=PiecewiseState(state.step + 1, out.state))
 
     def wire_bytes(self, like: PyTree) -> int:
-        sizes = {exchange.wire_bytes(like) for _, exchange in self.schedule}
-        if len(sizes) > 1:
-            raise ValueError(
-                f"wire_bytes(Piecewise): the bytes change by step, got {sorted(sizes)}; ask "
-                "wire_bytes(piecewise.at(step), like)."
-            )
-        return sizes.pop()
+        return _switch.common_bytes("Piecewise", [e for _, e in self.schedule], like)

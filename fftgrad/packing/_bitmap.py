@@ -33,6 +33,12 @@ def pack(*masks: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(lax.reduce(shifted, zeros, either, (1,)))
 
 
+def unpack(words: jax.Array, count: int) -> jax.Array:
+    """The first `count` bits, bool[count]."""
+    bits = (words[:, None] >> np.arange(WORD, dtype=np.uint32)[None]) & 1
+    return bits.ravel()[:count].astype(bool)
+
+
 def from_positions(positions: jax.Array, keep: jax.Array | int, size: int) -> jax.Array:
     """The bitmap uint32[ceil(size / 32)] with a bit at each of the positions that has `keep` 1.
 

@@ -32,10 +32,21 @@ def encode(words: jax.Array, k: int, n: int) -> tuple[jax.Array, EliasFano | Bit
     positions = _bitmap.select(words, k)
     if not _is_elias_fano(k, n):
         return positions, Bitmap(words)
+    return positions, _elias_fano(positions, k, n)
+
+
+def encode_positions(positions: jax.Array, k: int, n: int) -> EliasFano | Bitmap:
+    """The code of k ascending positions, all different."""
+    if not _is_elias_fano(k, n):
+        return Bitmap(_bitmap.from_positions(positions, 1, n))
+    return _elias_fano(positions, k, n)
+
+
+def _elias_fano(positions: jax.Array, k: int, n: int) -> EliasFano:
     l = _low_bits(k, n)
     low = _codes.pack(positions.astype(jnp.uint32) & jnp.uint32((1 << l) - 1), l)
     unary = (positions >> l) + jnp.arange(k, dtype=jnp.int32)
-    return positions, EliasFano(low, _bitmap.from_positions(unary, 1, _unary_bits(k, n)))
+    return EliasFano(low, _bitmap.from_positions(unary, 1, _unary_bits(k, n)))
 
 
 def decode(code: EliasFano | Bitmap, k: int, n: int) -> jax.Array:

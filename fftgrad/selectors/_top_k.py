@@ -1,7 +1,6 @@
 """The k coefficients of largest magnitude."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._base import Like, Payload, Rng, constructor_call
+from fftgrad._base import Like, Payload, PyTree, Rng, constructor_call
 from fftgrad.packing import _indices
-from fftgrad.selectors import _largest
+from fftgrad.selectors import _largest, _size
 
-_IN_ORDER: dict[str, Any] = {
+IN_ORDER: dict[str, Any] = {
     "indices_are_sorted": True,
     "unique_indices": True,
     "mode": "drop",
@@ -67,20 +66,7 @@ class TopK:
     __repr__ = constructor_call
 
     def __post_init__(self) -> None:
-        if (self.fraction is None) == (self.k is None):
-            raise ValueError(
-                f"TopK(fraction, k): exactly one must be given, got fraction={self.fraction}, "
-                f"k={self.k}; use TopK(fraction=0.01)."
-            )
-        _check_static("TopK(fraction)", self.fraction, float | int)
-        _check_static("TopK(k)", self.k, int)
-        if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise ValueError(
-                f"TopK(fraction): the share kept must be in (0, 1], got {self.fraction}; to drop "
-                "a share theta use TopK(fraction=1 - theta)."
-            )
-        if self.k is not None and self.k < 1:
-            raise ValueError(f"TopK(k): must be at least 1, got {self.k}; use TopK(k=1).")
+        _size.check("TopK", self.fraction, self.k)
 
     @property
     def summable(self) -> bool:
@@ -99,7 +85,7 @@ class TopK:
         k = self._k(x.size)
         if k == x.size:
             return Payload(x)
-        words = _largest.largest(*_keys(x), k)
+        words = _largest.largest(*keys(x), k)
         positions, code = _indices.encode(words, k, x.size)
         return Payload(x[positions], code)
 
@@ -108,34 +94,28 @@ class TopK:
         if self._k(n) == n:
             return payload.main
         zero = jnp.zeros((n,), payload.main.dtype)
-        return zero.at[self._positions(payload, n)].set(payload.main, **_IN_ORDER)
+        return zero.at[self._positions(payload, n)].set(payload.main, **IN_ORDER)
 
     def accumulate(self, total: jax.Array, payload: Payload) -> jax.Array:
         (n,) = total.shape
         if self._k(n) == n:
             return total + payload.main
-        return total.at[self._positions(payload, n)].add(payload.main, **_IN_ORDER)
+        return total.at[self._positions(payload, n)].add(payload.main, **IN_ORDER)
+
+    def at(self, x: jax.Array, side: PyTree) -> jax.Array:
+        """The values of `x` at the positions of another payload."""
+        if self._k(x.size) == x.size:
+            return x
+        return x[self._positions(Payload(x, side), x.size)]
 
     def _positions(self, payload: Payload, n: int) -> jax.Array:
         return _indices.decode(payload.side, self._k(n), n)
 
     def _k(self, n: int) -> int:
-        if self.k is not None:
-            return min(self.k, n)
-        # Rounded first: 0.07 * 100 is a little above 7 in binary.
-        return max(1, math.ceil(round((self.fraction or 0.0) * n, 6)))
+        return _size.count(self.fraction, self.k, n)
 
 
-def _check_static(name: str, value: Any, kind: Any) -> None:
-    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise TypeError(
-            f"{name}: must be a Python number, because the size of the payload is static, got "
-            f"{value!r}; to change it while training use Piecewise, and under "
-            "optax.inject_hyperparams name it in static_args."
-        )
-
-
-def _keys(x: jax.Array) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+def keys(x: jax.Array) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
     """What to read, and a cheap map of it to integers below 2**31 that grow with |x_i|.
 
     The bits of a float that is not negative order as it does.

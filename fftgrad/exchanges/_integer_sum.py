@@ -1,0 +1,116 @@
+"""A sum of small integers, several to a word."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fftgrad import _axes, _parts
+from fftgrad._base import AxisName, PyTree, Reduced, Rng, constructor_call
+from fftgrad.packing import _digits
+from fftgrad.quantizers import _ternary
+from fftgrad.quantizers._levels import noise
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class IntegerSum:
+    """Exchange: all workers round to the levels of one shared scale, and sum the integers packed.
+
+    With s the largest magnitude over all workers, after clipping, each value becomes an integer in
+    -L ... L by chance, right on average. The sum of w of them has 2Lw + 1 values, so as many
+    digits of base 2Lw + 1 as fit share a word, and one all-reduce of words adds them all: no digit
+    reaches its base, so none carries.
+
+    Args:
+      workers: w, the number of workers: the base follows from it.
+      levels: L; 1 is TernGrad.
+      clip: in standard deviations of the worker's part; None leaves the values as they are.
+
+    Shapes: x float32[...], or a dict of such -> mean, sent of the same shapes.
+
+    Wire: 4 ceil(n/d) bytes with d = floor(32 / log2(2Lw + 1)) digits a word, and 4 a part for the
+      scale, in two all-reduces. For L = 1: 3.2 bits a value with 4 workers, 4.6 with 8, 6.4 with
+      16, 8 with 64.
+
+    Claims: unbiased if it does not clip; all workers get the same bits. If anything is not finite
+      anywhere the mean is NaN throughout its part.
+
+    Differs from the paper: in its code, clipping sets the scale to clip · σ even where no value is
+      as large; the paper leaves open how the sum travels.
+
+    Raises:
+      ValueError: if an argument is out of range; while tracing, if the axis has not `workers`
+        workers.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax, jax.numpy as jnp
+      >>> exchange = fg.IntegerSum(workers=2, clip=None)
+      >>> x = jnp.array([[4.0, 0.0], [4.0, 4.0]])
+      >>> mean = lambda x: exchange.mean(x, (), fg.Rng.of(0), "data").mean
+      >>> jax.vmap(mean, axis_name="data")(x)[0]
+      Array([4., 2.], dtype=float32)
+
+    References:
+      Wen et al., "TernGrad", NeurIPS 2017, arXiv:1705.07878 (scaler sharing).
+    """
+
+    workers: int
+    levels: int = 1
+    clip: float | None = 2.5
+
+    __repr__ = constructor_call
+
+    def __post_init__(self) -> None:
+        _ternary.check_clip("IntegerSum", self.clip)
+        if self.workers < 1 or self.levels < 1 or self._base > 1 << 16:
+            raise ValueError(
+                f"IntegerSum(workers, levels): must be positive, and 2 · levels · workers below "
+                f"65536, got {self.workers} and {self.levels}; use levels=1."
+            )
+
+    @property
+    def _base(self) -> int:
+        return 2 * self.levels * self.workers + 1
+
+    def init(self, like: PyTree) -> PyTree:
+        return ()
+
+    def mean(self, x: PyTree, state: PyTree, rng: Rng, axis_name: AxisName) -> Reduced:
+        if _axes.size(axis_name) != self.workers:
+            raise ValueError(
+                f"IntegerSum(workers): must be the size of the axis, got {self.workers} for "
+                f"{_axes.size(axis_name)} workers along {axis_name!r}; use "
+                f"workers={_axes.size(axis_name)}."
+            )
+        vectors = _parts.vectors(x)
+        rngs = _parts.rngs(rng, len(vectors))
+        bounded, tops = _parts.unzip(_ternary.clipped(vector, self.clip) for vector in vectors)
+        # Not every maximum sees a NaN, every one sees an infinity.
+        own = jnp.where(jnp.isfinite(jnp.stack(tops)), jnp.stack(tops), jnp.inf)
+        shared = lax.pmax(own, axis_name)
+        scales = jnp.where(jnp.isfinite(shared), shared, jnp.nan)
+
+        integers = [
+            _ternary.to_levels(vector, scale, self.levels, noise(self, r, vector.size))
+            for vector, scale, r in zip(bounded, scales, rngs, strict=True)
+        ]
+        words = [
+            _digits.pack((part + self.levels).astype(jnp.uint32), self._base) for part in integers
+        ]
+        total = lax.psum(jnp.concatenate(words), axis_name)
+        means: list[jax.Array] = []
+        start = 0
+        for part, scale in zip(integers, scales, strict=True):
+            stop = start + _digits.words_for(part.size, self._base)
+            digits = _digits.unpack(total[start:stop], self._base, part.size)
+            start = stop
+            whole = digits.astype(jnp.float32) - self.levels * self.workers
+            means.append(whole * (scale / (self.levels * self.workers)))
+        sent = [part * (scale / self.levels) for part, scale in zip(integers, scales, strict=True)]
+        return Reduced(_parts.rebuild(means, x), _parts.rebuild(sent, x), state)
+
+    def wire_bytes(self, like: PyTree) -> int:
+        parts = _parts.vector_likes(like)
+        return 4 * sum(1 + _digits.words_for(part.shape[0], self._base) for part in parts)

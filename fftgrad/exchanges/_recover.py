@@ -1,0 +1,137 @@
+"""Less compression where it hurts."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fftgrad import _axes
+from fftgrad._base import AxisName, Exchange, PyTree, Reduced, Rng, constructor_call
+from fftgrad.exchanges import _switch
+
+
+class RecoverState(NamedTuple):
+    """State, equal on all workers.
+
+    Attributes:
+      level: which exchange is in use.
+      exchanges: the state of each.
+      loss: the smoothed loss; not finite before the first.
+      best: the least smoothed loss since the level was reached.
+    """
+
+    level: jax.Array
+    exchanges: tuple[PyTree, ...]
+    loss: jax.Array
+    best: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Recover:
+    """Exchange: go to the next, milder one when the error or the loss says so, never back.
+
+    The exchanges are compiled into one program and `lax.switch` runs one, so nothing is recompiled
+    at the change. After a step the level rises by one if
+
+        √(Σ_i ||x_i - sent_i||² / Σ_i ||x_i||²) > max_error, over the workers i, or
+        the smoothed loss exceeds (1 + tolerance) times the least since the level was reached, or
+        is not finite; the loss comes by `tx.update(grads, state, params, value=loss)`.
+
+    Args:
+      ladder: the exchanges, the one that compresses most first.
+      max_error: the relative error of what is sent, 0 < max_error; None does not watch it.
+      tolerance: by how much the loss may rise, 0.1 for a tenth; None does not watch it.
+      smoothing: weight of the past in the smoothed loss.
+
+    Shapes: as the exchanges.
+
+    Wire: of the exchange in use, `.at(level).wire_bytes(x)`, and 8 bytes if the error is watched.
+
+    Claims: those of the exchange in use.
+
+    Differs from the paper: it says that lowering theta recovers a failed run; when to, is ours.
+
+    Raises:
+      ValueError: if there are no exchanges, nothing is watched, or a bound is not positive.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> exchange = fg.Recover((fg.AllGather(fg.TopK(fraction=0.01)), fg.AllReduce()), 0.9)
+      >>> exchange.at(1)
+      AllReduce()
+
+    References:
+      Wang et al., HPDC 2020, arXiv:1811.08596.
+    """
+
+    ladder: tuple[Exchange, ...]
+    max_error: float | None = None
+    tolerance: float | None = None
+    smoothing: float = 0.9
+
+    __repr__ = constructor_call
+
+    def __post_init__(self) -> None:
+        if not self.ladder or not all(isinstance(rung, Exchange) for rung in self.ladder):
+            raise ValueError(
+                f"Recover(ladder): must be a tuple of exchanges, got {self.ladder!r}; for example "
+                "(AllGather(TopK(fraction=0.01)), AllReduce())."
+            )
+        bounds = [bound for bound in (self.max_error, self.tolerance) if bound is not None]
+        if not bounds or min(bounds) <= 0 or not 0 <= self.smoothing < 1:
+            raise ValueError(
+                f"Recover(max_error, tolerance, smoothing): one bound must be given, bounds "
+                f"positive and smoothing in [0, 1), got {self.max_error}, {self.tolerance} and "
+                f"{self.smoothing}; use max_error=0.9 or tolerance=0.1."
+            )
+
+    def at(self, level: int) -> Exchange:
+        """The exchange of a level."""
+        return self.ladder[level]
+
+    def init(self, like: PyTree) -> RecoverState:
+        return RecoverState(
+            level=jnp.zeros((), jnp.int32),
+            exchanges=tuple(rung.init(like) for rung in self.ladder),
+            loss=jnp.full((), jnp.inf),
+            best=jnp.full((), jnp.inf),
+        )
+
+    def mean(self, x: PyTree, state: RecoverState, rng: Rng, axis_name: AxisName) -> Reduced:
+        out = _switch.switch(state.level, self.ladder, x, state.exchanges, rng, axis_name)
+        state = state._replace(exchanges=out.state)
+        if self.max_error is not None:
+            lost = jax.tree.map(jnp.subtract, x, out.sent)
+            sums = lax.psum(jnp.stack([_square(lost), _square(x)]), axis_name)
+            sums = _axes.over_other_axes(lax.psum, sums)
+            # Written so that NaN, of a step that is skipped anyway, changes nothing.
+            state = self._rise(state, sums[0] > self.max_error**2 * sums[1])
+        return out._replace(state=state)
+
+    def observe(self, state: RecoverState, loss: jax.Array) -> RecoverState:
+        """The state, once the mean loss of all workers is known."""
+        if self.tolerance is None:
+            return state
+        smoothed = self.smoothing * state.loss + (1 - self.smoothing) * loss
+        smoothed = jnp.where(jnp.isfinite(state.loss), smoothed, loss)
+        seen = state._replace(loss=smoothed, best=jnp.fmin(state.best, smoothed))
+        worse = ~(smoothed <= state.best + self.tolerance * jnp.abs(state.best))
+        return self._rise(seen, jnp.isfinite(state.best) & worse | ~jnp.isfinite(loss))
+
+    def wire_bytes(self, like: PyTree) -> int:
+        watched = 8 * (self.max_error is not None)
+        return _switch.common_bytes("Recover", self.ladder, like) + watched
+
+    def _rise(self, state: RecoverState, condition: jax.Array) -> RecoverState:
+        start = jnp.full((), jnp.inf)
+        return state._replace(
+            level=jnp.minimum(state.level + condition.astype(jnp.int32), len(self.ladder) - 1),
+            loss=jnp.where(condition, start, state.loss),
+            best=jnp.where(condition, start, state.best),
+        )
+
+
+def _square(tree: PyTree) -> jax.Array:
+    return sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)), jnp.zeros(()))

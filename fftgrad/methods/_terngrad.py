@@ -1,0 +1,77 @@
+"""TernGrad."""
+
+import dataclasses
+
+import jax
+import optax
+
+from fftgrad._base import AxisName, Codec, Exchange, Like
+from fftgrad._pmean import compressed_pmean
+from fftgrad.exchanges._all_gather import AllGather
+from fftgrad.exchanges._integer_sum import IntegerSum
+from fftgrad.quantizers._ternary import Ternary
+from fftgrad.transforms._identity import Identity
+
+
+@dataclasses.dataclass(frozen=True)
+class TernGradPolicy:
+    """Rule: which leaves are ternary, and which are not quantized."""
+
+    clip: float | None
+    dense: tuple[str, ...]
+
+    def __call__(self, name: str, like: Like) -> Codec:
+        return Identity() if any(word in name for word in self.dense) else Ternary(clip=self.clip)
+
+
+def terngrad(
+    clip: float | None = 2.5,
+    *,
+    dense: tuple[str, ...] = (),
+    workers: int | None = None,
+    axis_name: AxisName = "data",
+    key: jax.Array | int = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """Method: -s, 0 or s for each value of a layer, right on average.
+
+    Args:
+      clip: bound of the values, in standard deviations of the layer; None does not clip, and then
+        the method is unbiased.
+      dense: words in the paths of leaves that are not quantized; the paper leaves the last
+        classification layer out.
+      workers: if given, the scale is shared, and the ternaries of that many workers are summed on
+        the way (`IntegerSum`); `dense` must then be empty.
+      axis_name: the axis of the workers.
+      key: seed or PRNG key of the rounding.
+
+    Returns:
+      An optax transformation, to be chained before the optimizer.
+
+    Wire: 1.6 bits a value and 4 bytes a layer; with a shared scale 4.6 bits a value for 8 workers,
+      in an all-reduce.
+
+    Claims: unbiased without clipping.
+
+    Differs from the paper: 1.6 bits where it takes 2; the scale of a clipped layer is its largest
+      magnitude (`Ternary`).
+
+    Raises:
+      ValueError: if an argument is out of range, or both `dense` and `workers` are given.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import optax
+      >>> tx = optax.chain(fg.methods.terngrad(dense=("head",)), optax.sgd(0.1, momentum=0.9))
+
+    References:
+      Wen et al., "TernGrad", NeurIPS 2017, arXiv:1705.07878.
+    """
+    if workers is not None and dense:
+        raise ValueError(
+            f"terngrad(dense): must be empty where integers are summed, got {dense}; leave workers "
+            "out, or keep those leaves out with optax.partition."
+        )
+    exchange: Exchange = AllGather(TernGradPolicy(clip, dense))
+    if workers is not None:
+        exchange = IntegerSum(workers=workers, clip=clip)
+    return compressed_pmean(exchange, axis_name=axis_name, scope="leaf", key=key)

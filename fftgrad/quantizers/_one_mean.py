@@ -1,0 +1,53 @@
+"""One value for all."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from fftgrad._base import Like, Payload, Rng
+from fftgrad.quantizers._sign import check_real
+
+
+@dataclasses.dataclass(frozen=True)
+class OneMean:
+    """Quantizer: the mean of the values that are not zero, for each of them.
+
+    Meant for values of one sign, as `OneSided` and `Threshold` leave them: positions and a single
+    number travel. All values become the mean, zeros among them too, so it goes behind a selector
+    that keeps none.
+
+    Shapes: x float32[k] -> main float32[1], side ().
+
+    Wire: 4 bytes.
+
+    Claims: biased; not summable.
+
+    Raises:
+      ValueError: while tracing, if the input is not a float32 vector.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp
+      >>> fg.compress(fg.OneMean(), jnp.array([1.0, 3.0, 0.0])).main
+      Array([2.], dtype=float32)
+
+    References:
+      Fang et al., "RedSync", JPDC 133, 2019, arXiv:1808.04357.
+    """
+
+    @property
+    def summable(self) -> bool:
+        return False
+
+    @property
+    def unbiased(self) -> bool:
+        return False
+
+    def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
+        check_real("OneMean", x)
+        count = jnp.maximum(jnp.sum((x != 0).astype(jnp.float32)), 1.0)
+        return Payload(jnp.sum(x * (1.0 / count))[None])
+
+    def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
+        return jnp.broadcast_to(payload.main, like.shape)
