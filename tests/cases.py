@@ -36,8 +36,29 @@ CODECS: dict[str, fg.Codec] = {
     ),
     "blocked dct": fg.chain(fg.Dct(block=16), fg.TopK(fraction=0.2), fg.RangeFloat(bits=8)),
     "rotated": fg.chain(fg.Hadamard(block=32), fg.RangeFloat(bits=4, rounding="stochastic")),
+    "threshold": fg.Threshold(fraction=0.1),
+    "threshold trimmed": fg.Threshold(fraction=0.1, search="trimmed", capacity=1.5),
+    "one mean": fg.chain(fg.OneSided(), fg.Threshold(fraction=0.1, reuse=2), fg.OneMean()),
+    "chunk top-k": fg.ChunkTopK(chunk=10),
+    "chunk top-k of spectra": fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=8, k=3)),
+    "random-k": fg.RandomK(fraction=0.25, rescale=True),
+    "adacomp": fg.AdaComp(bin_size=20),
+    "sign": fg.Sign(),
+    "levels": fg.Levels(bits=4, bucket=40),
+    "levels max": fg.Levels(bits=2, norm="max"),
+    "ternary": fg.Ternary(clip=None),
+    "ternary clipped": fg.Ternary(),
+    "lloyd-max": fg.chain(fg.Hadamard(block=32), fg.LloydMax(bits=2, block=32)),
     "unbiased fft": fg.chain(fg.Fft(block=16), fg.RangeFloat(bits=5, rounding="stochastic")),
 }
+
+TILED: dict[tuple[int, ...], fg.Codec] = {
+    (10, 11): fg.chain(fg.TileDct(shape=(10, 11), block=4), fg.ChunkTopK(chunk=16, k=16)),
+    (3, 4, 5): fg.chain(fg.TileDct(shape=(12, 5), block=8), fg.ChunkTopK(chunk=64, k=64)),
+    (7,): fg.TileDct(shape=(1, 7)),
+    (): fg.TileDct(shape=(1, 1)),
+}
+"""Codecs that are made for one shape."""
 
 LOSSLESS = {"identity", "top-k all"}
 """Bit for bit."""
@@ -49,6 +70,9 @@ MEMORIES: dict[str, fg.Memory] = {
     "none": fg.NoMemory(),
     "feedback": fg.ErrorFeedback(),
     "decayed feedback": fg.ErrorFeedback(decay=0.9),
+    "low-pass": fg.LowPass(beta=0.3),
+    "momentum": fg.MomentumCorrection(momentum=0.9),
+    "Nesterov": fg.MomentumCorrection(momentum=0.9, nesterov=True, masking=False),
 }
 
 EXCHANGES: dict[str, fg.Exchange] = {
@@ -62,7 +86,15 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "gather dct": fg.AllGather(CODECS["blocked dct"]),
     "gather rotated": fg.AllGather(CODECS["rotated"]),
     "gather stochastic": fg.AllGather(CODECS["blocked stochastic"]),
+    "gather adaptive": fg.AllGather(CODECS["one mean"]),
+    "random sum": fg.AllReduce(fg.RandomK(fraction=0.25)),
+    "shared support": fg.SharedSupport(fg.TopK(fraction=0.1)),
+    "shared frequencies": fg.SharedSupport(fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=4))),
+    "two stages": fg.TwoStage(fg.Sign(), workers=4),
+    "integer sum": fg.IntegerSum(workers=4),
+    "low rank": fg.PowerSgd(rank=2),
     "warm-up": fg.Piecewise({0: fg.AllReduce(), 2: fg.AllGather(CODECS["blocked"])}),
+    "recovery": fg.Recover((fg.AllGather(CODECS["top-k one"]), fg.AllReduce()), max_error=2.0),
 }
 
 METHODS = {
@@ -73,6 +105,29 @@ METHODS = {
     "fft_sparsification diminishing": lambda axis: fg.methods.fft_sparsification(
         theta_schedule={0: 0.9, 1: 0.5, 3: 0.0}, axis_name=axis
     ),
+    "adacomp": lambda axis: fg.methods.adacomp(conv_bin=10, bin_size=20, axis_name=axis),
+    "demo": lambda axis: fg.methods.demo(k=4, block=8, axis_name=axis),
+    "dgc": lambda axis: fg.methods.dgc(0.1, clip=2.0, axis_name=axis),
+    "eden": lambda axis: fg.methods.eden(bits=2, block=64, axis_name=axis),
+    "majority_vote": lambda axis: fg.methods.majority_vote(axis_name=axis),
+    "one_bit_adam": lambda axis: fg.methods.one_bit_adam(3, workers=4, axis_name=axis),
+    "power_sgd": lambda axis: fg.methods.power_sgd(rank=2, axis_name=axis),
+    "qsgd": lambda axis: fg.methods.qsgd(bits=4, bucket=32, axis_name=axis),
+    "random_k": lambda axis: fg.methods.random_k(0.1, axis_name=axis),
+    "redsync": lambda axis: fg.methods.redsync(
+        0.1, dense_below=100, trimmed_below=300, axis_name=axis
+    ),
+    "redsync quantized": lambda axis: fg.methods.redsync(
+        0.1, quantize=True, output=("scalar",), dense_below=100, trimmed_below=300, axis_name=axis
+    ),
+    "scalecom": lambda axis: fg.methods.scalecom(10, beta=0.3, axis_name=axis),
+    "scalecom frequencies": lambda axis: fg.methods.scalecom(
+        10, transform=fg.Fft(block=16), exact=True, axis_name=axis
+    ),
+    "sign_sgd": lambda axis: fg.methods.sign_sgd(axis_name=axis),
+    "terngrad": lambda axis: fg.methods.terngrad(dense=("scalar",), axis_name=axis),
+    "terngrad summed": lambda axis: fg.methods.terngrad(workers=4, axis_name=axis),
+    "top_k": lambda axis: fg.methods.top_k(0.1, scope="leaf", axis_name=axis),
 }
 
 SHAPES = [(), (1,), (7,), (64,), (10, 11), (3, 4, 5), (1009,)]

@@ -1,5 +1,6 @@
 """One function on every worker, in each way that JAX has of running it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -14,6 +15,13 @@ MODES = ["shard_map", "shard_map unchecked", "pmap", "vmap"]
 
 def mesh_of(workers: int) -> Mesh:
     return Mesh(np.array(jax.devices()[:workers]), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def of_size(exchange, workers: int):
+    """The exchange for that many workers, if it has to know."""
+    if hasattr(exchange, "workers"):
+        return dataclasses.replace(exchange, workers=workers)
+    return exchange
 
 
 def everywhere(mode: str, function, workers: int):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CODECS, HIDES_NONFINITE, LOSSLESS, SHAPES, floats, values
+from cases import CODECS, HIDES_NONFINITE, LOSSLESS, SHAPES, TILED, floats, values
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
@@ -113,6 +113,16 @@ def test_second_call_compiles_nothing(codec):
     assert f._cache_size() == 1
 
 
+@pytest.mark.parametrize("shape", TILED, ids=str)
+def test_codecs_of_one_shape(shape):
+    codec = TILED[shape]
+    x = jnp.asarray(values(shape))
+    np.testing.assert_allclose(compiled_round_trip(codec, x), x, rtol=1e-5, atol=1e-5)
+    assert eval(repr(codec), dict(vars(fg))) == codec
+    with pytest.raises(ValueError, match="by a rule"):
+        fg.compress(codec, jnp.ones(31))
+
+
 @pytest.mark.parametrize("name", sorted(LOSSLESS))
 @given(x=hnp.arrays(np.float32, 33, elements=floats(100)))
 def test_lossless_bit_for_bit(name, x):
@@ -127,7 +137,8 @@ def test_summable_codecs_commute_with_the_sum(codec):
     total = jax.tree.map(lambda a: a.sum(0), payloads)
     whole = fg.decompress(codec, total, x[0], rng=RNG)
     np.testing.assert_allclose(whole, each.sum(0), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(whole, x.sum(0), rtol=1e-2, atol=1e-2)
+    if not any(isinstance(stage, fg.RandomK) for stage in stages(codec)):
+        np.testing.assert_allclose(whole, x.sum(0), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("codec", [c for c in CODECS.values() if c.unbiased], ids=repr)

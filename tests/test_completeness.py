@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from cases import CODECS, EXCHANGES, MEMORIES, METHODS
+from cases import CODECS, EXCHANGES, MEMORIES, METHODS, TILED
 
 import fftgrad as fg
 from fftgrad._chain import Chain, stages
@@ -20,7 +20,18 @@ PUBLIC = {
     name: value for name, value in vars(fg).items() if not name.startswith("_") and callable(value)
 }
 METHOD_NAMES = {name for name in vars(fg.methods) if not name.startswith("_")}
-CONTRACTS = {"Codec", "Exchange", "Memory", "Payload", "Reduced", "Rng", "SparseCodec"}
+CONTRACTS = {
+    "AdaptiveCodec",
+    "Codec",
+    "Exchange",
+    "Memory",
+    "Payload",
+    "Reduced",
+    "Rng",
+    "SparseCodec",
+    "SupportCodec",
+    "WatchfulExchange",
+}
 STATES = {"PerWorker", "CompressedPmeanState", "Collective"}
 
 
@@ -35,7 +46,7 @@ def configurations():
 
 
 def test_every_public_class_is_in_the_table():
-    parts = [stage for codec in CODECS.values() for stage in stages(codec)]
+    parts = [stage for codec in [*CODECS.values(), *TILED.values()] for stage in stages(codec)]
     rows = [*parts, *MEMORIES.values(), *EXCHANGES.values()]
     assert {type(row).__name__ for row in rows} - {Chain.__name__} == configurations()
 

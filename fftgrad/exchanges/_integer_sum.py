@@ -9,8 +9,7 @@ from jax import lax
 from fftgrad import _axes, _parts
 from fftgrad._base import AxisName, PyTree, Reduced, Rng, constructor_call
 from fftgrad.packing import _digits
-from fftgrad.quantizers import _ternary
-from fftgrad.quantizers._levels import noise
+from fftgrad.quantizers import _scale, _ternary
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -93,7 +92,7 @@ class IntegerSum:
         scales = jnp.where(jnp.isfinite(shared), shared, jnp.nan)
 
         integers = [
-            _ternary.to_levels(vector, scale, self.levels, noise(self, r, vector.size))
+            _scale.to_levels(vector, scale, self.levels, _scale.noise(self, r, vector.size))
             for vector, scale, r in zip(bounded, scales, rngs, strict=True)
         ]
         words = [

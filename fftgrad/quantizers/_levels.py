@@ -6,10 +6,9 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from fftgrad import _hash
 from fftgrad._base import Like, Payload, Rng, constructor_call
 from fftgrad.packing import _codes
-from fftgrad.quantizers._sign import check_real
+from fftgrad.quantizers import _scale
 
 Norm = Literal["l2", "max"]
 
@@ -84,17 +83,14 @@ class Levels:
         return 2 ** (self.bits - 1) - 1
 
     def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
-        check_real("Levels", x)
+        _scale.check_real("Levels", x)
         bucket = min(self.bucket, x.size)
         rows = jnp.pad(x, (0, -x.size % bucket)).reshape(-1, bucket)
-        norms = jnp.max(jnp.abs(rows), axis=1)
-        if self.norm == "l2":  # scaled, so that no square overflows
-            scaled = rows * (1 / jnp.where(norms > 0, norms, 1.0))[:, None]
-            norms = norms * jnp.sqrt(jnp.sum(jnp.square(scaled), axis=1))
-        share = rows * (self._levels / jnp.where(norms > 0, norms, 1.0))[:, None]
-        rounded = round_by_chance(share.ravel()[: x.size], noise(self, rng, x.size))
-        # Rounding may put the largest of a bucket a bit above its norm.
-        codes = jnp.clip(rounded, -self._levels, self._levels) + self._levels
+        top, length = _scale.norms(rows)
+        norms = length if self.norm == "l2" else top
+        uniform = _scale.noise(self, rng, rows.size).reshape(rows.shape)
+        codes = _scale.to_levels(rows, norms[:, None], self._levels, uniform) + self._levels
+        codes = codes.ravel()[: x.size]
         return Payload(_codes.pack(codes.astype(jnp.uint32), self.bits), norms)
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
@@ -102,19 +98,3 @@ class Levels:
         codes = _codes.unpack(payload.main, self.bits, n).astype(jnp.float32) - self._levels
         norms = jnp.where(jnp.isfinite(payload.side), payload.side, jnp.nan)
         return codes * jnp.repeat(norms / self._levels, min(self.bucket, n))[:n]
-
-
-def noise(owner: object, rng: Rng | None, count: int) -> jax.Array:
-    """Uniform float32[count] in [0, 1), another for each worker."""
-    if rng is None:
-        raise ValueError(
-            f"{owner!r}.compress(rng): rounding draws, got None; pass rng=fg.Rng.of(key), with "
-            "another key for each call."
-        )
-    return (_hash.keyed_bits(rng.local, count) >> 8).astype(jnp.float32) * 2.0**-24
-
-
-def round_by_chance(x: jax.Array, uniform: jax.Array) -> jax.Array:
-    """One of the two integers next to each value, right on average."""
-    down = jnp.floor(x)
-    return down + (uniform < x - down).astype(jnp.float32)

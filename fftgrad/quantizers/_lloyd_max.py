@@ -10,7 +10,7 @@ import numpy as np
 
 from fftgrad._base import Like, Payload, Rng, constructor_call
 from fftgrad.packing import _codes
-from fftgrad.quantizers._sign import check_real
+from fftgrad.quantizers import _scale
 
 MAX_BITS = 6
 
@@ -76,19 +76,17 @@ class LloydMax:
         return False
 
     def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
-        check_real("LloydMax", x)
+        _scale.check_real("LloydMax", x)
         block = min(self.block, x.size)
         rows = jnp.pad(x, (0, -x.size % block)).reshape(-1, block)
-        top = jnp.max(jnp.abs(rows), axis=1)
-        scaled = rows * (1 / jnp.where(top > 0, top, 1.0))[:, None]  # no square overflows
-        norms = jnp.sqrt(jnp.sum(jnp.square(scaled), axis=1))
-        y = scaled * (math.sqrt(block) / jnp.where(norms > 0, norms, 1.0))[:, None]
+        _, norms = _scale.norms(rows)
+        y = rows * (math.sqrt(block) / _scale.divisor(norms))[:, None]
         centroids = _centroids(self.bits)
         bounds = (centroids[1:] + centroids[:-1]) / 2
         above = [(y > bound).astype(jnp.uint32) for bound in bounds]
         codes = functools.reduce(jnp.add, above)
         projection = jnp.sum(y * _look_up(codes, centroids), axis=1)
-        scales = top * norms * (math.sqrt(block) / jnp.where(top > 0, projection, 1.0))
+        scales = norms * (math.sqrt(block) / jnp.where(projection > 0, projection, 1.0))
         return Payload(_codes.pack(codes.ravel()[: x.size], self.bits), scales)
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:

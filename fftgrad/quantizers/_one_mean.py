@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._base import Like, Payload, Rng
-from fftgrad.quantizers._sign import check_real
+from fftgrad.quantizers import _scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class OneMean:
         return False
 
     def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
-        check_real("OneMean", x)
+        _scale.check_real("OneMean", x)
         count = jnp.maximum(jnp.sum((x != 0).astype(jnp.float32)), 1.0)
         return Payload(jnp.sum(x * (1.0 / count))[None])
 

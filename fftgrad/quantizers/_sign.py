@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fftgrad._base import Like, Payload, Rng
 from fftgrad.packing import _bitmap
+from fftgrad.quantizers import _scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,19 +48,10 @@ class Sign:
         return False
 
     def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
-        check_real("Sign", x)
+        _scale.check_real("Sign", x)
         (words,) = _bitmap.pack(x < 0)
         return Payload(words, jnp.sum(jnp.abs(x) * (1.0 / x.size))[None])
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         negative = _bitmap.unpack(payload.main, math.prod(like.shape))
         return jnp.where(negative, -payload.side, payload.side)
-
-
-def check_real(owner: str, x: jax.Array) -> None:
-    """Refuses what is not a float32 vector."""
-    if x.ndim != 1 or x.dtype != jnp.float32:
-        raise ValueError(
-            f"{owner}.compress(x): must be a float32 vector, got {x.dtype}{list(x.shape)}; after "
-            "Fft use RangeFloat instead."
-        )

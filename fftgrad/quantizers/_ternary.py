@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from fftgrad._base import Like, Payload, Rng, constructor_call
 from fftgrad.packing import _digits
-from fftgrad.quantizers._levels import noise, round_by_chance
-from fftgrad.quantizers._sign import check_real
+from fftgrad.quantizers import _scale
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -65,9 +64,9 @@ class Ternary:
         return self.clip is None
 
     def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
-        check_real("Ternary", x)
+        _scale.check_real("Ternary", x)
         x, scale = clipped(x, self.clip)
-        digits = to_levels(x, scale, 1, noise(self, rng, x.size)) + 1
+        digits = _scale.to_levels(x, scale, 1, _scale.noise(self, rng, x.size)) + 1
         return Payload(_digits.pack(digits.astype(jnp.uint32), 3), scale[None])
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
@@ -87,14 +86,8 @@ def clipped(x: jax.Array, clip: float | None) -> tuple[jax.Array, jax.Array]:
     top = jnp.max(jnp.abs(x))
     if clip is None:
         return x, top
-    scaled = x * (1 / jnp.where(top > 0, top, 1.0))  # so that no square overflows
+    scaled = x * (1 / _scale.divisor(top))  # so that no square overflows
     bound = jnp.minimum(clip * jnp.std(scaled) * top, top)
     # One value has no deviation, and equal values none to speak of: nothing to clip by.
     bound = jnp.where(bound > 0, bound, top)
     return jnp.clip(x, -bound, bound), bound
-
-
-def to_levels(x: jax.Array, scale: jax.Array, levels: int, uniform: jax.Array) -> jax.Array:
-    """Integers from -levels to levels, by chance, that stand for `x` in units of scale / levels."""
-    share = x * (levels / jnp.where(scale > 0, scale, 1.0))
-    return jnp.clip(round_by_chance(share, uniform), -levels, levels)

@@ -28,7 +28,7 @@ class RandomK:
 
     Wire: 4k bytes, 8k if complex.
 
-    Claims: summable; unbiased if it rescales.
+    Claims: summable; unbiased if it rescales. If anything is not finite, nothing that is kept is.
 
     Differs from the paper: one position from each of k intervals, where it draws k of all n. Each
       coefficient has the same chance, and the positions come in order, without a shuffle.
@@ -64,8 +64,10 @@ class RandomK:
         return self.rescale
 
     def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
-        positions, chance = self._draw(x.size, rng)
-        return Payload(x[positions] * chance if self.rescale else x[positions])
+        positions, width = self._draw(x.size, rng)
+        # What is not drawn must not hide a NaN, which feedback would keep for ever.
+        poison = jnp.where(jnp.all(jnp.isfinite(x)), 0.0, jnp.nan)
+        return Payload(x[positions] * (width if self.rescale else 1.0) + poison)
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         (n,) = like.shape
@@ -73,7 +75,7 @@ class RandomK:
         return jnp.zeros((n,), payload.main.dtype).at[positions].set(payload.main, **IN_ORDER)
 
     def _draw(self, n: int, rng: Rng | None) -> tuple[jax.Array, jax.Array]:
-        """The positions, and one over the chance of each."""
+        """The positions, and the width of their intervals: one over the chance of each."""
         if rng is None:
             raise ValueError(
                 f"{self!r}(rng): the positions are drawn, got None; pass rng=fg.Rng.of(key) to "

@@ -106,6 +106,8 @@ class Threshold:
         search = _bisect if self.search == "binary" else _trim
         k = _size.count(self.fraction, None, x.size)
         threshold = search(magnitude, k)
+        # Where something is not finite, that alone passes.
+        threshold = jnp.where(jnp.isfinite(threshold), threshold, jnp.inf)
         if self.reuse > 1:
             threshold = jnp.where(state.age % self.reuse == 0, threshold, state.threshold)
         mask = (magnitude > threshold) | ~jnp.isfinite(magnitude)

@@ -1,0 +1,537 @@
+"""What each method does to training: the same model, data, seed and steps, at the bytes it sends.
+
+Two tasks: a byte-level language model under Adam, and a residual convolutional network on
+scikit-learn's digits under SGD with momentum 0.9. The learning rate of each method is the best of
+one grid, on the first seed; the other seeds run at that rate. Results are written after each run,
+and runs whose results are there already are not repeated.
+"""
+
+import argparse
+import collections
+import dataclasses
+import functools
+import importlib
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import matplotlib as mpl
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import fftgrad as fg
+
+ROOT = pathlib.Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "examples"))
+
+import train_lm  # noqa: E402  (after the path)
+
+WORKERS = 8
+AXIS = "data"
+Transformation = optax.GradientTransformationExtraArgs
+Params = Any
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("--tasks", default="lm,digits", help="which tasks")
+    add("--methods", default="", help="parts of names of methods, by comma; all if empty")
+    add("--steps", type=int, default=300, help="optimizer steps of each run")
+    add("--seeds", type=int, default=2, help="how many seeds")
+    add("--rates", default="0.5,1,2", help="learning rates tried, in units of the task's own")
+    add("--out", type=pathlib.Path, default=pathlib.Path("benchmarks"), help="for the results")
+    add("--name", default="convergence", help="of the files written")
+    add("--smoke", action="store_true", help="a few steps of tiny models")
+    args = parser.parse_args()
+    if args.smoke:
+        args.steps, args.seeds, args.rates = 2, 1, "1"
+        args.methods = args.methods or "dense,FFT 64,PowerSGD"
+    return args
+
+
+# Tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A model, its data, and the optimizer that people use for it."""
+
+    name: str
+    rate: float
+    params: Callable[[int], Params]
+    loss: Callable[[Params, Any], jax.Array]
+    batches: Callable[[int], Iterator[Any]]
+    assess: Callable[[Params], dict[str, float]]
+    adam: bool
+
+
+def language_model(smoke: bool) -> Task:
+    """Nats per byte of Python's standard library."""
+    context, width, layers = (16, 32, 1) if smoke else (64, 64, 2)
+    per_worker = 2 if smoke else 4
+    model = train_lm.ByteLM(width, layers)
+    train, held_out = train_lm.corpus()
+
+    def loss(params: Params, batch: jax.Array) -> jax.Array:
+        logits: Any = model.apply(params, batch[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
+
+    def batches(seed: int) -> Iterator[Any]:
+        rng = np.random.default_rng(seed)
+        while True:
+            yield train_lm.sample(rng, train, WORKERS * per_worker, context)
+
+    def assess(params: Params) -> dict[str, float]:
+        rng = np.random.default_rng(1)
+        parts = [train_lm.sample(rng, held_out, 256, context) for _ in range(1 if smoke else 8)]
+        return {"loss": float(np.mean([evaluate(params, part) for part in parts]))}
+
+    evaluate = jax.jit(loss)
+    return Task(
+        "lm",
+        8e-3,
+        lambda seed: model.init(jax.random.key(seed), jnp.zeros((1, context), jnp.int32)),
+        loss,
+        batches,
+        assess,
+        adam=True,
+    )
+
+
+class Block(nn.Module):
+    """Two convolutions around which the input goes."""
+
+    channels: int
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # (B, H, W, C)
+        y = nn.Conv(self.channels, (3, 3), self.stride, use_bias=False)(nn.relu(x))
+        y = nn.relu(nn.GroupNorm(num_groups=4)(y))
+        y = nn.GroupNorm(num_groups=4)(nn.Conv(self.channels, (3, 3), use_bias=False)(y))
+        if x.shape != y.shape:
+            x = nn.Conv(self.channels, (1, 1), self.stride, use_bias=False)(x)
+        return x + y
+
+
+class ResNet(nn.Module):
+    """A residual network for images of 8 × 8."""
+
+    channels: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # (B, 8, 8, 1) -> (B, 10)
+        x = nn.Conv(self.channels, (3, 3), use_bias=False)(x)
+        x = Block(self.channels)(x)
+        x = Block(2 * self.channels, 2)(x)
+        x = Block(4 * self.channels, 2)(x)
+        return nn.Dense(10)(nn.relu(x).mean((1, 2)))
+
+
+def digits(smoke: bool) -> Task:
+    """1,437 images to train on, 360 held out."""
+    data: Any = importlib.import_module("sklearn.datasets").load_digits()
+    images = (data.images[..., None] / 8 - 1).astype(np.float32)
+    labels = data.target.astype(np.int32)
+    order = np.random.default_rng(0).permutation(len(labels))
+    train, test = order[360:], order[:360]
+    model = ResNet(4 if smoke else 16)
+    per_worker = 2 if smoke else 16
+
+    def loss(params: Params, batch: Any) -> jax.Array:
+        logits: Any = model.apply(params, batch[0])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
+
+    def batches(seed: int) -> Iterator[Any]:
+        rng = np.random.default_rng(seed)
+        while True:
+            chosen = rng.choice(train, WORKERS * per_worker, replace=False)
+            yield images[chosen], labels[chosen]
+
+    @jax.jit
+    def evaluate(params: Params) -> tuple[jax.Array, jax.Array]:
+        logits: Any = model.apply(params, images[test])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels[test])
+        return losses.mean(), (logits.argmax(-1) == labels[test]).mean()
+
+    def assess(params: Params) -> dict[str, float]:
+        loss, accuracy = evaluate(params)
+        return {"loss": float(loss), "accuracy": float(accuracy)}
+
+    return Task(
+        "digits",
+        0.05,
+        lambda seed: model.init(jax.random.key(seed), jnp.asarray(images[:1])),
+        loss,
+        batches,
+        assess,
+        adam=False,
+    )
+
+
+# Methods
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """What replaces the dense mean, and what the optimizer behind it needs for that.
+
+    Attributes:
+      make: the transformation, given the number of steps of the run.
+      momentum: whether the optimizer keeps its momentum. Feedback is one already.
+      signs: whether the updates are signs: plain descent at a small rate then.
+      rate: factor on the task's learning rates.
+      warm_up: share of the steps that run at first, in the branch of that number.
+      published: the ratio as papers count it, without indices and scales; None if they count.
+    """
+
+    name: str
+    make: Callable[[int], Transformation]
+    momentum: bool = True
+    signs: bool = False
+    adam: bool = False
+    rate: float = 1.0
+    warm_up: float = 0.0
+    branches: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    published: float | None = None
+
+
+def fixed(tx: Transformation) -> Callable[[int], Transformation]:
+    """The same transformation, whatever the number of steps."""
+
+    def make(steps: int) -> Transformation:
+        del steps
+        return tx
+
+    return make
+
+
+def pmean(
+    codec: fg.Codec | fg.Exchange, memory: fg.Memory = fg.NoMemory(), scope: Any = "model"
+) -> Callable[[int], Transformation]:
+    """The compressed mean, whatever the number of steps."""
+    exchange = codec if isinstance(codec, fg.Exchange) else fg.AllGather(codec)
+    return fixed(fg.compressed_pmean(exchange, memory, axis_name=AXIS, scope=scope))
+
+
+def methods() -> list[Method]:
+    """All the rows."""
+    m, decayed = fg.methods, fg.ErrorFeedback(decay=0.95)
+    six, four = fg.RangeFloat(6), fg.RangeFloat(4)
+    dct = fg.Dct(block=64)
+
+    return [
+        Method("dense", pmean(fg.AllReduce()), published=1),
+        Method("bfloat16", pmean(fg.Cast("bfloat16")), published=2),
+        # The FFT paper's own comparison, at its settings.
+        Method("FFT (paper)", fixed(m.fft_sparsification()), published=21.3),
+        Method("top-k 15 % (paper)", fixed(m.top_k(0.15, memory=fg.NoMemory())), published=6.67),
+        Method("QSGD 3 bits (paper)", fixed(m.qsgd(bits=3)), published=10.6),
+        Method(
+            "TernGrad no clip (paper)",
+            fixed(m.terngrad(clip=None, dense=("Dense_0/",))),
+            published=16,
+        ),
+        # Methods as published.
+        Method("QSGD 4 bits", fixed(m.qsgd(bits=4)), published=8),
+        Method("TernGrad", fixed(m.terngrad()), published=16),
+        Method("TernGrad, shared scale", fixed(m.terngrad(workers=WORKERS)), published=16),
+        Method("EDEN 1 bit (DRIVE)", fixed(m.eden(bits=1)), published=32),
+        Method("EDEN 2 bits", fixed(m.eden(bits=2)), published=16),
+        Method("majority vote", fixed(m.majority_vote()), signs=True, published=32),
+        Method("signSGD + EF", fixed(m.sign_sgd()), published=32),
+        Method(
+            "1-bit Adam",
+            lambda steps: m.one_bit_adam(max(1, steps // 5), WORKERS, b2=0.99),
+            adam=True,
+            warm_up=0.2,
+            branches=((1,), (0,)),
+            published=32,
+        ),
+        Method("top-k 1 % + EF", fixed(m.top_k(0.01)), momentum=False, published=100),
+        Method("random-k 10 % + EF", fixed(m.random_k(0.1)), momentum=False, published=10),
+        Method("DGC 1 %", fixed(m.dgc(0.01)), momentum=False, published=100),
+        Method(
+            "RedSync 1 %",
+            fixed(m.redsync(0.01, dense_below=1024, trimmed_below=32768)),
+            momentum=False,
+            published=100,
+        ),
+        Method(
+            "RedSync 1 %, quantized",
+            fixed(
+                m.redsync(
+                    0.01,
+                    quantize=True,
+                    output=("Dense_0/",),
+                    dense_below=1024,
+                    trimmed_below=32768,
+                )
+            ),
+            momentum=False,
+            published=200,
+        ),
+        Method("ScaleCom 50x", fixed(m.scalecom(50)), published=50),
+        Method(
+            "ScaleCom 50x, FFT 64",
+            fixed(m.scalecom(50, transform=fg.Fft(block=64), exact=True)),
+            published=50,
+        ),
+        Method("AdaComp", fixed(m.adacomp(conv_bin=50, bin_size=500)), published=100),
+        Method("PowerSGD rank 1", fixed(m.power_sgd(rank=1))),
+        Method("PowerSGD rank 4", fixed(m.power_sgd(rank=4))),
+        Method("DeMo k = 32", fixed(m.demo(k=32)), signs=True),
+        Method("DeMo k = 8", fixed(m.demo(k=8)), signs=True),
+        # Ours: the same feedback for all, another codec each.
+        Method("top-k 5 %, 4 bits", pmean(fg.chain(fg.TopK(0.05), four), decayed), False),
+        Method("DCT 64, 5 %, 4 bits", pmean(fg.chain(dct, fg.TopK(0.05), four), decayed), False),
+        Method(
+            "FFT 64, 5 %, 4 bits",
+            pmean(fg.chain(fg.Fft(block=64), fg.TopK(0.05), four), decayed),
+            False,
+        ),
+        Method("top-k 1 %, 6 bits", pmean(fg.chain(fg.TopK(0.01), six), decayed), False),
+        Method("DCT 64, 1 %, 6 bits", pmean(fg.chain(dct, fg.TopK(0.01), six), decayed), False),
+    ]
+
+
+def optimizer(task: Task, method: Method, rate: float, steps: int) -> Transformation:
+    """The method and what follows it: the task's optimizer, or what is left of it."""
+    peak = rate * task.rate * method.rate
+    schedule = functools.partial(
+        optax.warmup_cosine_decay_schedule, 0.0, warmup_steps=max(1, steps // 10)
+    )
+    exchange = method.make(steps)
+
+    def descend(peak: float) -> optax.GradientTransformation:
+        return optax.scale_by_learning_rate(
+            schedule(peak_value=peak, decay_steps=steps + 1, end_value=peak / 10)
+        )
+
+    if method.signs:
+        # A step of Adam has about the size of its rate, as one of signs has.
+        peak = rate * 1e-3
+        return optax.with_extra_args_support(optax.chain(exchange, descend(peak)))
+    if method.adam:
+        peak = rate * 8e-3
+        return optax.with_extra_args_support(optax.chain(exchange, descend(peak)))
+    if task.adam:
+        tail = optax.scale_by_adam(b1=0.9 if method.momentum else 0.0, b2=0.99)
+    elif method.momentum:
+        tail = optax.trace(0.9)
+    else:
+        # Ten times, the sum of what momentum 0.9 makes of a gradient.
+        tail = optax.scale(10.0)
+    return optax.with_extra_args_support(optax.chain(exchange, tail, descend(peak)))
+
+
+# Runs
+
+
+def run(task: Task, method: Method, rate: float, seed: int, steps: int, mesh: Mesh) -> Any:
+    """One training run, as a record."""
+    tx = optimizer(task, method, rate, steps)
+    params = jax.device_put(task.params(seed), NamedSharding(mesh, P()))
+    specs = fg.state_specs(jax.eval_shape(tx.init, params), AXIS)
+
+    def step(params: Params, state: Any, batch: Any) -> tuple[Params, Any, jax.Array]:
+        own = jax.lax.pcast(params, AXIS, to="varying")
+        loss, gradient = jax.value_and_grad(task.loss)(own, batch)
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, loss[None]
+
+    state = jax.jit(jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs))(params)
+    spread = NamedSharding(mesh, P(AXIS))
+    batches = task.batches(seed)
+    batch = jax.device_put(next(batches), spread)
+    compiled = (
+        jax.jit(
+            jax.shard_map(
+                step, mesh=mesh, in_specs=(P(), specs, P(AXIS)), out_specs=(P(), specs, P(AXIS))
+            ),
+            donate_argnums=(0, 1),
+        )
+        .lower(params, state, batch)
+        .compile()
+    )
+    start = time.perf_counter()
+    losses: list[jax.Array] = []
+    for _ in range(steps):
+        params, state, loss = compiled(params, state, batch)
+        losses.append(loss)
+        batch = jax.device_put(next(batches), spread)
+    curve = [float(np.mean(loss)) for loss in losses]
+    elapsed = time.perf_counter() - start
+
+    by_branch: collections.Counter[tuple[int, ...]] = collections.Counter()
+    for collective in fg.audit(compiled):
+        by_branch[collective.branch] += collective.bytes
+    first, later = (by_branch[branch] for branch in method.branches)
+    warm_up = round(method.warm_up * steps)
+    dense = 4 * sum(leaf.size for leaf in jax.tree.leaves(params))
+    mean = (first * warm_up + later * (steps - warm_up)) / steps
+    return {
+        "task": task.name,
+        "method": method.name,
+        "rate": rate,
+        "seed": seed,
+        "steps": steps,
+        **task.assess(params),
+        "bytes": later,
+        "ratio": dense / later,
+        "mean_ratio": dense / mean,
+        "published": method.published,
+        "dense_bytes": dense,
+        "warm_up": [warm_up, first],
+        "ms_per_step": 1e3 * elapsed / steps,
+        "curve": [round(value, 4) for value in curve],
+    }
+
+
+def score(record: Any) -> float:
+    """Lower is better; a run that diverged is worst."""
+    return record["loss"] if np.isfinite(record["loss"]) else float("inf")
+
+
+def main() -> None:
+    """Runs what is missing, and shows all that there is."""
+    args = parse_args()
+    os.environ.setdefault("PJRT_NPROC", str(4 * WORKERS))
+    jax.config.update("jax_num_cpu_devices", WORKERS)
+    mesh = Mesh(np.array(jax.devices("cpu")[:WORKERS]), (AXIS,), axis_types=(AxisType.Auto,))
+    console = Console()
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / f"{args.name}.json"
+    results = json.loads(path.read_text()) if path.exists() and not args.smoke else new_results()
+    makers = {"lm": language_model, "digits": digits}
+    wanted = [word for word in args.methods.split(",") if word]
+    rates = [float(rate) for rate in args.rates.split(",")]
+
+    def get(task: Task, method: Method, rate: float, seed: int) -> Any:
+        key = {
+            "task": task.name,
+            "method": method.name,
+            "rate": rate,
+            "seed": seed,
+            "steps": args.steps,
+        }
+        for record in results["runs"]:
+            if key.items() <= record.items():
+                return record
+        record = run(task, method, rate, seed, args.steps, mesh)
+        results["runs"].append(record)
+        path.write_text(json.dumps(results))
+        shown = ("task", "method", "rate", "seed", "loss", "ratio", "ms_per_step")
+        console.print({name: record[name] for name in shown})
+        return record
+
+    for task in (makers[name](args.smoke) for name in args.tasks.split(",")):
+        for method in methods():
+            if wanted and not any(word in method.name for word in wanted):
+                continue
+            best = min((get(task, method, rate, 0) for rate in rates), key=score)
+            for seed in range(1, args.seeds):
+                get(task, method, best["rate"], seed)
+    for task in args.tasks.split(","):
+        console.print(table(results["runs"], task))
+    plot(results["runs"], args.tasks.split(","), args.out / f"{args.name}.png")
+    console.print(f"written: {path}, {path.with_suffix('.png')}")
+
+
+def new_results() -> Any:
+    """The head of the file: where and when."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit.stdout.strip(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "device": jax.devices("cpu")[0].device_kind,
+        "runs": [],
+    }
+
+
+# Results
+
+
+def chosen(runs: list[Any], task: str) -> dict[str, list[Any]]:
+    """The runs of each method at its best rate, the longest there are."""
+    out: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(r["method"] for r in runs if r["task"] == task):
+        own = [r for r in runs if r["task"] == task and r["method"] == name]
+        own = [r for r in own if r["steps"] == max(o["steps"] for o in own)]
+        best = min((r for r in own if r["seed"] == 0), key=score)
+        out[name] = [r for r in own if r["rate"] == best["rate"]]
+    return out
+
+
+def table(runs: list[Any], task: str) -> Table:
+    """One row a method: what it sends, and what became of the training."""
+    rows = chosen(runs, task)
+    out = Table(title=task, box=box.SIMPLE_HEAD, padding=0)
+    headers = ["", "bytes\na step", "ratio\npublished", "ratio", "with\nwarm-up", "rate", "loss"]
+    for header in [*headers, "against\ndense", "accuracy"]:
+        out.add_column(header, justify="left" if not header else "right", no_wrap=True)
+    dense = np.mean([r["loss"] for r in rows["dense"]]) if "dense" in rows else np.nan
+    for name, own in rows.items():
+        losses = [r["loss"] for r in own]
+        accuracy = [r["accuracy"] for r in own if "accuracy" in r]
+        out.add_row(
+            name,
+            f"{own[0]['bytes']:,}",
+            f"{own[0]['published']:g}" if own[0]["published"] else "",
+            f"{own[0]['ratio']:.1f}",
+            f"{own[0]['mean_ratio']:.1f}",
+            f"{own[0]['rate']:g}",
+            f"{np.mean(losses):.4f} ± {np.ptp(losses) / 2:.4f}",
+            f"{100 * (np.mean(losses) / dense - 1):+.1f} %",
+            f"{100 * np.mean(accuracy):.1f} %" if accuracy else "",
+        )
+    return out
+
+
+def plot(runs: list[Any], tasks: list[str], path: pathlib.Path) -> None:
+    """Training loss against the bytes that a worker has sent."""
+    mpl.use("agg")
+    figure = Figure(figsize=(14, 7 * len(tasks)), layout="constrained")
+    for axes, task in zip(figure.subplots(len(tasks), 1, squeeze=False)[:, 0], tasks, strict=True):
+        for number, (name, own) in enumerate(chosen(runs, task).items()):
+            curve = own[0]["curve"]
+            window = min(15, len(curve))
+            smooth = np.convolve(curve, np.ones(window) / window, "valid")
+            steps = np.arange(window, len(curve) + 1)
+            warm_up, first = own[0]["warm_up"]
+            sent = np.minimum(steps, warm_up) * first
+            sent = sent + np.maximum(steps - warm_up, 0) * own[0]["bytes"]
+            style = ("-", "--", ":", "-.")[number // 10 % 4]
+            axes.plot(sent / 1e6, smooth, style, color=f"C{number % 10}", label=name)
+        axes.set(title=task, xscale="log", xlabel="MB that each worker has sent")
+        axes.set_ylabel("training loss")
+        axes.legend(fontsize="small", ncols=2, loc="center left", bbox_to_anchor=(1, 0.5))
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
+
+
+if __name__ == "__main__":
+    main()
