@@ -7,6 +7,7 @@ from fftgrad._pmean import compressed_pmean as compressed_pmean
 from fftgrad._state import state_specs as state_specs
 from fftgrad._local import clip_by_local_norm as clip_by_local_norm
 from fftgrad._local import per_worker as per_worker
+from fftgrad._schedules import diminishing_theta as diminishing_theta
 from fftgrad import methods as methods
 
 # Codecs
@@ -52,6 +53,10 @@ from fftgrad._compress import decompress as decompress
 from fftgrad._compress import wire_bytes as wire_bytes
 from fftgrad._audit import Collective as Collective
 from fftgrad._audit import audit as audit
+
+# What pays
+from fftgrad._cost import redsync_cost as redsync_cost
+from fftgrad._cost import SyncCost as SyncCost
 
 # Contracts, and the values that pass between their implementations
 from fftgrad._base import AdaptiveCodec as AdaptiveCodec

@@ -92,7 +92,7 @@ def clip_by_local_norm(max_norm: float, axis_name: AxisName) -> optax.GradientTr
     ) -> tuple[optax.Updates, Any]:
         del params
         bound = max_norm / math.sqrt(_axes.size(axis_name))
-        norm = optax.global_norm(jax.tree.map(lambda g: g.astype(jnp.float32), updates))
+        norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), updates))
         scale = jnp.where(norm > bound, bound / norm, 1.0)
         return jax.tree.map(lambda g: (g * scale).astype(g.dtype), updates), state
 

@@ -105,6 +105,13 @@ METHODS = {
     "fft_sparsification diminishing": lambda axis: fg.methods.fft_sparsification(
         theta_schedule={0: 0.9, 1: 0.5, 3: 0.0}, axis_name=axis
     ),
+    "fft_sparsification recovery": lambda axis: fg.methods.fft_sparsification(
+        recover=(0.5, 0.0), max_error=0.1, axis_name=axis
+    ),
+    "feedback_adam": lambda axis: fg.methods.feedback_adam(0.1, 0.2, axis_name=axis),
+    "feedback_sgd": lambda axis: fg.methods.feedback_sgd(
+        0.1, 0.5, 0.2, transform=fg.Dct(block=16), axis_name=axis
+    ),
     "adacomp": lambda axis: fg.methods.adacomp(conv_bin=10, bin_size=20, axis_name=axis),
     "demo": lambda axis: fg.methods.demo(k=4, block=8, axis_name=axis),
     "dgc": lambda axis: fg.methods.dgc(0.1, clip=2.0, axis_name=axis),

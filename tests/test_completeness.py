@@ -32,7 +32,7 @@ CONTRACTS = {
     "SupportCodec",
     "WatchfulExchange",
 }
-STATES = {"PerWorker", "CompressedPmeanState", "Collective"}
+STATES = {"PerWorker", "CompressedPmeanState", "Collective", "SyncCost"}
 
 
 LISTED = {name for name in METHOD_NAMES if callable(getattr(fg.methods, name))}

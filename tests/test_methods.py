@@ -1,13 +1,16 @@
 """Published methods: what they are made of, and what they do."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import reference
-from cases import METHODS, TREE, gradients
-from parallel import AXIS, everywhere, train_step
+import reference_methods as oracles
+from cases import METHODS, TREE, gradients, values
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, everywhere, mesh_of, train_step
 
 import fftgrad as fg
 
@@ -22,27 +25,79 @@ def test_a_method_is_one_line_of_a_chain(make):
         assert bool(jnp.all(jnp.isfinite(got)))
 
 
-def test_fft_sparsification_is_the_papers_pipeline():
-    """Linearize, float16, whole FFT, top 15 %, 10 bits, average: in NumPy."""
-    like = {
-        "a": jax.ShapeDtypeStruct((10, 11), "float32"),
-        "b": jax.ShapeDtypeStruct((40,), "float32"),
-    }
-    grads = gradients(like, 4)
-    tx = fg.methods.fft_sparsification(theta=0.85, bits=10, axis_name=AXIS)
-    mean = everywhere("shard_map", lambda g: tx.update(g, tx.init(g))[0], 4)(grads)
-    got = np.concatenate([np.ravel(mean["a"][0]), np.ravel(mean["b"][0])])
-    expected = np.zeros(150)
-    for worker in range(4):
-        g = np.concatenate([np.ravel(grads["a"][worker]), np.ravel(grads["b"][worker])])
-        z = reference.fft(g, None, half=True)
-        keep = reference.top_k(z, reference.kept(0.15, z.size))
-        spectrum = np.zeros_like(z)
-        spectrum[keep] = z[keep]
-        expected += reference.inverse_fft(spectrum, 150, None) / 4
-    # Ten bits with six of mantissa: half a step is 2^-7 of each number kept.
-    assert np.linalg.norm(got - expected) <= 2.0**-7 * np.linalg.norm(expected)
-    assert np.linalg.norm(got - expected) > 0
+LIKE = {
+    "conv": jax.ShapeDtypeStruct((3, 3, 4, 8), "float32"),
+    "head": jax.ShapeDtypeStruct((20, 30), "float32"),
+    "last": jax.ShapeDtypeStruct((7,), "float32"),
+}
+m, o = fg.methods, oracles
+ORACLES = {
+    "adacomp": (m.adacomp(10, 20), lambda: o.AdaComp(10, 20), 1e-5),
+    "demo": (m.demo(4, 8, 0.9), lambda: o.DeMo(4, 8, 0.9), 0),
+    "dgc": (m.dgc(0.1, clip=2.0), lambda: o.MomentumCorrected(o.dgc_select(0.1), clip=2.0), 1e-5),
+    "dgc Nesterov": (
+        m.dgc(0.1, nesterov=True),
+        lambda: o.MomentumCorrected(o.dgc_select(0.1), nesterov=True),
+        1e-5,
+    ),
+    "feedback_adam": (m.feedback_adam(0.1, 0.1, None), lambda: o.FeedbackAdam(0.1, 0.1), 1e-4),
+    "feedback_sgd": (
+        m.feedback_sgd(0.1, 0.9, 0.1, None, decay=0.5),
+        lambda: o.FeedbackSgd(0.1, 0.9, 0.1, 0.5),
+        1e-5,
+    ),
+    "eden": (m.eden(bits=2, block=64), lambda: o.Eden(64), 1e-3),
+    "fft_sparsification": (m.fft_sparsification(), lambda: o.FftSparsification(), 2.0**-7),
+    "majority_vote": (m.majority_vote(), lambda: o.MajorityVote(), 0),
+    "one_bit_adam": (m.one_bit_adam(8, 4), lambda: o.OneBitAdam(8), 1e-4),
+    "power_sgd": (m.power_sgd(2), lambda: o.PowerSgd(2), 1e-4),
+    "qsgd": (m.qsgd(4, 32), lambda: o.Qsgd(4, 32), 1e-5),
+    "random_k": (m.random_k(0.1), lambda: o.RandomK(0.1), 1e-5),
+    "redsync": (
+        m.redsync(0.05, dense_below=100, trimmed_below=2000),
+        lambda: o.MomentumCorrected(o.redsync_select(0.05, 100, 2000)),
+        1e-5,
+    ),
+    "redsync quantized": (
+        m.redsync(0.05, quantize=True, dense_below=100, trimmed_below=2000),
+        lambda: o.MomentumCorrected(o.redsync_select(0.05, 100, 2000, quantize=True)),
+        1e-5,
+    ),
+    "scalecom": (m.scalecom(10, beta=0.3), lambda: o.ScaleCom(10, 0.3), 1e-5),
+    "scalecom frequencies": (
+        m.scalecom(10, transform=fg.Fft(block=16), exact=True),
+        lambda: o.ScaleCom(10, 1.0, block=16),
+        1e-5,
+    ),
+    "sign_sgd": (m.sign_sgd(), lambda: o.SignSgd(), 1e-5),
+    "terngrad": (m.terngrad(dense=("last",)), lambda: o.TernGrad(2.5, ("last",)), 1e-5),
+    "terngrad summed": (m.terngrad(workers=4), lambda: o.TernGrad(2.5, shared=True), 1e-5),
+    "top_k": (m.top_k(0.1, scope="leaf"), lambda: o.TopK(0.1), 1e-5),
+}
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_twenty_steps_on_four_workers_are_the_papers(name):
+    tx, make, tolerance = ORACLES[name]
+    oracle = make()
+    init, update = train_step(tx, 4, like=LIKE)
+    state = init(jax.tree.map(lambda s: jnp.zeros(s.shape), LIKE))
+    for step in range(20):
+        grads = gradients(LIKE, 4, seed=step)
+        got, state = update(grads, state)
+        rows = [{n: np.asarray(g[w], np.float64) for n, g in grads.items()} for w in range(4)]
+        expected = oracle(rows)
+        for leaf in LIKE:
+            if tolerance:
+                error = np.linalg.norm(got[leaf] - expected[leaf])
+                assert error <= tolerance * np.linalg.norm(expected[leaf]), (step, leaf)
+            else:  # signs: of what is not zero up to rounding
+                sure = np.abs(getattr(oracle, "mean", expected)[leaf]) > 1e-5
+                np.testing.assert_array_equal(got[leaf][sure], expected[leaf][sure])
+
+
+def test_every_method_has_an_oracle():
+    assert {name.split()[0] for name in METHODS} == {name.split()[0] for name in ORACLES}
 
 
 def test_a_diminishing_theta_changes_the_bytes_not_the_program():
@@ -67,3 +122,132 @@ def test_a_diminishing_theta_changes_the_bytes_not_the_program():
 def test_theta_out_of_range(theta):
     with pytest.raises(ValueError, match=r"the paper uses 0\.85"):
         fg.methods.fft_sparsification(theta=theta)
+
+
+def test_theta_falls_with_the_learning_rate():
+    eta = optax.linear_schedule(0.1, 0.0, 100)
+    thetas = fg.diminishing_theta(eta, smoothness=8.1, steps=100)
+    steps = list(thetas)
+    assert thetas[0] == 0.9
+    assert list(thetas.values()) == sorted(thetas.values(), reverse=True)
+    for step in range(100):
+        theta = thetas[max(s for s in steps if s <= step)]
+        assert theta**2 <= 8.1 * float(eta(step)) * (1 + 1e-5)
+    fg.methods.fft_sparsification(theta_schedule=thetas)
+    assert fg.diminishing_theta(0.1, 10.0, 5, thetas=(0.3,)) == {0: 0.3}
+    with pytest.raises(ValueError, match="learning_rate_0"):
+        fg.diminishing_theta(0.1, 0.0, 5)
+    with pytest.raises(ValueError, match=r"0\.85"):
+        fg.diminishing_theta(0.1, 1.0, 5, thetas=(1.0,))
+
+
+def recovering(values=None, **bounds):
+    """The level after each of five steps, in one program."""
+    like = {"w": jax.ShapeDtypeStruct((200,), "float32")}
+    tx = fg.methods.fft_sparsification(0.9, recover=(0.5, 0.0), axis_name=AXIS, **bounds)
+    specs = fg.state_specs(jax.eval_shape(tx.init, like), AXIS)
+    wrap = functools.partial(jax.shard_map, mesh=mesh_of(4))
+
+    def update(rows, state, loss):
+        return tx.update({"w": rows[0]}, state, value=loss[0])
+
+    run = jax.jit(wrap(update, in_specs=(P(AXIS), specs, P(AXIS)), out_specs=(P(), specs)))
+    state = jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs))({"w": jnp.zeros(200)})
+    levels, grads = [], gradients(like, 4)["w"]
+    for value in values or [1.0] * 5:
+        mean, state = run(grads, state, jnp.full(4, value))
+        levels.append(int(state.exchange[0].level))
+    assert run._cache_size() == 1
+    return levels, mean, grads
+
+
+def test_recovery_by_the_measured_error():
+    levels, mean, grads = recovering(max_error=0.1)
+    assert levels == [1, 2, 2, 2, 2]
+    np.testing.assert_allclose(mean["w"], grads.mean(0), atol=1e-5)
+    assert recovering(max_error=10.0)[0] == [0] * 5
+
+
+def test_recovery_by_the_loss():
+    assert recovering([2.0, 1.0, 1.0, 9.0, 1.0], tolerance=0.1)[0] == [0, 0, 0, 1, 1]
+    assert recovering([2.0, 1.9, 1.8, 1.7, 1.6], tolerance=0.1)[0] == [0] * 5
+    assert recovering([2.0, np.nan, 2.0, np.inf, 2.0], tolerance=0.1)[0] == [0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: fg.Recover((), max_error=1.0), "AllReduce"),
+        (lambda: fg.Recover((fg.AllReduce(),)), "tolerance=0.1"),
+        (lambda: fg.Recover((fg.AllReduce(),), max_error=-1.0), "tolerance=0.1"),
+        (lambda: fg.methods.fft_sparsification(theta_schedule={}, recover=(0.5,)), "not both"),
+        (lambda: fg.methods.one_bit_adam(0, 4), "a tenth"),
+        (lambda: fg.methods.terngrad(dense=("x",), workers=4), "leave workers out"),
+        (lambda: fg.methods.feedback_sgd(0.1, momentum=1.0), "or 0.0"),
+        (lambda: fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS, scope="layer"), "'model'"),
+        (lambda: fg.MomentumCorrection(1.0), "ErrorFeedback"),
+        (lambda: fg.LowPass(0.0), "large batches"),
+        (lambda: fg.PowerSgd(0), "rank=2"),
+        (lambda: fg.IntegerSum(0), "levels=1"),
+        (lambda: fg.IntegerSum(4, clip=-1.0), "clip=2.5"),
+        (lambda: fg.Ternary(clip=0.0), "clip=2.5"),
+        (lambda: fg.Levels(bits=1), "Sign"),
+        (lambda: fg.Levels(norm="l1"), "'l2'"),
+        (lambda: fg.LloydMax(bits=7), "RangeFloat"),
+        (lambda: fg.Threshold(0.1, search="sort"), "'binary'"),
+        (lambda: fg.Threshold(0.1, capacity=0.5), "capacity=2.0"),
+        (lambda: fg.AdaComp(0), "bin_size=500"),
+        (lambda: fg.ChunkTopK(1), "chunk=64"),
+        (lambda: fg.TileDct((3, 0)), "for a vector"),
+        (lambda: fg.RandomK(), "fraction=0.01"),
+        (lambda: fg.redsync_cost(0, 8, 0.1, latency=0.0, bandwidth=1.0), "1 Gbit/s"),
+        (lambda: fg.compress(fg.Levels(), jnp.ones(3)), "Rng.of"),
+        (lambda: fg.compress(fg.RandomK(k=1), jnp.ones(3)), "Rng.of"),
+        (lambda: fg.compress(fg.chain(fg.Fft(), fg.Sign()), jnp.ones(3)), "RangeFloat"),
+    ],
+)
+def test_bad_arguments_are_answered_with_the_remedy(make, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        make()
+
+
+def test_groups_choose_each_on_its_own_in_one_collective():
+    tx = fg.compressed_pmean(
+        fg.AllGather(fg.TopK(k=3)),
+        fg.ErrorFeedback(),
+        axis_name=AXIS,
+        scope=lambda path, leaf: "vectors" if len(leaf.shape) < 2 else path.split("/")[0],
+    )
+    init, update = train_step(tx, 4, like=TREE)
+    grads = gradients(TREE, 4)
+    state = init(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), TREE))
+    (only,) = fg.audit(update.lower(grads, state).compile())
+    updates, state = update(grads, state)
+    counts = [int(jnp.sum(leaf != 0)) for leaf in jax.tree.leaves(updates)]
+    assert only.kind == "all-gather"
+    assert jax.tree.structure(updates) == jax.tree.structure(TREE)
+    assert sum(counts) <= 2 * 3 * 4
+
+
+def test_redsync_counts_what_does_not_fit():
+    x = jnp.ones((4, 400))  # all equal: a threshold passes all or none
+    exchange = fg.AllGather(fg.Threshold(fraction=0.05))
+
+    def one(row):
+        return exchange.mean(row, exchange.init(row), fg.Rng.of(0), AXIS)
+
+    out = everywhere("vmap", one, 4)(x)
+    assert int(jnp.sum(out.sent[0] != 0)) == 40
+    assert int(out.state.overflow[0]) == 4 * 360
+
+
+def test_a_threshold_serves_for_its_steps():
+    codec = fg.Threshold(fraction=0.1, reuse=3)
+    x = jnp.asarray(values((200,)))
+    state = codec.init(x)
+    thresholds = []
+    for step in range(7):
+        _, state = codec.adapt(x * (1 + step), state, None)
+        thresholds.append(float(state.threshold))
+    assert len(set(thresholds[0:3])) == len(set(thresholds[3:6])) == 1
+    assert thresholds[0] < thresholds[3] < thresholds[6]

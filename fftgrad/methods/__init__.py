@@ -4,6 +4,8 @@ from fftgrad.methods._adacomp import adacomp as adacomp
 from fftgrad.methods._demo import demo as demo
 from fftgrad.methods._dgc import dgc as dgc
 from fftgrad.methods._eden import eden as eden
+from fftgrad.methods._feedback_adam import feedback_adam as feedback_adam
+from fftgrad.methods._feedback_sgd import feedback_sgd as feedback_sgd
 from fftgrad.methods._fft_sparsification import fft_sparsification as fft_sparsification
 from fftgrad.methods._majority_vote import majority_vote as majority_vote
 from fftgrad.methods._one_bit_adam import one_bit_adam as one_bit_adam

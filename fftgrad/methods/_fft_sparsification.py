@@ -1,6 +1,6 @@
 """FFT-based gradient sparsification."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import optax
@@ -11,6 +11,7 @@ from fftgrad._pmean import compressed_pmean
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._piecewise import Piecewise
+from fftgrad.exchanges._recover import Recover
 from fftgrad.memories._no_memory import NoMemory
 from fftgrad.quantizers._range_float import RangeFloat
 from fftgrad.selectors._top_k import TopK
@@ -22,11 +23,14 @@ def fft_sparsification(
     bits: int = 10,
     block: int | None = None,
     theta_schedule: Mapping[int, float] | None = None,
+    recover: Sequence[float] = (),
     *,
+    max_error: float | None = None,
+    tolerance: float | None = None,
     memory: Memory = NoMemory(),
     axis_name: AxisName = "data",
     key: jax.Array | int = 0,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Method: keep the largest frequencies of the gradient, in few bits each.
 
     The paper's symbols, and what stands for them here:
@@ -40,6 +44,7 @@ def fft_sparsification(
         allgather, average      one collective, one inverse FFT       AllGather
         no error feedback       what is dropped is lost               NoMemory()
         diminishing θ           another θ from given steps on         Piecewise
+        recovery                a smaller θ when it is needed         Recover
 
     Args:
       theta: share of the frequencies dropped, 0 <= theta < 1; the paper's runs use 0.85.
@@ -47,13 +52,19 @@ def fft_sparsification(
       block: length of the blocks transformed; None is the paper's, the whole gradient. Blocks of
         64 to 256 keep the energy's place, and lose less of most gradients.
       theta_schedule: {first step: theta} that takes over from `theta` at those steps, for example
-        {0: 0.9, 20_000: 0.0}; theta 0 is a dense all-reduce.
+        {0: 0.9, 20_000: 0.0}; theta 0 is a dense all-reduce. `fg.diminishing_theta` makes one from
+        the learning rate.
+      recover: thetas to fall back to, in this order, for example (0.5, 0.0), when the error of what
+        is sent or the loss says so; without recompiling. Not together with `theta_schedule`.
+      max_error: the relative error of what is sent beyond which to fall back.
+      tolerance: by how much the loss may rise, 0.1 for a tenth; it comes by
+        `tx.update(grads, state, params, value=loss)`.
       memory: the paper has none; `ErrorFeedback()` keeps what is dropped.
       axis_name: the axis of the workers.
       key: seed or PRNG key, handed to `compressed_pmean`; this method draws nothing.
 
     Returns:
-      An `optax.GradientTransformation`, to be chained before the optimizer.
+      An optax transformation, to be chained before the optimizer.
 
     Wire: for n parameters, k = (1 - θ) n/2 complex coefficients of 2N bits, with about
       2 + log2(1/(1 - θ)) bits for the index of each: 1.85 bits a parameter at θ = 0.85, N = 10.
@@ -67,7 +78,8 @@ def fft_sparsification(
       a dense all-reduce.
 
     Raises:
-      ValueError: if a theta is outside [0, 1), or an argument is outside its part's range.
+      ValueError: if a theta is outside [0, 1), both `theta_schedule` and `recover` are given, or
+        an argument is outside its part's range.
 
     Example:
       >>> import fftgrad as fg
@@ -90,8 +102,17 @@ def fft_sparsification(
         fft = Fft(block=block, half=True)
         return AllGather(chain(fft, TopK(fraction=1 - theta), RangeFloat(bits=bits)))
 
-    if theta_schedule is None:
-        return compressed_pmean(exchange(theta), memory, axis_name=axis_name, key=key)
-    thetas = {0: theta, **theta_schedule}
-    schedule = Piecewise({step: exchange(value) for step, value in thetas.items()})
-    return compressed_pmean(schedule, memory, axis_name=axis_name, key=key)
+    if recover and theta_schedule is not None:
+        raise ValueError(
+            "fft_sparsification(theta_schedule, recover): only one may be given, got "
+            f"{theta_schedule} and {tuple(recover)}; steps or need decide, not both."
+        )
+    if recover:
+        ladder = tuple(map(exchange, (theta, *recover)))
+        chosen = Recover(ladder, max_error=max_error, tolerance=tolerance)
+    elif theta_schedule is not None:
+        thetas = {0: theta, **theta_schedule}
+        chosen = Piecewise({step: exchange(value) for step, value in thetas.items()})
+    else:
+        chosen = exchange(theta)
+    return compressed_pmean(chosen, memory, axis_name=axis_name, key=key)

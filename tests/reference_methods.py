@@ -1,0 +1,517 @@
+"""The published methods in NumPy, step by step, from their papers' equations.
+
+An oracle is a function of a step: one dict of float64 arrays per worker in, the update out. Random
+bits come from the library's own generator, which has tests of its own.
+"""
+
+import math
+
+import jax
+import numpy as np
+import reference
+
+from fftgrad import _hash
+
+# Randomness
+
+
+def keys(step: int, worker: int, part: int = 0):
+    """The shared and the local key of a part, as compressed_pmean(key=0) derives them."""
+    shared, local = jax.random.split(jax.random.fold_in(jax.random.key(0), step))
+    local = jax.random.fold_in(local, worker)
+    shared, local = jax.random.fold_in(shared, 0), jax.random.fold_in(local, 0)
+    if part:
+        shared, local = jax.random.fold_in(shared, part), jax.random.fold_in(local, part)
+    return shared, local
+
+
+def uniform(key, count: int):
+    return (np.asarray(_hash.keyed_bits(key, count)) >> 8) * 2.0**-24
+
+
+# Trees
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(tree[name]) for name in sorted(tree)])
+
+
+def unflat(vector, like):
+    out, start = {}, 0
+    for name in sorted(like):
+        out[name] = vector[start : start + like[name].size].reshape(like[name].shape)
+        start += like[name].size
+    return out
+
+
+def zeros(tree):
+    return {name: np.zeros(np.shape(leaf)) for name, leaf in tree.items()}
+
+
+def mean(trees):
+    return {name: np.mean([tree[name] for tree in trees], axis=0) for name in trees[0]}
+
+
+def keep(x, positions):
+    out = np.zeros(x.size)
+    out[positions] = np.ravel(x)[positions]
+    return out.reshape(x.shape)
+
+
+class Oracle:
+    """State by worker, made at the first step."""
+
+    def __init__(self):
+        self.t = 0
+        self.state = None
+
+    def start(self, grads):
+        """The state before the first step."""
+        return [zeros(g) for g in grads]
+
+    def __call__(self, grads):
+        if self.state is None:
+            self.state = self.start(grads)
+        out = self.step(grads)
+        self.t += 1
+        return out
+
+
+class TopK(Oracle):
+    def __init__(self, density):
+        super().__init__()
+        self.density = density
+
+    def step(self, grads):
+        sent = []
+        for residual, grad in zip(self.state, grads, strict=True):
+            sent.append({})
+            for name in grad:
+                a = residual[name] + grad[name]
+                chosen = reference.top_k(a.ravel(), reference.kept(self.density, a.size))
+                sent[-1][name] = keep(a, chosen)
+                residual[name] = a - sent[-1][name]
+        return mean(sent)
+
+
+class FeedbackSgd(Oracle):
+    """Top-k of all leaves together, feedback that decays, a factor in place of momentum."""
+
+    def __init__(self, rate, momentum, density, decay):
+        super().__init__()
+        self.factor, self.density, self.decay = rate / (1 - momentum), density, decay
+
+    def step(self, grads):
+        return {name: -self.factor * leaf for name, leaf in self.average(grads).items()}
+
+    def average(self, grads):
+        sent = []
+        for residual, grad in zip(self.state, grads, strict=True):
+            a = self.decay * flat(residual) + flat(grad)
+            chosen = reference.top_k(a, reference.kept(self.density, a.size))
+            sent.append(unflat(keep(a, chosen), grad))
+            residual.update(unflat(a - flat(sent[-1]), grad))
+        return mean(sent)
+
+
+class FeedbackAdam(FeedbackSgd):
+    """The same in front of Adam without momentum."""
+
+    def __init__(self, rate, density, decay=0.95, b2=0.99):
+        super().__init__(rate, 0.0, density, decay)
+        self.b2, self.v = b2, None
+
+    def step(self, grads):
+        g = self.average(grads)
+        self.v = zeros(g) if self.v is None else self.v
+        for name, leaf in g.items():
+            self.v[name] = self.b2 * self.v[name] + (1 - self.b2) * leaf**2
+        correct = 1 - self.b2 ** (self.t + 1)
+        return {
+            name: -self.factor * leaf / (np.sqrt(self.v[name] / correct) + 1e-8)
+            for name, leaf in g.items()
+        }
+
+
+class RandomK(Oracle):
+    def __init__(self, density):
+        super().__init__()
+        self.density = density
+
+    def step(self, grads):
+        sent = []
+        for residual, grad in zip(self.state, grads, strict=True):
+            a = flat(residual) + flat(grad)
+            k = reference.kept(self.density, a.size)
+            edges = [i * (a.size // k) + min(i, a.size % k) for i in range(k + 1)]
+            bits = np.asarray(_hash.keyed_bits(keys(self.t, 0)[0], k))
+            chosen = [
+                lo + int(b) % (hi - lo)
+                for lo, hi, b in zip(edges[:-1], edges[1:], bits, strict=True)
+            ]
+            sent.append(unflat(keep(a, chosen), grad))
+            residual.update(unflat(a - flat(sent[-1]), grad))
+        return mean(sent)
+
+
+class Qsgd(Oracle):
+    def __init__(self, bits, bucket):
+        super().__init__()
+        self.s, self.bucket = 2 ** (bits - 1) - 1, bucket
+
+    def step(self, grads):
+        sent = []
+        for worker, grad in enumerate(grads):
+            v = flat(grad)
+            padded = np.pad(v, (0, -v.size % self.bucket)).reshape(-1, self.bucket)
+            noise = uniform(keys(self.t, worker)[1], padded.size).reshape(padded.shape)
+            norm = np.linalg.norm(padded, axis=1, keepdims=True)
+            level = self.s * np.abs(padded) / norm
+            # The chance to round away from zero is the fraction, whichever side it is rounded on.
+            up = np.where(padded < 0, noise >= 1 - (level % 1), noise < level % 1)
+            q = norm * np.sign(padded) * (np.floor(level) + up) / self.s
+            sent.append(unflat(q.ravel()[: v.size], grad))
+        return mean(sent)
+
+
+class TernGrad(Oracle):
+    def __init__(self, clip, dense=(), shared=False):
+        super().__init__()
+        self.clip, self.dense, self.shared = clip, dense, shared
+
+    def step(self, grads):
+        out = {}
+        for part, name in enumerate(sorted(grads[0])):
+            if any(word in name for word in self.dense):
+                out[name] = np.mean([g[name] for g in grads], axis=0)
+                continue
+            clipped = []
+            for grad in grads:
+                bound = self.clip * np.std(grad[name]) or np.inf
+                clipped.append(np.clip(grad[name], -bound, bound))
+            scales = [np.abs(c).max() for c in clipped]
+            if self.shared:
+                scales = [max(scales)] * len(scales)
+            sent = []
+            for worker, (c, s) in enumerate(zip(clipped, scales, strict=True)):
+                noise = uniform(keys(self.t, worker, part)[1], c.size).reshape(c.shape)
+                chance = np.abs(c) / s
+                b = np.where(c < 0, noise >= 1 - chance, noise < chance)
+                sent.append(s * np.sign(c) * b)
+            out[name] = np.mean(sent, axis=0)
+        return out
+
+
+class SignSgd(Oracle):
+    def step(self, grads):
+        sent = []
+        for residual, grad in zip(self.state, grads, strict=True):
+            sent.append({})
+            for name in grad:
+                p = residual[name] + grad[name]
+                delta = np.abs(p).sum() / p.size * np.sign(p)
+                sent[-1][name], residual[name] = delta, p - delta
+        return mean(sent)
+
+
+class MajorityVote(Oracle):
+    def step(self, grads):
+        return {name: np.sign(sum(np.sign(g[name]) for g in grads)) for name in grads[0]}
+
+
+class OneBitAdam(Oracle):
+    def __init__(self, warm_up, b1=0.9, b2=0.999, eps=1e-8):
+        super().__init__()
+        self.warm_up, self.b1, self.b2, self.eps = warm_up, b1, b2, eps
+
+    def start(self, grads):
+        n = flat(grads[0]).size
+        shard = -(-n // len(grads))
+        self.m, self.v = np.zeros(n), np.zeros(n)
+        self.server = np.zeros((len(grads), shard))
+        return [np.zeros(n) for _ in grads]
+
+    def one_bit(self, x):
+        return np.abs(x).sum() / x.size * np.where(x < 0, -1.0, 1.0)
+
+    def step(self, grads):
+        t, workers = self.t + 1, len(grads)
+        if t <= self.warm_up:
+            g = flat(mean(grads))
+            self.m = self.b1 * self.m + (1 - self.b1) * g
+            self.v = self.b2 * self.v + (1 - self.b2) * g**2
+        else:
+            sent = []
+            for i, grad in enumerate(grads):
+                x = self.b1 * self.m + (1 - self.b1) * flat(grad) + self.state[i]
+                shards = np.pad(x, (0, -x.size % workers)).reshape(workers, -1)
+                sent.append(np.stack([self.one_bit(shard) for shard in shards]))
+                self.state[i] = x - sent[-1].ravel()[: x.size]
+            y = np.mean(sent, axis=0) + self.server
+            again = np.stack([self.one_bit(shard) for shard in y])
+            self.server = y - again
+            self.m = again.ravel()[: self.m.size]
+        m_hat = self.m / (1 - self.b1**t)
+        v_hat = self.v / (1 - self.b2 ** min(t, self.warm_up))
+        return unflat(m_hat / (np.sqrt(v_hat) + self.eps), grads[0])
+
+
+class MomentumCorrected(Oracle):
+    """DGC and RedSync: they differ in what `select` sends of a leaf."""
+
+    def __init__(self, select, momentum=0.9, nesterov=False, clip=None):
+        super().__init__()
+        self.select, self.m, self.nesterov, self.clip = select, momentum, nesterov, clip
+
+    def start(self, grads):
+        self.u = [zeros(g) for g in grads]
+        return [zeros(g) for g in grads]
+
+    def step(self, grads):
+        sent = []
+        for worker, grad in enumerate(grads):
+            u, v = self.u[worker], self.state[worker]
+            if self.clip is not None:
+                norm = math.sqrt(sum(float(np.sum(g**2)) for g in grad.values()))
+                bound = self.clip * len(grads) ** -0.5
+                grad = {name: g * min(1.0, bound / norm) for name, g in grad.items()}
+            sent.append({})
+            for name, g in grad.items():
+                if self.nesterov:
+                    u[name] = self.m * (u[name] + g)
+                    v[name] = v[name] + u[name] + g
+                else:
+                    u[name] = self.m * u[name] + g
+                    v[name] = v[name] + u[name]
+                sent[-1][name] = s = self.select(self.t, worker, name, v[name])
+                if not np.array_equal(s, v[name]):  # dense leaves have ordinary momentum
+                    u[name] = u[name] * (s == 0)
+                v[name] = v[name] - s
+        return mean(sent)
+
+
+def dgc_select(density):
+    def select(_t, _worker, _name, v):
+        if v.ndim < 2:
+            return v
+        return keep(v, reference.top_k(v.ravel(), reference.kept(density, v.size)))
+
+    return select
+
+
+def binary_threshold(x, k):
+    """Bisection between the mean and the largest, until k to 2k are larger."""
+    magnitude = np.abs(x).astype(np.float32)
+    average, top = np.float32(magnitude.mean()), magnitude.max()
+    low, high = (average if (magnitude > average).sum() >= k else np.float32(0)), top
+    for _ in range(40):
+        if k <= (magnitude > low).sum() <= 2 * k:
+            break
+        middle = np.float32(0.5) * low + np.float32(0.5) * high
+        if (magnitude > middle).sum() >= k:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def trimmed_threshold(x, k):
+    magnitude = np.abs(x)
+    ratio = 1.0
+    while True:
+        ratio -= 0.2
+        threshold = magnitude.mean() + ratio * (magnitude.max() - magnitude.mean())
+        if (magnitude > threshold).sum() >= k or threshold <= 0:
+            return max(threshold, 0.0)
+
+
+def redsync_select(density, dense_below, trimmed_below, quantize=False, output=(), reuse=5):
+    thresholds = {}
+
+    def limited(x, threshold, k):
+        above = np.flatnonzero(np.abs(x) > threshold)[: 2 * k]
+        return keep(x, above)
+
+    def select(t, worker, name, v):
+        k = reference.kept(density, v.size)
+        if 4 * v.size < dense_below:
+            return v
+        small = 4 * v.size < trimmed_below
+        if quantize and not any(word in name for word in output):
+            x = np.where(v < 0, 0, v) if t % 2 == 0 else np.where(v > 0, 0, v)
+            x = x.ravel()
+            search = trimmed_threshold if small else binary_threshold
+            s = limited(x, search(x, k), k)
+            return (np.where(s != 0, s.sum() / max(1, np.count_nonzero(s)), 0)).reshape(v.shape)
+        if small:
+            # Trimmed top-k: the k largest of those that a falling threshold lets pass.
+            x = v.ravel()
+            survivors = np.flatnonzero(np.abs(x) > trimmed_threshold(x, k))
+            return keep(v, np.sort(survivors[np.argsort(-np.abs(x[survivors]))[:k]]))
+        if t % reuse == 0:
+            thresholds[worker, name] = binary_threshold(v.ravel(), k)
+        return limited(v.ravel(), thresholds[worker, name], k).reshape(v.shape)
+
+    return select
+
+
+class AdaComp(Oracle):
+    def __init__(self, conv_bin, bin_size, per_bin=4):
+        super().__init__()
+        self.sizes, self.per_bin = (conv_bin, bin_size), per_bin
+
+    def step(self, grads):
+        sent = []
+        for residue, grad in zip(self.state, grads, strict=True):
+            sent.append({})
+            for name, dw in grad.items():
+                size = min(self.sizes[0] if dw.ndim > 2 else self.sizes[1], dw.size)
+                g = (residue[name] + dw).ravel()
+                h = g + dw.ravel()
+                bins = [g[i : i + size] for i in range(0, g.size, size)]
+                most = np.array([np.abs(b).max() for b in bins])
+                chosen = np.flatnonzero(np.abs(h) >= np.repeat(most, size)[: g.size])
+                room = min(g.size, math.ceil(self.per_bin * g.size / self._bin(dw)))
+                s = np.zeros(g.size)
+                s[chosen[:room]] = np.sign(g[chosen[:room]]) * most.mean()
+                sent[-1][name] = s.reshape(dw.shape)
+                residue[name] = g.reshape(dw.shape) - sent[-1][name]
+        return mean(sent)
+
+    def _bin(self, dw):
+        return self.sizes[0] if dw.ndim > 2 else self.sizes[1]
+
+
+class PowerSgd(Oracle):
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+
+    def start(self, grads):
+        self.q = {}
+        for name in sorted(grads[0]):
+            leaf = grads[0][name]
+            if leaf.ndim > 1:
+                key = jax.random.key(sorted(grads[0]).index(name))
+                q = jax.random.normal(key, (leaf.shape[-1], self.rank))
+                self.q[name] = np.asarray(q, np.float64)
+        return super().start(grads)
+
+    def step(self, grads):
+        out = {}
+        for name in grads[0]:
+            leaves = [e[name] + g[name] for e, g in zip(self.state, grads, strict=True)]
+            if name not in self.q:
+                out[name] = np.mean(leaves, axis=0)
+                continue
+            matrices = [leaf.reshape(-1, leaf.shape[-1]) for leaf in leaves]
+            p = np.linalg.qr(np.mean([m @ self.q[name] for m in matrices], axis=0))[0]
+            self.q[name] = np.mean([m.T @ p for m in matrices], axis=0)
+            out[name] = (p @ self.q[name].T).reshape(leaves[0].shape)
+            for e, leaf in zip(self.state, leaves, strict=True):
+                e[name] = leaf - out[name]
+        return out
+
+
+class DeMo(Oracle):
+    def __init__(self, k, block, decay):
+        super().__init__()
+        self.k, self.block, self.decay = k, block, decay
+
+    def step(self, grads):
+        sent = []
+        for momentum, grad in zip(self.state, grads, strict=True):
+            sent.append({})
+            for name, g in grad.items():
+                d = self.decay * momentum[name] + g
+                sent[-1][name] = self.compress(d)
+                momentum[name] = d - sent[-1][name]
+        self.mean = mean(sent)
+        return {name: np.sign(leaf) for name, leaf in self.mean.items()}
+
+    def compress(self, d):
+        matrix = d.reshape(-1, d.shape[-1])
+        rows, columns = matrix.shape
+        high = 1 if rows == 1 else reference.block_of(rows, self.block)
+        wide = reference.block_of(columns, self.block)
+        padded = np.pad(matrix, ((0, -rows % high), (0, -columns % wide)))
+        basis = [
+            np.eye(1) if b == 1 else np.stack([reference.dct(row, b) for row in np.eye(b)])
+            for b in (high, wide)
+        ]
+        for i in range(0, padded.shape[0], high):
+            for j in range(0, padded.shape[1], wide):
+                c = basis[0].T @ padded[i : i + high, j : j + wide] @ basis[1]
+                c = keep(c, reference.top_k(c.ravel(), min(self.k, c.size)))
+                padded[i : i + high, j : j + wide] = basis[0] @ c @ basis[1].T
+        return padded[:rows, :columns].reshape(d.shape)
+
+
+class Eden(Oracle):
+    # Max, "Quantizing for Minimum Distortion", 1960: the best four values for a normal variable.
+    CENTROIDS = np.array([-1.5104, -0.4528, 0.4528, 1.5104])
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def step(self, grads):
+        sent = []
+        for grad in grads:
+            x = flat(grad)
+            padded = np.pad(x, (0, -x.size % self.block))
+            bits = np.asarray(_hash.keyed_bits(keys(self.t, 0)[0], padded.size))
+            signs = np.where(bits >> 31, -1.0, 1.0)
+            rotated = reference.hadamard(padded * signs, self.block).reshape(-1, self.block)
+            norm = np.linalg.norm(rotated, axis=1, keepdims=True)
+            y = rotated * np.sqrt(self.block) / norm
+            q = self.CENTROIDS[np.abs(y[..., None] - self.CENTROIDS).argmin(-1)]
+            scale = norm**2 / np.sum(rotated * q, axis=1, keepdims=True)
+            back = reference.hadamard((scale * q).ravel(), self.block) * signs
+            sent.append(unflat(back[: x.size], grad))
+        return mean(sent)
+
+
+class ScaleCom(Oracle):
+    def __init__(self, rate, beta, block=None):
+        super().__init__()
+        self.rate, self.beta, self.block = rate, beta, block
+
+    def step(self, grads):
+        leader = self.t % len(grads)
+        out = {}
+        for name in grads[0]:
+            p = [(m[name] + g[name]).ravel() for m, g in zip(self.state, grads, strict=True)]
+            n = p[0].size
+            if n <= self.rate:
+                sent = p
+            elif self.block is None:
+                starts = range(0, n, self.rate)
+                best = [i + np.abs(p[leader][i : i + self.rate]).argmax() for i in starts]
+                sent = [keep(x, best) for x in p]
+            else:
+                spectra = [reference.fft(x, self.block) for x in p]
+                k = reference.kept(1 / self.rate, spectra[0].size)
+                best = reference.top_k(spectra[leader], k)
+                masks = [np.isin(np.arange(z.size), best) * z for z in spectra]
+                sent = [reference.inverse_fft(z, n, self.block) for z in masks]
+            shape = grads[0][name].shape
+            for m, x, s in zip(self.state, p, sent, strict=True):
+                lost = (x - s).reshape(shape)
+                m[name] = (1 - self.beta) * m[name] + self.beta * lost
+            out[name] = np.mean(sent, axis=0).reshape(shape)
+        return out
+
+
+class FftSparsification(Oracle):
+    """The paper's pipeline but for the quantizer, whose error the test allows for."""
+
+    def step(self, grads):
+        out = 0
+        for grad in grads:
+            g = flat(grad)
+            z = reference.fft(g, None, half=True)
+            chosen = reference.top_k(z, reference.kept(0.15, z.size))
+            kept = np.isin(np.arange(z.size), chosen) * z
+            out = out + reference.inverse_fft(kept, g.size, None) / len(grads)
+        return unflat(out, grads[0])

@@ -1,0 +1,266 @@
+"""Mistakes that implementations of these methods have made, each as a test.
+
+What is not here is a law elsewhere: gradients that are summed already, and a step that is skipped
+(test_pmean), a codec that hides a NaN (test_exchanges), replicas that drift (test_pmean).
+"""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import gradients, values
+from parallel import AXIS, everywhere, train_step
+
+import fftgrad as fg
+
+RNG = fg.Rng.of(3)
+
+
+def round_trip(codec, x):
+    return fg.decompress(codec, fg.compress(codec, x, rng=RNG), x, rng=RNG)
+
+
+def first_update(tx, grads):
+    """The update of worker 0 in the first step."""
+    updates = everywhere("vmap", lambda g: tx.update(g, tx.init(g))[0], 4)(grads)
+    return jax.tree.map(lambda leaf: leaf[0], updates)
+
+
+def run(tx, like, steps, seed=0):
+    """The sum of the updates, the sum of the mean gradients, and the last state."""
+    init, update = train_step(tx, 4, like=like)
+    state = init(jax.tree.map(lambda s: jnp.zeros(s.shape), like))
+    applied = {name: np.zeros(s.shape) for name, s in like.items()}
+    wanted = {name: np.zeros(s.shape) for name, s in like.items()}
+    for step in range(steps):
+        grads = gradients(like, 4, seed=seed + step)
+        updates, state = update(grads, state)
+        for name in like:
+            applied[name] += np.asarray(updates[name], np.float64)
+            wanted[name] += np.asarray(grads[name], np.float64).mean(0)
+    return applied, wanted, state
+
+
+def test_low_rank_factors_are_averaged_not_summed():
+    matrix = jnp.asarray(values((10, 6)))
+    same = {"w": jnp.stack([matrix] * 4)}
+    got = first_update(fg.methods.power_sgd(rank=2), same)["w"]
+    u, s, vt = np.linalg.svd(matrix)
+    assert np.linalg.norm(got) <= np.linalg.norm(matrix)
+    best = np.linalg.norm(matrix - (u[:, :2] * s[:2]) @ vt[:2])
+    assert best <= np.linalg.norm(got - matrix) < np.linalg.norm(matrix)
+
+
+def test_the_first_update_of_sign_feedback_has_the_size_of_a_gradient():
+    grads = {"w": jnp.asarray(values((4, 50)))}
+    update = first_update(optax.chain(fg.methods.sign_sgd(), optax.sgd(0.01)), grads)["w"]
+    assert np.abs(update).max() <= 0.01 * np.abs(grads["w"]).mean(1).max() + 1e-6
+
+
+def test_narrow_values_do_not_overflow_in_the_mean():
+    grads = {"w": jnp.full((4, 10), 60000.0)}
+    tx = fg.compressed_pmean(fg.AllGather(fg.Cast("float16")), axis_name=AXIS)
+    np.testing.assert_allclose(first_update(tx, grads)["w"], 60000.0, rtol=1e-3)
+
+
+def test_a_fraction_is_what_is_kept():
+    x = jax.ShapeDtypeStruct((1000,), "float32")
+    kept = jax.eval_shape(lambda x: fg.compress(fg.TopK(fraction=0.01), x), x)
+    assert kept.main.shape == (10,)
+    assert fg.wire_bytes(fg.TopK(fraction=0.01), x) < fg.wire_bytes(fg.TopK(fraction=0.1), x)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_is_applied_once(nesterov):
+    """With everything sent, momentum correction and SGD are SGD with momentum."""
+    like = {
+        "w": jax.ShapeDtypeStruct((10, 6), "float32"),
+        "b": jax.ShapeDtypeStruct((7,), "float32"),
+    }
+    tx = optax.chain(fg.methods.dgc(1.0, nesterov=nesterov), optax.sgd(0.1))
+    applied, _, _ = run(tx, like, 5)
+    dense = optax.chain(
+        fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS), optax.sgd(0.1, 0.9, nesterov=nesterov)
+    )
+    expected, _, _ = run(dense, like, 5)
+    for name in like:
+        np.testing.assert_allclose(applied[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_positions_do_not_take_the_width_of_values():
+    codec = fg.chain(fg.TopK(k=2), fg.Cast("float16"))
+    x = jnp.zeros(200_000).at[jnp.array([70_000, 199_999])].set(jnp.array([1.0, -2.0]))
+    np.testing.assert_array_equal(round_trip(codec, x), x)
+
+
+def test_a_negative_tensor_has_largest_magnitudes_too():
+    x = -jnp.abs(jnp.asarray(values((1000,))))
+    kept = int(jnp.sum(round_trip(fg.Threshold(fraction=0.05), x) != 0))
+    assert 50 <= kept <= 100
+
+
+def test_random_positions_differ_and_no_global_seed_is_touched():
+    before = np.random.get_state()[1].copy()  # noqa: NPY002 (it is the one to leave alone)
+    y = round_trip(fg.RandomK(k=30), jnp.ones(100))
+    assert int(jnp.sum(y)) == 30
+    np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
+
+
+def test_different_supports_are_not_summed():
+    with pytest.raises(ValueError, match="use AllGather"):
+        fg.AllReduce(fg.TopK(fraction=0.1))
+    with pytest.raises(ValueError, match="leave quantizers out"):
+        fg.SharedSupport(fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(8)))
+
+
+def test_bytes_of_a_shared_support_do_not_grow_with_the_workers():
+    """2, 8 and 64 workers, as the compiled programs have it."""
+    code = """
+import jax, numpy as np
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 64)
+from jax.sharding import AxisType, Mesh, PartitionSpec as P
+import fftgrad as fg
+tx = fg.methods.scalecom(rate=100)
+x = jax.ShapeDtypeStruct((64000,), "float32")
+for n in (2, 8, 64):
+    mesh = Mesh(np.array(jax.devices()[:n]), ("data",), axis_types=(AxisType.Auto,))
+    f = lambda rows: tx.update(rows[0], tx.init(rows[0]))[0]
+    step = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("data"), out_specs=P()))
+    rows = jax.ShapeDtypeStruct((n, *x.shape), x.dtype)
+    print(sum(c.bytes for c in fg.audit(step.lower(rows).compile())))
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    sizes = list(map(int, out.stdout.split()))
+    # 640 values, their offsets of 7 bits, and the finite flag.
+    assert sizes == [4 * 640 + 7 * 640 // 8 + 4] * 3
+
+
+def test_what_one_of_four_sends_counts_a_quarter():
+    x = jnp.zeros((4, 8)).at[0, 3].set(8.0).at[1:, 5].set(1.0)
+    tx = fg.compressed_pmean(fg.AllGather(fg.ChunkTopK(chunk=8)), axis_name=AXIS)
+    np.testing.assert_allclose(first_update(tx, x), [0, 0, 0, 2.0, 0, 0.75, 0, 0])
+
+
+def test_an_axis_of_prime_length_is_transformed():
+    transform = fg.TileDct(shape=(127, 3), block=64)
+    y = fg.compress(transform, jnp.ones(381)).main
+    # Two tiles, one of them with a row of padding: a few large coefficients, not 381.
+    assert float(jnp.sum(jnp.square(y[jnp.argsort(-jnp.abs(y))[:8]]))) > 0.97 * 381
+
+
+def test_a_support_costs_less_than_a_mask():
+    x = jax.ShapeDtypeStruct((100_000,), "float32")
+    exchange = fg.SharedSupport(fg.TopK(fraction=0.001))
+    assert fg.wire_bytes(exchange, x) < 100 * (4 + 2)
+    assert fg.wire_bytes(exchange, x) < x.size / 8
+
+
+def test_the_second_loss_of_two_stages_is_fed_back():
+    like = {"w": jax.ShapeDtypeStruct((37,), "float32")}  # which four shards do not divide
+    tx = fg.compressed_pmean(fg.TwoStage(fg.Sign(), workers=4), fg.ErrorFeedback(), axis_name=AXIS)
+    applied, wanted, state = run(tx, like, 6)
+    (exchange,) = state.exchange
+    server = np.asarray(exchange.server.value.residual[0]).ravel()[:37]
+    residual = np.asarray(state.memory.value.residual["w"], np.float64).mean(0)
+    np.testing.assert_allclose(applied["w"] + residual + server, wanted["w"], atol=1e-4)
+    assert np.linalg.norm(server) > 0
+
+
+def test_residuals_belong_to_parameters_not_to_buckets():
+    like = {
+        "w": jax.ShapeDtypeStruct((10, 6), "float32"),
+        "b": jax.ShapeDtypeStruct((7,), "float32"),
+    }
+    grads = gradients(like, 4)
+    steps = {}
+    for scope in ("model", "leaf"):
+        tx = fg.compressed_pmean(
+            fg.AllGather(fg.TopK(fraction=0.1)), fg.ErrorFeedback(), axis_name=AXIS, scope=scope
+        )
+        steps[scope] = train_step(tx, 4, like=like)
+    init, update = steps["model"]
+    first, state = update(grads, init(jax.tree.map(lambda s: jnp.zeros(s.shape), like)))
+    second, state = steps["leaf"][1](grads, state)
+    for name in like:
+        residual = np.asarray(state.memory.value.residual[name]).mean(0)
+        total = np.asarray(first[name] + second[name])
+        np.testing.assert_allclose(total + residual, 2 * grads[name].mean(0), atol=1e-5)
+
+
+def test_a_row_without_gradient_does_not_run_away_under_signs():
+    like = {"w": jax.ShapeDtypeStruct((4, 8), "float32")}
+    init, update = train_step(fg.methods.sign_sgd(), 4, like=like)
+    state = init({"w": jnp.zeros((4, 8))})
+    walked, size = np.zeros(8), 0.0
+    for step in range(60):
+        grads = {"w": gradients(like, 4, seed=step)["w"].at[:, 0].set(0.0)}
+        updates, state = update(grads, state)
+        walked += np.asarray(updates["w"][0])
+        size = max(size, float(jnp.abs(updates["w"]).max()))
+    assert np.abs(walked).max() <= 4 * size
+
+
+def test_clipping_comes_before_accumulation():
+    grads = {"w": 100 * jnp.asarray(values((4, 50)))}
+    norm = float(jnp.linalg.norm(first_update(fg.clip_by_local_norm(2.0, AXIS), grads)["w"]))
+    np.testing.assert_allclose(norm, 2.0 / np.sqrt(4), rtol=1e-5)
+    sent = first_update(fg.methods.dgc(1.0, clip=2.0), grads)["w"]
+    assert float(jnp.linalg.norm(sent)) <= 1.0 + 1e-5
+    with pytest.raises(ValueError, match="leave it out"):
+        fg.clip_by_local_norm(0.0, AXIS)
+
+
+@pytest.mark.parametrize(
+    "method", [fg.methods.qsgd(bucket=4), fg.methods.eden(block=4), fg.methods.terngrad()]
+)
+def test_zeros_give_zeros_and_nan_stays_nan(method):
+    grads = {"w": jnp.zeros((4, 12)).at[:, :4].set(1.0)}
+    assert bool(jnp.all(jnp.isfinite(first_update(method, grads)["w"])))
+    np.testing.assert_allclose(first_update(method, grads)["w"][4:], 0.0)
+    assert bool(
+        jnp.all(jnp.isnan(first_update(method, {"w": grads["w"].at[1, 0].set(jnp.nan)})["w"]))
+    )
+
+
+def test_low_rank_survives_zeros_and_recovers():
+    like = {"w": jax.ShapeDtypeStruct((10, 6), "float32")}
+    init, update = train_step(fg.methods.power_sgd(rank=2, memory=fg.NoMemory()), 4, like=like)
+    state = init({"w": jnp.zeros((10, 6))})
+    zero = {"w": jnp.zeros((4, 10, 6))}
+    for grads in (zero, zero, gradients(like, 4)):
+        updates, state = update(grads, state)
+        assert bool(jnp.all(jnp.isfinite(updates["w"])))
+    updates, state = update(gradients(like, 4), state)
+    exact = np.asarray(gradients(like, 4)["w"].mean(0))
+    assert np.linalg.norm(updates["w"] - exact) < 0.9 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("codec", [fg.TopK(k=16), fg.ChunkTopK(chunk=256, k=4)])
+def test_a_negative_nan_is_kept_and_harms_no_other_value(codec):
+    x = jnp.asarray(values((1024,))).at[5].set(-jnp.nan)
+    y = round_trip(codec, x)
+    assert np.flatnonzero(np.isnan(y)).tolist() == [5]
+    others = np.flatnonzero(np.nan_to_num(y))
+    np.testing.assert_array_equal(y[others], x[others])
+
+
+def test_a_sign_is_one_bit():
+    x = jax.ShapeDtypeStruct((1_000_000,), "float32")
+    assert fg.wire_bytes(fg.Sign(), x) == 125_000 + 4 + 8
+    assert fg.wire_bytes(fg.Ternary(), x) == 200_000 + 4 + 8
+
+
+@pytest.mark.parametrize("n", [1, 3, 150, 1009])
+def test_shards_need_not_divide(n):
+    exchange = fg.TwoStage(fg.Identity(), workers=4)
+    x = jnp.asarray(values((4, n)))
+    mean = everywhere("vmap", lambda r: exchange.mean(r, exchange.init(r), RNG, AXIS).mean, 4)(x)
+    np.testing.assert_allclose(mean[0], x.mean(0), atol=1e-6)
+    with pytest.raises(ValueError, match="use workers=4"):
+        wrong = fg.TwoStage(fg.Identity(), workers=3)
+        everywhere("vmap", lambda r: wrong.mean(r, wrong.init(r), RNG, AXIS).mean, 4)(x)
