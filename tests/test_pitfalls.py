@@ -185,7 +185,8 @@ def test_residuals_belong_to_parameters_not_to_buckets():
         steps[scope] = train_step(tx, 4, like=like)
     init, update = steps["model"]
     first, state = update(grads, init(jax.tree.map(lambda s: jnp.zeros(s.shape), like)))
-    second, state = steps["leaf"][1](grads, state)
+    fresh = steps["leaf"][0](jax.tree.map(lambda s: jnp.zeros(s.shape), like))
+    second, state = steps["leaf"][1](grads, fresh._replace(memory=state.memory))
     for name in like:
         residual = np.asarray(state.memory.value.residual[name]).mean(0)
         total = np.asarray(first[name] + second[name])
@@ -261,6 +262,11 @@ def test_shards_need_not_divide(n):
     x = jnp.asarray(values((4, n)))
     mean = everywhere("vmap", lambda r: exchange.mean(r, exchange.init(r), RNG, AXIS).mean, 4)(x)
     np.testing.assert_allclose(mean[0], x.mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("exchange", [fg.TwoStage(fg.Sign(), workers=3), fg.IntegerSum(workers=3)])
+def test_a_wrong_number_of_workers_is_refused(exchange):
+    x = jnp.asarray(values((4, 10)))
+    mean = everywhere("vmap", lambda r: exchange.mean(r, exchange.init(r), RNG, AXIS).mean, 4)
     with pytest.raises(ValueError, match="use workers=4"):
-        wrong = fg.TwoStage(fg.Identity(), workers=3)
-        everywhere("vmap", lambda r: wrong.mean(r, wrong.init(r), RNG, AXIS).mean, 4)(x)
+        mean(x)

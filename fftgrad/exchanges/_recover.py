@@ -95,8 +95,8 @@ class Recover:
         return RecoverState(
             level=jnp.zeros((), jnp.int32),
             exchanges=tuple(rung.init(like) for rung in self.ladder),
-            loss=jnp.full((), jnp.inf),
-            best=jnp.full((), jnp.inf),
+            loss=jnp.full((), jnp.inf, jnp.float32),
+            best=jnp.full((), jnp.inf, jnp.float32),
         )
 
     def mean(self, x: PyTree, state: RecoverState, rng: Rng, axis_name: AxisName) -> Reduced:
@@ -125,7 +125,7 @@ class Recover:
         return _switch.common_bytes("Recover", self.ladder, like) + watched
 
     def _rise(self, state: RecoverState, condition: jax.Array) -> RecoverState:
-        start = jnp.full((), jnp.inf)
+        start = jnp.full((), jnp.inf, jnp.float32)
         return state._replace(
             level=jnp.minimum(state.level + condition.astype(jnp.int32), len(self.ladder) - 1),
             loss=jnp.where(condition, start, state.loss),
