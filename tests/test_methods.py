@@ -160,8 +160,8 @@ def recovering(values=None, **bounds):
     assert run._cache_size() == 1
     found = fg.audit(run.lower(grads, state, jnp.ones(4)).compile())
     watched = sum(c.bytes for c in found if c.branch == ())
-    # The loss takes 4 bytes, the error 8; each rung has its own in a branch.
-    assert watched == 4 + 8 * ("max_error" in bounds)
+    # The loss takes 4 bytes, the error 8, where they are watched; each rung has its own branch.
+    assert watched == 4 * ("tolerance" in bounds) + 8 * ("max_error" in bounds)
     assert {c.branch for c in found} == {(), (0,), (1,), (2,)}
     return levels, mean, grads
 
