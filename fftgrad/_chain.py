@@ -57,7 +57,7 @@ def chain(*codecs: Codec) -> Codec:
 
     Each stage compresses the `main` part of the stage before; the `side` parts are sent as they
     are. Shapes flow through the stages by `jax.eval_shape`, so a chain that cannot work is refused
-    while tracing. Chains nest flat; `chain()` is `Identity()` and `chain(c)` is `c`.
+    while tracing. Chains nest flat, `Identity()` is their unit, and `chain(c)` is `c`.
 
     Args:
       *codecs: the stages, in the order a gradient meets them.
@@ -80,7 +80,8 @@ def chain(*codecs: Codec) -> Codec:
                 f"chain(codecs[{position}]): each argument must be a codec, got {codec!r}; "
                 "pass a value such as TopK(fraction=0.01)."
             )
-    flat = tuple(stage for codec in codecs for stage in stages(codec))
+    every = (stage for codec in codecs for stage in stages(codec))
+    flat = tuple(stage for stage in every if stage != Identity())
     match flat:
         case ():
             return Identity()

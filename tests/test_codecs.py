@@ -169,7 +169,8 @@ def test_chains_nest_flat_and_have_a_unit():
     a, b, c = fg.Fft(block=8), fg.TopK(k=3), fg.RangeFloat(bits=8)
     assert fg.chain(a, fg.chain(b, c)) == fg.chain(fg.chain(a, b), c) == fg.chain(a, b, c)
     assert stages(fg.chain(a, b, c)) == (a, b, c)
-    assert fg.chain() == fg.Identity()
+    assert fg.chain() == fg.chain(fg.Identity()) == fg.Identity()
+    assert fg.chain(a, fg.Identity(), b) == fg.chain(a, b)
     assert fg.chain(a) == a
 
 
