@@ -5,12 +5,8 @@ import optax
 
 from fftgrad import _tree
 from fftgrad._base import AxisName, Codec
-from fftgrad._chain import chain
-from fftgrad._pmean import compressed_pmean
-from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.quantizers._range_float import RangeFloat
-from fftgrad.selectors._top_k import TopK
+from fftgrad.methods._top_k import top_k
 from fftgrad.transforms._identity import Identity
 
 
@@ -67,13 +63,18 @@ def feedback_adam(
     References:
       Stich et al., NeurIPS 2018, arXiv:1809.07599. Kingma and Ba, ICLR 2015, arXiv:1412.6980.
     """
-    stages = [transform, TopK(fraction=density)]
-    codec = chain(*stages) if bits is None else chain(*stages, RangeFloat(bits=bits))
-    exchange = AllGather(codec)
-    memory = ErrorFeedback(decay)
+    sparse = top_k(
+        density,
+        bits,
+        transform=transform,
+        memory=ErrorFeedback(decay),
+        scope=scope,
+        axis_name=axis_name,
+        key=key,
+    )
     return optax.with_extra_args_support(
         optax.chain(
-            compressed_pmean(exchange, memory, axis_name=axis_name, scope=scope, key=key),
+            sparse,
             optax.scale_by_adam(b1=0.0, b2=b2, eps=eps),
             optax.scale_by_learning_rate(learning_rate),
         )

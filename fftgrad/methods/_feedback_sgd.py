@@ -5,12 +5,8 @@ import optax
 
 from fftgrad import _tree
 from fftgrad._base import AxisName, Codec
-from fftgrad._chain import chain
-from fftgrad._pmean import compressed_pmean
-from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.quantizers._range_float import RangeFloat
-from fftgrad.selectors._top_k import TopK
+from fftgrad.methods._top_k import top_k
 from fftgrad.transforms._identity import Identity
 
 
@@ -69,13 +65,18 @@ def feedback_sgd(
             f"feedback_sgd(momentum): must be in [0, 1), got {momentum}; use that of the dense "
             "optimizer, or 0.0."
         )
-    stages = [transform, TopK(fraction=density)]
-    codec = chain(*stages) if bits is None else chain(*stages, RangeFloat(bits=bits))
-    exchange = AllGather(codec)
-    memory = ErrorFeedback(decay)
+    sparse = top_k(
+        density,
+        bits,
+        transform=transform,
+        memory=ErrorFeedback(decay),
+        scope=scope,
+        axis_name=axis_name,
+        key=key,
+    )
     return optax.with_extra_args_support(
         optax.chain(
-            compressed_pmean(exchange, memory, axis_name=axis_name, scope=scope, key=key),
+            sparse,
             optax.scale(1 / (1 - momentum)),
             optax.scale_by_learning_rate(learning_rate),
         )

@@ -4,19 +4,21 @@ import jax
 import optax
 
 from fftgrad import _tree
-from fftgrad._base import AxisName, Memory
+from fftgrad._base import AxisName, Codec, Memory
 from fftgrad._chain import chain
 from fftgrad._pmean import compressed_pmean
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.quantizers._range_float import RangeFloat
 from fftgrad.selectors._top_k import TopK
+from fftgrad.transforms._identity import Identity
 
 
 def top_k(
     density: float = 0.01,
     bits: int | None = None,
     *,
+    transform: Codec = Identity(),
     memory: Memory = ErrorFeedback(),
     scope: _tree.Scope = "model",
     axis_name: AxisName = "data",
@@ -29,6 +31,7 @@ def top_k(
     Args:
       density: share of the values sent, k = ceil(density · n).
       bits: width of a value sent, by `RangeFloat`; None sends float32, as the papers do.
+      transform: a linear transform before the selection, such as `Dct(block=64)`.
       memory: what is done with the rest; the paper's feedback, without decay.
       scope: what k is counted over: "model", "leaf", or a function that names groups.
       axis_name: the axis of the workers.
@@ -55,6 +58,6 @@ def top_k(
     References:
       Aji and Heafield, EMNLP 2017, arXiv:1704.05021. Stich et al., NeurIPS 2018, arXiv:1809.07599.
     """
-    selector = TopK(fraction=density)
-    codec = selector if bits is None else chain(selector, RangeFloat(bits=bits))
+    sparse = chain(transform, TopK(fraction=density))
+    codec = sparse if bits is None else chain(sparse, RangeFloat(bits=bits))
     return compressed_pmean(AllGather(codec), memory, axis_name=axis_name, scope=scope, key=key)
