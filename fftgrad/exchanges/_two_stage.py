@@ -49,7 +49,8 @@ class TwoStage:
     `compressed_pmean`, the owner's by `server_memory`.
 
     Args:
-      codec: a codec, or a rule from a part's name and the shape of its shard to one.
+      codec: a codec, or a rule from a part's name and the shape of its shard to one. What an
+        adaptive codec remembers is not kept: it acts as in its first step.
       workers: w, the number of workers: the size of the shards, and of the state, follows from it.
       server_memory: what the owner of a shard does with what the second compression loses.
 
