@@ -52,7 +52,7 @@ def parse_args() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--tasks", default="lm,digits", help="which tasks")
-    add("--methods", default="", help="parts of names of methods, by comma; all if empty")
+    add("--methods", default="", help="parts of names, by semicolon; all if empty")
     add("--steps", type=int, default=200, help="optimizer steps of each run")
     add("--seeds", type=int, default=2, help="how many seeds")
     add("--rates", default="0.5,1,2", help="learning rates tried, in units of the task's own")
@@ -63,7 +63,7 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.smoke:
         args.steps, args.seeds, args.rates = 2, 1, "1"
-        args.methods = args.methods or "dense,PowerSGD rank 1"
+        args.methods = args.methods or "dense;PowerSGD rank 1"
     return args
 
 
@@ -313,6 +313,11 @@ def methods() -> list[Method]:
         Method("AdaComp", fixed(m.adacomp(conv_bin=50, bin_size=500)), published=100),
         Method("PowerSGD rank 1", fixed(m.power_sgd(rank=1))),
         Method("PowerSGD rank 4", fixed(m.power_sgd(rank=4))),
+        # Feedback is a momentum: the same without the optimizer's.
+        Method("signSGD + EF, no momentum", fixed(m.sign_sgd()), False, published=32, counted=32),
+        Method("ScaleCom 50x, no momentum", fixed(m.scalecom(50)), False, published=50, counted=25),
+        Method("PowerSGD rank 1, no momentum", fixed(m.power_sgd(rank=1)), False),
+        Method("PowerSGD rank 4, no momentum", fixed(m.power_sgd(rank=4)), False),
         Method("DeMo k = 32", fixed(m.demo(k=32)), signs=True),
         Method("DeMo k = 8", fixed(m.demo(k=8)), signs=True),
         # Ours: the same feedback for all, another codec each.
@@ -487,7 +492,7 @@ def main() -> None:
     path = args.out / f"{args.name}.json"
     results = json.loads(path.read_text()) if path.exists() and not args.smoke else new_results()
     makers = {"lm": language_model, "digits": digits}
-    wanted = [word for word in args.methods.split(",") if word]
+    wanted = [word for word in args.methods.split(";") if word]
     rates = [float(rate) for rate in args.rates.split(",")]
 
     @functools.cache

@@ -29,7 +29,7 @@ class IntegerSum:
     Shapes: x float32[...], or a dict of such -> mean, sent of the same shapes.
 
     Wire: 4 ceil(n/d) bytes with d = floor(32 / log2(2Lw + 1)) digits a word, and 4 a part for the
-      scale, in two all-reduces. For L = 1: 3.2 bits a value with 4 workers, 4.6 with 8, 6.4 with
+      scale, in two all-reduces. For L = 1: 3.2 bits a value with 4 workers, 4.6 with 8, 5.3 with
       16, 8 with 64.
 
     Claims: unbiased if it does not clip; all workers get the same bits. If anything is not finite
