@@ -41,15 +41,14 @@ def test_shape_dtype_and_bytes(codec, shape):
     x = jnp.asarray(values(shape))
 
     @jax.jit
-    def both(x):
+    def all_of_it(x):
         payload = fg.compress(codec, x, rng=RNG)
-        return payload, fg.decompress(codec, payload, x, rng=RNG)
+        buffer = _wire.pack(_wire.Header(jnp.asarray(True), payload.overflow), payload)
+        return buffer, payload, fg.decompress(codec, payload, x, rng=RNG)
 
-    payload, y = both(x)
+    buffer, payload, y = all_of_it(x)
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
     assert bool(jnp.all(jnp.isfinite(y)))
-    header = _wire.Header(jnp.asarray(True), jnp.asarray(payload.overflow))
-    buffer = _wire.pack(header, payload)
     assert buffer.dtype == jnp.uint32
     assert fg.wire_bytes(codec, x) == buffer.nbytes
     own = sum(-(-leaf.nbytes // 4) * 4 for leaf in jax.tree.leaves(payload[:2]))
@@ -57,11 +56,12 @@ def test_shape_dtype_and_bytes(codec, shape):
 
 
 @ALL
-def test_jit_changes_nothing(codec):
-    x = jnp.asarray(values((150,)))
-    np.testing.assert_allclose(
-        compiled_round_trip(codec, x), round_trip(codec, x), rtol=1e-5, atol=1e-6
-    )
+def test_jit_changes_nothing_and_compiles_once(codec):
+    f = jax.jit(lambda x: round_trip(codec, x))
+    f(jnp.asarray(values((90,), seed=1)))
+    x = jnp.asarray(values((90,)))
+    np.testing.assert_allclose(f(x), round_trip(codec, x), rtol=1e-5, atol=1e-6)
+    assert f._cache_size() == 1
 
 
 @ALL
@@ -74,7 +74,7 @@ def test_vmap_is_a_loop(codec):
 
 @ALL
 def test_bfloat16_in_bfloat16_out(codec):
-    x = jnp.asarray(values((40,))).astype(jnp.bfloat16)
+    x = jnp.asarray(values((90,))).astype(jnp.bfloat16)
     y = compiled_round_trip(codec, x)
     assert y.dtype == jnp.bfloat16
     same = compiled_round_trip(codec, x.astype(jnp.float32)).astype(jnp.bfloat16)
@@ -103,14 +103,6 @@ def test_a_nonfinite_value_is_not_hidden(codec, bad):
     hidden = bool(jnp.all(jnp.isfinite(compiled_round_trip(codec, x))))
     keeps_it = any(repr(codec) == repr(CODECS[name]) for name in HIDES_NONFINITE)
     assert hidden == keeps_it
-
-
-@ALL
-def test_second_call_compiles_nothing(codec):
-    f = jax.jit(lambda x: round_trip(codec, x))
-    f(jnp.asarray(values((90,))))
-    f(jnp.asarray(values((90,), seed=1)))
-    assert f._cache_size() == 1
 
 
 @pytest.mark.parametrize("shape", TILED, ids=str)

@@ -40,7 +40,11 @@ def rows(workers, n=N):
     return jnp.asarray(values((workers, n)))
 
 
-@ALL
+# The ways differ in their collectives; codecs alone make no difference to them.
+ONE_OF_EACH = {type(exchange): name for name, exchange in EXCHANGES.items()}.values()
+
+
+@pytest.mark.parametrize("exchange", map(EXCHANGES.get, ONE_OF_EACH), ids=ONE_OF_EACH)
 def test_every_way_of_running_it_agrees(exchange):
     x = rows(4)
     results = {mode: compiled(mode, exchange, 4)(x) for mode in MODES}
@@ -50,7 +54,7 @@ def test_every_way_of_running_it_agrees(exchange):
 
 
 @ALL
-@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize("workers", [1, 8])
 def test_mean_replicas_and_bytes(exchange, workers):
     """The mean is that of what was sent, the same bits for all, at the bytes that were promised."""
     mean, sent = compiled("shard_map", exchange, workers)(rows(workers))
