@@ -198,7 +198,7 @@ class Method:
       make: the transformation, given the number of steps of the run.
       momentum: whether the optimizer keeps its momentum. Feedback is one already.
       signs: whether the updates are signs: plain descent at a small rate then.
-      rate: factor on the task's learning rates.
+      corrects: whether the memory has the momentum that the optimizer lacks.
       warm_up: share of the steps that run at first, in the branch of that number.
       published: the ratio as papers count it, without indices and scales.
       counted: with indices of 32 bits, and scales, as most implementations send them.
@@ -209,7 +209,7 @@ class Method:
     momentum: bool = True
     signs: bool = False
     adam: bool = False
-    rate: float = 1.0
+    corrects: bool = False
     warm_up: float = 0.0
     branches: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     published: float | None = None
@@ -280,11 +280,12 @@ def methods() -> list[Method]:
         Method(
             "random-k 10 % + EF", fixed(m.random_k(0.1)), momentum=False, published=10, counted=10
         ),
-        Method("DGC 1 %", fixed(m.dgc(0.01)), momentum=False, published=100, counted=50),
+        Method("DGC 1 %", fixed(m.dgc(0.01)), False, corrects=True, published=100, counted=50),
         Method(
             "RedSync 1 %",
             fixed(m.redsync(0.01, dense_below=1024, trimmed_below=32768)),
             momentum=False,
+            corrects=True,
             published=100,
             counted=50,
         ),
@@ -300,6 +301,7 @@ def methods() -> list[Method]:
                 )
             ),
             momentum=False,
+            corrects=True,
             published=200,
             counted=100,
         ),
@@ -339,8 +341,8 @@ def optimizer(task: Task, method: Method, steps: int) -> Transformation:
     elif method.momentum:
         tail = optax.trace(0.9)
     else:
-        # Ten times, the sum of what momentum 0.9 makes of a gradient.
-        tail = optax.scale(10.0)
+        # Momentum 0.9 makes ten times of a gradient, unless the memory does.
+        tail = optax.scale(1.0 if method.corrects else 10.0)
     return optax.with_extra_args_support(optax.chain(exchange, tail))
 
 
