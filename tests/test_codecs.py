@@ -37,6 +37,14 @@ def test_repr_is_the_constructor_call(codec):
 
 @ALL
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shapes_and_dtypes(codec, shape):
+    like = jax.ShapeDtypeStruct(shape, jnp.float32)
+    y = jax.eval_shape(lambda x: round_trip(codec, x), like)
+    assert (y.shape, y.dtype) == (like.shape, like.dtype)
+
+
+@ALL
+@pytest.mark.parametrize("shape", [(), (7,), (1009,)], ids=str)
 def test_shape_dtype_and_bytes(codec, shape):
     x = jnp.asarray(values(shape))
 

