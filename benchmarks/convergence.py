@@ -580,13 +580,17 @@ def markdown(results: Any) -> str:
         cells = [name, *(f"{x:g}" if x else "" for x in (method.published, method.counted))]
         for task in tasks:
             own, dense = (by_task[task].get(key, []) for key in (name, "dense"))
-            losses = [r["loss"] for r in own] or [np.nan]
+            width = 4 + (task == "digits")
+            if not own:
+                cells += [""] * width
+                continue
+            losses = [r["loss"] for r in own]
             change = 100 * (np.mean(losses) / np.mean([r["loss"] for r in dense]) - 1)
-            error = results.get("errors", {}).get(task, {}).get(name)
-            cells += [f"{own[0]['ratio']:.1f}" if own else "", f"{error:.2f}" if error else ""]
+            error = results["errors"].get(task, {}).get(name)
+            accuracy = [r["accuracy"] for r in own if "accuracy" in r]
+            cells += [f"{own[0]['ratio']:.1f}", f"{error:.2f}" if error else ""]
             cells += [f"{np.mean(losses):.3f} ± {np.ptp(losses) / 2:.3f}", f"{change:+.1f} %"]
-            if task == "digits":
-                cells.append(f"{100 * np.mean([r['accuracy'] for r in own]):.1f} %" if own else "")
+            cells += [f"{100 * np.mean(accuracy):.1f} %"] if accuracy else []
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
