@@ -162,7 +162,7 @@ def test_a_long_complex_vector_by_modulus(scale):
 @pytest.mark.parametrize("name", ["heavy tail", "small where the sample looks"])
 def test_the_bracket_is_proved_and_not_believed(name):
     x = jnp.asarray(HARD[name].astype(np.float32))
-    source, key = _top_k._keys(x)
+    source, key = _top_k.keys(x)
     guess, capacity = _largest._guess(source, key, 400)
     from_low, from_high = (int(jnp.sum(key(x) >= edge)) for edge in (guess.low, guess.high))
     holds = from_high < 400 <= from_low and from_low - from_high <= capacity
