@@ -51,7 +51,8 @@ def feedback_adam(
       times less than float32.
 
     Claims: parameters equal on all workers. On the byte language model of
-      `benchmarks/convergence.py` the defaults lose nothing against dense Adam.
+      `benchmarks/convergence.py`, 200 steps, the defaults end 0.6 % above dense Adam, less than two
+      seeds differ; with `transform=Dct(block=64)` 2.1 % below.
 
     Raises:
       ValueError: if an argument is outside its part's range.
