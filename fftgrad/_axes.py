@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._base import AxisName
@@ -73,6 +74,21 @@ def over_other_axes(
     """
     axes = tuple(sorted(_varying(x)))
     return reduce(x, axes) if axes else x
+
+
+def everywhere(flag: jax.Array) -> jax.Array:
+    """Whether the flag, bool[], holds along all axes along which it is known to vary."""
+    return over_other_axes(lax.pmin, flag.astype(jnp.int32)) > 0
+
+
+def check_workers(owner: str, workers: int, axis_name: AxisName) -> None:
+    """Refuses an axis of another size than what was configured for it."""
+    found = size(axis_name)
+    if found != workers:
+        raise ValueError(
+            f"{owner}(workers): must be the size of the axis, got {workers} for {found} workers "
+            f"along {axis_name!r}; use workers={found}."
+        )
 
 
 def _varying(x: jax.Array) -> frozenset[str]:

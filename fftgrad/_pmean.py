@@ -139,7 +139,7 @@ def compressed_pmean(
         sent = _tree.unravel([r.sent for r in reduced], like, scope)
         mean, remembered = memory.update(x, sent, mean, compensated)
 
-        finite = _axes.over_other_axes(lax.pmin, _parts.all_finite(mean).astype(jnp.int32)) > 0
+        finite = _axes.everywhere(_parts.all_finite(mean))
         remembered = _parts.where(finite, remembered, own)
         exchanged = tuple(r.state for r in reduced)
         if value is not None and isinstance(exchange, WatchfulExchange):

@@ -106,8 +106,7 @@ class AllGather:
             codec.decompress(payload, like, r)
             for codec, payload, like, r in zip(codecs, payloads, likes, rngs, strict=True)
         ]
-        finite = _axes.over_other_axes(lax.pmin, jnp.all(headers.finite).astype(jnp.int32))
-        adapted = _parts.where(finite > 0, adapted, own)
+        adapted = _parts.where(_axes.everywhere(jnp.all(headers.finite)), adapted, own)
         seen = state.overflow + _axes.over_other_axes(lax.psum, jnp.sum(headers.overflow))
         return Reduced(
             mean=_parts.rebuild(means, x),

@@ -77,12 +77,7 @@ class IntegerSum:
         return ()
 
     def mean(self, x: PyTree, state: PyTree, rng: Rng, axis_name: AxisName) -> Reduced:
-        if _axes.size(axis_name) != self.workers:
-            raise ValueError(
-                f"IntegerSum(workers): must be the size of the axis, got {self.workers} for "
-                f"{_axes.size(axis_name)} workers along {axis_name!r}; use "
-                f"workers={_axes.size(axis_name)}."
-            )
+        _axes.check_workers("IntegerSum", self.workers, axis_name)
         vectors = _parts.vectors(x)
         rngs = _parts.rngs(rng, len(vectors))
         bounded, tops = _parts.unzip(_ternary.clipped(vector, self.clip) for vector in vectors)

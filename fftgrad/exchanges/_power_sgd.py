@@ -101,7 +101,7 @@ class PowerSgd:
         for leaf, shape in zip(leaves, shapes, strict=True):
             means.append(next(exact) if shape is None else next(low_rank).reshape(leaf.shape))
             sent.append(leaf if shape is None else means[-1])
-        finite = _axes.over_other_axes(lax.pmin, _parts.all_finite(means).astype(jnp.int32)) > 0
+        finite = _axes.everywhere(_parts.all_finite(means))
         return Reduced(
             mean=jax.tree.unflatten(structure, means),
             sent=jax.tree.unflatten(structure, sent),

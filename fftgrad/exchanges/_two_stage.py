@@ -89,12 +89,7 @@ class TwoStage:
         return TwoStageState(jnp.zeros((), jnp.int32), add_worker_axis(memory))
 
     def mean(self, x: PyTree, state: TwoStageState, rng: Rng, axis_name: AxisName) -> Reduced:
-        if _axes.size(axis_name) != self.workers:
-            raise ValueError(
-                f"TwoStage(workers): must be the size of the axis, got {self.workers} for "
-                f"{_axes.size(axis_name)} workers along {axis_name!r}; use "
-                f"workers={_axes.size(axis_name)}."
-            )
+        _axes.check_workers("TwoStage", self.workers, axis_name)
         codecs, likes = self._codecs(x), self._shard_likes(x)
         rngs = _parts.rngs(rng, len(codecs))
         shards = [_to_shards(part, self.workers) for part in jax.tree.leaves(x)]
@@ -112,8 +107,7 @@ class TwoStage:
         _, remembered = self.server_memory.update(y, [part[0] for part in kept], y, compensated)
         headers, means = _decode_shards(codecs, gathered, likes, rngs)
 
-        finite = jnp.all(headers.finite).astype(jnp.int32)
-        finite = _axes.over_other_axes(lax.pmin, finite) > 0
+        finite = _axes.everywhere(jnp.all(headers.finite))
         seen = _axes.over_other_axes(lax.psum, jnp.sum(headers.overflow))
         return Reduced(
             mean=_parts.rebuild(_from_shards(means, x), x),

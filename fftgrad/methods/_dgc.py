@@ -7,7 +7,7 @@ import jax
 import optax
 
 from fftgrad._base import AxisName, Codec, Like
-from fftgrad._local import clip_by_local_norm
+from fftgrad._local import clip_first
 from fftgrad._pmean import compressed_pmean
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._piecewise import Piecewise
@@ -86,6 +86,4 @@ def dgc(
         scope="leaf",
         key=key,
     )
-    if clip is None:
-        return tx
-    return optax.with_extra_args_support(optax.chain(clip_by_local_norm(clip, axis_name), tx))
+    return clip_first(tx, clip, axis_name)

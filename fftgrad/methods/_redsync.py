@@ -8,7 +8,7 @@ import optax
 
 from fftgrad._base import AxisName, Codec, Exchange, Like
 from fftgrad._chain import chain
-from fftgrad._local import clip_by_local_norm
+from fftgrad._local import clip_first
 from fftgrad._pmean import compressed_pmean
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
@@ -131,6 +131,4 @@ def redsync(
         scope="leaf",
         key=key,
     )
-    if clip is None:
-        return tx
-    return optax.with_extra_args_support(optax.chain(clip_by_local_norm(clip, axis_name), tx))
+    return clip_first(tx, clip, axis_name)
