@@ -320,7 +320,8 @@ def trimmed_threshold(x, k):
     ratio = 1.0
     while True:
         ratio -= 0.2
-        threshold = magnitude.mean() + ratio * (magnitude.max() - magnitude.mean())
+        unit = magnitude.max() - magnitude.mean() if ratio > -0.1 else magnitude.mean()
+        threshold = magnitude.mean() + ratio * unit
         if (magnitude > threshold).sum() >= k or threshold <= 0:
             return max(threshold, 0.0)
 

@@ -270,3 +270,18 @@ def test_a_wrong_number_of_workers_is_refused(exchange):
     mean = everywhere("vmap", lambda r: exchange.mean(r, exchange.init(r), RNG, AXIS).mean, 4)
     with pytest.raises(ValueError, match="use workers=4"):
         mean(x)
+
+
+@pytest.mark.parametrize("search", ["binary", "trimmed"])
+@pytest.mark.parametrize(
+    "x",
+    [[0.0] * 40, [-3.0] * 40, [1e-45] * 40, [1.0] * 39 + [1.0000001], [np.inf] * 40, [np.nan] * 40],
+    ids=lambda x: f"{x[0]}, {x[-1]}",
+)
+def test_a_search_for_a_threshold_ends(search, x):
+    """It lowers the threshold by steps that no difference between the values decides."""
+    codec = fg.Threshold(fraction=0.1, search=search)
+    payload = jax.jit(lambda x: fg.compress(codec, x))(jnp.array(x, jnp.float32))
+    assert int(payload.side.length[0]) <= 8
+    if np.isfinite(x[0]) and abs(x[0]) > 1e-30:
+        assert 4 <= int(payload.side.length[0])

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fftgrad import _axes
 from fftgrad._base import Like, Payload, Rng, constructor_call
 from fftgrad.packing import _bitmap
 from fftgrad.selectors import _limited, _size
@@ -16,7 +17,7 @@ from fftgrad.selectors._top_k import IN_ORDER
 
 Search = Literal["binary", "trimmed"]
 
-RESOLUTION = 2.0**-20
+HALVINGS = 20
 STRIDE = 0.2
 
 
@@ -33,9 +34,9 @@ class Threshold:
 
     With μ the mean and M the maximum of |x_i|, the threshold is μ + r (M - μ). "binary" bisects r
     in [0, 1] until between k and 2k coefficients are larger (below μ, if fewer than k exceed it);
-    "trimmed" lowers r from 0.8 by 0.2 until k are. No coefficient is ordered. The message has a
-    fixed capacity and carries its true length; what does not fit stays behind, the highest
-    positions first, and is counted in `overflow`.
+    "trimmed" lowers r from 0.8 by 0.2 until k are, and from μ on the threshold by fifths of μ. No
+    coefficient is ordered. The message has a fixed capacity and carries its true length; what does
+    not fit stays behind, the highest positions first, and is counted in `overflow`.
 
     Args:
       fraction: share of the n coefficients aimed at; k = ceil(fraction · n).
@@ -52,6 +53,7 @@ class Threshold:
 
     Differs from the paper: the bisection goes on to a step of 2^-20 where the published code stops
       at 0.2, so that the count ends between k and 2k wherever some threshold has such a count.
+      Both searches end for any input, also for one whose values are all equal.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -137,9 +139,10 @@ def _bisect(magnitude: jax.Array, k: int) -> jax.Array:
         low: jax.Array
         high: jax.Array
         found: jax.Array
+        halvings: jax.Array
 
     def unfinished(b: Bisection) -> jax.Array:
-        return ~b.found & (b.high - b.low > RESOLUTION * top)
+        return ~b.found & (b.halvings < HALVINGS)
 
     def halve(b: Bisection) -> Bisection:
         middle = 0.5 * b.low + 0.5 * b.high
@@ -149,24 +152,29 @@ def _bisect(magnitude: jax.Array, k: int) -> jax.Array:
             jnp.where(enough, middle, b.low),
             jnp.where(enough, b.high, middle),
             enough & (count <= 2 * k),
+            b.halvings + 1,
         )
 
     found = above(low) <= 2 * k
-    return lax.while_loop(unfinished, halve, Bisection(low, high, found)).low
+    # Varying like the data, as a loop's carry has to be where that is tracked.
+    start = Bisection(low, high, found, _axes.vary_like(jnp.int32(0), top))
+    return lax.while_loop(unfinished, halve, start).low
 
 
 def _trim(magnitude: jax.Array, k: int) -> jax.Array:
     mean, top, above = _statistics(magnitude)
 
-    def threshold(stride: jax.Array) -> jax.Array:
-        return jnp.maximum(mean + (1 - STRIDE * stride) * (top - mean), 0.0)
+    def lowered(strides: jax.Array) -> jax.Array:
+        ratio = 1 - STRIDE * strides.astype(jnp.float32)
+        # Where all are about equal, steps in proportion to (top - mean) would not reach zero.
+        unit = jnp.where(ratio >= 0, top - mean, mean)
+        return jnp.maximum(mean + ratio * unit, 0.0)
 
-    def too_few(stride: jax.Array) -> jax.Array:
-        return (above(threshold(stride)) < k) & (threshold(stride) > 0)
+    def too_few(strides: jax.Array) -> jax.Array:
+        return (above(lowered(strides)) < k) & (lowered(strides) > 0)
 
-    # Varying like the data, as a loop's carry has to be where that is tracked.
-    first = (0 * top + 1).astype(jnp.float32)
-    return threshold(lax.while_loop(too_few, lambda stride: stride + 1, first))
+    first = _axes.vary_like(jnp.int32(1), top)
+    return lowered(lax.while_loop(too_few, lambda strides: strides + 1, first))
 
 
 def _statistics(
