@@ -14,6 +14,8 @@ import pytest  # noqa: E402  (after the setting)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# The suite is thousands of small programs that run once: it waits for the compiler.
+jax.config.update("jax_disable_most_optimizations", True)
 
 hypothesis.settings.register_profile("default", max_examples=25, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("thorough", max_examples=500, deadline=None)
