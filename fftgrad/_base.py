@@ -1,6 +1,7 @@
 """The four contracts, and the values that pass between their implementations."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -120,6 +121,15 @@ class AdaptiveCodec(Codec, Protocol):
         ...
 
 
+@runtime_checkable
+class BudgetCodec(Codec, Protocol):
+    """A codec that keeps a number of coefficients, however long the vector is."""
+
+    def shard(self, parts: int) -> Codec:
+        """The codec for one of `parts` equal shards of a vector, within the same number."""
+        ...
+
+
 CodecRule: TypeAlias = Callable[[str, Like], Codec]
 """The codec of each part of a gradient, by its name and shape."""
 
@@ -203,6 +213,12 @@ def spec(tree: PyTree) -> PyTree:
 
 def payload_spec(codec: Codec, like: Like) -> Payload:
     """The shapes and dtypes of a payload, found without any data."""
-    return jax.eval_shape(
-        lambda x: codec.compress(x, Rng.of(0)), jax.ShapeDtypeStruct(like.shape, like.dtype)
-    )
+    return _payload_spec(codec, like.shape, like.dtype)
+
+
+# Each spec traces the codec, and one step asks for the same ones many times.
+@functools.lru_cache(maxsize=4096)
+def _payload_spec(codec: Codec, shape: tuple[int, ...], dtype: Any) -> Payload:
+    like = jax.ShapeDtypeStruct(shape, dtype)
+    # Shapes and dtypes only: what else JAX notes there belongs to where it was asked first.
+    return spec(jax.eval_shape(lambda x: codec.compress(x, Rng.of(0)), like))

@@ -6,6 +6,7 @@ import jax
 
 from fftgrad._base import (
     AdaptiveCodec,
+    BudgetCodec,
     Codec,
     Like,
     Payload,
@@ -134,6 +135,11 @@ def split_linear(codec: Codec) -> tuple[Codec, Codec]:
     parts = stages(codec)
     cut = next((i for i, stage in enumerate(parts) if not stage.summable), len(parts))
     return chain(*parts[:cut]), chain(*parts[cut:])
+
+
+def shard(codec: Codec, parts: int) -> Codec:
+    """The codec for one of several equal shards of a vector, within the same budget."""
+    return chain(*(s.shard(parts) if isinstance(s, BudgetCodec) else s for s in stages(codec)))
 
 
 def accumulate(

@@ -1,5 +1,6 @@
 """The arrays that travel together: each through a codec of its own."""
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -64,6 +65,31 @@ def where(condition: jax.Array, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
+def to_shards(part: jax.Array, workers: int) -> jax.Array:
+    """A part, padded with zeros, as one row for each worker."""
+    flat = part.ravel()
+    return jnp.pad(flat, (0, -flat.size % workers)).reshape(workers, -1)
+
+
+def from_shards(shards: Sequence[jax.Array], like: PyTree) -> PyTree:
+    """The inverse of `to_shards`, for all parts."""
+    leaves = jax.tree.leaves(like)
+    flat = [rows.ravel()[: leaf.size] for rows, leaf in zip(shards, leaves, strict=True)]
+    return rebuild(flat, like)
+
+
+def shard_likes(like: PyTree, workers: int) -> PyTree:
+    """The shape and dtype of each part's rows."""
+    sizes = [-(-part.shape[0] // workers) for part in vector_likes(like)]
+    shards = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes]
+    return jax.tree.unflatten(jax.tree.structure(like), shards)
+
+
+def cut(x: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
+    """Consecutive pieces of a vector, of these sizes."""
+    return jnp.split(x, list(itertools.accumulate(sizes))[:-1])
+
+
 def as_one(
     leaves: Sequence[jax.Array],
 ) -> tuple[jax.Array, Callable[[jax.Array], list[jax.Array]]]:
@@ -77,10 +103,8 @@ def as_one(
 
     def restore(vector: jax.Array) -> list[jax.Array]:
         out: list[jax.Array] = []
-        start = 0
-        for part, (shape, is_complex) in zip(flat, shapes, strict=True):
-            piece = vector[start : start + part.size]
-            start += part.size
+        pieces = cut(vector, [part.size for part in flat]) if flat else []
+        for piece, (shape, is_complex) in zip(pieces, shapes, strict=True):
             if is_complex:
                 piece = jax.lax.complex(*jnp.split(piece, 2))
             out.append(piece.reshape(shape))

@@ -21,6 +21,7 @@ from fftgrad._base import (
     constructor_call,
     payload_spec,
 )
+from fftgrad._chain import shard
 from fftgrad._state import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._all_gather import decode_mean
 from fftgrad.memories._error_feedback import ErrorFeedback
@@ -49,8 +50,9 @@ class TwoStage:
     `compressed_pmean`, the owner's by `server_memory`.
 
     Args:
-      codec: a codec, or a rule from a part's name and the shape of its shard to one. What an
-        adaptive codec remembers is not kept: it acts as in its first step.
+      codec: a codec, or a rule from a part's name and the shape of its shard to one. A number of
+        coefficients to keep, such as TopK's k, is that of the whole part, and the shards have equal
+        shares of it. What an adaptive codec remembers is not kept: it acts as in its first step.
       workers: w, the number of workers: the size of the shards, and of the state, follows from it.
       server_memory: what the owner of a shard does with what the second compression loses.
 
@@ -92,7 +94,7 @@ class TwoStage:
         _axes.check_workers("TwoStage", self.workers, axis_name)
         codecs, likes = self._codecs(x), self._shard_likes(x)
         rngs = _parts.rngs(rng, len(codecs))
-        shards = [_to_shards(part, self.workers) for part in jax.tree.leaves(x)]
+        shards = [_parts.to_shards(part, self.workers) for part in jax.tree.leaves(x)]
 
         buffers, sent = _compress(codecs, shards, rngs)
         received = _axes.all_to_all(buffers, axis_name)
@@ -110,8 +112,8 @@ class TwoStage:
         finite = _axes.everywhere(jnp.all(headers.finite))
         seen = _axes.over_other_axes(lax.psum, jnp.sum(headers.overflow))
         return Reduced(
-            mean=_parts.rebuild(_from_shards(means, x), x),
-            sent=_parts.rebuild(_from_shards(sent, x), x),
+            mean=_parts.from_shards(means, x),
+            sent=_parts.from_shards(sent, x),
             state=TwoStageState(
                 state.overflow + seen,
                 add_worker_axis(_parts.where(finite, remembered, own)),
@@ -123,25 +125,11 @@ class TwoStage:
         return (self.workers + 1) * _wire.nbytes(*payloads)
 
     def _codecs(self, like: PyTree) -> list[Codec]:
-        _, structure = jax.tree.flatten(like)
-        return _parts.codecs(self.codec, jax.tree.unflatten(structure, self._shard_likes(like)))
+        codecs = _parts.codecs(self.codec, _parts.shard_likes(like, self.workers))
+        return [shard(codec, self.workers) for codec in codecs]
 
     def _shard_likes(self, like: PyTree) -> list[Like]:
-        return [
-            jax.ShapeDtypeStruct((-(-part.shape[0] // self.workers),), jnp.float32)
-            for part in _parts.vector_likes(like)
-        ]
-
-
-def _to_shards(part: jax.Array, workers: int) -> jax.Array:
-    flat = part.ravel()
-    return jnp.pad(flat, (0, -flat.size % workers)).reshape(workers, -1)
-
-
-def _from_shards(shards: Sequence[jax.Array], like: PyTree) -> list[jax.Array]:
-    return [
-        rows.ravel()[: part.size] for rows, part in zip(shards, jax.tree.leaves(like), strict=True)
-    ]
+        return jax.tree.leaves(_parts.shard_likes(like, self.workers))
 
 
 def _compress(

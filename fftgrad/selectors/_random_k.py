@@ -69,6 +69,9 @@ class RandomK:
         poison = jnp.where(jnp.all(jnp.isfinite(x)), 0.0, jnp.nan)
         return Payload(x[positions] * (width if self.rescale else 1.0) + poison)
 
+    def shard(self, parts: int) -> "RandomK":
+        return dataclasses.replace(self, k=_size.shard(self.k, parts))
+
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         (n,) = like.shape
         positions, _ = self._draw(n, rng)

@@ -38,3 +38,8 @@ def count(fraction: float | None, k: int | None, n: int) -> int:
         return min(k, n)
     # Rounded first: 0.07 * 100 is a little above 7 in binary.
     return max(1, math.ceil(round((fraction or 0.0) * n, 6)))
+
+
+def shard(k: int | None, parts: int) -> int | None:
+    """How many are kept of each of several equal parts of a vector of which k are kept."""
+    return None if k is None else -(-k // parts)

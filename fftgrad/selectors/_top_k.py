@@ -89,6 +89,9 @@ class TopK:
         positions, code = _indices.encode(words, k, x.size)
         return Payload(x[positions], code)
 
+    def shard(self, parts: int) -> "TopK":
+        return dataclasses.replace(self, k=_size.shard(self.k, parts))
+
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         (n,) = like.shape
         if self._k(n) == n:
