@@ -23,6 +23,7 @@ _INSTRUCTION = re.compile(
 )
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:to_apply|calls|body|condition|called_computations)=\{?%?([\w.\-]+)")
+_GROUPS = re.compile(r"replica_groups=(?:\{\{(?P<first>[\d,]+)\}|\[\d+,(?P<size>\d+)\])")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRUE_FALSE = re.compile(r"true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
 
@@ -37,6 +38,7 @@ class Collective(NamedTuple):
       bytes: of what one worker hands over.
       branch: the branches of the conditionals around it, outermost first; () if it always runs.
       repeated: whether it is in a loop; the bytes are those of one turn.
+      workers: how many take part in it, with each other; None if the program does not say: all.
     """
 
     kind: str
@@ -45,6 +47,7 @@ class Collective(NamedTuple):
     bytes: int
     branch: tuple[int, ...]
     repeated: bool
+    workers: int | None = None
 
     def link_bytes(self, workers: int) -> float:
         """Bytes that one worker sends over its link, where the workers form a ring."""
@@ -119,7 +122,8 @@ def _walk(
                 for dtype, dims in _ARRAY.findall(instructions[operand].type):
                     shape = tuple(int(d) for d in dims.split(",") if d)
                     size = math.prod(shape) * _bits(dtype) // 8
-                    yield Collective(kind, dtype, shape, size, branch, repeated)
+                    workers = _group_size(instruction.rest)
+                    yield Collective(kind, dtype, shape, size, branch, repeated, workers)
         elif instruction.opcode == "conditional":
             for index, called in enumerate(_branches(instruction.rest)):
                 yield from _walk(called, computations, (*branch, index), repeated=repeated)
@@ -136,6 +140,12 @@ def _operands(rest: str) -> list[str]:
         if not depth:
             return re.findall(r"%([\w.\-]+)", rest[:position])
     return []
+
+
+def _group_size(rest: str) -> int | None:
+    if match := _GROUPS.search(rest):
+        return int(match["size"] or match["first"].count(",") + 1)
+    return None
 
 
 def _branches(rest: str) -> list[str]:

@@ -84,6 +84,10 @@ def test_the_forms_of_a_gpu_program():
     ]
 
 
+def test_how_many_take_part():
+    assert [c.workers for c in fg.audit(GPU)] == [4, 4, 4, 4, 4, None, None, None]
+
+
 def test_bytes_over_a_link():
     dense, packed, *_ = fg.audit(GPU)
     assert dense.link_bytes(4) == 2 * 3 / 4 * 400

@@ -2,6 +2,7 @@
 
 from fftgrad.exchanges._all_gather import AllGather as AllGather
 from fftgrad.exchanges._all_reduce import AllReduce as AllReduce
+from fftgrad.exchanges._hierarchical import Hierarchical as Hierarchical
 from fftgrad.exchanges._integer_sum import IntegerSum as IntegerSum
 from fftgrad.exchanges._piecewise import Piecewise as Piecewise
 from fftgrad.exchanges._power_sgd import PowerSgd as PowerSgd

@@ -1,0 +1,183 @@
+"""An exact mean over fast links, and a compressed one over slow links."""
+
+import dataclasses
+from typing import Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fftgrad import _axes, _parts
+from fftgrad._base import AxisName, Exchange, Memory, PyTree, Reduced, Rng, constructor_call
+from fftgrad._state import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.memories._error_feedback import ErrorFeedback
+
+FastDtype = Literal["float32", "bfloat16"]
+
+
+class HierarchicalState(NamedTuple):
+    """State of `Hierarchical`.
+
+    Attributes:
+      memory: the memory's state: of each group along the slow axis one, of which each of the fast
+        workers has its piece.
+      slow: the slow exchange's state.
+    """
+
+    memory: PerWorker
+    slow: PyTree
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Hierarchical:
+    """Exchange: the exact mean along a fast axis, and a compressed one along the slow axes.
+
+    Each part is padded and cut into f pieces. The f workers that fast links join each get one
+    piece of all their gradients (an all-to-all) and average it exactly; each exchanges the mean of
+    its piece with its peers over the slow links; and the pieces come together again (an
+    all-gather). So the f slow links of a group each carry a share, and what compressing loses stays
+    in one residual for the whole group, of which each worker keeps its piece.
+
+    It takes all axes, fast and slow, from `compressed_pmean(axis_name=("slow", "fast"))`, and the
+    memory is its own, because the residual belongs to the group: leave that of `compressed_pmean`
+    out.
+
+    Args:
+      fast_axis: the name of the axis, or axes, of fast links.
+      workers: f, the number of workers along it: the size of the pieces, and of the state, follows
+        from it.
+      slow: the exchange over the other axes.
+      memory: what a group does with what the slow exchange loses.
+      dtype: what travels over the fast links, "float32" or "bfloat16", which then rounds both each
+        worker's gradient and the mean.
+
+    Shapes: x float32[...], or a dict of such -> mean, sent of the same shapes.
+
+    Wire: over the slow links that of `slow` for n/f values; over the fast ones 4 (n + f + n/f)
+      bytes, half of it in bfloat16, and with check_vma=True 4 for each count that `slow` keeps.
+
+    Claims: all workers get the same bits. If anything is not finite anywhere the mean is NaN
+      throughout, and the memory stays as it was. `sent` is x: the group has it all. With
+      check_vma=False what `slow` counts is counted for each piece apart.
+
+    Raises:
+      ValueError: if `dtype` is neither; while tracing, if `fast_axis` is not among the axes, has
+        not `workers` workers, or leaves no other axis, or if `slow` keeps arrays that all share.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax, jax.numpy as jnp
+      >>> exchange = fg.Hierarchical("fast", 2, slow=fg.AllGather(fg.TopK(k=1)))
+      >>> x = jnp.array([[[4.0, 1.0], [2.0, 3.0]], [[0.0, 0.0], [2.0, 0.0]]])
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Rng.of(0), ("slow", "fast")).mean
+      >>> jax.vmap(jax.vmap(mean, axis_name="fast"), axis_name="slow")(x)[0, 0]
+      Array([2., 1.], dtype=float32)
+    """
+
+    fast_axis: AxisName
+    workers: int
+    slow: Exchange
+    memory: Memory = ErrorFeedback()
+    dtype: FastDtype = "float32"
+
+    __repr__ = constructor_call
+
+    def __post_init__(self) -> None:
+        if self.dtype not in get_args(FastDtype):
+            raise ValueError(
+                f"Hierarchical(dtype): must be one of {get_args(FastDtype)}, got {self.dtype!r}; "
+                "use 'float32' for an exact mean."
+            )
+
+    def init(self, like: PyTree) -> HierarchicalState:
+        pieces = self._pieces_like(like)
+        state = self.slow.init(pieces)
+        _check_scalars(self.slow, state)
+        return HierarchicalState(add_worker_axis(self.memory.init(pieces)), state)
+
+    def mean(self, x: PyTree, state: HierarchicalState, rng: Rng, axis_name: AxisName) -> Reduced:
+        slow_axes = self._slow_axes(axis_name)
+        own = drop_worker_axis(state.memory)
+        pieces = self._scatter(x)
+        y, compensated = self.memory.compensate(pieces, own)
+        reduced = self.slow.mean(y, state.slow, rng, slow_axes)
+        mean, remembered = self.memory.update(y, reduced.sent, reduced.mean, compensated)
+        whole = self._gather(mean, x)
+        finite = _axes.everywhere(_parts.all_finite(whole))
+        return Reduced(
+            mean=whole,
+            sent=x,
+            state=HierarchicalState(
+                add_worker_axis(_parts.where(finite, remembered, own)), reduced.state
+            ),
+        )
+
+    def wire_bytes(self, like: PyTree) -> int:
+        pieces = jax.tree.leaves(self._pieces_like(like))
+        values = sum(piece.size for piece in pieces) * (self.workers + 1) + self.workers
+        return self.slow.wire_bytes(self._pieces_like(like)) + values * self._itemsize
+
+    @property
+    def _itemsize(self) -> int:
+        return 4 if self.dtype == "float32" else 2
+
+    def _slow_axes(self, axis_name: AxisName) -> AxisName:
+        _axes.check_workers("Hierarchical", self.workers, self.fast_axis)
+        fast, every = _axes.names(self.fast_axis), _axes.names(axis_name)
+        slow = tuple(name for name in every if name not in fast)
+        if not slow or not set(fast) <= set(every):
+            raise ValueError(
+                f"Hierarchical(fast_axis={self.fast_axis!r}): must be one of several axes of the "
+                f"exchange, got {axis_name!r}; use axis_name=('slow', {fast[0]!r}) in "
+                "compressed_pmean."
+            )
+        return slow if len(slow) > 1 else slow[0]
+
+    def _pieces_like(self, like: PyTree) -> PyTree:
+        return _parts.shard_likes(like, self.workers)
+
+    def _scatter(self, x: PyTree) -> PyTree:
+        """This worker's piece of each part, averaged over the fast axis."""
+        rows = [_parts.to_shards(part, self.workers) for part in jax.tree.leaves(x)]
+        # One more value a row, so that all pieces tell of a NaN in any of them.
+        flag = jnp.where(_parts.all_finite(x), 0.0, jnp.nan)
+        rows.append(jnp.broadcast_to(flag, (self.workers, 1)))
+        sizes = [row.shape[1] for row in rows]
+        received = self._narrow(jnp.concatenate(rows, axis=1))
+        received = self._widen(_axes.all_to_all(received, self.fast_axis))
+        total = received[0]
+        for row in received[1:]:  # in their order, which a sum over an axis does not promise
+            total = total + row
+        *pieces, flag = _parts.cut(total * (1.0 / self.workers), sizes)
+        return jax.tree.unflatten(jax.tree.structure(x), [piece + flag for piece in pieces])
+
+    def _gather(self, pieces: PyTree, like: PyTree) -> PyTree:
+        leaves = jax.tree.leaves(pieces)
+        words = self._narrow(jnp.concatenate(leaves))
+        rows = self._widen(_axes.all_gather(words, self.fast_axis))
+        sizes = [leaf.size for leaf in leaves]
+        return _parts.from_shards(jax.vmap(lambda row: _parts.cut(row, sizes))(rows), like)
+
+    def _narrow(self, x: jax.Array) -> jax.Array:
+        # As integers, because XLA widens bfloat16 in the collectives of a CPU.
+        if self.dtype == "float32":
+            return x
+        return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+
+    def _widen(self, words: jax.Array) -> jax.Array:
+        if self.dtype == "float32":
+            return words
+        return lax.bitcast_convert_type(words, jnp.bfloat16).astype(jnp.float32)
+
+
+def _check_scalars(slow: Exchange, state: PyTree) -> None:
+    """Refuses a state that would differ from piece to piece and yet count as the same on all."""
+    for path, node in jax.tree.leaves_with_path(
+        state, is_leaf=lambda node: isinstance(node, PerWorker)
+    ):
+        if not isinstance(node, PerWorker) and jnp.ndim(node):
+            raise ValueError(
+                f"Hierarchical(slow): must keep no arrays that all workers share, because each "
+                f"piece would have others, got {slow!r} with state{jax.tree_util.keystr(path)}; "
+                "use SharedSupport(codec, support='leader'), AllGather or TwoStage."
+            )
