@@ -7,6 +7,14 @@ from fftgrad._pmean import compressed_pmean as compressed_pmean
 from fftgrad._state import state_specs as state_specs
 from fftgrad._local import clip_by_local_norm as clip_by_local_norm
 from fftgrad._local import per_worker as per_worker
+from fftgrad._accumulate import accumulate as accumulate
+from fftgrad._delay import delay as delay
+from fftgrad._policy import Policy as Policy
+from fftgrad._policy import Rule as Rule
+from fftgrad._policy import preview as preview
+from fftgrad._policy import PreviewRow as PreviewRow
+from fftgrad._replicas import replica_checksum as replica_checksum
+from fftgrad._replicas import Replicas as Replicas
 from fftgrad._schedules import diminishing_theta as diminishing_theta
 from fftgrad import methods as methods
 
@@ -40,6 +48,7 @@ from fftgrad.memories import NoMemory as NoMemory
 # Exchanges
 from fftgrad.exchanges import AllGather as AllGather
 from fftgrad.exchanges import AllReduce as AllReduce
+from fftgrad.exchanges import Hierarchical as Hierarchical
 from fftgrad.exchanges import IntegerSum as IntegerSum
 from fftgrad.exchanges import Piecewise as Piecewise
 from fftgrad.exchanges import PowerSgd as PowerSgd
@@ -60,6 +69,7 @@ from fftgrad._cost import SyncCost as SyncCost
 
 # Contracts, and the values that pass between their implementations
 from fftgrad._base import AdaptiveCodec as AdaptiveCodec
+from fftgrad._base import BudgetCodec as BudgetCodec
 from fftgrad._base import Codec as Codec
 from fftgrad._base import Exchange as Exchange
 from fftgrad._base import Memory as Memory

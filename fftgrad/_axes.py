@@ -38,12 +38,12 @@ def index(axis_name: AxisName) -> jax.Array:
 
 def is_tracked(axis_name: AxisName) -> bool:
     """Whether JAX knows which values vary along the axis."""
-    return bool(_varying(lax.axis_index(axis_name)))
+    return bool(varying(lax.axis_index(axis_name)))
 
 
 def varies(x: jax.Array, axis_name: AxisName) -> bool:
     """Whether `x` may differ between the workers of the axis, as far as JAX knows."""
-    return not is_tracked(axis_name) or set(names(axis_name)) <= _varying(x)
+    return not is_tracked(axis_name) or set(names(axis_name)) <= varying(x)
 
 
 def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -60,7 +60,7 @@ def all_to_all(x: jax.Array, axis_name: AxisName) -> jax.Array:
 
 def vary_like(x: jax.Array, other: jax.Array) -> jax.Array:
     """`x`, typed as varying along every axis along which `other` varies: for loop carries."""
-    missing = tuple(sorted(_varying(other) - _varying(x)))
+    missing = tuple(sorted(varying(other) - varying(x)))
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
@@ -72,7 +72,7 @@ def over_other_axes(
     A mean over the data axis may still vary along a model axis. What is decided or counted from it
     is replicated over the whole mesh, so it has to be made the same there too.
     """
-    axes = tuple(sorted(_varying(x)))
+    axes = tuple(sorted(varying(x)))
     return reduce(x, axes) if axes else x
 
 
@@ -91,5 +91,6 @@ def check_workers(owner: str, workers: int, axis_name: AxisName) -> None:
         )
 
 
-def _varying(x: jax.Array) -> frozenset[str]:
+def varying(x: jax.Array) -> frozenset[str]:
+    """The axes along which `x` is known to vary."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)

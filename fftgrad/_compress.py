@@ -88,7 +88,12 @@ def decompress(codec: Codec, payload: Payload, like: Like, *, rng: Rng | None = 
     return codec.decompress(payload, vector, rng).reshape(like.shape).astype(like.dtype)
 
 
-def wire_bytes(part: Codec | Exchange, like: PyTree, scope: _tree.Scope = "model") -> int:
+def wire_bytes(
+    part: Codec | Exchange,
+    like: PyTree,
+    scope: _tree.Scope = "model",
+    bucket_bytes: int | None = None,
+) -> int:
     """Function: the exact number of bytes that one worker hands to the collective per step.
 
     Found from shapes alone. The bytes are those of the concrete wire buffer, with its header, and
@@ -100,6 +105,7 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, scope: _tree.Scope = "model
       part: a codec, or an exchange.
       like: an array, a `jax.ShapeDtypeStruct`, or a pytree of them: the gradient.
       scope: what is compressed on its own, as for `compressed_pmean`.
+      bucket_bytes: the most float32 bytes of gradient in one collective, as there.
 
     Returns:
       Bytes, as a Python int.
@@ -120,4 +126,5 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, scope: _tree.Scope = "model
     """
     _tree.check_scope("wire_bytes", scope)
     exchange = part if isinstance(part, Exchange) else AllGather(part)
-    return sum(exchange.wire_bytes(bucket) for bucket in _tree.buckets(like, scope))
+    buckets = _tree.buckets(like, _tree.layout(scope, bucket_bytes))
+    return sum(map(exchange.wire_bytes, buckets))

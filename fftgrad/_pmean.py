@@ -1,6 +1,6 @@
 """The compressed mean of gradients over an axis, as an optax transformation."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ from fftgrad import _axes, _parts, _tree
 from fftgrad._base import AxisName, Exchange, Memory, PyTree, Rng, WatchfulExchange, as_key
 from fftgrad._state import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._no_memory import NoMemory
+
+Masked = Literal["refuse", "elsewhere"]
 
 
 class CompressedPmeanState(NamedTuple):
@@ -35,6 +37,8 @@ def compressed_pmean(
     *,
     axis_name: AxisName,
     scope: _tree.Scope = "model",
+    bucket_bytes: int | None = None,
+    masked: Masked = "refuse",
     key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Transformation: `jax.lax.pmean` of the gradients over an axis, compressed.
@@ -65,7 +69,15 @@ def compressed_pmean(
         so each shard of a sharded parameter exchanges its own piece.
       scope: what is compressed on its own: "model", all leaves as one vector; "leaf", each leaf,
         in its shape; or a function from a leaf's path ("layers/0/w") and shape to the name of its
-        group.
+        group, such as the scope of an `fg.Policy`.
+      bucket_bytes: the most float32 bytes of gradient that travel in one collective. Buckets are
+        then filled from the last leaf to the first, in the order in which a backward pass finds
+        their gradients, and none depends on leaves that are not in it: a compiler with asynchronous
+        collectives may send one while the rest of the pass runs. Selectors choose, and quantizers
+        scale, within a bucket.
+      masked: what to do with leaves that `optax.masked` or `optax.partition` hides from it, and
+        that it therefore does not average: "refuse" them, or "elsewhere", to say that another
+        transformation averages them.
       key: seed or PRNG key of codecs that draw; the step and the worker are folded in.
 
     Returns:
@@ -75,17 +87,18 @@ def compressed_pmean(
     Shapes: leaves float32, bfloat16 or float16 of any shape; the mean is cast back to each leaf's
       dtype. Memory and exchange work in float32.
 
-    Wire: `fg.wire_bytes(exchange, params, scope)` bytes a worker and step, in one collective for
-      every 2^30 parameters.
+    Wire: `fg.wire_bytes(exchange, params, scope, bucket_bytes)` bytes a worker and step, in one
+      collective for each bucket; by default there is one for every 2^30 parameters.
 
     Claims: those of the exchange and the memory. A step with a NaN or an infinity anywhere gives a
       non-finite mean on all workers, as pmean does, and leaves the memory as it was;
       `optax.apply_if_finite` after it then skips the step on all workers alike.
 
     Raises:
-      ValueError: if `scope` is none of these; while tracing, if the axis is not bound, if a
-        gradient does not vary over it (it is summed already), or if the state is not sharded over
-        the workers.
+      ValueError: if `scope`, `bucket_bytes` or `masked` is none of these; while tracing, if the
+        axis is not bound, if a gradient does not vary over it (it is summed already), if some
+        gradients vary over a model axis and others do not, if a leaf is masked, or if the state is
+        not sharded over the workers.
       TypeError: while tracing, if a leaf is not a floating-point array of at most 32 bits.
 
     Example:
@@ -101,6 +114,12 @@ def compressed_pmean(
       arXiv:1809.07599, with error feedback.
     """
     _tree.check_scope("compressed_pmean", scope)
+    layout = _tree.layout(scope, bucket_bytes)
+    if masked not in get_args(Masked):
+        raise ValueError(
+            f"compressed_pmean(masked): must be one of {get_args(Masked)}, got {masked!r}; use "
+            "'refuse'."
+        )
 
     def init(params: optax.Params) -> CompressedPmeanState:
         like = _checked_like(params)
@@ -108,7 +127,7 @@ def compressed_pmean(
             step=jnp.zeros((), jnp.int32),
             skipped=jnp.zeros((), jnp.int32),
             memory=add_worker_axis(memory.init(like)),
-            exchange=tuple(exchange.init(bucket) for bucket in _tree.buckets(like, scope)),
+            exchange=tuple(exchange.init(bucket) for bucket in _tree.buckets(like, layout)),
         )
 
     def update(
@@ -120,6 +139,8 @@ def compressed_pmean(
         **extra: Any,
     ) -> tuple[optax.Updates, Any]:
         del params, extra
+        if masked == "refuse":
+            _refuse_masked(updates)
         like = _checked_like(updates)
         _check_local(updates, axis_name)
         own = drop_worker_axis(state.memory)
@@ -132,11 +153,11 @@ def compressed_pmean(
         reduced = [
             exchange.mean(bucket, bucket_state, _fold(rng, i), axis_name)
             for i, (bucket, bucket_state) in enumerate(
-                zip(_tree.ravel(x, scope), state.exchange, strict=True)
+                zip(_tree.ravel(x, layout), state.exchange, strict=True)
             )
         ]
-        mean = _tree.unravel([r.mean for r in reduced], like, scope)
-        sent = _tree.unravel([r.sent for r in reduced], like, scope)
+        mean = _tree.unravel([r.mean for r in reduced], like, layout)
+        sent = _tree.unravel([r.sent for r in reduced], like, layout)
         mean, remembered = memory.update(x, sent, mean, compensated)
 
         finite = _axes.everywhere(_parts.all_finite(mean))
@@ -172,6 +193,33 @@ def _check_local(updates: PyTree, axis_name: AxisName) -> None:
                 "shard_map with check_vma=True the gradient of replicated parameters is already "
                 "summed over the axis, so there is nothing left to compress. Take the gradient "
                 f'of jax.lax.pcast(params, {axis_name!r}, to="varying"), or use check_vma=False.'
+            )
+
+    varying = {
+        _axes.varying(leaf): jax.tree_util.keystr(path)
+        for path, leaf in jax.tree.leaves_with_path(updates)
+    }
+    if len(varying) > 1:
+        (some, one), (others, other) = list(varying.items())[:2]
+        raise ValueError(
+            f"compressed_pmean(updates): must all vary over the same axes, because they travel in "
+            f"one buffer, got updates{one} over {sorted(some)} and updates{other} over "
+            f"{sorted(others)}; give each kind a compressed_pmean of its own, with "
+            "masked='elsewhere' in optax.partition."
+        )
+
+
+def _refuse_masked(updates: PyTree) -> None:
+    def is_masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    for path, leaf in jax.tree.leaves_with_path(updates, is_leaf=is_masked):
+        if is_masked(leaf):
+            raise ValueError(
+                f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must not be masked, "
+                "because it would stay what each worker has of its own, got optax.MaskedNode(); "
+                "send it dense by an fg.Policy, or say masked='elsewhere' if another "
+                "transformation averages it, as in optax.partition."
             )
 
 

@@ -1,8 +1,9 @@
 """Pytree <-> the float32 parts that are compressed each on its own."""
 
+import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,31 @@ BUCKET_LIMIT = 2**30
 """Most values in a bucket: positions are int32, and a transform of it is 4 GiB, cuFFT's limit."""
 
 
-_CUT = "#"
+CUT = "#"
+"""Between the name of a part and the number of its piece, where it is cut."""
+
+
+class Member(NamedTuple):
+    """A leaf of a group: its position among all leaves, its path, and itself."""
+
+    index: int
+    path: str
+    leaf: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a tree becomes buckets.
+
+    Attributes:
+      scope: which leaves form a part.
+      limit: most values in a bucket.
+      reverse: whether the last leaves come first, as a backward pass finds their gradients.
+    """
+
+    scope: Scope = "model"
+    limit: int = BUCKET_LIMIT
+    reverse: bool = False
 
 
 def check_leaf(owner: str, name: str, leaf: Any) -> None:
@@ -42,12 +67,24 @@ def check_scope(owner: str, scope: Any) -> None:
         )
 
 
-def buckets(tree: PyTree, scope: Scope = "model", limit: int = BUCKET_LIMIT) -> list[Bucket]:
+def layout(scope: Scope, bucket_bytes: int | None) -> Layout:
+    """The layout of a scope in buckets of at most so many float32 bytes."""
+    if bucket_bytes is None:
+        return Layout(scope)
+    if bucket_bytes < 4:
+        raise ValueError(
+            f"bucket_bytes: must be at least 4, the size of a value, got {bucket_bytes}; use "
+            "25_000_000, or None for one bucket."
+        )
+    return Layout(scope, min(bucket_bytes // 4, BUCKET_LIMIT), reverse=True)
+
+
+def buckets(tree: PyTree, layout: Layout = Layout()) -> list[Bucket]:
     """The shapes of what `ravel` makes of a tree of this shape."""
-    return jax.eval_shape(lambda tree: ravel(tree, scope, limit), like(tree))
+    return jax.eval_shape(lambda tree: ravel(tree, layout), like(tree))
 
 
-def ravel(tree: PyTree, scope: Scope = "model", limit: int = BUCKET_LIMIT) -> list[Bucket]:
+def ravel(tree: PyTree, layout: Layout = Layout()) -> list[Bucket]:
     """The parts of a tree, in float32, in as many buckets as the limit of each one's size needs.
 
     A part is a group of leaves, one after the other; a single leaf keeps its shape. What is longer
@@ -55,46 +92,46 @@ def ravel(tree: PyTree, scope: Scope = "model", limit: int = BUCKET_LIMIT) -> li
     """
     out: list[Bucket] = []
     room = 0
-    for name, leaves in _groups(tree, scope).items():
-        for piece_name, piece in _pieces(name, leaves, limit).items():
+    for name, members in groups(tree, layout).items():
+        leaves = [member.leaf for member in members]
+        for piece_name, piece in _pieces(name, leaves, layout.limit).items():
             if piece.size > room:
                 out.append({})
-                room = limit
+                room = layout.limit
             out[-1][piece_name] = piece
             room -= piece.size
     return out
 
 
-def unravel(parts: list[Bucket], like: PyTree, scope: Scope = "model") -> PyTree:
+def unravel(parts: list[Bucket], like: PyTree, layout: Layout = Layout()) -> PyTree:
     """The tree, of float32 leaves, that `ravel` made into `parts`."""
     pieces = {name: part for bucket in parts for name, part in bucket.items()}
-    leaves, structure = jax.tree.flatten(like)
-    groups = _groups(jax.tree.unflatten(structure, range(len(leaves))), scope, like)
-    out: list[Any] = [None] * len(leaves)
-    for name, positions in groups.items():
-        found = [piece for piece in pieces if piece.partition(_CUT)[0] == name]
-        found.sort(key=lambda piece: int(piece.partition(_CUT)[2] or 0))
+    out: list[Any] = [None] * len(jax.tree.leaves(like))
+    for name, members in groups(like, layout).items():
+        found = [piece for piece in pieces if piece.partition(CUT)[0] == name]
+        found.sort(key=lambda piece: int(piece.partition(CUT)[2] or 0))
         vectors = [pieces[piece].ravel() for piece in found]
-        members = [leaves[i] for i in positions]
-        for i, leaf in zip(positions, _uncut(vectors, members), strict=True):
-            out[i] = leaf
-    return jax.tree.unflatten(structure, out)
+        leaves = _uncut(vectors, [member.leaf for member in members])
+        for member, leaf in zip(members, leaves, strict=True):
+            out[member.index] = leaf
+    return jax.tree.unflatten(jax.tree.structure(like), out)
 
 
-def _groups(tree: PyTree, scope: Scope, shapes: PyTree | None = None) -> dict[str, list[Any]]:
+def groups(tree: PyTree, layout: Layout) -> dict[str, list[Member]]:
     """The leaves of each part, by its name, in the order of first appearance."""
-    groups: dict[str, list[Any]] = {}
-    shapes = tree if shapes is None else shapes
-    for (path, leaf), shape in zip(
-        jax.tree.leaves_with_path(tree), jax.tree.leaves(shapes), strict=True
-    ):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if not isinstance(scope, str):
-            name = scope(name, shape)
-        elif scope == "model":
-            name = scope
-        groups.setdefault(name.replace(_CUT, ""), []).append(leaf)
-    return groups
+    out: dict[str, list[Member]] = {}
+    members = [
+        Member(i, jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+        for i, (path, leaf) in enumerate(jax.tree.leaves_with_path(tree))
+    ]
+    for member in reversed(members) if layout.reverse else members:
+        name = layout.scope
+        if not isinstance(name, str):
+            name = name(member.path, member.leaf)
+        elif name == "leaf":
+            name = member.path
+        out.setdefault(name.replace(CUT, ""), []).append(member)
+    return out
 
 
 def _pieces(name: str, leaves: list[jax.Array], limit: int) -> Bucket:
@@ -104,7 +141,7 @@ def _pieces(name: str, leaves: list[jax.Array], limit: int) -> Bucket:
     if len(leaves) == 1 and total <= limit:
         return {name: leaves[0].astype(jnp.float32)}
     vectors = _cut(leaves, -(-total // -(-total // limit)))
-    names = [name] if len(vectors) == 1 else [f"{name}{_CUT}{i}" for i in range(len(vectors))]
+    names = [name] if len(vectors) == 1 else [f"{name}{CUT}{i}" for i in range(len(vectors))]
     return dict(zip(names, vectors, strict=True))
 
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from hypothesis import strategies as st
 
 import fftgrad as fg
@@ -90,12 +91,34 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "random sum": fg.AllReduce(fg.RandomK(fraction=0.25)),
     "shared support": fg.SharedSupport(fg.TopK(fraction=0.1)),
     "shared frequencies": fg.SharedSupport(fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=4))),
+    "shared by the mean": fg.SharedSupport(
+        fg.chain(fg.Fft(block=16), fg.TopK(k=9)), support="mean"
+    ),
+    "led by one": fg.SharedSupport(fg.ChunkTopK(chunk=8), leader=0),
+    "two stages, top-k": fg.TwoStage(fg.chain(fg.TopK(k=40), fg.RangeFloat(bits=8)), workers=4),
     "two stages": fg.TwoStage(fg.Sign(), workers=4),
     "integer sum": fg.IntegerSum(workers=4),
     "low rank": fg.PowerSgd(rank=2),
     "warm-up": fg.Piecewise({0: fg.AllReduce(), 2: fg.AllGather(CODECS["blocked"])}),
     "recovery": fg.Recover((fg.AllGather(CODECS["top-k one"]), fg.AllReduce()), max_error=2.0),
 }
+
+HIERARCHIES: dict[str, fg.Hierarchical] = {
+    "slow gather": fg.Hierarchical("fast", 4, fg.AllGather(CODECS["top-k 6 bits"])),
+    "slow gather, bfloat16": fg.Hierarchical(
+        "fast", 4, fg.AllGather(CODECS["blocked"]), dtype="bfloat16"
+    ),
+    "slow gather, no memory": fg.Hierarchical(
+        "fast", 4, fg.AllGather(CODECS["blocked stochastic"]), fg.NoMemory()
+    ),
+    "slow all-reduce": fg.Hierarchical("fast", 4, fg.AllReduce()),
+    "slow shared support": fg.Hierarchical(
+        "fast", 4, fg.SharedSupport(fg.chain(fg.Fft(block=8), fg.TopK(fraction=0.1)))
+    ),
+    "slow two stages": fg.Hierarchical("fast", 4, fg.TwoStage(fg.Sign(), workers=2)),
+    "slow warm-up": fg.Hierarchical("fast", 4, EXCHANGES["warm-up"]),
+}
+"""Exchanges over two axes, ("slow", "fast") of 2 and 4 workers."""
 
 METHODS = {
     "fft_sparsification": lambda axis: fg.methods.fft_sparsification(axis_name=axis),
@@ -114,6 +137,9 @@ METHODS = {
     ),
     "adacomp": lambda axis: fg.methods.adacomp(conv_bin=10, bin_size=20, axis_name=axis),
     "demo": lambda axis: fg.methods.demo(k=4, block=8, axis_name=axis),
+    "diloco": lambda axis: fg.methods.diloco(
+        optax.sgd(0.1), optax.sgd(0.7, 0.9, nesterov=True), every=2, axis_name=axis
+    ),
     "dgc": lambda axis: fg.methods.dgc(0.1, clip=2.0, axis_name=axis),
     "eden": lambda axis: fg.methods.eden(bits=2, block=64, axis_name=axis),
     "majority_vote": lambda axis: fg.methods.majority_vote(axis_name=axis),

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from cases import CODECS, EXCHANGES, MEMORIES, METHODS, TILED
+from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES, METHODS, TILED
 
 import fftgrad as fg
 from fftgrad._chain import Chain, stages
@@ -22,6 +22,7 @@ PUBLIC = {
 METHOD_NAMES = {name for name in vars(fg.methods) if not name.startswith("_")}
 CONTRACTS = {
     "AdaptiveCodec",
+    "BudgetCodec",
     "Codec",
     "Exchange",
     "Memory",
@@ -32,7 +33,15 @@ CONTRACTS = {
     "SupportCodec",
     "WatchfulExchange",
 }
-STATES = {"PerWorker", "CompressedPmeanState", "Collective", "SyncCost"}
+STATES = {
+    "PerWorker",
+    "CompressedPmeanState",
+    "Collective",
+    "PreviewRow",
+    "Replicas",
+    "SyncCost",
+}
+RULES = {"Policy", "Rule"}
 
 
 LISTED = {name for name in METHOD_NAMES if callable(getattr(fg.methods, name))}
@@ -42,12 +51,17 @@ ROLES = (
 
 
 def configurations():
-    return {name for name, value in PUBLIC.items() if inspect.isclass(value)} - CONTRACTS - STATES
+    return (
+        {name for name, value in PUBLIC.items() if inspect.isclass(value)}
+        - CONTRACTS
+        - STATES
+        - RULES
+    )
 
 
 def test_every_public_class_is_in_the_table():
     parts = [stage for codec in [*CODECS.values(), *TILED.values()] for stage in stages(codec)]
-    rows = [*parts, *MEMORIES.values(), *EXCHANGES.values()]
+    rows = [*parts, *MEMORIES.values(), *EXCHANGES.values(), *HIERARCHIES.values()]
     assert {type(row).__name__ for row in rows} - {Chain.__name__} == configurations()
 
 

@@ -284,4 +284,4 @@ def test_a_search_for_a_threshold_ends(search, x):
     payload = jax.jit(lambda x: fg.compress(codec, x))(jnp.array(x, jnp.float32))
     assert int(payload.side.length[0]) <= 8
     if np.isfinite(x[0]) and abs(x[0]) > 1e-30:
-        assert 4 <= int(payload.side.length[0])
+        assert int(payload.side.length[0]) >= 4

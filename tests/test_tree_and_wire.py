@@ -12,16 +12,18 @@ from fftgrad._base import payload_spec
 
 
 @pytest.mark.parametrize("limit", [7, 64, 177, 178, 179, 2**30])
-def test_buckets_never_exceed_the_limit_and_lose_nothing(limit):
+@pytest.mark.parametrize("reverse", [False, True])
+def test_buckets_never_exceed_the_limit_and_lose_nothing(limit, reverse):
     tree = jax.tree.map(lambda g: g[0], gradients(TREE, 1))
-    parts = _tree.ravel(tree, limit=limit)
+    layout = _tree.Layout(limit=limit, reverse=reverse)
+    parts = _tree.ravel(tree, layout)
     assert jax.tree.map(jnp.shape, parts) == jax.tree.map(
-        lambda b: b.shape, _tree.buckets(tree, limit=limit)
+        lambda b: b.shape, _tree.buckets(tree, layout)
     )
     vectors = [v for bucket in parts for v in bucket.values()]
     assert max(v.size for v in vectors) <= limit
     assert len({v.size for v in vectors[:-1]}) <= 1
-    back = _tree.unravel(parts, _tree.like(tree))
+    back = _tree.unravel(parts, _tree.like(tree), layout)
     for got, given in zip(jax.tree.leaves(back), jax.tree.leaves(tree), strict=True):
         np.testing.assert_array_equal(got, np.asarray(given, np.float32))
 

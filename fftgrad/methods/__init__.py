@@ -3,6 +3,7 @@
 from fftgrad.methods._adacomp import adacomp as adacomp
 from fftgrad.methods._demo import demo as demo
 from fftgrad.methods._dgc import dgc as dgc
+from fftgrad.methods._diloco import diloco as diloco
 from fftgrad.methods._eden import eden as eden
 from fftgrad.methods._feedback_adam import feedback_adam as feedback_adam
 from fftgrad.methods._feedback_sgd import feedback_sgd as feedback_sgd

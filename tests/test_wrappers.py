@@ -1,0 +1,205 @@
+"""What works inside what: each cell of the README's table."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import CODECS, gradients
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, mesh_of, train_step
+
+import fftgrad as fg
+
+LIKE = {"w": jax.ShapeDtypeStruct((10, 11), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
+ZEROS = {"w": jnp.zeros((10, 11)), "b": jnp.zeros(7)}
+EXCHANGE = fg.AllGather(CODECS["top-k 6 bits"])
+CHECKED = pytest.mark.parametrize("check_vma", [True, False])
+
+
+def compressed(**options):
+    return fg.compressed_pmean(EXCHANGE, fg.ErrorFeedback(), axis_name=AXIS, **options)
+
+
+def run(tx, steps, *, check_vma=True, seed=0):
+    """The updates of some steps, and the last state."""
+    init, update = train_step(tx, 4, check_vma=check_vma, like=LIKE)
+    state, out = init(ZEROS), []
+    for step in range(steps):
+        updates, state = update(gradients(LIKE, 4, seed=seed + step), state)
+        out.append(jax.tree.map(np.asarray, updates))
+    assert update._cache_size() == 1
+    return out, state
+
+
+def assert_close(some, others):
+    for a, b in zip(jax.tree.leaves(some), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@functools.cache
+def plain():
+    return run(optax.chain(compressed(), optax.sgd(0.1)), 4)[0]
+
+
+def in_chain():
+    return optax.chain(compressed(), optax.sgd(0.1))
+
+
+def in_inject_hyperparams():
+    return optax.inject_hyperparams(
+        lambda learning_rate: optax.chain(compressed(), optax.sgd(learning_rate))
+    )(learning_rate=0.1)
+
+
+def in_apply_if_finite_after_it():
+    return optax.chain(compressed(), optax.apply_if_finite(optax.sgd(0.1), 3))
+
+
+def in_partition():
+    groups = {"all": compressed(masked="elsewhere"), "none": optax.identity()}
+    return optax.chain(optax.partition(groups, {"w": "all", "b": "all"}), optax.sgd(0.1))
+
+
+def in_accumulate():
+    return fg.accumulate(in_chain(), every=1)
+
+
+AS_PLAIN = [
+    in_chain,
+    in_inject_hyperparams,
+    in_apply_if_finite_after_it,
+    in_partition,
+    in_accumulate,
+]
+
+
+@CHECKED
+@pytest.mark.parametrize("make", AS_PLAIN, ids=lambda make: make.__name__)
+def test_it_is_as_without_the_wrapper(make, check_vma):
+    assert_close(run(make(), 4, check_vma=check_vma)[0], plain())
+
+
+@CHECKED
+def test_delayed_it_is_a_step_late(check_vma):
+    delayed = optax.chain(fg.delay(), compressed(), optax.sgd(0.1))
+    updates, _ = run(delayed, 4, check_vma=check_vma)
+    assert all(np.all(leaf == 0) for leaf in updates[0].values())
+    assert_close(updates[1:], plain()[:3])
+
+
+def test_delayed_no_collective_waits_for_the_gradient():
+    """Nothing that is sent depends on this step's gradients, nor they on what is received."""
+    tx = optax.chain(fg.delay(), compressed(), optax.sgd(0.1))
+    assert not reads_gradient(tx, leaf="w")
+    assert reads_gradient(optax.chain(compressed(), optax.sgd(0.1)), leaf="w")
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_bucket_waits_for_its_own_leaves_only(reverse):
+    """Leaves come in the order b, w; buckets from the last one on."""
+    tx = compressed(bucket_bytes=4 * 110) if reverse else compressed()
+    assert [reads_gradient(tx, leaf, nth=0) for leaf in ("b", "w")] == [not reverse, True]
+
+
+def reads_gradient(tx, leaf, nth=0):
+    """Whether what the n-th all-gather sends depends on a leaf of the gradient."""
+    state = jax.tree.map(jnp.asarray, tx.init(ZEROS))
+
+    def sent(value):
+        def update(value):
+            return tx.update({**ZEROS, leaf: value}, state)[0]
+
+        return jax.make_jaxpr(update, axis_env=[(AXIS, 4)])(value)
+
+    jaxpr = sent(ZEROS[leaf]).jaxpr
+    tainted, found = set(jaxpr.invars), []
+    for eqn in jaxpr.eqns:
+        inputs = [v for v in eqn.invars if not hasattr(v, "val")]
+        touched = any(v in tainted for v in inputs)
+        if eqn.primitive.name == "all_gather":
+            found.append(touched)
+        if touched:
+            tainted |= set(eqn.outvars)
+    return found[nth]
+
+
+@CHECKED
+def test_accumulating_exchanges_once_for_all(check_vma):
+    tx = fg.accumulate(in_chain(), every=2)
+    updates, _ = run(tx, 4, check_vma=check_vma)
+    for early in updates[0::2]:
+        assert all(np.all(leaf == 0) for leaf in early.values())
+    init, update = train_step(in_chain(), 4, check_vma=check_vma, like=LIKE)
+    state, wanted = init(ZEROS), []
+    for first in (0, 2):
+        pair = [gradients(LIKE, 4, seed=first + i) for i in range(2)]
+        mean = jax.tree.map(lambda a, b: (a + b) / 2, *pair)
+        out, state = update(mean, state)
+        wanted.append(out)
+    assert_close(updates[1::2], wanted)
+    init, update = train_step(tx, 4, check_vma=check_vma, like=LIKE)
+    found = fg.audit(update.lower(gradients(LIKE, 4), init(ZEROS)).compile())
+    assert {c.branch for c in found} == {(1,)}
+    assert sum(c.bytes for c in found) == fg.wire_bytes(EXCHANGE, LIKE)
+
+
+def test_multi_steps_is_refused_or_exchanges_in_every_step():
+    tx = optax.MultiSteps(in_chain(), 2)
+    with pytest.raises((TypeError, ValueError), match=r"vary"):
+        run(tx, 1)
+    init, update = train_step(tx, 4, check_vma=False, like=LIKE)
+    found = fg.audit(update.lower(gradients(LIKE, 4), init(ZEROS)).compile())
+    assert {c.branch for c in found} == {()}  # in every step, whatever becomes of it
+    updates, _ = run(tx, 2, check_vma=False)
+    grads = [gradients(LIKE, 4, seed=step) for step in range(2)]
+    init, update = train_step(in_chain(), 4, check_vma=False, like=LIKE)
+    expected, _ = update(jax.tree.map(lambda a, b: (a + b) / 2, *grads), init(ZEROS))
+    assert_close(updates[1], expected)
+
+
+def test_apply_if_finite_around_it_is_refused_where_axes_are_tracked():
+    """Each worker would decide on its own gradient whether to take part in the collective."""
+    with pytest.raises((TypeError, ValueError)):
+        run(optax.apply_if_finite(in_chain(), 3), 1)
+
+
+@CHECKED
+def test_accumulation_in_a_scan_and_a_checkpointed_loss(check_vma):
+    tx = in_chain()
+    mesh, target = mesh_of(4), jnp.linspace(-1.0, 1.0, 9)
+    params = jnp.zeros(9)
+    specs = fg.state_specs(jax.eval_shape(tx.init, params), AXIS)
+
+    @jax.checkpoint
+    def loss(p, x):
+        return jnp.mean(jnp.tanh(x @ (p - target)) ** 2)
+
+    def step(params, state, x, scanned):
+        own = jax.lax.pcast(params, AXIS, to="varying") if check_vma else params
+        if scanned:
+
+            def add(total, part):
+                return total + jax.grad(loss)(own, part) / 2, None
+
+            grad, _ = jax.lax.scan(add, 0 * own, x.reshape(2, -1, 9))
+        else:
+            grad = jax.grad(loss)(own, x)
+        updates, state = tx.update(grad, state, params)
+        return optax.apply_updates(params, updates), state
+
+    results = []
+    for scanned in (False, True):
+        wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
+        body = functools.partial(step, scanned=scanned)
+        update = jax.jit(wrap(body, in_specs=(P(), specs, P(AXIS)), out_specs=(P(), specs)))
+        state = jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs))(params)
+        out = params
+        for seed in range(3):
+            x = np.random.default_rng(seed).standard_normal((32, 9)).astype(np.float32)
+            out, state = update(out, state, x)
+        results.append(out)
+    np.testing.assert_allclose(*results, rtol=1e-3, atol=1e-5)
+    assert np.linalg.norm(results[0]) > 0
