@@ -11,11 +11,8 @@ import dataclasses
 import importlib
 import importlib.util
 import json
-import os
 import pathlib
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
+from _record import head
 from jax import lax
 from rich import box
 from rich.console import Console
@@ -347,23 +345,8 @@ def main() -> None:
     if args.smoke:
         args.log2n, args.repeats = [16], 3
     jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[args.device])
-    versions = {"python": platform.python_version(), "jax": jax.__version__}
-    versions |= {"numpy": np.__version__, "torch": torch.__version__ if torch else None}
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=HERE,
-    ).stdout.strip()
-    record: dict[str, Any] = {
-        "command": f"python benchmarks/codecs.py --log2n {' '.join(map(str, args.log2n))} "
-        f"--repeats {args.repeats}",
-        "device": f"{jax.devices()[0].device_kind} ({platform.machine()}, {os.cpu_count()} cores)",
-        "versions": versions,
-        "commit": commit,
-        "rows": [],
-    }
+    record: dict[str, Any] = head() | {"rows": []}
+    record["versions"]["torch"] = torch.__version__ if torch else None
     name = "codecs" if args.device == "cpu" else f"codecs_{args.device}"
     args.out.mkdir(parents=True, exist_ok=True)
     for log2n in args.log2n:

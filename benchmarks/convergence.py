@@ -14,8 +14,6 @@ import importlib
 import json
 import os
 import pathlib
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +25,7 @@ import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
 import optax
+from _record import head
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
@@ -492,7 +491,11 @@ def main() -> None:
     console = Console()
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{args.name}.json"
-    results = json.loads(path.read_text()) if path.exists() and not args.smoke else new_results()
+    results = (
+        json.loads(path.read_text())
+        if path.exists() and not args.smoke
+        else {**head(), "errors": {}, "runs": []}
+    )
     makers = {"lm": language_model, "digits": digits}
     wanted = [word for word in args.methods.split(";") if word]
     rates = [float(rate) for rate in args.rates.split(",")]
@@ -532,22 +535,6 @@ def main() -> None:
     print(markdown(results))
     plot(results["runs"], args.tasks.split(","), args.out / f"{args.name}.png")
     console.print(f"written: {path}, {path.with_suffix('.png')}")
-
-
-def new_results() -> Any:
-    """The head of the file: where and when."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    )
-    return {
-        "command": " ".join(["python", *sys.argv]),
-        "commit": commit.stdout.strip(),
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "device": jax.devices("cpu")[0].device_kind,
-        "errors": {},
-        "runs": [],
-    }
 
 
 # Results

@@ -1,0 +1,215 @@
+"""What each exchange moves and takes, for 2 to 64 workers.
+
+The bytes are read off the compiled programs: what a worker hands to its collectives, and what then
+crosses its link in each direction, where the workers form a ring. The workers are virtual devices
+of one machine: the times are those of all of them together on its cores, without any link.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import time
+from typing import Any
+
+import jax
+import matplotlib as mpl
+import numpy as np
+from _record import head
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+import fftgrad as fg
+
+HERE = pathlib.Path(__file__).parent
+TO_A_HOST = 8
+BYTES = fg.RangeFloat(bits=8)
+TOP_K = fg.chain(fg.TopK(fraction=0.01), BYTES)
+FFT = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01), BYTES)
+
+
+def exchanges(workers: int) -> dict[str, fg.Exchange]:
+    """The rows, for that many workers."""
+    rows: dict[str, fg.Exchange] = {
+        "dense": fg.AllReduce(),
+        "bfloat16, two stages": fg.TwoStage(fg.Cast("bfloat16"), workers),
+        "gather top-k 1 %": fg.AllGather(TOP_K),
+        "gather FFT 1 %": fg.AllGather(FFT),
+        "two stages top-k 1 %": fg.TwoStage(TOP_K, workers),
+        "two stages FFT 1 %": fg.TwoStage(FFT, workers),
+        "two stages sign": fg.TwoStage(fg.Sign(), workers),
+        "shared top-k 1 %": fg.SharedSupport(fg.TopK(fraction=0.01)),
+        "shared FFT 1 %": fg.SharedSupport(fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01))),
+        "shared by the mean 1 %": fg.SharedSupport(fg.TopK(fraction=0.01), support="mean"),
+        "random 1 %, summed": fg.AllReduce(fg.RandomK(fraction=0.01)),
+        "PowerSGD rank 4": fg.PowerSgd(rank=4),
+        "ternary sum": fg.IntegerSum(workers=workers),
+        "warm-up, then gather": fg.Piecewise({0: fg.AllReduce(), 1: fg.AllGather(TOP_K)}),
+    }
+    if workers > TO_A_HOST:
+        rows["hierarchical, slow links"] = fg.Hierarchical("fast", TO_A_HOST, fg.AllGather(TOP_K))
+    return rows
+
+
+@dataclasses.dataclass
+class Row:
+    """One exchange among one number of workers.
+
+    Attributes:
+      handed: bytes that a worker hands to its collectives.
+      link: bytes that then cross its link in each direction, in a ring.
+    """
+
+    name: str
+    workers: int
+    handed: int
+    link: float
+    compile_s: float
+    run: Any
+    times: list[float] = dataclasses.field(default_factory=list[float])
+
+    def record(self) -> dict[str, Any]:
+        """The row as JSON."""
+        fields = ("name", "workers", "handed", "link", "compile_s")
+        return {
+            **{field: getattr(self, field) for field in fields},
+            "ms": statistics.median(self.times),
+        }
+
+
+def gradients(shape: tuple[int, int], workers: int) -> np.ndarray[Any, Any]:
+    """The saved gradient, with noise of each worker's own."""
+    gradient = np.load(HERE / "gradient.npy")
+    common = np.resize(gradient, shape)
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal((workers, *shape), np.float32)
+    return common * (1 + noise)
+
+
+def compile_row(name: str, exchange: fg.Exchange, workers: int, shape: tuple[int, int]) -> Row:
+    """The exchange of one matrix, compiled and audited."""
+    devices = np.array(jax.devices("cpu")[:workers])
+    axes: tuple[str, ...] = ("data",)
+    if isinstance(exchange, fg.Hierarchical):
+        axes, devices = ("slow", "fast"), devices.reshape(-1, TO_A_HOST)
+    mesh = Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
+    axis_name = axes if len(axes) > 1 else axes[0]
+    tx = fg.compressed_pmean(exchange, axis_name=axis_name, scope="leaf")
+    like = jax.ShapeDtypeStruct(shape, "float32")
+    specs = fg.state_specs(jax.eval_shape(tx.init, like), axis_name)
+    spread = NamedSharding(mesh, P(axis_name))
+
+    def step(rows: jax.Array, state: Any) -> Any:
+        return tx.update(rows[0], state)
+
+    init = jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)
+    update = jax.shard_map(step, mesh=mesh, in_specs=(P(axis_name), specs), out_specs=(P(), specs))
+    state = jax.jit(init)(np.zeros(shape, np.float32))
+    rows = jax.device_put(gradients(shape, workers), spread)
+    start = time.perf_counter()
+    program = jax.jit(update).lower(rows, state).compile()
+    elapsed = time.perf_counter() - start
+    found = [c for c in fg.audit(program) if c.branch in ((), (1,))]
+    if isinstance(exchange, fg.Hierarchical):
+        found = [c for c in found if c.workers == workers // TO_A_HOST]
+    link = sum(c.link_bytes(c.workers or workers) for c in found)
+    handed = sum(c.bytes for c in found)
+    held = [state]
+
+    def run() -> None:
+        out, held[0] = program(rows, held[0])
+        jax.block_until_ready((out, held[0]))
+
+    return Row(name, workers, handed, link, elapsed, run)
+
+
+def measure(workers: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """All rows of one number of workers, in turns."""
+    rows = [
+        compile_row(name, exchange, workers, (args.side, args.side))
+        for name, exchange in exchanges(workers).items()
+    ]
+    for turn in range(args.rounds + 1):
+        for row in rows:
+            start = time.perf_counter()
+            row.run()
+            if turn:  # the first is for warming up
+                row.times.append(1e3 * (time.perf_counter() - start))
+    return [row.record() for row in rows]
+
+
+def table(records: list[dict[str, Any]], field: str, title: str, unit: float) -> Table:
+    """One row an exchange, one column a number of workers."""
+    counts = sorted({record["workers"] for record in records})
+    out = Table("exchange", *map(str, counts), title=title)
+    for name in dict.fromkeys(record["name"] for record in records):
+        own = {r["workers"]: r[field] for r in records if r["name"] == name}
+        out.add_row(name, *(f"{own[n] / unit:,.1f}" if n in own else "" for n in counts))
+    return out
+
+
+def plot(records: list[dict[str, Any]], path: pathlib.Path) -> None:
+    """Bytes over a worker's link against the number of workers."""
+    mpl.use("agg")
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.subplots()
+    for number, name in enumerate(dict.fromkeys(record["name"] for record in records)):
+        own = [r for r in records if r["name"] == name]
+        style = ("-", "--", ":")[number // 5 % 3]
+        axes.plot(
+            [r["workers"] for r in own],
+            [r["link"] for r in own],
+            marker=".",
+            linestyle=style,
+            color=f"C{number % 10}",
+            label=name,
+        )
+    counts = sorted({record["workers"] for record in records})
+    axes.set(xscale="log", yscale="log", xlabel="workers", xticks=counts)
+    axes.set_xticklabels(list(map(str, counts)))
+    axes.minorticks_off()
+    axes.set_ylabel("bytes over a worker's link a step, each way")
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    """Measures, prints, and writes exchange.json and exchange.png."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("--workers", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
+    add("--side", type=int, default=512, help="of the square gradient")
+    add("--rounds", type=int, default=5)
+    add("--out", type=pathlib.Path, default=HERE)
+    add("--smoke", action="store_true", help="few workers, a small gradient")
+    args = parser.parse_args()
+    if args.smoke:
+        args.workers, args.side, args.rounds = [2], 64, 1
+    # Or their shared pool of threads may be full of devices that wait for each other.
+    os.environ.setdefault("PJRT_NPROC", str(4 * max(args.workers)))
+    jax.config.update("jax_num_cpu_devices", max(args.workers))
+    jax.config.update("jax_platforms", "cpu")
+    args.out.mkdir(parents=True, exist_ok=True)
+    record: dict[str, Any] = {**head(), "values": args.side**2, "rows": []}
+    console = Console(width=120)
+    for workers in args.workers:
+        record["rows"] += measure(workers, args)
+        # After each number, so that an interrupted run leaves what it has.
+        (args.out / "exchange.json").write_text(json.dumps(record, indent=1) + "\n")
+        plot(record["rows"], args.out / "exchange.png")
+    title = f"a step of {args.side**2:,} values"
+    console.print(table(record["rows"], "handed", f"kB handed to collectives, {title}", 1e3))
+    console.print(table(record["rows"], "link", f"kB over a link each way, {title}", 1e3))
+    console.print(table(record["rows"], "ms", f"ms of all workers on one machine, {title}", 1.0))
+
+
+if __name__ == "__main__":
+    main()
