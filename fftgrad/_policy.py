@@ -164,8 +164,8 @@ def preview(
     rows: dict[int, PreviewRow] = {}
     for name, members in _tree.groups(params, layout).items():
         total = sum(math.prod(member.leaf.shape) for member in members)
-        for index, path, leaf in members:
+        for number, path, leaf in members:
             if math.prod(leaf.shape):
                 share = payloads[name] * math.prod(leaf.shape) / total
-                rows[index] = PreviewRow(path, leaf.shape, name, codecs[name], share)
-    return [rows[index] for index in sorted(rows)]
+                rows[number] = PreviewRow(path, leaf.shape, name, codecs[name], share)
+    return [rows[number] for number in sorted(rows)]

@@ -27,7 +27,7 @@ CUT = "#"
 class Member(NamedTuple):
     """A leaf of a group: its position among all leaves, its path, and itself."""
 
-    index: int
+    number: int
     path: str
     leaf: Any
 
@@ -113,7 +113,7 @@ def unravel(parts: list[Bucket], like: PyTree, layout: Layout = Layout()) -> PyT
         vectors = [pieces[piece].ravel() for piece in found]
         leaves = _uncut(vectors, [member.leaf for member in members])
         for member, leaf in zip(members, leaves, strict=True):
-            out[member.index] = leaf
+            out[member.number] = leaf
     return jax.tree.unflatten(jax.tree.structure(like), out)
 
 

@@ -135,8 +135,9 @@ def test_the_readme_shows_what_runs():
     assert len(quickstart.splitlines()) < 60
     blocks = code_blocks()
     assert blocks
+    doctests = "\n".join(inspect.getdoc(value) or "" for value in PUBLIC.values())
     for line in "\n".join(blocks).splitlines():
-        assert line.strip() in quickstart, line
+        assert line.strip() in quickstart + doctests, line
 
 
 def test_quickstart_runs(capsys):

@@ -1,6 +1,8 @@
 """Several axes: exchanges over fast and slow links, and parameters sharded over a model axis."""
 
 import functools
+import pathlib
+import runpy
 
 import jax
 import jax.numpy as jnp
@@ -246,3 +248,51 @@ def test_sharded_and_replicated_gradients_do_not_share_a_buffer():
     )
     with pytest.raises(ValueError, match=r"masked='elsewhere' in optax\.partition"):
         jax.eval_shape(run, jnp.ones((4, 6)))
+
+
+# A language model, fully sharded
+
+
+@pytest.mark.slow
+def test_a_sharded_language_model_trains_as_the_replicated_one():
+    """4 data-parallel groups of 2 workers that share each parameter, against 4 groups of one."""
+    job = runpy.run_path(str(pathlib.Path(__file__).parent.parent / "examples/train_lm.py"))
+    model, (text, held_out) = job["ByteLM"](64, 2), job["corpus"]()
+    first = model.init(jax.random.key(0), jnp.zeros((1, 64), jnp.int32))
+    exchange = fg.AllGather(fg.chain(fg.Fft(64), fg.TopK(0.04), fg.RangeFloat(8)))
+
+    def loss(params, batch):
+        logits = model.apply(params, batch[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
+
+    def train(shards):
+        tx = optax.chain(
+            fg.compressed_pmean(exchange, fg.ErrorFeedback(0.95), axis_name="data"),
+            optax.adam(4e-3, b1=0.0, b2=0.99),
+        )
+        sharded = jax.tree.map(lambda _: P("model"), first)
+        specs = fg.state_specs(jax.eval_shape(tx.init, first), "data", sharded)
+        wrap = functools.partial(jax.shard_map, mesh=mesh(4, shards, ("data", "model")))
+
+        def whole(params):
+            return jax.tree.map(lambda p: jax.lax.all_gather(p, "model", tiled=True), params)
+
+        def step(params, state, batch):
+            own = jax.tree.map(lambda p: jax.lax.pcast(p, "data", to="varying"), params)
+            # The transpose of the gathering scatters the sum over the workers of a group.
+            grad = jax.grad(lambda p: loss(whole(p), batch) / shards)(own)
+            updates, state = tx.update(grad, state, params)
+            return optax.apply_updates(params, updates), state
+
+        state = jax.jit(wrap(tx.init, in_specs=(sharded,), out_specs=specs))(first)
+        ins = sharded, specs, P(("data", "model"))
+        run = jax.jit(wrap(step, in_specs=ins, out_specs=(sharded, specs)), donate_argnums=(0, 1))
+        params, rng = jax.tree.map(jnp.copy, first), np.random.default_rng(0)
+        for _ in range(200):
+            params, state = run(params, state, job["sample"](rng, text, 32, 64))
+        return float(loss(jax.device_get(params), job["sample"](rng, held_out, 512, 64)))
+
+    replicated, fully_sharded = train(1), train(2)
+    print(f"replicated {replicated:.4f}, sharded {fully_sharded:.4f}")
+    assert replicated < 2.6
+    assert abs(fully_sharded / replicated - 1) < 0.01

@@ -131,7 +131,7 @@ class Hierarchical:
                 f"exchange, got {axis_name!r}; use axis_name=('slow', {fast[0]!r}) in "
                 "compressed_pmean."
             )
-        return slow if len(slow) > 1 else slow[0]
+        return slow
 
     def _pieces_like(self, like: PyTree) -> PyTree:
         return _parts.shard_likes(like, self.workers)

@@ -20,6 +20,7 @@ from fftgrad._base import (
     Rng,
     constructor_call,
     payload_spec,
+    spec,
 )
 from fftgrad._chain import shard
 from fftgrad._state import PerWorker, add_worker_axis, drop_worker_axis
@@ -96,17 +97,18 @@ class TwoStage:
         rngs = _parts.rngs(rng, len(codecs))
         shards = [_parts.to_shards(part, self.workers) for part in jax.tree.leaves(x)]
 
-        buffers, sent = _compress(codecs, shards, rngs)
+        def row(number: jax.Array, *rows: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+            return _compress(codecs, rows, _draw(rngs, number))
+
+        buffers, sent = jax.vmap(row)(jnp.arange(self.workers), *shards)
         received = _axes.all_to_all(buffers, axis_name)
         headers, means = decode_mean(codecs, received, likes, rngs)
 
         own = drop_worker_axis(state.server)
         y, compensated = self.server_memory.compensate(means, own)
-        seconds = [Rng(r.shared, jax.random.fold_in(r.local, 1)) for r in rngs]
-        first_overflow = jnp.sum(headers.overflow)
-        again, kept = _compress(codecs, [part[None] for part in y], seconds, first_overflow)
-        gathered = _axes.all_gather(again[0], axis_name)
-        _, remembered = self.server_memory.update(y, [part[0] for part in kept], y, compensated)
+        again, kept = _compress(codecs, y, _draw(rngs, self.workers), jnp.sum(headers.overflow))
+        gathered = _axes.all_gather(again, axis_name)
+        _, remembered = self.server_memory.update(y, kept, y, compensated)
         headers, means = _decode_shards(codecs, gathered, likes, rngs)
 
         finite = _axes.everywhere(jnp.all(headers.finite))
@@ -132,29 +134,29 @@ class TwoStage:
         return jax.tree.leaves(_parts.shard_likes(like, self.workers))
 
 
+def _draw(rngs: Sequence[Rng], number: jax.Array | int) -> list[Rng]:
+    """Other local randomness for each shard."""
+    return [Rng(r.shared, jax.random.fold_in(r.local, number)) for r in rngs]
+
+
 def _compress(
     codecs: Sequence[Codec],
     shards: Sequence[jax.Array],
     rngs: Sequence[Rng],
     overflow: jax.Array | int = 0,
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """A buffer for each row of the shards, and what the rows decode to.
+    """The buffer of a shard of each part, and what they decode to.
 
     Its header counts `overflow` besides its own.
     """
-
-    def row(number: jax.Array, *rows: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-        own = [Rng(r.shared, jax.random.fold_in(r.local, number)) for r in rngs]
-        payloads = [c.compress(x, r) for c, x, r in zip(codecs, rows, own, strict=True)]
-        total = overflow + sum(payload.overflow for payload in payloads)
-        buffer = _wire.pack(_wire.Header(_parts.all_finite(rows), total), *payloads)
-        sent = [
-            codec.decompress(payload, jax.ShapeDtypeStruct(x.shape, x.dtype), r)
-            for codec, payload, x, r in zip(codecs, payloads, rows, own, strict=True)
-        ]
-        return buffer, sent
-
-    return jax.vmap(row)(jnp.arange(shards[0].shape[0]), *shards)
+    payloads = [c.compress(x, r) for c, x, r in zip(codecs, shards, rngs, strict=True)]
+    total = overflow + sum(payload.overflow for payload in payloads)
+    buffer = _wire.pack(_wire.Header(_parts.all_finite(shards), total), *payloads)
+    sent = [
+        codec.decompress(payload, spec(x), r)
+        for codec, payload, x, r in zip(codecs, payloads, shards, rngs, strict=True)
+    ]
+    return buffer, sent
 
 
 def _decode_shards(

@@ -104,7 +104,7 @@ def diloco(
     """
     if every < 1:
         raise ValueError(f"diloco(every): must be at least 1, got {every}; use 50.")
-    compressed = compressed_pmean(exchange, memory, axis_name=axis_name)
+    compressed: Any = compressed_pmean(exchange, memory, axis_name=axis_name)
 
     def init(params: optax.Params) -> DilocoState:
         return DilocoState(

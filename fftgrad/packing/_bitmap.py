@@ -19,9 +19,8 @@ def pack(*masks: jax.Array) -> tuple[jax.Array, ...]:
 
     Masks of the same data are packed together in one pass over it.
     """
-    bits = np.arange(WORD, dtype=np.uint32)
     shifted = tuple(
-        jnp.pad(mask, (0, -mask.size % WORD)).reshape(-1, WORD).astype(jnp.uint32) << bits[None]
+        jnp.pad(mask, (0, -mask.size % WORD)).reshape(-1, WORD).astype(jnp.uint32) << _places()
         for mask in masks
     )
 
@@ -35,7 +34,7 @@ def pack(*masks: jax.Array) -> tuple[jax.Array, ...]:
 
 def unpack(words: jax.Array, count: int) -> jax.Array:
     """The first `count` bits, bool[count]."""
-    bits = (words[:, None] >> np.arange(WORD, dtype=np.uint32)[None]) & 1
+    bits = (words[:, None] >> _places()) & 1
     return bits.ravel()[:count].astype(bool)
 
 
@@ -83,6 +82,15 @@ def up_to(last: jax.Array, words: int) -> jax.Array:
     bits = jnp.clip(last + 1 - WORD * jnp.arange(words, dtype=jnp.int32), 0, WORD)
     ones = jnp.uint32(0xFFFFFFFF)
     return jnp.where(bits == WORD, ones, (jnp.uint32(1) << bits.astype(jnp.uint32)) - 1)
+
+
+def _places() -> jax.Array:
+    """The place of each bit in a word, uint32[1, 32].
+
+    Made where it is used: a constant would be an operand of the conditionals around it, whose
+    branches jax.vmap cannot then type by axes.
+    """
+    return lax.broadcasted_iota(jnp.uint32, (1, WORD), 1)
 
 
 def _population(words: jax.Array) -> jax.Array:
