@@ -223,6 +223,56 @@ def test_piecewise_switches_at_the_step_in_one_program():
     assert len(traces) == 1
 
 
+def test_a_support_by_the_mean_sees_all_and_then_follows_the_drift():
+    exchange = fg.SharedSupport(fg.TopK(k=10), support="mean")
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
+    drift = np.full(100, 0.01, np.float32)
+    drift[37], drift[71] = 5.0, -5.0
+    x = jnp.asarray(drift * np.array([[1.0], [3.0]]))
+
+    def step(grad, state):
+        return tx.update(grad, state)
+
+    run = everywhere("vmap", step, 2)
+    state = jax.vmap(tx.init)(x)
+    times_sent = np.zeros((30, 100), int)
+    for t in range(30):
+        mean, state = run(x, state)
+        times_sent[t] = np.asarray(mean[0]) != 0
+    assert np.all(times_sent[:10].sum(0) == 1)
+    assert np.all(times_sent[12:, [37, 71]] == 1)
+    assert np.all(times_sent[10:].sum(0) >= 1)
+
+
+def test_a_fixed_leader_leads_always():
+    exchange = fg.SharedSupport(fg.TopK(k=1), leader=1)
+    x = jnp.array([[4.0, 1.0], [1.0, 2.0]])
+
+    def twice(row):
+        first = exchange.mean(row, exchange.init(row), fg.Rng.of(0), AXIS)
+        return first.mean, exchange.mean(row, first.state, fg.Rng.of(0), AXIS).mean
+
+    for mean in everywhere("shard_map", twice, 2)(x):
+        assert mean[0].tolist() == [0.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"support": "median"}, "use 'leader'"),
+        ({"leader": "first"}, "use 'cyclic'"),
+        ({"leader": 7}, "one of 2 workers"),
+    ],
+)
+def test_who_chooses_is_checked(options, remedy):
+    def mean(row):
+        exchange = fg.SharedSupport(fg.TopK(k=1), **options)
+        return exchange.mean(row, exchange.init(row), fg.Rng.of(0), AXIS).mean
+
+    with pytest.raises(ValueError, match=remedy):
+        everywhere("vmap", mean, 2)(jnp.ones((2, 3)))
+
+
 @pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
 def test_exchanges_are_values(exchange):
     assert eval(repr(exchange), dict(vars(fg))) == exchange

@@ -30,7 +30,7 @@ class Drift(NamedTuple):
     """What the means so far tell of a part's coefficients, equal on all workers.
 
     Attributes:
-      rate: how much each one's mean grew a step, up to when it was last sent.
+      rate: how much each one's mean grew a step, up to when it was last sent; infinite before.
       age: how many steps ago that was.
     """
 
@@ -141,7 +141,8 @@ class SharedSupport:
                 drifts.append(())
             else:
                 shape = payload_spec(linear, part).main.shape
-                drifts.append(Drift(jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32)))
+                unknown = jnp.full(shape, jnp.inf, jnp.float32)
+                drifts.append(Drift(unknown, jnp.ones(shape, jnp.float32)))
         return SharedSupportState(jnp.zeros((), jnp.int32), tuple(drifts))
 
     def mean(self, x: PyTree, state: SharedSupportState, rng: Rng, axis_name: AxisName) -> Reduced:
@@ -223,9 +224,8 @@ def _expected(drift: Drift | tuple[()], z: jax.Array) -> jax.Array:
     """How much of each coefficient is expected to wait."""
     if not isinstance(drift, Drift):
         return z
-    # Something positive, so that before any mean is known the oldest come first.
-    floor = jnp.mean(drift.rate) + jnp.finfo(jnp.float32).tiny
-    return (drift.rate + floor) * drift.age
+    known = jnp.where(jnp.isfinite(drift.rate), drift.rate, 0.0)
+    return (drift.rate + jnp.mean(known)) * drift.age
 
 
 def _drifted(drift: Drift, selector: SupportCodec, side: PyTree, mean: jax.Array) -> Drift:
