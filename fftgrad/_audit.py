@@ -24,6 +24,9 @@ _INSTRUCTION = re.compile(
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:to_apply|calls|body|condition|called_computations)=\{?%?([\w.\-]+)")
 _GROUPS = re.compile(r"replica_groups=(?:\{\{(?P<first>[\d,]+)\}|\[\d+,(?P<size>\d+)\])")
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[(?P<mesh>[^\]]*)\] *\{(?P<axes>[^}]*)\}")
+_AXIS = re.compile(r"'([^']+)'=(\d+)")
+_MEMBER = re.compile(r"'([^']+)'(?::\(\d+\)(\d+))?")  # an axis, or a part of one
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRUE_FALSE = re.compile(r"true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
 
@@ -145,6 +148,9 @@ def _operands(rest: str) -> list[str]:
 def _group_size(rest: str) -> int | None:
     if match := _GROUPS.search(rest):
         return int(match["size"] or match["first"].count(",") + 1)
+    if match := _MESH_GROUPS.search(rest):
+        sizes = dict(_AXIS.findall(match["mesh"]))
+        return math.prod(int(part or sizes[name]) for name, part in _MEMBER.findall(match["axes"]))
     return None
 
 

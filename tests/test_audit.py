@@ -88,6 +88,25 @@ def test_how_many_take_part():
     assert [c.workers for c in fg.audit(GPU)] == [4, 4, 4, 4, 4, None, None, None]
 
 
+@pytest.mark.parametrize(
+    ("groups", "workers"),
+    [
+        ("{{0,4},{1,5}}", 2),
+        ("[4,2]<=[2,4]T(1,0)", 2),
+        ("mesh['slow'=2,'fast'=4] {'fast'}", 4),
+        ("mesh['slow'=2,'fast'=4] {'slow','fast'}", 8),
+        ("mesh['a'=8] {'a':(2)4}", 4),
+        ("{}", None),
+    ],
+)
+def test_the_forms_of_replica_groups(groups, workers):
+    text = (
+        "ENTRY %main (p: f32[3]) -> f32[3] {\n  %p = f32[3]{0} parameter(0)\n"
+        f"  ROOT %r = f32[3]{{0}} all-reduce(%p), replica_groups={groups}, to_apply=%add\n}}\n"
+    )
+    assert [c.workers for c in fg.audit(text)] == [workers]
+
+
 def test_bytes_over_a_link():
     dense, packed, *_ = fg.audit(GPU)
     assert dense.link_bytes(4) == 2 * 3 / 4 * 400

@@ -242,6 +242,27 @@ def test_sharded_trains_as_replicated_does():
     assert abs(np.mean(two[-50:]) / np.mean(one[-50:]) - 1) < 0.1
 
 
+@pytest.mark.parametrize("scope", ["model", lambda path, _: path], ids=["one part", "own parts"])
+def test_replicated_leaves_stay_equal_in_a_group_of_their_own(scope):
+    """Where JAX tracks nothing, one selection over both kinds drives the copies apart."""
+    tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=6)), axis_name="data", scope=scope)
+
+    def step(w, b):
+        own = {"w": w, "b": b}
+        return tx.update(own, tx.init(own))[0]["b"][None]
+
+    run = jax.shard_map(
+        step,
+        mesh=mesh(4, 2, ("data", "model")),
+        in_specs=(P("data", "model"), P("data")),
+        out_specs=P("model"),
+        check_vma=False,
+    )
+    w = values((4, 60)) * np.repeat([0.1, 10.0], 30)  # the second shard's are larger
+    first, second = np.asarray(jax.jit(run)(w, values((80,), seed=3)))
+    assert np.array_equal(first, second) == (scope != "model")
+
+
 def test_sharded_and_replicated_gradients_do_not_share_a_buffer():
     tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=3)), axis_name="data")
 

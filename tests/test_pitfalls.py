@@ -4,6 +4,7 @@ What is not here is a law elsewhere: gradients that are summed already, and a st
 (test_pmean), a codec that hides a NaN (test_exchanges), replicas that drift (test_pmean).
 """
 
+import functools
 import subprocess
 import sys
 
@@ -20,6 +21,7 @@ import fftgrad as fg
 RNG = fg.Rng.of(3)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def round_trip(codec, x):
     return fg.decompress(codec, fg.compress(codec, x, rng=RNG), x, rng=RNG)
 

@@ -162,8 +162,12 @@ def test_multi_steps_is_refused_or_exchanges_in_every_step():
 
 def test_apply_if_finite_around_it_is_refused_where_axes_are_tracked():
     """Each worker would decide on its own gradient whether to take part in the collective."""
+    tx = optax.apply_if_finite(in_chain(), 3)
     with pytest.raises((TypeError, ValueError)):
-        run(optax.apply_if_finite(in_chain(), 3), 1)
+        run(tx, 1)
+    init, update = train_step(tx, 4, check_vma=False, like=LIKE)
+    found = fg.audit(update.lower(gradients(LIKE, 4), init(ZEROS)).compile())
+    assert {c.branch for c in found} == {(1,)}  # of what is true of one's own gradient
 
 
 @CHECKED
