@@ -61,9 +61,9 @@ class SharedSupport:
 
         (r_i + mean(r)) · a_i,
 
-    r_i the size of its last mean over the steps that this was of, a_i the steps since. What was
-    never sent comes first, and nothing waits for ever. This is made for error feedback, without
-    which nothing piles up.
+    r_i the size of its last mean over the steps that this was of, or the mean of the others where
+    it was never sent, a_i the steps since. Nothing waits for ever. This is made for error feedback,
+    without which nothing piles up, and finds what matters later than a leader does.
 
     All-reduces of the k values follow, so the bytes per worker do not grow with the number of
     workers, as those of `AllGather` do, and what is averaged is the same coefficients of all. A
@@ -224,8 +224,10 @@ def _expected(drift: Drift | tuple[()], z: jax.Array) -> jax.Array:
     """How much of each coefficient is expected to wait."""
     if not isinstance(drift, Drift):
         return z
-    known = jnp.where(jnp.isfinite(drift.rate), drift.rate, 0.0)
-    return (drift.rate + jnp.mean(known)) * drift.age
+    known = jnp.isfinite(drift.rate)
+    total = jnp.sum(jnp.where(known, drift.rate, 0.0))
+    usual = total / jnp.maximum(jnp.sum(known.astype(jnp.float32)), 1.0)
+    return (jnp.where(known, drift.rate, usual) + usual) * drift.age
 
 
 def _drifted(drift: Drift, selector: SupportCodec, side: PyTree, mean: jax.Array) -> Drift:
