@@ -124,7 +124,6 @@ def wire_bytes(
       >>> fg.wire_bytes(fg.chain(fg.TopK(fraction=0.01), fg.RangeFloat(bits=6)), x)
       18216
     """
-    _tree.check_scope("wire_bytes", scope)
     exchange = part if isinstance(part, Exchange) else AllGather(part)
-    buckets = _tree.buckets(like, _tree.layout(scope, bucket_bytes))
+    buckets = _tree.buckets(like, _tree.layout("wire_bytes", scope, bucket_bytes))
     return sum(map(exchange.wire_bytes, buckets))

@@ -87,7 +87,7 @@ def shard_likes(like: PyTree, workers: int) -> PyTree:
 
 def cut(x: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
     """Consecutive pieces of a vector, of these sizes."""
-    return jnp.split(x, list(itertools.accumulate(sizes))[:-1])
+    return jnp.split(x, list(itertools.accumulate(sizes))[:-1]) if sizes else []
 
 
 def as_one(
@@ -103,7 +103,7 @@ def as_one(
 
     def restore(vector: jax.Array) -> list[jax.Array]:
         out: list[jax.Array] = []
-        pieces = cut(vector, [part.size for part in flat]) if flat else []
+        pieces = cut(vector, [part.size for part in flat])
         for piece, (shape, is_complex) in zip(pieces, shapes, strict=True):
             if is_complex:
                 piece = jax.lax.complex(*jnp.split(piece, 2))

@@ -113,8 +113,7 @@ def compressed_pmean(
       Wang et al., HPDC 2020, arXiv:1811.08596, without memory; Stich et al., NeurIPS 2018,
       arXiv:1809.07599, with error feedback.
     """
-    _tree.check_scope("compressed_pmean", scope)
-    layout = _tree.layout(scope, bucket_bytes)
+    layout = _tree.layout("compressed_pmean", scope, bucket_bytes)
     if masked not in get_args(Masked):
         raise ValueError(
             f"compressed_pmean(masked): must be one of {get_args(Masked)}, got {masked!r}; use "

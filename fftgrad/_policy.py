@@ -62,6 +62,10 @@ class Policy:
       *rules: in order of precedence.
       default: the codec of all other leaves.
 
+    Raises:
+      TypeError: if a rule is no `Rule`, or the default no codec.
+      ValueError: while tracing, if the parts are not those of its own `scope`.
+
     Example:
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
@@ -100,10 +104,16 @@ class Policy:
         return f"{_GROUP}{self._number(path, leaf)}"
 
     def __call__(self, name: str, like: Like) -> Codec:
-        """The codec of a part, or of a leaf where each is a part."""
-        number = name.partition(_tree.CUT)[0].removeprefix(_GROUP)
-        position = int(number) if name.startswith(_GROUP) else self._number(name, like)
-        return [*(rule.codec for rule in self.rules), self.default][position]
+        """The codec of one of its parts."""
+        codecs = [*(rule.codec for rule in self.rules), self.default]
+        by_name = {f"{_GROUP}{number}": codec for number, codec in enumerate(codecs)}
+        part = name.partition(_tree.CUT)[0]
+        if part not in by_name:
+            raise ValueError(
+                f"Policy(name): must be a part of its own scope, got {part!r}, because another "
+                "scope mixes leaves that different rules are for; pass scope=policy.scope."
+            )
+        return by_name[part]
 
     def _number(self, path: str, leaf: Like) -> int:
         held = (i for i, rule in enumerate(self.rules) if rule.holds(path, leaf))
@@ -150,8 +160,7 @@ def preview(
       >>> fg.preview(fg.Sign(), {"w": jnp.ones((8, 8))})[0].bytes
       12.0
     """
-    _tree.check_scope("preview", scope)
-    layout = _tree.Layout(scope)
+    layout = _tree.layout("preview", scope)
     codecs: dict[str, Codec] = {}
     payloads: dict[str, int] = {}
     for bucket in _tree.buckets(params, layout):

@@ -58,23 +58,19 @@ def check_leaf(owner: str, name: str, leaf: Any) -> None:
         )
 
 
-def check_scope(owner: str, scope: Any) -> None:
-    """Refuses what does not say how leaves form parts."""
+def layout(owner: str, scope: Scope, bucket_bytes: int | None = None) -> Layout:
+    """The layout of a scope in buckets of at most so many float32 bytes."""
     if scope not in ("model", "leaf") and not callable(scope):
         raise ValueError(
             f"{owner}(scope): must be 'model', 'leaf' or a function from a leaf's path and shape "
             f"to the name of its group, got {scope!r}; use 'model' to choose over all leaves."
         )
-
-
-def layout(scope: Scope, bucket_bytes: int | None) -> Layout:
-    """The layout of a scope in buckets of at most so many float32 bytes."""
     if bucket_bytes is None:
         return Layout(scope)
     if bucket_bytes < 4:
         raise ValueError(
-            f"bucket_bytes: must be at least 4, the size of a value, got {bucket_bytes}; use "
-            "25_000_000, or None for one bucket."
+            f"{owner}(bucket_bytes): must be at least 4, the size of a value, got {bucket_bytes}; "
+            "use 25_000_000, or None for one bucket."
         )
     return Layout(scope, min(bucket_bytes // 4, BUCKET_LIMIT), reverse=True)
 

@@ -185,8 +185,9 @@ def test_all_reduce_refuses_what_cannot_be_summed():
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_several_axes_are_one(check_vma):
-    exchange = EXCHANGES["gather blocked"]
+@pytest.mark.parametrize("name", ["gather blocked", "two stages, top-k", "shared support"])
+def test_several_axes_are_one(name, check_vma):
+    exchange = of_size(EXCHANGES[name], 8)
     x = rows(8)
 
     def mean(row):

@@ -119,6 +119,20 @@ def test_a_bad_worker_is_seen_by_all_groups_and_costs_no_memory(exchange):
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.parametrize("x", [np.zeros((8, 1)), np.ones((8, 1)), np.zeros((8, 13))], ids=str)
+def test_one_element_zeros_and_a_prime_length(x):
+    tx = fg.compressed_pmean(HIERARCHIES["slow gather, bfloat16"], axis_name=AXES)
+    run = jax.shard_map(
+        lambda rows: tx.update(rows[0], tx.init(rows[0]))[0],
+        mesh=mesh(2, 4),
+        in_specs=P(AXES),
+        out_specs=P(),
+    )
+    found = jax.jit(run)(jnp.asarray(x, jnp.bfloat16))
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(found, np.float32), x[0], rtol=0.02)
+
+
 @pytest.mark.parametrize(
     ("exchange", "axis_name", "remedy"),
     [
