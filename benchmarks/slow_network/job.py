@@ -1,0 +1,147 @@
+"""What a worker is told, and what it tells in return."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple, TextIO
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
+
+FAILED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One worker's part of one training run.
+
+    Attributes:
+      coordinator: address and port of worker 0's service.
+      params: file with the first parameters.
+      target: the held-out metric at which to stop, if it is reached before `steps`.
+      assess_every: steps between assessments; 0 for none.
+      folder: where to write.
+    """
+
+    worker: int
+    workers: int
+    coordinator: str
+    interface: str
+    workload: str
+    method: str
+    steps: int
+    seed: int
+    params: str
+    target: float | None
+    assess_every: int
+    folder: str
+    smoke: bool
+
+    def dumps(self) -> str:
+        """The job as a command-line argument."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> "Job":
+        """The inverse."""
+        return cls(**json.loads(text))
+
+
+class Traffic(NamedTuple):
+    """What has left by an interface since it exists."""
+
+    bytes: int
+    packets: int
+
+    def since(self, earlier: "Traffic") -> "Traffic":
+        """The difference."""
+        return Traffic(self.bytes - earlier.bytes, self.packets - earlier.packets)
+
+
+def traffic(interface: str) -> Traffic:
+    """The kernel's count for an interface of this process's namespace."""
+    for line in pathlib.Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == interface:
+            return Traffic(*map(int, counts.split()[8:10]))
+    raise ValueError(f"there is no interface {interface}")
+
+
+class Framework(NamedTuple):
+    """What differs between JAX and PyTorch, once a worker is ready to train.
+
+    Attributes:
+      step: makes one step on the next batch, and returns the seconds of its phases.
+      loss: the loss of this worker's batch in the last step.
+      assess: the held-out metric of the present parameters.
+      agree: the sum of a number over the workers, when all have come that far.
+      phases: seconds of the parts that can only be timed apart, after training.
+      rises: whether the metric gets better by rising.
+      facts: what else is to be noted.
+    """
+
+    step: Callable[[int], dict[str, float]]
+    loss: Callable[[], float]
+    assess: Callable[[], float]
+    agree: Callable[[float], float]
+    phases: Callable[[], dict[str, float]]
+    rises: bool
+    facts: dict[str, Any]
+
+
+def work(job: Job, prepare: Callable[[Job], Framework]) -> None:
+    """Trains to the end of the job, and writes a line for each step and each assessment.
+
+    The clock counts training only: compiling and assessing do not take from it.
+    """
+    try:
+        path = pathlib.Path(job.folder) / f"worker{job.worker}.jsonl"
+        with path.open("w", buffering=1) as lines:
+            _train(job, prepare(job), lines)
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        # What waits for peers in a destructor would wait for ever, if one of them has died.
+        os._exit(FAILED)
+
+
+def _train(job: Job, framework: Framework, lines: TextIO) -> None:
+    def write(**record: Any) -> None:
+        lines.write(json.dumps(record) + "\n")
+
+    write(facts=framework.facts)
+    clock, done = 0.0, False
+    for step in range(job.steps):
+        before, start = traffic(job.interface), time.perf_counter()
+        phases = framework.step(step)
+        seconds = time.perf_counter() - start
+        sent = traffic(job.interface).since(before)
+        clock += seconds
+        write(step=step, seconds=seconds, clock=clock, loss=framework.loss(), **phases, sent=sent)
+        if job.assess_every and (step + 1) % job.assess_every == 0:
+            own = framework.assess() if job.worker == 0 else 0.0
+            metric = framework.agree(own)
+            write(assessed=metric, after=step + 1, clock=clock)
+            if job.target is not None:
+                done = metric >= job.target if framework.rises else metric <= job.target
+        if done:
+            break
+    write(phases=framework.phases())
+    framework.agree(0.0)
+
+
+def timed(run: Callable[[], Any], agree: Callable[[float], float], rounds: int = 5) -> float:
+    """The median seconds of a run that all workers begin together, once warm."""
+    seconds = list[float]()
+    for _ in range(rounds + 1):
+        agree(0.0)
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])

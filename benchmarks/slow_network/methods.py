@@ -1,0 +1,109 @@
+"""How gradients are exchanged: ours and the field's, by name."""
+
+import dataclasses
+from collections.abc import Callable
+
+import optax
+
+import fftgrad as fg
+
+AXIS = "data"
+
+
+Exchange = Callable[[int], optax.GradientTransformationExtraArgs]
+"""A transformation in place of the dense mean, given the number of workers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """An exchange, and the momentum that goes with it.
+
+    Attributes:
+      momentum: whether the optimizer keeps its momentum; error feedback is one already.
+      corrects: whether the memory has the momentum that the optimizer lacks.
+      codec: what encodes the whole gradient, where one codec does; to time it on its own.
+    """
+
+    label: str
+    exchange: Exchange
+    momentum: bool = True
+    corrects: bool = False
+    codec: fg.Codec | None = None
+
+    def tail(self, adam: bool) -> optax.GradientTransformation:
+        """The optimizer behind the exchange, up to the learning rate."""
+        if adam:
+            return optax.scale_by_adam(b1=0.9 if self.momentum else 0.0, b2=0.99)
+        # Momentum 0.9 makes ten times of a gradient, unless the memory does.
+        factor = 1.0 if self.momentum or self.corrects else 10.0
+        clip = optax.clip_by_global_norm(1.0)
+        return optax.chain(clip, optax.trace(0.9) if self.momentum else optax.scale(factor))
+
+
+def _pmean(exchange: fg.Exchange, memory: fg.Memory = fg.NoMemory()) -> Exchange:
+    return lambda _: fg.compressed_pmean(exchange, memory, axis_name=AXIS)
+
+
+def _two_stage(codec: fg.Codec, memory: fg.Memory = fg.NoMemory()) -> Exchange:
+    return lambda workers: fg.compressed_pmean(
+        fg.TwoStage(codec, workers), memory, axis_name=AXIS
+    )
+
+
+def _published(tx: optax.GradientTransformationExtraArgs) -> Exchange:
+    return lambda _: tx
+
+
+def _feedback(label: str, codec: fg.Codec, *, stages: int = 1) -> Method:
+    memory = fg.ErrorFeedback(decay=0.95)
+    exchange = (
+        _pmean(fg.AllGather(codec), memory) if stages == 1 else _two_stage(codec, memory)
+    )
+    return Method(label, exchange, momentum=False, codec=codec)
+
+
+_FOUR = fg.RangeFloat(bits=4)
+_PERCENT = fg.TopK(fraction=0.01)
+_SIGN, _BF16 = fg.Sign(), fg.Cast("bfloat16")
+_RANDOM = fg.RandomK(fraction=0.01)
+
+METHODS: dict[str, Method] = {
+    "dense": Method("dense float32", _pmean(fg.AllReduce())),
+    "bf16": Method("bfloat16, two stages", _two_stage(_BF16), codec=_BF16),
+    "fft-paper": Method("FFT whole (paper)", _published(fg.methods.fft_sparsification())),
+    "fft": _feedback(
+        "FFT 64, 4 %, 4 bits", fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.04), _FOUR)
+    ),
+    "fft-16": _feedback("FFT 16, 1 %, 4 bits", fg.chain(fg.Fft(block=16), _PERCENT, _FOUR)),
+    "dct": _feedback(
+        "DCT 64, 4 %, 4 bits", fg.chain(fg.Dct(block=64), fg.TopK(fraction=0.04), _FOUR)
+    ),
+    "dct-16": _feedback("DCT 16, 1 %, 4 bits", fg.chain(fg.Dct(block=16), _PERCENT, _FOUR)),
+    "top-k": _feedback("top-k 1 %, 4 bits", fg.chain(_PERCENT, _FOUR)),
+    "two-stage": _feedback(
+        "top-k 1 %, 4 bits, two stages", fg.chain(_PERCENT, _FOUR), stages=2
+    ),
+    "sign": Method("sign, two stages", _two_stage(_SIGN, fg.ErrorFeedback()), codec=_SIGN),
+    "random-k": Method(
+        "random-k 1 %",
+        _pmean(fg.AllReduce(_RANDOM), fg.ErrorFeedback(decay=0.95)),
+        momentum=False,
+        codec=_RANDOM,
+    ),
+    "redsync": Method(
+        "RedSync 1 %", _published(fg.methods.redsync(0.01)), momentum=False, corrects=True
+    ),
+    "scalecom": Method("ScaleCom 50x", _published(fg.methods.scalecom(50)), momentum=False),
+    "qsgd": Method("QSGD 4 bits", _published(fg.methods.qsgd(bits=4))),
+    "terngrad": Method("TernGrad", _published(fg.methods.terngrad())),
+    "powersgd": Method(
+        "PowerSGD rank 4", _published(fg.methods.power_sgd(rank=4)), momentum=False
+    ),
+}
+
+PEERS: dict[str, str] = {
+    "torch": "PyTorch DDP",
+    "torch-fp16": "PyTorch DDP, fp16 hook",
+    "torch-powersgd": "PyTorch DDP, PowerSGD rank 4",
+}
+"""PyTorch's DistributedDataParallel, and two of the hooks that come with it."""

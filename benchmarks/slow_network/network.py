@@ -1,0 +1,189 @@
+"""A small cluster on one machine: a network namespace for each worker, joined by limited links.
+
+A namespace has no name. It is held by a process that the kernel kills with its parent, and with its
+last process the kernel removes a namespace, its interfaces and their queues. So nothing is left
+behind, however the parent ends, and nothing outside these namespaces is touched.
+"""
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+TIED = ("setpriv", "--pdeathsig", "KILL")  # to the life of its parent
+TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+def bits_per_second(rate: str) -> float:
+    """The number in a rate such as "100mbit" or "1gbit"."""
+    match = re.fullmatch(r"([\d.]+)([kmg]bit)", rate)
+    if not match:
+        raise SystemExit(f"--rate: must be a number and a unit, as in 100mbit or 1gbit; got {rate}")
+    return float(match[1]) * UNITS[match[2]]
+
+
+class Network(Protocol):
+    """Where workers live."""
+
+    @property
+    def interface(self) -> str:
+        """The network interface that a worker's bytes leave by."""
+        ...
+
+    def address(self, worker: int) -> str:
+        """Where the others find a worker."""
+        ...
+
+    def command(self, worker: int, command: Sequence[str]) -> list[str]:
+        """The command line that runs a command where the worker lives."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Loopback:
+    """No namespaces, no limits: the workers are processes that talk over the loopback interface."""
+
+    interface: str = "lo"
+
+    def address(self, worker: int) -> str:
+        """The same for all."""
+        return "127.0.0.1"
+
+    def command(self, worker: int, command: Sequence[str]) -> list[str]:
+        """The command, which the kernel kills with this process."""
+        return [*TIED, *command] if shutil.which(TIED[0]) else list(command)
+
+
+@dataclasses.dataclass(frozen=True)
+class Namespaces:
+    """A namespace for each worker, and one for the bridge between them.
+
+    The host name in a namespace is its address: what resolves its own host name to learn where
+    others will find it, as gloo does, then needs no table of names.
+    """
+
+    hub: int
+    workers: tuple[int, ...]
+    interface: str = "eth0"
+
+    def address(self, worker: int) -> str:
+        """Where the others find a worker."""
+        return f"10.77.0.{worker + 1}"
+
+    def enter(self, pid: int, command: Sequence[str]) -> list[str]:
+        """The command line that runs a command in the namespaces of a process."""
+        return [*TIED, "nsenter", f"--net=/proc/{pid}/ns/net", f"--uts=/proc/{pid}/ns/uts", *command]
+
+    def command(self, worker: int, command: Sequence[str]) -> list[str]:
+        """The command in a worker's namespaces."""
+        return self.enter(self.workers[worker], command)
+
+    def limit(self, rate: str, delay: str = "", workers: Sequence[int] | None = None) -> None:
+        """Limits the links of these workers, of all by default, in both directions."""
+        # Tokens make what is smaller than the bucket free, which would flatter small payloads;
+        # with too small a bucket the kernel cannot keep up the rate.
+        bucket = max(16_384, round(bits_per_second(rate) / 8 * 1e-3))
+        limit = f"root handle 1: tbf rate {rate} burst {bucket} latency 50ms".split()
+        for worker in range(len(self.workers)) if workers is None else workers:
+            ends = ((self.workers[worker], "eth0"), (self.hub, f"port{worker}"))
+            for pid, device in ends:
+                _run(self.enter(pid, ["tc", "qdisc", "replace", "dev", device, *limit]))
+                if delay and pid == self.workers[worker]:
+                    wait = f"parent 1:1 netem delay {delay} limit 100000".split()
+                    _run(self.enter(pid, ["tc", "qdisc", "replace", "dev", device, *wait]))
+
+    def unplug(self, worker: int) -> None:
+        """Takes a worker's link down."""
+        _run(self.enter(self.hub, ["ip", "link", "set", f"port{worker}", "down"]))
+
+
+@contextlib.contextmanager
+def namespaces(workers: int) -> Iterator[Namespaces]:
+    """Namespaces joined by links without limits, for as long as the context lasts."""
+    _check()
+    holders = list[subprocess.Popen[bytes]]()
+    try:
+        for _ in range(workers + 1):
+            hold = [*TIED, "unshare", "--net", "--uts", "sleep", "infinity"]
+            holders.append(subprocess.Popen(hold, start_new_session=True))
+        network = Namespaces(holders[0].pid, tuple(holder.pid for holder in holders[1:]))
+        for holder in holders:
+            _wait_for_namespace(holder)
+        _join(network)
+        yield network
+    finally:
+        for holder in holders:
+            holder.kill()
+        for holder in holders:
+            holder.wait()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def _check() -> None:
+    missing = [tool for tool in TOOLS if not shutil.which(tool)]
+    if os.geteuid() != 0 or missing:
+        reason = f"without {', '.join(missing)}" if missing else "without root"
+        raise SystemExit(
+            f"Limited links need network namespaces, which cannot be made {reason}: install "
+            "iproute2 and util-linux and run as root, or run over --loopback, without limits."
+        )
+
+
+def _wait_for_namespace(holder: "subprocess.Popen[bytes]") -> None:
+    own = os.readlink("/proc/self/ns/net")
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError):
+            # `unshare` has replaced itself by `sleep` once both namespaces are there.
+            with open(f"/proc/{holder.pid}/comm") as comm:
+                if comm.read() == "sleep\n" and os.readlink(f"/proc/{holder.pid}/ns/net") != own:
+                    return
+        if holder.poll() is not None:
+            break
+        time.sleep(0.01)
+    raise SystemExit(
+        "The kernel made no network namespace: run as root with CAP_SYS_ADMIN, or over --loopback."
+    )
+
+
+def _join(network: Namespaces) -> None:
+    hub = network.hub
+    _run(network.enter(hub, ["ip", "link", "add", "bridge", "type", "bridge"]))
+    _run(network.enter(hub, ["ip", "link", "set", "bridge", "up"]))
+    for worker, pid in enumerate(network.workers):
+        port, address = f"port{worker}", network.address(worker)
+        pair = f"ip link add {port} type veth peer name eth0 netns {pid}".split()
+        _run(network.enter(hub, pair))
+        _run(network.enter(hub, ["ip", "link", "set", port, "master", "bridge", "up"]))
+        # Congestion control that fills a short queue at once, and does not start again when idle.
+        settings = "net.ipv4.tcp_congestion_control=reno net.ipv4.tcp_slow_start_after_idle=0"
+        for command in (
+            f"hostname {address}",
+            f"ip address add {address}/24 dev eth0",
+            "ip link set eth0 up",
+            "ip link set lo up",
+            f"sysctl -qw {settings}",
+        ):
+            _run(network.enter(pid, command.split()))
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        hint = ""
+        if "netem" in command:
+            hint = " This kernel may have no netem, which delays packets: leave --delay out."
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}.{hint}")

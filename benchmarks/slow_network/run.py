@@ -1,0 +1,435 @@
+"""Train over slow links, in real processes: what a step takes, and when a loss is reached.
+
+Each worker is a process in a network namespace of its own, and its link is limited in both
+directions. Methods run one after the other, in turns, from the same parameters on the same batches.
+The clock counts training alone: neither compiling nor assessing. Limits need root and iproute2;
+`--loopback` runs without them.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import network as net
+from job import ROOT, Job
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+HERE = pathlib.Path(__file__).parent
+
+# Large arrays come and go in every step. The allocator would return each to the kernel, which
+# clears a page for every 4 KiB the next time: that took longer than the arithmetic.
+MEMORY = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.arena_max=1"
+    ":glibc.malloc.trim_threshold=68719476736"
+}
+PATIENCE = 900.0
+"""Seconds without a step after which a run counts as stuck."""
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("--workers", type=int, default=4, help="processes; with two, gloo's links jam each other")
+    add("--rate", default="1gbit", help="of each link and direction, such as 100mbit")
+    add("--delay", default="", help="of each packet, such as 0.5ms; needs a kernel with netem")
+    add("--loopback", action="store_true", help="no namespaces, no limits")
+    add("--workload", default="lm", help="alexnet, resnet or lm")
+    add("--method", default="dense,fft", help="names from methods.py, in this order; or all")
+    add("--steps", type=int, default=10, help="optimizer steps of a run")
+    add("--warm", type=int, default=2, help="of them, first ones that step times leave out")
+    add("--repeats", type=int, default=1, help="turns in which each method runs once")
+    add("--seed", type=int, default=0, help="of parameters and batches; grows with the turn")
+    add("--assess-every", type=int, default=0, help="steps between held-out assessments")
+    add("--until-dense", type=float, default=0.0, metavar="FACTOR", help="compressed runs go on "
+        "until they are as good as their framework's dense run in the end, for at most so many "
+        "times its steps")  # fmt: skip
+    add("--fault", default="", help="kill:STEP or drop:STEP, of the last worker's process or link")
+    add("--threads", type=int, default=1, help="of each worker")
+    add("--out", type=pathlib.Path, default=HERE / "results", help="folder for the results")
+    add("--name", default="run", help="of the file written")
+    add("--smoke", action="store_true", help="2 workers, 5 steps of tiny models over loopback")
+    args = parser.parse_args(argv)
+    if args.smoke:
+        args.workers, args.steps, args.loopback = 2, 5, True
+        args.assess_every = 5
+    return args
+
+
+# Runs
+
+
+@dataclasses.dataclass
+class Run:
+    """One training run, and what came of it.
+
+    Attributes:
+      lines: what each worker has written so far.
+      events: what happened to workers and links, and when, in seconds since the run began.
+    """
+
+    method: str
+    label: str
+    repeat: int
+    status: str = "waiting"
+    lines: list[list[dict[str, Any]]] = dataclasses.field(default_factory=list[list[dict[str, Any]]])
+    events: list[tuple[float, str]] = dataclasses.field(default_factory=list[tuple[float, str]])
+
+    def steps(self, worker: int = 0) -> list[dict[str, Any]]:
+        """A worker's lines about steps."""
+        return [line for line in self.lines[worker] if "step" in line] if self.lines else []
+
+    def assessed(self) -> list[tuple[int, float, float]]:
+        """Steps, clock and metric of each assessment."""
+        lines = self.lines[0] if self.lines else []
+        return [(x["after"], x["clock"], x["assessed"]) for x in lines if "assessed" in x]
+
+    def note(self, key: str) -> dict[str, Any]:
+        """What worker 0 wrote once, under that key."""
+        lines = self.lines[0] if self.lines else []
+        return next((line[key] for line in lines if key in line), {})
+
+    def median(self, key: str, warm: int) -> float:
+        """Of worker 0's steps once warm."""
+        values = [step[key] for step in self.steps() if key in step]
+        return statistics.median(values[warm:] or values) if values else float("nan")
+
+    def sent(self, args: argparse.Namespace) -> tuple[float, float]:
+        """Bytes and packets that a worker sends in a step."""
+        each = [step["sent"] for i in range(len(self.lines)) for step in self.steps(i)[args.warm :]]
+        if not each:
+            return 0, 0
+        count, packets = (statistics.mean(x) for x in zip(*each, strict=True))
+        sharing = args.workers if args.loopback else 1  # workers to an interface
+        return count / sharing, packets / sharing
+
+    def record(self, args: argparse.Namespace) -> dict[str, Any]:
+        """The run as JSON."""
+        count, packets = self.sent(args)
+        mean_loss = [
+            statistics.mean(step["loss"] for step in steps)
+            for steps in zip(*(self.steps(i) for i in range(len(self.lines))), strict=False)
+        ]
+        keys = sorted({key for step in self.steps() for key in step if key.endswith("_s")})
+        return {
+            "method": self.method,
+            "label": self.label,
+            "repeat": self.repeat,
+            "status": self.status,
+            "step_s": self.median("seconds", args.warm),
+            **{key: self.median(key, args.warm) for key in keys},
+            **self.note("phases"),
+            "sent_bytes": count,
+            "sent_packets": packets,
+            "facts": self.note("facts"),
+            "seconds": [round(step["seconds"], 4) for step in self.steps()],
+            "losses": [round(loss, 4) for loss in mean_loss],
+            "assessed": self.assessed(),
+            "events": self.events,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Supervisor:
+    """Starts the workers of a run, watches them, and ends them."""
+
+    args: argparse.Namespace
+    network: net.Network
+    folder: pathlib.Path
+
+    def start(self, run: Run, steps: int, target: float | None) -> "list[subprocess.Popen[bytes]]":
+        """One process for each worker."""
+        args, port = self.args, net.free_port()
+        peer = run.method.startswith("torch")
+        script = HERE / ("peer.py" if peer else "worker.py")
+        processes = list["subprocess.Popen[bytes]"]()
+        for worker in range(args.workers):
+            job = Job(
+                worker=worker,
+                workers=args.workers,
+                coordinator=f"{self.network.address(0)}:{port}",
+                interface=self.network.interface,
+                workload=args.workload,
+                method=run.method,
+                steps=steps,
+                seed=args.seed + run.repeat,
+                params=str(self.folder / f"params{run.repeat}.npz"),
+                target=target,
+                assess_every=args.assess_every,
+                folder=str(self.folder),
+                smoke=args.smoke,
+            )
+            (self.folder / f"worker{worker}.jsonl").unlink(missing_ok=True)
+            command = [*priority(), sys.executable, str(script), job.dumps()]
+            with (self.folder / f"worker{worker}.log").open("wb") as log:
+                processes.append(
+                    subprocess.Popen(
+                        self.network.command(worker, command),
+                        env=self.environment(),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,  # Ctrl-C is for the supervisor
+                    )
+                )
+        return processes
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a worker."""
+        threads = str(self.args.threads)
+        return {
+            **os.environ,
+            **MEMORY,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
+            "PJRT_NPROC": threads,
+            "OMP_NUM_THREADS": threads,
+            # Threads that spin, at real-time priority, would keep their own work from running.
+            "OPENBLAS_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": self.network.interface,
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+
+    def watch(self, run: Run, steps: int, target: float | None) -> Iterator[None]:
+        """The run, from beginning to end; yields a few times a second."""
+        fault = Fault.parse(self.args.fault, self.args.workers - 1)
+        run.status, begin, moved = "starting", time.monotonic(), (0, time.monotonic())
+        processes = self.start(run, steps, target)
+        codes: dict[int, int] = {}
+        try:
+            while len(codes) < len(processes):
+                time.sleep(0.1)
+                now = time.monotonic()
+                run.lines = [self.read(worker) for worker in range(len(processes))]
+                for worker, process in enumerate(processes):
+                    if worker not in codes and process.poll() is not None:
+                        codes[worker] = process.returncode
+                        if process.returncode:
+                            event = f"worker {worker} ended with code {process.returncode}"
+                            run.events.append((round(now - begin, 1), event))
+                count = sum(map(len, run.lines))
+                if count != moved[0]:
+                    moved = count, now
+                if len(run.steps()):
+                    run.status = "running"
+                for event in fault.due(len(run.steps()), now, processes, self):
+                    run.events.append((round(now - begin, 1), event))
+                broken = any(codes.values()) and fault.kind != "kill"
+                if broken or now - moved[1] > PATIENCE:
+                    break
+                yield
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.wait()
+            run.lines = [self.read(worker) for worker in range(len(processes))]
+            done = len(codes) == len(processes) and not any(codes.values())
+            run.status = "done" if done else "failed" if codes else "stopped"
+
+    def read(self, worker: int) -> list[dict[str, Any]]:
+        """What a worker has written; not the line that it is writing."""
+        with contextlib.suppress(FileNotFoundError):
+            text = (self.folder / f"worker{worker}.jsonl").read_text()
+            return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+        return []
+
+    def complaint(self) -> str:
+        """The last lines of the logs."""
+        logs = [path.read_text(errors="replace") for path in sorted(self.folder.glob("*.log"))]
+        return "\n".join("\n".join(log.splitlines()[-12:]) for log in logs if "Error" in log)
+
+
+@functools.cache
+def priority() -> tuple[str, ...]:
+    """What gives a process real-time priority, where that is allowed.
+
+    gloo's thread spins while the holder of a lock is not scheduled: with few cores, that costs a
+    small collective a tick of the kernel's clock, which is more than the collective.
+    """
+    command = ("chrt", "-r", "1")
+    if not shutil.which("chrt"):
+        return ()
+    allowed = subprocess.run([*command, "true"], capture_output=True, check=False)
+    return command if allowed.returncode == 0 else ()
+
+
+# Faults
+
+
+@dataclasses.dataclass
+class Fault:
+    """What happens to a worker, or its link, when a run has made so many steps."""
+
+    kind: str
+    step: int
+    worker: int
+    until: float | None = None
+    happened: bool = False
+
+    @classmethod
+    def parse(cls, text: str, worker: int) -> "Fault":
+        """From "kill:20" or "drop:20"; "" is none."""
+        kind, _, step = text.partition(":")
+        if text and (kind not in {"kill", "drop"} or not step.isdecimal()):
+            raise SystemExit(f"--fault: must be kill:STEP or drop:STEP, got {text}")
+        return cls(kind, int(step or 0), worker)
+
+    def due(
+        self, steps: int, now: float, processes: "list[subprocess.Popen[bytes]]", at: Supervisor
+    ) -> Iterator[str]:
+        """Does what is due, and tells of it."""
+        network, rate = at.network, at.args.rate
+        if self.kind and not self.happened and steps >= self.step:
+            self.happened = True
+            if self.kind == "kill":
+                processes[self.worker].send_signal(signal.SIGKILL)
+                yield f"worker {self.worker} killed"
+            elif isinstance(network, net.Namespaces):
+                tenth = f"{net.bits_per_second(rate) / 1e7:g}mbit"
+                network.limit(tenth, at.args.delay, [self.worker])
+                self.until = now + 30
+                yield f"link of worker {self.worker} down to {tenth}"
+        if self.until is not None and now >= self.until and isinstance(network, net.Namespaces):
+            self.until = None
+            network.limit(rate, at.args.delay, [self.worker])
+            yield f"link of worker {self.worker} back at {rate}"
+
+
+# The whole
+
+
+def plan(args: argparse.Namespace) -> list[Run]:
+    """All runs, in order."""
+    from methods import METHODS, PEERS
+
+    labels = {name: method.label for name, method in METHODS.items()} | PEERS
+    names = list(labels) if args.method == "all" else args.method.split(",")
+    unknown = [name for name in names if name not in labels]
+    if unknown:
+        raise SystemExit(f"--method: there is no {unknown[0]}; choose from {','.join(labels)}")
+    if any(name in PEERS for name in names) and not importlib.util.find_spec("torch"):
+        raise SystemExit('--method: PyTorch\'s need torch; pip install -e ".[bench]"')
+    return [Run(n, labels[n], repeat) for repeat in range(args.repeats) for n in names]
+
+
+def prepare(args: argparse.Namespace, folder: pathlib.Path) -> None:
+    """Checks the workload, and writes the first parameters of each repeat."""
+    from workloads import WORKLOADS, save_params
+
+    if args.workload not in WORKLOADS:
+        raise SystemExit(f"--workload: must be one of {','.join(WORKLOADS)}, got {args.workload}")
+    workload = WORKLOADS[args.workload](args.smoke)
+    for repeat in range(args.repeats):
+        save_params(workload.params(args.seed + repeat), str(folder / f"params{repeat}.npz"))
+
+
+def goal(run: Run, runs: list[Run], args: argparse.Namespace) -> tuple[int, float | None]:
+    """How many steps at most, and the metric at which to stop before."""
+    dense = "torch" if run.method.startswith("torch") else "dense"
+    if args.until_dense and run.method != dense:
+        for other in runs:
+            if (other.method, other.repeat) == (dense, run.repeat) and other.assessed():
+                return round(args.until_dense * args.steps), other.assessed()[-1][2]
+    return args.steps, None
+
+
+def table(runs: list[Run], args: argparse.Namespace) -> Table:
+    """One row for each run that has begun, and how it compares with its framework's dense run."""
+    where = "loopback, no limit" if args.loopback else f"{args.rate} {args.delay}".strip()
+    columns = ("", "steps", "loss", "held\nout", "s a\nstep", "com-\npute", "MB\nsent", "pre-\ndicted")
+    out = Table(*columns, "times\ndense", "", box=box.SIMPLE_HEAD, padding=0)
+    out.title = f"{args.workload}, {args.workers} workers, {where}"
+    for column in out.columns:
+        column.justify, column.no_wrap = "right", True
+    out.columns[0].justify = "left"
+    for run in runs:
+        if run.status == "waiting":
+            continue
+        steps, assessed = run.steps(), run.assessed()
+        dense = "torch" if run.method.startswith("torch") else "dense"
+        base = [r.median("seconds", args.warm) for r in runs if r.method == dense and r.steps()]
+        seconds = run.median("seconds", args.warm)
+        count, packets = run.sent(args)
+        link = run.note("facts").get("link_bytes")
+        out.add_row(
+            run.label,
+            str(len(steps)),
+            f"{steps[-1]['loss']:.3f}" if steps else "",
+            f"{assessed[-1][2]:.3f}" if assessed else "",
+            f"{seconds:.2f}" if steps else "",
+            f"{run.median('compute_s', args.warm):.2f}" if steps else "",
+            f"{count / 1e6:.3f}" if steps else "",
+            f"{(link + HEADERS * packets) / 1e6:.3f}" if link and steps else "",
+            f"{statistics.median(base) / seconds:.2f}" if base and steps else "",
+            run.status,
+        )
+    return out
+
+
+HEADERS = 66
+"""Bytes of a packet that are not its payload: Ethernet 14, IPv4 20, TCP 20 and its time stamps."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Everything, and what there is of it if it is interrupted."""
+    args = parse_args(argv)
+    console, runs = Console(), plan(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        network: net.Network = net.Loopback()
+        if not args.loopback:
+            namespaces = stack.enter_context(net.namespaces(args.workers))
+            namespaces.limit(args.rate, args.delay)
+            network = namespaces
+        prepare(args, folder)
+        supervisor = Supervisor(args, network, folder)
+        live = stack.enter_context(Live(console=console, refresh_per_second=2))
+        for run in runs:
+            try:
+                for _ in supervisor.watch(run, *goal(run, runs, args)):
+                    live.update(table(runs, args))
+            finally:
+                live.update(table(runs, args))
+                write(runs, args)
+            if run.status != "done" and not args.fault:
+                console.print(supervisor.complaint(), markup=False, highlight=False)
+    console.print(f"written: {args.out / args.name}.json")
+    if any(run.status != "done" for run in runs) and not args.fault:
+        raise SystemExit(1)
+
+
+def write(runs: list[Run], args: argparse.Namespace) -> None:
+    """What there is so far, as JSON."""
+    from _record import head
+
+    settings = {k: v for k, v in vars(args).items() if k not in {"out", "name"}}
+    records = [run.record(args) for run in runs if run.lines]
+    content = head() | {"settings": settings, "realtime": bool(priority()), "runs": records}
+    (args.out / f"{args.name}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()
