@@ -63,26 +63,23 @@ def _feedback(label: str, codec: fg.Codec, *, stages: int = 1) -> Method:
 
 
 _FOUR = fg.RangeFloat(bits=4)
-_PERCENT = fg.TopK(fraction=0.01)
-_SIGN, _BF16 = fg.Sign(), fg.Cast("bfloat16")
-_RANDOM = fg.RandomK(fraction=0.01)
+_PERCENT, _MILLE = fg.TopK(fraction=0.01), fg.TopK(fraction=0.001)
+_SIGN, _BF16, _RANDOM = fg.Sign(), fg.Cast("bfloat16"), fg.RandomK(fraction=0.01)
 
 METHODS: dict[str, Method] = {
     "dense": Method("dense float32", _pmean(fg.AllReduce())),
     "bf16": Method("bfloat16, two stages", _two_stage(_BF16), codec=_BF16),
     "fft-paper": Method("FFT whole (paper)", _published(fg.methods.fft_sparsification())),
-    "fft": _feedback(
+    "fft-64": _feedback(
         "FFT 64, 4 %, 4 bits", fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.04), _FOUR)
     ),
-    "fft-16": _feedback("FFT 16, 1 %, 4 bits", fg.chain(fg.Fft(block=16), _PERCENT, _FOUR)),
-    "dct": _feedback(
+    "fft-16": _feedback("FFT 16, 0.1 %, 4 bits", fg.chain(fg.Fft(block=16), _MILLE, _FOUR)),
+    "dct-64": _feedback(
         "DCT 64, 4 %, 4 bits", fg.chain(fg.Dct(block=64), fg.TopK(fraction=0.04), _FOUR)
     ),
-    "dct-16": _feedback("DCT 16, 1 %, 4 bits", fg.chain(fg.Dct(block=16), _PERCENT, _FOUR)),
     "top-k": _feedback("top-k 1 %, 4 bits", fg.chain(_PERCENT, _FOUR)),
-    "two-stage": _feedback(
-        "top-k 1 %, 4 bits, two stages", fg.chain(_PERCENT, _FOUR), stages=2
-    ),
+    "top-k-mille": _feedback("top-k 0.1 %, 4 bits", fg.chain(_MILLE, _FOUR)),
+    "two-stage": _feedback("top-k 1 %, two stages", fg.chain(_PERCENT, _FOUR), stages=2),
     "sign": Method("sign, two stages", _two_stage(_SIGN, fg.ErrorFeedback()), codec=_SIGN),
     "random-k": Method(
         "random-k 1 %",
@@ -91,14 +88,12 @@ METHODS: dict[str, Method] = {
         codec=_RANDOM,
     ),
     "redsync": Method(
-        "RedSync 1 %", _published(fg.methods.redsync(0.01)), momentum=False, corrects=True
+        "RedSync 0.1 %", _published(fg.methods.redsync()), momentum=False, corrects=True
     ),
     "scalecom": Method("ScaleCom 50x", _published(fg.methods.scalecom(50)), momentum=False),
     "qsgd": Method("QSGD 4 bits", _published(fg.methods.qsgd(bits=4))),
     "terngrad": Method("TernGrad", _published(fg.methods.terngrad())),
-    "powersgd": Method(
-        "PowerSGD rank 4", _published(fg.methods.power_sgd(rank=4)), momentum=False
-    ),
+    "powersgd": Method("PowerSGD rank 4", _published(fg.methods.power_sgd(rank=4)), momentum=False),
 }
 
 PEERS: dict[str, str] = {

@@ -54,7 +54,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--delay", default="", help="of each packet, such as 0.5ms; needs a kernel with netem")
     add("--loopback", action="store_true", help="no namespaces, no limits")
     add("--workload", default="lm", help="alexnet, resnet or lm")
-    add("--method", default="dense,fft", help="names from methods.py, in this order; or all")
+    add("--method", default="dense,fft-64", help="names from methods.py, in this order; or all")
     add("--steps", type=int, default=10, help="optimizer steps of a run")
     add("--warm", type=int, default=2, help="of them, first ones that step times leave out")
     add("--repeats", type=int, default=1, help="turns in which each method runs once")
@@ -197,11 +197,11 @@ class Supervisor:
         """The environment of a worker."""
         threads = str(self.args.threads)
         return {
+            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
             **os.environ,
             **MEMORY,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
             "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
             "PJRT_NPROC": threads,
             "OMP_NUM_THREADS": threads,
             # Threads that spin, at real-time priority, would keep their own work from running.
@@ -394,6 +394,7 @@ HEADERS = 66
 def main(argv: list[str] | None = None) -> None:
     """Everything, and what there is of it if it is interrupted."""
     args = parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ctrl-C: clean up, and write
     console, runs = Console(), plan(args)
     args.out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

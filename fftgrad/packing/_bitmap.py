@@ -19,17 +19,28 @@ def pack(*masks: jax.Array) -> tuple[jax.Array, ...]:
 
     Masks of the same data are packed together in one pass over it.
     """
-    shifted = tuple(
-        jnp.pad(mask, (0, -mask.size % WORD)).reshape(-1, WORD).astype(jnp.uint32) << _places()
-        for mask in masks
-    )
+    whole = masks[0].size - masks[0].size % WORD
+    head = _words(*(mask[:whole].reshape(-1, WORD) for mask in masks))
+    if whole == masks[0].size:
+        return head
+    # Padded on its own: a bound to check at every bit would keep the pass from being vectorized.
+    ends = (jnp.pad(mask[whole:], (0, -mask.size % WORD)).reshape(1, WORD) for mask in masks)
+    return tuple(map(_append, head, _words(*ends)))
+
+
+def _words(*rows: jax.Array) -> tuple[jax.Array, ...]:
+    shifted = tuple(row.astype(jnp.uint32) << _places() for row in rows)
 
     def either(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         return tuple(x | y for x, y in zip(a, b, strict=True))
 
     # One reduction with several results reads its operand once; several reductions may not.
-    zeros = tuple(np.uint32(0) for _ in masks)
+    zeros = tuple(np.uint32(0) for _ in rows)
     return tuple(lax.reduce(shifted, zeros, either, (1,)))
+
+
+def _append(words: jax.Array, end: jax.Array) -> jax.Array:
+    return jnp.concatenate([words, end])
 
 
 def unpack(words: jax.Array, count: int) -> jax.Array:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 CHUNK = 1 << 28
@@ -48,3 +49,9 @@ def by_chunks(transform: Callable[[jax.Array], jax.Array], rows: jax.Array) -> j
     padded = jnp.pad(rows, ((0, pieces * size - rows.shape[0]), (0, 0)))
     out = lax.map(transform, padded.reshape(pieces, size, -1))
     return out.reshape(pieces * size, -1)[: rows.shape[0]]
+
+
+def times(rows: jax.Array, matrix: np.ndarray) -> jax.Array:
+    """The product of each row with a matrix, to the precision of float32."""
+    # Accelerators would round the factors to fewer bits, and the map would be no isometry.
+    return jnp.matmul(rows, matrix, precision=lax.Precision.HIGHEST)

@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from fftgrad._base import Like, Payload, Rng, constructor_call
 from fftgrad.transforms import _blocks
@@ -73,13 +72,13 @@ class Dct:
         _blocks.check_vector("Dct", x)
         block = _blocks.fit(self.block, x.size)
         rows = _blocks.to_rows(x, block)
-        return Payload(_blocks.by_chunks(lambda r: _times(r, basis(block)), rows).ravel())
+        return Payload(_blocks.by_chunks(lambda r: _blocks.times(r, basis(block)), rows).ravel())
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         (n,) = like.shape
         block = _blocks.fit(self.block, n)
         rows = payload.main.reshape(-1, block)
-        return _blocks.by_chunks(lambda r: _times(r, basis(block).T), rows).ravel()[:n]
+        return _blocks.by_chunks(lambda r: _blocks.times(r, basis(block).T), rows).ravel()[:n]
 
 
 def basis(b: int) -> np.ndarray:
@@ -88,8 +87,3 @@ def basis(b: int) -> np.ndarray:
     waves = np.sqrt(2 / b) * np.cos(np.pi * (2 * t + 1) * j / (2 * b))
     waves[:, 0] *= np.sqrt(0.5)
     return waves.astype(np.float32)
-
-
-def _times(rows: jax.Array, matrix: np.ndarray) -> jax.Array:
-    # Accelerators would round the factors to fewer bits, and the map would be no isometry.
-    return jnp.matmul(rows, matrix, precision=lax.Precision.HIGHEST)

@@ -12,6 +12,9 @@ from fftgrad._base import Like, Payload, Rng, constructor_call
 from fftgrad.quantizers._cast import saturating_cast
 from fftgrad.transforms import _blocks
 
+PRODUCT = 64
+"""The longest block for which a product with a matrix beats a fast algorithm."""
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Fft:
@@ -83,34 +86,64 @@ class Fft:
             narrow, overflow = saturating_cast(x, jnp.float16)
             x = narrow.astype(jnp.float32)
         block = self._block(x.size)
-        c = _blocks.by_chunks(
-            lambda rows: jnp.fft.rfft(rows, norm="ortho"), _blocks.to_rows(x, block)
-        )
-        first = lax.complex(c[:, :1].real, c[:, -1:].real)
-        # Selected, not concatenated: that fuses into what reads it, so it need not be stored.
-        is_first = jnp.arange(block // 2)[None] == 0
-        slots = jnp.where(is_first, first, c[:, :-1] * np.float32(math.sqrt(2.0)))
+        rows = _blocks.to_rows(x, block)
+        slots = _slots_by_product(rows) if block <= PRODUCT else _slots(rows)
         return Payload(slots.ravel(), (), overflow)
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         (n,) = like.shape
         block = self._block(n)
 
-        def inverse(slots: jax.Array) -> jax.Array:
-            first = slots[:, :1]
-            c = jnp.pad(slots * np.float32(math.sqrt(0.5)), ((0, 0), (0, 1)))
-            zero = jnp.zeros_like(first.real)
-            c = c.at[:, :1].set(lax.complex(first.real, zero))
-            c = c.at[:, -1:].set(lax.complex(first.imag, zero))
-            return jnp.fft.irfft(c, n=block, norm="ortho")
-
-        rows = payload.main.reshape(-1, block // 2)
-        return _blocks.by_chunks(inverse, rows).ravel()[:n]
+        slots = payload.main.reshape(-1, block // 2)
+        rows = _rows_by_product(slots) if block <= PRODUCT else _rows(slots)
+        return rows.ravel()[:n]
 
     def _block(self, n: int) -> int:
         if self.block is None:
             return _next_smooth(-(-n // -(-n // _blocks.CHUNK)))
         return _blocks.fit(self.block, n)
+
+
+def _slots(rows: jax.Array) -> jax.Array:
+    b = rows.shape[1]
+    c = _blocks.by_chunks(lambda r: jnp.fft.rfft(r, norm="ortho"), rows)
+    first = lax.complex(c[:, :1].real, c[:, -1:].real)
+    # Selected, not concatenated: that fuses into what reads it, so it need not be stored.
+    is_first = jnp.arange(b // 2)[None] == 0
+    return jnp.where(is_first, first, c[:, :-1] * np.float32(math.sqrt(2.0)))
+
+
+def _rows(slots: jax.Array) -> jax.Array:
+    def inverse(z: jax.Array) -> jax.Array:
+        first = z[:, :1]
+        c = jnp.pad(z * np.float32(math.sqrt(0.5)), ((0, 0), (0, 1)))
+        zero = jnp.zeros_like(first.real)
+        c = c.at[:, :1].set(lax.complex(first.real, zero))
+        c = c.at[:, -1:].set(lax.complex(first.imag, zero))
+        return jnp.fft.irfft(c, n=2 * z.shape[1], norm="ortho")
+
+    return _blocks.by_chunks(inverse, slots)
+
+
+def _slots_by_product(rows: jax.Array) -> jax.Array:
+    b = rows.shape[1]
+    parts = _blocks.by_chunks(lambda r: _blocks.times(r, basis(b)), rows)
+    return lax.complex(parts[:, : b // 2], parts[:, b // 2 :])
+
+
+def _rows_by_product(slots: jax.Array) -> jax.Array:
+    parts = jnp.concatenate([slots.real, slots.imag], axis=1)
+    b = parts.shape[1]
+    return _blocks.by_chunks(lambda r: _blocks.times(r, basis(b).T), parts)
+
+
+def basis(b: int) -> np.ndarray:
+    """Column j < b/2 is the real part of slot j, column b/2 + j its imaginary part; orthogonal."""
+    t, j = np.ogrid[:b, : b // 2]
+    angle = 2 * np.pi * (t * j % b) / b
+    real, imaginary = np.sqrt(2 / b) * np.cos(angle), -np.sqrt(2 / b) * np.sin(angle)
+    real[:, 0], imaginary[:, 0] = np.sqrt(1 / b), np.sqrt(1 / b) * (-1.0) ** t[:, 0]
+    return np.concatenate([real, imaginary], axis=1).astype(np.float32)
 
 
 def _next_smooth(n: int) -> int:
