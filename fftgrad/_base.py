@@ -104,6 +104,28 @@ class SupportCodec(SparseCodec, Protocol):
         """The values of `x` where `side` says."""
         ...
 
+    def positions(self, side: PyTree, n: int) -> jax.Array:
+        """Where in n values that is, int32[k]: ascending, all different, from n on for nowhere."""
+        ...
+
+
+@runtime_checkable
+class BlockCodec(Codec, Protocol):
+    """A linear transform of blocks, which a few coefficients can be undone of without the rest."""
+
+    def reach(self, n: int) -> int:
+        """How many of n values depend on one coefficient: the length of a block."""
+        ...
+
+    def accumulate_at(
+        self, total: jax.Array, positions: jax.Array, coefficients: jax.Array
+    ) -> jax.Array:
+        """`total` + what these coefficients stand for, where the others are zero.
+
+        The positions ascend, and differ; the result does not depend on the order of additions.
+        """
+        ...
+
 
 @runtime_checkable
 class AdaptiveCodec(Codec, Protocol):

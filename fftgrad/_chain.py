@@ -1,11 +1,14 @@
 """Composition of codecs."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 
 from fftgrad._base import (
     AdaptiveCodec,
+    BlockCodec,
     BudgetCodec,
     Codec,
     Like,
@@ -13,6 +16,7 @@ from fftgrad._base import (
     PyTree,
     Rng,
     SparseCodec,
+    SupportCodec,
     payload_spec,
     spec,
 )
@@ -42,6 +46,8 @@ class Chain:
         return adapt(self, x, init(self, x), rng)[0]
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
+        if is_sparse(self, like):
+            return accumulate(self, jnp.zeros(like.shape, like.dtype), payload, 1.0, rng)
         likes = [like]
         for stage in self.stages[:-1]:
             likes.append(payload_spec(stage, likes[-1]).main)
@@ -137,9 +143,29 @@ def split_linear(codec: Codec) -> tuple[Codec, Codec]:
     return chain(*parts[:cut]), chain(*parts[cut:])
 
 
+def split_for_sum(codec: Codec, like: Like) -> tuple[Codec, Codec]:
+    """What is undone once for the sum of many payloads, and what for each of them."""
+    return (Identity(), codec) if is_sparse(codec, like) else split_linear(codec)
+
+
 def shard(codec: Codec, parts: int) -> Codec:
     """The codec for one of several equal shards of a vector, within the same budget."""
     return chain(*(s.shard(parts) if isinstance(s, BudgetCodec) else s for s in stages(codec)))
+
+
+FEW = 16
+"""A payload of few coefficients is undone at their blocks alone, if those hold 1 value in 16."""
+
+
+def is_sparse(codec: Codec, like: Like) -> bool:
+    """Whether a codec keeps so few coefficients of blocks that hardly any block has one."""
+    match stages(codec):
+        case (BlockCodec() as blocks, SupportCodec() as selector, *_):
+            (n,) = like.shape
+            kept = payload_spec(selector, payload_spec(blocks, like).main).main
+            return FEW * kept.size * blocks.reach(n) <= n
+        case _:
+            return False
 
 
 def accumulate(
@@ -148,11 +174,24 @@ def accumulate(
     """`total` + scale * what the payload stands for, in place where the codec is sparse."""
     outer, *inner = stages(codec)
     like = spec(total)
+    sides = payload.side if isinstance(codec, Chain) else (payload.side,)
+    if is_sparse(codec, like):
+        selector, *inner = inner
+        coefficients = payload_spec(outer, like).main
+        kept = payload_spec(selector, coefficients).main
+        values = _undo(inner, payload.main, sides[2:], kept, rng)
+        positions = selector.positions(sides[1], coefficients.size)
+        return outer.accumulate_at(total, positions, scale * values)
     if not isinstance(outer, SparseCodec):
         return total + scale * codec.decompress(payload, like, rng)
-    if inner:
-        side, *rest = payload.side
-        rest = payload.main, tuple(rest) if len(inner) > 1 else rest[0]
-        main = chain(*inner).decompress(Payload(*rest), payload_spec(outer, like).main, rng)
-        payload = Payload(main, side)
-    return outer.accumulate(total, payload._replace(main=scale * payload.main))
+    values = _undo(inner, payload.main, sides[1:], payload_spec(outer, like).main, rng)
+    return outer.accumulate(total, Payload(scale * values, sides[0]))
+
+
+def _undo(
+    inner: Sequence[Codec], main: jax.Array, sides: Sequence[PyTree], like: Like, rng: Rng | None
+) -> jax.Array:
+    """What the last stages of a chain stand for."""
+    codec = chain(*inner)
+    side = tuple(sides) if isinstance(codec, Chain) else sides[0] if sides else ()
+    return codec.decompress(Payload(main, side), like, rng)

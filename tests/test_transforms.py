@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import fftgrad as fg
+from fftgrad import _chain
 from fftgrad.transforms import _blocks
 
 compress = jax.jit(fg.compress, static_argnums=0)
@@ -135,3 +136,38 @@ def test_a_whole_vector_that_is_too_long_is_cut_evenly(monkeypatch):
     z = fg.compress(codec, x).main
     assert z.shape == (4 * 256 // 2,)
     np.testing.assert_allclose(fg.decompress(codec, fg.Payload(z), x), x, atol=1e-5)
+
+
+@pytest.mark.parametrize("transform", [fg.Fft(block=16), fg.Fft(block=128), fg.Dct(block=16)])
+@pytest.mark.parametrize("n", [4096, 4099])
+def test_a_few_coefficients_are_undone_at_their_blocks_alone(transform, n, monkeypatch):
+    x = jnp.asarray(values((n,)))
+    codec = fg.chain(transform, fg.TopK(k=2), fg.RangeFloat(bits=8))
+
+    def mean(rows):
+        exchange = fg.AllGather(codec)
+        return exchange.mean(rows, exchange.init(rows), fg.Rng.of(0), "data").mean
+
+    def both():
+        rows = jnp.stack([x, -2 * x[::-1]])
+        one = fg.decompress(codec, fg.compress(codec, x), x)
+        return one, jax.vmap(mean, axis_name="data")(rows)[0]
+
+    assert _chain.is_sparse(codec, x)
+    one, average = both()
+    assert jnp.count_nonzero(one) <= 2 * transform.block
+    monkeypatch.setattr(_chain, "FEW", n)
+    assert not _chain.is_sparse(codec, x)
+    jax.clear_caches()
+    for sparse, dense in zip((one, average), both(), strict=True):
+        np.testing.assert_allclose(sparse, dense, rtol=1e-5, atol=1e-6 * np.abs(dense).max())
+
+
+def test_coefficients_of_one_block_are_added_together():
+    codec, x = fg.Dct(block=4), jnp.arange(10.0)
+    y = jax.random.normal(jax.random.key(0), (4,))
+    # Two in the first block, one in the last, which is longer than the vector, one nowhere.
+    total = codec.accumulate_at(x, jnp.array([0, 3, 9, 12]), y)
+    dense = jnp.zeros(12).at[jnp.array([0, 3, 9])].set(y[:3])
+    expected = x + fg.decompress(codec, fg.Payload(dense), x)
+    np.testing.assert_allclose(total, expected, atol=1e-6)

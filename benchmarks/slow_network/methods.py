@@ -32,11 +32,11 @@ class Method:
 
     def tail(self, adam: bool) -> optax.GradientTransformation:
         """The optimizer behind the exchange, up to the learning rate."""
-        if adam:
-            return optax.scale_by_adam(b1=0.9 if self.momentum else 0.0, b2=0.99)
-        # Momentum 0.9 makes ten times of a gradient, unless the memory does.
-        factor = 1.0 if self.momentum or self.corrects else 10.0
         clip = optax.clip_by_global_norm(1.0)
+        if adam:
+            return optax.chain(clip, optax.scale_by_adam(b1=0.9 if self.momentum else 0, b2=0.99))
+        # Momentum 0.9 makes ten times of a gradient, unless the memory does.
+        factor = 1.0 if self.corrects else 10.0
         return optax.chain(clip, optax.trace(0.9) if self.momentum else optax.scale(factor))
 
 
@@ -85,7 +85,6 @@ METHODS: dict[str, Method] = {
         "random-k 1 %",
         _pmean(fg.AllReduce(_RANDOM), fg.ErrorFeedback(decay=0.95)),
         momentum=False,
-        codec=_RANDOM,
     ),
     "redsync": Method(
         "RedSync 0.1 %", _published(fg.methods.redsync()), momentum=False, corrects=True

@@ -217,8 +217,7 @@ def prepare(job: Job) -> Framework:
         return [torch.from_numpy(np.ascontiguousarray(x)) for x in (inputs, labels.astype(np.int64))]
 
     def finish(rate: float) -> None:
-        if not workload.adam:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()

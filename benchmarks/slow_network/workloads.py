@@ -192,7 +192,7 @@ def lm(smoke: bool) -> Workload:
 
     model = train_lm.ByteLM(width, layers)
     held_out = draw(np.random.default_rng(1), 4 if smoke else 32, text)
-    return Workload("lm", model, True, 2e-3, 2, "loss", draw, held_out)
+    return Workload("lm", model, True, 1e-3, 2, "loss", draw, held_out)
 
 
 WORKLOADS: dict[str, Callable[[bool], Workload]] = {

@@ -21,7 +21,7 @@ from fftgrad._base import (
     payload_spec,
     spec,
 )
-from fftgrad._chain import accumulate, adapt, init, split_linear
+from fftgrad._chain import accumulate, adapt, init, split_for_sum
 from fftgrad._parts import unzip
 from fftgrad._state import PerWorker, add_worker_axis, drop_worker_axis
 
@@ -126,7 +126,7 @@ def decode_mean(
 
     Summed after the codecs' summable prefix, so that w payloads cost one inverse transform.
     """
-    linears, rests = unzip(map(split_linear, codecs))
+    linears, rests = unzip(map(split_for_sum, codecs, likes))
     coefficients = [p.main for p in map(payload_spec, linears, likes)]
     payloads_like = list(map(payload_spec, rests, coefficients))
     workers = buffers.shape[0]

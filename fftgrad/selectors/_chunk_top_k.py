@@ -80,14 +80,15 @@ class ChunkTopK:
         return self.accumulate(jnp.zeros(like.shape, payload.main.dtype), payload)
 
     def accumulate(self, total: jax.Array, payload: Payload) -> jax.Array:
-        positions = self._positions(payload.side, total.size)
+        positions = self.positions(payload.side, total.size)
         return total.at[positions].add(payload.main, **IN_ORDER)
 
     def at(self, x: jax.Array, side: PyTree) -> jax.Array:
         """The values of `x` at the positions of another payload; zero in the padding."""
-        return jnp.take(x, self._positions(side, x.size), mode="fill", fill_value=0)
+        return jnp.take(x, self.positions(side, x.size), mode="fill", fill_value=0)
 
-    def _positions(self, side: jax.Array, n: int) -> jax.Array:
+    def positions(self, side: jax.Array, n: int) -> jax.Array:
+        """Where the values of a payload belong, int32[k], ascending; n and beyond is padding."""
         chunk, k = self._sizes(n)
         chunks = -(-n // chunk)
         offsets = _codes.unpack(side, (chunk - 1).bit_length(), chunks * k).astype(jnp.int32)

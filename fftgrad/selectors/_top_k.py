@@ -97,22 +97,25 @@ class TopK:
         if self._k(n) == n:
             return payload.main
         zero = jnp.zeros((n,), payload.main.dtype)
-        return zero.at[self._positions(payload, n)].set(payload.main, **IN_ORDER)
+        return zero.at[self.positions(payload.side, n)].set(payload.main, **IN_ORDER)
 
     def accumulate(self, total: jax.Array, payload: Payload) -> jax.Array:
         (n,) = total.shape
         if self._k(n) == n:
             return total + payload.main
-        return total.at[self._positions(payload, n)].add(payload.main, **IN_ORDER)
+        return total.at[self.positions(payload.side, n)].add(payload.main, **IN_ORDER)
 
     def at(self, x: jax.Array, side: PyTree) -> jax.Array:
         """The values of `x` at the positions of another payload."""
         if self._k(x.size) == x.size:
             return x
-        return x[self._positions(Payload(x, side), x.size)]
+        return x[self.positions(side, x.size)]
 
-    def _positions(self, payload: Payload, n: int) -> jax.Array:
-        return _indices.decode(payload.side, self._k(n), n)
+    def positions(self, side: PyTree, n: int) -> jax.Array:
+        """Where the values of a payload belong, int32[k], ascending."""
+        if self._k(n) == n:
+            return jnp.arange(n, dtype=jnp.int32)
+        return _indices.decode(side, self._k(n), n)
 
     def _k(self, n: int) -> int:
         return _size.count(self.fraction, self.k, n)

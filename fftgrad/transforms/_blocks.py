@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fftgrad.packing import _scan
+
 CHUNK = 1 << 28
 """Values that go through a transform at a time: 1 GiB, so that with its result and the scratch
 space of a library nothing passes 4 GiB, where cuFFT gives up."""
@@ -55,3 +57,36 @@ def times(rows: jax.Array, matrix: np.ndarray) -> jax.Array:
     """The product of each row with a matrix, to the precision of float32."""
     # Accelerators would round the factors to fewer bits, and the map would be no isometry.
     return jnp.matmul(rows, matrix, precision=lax.Precision.HIGHEST)
+
+
+def accumulate_at(
+    total: jax.Array,
+    positions: jax.Array,
+    coefficients: jax.Array,
+    inverse: Callable[[jax.Array], jax.Array],
+    block: int,
+    slots: int,
+) -> jax.Array:
+    """`total` + the inverse transform of a few coefficients, at the blocks that they are in.
+
+    The coefficients of a block are first brought together, so that each value is added to once:
+    sums in an order of their own would differ between replicas.
+
+    Args:
+      total: float32[n].
+      positions: int32[k], ascending; from the last block on for nowhere.
+      coefficients: [k], of the dtype that `inverse` takes.
+      inverse: from rows [., slots] of coefficients to rows float32[., block].
+      block: values in a block.
+      slots: coefficients in a block.
+    """
+    (k,) = positions.shape
+    owner, place = positions // slots, positions % slots
+    starts = jnp.concatenate([jnp.ones((1,), bool), owner[1:] != owner[:-1]])
+    row = _scan.cumsum(starts.astype(jnp.int32)) - 1
+    rows = jnp.zeros((k, slots), coefficients.dtype)
+    rows = rows.at[row, place].set(coefficients, indices_are_sorted=True, unique_indices=True)
+    nowhere = -(-total.size // block)
+    owners = jnp.full((k,), nowhere, jnp.int32).at[row].set(jnp.minimum(owner, nowhere))
+    at = block * owners[:, None] + jnp.arange(block, dtype=jnp.int32)[None]
+    return total.at[at].add(inverse(rows), mode="drop")

@@ -80,6 +80,18 @@ class Dct:
         rows = payload.main.reshape(-1, block)
         return _blocks.by_chunks(lambda r: _blocks.times(r, basis(block).T), rows).ravel()[:n]
 
+    def reach(self, n: int) -> int:
+        return _blocks.fit(self.block, n)
+
+    def accumulate_at(
+        self, total: jax.Array, positions: jax.Array, coefficients: jax.Array
+    ) -> jax.Array:
+        b = self.reach(total.size)
+        inverse = basis(b).T
+        return _blocks.accumulate_at(
+            total, positions, coefficients, lambda rows: _blocks.times(rows, inverse), b, b
+        )
+
 
 def basis(b: int) -> np.ndarray:
     """Column j is the j-th cosine of b values; orthogonal."""

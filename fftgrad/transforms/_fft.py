@@ -87,16 +87,22 @@ class Fft:
             x = narrow.astype(jnp.float32)
         block = self._block(x.size)
         rows = _blocks.to_rows(x, block)
-        slots = _slots_by_product(rows) if block <= PRODUCT else _slots(rows)
-        return Payload(slots.ravel(), (), overflow)
+        return Payload(_slots(rows).ravel(), (), overflow)
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         (n,) = like.shape
         block = self._block(n)
 
-        slots = payload.main.reshape(-1, block // 2)
-        rows = _rows_by_product(slots) if block <= PRODUCT else _rows(slots)
-        return rows.ravel()[:n]
+        return _rows(payload.main.reshape(-1, block // 2)).ravel()[:n]
+
+    def reach(self, n: int) -> int:
+        return self._block(n)
+
+    def accumulate_at(
+        self, total: jax.Array, positions: jax.Array, coefficients: jax.Array
+    ) -> jax.Array:
+        b = self._block(total.size)
+        return _blocks.accumulate_at(total, positions, coefficients, _rows, b, b // 2)
 
     def _block(self, n: int) -> int:
         if self.block is None:
@@ -106,6 +112,9 @@ class Fft:
 
 def _slots(rows: jax.Array) -> jax.Array:
     b = rows.shape[1]
+    if b <= PRODUCT:
+        parts = _blocks.by_chunks(lambda r: _blocks.times(r, basis(b)), rows)
+        return lax.complex(parts[:, : b // 2], parts[:, b // 2 :])
     c = _blocks.by_chunks(lambda r: jnp.fft.rfft(r, norm="ortho"), rows)
     first = lax.complex(c[:, :1].real, c[:, -1:].real)
     # Selected, not concatenated: that fuses into what reads it, so it need not be stored.
@@ -114,27 +123,20 @@ def _slots(rows: jax.Array) -> jax.Array:
 
 
 def _rows(slots: jax.Array) -> jax.Array:
+    b = 2 * slots.shape[1]
+    if b <= PRODUCT:
+        parts = jnp.concatenate([slots.real, slots.imag], axis=1)
+        return _blocks.by_chunks(lambda r: _blocks.times(r, basis(b).T), parts)
+
     def inverse(z: jax.Array) -> jax.Array:
         first = z[:, :1]
         c = jnp.pad(z * np.float32(math.sqrt(0.5)), ((0, 0), (0, 1)))
         zero = jnp.zeros_like(first.real)
         c = c.at[:, :1].set(lax.complex(first.real, zero))
         c = c.at[:, -1:].set(lax.complex(first.imag, zero))
-        return jnp.fft.irfft(c, n=2 * z.shape[1], norm="ortho")
+        return jnp.fft.irfft(c, n=b, norm="ortho")
 
     return _blocks.by_chunks(inverse, slots)
-
-
-def _slots_by_product(rows: jax.Array) -> jax.Array:
-    b = rows.shape[1]
-    parts = _blocks.by_chunks(lambda r: _blocks.times(r, basis(b)), rows)
-    return lax.complex(parts[:, : b // 2], parts[:, b // 2 :])
-
-
-def _rows_by_product(slots: jax.Array) -> jax.Array:
-    parts = jnp.concatenate([slots.real, slots.imag], axis=1)
-    b = parts.shape[1]
-    return _blocks.by_chunks(lambda r: _blocks.times(r, basis(b).T), parts)
 
 
 def basis(b: int) -> np.ndarray:

@@ -1,0 +1,302 @@
+"""The benchmark over slow links: that links are slow, that nothing is left behind, that twins match."""
+
+import importlib
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax
+import numpy as np
+import pytest
+
+FOLDER = pathlib.Path(__file__).parent.parent / "benchmarks/slow_network"
+ADDRESS = "10.77.0.1"
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """Imports a module of the benchmark."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+def can_limit() -> bool:
+    tools = ("ip", "tc", "unshare", "nsenter", "setpriv")
+    if os.geteuid() != 0 or not all(map(shutil.which, tools)):
+        return False
+    return subprocess.run(["unshare", "--net", "true"], check=False).returncode == 0
+
+
+limited = pytest.mark.skipif(not can_limit(), reason="needs root, iproute2 and util-linux")
+
+
+def processes_with(text):
+    """The ids of processes whose command line contains a text."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and text.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def eventually(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def network_namespaces():
+    found = set()
+    for entry in pathlib.Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            found.add(os.readlink(entry))
+        except OSError:
+            continue
+    return found
+
+
+def interfaces():
+    return pathlib.Path("/proc/self/net/dev").read_text().count(":")
+
+
+# Namespaces
+
+TRANSFER = """
+import socket, sys, time
+size = 1_000_000
+if sys.argv[1] == "send":
+    with socket.create_connection((sys.argv[2], 5000)) as link:
+        link.sendall(bytes(size))
+        link.recv(1)
+else:
+    with socket.create_server((sys.argv[2], 5000)) as server:
+        print("ready", flush=True)
+        link, _ = server.accept()
+        start, got = time.perf_counter(), 0
+        while got < size:
+            got += len(link.recv(1 << 16))
+        print(time.perf_counter() - start)
+        link.sendall(b"x")
+"""
+
+
+@limited
+@pytest.mark.parametrize(("rate", "bits"), [("50mbit", 50e6), ("200mbit", 200e6)])
+def test_a_link_has_its_rate_and_its_bytes_are_counted(modules, rate, bits):
+    network = modules("network")
+    with network.namespaces(2) as cluster:
+        cluster.limit(rate)
+        command = [sys.executable, "-c", TRANSFER]
+        receive = cluster.command(0, [*command, "receive", cluster.address(0)])
+        send = cluster.command(1, [*command, "send", cluster.address(0)])
+        with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiver:
+            assert receiver.stdout.readline() == "ready\n"
+            subprocess.run(send, check=True)
+            seconds = float(receiver.stdout.read())
+        counters = subprocess.run(
+            cluster.command(1, ["cat", "/proc/self/net/dev"]),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    # One bucket of a millisecond goes through at once.
+    assert 0.9 * 8e6 / bits < seconds + 0.002 < 2 * 8e6 / bits
+    sent, packets = re.search(r"eth0: +(?:\d+ +){8}(\d+) +(\d+)", counters).groups()
+    assert int(sent) == pytest.approx(1e6 + 66 * int(packets), rel=0.01)
+
+
+@limited
+def test_a_host_name_is_an_address(modules):
+    with modules("network").namespaces(1) as cluster:
+        name = subprocess.run(
+            cluster.command(0, ["hostname"]), capture_output=True, text=True, check=True
+        ).stdout.strip()
+        assert name == cluster.address(0) == ADDRESS
+    assert os.uname().nodename != ADDRESS
+
+
+HOLD = """
+import sys
+sys.path.insert(0, {folder!r})
+import subprocess, time
+import network
+with network.namespaces(2) as cluster:
+    cluster.limit("10mbit")
+    subprocess.Popen(cluster.command(1, ["sleep", {mark!r}]))
+    print("up", flush=True)
+    {then}
+"""
+
+
+@limited
+@pytest.mark.parametrize("ending", ["leave", "raise", "SIGINT", "SIGTERM", "SIGKILL"])
+def test_nothing_is_left_of_namespaces(ending):
+    before, here = network_namespaces(), interfaces()
+    mark = f"86400.{os.getpid()}{len(ending)}{sum(map(ord, ending))}"
+    then = {"leave": "pass", "raise": "raise ValueError"}.get(ending, "time.sleep(60)")
+    script = textwrap.dedent(HOLD).format(folder=str(FOLDER), mark=mark, then=then)
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout.readline() == "up\n"
+        if ending.startswith("SIG"):
+            assert network_namespaces() - before
+            parent.send_signal(getattr(signal, ending))
+        parent.communicate(timeout=20)
+    assert eventually(lambda: not processes_with(mark))
+    # Other tests may have namespaces of their own: those of this one are what must go.
+    assert eventually(lambda: not network_namespaces() - before)
+    assert interfaces() == here
+
+
+def test_without_root_it_says_so(modules, monkeypatch):
+    network = modules("network")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SystemExit, match="root.*--loopback"), network.namespaces(2):
+        pass
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "tc" else tool)
+    with pytest.raises(SystemExit, match="without tc: install iproute2"), network.namespaces(2):
+        pass
+
+
+def test_rates(modules):
+    bits = modules("network").bits_per_second
+    assert [bits("100mbit"), bits("1gbit"), bits("1.5gbit"), bits("64kbit")] == [
+        100e6,
+        1e9,
+        1.5e9,
+        64e3,
+    ]
+    with pytest.raises(SystemExit, match="--rate.*got 100"):
+        bits("100")
+
+
+# Runs
+
+
+def start(tmp_path, *arguments):
+    command = [sys.executable, str(FOLDER / "run.py"), "--smoke", "--out", str(tmp_path)]
+    environment = {k: v for k, v in os.environ.items() if k != "PJRT_NPROC"}
+    return subprocess.Popen(
+        [*command, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment | {"TMPDIR": str(tmp_path)},
+    )
+
+
+def results(tmp_path):
+    return json.loads((tmp_path / "run.json").read_text())["runs"]
+
+
+def test_two_workers_train_alike_and_their_bytes_are_those_of_the_program(tmp_path):
+    with start(tmp_path, "--method", "dense,fft-64") as job:
+        output, _ = job.communicate(timeout=300)
+    assert job.returncode == 0, output
+    dense, fft = results(tmp_path)
+    assert "FFT 64" in output
+    for run in (dense, fft):
+        assert run["status"] == "done"
+        assert len(run["losses"]) == len(run["seconds"]) == 5
+        assert run["wire_s"] > 0
+        assert run["compute_s"] + run["update_s"] <= run["step_s"] * 1.2
+    assert dense["losses"][0] == fft["losses"][0]  # the same parameters, the same batches
+    assert dense["losses"][-1] != fft["losses"][-1]
+    assert dense["facts"]["link_bytes"] > 20 * fft["facts"]["link_bytes"]
+    # Over loopback others may send too, so that only a lower bound is sure.
+    headers = 66 * dense["sent_packets"]
+    assert dense["sent_bytes"] >= 0.99 * dense["facts"]["link_bytes"] + headers
+    assert not processes_with(str(tmp_path))
+
+
+@pytest.mark.parametrize("ending", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_no_worker_outlives_its_supervisor(tmp_path, ending):
+    with start(tmp_path, "--method", "dense", "--steps", "5") as job:
+        assert eventually(lambda: len(processes_with(f"{FOLDER}/worker.py")) >= 2, 60)
+        job.send_signal(getattr(signal, ending))
+        job.communicate(timeout=30)
+    # Workers name the folder of their job.
+    assert eventually(lambda: not processes_with(str(tmp_path)))
+    if ending != "SIGKILL":
+        assert (tmp_path / "run.json").exists()
+        assert not list(tmp_path.glob("tmp*"))
+
+
+def test_a_killed_worker_ends_the_run(tmp_path):
+    with start(tmp_path, "--method", "dense", "--fault", "kill:2") as job:
+        output, _ = job.communicate(timeout=300)
+    assert job.returncode == 0, output
+    (run,) = results(tmp_path)
+    assert run["status"] == "failed"
+    events = [event for _, event in run["events"]]
+    assert events[:2] == ["worker 1 killed", "worker 1 ended with code -9"]
+    assert re.fullmatch(r"worker 0 ended with code -?\d+", events[2])
+    assert not processes_with(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "dense,zip"], "--method: there is no zip; choose from dense,"),
+        (["--workload", "cat"], "--workload: must be one of alexnet,resnet,lm, got cat"),
+        (["--method", "dense", "--fault", "melt:3"], "--fault: must be kill:STEP or drop:STEP"),
+    ],
+)
+def test_what_is_not_there_is_answered(tmp_path, arguments, message):
+    with start(tmp_path, *arguments) as job:
+        output, _ = job.communicate(timeout=60)
+    assert job.returncode != 0
+    assert message in output.replace("\n", " ")
+
+
+# Twins
+
+
+@pytest.mark.parametrize("name", ["alexnet", "resnet", "lm"])
+def test_parameters_survive_their_file(modules, tmp_path, name):
+    if name != "lm":
+        pytest.importorskip("sklearn")
+    monkey = modules("job")
+    assert monkey
+    workloads = modules("workloads")
+    params = workloads.WORKLOADS[name](True).params(0)
+    workloads.save_params(params, str(tmp_path / "params.npz"))
+    loaded = workloads.load_params(str(tmp_path / "params.npz"))
+    assert jax.tree.structure(loaded) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["alexnet", "resnet", "lm"])
+def test_models_in_both_frameworks_are_the_same_function(modules, tmp_path, name):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    modules("job")
+    workload = modules("workloads").WORKLOADS[name](True)
+    params = workload.params(0)
+    path = str(tmp_path / "params.npz")
+    modules("workloads").save_params(params, path)
+    inputs = workload.held_out[0][:3]
+    expected = workload.model.apply(params, inputs)
+    as_tensor = torch.from_numpy(np.ascontiguousarray(inputs))
+    if inputs.dtype != np.float32:
+        as_tensor = as_tensor.long()
+    with torch.no_grad():
+        got = modules("peer").twin(workload, path)(as_tensor)
+    np.testing.assert_allclose(got.numpy(), expected, atol=1e-4)
