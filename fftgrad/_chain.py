@@ -46,7 +46,7 @@ class Chain:
         return adapt(self, x, init(self, x), rng)[0]
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
-        if is_sparse(self, like):
+        if few_of_blocks(self, like):
             return accumulate(self, jnp.zeros(like.shape, like.dtype), payload, 1.0, rng)
         likes = [like]
         for stage in self.stages[:-1]:
@@ -145,7 +145,7 @@ def split_linear(codec: Codec) -> tuple[Codec, Codec]:
 
 def split_for_sum(codec: Codec, like: Like) -> tuple[Codec, Codec]:
     """What is undone once for the sum of many payloads, and what for each of them."""
-    return (Identity(), codec) if is_sparse(codec, like) else split_linear(codec)
+    return (Identity(), codec) if few_of_blocks(codec, like) else split_linear(codec)
 
 
 def shard(codec: Codec, parts: int) -> Codec:
@@ -157,15 +157,21 @@ FEW = 16
 """A payload of few coefficients is undone at their blocks alone, if those hold 1 value in 16."""
 
 
-def is_sparse(codec: Codec, like: Like) -> bool:
-    """Whether a codec keeps so few coefficients of blocks that hardly any block has one."""
+def few_of_blocks(
+    codec: Codec, like: Like
+) -> tuple[BlockCodec, SupportCodec, tuple[Codec, ...]] | None:
+    """Transform, selector and rest of a chain, if hardly any block has a coefficient that is kept.
+
+    None of any other codec.
+    """
     match stages(codec):
-        case (BlockCodec() as blocks, SupportCodec() as selector, *_):
+        case (BlockCodec() as blocks, SupportCodec() as selector, *rest):
             (n,) = like.shape
             kept = payload_spec(selector, payload_spec(blocks, like).main).main
-            return FEW * kept.size * blocks.reach(n) <= n
+            few = FEW * kept.size * blocks.reach(n) <= n
+            return (blocks, selector, tuple(rest)) if few else None
         case _:
-            return False
+            return None
 
 
 def accumulate(
@@ -174,14 +180,14 @@ def accumulate(
     """`total` + scale * what the payload stands for, in place where the codec is sparse."""
     outer, *inner = stages(codec)
     like = spec(total)
-    sides = payload.side if isinstance(codec, Chain) else (payload.side,)
-    if is_sparse(codec, like):
-        selector, *inner = inner
-        coefficients = payload_spec(outer, like).main
+    sides: tuple[PyTree, ...] = payload.side if isinstance(codec, Chain) else (payload.side,)
+    if few := few_of_blocks(codec, like):
+        blocks, selector, rest = few
+        coefficients = payload_spec(blocks, like).main
         kept = payload_spec(selector, coefficients).main
-        values = _undo(inner, payload.main, sides[2:], kept, rng)
+        values = _undo(rest, payload.main, sides[2:], kept, rng)
         positions = selector.positions(sides[1], coefficients.size)
-        return outer.accumulate_at(total, positions, scale * values)
+        return blocks.accumulate_at(total, positions, scale * values)
     if not isinstance(outer, SparseCodec):
         return total + scale * codec.decompress(payload, like, rng)
     values = _undo(inner, payload.main, sides[1:], payload_spec(outer, like).main, rng)

@@ -1,4 +1,4 @@
-"""The benchmark over slow links: that links are slow, that nothing is left behind, that twins match."""
+"""The benchmark over slow links: they are slow, nothing is left behind, and twins match."""
 
 import importlib
 import importlib.util
@@ -63,7 +63,7 @@ def network_namespaces():
     found = set()
     for entry in pathlib.Path("/proc").glob("[0-9]*/ns/net"):
         try:
-            found.add(os.readlink(entry))
+            found.add(entry.readlink())
         except OSError:
             continue
     return found
@@ -166,7 +166,7 @@ def test_nothing_is_left_of_namespaces(ending):
 def test_without_root_it_says_so(modules, monkeypatch):
     network = modules("network")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(SystemExit, match="root.*--loopback"), network.namespaces(2):
+    with pytest.raises(SystemExit, match=r"root.*--loopback"), network.namespaces(2):
         pass
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "tc" else tool)
@@ -182,7 +182,7 @@ def test_rates(modules):
         1.5e9,
         64e3,
     ]
-    with pytest.raises(SystemExit, match="--rate.*got 100"):
+    with pytest.raises(SystemExit, match=r"--rate.*got 100"):
         bits("100")
 
 

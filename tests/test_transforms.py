@@ -153,11 +153,11 @@ def test_a_few_coefficients_are_undone_at_their_blocks_alone(transform, n, monke
         one = fg.decompress(codec, fg.compress(codec, x), x)
         return one, jax.vmap(mean, axis_name="data")(rows)[0]
 
-    assert _chain.is_sparse(codec, x)
+    assert _chain.few_of_blocks(codec, x)
     one, average = both()
     assert jnp.count_nonzero(one) <= 2 * transform.block
     monkeypatch.setattr(_chain, "FEW", n)
-    assert not _chain.is_sparse(codec, x)
+    assert not _chain.few_of_blocks(codec, x)
     jax.clear_caches()
     for sparse, dense in zip((one, average), both(), strict=True):
         np.testing.assert_allclose(sparse, dense, rtol=1e-5, atol=1e-6 * np.abs(dense).max())

@@ -86,7 +86,9 @@ def speed_up(folder: pathlib.Path) -> Figure:
                 ratio = rows["dense"]["step_s"] / rows[method]["step_s"]
                 axes.plot(bits_per_second(rate), ratio, "o", color=f"C{index}")
     axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="bit/s of each link", ylabel="times as fast as dense")
+    axes.set(
+        xscale="log", yscale="log", xlabel="bit/s of each link", ylabel="times as fast as dense"
+    )
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8)
     return figure

@@ -45,9 +45,7 @@ def _pmean(exchange: fg.Exchange, memory: fg.Memory = fg.NoMemory()) -> Exchange
 
 
 def _two_stage(codec: fg.Codec, memory: fg.Memory = fg.NoMemory()) -> Exchange:
-    return lambda workers: fg.compressed_pmean(
-        fg.TwoStage(codec, workers), memory, axis_name=AXIS
-    )
+    return lambda workers: fg.compressed_pmean(fg.TwoStage(codec, workers), memory, axis_name=AXIS)
 
 
 def _published(tx: optax.GradientTransformationExtraArgs) -> Exchange:
@@ -56,9 +54,7 @@ def _published(tx: optax.GradientTransformationExtraArgs) -> Exchange:
 
 def _feedback(label: str, codec: fg.Codec, *, stages: int = 1) -> Method:
     memory = fg.ErrorFeedback(decay=0.95)
-    exchange = (
-        _pmean(fg.AllGather(codec), memory) if stages == 1 else _two_stage(codec, memory)
-    )
+    exchange = _pmean(fg.AllGather(codec), memory) if stages == 1 else _two_stage(codec, memory)
     return Method(label, exchange, momentum=False, codec=codec)
 
 

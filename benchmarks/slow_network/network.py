@@ -8,12 +8,13 @@ behind, however the parent ends, and nothing outside these namespaces is touched
 import contextlib
 import dataclasses
 import os
+import pathlib
 import re
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 TIED = ("setpriv", "--pdeathsig", "KILL")  # to the life of its parent
@@ -79,7 +80,13 @@ class Namespaces:
 
     def enter(self, pid: int, command: Sequence[str]) -> list[str]:
         """The command line that runs a command in the namespaces of a process."""
-        return [*TIED, "nsenter", f"--net=/proc/{pid}/ns/net", f"--uts=/proc/{pid}/ns/uts", *command]
+        return [
+            *TIED,
+            "nsenter",
+            f"--net=/proc/{pid}/ns/net",
+            f"--uts=/proc/{pid}/ns/uts",
+            *command,
+        ]
 
     def command(self, worker: int, command: Sequence[str]) -> list[str]:
         """The command in a worker's namespaces."""
@@ -105,7 +112,7 @@ class Namespaces:
 
 
 @contextlib.contextmanager
-def namespaces(workers: int) -> Iterator[Namespaces]:
+def namespaces(workers: int) -> Generator[Namespaces]:
     """Namespaces joined by links without limits, for as long as the context lasts."""
     _check()
     holders = list[subprocess.Popen[bytes]]()
@@ -143,14 +150,15 @@ def _check() -> None:
 
 
 def _wait_for_namespace(holder: "subprocess.Popen[bytes]") -> None:
-    own = os.readlink("/proc/self/ns/net")
+    own = pathlib.Path("/proc/self/ns/net").readlink()
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         with contextlib.suppress(FileNotFoundError):
             # `unshare` has replaced itself by `sleep` once both namespaces are there.
-            with open(f"/proc/{holder.pid}/comm") as comm:
-                if comm.read() == "sleep\n" and os.readlink(f"/proc/{holder.pid}/ns/net") != own:
-                    return
+            process = pathlib.Path(f"/proc/{holder.pid}")
+            is_sleep = (process / "comm").read_text() == "sleep\n"
+            if is_sleep and (process / "ns/net").readlink() != own:
+                return
         if holder.poll() is not None:
             break
         time.sleep(0.01)

@@ -139,16 +139,16 @@ def twin(workload: Workload, path: str) -> Any:
     model, shape = workload.model, workload.held_out[0].shape
     match workload.name:
         case "alexnet":
-            side = functools.reduce(lambda s, _: (s - 3) // 2 + 1, range(3), (shape[1] - 7) // 4 + 1)
+            side = functools.reduce(
+                lambda s, _: (s - 3) // 2 + 1, range(3), (shape[1] - 7) // 4 + 1
+            )
             out = AlexNet(model.width, model.hidden, model.classes, side)
         case "resnet":
             out = ResNet(model.depth, model.width)
         case _:
             out = ByteLM(model.width, model.layers, shape[1])
     with np.load(path) as archive:
-        names = {
-            name: name.removeprefix("params/").replace("/", ".") for name in archive.files
-        }
+        names = {name: name.removeprefix("params/").replace("/", ".") for name in archive.files}
         state = {
             _renamed(new): torch.from_numpy(_turned(new, archive[old]))
             for old, new in names.items()
@@ -214,7 +214,9 @@ def prepare(job: Job) -> Framework:
         inputs, labels = batch
         if inputs.dtype != np.float32:
             inputs = inputs.astype(np.int64)
-        return [torch.from_numpy(np.ascontiguousarray(x)) for x in (inputs, labels.astype(np.int64))]
+        return [
+            torch.from_numpy(np.ascontiguousarray(x)) for x in (inputs, labels.astype(np.int64))
+        ]
 
     def finish(rate: float) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -232,10 +234,10 @@ def prepare(job: Job) -> Framework:
         dist.all_reduce(total)
         return float(total)
 
-    @torch.no_grad()
     def assess() -> float:
         inputs, labels = tensors(workload.held_out)
-        logits = plain(inputs)
+        with torch.no_grad():
+            logits = plain(inputs)
         if workload.metric == "loss":
             return float(loss(logits, labels))
         return float((logits.argmax(-1) == labels).float().mean())

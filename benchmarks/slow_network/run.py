@@ -91,7 +91,9 @@ class Run:
     label: str
     repeat: int
     status: str = "waiting"
-    lines: list[list[dict[str, Any]]] = dataclasses.field(default_factory=list[list[dict[str, Any]]])
+    lines: list[list[dict[str, Any]]] = dataclasses.field(
+        default_factory=list[list[dict[str, Any]]]
+    )
     events: list[tuple[float, str]] = dataclasses.field(default_factory=list[tuple[float, str]])
 
     def steps(self, worker: int = 0) -> list[dict[str, Any]]:
@@ -357,7 +359,16 @@ def goal(run: Run, runs: list[Run], args: argparse.Namespace) -> tuple[int, floa
 def table(runs: list[Run], args: argparse.Namespace) -> Table:
     """One row for each run that has begun, and how it compares with its framework's dense run."""
     where = "loopback, no limit" if args.loopback else f"{args.rate} {args.delay}".strip()
-    columns = ("", "steps", "loss", "held\nout", "s a\nstep", "com-\npute", "MB\nsent", "pre-\ndicted")
+    columns = (
+        "",
+        "steps",
+        "loss",
+        "held\nout",
+        "s a\nstep",
+        "com-\npute",
+        "MB\nsent",
+        "pre-\ndicted",
+    )
     out = Table(*columns, "times\ndense", "", box=box.SIMPLE_HEAD, padding=0)
     out.title = f"{args.workload}, {args.workers} workers, {where}"
     for column in out.columns:

@@ -1,6 +1,7 @@
 """One worker in JAX."""
 
 import collections
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -20,157 +21,126 @@ from workloads import WORKLOADS, load_params
 import fftgrad as fg
 
 
-def prepare(job: Job) -> Framework:
-    """Compiles the step: a program for the gradient, and one for exchange and optimizer."""
-    jax.distributed.initialize(
-        job.coordinator,
-        job.workers,
-        job.worker,
-        initialization_timeout=120,
-        heartbeat_timeout_seconds=20,
-        shutdown_timeout_seconds=10,
-    )
-    workload, method = WORKLOADS[job.workload](job.smoke), METHODS[job.method]
-    mesh = jax.make_mesh((job.workers,), (AXIS,), axis_types=(AxisType.Auto,))
-    spread, replicated = NamedSharding(mesh, P(AXIS)), NamedSharding(mesh, P())
-    exchange, tail = method.exchange(job.workers), method.tail(workload.adam)
-    tx = optax.chain(exchange, tail)
+class Trainer:
+    """A workload under a method, compiled: a program for the gradient, and one for the update.
 
-    def put(x: np.ndarray[Any, Any]) -> jax.Array:
-        shape = (job.workers * x.shape[0], *x.shape[1:])
-        return jax.make_array_from_process_local_data(spread, x, shape)
+    The parameters and the state are held here and nowhere else, because a step donates them.
+    """
 
-    def compiled(function: Any, ins: Any, outs: Any, *args: Any, donate: Any = ()) -> Any:
+    def __init__(self, job: Job) -> None:
+        self.job, self.method = job, METHODS[job.method]
+        self.workload = WORKLOADS[job.workload](job.smoke)
+        self.mesh = jax.make_mesh((job.workers,), (AXIS,), axis_types=(AxisType.Auto,))
+        self.tail = self.method.tail(self.workload.adam)
+        self.tx = optax.chain(self.method.exchange(job.workers), self.tail)
+        self.params: Any = jax.device_put(load_params(job.params), NamedSharding(self.mesh, P()))
+        specs = fg.state_specs(jax.eval_shape(self.tx.init, self.params), AXIS)
+        self.state: Any = self.compiled(self.tx.init, P(), specs, self.params)(self.params)
+
+        self.batches = self.workload.batches(job.worker, job.seed)
+        self.first = [self.put(x) for x in next(self.workload.batches(job.worker, job.seed))]
+        inputs = self.params, *self.first
+        self.gradient = self.compiled(self._gradient, (P(), P(AXIS), P(AXIS)), P(AXIS), *inputs)
+        inputs = self.params, self.state, self.gradient(*inputs)[1], self.rate(0.0)
+        update = functools.partial(self._update, self.tx)
+        ins = P(), specs, P(AXIS), P()
+        self.update = self.compiled(update, ins, (P(), specs), *inputs, donate=(0, 1, 2))
+        one = self.put(np.zeros(1, np.float32))
+        self.total = self.compiled(lambda x: lax.psum(x, AXIS), P(AXIS), P(), one)
+        self.collectives = [c for c in fg.audit(self.update) if c.branch == ()]
+        self.loss: Any = None
+
+    def put(self, x: np.ndarray[Any, Any]) -> jax.Array:
+        """This worker's rows of a global array."""
+        rows = NamedSharding(self.mesh, P(AXIS))
+        shape = (self.job.workers * x.shape[0], *x.shape[1:])
+        return jax.make_array_from_process_local_data(rows, x, shape)
+
+    def rate(self, value: float) -> jax.Array:
+        """A learning rate, on all workers."""
+        return jax.device_put(np.float32(value), NamedSharding(self.mesh, P()))
+
+    def compiled(self, function: Any, ins: Any, outs: Any, *args: Any, donate: Any = ()) -> Any:
+        """A program over the workers."""
         mapped = jax.shard_map(
-            function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False
+            function, mesh=self.mesh, in_specs=ins, out_specs=outs, check_vma=False
         )
         return jax.jit(mapped, donate_argnums=donate).lower(*args).compile()
 
-    def gradient(params: Any, inputs: Any, labels: Any) -> Any:
-        rows = jax.value_and_grad(workload.loss)(params, inputs, labels)
+    def _gradient(self, params: Any, inputs: jax.Array, labels: jax.Array) -> Any:
+        rows = jax.value_and_grad(self.workload.loss)(params, inputs, labels)
         return jax.tree.map(lambda g: g[None], rows)
 
-    def apply(params: Any, updates: Any, rate: jax.Array) -> Any:
-        return jax.tree.map(lambda p, u: p - rate * u, params, updates)
-
-    def update(params: Any, state: Any, rows: Any, rate: jax.Array) -> Any:
+    def _update(self, tx: Any, params: Any, state: Any, rows: Any, rate: jax.Array) -> Any:
         updates, state = tx.update(jax.tree.map(lambda g: g[0], rows), state, params)
-        return apply(params, updates, rate), state
+        return jax.tree.map(lambda p, u: p - rate * u, params, updates), state
 
-    def count(value: jax.Array) -> jax.Array:
-        return lax.psum(value, AXIS)
-
-    # From here on everything is held once: a step donates what it replaces.
-    held: dict[str, Any] = {"params": jax.device_put(load_params(job.params), replicated)}
-    specs = fg.state_specs(jax.eval_shape(tx.init, held["params"]), AXIS)
-    held["state"] = compiled(tx.init, P(), specs, held["params"])(held["params"])
-    batches = workload.batches(job.worker, job.seed)
-    first = [put(x) for x in next(workload.batches(job.worker, job.seed))]
-    rate = jax.device_put(np.float32(0), replicated)
-    gradient_step = compiled(
-        gradient, (P(), P(AXIS), P(AXIS)), P(AXIS), held["params"], *first
-    )
-    rows = gradient_step(held["params"], *first)[1]
-    update_step = compiled(
-        update,
-        (P(), specs, P(AXIS), P()),
-        (P(), specs),
-        held["params"],
-        held["state"],
-        rows,
-        rate,
-        donate=(0, 1, 2),
-    )
-    del rows
-    total = compiled(count, P(AXIS), P(), put(np.zeros(1, np.float32)))
-    assess = jax.jit(workload.assess)
-
-    def step(number: int) -> dict[str, float]:
-        inputs, labels = map(put, next(batches))
-        rate = jax.device_put(np.float32(workload.learning_rate(number)), replicated)
+    def step(self, number: int) -> dict[str, float]:
+        """One step on the next batch, and the seconds of its two programs."""
+        inputs, labels = map(self.put, next(self.batches))
+        rate = self.rate(self.workload.learning_rate(number))
         start = time.perf_counter()
-        held["loss"], rows = jax.block_until_ready(gradient_step(held["params"], inputs, labels))
+        self.loss, rows = jax.block_until_ready(self.gradient(self.params, inputs, labels))
         middle = time.perf_counter()
-        held["params"], held["state"] = jax.block_until_ready(
-            update_step(held["params"], held["state"], rows, rate)
-        )
+        updated = self.update(self.params, self.state, rows, rate)
+        self.params, self.state = jax.block_until_ready(updated)
         return {"compute_s": middle - start, "update_s": time.perf_counter() - middle}
 
-    def agree(value: float) -> float:
-        return float(local(total(put(np.array([value], np.float32))))[0])
+    def agree(self, value: float) -> float:
+        """The sum of a number over the workers, when all have come that far."""
+        return float(_local(self.total(self.put(np.array([value], np.float32))))[0])
 
-    def assess_now() -> float:
-        own = jax.tree.map(local, held["params"])
-        return float(assess(own, *workload.held_out))
+    def assess(self) -> float:
+        """The held-out metric."""
+        own = jax.tree.map(_local, self.params)
+        return float(jax.jit(self.workload.assess)(own, *self.workload.held_out))
 
-    collectives = [c for c in fg.audit(update_step) if c.branch == ()]
+    def phases(self) -> dict[str, float]:
+        """Seconds of what is inside of the update. There is no training after it."""
+        rows = self.gradient(self.params, *self.first)[1]
+        out = {"wire_s": self._time_wire()}
+        if self.method.codec is not None:
+            out["encode_s"] = self._time_encode(self.method.codec, rows)
+        return out | {"optimizer_s": self._time_optimizer(rows)}
 
-    def phases() -> dict[str, float]:
-        _, rows = gradient_step(held["params"], *first)
-
-        def vector(rows: Any) -> jax.Array:
-            return jnp.concatenate([g.ravel() for g in jax.tree.leaves(rows)])
-
-        def encode(rows: Any) -> Any:
-            return jax.tree.map(lambda p: p[None], fg.compress(method.codec, vector(rows))[:2])
-
-        def optimize(params: Any, state: Any, rows: Any, rate: jax.Array) -> Any:
-            updates, state = tail.update(jax.tree.map(lambda g: g[0], rows), state, params)
-            return apply(params, updates, rate), state
-
-        def finish() -> None:
-            held["params"], held["tail"] = jax.block_until_ready(
-                program(held["params"], held["tail"], rows, rate)
-            )
-
-        out = dict[str, float]()
+    def _time_wire(self) -> float:
         sizes = collections.Counter[str]()
-        for collective in collectives:
+        for collective in self.collectives:
             sizes[collective.kind] += collective.bytes
-        wire = [put(np.ones(-(-size // 4 // job.workers) * job.workers, np.float32)) for size in sizes.values()]
+        words = (-(-size // 4 // self.job.workers) * self.job.workers for size in sizes.values())
+        arrays = [self.put(np.ones(count, np.float32)) for count in words]
 
-        def send(*arrays: jax.Array) -> Any:
+        def send(*arrays: jax.Array) -> list[jax.Array]:
             return [BARE[kind](array) for kind, array in zip(sizes, arrays, strict=True)]
 
-        program = compiled(send, P(AXIS), P(AXIS), *wire)
-        out["wire_s"] = timed(lambda: jax.block_until_ready(program(*wire)), agree)
-        del wire
-        if method.codec is not None:
-            coder = compiled(encode, P(AXIS), P(AXIS), rows)
-            out["encode_s"] = timed(lambda: jax.block_until_ready(coder(rows)), agree)
-        held["tail"] = held.pop("state")[1]
-        like = jax.tree.map(lambda _: P(), held["tail"])
-        program = compiled(
-            optimize,
-            (P(), like, P(AXIS), P()),
-            (P(), like),
-            held["params"],
-            held["tail"],
-            rows,
-            rate,
-            donate=(0, 1),
-        )
-        out["optimizer_s"] = timed(finish, agree)
-        return out
+        program = self.compiled(send, P(AXIS), P(AXIS), *arrays)
+        return timed(lambda: jax.block_until_ready(program(*arrays)), self.agree)
 
-    facts = {
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(held["params"])),
-        "collectives": [c._asdict() for c in collectives],
-        "link_bytes": sum(c.link_bytes(job.workers) for c in collectives),
-    }
-    return Framework(
-        step,
-        lambda: float(local(held["loss"])[0]),
-        assess_now,
-        agree,
-        phases,
-        workload.metric == "accuracy",
-        facts,
-    )
+    def _time_encode(self, codec: fg.Codec, rows: Any) -> float:
+        def encode(rows: Any) -> Any:
+            vector = jnp.concatenate([g.ravel() for g in jax.tree.leaves(rows)])
+            return jax.tree.map(lambda part: part[None], fg.compress(codec, vector)[:2])
+
+        program = self.compiled(encode, P(AXIS), P(AXIS), rows)
+        return timed(lambda: jax.block_until_ready(program(rows)), self.agree)
+
+    def _time_optimizer(self, rows: Any) -> float:
+        params, (_, state) = self.params, self.state
+        del self.params, self.state
+        same = jax.tree.map(lambda _: P(), state)
+        args = params, state, rows, self.rate(0.0)
+        update = functools.partial(self._update, self.tail)
+        ins = P(), same, P(AXIS), P()
+        program = self.compiled(update, ins, (P(), same), *args, donate=(0, 1))
+
+        def run() -> None:
+            nonlocal params, state
+            params, state = jax.block_until_ready(program(params, state, *args[2:]))
+
+        return timed(run, self.agree)
 
 
-def local(array: jax.Array) -> jax.Array:
-    """This worker's own piece."""
+def _local(array: jax.Array) -> jax.Array:
     return array.addressable_shards[0].data
 
 
@@ -180,6 +150,34 @@ BARE: dict[str, Callable[[jax.Array], jax.Array]] = {
     "all-gather": lambda x: lax.all_gather(x, AXIS, tiled=True),
     "all-to-all": lambda x: lax.all_to_all(x, AXIS, 0, 0, tiled=True),
 }
+
+
+def prepare(job: Job) -> Framework:
+    """A trainer among its peers."""
+    jax.distributed.initialize(
+        job.coordinator,
+        job.workers,
+        job.worker,
+        initialization_timeout=120,
+        heartbeat_timeout_seconds=20,
+        shutdown_timeout_seconds=10,
+    )
+    trainer = Trainer(job)
+    facts = {
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(trainer.params)),
+        "collectives": [c._asdict() for c in trainer.collectives],
+        "link_bytes": sum(c.link_bytes(job.workers) for c in trainer.collectives),
+    }
+    return Framework(
+        trainer.step,
+        lambda: float(_local(trainer.loss)[0]),
+        trainer.assess,
+        trainer.agree,
+        trainer.phases,
+        trainer.workload.metric == "accuracy",
+        facts,
+    )
+
 
 if __name__ == "__main__":
     work(Job.loads(sys.argv[1]), prepare)

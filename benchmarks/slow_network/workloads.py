@@ -74,7 +74,9 @@ class Workload:
 def save_params(params: Params, path: str) -> None:
     """Parameters as a NumPy archive, by path."""
     leaves = jax.tree.leaves_with_path(params)
-    named = {jax.tree_util.keystr(p, simple=True, separator="/"): np.asarray(x) for p, x in leaves}
+    named: dict[str, Any] = {
+        jax.tree_util.keystr(p, simple=True, separator="/"): np.asarray(x) for p, x in leaves
+    }
     np.savez(path, **named)
 
 
