@@ -36,6 +36,7 @@ CODECS: dict[str, fg.Codec] = {
         fg.Fft(block=None, half=True), fg.TopK(fraction=0.15), fg.RangeFloat(bits=10)
     ),
     "blocked dct": fg.chain(fg.Dct(block=16), fg.TopK(fraction=0.2), fg.RangeFloat(bits=8)),
+    "few of blocks": fg.chain(fg.Fft(block=4), fg.TopK(k=1), fg.RangeFloat(bits=8)),
     "rotated": fg.chain(fg.Hadamard(block=32), fg.RangeFloat(bits=4, rounding="stochastic")),
     "threshold": fg.Threshold(fraction=0.1),
     "threshold trimmed": fg.Threshold(fraction=0.1, search="trimmed", capacity=1.5),
@@ -85,6 +86,7 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "gather blocked": fg.AllGather(CODECS["blocked"]),
     "gather paper": fg.AllGather(CODECS["paper"]),
     "gather dct": fg.AllGather(CODECS["blocked dct"]),
+    "gather few of blocks": fg.AllGather(CODECS["few of blocks"]),
     "gather rotated": fg.AllGather(CODECS["rotated"]),
     "gather stochastic": fg.AllGather(CODECS["blocked stochastic"]),
     "gather adaptive": fg.AllGather(CODECS["one mean"]),

@@ -257,7 +257,9 @@ def test_what_is_not_there_is_answered(modules, tmp_path):
     with pytest.raises(SystemExit, match="--workload: must be one of alexnet,resnet,lm, got cat"):
         run.prepare(run.parse_args(["--workload", "cat"]), tmp_path)
     with pytest.raises(SystemExit, match="--fault: must be kill:STEP or drop:STEP, got melt:3"):
-        run.Fault.parse("melt:3", 1)
+        run.plan(run.parse_args(["--fault", "melt:3"]))
+    with pytest.raises(SystemExit, match="--fault: a link can only drop where it is limited"):
+        run.plan(run.parse_args(["--fault", "drop:3", "--loopback"]))
 
 
 # Twins

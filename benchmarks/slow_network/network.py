@@ -106,10 +106,6 @@ class Namespaces:
                     wait = f"parent 1:1 netem delay {delay} limit 100000".split()
                     _run(self.enter(pid, ["tc", "qdisc", "replace", "dev", device, *wait]))
 
-    def unplug(self, worker: int) -> None:
-        """Takes a worker's link down."""
-        _run(self.enter(self.hub, ["ip", "link", "set", f"port{worker}", "down"]))
-
 
 @contextlib.contextmanager
 def namespaces(workers: int) -> Generator[Namespaces]:

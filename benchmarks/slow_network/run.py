@@ -325,6 +325,9 @@ def plan(args: argparse.Namespace) -> list[Run]:
     """All runs, in order."""
     from methods import METHODS, PEERS
 
+    fault = Fault.parse(args.fault, args.workers - 1)
+    if fault.kind == "drop" and args.loopback:
+        raise SystemExit("--fault: a link can only drop where it is limited; leave --loopback out")
     labels = {name: method.label for name, method in METHODS.items()} | PEERS
     names = list(labels) if args.method == "all" else args.method.split(",")
     unknown = [name for name in names if name not in labels]

@@ -25,7 +25,7 @@ def pack(*masks: jax.Array) -> tuple[jax.Array, ...]:
         return head
     # Padded on its own: a bound to check at every bit would keep the pass from being vectorized.
     ends = (jnp.pad(mask[whole:], (0, -mask.size % WORD)).reshape(1, WORD) for mask in masks)
-    return tuple(map(_append, head, _words(*ends)))
+    return tuple(jnp.concatenate(words) for words in zip(head, _words(*ends), strict=True))
 
 
 def _words(*rows: jax.Array) -> tuple[jax.Array, ...]:
@@ -37,10 +37,6 @@ def _words(*rows: jax.Array) -> tuple[jax.Array, ...]:
     # One reduction with several results reads its operand once; several reductions may not.
     zeros = tuple(np.uint32(0) for _ in rows)
     return tuple(lax.reduce(shifted, zeros, either, (1,)))
-
-
-def _append(words: jax.Array, end: jax.Array) -> jax.Array:
-    return jnp.concatenate([words, end])
 
 
 def unpack(words: jax.Array, count: int) -> jax.Array:
