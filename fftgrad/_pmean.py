@@ -160,7 +160,7 @@ def compressed_pmean(
         mean, remembered = memory.update(x, sent, mean, compensated)
 
         finite = _axes.everywhere(_parts.all_finite(mean))
-        remembered = _parts.where(finite, remembered, own)
+        remembered = _parts.where(finite, add_worker_axis(remembered), state.memory)
         exchanged = tuple(r.state for r in reduced)
         if value is not None and isinstance(exchange, WatchfulExchange):
             loss = lax.pmean(jnp.asarray(value, jnp.float32), axis_name)
@@ -169,7 +169,7 @@ def compressed_pmean(
         return mean, CompressedPmeanState(
             step=state.step + 1,
             skipped=state.skipped + 1 - finite.astype(jnp.int32),
-            memory=add_worker_axis(remembered),
+            memory=remembered,
             exchange=exchanged,
         )
 

@@ -206,22 +206,25 @@ def results(tmp_path):
 
 
 def test_two_workers_train_alike_and_their_bytes_are_those_of_the_program(tmp_path):
-    with start(tmp_path, "--method", "dense,fft-64") as job:
+    with start(tmp_path, "--method", "dense,fft-64,local-4") as job:
         output, _ = job.communicate(timeout=300)
     assert job.returncode == 0, output
-    dense, fft = results(tmp_path)
+    dense, fft, local = results(tmp_path)
     assert "FFT 64" in output
-    for run in (dense, fft):
+    for run in (dense, fft, local):
         assert run["status"] == "done"
         assert len(run["losses"]) == len(run["seconds"]) == 5
         assert run["wire_s"] > 0
         assert run["compute_s"] + run["update_s"] <= run["step_s"] * 1.2
-    assert dense["losses"][0] == fft["losses"][0]  # the same parameters, the same batches
+    # The same parameters, the same batches.
+    assert dense["losses"][0] == fft["losses"][0] == local["losses"][0]
     assert dense["losses"][-1] != fft["losses"][-1]
     assert dense["facts"]["link_bytes"] > 20 * fft["facts"]["link_bytes"]
     # Over loopback others may send too, so that only a lower bound is sure.
     headers = 66 * dense["sent_packets"]
     assert dense["sent_bytes"] >= 0.99 * dense["facts"]["link_bytes"] + headers
+    assert local["every"] == 4
+    assert 30 * local["facts"]["link_bytes"] < dense["facts"]["link_bytes"]
     assert not processes_with(str(tmp_path))
 
 
@@ -262,6 +265,53 @@ def test_what_is_not_there_is_answered(modules, tmp_path):
         run.plan(run.parse_args(["--fault", "drop:3", "--loopback"]))
 
 
+def test_a_step_is_the_mean_over_those_that_share_an_exchange(modules):
+    run = modules("run").Run("local-4", "", 0, every=4)
+    steps = [{"step": i, "seconds": s} for i, s in enumerate([9, 9, 1, 1, 1, 5, 1, 1, 2, 6, 7])]
+    run.lines = [steps]
+    assert run.median("seconds", 2) == pytest.approx((2.0 + 2.5) / 2)  # what is over, is left out
+    assert run.median("seconds", 9) == pytest.approx(6.5)
+
+
+def test_tables_compare_with_the_dense_run_of_the_same_framework(modules, tmp_path):
+    pytest.importorskip("matplotlib")
+    modules("job")
+    figures = modules("figures")
+
+    def run(method, step, losses, repeat=0):
+        return {
+            "method": method,
+            "label": method,
+            "repeat": repeat,
+            "status": "done",
+            "step_s": step,
+            "compute_s": 0.5,
+            "sent_bytes": 2e6,
+            "sent_packets": 1000,
+            "facts": {"link_bytes": 1.9e6},
+            "seconds": [step] * 3,
+            "assessed": [[i + 1, step * (i + 1), loss] for i, loss in enumerate(losses)],
+        }
+
+    both = [
+        run("dense", 4.0, [3, 2, 1]),
+        run("top-k", 1.0, [3, 2, 2]),
+        run("torch", 3.0, [3, 3, 2]),
+    ]
+    again = [run("dense", 5.0, [3, 2, 1], 1), run("torch-fp16", 2.0, [3, 3, 2])]
+    (tmp_path / "some.json").write_text(json.dumps({"runs": both + again}))
+    rows = figures.methods(tmp_path, "some")
+    assert rows["dense"]["step_s"] == 4.5
+    assert figures.reached(rows["top-k"], rows["torch"]) == (2, 2.0)
+    table = figures.step_table(tmp_path, "some")
+    assert "| dense | 4.50 (4.00-5.00) | 0.50 |  | 2 | 1.966 | 1.00 |" in table
+    assert "| top-k | 1.00 | 0.50 |  | 2 | 1.966 | 4.50 |" in table
+    assert "| torch-fp16 | 2.00 | 0.50 |  | 2 | 1.966 | 1.50 |" in table
+    table = figures.target_table(tmp_path, "some")
+    assert "| top-k | 1.00 | 2 | not in 3 |  |  |" in table
+    assert "| torch-fp16 | 2.00 | 2 | 3 | 6.0 | 1.50 |" in table
+
+
 # Twins
 
 
@@ -276,6 +326,9 @@ def test_parameters_survive_their_file(modules, tmp_path, name):
     loaded = workloads.load_params(str(tmp_path / "params.npz"))
     assert jax.tree.structure(loaded) == jax.tree.structure(params)
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    schedule, rate = workloads.WORKLOADS[name](True).schedule, workloads.WORKLOADS[name](True).rate
+    rates = [float(schedule(step)) for step in (0, 4, 9, 50)]
+    np.testing.assert_allclose(rates, [rate / 10, rate / 2, rate, rate], rtol=1e-6)
 
 
 @pytest.mark.slow

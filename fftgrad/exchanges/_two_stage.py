@@ -118,7 +118,7 @@ class TwoStage:
             sent=_parts.from_shards(sent, x),
             state=TwoStageState(
                 state.overflow + seen,
-                add_worker_axis(_parts.where(finite, remembered, own)),
+                _parts.where(finite, add_worker_axis(remembered), state.server),
             ),
         )
 

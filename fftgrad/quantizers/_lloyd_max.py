@@ -98,7 +98,12 @@ class LloydMax:
 
 
 def _look_up(codes: jax.Array, centroids: np.ndarray) -> jax.Array:
-    return jnp.asarray(centroids.astype(np.float32))[codes]
+    # A choice among few is vectorized, where a gather is not.
+    values = centroids.astype(np.float32)
+    out = jnp.full(codes.shape, values[0])
+    for code in range(1, len(values)):
+        out = jnp.where(codes >= code, values[code], out)
+    return out
 
 
 @functools.cache
