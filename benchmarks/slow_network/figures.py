@@ -1,12 +1,15 @@
-"""The figures of what `run.py` wrote: loss against time, parts of a step, speed-up against rate."""
+"""Figures and tables of what `run.py` wrote: loss against time, parts of a step, speed-up."""
 
 import argparse
+import collections
 import json
 import pathlib
+import statistics
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from job import HEADERS
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from network import bits_per_second
@@ -20,10 +23,11 @@ PARTS = {
     "wire_s": ("wire", "#f0883e"),
     "hook_s": ("PyTorch's exchange, not overlapped", "#ffc680"),
 }
-LINES = ("dense", "bf16", "top-k", "top-k-mille", "fft-16", "two-stage", "powersgd")
+LINES = ("dense", "bf16", "top-k", "top-k-mille", "fft-16", "powersgd", "random-k")
+Record = dict[str, Any]
 
 
-def runs(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
+def runs(folder: pathlib.Path, name: str) -> list[Record]:
     """The finished runs of one file; none if it is not there."""
     path = folder / f"{name}.json"
     if not path.exists():
@@ -31,7 +35,36 @@ def runs(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
     return [run for run in json.loads(path.read_text())["runs"] if run["status"] == "done"]
 
 
-def parts(run: dict[str, Any]) -> dict[str, float]:
+def methods(folder: pathlib.Path, name: str) -> dict[str, Record]:
+    """A record for each method: medians of its turns, and the fastest and slowest step of them."""
+    turns = collections.defaultdict[str, list[Record]](list)
+    for run in runs(folder, name):
+        turns[run["method"]].append(run)
+    out = dict[str, Record]()
+    for method, same in turns.items():
+        keys = [key for key in same[0] if key.endswith("_s")]
+        steps = [run["step_s"] for run in same]
+        medians = {key: statistics.median(run[key] for run in same) for key in keys}
+        out[method] = same[0] | medians | {"spread": (min(steps), max(steps))}
+    return out
+
+
+def base(method: str) -> str:
+    """The dense run of the same framework."""
+    return "torch" if method.startswith("torch") else "dense"
+
+
+def reached(run: Record, dense: Record) -> tuple[int, float] | None:
+    """Steps and seconds after which a run was as good as a dense one in the end."""
+    rises = dense["assessed"][-1][2] > dense["assessed"][0][2]
+    target = dense["assessed"][-1][2]
+    for steps, clock, metric in run["assessed"]:
+        if (metric >= target) if rises else (metric <= target):
+            return steps, clock
+    return None
+
+
+def parts(run: Record) -> dict[str, float]:
     """Seconds of a step by what they go to; what was not timed apart is counted as decoding.
 
     PyTorch compresses and sends while it still computes: only what that adds to a step shows.
@@ -39,6 +72,55 @@ def parts(run: dict[str, Any]) -> dict[str, float]:
     out = {part: run.get(part, 0.0) for part in PARTS}
     rest = max(0.0, run["step_s"] - sum(out.values()))
     return out | {"hook_s" if run["method"].startswith("torch") else "decode_s": rest}
+
+
+# Tables
+
+
+def step_table(folder: pathlib.Path, name: str) -> str:
+    """What a step takes, as Markdown."""
+    rows = methods(folder, name)
+    out = [
+        "| | s a step | of it gradient | wire | MB over the link | predicted | "
+        "times as fast as its framework's dense |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for method, run in rows.items():
+        low, high = run["spread"]
+        spread = f" ({low:.2f}-{high:.2f})" if high > low else ""
+        link = run["facts"].get("link_bytes")
+        predicted = f"{(link + HEADERS * run['sent_packets']) / 1e6:.4g}" if link else ""
+        wire = f"{run['wire_s']:.2f}" if "wire_s" in run else ""
+        dense = rows.get(base(method))
+        ratio = f"{dense['step_s'] / run['step_s']:.2f}" if dense else ""
+        out.append(
+            f"| {run['label']} | {run['step_s']:.2f}{spread} | {run['compute_s']:.2f} | {wire} | "
+            f"{run['sent_bytes'] / 1e6:.4g} | {predicted} | {ratio} |"
+        )
+    return "\n".join(out)
+
+
+def target_table(folder: pathlib.Path, name: str) -> str:
+    """When each was as good as its framework's dense run in the end, as Markdown."""
+    rows = methods(folder, name)
+    out = [
+        "| | s a step | MB over the link | steps | seconds | times shorter than dense |",
+        "|---|---|---|---|---|---|",
+    ]
+    for method, run in rows.items():
+        dense = rows.get(base(method))
+        goal = dense and reached(dense, dense)
+        when = dense and reached(run, dense)
+        cells = f"{when[0]} | {when[1]:.1f}" if when else f"not in {len(run['seconds'])} | "
+        ratio = f"{goal[1] / when[1]:.2f}" if goal and when else ""
+        out.append(
+            f"| {run['label']} | {run['step_s']:.2f} | {run['sent_bytes'] / 1e6:.4g} | "
+            f"{cells} | {ratio} |"
+        )
+    return "\n".join(out)
+
+
+# Figures
 
 
 def time_to_loss(folder: pathlib.Path, rates: tuple[str, ...] = ("100mbit", "1gbit")) -> Figure:
@@ -61,12 +143,12 @@ def time_to_loss(folder: pathlib.Path, rates: tuple[str, ...] = ("100mbit", "1gb
 
 def breakdown(folder: pathlib.Path, name: str = "alexnet-1gbit") -> Figure:
     """What a step of the 61 million parameters takes, and what for."""
-    rows = sorted(runs(folder, name), key=lambda run: run["step_s"])
+    rows = sorted(methods(folder, name).values(), key=lambda run: run["step_s"])
     figure = Figure(figsize=(10, 0.5 + 0.32 * len(rows)), layout="constrained")
     axes = figure.subplots()
     left = np.zeros(len(rows))
     for part, (label, color) in PARTS.items():
-        width = np.array([parts(run).get(part, 0.0) for run in rows])
+        width = np.array([parts(run)[part] for run in rows])
         axes.barh([run["label"] for run in rows], width, left=left, label=label, color=color)
         left += width
     axes.invert_yaxis()
@@ -79,9 +161,9 @@ def speed_up(folder: pathlib.Path) -> Figure:
     """How many times faster than dense, measured and as the bytes alone would have it."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    _lines(axes, {run["method"]: run for run in runs(folder, "alexnet-1gbit")})
+    _lines(axes, methods(folder, "alexnet-1gbit"))
     for rate in ("100mbit", "1gbit"):
-        rows = {run["method"]: run for run in runs(folder, f"alexnet-{rate}")}
+        rows = methods(folder, f"alexnet-{rate}")
         for index, method in enumerate(LINES):
             if method in rows and "dense" in rows and method != "dense":
                 ratio = rows["dense"]["step_s"] / rows[method]["step_s"]
@@ -95,19 +177,19 @@ def speed_up(folder: pathlib.Path) -> Figure:
     return figure
 
 
-def break_even(dense: dict[str, Any], run: dict[str, Any]) -> float:
+def break_even(dense: Record, run: Record) -> float:
     """The rate in bit/s beyond which the dense mean is faster."""
     saved = 8 * (dense["facts"]["link_bytes"] - run["facts"]["link_bytes"])
     spent = _local(run) - _local(dense)
     return saved / spent if spent > 0 else float("inf")
 
 
-def _local(run: dict[str, Any]) -> float:
+def _local(run: Record) -> float:
     """Seconds of a step without its wire."""
     return run["step_s"] - run["wire_s"]
 
 
-def _lines(axes: Axes, rows: dict[str, dict[str, Any]]) -> None:
+def _lines(axes: Axes, rows: dict[str, Record]) -> None:
     rates = np.logspace(7, 11, 200)
     for index, method in enumerate(LINES):
         if method in rows and "dense" in rows and method != "dense":
@@ -120,10 +202,13 @@ def _lines(axes: Axes, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Draws all of them."""
+    """Draws all of them, and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="folder of the JSON")
     folder = parser.parse_args().results
+    for path in sorted(folder.glob("*.json")):
+        show = target_table if any(r["assessed"] for r in runs(folder, path.stem)) else step_table
+        print(f"{path.stem}\n\n{show(folder, path.stem)}\n")
     mpl.use("agg")
     for name, draw in (
         ("time_to_loss", time_to_loss),

@@ -15,6 +15,8 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
 
 FAILED = 3
+HEADERS = 66
+"""Bytes of a packet that are not its payload: Ethernet 14, IPv4 20, TCP 20 and its time stamps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +118,7 @@ def _train(job: Job, framework: Framework, lines: TextIO) -> None:
         lines.write(json.dumps(record) + "\n")
 
     write(facts=framework.facts)
+    framework.agree(0.0)  # the clock starts when all are ready
     clock, done = 0.0, False
     for step in range(job.steps):
         before, start = traffic(job.interface), time.perf_counter()

@@ -10,8 +10,9 @@ import fftgrad as fg
 AXIS = "data"
 
 
-Exchange = Callable[[int], optax.GradientTransformationExtraArgs]
-"""A transformation in place of the dense mean, given the number of workers."""
+Transformation = optax.GradientTransformation
+Assembly = Callable[[int, Transformation], Transformation]
+"""A whole optimizer from the number of workers and an optimizer without exchange."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,34 +23,50 @@ class Method:
       momentum: whether the optimizer keeps its momentum; error feedback is one already.
       corrects: whether the memory has the momentum that the optimizer lacks.
       codec: what encodes the whole gradient, where one codec does; to time it on its own.
+      every: steps to an exchange; with more than one, each worker has parameters of its own.
     """
 
     label: str
-    exchange: Exchange
+    assemble: Assembly
     momentum: bool = True
     corrects: bool = False
     codec: fg.Codec | None = None
+    every: int = 1
 
-    def tail(self, adam: bool) -> optax.GradientTransformation:
-        """The optimizer behind the exchange, up to the learning rate."""
-        clip = optax.clip_by_global_norm(1.0)
+    def tail(self, adam: bool, rate: optax.Schedule) -> Transformation:
+        """The optimizer without the exchange."""
+        clip, descend = optax.clip_by_global_norm(1.0), optax.scale_by_learning_rate(rate)
         if adam:
-            return optax.chain(clip, optax.scale_by_adam(b1=0.9 if self.momentum else 0, b2=0.99))
+            moments = optax.scale_by_adam(b1=0.9 if self.momentum else 0, b2=0.99)
+            return optax.chain(clip, moments, descend)
         # Momentum 0.9 makes ten times of a gradient, unless the memory does.
         factor = 1.0 if self.corrects else 10.0
-        return optax.chain(clip, optax.trace(0.9) if self.momentum else optax.scale(factor))
+        momentum = optax.trace(0.9) if self.momentum else optax.scale(factor)
+        return optax.chain(clip, momentum, descend)
 
 
-def _pmean(exchange: fg.Exchange, memory: fg.Memory = fg.NoMemory()) -> Exchange:
-    return lambda _: fg.compressed_pmean(exchange, memory, axis_name=AXIS)
+def _published(tx: Transformation) -> Assembly:
+    return lambda _, tail: optax.chain(tx, tail)
 
 
-def _two_stage(codec: fg.Codec, memory: fg.Memory = fg.NoMemory()) -> Exchange:
-    return lambda workers: fg.compressed_pmean(fg.TwoStage(codec, workers), memory, axis_name=AXIS)
+def _pmean(exchange: fg.Exchange, memory: fg.Memory = fg.NoMemory()) -> Assembly:
+    return _published(fg.compressed_pmean(exchange, memory, axis_name=AXIS))
 
 
-def _published(tx: optax.GradientTransformationExtraArgs) -> Exchange:
-    return lambda _: tx
+def _two_stage(codec: fg.Codec, memory: fg.Memory = fg.NoMemory()) -> Assembly:
+    def assemble(workers: int, tail: Transformation) -> Transformation:
+        return _pmean(fg.TwoStage(codec, workers), memory)(workers, tail)
+
+    return assemble
+
+
+def _local(label: str, codec: fg.Codec, every: int) -> Method:
+    def assemble(workers: int, inner: Transformation) -> Transformation:
+        exchange, memory = fg.TwoStage(codec, workers), fg.ErrorFeedback(decay=0.95)
+        outer = optax.sgd(1.0)
+        return fg.methods.diloco(inner, outer, every, exchange, memory, axis_name=AXIS)
+
+    return Method(label, assemble, codec=codec, every=every)
 
 
 def _feedback(label: str, codec: fg.Codec, *, stages: int = 1) -> Method:
@@ -61,6 +78,7 @@ def _feedback(label: str, codec: fg.Codec, *, stages: int = 1) -> Method:
 _FOUR = fg.RangeFloat(bits=4)
 _PERCENT, _MILLE = fg.TopK(fraction=0.01), fg.TopK(fraction=0.001)
 _SIGN, _BF16, _RANDOM = fg.Sign(), fg.Cast("bfloat16"), fg.RandomK(fraction=0.01)
+_LLOYD = fg.LloydMax(bits=2, block=256)
 
 METHODS: dict[str, Method] = {
     "dense": Method("dense float32", _pmean(fg.AllReduce())),
@@ -76,7 +94,19 @@ METHODS: dict[str, Method] = {
     "top-k": _feedback("top-k 1 %, 4 bits", fg.chain(_PERCENT, _FOUR)),
     "top-k-mille": _feedback("top-k 0.1 %, 4 bits", fg.chain(_MILLE, _FOUR)),
     "two-stage": _feedback("top-k 1 %, two stages", fg.chain(_PERCENT, _FOUR), stages=2),
-    "sign": Method("sign, two stages", _two_stage(_SIGN, fg.ErrorFeedback()), codec=_SIGN),
+    "sign": Method(
+        "sign, two stages",
+        _two_stage(_SIGN, fg.ErrorFeedback(decay=0.95)),
+        momentum=False,
+        codec=_SIGN,
+    ),
+    "lloyd-max": Method(
+        "Lloyd-Max 2 bits, two stages",
+        _two_stage(_LLOYD, fg.ErrorFeedback(decay=0.9)),
+        codec=_LLOYD,
+    ),
+    "local-4": _local("4 local steps, sign", _SIGN, 4),
+    "local-8": _local("8 local steps, sign", _SIGN, 8),
     "random-k": Method(
         "random-k 1 %",
         _pmean(fg.AllReduce(_RANDOM), fg.ErrorFeedback(decay=0.95)),
@@ -88,7 +118,7 @@ METHODS: dict[str, Method] = {
     "scalecom": Method("ScaleCom 50x", _published(fg.methods.scalecom(50)), momentum=False),
     "qsgd": Method("QSGD 4 bits", _published(fg.methods.qsgd(bits=4))),
     "terngrad": Method("TernGrad", _published(fg.methods.terngrad())),
-    "powersgd": Method("PowerSGD rank 4", _published(fg.methods.power_sgd(rank=4)), momentum=False),
+    "powersgd": Method("PowerSGD rank 4", _published(fg.methods.power_sgd(rank=4))),
 }
 
 PEERS: dict[str, str] = {

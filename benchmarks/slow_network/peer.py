@@ -226,7 +226,7 @@ def prepare(job: Job) -> Framework:
 
     def step(number: int) -> dict[str, float]:
         backward(*tensors(next(batches)))
-        finish(workload.learning_rate(number))
+        finish(float(workload.schedule(number)))
         return {}
 
     def agree(value: float) -> float:

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import network as net
-from job import ROOT, Job
+from job import HEADERS, ROOT, Job
 from rich import box
 from rich.console import Console
 from rich.live import Live
@@ -83,6 +83,7 @@ class Run:
     """One training run, and what came of it.
 
     Attributes:
+      every: steps to an exchange.
       lines: what each worker has written so far.
       events: what happened to workers and links, and when, in seconds since the run began.
     """
@@ -90,6 +91,7 @@ class Run:
     method: str
     label: str
     repeat: int
+    every: int = 1
     status: str = "waiting"
     lines: list[list[dict[str, Any]]] = dataclasses.field(
         default_factory=list[list[dict[str, Any]]]
@@ -111,13 +113,20 @@ class Run:
         return next((line[key] for line in lines if key in line), {})
 
     def median(self, key: str, warm: int) -> float:
-        """Of worker 0's steps once warm."""
+        """Of worker 0's steps once warm; of their means, where not every step has an exchange."""
         values = [step[key] for step in self.steps() if key in step]
-        return statistics.median(values[warm:] or values) if values else float("nan")
+        values = values[warm:] or values
+        cycles = range(0, max(1, len(values) - self.every + 1), self.every)
+        means = [statistics.mean(values[i : i + self.every]) for i in cycles if values]
+        return statistics.median(means) if means else float("nan")
 
     def sent(self, args: argparse.Namespace) -> tuple[float, float]:
         """Bytes and packets that a worker sends in a step."""
-        each = [step["sent"] for i in range(len(self.lines)) for step in self.steps(i)[args.warm :]]
+        each = list[list[int]]()
+        for worker in range(len(self.lines)):
+            steps = self.steps(worker)[args.warm :]
+            whole = len(steps) // self.every * self.every  # a part would count too few exchanges
+            each += [step["sent"] for step in steps[: whole or None]]
         if not each:
             return 0, 0
         count, packets = (statistics.mean(x) for x in zip(*each, strict=True))
@@ -136,6 +145,7 @@ class Run:
             "method": self.method,
             "label": self.label,
             "repeat": self.repeat,
+            "every": self.every,
             "status": self.status,
             "step_s": self.median("seconds", args.warm),
             **{key: self.median(key, args.warm) for key in keys},
@@ -335,7 +345,9 @@ def plan(args: argparse.Namespace) -> list[Run]:
         raise SystemExit(f"--method: there is no {unknown[0]}; choose from {','.join(labels)}")
     if any(name in PEERS for name in names) and not importlib.util.find_spec("torch"):
         raise SystemExit('--method: PyTorch\'s need torch; pip install -e ".[bench]"')
-    return [Run(n, labels[n], repeat) for repeat in range(args.repeats) for n in names]
+    every = {name: METHODS[name].every for name in names if name in METHODS}
+    turns = range(args.repeats)
+    return [Run(n, labels[n], turn, every.get(n, 1)) for turn in turns for n in names]
 
 
 def prepare(args: argparse.Namespace, folder: pathlib.Path) -> None:
@@ -401,10 +413,6 @@ def table(runs: list[Run], args: argparse.Namespace) -> Table:
     return out
 
 
-HEADERS = 66
-"""Bytes of a packet that are not its payload: Ethernet 14, IPv4 20, TCP 20 and its time stamps."""
-
-
 def main(argv: list[str] | None = None) -> None:
     """Everything, and what there is of it if it is interrupted."""
     args = parse_args(argv)
@@ -428,6 +436,9 @@ def main(argv: list[str] | None = None) -> None:
             finally:
                 live.update(table(runs, args))
                 write(runs, args)
+            if not console.is_terminal:  # where a live table is drawn only once, in the end
+                seconds = run.median("seconds", args.warm)
+                console.print(f"{run.label}: {run.status}, {seconds:.2f} s a step")
             if run.status != "done" and not args.fault:
                 console.print(supervisor.complaint(), markup=False, highlight=False)
     console.print(f"written: {args.out / args.name}.json")

@@ -24,30 +24,37 @@ import fftgrad as fg
 class Trainer:
     """A workload under a method, compiled: a program for the gradient, and one for the update.
 
-    The parameters and the state are held here and nowhere else, because a step donates them.
+    The parameters and the state are held here and nowhere else, because a step donates them. With
+    local steps the parameters differ between two exchanges; each process has its own copy of what
+    counts as replicated, and `check_vma=False` lets it. A leading axis would cost a copy of them.
     """
 
     def __init__(self, job: Job) -> None:
         self.job, self.method = job, METHODS[job.method]
         self.workload = WORKLOADS[job.workload](job.smoke)
         self.mesh = jax.make_mesh((job.workers,), (AXIS,), axis_types=(AxisType.Auto,))
-        self.tail = self.method.tail(self.workload.adam)
-        self.tx = optax.chain(self.method.exchange(job.workers), self.tail)
-        self.params: Any = jax.device_put(load_params(job.params), NamedSharding(self.mesh, P()))
-        specs = fg.state_specs(jax.eval_shape(self.tx.init, self.params), AXIS)
+        self.tail = self.method.tail(self.workload.adam, self.workload.schedule)
+        self.tx = self.method.assemble(job.workers, self.tail)
+        params = load_params(job.params)
+        specs = fg.state_specs(jax.eval_shape(self.tx.init, params), AXIS)
+        self.params: Any = jax.device_put(params, NamedSharding(self.mesh, P()))
         self.state: Any = self.compiled(self.tx.init, P(), specs, self.params)(self.params)
 
         self.batches = self.workload.batches(job.worker, job.seed)
         self.first = [self.put(x) for x in next(self.workload.batches(job.worker, job.seed))]
         inputs = self.params, *self.first
         self.gradient = self.compiled(self._gradient, (P(), P(AXIS), P(AXIS)), P(AXIS), *inputs)
-        inputs = self.params, self.state, self.gradient(*inputs)[1], self.rate(0.0)
+        inputs = self.params, self.state, self.gradient(*inputs)[1]
         update = functools.partial(self._update, self.tx)
-        ins = P(), specs, P(AXIS), P()
-        self.update = self.compiled(update, ins, (P(), specs), *inputs, donate=(0, 1, 2))
+        ins, outs = (P(), specs, P(AXIS)), (P(), specs)
+        self.update = self.compiled(update, ins, outs, *inputs, donate=(0, 1, 2))
         one = self.put(np.zeros(1, np.float32))
         self.total = self.compiled(lambda x: lax.psum(x, AXIS), P(AXIS), P(), one)
-        self.collectives = [c for c in fg.audit(self.update) if c.branch == ()]
+        # With local steps, what is sent every so many of them is in a branch of its own.
+        self.every = self.method.every
+        self.collectives = [
+            c for c in fg.audit(self.update) if (c.branch == ()) == (self.every == 1)
+        ]
         self.loss: Any = None
 
     def put(self, x: np.ndarray[Any, Any]) -> jax.Array:
@@ -55,10 +62,6 @@ class Trainer:
         rows = NamedSharding(self.mesh, P(AXIS))
         shape = (self.job.workers * x.shape[0], *x.shape[1:])
         return jax.make_array_from_process_local_data(rows, x, shape)
-
-    def rate(self, value: float) -> jax.Array:
-        """A learning rate, on all workers."""
-        return jax.device_put(np.float32(value), NamedSharding(self.mesh, P()))
 
     def compiled(self, function: Any, ins: Any, outs: Any, *args: Any, donate: Any = ()) -> Any:
         """A program over the workers."""
@@ -68,21 +71,20 @@ class Trainer:
         return jax.jit(mapped, donate_argnums=donate).lower(*args).compile()
 
     def _gradient(self, params: Any, inputs: jax.Array, labels: jax.Array) -> Any:
-        rows = jax.value_and_grad(self.workload.loss)(params, inputs, labels)
-        return jax.tree.map(lambda g: g[None], rows)
+        return _add_axis(jax.value_and_grad(self.workload.loss)(params, inputs, labels))
 
-    def _update(self, tx: Any, params: Any, state: Any, rows: Any, rate: jax.Array) -> Any:
-        updates, state = tx.update(jax.tree.map(lambda g: g[0], rows), state, params)
-        return jax.tree.map(lambda p, u: p - rate * u, params, updates), state
+    def _update(self, tx: Any, params: Any, state: Any, gradient: Any) -> Any:
+        own = jax.tree.map(lambda g: g[0], gradient)
+        updates, state = tx.update(own, state, params)
+        return optax.apply_updates(params, updates), state
 
     def step(self, number: int) -> dict[str, float]:
         """One step on the next batch, and the seconds of its two programs."""
         inputs, labels = map(self.put, next(self.batches))
-        rate = self.rate(self.workload.learning_rate(number))
         start = time.perf_counter()
-        self.loss, rows = jax.block_until_ready(self.gradient(self.params, inputs, labels))
+        self.loss, gradient = jax.block_until_ready(self.gradient(self.params, inputs, labels))
         middle = time.perf_counter()
-        updated = self.update(self.params, self.state, rows, rate)
+        updated = self.update(self.params, self.state, gradient)
         self.params, self.state = jax.block_until_ready(updated)
         return {"compute_s": middle - start, "update_s": time.perf_counter() - middle}
 
@@ -96,12 +98,12 @@ class Trainer:
         return float(jax.jit(self.workload.assess)(own, *self.workload.held_out))
 
     def phases(self) -> dict[str, float]:
-        """Seconds of what is inside of the update. There is no training after it."""
-        rows = self.gradient(self.params, *self.first)[1]
-        out = {"wire_s": self._time_wire()}
+        """Seconds a step of what is inside of the update. There is no training after it."""
+        gradient = self.gradient(self.params, *self.first)[1]
+        out = {"wire_s": self._time_wire() / self.every}
         if self.method.codec is not None:
-            out["encode_s"] = self._time_encode(self.method.codec, rows)
-        return out | {"optimizer_s": self._time_optimizer(rows)}
+            out["encode_s"] = self._time_encode(self.method.codec, gradient) / self.every
+        return out | {"optimizer_s": self._time_optimizer(gradient)}
 
     def _time_wire(self) -> float:
         sizes = collections.Counter[str]()
@@ -116,28 +118,32 @@ class Trainer:
         program = self.compiled(send, P(AXIS), P(AXIS), *arrays)
         return timed(lambda: jax.block_until_ready(program(*arrays)), self.agree)
 
-    def _time_encode(self, codec: fg.Codec, rows: Any) -> float:
-        def encode(rows: Any) -> Any:
-            vector = jnp.concatenate([g.ravel() for g in jax.tree.leaves(rows)])
-            return jax.tree.map(lambda part: part[None], fg.compress(codec, vector)[:2])
+    def _time_encode(self, codec: fg.Codec, gradient: Any) -> float:
+        def encode(gradient: Any) -> Any:
+            vector = jnp.concatenate([g.ravel() for g in jax.tree.leaves(gradient)])
+            return _add_axis(fg.compress(codec, vector)[:2])
 
-        program = self.compiled(encode, P(AXIS), P(AXIS), rows)
-        return timed(lambda: jax.block_until_ready(program(rows)), self.agree)
+        program = self.compiled(encode, P(AXIS), P(AXIS), gradient)
+        return timed(lambda: jax.block_until_ready(program(gradient)), self.agree)
 
-    def _time_optimizer(self, rows: Any) -> float:
-        params, (_, state) = self.params, self.state
-        del self.params, self.state
-        same = jax.tree.map(lambda _: P(), state)
-        args = params, state, rows, self.rate(0.0)
+    def _time_optimizer(self, gradient: Any) -> float:
+        params = self.params
+        del self.params, self.state  # room for the other state
+        same = jax.tree.map(lambda _: P(), jax.eval_shape(self.tail.init, params))
+        state = self.compiled(self.tail.init, P(), same, params)(params)
         update = functools.partial(self._update, self.tail)
-        ins = P(), same, P(AXIS), P()
-        program = self.compiled(update, ins, (P(), same), *args, donate=(0, 1))
+        ins, outs = (P(), same, P(AXIS)), (P(), same)
+        program = self.compiled(update, ins, outs, params, state, gradient, donate=(0, 1))
 
         def run() -> None:
             nonlocal params, state
-            params, state = jax.block_until_ready(program(params, state, *args[2:]))
+            params, state = jax.block_until_ready(program(params, state, gradient))
 
         return timed(run, self.agree)
+
+
+def _add_axis(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[None], tree)
 
 
 def _local(array: jax.Array) -> jax.Array:
@@ -166,7 +172,7 @@ def prepare(job: Job) -> Framework:
     facts = {
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(trainer.params)),
         "collectives": [c._asdict() for c in trainer.collectives],
-        "link_bytes": sum(c.link_bytes(job.workers) for c in trainer.collectives),
+        "link_bytes": sum(c.link_bytes(job.workers) for c in trainer.collectives) / trainer.every,
     }
     return Framework(
         trainer.step,

@@ -66,9 +66,10 @@ class Workload:
         while True:
             yield self.draw(rng, self.batch)
 
-    def learning_rate(self, step: int) -> float:
+    @property
+    def schedule(self) -> optax.Schedule:
         """A rise over ten steps, and then constant, so that a loss does not wait for the end."""
-        return self.rate * min(1.0, (step + 1) / 10)
+        return optax.linear_schedule(self.rate / 10, self.rate, 9)
 
 
 def save_params(params: Params, path: str) -> None:
