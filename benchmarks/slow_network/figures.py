@@ -109,8 +109,8 @@ def target_table(folder: pathlib.Path, name: str) -> str:
     ]
     for method, run in rows.items():
         dense = rows.get(base(method))
-        goal = dense and reached(dense, dense)
-        when = dense and reached(run, dense)
+        goal = reached(dense, dense) if dense else None
+        when = reached(run, dense) if dense else None
         cells = f"{when[0]} | {when[1]:.1f}" if when else f"not in {len(run['seconds'])} | "
         ratio = f"{goal[1] / when[1]:.2f}" if goal and when else ""
         out.append(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -86,6 +87,7 @@ class Framework(NamedTuple):
       phases: seconds of the parts that can only be timed apart, after training.
       rises: whether the metric gets better by rising.
       facts: what else is to be noted.
+      every: steps to an exchange, between two of which nothing is assessed: the workers differ.
     """
 
     step: Callable[[int], dict[str, float]]
@@ -95,6 +97,7 @@ class Framework(NamedTuple):
     phases: Callable[[], dict[str, float]]
     rises: bool
     facts: dict[str, Any]
+    every: int = 1
 
 
 def work(job: Job, prepare: Callable[[Job], Framework]) -> None:
@@ -127,7 +130,8 @@ def _train(job: Job, framework: Framework, lines: TextIO) -> None:
         sent = traffic(job.interface).since(before)
         clock += seconds
         write(step=step, seconds=seconds, clock=clock, loss=framework.loss(), **phases, sent=sent)
-        if job.assess_every and (step + 1) % job.assess_every == 0:
+        due = job.assess_every and (step + 1) % math.lcm(job.assess_every, framework.every) == 0
+        if due:
             own = framework.assess() if job.worker == 0 else 0.0
             metric = framework.agree(own)
             write(assessed=metric, after=step + 1, clock=clock)

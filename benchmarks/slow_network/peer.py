@@ -226,7 +226,8 @@ def prepare(job: Job) -> Framework:
 
     def step(number: int) -> dict[str, float]:
         backward(*tensors(next(batches)))
-        finish(float(workload.schedule(number)))
+        rate: Any = workload.schedule(number)
+        finish(float(rate))
         return {}
 
     def agree(value: float) -> float:

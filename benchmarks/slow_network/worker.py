@@ -182,6 +182,7 @@ def prepare(job: Job) -> Framework:
         trainer.phases,
         trainer.workload.metric == "accuracy",
         facts,
+        trainer.every,
     )
 
 
