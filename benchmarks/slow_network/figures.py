@@ -123,21 +123,25 @@ def target_table(folder: pathlib.Path, name: str) -> str:
 # Figures
 
 
-def time_to_loss(folder: pathlib.Path, rates: tuple[str, ...] = ("100mbit", "1gbit")) -> Figure:
-    """Held-out loss of the language model against the time that training took."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    panels: Any = figure.subplots(1, len(rates), sharey=True)
+def time_to_loss(folder: pathlib.Path) -> Figure:
+    """Held-out loss of the language model against the time that training took, for each rate."""
+    rates = [name for name in ("100mbit", "1gbit") if runs(folder, f"lm-{name}")]
+    figure = Figure(figsize=(4 + 4 * len(rates), 4), layout="constrained")
+    panels: Any = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
     for axes, rate in zip(panels, rates, strict=True):
         for run in runs(folder, f"lm-{rate}"):
             if run["repeat"] == 0 and run["assessed"]:
                 _, clock, loss = zip(*run["assessed"], strict=True)
                 dashed = "--" if run["method"].startswith("torch") else "-"
                 axes.plot(clock, loss, dashed, label=run["label"], marker=".", markersize=4)
-        axes.set(xlabel="seconds of training", title=f"links of {rate[:-4]} {rate[-4:-3]}bit/s")
-        axes.set_xscale("log")
+        axes.set(
+            xscale="log",
+            xlabel="seconds of training",
+            title=f"links of {rate[:-4]} {rate[-4].upper()}bit/s",
+        )
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("held-out loss, nats per byte")
-    panels[0].legend(fontsize=8)
+    panels[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
