@@ -6,10 +6,9 @@ popcounts.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from fftgrad.packing import _scan
+from fftgrad.packing import _codes, _scan
 
 WORD = 32
 
@@ -19,24 +18,7 @@ def pack(*masks: jax.Array) -> tuple[jax.Array, ...]:
 
     Masks of the same data are packed together in one pass over it.
     """
-    whole = masks[0].size - masks[0].size % WORD
-    head = _words(*(mask[:whole].reshape(-1, WORD) for mask in masks))
-    if whole == masks[0].size:
-        return head
-    # Padded on its own: a bound to check at every bit would keep the pass from being vectorized.
-    ends = (jnp.pad(mask[whole:], (0, -mask.size % WORD)).reshape(1, WORD) for mask in masks)
-    return tuple(jnp.concatenate(words) for words in zip(head, _words(*ends), strict=True))
-
-
-def _words(*rows: jax.Array) -> tuple[jax.Array, ...]:
-    shifted = tuple(row.astype(jnp.uint32) << _places() for row in rows)
-
-    def either(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        return tuple(x | y for x, y in zip(a, b, strict=True))
-
-    # One reduction with several results reads its operand once; several reductions may not.
-    zeros = tuple(np.uint32(0) for _ in rows)
-    return tuple(lax.reduce(shifted, zeros, either, (1,)))
+    return _codes.pack_whole(*masks, bits=1)
 
 
 def unpack(words: jax.Array, count: int) -> jax.Array:

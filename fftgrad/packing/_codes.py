@@ -22,7 +22,7 @@ def pack(codes: jax.Array, bits: int) -> jax.Array:
     """Codes uint32[n], each below 2**bits, to words uint32[words_for(n, bits)]."""
     per_group, words_per_group = _group(bits)
     if words_per_group == 1:
-        return _pack_whole(codes, bits, per_group)
+        return pack_whole(codes, bits=bits)[0]
     grouped = jnp.pad(codes, (0, -codes.size % per_group)).reshape(-1, per_group)
     columns = [jnp.zeros((grouped.shape[0],), jnp.uint32) for _ in range(words_per_group)]
     for j in range(per_group):
@@ -34,20 +34,31 @@ def pack(codes: jax.Array, bits: int) -> jax.Array:
     return jnp.stack(columns, axis=1).ravel()[: words_for(codes.size, bits)]
 
 
-def _pack_whole(codes: jax.Array, bits: int, per_word: int) -> jax.Array:
-    """Where a word holds whole codes: a reduction, which is vectorized, over each word's."""
-    shifts = bits * jnp.arange(per_word, dtype=jnp.uint32)[None]
+def pack_whole(*codes: jax.Array, bits: int) -> tuple[jax.Array, ...]:
+    """Codes of a width that divides 32, as `pack` does; masks are codes of one bit.
 
-    def words(rows: jax.Array) -> jax.Array:
-        return lax.reduce(rows << shifts, np.uint32(0), jnp.bitwise_or, (1,))
-
-    # Padded on its own, as in `_bitmap.pack`.
-    whole = codes.size - codes.size % per_word
-    head = words(codes[:whole].reshape(whole // per_word, per_word))
-    if whole == codes.size:
+    Those made of the same data are packed together in one pass over it.
+    """
+    size, per_word = codes[0].size, 32 // bits
+    whole = size - size % per_word
+    head = _words(bits, *(c[:whole].reshape(whole // per_word, per_word) for c in codes))
+    if whole == size:
         return head
-    end = jnp.pad(codes[whole:], (0, -codes.size % per_word))
-    return jnp.concatenate([head, words(end.reshape(1, per_word))])
+    # Padded on its own: a bound to check at every code would keep the pass from being vectorized.
+    ends = (jnp.pad(c[whole:], (0, -size % per_word)).reshape(1, per_word) for c in codes)
+    return tuple(jnp.concatenate(words) for words in zip(head, _words(bits, *ends), strict=True))
+
+
+def _words(bits: int, *rows: jax.Array) -> tuple[jax.Array, ...]:
+    shifts = bits * jnp.arange(32 // bits, dtype=jnp.uint32)[None]
+    shifted = tuple(row.astype(jnp.uint32) << shifts for row in rows)
+
+    def either(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return tuple(x | y for x, y in zip(a, b, strict=True))
+
+    # One reduction with several results reads its operand once; several reductions may not.
+    zeros = tuple(np.uint32(0) for _ in rows)
+    return tuple(lax.reduce(shifted, zeros, either, (1,)))
 
 
 def unpack(words: jax.Array, bits: int, count: int) -> jax.Array:
