@@ -119,6 +119,45 @@ def test_a_link_has_its_rate_and_its_bytes_are_counted(modules, rate, bits):
     assert int(sent) == pytest.approx(1e6 + 66 * int(packets), rel=0.01)
 
 
+ECHO = """
+import socket, sys, time
+if sys.argv[1] == "ask":
+    with socket.create_connection((sys.argv[2], 5000)) as link:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(5):
+            start = time.perf_counter()
+            link.sendall(b"x")
+            link.recv(1)
+            print(time.perf_counter() - start)
+else:
+    with socket.create_server((sys.argv[2], 5000)) as server:
+        print("ready", flush=True)
+        link, _ = server.accept()
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while letter := link.recv(1):
+            link.sendall(letter)
+"""
+
+
+@limited
+@pytest.mark.skipif(not os.access("/dev/net/tun", os.R_OK | os.W_OK), reason="needs /dev/net/tun")
+def test_a_packet_has_its_delay_and_a_delayed_link_its_rate(modules):
+    with modules("network").namespaces(2, "4ms") as cluster:
+        cluster.limit("50mbit")
+        seconds = {}
+        for program, ask, answer in ((ECHO, "ask", "answer"), (TRANSFER, "send", "receive")):
+            command = [sys.executable, "-c", program]
+            there = cluster.command(0, [*command, answer, cluster.address(0)])
+            here = cluster.command(1, [*command, ask, cluster.address(0)])
+            with subprocess.Popen(there, stdout=subprocess.PIPE, text=True) as other:
+                assert other.stdout.readline() == "ready\n"
+                own = subprocess.run(here, check=True, stdout=subprocess.PIPE, text=True).stdout
+                seconds[ask] = list(map(float, (own + other.stdout.read()).split()))
+    assert 0.008 <= min(seconds["ask"]) < 0.012  # there and back
+    assert 0.9 * 8e6 / 50e6 < seconds["send"][0] + 0.002 < 2 * 8e6 / 50e6
+    assert not processes_with(f"{cluster.hub}:port0")
+
+
 @limited
 def test_a_host_name_is_an_address(modules):
     with modules("network").namespaces(1) as cluster:
@@ -174,8 +213,8 @@ def test_without_root_it_says_so(modules, monkeypatch):
         pass
 
 
-def test_rates(modules):
-    bits = modules("network").bits_per_second
+def test_rates_and_delays(modules):
+    bits, seconds = modules("network").bits_per_second, modules("network").seconds
     assert [bits("100mbit"), bits("1gbit"), bits("1.5gbit"), bits("64kbit")] == [
         100e6,
         1e9,
@@ -184,6 +223,9 @@ def test_rates(modules):
     ]
     with pytest.raises(SystemExit, match=r"--rate.*got 100"):
         bits("100")
+    assert [seconds("50us"), seconds("0.5ms"), seconds("1s")] == pytest.approx([5e-5, 5e-4, 1])
+    with pytest.raises(SystemExit, match=r"--delay.*got 1"):
+        seconds("1")
 
 
 # Runs
@@ -263,6 +305,8 @@ def test_what_is_not_there_is_answered(modules, tmp_path):
         run.plan(run.parse_args(["--fault", "melt:3"]))
     with pytest.raises(SystemExit, match="--fault: a link can only drop where it is limited"):
         run.plan(run.parse_args(["--fault", "drop:3", "--loopback"]))
+    with pytest.raises(SystemExit, match="--delay: packets over loopback cannot be delayed"):
+        run.plan(run.parse_args(["--delay", "1ms", "--loopback"]))
 
 
 def test_a_step_is_the_mean_over_those_that_share_an_exchange(modules):
@@ -271,6 +315,18 @@ def test_a_step_is_the_mean_over_those_that_share_an_exchange(modules):
     run.lines = [steps]
     assert run.median("seconds", 2) == pytest.approx((2.0 + 2.5) / 2)  # what is over, is left out
     assert run.median("seconds", 9) == pytest.approx(6.5)
+
+
+@pytest.mark.parametrize(("long", "runs"), [(100.0, 6), (0.03, 2)])
+def test_what_takes_long_is_timed_less_often(modules, monkeypatch, long, runs):
+    job, calls = modules("job"), []
+    monkeypatch.setattr(job, "LONG", long)
+
+    def run():
+        calls.append(time.sleep(0.02))
+
+    assert job.timed(run, lambda seconds: seconds) >= 0.02
+    assert len(calls) == runs
 
 
 def test_tables_compare_with_the_dense_run_of_the_same_framework(modules, tmp_path):
@@ -299,16 +355,20 @@ def test_tables_compare_with_the_dense_run_of_the_same_framework(modules, tmp_pa
         run("torch", 3.0, [3, 3, 2]),
     ]
     again = [run("dense", 5.0, [3, 2, 1], 1), run("torch-fp16", 2.0, [3, 3, 2])]
-    (tmp_path / "some.json").write_text(json.dumps({"runs": both + again}))
+    more = [run("dense", 6.0, [3, 2, 1]), run("top-k", 1.0, [2, 2, 1])]
+    for path, seed, content in (("some", 0, both + again), ("some-2", 2, more)):
+        content = {"settings": {"seed": seed}, "runs": content}
+        (tmp_path / f"{path}.json").write_text(json.dumps(content))
     rows = figures.methods(tmp_path, "some")
-    assert rows["dense"]["step_s"] == 4.5
+    assert rows["dense"]["step_s"] == 5.0
     assert figures.reached(rows["top-k"], rows["torch"]) == (2, 2.0)
     table = figures.step_table(tmp_path, "some")
-    assert "| dense | 4.50 (4.00-5.00) | 0.50 |  | 2 | 1.966 | 1.00 |" in table
-    assert "| top-k | 1.00 | 0.50 |  | 2 | 1.966 | 4.50 |" in table
+    assert "| dense | 5.00 (4.00-6.00) | 0.50 |  | 2 | 1.966 | 1.00 |" in table
+    assert "| top-k | 1.00 | 0.50 |  | 2 | 1.966 | 5.00 (4.00-6.00) |" in table
     assert "| torch-fp16 | 2.00 | 0.50 |  | 2 | 1.966 | 1.50 |" in table
     table = figures.target_table(tmp_path, "some")
-    assert "| top-k | 1.00 | 2 | not in 3 |  |  |" in table
+    assert "| dense | 5.00 | 2 | 3, 3, 3 | 15.0 (12.0-18.0) | 1.00 |" in table
+    assert "| top-k | 1.00 | 2 | 3; not in 3 (1 of 2) | 3.0 | 6.00 |" in table
     assert "| torch-fp16 | 2.00 | 2 | 3 | 6.0 | 1.50 |" in table
 
 

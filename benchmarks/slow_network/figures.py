@@ -4,7 +4,9 @@ import argparse
 import collections
 import json
 import pathlib
+import re
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -28,24 +30,35 @@ Record = dict[str, Any]
 
 
 def runs(folder: pathlib.Path, name: str) -> list[Record]:
-    """The finished runs of one file; none if it is not there."""
-    path = folder / f"{name}.json"
-    if not path.exists():
-        return []
-    return [run for run in json.loads(path.read_text())["runs"] if run["status"] == "done"]
+    """The finished runs of a file and of those that go on with it, `name-2.json` and so on.
+
+    Each has its turn: runs of one turn have the same first parameters and batches.
+    """
+    out = list[Record]()
+    for path in (folder / f"{name}.json", *sorted(folder.glob(f"{name}-*.json"))):
+        if path.exists():
+            content = json.loads(path.read_text())
+            for run in content["runs"]:
+                if run["status"] == "done":
+                    out.append(run | {"turn": content["settings"]["seed"] + run["repeat"]})
+    return out
+
+
+def turns(folder: pathlib.Path, name: str) -> dict[str, dict[int, Record]]:
+    """The finished runs by method and turn."""
+    out = collections.defaultdict[str, dict[int, Record]](dict)
+    for run in runs(folder, name):
+        out[run["method"]][run["turn"]] = run
+    return dict(out)
 
 
 def methods(folder: pathlib.Path, name: str) -> dict[str, Record]:
-    """A record for each method: medians of its turns, and the fastest and slowest step of them."""
-    turns = collections.defaultdict[str, list[Record]](list)
-    for run in runs(folder, name):
-        turns[run["method"]].append(run)
+    """A record for each method: its first turn, with the medians of all in place of its times."""
     out = dict[str, Record]()
-    for method, same in turns.items():
-        keys = [key for key in same[0] if key.endswith("_s")]
-        steps = [run["step_s"] for run in same]
-        medians = {key: statistics.median(run[key] for run in same) for key in keys}
-        out[method] = same[0] | medians | {"spread": (min(steps), max(steps))}
+    for method, same in turns(folder, name).items():
+        first, *_ = same.values()
+        keys = [key for key in first if key.endswith("_s")]
+        out[method] = first | {k: statistics.median(r[k] for r in same.values()) for k in keys}
     return out
 
 
@@ -77,45 +90,57 @@ def parts(run: Record) -> dict[str, float]:
 # Tables
 
 
+def spread(values: Sequence[float], digits: int) -> str:
+    """The median, and the least and greatest where they differ."""
+    if not values:
+        return ""
+    median, low, high = (f"{f(values):.{digits}f}" for f in (statistics.median, min, max))
+    return median if low == high else f"{median} ({low}-{high})"
+
+
 def step_table(folder: pathlib.Path, name: str) -> str:
     """What a step takes, as Markdown."""
-    rows = methods(folder, name)
+    rows, all_turns = methods(folder, name), turns(folder, name)
     out = [
         "| | s a step | of it gradient | wire | MB over the link | predicted | "
         "times as fast as its framework's dense |",
         "|---|---|---|---|---|---|---|",
     ]
     for method, run in rows.items():
-        low, high = run["spread"]
-        spread = f" ({low:.2f}-{high:.2f})" if high > low else ""
-        link = run["facts"].get("link_bytes")
+        link, same, dense = run["facts"].get("link_bytes"), all_turns[method], base(method)
         predicted = f"{(link + HEADERS * run['sent_packets']) / 1e6:.4g}" if link else ""
         wire = f"{run['wire_s']:.2f}" if "wire_s" in run else ""
-        dense = rows.get(base(method))
-        ratio = f"{dense['step_s'] / run['step_s']:.2f}" if dense else ""
+        pairs = [(all_turns.get(dense, {}).get(turn), run) for turn, run in same.items()]
+        ratios = [one["step_s"] / other["step_s"] for one, other in pairs if one]
         out.append(
-            f"| {run['label']} | {run['step_s']:.2f}{spread} | {run['compute_s']:.2f} | {wire} | "
-            f"{run['sent_bytes'] / 1e6:.4g} | {predicted} | {ratio} |"
+            f"| {run['label']} | {spread([r['step_s'] for r in same.values()], 2)} | "
+            f"{run['compute_s']:.2f} | {wire} | {run['sent_bytes'] / 1e6:.4g} | {predicted} | "
+            f"{spread(ratios, 2)} |"
         )
     return "\n".join(out)
 
 
 def target_table(folder: pathlib.Path, name: str) -> str:
     """When each was as good as its framework's dense run in the end, as Markdown."""
-    rows = methods(folder, name)
+    rows, all_turns = methods(folder, name), turns(folder, name)
     out = [
         "| | s a step | MB over the link | steps | seconds | times shorter than dense |",
         "|---|---|---|---|---|---|",
     ]
     for method, run in rows.items():
-        dense = rows.get(base(method))
-        goal = reached(dense, dense) if dense else None
-        when = reached(run, dense) if dense else None
-        cells = f"{when[0]} | {when[1]:.1f}" if when else f"not in {len(run['seconds'])} | "
-        ratio = f"{goal[1] / when[1]:.2f}" if goal and when else ""
+        same, dense = all_turns[method], all_turns.get(base(method), {})
+        pairs = [(dense[turn], run) for turn, run in same.items() if turn in dense]
+        both = [(reached(one, one), reached(other, one)) for one, other in pairs]
+        reaching = [(goal, when) for goal, when in both if goal and when]
+        steps = ", ".join(str(when[0]) for _, when in reaching)
+        missed = len(same) - len(reaching)
+        if missed:
+            often = f" ({missed} of {len(same)})" if reaching else ""
+            steps = f"{steps}; not in {max(len(r['seconds']) for r in same.values())}{often}"
         out.append(
             f"| {run['label']} | {run['step_s']:.2f} | {run['sent_bytes'] / 1e6:.4g} | "
-            f"{cells} | {ratio} |"
+            f"{steps.removeprefix('; ')} | {spread([when[1] for _, when in reaching], 1)} | "
+            f"{spread([goal[1] / when[1] for goal, when in reaching], 2)} |"
         )
     return "\n".join(out)
 
@@ -130,7 +155,7 @@ def time_to_loss(folder: pathlib.Path) -> Figure:
     panels: Any = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
     for axes, rate in zip(panels, rates, strict=True):
         for run in runs(folder, f"lm-{rate}"):
-            if run["repeat"] == 0 and run["assessed"]:
+            if run["turn"] == 0 and run["assessed"]:
                 _, clock, loss = zip(*run["assessed"], strict=True)
                 dashed = "--" if run["method"].startswith("torch") else "-"
                 axes.plot(clock, loss, dashed, label=run["label"], marker=".", markersize=4)
@@ -210,9 +235,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="folder of the JSON")
     folder = parser.parse_args().results
-    for path in sorted(folder.glob("*.json")):
-        show = target_table if any(r["assessed"] for r in runs(folder, path.stem)) else step_table
-        print(f"{path.stem}\n\n{show(folder, path.stem)}\n")
+    names = [path.stem for path in sorted(folder.glob("*.json"))]
+    for name in (n for n in names if not re.fullmatch(r".+-\d+", n)):
+        show = target_table if any(run["assessed"] for run in runs(folder, name)) else step_table
+        print(f"{name}\n\n{show(folder, name)}\n")
     mpl.use("agg")
     for name, draw in (
         ("time_to_loss", time_to_loss),

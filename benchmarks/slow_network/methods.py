@@ -106,6 +106,7 @@ METHODS: dict[str, Method] = {
         codec=_LLOYD,
     ),
     "local-4": _local("4 local steps, sign", _SIGN, 4),
+    "local-6": _local("6 local steps, sign", _SIGN, 6),
     "local-8": _local("8 local steps, sign", _SIGN, 8),
     "random-k": Method(
         "random-k 1 %",

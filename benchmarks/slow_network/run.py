@@ -51,7 +51,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--workers", type=int, default=4, help="processes; with two, gloo's links jam each other")
     add("--rate", default="1gbit", help="of each link and direction, such as 100mbit")
-    add("--delay", default="", help="of each packet, such as 0.5ms; needs a kernel with netem")
+    add("--delay", default="", help="of each packet, such as 0.5ms")
     add("--loopback", action="store_true", help="no namespaces, no limits")
     add("--workload", default="lm", help="alexnet, resnet or lm")
     add("--method", default="dense,fft-64", help="names from methods.py, in this order; or all")
@@ -319,12 +319,12 @@ class Fault:
                 yield f"worker {self.worker} killed"
             elif isinstance(network, net.Namespaces):
                 tenth = f"{net.bits_per_second(rate) / 1e7:g}mbit"
-                network.limit(tenth, at.args.delay, [self.worker])
+                network.limit(tenth, [self.worker])
                 self.until = now + 30
                 yield f"link of worker {self.worker} down to {tenth}"
         if self.until is not None and now >= self.until and isinstance(network, net.Namespaces):
             self.until = None
-            network.limit(rate, at.args.delay, [self.worker])
+            network.limit(rate, [self.worker])
             yield f"link of worker {self.worker} back at {rate}"
 
 
@@ -338,6 +338,8 @@ def plan(args: argparse.Namespace) -> list[Run]:
     fault = Fault.parse(args.fault, args.workers - 1)
     if fault.kind == "drop" and args.loopback:
         raise SystemExit("--fault: a link can only drop where it is limited; leave --loopback out")
+    if args.delay and args.loopback:
+        raise SystemExit("--delay: packets over loopback cannot be delayed; leave --loopback out")
     labels = {name: method.label for name, method in METHODS.items()} | PEERS
     names = list(labels) if args.method == "all" else args.method.split(",")
     unknown = [name for name in names if name not in labels]
@@ -423,8 +425,8 @@ def main(argv: list[str] | None = None) -> None:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         network: net.Network = net.Loopback()
         if not args.loopback:
-            namespaces = stack.enter_context(net.namespaces(args.workers))
-            namespaces.limit(args.rate, args.delay)
+            namespaces = stack.enter_context(net.namespaces(args.workers, args.delay))
+            namespaces.limit(args.rate)
             network = namespaces
         prepare(args, folder)
         supervisor = Supervisor(args, network, folder)
