@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, of_size
 
 import fftgrad as fg
+from fftgrad.exchanges import _all_gather
 
 ALL = pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
 N = 150
@@ -100,6 +101,18 @@ def test_gathering_is_compressing_and_averaging_at_the_bytes_of_the_codec(codec)
     alone = jax.jit(jax.vmap(alone))(x)
     np.testing.assert_allclose(sent, alone, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(mean[0], alone.mean(0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["blocked", "levels", "sign", "top-k 6 bits"])
+def test_a_mean_is_the_same_with_and_without_a_loop(name, monkeypatch):
+    exchange, x = fg.AllGather(CODECS[name]), rows(4)
+    lowered = [program("shard_map", exchange, 4).lower(x)]
+    monkeypatch.setattr(_all_gather, "LARGE", N // 2)
+    lowered.append(program("shard_map", exchange, 4).lower(x))
+    looped, unrolled = (low.as_text().count("stablehlo.while") for low in lowered)
+    assert looped == unrolled + 1
+    one, other = (low.compile()(x)[0] for low in lowered)
+    np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
 def test_blocked_mean_is_the_numpy_oracle():

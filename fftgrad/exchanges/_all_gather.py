@@ -25,6 +25,9 @@ from fftgrad._chain import accumulate, adapt, init, split_for_sum
 from fftgrad._parts import unzip
 from fftgrad._state import PerWorker, add_worker_axis, drop_worker_axis
 
+FEW, LARGE = 8, 1 << 16
+"""Up to how many workers, and from how many values on, payloads are decoded without a loop."""
+
 
 class AllGatherState(NamedTuple):
     """State of `AllGather`.
@@ -139,9 +142,12 @@ def decode_mean(
             for rest, total, payload, r in zip(rests, totals, payloads, rngs, strict=True)
         ]
 
+    # A pass over a row that is chosen while running is not vectorized, and sums of known rows are
+    # one pass; but each takes its time to compile.
+    unroll = workers <= FEW and max((c.size for c in coefficients), default=0) >= LARGE
     start = jnp.where(jnp.all(headers.finite), 0.0, jnp.nan)
     starts = [jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients]
-    totals = lax.fori_loop(0, workers, add, starts)
+    totals = lax.fori_loop(0, workers, add, starts, unroll=unroll)
     means = [
         linear.decompress(Payload(total), like, r)
         for linear, total, like, r in zip(linears, totals, likes, rngs, strict=True)

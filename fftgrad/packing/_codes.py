@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fftgrad.packing import _whole
+
 
 def words_for(count: int, bits: int) -> int:
     """How many words `count` codes of `bits` bits fill."""
@@ -23,7 +25,7 @@ def pack(codes: jax.Array, bits: int) -> jax.Array:
     per_group, words_per_group = _group(bits)
     if words_per_group == 1:
         return pack_whole(codes, bits=bits)[0]
-    grouped = jnp.pad(codes, (0, -codes.size % per_group)).reshape(-1, per_group)
+    grouped = _whole.rows(codes, per_group)
     columns = [jnp.zeros((grouped.shape[0],), jnp.uint32) for _ in range(words_per_group)]
     for j in range(per_group):
         word, offset = divmod(j * bits, 32)
@@ -39,14 +41,12 @@ def pack_whole(*codes: jax.Array, bits: int) -> tuple[jax.Array, ...]:
 
     Those made of the same data are packed together in one pass over it.
     """
-    size, per_word = codes[0].size, 32 // bits
-    whole = size - size % per_word
-    head = _words(bits, *(c[:whole].reshape(whole // per_word, per_word) for c in codes))
-    if whole == size:
-        return head
-    # Padded on its own: a bound to check at every code would keep the pass from being vectorized.
-    ends = (jnp.pad(c[whole:], (0, -size % per_word)).reshape(1, per_word) for c in codes)
-    return tuple(jnp.concatenate(words) for words in zip(head, _words(bits, *ends), strict=True))
+    per_word = 32 // bits
+
+    def words(*codes: jax.Array) -> tuple[jax.Array, ...]:
+        return _words(bits, *(_whole.rows(c, per_word) for c in codes))
+
+    return _whole.then_rest(words, per_word, *codes)
 
 
 def _words(bits: int, *rows: jax.Array) -> tuple[jax.Array, ...]:
@@ -73,6 +73,11 @@ def unpack(words: jax.Array, bits: int, count: int) -> jax.Array:
         rest = words[jnp.minimum(word + 1, words.size - 1)] << (-offset % 32)
         code = jnp.where(offset + bits > 32, code | rest, code)
     return code & jnp.uint32((1 << bits) - 1)
+
+
+def period(bits: int) -> int:
+    """After how many codes the pattern repeats: the least that fill whole words."""
+    return _group(bits)[0]
 
 
 def _group(bits: int) -> tuple[int, int]:

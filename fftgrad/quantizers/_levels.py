@@ -1,13 +1,14 @@
 """Evenly spaced levels, rounded to at random."""
 
 import dataclasses
+import math
 from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
 from fftgrad._base import Like, Payload, Rng, constructor_call
-from fftgrad.packing import _codes
+from fftgrad.packing import _codes, _whole
 from fftgrad.quantizers import _scale
 
 Norm = Literal["l2", "max"]
@@ -85,13 +86,19 @@ class Levels:
     def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
         _scale.check_real("Levels", x)
         bucket = min(self.bucket, x.size)
-        rows = jnp.pad(x, (0, -x.size % bucket)).reshape(-1, bucket)
-        top, length = _scale.norms(rows)
-        norms = length if self.norm == "l2" else top
-        uniform = _scale.noise(self, rng, rows.size).reshape(rows.shape)
-        codes = _scale.to_levels(rows, norms[:, None], self._levels, uniform) + self._levels
-        codes = codes.ravel()[: x.size]
-        return Payload(_codes.pack(codes.astype(jnp.uint32), self.bits), norms)
+
+        def encode(x: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
+            rows = _whole.rows(x, bucket)
+            top, length = _scale.norms(rows)
+            norms = length if self.norm == "l2" else top
+            uniform = _whole.rows(uniform, bucket)
+            codes = _scale.to_levels(rows, norms[:, None], self._levels, uniform) + self._levels
+            codes = codes.ravel()[: x.size].astype(jnp.uint32)
+            return _codes.pack(codes, self.bits), norms
+
+        group = math.lcm(bucket, _codes.period(self.bits))
+        uniform = _scale.noise(self, rng, x.size)
+        return Payload(*_whole.then_rest(encode, group, x, uniform))
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         (n,) = like.shape

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._base import Like, Payload, Rng, constructor_call
-from fftgrad.packing import _codes
+from fftgrad.packing import _codes, _whole
 from fftgrad.quantizers import _scale
 
 MAX_BITS = 6
@@ -78,16 +78,21 @@ class LloydMax:
     def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
         _scale.check_real("LloydMax", x)
         block = min(self.block, x.size)
-        rows = jnp.pad(x, (0, -x.size % block)).reshape(-1, block)
-        _, norms = _scale.norms(rows)
-        y = rows * (math.sqrt(block) / _scale.divisor(norms))[:, None]
         centroids = _centroids(self.bits)
         bounds = (centroids[1:] + centroids[:-1]) / 2
-        above = [(y > bound).astype(jnp.uint32) for bound in bounds]
-        codes = functools.reduce(jnp.add, above)
-        projection = jnp.sum(y * _look_up(codes, centroids), axis=1)
-        scales = norms * (math.sqrt(block) / jnp.where(projection > 0, projection, 1.0))
-        return Payload(_codes.pack(codes.ravel()[: x.size], self.bits), scales)
+
+        def encode(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            rows = _whole.rows(x, block)
+            _, norms = _scale.norms(rows)
+            y = rows * (math.sqrt(block) / _scale.divisor(norms))[:, None]
+            above = [(y > bound).astype(jnp.uint32) for bound in bounds]
+            codes = functools.reduce(jnp.add, above)
+            projection = jnp.sum(y * _look_up(codes, centroids), axis=1)
+            scales = norms * (math.sqrt(block) / jnp.where(projection > 0, projection, 1.0))
+            return _codes.pack(codes.ravel()[: x.size], self.bits), scales
+
+        group = math.lcm(block, _codes.period(self.bits))
+        return Payload(*_whole.then_rest(encode, group, x))
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         (n,) = like.shape
