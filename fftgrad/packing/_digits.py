@@ -13,7 +13,6 @@ from jax import lax
 
 from fftgrad.packing import _whole
 
-
 PIECE = 1 << 16
 
 
