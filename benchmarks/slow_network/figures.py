@@ -35,7 +35,7 @@ def runs(folder: pathlib.Path, name: str) -> list[Record]:
     Each has its turn: runs of one turn have the same first parameters and batches.
     """
     out = list[Record]()
-    for path in (folder / f"{name}.json", *sorted(folder.glob(f"{name}-*.json"))):
+    for path in (folder / f"{name}.json", *sorted(folder.glob(f"{name}-[0-9].json"))):
         if path.exists():
             content = json.loads(path.read_text())
             for run in content["runs"]:
@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="folder of the JSON")
     folder = parser.parse_args().results
     names = [path.stem for path in sorted(folder.glob("*.json"))]
-    for name in (n for n in names if not re.fullmatch(r".+-\d+", n)):
+    for name in (n for n in names if not re.fullmatch(r".+-\d", n)):
         show = target_table if any(run["assessed"] for run in runs(folder, name)) else step_table
         print(f"{name}\n\n{show(folder, name)}\n")
     mpl.use("agg")

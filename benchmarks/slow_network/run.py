@@ -34,10 +34,12 @@ from rich.table import Table
 HERE = pathlib.Path(__file__).parent
 
 # Large arrays come and go in every step. The allocator would return each to the kernel, which
-# clears a page for every 4 KiB the next time: that took longer than the arithmetic.
+# clears a page for every 4 KiB the next time: that took longer than the arithmetic. And what is cut
+# off for alignment must not wait in a list of small blocks: between two arrays, it keeps their
+# places from being used again, and the heap grows.
 MEMORY = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.arena_max=1"
-    ":glibc.malloc.trim_threshold=68719476736"
+    ":glibc.malloc.trim_threshold=68719476736:glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0"
 }
 PATIENCE = 900.0
 """Seconds without a step after which a run counts as stuck."""
