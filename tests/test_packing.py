@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 import fftgrad as fg
 from fftgrad._base import payload_spec
-from fftgrad.packing import _bitmap, _codes, _indices, _scan
+from fftgrad.packing import _bitmap, _codes, _digits, _indices, _scan
 
 pack_codes = jax.jit(_codes.pack, static_argnums=1)
 unpack_codes = jax.jit(_codes.unpack, static_argnums=(1, 2))
@@ -37,6 +37,25 @@ def test_codes_are_one_stream_of_bits(bits, count):
     assert words.tolist() == reference.stream(codes, bits)
     assert words.size == _codes.words_for(count, bits) == -(-count * bits // 32)
     np.testing.assert_array_equal(unpack_codes(words, bits, count), codes)
+
+
+@pytest.mark.parametrize("base", [2, 3, 5, 7, 63, 255, 257, 1290, 1625, 1626, 65535, 65537])
+def test_digits_are_those_of_integers(base):
+    width, rng = _digits.per_word(base), np.random.default_rng(base)
+    powers = np.array([base**place for place in range(width)], np.uint64)
+    top = min(base**width, 1 << 32)
+    # Next to a multiple of a power, a quotient that is a bit too small would show.
+    near = [power * rng.integers(0, top // power, 99, dtype=np.uint64) for power in powers.tolist()]
+    words = np.concatenate([w + np.uint64(more) for w in near for more in (0, 1, base - 1)])
+    words = np.concatenate([words, [0, top - 1]]).clip(0, top - 1).astype(np.uint32)
+    digits = (words.astype(np.uint64)[:, None] // powers % np.uint64(base)).ravel()
+    for count in (0, 1, digits.size - 1, digits.size):
+        unpacked = jax.jit(_digits.unpack, static_argnums=(1, 2))(
+            words[: _digits.words_for(count, base)], base, count
+        )
+        np.testing.assert_array_equal(unpacked, digits[:count])
+    packed = jax.jit(_digits.pack, static_argnums=1)(digits.astype(np.uint32), base)
+    np.testing.assert_array_equal(packed, words)
 
 
 @given(mask=hnp.arrays(bool, 300))

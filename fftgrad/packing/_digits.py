@@ -46,7 +46,7 @@ def unpack(words: jax.Array, base: int, count: int) -> jax.Array:
         return words[:count]
     # In pieces, which are kept before the unused digits are cut off: found together with that,
     # a digit would be looked for by its position, and not with its neighbors.
-    pieces = _whole.rows(words, min(PIECE, words.size))
+    pieces = _whole.rows(words, max(1, min(PIECE, words.size)))
     digits = lax.map(functools.partial(_digits, base=base), pieces)
     return digits.ravel()[:count]
 
