@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._base import Like, Payload
+from fftgrad.packing import _whole
 
 VERSION = 1
 """Layout of the header, in its top 16 bits. Another layout gets another number."""
@@ -75,8 +76,7 @@ def _to_words(leaf: jax.Array) -> jax.Array:
     per_word = 4 // flat.dtype.itemsize
     if per_word == 1:
         return lax.bitcast_convert_type(flat, jnp.uint32)
-    padded = jnp.pad(flat, (0, -flat.size % per_word)).reshape(-1, per_word)
-    return lax.bitcast_convert_type(padded, jnp.uint32)
+    return lax.bitcast_convert_type(_whole.rows(flat, per_word), jnp.uint32)
 
 
 def _from_words(words: jax.Array, like: Like) -> jax.Array:

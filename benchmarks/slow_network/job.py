@@ -137,6 +137,8 @@ def _train(job: Job, framework: Framework, lines: TextIO) -> None:
 
     write(facts=framework.facts)
     framework.agree(0.0)  # the clock starts when all are ready
+    # The workers differ between two exchanges.
+    period = framework.every * math.ceil(job.assess_every / framework.every)
     clock, done = 0.0, False
     for step in range(job.steps):
         before, start = traffic(job.interface), time.perf_counter()
@@ -145,8 +147,7 @@ def _train(job: Job, framework: Framework, lines: TextIO) -> None:
         sent = traffic(job.interface).since(before)
         clock += seconds
         write(step=step, seconds=seconds, clock=clock, loss=framework.loss(), **phases, sent=sent)
-        due = job.assess_every and (step + 1) % math.lcm(job.assess_every, framework.every) == 0
-        if due:
+        if period and (step + 1) % period == 0:
             own = framework.assess() if job.worker == 0 else 0.0
             metric = framework.agree(own)
             write(assessed=metric, after=step + 1, clock=clock)

@@ -198,7 +198,7 @@ class SharedSupport:
             return _parts.rebuild(flat, x)
 
         means = spectra(total_values)
-        finite = jnp.all(jnp.isfinite(total))
+        finite = _parts.all_finite(total)
         drifts = tuple(
             _parts.where(finite, _drifted(drift, selector, side, mean), drift)
             if isinstance(drift, Drift)

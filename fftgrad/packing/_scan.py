@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fftgrad.packing import _whole
+
 ROW = 128
 
 
@@ -29,7 +31,7 @@ def cummax(x: jax.Array) -> jax.Array:
 
 def _scan_rows(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
     """Running results inside each row; zero is neutral."""
-    rows = jnp.pad(x, (0, -x.size % ROW)).reshape(-1, ROW)
+    rows = _whole.rows(x, ROW)
     step = 1
     while step < ROW:
         rows = combine(rows, jnp.pad(rows[:, :-step], ((0, 0), (step, 0))))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._base import Like, Payload, Rng, constructor_call
-from fftgrad.packing import _bitmap
+from fftgrad.packing import _bitmap, _whole
 from fftgrad.selectors import _limited
 from fftgrad.selectors._top_k import IN_ORDER
 
@@ -94,7 +94,7 @@ class AdaComp:
         self, x: jax.Array, state: AdaCompState, rng: Rng | None
     ) -> tuple[Payload, AdaCompState]:
         size = min(self.bin_size, x.size)
-        rows = jnp.pad(jnp.abs(x), (0, -x.size % size)).reshape(-1, size)
+        rows = _whole.rows(jnp.abs(x), size)
         most = jnp.max(rows, axis=1)
         again = jnp.abs(x + (x - state.residue))
         mask = (again >= jnp.repeat(most, size)[: x.size]) & (x != 0) | ~jnp.isfinite(x)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._base import Like, Payload, PyTree, Rng, constructor_call
-from fftgrad.packing import _codes
+from fftgrad.packing import _codes, _whole
 from fftgrad.selectors._top_k import IN_ORDER, keys
 
 
@@ -67,7 +67,7 @@ class ChunkTopK:
     def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
         chunk, k = self._sizes(x.size)
         read, key = keys(x)
-        rows = jnp.pad(key(read), (0, -x.size % chunk)).reshape(-1, chunk)
+        rows = _whole.rows(key(read), chunk)
         if k == 1:
             offsets = jnp.argmax(rows, axis=1)[:, None]
         else:

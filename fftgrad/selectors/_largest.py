@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad import _axes, _hash
-from fftgrad.packing import _bitmap
+from fftgrad.packing import _bitmap, _whole
 
 SAMPLE = 1 << 15
 """How many keys the bracket is guessed from; where there are no more, none is needed."""
@@ -160,7 +160,7 @@ def _best(keys: jax.Array, wanted: jax.Array) -> jax.Array:
 
 def _kth_largest(keys: jax.Array, wanted: jax.Array | int) -> jax.Array:
     """The largest t with at least `wanted` keys from t on, two bits of it at a time."""
-    rows = jnp.pad(keys, (0, -keys.size % ROW)).reshape(-1, ROW)
+    rows = _whole.rows(keys, ROW)
 
     def settle(step: jax.Array, threshold: jax.Array) -> jax.Array:
         shift = (KEY_BITS - 1 - 2 * step).astype(jnp.uint32)

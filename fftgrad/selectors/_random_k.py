@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fftgrad import _hash
+from fftgrad import _hash, _parts
 from fftgrad._base import Like, Payload, Rng, constructor_call
 from fftgrad.selectors import _size
 from fftgrad.selectors._top_k import IN_ORDER
@@ -28,7 +28,7 @@ class RandomK:
 
     Wire: 4k bytes, 8k if complex.
 
-    Claims: summable; unbiased if it rescales. If anything is not finite, nothing that is kept is.
+    Claims: summable; unbiased if it rescales. If anything is not finite, nothing in the result is.
 
     Differs from the paper: one position from each of k intervals, where it draws k of all n. Each
       coefficient has the same chance, and the positions come in order, without a shuffle.
@@ -66,7 +66,7 @@ class RandomK:
     def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
         positions, width = self._draw(x.size, rng)
         # What is not drawn must not hide a NaN, which feedback would keep for ever.
-        poison = jnp.where(jnp.all(jnp.isfinite(x)), 0.0, jnp.nan)
+        poison = jnp.where(_parts.all_finite(x), 0.0, jnp.nan)
         return Payload(x[positions] * (width if self.rescale else 1.0) + poison)
 
     def shard(self, parts: int) -> "RandomK":
@@ -75,7 +75,10 @@ class RandomK:
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:
         (n,) = like.shape
         positions, _ = self._draw(n, rng)
-        return jnp.zeros((n,), payload.main.dtype).at[positions].set(payload.main, **IN_ORDER)
+        # Any of the values tells; and what each payload starts from is its own to scatter into.
+        start = jnp.where(jnp.isfinite(payload.main[0]), 0.0, jnp.nan)
+        whole = jnp.full((n,), start, payload.main.dtype)
+        return whole.at[positions].set(payload.main, **IN_ORDER)
 
     def _draw(self, n: int, rng: Rng | None) -> tuple[jax.Array, jax.Array]:
         """The positions, and the width of their intervals: one over the chance of each."""

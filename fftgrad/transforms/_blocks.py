@@ -36,11 +36,6 @@ def check_vector(owner: str, x: jax.Array) -> None:
         )
 
 
-def to_rows(x: jax.Array, block: int) -> jax.Array:
-    """x[n], padded with zeros, as [ceil(n / block), block]."""
-    return jnp.pad(x, (0, -x.size % block)).reshape(-1, block)
-
-
 def by_chunks(transform: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
     """transform(rows), row by row the same, in pieces of at most CHUNK values."""
     limit = max(1, CHUNK // rows.shape[1])

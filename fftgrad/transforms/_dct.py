@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from fftgrad._base import Like, Payload, Rng, constructor_call
+from fftgrad.packing import _whole
 from fftgrad.transforms import _blocks
 
 MAX_BLOCK = 1024
@@ -70,7 +71,7 @@ class Dct:
     def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
         _blocks.check_vector("Dct", x)
         block = _blocks.fit(self.block, x.size)
-        rows = _blocks.to_rows(x, block)
+        rows = _whole.rows(x, block)
         return Payload(_blocks.by_chunks(lambda r: _blocks.times(r, basis(block)), rows).ravel())
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:

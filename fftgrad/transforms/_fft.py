@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._base import Like, Payload, Rng, constructor_call
+from fftgrad.packing import _whole
 from fftgrad.quantizers._cast import saturating_cast
 from fftgrad.transforms import _blocks
 
@@ -86,7 +87,7 @@ class Fft:
             narrow, overflow = saturating_cast(x, jnp.float16)
             x = narrow.astype(jnp.float32)
         block = self._block(x.size)
-        rows = _blocks.to_rows(x, block)
+        rows = _whole.rows(x, block)
         return Payload(_slots(rows).ravel(), (), overflow)
 
     def decompress(self, payload: Payload, like: Like, rng: Rng | None) -> jax.Array:

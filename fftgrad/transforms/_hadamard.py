@@ -10,6 +10,7 @@ from jax import lax
 
 from fftgrad import _hash
 from fftgrad._base import Like, Payload, Rng, constructor_call
+from fftgrad.packing import _whole
 from fftgrad.transforms import _blocks
 
 MAX_BLOCK = 1 << 24
@@ -77,7 +78,7 @@ class Hadamard:
 
     def compress(self, x: jax.Array, rng: Rng | None) -> Payload:
         _blocks.check_vector("Hadamard", x)
-        rows = _blocks.to_rows(x, _blocks.fit(self.block, x.size))
+        rows = _whole.rows(x, _blocks.fit(self.block, x.size))
         if self.signs:
             rows = self._flip(rows, rng)
         return Payload(_blocks.by_chunks(_transform, rows).ravel())
