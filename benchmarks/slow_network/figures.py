@@ -14,6 +14,7 @@ import numpy as np
 from job import HEADERS
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from network import bits_per_second
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -153,20 +154,27 @@ def time_to_loss(folder: pathlib.Path) -> Figure:
     rates = [name for name in ("100mbit", "1gbit") if runs(folder, f"lm-{name}")]
     figure = Figure(figsize=(4 + 4 * len(rates), 4), layout="constrained")
     panels: Any = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
+    lines = dict[str, Any]()  # one of each label, over all panels
     for axes, rate in zip(panels, rates, strict=True):
         for run in runs(folder, f"lm-{rate}"):
             if run["turn"] == 0 and run["assessed"]:
                 _, clock, loss = zip(*run["assessed"], strict=True)
-                dashed = "--" if run["method"].startswith("torch") else "-"
-                axes.plot(clock, loss, dashed, label=run["label"], marker=".", markersize=4)
+                label, dashed = run["label"], "--" if run["method"].startswith("torch") else "-"
+                color = lines[label].get_color() if label in lines else f"C{len(lines)}"
+                style = {"color": color, "label": label, "marker": ".", "markersize": 4}
+                (line,) = axes.plot(clock, loss, dashed, **style)
+                lines.setdefault(label, line)
         axes.set(
             xscale="log",
             xlabel="seconds of training",
             title=f"links of {rate[:-4]} {rate[-4].upper()}bit/s",
         )
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("held-out loss, nats per byte")
-    panels[-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.legend(handles=list(lines.values()), fontsize=8, loc="outside right upper")
     return figure
 
 
