@@ -86,6 +86,14 @@ def test_complex_by_modulus(x, k):
     assert least_kept >= most_dropped * (1 - 1e-6) - 1e-18 * modulus.max()
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nothing_is_finite_where_chance_leaves_out_what_is_not(bad):
+    codec, rng = fg.RandomK(k=3), fg.Rng.of(0)
+    for place in range(7):
+        x = jnp.ones(7).at[place].set(bad)
+        assert np.all(np.isnan(fg.decompress(codec, fg.compress(codec, x, rng=rng), x, rng=rng)))
+
+
 def test_nan_is_kept_and_seen():
     x = jnp.asarray(values((N,))).at[77].set(jnp.nan)
     assert 77 in positions(x, 1)

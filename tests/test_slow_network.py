@@ -248,19 +248,20 @@ def results(tmp_path):
 
 
 def test_two_workers_train_alike_and_their_bytes_are_those_of_the_program(tmp_path):
-    with start(tmp_path, "--method", "dense,local-4") as job:
+    with start(tmp_path, "--method", "dense,fft-64,local-4") as job:
         output, _ = job.communicate(timeout=300)
     assert job.returncode == 0, output
-    dense, local = results(tmp_path)
-    assert "4 local steps" in output
-    for run in (dense, local):
+    dense, fft, local = results(tmp_path)
+    assert "FFT 64" in output
+    for run in (dense, fft, local):
         assert run["status"] == "done"
         assert len(run["losses"]) == len(run["seconds"]) == 5
         assert run["wire_s"] > 0
         assert run["compute_s"] + run["update_s"] <= run["step_s"] * 1.2
     # The same parameters, the same batches.
-    assert dense["losses"][0] == local["losses"][0]
-    assert dense["losses"][-1] != local["losses"][-1]
+    assert dense["losses"][0] == fft["losses"][0] == local["losses"][0]
+    assert dense["losses"][-1] != fft["losses"][-1]
+    assert dense["facts"]["link_bytes"] > 20 * fft["facts"]["link_bytes"]
     # Over loopback others may send too, so that only a lower bound is sure.
     headers = 66 * dense["sent_packets"]
     assert dense["sent_bytes"] >= 0.99 * dense["facts"]["link_bytes"] + headers

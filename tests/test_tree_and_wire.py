@@ -7,7 +7,7 @@ import pytest
 from cases import CODECS, TREE, gradients, values
 
 import fftgrad as fg
-from fftgrad import _tree, _wire
+from fftgrad import _parts, _tree, _wire
 from fftgrad._base import payload_spec
 
 
@@ -76,3 +76,13 @@ def test_the_header_names_its_version():
     words = _wire.pack(_wire.Header(jnp.asarray(True), jnp.int32(7)), fg.Payload(jnp.ones(1)))
     assert words[:2].tolist() == [(_wire.VERSION << 16) | 1, 7]
     assert len(_wire.Header._fields) == _wire.HEADER_WORDS
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("size", [1, 7, 1009])
+def test_one_value_that_is_not_finite_is_seen(dtype, size):
+    most = jnp.finfo(dtype).max
+    for fine in (jnp.zeros(size, dtype), jnp.full(size, most, dtype), jnp.full(size, -most, dtype)):
+        assert _parts.all_finite({"a": fine, "b": jnp.zeros((0,), dtype)})
+        for bad in (jnp.nan, jnp.inf, -jnp.inf):
+            assert not _parts.all_finite([jnp.ones(3), fine.at[size // 2].set(bad)])
