@@ -1,47 +1,41 @@
 """Gradient exchange in JAX that costs what the information in a gradient costs."""
 
-# ruff: noqa: I001  (in groups, not by file)
+# ruff: noqa: I001  (in reading order, not by file)
 
 # Training
-from fftgrad._pmean import compressed_pmean as compressed_pmean
-from fftgrad._state import state_specs as state_specs
-from fftgrad._local import clip_by_local_norm as clip_by_local_norm
-from fftgrad._local import per_worker as per_worker
-from fftgrad._accumulate import accumulate as accumulate
-from fftgrad._delay import delay as delay
-from fftgrad._policy import Policy as Policy
-from fftgrad._policy import Rule as Rule
-from fftgrad._policy import preview as preview
-from fftgrad._policy import PreviewRow as PreviewRow
-from fftgrad._replicas import replica_checksum as replica_checksum
-from fftgrad._replicas import Replicas as Replicas
-from fftgrad._schedules import diminishing_theta as diminishing_theta
+from fftgrad.training import compressed_pmean as compressed_pmean
+from fftgrad.exchanges._layout import Layout as Layout
+from fftgrad.training import state_specs as state_specs
+from fftgrad.training import clip_by_local_norm as clip_by_local_norm
+from fftgrad.training import per_worker as per_worker
+from fftgrad.training import accumulate as accumulate
+from fftgrad.training import delay as delay
 from fftgrad import methods as methods
+from fftgrad import optimizers as optimizers
 
 # Codecs
-from fftgrad._chain import chain as chain
-from fftgrad.transforms import Dct as Dct
-from fftgrad.transforms import Fft as Fft
-from fftgrad.transforms import Hadamard as Hadamard
-from fftgrad.transforms import Identity as Identity
-from fftgrad.transforms import OneSided as OneSided
-from fftgrad.transforms import TileDct as TileDct
-from fftgrad.selectors import AdaComp as AdaComp
-from fftgrad.selectors import ChunkTopK as ChunkTopK
-from fftgrad.selectors import RandomK as RandomK
-from fftgrad.selectors import Threshold as Threshold
-from fftgrad.selectors import TopK as TopK
-from fftgrad.quantizers import Cast as Cast
-from fftgrad.quantizers import Levels as Levels
-from fftgrad.quantizers import LloydMax as LloydMax
-from fftgrad.quantizers import OneMean as OneMean
-from fftgrad.quantizers import RangeFloat as RangeFloat
-from fftgrad.quantizers import Sign as Sign
-from fftgrad.quantizers import Ternary as Ternary
+from fftgrad.codecs._chain import chain as chain
+from fftgrad.codecs.transforms import Dct as Dct
+from fftgrad.codecs.transforms import Fft as Fft
+from fftgrad.codecs.transforms import Hadamard as Hadamard
+from fftgrad.codecs.transforms import Identity as Identity
+from fftgrad.codecs.selectors import AdaComp as AdaComp
+from fftgrad.codecs.selectors import ChunkTopK as ChunkTopK
+from fftgrad.codecs.selectors import OneSided as OneSided
+from fftgrad.codecs.selectors import RandomK as RandomK
+from fftgrad.codecs.selectors import Threshold as Threshold
+from fftgrad.codecs.selectors import TopK as TopK
+from fftgrad.codecs.quantizers import Cast as Cast
+from fftgrad.codecs.quantizers import FixedRangeFloat as FixedRangeFloat
+from fftgrad.codecs.quantizers import Levels as Levels
+from fftgrad.codecs.quantizers import LloydMax as LloydMax
+from fftgrad.codecs.quantizers import OneMean as OneMean
+from fftgrad.codecs.quantizers import RangeFloat as RangeFloat
+from fftgrad.codecs.quantizers import Sign as Sign
+from fftgrad.codecs.quantizers import Ternary as Ternary
 
 # Memories
 from fftgrad.memories import ErrorFeedback as ErrorFeedback
-from fftgrad.memories import LowPass as LowPass
 from fftgrad.memories import MomentumCorrection as MomentumCorrection
 from fftgrad.memories import NoMemory as NoMemory
 
@@ -54,30 +48,37 @@ from fftgrad.exchanges import Piecewise as Piecewise
 from fftgrad.exchanges import PowerSgd as PowerSgd
 from fftgrad.exchanges import Recover as Recover
 from fftgrad.exchanges import SharedSupport as SharedSupport
+from fftgrad.exchanges import Leader as Leader
+from fftgrad.exchanges import Drift as Drift
 from fftgrad.exchanges import TwoStage as TwoStage
+from fftgrad.exchanges._policy import Policy as Policy
+from fftgrad.exchanges._policy import Rule as Rule
 
-# One array, and what is sent
-from fftgrad._compress import compress as compress
-from fftgrad._compress import decompress as decompress
-from fftgrad._compress import wire_bytes as wire_bytes
-from fftgrad._audit import Collective as Collective
-from fftgrad._audit import audit as audit
-
-# What pays
-from fftgrad._cost import redsync_cost as redsync_cost
-from fftgrad._cost import SyncCost as SyncCost
+# One array, what is sent, and what pays
+from fftgrad.tools import compress as compress
+from fftgrad.tools import decompress as decompress
+from fftgrad.tools import wire_bytes as wire_bytes
+from fftgrad.tools import preview as preview
+from fftgrad.tools import PreviewRow as PreviewRow
+from fftgrad.tools import audit as audit
+from fftgrad.tools import Collective as Collective
+from fftgrad.tools import replica_checksum as replica_checksum
+from fftgrad.tools import Replicas as Replicas
+from fftgrad.tools import redsync_cost as redsync_cost
+from fftgrad.tools import SyncCost as SyncCost
 
 # Contracts, and the values that pass between their implementations
-from fftgrad._base import AdaptiveCodec as AdaptiveCodec
-from fftgrad._base import BudgetCodec as BudgetCodec
-from fftgrad._base import Codec as Codec
-from fftgrad._base import Exchange as Exchange
-from fftgrad._base import Memory as Memory
-from fftgrad._base import Payload as Payload
-from fftgrad._base import Reduced as Reduced
-from fftgrad._base import Rng as Rng
-from fftgrad._base import SparseCodec as SparseCodec
-from fftgrad._base import SupportCodec as SupportCodec
-from fftgrad._base import WatchfulExchange as WatchfulExchange
-from fftgrad._pmean import CompressedPmeanState as CompressedPmeanState
-from fftgrad._state import PerWorker as PerWorker
+from fftgrad._contracts import Codec as Codec
+from fftgrad._contracts import Transform as Transform
+from fftgrad._contracts import Selector as Selector
+from fftgrad._contracts import Quantizer as Quantizer
+from fftgrad._contracts import CodecRule as CodecRule
+from fftgrad._contracts import Memory as Memory
+from fftgrad._contracts import Exchange as Exchange
+from fftgrad._contracts import Step as Step
+from fftgrad._contracts import Payload as Payload
+from fftgrad._contracts import Compressed as Compressed
+from fftgrad._contracts import Reduced as Reduced
+from fftgrad.exchanges._choosers import Chooser as Chooser
+from fftgrad.training import CompressedPmeanState as CompressedPmeanState
+from fftgrad.exchanges._per_worker import PerWorker as PerWorker

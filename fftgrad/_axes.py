@@ -6,12 +6,14 @@ Everywhere else nothing is tracked, and every value looks as if it varied along 
 
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._base import AxisName
+AxisName: TypeAlias = str | tuple[str, ...]
+"""One mesh axis, or several that act as one."""
 
 
 def names(axis_name: AxisName) -> tuple[str, ...]:

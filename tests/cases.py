@@ -24,7 +24,7 @@ CODECS: dict[str, fg.Codec] = {
     "range float": fg.RangeFloat(bits=8),
     "range float truncate": fg.RangeFloat(bits=10, rounding="truncate"),
     "range float stochastic": fg.RangeFloat(bits=5, rounding="stochastic"),
-    "range float fixed": fg.RangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125),
+    "range float fixed": fg.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125),
     "range float no zero": fg.RangeFloat(bits=3, zero=False),
     "top-k 6 bits": fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=6)),
     "top-k bfloat16": fg.chain(fg.TopK(k=5), fg.Cast("bfloat16")),
@@ -39,7 +39,7 @@ CODECS: dict[str, fg.Codec] = {
     "few of blocks": fg.chain(fg.Fft(block=4), fg.TopK(k=1), fg.RangeFloat(bits=8)),
     "rotated": fg.chain(fg.Hadamard(block=32), fg.RangeFloat(bits=4, rounding="stochastic")),
     "threshold": fg.Threshold(fraction=0.1),
-    "threshold trimmed": fg.Threshold(fraction=0.1, search="trimmed", capacity=1.5),
+    "threshold exact": fg.Threshold(fraction=0.1, search="exact"),
     "one mean": fg.chain(fg.OneSided(), fg.Threshold(fraction=0.1, reuse=2), fg.OneMean()),
     "chunk top-k": fg.ChunkTopK(chunk=10),
     "chunk top-k of spectra": fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=8, k=3)),
@@ -51,14 +51,18 @@ CODECS: dict[str, fg.Codec] = {
     "ternary": fg.Ternary(clip=None),
     "ternary clipped": fg.Ternary(),
     "lloyd-max": fg.chain(fg.Hadamard(block=32), fg.LloydMax(bits=2, block=32)),
+    "rotated and rotated": fg.chain(fg.Hadamard(block=8), fg.Dct(block=16), fg.Levels(bits=6)),
+    "random spectrum": fg.chain(fg.Fft(block=16), fg.RandomK(fraction=0.5)),
+    "random levels": fg.chain(fg.Hadamard(block=8), fg.RandomK(k=16), fg.Levels(bits=4)),
+    "cosines of rotations": fg.chain(fg.Dct(block=8), fg.Hadamard(block=16), fg.TopK(k=9)),
     "unbiased fft": fg.chain(fg.Fft(block=16), fg.RangeFloat(bits=5, rounding="stochastic")),
 }
 
 TILED: dict[tuple[int, ...], fg.Codec] = {
-    (10, 11): fg.chain(fg.TileDct(shape=(10, 11), block=4), fg.ChunkTopK(chunk=16, k=16)),
-    (3, 4, 5): fg.chain(fg.TileDct(shape=(12, 5), block=8), fg.ChunkTopK(chunk=64, k=64)),
-    (7,): fg.TileDct(shape=(1, 7)),
-    (): fg.TileDct(shape=(1, 1)),
+    (10, 11): fg.chain(fg.Dct(block=4, shape=(10, 11)), fg.ChunkTopK(chunk=16, k=16)),
+    (3, 4, 5): fg.chain(fg.Dct(block=8, shape=(12, 5)), fg.ChunkTopK(chunk=64, k=64)),
+    (7,): fg.Dct(shape=(1, 7)),
+    (): fg.Dct(shape=(1, 1)),
 }
 """Codecs that are made for one shape."""
 
@@ -72,7 +76,7 @@ MEMORIES: dict[str, fg.Memory] = {
     "none": fg.NoMemory(),
     "feedback": fg.ErrorFeedback(),
     "decayed feedback": fg.ErrorFeedback(decay=0.9),
-    "low-pass": fg.LowPass(beta=0.3),
+    "low-pass": fg.ErrorFeedback(uptake=0.3),
     "momentum": fg.MomentumCorrection(momentum=0.9),
     "Nesterov": fg.MomentumCorrection(momentum=0.9, nesterov=True, masking=False),
 }
@@ -93,12 +97,14 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "random sum": fg.AllReduce(fg.RandomK(fraction=0.25)),
     "shared support": fg.SharedSupport(fg.TopK(fraction=0.1)),
     "shared frequencies": fg.SharedSupport(fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=4))),
-    "shared by the mean": fg.SharedSupport(
-        fg.chain(fg.Fft(block=16), fg.TopK(k=9)), support="mean"
-    ),
-    "led by one": fg.SharedSupport(fg.ChunkTopK(chunk=8), leader=0),
+    "shared by the mean": fg.SharedSupport(fg.chain(fg.Fft(block=16), fg.TopK(k=9)), fg.Drift()),
+    "led by one": fg.SharedSupport(fg.ChunkTopK(chunk=8), fg.Leader(worker=0)),
     "two stages, top-k": fg.TwoStage(fg.chain(fg.TopK(k=40), fg.RangeFloat(bits=8)), workers=4),
     "two stages": fg.TwoStage(fg.Sign(), workers=4),
+    "two stages, one sign": fg.TwoStage(CODECS["one mean"], workers=4),
+    "gather rotations": fg.AllGather(CODECS["random levels"]),
+    "shared rotations": fg.SharedSupport(CODECS["cosines of rotations"]),
+    "counted sum": fg.AllReduce(fg.Fft(block=16, half=True)),
     "integer sum": fg.IntegerSum(workers=4),
     "low rank": fg.PowerSgd(rank=2),
     "warm-up": fg.Piecewise({0: fg.AllReduce(), 2: fg.AllGather(CODECS["blocked"])}),
@@ -133,19 +139,21 @@ METHODS = {
     "fft_sparsification recovery": lambda axis: fg.methods.fft_sparsification(
         recover=(0.5, 0.0), max_error=0.1, axis_name=axis
     ),
-    "feedback_adam": lambda axis: fg.methods.feedback_adam(0.1, 0.2, axis_name=axis),
-    "feedback_sgd": lambda axis: fg.methods.feedback_sgd(
+    "feedback_adam": lambda axis: fg.optimizers.feedback_adam(0.1, 0.2, axis_name=axis),
+    "feedback_sgd": lambda axis: fg.optimizers.feedback_sgd(
         0.1, 0.5, 0.2, transform=fg.Dct(block=16), axis_name=axis
     ),
     "adacomp": lambda axis: fg.methods.adacomp(conv_bin=10, bin_size=20, axis_name=axis),
     "demo": lambda axis: fg.methods.demo(k=4, block=8, axis_name=axis),
-    "diloco": lambda axis: fg.methods.diloco(
+    "diloco": lambda axis: fg.optimizers.diloco(
         optax.sgd(0.1), optax.sgd(0.7, 0.9, nesterov=True), every=2, axis_name=axis
     ),
     "dgc": lambda axis: fg.methods.dgc(0.1, clip=2.0, axis_name=axis),
     "eden": lambda axis: fg.methods.eden(bits=2, block=64, axis_name=axis),
     "majority_vote": lambda axis: fg.methods.majority_vote(axis_name=axis),
-    "one_bit_adam": lambda axis: fg.methods.one_bit_adam(3, workers=4, axis_name=axis),
+    "scale_by_one_bit_adam": lambda axis: fg.methods.scale_by_one_bit_adam(
+        3, workers=4, axis_name=axis
+    ),
     "power_sgd": lambda axis: fg.methods.power_sgd(rank=2, axis_name=axis),
     "qsgd": lambda axis: fg.methods.qsgd(bits=4, bucket=32, axis_name=axis),
     "random_k": lambda axis: fg.methods.random_k(0.1, axis_name=axis),
@@ -155,14 +163,14 @@ METHODS = {
     "redsync quantized": lambda axis: fg.methods.redsync(
         0.1, quantize=True, output=("scalar",), dense_below=100, trimmed_below=300, axis_name=axis
     ),
-    "scalecom": lambda axis: fg.methods.scalecom(10, beta=0.3, axis_name=axis),
+    "scalecom": lambda axis: fg.methods.scalecom(10, uptake=0.3, axis_name=axis),
     "scalecom frequencies": lambda axis: fg.methods.scalecom(
         10, transform=fg.Fft(block=16), exact=True, axis_name=axis
     ),
     "sign_sgd": lambda axis: fg.methods.sign_sgd(axis_name=axis),
     "terngrad": lambda axis: fg.methods.terngrad(dense=("scalar",), axis_name=axis),
     "terngrad summed": lambda axis: fg.methods.terngrad(workers=4, axis_name=axis),
-    "top_k": lambda axis: fg.methods.top_k(0.1, scope="leaf", axis_name=axis),
+    "top_k": lambda axis: fg.methods.top_k(0.1, layout=fg.Layout("leaf"), axis_name=axis),
 }
 
 SHAPES = [(), (1,), (7,), (64,), (10, 11), (3, 4, 5), (1009,)]

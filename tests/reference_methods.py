@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import reference
 
-from fftgrad import _hash
+from fftgrad.ops import _hash
 
 # Randomness
 

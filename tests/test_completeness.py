@@ -13,7 +13,7 @@ import pytest
 from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES, METHODS, TILED
 
 import fftgrad as fg
-from fftgrad._chain import Chain, stages
+from fftgrad.codecs._chain import Chain, stages
 
 ROOT = pathlib.Path(__file__).parent.parent
 PUBLIC = {
@@ -41,12 +41,16 @@ STATES = {
     "Replicas",
     "SyncCost",
 }
-RULES = {"Policy", "Rule"}
+RULES = {"Layout", "Policy", "Rule"}
+CHOOSERS = {"Drift", "Leader"}
 
 
 LISTED = {name for name in METHOD_NAMES if callable(getattr(fg.methods, name))}
+OPTIMIZERS = {n for n, value in vars(fg.optimizers).items() if n[0] != "_" and callable(value)}
+SCHEDULES = {"diminishing_theta"}
 ROLES = (
     "Function|Codec|Composition|Transform|Selector|Quantizer|Memory|Exchange|Method|Transformation"
+    "|Optimizer|Value"
 )
 
 
@@ -56,6 +60,7 @@ def configurations():
         - CONTRACTS
         - STATES
         - RULES
+        - CHOOSERS
     )
 
 
@@ -67,11 +72,22 @@ def test_every_public_class_is_in_the_table():
 
 def test_every_method_is_in_the_table():
     files = {p.stem[1:] for p in (ROOT / "fftgrad/methods").glob("_[a-z]*.py")}
-    assert files == LISTED == {name.split()[0] for name in METHODS}
+    assert files == LISTED
+    assert {name.split()[0] for name in METHODS} == LISTED - SCHEDULES | OPTIMIZERS
+
+
+def test_every_chooser_is_in_the_table():
+    supports = [e for e in EXCHANGES.values() if isinstance(e, fg.SharedSupport)]
+    assert {type(exchange.chooser).__name__ for exchange in supports} == CHOOSERS
 
 
 @pytest.mark.parametrize(
-    "name", [*sorted(set(PUBLIC) - CONTRACTS - STATES), *(f"methods.{m}" for m in sorted(LISTED))]
+    "name",
+    [
+        *sorted(set(PUBLIC) - CONTRACTS - STATES),
+        *(f"methods.{m}" for m in sorted(LISTED)),
+        *(f"optimizers.{m}" for m in sorted(OPTIMIZERS)),
+    ],
 )
 def test_public_docstrings_run(name):
     value = fg
@@ -119,7 +135,7 @@ def test_making_a_transformation_starts_no_backend():
     code = (
         "import fftgrad as fg;"
         "fg.methods.fft_sparsification(theta_schedule={0: 0.9, 5: 0.0});"
-        "fg.RangeFloat.tuned(-1.0, 1.0, bits=8), fg.Cast('bfloat16');"
+        "fg.FixedRangeFloat.tuned(-1.0, 1.0, bits=8), fg.Cast('bfloat16');"
         "from jax._src import xla_bridge;"
         "assert not xla_bridge.backends_are_initialized()"
     )

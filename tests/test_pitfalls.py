@@ -18,12 +18,12 @@ from parallel import AXIS, everywhere, train_step
 
 import fftgrad as fg
 
-RNG = fg.Rng.of(3)
+STEP = fg.Step.of(3)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def round_trip(codec, x):
-    return fg.decompress(codec, fg.compress(codec, x, rng=RNG), x, rng=RNG)
+    return fg.decompress(codec, fg.compress(codec, x, step=STEP), x, step=STEP)
 
 
 def first_update(tx, grads):
@@ -165,7 +165,7 @@ def test_long_shards_are_selected_from_where_axes_are_tracked():
     x = jnp.asarray(values((2, 3 * 32_768)))
 
     def mean(row):
-        return exchange.mean(row, exchange.init(row), fg.Rng.of(0), AXIS).mean
+        return exchange.mean(row, exchange.init(row), fg.Step.of(0), AXIS).mean
 
     checked, plain = (everywhere(mode, mean, 2)(x) for mode in ("shard_map", "vmap"))
     assert 900 < np.count_nonzero(checked[0]) < 1000
@@ -179,7 +179,7 @@ def test_what_one_of_four_sends_counts_a_quarter():
 
 
 def test_an_axis_of_prime_length_is_transformed():
-    transform = fg.TileDct(shape=(127, 3), block=64)
+    transform = fg.Dct(block=64, shape=(127, 3))
     y = fg.compress(transform, jnp.ones(381)).main
     # Two tiles, one of them with a row of padding: a few large coefficients, not 381.
     assert float(jnp.sum(jnp.square(y[jnp.argsort(-jnp.abs(y))[:8]]))) > 0.97 * 381
@@ -212,7 +212,10 @@ def test_residuals_belong_to_parameters_not_to_buckets():
     steps = {}
     for scope in ("model", "leaf"):
         tx = fg.compressed_pmean(
-            fg.AllGather(fg.TopK(fraction=0.1)), fg.ErrorFeedback(), axis_name=AXIS, scope=scope
+            fg.AllGather(fg.TopK(fraction=0.1)),
+            fg.ErrorFeedback(),
+            axis_name=AXIS,
+            layout=fg.Layout(scope),
         )
         steps[scope] = train_step(tx, 4, like=like)
     init, update = steps["model"]
@@ -292,14 +295,14 @@ def test_a_sign_is_one_bit():
 def test_shards_need_not_divide(n):
     exchange = fg.TwoStage(fg.Identity(), workers=4)
     x = jnp.asarray(values((4, n)))
-    mean = everywhere("vmap", lambda r: exchange.mean(r, exchange.init(r), RNG, AXIS).mean, 4)(x)
+    mean = everywhere("vmap", lambda r: exchange.mean(r, exchange.init(r), STEP, AXIS).mean, 4)(x)
     np.testing.assert_allclose(mean[0], x.mean(0), atol=1e-6)
 
 
 @pytest.mark.parametrize("exchange", [fg.TwoStage(fg.Sign(), workers=3), fg.IntegerSum(workers=3)])
 def test_a_wrong_number_of_workers_is_refused(exchange):
     x = jnp.asarray(values((4, 10)))
-    mean = everywhere("vmap", lambda r: exchange.mean(r, exchange.init(r), RNG, AXIS).mean, 4)
+    mean = everywhere("vmap", lambda r: exchange.mean(r, exchange.init(r), STEP, AXIS).mean, 4)
     with pytest.raises(ValueError, match="use workers=4"):
         mean(x)
 

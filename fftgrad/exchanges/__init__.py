@@ -1,7 +1,12 @@
-"""Exchanges: the collective, and what is decoded and averaged after it."""
+"""Exchanges: the collective, and what is decoded and averaged after it.
+
+May import `codecs`, `memories`, `ops`, the contracts and `_axes`.
+"""
 
 from fftgrad.exchanges._all_gather import AllGather as AllGather
 from fftgrad.exchanges._all_reduce import AllReduce as AllReduce
+from fftgrad.exchanges._choosers import Drift as Drift
+from fftgrad.exchanges._choosers import Leader as Leader
 from fftgrad.exchanges._hierarchical import Hierarchical as Hierarchical
 from fftgrad.exchanges._integer_sum import IntegerSum as IntegerSum
 from fftgrad.exchanges._piecewise import Piecewise as Piecewise

@@ -3,26 +3,30 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
-from fftgrad import _axes, _parts
-from fftgrad._base import (
+from fftgrad import _axes
+from fftgrad._contracts import (
     AxisName,
     Codec,
-    CodecRule,
-    Payload,
+    Codecs,
+    Exchange,
     PyTree,
     Reduced,
-    Rng,
+    Scope,
+    Step,
     constructor_call,
-    payload_spec,
-    spec,
 )
-from fftgrad.transforms._identity import Identity
+from fftgrad.codecs.transforms._identity import Identity
+from fftgrad.exchanges import _parts
+from fftgrad.exchanges._parts import Parts, Payloads
+from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.ops import _finite
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class AllReduce:
+class AllReduce(Exchange):
     """Exchange: sum the payloads with one all-reduce; without a codec, the dense mean.
 
     For w workers: mean = decompress(Σ_i compress(x_i / w)). Dividing first keeps the sum finite
@@ -34,8 +38,8 @@ class AllReduce:
 
     Shapes: x float32[...], or a dict of such -> mean, sent of the same shapes.
 
-    Wire: the payloads: 4n bytes when dense. A ring sends it 2 (w - 1) / w times. No header: a sum
-      carries a NaN by itself.
+    Wire: the payloads: 4n bytes when dense, and 4 for a codec that counts what it cannot represent.
+      A ring sends it 2 (w - 1) / w times. No header: a sum carries a NaN by itself.
 
     Claims: exact up to rounding; all workers get the same bits.
 
@@ -46,61 +50,64 @@ class AllReduce:
       >>> import fftgrad as fg
       >>> import jax, jax.numpy as jnp
       >>> x = jnp.outer(jnp.arange(4.0), jnp.array([1.0, 2.0]))
-      >>> rng = fg.Rng.of(0)
-      >>> mean = lambda x: fg.AllReduce().mean(x, (), rng, "data").mean
+      >>> exchange = fg.AllReduce()
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([1.5, 3. ], dtype=float32)
     """
 
-    codec: Codec | CodecRule = Identity()
+    codec: Codecs = Identity()
 
     __repr__ = constructor_call
 
     def __post_init__(self) -> None:
+        _parts.check_codec("AllReduce", self.codec)
         if isinstance(self.codec, Codec):
-            _check(self.codec)
+            _check_summable(self.codec)
 
-    def init(self, like: PyTree) -> PyTree:
-        return ()
+    @property
+    def scope(self) -> Scope | None:
+        return None if self.codec == Identity() else _parts.scope_of(self.codec)
 
-    def mean(self, x: PyTree, state: PyTree, rng: Rng, axis_name: AxisName) -> Reduced:
-        codecs = self._codecs(x)
-        vectors = _parts.vectors(x)
-        rngs = _parts.rngs(rng, len(codecs))
-        payloads = [
-            codec.compress(vector, r)[:2]
-            for codec, vector, r in zip(codecs, vectors, rngs, strict=True)
-        ]
-        leaves, structure = jax.tree.flatten(payloads)
-        words, restore = _parts.as_one(leaves)
-        total = lax.psum(words * (1.0 / _axes.size(axis_name)), axis_name)
+    def init(self, like: PyTree) -> PerWorker:
+        return add_worker_axis(self._codec(like).init(_parts.vector_likes(like)))
 
-        def decompress(payloads: list[tuple[jax.Array, PyTree]]) -> PyTree:
-            flat = [
-                codec.decompress(Payload(*payload), spec(vector), r)
-                for codec, payload, vector, r in zip(codecs, payloads, vectors, rngs, strict=True)
-            ]
-            return _parts.rebuild(flat, x)
+    def mean(self, x: PyTree, state: PerWorker, step: Step, axis_name: AxisName) -> Reduced:
+        codec, likes = self._codec(x), _parts.vector_likes(x)
+        workers = _axes.size(axis_name)
+        out = codec.compress(_parts.vectors(x), drop_worker_axis(state), step)
+        leaves, structure = jax.tree.flatten(out.payloads)
+        # What is counted goes with the values, multiplied by what all of them are divided by.
+        counted = codec.counts_overflow(likes)
+        count = [jnp.asarray(out.overflow * workers, jnp.float32)[None]] if counted else []
+        words, restore = _parts.as_one([*leaves, *count])
+        total = lax.psum(words * (1.0 / workers), axis_name)
+        *means, seen = restore(total) if counted else [*restore(total), jnp.zeros((1,))]
+
+        def decompress(payloads: Payloads) -> PyTree:
+            return _parts.rebuild(codec.decompress(payloads, likes, step), x)
 
         return Reduced(
-            mean=decompress(jax.tree.unflatten(structure, restore(total))),
-            sent=decompress(payloads),
-            state=state,
+            mean=decompress(jax.tree.unflatten(structure, means)),
+            sent=decompress(out.payloads),
+            finite=_finite.all_finite(total),
+            overflow=jnp.round(seen[0]).astype(jnp.int32),
+            state=add_worker_axis(out.state),
         )
 
     def wire_bytes(self, like: PyTree) -> int:
-        payloads = map(payload_spec, self._codecs(like), _parts.vector_likes(like))
-        leaves = jax.tree.leaves([payload[:2] for payload in payloads])
-        return sum(a.size * a.dtype.itemsize for a in leaves)
+        codec, likes = self._codec(like), _parts.vector_likes(like)
+        leaves = jax.tree.leaves(codec.payload_spec(likes))
+        return sum(a.size * a.dtype.itemsize for a in leaves) + 4 * codec.counts_overflow(likes)
 
-    def _codecs(self, like: PyTree) -> list[Codec]:
-        codecs = _parts.codecs(self.codec, like)
-        for codec in codecs:
-            _check(codec)
-        return codecs
+    def _codec(self, like: PyTree) -> Parts:
+        codec = _parts.codec_of(self.codec, like)
+        for part in codec.codecs:
+            _check_summable(part)
+        return codec
 
 
-def _check(codec: Codec) -> None:
+def _check_summable(codec: Codec) -> None:
     if not codec.summable:
         raise ValueError(
             f"AllReduce(codec): must be summable, because payloads are added as they are, got "

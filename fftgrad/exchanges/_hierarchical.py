@@ -7,10 +7,22 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad import _axes, _parts
-from fftgrad._base import AxisName, Exchange, Memory, PyTree, Reduced, Rng, constructor_call
-from fftgrad._state import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad import _axes
+from fftgrad._contracts import (
+    AxisName,
+    Exchange,
+    Memory,
+    PyTree,
+    Reduced,
+    Scope,
+    Step,
+    check_kind,
+    constructor_call,
+)
+from fftgrad.exchanges import _parts, _shards
+from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.ops import _finite
 
 FastDtype = Literal["float32", "bfloat16"]
 
@@ -29,7 +41,7 @@ class HierarchicalState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Hierarchical:
+class Hierarchical(Exchange):
     """Exchange: the exact mean along a fast axis, and a compressed one along the slow axes.
 
     Each part is padded and cut into f pieces. The f workers that fast links join each get one
@@ -57,8 +69,7 @@ class Hierarchical:
       bytes, half of it in bfloat16, and with check_vma=True 4 for each count that `slow` keeps.
 
     Claims: all workers get the same bits. If anything is not finite anywhere the mean is NaN
-      throughout, and the memory stays as it was. `sent` is x: the group has it all. With
-      check_vma=False what `slow` counts is counted for each piece apart.
+      throughout. `sent` is x: the group has it all.
 
     Raises:
       ValueError: if `dtype` is neither; while tracing, if `fast_axis` is not among the axes, has
@@ -69,7 +80,7 @@ class Hierarchical:
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.Hierarchical("fast", 2, slow=fg.AllGather(fg.TopK(k=1)))
       >>> x = jnp.array([[[4.0, 1.0], [2.0, 3.0]], [[0.0, 0.0], [2.0, 0.0]]])
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Rng.of(0), ("slow", "fast")).mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), ("slow", "fast")).mean
       >>> jax.vmap(jax.vmap(mean, axis_name="fast"), axis_name="slow")(x)[0, 0]
       Array([2., 1.], dtype=float32)
     """
@@ -88,6 +99,16 @@ class Hierarchical:
                 f"Hierarchical(dtype): must be one of {get_args(FastDtype)}, got {self.dtype!r}; "
                 "use 'float32' for an exact mean."
             )
+        check_kind("Hierarchical(slow)", self.slow, Exchange, "use AllGather(codec).")
+        check_kind("Hierarchical(memory)", self.memory, Memory, "use ErrorFeedback().")
+
+    @property
+    def scope(self) -> Scope | None:
+        return self.slow.scope
+
+    @property
+    def needs_loss(self) -> bool:
+        return self.slow.needs_loss
 
     def init(self, like: PyTree) -> HierarchicalState:
         pieces = self._pieces_like(like)
@@ -95,22 +116,25 @@ class Hierarchical:
         _check_scalars(self.slow, state)
         return HierarchicalState(add_worker_axis(self.memory.init(pieces)), state)
 
-    def mean(self, x: PyTree, state: HierarchicalState, rng: Rng, axis_name: AxisName) -> Reduced:
+    def mean(self, x: PyTree, state: HierarchicalState, step: Step, axis_name: AxisName) -> Reduced:
         slow_axes = self._slow_axes(axis_name)
-        own = drop_worker_axis(state.memory)
         pieces = self._scatter(x)
-        y, compensated = self.memory.compensate(pieces, own)
-        reduced = self.slow.mean(y, state.slow, rng, slow_axes)
-        mean, remembered = self.memory.update(y, reduced.sent, reduced.mean, compensated)
+        y, compensated = self.memory.compensate(pieces, drop_worker_axis(state.memory))
+        reduced = self.slow.mean(y, state.slow, step, slow_axes)
+        sent, mean = self._only_real(reduced.sent, x), self._only_real(reduced.mean, x)
+        memory = self.memory.update(y, sent, mean, compensated)
         whole = self._gather(mean, x)
-        finite = _axes.everywhere(_parts.all_finite(whole))
         return Reduced(
             mean=whole,
             sent=x,
-            state=HierarchicalState(
-                add_worker_axis(_parts.where(finite, remembered, own)), reduced.state
-            ),
+            # Of all pieces: each worker has seen only its own.
+            finite=_finite.all_finite(whole),
+            overflow=lax.psum(reduced.overflow, self.fast_axis),
+            state=HierarchicalState(add_worker_axis(memory), reduced.state),
         )
+
+    def observe(self, state: HierarchicalState, loss: jax.Array, step: Step) -> HierarchicalState:
+        return state._replace(slow=self.slow.observe(state.slow, loss, step))
 
     def wire_bytes(self, like: PyTree) -> int:
         pieces = jax.tree.leaves(self._pieces_like(like))
@@ -134,21 +158,28 @@ class Hierarchical:
         return slow
 
     def _pieces_like(self, like: PyTree) -> PyTree:
-        return _parts.shard_likes(like, self.workers)
+        return _shards.shard_likes(like, self.workers)
+
+    def _only_real(self, pieces: PyTree, like: PyTree) -> PyTree:
+        leaves, structure = jax.tree.flatten(pieces)
+        number = _axes.index(self.fast_axis)
+        return jax.tree.unflatten(structure, _shards.only_real(leaves, like, self.workers, number))
 
     def _scatter(self, x: PyTree) -> PyTree:
         """This worker's piece of each part, averaged over the fast axis."""
-        rows = [_parts.to_shards(part, self.workers) for part in jax.tree.leaves(x)]
+        rows = _shards.to_shards(x, self.workers)
         # One more value a row, so that all pieces tell of a NaN in any of them.
-        flag = jnp.where(_parts.all_finite(x), 0.0, jnp.nan)
+        flag = _finite.poison_unless(_finite.all_finite(x))
         rows.append(jnp.broadcast_to(flag, (self.workers, 1)))
         sizes = [row.shape[1] for row in rows]
         received = self._narrow(jnp.concatenate(rows, axis=1))
         received = self._widen(_axes.all_to_all(received, self.fast_axis))
+        # Divided first, so that no sum of finite values overflows.
+        received = received * (1.0 / self.workers)
         total = received[0]
         for row in received[1:]:  # in their order, which a sum over an axis does not promise
             total = total + row
-        *pieces, flag = _parts.cut(total * (1.0 / self.workers), sizes)
+        *pieces, flag = _parts.cut(total, sizes)
         return jax.tree.unflatten(jax.tree.structure(x), [piece + flag for piece in pieces])
 
     def _gather(self, pieces: PyTree, like: PyTree) -> PyTree:
@@ -156,7 +187,7 @@ class Hierarchical:
         words = self._narrow(jnp.concatenate(leaves))
         rows = self._widen(_axes.all_gather(words, self.fast_axis))
         sizes = [leaf.size for leaf in leaves]
-        return _parts.from_shards(jax.vmap(lambda row: _parts.cut(row, sizes))(rows), like)
+        return _shards.from_shards(jax.vmap(lambda row: _parts.cut(row, sizes))(rows), like)
 
     def _narrow(self, x: jax.Array) -> jax.Array:
         # As integers, because XLA widens bfloat16 in the collectives of a CPU.
@@ -179,5 +210,5 @@ def _check_scalars(slow: Exchange, state: PyTree) -> None:
             raise ValueError(
                 f"Hierarchical(slow): must keep no arrays that all workers share, because each "
                 f"piece would have others, got {slow!r} with state{jax.tree_util.keystr(path)}; "
-                "use SharedSupport(codec, support='leader'), AllGather or TwoStage."
+                "use SharedSupport(codec, chooser=Leader()), AllGather or TwoStage."
             )

@@ -6,14 +6,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad import _axes, _parts
-from fftgrad._base import AxisName, PyTree, Reduced, Rng, constructor_call
-from fftgrad.packing import _digits
-from fftgrad.quantizers import _scale, _ternary
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step, constructor_call
+from fftgrad.codecs.quantizers import _scale, _ternary
+from fftgrad.exchanges import _parts
+from fftgrad.ops import _finite
+from fftgrad.ops.packing import _digits
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class IntegerSum:
+class IntegerSum(Exchange):
     """Exchange: all workers round to the levels of one shared scale, and sum the integers packed.
 
     With s the largest magnitude over all workers, after clipping, each value becomes an integer in
@@ -24,7 +26,8 @@ class IntegerSum:
     Args:
       workers: w, the number of workers: the base follows from it.
       levels: L; 1 is TernGrad.
-      clip: in standard deviations of the worker's part; None leaves the values as they are.
+      clip: in units of the root mean square of the worker's part; None leaves the values as they
+        are.
 
     Shapes: x float32[...], or a dict of such -> mean, sent of the same shapes.
 
@@ -47,7 +50,7 @@ class IntegerSum:
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.IntegerSum(workers=2, clip=None)
       >>> x = jnp.array([[4.0, 0.0], [4.0, 4.0]])
-      >>> mean = lambda x: exchange.mean(x, (), fg.Rng.of(0), "data").mean
+      >>> mean = lambda x: exchange.mean(x, (), fg.Step.of(0), "data").mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([4., 2.], dtype=float32)
 
@@ -73,22 +76,18 @@ class IntegerSum:
     def _base(self) -> int:
         return 2 * self.levels * self.workers + 1
 
-    def init(self, like: PyTree) -> PyTree:
-        return ()
-
-    def mean(self, x: PyTree, state: PyTree, rng: Rng, axis_name: AxisName) -> Reduced:
+    def mean(self, x: PyTree, state: PyTree, step: Step, axis_name: AxisName) -> Reduced:
         _axes.check_workers("IntegerSum", self.workers, axis_name)
-        vectors = _parts.vectors(x)
-        rngs = _parts.rngs(rng, len(vectors))
-        bounded, tops = _parts.unzip(_ternary.clipped(vector, self.clip) for vector in vectors)
-        # Not every maximum sees a NaN, every one sees an infinity.
-        own = jnp.where(jnp.isfinite(jnp.stack(tops)), jnp.stack(tops), jnp.inf)
-        shared = lax.pmax(own, axis_name)
+        steps = [step.fold(i) if i else step for i in range(len(jax.tree.leaves(x)))]
+        clipped = [_ternary.clipped(vector, self.clip) for vector in _parts.vectors(x)]
+        tops = jnp.stack([top for _, top in clipped])
+        # As infinities, because not every maximum sees a NaN.
+        shared = lax.pmax(jnp.where(jnp.isfinite(tops), tops, jnp.inf), axis_name)
         scales = jnp.where(jnp.isfinite(shared), shared, jnp.nan)
 
         integers = [
-            _scale.to_levels(vector, scale, self.levels, _scale.noise(self, r, vector.size))
-            for vector, scale, r in zip(bounded, scales, rngs, strict=True)
+            _scale.to_levels(vector, scale, self.levels, _scale.noise(self, own, vector.size))
+            for (vector, _), scale, own in zip(clipped, scales, steps, strict=True)
         ]
         words = [
             _digits.pack((part + self.levels).astype(jnp.uint32), self._base) for part in integers
@@ -103,7 +102,13 @@ class IntegerSum:
             whole = digits.astype(jnp.float32) - self.levels * self.workers
             means.append(whole * (scale / (self.levels * self.workers)))
         sent = [part * (scale / self.levels) for part, scale in zip(integers, scales, strict=True)]
-        return Reduced(_parts.rebuild(means, x), _parts.rebuild(sent, x), state)
+        return Reduced(
+            mean=_parts.rebuild(means, x),
+            sent=_parts.rebuild(sent, x),
+            finite=_finite.all_finite(means),
+            overflow=0,
+            state=state,
+        )
 
     def wire_bytes(self, like: PyTree) -> int:
         parts = _parts.vector_likes(like)

@@ -2,24 +2,16 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fftgrad._base import AxisName, Exchange, PyTree, Reduced, Rng
+from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step, check_kind
 from fftgrad.exchanges import _switch
 
 
-class PiecewiseState(NamedTuple):
-    """State: the step, equal on all workers, and the state of each exchange."""
-
-    step: jax.Array
-    exchanges: tuple[PyTree, ...]
-
-
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
-class Piecewise:
+class Piecewise(Exchange):
     """Exchange: another exchange from each given step on.
 
     All are compiled into one program and `lax.switch` runs one, so nothing is recompiled when the
@@ -51,11 +43,17 @@ class Piecewise:
     def __init__(self, schedule: Mapping[int, Exchange]) -> None:
         pairs = dict(schedule)
         for step, exchange in pairs.items():
-            if not isinstance(step, int) or not isinstance(exchange, Exchange):
+            if not isinstance(step, int):
                 raise TypeError(
-                    f"Piecewise(schedule): must map int steps to exchanges, got {step!r}: "
-                    f"{exchange!r}; wrap a codec as AllGather(codec)."
+                    f"Piecewise(schedule): must map int steps to exchanges, got {step!r}; use "
+                    "{0: AllReduce(), 500: exchange}."
                 )
+            check_kind(
+                f"Piecewise(schedule[{step}])",
+                exchange,
+                Exchange,
+                "wrap a codec as AllGather(codec).",
+            )
         if 0 not in pairs or min(pairs) < 0:
             raise ValueError(
                 f"Piecewise(schedule): the first step must be 0, got {sorted(pairs)}; add "
@@ -70,17 +68,32 @@ class Piecewise:
         """The exchange that runs at a step."""
         return [exchange for start, exchange in self.schedule if start <= step][-1]
 
-    def init(self, like: PyTree) -> PiecewiseState:
-        return PiecewiseState(
-            jnp.zeros((), jnp.int32), tuple(exchange.init(like) for _, exchange in self.schedule)
-        )
+    @property
+    def scope(self) -> Scope | None:
+        return _switch.common_scope("Piecewise", self._exchanges)
 
-    def mean(self, x: PyTree, state: PiecewiseState, rng: Rng, axis_name: AxisName) -> Reduced:
-        exchanges = [exchange for _, exchange in self.schedule]
-        starts = jnp.asarray([start for start, _ in self.schedule[1:]], jnp.int32)
-        running = jnp.sum((state.step >= starts).astype(jnp.int32))
-        out = _switch.switch(running, exchanges, x, state.exchanges, rng, axis_name)
-        return out._replace(state=PiecewiseState(state.step + 1, out.state))
+    @property
+    def needs_loss(self) -> bool:
+        return any(exchange.needs_loss for exchange in self._exchanges)
+
+    def init(self, like: PyTree) -> tuple[PyTree, ...]:
+        return tuple(exchange.init(like) for exchange in self._exchanges)
+
+    def mean(
+        self, x: PyTree, state: tuple[PyTree, ...], step: Step, axis_name: AxisName
+    ) -> Reduced:
+        return _switch.switch(self._running(step), self._exchanges, x, state, step, axis_name)
 
     def wire_bytes(self, like: PyTree) -> int:
-        return _switch.common_bytes("Piecewise", [e for _, e in self.schedule], like)
+        return _switch.common_bytes("Piecewise", self._exchanges, like)
+
+    def observe(self, state: tuple[PyTree, ...], loss: jax.Array, step: Step) -> tuple[PyTree, ...]:
+        return _switch.observe(self._running(step), self._exchanges, state, loss, step)
+
+    @property
+    def _exchanges(self) -> list[Exchange]:
+        return [exchange for _, exchange in self.schedule]
+
+    def _running(self, step: Step) -> jax.Array:
+        starts = jnp.asarray([start for start, _ in self.schedule[1:]], jnp.int32)
+        return jnp.sum((step.number >= starts).astype(jnp.int32))

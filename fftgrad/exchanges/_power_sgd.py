@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad import _axes, _parts
-from fftgrad._base import AxisName, Like, PyTree, Reduced, Rng
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, Exchange, Like, PyTree, Reduced, Scope, Step
+from fftgrad.exchanges import _parts
+from fftgrad.ops import _finite
 
 
 class PowerSgdState(NamedTuple):
@@ -19,7 +21,7 @@ class PowerSgdState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PowerSgd:
+class PowerSgd(Exchange):
     """Exchange: the mean of each matrix as P Qᵀ, with two small all-reduces.
 
     For the matrices M_i of the workers, n × m, and the factor Q of the step before:
@@ -28,8 +30,8 @@ class PowerSgd:
 
     Q is kept from step to step, so that the iteration converges while the gradient moves slowly.
     Arrays of more axes become matrices with their last axis as columns; vectors, and what a
-    factorization would not make smaller, travel dense in the first all-reduce. Use it with
-    `scope="leaf"`, which leaves the arrays their shapes, and with `ErrorFeedback()`.
+    factorization would not make smaller, travel dense in the first all-reduce. Its parts are the
+    leaves, in their shapes. Use it with `ErrorFeedback()`.
 
     Args:
       rank: number of columns of P and Q.
@@ -40,7 +42,7 @@ class PowerSgd:
 
     Claims: all workers get the same bits. `sent` is the mean, as in the authors' code, so the
       residuals of the workers add up to what is missing from it. A matrix of zeros gives zeros,
-      and the factors recover from it. A mean that is not finite leaves the factors as they were.
+      and the factors recover from it.
 
     Differs from the paper: P is made orthonormal by Householder reflections in place of
       Gram-Schmidt, which divides by zero where a column vanishes.
@@ -53,7 +55,7 @@ class PowerSgd:
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.PowerSgd(rank=1)
       >>> x = jnp.outer(jnp.arange(4.0), jnp.arange(5.0))[None]
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Rng.of(0), "data").mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
       >>> bool(jnp.allclose(jax.vmap(mean, axis_name="data")(x), x, atol=1e-5))
       True
 
@@ -68,6 +70,10 @@ class PowerSgd:
         if self.rank < 1:
             raise ValueError(f"PowerSgd(rank): must be at least 1, got {self.rank}; use rank=2.")
 
+    @property
+    def scope(self) -> Scope:
+        return "leaf"
+
     def init(self, like: PyTree) -> PowerSgdState:
         return PowerSgdState(
             [
@@ -77,7 +83,7 @@ class PowerSgd:
             ]
         )
 
-    def mean(self, x: PyTree, state: PowerSgdState, rng: Rng, axis_name: AxisName) -> Reduced:
+    def mean(self, x: PyTree, state: PowerSgdState, step: Step, axis_name: AxisName) -> Reduced:
         leaves, structure = jax.tree.flatten(x)
         shapes = list(map(self._matrix, leaves))
         matrices = [
@@ -101,11 +107,12 @@ class PowerSgd:
         for leaf, shape in zip(leaves, shapes, strict=True):
             means.append(next(exact) if shape is None else next(low_rank).reshape(leaf.shape))
             sent.append(leaf if shape is None else means[-1])
-        finite = _axes.everywhere(_parts.all_finite(means))
         return Reduced(
             mean=jax.tree.unflatten(structure, means),
             sent=jax.tree.unflatten(structure, sent),
-            state=PowerSgdState(_parts.where(finite, rights, state.factors)),
+            finite=_finite.all_finite(means),
+            overflow=0,
+            state=PowerSgdState(rights),
         )
 
     def wire_bytes(self, like: PyTree) -> int:

@@ -8,7 +8,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._base import AxisName, Exchange, PyTree, Reduced, Rng, constructor_call
+from fftgrad._contracts import (
+    AxisName,
+    Exchange,
+    PyTree,
+    Reduced,
+    Scope,
+    Step,
+    constructor_call,
+)
 from fftgrad.exchanges import _switch
 
 
@@ -29,7 +37,7 @@ class RecoverState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Recover:
+class Recover(Exchange):
     """Exchange: go to the next, milder one when the error or the loss says so, never back.
 
     The exchanges are compiled into one program and `lax.switch` runs one, so nothing is recompiled
@@ -47,7 +55,7 @@ class Recover:
 
     Shapes: as the exchanges.
 
-    Wire: of the exchange in use, `.at(level).wire_bytes(x)`, and 8 bytes if the error is watched.
+    Wire: of the exchange in use, `.at(level).wire_bytes(x)`, and 12 bytes if the error is watched.
 
     Claims: those of the exchange in use.
 
@@ -99,19 +107,26 @@ class Recover:
             best=jnp.full((), jnp.inf, jnp.float32),
         )
 
-    def mean(self, x: PyTree, state: RecoverState, rng: Rng, axis_name: AxisName) -> Reduced:
-        out = _switch.switch(state.level, self.ladder, x, state.exchanges, rng, axis_name)
+    @property
+    def scope(self) -> Scope | None:
+        return _switch.common_scope("Recover", self.ladder)
+
+    @property
+    def needs_loss(self) -> bool:
+        return self.tolerance is not None or any(rung.needs_loss for rung in self.ladder)
+
+    def mean(self, x: PyTree, state: RecoverState, step: Step, axis_name: AxisName) -> Reduced:
+        out = _switch.switch(state.level, self.ladder, x, state.exchanges, step, axis_name)
         state = state._replace(exchanges=out.state)
         if self.max_error is not None:
             lost = jax.tree.map(jnp.subtract, x, out.sent)
-            sums = lax.psum(jnp.stack([_square(lost), _square(x)]), axis_name)
-            sums = _axes.over_other_axes(lax.psum, sums)
-            # Written so that NaN, of a step that is skipped anyway, changes nothing.
-            state = self._rise(state, sums[0] > self.max_error**2 * sums[1])
+            too_much = _relative_error(lost, x, axis_name) > self.max_error
+            state = self._rise(state, out.finite & too_much)
         return out._replace(state=state)
 
-    def observe(self, state: RecoverState, loss: jax.Array) -> RecoverState:
-        """The state, once the mean loss of all workers is known."""
+    def observe(self, state: RecoverState, loss: jax.Array, step: Step) -> RecoverState:
+        exchanges = _switch.observe(state.level, self.ladder, state.exchanges, loss, step)
+        state = state._replace(exchanges=exchanges)
         if self.tolerance is None:
             return state
         smoothed = self.smoothing * state.loss + (1 - self.smoothing) * loss
@@ -121,7 +136,7 @@ class Recover:
         return self._rise(seen, jnp.isfinite(state.best) & worse | ~jnp.isfinite(loss))
 
     def wire_bytes(self, like: PyTree) -> int:
-        watched = 8 * (self.max_error is not None)
+        watched = 12 * (self.max_error is not None)
         return _switch.common_bytes("Recover", self.ladder, like) + watched
 
     def _rise(self, state: RecoverState, condition: jax.Array) -> RecoverState:
@@ -133,5 +148,33 @@ class Recover:
         )
 
 
-def _square(tree: PyTree) -> jax.Array:
-    return sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)), jnp.zeros(()))
+def _relative_error(lost: PyTree, x: PyTree, axis_name: AxisName) -> jax.Array:
+    """√(Σ ||lost_i||² / Σ ||x_i||²) over the workers i; 0 where all is zero.
+
+    Each worker's squares are in units of its own largest magnitude, so that none overflows or
+    vanishes.
+    """
+    leaves = jax.tree.leaves(x)
+    top = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in leaves]))
+    top = _axes.over_other_axes(lax.pmax, top)
+    # A power of two, so that dividing by it rounds nothing; a scale, where a maximum may miss NaN.
+    unit = _power_of_two(top)
+    squares = jnp.stack([_square(lost, unit), _square(x, unit)])
+    squares = _axes.over_other_axes(lax.psum, squares)
+    rows = _axes.all_gather(jnp.concatenate([unit[None], squares]), axis_name)
+    share = rows[:, 0] / jnp.max(rows[:, 0])
+    total = jnp.sum(jnp.square(share)[:, None] * rows[:, 1:], axis=0)
+    return jnp.sqrt(total[0] / jnp.where(total[1] > 0, total[1], 1.0))
+
+
+def _power_of_two(x: jax.Array) -> jax.Array:
+    """The largest power of two that is no more than x, and at least 2^-126."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0x7F800000)
+    return lax.bitcast_convert_type(jnp.maximum(bits, jnp.uint32(1 << 23)), jnp.float32)
+
+
+def _square(tree: PyTree, unit: jax.Array) -> jax.Array:
+    # Twice by its root, because 1 / unit may be too small for a normal number.
+    half = jax.lax.rsqrt(unit)
+    leaves = jax.tree.leaves(tree)
+    return sum((jnp.sum(jnp.square(leaf * half * half)) for leaf in leaves), jnp.zeros(()))

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._base import AxisName, Exchange, PyTree, Reduced, Rng
+from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
 
 
 def switch(
@@ -13,19 +14,51 @@ def switch(
     exchanges: Sequence[Exchange],
     x: PyTree,
     states: tuple[PyTree, ...],
-    rng: Rng,
+    step: Step,
     axis_name: AxisName,
 ) -> Reduced:
     """What exchange `index`, equal on all workers, makes of `x`; the states of all of them."""
 
     def branch(position: int) -> Callable[..., Reduced]:
-        def run(x: PyTree, states: tuple[PyTree, ...], rng: Rng) -> Reduced:
-            out = exchanges[position].mean(x, states[position], rng, axis_name)
-            return out._replace(state=(*states[:position], out.state, *states[position + 1 :]))
+        def run(x: PyTree, states: tuple[PyTree, ...], step: Step) -> Reduced:
+            out = exchanges[position].mean(x, states[position], step, axis_name)
+            return out._replace(
+                overflow=jnp.asarray(out.overflow, jnp.int32),
+                state=(*states[:position], out.state, *states[position + 1 :]),
+            )
 
         return run
 
-    return lax.switch(index, list(map(branch, range(len(exchanges)))), x, states, rng)
+    return lax.switch(index, list(map(branch, range(len(exchanges)))), x, states, step)
+
+
+def observe(
+    index: jax.Array,
+    exchanges: Sequence[Exchange],
+    states: tuple[PyTree, ...],
+    loss: jax.Array,
+    step: Step,
+) -> tuple[PyTree, ...]:
+    """The states, once exchange `index`, and no other, has seen the loss of its step."""
+    return tuple(
+        jax.tree.map(
+            lambda new, old, ran=(index == position): jnp.where(ran, new, old),
+            exchange.observe(state, loss, step),
+            state,
+        )
+        for position, (exchange, state) in enumerate(zip(exchanges, states, strict=True))
+    )
+
+
+def common_scope(owner: str, exchanges: Sequence[Exchange]) -> Scope | None:
+    """The parts that all exchanges are made for."""
+    scopes: list[Scope] = [exchange.scope for exchange in exchanges if exchange.scope is not None]
+    if any(scope != scopes[0] for scope in scopes):
+        raise ValueError(
+            f"{owner}: its exchanges must be made for the same parts, got scopes {scopes}; say "
+            "which in the layout, as Layout(scope='leaf')."
+        )
+    return scopes[0] if scopes else None
 
 
 def common_bytes(owner: str, exchanges: Sequence[Exchange], like: PyTree) -> int:

@@ -1,50 +1,52 @@
 """A mean whose bytes do not grow with the workers: shards to their owners, and back to all."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fftgrad import _axes, _parts, _wire
-from fftgrad._base import (
+from fftgrad import _axes
+from fftgrad._contracts import (
     AxisName,
-    Codec,
-    CodecRule,
-    Like,
+    Codecs,
+    Exchange,
     Memory,
     PyTree,
     Reduced,
-    Rng,
+    Scope,
+    Step,
+    check_kind,
     constructor_call,
-    payload_spec,
-    spec,
 )
-from fftgrad._chain import shard
-from fftgrad._state import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges import _parts, _shards, _wire
 from fftgrad.exchanges._all_gather import decode_mean
+from fftgrad.exchanges._parts import Likes, Parts, Vectors
+from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.ops import _finite
 
 
 class TwoStageState(NamedTuple):
     """State of `TwoStage`.
 
     Attributes:
-      overflow: how many values no codec could represent, over all workers, stages and steps.
+      codecs: what each worker's codecs remember, a row for each shard.
+      server_codecs: what the codecs of the owner of a shard remember.
       server: the server memory's state, of which each worker has that of its shard.
     """
 
-    overflow: jax.Array
+    codecs: PerWorker
+    server_codecs: PerWorker
     server: PerWorker
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class TwoStage:
+class TwoStage(Exchange):
     """Exchange: compressed shards to the worker that owns them, and their compressed mean to all.
 
-    Each part is padded and cut into w shards, one for each worker. Every worker compresses each
+    Each part is cut into w shards, one for each worker; where w does not divide it, some have a
+    zero at their end. Every worker compresses each
     of its shards and sends it to its owner (an all-to-all); the owner decodes and averages what it
     got, adds what its own memory kept of earlier means, compresses the mean again, and sends it to
     all (an all-gather). Both losses are thus fed back: the worker's by the memory of
@@ -53,7 +55,7 @@ class TwoStage:
     Args:
       codec: a codec, or a rule from a part's name and the shape of its shard to one. A number of
         coefficients to keep, such as TopK's k, is that of the whole part, and the shards have equal
-        shares of it. What an adaptive codec remembers is not kept: it acts as in its first step.
+        shares of it. What a codec remembers it remembers for each shard.
       workers: w, the number of workers: the size of the shards, and of the state, follows from it.
       server_memory: what the owner of a shard does with what the second compression loses.
 
@@ -63,7 +65,7 @@ class TwoStage:
       values in each stage, whatever w.
 
     Claims: all workers get the same bits; if anything is not finite anywhere the mean is NaN
-      throughout, and the server memory stays as it was.
+      throughout.
 
     Raises:
       ValueError: while tracing, if the axis has not `workers` workers.
@@ -73,7 +75,7 @@ class TwoStage:
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.TwoStage(fg.Sign(), workers=2)
       >>> x = jnp.array([[2.0, 1.0], [2.0, -1.0]])
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Rng.of(0), "data").mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([2., 0.], dtype=float32)
 
@@ -81,97 +83,110 @@ class TwoStage:
       Tang et al., "1-bit Adam", ICML 2021, arXiv:2102.02888.
     """
 
-    codec: Codec | CodecRule
+    codec: Codecs
     workers: int
     server_memory: Memory = ErrorFeedback()
 
     __repr__ = constructor_call
 
+    def __post_init__(self) -> None:
+        _parts.check_codec("TwoStage", self.codec)
+        check_kind("TwoStage(server_memory)", self.server_memory, Memory, "use ErrorFeedback().")
+
+    @property
+    def scope(self) -> Scope:
+        return _parts.scope_of(self.codec)
+
     def init(self, like: PyTree) -> TwoStageState:
-        memory = self.server_memory.init(self._shard_likes(like))
-        return TwoStageState(jnp.zeros((), jnp.int32), add_worker_axis(memory))
+        likes = self._likes(like)
+        own = self._codec(like).init(likes)
+        rows = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.workers, *jnp.shape(a))), own)
+        return TwoStageState(
+            codecs=add_worker_axis(rows),
+            server_codecs=add_worker_axis(own),
+            server=add_worker_axis(self.server_memory.init(likes)),
+        )
 
-    def mean(self, x: PyTree, state: TwoStageState, rng: Rng, axis_name: AxisName) -> Reduced:
+    def mean(self, x: PyTree, state: TwoStageState, step: Step, axis_name: AxisName) -> Reduced:
         _axes.check_workers("TwoStage", self.workers, axis_name)
-        codecs, likes = self._codecs(x), self._shard_likes(x)
-        rngs = _parts.rngs(rng, len(codecs))
-        shards = [_parts.to_shards(part, self.workers) for part in jax.tree.leaves(x)]
+        codec, likes = self._codec(x), self._likes(x)
 
-        def row(number: jax.Array, *rows: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-            return _compress(codecs, rows, _draw(rngs, number))
+        def to_owner(
+            number: jax.Array, shards: Vectors, before: PyTree
+        ) -> tuple[jax.Array, Vectors, PyTree]:
+            return _compress(codec, shards, before, 0, likes, step.fold_local(number))
 
-        buffers, sent = jax.vmap(row)(jnp.arange(self.workers), *shards)
-        received = _axes.all_to_all(buffers, axis_name)
-        headers, means = decode_mean(codecs, received, likes, rngs)
+        buffers, sent, codecs = jax.vmap(to_owner)(
+            jnp.arange(self.workers),
+            tuple(_shards.to_shards(x, self.workers)),
+            drop_worker_axis(state.codecs),
+        )
+        headers, means = decode_mean(codec, _axes.all_to_all(buffers, axis_name), likes, step)
 
-        own = drop_worker_axis(state.server)
-        y, compensated = self.server_memory.compensate(means, own)
-        again, kept = _compress(codecs, y, _draw(rngs, self.workers), jnp.sum(headers.overflow))
-        gathered = _axes.all_gather(again, axis_name)
-        _, remembered = self.server_memory.update(y, kept, y, compensated)
-        headers, means = _decode_shards(codecs, gathered, likes, rngs)
+        def only_real(shards: Vectors) -> Vectors:
+            return _shards.only_real(shards, x, self.workers, _axes.index(axis_name))
 
-        finite = _axes.everywhere(jnp.all(headers.finite))
-        seen = _axes.over_other_axes(lax.psum, jnp.sum(headers.overflow))
+        means = only_real(means)
+        memory = self.server_memory
+        y, compensated = memory.compensate(means, drop_worker_axis(state.server))
+        buffer, kept, server_codecs = _compress(
+            codec,
+            y,
+            drop_worker_axis(state.server_codecs),
+            jnp.sum(headers.overflow),
+            likes,
+            step.fold_local(self.workers),
+        )
+        server = memory.update(y, only_real(kept), y, compensated)
+        headers, rows = _decode_rows(codec, _axes.all_gather(buffer, axis_name), likes, step)
         return Reduced(
-            mean=_parts.from_shards(means, x),
-            sent=_parts.from_shards(sent, x),
-            state=TwoStageState(
-                state.overflow + seen,
-                _parts.where(finite, add_worker_axis(remembered), state.server),
-            ),
+            mean=_shards.from_shards(rows, x),
+            sent=_shards.from_shards(sent, x),
+            finite=jnp.all(headers.finite) & _finite.all_finite(rows),
+            overflow=jnp.sum(headers.overflow),
+            state=TwoStageState(*map(add_worker_axis, (codecs, server_codecs, server))),
         )
 
     def wire_bytes(self, like: PyTree) -> int:
-        payloads = map(payload_spec, self._codecs(like), self._shard_likes(like))
-        return (self.workers + 1) * _wire.nbytes(*payloads)
+        payloads = self._codec(like).payload_spec(self._likes(like))
+        return (self.workers + 1) * _wire.nbytes(payloads)
 
-    def _codecs(self, like: PyTree) -> list[Codec]:
-        codecs = _parts.codecs(self.codec, _parts.shard_likes(like, self.workers))
-        return [shard(codec, self.workers) for codec in codecs]
+    def _codec(self, like: PyTree) -> Parts:
+        shards = _shards.shard_likes(like, self.workers)
+        return _parts.codec_of(self.codec, shards).shard(self.workers)
 
-    def _shard_likes(self, like: PyTree) -> list[Like]:
-        return jax.tree.leaves(_parts.shard_likes(like, self.workers))
-
-
-def _draw(rngs: Sequence[Rng], number: jax.Array | int) -> list[Rng]:
-    """Other local randomness for each shard."""
-    return [Rng(r.shared, jax.random.fold_in(r.local, number)) for r in rngs]
+    def _likes(self, like: PyTree) -> Likes:
+        return _parts.vector_likes(_shards.shard_likes(like, self.workers))
 
 
 def _compress(
-    codecs: Sequence[Codec],
-    shards: Sequence[jax.Array],
-    rngs: Sequence[Rng],
-    overflow: jax.Array | int = 0,
-) -> tuple[jax.Array, list[jax.Array]]:
-    """The buffer of a shard of each part, and what they decode to.
+    codec: Parts,
+    shards: Vectors,
+    before: PyTree,
+    overflow: jax.Array | int,
+    likes: Likes,
+    step: Step,
+) -> tuple[jax.Array, Vectors, PyTree]:
+    """The buffer of a shard of each part, what they decode to, and the codecs' next state.
 
     Its header counts `overflow` besides its own.
     """
-    payloads = [c.compress(x, r) for c, x, r in zip(codecs, shards, rngs, strict=True)]
-    total = overflow + sum(payload.overflow for payload in payloads)
-    buffer = _wire.pack(_wire.Header(_parts.all_finite(shards), total), *payloads)
-    sent = [
-        codec.decompress(payload, spec(x), r)
-        for codec, payload, x, r in zip(codecs, payloads, shards, rngs, strict=True)
-    ]
-    return buffer, sent
+    out = codec.compress(shards, before, step)
+    header = _wire.Header(_finite.all_finite(shards), overflow + out.overflow)
+    sent = codec.decompress(out.payloads, likes, step)
+    return _wire.pack(header, out.payloads), sent, out.state
 
 
-def _decode_shards(
-    codecs: Sequence[Codec], buffers: jax.Array, likes: Sequence[Like], rngs: Sequence[Rng]
-) -> tuple[_wire.Header, list[jax.Array]]:
+def _decode_rows(
+    codec: Parts, buffers: jax.Array, likes: Likes, step: Step
+) -> tuple[_wire.Header, Vectors]:
     """The headers, and what the buffers stand for, stacked; NaN unless all are finite."""
-    specs = list(map(payload_spec, codecs, likes))
+    specs = codec.payload_spec(likes)
 
-    def row(words: jax.Array) -> tuple[_wire.Header, list[jax.Array]]:
-        header, payloads = _wire.unpack(words, *specs)
-        return header, [
-            codec.decompress(payload, like, r)
-            for codec, payload, like, r in zip(codecs, payloads, likes, rngs, strict=True)
-        ]
+    def row(words: jax.Array) -> tuple[_wire.Header, Vectors]:
+        header, payloads = _wire.unpack(words, specs)
+        return header, codec.decompress(payloads, likes, step)
 
     headers, shards = jax.vmap(row)(buffers)
-    poison = jnp.where(jnp.all(headers.finite), 0.0, jnp.nan)
-    return headers, [rows + poison for rows in shards]
+    poison = _finite.poison_unless(jnp.all(headers.finite))
+    return headers, tuple(rows + poison for rows in shards)

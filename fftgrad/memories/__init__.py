@@ -1,6 +1,5 @@
-"""Memories: what a worker remembers of what it could not send."""
+"""Memories: what a worker remembers of what it could not send. May import the contracts."""
 
 from fftgrad.memories._error_feedback import ErrorFeedback as ErrorFeedback
-from fftgrad.memories._low_pass import LowPass as LowPass
 from fftgrad.memories._momentum_correction import MomentumCorrection as MomentumCorrection
 from fftgrad.memories._no_memory import NoMemory as NoMemory

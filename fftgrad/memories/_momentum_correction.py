@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fftgrad._base import PyTree
+from fftgrad._contracts import Memory, PyTree
 
 
 class MomentumCorrectionState(NamedTuple):
@@ -17,7 +17,7 @@ class MomentumCorrectionState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class MomentumCorrection:
+class MomentumCorrection(Memory):
     """Memory: accumulate the velocity instead of the gradient, and forget it where it was sent.
 
     With u the velocity and v the residual, per worker and leaf:
@@ -28,7 +28,8 @@ class MomentumCorrection:
 
     It is the optimizer's momentum, moved to before the compression: the optimizer behind it must
     have none. A leaf that is sent whole keeps its velocity, so dense leaves and a dense warm-up
-    have ordinary momentum.
+    have ordinary momentum. So does a leaf with no more non-zero values than are sent: a gradient
+    that sparse moves up to 1 / (1 - m) times further than where masking takes hold.
 
     Args:
       momentum: m, 0 <= m < 1.
@@ -54,7 +55,7 @@ class MomentumCorrection:
       >>> import jax.numpy as jnp
       >>> memory, g = fg.MomentumCorrection(momentum=0.5), jnp.array([1.0, 2.0])
       >>> x, state = memory.compensate(g, memory.init(g))
-      >>> mean, state = memory.update(x, sent=jnp.array([0.0, 2.0]), mean=x, state=state)
+      >>> state = memory.update(x, sent=jnp.array([0.0, 2.0]), mean=x, state=state)
       >>> state.velocity, memory.compensate(g, state)[0]
       (Array([1., 0.], dtype=float32), Array([2.5, 2. ], dtype=float32))
 
@@ -92,11 +93,11 @@ class MomentumCorrection:
 
     def update(
         self, x: PyTree, sent: PyTree, mean: PyTree, state: MomentumCorrectionState
-    ) -> tuple[PyTree, MomentumCorrectionState]:
+    ) -> MomentumCorrectionState:
         velocity = state.velocity
         if self.masking:
             velocity = jax.tree.map(_mask, velocity, x, sent)
-        return mean, MomentumCorrectionState(velocity, jax.tree.map(jnp.subtract, x, sent))
+        return MomentumCorrectionState(velocity, jax.tree.map(jnp.subtract, x, sent))
 
 
 def _mask(velocity: jax.Array, x: jax.Array, sent: jax.Array) -> jax.Array:

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from fftgrad._base import PyTree
+from fftgrad._contracts import Memory, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class NoMemory:
+class NoMemory(Memory):
     """Memory: none; what a step does not send is lost, as in the FFT paper.
 
     Example:
@@ -18,11 +18,5 @@ class NoMemory:
       Wang et al., HPDC 2020, arXiv:1811.08596.
     """
 
-    def init(self, like: PyTree) -> PyTree:
-        return ()
-
-    def compensate(self, grad: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        return grad, state
-
-    def update(self, x: PyTree, sent: PyTree, mean: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        return mean, state
+    def update(self, x: PyTree, sent: PyTree, mean: PyTree, state: PyTree) -> PyTree:
+        return state

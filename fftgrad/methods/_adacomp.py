@@ -2,18 +2,17 @@
 
 import dataclasses
 
-import jax
 import optax
 
-from fftgrad._base import AxisName, Codec, Like
-from fftgrad._pmean import compressed_pmean
+from fftgrad._contracts import AxisName, Codec, CodecRule, Like
+from fftgrad.codecs.selectors._ada_comp import AdaComp
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.selectors._ada_comp import AdaComp
+from fftgrad.training._pmean import compressed_pmean
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaCompPolicy:
+class AdaCompPolicy(CodecRule):
     """Rule: the bins of convolutions (more than two axes) and of other leaves."""
 
     conv_bin: int
@@ -31,7 +30,6 @@ def adacomp(
     per_bin: float = 4.0,
     *,
     axis_name: AxisName = "data",
-    key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Method: in each bin, send what would exceed its maximum if the last gradient came again.
 
@@ -40,7 +38,6 @@ def adacomp(
       bin_size: values per bin of all others.
       per_bin: how many values a bin has room for in the message, on average; see `AdaComp`.
       axis_name: the axis of the workers.
-      key: seed or PRNG key, handed to `compressed_pmean`; this method draws nothing.
 
     Returns:
       An optax transformation, to be chained before the optimizer.
@@ -63,4 +60,4 @@ def adacomp(
       Chen et al., "AdaComp", AAAI 2018, arXiv:1712.02679.
     """
     exchange = AllGather(AdaCompPolicy(conv_bin, bin_size, per_bin))
-    return compressed_pmean(exchange, ErrorFeedback(), axis_name=axis_name, scope="leaf", key=key)
+    return compressed_pmean(exchange, ErrorFeedback(), axis_name=axis_name)

@@ -3,20 +3,19 @@
 import dataclasses
 import math
 
-import jax
 import optax
 
-from fftgrad._base import AxisName, Codec, Like
-from fftgrad._chain import chain
-from fftgrad._pmean import compressed_pmean
+from fftgrad._contracts import AxisName, Codec, CodecRule, Like
+from fftgrad.codecs._chain import chain
+from fftgrad.codecs.selectors._chunk_top_k import ChunkTopK
+from fftgrad.codecs.transforms._dct import Dct
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.selectors._chunk_top_k import ChunkTopK
-from fftgrad.transforms._tile_dct import TileDct
+from fftgrad.training._pmean import compressed_pmean
 
 
 @dataclasses.dataclass(frozen=True)
-class DeMoPolicy:
+class DeMoPolicy(CodecRule):
     """Rule: the largest cosines of each tile of a leaf."""
 
     k: int
@@ -25,7 +24,7 @@ class DeMoPolicy:
     def __call__(self, name: str, like: Like) -> Codec:
         columns = like.shape[-1] if like.shape else 1
         rows = math.prod(like.shape[:-1])
-        transform = TileDct((rows, columns), self.block)
+        transform = Dct(self.block, shape=(rows, columns))
         chunk = max(2, transform.tile_size)
         return chain(transform, ChunkTopK(chunk=chunk, k=min(self.k, chunk)))
 
@@ -36,7 +35,6 @@ def demo(
     decay: float = 0.999,
     *,
     axis_name: AxisName = "data",
-    key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Method: a momentum on each worker, whose fast cosines are sent and taken out; sign descent.
 
@@ -51,7 +49,6 @@ def demo(
       block: largest side of a tile; a leaf of one axis has tiles of `block` values.
       decay: of the momentum.
       axis_name: the axis of the workers.
-      key: seed or PRNG key, handed to `compressed_pmean`; this method draws nothing.
 
     Returns:
       An optax transformation whose updates are signs: to be chained before
@@ -81,7 +78,5 @@ def demo(
         AllGather(DeMoPolicy(k, block)),
         ErrorFeedback(decay),
         axis_name=axis_name,
-        scope="leaf",
-        key=key,
     )
     return optax.with_extra_args_support(optax.chain(tx, optax.scale_by_sign()))

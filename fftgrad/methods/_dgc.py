@@ -3,31 +3,30 @@
 import dataclasses
 from collections.abc import Sequence
 
-import jax
 import optax
 
-from fftgrad._base import AxisName, Codec, Like
-from fftgrad._local import clip_first
-from fftgrad._pmean import compressed_pmean
+from fftgrad._contracts import AxisName, Codec, CodecRule, Like
+from fftgrad.codecs.selectors._top_k import TopK
+from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._piecewise import Piecewise
 from fftgrad.memories._momentum_correction import MomentumCorrection
-from fftgrad.selectors._top_k import TopK
-from fftgrad.transforms._identity import Identity
+from fftgrad.training._clip import clip_first
+from fftgrad.training._pmean import compressed_pmean
 
 
 @dataclasses.dataclass(frozen=True)
-class DgcPolicy:
+class DgcPolicy(CodecRule):
     """Rule: top-k of each leaf with more than one axis; the others dense."""
 
-    density: float
+    fraction: float
 
     def __call__(self, name: str, like: Like) -> Codec:
-        return TopK(fraction=self.density) if len(like.shape) > 1 else Identity()
+        return TopK(fraction=self.fraction) if len(like.shape) > 1 else Identity()
 
 
 def dgc(
-    density: float = 0.001,
+    fraction: float = 0.001,
     *,
     momentum: float = 0.9,
     nesterov: bool = False,
@@ -35,7 +34,6 @@ def dgc(
     warm_up: Sequence[float] = (0.25, 0.0625, 0.015625, 0.004),
     warm_up_steps: int = 0,
     axis_name: AxisName = "data",
-    key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Method: top-k of each layer, with momentum correction, masking, clipping and warm-up.
 
@@ -43,21 +41,23 @@ def dgc(
         send the k largest of v in each layer;       u, v = 0 where sent.
 
     Args:
-      density: share of each layer that is sent, in the end.
+      fraction: share of each layer that is sent, in the end.
       momentum: m; the optimizer behind must have none.
       nesterov: whether the momentum is Nesterov's.
       clip: bound of the gradient's norm, 1/√w of it on each of w workers; None does not clip.
       warm_up: densities before that, each for a w_th of the warm-up.
       warm_up_steps: length of the warm-up, four epochs in the paper; 0 for none.
       axis_name: the axis of the workers.
-      key: seed or PRNG key, handed to `compressed_pmean`; this method draws nothing.
 
     Returns:
       An optax transformation, to be chained before `optax.sgd` without momentum.
 
-    Wire: density · n (34 + log2(1/density)) bits and 4 bytes for each value of leaves of one axis.
+    Wire: fraction · n (34 + log2(1/fraction)) bits, and 4 bytes for each value of leaves of one
+      axis.
 
-    Claims: without clipping, what is not sent stays in v.
+    Claims: without clipping, what is not sent stays in v. A leaf with no more non-zero values than
+      are sent keeps its velocity, as a dense one does: what sparse gradients move grows as with a
+      momentum, by up to 1 / (1 - m).
 
     Differs from the paper: exact selection, where it takes the threshold of a sample; weight decay
       is the optimizer's business; leaves of one axis travel dense in the same collective.
@@ -68,22 +68,20 @@ def dgc(
     Example:
       >>> import fftgrad as fg
       >>> import optax
-      >>> tx = optax.chain(fg.methods.dgc(density=0.01, warm_up_steps=400), optax.sgd(0.1))
+      >>> tx = optax.chain(fg.methods.dgc(fraction=0.01, warm_up_steps=400), optax.sgd(0.1))
 
     References:
       Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed
       Training", ICLR 2018, arXiv:1712.01887.
     """
-    exchange = AllGather(DgcPolicy(density))
+    exchange = AllGather(DgcPolicy(fraction))
     if warm_up_steps:
         starts = [round(i * warm_up_steps / len(warm_up)) for i in range(len(warm_up))]
-        stages = zip([*starts, warm_up_steps], [*warm_up, density], strict=True)
+        stages = zip([*starts, warm_up_steps], [*warm_up, fraction], strict=True)
         exchange = Piecewise({start: AllGather(DgcPolicy(share)) for start, share in stages})
     tx = compressed_pmean(
         exchange,
         MomentumCorrection(momentum, nesterov),
         axis_name=axis_name,
-        scope="leaf",
-        key=key,
     )
     return clip_first(tx, clip, axis_name)

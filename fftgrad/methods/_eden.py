@@ -3,14 +3,14 @@
 import jax
 import optax
 
-from fftgrad import _tree
-from fftgrad._base import AxisName, Memory
-from fftgrad._chain import chain
-from fftgrad._pmean import compressed_pmean
+from fftgrad._contracts import AxisName, Memory
+from fftgrad.codecs._chain import chain
+from fftgrad.codecs.quantizers._lloyd_max import LloydMax
+from fftgrad.codecs.transforms._hadamard import Hadamard
 from fftgrad.exchanges._all_gather import AllGather
+from fftgrad.exchanges._layout import Layout
 from fftgrad.memories._no_memory import NoMemory
-from fftgrad.quantizers._lloyd_max import LloydMax
-from fftgrad.transforms._hadamard import Hadamard
+from fftgrad.training._pmean import compressed_pmean
 
 
 def eden(
@@ -18,7 +18,7 @@ def eden(
     block: int = 4096,
     *,
     memory: Memory = NoMemory(),
-    scope: _tree.Scope = "model",
+    layout: Layout = Layout(),
     axis_name: AxisName = "data",
     key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -28,7 +28,7 @@ def eden(
       bits: width of a code, 1 to 6; one bit is DRIVE.
       block: values rotated together, a power of two.
       memory: the paper has none.
-      scope: what is cut into blocks: "model", "leaf", or a function that names groups.
+      layout: what is cut into blocks, and what travels at once; see `Layout`.
       axis_name: the axis of the workers.
       key: seed or PRNG key of the rotation, equal on all workers.
 
@@ -56,4 +56,4 @@ def eden(
       2022, arXiv:2108.08842.
     """
     codec = chain(Hadamard(block), LloydMax(bits, block))
-    return compressed_pmean(AllGather(codec), memory, axis_name=axis_name, scope=scope, key=key)
+    return compressed_pmean(AllGather(codec), memory, axis_name=axis_name, layout=layout, key=key)

@@ -2,20 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 
-import jax
 import optax
 
-from fftgrad._base import AxisName, Exchange, Memory
-from fftgrad._chain import chain
-from fftgrad._pmean import compressed_pmean
+from fftgrad._contracts import AxisName, Exchange, Memory
+from fftgrad.codecs._chain import chain
+from fftgrad.codecs.quantizers._range_float import RangeFloat
+from fftgrad.codecs.selectors._top_k import TopK
+from fftgrad.codecs.transforms._fft import Fft
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._piecewise import Piecewise
 from fftgrad.exchanges._recover import Recover
 from fftgrad.memories._no_memory import NoMemory
-from fftgrad.quantizers._range_float import RangeFloat
-from fftgrad.selectors._top_k import TopK
-from fftgrad.transforms._fft import Fft
+from fftgrad.training._pmean import compressed_pmean
 
 
 def fft_sparsification(
@@ -29,7 +28,6 @@ def fft_sparsification(
     tolerance: float | None = None,
     memory: Memory = NoMemory(),
     axis_name: AxisName = "data",
-    key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Method: keep the largest frequencies of the gradient, in few bits each.
 
@@ -52,8 +50,8 @@ def fft_sparsification(
       block: length of the blocks transformed; None is the paper's, the whole gradient. Blocks of
         64 to 256 keep the energy's place, and lose less of most gradients.
       theta_schedule: {first step: theta} that takes over from `theta` at those steps, for example
-        {0: 0.9, 20_000: 0.0}; theta 0 is a dense all-reduce. `fg.diminishing_theta` makes one from
-        the learning rate.
+        {0: 0.9, 20_000: 0.0}; theta 0 is a dense all-reduce. `diminishing_theta` makes
+        one from the learning rate.
       recover: thetas to fall back to, in this order, for example (0.5, 0.0), when the error of what
         is sent or the loss says so; without recompiling. Not together with `theta_schedule`.
       max_error: the relative error of what is sent beyond which to fall back.
@@ -61,7 +59,6 @@ def fft_sparsification(
         `tx.update(grads, state, params, value=loss)`.
       memory: the paper has none; `ErrorFeedback()` keeps what is dropped.
       axis_name: the axis of the workers.
-      key: seed or PRNG key, handed to `compressed_pmean`; this method draws nothing.
 
     Returns:
       An optax transformation, to be chained before the optimizer.
@@ -115,4 +112,4 @@ def fft_sparsification(
         chosen = Piecewise({step: exchange(value) for step, value in thetas.items()})
     else:
         chosen = exchange(theta)
-    return compressed_pmean(chosen, memory, axis_name=axis_name, key=key)
+    return compressed_pmean(chosen, memory, axis_name=axis_name)

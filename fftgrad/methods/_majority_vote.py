@@ -7,22 +7,19 @@ import jax.numpy as jnp
 import optax
 
 from fftgrad import _axes
-from fftgrad._base import AxisName
-from fftgrad._pmean import compressed_pmean
+from fftgrad._contracts import AxisName
+from fftgrad.codecs.quantizers._sign import Sign
 from fftgrad.exchanges._all_gather import AllGather
-from fftgrad.quantizers._sign import Sign
+from fftgrad.training._pmean import compressed_pmean
 
 
-def majority_vote(
-    *, axis_name: AxisName = "data", key: jax.Array | int = 0
-) -> optax.GradientTransformationExtraArgs:
+def majority_vote(*, axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
     """Method: every worker votes on the direction of each parameter, with one bit.
 
         update = sign(Σ_i sign(g_i)),   0 in a tie.
 
     Args:
       axis_name: the axis of the workers.
-      key: seed or PRNG key, handed to `compressed_pmean`; this method draws nothing.
 
     Returns:
       An optax transformation whose updates are -1, 0 and 1: to be chained before `optax.scale` or
@@ -57,7 +54,7 @@ def majority_vote(
     return optax.with_extra_args_support(
         optax.chain(
             optax.scale_by_sign(),
-            compressed_pmean(AllGather(Sign()), axis_name=axis_name, key=key),
+            compressed_pmean(AllGather(Sign()), axis_name=axis_name),
             optax.stateless(count),
         )
     )

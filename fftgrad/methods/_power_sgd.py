@@ -1,12 +1,11 @@
 """PowerSGD."""
 
-import jax
 import optax
 
-from fftgrad._base import AxisName, Memory
-from fftgrad._pmean import compressed_pmean
+from fftgrad._contracts import AxisName, Memory
 from fftgrad.exchanges._power_sgd import PowerSgd
 from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.training._pmean import compressed_pmean
 
 
 def power_sgd(
@@ -14,7 +13,6 @@ def power_sgd(
     *,
     memory: Memory = ErrorFeedback(),
     axis_name: AxisName = "data",
-    key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Method: the gradient of each matrix by two thin factors, with error feedback.
 
@@ -22,7 +20,6 @@ def power_sgd(
       rank: columns of a factor.
       memory: the paper's feedback, without decay.
       axis_name: the axis of the workers.
-      key: seed or PRNG key, handed to `compressed_pmean`; this method draws nothing.
 
     Returns:
       An optax transformation, to be chained before the optimizer, with its momentum: the paper
@@ -46,4 +43,4 @@ def power_sgd(
     References:
       Vogels et al., "PowerSGD", NeurIPS 2019, arXiv:1905.13727.
     """
-    return compressed_pmean(PowerSgd(rank), memory, axis_name=axis_name, scope="leaf", key=key)
+    return compressed_pmean(PowerSgd(rank), memory, axis_name=axis_name)

@@ -3,18 +3,18 @@
 import jax
 import optax
 
-from fftgrad import _tree
-from fftgrad._base import AxisName
-from fftgrad._pmean import compressed_pmean
+from fftgrad._contracts import AxisName
+from fftgrad.codecs.quantizers._levels import Levels
 from fftgrad.exchanges._all_gather import AllGather
-from fftgrad.quantizers._levels import Levels
+from fftgrad.exchanges._layout import Layout
+from fftgrad.training._pmean import compressed_pmean
 
 
 def qsgd(
     bits: int = 4,
     bucket: int = 512,
     *,
-    scope: _tree.Scope = "model",
+    layout: Layout = Layout(),
     axis_name: AxisName = "data",
     key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -24,7 +24,7 @@ def qsgd(
       bits: width of a code; s = 2^(bits-1) - 1 levels on each side of zero. The paper goes with
         buckets of 512 for 4 bits; the FFT paper compares with 3 bits.
       bucket: values per norm.
-      scope: what is cut into buckets: "model", "leaf", or a function that names groups.
+      layout: what is cut into buckets, and what travels at once; see `Layout`.
       axis_name: the axis of the workers.
       key: seed or PRNG key of the rounding.
 
@@ -49,4 +49,4 @@ def qsgd(
       Alistarh et al., "QSGD", NeurIPS 2017, arXiv:1610.02132.
     """
     exchange = AllGather(Levels(bits=bits, bucket=bucket))
-    return compressed_pmean(exchange, axis_name=axis_name, scope=scope, key=key)
+    return compressed_pmean(exchange, axis_name=axis_name, layout=layout, key=key)

@@ -3,32 +3,31 @@
 import dataclasses
 import math
 
-import jax
 import optax
 
-from fftgrad._base import AxisName, Codec, Exchange, Like
-from fftgrad._chain import chain
-from fftgrad._local import clip_first
-from fftgrad._pmean import compressed_pmean
+from fftgrad._contracts import AxisName, Codec, CodecRule, Exchange, Like
+from fftgrad.codecs._chain import chain
+from fftgrad.codecs.quantizers._one_mean import OneMean
+from fftgrad.codecs.selectors._one_sided import OneSided
+from fftgrad.codecs.selectors._threshold import Threshold
+from fftgrad.codecs.selectors._top_k import TopK
+from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._piecewise import Piecewise
 from fftgrad.memories._momentum_correction import MomentumCorrection
-from fftgrad.quantizers._one_mean import OneMean
-from fftgrad.selectors._threshold import Threshold
-from fftgrad.selectors._top_k import TopK
-from fftgrad.transforms._identity import Identity
-from fftgrad.transforms._one_sided import OneSided
+from fftgrad.training._clip import clip_first
+from fftgrad.training._pmean import compressed_pmean
 
 
 @dataclasses.dataclass(frozen=True)
-class RedSyncPolicy:
+class RedSyncPolicy(CodecRule):
     """Rule: dense, trimmed top-k or threshold search, by the bytes of a leaf.
 
     Attributes are the arguments of `redsync` of the same names.
     """
 
-    density: float
+    fraction: float
     quantize: bool = False
     output: tuple[str, ...] = ()
     dense_below: int = 128 * 1024
@@ -42,15 +41,15 @@ class RedSyncPolicy:
         small = size < self.trimmed_below
         if self.quantize and not any(word in name for word in self.output):
             # A threshold found for one sign does not serve the other, so none is reused.
-            search = "trimmed" if small else "binary"
-            return chain(OneSided(), Threshold(self.density, search), OneMean())
+            search = "exact" if small else "binary"
+            return chain(OneSided(), Threshold(self.fraction, search), OneMean())
         if small:
-            return TopK(fraction=self.density)
-        return Threshold(self.density, reuse=self.reuse)
+            return TopK(fraction=self.fraction)
+        return Threshold(self.fraction, reuse=self.reuse)
 
 
 def redsync(
-    density: float = 0.001,
+    fraction: float = 0.001,
     *,
     momentum: float = 0.9,
     nesterov: bool = False,
@@ -62,7 +61,6 @@ def redsync(
     reuse: int = 5,
     warm_up_steps: int = 0,
     axis_name: AxisName = "data",
-    key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Method: residual gradient compression, with a selection that suits the size of each layer.
 
@@ -78,10 +76,11 @@ def redsync(
                                serves for 5 steps: `Threshold(reuse=5)`
 
     Quantized, only values of one sign are selected, another sign each step, and one mean stands for
-    all of them: `OneSided`, `Threshold`, `OneMean`. The output layer keeps its values.
+    all of them: `OneSided`, `Threshold` (exact below 4 MB), `OneMean`. The output layer keeps its
+    values.
 
     Args:
-      density: share of each layer that is sent; the paper's 0.1 %.
+      fraction: share of each layer that is sent; the paper's 0.1 %.
       momentum: m; the optimizer behind must have none.
       nesterov: whether the momentum is Nesterov's.
       clip: bound of the gradient's norm, 1/√w of it on each of w workers; None does not clip.
@@ -93,14 +92,14 @@ def redsync(
       warm_up_steps: for how many steps everything travels dense, in an all-reduce: the paper found
         this faster than a warm-up at higher densities.
       axis_name: the axis of the workers.
-      key: seed or PRNG key, handed to `compressed_pmean`; this method draws nothing.
 
     Returns:
       An optax transformation, to be chained before `optax.sgd` without momentum.
 
-    Wire: one message for all layers. Top-k: 34 + log2(1/density) bits a value. Threshold: a message
-      of fixed capacity 2k that carries its true length; what more passes stays in the residual and
-      is counted (`AllGatherState.overflow`). Quantized: positions and 4 bytes a layer.
+    Wire: one message for all layers. Top-k: 34 + log2(1/fraction) bits a value. Threshold: a
+      message of fixed capacity 2k that carries its true length; what more passes stays in the
+      residual and is counted (`CompressedPmeanState.overflow`). Quantized: positions and 4 bytes a
+      layer.
 
     Claims: without clipping, what is not sent stays in v.
 
@@ -114,13 +113,13 @@ def redsync(
     Example:
       >>> import fftgrad as fg
       >>> import optax
-      >>> tx = optax.chain(fg.methods.redsync(density=0.001, axis_name="data"), optax.sgd(0.1))
+      >>> tx = optax.chain(fg.methods.redsync(fraction=0.001, axis_name="data"), optax.sgd(0.1))
 
     References:
       Fang, Fu, Yang and Hsieh, "RedSync: Reducing Synchronization Bandwidth for Distributed Deep
       Learning Training System", JPDC 133, 2019, arXiv:1808.04357.
     """
-    policy = RedSyncPolicy(density, quantize, output, dense_below, trimmed_below, reuse)
+    policy = RedSyncPolicy(fraction, quantize, output, dense_below, trimmed_below, reuse)
     exchange: Exchange = AllGather(policy)
     if warm_up_steps:
         exchange = Piecewise({0: AllReduce(), warm_up_steps: exchange})
@@ -128,7 +127,5 @@ def redsync(
         exchange,
         MomentumCorrection(momentum, nesterov),
         axis_name=axis_name,
-        scope="leaf",
-        key=key,
     )
     return clip_first(tx, clip, axis_name)

@@ -1,22 +1,20 @@
 """signSGD with error feedback."""
 
-import jax
 import optax
 
-from fftgrad import _tree
-from fftgrad._base import AxisName, Memory
-from fftgrad._pmean import compressed_pmean
+from fftgrad._contracts import AxisName, Memory
+from fftgrad.codecs.quantizers._sign import Sign
 from fftgrad.exchanges._all_gather import AllGather
+from fftgrad.exchanges._layout import Layout
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.quantizers._sign import Sign
+from fftgrad.training._pmean import compressed_pmean
 
 
 def sign_sgd(
     *,
     memory: Memory = ErrorFeedback(),
-    scope: _tree.Scope = "leaf",
+    layout: Layout = Layout("leaf"),
     axis_name: AxisName = "data",
-    key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Method: send signs and one mean magnitude, keep the error for later.
 
@@ -24,10 +22,8 @@ def sign_sgd(
 
     Args:
       memory: the paper's feedback, without decay.
-      scope: what has one magnitude: "leaf" as in the authors' code, "model", or a function that
-        names groups.
+      layout: what has one magnitude, leaves as in the authors' code; see `Layout`.
       axis_name: the axis of the workers.
-      key: seed or PRNG key, handed to `compressed_pmean`; this method draws nothing.
 
     Returns:
       An optax transformation, to be chained before an optimizer without momentum.
@@ -52,4 +48,4 @@ def sign_sgd(
       Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
       ICML 2019, arXiv:1901.09847.
     """
-    return compressed_pmean(AllGather(Sign()), memory, axis_name=axis_name, scope=scope, key=key)
+    return compressed_pmean(AllGather(Sign()), memory, axis_name=axis_name, layout=layout)

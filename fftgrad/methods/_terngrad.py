@@ -5,16 +5,16 @@ import dataclasses
 import jax
 import optax
 
-from fftgrad._base import AxisName, Codec, Exchange, Like
-from fftgrad._pmean import compressed_pmean
+from fftgrad._contracts import AxisName, Codec, CodecRule, Exchange, Like
+from fftgrad.codecs.quantizers._ternary import Ternary
+from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._integer_sum import IntegerSum
-from fftgrad.quantizers._ternary import Ternary
-from fftgrad.transforms._identity import Identity
+from fftgrad.training._pmean import compressed_pmean
 
 
 @dataclasses.dataclass(frozen=True)
-class TernGradPolicy:
+class TernGradPolicy(CodecRule):
     """Rule: which leaves are ternary, and which are not quantized."""
 
     clip: float | None
@@ -74,4 +74,4 @@ def terngrad(
     exchange: Exchange = AllGather(TernGradPolicy(clip, dense))
     if workers is not None:
         exchange = IntegerSum(workers=workers, clip=clip)
-    return compressed_pmean(exchange, axis_name=axis_name, scope="leaf", key=key)
+    return compressed_pmean(exchange, axis_name=axis_name, key=key)

@@ -1,0 +1,363 @@
+"""The contracts: what a codec, a memory and an exchange are. The page to read first.
+
+A gradient travels through three kinds of parts:
+
+    Codec      one vector <-> what is sent for it. A stage, or a chain of stages.
+    Memory     what a worker keeps of what it could not send.
+    Exchange   the collective: compress, send, decode, average.
+
+A codec is of one of three kinds, which are also the folders of `codecs/`:
+
+    Transform   changes the basis: linear, invertible.
+    Selector    keeps some coefficients, and knows where they belong.
+    Quantizer   gives each value a few bits. It comes last in a chain.
+
+The rules that hold for all of them:
+
+1. Configuration is a value. A part is a frozen dataclass: it compares, hashes, and its `repr` is
+   the call that makes it. It holds no arrays.
+2. State is data. What changes from step to step is a pytree of arrays that the caller holds.
+3. A default is right. A part overrides what it does better or otherwise; what it leaves out
+   behaves as the base class says, in every exchange.
+4. A claim (`summable`, `unbiased`) is False until it is proved and tested.
+5. A value that is not finite is never hidden. If any value of x is NaN or infinite, some value of
+   decompress(compress(x)) is. A maximum or a minimum is no evidence of finiteness, because XLA's
+   vectorized reductions drop NaN: add `ops._finite.poison(x)` to whatever stands for all values.
+6. Shapes are static. Bytes follow from shapes alone.
+
+A codec of one's own takes about 20 lines:
+
+    @dataclasses.dataclass(frozen=True)
+    class Half(fg.Quantizer):
+        def compress(self, x, state, step):
+            return fg.Compressed(fg.Payload(x.astype(jnp.float16)))
+
+        def decompress(self, payload, like, step):
+            return payload.main.astype(like.dtype)
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from fftgrad._axes import AxisName as AxisName
+
+PyTree: TypeAlias = Any
+"""A nest of containers with arrays (or shapes) at its leaves."""
+
+Like: TypeAlias = jax.Array | jax.ShapeDtypeStruct
+"""Anything that has a shape and a dtype."""
+
+Scope: TypeAlias = Literal["model", "leaf"] | Callable[[str, Like], str]
+"""Which leaves form a part: all, each, or those to which a function gives the same name."""
+
+
+class Step(NamedTuple):
+    """What a step knows of itself: its number, and its randomness.
+
+    Attributes:
+      number: how many steps there were before, int32, equal on all workers.
+      shared: a key equal on all workers: random supports, random signs. Decompressing may use it.
+      local: a key that differs between workers: dither. Decompressing must not use it, because
+        the receiver has another one.
+
+    `Step()` is the first step of what draws nothing.
+    """
+
+    number: jax.Array | int = 0
+    shared: jax.Array | None = None
+    local: jax.Array | None = None
+
+    @classmethod
+    def of(cls, key: jax.Array | int, number: jax.Array | int = 0) -> "Step":
+        """The step of a worker that is on its own, from a seed or a key."""
+        shared, local = jax.random.split(as_key(key))
+        return cls(number, shared, local)
+
+    def fold(self, other: int) -> "Step":
+        """The same step with other randomness, for one of several things done in it."""
+        if self.shared is None or self.local is None:
+            return self
+        fold = jax.random.fold_in
+        return Step(self.number, fold(self.shared, other), fold(self.local, other))
+
+    def fold_local(self, other: jax.Array | int) -> "Step":
+        """The same step with other local randomness only."""
+        if self.local is None:
+            return self
+        return self._replace(local=jax.random.fold_in(self.local, other))
+
+
+class Payload(NamedTuple):
+    """What is sent for a vector.
+
+    Attributes:
+      main: handed to the next stage of a chain, or sent.
+      side: sent as it is: packed indices, scales.
+    """
+
+    main: Any
+    side: PyTree = ()
+
+
+class Compressed(NamedTuple):
+    """What `Codec.compress` returns.
+
+    Attributes:
+      payload: what is sent.
+      overflow: how many values the codec could not represent, int32; they saturated or stayed
+        behind. 0, the Python number, says that this codec never counts any.
+      state: the codec's next state.
+    """
+
+    payload: Payload
+    overflow: jax.Array | int = 0
+    state: PyTree = ()
+
+
+class Codec(abc.ABC):
+    """A pair of pure functions on vectors of static shape, and what is claimed of them."""
+
+    @property
+    def summable(self) -> bool:
+        """Claim: decompress(sum of payloads) == sum of decompress(payload)."""
+        return False
+
+    @property
+    def unbiased(self) -> bool:
+        """Claim: E[decompress(compress(x))] == x, over the randomness of the step."""
+        return False
+
+    @property
+    def last(self) -> bool:
+        """Whether nothing can follow in a chain, because `main` holds codes, not values."""
+        return False
+
+    def init(self, like: Like) -> PyTree:
+        """The state before the first step, for a vector like `like`; () for none."""
+        return ()
+
+    @abc.abstractmethod
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        """What to send for the vector `x`, and the next state."""
+
+    @abc.abstractmethod
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        """The vector that a payload stands for, with the shape and dtype of `like`.
+
+        It sees no state, because the receiver has another one.
+        """
+
+    def add(
+        self, total: jax.Array, payload: Payload, scale: jax.Array | float, step: Step
+    ) -> jax.Array:
+        """`total` + scale · what the payload stands for."""
+        return total + scale * self.decompress(payload, spec(total), step)
+
+    def shard(self, parts: int) -> "Codec":
+        """The codec for one of `parts` equal shards of a vector, within the same budget."""
+        return self
+
+
+class Transform(Codec):
+    """Codec: a change of basis, linear and invertible."""
+
+    @property
+    def summable(self) -> bool:
+        return True
+
+    @property
+    def unbiased(self) -> bool:
+        return True
+
+    def reach(self, n: int) -> int:
+        """How many of n values depend on one coefficient: the length of a block."""
+        return n
+
+    def add_at(self, total: jax.Array, positions: jax.Array, coefficients: jax.Array) -> jax.Array:
+        """`total` + what these coefficients stand for, where the others are zero.
+
+        Called only where `reach` is short. The positions ascend and differ; the result must not
+        depend on the order of additions.
+        """
+        raise NotImplementedError(f"{self!r}.add_at: a transform with a short reach must have it.")
+
+
+class Selector(Codec):
+    """Codec: keeps some coefficients, in `main`, and knows where they belong."""
+
+    @abc.abstractmethod
+    def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
+        """Where the values of a payload belong in n values, int32[k].
+
+        They ascend and differ; a position from n on is nowhere.
+        """
+
+    def at(self, x: jax.Array, side: PyTree, step: Step) -> jax.Array:
+        """The values of another vector at the positions of a payload; zero for nowhere."""
+        return jnp.take(x, self.positions(side, x.size, step), mode="fill", fill_value=0)
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        zeros = jnp.zeros(like.shape, payload.main.dtype)
+        return zeros.at[self._places(payload, like, step)].set(payload.main, **IN_ORDER)
+
+    def add(
+        self, total: jax.Array, payload: Payload, scale: jax.Array | float, step: Step
+    ) -> jax.Array:
+        at = self._places(payload, total, step)
+        return total.at[at].add(scale * payload.main, **IN_ORDER)
+
+    def _places(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        (n,) = like.shape
+        return self.positions(payload.side, n, step)
+
+
+IN_ORDER: dict[str, Any] = {"indices_are_sorted": True, "unique_indices": True, "mode": "drop"}
+"""How positions index a vector: what lets XLA scatter without contention."""
+
+
+class Quantizer(Codec):
+    """Codec: a few bits for each value. Its `main` holds codes, so it comes last."""
+
+    @property
+    def last(self) -> bool:
+        return True
+
+
+class CodecRule(abc.ABC):
+    """Which codec each part of a gradient gets, by the name and the shape of the part.
+
+    Where a codec is asked for, a plain function does as well; its parts are the leaves.
+    """
+
+    @property
+    def scope(self) -> Scope:
+        """The parts that it is made for."""
+        return "leaf"
+
+    @abc.abstractmethod
+    def __call__(self, name: str, like: Like) -> Codec:
+        """The codec of one part."""
+
+
+Codecs: TypeAlias = Codec | CodecRule | Callable[[str, Like], Codec]
+"""One codec for all parts, or a rule."""
+
+
+class Memory(abc.ABC):
+    """What a worker remembers between steps. Works leaf by leaf on float32 pytrees."""
+
+    def init(self, like: PyTree) -> PyTree:
+        """The state before the first step, for gradients shaped like `like`."""
+        return ()
+
+    def compensate(self, grad: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        """The tree `x` to exchange instead of `grad`, and the state to keep meanwhile."""
+        return grad, state
+
+    @abc.abstractmethod
+    def update(self, x: PyTree, sent: PyTree, mean: PyTree, state: PyTree) -> PyTree:
+        """The next state, once the others have received `sent` and the average was `mean`."""
+
+
+class Reduced(NamedTuple):
+    """What an exchange returns.
+
+    Attributes:
+      mean: the average over the workers of what they sent, the same bits on all of them.
+      sent: what the others received of this worker's `x`.
+      finite: whether everything that any worker had to send, and the mean, is finite; bool[],
+        equal on all workers. Where it is False the caller keeps the old state, of the exchange and
+        of the memory: a bad step leaves no trace.
+      overflow: how many values the codecs could not represent, over all workers; int32[].
+      state: the exchange's next state.
+
+    `mean` and `sent` are shaped like `x`.
+    """
+
+    mean: PyTree
+    sent: PyTree
+    finite: jax.Array
+    overflow: jax.Array | int
+    state: PyTree
+
+
+class Exchange(abc.ABC):
+    """A mean over a named axis. The only part that knows an axis name.
+
+    What it averages is an array, or a tuple of named ones: the parts of a gradient, each of which
+    is compressed on its own, while all travel together.
+    """
+
+    @property
+    def scope(self) -> Scope | None:
+        """The parts that it is made for; None if it is all the same."""
+        return "model"
+
+    @property
+    def needs_loss(self) -> bool:
+        """Whether `observe` must be called with the loss of each step."""
+        return False
+
+    def init(self, like: PyTree) -> PyTree:
+        """The state before the first step, for arrays like `like`."""
+        return ()
+
+    @abc.abstractmethod
+    def mean(self, x: PyTree, state: PyTree, step: Step, axis_name: AxisName) -> Reduced:
+        """The mean of `x` over the axis."""
+
+    @abc.abstractmethod
+    def wire_bytes(self, like: PyTree) -> int:
+        """Bytes that one worker hands to the collectives for arrays like `like`."""
+
+    def observe(self, state: PyTree, loss: jax.Array, step: Step) -> PyTree:
+        """The state, once the mean loss of all workers is known.
+
+        An exchange of exchanges hands the loss on to the one that ran.
+        """
+        return state
+
+
+def as_key(key: jax.Array | int) -> jax.Array:
+    """A typed PRNG key from a seed, a raw key or a typed key."""
+    if isinstance(key, int):
+        return jax.random.key(key)
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key
+    return jax.random.wrap_key_data(key)
+
+
+def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
+    """Refuses what is not a value of a kind of part, such as its class, or one without a hash."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise TypeError(
+            f"{argument}: must be {article} {kind.__name__.lower()}, got {value!r}; {remedy}"
+        )
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(
+            f"{argument}: must be a value that can be hashed, got {value!r}; declare its class "
+            "with @dataclasses.dataclass(frozen=True), and keep tuples in it, no lists."
+        ) from None
+
+
+def constructor_call(self: Any) -> str:
+    """The `repr` of a configuration: the call that makes it, without what it leaves at default."""
+    given = (
+        f"{field.name}={getattr(self, field.name)!r}"
+        for field in dataclasses.fields(self)
+        if getattr(self, field.name) != field.default
+    )
+    return f"{type(self).__name__}({', '.join(given)})"
+
+
+def spec(tree: PyTree) -> PyTree:
+    """The shapes and dtypes of a tree."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)

@@ -1,0 +1,75 @@
+"""How a chain is undone: stage by stage, or where few coefficients are left, at their blocks only.
+
+The functions here work on the stages of a chain. `sides` are theirs, in order.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fftgrad._contracts import Codec, Like, Payload, PyTree, Selector, Step, Transform, spec
+from fftgrad.codecs._spec import payload_spec
+
+SPARSE = 16
+"""Blocks are undone one by one where those that hold a coefficient hold 1 value in 16, or fewer."""
+
+
+class Blocks(NamedTuple):
+    """A chain that is undone at the blocks of its coefficients."""
+
+    transform: Transform
+    selector: Selector
+    rest: tuple[Codec, ...]
+
+
+def sparse_blocks(stages: Sequence[Codec], like: Like) -> Blocks | None:
+    """The plan for a chain that leaves hardly any block a coefficient; None for any other."""
+    match stages:
+        case (Transform() as transform, Selector() as selector, *rest):
+            if selector.last or selector.summable:
+                return None
+            (n,) = like.shape
+            kept = payload_spec(selector, payload_spec(transform, like).main).main
+            few = SPARSE * kept.size * transform.reach(n) <= n
+            return Blocks(transform, selector, tuple(rest)) if few else None
+        case _:
+            return None
+
+
+def undo(
+    stages: Sequence[Codec], main: jax.Array, sides: Sequence[PyTree], like: Like, step: Step
+) -> jax.Array:
+    """The vector, shaped like `like`, that the stages made into `main` and `sides`."""
+    if not stages:
+        return main
+    if sparse_blocks(stages, like):
+        return add(stages, jnp.zeros(like.shape, like.dtype), main, sides, 1.0, step)
+    likes = [like]
+    for stage in stages[:-1]:
+        likes.append(payload_spec(stage, likes[-1]).main)
+    for stage, side, target in reversed(list(zip(stages, sides, likes, strict=True))):
+        main = stage.decompress(Payload(main, side), target, step)
+    return main
+
+
+def add(
+    stages: Sequence[Codec],
+    total: jax.Array,
+    main: jax.Array,
+    sides: Sequence[PyTree],
+    scale: jax.Array | float,
+    step: Step,
+) -> jax.Array:
+    """`total` + scale · what the stages made into `main` and `sides`; in place where sparse."""
+    like = spec(total)
+    if blocks := sparse_blocks(stages, like):
+        coefficients = payload_spec(blocks.transform, like).main
+        kept = payload_spec(blocks.selector, coefficients).main
+        values = undo(blocks.rest, main, sides[2:], kept, step)
+        positions = blocks.selector.positions(sides[1], coefficients.size, step)
+        return blocks.transform.add_at(total, positions, scale * values)
+    outer, *inner = stages
+    values = undo(inner, main, sides[1:], payload_spec(outer, like).main, step)
+    return outer.add(total, Payload(values, sides[0]), scale, step)

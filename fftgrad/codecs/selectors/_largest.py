@@ -1,0 +1,180 @@
+"""The k largest of n keys: exactly, without a sort or a scan of n values.
+
+A sample of the keys brackets the k-th largest. One pass over the keys finds on which side of the
+bracket each one is, as two bitmaps, and counts prove that the bracket holds. The few keys inside
+it are compacted, and bisected bit by bit. Where the proof fails, which random data does once in
+ten thousand times, the bracket is bisected over all of the keys first: at most 31 more passes.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fftgrad import _axes
+from fftgrad.ops import _hash, _rows
+from fftgrad.ops.packing import _bitmap
+
+SAMPLE = 1 << 15
+"""How many keys the bracket is guessed from; where there are no more, none is needed."""
+
+SIGMAS = 4.0
+"""Half the width of the bracket, in standard deviations of the sampled rank."""
+
+KEY_BITS = 31
+ROW = 128
+
+
+class Bracket(NamedTuple):
+    """Two keys, low < high, and how many of all keys are at least as large."""
+
+    low: jax.Array
+    high: jax.Array
+    from_low: jax.Array
+    from_high: jax.Array
+
+
+def largest(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> jax.Array:
+    """The bitmap of the k largest of key(x), the lowest position first among equals.
+
+    Args:
+      x: [n], n > k. It is read in one pass, and here and there.
+      key: elementwise, to uint32 below 2**31. Fused into the pass, so it should be cheap.
+      k: how many.
+
+    Returns:
+      uint32[ceil(n / 32)] with exactly k bits set.
+    """
+    if x.size <= SAMPLE:
+        (words,) = _bitmap.pack(_best(key(x), jnp.int32(k)))
+        return words
+    guess, capacity = _guess(x, key, k)
+    low_words, high_words = _sides(x, key, guess.low, guess.high)
+    bracket = guess._replace(from_low=_bitmap.count(low_words), from_high=_bitmap.count(high_words))
+
+    def narrowed() -> tuple[Bracket, jax.Array, jax.Array]:
+        exact = _narrow(x, key, k, bracket, capacity)
+        low_words, high_words = _sides(x, key, exact.low, exact.high)
+        return exact, low_words, high_words
+
+    holds = (bracket.from_high < k) & (k <= bracket.from_low) & _is_narrow(bracket, capacity)
+    bracket, low_words, high_words = lax.cond(
+        holds, lambda: (bracket, low_words, high_words), narrowed
+    )
+    inside, wanted = low_words & ~high_words, k - bracket.from_high
+
+    def first() -> jax.Array:
+        last = _bitmap.select_one(inside, wanted - 1)
+        return inside & _bitmap.up_to(last, inside.size)
+
+    def best() -> jax.Array:
+        positions = _bitmap.select(inside, capacity)
+        exists = jnp.arange(capacity, dtype=jnp.int32) < bracket.from_low - bracket.from_high
+        keys = jnp.where(exists, key(x[positions]), 0)
+        return _bitmap.from_positions(positions, exists & _best(keys, wanted), x.size)
+
+    return high_words | lax.cond(bracket.high - bracket.low == 1, first, best)
+
+
+def _guess(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> tuple[Bracket, int]:
+    """A bracket that very likely holds, still without counts, and how many keys it may hold."""
+    n = x.size
+    least = _axes.vary_like(jnp.uint32(0), x)
+    most = _axes.vary_like(jnp.uint32(1 << KEY_BITS), x)
+    bracket = Bracket(least, most, jnp.int32(n), jnp.int32(0))
+    expected = SAMPLE * k / n
+    margin = SIGMAS * math.sqrt(expected * (1 - k / n)) + SIGMAS
+    above, below = math.ceil(expected + margin), math.floor(expected - margin)
+    sample = key(x[sample_positions(n)])
+    if above <= SAMPLE:
+        bracket = bracket._replace(low=_kth_largest(sample, above))
+    if below >= 1:
+        bracket = bracket._replace(high=_kth_largest(sample, below) + 1)
+    width = min(above, SAMPLE) - max(below, 0) + 1
+    return bracket, min(n, math.ceil(n / SAMPLE * (width + SIGMAS * math.sqrt(width))))
+
+
+def sample_positions(n: int) -> jax.Array:
+    """Where the sample is taken, int32[SAMPLE].
+
+    Pseudo-random, because a stride would see one phase of periodic data only.
+    """
+    return (_hash.bits(jnp.uint32(0), jnp.uint32(0), SAMPLE) % jnp.uint32(n)).astype(jnp.int32)
+
+
+def _sides(
+    x: jax.Array, key: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array
+) -> tuple[jax.Array, ...]:
+    """The bitmaps of the keys from `low` on and from `high` on."""
+    return _bitmap.pack(key(x) >= low, key(x) >= high)
+
+
+def _is_narrow(bracket: Bracket, capacity: int) -> jax.Array:
+    """Whether what is inside can be compacted, or is all equal."""
+    inside = bracket.from_low - bracket.from_high
+    return (inside <= capacity) | (bracket.high - bracket.low == 1)
+
+
+def _narrow(
+    x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int, guess: Bracket, capacity: int
+) -> Bracket:
+    """The widest bracket, bisected until it is narrow enough."""
+
+    def split(bracket: Bracket, at: jax.Array, from_at: jax.Array) -> Bracket:
+        low, high, from_low, from_high = bracket
+        enough, inside = from_at >= k, (low < at) & (at < high)
+        up, down = enough & inside, ~enough & inside
+        return Bracket(
+            jnp.where(up, at, low),
+            jnp.where(down, at, high),
+            jnp.where(up, from_at, from_low),
+            jnp.where(down, from_at, from_high),
+        )
+
+    def halve(bracket: Bracket) -> Bracket:
+        middle = bracket.low + (bracket.high - bracket.low) // 2
+        return split(bracket, middle, _bitmap.count(*_bitmap.pack(key(x) >= middle)))
+
+    widest = Bracket(
+        jnp.zeros_like(guess.low),
+        jnp.full_like(guess.high, 1 << KEY_BITS),
+        jnp.full_like(guess.from_low, x.size),
+        jnp.zeros_like(guess.from_high),
+    )
+    start = split(widest, guess.low, guess.from_low)
+    start = split(start, guess.high, guess.from_high)
+    return lax.while_loop(lambda bracket: ~_is_narrow(bracket, capacity), halve, start)
+
+
+def _best(keys: jax.Array, wanted: jax.Array) -> jax.Array:
+    """The mask of the `wanted` largest keys, the first among equals."""
+    threshold = _kth_largest(keys, wanted)
+    above, equal = keys > threshold, keys == threshold
+    (words,) = _bitmap.pack(equal)
+    last = _bitmap.select_one(words, wanted - jnp.sum(above.astype(jnp.int32)) - 1)
+    return above | (equal & (jnp.arange(keys.size, dtype=jnp.int32) <= last))
+
+
+def _kth_largest(keys: jax.Array, wanted: jax.Array | int) -> jax.Array:
+    """The largest t with at least `wanted` keys from t on, two bits of it at a time."""
+    rows = _rows.rows(keys, ROW)
+
+    def settle(step: jax.Array, threshold: jax.Array) -> jax.Array:
+        shift = (KEY_BITS - 1 - 2 * step).astype(jnp.uint32)
+        tries = [threshold + (jnp.uint32(digit) << shift) for digit in (1, 2, 3)]
+        reached = tuple((rows >= t).astype(jnp.int32) for t in tries)
+        # Rows first: XLA runs a reduction to a few scalars on one thread of a CPU.
+        counts = lax.reduce(reached, (np.int32(0),) * 3, _add, (1,))
+        digit = sum((jnp.sum(count) >= wanted).astype(jnp.uint32) for count in counts)
+        return threshold + (digit << shift)
+
+    zero = _axes.vary_like(jnp.uint32(0), keys)
+    return lax.fori_loop(0, (KEY_BITS + 1) // 2, settle, zero)
+
+
+def _add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(x + y for x, y in zip(a, b, strict=True))

@@ -1,0 +1,109 @@
+"""k coefficients that chance chooses, the same on all workers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from fftgrad._contracts import (
+    IN_ORDER,
+    Compressed,
+    Like,
+    Payload,
+    PyTree,
+    Selector,
+    Step,
+    constructor_call,
+)
+from fftgrad.codecs.selectors import _size
+from fftgrad.ops import _finite, _hash
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RandomK(Selector):
+    """Selector: keep k coefficients at random positions, the same on all workers.
+
+    The vector is cut into k intervals of n/k values, one more or less, and one position is drawn
+    in each from `step.shared`. No position is drawn twice, none travels, and payloads may be
+    summed.
+
+    Args:
+      fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
+      k: how many are kept, instead; all n where n < k.
+      rescale: whether to multiply what is kept by n/k, the inverse of its chance, so that the
+        result is right on average. With error feedback that would send the residual n/k times.
+
+    Shapes: x float32[n] | complex64[n] -> main of that dtype [k], side ().
+
+    Wire: 4k bytes, 8k if complex.
+
+    Claims: summable; unbiased if it rescales. If anything is not finite, nothing in the result is.
+
+    Differs from the paper: one position from each of k intervals, where it draws k of all n. Each
+      coefficient has the same chance, and the positions come in order, without a shuffle.
+
+    Raises:
+      ValueError: unless exactly one of `fraction` and `k` is given and in range; if the step has no
+        key.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp
+      >>> fg.compress(fg.RandomK(k=2), jnp.array([1.0, 1.0, 2.0, 2.0]), step=fg.Step.of(0)).main
+      Array([1., 2.], dtype=float32)
+
+    References:
+      Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, arXiv:1809.07599.
+    """
+
+    fraction: float | None = None
+    k: int | None = None
+    rescale: bool = False
+
+    __repr__ = constructor_call
+
+    def __post_init__(self) -> None:
+        _size.check("RandomK", self.fraction, self.k)
+
+    @property
+    def summable(self) -> bool:
+        return True
+
+    @property
+    def unbiased(self) -> bool:
+        return self.rescale
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        positions, width = self._draw(x.size, step)
+        # What is not drawn must not hide a NaN, which feedback would keep for ever.
+        kept = x[positions] * (width if self.rescale else 1.0) + _finite.poison(x)
+        return Compressed(Payload(kept))
+
+    def shard(self, parts: int) -> "RandomK":
+        return dataclasses.replace(self, k=_size.shard(self.k, parts))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        (n,) = like.shape
+        positions = self.positions((), n, step)
+        # Any of the values tells; and what each payload starts from is its own to scatter into.
+        start = jnp.where(jnp.isfinite(payload.main[0]), 0.0, jnp.nan)
+        whole = jnp.full((n,), start, payload.main.dtype)
+        return whole.at[positions].set(payload.main, **IN_ORDER)
+
+    def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
+        return self._draw(n, step)[0]
+
+    def _draw(self, n: int, step: Step) -> tuple[jax.Array, jax.Array]:
+        """The positions, and the width of their intervals: one over the chance of each."""
+        if step.shared is None:
+            raise ValueError(
+                f"{self!r}(step): the positions are drawn, got a step without a key; pass "
+                "step=fg.Step.of(key) to compress, and the same to decompress."
+            )
+        k = _size.count(self.fraction, self.k, n)
+        width, longer = divmod(n, k)
+        interval = jnp.arange(k, dtype=jnp.int32)
+        start = interval * width + jnp.minimum(interval, longer)
+        size = width + (interval < longer).astype(jnp.int32)
+        offset = _hash.keyed_bits(step.shared, k) % size.astype(jnp.uint32)
+        return start + offset.astype(jnp.int32), size.astype(jnp.float32)

@@ -1,0 +1,217 @@
+"""A gradient pytree <-> buckets of parts.
+
+A part is compressed on its own; the parts of a bucket travel in one collective.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from fftgrad._contracts import Like, PyTree, Scope, constructor_call
+
+BUCKET_LIMIT = 2**30
+"""Most values in a bucket: positions are int32, and a transform of it is 4 GiB, cuFFT's limit."""
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["name", "piece"]
+)
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What is compressed on its own: a group of leaves, or a piece of one that is too long.
+
+    Attributes:
+      name: of the group: "model", a leaf's path, or what the scope calls it.
+      value: its float32 array. A single leaf keeps its shape; several are one vector.
+      piece: the number of the piece, where the group is cut.
+    """
+
+    name: str
+    value: Any
+    piece: int = 0
+
+
+Bucket: TypeAlias = tuple[Part, ...]
+"""Parts that travel in one collective, in the order of their names."""
+
+
+class Member(NamedTuple):
+    """A leaf of a group: its position among all leaves, its path, and itself."""
+
+    number: int
+    path: str
+    leaf: Any
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Layout:
+    """Function: how a gradient is laid out for the exchange: what forms a part, and a bucket.
+
+    `compressed_pmean`, `wire_bytes` and `preview` take the same value, and then speak of the same
+    parts.
+
+    Args:
+      scope: what is compressed on its own: "model", all leaves as one vector; "leaf", each leaf, in
+        its shape; or a function from a leaf's path ("layers/0/w") and shape to the name of its
+        group. None: what the exchange is made for: the scope of its `fg.Policy` or rule, "leaf" for
+        `PowerSgd`, else "model".
+      bucket_bytes: the most float32 bytes of gradient that travel in one collective. Buckets are
+        then filled from the last leaf to the first, in the order in which a backward pass finds
+        their gradients, and none depends on leaves that are not in it: a compiler with asynchronous
+        collectives may send one while the rest of the pass runs. Selectors choose, and quantizers
+        scale, within a bucket. None: one bucket for every 2^30 parameters.
+
+    Raises:
+      ValueError: if an argument is none of these.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp
+      >>> params = {"w": jnp.ones((100, 100)), "b": jnp.ones(100)}
+      >>> fg.wire_bytes(fg.AllGather(fg.Sign()), params, fg.Layout("leaf"))
+      1284
+    """
+
+    scope: Scope | None = None
+    bucket_bytes: int | None = None
+
+    __repr__ = constructor_call
+
+    def __post_init__(self) -> None:
+        if self.scope not in ("model", "leaf", None) and not callable(self.scope):
+            raise ValueError(
+                f"Layout(scope): must be 'model', 'leaf' or a function from a leaf's path and "
+                f"shape to the name of its group, got {self.scope!r}; use 'model' to choose over "
+                "all leaves."
+            )
+        if self.bucket_bytes is not None and self.bucket_bytes < 4:
+            raise ValueError(
+                f"Layout(bucket_bytes): must be at least 4, the size of a value, got "
+                f"{self.bucket_bytes}; use 25_000_000, or None for one bucket."
+            )
+
+    def within(self, scope: Scope | None) -> "Layout":
+        """The layout with its scope filled in, if it leaves that to the exchange."""
+        return dataclasses.replace(self, scope=self.scope or scope or "model")
+
+    @property
+    def limit(self) -> int:
+        """Most values in a bucket."""
+        return min((self.bucket_bytes or 4 * BUCKET_LIMIT) // 4, BUCKET_LIMIT)
+
+
+def check_leaf(owner: str, name: str, leaf: Any) -> None:
+    """Refuses what cannot be cast to float32 without loss."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize > 4:
+        raise TypeError(
+            f"{owner}({name}): must be a float32, bfloat16 or float16 array, got "
+            f"{type(leaf).__name__ if dtype is None else dtype}; cast it, or keep it out of the "
+            "exchange with optax.partition."
+        )
+
+
+def like(tree: PyTree) -> PyTree:
+    """The tree as the exchange sees it: the same shapes, in float32."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), tree)
+
+
+def bucket_likes(tree: PyTree, layout: Layout) -> list[Bucket]:
+    """The shapes of the buckets of a tree of this shape."""
+    return jax.eval_shape(lambda tree: to_buckets(tree, layout), like(tree))
+
+
+def to_buckets(tree: PyTree, layout: Layout) -> list[Bucket]:
+    """The parts of a tree, in float32, in as many buckets as the limit of each one's size needs."""
+    buckets: list[list[Part]] = []
+    room = 0
+    for name, members in groups(tree, layout).items():
+        for part in _pieces(name, [member.leaf for member in members], layout.limit):
+            if part.value.size > room:
+                buckets.append([])
+                room = layout.limit
+            buckets[-1].append(part)
+            room -= part.value.size
+    return [tuple(sorted(bucket, key=lambda p: (p.name, p.piece))) for bucket in buckets]
+
+
+def from_buckets(buckets: list[Bucket], like: PyTree, layout: Layout) -> PyTree:
+    """The tree, of float32 leaves, of which `to_buckets` made these."""
+    pieces: dict[str, list[Part]] = {}
+    for part in (part for bucket in buckets for part in bucket):
+        pieces.setdefault(part.name, []).append(part)
+    out: list[Any] = [None] * len(jax.tree.leaves(like))
+    for name, members in groups(like, layout).items():
+        own = sorted(pieces.get(name, []), key=lambda part: part.piece)
+        vectors = [part.value.ravel() for part in own]
+        leaves = _uncut(vectors, [member.leaf for member in members])
+        for member, leaf in zip(members, leaves, strict=True):
+            out[member.number] = leaf
+    return jax.tree.unflatten(jax.tree.structure(like), out)
+
+
+def groups(tree: PyTree, layout: Layout) -> dict[str, list[Member]]:
+    """The leaves of each part, by its name, in the order of first appearance."""
+    out: dict[str, list[Member]] = {}
+    members = [
+        Member(i, jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+        for i, (path, leaf) in enumerate(jax.tree.leaves_with_path(tree))
+    ]
+    # A backward pass finds the gradients of the last leaves first.
+    for member in members if layout.bucket_bytes is None else reversed(members):
+        name = layout.scope or "model"
+        if not isinstance(name, str):
+            name = name(member.path, member.leaf)
+        elif name == "leaf":
+            name = member.path
+        out.setdefault(name, []).append(member)
+    return out
+
+
+def _pieces(name: str, leaves: list[jax.Array], limit: int) -> list[Part]:
+    total = sum(leaf.size for leaf in leaves)
+    if total == 0:
+        return []
+    if len(leaves) == 1 and total <= limit:
+        return [Part(name, leaves[0].astype(jnp.float32))]
+    # Pieces of equal length, but for the last.
+    vectors = _cut(leaves, -(-total // -(-total // limit)))
+    return [Part(name, vector, piece) for piece, vector in enumerate(vectors)]
+
+
+def _cut(leaves: list[jax.Array], size: int) -> list[jax.Array]:
+    """The leaves one after the other, as vectors of `size`, but for the last."""
+    pieces: list[list[jax.Array]] = [[]]
+    room = size
+    for leaf in leaves:
+        flat = jnp.ravel(leaf).astype(jnp.float32)
+        while flat.size:
+            part, flat = flat[:room], flat[room:]
+            pieces[-1].append(part)
+            room -= part.size
+            if not room:
+                room = size
+                pieces.append([])
+    return [jnp.concatenate(parts) for parts in pieces if parts]
+
+
+def _uncut(vectors: list[jax.Array], likes: list[Like]) -> list[jax.Array]:
+    """The leaves that `_cut` made into `vectors`."""
+    out: list[jax.Array] = []
+    number = start = 0
+    for leaf in likes:
+        missing = math.prod(leaf.shape)
+        parts = [jnp.zeros((0,), jnp.float32)]
+        while missing:
+            part = vectors[number][start : start + missing]
+            parts.append(part)
+            missing -= part.size
+            start += part.size
+            if start == vectors[number].size:
+                number, start = number + 1, 0
+        out.append(jnp.concatenate(parts).reshape(leaf.shape))
+    return out

@@ -1,0 +1,185 @@
+"""The parts that travel together, and their codecs as one.
+
+An exchange sees a tuple of vectors and one codec of all of them: `Parts`.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fftgrad._contracts import (
+    Codec,
+    CodecRule,
+    Codecs,
+    Like,
+    Payload,
+    PyTree,
+    Scope,
+    Step,
+    check_kind,
+    spec,
+)
+from fftgrad.codecs import _chain, _spec
+from fftgrad.exchanges._layout import Part
+
+Vectors = tuple[jax.Array, ...]
+Likes = tuple[Like, ...]
+Payloads = tuple[Payload, ...]
+
+
+class CompressedParts(NamedTuple):
+    """What `Parts.compress` returns: as `Compressed`, for all parts."""
+
+    payloads: Payloads
+    overflow: jax.Array | int
+    state: tuple[PyTree, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The codec of vectors that travel together: each goes through its own.
+
+    It has the verbs of a codec. Vectors, payloads and states are tuples; the first part has the
+    randomness of the step, every other its own.
+    """
+
+    codecs: tuple[Codec, ...]
+
+    def init(self, likes: Likes) -> tuple[PyTree, ...]:
+        return tuple(codec.init(like) for codec, like in self._with(likes))
+
+    def compress(self, vectors: Vectors, state: tuple[PyTree, ...], step: Step) -> CompressedParts:
+        outs = [
+            codec.compress(vector, before, own)
+            for codec, vector, before, own in self._with(vectors, state, self._steps(step))
+        ]
+        payloads, overflows, states = zip(*outs, strict=True) if outs else ((), (), ())
+        return CompressedParts(payloads, sum(overflows, 0), states)
+
+    def decompress(self, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
+        return tuple(
+            codec.decompress(payload, like, own)
+            for codec, payload, like, own in self._with(payloads, likes, self._steps(step))
+        )
+
+    def add(self, totals: Vectors, payloads: Payloads, scale: float, step: Step) -> Vectors:
+        return tuple(
+            codec.add(total, payload, scale, own)
+            for codec, total, payload, own in self._with(totals, payloads, self._steps(step))
+        )
+
+    def undo_linear(self, totals: Vectors, likes: Likes, step: Step) -> Vectors:
+        """What the sums of the main parts of linear codecs stand for."""
+        return tuple(
+            _chain.undo_linear(codec, total, like, own)
+            for codec, total, like, own in self._with(totals, likes, self._steps(step))
+        )
+
+    def split_for_sum(self, likes: Likes) -> tuple["Parts", "Parts"]:
+        """What is undone once for the sum of many payloads, and what for each of them."""
+        return _unzip(_chain.split_for_sum(codec, like) for codec, like in self._with(likes))
+
+    def split_linear(self, likes: Likes) -> tuple["Parts", "Parts"]:
+        """The longest prefixes whose payloads can be summed, and the rest."""
+        return _unzip(_chain.split_linear(codec, like) for codec, like in self._with(likes))
+
+    def shard(self, parts: int) -> "Parts":
+        return Parts(tuple(codec.shard(parts) for codec in self.codecs))
+
+    def payload_spec(self, likes: Likes) -> Payloads:
+        return tuple(_spec.payload_spec(codec, like) for codec, like in self._with(likes))
+
+    def counts_overflow(self, likes: Likes) -> bool:
+        return any(_spec.counts_overflow(codec, like) for codec, like in self._with(likes))
+
+    def _steps(self, step: Step) -> list[Step]:
+        return [step.fold(i) if i else step for i in range(len(self.codecs))]
+
+    def _with(self, *others: Sequence[Any]) -> list[tuple[Any, ...]]:
+        return list(zip(self.codecs, *others, strict=True))
+
+
+def _unzip(pairs: Any) -> tuple[Parts, Parts]:
+    both = list(pairs)
+    return Parts(tuple(a for a, _ in both)), Parts(tuple(b for _, b in both))
+
+
+def codec_of(codec: Codecs, x: PyTree) -> Parts:
+    """The codec of the parts of `x`."""
+    if isinstance(codec, Codec):
+        return Parts(tuple(codec for _ in parts_of(x)))
+    return Parts(tuple(codec(part.name, part.value) for part in parts_of(x)))
+
+
+def parts_of(x: PyTree) -> list[Part]:
+    """The parts; an array on its own is one without a name."""
+    nodes = jax.tree.leaves(x, is_leaf=lambda node: isinstance(node, Part))
+    return [node if isinstance(node, Part) else Part("", node) for node in nodes]
+
+
+def scope_of(codec: Codecs) -> Scope:
+    """The parts that a codec or a rule is made for."""
+    if isinstance(codec, Codec):
+        return "model"
+    return codec.scope if isinstance(codec, CodecRule) else "leaf"
+
+
+def check_codec(owner: str, codec: object) -> None:
+    """Refuses what is neither a codec nor a rule."""
+    if isinstance(codec, Codec | type) or not callable(codec):
+        remedy = "pass a value such as TopK(fraction=0.01), or a rule from a part to its codec."
+        check_kind(f"{owner}(codec)", codec, Codec, remedy)
+
+
+def vectors(x: PyTree) -> Vectors:
+    """Each part, flat."""
+    return tuple(jnp.ravel(part) for part in jax.tree.leaves(x))
+
+
+def vector_likes(like: PyTree) -> Likes:
+    """The shape and dtype of each part, flat."""
+    return tuple(spec(jax.eval_shape(jnp.ravel, part)) for part in jax.tree.leaves(like))
+
+
+def rebuild(flat: Sequence[jax.Array], like: PyTree) -> PyTree:
+    """The parts in their shapes, from flat ones."""
+    leaves, structure = jax.tree.flatten(like)
+    shaped = [a.reshape(leaf.shape) for a, leaf in zip(flat, leaves, strict=True)]
+    return jax.tree.unflatten(structure, shaped)
+
+
+def where(condition: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """`new` where the condition holds, else `old`."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+
+def cut(x: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
+    """Consecutive pieces of a vector, of these sizes."""
+    return jnp.split(x, list(itertools.accumulate(sizes))[:-1]) if sizes else []
+
+
+def as_one(
+    leaves: Sequence[jax.Array],
+) -> tuple[jax.Array, Callable[[jax.Array], list[jax.Array]]]:
+    """Real and complex arrays as one float32 vector, and the inverse: for one sum of them all."""
+    shapes = [(leaf.shape, jnp.issubdtype(leaf.dtype, jnp.complexfloating)) for leaf in leaves]
+    flat = [
+        jnp.stack([leaf.real, leaf.imag]).ravel() if is_complex else leaf.ravel()
+        for leaf, (_, is_complex) in zip(leaves, shapes, strict=True)
+    ]
+    whole = jnp.concatenate(flat) if flat else jnp.zeros((0,), jnp.float32)
+
+    def restore(vector: jax.Array) -> list[jax.Array]:
+        out: list[jax.Array] = []
+        pieces = cut(vector, [part.size for part in flat])
+        for piece, (shape, is_complex) in zip(pieces, shapes, strict=True):
+            if is_complex:
+                piece = jax.lax.complex(*jnp.split(piece, 2))
+            out.append(piece.reshape(shape))
+        return out
+
+    return whole, restore

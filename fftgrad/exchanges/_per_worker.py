@@ -1,0 +1,35 @@
+"""State that differs between workers."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fftgrad._contracts import PyTree
+
+
+class PerWorker(NamedTuple):
+    """State: arrays of which each worker has its own, under a leading axis of workers.
+
+    Inside the axis that leading axis has length 1; the global array, sharded over it, has one row
+    a worker. It is thus an ordinary array to save, restore and reshard.
+    """
+
+    value: PyTree
+
+
+def add_worker_axis(value: PyTree) -> PerWorker:
+    """One worker's own state as its row of the global one."""
+    return PerWorker(jax.tree.map(lambda a: jnp.asarray(a)[None], value))
+
+
+def drop_worker_axis(state: PerWorker) -> PyTree:
+    """The inverse of `add_worker_axis`, inside the axis."""
+    for path, leaf in jax.tree.leaves_with_path(state.value):
+        if leaf.shape[0] != 1:
+            raise ValueError(
+                f"compressed_pmean(state{jax.tree_util.keystr(path)}): inside the axis the leading "
+                f"worker axis must have length 1, got {leaf.shape[0]}; shard the state with "
+                "fg.state_specs(opt_state, axis_name) as its in_specs and out_specs."
+            )
+    return jax.tree.map(lambda a: a[0], state.value)

@@ -1,0 +1,98 @@
+"""Rank and select on a bitmap of uint32 words: sparse positions without a scan over n.
+
+A running sum over n/32 words is all that is needed; inside a word the j-th set bit takes five
+popcounts.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fftgrad.ops import _scan
+from fftgrad.ops.packing import _codes
+
+WORD = 32
+
+
+def pack(*masks: jax.Array) -> tuple[jax.Array, ...]:
+    """Masks bool[n] as words uint32[ceil(n / 32)]; position i is bit i % 32 of word i // 32.
+
+    Masks of the same data are packed together in one pass over it.
+    """
+    return _codes.pack_whole(*masks, bits=1)
+
+
+def unpack(words: jax.Array, count: int) -> jax.Array:
+    """The first `count` bits, bool[count]."""
+    bits = (words[:, None] >> _places()) & 1
+    return bits.ravel()[:count].astype(bool)
+
+
+def from_positions(positions: jax.Array, keep: jax.Array | int, size: int) -> jax.Array:
+    """The bitmap uint32[ceil(size / 32)] with a bit at each of the positions that has `keep` 1.
+
+    Those positions must differ: a bit is set by adding it.
+    """
+    bit = jnp.asarray(keep, jnp.uint32) << (positions % WORD).astype(jnp.uint32)
+    words = jnp.zeros((-(-size // WORD),), jnp.uint32)
+    return words.at[positions // WORD].add(bit, indices_are_sorted=True, mode="drop")
+
+
+def count(words: jax.Array) -> jax.Array:
+    """How many bits are set, int32[]."""
+    return jnp.sum(_population(words))
+
+
+def select(words: jax.Array, count: int) -> jax.Array:
+    """The positions of the first `count` set bits, ascending, int32[count].
+
+    Where fewer bits are set the rest is unspecified, but within the bitmap.
+    """
+    population = _population(words)
+    before = _scan.cumsum(population) - population
+    slot = jnp.where(population > 0, before, count)
+    starts = jnp.zeros((count,), jnp.int32)
+    starts = starts.at[slot].set(jnp.arange(words.size, dtype=jnp.int32), mode="drop")
+    word = _scan.cummax(starts)
+    rank = jnp.arange(count, dtype=jnp.int32) - before[word]
+    # Kept, because each of its readers would find it again.
+    return lax.optimization_barrier(WORD * word + _select_in_word(words[word], rank))
+
+
+def select_one(words: jax.Array, rank: jax.Array) -> jax.Array:
+    """The position of the set bit with `rank` set bits before it, int32[]."""
+    population = _population(words)
+    upto = _scan.cumsum(population)
+    word = jnp.minimum(jnp.sum((upto <= rank).astype(jnp.int32)), words.size - 1)
+    return WORD * word + _select_in_word(words[word], rank - (upto[word] - population[word]))
+
+
+def up_to(last: jax.Array, words: int) -> jax.Array:
+    """The bitmap uint32[words] of the positions 0 ... last."""
+    bits = jnp.clip(last + 1 - WORD * jnp.arange(words, dtype=jnp.int32), 0, WORD)
+    ones = jnp.uint32(0xFFFFFFFF)
+    return jnp.where(bits == WORD, ones, (jnp.uint32(1) << bits.astype(jnp.uint32)) - 1)
+
+
+def _places() -> jax.Array:
+    """The place of each bit in a word, uint32[1, 32].
+
+    Made where it is used: a constant would be an operand of the conditionals around it, whose
+    branches jax.vmap cannot then type by axes.
+    """
+    return lax.broadcasted_iota(jnp.uint32, (1, WORD), 1)
+
+
+def _population(words: jax.Array) -> jax.Array:
+    return lax.population_count(words).astype(jnp.int32)
+
+
+def _select_in_word(word: jax.Array, rank: jax.Array) -> jax.Array:
+    position = jnp.zeros_like(rank)
+    for width in (16, 8, 4, 2, 1):
+        below = _population(word & jnp.uint32((1 << width) - 1))
+        above = rank >= below
+        rank = jnp.where(above, rank - below, rank)
+        word = jnp.where(above, word >> width, word)
+        position = jnp.where(above, position + width, position)
+    return position

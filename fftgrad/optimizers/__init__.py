@@ -1,0 +1,8 @@
+"""Optimizers: whole ones, as `optax.adam` is. Nothing goes after them in a chain.
+
+May import everything but `tools`.
+"""
+
+from fftgrad.optimizers._diloco import diloco as diloco
+from fftgrad.optimizers._feedback import feedback_adam as feedback_adam
+from fftgrad.optimizers._feedback import feedback_sgd as feedback_sgd

@@ -1,0 +1,166 @@
+"""Adam and SGD behind error feedback, with settings that were measured together."""
+
+from typing import Any
+
+import optax
+
+from fftgrad._contracts import AxisName, Codec
+from fftgrad.codecs.transforms._identity import Identity
+from fftgrad.exchanges import _parts
+from fftgrad.exchanges._layout import Layout
+from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.methods._top_k import top_k
+
+
+def feedback_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    fraction: float = 0.04,
+    bits: int | None = 4,
+    *,
+    transform: Codec = Identity(),
+    decay: float = 0.95,
+    b2: float = 0.99,
+    eps: float = 1e-8,
+    layout: Layout = Layout(),
+    axis_name: AxisName = "data",
+) -> optax.GradientTransformationExtraArgs:
+    """Optimizer: the largest values, error feedback, and Adam without a momentum of its own.
+
+    Error feedback is a momentum: what is not sent comes again, added to what is new. With decay d
+    it forgets like a momentum of d, and the one of Adam has to go (b1 = 0). Both at once, b1 = 0.9
+    behind a feedback that forgets nothing, was the worst of the pairs measured.
+
+    Placement: before the optimizer. The residual differs between the workers; Adam's second moment
+    and the parameters do not.
+
+    Args:
+      learning_rate: of Adam, a number or an optax schedule.
+      fraction: share of the coefficients sent.
+      bits: width of a coefficient; None sends float32.
+      transform: a linear transform before the selection, such as `Dct(block=64)`.
+      decay: of the residual.
+      b2: decay of Adam's second moment.
+      eps: added to its root.
+      layout: what the largest are counted over; see `Layout`.
+      axis_name: the axis of the workers.
+
+    Returns:
+      A whole optimizer, as `optax.adam` is.
+
+    Wire: fraction · n (bits + 2 + log2(1/fraction)) bits: at the defaults 0.42 bits a parameter, 76
+      times less than float32.
+
+    Claims: parameters equal on all workers. A step in which anything is not finite gives an update
+      that is not finite, and leaves the state of Adam as it was. On the byte language model of the
+      convergence benchmark, 200 steps, the defaults end 0.6 % above dense Adam at twice its
+      learning rate, 1.0 % at its own; with `transform=Dct(block=64)` 2.1 % below.
+
+    Raises:
+      ValueError: if an argument is outside its part's range.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> tx = fg.optimizers.feedback_adam(learning_rate=3e-4, axis_name="data")
+
+    References:
+      Stich et al., NeurIPS 2018, arXiv:1809.07599. Kingma and Ba, ICLR 2015, arXiv:1412.6980.
+    """
+    sparse = top_k(
+        fraction,
+        bits,
+        transform=transform,
+        memory=ErrorFeedback(decay),
+        layout=layout,
+        axis_name=axis_name,
+    )
+    return _behind(
+        sparse,
+        optax.scale_by_adam(b1=0.0, b2=b2, eps=eps),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def feedback_sgd(
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: float = 0.9,
+    fraction: float = 0.04,
+    bits: int | None = 4,
+    *,
+    transform: Codec = Identity(),
+    decay: float = 0.95,
+    layout: Layout = Layout(),
+    axis_name: AxisName = "data",
+) -> optax.GradientTransformationExtraArgs:
+    """Optimizer: the largest values, error feedback, and SGD whose momentum became a factor.
+
+    A momentum of m makes of each gradient 1 / (1 - m) times itself, over time. Feedback spreads
+    gradients over time already, so what stays of the momentum is that factor: tuned learning rates
+    carry over.
+
+    Placement: before the optimizer. The residual differs between the workers, the parameters do
+    not.
+
+    Args:
+      learning_rate: as for `optax.sgd(learning_rate, momentum)`, a number or an optax schedule.
+      momentum: of the dense optimizer that this replaces.
+      fraction: share of the coefficients sent.
+      bits: width of a coefficient; None sends float32.
+      transform: a linear transform before the selection, such as `Dct(block=64)`.
+      decay: of the residual.
+      layout: what the largest are counted over; see `Layout`.
+      axis_name: the axis of the workers.
+
+    Returns:
+      A whole optimizer, as `optax.sgd` is.
+
+    Wire: fraction · n (bits + 2 + log2(1/fraction)) bits: at the defaults 0.42 bits a parameter, 76
+      times less than float32.
+
+    Claims: parameters equal on all workers.
+
+    Raises:
+      ValueError: if `momentum` is outside [0, 1), or an argument outside its part's range.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> tx = fg.optimizers.feedback_sgd(learning_rate=0.05, momentum=0.9, axis_name="data")
+
+    References:
+      Stich et al., NeurIPS 2018, arXiv:1809.07599.
+    """
+    if not 0 <= momentum < 1:
+        raise ValueError(
+            f"feedback_sgd(momentum): must be in [0, 1), got {momentum}; use that of the dense "
+            "optimizer, or 0.0."
+        )
+    sparse = top_k(
+        fraction,
+        bits,
+        transform=transform,
+        memory=ErrorFeedback(decay),
+        layout=layout,
+        axis_name=axis_name,
+    )
+    return _behind(
+        sparse, optax.scale(1 / (1 - momentum)), optax.scale_by_learning_rate(learning_rate)
+    )
+
+
+def _behind(
+    compressed: Any, *steps: optax.GradientTransformation
+) -> optax.GradientTransformationExtraArgs:
+    """The chain of them, whose steps forget a gradient that is not finite."""
+    optimizer = optax.with_extra_args_support(optax.chain(*steps))
+
+    def init(params: optax.Params) -> tuple[Any, Any]:
+        return compressed.init(params), optimizer.init(params)
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, tuple[Any, Any]]:
+        before, own = state
+        mean, after = compressed.update(updates, before, params, **extra)
+        updates, moved = optimizer.update(mean, own, params, **extra)
+        return updates, (after, _parts.where(after.skipped == before.skipped, moved, own))
+
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,13 @@
+"""Tools: what people run beside training. May import everything but `methods`, `optimizers`."""
+
+from fftgrad.tools._audit import Collective as Collective
+from fftgrad.tools._audit import audit as audit
+from fftgrad.tools._compress import compress as compress
+from fftgrad.tools._compress import decompress as decompress
+from fftgrad.tools._cost import SyncCost as SyncCost
+from fftgrad.tools._cost import redsync_cost as redsync_cost
+from fftgrad.tools._preview import PreviewRow as PreviewRow
+from fftgrad.tools._preview import preview as preview
+from fftgrad.tools._replicas import Replicas as Replicas
+from fftgrad.tools._replicas import replica_checksum as replica_checksum
+from fftgrad.tools._wire_bytes import wire_bytes as wire_bytes

@@ -1,0 +1,92 @@
+"""One array through a codec, without any exchange."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fftgrad._contracts import Codec, Like, Payload, Step, check_kind
+from fftgrad.codecs._spec import payload_spec
+from fftgrad.exchanges import _layout
+
+
+def compress(codec: Codec, x: jax.Array, *, step: Step = Step()) -> Payload:
+    """Function: what a worker would send for the array `x`.
+
+    Pure; works under `jax.jit`, `jax.vmap` and `jax.eval_shape`. A codec that remembers something
+    acts as it does before its first step; `codec.compress(x, state, step)` takes its state along.
+
+    Args:
+      codec: a codec, or a chain of codecs.
+      x: float32, bfloat16 or float16 array of any shape; it is flattened, in row-major order, and
+        cast to float32.
+      step: randomness for codecs that draw, `fg.Step.of(key)`, with another key for each call; and
+        the number of the step, for codecs that change by step.
+
+    Returns:
+      The payload. `fg.decompress` with the same codec and `like=x` gives the array back.
+
+    Shapes: x float[...] -> main and side as the codec states.
+
+    Wire: `fg.wire_bytes(codec, like=x)` bytes, header included.
+
+    Raises:
+      TypeError: if `x` is not a floating-point array of at most 32 bits.
+      ValueError: while tracing, if `x` is empty, the codec does not fit the shape, or it draws
+        and the step has no key.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp
+      >>> codec = fg.TopK(k=2)
+      >>> x = jnp.array([0.0, -3.0, 1.0, 2.0])
+      >>> fg.decompress(codec, fg.compress(codec, x), like=x)
+      Array([ 0., -3.,  0.,  2.], dtype=float32)
+    """
+    check_kind("compress(codec)", codec, Codec, "pass a value such as TopK(fraction=0.01).")
+    _layout.check_leaf("compress", "x", x)
+    if not x.size:
+        raise ValueError(
+            f"compress(x): must have a value at least, got shape {x.shape}; leave empty arrays out."
+        )
+    vector = jnp.ravel(x).astype(jnp.float32)
+    return codec.compress(vector, codec.init(vector), step).payload
+
+
+def decompress(codec: Codec, payload: Payload, like: Like, *, step: Step = Step()) -> jax.Array:
+    """Function: the array that a payload stands for.
+
+    Pure; works under `jax.jit`, `jax.vmap` and `jax.eval_shape`.
+
+    Args:
+      codec: the codec that made the payload.
+      payload: what `fg.compress` returned.
+      like: an array or `jax.ShapeDtypeStruct` with the shape and dtype wanted.
+      step: that given to `fg.compress`; its local key is not used.
+
+    Returns:
+      An array with the shape and dtype of `like`.
+
+    Raises:
+      ValueError: while tracing, if the payload is not of the shape that the codec makes of `like`.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax, jax.numpy as jnp
+      >>> x = jnp.linspace(-1.0, 1.0, 256).reshape(16, 16)
+      >>> codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.25), fg.RangeFloat(bits=10))
+      >>> x_hat = fg.decompress(codec, fg.compress(codec, x), like=x)
+      >>> x_hat.shape, bool(jnp.linalg.norm(x_hat - x) < 0.2 * jnp.linalg.norm(x))
+      ((16, 16), True)
+    """
+    vector = jax.ShapeDtypeStruct((math.prod(like.shape),), jnp.float32)
+    wanted = payload_spec(codec, vector)
+    if jax.tree.structure(wanted) != jax.tree.structure(payload) or any(
+        a.shape != b.shape or a.dtype != b.dtype
+        for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(payload), strict=True)
+    ):
+        raise ValueError(
+            f"decompress(payload): must be what {codec!r} makes of {math.prod(like.shape)} "
+            f"values, {wanted}, got {payload}; pass the codec and the shape it came from."
+        )
+    return codec.decompress(payload, vector, step).reshape(like.shape).astype(like.dtype)

@@ -1,0 +1,94 @@
+"""One update for several gradients."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from fftgrad._contracts import PyTree
+from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+
+
+class AccumulateState(NamedTuple):
+    """State of `accumulate`.
+
+    Attributes:
+      step: how many gradients there were, int32, equal on all workers.
+      total: the mean so far of each worker's own, float32.
+      inner: the inner transformation's state.
+    """
+
+    step: jax.Array
+    total: PerWorker
+    inner: PyTree
+
+
+def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformation:
+    """Transformation: another one, once every k steps, on the mean of k gradients.
+
+    Each worker adds up its own gradients; only their mean is exchanged, so the link is used once in
+    k steps, and error feedback sees what it would of one batch k times as large. In between the
+    updates are zeros.
+
+        tx = fg.accumulate(
+            optax.chain(fg.compressed_pmean(exchange, memory, axis_name="data"), optax.adamw(3e-4)),
+            every=4,
+        )
+
+    `optax.MultiSteps` cannot stand in for it: it runs what is inside it in every step and throws
+    the result away, collectives included, and its sum, which differs between the workers, counts
+    as replicated, which `jax.shard_map` refuses with `check_vma=True`.
+
+    Args:
+      tx: what to do with the mean, with `compressed_pmean` in it.
+      every: k, the number of gradients to an update.
+
+    Returns:
+      An `optax.GradientTransformation` whose state is an `AccumulateState`; `fg.state_specs` knows
+      what of it each worker has of its own.
+
+    Raises:
+      ValueError: if `every` is not positive.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp, optax
+      >>> tx = fg.accumulate(optax.sgd(1.0), every=2)
+      >>> first, state = tx.update(jnp.ones(1), tx.init(jnp.ones(1)))
+      >>> second, state = tx.update(3 * jnp.ones(1), state)
+      >>> first.tolist(), second.tolist()
+      ([0.0], [-2.0])
+    """
+    if every < 1:
+        raise ValueError(f"accumulate(every): must be at least 1, got {every}; use 1 for each.")
+
+    def init(params: optax.Params) -> AccumulateState:
+        zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
+        return AccumulateState(jnp.zeros((), jnp.int32), add_worker_axis(zeros), tx.init(params))
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, AccumulateState]:
+        total = jax.tree.map(
+            lambda t, g: t + g.astype(jnp.float32) * (1.0 / every),
+            drop_worker_axis(state.total),
+            updates,
+        )
+        run = optax.with_extra_args_support(tx).update
+
+        def emit(inner: PyTree) -> Any:
+            mean = jax.tree.map(lambda t, g: t.astype(g.dtype), total, updates)
+            done, inner = run(mean, inner, params, **extra)
+            return done, jax.tree.map(jnp.zeros_like, total), inner
+
+        def wait(inner: PyTree) -> Any:
+            like, *_ = jax.eval_shape(emit, inner)
+            return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like), total, inner
+
+        due = (state.step + 1) % every == 0
+        out, total, inner = lax.cond(due, emit, wait, state.inner)
+        return out, AccumulateState(state.step + 1, add_worker_axis(total), inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)

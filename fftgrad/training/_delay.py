@@ -1,0 +1,53 @@
+"""Gradients a step late, so that the exchange need not wait for them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fftgrad._contracts import PyTree
+from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+
+
+def delay() -> optax.GradientTransformation:
+    """Transformation: the gradients of the step before; zeros in the first step.
+
+    In front of `compressed_pmean`, it makes all of the exchange depend on the state alone. Nothing
+    of it then waits for this step's gradients, nor they for it, and a compiler with asynchronous
+    collectives may let the link work while the next forward and backward pass run. The memory of
+    `compressed_pmean` goes with the late gradient, so error feedback loses nothing, and what is
+    applied is what would have been without it, one step later.
+
+        tx = optax.chain(fg.delay(), fg.compressed_pmean(exchange, memory, axis_name="data"), ...)
+
+    The price is training on gradients that are a step old, and one gradient more in memory. XLA for
+    a CPU has no asynchronous collectives, so there it gains nothing.
+
+    Returns:
+      An `optax.GradientTransformation` whose state is a `PerWorker`.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp
+      >>> tx = fg.delay()
+      >>> first, state = tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+      >>> second, state = tx.update(jnp.zeros(2), state)
+      >>> first.tolist(), second.tolist()
+      ([0.0, 0.0], [1.0, 1.0])
+
+    References:
+      Stich and Karimireddy, "The Error-Feedback Framework: Better Rates for SGD with Delayed
+      Gradients and Compressed Updates", JMLR 21, 2020, arXiv:1909.05350.
+    """
+
+    def init(params: optax.Params) -> PerWorker:
+        return add_worker_axis(jax.tree.map(jnp.zeros_like, params))
+
+    def update(
+        updates: optax.Updates, state: Any, params: PyTree | None = None
+    ) -> tuple[optax.Updates, PerWorker]:
+        del params
+        return drop_worker_axis(state), add_worker_axis(updates)
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,48 @@
+"""A transformation of which each worker keeps a state of its own."""
+
+from typing import Any
+
+import optax
+
+from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+
+
+def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Transformation: another one, of which each worker keeps a state of its own.
+
+    A transformation that comes before `compressed_pmean` sees the gradients of one worker only, so
+    its state differs between workers and cannot be sharded as the parameters are. This one puts it
+    under a leading axis of workers, which `fg.state_specs` shards. It compresses the update of a
+    local preconditioner:
+
+        tx = optax.chain(
+            fg.per_worker(optax.scale_by_adam()),
+            fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
+            optax.scale(-3e-4),
+        )
+
+    The parameters stay equal on all workers, because only the mean of the updates reaches them.
+
+    Args:
+      tx: any optax transformation.
+
+    Returns:
+      An `optax.GradientTransformation` whose state is a `PerWorker`.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp, optax
+      >>> fg.per_worker(optax.trace(0.9)).init({"w": jnp.zeros(3)}).value.trace["w"].shape
+      (1, 3)
+    """
+
+    def init(params: optax.Params) -> PerWorker:
+        return add_worker_axis(tx.init(params))
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        updates, inner = tx.update(updates, drop_worker_axis(state), params)
+        return updates, add_worker_axis(inner)
+
+    return optax.GradientTransformation(init, update)

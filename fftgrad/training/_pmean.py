@@ -1,0 +1,255 @@
+"""The compressed mean of gradients over an axis, as an optax transformation."""
+
+import functools
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Step, as_key, check_kind
+from fftgrad.exchanges import _layout, _parts
+from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.memories._no_memory import NoMemory
+from fftgrad.ops import _finite
+
+Masked = Literal["refuse", "elsewhere"]
+
+
+class CompressedPmeanState(NamedTuple):
+    """State of `compressed_pmean`.
+
+    Attributes:
+      step: how many updates there were, int32, equal on all workers.
+      skipped: in how many of them something was not finite, and memory and exchange were left as
+        they were.
+      overflow: how many values no codec could represent, over all workers and steps, int32.
+      memory: the memory's state, of which each worker has its own.
+      exchange: the exchange's state, one for each bucket.
+    """
+
+    step: jax.Array
+    skipped: jax.Array
+    overflow: jax.Array
+    memory: PerWorker
+    exchange: tuple[PyTree, ...]
+
+
+def compressed_pmean(
+    exchange: Exchange,
+    memory: Memory = NoMemory(),
+    *,
+    axis_name: AxisName,
+    layout: Layout = Layout(),
+    masked: Masked = "refuse",
+    key: jax.Array | int = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """Transformation: `jax.lax.pmean` of the gradients over an axis, compressed.
+
+    Takes the gradients of one worker's own batch, returns their mean over the workers, the same
+    bits on all of them. It goes first in the chain: clipping, momentum and weight decay after it
+    see the mean, as they would without compression.
+
+    All leaves make one vector, so a selector chooses over the whole model and a quantizer has one
+    scale, unless the exchange is made for other parts or `layout` says otherwise; whatever the
+    parts, all travel in one collective. An exchange that is given a rule in place of a codec may
+    treat each part differently.
+
+        tx = optax.chain(
+            fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
+            optax.adamw(3e-4, b1=0.0),
+        )
+
+    `update` runs inside `jax.shard_map` (with `check_vma` True or False), `jax.pmap`, or
+    `jax.vmap(axis_name=...)`. `init` may run inside, or under `jax.eval_shape` for the specs:
+
+        specs = fg.state_specs(jax.eval_shape(tx.init, params), "data")
+        init = jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)
+
+    Args:
+      exchange: how payloads travel and are averaged: `AllReduce`, `AllGather`, `Piecewise`, ...
+      memory: what is done with what a step does not send.
+      axis_name: the axis, or tuple of axes, over which to average; other mesh axes are left alone,
+        so each shard of a sharded parameter exchanges its own piece.
+      layout: what is compressed on its own, and what travels at once; see `Layout`.
+      masked: what to do with leaves that `optax.masked` or `optax.partition` hides from it, and
+        that it therefore does not average: "refuse" them, or "elsewhere", to say that another
+        transformation averages them.
+      key: seed or PRNG key of codecs that draw; the step and the worker are folded in.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. Its
+      `update` takes `value=loss`, the loss of the worker, for exchanges that watch it (`Recover`).
+
+    Shapes: leaves float32, bfloat16 or float16 of any shape; the mean is cast back to each leaf's
+      dtype. Memory and exchange work in float32.
+
+    Wire: `fg.wire_bytes(exchange, params, layout)` bytes a worker and step, in one
+      collective for each bucket; by default there is one for every 2^30 parameters.
+
+    Claims: those of the exchange and the memory. A step with a NaN or an infinity anywhere gives a
+      non-finite mean on all workers, as pmean does, and leaves no trace: the memory and the state
+      of the exchange, of all buckets, stay as they were. So does a mean that is beyond the range of
+      a leaf's dtype. `optax.apply_if_finite` after it then skips the step on all workers alike.
+
+    Raises:
+      ValueError: if `masked` is none of these; while tracing, if the axis is not bound, if the
+        exchange needs the loss and `value` is missing, if a gradient does not vary over the axis
+        (it is summed already), if some gradients vary over a model axis and others do not, if a
+        leaf is masked, or if the state is not sharded over the workers.
+      TypeError: if `exchange` or `memory` is none; while tracing, if a leaf is not a floating-point
+        array of at most 32 bits.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax, jax.numpy as jnp
+      >>> tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=1)), axis_name="data")
+      >>> step = lambda grad: tx.update(grad, tx.init(grad))[0]
+      >>> jax.vmap(step, axis_name="data")({"w": jnp.array([[4.0, 1.0], [1.0, 2.0]])})["w"][0]
+      Array([2., 1.], dtype=float32)
+
+    References:
+      Wang et al., HPDC 2020, arXiv:1811.08596, without memory; Stich et al., NeurIPS 2018,
+      arXiv:1809.07599, with error feedback.
+    """
+    check_kind(
+        "compressed_pmean(exchange)", exchange, Exchange, "wrap a codec as AllGather(codec)."
+    )
+    check_kind("compressed_pmean(memory)", memory, Memory, "use ErrorFeedback().")
+    # Asked for only where the layout leaves it open, so that it may settle a disagreement.
+    layout = layout if layout.scope else layout.within(exchange.scope)
+    if masked not in get_args(Masked):
+        raise ValueError(
+            f"compressed_pmean(masked): must be one of {get_args(Masked)}, got {masked!r}; use "
+            "'refuse'."
+        )
+
+    def init(params: optax.Params) -> CompressedPmeanState:
+        like = _checked_like(params)
+        zero = jnp.zeros((), jnp.int32)
+        return CompressedPmeanState(
+            step=zero,
+            skipped=zero,
+            overflow=zero,
+            memory=add_worker_axis(memory.init(like)),
+            exchange=tuple(map(exchange.init, _layout.bucket_likes(like, layout))),
+        )
+
+    def update(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        *,
+        value: jax.Array | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, Any]:
+        del params, extra
+        if masked == "refuse":
+            _refuse_masked(updates)
+        like = _checked_like(updates)
+        _check_local(updates, axis_name)
+        if exchange.needs_loss and value is None:
+            raise ValueError(
+                f"compressed_pmean.update(value): {exchange!r} watches the loss, got none; call "
+                "tx.update(grads, state, params, value=loss) with the loss of this worker."
+            )
+        own = drop_worker_axis(state.memory)
+
+        grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        x, compensated = memory.compensate(grads, own)
+        # Here and not above: making a key starts the backend, and a transformation may be made
+        # before jax.distributed is initialized.
+        step = _step(as_key(key), state.step, axis_name)
+        reduced = [
+            exchange.mean(bucket, bucket_state, step.fold(i), axis_name)
+            for i, (bucket, bucket_state) in enumerate(
+                zip(_layout.to_buckets(x, layout), state.exchange, strict=True)
+            )
+        ]
+        mean = _layout.from_buckets([r.mean for r in reduced], like, layout)
+        sent = _layout.from_buckets([r.sent for r in reduced], like, layout)
+        remembered = add_worker_axis(memory.update(x, sent, mean, compensated))
+        mean = jax.tree.map(lambda m, g: m.astype(g.dtype), mean, updates)
+
+        finite = _agreed([r.finite for r in reduced], mean)
+        exchanged = tuple(r.state for r in reduced)
+        remembered, exchanged = _parts.where(
+            finite, (remembered, exchanged), (state.memory, state.exchange)
+        )
+        if exchange.needs_loss:
+            loss = lax.pmean(jnp.asarray(value, jnp.float32), axis_name)
+            exchanged = tuple(exchange.observe(s, loss, step) for s in exchanged)
+        overflow = sum((jnp.asarray(r.overflow, jnp.int32) for r in reduced), jnp.int32(0))
+        return mean, CompressedPmeanState(
+            step=state.step + 1,
+            skipped=state.skipped + 1 - finite.astype(jnp.int32),
+            overflow=state.overflow + _axes.over_other_axes(lax.psum, overflow),
+            memory=remembered,
+            exchange=exchanged,
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _checked_like(tree: PyTree) -> PyTree:
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        _layout.check_leaf("compressed_pmean", f"updates{jax.tree_util.keystr(path)}", leaf)
+    return _layout.like(tree)
+
+
+def _check_local(updates: PyTree, axis_name: AxisName) -> None:
+    _axes.size(axis_name)
+    for path, leaf in jax.tree.leaves_with_path(updates):
+        if not _axes.varies(leaf, axis_name):
+            raise ValueError(
+                f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must be the gradient of "
+                f"one worker's own batch, got one that does not vary over {axis_name!r}: under "
+                "shard_map with check_vma=True the gradient of replicated parameters is already "
+                "summed over the axis, so there is nothing left to compress. Take the gradient "
+                f'of jax.lax.pcast(params, {axis_name!r}, to="varying"), or use check_vma=False.'
+            )
+
+    varying = {
+        _axes.varying(leaf): jax.tree_util.keystr(path)
+        for path, leaf in jax.tree.leaves_with_path(updates)
+    }
+    if len(varying) > 1:
+        (some, one), (others, other) = list(varying.items())[:2]
+        raise ValueError(
+            f"compressed_pmean(updates): must all vary over the same axes, because they travel in "
+            f"one buffer, got updates{one} over {sorted(some)} and updates{other} over "
+            f"{sorted(others)}; give each kind a compressed_pmean of its own, with "
+            "masked='elsewhere' in optax.partition."
+        )
+
+
+def _refuse_masked(updates: PyTree) -> None:
+    def is_masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    for path, leaf in jax.tree.leaves_with_path(updates, is_leaf=is_masked):
+        if is_masked(leaf):
+            raise ValueError(
+                f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must not be masked, "
+                "because it would stay what each worker has of its own, got optax.MaskedNode(); "
+                "send it dense by an fg.Policy, or say masked='elsewhere' if another "
+                "transformation averages it, as in optax.partition."
+            )
+
+
+def _step(key: jax.Array, count: jax.Array, axis_name: AxisName) -> Step:
+    shared, local = jax.random.split(jax.random.fold_in(key, count))
+    return Step(count, shared, jax.random.fold_in(local, _axes.index(axis_name)))
+
+
+def _agreed(flags: list[jax.Array], mean: PyTree) -> jax.Array:
+    """Whether all is finite, in all buckets and on the whole mesh, also as the leaves' dtypes."""
+    # Only a narrower dtype can be left by a mean that was finite.
+    narrow = [leaf for leaf in jax.tree.leaves(mean) if leaf.dtype != jnp.float32]
+    every = [*flags, _finite.all_finite(narrow)]
+    flag = _axes.everywhere(functools.reduce(jnp.logical_and, every))
+    # Kept: every leaf of the state would find it again, which takes XLA minutes for many leaves.
+    return lax.optimization_barrier(flag)

@@ -1,0 +1,115 @@
+"""How to shard a state that differs between workers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, PyTree
+from fftgrad.exchanges._per_worker import PerWorker
+from fftgrad.training._pmean import CompressedPmeanState
+
+
+def state_specs(
+    opt_state: PyTree, axis_name: AxisName, param_specs: PyTree | None = None
+) -> PyTree:
+    """Function: the PartitionSpecs of an optimizer state that holds `compressed_pmean`'s.
+
+    What each worker has of its own, such as the residual of error feedback, is sharded over the
+    leading axis of workers; everything else is replicated. Where the parameters are sharded over
+    other axes of the mesh, the state follows them: what has the path of a parameter at the end of
+    its own, such as Adam's moments or a residual, is sharded as the parameter is, and what an
+    exchange keeps of its buckets has one piece for each shard.
+
+    Args:
+      opt_state: any optax state, nested as it may be, or its shapes (`jax.eval_shape(tx.init,
+        params)`).
+      axis_name: the axis, or axes, of the workers.
+      param_specs: the parameters' own PartitionSpecs, in a tree like theirs; all replicated if
+        left out.
+
+    Returns:
+      The same tree with a `jax.sharding.PartitionSpec` at each leaf: for the `in_specs` and
+      `out_specs` of `jax.shard_map`, or, under a mesh, for `jax.sharding.NamedSharding`.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax, jax.numpy as jnp
+      >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
+      >>> state = jax.eval_shape(tx.init, {"w": jnp.zeros((3, 4))})
+      >>> tuple(fg.state_specs(state, "data").memory.value.residual["w"])
+      ('data',)
+      >>> specs = fg.state_specs(state, "data", {"w": jax.sharding.PartitionSpec(None, "model")})
+      >>> tuple(specs.memory.value.residual["w"]), tuple(specs.step)
+      (('data', None, 'model'), ())
+    """
+    by_path = {
+        tuple(map(str, path)): spec
+        for path, spec in jax.tree.leaves_with_path(
+            param_specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
+        )
+    }
+    workers = _axes.names(axis_name)
+    own = axis_name if isinstance(axis_name, str) else workers
+    others = tuple(dict.fromkeys(name for spec in by_path.values() for name in _named(spec)))
+
+    def of_param(path: tuple[Any, ...], axes: int) -> PartitionSpec | None:
+        """That of the parameter whose path ends this one, if so many axes can have it."""
+        names = tuple(map(str, path))
+        ends = (names[start:] for start in range(len(names) + 1))
+        found = next((by_path[end] for end in ends if end in by_path), None)
+        return found if found is not None and len(found) <= axes else None
+
+    def like_params(path: tuple[Any, ...], node: Any) -> PartitionSpec:
+        param = of_param(path, jnp.ndim(node))
+        return of_mesh(node) if param is None else param
+
+    def own_like_params(path: tuple[Any, ...], node: Any) -> PartitionSpec:
+        param = of_param(path, jnp.ndim(node) - 1)
+        return of_worker(node) if param is None else PartitionSpec(own, *param)
+
+    def of_mesh(node: Any) -> PartitionSpec:
+        return PartitionSpec(others) if others and jnp.ndim(node) else PartitionSpec()
+
+    def of_worker(_: Any) -> PartitionSpec:
+        return PartitionSpec((*workers, *others) if others else own)
+
+    def of_exchange(node: Any) -> PyTree:
+        # Its arrays belong to buckets. A path in it that ends like that of a parameter, as list
+        # positions do, means something else.
+        return jax.tree.map(of_worker if isinstance(node, PerWorker) else of_mesh, node)
+
+    def spec(path: tuple[Any, ...], node: Any) -> PyTree:
+        if isinstance(node, CompressedPmeanState):
+            counts = jax.tree.map(lambda _: PartitionSpec(), node)
+            return counts._replace(
+                memory=jax.tree_util.tree_map_with_path(own_like_params, node.memory),
+                exchange=jax.tree.map(of_exchange, node.exchange, is_leaf=_is_own),
+            )
+        if isinstance(node, PerWorker):
+            return jax.tree_util.tree_map_with_path(
+                lambda inner, leaf: own_like_params(path + inner, leaf), node
+            )
+        return like_params(path, node)
+
+    return jax.tree_util.tree_map_with_path(
+        spec,
+        opt_state,
+        is_leaf=lambda node: _is_own(node) or isinstance(node, CompressedPmeanState),
+    )
+
+
+def _is_own(node: Any) -> bool:
+    return isinstance(node, PerWorker)
+
+
+def _named(spec: PartitionSpec) -> Iterator[str]:
+    """The axes that a PartitionSpec names."""
+    for entry in spec:
+        if isinstance(entry, str):
+            yield entry
+        elif entry is not None:
+            yield from entry

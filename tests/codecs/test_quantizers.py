@@ -1,0 +1,184 @@
+"""Range-based floats: the paper's facts, the proven bounds, and the choice of the mantissa."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from cases import floats, values
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import fftgrad as fg
+from fftgrad.ops.packing import _codes
+
+ROUNDINGS = ["nearest", "truncate", "stochastic"]
+
+
+compress = jax.jit(fg.compress, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def round_trip(codec, x, key=0):
+    step = fg.Step.of(jax.random.key(key))
+    return fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step)
+
+
+def codes_of(codec, x):
+    return _codes.unpack(compress(codec, jnp.asarray(x)).main, codec.bits, len(x)).tolist()
+
+
+def test_worked_example_of_the_paper():
+    codec = fg.FixedRangeFloat(bits=8, mantissa=3, rounding="truncate", maximum=2.0, eps=0.125)
+    assert codes_of(codec, [0.256, 0.125, 2.0, 0.0]) == [9, 1, 33, 0]
+    assert round_trip(codec, jnp.array([0.256, -0.256])).tolist() == [0.25, -0.25]
+    assert codec._window().positive == 33
+
+
+def test_worked_example_of_ten_bits():
+    codec = fg.FixedRangeFloat(bits=10, mantissa=5, maximum=1.0)
+    window = codec._window()
+    assert window.positive == window.negative == 511
+    assert float(window.eps) == pytest.approx(1.62e-5, rel=1e-3)
+
+
+@given(x=st.floats(0.125, 4.0, width=32))
+def test_algorithm_1_of_the_paper(x):
+    codec = fg.FixedRangeFloat(bits=8, mantissa=3, rounding="truncate", maximum=2.0, eps=0.125)
+    code = reference.paper_encode(x, 3, 0.125, 2.0)
+    assert codes_of(codec, [x]) == [code]
+    assert round_trip(codec, jnp.array([x])).tolist() == [reference.paper_decode(code, 3, 0.125)]
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-0.5, 0.5), (-0.25, 1.0)])
+@pytest.mark.parametrize("bits", [8, 10])
+def test_tuned_is_where_the_papers_loop_ends(low, high, bits):
+    codec = fg.FixedRangeFloat.tuned(low, high, bits)
+    eps, positive = reference.paper_tuning(low, high, bits, codec.m)
+    window = codec._window()
+    assert abs(reference.count_of(codec.eps, codec.m) - reference.count_of(eps, codec.m)) <= 1
+    assert abs(window.positive - positive) <= 1
+    assert window.positive + window.negative <= 2**bits - 1
+    assert codec.rounding == "truncate"
+
+
+def test_tuned_takes_the_papers_mantissa():
+    assert fg.FixedRangeFloat.tuned(-1.0, 1.0, 10).m == 6
+    assert fg.FixedRangeFloat.tuned(-1.0, 1.0, 8).m == 4
+
+
+@pytest.mark.parametrize("bits", range(2, 17))
+def test_every_width_round_trips_what_it_can_represent(bits):
+    codec = fg.FixedRangeFloat(bits=bits, maximum=1.0)
+    window = codec._window()
+    grid = reference.representable(window.base, window.positive, codec.m).astype(np.float32)
+    x = jnp.asarray(np.concatenate([grid, -grid, [0.0]]).astype(np.float32))
+    np.testing.assert_array_equal(round_trip(codec, x), x)
+    assert len(set(codes_of(codec, x))) == x.size <= 2**bits
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
+def test_nearest_is_nearest_among_all(bits, zero):
+    codec = fg.FixedRangeFloat(bits=bits, maximum=1.0, zero=zero)
+    window = codec._window()
+    x = np.clip(values((400,)) / 4, -1, 1)
+    expected = reference.range_float(x, codec.m, window.base, window.positive, zero)
+    got = np.asarray(round_trip(codec, jnp.asarray(x)), np.float64)
+    # Halfway between two values both are nearest: compare the distance, not the choice.
+    np.testing.assert_allclose(np.abs(got - x), np.abs(expected - x), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize(("bits", "m"), [(4, 1), (8, 4), (10, 6), (16, 11)])
+@given(x=hnp.arrays(np.float32, 64, elements=floats(100)))
+def test_proven_relative_error(rounding, bits, m, x):
+    codec = fg.RangeFloat(bits=bits, mantissa=m, rounding=rounding)
+    y = np.asarray(round_trip(codec, jnp.asarray(x)), np.float64)
+    window = codec._window(jnp.max(jnp.abs(x)))
+    inside = np.abs(x) >= float(window.eps)
+    bound = 2.0 ** -(m + 1) if rounding == "nearest" else 2.0**-m
+    assert np.all(np.abs(y - x)[inside] <= bound * np.abs(x)[inside] * (1 + 1e-9))
+
+
+def test_below_eps_goes_to_the_nearer_of_zero_and_eps():
+    codec = fg.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
+    x = jnp.array([0.06, 0.0626, 0.12, -0.06, -0.0626])
+    assert round_trip(codec, x).tolist() == [0.0, 0.125, 0.125, 0.0, -0.125]
+    no_zero = fg.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125, zero=False)
+    assert round_trip(no_zero, x).tolist() == [0.125, 0.125, 0.125, -0.125, -0.125]
+
+
+def test_beyond_the_range_saturates_and_is_counted():
+    codec = fg.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, minimum=-1.0)
+    x = jnp.array([3.0, jnp.inf, 1.9, -1.5, -jnp.inf, jnp.nan])
+    payload, overflow, _ = codec.compress(x, (), fg.Step())
+    assert overflow == 5
+    y = fg.decompress(codec, payload, x).tolist()
+    assert y == [2.0, 2.0, 1.875, -1.0, -1.0, 2.0]
+
+
+def test_a_fitted_range_reaches_the_largest_value():
+    x = jnp.asarray(values((1000,)))
+    for rounding in ROUNDINGS:
+        codec = fg.RangeFloat(bits=8, rounding=rounding)
+        top = jnp.argmax(jnp.abs(x))
+        y = round_trip(codec, x)
+        assert abs(float(y[top] - x[top])) <= 2.0**-codec.m * abs(float(x[top]))
+        assert codec.compress(x, (), fg.Step.of(0)).overflow == 0
+
+
+@pytest.mark.parametrize("largest", [3.4028235e38, 3.3e38, 1e-37, 1.2e-38])
+def test_ranges_at_both_ends_of_float32(largest):
+    x = jnp.asarray([largest, -largest, largest / 3], jnp.float32)
+    for rounding in ROUNDINGS:
+        y = round_trip(fg.RangeFloat(bits=8, rounding=rounding), x)
+        assert bool(jnp.all(jnp.isfinite(y)))
+        np.testing.assert_allclose(y[:2], x[:2], rtol=0.07)
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6, 8, 10, 12, 16])
+def test_the_chosen_mantissa_is_the_best_on_normal_data(bits):
+    x = np.random.default_rng(0).standard_normal(20_000).astype(np.float32)
+    x = jnp.asarray(np.clip(x, -5, 5)).at[0].set(5.0)
+
+    def error(m):
+        return float(jnp.linalg.norm(round_trip(fg.RangeFloat(bits, mantissa=m), x) - x))
+
+    errors = {m: error(m) for m in range(1, bits + 1)}
+    assert errors[fg.RangeFloat(bits).m] <= 1.05 * min(errors.values())
+
+
+@given(data=st.data())
+def test_arbitrary_codes_decode_to_finite_values(data):
+    for codec in (fg.RangeFloat(8), fg.RangeFloat(16, mantissa=1), fg.RangeFloat(7, zero=False)):
+        like = jax.ShapeDtypeStruct((20,), jnp.float32)
+        words = data.draw(hnp.arrays(np.uint32, _codes.words_for(20, codec.bits)))
+        scale = data.draw(floats(127).map(abs))
+        y = codec.decompress(fg.Payload(jnp.asarray(words), jnp.float32(scale)), like, fg.Step())
+        assert bool(jnp.all(jnp.isfinite(y)))
+
+
+def test_complex_values_are_quantized_in_both_parts():
+    z = jnp.asarray(values((50,)) + 1j * values((50,), 1)).astype(jnp.complex64)
+    codec = fg.RangeFloat(bits=12)
+    payload = codec.compress(z, (), fg.Step()).payload
+    assert payload.main.size == _codes.words_for(100, 12)
+    y = codec.decompress(payload, z, fg.Step())
+    assert y.dtype == z.dtype
+    assert float(jnp.max(jnp.abs(y - z))) <= 2.0**-codec.m * float(jnp.max(jnp.abs(z)))
+
+
+def test_bfloat16_travels_as_two_bytes():
+    assert fg.wire_bytes(fg.Cast(jnp.bfloat16), jnp.ones(100)) == 8 + 200
+    assert fg.wire_bytes(fg.Cast(jnp.bfloat16), jnp.ones(101)) == 8 + 204
+
+
+def test_cast_saturates_and_counts():
+    x = jnp.array([1e6, -70000.0, 5.0, jnp.inf])
+    payload, overflow, _ = fg.Cast("float16").compress(x, (), fg.Step())
+    assert payload.main.tolist() == [65504.0, -65504.0, 5.0, float("inf")]
+    assert overflow == 3

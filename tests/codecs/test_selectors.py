@@ -1,0 +1,188 @@
+"""Top-k: exactly k, the right ones, ties to the lowest index."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from cases import floats, values
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import fftgrad as fg
+from fftgrad.codecs.selectors import _largest, _top_k
+from fftgrad.ops.packing import _indices
+
+N = 200
+
+
+compiled = jax.jit(lambda x, k: fg.TopK(k=k).compress(x, (), fg.Step()).payload, static_argnums=1)
+
+
+def positions(x, k):
+    """Which positions the payload really carries, decoded from it."""
+    payload = compiled(jnp.asarray(x), k)
+    if k == x.size:
+        assert payload.side == ()
+        return np.arange(k)
+    found = _indices.decode(payload.side, k, x.size)
+    np.testing.assert_array_equal(payload.main, np.asarray(x)[np.asarray(found)])
+    return np.asarray(found)
+
+
+ADVERSARIAL = {
+    "constant": np.full(N, -2.5, np.float32),
+    "zero": np.zeros(N, np.float32),
+    "one-hot": np.eye(1, N, 131, dtype=np.float32)[0],
+    "ascending": np.arange(N, dtype=np.float32),
+    "descending": np.arange(N, dtype=np.float32)[::-1].copy(),
+    "period 7": np.tile(np.arange(7, dtype=np.float32), 29)[:N],
+    "period 32": np.tile(np.arange(32, dtype=np.float32), 7)[:N],
+    "two values": np.where(np.arange(N) % 3, 1.0, -2.0).astype(np.float32),
+    "few nonzero": np.where(np.arange(N) % 50, 0.0, 1.0).astype(np.float32),
+    "dynamic range": np.float32(2.0) ** np.linspace(-120, 120, N).astype(np.float32),
+    "signed zero": np.where(np.arange(N) % 2, -0.0, 0.0).astype(np.float32),
+    "heavy tail": values((N,)),
+}
+
+
+@pytest.mark.parametrize("k", [1, 2, 19, 100, 199, 200])
+@pytest.mark.parametrize("x", ADVERSARIAL.values(), ids=ADVERSARIAL)
+def test_adversarial_inputs(x, k):
+    np.testing.assert_array_equal(positions(x, k), reference.top_k(x, k))
+
+
+@given(
+    x=hnp.arrays(np.float32, N, elements=floats(127)),
+    k=st.sampled_from([1, 7, 60, 150]),
+)
+def test_any_floats(x, k):
+    payload = compiled(x, k)
+    found = _indices.decode(payload.side, k, N)
+    np.testing.assert_array_equal(found, reference.top_k(x, k))
+
+
+@given(
+    x=hnp.arrays(np.float32, N, elements=st.sampled_from([0.0, 1.0, -1.0, 2.0])),
+    k=st.sampled_from([1, 7, 60, 150]),
+)
+def test_ties_go_to_the_lowest_index(x, k):
+    np.testing.assert_array_equal(_indices.decode(compiled(x, k).side, k, N), reference.top_k(x, k))
+
+
+@given(
+    x=hnp.arrays(np.float32, (2, N), elements=floats(126)),
+    k=st.sampled_from([1, 7, 60]),
+)
+def test_complex_by_modulus(x, k):
+    z = x[0] + 1j * x[1]
+    found = np.asarray(_indices.decode(compiled(z.astype(np.complex64), k).side, k, N))
+    assert np.all(np.diff(found) > 0)
+    modulus = np.abs(z.astype(np.complex128))
+    least_kept = modulus[found].min()
+    most_dropped = np.delete(modulus, found).max()
+    # Two roundings of the energy, and the floor below which moduli count as equal.
+    assert least_kept >= most_dropped * (1 - 1e-6) - 1e-18 * modulus.max()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nothing_is_finite_where_chance_leaves_out_what_is_not(bad):
+    codec, step = fg.RandomK(k=3), fg.Step.of(0)
+    for place in range(7):
+        x = jnp.ones(7).at[place].set(bad)
+        assert np.all(
+            np.isnan(fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step))
+        )
+
+
+def test_nan_is_kept_and_seen():
+    x = jnp.asarray(values((N,))).at[77].set(jnp.nan)
+    assert 77 in positions(x, 1)
+    z = jax.lax.complex(x, x)
+    assert 77 in positions(z, 1)
+
+
+@pytest.mark.parametrize("n", [10, 97, 100, 1000])
+@pytest.mark.parametrize("fraction", [0.01, 0.07, 0.1, 0.15, 0.5, 1.0])
+def test_k_is_the_ceiling_of_the_share(fraction, n):
+    payload = jax.eval_shape(lambda x: fg.compress(fg.TopK(fraction=fraction), x), jnp.ones(n))
+    assert payload.main.size == reference.kept(fraction, n)
+    assert payload.main.size - 1 < fraction * n + 1e-6
+
+
+@given(x=hnp.arrays(np.float32, N, elements=floats(50)))
+def test_contraction(x):
+    codec = fg.TopK(k=40)
+    y = np.asarray(fg.decompress(codec, compiled(x, 40), jnp.asarray(x)), np.float64)
+    energy = np.sum(np.square(x, dtype=np.float64))
+    assert np.sum((x - y) ** 2) <= (1 - 40 / N) * energy * (1 + 1e-6)
+
+
+def test_k_beyond_n_keeps_all_and_sends_no_index():
+    payload = fg.compress(fg.TopK(k=500), jnp.arange(5.0))
+    np.testing.assert_array_equal(payload.main, jnp.arange(5.0))
+    assert payload.side == ()
+
+
+LARGE = _largest.SAMPLE + 7_333
+"""Long enough for a sampled bracket, and no multiple of anything."""
+
+rng = np.random.default_rng(0)
+SAMPLED = np.asarray(_largest.sample_positions(LARGE))
+HARD = {
+    "constant": np.full(LARGE, -2.5),
+    "zero": np.zeros(LARGE),
+    "one-hot": np.eye(1, LARGE, 31_337)[0],
+    "ascending": np.arange(LARGE),
+    "descending": np.arange(LARGE)[::-1],
+    "two values": np.where(np.arange(LARGE) % 3, 1.0, -2.0),
+    "few nonzero": np.where(np.arange(LARGE) % 5_000, 0.0, 1.0 + np.arange(LARGE)),
+    "half zero": np.maximum(rng.standard_normal(LARGE), 0),
+    "subnormal": rng.integers(0, 1 << 20, LARGE) * 2.0**-149,
+    "dynamic range": 2.0 ** rng.uniform(-126, 127, LARGE),
+    "heavy tail": values((LARGE,)),
+    "rounded": np.round(values((LARGE,)), 1),
+    "large where the sample looks": np.where(np.isin(np.arange(LARGE), SAMPLED), 9, 1)
+    * rng.uniform(1, 2, LARGE),
+    "small where the sample looks": np.where(np.isin(np.arange(LARGE), SAMPLED), 1, 9)
+    * rng.uniform(1, 2, LARGE),
+} | {
+    f"period {p}": np.resize(rng.standard_normal(p), LARGE) for p in (2, 7, 32, 128, 1000, 1 << 15)
+}
+
+
+@pytest.mark.parametrize("k", [1, 400, LARGE // 2, LARGE - 1])
+def test_hard_inputs_that_are_sampled(k):
+    for name, x in HARD.items():
+        x = x.astype(np.float32)
+        np.testing.assert_array_equal(positions(x, k), reference.top_k(x, k), err_msg=name)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-32, 1e35])
+def test_a_long_complex_vector_by_modulus(scale):
+    z = (scale * values((2, LARGE)) / 100).astype(np.float32)
+    z = z[0] + 1j * z[1]
+    found = positions(z.astype(np.complex64), 400)
+    assert np.all(np.diff(found) > 0)
+    modulus = np.abs(z.astype(np.complex128))
+    assert modulus[found].min() >= np.delete(modulus, found).max() * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("name", ["heavy tail", "small where the sample looks"])
+def test_the_bracket_is_proved_and_not_believed(name):
+    x = jnp.asarray(HARD[name].astype(np.float32))
+    source, key = _top_k.keys(x)
+    guess, capacity = _largest._guess(source, key, 400)
+    from_low, from_high = (int(jnp.sum(key(x) >= edge)) for edge in (guess.low, guess.high))
+    holds = from_high < 400 <= from_low and from_low - from_high <= capacity
+    assert holds == (name == "heavy tail")
+    assert capacity < LARGE // 2
+
+
+def test_adding_in_place_is_adding():
+    x, total = jnp.asarray(values((150,))), jnp.asarray(values((150,), seed=1))
+    for codec in (fg.TopK(k=20), fg.TopK(fraction=1.0)):
+        payload = fg.compress(codec, x)
+        expected = total + fg.decompress(codec, payload, x)
+        np.testing.assert_array_equal(codec.add(total, payload, 1.0, fg.Step()), expected)

@@ -1,0 +1,175 @@
+"""The Fourier transform against its definition."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from cases import floats, values
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import fftgrad as fg
+from fftgrad.codecs import _plan
+from fftgrad.codecs.transforms import _blocks
+
+compress = jax.jit(fg.compress, static_argnums=0)
+decompress = jax.jit(fg.decompress, static_argnums=0)
+LENGTHS = [1, 2, 3, 7, 16, 17, 100, 127, 1009]
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("block", [2, 4, 64, None])
+@pytest.mark.parametrize("n", LENGTHS)
+def test_fft_is_the_oracle(n, block, half):
+    x = values((n,))
+    codec = fg.Fft(block=block, half=half)
+    z = compress(codec, jnp.asarray(x)).main
+    expected = reference.fft(x, block, half)
+    np.testing.assert_allclose(z, expected, rtol=1e-5, atol=1e-5 * np.abs(x).max())
+    back = decompress(codec, fg.Payload(jnp.asarray(expected, jnp.complex64)), jnp.asarray(x))
+    np.testing.assert_allclose(
+        back, reference.inverse_fft(expected, n, block), rtol=1e-5, atol=1e-5 * np.abs(x).max()
+    )
+
+
+@given(
+    x=hnp.arrays(np.float32, 100, elements=floats(10)),
+    block=st.sampled_from([8, 64, None]),
+)
+def test_fft_is_an_isometry_that_can_be_undone(x, block):
+    z = fg.compress(fg.Fft(block=block), x).main
+    energy = float(np.sum(np.square(x, dtype=np.float64)))
+    np.testing.assert_allclose(float(jnp.sum(jnp.abs(z) ** 2)), energy, rtol=1e-4, atol=1e-6)
+    back = fg.decompress(fg.Fft(block=block), fg.Payload(z), jnp.asarray(x))
+    np.testing.assert_allclose(back, x, atol=1e-5 * max(1e-6, np.abs(x).max()))
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_no_coefficient_is_stored_twice(n):
+    for block in (16, None):
+        codec = fg.Fft(block=block)
+        padded = -(-n // reference.block_of(n, block)) * reference.block_of(n, block)
+        assert fg.compress(codec, jnp.ones(n)).main.shape == (padded // 2,)
+        assert fg.wire_bytes(codec, jnp.ones(n)) == 8 + 4 * padded
+
+
+def test_a_prime_length_is_padded_to_small_factors():
+    n = 1_000_003
+    (m,) = jax.eval_shape(
+        lambda x: fg.compress(fg.Fft(block=None), x), jax.ShapeDtypeStruct((n,), "float32")
+    ).main.shape
+    assert 2 * m == reference.smooth_even(n) == 1_000_188
+
+
+def test_half_saturates_instead_of_overflowing():
+    x = jnp.array([1e6, -1e6, 1.0, 0.0])
+    y = fg.decompress(fg.Fft(half=True), fg.compress(fg.Fft(half=True), x), x)
+    np.testing.assert_allclose(y, [65504.0, -65504.0, 1.0, 0.0], atol=0.05)
+    assert fg.Fft(half=True).compress(x, (), fg.Step()).overflow == 2
+
+
+def test_what_a_selector_drops_is_the_error():
+    x = jnp.asarray(values((256,)))
+    codec = fg.chain(fg.Fft(block=32), fg.TopK(fraction=0.25))
+    z = fg.compress(fg.Fft(block=32), x).main
+    dropped = np.delete(np.asarray(z), reference.top_k(z, 32))
+    y = fg.decompress(codec, fg.compress(codec, x), x)
+    error = float(jnp.sum((x - y) ** 2))
+    np.testing.assert_allclose(error, np.sum(np.abs(dropped) ** 2), rtol=1e-4)
+
+
+@pytest.mark.parametrize("block", [2, 16, 64])
+@pytest.mark.parametrize("n", [1, 7, 64, 1009])
+def test_dct_is_the_oracle(n, block):
+    x = jnp.asarray(values((n,)))
+    y = fg.compress(fg.Dct(block=block), x).main
+    np.testing.assert_allclose(y, reference.dct(x, block), atol=1e-5 * np.abs(x).max())
+    back = fg.decompress(fg.Dct(block=block), fg.Payload(y), x)
+    np.testing.assert_allclose(back, x, atol=1e-5 * np.abs(x).max())
+
+
+@pytest.mark.parametrize("block", [2, 16, 64, 128, 8192])
+@pytest.mark.parametrize("n", [1, 7, 64, 1009])
+def test_hadamard_is_the_oracle(n, block):
+    x = jnp.asarray(values((n,)))
+    y = fg.compress(fg.Hadamard(block=block, signs=False), x).main
+    np.testing.assert_allclose(y, reference.hadamard(x, block), atol=1e-5 * np.abs(x).max())
+
+
+@given(x=hnp.arrays(np.float32, 100, elements=floats(10)), seed=st.integers(0, 100))
+def test_hadamard_is_an_isometry_that_its_signs_undo(x, seed):
+    codec, step = fg.Hadamard(block=64), fg.Step.of(seed)
+    y = fg.compress(codec, jnp.asarray(x), step=step).main
+    energy = float(np.sum(np.square(x, dtype=np.float64)))
+    np.testing.assert_allclose(float(jnp.sum(y**2)), energy, rtol=1e-4, atol=1e-6)
+    back = fg.decompress(codec, fg.Payload(y), jnp.asarray(x), step=step)
+    np.testing.assert_allclose(back, x, atol=1e-5 * max(1e-6, np.abs(x).max()))
+
+
+def test_random_signs_spread_a_constant_and_change_by_step():
+    x = jnp.ones(4096)
+    plain = fg.compress(fg.Hadamard(block=4096, signs=False), x).main
+    assert float(jnp.max(jnp.abs(plain))) == pytest.approx(64)
+    first, second = (
+        fg.compress(fg.Hadamard(block=4096), x, step=fg.Step.of(s)).main for s in (0, 1)
+    )
+    assert float(jnp.max(jnp.abs(first))) < 6
+    assert abs(float(jnp.vdot(first, second))) < 5 * 64
+
+
+@pytest.mark.parametrize(
+    "codec", [fg.Fft(block=16), fg.Dct(block=16), fg.Hadamard(16, signs=False)]
+)
+def test_pieces_change_nothing(codec, monkeypatch):
+    x = jnp.asarray(values((1009,)))
+    whole = fg.compress(codec, x).main
+    monkeypatch.setattr(_blocks, "CHUNK", 80)
+    text = str(jax.make_jaxpr(lambda x: fg.compress(codec, x).main)(x))
+    assert "scan" in text
+    np.testing.assert_allclose(fg.compress(codec, x).main, whole, atol=1e-6)
+    np.testing.assert_allclose(fg.decompress(codec, fg.Payload(whole), x), x, atol=1e-5)
+
+
+def test_a_whole_vector_that_is_too_long_is_cut_evenly(monkeypatch):
+    x, codec = jnp.asarray(values((1009,))), fg.Fft(block=None)
+    monkeypatch.setattr(_blocks, "CHUNK", 300)
+    z = fg.compress(codec, x).main
+    assert z.shape == (4 * 256 // 2,)
+    np.testing.assert_allclose(fg.decompress(codec, fg.Payload(z), x), x, atol=1e-5)
+
+
+@pytest.mark.parametrize("transform", [fg.Fft(block=16), fg.Fft(block=128), fg.Dct(block=16)])
+def test_a_few_coefficients_are_undone_at_their_blocks_alone(transform, monkeypatch):
+    x = jnp.asarray(values((4099,)))
+    codec = fg.chain(transform, fg.TopK(k=2), fg.RangeFloat(bits=8))
+    exchange = fg.AllGather(codec)
+
+    def both():
+        def one(x):
+            return fg.decompress(codec, fg.compress(codec, x), x)
+
+        def mean(x):
+            return exchange.mean(x, exchange.init(x), fg.Step.of(0), "data").mean
+
+        rows = jnp.stack([x, -2 * x[::-1]])
+        return jax.jit(one)(x), jax.jit(jax.vmap(mean, axis_name="data"))(rows)[0]
+
+    assert _plan.sparse_blocks(codec.stages, x)
+    sparse = both()
+    assert jnp.count_nonzero(sparse[0]) <= 2 * transform.block
+    monkeypatch.setattr(_plan, "SPARSE", x.size)
+    assert not _plan.sparse_blocks(codec.stages, x)
+    for few, dense in zip(sparse, both(), strict=True):
+        np.testing.assert_allclose(few, dense, rtol=1e-5, atol=1e-6 * np.abs(dense).max())
+
+
+def test_coefficients_of_one_block_are_added_together():
+    codec, x = fg.Dct(block=4), jnp.arange(10.0)
+    y = jax.random.normal(jax.random.key(0), (4,))
+    # Two in the first block, one in the last, which is longer than the vector, one nowhere.
+    total = codec.add_at(x, jnp.array([0, 3, 9, 12]), y)
+    dense = jnp.zeros(12).at[jnp.array([0, 3, 9])].set(y[:3])
+    expected = x + fg.decompress(codec, fg.Payload(dense), x)
+    np.testing.assert_allclose(total, expected, atol=1e-6)

@@ -1,0 +1,318 @@
+"""Laws of exchanges: every way of running them, the oracle, replicas, and bytes in the program."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from cases import CODECS, EXCHANGES, gradients, values
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, MODES, everywhere, of_size
+
+import fftgrad as fg
+from fftgrad.exchanges import _all_gather
+
+ALL = pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
+N = 150
+
+
+def mean_and_sent(exchange):
+    def one(x):
+        out = exchange.mean(x, exchange.init(x), fg.Step.of(5), AXIS)
+        return out.mean, out.sent
+
+    return one
+
+
+def program(mode, exchange, workers):
+    return everywhere(mode, mean_and_sent(of_size(exchange, workers)), workers)
+
+
+@functools.cache
+def compiled(mode, exchange, workers):
+    """Compiled once, for all the tests that run or audit it."""
+    return program(mode, exchange, workers).lower(rows(workers)).compile()
+
+
+def rows(workers, n=N):
+    return jnp.asarray(values((workers, n)))
+
+
+# The ways differ in their collectives; codecs alone make no difference to them.
+ONE_OF_EACH = list({type(exchange): name for name, exchange in EXCHANGES.items()}.values())
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_every_way_of_running_it_agrees(name):
+    x, exchange = rows(4), EXCHANGES[name]
+    results = {mode: compiled(mode, exchange, 4)(x) for mode in MODES}
+    for mode in MODES[1:]:
+        for a, b in zip(results[MODES[0]], results[mode], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=mode)
+
+
+@ALL
+@pytest.mark.parametrize("workers", [1, 8])
+def test_mean_replicas_and_bytes(exchange, workers):
+    """The mean is that of what was sent, the same bits for all, at the bytes that were promised."""
+    mean, sent = compiled("shard_map", exchange, workers)(rows(workers))
+    if not isinstance(exchange, fg.TwoStage):  # which compresses the mean once more
+        np.testing.assert_allclose(mean[0], np.mean(np.asarray(sent, np.float64), 0), atol=1e-5)
+    bits = np.asarray(mean).view(np.uint32)
+    assert np.all(bits == bits[0])
+    if workers > 1:  # or XLA removes the collectives
+        check_bytes(exchange, workers)
+
+
+def check_bytes(exchange, workers):
+    found = fg.audit(compiled("shard_map", exchange, workers))
+    if isinstance(exchange, fg.Piecewise):
+        for branch, (step, _) in enumerate(exchange.schedule):
+            here = [c for c in found if c.branch == (branch,)]
+            assert sum(c.bytes for c in here) == fg.wire_bytes(exchange.at(step), jnp.ones(N))
+        assert len(found) == len(exchange.schedule)
+    elif isinstance(exchange, fg.Recover):
+        # It starts at the first rung, which XLA knows, and what it watches goes with the state.
+        assert [c.bytes for c in found] == [fg.wire_bytes(exchange.at(0), jnp.ones(N))]
+    else:
+        sized = of_size(exchange, workers)
+        assert sum(c.bytes for c in found) == fg.wire_bytes(sized, jnp.ones(N))
+        if isinstance(exchange, fg.AllGather):
+            assert [(c.kind, c.dtype) for c in found] == [("all-gather", "u32")]
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_gathering_is_compressing_and_averaging_at_the_bytes_of_the_codec(codec):
+    x, rng = rows(8), fg.Step.of(5)
+    run = compiled("shard_map", fg.AllGather(codec), 8)
+    (only,) = fg.audit(run)
+    assert (only.kind, only.dtype) == ("all-gather", "u32")
+    assert only.bytes == fg.wire_bytes(codec, jnp.ones(N))
+    if "stochastic" in repr(codec):  # which may round a value elsewhere in another program
+        return
+    mean, sent = run(x)
+
+    def alone(row):
+        return fg.decompress(codec, fg.compress(codec, row, step=step), row, step=step)
+
+    alone = jax.jit(jax.vmap(alone))(x)
+    np.testing.assert_allclose(sent, alone, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(mean[0], alone.mean(0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["blocked", "levels", "sign", "top-k 6 bits"])
+def test_a_mean_is_the_same_with_and_without_a_loop(name, monkeypatch):
+    exchange, x = fg.AllGather(CODECS[name]), rows(4)
+    lowered = [program("shard_map", exchange, 4).lower(x)]
+    monkeypatch.setattr(_all_gather, "LARGE", N // 2)
+    lowered.append(program("shard_map", exchange, 4).lower(x))
+    looped, unrolled = (low.as_text().count("stablehlo.while") for low in lowered)
+    assert looped == unrolled + 1
+    one, other = (low.compile()(x)[0] for low in lowered)
+    np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_blocked_mean_is_the_numpy_oracle():
+    fraction, bits, block, workers = 0.2, 8, 16, 4
+    codec = fg.chain(fg.Fft(block=block), fg.TopK(fraction=fraction), fg.RangeFloat(bits=bits))
+    x = rows(workers)
+    mean, _ = program("shard_map", fg.AllGather(codec), workers)(x)
+    total = np.zeros(N)
+    for row in np.asarray(x):
+        z = reference.fft(row, block)
+        keep = reference.top_k(z, reference.kept(fraction, z.size))
+        parts = np.concatenate([z[keep].real, z[keep].imag])
+        m, side = codec.stages[2].m, 2 ** (bits - 1) - 1
+        top = reference.count_of(np.abs(parts).max() * (1 + 2.0 ** -(m + 2)), m)
+        coded = reference.range_float(parts, m, top - side + 1, side)
+        spectrum = np.zeros_like(z)
+        spectrum[keep] = coded[: keep.size] + 1j * coded[keep.size :]
+        total += reference.inverse_fft(spectrum, N, block)
+    # A value halfway between two codes may go either way: a step of the largest at the most.
+    assert np.linalg.norm(mean[0] - total / workers) <= 0.02 * np.linalg.norm(total / workers)
+
+
+@ALL
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_one_bad_worker_is_seen_by_all(exchange, bad):
+    x = rows(4).at[2, 30].set(bad)
+    mean, _ = compiled("shard_map", exchange, 4)(x)
+    assert not np.any(np.all(np.isfinite(mean), axis=1))
+    if isinstance(exchange, fg.AllGather):
+        assert np.all(np.isnan(mean))
+
+
+def test_a_fixed_range_cannot_hide_divergence_in_an_exchange():
+    exchange = fg.AllGather(CODECS["range float fixed"])
+    mean, _ = program("shard_map", exchange, 4)(rows(4).at[1, 3].set(np.nan))
+    assert np.all(np.isnan(mean))
+
+
+def test_dividing_first_keeps_a_large_mean_finite():
+    x = jnp.full((4, 10), 3e38)
+    for exchange in (fg.AllReduce(), fg.AllGather(fg.Identity()), fg.AllGather(fg.TopK(k=3))):
+        mean, _ = program("shard_map", exchange, 4)(x)
+        np.testing.assert_allclose(np.max(mean), 3e38, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "transforms"),
+    [
+        ("gather blocked", {"dot_general": 2}),  # short blocks are products: there, and back
+        ("gather paper", {"type = RFFT": 1, "type = IRFFT": 1}),
+    ],
+)
+def test_any_number_of_workers_costs_one_inverse_transform(name, transforms):
+    exchange = EXCHANGES[name]
+
+    def mean(x):
+        return exchange.mean(x, exchange.init(x), fg.Step.of(5), AXIS).mean
+
+    text = everywhere("shard_map", mean, 8).lower(rows(8)).as_text()
+    assert {what: text.count(what) for what in transforms} == transforms
+
+
+@pytest.mark.parametrize(
+    ("codec", "scale"),
+    [
+        (fg.FixedRangeFloat(bits=8, maximum=1.0), 1.0),
+        (fg.Fft(half=True), 1e5),
+        (fg.Cast("float16"), 1e5),
+    ],
+    ids=repr,
+)
+def test_overflow_is_counted_over_all_workers(codec, scale):
+    tx = fg.compressed_pmean(fg.AllGather(codec), axis_name=AXIS)
+
+    def twice(x):
+        _, state = tx.update(x, tx.init(x))
+        return tx.update(x, state)[1].overflow
+
+    x = jnp.zeros((4, 10)).at[1, :3].set(2.0 * scale).at[3, 0].set(-5.0 * scale)
+    assert everywhere("shard_map", twice, 4)(x).tolist() == [8, 8, 8, 8]
+
+
+def test_all_reduce_refuses_what_cannot_be_summed():
+    with pytest.raises(ValueError, match=r"use AllGather\(TopK\(k=3\)\)"):
+        fg.AllReduce(fg.TopK(k=3))
+    with pytest.raises(ValueError, match="use AllGather"):
+        fg.AllReduce(fg.Cast("bfloat16"))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("name", ["gather blocked", "two stages, top-k", "shared support"])
+def test_several_axes_are_one(name, check_vma):
+    exchange = of_size(EXCHANGES[name], 8)
+    x = rows(8)
+
+    def mean(row):
+        return exchange.mean(row[0], exchange.init(row[0]), fg.Step.of(5), ("a", "b")).mean
+
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    spread = P(("a", "b"))
+    grid = jax.jit(
+        jax.shard_map(mean, mesh=mesh, in_specs=spread, out_specs=P(), check_vma=check_vma)
+    )(x)
+    flat, _ = program("vmap", exchange, 8)(x)
+    np.testing.assert_allclose(grid, flat[0], rtol=1e-5, atol=1e-6)
+
+
+def test_piecewise_switches_at_the_step_in_one_program():
+    schedule = fg.Piecewise(
+        {4: fg.AllGather(fg.TopK(k=1)), 0: fg.AllReduce(), 2: fg.AllGather(fg.TopK(k=5))}
+    )
+    assert [step for step, _ in schedule.schedule] == [0, 2, 4]
+    x = rows(4)
+    traces = []
+
+    def steps(x):
+        traces.append(1)
+        state = schedule.init(x)
+        nonzero = []
+        for count in range(6):
+            out = schedule.mean(x, state, fg.Step.of(0, count), AXIS)
+            state = out.state
+            nonzero.append(jnp.sum(out.sent != 0))
+        return jnp.stack(nonzero)
+
+    assert everywhere("shard_map", steps, 4)(x)[0].tolist() == [N, N, 5, 5, 1, 1]
+    assert len(traces) == 1
+
+
+def test_a_support_by_the_mean_sees_all_and_then_follows_the_drift():
+    exchange = fg.SharedSupport(fg.TopK(k=10), fg.Drift())
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
+    drift = np.full(100, 0.01, np.float32)
+    drift[37], drift[71] = 5.0, -5.0
+    x = jnp.asarray(drift * np.array([[1.0], [3.0]]))
+
+    def step(grad, state):
+        return tx.update(grad, state)
+
+    run = everywhere("vmap", step, 2)
+    state = jax.vmap(tx.init)(x)
+    times_sent = np.zeros((60, 100), int)
+    for t in range(60):
+        mean, state = run(x, state)
+        times_sent[t] = np.asarray(mean[0]) != 0
+    assert np.all(times_sent[20:, [37, 71]] == 1)
+    assert np.all(times_sent[:30].sum(0) >= 1)
+    assert np.all(times_sent[30:].sum(0) >= 1)
+
+
+def test_a_fixed_leader_leads_always():
+    exchange = fg.SharedSupport(fg.TopK(k=1), fg.Leader(worker=1))
+    x = jnp.array([[4.0, 1.0], [1.0, 2.0]])
+
+    def twice(row):
+        first = exchange.mean(row, exchange.init(row), fg.Step.of(0), AXIS)
+        return first.mean, exchange.mean(row, first.state, fg.Step.of(0, 1), AXIS).mean
+
+    for mean in everywhere("shard_map", twice, 2)(x):
+        assert mean[0].tolist() == [0.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("chooser", "error", "remedy"),
+    [
+        (lambda: "median", TypeError, r"use Leader\(\)"),
+        (lambda: fg.Leader("first"), ValueError, "lead in turn"),
+        (lambda: fg.Leader(7), ValueError, "one of 2 workers"),
+    ],
+)
+def test_who_chooses_is_checked(chooser, error, remedy):
+    def mean(row):
+        exchange = fg.SharedSupport(fg.TopK(k=1), chooser())
+        return exchange.mean(row, exchange.init(row), fg.Step.of(0), AXIS).mean
+
+    with pytest.raises(error, match=remedy):
+        everywhere("vmap", mean, 2)(jnp.ones((2, 3)))
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
+def test_exchanges_are_values(exchange):
+    assert eval(repr(exchange), dict(vars(fg))) == exchange
+    assert hash(eval(repr(exchange), dict(vars(fg)))) == hash(exchange)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "remedy"),
+    [
+        (lambda: fg.Piecewise({}), ValueError, "0: AllReduce"),
+        (lambda: fg.Piecewise({3: fg.AllReduce()}), ValueError, "0: AllReduce"),
+        (lambda: fg.Piecewise({-1: fg.AllReduce(), 0: fg.AllReduce()}), ValueError, "must be 0"),
+        (lambda: fg.Piecewise({0: fg.TopK(k=1)}), TypeError, "AllGather"),
+        (lambda: fg.wire_bytes(EXCHANGES["warm-up"], jnp.ones(9)), ValueError, "piecewise.at"),
+    ],
+)
+def test_bad_schedules_are_answered_with_the_remedy(make, error, remedy):
+    with pytest.raises(error, match=remedy):
+        make()
+
+
+def test_gradients_of_the_table_differ_between_workers():
+    (leaf,) = jax.tree.leaves(gradients({"w": jax.ShapeDtypeStruct((9,), "float32")}, 3))
+    assert len({row.tobytes() for row in np.asarray(leaf)}) == 3

@@ -1,0 +1,99 @@
+"""Trees to vectors and back, payloads to words and back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CODECS, TREE, gradients, values
+
+import fftgrad as fg
+from fftgrad.codecs._spec import payload_spec
+from fftgrad.exchanges import _layout, _wire
+from fftgrad.ops import _finite
+
+
+@pytest.mark.parametrize("limit", [7, 64, 177, 178, 179, 2**30])
+@pytest.mark.parametrize("by_bytes", [False, True])
+def test_buckets_never_exceed_the_limit_and_lose_nothing(limit, by_bytes, monkeypatch):
+    tree = jax.tree.map(lambda g: g[0], gradients(TREE, 1))
+    monkeypatch.setattr(_layout, "BUCKET_LIMIT", limit)
+    layout = fg.Layout(bucket_bytes=4 * limit if by_bytes else None)
+    buckets = _layout.to_buckets(tree, layout)
+    assert jax.tree.map(jnp.shape, buckets) == jax.tree.map(
+        lambda b: b.shape, _layout.bucket_likes(tree, layout)
+    )
+    vectors = [part.value for bucket in buckets for part in bucket]
+    assert max(v.size for v in vectors) <= limit
+    assert len({v.size for v in vectors[:-1]}) <= 1
+    back = _layout.from_buckets(buckets, _layout.like(tree), layout)
+    for got, given in zip(jax.tree.leaves(back), jax.tree.leaves(tree), strict=True):
+        np.testing.assert_array_equal(got, np.asarray(given, np.float32))
+
+
+def test_more_than_2_to_the_30_parameters_are_split():
+    big = {"w": jax.ShapeDtypeStruct((3, 2**29 + 5), jnp.float32)}
+    buckets = _layout.bucket_likes(big, fg.Layout())
+    sizes = [part.value.size for bucket in buckets for part in bucket]
+    assert sum(sizes) == 3 * (2**29 + 5)
+    assert len(sizes) == 2
+    assert max(sizes) <= 2**30
+    assert fg.wire_bytes(fg.AllReduce(), big) == 12 * (2**29 + 5)
+    codec = fg.chain(fg.TopK(fraction=0.01), fg.RangeFloat(6))
+    assert 8 * fg.wire_bytes(codec, big) / sum(sizes) < 0.147
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_a_payload_survives_the_wire_bit_for_bit(codec):
+    x = jnp.asarray(values((101,)))
+
+    @jax.jit
+    def there_and_back(x):
+        payload = fg.compress(codec, x, step=fg.Step.of(0))
+        words = _wire.pack(_wire.Header(jnp.asarray(False), jnp.int32(12345)), payload)
+        return payload, *_wire.unpack(words, payload_spec(codec, x))
+
+    payload, read, back = there_and_back(x)
+    assert not bool(read.finite)
+    assert int(read.overflow) == 12345
+    assert jax.tree.structure(back) == jax.tree.structure(payload)
+    for got, sent in zip(jax.tree.leaves(back), jax.tree.leaves(payload), strict=True):
+        assert got.dtype == sent.dtype
+        assert np.asarray(got).tobytes() == np.asarray(sent).tobytes()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "uint8", "int16", "complex64"]
+)
+@pytest.mark.parametrize("size", [1, 3, 4, 9])
+def test_every_width_of_leaf(dtype, size):
+    leaf = jnp.arange(size).astype(dtype)
+    payload = fg.Payload(leaf, {"scale": jnp.float32(0.5)})
+    words = _wire.pack(_wire.Header(jnp.asarray(True), jnp.int32(0)), payload)
+    assert words.nbytes == _wire.nbytes(payload) == 8 + -(-leaf.nbytes // 4) * 4 + 4
+    _, back = _wire.unpack(words, payload)
+    assert back.main.tolist() == leaf.tolist()
+    assert back.side["scale"] == 0.5
+
+
+def test_the_header_names_its_version():
+    words = _wire.pack(_wire.Header(jnp.asarray(True), jnp.int32(7)), fg.Payload(jnp.ones(1)))
+    assert words[:2].tolist() == [(_wire.VERSION << 16) | 1, 7]
+    assert len(_wire.Header._fields) == _wire.HEADER_WORDS
+
+
+def test_a_buffer_of_another_version_counts_as_not_finite():
+    payload = fg.Payload(jnp.ones(1))
+    words = _wire.pack(_wire.Header(jnp.asarray(True), jnp.int32(7)), payload)
+    assert bool(_wire.unpack(words, payload)[0].finite)
+    other = words.at[0].add(jnp.uint32(1 << 16))
+    assert not bool(_wire.unpack(other, payload)[0].finite)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("size", [1, 7, 1009])
+def test_one_value_that_is_not_finite_is_seen(dtype, size):
+    most = jnp.finfo(dtype).max
+    for fine in (jnp.zeros(size, dtype), jnp.full(size, most, dtype), jnp.full(size, -most, dtype)):
+        assert _finite.all_finite({"a": fine, "b": jnp.zeros((0,), dtype)})
+        for bad in (jnp.nan, jnp.inf, -jnp.inf):
+            assert not _finite.all_finite([jnp.ones(3), fine.at[size // 2].set(bad)])

@@ -1,0 +1,113 @@
+"""Which codec each leaf gets, in one collective, and that no leaf goes without."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import gradients
+from parallel import AXIS, train_step
+
+import fftgrad as fg
+
+CODEC = fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=6))
+LIKE = {
+    "dense": {
+        "kernel": jax.ShapeDtypeStruct((10, 20), "float32"),
+        "bias": jax.ShapeDtypeStruct((20,), "float32"),
+    },
+    "head": {"kernel": jax.ShapeDtypeStruct((20, 5), "float32")},
+    "norm": jax.ShapeDtypeStruct((3, 4), "float32"),
+}
+POLICY = fg.Policy(
+    fg.Rule(fg.Sign(), path="head/*"),
+    fg.Rule(fg.Identity(), max_ndim=1),
+    fg.Rule(fg.Identity(), max_size=12),
+    default=CODEC,
+)
+
+
+def test_the_first_rule_that_holds_decides():
+    rows = {row.leaf: row for row in fg.preview(POLICY, LIKE)}
+    assert {leaf: row.codec for leaf, row in rows.items()} == {
+        "dense/bias": fg.Identity(),
+        "dense/kernel": CODEC,
+        "head/kernel": fg.Sign(),
+        "norm": fg.Identity(),
+    }
+    assert rows["dense/bias"].bytes == 4 * 20
+    total = sum(row.bytes for row in rows.values())
+    assert total + 8 == fg.wire_bytes(fg.AllGather(POLICY), LIKE)
+
+
+def test_all_parts_travel_in_one_collective():
+    tx = fg.compressed_pmean(fg.AllGather(POLICY), fg.ErrorFeedback(), axis_name=AXIS)
+    init, update = train_step(tx, 4, like=LIKE)
+    grads = gradients(LIKE, 4)
+    state = init(jax.tree.map(lambda s: jnp.zeros(s.shape), LIKE))
+    (only,) = fg.audit(update.lower(grads, state).compile())
+    assert only.bytes == fg.wire_bytes(fg.AllGather(POLICY), LIKE)
+    mean, _ = update(grads, state)
+    for dense in (lambda t: t["dense"]["bias"], lambda t: t["norm"]):
+        np.testing.assert_allclose(dense(mean), np.asarray(dense(grads)).mean(0), rtol=1e-5)
+    assert np.count_nonzero(mean["dense"]["kernel"]) <= 4 * 20
+
+
+@pytest.mark.parametrize("scope", ["model", "leaf"])
+def test_another_scope_is_refused(scope):
+    """Or the one vector of the model would pass for a leaf with one axis."""
+    with pytest.raises(ValueError, match="leave the layout's scope out"):
+        fg.wire_bytes(fg.AllGather(POLICY), LIKE, fg.Layout(scope))
+
+
+@pytest.mark.parametrize("scope", ["model", "leaf", lambda path, _: path[0]])
+@pytest.mark.parametrize("codec", [CODEC, fg.Identity(), fg.Sign()], ids=repr)
+def test_a_preview_adds_up(codec, scope):
+    tree = {**LIKE, "empty": jax.ShapeDtypeStruct((0, 3), "float32")}
+    rows = fg.preview(codec, tree, fg.Layout(scope))
+    assert [row.leaf for row in rows] == ["dense/bias", "dense/kernel", "head/kernel", "norm"]
+    assert sum(r.bytes for r in rows) + 8 == pytest.approx(
+        fg.wire_bytes(fg.AllGather(codec), tree, fg.Layout(scope))
+    )
+
+
+def test_policies_are_values():
+    same = eval(repr(POLICY), dict(vars(fg)))
+    assert same == POLICY
+    assert hash(same) == hash(POLICY)
+
+
+def masked_update(tx):
+    grads = {"w": jnp.ones((4, 9)), "b": jnp.ones((4, 3))}
+    return jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS)(grads)
+
+
+def test_a_masked_leaf_does_not_stay_unaveraged_silently():
+    tx = fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS)
+    with pytest.raises(ValueError, match=r"\['b'\].*fg\.Policy.*masked='elsewhere'"):
+        masked_update(optax.masked(tx, {"w": True, "b": False}))
+    with pytest.raises(ValueError, match="masked='elsewhere'"):
+        masked_update(optax.partition({"a": tx, "z": optax.identity()}, {"w": "a", "b": "z"}))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "remedy"),
+    [
+        (lambda: fg.Policy(fg.TopK(k=1), default=CODEC), TypeError, "Rule"),
+        (lambda: fg.Policy(default=fg.AllReduce()), TypeError, r"Identity\(\)"),
+        (lambda: fg.preview(CODEC, LIKE, fg.Layout("layer")), ValueError, "'model'"),
+        (
+            lambda: fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS, masked="no"),
+            ValueError,
+            "'refuse'",
+        ),
+        (
+            lambda: fg.Layout(bucket_bytes=2),
+            ValueError,
+            "25_000_000",
+        ),
+    ],
+)
+def test_bad_arguments_are_answered_with_the_remedy(make, error, remedy):
+    with pytest.raises(error, match=remedy):
+        make()

@@ -1,0 +1,73 @@
+"""What the wire and the methods looked like when their goldens were made.
+
+`python tests/make_goldens.py` makes them anew, after a change of format that raised the version.
+"""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from cases import CODECS, EXCHANGES, METHODS, gradients, values
+
+import fftgrad as fg
+from fftgrad.exchanges import _wire
+
+FILE = pathlib.Path(__file__).parent / "goldens.npz"
+AXIS, WORKERS, STEPS = "data", 4, 4
+STEP = fg.Step.of(3)
+VECTOR = values((1009,), seed=5)
+LIKE = {
+    "conv": jax.ShapeDtypeStruct((3, 3, 4, 8), "float32"),
+    "head": jax.ShapeDtypeStruct((20, 32), "float32"),
+    "last": jax.ShapeDtypeStruct((8,), "float32"),
+}
+
+
+def buffer(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The words that a codec sends for `VECTOR`, and what they decode to."""
+    codec = CODECS[name]
+
+    @jax.jit
+    def both(x):
+        payload = fg.compress(codec, x, step=STEP)
+        words = _wire.pack(_wire.Header(jnp.asarray(True), 0), payload)
+        return words, fg.decompress(codec, payload, x, step=STEP)
+
+    words, decoded = both(jnp.asarray(VECTOR))
+    return np.asarray(words), np.asarray(decoded)
+
+
+def updates(name: str) -> np.ndarray:
+    """The updates of a method on every worker, step by step."""
+    tx = METHODS[name](AXIS)
+    params = jax.tree.map(lambda s: jnp.zeros((WORKERS, *s.shape)), LIKE)
+    grads = [gradients(LIKE, WORKERS, seed=step) for step in range(STEPS)]
+    return _run(tx, params, grads)
+
+
+def means(name: str) -> np.ndarray:
+    """The means of an exchange behind error feedback, step by step."""
+    x = jnp.asarray(values((WORKERS, 152), seed=9))
+    tx = fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
+    return _run(tx, x, [x * (1 + step) for step in range(STEPS)])
+
+
+def _run(tx, params, grads) -> np.ndarray:
+    state = jax.vmap(tx.init, axis_name=AXIS)(params)
+    run = jax.jit(jax.vmap(lambda g, s, p: tx.update(g, s, p), axis_name=AXIS))
+    out = []
+    for grad in grads:
+        update, state = run(grad, state, params)
+        rows = [np.asarray(leaf).reshape(WORKERS, -1) for leaf in jax.tree.leaves(update)]
+        out.append(np.concatenate(rows, axis=1))
+    return np.stack(out)
+
+
+def make() -> dict[str, np.ndarray]:
+    """Everything that the file holds."""
+    made: dict[str, np.ndarray] = {}
+    for name in CODECS:
+        made[f"words {name}"], made[f"values {name}"] = buffer(name)
+    made |= {f"updates {name}": updates(name) for name in METHODS}
+    return made | {f"means {name}": means(name) for name in EXCHANGES}

@@ -1,0 +1,322 @@
+"""Published methods: what they are made of, and what they do."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference_methods as oracles
+from cases import METHODS, TREE, gradients, values
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, everywhere, mesh_of, train_step
+
+import fftgrad as fg
+from fftgrad.methods._redsync import RedSyncPolicy
+from fftgrad.methods._scalecom import ScaleComPolicy
+
+
+@pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
+def test_a_method_is_one_line_of_a_chain(make):
+    tx = optax.chain(make(AXIS), optax.sgd(0.1))
+    grads = gradients(TREE, 4)
+    update = everywhere("vmap", lambda g: tx.update(g, tx.init(g), g)[0], 4)
+    updates = jax.eval_shape(update, grads)
+    for got, given in zip(jax.tree.leaves(updates), jax.tree.leaves(grads), strict=True):
+        assert (got.shape, got.dtype) == (given.shape, given.dtype)
+
+
+LIKE = {
+    "conv": jax.ShapeDtypeStruct((3, 3, 4, 8), "float32"),
+    "head": jax.ShapeDtypeStruct((20, 30), "float32"),
+    "last": jax.ShapeDtypeStruct((7,), "float32"),
+}
+m, o = fg.methods, oracles
+ORACLES = {
+    "adacomp": (m.adacomp(10, 20), lambda: o.AdaComp(10, 20), 1e-5),
+    "demo": (m.demo(4, 8, 0.9), lambda: o.DeMo(4, 8, 0.9), 0),
+    "dgc": (m.dgc(0.1, clip=2.0), lambda: o.MomentumCorrected(o.dgc_select(0.1), clip=2.0), 1e-5),
+    "dgc Nesterov": (
+        m.dgc(0.1, nesterov=True),
+        lambda: o.MomentumCorrected(o.dgc_select(0.1), nesterov=True),
+        1e-5,
+    ),
+    "feedback_adam": (
+        fg.optimizers.feedback_adam(0.1, 0.1, None),
+        lambda: o.FeedbackAdam(0.1, 0.1),
+        1e-4,
+    ),
+    "feedback_sgd": (
+        fg.optimizers.feedback_sgd(0.1, 0.9, 0.1, None, decay=0.5),
+        lambda: o.FeedbackSgd(0.1, 0.9, 0.1, 0.5),
+        1e-5,
+    ),
+    "eden": (m.eden(bits=2, block=64), lambda: o.Eden(64), 1e-3),
+    "fft_sparsification": (m.fft_sparsification(), lambda: o.FftSparsification(), 2.0**-7),
+    "majority_vote": (m.majority_vote(), lambda: o.MajorityVote(), 0),
+    "one_bit_adam": (m.scale_by_one_bit_adam(8, 4), lambda: o.OneBitAdam(8), 1e-4),
+    # Feedback and a basis of its own each step: rounding adds up.
+    "power_sgd": (m.power_sgd(2), lambda: o.PowerSgd(2), 1e-3),
+    "qsgd": (m.qsgd(4, 32), lambda: o.Qsgd(4, 32), 1e-5),
+    "random_k": (m.random_k(0.1), lambda: o.RandomK(0.1), 1e-5),
+    "redsync": (
+        m.redsync(0.05, dense_below=100, trimmed_below=2000),
+        lambda: o.MomentumCorrected(o.redsync_select(0.05, 100, 2000)),
+        1e-5,
+    ),
+    "redsync quantized": (
+        m.redsync(0.05, quantize=True, dense_below=100, trimmed_below=2000),
+        lambda: o.MomentumCorrected(o.redsync_select(0.05, 100, 2000, quantize=True)),
+        1e-5,
+    ),
+    "scalecom": (m.scalecom(10, uptake=0.3), lambda: o.ScaleCom(10, 0.3), 1e-5),
+    "scalecom frequencies": (
+        m.scalecom(10, transform=fg.Fft(block=16), exact=True),
+        lambda: o.ScaleCom(10, 1.0, block=16),
+        1e-5,
+    ),
+    "sign_sgd": (m.sign_sgd(), lambda: o.SignSgd(), 1e-5),
+    "terngrad": (m.terngrad(dense=("last",)), lambda: o.TernGrad(2.5, ("last",)), 1e-5),
+    "terngrad summed": (m.terngrad(workers=4), lambda: o.TernGrad(2.5, shared=True), 1e-5),
+    "top_k": (m.top_k(0.1, layout=fg.Layout("leaf")), lambda: o.TopK(0.1), 1e-5),
+}
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_twenty_steps_on_four_workers_are_the_papers(name):
+    tx, make, tolerance = ORACLES[name]
+    oracle = make()
+    init, update = train_step(tx, 4, like=LIKE)
+    state = init(jax.tree.map(lambda s: jnp.zeros(s.shape), LIKE))
+    for step in range(20):
+        grads = gradients(LIKE, 4, seed=step)
+        got, state = update(grads, state)
+        got, grads = jax.tree.map(np.asarray, (got, grads))
+        rows = [{n: g[w].astype(np.float64) for n, g in grads.items()} for w in range(4)]
+        expected = oracle(rows)
+        for leaf in LIKE:
+            if tolerance:
+                error = np.linalg.norm(got[leaf] - expected[leaf])
+                assert error <= tolerance * np.linalg.norm(expected[leaf]), (step, leaf)
+            else:  # signs: of what is not zero up to rounding
+                sure = np.abs(getattr(oracle, "mean", expected)[leaf]) > 1e-5
+                np.testing.assert_array_equal(got[leaf][sure], expected[leaf][sure])
+
+
+def test_every_method_has_an_oracle():
+    elsewhere = {"diloco"}  # test_diloco
+    assert {n.split()[0] for n in METHODS} == {n.split()[0] for n in ORACLES} | elsewhere
+
+
+def test_a_diminishing_theta_changes_the_bytes_not_the_program():
+    like = {"w": jax.ShapeDtypeStruct((1000,), "float32")}
+    tx = fg.methods.fft_sparsification(theta_schedule={0: 0.9, 1: 0.5, 3: 0.0}, axis_name=AXIS)
+    init, update = train_step(tx, 4, like=like)
+    grads = gradients(like, 4)
+    state = init({"w": jnp.zeros(1000)})
+    sent = {c.branch: (c.kind, c.bytes) for c in fg.audit(update.lower(grads, state).compile())}
+    assert sent[0,][1] < sent[1,][1] < sent[2,][1]
+    assert sent[2,] == ("all-reduce", 4000)
+    exact = np.asarray(grads["w"]).mean(0)
+    errors = []
+    for _ in range(5):
+        mean, state = update(grads, state)
+        errors.append(float(np.linalg.norm(mean["w"] - exact) / np.linalg.norm(exact)))
+    assert errors[0] > errors[1] == errors[2] > 100 * errors[3]
+    assert update._cache_size() == 1
+
+
+@pytest.mark.parametrize("theta", [-0.1, 1.0, 15])
+def test_theta_out_of_range(theta):
+    with pytest.raises(ValueError, match=r"the paper uses 0\.85"):
+        fg.methods.fft_sparsification(theta=theta)
+
+
+def test_theta_falls_with_the_learning_rate():
+    eta = optax.linear_schedule(0.1, 0.0, 100)
+    thetas = fg.methods.diminishing_theta(eta, smoothness=8.1, steps=100)
+    steps = list(thetas)
+    assert thetas[0] == 0.9
+    assert list(thetas.values()) == sorted(thetas.values(), reverse=True)
+    for step in range(100):
+        theta = thetas[max(s for s in steps if s <= step)]
+        assert theta**2 <= 8.1 * float(eta(step)) * (1 + 1e-5)
+    fg.methods.fft_sparsification(theta_schedule=thetas)
+    assert fg.methods.diminishing_theta(0.1, 10.0, 5, thetas=(0.3,)) == {0: 0.3}
+    with pytest.raises(ValueError, match="learning_rate_0"):
+        fg.methods.diminishing_theta(0.1, 0.0, 5)
+    with pytest.raises(ValueError, match=r"0\.85"):
+        fg.methods.diminishing_theta(0.1, 1.0, 5, thetas=(1.0,))
+
+
+@functools.cache
+def recovering(**bounds):
+    """`init` and `update` with the loss, compiled once for each kind of bounds."""
+    tx = fg.methods.fft_sparsification(0.9, recover=(0.5, 0.0), axis_name=AXIS, **bounds)
+    specs = fg.state_specs(jax.eval_shape(tx.init, RECOVERED), AXIS)
+    wrap = functools.partial(jax.shard_map, mesh=mesh_of(4))
+
+    def update(rows, state, loss):
+        return tx.update({"w": rows[0]}, state, value=loss[0])
+
+    run = jax.jit(wrap(update, in_specs=(P(AXIS), specs, P(AXIS)), out_specs=(P(), specs)))
+    return jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs)), run
+
+
+RECOVERED = {"w": jax.ShapeDtypeStruct((200,), "float32")}
+
+
+def levels(losses, **bounds):
+    """The level after each step, in one program; the last mean, and what it is a mean of."""
+    init, run = recovering(**bounds)
+    state = init({"w": jnp.zeros(200)})
+    found, grads = [], gradients(RECOVERED, 4)["w"]
+    for loss in losses:
+        mean, state = run(grads, state, jnp.full(4, loss))
+        found.append(int(state.exchange[0].level))
+    assert run._cache_size() == 1
+    return found, mean, grads
+
+
+@pytest.mark.parametrize("bounds", [{"max_error": 0.1}, {"tolerance": 0.1}], ids=str)
+def test_recovery_watches_in_a_few_bytes(bounds):
+    """The loss takes 4 bytes, the error 8, where they are watched; each rung has its own branch."""
+    init, run = recovering(**bounds)
+    grads = gradients(RECOVERED, 4)["w"]
+    found = fg.audit(run.lower(grads, init({"w": jnp.zeros(200)}), jnp.ones(4)).compile())
+    watched = sum(c.bytes for c in found if c.branch == ())
+    assert watched == (4 if "tolerance" in bounds else 8)
+    assert {c.branch for c in found} == {(), (0,), (1,), (2,)}
+
+
+def test_recovery_by_the_measured_error():
+    found, mean, grads = levels([1.0] * 5, max_error=0.1)
+    assert found == [1, 2, 2, 2, 2]
+    np.testing.assert_allclose(mean["w"], grads.mean(0), atol=1e-5)
+    assert levels([1.0] * 5, max_error=10.0)[0] == [0] * 5
+
+
+def test_recovery_by_the_loss():
+    assert levels([2.0, 1.0, 1.0, 9.0, 1.0], tolerance=0.1)[0] == [0, 0, 0, 1, 1]
+    assert levels([2.0, 1.9, 1.8, 1.7, 1.6], tolerance=0.1)[0] == [0] * 5
+    assert levels([2.0, np.nan, 2.0, np.inf, 2.0], tolerance=0.1)[0] == [0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: fg.Recover((), max_error=1.0), "AllReduce"),
+        (lambda: fg.Recover((fg.AllReduce(),)), "tolerance=0.1"),
+        (lambda: fg.Recover((fg.AllReduce(),), max_error=-1.0), "tolerance=0.1"),
+        (lambda: fg.methods.fft_sparsification(theta_schedule={}, recover=(0.5,)), "not both"),
+        (lambda: fg.methods.scale_by_one_bit_adam(0, 4), "a tenth"),
+        (lambda: fg.methods.terngrad(dense=("x",), workers=4), "leave workers out"),
+        (lambda: fg.optimizers.feedback_sgd(0.1, momentum=1.0), "or 0.0"),
+        (lambda: fg.Layout("layer"), "'model'"),
+        (lambda: fg.MomentumCorrection(1.0), "ErrorFeedback"),
+        (lambda: fg.ErrorFeedback(uptake=0.0), "large batches"),
+        (lambda: fg.PowerSgd(0), "rank=2"),
+        (lambda: fg.IntegerSum(0), "levels=1"),
+        (lambda: fg.IntegerSum(4, clip=-1.0), "clip=2.5"),
+        (lambda: fg.Ternary(clip=0.0), "clip=2.5"),
+        (lambda: fg.Levels(bits=1), "Sign"),
+        (lambda: fg.Levels(norm="l1"), "'l2'"),
+        (lambda: fg.LloydMax(bits=7), "RangeFloat"),
+        (lambda: fg.Threshold(0.1, search="sort"), "'binary'"),
+        (lambda: fg.Threshold(0.1, capacity=0.5), "capacity=2.0"),
+        (lambda: fg.AdaComp(0), "bin_size=500"),
+        (lambda: fg.ChunkTopK(1), "chunk=64"),
+        (lambda: fg.Dct(shape=(3, 0)), "for a vector"),
+        (lambda: fg.RandomK(), "fraction=0.01"),
+        (lambda: fg.redsync_cost(0, 8, 0.1, latency=0.0, bandwidth=1.0), "1 Gbit/s"),
+        (lambda: fg.compress(fg.Levels(), jnp.ones(3)), "Step.of"),
+        (lambda: fg.compress(fg.RandomK(k=1), jnp.ones(3)), "Step.of"),
+        (lambda: fg.compress(fg.chain(fg.Fft(), fg.Sign()), jnp.ones(3)), "RangeFloat"),
+    ],
+)
+def test_bad_arguments_are_answered_with_the_remedy(make, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        make()
+
+
+def test_scalecom_chunks_follow_the_work_of_an_element():
+    """Above 196 operations 25, above 128 50, below that 400; the first layer dense."""
+    flops = {"conv": 196.0, "deep": 130.0, "head": 64.0}
+    policy = ScaleComPolicy(chunk=100, flops=tuple(flops.items()), dense=("embed",))
+    big = jax.ShapeDtypeStruct((1000,), "float32")
+    assert policy("conv/kernel", big) == fg.ChunkTopK(25)
+    assert policy("deep/kernel", big) == fg.ChunkTopK(50)
+    assert policy("head/kernel", big) == fg.ChunkTopK(400)
+    assert policy("other", big) == fg.ChunkTopK(100)
+    assert policy("embed", big) == policy("other", big.update(shape=(100,))) == fg.Identity()
+
+
+def test_redsync_selects_by_bytes():
+    def part(kilobytes):
+        return jax.ShapeDtypeStruct((kilobytes * 256,), "float32")
+
+    policy = RedSyncPolicy(fraction=0.001)
+    assert policy("w", part(127)) == fg.Identity()
+    assert policy("w", part(128)) == policy("w", part(4095)) == fg.TopK(fraction=0.001)
+    assert policy("w", part(4096)) == fg.Threshold(0.001, reuse=5)
+    quantized = RedSyncPolicy(fraction=0.001, quantize=True, output=("head",))
+    ends = fg.OneSided(), fg.OneMean()
+    assert quantized("w", part(128)) == fg.chain(
+        ends[0], fg.Threshold(0.001, search="exact"), ends[1]
+    )
+    assert quantized("w", part(4096)) == fg.chain(ends[0], fg.Threshold(0.001), ends[1])
+    assert quantized("head/w", part(4096)) == fg.Threshold(0.001, reuse=5)
+
+
+def test_redsync_traffic_grows_with_the_workers():
+    """At 128 workers 0.1 % of the elements are 12.7 % of the dense bytes, indices aside."""
+    ideal = {"latency": 0.0, "bandwidth": 4.0}  # an element a second
+    cost = fg.redsync_cost(1_000_000, 128, 0.001, bits=32.0, **ideal)
+    np.testing.assert_allclose(cost.sparse, 0.127 * 1_000_000)
+    np.testing.assert_allclose(cost.dense, 2 * 127 / 128 * 1_000_000)
+
+
+def test_groups_choose_each_on_its_own_in_one_collective():
+    tx = fg.compressed_pmean(
+        fg.AllGather(fg.TopK(k=3)),
+        fg.ErrorFeedback(),
+        axis_name=AXIS,
+        layout=fg.Layout(
+            lambda path, leaf: "vectors" if len(leaf.shape) < 2 else path.split("/")[0]
+        ),
+    )
+    init, update = train_step(tx, 4, like=TREE)
+    grads = gradients(TREE, 4)
+    state = init(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), TREE))
+    (only,) = fg.audit(update.lower(grads, state).compile())
+    updates, state = update(grads, state)
+    counts = [int(jnp.sum(leaf != 0)) for leaf in jax.tree.leaves(updates)]
+    assert only.kind == "all-gather"
+    assert jax.tree.structure(updates) == jax.tree.structure(TREE)
+    assert sum(counts) <= 2 * 3 * 4
+
+
+def test_redsync_counts_what_does_not_fit():
+    x = jnp.ones((4, 400))  # all equal: a threshold passes all or none
+    exchange = fg.AllGather(fg.Threshold(fraction=0.05))
+
+    def one(row):
+        return exchange.mean(row, exchange.init(row), fg.Step.of(0), AXIS)
+
+    out = everywhere("vmap", one, 4)(x)
+    assert int(jnp.sum(out.sent[0] != 0)) == 40
+    assert int(out.overflow[0]) == 4 * 360
+
+
+def test_a_threshold_serves_for_its_steps():
+    codec = fg.Threshold(fraction=0.1, reuse=3)
+    x = jnp.asarray(values((200,)))
+    compress = jax.jit(lambda x, state: codec.compress(x, state, fg.Step()))
+    state = codec.init(x)
+    thresholds = []
+    for step in range(7):
+        *_, state = compress(x * (1 + step), state)
+        thresholds.append(float(state.threshold))
+    assert len(set(thresholds[0:3])) == len(set(thresholds[3:6])) == 1
+    assert thresholds[0] < thresholds[3] < thresholds[6]

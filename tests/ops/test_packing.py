@@ -1,0 +1,161 @@
+"""Packed codes, bitmaps and indices, against Python integers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from cases import floats
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import fftgrad as fg
+from fftgrad.codecs._spec import payload_spec
+from fftgrad.ops import _scan
+from fftgrad.ops.packing import _bitmap, _codes, _digits, _indices
+
+pack_codes = jax.jit(_codes.pack, static_argnums=1)
+unpack_codes = jax.jit(_codes.unpack, static_argnums=(1, 2))
+pack = jax.jit(_bitmap.pack)
+select = jax.jit(_bitmap.select, static_argnums=1)
+select_one = jax.jit(_bitmap.select_one)
+decode = jax.jit(_indices.decode, static_argnums=(1, 2))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def encode(mask, k, n):
+    return _indices.encode(*_bitmap.pack(mask), k, n)
+
+
+@pytest.mark.parametrize("bits", range(1, 33))
+@pytest.mark.parametrize("count", [0, 1, 31, 33, 100])
+def test_codes_are_one_stream_of_bits(bits, count):
+    codes = np.random.default_rng(bits).integers(0, 2**bits, count, dtype=np.uint64)
+    words = pack_codes(jnp.asarray(codes.astype(np.uint32)), bits)
+    assert words.tolist() == reference.stream(codes, bits)
+    assert words.size == _codes.words_for(count, bits) == -(-count * bits // 32)
+    np.testing.assert_array_equal(unpack_codes(words, bits, count), codes)
+
+
+@pytest.mark.parametrize("base", [2, 3, 5, 7, 63, 255, 257, 1290, 1625, 1626, 65535, 65537])
+def test_digits_are_those_of_integers(base):
+    width, rng = _digits.per_word(base), np.random.default_rng(base)
+    powers = np.array([base**place for place in range(width)], np.uint64)
+    top = min(base**width, 1 << 32)
+    # Next to a multiple of a power, a quotient that is a bit too small would show.
+    near = [power * rng.integers(0, top // power, 99, dtype=np.uint64) for power in powers.tolist()]
+    words = np.concatenate([w + np.uint64(more) for w in near for more in (0, 1, base - 1)])
+    words = np.concatenate([words, [0, top - 1]]).clip(0, top - 1).astype(np.uint32)
+    digits = (words.astype(np.uint64)[:, None] // powers % np.uint64(base)).ravel()
+    for count in (0, 1, digits.size - 1, digits.size):
+        unpacked = jax.jit(_digits.unpack, static_argnums=(1, 2))(
+            words[: _digits.words_for(count, base)], base, count
+        )
+        np.testing.assert_array_equal(unpacked, digits[:count])
+    packed = jax.jit(_digits.pack, static_argnums=1)(digits.astype(np.uint32), base)
+    np.testing.assert_array_equal(packed, words)
+
+
+@given(mask=hnp.arrays(bool, 300))
+def test_select_finds_every_set_bit(mask):
+    (words,) = pack(jnp.asarray(mask))
+    expected = np.flatnonzero(mask)
+    found = np.asarray(select(words, 300))[: expected.size]
+    np.testing.assert_array_equal(found, expected)
+    for rank in range(0, expected.size, 37):
+        assert select_one(words, jnp.int32(rank)) == expected[rank]
+
+
+@pytest.mark.parametrize(("n", "k"), [(33, 1), (64, 63), (500, 5), (500, 200), (4096, 40)])
+def test_indices_round_trip(n, k):
+    rng = np.random.default_rng(n)
+    for _ in range(5):
+        mask = np.zeros(n, bool)
+        mask[rng.permutation(n)[:k]] = True
+        positions, code = encode(jnp.asarray(mask), k, n)
+        np.testing.assert_array_equal(positions, np.flatnonzero(mask))
+        np.testing.assert_array_equal(decode(code, k, n), np.flatnonzero(mask))
+
+
+@pytest.mark.parametrize("edge", ["first", "last"])
+def test_indices_at_the_edges(edge):
+    n, k = 10_000, 100
+    mask = np.zeros(n, bool)
+    mask[slice(0, k) if edge == "first" else slice(n - k, n)] = True
+    _, code = encode(jnp.asarray(mask), k, n)
+    np.testing.assert_array_equal(decode(code, k, n), np.flatnonzero(mask))
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "kind"),
+    [
+        (1 << 20, 10_486, _indices.EliasFano),
+        (1 << 20, 157_286, _indices.EliasFano),
+        (1 << 20, 400_000, _indices.Bitmap),
+    ],
+)
+def test_the_smaller_code_is_chosen_from_the_shapes(n, k, kind):
+    _, code = jax.eval_shape(lambda m: encode(m, k, n), jax.ShapeDtypeStruct((n,), bool))
+    assert type(code) is kind
+    bits = 32 * sum(leaf.size for leaf in jax.tree.leaves(code))
+    assert bits <= min(n + 31, k * (2 + np.log2(n / k)) + 96)
+
+
+def test_an_index_at_one_percent_takes_8_6_bits():
+    n = 1 << 22
+    k = n // 100
+    _, code = jax.eval_shape(lambda m: encode(m, k, n), jax.ShapeDtypeStruct((n,), bool))
+    assert 32 * sum(leaf.size for leaf in jax.tree.leaves(code)) / k <= 8.6
+
+
+@pytest.mark.parametrize(("n", "k"), [(500, 20), (500, 200)])
+@given(data=st.data())
+def test_arbitrary_words_decode_within_bounds(n, k, data):
+    _, like = jax.eval_shape(lambda m: encode(m, k, n), jax.ShapeDtypeStruct((n,), bool))
+    code = jax.tree.map(lambda a: jnp.asarray(data.draw(hnp.arrays(np.uint32, a.shape))), like)
+    found = decode(code, k, n)
+    assert int(found.min()) >= 0
+    assert int(found.max()) < n
+
+
+@pytest.mark.parametrize("n", [1, 127, 128, 129, 5000])
+def test_running_sums_and_maxima(n):
+    x = np.random.default_rng(n).integers(0, 1000, n).astype(np.int32)
+    np.testing.assert_array_equal(_scan.cumsum(jnp.asarray(x)), np.cumsum(x))
+    np.testing.assert_array_equal(_scan.cummax(jnp.asarray(x)), np.maximum.accumulate(x))
+
+
+@given(mask=hnp.arrays(bool, 300), last=st.integers(-1, 320))
+def test_bitmaps_from_positions_and_prefixes(mask, last):
+    (words,) = pack(jnp.asarray(mask))
+    positions = jnp.arange(300, dtype=jnp.int32)
+    np.testing.assert_array_equal(_bitmap.from_positions(positions, jnp.asarray(mask), 300), words)
+    (prefix,) = pack(jnp.asarray(np.arange(320) <= last))
+    np.testing.assert_array_equal(_bitmap.up_to(jnp.int32(last), prefix.size), prefix)
+    assert int(_bitmap.count(words)) == mask.sum()
+
+
+FUZZED = fg.chain(fg.Fft(block=16), fg.TopK(fraction=0.2), fg.RangeFloat(bits=7))
+
+
+@given(data=st.data(), scale=floats(60))
+def test_arbitrary_payloads_decode_to_finite_values(data, scale):
+    """Whatever arrives, with a finite scale, nothing is out of bounds and nothing is NaN."""
+    x = jnp.zeros(333)
+
+    def draw(leaf):
+        if leaf.dtype == jnp.float32:
+            return jnp.float32(abs(scale))
+        return jnp.asarray(data.draw(hnp.arrays(np.uint32, leaf.shape)))
+
+    for codec in (FUZZED, fg.chain(fg.TopK(fraction=0.4), fg.RangeFloat(bits=5))):
+        payload = jax.tree.map(draw, payload_spec(codec, x)[:2])
+        y = fuzzed(codec, fg.Payload(*payload), x)
+        assert y.shape == x.shape
+        assert bool(jnp.all(jnp.isfinite(y)))
+
+
+fuzzed = jax.jit(fg.decompress, static_argnums=0)

@@ -1,0 +1,114 @@
+"""Local steps, and an outer step on what they changed."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, mesh_of
+
+import fftgrad as fg
+
+WORKERS, N = 4, 40
+TARGET = np.linspace(-1, 1, N).astype(np.float32)
+DENSE = (fg.AllReduce(), fg.NoMemory())
+
+
+def compiled(tx, check_vma):
+    """`init` and a step in which each worker has parameters of its own, in rows."""
+    specs = fg.state_specs(jax.eval_shape(tx.init, {"w": jnp.zeros(N)}), AXIS)
+    wrap = functools.partial(jax.shard_map, mesh=mesh_of(WORKERS), check_vma=check_vma)
+
+    def step(rows, state, x):
+        own = jax.tree.map(lambda p: p[0], rows)
+        grad = jax.grad(lambda p: jnp.mean((x[0] @ (p["w"] - TARGET)) ** 2))(own)
+        updates, state = tx.update(grad, state, own)
+        return jax.tree.map(lambda p: p[None], optax.apply_updates(own, updates)), state
+
+    init = jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs))
+    return init, jax.jit(wrap(step, in_specs=(P(AXIS), specs, P(AXIS)), out_specs=(P(AXIS), specs)))
+
+
+def train(tx, steps, check_vma=True, bad_step=None):
+    init, step = compiled(tx, check_vma)
+    rows = NamedSharding(mesh_of(WORKERS), P(AXIS))
+    state = init({"w": jnp.zeros(N)})
+    params = jax.device_put({"w": jnp.zeros((WORKERS, N))}, rows)
+    rng = np.random.default_rng(0)
+    for count in range(steps):
+        x = rng.standard_normal((WORKERS, 16, N)).astype(np.float32)
+        if count == bad_step:
+            x[1] = np.inf
+        x = jax.device_put(x, rows)
+        params, state = step(params, state, x)
+    return params["w"], state, step, x
+
+
+def oracle(every, steps, rate, outer_rate, momentum):
+    """DiLoCo with plain inner descent and Nesterov outside, from the paper's algorithm 1."""
+    anchor, velocity = np.zeros(N), np.zeros(N)
+    params = np.zeros((WORKERS, N))
+    rng = np.random.default_rng(0)
+    for count in range(steps):
+        x = rng.standard_normal((WORKERS, 16, N)).astype(np.float32).astype(np.float64)
+        for w in range(WORKERS):
+            params[w] -= rate * 2 / 16 * x[w].T @ (x[w] @ (params[w] - TARGET))
+        if (count + 1) % every == 0:
+            delta = np.mean(anchor - params, axis=0)
+            velocity = momentum * velocity + delta
+            anchor = anchor - outer_rate * (momentum * velocity + delta)
+            params[:] = anchor
+    return params, anchor
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_dense_it_is_the_paper(check_vma):
+    outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+    tx = fg.optimizers.diloco(optax.sgd(0.02), outer, 5, *DENSE)
+    params, state, *_ = train(tx, 23, check_vma)
+    expected, anchor = oracle(5, 23, 0.02, 0.7, 0.9)
+    np.testing.assert_allclose(state.anchor["w"], anchor, atol=1e-5)
+    np.testing.assert_allclose(params, expected, atol=1e-5)
+    assert len({row.tobytes() for row in np.asarray(params)}) == WORKERS
+
+
+def test_compressed_it_gets_there_at_a_fraction_of_the_bytes():
+    codec = fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=4)))
+    tx = fg.optimizers.diloco(optax.sgd(0.02), optax.sgd(1.0), 4, codec)
+    params, state, step, x = train(tx, 160)
+    for leaf in jax.tree.leaves(state.anchor):
+        shards = [np.asarray(s.data).tobytes() for s in leaf.addressable_shards]
+        assert len(set(shards)) == 1
+    assert float(jnp.max(jnp.abs(state.anchor["w"] - TARGET))) < 0.1
+    # The workers' parameters are the anchor, up to the rounding of one addition.
+    np.testing.assert_allclose(params, np.tile(state.anchor["w"], (WORKERS, 1)), atol=1e-6)
+    assert step._cache_size() == 1
+    found = fg.audit(step.lower({"w": params}, state, x).compile())
+    assert sum(c.bytes for c in found) == fg.wire_bytes(codec, {"w": jnp.zeros(N)})
+    assert {c.branch for c in found} == {(1,)}
+
+
+def test_a_bad_step_leaves_the_anchor():
+    tx = fg.optimizers.diloco(optax.sgd(0.02), optax.sgd(1.0, momentum=0.5), 4)
+    _, good, *_ = train(tx, 4)
+    params, state, *_ = train(tx, 8, bad_step=6)
+    assert int(state.pmean.skipped) == 1
+    np.testing.assert_array_equal(state.anchor["w"], good.anchor["w"])
+    for a, b in zip(jax.tree.leaves(state.outer), jax.tree.leaves(good.outer), strict=True):
+        np.testing.assert_array_equal(a, b)
+    fine = [0, 2, 3]
+    np.testing.assert_allclose(
+        np.asarray(params)[fine], np.tile(good.anchor["w"], (3, 1)), atol=1e-6
+    )
+
+
+def test_bad_arguments_are_answered_with_the_remedy():
+    with pytest.raises(ValueError, match="use 50"):
+        fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(0.1), 0)
+    tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(0.1), 2)
+    with pytest.raises(ValueError, match=r"tx\.update\(grads, state, params\)"):
+        jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name=AXIS)(jnp.ones((2, 3)))

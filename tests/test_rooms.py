@@ -1,0 +1,86 @@
+"""The house keeps its floors: no import upward, no circle, nothing loose at the root."""
+
+import ast
+import pathlib
+
+ROOT = pathlib.Path(__file__).parent.parent / "fftgrad"
+
+# From the ground up: what stands in a line may import the lines below it, and itself.
+FLOORS = [
+    ["_axes"],
+    ["_contracts", "ops"],
+    ["codecs", "memories"],
+    ["exchanges"],
+    ["training"],
+    ["methods", "tools"],
+    ["optimizers"],
+    ["__init__"],
+]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def room_of(module: str) -> str:
+    """The room of fftgrad.codecs.selectors._top_k: codecs."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imports(file: pathlib.Path) -> set[str]:
+    """The modules of fftgrad that a file imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                path = ROOT.parent / inner.replace(".", "/")
+                is_module = path.is_dir() or path.with_suffix(".py").exists()
+                found.add(inner if is_module else node.module)
+    return {module for module in found if module.split(".")[0] == "fftgrad"}
+
+
+def files() -> dict[str, pathlib.Path]:
+    return {
+        ".".join(file.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): file
+        for file in ROOT.rglob("*.py")
+    }
+
+
+def test_every_room_has_a_floor():
+    assert {room_of(module) for module in files()} == set(FLOOR)
+
+
+def test_nothing_imports_upward():
+    for module, file in files().items():
+        for other in imports(file):
+            own, its = room_of(module), room_of(other)
+            assert FLOOR[its] < FLOOR[own] or its == own, f"{module} imports {other}"
+
+
+def test_there_is_no_circle():
+    graph = {module: imports(file) for module, file in files().items()}
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path, module))
+        for other in graph.get(module, set()):
+            if module not in done:
+                visit(other, (*path, module))
+        done.add(module)
+
+    done: set[str] = set()
+    for module in graph:
+        visit(module, ())
+
+
+def test_a_room_says_what_belongs_there():
+    for folder in [ROOT, *(path for path in ROOT.rglob("*") if path.is_dir())]:
+        if folder.name != "__pycache__":
+            tree = ast.parse((folder / "__init__.py").read_text())
+            assert ast.get_docstring(tree), folder
+
+
+def test_few_modules_are_loose():
+    loose = {file.stem for file in ROOT.glob("*.py")}
+    assert loose == {"__init__", "_axes", "_contracts"}

@@ -1,0 +1,87 @@
+"""What a codec costs beside its bytes: memory, compile time, and the size of its program."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import CODECS
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import fftgrad as fg
+
+ALL = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+STEP = fg.Step.of(3)
+
+
+def programs(codec, n):
+    like = jax.ShapeDtypeStruct((n,), jnp.float32)
+    payload = jax.eval_shape(lambda x: fg.compress(codec, x, step=STEP), like)
+    return (
+        (lambda x: fg.compress(codec, x, step=STEP), like),
+        (lambda p: fg.decompress(codec, p, like, step=STEP), payload),
+    )
+
+
+def equations(jaxpr) -> int:
+    return sum(1 + sum(map(equations, inner(eqn.params))) for eqn in jaxpr.eqns)
+
+
+def inner(params):
+    for leaf in jax.tree.leaves(params, is_leaf=lambda leaf: hasattr(leaf, "jaxpr")):
+        if hasattr(leaf, "jaxpr"):
+            yield leaf.jaxpr
+        elif hasattr(leaf, "eqns"):
+            yield leaf
+
+
+@ALL
+def test_the_program_does_not_grow_with_the_vector(codec):
+    sizes = [
+        sum(equations(jax.make_jaxpr(f)(like).jaxpr) for f, like in programs(codec, n))
+        for n in (1 << 17, 1 << 26)
+    ]
+    # Not equal: the width of an index follows n/k, and packing it takes a step a code of a group.
+    assert max(sizes) - min(sizes) <= 250
+    assert max(sizes) <= 2500
+
+
+@pytest.mark.parametrize("name", ["top-k 6 bits", "blocked", "paper", "rotated", "blocked dct"])
+def test_temporaries_are_at_most_three_inputs(name):
+    n = 1 << 20
+    for f, like in programs(CODECS[name], n):
+        memory = jax.jit(f).lower(like).compile().memory_analysis()
+        assert memory.temp_size_in_bytes <= 3 * 4 * n
+
+
+@pytest.mark.slow
+@ALL
+def test_every_codec_compiles_within_5_seconds(codec):
+    for f, like in programs(codec, 1 << 24):
+        lowered = jax.jit(f).lower(like)
+        start = time.perf_counter()
+        memory = lowered.compile().memory_analysis()
+        assert time.perf_counter() - start < 5
+        assert memory.temp_size_in_bytes <= 3 * 4 * (1 << 24)
+
+
+def test_a_donated_residual_is_updated_in_place():
+    n = 1 << 17
+    tx = fg.compressed_pmean(fg.AllGather(CODECS["blocked"]), fg.ErrorFeedback(), axis_name="data")
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    gradient = jax.ShapeDtypeStruct((n,), jnp.float32)
+    specs = fg.state_specs(jax.eval_shape(tx.init, gradient), "data")
+    init = jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)
+
+    def step(gradient, state):
+        own = jax.lax.pcast(gradient, "data", to="varying")
+        updates, state = tx.update(own, state)
+        return optax.tree.scale(-0.1, updates), state
+
+    update = jax.shard_map(step, mesh=mesh, in_specs=(P(), specs), out_specs=(P(), specs))
+    state = jax.eval_shape(init, gradient)
+    memory = jax.jit(update, donate_argnums=1).lower(gradient, state).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= 4 * n
