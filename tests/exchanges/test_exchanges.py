@@ -86,7 +86,7 @@ def check_bytes(exchange, workers):
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_gathering_is_compressing_and_averaging_at_the_bytes_of_the_codec(codec):
-    x, rng = rows(8), fg.Step.of(5)
+    x, step = rows(8), fg.Step.of(5)
     run = compiled("shard_map", fg.AllGather(codec), 8)
     (only,) = fg.audit(run)
     assert (only.kind, only.dtype) == ("all-gather", "u32")
