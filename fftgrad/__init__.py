@@ -81,3 +81,11 @@ from fftgrad._base import SupportCodec as SupportCodec
 from fftgrad._base import WatchfulExchange as WatchfulExchange
 from fftgrad._pmean import CompressedPmeanState as CompressedPmeanState
 from fftgrad._state import PerWorker as PerWorker
+
+# Version
+from importlib import metadata as _metadata
+
+try:
+    __version__ = _metadata.version("fftgrad")
+except _metadata.PackageNotFoundError:  # on the path, but not installed
+    __version__ = "0+not.installed"
