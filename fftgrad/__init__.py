@@ -82,3 +82,11 @@ from fftgrad._contracts import Reduced as Reduced
 from fftgrad.exchanges._choosers import Chooser as Chooser
 from fftgrad.training import CompressedPmeanState as CompressedPmeanState
 from fftgrad.exchanges._per_worker import PerWorker as PerWorker
+
+# Version
+from importlib import metadata as _metadata
+
+try:
+    __version__ = _metadata.version("fftgrad")
+except _metadata.PackageNotFoundError:  # on the path, but not installed
+    __version__ = "0+not.installed"

@@ -1,0 +1,42 @@
+"""The worked example of CONTRIBUTING.md runs as printed."""
+
+import pathlib
+import re
+import runpy
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import values
+
+import fftgrad as fg
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.fixture
+def int8(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    file = tmp_path / "_int8.py"
+    file.write_text(code)
+    return runpy.run_path(str(file))["Int8"]
+
+
+def test_the_example_is_a_codec(int8):
+    x = jnp.asarray(values((1009,)))
+    y = fg.decompress(int8(), fg.compress(int8(), x), x)
+    assert fg.wire_bytes(int8(), x) == 8 + 1012 + 4
+    inside = np.abs(x) <= 15 * np.mean(np.abs(x))
+    assert np.max(np.abs(y - x)[inside]) <= np.mean(np.abs(x)) / 16 * 1.01
+
+
+def test_the_example_refuses_with_the_remedy(int8):
+    with pytest.raises(ValueError, match="use steps=8"):
+        int8(steps=0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_example_hides_nothing(int8, bad):
+    x = jnp.asarray(values((65_537,))).at[17].set(bad)
+    y = fg.decompress(int8(), fg.compress(int8(), x), x)
+    assert not np.all(np.isfinite(y))
