@@ -1,0 +1,81 @@
+"""README and docs: every Python block runs, and every file that they name exists."""
+
+import os
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+PATH = re.compile(r"(?<![\w/.:-])((?:benchmarks|docs|examples|fftgrad|tests)/[\w./-]*\w/?)")
+
+pages = pytest.mark.parametrize("page", PAGES, ids=NAMES)
+
+
+def blocks(page):
+    """The Python blocks of a page, at the lines where they stand in it."""
+    text = page.read_text()
+    for found in BLOCK.finditer(text):
+        line = text.count("\n", 0, found.start(1))
+        yield "\n" * line + found[1]
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(blocks(page))], ids=lambda page: page.name
+)
+def test_python_blocks_run_as_printed(page):
+    namespace = {"__name__": "__main__"}
+    for source in blocks(page):
+        exec(compile(source, str(page), "exec"), namespace)
+
+
+@pages
+def test_no_python_block_is_left_out(page):
+    """What is no Python says so, and what is Python starts at the margin, where it is found."""
+    for fence in CODE.findall(page.read_text()):
+        opening = fence.split("\n", 1)[0]
+        assert opening.strip() in {"```python", "```sh", "```text"}, opening
+        assert opening == "```python" or "python" not in opening, opening
+
+
+@pages
+def test_relative_links_lead_somewhere(page):
+    for target in LINK.findall(CODE.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors(file), target
+
+
+def anchors(page):
+    """The anchors that a site makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", CODE.sub("", page.read_text()), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", heading) for heading in headings)
+    return {heading.strip().lower().replace(" ", "-") for heading in plain}
+
+
+@pages
+def test_files_that_a_page_names_exist(page):
+    for path in PATH.findall(page.read_text()):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_readme_stays_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_every_figure_is_shown():
+    shown = {
+        os.path.normpath(page.parent / target)
+        for page in PAGES
+        for target in LINK.findall(page.read_text())
+    }
+    assert {str(figure) for figure in (ROOT / "docs/figures").iterdir()} <= shown
