@@ -1,0 +1,353 @@
+"""A step that is not finite changes nothing, wherever state is kept; and what watches watches."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import EXCHANGES, HIERARCHIES, gradients, values
+from parallel import AXIS, everywhere
+
+import fftgrad as fg
+
+WORKERS = 4
+PAIR = {"a": jax.ShapeDtypeStruct((8, 8), "float32"), "b": jax.ShapeDtypeStruct((8, 8), "float32")}
+BUCKETS = 256  # bytes: one leaf each
+AXES = ("slow", "fast")
+
+
+def vmapped(tx, workers=WORKERS):
+    return jax.vmap(tx.init), everywhere("vmap", lambda g, s: tx.update(g, s), workers)
+
+
+def over_two_axes(tx):
+    """`init` and `update` over ("slow", "fast") of 2 and 4 workers."""
+
+    def twice(function):
+        return jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow")
+
+    return twice(tx.init), jax.jit(twice(lambda g, s: tx.update(g, s)))
+
+
+def in_groups(tree):
+    return jax.tree.map(lambda a: a.reshape(2, 4, *a.shape[1:]), tree)
+
+
+def same(a, b):
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.array_equal(x, y) for x, y in pairs)
+
+
+def is_finite(tree):
+    return all(np.all(np.isfinite(np.asarray(leaf, np.float32))) for leaf in jax.tree.leaves(tree))
+
+
+def assert_no_trace(update, before, good, place):
+    """A step with a bad value in either leaf leaves memory and exchange as they were."""
+    for name in PAIR:
+        mean, after = update({**good, name: good[name].at[place].set(np.nan)}, before)
+        assert not is_finite(mean)
+        assert np.all(np.asarray(after.skipped) == 1)
+        assert same(before.memory, after.memory), name
+        assert same(before.exchange, after.exchange), name
+
+
+ADAPTIVE = {
+    "adacomp": fg.AllGather(fg.AdaComp(bin_size=20)),
+    "reused threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=3)),
+    "one sided": fg.AllGather(fg.chain(fg.OneSided(), fg.Threshold(fraction=0.1), fg.OneMean())),
+    "two stages of one side": fg.TwoStage(fg.chain(fg.OneSided(), fg.TopK(k=8)), workers=WORKERS),
+    "recovery of two stages": fg.Recover((fg.TwoStage(fg.Sign(), workers=WORKERS),), max_error=9.0),
+}
+STATEFUL = ["adacomp", "reused threshold", "low rank", "shared by the mean", "two stages"]
+
+
+@pytest.mark.parametrize("name", {**EXCHANGES, **ADAPTIVE})
+def test_a_bad_step_changes_no_bucket(name):
+    exchange = {**EXCHANGES, **ADAPTIVE}[name]
+    tx = fg.compressed_pmean(
+        exchange, fg.ErrorFeedback(), axis_name=AXIS, layout=fg.Layout("leaf", BUCKETS)
+    )
+    init, update = vmapped(tx)
+    good = gradients(PAIR, WORKERS)
+    state = init(good)
+    _, before = update(good, state)
+    if name in STATEFUL:  # or this would show nothing
+        assert not same(state.exchange, before.exchange)
+    assert_no_trace(update, before, good, (2, 3, 5))
+
+
+KEEPS = {
+    "server memory": fg.TwoStage(fg.Sign(), workers=WORKERS),
+    "state of a codec": fg.AllGather(fg.AdaComp(bin_size=20)),
+    "state in two stages": fg.TwoStage(fg.AdaComp(bin_size=8), workers=WORKERS),
+    "factors": fg.PowerSgd(rank=2),
+    "drift": fg.SharedSupport(fg.TopK(k=9), chooser=fg.Drift()),
+}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("exchange", KEEPS.values(), ids=KEEPS)
+def test_what_an_exchange_keeps_survives_a_bad_step(exchange, bad):
+    """In one bucket, and of the state only what is no counter."""
+    layout = fg.Layout("leaf" if isinstance(exchange, fg.PowerSgd) else "model")
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, layout=layout)
+    init, update = vmapped(tx)
+
+    def kept(state):
+        leaves = jax.tree.leaves(state.exchange)
+        return [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+
+    good = gradients(PAIR, WORKERS)
+    start = init(good)
+    _, before = update(good, start)
+    _, after = update({**good, "b": good["b"].at[2, 3, 5].set(bad)}, before)
+    assert not same(kept(start), kept(before))
+    assert same(kept(before), kept(after))
+
+
+@pytest.mark.parametrize("exchange", HIERARCHIES.values(), ids=HIERARCHIES)
+def test_a_bad_step_changes_no_bucket_of_a_hierarchy(exchange):
+    tx = fg.compressed_pmean(exchange, axis_name=AXES, layout=fg.Layout("model", BUCKETS))
+    init, update = over_two_axes(tx)
+    good = in_groups(gradients(PAIR, 8))
+    _, before = update(good, init(good))
+    assert_no_trace(update, before, good, (1, 2, 3, 5))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nothing_is_lost_by_two_stages_when_steps_are_skipped(bad):
+    """Sum of what was applied + both residuals = sum of the good steps' gradients."""
+    tx = fg.compressed_pmean(
+        fg.TwoStage(fg.Sign(), workers=WORKERS),
+        fg.ErrorFeedback(),
+        axis_name=AXIS,
+        layout=fg.Layout("leaf", BUCKETS),
+    )
+    init, update = vmapped(tx)
+    state = init(gradients(PAIR, WORKERS))
+    applied, wanted = np.zeros(128), np.zeros(128)
+    for step in range(6):
+        grads = gradients(PAIR, WORKERS, seed=step)
+        if step in (1, 4):
+            grads["a" if step == 1 else "b"] = jnp.full((WORKERS, 8, 8), bad)
+        mean, state = update(grads, state)
+        if step not in (1, 4):
+            applied += np.concatenate([np.asarray(mean[k][0], np.float64).ravel() for k in PAIR])
+            wanted += np.concatenate([np.asarray(grads[k]).mean(0).ravel() for k in PAIR])
+    left = np.concatenate(
+        [np.asarray(state.memory.value.residual[k]).mean(0).ravel() for k in PAIR]
+    )
+    # Buckets run from the last leaf to the first.
+    servers = [np.asarray(jax.tree.leaves(s.server)[0]).ravel() for s in reversed(state.exchange)]
+    assert np.abs(np.concatenate(servers)).max() > 0.1
+    np.testing.assert_allclose(applied + left + np.concatenate(servers), wanted, atol=1e-4)
+
+
+def test_a_gradient_too_large_for_its_float16_leaf_is_a_bad_step():
+    tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=1)), fg.ErrorFeedback(), axis_name=AXIS)
+    init, update = vmapped(tx)
+    grads = {"w": jnp.full((WORKERS, 3), 6e4, jnp.float16)}
+    first, before = update(grads, init(grads))
+    assert is_finite(first)
+    # Twice as much now waits in two places, and is more than float16 holds.
+    mean, after = update(grads, before)
+    assert mean["w"].dtype == jnp.float16
+    assert not np.any(np.all(np.isfinite(mean["w"]), axis=1))
+    assert np.asarray(after.skipped).tolist() == [1] * WORKERS
+    assert same(before.memory, after.memory)
+    assert same(before.exchange, after.exchange)
+
+
+# Optimizers that hold a compressed mean
+
+
+def feedback_adam():
+    return fg.optimizers.feedback_adam(0.1, fraction=0.2, bits=None, axis_name=AXIS)
+
+
+def feedback_sgd():
+    return fg.optimizers.feedback_sgd(0.1, 0.9, fraction=0.2, axis_name=AXIS)
+
+
+def one_bit_adam(warm_up_steps):
+    return optax.chain(
+        fg.methods.scale_by_one_bit_adam(warm_up_steps, workers=WORKERS, axis_name=AXIS),
+        optax.scale(-0.1),
+    )
+
+
+OPTIMIZERS = {
+    "feedback_adam": feedback_adam,
+    "feedback_sgd": feedback_sgd,
+    "one_bit_adam in warm-up": lambda: one_bit_adam(5),
+    "one_bit_adam after warm-up": lambda: one_bit_adam(1),
+}
+LIKE = {"w": jax.ShapeDtypeStruct((10, 6), "float32"), "b": jax.ShapeDtypeStruct((8,), "float32")}
+
+
+def updates_around_a_bad_step(tx, bad):
+    """The updates of six steps, of which the third is bad, and the last state."""
+    init, update = vmapped(tx)
+    state = init(gradients(LIKE, WORKERS))
+    out = []
+    for step in range(6):
+        grads = gradients(LIKE, WORKERS, seed=step)
+        if step == 2:
+            grads["w"] = grads["w"].at[1, 3, 2].set(bad)
+        updates, state = update(grads, state)
+        out.append(updates)
+    return out, state
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_an_optimizer_recovers_from_a_bad_step(make, bad):
+    updates, state = updates_around_a_bad_step(make(), bad)
+    assert [is_finite(u) for u in updates] == [True, True, False, True, True, True]
+    assert is_finite(state)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_apply_if_finite_behind_an_optimizer_skips_one_step_and_no_more(make):
+    tx = optax.chain(make(), optax.apply_if_finite(optax.scale(1.0), max_consecutive_errors=9))
+    updates, state = updates_around_a_bad_step(tx, np.nan)
+    moved = [bool(np.any(np.asarray(u["w"]))) for u in updates]
+    assert moved == [True, True, False, True, True, True]
+    assert np.asarray(state[1].total_notfinite).tolist() == [1] * WORKERS
+
+
+# Recovery: by the error
+
+
+def levels_rise(x, max_error):
+    """Whether the second step is dense, on each worker."""
+    ladder = (fg.AllGather(fg.TopK(k=1)), fg.AllReduce())
+    tx = fg.compressed_pmean(fg.Recover(ladder, max_error=max_error), axis_name=AXIS)
+    init, update = vmapped(tx, len(x))
+    state = init(x)
+    for _ in range(2):
+        mean, state = update(jnp.asarray(x), state)
+    dense = np.asarray(x, np.float64).mean(0)
+    return [bool(np.allclose(row, dense, rtol=1e-4, atol=0)) for row in np.asarray(mean)]
+
+
+@pytest.mark.parametrize("scale", [1e-35, 1e-30, 1e-21, 1e-15, 1.0, 1e15, 1e21, 1e30, 1e36])
+def test_recovery_sees_the_error_at_any_scale(scale):
+    x = (scale * values((WORKERS, 50))).astype(np.float32)
+    assert levels_rise(x, max_error=0.5) == [True] * WORKERS
+    assert levels_rise(x, max_error=1.5) == [False] * WORKERS
+
+
+@pytest.mark.parametrize("max_error", [0.25, 0.5])
+def test_recovery_compares_the_error_and_not_its_square(max_error):
+    for error in (0.9 * max_error, 1.1 * max_error):
+        row = np.array([(1 - error**2) ** 0.5, error], np.float32)
+        x = np.stack([row] * WORKERS)
+        assert levels_rise(x, max_error) == [error > max_error] * WORKERS
+
+
+def test_recovery_judges_by_the_errors_of_all_workers():
+    sparse, dense = np.eye(8, dtype=np.float32)[0], np.ones(8, np.float32)
+    x = np.stack([sparse, dense, dense, dense])
+    assert levels_rise(x, max_error=0.8) == [True] * WORKERS
+    x = np.stack([100 * sparse, dense, sparse, sparse])
+    assert levels_rise(x, max_error=0.8) == [False] * WORKERS
+
+
+# Recovery: by the loss
+
+BY_LOSS = fg.Recover((fg.AllGather(fg.TopK(k=1)), fg.AllReduce()), tolerance=0.1, smoothing=0.0)
+AROUND = {
+    "recover": BY_LOSS,
+    "piecewise": fg.Piecewise({0: BY_LOSS}),
+    "later piece": fg.Piecewise({0: fg.AllGather(fg.TopK(k=1)), 1: BY_LOSS}),
+    "piecewise twice": fg.Piecewise({0: fg.Piecewise({0: BY_LOSS})}),
+    "recover twice": fg.Recover((BY_LOSS,), max_error=100.0),
+}
+LOSSES = [4.0, 2.0, 2.15, 2.3, 1.0, 1.0]
+
+
+def sent_by_step(tx, over, x, losses):
+    """How many values of the mean are not zero, in each step."""
+    init = over(tx.init)
+    update = jax.jit(over(lambda g, s, loss: tx.update(g, s, value=loss)))
+    state = init(x)
+    counts = []
+    for loss in losses:
+        mean, state = update(x, state, jnp.full(x.shape[:-1], loss))
+        counts.append(np.count_nonzero(mean.reshape(-1, x.shape[-1])[0]))
+    return counts
+
+
+@pytest.mark.parametrize("exchange", AROUND.values(), ids=AROUND)
+def test_the_loss_reaches_what_recovers_by_it(exchange):
+    """2.15 is within a tenth of the best; 2.3 is not, so what follows it is dense."""
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
+
+    def over(function):
+        return jax.vmap(function, axis_name=AXIS)
+
+    same_rows = jnp.broadcast_to(values((20,)), (WORKERS, 20))
+    assert sent_by_step(tx, over, same_rows, LOSSES) == [1, 1, 1, 1, 20, 20]
+
+
+@pytest.mark.parametrize("slow", [BY_LOSS, fg.Piecewise({0: BY_LOSS})], ids=["recover", "pieces"])
+def test_the_loss_reaches_what_recovers_in_a_hierarchy(slow):
+    tx = fg.compressed_pmean(fg.Hierarchical("fast", 4, slow, fg.NoMemory()), axis_name=AXES)
+
+    def over(function):
+        return jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow")
+
+    same_rows = jnp.broadcast_to(values((20,)), (2, 4, 20))
+    assert sent_by_step(tx, over, same_rows, LOSSES) == [4, 4, 4, 4, 20, 20]
+
+
+def test_a_loss_that_is_not_finite_is_seen_by_what_recovers():
+    tx = fg.compressed_pmean(BY_LOSS, axis_name=AXIS)
+
+    def over(function):
+        return jax.vmap(function, axis_name=AXIS)
+
+    same_rows = jnp.broadcast_to(values((20,)), (WORKERS, 20))
+    assert sent_by_step(tx, over, same_rows, [2.0, np.nan, 2.0]) == [1, 1, 20]
+
+
+@pytest.mark.parametrize("exchange", AROUND.values(), ids=AROUND)
+def test_an_exchange_that_needs_the_loss_asks_for_it(exchange):
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
+    init, update = vmapped(tx)
+    with pytest.raises(ValueError, match=r"value=loss"):
+        update(jnp.ones((WORKERS, 20)), init(jnp.ones((WORKERS, 20))))
+
+
+def test_a_hierarchy_that_needs_the_loss_asks_for_it():
+    tx = fg.compressed_pmean(fg.Hierarchical("fast", 4, BY_LOSS), axis_name=AXES)
+    init, update = over_two_axes(tx)
+    with pytest.raises(ValueError, match=r"value=loss"):
+        update(jnp.ones((2, 4, 20)), init(jnp.ones((2, 4, 20))))
+
+
+@pytest.mark.slow
+def test_the_time_to_compile_does_not_grow_with_the_square_of_the_leaves():
+    """As users compile it: a check of all leaves must not be repeated for each of them."""
+    jax.config.update("jax_disable_most_optimizations", False)
+
+    def seconds(leaves):
+        like = {f"{i:03}": jax.ShapeDtypeStruct((64, 16), "float32") for i in range(leaves)}
+        exchange = fg.AllGather(fg.chain(fg.ChunkTopK(chunk=16), fg.RangeFloat(bits=8)))
+        tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
+        init, update = vmapped(tx, 2)
+        rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((2, *s.shape), s.dtype), like)
+        lowered = update.lower(rows, jax.eval_shape(init, rows))
+        start = time.perf_counter()
+        lowered.compile()
+        return time.perf_counter() - start
+
+    try:
+        few, many = seconds(60), seconds(240)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", True)
+    assert many < 6 * few, f"60 leaves {few:.1f} s, 240 leaves {many:.1f} s"

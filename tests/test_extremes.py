@@ -1,0 +1,464 @@
+"""Values at the ends of float32, values that are all equal, and codecs in every combination."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from cases import values
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, everywhere
+
+import fftgrad as fg
+
+WORKERS = 4
+STEP = fg.Step.of(3)
+
+
+def round_trip(codec, x):
+    """What a codec makes of an array, compiled."""
+
+    def both_ways(x):
+        return fg.decompress(codec, fg.compress(codec, x, step=STEP), x, step=STEP)
+
+    return np.asarray(jax.jit(both_ways)(x))
+
+
+def updates(tx, rows, steps=1):
+    """The mean of each step, of the first worker, and the last state."""
+    init = jax.vmap(tx.init)
+    update = everywhere("vmap", lambda g, s: tx.update(g, s), len(rows))
+    state, means = init(rows), []
+    for _ in range(steps):
+        mean, state = update(rows, state)
+        assert all(np.array_equal(row, mean[0], equal_nan=True) for row in mean)
+        means.append(np.asarray(mean[0]))
+    return means, state
+
+
+# Equal values
+
+
+@pytest.fixture
+def as_users_compile_it():
+    """With the optimizations that the suite goes without: they change how values are rounded."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+EQUAL = [0.1, 1 / 3, -3.7, 7.0, 1e-20, 3e20]
+SIZES = [2, 64, 100, 1_000, 5_000]
+
+
+@pytest.mark.usefixtures("as_users_compile_it")
+@pytest.mark.parametrize("n", SIZES)
+def test_equal_values_survive_ternary(n):
+    for value in EQUAL:
+        x = np.full(n, value, np.float32)
+        np.testing.assert_allclose(round_trip(fg.Ternary(), x), x, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("as_users_compile_it")
+@pytest.mark.parametrize("n", SIZES)
+def test_equal_values_survive_an_integer_sum(n):
+    tx = fg.compressed_pmean(fg.IntegerSum(WORKERS), axis_name=AXIS)
+    init, update = jax.vmap(tx.init), everywhere("vmap", lambda g, s: tx.update(g, s), WORKERS)
+    for value in EQUAL:
+        rows = jnp.full((WORKERS, n), value, jnp.float32)
+        mean, _ = update(rows, init(rows))
+        np.testing.assert_allclose(mean, rows, rtol=1e-5)
+
+
+def test_almost_equal_values_survive_ternary():
+    """Their deviation is rounding noise, too small to clip by."""
+    x = np.float32(0.1) * (1 + np.float32(1e-6) * values((500,)))
+    np.testing.assert_allclose(round_trip(fg.Ternary(), x), x, rtol=1e-4)
+
+
+# The ends of the range
+
+QUANTIZERS = {
+    "levels": fg.Levels(bits=4, bucket=64),
+    "levels max": fg.Levels(bits=3, bucket=64, norm="max"),
+    "ternary": fg.Ternary(clip=None),
+    "ternary clipped": fg.Ternary(),
+    "lloyd-max": fg.LloydMax(bits=2, block=64),
+    "sign": fg.Sign(),
+    "range float": fg.RangeFloat(bits=8),
+}
+
+
+def spiky():
+    """One value of 1.5 among small ones: times 2^127 both it and the length are below 2^128."""
+    x = 0.05 * values((64,)) / np.abs(values((64,))).max()
+    x[37] = -1.5
+    return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("exponent", [-100, 100, 126, 127])
+@pytest.mark.parametrize("codec", QUANTIZERS.values(), ids=QUANTIZERS)
+def test_a_quantizer_does_the_same_at_any_scale(codec, exponent):
+    scale = np.float32(2.0) ** np.float32(exponent)
+    expected = round_trip(codec, spiky())
+    assert np.any(expected)
+    np.testing.assert_allclose(
+        round_trip(codec, scale * spiky()) / scale, expected, rtol=1e-5, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("clip", [None, 2.5])
+@pytest.mark.parametrize("exponent", [-100, 100, 126, 127])
+def test_an_integer_sum_does_the_same_at_any_scale(clip, exponent):
+    scale = np.float32(2.0) ** np.float32(exponent)
+    tx = fg.compressed_pmean(fg.IntegerSum(WORKERS, clip=clip), axis_name=AXIS)
+    rows = np.stack([np.roll(spiky(), i // 2) for i in range(WORKERS)])
+    (expected,), _ = updates(tx, rows)
+    (mean,), _ = updates(tx, scale * rows)
+    assert np.any(expected)
+    np.testing.assert_allclose(mean / scale, expected, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_mean_of_a_group_is_finite_where_its_values_are(dtype):
+    exchange = fg.Hierarchical("fast", 4, fg.AllReduce(), dtype=dtype)
+    tx = fg.compressed_pmean(exchange, axis_name=("slow", "fast"))
+
+    def one(grad):
+        return tx.update(grad, tx.init(grad))[0]
+
+    run = jax.vmap(jax.vmap(one, axis_name="fast"), axis_name="slow")
+    mean = jax.jit(run)(jnp.full((2, 4, 10), 2e38))
+    np.testing.assert_allclose(mean, 2e38, rtol=1e-2)
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize(("bits", "mantissa"), [(10, 1), (12, 3), (6, 2), (16, 7)])
+def test_any_codes_decode_to_finite_numbers(bits, mantissa, zero):
+    """What arrives may be anything; with few mantissa bits there are more codes than numbers."""
+    codec = fg.RangeFloat(bits=bits, mantissa=mantissa, zero=zero)
+    for largest in (1e-30, 1.0, 3e38):
+        x = np.full(5_000, largest, np.float32)
+        payload = fg.compress(codec, x)
+        words = np.random.default_rng(0).integers(0, 2**32, payload.main.shape, np.uint32)
+        garbage = payload._replace(main=jnp.asarray(words))
+        assert np.all(np.isfinite(fg.decompress(codec, garbage, x)))
+
+
+NARROW = [
+    name
+    for name in dir(ml_dtypes)
+    if name.startswith(("float", "bfloat")) and np.dtype(getattr(ml_dtypes, name)).itemsize <= 2
+]
+
+
+@pytest.mark.parametrize("name", ["float8_e8m0fnu", "float4_e2m1fn"])
+def test_a_cast_refuses_what_has_no_sign_or_no_byte(name):
+    with pytest.raises(TypeError, match=r"Cast\(dtype\).*; use Cast\('bfloat16'\)"):
+        fg.Cast(name)
+
+
+@pytest.mark.parametrize("name", [*NARROW, "float16"])
+def test_a_cast_that_is_not_refused_keeps_signs_and_sizes(name):
+    try:
+        codec = fg.Cast(name)
+    except TypeError:
+        return
+    x = np.array([1.0, -1.0, 0.0, 2.0, -2.0, 1.5], np.float32)
+    np.testing.assert_allclose(round_trip(codec, x), x, rtol=0.25)
+
+
+@pytest.mark.parametrize("search", ["binary", "exact"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_threshold_keeps_what_is_not_finite_wherever_it_is(search, bad):
+    codec = fg.Threshold(fraction=0.1, search=search)
+    run = jax.jit(lambda x: fg.decompress(codec, fg.compress(codec, x), x))
+    hidden = []
+    for position in range(90):
+        x = values((90,))
+        x[position] = bad
+        if np.all(np.isfinite(run(x))):
+            hidden.append(position)
+    assert hidden == []
+
+
+def test_an_exact_threshold_sends_the_largest_and_no_zeros():
+    codec = fg.Threshold(fraction=0.1, search="exact")
+    x = values((400,))
+    y = round_trip(codec, x)
+    largest = np.sort(np.argsort(-np.abs(x))[:40])
+    assert set(largest) <= set(np.flatnonzero(y))
+    np.testing.assert_array_equal(y[largest], x[largest])
+    few = np.where(np.arange(400) % 100 == 7, x, 0).astype(np.float32)
+    np.testing.assert_array_equal(round_trip(codec, few), few)
+
+
+def test_quantized_redsync_sends_the_best_of_a_layer_not_the_first():
+    """A layer of 1.6 MB: of its positive values, the 400 largest must be among what is sent."""
+    tx = fg.methods.redsync(0.001, quantize=True, axis_name=AXIS)
+    row = values((400_000,))
+    (mean,), _ = updates(tx, np.stack([row] * 2))
+    best = np.argsort(-row)[:400]
+    sent = np.flatnonzero(mean)
+    assert sent.size <= 800
+    missed = set(best.tolist()) - set(sent.tolist())
+    assert len(missed) == 0
+
+
+# Chains with two linear stages in front
+
+CHAINS = {
+    "random-k of hadamard, levels": fg.chain(
+        fg.Hadamard(block=8), fg.RandomK(k=16), fg.Levels(bits=4)
+    ),
+    "random-k of spectra": fg.chain(fg.Fft(block=16), fg.RandomK(k=16)),
+    "random-k of spectra, range float": fg.chain(
+        fg.Fft(block=16), fg.RandomK(k=16), fg.RangeFloat(bits=8)
+    ),
+    "top-k of two transforms": fg.chain(fg.Dct(block=16), fg.Hadamard(block=16), fg.TopK(k=12)),
+    "two transforms, levels": fg.chain(fg.Dct(block=16), fg.Hadamard(block=16), fg.Levels(bits=4)),
+    "two transforms": fg.chain(fg.Dct(block=16), fg.Hadamard(block=16)),
+    "three transforms": fg.chain(
+        fg.Dct(block=16), fg.Hadamard(block=16), fg.Fft(block=16), fg.TopK(k=12)
+    ),
+}
+AROUND = {
+    "gather": fg.AllGather,
+    "two stages": lambda codec: fg.TwoStage(codec, workers=WORKERS),
+    "piecewise": lambda codec: fg.Piecewise({0: fg.AllGather(codec)}),
+}
+
+
+def assert_mean_is_that_of_what_was_sent(exchange, rows):
+    """What was sent is what is missing from the residual."""
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
+    (mean,), state = updates(tx, rows)
+    sent = rows - np.asarray(state.memory.value.residual).reshape(rows.shape)
+    expected = sent.astype(np.float64).mean(0)
+    if isinstance(exchange, fg.TwoStage):
+        (server,) = jax.tree.leaves(state.exchange[0].server)
+        expected -= np.asarray(server, np.float64).ravel()[: rows.shape[1]]
+    np.testing.assert_allclose(mean, expected, atol=1e-4)
+    assert np.any(mean)
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+@pytest.mark.parametrize("codec", CHAINS.values(), ids=CHAINS)
+def test_two_linear_stages_in_front_work_in_every_exchange(codec, around):
+    assert_mean_is_that_of_what_was_sent(around(codec), values((WORKERS, 128)))
+
+
+@pytest.mark.parametrize("chooser", [fg.Leader(), fg.Drift()], ids=repr)
+@pytest.mark.parametrize("name", ["top-k of two transforms", "three transforms", "two transforms"])
+def test_two_linear_stages_in_front_work_in_a_shared_support(name, chooser):
+    exchange = fg.SharedSupport(CHAINS[name], chooser=chooser)
+    assert_mean_is_that_of_what_was_sent(exchange, values((WORKERS, 128)))
+
+
+@pytest.mark.parametrize("name", ["random-k of spectra", "two transforms"])
+def test_two_linear_stages_are_summed(name):
+    assert_mean_is_that_of_what_was_sent(fg.AllReduce(CHAINS[name]), values((WORKERS, 128)))
+
+
+def test_top_k_takes_a_chain_of_transforms():
+    transform = fg.chain(fg.Dct(block=16), fg.Hadamard(block=16))
+    tx = fg.methods.top_k(0.1, transform=transform, axis_name=AXIS)
+    (mean,), _ = updates(tx, values((WORKERS, 128)))
+    assert np.all(np.isfinite(mean))
+    assert np.any(mean)
+
+
+# Any chain
+
+real_transforms = st.one_of(
+    st.sampled_from([4, 16, 64]).map(lambda b: fg.Dct(block=b)),
+    st.sampled_from([4, 16, 64]).map(lambda b: fg.Hadamard(block=b)),
+)
+spectra = st.sampled_from([4, 16, 64, None]).map(lambda b: fg.Fft(block=b))
+fractions = st.sampled_from([0.05, 0.3, 1.0])
+selectors = st.one_of(
+    fractions.map(lambda f: fg.TopK(fraction=f)),
+    st.sampled_from([4, 10, 32]).map(lambda c: fg.ChunkTopK(chunk=c)),
+    fractions.map(lambda f: fg.RandomK(fraction=f)),
+    fractions.map(lambda f: fg.RandomK(fraction=f, rescale=True)),
+    st.sampled_from([0.05, 0.3]).map(lambda f: fg.Threshold(fraction=f)),
+)
+range_floats = st.builds(
+    lambda bits, rounding: fg.RangeFloat(bits=bits, rounding=rounding),
+    st.integers(3, 10),
+    st.sampled_from(["nearest", "truncate", "stochastic"]),
+)
+real_quantizers = st.one_of(
+    range_floats,
+    st.just(fg.Sign()),
+    st.just(fg.Cast("bfloat16")),
+    st.integers(2, 6).map(lambda bits: fg.Levels(bits=bits, bucket=40)),
+    st.sampled_from([None, 2.5]).map(lambda clip: fg.Ternary(clip=clip)),
+    st.integers(1, 4).map(lambda bits: fg.LloydMax(bits=bits, block=32)),
+)
+
+
+@st.composite
+def chains(draw):
+    """Up to two real transforms, perhaps a spectrum, a selector, and a quantizer at the end."""
+    stages = draw(st.lists(real_transforms, max_size=2))
+    complex_ = draw(st.booleans())
+    if complex_:
+        stages.append(draw(spectra))
+    stages += draw(st.lists(selectors, max_size=1))
+    stages += draw(st.lists(range_floats if complex_ else real_quantizers, max_size=1))
+    return fg.chain(*stages)
+
+
+def draws(codec):
+    """Whether it rounds by chance: another program may then round a value to the other side."""
+    return any(word in repr(codec) for word in ("stochastic", "Levels", "Ternary"))
+
+
+@given(codec=chains(), n=st.sampled_from([1, 33, 130]))
+def test_any_chain_is_gathered_to_the_mean_of_what_it_decodes_to(codec, n):
+    exchange = fg.AllGather(codec)
+
+    def one(x):
+        out = exchange.mean(x, exchange.init(x), STEP, AXIS)
+        payload = fg.compress(codec, x, step=STEP)
+        return out.mean, out.sent, payload, fg.decompress(codec, payload, x, step=STEP)
+
+    rows = jnp.asarray(values((2, n)))
+    mean, sent, payload, own = everywhere("vmap", one, 2)(rows)
+    assert mean.shape == sent.shape == own.shape == rows.shape
+    np.testing.assert_allclose(mean[0], np.mean(sent, axis=0), rtol=1e-4, atol=1e-4)
+    if not draws(codec):
+        np.testing.assert_allclose(sent, own, rtol=1e-4, atol=1e-4)
+    leaves = jax.tree.leaves((payload.main, payload.side))
+    nbytes = sum(-(-leaf[0].nbytes // 4) * 4 for leaf in leaves)
+    assert fg.wire_bytes(codec, rows[0]) == fg.wire_bytes(exchange, rows[0]) == 8 + nbytes
+
+
+# State of a stage, in two stages
+
+
+def test_two_stages_of_one_sided_values_send_the_negative_ones_too():
+    codec = fg.chain(fg.OneSided(), fg.TopK(k=4))
+    tx = fg.compressed_pmean(fg.TwoStage(codec, workers=2), fg.ErrorFeedback(), axis_name=AXIS)
+    row = np.array([1.0, -1.0, 2.0, -2.0], np.float32)
+    means, state = updates(tx, np.stack([row, row]), steps=6)
+    applied = np.sum(means, axis=0)
+    assert np.all(applied * row > 0)
+    left = np.asarray(state.memory.value.residual).mean(0).ravel()
+    (server,) = jax.tree.leaves(state.exchange[0].server)
+    np.testing.assert_allclose(applied + left + np.asarray(server).ravel(), 6 * row, atol=1e-5)
+
+
+# Overflow
+
+TOO_LARGE = {
+    "gather": fg.AllGather(fg.Cast("float16")),
+    "gather, last of a chain": fg.AllGather(fg.chain(fg.TopK(k=12), fg.Cast("float16"))),
+    "gather, first of a chain": fg.AllGather(fg.chain(fg.Fft(half=True), fg.TopK(k=4))),
+    "gather, second of three": fg.AllGather(
+        fg.chain(fg.Fft(half=True), fg.TopK(k=4), fg.RangeFloat(bits=8))
+    ),
+    "sum": fg.AllReduce(fg.Fft(half=True)),
+    "sum of a chain": fg.AllReduce(fg.chain(fg.Fft(half=True), fg.RandomK(k=4))),
+    "leader": fg.SharedSupport(fg.chain(fg.Fft(half=True), fg.TopK(k=4))),
+    "drift": fg.SharedSupport(fg.chain(fg.Fft(half=True), fg.TopK(k=4)), chooser=fg.Drift()),
+    "two stages": fg.TwoStage(fg.Cast("float16"), workers=WORKERS),
+    "piecewise": fg.Piecewise({0: fg.AllReduce(fg.Fft(half=True))}),
+    "recovery": fg.Recover((fg.AllReduce(fg.Fft(half=True)),), max_error=9.0),
+}
+
+
+@pytest.mark.parametrize("exchange", TOO_LARGE.values(), ids=TOO_LARGE)
+def test_every_exchange_counts_what_overflows(exchange):
+    rows = np.zeros((WORKERS, 12), np.float32)
+    rows[1, :3], rows[3, 0] = 2e5, -5e5
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
+    _, state = updates(tx, rows, steps=2)
+    assert np.asarray(state.overflow).tolist() == [8] * WORKERS
+
+
+# A codec of one's own
+
+
+@dataclasses.dataclass
+class NotFrozen(fg.Quantizer):
+    """All that a codec needs, but for a hash."""
+
+    dtype: str = "float16"
+
+    def compress(self, x, state, step=None):
+        return fg.Compressed(fg.Payload(x.astype(self.dtype)))
+
+    def decompress(self, payload, like, step):
+        return payload.main.astype(like.dtype)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda codec: updates(
+            fg.compressed_pmean(fg.AllGather(codec), axis_name=AXIS),
+            np.ones((WORKERS, 8), np.float32),
+        ),
+        lambda codec: fg.wire_bytes(codec, jnp.ones(8)),
+        lambda codec: fg.chain(fg.Dct(block=4), codec).decompress,
+        lambda codec: fg.wire_bytes(fg.TwoStage(codec, workers=2), jnp.ones(8)),
+    ],
+    ids=["all-gather", "bytes", "chain", "two stages"],
+)
+def test_a_codec_without_a_hash_is_told_to_be_frozen(use):
+    with pytest.raises(TypeError, match=r"frozen=True"):
+        use(NotFrozen())
+
+
+# Specs of a state whose parameters have no names
+
+SHARDED = P(None, "model")
+WITH_STATE = {
+    "two stages": fg.TwoStage(fg.Sign(), workers=4),
+    "threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=2)),
+    "adacomp": fg.AllGather(fg.AdaComp(bin_size=20)),
+}
+TREES = {
+    "list": ([jnp.zeros((6, 8)), jnp.zeros((4, 2))], [SHARDED, SHARDED]),
+    "tuple of one": ((jnp.zeros((6, 8)),), (SHARDED,)),
+    "array": (jnp.zeros((6, 8)), SHARDED),
+}
+
+
+@pytest.mark.parametrize(("params", "param_specs"), TREES.values(), ids=TREES)
+@pytest.mark.parametrize("exchange", WITH_STATE.values(), ids=WITH_STATE)
+def test_specs_follow_parameters_without_names(exchange, params, param_specs):
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data")
+    specs = fg.state_specs(jax.eval_shape(tx.init, params), "data", param_specs)
+    named = {f"p{i}": leaf for i, leaf in enumerate(jax.tree.leaves(params))}
+    named_specs = dict.fromkeys(named, SHARDED)
+    expected = fg.state_specs(jax.eval_shape(tx.init, named), "data", named_specs)
+    assert jax.tree.leaves(specs.exchange) == jax.tree.leaves(expected.exchange)
+    assert set(jax.tree.leaves(specs.memory)) == {P("data", None, "model")}
+    assert specs.step == specs.skipped == P()
+
+    mesh = Mesh(
+        np.array(jax.devices()).reshape(4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+    )
+    state = jax.jit(jax.shard_map(tx.init, mesh=mesh, in_specs=(param_specs,), out_specs=specs))(
+        params
+    )
+    grads = jax.tree.map(lambda p: jnp.asarray(values((4, *p.shape))), params)
+    grad_specs = jax.tree.map(lambda s: P("data", *s), param_specs)
+
+    def update(rows, state):
+        return tx.update(jax.tree.map(lambda g: g[0], rows), state)
+
+    step = jax.shard_map(
+        update, mesh=mesh, in_specs=(grad_specs, specs), out_specs=(param_specs, specs)
+    )
+    mean, _ = jax.jit(step)(grads, state)
+    assert jax.tree.map(jnp.shape, mean) == jax.tree.map(jnp.shape, params)
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(mean))
