@@ -44,7 +44,7 @@ class HierarchicalState(NamedTuple):
 class Hierarchical(Exchange):
     """Exchange: the exact mean along a fast axis, and a compressed one along the slow axes.
 
-    Each part is padded and cut into f pieces. The f workers that fast links join each get one
+    Each part is cut into f pieces. The f workers that fast links join each get one
     piece of all their gradients (an all-to-all) and average it exactly; each exchanges the mean of
     its piece with its peers over the slow links; and the pieces come together again (an
     all-gather). So the f slow links of a group each carry a share, and what compressing loses stays
@@ -121,9 +121,8 @@ class Hierarchical(Exchange):
         pieces = self._scatter(x)
         y, compensated = self.memory.compensate(pieces, drop_worker_axis(state.memory))
         reduced = self.slow.mean(y, state.slow, step, slow_axes)
-        sent, mean = self._only_real(reduced.sent, x), self._only_real(reduced.mean, x)
-        memory = self.memory.update(y, sent, mean, compensated)
-        whole = self._gather(mean, x)
+        memory = self.memory.update(y, reduced.sent, reduced.mean, compensated)
+        whole = self._gather(reduced.mean, x)
         return Reduced(
             mean=whole,
             sent=x,
@@ -159,11 +158,6 @@ class Hierarchical(Exchange):
 
     def _pieces_like(self, like: PyTree) -> PyTree:
         return _shards.shard_likes(like, self.workers)
-
-    def _only_real(self, pieces: PyTree, like: PyTree) -> PyTree:
-        leaves, structure = jax.tree.flatten(pieces)
-        number = _axes.index(self.fast_axis)
-        return jax.tree.unflatten(structure, _shards.only_real(leaves, like, self.workers, number))
 
     def _scatter(self, x: PyTree) -> PyTree:
         """This worker's piece of each part, averaged over the fast axis."""

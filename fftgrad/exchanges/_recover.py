@@ -1,6 +1,7 @@
 """Less compression where it hurts."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -149,22 +150,20 @@ class Recover(Exchange):
 
 
 def _relative_error(lost: PyTree, x: PyTree, axis_name: AxisName) -> jax.Array:
-    """√(Σ ||lost_i||² / Σ ||x_i||²) over the workers i; 0 where all is zero.
+    """√(Σ ||lost_i||² / Σ ||x_i||²) over the workers i; 0 where all is zero."""
 
-    Each worker's squares are in units of its own largest magnitude, so that none overflows or
-    vanishes.
-    """
-    leaves = jax.tree.leaves(x)
-    top = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in leaves]))
-    top = _axes.over_other_axes(lax.pmax, top)
-    # A power of two, so that dividing by it rounds nothing; a scale, where a maximum may miss NaN.
-    unit = _power_of_two(top)
+    def everywhere(
+        reduce: Callable[[jax.Array, AxisName], jax.Array], values: jax.Array
+    ) -> jax.Array:
+        return _axes.over_other_axes(reduce, reduce(values, axis_name))
+
+    tops = [jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(x)]
+    # The squares are in units of the largest magnitude of all, so that none overflows or vanishes.
+    # A maximum that misses a NaN does no harm: such a step is skipped.
+    unit = _power_of_two(everywhere(lax.pmax, jnp.max(jnp.stack(tops))))
     squares = jnp.stack([_square(lost, unit), _square(x, unit)])
-    squares = _axes.over_other_axes(lax.psum, squares)
-    rows = _axes.all_gather(jnp.concatenate([unit[None], squares]), axis_name)
-    share = rows[:, 0] / jnp.max(rows[:, 0])
-    total = jnp.sum(jnp.square(share)[:, None] * rows[:, 1:], axis=0)
-    return jnp.sqrt(total[0] / jnp.where(total[1] > 0, total[1], 1.0))
+    lost_square, square = everywhere(lax.psum, squares)
+    return jnp.sqrt(lost_square / jnp.where(square > 0, square, 1.0))
 
 
 def _power_of_two(x: jax.Array) -> jax.Array:

@@ -1,8 +1,9 @@
 """Parts in equal shards, one for each worker.
 
 Where w does not divide n, the first shards have one value more than the others, which are padded
-with a zero. So no shard holds more than one value that is no part of the gradient, and `real` says
-where: what comes back for it must not be kept, or a memory would pile it up.
+with a copy of their last value. A codec and a memory treat the copy as they treat that value, so it
+changes no scale by more than its weight. A zero would not do: a codec without a code for zero sends
+something for it, step by step, which a memory piles up and a scale then follows.
 """
 
 import math
@@ -35,31 +36,15 @@ def shard_likes(like: PyTree, workers: int) -> PyTree:
     )
 
 
-def only_real(
-    shards: Sequence[jax.Array], like: PyTree, workers: int, number: jax.Array
-) -> tuple[jax.Array, ...]:
-    """Shard `number` of each part, with zero for what is no part of it."""
-    leaves = jax.tree.leaves(like)
-    return tuple(
-        _clear_padding(shard, math.prod(leaf.shape), workers, number)
-        for shard, leaf in zip(shards, leaves, strict=True)
-    )
-
-
-def _clear_padding(shard: jax.Array, n: int, workers: int, number: jax.Array) -> jax.Array:
-    longer = n % workers
-    if longer == 0:
-        return shard
-    return shard.at[-1].set(jnp.where(number < longer, shard[-1], 0.0))
-
-
 def _to_rows(flat: jax.Array, workers: int) -> jax.Array:
     size, longer = divmod(flat.size, workers)
     if longer == 0:
         return flat.reshape(workers, size)
     head = flat[: longer * (size + 1)].reshape(longer, size + 1)
     rest = flat[longer * (size + 1) :].reshape(workers - longer, size)
-    return jnp.concatenate([head, jnp.pad(rest, ((0, 0), (0, 1)))])
+    # A shard without a value has none to copy, and is all zero.
+    fill = "edge" if size else "constant"
+    return jnp.concatenate([head, jnp.pad(rest, ((0, 0), (0, 1)), mode=fill)])
 
 
 def _from_rows(rows: jax.Array, n: int) -> jax.Array:

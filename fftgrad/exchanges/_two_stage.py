@@ -45,8 +45,8 @@ class TwoStageState(NamedTuple):
 class TwoStage(Exchange):
     """Exchange: compressed shards to the worker that owns them, and their compressed mean to all.
 
-    Each part is cut into w shards, one for each worker; where w does not divide it, some have a
-    zero at their end. Every worker compresses each
+    Each part is cut into w shards, one for each worker; where w does not divide it, some have
+    their last value twice. Every worker compresses each
     of its shards and sends it to its owner (an all-to-all); the owner decodes and averages what it
     got, adds what its own memory kept of earlier means, compresses the mean again, and sends it to
     all (an all-gather). Both losses are thus fed back: the worker's by the memory of
@@ -122,11 +122,6 @@ class TwoStage(Exchange):
             drop_worker_axis(state.codecs),
         )
         headers, means = decode_mean(codec, _axes.all_to_all(buffers, axis_name), likes, step)
-
-        def only_real(shards: Vectors) -> Vectors:
-            return _shards.only_real(shards, x, self.workers, _axes.index(axis_name))
-
-        means = only_real(means)
         memory = self.server_memory
         y, compensated = memory.compensate(means, drop_worker_axis(state.server))
         buffer, kept, server_codecs = _compress(
@@ -137,7 +132,7 @@ class TwoStage(Exchange):
             likes,
             step.fold_local(self.workers),
         )
-        server = memory.update(y, only_real(kept), y, compensated)
+        server = memory.update(y, kept, y, compensated)
         headers, rows = _decode_rows(codec, _axes.all_gather(buffer, axis_name), likes, step)
         return Reduced(
             mean=_shards.from_shards(rows, x),

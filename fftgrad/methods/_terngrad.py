@@ -10,6 +10,7 @@ from fftgrad.codecs.quantizers._ternary import Ternary
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._integer_sum import IntegerSum
+from fftgrad.exchanges._layout import Layout
 from fftgrad.training._pmean import compressed_pmean
 
 
@@ -74,4 +75,4 @@ def terngrad(
     exchange: Exchange = AllGather(TernGradPolicy(clip, dense))
     if workers is not None:
         exchange = IntegerSum(workers=workers, clip=clip)
-    return compressed_pmean(exchange, axis_name=axis_name, key=key)
+    return compressed_pmean(exchange, layout=Layout("leaf"), axis_name=axis_name, key=key)

@@ -48,7 +48,7 @@ GOLDEN = {
     "fft_sparsification": [228],
     "fft_sparsification blocked": [140],
     "fft_sparsification diminishing": [164, 628, DENSE],
-    "fft_sparsification recovery": [8, 228, 628, DENSE],
+    "fft_sparsification recovery": [12, 228, 628, DENSE],
     "feedback_adam": [204],
     "feedback_sgd": [204],
     "adacomp": [196],

@@ -171,7 +171,6 @@ def test_a_codec_decodes_what_is_not_finite_to_what_is_not_finite(codec, n):
 SELECTORS = {
     "top-k": fg.TopK(fraction=0.01),
     "chunk top-k": fg.ChunkTopK(chunk=50),
-    "threshold": fg.Threshold(fraction=0.01),
 }
 
 
