@@ -187,7 +187,7 @@ class TernGrad(Oracle):
                 continue
             clipped = []
             for grad in grads:
-                bound = self.clip * np.std(grad[name]) or np.inf
+                bound = self.clip * np.sqrt(np.mean(np.square(grad[name]))) or np.inf
                 clipped.append(np.clip(grad[name], -bound, bound))
             scales = [np.abs(c).max() for c in clipped]
             if self.shared:
