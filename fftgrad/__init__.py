@@ -72,7 +72,7 @@ from fftgrad._contracts import Codec as Codec
 from fftgrad._contracts import Transform as Transform
 from fftgrad._contracts import Selector as Selector
 from fftgrad._contracts import Quantizer as Quantizer
-from fftgrad._contracts import CodecRule as CodecRule
+from fftgrad.exchanges._rules import CodecRule as CodecRule
 from fftgrad._contracts import Memory as Memory
 from fftgrad._contracts import Exchange as Exchange
 from fftgrad._contracts import Step as Step

@@ -22,10 +22,11 @@ The rules that hold for all of them:
 4. A claim (`summable`, `unbiased`) is False until it is proved and tested.
 5. A value that is not finite is never hidden. If any value of x is NaN or infinite, some value of
    decompress(compress(x)) is. A maximum or a minimum is no evidence of finiteness, because XLA's
-   vectorized reductions drop NaN: add `ops._finite.poison(x)` to whatever stands for all values.
+   vectorized reductions drop NaN: take `ops._finite.largest(x)`, or add `ops._finite.poison(x)` to
+   whatever stands for all values.
 6. Shapes are static. Bytes follow from shapes alone.
 
-A codec of one's own takes about 20 lines:
+A codec of one's own:
 
     @dataclasses.dataclass(frozen=True)
     class Half(fg.Quantizer):
@@ -37,7 +38,6 @@ A codec of one's own takes about 20 lines:
 """
 
 import abc
-import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -45,12 +45,10 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._axes import AxisName as AxisName
-
-PyTree: TypeAlias = Any
-"""A nest of containers with arrays (or shapes) at its leaves."""
-
-Like: TypeAlias = jax.Array | jax.ShapeDtypeStruct
-"""Anything that has a shape and a dtype."""
+from fftgrad.ops import _keys
+from fftgrad.ops._shapes import Like as Like
+from fftgrad.ops._shapes import PyTree as PyTree
+from fftgrad.ops._shapes import spec
 
 Scope: TypeAlias = Literal["model", "leaf"] | Callable[[str, Like], str]
 """Which leaves form a part: all, each, or those to which a function gives the same name."""
@@ -75,7 +73,7 @@ class Step(NamedTuple):
     @classmethod
     def of(cls, key: jax.Array | int, number: jax.Array | int = 0) -> "Step":
         """The step of a worker that is on its own, from a seed or a key."""
-        shared, local = jax.random.split(as_key(key))
+        shared, local = jax.random.split(_keys.as_key(key))
         return cls(number, shared, local)
 
     def fold(self, other: int) -> "Step":
@@ -187,6 +185,10 @@ class Transform(Codec):
         raise NotImplementedError(f"{self!r}.add_at: a transform with a short reach must have it.")
 
 
+IN_ORDER: dict[str, Any] = {"indices_are_sorted": True, "unique_indices": True, "mode": "drop"}
+"""How positions index a vector: what lets XLA scatter without contention."""
+
+
 class Selector(Codec):
     """Codec: keeps some coefficients, in `main`, and knows where they belong."""
 
@@ -216,36 +218,12 @@ class Selector(Codec):
         return self.positions(payload.side, n, step)
 
 
-IN_ORDER: dict[str, Any] = {"indices_are_sorted": True, "unique_indices": True, "mode": "drop"}
-"""How positions index a vector: what lets XLA scatter without contention."""
-
-
 class Quantizer(Codec):
     """Codec: a few bits for each value. Its `main` holds codes, so it comes last."""
 
     @property
     def last(self) -> bool:
         return True
-
-
-class CodecRule(abc.ABC):
-    """Which codec each part of a gradient gets, by the name and the shape of the part.
-
-    Where a codec is asked for, a plain function does as well; its parts are the leaves.
-    """
-
-    @property
-    def scope(self) -> Scope:
-        """The parts that it is made for."""
-        return "leaf"
-
-    @abc.abstractmethod
-    def __call__(self, name: str, like: Like) -> Codec:
-        """The codec of one part."""
-
-
-Codecs: TypeAlias = Codec | CodecRule | Callable[[str, Like], Codec]
-"""One codec for all parts, or a rule."""
 
 
 class Memory(abc.ABC):
@@ -321,43 +299,3 @@ class Exchange(abc.ABC):
         An exchange of exchanges hands the loss on to the one that ran.
         """
         return state
-
-
-def as_key(key: jax.Array | int) -> jax.Array:
-    """A typed PRNG key from a seed, a raw key or a typed key."""
-    if isinstance(key, int):
-        return jax.random.key(key)
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        return key
-    return jax.random.wrap_key_data(key)
-
-
-def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
-    """Refuses what is not a value of a kind of part, such as its class, or one without a hash."""
-    if not isinstance(value, kind):
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise TypeError(
-            f"{argument}: must be {article} {kind.__name__.lower()}, got {value!r}; {remedy}"
-        )
-    try:
-        hash(value)
-    except TypeError:
-        raise TypeError(
-            f"{argument}: must be a value that can be hashed, got {value!r}; declare its class "
-            "with @dataclasses.dataclass(frozen=True), and keep tuples in it, no lists."
-        ) from None
-
-
-def constructor_call(self: Any) -> str:
-    """The `repr` of a configuration: the call that makes it, without what it leaves at default."""
-    given = (
-        f"{field.name}={getattr(self, field.name)!r}"
-        for field in dataclasses.fields(self)
-        if getattr(self, field.name) != field.default
-    )
-    return f"{type(self).__name__}({', '.join(given)})"
-
-
-def spec(tree: PyTree) -> PyTree:
-    """The shapes and dtypes of a tree."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)

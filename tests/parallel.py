@@ -24,6 +24,13 @@ def of_size(exchange, workers: int):
     return exchange
 
 
+def unshard(rows, n: int):
+    """The n values of one row a worker, of which the first n % workers rows have one more."""
+    longer = n % len(rows)
+    whole = [row if i < longer or not longer else row[:-1] for i, row in enumerate(rows)]
+    return np.concatenate(whole)
+
+
 def everywhere(mode: str, function, workers: int):
     """The compiled function from stacked to stacked trees, one row a worker."""
     if mode == "vmap":

@@ -21,17 +21,18 @@ PUBLIC = {
 }
 METHOD_NAMES = {name for name in vars(fg.methods) if not name.startswith("_")}
 CONTRACTS = {
-    "AdaptiveCodec",
-    "BudgetCodec",
+    "Chooser",
     "Codec",
+    "CodecRule",
+    "Compressed",
     "Exchange",
     "Memory",
     "Payload",
+    "Quantizer",
     "Reduced",
-    "Rng",
-    "SparseCodec",
-    "SupportCodec",
-    "WatchfulExchange",
+    "Selector",
+    "Step",
+    "Transform",
 }
 STATES = {
     "PerWorker",

@@ -5,7 +5,8 @@ import itertools
 
 import jax
 
-from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Step, check_kind
+from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Step
+from fftgrad._values import check_kind
 from fftgrad.codecs import _plan
 from fftgrad.codecs._spec import payload_spec
 from fftgrad.codecs.transforms._identity import Identity

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import Codec, Like, Payload, PyTree, Selector, Step, Transform, spec
+from fftgrad._contracts import Codec, Like, Payload, PyTree, Selector, Step, Transform
 from fftgrad.codecs._spec import payload_spec
+from fftgrad.ops._shapes import spec
 
 SPARSE = 16
 """Blocks are undone one by one where those that hold a coefficient hold 1 value in 16, or fewer."""

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Step, spec
+from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Step
+from fftgrad.ops._shapes import spec
 
 
 class PayloadSpec(NamedTuple):

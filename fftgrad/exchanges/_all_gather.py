@@ -7,10 +7,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Codecs, Exchange, PyTree, Reduced, Scope, Step
+from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
 from fftgrad.exchanges import _parts, _wire
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _finite
 
 UNROLLED, LARGE = 8, 1 << 16

@@ -7,21 +7,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import (
-    AxisName,
-    Codec,
-    Codecs,
-    Exchange,
-    PyTree,
-    Reduced,
-    Scope,
-    Step,
-    constructor_call,
-)
+from fftgrad._contracts import AxisName, Codec, Exchange, PyTree, Reduced, Scope, Step
+from fftgrad._values import constructor_call
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Parts, Payloads
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _finite
 
 

@@ -9,17 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import (
-    AxisName,
-    Like,
-    Payload,
-    PyTree,
-    Selector,
-    Step,
-    constructor_call,
-    spec,
-)
+from fftgrad._contracts import AxisName, Like, Payload, PyTree, Selector, Step
+from fftgrad._values import constructor_call
 from fftgrad.exchanges import _parts
+from fftgrad.ops._shapes import spec
 
 
 class Chooser(abc.ABC):

@@ -8,17 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import (
-    AxisName,
-    Exchange,
-    Memory,
-    PyTree,
-    Reduced,
-    Scope,
-    Step,
-    check_kind,
-    constructor_call,
-)
+from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Scope, Step
+from fftgrad._values import check_kind, constructor_call
 from fftgrad.exchanges import _parts, _shards
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._error_feedback import ErrorFeedback

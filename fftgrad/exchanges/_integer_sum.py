@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step, constructor_call
+from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step
+from fftgrad._values import constructor_call
 from fftgrad.codecs.quantizers import _scale, _ternary
 from fftgrad.exchanges import _parts
 from fftgrad.ops import _finite

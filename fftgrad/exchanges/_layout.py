@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import Like, PyTree, Scope, constructor_call
+from fftgrad._contracts import Like, PyTree, Scope
+from fftgrad._values import constructor_call
 
 BUCKET_LIMIT = 2**30
 """Most values in a bucket: positions are int32, and a transform of it is 4 GiB, cuFFT's limit."""

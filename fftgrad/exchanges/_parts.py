@@ -11,20 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import (
-    Codec,
-    CodecRule,
-    Codecs,
-    Like,
-    Payload,
-    PyTree,
-    Scope,
-    Step,
-    check_kind,
-    spec,
-)
+from fftgrad._contracts import Codec, Like, Payload, PyTree, Scope, Step
+from fftgrad._values import check_kind
 from fftgrad.codecs import _chain, _spec
 from fftgrad.exchanges._layout import Part
+from fftgrad.exchanges._rules import CodecRule, Codecs
+from fftgrad.ops._shapes import spec
 
 Vectors = tuple[jax.Array, ...]
 Likes = tuple[Like, ...]

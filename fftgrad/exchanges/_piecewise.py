@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step, check_kind
+from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
+from fftgrad._values import check_kind
 from fftgrad.exchanges import _switch
 
 

@@ -4,7 +4,9 @@ import dataclasses
 import fnmatch
 import math
 
-from fftgrad._contracts import Codec, CodecRule, Like, Scope, check_kind, constructor_call
+from fftgrad._contracts import Codec, Like, Scope
+from fftgrad._values import check_kind, constructor_call
+from fftgrad.exchanges._rules import CodecRule
 
 _GROUP = "rule "
 

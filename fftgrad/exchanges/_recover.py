@@ -9,15 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import (
-    AxisName,
-    Exchange,
-    PyTree,
-    Reduced,
-    Scope,
-    Step,
-    constructor_call,
-)
+from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
+from fftgrad._values import constructor_call
 from fftgrad.exchanges import _switch
 
 

@@ -11,7 +11,6 @@ from fftgrad import _axes
 from fftgrad._contracts import (
     AxisName,
     Codec,
-    Codecs,
     Exchange,
     Payload,
     PyTree,
@@ -19,15 +18,16 @@ from fftgrad._contracts import (
     Scope,
     Selector,
     Step,
-    check_kind,
-    constructor_call,
-    spec,
 )
+from fftgrad._values import check_kind, constructor_call
+from fftgrad.codecs._chain import chain, stages
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._choosers import Chooser, Leader
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _finite
+from fftgrad.ops._shapes import spec
 
 
 class SharedSupportState(NamedTuple):
@@ -101,6 +101,10 @@ class SharedSupport(Exchange):
 
     def __post_init__(self) -> None:
         _parts.check_codec("SharedSupport", self.codec)
+        if isinstance(self.codec, Codec):
+            parts = stages(self.codec)
+            cut = next((i for i, stage in enumerate(parts) if not stage.summable), len(parts))
+            _check_selector(chain(*parts[cut:]))
         check_kind("SharedSupport(chooser)", self.chooser, Chooser, "use Leader() or Drift().")
 
     @property
@@ -180,16 +184,20 @@ class SharedSupport(Exchange):
         """The linear transforms of each part, and its selector, or `Identity` for none."""
         linear, rest = _parts.codec_of(self.codec, like).split_linear(likes)
         for codec in rest.codecs:
-            if not (codec.summable or _selects(codec)):
-                raise ValueError(
-                    "SharedSupport(codec): must be linear transforms and then TopK or ChunkTopK, "
-                    f"because values are summed as they are, got {codec!r} after what is linear; "
-                    "leave quantizers out, or use AllGather."
-                )
+            _check_selector(codec)
         return linear, rest
 
     def _counts(self, linear: Parts, selectors: Parts, likes: Likes) -> bool:
         return linear.counts_overflow(likes) or selectors.counts_overflow(_mains(linear, likes))
+
+
+def _check_selector(codec: Codec) -> None:
+    if not (codec.summable or _selects(codec)):
+        raise ValueError(
+            "SharedSupport(codec): must be linear transforms and then TopK or ChunkTopK, because "
+            f"values are summed as they are, got {codec!r} after what is linear; leave quantizers "
+            "out, or use AllGather."
+        )
 
 
 def _selects(codec: Codec) -> bool:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
 
 
@@ -22,8 +23,11 @@ def switch(
     def branch(position: int) -> Callable[..., Reduced]:
         def run(x: PyTree, states: tuple[PyTree, ...], step: Step) -> Reduced:
             out = exchanges[position].mean(x, states[position], step, axis_name)
+            # Typed alike in all branches, whatever each knows to be equal along other axes.
+            like = jax.tree.leaves(out.mean)[0]
             return out._replace(
-                overflow=jnp.asarray(out.overflow, jnp.int32),
+                finite=_axes.vary_like(out.finite, like),
+                overflow=_axes.vary_like(jnp.asarray(out.overflow, jnp.int32), like),
                 state=(*states[:position], out.state, *states[position + 1 :]),
             )
 

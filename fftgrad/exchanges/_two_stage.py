@@ -7,22 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
-from fftgrad._contracts import (
-    AxisName,
-    Codecs,
-    Exchange,
-    Memory,
-    PyTree,
-    Reduced,
-    Scope,
-    Step,
-    check_kind,
-    constructor_call,
-)
+from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Scope, Step
+from fftgrad._values import check_kind, constructor_call
 from fftgrad.exchanges import _parts, _shards, _wire
 from fftgrad.exchanges._all_gather import decode_mean
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._rules import Codecs
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.ops import _finite
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import Memory, PyTree, constructor_call
+from fftgrad._contracts import Memory, PyTree
+from fftgrad._values import constructor_call
 
 
 class ErrorFeedbackState(NamedTuple):

@@ -4,9 +4,10 @@ import dataclasses
 
 import optax
 
-from fftgrad._contracts import AxisName, Codec, CodecRule, Like
+from fftgrad._contracts import AxisName, Codec, Like
 from fftgrad.codecs.selectors._ada_comp import AdaComp
 from fftgrad.exchanges._all_gather import AllGather
+from fftgrad.exchanges._rules import CodecRule
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.training._pmean import compressed_pmean
 

@@ -5,11 +5,12 @@ import math
 
 import optax
 
-from fftgrad._contracts import AxisName, Codec, CodecRule, Like
+from fftgrad._contracts import AxisName, Codec, Like
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.selectors._chunk_top_k import ChunkTopK
 from fftgrad.codecs.transforms._dct import Dct
 from fftgrad.exchanges._all_gather import AllGather
+from fftgrad.exchanges._rules import CodecRule
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.training._pmean import compressed_pmean
 

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 import optax
 
-from fftgrad._contracts import AxisName, Codec, CodecRule, Like
+from fftgrad._contracts import AxisName, Codec, Like
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._piecewise import Piecewise
+from fftgrad.exchanges._rules import CodecRule
 from fftgrad.memories._momentum_correction import MomentumCorrection
 from fftgrad.training._clip import clip_first
 from fftgrad.training._pmean import compressed_pmean

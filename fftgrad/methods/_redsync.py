@@ -5,7 +5,7 @@ import math
 
 import optax
 
-from fftgrad._contracts import AxisName, Codec, CodecRule, Exchange, Like
+from fftgrad._contracts import AxisName, Codec, Exchange, Like
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers._one_mean import OneMean
 from fftgrad.codecs.selectors._one_sided import OneSided
@@ -15,6 +15,7 @@ from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._piecewise import Piecewise
+from fftgrad.exchanges._rules import CodecRule
 from fftgrad.memories._momentum_correction import MomentumCorrection
 from fftgrad.training._clip import clip_first
 from fftgrad.training._pmean import compressed_pmean

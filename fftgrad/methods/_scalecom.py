@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 import optax
 
-from fftgrad._contracts import AxisName, Codec, CodecRule, Exchange, Like
+from fftgrad._contracts import AxisName, Codec, Exchange, Like
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.selectors._chunk_top_k import ChunkTopK
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._piecewise import Piecewise
+from fftgrad.exchanges._rules import CodecRule
 from fftgrad.exchanges._shared_support import SharedSupport
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.training._pmean import compressed_pmean

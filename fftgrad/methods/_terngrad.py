@@ -5,12 +5,13 @@ import dataclasses
 import jax
 import optax
 
-from fftgrad._contracts import AxisName, Codec, CodecRule, Exchange, Like
+from fftgrad._contracts import AxisName, Codec, Exchange, Like
 from fftgrad.codecs.quantizers._ternary import Ternary
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._integer_sum import IntegerSum
 from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._rules import CodecRule
 from fftgrad.training._pmean import compressed_pmean
 
 

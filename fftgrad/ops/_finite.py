@@ -27,6 +27,13 @@ def poison(x: jax.Array, axis: int | None = None) -> jax.Array:
     return jnp.sum(zeros, axis=axis)
 
 
+def largest(x: jax.Array, axis: int | None = None) -> jax.Array:
+    """The largest magnitude, or NaN if anything is not finite; of each row if `axis` is given."""
+    # No NaN takes part in the maximum.
+    top = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), jnp.inf), axis=axis)
+    return jnp.where(top == jnp.inf, jnp.nan, top)
+
+
 def poison_unless(finite: jax.Array) -> jax.Array:
     """0.0 where the flag holds, else NaN."""
     return jnp.where(finite, 0.0, jnp.nan)

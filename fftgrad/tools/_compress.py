@@ -5,7 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import Codec, Like, Payload, Step, check_kind
+from fftgrad._contracts import Codec, Like, Payload, Step
+from fftgrad._values import check_kind
 from fftgrad.codecs._spec import payload_spec
 from fftgrad.exchanges import _layout
 

@@ -3,9 +3,10 @@
 import math
 from typing import NamedTuple
 
-from fftgrad._contracts import Codec, Codecs, PyTree
+from fftgrad._contracts import Codec, PyTree
 from fftgrad.exchanges import _layout, _parts, _wire
 from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._rules import Codecs
 
 
 class PreviewRow(NamedTuple):

@@ -1,6 +1,7 @@
 """Bytes on the wire, from shapes alone."""
 
-from fftgrad._contracts import Codec, Exchange, PyTree, check_kind
+from fftgrad._contracts import Codec, Exchange, PyTree
+from fftgrad._values import check_kind
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._layout import Layout

@@ -9,12 +9,14 @@ import optax
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Step, as_key, check_kind
+from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Step
+from fftgrad._values import check_kind
 from fftgrad.exchanges import _layout, _parts
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._no_memory import NoMemory
 from fftgrad.ops import _finite
+from fftgrad.ops._keys import as_key
 
 Masked = Literal["refuse", "elsewhere"]
 

@@ -100,7 +100,7 @@ def test_delayed_no_collective_waits_for_the_gradient():
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_bucket_waits_for_its_own_leaves_only(reverse):
     """Leaves come in the order b, w; buckets from the last one on."""
-    tx = compressed(bucket_bytes=4 * 110) if reverse else compressed()
+    tx = compressed(layout=fg.Layout(bucket_bytes=4 * 110)) if reverse else compressed()
     assert [reads_gradient(tx, leaf, nth=0) for leaf in ("b", "w")] == [not reverse, True]
 
 

@@ -6,15 +6,8 @@ import math
 import jax
 import numpy as np
 
-from fftgrad._contracts import (
-    Compressed,
-    Like,
-    Payload,
-    PyTree,
-    Quantizer,
-    Step,
-    constructor_call,
-)
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
+from fftgrad._values import constructor_call
 from fftgrad.codecs.quantizers import _window
 from fftgrad.codecs.quantizers._window import Rounding, Window
 from fftgrad.ops.packing import _bitmap, _codes

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step, constructor_call
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
+from fftgrad._values import constructor_call
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _rows
 from fftgrad.ops.packing import _codes

@@ -5,17 +5,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import (
-    Compressed,
-    Like,
-    Payload,
-    PyTree,
-    Quantizer,
-    Step,
-    constructor_call,
-)
-from fftgrad.codecs.quantizers import _scale, _window
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
+from fftgrad._values import constructor_call
+from fftgrad.codecs.quantizers import _window
 from fftgrad.codecs.quantizers._window import Rounding, Window
+from fftgrad.ops import _finite
 from fftgrad.ops.packing import _codes
 
 
@@ -96,7 +90,7 @@ class RangeFloat(Quantizer):
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         values = _window.as_real("RangeFloat", x)
-        largest = _scale.largest(values)
+        largest = _finite.largest(values)
         noise = _window.noise(self, self.rounding, step, values.size)
         codes = self._window(largest).encode(values, self.rounding, noise)
         return Compressed(Payload(_codes.pack(codes, self.bits), largest))

@@ -30,17 +30,12 @@ def in_units(x: jax.Array, scale: jax.Array, per_scale: float) -> jax.Array:
     return (x * down) * (per_scale / (divisor(scale) * down))
 
 
-def largest(x: jax.Array) -> jax.Array:
-    """The largest magnitude, float32[]; NaN if anything is not finite."""
-    return jnp.max(jnp.abs(x)) + _finite.poison(x)
-
-
 def norms(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The largest magnitude and the length of each row; no square overflows.
 
     Both are NaN where a row is not finite.
     """
-    top = jnp.max(jnp.abs(rows), axis=1) + _finite.poison(rows, axis=1)
+    top = _finite.largest(rows, axis=1)
     scaled = in_units(rows, top[:, None], 1.0)
     return top, divisor(top) * jnp.sqrt(jnp.sum(jnp.square(scaled), axis=1))
 

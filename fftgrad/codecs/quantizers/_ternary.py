@@ -6,8 +6,10 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step, constructor_call
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
+from fftgrad._values import constructor_call
 from fftgrad.codecs.quantizers import _scale
+from fftgrad.ops import _finite
 from fftgrad.ops.packing import _digits
 
 
@@ -83,7 +85,7 @@ def clipped(x: jax.Array, clip: float | None) -> tuple[jax.Array, jax.Array]:
 
     The magnitude is NaN if anything is not finite.
     """
-    top = _scale.largest(x)
+    top = _finite.largest(x)
     if clip is None:
         return x, top
     scaled = _scale.in_units(x, top, 1.0)  # so that no square overflows

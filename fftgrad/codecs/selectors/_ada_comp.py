@@ -7,15 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import (
-    IN_ORDER,
-    Compressed,
-    Like,
-    Payload,
-    Selector,
-    Step,
-    constructor_call,
-)
+from fftgrad._contracts import IN_ORDER, Compressed, Like, Payload, Selector, Step
+from fftgrad._values import constructor_call
 from fftgrad.codecs.selectors import _limited
 from fftgrad.ops import _finite, _rows
 from fftgrad.ops.packing import _bitmap

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._contracts import Compressed, Payload, PyTree, Selector, Step, constructor_call
+from fftgrad._contracts import Compressed, Payload, PyTree, Selector, Step
+from fftgrad._values import constructor_call
 from fftgrad.codecs.selectors._top_k import keys
 from fftgrad.ops import _rows
 from fftgrad.ops.packing import _codes

@@ -5,16 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import (
-    IN_ORDER,
-    Compressed,
-    Like,
-    Payload,
-    PyTree,
-    Selector,
-    Step,
-    constructor_call,
-)
+from fftgrad._contracts import IN_ORDER, Compressed, Like, Payload, PyTree, Selector, Step
+from fftgrad._values import constructor_call
 from fftgrad.codecs.selectors import _size
 from fftgrad.ops import _finite, _hash
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import Compressed, Like, Selector, Step, constructor_call
+from fftgrad._contracts import Compressed, Like, Selector, Step
+from fftgrad._values import constructor_call
 from fftgrad.codecs.selectors import _largest, _limited, _size
 from fftgrad.codecs.selectors._top_k import keys
 from fftgrad.ops.packing import _bitmap

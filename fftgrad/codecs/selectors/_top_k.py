@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Step, constructor_call
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Step
+from fftgrad._values import constructor_call
 from fftgrad.codecs.selectors import _largest, _size
 from fftgrad.ops.packing import _indices
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fftgrad._contracts import Compressed, Like, Payload, PyTree, Step, Transform, constructor_call
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Step, Transform
+from fftgrad._values import constructor_call
 from fftgrad.codecs.transforms import _blocks
 from fftgrad.ops import _hash, _rows
 

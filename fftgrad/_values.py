@@ -1,0 +1,30 @@
+"""Configuration as values: how they print, and how what is none is refused."""
+
+import dataclasses
+from typing import Any
+
+
+def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
+    """Refuses what is not a value of a kind of part, such as its class, or one without a hash."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise TypeError(
+            f"{argument}: must be {article} {kind.__name__.lower()}, got {value!r}; {remedy}"
+        )
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(
+            f"{argument}: must be a value that can be hashed, got {value!r}; declare its class "
+            "with @dataclasses.dataclass(frozen=True), and keep tuples in it, no lists."
+        ) from None
+
+
+def constructor_call(self: Any) -> str:
+    """The `repr` of a configuration: the call that makes it, without what it leaves at default."""
+    given = (
+        f"{field.name}={getattr(self, field.name)!r}"
+        for field in dataclasses.fields(self)
+        if getattr(self, field.name) != field.default
+    )
+    return f"{type(self).__name__}({', '.join(given)})"

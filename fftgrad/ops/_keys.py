@@ -1,0 +1,13 @@
+"""PRNG keys of any kind."""
+
+import jax
+import jax.numpy as jnp
+
+
+def as_key(key: jax.Array | int) -> jax.Array:
+    """A typed PRNG key from a seed, a raw key or a typed key."""
+    if isinstance(key, int):
+        return jax.random.key(key)
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key
+    return jax.random.wrap_key_data(key)
