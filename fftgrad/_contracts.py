@@ -294,8 +294,5 @@ class Exchange(abc.ABC):
         """Bytes that one worker hands to the collectives for arrays like `like`."""
 
     def observe(self, state: PyTree, loss: jax.Array, step: Step) -> PyTree:
-        """The state, once the mean loss of all workers is known.
-
-        An exchange of exchanges hands the loss on to the one that ran.
-        """
+        """The state, once the mean loss of all workers is known; composites hand the loss on."""
         return state

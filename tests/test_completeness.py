@@ -77,6 +77,12 @@ def test_every_method_is_in_the_table():
     assert {name.split()[0] for name in METHODS} == LISTED - SCHEDULES | OPTIMIZERS
 
 
+def test_a_part_is_abstract_or_final():
+    rows = [*CODECS.values(), *TILED.values(), *MEMORIES.values(), *EXCHANGES.values()]
+    for kind in {type(part) for row in rows for part in stages(row)}:
+        assert kind.__subclasses__() == [], kind
+
+
 def test_every_chooser_is_in_the_table():
     supports = [e for e in EXCHANGES.values() if isinstance(e, fg.SharedSupport)]
     assert {type(exchange.chooser).__name__ for exchange in supports} == CHOOSERS

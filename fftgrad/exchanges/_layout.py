@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import Like, PyTree, Scope
+from fftgrad._contracts import Exchange, Like, PyTree, Scope
 from fftgrad._values import constructor_call
 
 BUCKET_LIMIT = 2**30
@@ -95,9 +95,10 @@ class Layout:
                 f"{self.bucket_bytes}; use 25_000_000, or None for one bucket."
             )
 
-    def within(self, scope: Scope | None) -> "Layout":
+    def for_exchange(self, exchange: Exchange) -> "Layout":
         """The layout with its scope filled in, if it leaves that to the exchange."""
-        return dataclasses.replace(self, scope=self.scope or scope or "model")
+        # Not asked where the layout says it: exchanges of an exchange may disagree.
+        return self if self.scope else dataclasses.replace(self, scope=exchange.scope or "model")
 
     @property
     def limit(self) -> int:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from fftgrad._contracts import Codec, PyTree
 from fftgrad.exchanges import _layout, _parts, _wire
+from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._rules import Codecs
 
@@ -48,7 +49,7 @@ def preview(codec: Codecs, params: PyTree, layout: Layout = Layout()) -> list[Pr
       12.0
     """
     _parts.check_codec("preview", codec)
-    layout = layout.within(_parts.scope_of(codec))
+    layout = layout.for_exchange(AllGather(codec))
     codecs: dict[str, Codec] = {}
     payloads: dict[str, int] = {}
     for bucket in _layout.bucket_likes(params, layout):

@@ -40,5 +40,5 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, layout: Layout = Layout()) 
     """
     exchange = AllGather(part) if isinstance(part, Codec) else part
     check_kind("wire_bytes(part)", exchange, Exchange, "pass a codec or an exchange.")
-    layout = layout if layout.scope else layout.within(exchange.scope)
-    return sum(map(exchange.wire_bytes, _layout.bucket_likes(like, layout)))
+    buckets = _layout.bucket_likes(like, layout.for_exchange(exchange))
+    return sum(map(exchange.wire_bytes, buckets))

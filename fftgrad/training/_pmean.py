@@ -121,8 +121,7 @@ def compressed_pmean(
         "compressed_pmean(exchange)", exchange, Exchange, "wrap a codec as AllGather(codec)."
     )
     check_kind("compressed_pmean(memory)", memory, Memory, "use ErrorFeedback().")
-    # Asked for only where the layout leaves it open, so that it may settle a disagreement.
-    layout = layout if layout.scope else layout.within(exchange.scope)
+    layout = layout.for_exchange(exchange)
     if masked not in get_args(Masked):
         raise ValueError(
             f"compressed_pmean(masked): must be one of {get_args(Masked)}, got {masked!r}; use "
