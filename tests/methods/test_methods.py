@@ -181,7 +181,7 @@ def levels(losses, **bounds):
 
 @pytest.mark.parametrize("bounds", [{"max_error": 0.1}, {"tolerance": 0.1}], ids=str)
 def test_recovery_watches_in_a_few_bytes(bounds):
-    """The loss takes 4 bytes, the error 12, where they are watched; each rung has its own branch."""
+    """The loss takes 4 bytes, the error 12, where they are watched; a rung has its own branch."""
     init, run = recovering(**bounds)
     grads = gradients(RECOVERED, 4)["w"]
     found = fg.audit(run.lower(grads, init({"w": jnp.zeros(200)}), jnp.ones(4)).compile())
