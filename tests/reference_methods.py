@@ -78,9 +78,9 @@ class Oracle:
 
 
 class TopK(Oracle):
-    def __init__(self, density):
+    def __init__(self, fraction):
         super().__init__()
-        self.density = density
+        self.fraction = fraction
 
     def step(self, grads):
         sent = []
@@ -88,7 +88,7 @@ class TopK(Oracle):
             sent.append({})
             for name in grad:
                 a = residual[name] + grad[name]
-                chosen = reference.top_k(a.ravel(), reference.kept(self.density, a.size))
+                chosen = reference.top_k(a.ravel(), reference.kept(self.fraction, a.size))
                 sent[-1][name] = keep(a, chosen)
                 residual[name] = a - sent[-1][name]
         return mean(sent)
@@ -97,9 +97,9 @@ class TopK(Oracle):
 class FeedbackSgd(Oracle):
     """Top-k of all leaves together, feedback that decays, a factor in place of momentum."""
 
-    def __init__(self, rate, momentum, density, decay):
+    def __init__(self, learning_rate, momentum, fraction, decay):
         super().__init__()
-        self.factor, self.density, self.decay = rate / (1 - momentum), density, decay
+        self.factor, self.fraction, self.decay = learning_rate / (1 - momentum), fraction, decay
 
     def step(self, grads):
         return {name: -self.factor * leaf for name, leaf in self.average(grads).items()}
@@ -108,7 +108,7 @@ class FeedbackSgd(Oracle):
         sent = []
         for residual, grad in zip(self.state, grads, strict=True):
             a = self.decay * flat(residual) + flat(grad)
-            chosen = reference.top_k(a, reference.kept(self.density, a.size))
+            chosen = reference.top_k(a, reference.kept(self.fraction, a.size))
             sent.append(unflat(keep(a, chosen), grad))
             residual.update(unflat(a - flat(sent[-1]), grad))
         return mean(sent)
@@ -117,8 +117,8 @@ class FeedbackSgd(Oracle):
 class FeedbackAdam(FeedbackSgd):
     """The same in front of Adam without momentum."""
 
-    def __init__(self, rate, density, decay=0.95, b2=0.99):
-        super().__init__(rate, 0.0, density, decay)
+    def __init__(self, learning_rate, fraction, decay=0.95, b2=0.99):
+        super().__init__(learning_rate, 0.0, fraction, decay)
         self.b2, self.v = b2, None
 
     def step(self, grads):
@@ -134,15 +134,15 @@ class FeedbackAdam(FeedbackSgd):
 
 
 class RandomK(Oracle):
-    def __init__(self, density):
+    def __init__(self, fraction):
         super().__init__()
-        self.density = density
+        self.fraction = fraction
 
     def step(self, grads):
         sent = []
         for residual, grad in zip(self.state, grads, strict=True):
             a = flat(residual) + flat(grad)
-            k = reference.kept(self.density, a.size)
+            k = reference.kept(self.fraction, a.size)
             edges = [i * (a.size // k) + min(i, a.size % k) for i in range(k + 1)]
             bits = np.asarray(_hash.keyed_bits(keys(self.t, 0)[0], k))
             chosen = [
@@ -175,6 +175,8 @@ class Qsgd(Oracle):
 
 
 class TernGrad(Oracle):
+    """Documented difference: σ is the deviation from zero. What is drawn is the library's."""
+
     def __init__(self, clip, dense=(), shared=False):
         super().__init__()
         self.clip, self.dense, self.shared = clip, dense, shared
@@ -220,19 +222,32 @@ class MajorityVote(Oracle):
 
 
 class OneBitAdam(Oracle):
-    def __init__(self, warm_up, b1=0.9, b2=0.999, eps=1e-8):
+    """Algorithm 1 of 1-bit Adam, on chunks of the vector as np.array_split cuts it.
+
+    Documented differences: each chunk has its own magnitude, and Adam's bias correction stays, that
+    of v frozen. With `repeat` a chunk that is one value shorter than the first counts its last
+    value twice in its magnitude, which the paper does not.
+    """
+
+    def __init__(self, warm_up, b1=0.9, b2=0.999, eps=1e-8, repeat=False):
         super().__init__()
         self.warm_up, self.b1, self.b2, self.eps = warm_up, b1, b2, eps
+        self.repeat = repeat
 
     def start(self, grads):
         n = flat(grads[0]).size
-        shard = -(-n // len(grads))
-        self.m, self.v = np.zeros(n), np.zeros(n)
-        self.server = np.zeros((len(grads), shard))
+        self.m, self.v, self.server = np.zeros(n), np.zeros(n), np.zeros(n)
         return [np.zeros(n) for _ in grads]
 
-    def one_bit(self, x):
-        return np.abs(x).sum() / x.size * np.where(x < 0, -1.0, 1.0)
+    def one_bit(self, x, workers):
+        """||x||_1 / d sign(x) of each of the chunks."""
+        chunks, out = np.array_split(x, workers), []
+        for chunk in chunks:
+            magnitudes = np.abs(chunk)
+            if self.repeat and chunk.size < chunks[0].size:
+                magnitudes = np.append(magnitudes, magnitudes[-1])
+            out.append(magnitudes.mean() * np.where(chunk < 0, -1.0, 1.0))
+        return np.concatenate(out)
 
     def step(self, grads):
         t, workers = self.t + 1, len(grads)
@@ -244,143 +259,201 @@ class OneBitAdam(Oracle):
             sent = []
             for i, grad in enumerate(grads):
                 x = self.b1 * self.m + (1 - self.b1) * flat(grad) + self.state[i]
-                shards = np.pad(x, (0, -x.size % workers)).reshape(workers, -1)
-                sent.append(np.stack([self.one_bit(shard) for shard in shards]))
-                self.state[i] = x - sent[-1].ravel()[: x.size]
+                sent.append(self.one_bit(x, workers))
+                self.state[i] = x - sent[-1]
             y = np.mean(sent, axis=0) + self.server
-            again = np.stack([self.one_bit(shard) for shard in y])
-            self.server = y - again
-            self.m = again.ravel()[: self.m.size]
+            self.m = self.one_bit(y, workers)
+            self.server = y - self.m
         m_hat = self.m / (1 - self.b1**t)
         v_hat = self.v / (1 - self.b2 ** min(t, self.warm_up))
         return unflat(m_hat / (np.sqrt(v_hat) + self.eps), grads[0])
 
 
 class MomentumCorrected(Oracle):
-    """DGC and RedSync: they differ in what `select` sends of a leaf."""
+    """Momentum correction, and masking where something was sent; which and what, a method says."""
 
-    def __init__(self, select, momentum=0.9, nesterov=False, clip=None):
+    def __init__(self, fraction, momentum=0.9, nesterov=False, clip=None):
         super().__init__()
-        self.select, self.m, self.nesterov, self.clip = select, momentum, nesterov, clip
+        self.fraction, self.m, self.nesterov, self.clip = fraction, momentum, nesterov, clip
 
     def start(self, grads):
         self.u = [zeros(g) for g in grads]
         return [zeros(g) for g in grads]
 
+    def dense(self, v):
+        """Whether the method leaves such a leaf to a dense exchange, with ordinary momentum."""
+        raise NotImplementedError
+
+    def positions(self, worker, name, v):
+        """What is sent of the flat leaf."""
+        raise NotImplementedError
+
+    def values(self, name, v):
+        """What stands for the values that are sent."""
+        return v
+
+    def clipped(self, grad, workers):
+        """The local norm is clipped to N^-1/2 of the bound."""
+        if self.clip is None:
+            return grad
+        norm = math.sqrt(sum(float(np.sum(g**2)) for g in grad.values()))
+        bound = self.clip / math.sqrt(workers)
+        return grad if norm <= bound else {name: g * bound / norm for name, g in grad.items()}
+
     def step(self, grads):
         sent = []
         for worker, grad in enumerate(grads):
             u, v = self.u[worker], self.state[worker]
-            if self.clip is not None:
-                norm = math.sqrt(sum(float(np.sum(g**2)) for g in grad.values()))
-                bound = self.clip * len(grads) ** -0.5
-                grad = {name: g * min(1.0, bound / norm) for name, g in grad.items()}
             sent.append({})
-            for name, g in grad.items():
+            for name, g in self.clipped(grad, len(grads)).items():
                 if self.nesterov:
                     u[name] = self.m * (u[name] + g)
                     v[name] = v[name] + u[name] + g
                 else:
                     u[name] = self.m * u[name] + g
                     v[name] = v[name] + u[name]
-                sent[-1][name] = s = self.select(self.t, worker, name, v[name])
-                if not np.array_equal(s, v[name]):  # dense leaves have ordinary momentum
-                    u[name] = u[name] * (s == 0)
-                v[name] = v[name] - s
+                if self.dense(v[name]):
+                    sent[-1][name], v[name] = v[name], np.zeros(g.shape)
+                    continue
+                chosen = self.positions(worker, name, v[name].ravel())
+                s = np.zeros(g.size)
+                s[chosen] = self.values(name, v[name].ravel()[chosen])
+                u[name] = u[name].copy()
+                u[name].reshape(-1)[chosen] = 0
+                # Documented difference, of values that are replaced: what they lose is not cleared.
+                sent[-1][name], v[name] = s.reshape(g.shape), v[name] - s.reshape(g.shape)
         return mean(sent)
 
 
-def dgc_select(density):
-    def select(_t, _worker, _name, v):
-        if v.ndim < 2:
-            return v
-        return keep(v, reference.top_k(v.ravel(), reference.kept(density, v.size)))
+class Dgc(MomentumCorrected):
+    """The k largest of every tensor of more than one axis; documented: selected exactly."""
 
-    return select
+    def dense(self, v):
+        return v.ndim < 2
 
-
-def binary_threshold(x, k):
-    """Bisection between the mean and the largest, until k to 2k are larger."""
-    magnitude = np.abs(x).astype(np.float32)
-    average, top = np.float32(magnitude.mean()), magnitude.max()
-    low, high = (average if (magnitude > average).sum() >= k else np.float32(0)), top
-    for _ in range(40):
-        if k <= (magnitude > low).sum() <= 2 * k:
-            break
-        middle = np.float32(0.5) * low + np.float32(0.5) * high
-        if (magnitude > middle).sum() >= k:
-            low = middle
-        else:
-            high = middle
-    return low
+    def positions(self, worker, name, v):
+        return reference.top_k(v, reference.kept(self.fraction, v.size))
 
 
-def trimmed_threshold(x, k):
-    magnitude = np.abs(x)
-    ratio = 1.0
-    while True:
+def trimmed_top_k(x, k):
+    """The k largest, or all, of those values above zero that a falling threshold lets pass."""
+    k = min(k, np.count_nonzero(x > 0))
+    average, top = x.mean(), x.max()
+    assert k == 0 or top > average, "where all are equal the threshold never falls"
+    survivors, ratio = np.zeros(0, int), 1.0
+    while survivors.size < k:
         ratio -= 0.2
-        unit = magnitude.max() - magnitude.mean() if ratio > -0.1 else magnitude.mean()
-        threshold = magnitude.mean() + ratio * unit
-        if (magnitude > threshold).sum() >= k or threshold <= 0:
-            return max(threshold, 0.0)
+        survivors = np.flatnonzero(x > average + ratio * (top - average))
+    return survivors[np.argsort(-x[survivors], kind="stable")[:k]]
 
 
-def redsync_select(density, dense_below, trimmed_below, quantize=False, output=(), reuse=5):
-    thresholds = {}
+def searched_threshold(x, k):
+    """Bisection of the ratio between mean and largest until k to 2k are larger.
 
-    def limited(x, threshold, k):
-        above = np.flatnonzero(np.abs(x) > threshold)[: 2 * k]
-        return keep(x, above)
+    Documented differences: it goes on to a step of 2^-20, below the mean if too few exceed it.
+    """
+    bottom, top = x.mean(), x.max()
+    if np.count_nonzero(x > bottom) < k:
+        bottom, top = 0.0, bottom
+    low, high = 0.0, 1.0
+    while high - low > 2.0**-20:
+        ratio = (low + high) / 2
+        threshold = bottom + ratio * (top - bottom)
+        count = np.count_nonzero(x > threshold)
+        if k <= count <= 2 * k:
+            return threshold
+        if count < k:
+            high = ratio
+        else:
+            low = ratio
+    return bottom + low * (top - bottom)
 
-    def select(t, worker, name, v):
-        k = reference.kept(density, v.size)
-        if 4 * v.size < dense_below:
-            return v
-        small = 4 * v.size < trimmed_below
-        if quantize and not any(word in name for word in output):
-            x = np.where(v < 0, 0, v) if t % 2 == 0 else np.where(v > 0, 0, v)
-            x = x.ravel()
-            search = trimmed_threshold if small else binary_threshold
-            s = limited(x, search(x, k), k)
-            return (np.where(s != 0, s.sum() / max(1, np.count_nonzero(s)), 0)).reshape(v.shape)
-        if small:
-            # Trimmed top-k: the k largest of those that a falling threshold lets pass.
-            x = v.ravel()
-            survivors = np.flatnonzero(np.abs(x) > trimmed_threshold(x, k))
-            return keep(v, np.sort(survivors[np.argsort(-np.abs(x[survivors]))[:k]]))
-        if t % reuse == 0:
-            thresholds[worker, name] = binary_threshold(v.ravel(), k)
-        return limited(v.ravel(), thresholds[worker, name], k).reshape(v.shape)
 
-    return select
+class RedSync(MomentumCorrected):
+    """The selection follows from a leaf's bytes.
+
+    Quantized, the values of one sign are selected, of the other sign in the next step, and their
+    mean is sent; a threshold is then not used again. `capacity` is a documented difference: where
+    more than that many times k exceed a threshold, it is searched for again before its time.
+    """
+
+    def __init__(
+        self,
+        fraction,
+        dense_below,
+        trimmed_below,
+        quantize=False,
+        output=(),
+        reuse=5,
+        capacity=None,
+        **momentum,
+    ):
+        super().__init__(fraction, **momentum)
+        self.dense_below, self.trimmed_below = dense_below, trimmed_below
+        self.quantize, self.output, self.reuse = quantize, output, reuse
+        self.capacity, self.thresholds = capacity, {}
+
+    def dense(self, v):
+        return 4 * v.size < self.dense_below
+
+    def quantized(self, name):
+        return self.quantize and not any(word in name for word in self.output)
+
+    def positions(self, worker, name, v):
+        k = reference.kept(self.fraction, v.size)
+        x = np.abs(v)
+        if self.quantized(name):
+            x = np.maximum(v if self.t % 2 == 0 else -v, 0)
+        if 4 * v.size < self.trimmed_below:
+            return trimmed_top_k(x, k)
+        threshold, since = self.thresholds.get((worker, name), (np.inf, self.reuse))
+        too_many = self.capacity is not None and (x > threshold).sum() > self.capacity * k
+        if self.quantized(name) or since >= self.reuse or too_many:
+            threshold, since = searched_threshold(x, k), 0
+        self.thresholds[worker, name] = threshold, since + 1
+        return np.flatnonzero(x > threshold)
+
+    def values(self, name, v):
+        return np.full(v.size, v.mean()) if self.quantized(name) and v.size else v
 
 
 class AdaComp(Oracle):
-    def __init__(self, conv_bin, bin_size, per_bin=4):
+    """What passes is sent; `per_bin`, documented, is how many a message has room for in a bin.
+
+    Of what then does not fit, the highest positions stay behind.
+    """
+
+    def __init__(self, conv_bin, bin_size, per_bin=None):
         super().__init__()
-        self.sizes, self.per_bin = (conv_bin, bin_size), per_bin
+        self.conv_bin, self.bin_size, self.per_bin = conv_bin, bin_size, per_bin
 
     def step(self, grads):
         sent = []
         for residue, grad in zip(self.state, grads, strict=True):
             sent.append({})
             for name, dw in grad.items():
-                size = min(self.sizes[0] if dw.ndim > 2 else self.sizes[1], dw.size)
+                size = self.conv_bin if dw.ndim > 2 else self.bin_size
                 g = (residue[name] + dw).ravel()
                 h = g + dw.ravel()
-                bins = [g[i : i + size] for i in range(0, g.size, size)]
-                most = np.array([np.abs(b).max() for b in bins])
-                chosen = np.flatnonzero(np.abs(h) >= np.repeat(most, size)[: g.size])
-                room = min(g.size, math.ceil(self.per_bin * g.size / self._bin(dw)))
+                bins = [slice(i, i + size) for i in range(0, g.size, size)]
+                scale = np.mean([np.abs(g[b]).max() for b in bins])
                 s = np.zeros(g.size)
-                s[chosen[:room]] = np.sign(g[chosen[:room]]) * most.mean()
+                for b in bins:
+                    s[b] = np.where(np.abs(h[b]) >= np.abs(g[b]).max(), scale * np.sign(g[b]), 0)
+                if self.per_bin is not None:
+                    s[np.flatnonzero(s)[math.ceil(self.per_bin * g.size / size) :]] = 0
                 sent[-1][name] = s.reshape(dw.shape)
                 residue[name] = g.reshape(dw.shape) - sent[-1][name]
         return mean(sent)
 
-    def _bin(self, dw):
-        return self.sizes[0] if dw.ndim > 2 else self.sizes[1]
+
+def gram_schmidt(p):
+    """The columns made orthonormal, one after the other, as in the paper's code."""
+    p = p.copy()
+    for j in range(p.shape[1]):
+        p[:, j] /= np.linalg.norm(p[:, j])
+        p[:, j + 1 :] -= np.outer(p[:, j], p[:, j] @ p[:, j + 1 :])
+    return p
 
 
 class PowerSgd(Oracle):
@@ -406,7 +479,7 @@ class PowerSgd(Oracle):
                 out[name] = np.mean(leaves, axis=0)
                 continue
             matrices = [leaf.reshape(-1, leaf.shape[-1]) for leaf in leaves]
-            p = np.linalg.qr(np.mean([m @ self.q[name] for m in matrices], axis=0))[0]
+            p = gram_schmidt(np.mean([m @ self.q[name] for m in matrices], axis=0))
             self.q[name] = np.mean([m.T @ p for m in matrices], axis=0)
             out[name] = (p @ self.q[name].T).reshape(leaves[0].shape)
             for e, leaf in zip(self.state, leaves, strict=True):
@@ -474,9 +547,9 @@ class Eden(Oracle):
 
 
 class ScaleCom(Oracle):
-    def __init__(self, rate, beta, block=None):
+    def __init__(self, chunk, uptake, block=None):
         super().__init__()
-        self.rate, self.beta, self.block = rate, beta, block
+        self.chunk, self.uptake, self.block = chunk, uptake, block
 
     def step(self, grads):
         leader = self.t % len(grads)
@@ -484,22 +557,22 @@ class ScaleCom(Oracle):
         for name in grads[0]:
             p = [(m[name] + g[name]).ravel() for m, g in zip(self.state, grads, strict=True)]
             n = p[0].size
-            if n <= self.rate:
+            if n <= self.chunk:
                 sent = p
             elif self.block is None:
-                starts = range(0, n, self.rate)
-                best = [i + np.abs(p[leader][i : i + self.rate]).argmax() for i in starts]
+                starts = range(0, n, self.chunk)
+                best = [i + np.abs(p[leader][i : i + self.chunk]).argmax() for i in starts]
                 sent = [keep(x, best) for x in p]
             else:
                 spectra = [reference.fft(x, self.block) for x in p]
-                k = reference.kept(1 / self.rate, spectra[0].size)
+                k = reference.kept(1 / self.chunk, spectra[0].size)
                 best = reference.top_k(spectra[leader], k)
                 masks = [np.isin(np.arange(z.size), best) * z for z in spectra]
                 sent = [reference.inverse_fft(z, n, self.block) for z in masks]
             shape = grads[0][name].shape
             for m, x, s in zip(self.state, p, sent, strict=True):
                 lost = (x - s).reshape(shape)
-                m[name] = (1 - self.beta) * m[name] + self.beta * lost
+                m[name] = (1 - self.uptake) * m[name] + self.uptake * lost
             out[name] = np.mean(sent, axis=0).reshape(shape)
         return out
 

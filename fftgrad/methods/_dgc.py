@@ -56,11 +56,11 @@ def dgc(
     Wire: fraction · n (34 + log2(1/fraction)) bits, and 4 bytes for each value of leaves of one
       axis.
 
-    Claims: without clipping, what is not sent stays in v. A leaf with no more non-zero values than
-      are sent keeps its velocity, as a dense one does: what sparse gradients move grows as with a
-      momentum, by up to 1 / (1 - m).
+    Claims: without clipping, what is not sent stays in v.
 
-    Differs from the paper: exact selection, where it takes the threshold of a sample; weight decay
+    Differs from the paper: a leaf with no more non-zero values than are sent keeps its velocity, as
+      a dense one does, so what sparse gradients move grows as with a momentum, by up to
+      1 / (1 - m); exact selection, where it takes the threshold of a sample; weight decay
       is the optimizer's business; leaves of one axis travel dense in the same collective.
 
     Raises:

@@ -104,7 +104,9 @@ def redsync(
 
     Claims: without clipping, what is not sent stays in v.
 
-    Differs from the paper: what the mean in place of a value takes from it stays in the residual.
+    Differs from the paper: a threshold that more than 2k pass is searched for again before its
+      time. A leaf with no more non-zero values than are sent keeps its velocity, as a dense one
+      does. What the mean in place of a value takes from it stays in the residual.
       Its full text was not at hand: sizes, reuse and alternation of signs follow its abstract and
       published code by others.
 

@@ -22,7 +22,7 @@ HALVINGS = 20
 
 
 class ThresholdState(NamedTuple):
-    """State: the threshold in use, and for how many steps it has been."""
+    """State: the threshold in use, and for how many steps it has been, 0 for none."""
 
     threshold: jax.Array
     age: jax.Array
@@ -42,8 +42,8 @@ class Threshold(Selector):
       fraction: share of the n coefficients aimed at; k = ceil(fraction · n).
       search: "binary" or "exact".
       capacity: size of the message in units of k, at least 1; "exact" needs no more than k.
-      reuse: for how many steps a threshold serves before it is searched for again; only for
-        "binary".
+      reuse: for how many steps a threshold serves before it is searched for again, or until more
+        pass it than the message holds; only for "binary".
 
     Shapes: x float32[n] | complex64[n] -> main of that dtype [c], c = min(n, ceil(capacity · k)),
       side uint32 words.
@@ -113,13 +113,18 @@ class Threshold(Selector):
     def _above(
         self, magnitude: jax.Array, k: int, state: ThresholdState
     ) -> tuple[jax.Array, ThresholdState]:
-        threshold = _bisect(magnitude, k)
+        threshold, age = _bisect(magnitude, k), state.age
         # Where something is not finite, that alone passes.
         threshold = jnp.where(jnp.isfinite(threshold), threshold, jnp.inf)
         if self.reuse > 1:
-            threshold = jnp.where(state.age % self.reuse == 0, threshold, state.threshold)
+            # Or what does not fit would be, step by step, what has the highest positions.
+            passing = _bitmap.count(*_bitmap.pack(magnitude > state.threshold))
+            fits = passing <= self._capacity(magnitude.size)
+            serves = (age > 0) & (age < self.reuse) & fits
+            threshold = jnp.where(serves, state.threshold, threshold)
+            age = jnp.where(serves, age, 0)
         (words,) = _bitmap.pack((magnitude > threshold) | ~jnp.isfinite(magnitude))
-        return words, ThresholdState(threshold, state.age + 1)
+        return words, ThresholdState(threshold, age + 1)
 
     def _capacity(self, n: int) -> int:
         k = _size.count(self.fraction, None, n)
