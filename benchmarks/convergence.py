@@ -226,11 +226,11 @@ def fixed(tx: Transformation) -> Callable[[int], Transformation]:
 
 
 def pmean(
-    codec: fg.Codec | fg.Exchange, memory: fg.Memory = fg.NoMemory(), scope: Any = "model"
+    codec: fg.Codec | fg.Exchange, memory: fg.Memory = fg.NoMemory()
 ) -> Callable[[int], Transformation]:
     """The compressed mean, whatever the number of steps."""
     exchange = codec if isinstance(codec, fg.Exchange) else fg.AllGather(codec)
-    return fixed(fg.compressed_pmean(exchange, memory, axis_name=AXIS, scope=scope))
+    return fixed(fg.compressed_pmean(exchange, memory, axis_name=AXIS))
 
 
 def methods() -> list[Method]:
@@ -268,7 +268,7 @@ def methods() -> list[Method]:
         Method("signSGD + EF", fixed(m.sign_sgd()), published=32, counted=32),
         Method(
             "1-bit Adam",
-            lambda steps: m.one_bit_adam(max(1, steps // 5), WORKERS, b2=0.99),
+            lambda steps: m.scale_by_one_bit_adam(max(1, steps // 5), WORKERS, b2=0.99),
             adam=True,
             warm_up=0.2,
             branches=((1,), (0,)),
@@ -334,7 +334,7 @@ def methods() -> list[Method]:
         Method("shared top-k 4 %", pmean(fg.SharedSupport(fg.TopK(0.04)), decayed), False),
         Method(
             "shared by the mean 4 %",
-            pmean(fg.SharedSupport(fg.TopK(0.04), support="mean"), decayed),
+            pmean(fg.SharedSupport(fg.TopK(0.04), chooser=fg.Drift()), decayed),
             momentum=False,
         ),
         Method("DCT 64, 1 %, sign", pmean(fg.chain(dct, fg.TopK(0.01), fg.Sign()), decayed), False),

@@ -45,7 +45,7 @@ def exchanges(workers: int) -> dict[str, fg.Exchange]:
         "two stages sign": fg.TwoStage(fg.Sign(), workers),
         "shared top-k 1 %": fg.SharedSupport(fg.TopK(fraction=0.01)),
         "shared FFT 1 %": fg.SharedSupport(fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01))),
-        "shared by the mean 1 %": fg.SharedSupport(fg.TopK(fraction=0.01), support="mean"),
+        "shared by the mean 1 %": fg.SharedSupport(fg.TopK(fraction=0.01), chooser=fg.Drift()),
         "random 1 %, summed": fg.AllReduce(fg.RandomK(fraction=0.01)),
         "PowerSGD rank 4": fg.PowerSgd(rank=4),
         "ternary sum": fg.IntegerSum(workers=workers),
@@ -99,7 +99,7 @@ def compile_row(name: str, exchange: fg.Exchange, workers: int, shape: tuple[int
         axes, devices = ("slow", "fast"), devices.reshape(-1, TO_A_HOST)
     mesh = Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
     axis_name = axes if len(axes) > 1 else axes[0]
-    tx = fg.compressed_pmean(exchange, axis_name=axis_name, scope="leaf")
+    tx = fg.compressed_pmean(exchange, layout=fg.Layout("leaf"), axis_name=axis_name)
     like = jax.ShapeDtypeStruct(shape, "float32")
     specs = fg.state_specs(jax.eval_shape(tx.init, like), axis_name)
     spread = NamedSharding(mesh, P(axis_name))
