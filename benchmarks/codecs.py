@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
-from _record import head
+from _record import DATA, RESULTS, head
 from jax import lax
 from rich import box
 from rich.console import Console
@@ -31,7 +31,6 @@ import fftgrad as fg
 
 torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
 
-HERE = pathlib.Path(__file__).parent
 BLOCK = 4096
 BYTES = fg.RangeFloat(bits=8)
 CODECS: dict[str, fg.Codec] = {
@@ -316,7 +315,7 @@ def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    """Measures, prints, and writes codecs.json and codecs.png."""
+    """Measures, prints, and writes cpu.json and codecs.png, or gpu.json and codecs_gpu.png."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -324,8 +323,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=11, help="rounds")
     parser.add_argument("--budget", type=float, default=2000, help="ms for one row")
     parser.add_argument("--device", default="cpu", choices=["cpu", "gpu"])
-    parser.add_argument("--gradient", type=pathlib.Path, default=HERE / "gradient.npy")
-    parser.add_argument("--out", type=pathlib.Path, default=HERE)
+    parser.add_argument("--gradient", type=pathlib.Path, default=DATA / "gradient.npy")
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS / "codecs", help="folder for the results")
     parser.add_argument("--smoke", action="store_true", help="short vectors, few rounds")
     args = parser.parse_args()
     if args.smoke:
@@ -340,7 +339,7 @@ def main() -> None:
         Console(width=110).print(table(rows))
         record["rows"] = sorted([*record["rows"], *rows], key=lambda row: row["n"])
         # After each length, so that an interrupted run leaves what it has.
-        (args.out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+        (args.out / f"{args.device}.json").write_text(json.dumps(record, indent=1) + "\n")
         plot(record["rows"], args.out / f"{name}.png")
 
 
