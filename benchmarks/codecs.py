@@ -324,7 +324,9 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=2000, help="ms for one row")
     parser.add_argument("--device", default="cpu", choices=["cpu", "gpu"])
     parser.add_argument("--gradient", type=pathlib.Path, default=DATA / "gradient.npy")
-    parser.add_argument("--out", type=pathlib.Path, default=RESULTS / "codecs", help="folder for the results")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=RESULTS / "codecs", help="folder for the results"
+    )
     parser.add_argument("--smoke", action="store_true", help="short vectors, few rounds")
     args = parser.parse_args()
     if args.smoke:

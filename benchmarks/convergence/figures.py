@@ -1,6 +1,7 @@
 """The table and the figure of what `run.py` wrote."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ TITLES = {
     "lm": "Language model, Adam",
     "digits": "Residual network on digits, SGD",
 }
-NEAR = 0.05
+NEAR = 0.09
 """How far above the frontier a point has its name, as a share of the height of the panel."""
 
 
@@ -95,11 +96,12 @@ def points(runs: list[Any], task: str) -> list[Point]:
     """Every method of a task but dense."""
     rows = chosen(runs, task)
     dense = np.mean([r["loss"] for r in rows["dense"]])
+    numbers = {method.name: number for number, method in enumerate(methods())}
     out: list[Point] = []
     for name, own in rows.items():
         changes = [100 * (r["loss"] / dense - 1) for r in own]
         if name != "dense":
-            number = list(rows).index(name)
+            number = numbers.get(name, len(numbers))
             mean = float(np.mean(changes))
             out.append(Point(number, name, own[0]["ratio"], mean, min(changes), max(changes)))
     return out
@@ -139,7 +141,8 @@ def panel(axes: Axes, listed: list[Point]) -> dict[int, str]:
     inside = [p for p in listed if p.change <= top]
     bottom = min(0.0, *(p.low for p in inside))
     height = top - bottom
-    axes.set(xscale="log", ylim=(bottom - 0.06 * height, top + 0.09 * height))
+    above = top + 0.06 * height
+    axes.set(xscale="log", ylim=(bottom - 0.06 * height, top + 0.13 * height))
     axes.set_xlim(1, 1.9 * max(p.ratio for p in listed))
     axes.set_xlabel("compression ratio: bytes of the dense gradient / bytes sent")
     axes.set_ylabel("held-out loss relative to dense, %")
@@ -149,8 +152,10 @@ def panel(axes: Axes, listed: list[Point]) -> dict[int, str]:
     axes.annotate("dense", (1, 0), (4, 3), textcoords="offset points")
 
     edge = best(listed)
-    xs, ys = [1.0, *(p.ratio for p in edge)], [edge[0].change, *(p.change for p in edge)]
-    axes.plot(xs, ys, color="C1", drawstyle="steps-pre", zorder=2, label="frontier")
+    stairs = [(1.0, edge[0].change)]
+    for point in edge:
+        stairs += [(stairs[-1][0], point.change), (point.ratio, point.change)]
+    axes.plot(*zip(*stairs, strict=True), color="C1", zorder=2, label="frontier")
     for point in inside:
         ends = point.low, min(point.high, top)
         axes.plot([point.ratio] * 2, ends, color="0.75", linewidth=1, zorder=1)
@@ -158,7 +163,7 @@ def panel(axes: Axes, listed: list[Point]) -> dict[int, str]:
         at = [p.ratio for p in group], [p.change for p in group]
         axes.plot(*at, "o", color=color, markersize=6, zorder=3)
     outside = [p for p in listed if p.change > top]
-    axes.plot([p.ratio for p in outside], [top] * len(outside), "^", color="C0", markersize=7)
+    axes.plot([p.ratio for p in outside], [above] * len(outside), "^", color="C0", markersize=7)
     axes.plot([], [], color="0.75", label="from the best seed to the worst")
     if outside:
         axes.plot([], [], "^", color="C0", label="above the panel, at the loss given")
@@ -169,7 +174,9 @@ def panel(axes: Axes, listed: list[Point]) -> dict[int, str]:
 
     near = [p for p in inside if p in edge or gap(p) < NEAR * height]
     near.sort(key=lambda p: (p not in edge, gap(p)))
-    return label(axes, [p._replace(change=min(p.change, top)) for p in listed], near, outside)
+    lines = [*itertools.pairwise(stairs), ((1.0, 0.0), (axes.get_xlim()[1], 0.0))]
+    shown = [p._replace(change=p.change if p.change <= top else above) for p in listed]
+    return label(axes, shown, near, len(edge), outside, lines)
 
 
 def ceiling(changes: Sequence[float]) -> float:
@@ -181,78 +188,114 @@ def ceiling(changes: Sequence[float]) -> float:
 
 @dataclasses.dataclass
 class Places:
-    """Where there is room for text."""
+    """Where there is room for text.
+
+    Attributes:
+      dots: the points of the panel, in pixels.
+      taken: what no text may touch.
+    """
 
     axes: Axes
+    dots: list[Any]
     taken: list[Bbox]
 
-    def put(self, text: str, at: tuple[float, float]) -> bool:
-        """Writes a text near a point, where nothing else is; says whether it did."""
-        x, y = self.axes.transData.transform(at)
+    def put(self, text: str, at: tuple[float, float], *, far: bool) -> bool:
+        """Writes a text near a point, where nothing else is; says whether it did.
+
+        The text is nearer to its own point than to all others. If it may go far and there is no
+        such place, a line leads to the point.
+        """
+        own = self.axes.transData.transform(at)
         figure: Any = self.axes.figure
         written = self.axes.annotate(
             text, at, (0, 0), textcoords="offset pixels", fontsize=9, zorder=4
         )
-        own = written.get_window_extent(figure.canvas.get_renderer())
-        for dx, dy in offsets(own.width, own.height):
-            box = Bbox.from_bounds(x + dx, y + dy, own.width, own.height).padded(2)
-            frame = self.axes.bbox
-            within = frame.x0 < box.x0 and box.x1 < frame.x1
-            within = within and frame.y0 < box.y0 and box.y1 < frame.y1
-            if within and not any(box.overlaps(other) for other in self.taken):
-                self.taken.append(box)
-                written.set_position((dx, dy))
-                far = max(abs(dx + own.width / 2) - own.width / 2, abs(dy + own.height / 2)) > 22
-                if far:
-                    inverse = self.axes.transData.inverted()
-                    nearest = np.clip((x, y), box.p0, box.p1)
-                    end = inverse.transform(nearest)
-                    line = {"color": "0.4", "linewidth": 0.7, "zorder": 2}
-                    self.axes.plot([at[0], end[0]], [at[1], end[1]], **line)
-                return True
+        size = written.get_window_extent(figure.canvas.get_renderer())
+        for led in (False, True) if far else (False,):
+            for dx, dy in offsets(size.width, size.height, led):
+                box = Bbox.from_bounds(own[0] + dx, own[1] + dy, size.width, size.height)
+                if self.is_free(box.padded(3)) and (led or self.is_nearest(own, box)):
+                    self.taken.append(box)
+                    written.set_position((dx, dy))
+                    if led:
+                        self.lead(own, box)
+                    return True
         written.remove()
         return False
 
+    def is_free(self, box: Bbox) -> bool:
+        """Whether a box is within the panel and touches nothing."""
+        frame = self.axes.bbox
+        within = frame.x0 < box.x0 and box.x1 < frame.x1 and frame.y0 < box.y0 and box.y1 < frame.y1
+        return within and not any(meet(box, other) for other in self.taken)
 
-def offsets(width: float, height: float) -> Iterator[tuple[float, float]]:
+    def is_nearest(self, own: Any, box: Bbox) -> bool:
+        """Whether a point is clearly the nearest to a box."""
+        away = [distance(dot, box) for dot in self.dots if not np.allclose(dot, own)]
+        return all(1.5 * distance(own, box) < other for other in away)
+
+    def lead(self, own: Any, box: Bbox) -> None:
+        """Draws a line from a point to a box, around which no text goes."""
+        ends = self.axes.transData.inverted().transform([own, np.clip(own, box.p0, box.p1)])
+        self.axes.plot(*ends.T, color="0.4", linewidth=0.8, zorder=2)
+
+
+def distance(dot: Any, box: Bbox) -> float:
+    """From a point to the nearest point of a box."""
+    return float(np.linalg.norm(dot - np.clip(dot, box.p0, box.p1)))
+
+
+def meet(one: Bbox, other: Bbox) -> bool:
+    """Whether two boxes have a point in common, be they as thin as a line."""
+    across = one.xmin <= other.xmax and other.xmin <= one.xmax
+    return across and one.ymin <= other.ymax and other.ymin <= one.ymax
+
+
+def offsets(width: float, height: float, far: bool) -> Iterator[tuple[float, float]]:
     """Where to try a text of that size, from its point, in pixels; the nearest places first."""
-    for distance in (7, 14, 22, 32, 44, 58, 74, 92, 112, 134):
-        up, down, middle = distance, -distance - height, -height / 2
-        yield distance, middle
-        yield -distance - width, middle
-        yield -width / 2, up
-        yield -width / 2, down
-        slant = 0.7 * distance
+    for away in (22, 32, 44, 58, 74, 92, 112) if far else (7, 11, 16):
+        slant = 0.7 * away
+        yield away, -height / 2
+        yield -away - width, -height / 2
+        yield -width / 2, away
+        yield -width / 2, -away - height
         for dy in (slant, -slant - height):
             yield slant, dy
             yield -slant - width, dy
 
 
 def label(
-    axes: Axes, listed: list[Point], named: list[Point], outside: list[Point]
+    axes: Axes,
+    listed: list[Point],
+    named: list[Point],
+    first: int,
+    outside: list[Point],
+    lines: Sequence[tuple[tuple[float, float], tuple[float, float]]],
 ) -> dict[int, str]:
-    """Writes names at points where they fit, and numbers at the others, which it returns."""
+    """Writes names at points where they fit, and numbers at the others, which it returns.
+
+    The first of the names are written even where they have to go far from their point.
+
+    The lines are horizontal or vertical; no text crosses them.
+    """
     figure: Any = axes.figure
     figure.canvas.draw()
     pixels = [axes.transData.transform((p.ratio, p.change)) for p in listed]
     taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in pixels]
+    taken += [Bbox(axes.transData.transform(line)) for line in lines]
     taken += [text.get_window_extent() for text in axes.texts]
     legend: Any = axes.get_legend()
-    places = Places(axes, [*taken, legend.get_window_extent()])
+    places = Places(axes, pixels, [*taken, legend.get_window_extent()])
     at = {p.number: (p.ratio, p.change) for p in listed}
     rest: dict[int, str] = {p.number: p.name for p in listed}
-    # Numbers first: they need their place, and names can go further away.
-    chosen_names = {p.number for p in named}
     exact = {p.number: p.change for p in outside}
-    for point in listed:
-        if point.number not in chosen_names:
-            value = f": {exact[point.number]:+.0f} %" if point.number in exact else ""
-            places.put(f"{point.number}{value}", at[point.number])
     for point in named:
-        if places.put(point.name, at[point.number]):
+        if places.put(point.name, at[point.number], far=point in named[:first]):
             del rest[point.number]
-        else:
-            places.put(str(point.number), at[point.number])
+    for point in listed:
+        if point.number in rest:
+            value = f": {exact[point.number]:+.0f} %" if point.number in exact else ""
+            places.put(f"{point.number}{value}", at[point.number], far=True)
     return rest
 
 
