@@ -1,14 +1,20 @@
-"""What every result file says of its own making."""
+"""What every result file says of its own making, and how much it keeps of a curve."""
 
 import os
 import pathlib
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+DATA = pathlib.Path(__file__).parent / "data"
+POINTS = 20
+"""The most points that a result file keeps of a curve."""
 
 
 def head() -> dict[str, Any]:
@@ -31,3 +37,27 @@ def head() -> dict[str, Any]:
             "numpy": np.__version__,
         },
     }
+
+
+def few(losses: Sequence[float]) -> list[tuple[int, float]]:
+    """Steps and losses, after 1, 2, 5, 10, 20, 50 ... steps and after the last."""
+    steps = {1, len(losses)} if losses else set[int]()
+    scale = 1
+    while scale <= len(losses):
+        steps |= {scale, 2 * scale, 5 * scale}
+        scale *= 10
+    return [(step, losses[step - 1]) for step in sorted(steps) if step <= len(losses)]
+
+
+def thin(curve: Sequence[Any]) -> list[Any]:
+    """At most `POINTS` of the points of a curve, whose last coordinate is a metric.
+
+    The first and the last point stay, and the first that is as good as the last.
+    """
+    if len(curve) <= POINTS:
+        return list(curve)
+    end = curve[-1][-1]
+    rises = end > curve[0][-1]
+    good = next(i for i, p in enumerate(curve) if (p[-1] >= end if rises else p[-1] <= end))
+    evenly = {round(i * (len(curve) - 1) / (POINTS - 2)) for i in range(POINTS - 1)}
+    return [curve[i] for i in sorted(evenly | {good})]

@@ -21,22 +21,16 @@ import jax
 import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
-from _record import head
+from _record import DATA, RESULTS, head
 from jax import lax
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 import fftgrad as fg
-from fftgrad import _wire
-from fftgrad._base import payload_spec
-from fftgrad.exchanges._all_gather import decode_mean
-from fftgrad.packing import _indices
-from fftgrad.selectors import _largest, _top_k
 
 torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
 
-HERE = pathlib.Path(__file__).parent
 BLOCK = 4096
 BYTES = fg.RangeFloat(bits=8)
 CODECS: dict[str, fg.Codec] = {
@@ -53,7 +47,7 @@ CODECS: dict[str, fg.Codec] = {
         fg.Hadamard(block=BLOCK), fg.RangeFloat(bits=4, rounding="stochastic")
     ),
 }
-RNG = fg.Rng.of(0)
+STEP = fg.Step.of(0)
 
 
 @dataclasses.dataclass
@@ -104,46 +98,37 @@ def compiled(what: str, kind: str, function: Any, inputs: list[Any], **fields: A
 def stages(xs: list[jax.Array]) -> list[Task]:
     """The parts that top-k 1 % and the FFT pipeline are made of."""
     n = xs[0].size
-    k = max(1, n // 100)
-    key = _top_k.keys(xs[0])[1]
-    wide = [jax.block_until_ready(jax.jit(lambda x: _largest.largest(x, key, k))(x)) for x in xs]
-    encoded = [jax.jit(lambda w: _indices.encode(w, k, n))(w) for w in wide]
-    kept = [x[positions] for x, (positions, _) in zip(xs, encoded, strict=True)]
-    codes = [jax.jit(lambda v: BYTES.compress(v, None))(v) for v in kept]
-    like = jax.ShapeDtypeStruct((k,), "float32")
+    top = fg.TopK(fraction=0.01)
+    like = jax.ShapeDtypeStruct((n,), "float32")
+    sparse = [jax.jit(lambda x: fg.compress(top, x))(x) for x in xs]
+    kept = [payload.main for payload in sparse]
+    few = jax.ShapeDtypeStruct(kept[0].shape, "float32")
+    codes = [jax.jit(lambda v: fg.compress(BYTES, v))(v) for v in kept]
+    places = [top.positions(payload.side, n, STEP) for payload in sparse]
     in_place: Any = {"indices_are_sorted": True, "unique_indices": True}
+    fft = fg.Fft(block=BLOCK)
     spectra = [jnp.fft.rfft(x.reshape(-1, BLOCK), norm="ortho") for x in xs]
-    slots = [fg.Fft(block=BLOCK).compress(x, None).main for x in xs]
+    slots = [jax.jit(lambda x: fg.compress(fft, x))(x) for x in xs]
 
     def task(what: str, function: Any, inputs: list[Any]) -> Task:
         return compiled(what, "stage", function, inputs)
 
     return [
         task("read once: max |x|", lambda x: jnp.max(jnp.abs(x)), xs),
-        task("bracket from a sample", lambda x: _largest._guess(x, key, k)[0], xs),
-        task(
-            "two bitmaps, one pass",
-            lambda x: _largest._sides(x, key, jnp.uint32(9 << 26), jnp.uint32(15 << 26)),
-            xs,
-        ),
-        task("select, whole", lambda x: _largest.largest(x, key, k), xs),
-        task("bitmap to indices", lambda w: _indices.encode(w, k, n), wide),
-        task(
-            "gather values",
-            lambda a: a[0][a[1]],
-            [(x, p) for x, (p, _) in zip(xs, encoded, strict=True)],
-        ),
-        task("quantize and pack", lambda v: BYTES.compress(v, None), kept),
-        task("unpack and decode", lambda p: BYTES.decompress(p, like, None), codes),
-        task("indices to positions", lambda e: _indices.decode(e[1], k, n), encoded),
+        task("select, index and gather", lambda x: fg.compress(top, x), xs),
+        task("gather values", lambda a: a[0][a[1]], list(zip(xs, places, strict=True))),
+        task("quantize and pack", lambda v: fg.compress(BYTES, v), kept),
+        task("unpack and decode", lambda p: fg.decompress(BYTES, p, few), codes),
+        task("indices to positions", lambda p: top.positions(p.side, n, STEP), sparse),
         task(
             "scatter",
             lambda a: jnp.zeros(n).at[a[1]].set(a[0], **in_place),
-            [(v, p) for v, (p, _) in zip(kept, encoded, strict=True)],
+            list(zip(kept, places, strict=True)),
         ),
         task("rfft 4096", lambda x: jnp.fft.rfft(x.reshape(-1, BLOCK)), xs),
-        task("energies", lambda z: _top_k._energy_bits(z), slots),
+        task("Fft 4096", lambda x: fg.compress(fft, x), xs),
         task("irfft 4096", lambda c: jnp.fft.irfft(c, n=BLOCK, norm="ortho"), spectra),
+        task("Fft 4096, back", lambda p: fg.decompress(fft, p, like), slots),
     ]
 
 
@@ -151,34 +136,34 @@ def pipelines(xs: list[jax.Array]) -> list[Task]:
     """Every codec both ways, and averaging many payloads against one."""
     tasks: list[Task] = []
     like = jax.ShapeDtypeStruct(xs[0].shape, "float32")
+    averaged = ("top-k 1 %, 8 bits", "FFT 4096, 5 %, 8 bits")
     for name, codec in CODECS.items():
         size = fg.wire_bytes(codec, like)
 
         def down(x: jax.Array, codec: fg.Codec = codec) -> fg.Payload:
-            return fg.compress(codec, x, rng=RNG)
+            return fg.compress(codec, x, step=STEP)
 
         def up(payload: fg.Payload, codec: fg.Codec = codec) -> jax.Array:
-            return fg.decompress(codec, payload, like, rng=RNG)
+            return fg.decompress(codec, payload, like, step=STEP)
 
         tasks.append(compiled(name, "compress", down, xs, bytes=size))
         payloads = [tasks[-1].run(x) for x in xs]
         tasks.append(compiled(name, "decompress", up, payloads, bytes=size))
-    for name in ("top-k 1 %, 8 bits", "FFT 4096, 5 %, 8 bits"):
-        codec = CODECS[name]
-        header = _wire.Header(jnp.asarray(True), jnp.int32(0))
+        for workers in (1, 8) if name in averaged else ():
 
-        def buffer(x: jax.Array, codec: fg.Codec = codec, header: Any = header) -> jax.Array:
-            return _wire.pack(header, fg.compress(codec, x, rng=RNG))
+            def mean(stacked: Any, codec: fg.Codec = codec, workers: int = workers) -> jax.Array:
+                def add(worker: jax.Array, total: jax.Array) -> jax.Array:
+                    payload = jax.tree.map(lambda leaf: leaf[worker], stacked)
+                    return codec.add(total, payload, 1 / workers, STEP)
 
-        def mean(words: jax.Array, codec: fg.Codec = codec) -> jax.Array:
-            return decode_mean([codec], words, [like], [RNG])[1][0]
+                return lax.fori_loop(0, workers, add, jnp.zeros(like.shape))
 
-        words = [jax.jit(buffer)(x) for x in xs]
-        assert words[0].nbytes == _wire.nbytes(payload_spec(codec, like))
-        for workers in (1, 8):
             stacked = [
-                jnp.stack([words[(i + j) % len(words)] for j in range(workers)])
-                for i in range(len(words))
+                jax.tree.map(
+                    lambda *leaves: jnp.stack(leaves),
+                    *(payloads[(i + j) % len(payloads)] for j in range(workers)),
+                )
+                for i in range(len(payloads))
             ]
             tasks.append(compiled(f"{name}: mean of {workers}", "mean", mean, stacked))
     return tasks
@@ -330,7 +315,7 @@ def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    """Measures, prints, and writes codecs.json and codecs.png."""
+    """Measures, prints, and writes cpu.json and codecs.png, or gpu.json and codecs_gpu.png."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -338,8 +323,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=11, help="rounds")
     parser.add_argument("--budget", type=float, default=2000, help="ms for one row")
     parser.add_argument("--device", default="cpu", choices=["cpu", "gpu"])
-    parser.add_argument("--gradient", type=pathlib.Path, default=HERE / "gradient.npy")
-    parser.add_argument("--out", type=pathlib.Path, default=HERE)
+    parser.add_argument("--gradient", type=pathlib.Path, default=DATA / "gradient.npy")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=RESULTS / "codecs", help="folder for the results"
+    )
     parser.add_argument("--smoke", action="store_true", help="short vectors, few rounds")
     args = parser.parse_args()
     if args.smoke:
@@ -354,7 +341,7 @@ def main() -> None:
         Console(width=110).print(table(rows))
         record["rows"] = sorted([*record["rows"], *rows], key=lambda row: row["n"])
         # After each length, so that an interrupted run leaves what it has.
-        (args.out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+        (args.out / f"{args.device}.json").write_text(json.dumps(record, indent=1) + "\n")
         plot(record["rows"], args.out / f"{name}.png")
 
 

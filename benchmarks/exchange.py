@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import matplotlib as mpl
 import numpy as np
-from _record import head
+from _record import DATA, RESULTS, head
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
@@ -26,7 +26,6 @@ from rich.table import Table
 
 import fftgrad as fg
 
-HERE = pathlib.Path(__file__).parent
 TO_A_HOST = 8
 BYTES = fg.RangeFloat(bits=8)
 TOP_K = fg.chain(fg.TopK(fraction=0.01), BYTES)
@@ -45,7 +44,7 @@ def exchanges(workers: int) -> dict[str, fg.Exchange]:
         "two stages sign": fg.TwoStage(fg.Sign(), workers),
         "shared top-k 1 %": fg.SharedSupport(fg.TopK(fraction=0.01)),
         "shared FFT 1 %": fg.SharedSupport(fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01))),
-        "shared by the mean 1 %": fg.SharedSupport(fg.TopK(fraction=0.01), support="mean"),
+        "shared by the mean 1 %": fg.SharedSupport(fg.TopK(fraction=0.01), chooser=fg.Drift()),
         "random 1 %, summed": fg.AllReduce(fg.RandomK(fraction=0.01)),
         "PowerSGD rank 4": fg.PowerSgd(rank=4),
         "ternary sum": fg.IntegerSum(workers=workers),
@@ -84,7 +83,7 @@ class Row:
 
 def gradients(shape: tuple[int, int], workers: int) -> np.ndarray[Any, Any]:
     """The saved gradient, with noise of each worker's own."""
-    gradient = np.load(HERE / "gradient.npy")
+    gradient = np.load(DATA / "gradient.npy")
     common = np.resize(gradient, shape)
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((workers, *shape), np.float32)
@@ -99,7 +98,7 @@ def compile_row(name: str, exchange: fg.Exchange, workers: int, shape: tuple[int
         axes, devices = ("slow", "fast"), devices.reshape(-1, TO_A_HOST)
     mesh = Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
     axis_name = axes if len(axes) > 1 else axes[0]
-    tx = fg.compressed_pmean(exchange, axis_name=axis_name, scope="leaf")
+    tx = fg.compressed_pmean(exchange, layout=fg.Layout("leaf"), axis_name=axis_name)
     like = jax.ShapeDtypeStruct(shape, "float32")
     specs = fg.state_specs(jax.eval_shape(tx.init, like), axis_name)
     spread = NamedSharding(mesh, P(axis_name))
@@ -180,7 +179,7 @@ def plot(records: list[dict[str, Any]], path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    """Measures, prints, and writes exchange.json and exchange.png."""
+    """Measures, prints, and writes cpu.json and exchange.png."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -188,7 +187,7 @@ def main() -> None:
     add("--workers", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
     add("--side", type=int, default=1024, help="of the square gradient")
     add("--rounds", type=int, default=5)
-    add("--out", type=pathlib.Path, default=HERE)
+    add("--out", type=pathlib.Path, default=RESULTS / "exchange", help="folder for the results")
     add("--smoke", action="store_true", help="few workers, a small gradient")
     args = parser.parse_args()
     if args.smoke:
@@ -203,7 +202,7 @@ def main() -> None:
     for workers in args.workers:
         record["rows"] += measure(workers, args)
         # After each number, so that an interrupted run leaves what it has.
-        (args.out / "exchange.json").write_text(json.dumps(record, indent=1) + "\n")
+        (args.out / "cpu.json").write_text(json.dumps(record, indent=1) + "\n")
         plot(record["rows"], args.out / "exchange.png")
     title = f"a step of {args.side**2:,} values"
     console.print(table(record["rows"], "handed", f"kB handed to collectives, {title}", 1e3))

@@ -26,7 +26,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=90, help="optimizer steps before it")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmarks"))
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "benchmarks/data")
     parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model")
     own = parser.parse_args()
     args = train_lm.parse_args(["--smoke"] if own.smoke else [])

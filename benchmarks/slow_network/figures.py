@@ -11,13 +11,13 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from job import HEADERS
+from job import HEADERS, ROOT
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from network import bits_per_second
 
-RESULTS = pathlib.Path(__file__).parent / "results"
+RESULTS = ROOT / "benchmarks/results/slow_network"
 PARTS = {
     "compute_s": ("gradient", "#9aa5b1"),
     "optimizer_s": ("optimizer", "#c9d1d9"),

@@ -64,7 +64,7 @@ def _local(label: str, codec: fg.Codec, every: int) -> Method:
     def assemble(workers: int, inner: Transformation) -> Transformation:
         exchange, memory = fg.TwoStage(codec, workers), fg.ErrorFeedback(decay=0.95)
         outer = optax.sgd(1.0)
-        return fg.methods.diloco(inner, outer, every, exchange, memory, axis_name=AXIS)
+        return fg.optimizers.diloco(inner, outer, every, exchange, memory, axis_name=AXIS)
 
     return Method(label, assemble, codec=codec, every=every)
 

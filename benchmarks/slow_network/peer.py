@@ -50,7 +50,7 @@ class AlexNet(nn.Module):
 
 
 class Block(nn.Module):
-    """The twin of `workloads.Block`."""
+    """The twin of `models.Block`."""
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The twin of `workloads.ResNet`."""
+    """The twin of `models.ResNet`."""
 
     def __init__(self, depth: int, width: int) -> None:
         super().__init__()

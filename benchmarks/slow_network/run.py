@@ -32,6 +32,7 @@ from rich.live import Live
 from rich.table import Table
 
 HERE = pathlib.Path(__file__).parent
+RESULTS = ROOT / "benchmarks/results/slow_network"
 
 # Large arrays come and go in every step. The allocator would return each to the kernel, which
 # clears a page for every 4 KiB the next time: that took longer than the arithmetic. And what is cut
@@ -67,7 +68,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "times its steps")  # fmt: skip
     add("--fault", default="", help="kill:STEP or drop:STEP, of the last worker's process or link")
     add("--threads", type=int, default=1, help="of each worker")
-    add("--out", type=pathlib.Path, default=HERE / "results", help="folder for the results")
+    add("--out", type=pathlib.Path, default=RESULTS, help="folder for the results")
     add("--name", default="run", help="of the file written")
     add("--smoke", action="store_true", help="2 workers, 5 steps of tiny models over loopback")
     args = parser.parse_args(argv)
@@ -137,6 +138,8 @@ class Run:
 
     def record(self, args: argparse.Namespace) -> dict[str, Any]:
         """The run as JSON."""
+        from _record import few, thin
+
         count, packets = self.sent(args)
         mean_loss = [
             statistics.mean(step["loss"] for step in steps)
@@ -156,8 +159,8 @@ class Run:
             "sent_packets": packets,
             "facts": self.note("facts"),
             "seconds": [round(step["seconds"], 4) for step in self.steps()],
-            "losses": [round(loss, 4) for loss in mean_loss],
-            "assessed": self.assessed(),
+            "losses": few([round(loss, 4) for loss in mean_loss]),
+            "assessed": thin(self.assessed()),
             "events": self.events,
         }
 

@@ -121,7 +121,7 @@ class Trainer:
     def _time_encode(self, codec: fg.Codec, gradient: Any) -> float:
         def encode(gradient: Any) -> Any:
             vector = jnp.concatenate([g.ravel() for g in jax.tree.leaves(gradient)])
-            return _add_axis(fg.compress(codec, vector)[:2])
+            return _add_axis(fg.compress(codec, vector))
 
         program = self.compiled(encode, P(AXIS), P(AXIS), gradient)
         return timed(lambda: jax.block_until_ready(program(gradient)), self.agree)

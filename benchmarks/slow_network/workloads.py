@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import train_lm
+from models import ResNet
 
 Params = Any
 Batch = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -114,40 +115,6 @@ class AlexNet(nn.Module):
         x = nn.relu(nn.Dense(self.hidden)(x))
         x = nn.relu(nn.Dense(self.hidden)(x))
         return nn.Dense(self.classes)(x)
-
-
-class Block(nn.Module):
-    """Two convolutions around which the input goes."""
-
-    channels: int
-    stride: int = 1
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:  # (B, H, W, C)
-        y = nn.Conv(self.channels, (3, 3), self.stride, padding=1, use_bias=False)(x)
-        y = nn.relu(nn.GroupNorm(num_groups=4)(y))
-        y = nn.Conv(self.channels, (3, 3), padding=1, use_bias=False)(y)
-        y = nn.GroupNorm(num_groups=4)(y)
-        if x.shape != y.shape:
-            x = nn.Conv(self.channels, (1, 1), self.stride, padding=0, use_bias=False)(x)
-        return nn.relu(x + y)
-
-
-class ResNet(nn.Module):
-    """The residual network of 6 `depth` + 2 layers: ResNet-32 for a depth of 5."""
-
-    depth: int
-    width: int = 16
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:  # (B, 8, 8, 1) -> (B, 10)
-        x = nn.Conv(self.width, (3, 3), padding=1, use_bias=False)(x)
-        x = nn.relu(nn.GroupNorm(num_groups=4)(x))
-        for stage in range(3):
-            for block in range(self.depth):
-                stride = 2 if stage > 0 and block == 0 else 1
-                x = Block(self.width * 2**stage, stride)(x)
-        return nn.Dense(10)(x.mean((1, 2)))
 
 
 def digits(size: int) -> tuple[Batch, Batch]:

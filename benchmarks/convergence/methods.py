@@ -1,0 +1,188 @@
+"""How gradients are exchanged: the methods that are compared, and the optimizer behind each."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import optax
+from tasks import WORKERS, Task
+
+import fftgrad as fg
+
+AXIS = "data"
+Transformation = optax.GradientTransformationExtraArgs
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """What replaces the dense mean, and what the optimizer behind it needs for that.
+
+    Attributes:
+      make: the transformation, given the number of steps of the run.
+      momentum: whether the optimizer keeps its momentum. Feedback is one already.
+      signs: whether the updates are signs: plain descent at a small rate then.
+      corrects: whether the memory has the momentum that the optimizer lacks.
+      warm_up: share of the steps that run at first, in the branch of that number.
+      published: the ratio as papers count it, without indices and scales.
+      counted: with indices of 32 bits, and scales, as most implementations send them.
+    """
+
+    name: str
+    make: Callable[[int], Transformation]
+    momentum: bool = True
+    signs: bool = False
+    adam: bool = False
+    corrects: bool = False
+    warm_up: float = 0.0
+    branches: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    published: float | None = None
+    counted: float | None = None
+
+
+def fixed(tx: Transformation) -> Callable[[int], Transformation]:
+    """The same transformation, whatever the number of steps."""
+
+    def make(steps: int) -> Transformation:
+        del steps
+        return tx
+
+    return make
+
+
+def pmean(
+    codec: fg.Codec | fg.Exchange, memory: fg.Memory = fg.NoMemory()
+) -> Callable[[int], Transformation]:
+    """The compressed mean, whatever the number of steps."""
+    exchange = codec if isinstance(codec, fg.Exchange) else fg.AllGather(codec)
+    return fixed(fg.compressed_pmean(exchange, memory, axis_name=AXIS))
+
+
+def methods() -> list[Method]:
+    """All the rows."""
+    m, decayed, four = fg.methods, fg.ErrorFeedback(decay=0.95), fg.RangeFloat(4)
+    dct, fft = fg.Dct(block=64), fg.Fft(block=64)
+
+    return [
+        Method("dense", pmean(fg.AllReduce()), published=1, counted=1),
+        Method("bfloat16", pmean(fg.Cast("bfloat16")), published=2, counted=2),
+        # The FFT paper's own comparison, at its settings.
+        Method("FFT (paper)", fixed(m.fft_sparsification()), published=21.3, counted=16),
+        Method(
+            "top-k 15 % (paper)",
+            fixed(m.top_k(0.15, memory=fg.NoMemory())),
+            published=6.67,
+            counted=3.33,
+        ),
+        Method("QSGD 3 bits (paper)", fixed(m.qsgd(bits=3)), published=10.6, counted=10.4),
+        Method(
+            "TernGrad no clip (paper)",
+            fixed(m.terngrad(clip=None, dense=("params/Dense_0",))),
+            published=16,
+            counted=16,
+        ),
+        # Methods as published.
+        Method("QSGD 4 bits", fixed(m.qsgd(bits=4)), published=8, counted=7.9),
+        Method("TernGrad", fixed(m.terngrad()), published=16, counted=16),
+        Method(
+            "TernGrad, shared scale", fixed(m.terngrad(workers=WORKERS)), published=16, counted=6.4
+        ),
+        Method("EDEN 1 bit (DRIVE)", fixed(m.eden(bits=1)), published=32, counted=31.8),
+        Method("EDEN 2 bits", fixed(m.eden(bits=2)), published=16, counted=15.9),
+        Method("majority vote", fixed(m.majority_vote()), signs=True, published=32, counted=32),
+        Method("signSGD + EF", fixed(m.sign_sgd()), published=32, counted=32),
+        Method(
+            "1-bit Adam",
+            lambda steps: m.scale_by_one_bit_adam(max(1, steps // 5), WORKERS, b2=0.99),
+            adam=True,
+            warm_up=0.2,
+            branches=((1,), (0,)),
+            published=32,
+            counted=16,
+        ),
+        Method("top-k 1 % + EF", fixed(m.top_k(0.01)), momentum=False, published=100, counted=50),
+        Method(
+            "random-k 10 % + EF", fixed(m.random_k(0.1)), momentum=False, published=10, counted=10
+        ),
+        Method("DGC 1 %", fixed(m.dgc(0.01)), False, corrects=True, published=100, counted=50),
+        Method(
+            "RedSync 1 %",
+            fixed(m.redsync(0.01, dense_below=1024, trimmed_below=32768)),
+            momentum=False,
+            corrects=True,
+            published=100,
+            counted=50,
+        ),
+        Method(
+            "RedSync 1 %, quantized",
+            fixed(
+                m.redsync(
+                    0.01,
+                    quantize=True,
+                    output=("params/Dense_0",),
+                    dense_below=1024,
+                    trimmed_below=32768,
+                )
+            ),
+            momentum=False,
+            corrects=True,
+            published=200,
+            counted=100,
+        ),
+        Method("ScaleCom 50x", fixed(m.scalecom(50)), published=50, counted=25),
+        Method(
+            "ScaleCom 50x, FFT 64",
+            fixed(m.scalecom(50, transform=fg.Fft(block=64), exact=True)),
+            published=50,
+            counted=25,
+        ),
+        Method("AdaComp", fixed(m.adacomp(conv_bin=50, bin_size=500)), published=100),
+        Method("PowerSGD rank 1", fixed(m.power_sgd(rank=1))),
+        Method("PowerSGD rank 4", fixed(m.power_sgd(rank=4))),
+        # Feedback is a momentum: the same without the optimizer's.
+        Method("signSGD + EF, no momentum", fixed(m.sign_sgd()), False, published=32, counted=32),
+        Method("ScaleCom 50x, no momentum", fixed(m.scalecom(50)), False, published=50, counted=25),
+        Method("PowerSGD rank 1, no momentum", fixed(m.power_sgd(rank=1)), False),
+        Method("PowerSGD rank 4, no momentum", fixed(m.power_sgd(rank=4)), False),
+        Method("DeMo k = 32", fixed(m.demo(k=32)), signs=True),
+        Method("DeMo k = 8", fixed(m.demo(k=8)), signs=True),
+        # Ours: the same feedback for all, another codec each.
+        Method("top-k 4 %, 4 bits", pmean(fg.chain(fg.TopK(0.04), four), decayed), False),
+        Method("DCT 64, 4 %, 4 bits", pmean(fg.chain(dct, fg.TopK(0.04), four), decayed), False),
+        Method("FFT 64, 4 %, 4 bits", pmean(fg.chain(fft, fg.TopK(0.04), four), decayed), False),
+        Method("top-k 1 %, sign", pmean(fg.chain(fg.TopK(0.01), fg.Sign()), decayed), False),
+        Method(
+            "two stages, top-k 4 %, 4 bits",
+            pmean(fg.TwoStage(fg.chain(fg.TopK(0.04), four), WORKERS), decayed),
+            momentum=False,
+        ),
+        Method("shared top-k 4 %", pmean(fg.SharedSupport(fg.TopK(0.04)), decayed), False),
+        Method(
+            "shared by the mean 4 %",
+            pmean(fg.SharedSupport(fg.TopK(0.04), chooser=fg.Drift()), decayed),
+            momentum=False,
+        ),
+        Method("DCT 64, 1 %, sign", pmean(fg.chain(dct, fg.TopK(0.01), fg.Sign()), decayed), False),
+    ]
+
+
+def optimizer(task: Task, method: Method, steps: int) -> Transformation:
+    """The method and what follows it, up to the learning rate."""
+    exchange = method.make(steps)
+    if method.signs or method.adam:
+        tail = optax.identity()
+    elif task.adam:
+        tail = optax.scale_by_adam(b1=0.9 if method.momentum else 0.0, b2=0.99)
+    elif method.momentum:
+        tail = optax.trace(0.9)
+    else:
+        # Momentum 0.9 makes ten times of a gradient, unless the memory does.
+        tail = optax.scale(1.0 if method.corrects else 10.0)
+    return optax.with_extra_args_support(optax.chain(exchange, tail))
+
+
+def schedule(task: Task, method: Method, rate: float, steps: int) -> Callable[[int], Any]:
+    """A rise, and half a cosine down to a tenth."""
+    # A step of Adam has about the size of its rate, as one of signs has.
+    base = 1e-3 if method.signs else 8e-3 if method.adam else task.rate
+    peak = rate * base
+    return optax.warmup_cosine_decay_schedule(0.0, peak, max(1, steps // 10), steps + 1, peak / 10)

@@ -1,0 +1,99 @@
+"""Benchmarks and examples: what they import, and what their results hold."""
+
+import ast
+import importlib
+import json
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+RESULTS = sorted((ROOT / "benchmarks/results").rglob("*.json"))
+SCRIPTS = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
+
+
+def imports_of_fftgrad(source):
+    """What a program imports of the library, as it is written."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found = [alias for alias in node.names if alias.name.split(".")[0] == "fftgrad"]
+        elif isinstance(node, ast.ImportFrom):
+            found = [node] if (node.module or "").split(".")[0] == "fftgrad" else []
+        else:
+            continue
+        yield from (ast.unparse(node) for _ in found)
+
+
+def private_names(source):
+    """The names with a leading underscore that a program takes from `fg`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            owner = node.value
+            while isinstance(owner, ast.Attribute):
+                owner = owner.value
+            if isinstance(owner, ast.Name) and owner.id == "fg":
+                yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_scripts_use_public_names_only(script):
+    source = script.read_text()
+    assert set(imports_of_fftgrad(source)) <= {"import fftgrad as fg"}
+    assert not list(private_names(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import fftgrad",
+        "import fftgrad.ops as ops",
+        "from fftgrad import _axes",
+        "from fftgrad.codecs._spec import payload_spec",
+        "import fftgrad as fg\nfg.codecs._spec.payload_spec",
+    ],
+)
+def test_a_private_import_is_found(source):
+    assert set(imports_of_fftgrad(source)) - {"import fftgrad as fg"} or [*private_names(source)]
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_results_say_where_they_come_from_and_keep_few_points_of_a_curve(path):
+    content = json.loads(path.read_text())
+    assert content["command"].startswith("python ")
+    assert content["device"]
+    for run in content.get("runs", []):
+        assert "curve" not in run
+        assert len(run.get("losses", [])) <= 10
+        assert len(run.get("assessed", [])) <= 20
+
+
+def test_results_are_small():
+    assert len(RESULTS) >= 18
+    assert sum(path.stat().st_size for path in RESULTS) < 500_000
+
+
+@pytest.fixture
+def record(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("_record")
+
+
+def test_few_losses_are_kept(record):
+    losses = [float(step) for step in range(1, 61)]
+    assert [step for step, _ in record.few(losses)] == [1, 2, 5, 10, 20, 50, 60]
+    assert all(step == loss for step, loss in record.few(losses))
+    assert record.few([]) == []
+    assert record.few([3.0]) == [(1, 3.0)]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("length", [0, 1, 20, 21, 29, 400])
+def test_a_thinned_curve_keeps_its_ends_and_when_it_was_first_as_good(record, sign, length):
+    curve = [[step, sign * min(step, length - 4)] for step in range(length)]
+    thinned = record.thin(curve)
+    assert len(thinned) <= 20
+    assert all(point in curve for point in thinned)
+    if length > 4:
+        assert thinned[0] == curve[0]
+        assert thinned[-1] == curve[-1]
+        assert curve[length - 4] in thinned
