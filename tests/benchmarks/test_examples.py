@@ -6,7 +6,7 @@ import runpy
 
 import pytest
 
-SCRIPT = str(pathlib.Path(__file__).parent.parent / "examples/train_lm.py")
+SCRIPT = str(pathlib.Path(__file__).parent.parent.parent / "examples/train_lm.py")
 
 
 @pytest.fixture(scope="module")

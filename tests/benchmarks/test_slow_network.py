@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 
-FOLDER = pathlib.Path(__file__).parent.parent / "benchmarks/slow_network"
+FOLDER = pathlib.Path(__file__).parent.parent.parent / "benchmarks/slow_network"
 ADDRESS = "10.77.0.1"
 
 
