@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fftgrad._contracts import Step
 from fftgrad.ops import _finite, _hash
@@ -27,7 +28,9 @@ def divisor(scale: jax.Array) -> jax.Array:
 def in_units(x: jax.Array, scale: jax.Array, per_scale: float) -> jax.Array:
     """X · per_scale / scale, also where 1 / scale is so small that it is flushed to zero."""
     down = jnp.where(scale > 1.0, np.float32(1 / 16), np.float32(1.0))
-    return (x * down) * (per_scale / (divisor(scale) * down))
+    # Kept: each value would find them again, with a root and a division.
+    down, factor = lax.optimization_barrier((down, per_scale / (divisor(scale) * down)))
+    return (x * down) * factor
 
 
 def norms(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
