@@ -27,8 +27,7 @@ def loss(params, x, y):
 
 
 def step(params, state, x, y):
-    local = jax.lax.pcast(params, "data", to="varying")  # the gradient of this worker's batch
-    grads = jax.grad(loss)(local, x, y)
+    _, grads = fg.value_and_grad(loss, "data")(params, x, y)  # of this worker's batch alone
     updates, state = tx.update(grads, state, params)
     return optax.apply_updates(params, updates), state
 

@@ -10,3 +10,4 @@ from fftgrad.training._per_worker import per_worker as per_worker
 from fftgrad.training._pmean import CompressedPmeanState as CompressedPmeanState
 from fftgrad.training._pmean import compressed_pmean as compressed_pmean
 from fftgrad.training._state_specs import state_specs as state_specs
+from fftgrad.training._value_and_grad import value_and_grad as value_and_grad

@@ -209,8 +209,8 @@ def _check_local(updates: PyTree, axis_name: AxisName) -> None:
                 f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must be the gradient of "
                 f"one worker's own batch, got one that does not vary over {axis_name!r}: under "
                 "shard_map with check_vma=True the gradient of replicated parameters is already "
-                "summed over the axis, so there is nothing left to compress. Take the gradient "
-                f'of jax.lax.pcast(params, {axis_name!r}, to="varying"), or use check_vma=False.'
+                "summed over the axis, so there is nothing left to compress. Take it by "
+                f"fg.value_and_grad(loss, {axis_name!r})(params, batch)."
             )
 
     varying = {
