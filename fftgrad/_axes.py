@@ -48,6 +48,11 @@ def varies(x: jax.Array, axis_name: AxisName) -> bool:
     return not is_tracked(axis_name) or set(names(axis_name)) <= varying(x)
 
 
+def known_to_vary(x: object, axis_name: AxisName) -> bool:
+    """Whether JAX knows that `x` differs between the workers of the axis, or of a part of it."""
+    return isinstance(x, jax.Array) and not varying(x).isdisjoint(names(axis_name))
+
+
 def vary(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """`x`, typed as varying along the axis where JAX knows; its gradient is then a worker's own."""
     if not is_tracked(axis_name):
