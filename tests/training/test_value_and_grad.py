@@ -1,8 +1,11 @@
 """The gradient of one worker's loss, whose mean over the workers is that of the global one."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
@@ -257,3 +260,41 @@ def test_a_step_without_any_weight_is_not_hidden():
 def test_outside_the_axis_it_says_where_it_belongs():
     with pytest.raises(ValueError, match=r"value_and_grad\(axis_name='data'\).*jax\.shard_map"):
         fg.value_and_grad(loss, AXIS)(PARAMS, X[0], Y[0])
+
+
+WATCHING = fg.Recover((fg.AllGather(fg.TopK(fraction=0.5)), fg.AllReduce()), tolerance=0.1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_watched_loss_is_the_workers_own(mode):
+    tx = fg.compressed_pmean(WATCHING, axis_name=AXIS)
+
+    def watched(of_all, params, x, y):
+        value, grads = fg.value_and_grad(loss, AXIS)(params, x, y)
+        value = jax.lax.pmean(value, AXIS) if of_all else value
+        return tx.update(grads, tx.init(params), params, value=value)[1].exchange[0].loss
+
+    already = functools.partial(watched, True)
+    own = on_workers(mode, functools.partial(watched, False), PARAMS, X, Y)
+    np.testing.assert_allclose(own, loss(PARAMS, flat(X), flat(Y)), rtol=1e-5)
+
+    if mode == "shard_map":
+        with pytest.raises(ValueError, match=r"update\(value\).*jax\.lax\.pmean\(value, 'data'\)"):
+            on_workers(mode, already, PARAMS, X, Y)
+    else:  # JAX does not know, and the mean of equal ones is right
+        np.testing.assert_allclose(on_workers(mode, already, PARAMS, X, Y), own, rtol=1e-5)
+
+
+def test_a_loss_that_only_others_watch_may_be_that_of_all():
+    """What comes after the mean needs one value for all workers."""
+    tx = optax.chain(
+        fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS), optax.contrib.reduce_on_plateau()
+    )
+
+    def step(params, x, y):
+        value, grads = fg.value_and_grad(loss, AXIS)(params, x, y)
+        value = jax.lax.pmean(value, AXIS)
+        return tx.update(grads, tx.init(params), params, value=value)[0]
+
+    expected = jax.grad(loss)(PARAMS, flat(X), flat(Y))
+    assert_mean_is(on_workers("shard_map", step, PARAMS, X, Y), expected)
