@@ -249,8 +249,8 @@ def _check_replicated(params: PyTree, axis_name: AxisName) -> None:
                 f"compressed_pmean.update(params{jax.tree_util.keystr(path)}): must be the same on "
                 f"all workers, got one that varies over {axis_name!r}: if it is sharded over the "
                 "axis, the mean would be one of gradients of different parameters. Shard the "
-                "parameters over another axis of the mesh than axis_name; if they are copies, "
-                "replicate them by in_specs=P() and leave the rest to fg.value_and_grad."
+                "parameters over another axis of the mesh than axis_name. If they are copies, pass "
+                "what came in by in_specs=P(), before any cast, or nothing."
             )
 
 
