@@ -27,8 +27,7 @@ def loss(params, x, y):
 
 
 def step(params, state, x, y):
-    local = jax.lax.pcast(params, "data", to="varying")  # the gradient of this worker's batch
-    grads = jax.grad(loss)(local, x, y)
+    _, grads = fg.value_and_grad(loss, "data")(params, x, y)  # of this worker's batch alone
     updates, state = tx.update(grads, state, params)
     return optax.apply_updates(params, updates), state
 
@@ -39,12 +38,13 @@ x = jax.random.normal(jax.random.key(1), (4096, 100))
 y = jnp.tanh(x @ w_true)
 params = {"w1": w1, "w2": w2}
 
-specs = fg.state_specs(jax.eval_shape(tx.init, params), "data")
-init = jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)
-train = jax.shard_map(
-    step, mesh=mesh, in_specs=(P(), specs, P("data"), P("data")), out_specs=(P(), specs)
+state = fg.init(tx, params, mesh, "data")
+specs = fg.state_specs(state, "data")
+train = jax.jit(
+    jax.shard_map(
+        step, mesh=mesh, in_specs=(P(), specs, P("data"), P("data")), out_specs=(P(), specs)
+    )
 )
-state, train = jax.jit(init)(params), jax.jit(train)
 
 print(f"loss {loss(params, x, y):.4f}")
 for i in range(200):

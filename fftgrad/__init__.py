@@ -4,6 +4,8 @@
 
 # Training
 from fftgrad.training import compressed_pmean as compressed_pmean
+from fftgrad.training import value_and_grad as value_and_grad
+from fftgrad.training import init as init
 from fftgrad.exchanges._layout import Layout as Layout
 from fftgrad.training import state_specs as state_specs
 from fftgrad.training import clip_by_local_norm as clip_by_local_norm

@@ -21,14 +21,14 @@ def names(axis_name: AxisName) -> tuple[str, ...]:
     return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
 
 
-def size(axis_name: AxisName) -> int:
+def size(axis_name: AxisName, owner: str = "compressed_pmean") -> int:
     """The number of workers along the axis."""
     try:
         return math.prod(int(lax.axis_size(name)) for name in names(axis_name))
     except NameError as error:
         raise ValueError(
-            f"compressed_pmean(axis_name={axis_name!r}): the axis must be bound where update is "
-            f"called, got no such axis; call it inside jax.shard_map over a mesh that has the "
+            f"{owner}(axis_name={axis_name!r}): the axis must be bound where it is called, got no "
+            f"such axis; call it inside jax.shard_map over a mesh that has the "
             f"axis, or inside jax.pmap or jax.vmap with axis_name={axis_name!r}."
         ) from error
 
@@ -46,6 +46,19 @@ def is_tracked(axis_name: AxisName) -> bool:
 def varies(x: jax.Array, axis_name: AxisName) -> bool:
     """Whether `x` may differ between the workers of the axis, as far as JAX knows."""
     return not is_tracked(axis_name) or set(names(axis_name)) <= varying(x)
+
+
+def known_to_vary(x: object, axis_name: AxisName) -> bool:
+    """Whether JAX knows that `x` differs between the workers of the axis, or of a part of it."""
+    return isinstance(x, jax.Array) and not varying(x).isdisjoint(names(axis_name))
+
+
+def vary(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """`x`, typed as varying along the axis where JAX knows; its gradient is then a worker's own."""
+    if not is_tracked(axis_name):
+        return x
+    missing = tuple(name for name in names(axis_name) if name not in varying(x))
+    return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:

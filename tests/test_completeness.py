@@ -127,9 +127,9 @@ def test_the_core_imports_jax_optax_and_numpy_only():
 def test_only_one_file_knows_how_axes_differ():
     for file in (ROOT / "fftgrad").rglob("*.py"):
         if file.name != "_axes.py":
-            assert not re.search(
-                r"manual_axis_type|jax\.__version__|pcast\((?!params)", file.read_text()
-            ), file
+            assert not re.search(r"manual_axis_type|jax\.__version__|pcast\(", file.read_text()), (
+                file
+            )
 
 
 def test_files_stay_short():

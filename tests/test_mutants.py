@@ -162,6 +162,24 @@ MUTANTS = {
         "finite = (words[0] & 1).astype(bool)",
         "tests/exchanges/test_layout_and_wire.py -k another_version",
     ),
+    "another worker's state passes for one's own": Mutant(
+        "training/_worker.py",
+        "return unknown | (found == index), add",
+        "return unknown | (found == found), add",
+        "tests/training/test_worker.py -k 'order and True'",
+    ),
+    "a worker's weight counts as if it were all": Mutant(
+        "training/_value_and_grad.py",
+        "all_total / all_weight * change) / all_weight",
+        "all_total / all_weight * change) / (workers * weight)",
+        "tests/training/test_value_and_grad.py -k 'global_weight and int32'",
+    ),
+    "the weight has no gradient": Mutant(
+        "training/_value_and_grad.py",
+        "change = weight - lax.stop_gradient(weight)",
+        "change = 0.0 * weight",
+        "tests/training/test_value_and_grad.py -k may_depend",
+    ),
 }
 
 

@@ -6,7 +6,9 @@ May import all but `methods`, `optimizers` and `tools`.
 from fftgrad.training._accumulate import accumulate as accumulate
 from fftgrad.training._clip import clip_by_local_norm as clip_by_local_norm
 from fftgrad.training._delay import delay as delay
+from fftgrad.training._init import init as init
 from fftgrad.training._per_worker import per_worker as per_worker
 from fftgrad.training._pmean import CompressedPmeanState as CompressedPmeanState
 from fftgrad.training._pmean import compressed_pmean as compressed_pmean
 from fftgrad.training._state_specs import state_specs as state_specs
+from fftgrad.training._value_and_grad import value_and_grad as value_and_grad

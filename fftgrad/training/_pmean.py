@@ -17,6 +17,8 @@ from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worke
 from fftgrad.memories._no_memory import NoMemory
 from fftgrad.ops import _finite
 from fftgrad.ops._keys import as_key
+from fftgrad.training import _worker
+from fftgrad.training._value_and_grad import check_own
 
 Masked = Literal["refuse", "elsewhere"]
 
@@ -31,6 +33,8 @@ class CompressedPmeanState(NamedTuple):
       overflow: how many values no codec could represent, over all workers and steps, int32.
       memory: the memory's state, of which each worker has its own.
       exchange: the exchange's state, one for each bucket.
+      worker: whose row this is: the worker's index in the axis, -1 before the first update; nothing
+        where no worker has anything of its own.
     """
 
     step: jax.Array
@@ -38,6 +42,7 @@ class CompressedPmeanState(NamedTuple):
     overflow: jax.Array
     memory: PerWorker
     exchange: tuple[PyTree, ...]
+    worker: PerWorker
 
 
 def compressed_pmean(
@@ -66,10 +71,13 @@ def compressed_pmean(
         )
 
     `update` runs inside `jax.shard_map` (with `check_vma` True or False), `jax.pmap`, or
-    `jax.vmap(axis_name=...)`. `init` may run inside, or under `jax.eval_shape` for the specs:
+    `jax.vmap(axis_name=...)`, on gradients by `fg.value_and_grad` and a state by `fg.init`:
 
-        specs = fg.state_specs(jax.eval_shape(tx.init, params), "data")
-        init = jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)
+        state = fg.init(tx, params, mesh, "data")
+        specs = fg.state_specs(state, "data")
+
+    The gradients are those of one worker, so a transformation with a state that comes before it,
+    such as `optax.scale_by_adam()`, needs `fg.per_worker` around it.
 
     Args:
       exchange: how payloads travel and are averaged: `AllReduce`, `AllGather`, `Piecewise`, ...
@@ -96,12 +104,16 @@ def compressed_pmean(
       non-finite mean on all workers, as pmean does, and leaves no trace: the memory and the state
       of the exchange, of all buckets, stay as they were. So does a mean that is beyond the range of
       a leaf's dtype. `optax.apply_if_finite` after it then skips the step on all workers alike.
+      A state that is not this worker's own, as when one worker's is restored on all or rows come
+      back in another order, makes the mean NaN and counts as skipped, in every step until it is
+      made anew. It is told by `state.worker`, from the second update on.
 
     Raises:
       ValueError: if `masked` is none of these; while tracing, if the axis is not bound, if the
-        exchange needs the loss and `value` is missing, if a gradient does not vary over the axis
-        (it is summed already), if some gradients vary over a model axis and others do not, if a
-        leaf is masked, or if the state is not sharded over the workers.
+        exchange needs the loss and `value` is missing or does not vary over the axis, if a gradient
+        does not vary over the axis (it is summed already), if `params` are known to vary over it
+        (they are sharded over it), if some gradients vary over a model axis and others do not, if
+        a leaf is masked, or if the state is not sharded over the workers.
       TypeError: if `exchange` or `memory` is none; while tracing, if a leaf is not a floating-point
         array of at most 32 bits.
 
@@ -131,13 +143,10 @@ def compressed_pmean(
     def init(params: optax.Params) -> CompressedPmeanState:
         like = _checked_like(params)
         zero = jnp.zeros((), jnp.int32)
-        return CompressedPmeanState(
-            step=zero,
-            skipped=zero,
-            overflow=zero,
-            memory=add_worker_axis(memory.init(like)),
-            exchange=tuple(map(exchange.init, _layout.bucket_likes(like, layout))),
-        )
+        remembered = add_worker_axis(memory.init(like))
+        exchanged = tuple(map(exchange.init, _layout.bucket_likes(like, layout)))
+        worker = _worker.nobody(remembered, exchanged)
+        return CompressedPmeanState(zero, zero, zero, remembered, exchanged, worker)
 
     def update(
         updates: optax.Updates,
@@ -147,19 +156,24 @@ def compressed_pmean(
         value: jax.Array | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, Any]:
-        del params, extra
+        del extra
         if masked == "refuse":
             _refuse_masked(updates)
         like = _checked_like(updates)
         _check_local(updates, axis_name)
+        _check_replicated(params, axis_name)
         if exchange.needs_loss and value is None:
             raise ValueError(
                 f"compressed_pmean.update(value): {exchange!r} watches the loss, got none; call "
                 "tx.update(grads, state, params, value=loss) with the loss of this worker."
             )
+        if exchange.needs_loss:
+            check_own("compressed_pmean.update(value)", value, axis_name)
         own = drop_worker_axis(state.memory)
+        mine, worker = _worker.recognize(state.worker, axis_name)
 
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        grads = _worker.poison_unless(mine, grads)
         x, compensated = memory.compensate(grads, own)
         # Here and not above: making a key starts the backend, and a transformation may be made
         # before jax.distributed is initialized.
@@ -190,6 +204,7 @@ def compressed_pmean(
             overflow=state.overflow + _axes.over_other_axes(lax.psum, overflow),
             memory=remembered,
             exchange=exchanged,
+            worker=worker,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -209,8 +224,8 @@ def _check_local(updates: PyTree, axis_name: AxisName) -> None:
                 f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must be the gradient of "
                 f"one worker's own batch, got one that does not vary over {axis_name!r}: under "
                 "shard_map with check_vma=True the gradient of replicated parameters is already "
-                "summed over the axis, so there is nothing left to compress. Take the gradient "
-                f'of jax.lax.pcast(params, {axis_name!r}, to="varying"), or use check_vma=False.'
+                "summed over the axis, so there is nothing left to compress. Take it by "
+                f"fg.value_and_grad(loss, {axis_name!r})(params, batch)."
             )
 
     varying = {
@@ -225,6 +240,18 @@ def _check_local(updates: PyTree, axis_name: AxisName) -> None:
             f"{sorted(others)}; give each kind a compressed_pmean of its own, with "
             "masked='elsewhere' in optax.partition."
         )
+
+
+def _check_replicated(params: PyTree, axis_name: AxisName) -> None:
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if _axes.known_to_vary(leaf, axis_name):
+            raise ValueError(
+                f"compressed_pmean.update(params{jax.tree_util.keystr(path)}): must be the same on "
+                f"all workers, got one that varies over {axis_name!r}: if it is sharded over the "
+                "axis, the mean would be one of gradients of different parameters. Shard the "
+                "parameters over another axis of the mesh than axis_name. If they are copies, pass "
+                "what came in by in_specs=P(), before any cast, or nothing."
+            )
 
 
 def _refuse_masked(updates: PyTree) -> None:

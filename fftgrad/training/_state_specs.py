@@ -1,6 +1,6 @@
 """How to shard a state that differs between workers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad.exchanges._per_worker import PerWorker
+from fftgrad.training import _find
 from fftgrad.training._pmean import CompressedPmeanState
 
 
@@ -24,9 +25,14 @@ def state_specs(
     its own, such as Adam's moments or a residual, is sharded as the parameter is, and what an
     exchange keeps of its buckets has one piece for each shard.
 
+    The state may be part of a larger one, such as Flax's `TrainState`, whose parameters are then
+    sharded by `param_specs`, and its named tuples may have become dicts, as in `nnx.state`: there a
+    dict of which `value` is the only key, beside the state of `compressed_pmean` or in it, is what
+    each worker has of its own.
+
     Args:
-      opt_state: any optax state, nested as it may be, or its shapes (`jax.eval_shape(tx.init,
-        params)`).
+      opt_state: any state with that of `compressed_pmean` in it, nested as it may be, or its shapes
+        (`jax.eval_shape(tx.init, params)`).
       axis_name: the axis, or axes, of the workers.
       param_specs: the parameters' own PartitionSpecs, in a tree like theirs; all replicated if
         left out.
@@ -34,6 +40,11 @@ def state_specs(
     Returns:
       The same tree with a `jax.sharding.PartitionSpec` at each leaf: for the `in_specs` and
       `out_specs` of `jax.shard_map`, or, under a mesh, for `jax.sharding.NamedSharding`.
+
+    Raises:
+      ValueError: if there is no state of `compressed_pmean` in it, if a parameter is sharded over
+        the axis of the workers, or if a transformation of optax with a state like the parameters
+        comes before `compressed_pmean` in a chain without `fg.per_worker`.
 
     Example:
       >>> import fftgrad as fg
@@ -46,6 +57,18 @@ def state_specs(
       >>> tuple(specs.memory.value.residual["w"]), tuple(specs.step)
       (('data', None, 'model'), ())
     """
+    found = [
+        path
+        for path, node in jax.tree.leaves_with_path(opt_state, is_leaf=_find.is_ours)
+        if _find.is_ours(node)
+    ]
+    if not found:
+        raise ValueError(
+            "state_specs(opt_state): must have the state of compressed_pmean in it, got a "
+            f"{type(opt_state).__name__} without; pass fg.init(tx, params, mesh, axis_name) or "
+            "jax.eval_shape(tx.init, params), of a tx with compressed_pmean in it."
+        )
+    _find.check_order(opt_state)
     by_path = {
         tuple(map(str, path)): spec
         for path, spec in jax.tree.leaves_with_path(
@@ -54,6 +77,13 @@ def state_specs(
     }
     workers = _axes.names(axis_name)
     own = axis_name if isinstance(axis_name, str) else workers
+    for path, param_spec in by_path.items():
+        if not set(workers).isdisjoint(_named(param_spec)):
+            raise ValueError(
+                f"state_specs(param_specs{''.join(path)}): must not shard a parameter over the "
+                f"axis of the exchange, got {param_spec} for {axis_name!r}: the mean would be one "
+                "of gradients of different parameters; shard it over another axis of the mesh."
+            )
     others = tuple(dict.fromkeys(name for spec in by_path.values() for name in _named(spec)))
 
     def of_param(path: tuple[Any, ...], axes: int) -> PartitionSpec | None:
@@ -80,16 +110,28 @@ def state_specs(
     def of_exchange(node: Any) -> PyTree:
         # Its arrays belong to buckets. A path in it that ends like that of a parameter, as list
         # positions do, means something else.
-        return jax.tree.map(of_worker if isinstance(node, PerWorker) else of_mesh, node)
+        return jax.tree.map(of_worker if _find.is_own(node) else of_mesh, node)
+
+    def of_pmean(fields: Mapping[str, Any]) -> dict[str, PyTree]:
+        specs = {name: jax.tree.map(lambda _: PartitionSpec(), fields[name]) for name in fields}
+        if "memory" in fields:
+            specs["memory"] = jax.tree_util.tree_map_with_path(own_like_params, fields["memory"])
+        if "exchange" in fields:
+            specs["exchange"] = jax.tree.map(of_exchange, fields["exchange"], is_leaf=_find.is_own)
+        if "worker" in fields:
+            specs["worker"] = jax.tree.map(lambda _: PartitionSpec(own), fields["worker"])
+        return specs
+
+    def is_own(path: tuple[Any, ...], node: Any) -> bool:
+        beside = any(path[:-1] == other[: len(path) - 1] for other in found)
+        return isinstance(node, PerWorker) or (_find.is_own(node) and bool(path) and beside)
 
     def spec(path: tuple[Any, ...], node: Any) -> PyTree:
         if isinstance(node, CompressedPmeanState):
-            counts = jax.tree.map(lambda _: PartitionSpec(), node)
-            return counts._replace(
-                memory=jax.tree_util.tree_map_with_path(own_like_params, node.memory),
-                exchange=jax.tree.map(of_exchange, node.exchange, is_leaf=_is_own),
-            )
-        if isinstance(node, PerWorker):
+            return CompressedPmeanState(**of_pmean(node._asdict()))
+        if _find.is_pmean(node):
+            return type(node)(of_pmean(node))
+        if is_own(path, node):
             return jax.tree_util.tree_map_with_path(
                 lambda inner, leaf: own_like_params(path + inner, leaf), node
             )
@@ -98,12 +140,9 @@ def state_specs(
     return jax.tree_util.tree_map_with_path(
         spec,
         opt_state,
-        is_leaf=lambda node: _is_own(node) or isinstance(node, CompressedPmeanState),
+        is_leaf=lambda path, node: _find.is_pmean(node) or is_own(path, node),
+        is_leaf_takes_path=True,
     )
-
-
-def _is_own(node: Any) -> bool:
-    return isinstance(node, PerWorker)
 
 
 def _named(spec: PartitionSpec) -> Iterator[str]:

@@ -29,7 +29,10 @@ def sent_by(tx):
     def update(rows, state):
         own = jax.tree.map(lambda g: g[0], rows)
         # The parameters themselves do not matter: some methods ask for them.
-        updates, state = tx.update(own, state, jax.tree.map(jnp.zeros_like, own))
+        params = jax.tree.map(lambda g: jnp.zeros(g.shape), own)
+        if hasattr(state, "anchor"):  # between outer steps each worker has its own
+            params = jax.tree.map(jnp.zeros_like, own)
+        updates, state = tx.update(own, state, params)
         return jax.tree.map(lambda u: u[None], updates), state
 
     mesh = mesh_of(WORKERS)

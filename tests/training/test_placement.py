@@ -47,7 +47,7 @@ def test_parameters_stay_equal_and_only_what_is_said_differs(placement):
     def step(rows, state, x):
         own = jax.tree.map(lambda p: p[0], rows)
         grad = jax.grad(lambda p: jnp.mean((x[0] @ (p["w"] - target)) ** 2))(own)
-        updates, state = tx.update(grad, state, own)
+        updates, state = tx.update(grad, state)  # the parameters are copies, in rows
         return jax.tree.map(lambda p: p[None], optax.apply_updates(own, updates)), state
 
     wrap = functools.partial(jax.shard_map, mesh=mesh)

@@ -1,0 +1,41 @@
+"""Whose row of the state this is: an index in it that must be the worker's own."""
+
+import jax
+import jax.numpy as jnp
+
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, PyTree
+from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+
+UNKNOWN = -1
+
+
+def nobody(*states: PyTree) -> PerWorker:
+    """The index before the first step; nothing, where no worker has anything of its own."""
+    nodes = jax.tree.leaves(states, is_leaf=_is_own)
+    has_own = any(_is_own(node) and jax.tree.leaves(node) for node in nodes)
+    return add_worker_axis(jnp.int32(UNKNOWN)) if has_own else PerWorker(())
+
+
+def recognize(row: PerWorker, axis_name: AxisName) -> tuple[jax.Array | None, PerWorker]:
+    """Whether the state is this worker's, bool[], and its index from now on.
+
+    None where there is nothing that could be another's.
+    """
+    if not jax.tree.leaves(row):
+        return None, row
+    found: jax.Array = drop_worker_axis(row)
+    index = _axes.index(axis_name).astype(jnp.int32)
+    unknown = found == UNKNOWN
+    return unknown | (found == index), add_worker_axis(jnp.where(unknown, index, found))
+
+
+def poison_unless(mine: jax.Array | None, tree: PyTree) -> PyTree:
+    """The tree; NaN where the state is another worker's, which all workers will then see."""
+    if mine is None:
+        return tree
+    return jax.tree.map(lambda a: jnp.where(mine, a, jnp.nan), tree)
+
+
+def _is_own(node: object) -> bool:
+    return isinstance(node, PerWorker)

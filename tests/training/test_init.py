@@ -1,0 +1,204 @@
+"""The sharded state in one call, and the specs of states that are part of something else."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, mesh_of, train_step
+
+import fftgrad as fg
+
+PARAMS = {"up": jnp.ones((6, 16)), "down": jnp.ones((16, 2))}
+SHARDED = {"up": P(None, "model"), "down": P("model", None)}
+SPARSE = fg.AllGather(fg.TopK(fraction=0.2))
+DRIFT = fg.SharedSupport(fg.TopK(fraction=0.2), chooser=fg.Drift())
+
+
+def transformation(exchange=SPARSE):
+    compressed = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data")
+    tx = optax.chain(fg.per_worker(optax.trace(0.9)), compressed, optax.adam(0.01))
+    return fg.accumulate(tx, every=2)
+
+
+def grid(kind=AxisType.Auto):
+    devices = np.array(jax.devices()).reshape(4, 2)
+    return Mesh(devices, ("data", "model"), axis_types=(kind, kind))
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert one.shape == other.shape
+        assert one.sharding.is_equivalent_to(other.sharding, one.ndim)
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("exchange", [SPARSE, DRIFT, fg.PowerSgd(1)], ids=str)
+def test_it_is_the_recipe(exchange):
+    tx = transformation(exchange)
+    init, _ = train_step(tx, 8, like=PARAMS)
+    assert_same(fg.init(tx, PARAMS, mesh_of(8), AXIS), init(PARAMS))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("placed", [False, True])
+def test_parameters_over_a_model_axis(kind, placed):
+    tx, mesh = transformation(), grid(kind)
+    params = PARAMS
+    if placed:
+        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), SHARDED)
+        params = jax.device_put(params, shardings)
+    state = fg.init(tx, params, mesh, "data", SHARDED)
+    specs = fg.state_specs(jax.eval_shape(tx.init, PARAMS), "data", SHARDED)
+    make = jax.shard_map(tx.init, mesh=grid(), in_specs=(SHARDED,), out_specs=specs)
+    expected = jax.jit(make)(PARAMS)
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(one, other)
+        wanted = NamedSharding(mesh, other.sharding.spec)
+        assert one.sharding.is_equivalent_to(wanted, one.ndim)
+    _, compressed, adam = state.inner
+    assert compressed.memory.value.residual["up"].sharding.shard_shape((4, 6, 16)) == (1, 6, 8)
+    assert compressed.worker.value.tolist() == [-1] * 4
+    assert adam[0].mu["up"].sharding.spec == P(None, "model")
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_program_of_three_calls_trains(kind):
+    mesh = Mesh(np.array(jax.devices()), (AXIS,), axis_types=(kind,))
+    tx = fg.optimizers.feedback_sgd(0.02, fraction=0.2)
+    x = np.random.default_rng(0).standard_normal((64, 6)).astype(np.float32)
+    x = jax.device_put(x, NamedSharding(mesh, P(AXIS)))
+    w = jax.device_put(jnp.zeros(6), NamedSharding(mesh, P()))
+    state = fg.init(tx, w, mesh, AXIS)
+    specs = fg.state_specs(state, AXIS)
+
+    def step(w, state, x):
+        value, grad = fg.value_and_grad(lambda w, x: jnp.mean((x @ (w - 1)) ** 2), AXIS)(w, x)
+        updates, state = tx.update(grad, state, w, value=value)
+        return optax.apply_updates(w, updates), state, jax.lax.pmean(value, AXIS)
+
+    run = jax.shard_map(
+        step, mesh=mesh, in_specs=(P(), specs, P(AXIS)), out_specs=(P(), specs, P())
+    )
+    run, values = jax.jit(run), []
+    for _ in range(60):
+        w, state, value = run(w, state, x)
+        values.append(float(value))
+    assert values[-1] < 0.1 * values[0]
+
+
+def test_another_axis_than_the_mesh_has_is_refused():
+    with pytest.raises(ValueError, match=r"init\(axis_name\).*'date'.*use one of these"):
+        fg.init(transformation(), PARAMS, mesh_of(2), "date")
+
+
+# Parameters sharded over the axis of the exchange
+
+
+def test_specs_over_the_axis_of_the_exchange_are_refused():
+    state = jax.eval_shape(transformation().init, PARAMS)
+    for axis, spec in [("data", P("data")), ("data", P(("model", "data"))), (("a", "b"), P("b"))]:
+        with pytest.raises(ValueError, match=r"param_specs\['up'\].*another axis of the mesh"):
+            fg.state_specs(state, axis, {"up": spec, "down": P()})
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_parameters_over_the_axis_of_the_exchange_are_refused(check_vma):
+    tx = optax.chain(fg.compressed_pmean(SPARSE, axis_name=AXIS), optax.sgd(0.1))
+
+    def step(w):
+        grad = fg.value_and_grad(lambda w: jnp.sum(w**2), AXIS)(w)[1]
+        return tx.update(grad, tx.init(w), w)[0]
+
+    run = jax.shard_map(step, mesh=mesh_of(4), in_specs=P(AXIS), out_specs=P(), check_vma=check_vma)
+    if check_vma:
+        with pytest.raises(ValueError, match=r"update\(params\).*another axis of the mesh"):
+            jax.eval_shape(run, jnp.ones(8))
+    else:  # JAX does not know
+        jax.eval_shape(run, jnp.ones(8))
+
+
+# States that are part of something else
+
+
+def test_there_must_be_a_state_of_ours():
+    tx = transformation()
+    for other in (tx, PARAMS, optax.adam(0.1).init(PARAMS), ()):
+        with pytest.raises(ValueError, match=r"jax\.eval_shape\(tx\.init, params\)"):
+            fg.state_specs(other, AXIS)
+
+
+def by_place(specs):
+    """What is where, in names that dicts, named tuples and variables have in common."""
+    out = {}
+    for path, spec in jax.tree.leaves_with_path(specs):
+        names = [getattr(k, "name", getattr(k, "key", getattr(k, "idx", None))) for k in path]
+        out[tuple(str(n) for n in names if n != "value")] = spec
+    return out
+
+
+class Net(nnx.Module):
+    """Two layers, one of them with an unlucky name."""
+
+    def __init__(self):
+        self.up = nnx.Linear(6, 16, rngs=nnx.Rngs(0))
+        self.deep = nnx.Dict(value=nnx.Linear(16, 2, rngs=nnx.Rngs(0)))
+
+
+STATEFUL = {"gather": SPARSE, "drift": DRIFT, "power": fg.PowerSgd(1)}
+
+
+@pytest.mark.parametrize("exchange", STATEFUL.values(), ids=STATEFUL)
+def test_specs_of_an_nnx_state(exchange):
+    tx, model = transformation(exchange), Net()
+    state = nnx.state(nnx.Optimizer(model, tx, wrt=nnx.Param))
+    specs = fg.state_specs(state, AXIS)
+    assert jax.tree.structure(specs) == jax.tree.structure(state)
+    plain = jax.eval_shape(tx.init, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    expected = by_place(fg.state_specs({"opt_state": plain}, AXIS))
+    found = by_place(specs)
+    assert found.pop(("step",)) == P()
+    assert {str(k): v for k, v in found.items()} == {str(k): v for k, v in expected.items()}
+    assert P(AXIS) in found.values()
+
+
+def test_specs_of_a_whole_train_state():
+    tx = transformation()
+    state = jax.eval_shape(
+        lambda: TrainState.create(apply_fn=None, params={"params": PARAMS}, tx=tx)
+    )
+    specs = fg.state_specs(state, "data", {"params": SHARDED})
+    assert specs.params["params"] == SHARDED
+    assert specs.step == P()
+    assert specs.opt_state == fg.state_specs(state.opt_state, "data", {"params": SHARDED})
+    assert specs.opt_state.inner[1].memory.value.residual["params"]["up"] == P(
+        "data", None, "model"
+    )
+    both = fg.state_specs((PARAMS, state.opt_state), "data")
+    assert both[1] == fg.state_specs(state.opt_state, "data")
+
+
+# What comes before the mean
+
+
+def test_a_state_of_one_workers_gradients_is_refused():
+    def specs(*before):
+        compressed = fg.methods.top_k(fraction=0.1)
+        tx = optax.chain(*before, compressed, optax.adam(0.1))
+        return fg.state_specs(jax.eval_shape(tx.init, PARAMS), AXIS)
+
+    with pytest.raises(ValueError, match=r"ScaleByAdamState.*fg\.per_worker"):
+        specs(optax.scale_by_adam())
+    with pytest.raises(ValueError, match=r"TraceState.*fg\.per_worker"):
+        specs(optax.clip(1.0), optax.trace(0.9))
+    specs(fg.per_worker(optax.scale_by_adam()))
+    specs(optax.clip(1.0), optax.scale_by_schedule(lambda _: 1.0), fg.delay())
+    masked = functools.partial(optax.masked, mask={"up": True, "down": False})
+    specs(masked(optax.scale_by_adam()))  # which may be averaged elsewhere

@@ -1,0 +1,300 @@
+"""The gradient of one worker's loss, whose mean over the workers is that of the global one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, MODES, mesh_of
+
+import fftgrad as fg
+
+WORKERS = 8
+UNTRACKED = MODES[1:]
+PARAMS = {"net": [{"w": 0.3 * jnp.ones((3, 2)), "b": jnp.zeros((1, 2))}, (jnp.arange(2.0),)]}
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((WORKERS, 4, 3)).astype(np.float32)
+Y = RNG.standard_normal((WORKERS, 4)).astype(np.float32)
+MASK = np.arange(4) < RNG.integers(0, 5, (WORKERS, 1))  # some worker has none
+
+
+def errors(params, x, y):
+    layer, (last,) = params["net"]
+    return (jnp.tanh(x @ layer["w"] + layer["b"]) @ last - y) ** 2
+
+
+def loss(params, x, y):
+    return jnp.mean(errors(params, x, y))
+
+
+def token_loss(params, x, y, mask):
+    return jnp.sum(errors(params, x, y) * mask), jnp.sum(mask)
+
+
+def on_workers(mode, function, params, *batch):
+    """What each worker returns, one row each; the parameters are replicated."""
+    if mode == "vmap":
+        axes = (None, *(0 for _ in batch))
+        return jax.jit(jax.vmap(function, in_axes=axes, axis_name=AXIS))(params, *batch)
+    if mode == "pmap":
+        axes = (None, *(0 for _ in batch))
+        return jax.pmap(function, in_axes=axes, axis_name=AXIS)(params, *batch)
+
+    def row(params, *rows):
+        out = function(params, *(r[0] for r in rows))
+        return jax.tree.map(lambda a: a[None], out)
+
+    specs = (P(), *(P(AXIS) for _ in batch))
+    checked = mode == "shard_map"
+    run = jax.shard_map(
+        row, mesh=mesh_of(WORKERS), in_specs=specs, out_specs=P(AXIS), check_vma=checked
+    )
+    return jax.jit(run)(params, *batch)
+
+
+def assert_mean_is(rows, expected):
+    assert jax.tree.structure(rows) == jax.tree.structure(expected)
+    for row, leaf in zip(jax.tree.leaves(rows), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.mean(row, 0), leaf, rtol=2e-5, atol=1e-6)
+
+
+def flat(a):
+    return a.reshape(-1, *a.shape[2:])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_mean_is_the_gradient_of_the_global_loss(mode):
+    expected = jax.value_and_grad(loss)(PARAMS, flat(X), flat(Y))
+    rows = on_workers(mode, fg.value_and_grad(loss, AXIS), PARAMS, X, Y)
+    assert_mean_is(rows, expected)
+    value, _ = jax.value_and_grad(loss)(PARAMS, X[3], Y[3])
+    np.testing.assert_allclose(rows[0][3], value, rtol=1e-5)  # the worker's own
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["bool", "int32", "float32", "bfloat16"])
+def test_with_weights_it_is_the_global_sum_over_the_global_weight(mode, dtype):
+    def whole(params, *batch):
+        total, weight = token_loss(params, *map(flat, batch))
+        return total / weight
+
+    expected = jax.value_and_grad(whole)(PARAMS, X, Y, MASK)
+    grad = fg.value_and_grad(token_loss, AXIS, has_weight=True)
+    rows = on_workers(mode, grad, PARAMS, X, Y, jnp.asarray(MASK, dtype))
+    assert_mean_is(rows, expected)
+    means = [loss(PARAMS, X[i][m], Y[i][m]) for i, m in enumerate(MASK) if m.any()]
+    unweighted = np.mean(means)
+    assert abs(unweighted / expected[0] - 1) > 1e-3  # or the weights would not matter
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_weight_may_depend_on_the_parameters(mode):
+    def weighted(params, x, y):
+        kept = jax.nn.sigmoid(x @ params["net"][0]["w"][:, 0])
+        return jnp.sum(errors(params, x, y) * kept), jnp.sum(kept)
+
+    def whole(params, x, y):
+        total, weight = weighted(params, flat(x), flat(y))
+        return total / weight
+
+    expected = jax.value_and_grad(whole)(PARAMS, X, Y)
+    grad = fg.value_and_grad(weighted, AXIS, has_weight=True)
+    assert_mean_is(on_workers(mode, grad, PARAMS, X, Y), expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("has_weight", [False, True])
+def test_aux_passes(mode, has_weight):
+    def with_aux(params, x, y, mask):
+        out = token_loss(params, x, y, mask) if has_weight else loss(params, x, y)
+        return out, {"x": x, "seen": jnp.sum(mask)}
+
+    plain = token_loss if has_weight else lambda params, x, y, _: loss(params, x, y)
+    kwargs = {"has_weight": has_weight}
+    (value, aux), grads = on_workers(
+        mode, fg.value_and_grad(with_aux, AXIS, has_aux=True, **kwargs), PARAMS, X, Y, MASK
+    )
+    expected = on_workers(mode, fg.value_and_grad(plain, AXIS, **kwargs), PARAMS, X, Y, MASK)
+    for a, b in zip(jax.tree.leaves((value, grads)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    np.testing.assert_array_equal(aux["x"], X)
+    np.testing.assert_array_equal(aux["seen"], MASK.sum(1))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("argnums", [1, (0, 1), (1, -3)])
+def test_argnums(mode, argnums):
+    def product(a, b, x, y):
+        return jnp.mean((x @ (a * b) - y) ** 2)
+
+    a, b = jnp.arange(3.0), jnp.ones(3) / 3
+    expected = jax.value_and_grad(product, argnums=argnums)(a, b, flat(X), y=flat(Y))
+
+    def step(params, x, y):
+        return fg.value_and_grad(product, AXIS, argnums=argnums)(*params, x, y=y)
+
+    assert_mean_is(on_workers(mode, step, (a, b), X, Y), expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_statistics_over_the_axis_are_differentiated(mode):
+    """As batch normalization has them: every worker's loss depends on all batches."""
+
+    def normalized(x, mean):
+        hidden = x @ PARAMS["net"][0]["w"]
+        return lambda w: jnp.mean(jnp.tanh(hidden * w - mean(hidden * w)) ** 3)
+
+    def own(w, x):
+        return normalized(x, lambda h: jax.lax.pmean(jnp.mean(h, 0, keepdims=True), AXIS))(w)
+
+    def whole(w):
+        return normalized(flat(X), lambda h: jnp.mean(h, 0, keepdims=True))(w)
+
+    w = jnp.full((1, 2), 0.7)
+    rows = on_workers(mode, fg.value_and_grad(own, AXIS), w, X)
+    assert_mean_is(rows, jax.value_and_grad(whole)(w))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_model_axis_is_left_alone(check_vma):
+    mesh = Mesh(
+        np.array(jax.devices()).reshape(4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+    )
+    up, down = RNG.standard_normal((2, 3, 6)).astype(np.float32) / 3
+    specs = {"up": P(None, "model"), "down": P("model", None)}
+    params = {"up": up, "down": down.T[:, :1]}
+
+    def net(reduce):
+        def loss(params, x, y):
+            out = reduce(jnp.tanh(x @ params["up"]) @ params["down"])
+            return jnp.mean((out[:, 0] - y) ** 2)
+
+        return loss
+
+    def step(params, x, y):
+        sharded = net(lambda h: jax.lax.psum(h, "model"))
+        value, grads = fg.value_and_grad(sharded, "data")(params, x, y)
+        if not check_vma:  # where JAX tracks nothing a psum's transpose is a psum
+            grads = jax.tree.map(lambda g: g / 2, grads)
+        return jax.lax.pmean((value, grads), "data")
+
+    run = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(specs, P("data"), P("data")),
+        out_specs=(P(), specs),
+        check_vma=check_vma,
+    )
+    found = jax.jit(run)(params, flat(X), flat(Y))
+    expected = jax.value_and_grad(net(lambda h: h))(params, flat(X), flat(Y))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def test_two_axes_act_as_one():
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    both = ("a", "b")
+
+    def step(params, *batch):
+        grad = fg.value_and_grad(token_loss, both, has_weight=True)
+        return jax.lax.pmean(grad(params, *batch), both)
+
+    run = jax.shard_map(step, mesh=mesh, in_specs=(P(), P(both), P(both), P(both)), out_specs=P())
+    batch = flat(X), flat(Y), flat(MASK)
+    value, _ = jax.jit(run)(PARAMS, *batch)
+    total, weight = token_loss(PARAMS, *batch)
+    np.testing.assert_allclose(value, total / weight, rtol=1e-5)
+
+
+def mean_loss(params, x, y):
+    return jax.lax.pmean(loss(params, x, y), AXIS)
+
+
+def sum_loss(params, x, y):
+    return jax.lax.psum(jnp.sum(errors(params, x, y)), AXIS) / Y.size
+
+
+@pytest.mark.parametrize("already", [mean_loss, sum_loss])
+def test_a_loss_of_all_workers_is_refused(already):
+    with pytest.raises(ValueError, match=r"1/8 of.*jax\.lax\.pmean\(value, 'data'\)"):
+        on_workers("shard_map", fg.value_and_grad(already, AXIS), PARAMS, X, Y)
+
+
+@pytest.mark.parametrize("mode", UNTRACKED)
+@pytest.mark.parametrize("already", [mean_loss, sum_loss])
+def test_where_jax_tracks_nothing_a_loss_of_all_workers_is_right(mode, already):
+    """There a psum's transpose is a psum, so that the 1/w is taken back."""
+    expected = jax.value_and_grad(loss)(PARAMS, flat(X), flat(Y))
+    assert_mean_is(on_workers(mode, fg.value_and_grad(already, AXIS), PARAMS, X, Y), expected)
+
+
+@pytest.mark.parametrize("which", ["sum", "weight"])
+def test_a_sum_or_weight_of_all_workers_is_refused(which):
+    def already(*args):
+        total, weight = token_loss(*args)
+        if which == "sum":
+            return jax.lax.psum(total, AXIS), weight
+        return total, jax.lax.psum(weight, AXIS)
+
+    grad = fg.value_and_grad(already, AXIS, has_weight=True)
+    with pytest.raises(ValueError, match=f"the {which}.*before jax.lax.psum"):
+        on_workers("shard_map", grad, PARAMS, X, Y, MASK)
+
+
+def test_a_loss_without_a_weight_is_answered_with_the_remedy():
+    grad = fg.value_and_grad(loss, AXIS, has_weight=True)
+    with pytest.raises(TypeError, match=r"return \(sum, weight\)"):
+        on_workers("vmap", grad, PARAMS, X, Y)
+
+
+def test_a_step_without_any_weight_is_not_hidden():
+    grad = fg.value_and_grad(token_loss, AXIS, has_weight=True)
+    value, _ = on_workers("shard_map", grad, PARAMS, X, Y, np.zeros_like(MASK))
+    assert np.isnan(value).all()
+
+
+def test_outside_the_axis_it_says_where_it_belongs():
+    with pytest.raises(ValueError, match=r"value_and_grad\(axis_name='data'\).*jax\.shard_map"):
+        fg.value_and_grad(loss, AXIS)(PARAMS, X[0], Y[0])
+
+
+WATCHING = fg.Recover((fg.AllGather(fg.TopK(fraction=0.5)), fg.AllReduce()), tolerance=0.1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_watched_loss_is_the_workers_own(mode):
+    tx = fg.compressed_pmean(WATCHING, axis_name=AXIS)
+
+    def watched(of_all, params, x, y):
+        value, grads = fg.value_and_grad(loss, AXIS)(params, x, y)
+        value = jax.lax.pmean(value, AXIS) if of_all else value
+        return tx.update(grads, tx.init(params), params, value=value)[1].exchange[0].loss
+
+    already = functools.partial(watched, True)
+    own = on_workers(mode, functools.partial(watched, False), PARAMS, X, Y)
+    np.testing.assert_allclose(own, loss(PARAMS, flat(X), flat(Y)), rtol=1e-5)
+
+    if mode == "shard_map":
+        with pytest.raises(ValueError, match=r"update\(value\).*jax\.lax\.pmean\(value, 'data'\)"):
+            on_workers(mode, already, PARAMS, X, Y)
+    else:  # JAX does not know, and the mean of equal ones is right
+        np.testing.assert_allclose(on_workers(mode, already, PARAMS, X, Y), own, rtol=1e-5)
+
+
+def test_a_loss_that_only_others_watch_may_be_that_of_all():
+    """What comes after the mean needs one value for all workers."""
+    tx = optax.chain(
+        fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS), optax.contrib.reduce_on_plateau()
+    )
+
+    def step(params, x, y):
+        value, grads = fg.value_and_grad(loss, AXIS)(params, x, y)
+        value = jax.lax.pmean(value, AXIS)
+        return tx.update(grads, tx.init(params), params, value=value)[0]
+
+    expected = jax.grad(loss)(PARAMS, flat(X), flat(Y))
+    assert_mean_is(on_workers("shard_map", step, PARAMS, X, Y), expected)
