@@ -17,6 +17,7 @@ from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worke
 from fftgrad.memories._no_memory import NoMemory
 from fftgrad.ops import _finite
 from fftgrad.ops._keys import as_key
+from fftgrad.training._check_state import check_state
 
 Masked = Literal["refuse", "elsewhere"]
 
@@ -92,7 +93,8 @@ def compressed_pmean(
     Wire: `fg.wire_bytes(exchange, params, layout)` bytes a worker and step, in one
       collective for each bucket; by default there is one for every 2^30 parameters.
 
-    Claims: those of the exchange and the memory. A step with a NaN or an infinity anywhere gives a
+    Claims: those of the exchange and the memory. An axis of one worker is no error: the mean is
+      what that worker would have sent. A step with a NaN or an infinity anywhere gives a
       non-finite mean on all workers, as pmean does, and leaves no trace: the memory and the state
       of the exchange, of all buckets, stay as they were. So does a mean that is beyond the range of
       a leaf's dtype. `optax.apply_if_finite` after it then skips the step on all workers alike.
@@ -101,9 +103,10 @@ def compressed_pmean(
       ValueError: if `masked` is none of these; while tracing, if the axis is not bound, if the
         exchange needs the loss and `value` is missing, if a gradient does not vary over the axis
         (it is summed already), if some gradients vary over a model axis and others do not, if a
-        leaf is masked, or if the state is not sharded over the workers.
-      TypeError: if `exchange` or `memory` is none; while tracing, if a leaf is not a floating-point
-        array of at most 32 bits.
+        leaf is masked, or if the state is not sharded over the workers, or is that of another
+        exchange, memory or layout.
+      TypeError: if `exchange` or `memory` is none, or `axis_name` no name; while tracing, if a leaf
+        is not a floating-point array of at most 32 bits.
 
     Example:
       >>> import fftgrad as fg
@@ -117,10 +120,9 @@ def compressed_pmean(
       Wang et al., HPDC 2020, arXiv:1811.08596, without memory; Stich et al., NeurIPS 2018,
       arXiv:1809.07599, with error feedback.
     """
-    check_kind(
-        "compressed_pmean(exchange)", exchange, Exchange, "wrap a codec as AllGather(codec)."
-    )
+    check_kind("compressed_pmean(exchange)", exchange, Exchange, _remedy(exchange))
     check_kind("compressed_pmean(memory)", memory, Memory, "use ErrorFeedback().")
+    _axes.check_names("compressed_pmean(axis_name)", axis_name)
     layout = layout.for_exchange(exchange)
     if masked not in get_args(Masked):
         raise ValueError(
@@ -157,6 +159,8 @@ def compressed_pmean(
                 f"compressed_pmean.update(value): {exchange!r} watches the loss, got none; call "
                 "tx.update(grads, state, params, value=loss) with the loss of this worker."
             )
+        made_by = f"{exchange!r}, {memory!r} and {layout!r}"
+        check_state(state, jax.eval_shape(init, updates), made_by)
         own = drop_worker_axis(state.memory)
 
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
@@ -195,6 +199,13 @@ def compressed_pmean(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def _remedy(exchange: object) -> str:
+    """What to pass instead of what is no exchange."""
+    if isinstance(exchange, Memory):
+        return f"the exchange comes first: compressed_pmean(exchange, {exchange!r}, ...)."
+    return "wrap a codec as AllGather(codec)."
+
+
 def _checked_like(tree: PyTree) -> PyTree:
     for path, leaf in jax.tree.leaves_with_path(tree):
         _layout.check_leaf("compressed_pmean", f"updates{jax.tree_util.keystr(path)}", leaf)
@@ -209,8 +220,10 @@ def _check_local(updates: PyTree, axis_name: AxisName) -> None:
                 f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must be the gradient of "
                 f"one worker's own batch, got one that does not vary over {axis_name!r}: under "
                 "shard_map with check_vma=True the gradient of replicated parameters is already "
-                "summed over the axis, so there is nothing left to compress. Take the gradient "
-                f'of jax.lax.pcast(params, {axis_name!r}, to="varying"), or use check_vma=False.'
+                "summed over the axis, so there is nothing left to compress; take the gradient "
+                f'of jax.lax.pcast(params, {axis_name!r}, to="varying"), or use check_vma=False. '
+                "Inside optax.MultiSteps, which holds what it adds up to be replicated, use "
+                "fg.accumulate(tx, every=k) in its place."
             )
 
     varying = {

@@ -46,6 +46,7 @@ def state_specs(
       >>> tuple(specs.memory.value.residual["w"]), tuple(specs.step)
       (('data', None, 'model'), ())
     """
+    _axes.check_names("state_specs(axis_name)", axis_name)
     by_path = {
         tuple(map(str, path)): spec
         for path, spec in jax.tree.leaves_with_path(
