@@ -31,10 +31,13 @@ A codec of one's own:
     @dataclasses.dataclass(frozen=True)
     class Half(fg.Quantizer):
         def compress(self, x, state, step):
-            return fg.Compressed(fg.Payload(x.astype(jnp.float16)))
+            return fg.Compressed(fg.Payload(x.astype(jnp.bfloat16)))
 
         def decompress(self, payload, like, step):
             return payload.main.astype(like.dtype)
+
+`fg.testing.check_codec(Half())` runs the rules on it, `check_exchange` and `check_memory` on the
+other kinds.
 """
 
 import abc

@@ -70,7 +70,7 @@ MISTAKES = {
     "an exchange in a chain": (lambda: fg.chain(TOP, fg.AllReduce()), TypeError, "TopK"),
     "an exchange in a rule": (lambda: fg.Rule(fg.AllReduce()), TypeError, r"use Identity\(\)"),
     "an exchange from a rule": (
-        lambda: step(pmean(fg.AllGather(lambda name, like: fg.AllReduce()))),
+        lambda: step(pmean(fg.AllGather(lambda *_: fg.AllReduce()))),
         TypeError,
         r"return a codec",
     ),
