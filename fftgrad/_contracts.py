@@ -26,7 +26,7 @@ The rules that hold for all of them:
    whatever stands for all values.
 6. Shapes are static. Bytes follow from shapes alone.
 
-A codec of one's own:
+A codec of one's own, on which `fg.testing.check_codec(Half())` runs these rules:
 
     @dataclasses.dataclass(frozen=True)
     class Half(fg.Quantizer):
@@ -35,9 +35,6 @@ A codec of one's own:
 
         def decompress(self, payload, like, step):
             return payload.main.astype(like.dtype)
-
-`fg.testing.check_codec(Half())` runs the rules on it, `check_exchange` and `check_memory` on the
-other kinds.
 """
 
 import abc

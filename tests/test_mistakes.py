@@ -149,6 +149,9 @@ MISTAKES = {
         ValueError,
         r"residual\['w'\]\): must be float32\[1, 12, 10\].*restore into",
     ),
+    "a state without the error that is measured": (
+        lambda: step(pmean(measure=True), pmean()), ValueError, r"state\.error\).*start from"
+    ),
     "the state of another optimizer": (
         lambda: step(pmean(), optax.adam(0.1)), TypeError, "must be a CompressedPmeanState"
     ),

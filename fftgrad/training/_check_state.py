@@ -29,7 +29,7 @@ def check_state(state: Any, wanted: Any, made_by: str) -> None:
             f"compressed_pmean(state.exchange): must have a state for each of the "
             f"{len(wanted.exchange)} buckets of {made_by}, got {len(state.exchange)}; {_REMEDY}"
         )
-    for field in ("memory", "exchange"):
+    for field in ("memory", "exchange", "error"):
         _compare(f"state.{field}", getattr(state, field), getattr(wanted, field), made_by)
 
 

@@ -34,6 +34,8 @@ def metrics(
                       fields called `residual`, or all of it where none is; 0.0 without memory
         exchange_residual   the same of memories inside the exchange (`TwoStage`, `Hierarchical`),
                       if it has some
+        error         relative error of what was sent in the last good step, with
+                      `compressed_pmean(measure=True)`
         bytes, ratio  what one worker sends in one exchange, and dense float32 bytes over it; only
                       with `exchange` and `params`
 
@@ -98,6 +100,8 @@ def _of_state(state: CompressedPmeanState, axis_name: AxisName | None) -> dict[s
         "overflow": state.overflow,
         "residual": _norm(memory, axis_name),
     }
+    if jax.tree.leaves(state.error):
+        out["error"] = state.error
     inside = _residuals(state.exchange)
     return out | ({"exchange_residual": _norm(inside, axis_name)} if inside else {})
 

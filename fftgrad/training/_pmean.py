@@ -11,7 +11,7 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Step
 from fftgrad._values import check_kind
-from fftgrad.exchanges import _layout, _parts
+from fftgrad.exchanges import _error, _layout, _parts
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._no_memory import NoMemory
@@ -32,6 +32,8 @@ class CompressedPmeanState(NamedTuple):
       overflow: how many values no codec could represent, over all workers and steps, int32.
       memory: the memory's state, of which each worker has its own.
       exchange: the exchange's state, one for each bucket.
+      error: with `measure`, the relative error of what was sent in the last step in which all was
+        finite, float32; else ().
     """
 
     step: jax.Array
@@ -39,6 +41,7 @@ class CompressedPmeanState(NamedTuple):
     overflow: jax.Array
     memory: PerWorker
     exchange: tuple[PyTree, ...]
+    error: PyTree = ()
 
 
 def compressed_pmean(
@@ -48,6 +51,7 @@ def compressed_pmean(
     axis_name: AxisName,
     layout: Layout = Layout(),
     masked: Masked = "refuse",
+    measure: bool = False,
     key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Transformation: `jax.lax.pmean` of the gradients over an axis, compressed.
@@ -81,6 +85,8 @@ def compressed_pmean(
       masked: what to do with leaves that `optax.masked` or `optax.partition` hides from it, and
         that it therefore does not average: "refuse" them, or "elsewhere", to say that another
         transformation averages them.
+      measure: whether the state keeps √(Σ ||x - sent||² / Σ ||x||²) over the workers, x being the
+        gradient with what the memory added: `error` in `fg.metrics`.
       key: seed or PRNG key of codecs that draw; the step and the worker are folded in.
 
     Returns:
@@ -91,7 +97,8 @@ def compressed_pmean(
       dtype. Memory and exchange work in float32.
 
     Wire: `fg.wire_bytes(exchange, params, layout)` bytes a worker and step, in one
-      collective for each bucket; by default there is one for every 2^30 parameters.
+      collective for each bucket; by default there is one for every 2^30 parameters. `measure` adds
+      12 bytes, in two all-reduces.
 
     Claims: those of the exchange and the memory. An axis of one worker is no error: the mean is
       what that worker would have sent. A step with a NaN or an infinity anywhere gives a
@@ -139,6 +146,7 @@ def compressed_pmean(
             overflow=zero,
             memory=add_worker_axis(memory.init(like)),
             exchange=tuple(map(exchange.init, _layout.bucket_likes(like, layout))),
+            error=jnp.zeros((), jnp.float32) if measure else (),
         )
 
     def update(
@@ -181,8 +189,12 @@ def compressed_pmean(
 
         finite = _agreed([r.finite for r in reduced], mean)
         exchanged = tuple(r.state for r in reduced)
-        remembered, exchanged = _parts.where(
-            finite, (remembered, exchanged), (state.memory, state.exchange)
+        lost = jax.tree.map(jnp.subtract, x, sent) if measure else ()
+        error = _error.relative_error(lost, x, axis_name) if measure else ()
+        remembered, exchanged, error = _parts.where(
+            finite,
+            (remembered, exchanged, error),
+            (state.memory, state.exchange, state.error),
         )
         if exchange.needs_loss:
             loss = lax.pmean(jnp.asarray(value, jnp.float32), axis_name)
@@ -194,6 +206,7 @@ def compressed_pmean(
             overflow=state.overflow + _axes.over_other_axes(lax.psum, overflow),
             memory=remembered,
             exchange=exchanged,
+            error=error,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -140,6 +140,44 @@ def test_memories_inside_an_exchange_have_a_key_of_their_own():
     np.testing.assert_allclose(fg.metrics(state)["exchange_residual"], wanted, rtol=1e-5)
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_the_error_of_a_step_is_measured(check_vma):
+    init, update = train_step(pmean(measure=True), WORKERS, check_vma=check_vma, like=LIKE)
+    grads = gradients(LIKE, WORKERS)
+    _, state = update(grads, init(zeros()))
+    # In the first step what was not sent is the residual.
+    norm = root_mean_square(grads)
+    wanted = root_mean_square(state.memory.value.residual) / norm
+    assert 0.1 < wanted < 1.0
+    np.testing.assert_allclose(fg.metrics(state)["error"], wanted, rtol=1e-5)
+    bad = {**grads, "b": grads["b"].at[2, 3].set(jnp.inf)}
+    _, after = update(bad, state)
+    assert float(after.error) == float(state.error)
+
+
+def test_an_empty_leaf_has_no_error():
+    like = {**LIKE, "empty": jax.ShapeDtypeStruct((0, 3), "float32")}
+    init, update = train_step(pmean(measure=True), WORKERS, like=like)
+    start = init({**zeros(), "empty": jnp.zeros((0, 3))})
+    _, state = update(gradients(like, WORKERS), start)
+    assert 0.0 < float(state.error) < 1.0
+    _, state = update(jax.tree.map(jnp.zeros_like, gradients(like, WORKERS)), start)
+    assert float(state.error) == 0.0
+
+
+def test_measuring_costs_twelve_bytes_and_changes_no_bit():
+    grads, found, means = gradients(LIKE, WORKERS), [], []
+    for measure in (False, True):
+        init, update = train_step(pmean(measure=measure), WORKERS, like=LIKE)
+        state = init(zeros())
+        means.append(update(grads, state)[0])
+        found.append(sum(c.bytes for c in fg.audit(update.lower(grads, state).compile())))
+    assert found[0] == fg.wire_bytes(SPARSE, LIKE)
+    assert found[1] == found[0] + 12
+    assert jax.tree.all(jax.tree.map(np.array_equal, *means))
+    assert fg.metrics(pmean().init(zeros())).keys() == {"step", "skipped", "overflow", "residual"}
+
+
 def test_bytes_are_those_of_the_program():
     layout = fg.Layout("leaf")
     tx = pmean(layout=layout)
