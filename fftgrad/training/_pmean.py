@@ -191,10 +191,8 @@ def compressed_pmean(
         exchanged = tuple(r.state for r in reduced)
         lost = jax.tree.map(jnp.subtract, x, sent) if measure else ()
         error = _error.relative_error(lost, x, axis_name) if measure else ()
-        remembered, exchanged, error = _parts.where(
-            finite,
-            (remembered, exchanged, error),
-            (state.memory, state.exchange, state.error),
+        remembered, exchanged = _parts.where(
+            finite, (remembered, exchanged), (state.memory, state.exchange)
         )
         if exchange.needs_loss:
             loss = lax.pmean(jnp.asarray(value, jnp.float32), axis_name)
@@ -206,7 +204,7 @@ def compressed_pmean(
             overflow=state.overflow + _axes.over_other_axes(lax.psum, overflow),
             memory=remembered,
             exchange=exchanged,
-            error=error,
+            error=_parts.where(finite, error, state.error),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
