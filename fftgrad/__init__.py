@@ -8,6 +8,7 @@ from fftgrad.training import value_and_grad as value_and_grad
 from fftgrad.training import init as init
 from fftgrad.exchanges._layout import Layout as Layout
 from fftgrad.training import state_specs as state_specs
+from fftgrad.training import metrics as metrics
 from fftgrad.training import clip_by_local_norm as clip_by_local_norm
 from fftgrad.training import per_worker as per_worker
 from fftgrad.training import accumulate as accumulate
@@ -84,6 +85,9 @@ from fftgrad._contracts import Reduced as Reduced
 from fftgrad.exchanges._choosers import Chooser as Chooser
 from fftgrad.training import CompressedPmeanState as CompressedPmeanState
 from fftgrad.exchanges._per_worker import PerWorker as PerWorker
+
+# Laws, for parts of one's own
+from fftgrad import testing as testing
 
 # Version
 from importlib import metadata as _metadata

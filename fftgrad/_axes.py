@@ -21,6 +21,19 @@ def names(axis_name: AxisName) -> tuple[str, ...]:
     return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
 
 
+def check_names(argument: str, axis_name: object) -> None:
+    """Refuses what is neither an axis nor a tuple of axes, such as a list."""
+    several: tuple[object, ...] = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    if not several or not all(isinstance(name, str) for name in several):
+        remedy = "'data', or ('slow', 'fast')"
+        if isinstance(axis_name, list) and axis_name:
+            remedy = repr(axis_name[0] if len(axis_name) == 1 else tuple(axis_name))
+        raise TypeError(
+            f"{argument}: must be the name of an axis, or a tuple of names, got {axis_name!r}; use "
+            f"{remedy}."
+        )
+
+
 def size(axis_name: AxisName, owner: str = "compressed_pmean") -> int:
     """The number of workers along the axis."""
     try:

@@ -7,6 +7,8 @@ from typing import Any
 def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
     """Refuses what is not a value of a kind of part, such as its class, or one without a hash."""
     if not isinstance(value, kind):
+        if isinstance(value, type):
+            remedy = f"pass a value, which a call makes, as {value.__name__}(...)."
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise TypeError(
             f"{argument}: must be {article} {kind.__name__.lower()}, got {value!r}; {remedy}"

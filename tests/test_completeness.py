@@ -48,6 +48,7 @@ CHOOSERS = {"Drift", "Leader"}
 
 LISTED = {name for name in METHOD_NAMES if callable(getattr(fg.methods, name))}
 OPTIMIZERS = {n for n, value in vars(fg.optimizers).items() if n[0] != "_" and callable(value)}
+CHECKS = {n for n, value in vars(fg.testing).items() if n[0] != "_" and callable(value)}
 SCHEDULES = {"diminishing_theta"}
 ROLES = (
     "Function|Codec|Composition|Transform|Selector|Quantizer|Memory|Exchange|Method|Transformation"
@@ -94,6 +95,7 @@ def test_every_chooser_is_in_the_table():
         *sorted(set(PUBLIC) - CONTRACTS - STATES),
         *(f"methods.{m}" for m in sorted(LISTED)),
         *(f"optimizers.{m}" for m in sorted(OPTIMIZERS)),
+        *(f"testing.{m}" for m in sorted(CHECKS)),
     ],
 )
 def test_public_docstrings_run(name):

@@ -30,6 +30,10 @@ def test_the_example_is_a_codec(int8):
     assert np.max(np.abs(y - x)[inside]) <= np.mean(np.abs(x)) / 16 * 1.01
 
 
+def test_the_example_passes_the_checks(int8):
+    fg.testing.check_codec(int8(), sizes=(1, 90, 5_000))
+
+
 def test_the_example_refuses_with_the_remedy(int8):
     with pytest.raises(ValueError, match="use steps=8"):
         int8(steps=0)

@@ -93,13 +93,13 @@ MUTANTS = {
         "tests/exchanges/test_padding.py -k 'two_stages and sign and 1001'",
     ),
     "recovery compares with the error unsquared": Mutant(
-        "exchanges/_recover.py",
+        "exchanges/_error.py",
         "return jnp.sqrt(lost_square / jnp.where(square > 0, square, 1.0))",
         "return lost_square / jnp.where(square > 0, square, 1.0)",
         "tests/training/test_bad_steps.py -k compares_the_error",
     ),
     "recovery judges by the error of one worker": Mutant(
-        "exchanges/_recover.py",
+        "exchanges/_error.py",
         "lost_square, square = everywhere(lax.psum, squares)",
         "lost_square, square = squares",
         "tests/training/test_bad_steps.py -k errors_of_all_workers",

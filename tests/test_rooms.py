@@ -14,7 +14,7 @@ FLOORS = [
     ["exchanges"],
     ["training"],
     ["methods", "tools"],
-    ["optimizers"],
+    ["optimizers", "testing"],
     ["__init__"],
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

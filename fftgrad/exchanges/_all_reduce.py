@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Codec, Exchange, PyTree, Reduced, Scope, Step
+from fftgrad._contracts import AxisName, Codec, Exchange, PyTree, Reduced, Scope, Selector, Step
 from fftgrad._values import constructor_call
+from fftgrad.codecs import _chain
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Parts, Payloads
@@ -99,9 +100,20 @@ class AllReduce(Exchange):
         return codec
 
 
+def _instead(codec: Codec) -> str:
+    """What sends less than a dense all-reduce, for any number of workers if that is in doubt."""
+    if any(isinstance(stage, Selector) for stage in _chain.stages(codec)):
+        return f"AllGather({codec!r})"
+    # All values are kept: w payloads of an all-gather soon are more than the two of an all-reduce.
+    return (
+        f"TwoStage({codec!r}, workers=w) for w workers, whose bytes do not grow with them as "
+        "those of AllGather do, which is less only for w below twice the ratio of the codec"
+    )
+
+
 def _check_summable(codec: Codec) -> None:
     if not codec.summable:
         raise ValueError(
             f"AllReduce(codec): must be summable, because payloads are added as they are, got "
-            f"{codec!r}; use AllGather({codec!r})."
+            f"{codec!r}; use {_instead(codec)}."
         )

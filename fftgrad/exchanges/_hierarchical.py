@@ -85,6 +85,7 @@ class Hierarchical(Exchange):
     __repr__ = constructor_call
 
     def __post_init__(self) -> None:
+        _axes.check_names("Hierarchical(fast_axis)", self.fast_axis)
         if self.dtype not in get_args(FastDtype):
             raise ValueError(
                 f"Hierarchical(dtype): must be one of {get_args(FastDtype)}, got {self.dtype!r}; "

@@ -127,6 +127,12 @@ def bucket_likes(tree: PyTree, layout: Layout) -> list[Bucket]:
     return jax.eval_shape(lambda tree: to_buckets(tree, layout), like(tree))
 
 
+def wire_bytes(exchange: Exchange, tree: PyTree, layout: Layout) -> int:
+    """Bytes that one worker hands to the collectives for a tree of this shape."""
+    buckets = bucket_likes(tree, layout.for_exchange(exchange))
+    return sum(map(exchange.wire_bytes, buckets))
+
+
 def to_buckets(tree: PyTree, layout: Layout) -> list[Bucket]:
     """The parts of a tree, in float32, in as many buckets as the limit of each one's size needs."""
     buckets: list[list[Part]] = []

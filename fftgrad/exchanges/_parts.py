@@ -104,7 +104,10 @@ def codec_of(codec: Codecs, x: PyTree) -> Parts:
     """The codec of the parts of `x`."""
     if isinstance(codec, Codec):
         return Parts(tuple(codec for _ in parts_of(x)))
-    return Parts(tuple(codec(part.name, part.value) for part in parts_of(x)))
+    own = [(part.name, codec(part.name, part.value)) for part in parts_of(x)]
+    for name, found in own:
+        check_kind(f"rule({name!r})", found, Codec, "return a codec for each part, as Identity().")
+    return Parts(tuple(found for _, found in own))
 
 
 def parts_of(x: PyTree) -> list[Part]:

@@ -21,6 +21,9 @@ class Rule:
       max_ndim: most axes: 1 for biases and scales.
       max_size: most values.
 
+    Raises:
+      TypeError: if `codec` is none.
+
     Example:
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
@@ -35,6 +38,9 @@ class Rule:
     max_size: int | None = None
 
     __repr__ = constructor_call
+
+    def __post_init__(self) -> None:
+        check_kind("Rule(codec)", self.codec, Codec, "use Identity() to send these leaves dense.")
 
     def holds(self, path: str, leaf: Like) -> bool:
         """Whether the leaf meets every condition."""

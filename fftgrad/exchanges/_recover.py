@@ -1,17 +1,14 @@
 """Less compression where it hurts."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
 from fftgrad._values import constructor_call
-from fftgrad.exchanges import _switch
+from fftgrad.exchanges import _error, _switch
 
 
 class RecoverState(NamedTuple):
@@ -114,7 +111,7 @@ class Recover(Exchange):
         state = state._replace(exchanges=out.state)
         if self.max_error is not None:
             lost = jax.tree.map(jnp.subtract, x, out.sent)
-            too_much = _relative_error(lost, x, axis_name) > self.max_error
+            too_much = _error.relative_error(lost, x, axis_name) > self.max_error
             state = self._rise(state, out.finite & too_much)
         return out._replace(state=state)
 
@@ -140,33 +137,3 @@ class Recover(Exchange):
             loss=jnp.where(condition, start, state.loss),
             best=jnp.where(condition, start, state.best),
         )
-
-
-def _relative_error(lost: PyTree, x: PyTree, axis_name: AxisName) -> jax.Array:
-    """√(Σ ||lost_i||² / Σ ||x_i||²) over the workers i; 0 where all is zero."""
-
-    def everywhere(
-        reduce: Callable[[jax.Array, AxisName], jax.Array], values: jax.Array
-    ) -> jax.Array:
-        return _axes.over_other_axes(reduce, reduce(values, axis_name))
-
-    tops = [jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(x)]
-    # The squares are in units of the largest magnitude of all, so that none overflows or vanishes.
-    # A maximum that misses a NaN does no harm: such a step is skipped.
-    unit = _power_of_two(everywhere(lax.pmax, jnp.max(jnp.stack(tops))))
-    squares = jnp.stack([_square(lost, unit), _square(x, unit)])
-    lost_square, square = everywhere(lax.psum, squares)
-    return jnp.sqrt(lost_square / jnp.where(square > 0, square, 1.0))
-
-
-def _power_of_two(x: jax.Array) -> jax.Array:
-    """The largest power of two that is no more than x, and at least 2^-126."""
-    bits = lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0x7F800000)
-    return lax.bitcast_convert_type(jnp.maximum(bits, jnp.uint32(1 << 23)), jnp.float32)
-
-
-def _square(tree: PyTree, unit: jax.Array) -> jax.Array:
-    # Twice by its root, because 1 / unit may be too small for a normal number.
-    half = jax.lax.rsqrt(unit)
-    leaves = jax.tree.leaves(tree)
-    return sum((jnp.sum(jnp.square(leaf * half * half)) for leaf in leaves), jnp.zeros(()))

@@ -1,5 +1,7 @@
 """Bytes on the wire, from shapes alone."""
 
+import jax
+
 from fftgrad._contracts import Codec, Exchange, PyTree
 from fftgrad._values import check_kind
 from fftgrad.exchanges import _layout
@@ -26,7 +28,8 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, layout: Layout = Layout()) 
     Wire: this function defines it: header (8 bytes) + main + side, each rounded up to 4 bytes.
 
     Raises:
-      TypeError: if `part` is neither.
+      TypeError: if `part` is neither, or a leaf is not what `compressed_pmean` takes, such as a
+        complex array.
       ValueError: if the bytes change by step (`Piecewise`): ask one of its exchanges, `.at(step)`.
 
     Example:
@@ -40,5 +43,6 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, layout: Layout = Layout()) 
     """
     exchange = AllGather(part) if isinstance(part, Codec) else part
     check_kind("wire_bytes(part)", exchange, Exchange, "pass a codec or an exchange.")
-    buckets = _layout.bucket_likes(like, layout.for_exchange(exchange))
-    return sum(map(exchange.wire_bytes, buckets))
+    for path, leaf in jax.tree.leaves_with_path(like):
+        _layout.check_leaf("wire_bytes", f"like{jax.tree_util.keystr(path)}", leaf)
+    return _layout.wire_bytes(exchange, like, layout)

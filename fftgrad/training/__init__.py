@@ -7,6 +7,7 @@ from fftgrad.training._accumulate import accumulate as accumulate
 from fftgrad.training._clip import clip_by_local_norm as clip_by_local_norm
 from fftgrad.training._delay import delay as delay
 from fftgrad.training._init import init as init
+from fftgrad.training._metrics import metrics as metrics
 from fftgrad.training._per_worker import per_worker as per_worker
 from fftgrad.training._pmean import CompressedPmeanState as CompressedPmeanState
 from fftgrad.training._pmean import compressed_pmean as compressed_pmean

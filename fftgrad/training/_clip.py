@@ -39,6 +39,7 @@ def clip_by_local_norm(max_norm: float, axis_name: AxisName) -> optax.GradientTr
     References:
       Lin et al., "Deep Gradient Compression", ICLR 2018, arXiv:1712.01887.
     """
+    _axes.check_names("clip_by_local_norm(axis_name)", axis_name)
     if not max_norm > 0:
         raise ValueError(
             f"clip_by_local_norm(max_norm): must be positive, got {max_norm}; leave it out of the "

@@ -57,6 +57,7 @@ def state_specs(
       >>> tuple(specs.memory.value.residual["w"]), tuple(specs.step)
       (('data', None, 'model'), ())
     """
+    _axes.check_names("state_specs(axis_name)", axis_name)
     found = [
         path
         for path, node in jax.tree.leaves_with_path(opt_state, is_leaf=_find.is_ours)

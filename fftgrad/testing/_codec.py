@@ -1,0 +1,220 @@
+"""The laws of codecs."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fftgrad._contracts import Codec, Compressed, Payload, PyTree, Selector, Step, Transform
+from fftgrad.exchanges import _wire
+from fftgrad.testing import _claims, _laws
+from fftgrad.testing._claims import start, step_of
+from fftgrad.testing._laws import Laws
+from fftgrad.tools._wire_bytes import wire_bytes
+
+SIZES = (1, 90, 5_000, 65_537)
+"""XLA's vectorized maximum drops a NaN from some thousand values on."""
+
+
+class Trip(NamedTuple):
+    """What a codec makes of a vector, and back."""
+
+    payload: Payload
+    overflow: jax.Array
+    state: PyTree
+    back: jax.Array
+    buffer: jax.Array
+    from_buffer: jax.Array
+    elsewhere: jax.Array
+    added: jax.Array
+
+
+def check_codec(codec: Codec, sizes: Sequence[int] = SIZES) -> None:
+    """Function: run the laws of the contract on a codec of one's own.
+
+    For pytest: `def test_half(): fg.testing.check_codec(Half())`. The laws, by the names that an
+    error gives: "value" (compares, hashes, frozen), "shapes" (static, also of the state), "jit",
+    "vmap", "bytes" (of the buffer = `fg.wire_bytes`, and it decodes to the same), "receiver"
+    (decompressing uses no local key), "finite" (zeros, one value, huge and tiny ones stay finite),
+    "not hidden" (a NaN or an infinity is seen at every size), "add", "positions" (ascend and
+    differ), "transform" (invertible), and the claims, if it makes them: "summable", "unbiased".
+
+    Args:
+      codec: a codec, or a chain of codecs. One that follows `Fft`, and so sees complex values, is
+        checked in its chain.
+      sizes: the lengths n of the vectors; for a codec that is made for one shape, that alone.
+
+    Raises:
+      AssertionError: if it breaks a law: which, for what input, and what to do.
+
+    Example:
+      >>> import dataclasses
+      >>> import fftgrad as fg
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class Half(fg.Quantizer):
+      ...     def compress(self, x, state, step):
+      ...         return fg.Compressed(fg.Payload(x.astype("bfloat16")))
+      ...
+      ...     def decompress(self, payload, like, step):
+      ...         return payload.main.astype(like.dtype)
+      >>> fg.testing.check_codec(Half(), sizes=(1, 90))
+    """
+    laws = Laws("check_codec", codec)
+    laws.value(Codec)
+    for n in sizes:
+        _shapes(laws, codec, n)
+    small = min((n for n in sizes if n > 8), default=max(sizes))
+    if isinstance(codec, Selector):
+        _claims.positions(laws, codec, small)
+    _programs(laws, codec, small)
+    for n in sizes:
+        _values(laws, codec, n)
+    if isinstance(codec, Transform):
+        _claims.transform(laws, codec, small)
+    if codec.summable:
+        _claims.summable(laws, codec, small)
+    if codec.unbiased:
+        _claims.unbiased(laws, codec, min(small, 90))
+
+
+def _trip(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Trip:
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    out: Compressed = codec.compress(x, state, step)
+    back = codec.decompress(out.payload, like, step)
+    buffer = _wire.pack(_wire.Header(jnp.ones((), bool), out.overflow), out.payload)
+    received = _wire.unpack(buffer, out.payload)[1]
+    other = step if step.local is None else step._replace(local=jax.random.key(77))
+    total = jnp.linspace(-1.0, 1.0, x.size)
+    return Trip(
+        payload=out.payload,
+        overflow=jnp.asarray(out.overflow),
+        state=out.state,
+        back=back,
+        buffer=buffer,
+        from_buffer=codec.decompress(received, like, step),
+        elsewhere=codec.decompress(out.payload, like, other),
+        added=codec.add(total, out.payload, 0.5, step),
+    )
+
+
+def _shapes(laws: Laws, codec: Codec, n: int) -> None:
+    like = jax.ShapeDtypeStruct((n,), jnp.float32)
+    rule = f"it must trace, so that shapes alone decide, for float32[{n}]"
+    remedy = "use jax.numpy, no Python `if` on values and no sizes that depend on them."
+    with laws.running("shapes", rule, remedy):
+        out = jax.eval_shape(lambda x: codec.compress(x, start(codec, n), step_of()), like)
+        given = isinstance(out, Compressed) and isinstance(out.payload, Payload)
+        laws.need(
+            given, "shapes", "compress must return Compressed(Payload(main, side), ...)", f"{out}",
+            "wrap what is sent as fg.Compressed(fg.Payload(main)).",
+        )  # fmt: skip
+    with laws.running("shapes", rule, remedy):
+        back: Any = jax.eval_shape(lambda p: codec.decompress(p, like, step_of()), out.payload)
+    laws.same_spec(
+        "shapes", f"decompress for float32[{n}]", back, like,
+        "reshape and cast what decompress returns to `like`.",
+    )  # fmt: skip
+    with laws.running(
+        "bytes", f"a payload for float32[{n}] must fit into a buffer of uint32",
+        "send numbers of 8, 16 or 32 bits: pack what has fewer.",
+    ):  # fmt: skip
+        jax.eval_shape(
+            lambda payload: _wire.pack(_wire.Header(jnp.ones((), bool), 0), payload), out.payload
+        )
+    with laws.running("shapes", rule, remedy):
+        trip: Any = jax.eval_shape(lambda x: _trip(codec, x, start(codec, n), step_of()), like)
+    laws.same_spec(
+        "shapes", "the next state", trip.state, jax.eval_shape(lambda: start(codec, n)),
+        "return a state of the structure, shapes and dtypes that init makes.",
+    )  # fmt: skip
+    laws.same_spec(
+        "shapes", "overflow", trip.overflow, jax.ShapeDtypeStruct((), jnp.int32),
+        "count in one int32, as jnp.sum(bad, dtype=jnp.int32), or return 0.",
+    )  # fmt: skip
+    laws.need(
+        codec.last or jnp.issubdtype(out.payload.main.dtype, jnp.inexact), "shapes",
+        "`main` must hold values, unless the codec comes last", f"{out.payload.main.dtype}",
+        "derive it from fg.Quantizer, or return True from `last`.",
+    )  # fmt: skip
+    laws.need(
+        trip.buffer.size * 4 == wire_bytes(codec, like), "bytes",
+        f"the buffer for float32[{n}] must have the {wire_bytes(codec, like)} bytes of wire_bytes",
+        f"{trip.buffer.size * 4}", "let the shapes of a payload depend on the input's shape alone.",
+    )  # fmt: skip
+    with laws.running("shapes", "shard(4) must be a codec for a quarter", "return self."):
+        quarter = codec.shard(4)
+        laws.need(isinstance(quarter, Codec), "shapes", rule, f"{quarter!r}", "return self.")
+
+
+def _programs(laws: Laws, codec: Codec, n: int) -> None:
+    """Laws: jit, vmap, receiver, add, and that the buffer decodes to the same."""
+    pure = "use no random numbers but those of the step's keys, and nothing outside the arguments."
+    x = jnp.asarray(np.stack([_laws.values(n, seed) for seed in range(3)]))
+    state = start(codec, n)
+
+    def run(x: jax.Array) -> Trip:
+        return _trip(codec, x, state, step_of())
+
+    plain, again = run(x[0]), run(x[0])
+    compiled = jax.jit(run)
+    rows = [compiled(row) for row in x]
+    name = f"heavy-tailed values, float32[{n}]"
+    laws.need(
+        _laws.bits_equal(plain.back, again.back), "jit", "two calls must give the same bits",
+        f"others for {name}", pure,
+    )  # fmt: skip
+    laws.near("jit", f"jit must change nothing for {name}", rows[0].back, plain.back, pure)
+    each = jnp.stack([row.back for row in rows])
+    laws.near("vmap", f"vmap must be a loop for {name}", jax.jit(jax.vmap(run))(x).back, each, pure)
+    step = step_of(5)
+    after = jax.jit(lambda x, s: codec.compress(x, s, step).state)(x[1], rows[0].state)
+    laws.same_spec(
+        "shapes", "the state after two steps", after, state, "keep its shapes from step to step."
+    )
+
+
+def _values(laws: Laws, codec: Codec, n: int) -> None:
+    """Laws: finite, not hidden, bytes, receiver, add; on the values that all of them see."""
+
+    def run(x: jax.Array) -> Trip:
+        return _trip(codec, x, start(codec, n), step_of())
+
+    trip = jax.jit(run, compiler_options=_laws.options(n))
+    total = np.linspace(-1.0, 1.0, n)
+    for name, x in _laws.finite_values(n).items():
+        out: Trip = trip(x)
+        where = f"for {name}, float32[{n}]"
+        laws.need(
+            _laws.all_finite(out.back), "finite", "what was finite must stay finite",
+            f"a value that is not, {where}",
+            "divide by no scale that may be zero or overflow, and clip before casting.",
+        )  # fmt: skip
+        laws.need(
+            _laws.relative(out.from_buffer, out.back) <= 1e-5, "bytes",
+            "what comes out of the buffer must decode to the same", f"other values {where}",
+            "send numbers of 8, 16 or 32 bits: pack what has fewer.",
+        )  # fmt: skip
+        laws.need(
+            _laws.relative(out.elsewhere, out.back) <= 1e-5, "receiver",
+            "decompress must not use step.local, which the receiver has not", f"it used {where}",
+            "use step.shared for what both sides draw, step.local in compress only.",
+        )  # fmt: skip
+        if np.abs(x).max() < 1e6:
+            wanted = total + 0.5 * np.asarray(out.back, np.float64)
+            distance = _laws.relative(out.added, wanted)
+            laws.need(
+                distance <= 1e-4, "add", "add must be total + scale * decompress",
+                f"a relative difference of {distance:.3g} {where}",
+                "leave `add` out: the default is right.",
+            )  # fmt: skip
+    for name, x in _laws.bad_values(n).items():
+        back = np.asarray(trip(x).back)
+        laws.need(
+            not np.isfinite(back).all(), "not hidden",
+            "a value that is not finite must make some value of decompress(compress(x)) not finite",
+            f"finite values only, for {name}",
+            "add fftgrad.ops._finite.poison(x) (0, or NaN) to the scale or to the values sent; a "
+            "maximum or a minimum is no evidence.",
+        )  # fmt: skip

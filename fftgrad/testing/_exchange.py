@@ -1,0 +1,278 @@
+"""The laws of exchanges."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step
+from fftgrad.exchanges import _layout
+from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._per_worker import PerWorker
+from fftgrad.testing import _laws
+from fftgrad.testing._laws import Laws
+from fftgrad.tools._audit import Collective, audit
+
+WORKERS = 4
+
+LIKES: tuple[PyTree, ...] = (
+    jax.ShapeDtypeStruct((150,), jnp.float32),
+    jax.ShapeDtypeStruct((5_000,), jnp.float32),
+    {
+        "b": jax.ShapeDtypeStruct((37,), jnp.float32),
+        "w": jax.ShapeDtypeStruct((12, 10), jnp.float32),
+    },
+)
+
+
+def check_exchange(
+    exchange: Exchange,
+    like: PyTree = None,
+    *,
+    mesh: Mesh | None = None,
+    mean_of_sent: bool = True,
+) -> None:
+    """Function: run the laws of the contract on an exchange of one's own.
+
+    It compiles for real devices, because what a program sends is read off the program; on a CPU
+    `jax.config.update("jax_num_cpu_devices", 4)` before the first use of JAX makes them. The laws,
+    by the names that an error gives: "value" (compares, hashes, frozen), "shapes" (of mean, sent
+    and flags, and static ones of the state), "replicas" (the same bits on all workers), "mean" (of
+    what was sent), "bytes" (`wire_bytes` is what the compiled program sends, but for counts),
+    "vmap" (the same as under shard_map), "finite" (zeros, huge and tiny values stay finite), and
+    "not hidden" (a NaN of one worker is seen by all, in the mean and in `finite`).
+
+    Args:
+      exchange: an exchange for the workers of the mesh.
+      like: the shapes of a gradient, a pytree; two vectors, and a matrix beside a vector, if left
+        out.
+      mesh: its axes are those of the exchange; `("data",)` over four devices if left out.
+      mean_of_sent: False for an exchange that compresses the mean once more, as `TwoStage` does.
+
+    Raises:
+      AssertionError: if it breaks a law: which, for what input, and what to do. The bytes of an
+        exchange whose `wire_bytes` raises ValueError, because they change by step, are not checked.
+      ValueError: if there are too few devices.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax
+      >>> like = jax.ShapeDtypeStruct((150,), "float32")
+      >>> fg.testing.check_exchange(fg.AllGather(fg.TopK(fraction=0.1)), like)
+    """
+    laws = Laws("check_exchange", exchange)
+    laws.value(Exchange)
+    mesh = _mesh(mesh)
+    for tree in LIKES if like is None else (like,):
+        # The first bucket, as `compressed_pmean` would hand it over.
+        bucket = _layout.bucket_likes(tree, Layout().for_exchange(exchange))[0]
+        _check(laws, exchange, bucket, mesh, mean_of_sent)
+    if like is None:
+        one = jax.ShapeDtypeStruct((1,), jnp.float32)
+        _check(laws, exchange, one, mesh, mean_of_sent)
+
+
+def _mesh(mesh: Mesh | None) -> Mesh:
+    if mesh is not None:
+        axes = (AxisType.Auto,) * len(mesh.axis_names)
+        return Mesh(mesh.devices, mesh.axis_names, axis_types=axes)
+    if len(jax.devices()) < WORKERS:
+        raise ValueError(
+            f"check_exchange(mesh): must have several devices, got {len(jax.devices())}; call "
+            f"jax.config.update('jax_num_cpu_devices', {WORKERS}) first, or pass a mesh."
+        )
+    return Mesh(np.array(jax.devices()[:WORKERS]), ("data",), axis_types=(AxisType.Auto,))
+
+
+def _check(laws: Laws, exchange: Exchange, like: PyTree, mesh: Mesh, mean_of_sent: bool) -> None:
+    name = ", ".join(f"float32{list(leaf.shape)}" for leaf in jax.tree.leaves(like))
+    size = sum(leaf.size for leaf in jax.tree.leaves(like))
+    workers, axes = math.prod(mesh.devices.shape), tuple(mesh.axis_names)
+    axis: AxisName = axes[0] if len(axes) == 1 else axes
+
+    def one(x: PyTree, state: PyTree, number: jax.Array) -> Reduced:
+        shared, local = jax.random.split(jax.random.key(5))
+        step = Step(number, shared, jax.random.fold_in(local, _axes.index(axis)))
+        out = exchange.mean(x, state, step, axis)
+        if exchange.needs_loss:
+            out = out._replace(state=exchange.observe(out.state, jnp.float32(1.0), step))
+        return out
+
+    rule = f"it must trace under shard_map with check_vma=True, for {name}"
+    remedy = "average with jax.lax collectives over axis_name, and keep what differs in PerWorker."
+    with laws.running("shapes", rule, remedy):
+        sharded = _sharded(exchange, one, like, mesh, axis)
+        state = jax.eval_shape(sharded.init)
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((workers, *a.shape), a.dtype), like)
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        out: Reduced = jax.eval_shape(sharded.run, rows, state, number)
+        lowered = jax.jit(sharded.run).lower(rows, state, number)
+        program = lowered.compile(compiler_options=_laws.options(size))
+    _shapes(laws, out, rows, state, workers)
+    _bytes(laws, exchange, like, audit(program), name)
+
+    start = jax.jit(sharded.init)()
+    for what, x in _inputs(like, workers).items():
+        got: Any = program(x, start, np.int32(0))
+        where = f"for {what}, {name}"
+        laws.need(
+            all(np.asarray(a).tobytes() == workers * np.asarray(a)[:1].tobytes()
+                for a in jax.tree.leaves((got.mean, got.finite))), "replicas",
+            "mean and finite must be the same bits on all workers", f"others {where}",
+            "add payloads in the order of the workers, and draw by step.shared.",
+        )  # fmt: skip
+        laws.need(
+            _laws.all_finite(got.mean) and _laws.all_finite(got.sent) and np.all(got.finite),
+            "finite", "what was finite must stay finite, and be called so",
+            f"something that is not {where}", "divide by the workers before adding.",
+        )  # fmt: skip
+        if mean_of_sent:
+            sent = jax.tree.map(lambda a: np.asarray(a, np.float64).mean(0), got.sent)
+            distance = _laws.relative(jax.tree.map(lambda a: a[0], got.mean), sent)
+            laws.need(
+                distance <= 1e-3 or "subnormal" in what, "mean",
+                "mean must be the mean over the workers of what they sent",
+                f"a relative difference of {distance:.3g} {where}",
+                "return what the others received as `sent`, or say mean_of_sent=False.",
+            )  # fmt: skip
+    first: Any = program(_inputs(like, workers)["related values"], start, np.int32(0))
+    second: Any = program(_inputs(like, workers)["unrelated values"], first.state, np.int32(1))
+    laws.need(
+        _laws.all_finite(second.mean), "finite", "what was finite must stay finite",
+        f"something that is not in the second step, {name}", "look at the state.",
+    )  # fmt: skip
+    _under_vmap(laws, exchange, one, like, mesh, first.mean, name)
+    _bad(laws, program, like, workers, start, name)
+
+
+class _Sharded:
+    """`init` and one step on global arrays, a row a worker."""
+
+    init: Callable[[], PyTree]
+    run: Callable[..., Any]
+
+
+def _sharded(
+    exchange: Exchange, one: Callable[..., Reduced], like: PyTree, mesh: Mesh, axis: AxisName
+) -> _Sharded:
+    def own(node: Any) -> bool:
+        return isinstance(node, PerWorker)
+
+    rows, shared = PartitionSpec(axis), PartitionSpec()
+    state = jax.eval_shape(lambda: exchange.init(like))
+    specs = jax.tree.map(lambda node: rows if own(node) else shared, state, is_leaf=own)
+    out_specs: Any = (rows, rows, rows, rows, specs)
+
+    def row(x: PyTree, state: PyTree, number: jax.Array) -> Any:
+        out = one(jax.tree.map(lambda a: a[0], x), state, number)
+        overflow = jnp.asarray(out.overflow)
+        mean, sent, finite, overflow = jax.tree.map(
+            lambda a: a[None], (out.mean, out.sent, out.finite, overflow)
+        )
+        return mean, sent, finite, overflow, out.state
+
+    made = _Sharded()
+    made.init = jax.shard_map(lambda: exchange.init(like), mesh=mesh, in_specs=(), out_specs=specs)
+    run = jax.shard_map(row, mesh=mesh, in_specs=(rows, specs, shared), out_specs=out_specs)
+    made.run = lambda *args: Reduced(*run(*args))
+    return made
+
+
+def _inputs(like: PyTree, workers: int) -> dict[str, PyTree]:
+    """Rows of values by what they are called in an error."""
+    trees = [_laws.tree_of(like, seed) for seed in range(workers + 1)]
+    own = jax.tree.map(lambda *rows: jnp.stack(rows), *trees[:workers])
+    common = jax.tree.map(lambda a: a[None], trees[workers])
+    related = jax.tree.map(lambda a, b: a + jnp.broadcast_to(b, a.shape), own, common)
+    out = {"unrelated values": own, "related values": related}
+    for name, scale in {"zeros": 0.0, "huge values": 1e35, "tiny values": 1e-30}.items():
+        out[name] = jax.tree.map(lambda a, s=scale: a / 10 * s, own)
+    return out
+
+
+def _shapes(laws: Laws, out: Reduced, rows: PyTree, state: PyTree, workers: int) -> None:
+    remedy = "reshape and cast it to what x has."
+    laws.same_spec("shapes", "mean, a row a worker,", out.mean, rows, remedy)
+    laws.same_spec("shapes", "sent, a row a worker,", out.sent, rows, remedy)
+    flag = jax.ShapeDtypeStruct((workers,), jnp.bool_)
+    laws.same_spec("shapes", "finite, a row a worker,", out.finite, flag, "use jnp.all.")
+    count = jax.ShapeDtypeStruct((workers,), jnp.int32)
+    laws.same_spec("shapes", "overflow, a row a worker,", out.overflow, count, "return 0.")
+    laws.same_spec(
+        "shapes", "the next state", out.state, state, "return a state like that of init."
+    )
+
+
+def _bytes(
+    laws: Laws, exchange: Exchange, like: PyTree, found: tuple[Collective, ...], name: str
+) -> None:
+    try:
+        promised = exchange.wire_bytes(like)
+    except ValueError:  # they change by step
+        return
+    found = tuple(c for c in found if (c.dtype, c.shape) != ("s32", ()))
+    always = sum(c.bytes for c in found if not c.branch)
+    branches = {c.branch for c in found if c.branch} or {()}
+    for branch in branches:
+        sent = always + sum(c.bytes for c in found if branch and c.branch == branch)
+        laws.need(
+            sent == promised, "bytes",
+            f"the compiled program must send the {promised} bytes of wire_bytes, for {name}",
+            f"{sent}: {[(c.kind, c.dtype, c.shape) for c in found]}",
+            "correct wire_bytes, or send integers of 32 bits, which no compiler widens.",
+        )  # fmt: skip
+
+
+def _under_vmap(
+    laws: Laws,
+    exchange: Exchange,
+    one: Callable[..., Reduced],
+    like: PyTree,
+    mesh: Mesh,
+    mean: PyTree,
+    name: str,
+) -> None:
+    x = _inputs(like, mesh.size)["related values"]
+    shaped = jax.tree.map(lambda a: a.reshape(*mesh.devices.shape, *a.shape[1:]), x)
+
+    def run(x: PyTree) -> PyTree:
+        return one(x, exchange.init(like), jnp.int32(0)).mean
+
+    for axis in reversed(mesh.axis_names):
+        run = jax.vmap(run, axis_name=axis)
+    laws.near(
+        "vmap", f"jax.vmap must give what shard_map does, for {name}", jax.jit(run)(shaped), mean,
+        "ask jax.lax for the size and the index of the axis, not jax.devices().",
+    )  # fmt: skip
+
+
+def _bad(laws: Laws, program: Any, like: PyTree, workers: int, start: PyTree, name: str) -> None:
+    good = _inputs(like, workers)["related values"]
+    leaves, structure = jax.tree.flatten(good)
+    for number, leaf in enumerate(leaves):
+        n = leaf.size // workers
+        for index, position in enumerate(sorted({0, n // 2, n - 1})):
+            worker = index % workers
+            for bad in _laws.BAD:
+                rows = np.array(leaf).reshape(workers, n)
+                rows[worker, position] = bad
+                spoiled = [*leaves[:number], rows.reshape(leaf.shape), *leaves[number + 1 :]]
+                got: Any = program(jax.tree.unflatten(structure, spoiled), start, np.int32(0))
+                means = [np.asarray(a).reshape(workers, -1) for a in jax.tree.leaves(got.mean)]
+                seen = ~np.isfinite(np.concatenate(means, axis=1)).all(axis=1)
+                where = f"for {bad} at position {position} of worker {worker}, {name}"
+                laws.need(
+                    seen.all(), "not hidden", "the mean must not be finite on any worker",
+                    f"a finite mean on workers {np.flatnonzero(~seen).tolist()} {where}",
+                    "send a flag with the payload: fftgrad.ops._finite.all_finite(x).",
+                )  # fmt: skip
+                laws.need(
+                    not np.any(got.finite), "not hidden", "`finite` must be False on all workers",
+                    f"{np.asarray(got.finite).tolist()} {where}",
+                    "take it from what all workers have received, the mean included.",
+                )  # fmt: skip

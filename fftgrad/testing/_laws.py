@@ -1,0 +1,165 @@
+"""What the checks of all kinds of parts share: how a law fails, values to try, comparisons."""
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Generator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fftgrad._contracts import PyTree
+from fftgrad._values import check_kind
+from fftgrad.ops._shapes import spec
+
+Values = dict[str, np.ndarray]
+"""Inputs by what they are called in an error."""
+
+BAD = (np.nan, np.inf, -np.inf)
+
+FLIPPED = 0.05
+"""How far two programs may differ: a value halfway between two codes may go either way."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Laws:
+    """The laws for one part: what says which of them it breaks.
+
+    Attributes:
+      check: the function that was called, "check_codec".
+      part: what is checked.
+    """
+
+    check: str
+    part: Any
+
+    def need(self, holds: object, law: str, rule: str, got: str, remedy: str) -> None:
+        """Raises AssertionError, which names the law and the remedy, unless it holds."""
+        if not bool(holds):
+            raise AssertionError(
+                f"{self.check}({self.part!r}): law {law!r}: {rule}, got {got}; {remedy}"
+            )
+
+    @contextlib.contextmanager
+    def running(self, law: str, rule: str, remedy: str) -> Generator[None]:
+        """Makes an error of the part's own code a broken law."""
+        try:
+            yield
+        except AssertionError:
+            raise
+        except Exception as error:
+            first = str(error).strip().split("\n", 1)[0]
+            raise AssertionError(
+                f"{self.check}({self.part!r}): law {law!r}: {rule}, got "
+                f"{type(error).__name__}: {first}; {remedy}"
+            ) from error
+
+    def value(self, kind: type) -> None:
+        """Law: configuration is a value."""
+        rule = "a part compares, hashes, does not change, and its repr is the call that makes it"
+        remedy = "declare its class with @dataclasses.dataclass(frozen=True), and keep no arrays."
+        with self.running("value", rule, remedy):
+            check_kind(f"{self.check}(part)", self.part, kind, remedy)
+            same = copy.deepcopy(self.part)
+            equal = bool(same == self.part) and hash(same) == hash(self.part)
+        self.need(equal, "value", rule, "a copy that is not equal to it", remedy)
+        is_value = dataclasses.is_dataclass(self.part) and _frozen(type(self.part))
+        self.need(is_value, "value", rule, "a class that is no frozen dataclass", remedy)
+        self.need(" at 0x" not in repr(self.part), "value", rule, repr(self.part), remedy)
+
+    def same_spec(self, law: str, what: str, found: PyTree, wanted: PyTree, remedy: str) -> None:
+        """Law: shapes are static: two trees have the same structure, shapes and dtypes."""
+        one, other = spec(jax.eval_shape(lambda: found)), spec(jax.eval_shape(lambda: wanted))
+        rule = f"{what} must be like {other}"
+        self.need(one == other, law, rule, f"{one}", remedy)
+
+    def near(self, law: str, rule: str, found: Any, wanted: Any, remedy: str) -> None:
+        """Law: two results are equal, but for a few values that round elsewhere."""
+        distance = relative(found, wanted)
+        self.need(
+            distance <= FLIPPED, law, rule, f"a relative difference of {distance:.3g}", remedy
+        )
+
+
+def _frozen(kind: Any) -> bool:
+    return bool(kind.__dataclass_params__.frozen)
+
+
+def values(n: int, seed: int = 0) -> np.ndarray:
+    """Heavy-tailed and serially correlated, as gradients are; float32[n], never zero."""
+    white = np.random.default_rng(seed).standard_t(3, n + 1)
+    return (white[1:] + 0.5 * white[:-1]).astype(np.float32)
+
+
+def finite_values(n: int) -> Values:
+    """What must come through as finite values."""
+    x = values(n)
+    return {
+        "heavy-tailed values": x,
+        "zeros": np.zeros_like(x),
+        "equal values": np.full_like(x, -3.0),
+        "one value that is not zero": np.where(np.arange(n) == n // 2, 1, 0).astype(np.float32),
+        "huge values": (x / np.abs(x).max() * 1e37 / n).astype(np.float32),
+        "tiny values": (x / np.abs(x).max() * 1e-30).astype(np.float32),
+        "subnormal values": (x / np.abs(x).max() * 1e-40).astype(np.float32),
+    }
+
+
+def bad_values(n: int) -> Values:
+    """What must not come through as finite values: one of them is not finite."""
+    out: Values = {}
+    for position in sorted({0, n // 3, n // 2, n - 1}):
+        for bad in BAD:
+            x = values(n, seed=position)
+            x[position] = bad
+            out[f"{bad} at position {position} of {n}"] = x
+    return out
+
+
+def tree_of(like: PyTree, seed: int = 0) -> PyTree:
+    """Values in the shapes of a tree, float32."""
+    leaves, structure = jax.tree.flatten(like)
+    made = [
+        jnp.asarray(values(leaf.size, 100 * seed + i)).reshape(leaf.shape)
+        for i, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, made)
+
+
+def flat(tree: PyTree) -> np.ndarray:
+    """All values of a tree as one float64 vector."""
+    leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)]
+    return np.concatenate(leaves) if leaves else np.zeros(0)
+
+
+def options(n: int) -> dict[str, Any]:
+    """Compiler options for vectors of n values: long ones as users compile them.
+
+    What optimizations drop, such as a NaN in a maximum, would not be seen otherwise.
+    """
+    if n < 1000:
+        return {}
+    return {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+
+
+def relative(found: PyTree, wanted: PyTree) -> float:
+    """||found - wanted|| / ||wanted||; 0 where both are zero."""
+    one, other = flat(found), flat(wanted)
+    top = max(float(np.abs(other).max(initial=0.0)), float(np.abs(one).max(initial=0.0)))
+    if top == 0.0:
+        return 0.0
+    norm = float(np.linalg.norm(other / top))
+    return float(np.linalg.norm(one / top - other / top)) / max(norm, 1e-30)
+
+
+def all_finite(tree: PyTree) -> bool:
+    """Whether all values are finite, on the host: NumPy drops no NaN."""
+    return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in jax.tree.leaves(tree))
+
+
+def bits_equal(one: PyTree, other: PyTree) -> bool:
+    """Whether two trees hold the same bits."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)

@@ -1,0 +1,150 @@
+"""The laws of memories."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fftgrad._contracts import Memory, PyTree
+from fftgrad.exchanges import _layout
+from fftgrad.testing import _laws
+from fftgrad.testing._laws import Laws
+
+LIKE = {
+    "b": jax.ShapeDtypeStruct((37,), jnp.float32),
+    "w": jax.ShapeDtypeStruct((12, 10), jnp.float32),
+}
+
+
+def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = False) -> None:
+    """Function: run the laws of the contract on a memory of one's own.
+
+    The laws, by the names that an error gives: "value" (compares, hashes, frozen), "shapes" (of
+    what is exchanged, and static ones of the state), "jit", "vmap", "leaf by leaf" (no leaf sees
+    another), "finite" (finite gradients stay finite), "not hidden" (a NaN in the gradient is in
+    what is exchanged), and, if it is to hold, "telescopes".
+
+    Args:
+      memory: a memory.
+      like: the shapes of a gradient, a pytree; a matrix and a vector if left out.
+      telescopes: whether to check that nothing is lost: where a last step without gradient sends
+        all that there is, the sum of what was sent is the sum of the gradients.
+
+    Raises:
+      AssertionError: if it breaks a law: which, for what input, and what to do.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> fg.testing.check_memory(fg.ErrorFeedback(), telescopes=True)
+      >>> fg.testing.check_memory(fg.ErrorFeedback(decay=0.9))
+    """
+    laws = Laws("check_memory", memory)
+    laws.value(Memory)
+    like = LIKE if like is None else _layout.like(like)
+    _shapes(laws, memory, like)
+    _programs(laws, memory, like)
+    _leaves(laws, memory, like)
+    _values(laws, memory, like)
+    if telescopes:
+        _telescopes(laws, memory, like)
+
+
+def _largest(x: PyTree) -> PyTree:
+    """What of `x` is sent: the larger half of each leaf."""
+    return jax.tree.map(lambda a: jnp.where(jnp.abs(a) >= jnp.median(jnp.abs(a)), a, 0.0), x)
+
+
+def _two_steps(memory: Memory, first: PyTree, second: PyTree) -> tuple[PyTree, PyTree]:
+    """What is exchanged in two steps, and the state after them."""
+    state = memory.init(jax.eval_shape(lambda: first))
+    exchanged: list[PyTree] = []
+    for grad in (first, second):
+        x, state = memory.compensate(grad, state)
+        sent = _largest(x)
+        state = memory.update(x, sent, sent, state)
+        exchanged.append(x)
+    return exchanged, state
+
+
+def _shapes(laws: Laws, memory: Memory, like: PyTree) -> None:
+    rule = "it must trace, so that shapes alone decide"
+    with laws.running("shapes", rule, "use jax.numpy, and no Python `if` on values."):
+        made: Any = jax.eval_shape(lambda: memory.init(like))
+        exchanged, state = jax.eval_shape(lambda g: _two_steps(memory, g, g), like)
+    laws.same_spec(
+        "shapes", "the next state", state, made,
+        "return a state of the structure, shapes and dtypes that init makes.",
+    )  # fmt: skip
+    for x in exchanged:
+        laws.same_spec("shapes", "what is exchanged", x, like, "work leaf by leaf, in float32.")
+
+
+def _programs(laws: Laws, memory: Memory, like: PyTree) -> None:
+    grads = [_laws.tree_of(like, seed) for seed in range(3)]
+    pure = "use nothing but the arguments."
+
+    def run(grad: PyTree) -> Any:
+        return _two_steps(memory, grads[0], grad)
+
+    compiled = jax.jit(run)
+    laws.near("jit", "jit must change nothing", compiled(grads[1]), run(grads[1]), pure)
+    stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *grads)
+    each = jax.tree.map(lambda *rows: jnp.stack(rows), *map(compiled, grads))
+    laws.near("vmap", "vmap must be a loop", jax.jit(jax.vmap(run))(stacked), each, pure)
+
+
+def _leaves(laws: Laws, memory: Memory, like: PyTree) -> None:
+    first, second = _laws.tree_of(like, 1), _laws.tree_of(like, 2)
+    together, _ = _two_steps(memory, first, second)
+    for i, (a, b) in enumerate(zip(*map(jax.tree.leaves, (first, second)), strict=True)):
+        (_, alone), _ = _two_steps(memory, a, b)
+        laws.near(
+            "leaf by leaf", f"leaf {i} must be what it is on its own",
+            jax.tree.leaves(together[1])[i], alone, "use jax.tree.map, and no sum over leaves.",
+        )  # fmt: skip
+
+
+def _values(laws: Laws, memory: Memory, like: PyTree) -> None:
+    run = jax.jit(lambda g: _two_steps(memory, g, g))
+    good = _laws.tree_of(like)
+    for scale in (0.0, 1.0, 1e36, 1e-30, 1e-42):
+        laws.need(
+            _laws.all_finite(run(jax.tree.map(lambda a, s=scale: a / 10 * s, good))), "finite",
+            "finite gradients must leave finite values", f"others for gradients of size {scale}",
+            "divide by nothing that may be zero.",
+        )  # fmt: skip
+    compensate = jax.jit(lambda g: memory.compensate(g, memory.init(like))[0])
+    leaves, structure = jax.tree.flatten(good)
+    for i, leaf in enumerate(leaves):
+        for bad in _laws.BAD:
+            spoiled = np.array(leaf)
+            spoiled.reshape(-1)[spoiled.size // 2] = bad
+            grad = jax.tree.unflatten(
+                structure, [*leaves[:i], jnp.asarray(spoiled), *leaves[i + 1 :]]
+            )
+            laws.need(
+                not _laws.all_finite(compensate(grad)), "not hidden",
+                "a gradient that is not finite must make what is exchanged not finite",
+                f"finite values only, for {bad} in leaf {i}",
+                "clip nothing, and replace no NaN: the exchange undoes the step.",
+            )  # fmt: skip
+
+
+def _telescopes(laws: Laws, memory: Memory, like: PyTree) -> None:
+    grads = [_laws.tree_of(like, seed) for seed in range(4)]
+    grads.append(jax.tree.map(jnp.zeros_like, grads[0]))
+    state = memory.init(like)
+    total = np.zeros_like(_laws.flat(grads[0]))
+    for number, grad in enumerate(grads):
+        x, state = memory.compensate(grad, state)
+        sent = x if number == len(grads) - 1 else _largest(x)
+        state = memory.update(x, sent, sent, state)
+        total = total + _laws.flat(sent)
+    wanted = np.sum([_laws.flat(grad) for grad in grads], axis=0)
+    distance = _laws.relative(total, wanted)
+    laws.need(
+        distance <= 1e-5, "telescopes", "the sum of what was sent must be the sum of the gradients",
+        f"a relative difference of {distance:.3g} after four steps and one that sends all",
+        "keep x - sent, or do not ask for telescopes=True.",
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+"""What `compressed_pmean` refuses of gradients and parameters, while tracing."""
+
+from typing import Any
+
+import jax
+import optax
+
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, PyTree
+
+
+def check_local(updates: PyTree, axis_name: AxisName) -> None:
+    """Refuses gradients that are summed already, or vary over different axes."""
+    _axes.size(axis_name)
+    for path, leaf in jax.tree.leaves_with_path(updates):
+        if not _axes.varies(leaf, axis_name):
+            raise ValueError(
+                f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must be the gradient of "
+                f"one worker's own batch, got one that does not vary over {axis_name!r}: under "
+                "shard_map with check_vma=True the gradient of replicated parameters is already "
+                "summed over the axis, so there is nothing left to compress; take it by "
+                f"fg.value_and_grad(loss, {axis_name!r})(params, batch). Inside optax.MultiSteps, "
+                "which holds what it adds up to be replicated, use fg.accumulate(tx, every=k) in "
+                "its place."
+            )
+
+    varying = {
+        _axes.varying(leaf): jax.tree_util.keystr(path)
+        for path, leaf in jax.tree.leaves_with_path(updates)
+    }
+    if len(varying) > 1:
+        (some, one), (others, other) = list(varying.items())[:2]
+        raise ValueError(
+            f"compressed_pmean(updates): must all vary over the same axes, because they travel in "
+            f"one buffer, got updates{one} over {sorted(some)} and updates{other} over "
+            f"{sorted(others)}; give each kind a compressed_pmean of its own, with "
+            "masked='elsewhere' in optax.partition."
+        )
+
+
+def check_replicated(params: PyTree, axis_name: AxisName) -> None:
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if _axes.known_to_vary(leaf, axis_name):
+            raise ValueError(
+                f"compressed_pmean.update(params{jax.tree_util.keystr(path)}): must be the same on "
+                f"all workers, got one that varies over {axis_name!r}: if it is sharded over the "
+                "axis, the mean would be one of gradients of different parameters. Shard the "
+                "parameters over another axis of the mesh than axis_name. If they are copies, pass "
+                "what came in by in_specs=P(), before any cast, or nothing."
+            )
+
+
+def refuse_masked(updates: PyTree) -> None:
+    """Refuses leaves that are hidden, and would stay unaveraged."""
+
+    def is_masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    for path, leaf in jax.tree.leaves_with_path(updates, is_leaf=is_masked):
+        if is_masked(leaf):
+            raise ValueError(
+                f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must not be masked, "
+                "because it would stay what each worker has of its own, got optax.MaskedNode(); "
+                "send it dense by an fg.Policy, or say masked='elsewhere' if another "
+                "transformation averages it, as in optax.partition."
+            )

@@ -1,0 +1,65 @@
+"""Whether a state is one that this transformation made."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fftgrad._contracts import PyTree
+
+_REMEDY = (
+    "start from tx.init(params), or restore into a state of the exchange, memory and layout that "
+    "made it."
+)
+
+
+def check_state(state: Any, wanted: Any, made_by: str) -> None:
+    """Refuses a state unlike `wanted`, the shapes that init makes, and names the first difference.
+
+    Containers may differ, as after a restore; paths, shapes and dtypes may not. A leading axis of
+    workers that is not 1 is left to `drop_worker_axis`, which knows the remedy.
+    """
+    if not hasattr(state, "memory") or not hasattr(state, "exchange"):
+        raise TypeError(
+            f"compressed_pmean(state): must be a {type(wanted).__name__}, got "
+            f"{type(state).__name__}; {_REMEDY}"
+        )
+    if len(state.exchange) != len(wanted.exchange):
+        raise ValueError(
+            f"compressed_pmean(state.exchange): must have a state for each of the "
+            f"{len(wanted.exchange)} buckets of {made_by}, got {len(state.exchange)}; {_REMEDY}"
+        )
+    for field in ("memory", "exchange", "error"):
+        _compare(f"state.{field}", getattr(state, field), getattr(wanted, field), made_by)
+
+
+def _compare(name: str, state: PyTree, wanted: PyTree, made_by: str) -> None:
+    found, needed = _by_path(state), _by_path(wanted)
+    for path in [*needed, *found]:
+        if path not in found or path not in needed:
+            must = _say(needed[path]) if path in needed else "nothing there"
+            got = _say(found[path]) if path in found else "nothing there"
+            raise ValueError(
+                f"compressed_pmean({name}{path}): must be {must}, as init makes it for {made_by}, "
+                f"got {got}; {_REMEDY}"
+            )
+        one, other = found[path], needed[path]
+        if not _fits(jnp.shape(one), other.shape) or jnp.result_type(one) != other.dtype:
+            raise ValueError(
+                f"compressed_pmean({name}{path}): must be {_say(other)}, as init makes it for "
+                f"{made_by}, got {_say(one)}; {_REMEDY}"
+            )
+
+
+def _by_path(tree: PyTree) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def _fits(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    if wanted[:1] == (1,) and len(found) == len(wanted):
+        return found[1:] == wanted[1:]
+    return found == wanted
+
+
+def _say(leaf: Any) -> str:
+    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"

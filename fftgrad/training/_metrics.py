@@ -1,0 +1,127 @@
+"""What a training run logs of its exchange."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, Exchange, PyTree
+from fftgrad.exchanges import _layout
+from fftgrad.exchanges._layout import Layout
+from fftgrad.training._pmean import CompressedPmeanState
+
+
+def metrics(
+    opt_state: PyTree,
+    *,
+    exchange: Exchange | None = None,
+    params: PyTree = None,
+    layout: Layout = Layout(),
+    axis_name: AxisName | None = None,
+) -> dict[str, Any]:
+    """Function: what an optimizer state says of its exchange, as a flat dict of scalars.
+
+    For any logger: `wandb.log(fg.metrics(opt_state))`. It reads the state and nothing else, so it
+    costs nothing where it is not called, and no step waits for the host. The keys:
+
+        step          updates so far
+        skipped       of them, those in which something was not finite
+        overflow      values that no codec could represent, over all workers and steps, whatever
+                      the exchange
+        residual      √(Σ_i ||e_i||² / w), e_i what the memory of worker i still has to send: its
+                      fields called `residual`, or all of it where none is; 0.0 without memory
+        exchange_residual   the same of memories inside the exchange (`TwoStage`, `Hierarchical`),
+                      if it has some
+        error         relative error of what was sent in the last good step, with
+                      `compressed_pmean(measure=True)`
+        bytes, ratio  what one worker sends in one exchange, and dense float32 bytes over it; only
+                      with `exchange` and `params`
+
+    Args:
+      opt_state: any optax state, nested as it may be, with `compressed_pmean` in it. If there are
+        several, as under `optax.partition`, each key begins with the path of its state. Call it
+        with the global state, outside the axis, in or outside of `jax.jit`.
+      exchange: that of the transformation, for the bytes.
+      params: a tree like the gradient, or its shapes, for the bytes.
+      layout: as for `compressed_pmean`.
+      axis_name: the axis, or axes, of the workers, to call it inside them, where each worker sees
+        only its own residual: they are averaged by one more collective of 4 bytes a residual.
+
+    Returns:
+      A dict from names to scalars: arrays, but for bytes and ratio, which are Python numbers.
+
+    Raises:
+      ValueError: if there is no state of `compressed_pmean`, or one of `exchange` and `params` is
+        missing; if the bytes change by step (`Piecewise`): ask for those of `exchange.at(step)`.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp
+      >>> exchange, params = fg.AllGather(fg.Sign()), {"w": jnp.ones(320)}
+      >>> tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data")
+      >>> found = fg.metrics(tx.init(params), exchange=exchange, params=params)
+      >>> {name: float(value) for name, value in found.items() if name != "ratio"}
+      {'step': 0.0, 'skipped': 0.0, 'overflow': 0.0, 'residual': 0.0, 'bytes': 52.0}
+    """
+    states = [
+        (jax.tree_util.keystr(path, simple=True, separator="/"), node)
+        for path, node in jax.tree.leaves_with_path(opt_state, is_leaf=_is_state)
+        if _is_state(node)
+    ]
+    if not states:
+        raise ValueError(
+            f"metrics(opt_state): must hold a state of compressed_pmean, got "
+            f"{type(opt_state).__name__} without one; pass the optimizer's state, "
+            "tx.init(params) or what tx.update returned."
+        )
+    if (exchange is None) != (params is None):
+        raise ValueError(
+            "metrics(exchange, params): must be given both, because bytes follow from both, got "
+            f"exchange={exchange!r} and {'no ' if params is None else ''}params; pass both or none."
+        )
+    out: dict[str, Any] = {}
+    for path, state in states:
+        before = f"{path}/" if len(states) > 1 else ""
+        out |= {before + name: value for name, value in _of_state(state, axis_name).items()}
+    if exchange is not None:
+        sent = _layout.wire_bytes(exchange, params, layout)
+        dense = 4 * sum(leaf.size for leaf in jax.tree.leaves(params))
+        out |= {"bytes": sent, "ratio": dense / max(sent, 1)}
+    return out
+
+
+def _of_state(state: CompressedPmeanState, axis_name: AxisName | None) -> dict[str, jax.Array]:
+    memory = _residuals(state.memory) or jax.tree.leaves(state.memory)
+    out = {
+        "step": state.step,
+        "skipped": state.skipped,
+        "overflow": state.overflow,
+        "residual": _norm(memory, axis_name),
+    }
+    if jax.tree.leaves(state.error):
+        out["error"] = state.error
+    inside = _residuals(state.exchange)
+    return out | ({"exchange_residual": _norm(inside, axis_name)} if inside else {})
+
+
+def _residuals(state: PyTree) -> list[jax.Array]:
+    """The arrays in fields called `residual`."""
+    field = jax.tree_util.GetAttrKey("residual")
+    return [leaf for path, leaf in jax.tree.leaves_with_path(state) if field in path]
+
+
+def _norm(leaves: list[jax.Array], axis_name: AxisName | None) -> jax.Array:
+    """Root of the mean over the workers, the leading axis, of the sum of squares."""
+    squares = jnp.zeros((), jnp.float32)
+    for leaf in leaves:
+        squares += jnp.sum(jnp.square(leaf.astype(jnp.float32))) / leaf.shape[0]
+    if axis_name is not None and leaves:
+        squares = lax.pmean(squares, axis_name)
+        squares = _axes.over_other_axes(lax.psum, squares)
+    return jnp.sqrt(squares)
+
+
+def _is_state(node: Any) -> bool:
+    return isinstance(node, CompressedPmeanState)

@@ -1,0 +1,238 @@
+"""Mistakes of a first hour: each is answered where it is made, with the remedy.
+
+An error reads: object(argument): rule, what was got; remedy. All of them come from making a part or
+a transformation, or while tracing.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from parallel import AXIS, everywhere, mesh_of, train_step
+
+import fftgrad as fg
+
+TOP = fg.TopK(fraction=0.1)
+GATHER = fg.AllGather(TOP)
+GRADS = {"w": jnp.arange(480.0).reshape(4, 12, 10) - 200.0}
+COMPLEX = jnp.ones(3, "complex64")
+
+
+def pmean(exchange=GATHER, memory=fg.NoMemory(), **kwargs):
+    return fg.compressed_pmean(exchange, memory, **{"axis_name": AXIS} | kwargs)
+
+
+def step(tx, made_by=None):
+    """An update by `tx` with the state of another transformation."""
+    made_by = made_by or tx
+    return everywhere("vmap", lambda g: tx.update(g, made_by.init(g))[0], 4)(GRADS)
+
+
+def sharded(tx, check_vma=True):
+    like = {"w": jnp.zeros((12, 10))}
+    init, update = train_step(tx, 4, check_vma=check_vma, like=like)
+    return update(GRADS, init(like))
+
+
+def accumulated_by_optax():
+    """Everything right, but for MultiSteps."""
+    return sharded(optax.MultiSteps(pmean(), 2))
+
+
+class Step(fg.Exchange):  # no dataclass
+    def __init__(self):
+        self.parts = []
+
+    __hash__ = None
+    mean = wire_bytes = None
+
+
+FEEDBACK = fg.ErrorFeedback()
+MOMENTUM = fg.MomentumCorrection()
+
+MISTAKES = {
+    # One kind of part where another is expected.
+    "a codec as the exchange": (lambda: pmean(TOP), TypeError, r"AllGather\(codec\)"),
+    "a codec as a rung": (
+        lambda: fg.Recover((TOP, fg.AllReduce()), 0.9), ValueError, r"\(AllGather\(TopK"
+    ),
+    "a codec as a stage of a schedule": (
+        lambda: fg.Piecewise({0: TOP}), TypeError, r"AllGather\(codec\)"
+    ),
+    "a codec as the slow exchange": (
+        lambda: fg.Hierarchical("fast", 2, TOP), TypeError, r"AllGather\(codec\)"
+    ),
+    "a codec as the memory": (lambda: pmean(GATHER, TOP), TypeError, r"use ErrorFeedback\(\)"),
+    "an exchange as the codec": (lambda: fg.AllGather(fg.AllReduce()), TypeError, "TopK"),
+    "an exchange in a chain": (lambda: fg.chain(TOP, fg.AllReduce()), TypeError, "TopK"),
+    "an exchange in a rule": (lambda: fg.Rule(fg.AllReduce()), TypeError, r"use Identity\(\)"),
+    "an exchange from a rule": (
+        lambda: step(pmean(fg.AllGather(lambda *_: fg.AllReduce()))),
+        TypeError,
+        r"return a codec",
+    ),
+    "an exchange in compress": (lambda: fg.compress(GATHER, jnp.ones(3)), TypeError, "TopK"),
+    "an exchange in preview": (lambda: fg.preview(GATHER, jnp.ones(3)), TypeError, "TopK"),
+    "a memory in wire_bytes": (
+        lambda: fg.wire_bytes(FEEDBACK, jnp.ones(3)), TypeError, "pass a codec or an exchange"
+    ),
+    "swapped": (lambda: pmean(FEEDBACK, GATHER), TypeError, "the exchange comes first"),
+    # A class in place of a value.
+    "a class as the exchange": (lambda: pmean(fg.AllReduce), TypeError, r"AllReduce\(\.\.\.\)"),
+    "a class as the codec": (lambda: fg.AllGather(fg.TopK), TypeError, r"TopK\(\.\.\.\)"),
+    "a class as the memory": (
+        lambda: pmean(GATHER, fg.ErrorFeedback), TypeError, r"ErrorFeedback\(\.\.\.\)"
+    ),
+    "a class in a chain": (lambda: fg.chain(fg.Fft, TOP), TypeError, r"Fft\(\.\.\.\)"),
+    "a part that cannot be hashed": (lambda: pmean(Step()), TypeError, "frozen=True"),
+    # Names of axes.
+    "a list of axes": (lambda: pmean(axis_name=["data"]), TypeError, "use 'data'"),
+    "a list of two axes": (
+        lambda: pmean(axis_name=["slow", "fast"]), TypeError, r"use \('slow', 'fast'\)"
+    ),
+    "no axis": (lambda: pmean(axis_name=None), TypeError, "use 'data'"),
+    "a list of axes to clip": (lambda: fg.clip_by_local_norm(1.0, ["data"]), TypeError, "'data'"),
+    "a list of fast axes": (
+        lambda: fg.Hierarchical(["fast"], 2, fg.AllReduce()), TypeError, "use 'fast'"
+    ),
+    "a list of axes of specs": (
+        lambda: fg.state_specs(pmean().init(jnp.ones(3)), ["data"]), TypeError, "use 'data'"
+    ),
+    "an axis that is not bound": (
+        lambda: jax.vmap(lambda g: pmean().update(g, pmean().init(g)), axis_name="batch")(GRADS),
+        ValueError,
+        "inside jax.shard_map",
+    ),
+    # States of others.
+    "the state of another exchange": (
+        lambda: step(pmean(GATHER), pmean(fg.PowerSgd(2))), ValueError, "start from tx.init"
+    ),
+    "the state of no exchange": (
+        lambda: step(pmean(fg.PowerSgd(2)), pmean(GATHER, layout=fg.Layout("leaf"))),
+        ValueError,
+        r"state\.exchange\[0\]\.factors\[0\]\): must be float32\[10, 2\].*nothing there",
+    ),
+    "the state of another rank": (
+        lambda: step(pmean(fg.PowerSgd(2)), pmean(fg.PowerSgd(4))),
+        ValueError,
+        r"must be float32\[10, 2\].*got float32\[10, 4\]",
+    ),
+    "the state of another memory": (
+        lambda: step(pmean(GATHER, FEEDBACK), pmean(GATHER, MOMENTUM)),
+        ValueError,
+        r"state\.memory\.value\.velocity\['w'\]\): must be nothing there.*start from",
+    ),
+    "the state of no memory": (
+        lambda: step(pmean(GATHER, FEEDBACK), pmean(GATHER)), ValueError, "residual.*start from"
+    ),
+    "the state of another scope": (
+        lambda: step(
+            pmean(fg.TwoStage(fg.Sign(), workers=4)),
+            pmean(fg.TwoStage(fg.Sign(), workers=2)),
+        ),
+        ValueError,
+        r"must be float32\[1, 30\].*got float32\[1, 60\]",
+    ),
+    "the state of other buckets": (
+        lambda: step(pmean(), pmean(layout=fg.Layout("leaf", bucket_bytes=100))),
+        ValueError,
+        "for each of the 1 buckets .*, got 5; start from tx.init",
+    ),
+    "the state of other parameters": (
+        lambda: jax.vmap(
+            lambda g: pmean(GATHER, FEEDBACK).update(g, pmean(GATHER, FEEDBACK).init(g["w"])),
+            axis_name=AXIS,
+        )(GRADS),
+        ValueError,
+        r"residual\['w'\]\): must be float32\[1, 12, 10\].*restore into",
+    ),
+    "a state without the error that is measured": (
+        lambda: step(pmean(measure=True), pmean()), ValueError, r"state\.error\).*start from"
+    ),
+    "the state of another optimizer": (
+        lambda: step(pmean(), optax.adam(0.1)), TypeError, "must be a CompressedPmeanState"
+    ),
+    "no state in metrics": (
+        lambda: fg.metrics(optax.adam(0.1).init(jnp.ones(3))), ValueError, "pass the optimizer's"
+    ),
+    "half of the bytes in metrics": (
+        lambda: fg.metrics(pmean().init(jnp.ones(3)), exchange=GATHER), ValueError, "pass both"
+    ),
+    # Compositions that do not work.
+    "MultiSteps": (accumulated_by_optax, ValueError, r"optax\.MultiSteps.*use fg\.accumulate"),
+    "a sum of sparse payloads": (
+        lambda: fg.AllReduce(TOP), ValueError, r"use AllGather\(TopK\(fraction=0\.1\)\)"
+    ),
+    "a sum of narrow values": (
+        lambda: fg.AllReduce(fg.Cast("bfloat16")),
+        ValueError,
+        r"use TwoStage\(Cast\(dtype='bfloat16'\), workers=w\)",
+    ),
+    # Arrays that cannot be sent.
+    "complex in wire_bytes": (
+        lambda: fg.wire_bytes(TOP, COMPLEX), TypeError, r"got complex64; cast it"
+    ),
+    "complex in a tree": (
+        lambda: fg.wire_bytes(GATHER, {"a": jnp.ones(3), "b": COMPLEX}), TypeError, r"like\['b'\]"
+    ),
+    "complex in compress": (lambda: fg.compress(TOP, COMPLEX), TypeError, "cast it"),
+    "complex gradients": (
+        lambda: jax.vmap(lambda g: pmean().update(g, pmean().init(jnp.ones(3))), axis_name=AXIS)(
+            jnp.ones((4, 3), "complex64")
+        ),
+        TypeError,
+        "cast it, or keep it out",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_answered_with_the_remedy(name):
+    make, error, remedy = MISTAKES[name]
+    with pytest.raises(error, match=remedy) as caught:
+        make()
+    first = str(caught.value)
+    assert re.match(r"[\w.]+\([^;]*\): .*, got .*; .*\.", first, re.DOTALL), first
+
+
+def test_the_rank_that_is_sent_is_that_of_wire_bytes():
+    """A state of rank 4 would have sent rank 4, whatever `wire_bytes` says of rank 2."""
+    tx = pmean(fg.PowerSgd(2))
+    update = everywhere("shard_map", lambda g: tx.update(g, tx.init(g))[0], 4)
+    found = fg.audit(update.lower(GRADS).compile())
+    like = {"w": jax.ShapeDtypeStruct((12, 10), "float32")}
+    assert sum(c.bytes for c in found) == fg.wire_bytes(fg.PowerSgd(2), like)
+
+
+def test_what_is_advised_in_place_of_a_sum_of_narrow_values_sends_less_than_dense():
+    workers, n = 16, 10_000
+    like = jax.ShapeDtypeStruct((n,), "float32")
+    dense = 2 * (workers - 1) / workers * fg.wire_bytes(fg.AllReduce(), like)
+    narrow = fg.Cast("bfloat16")
+    gathered = (workers - 1) * fg.wire_bytes(fg.AllGather(narrow), like)
+    two = fg.wire_bytes(fg.TwoStage(narrow, workers=workers), like)
+    per_buffer = two / (workers + 1)
+    advised = 2 * (workers - 1) * per_buffer
+    assert gathered > 3 * dense
+    assert advised < 0.51 * dense
+
+
+def test_optax_accumulation_has_a_counterpart():
+    updates, _ = sharded(fg.accumulate(pmean(), every=1))
+    assert np.any(np.asarray(updates["w"]))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("exchange", [GATHER, fg.AllReduce(), fg.PowerSgd(2)], ids=repr)
+def test_one_worker_is_no_mistake(exchange, check_vma):
+    """The mean is what it would have sent; compressing costs values and saves nothing."""
+    tx = pmean(exchange, FEEDBACK)
+    one = {"w": GRADS["w"][:1]}
+    init, update = train_step(tx, 1, check_vma=check_vma, like={"w": jnp.zeros((12, 10))})
+    mean, state = update(one, init({"w": jnp.zeros((12, 10))}))
+    residual = state.memory.value.residual["w"][0]
+    np.testing.assert_allclose(mean["w"] + residual, one["w"][0], rtol=1e-5, atol=1e-3)
+    assert mesh_of(1).size == 1

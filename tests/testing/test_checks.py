@@ -1,0 +1,472 @@
+"""The public checks pass for the library's own parts, and name the law that a broken one breaks."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES, TILED
+from jax import lax
+from parallel import mesh_of
+
+import fftgrad as fg
+from fftgrad import testing
+
+frozen = dataclasses.dataclass(frozen=True)
+LIKE = jax.ShapeDtypeStruct((150,), jnp.float32)
+
+
+# What is quick to compile, of each kind.
+@pytest.mark.parametrize(
+    "name", ["identity", "bfloat16", "fft", "range float", "random-k", "levels", "ternary"]
+)
+def test_codecs_of_the_library_pass(name):
+    testing.check_codec(CODECS[name], sizes=(1, 90, 5_000))
+
+
+@pytest.mark.parametrize("name", ["top-k", "chunk top-k", "hadamard"])
+def test_slower_codecs_of_the_library_pass(name):
+    testing.check_codec(CODECS[name], sizes=(90,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CODECS if name != "range float fixed"])
+def test_all_codecs_of_the_library_pass(name):
+    testing.check_codec(CODECS[name])
+
+
+def test_a_codec_of_one_shape_passes():
+    testing.check_codec(TILED[10, 11], sizes=(110,))
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_memories_of_the_library_pass(name):
+    testing.check_memory(MEMORIES[name], telescopes=name == "feedback")
+
+
+@pytest.mark.parametrize(
+    "name", ["dense", "random sum", "shared frequencies", "two stages", "integer sum", "low rank"]
+)
+def test_exchanges_of_the_library_pass(name):
+    exchange = EXCHANGES[name]
+    testing.check_exchange(exchange, LIKE, mean_of_sent=not isinstance(exchange, fg.TwoStage))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_all_exchanges_of_the_library_pass(name):
+    exchange = EXCHANGES[name]
+    testing.check_exchange(exchange, mean_of_sent=not isinstance(exchange, fg.TwoStage))
+
+
+def test_an_exchange_of_two_axes_passes():
+    mesh = jax.make_mesh((2, 4), ("slow", "fast"))
+    testing.check_exchange(HIERARCHIES["slow all-reduce"], LIKE, mesh=mesh)
+
+
+# Broken codecs, each in one way.
+
+
+class Plain(fg.Quantizer):
+    """float16, by hand: what the broken ones derive from."""
+
+    def compress(self, x, state, step):
+        bad = jnp.sum(x - x)
+        return fg.Compressed(fg.Payload(jnp.clip(x + bad, -6e4, 6e4).astype(jnp.float16)))
+
+    def decompress(self, payload, like, step):
+        return payload.main.astype(like.dtype)
+
+
+@dataclasses.dataclass
+class Mutable(Plain):
+    scale: float = 1.0
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class MutableWithHash(Plain):
+    scale: float = 1.0
+
+
+@frozen
+class WrongShape(Plain):
+    def decompress(self, payload, like, step):
+        return payload.main.astype(like.dtype)[None]
+
+
+@frozen
+class WrongDtype(Plain):
+    def decompress(self, payload, like, step):
+        return payload.main
+
+
+@frozen
+class Branches(Plain):
+    def compress(self, x, state, step):
+        return super().compress(x if x[0] > 0 else -x, state, step)
+
+
+@frozen
+class NoPayload(Plain):
+    def compress(self, x, state, step):
+        return fg.Compressed(x)
+
+
+@frozen
+class GrowingState(Plain):
+    def init(self, like):
+        return jnp.zeros(1)
+
+    def compress(self, x, state, step):
+        out = super().compress(x, state, step)
+        return out._replace(state=jnp.concatenate([state, state]))
+
+
+@frozen
+class Codes(Plain):
+    """Codes, that something could follow."""
+
+    @property
+    def last(self):
+        return False
+
+    def compress(self, x, state, step):
+        return fg.Compressed(fg.Payload(lax.bitcast_convert_type(x, jnp.uint32)))
+
+    def decompress(self, payload, like, step):
+        return lax.bitcast_convert_type(payload.main, jnp.float32)
+
+
+@frozen
+class Impure(Plain):
+    def compress(self, x, state, step):
+        return super().compress(x + np.random.default_rng().random(), state, step)
+
+
+@frozen
+class Local(Plain):
+    """Adds a dither that the receiver takes off by another key."""
+
+    def compress(self, x, state, step):
+        noise = jax.random.uniform(step.local, x.shape)
+        return super().compress(x + noise, state, step)
+
+    def decompress(self, payload, like, step):
+        y = super().decompress(payload, like, step)
+        return y - jax.random.uniform(step.local, y.shape)
+
+
+@frozen
+class ByMean(Plain):
+    """A sign with its magnitude; zeros over zeros are no numbers."""
+
+    def compress(self, x, state, step):
+        return fg.Compressed(fg.Payload(x / jnp.max(jnp.abs(x)), jnp.mean(jnp.abs(x))))
+
+    def decompress(self, payload, like, step):
+        return payload.main * payload.side
+
+
+@frozen
+class Booleans(Plain):
+    def compress(self, x, state, step):
+        return fg.Compressed(fg.Payload(x > 0, jnp.mean(jnp.abs(x))))
+
+    def decompress(self, payload, like, step):
+        return jnp.where(payload.main, payload.side, -payload.side)
+
+
+@frozen
+class WrongAdd(Plain):
+    def add(self, total, payload, scale, step):
+        return total + payload.main.astype(jnp.float32)
+
+
+@frozen
+class WrongSum(Plain):
+    """float16 is not summable, nor are its magnitudes."""
+
+    @property
+    def summable(self):
+        return True
+
+    def compress(self, x, state, step):
+        return fg.Compressed(fg.Payload(jnp.abs(x), jnp.sign(x)))
+
+    def decompress(self, payload, like, step):
+        return payload.main * payload.side
+
+
+@frozen
+class Wraps(Plain):
+    """Integers of 8 bits, of which a sum wraps."""
+
+    @property
+    def summable(self):
+        return True
+
+    def compress(self, x, state, step):
+        codes = jnp.round(jnp.clip(x * 16, -127, 127)).astype(jnp.int8)
+        return fg.Compressed(fg.Payload(codes, jnp.sum(x - x)))
+
+    def decompress(self, payload, like, step):
+        return payload.main / jnp.float32(16) + payload.side
+
+
+@frozen
+class Biased(Plain):
+    @property
+    def unbiased(self):
+        return True
+
+
+class First(fg.Selector):
+    """The first half of the values, and a flag for the rest."""
+
+    def compress(self, x, state, step):
+        bad = jnp.sum(x - x)
+        return fg.Compressed(fg.Payload(x[: (x.size + 1) // 2] + bad))
+
+    def positions(self, side, n, step):
+        return jnp.arange((n + 1) // 2, dtype=jnp.int32)
+
+
+@frozen
+class Descending(First):
+    def positions(self, side, n, step):
+        return super().positions(side, n, step)[::-1]
+
+
+@frozen
+class Twice(First):
+    def positions(self, side, n, step):
+        return super().positions(side, n, step) // 2
+
+
+@frozen
+class Elsewhere(First):
+    def at(self, x, side, step):
+        return x[-((x.size + 1) // 2) :]
+
+
+@frozen
+class NoInverse(fg.Transform):
+    def compress(self, x, state, step):
+        return fg.Compressed(fg.Payload(jnp.cumsum(x)))
+
+    def decompress(self, payload, like, step):
+        return payload.main
+
+
+BROKEN_CODECS = [
+    (Mutable(), "value", "frozen=True"),
+    (MutableWithHash(), "value", "frozen=True"),
+    (WrongShape(), "shapes", "to `like`"),
+    (WrongDtype(), "shapes", "to `like`"),
+    (Branches(), "shapes", "no Python `if`"),
+    (NoPayload(), "shapes", "wrap what is sent"),
+    (GrowingState(), "shapes", "that init makes"),
+    (Codes(), "shapes", "fg.Quantizer"),
+    (Impure(), "jit", "the step's keys"),
+    (Local(), "receiver", "step.shared"),
+    (ByMean(), "finite", "that may be zero"),
+    (Booleans(), "bytes", "pack what has fewer"),
+    (fg.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125), "not hidden", "poison"),
+    (WrongAdd(), "add", "leave `add` out"),
+    (WrongSum(), "summable", "do not claim"),
+    (Wraps(), "summable", "do not claim"),
+    (Biased(), "unbiased", "do not claim"),
+    (Descending(), "positions", "sort the positions"),
+    (Twice(), "positions", "sort the positions"),
+    (Elsewhere(), "positions", "leave `at` out"),
+    (NoInverse(), "transform", "fg.Codec"),
+]
+
+
+@pytest.mark.parametrize(
+    ("codec", "law", "remedy"), BROKEN_CODECS, ids=lambda value: type(value).__name__
+)
+def test_a_broken_codec_is_caught_by_its_law(codec, law, remedy):
+    with pytest.raises(AssertionError, match=rf"check_codec\(.*law '{law}'.*, got .*; .*{remedy}"):
+        testing.check_codec(codec, sizes=(90,))
+
+
+def test_what_only_large_vectors_hide_is_caught_at_the_default_sizes():
+    testing.check_codec(ByMaximum(), sizes=(90,))
+    with pytest.raises(AssertionError, match="65537"):
+        testing.check_codec(ByMaximum(), sizes=(65_537,))
+
+
+@frozen
+class ByMaximum(Plain):
+    """Levels of the largest magnitude, in which a maximum is the only witness."""
+
+    def compress(self, x, state, step):
+        top = jnp.max(jnp.abs(x))
+        return fg.Compressed(fg.Payload(jnp.nan_to_num(jnp.sign(x)).astype(jnp.int8), top))
+
+    def decompress(self, payload, like, step):
+        return payload.main.astype(jnp.float32) * payload.side
+
+
+# Broken exchanges.
+
+
+@frozen
+class Dense(fg.Exchange):
+    """What the broken ones derive from."""
+
+    def mean(self, x, state, step, axis_name):
+        mean = jax.tree.map(lambda a: lax.pmean(a, axis_name), x)
+        finite = jnp.isfinite(sum(jnp.sum(a - a) for a in jax.tree.leaves(mean)))
+        return fg.Reduced(mean, x, finite, 0, state)
+
+    def wire_bytes(self, like):
+        return 4 * sum(leaf.size for leaf in jax.tree.leaves(like))
+
+
+@frozen
+class Lies(Dense):
+    def wire_bytes(self, like):
+        return super().wire_bytes(like) // 2
+
+
+@frozen
+class Sums(Dense):
+    def mean(self, x, state, step, axis_name):
+        total = jax.tree.map(lambda a: lax.psum(a, axis_name), x)
+        return super().mean(x, state, step, axis_name)._replace(mean=total)
+
+
+@frozen
+class Drifts(Dense):
+    def mean(self, x, state, step, axis_name):
+        out = super().mean(x, state, step, axis_name)
+        own = jax.random.uniform(step.local)
+        return out._replace(mean=jax.tree.map(lambda a: a + 1e-6 * own, out.mean))
+
+
+@frozen
+class Hides(Dense):
+    def mean(self, x, state, step, axis_name):
+        return super().mean(jax.tree.map(jnp.nan_to_num, x), state, step, axis_name)
+
+
+@frozen
+class SaysFinite(Dense):
+    def mean(self, x, state, step, axis_name):
+        return super().mean(x, state, step, axis_name)._replace(finite=jnp.ones((), bool))
+
+
+@frozen
+class Flattens(Dense):
+    def mean(self, x, state, step, axis_name):
+        out = super().mean(x, state, step, axis_name)
+        return out._replace(sent=jax.tree.map(lambda a: a[:1], x))
+
+
+@frozen
+class NoVmap(Dense):
+    def mean(self, x, state, step, axis_name):
+        out = super().mean(x, state, step, axis_name)
+        if not jax.typeof(jax.tree.leaves(x)[0]).manual_axis_type.varying:
+            out = out._replace(mean=jax.tree.map(lambda a: 2 * a, out.mean))
+        return out
+
+
+BROKEN_EXCHANGES = [
+    (Lies(), "bytes", "correct wire_bytes"),
+    (Sums(), "mean", "mean_of_sent=False"),
+    (Drifts(), "replicas", "in the order of the workers"),
+    (Hides(), "not hidden", "all_finite"),
+    (SaysFinite(), "not hidden", "the mean included"),
+    (Flattens(), "shapes", "reshape"),
+    (NoVmap(), "vmap", "jax.lax"),
+    (fg.TwoStage(fg.Sign(), workers=4), "mean", "mean_of_sent=False"),
+    (fg.TwoStage(fg.Sign(), workers=3), "shapes", "jax.lax collectives"),
+]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "law", "remedy"), BROKEN_EXCHANGES, ids=lambda value: type(value).__name__
+)
+def test_a_broken_exchange_is_caught_by_its_law(exchange, law, remedy):
+    with pytest.raises(
+        AssertionError, match=rf"check_exchange\(.*law '{law}'.*, got .*; .*{remedy}"
+    ):
+        testing.check_exchange(exchange, LIKE)
+
+
+def test_the_unbroken_ones_pass():
+    testing.check_codec(dataclasses.dataclass(frozen=True)(type("Half", (Plain,), {}))(), (90,))
+    testing.check_codec(dataclasses.dataclass(frozen=True)(type("Half", (First,), {}))(), (90,))
+    testing.check_exchange(Dense(), LIKE, mesh=mesh_of(2))
+
+
+# Broken memories.
+
+
+@frozen
+class Fixed(fg.Memory):
+    def init(self, like):
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), like)
+
+    def compensate(self, grad, state):
+        return jax.tree.map(jnp.add, grad, state), state
+
+    def update(self, x, sent, mean, state):
+        return jax.tree.map(jnp.subtract, x, sent)
+
+
+@frozen
+class Narrow(Fixed):
+    def update(self, x, sent, mean, state):
+        new = super().update(x, sent, mean, state)
+        return jax.tree.map(lambda a: a.astype(jnp.bfloat16), new)
+
+
+@frozen
+class AcrossLeaves(Fixed):
+    def compensate(self, grad, state):
+        x, state = super().compensate(grad, state)
+        total = sum(jnp.sum(a) for a in jax.tree.leaves(x))
+        return jax.tree.map(lambda a: a + total, x), state
+
+
+@frozen
+class Clips(Fixed):
+    def compensate(self, grad, state):
+        x, state = super().compensate(grad, state)
+        return jax.tree.map(jnp.nan_to_num, x), state
+
+
+@frozen
+class Normalizes(Fixed):
+    def compensate(self, grad, state):
+        x, state = super().compensate(grad, state)
+        return jax.tree.map(lambda a: a / jnp.sqrt(jnp.sum(a * a)), x), state
+
+
+BROKEN_MEMORIES = [
+    (Narrow(), "shapes", "that init makes"),
+    (AcrossLeaves(), "leaf by leaf", "jax.tree.map"),
+    (Normalizes(), "finite", "that may be zero"),
+    (Clips(), "not hidden", "replace no NaN"),
+    (fg.NoMemory(), "telescopes", "keep x - sent"),
+    (fg.ErrorFeedback(decay=0.9), "telescopes", "keep x - sent"),
+]
+
+
+@pytest.mark.parametrize(
+    ("memory", "law", "remedy"), BROKEN_MEMORIES, ids=lambda value: type(value).__name__
+)
+def test_a_broken_memory_is_caught_by_its_law(memory, law, remedy):
+    with pytest.raises(AssertionError, match=rf"check_memory\(.*law '{law}'.*, got .*; .*{remedy}"):
+        testing.check_memory(memory, telescopes=law == "telescopes")
+
+
+def test_too_few_devices_are_answered_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: [None])
+    with pytest.raises(ValueError, match="jax_num_cpu_devices"):
+        testing.check_exchange(fg.AllReduce())

@@ -1,0 +1,190 @@
+"""What `fg.metrics` reads off a state: the same numbers wherever the state is, and no callback."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import gradients
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, mesh_of, train_step
+
+import fftgrad as fg
+
+LIKE = {
+    "w": jax.ShapeDtypeStruct((10, 11), "float32"),
+    "b": jax.ShapeDtypeStruct((7,), "float32"),
+}
+SPARSE = fg.AllGather(fg.TopK(fraction=0.1))
+WORKERS = 4
+
+
+def zeros():
+    return jax.tree.map(lambda s: jnp.zeros(s.shape), LIKE)
+
+
+def trained(tx, steps=3, bad=()):
+    init, update = train_step(tx, WORKERS, like=LIKE)
+    state = init(zeros())
+    for step in range(steps):
+        grads = gradients(LIKE, WORKERS, seed=step)
+        if step in bad:
+            grads["w"] = grads["w"].at[1, 2, 3].set(jnp.nan)
+        _, state = update(grads, state)
+    return state
+
+
+def pmean(exchange=SPARSE, memory=fg.ErrorFeedback(), **kwargs):  # noqa: B008 (a value)
+    return fg.compressed_pmean(exchange, memory, axis_name=AXIS, **kwargs)
+
+
+def root_mean_square(residual):
+    """By hand: root of the mean over the workers of squared norms."""
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(residual)]
+    return np.sqrt(np.mean(sum(np.square(a.reshape(WORKERS, -1)).sum(1) for a in leaves)))
+
+
+def test_counts_and_the_norm_of_the_residual():
+    state = trained(optax.chain(pmean(), optax.sgd(0.1)), bad=(1,))
+    found = fg.metrics(state)
+    assert list(found) == ["step", "skipped", "overflow", "residual"]
+    assert (int(found["step"]), int(found["skipped"]), int(found["overflow"])) == (3, 1, 0)
+    wanted = root_mean_square(state[0].memory.value.residual)
+    np.testing.assert_allclose(found["residual"], wanted, rtol=1e-5)
+    assert all(np.shape(value) == () for value in found.values())
+
+
+def test_values_beyond_a_range_are_counted():
+    codec = fg.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
+    state = trained(pmean(fg.AllGather(codec)), steps=1)
+    assert int(fg.metrics(state)["overflow"]) == int(state.overflow) > 0
+
+
+def test_jit_changes_nothing_and_calls_no_host():
+    state = trained(pmean())
+    lowered = jax.jit(fg.metrics).lower(state)
+    assert "callback" not in lowered.as_text()
+    found = lowered.compile()(state)
+    for name, value in fg.metrics(state).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_inside_the_axis_the_workers_are_averaged(check_vma):
+    state = trained(pmean())
+    inside = jax.shard_map(
+        lambda state: fg.metrics(state, axis_name=AXIS),
+        mesh=mesh_of(WORKERS),
+        in_specs=(fg.state_specs(state, AXIS),),
+        out_specs=P(),
+        check_vma=check_vma,
+    )
+    for name, value in jax.jit(inside)(state).items():
+        np.testing.assert_allclose(value, fg.metrics(state)[name], rtol=1e-6)
+
+
+TRANSFORMATIONS = {
+    "accumulate": fg.accumulate(optax.chain(pmean(), optax.adam(0.1)), every=2),
+    "chain of a local optimizer": optax.chain(fg.per_worker(optax.scale_by_adam()), pmean()),
+    "feedback_adam": fg.optimizers.feedback_adam(0.1, 0.2),
+    "feedback_sgd": fg.optimizers.feedback_sgd(0.1, 0.9, 0.2),
+    "inject_hyperparams": optax.chain(
+        pmean(), optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+    ),
+    "apply_if_finite": optax.chain(pmean(), optax.apply_if_finite(optax.sgd(0.1), 3)),
+    "delay": optax.chain(fg.delay(), pmean()),
+    "dgc": fg.methods.dgc(0.1),
+    "clip": optax.chain(fg.clip_by_local_norm(1.0, AXIS), pmean()),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_the_state_is_found_wherever_it_is(name):
+    found = fg.metrics(trained(TRANSFORMATIONS[name], steps=2))
+    assert int(found["step"]) == (1 if name == "accumulate" else 2)
+    assert float(found["residual"]) > 0 or name == "delay"
+
+
+def test_diloco_is_found():
+    tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(0.7), every=2, axis_name=AXIS)
+    assert fg.metrics(tx.init(zeros())) == {"step": 0, "skipped": 0, "overflow": 0, "residual": 0.0}
+
+
+def test_several_states_are_told_apart():
+    labels = {"w": "sparse", "b": "dense"}
+    tx = optax.partition(
+        {
+            "sparse": pmean(masked="elsewhere"),
+            "dense": pmean(fg.AllReduce(), fg.NoMemory(), masked="elsewhere"),
+        },
+        labels,
+    )
+    found = fg.metrics(trained(tx))
+    assert len(found) == 8
+    sparse, dense = (f"inner_states/{name}/inner_state" for name in ("sparse", "dense"))
+    assert float(found[f"{sparse}/residual"]) > 0
+    assert float(found[f"{dense}/residual"]) == 0.0
+    one_bit = fg.metrics(fg.methods.scale_by_one_bit_adam(2, workers=4).init(zeros()))
+    assert {key.split("/")[0] for key in one_bit} == {"dense", "compressed"}
+
+
+def test_only_the_residual_of_a_memory_is_counted():
+    state = trained(pmean(memory=fg.MomentumCorrection(0.9)))
+    wanted = root_mean_square(state.memory.value.residual)
+    np.testing.assert_allclose(fg.metrics(state)["residual"], wanted, rtol=1e-5)
+
+
+def test_memories_inside_an_exchange_have_a_key_of_their_own():
+    state = trained(pmean(fg.TwoStage(fg.Sign(), workers=4)))
+    wanted = root_mean_square(state.exchange[0].server.value.residual)
+    np.testing.assert_allclose(fg.metrics(state)["exchange_residual"], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_the_error_of_a_step_is_measured(check_vma):
+    init, update = train_step(pmean(measure=True), WORKERS, check_vma=check_vma, like=LIKE)
+    grads = gradients(LIKE, WORKERS)
+    _, state = update(grads, init(zeros()))
+    # In the first step what was not sent is the residual.
+    norm = root_mean_square(grads)
+    wanted = root_mean_square(state.memory.value.residual) / norm
+    assert 0.1 < wanted < 1.0
+    np.testing.assert_allclose(fg.metrics(state)["error"], wanted, rtol=1e-5)
+    bad = {**grads, "b": grads["b"].at[2, 3].set(jnp.inf)}
+    _, after = update(bad, state)
+    assert float(after.error) == float(state.error)
+
+
+def test_an_empty_leaf_has_no_error():
+    like = {**LIKE, "empty": jax.ShapeDtypeStruct((0, 3), "float32")}
+    init, update = train_step(pmean(measure=True), WORKERS, like=like)
+    start = init({**zeros(), "empty": jnp.zeros((0, 3))})
+    _, state = update(gradients(like, WORKERS), start)
+    assert 0.0 < float(state.error) < 1.0
+    _, state = update(jax.tree.map(jnp.zeros_like, gradients(like, WORKERS)), start)
+    assert float(state.error) == 0.0
+
+
+def test_measuring_costs_twelve_bytes_and_changes_no_bit():
+    grads, found, means = gradients(LIKE, WORKERS), [], []
+    for measure in (False, True):
+        init, update = train_step(pmean(measure=measure), WORKERS, like=LIKE)
+        state = init(zeros())
+        means.append(update(grads, state)[0])
+        found.append(sum(c.bytes for c in fg.audit(update.lower(grads, state).compile())))
+    assert found[0] == fg.wire_bytes(SPARSE, LIKE)
+    assert found[1] == found[0] + 12
+    assert jax.tree.all(jax.tree.map(np.array_equal, *means))
+    assert fg.metrics(pmean().init(zeros())).keys() == {"step", "skipped", "overflow", "residual"}
+
+
+def test_bytes_are_those_of_the_program():
+    layout = fg.Layout("leaf")
+    tx = pmean(layout=layout)
+    found = fg.metrics(tx.init(zeros()), exchange=SPARSE, params=LIKE, layout=layout)
+    assert found["bytes"] == fg.wire_bytes(SPARSE, LIKE, layout)
+    assert found["ratio"] == 4 * 117 / found["bytes"]
+    with pytest.raises(ValueError, match=r"\.at\("):
+        fg.metrics(
+            tx.init(zeros()), exchange=fg.Piecewise({0: fg.AllReduce(), 5: SPARSE}), params=LIKE
+        )
