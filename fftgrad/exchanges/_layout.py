@@ -89,6 +89,10 @@ class Layout:
                 f"shape to the name of its group, got {self.scope!r}; use 'model' to choose over "
                 "all leaves."
             )
+        if self.bucket_bytes is not None and not isinstance(self.bucket_bytes, int):
+            raise TypeError(
+                f"Layout(bucket_bytes): must be an int, got {self.bucket_bytes!r}; use 25_000_000."
+            )
         if self.bucket_bytes is not None and self.bucket_bytes < 4:
             raise ValueError(
                 f"Layout(bucket_bytes): must be at least 4, the size of a value, got "

@@ -36,7 +36,8 @@ class Recover(Exchange):
 
         √(Σ_i ||x_i - sent_i||² / Σ_i ||x_i||²) > max_error, over the workers i, or
         the smoothed loss exceeds (1 + tolerance) times the least since the level was reached, or
-        is not finite; the loss comes by `tx.update(grads, state, params, value=loss)`.
+        is not finite; the loss comes by `tx.update(grads, state, params, value=loss)`. A step whose
+        gradients are not finite is skipped, and tells nothing.
 
     Args:
       ladder: the exchanges, the one that compresses most first.

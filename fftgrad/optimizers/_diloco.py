@@ -81,7 +81,9 @@ def diloco(
 
     Claims: `state.anchor` has the same bits on all workers. An outer step in which anything is not
       finite leaves `anchor`, the outer state and the memory as they were, and the workers whose
-      parameters are finite go back to it; no update leads back from a NaN.
+      parameters are finite go back to it. No update leads back from a NaN in a worker's parameters,
+      and then no outer step is taken any more: let `inner` be
+      `optax.apply_if_finite(optax.adamw(3e-4), 100)`, which leaves such a gradient out.
 
     Raises:
       ValueError: if `every` is not positive; while tracing, if `params` is missing.

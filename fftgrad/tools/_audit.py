@@ -77,6 +77,7 @@ def audit(compiled: jax.stages.Compiled | str) -> tuple[Collective, ...]:
       their bytes is `fg.wire_bytes(exchange, params)`; for `Piecewise`, within each branch.
 
     Raises:
+      TypeError: if it is neither.
       ValueError: if the text is not that of a compiled program.
 
     Example:
@@ -86,6 +87,11 @@ def audit(compiled: jax.stages.Compiled | str) -> tuple[Collective, ...]:
       >>> fg.audit(step)  # nothing is sent
       ()
     """
+    if not isinstance(compiled, str | jax.stages.Compiled):
+        raise TypeError(
+            f"audit(compiled): must be a compiled program or its text, got a "
+            f"{type(compiled).__name__}; pass jax.jit(step).lower(...).compile()."
+        )
     text = compiled if isinstance(compiled, str) else compiled.as_text()
     entry, computations = _parse(text or "")
     return tuple(_walk(entry, computations, (), repeated=False))

@@ -42,7 +42,9 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, layout: Layout = Layout()) 
       18216
     """
     exchange = AllGather(part) if isinstance(part, Codec) else part
-    check_kind("wire_bytes(part)", exchange, Exchange, "pass a codec or an exchange.")
+    check_kind(
+        "wire_bytes(part)", exchange, Exchange, "pass a codec or an exchange, such as PowerSgd(4)."
+    )
     for path, leaf in jax.tree.leaves_with_path(like):
         _layout.check_leaf("wire_bytes", f"like{jax.tree_util.keystr(path)}", leaf)
     return _layout.wire_bytes(exchange, like, layout)

@@ -143,6 +143,7 @@ def compressed_pmean(
     check_kind("compressed_pmean(exchange)", exchange, Exchange, _remedy(exchange))
     check_kind("compressed_pmean(memory)", memory, Memory, "use ErrorFeedback().")
     _axes.check_names("compressed_pmean(axis_name)", axis_name)
+    check_kind("compressed_pmean(layout)", layout, Layout, "use Layout('leaf').")
     layout = layout.for_exchange(exchange)
     if masked not in get_args(Masked):
         raise ValueError(
@@ -217,7 +218,9 @@ def compressed_pmean(
         )
         if exchange.needs_loss:
             loss = lax.pmean(jnp.asarray(value, jnp.float32), axis_name)
-            exchanged = tuple(exchange.observe(s, loss, step) for s in exchanged)
+            # A step that leaves no trace tells nothing by its loss either.
+            told = tuple(exchange.observe(s, loss, step) for s in exchanged)
+            exchanged = _parts.where(finite, told, exchanged)
         overflow = sum((jnp.asarray(r.overflow, jnp.int32) for r in reduced), jnp.int32(0))
         return mean, CompressedPmeanState(
             step=state.step + 1,

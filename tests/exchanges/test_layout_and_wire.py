@@ -97,3 +97,17 @@ def test_one_value_that_is_not_finite_is_seen(dtype, size):
         assert _finite.all_finite({"a": fine, "b": jnp.zeros((0,), dtype)})
         for bad in (jnp.nan, jnp.inf, -jnp.inf):
             assert not _finite.all_finite([jnp.ones(3), fine.at[size // 2].set(bad)])
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: fg.Layout(bucket_bytes=25e6), "25_000_000"),
+        (lambda: fg.Layout(bucket_bytes="25MB"), "25_000_000"),
+        (lambda: fg.compressed_pmean(fg.AllReduce(), axis_name="a", layout="leaf"), "Layout"),
+        (lambda: fg.audit(jax.jit(lambda x: x)), "compile"),
+    ],
+)
+def test_what_is_no_layout_and_no_program_is_answered(make, remedy):
+    with pytest.raises(TypeError, match=remedy):
+        make()

@@ -354,3 +354,19 @@ def test_the_time_to_compile_does_not_grow_with_the_square_of_the_leaves():
     finally:
         jax.config.update("jax_disable_most_optimizations", True)
     assert many < 6 * few, f"60 leaves {few:.1f} s, 240 leaves {many:.1f} s"
+
+
+def test_a_bad_step_tells_recovery_nothing_by_its_loss_either():
+    """Or one bad batch of one worker would end compression for the run."""
+    ladder = (fg.AllGather(fg.TopK(k=5)), fg.AllReduce())
+    tx = fg.compressed_pmean(fg.Recover(ladder, tolerance=0.5), axis_name=AXIS)
+    rows = jnp.asarray(values((WORKERS, 40)))
+    update = jax.jit(jax.vmap(lambda g, s, loss: tx.update(g, s, value=loss), axis_name=AXIS))
+    state, levels = jax.vmap(tx.init)(rows), []
+    for step in range(5):
+        bad = (jnp.arange(WORKERS) == 2) & (step == 2)
+        grads = jnp.where(bad[:, None], jnp.nan, rows)
+        _, state = update(grads, state, jnp.where(bad, jnp.nan, 1.0))
+        levels.append(int(state.exchange[0].level[0]))
+    assert levels == [0] * 5
+    assert int(state.skipped[0]) == 1
