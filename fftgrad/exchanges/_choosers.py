@@ -39,7 +39,9 @@ class Chooser(abc.ABC):
     def agree(self, sides: list[PyTree], step: Step, axis_name: AxisName) -> list[PyTree]:
         """The sides that all workers use."""
 
-    def update(self, kept: PyTree, selector: Selector, side: PyTree, mean: jax.Array) -> PyTree:
+    def update(
+        self, kept: PyTree, selector: Selector, side: PyTree, mean: jax.Array, step: Step
+    ) -> PyTree:
         """What it keeps, once the mean of a part's coefficients has come."""
         return kept
 
@@ -157,9 +159,9 @@ class Drift(Chooser):
         return sides
 
     def update(
-        self, kept: DriftState, selector: Selector, side: PyTree, mean: jax.Array
+        self, kept: DriftState, selector: Selector, side: PyTree, mean: jax.Array, step: Step
     ) -> DriftState:
-        ones = selector.at(jnp.ones_like(kept.age), side, Step())
-        sent = selector.decompress(Payload(ones, side), spec(kept.age), Step()) > 0
+        ones = selector.at(jnp.ones_like(kept.age), side, step)
+        sent = selector.decompress(Payload(ones, side), spec(kept.age), step) > 0
         rate = jnp.where(sent, jnp.abs(mean) / kept.age, kept.rate)
         return DriftState(rate, jnp.where(sent, 1.0, kept.age + 1.0))

@@ -105,7 +105,7 @@ class Policy(CodecRule):
 
     @property
     def scope(self) -> Scope:
-        return self.part_of
+        return _PartOf(self)
 
     def part_of(self, path: str, leaf: Like) -> str:
         """The name of the part that a leaf belongs to."""
@@ -125,3 +125,13 @@ class Policy(CodecRule):
     def _number(self, path: str, leaf: Like) -> int:
         held = (i for i, rule in enumerate(self.rules) if rule.holds(path, leaf))
         return next(held, len(self.rules))
+
+
+@dataclasses.dataclass(frozen=True)
+class _PartOf:
+    """The scope of a policy: a value, so that those of equal policies are equal."""
+
+    policy: Policy
+
+    def __call__(self, path: str, leaf: Like) -> str:
+        return self.policy.part_of(path, leaf)

@@ -113,7 +113,7 @@ class Recover(Exchange):
         if self.max_error is not None:
             lost = jax.tree.map(jnp.subtract, x, out.sent)
             too_much = _error.relative_error(lost, x, axis_name) > self.max_error
-            state = self._rise(state, out.finite & too_much)
+            state = self._rise(state, too_much)  # undone where a step is bad
         return out._replace(state=state)
 
     def observe(self, state: RecoverState, loss: jax.Array, step: Step) -> RecoverState:

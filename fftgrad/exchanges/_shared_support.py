@@ -160,7 +160,7 @@ class SharedSupport(Exchange):
 
         coefficients = back(means)
         after = [
-            self.chooser.update(kept, _selector(selectors, i), sides[i], coefficients[i])
+            self.chooser.update(kept, _selector(selectors, i), sides[i], coefficients[i], step)
             for i, kept in zip(chosen, state.chooser, strict=True)
         ]
         mean = [m + flag for m in linear.undo_linear(coefficients, likes, step)]

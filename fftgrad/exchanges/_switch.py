@@ -26,6 +26,7 @@ def switch(
             # Typed alike in all branches, whatever each knows to be equal along other axes.
             like = jax.tree.leaves(out.mean)[0]
             return out._replace(
+                sent=jax.tree.map(_axes.vary_like, out.sent, x),
                 finite=_axes.vary_like(out.finite, like),
                 overflow=_axes.vary_like(jnp.asarray(out.overflow, jnp.int32), like),
                 state=(*states[:position], out.state, *states[position + 1 :]),

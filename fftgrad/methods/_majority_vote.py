@@ -29,8 +29,7 @@ def majority_vote(*, axis_name: AxisName = "data") -> optax.GradientTransformati
 
     Claims: biased; no memory. What sends no gradient votes +1, one bit having no zero.
 
-    Differs from the paper: all workers gather the votes and count them, without a server. The vote
-      of a worker weighs by the share of its values that are not zero.
+    Differs from the paper: all workers gather the votes and count them, without a server.
 
     Raises:
       ValueError: while tracing, if the axis is not bound.
@@ -45,6 +44,13 @@ def majority_vote(*, axis_name: AxisName = "data") -> optax.GradientTransformati
       ICLR 2019, arXiv:1810.05291.
     """
 
+    def vote(updates: optax.Updates, params: Any = None) -> optax.Updates:
+        del params
+        # One for zero too, so that all votes have one magnitude; what is not finite becomes NaN.
+        return jax.tree.map(
+            lambda g: jnp.where(g < 0, -1.0, 1.0).astype(g.dtype) + (g - g), updates
+        )
+
     def count(updates: optax.Updates, params: Any = None) -> optax.Updates:
         del params
         # Half a vote less than which is a tie, whatever the rounding of the mean.
@@ -53,7 +59,7 @@ def majority_vote(*, axis_name: AxisName = "data") -> optax.GradientTransformati
 
     return optax.with_extra_args_support(
         optax.chain(
-            optax.scale_by_sign(),
+            optax.stateless(vote),
             compressed_pmean(AllGather(Sign()), axis_name=axis_name),
             optax.stateless(count),
         )

@@ -133,7 +133,9 @@ def scale_by_one_bit_adam(
 
         # The moments of a bad step are used, so that its update is not finite, and not kept.
         kept_mu, kept_nu = _parts.where(fine, (mu, nu), (state.mu, state.nu))
-        state = state._replace(step=count, mu=kept_mu, nu=kept_nu)
+        # Nor is it counted: the second moment and the corrections go by the steps that were kept.
+        kept = jnp.where(fine, count, state.step)
+        state = state._replace(step=kept, mu=kept_mu, nu=kept_nu)
         return jax.tree.map(step, mu, nu, updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)

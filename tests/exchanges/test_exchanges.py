@@ -1,5 +1,6 @@
 """Laws of exchanges: every way of running them, the oracle, replicas, and bytes in the program."""
 
+import dataclasses
 import functools
 
 import jax
@@ -198,7 +199,7 @@ def test_overflow_is_counted_over_all_workers(codec, scale):
 def test_all_reduce_refuses_what_cannot_be_summed():
     with pytest.raises(ValueError, match=r"use AllGather\(TopK\(k=3\)\)"):
         fg.AllReduce(fg.TopK(k=3))
-    with pytest.raises(ValueError, match="use AllGather"):
+    with pytest.raises(ValueError, match="use TwoStage"):
         fg.AllReduce(fg.Cast("bfloat16"))
 
 
@@ -316,3 +317,32 @@ def test_bad_schedules_are_answered_with_the_remedy(make, error, remedy):
 def test_gradients_of_the_table_differ_between_workers():
     (leaf,) = jax.tree.leaves(gradients({"w": jax.ShapeDtypeStruct((9,), "float32")}, 3))
     assert len({row.tobytes() for row in np.asarray(leaf)}) == 3
+
+
+def test_equal_policies_are_made_for_the_same_parts():
+    def policy():
+        return fg.Policy(fg.Rule(fg.Identity(), max_ndim=1), default=fg.TopK(fraction=0.1))
+
+    schedule = fg.Piecewise({0: fg.AllGather(policy()), 10: fg.SharedSupport(policy())})
+    assert schedule.scope == policy().scope
+    assert hash(schedule.scope) == hash(policy().scope)
+
+
+@dataclasses.dataclass(frozen=True)
+class EveryFourth(fg.Selector):
+    """Other positions in each step."""
+
+    def positions(self, side, n, step):
+        return step.number % 4 + 4 * jnp.arange(n // 4, dtype=jnp.int32)
+
+    def compress(self, x, state, step):
+        return fg.Compressed(fg.Payload(x[self.positions((), x.size, step)]))
+
+
+def test_a_drift_knows_positions_that_change_by_step():
+    tx = fg.compressed_pmean(fg.SharedSupport(EveryFourth(), fg.Drift()), axis_name=AXIS)
+    rows = jnp.ones((4, 8))
+    state = jax.vmap(tx.init)(rows)
+    for _ in range(2):
+        _, state = jax.vmap(tx.update, axis_name=AXIS)(rows, state)
+    assert state.exchange[0].chooser[0].age[0].tolist() == [2, 1, 3, 3, 2, 1, 3, 3]

@@ -8,6 +8,8 @@ import numpy as np
 import optax
 import pytest
 from cases import EXCHANGES, HIERARCHIES, gradients, values
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere
 
 import fftgrad as fg
@@ -370,3 +372,37 @@ def test_a_bad_step_tells_recovery_nothing_by_its_loss_either():
         levels.append(int(state.exchange[0].level[0]))
     assert levels == [0] * 5
     assert int(state.skipped[0]) == 1
+
+
+def test_a_bad_step_of_the_warm_up_is_not_counted():
+    """Or the second moment would be frozen at what no gradient went into."""
+    tx = fg.methods.scale_by_one_bit_adam(1, WORKERS, axis_name=AXIS)
+    rows = jnp.asarray(values((WORKERS, 16)))
+    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
+    start = jax.vmap(tx.init)(rows)
+    _, after = update(rows.at[0, 0].set(jnp.nan), start)
+    for good in (start, after):
+        found, _ = update(rows, good)
+        assert float(jnp.max(jnp.abs(found))) < 1.1
+
+
+def test_votes_on_sparse_gradients_are_counted():
+    tx = fg.methods.majority_vote(axis_name=AXIS)
+    rows = jnp.zeros((WORKERS, 100)).at[:, :3].set(-0.5)
+    found, _ = jax.vmap(tx.update, axis_name=AXIS)(rows, jax.vmap(tx.init)(rows))
+    assert found[0, :3].tolist() == [-1.0] * 3
+
+
+def test_recovery_by_the_error_works_beside_a_model_axis():
+    mesh = jax.make_mesh((4, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
+    ladder = (fg.AllGather(fg.TopK(k=2)), fg.AllReduce())
+    tx = fg.compressed_pmean(fg.Recover(ladder, max_error=0.8), axis_name=AXIS)
+    specs = fg.state_specs(jax.eval_shape(tx.init, jnp.zeros((16, 4))), AXIS, P(None, "model"))
+
+    def step(grads):
+        return tx.update(grads[0], tx.init(grads[0]))[1].exchange[0].level
+
+    run = jax.shard_map(
+        step, mesh=mesh, in_specs=P(AXIS, None, "model"), out_specs=specs.exchange[0].level
+    )
+    assert int(jax.jit(run)(jnp.ones((4, 16, 8)))) == 1
