@@ -107,14 +107,17 @@ class Compressed(NamedTuple):
 
     Attributes:
       payload: what is sent.
-      overflow: how many values the codec could not represent, int32; they saturated or stayed
-        behind. 0, the Python number, says that this codec never counts any.
+      overflow: how many values saturated or stayed behind, int32; the Python number 0: none ever.
       state: the codec's next state.
     """
 
     payload: Payload
     overflow: jax.Array | int = 0
     state: PyTree = ()
+
+
+IN_ORDER: dict[str, Any] = {"indices_are_sorted": True, "unique_indices": True, "mode": "drop"}
+"""How positions index a vector: what lets XLA scatter without contention."""
 
 
 class Codec(abc.ABC):
@@ -145,10 +148,7 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
-        """The vector that a payload stands for, with the shape and dtype of `like`.
-
-        It sees no state, because the receiver has another one.
-        """
+        """What a payload stands for, like `like`. The receiver has another state: it sees none."""
 
     def add(
         self, total: jax.Array, payload: Payload, scale: jax.Array | float, step: Step
@@ -176,17 +176,17 @@ class Transform(Codec):
         """How many of n values depend on one coefficient: the length of a block."""
         return n
 
-    def add_at(self, total: jax.Array, positions: jax.Array, coefficients: jax.Array) -> jax.Array:
+    def add_at(
+        self, total: jax.Array, positions: jax.Array, coefficients: jax.Array, step: Step
+    ) -> jax.Array:
         """`total` + what these coefficients stand for, where the others are zero.
 
-        Called only where `reach` is short. The positions ascend and differ; the result must not
-        depend on the order of additions.
+        Called where `reach` is short. The positions ascend and differ; the result must not depend
+        on the order of additions.
         """
-        raise NotImplementedError(f"{self!r}.add_at: a transform with a short reach must have it.")
-
-
-IN_ORDER: dict[str, Any] = {"indices_are_sorted": True, "unique_indices": True, "mode": "drop"}
-"""How positions index a vector: what lets XLA scatter without contention."""
+        main = jax.eval_shape(lambda x: self.compress(x, self.init(x), step).payload.main, total)
+        spectrum = jnp.zeros(main.shape, main.dtype).at[positions].set(coefficients, **IN_ORDER)
+        return total + self.decompress(Payload(spectrum), spec(total), step)
 
 
 class Selector(Codec):

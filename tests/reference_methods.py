@@ -4,6 +4,7 @@ An oracle is a function of a step: one dict of float64 arrays per worker in, the
 bits come from the library's own generator, which has tests of its own.
 """
 
+import abc
 import math
 
 import jax
@@ -269,7 +270,7 @@ class OneBitAdam(Oracle):
         return unflat(m_hat / (np.sqrt(v_hat) + self.eps), grads[0])
 
 
-class MomentumCorrected(Oracle):
+class MomentumCorrected(Oracle, abc.ABC):
     """Momentum correction, and masking where something was sent; which and what, a method says."""
 
     def __init__(self, fraction, momentum=0.9, nesterov=False, clip=None):
@@ -280,13 +281,13 @@ class MomentumCorrected(Oracle):
         self.u = [zeros(g) for g in grads]
         return [zeros(g) for g in grads]
 
+    @abc.abstractmethod
     def dense(self, v):
         """Whether the method leaves such a leaf to a dense exchange, with ordinary momentum."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def positions(self, worker, name, v):
         """What is sent of the flat leaf."""
-        raise NotImplementedError
 
     def values(self, name, v):
         """What stands for the values that are sent."""

@@ -28,10 +28,14 @@ def blocks(page):
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if any(blocks(page))], ids=lambda page: page.name
 )
-def test_python_blocks_run_as_printed(page):
+def test_python_blocks_run_as_printed(page, capsys):
+    """None raises, and what a page prints is finite."""
     namespace = {"__name__": "__main__"}
     for source in blocks(page):
         exec(compile(source, str(page), "exec"), namespace)
+    out = capsys.readouterr().out
+    assert ("print(" in page.read_text()) == bool(out)
+    assert not re.search(r"\b(nan|inf)\b", out), out
 
 
 @pages

@@ -130,24 +130,8 @@ MUTANTS = {
     ),
     "feedback_adam ignores its bits": Mutant(
         "optimizers/_feedback.py",
-        """        bits,
-        transform=transform,
-        memory=ErrorFeedback(decay),
-        layout=layout,
-        axis_name=axis_name,
-    )
-    return _behind(
-        sparse,
-        optax.scale_by_adam""",
-        """        None,
-        transform=transform,
-        memory=ErrorFeedback(decay),
-        layout=layout,
-        axis_name=axis_name,
-    )
-    return _behind(
-        sparse,
-        optax.scale_by_adam""",
+        "fraction, bits, transform=transform,",
+        "fraction, None, transform=transform,",
         "tests/methods/test_bytes.py -k 'bits and feedback_adam'",
     ),
     "the header has another version": Mutant(

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
 
 import train_lm  # noqa: E402  (after the path)
-from models import ResNet  # noqa: E402
+from models import ResNet  # noqa: E402  (after the path)
 
 WORKERS = 8
 Params = Any

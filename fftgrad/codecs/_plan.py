@@ -70,7 +70,7 @@ def add(
         kept = payload_spec(blocks.selector, coefficients).main
         values = undo(blocks.rest, main, sides[2:], kept, step)
         positions = blocks.selector.positions(sides[1], coefficients.size, step)
-        return blocks.transform.add_at(total, positions, scale * values)
+        return blocks.transform.add_at(total, positions, scale * values, step)
     outer, *inner = stages
     values = undo(inner, main, sides[1:], payload_spec(outer, like).main, step)
     return outer.add(total, Payload(values, sides[0]), scale, step)

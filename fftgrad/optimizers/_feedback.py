@@ -65,19 +65,9 @@ def feedback_adam(
     References:
       Stich et al., NeurIPS 2018, arXiv:1809.07599. Kingma and Ba, ICLR 2015, arXiv:1412.6980.
     """
-    sparse = top_k(
-        fraction,
-        bits,
-        transform=transform,
-        memory=ErrorFeedback(decay),
-        layout=layout,
-        axis_name=axis_name,
-    )
-    return _behind(
-        sparse,
-        optax.scale_by_adam(b1=0.0, b2=b2, eps=eps),
-        optax.scale_by_learning_rate(learning_rate),
-    )
+    adam = optax.scale_by_adam(b1=0.0, b2=b2, eps=eps)
+    rate = optax.scale_by_learning_rate(learning_rate)
+    return _behind_feedback(fraction, bits, transform, decay, layout, axis_name, adam, rate)
 
 
 def feedback_sgd(
@@ -133,23 +123,25 @@ def feedback_sgd(
             f"feedback_sgd(momentum): must be in [0, 1), got {momentum}; use that of the dense "
             "optimizer, or 0.0."
         )
-    sparse = top_k(
-        fraction,
-        bits,
-        transform=transform,
-        memory=ErrorFeedback(decay),
-        layout=layout,
-        axis_name=axis_name,
-    )
-    return _behind(
-        sparse, optax.scale(1 / (1 - momentum)), optax.scale_by_learning_rate(learning_rate)
-    )
+    amplify = optax.scale(1 / (1 - momentum))
+    rate = optax.scale_by_learning_rate(learning_rate)
+    return _behind_feedback(fraction, bits, transform, decay, layout, axis_name, amplify, rate)
 
 
-def _behind(
-    compressed: Any, *steps: optax.GradientTransformation
+def _behind_feedback(
+    fraction: float,
+    bits: int | None,
+    transform: Codec,
+    decay: float,
+    layout: Layout,
+    axis_name: AxisName,
+    *steps: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """The chain of them, whose steps forget a gradient that is not finite."""
+    """Top-k with feedback, then the steps, which forget a gradient that is not finite."""
+    memory = ErrorFeedback(decay)
+    compressed: Any = top_k(
+        fraction, bits, transform=transform, memory=memory, layout=layout, axis_name=axis_name
+    )
     optimizer = optax.with_extra_args_support(optax.chain(*steps))
 
     def init(params: optax.Params) -> tuple[Any, Any]:

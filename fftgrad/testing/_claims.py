@@ -76,7 +76,7 @@ def transform(laws: Laws, codec: Transform, n: int) -> None:
     if codec.reach(n) < n:
         at = jnp.arange(0, main.size, 7)
         sparse = jnp.zeros_like(main).at[at].set(main[at])
-        found = codec.add_at(jnp.ones(n), at, main[at])
+        found = codec.add_at(jnp.ones(n), at, main[at], step_of())
         wanted = 1.0 + codec.decompress(Payload(sparse), like, step_of())
         laws.near(
             "transform", "add_at must add what the coefficients stand for", found, wanted,

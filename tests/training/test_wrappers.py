@@ -1,4 +1,4 @@
-"""What works inside what: each cell of the README's table."""
+"""The wrappers around compressed_pmean, each inside each other: the table in docs/meshes.md."""
 
 import functools
 

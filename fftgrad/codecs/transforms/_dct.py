@@ -118,7 +118,9 @@ class Dct(Transform):
     def reach(self, n: int) -> int:
         return _blocks.fit(self.block, n) if self.shape is None else n
 
-    def add_at(self, total: jax.Array, positions: jax.Array, coefficients: jax.Array) -> jax.Array:
+    def add_at(
+        self, total: jax.Array, positions: jax.Array, coefficients: jax.Array, step: Step
+    ) -> jax.Array:
         b = self.reach(total.size)
         inverse = basis(b).T
         return _blocks.add_at(

@@ -96,7 +96,9 @@ class Fft(Transform):
     def reach(self, n: int) -> int:
         return self._block(n)
 
-    def add_at(self, total: jax.Array, positions: jax.Array, coefficients: jax.Array) -> jax.Array:
+    def add_at(
+        self, total: jax.Array, positions: jax.Array, coefficients: jax.Array, step: Step
+    ) -> jax.Array:
         b = self._block(total.size)
         return _blocks.add_at(total, positions, coefficients, _inverse, b, b // 2)
 
