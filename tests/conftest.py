@@ -35,3 +35,14 @@ def pytest_report_header() -> str:
 @pytest.fixture(scope="session", autouse=True)
 def _really_eight_devices() -> None:
     assert jax.device_count() == DEVICES
+
+
+@pytest.fixture(scope="module", params=["this platform", "an accelerator"])
+def platform(request):
+    """Runs a test also with the programs that are made for accelerators, on this platform."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "an accelerator":
+            patch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
+        jax.clear_caches()
+        yield
+    jax.clear_caches()

@@ -1,7 +1,8 @@
 """Running sums and maxima in two levels: inside rows of fixed length, then over the rows.
 
 XLA scans a long vector in many dependent passes, or one of quadratic work. Rows of 128 take seven
-elementwise passes, which fuse, and leave 1/128 of the values to scan.
+elementwise passes, which fuse, and leave 1/128 of the values to scan: on a CPU in order, on an
+accelerator all at once, because there quadratic work on a few thousand values is the faster.
 """
 
 from collections.abc import Callable
@@ -13,13 +14,30 @@ from jax import lax
 from fftgrad.ops import _rows
 
 ROW = 128
+QUADRATIC = 1 << 13
 
 
 def cumsum(x: jax.Array) -> jax.Array:
     """Inclusive running sums of int32[n]."""
+    return lax.platform_dependent(x, cpu=_cumsum_in_order, default=_cumsum_at_once)
+
+
+def _cumsum_in_order(x: jax.Array) -> jax.Array:
     rows = _scan_rows(x, jnp.add)
     totals = rows[:, -1]
     return (rows + (lax.cumsum(totals) - totals)[:, None]).ravel()[: x.size]
+
+
+def _cumsum_at_once(x: jax.Array) -> jax.Array:
+    # Not the last column of the scanned rows: a sum is one kernel, and they are one with the end.
+    totals = jnp.sum(_rows.rows(x, ROW), axis=1)
+    before = _sums_before(totals) if totals.size <= QUADRATIC else _cumsum_at_once(totals) - totals
+    return (_scan_rows(x, jnp.add) + before[:, None]).ravel()[: x.size]
+
+
+def _sums_before(x: jax.Array) -> jax.Array:
+    i = lax.iota(jnp.int32, x.size)
+    return jnp.sum(jnp.where(i[None] < i[:, None], x[None], 0), axis=1)
 
 
 def cummax(x: jax.Array) -> jax.Array:

@@ -152,6 +152,7 @@ HARD = {
 }
 
 
+@pytest.mark.usefixtures("platform")
 @pytest.mark.parametrize("k", [1, 400, LARGE // 2, LARGE - 1])
 def test_hard_inputs_that_are_sampled(k):
     for name, x in HARD.items():

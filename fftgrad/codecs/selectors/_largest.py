@@ -1,11 +1,17 @@
 """The k largest of n keys: exactly, without a sort or a scan of n values.
 
-A sample of the keys brackets the k-th largest. One pass over the keys finds on which side of the
-bracket each one is, as two bitmaps, and counts prove that the bracket holds. The few keys inside
-it are compacted, and bisected bit by bit. Where the proof fails, which random data does once in
-ten thousand times, the bracket is bisected over all of the keys first: at most 31 more passes.
+On a CPU, where a pass over the data is what costs, and a branch nothing, a sample of the keys
+brackets the k-th largest. One pass over the keys finds on which side of the bracket each one is, as
+two bitmaps, and counts prove that the bracket holds. The few keys inside it are compacted, and
+bisected bit by bit. Where the proof fails, which random data does once in ten thousand times, the
+bracket is bisected over all of the keys first: at most 31 more passes.
+
+On an accelerator a branch makes the host wait, and a small kernel costs as much as a pass over
+millions of values. There eight passes find the k-th largest digit by digit, whatever the data, and
+a ninth tells who is above it: a straight program.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -26,6 +32,7 @@ SIGMAS = 4.0
 """Half the width of the bracket, in standard deviations of the sampled rank."""
 
 KEY_BITS = 31
+DIGIT_BITS = 4
 ROW = 128
 
 
@@ -50,8 +57,21 @@ def largest(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> jax.
       uint32[ceil(n / 32)] with exactly k bits set.
     """
     if x.size <= SAMPLE:
-        (words,) = _bitmap.pack(_best(key(x), jnp.int32(k)))
-        return words
+        return _by_threshold(x, key, k)
+    return lax.platform_dependent(
+        x,
+        cpu=functools.partial(_by_bracket, key=key, k=k),
+        default=functools.partial(_by_threshold, key=key, k=k),
+    )
+
+
+def _by_threshold(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> jax.Array:
+    """The bitmap, from the k-th largest of all keys."""
+    return _best(key(x), jnp.int32(k))
+
+
+def _by_bracket(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> jax.Array:
+    """The bitmap, from the keys that a sample leaves in doubt."""
     guess, capacity = _guess(x, key, k)
     low_words, high_words = _sides(x, key, guess.low, guess.high)
     bracket = guess._replace(from_low=_bitmap.count(low_words), from_high=_bitmap.count(high_words))
@@ -67,17 +87,15 @@ def largest(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> jax.
     )
     inside, wanted = low_words & ~high_words, k - bracket.from_high
 
-    def first() -> jax.Array:
-        last = _bitmap.select_one(inside, wanted - 1)
-        return inside & _bitmap.up_to(last, inside.size)
-
     def best() -> jax.Array:
         positions = _bitmap.select(inside, capacity)
         exists = jnp.arange(capacity, dtype=jnp.int32) < bracket.from_low - bracket.from_high
         keys = jnp.where(exists, key(x[positions]), 0)
-        return _bitmap.from_positions(positions, exists & _best(keys, wanted), x.size)
+        keep = exists & _bitmap.unpack(_best(keys, wanted), capacity)
+        return _bitmap.from_positions(positions, keep, x.size)
 
-    return high_words | lax.cond(bracket.high - bracket.low == 1, first, best)
+    all_equal = bracket.high - bracket.low == 1
+    return high_words | lax.cond(all_equal, lambda: _bitmap.first(inside, wanted), best)
 
 
 def _guess(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> tuple[Bracket, int]:
@@ -151,16 +169,23 @@ def _narrow(
 
 
 def _best(keys: jax.Array, wanted: jax.Array) -> jax.Array:
-    """The mask of the `wanted` largest keys, the first among equals."""
+    """The bitmap of the `wanted` largest keys, the first among equals."""
     threshold = _kth_largest(keys, wanted)
-    above, equal = keys > threshold, keys == threshold
-    (words,) = _bitmap.pack(equal)
-    last = _bitmap.select_one(words, wanted - jnp.sum(above.astype(jnp.int32)) - 1)
-    return above | (equal & (jnp.arange(keys.size, dtype=jnp.int32) <= last))
+    above, equal = _bitmap.pack(keys > threshold, keys == threshold)
+    # One after the other, what is above comes first.
+    above, equal = jnp.split(_bitmap.first(jnp.concatenate([above, equal]), wanted), 2)
+    return above | equal
 
 
 def _kth_largest(keys: jax.Array, wanted: jax.Array | int) -> jax.Array:
-    """The largest t with at least `wanted` keys from t on, two bits of it at a time."""
+    """The largest t with at least `wanted` keys from t on."""
+    return lax.platform_dependent(
+        keys, jnp.int32(wanted), cpu=_kth_largest_by_rows, default=_kth_largest_at_once
+    )
+
+
+def _kth_largest_by_rows(keys: jax.Array, wanted: jax.Array) -> jax.Array:
+    """It, two bits at a time, in a loop."""
     rows = _rows.rows(keys, ROW)
 
     def settle(step: jax.Array, threshold: jax.Array) -> jax.Array:
@@ -174,6 +199,17 @@ def _kth_largest(keys: jax.Array, wanted: jax.Array | int) -> jax.Array:
 
     zero = _axes.vary_like(jnp.uint32(0), keys)
     return lax.fori_loop(0, (KEY_BITS + 1) // 2, settle, zero)
+
+
+def _kth_largest_at_once(keys: jax.Array, wanted: jax.Array) -> jax.Array:
+    """It, four bits at a time, each by one pass and two small kernels, without a loop."""
+    threshold = _axes.vary_like(jnp.uint32(0), keys)
+    for shift in range(KEY_BITS + 1 - DIGIT_BITS, -1, -DIGIT_BITS):
+        tries = threshold + (lax.iota(jnp.uint32, (1 << DIGIT_BITS) - 1) + 1 << shift)
+        counts = jnp.sum((keys[:, None] >= tries[None]).astype(jnp.int32), axis=0)
+        digit = jnp.sum((counts >= wanted).astype(jnp.uint32))
+        threshold = threshold + (digit << shift)
+    return threshold
 
 
 def _add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

@@ -4,6 +4,8 @@ A running sum over n/32 words is all that is needed; inside a word the j-th set 
 popcounts.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -48,6 +50,17 @@ def select(words: jax.Array, count: int) -> jax.Array:
 
     Where fewer bits are set the rest is unspecified, but within the bitmap.
     """
+    found = lax.platform_dependent(
+        words,
+        cpu=functools.partial(_select_by_word, count=count),
+        default=functools.partial(_select_by_bit, count=count),
+    )
+    # Kept, because each of its readers would find it again.
+    return lax.optimization_barrier(found)
+
+
+def _select_by_word(words: jax.Array, count: int) -> jax.Array:
+    """It, by looking for the word of each rank: work on n/32 words, and on `count` ranks."""
     population = _population(words)
     before = _scan.cumsum(population) - population
     slot = jnp.where(population > 0, before, count)
@@ -55,23 +68,28 @@ def select(words: jax.Array, count: int) -> jax.Array:
     starts = starts.at[slot].set(jnp.arange(words.size, dtype=jnp.int32), mode="drop")
     word = _scan.cummax(starts)
     rank = jnp.arange(count, dtype=jnp.int32) - before[word]
-    # Kept, because each of its readers would find it again.
-    return lax.optimization_barrier(WORD * word + _select_in_word(words[word], rank))
+    return WORD * word + _select_in_word(words[word], rank)
 
 
-def select_one(words: jax.Array, rank: jax.Array) -> jax.Array:
-    """The position of the set bit with `rank` set bits before it, int32[]."""
+def _select_by_bit(words: jax.Array, count: int) -> jax.Array:
+    """It, by looking for the rank of each bit: work on n bits, but in few kernels."""
     population = _population(words)
-    upto = _scan.cumsum(population)
-    word = jnp.minimum(jnp.sum((upto <= rank).astype(jnp.int32)), words.size - 1)
-    return WORD * word + _select_in_word(words[word], rank - (upto[word] - population[word]))
+    before = _scan.cumsum(population) - population
+    below = ~(jnp.uint32(0xFFFFFFFF) << _places())
+    bits, place = words[:, None], _places().astype(jnp.int32)
+    is_set = (bits >> _places()) & 1 == 1
+    slot = jnp.where(is_set, before[:, None] + _population(bits & below), count)
+    position = WORD * lax.iota(jnp.int32, words.size)[:, None] + place
+    return jnp.zeros((count,), jnp.int32).at[slot].set(position, mode="drop")
 
 
-def up_to(last: jax.Array, words: int) -> jax.Array:
-    """The bitmap uint32[words] of the positions 0 ... last."""
-    bits = jnp.clip(last + 1 - WORD * jnp.arange(words, dtype=jnp.int32), 0, WORD)
-    ones = jnp.uint32(0xFFFFFFFF)
-    return jnp.where(bits == WORD, ones, (jnp.uint32(1) << bits.astype(jnp.uint32)) - 1)
+def first(words: jax.Array, count: jax.Array) -> jax.Array:
+    """The bitmap of the first `count` of the bits that are set."""
+    population = _population(words)
+    left = count - (_scan.cumsum(population) - population)
+    # Below the first bit that is too many.
+    some = words & ~(jnp.uint32(0xFFFFFFFF) << _select_in_word(words, left).astype(jnp.uint32))
+    return jnp.where(left >= population, words, jnp.where(left > 0, some, jnp.uint32(0)))
 
 
 def _places() -> jax.Array:
