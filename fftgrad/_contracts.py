@@ -76,7 +76,7 @@ class Step(NamedTuple):
         shared, local = jax.random.split(_keys.as_key(key))
         return cls(number, shared, local)
 
-    def fold(self, other: int) -> "Step":
+    def fold(self, other: jax.Array | int) -> "Step":
         """The same step with other randomness, for one of several things done in it."""
         if self.shared is None or self.local is None:
             return self

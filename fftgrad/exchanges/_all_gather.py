@@ -8,7 +8,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
-from fftgrad.exchanges import _parts, _wire
+from fftgrad.exchanges import _alike, _parts, _wire
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
@@ -73,13 +73,13 @@ class AllGather(Exchange):
         codec = _parts.codec_of(self.codec, x)
         vectors, likes = _parts.vectors(x), _parts.vector_likes(x)
         out = codec.compress(vectors, drop_worker_axis(state), step)
-        header = _wire.Header(_finite.all_finite(vectors), out.overflow)
+        header = _wire.Header(_alike.all_finite(vectors), out.overflow)
         buffers = _axes.all_gather(_wire.pack(header, out.payloads), axis_name)
         headers, means = decode_mean(codec, buffers, likes, step)
         return Reduced(
             mean=_parts.rebuild(means, x),
             sent=_parts.rebuild(codec.decompress(out.payloads, likes, step), x),
-            finite=jnp.all(headers.finite) & _finite.all_finite(means),
+            finite=jnp.all(headers.finite) & _alike.all_finite(means),
             overflow=jnp.sum(headers.overflow),
             state=add_worker_axis(out.state),
         )

@@ -10,8 +10,7 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step
 from fftgrad._values import constructor_call
 from fftgrad.codecs.quantizers import _scale, _ternary
-from fftgrad.exchanges import _parts
-from fftgrad.ops import _finite
+from fftgrad.exchanges import _alike, _parts
 from fftgrad.ops.packing import _digits
 
 
@@ -106,7 +105,7 @@ class IntegerSum(Exchange):
         return Reduced(
             mean=_parts.rebuild(means, x),
             sent=_parts.rebuild(sent, x),
-            finite=_finite.all_finite(means),
+            finite=_alike.all_finite(means),
             overflow=0,
             state=state,
         )

@@ -4,6 +4,7 @@ An exchange sees a tuple of vectors and one codec of all of them: `Parts`.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,9 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import Codec, Like, Payload, PyTree, Scope, Step
+from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Scope, Step
 from fftgrad._values import check_kind
 from fftgrad.codecs import _chain, _spec
+from fftgrad.exchanges import _alike
 from fftgrad.exchanges._layout import Part
 from fftgrad.exchanges._rules import CodecRule, Codecs
 from fftgrad.ops._shapes import spec
@@ -45,31 +47,36 @@ class Parts:
         return tuple(codec.init(like) for codec, like in self._with(likes))
 
     def compress(self, vectors: Vectors, state: tuple[PyTree, ...], step: Step) -> CompressedParts:
-        outs = [
-            codec.compress(vector, before, own)
-            for codec, vector, before, own in self._with(vectors, state, self._steps(step))
-        ]
+        def one(codec: Codec, row: Any) -> Compressed:
+            number, vector, before = row
+            return codec.compress(vector, before, _own(step, number))
+
+        outs = self._each(one, (), vectors, state)
         payloads, overflows, states = zip(*outs, strict=True) if outs else ((), (), ())
         return CompressedParts(payloads, sum(overflows, 0), states)
 
     def decompress(self, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
-        return tuple(
-            codec.decompress(payload, like, own)
-            for codec, payload, like, own in self._with(payloads, likes, self._steps(step))
-        )
+        def one(codec: Codec, like: Like, row: Any) -> jax.Array:
+            number, payload = row
+            return codec.decompress(payload, like, _own(step, number))
+
+        return tuple(self._each(one, (likes,), payloads))
 
     def add(self, totals: Vectors, payloads: Payloads, scale: float, step: Step) -> Vectors:
-        return tuple(
-            codec.add(total, payload, scale, own)
-            for codec, total, payload, own in self._with(totals, payloads, self._steps(step))
-        )
+        def one(codec: Codec, row: Any) -> jax.Array:
+            number, total, payload = row
+            return codec.add(total, payload, scale, _own(step, number))
+
+        return tuple(self._each(one, (), totals, payloads))
 
     def undo_linear(self, totals: Vectors, likes: Likes, step: Step) -> Vectors:
         """What the sums of the main parts of linear codecs stand for."""
-        return tuple(
-            _chain.undo_linear(codec, total, like, own)
-            for codec, total, like, own in self._with(totals, likes, self._steps(step))
-        )
+
+        def one(codec: Codec, like: Like, row: Any) -> jax.Array:
+            number, total = row
+            return _chain.undo_linear(codec, total, like, _own(step, number))
+
+        return tuple(self._each(one, (likes,), totals))
 
     def split_for_sum(self, likes: Likes) -> tuple["Parts", "Parts"]:
         """What is undone once for the sum of many payloads, and what for each of them."""
@@ -88,11 +95,20 @@ class Parts:
     def counts_overflow(self, likes: Likes) -> bool:
         return any(_spec.counts_overflow(codec, like) for codec, like in self._with(likes))
 
-    def _steps(self, step: Step) -> list[Step]:
-        return [step.fold(i) if i else step for i in range(len(self.codecs))]
+    def _each(
+        self, verb: Callable[..., Any], statics: tuple[Likes, ...], *arrays: Sequence[PyTree]
+    ) -> list[Any]:
+        """`verb(codec, *static, (number, *array))` of each part."""
+        numbers = jnp.arange(len(self.codecs))
+        return _alike.each(verb, self._with(*statics), list(zip(numbers, *arrays, strict=True)))
 
     def _with(self, *others: Sequence[Any]) -> list[tuple[Any, ...]]:
         return list(zip(self.codecs, *others, strict=True))
+
+
+def _own(step: Step, number: jax.Array) -> Step:
+    """The step of a part: the first one has the randomness of the step, every other its own."""
+    return jax.tree.map(functools.partial(jnp.where, number == 0), step, step.fold(number))
 
 
 def _unzip(pairs: Any) -> tuple[Parts, Parts]:

@@ -10,8 +10,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Like, PyTree, Reduced, Scope, Step
-from fftgrad.exchanges import _parts
-from fftgrad.ops import _finite
+from fftgrad.exchanges import _alike, _parts
 
 
 class PowerSgdState(NamedTuple):
@@ -110,7 +109,7 @@ class PowerSgd(Exchange):
         return Reduced(
             mean=jax.tree.unflatten(structure, means),
             sent=jax.tree.unflatten(structure, sent),
-            finite=_finite.all_finite(means),
+            finite=_alike.all_finite(means),
             overflow=0,
             state=PowerSgdState(rights),
         )

@@ -21,7 +21,7 @@ from fftgrad._contracts import (
 )
 from fftgrad._values import check_kind, constructor_call
 from fftgrad.codecs._chain import chain, stages
-from fftgrad.exchanges import _parts
+from fftgrad.exchanges import _alike, _parts
 from fftgrad.exchanges._choosers import Chooser, Leader
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
@@ -147,7 +147,7 @@ class SharedSupport(Exchange):
         workers = _axes.size(axis_name)
         overflow = spectra.overflow + selected.overflow
         counted = self._counts(linear, selectors, likes)
-        flag = _finite.poison_unless(_finite.all_finite(vectors))[None]
+        flag = _finite.poison_unless(_alike.all_finite(vectors))[None]
         count = [jnp.asarray(overflow * workers, jnp.float32)[None]] if counted else []
         whole, restore = _parts.as_one([flag, *count, *values])
         total = lax.psum(whole * (1.0 / workers), axis_name)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Scope, Step
 from fftgrad._values import check_kind, constructor_call
-from fftgrad.exchanges import _parts, _shards, _wire
+from fftgrad.exchanges import _alike, _parts, _shards, _wire
 from fftgrad.exchanges._all_gather import decode_mean
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
@@ -128,7 +128,7 @@ class TwoStage(Exchange):
         return Reduced(
             mean=_shards.from_shards(rows, x),
             sent=_shards.from_shards(sent, x),
-            finite=jnp.all(headers.finite) & _finite.all_finite(rows),
+            finite=jnp.all(headers.finite) & _alike.all_finite(rows),
             overflow=jnp.sum(headers.overflow),
             state=TwoStageState(*map(add_worker_axis, (codecs, server_codecs, server))),
         )
@@ -158,7 +158,7 @@ def _compress(
     Its header counts `overflow` besides its own.
     """
     out = codec.compress(shards, before, step)
-    header = _wire.Header(_finite.all_finite(shards), overflow + out.overflow)
+    header = _wire.Header(_alike.all_finite(shards), overflow + out.overflow)
     sent = codec.decompress(out.payloads, likes, step)
     return _wire.pack(header, out.payloads), sent, out.state
 

@@ -9,13 +9,12 @@ import optax
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Step
+from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Step
 from fftgrad._values import check_kind
-from fftgrad.exchanges import _error, _layout, _parts
+from fftgrad.exchanges import _alike, _error, _layout, _parts
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._no_memory import NoMemory
-from fftgrad.ops import _finite
 from fftgrad.ops._keys import as_key
 from fftgrad.training import _worker
 from fftgrad.training._check_gradients import check_local, check_replicated, refuse_masked
@@ -198,12 +197,13 @@ def compressed_pmean(
         # Here and not above: making a key starts the backend, and a transformation may be made
         # before jax.distributed is initialized.
         step = _step(as_key(key), state.step, axis_name)
-        reduced = [
-            exchange.mean(bucket, bucket_state, step.fold(i), axis_name)
-            for i, (bucket, bucket_state) in enumerate(
-                zip(_layout.to_buckets(x, layout), state.exchange, strict=True)
-            )
-        ]
+        reduced: list[Reduced] = []
+        for i, bucket in enumerate(_layout.to_buckets(x, layout)):
+            # One after the other: a scheduler that may work on many at a time puts all their
+            # collectives at the end, where nothing is left to run beside them.
+            if reduced:
+                bucket, _ = lax.optimization_barrier((bucket, reduced[-1].mean))
+            reduced.append(exchange.mean(bucket, state.exchange[i], step.fold(i), axis_name))
         mean = _layout.from_buckets([r.mean for r in reduced], like, layout)
         sent = _layout.from_buckets([r.sent for r in reduced], like, layout)
         remembered = add_worker_axis(memory.update(x, sent, mean, compensated))
@@ -257,7 +257,7 @@ def _agreed(flags: list[jax.Array], mean: PyTree) -> jax.Array:
     """Whether all is finite, in all buckets and on the whole mesh, also as the leaves' dtypes."""
     # Only a narrower dtype can be left by a mean that was finite.
     narrow = [leaf for leaf in jax.tree.leaves(mean) if leaf.dtype != jnp.float32]
-    every = [*flags, _finite.all_finite(narrow)]
+    every = [*flags, _alike.all_finite(narrow)]
     flag = _axes.everywhere(functools.reduce(jnp.logical_and, every))
     # Kept: every leaf of the state would find it again, which takes XLA minutes for many leaves.
     return lax.optimization_barrier(flag)

@@ -1,0 +1,86 @@
+"""Parts that are alike go through one program: as if each had its own, and in fewer kernels."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import EXCHANGES, gradients, values
+from parallel import AXIS, everywhere
+
+import fftgrad as fg
+from fftgrad.exchanges import _alike
+
+WORKERS = 4
+STEP = fg.Step.of(3)
+QUICK = {"gather top-k", "gather stochastic", "shared support", "integer sum", "low rank"}
+PRODUCTS = {
+    name
+    for name, exchange in EXCHANGES.items()
+    if any(word in repr(exchange) for word in ("Dct", "Hadamard", "Fft", "PowerSgd"))
+}
+ALIKE = {
+    name: jax.ShapeDtypeStruct(shape, jnp.float32)
+    for name, shape in {"a": (60,), "b": (7, 9), "c": (60,), "d": (60,), "e": (7, 9)}.items()
+}
+
+
+def apart(_, rows):
+    return [[i] for i in range(len(rows))]
+
+
+def two_steps(exchange, mode):
+    def run(first, second):
+        state = exchange.init(first)
+        one = exchange.mean(first, state, fg.Step.of(3, jnp.int32(0)), AXIS)
+        two = exchange.mean(second, one.state, fg.Step.of(4, jnp.int32(1)), AXIS)
+        return [(out.mean, out.sent, out.finite, out.overflow) for out in (one, two)]
+
+    return everywhere(mode, run, WORKERS)(*(gradients(ALIKE, WORKERS, seed) for seed in (0, 50)))
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in EXCHANGES]
+)
+def test_each_part_gets_what_it_gets_on_its_own(name, monkeypatch):
+    together = two_steps(EXCHANGES[name], "vmap")
+    monkeypatch.setattr(_alike, "_groups", apart)
+    own = two_steps(EXCHANGES[name], "vmap")
+    # Products of matrices may be summed in another order for several than for one.
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    equal = close if name in PRODUCTS else np.testing.assert_array_equal
+    jax.tree.map(equal, together, own)
+
+
+def test_many_alike_are_one_program():
+    """What is compiled does not grow with the leaves, but where their values are put."""
+
+    def operations(leaves):
+        x = tuple(jnp.zeros(60) for _ in range(leaves))
+        exchange = fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=6)))
+        mean = jax.jit(
+            jax.vmap(lambda x: exchange.mean(x, exchange.init(x), STEP, AXIS).mean, axis_name=AXIS)
+        )
+        text = mean.lower(tuple(leaf[None] for leaf in x)).as_text()
+        return len(re.findall("stablehlo", text))
+
+    few, many = operations(2), operations(20)
+    assert many - few < 18 * 40
+    assert many < 2.5 * few
+
+
+@pytest.mark.usefixtures("platform")
+def test_one_after_the_other_is_side_by_side():
+    codec, size = fg.TopK(fraction=0.01), _alike.SMALL + 1
+    x = tuple(jnp.asarray(values((size,), seed)) for seed in range(3))
+    exchange = fg.AllGather(codec)
+
+    def mean(*x):
+        return exchange.mean(x, exchange.init(x), STEP, AXIS).mean
+
+    means = jax.jit(jax.vmap(mean, axis_name=AXIS))(*(leaf[None] for leaf in x))
+    for got, leaf in zip(means, x, strict=True):
+        kept = jax.jit(lambda x: fg.decompress(codec, fg.compress(codec, x), x))(leaf)
+        np.testing.assert_array_equal(got[0], kept)
