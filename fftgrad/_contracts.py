@@ -241,6 +241,13 @@ class Memory(abc.ABC):
     def update(self, x: PyTree, sent: PyTree, mean: PyTree, state: PyTree) -> PyTree:
         """The next state, once the others have received `sent` and the average was `mean`."""
 
+    def put_back(self, lost: PyTree, state: PyTree) -> PyTree:
+        """The state, with `lost` to be sent after all: what rounding to a leaf's dtype drops.
+
+        It is what the mean of all workers lost, and each of them adds it to its own.
+        """
+        return state
+
 
 class Reduced(NamedTuple):
     """What an exchange returns.

@@ -178,6 +178,9 @@ MISTAKES = {
     "complex in a tree": (
         lambda: fg.wire_bytes(GATHER, {"a": jnp.ones(3), "b": COMPLEX}), TypeError, r"like\['b'\]"
     ),
+    "float8 in wire_bytes": (
+        lambda: fg.wire_bytes(TOP, jnp.ones(3, "float8_e4m3fn")), TypeError, "got float8_e4m3fn; cast"
+    ),
     "complex in compress": (lambda: fg.compress(TOP, COMPLEX), TypeError, "cast it"),
     "complex gradients": (
         lambda: jax.vmap(lambda g: pmean().update(g, pmean().init(jnp.ones(3))), axis_name=AXIS)(

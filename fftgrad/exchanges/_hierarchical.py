@@ -43,7 +43,8 @@ class Hierarchical(Exchange):
 
     It takes all axes, fast and slow, from `compressed_pmean(axis_name=("slow", "fast"))`, and the
     memory is its own, because the residual belongs to the group: leave that of `compressed_pmean`
-    out.
+    out. Only where leaves are narrower than float32 has that something to keep, which is what
+    rounding the mean to their dtype drops.
 
     Args:
       fast_axis: the name of the axis, or axes, of fast links.

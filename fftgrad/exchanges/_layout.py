@@ -111,9 +111,9 @@ class Layout:
 
 
 def check_leaf(owner: str, name: str, leaf: Any) -> None:
-    """Refuses what cannot be cast to float32 without loss."""
+    """Refuses what is no gradient: what float32 cannot hold, and what can hardly hold a mean."""
     dtype = getattr(leaf, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize > 4:
+    if dtype is None or dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         raise TypeError(
             f"{owner}({name}): must be a float32, bfloat16 or float16 array, got "
             f"{type(leaf).__name__ if dtype is None else dtype}; cast it, or keep it out of the "
