@@ -179,7 +179,7 @@ MISTAKES = {
         lambda: fg.wire_bytes(GATHER, {"a": jnp.ones(3), "b": COMPLEX}), TypeError, r"like\['b'\]"
     ),
     "float8 in wire_bytes": (
-        lambda: fg.wire_bytes(TOP, jnp.ones(3, "float8_e4m3fn")), TypeError, "got float8_e4m3fn; cast"
+        lambda: fg.wire_bytes(TOP, jnp.ones(3, "float8_e4m3fn")), TypeError, "float8_e4m3fn; cast"
     ),
     "complex in compress": (lambda: fg.compress(TOP, COMPLEX), TypeError, "cast it"),
     "complex gradients": (

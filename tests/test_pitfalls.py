@@ -251,6 +251,32 @@ def test_clipping_comes_before_accumulation():
         fg.clip_by_local_norm(0.0, AXIS)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 1e20, 3e38])
+def test_a_norm_of_any_size_is_clipped(size):
+    """The squares of 1e20 are no float32, and those of 1e-30 are zero."""
+    grads = {"w": jnp.asarray(values((4, 100)) / 100 * size), "b": jnp.full((4, 1), size)}
+    bound = size / 2
+    tx = fg.clip_by_local_norm(2 * bound, AXIS)
+    clipped = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS))(grads)
+    for row in range(4):
+        given, found = (
+            np.concatenate([np.asarray(t[n][row], np.float64).ravel() for n in ("w", "b")])
+            for t in (grads, clipped)
+        )
+        norm = np.linalg.norm(given)
+        assert norm > bound
+        np.testing.assert_allclose(found, given * (bound / norm), rtol=1e-5, atol=1e-6 * size)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("size", [3, 5_000])
+def test_clipping_hides_nothing_that_is_not_finite(bad, size):
+    grads = {"w": jnp.ones((4, size)).at[:, size // 2].set(bad), "b": jnp.full((4, 2), 1e20)}
+    tx = fg.clip_by_local_norm(1.0, AXIS)
+    clipped = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS))(grads)
+    assert not np.isfinite(np.asarray(clipped["w"])).all(axis=1).any()
+
+
 @pytest.mark.parametrize(
     "method", [fg.methods.qsgd(bucket=4), fg.methods.eden(block=4), fg.methods.terngrad()]
 )

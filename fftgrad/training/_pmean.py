@@ -111,14 +111,14 @@ def compressed_pmean(
       12 bytes, in two all-reduces.
 
     Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
-      goes back to the memory, which sends it later; without memory it is lost. An axis of one worker is no error: the mean is
-      what that worker would have sent. A step with a NaN or an infinity anywhere gives a
-      non-finite mean on all workers, as pmean does, and leaves no trace: the memory and the state
-      of the exchange, of all buckets, stay as they were. So does a mean that is beyond the range of
-      a leaf's dtype. `optax.apply_if_finite` after it then skips the step on all workers alike.
-      A state that is not this worker's own, as when one worker's is restored on all or rows come
-      back in another order, makes the mean NaN and counts as skipped, in every step until it is
-      made anew. It is told by `state.worker`, from the second update on.
+      goes back to the memory, which sends it later; without memory it is lost. An axis of one
+      worker is no error: the mean is what that worker would have sent. A step with a NaN or an
+      infinity anywhere gives a non-finite mean on all workers, as pmean does, and leaves no trace:
+      the memory and the state of the exchange, of all buckets, stay as they were. So does a mean
+      that is beyond the range of a leaf's dtype. `optax.apply_if_finite` after it then skips the
+      step on all workers alike. A state that is not this worker's own, as when one worker's is
+      restored on all or rows come back in another order, makes the mean NaN and counts as skipped,
+      in every step until it is made anew. It is told by `state.worker`, from the second update on.
 
     Raises:
       ValueError: if `masked` is none of these; while tracing, if the axis is not bound, if the

@@ -156,7 +156,7 @@ def test_what_rounding_drops_of_the_mean_is_not_lost(exchange, dtype, check_vma)
     kept = np.asarray(state.memory.value.residual["w"], np.float64).mean(0)
     if not isinstance(exchange, fg.AllReduce):
         kept = kept + kept_inside(state.exchange[0], (10, 11))
-    assert 0 < np.linalg.norm(kept)
+    assert np.linalg.norm(kept) > 0
     distance = np.linalg.norm(applied + kept - wanted) / np.linalg.norm(wanted)
     assert distance < 1e-5
     assert int(state.skipped) == 0
