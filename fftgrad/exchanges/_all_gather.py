@@ -73,12 +73,13 @@ class AllGather(Exchange):
         codec = _parts.codec_of(self.codec, x)
         vectors, likes = _parts.vectors(x), _parts.vector_likes(x)
         out = codec.compress(vectors, drop_worker_axis(state), step)
+        sent = codec.decompress(out.payloads, likes, step)
         header = _wire.Header(_finite.all_finite(vectors), out.overflow)
         buffers = _axes.all_gather(_wire.pack(header, out.payloads), axis_name)
         headers, means = decode_mean(codec, buffers, likes, step)
         return Reduced(
             mean=_parts.rebuild(means, x),
-            sent=_parts.rebuild(codec.decompress(out.payloads, likes, step), x),
+            sent=_parts.rebuild(sent, x),
             finite=jnp.all(headers.finite) & _finite.all_finite(means),
             overflow=jnp.sum(headers.overflow),
             state=add_worker_axis(out.state),

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fftgrad._contracts import Codec, Like, Payload, PyTree, Scope, Step
 from fftgrad._values import check_kind
-from fftgrad.codecs import _chain, _spec
+from fftgrad.codecs import _call, _chain, _spec
 from fftgrad.exchanges._layout import Part
 from fftgrad.exchanges._rules import CodecRule, Codecs
 from fftgrad.ops._shapes import spec
@@ -46,7 +46,7 @@ class Parts:
 
     def compress(self, vectors: Vectors, state: tuple[PyTree, ...], step: Step) -> CompressedParts:
         outs = [
-            codec.compress(vector, before, own)
+            _call.compress(codec, vector, before, own)
             for codec, vector, before, own in self._with(vectors, state, self._steps(step))
         ]
         payloads, overflows, states = zip(*outs, strict=True) if outs else ((), (), ())
@@ -54,7 +54,7 @@ class Parts:
 
     def decompress(self, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
         return tuple(
-            codec.decompress(payload, like, own)
+            _call.decompress(codec, payload, like, own)
             for codec, payload, like, own in self._with(payloads, likes, self._steps(step))
         )
 
