@@ -241,6 +241,25 @@ def test_a_row_without_gradient_does_not_run_away_under_signs():
     assert np.abs(walked).max() <= 4 * size
 
 
+def residual_after(exchange, steps=60):
+    """Its length, in units of a gradient, which differs from step to step and worker to worker."""
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
+    update = jax.jit(jax.vmap(lambda g, s: tx.update(g, s)[1], axis_name=AXIS))
+    state = jax.vmap(tx.init, axis_name=AXIS)(jnp.zeros((4, 2_000)))
+    rng = np.random.default_rng(3)
+    for _ in range(steps):
+        state = update(jnp.asarray(rng.standard_normal((4, 2_000)), jnp.float32), state)
+    return float(jnp.linalg.norm(state.memory.value.residual)) / np.sqrt(4 * 2_000)
+
+
+def test_feedback_piles_up_what_few_levels_round_by_chance():
+    assert residual_after(fg.IntegerSum(workers=4)) > 8
+    assert residual_after(fg.AllGather(fg.Ternary())) > 8
+    assert residual_after(fg.AllGather(fg.Levels(bits=4))) > 80
+    assert residual_after(fg.IntegerSum(workers=4, levels=7)) < 0.3
+    assert residual_after(fg.AllGather(fg.Sign())) < 1
+
+
 def test_clipping_comes_before_accumulation():
     grads = {"w": 100 * jnp.asarray(values((4, 50)))}
     norm = float(jnp.linalg.norm(first_update(fg.clip_by_local_norm(2.0, AXIS), grads)["w"]))

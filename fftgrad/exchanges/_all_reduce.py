@@ -27,7 +27,7 @@ class AllReduce(Exchange):
 
     Args:
       codec: a summable codec, or a rule from a part's name and shape to one; `Identity()` is the
-        dense baseline, the same as `jax.lax.pmean`.
+        dense baseline, the same as `jax.lax.pmean` in float32, whatever the dtype of the leaves.
 
     Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 

@@ -24,6 +24,9 @@ class IntegerSum(Exchange):
     digits of base 2Lw + 1 as fit share a word, and one all-reduce of words adds them all: no digit
     reaches its base, so none carries.
 
+    Where levels are few, what rounding by chance adds is as long as the vector or longer, and error
+    feedback piles that up without end: use it without memory, or with L = 7 and more.
+
     Args:
       workers: w, the number of workers: the base follows from it.
       levels: L; 1 is TernGrad.
