@@ -217,7 +217,7 @@ MISTAKES = {
         r"must be float32\[1, 30\].*got float32\[1, 60\]",
     ),
     "the state of other buckets": (
-        lambda: step(pmean(), pmean(layout=fg.Layout("leaf", bucket_bytes=100))),
+        lambda: step(pmean(), pmean(layout=fg.Layout("model", bucket_bytes=100))),
         ValueError,
         "for each of the 1 buckets .*, got 5; start from tx.init",
     ),
