@@ -241,9 +241,13 @@ class Memory(abc.ABC):
     def update(self, x: PyTree, sent: PyTree, mean: PyTree, state: PyTree) -> PyTree:
         """The next state, once the others have received `sent` and the average was `mean`."""
 
+    def put_back(self, lost: PyTree, state: PyTree) -> PyTree:
+        """The state, with `lost` to be sent after all: rounding drops it from the mean of all."""
+        return state
+
 
 class Reduced(NamedTuple):
-    """What an exchange returns.
+    """What an exchange returns; `mean` and `sent` are shaped like `x`.
 
     Attributes:
       mean: the average over the workers of what they sent, the same bits on all of them.
@@ -253,8 +257,6 @@ class Reduced(NamedTuple):
         of the memory: a bad step leaves no trace.
       overflow: how many values the codecs could not represent, over all workers; int32[].
       state: the exchange's next state.
-
-    `mean` and `sent` are shaped like `x`.
     """
 
     mean: PyTree

@@ -4,6 +4,7 @@ An error reads: object(argument): rule, what was got; remedy. All of them come f
 a transformation, or while tracing.
 """
 
+import dataclasses
 import re
 
 import jax
@@ -48,6 +49,85 @@ class Step(fg.Exchange):  # no dataclass
 
     __hash__ = None
     mean = wire_bytes = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Half(fg.Quantizer):
+    """A codec of one's own, with a slip in one of its functions."""
+
+    slip: str = ""
+
+    def compress(self, x, state, step):
+        payload = fg.Payload(x.astype(jnp.bfloat16))
+        slips = {"payload": payload, "nothing": None, "array": fg.Compressed(payload.main)}
+        return slips.get(self.slip, fg.Compressed(payload))
+
+    def decompress(self, payload, like, step):
+        x = payload.main.astype(like.dtype)
+        return {"dtype": payload.main, "row": x[None], "one": x[:1], "pair": (x, x)}.get(
+            self.slip, x
+        )
+
+
+class CompressOfTwo(Half):
+    def compress(self, x, state):
+        return super().compress(x, state, None)
+
+
+class DecompressOfTwo(Half):
+    def decompress(self, payload, like):
+        return super().decompress(payload, like, None)
+
+
+def by_exchanges(codec):
+    """What first calls a codec: each exchange, alone and in a chain, and the tools."""
+    chained = fg.chain(fg.Hadamard(block=4), fg.TopK(k=4), codec)
+    return {
+        "gather": lambda: step(pmean(fg.AllGather(codec))),
+        "two stages": lambda: step(pmean(fg.TwoStage(codec, workers=4))),
+        "rule": lambda: step(pmean(fg.AllGather(lambda *_: codec))),
+        "warm-up": lambda: step(pmean(fg.Piecewise({0: fg.AllReduce(), 2: fg.AllGather(codec)}))),
+        "chain": lambda: step(pmean(fg.AllGather(chained))),
+        "one array": lambda: fg.decompress(codec, fg.compress(codec, jnp.ones(9)), jnp.ones(9)),
+    }
+
+
+CALLERS = list(by_exchanges(TOP))
+SLIPS = {
+    "a payload": (Half("payload"), r"Half\.compress\(\): must return a Compressed, got Payload; "),
+    "nothing": (Half("nothing"), r"Half\.compress\(\): must return a Compressed, got NoneType; "),
+    "an array": (Half("array"), r"Half\.compress\(\): .* with a Payload, got .*; .*Payload\(main"),
+    "another dtype": (
+        Half("dtype"), r"Half\.decompress\(\): .*float32\[\d+\].*got bfloat16\[\d+\]; .*astype"
+    ),
+    "another shape": (
+        Half("row"), r"Half\.decompress\(\): .*float32\[(\d+)\].*got float32\[1, \1\]; "
+    ),
+    "a shape that would be broadcast": (
+        Half("one"), r"Half\.decompress\(\): .*float32\[\d+\].*got float32\[1\]; "
+    ),
+    "a pair": (Half("pair"), r"Half\.decompress\(\): .*float32\[\d+\].*got tuple; "),
+    "compress of two": (
+        CompressOfTwo(), r"Two\.compress\(\): must take \(x, state, step\), got \(x, state\)"
+    ),
+    "decompress of two": (
+        DecompressOfTwo(),
+        r"Two\.decompress\(\): must take \(payload, like, step\), got \(payload, like\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize(("codec", "answer"), SLIPS.values(), ids=SLIPS)
+def test_a_slip_in_a_codec_of_ones_own_is_answered(codec, answer, caller):
+    with pytest.raises(TypeError, match=answer) as caught:
+        by_exchanges(codec)[caller]()
+    assert re.match(r"[\w.]+\([^;]*\): .*, got .*; .*\.", str(caught.value), re.DOTALL)
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_without_a_slip_it_runs(caller):
+    by_exchanges(Half())[caller]()
 
 
 FEEDBACK = fg.ErrorFeedback()
@@ -137,7 +217,7 @@ MISTAKES = {
         r"must be float32\[1, 30\].*got float32\[1, 60\]",
     ),
     "the state of other buckets": (
-        lambda: step(pmean(), pmean(layout=fg.Layout("leaf", bucket_bytes=100))),
+        lambda: step(pmean(), pmean(layout=fg.Layout("model", bucket_bytes=100))),
         ValueError,
         "for each of the 1 buckets .*, got 5; start from tx.init",
     ),
@@ -177,6 +257,9 @@ MISTAKES = {
     ),
     "complex in a tree": (
         lambda: fg.wire_bytes(GATHER, {"a": jnp.ones(3), "b": COMPLEX}), TypeError, r"like\['b'\]"
+    ),
+    "float8 in wire_bytes": (
+        lambda: fg.wire_bytes(TOP, jnp.ones(3, "float8_e4m3fn")), TypeError, "float8_e4m3fn; cast"
     ),
     "complex in compress": (lambda: fg.compress(TOP, COMPLEX), TypeError, "cast it"),
     "complex gradients": (

@@ -50,6 +50,18 @@ MUTANTS = {
         "every = [*flags]",
         "tests/training/test_bad_steps.py -k float16_leaf",
     ),
+    "what rounding drops of a mean is lost": Mutant(
+        "training/_pmean.py",
+        "remembered = memory.put_back(dropped, remembered)",
+        "pass",
+        "tests/training/test_pmean.py -k 'rounding_drops and low and bfloat16 and True'",
+    ),
+    "a subnormal float16 counts as zero": Mutant(
+        "ops/_rounding.py",
+        "return jnp.where(jnp.abs(x) < float(narrow.tiny), jnp.round(x / unit) * unit, near)",
+        "return near",
+        "tests/ops/test_rounding.py",
+    ),
     "a maximum passes for evidence of finiteness": Mutant(
         "ops/_finite.py",
         "top = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), jnp.inf), axis=axis)",

@@ -241,6 +241,25 @@ def test_a_row_without_gradient_does_not_run_away_under_signs():
     assert np.abs(walked).max() <= 4 * size
 
 
+def residual_after(exchange, steps=60):
+    """Its length, in units of a gradient, which differs from step to step and worker to worker."""
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
+    update = jax.jit(jax.vmap(lambda g, s: tx.update(g, s)[1], axis_name=AXIS))
+    state = jax.vmap(tx.init, axis_name=AXIS)(jnp.zeros((4, 2_000)))
+    rng = np.random.default_rng(3)
+    for _ in range(steps):
+        state = update(jnp.asarray(rng.standard_normal((4, 2_000)), jnp.float32), state)
+    return float(jnp.linalg.norm(state.memory.value.residual)) / np.sqrt(4 * 2_000)
+
+
+def test_feedback_piles_up_what_few_levels_round_by_chance():
+    assert residual_after(fg.IntegerSum(workers=4)) > 8
+    assert residual_after(fg.AllGather(fg.Ternary())) > 8
+    assert residual_after(fg.AllGather(fg.Levels(bits=4))) > 80
+    assert residual_after(fg.IntegerSum(workers=4, levels=7)) < 0.3
+    assert residual_after(fg.AllGather(fg.Sign())) < 1
+
+
 def test_clipping_comes_before_accumulation():
     grads = {"w": 100 * jnp.asarray(values((4, 50)))}
     norm = float(jnp.linalg.norm(first_update(fg.clip_by_local_norm(2.0, AXIS), grads)["w"]))
@@ -249,6 +268,32 @@ def test_clipping_comes_before_accumulation():
     assert float(jnp.linalg.norm(sent)) <= 1.0 + 1e-5
     with pytest.raises(ValueError, match="leave it out"):
         fg.clip_by_local_norm(0.0, AXIS)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 1e20, 3e38])
+def test_a_norm_of_any_size_is_clipped(size):
+    """The squares of 1e20 are no float32, and those of 1e-30 are zero."""
+    grads = {"w": jnp.asarray(values((4, 100)) / 100 * size), "b": jnp.full((4, 1), size)}
+    bound = size / 2
+    tx = fg.clip_by_local_norm(2 * bound, AXIS)
+    clipped = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS))(grads)
+    for row in range(4):
+        given, found = (
+            np.concatenate([np.asarray(t[n][row], np.float64).ravel() for n in ("w", "b")])
+            for t in (grads, clipped)
+        )
+        norm = np.linalg.norm(given)
+        assert norm > bound
+        np.testing.assert_allclose(found, given * (bound / norm), rtol=1e-5, atol=1e-6 * size)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("size", [3, 5_000])
+def test_clipping_hides_nothing_that_is_not_finite(bad, size):
+    grads = {"w": jnp.ones((4, size)).at[:, size // 2].set(bad), "b": jnp.full((4, 2), 1e20)}
+    tx = fg.clip_by_local_norm(1.0, AXIS)
+    clipped = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS))(grads)
+    assert not np.isfinite(np.asarray(clipped["w"])).all(axis=1).any()
 
 
 @pytest.mark.parametrize(

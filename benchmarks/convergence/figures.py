@@ -42,7 +42,10 @@ def chosen(runs: list[Any], task: str) -> dict[str, list[Any]]:
 
 
 def markdown(results: Any) -> str:
-    """One row a method: what it sends, and what became of the training."""
+    """One row a method: what it sends, and what became of the training.
+
+    A dense gradient in bfloat16 has half of the bytes that the ratio is of.
+    """
     runs = results["runs"]
     tasks = list(dict.fromkeys(r["task"] for r in runs))
     by_task = {task: chosen(runs, task) for task in tasks}
@@ -50,14 +53,15 @@ def markdown(results: Any) -> str:
     names = dict.fromkeys(name for rows in by_task.values() for name in rows)
     head = ["method", "published", "counted"]
     for task in tasks:
-        head += [f"{task}: ratio", "error", "loss", "to dense", *["accuracy"] * (task == "digits")]
+        head += [f"{task}: ratio", "to bf16", "error", "loss", "to dense"]
+        head += ["accuracy"] * (task == "digits")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name in names:
         method = by_name.get(name, Method(name, pmean(fg.AllReduce())))
         cells = [name, *(f"{x:g}" if x else "" for x in (method.published, method.counted))]
         for task in tasks:
             own, dense = (by_task[task].get(key, []) for key in (name, "dense"))
-            width = 4 + (task == "digits")
+            width = 5 + (task == "digits")
             if not own:
                 cells += [""] * width
                 continue
@@ -65,7 +69,8 @@ def markdown(results: Any) -> str:
             change = 100 * (np.mean(losses) / np.mean([r["loss"] for r in dense]) - 1)
             error = results["errors"].get(task, {}).get(name)
             accuracy = [r["accuracy"] for r in own if "accuracy" in r]
-            cells += [f"{own[0]['ratio']:.1f}", f"{error:.2f}" if error else ""]
+            ratio = own[0]["ratio"]
+            cells += [f"{ratio:.1f}", f"{ratio / 2:.1f}", f"{error:.2f}" if error else ""]
             cells += [f"{np.mean(losses):.3f} ± {np.ptp(losses) / 2:.3f}", f"{change:+.1f} %"]
             cells += [f"{100 * np.mean(accuracy):.1f} %"] if accuracy else []
         lines.append(f"| {' | '.join(cells)} |")

@@ -127,7 +127,7 @@ def run(program: Program, rate: float, seed: int) -> Any:
         by_branch[collective.branch] += collective.bytes
     first, later = (by_branch[branch] for branch in method.branches)
     warm_up = round(method.warm_up * steps)
-    dense = 4 * sum(leaf.size for leaf in jax.tree.leaves(params))
+    dense = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     mean = (first * warm_up + later * (steps - warm_up)) / steps
     return {
         "task": task.name,

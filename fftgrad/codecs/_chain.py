@@ -7,7 +7,7 @@ import jax
 
 from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Step
 from fftgrad._values import check_kind
-from fftgrad.codecs import _plan
+from fftgrad.codecs import _call, _plan
 from fftgrad.codecs._spec import payload_spec
 from fftgrad.codecs.transforms._identity import Identity
 
@@ -47,7 +47,7 @@ class Chain(Codec):
         after: list[PyTree] = []
         overflow: jax.Array | int = 0
         for stage, before in zip(self.stages, state, strict=True):
-            out = stage.compress(x, before, step)
+            out = _call.compress(stage, x, before, step)
             x = out.payload.main
             sides.append(out.payload.side)
             after.append(out.state)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Codec, Like, Payload, PyTree, Selector, Step, Transform
+from fftgrad.codecs import _call
 from fftgrad.codecs._spec import payload_spec
 from fftgrad.ops._shapes import spec
 
@@ -51,7 +52,7 @@ def undo(
     for stage in stages[:-1]:
         likes.append(payload_spec(stage, likes[-1]).main)
     for stage, side, target in reversed(list(zip(stages, sides, likes, strict=True))):
-        main = stage.decompress(Payload(main, side), target, step)
+        main = _call.decompress(stage, Payload(main, side), target, step)
     return main
 
 

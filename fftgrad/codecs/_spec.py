@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Step
+from fftgrad._contracts import Codec, Like, Payload, PyTree, Step
+from fftgrad.codecs import _call
 from fftgrad.ops._shapes import spec
 
 
@@ -40,7 +41,7 @@ def _spec(codec: Codec, shape: tuple[int, ...], dtype: Any) -> PayloadSpec:
 
     def payload(x: jax.Array, state: PyTree) -> Payload:
         nonlocal counts
-        out: Compressed = codec.compress(x, state, Step.of(0))
+        out = _call.compress(codec, x, state, Step.of(0))
         counts = not isinstance(out.overflow, int)
         return out.payload
 

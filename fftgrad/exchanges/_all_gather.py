@@ -36,7 +36,7 @@ class AllGather(Exchange):
       codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), RangeFloat(8))`;
         or a rule, a function from the name and the shape of a part to its codec.
 
-    Shapes: x float32[...], or a dict of such -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
     Wire: 8 bytes + main and side of every part, `fg.wire_bytes(exchange, x)`. A ring sends it
       w - 1 times, so the traffic grows with w.
@@ -73,12 +73,13 @@ class AllGather(Exchange):
         codec = _parts.codec_of(self.codec, x)
         vectors, likes = _parts.vectors(x), _parts.vector_likes(x)
         out = codec.compress(vectors, drop_worker_axis(state), step)
+        sent = codec.decompress(out.payloads, likes, step)
         header = _wire.Header(_alike.all_finite(vectors), out.overflow)
         buffers = _axes.all_gather(_wire.pack(header, out.payloads), axis_name)
         headers, means = decode_mean(codec, buffers, likes, step)
         return Reduced(
             mean=_parts.rebuild(means, x),
-            sent=_parts.rebuild(codec.decompress(out.payloads, likes, step), x),
+            sent=_parts.rebuild(sent, x),
             finite=jnp.all(headers.finite) & _alike.all_finite(means),
             overflow=jnp.sum(headers.overflow),
             state=add_worker_axis(out.state),

@@ -27,9 +27,9 @@ class AllReduce(Exchange):
 
     Args:
       codec: a summable codec, or a rule from a part's name and shape to one; `Identity()` is the
-        dense baseline, the same as `jax.lax.pmean`.
+        dense baseline, the same as `jax.lax.pmean` in float32, whatever the dtype of the leaves.
 
-    Shapes: x float32[...], or a dict of such -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
     Wire: the payloads: 4n bytes when dense, and 4 for a codec that counts what it cannot represent.
       A ring sends it 2 (w - 1) / w times. No header: a sum carries a NaN by itself.

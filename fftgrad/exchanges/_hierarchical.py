@@ -43,18 +43,20 @@ class Hierarchical(Exchange):
 
     It takes all axes, fast and slow, from `compressed_pmean(axis_name=("slow", "fast"))`, and the
     memory is its own, because the residual belongs to the group: leave that of `compressed_pmean`
-    out.
+    out. Only where leaves are narrower than float32 has that something to keep, which is what
+    rounding the mean to their dtype drops.
 
     Args:
       fast_axis: the name of the axis, or axes, of fast links.
       workers: f, the number of workers along it: the size of the pieces, and of the state, follows
         from it.
-      slow: the exchange over the other axes.
+      slow: the exchange over the other axes. Its parts are the pieces, vectors of n/f values: a
+        rule gets their shapes, and `PowerSgd` would send them dense.
       memory: what a group does with what the slow exchange loses.
       dtype: what travels over the fast links, "float32" or "bfloat16", which then rounds both each
         worker's gradient and the mean.
 
-    Shapes: x float32[...], or a dict of such -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
     Wire: over the slow links that of `slow` for n/f values; over the fast ones 4 (n + f + n/f)
       bytes, half of it in bfloat16, and with check_vma=True 4 for each count that `slow` keeps.

@@ -23,13 +23,16 @@ class IntegerSum(Exchange):
     digits of base 2Lw + 1 as fit share a word, and one all-reduce of words adds them all: no digit
     reaches its base, so none carries.
 
+    Where levels are few, what rounding by chance adds is as long as the vector or longer, and error
+    feedback piles that up without end: use it without memory, or with L = 7 and more.
+
     Args:
       workers: w, the number of workers: the base follows from it.
       levels: L; 1 is TernGrad.
       clip: in units of the root mean square of the worker's part; None leaves the values as they
         are.
 
-    Shapes: x float32[...], or a dict of such -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
     Wire: 4 ceil(n/d) bytes with d = floor(32 / log2(2Lw + 1)) digits a word, and 4 a part for the
       scale, in two all-reduces. For L = 1: 3.2 bits a value with 4 workers, 4.6 with 8, 5.3 with

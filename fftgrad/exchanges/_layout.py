@@ -6,6 +6,7 @@ A part is compressed on its own; the parts of a bucket travel in one collective.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -64,10 +65,13 @@ class Layout:
         then filled from the last leaf to the first, in the order in which a backward pass finds
         their gradients, and none depends on leaves that are not in it: a compiler with asynchronous
         collectives may send one while the rest of the pass runs. Selectors choose, and quantizers
-        scale, within a bucket. None: one bucket for every 2^30 parameters.
+        scale, within a bucket. A leaf that is a part on its own keeps its shape, and travels alone
+        if it has more bytes; other parts are cut into vectors, and so is a leaf of more than 2^30
+        values. None: one bucket for every 2^30 parameters.
 
     Raises:
       ValueError: if an argument is none of these.
+      TypeError: if `bucket_bytes` is no int; while tracing, if the function returns no name.
 
     Example:
       >>> import fftgrad as fg
@@ -111,9 +115,9 @@ class Layout:
 
 
 def check_leaf(owner: str, name: str, leaf: Any) -> None:
-    """Refuses what cannot be cast to float32 without loss."""
+    """Refuses what is no gradient: what float32 cannot hold, and what can hardly hold a mean."""
     dtype = getattr(leaf, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize > 4:
+    if dtype is None or dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         raise TypeError(
             f"{owner}({name}): must be a float32, bfloat16 or float16 array, got "
             f"{type(leaf).__name__ if dtype is None else dtype}; cast it, or keep it out of the "
@@ -142,7 +146,7 @@ def to_buckets(tree: PyTree, layout: Layout) -> list[Bucket]:
     buckets: list[list[Part]] = []
     room = 0
     for name, members in groups(tree, layout).items():
-        for part in _pieces(name, [member.leaf for member in members], layout.limit):
+        for part in _pieces(name, [member.leaf for member in members], layout):
             if part.value.size > room:
                 buckets.append([])
                 room = layout.limit
@@ -177,17 +181,30 @@ def groups(tree: PyTree, layout: Layout) -> dict[str, list[Member]]:
     for member in members if layout.bucket_bytes is None else reversed(members):
         name = layout.scope or "model"
         if not isinstance(name, str):
-            name = name(member.path, member.leaf)
+            name = _name_by(name, member)
         elif name == "leaf":
             name = member.path
         out.setdefault(name, []).append(member)
     return out
 
 
-def _pieces(name: str, leaves: list[jax.Array], limit: int) -> list[Part]:
+def _name_by(scope: Callable[[str, Like], str], member: Member) -> str:
+    name: object = scope(member.path, member.leaf)
+    if not isinstance(name, str):
+        raise TypeError(
+            f"Layout(scope): must return the name of a group, a str, got {name!r} for leaf "
+            f"{member.path!r}; return str(...), or use 'leaf' for a group of each."
+        )
+    return name
+
+
+def _pieces(name: str, leaves: list[jax.Array], layout: Layout) -> list[Part]:
     total = sum(leaf.size for leaf in leaves)
     if total == 0:
         return []
+    one_vector = layout.scope in ("model", None)
+    # A leaf that was asked for on its own has a codec, or factors, for its shape.
+    limit = BUCKET_LIMIT if len(leaves) == 1 and not one_vector else layout.limit
     if len(leaves) == 1 and total <= limit:
         return [Part(name, leaves[0].astype(jnp.float32))]
     # Pieces of equal length, but for the last.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Scope, Step
 from fftgrad._values import check_kind
-from fftgrad.codecs import _chain, _spec
+from fftgrad.codecs import _call, _chain, _spec
 from fftgrad.exchanges import _alike
 from fftgrad.exchanges._layout import Part
 from fftgrad.exchanges._rules import CodecRule, Codecs
@@ -49,7 +49,7 @@ class Parts:
     def compress(self, vectors: Vectors, state: tuple[PyTree, ...], step: Step) -> CompressedParts:
         def one(codec: Codec, row: Any) -> Compressed:
             number, vector, before = row
-            return codec.compress(vector, before, _own(step, number))
+            return _call.compress(codec, vector, before, _own(step, number))
 
         outs = self._each(one, (), vectors, state)
         payloads, overflows, states = zip(*outs, strict=True) if outs else ((), (), ())
@@ -58,7 +58,7 @@ class Parts:
     def decompress(self, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
         def one(codec: Codec, like: Like, row: Any) -> jax.Array:
             number, payload = row
-            return codec.decompress(payload, like, _own(step, number))
+            return _call.decompress(codec, payload, like, _own(step, number))
 
         return tuple(self._each(one, (likes,), payloads))
 

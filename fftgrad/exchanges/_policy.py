@@ -107,14 +107,18 @@ class Policy(CodecRule):
     def scope(self) -> Scope:
         return _PartOf(self)
 
+    @property
+    def of_rules(self) -> dict[str, Codec]:
+        """The codec of each rule, by the name of the part that its leaves form."""
+        return {f"{_GROUP}{number}": rule.codec for number, rule in enumerate(self.rules)}
+
     def part_of(self, path: str, leaf: Like) -> str:
         """The name of the part that a leaf belongs to."""
         return f"{_GROUP}{self._number(path, leaf)}"
 
     def __call__(self, name: str, like: Like) -> Codec:
         """The codec of one of its parts."""
-        codecs = [*(rule.codec for rule in self.rules), self.default]
-        by_name = {f"{_GROUP}{number}": codec for number, codec in enumerate(codecs)}
+        by_name = self.of_rules | {f"{_GROUP}{len(self.rules)}": self.default}
         if name not in by_name:
             raise ValueError(
                 f"Policy(name): must be a part of its own scope, got {name!r}, because another "

@@ -35,7 +35,7 @@ class PowerSgd(Exchange):
     Args:
       rank: number of columns of P and Q.
 
-    Shapes: x float32[...], or a dict of such -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
     Wire: 4 (n + m) · rank bytes a matrix, 4n for what stays dense, whatever the number of workers.
 

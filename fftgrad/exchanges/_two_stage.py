@@ -44,13 +44,14 @@ class TwoStage(Exchange):
     `compressed_pmean`, the owner's by `server_memory`.
 
     Args:
-      codec: a codec, or a rule from a part's name and the shape of its shard to one. A number of
+      codec: a codec, or a rule from a part's name and the shape of its shard, a vector of n/w
+        values, to one; the groups of a `Policy` are made of whole leaves all the same. A number of
         coefficients to keep, such as TopK's k, is that of the whole part, and the shards have equal
         shares of it. What a codec remembers it remembers for each shard.
       workers: w, the number of workers: the size of the shards, and of the state, follows from it.
       server_memory: what the owner of a shard does with what the second compression loses.
 
-    Shapes: x float32[...], or a dict of such -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
     Wire: w + 1 buffers, each of 8 bytes and the payload of n/w values: about the payload of n
       values in each stage, whatever w.

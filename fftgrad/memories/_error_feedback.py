@@ -98,3 +98,8 @@ class ErrorFeedback(Memory):
             return (1 - self.uptake) * (self.decay * e) + self.uptake * (x - sent)
 
         return ErrorFeedbackState(jax.tree.map(residual, state.residual, x, sent))
+
+    def put_back(self, lost: PyTree, state: ErrorFeedbackState) -> ErrorFeedbackState:
+        return ErrorFeedbackState(
+            jax.tree.map(lambda e, lost: e + self.uptake * lost, state.residual, lost)
+        )

@@ -99,6 +99,9 @@ class MomentumCorrection(Memory):
             velocity = jax.tree.map(_mask, velocity, x, sent)
         return MomentumCorrectionState(velocity, jax.tree.map(jnp.subtract, x, sent))
 
+    def put_back(self, lost: PyTree, state: MomentumCorrectionState) -> MomentumCorrectionState:
+        return state._replace(residual=jax.tree.map(jnp.add, state.residual, lost))
+
 
 def _mask(velocity: jax.Array, x: jax.Array, sent: jax.Array) -> jax.Array:
     whole = jnp.all(sent == x)

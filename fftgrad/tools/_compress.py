@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fftgrad._contracts import Codec, Like, Payload, Step
 from fftgrad._values import check_kind
+from fftgrad.codecs import _call
 from fftgrad.codecs._spec import payload_spec
 from fftgrad.exchanges import _layout
 
@@ -51,7 +52,7 @@ def compress(codec: Codec, x: jax.Array, *, step: Step = Step()) -> Payload:
             f"compress(x): must have a value at least, got shape {x.shape}; leave empty arrays out."
         )
     vector = jnp.ravel(x).astype(jnp.float32)
-    return codec.compress(vector, codec.init(vector), step).payload
+    return _call.compress(codec, vector, codec.init(vector), step).payload
 
 
 def decompress(codec: Codec, payload: Payload, like: Like, *, step: Step = Step()) -> jax.Array:
@@ -90,4 +91,4 @@ def decompress(codec: Codec, payload: Payload, like: Like, *, step: Step = Step(
             f"decompress(payload): must be what {codec!r} makes of {math.prod(like.shape)} "
             f"values, {wanted}, got {payload}; pass the codec and the shape it came from."
         )
-    return codec.decompress(payload, vector, step).reshape(like.shape).astype(like.dtype)
+    return _call.decompress(codec, payload, vector, step).reshape(like.shape).astype(like.dtype)

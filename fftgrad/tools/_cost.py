@@ -22,6 +22,7 @@ def redsync_cost(
     decompress: float = 0.0,
     reduce_rate: float = math.inf,
     bits: float = 64.0,
+    dense_bits: float = 32.0,
 ) -> SyncCost:
     """Function: RedSync's cost model of a sparse against a dense mean.
 
@@ -43,6 +44,7 @@ def redsync_cost(
       reduce_rate: 1/γ₁, elements per second that a worker adds.
       bits: of one element sent sparse, with its index; the paper sends 64, `TopK` about
         34 + log2(1/fraction).
+      dense_bits: of one element sent dense; 16 for a mean in bfloat16.
 
     Returns:
       A `SyncCost`, in seconds.
@@ -59,7 +61,10 @@ def redsync_cost(
     References:
       Fang et al., "RedSync", JPDC 133, 2019, arXiv:1808.04357.
     """
-    if min(elements, workers, fraction, bandwidth, reduce_rate, bits) <= 0 or latency < 0:
+    if (
+        min(elements, workers, fraction, bandwidth, reduce_rate, bits, dense_bits) <= 0
+        or latency < 0
+    ):
         raise ValueError(
             f"redsync_cost(...): sizes and rates must be positive, got elements={elements}, "
             f"workers={workers}, fraction={fraction}, bandwidth={bandwidth}; measure them, or use "
@@ -69,5 +74,5 @@ def redsync_cost(
     others = workers - 1
     sent = fraction * elements * bits / 8
     sparse = select + hops * latency + others * sent / bandwidth + workers * decompress
-    dense = 2 * hops * latency + 2 * others / workers * 4 * elements / bandwidth
+    dense = 2 * hops * latency + 2 * others / workers * dense_bits / 8 * elements / bandwidth
     return SyncCost(sparse, dense + others / workers * elements / reduce_rate)

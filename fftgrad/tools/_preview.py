@@ -7,6 +7,7 @@ from fftgrad._contracts import Codec, PyTree
 from fftgrad.exchanges import _layout, _parts, _wire
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._policy import Policy
 from fftgrad.exchanges._rules import Codecs
 
 
@@ -14,14 +15,14 @@ class PreviewRow(NamedTuple):
     """What becomes of one leaf.
 
     Attributes:
-      leaf: its path.
+      leaf: its path; None in the row of a `Rule` that no leaf meets.
       shape: its shape.
       part: the name of the part that it belongs to.
       codec: what the part travels through.
       bytes: its share, by its values, of the part's payload.
     """
 
-    leaf: str
+    leaf: str | None
     shape: tuple[int, ...]
     part: str
     codec: Codec
@@ -40,7 +41,8 @@ def preview(codec: Codecs, params: PyTree, layout: Layout = Layout()) -> list[Pr
       layout: as for `compressed_pmean`.
 
     Returns:
-      A row for each leaf, in order.
+      A row for each leaf, in order, and then one for each rule of a `Policy` that no leaf meets,
+      because a pattern has a typo or an earlier rule takes all that it is for.
 
     Example:
       >>> import fftgrad as fg
@@ -59,10 +61,14 @@ def preview(codec: Codecs, params: PyTree, layout: Layout = Layout()) -> list[Pr
             codecs[part.name] = own.codecs[0]
             payloads[part.name] = payloads.get(part.name, 0) + payload
     rows: dict[int, PreviewRow] = {}
-    for name, members in _layout.groups(params, layout).items():
+    for name, members in _layout.groups(_layout.like(params), layout).items():
         total = sum(math.prod(member.leaf.shape) for member in members)
         for number, path, leaf in members:
             if math.prod(leaf.shape):
                 share = payloads[name] * math.prod(leaf.shape) / total
                 rows[number] = PreviewRow(path, leaf.shape, name, codecs[name], share)
-    return [rows[number] for number in sorted(rows)]
+    rules = codec.of_rules if isinstance(codec, Policy) else {}
+    unmet = [
+        PreviewRow(None, (), name, own, 0.0) for name, own in rules.items() if name not in codecs
+    ]
+    return [*(rows[number] for number in sorted(rows)), *unmet]

@@ -9,6 +9,7 @@ import optax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName
+from fftgrad.ops import _norms
 
 
 def clip_by_local_norm(max_norm: float, axis_name: AxisName) -> optax.GradientTransformation:
@@ -24,6 +25,8 @@ def clip_by_local_norm(max_norm: float, axis_name: AxisName) -> optax.GradientTr
 
     Returns:
       An `optax.GradientTransformation` without state.
+
+    Claims: gradients of any finite size are clipped; what is not finite stays so.
 
     Raises:
       ValueError: if `max_norm` is not positive; while tracing, if the axis is not bound.
@@ -51,9 +54,16 @@ def clip_by_local_norm(max_norm: float, axis_name: AxisName) -> optax.GradientTr
     ) -> tuple[optax.Updates, Any]:
         del params
         bound = max_norm / math.sqrt(_axes.size(axis_name))
-        norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), updates))
-        scale = jnp.where(norm > bound, bound / norm, 1.0)
-        return jax.tree.map(lambda g: (g * scale).astype(g.dtype), updates), state
+        wide = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        # In units in which no square overflows or vanishes.
+        unit = _norms.unit_for(_norms.top(wide))
+        norm = jnp.sqrt(_norms.square(wide, unit))
+        long = norm * unit > bound  # False for NaN, which then stays what it is
+
+        def clip(g: jax.Array, own: jax.Array) -> jax.Array:
+            return jnp.where(long, (own / unit) * (bound / norm), own).astype(g.dtype)
+
+        return jax.tree.map(clip, updates, wide), state
 
     return optax.GradientTransformation(optax.identity().init, update)
 

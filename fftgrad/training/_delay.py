@@ -21,7 +21,8 @@ def delay() -> optax.GradientTransformation:
 
         tx = optax.chain(fg.delay(), fg.compressed_pmean(exchange, memory, axis_name="data"), ...)
 
-    The price is training on gradients that are a step old, and one gradient more in memory. XLA for
+    The price is training on gradients that are a step old, and one gradient more in memory, in
+    float32 whatever dtype parameters and gradients have. XLA for
     a CPU has no asynchronous collectives, so there it gains nothing.
 
     Returns:
@@ -42,12 +43,14 @@ def delay() -> optax.GradientTransformation:
     """
 
     def init(params: optax.Params) -> PerWorker:
-        return add_worker_axis(jax.tree.map(jnp.zeros_like, params))
+        zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
+        return add_worker_axis(zeros)
 
     def update(
         updates: optax.Updates, state: Any, params: PyTree | None = None
     ) -> tuple[optax.Updates, PerWorker]:
         del params
-        return drop_worker_axis(state), add_worker_axis(updates)
+        late = jax.tree.map(lambda old, g: old.astype(g.dtype), drop_worker_axis(state), updates)
+        return late, add_worker_axis(jax.tree.map(lambda g: g.astype(jnp.float32), updates))
 
     return optax.GradientTransformation(init, update)

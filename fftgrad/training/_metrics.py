@@ -36,8 +36,8 @@ def metrics(
                       if it has some
         error         relative error of what was sent in the last good step, with
                       `compressed_pmean(measure=True)`
-        bytes, ratio  what one worker sends in one exchange, and dense float32 bytes over it; only
-                      with `exchange` and `params`
+        bytes, ratio  what one worker sends in one exchange, and the bytes of the gradient, in its
+                      own dtypes, over it; only with `exchange` and `params`
 
     Args:
       opt_state: any optax state, nested as it may be, with `compressed_pmean` in it. If there are
@@ -87,7 +87,7 @@ def metrics(
         out |= {before + name: value for name, value in _of_state(state, axis_name).items()}
     if exchange is not None:
         sent = _layout.wire_bytes(exchange, params, layout)
-        dense = 4 * sum(leaf.size for leaf in jax.tree.leaves(params))
+        dense = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
         out |= {"bytes": sent, "ratio": dense / max(sent, 1)}
     return out
 

@@ -15,6 +15,7 @@ from fftgrad.exchanges import _alike, _error, _layout, _parts
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._no_memory import NoMemory
+from fftgrad.ops import _rounding
 from fftgrad.ops._keys import as_key
 from fftgrad.training import _worker
 from fftgrad.training._check_gradients import check_local, check_replicated, refuse_masked
@@ -101,21 +102,23 @@ def compressed_pmean(
       An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. Its
       `update` takes `value=loss`, the loss of the worker, for exchanges that watch it (`Recover`).
 
-    Shapes: leaves float32, bfloat16 or float16 of any shape; the mean is cast back to each leaf's
-      dtype. Memory and exchange work in float32.
+    Shapes: leaves float32, bfloat16 or float16 of any shape; the mean is rounded to each leaf's
+      dtype. Memory and exchange work in float32, so gradients that are cast to float32 before it
+      cost no more bytes, and have a mean that is not rounded.
 
     Wire: `fg.wire_bytes(exchange, params, layout)` bytes a worker and step, in one
       collective for each bucket; by default there is one for every 2^30 parameters. `measure` adds
       12 bytes, in two all-reduces.
 
-    Claims: those of the exchange and the memory. An axis of one worker is no error: the mean is
-      what that worker would have sent. A step with a NaN or an infinity anywhere gives a
-      non-finite mean on all workers, as pmean does, and leaves no trace: the memory and the state
-      of the exchange, of all buckets, stay as they were. So does a mean that is beyond the range of
-      a leaf's dtype. `optax.apply_if_finite` after it then skips the step on all workers alike.
-      A state that is not this worker's own, as when one worker's is restored on all or rows come
-      back in another order, makes the mean NaN and counts as skipped, in every step until it is
-      made anew. It is told by `state.worker`, from the second update on.
+    Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
+      goes back to the memory, which sends it later; without memory it is lost. An axis of one
+      worker is no error: the mean is what that worker would have sent. A step with a NaN or an
+      infinity anywhere gives a non-finite mean on all workers, as pmean does, and leaves no trace:
+      the memory and the state of the exchange, of all buckets, stay as they were. So does a mean
+      that is beyond the range of a leaf's dtype. `optax.apply_if_finite` after it then skips the
+      step on all workers alike. A state that is not this worker's own, as when one worker's is
+      restored on all or rows come back in another order, makes the mean NaN and counts as skipped,
+      in every step until it is made anew. It is told by `state.worker`, from the second update on.
 
     Raises:
       ValueError: if `masked` is none of these; while tracing, if the axis is not bound, if the
@@ -206,8 +209,11 @@ def compressed_pmean(
             reduced.append(exchange.mean(bucket, state.exchange[i], step.fold(i), axis_name))
         mean = _layout.from_buckets([r.mean for r in reduced], like, layout)
         sent = _layout.from_buckets([r.sent for r in reduced], like, layout)
-        remembered = add_worker_axis(memory.update(x, sent, mean, compensated))
-        mean = jax.tree.map(lambda m, g: m.astype(g.dtype), mean, updates)
+        remembered = memory.update(x, sent, mean, compensated)
+        mean, dropped = _narrowed(mean, updates)
+        if dropped is not None:
+            remembered = memory.put_back(dropped, remembered)
+        remembered = add_worker_axis(remembered)
 
         finite = _agreed([r.finite for r in reduced], mean)
         exchanged = tuple(r.state for r in reduced)
@@ -251,6 +257,15 @@ def _checked_like(tree: PyTree) -> PyTree:
 def _step(key: jax.Array, count: jax.Array, axis_name: AxisName) -> Step:
     shared, local = jax.random.split(jax.random.fold_in(key, count))
     return Step(count, shared, jax.random.fold_in(local, _axes.index(axis_name)))
+
+
+def _narrowed(mean: PyTree, like: PyTree) -> tuple[PyTree, PyTree | None]:
+    """The mean in the dtypes of the leaves, and what rounding drops of it, if any is narrow."""
+    if all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(like)):
+        return mean, None
+    near = jax.tree.map(lambda m, g: _rounding.rounded(m, g.dtype), mean, like)
+    cast = jax.tree.map(lambda m, g: m.astype(g.dtype), near, like)
+    return cast, jax.tree.map(jnp.subtract, mean, near)
 
 
 def _agreed(flags: list[jax.Array], mean: PyTree) -> jax.Array:

@@ -30,6 +30,56 @@ def test_buckets_never_exceed_the_limit_and_lose_nothing(limit, by_bytes, monkey
         np.testing.assert_array_equal(got, np.asarray(given, np.float32))
 
 
+MATRICES = {
+    "a": jax.ShapeDtypeStruct((30, 40), jnp.float32),
+    "b": jax.ShapeDtypeStruct((40,), jnp.float32),
+    "c": jax.ShapeDtypeStruct((2, 5, 20), jnp.float32),
+}
+
+
+@pytest.mark.parametrize("scope", ["leaf", lambda path, _: f"of {path}"], ids=["leaf", "function"])
+def test_a_leaf_on_its_own_keeps_its_shape_in_a_bucket_that_is_smaller(scope):
+    tree = jax.tree.map(lambda g: g[0], gradients(MATRICES, 1))
+    layout = fg.Layout(scope, bucket_bytes=4 * 100)
+    buckets = _layout.to_buckets(tree, layout)
+    assert [[part.value.shape for part in bucket] for bucket in buckets] == [
+        [(2, 5, 20)],
+        [(40,)],
+        [(30, 40)],
+    ]
+    back = _layout.from_buckets(buckets, _layout.like(tree), layout)
+    assert jax.tree.all(jax.tree.map(np.array_equal, back, tree))
+
+
+@pytest.mark.parametrize("bucket_bytes", [4, 4 * 100, 4 * 1200, None])
+def test_a_smaller_bucket_changes_no_factors(bucket_bytes):
+    """They were sent dense, in pieces without a shape."""
+    layout = fg.Layout(bucket_bytes=bucket_bytes)
+    assert fg.wire_bytes(fg.PowerSgd(2), MATRICES, layout) == 4 * (2 * 70 + 40 + 2 * 30)
+
+
+def test_one_vector_of_all_leaves_is_cut_though_it_be_one_leaf():
+    sizes = [bucket[0].value.size for bucket in _layout.bucket_likes(
+        MATRICES["a"], fg.Layout("model", bucket_bytes=4 * 400)
+    )]  # fmt: skip
+    assert sizes == [400, 400, 400]
+
+
+@pytest.mark.parametrize("name", [None, 3, ("a", "b"), b"a"], ids=repr)
+def test_a_scope_that_names_no_group_is_answered(name):
+    layout = fg.Layout(lambda *_: name)
+    for ask in (fg.wire_bytes, fg.preview):
+        with pytest.raises(TypeError, match=r"Layout\(scope\): must return .*, got .*; return"):
+            ask(fg.TopK(k=3), MATRICES, layout)
+
+
+def test_a_leaf_too_long_for_any_bucket_is_cut_in_every_scope():
+    big = {"w": jax.ShapeDtypeStruct((3, 2**29 + 5), jnp.float32)}
+    for scope in ("leaf", lambda path, _: path):
+        buckets = _layout.bucket_likes(big, fg.Layout(scope, bucket_bytes=400))
+        assert [len(part.value.shape) for bucket in buckets for part in bucket] == [1, 1]
+
+
 def test_more_than_2_to_the_30_parameters_are_split():
     big = {"w": jax.ShapeDtypeStruct((3, 2**29 + 5), jnp.float32)}
     buckets = _layout.bucket_likes(big, fg.Layout())

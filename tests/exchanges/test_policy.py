@@ -71,6 +71,29 @@ def test_a_preview_adds_up(codec, scope):
     )
 
 
+def test_a_scope_by_dtype_sees_what_the_exchange_sees():
+    tree = {**LIKE, "norm": jax.ShapeDtypeStruct((3, 4), "bfloat16")}
+    layout = fg.Layout(lambda _, leaf: str(leaf.dtype))
+    rows = fg.preview(CODEC, tree, layout)
+    assert {row.part for row in rows} == {"float32"}
+    assert sum(row.bytes for row in rows) + 8 == fg.wire_bytes(CODEC, tree, layout)
+
+
+def test_a_rule_that_no_leaf_meets_is_shown():
+    """A typo in a path, and a rule behind another that takes all of its leaves."""
+    rules = (fg.Rule(fg.Sign(), path="haed/*"), fg.Rule(fg.Identity(), max_ndim=1))
+    policy = fg.Policy(*rules, fg.Rule(fg.TopK(k=1), path="*/bias"), default=CODEC)
+    rows = fg.preview(policy, LIKE)
+    assert [row.leaf for row in rows] == [
+        *("dense/bias", "dense/kernel", "head/kernel", "norm"),
+        *(None, None),
+    ]
+    assert [(row.part, row.codec, row.bytes) for row in rows if row.leaf is None] == [
+        ("rule 0", fg.Sign(), 0.0),
+        ("rule 2", fg.TopK(k=1), 0.0),
+    ]
+
+
 def test_policies_are_values():
     same = eval(repr(POLICY), dict(vars(fg)))
     assert same == POLICY

@@ -307,6 +307,8 @@ def test_redsync_traffic_grows_with_the_workers():
     cost = fg.redsync_cost(1_000_000, 128, 0.001, bits=32.0, **ideal)
     np.testing.assert_allclose(cost.sparse, 0.127 * 1_000_000)
     np.testing.assert_allclose(cost.dense, 2 * 127 / 128 * 1_000_000)
+    half = fg.redsync_cost(1_000_000, 128, 0.001, bits=32.0, dense_bits=16.0, **ideal)
+    np.testing.assert_allclose(half.dense, cost.dense / 2)
 
 
 def test_groups_choose_each_on_its_own_in_one_collective():

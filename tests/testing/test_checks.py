@@ -453,6 +453,7 @@ BROKEN_MEMORIES = [
     (AcrossLeaves(), "leaf by leaf", "jax.tree.map"),
     (Normalizes(), "finite", "that may be zero"),
     (Clips(), "not hidden", "replace no NaN"),
+    (Fixed(), "telescopes", "what put_back is given"),
     (fg.NoMemory(), "telescopes", "keep x - sent"),
     (fg.ErrorFeedback(decay=0.9), "telescopes", "keep x - sent"),
 ]

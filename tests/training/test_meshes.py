@@ -292,6 +292,37 @@ def test_sharded_and_replicated_gradients_do_not_share_a_buffer():
         jax.eval_shape(run, jnp.ones((4, 6)))
 
 
+@pytest.mark.parametrize(
+    ("check_vma", "remedy", "agreed"),
+    [(True, False, True), (False, False, False), (False, True, True)],
+)
+def test_who_hears_of_a_bad_shard(check_vma, remedy, agreed):
+    """As docs/meshes.md says: unchecked, the shards of a model axis decide each for itself."""
+    tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=3)), fg.ErrorFeedback(), axis_name="data")
+    grads = gradients({"w": jax.ShapeDtypeStruct((16,), "float32")}, 4)["w"].at[1, 9].set(np.nan)
+
+    def step(rows):
+        own = rows[0]
+        if remedy:
+            fine = jax.lax.pmin(jnp.isfinite(own).all().astype(jnp.int32), "model") > 0
+            own = jnp.where(fine, own, jnp.nan)
+        _, state = tx.update(own, tx.init(own))
+        kept = jnp.all(state.memory.value.residual == 0)
+        return state.skipped[None, None], kept[None, None]
+
+    run = jax.shard_map(
+        step,
+        mesh=mesh(4, 2, ("data", "model")),
+        in_specs=P("data", "model"),
+        out_specs=P("data", "model"),
+        check_vma=check_vma,
+    )
+    skipped, kept = jax.jit(run)(grads)
+    wanted = np.broadcast_to([agreed, True], (4, 2))
+    np.testing.assert_array_equal(skipped, wanted)
+    np.testing.assert_array_equal(kept, wanted)
+
+
 # A language model, fully sharded
 
 

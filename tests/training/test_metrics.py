@@ -184,6 +184,9 @@ def test_bytes_are_those_of_the_program():
     found = fg.metrics(tx.init(zeros()), exchange=SPARSE, params=LIKE, layout=layout)
     assert found["bytes"] == fg.wire_bytes(SPARSE, LIKE, layout)
     assert found["ratio"] == 4 * 117 / found["bytes"]
+    narrow = {**LIKE, "w": jax.ShapeDtypeStruct(LIKE["w"].shape, "bfloat16")}
+    found = fg.metrics(tx.init(zeros()), exchange=SPARSE, params=narrow, layout=layout)
+    assert found["ratio"] == (2 * 110 + 4 * 7) / found["bytes"]
     with pytest.raises(ValueError, match=r"\.at\("):
         fg.metrics(
             tx.init(zeros()), exchange=fg.Piecewise({0: fg.AllReduce(), 5: SPARSE}), params=LIKE

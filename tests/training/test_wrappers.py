@@ -9,7 +9,7 @@ import optax
 import pytest
 from cases import CODECS, gradients
 from jax.sharding import PartitionSpec as P
-from parallel import AXIS, mesh_of, train_step
+from parallel import AXIS, everywhere, mesh_of, train_step
 
 import fftgrad as fg
 
@@ -88,6 +88,24 @@ def test_delayed_it_is_a_step_late(check_vma):
     updates, _ = run(delayed, 4, check_vma=check_vma)
     assert all(np.all(leaf == 0) for leaf in updates[0].values())
     assert_close(updates[1:], plain()[:3])
+
+
+@CHECKED
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "float32")], ids=str)
+def test_a_delayed_gradient_keeps_its_bits_and_the_state_its_dtype(dtypes, check_vma):
+    """Also where parameters and gradients have different dtypes, so that a step can be scanned."""
+    of_params, of_grads = dtypes
+    params = {"w": jnp.zeros((10, 11), of_params), "b": jnp.zeros(7, of_params)}
+    grads = [
+        jax.tree.map(lambda g: g.astype(of_grads), gradients(LIKE, 4, seed=seed)) for seed in (1, 2)
+    ]
+    run = everywhere("shard_map" if check_vma else "shard_map unchecked", fg.delay().update, 4)
+    start = jax.tree.map(lambda a: jnp.stack([a] * 4), fg.delay().init(params))
+    _, state = run(grads[0], start)
+    assert jax.tree.map(lambda a: a.dtype, state) == jax.tree.map(lambda a: a.dtype, start)
+    late, _ = run(grads[1], state)
+    assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype, late, grads[0]))
+    assert jax.tree.all(jax.tree.map(np.array_equal, late, grads[0]))
 
 
 def test_delayed_no_collective_waits_for_the_gradient():
