@@ -290,6 +290,40 @@ def test_sharded_trains_as_replicated_does():
     assert abs(np.mean(two[-50:]) / np.mean(one[-50:]) - 1) < 0.1
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_shards_accumulate(check_vma):
+    """Two gradients and one update: as of their mean."""
+    inner = optax.chain(
+        fg.compressed_pmean(fg.AllGather(fg.TopK(k=9)), fg.ErrorFeedback(), axis_name="data"),
+        optax.adam(0.1),
+    )
+    own = jax.tree.map(lambda spec: P("data", *spec), SHARDED)
+    grads = [gradients(jax.tree.map(jnp.asarray, PARAMS), 4, seed) for seed in range(2)]
+
+    def updates_of(tx, steps):
+        on = mesh(4, 2, ("data", "model"))
+        state = fg.init(tx, jax.tree.map(jnp.asarray, PARAMS), on, "data", SHARDED)
+        specs = fg.state_specs(state, "data", SHARDED)
+        run = jax.shard_map(
+            lambda rows, state: tx.update(jax.tree.map(lambda g: g[0], rows), state),
+            mesh=on,
+            in_specs=(own, specs),
+            out_specs=(SHARDED, specs),
+            check_vma=check_vma,
+        )
+        out = []
+        for rows in steps:
+            updates, state = jax.jit(run)(rows, state)
+            out.append(updates)
+        return out
+
+    waited, done = updates_of(fg.accumulate(inner, every=2), grads)
+    assert not any(np.any(leaf) for leaf in waited.values())
+    (wanted,) = updates_of(inner, [jax.tree.map(lambda a, b: (a + b) / 2, *grads)])
+    for name, leaf in done.items():
+        np.testing.assert_allclose(leaf, wanted[name], rtol=1e-4)
+
+
 @pytest.mark.parametrize("scope", ["model", lambda path, _: path], ids=["one part", "own parts"])
 def test_replicated_leaves_stay_equal_in_a_group_of_their_own(scope):
     """Where JAX tracks nothing, one selection over both kinds drives the copies apart."""
