@@ -59,11 +59,12 @@ def assert_no_trace(update, before, good, place):
 ADAPTIVE = {
     "adacomp": fg.AllGather(fg.AdaComp(bin_size=20)),
     "reused threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=3)),
+    "threshold of all": fg.SharedSupport(fg.Threshold(fraction=0.1, reuse=3), fg.Drift()),
     "one sided": fg.AllGather(fg.chain(fg.OneSided(), fg.Threshold(fraction=0.1), fg.OneMean())),
     "two stages of one side": fg.TwoStage(fg.chain(fg.OneSided(), fg.TopK(k=8)), workers=WORKERS),
     "recovery of two stages": fg.Recover((fg.TwoStage(fg.Sign(), workers=WORKERS),), max_error=9.0),
 }
-STATEFUL = ["adacomp", "reused threshold", "low rank", "shared by the mean", "two stages"]
+STATEFUL = ["adacomp", "reused threshold", "threshold of all", "low rank", "shared by the mean", "two stages"]
 
 
 @pytest.mark.parametrize("name", {**EXCHANGES, **ADAPTIVE})
