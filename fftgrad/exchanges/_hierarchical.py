@@ -63,8 +63,9 @@ class Hierarchical(Exchange):
       throughout. `sent` is x: the group has it all.
 
     Raises:
-      ValueError: if `dtype` is neither; while tracing, if `fast_axis` is not among the axes, has
-        not `workers` workers, or leaves no other axis, or if `slow` keeps arrays that all share.
+      ValueError: if `dtype` is neither, or if `slow` goes by the error (`Recover(max_error=...)`);
+        while tracing, if `fast_axis` is not among the axes, has not `workers` workers, or leaves no
+        other axis, or if `slow` keeps arrays that all share.
 
     Example:
       >>> import fftgrad as fg
@@ -93,14 +94,24 @@ class Hierarchical(Exchange):
             )
         check_kind("Hierarchical(slow)", self.slow, Exchange, "use AllGather(codec).")
         check_kind("Hierarchical(memory)", self.memory, Memory, "use ErrorFeedback().")
+        if self.slow.watches_error:
+            raise ValueError(
+                "Hierarchical(slow): must not go by the error, because each piece has another and "
+                f"the pieces would part, got {self.slow!r}; give Recover a tolerance= in place of "
+                "max_error, which goes by the loss."
+            )
 
     @property
     def scope(self) -> Scope | None:
         return self.slow.scope
 
     @property
-    def needs_loss(self) -> bool:
-        return self.slow.needs_loss
+    def inner(self) -> tuple[Exchange, ...]:
+        return (self.slow,)
+
+    @property
+    def keeps_error(self) -> bool:
+        return True
 
     def init(self, like: PyTree) -> HierarchicalState:
         pieces = self._pieces_like(like)

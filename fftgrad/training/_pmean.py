@@ -119,7 +119,8 @@ def compressed_pmean(
       made anew. It is told by `state.worker`, from the second update on.
 
     Raises:
-      ValueError: if `masked` is none of these; while tracing, if the axis is not bound, if the
+      ValueError: if `masked` is none of these, or if `measure` is to see the error of an exchange
+        whose `sent` is x (`Hierarchical`); while tracing, if the axis is not bound, if the
         exchange needs the loss and `value` is missing or does not vary over the axis, if a gradient
         does not vary over the axis (it is summed already), if `params` are known to vary over it
         (they are sharded over it), if some gradients vary over a model axis and others do not, if
@@ -149,6 +150,12 @@ def compressed_pmean(
         raise ValueError(
             f"compressed_pmean(masked): must be one of {get_args(Masked)}, got {masked!r}; use "
             "'refuse'."
+        )
+    if measure and exchange.keeps_error:
+        raise ValueError(
+            "compressed_pmean(measure): must be False for an exchange that keeps what it loses in a "
+            f"memory of its own, because there is no error to see, got True for {exchange!r}; log "
+            "the exchange_residual of fg.metrics."
         )
 
     def init(params: optax.Params) -> CompressedPmeanState:
