@@ -246,6 +246,27 @@ def test_piecewise_switches_at_the_step_in_one_program():
     assert len(traces) == 1
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_low_rank_and_gathered_steps_lose_nothing_in_one_program(check_vma):
+    """What `PowerSgd` sends is equal on all workers, what the others send is each one's own."""
+    like = {"w": jax.ShapeDtypeStruct((10, 12), "float32")}
+    exchange = fg.Piecewise({0: fg.PowerSgd(rank=2), 1: fg.AllGather(fg.TopK(k=9)), 2: fg.PowerSgd()})
+    layout = fg.Layout("leaf")
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, layout=layout)
+    init, update = train_step(tx, 4, check_vma=check_vma, like=like)
+    state, ranks = init({"w": jnp.zeros((10, 12))}), []
+    applied, wanted = np.zeros((10, 12)), np.zeros((10, 12))
+    for step in range(3):
+        grads = gradients(like, 4, seed=step)
+        mean, state = update(grads, state)
+        ranks.append(np.linalg.matrix_rank(mean["w"], rtol=1e-4))
+        applied += np.asarray(mean["w"], np.float64)
+        wanted += np.asarray(grads["w"], np.float64).mean(0)
+    left = np.asarray(state.memory.value.residual["w"]).mean(0)
+    np.testing.assert_allclose(applied + left, wanted, atol=1e-4)
+    assert ranks[0] == ranks[2] == 2 < ranks[1]
+
+
 def test_a_support_by_the_mean_sees_all_and_then_follows_the_drift():
     exchange = fg.SharedSupport(fg.TopK(k=10), fg.Drift())
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
