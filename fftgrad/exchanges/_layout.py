@@ -148,7 +148,8 @@ def to_buckets(tree: PyTree, layout: Layout) -> list[Bucket]:
                 room = layout.limit
             buckets[-1].append(part)
             room -= part.value.size
-    return [tuple(sorted(bucket, key=lambda p: (p.name, p.piece))) for bucket in buckets]
+    # No two pieces of a part fit into one.
+    return [tuple(sorted(bucket, key=lambda part: part.name)) for bucket in buckets]
 
 
 def from_buckets(buckets: list[Bucket], like: PyTree, layout: Layout) -> PyTree:

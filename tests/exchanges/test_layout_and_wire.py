@@ -25,9 +25,22 @@ def test_buckets_never_exceed_the_limit_and_lose_nothing(limit, by_bytes, monkey
     vectors = [part.value for bucket in buckets for part in bucket]
     assert max(v.size for v in vectors) <= limit
     assert len({v.size for v in vectors[:-1]}) <= 1
+    # Of equal length, as far as the number of values allows.
+    assert vectors[0].size - vectors[-1].size < len(vectors)
     back = _layout.from_buckets(buckets, _layout.like(tree), layout)
     for got, given in zip(jax.tree.leaves(back), jax.tree.leaves(tree), strict=True):
         np.testing.assert_array_equal(got, np.asarray(given, np.float32))
+
+
+@pytest.mark.parametrize("scope", ["leaf", lambda path, leaf: f"{leaf.ndim} axes of {path[0]}"])
+@pytest.mark.parametrize("limit", [64, 177, 2**20])
+def test_parts_travel_in_the_order_of_their_names(scope, limit):
+    """Whatever the order of the leaves: it is that of the payloads on the wire, and of the draws."""
+    tree = jax.tree.map(lambda g: g[0], gradients(TREE, 1))
+    for layout in (fg.Layout(scope), fg.Layout(scope, bucket_bytes=4 * limit)):
+        buckets = [[part.name for part in b] for b in _layout.to_buckets(tree, layout)]
+        assert buckets == [sorted(names) for names in buckets]
+        assert max(map(len, buckets)) > 1
 
 
 def test_more_than_2_to_the_30_parameters_are_split():
