@@ -68,8 +68,8 @@ def compressed_pmean(
 
     All leaves make one vector, so a selector chooses over the whole model and a quantizer has one
     scale, unless the exchange is made for other parts or `layout` says otherwise; whatever the
-    parts, all travel in one collective. An exchange that is given a rule in place of a codec may
-    treat each part differently.
+    parts, all travel together. An exchange that is given a rule in place of a codec may treat each
+    part differently.
 
         tx = optax.chain(
             fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
@@ -105,9 +105,12 @@ def compressed_pmean(
     Shapes: leaves float32, bfloat16 or float16 of any shape; the mean is cast back to each leaf's
       dtype. Memory and exchange work in float32.
 
-    Wire: `fg.wire_bytes(exchange, params, layout)` bytes a worker and step, in one
-      collective for each bucket; by default there is one for every 2^30 parameters. `measure` adds
-      12 bytes, in two all-reduces.
+    Wire: `fg.wire_bytes(exchange, params, layout)` bytes a worker and step. All parts of a bucket
+      travel together: in one collective of `AllReduce`, `AllGather` and a `SharedSupport` by
+      `Drift()`; in two of `TwoStage`, `PowerSgd`, `IntegerSum` and another `SharedSupport`; in two
+      of `Hierarchical` and those of its slow exchange; in two of `Recover(max_error=...)` and those
+      of the exchange in use. By default there is a bucket for every 2^30 parameters. `measure` adds
+      12 bytes, in two all-reduces, and a loss that is watched 4.
 
     Claims: those of the exchange and the memory. An axis of one worker is no error: the mean is
       what that worker would have sent. A step with a NaN or an infinity anywhere gives a
@@ -153,9 +156,9 @@ def compressed_pmean(
         )
     if measure and exchange.keeps_error:
         raise ValueError(
-            "compressed_pmean(measure): must be False for an exchange that keeps what it loses in a "
-            f"memory of its own, because there is no error to see, got True for {exchange!r}; log "
-            "the exchange_residual of fg.metrics."
+            "compressed_pmean(measure): must be False for an exchange that keeps what it loses in "
+            f"a memory of its own, because there is no error to see, got True for {exchange!r}; "
+            "log the exchange_residual of fg.metrics."
         )
 
     def init(params: optax.Params) -> CompressedPmeanState:

@@ -85,6 +85,37 @@ def check_bytes(exchange, workers):
             assert [(c.kind, c.dtype) for c in found] == [("all-gather", "u32")]
 
 
+BY_ERROR = fg.Recover((fg.AllGather(fg.Sign()),), max_error=9.0)
+COLLECTIVES = {
+    "dense": ["all-reduce"],
+    "gather top-k": ["all-gather"],
+    "two stages": ["all-gather", "all-to-all"],
+    "shared support": ["all-reduce"] * 2,
+    "shared by the mean": ["all-reduce"],
+    "integer sum": ["all-reduce"] * 2,
+    "low rank": ["all-reduce"] * 2,
+    "recovery by the error": ["all-gather", "all-reduce", "all-reduce"],
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_all_parts_travel_together(name):
+    """In as many collectives as the docstring of `compressed_pmean` says."""
+    exchange = of_size({**EXCHANGES, "recovery by the error": BY_ERROR}[name], 4)
+    like = {
+        "a": jax.ShapeDtypeStruct((12, 10), "float32"),
+        "b": jax.ShapeDtypeStruct((8,), "float32"),
+    }
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS, layout=fg.Layout("leaf"))
+    init, update = train_step(tx, 4, like=like)
+    found = fg.audit(update.lower(gradients(like, 4), jax.eval_shape(init, like)).compile())
+    kinds = sorted(c.kind for c in found)
+    # XLA for a CPU makes an all-to-all of one array for each receiver.
+    assert [k for i, k in enumerate(kinds) if k != "all-to-all" or i == len(kinds) - 1] == (
+        COLLECTIVES[name]
+    )
+
+
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_gathering_is_compressing_and_averaging_at_the_bytes_of_the_codec(codec):
     x, step = rows(8), fg.Step.of(5)
@@ -250,7 +281,9 @@ def test_piecewise_switches_at_the_step_in_one_program():
 def test_low_rank_and_gathered_steps_lose_nothing_in_one_program(check_vma):
     """What `PowerSgd` sends is equal on all workers, what the others send is each one's own."""
     like = {"w": jax.ShapeDtypeStruct((10, 12), "float32")}
-    exchange = fg.Piecewise({0: fg.PowerSgd(rank=2), 1: fg.AllGather(fg.TopK(k=9)), 2: fg.PowerSgd()})
+    exchange = fg.Piecewise(
+        {0: fg.PowerSgd(rank=2), 1: fg.AllGather(fg.TopK(k=9)), 2: fg.PowerSgd()}
+    )
     layout = fg.Layout("leaf")
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, layout=layout)
     init, update = train_step(tx, 4, check_vma=check_vma, like=like)

@@ -35,7 +35,7 @@ def test_buckets_never_exceed_the_limit_and_lose_nothing(limit, by_bytes, monkey
 @pytest.mark.parametrize("scope", ["leaf", lambda path, leaf: f"{leaf.ndim} axes of {path[0]}"])
 @pytest.mark.parametrize("limit", [64, 177, 2**20])
 def test_parts_travel_in_the_order_of_their_names(scope, limit):
-    """Whatever the order of the leaves: it is that of the payloads on the wire, and of the draws."""
+    """Whatever the order of the leaves. Payloads and draws go by it."""
     tree = jax.tree.map(lambda g: g[0], gradients(TREE, 1))
     for layout in (fg.Layout(scope), fg.Layout(scope, bucket_bytes=4 * limit)):
         buckets = [[part.name for part in b] for b in _layout.to_buckets(tree, layout)]

@@ -64,7 +64,14 @@ ADAPTIVE = {
     "two stages of one side": fg.TwoStage(fg.chain(fg.OneSided(), fg.TopK(k=8)), workers=WORKERS),
     "recovery of two stages": fg.Recover((fg.TwoStage(fg.Sign(), workers=WORKERS),), max_error=9.0),
 }
-STATEFUL = ["adacomp", "reused threshold", "threshold of all", "low rank", "shared by the mean", "two stages"]
+STATEFUL = [
+    "adacomp",
+    "reused threshold",
+    "threshold of all",
+    "low rank",
+    "shared by the mean",
+    "two stages",
+]
 
 
 @pytest.mark.parametrize("name", {**EXCHANGES, **ADAPTIVE})

@@ -140,7 +140,7 @@ def test_a_state_is_sharded_as_the_parameter_with_the_longest_path():
 
 
 def test_a_state_of_fewer_axes_is_not_sharded_as_its_parameter():
-    """What Adafactor keeps of rows and columns has the paths of the parameters, not their shapes."""
+    """What Adafactor keeps of rows and columns has the path of a parameter, not its shape."""
     factored = optax.scale_by_factored_rms(min_dim_size_to_factor=4)
     tx = optax.chain(fg.compressed_pmean(SPARSE, axis_name="data"), factored)
     specs = fg.state_specs(jax.eval_shape(tx.init, PARAMS), "data", SHARDED)
