@@ -277,24 +277,9 @@ class Exchange(abc.ABC):
         return "model"
 
     @property
-    def inner(self) -> tuple["Exchange", ...]:
-        """The exchanges that it is made of; what it says of itself below, it asks of them."""
-        return ()
-
-    @property
     def needs_loss(self) -> bool:
         """Whether `observe` must be called with the loss of each step."""
-        return any(exchange.needs_loss for exchange in self.inner)
-
-    @property
-    def watches_error(self) -> bool:
-        """Whether it goes by x - sent, over all workers of its axis."""
-        return any(exchange.watches_error for exchange in self.inner)
-
-    @property
-    def keeps_error(self) -> bool:
-        """Whether a memory of its own keeps what it loses, so that `sent` is x."""
-        return any(exchange.keeps_error for exchange in self.inner)
+        return False
 
     def init(self, like: PyTree) -> PyTree:
         """The state before the first step, for arrays like `like`."""

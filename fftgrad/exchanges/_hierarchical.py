@@ -11,6 +11,7 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Scope, Step
 from fftgrad._values import check_kind, constructor_call
 from fftgrad.exchanges import _parts, _shards
+from fftgrad.exchanges._composite import Composite, watches_error
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.ops import _finite
@@ -32,7 +33,7 @@ class HierarchicalState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Hierarchical(Exchange):
+class Hierarchical(Composite):
     """Exchange: the exact mean along a fast axis, and a compressed one along the slow axes.
 
     Each part is cut into f pieces. The f workers that fast links join each get one piece of all
@@ -94,7 +95,7 @@ class Hierarchical(Exchange):
             )
         check_kind("Hierarchical(slow)", self.slow, Exchange, "use AllGather(codec).")
         check_kind("Hierarchical(memory)", self.memory, Memory, "use ErrorFeedback().")
-        if self.slow.watches_error:
+        if watches_error(self.slow):
             raise ValueError(
                 "Hierarchical(slow): must not go by the error, because each piece has another and "
                 f"the pieces would part, got {self.slow!r}; give Recover a tolerance= in place of "

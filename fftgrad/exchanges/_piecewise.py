@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
 from fftgrad._values import check_kind
 from fftgrad.exchanges import _switch
+from fftgrad.exchanges._composite import Composite
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
-class Piecewise(Exchange):
+class Piecewise(Composite):
     """Exchange: another exchange from each given step on.
 
     All are compiled into one program and `lax.switch` runs one, so nothing is recompiled when the

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
 from fftgrad._values import constructor_call
 from fftgrad.exchanges import _error, _parts, _switch
+from fftgrad.exchanges._composite import Composite, keeps_error
 
 
 class RecoverState(NamedTuple):
@@ -30,7 +31,7 @@ class RecoverState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Recover(Exchange):
+class Recover(Composite):
     """Exchange: go to the next, milder one when the error or the loss says so, never back.
 
     The exchanges are compiled into one program and `lax.switch` runs one, so nothing is recompiled
@@ -89,7 +90,7 @@ class Recover(Exchange):
                 f"positive and smoothing in [0, 1), got {self.max_error}, {self.tolerance} and "
                 f"{self.smoothing}; use max_error=0.9 or tolerance=0.1."
             )
-        blind = [rung for rung in self.ladder if rung.keeps_error]
+        blind = [rung for rung in self.ladder if keeps_error(rung)]
         if self.max_error is not None and blind:
             raise ValueError(
                 "Recover(max_error): must be None for an exchange that keeps what it loses in a "

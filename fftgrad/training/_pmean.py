@@ -12,6 +12,7 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Step
 from fftgrad._values import check_kind
 from fftgrad.exchanges import _error, _layout, _parts
+from fftgrad.exchanges._composite import keeps_error
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._no_memory import NoMemory
@@ -154,7 +155,7 @@ def compressed_pmean(
             f"compressed_pmean(masked): must be one of {get_args(Masked)}, got {masked!r}; use "
             "'refuse'."
         )
-    if measure and exchange.keeps_error:
+    if measure and keeps_error(exchange):
         raise ValueError(
             "compressed_pmean(measure): must be False for an exchange that keeps what it loses in "
             f"a memory of its own, because there is no error to see, got True for {exchange!r}; "
