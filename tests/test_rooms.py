@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 
 ROOT = pathlib.Path(__file__).parent.parent / "fftgrad"
 
@@ -51,6 +52,14 @@ def files() -> dict[str, pathlib.Path]:
 
 def test_every_room_has_a_floor():
     assert {room_of(module) for module in files()} == set(FLOOR)
+
+
+def test_the_docs_have_the_same_floors():
+    """`__init__`, the roof, is no room."""
+    text = (ROOT.parent / "docs" / "design.md").read_text()
+    rows = re.findall(r"^\| (\d) \| (.*?) \|", text, re.MULTILINE)
+    said = {room: int(number) for number, cell in rows for room in re.findall(r"`(\w+)", cell)}
+    assert said == {room: number for room, number in FLOOR.items() if room != "__init__"}
 
 
 def test_nothing_imports_upward():

@@ -35,6 +35,10 @@ class Chooser(abc.ABC):
     def score(self, z: jax.Array, kept: PyTree) -> jax.Array:
         """By what a worker selects among the coefficients `z` of a part."""
 
+    def leads(self, step: Step, axis_name: AxisName) -> jax.Array:
+        """Whether this worker's choice is the one in use, bool[]; of one worker, if all agree."""
+        return _axes.index(axis_name) == 0
+
     @abc.abstractmethod
     def agree(self, sides: list[PyTree], step: Step, axis_name: AxisName) -> list[PyTree]:
         """The sides that all workers use."""
@@ -83,7 +87,7 @@ class Leader(Chooser):
     def score(self, z: jax.Array, kept: PyTree) -> jax.Array:
         return z
 
-    def agree(self, sides: list[PyTree], step: Step, axis_name: AxisName) -> list[PyTree]:
+    def leads(self, step: Step, axis_name: AxisName) -> jax.Array:
         workers = _axes.size(axis_name)
         if self.worker is not None and self.worker >= workers:
             raise ValueError(
@@ -91,7 +95,10 @@ class Leader(Chooser):
                 f"{self.worker}; leave it out to let all lead in turn."
             )
         leader = step.number % workers if self.worker is None else self.worker
-        leads = _axes.index(axis_name) == leader
+        return _axes.index(axis_name) == leader
+
+    def agree(self, sides: list[PyTree], step: Step, axis_name: AxisName) -> list[PyTree]:
+        leads = self.leads(step, axis_name)
         leaves, structure = jax.tree.flatten(sides)
         if not leaves:
             return sides
@@ -125,8 +132,9 @@ class Drift(Chooser):
         (r_i + mean(r)) · a_i,
 
     r_i the size of its last mean over the steps that this was of, or the mean of the others where
-    it was never sent, a_i the steps since. Nothing waits for ever. This is made for error feedback,
-    without which nothing piles up, and finds what matters later than a leader does.
+    it was never sent, a_i the steps since; mean(r) is 1 until something other than zero has come.
+    Nothing waits for ever. This is made for error feedback, without which nothing piles up, and
+    finds what matters later than a leader does.
 
     Differs from the paper: this choice is ours.
 
@@ -152,7 +160,9 @@ class Drift(Chooser):
     def score(self, z: jax.Array, kept: DriftState) -> jax.Array:
         known = jnp.isfinite(kept.rate)
         total = jnp.sum(jnp.where(known, kept.rate, 0.0))
-        usual = total / jnp.maximum(jnp.sum(known.astype(jnp.float32)), 1.0)
+        count = jnp.sum(known.astype(jnp.float32))
+        # Not zero, or a selector that keeps no zeros would send nothing, for ever.
+        usual = jnp.where(total > 0, total / jnp.maximum(count, 1.0), 1.0)
         return (jnp.where(known, kept.rate, usual) + usual) * kept.age
 
     def agree(self, sides: list[PyTree], step: Step, axis_name: AxisName) -> list[PyTree]:

@@ -11,6 +11,7 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Scope, Step
 from fftgrad._values import check_kind, constructor_call
 from fftgrad.exchanges import _parts, _shards
+from fftgrad.exchanges._composite import Composite, watches_error
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.ops import _finite
@@ -32,14 +33,14 @@ class HierarchicalState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Hierarchical(Exchange):
+class Hierarchical(Composite):
     """Exchange: the exact mean along a fast axis, and a compressed one along the slow axes.
 
-    Each part is cut into f pieces. The f workers that fast links join each get one
-    piece of all their gradients (an all-to-all) and average it exactly; each exchanges the mean of
-    its piece with its peers over the slow links; and the pieces come together again (an
-    all-gather). So the f slow links of a group each carry a share, and what compressing loses stays
-    in one residual for the whole group, of which each worker keeps its piece.
+    Each part is cut into f pieces. The f workers that fast links join each get one piece of all
+    their gradients (an all-to-all) and average it exactly; each exchanges the mean of its piece
+    with its peers over the slow links; and the pieces come together again (an all-gather). So the f
+    slow links of a group each carry a share, and what compressing loses stays in one residual for
+    the whole group, of which each worker keeps its piece.
 
     It takes all axes, fast and slow, from `compressed_pmean(axis_name=("slow", "fast"))`, and the
     memory is its own, because the residual belongs to the group: leave that of `compressed_pmean`
@@ -59,14 +60,15 @@ class Hierarchical(Exchange):
     Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
     Wire: over the slow links that of `slow` for n/f values; over the fast ones 4 (n + f + n/f)
-      bytes, half of it in bfloat16, and with check_vma=True 4 for each count that `slow` keeps.
+      bytes, half of it in bfloat16, and 4 for what `slow` counts.
 
     Claims: all workers get the same bits. If anything is not finite anywhere the mean is NaN
       throughout. `sent` is x: the group has it all.
 
     Raises:
-      ValueError: if `dtype` is neither; while tracing, if `fast_axis` is not among the axes, has
-        not `workers` workers, or leaves no other axis, or if `slow` keeps arrays that all share.
+      ValueError: if `dtype` is neither, or if `slow` goes by the error (`Recover(max_error=...)`);
+        while tracing, if `fast_axis` is not among the axes, has not `workers` workers, or leaves no
+        other axis, or if `slow` keeps arrays that all share.
 
     Example:
       >>> import fftgrad as fg
@@ -95,14 +97,24 @@ class Hierarchical(Exchange):
             )
         check_kind("Hierarchical(slow)", self.slow, Exchange, "use AllGather(codec).")
         check_kind("Hierarchical(memory)", self.memory, Memory, "use ErrorFeedback().")
+        if watches_error(self.slow):
+            raise ValueError(
+                "Hierarchical(slow): must not go by the error, because each piece has another and "
+                f"the pieces would part, got {self.slow!r}; give Recover a tolerance= in place of "
+                "max_error, which goes by the loss."
+            )
 
     @property
     def scope(self) -> Scope | None:
         return self.slow.scope
 
     @property
-    def needs_loss(self) -> bool:
-        return self.slow.needs_loss
+    def inner(self) -> tuple[Exchange, ...]:
+        return (self.slow,)
+
+    @property
+    def keeps_error(self) -> bool:
+        return True
 
     def init(self, like: PyTree) -> HierarchicalState:
         pieces = self._pieces_like(like)
@@ -116,13 +128,13 @@ class Hierarchical(Exchange):
         y, compensated = self.memory.compensate(pieces, drop_worker_axis(state.memory))
         reduced = self.slow.mean(y, state.slow, step, slow_axes)
         memory = self.memory.update(y, reduced.sent, reduced.mean, compensated)
-        whole = self._gather(reduced.mean, x)
+        whole, overflow = self._gather(reduced.mean, reduced.overflow, x)
         return Reduced(
             mean=whole,
             sent=x,
             # Of all pieces: each worker has seen only its own.
             finite=_finite.all_finite(whole),
-            overflow=lax.psum(reduced.overflow, self.fast_axis),
+            overflow=overflow,
             state=HierarchicalState(add_worker_axis(memory), reduced.state),
         )
 
@@ -132,11 +144,12 @@ class Hierarchical(Exchange):
     def wire_bytes(self, like: PyTree) -> int:
         pieces = jax.tree.leaves(self._pieces_like(like))
         values = sum(piece.size for piece in pieces) * (self.workers + 1) + self.workers
-        return self.slow.wire_bytes(self._pieces_like(like)) + values * self._itemsize
+        fast = values * self._word.itemsize + 4
+        return self.slow.wire_bytes(self._pieces_like(like)) + fast
 
     @property
-    def _itemsize(self) -> int:
-        return 4 if self.dtype == "float32" else 2
+    def _word(self) -> jnp.dtype:
+        return jnp.dtype("uint32" if self.dtype == "float32" else "uint16")
 
     def _slow_axes(self, axis_name: AxisName) -> AxisName:
         _axes.check_workers("Hierarchical", self.workers, self.fast_axis)
@@ -160,33 +173,34 @@ class Hierarchical(Exchange):
         flag = _finite.poison_unless(_finite.all_finite(x))
         rows.append(jnp.broadcast_to(flag, (self.workers, 1)))
         sizes = [row.shape[1] for row in rows]
-        received = self._narrow(jnp.concatenate(rows, axis=1))
-        received = self._widen(_axes.all_to_all(received, self.fast_axis))
+        words = _axes.all_to_all(self._to_words(jnp.concatenate(rows, axis=1)), self.fast_axis)
         # Divided first, so that no sum of finite values overflows.
-        received = received * (1.0 / self.workers)
+        received = self._from_words(words) * (1.0 / self.workers)
         total = received[0]
         for row in received[1:]:  # in their order, which a sum over an axis does not promise
             total = total + row
         *pieces, flag = _parts.cut(total, sizes)
         return jax.tree.unflatten(jax.tree.structure(x), [piece + flag for piece in pieces])
 
-    def _gather(self, pieces: PyTree, like: PyTree) -> PyTree:
-        leaves = jax.tree.leaves(pieces)
-        words = self._narrow(jnp.concatenate(leaves))
-        rows = self._widen(_axes.all_gather(words, self.fast_axis))
-        sizes = [leaf.size for leaf in leaves]
-        return _shards.from_shards(jax.vmap(lambda row: _parts.cut(row, sizes))(rows), like)
+    def _gather(
+        self, pieces: PyTree, overflow: jax.Array | int, like: PyTree
+    ) -> tuple[PyTree, jax.Array]:
+        """All pieces of each part, and the sum of what each worker counted."""
+        # As its bits, because bfloat16 would round it.
+        count = lax.bitcast_convert_type(jnp.asarray(overflow, jnp.int32)[None], self._word)
+        words = [*map(self._to_words, jax.tree.leaves(pieces)), count.ravel()]
+        rows = _axes.all_gather(jnp.concatenate(words), self.fast_axis)
+        sizes = [part.size for part in words]
+        *values, counts = jax.vmap(lambda row: _parts.cut(row, sizes))(rows)
+        whole = _shards.from_shards(list(map(self._from_words, values)), like)
+        return whole, jnp.sum(lax.bitcast_convert_type(counts, jnp.int32))
 
-    def _narrow(self, x: jax.Array) -> jax.Array:
+    def _to_words(self, x: jax.Array) -> jax.Array:
         # As integers, because XLA widens bfloat16 in the collectives of a CPU.
-        if self.dtype == "float32":
-            return x
-        return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+        return lax.bitcast_convert_type(x.astype(self.dtype), self._word)
 
-    def _widen(self, words: jax.Array) -> jax.Array:
-        if self.dtype == "float32":
-            return words
-        return lax.bitcast_convert_type(words, jnp.bfloat16).astype(jnp.float32)
+    def _from_words(self, words: jax.Array) -> jax.Array:
+        return lax.bitcast_convert_type(words, jnp.dtype(self.dtype)).astype(jnp.float32)
 
 
 def _check_scalars(slow: Exchange, state: PyTree) -> None:

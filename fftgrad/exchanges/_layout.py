@@ -1,6 +1,6 @@
 """A gradient pytree <-> buckets of parts.
 
-A part is compressed on its own; the parts of a bucket travel in one collective.
+A part is compressed on its own; the parts of a bucket travel together.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Part:
 
 
 Bucket: TypeAlias = tuple[Part, ...]
-"""Parts that travel in one collective, in the order of their names."""
+"""Parts that travel together, in the order of their names."""
 
 
 class Member(NamedTuple):
@@ -61,9 +61,9 @@ class Layout:
         its shape; or a function from a leaf's path ("layers/0/w") and shape to the name of its
         group. None: what the exchange is made for: the scope of its `fg.Policy` or rule, "leaf" for
         `PowerSgd`, else "model".
-      bucket_bytes: the most float32 bytes of gradient that travel in one collective. Buckets are
-        then filled from the last leaf to the first, in the order in which a backward pass finds
-        their gradients, and none depends on leaves that are not in it: a compiler with asynchronous
+      bucket_bytes: the most float32 bytes of gradient that travel at once. Buckets are then filled
+        from the last leaf to the first, in the order in which a backward pass finds their
+        gradients, and none depends on leaves that are not in it: a compiler with asynchronous
         collectives may send one while the rest of the pass runs. Selectors choose, and quantizers
         scale, within a bucket. A leaf that is a part on its own keeps its shape, and travels alone
         if it has more bytes; other parts are cut into vectors, and so is a leaf of more than 2^30
@@ -152,7 +152,8 @@ def to_buckets(tree: PyTree, layout: Layout) -> list[Bucket]:
                 room = layout.limit
             buckets[-1].append(part)
             room -= part.value.size
-    return [tuple(sorted(bucket, key=lambda p: (p.name, p.piece))) for bucket in buckets]
+    # No two pieces of a part fit into one.
+    return [tuple(sorted(bucket, key=lambda part: part.name)) for bucket in buckets]
 
 
 def from_buckets(buckets: list[Bucket], like: PyTree, layout: Layout) -> PyTree:

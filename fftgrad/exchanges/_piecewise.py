@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
 from fftgrad._values import check_kind
 from fftgrad.exchanges import _switch
+from fftgrad.exchanges._composite import Composite
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
-class Piecewise(Exchange):
+class Piecewise(Composite):
     """Exchange: another exchange from each given step on.
 
     All are compiled into one program and `lax.switch` runs one, so nothing is recompiled when the
@@ -71,29 +72,25 @@ class Piecewise(Exchange):
 
     @property
     def scope(self) -> Scope | None:
-        return _switch.common_scope("Piecewise", self._exchanges)
+        return _switch.common_scope("Piecewise", self.inner)
 
     @property
-    def needs_loss(self) -> bool:
-        return any(exchange.needs_loss for exchange in self._exchanges)
+    def inner(self) -> tuple[Exchange, ...]:
+        return tuple(exchange for _, exchange in self.schedule)
 
     def init(self, like: PyTree) -> tuple[PyTree, ...]:
-        return tuple(exchange.init(like) for exchange in self._exchanges)
+        return tuple(exchange.init(like) for exchange in self.inner)
 
     def mean(
         self, x: PyTree, state: tuple[PyTree, ...], step: Step, axis_name: AxisName
     ) -> Reduced:
-        return _switch.switch(self._running(step), self._exchanges, x, state, step, axis_name)
+        return _switch.switch(self._running(step), self.inner, x, state, step, axis_name)
 
     def wire_bytes(self, like: PyTree) -> int:
-        return _switch.common_bytes("Piecewise", self._exchanges, like)
+        return _switch.common_bytes("Piecewise", self.inner, like)
 
     def observe(self, state: tuple[PyTree, ...], loss: jax.Array, step: Step) -> tuple[PyTree, ...]:
-        return _switch.observe(self._running(step), self._exchanges, state, loss, step)
-
-    @property
-    def _exchanges(self) -> list[Exchange]:
-        return [exchange for _, exchange in self.schedule]
+        return _switch.observe(self._running(step), self.inner, state, loss, step)
 
     def _running(self, step: Step) -> jax.Array:
         starts = jnp.asarray([start for start, _ in self.schedule[1:]], jnp.int32)

@@ -8,27 +8,30 @@ import jax.numpy as jnp
 
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
 from fftgrad._values import constructor_call
-from fftgrad.exchanges import _error, _switch
+from fftgrad.exchanges import _error, _parts, _switch
+from fftgrad.exchanges._composite import Composite, keeps_error
 
 
 class RecoverState(NamedTuple):
     """State, equal on all workers.
 
     Attributes:
-      level: which exchange is in use.
+      level: which exchange is in use from now on.
+      ran: which one ran in the last step, of which the loss tells.
       exchanges: the state of each.
       loss: the smoothed loss; not finite before the first.
       best: the least smoothed loss since the level was reached.
     """
 
     level: jax.Array
+    ran: jax.Array
     exchanges: tuple[PyTree, ...]
     loss: jax.Array
     best: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Recover(Exchange):
+class Recover(Composite):
     """Exchange: go to the next, milder one when the error or the loss says so, never back.
 
     The exchanges are compiled into one program and `lax.switch` runs one, so nothing is recompiled
@@ -54,7 +57,8 @@ class Recover(Exchange):
     Differs from the paper: it says that lowering theta recovers a failed run; when to, is ours.
 
     Raises:
-      ValueError: if there are no exchanges, nothing is watched, or a bound is not positive.
+      ValueError: if there are no exchanges, nothing is watched, a bound is not positive, or
+        `max_error` is to watch an exchange whose `sent` is x (`Hierarchical`).
 
     Example:
       >>> import fftgrad as fg
@@ -86,6 +90,13 @@ class Recover(Exchange):
                 f"positive and smoothing in [0, 1), got {self.max_error}, {self.tolerance} and "
                 f"{self.smoothing}; use max_error=0.9 or tolerance=0.1."
             )
+        blind = [rung for rung in self.ladder if keeps_error(rung)]
+        if self.max_error is not None and blind:
+            raise ValueError(
+                "Recover(max_error): must be None for an exchange that keeps what it loses in a "
+                f"memory of its own, because there is no error to see, got {self.max_error} for "
+                f"{blind[0]!r}; use tolerance=0.1, which goes by the loss."
+            )
 
     def at(self, level: int) -> Exchange:
         """The exchange of a level."""
@@ -94,6 +105,7 @@ class Recover(Exchange):
     def init(self, like: PyTree) -> RecoverState:
         return RecoverState(
             level=jnp.zeros((), jnp.int32),
+            ran=jnp.zeros((), jnp.int32),
             exchanges=tuple(rung.init(like) for rung in self.ladder),
             loss=jnp.full((), jnp.inf, jnp.float32),
             best=jnp.full((), jnp.inf, jnp.float32),
@@ -104,12 +116,20 @@ class Recover(Exchange):
         return _switch.common_scope("Recover", self.ladder)
 
     @property
+    def inner(self) -> tuple[Exchange, ...]:
+        return self.ladder
+
+    @property
     def needs_loss(self) -> bool:
-        return self.tolerance is not None or any(rung.needs_loss for rung in self.ladder)
+        return self.tolerance is not None or super().needs_loss
+
+    @property
+    def watches_error(self) -> bool:
+        return self.max_error is not None or super().watches_error
 
     def mean(self, x: PyTree, state: RecoverState, step: Step, axis_name: AxisName) -> Reduced:
         out = _switch.switch(state.level, self.ladder, x, state.exchanges, step, axis_name)
-        state = state._replace(exchanges=out.state)
+        state = state._replace(ran=state.level, exchanges=out.state)
         if self.max_error is not None:
             lost = jax.tree.map(jnp.subtract, x, out.sent)
             too_much = _error.relative_error(lost, x, axis_name) > self.max_error
@@ -117,7 +137,7 @@ class Recover(Exchange):
         return out._replace(state=state)
 
     def observe(self, state: RecoverState, loss: jax.Array, step: Step) -> RecoverState:
-        exchanges = _switch.observe(state.level, self.ladder, state.exchanges, loss, step)
+        exchanges = _switch.observe(state.ran, self.ladder, state.exchanges, loss, step)
         state = state._replace(exchanges=exchanges)
         if self.tolerance is None:
             return state
@@ -125,7 +145,9 @@ class Recover(Exchange):
         smoothed = jnp.where(jnp.isfinite(state.loss), smoothed, loss)
         seen = state._replace(loss=smoothed, best=jnp.fmin(state.best, smoothed))
         worse = ~(smoothed <= state.best + self.tolerance * jnp.abs(state.best))
-        return self._rise(seen, jnp.isfinite(state.best) & worse | ~jnp.isfinite(loss))
+        told = self._rise(seen, jnp.isfinite(state.best) & worse | ~jnp.isfinite(loss))
+        # If the error has ended the level in this step, the loss says nothing of the next one.
+        return _parts.where(state.ran == state.level, told, state)
 
     def wire_bytes(self, like: PyTree) -> int:
         watched = 12 * (self.max_error is not None)

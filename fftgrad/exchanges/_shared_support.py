@@ -34,11 +34,13 @@ class SharedSupportState(NamedTuple):
     """State of `SharedSupport`.
 
     Attributes:
-      codecs: what each worker's transforms and selectors remember.
+      codecs: what each worker's transforms remember.
+      selectors: what the selectors remember: each worker's where one leads, else equal on all.
       chooser: what the chooser keeps of the parts that have a selector, equal on all workers.
     """
 
     codecs: PerWorker
+    selectors: PyTree
     chooser: list[PyTree]
 
 
@@ -115,25 +117,29 @@ class SharedSupport(Exchange):
         likes = _parts.vector_likes(like)
         linear, selectors = self._split(like, likes)
         coefficients = _mains(linear, likes)
-        own = (linear.init(likes), selectors.init(coefficients))
         chosen = [z for s, z in zip(selectors.codecs, coefficients, strict=True) if _selects(s)]
-        return SharedSupportState(add_worker_axis(own), self.chooser.init(list(chosen)))
+        return SharedSupportState(
+            codecs=add_worker_axis(linear.init(likes)),
+            selectors=self._own(selectors.init(coefficients)),
+            chooser=self.chooser.init(list(chosen)),
+        )
 
     def mean(
         self, x: PyTree, state: SharedSupportState, step: Step, axis_name: AxisName
     ) -> Reduced:
         likes = _parts.vector_likes(x)
         linear, selectors = self._split(x, likes)
-        linear_state, selector_state = drop_worker_axis(state.codecs)
         vectors = _parts.vectors(x)
-        spectra = linear.compress(vectors, linear_state, step)
+        spectra = linear.compress(vectors, drop_worker_axis(state.codecs), step)
         z = tuple(payload.main for payload in spectra.payloads)
 
         chosen = [i for i, selector in enumerate(selectors.codecs) if _selects(selector)]
         scores = list(z)
         for i, kept in zip(chosen, state.chooser, strict=True):
             scores[i] = self.chooser.score(z[i], kept)
-        selected = selectors.compress(tuple(scores), selector_state, step)
+        before = state.selectors
+        before = drop_worker_axis(before) if self.chooser.sends_positions else before
+        selected = selectors.compress(tuple(scores), before, step)
         sides = [payload.side for payload in selected.payloads]
         agreed = self.chooser.agree([sides[i] for i in chosen], step, axis_name)
         for i, side in zip(chosen, agreed, strict=True):
@@ -145,7 +151,8 @@ class SharedSupport(Exchange):
         # One more value, so that what is not chosen cannot hide a NaN; what is counted goes along,
         # multiplied by what all values are divided by.
         workers = _axes.size(axis_name)
-        overflow = spectra.overflow + selected.overflow
+        leads = self.chooser.leads(step, axis_name)
+        overflow = spectra.overflow + jnp.where(leads, selected.overflow, 0)
         counted = self._counts(linear, selectors, likes)
         flag = _finite.poison_unless(_alike.all_finite(vectors))[None]
         count = [jnp.asarray(overflow * workers, jnp.float32)[None]] if counted else []
@@ -169,7 +176,9 @@ class SharedSupport(Exchange):
             sent=_parts.rebuild(linear.undo_linear(back(values), likes, step), x),
             finite=_finite.all_finite(total),
             overflow=jnp.round(seen).astype(jnp.int32),
-            state=SharedSupportState(add_worker_axis((spectra.state, selected.state)), after),
+            state=SharedSupportState(
+                add_worker_axis(spectra.state), self._own(selected.state), after
+            ),
         )
 
     def wire_bytes(self, like: PyTree) -> int:
@@ -179,6 +188,10 @@ class SharedSupport(Exchange):
         sent = [p if self.chooser.sends_positions else p.main for p in payloads]
         values = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(sent))
         return 4 + 4 * self._counts(linear, selectors, likes) + values
+
+    def _own(self, state: PyTree) -> PyTree:
+        """The state of the selectors: each worker's own, unless all choose alike."""
+        return add_worker_axis(state) if self.chooser.sends_positions else state
 
     def _split(self, like: PyTree, likes: Likes) -> tuple[Parts, Parts]:
         """The linear transforms of each part, and its selector, or `Identity` for none."""

@@ -36,12 +36,11 @@ class TwoStageState(NamedTuple):
 class TwoStage(Exchange):
     """Exchange: compressed shards to the worker that owns them, and their compressed mean to all.
 
-    Each part is cut into w shards, one for each worker; where w does not divide it, some have
-    their last value twice. Every worker compresses each
-    of its shards and sends it to its owner (an all-to-all); the owner decodes and averages what it
-    got, adds what its own memory kept of earlier means, compresses the mean again, and sends it to
-    all (an all-gather). Both losses are thus fed back: the worker's by the memory of
-    `compressed_pmean`, the owner's by `server_memory`.
+    Each part is cut into w shards, one for each worker; where w does not divide it, some have their
+    last value twice. Every worker compresses each of its shards and sends it to its owner (an
+    all-to-all); the owner decodes and averages what it got, adds what its own memory kept of
+    earlier means, compresses the mean again, and sends it to all (an all-gather). Both losses are
+    thus fed back: the worker's by the memory of `compressed_pmean`, the owner's by `server_memory`.
 
     Args:
       codec: a codec, or a rule from a part's name and the shape of its shard, a vector of n/w

@@ -66,8 +66,7 @@ def scale_by_one_bit_adam(
       not finite gives an update that is not finite, and leaves the moments as they were.
 
     Differs from the paper: one magnitude for each shard of a part, where it has one for all; keeps
-      Adam's bias correction, with that of v frozen at T, so that the
-      step's size does not jump.
+      Adam's bias correction, with that of v frozen at T, so that the step's size does not jump.
 
     Raises:
       ValueError: if `warm_up_steps` is not positive: the second moment would stay zero.

@@ -43,9 +43,9 @@ def check_exchange(
     `jax.config.update("jax_num_cpu_devices", 4)` before the first use of JAX makes them. The laws,
     by the names that an error gives: "value" (compares, hashes, frozen), "shapes" (of mean, sent
     and flags, and static ones of the state), "replicas" (the same bits on all workers), "mean" (of
-    what was sent), "bytes" (`wire_bytes` is what the compiled program sends, but for counts),
-    "vmap" (the same as under shard_map), "finite" (zeros, huge and tiny values stay finite), and
-    "not hidden" (a NaN of one worker is seen by all, in the mean and in `finite`).
+    what was sent), "bytes" (`wire_bytes` is what the compiled program sends), "vmap"
+    (the same as under shard_map), "finite" (zeros, huge and tiny values stay finite), and "not
+    hidden" (a NaN of one worker is seen by all, in the mean and in `finite`).
 
     Args:
       exchange: an exchange for the workers of the mesh.
@@ -215,7 +215,6 @@ def _bytes(
         promised = exchange.wire_bytes(like)
     except ValueError:  # they change by step
         return
-    found = tuple(c for c in found if (c.dtype, c.shape) != ("s32", ()))
     always = sum(c.bytes for c in found if not c.branch)
     branches = {c.branch for c in found if c.branch} or {()}
     for branch in branches:

@@ -39,6 +39,7 @@ def check_local(updates: PyTree, axis_name: AxisName) -> None:
 
 
 def check_replicated(params: PyTree, axis_name: AxisName) -> None:
+    """Refuses parameters that JAX knows to differ between the workers."""
     for path, leaf in jax.tree.leaves_with_path(params):
         if _axes.known_to_vary(leaf, axis_name):
             raise ValueError(

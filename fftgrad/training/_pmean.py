@@ -12,6 +12,7 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Step
 from fftgrad._values import check_kind
 from fftgrad.exchanges import _alike, _error, _layout, _parts
+from fftgrad.exchanges._composite import keeps_error
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._no_memory import NoMemory
@@ -68,8 +69,8 @@ def compressed_pmean(
 
     All leaves make one vector, so a selector chooses over the whole model and a quantizer has one
     scale, unless the exchange is made for other parts or `layout` says otherwise; whatever the
-    parts, all travel in one collective. An exchange that is given a rule in place of a codec may
-    treat each part differently.
+    parts, all travel together. An exchange that is given a rule in place of a codec may treat each
+    part differently.
 
         tx = optax.chain(
             fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
@@ -106,9 +107,12 @@ def compressed_pmean(
       dtype. Memory and exchange work in float32, so gradients that are cast to float32 before it
       cost no more bytes, and have a mean that is not rounded.
 
-    Wire: `fg.wire_bytes(exchange, params, layout)` bytes a worker and step, in one
-      collective for each bucket; by default there is one for every 2^30 parameters. `measure` adds
-      12 bytes, in two all-reduces.
+    Wire: `fg.wire_bytes(exchange, params, layout)` bytes a worker and step. All parts of a bucket
+      travel together: in one collective of `AllReduce`, `AllGather` and a `SharedSupport` by
+      `Drift()`; in two of `TwoStage`, `PowerSgd`, `IntegerSum` and another `SharedSupport`; in two
+      of `Hierarchical` and those of its slow exchange; in two of `Recover(max_error=...)` and those
+      of the exchange in use. By default there is a bucket for every 2^30 parameters. `measure` adds
+      12 bytes, in two all-reduces, and a loss that is watched 4.
 
     Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
       goes back to the memory, which sends it later; without memory it is lost. An axis of one
@@ -121,7 +125,8 @@ def compressed_pmean(
       in every step until it is made anew. It is told by `state.worker`, from the second update on.
 
     Raises:
-      ValueError: if `masked` is none of these; while tracing, if the axis is not bound, if the
+      ValueError: if `masked` is none of these, or if `measure` is to see the error of an exchange
+        whose `sent` is x (`Hierarchical`); while tracing, if the axis is not bound, if the
         exchange needs the loss and `value` is missing or does not vary over the axis, if a gradient
         does not vary over the axis (it is summed already), if `params` are known to vary over it
         (they are sharded over it), if some gradients vary over a model axis and others do not, if
@@ -151,6 +156,12 @@ def compressed_pmean(
         raise ValueError(
             f"compressed_pmean(masked): must be one of {get_args(Masked)}, got {masked!r}; use "
             "'refuse'."
+        )
+    if measure and keeps_error(exchange):
+        raise ValueError(
+            "compressed_pmean(measure): must be False for an exchange that keeps what it loses in "
+            f"a memory of its own, because there is no error to see, got True for {exchange!r}; "
+            "log the exchange_residual of fg.metrics."
         )
 
     def init(params: optax.Params) -> CompressedPmeanState:

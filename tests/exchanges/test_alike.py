@@ -54,6 +54,19 @@ def test_each_part_gets_what_it_gets_on_its_own(name, monkeypatch):
     jax.tree.map(equal, together, own)
 
 
+def test_parts_of_one_shape_keep_codecs_of_their_own():
+    rule = {"a": fg.TopK(k=3), "c": fg.TopK(k=5), "d": fg.Identity()}
+    exchange = fg.AllGather(lambda name, _: rule[name])
+    x = {name: jnp.asarray(values((60,), seed))[None] for seed, name in enumerate(rule)}
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
+    means = jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name=AXIS)(x)
+    assert {name: int(jnp.sum(mean != 0)) for name, mean in means.items()} == {
+        "a": 3,
+        "c": 5,
+        "d": 60,
+    }
+
+
 def test_many_alike_are_one_program():
     """What is compiled does not grow with the leaves, but where their values are put."""
 

@@ -11,7 +11,7 @@ import reference
 from cases import CODECS, EXCHANGES, gradients, values
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
-from parallel import AXIS, MODES, everywhere, of_size
+from parallel import AXIS, MODES, everywhere, of_size, train_step
 
 import fftgrad as fg
 from fftgrad.exchanges import _all_gather
@@ -83,6 +83,37 @@ def check_bytes(exchange, workers):
         assert sum(c.bytes for c in found) == fg.wire_bytes(sized, jnp.ones(N))
         if isinstance(exchange, fg.AllGather):
             assert [(c.kind, c.dtype) for c in found] == [("all-gather", "u32")]
+
+
+BY_ERROR = fg.Recover((fg.AllGather(fg.Sign()),), max_error=9.0)
+COLLECTIVES = {
+    "dense": ["all-reduce"],
+    "gather top-k": ["all-gather"],
+    "two stages": ["all-gather", "all-to-all"],
+    "shared support": ["all-reduce"] * 2,
+    "shared by the mean": ["all-reduce"],
+    "integer sum": ["all-reduce"] * 2,
+    "low rank": ["all-reduce"] * 2,
+    "recovery by the error": ["all-gather", "all-reduce", "all-reduce"],
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_all_parts_travel_together(name):
+    """In as many collectives as the docstring of `compressed_pmean` says."""
+    exchange = of_size({**EXCHANGES, "recovery by the error": BY_ERROR}[name], 4)
+    like = {
+        "a": jax.ShapeDtypeStruct((12, 10), "float32"),
+        "b": jax.ShapeDtypeStruct((8,), "float32"),
+    }
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS, layout=fg.Layout("leaf"))
+    init, update = train_step(tx, 4, like=like)
+    found = fg.audit(update.lower(gradients(like, 4), jax.eval_shape(init, like)).compile())
+    kinds = sorted(c.kind for c in found)
+    # XLA for a CPU makes an all-to-all of one array for each receiver.
+    assert [k for i, k in enumerate(kinds) if k != "all-to-all" or i == len(kinds) - 1] == (
+        COLLECTIVES[name]
+    )
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
@@ -177,16 +208,19 @@ def test_any_number_of_workers_costs_one_inverse_transform(name, transforms):
 
 
 @pytest.mark.parametrize(
-    ("codec", "scale"),
+    ("exchange", "scale"),
     [
-        (fg.FixedRangeFloat(bits=8, maximum=1.0), 1.0),
-        (fg.Fft(half=True), 1e5),
-        (fg.Cast("float16"), 1e5),
+        (fg.AllGather(fg.FixedRangeFloat(bits=8, maximum=1.0)), 1.0),
+        (fg.AllGather(fg.Fft(half=True)), 1e5),
+        (fg.AllGather(fg.Cast("float16")), 1e5),
+        (fg.AllReduce(fg.Fft(half=True)), 1e5),
+        (fg.SharedSupport(fg.chain(fg.Fft(half=True), fg.TopK(k=4))), 1e5),
+        (fg.SharedSupport(fg.chain(fg.Fft(half=True), fg.TopK(k=4)), fg.Drift()), 1e5),
     ],
     ids=repr,
 )
-def test_overflow_is_counted_over_all_workers(codec, scale):
-    tx = fg.compressed_pmean(fg.AllGather(codec), axis_name=AXIS)
+def test_overflow_is_counted_over_all_workers(exchange, scale):
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
 
     def twice(x):
         _, state = tx.update(x, tx.init(x))
@@ -243,6 +277,29 @@ def test_piecewise_switches_at_the_step_in_one_program():
     assert len(traces) == 1
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_low_rank_and_gathered_steps_lose_nothing_in_one_program(check_vma):
+    """What `PowerSgd` sends is equal on all workers, what the others send is each one's own."""
+    like = {"w": jax.ShapeDtypeStruct((10, 12), "float32")}
+    exchange = fg.Piecewise(
+        {0: fg.PowerSgd(rank=2), 1: fg.AllGather(fg.TopK(k=9)), 2: fg.PowerSgd()}
+    )
+    layout = fg.Layout("leaf")
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, layout=layout)
+    init, update = train_step(tx, 4, check_vma=check_vma, like=like)
+    state, ranks = init({"w": jnp.zeros((10, 12))}), []
+    applied, wanted = np.zeros((10, 12)), np.zeros((10, 12))
+    for step in range(3):
+        grads = gradients(like, 4, seed=step)
+        mean, state = update(grads, state)
+        ranks.append(np.linalg.matrix_rank(mean["w"], rtol=1e-4))
+        applied += np.asarray(mean["w"], np.float64)
+        wanted += np.asarray(grads["w"], np.float64).mean(0)
+    left = np.asarray(state.memory.value.residual["w"]).mean(0)
+    np.testing.assert_allclose(applied + left, wanted, atol=1e-4)
+    assert ranks[0] == ranks[2] == 2 < ranks[1]
+
+
 def test_a_support_by_the_mean_sees_all_and_then_follows_the_drift():
     exchange = fg.SharedSupport(fg.TopK(k=10), fg.Drift())
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
@@ -262,6 +319,46 @@ def test_a_support_by_the_mean_sees_all_and_then_follows_the_drift():
     assert np.all(times_sent[20:, [37, 71]] == 1)
     assert np.all(times_sent[:30].sum(0) >= 1)
     assert np.all(times_sent[30:].sum(0) >= 1)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_threshold_by_the_mean_is_that_of_all(check_vma):
+    """The state of the selector is replicated, nothing is lost, and what stays behind counts once.
+
+    At first all are alike, so that all but the 12 for which there is room stay behind.
+    """
+    like = {"w": jax.ShapeDtypeStruct((120,), "float32")}
+    exchange = fg.SharedSupport(fg.Threshold(fraction=0.05, reuse=3), fg.Drift())
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
+    init, update = train_step(tx, 4, check_vma=check_vma, like=like)
+    state = init({"w": jnp.zeros(120)})
+    applied, wanted, overflows, ages = np.zeros(120), np.zeros(120), [], []
+    for step in range(14):
+        grads = gradients(like, 4, seed=step)
+        mean, state = update(grads, state)
+        applied += np.asarray(mean["w"], np.float64)
+        wanted += np.asarray(grads["w"], np.float64).mean(0)
+        overflows.append(int(state.overflow))
+        ages.append(int(state.exchange[0].selectors[0].age))
+    left = np.asarray(state.memory.value.residual["w"]).mean(0)
+    np.testing.assert_allclose(applied + left, wanted, atol=1e-4)
+    assert np.all(applied != 0)
+    assert overflows[0] == 120 - 12
+    assert 3 in ages
+
+
+def test_what_stays_behind_is_counted_of_the_leader_alone():
+    """All values of worker 0 pass its threshold, which is more than a message holds."""
+    rows = jnp.asarray(values((4, 120))).at[0].set(1.0)
+    counts = []
+    for leader in range(4):
+        exchange = fg.SharedSupport(fg.Threshold(fraction=0.05), fg.Leader(worker=leader))
+
+        def count(row, exchange=exchange):
+            return exchange.mean(row, exchange.init(row), fg.Step.of(0), AXIS).overflow
+
+        counts.append(everywhere("shard_map", count, 4)(rows).tolist())
+    assert counts == [[120 - 12] * 4, [0] * 4, [0] * 4, [0] * 4]
 
 
 def test_a_fixed_leader_leads_always():

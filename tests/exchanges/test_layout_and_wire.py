@@ -25,6 +25,8 @@ def test_buckets_never_exceed_the_limit_and_lose_nothing(limit, by_bytes, monkey
     vectors = [part.value for bucket in buckets for part in bucket]
     assert max(v.size for v in vectors) <= limit
     assert len({v.size for v in vectors[:-1]}) <= 1
+    # Of equal length, as far as the number of values allows.
+    assert vectors[0].size - vectors[-1].size < len(vectors)
     back = _layout.from_buckets(buckets, _layout.like(tree), layout)
     for got, given in zip(jax.tree.leaves(back), jax.tree.leaves(tree), strict=True):
         np.testing.assert_array_equal(got, np.asarray(given, np.float32))
@@ -78,6 +80,17 @@ def test_a_leaf_too_long_for_any_bucket_is_cut_in_every_scope():
     for scope in ("leaf", lambda path, _: path):
         buckets = _layout.bucket_likes(big, fg.Layout(scope, bucket_bytes=400))
         assert [len(part.value.shape) for bucket in buckets for part in bucket] == [1, 1]
+
+
+@pytest.mark.parametrize("scope", ["leaf", lambda path, leaf: f"{leaf.ndim} axes of {path[0]}"])
+@pytest.mark.parametrize("limit", [64, 177, 2**20])
+def test_parts_travel_in_the_order_of_their_names(scope, limit):
+    """Whatever the order of the leaves. Payloads and draws go by it."""
+    tree = jax.tree.map(lambda g: g[0], gradients(TREE, 1))
+    for layout in (fg.Layout(scope), fg.Layout(scope, bucket_bytes=4 * limit)):
+        buckets = [[part.name for part in b] for b in _layout.to_buckets(tree, layout)]
+        assert buckets == [sorted(names) for names in buckets]
+        assert max(map(len, buckets)) > 1
 
 
 def test_more_than_2_to_the_30_parameters_are_split():

@@ -182,9 +182,20 @@ def test_no_two_shards_of_two_stages_share_a_dither():
     assert different(got) == workers
 
 
+# And how many different rows three equal parts of two equal workers make: all, or one a part where
+# the support is drawn for all workers.
+DRAWING = {
+    "gather": (fg.AllGather(STOCHASTIC), 6),
+    "two stages": (fg.TwoStage(STOCHASTIC, workers=2, server_memory=fg.NoMemory()), 6),
+    "integer sum": (fg.IntegerSum(workers=2), 6),
+    "random sum": (fg.AllReduce(fg.RandomK(k=9)), 3),
+}
+
+
 @pytest.mark.parametrize("bucket_bytes", [None, 160])
-def test_no_two_parts_or_buckets_share_a_dither(bucket_bytes):
+@pytest.mark.parametrize(("exchange", "rows"), DRAWING.values(), ids=DRAWING)
+def test_no_two_parts_or_buckets_share_what_is_drawn(exchange, rows, bucket_bytes):
     x = dict.fromkeys("abc", jnp.broadcast_to(values((40,)), (2, 40)))
     layout = fg.Layout("leaf", bucket_bytes)
-    got = sent(fg.AllGather(STOCHASTIC), x, layout=layout)
-    assert different(row for rows in got.values() for row in rows) == 6
+    got = sent(exchange, x, layout=layout)
+    assert different(row for rows in got.values() for row in rows) == rows

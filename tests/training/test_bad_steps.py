@@ -59,11 +59,19 @@ def assert_no_trace(update, before, good, place):
 ADAPTIVE = {
     "adacomp": fg.AllGather(fg.AdaComp(bin_size=20)),
     "reused threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=3)),
+    "threshold of all": fg.SharedSupport(fg.Threshold(fraction=0.1, reuse=3), fg.Drift()),
     "one sided": fg.AllGather(fg.chain(fg.OneSided(), fg.Threshold(fraction=0.1), fg.OneMean())),
     "two stages of one side": fg.TwoStage(fg.chain(fg.OneSided(), fg.TopK(k=8)), workers=WORKERS),
     "recovery of two stages": fg.Recover((fg.TwoStage(fg.Sign(), workers=WORKERS),), max_error=9.0),
 }
-STATEFUL = ["adacomp", "reused threshold", "low rank", "shared by the mean", "two stages"]
+STATEFUL = [
+    "adacomp",
+    "reused threshold",
+    "threshold of all",
+    "low rank",
+    "shared by the mean",
+    "two stages",
+]
 
 
 @pytest.mark.parametrize("name", {**EXCHANGES, **ADAPTIVE})
@@ -262,6 +270,31 @@ def test_recovery_judges_by_the_errors_of_all_workers():
     assert levels_rise(x, max_error=0.8) == [False] * WORKERS
 
 
+BY_ERROR = fg.Recover((fg.AllReduce(),), max_error=0.5)
+HIERARCHY = fg.Hierarchical("fast", 4, fg.AllReduce())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fg.Hierarchical("fast", 4, BY_ERROR),
+        lambda: fg.Hierarchical("fast", 4, fg.Piecewise({0: fg.AllReduce(), 9: BY_ERROR})),
+        lambda: fg.Hierarchical("fast", 4, fg.Recover((BY_ERROR,), tolerance=0.1)),
+        lambda: fg.Recover((HIERARCHY, fg.AllReduce()), max_error=0.5),
+        lambda: fg.Recover((fg.AllReduce(), fg.Piecewise({0: HIERARCHY})), max_error=0.5),
+    ],
+)
+def test_recovery_by_the_error_of_a_hierarchy_is_refused(make):
+    """It would see none from outside, and inside each piece has another."""
+    with pytest.raises(ValueError, match=r"tolerance="):
+        make()
+
+
+def test_the_error_of_a_hierarchy_is_not_measured():
+    with pytest.raises(ValueError, match="exchange_residual"):
+        fg.compressed_pmean(HIERARCHY, axis_name=AXES, measure=True)
+
+
 # Recovery: by the loss
 
 BY_LOSS = fg.Recover((fg.AllGather(fg.TopK(k=1)), fg.AllReduce()), tolerance=0.1, smoothing=0.0)
@@ -318,6 +351,33 @@ def test_a_loss_that_is_not_finite_is_seen_by_what_recovers():
 
     same_rows = jnp.broadcast_to(values((20,)), (WORKERS, 20))
     assert sent_by_step(tx, over, same_rows, [2.0, np.nan, 2.0]) == [1, 1, 20]
+
+
+def by_loss(k):
+    return fg.Recover((fg.AllGather(fg.TopK(k=k)), fg.AllReduce()), tolerance=0.1, smoothing=0.0)
+
+
+SPREAD = np.r_[3.0, 2.0, np.full(18, 0.1)].astype(np.float32)
+"""Sending one value of it has a relative error of 0.56, two one of 0.12."""
+GATHERS = fg.AllGather(fg.TopK(k=1)), fg.AllGather(fg.TopK(k=2))
+ROSE = {
+    "an exchange within": fg.Recover((by_loss(1), by_loss(2)), max_error=0.3),
+    "the next level": fg.Recover((*GATHERS, fg.AllReduce()), 0.3, tolerance=0.1, smoothing=0.0),
+    "a later piece": fg.Piecewise({0: by_loss(1), 1: by_loss(2)}),
+}
+
+
+@pytest.mark.parametrize("exchange", ROSE.values(), ids=ROSE)
+@pytest.mark.parametrize("first", [1.0, np.nan])
+def test_a_loss_is_told_to_what_ran_alone(exchange, first):
+    """The loss of the first step is no measure for what follows, which starts with a worse one."""
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
+
+    def over(function):
+        return jax.vmap(function, axis_name=AXIS)
+
+    rows = jnp.tile(SPREAD, (WORKERS, 1))
+    assert sent_by_step(tx, over, rows, [first, 5.0, 5.0, 5.0, 6.0, 6.0]) == [1, 2, 2, 2, 2, 20]
 
 
 @pytest.mark.parametrize("exchange", AROUND.values(), ids=AROUND)

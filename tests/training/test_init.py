@@ -125,6 +125,33 @@ def test_parameters_over_the_axis_of_the_exchange_are_refused(check_vma):
         jax.eval_shape(run, jnp.ones(8))
 
 
+NESTED = {"w": jnp.ones((6, 16)), "head": {"w": jnp.ones((16, 2)), "b": jnp.ones(2)}}
+NESTED_SPECS = {"w": P(None, "model"), "head": {"w": P("model"), "b": P()}}
+
+
+def test_a_state_is_sharded_as_the_parameter_with_the_longest_path():
+    """Where the path of one parameter ends like that of another."""
+    tx = optax.chain(fg.compressed_pmean(SPARSE, fg.ErrorFeedback(), axis_name=AXIS), optax.adam(1))
+    specs = fg.state_specs(jax.eval_shape(tx.init, NESTED), AXIS, NESTED_SPECS)
+    assert specs[1][0].mu == NESTED_SPECS
+    residual = specs[0].memory.value.residual
+    assert residual["w"] == P(AXIS, None, "model")
+    assert residual["head"] == {"w": P(AXIS, "model"), "b": P(AXIS)}
+
+
+def test_a_state_of_fewer_axes_is_not_sharded_as_its_parameter():
+    """What Adafactor keeps of rows and columns has the path of a parameter, not its shape."""
+    factored = optax.scale_by_factored_rms(min_dim_size_to_factor=4)
+    tx = optax.chain(fg.compressed_pmean(SPARSE, axis_name="data"), factored)
+    specs = fg.state_specs(jax.eval_shape(tx.init, PARAMS), "data", SHARDED)
+    state = fg.init(tx, PARAMS, grid(), "data", SHARDED)
+    for leaf, spec in zip(jax.tree.leaves(state), jax.tree.leaves(specs), strict=True):
+        assert len(spec) <= leaf.ndim
+    # Shaped like the parameter, or a piece of rows or columns for each shard.
+    assert specs[1].v["down"] == SHARDED["down"]
+    assert specs[1].v_row["up"] == specs[1].v_col["up"] == P(("model",))
+
+
 # States that are part of something else
 
 

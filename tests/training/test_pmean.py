@@ -473,6 +473,21 @@ def test_a_bad_step_is_agreed_on_over_the_model_axis():
     assert np.isnan(mean).tolist() == [True] * 10 + [False] * 10
 
 
+def test_what_overflows_is_summed_over_the_model_axis():
+    mesh = Mesh(
+        np.array(jax.devices()).reshape(4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+    )
+    exchange = fg.AllGather(fg.FixedRangeFloat(bits=8, maximum=1.0))
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
+
+    def step(rows):
+        return tx.update(rows[0], tx.init(rows[0]))[1].overflow
+
+    run = jax.shard_map(step, mesh=mesh, in_specs=P("data", "model"), out_specs=P())
+    x = jnp.full((4, 20), 0.5).at[1, :3].set(2.0).at[2, 8:15].set(-3.0)  # 2 and 5 in the halves
+    assert int(jax.jit(run)(x)) == 3 + 2 + 5
+
+
 def test_already_summed_gradients_are_refused():
     tx = fg.compressed_pmean(BLOCKED, axis_name=AXIS)
     params = {"w": jnp.ones(20)}
