@@ -156,7 +156,7 @@ def compressed_pmean(
         zero = jnp.zeros((), jnp.int32)
         remembered = add_worker_axis(memory.init(like))
         exchanged = tuple(map(exchange.init, _layout.bucket_likes(like, layout)))
-        return CompressedPmeanState(
+        state = CompressedPmeanState(
             step=zero,
             skipped=zero,
             overflow=zero,
@@ -165,6 +165,8 @@ def compressed_pmean(
             worker=_worker.nobody(remembered, exchanged),
             error=jnp.zeros((), jnp.float32) if measure else (),
         )
+        # Without parameters nobody knows what is in these two, but that they are no parameters.
+        return state._replace(exchange=zero, worker=zero) if _stands_in(params) else state
 
     def update(
         updates: optax.Updates,
@@ -201,11 +203,11 @@ def compressed_pmean(
         reduced = [
             exchange.mean(bucket, bucket_state, step.fold(i), axis_name)
             for i, (bucket, bucket_state) in enumerate(
-                zip(_layout.to_buckets(x, layout), state.exchange, strict=True)
+                zip(_layout.to_buckets(_axes.whole(x), layout), state.exchange, strict=True)
             )
         ]
-        mean = _layout.from_buckets([r.mean for r in reduced], like, layout)
-        sent = _layout.from_buckets([r.sent for r in reduced], like, layout)
+        mean = _layout.from_buckets(_axes.whole([r.mean for r in reduced]), like, layout)
+        sent = _layout.from_buckets(_axes.whole([r.sent for r in reduced]), like, layout)
         remembered = add_worker_axis(memory.update(x, sent, mean, compensated))
         mean = jax.tree.map(lambda m, g: m.astype(g.dtype), mean, updates)
 
@@ -232,7 +234,7 @@ def compressed_pmean(
             error=_parts.where(finite, error, state.error),
         )
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
 
 
 def _remedy(exchange: object) -> str:
@@ -240,6 +242,12 @@ def _remedy(exchange: object) -> str:
     if isinstance(exchange, Memory):
         return f"the exchange comes first: compressed_pmean(exchange, {exchange!r}, ...)."
     return "wrap a codec as AllGather(codec)."
+
+
+def _stands_in(params: optax.Params) -> bool:
+    """Whether it is what `optax.tree_utils.tree_map_params` passes in place of parameters."""
+    kind: Any = type(params)
+    return not jax.tree.leaves(params) and kind.__module__.startswith("optax.tree_utils")
 
 
 def _checked_like(tree: PyTree) -> PyTree:
