@@ -64,7 +64,9 @@ def data_parallel(
         params and state.
 
     Returns:
-      A function of global arrays, as `jax.jit` returns it.
+      A function of global arrays, as `jax.jit` returns it. Like all of these it compiles again for
+      arguments that lie elsewhere: parameters that are put on the mesh before the first step, by
+      `jax.device_put(params, NamedSharding(mesh, P()))`, save it once.
 
     Raises:
       ValueError: if the mesh does not have the axis, or with `param_specs` and `by="vmap"`. While
