@@ -99,16 +99,14 @@ def compile_row(name: str, exchange: fg.Exchange, workers: int, shape: tuple[int
     mesh = Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
     axis_name = axes if len(axes) > 1 else axes[0]
     tx = fg.compressed_pmean(exchange, layout=fg.Layout("leaf"), axis_name=axis_name)
-    like = jax.ShapeDtypeStruct(shape, "float32")
-    specs = fg.state_specs(jax.eval_shape(tx.init, like), axis_name)
+    state = fg.init(tx, np.zeros(shape, np.float32), mesh, axis_name)
+    specs = fg.state_specs(state, axis_name)
     spread = NamedSharding(mesh, P(axis_name))
 
     def step(rows: jax.Array, state: Any) -> Any:
         return tx.update(rows[0], state)
 
-    init = jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)
     update = jax.shard_map(step, mesh=mesh, in_specs=(P(axis_name), specs), out_specs=(P(), specs))
-    state = jax.jit(init)(np.zeros(shape, np.float32))
     rows = jax.device_put(gradients(shape, workers), spread)
     start = time.perf_counter()
     program = jax.jit(update).lower(rows, state).compile()

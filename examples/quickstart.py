@@ -5,14 +5,12 @@ import os
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
 import fftgrad as fg
 
 os.environ.setdefault("PJRT_NPROC", "32")  # eight simulated workers need more threads than cores
 jax.config.update("jax_num_cpu_devices", 8)
-mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+mesh = jax.make_mesh((jax.device_count(),), ("data",))
 
 codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.05), fg.RangeFloat(bits=8))
 exchange = fg.AllGather(codec)
@@ -26,8 +24,8 @@ def loss(params, x, y):
     return jnp.mean((jnp.tanh(x @ params["w1"]) @ params["w2"] - y) ** 2)
 
 
-def step(params, state, x, y):
-    _, grads = fg.value_and_grad(loss, "data")(params, x, y)  # of this worker's batch alone
+def step(params, state, x, y):  # of one worker, on its rows of x and y
+    _, grads = fg.value_and_grad(loss, "data")(params, x, y)
     updates, state = tx.update(grads, state, params)
     return optax.apply_updates(params, updates), state
 
@@ -39,12 +37,7 @@ y = jnp.tanh(x @ w_true)
 params = {"w1": w1, "w2": w2}
 
 state = fg.init(tx, params, mesh, "data")
-specs = fg.state_specs(state, "data")
-train = jax.jit(
-    jax.shard_map(
-        step, mesh=mesh, in_specs=(P(), specs, P("data"), P("data")), out_specs=(P(), specs)
-    )
-)
+train = fg.data_parallel(step, mesh, "data")  # of all workers
 
 print(f"loss {loss(params, x, y):.4f}")
 for i in range(200):

@@ -190,8 +190,7 @@ class Trainer:
 
     def local_gradient(self, params: Params, batch: jax.Array) -> tuple[jax.Array, Params]:
         """Loss and gradient of this worker's own part of the batch."""
-        own = jax.lax.pcast(params, "data", to="varying")
-        return jax.value_and_grad(self.loss)(own, batch)
+        return fg.value_and_grad(self.loss, "data")(params, batch)
 
     def optimizer(self, run: Run) -> optax.GradientTransformation:
         """The exchange, followed by the same Adam for all runs but for its momentum."""
@@ -215,22 +214,15 @@ def train(trainer: Trainer, run: Run, progress: Progress, log: TextIO, text: Any
     args, mesh = trainer.args, trainer.mesh
     task = progress.add_task(run.name, total=args.steps, loss="compiling", speed="", sent="")
     tx = trainer.optimizer(run)
-    specs = fg.state_specs(jax.eval_shape(tx.init, trainer.params), "data")
 
     def step(params: Params, state: Any, batch: jax.Array) -> tuple[Params, Any, jax.Array]:
         loss, gradient = trainer.local_gradient(params, batch)
         updates, state = tx.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, jax.lax.pmean(loss, "data")
 
-    init = jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)
     params = jax.device_put(trainer.params, NamedSharding(mesh, P()))
-    state = jax.jit(init)(params)
-    train_step = jax.jit(
-        jax.shard_map(
-            step, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=(P(), specs, P())
-        ),
-        donate_argnums=(0, 1),
-    )
+    state = fg.init(tx, params, mesh, "data")
+    train_step = fg.data_parallel(step, mesh, "data", donate_argnums=(0, 1))
     rng = np.random.default_rng(args.seed)
     batch = trainer.spread(sample(rng, text[0], args.batch * mesh.size, args.context))
     compiled = train_step.lower(params, state, batch).compile()

@@ -6,6 +6,7 @@
 from fftgrad.training import compressed_pmean as compressed_pmean
 from fftgrad.training import value_and_grad as value_and_grad
 from fftgrad.training import init as init
+from fftgrad.training import data_parallel as data_parallel
 from fftgrad.exchanges._layout import Layout as Layout
 from fftgrad.training import state_specs as state_specs
 from fftgrad.training import metrics as metrics

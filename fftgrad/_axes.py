@@ -6,11 +6,12 @@ Everywhere else nothing is tracked, and every value looks as if it varied along 
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 AxisName: TypeAlias = str | tuple[str, ...]
 """One mesh axis, or several that act as one."""
@@ -32,6 +33,20 @@ def check_names(argument: str, axis_name: object) -> None:
             f"{argument}: must be the name of an axis, or a tuple of names, got {axis_name!r}; use "
             f"{remedy}."
         )
+
+
+def check_mesh(argument: str, mesh: Mesh, axis_name: AxisName) -> None:
+    """Refuses an axis that the mesh does not have."""
+    if not set(names(axis_name)) <= set(mesh.axis_names):
+        raise ValueError(
+            f"{argument}: must be an axis of the mesh, got {axis_name!r} for a mesh with "
+            f"{mesh.axis_names}; use one of these."
+        )
+
+
+def mesh_size(mesh: Mesh, axis_name: AxisName) -> int:
+    """The number of workers along the axis of a mesh."""
+    return math.prod(mesh.shape[name] for name in names(axis_name))
 
 
 def size(axis_name: AxisName, owner: str = "compressed_pmean") -> int:
@@ -66,6 +81,13 @@ def known_to_vary(x: object, axis_name: AxisName) -> bool:
     return isinstance(x, jax.Array) and not varying(x).isdisjoint(names(axis_name))
 
 
+def half_reduced(x: jax.Array) -> frozenset[str]:
+    """The axes over which JAX types `x` as unreduced or reduced: a sum to come, and its dual."""
+    kind = jax.typeof(x)
+    manual, spec = kind.manual_axis_type, kind.sharding.spec
+    return frozenset(manual.unreduced | manual.reduced | spec.unreduced | spec.reduced)
+
+
 def vary(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """`x`, typed as varying along the axis where JAX knows; its gradient is then a worker's own."""
     if not is_tracked(axis_name):
@@ -78,12 +100,23 @@ def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """The values of all workers, stacked in their order, and known to be equal on all."""
     if is_tracked(axis_name):
         return lax.all_gather(x, axis_name, to="invarying")
-    return lax.all_gather(x, axis_name)
+    return _arrived(lax.all_gather(x, axis_name), axis_name)
 
 
 def all_to_all(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """Row i of x[w, ...] to worker i; the rows that all have for this one, in their order."""
-    return lax.all_to_all(x, axis_name, 0, 0)
+    return _arrived(lax.all_to_all(x, axis_name, 0, 0), axis_name)
+
+
+def _arrived(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """`x`, once a collective has brought it to the workers that it is for.
+
+    Under vmap on a mesh XLA places the workers. It may leave what was sent where it is, and send
+    what comes of it instead.
+    """
+    if set(names(axis_name)) <= set(jax.sharding.get_abstract_mesh().auto_axes):
+        return lax.with_sharding_constraint(x, PartitionSpec())
+    return x
 
 
 def vary_like(x: jax.Array, other: jax.Array) -> jax.Array:
@@ -122,3 +155,70 @@ def check_workers(owner: str, workers: int, axis_name: AxisName) -> None:
 def varying(x: jax.Array) -> frozenset[str]:
     """The axes along which `x` is known to vary."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def shardings(mesh: Mesh, specs: Any) -> Any:
+    """The shardings of a tree of PartitionSpecs."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda node: isinstance(node, PartitionSpec),
+    )
+
+
+def place(tree: Any, mesh: Mesh, specs: Any) -> Any:
+    """The arrays as the specs say, where the axes of the mesh are part of their types."""
+    if AxisType.Explicit not in mesh.axis_types:
+        return tree
+    return jax.sharding.reshard(tree, shardings(mesh, specs))
+
+
+def auto(
+    function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """A function of global arrays, inside of which all axes of the mesh are Auto.
+
+    Its arguments and results lie as the specs say.
+    """
+
+    def placed(*args: Any) -> Any:
+        out = function(*lax.with_sharding_constraint(args, in_specs))
+        return lax.with_sharding_constraint(out, out_specs)
+
+    def run(*args: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return jax.sharding.auto_axes(placed, out_sharding=shardings(mesh, out_specs))(*args)
+
+    return run
+
+
+def whole(tree: Any) -> Any:
+    """The arrays, whole on every device along the axes that XLA has in its hands.
+
+    Left to itself its partitioner cuts a codec into pieces, with a collective for each search and
+    each scatter in it, some of which no CPU can run.
+    """
+    if not jax.sharding.get_abstract_mesh().auto_axes:
+        return tree
+    return lax.with_sharding_constraint(tree, PartitionSpec())
+
+
+def without_explicit(update: Callable[..., Any]) -> Callable[..., Any]:
+    """`update(updates, state, ...)`, inside of which the axes that shard_map leaves are Auto.
+
+    A codec flattens and cuts, and an Explicit axis wants to be told where each piece is to lie. The
+    results are of the types of the arguments.
+    """
+
+    def run(updates: Any, state: Any, params: Any = None, value: Any = None, **extra: Any) -> Any:
+        mesh = jax.sharding.get_abstract_mesh()
+        if not (mesh.manual_axes and mesh.explicit_axes):
+            return update(updates, state, params, value=value, **extra)
+        auto: Any = jax.sharding.auto_axes(
+            lambda u, s, p, v: update(u, s, p, value=v, **extra),
+            axes=tuple(mesh.explicit_axes),
+            out_sharding=jax.tree.map(lambda a: jax.typeof(a).sharding, (updates, state)),
+        )
+        return auto(updates, state, params, value)
+
+    return run

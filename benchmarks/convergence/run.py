@@ -78,8 +78,7 @@ class Program:
         self.replicated = NamedSharding(mesh, P())
 
         def step(params: Params, state: Any, batch: Any, rate: jax.Array) -> Any:
-            own = jax.lax.pcast(params, AXIS, to="varying")
-            loss, gradient = jax.value_and_grad(task.loss)(own, batch)
+            loss, gradient = fg.value_and_grad(task.loss, AXIS)(params, batch)
             updates, state = tx.update(gradient, state, params)
             updates = optax.tree.scale(-rate, updates)
             return optax.apply_updates(params, updates), state, loss[None]
@@ -161,8 +160,8 @@ def errors(task: Task, listed: list[Method], mesh: Mesh) -> Iterator[tuple[str, 
         params, state, _ = program.step(params, state, batch, rate)
 
     def gradient(params: Params, batch: Any) -> Params:
-        own = jax.lax.pcast(params, AXIS, to="varying")
-        return jax.tree.map(lambda g: g[None], jax.grad(task.loss)(own, batch))
+        _, own = fg.value_and_grad(task.loss, AXIS)(params, batch)
+        return jax.tree.map(lambda g: g[None], own)
 
     mapped = jax.shard_map(gradient, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS))
     rows = jax.jit(mapped)(params, jax.device_put(next(batches), program.spread))

@@ -5,6 +5,7 @@ May import all but `methods`, `optimizers` and `tools`.
 
 from fftgrad.training._accumulate import accumulate as accumulate
 from fftgrad.training._clip import clip_by_local_norm as clip_by_local_norm
+from fftgrad.training._data_parallel import data_parallel as data_parallel
 from fftgrad.training._delay import delay as delay
 from fftgrad.training._init import init as init
 from fftgrad.training._metrics import metrics as metrics

@@ -13,6 +13,14 @@ def check_local(updates: PyTree, axis_name: AxisName) -> None:
     """Refuses gradients that are summed already, or vary over different axes."""
     _axes.size(axis_name)
     for path, leaf in jax.tree.leaves_with_path(updates):
+        if half := _axes.half_reduced(leaf):
+            raise ValueError(
+                f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must be the gradient of "
+                "one worker's own batch, got one that JAX types as unreduced or reduced over "
+                f"{sorted(half)}: a sum that it has yet to take there; over {axis_name!r} take the "
+                f"gradient by fg.value_and_grad(loss, {axis_name!r})(params, batch), and over "
+                "other axes sum it before, by jax.lax.psum."
+            )
         if not _axes.varies(leaf, axis_name):
             raise ValueError(
                 f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must be the gradient of "

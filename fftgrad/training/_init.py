@@ -1,10 +1,11 @@
 """The sharded state in one call."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
@@ -12,7 +13,7 @@ from fftgrad.training._state_specs import state_specs
 
 
 def init(
-    tx: optax.GradientTransformation,
+    tx: optax.GradientTransformation | Callable[[Any], Any],
     params: optax.Params,
     mesh: Mesh,
     axis_name: AxisName,
@@ -25,11 +26,14 @@ def init(
     made outside of `shard_map` and passed as replicated has one row for all.
 
         state = fg.init(tx, params, mesh, "data")
-        specs = fg.state_specs(state, "data")
-        step = jax.shard_map(step, mesh=mesh, in_specs=(P(), specs, P("data")), ...)
+        train = fg.data_parallel(step, mesh, "data")
+
+    Where a framework keeps the state of the optimizer in one of its own, give it the function that
+    makes that: `lambda params: TrainState.create(apply_fn=apply, params=params, tx=tx)`.
 
     Args:
-      tx: an optax transformation with `compressed_pmean` in it.
+      tx: an optax transformation with `compressed_pmean` in it, or a function of the parameters
+        that makes any state with its state in it.
       params: the parameters: global arrays, or arrays that are equal on all processes.
       mesh: the mesh of the training step, with axes of type Auto or Explicit.
       axis_name: the axis, or axes, of the workers.
@@ -52,20 +56,17 @@ def init(
       >>> state.memory.value.residual["w"].shape == (jax.device_count(), 3, 4)
       True
     """
-    missing = set(_axes.names(axis_name)) - set(mesh.axis_names)
-    if missing:
-        raise ValueError(
-            f"init(axis_name): must be an axis of the mesh, got {axis_name!r} for a mesh with "
-            f"{mesh.axis_names}; use one of these."
-        )
-    specs = state_specs(jax.eval_shape(tx.init, params), axis_name, param_specs)
+    _axes.check_mesh("init(axis_name)", mesh, axis_name)
+    make = tx.init if isinstance(tx, optax.GradientTransformation) else tx
+    state = jax.eval_shape(make, params)
+    specs = state_specs(state, axis_name, param_specs)
     ins = PartitionSpec() if param_specs is None else param_specs
-    placed = jax.device_put(
-        params, jax.tree.map(lambda spec: NamedSharding(mesh, spec), ins, is_leaf=_is_spec)
+    mapped = jax.shard_map(
+        # As a list, because what a framework keeps beside its arrays need not equal itself.
+        lambda own: jax.tree.leaves(make(own)),
+        mesh=mesh,
+        in_specs=(ins,),
+        out_specs=jax.tree.leaves(specs, is_leaf=lambda node: isinstance(node, PartitionSpec)),
     )
-    make = jax.shard_map(tx.init, mesh=mesh, in_specs=(ins,), out_specs=specs)
-    return jax.jit(make)(placed)
-
-
-def _is_spec(node: object) -> bool:
-    return isinstance(node, PartitionSpec)
+    leaves = jax.jit(mapped)(jax.device_put(params, _axes.shardings(mesh, ins)))
+    return jax.tree.unflatten(jax.tree.structure(state), leaves)

@@ -169,7 +169,7 @@ def compressed_pmean(
         zero = jnp.zeros((), jnp.int32)
         remembered = add_worker_axis(memory.init(like))
         exchanged = tuple(map(exchange.init, _layout.bucket_likes(like, layout)))
-        return CompressedPmeanState(
+        state = CompressedPmeanState(
             step=zero,
             skipped=zero,
             overflow=zero,
@@ -178,6 +178,8 @@ def compressed_pmean(
             worker=_worker.nobody(remembered, exchanged),
             error=jnp.zeros((), jnp.float32) if measure else (),
         )
+        # Without parameters nobody knows what is in these two, but that they are no parameters.
+        return state._replace(exchange=zero, worker=zero) if _stands_in(params) else state
 
     def update(
         updates: optax.Updates,
@@ -212,14 +214,14 @@ def compressed_pmean(
         # before jax.distributed is initialized.
         step = _step(as_key(key), state.step, axis_name)
         reduced: list[Reduced] = []
-        for i, bucket in enumerate(_layout.to_buckets(x, layout)):
+        for i, bucket in enumerate(_layout.to_buckets(_axes.whole(x), layout)):
             # One after the other: a scheduler that may work on many at a time puts all their
             # collectives at the end, where nothing is left to run beside them.
             if reduced:
-                bucket, _ = lax.optimization_barrier((bucket, reduced[-1].mean))
+                bucket, _ = lax.optimization_barrier((bucket, reduced[-1].finite))
             reduced.append(exchange.mean(bucket, state.exchange[i], step.fold(i), axis_name))
-        mean = _layout.from_buckets([r.mean for r in reduced], like, layout)
-        sent = _layout.from_buckets([r.sent for r in reduced], like, layout)
+        mean = _layout.from_buckets(_axes.whole([r.mean for r in reduced]), like, layout)
+        sent = _layout.from_buckets(_axes.whole([r.sent for r in reduced]), like, layout)
         remembered = memory.update(x, sent, mean, compensated)
         mean, dropped = _narrowed(mean, updates)
         if dropped is not None:
@@ -249,7 +251,7 @@ def compressed_pmean(
             error=_parts.where(finite, error, state.error),
         )
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
 
 
 def _remedy(exchange: object) -> str:
@@ -257,6 +259,12 @@ def _remedy(exchange: object) -> str:
     if isinstance(exchange, Memory):
         return f"the exchange comes first: compressed_pmean(exchange, {exchange!r}, ...)."
     return "wrap a codec as AllGather(codec)."
+
+
+def _stands_in(params: optax.Params) -> bool:
+    """Whether it is what `optax.tree_utils.tree_map_params` passes in place of parameters."""
+    kind: Any = type(params)
+    return not jax.tree.leaves(params) and kind.__module__.startswith("optax.tree_utils")
 
 
 def _checked_like(tree: PyTree) -> PyTree:

@@ -79,13 +79,13 @@ def state_specs(
     workers = _axes.names(axis_name)
     own = axis_name if isinstance(axis_name, str) else workers
     for path, param_spec in by_path.items():
-        if not set(workers).isdisjoint(_named(param_spec)):
+        if not set(workers).isdisjoint(named(param_spec)):
             raise ValueError(
                 f"state_specs(param_specs{''.join(path)}): must not shard a parameter over the "
                 f"axis of the exchange, got {param_spec} for {axis_name!r}: the mean would be one "
                 "of gradients of different parameters; shard it over another axis of the mesh."
             )
-    others = tuple(dict.fromkeys(name for spec in by_path.values() for name in _named(spec)))
+    others = tuple(dict.fromkeys(name for spec in by_path.values() for name in named(spec)))
 
     def of_param(path: tuple[Any, ...], axes: int) -> PartitionSpec | None:
         """That of the parameter whose path ends this one, if so many axes can have it."""
@@ -146,7 +146,7 @@ def state_specs(
     )
 
 
-def _named(spec: PartitionSpec) -> Iterator[str]:
+def named(spec: PartitionSpec) -> Iterator[str]:
     """The axes that a PartitionSpec names."""
     for entry in spec:
         if isinstance(entry, str):

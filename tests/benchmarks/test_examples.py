@@ -1,12 +1,16 @@
-"""The main job, small: what it prints and what it writes, also when it is interrupted."""
+"""The main job, small, and the same job in each framework."""
 
+import importlib
 import json
 import pathlib
+import re
 import runpy
 
 import pytest
 
-SCRIPT = str(pathlib.Path(__file__).parent.parent.parent / "examples/train_lm.py")
+EXAMPLES = pathlib.Path(__file__).parent.parent.parent / "examples"
+SCRIPT = str(EXAMPLES / "train_lm.py")
+FRAMEWORKS = sorted((EXAMPLES / "frameworks").glob("[a-z]*.py"))
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +54,25 @@ def test_an_interrupt_leaves_table_and_files(job, tmp_path, capsys, monkeypatch)
 def test_an_unknown_run_is_answered(job, tmp_path):
     with pytest.raises(SystemExit, match="choose from dense,paper"):
         job["main"](["--smoke", "--runs", "dense,zip", "--out", str(tmp_path)])
+
+
+def test_in_each_framework_training_ends_with_the_same_bits(capsys, monkeypatch):
+    """From the same parameters, on the same batches, with error feedback."""
+    monkeypatch.syspath_prepend(EXAMPLES / "frameworks")
+    monkeypatch.setattr(importlib.import_module("_job"), "STEPS", 12)
+    printed = {}
+    for file in FRAMEWORKS:
+        runpy.run_path(str(file), run_name="__main__")
+        printed[file.stem] = capsys.readouterr().out
+    assert len(printed) == 5
+    assert len(set(printed.values())) == 1, printed
+    first, last = map(float, re.findall(r"\d\.\d+", printed["plain_pytrees"]))
+    assert last < first - 0.5
+
+
+@pytest.mark.parametrize("file", FRAMEWORKS, ids=lambda file: file.stem)
+def test_an_example_is_as_short_as_the_docs_say(file):
+    lines = len(file.read_text().splitlines())
+    page = (EXAMPLES.parent / "docs/frameworks.md").read_text()
+    (said,) = re.findall(rf"{file.name}` .*\| (\d+) \|", page)
+    assert lines == int(said) < 100

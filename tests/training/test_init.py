@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import METHODS
 from flax import nnx
 from flax.training.train_state import TrainState
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -97,6 +98,24 @@ def test_a_program_of_three_calls_trains(kind):
 def test_another_axis_than_the_mesh_has_is_refused():
     with pytest.raises(ValueError, match=r"init\(axis_name\).*'date'.*use one of these"):
         fg.init(transformation(), PARAMS, mesh_of(2), "date")
+
+
+def test_a_function_makes_the_state_of_a_framework():
+    """Of which what lies beside the arrays need not equal itself: two bound methods do not."""
+    tx, mesh = transformation(), mesh_of(8)
+
+    class Model:
+        __hash__ = None
+
+        def apply(self, params): ...
+
+    state = fg.init(
+        lambda params: TrainState.create(apply_fn=Model().apply, params=params, tx=tx),
+        PARAMS, mesh, AXIS,
+    )  # fmt: skip
+    assert_same(state.opt_state, fg.init(tx, PARAMS, mesh, AXIS))
+    np.testing.assert_array_equal(state.params["up"], PARAMS["up"])
+    assert state.tx is tx
 
 
 # Parameters sharded over the axis of the exchange
@@ -210,6 +229,41 @@ def test_specs_of_a_whole_train_state():
     )
     both = fg.state_specs((PARAMS, state.opt_state), "data")
     assert both[1] == fg.state_specs(state.opt_state, "data")
+
+
+WITH_LIKES_OF_PARAMS = {
+    **{name: METHODS[name](AXIS) for name in METHODS},
+    "accumulate": transformation(),
+    "delay": optax.chain(fg.delay(), fg.methods.top_k(0.1)),
+    "no memory, factors": fg.compressed_pmean(fg.PowerSgd(1), axis_name=AXIS, measure=True),
+}
+
+
+@pytest.mark.parametrize("tx", WITH_LIKES_OF_PARAMS.values(), ids=WITH_LIKES_OF_PARAMS)
+def test_optax_finds_what_is_shaped_like_parameters(tx):
+    """Residuals, velocities and moments by the place of a parameter; exchanges as a whole."""
+    state = tx.init(PARAMS)
+    places = {"up": "at up", "down": "at down"}
+    found = optax.tree_utils.tree_map_params(
+        tx,
+        lambda leaf, place: (place, leaf.shape),
+        state,
+        places,
+        transform_non_params=lambda _: "other",
+    )
+    pairs = [n for n in jax.tree.leaves(found, is_leaf=_is_pair) if _is_pair(n)]
+    assert all(shape[-2:] == PARAMS[place[3:]].shape for place, shape in pairs)
+    wanted = [
+        leaf for path, leaf in jax.tree.leaves_with_path(state)
+        if getattr(path[-1], "key", "") in PARAMS and "exchange" not in jax.tree_util.keystr(path)
+    ]  # fmt: skip
+    assert len(pairs) == len(wanted)
+    same = optax.tree_utils.tree_map_params(tx, lambda leaf: leaf, state)
+    assert jax.tree.structure(same) == jax.tree.structure(state)
+
+
+def _is_pair(node):
+    return type(node) is tuple and len(node) == 2 and str(node[0]).startswith("at ")
 
 
 # What comes before the mean

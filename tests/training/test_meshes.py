@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from cases import CODECS, EXCHANGES, HIERARCHIES, gradients, values
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import of_size, unshard
 
@@ -388,6 +388,61 @@ def test_who_hears_of_a_bad_shard(check_vma, remedy, agreed):
     wanted = np.broadcast_to([agreed, True], (4, 2))
     np.testing.assert_array_equal(skipped, wanted)
     np.testing.assert_array_equal(kept, wanted)
+
+
+def partly_manual(kind, manual):
+    """Three steps, where shard_map has the data axis, or all axes and every parameter whole."""
+    tx = optax.chain(
+        fg.compressed_pmean(
+            fg.AllGather(CODECS["top-k 6 bits"]), fg.ErrorFeedback(), axis_name="data"
+        ),
+        optax.sgd(0.05),
+    )
+    axes = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"), axis_types=kind)
+    explicit = manual == {"data"} and kind[1] == AxisType.Explicit
+
+    def loss(params, x, y):
+        hidden = jax.nn.relu(x @ params["up"])
+        out = P() if explicit else None  # what is summed over an Explicit axis says where it goes
+        return jnp.mean((jnp.dot(hidden, params["down"], out_sharding=out) - y) ** 2)
+
+    def step(params, state, x, y):
+        value, grads = fg.value_and_grad(loss, "data")(params, x, y)
+        updates, state = tx.update(grads, state, params, value=value)
+        return optax.apply_updates(params, updates), state
+
+    def put(tree, specs):
+        return jax.device_put(tree, jax.tree.map(lambda s: NamedSharding(axes, s), specs))
+
+    whole = manual == {"data", "model"}
+    params = put(PARAMS, jax.tree.map(lambda _: P(), PARAMS) if whole else SHARDED)
+    state = fg.init(tx, params, axes, "data", None if whole else SHARDED)
+    specs = fg.state_specs(state, "data")
+    ins = P(), specs, P("data"), P("data")
+    run = jax.jit(
+        jax.shard_map(step, mesh=axes, in_specs=ins, out_specs=(P(), specs), axis_names=manual)
+    )
+    x = put(values((32, 6), 5), P("data"))
+    for _ in range(3):
+        params, state = run(params, state, x, x[:, :1])
+    return params, state, fg.audit(run.lower(params, state, x, x[:, :1]).compile())
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda k: k.name)
+def test_with_the_data_axis_alone_manual_the_model_axis_is_xlas(kind):
+    """Over data a worker sends what it does with whole parameters, and trains as it does."""
+    whole, _, _ = partly_manual((AxisType.Auto,) * 2, {"data", "model"})
+    params, state, found = partly_manual((kind, kind), {"data"})
+    for name, leaf in params.items():
+        np.testing.assert_allclose(leaf, whole[name], rtol=1e-4, atol=1e-6)
+        wanted = NamedSharding(leaf.sharding.mesh, SHARDED[name])
+        assert leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
+    residual = state[0].memory.value.residual["up"]
+    assert residual.sharding.shard_shape((4, 6, 16)) == (1, 6, 8)
+    over_data = [c.bytes for c in found if c.workers == 4]
+    over_model = [c.bytes for c in found if c.workers == 2]
+    assert len(over_model) < 12, "a codec in pieces"
+    assert over_data == [fg.wire_bytes(fg.AllGather(CODECS["top-k 6 bits"]), PARAMS)]
 
 
 # A language model, fully sharded

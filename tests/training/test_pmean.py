@@ -511,6 +511,43 @@ def test_already_summed_gradients_are_refused():
     assert np.all(np.isfinite(run(local=True)["w"]))
 
 
+@pytest.mark.parametrize("axis", [AXIS, "model"])
+def test_gradients_that_jax_has_yet_to_sum_are_refused(axis):
+    """What comes of parameters that are typed as reduced, or of a cast."""
+    tx = fg.compressed_pmean(BLOCKED, axis_name=AXIS)
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), (AXIS, "model"))
+
+    def run(function, over=AXIS):
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=(P(), P(over)), out_specs=P())
+        jax.eval_shape(mapped, jnp.ones(12), jnp.ones(8 * 12))
+
+    def of_reduced(w, x):
+        reduced = jax.lax.pcast(w, axis, to="reduced")
+        return one_update(tx)(jax.grad(lambda w: jnp.sum(jnp.sin(x[:12]) * w))(reduced))
+
+    def cast(w, x):
+        return one_update(tx)(jax.lax.pcast(x[:12] * w, axis, to="unreduced"))
+
+    def reduced(w, _):
+        return one_update(tx)(jax.lax.pcast(w, axis, to="reduced"))
+
+    def summed(w, x):
+        grad = jax.lax.pcast(x[:12] * w, "model", to="unreduced")
+        return one_update(tx)(jax.lax.psum(grad, "model"))
+
+    def by_value_and_grad(w, x):
+        reduced = jax.lax.pcast(w, AXIS, to="reduced")
+        loss = fg.value_and_grad(lambda w: jnp.sum(jnp.sin(x[:12]) * w), AXIS)
+        return one_update(tx)(loss(reduced)[1])
+
+    remedy = rf"unreduced or reduced over \['{axis}'\].*fg\.value_and_grad.*jax\.lax\.psum"
+    for wrong in (of_reduced, cast, reduced):
+        with pytest.raises(ValueError, match=remedy):
+            run(wrong, axis)
+    run(summed, (AXIS, "model"))
+    run(by_value_and_grad)
+
+
 def test_an_unused_parameter_still_counts_as_local():
     tx = fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS)
 

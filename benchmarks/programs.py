@@ -1,0 +1,284 @@
+"""What XLA makes of fftgrad for an H100 or a TPU v5e, on a machine that has neither.
+
+Nothing runs. The compiled programs tell how many kernels a codec launches, whether the host has to
+wait for the device inside of it, how much memory it needs, and which collectives of a training step
+have products of matrices to run beside. It needs the plugin of the accelerator, in an environment
+of its own:
+
+    pip install -e ".[bench]" "jax[cuda12]==$(python -c 'import jax; print(jax.__version__)')"
+    python benchmarks/programs.py --target h100
+
+and `jax[tpu]` for `--target v5e`.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import time
+from typing import Any
+
+HERE = pathlib.Path(__file__).parent
+PLUGINS = {"h100": ("jax_plugins.xla_cuda12", "jax[cuda12]"), "v5e": ("libtpu", "jax[tpu]")}
+FLAGS = (
+    "--xla_gpu_enable_latency_hiding_scheduler=true",
+    "--xla_gpu_all_gather_combine_threshold_bytes=0",
+    "--xla_gpu_all_reduce_combine_threshold_bytes=0",
+)
+"""Collectives are asynchronous on GPUs, but only this scheduler puts work between their start and
+their end; and buckets that are combined again wait for the last of them."""
+
+WORKERS, LAYERS, WIDTH, HIDDEN, ROWS = 8, 8, 2048, 8192, 32768
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", choices=PLUGINS, default="h100")
+    parser.add_argument("--values", type=int, default=1 << 24, help="length of the vector")
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="of the step: one bucket each")
+    parser.add_argument("--out", type=pathlib.Path, default=HERE / "results/programs")
+    return parser.parse_args()
+
+
+def prepare(target: str) -> None:
+    """Sets what has to be set before JAX starts, or says what is missing."""
+    module, package = PLUGINS[target]
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise SystemExit(
+            f"programs.py --target {target}: needs the compiler of {package}, which is not "
+            f'installed; pip install "{package}" with the version of jax, in an environment of '
+            "its own."
+        )
+    if target == "h100":
+        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+        os.environ.pop("JAX_PLATFORMS", None)
+        # Timing kernels to choose among them would need the device.
+        os.environ["XLA_FLAGS"] = " ".join(["--xla_gpu_autotune_level=0", *FLAGS])
+    else:
+        os.environ |= {
+            "JAX_PLATFORMS": "cpu",
+            "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+            "TPU_SKIP_MDS_QUERY": "1",
+            "TPU_WORKER_HOSTNAMES": "localhost",
+            "TPU_WORKER_ID": "0",
+        }
+
+
+ARGS = parse_args()
+prepare(ARGS.target)
+
+import jax  # noqa: E402  (after the settings)
+import jax.numpy as jnp  # noqa: E402  (after the settings)
+import numpy as np  # noqa: E402  (after the settings)
+import optax  # noqa: E402  (after the settings)
+from _hlo import Program  # noqa: E402  (after the settings)
+from _record import head  # noqa: E402  (after the settings)
+from jax.experimental import topologies  # noqa: E402  (after the settings)
+from jax.sharding import (  # noqa: E402  (after the settings)
+    AxisType,
+    Mesh,
+    NamedSharding,
+    SingleDeviceSharding,
+)
+from jax.sharding import PartitionSpec as P  # noqa: E402  (after the settings)
+from rich.console import Console  # noqa: E402  (after the settings)
+from rich.table import Table  # noqa: E402  (after the settings)
+
+import fftgrad as fg  # noqa: E402  (after the settings)
+
+BYTES = fg.RangeFloat(bits=8)
+TOP_K = fg.chain(fg.TopK(fraction=0.01), BYTES)
+CODECS: dict[str, fg.Codec] = {
+    "top-k 1 %, 8 bits": TOP_K,
+    "FFT 4096, 5 %, 8 bits": fg.chain(fg.Fft(block=4096), fg.TopK(fraction=0.05), BYTES),
+    "DCT 64, 1 %, 8 bits": fg.chain(fg.Dct(block=64), fg.TopK(fraction=0.01), BYTES),
+    "threshold 1 %": fg.Threshold(fraction=0.01),
+    "random-k 1 %": fg.RandomK(fraction=0.01),
+    "chunk top-k of 100": fg.ChunkTopK(chunk=100),
+    "EDEN 2 bits": fg.chain(fg.Hadamard(), fg.LloydMax(bits=2)),
+    "sign": fg.Sign(),
+    "levels 4 bits": fg.Levels(bits=4),
+    "ternary": fg.Ternary(),
+}
+GATHER = fg.AllGather(TOP_K)
+BUCKET = fg.Layout(bucket_bytes=4 * 2 * WIDTH * HIDDEN)
+
+
+def compressed(exchange: fg.Exchange, layout: fg.Layout = BUCKET) -> Any:
+    """The exchange with error feedback."""
+    memory = fg.NoMemory() if exchange == fg.AllReduce() else fg.ErrorFeedback()
+    return fg.compressed_pmean(exchange, memory, axis_name="data", layout=layout)
+
+
+STEPS: dict[str, Any] = {
+    "dense": lambda: compressed(fg.AllReduce()),
+    "top-k": lambda: compressed(GATHER),
+    "sign": lambda: compressed(fg.AllGather(fg.Sign())),
+    "random-k": lambda: compressed(fg.AllReduce(fg.RandomK(fraction=0.01))),
+    "PowerSGD": lambda: compressed(
+        fg.PowerSgd(rank=4), fg.Layout("leaf", bucket_bytes=BUCKET.bucket_bytes)
+    ),
+    "top-k, one bucket": lambda: compressed(GATHER, fg.Layout()),
+    "top-k, delayed": lambda: optax.chain(fg.delay(), compressed(GATHER, fg.Layout())),
+}
+"""Made late: a transformation is bound to nothing, but JAX must be up."""
+
+
+def topology() -> Any:
+    """The devices to compile for."""
+    if ARGS.target == "h100":
+        config = (HERE / "h100.textproto").read_text()
+        return topologies.get_topology_desc(
+            platform="cuda", topology_name="", target_config=config, topology=f"1x1x{WORKERS}"
+        )
+    return topologies.get_topology_desc("v5e:2x4", "tpu")
+
+
+def facts(jitted: Any, *specs: Any) -> tuple[dict[str, Any], Program]:
+    """What compiling it gives."""
+    start = time.perf_counter()
+    traced = jitted.lower(*specs)
+    lowered = time.perf_counter()
+    compiled = traced.compile()
+    program = Program(compiled.as_text())
+    cost = program.cost()
+    analysis = compiled.cost_analysis() or {}
+    return {
+        "trace_s": round(lowered - start, 2),
+        "compile_s": round(time.perf_counter() - lowered, 2),
+        "kernels": cost.kernels,
+        "host_syncs": cost.host_syncs,
+        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+        "bytes_accessed": analysis.get("bytes accessed"),
+    }, program
+
+
+def codec_rows(devices: Any) -> list[dict[str, Any]]:
+    """Each codec, both ways."""
+    one = SingleDeviceSharding(devices[0])
+    x = jax.ShapeDtypeStruct((ARGS.values,), jnp.float32)
+    rows: list[dict[str, Any]] = []
+    for name, codec in CODECS.items():
+        if ARGS.only not in name:
+            continue
+        step = fg.Step.of(0)
+
+        def encode(x: Any, codec: Any = codec, step: Any = step) -> Any:
+            return fg.compress(codec, x, step=step)
+
+        def decode(payload: Any, codec: Any = codec, step: Any = step) -> Any:
+            return fg.decompress(codec, payload, like=x, step=step)
+
+        payload = jax.eval_shape(encode, x)
+        for way, function, spec in (("compress", encode, x), ("decompress", decode, payload)):
+            jitted = jax.jit(function, in_shardings=one, out_shardings=one)
+            found, _ = facts(jitted, spec)
+            rows.append({"codec": name, "way": way, "values": ARGS.values, **found})
+    return rows
+
+
+def step_rows(devices: Any) -> list[dict[str, Any]]:
+    """A training step of a residual network of wide layers, for each way to exchange."""
+    mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
+    everywhere, rows_of = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+    shapes = {"down": (HIDDEN, WIDTH), "up": (WIDTH, HIDDEN)}
+    params = [
+        {
+            name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=everywhere)
+            for name, shape in shapes.items()
+        }
+        for _ in range(ARGS.layers)
+    ]
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32, sharding=rows_of)
+    gradient = sum(leaf.size for leaf in jax.tree.leaves(params))
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for layer in params:
+            x = x + jax.nn.relu(x @ layer["up"]) @ layer["down"]
+        return jnp.mean(x**2)
+
+    out: list[dict[str, Any]] = []
+    for name, make in STEPS.items():
+        if ARGS.only not in name:
+            continue
+        tx = make()
+        like = jax.eval_shape(tx.init, params)
+        specs = fg.state_specs(like, "data")
+
+        def placed(leaf: Any, spec: Any) -> Any:
+            rows = (WORKERS, *leaf.shape[1:]) if spec == P("data") else leaf.shape
+            return jax.ShapeDtypeStruct(rows, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+        def step(params: Any, state: Any, x: Any, tx: Any = tx) -> Any:
+            _, grads = fg.value_and_grad(loss, "data")(params, x)
+            updates, state = tx.update(grads, state, params)
+            return jax.tree.map(lambda p, u: p - 1e-3 * u, params, updates), state
+
+        wrapped = jax.shard_map(
+            step, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=(P(), specs)
+        )
+        jitted = jax.jit(wrapped, donate_argnums=(0, 1))
+        found, program = facts(jitted, params, jax.tree.map(placed, like, specs), x)
+        # The few values of an all-reduce of a flag or a count are no payload.
+        collectives = program.overlaps(at_least=1000)
+        out.append(
+            {
+                "step": name,
+                **found,
+                "temporaries_in_gradients": found["temporary_bytes"] / 4 / gradient,
+                "collectives": collectives,
+                "overlapped": sum(products > 0 for _, products in collectives),
+            }
+        )
+    return out
+
+
+def main() -> None:
+    """Compiles everything, prints two tables and writes JSON."""
+    devices = topology().devices
+    console = Console()
+    codecs = codec_rows(devices)
+    table = Table(*("codec", "", "kernels", "host syncs", "temporary MB", "compile s"))
+    for row in codecs:
+        table.add_row(
+            row["codec"],
+            row["way"],
+            str(row["kernels"]),
+            str(row["host_syncs"]),
+            f"{row['temporary_bytes'] / 1e6:.0f}",
+            f"{row['compile_s']:.1f}",
+        )
+    console.print(table)
+    steps = step_rows(devices) if ARGS.target == "h100" else []
+    if steps:
+        table = Table(
+            *("step", "collectives", "with products beside", "kernels", "host syncs", "compile s")
+        )
+        for row in steps:
+            table.add_row(
+                row["step"],
+                str(len(row["collectives"])),
+                f"{row['overlapped']} ({', '.join(str(n) for _, n in row['collectives'])})",
+                str(row["kernels"]),
+                str(row["host_syncs"]),
+                f"{row['compile_s']:.1f}",
+            )
+        console.print(table)
+    ARGS.out.mkdir(parents=True, exist_ok=True)
+    record = head() | {"target": ARGS.target, "flags": os.environ.get("XLA_FLAGS", "")}
+    path = ARGS.out / f"{ARGS.target}.json"
+    path.write_text(json.dumps(record | {"codecs": codecs, "steps": steps}, indent=1) + "\n")
+    console.print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()

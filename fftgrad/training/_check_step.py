@@ -1,0 +1,75 @@
+"""What `data_parallel` refuses of arguments and results, while tracing."""
+
+from typing import Any, cast
+
+import jax
+from jax.sharding import PartitionSpec
+
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, PyTree
+from fftgrad.training._state_specs import named
+
+
+def check_rows(carried: PyTree, specs: PyTree, workers: int, axis_name: AxisName) -> None:
+    """Refuses a state that has no row for each worker."""
+    own = set(_axes.names(axis_name))
+    leaves = jax.tree.leaves_with_path(carried)
+    for (path, leaf), spec in zip(leaves, jax.tree.leaves(specs, is_leaf=_is_spec), strict=True):
+        if not own.isdisjoint(named(spec)) and leaf.shape[0] != workers:
+            raise ValueError(
+                f"data_parallel(arguments{jax.tree_util.keystr(path)}): must have one row for each "
+                f"of the {workers} workers, got {leaf.shape[0]}; make the state by "
+                "fg.init(tx, params, mesh, axis_name), and do not take a row of it."
+            )
+
+
+def check_shares(batch: tuple[Any, ...], workers: int, axis_name: AxisName) -> None:
+    """Refuses a batch that the workers cannot share evenly."""
+    for path, leaf in jax.tree.leaves_with_path(batch):
+        if not leaf.ndim or leaf.shape[0] % workers:
+            raise ValueError(
+                f"data_parallel(batch{jax.tree_util.keystr(path)}): must have a leading axis that "
+                f"the {workers} workers along {axis_name!r} share evenly, got "
+                f"{leaf.dtype}{list(leaf.shape)}; give each worker as many rows, or, for what all "
+                "of them need whole, put it before the state among the arguments, and return it."
+            )
+
+
+def check_result(out: Any, carried: tuple[Any, ...], specs: PyTree, axis_name: AxisName) -> None:
+    """Refuses results that are not what is carried, or that differ between the workers."""
+    count = len(carried)
+    if not isinstance(out, tuple) or len(cast("tuple[Any, ...]", out)) < count:
+        raise ValueError(
+            f"data_parallel(step): must return a tuple, of its first {count} arguments and what "
+            f"else there is, got {_say(out)}; write return params, state, value."
+        )
+    for number, (one, other) in enumerate(zip(out, carried, strict=False)):
+        if jax.tree.structure(one) != jax.tree.structure(other):
+            raise ValueError(
+                f"data_parallel(step): must return its first {count} arguments in their order, got "
+                f"{_say(one)} of another structure at [{number}], for {_say(other)}; write "
+                "return params, state, value."
+            )
+    own = set(_axes.names(axis_name))
+    whole = jax.tree.leaves(specs, is_leaf=_is_spec)
+    for number, (path, leaf) in enumerate(jax.tree.leaves_with_path(out)):
+        sharded = number < len(whole) and not own.isdisjoint(named(whole[number]))
+        if not sharded and _axes.known_to_vary(leaf, axis_name):
+            raise ValueError(say_differs(f"results{jax.tree_util.keystr(path)}", axis_name))
+
+
+def say_differs(what: str, axis_name: AxisName) -> str:
+    """The answer to a result that is not the same on all workers."""
+    return (
+        f"data_parallel(step): must return what is the same on all workers, got {what}, which "
+        f"varies over {axis_name!r}; update parameters by what compressed_pmean returns, and take "
+        f"jax.lax.pmean(x, {axis_name!r}) of a loss or of other statistics."
+    )
+
+
+def _say(node: Any) -> str:
+    return f"{node.dtype}{list(node.shape)}" if isinstance(node, jax.Array) else type(node).__name__
+
+
+def _is_spec(node: object) -> bool:
+    return isinstance(node, PartitionSpec)

@@ -1,0 +1,322 @@
+"""The step of all workers in one call, against shard_map written out by hand."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import EXCHANGES, HIERARCHIES, values
+from flax.training.train_state import TrainState
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, of_size
+
+import fftgrad as fg
+
+STEPS, WORKERS = 4, 8
+KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda k: k.name)
+WAYS = pytest.mark.parametrize("by", ["shard_map", "vmap"])
+SPARSE = fg.AllGather(fg.chain(fg.TopK(fraction=0.2), fg.RangeFloat(8)))
+PARAMS = {"up": values((6, 16), 1) / 3, "down": values((16, 2), 2) / 3}
+SHARDED = {"up": P(None, "model"), "down": P("model", None)}
+X, Y = values((STEPS, 32, 6), 3), np.tanh(values((STEPS, 32, 2), 4))
+
+
+def grid(kind=AxisType.Auto, shape=(WORKERS,), names=(AXIS,)):
+    devices = np.array(jax.devices()).reshape(shape)
+    return Mesh(devices, names, axis_types=(kind,) * len(shape))
+
+
+def loss(params, x, y):
+    return jnp.mean((jnp.tanh(x @ params["up"]) @ params["down"] - y) ** 2)
+
+
+def split_loss(params, x, y):
+    """The same, where each worker of the model axis has a part of the hidden units."""
+    hidden = jax.lax.psum(jnp.tanh(x @ params["up"]) @ params["down"], "model")
+    return jnp.mean((hidden - y) ** 2)
+
+
+def transformation(exchange=SPARSE, axis_name=AXIS, memory=None):
+    memory = fg.ErrorFeedback() if memory is None else memory
+    compressed = fg.compressed_pmean(exchange, memory, axis_name=axis_name)
+    return optax.chain(compressed, optax.adam(0.02, b1=0.0))
+
+
+def stepper(tx, loss=loss, axis_name=AXIS):
+    def step(params, state, x, y):
+        value, grads = fg.value_and_grad(loss, axis_name)(params, x, y)
+        updates, state = tx.update(grads, state, params, value=value)
+        return optax.apply_updates(params, updates), state, jax.lax.pmean(value, axis_name)
+
+    return step
+
+
+def first(params=PARAMS):
+    return jax.tree.map(jnp.asarray, params)
+
+
+def train(run, state, params=PARAMS):
+    params = first(params)
+    for x, y in zip(X, Y, strict=True):
+        params, state, value = run(params, state, x, y)
+    return params, state, value
+
+
+@functools.cache
+def by_hand(check_vma=True, split=False):
+    """What comes of shard_map written out, on a mesh of Auto axes."""
+    tx = transformation()
+    mesh = grid(shape=(4, 2), names=(AXIS, "model")) if split else grid()
+    param_specs = SHARDED if split else jax.tree.map(lambda _: P(), PARAMS)
+    specs = fg.state_specs(jax.eval_shape(tx.init, PARAMS), AXIS, param_specs)
+    wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
+    init = jax.jit(wrap(tx.init, in_specs=(param_specs,), out_specs=specs))
+    run = wrap(
+        stepper(tx, split_loss if split else loss),
+        in_specs=(param_specs, specs, P(AXIS), P(AXIS)),
+        out_specs=(param_specs, specs, P()),
+    )
+    return train(jax.jit(run), init(first()))
+
+
+def assert_same(some, others):
+    assert jax.tree.structure(some) == jax.tree.structure(others)
+    for one, other in zip(jax.tree.leaves(some), jax.tree.leaves(others), strict=True):
+        assert one.dtype == other.dtype
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def assert_close(some, others):
+    for one, other in zip(jax.tree.leaves(some), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+# What it is
+
+
+@KINDS
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_it_is_shard_map_written_out_to_the_bit(kind, check_vma):
+    """From arrays on the host, on an Explicit mesh too."""
+    tx, mesh = transformation(), grid(kind)
+    run = fg.data_parallel(stepper(tx), mesh, AXIS, check_vma=check_vma)
+    out = train(run, fg.init(tx, PARAMS, mesh, AXIS))
+    assert_same(out, by_hand(check_vma))
+    assert run._cache_size() <= 2  # the first parameters lie elsewhere
+    specs = fg.state_specs(out[1], AXIS)
+    for leaf, spec in zip(jax.tree.leaves(out[1]), jax.tree.leaves(specs), strict=True):
+        assert leaf.sharding.is_equivalent_to(NamedSharding(mesh, spec), leaf.ndim)
+
+
+@KINDS
+def test_by_vmap_it_is_the_same_to_rounding(kind):
+    tx, mesh = transformation(), grid(kind)
+    run = fg.data_parallel(stepper(tx), mesh, AXIS, by="vmap")
+    out = train(run, fg.init(tx, PARAMS, mesh, AXIS))
+    assert_close(out, by_hand())
+    assert int(out[1][0].skipped) == 0
+    assert jax.tree.leaves(out[1][0].memory)[0].sharding.spec[0] == AXIS
+    for leaf in jax.tree.leaves(out[0]):
+        assert len({np.asarray(shard.data).tobytes() for shard in leaf.addressable_shards}) == 1
+
+
+@KINDS
+def test_parameters_over_another_axis(kind):
+    tx, mesh = transformation(), grid(kind, (4, 2), (AXIS, "model"))
+    run = fg.data_parallel(stepper(tx, split_loss), mesh, AXIS, param_specs=SHARDED)
+    out = train(run, fg.init(tx, PARAMS, mesh, AXIS, SHARDED))
+    assert_same(out, by_hand(split=True))
+    assert out[0]["up"].sharding.shard_shape((6, 16)) == (6, 8)
+
+
+@WAYS
+def test_it_runs_inside_a_mesh_that_is_set(by):
+    tx, mesh = transformation(), grid(AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        run = fg.data_parallel(stepper(tx), mesh, AXIS, by=by)
+        assert_close(train(run, fg.init(tx, PARAMS, mesh, AXIS)), by_hand())
+
+
+@WAYS
+def test_donated_buffers_are_taken(by):
+    tx, mesh = transformation(), grid()
+    run = fg.data_parallel(stepper(tx), mesh, AXIS, by=by, donate_argnums=(0, 1))
+    state = fg.init(tx, PARAMS, mesh, AXIS)
+    params = jax.device_put(first(), NamedSharding(mesh, P()))
+    args = params, state, *(jax.device_put(a[0], NamedSharding(mesh, P(AXIS))) for a in (X, Y))
+    aliased = run.lower(*args).compile().memory_analysis().alias_size_in_bytes
+    rows = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(args[:2]))
+    assert aliased == rows
+    run(*args)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((params, state[0].memory)))
+    assert_close(train(run, fg.init(tx, PARAMS, mesh, AXIS)), by_hand())
+
+
+@WAYS
+def test_a_train_state_is_one_argument(by):
+    tx, mesh = transformation(), grid()
+    first_state = TrainState.create(apply_fn=loss, params=first(), tx=tx)
+
+    def step(state, batch):
+        _, grads = fg.value_and_grad(state.apply_fn, AXIS)(state.params, *batch)
+        return (state.apply_gradients(grads=grads),)
+
+    state = first_state.replace(opt_state=fg.init(tx, PARAMS, mesh, AXIS))
+    run = fg.data_parallel(step, mesh, AXIS, by=by)
+    for batch in zip(X, Y, strict=True):
+        (state,) = run(state, batch)
+    (assert_same if by == "shard_map" else assert_close)(state.params, by_hand()[0])
+    assert int(state.step) == STEPS
+
+
+def test_what_all_workers_share_goes_before_the_state():
+    """Here a count, which is no parameter, and an average that optax knows."""
+    tx, mesh = transformation(), grid()
+    ema = optax.ema(0.9)
+
+    def step(params, average, count, state, x, y):
+        params, state, value = stepper(tx)(params, state, x, y)
+        _, average = ema.update(params, average)
+        return params, average, count + 1, state, value
+
+    run = fg.data_parallel(step, mesh, AXIS)
+    carried = first(), ema.init(first()), 0, fg.init(tx, PARAMS, mesh, AXIS)
+    for x, y in zip(X, Y, strict=True):
+        *carried, value = run(*carried, x, y)
+    assert_same((carried[0], carried[3], value), by_hand())
+    assert int(carried[2]) == STEPS
+    assert carried[1].ema["up"].shape == (6, 16)
+
+
+def test_several_axes_by_vmap_are_as_by_shard_map():
+    axes, exchange = ("slow", "fast"), HIERARCHIES["slow gather"]
+    tx = transformation(exchange, axes, fg.NoMemory())
+
+    def result(by, kind):
+        mesh = grid(kind, (2, 4), axes)
+        run = fg.data_parallel(stepper(tx, axis_name=axes), mesh, axes, by=by)
+        return train(run, fg.init(tx, PARAMS, mesh, axes))
+
+    some, others = result("shard_map", AxisType.Auto), result("vmap", AxisType.Explicit)
+    assert_close((some[0], some[2]), (others[0], others[2]))
+
+
+# What travels
+
+
+def sent(exchange, mesh, by):
+    """What a compiled step sends that returns no loss, with XLA's passes as they are."""
+    tx = transformation(exchange)
+
+    def step(params, state, x, y):
+        return stepper(tx)(params, state, x, y)[:2]
+
+    run = fg.data_parallel(step, mesh, AXIS, by=by)
+    state = fg.init(tx, PARAMS, mesh, AXIS)
+    return fg.audit(run.lower(first(), state, X[0], Y[0]).compile())
+
+
+@KINDS
+@WAYS
+def test_one_all_gather_of_wire_bytes_and_nothing_else(kind, by):
+    (found,) = sent(SPARSE, grid(kind), by)
+    assert found.kind == "all-gather"
+    assert found.bytes == fg.wire_bytes(SPARSE, PARAMS)
+    assert found.workers == WORKERS
+
+
+# What is sent by each kind of collective.
+KINDS_OF_SENDING = [
+    "dense", "gather blocked", "gather adaptive", "shared support", "two stages", "integer sum",
+    "low rank",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS_OF_SENDING)
+def test_by_vmap_nothing_dense_travels(name):
+    """A loop that waits for the slowest worker asks all of them in each turn, in one byte."""
+    exchange = of_size(EXCHANGES[name], WORKERS)
+    found = [c for c in sent(exchange, grid(), "vmap") if not (c.repeated and c.bytes == 1)]
+    assert sum(c.bytes for c in found) <= fg.wire_bytes(exchange, PARAMS)
+
+
+def test_by_vmap_a_long_fourier_transform_is_gathered():
+    """XLA's partitioner does not split it: the docstring says so, until this fails."""
+    found = sent(EXCHANGES["gather paper"], grid(), "vmap")
+    assert max(c.bytes for c in found) >= 4 * 128
+
+
+# Mistakes
+
+
+def returns(change):
+    """The step, with its results changed."""
+
+    def step(params, state, x, y):
+        tx = transformation()
+        value, grads = fg.value_and_grad(loss, AXIS)(params, x, y)
+        updates, new = tx.update(grads, state, params)
+        return change(optax.apply_updates(params, updates), new, value, grads)
+
+    return step
+
+
+GOOD = stepper(transformation())
+WRONG = {
+    "a worker's loss": (returns(lambda p, s, v, _: (p, s, v)), r"jax\.lax\.pmean\(x, 'data'\)"),
+    "parameters of its own": (
+        returns(lambda p, s, _, g: (jax.tree.map(jnp.subtract, p, g), s)),
+        "same on all workers.*by what compressed_pmean returns",
+    ),
+    "another order": (
+        returns(lambda p, s, *_: (s, p)), r"in their order, got tuple.*return params, state"
+    ),
+    "one alone": (returns(lambda p, *_: p), "a tuple.*got dict; write return params, state, value"),
+    "a list": (returns(lambda p, s, *_: [p, s]), "a tuple.*got list"),
+}  # fmt: skip
+
+
+@WAYS
+@pytest.mark.parametrize(("step", "remedy"), WRONG.values(), ids=WRONG)
+def test_wrong_results_are_answered_while_tracing(step, remedy, by):
+    tx, mesh = transformation(), grid()
+    run = fg.data_parallel(step, mesh, AXIS, by=by)
+    state = fg.init(tx, PARAMS, mesh, AXIS)
+    with pytest.raises(ValueError, match=rf"data_parallel\(step\): .*{remedy}"):
+        jax.eval_shape(run, first(), state, X[0], Y[0])
+
+
+def test_the_result_that_differs_is_named():
+    run = fg.data_parallel(WRONG["a worker's loss"][0], grid(), AXIS)
+    with pytest.raises(ValueError, match=r"got results\[2\], which varies over 'data'"):
+        jax.eval_shape(run, first(), fg.init(transformation(), PARAMS, grid(), AXIS), X[0], Y[0])
+
+
+@WAYS
+@KINDS
+def test_wrong_arguments_are_answered_while_tracing(by, kind):
+    tx, mesh = transformation(), grid(kind)
+    state = fg.init(tx, PARAMS, mesh, AXIS)
+    run = fg.data_parallel(GOOD, mesh, AXIS, by=by)
+    for args, remedy in [
+        ((first(), X[0], Y[0]), r"state = fg\.init\(tx, params, mesh, axis_name\)"),
+        ((first(), state, X[0][:9], Y[0]), r"batch\[0\].*8 workers.*float32\[9, 6\]; give each"),
+        ((first(), state, X[0], 1.0), r"batch\[1\].*put it before the state among the arguments"),
+        ((first(), tx.init(first()), X[0], Y[0]), r"residual\['down'\]\).*got 1; make the state"),
+    ]:
+        with pytest.raises(ValueError, match=remedy):
+            jax.eval_shape(run, *args)
+
+
+def test_wrong_options_are_answered_at_once():
+    for options, error, remedy in [
+        ({"axis_name": "date"}, ValueError, r"got 'date' for a mesh with \('data',\); use one"),
+        ({"axis_name": [AXIS]}, TypeError, "use 'data'"),
+        ({"by": "pmap"}, ValueError, "use 'shard_map'"),
+        ({"by": "vmap", "param_specs": P()}, ValueError, "use by='shard_map'"),
+    ]:
+        with pytest.raises(error, match=remedy):
+            fg.data_parallel(GOOD, **{"mesh": grid(), "axis_name": AXIS} | options)
