@@ -30,7 +30,8 @@ def init(
 
     Args:
       tx: an optax transformation with `compressed_pmean` in it.
-      params: the parameters: global arrays, or arrays that are equal on all processes.
+      params: the parameters: global arrays, or arrays of each process, on its host or on devices
+        of its own, that are equal on all processes; JAX raises where they differ.
       mesh: the mesh of the training step, with axes of type Auto or Explicit.
       axis_name: the axis, or axes, of the workers.
       param_specs: the parameters' own PartitionSpecs, in a tree like theirs; all replicated if
@@ -60,11 +61,19 @@ def init(
         )
     specs = state_specs(jax.eval_shape(tx.init, params), axis_name, param_specs)
     ins = PartitionSpec() if param_specs is None else param_specs
+    if mesh.is_multi_process:
+        params = jax.tree.map(_to_host, params)
     placed = jax.device_put(
         params, jax.tree.map(lambda spec: NamedSharding(mesh, spec), ins, is_leaf=_is_spec)
     )
     make = jax.shard_map(tx.init, mesh=mesh, in_specs=(ins,), out_specs=specs)
     return jax.jit(make)(placed)
+
+
+def _to_host(leaf: Any) -> Any:
+    """What only this process has, as a value: JAX moves no array to devices of other processes."""
+    is_own = isinstance(leaf, jax.Array) and leaf.is_fully_addressable
+    return jax.device_get(leaf) if is_own else leaf
 
 
 def _is_spec(node: object) -> bool:
