@@ -34,7 +34,8 @@ def init(
     Args:
       tx: an optax transformation with `compressed_pmean` in it, or a function of the parameters
         that makes any state with its state in it.
-      params: the parameters: global arrays, or arrays that are equal on all processes.
+      params: the parameters: global arrays, or arrays of each process, on its host or on devices
+        of its own, that are equal on all processes; JAX raises where they differ.
       mesh: the mesh of the training step, with axes of type Auto or Explicit.
       axis_name: the axis, or axes, of the workers.
       param_specs: the parameters' own PartitionSpecs, in a tree like theirs; all replicated if
@@ -61,6 +62,8 @@ def init(
     state = jax.eval_shape(make, params)
     specs = state_specs(state, axis_name, param_specs)
     ins = PartitionSpec() if param_specs is None else param_specs
+    if mesh.is_multi_process:
+        params = jax.tree.map(_to_host, params)
     mapped = jax.shard_map(
         # As a list, because what a framework keeps beside its arrays need not equal itself.
         lambda own: jax.tree.leaves(make(own)),
@@ -70,3 +73,9 @@ def init(
     )
     leaves = jax.jit(mapped)(jax.device_put(params, _axes.shardings(mesh, ins)))
     return jax.tree.unflatten(jax.tree.structure(state), leaves)
+
+
+def _to_host(leaf: Any) -> Any:
+    """What only this process has, as a value: JAX moves no array to devices of other processes."""
+    is_own = isinstance(leaf, jax.Array) and leaf.is_fully_addressable
+    return jax.device_get(leaf) if is_own else leaf

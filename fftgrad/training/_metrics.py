@@ -42,7 +42,8 @@ def metrics(
     Args:
       opt_state: any optax state, nested as it may be, with `compressed_pmean` in it. If there are
         several, as under `optax.partition`, each key begins with the path of its state. Call it
-        with the global state, outside the axis, in or outside of `jax.jit`.
+        with the global state, outside the axis, in or outside of `jax.jit`, and, where there are
+        several processes, in all of them: the residual has rows on each.
       exchange: that of the transformation, for the bytes.
       params: a tree like the gradient, or its shapes, for the bytes.
       layout: as for `compressed_pmean`.
