@@ -4,8 +4,19 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
-KERNELS = {"convolution", "copy", "custom-call", "dot", "fft", "fusion", "gather", "reduce"}
-KERNELS |= {"reduce-window", "scatter", "sort"}
+KERNELS = {
+    "convolution",
+    "copy",
+    "custom-call",
+    "dot",
+    "fft",
+    "fusion",
+    "gather",
+    "reduce",
+    "reduce-window",
+    "scatter",
+    "sort",
+}
 UNKNOWN_TRIPS = 31
 """What a loop of unknown length is counted as: it bisects the bits of a key."""
 

@@ -218,7 +218,7 @@ def compressed_pmean(
             # One after the other: a scheduler that may work on many at a time puts all their
             # collectives at the end, where nothing is left to run beside them.
             if reduced:
-                bucket, _ = lax.optimization_barrier((bucket, reduced[-1].finite))
+                bucket, _ = lax.optimization_barrier((bucket, reduced[-1].mean))
             reduced.append(exchange.mean(bucket, state.exchange[i], step.fold(i), axis_name))
         mean = _layout.from_buckets(_axes.whole([r.mean for r in reduced]), like, layout)
         sent = _layout.from_buckets(_axes.whole([r.sent for r in reduced]), like, layout)
