@@ -1,0 +1,97 @@
+"""How programs for accelerators are read, and, where their compilers are, what they may cost."""
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+BENCHMARKS = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
+
+TEXT = """\
+HloModule jit_step, is_scheduled=true
+
+%body.1 (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  %a = f32[8]{0} fusion(%p), kind=kLoop, calls=%f
+  ROOT %b = f32[8]{0} fusion(%a), kind=kLoop, calls=%f
+}
+
+%rare (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %s = f32[8]{0} sort(%p), dimensions={0}
+}
+
+%usual (p: f32[8]) -> f32[8] {
+  ROOT %p = f32[8]{0} parameter(0)
+}
+
+ENTRY %main (x: f32[8], w: f32[8,8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %w = f32[8,8]{1,0} parameter(1)
+  %counted = f32[8]{0} while(%x), body=%body.1, backend_config={"known_trip_count":{"n":"5"}}
+  %branch = f32[8]{0} conditional(%i, %x, %x), branch_computations={%rare, %usual}
+  %start = (f32[2]{0}, f32[4]{0}) all-gather-start(%branch), dimensions={0}
+  %gemm_fusion_dot = f32[8,8]{1,0} fusion(%w), kind=kCustom, calls=%g
+  %dot.2 = f32[8,8]{1,0} dot(%w, %w)
+  %done = f32[4]{0} all-gather-done(%start)
+  %small = (f32[], f32[]) all-reduce-start(%done), to_apply=%add
+  %smalldone = f32[] all-reduce-done(%small)
+  ROOT %searched = f32[8]{0} while(%x), condition=%c, body=%body.1
+}
+"""
+
+
+@pytest.fixture
+def hlo(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("_hlo")
+
+
+def test_loops_count_by_their_trips_and_branches_by_the_cheapest(hlo):
+    cost = hlo.Program(TEXT).cost()
+    unknown = hlo.UNKNOWN_TRIPS
+    # The counted loop, two starts, two products, and the loop of unknown length.
+    assert cost.kernels == 5 * 2 + 2 + 2 + unknown * 2
+    assert cost.host_syncs == 1 + unknown
+
+
+def test_products_between_start_and_end_are_overlap(hlo):
+    program = hlo.Program(TEXT)
+    assert program.overlaps() == [("all-gather", 2), ("all-reduce", 0)]
+    assert program.overlaps(at_least=2) == [("all-gather", 2)]
+
+
+def test_a_missing_compiler_is_named():
+    if importlib.util.find_spec("libtpu"):
+        pytest.skip("the compiler for TPUs is installed")
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "programs.py", "--target", "v5e"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "jax[tpu]" in done.stderr
+
+
+@pytest.mark.slow
+def test_kernels_do_not_grow(tmp_path):
+    try:
+        found = importlib.util.find_spec("jax_plugins.xla_cuda12")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        pytest.skip("needs the compiler of jax[cuda12]")
+    command = [sys.executable, BENCHMARKS / "programs.py", "--out", tmp_path, "--layers", "2"]
+    subprocess.run(command, check=True, capture_output=True)
+    record = json.loads((tmp_path / "h100.json").read_text())
+    kernels = {(row["codec"], row["way"]): row["kernels"] for row in record["codecs"]}
+    assert kernels["top-k 1 %, 8 bits", "compress"] <= 43
+    assert kernels["top-k 1 %, 8 bits", "decompress"] <= 6
+    assert kernels["FFT 4096, 5 %, 8 bits", "compress"] <= 45
+    assert kernels["FFT 4096, 5 %, 8 bits", "decompress"] <= 13
+    assert all(r["host_syncs"] == 0 for r in record["codecs"] if r["codec"] != "threshold 1 %")
+    assert all(row["host_syncs"] == 0 for row in record["steps"])
