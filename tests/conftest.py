@@ -46,3 +46,11 @@ def platform(request):
         jax.clear_caches()
         yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_more_programs_than_a_module_needs():
+    """A worker would keep all that it ever compiled: several gigabytes."""
+    yield
+    jax.clear_caches()
+    gc.collect()

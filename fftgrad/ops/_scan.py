@@ -31,7 +31,8 @@ def _cumsum_in_order(x: jax.Array) -> jax.Array:
 def _cumsum_at_once(x: jax.Array) -> jax.Array:
     # Not the last column of the scanned rows: a sum is one kernel, and they are one with the end.
     totals = jnp.sum(_rows.rows(x, ROW), axis=1)
-    before = _sums_before(totals) if totals.size <= QUADRATIC else _cumsum_at_once(totals) - totals
+    few = totals.size <= QUADRATIC
+    before = _sums_before(totals) if few else lax.cumsum(totals) - totals
     return (_scan_rows(x, jnp.add) + before[:, None]).ravel()[: x.size]
 
 
