@@ -180,9 +180,11 @@ def auto(
 
     Its arguments and results lie as the specs say.
     """
+    own = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
     def placed(*args: Any) -> Any:
-        out = function(*lax.with_sharding_constraint(args, in_specs))
+        # By the mesh itself: where no argument lies on it, nothing else names its devices.
+        out = function(*lax.with_sharding_constraint(args, shardings(own, in_specs)))
         return lax.with_sharding_constraint(out, out_specs)
 
     def run(*args: Any) -> Any:

@@ -188,7 +188,7 @@ MISTAKES = {
     ),
     # States of others.
     "the state of another exchange": (
-        lambda: step(pmean(GATHER), pmean(fg.PowerSgd(2))), ValueError, "start from tx.init"
+        lambda: step(pmean(GATHER), pmean(fg.PowerSgd(2))), ValueError, "start from fg.init"
     ),
     "the state of no exchange": (
         lambda: step(pmean(fg.PowerSgd(2)), pmean(GATHER, layout=fg.Layout("leaf"))),
@@ -219,7 +219,7 @@ MISTAKES = {
     "the state of other buckets": (
         lambda: step(pmean(), pmean(layout=fg.Layout("model", bucket_bytes=100))),
         ValueError,
-        "for each of the 1 buckets .*, got 5; start from tx.init",
+        "for each of the 1 buckets .*, got 5; start from fg.init",
     ),
     "the state of other parameters": (
         lambda: jax.vmap(
@@ -240,6 +240,11 @@ MISTAKES = {
     ),
     "half of the bytes in metrics": (
         lambda: fg.metrics(pmean().init(jnp.ones(3)), exchange=GATHER), ValueError, "pass both"
+    ),
+    "metrics of a codec": (
+        lambda: fg.metrics(pmean().init(jnp.ones(3)), exchange=fg.Sign(), params=jnp.ones(3)),
+        TypeError,
+        r"metrics\(exchange\): must be .*; wrap a codec",
     ),
     # Compositions that do not work.
     "MultiSteps": (accumulated_by_optax, ValueError, r"optax\.MultiSteps.*use fg\.accumulate"),

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from fftgrad._contracts import PyTree
 
 _REMEDY = (
-    "start from tx.init(params), or restore into a state of the exchange, memory and layout that "
-    "made it."
+    "start from fg.init(tx, params, mesh, axis_name), or restore into a state of the exchange, "
+    "memory and layout that made it."
 )
 
 

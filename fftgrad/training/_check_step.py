@@ -40,8 +40,9 @@ def check_result(out: Any, carried: tuple[Any, ...], specs: PyTree, axis_name: A
     count = len(carried)
     if not isinstance(out, tuple) or len(cast("tuple[Any, ...]", out)) < count:
         raise ValueError(
-            f"data_parallel(step): must return a tuple, of its first {count} arguments and what "
-            f"else there is, got {_say(out)}; write return params, state, value."
+            f"data_parallel(step): must return a tuple: its first {count} arguments, up to the one with the "
+            f"state of compressed_pmean, and what else there is, got {_say_results(out)}; write "
+            "return params, state, value, and give the batch after the state."
         )
     for number, (one, other) in enumerate(zip(out, carried, strict=False)):
         if jax.tree.structure(one) != jax.tree.structure(other):
@@ -65,6 +66,10 @@ def say_differs(what: str, axis_name: AxisName) -> str:
         f"varies over {axis_name!r}; update parameters by what compressed_pmean returns, and take "
         f"jax.lax.pmean(x, {axis_name!r}) of a loss or of other statistics."
     )
+
+
+def _say_results(out: Any) -> str:
+    return f"{len(out)} results" if isinstance(out, tuple) else _say(out)
 
 
 def _say(node: Any) -> str:

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad.training._state_specs import state_specs
+from fftgrad.training._state_specs import named, state_specs
 
 
 def init(
@@ -62,6 +62,8 @@ def init(
     state = jax.eval_shape(make, params)
     specs = state_specs(state, axis_name, param_specs)
     ins = PartitionSpec() if param_specs is None else param_specs
+    if param_specs is None:
+        _refuse_sharded(params, axis_name)
     if mesh.is_multi_process:
         params = jax.tree.map(_to_host, params)
     mapped = jax.shard_map(
@@ -73,6 +75,18 @@ def init(
     )
     leaves = jax.jit(mapped)(jax.device_put(params, _axes.shardings(mesh, ins)))
     return jax.tree.unflatten(jax.tree.structure(state), leaves)
+
+
+def _refuse_sharded(params: PyTree, axis_name: AxisName) -> None:
+    own = set(_axes.names(axis_name))
+    for path, leaf in jax.tree.leaves_with_path(params):
+        spec = getattr(getattr(leaf, "sharding", None), "spec", ())
+        if not own.isdisjoint(named(spec)):
+            raise ValueError(
+                f"init(params{jax.tree_util.keystr(path)}): must be whole on every worker along "
+                f"{axis_name!r}, or sharded over other axes, got {spec}; name another axis_name, "
+                "because gradients of different parameters have no mean."
+            )
 
 
 def _to_host(leaf: Any) -> Any:

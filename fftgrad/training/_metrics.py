@@ -8,6 +8,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree
+from fftgrad._values import check_kind
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Layout
 from fftgrad.training._pmean import CompressedPmeanState
@@ -82,6 +83,8 @@ def metrics(
             "metrics(exchange, params): must be given both, because bytes follow from both, got "
             f"exchange={exchange!r} and {'no ' if params is None else ''}params; pass both or none."
         )
+    if exchange is not None:
+        check_kind("metrics(exchange)", exchange, Exchange, "wrap a codec as AllGather(codec).")
     out: dict[str, Any] = {}
     for path, state in states:
         before = f"{path}/" if len(states) > 1 else ""

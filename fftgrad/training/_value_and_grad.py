@@ -53,6 +53,8 @@ def value_and_grad(
     | mean over its batch | right | right |
     | mean over the axis | refused: each would get 1/w | right: a psum's transpose is a psum there |
     | its sum / global batch | 1/w of it, and nobody can know | 1/w of it |
+    | `has_weight`, (mean, weight) for (sum, weight) | wrong, and nobody can know | wrong |
+    | `has_weight`, a sum or weight over the axis | refused | wrong |
 
     Args:
       loss: a function of the parameters and a worker's batch to its scalar loss; with `has_weight`

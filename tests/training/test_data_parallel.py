@@ -123,6 +123,18 @@ def test_by_vmap_it_is_the_same_to_rounding(kind):
         assert len({np.asarray(shard.data).tobytes() for shard in leaf.addressable_shards}) == 1
 
 
+@WAYS
+@KINDS
+def test_a_restored_state_that_lies_on_no_mesh(kind, by):
+    """As it is read from a file: nothing but the wrapper then names the devices."""
+    mesh, tx = grid(kind), transformation()
+    state = fg.init(tx, first(), mesh, AXIS)
+    run = fg.data_parallel(stepper(tx), mesh, AXIS, by=by)
+    got = run(*jax.device_get((first(), state)), X[0], Y[0])
+    wanted = run(first(), state, X[0], Y[0])
+    jax.tree.map(np.testing.assert_array_equal, got[:2], wanted[:2])
+
+
 @KINDS
 def test_parameters_over_another_axis(kind):
     tx, mesh = transformation(), grid(kind, (4, 2), (AXIS, "model"))

@@ -148,6 +148,15 @@ NESTED = {"w": jnp.ones((6, 16)), "head": {"w": jnp.ones((16, 2)), "b": jnp.ones
 NESTED_SPECS = {"w": P(None, "model"), "head": {"w": P("model"), "b": P()}}
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
+def test_arrays_that_lie_over_the_axis_of_the_exchange_are_refused(kind):
+    mesh = Mesh(np.array(jax.devices()), (AXIS,), axis_types=(kind,))
+    tx = fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS)
+    params = {"w": jax.device_put(jnp.ones((16, 3)), NamedSharding(mesh, P(AXIS)))}
+    with pytest.raises(ValueError, match=r"init\(params\['w'\]\): must be whole .* name another"):
+        fg.init(tx, params, mesh, AXIS)
+
+
 def test_a_state_is_sharded_as_the_parameter_with_the_longest_path():
     """Where the path of one parameter ends like that of another."""
     tx = optax.chain(fg.compressed_pmean(SPARSE, fg.ErrorFeedback(), axis_name=AXIS), optax.adam(1))
