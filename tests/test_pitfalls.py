@@ -365,3 +365,14 @@ def test_a_search_for_a_threshold_ends(search, x):
     assert int(payload.side.length[0]) <= 8
     if np.isfinite(x[0]) and abs(x[0]) > 1e-30:
         assert int(payload.side.length[0]) >= 4
+
+
+def test_64_bits_change_nothing():
+    """Sums of small integers become wide with them, and branches then differ in dtype."""
+    codecs = [fg.TopK(k=5), fg.Threshold(fraction=0.1), fg.chain(fg.TopK(k=9), fg.RangeFloat(6))]
+    x = values((70_000,))
+    narrow = [round_trip(codec, jnp.asarray(x)) for codec in codecs]
+    with jax.enable_x64(True):
+        wide = [jax.jit(functools.partial(round_trip, codec))(jnp.asarray(x)) for codec in codecs]
+    for one, other in zip(narrow, wide, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -19,7 +19,11 @@ SMALL = 1 << 15
 
 
 def each(
-    verb: Callable[..., Any], statics: Sequence[tuple[Hashable, ...]], rows: Sequence[PyTree]
+    verb: Callable[..., Any],
+    statics: Sequence[tuple[Hashable, ...]],
+    rows: Sequence[PyTree],
+    *,
+    together: bool = True,
 ) -> list[Any]:
     """`verb(*static, row)` of each part, where parts with equal statics and shapes become one call.
 
@@ -27,9 +31,11 @@ def each(
       verb: a pure function, of what is static and a pytree of arrays.
       statics: what each part has that is no array: its codec, the shape to decode to.
       rows: the arrays of each part.
+      together: whether parts may share a call.
     """
     out: list[Any] = [None] * len(rows)
-    for numbers in _groups(statics, rows):
+    groups = _groups(statics, rows) if together else [[i] for i in range(len(rows))]
+    for numbers in groups:
         run = functools.partial(verb, *statics[numbers[0]])
         if len(numbers) == 1:
             out[numbers[0]] = run(rows[numbers[0]])

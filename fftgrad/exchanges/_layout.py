@@ -63,11 +63,11 @@ class Layout:
         `PowerSgd`, else "model".
       bucket_bytes: the most float32 bytes of gradient that travel at once. Buckets are then filled
         from the last leaf to the first, in the order in which a backward pass finds their
-        gradients, and none depends on leaves that are not in it: a compiler with asynchronous
-        collectives may send one while the rest of the pass runs. Selectors choose, and quantizers
-        scale, within a bucket. A leaf that is a part on its own keeps its shape, and travels alone
-        if it has more bytes; other parts are cut into vectors, and so is a leaf of more than 2^30
-        values. None: one bucket for every 2^30 parameters.
+        gradients, and each waits for the one before it, but for no leaf that comes later: a
+        compiler with asynchronous collectives may send one while the rest of the pass runs.
+        Selectors choose, and quantizers scale, within a bucket. A leaf that is a part on its own
+        keeps its shape, and travels alone if it has more bytes; other parts are cut into vectors,
+        and so is a leaf of more than 2^30 values. None: one bucket for every 2^30 parameters.
 
     Raises:
       ValueError: if an argument is none of these.

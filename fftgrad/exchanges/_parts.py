@@ -18,6 +18,7 @@ from fftgrad.codecs import _call, _chain, _spec
 from fftgrad.exchanges import _alike
 from fftgrad.exchanges._layout import Part
 from fftgrad.exchanges._rules import CodecRule, Codecs
+from fftgrad.ops import _keys
 from fftgrad.ops._shapes import spec
 
 Vectors = tuple[jax.Array, ...]
@@ -51,7 +52,7 @@ class Parts:
             number, vector, before = row
             return _call.compress(codec, vector, before, _own(step, number))
 
-        outs = self._each(one, (), vectors, state)
+        outs = self._each(one, step, (), vectors, state)
         payloads, overflows, states = zip(*outs, strict=True) if outs else ((), (), ())
         return CompressedParts(payloads, sum(overflows, 0), states)
 
@@ -60,14 +61,14 @@ class Parts:
             number, payload = row
             return _call.decompress(codec, payload, like, _own(step, number))
 
-        return tuple(self._each(one, (likes,), payloads))
+        return tuple(self._each(one, step, (likes,), payloads))
 
     def add(self, totals: Vectors, payloads: Payloads, scale: float, step: Step) -> Vectors:
         def one(codec: Codec, row: Any) -> jax.Array:
             number, total, payload = row
             return codec.add(total, payload, scale, _own(step, number))
 
-        return tuple(self._each(one, (), totals, payloads))
+        return tuple(self._each(one, step, (), totals, payloads))
 
     def undo_linear(self, totals: Vectors, likes: Likes, step: Step) -> Vectors:
         """What the sums of the main parts of linear codecs stand for."""
@@ -76,7 +77,7 @@ class Parts:
             number, total = row
             return _chain.undo_linear(codec, total, like, _own(step, number))
 
-        return tuple(self._each(one, (likes,), totals))
+        return tuple(self._each(one, step, (likes,), totals))
 
     def split_for_sum(self, likes: Likes) -> tuple["Parts", "Parts"]:
         """What is undone once for the sum of many payloads, and what for each of them."""
@@ -96,11 +97,18 @@ class Parts:
         return any(_spec.counts_overflow(codec, like) for codec, like in self._with(likes))
 
     def _each(
-        self, verb: Callable[..., Any], statics: tuple[Likes, ...], *arrays: Sequence[PyTree]
+        self,
+        verb: Callable[..., Any],
+        step: Step,
+        statics: tuple[Likes, ...],
+        *arrays: Sequence[PyTree],
     ) -> list[Any]:
         """`verb(codec, *static, (number, *array))` of each part."""
-        numbers = jnp.arange(len(self.codecs))
-        return _alike.each(verb, self._with(*statics), list(zip(numbers, *arrays, strict=True)))
+        numbers = jnp.arange(len(self.codecs), dtype=jnp.int32)
+        rows = list(zip(numbers, *arrays, strict=True))
+        # What decodes together need not have been encoded together, and has to draw the same.
+        together = _keys.is_same_under_vmap(step.shared)
+        return _alike.each(verb, self._with(*statics), rows, together=together)
 
     def _with(self, *others: Sequence[Any]) -> list[tuple[Any, ...]]:
         return list(zip(self.codecs, *others, strict=True))

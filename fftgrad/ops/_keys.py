@@ -4,6 +4,11 @@ import jax
 import jax.numpy as jnp
 
 
+def is_same_under_vmap(key: jax.Array | None) -> bool:
+    """Whether jax.vmap draws with each of several keys what each draws on its own."""
+    return key is None or jax.random.key_impl(key) == "threefry2x32"
+
+
 def as_key(key: jax.Array | int) -> jax.Array:
     """A typed PRNG key from a seed, a raw key or a typed key."""
     if isinstance(key, int):

@@ -13,7 +13,7 @@ from fftgrad.ops._shapes import PyTree
 def top(tree: PyTree) -> jax.Array:
     """The largest magnitude. It may miss a NaN, which the squares then show."""
     tops = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(tree)]
-    return jnp.max(jnp.stack(tops)) if tops else jnp.zeros(())
+    return jnp.max(jnp.stack(tops)) if tops else jnp.zeros((), jnp.float32)
 
 
 def unit_for(top: jax.Array) -> jax.Array:
@@ -27,4 +27,4 @@ def unit_for(top: jax.Array) -> jax.Array:
 def square(tree: PyTree, unit: jax.Array) -> jax.Array:
     """The sum of the squares of all values, each divided by the unit."""
     leaves = jax.tree.leaves(tree)
-    return sum((jnp.sum(jnp.square(leaf / unit)) for leaf in leaves), jnp.zeros(()))
+    return sum((jnp.sum(jnp.square(leaf / unit)) for leaf in leaves), jnp.zeros((), jnp.float32))

@@ -30,7 +30,7 @@ def _cumsum_in_order(x: jax.Array) -> jax.Array:
 
 def _cumsum_at_once(x: jax.Array) -> jax.Array:
     # Not the last column of the scanned rows: a sum is one kernel, and they are one with the end.
-    totals = jnp.sum(_rows.rows(x, ROW), axis=1)
+    totals = jnp.sum(_rows.rows(x, ROW), axis=1, dtype=jnp.int32)
     few = totals.size <= QUADRATIC
     before = _sums_before(totals) if few else lax.cumsum(totals) - totals
     return (_scan_rows(x, jnp.add) + before[:, None]).ravel()[: x.size]
@@ -38,7 +38,7 @@ def _cumsum_at_once(x: jax.Array) -> jax.Array:
 
 def _sums_before(x: jax.Array) -> jax.Array:
     i = lax.iota(jnp.int32, x.size)
-    return jnp.sum(jnp.where(i[None] < i[:, None], x[None], 0), axis=1)
+    return jnp.sum(jnp.where(i[None] < i[:, None], x[None], 0), axis=1, dtype=jnp.int32)
 
 
 def cummax(x: jax.Array) -> jax.Array:

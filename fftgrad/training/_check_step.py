@@ -15,10 +15,10 @@ def check_rows(carried: PyTree, specs: PyTree, workers: int, axis_name: AxisName
     own = set(_axes.names(axis_name))
     leaves = jax.tree.leaves_with_path(carried)
     for (path, leaf), spec in zip(leaves, jax.tree.leaves(specs, is_leaf=_is_spec), strict=True):
-        if not own.isdisjoint(named(spec)) and leaf.shape[0] != workers:
+        if not own.isdisjoint(named(spec)) and leaf.shape[:1] != (workers,):
             raise ValueError(
                 f"data_parallel(arguments{jax.tree_util.keystr(path)}): must have one row for each "
-                f"of the {workers} workers, got {leaf.shape[0]}; make the state by "
+                f"of the {workers} workers, got {list(leaf.shape)}; make the state by "
                 "fg.init(tx, params, mesh, axis_name), and do not take a row of it."
             )
 
@@ -40,9 +40,9 @@ def check_result(out: Any, carried: tuple[Any, ...], specs: PyTree, axis_name: A
     count = len(carried)
     if not isinstance(out, tuple) or len(cast("tuple[Any, ...]", out)) < count:
         raise ValueError(
-            f"data_parallel(step): must return a tuple: its first {count} arguments, up to the one with the "
-            f"state of compressed_pmean, and what else there is, got {_say_results(out)}; write "
-            "return params, state, value, and give the batch after the state."
+            f"data_parallel(step): must return a tuple: its first {count} arguments, up to the one "
+            f"with the state of compressed_pmean, and what else there is, got {_say_results(out)}; "
+            "write return params, state, value, and give the batch after the state."
         )
     for number, (one, other) in enumerate(zip(out, carried, strict=False)):
         if jax.tree.structure(one) != jax.tree.structure(other):

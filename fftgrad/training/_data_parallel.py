@@ -46,8 +46,9 @@ def data_parallel(
 
     `by="vmap"` is the same step without `shard_map`: `jax.vmap(step, spmd_axis_name=axis_name)`
     under `jax.jit`, where XLA's partitioner places the workers. Parameters come out unmapped, or
-    XLA would add a dense all-reduce. Three things are worse there: both sides of a `lax.cond` that
-    depends on the worker are computed; a loop that waits for the slowest worker asks all in each
+    XLA would add a dense all-reduce. Four things are worse there: both sides of a `lax.cond` that
+    depends on the worker are computed; of several axes none can be gathered over at once, as
+    `AllGather` does, because JAX cannot; a loop that waits for the slowest worker asks all in each
     turn, in one byte; and XLA gathers what it cannot split, such as a Fourier transform (`Fft` of
     blocks above 64 values). `fg.audit` shows what travels.
 

@@ -58,7 +58,7 @@ def init(
       True
     """
     _axes.check_mesh("init(axis_name)", mesh, axis_name)
-    make = tx.init if isinstance(tx, optax.GradientTransformation) else tx
+    make: Any = getattr(tx, "init", tx)
     state = jax.eval_shape(make, params)
     specs = state_specs(state, axis_name, param_specs)
     ins = PartitionSpec() if param_specs is None else param_specs
@@ -80,7 +80,7 @@ def init(
 def _refuse_sharded(params: PyTree, axis_name: AxisName) -> None:
     own = set(_axes.names(axis_name))
     for path, leaf in jax.tree.leaves_with_path(params):
-        spec = getattr(getattr(leaf, "sharding", None), "spec", ())
+        spec = getattr(getattr(leaf, "sharding", None), "spec", PartitionSpec())
         if not own.isdisjoint(named(spec)):
             raise ValueError(
                 f"init(params{jax.tree_util.keystr(path)}): must be whole on every worker along "

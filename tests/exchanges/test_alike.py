@@ -97,3 +97,18 @@ def test_one_after_the_other_is_side_by_side():
     for got, leaf in zip(means, x, strict=True):
         kept = jax.jit(lambda x: fg.decompress(codec, fg.compress(codec, x), x))(leaf)
         np.testing.assert_array_equal(got[0], kept)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_what_is_drawn_to_encode_is_drawn_to_decode(impl):
+    """Long parts are encoded one after the other, and their short payloads side by side."""
+    key = jax.random.key(0, impl=impl)
+    tx = fg.compressed_pmean(
+        fg.AllReduce(fg.RandomK(k=500)), axis_name=AXIS, layout=fg.Layout("leaf"), key=key
+    )
+    x = {name: jnp.asarray(values((_alike.SMALL + 1,), i))[None] for i, name in enumerate("ab")}
+    means = jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name=AXIS))(x)
+    for name in x:
+        kept = means[name] != 0
+        assert int(jnp.sum(kept)) == 500
+        np.testing.assert_array_equal(means[name][kept], x[name][kept])

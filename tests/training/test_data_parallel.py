@@ -317,7 +317,10 @@ def test_wrong_arguments_are_answered_while_tracing(by, kind):
         ((first(), X[0], Y[0]), r"state = fg\.init\(tx, params, mesh, axis_name\)"),
         ((first(), state, X[0][:9], Y[0]), r"batch\[0\].*8 workers.*float32\[9, 6\]; give each"),
         ((first(), state, X[0], 1.0), r"batch\[1\].*put it before the state among the arguments"),
-        ((first(), tx.init(first()), X[0], Y[0]), r"residual\['down'\]\).*got 1; make the state"),
+        (
+            (first(), tx.init(first()), X[0], Y[0]),
+            r"residual\['down'\]\).*got \[1, 16, 2\]; make the state",
+        ),
     ]:
         with pytest.raises(ValueError, match=remedy):
             jax.eval_shape(run, *args)

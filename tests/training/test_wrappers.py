@@ -122,6 +122,12 @@ def test_a_bucket_waits_for_its_own_leaves_only(reverse):
     assert [reads_gradient(tx, leaf, nth=0) for leaf in ("b", "w")] == [not reverse, True]
 
 
+def test_a_bucket_waits_for_the_one_before_it():
+    """Or a scheduler would put all collectives at the end."""
+    tx = compressed(layout=fg.Layout(bucket_bytes=4 * 110))
+    assert [reads_gradient(tx, leaf, nth=1) for leaf in ("b", "w")] == [True, True]
+
+
 def reads_gradient(tx, leaf, nth=0):
     """Whether what the n-th all-gather sends depends on a leaf of the gradient."""
     state = jax.tree.map(jnp.asarray, tx.init(ZEROS))

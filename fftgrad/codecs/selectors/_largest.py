@@ -206,8 +206,8 @@ def _kth_largest_at_once(keys: jax.Array, wanted: jax.Array) -> jax.Array:
     threshold = _axes.vary_like(jnp.uint32(0), keys)
     for shift in range(KEY_BITS + 1 - DIGIT_BITS, -1, -DIGIT_BITS):
         tries = threshold + (lax.iota(jnp.uint32, (1 << DIGIT_BITS) - 1) + 1 << shift)
-        counts = jnp.sum((keys[:, None] >= tries[None]).astype(jnp.int32), axis=0)
-        digit = jnp.sum((counts >= wanted).astype(jnp.uint32))
+        counts = jnp.sum(keys[:, None] >= tries[None], axis=0, dtype=jnp.int32)
+        digit = jnp.sum(counts >= wanted, dtype=jnp.uint32)
         threshold = threshold + (digit << shift)
     return threshold
 

@@ -42,7 +42,7 @@ def from_positions(positions: jax.Array, keep: jax.Array | int, size: int) -> ja
 
 def count(words: jax.Array) -> jax.Array:
     """How many bits are set, int32[]."""
-    return jnp.sum(_population(words))
+    return jnp.sum(_population(words), dtype=jnp.int32)
 
 
 def select(words: jax.Array, count: int) -> jax.Array:
