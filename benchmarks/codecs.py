@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fftgrad as fg
+from fftgrad.codecs import _sum
 
 torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
 
@@ -152,11 +153,7 @@ def pipelines(xs: list[jax.Array]) -> list[Task]:
         for workers in (1, 8) if name in averaged else ():
 
             def mean(stacked: Any, codec: fg.Codec = codec, workers: int = workers) -> jax.Array:
-                def add(worker: jax.Array, total: jax.Array) -> jax.Array:
-                    payload = jax.tree.map(lambda leaf: leaf[worker], stacked)
-                    return codec.add(total, payload, 1 / workers, STEP)
-
-                return lax.fori_loop(0, workers, add, jnp.zeros(like.shape))
+                return _sum.add_each(codec, jnp.zeros(like.shape), stacked, 1 / workers, STEP)
 
             stacked = [
                 jax.tree.map(

@@ -1,9 +1,9 @@
 """What XLA makes of fftgrad for an H100 or a TPU v5e, on a machine that has neither.
 
 Nothing runs. The compiled programs tell how many kernels a codec launches, whether the host has to
-wait for the device inside of it, how much memory it needs, and which collectives of a training step
-have products of matrices to run beside. It needs the plugin of the accelerator, in an environment
-of its own:
+wait for the device inside of it, how much memory it needs, reads and writes, and which collectives
+of a training step have products of matrices to run beside. It needs the plugin of the accelerator,
+in an environment of its own:
 
     pip install -e ".[bench]" "jax[cuda12]==$(python -c 'import jax; print(jax.__version__)')"
     python benchmarks/programs.py --target h100
@@ -30,6 +30,16 @@ FLAGS = (
 their end; and buckets that are combined again wait for the last of them."""
 
 WORKERS, LAYERS, WIDTH, HIDDEN, ROWS = 8, 8, 2048, 8192, 32768
+ALEXNET = {
+    "conv1": (11, 11, 3, 64),
+    "conv2": (5, 5, 64, 192),
+    "conv3": (3, 3, 192, 384),
+    "conv4": (3, 3, 384, 256),
+    "fc6": (9216, 4096),
+    "fc7": (4096, 4096),
+    "fc8": (4096, 1000),
+}
+"""61 million values, most of them in three leaves."""
 
 
 def parse_args() -> argparse.Namespace:
@@ -133,6 +143,21 @@ STEPS: dict[str, Any] = {
 """Made late: a transformation is bound to nothing, but JAX must be up."""
 
 
+LOW = fg.RangeFloat(bits=4)
+UPDATES: dict[str, Any] = {
+    "dense": lambda: compressed(fg.AllReduce(), fg.Layout()),
+    "sign, two stages": lambda: compressed(fg.TwoStage(fg.Sign(), workers=WORKERS), fg.Layout()),
+    "PowerSGD rank 4": lambda: compressed(fg.PowerSgd(rank=4), fg.Layout("leaf")),
+    "random-k 1 %": lambda: compressed(fg.AllReduce(fg.RandomK(fraction=0.01)), fg.Layout()),
+    "top-k 0.1 %, 4 bits": lambda: compressed(
+        fg.AllGather(fg.chain(fg.TopK(fraction=0.001), LOW)), fg.Layout()
+    ),
+    "FFT 64, 1 %, 4 bits": lambda: compressed(
+        fg.AllGather(fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01), LOW)), fg.Layout()
+    ),
+}
+
+
 def topology() -> Any:
     """The devices to compile for."""
     if ARGS.target == "h100":
@@ -157,6 +182,7 @@ def facts(jitted: Any, *specs: Any) -> tuple[dict[str, Any], Program]:
         "compile_s": round(time.perf_counter() - lowered, 2),
         "kernels": cost.kernels,
         "host_syncs": cost.host_syncs,
+        "traffic_bytes": cost.traffic,
         "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
         "bytes_accessed": analysis.get("bytes accessed"),
     }, program
@@ -189,16 +215,9 @@ def codec_rows(devices: Any) -> list[dict[str, Any]]:
 def step_rows(devices: Any) -> list[dict[str, Any]]:
     """A training step of a residual network of wide layers, for each way to exchange."""
     mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
-    everywhere, rows_of = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
-    shapes = {"down": (HIDDEN, WIDTH), "up": (WIDTH, HIDDEN)}
-    params = [
-        {
-            name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=everywhere)
-            for name, shape in shapes.items()
-        }
-        for _ in range(ARGS.layers)
-    ]
-    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32, sharding=rows_of)
+    layer = {"down": (HIDDEN, WIDTH), "up": (WIDTH, HIDDEN)}
+    params = [on(mesh, P(), layer) for _ in range(ARGS.layers)]
+    x = on(mesh, P("data"), {"x": (ROWS, WIDTH)})["x"]
     gradient = sum(leaf.size for leaf in jax.tree.leaves(params))
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
@@ -211,23 +230,13 @@ def step_rows(devices: Any) -> list[dict[str, Any]]:
         if ARGS.only not in name:
             continue
         tx = make()
-        like = jax.eval_shape(tx.init, params)
-        specs = fg.state_specs(like, "data")
-
-        def placed(leaf: Any, spec: Any) -> Any:
-            rows = (WORKERS, *leaf.shape[1:]) if spec == P("data") else leaf.shape
-            return jax.ShapeDtypeStruct(rows, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
         def step(params: Any, state: Any, x: Any, tx: Any = tx) -> Any:
             _, grads = fg.value_and_grad(loss, "data")(params, x)
             updates, state = tx.update(grads, state, params)
             return jax.tree.map(lambda p, u: p - 1e-3 * u, params, updates), state
 
-        wrapped = jax.shard_map(
-            step, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=(P(), specs)
-        )
-        jitted = jax.jit(wrapped, donate_argnums=(0, 1))
-        found, program = facts(jitted, params, jax.tree.map(placed, like, specs), x)
+        found, program = step_facts(step, tx, mesh, params, x)
         # The few values of an all-reduce of a flag or a count are no payload.
         collectives = program.overlaps(at_least=1000)
         out.append(
@@ -240,6 +249,62 @@ def step_rows(devices: Any) -> list[dict[str, Any]]:
             }
         )
     return out
+
+
+def update_rows(devices: Any) -> list[dict[str, Any]]:
+    """The update alone, of a model of few large leaves: from a worker's gradient to parameters."""
+    mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
+    params = on(mesh, P(), ALEXNET)
+    of_each = {name: (WORKERS * shape[0], *shape[1:]) for name, shape in ALEXNET.items()}
+    grads = on(mesh, P("data"), of_each)
+    gradient = 4 * sum(leaf.size for leaf in jax.tree.leaves(params))
+    out: list[dict[str, Any]] = []
+    for name, make in UPDATES.items():
+        if ARGS.only not in name:
+            continue
+        tx = make()
+
+        def step(params: Any, state: Any, grads: Any, tx: Any = tx) -> Any:
+            updates, state = tx.update(grads, state, params)
+            return jax.tree.map(lambda p, u: p - 1e-3 * u, params, updates), state
+
+        found, _ = step_facts(step, tx, mesh, params, grads)
+        out.append(
+            {
+                "update": name,
+                **found,
+                "traffic_in_gradients": found["traffic_bytes"] / gradient,
+                "temporaries_in_gradients": found["temporary_bytes"] / gradient,
+            }
+        )
+    return out
+
+
+def on(mesh: Mesh, spec: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Arrays of these shapes, laid out on the mesh."""
+    sharding = NamedSharding(mesh, spec)
+    return {
+        name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+        for name, shape in shapes.items()
+    }
+
+
+def step_facts(
+    step: Any, tx: Any, mesh: Mesh, params: Any, batch: Any
+) -> tuple[dict[str, Any], Program]:
+    """What compiling `step(params, state, batch)` of each worker gives, in place where it can."""
+    like = jax.eval_shape(tx.init, params)
+    specs = fg.state_specs(like, "data")
+
+    def placed(leaf: Any, spec: Any) -> Any:
+        rows = (WORKERS, *leaf.shape[1:]) if spec == P("data") else leaf.shape
+        return jax.ShapeDtypeStruct(rows, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    wrapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=(P(), specs)
+    )
+    jitted = jax.jit(wrapped, donate_argnums=(0, 1, 2))
+    return facts(jitted, params, jax.tree.map(placed, like, specs), batch)
 
 
 def main() -> None:
@@ -273,10 +338,23 @@ def main() -> None:
                 f"{row['compile_s']:.1f}",
             )
         console.print(table)
+    updates = update_rows(devices) if ARGS.target == "h100" else []
+    if updates:
+        table = Table(*("update", "reads and writes", "temporaries", "kernels", "host syncs"))
+        for row in updates:
+            table.add_row(
+                row["update"],
+                f"{row['traffic_in_gradients']:.1f}",
+                f"{row['temporaries_in_gradients']:.1f}",
+                str(row["kernels"]),
+                str(row["host_syncs"]),
+            )
+        console.print(table)
     ARGS.out.mkdir(parents=True, exist_ok=True)
     record = head() | {"target": ARGS.target, "flags": os.environ.get("XLA_FLAGS", "")}
     path = ARGS.out / f"{ARGS.target}.json"
-    path.write_text(json.dumps(record | {"codecs": codecs, "steps": steps}, indent=1) + "\n")
+    record |= {"codecs": codecs, "steps": steps, "updates": updates}
+    path.write_text(json.dumps(record, indent=1) + "\n")
     console.print(f"written: {path}")
 
 

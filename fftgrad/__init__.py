@@ -82,6 +82,7 @@ from fftgrad._contracts import Exchange as Exchange
 from fftgrad._contracts import Step as Step
 from fftgrad._contracts import Payload as Payload
 from fftgrad._contracts import Compressed as Compressed
+from fftgrad._contracts import Sparse as Sparse
 from fftgrad._contracts import Reduced as Reduced
 from fftgrad.exchanges._choosers import Chooser as Chooser
 from fftgrad.training import CompressedPmeanState as CompressedPmeanState

@@ -48,7 +48,6 @@ from fftgrad._axes import AxisName as AxisName
 from fftgrad.ops import _keys
 from fftgrad.ops._shapes import Like as Like
 from fftgrad.ops._shapes import PyTree as PyTree
-from fftgrad.ops._shapes import spec
 
 Scope: TypeAlias = Literal["model", "leaf"] | Callable[[str, Like], str]
 """Which leaves form a part: all, each, or those to which a function gives the same name."""
@@ -116,6 +115,26 @@ class Compressed(NamedTuple):
     state: PyTree = ()
 
 
+class Sparse(NamedTuple):
+    """A vector that is zero but at some positions.
+
+    Attributes:
+      positions: int32, of any shape; flat, they ascend and differ. One from n on is nowhere.
+      values: what is there, of the same shape.
+    """
+
+    positions: jax.Array
+    values: jax.Array
+
+    def put_into(self, x: jax.Array) -> jax.Array:
+        """`x` with the values in place of what it has there."""
+        return x.at[self.positions].set(self.values, **IN_ORDER)
+
+    def add_to(self, x: jax.Array, scale: jax.Array | float) -> jax.Array:
+        """`x` + scale · this."""
+        return x.at[self.positions].add(scale * self.values, **IN_ORDER)
+
+
 IN_ORDER: dict[str, Any] = {"indices_are_sorted": True, "unique_indices": True, "mode": "drop"}
 """How positions index a vector: what lets XLA scatter without contention."""
 
@@ -150,12 +169,6 @@ class Codec(abc.ABC):
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         """What a payload stands for, like `like`. The receiver has another state: it sees none."""
 
-    def add(
-        self, total: jax.Array, payload: Payload, scale: jax.Array | float, step: Step
-    ) -> jax.Array:
-        """`total` + scale · what the payload stands for."""
-        return total + scale * self.decompress(payload, spec(total), step)
-
     def shard(self, parts: int) -> "Codec":
         """The codec for one of `parts` equal shards of a vector, within the same budget."""
         return self
@@ -176,17 +189,16 @@ class Transform(Codec):
         """How many of n values depend on one coefficient: the length of a block."""
         return n
 
-    def add_at(
-        self, total: jax.Array, positions: jax.Array, coefficients: jax.Array, step: Step
-    ) -> jax.Array:
-        """`total` + what these coefficients stand for, where the others are zero.
+    def at_blocks(self, coefficients: Sparse, like: Like, step: Step) -> Sparse:
+        """What a few coefficients stand for, where the others are zero.
 
-        Called where `reach` is short. The positions ascend and differ; the result must not depend
-        on the order of additions.
+        Called where `reach` is short.
         """
-        main = jax.eval_shape(lambda x: self.compress(x, self.init(x), step).payload.main, total)
-        spectrum = jnp.zeros(main.shape, main.dtype).at[positions].set(coefficients, **IN_ORDER)
-        return total + self.decompress(Payload(spectrum), spec(total), step)
+        (n,) = like.shape
+        main = jax.eval_shape(lambda x: self.compress(x, self.init(x), step).payload.main, like)
+        spectrum = coefficients.put_into(jnp.zeros(main.shape, main.dtype))
+        whole = self.decompress(Payload(spectrum), like, step)
+        return Sparse(jnp.arange(n, dtype=jnp.int32), whole)
 
 
 class Selector(Codec):
@@ -204,18 +216,19 @@ class Selector(Codec):
         return jnp.take(x, self.positions(side, x.size, step), mode="fill", fill_value=0)
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
-        zeros = jnp.zeros(like.shape, payload.main.dtype)
-        return zeros.at[self._places(payload, like, step)].set(payload.main, **IN_ORDER)
-
-    def add(
-        self, total: jax.Array, payload: Payload, scale: jax.Array | float, step: Step
-    ) -> jax.Array:
-        at = self._places(payload, total, step)
-        return total.at[at].add(scale * payload.main, **IN_ORDER)
-
-    def _places(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
-        return self.positions(payload.side, n, step)
+        found = Sparse(self.positions(payload.side, n, step), payload.main)
+        return found.put_into(jnp.zeros((n,), payload.main.dtype))
+
+    def sparse(self, payload: Payload, like: Like, step: Step) -> Sparse | None:
+        """What a payload stands for as values at few positions; None for all of them.
+
+        It is what `decompress` returns, but for the zeros.
+        """
+        if type(self).decompress is not Selector.decompress:  # which may do more than this
+            return None
+        (n,) = like.shape
+        return Sparse(self.positions(payload.side, n, step), payload.main)
 
 
 class Quantizer(Codec):

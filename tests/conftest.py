@@ -1,5 +1,6 @@
 """Eight CPU devices, strict promotion, and hypothesis profiles; before any test imports JAX."""
 
+import functools
 import gc
 import os
 
@@ -37,12 +38,16 @@ def _really_eight_devices() -> None:
     assert jax.device_count() == DEVICES
 
 
-@pytest.fixture(scope="module", params=["this platform", "an accelerator"])
+def _for(platform, *args, default, **others):
+    return others.get(platform, default)(*args)
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda", "tpu"])
 def platform(request):
     """Runs a test also with the programs that are made for accelerators, on this platform."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "an accelerator":
-            patch.setattr(jax.lax, "platform_dependent", lambda *args, default, **_: default(*args))
+        if request.param != "cpu":
+            patch.setattr(jax.lax, "platform_dependent", functools.partial(_for, request.param))
         jax.clear_caches()
         yield
     jax.clear_caches()

@@ -5,7 +5,7 @@ import itertools
 
 import jax
 
-from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Step
+from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Sparse, Step
 from fftgrad._values import check_kind
 from fftgrad.codecs import _call, _plan
 from fftgrad.codecs._spec import payload_spec
@@ -56,11 +56,6 @@ class Chain(Codec):
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         return _plan.undo(self.stages, payload.main, payload.side, like, step)
-
-    def add(
-        self, total: jax.Array, payload: Payload, scale: jax.Array | float, step: Step
-    ) -> jax.Array:
-        return _plan.add(self.stages, total, payload.main, payload.side, scale, step)
 
     def shard(self, parts: int) -> "Codec":
         return Chain(tuple(stage.shard(parts) for stage in self.stages))
@@ -144,3 +139,10 @@ def undo_linear(codec: Codec, total: jax.Array, like: Like, step: Step) -> jax.A
     """The vector that a sum of the main parts of a linear prefix stands for."""
     parts = stages(codec)
     return _plan.undo(parts, total, ((),) * len(parts), like, step)
+
+
+def sparse(codec: Codec, payload: Payload, like: Like, step: Step) -> Sparse | None:
+    """What a payload stands for as values at few positions; None where it is not sparse."""
+    parts = stages(codec)
+    sides = payload.side if isinstance(codec, Chain) else (payload.side,)
+    return _plan.sparse(parts, payload.main, sides, like, step)

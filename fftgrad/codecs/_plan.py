@@ -9,10 +9,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import Codec, Like, Payload, PyTree, Selector, Step, Transform
+from fftgrad._contracts import Codec, Like, Payload, PyTree, Selector, Sparse, Step, Transform
 from fftgrad.codecs import _call
 from fftgrad.codecs._spec import payload_spec
-from fftgrad.ops._shapes import spec
 
 SPARSE = 16
 """Blocks are undone one by one where those that hold a coefficient hold 1 value in 16, or fewer."""
@@ -46,8 +45,9 @@ def undo(
     """The vector, shaped like `like`, that the stages made into `main` and `sides`."""
     if not stages:
         return main
-    if sparse_blocks(stages, like):
-        return add(stages, jnp.zeros(like.shape, like.dtype), main, sides, 1.0, step)
+    if blocks := sparse_blocks(stages, like):
+        few = _at_blocks(blocks, main, sides, like, step)
+        return few.put_into(jnp.zeros(like.shape, like.dtype))
     likes = [like]
     for stage in stages[:-1]:
         likes.append(payload_spec(stage, likes[-1]).main)
@@ -56,22 +56,25 @@ def undo(
     return main
 
 
-def add(
-    stages: Sequence[Codec],
-    total: jax.Array,
-    main: jax.Array,
-    sides: Sequence[PyTree],
-    scale: jax.Array | float,
-    step: Step,
-) -> jax.Array:
-    """`total` + scale · what the stages made into `main` and `sides`; in place where sparse."""
-    like = spec(total)
+def sparse(
+    stages: Sequence[Codec], main: jax.Array, sides: Sequence[PyTree], like: Like, step: Step
+) -> Sparse | None:
+    """What the stages made into `main` and `sides`, as values at few positions; None if not so."""
     if blocks := sparse_blocks(stages, like):
-        coefficients = payload_spec(blocks.transform, like).main
-        kept = payload_spec(blocks.selector, coefficients).main
-        values = undo(blocks.rest, main, sides[2:], kept, step)
-        positions = blocks.selector.positions(sides[1], coefficients.size, step)
-        return blocks.transform.add_at(total, positions, scale * values, step)
-    outer, *inner = stages
-    values = undo(inner, main, sides[1:], payload_spec(outer, like).main, step)
-    return outer.add(total, Payload(values, sides[0]), scale, step)
+        return _at_blocks(blocks, main, sides, like, step)
+    match stages:
+        case (Selector() as selector, *rest):
+            values = undo(rest, main, sides[1:], payload_spec(selector, like).main, step)
+            return selector.sparse(Payload(values, sides[0]), like, step)
+        case _:
+            return None
+
+
+def _at_blocks(
+    blocks: Blocks, main: jax.Array, sides: Sequence[PyTree], like: Like, step: Step
+) -> Sparse:
+    coefficients = payload_spec(blocks.transform, like).main
+    kept = payload_spec(blocks.selector, coefficients).main
+    values = undo(blocks.rest, main, sides[2:], kept, step)
+    positions = blocks.selector.positions(sides[1], coefficients.size, step)
+    return blocks.transform.at_blocks(Sparse(positions, values), like, step)

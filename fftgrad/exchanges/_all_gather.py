@@ -4,7 +4,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
@@ -13,9 +12,6 @@ from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _finite
-
-UNROLLED, LARGE = 8, 1 << 16
-"""Up to how many workers, and from how many values on, payloads are decoded without a loop."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,16 +97,8 @@ def decode_mean(
     coefficients = tuple(payload.main for payload in linear.payload_spec(likes))
     payloads_like = rest.payload_spec(coefficients)
     workers = buffers.shape[0]
-    headers = jax.vmap(lambda words: _wire.unpack(words, ())[0])(buffers)
-
-    def add(worker: jax.Array, totals: Vectors) -> Vectors:
-        _, payloads = _wire.unpack(buffers[worker], payloads_like)
-        return rest.add(totals, payloads, 1.0 / workers, step)
-
-    # A pass over a row that is chosen while running is not vectorized, and sums of known rows are
-    # one pass; but each takes its time to compile.
-    unroll = workers <= UNROLLED and max((c.size for c in coefficients), default=0) >= LARGE
+    headers, payloads = jax.vmap(lambda words: _wire.unpack(words, payloads_like))(buffers)
     start = _finite.poison_unless(jnp.all(headers.finite))
     starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients)
-    totals = lax.fori_loop(0, workers, add, starts, unroll=unroll)
+    totals = rest.add_each(starts, payloads, 1.0 / workers, step)
     return headers, linear.undo_linear(totals, likes, step)

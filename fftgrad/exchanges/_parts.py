@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Scope, Step
 from fftgrad._values import check_kind
-from fftgrad.codecs import _call, _chain, _spec
+from fftgrad.codecs import _call, _chain, _spec, _sum
 from fftgrad.exchanges import _alike
 from fftgrad.exchanges._layout import Part
 from fftgrad.exchanges._rules import CodecRule, Codecs
@@ -63,10 +63,12 @@ class Parts:
 
         return tuple(self._each(one, step, (likes,), payloads))
 
-    def add(self, totals: Vectors, payloads: Payloads, scale: float, step: Step) -> Vectors:
+    def add_each(self, totals: Vectors, payloads: Payloads, scale: float, step: Step) -> Vectors:
+        """`totals` + scale · what each of many workers' payloads, stacked, stands for, in order."""
+
         def one(codec: Codec, row: Any) -> jax.Array:
-            number, total, payload = row
-            return codec.add(total, payload, scale, _own(step, number))
+            number, total, stacked = row
+            return _sum.add_each(codec, total, stacked, scale, _own(step, number))
 
         return tuple(self._each(one, step, (), totals, payloads))
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fftgrad._contracts import Codec, Payload, PyTree, Selector, Step, Transform
+from fftgrad._contracts import Codec, Payload, PyTree, Selector, Sparse, Step, Transform
 from fftgrad.testing import _laws
 from fftgrad.testing._laws import Laws
 
@@ -64,7 +64,7 @@ def positions(laws: Laws, codec: Selector, n: int) -> None:
 
 
 def transform(laws: Laws, codec: Transform, n: int) -> None:
-    """Law: it is undone, and `add_at` adds what coefficients stand for."""
+    """Law: it is undone, and `at_blocks` returns what coefficients stand for."""
     like = jax.ShapeDtypeStruct((n,), jnp.float32)
     x = _laws.values(n)
     main = codec.compress(jnp.asarray(x), (), step_of()).payload.main
@@ -76,11 +76,11 @@ def transform(laws: Laws, codec: Transform, n: int) -> None:
     if codec.reach(n) < n:
         at = jnp.arange(0, main.size, 7)
         sparse = jnp.zeros_like(main).at[at].set(main[at])
-        found = codec.add_at(jnp.ones(n), at, main[at], step_of())
-        wanted = 1.0 + codec.decompress(Payload(sparse), like, step_of())
+        few = codec.at_blocks(Sparse(at, main[at]), like, step_of())
+        wanted = codec.decompress(Payload(sparse), like, step_of())
         laws.near(
-            "transform", "add_at must add what the coefficients stand for", found, wanted,
-            "return n from `reach`, and add_at is not called.",
+            "transform", "at_blocks must return what the coefficients stand for",
+            few.put_into(jnp.zeros(n)), wanted, "return n from `reach`, and it is not called.",
         )  # fmt: skip
 
 

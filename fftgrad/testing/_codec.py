@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import Codec, Compressed, Payload, PyTree, Selector, Step, Transform
+from fftgrad.codecs import _sum
 from fftgrad.exchanges import _wire
 from fftgrad.testing import _claims, _laws
 from fftgrad.testing._claims import start, step_of
@@ -38,8 +39,9 @@ def check_codec(codec: Codec, sizes: Sequence[int] = SIZES) -> None:
     error gives: "value" (compares, hashes, frozen), "shapes" (static, also of the state), "jit",
     "vmap", "bytes" (of the buffer = `fg.wire_bytes`, and it decodes to the same), "receiver"
     (decompressing uses no local key), "finite" (zeros, one value, huge and tiny ones stay finite),
-    "not hidden" (a NaN or an infinity is seen at every size), "add", "positions" (ascend and
-    differ), "transform" (invertible), and the claims, if it makes them: "summable", "unbiased".
+    "not hidden" (a NaN or an infinity is seen at every size), "sparse" (what
+    decompress returns), "positions" (ascend and differ), "transform" (invertible), and the claims,
+    if it makes them: "summable", "unbiased".
 
     Args:
       codec: a codec, or a chain of codecs. One that follows `Fft`, and so sees complex values, is
@@ -95,7 +97,7 @@ def _trip(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Trip:
         buffer=buffer,
         from_buffer=codec.decompress(received, like, step),
         elsewhere=codec.decompress(out.payload, like, other),
-        added=codec.add(total, out.payload, 0.5, step),
+        added=_sum.add(codec, total, out.payload, 0.5, step),
     )
 
 
@@ -149,7 +151,7 @@ def _shapes(laws: Laws, codec: Codec, n: int) -> None:
 
 
 def _programs(laws: Laws, codec: Codec, n: int) -> None:
-    """Laws: jit, vmap, receiver, add, and that the buffer decodes to the same."""
+    """Laws: jit, vmap, receiver, sparse, and that the buffer decodes to the same."""
     pure = "use no random numbers but those of the step's keys, and nothing outside the arguments."
     x = jnp.asarray(np.stack([_laws.values(n, seed) for seed in range(3)]))
     state = start(codec, n)
@@ -176,7 +178,7 @@ def _programs(laws: Laws, codec: Codec, n: int) -> None:
 
 
 def _values(laws: Laws, codec: Codec, n: int) -> None:
-    """Laws: finite, not hidden, bytes, receiver, add; on the values that all of them see."""
+    """Laws: finite, not hidden, bytes, receiver, sparse; on the values that all of them see."""
 
     def run(x: jax.Array) -> Trip:
         return _trip(codec, x, start(codec, n), step_of())
@@ -205,9 +207,9 @@ def _values(laws: Laws, codec: Codec, n: int) -> None:
             wanted = total + 0.5 * np.asarray(out.back, np.float64)
             distance = _laws.relative(out.added, wanted)
             laws.need(
-                distance <= 1e-4, "add", "add must be total + scale * decompress",
+                distance <= 1e-4, "sparse", "sparse must return what decompress returns",
                 f"a relative difference of {distance:.3g} {where}",
-                "leave `add` out: the default is right.",
+                "leave `sparse` out: the default is right.",
             )  # fmt: skip
     for name, x in _laws.bad_values(n).items():
         back = np.asarray(trip(x).back)

@@ -13,6 +13,16 @@ BENCHMARKS = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
 TEXT = """\
 HloModule jit_step, is_scheduled=true
 
+%f (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %n = f32[8]{0} negate(%p)
+}
+
+%g (p: f32[8,8]) -> f32[8,8] {
+  %p = f32[8,8]{1,0} parameter(0)
+  ROOT %n = f32[8,8]{1,0} negate(%p)
+}
+
 %body.1 (p: f32[8]) -> f32[8] {
   %p = f32[8]{0} parameter(0)
   %a = f32[8]{0} fusion(%p), kind=kLoop, calls=%f
@@ -56,6 +66,40 @@ def test_loops_count_by_their_trips_and_branches_by_the_cheapest(hlo):
     # The counted loop, two starts, two products, and the loop of unknown length.
     assert cost.kernels == 5 * 2 + 2 + 2 + unknown * 2
     assert cost.host_syncs == 1 + unknown
+
+
+TRAFFIC = """\
+HloModule jit_f, is_scheduled=true
+
+%put (p: f32[100], i: s32[4], v: f32[4]) -> f32[100] {
+  %p = f32[100]{0} parameter(0)
+  %i = s32[4]{0} parameter(1)
+  %v = f32[4]{0} parameter(2)
+  ROOT %s = f32[100]{0} scatter(%p, %i, %v), to_apply=%add
+}
+
+%half (p: f32[100], q: f32[100]) -> f32[50] {
+  %p = f32[100]{0} parameter(0)
+  %q = f32[100]{0} parameter(1)
+  %n = f32[100]{0} negate(%p)
+  %a = f32[100]{0} add(%n, %q)
+  ROOT %s = f32[50]{0} slice(%a), slice={[0:50]}
+}
+
+ENTRY %main (x: f32[100], i: s32[4], v: f32[4]) -> f32[50] {
+  %x = f32[100]{0} parameter(0)
+  %i = s32[4]{0} parameter(1)
+  %v = f32[4]{0} parameter(2)
+  %copied = f32[100]{0} copy(%x)
+  %put_fusion = f32[100]{0} fusion(%x, %i, %v), kind=kInput, calls=%put
+  ROOT %half_fusion = f32[50]{0} fusion(%put_fusion, %x), kind=kLoop, calls=%half
+}
+"""
+
+
+def test_traffic_is_what_kernels_take_and_put(hlo):
+    copied, scattered, halved = 2 * 400, 2 * 16 + 16 + 16, 3 * 200
+    assert hlo.Program(TRAFFIC).cost().traffic == copied + scattered + halved
 
 
 def test_products_between_start_and_end_are_overlap(hlo):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import reference
 from cases import values
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,6 +172,33 @@ def test_a_cast_that_is_not_refused_keeps_signs_and_sizes(name):
         return
     x = np.array([1.0, -1.0, 0.0, 2.0, -2.0, 1.5], np.float32)
     np.testing.assert_allclose(round_trip(codec, x), x, rtol=0.25)
+
+
+BOUNDED = {
+    "heavy tail": values((5000,)),
+    "equal": np.full(5000, 3.0, np.float32),
+    "zero": np.zeros(5000, np.float32),
+    "two values": np.where(np.arange(5000) % 3, 1.0, -2.0).astype(np.float32),
+    "one-hot": np.eye(1, 5000, 137, dtype=np.float32)[0],
+    "dynamic range": np.exp(np.random.default_rng(0).normal(0, 9, 5000)).astype(np.float32),
+}
+
+
+@pytest.mark.usefixtures("platform")
+@pytest.mark.parametrize("fraction", [0.001, 0.02, 0.4])
+@pytest.mark.parametrize("x", BOUNDED.values(), ids=BOUNDED)
+def test_a_threshold_is_that_of_halving_the_bounds(x, fraction):
+    codec, k = fg.Threshold(fraction=fraction), reference.kept(fraction, x.size)
+    found = jax.jit(lambda x: codec.compress(x, codec.init(x), fg.Step()).state.threshold)(x)
+    size = np.abs(x)
+    low, high = np.float32(np.mean(size, dtype=np.float64)), size.max()
+    low = low if np.sum(size > low) >= k else np.float32(0)
+    for _ in range(20):
+        if k <= np.sum(size > low) <= 2 * k:
+            break
+        middle = np.float32(0.5) * low + np.float32(0.5) * high
+        low, high = (middle, high) if np.sum(size > middle) >= k else (low, middle)
+    np.testing.assert_allclose(found, low, rtol=1e-5)
 
 
 @pytest.mark.parametrize("search", ["binary", "exact"])

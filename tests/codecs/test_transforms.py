@@ -169,7 +169,9 @@ def test_coefficients_of_one_block_are_added_together():
     codec, x = fg.Dct(block=4), jnp.arange(10.0)
     y = jax.random.normal(jax.random.key(0), (4,))
     # Two in the first block, one in the last, which is longer than the vector, one nowhere.
-    total = codec.add_at(x, jnp.array([0, 3, 9, 12]), y, fg.Step())
+    few = codec.at_blocks(fg.Sparse(jnp.array([0, 3, 9, 12]), y), x, fg.Step())
+    assert (jnp.diff(few.positions.ravel()) > 0).all()  # also of what is nowhere
+    total = few.add_to(x, 1.0)
     dense = jnp.zeros(12).at[jnp.array([0, 3, 9])].set(y[:3])
     expected = x + fg.decompress(codec, fg.Payload(dense), x)
     np.testing.assert_allclose(total, expected, atol=1e-6)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, of_size, train_step
 
 import fftgrad as fg
-from fftgrad.exchanges import _all_gather
+from fftgrad.codecs import _sum
 
 ALL = pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
 N = 150
@@ -139,12 +139,43 @@ def test_gathering_is_compressing_and_averaging_at_the_bytes_of_the_codec(codec)
 def test_a_mean_is_the_same_with_and_without_a_loop(name, monkeypatch):
     exchange, x = fg.AllGather(CODECS[name]), rows(4)
     lowered = [program("shard_map", exchange, 4).lower(x)]
-    monkeypatch.setattr(_all_gather, "LARGE", N // 2)
+    monkeypatch.setattr(_sum, "LARGE", N // 2)
     lowered.append(program("shard_map", exchange, 4).lower(x))
     looped, unrolled = (low.as_text().count("stablehlo.while") for low in lowered)
     assert looped == unrolled + 1
     one, other = (low.compile()(x)[0] for low in lowered)
     np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+SPARSE = {
+    "top-k": fg.TopK(fraction=0.1),
+    "top-k 6 bits": CODECS["top-k 6 bits"],
+    "threshold": fg.Threshold(fraction=0.05),
+    "ada comp": fg.AdaComp(bin_size=20, per_bin=2),
+    "few blocks": fg.chain(fg.Dct(block=4), fg.TopK(k=2)),
+    "few blocks of an FFT": fg.chain(fg.Fft(block=4), fg.TopK(k=2), fg.RangeFloat(8)),
+}
+
+
+@pytest.mark.parametrize("codec", SPARSE.values(), ids=SPARSE)
+def test_payloads_add_up_at_once_as_one_by_one(codec, monkeypatch):
+    x, total = rows(5), jnp.asarray(values((N,), seed=7))
+    payloads = jax.vmap(lambda row: fg.compress(codec, row))(x)
+
+    def added(total, payloads):
+        return _sum.add_each(codec, total, payloads, 0.25, fg.Step())
+
+    one_by_one = jax.jit(added)(total, payloads)
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, default, **_: default(*args))
+    jax.clear_caches()
+    at_once = jax.jit(added)(total, payloads)
+    expected = total + 0.25 * sum(
+        fg.decompress(codec, jax.tree.map(lambda leaf, i=i: leaf[i], payloads), total)
+        for i in range(5)
+    )
+    np.testing.assert_allclose(at_once, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(one_by_one, expected, rtol=1e-5, atol=1e-6)
+    jax.clear_caches()
 
 
 def test_blocked_mean_is_the_numpy_oracle():

@@ -178,9 +178,9 @@ class Booleans(Plain):
 
 
 @frozen
-class WrongAdd(Plain):
-    def add(self, total, payload, scale, step):
-        return total + payload.main.astype(jnp.float32)
+class WrongSparse(fg.TopK):
+    def sparse(self, payload, like, step):
+        return fg.Sparse(self.positions(payload.side, like.size, step), 2 * payload.main)
 
 
 @frozen
@@ -273,7 +273,7 @@ BROKEN_CODECS = [
     (ByMean(), "finite", "that may be zero"),
     (Booleans(), "bytes", "pack what has fewer"),
     (fg.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125), "not hidden", "poison"),
-    (WrongAdd(), "add", "leave `add` out"),
+    (WrongSparse(k=3), "sparse", "leave `sparse` out"),
     (WrongSum(), "summable", "do not claim"),
     (Wraps(), "summable", "do not claim"),
     (Biased(), "unbiased", "do not claim"),

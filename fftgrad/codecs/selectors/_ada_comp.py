@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import IN_ORDER, Compressed, Like, Payload, Selector, Step
+from fftgrad._contracts import Compressed, Like, Payload, Selector, Sparse, Step
 from fftgrad._values import constructor_call
 from fftgrad.codecs.selectors import _limited
 from fftgrad.ops import _finite, _rows
@@ -102,15 +102,12 @@ class AdaComp(Selector):
         return Compressed(payload, taken.overflow, AdaCompState(residue))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
-        (n,) = like.shape
-        values = jnp.where(_bitmap.unpack(payload.main, self._capacity(n)), -1.0, 1.0)
-        at = self.positions(payload.side, n, step)
-        return jnp.zeros((n,), jnp.float32).at[at].set(values * payload.side.scale, **IN_ORDER)
+        return self.sparse(payload, like, step).put_into(jnp.zeros(like.shape, jnp.float32))
 
-    def add(
-        self, total: jax.Array, payload: Payload, scale: jax.Array | float, step: Step
-    ) -> jax.Array:
-        return total + scale * self.decompress(payload, total, step)
+    def sparse(self, payload: Payload, like: Like, step: Step) -> Sparse:
+        (n,) = like.shape
+        signs = jnp.where(_bitmap.unpack(payload.main, self._capacity(n)), -1.0, 1.0)
+        return Sparse(self.positions(payload.side, n, step), signs * payload.side.scale)
 
     def positions(self, side: AdaCompSide, n: int, step: Step) -> jax.Array:
         return _limited.positions(side.support, self._capacity(n), n)

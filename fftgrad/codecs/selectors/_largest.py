@@ -13,16 +13,15 @@ a ninth tells who is above it: a straight program.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad.ops import _hash, _rows
+from fftgrad.ops import _count, _hash, _rows
 from fftgrad.ops.packing import _bitmap
 
 SAMPLE = 1 << 15
@@ -45,7 +44,7 @@ class Bracket(NamedTuple):
     from_high: jax.Array
 
 
-def largest(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> jax.Array:
+def largest(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _bitmap.Ranked:
     """The bitmap of the k largest of key(x), the lowest position first among equals.
 
     Args:
@@ -54,7 +53,7 @@ def largest(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> jax.
       k: how many.
 
     Returns:
-      uint32[ceil(n / 32)] with exactly k bits set.
+      The bitmap of n bits, of which exactly k are set.
     """
     if x.size <= SAMPLE:
         return _by_threshold(x, key, k)
@@ -65,12 +64,12 @@ def largest(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> jax.
     )
 
 
-def _by_threshold(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> jax.Array:
+def _by_threshold(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _bitmap.Ranked:
     """The bitmap, from the k-th largest of all keys."""
     return _best(key(x), jnp.int32(k))
 
 
-def _by_bracket(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> jax.Array:
+def _by_bracket(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _bitmap.Ranked:
     """The bitmap, from the keys that a sample leaves in doubt."""
     guess, capacity = _guess(x, key, k)
     low_words, high_words = _sides(x, key, guess.low, guess.high)
@@ -88,14 +87,18 @@ def _by_bracket(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> 
     inside, wanted = low_words & ~high_words, k - bracket.from_high
 
     def best() -> jax.Array:
-        positions = _bitmap.select(inside, capacity)
+        positions = _bitmap.select(_bitmap.rank(inside), capacity)
         exists = jnp.arange(capacity, dtype=jnp.int32) < bracket.from_low - bracket.from_high
         keys = jnp.where(exists, key(x[positions]), 0)
-        keep = exists & _bitmap.unpack(_best(keys, wanted), capacity)
+        keep = exists & _bitmap.unpack(_best(keys, wanted).words, capacity)
         return _bitmap.from_positions(positions, keep, x.size)
 
     all_equal = bracket.high - bracket.low == 1
-    return high_words | lax.cond(all_equal, lambda: _bitmap.first(inside, wanted), best)
+
+    def first() -> jax.Array:
+        return _bitmap.first(_bitmap.rank(inside), wanted).words
+
+    return _bitmap.rank(high_words | lax.cond(all_equal, first, best))
 
 
 def _guess(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> tuple[Bracket, int]:
@@ -168,13 +171,14 @@ def _narrow(
     return lax.while_loop(lambda bracket: ~_is_narrow(bracket, capacity), halve, start)
 
 
-def _best(keys: jax.Array, wanted: jax.Array) -> jax.Array:
+def _best(keys: jax.Array, wanted: jax.Array) -> _bitmap.Ranked:
     """The bitmap of the `wanted` largest keys, the first among equals."""
     threshold = _kth_largest(keys, wanted)
-    above, equal = _bitmap.pack(keys > threshold, keys == threshold)
-    # One after the other, what is above comes first.
-    above, equal = jnp.split(_bitmap.first(jnp.concatenate([above, equal]), wanted), 2)
-    return above | equal
+    # One after the other: what is above comes first, and one scan is enough.
+    both = jnp.concatenate(_bitmap.pack(keys > threshold, keys == threshold))
+    words, before = _bitmap.first(_bitmap.rank(both), wanted)
+    half = words.size // 2
+    return _bitmap.Ranked(words[:half] | words[half:], before[:half] + before[half:] - before[half])
 
 
 def _kth_largest(keys: jax.Array, wanted: jax.Array | int) -> jax.Array:
@@ -191,26 +195,25 @@ def _kth_largest_by_rows(keys: jax.Array, wanted: jax.Array) -> jax.Array:
     def settle(step: jax.Array, threshold: jax.Array) -> jax.Array:
         shift = (KEY_BITS - 1 - 2 * step).astype(jnp.uint32)
         tries = [threshold + (jnp.uint32(digit) << shift) for digit in (1, 2, 3)]
-        reached = tuple((rows >= t).astype(jnp.int32) for t in tries)
-        # Rows first: XLA runs a reduction to a few scalars on one thread of a CPU.
-        counts = lax.reduce(reached, (np.int32(0),) * 3, _add, (1,))
-        digit = sum((jnp.sum(count) >= wanted).astype(jnp.uint32) for count in counts)
-        return threshold + (digit << shift)
+        return threshold + (_digit([rows >= t for t in tries], wanted) << shift)
 
     zero = _axes.vary_like(jnp.uint32(0), keys)
     return lax.fori_loop(0, (KEY_BITS + 1) // 2, settle, zero)
 
 
 def _kth_largest_at_once(keys: jax.Array, wanted: jax.Array) -> jax.Array:
-    """It, four bits at a time, each by one pass and two small kernels, without a loop."""
-    threshold = _axes.vary_like(jnp.uint32(0), keys)
+    """It, four bits at a time, each by one pass and three small kernels, without a loop."""
+    rows = _rows.rows(keys, _count.LONG_ROW).astype(jnp.int32)
+    threshold = _axes.vary_like(jnp.int32(0), keys)
     for shift in range(KEY_BITS + 1 - DIGIT_BITS, -1, -DIGIT_BITS):
-        tries = threshold + (lax.iota(jnp.uint32, (1 << DIGIT_BITS) - 1) + 1 << shift)
-        counts = jnp.sum(keys[:, None] >= tries[None], axis=0, dtype=jnp.int32)
-        digit = jnp.sum(counts >= wanted, dtype=jnp.uint32)
-        threshold = threshold + (digit << shift)
-    return threshold
+        # Compared with constants, because each threshold would be a kernel of its own.
+        steps = range(1 << shift, min(1 << shift + DIGIT_BITS, 1 << KEY_BITS), 1 << shift)
+        digit = _digit([rows - threshold >= step for step in steps], wanted)
+        threshold = threshold + (digit.astype(jnp.int32) << shift)
+    return threshold.astype(jnp.uint32)
 
 
-def _add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    return tuple(x + y for x, y in zip(a, b, strict=True))
+def _digit(reached: Sequence[jax.Array], wanted: jax.Array) -> jax.Array:
+    """The largest digit that at least `wanted` keys reach, of masks for 1, 2, ..."""
+    found = _count.counts(reached)
+    return sum(((count >= wanted).astype(jnp.uint32) for count in found), jnp.uint32(0))

@@ -30,7 +30,7 @@ def take(x: jax.Array, words: jax.Array, capacity: int) -> Compressed:
     length = jnp.minimum(selected, capacity)
     slot = jnp.arange(capacity, dtype=jnp.int32)
     used = slot < length
-    positions = jnp.where(used, _bitmap.select(words, capacity), n + slot)
+    positions = jnp.where(used, _bitmap.select(_bitmap.rank(words), capacity), n + slot)
     code = _indices.encode_positions(positions, capacity, n + capacity)
     main = jnp.where(used, x[jnp.minimum(positions, n - 1)], 0) + _finite.poison(x)
     side = Support(length.astype(jnp.uint32)[None], code)

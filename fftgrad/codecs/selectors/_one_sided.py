@@ -39,11 +39,6 @@ class OneSided(Selector):
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         return payload.main
 
-    def add(
-        self, total: jax.Array, payload: Payload, scale: jax.Array | float, step: Step
-    ) -> jax.Array:
-        return total + scale * payload.main
-
     def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
         return jnp.arange(n, dtype=jnp.int32)
 

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import IN_ORDER, Compressed, Like, Payload, PyTree, Selector, Step
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
 from fftgrad._values import constructor_call
 from fftgrad.codecs.selectors import _size
 from fftgrad.ops import _finite, _hash
@@ -76,11 +76,11 @@ class RandomK(Selector):
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
-        positions = self.positions((), n, step)
+        kept = Sparse(self.positions((), n, step), payload.main)
         # Any of the values tells; and what each payload starts from is its own to scatter into.
         start = jnp.where(jnp.isfinite(payload.main[0]), 0.0, jnp.nan)
         whole = jnp.full((n,), start, payload.main.dtype)
-        return whole.at[positions].set(payload.main, **IN_ORDER)
+        return kept.put_into(whole)
 
     def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
         return self._draw(n, step)[0]

@@ -1,6 +1,7 @@
 """Whatever is above a threshold, found by a short search."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
@@ -14,11 +15,12 @@ from fftgrad._contracts import Compressed, Like, Selector, Step
 from fftgrad._values import constructor_call
 from fftgrad.codecs.selectors import _largest, _limited, _size
 from fftgrad.codecs.selectors._top_k import keys
+from fftgrad.ops import _count, _rows
 from fftgrad.ops.packing import _bitmap
 
 Search = Literal["binary", "exact"]
 
-HALVINGS = 20
+HALVINGS, AHEAD = 20, 4
 
 
 class ThresholdState(NamedTuple):
@@ -134,37 +136,84 @@ class Threshold(Selector):
 def _largest_but_zero(x: jax.Array, k: int) -> jax.Array:
     """The bitmap of the k largest magnitudes, without zeros."""
     (words,) = _bitmap.pack(x != 0)
-    return words if k == x.size else words & _largest.largest(*keys(x), k)
+    return words if k == x.size else words & _largest.largest(*keys(x), k).words
+
+
+class Bisection(NamedTuple):
+    """Bounds of the threshold, whether the lower one will do, and how often they were halved."""
+
+    low: jax.Array
+    high: jax.Array
+    found: jax.Array
+    halvings: jax.Array
+
+    @property
+    def unfinished(self) -> jax.Array:
+        return ~self.found & (self.halvings < HALVINGS)
+
+    @property
+    def middle(self) -> jax.Array:
+        return 0.5 * self.low + 0.5 * self.high
+
+    def halve(self, count: jax.Array, k: int) -> "Bisection":
+        """The half to go on with, where `count` values are above the middle."""
+        enough = count >= k
+        return Bisection(
+            jnp.where(enough, self.middle, self.low),
+            jnp.where(enough, self.high, self.middle),
+            enough & (count <= 2 * k),
+            self.halvings + 1,
+        )
 
 
 def _bisect(magnitude: jax.Array, k: int) -> jax.Array:
+    """A bound that k to 2k magnitudes are above, as near as 20 halvings come to it."""
     mean, top, above = _statistics(magnitude)
-    low, high = jnp.where(above(mean) >= k, mean, 0.0), top
-
-    class Bisection(NamedTuple):
-        low: jax.Array
-        high: jax.Array
-        found: jax.Array
-        halvings: jax.Array
-
-    def unfinished(b: Bisection) -> jax.Array:
-        return ~b.found & (b.halvings < HALVINGS)
-
-    def halve(b: Bisection) -> Bisection:
-        middle = 0.5 * b.low + 0.5 * b.high
-        count = above(middle)
-        enough = count >= k
-        return Bisection(
-            jnp.where(enough, middle, b.low),
-            jnp.where(enough, b.high, middle),
-            enough & (count <= 2 * k),
-            b.halvings + 1,
-        )
-
+    low = jnp.where(above(mean) >= k, mean, 0.0)
     found = above(low) <= 2 * k
     # Varying like the data, as a loop's carry has to be where that is tracked.
-    start = Bisection(low, high, found, _axes.vary_like(jnp.int32(0), top))
-    return lax.while_loop(unfinished, halve, start).low
+    start = Bisection(low, top, found, _axes.vary_like(jnp.int32(0), top))
+    return lax.platform_dependent(
+        magnitude,
+        start,
+        cpu=functools.partial(_in_a_loop, k=k),
+        default=functools.partial(_at_once, k=k),
+    )
+
+
+def _in_a_loop(magnitude: jax.Array, start: Bisection, k: int) -> jax.Array:
+    above = _statistics(magnitude)[2]
+    return lax.while_loop(lambda b: b.unfinished, lambda b: b.halve(above(b.middle), k), start).low
+
+
+def _at_once(magnitude: jax.Array, start: Bisection, k: int) -> jax.Array:
+    """It, some halvings ahead in each pass, because a loop of unknown length makes the host wait.
+
+    One pass counts for all the middles that the next halvings may meet, a binary tree of them.
+    """
+    rows, b = _rows.rows(magnitude, _count.LONG_ROW), start
+    for _ in range(HALVINGS // AHEAD):
+        middles = lax.optimization_barrier(_tree(b))
+        above = jnp.stack(_count.counts([rows > middles[i] for i in range(middles.size)]))
+        node = jnp.int32(0)
+        for _ in range(AHEAD):
+            count = above[node]
+            halved, going_on = b.halve(count, k), b.unfinished
+            b = Bisection(*(jnp.where(going_on, x, y) for x, y in zip(halved, b, strict=True)))
+            node = 2 * node + 1 + (count >= k).astype(jnp.int32)
+    return b.low
+
+
+def _tree(b: Bisection) -> jax.Array:
+    """The next middle, then those of its lower and its upper half, and so on."""
+    low, high = b.low[None], b.high[None]
+    levels: list[jax.Array] = []
+    for _ in range(AHEAD):
+        middle = 0.5 * low + 0.5 * high
+        levels.append(middle)
+        low = jnp.stack([low, middle], axis=1).ravel()
+        high = jnp.stack([middle, high], axis=1).ravel()
+    return jnp.concatenate(levels)
 
 
 def _statistics(

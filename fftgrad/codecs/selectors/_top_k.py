@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Step
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
 from fftgrad._values import constructor_call
 from fftgrad.codecs.selectors import _largest, _size
 from fftgrad.ops.packing import _indices
@@ -71,8 +71,9 @@ class TopK(Selector):
         k = self._k(x.size)
         if k == x.size:
             return Compressed(Payload(x))
-        words = _largest.largest(*keys(x), k)
-        positions, code = _indices.encode(words, k, x.size)
+        # Kept: it is read many times, each of which would look for it in all of the leaves.
+        x = lax.optimization_barrier(x)
+        positions, code = _indices.encode(_largest.largest(*keys(x), k), k, x.size)
         return Compressed(Payload(x[positions], code))
 
     def shard(self, parts: int) -> "TopK":
@@ -82,12 +83,11 @@ class TopK(Selector):
         (n,) = like.shape
         return payload.main if self._k(n) == n else super().decompress(payload, like, step)
 
-    def add(
-        self, total: jax.Array, payload: Payload, scale: jax.Array | float, step: Step
-    ) -> jax.Array:
-        if self._k(total.size) == total.size:
-            return total + scale * payload.main
-        return super().add(total, payload, scale, step)
+    def sparse(self, payload: Payload, like: Like, step: Step) -> Sparse | None:
+        (n,) = like.shape
+        if self._k(n) == n:
+            return None
+        return Sparse(self.positions(payload.side, n, step), payload.main)
 
     def at(self, x: jax.Array, side: PyTree, step: Step) -> jax.Array:
         if self._k(x.size) == x.size:

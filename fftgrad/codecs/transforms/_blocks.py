@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fftgrad._contracts import Sparse
 from fftgrad.ops import _scan
 
 CHUNK = 1 << 28
@@ -54,34 +55,31 @@ def times(rows: jax.Array, matrix: np.ndarray) -> jax.Array:
     return jnp.matmul(rows, matrix, precision=lax.Precision.HIGHEST)
 
 
-def add_at(
-    total: jax.Array,
-    positions: jax.Array,
-    coefficients: jax.Array,
-    inverse: Callable[[jax.Array], jax.Array],
-    block: int,
-    slots: int,
-) -> jax.Array:
-    """`total` + the inverse transform of a few coefficients, at the blocks that they are in.
+def at_blocks(
+    coefficients: Sparse, n: int, inverse: Callable[[jax.Array], jax.Array], block: int, slots: int
+) -> Sparse:
+    """The inverse transform of a few coefficients, at the blocks that they are in.
 
-    The coefficients of a block are first brought together, so that each value is added to once:
-    sums in an order of their own would differ between replicas.
+    The coefficients of a block are first brought together, so that each value is there once: sums
+    in an order of their own would differ between replicas.
 
     Args:
-      total: float32[n].
-      positions: int32[k], ascending; from the last block on for nowhere.
-      coefficients: [k], of the dtype that `inverse` takes.
+      coefficients: k of them, of the dtype that `inverse` takes.
+      n: length of the vector.
       inverse: from rows [., slots] of coefficients to rows float32[., block].
       block: values in a block.
       slots: coefficients in a block.
     """
+    positions, values = coefficients
     (k,) = positions.shape
     owner, place = positions // slots, positions % slots
     starts = jnp.concatenate([jnp.ones((1,), bool), owner[1:] != owner[:-1]])
     row = _scan.cumsum(starts.astype(jnp.int32)) - 1
-    rows = jnp.zeros((k, slots), coefficients.dtype)
-    rows = rows.at[row, place].set(coefficients, indices_are_sorted=True, unique_indices=True)
-    nowhere = -(-total.size // block)
-    owners = jnp.full((k,), nowhere, jnp.int32).at[row].set(jnp.minimum(owner, nowhere))
+    rows = jnp.zeros((k, slots), values.dtype)
+    rows = rows.at[row, place].set(values, indices_are_sorted=True, unique_indices=True)
+    # Rows that are nowhere differ, too, and come last.
+    beyond = -(-n // block)
+    owners = beyond + jnp.arange(k, dtype=jnp.int32)
+    owners = owners.at[row].set(jnp.minimum(owner, beyond + row), indices_are_sorted=True)
     at = block * owners[:, None] + jnp.arange(block, dtype=jnp.int32)[None]
-    return total.at[at].add(inverse(rows), mode="drop")
+    return Sparse(at, inverse(rows))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fftgrad._contracts import Compressed, Like, Payload, PyTree, Step, Transform
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
 from fftgrad._values import constructor_call
 from fftgrad.codecs.transforms import _blocks
 from fftgrad.ops import _rows
@@ -118,14 +118,11 @@ class Dct(Transform):
     def reach(self, n: int) -> int:
         return _blocks.fit(self.block, n) if self.shape is None else n
 
-    def add_at(
-        self, total: jax.Array, positions: jax.Array, coefficients: jax.Array, step: Step
-    ) -> jax.Array:
-        b = self.reach(total.size)
+    def at_blocks(self, coefficients: Sparse, like: Like, step: Step) -> Sparse:
+        (n,) = like.shape
+        b = self.reach(n)
         inverse = basis(b).T
-        return _blocks.add_at(
-            total, positions, coefficients, lambda rows: _blocks.times(rows, inverse), b, b
-        )
+        return _blocks.at_blocks(coefficients, n, lambda r: _blocks.times(r, inverse), b, b)
 
     def _tile(self, shape: tuple[int, int]) -> tuple[int, int]:
         rows, columns = (1 if n == 1 else _blocks.fit(self.block, n) for n in shape)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fftgrad._contracts import Compressed, Like, Payload, PyTree, Step, Transform
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
 from fftgrad._values import constructor_call
 from fftgrad.codecs._saturate import saturating_cast
 from fftgrad.codecs.transforms import _blocks
@@ -96,11 +96,10 @@ class Fft(Transform):
     def reach(self, n: int) -> int:
         return self._block(n)
 
-    def add_at(
-        self, total: jax.Array, positions: jax.Array, coefficients: jax.Array, step: Step
-    ) -> jax.Array:
-        b = self._block(total.size)
-        return _blocks.add_at(total, positions, coefficients, _inverse, b, b // 2)
+    def at_blocks(self, coefficients: Sparse, like: Like, step: Step) -> Sparse:
+        (n,) = like.shape
+        b = self._block(n)
+        return _blocks.at_blocks(coefficients, n, _inverse, b, b // 2)
 
     def _block(self, n: int) -> int:
         if self.block is None:
@@ -123,7 +122,8 @@ def _slots(rows: jax.Array) -> jax.Array:
 def _inverse(slots: jax.Array) -> jax.Array:
     b = 2 * slots.shape[1]
     if b <= PRODUCT:
-        parts = jnp.concatenate([slots.real, slots.imag], axis=1)
+        # Kept, or XLA multiplies the halves on their own, and adds two results.
+        parts = lax.optimization_barrier(jnp.concatenate([slots.real, slots.imag], axis=1))
         return _blocks.by_chunks(lambda r: _blocks.times(r, basis(b).T), parts)
 
     def inverse(z: jax.Array) -> jax.Array:

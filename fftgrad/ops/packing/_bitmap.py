@@ -5,6 +5,7 @@ popcounts.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,13 @@ from fftgrad.ops import _scan
 from fftgrad.ops.packing import _codes
 
 WORD = 32
+
+
+class Ranked(NamedTuple):
+    """A bitmap, and how many bits are set before each of its words, int32."""
+
+    words: jax.Array
+    before: jax.Array
 
 
 def pack(*masks: jax.Array) -> tuple[jax.Array, ...]:
@@ -45,25 +53,31 @@ def count(words: jax.Array) -> jax.Array:
     return jnp.sum(_population(words), dtype=jnp.int32)
 
 
-def select(words: jax.Array, count: int) -> jax.Array:
+def rank(words: jax.Array) -> Ranked:
+    """The bitmap, ready to be looked into."""
+    population = _population(words)
+    return Ranked(words, _scan.cumsum(population) - population)
+
+
+def select(bitmap: Ranked, count: int) -> jax.Array:
     """The positions of the first `count` set bits, ascending, int32[count].
 
     Where fewer bits are set the rest is unspecified, but within the bitmap.
     """
     found = lax.platform_dependent(
-        words,
-        cpu=functools.partial(_select_by_word, count=count),
-        default=functools.partial(_select_by_bit, count=count),
+        bitmap,
+        cuda=functools.partial(_select_by_bit, count=count),
+        rocm=functools.partial(_select_by_bit, count=count),
+        default=functools.partial(_select_by_word, count=count),
     )
     # Kept, because each of its readers would find it again.
     return lax.optimization_barrier(found)
 
 
-def _select_by_word(words: jax.Array, count: int) -> jax.Array:
+def _select_by_word(bitmap: Ranked, count: int) -> jax.Array:
     """It, by looking for the word of each rank: work on n/32 words, and on `count` ranks."""
-    population = _population(words)
-    before = _scan.cumsum(population) - population
-    slot = jnp.where(population > 0, before, count)
+    words, before = bitmap
+    slot = jnp.where(words > 0, before, count)
     starts = jnp.zeros((count,), jnp.int32)
     starts = starts.at[slot].set(jnp.arange(words.size, dtype=jnp.int32), mode="drop")
     word = _scan.cummax(starts)
@@ -71,10 +85,9 @@ def _select_by_word(words: jax.Array, count: int) -> jax.Array:
     return WORD * word + _select_in_word(words[word], rank)
 
 
-def _select_by_bit(words: jax.Array, count: int) -> jax.Array:
+def _select_by_bit(bitmap: Ranked, count: int) -> jax.Array:
     """It, by looking for the rank of each bit: work on n bits, but in few kernels."""
-    population = _population(words)
-    before = _scan.cumsum(population) - population
+    words, before = bitmap
     below = ~(jnp.uint32(0xFFFFFFFF) << _places())
     bits, place = words[:, None], _places().astype(jnp.int32)
     is_set = (bits >> _places()) & 1 == 1
@@ -83,13 +96,35 @@ def _select_by_bit(words: jax.Array, count: int) -> jax.Array:
     return jnp.zeros((count,), jnp.int32).at[slot].set(position, mode="drop")
 
 
-def first(words: jax.Array, count: jax.Array) -> jax.Array:
+def first(bitmap: Ranked, count: jax.Array | int) -> Ranked:
     """The bitmap of the first `count` of the bits that are set."""
-    population = _population(words)
-    left = count - (_scan.cumsum(population) - population)
-    # Below the first bit that is too many.
-    some = words & ~(jnp.uint32(0xFFFFFFFF) << _select_in_word(words, left).astype(jnp.uint32))
-    return jnp.where(left >= population, words, jnp.where(left > 0, some, jnp.uint32(0)))
+    kept = lax.platform_dependent(
+        bitmap, jnp.int32(count), cpu=_first_to_a_word, default=_first_of_each_word
+    )
+    return Ranked(kept, jnp.minimum(bitmap.before, count))
+
+
+def _first_to_a_word(bitmap: Ranked, count: jax.Array) -> jax.Array:
+    """Whole words, up to the one in which the last bit is: one is cut."""
+    words, before = bitmap
+    last = jnp.maximum(jnp.sum(before < count, dtype=jnp.int32) - 1, 0)
+    number = lax.iota(jnp.int32, words.size)
+    cut = _first_in_word(words[last], count - before[last])
+    return jnp.where(number < last, words, jnp.where(number == last, cut, jnp.uint32(0)))
+
+
+def _first_of_each_word(bitmap: Ranked, count: jax.Array) -> jax.Array:
+    """Each word on its own: more work, in a single kernel."""
+    words, before = bitmap
+    left = count - before
+    return jnp.where(left > 0, _first_in_word(words, left), jnp.uint32(0))
+
+
+def _first_in_word(words: jax.Array, count: jax.Array) -> jax.Array:
+    """The bits below the first one that is too many."""
+    many = _select_in_word(words, count).astype(jnp.uint32)
+    below = words & ~(jnp.uint32(0xFFFFFFFF) << many)
+    return jnp.where(count >= _population(words), words, below)
 
 
 def _places() -> jax.Array:

@@ -2,7 +2,8 @@
 
 Code j occupies bits [j·bits, (j+1)·bits) of the stream, least significant first. With
 g = gcd(bits, 32), the pattern repeats every 32/g codes, which fill bits/g words: packing takes a
-fixed number of elementwise passes with static shifts, unpacking reads two neighboring words a code.
+fixed number of elementwise passes with static shifts, unpacking reads two neighboring words a code,
+or where no code lies in two, all codes of a word at once.
 """
 
 import math
@@ -64,14 +65,16 @@ def _words(bits: int, *rows: jax.Array) -> tuple[jax.Array, ...]:
 def unpack(words: jax.Array, bits: int, count: int) -> jax.Array:
     """Words uint32[words_for(count, bits)] back to codes uint32[count]."""
     per_group, words_per_group = _group(bits)
-    j = jax.lax.iota(jnp.int32, count)
+    if words_per_group == 1:
+        codes = words[:, None] >> bits * jnp.arange(per_group, dtype=jnp.uint32)[None]
+        return codes.ravel()[:count] & jnp.uint32((1 << bits) - 1)
+    j = lax.iota(jnp.uint32, count)
     start = j % per_group * bits  # inside its group, so that no position in bits overflows
-    word = j // per_group * words_per_group + start // 32
-    offset = (start % 32).astype(jnp.uint32)
+    word = (j // per_group * words_per_group + start // 32).astype(jnp.int32)
+    offset = start % 32
     code = words[word] >> offset
-    if 32 % bits:
-        rest = words[jnp.minimum(word + 1, words.size - 1)] << (-offset % 32)
-        code = jnp.where(offset + bits > 32, code | rest, code)
+    rest = words[jnp.minimum(word + 1, words.size - 1)] << (-offset % 32)
+    code = jnp.where(offset + bits > 32, code | rest, code)
     return code & jnp.uint32((1 << bits) - 1)
 
 

@@ -44,11 +44,20 @@ def unpack(words: jax.Array, base: int, count: int) -> jax.Array:
     """Words back to digits uint32[count]."""
     if per_word(base) == 1:
         return words[:count]
+    digits = lax.platform_dependent(
+        words,
+        cpu=functools.partial(_digits_in_pieces, base=base),
+        default=functools.partial(_digits, base=base),
+    )
+    return digits.ravel()[:count]
+
+
+def _digits_in_pieces(words: jax.Array, base: int) -> jax.Array:
     # In pieces, which are kept before the unused digits are cut off: found together with that,
     # a digit would be looked for by its position, and not with its neighbors.
     pieces = _rows.rows(words, max(1, min(PIECE, words.size)))
     digits = lax.map(functools.partial(_digits, base=base), pieces)
-    return digits.ravel()[:count]
+    return digits.reshape(-1, per_word(base))[: words.size]
 
 
 def _digits(words: jax.Array, base: int) -> jax.Array:

@@ -27,11 +27,11 @@ class Bitmap(NamedTuple):
     words: jax.Array
 
 
-def encode(words: jax.Array, k: int, n: int) -> tuple[jax.Array, EliasFano | Bitmap]:
+def encode(bitmap: _bitmap.Ranked, k: int, n: int) -> tuple[jax.Array, EliasFano | Bitmap]:
     """The positions of the k bits set in a bitmap of n, int32[k] ascending, and their code."""
-    positions = _bitmap.select(words, k)
+    positions = _bitmap.select(bitmap, k)
     if not _is_elias_fano(k, n):
-        return positions, Bitmap(words)
+        return positions, Bitmap(bitmap.words)
     return positions, _elias_fano(positions, k, n)
 
 
@@ -53,10 +53,10 @@ def decode(code: EliasFano | Bitmap, k: int, n: int) -> jax.Array:
     """The positions int32[k]; below n whatever the words hold."""
     match code:
         case Bitmap(words):
-            positions = _bitmap.select(words, k)
+            positions = _bitmap.select(_bitmap.rank(words), k)
         case EliasFano(low, high):
             l = _low_bits(k, n)
-            upper = _bitmap.select(high, k) - jnp.arange(k, dtype=jnp.int32)
+            upper = _bitmap.select(_bitmap.rank(high), k) - jnp.arange(k, dtype=jnp.int32)
             positions = (upper << l) | _codes.unpack(low, l, k).astype(jnp.int32)
     return jnp.clip(positions, 0, n - 1)
 

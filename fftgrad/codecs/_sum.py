@@ -1,0 +1,60 @@
+"""Sums of what payloads stand for, in the order of the workers, so that replicas stay equal."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+
+from fftgrad._contracts import Codec, Payload, Sparse, Step
+from fftgrad.codecs import _chain
+from fftgrad.codecs._spec import payload_spec
+from fftgrad.ops._shapes import spec
+
+UNROLLED, LARGE = 8, 1 << 16
+"""Up to how many payloads, and from how many values on, payloads are added without a loop."""
+
+
+def add(
+    codec: Codec, total: jax.Array, payload: Payload, scale: jax.Array | float, step: Step
+) -> jax.Array:
+    """`total` + scale · what the payload stands for; in place where that is sparse."""
+    few = _chain.sparse(codec, payload, spec(total), step)
+    if few is None:
+        return total + scale * codec.decompress(payload, spec(total), step)
+    return few.add_to(total, scale)
+
+
+def add_each(
+    codec: Codec, total: jax.Array, payloads: Payload, scale: jax.Array | float, step: Step
+) -> jax.Array:
+    """`total` + scale · what each of the stacked payloads stands for, one after the other."""
+    like = spec(total)
+
+    def sparse(payload: Payload) -> Sparse | None:
+        return _chain.sparse(codec, payload, like, step)
+
+    def one_by_one(total: jax.Array, payloads: Payload) -> jax.Array:
+        return _fold(total, payloads, lambda total, row: add(codec, total, row, scale, step))
+
+    def at_once(total: jax.Array, payloads: Payload) -> jax.Array:
+        # Only the sum has an order. What comes before it takes the kernels of a single payload.
+        rows = jax.vmap(sparse)(payloads)
+        return _fold(total, rows, lambda total, few: few.add_to(total, scale))
+
+    if jax.eval_shape(sparse, payload_spec(codec, like)) is None:
+        return one_by_one(total, payloads)
+    return lax.platform_dependent(total, payloads, cpu=one_by_one, default=at_once)
+
+
+def _fold(total: jax.Array, rows: Any, add: Callable[[jax.Array, Any], jax.Array]) -> jax.Array:
+    """`add(add(total, row), row)`... of all rows."""
+    count = jax.tree.leaves(rows)[0].shape[0]
+
+    def add_row(i: jax.Array, total: jax.Array) -> jax.Array:
+        return add(total, jax.tree.map(lambda leaf: leaf[i], rows))
+
+    # A pass over a row that is chosen while running is not vectorized, and sums of known rows are
+    # one pass; but each takes its time to compile.
+    unroll = count <= UNROLLED and total.size >= LARGE
+    return lax.fori_loop(0, count, add_row, total, unroll=unroll)
