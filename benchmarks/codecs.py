@@ -28,7 +28,6 @@ from rich.console import Console
 from rich.table import Table
 
 import fftgrad as fg
-from fftgrad.codecs import _sum
 
 torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
 
@@ -152,8 +151,8 @@ def pipelines(xs: list[jax.Array]) -> list[Task]:
         tasks.append(compiled(name, "decompress", up, payloads, bytes=size))
         for workers in (1, 8) if name in averaged else ():
 
-            def mean(stacked: Any, codec: fg.Codec = codec, workers: int = workers) -> jax.Array:
-                return _sum.add_each(codec, jnp.zeros(like.shape), stacked, 1 / workers, STEP)
+            def mean(stacked: Any, codec: fg.Codec = codec) -> jax.Array:
+                return fg.decompress_mean(codec, stacked, like, step=STEP)
 
             stacked = [
                 jax.tree.map(

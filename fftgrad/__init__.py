@@ -61,6 +61,7 @@ from fftgrad.exchanges._policy import Rule as Rule
 # One array, what is sent, and what pays
 from fftgrad.tools import compress as compress
 from fftgrad.tools import decompress as decompress
+from fftgrad.tools import decompress_mean as decompress_mean
 from fftgrad.tools import wire_bytes as wire_bytes
 from fftgrad.tools import preview as preview
 from fftgrad.tools import PreviewRow as PreviewRow

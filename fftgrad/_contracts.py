@@ -48,6 +48,7 @@ from fftgrad._axes import AxisName as AxisName
 from fftgrad.ops import _keys
 from fftgrad.ops._shapes import Like as Like
 from fftgrad.ops._shapes import PyTree as PyTree
+from fftgrad.ops._sparse import Sparse as Sparse
 
 Scope: TypeAlias = Literal["model", "leaf"] | Callable[[str, Like], str]
 """Which leaves form a part: all, each, or those to which a function gives the same name."""
@@ -113,30 +114,6 @@ class Compressed(NamedTuple):
     payload: Payload
     overflow: jax.Array | int = 0
     state: PyTree = ()
-
-
-class Sparse(NamedTuple):
-    """A vector that is zero but at some positions.
-
-    Attributes:
-      positions: int32, of any shape; flat, they ascend and differ. One from n on is nowhere.
-      values: what is there, of the same shape.
-    """
-
-    positions: jax.Array
-    values: jax.Array
-
-    def put_into(self, x: jax.Array) -> jax.Array:
-        """`x` with the values in place of what it has there."""
-        return x.at[self.positions].set(self.values, **IN_ORDER)
-
-    def add_to(self, x: jax.Array, scale: jax.Array | float) -> jax.Array:
-        """`x` + scale · this."""
-        return x.at[self.positions].add(scale * self.values, **IN_ORDER)
-
-
-IN_ORDER: dict[str, Any] = {"indices_are_sorted": True, "unique_indices": True, "mode": "drop"}
-"""How positions index a vector: what lets XLA scatter without contention."""
 
 
 class Codec(abc.ABC):

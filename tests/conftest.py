@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import pathlib
 
 DEVICES = 8
 # The devices share one pool of threads: where all of its threads wait in a collective, nothing is
@@ -18,6 +19,11 @@ jax.config.update("jax_num_cpu_devices", DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # The suite is thousands of small programs that run once: it waits for the compiler.
 jax.config.update("jax_disable_most_optimizations", True)
+# A module compiles anew what others had, and a second run what the first one had.
+CACHE = pathlib.Path(__file__).parent.parent / ".pytest_cache/programs"
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # Tracing makes many objects that stay: looking through them again and again is a sixth of its time.
 gc.set_threshold(100_000, 20, 20)
 

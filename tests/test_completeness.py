@@ -31,6 +31,7 @@ CONTRACTS = {
     "Quantizer",
     "Reduced",
     "Selector",
+    "Sparse",
     "Step",
     "Transform",
 }

@@ -93,12 +93,7 @@ def decode_mean(
 
     Summed after the codecs' summable prefix, so that w payloads cost one inverse transform.
     """
-    linear, rest = codec.split_for_sum(likes)
-    coefficients = tuple(payload.main for payload in linear.payload_spec(likes))
-    payloads_like = rest.payload_spec(coefficients)
-    workers = buffers.shape[0]
-    headers, payloads = jax.vmap(lambda words: _wire.unpack(words, payloads_like))(buffers)
+    like = codec.payload_spec(likes)
+    headers, payloads = jax.vmap(lambda words: _wire.unpack(words, like))(buffers)
     start = _finite.poison_unless(jnp.all(headers.finite))
-    starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients)
-    totals = rest.add_each(starts, payloads, 1.0 / workers, step)
-    return headers, linear.undo_linear(totals, likes, step)
+    return headers, codec.mean(payloads, likes, start, step)

@@ -63,6 +63,21 @@ class Parts:
 
         return tuple(self._each(one, step, (likes,), payloads))
 
+    def mean(self, payloads: Payloads, likes: Likes, start: jax.Array, step: Step) -> Vectors:
+        """`start` + the means of what many workers' payloads, stacked, stand for.
+
+        Summed after the codecs' summable prefix, so that w payloads cost one inverse transform.
+        """
+        leaves = jax.tree.leaves(payloads)
+        workers = leaves[0].shape[0] if leaves else 1
+        linear, rest = self.split_for_sum(likes)
+        coefficients = tuple(payload.main for payload in linear.payload_spec(likes))
+        starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients)
+        # The summable prefix sends nothing beside its main part, so the leaves are the same.
+        inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec(coefficients)), leaves)
+        totals = rest.add_each(starts, inner, 1.0 / workers, step)
+        return linear.undo_linear(totals, likes, step)
+
     def add_each(self, totals: Vectors, payloads: Payloads, scale: float, step: Step) -> Vectors:
         """`totals` + scale · what each of many workers' payloads, stacked, stands for, in order."""
 
@@ -176,6 +191,11 @@ def rebuild(flat: Sequence[jax.Array], like: PyTree) -> PyTree:
 def where(condition: jax.Array, new: PyTree, old: PyTree) -> PyTree:
     """`new` where the condition holds, else `old`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+
+def poison_unless(condition: jax.Array, x: PyTree) -> PyTree:
+    """`x` where the condition holds, else NaN throughout."""
+    return jax.tree.map(lambda leaf: jnp.where(condition, leaf, jnp.nan), x)
 
 
 def cut(x: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:

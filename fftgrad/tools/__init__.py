@@ -4,6 +4,7 @@ from fftgrad.tools._audit import Collective as Collective
 from fftgrad.tools._audit import audit as audit
 from fftgrad.tools._compress import compress as compress
 from fftgrad.tools._compress import decompress as decompress
+from fftgrad.tools._compress import decompress_mean as decompress_mean
 from fftgrad.tools._cost import SyncCost as SyncCost
 from fftgrad.tools._cost import redsync_cost as redsync_cost
 from fftgrad.tools._preview import PreviewRow as PreviewRow

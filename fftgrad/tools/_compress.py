@@ -10,6 +10,7 @@ from fftgrad._values import check_kind
 from fftgrad.codecs import _call
 from fftgrad.codecs._spec import payload_spec
 from fftgrad.exchanges import _layout
+from fftgrad.exchanges._parts import Parts
 
 
 def compress(codec: Codec, x: jax.Array, *, step: Step = Step()) -> Payload:
@@ -82,13 +83,56 @@ def decompress(codec: Codec, payload: Payload, like: Like, *, step: Step = Step(
       ((16, 16), True)
     """
     vector = jax.ShapeDtypeStruct((math.prod(like.shape),), jnp.float32)
+    _check("decompress(payload)", codec, payload, vector, ())
+    return _call.decompress(codec, payload, vector, step).reshape(like.shape).astype(like.dtype)
+
+
+def decompress_mean(
+    codec: Codec, payloads: Payload, like: Like, *, step: Step = Step()
+) -> jax.Array:
+    """Function: the mean of the arrays that several payloads stand for, as `AllGather` finds it.
+
+    For payloads that travel by other means than a collective. They are added in their order, sparse
+    ones in place, and a transform is undone once for all of them.
+
+    Args:
+      codec: the codec that made the payloads.
+      payloads: what `fg.compress` returned to each of w workers, stacked: leaves [w, ...].
+      like: an array or `jax.ShapeDtypeStruct` with the shape and dtype wanted.
+      step: that given to `fg.compress`; its local key is not used.
+
+    Returns:
+      An array with the shape and dtype of `like`.
+
+    Raises:
+      ValueError: while tracing, if the payloads are not stacks of what the codec makes of `like`.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax, jax.numpy as jnp
+      >>> x, codec = jnp.array([[4.0, 1.0], [1.0, 2.0]]), fg.TopK(k=1)
+      >>> payloads = jax.vmap(lambda row: fg.compress(codec, row))(x)
+      >>> fg.decompress_mean(codec, payloads, like=x[0])
+      Array([2., 1.], dtype=float32)
+    """
+    vector = jax.ShapeDtypeStruct((math.prod(like.shape),), jnp.float32)
+    workers = jax.tree.leaves(payloads)[0].shape[:1]
+    _check("decompress_mean(payloads)", codec, payloads, vector, workers)
+    (mean,) = Parts((codec,)).mean((payloads,), (vector,), jnp.zeros(()), step)
+    return mean.reshape(like.shape).astype(like.dtype)
+
+
+def _check(
+    name: str, codec: Codec, payload: Payload, vector: Like, workers: tuple[int, ...]
+) -> None:
+    """Refuses what the codec cannot have made."""
     wanted = payload_spec(codec, vector)
     if jax.tree.structure(wanted) != jax.tree.structure(payload) or any(
-        a.shape != b.shape or a.dtype != b.dtype
+        (*workers, *a.shape) != b.shape or a.dtype != b.dtype
         for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(payload), strict=True)
     ):
+        of_each = f", of each of {workers[0]} workers" if workers else ""
         raise ValueError(
-            f"decompress(payload): must be what {codec!r} makes of {math.prod(like.shape)} "
-            f"values, {wanted}, got {payload}; pass the codec and the shape it came from."
+            f"{name}: must be what {codec!r} makes of {vector.shape[0]} values, {wanted}{of_each}, "
+            f"got {payload}; pass the codec and the shape it came from."
         )
-    return _call.decompress(codec, payload, vector, step).reshape(like.shape).astype(like.dtype)

@@ -219,7 +219,7 @@ def compressed_pmean(
             # collectives at the end, where nothing is left to run beside them. What is bad in one
             # bucket is so in the next, a dependency that no compiler may drop.
             if reduced:
-                bucket = _parts.where(reduced[-1].finite, bucket, _nan_like(bucket))
+                bucket = _parts.poison_unless(reduced[-1].finite, bucket)
             reduced.append(exchange.mean(bucket, state.exchange[i], step.fold(i), axis_name))
         mean = _layout.from_buckets(_axes.whole([r.mean for r in reduced]), like, layout)
         sent = _layout.from_buckets(_axes.whole([r.sent for r in reduced]), like, layout)
@@ -277,10 +277,6 @@ def _checked_like(tree: PyTree) -> PyTree:
 def _step(key: jax.Array, count: jax.Array, axis_name: AxisName) -> Step:
     shared, local = jax.random.split(jax.random.fold_in(key, count))
     return Step(count, shared, jax.random.fold_in(local, _axes.index(axis_name)))
-
-
-def _nan_like(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), tree)
 
 
 def _narrowed(mean: PyTree, like: PyTree) -> tuple[PyTree, PyTree | None]:

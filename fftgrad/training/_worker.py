@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
+from fftgrad.exchanges import _parts
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 
 UNKNOWN = -1
@@ -34,7 +35,7 @@ def poison_unless(mine: jax.Array | None, tree: PyTree) -> PyTree:
     """The tree; NaN where the state is another worker's, which all workers will then see."""
     if mine is None:
         return tree
-    return jax.tree.map(lambda a: jnp.where(mine, a, jnp.nan), tree)
+    return _parts.poison_unless(mine, tree)
 
 
 def _is_own(node: object) -> bool:

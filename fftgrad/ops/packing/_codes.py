@@ -68,13 +68,16 @@ def unpack(words: jax.Array, bits: int, count: int) -> jax.Array:
     if words_per_group == 1:
         codes = words[:, None] >> bits * jnp.arange(per_group, dtype=jnp.uint32)[None]
         return codes.ravel()[:count] & jnp.uint32((1 << bits) - 1)
+    group, place = np.uint32(per_group), np.uint32(bits)
     j = lax.iota(jnp.uint32, count)
-    start = j % per_group * bits  # inside its group, so that no position in bits overflows
-    word = (j // per_group * words_per_group + start // 32).astype(jnp.int32)
-    offset = start % 32
+    start = lax.rem(j, group) * place  # inside its group, so that no position in bits overflows
+    word = lax.convert_element_type(
+        lax.div(j, group) * np.uint32(words_per_group) + (start >> 5), jnp.int32
+    )
+    offset = start & 31
     code = words[word] >> offset
-    rest = words[jnp.minimum(word + 1, words.size - 1)] << (-offset % 32)
-    code = jnp.where(offset + bits > 32, code | rest, code)
+    rest = words[jnp.minimum(word + 1, words.size - 1)] << (32 - offset & 31)
+    code = jnp.where(offset + place > 32, code | rest, code)
     return code & jnp.uint32((1 << bits) - 1)
 
 
