@@ -33,6 +33,7 @@ from fftgrad.codecs.quantizers import Cast as Cast
 from fftgrad.codecs.quantizers import FixedRangeFloat as FixedRangeFloat
 from fftgrad.codecs.quantizers import Levels as Levels
 from fftgrad.codecs.quantizers import LloydMax as LloydMax
+from fftgrad.codecs.quantizers import LogLevels as LogLevels
 from fftgrad.codecs.quantizers import OneMean as OneMean
 from fftgrad.codecs.quantizers import RangeFloat as RangeFloat
 from fftgrad.codecs.quantizers import Sign as Sign

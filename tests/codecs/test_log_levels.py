@@ -1,0 +1,167 @@
+"""Geometric levels between both ends: an oracle, the bound of every value, and what is exact."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import floats, values
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import fftgrad as fg
+
+N = 60
+BITS = [*range(2, 9), 12, 16]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def round_trip(codec, x, key=0):
+    step = fg.Step.of(jax.random.key(key))
+    return fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step)
+
+
+def relative(codec, x):
+    x = np.asarray(x)
+    error = np.abs(np.asarray(round_trip(codec, x)) - x).astype(np.float64)
+    return error / np.where(x == 0, 1, np.abs(x))
+
+
+def oracle(x, bits, rounding):
+    """The cells of a real vector, in double precision."""
+    x = np.asarray(x, np.float64)
+    size = np.abs(x)
+    cells = 2 ** (bits - 1) - (size == 0).any()
+    low, high = size[size > 0].min(), size.max()
+    ratio = (high / low) ** (1 / cells)
+    place = np.log(np.where(size > 0, size, low) / low) / max(np.log(ratio), 1e-300)
+    cell = np.clip(np.floor(place), 0, cells - 1)
+    point = low * ratio**cell * (2 * ratio / (ratio + 1) if rounding == "nearest" else 1.0)
+    # On a border the next cell will do as well.
+    border = np.abs(place - np.round(place)) < 1e-3
+    return np.sign(x) * point, border
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "truncate"])
+@pytest.mark.parametrize("zeros", [0, 7])
+@pytest.mark.parametrize("bits", BITS)
+def test_it_is_the_numpy_oracle(bits, zeros, rounding):
+    x = values((400,))
+    x = x[np.argsort(-np.abs(x))[:100]]
+    x[:zeros] = 0
+    expected, border = oracle(x, bits, rounding)
+    found = np.asarray(round_trip(fg.LogLevels(bits, rounding), x))
+    np.testing.assert_allclose(found[~border], expected[~border], rtol=2e-4)
+    assert border.sum() < (30 if bits > 8 else 10)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "truncate"])
+@given(
+    x=hnp.arrays(np.float32, N, elements=floats(120)),
+    bits=st.sampled_from(BITS),
+)
+def test_no_value_is_worse_than_not_sent(x, bits, rounding):
+    x = np.where(np.abs(x) < 1e-37, 0, x).astype(np.float32)
+    error = relative(fg.LogLevels(bits, rounding), x)
+    size = np.abs(x[x != 0])
+    cells = 2 ** (bits - 1) - (x == 0).any()
+    ratio = (float(size.max()) / float(size.min())) ** (1 / cells) if size.size else 1.0
+    bound = (ratio - 1) / (ratio + 1) if rounding == "nearest" else 1 - 1 / ratio
+    assert error.max() <= min(bound + 1e-4, 1.0)
+    assert (np.asarray(round_trip(fg.LogLevels(bits, rounding), x))[x == 0] == 0).all()
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("name", ["heavy tail", "two clusters", "wide", "with zeros"])
+def test_the_error_falls_with_bits(name, is_complex):
+    x = {
+        "heavy tail": values((3000,)),
+        "two clusters": np.where(np.arange(3000) % 3, 1.0, 40.0) * (1 + 0.1 * values((3000,))),
+        "wide": np.exp(np.random.default_rng(0).normal(0, 6, 3000)),
+        "with zeros": np.where(np.arange(3000) % 4, values((3000,)), 0.0),
+    }[name].astype(np.float32)
+    x = x + 1j * x[::-1] if is_complex else x
+    x = x[np.argsort(-np.abs(x))[:1500]]
+    errors = [
+        float(np.linalg.norm(round_complex(fg.LogLevels(b), x) - x) / np.linalg.norm(x))
+        for b in range(2, 13)
+    ]
+    assert errors[0] < 1
+    # A grid may happen to meet clusters better than the next finer one.
+    assert all(b < a for a, b in zip(errors, errors[2:], strict=False))
+    assert errors[-1] < 0.004
+
+
+def round_complex(codec, x):
+    """Behind a transform, which is what makes complex values."""
+    x = jnp.asarray(x)
+    payload = codec.compress(x, (), fg.Step()).payload
+    return np.asarray(codec.decompress(payload, jax.eval_shape(lambda: x), fg.Step()))
+
+
+@given(
+    parts=hnp.arrays(np.float32, (2, N), elements=floats(60)),
+    bits=st.sampled_from([2, 3, 4, 8]),
+)
+def test_no_complex_value_is_worse_than_not_sent(parts, bits):
+    z = (parts[0] + 1j * parts[1]).astype(np.complex64)
+    z[np.abs(z) < 1e-15] = 0
+    found = round_complex(fg.LogLevels(bits), z)
+    size = np.abs(z)
+    assert (np.abs(found - z)[size > 0] < size[size > 0] * (1 + 1e-5)).all()
+    assert (found[size == 0] == 0).all()
+
+
+def test_moduli_and_angles_have_cells_of_their_own():
+    angle, bits = np.linspace(-np.pi, np.pi, 1001), 5
+    z = (np.geomspace(1, 50, 1001) * np.exp(1j * angle)).astype(np.complex64)
+    found = round_complex(fg.LogLevels(bits), z)
+    turned = np.angle(found * np.conj(z))
+    assert np.abs(turned).max() <= np.pi / 2**bits + 1e-5
+    assert len(np.unique(np.round(np.abs(found), 4))) == 2**bits
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_what_is_all_of_one_size_is_exact(bits):
+    x = np.array([3.0, -3.0, 0.0, 3.0], np.float32)
+    np.testing.assert_allclose(round_trip(fg.LogLevels(bits), x), x, rtol=1e-5)
+    assert (np.asarray(round_trip(fg.LogLevels(bits), np.zeros(5, np.float32))) == 0).all()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 5])
+def test_stochastic_rounding_has_the_right_mean(bits):
+    x = np.array([0.1, -0.1, 0.15, -0.4, 1.0, 2.5, -10.0, 0.0], np.float32)
+    codec = fg.LogLevels(bits, "stochastic")
+    draws = np.stack([np.asarray(round_trip(codec, x, key)) for key in range(4000)])
+    off = np.abs(draws.mean(0) - x)
+    assert (off <= 5 * draws.std(0) / np.sqrt(4000) + 1e-4 * np.abs(x)).all()
+    assert (draws[:, x == 0] == 0).all()
+    if bits > 2:
+        np.testing.assert_allclose(draws[:, 0], 0.1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", [0, 33, 59])
+def test_what_is_not_finite_is_seen(bad, position):
+    x = values((N,))
+    x[position] = bad
+    for rounding in ("nearest", "truncate", "stochastic"):
+        assert np.isnan(round_trip(fg.LogLevels(4, rounding), x)).all()
+    z = x.astype(np.complex64)
+    assert np.isnan(round_complex(fg.LogLevels(4), z)).all()
+
+
+def test_few_bits_after_a_selector_lose_little():
+    """With 4 bits more than half of what is kept fell below the smallest float of `RangeFloat`."""
+    x = np.random.default_rng(0).standard_t(2.5, 100_000).astype(np.float32)
+    exact = relative_norm(fg.TopK(fraction=0.01), x)
+    fitted = relative_norm(fg.chain(fg.TopK(fraction=0.01), fg.LogLevels(4)), x)
+    assert (
+        fitted < exact + 0.01 < relative_norm(fg.chain(fg.TopK(fraction=0.01), fg.RangeFloat(4)), x)
+    )
+
+
+def relative_norm(codec, x):
+    return float(np.linalg.norm(np.asarray(round_trip(codec, x)) - x) / np.linalg.norm(x))
