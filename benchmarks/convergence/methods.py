@@ -60,6 +60,7 @@ def pmean(
 def methods() -> list[Method]:
     """All the rows."""
     m, decayed, four = fg.methods, fg.ErrorFeedback(decay=0.95), fg.RangeFloat(4)
+    fitted = fg.LogLevels(4)
     dct, fft = fg.Dct(block=64), fg.Fft(block=64)
 
     return [
@@ -159,6 +160,18 @@ def methods() -> list[Method]:
         Method(
             "shared by the mean 4 %",
             pmean(fg.SharedSupport(fg.TopK(0.04), chooser=fg.Drift()), decayed),
+            momentum=False,
+        ),
+        # The same with levels fitted to both ends of what is kept.
+        Method("top-k 4 %, 4 bits, fitted", pmean(fg.chain(fg.TopK(0.04), fitted), decayed), False),
+        Method(
+            "FFT 64, 4 %, 4 bits, fitted",
+            pmean(fg.chain(fft, fg.TopK(0.04), fitted), decayed),
+            momentum=False,
+        ),
+        Method(
+            "top-k 1 %, 3 bits, fitted",
+            pmean(fg.chain(fg.TopK(0.01), fg.LogLevels(3)), decayed),
             momentum=False,
         ),
         Method("DCT 64, 1 %, sign", pmean(fg.chain(dct, fg.TopK(0.01), fg.Sign()), decayed), False),
