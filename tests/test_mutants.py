@@ -200,6 +200,48 @@ MUTANTS = {
         "jnp.concatenate(_bitmap.pack(keys == threshold, keys > threshold))",
         "tests/codecs/test_selectors.py -k 'hard_inputs and cuda and 400'",
     ),
+    "an accelerator halves on when it has found a threshold": Mutant(
+        "codecs/selectors/_threshold.py",
+        "halved, going_on = b.halve(count, k), b.unfinished",
+        "halved, going_on = b.halve(count, k), b.unfinished | True",
+        "tests/codecs/test_extremes.py -k 'halving and cuda and heavy'",
+    ),
+    "an accelerator walks the wrong way down the tree of middles": Mutant(
+        "codecs/selectors/_threshold.py",
+        "node = 2 * node + 1 + (count >= k).astype(jnp.int32)",
+        "node = 2 * node + 1 + (count < k).astype(jnp.int32)",
+        "tests/codecs/test_extremes.py -k 'halving and cuda and heavy'",
+    ),
+    "payloads that are decoded together forget their scale": Mutant(
+        "codecs/_sum.py",
+        "return _fold(total, rows, lambda total, few: few.add_to(total, scale))",
+        "return _fold(total, rows, lambda total, few: few.add_to(total, 1.0))",
+        "tests/exchanges/test_exchanges.py -k 'at_once and ada'",
+    ),
+    "rows of no block are all at the same place": Mutant(
+        "codecs/transforms/_blocks.py",
+        "owners = beyond + jnp.arange(k, dtype=jnp.int32)",
+        "owners = beyond + jnp.zeros(k, jnp.int32)",
+        "tests/codecs/test_transforms.py -k of_one_block",
+    ),
+    "a bucket does not wait for the one before it": Mutant(
+        "training/_pmean.py",
+        "bucket = _parts.poison_unless(reduced[-1].finite, bucket)",
+        "bucket, _ = lax.optimization_barrier((bucket, reduced[-1].mean))",
+        "tests/training/test_wrappers.py -k one_before",
+    ),
+    "the first bits of a bitmap end a word too late": Mutant(
+        "ops/packing/_bitmap.py",
+        "jnp.sum(before < count, dtype=jnp.int32) - 1",
+        "jnp.sum(before <= count, dtype=jnp.int32) - 1",
+        "tests/ops/test_packing.py -k 'finds_every_set_bit and cpu'",
+    ),
+    "the mean of payloads is a sum": Mutant(
+        "exchanges/_parts.py",
+        "totals = rest.add_each(starts, inner, 1.0 / workers, step)",
+        "totals = rest.add_each(starts, inner, 1.0, step)",
+        "tests/test_completeness.py -k 'docstrings and decompress_mean'",
+    ),
     "the buckets share what is drawn": Mutant(
         "training/_pmean.py",
         "exchange.mean(bucket, state.exchange[i], step.fold(i), axis_name)",

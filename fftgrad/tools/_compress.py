@@ -116,8 +116,9 @@ def decompress_mean(
       Array([2., 1.], dtype=float32)
     """
     vector = jax.ShapeDtypeStruct((math.prod(like.shape),), jnp.float32)
-    workers = jax.tree.leaves(payloads)[0].shape[:1]
-    _check("decompress_mean(payloads)", codec, payloads, vector, workers)
+    leaves = jax.tree.leaves(payloads)
+    workers = leaves[0].shape[:1] if leaves else ()
+    _check("decompress_mean(payloads)", codec, payloads, vector, workers or (0,))
     (mean,) = Parts((codec,)).mean((payloads,), (vector,), jnp.zeros(()), step)
     return mean.reshape(like.shape).astype(like.dtype)
 
@@ -125,7 +126,8 @@ def decompress_mean(
 def _check(
     name: str, codec: Codec, payload: Payload, vector: Like, workers: tuple[int, ...]
 ) -> None:
-    """Refuses what the codec cannot have made."""
+    """Refuses what is no codec, and a payload that it cannot have made."""
+    check_kind(f"{name.partition('(')[0]}(codec)", codec, Codec, "pass a value such as TopK(k=9).")
     wanted = payload_spec(codec, vector)
     if jax.tree.structure(wanted) != jax.tree.structure(payload) or any(
         (*workers, *a.shape) != b.shape or a.dtype != b.dtype
@@ -134,5 +136,9 @@ def _check(
         of_each = f", of each of {workers[0]} workers" if workers else ""
         raise ValueError(
             f"{name}: must be what {codec!r} makes of {vector.shape[0]} values, {wanted}{of_each}, "
-            f"got {payload}; pass the codec and the shape it came from."
+            f"got {jax.tree.map(_shape, payload)}; pass the codec and the shape it came from."
         )
+
+
+def _shape(leaf: object) -> object:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, jax.Array) else leaf

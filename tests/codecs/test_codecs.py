@@ -287,6 +287,20 @@ def test_payload_spec_is_the_payload():
             ValueError,
             "shape it came from",
         ),
+        (
+            lambda: fg.decompress_mean(
+                fg.Sign(), fg.compress(fg.Sign(), jnp.ones(90)), jnp.ones(90)
+            ),
+            ValueError,
+            "of each of 3 workers",
+        ),
+        (lambda: fg.decompress_mean(fg.Sign(), (), jnp.ones(9)), ValueError, "shape it came from"),
+        (
+            lambda: fg.decompress_mean(fg.Sign, (), jnp.ones(9)),
+            TypeError,
+            r"decompress_mean\(codec",
+        ),
+        (lambda: fg.decompress(fg.Sign, (), jnp.ones(9)), TypeError, r"decompress\(codec\)"),
     ],
 )
 def test_bad_input_is_answered_with_the_remedy(make, error, remedy):

@@ -147,6 +147,24 @@ def test_a_mean_is_the_same_with_and_without_a_loop(name, monkeypatch):
     np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["blocked", "levels", "top-k 6 bits", "random levels", "adacomp"])
+def test_payloads_that_travel_otherwise_have_the_same_mean(name):
+    codec, x, step = CODECS[name], rows(4), fg.Step.of(0)
+    step = step._replace(local=step.shared)
+
+    @jax.jit
+    def both(x):
+        payloads = jax.vmap(lambda row: fg.compress(codec, row, step=step))(x)
+        return fg.decompress_mean(codec, payloads, x[0], step=step)
+
+    def gathered(x):
+        exchange = fg.AllGather(codec)
+        return exchange.mean(x, exchange.init(x), step, "data").mean
+
+    expected = jax.jit(jax.vmap(gathered, axis_name="data"))(x)[0]
+    np.testing.assert_allclose(both(x), expected, rtol=1e-5, atol=1e-6)
+
+
 SPARSE = {
     "top-k": fg.TopK(fraction=0.1),
     "top-k 6 bits": CODECS["top-k 6 bits"],

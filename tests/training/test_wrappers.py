@@ -124,7 +124,8 @@ def test_a_bucket_waits_for_its_own_leaves_only(reverse):
 
 def test_a_bucket_waits_for_the_one_before_it():
     """By more than a barrier, or a scheduler would put all collectives at the end."""
-    tx = compressed(layout=fg.Layout(bucket_bytes=4 * 110))
+    tx = compressed(layout=fg.Layout("leaf", bucket_bytes=4 * 110))
+    assert [reads_gradient(tx, leaf, nth=0) for leaf in ("b", "w")] == [False, True]
     assert [reads_gradient(tx, leaf, nth=1) for leaf in ("b", "w")] == [True, True]
 
 
