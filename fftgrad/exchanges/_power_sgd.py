@@ -111,7 +111,7 @@ class PowerSgd(Exchange):
             sent=jax.tree.unflatten(structure, sent),
             finite=_alike.all_finite(means),
             overflow=0,
-            state=PowerSgdState(rights),
+            state=PowerSgdState(list(map(_kept, rights, state.factors))),
         )
 
     def wire_bytes(self, like: PyTree) -> int:
@@ -128,6 +128,14 @@ class PowerSgd(Exchange):
         rows, columns = math.prod(like.shape[:-1]), like.shape[-1]
         worthwhile = self.rank * (rows + columns) < rows * columns
         return (rows, columns) if worthwhile and self.rank <= min(rows, columns) else None
+
+
+def _kept(new: jax.Array, old: jax.Array) -> jax.Array:
+    """The next factor, with its old columns where the gradient had nothing to put in place.
+
+    A column of zeros would find nothing in any later gradient whose first rows are zero.
+    """
+    return jnp.where(jnp.any(new != 0, axis=0), new, old)
 
 
 def _mean(arrays: list[jax.Array], axis_name: AxisName) -> list[jax.Array]:

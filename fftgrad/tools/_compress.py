@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from fftgrad import _axes
 from fftgrad._contracts import Codec, Like, Payload, Step
 from fftgrad._values import check_kind
 from fftgrad.codecs import _call
@@ -116,10 +117,12 @@ def decompress_mean(
       Array([2., 1.], dtype=float32)
     """
     vector = jax.ShapeDtypeStruct((math.prod(like.shape),), jnp.float32)
+    payloads = jax.tree.map(jnp.asarray, payloads)
     leaves = jax.tree.leaves(payloads)
-    workers = leaves[0].shape[:1] if leaves else ()
-    _check("decompress_mean(payloads)", codec, payloads, vector, workers or (0,))
-    (mean,) = Parts((codec,)).mean((payloads,), (vector,), jnp.zeros(()), step)
+    workers = leaves[0].shape[:1] if leaves and leaves[0].ndim else (1,)
+    _check("decompress_mean(payloads)", codec, payloads, vector, max(workers, (1,)))
+    start = _axes.vary_like(jnp.zeros(()), leaves[0])
+    (mean,) = Parts((codec,)).mean((payloads,), (vector,), start, step)
     return mean.reshape(like.shape).astype(like.dtype)
 
 

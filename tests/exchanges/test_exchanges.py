@@ -492,3 +492,39 @@ def test_a_drift_knows_positions_that_change_by_step():
     for _ in range(2):
         _, state = jax.vmap(tx.update, axis_name=AXIS)(rows, state)
     assert state.exchange[0].chooser[0].age[0].tolist() == [2, 1, 3, 3, 2, 1, 3, 3]
+
+
+def test_a_step_without_a_gradient_does_not_end_low_rank():
+    """Its factor would be zero, and the next basis the first rows, which never had a gradient."""
+    r = np.random.default_rng(0)
+    whole = (r.normal(size=(16, 2)) @ r.normal(size=(2, 10))).astype(np.float32)
+    whole[:3] = 0
+    exchange = fg.PowerSgd(rank=2)
+
+    def step(x, state):
+        out = exchange.mean(x, state, fg.Step(), "data")
+        return out.mean, out.state
+
+    state = jax.tree.map(lambda a: jnp.stack([a] * 4), exchange.init(whole))
+    run = jax.jit(jax.vmap(step, axis_name="data"))
+    for scale in (0.0, 1.0, 0.0, 1.0):
+        mean, state = run(jnp.stack([scale * whole] * 4), state)
+        np.testing.assert_allclose(mean[0], scale * whole, atol=1e-4)
+
+
+def test_payloads_from_elsewhere_may_be_of_numpy_and_vary():
+    codec, x = fg.TopK(k=3), rows(4)
+    payloads = jax.vmap(lambda row: fg.compress(codec, row))(x)
+    expected = fg.decompress_mean(codec, payloads, x[0])
+    by_numpy = fg.decompress_mean(codec, jax.tree.map(np.asarray, payloads), x[0])
+    np.testing.assert_array_equal(by_numpy, expected)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    inside = jax.shard_map(
+        lambda p: fg.decompress_mean(codec, p, x[0])[None],
+        mesh=mesh,
+        in_specs=P("data"),
+        out_specs=P("data"),
+    )(payloads)
+    np.testing.assert_array_equal(inside[0], expected)
+    with pytest.raises(ValueError, match="of each of 1 workers"):
+        fg.decompress_mean(codec, jax.tree.map(lambda a: a[:0], payloads), x[0])
