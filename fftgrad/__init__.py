@@ -90,7 +90,8 @@ from fftgrad.exchanges._choosers import Chooser as Chooser
 from fftgrad.training import CompressedPmeanState as CompressedPmeanState
 from fftgrad.exchanges._per_worker import PerWorker as PerWorker
 
-# Laws, for parts of one's own
+# For parts of one's own: bad values kept visible, and the laws
+from fftgrad.ops._finite import poison as poison
 from fftgrad import testing as testing
 
 # Version

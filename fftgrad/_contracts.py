@@ -22,8 +22,7 @@ The rules that hold for all of them:
 4. A claim (`summable`, `unbiased`) is False until it is proved and tested.
 5. A value that is not finite is never hidden. If any value of x is NaN or infinite, some value of
    decompress(compress(x)) is. A maximum or a minimum is no evidence of finiteness, because XLA's
-   vectorized reductions drop NaN: take `ops._finite.largest(x)`, or add `ops._finite.poison(x)` to
-   whatever stands for all values.
+   vectorized reductions drop NaN: add `fg.poison(x)` to whatever stands for all values.
 6. Shapes are static. Bytes follow from shapes alone.
 
 A codec of one's own, on which `fg.testing.check_codec(Half())` runs these rules:
@@ -169,7 +168,8 @@ class Transform(Codec):
     def at_blocks(self, coefficients: Sparse, like: Like, step: Step) -> Sparse:
         """What a few coefficients stand for, where the others are zero.
 
-        Called where `reach` is short.
+        Called where `reach` is short, with positions that ascend and differ; those from the number
+        of coefficients on are nowhere.
         """
         (n,) = like.shape
         main = jax.eval_shape(lambda x: self.compress(x, self.init(x), step).payload.main, like)
@@ -200,10 +200,9 @@ class Selector(Codec):
     def sparse(self, payload: Payload, like: Like, step: Step) -> Sparse | None:
         """What a payload stands for as values at few positions; None for all of them.
 
-        It is what `decompress` returns, but for the zeros.
+        It is what `decompress` returns, but for the zeros. Exchanges call it only where it belongs
+        to `decompress`: where no subclass has a `decompress` of its own without a `sparse`.
         """
-        if type(self).decompress is not Selector.decompress:  # which may do more than this
-            return None
         (n,) = like.shape
         return Sparse(self.positions(payload.side, n, step), payload.main)
 

@@ -115,6 +115,18 @@ def test_public_docstrings_run(name):
         assert runner.run(test).failed == 0
 
 
+def test_every_public_name_has_its_place_in_the_reference():
+    pages = "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
+    listed = re.findall(r"^::: fftgrad\.([\w.]+)$", pages, flags=re.MULTILINE)
+    wanted = [
+        *PUBLIC,
+        *(f"methods.{name}" for name in LISTED),
+        *(f"optimizers.{name}" for name in OPTIMIZERS),
+        *(f"testing.{name}" for name in CHECKS),
+    ]
+    assert sorted(listed) == sorted(wanted)
+
+
 def test_the_core_imports_jax_optax_and_numpy_only():
     allowed = {"jax", "optax", "numpy", "fftgrad", *sys.stdlib_module_names}
     for file in (ROOT / "fftgrad").rglob("*.py"):

@@ -29,7 +29,7 @@ def sparse_blocks(stages: Sequence[Codec], like: Like) -> Blocks | None:
     """The plan for a chain that leaves hardly any block a coefficient; None for any other."""
     match stages:
         case (Transform() as transform, Selector() as selector, *rest):
-            if selector.last or selector.summable:
+            if selector.last or selector.summable or not _has_sparse(selector):
                 return None
             (n,) = like.shape
             kept = payload_spec(selector, payload_spec(transform, like).main).main
@@ -45,8 +45,9 @@ def undo(
     """The vector, shaped like `like`, that the stages made into `main` and `sides`."""
     if not stages:
         return main
-    if blocks := sparse_blocks(stages, like):
-        few = _at_blocks(blocks, main, sides, like, step)
+    if (blocks := sparse_blocks(stages, like)) and (
+        few := _at_blocks(blocks, main, sides, like, step)
+    ):
         return few.put_into(jnp.zeros(like.shape, like.dtype))
     likes = [like]
     for stage in stages[:-1]:
@@ -63,18 +64,28 @@ def sparse(
     if blocks := sparse_blocks(stages, like):
         return _at_blocks(blocks, main, sides, like, step)
     match stages:
-        case (Selector() as selector, *rest):
+        case (Selector() as selector, *rest) if _has_sparse(selector):
             values = undo(rest, main, sides[1:], payload_spec(selector, like).main, step)
             return selector.sparse(Payload(values, sides[0]), like, step)
         case _:
             return None
 
 
+def _has_sparse(selector: Selector) -> bool:
+    """Whether its `sparse` was written with its `decompress` or after it, and so agrees with it."""
+    return issubclass(_author(selector, "sparse"), _author(selector, "decompress"))
+
+
+def _author(selector: Selector, name: str) -> type:
+    """The class that defines what a selector has by this name."""
+    return next(kind for kind in type(selector).__mro__ if name in vars(kind))
+
+
 def _at_blocks(
     blocks: Blocks, main: jax.Array, sides: Sequence[PyTree], like: Like, step: Step
-) -> Sparse:
+) -> Sparse | None:
     coefficients = payload_spec(blocks.transform, like).main
     kept = payload_spec(blocks.selector, coefficients).main
     values = undo(blocks.rest, main, sides[2:], kept, step)
-    positions = blocks.selector.positions(sides[1], coefficients.size, step)
-    return blocks.transform.at_blocks(Sparse(positions, values), like, step)
+    few = blocks.selector.sparse(Payload(values, sides[1]), coefficients, step)
+    return None if few is None else blocks.transform.at_blocks(few, like, step)

@@ -15,9 +15,22 @@ def all_finite(tree: object) -> jax.Array:
 
 
 def poison(x: jax.Array, axis: int | None = None) -> jax.Array:
-    """0.0 if all values of `x` are finite, else NaN; of each row if `axis` is given.
+    """Function: 0.0 if all values of `x` are finite, else NaN; of each row if `axis` is given.
 
-    Added to a scale, or to what stands for all values, it makes a bad value visible.
+    For codecs of one's own. Added to a scale, or to what is sent, it makes a NaN or an infinity
+    visible that the codec would hide, because it does not send that value, or clips it.
+
+    Args:
+      x: float or complex array of any shape.
+      axis: the axis to reduce; None for all of them.
+
+    Shapes: x float[...] | complex[...] -> its real dtype [], or x's shape without `axis`.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp
+      >>> fg.poison(jnp.array([1.0, 2.0])), fg.poison(jnp.array([1.0, jnp.inf]))
+      (Array(0., dtype=float32), Array(nan, dtype=float32))
     """
     # A number less itself is zero, anything else NaN. The sum takes one pass, where XLA for CPUs
     # writes out an array of booleans before it reduces it.

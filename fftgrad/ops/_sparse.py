@@ -12,7 +12,8 @@ class Sparse(NamedTuple):
     """Value: a vector that is zero but at some positions; what `Selector.sparse` returns.
 
     Attributes:
-      positions: int32, of any shape; flat, they ascend and differ. One from n on is nowhere.
+      positions: int32, of any shape; flat, they ascend and differ, all of them. What is nowhere has
+        n, n + 1, ...
       values: what is there, of the same shape.
 
     Example:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fftgrad._contracts import Codec, Payload, PyTree, Selector, Sparse, Step, Transform
+from fftgrad._contracts import Codec, Payload, PyTree, Sparse, Step, Transform
 from fftgrad.testing import _laws
 from fftgrad.testing._laws import Laws
 
@@ -25,42 +25,55 @@ def start(codec: Codec, n: int) -> PyTree:
     return codec.init(jax.ShapeDtypeStruct((n,), jnp.float32))
 
 
-def positions(laws: Laws, codec: Selector, n: int) -> None:
-    """Law: they ascend and differ, and the values of main belong there."""
+def positions(
+    laws: Laws, x: np.ndarray, main: Any, places: Any, there: Any, back: Any, where: str
+) -> None:
+    """Law: a selector's positions ascend and differ, and the values of main belong there.
 
-    @jax.jit
-    def chosen(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        payload = codec.compress(x, start(codec, n), step_of()).payload
-        positions = codec.positions(payload.side, n, step_of())
-        back = codec.decompress(payload, jax.ShapeDtypeStruct((n,), x.dtype), step_of())
-        return payload.main, positions, codec.at(x, payload.side, step_of()), back
-
+    Args:
+      laws: of the selector.
+      x: what was compressed.
+      main: the values of the payload; None for codes.
+      places: the positions.
+      there: what `at(x)` returned.
+      back: what was decompressed.
+      where: which values these are, for the error.
+    """
+    places, there, back = map(np.asarray, (places, there, back))
+    n, shape = x.size, places.shape if main is None else np.shape(main)
     remedy = "sort the positions, and give what is nowhere n, n + 1, ..."
-    for name, x in _laws.finite_values(n).items():
-        main, positions, at, back = map(np.asarray, chosen(x))
-        where = f"for {name}, float32[{n}]"
-        laws.need(
-            positions.dtype == np.int32 and (codec.last or positions.shape == main.shape),
-            "positions",
-            f"they must be int32{list(main.shape)}, one for each value of main",
-            f"{positions.dtype}{list(positions.shape)} {where}", remedy,
-        )  # fmt: skip
-        laws.need(
-            np.all(np.diff(positions.astype(np.int64)) > 0) and np.all(positions >= 0),
-            "positions", "they must be at least 0, ascend and differ",
-            f"{positions[:8].tolist()}... {where}", remedy,
-        )  # fmt: skip
-        inside = positions < n
-        laws.need(
-            codec.last or np.array_equal(back[positions[inside]], main[inside]), "positions",
-            "decompress must put the values of main there", f"other values {where}",
-            "leave `decompress` out: the default is right.",
-        )  # fmt: skip
-        wanted = np.where(inside, x[np.minimum(positions, n - 1)], 0)
-        laws.need(
-            np.array_equal(at, wanted), "positions", "at(x) must be the values of x there",
-            f"{at[:4].tolist()}... {where}", "leave `at` out: the default is right.",
-        )  # fmt: skip
+    laws.need(
+        places.dtype == np.int32 and places.shape == shape, "positions",
+        f"they must be int32{list(shape)}, one for each value of main",
+        f"{places.dtype}{list(places.shape)} {where}", remedy,
+    )  # fmt: skip
+    laws.need(
+        np.all(np.diff(places.astype(np.int64)) > 0) and np.all(places >= 0),
+        "positions", "they must be at least 0, ascend and differ",
+        f"{places[:8].tolist()}... {where}", remedy,
+    )  # fmt: skip
+    inside = places < n
+    laws.need(
+        main is None or np.array_equal(back[places[inside]], np.asarray(main)[inside]),
+        "positions", "decompress must put the values of main there", f"other values {where}",
+        "leave `decompress` out: the default is right.",
+    )  # fmt: skip
+    laws.need(
+        np.array_equal(there, np.where(inside, x[np.minimum(places, n - 1)], 0)),
+        "positions", "at(x) must be the values of x there", f"{there[:4].tolist()}... {where}",
+        "leave `at` out: the default is right.",
+    )  # fmt: skip
+
+
+def no_state_and_no_side(laws: Laws, codec: Transform, n: int) -> None:
+    """Law: all that a transform makes of a vector is its coefficients."""
+    x = jax.ShapeDtypeStruct((n,), jnp.float32)
+    out = jax.eval_shape(lambda x: codec.compress(x, start(codec, n), step_of()), x)
+    more = jax.tree.leaves((out.payload.side, out.state))
+    laws.need(
+        not more, "transform", "it must have no state, and send nothing beside its coefficients",
+        f"{more}", "derive what does from fg.Codec.",
+    )  # fmt: skip
 
 
 def transform(laws: Laws, codec: Transform, n: int) -> None:

@@ -1,6 +1,6 @@
 """The laws of codecs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +19,12 @@ SIZES = (1, 90, 5_000, 65_537)
 """XLA's vectorized maximum drops a NaN from some thousand values on."""
 
 
+LATER = 7
+"""The step of a state that is no longer the first, and of what changes by step."""
+
+
 class Trip(NamedTuple):
-    """What a codec makes of a vector, and back."""
+    """What a codec makes of a vector, and back; `places` and `there` are a selector's."""
 
     payload: Payload
     overflow: jax.Array
@@ -30,6 +34,8 @@ class Trip(NamedTuple):
     from_buffer: jax.Array
     elsewhere: jax.Array
     added: jax.Array
+    places: jax.Array | None
+    there: jax.Array | None
 
 
 def check_codec(codec: Codec, sizes: Sequence[int] = SIZES) -> None:
@@ -39,9 +45,10 @@ def check_codec(codec: Codec, sizes: Sequence[int] = SIZES) -> None:
     error gives: "value" (compares, hashes, frozen), "shapes" (static, also of the state), "jit",
     "vmap", "bytes" (of the buffer = `fg.wire_bytes`, and it decodes to the same), "receiver"
     (decompressing uses no local key), "finite" (zeros, one value, huge and tiny ones stay finite),
-    "not hidden" (a NaN or an infinity is seen at every size), "sparse" (what
-    decompress returns), "positions" (ascend and differ), "transform" (invertible), and the claims,
-    if it makes them: "summable", "unbiased".
+    "not hidden" (a NaN or an infinity is seen at every size), "sparse" (what decompress returns),
+    "positions" (ascend and differ), "transform" (invertible, without state and side), and the
+    claims, if it makes them: "summable", "unbiased". Those about values hold in the first step, and
+    in a later one with the state that steps before it left.
 
     Args:
       codec: a codec, or a chain of codecs. One that follows `Fft`, and so sees complex values, is
@@ -68,9 +75,9 @@ def check_codec(codec: Codec, sizes: Sequence[int] = SIZES) -> None:
     for n in sizes:
         _shapes(laws, codec, n)
     small = min((n for n in sizes if n > 8), default=max(sizes))
-    if isinstance(codec, Selector):
-        _claims.positions(laws, codec, small)
     _programs(laws, codec, small)
+    if isinstance(codec, Transform):
+        _claims.no_state_and_no_side(laws, codec, small)
     for n in sizes:
         _values(laws, codec, n)
     if isinstance(codec, Transform):
@@ -89,6 +96,7 @@ def _trip(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Trip:
     received = _wire.unpack(buffer, out.payload)[1]
     other = step if step.local is None else step._replace(local=jax.random.key(77))
     total = jnp.linspace(-1.0, 1.0, x.size)
+    selector, side = codec if isinstance(codec, Selector) else None, out.payload.side
     return Trip(
         payload=out.payload,
         overflow=jnp.asarray(out.overflow),
@@ -98,6 +106,8 @@ def _trip(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Trip:
         from_buffer=codec.decompress(received, like, step),
         elsewhere=codec.decompress(out.payload, like, other),
         added=_sum.add(codec, total, out.payload, 0.5, step),
+        places=selector.positions(side, x.size, step) if selector else None,
+        there=selector.at(x, side, step) if selector else None,
     )
 
 
@@ -178,16 +188,27 @@ def _programs(laws: Laws, codec: Codec, n: int) -> None:
 
 
 def _values(laws: Laws, codec: Codec, n: int) -> None:
-    """Laws: finite, not hidden, bytes, receiver, sparse; on the values that all of them see."""
+    """Laws on the values that all codecs see, in the first step and in a later one."""
 
-    def run(x: jax.Array) -> Trip:
-        return _trip(codec, x, start(codec, n), step_of())
+    def run(x: jax.Array, state: PyTree, number: jax.Array) -> Trip:
+        return _trip(codec, x, state, step_of()._replace(number=number))
 
     trip = jax.jit(run, compiler_options=_laws.options(n))
+    state = start(codec, n)
+    _values_at(laws, codec, n, lambda x: trip(x, state, jnp.int32(0)), "in the first step")
+    for number in range(LATER):
+        state = trip(_laws.values(n, seed=number), state, jnp.int32(number)).state
+    _values_at(laws, codec, n, lambda x: trip(x, state, jnp.int32(LATER)), f"in step {LATER}")
+
+
+def _values_at(
+    laws: Laws, codec: Codec, n: int, trip: Callable[[np.ndarray], Trip], when: str
+) -> None:
+    """Laws: finite, not hidden, bytes, receiver, sparse, positions; in one step."""
     total = np.linspace(-1.0, 1.0, n)
     for name, x in _laws.finite_values(n).items():
-        out: Trip = trip(x)
-        where = f"for {name}, float32[{n}]"
+        out = trip(x)
+        where = f"for {name}, float32[{n}], {when}"
         laws.need(
             _laws.all_finite(out.back), "finite", "what was finite must stay finite",
             f"a value that is not, {where}",
@@ -203,6 +224,9 @@ def _values(laws: Laws, codec: Codec, n: int) -> None:
             "decompress must not use step.local, which the receiver has not", f"it used {where}",
             "use step.shared for what both sides draw, step.local in compress only.",
         )  # fmt: skip
+        if out.places is not None:
+            main = None if codec.last else out.payload.main
+            _claims.positions(laws, x, main, out.places, out.there, out.back, where)
         if np.abs(x).max() < 1e6:
             wanted = total + 0.5 * np.asarray(out.back, np.float64)
             distance = _laws.relative(out.added, wanted)
@@ -216,7 +240,7 @@ def _values(laws: Laws, codec: Codec, n: int) -> None:
         laws.need(
             not np.isfinite(back).all(), "not hidden",
             "a value that is not finite must make some value of decompress(compress(x)) not finite",
-            f"finite values only, for {name}",
-            "add fftgrad.ops._finite.poison(x) (0, or NaN) to the scale or to the values sent; a "
-            "maximum or a minimum is no evidence.",
+            f"finite values only, for {name}, {when}",
+            "add fg.poison(x) (0, or NaN) to the scale or to the values sent; a maximum or "
+            "minimum is no evidence.",
         )  # fmt: skip

@@ -1,6 +1,7 @@
 """One array through a codec, without any exchange."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,7 @@ def decompress(codec: Codec, payload: Payload, like: Like, *, step: Step = Step(
       An array with the shape and dtype of `like`.
 
     Raises:
-      ValueError: while tracing, if the payload is not of the shape that the codec makes of `like`.
+      ValueError: while tracing, if the payload is not of the shapes that the codec makes of `like`.
 
     Example:
       >>> import fftgrad as fg
@@ -106,7 +107,10 @@ def decompress_mean(
       An array with the shape and dtype of `like`.
 
     Raises:
-      ValueError: while tracing, if the payloads are not stacks of what the codec makes of `like`.
+      TypeError: if the payloads are a list; `jax.tree.map(lambda *x: jnp.stack(x), *payloads)`
+        stacks them.
+      ValueError: while tracing, if the payloads are not of the shapes that the codec makes of
+        `like`, stacked. Shapes are all there is to tell by: 20 and 21 signs are packed alike.
 
     Example:
       >>> import fftgrad as fg
@@ -116,6 +120,13 @@ def decompress_mean(
       >>> fg.decompress_mean(codec, payloads, like=x[0])
       Array([2., 1.], dtype=float32)
     """
+    several: Any = payloads
+    if isinstance(several, list | tuple) and any(isinstance(one, Payload) for one in several):
+        raise TypeError(
+            "decompress_mean(payloads): must be one payload with a row for each worker, got "
+            f"{len(several)} payloads; stack them by jax.tree.map(lambda *x: jnp.stack(x), "
+            "*payloads)."
+        )
     vector = jax.ShapeDtypeStruct((math.prod(like.shape),), jnp.float32)
     payloads = jax.tree.map(jnp.asarray, payloads)
     leaves = jax.tree.leaves(payloads)
@@ -133,7 +144,7 @@ def _check(
     check_kind(f"{name.partition('(')[0]}(codec)", codec, Codec, "pass a value such as TopK(k=9).")
     wanted = payload_spec(codec, vector)
     if jax.tree.structure(wanted) != jax.tree.structure(payload) or any(
-        (*workers, *a.shape) != b.shape or a.dtype != b.dtype
+        jax.ShapeDtypeStruct((*workers, *a.shape), a.dtype) != _shape(b)
         for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(payload), strict=True)
     ):
         of_each = f", of each of {workers[0]} workers" if workers else ""

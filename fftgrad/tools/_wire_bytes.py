@@ -1,6 +1,7 @@
 """Bytes on the wire, from shapes alone."""
 
 import jax
+import optax
 
 from fftgrad._contracts import Codec, Exchange, PyTree
 from fftgrad._values import check_kind
@@ -42,9 +43,10 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, layout: Layout = Layout()) 
       18216
     """
     exchange = AllGather(part) if isinstance(part, Codec) else part
-    check_kind(
-        "wire_bytes(part)", exchange, Exchange, "pass a codec or an exchange, such as PowerSgd(4)."
-    )
+    remedy = "pass a codec or an exchange, such as PowerSgd(4)."
+    if isinstance(part, optax.GradientTransformation):
+        remedy = "pass the exchange it is made with; of a compiled step fg.audit reads the bytes."
+    check_kind("wire_bytes(part)", exchange, Exchange, remedy)
     for path, leaf in jax.tree.leaves_with_path(like):
         _layout.check_leaf("wire_bytes", f"like{jax.tree_util.keystr(path)}", leaf)
     return _layout.wire_bytes(exchange, like, layout)

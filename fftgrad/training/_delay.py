@@ -16,14 +16,15 @@ def delay() -> optax.GradientTransformation:
     In front of `compressed_pmean`, it makes all of the exchange depend on the state alone. Nothing
     of it then waits for this step's gradients, nor they for it, and a compiler with asynchronous
     collectives may let the link work while the next forward and backward pass run. The memory of
-    `compressed_pmean` goes with the late gradient, so error feedback loses nothing, and what is
-    applied is what would have been without it, one step later.
+    `compressed_pmean` goes with the late gradient, so error feedback loses nothing. For equal
+    gradients, what is applied is what would have been without it, one step later; an exchange that
+    draws, or begins with a state, draws and begins a step earlier.
 
         tx = optax.chain(fg.delay(), fg.compressed_pmean(exchange, memory, axis_name="data"), ...)
 
     The price is training on gradients that are a step old, and one gradient more in memory, in
-    float32 whatever dtype parameters and gradients have. XLA for
-    a CPU has no asynchronous collectives, so there it gains nothing.
+    float32 whatever dtype parameters and gradients have. XLA for a CPU has no asynchronous
+    collectives, so there it gains nothing.
 
     Returns:
       An `optax.GradientTransformation` whose state is a `PerWorker`.

@@ -29,7 +29,7 @@ def metrics(
 
         step          updates so far
         skipped       of them, those in which something was not finite
-        overflow      values that no codec could represent, over all workers and steps, whatever
+        overflow      values that no codec could represent, over workers and good steps, whatever
                       the exchange
         residual      √(Σ_i ||e_i||² / w), e_i what the memory of worker i still has to send: its
                       fields called `residual`, or all of it where none is; 0.0 without memory

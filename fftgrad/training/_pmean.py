@@ -33,7 +33,7 @@ class CompressedPmeanState(NamedTuple):
       step: how many updates there were, int32, equal on all workers.
       skipped: in how many of them something was not finite, and memory and exchange were left as
         they were.
-      overflow: how many values no codec could represent, over all workers and steps, int32.
+      overflow: how many values no codec could represent, over all workers and unskipped steps.
       memory: the memory's state, of which each worker has its own.
       exchange: the exchange's state, one for each bucket.
       worker: whose row this is: the worker's index in the axis, -1 before the first update; nothing
@@ -242,6 +242,8 @@ def compressed_pmean(
             told = tuple(exchange.observe(s, loss, step) for s in exchanged)
             exchanged = _parts.where(finite, told, exchanged)
         overflow = sum((jnp.asarray(r.overflow, jnp.int32) for r in reduced), jnp.int32(0))
+        # What is bad in one bucket makes all later ones so, whose values then count for nothing.
+        overflow = jnp.where(finite, overflow, 0)
         return mean, CompressedPmeanState(
             step=state.step + 1,
             skipped=state.skipped + 1 - finite.astype(jnp.int32),

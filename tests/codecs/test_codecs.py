@@ -301,6 +301,23 @@ def test_payload_spec_is_the_payload():
             r"decompress_mean\(codec",
         ),
         (lambda: fg.decompress(fg.Sign, (), jnp.ones(9)), TypeError, r"decompress\(codec\)"),
+        (
+            lambda: fg.decompress(fg.Cast("bfloat16"), fg.Payload(jnp.ones(9)), jnp.ones(9)),
+            ValueError,
+            "shape it came from",
+        ),
+        (
+            lambda: fg.decompress(fg.Cast("bfloat16"), fg.Payload(1.0), jnp.ones(9)),
+            ValueError,
+            "shape it came from",
+        ),
+        (
+            lambda: fg.decompress_mean(
+                fg.Sign(), [fg.compress(fg.Sign(), jnp.ones(9))] * 2, jnp.ones(9)
+            ),
+            TypeError,
+            r"got 2 payloads; stack them by jax\.tree\.map",
+        ),
     ],
 )
 def test_bad_input_is_answered_with_the_remedy(make, error, remedy):

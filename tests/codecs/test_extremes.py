@@ -411,6 +411,23 @@ def test_every_exchange_counts_what_overflows(exchange):
     assert np.asarray(state.overflow).tolist() == [8] * WORKERS
 
 
+# How far a threshold is searched for
+
+
+TWICE = {
+    "above the mean": [10.0, 9.0, 5.0, 4.0],
+    "above the first middle": [16.0, 15.0, 10.0, 9.5, 6.0, 5.0],
+}
+
+
+@pytest.mark.usefixtures("platform")
+@pytest.mark.parametrize("large", TWICE.values(), ids=TWICE)
+def test_a_bisection_ends_where_twice_as_many_are_above(large):
+    x = jnp.zeros(32).at[jnp.arange(3, 3 + len(large))].set(jnp.array(large))
+    kept = np.asarray(round_trip(fg.Threshold(fraction=1 / 16), x))
+    np.testing.assert_array_equal(kept, np.where(x >= np.sort(large)[-4], x, 0))
+
+
 # A codec of one's own
 
 

@@ -1,5 +1,7 @@
 """Top-k: exactly k, the right ones, ties to the lowest index."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -180,6 +182,60 @@ def test_the_bracket_is_proved_and_not_believed(name):
     holds = from_high < 400 <= from_low and from_low - from_high <= capacity
     assert holds == (name == "heavy tail")
     assert capacity < LARGE // 2
+
+
+def test_what_keeps_all_is_not_sparse():
+    x = jnp.asarray(values((150,)))
+    codec = fg.TopK(fraction=1.0)
+    assert codec.sparse(fg.compress(codec, x), x, fg.Step()) is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Halved(fg.Selector):
+    """The first four values, halved where they are decoded, dense or sparse."""
+
+    def compress(self, x, state, step):
+        return fg.Compressed(fg.Payload(x[:4] + fg.poison(x)))
+
+    def positions(self, side, n, step):
+        return jnp.arange(4, dtype=jnp.int32)
+
+    def decompress(self, payload, like, step):
+        return super().decompress(fg.Payload(payload.main / 2), like, step)
+
+    def sparse(self, payload, like, step):
+        return fg.Sparse(jnp.arange(4, dtype=jnp.int32), payload.main / 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class HalvedWithoutSparse(Halved):
+    """What decodes in its own way, and leaves the sparse way to the class above."""
+
+    def decompress(self, payload, like, step):
+        return -super().decompress(payload, like, step)
+
+
+@dataclasses.dataclass(frozen=True)
+class DefaultSparse(fg.Selector):
+    """The same with the defaults above it."""
+
+    compress, positions = Halved.compress, Halved.positions
+
+    def decompress(self, payload, like, step):
+        return super().decompress(fg.Payload(-payload.main / 2), like, step)
+
+
+@pytest.mark.parametrize("kind", [Halved, HalvedWithoutSparse, DefaultSparse])
+@pytest.mark.parametrize("transform", [fg.Identity(), fg.Dct(block=4)])
+def test_a_selector_that_decodes_in_its_own_way_is_averaged_so(kind, transform):
+    codec, x = fg.chain(transform, kind()), jnp.asarray(values((2, 512)))
+    exchange = fg.AllGather(codec)
+    mean = jax.vmap(
+        lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean, axis_name="data"
+    )
+    sign = 0.5 if kind is Halved else -0.5
+    np.testing.assert_allclose(mean(x)[0, :4], sign * x[:, :4].mean(0), rtol=1e-5)
+    np.testing.assert_array_equal(mean(x)[0, 4:], 0)
 
 
 def test_adding_in_place_is_adding():

@@ -165,13 +165,22 @@ def test_a_few_coefficients_are_undone_at_their_blocks_alone(transform, monkeypa
         np.testing.assert_allclose(few, dense, rtol=1e-5, atol=1e-6 * np.abs(dense).max())
 
 
-def test_coefficients_of_one_block_are_added_together():
-    codec, x = fg.Dct(block=4), jnp.arange(10.0)
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [0, 3, 9, 12],  # two in the first block, one in the last, which is cut short, one nowhere
+        [0, 3, 12, 16],  # two that are nowhere, in blocks of their own
+        [8, 12, 13, 20],
+        [0, 1, 12, 400],  # one that is nowhere, and far
+        [12, 16, 20, 24],  # all
+    ],
+)
+def test_coefficients_of_one_block_are_added_together(positions):
+    codec, x, positions = fg.Dct(block=4), jnp.arange(10.0), jnp.array(positions)
     y = jax.random.normal(jax.random.key(0), (4,))
-    # Two in the first block, one in the last, which is longer than the vector, one nowhere.
-    few = codec.at_blocks(fg.Sparse(jnp.array([0, 3, 9, 12]), y), x, fg.Step())
+    few = codec.at_blocks(fg.Sparse(positions, y), x, fg.Step())
     assert (jnp.diff(few.positions.ravel()) > 0).all()  # also of what is nowhere
     total = few.add_to(x, 1.0)
-    dense = jnp.zeros(12).at[jnp.array([0, 3, 9])].set(y[:3])
+    dense = jnp.zeros(12).at[positions].set(y, mode="drop")
     expected = x + fg.decompress(codec, fg.Payload(dense), x)
     np.testing.assert_allclose(total, expected, atol=1e-6)

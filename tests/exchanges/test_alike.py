@@ -112,3 +112,18 @@ def test_what_is_drawn_to_encode_is_drawn_to_decode(impl):
         kept = means[name] != 0
         assert int(jnp.sum(kept)) == 500
         np.testing.assert_array_equal(means[name][kept], x[name][kept])
+
+
+def test_each_part_decodes_by_what_it_drew():
+    codec = fg.chain(fg.TopK(k=20), fg.Hadamard(), fg.Cast("bfloat16"))  # not summable, and drawn
+    exchange = fg.AllGather(codec)
+    x = tuple(jnp.asarray(values((90,), seed))[None] for seed in range(3))
+    reduced = jax.vmap(lambda *x: exchange.mean(x, exchange.init(x), STEP, AXIS), axis_name=AXIS)(
+        *x
+    )
+    for mean, sent, own in zip(reduced.mean, reduced.sent, x, strict=True):
+        np.testing.assert_allclose(mean, sent, atol=1e-6)
+        largest = jnp.sort(jnp.abs(own))[0, -20]
+        np.testing.assert_allclose(
+            mean, jnp.where(abs(own) >= largest, own, 0), rtol=0.05, atol=0.1
+        )

@@ -260,6 +260,58 @@ class Elsewhere(First):
 
 
 @frozen
+class Wrapping(First):
+    """Eight positions, sent in 8 bits."""
+
+    def compress(self, x, state, step):
+        places = jnp.arange(8) * (x.size // 8)
+        return fg.Compressed(fg.Payload(x[places] + fg.poison(x), places.astype(jnp.uint8)))
+
+    def positions(self, side, n, step):
+        return side.astype(jnp.int32)
+
+
+@frozen
+class FirstStepOnly(Plain):
+    """Sends nothing later, and so hides what is bad."""
+
+    def compress(self, x, state, step):
+        return super().compress(jnp.where(step.number == 0, x, 0), state, step)
+
+
+@frozen
+class Remembers(Plain):
+    """Adds what it has seen, and in the end is beyond its range."""
+
+    def init(self, like):
+        return jnp.zeros(like.shape)
+
+    def compress(self, x, state, step):
+        out = super().compress(jnp.where(state > 0, 0, x), state, step)
+        return out._replace(state=state + jnp.abs(x))
+
+
+@frozen
+class Divides(Plain):
+    """By a number that is zero in later steps."""
+
+    def compress(self, x, state, step):
+        return super().compress(x, state, step)._replace(overflow=0)
+
+    def decompress(self, payload, like, step):
+        return super().decompress(payload, like, step) / jnp.maximum(1.0 - step.number, 0)
+
+
+@frozen
+class SendsMore(fg.Transform):
+    def compress(self, x, state, step):
+        return fg.Compressed(fg.Payload(2 * x, jnp.float32(2)))
+
+    def decompress(self, payload, like, step):
+        return payload.main / payload.side
+
+
+@frozen
 class NoInverse(fg.Transform):
     def compress(self, x, state, step):
         return fg.Compressed(fg.Payload(jnp.cumsum(x)))
@@ -289,6 +341,10 @@ BROKEN_CODECS = [
     (Descending(), "positions", "sort the positions"),
     (Twice(), "positions", "sort the positions"),
     (Elsewhere(), "positions", "leave `at` out"),
+    (FirstStepOnly(), "not hidden", "poison"),
+    (Remembers(), "not hidden", "poison"),
+    (Divides(), "finite", "that may be zero"),
+    (SendsMore(), "transform", "fg.Codec"),
     (NoInverse(), "transform", "fg.Codec"),
 ]
 
@@ -305,6 +361,12 @@ def test_what_only_large_vectors_hide_is_caught_at_the_default_sizes():
     testing.check_codec(ByMaximum(), sizes=(90,))
     with pytest.raises(AssertionError, match="65537"):
         testing.check_codec(ByMaximum(), sizes=(65_537,))
+
+
+def test_positions_that_wrap_are_caught_at_the_default_sizes():
+    testing.check_codec(Wrapping(), sizes=(90,))
+    with pytest.raises(AssertionError, match=r"law 'positions'.*5000"):
+        testing.check_codec(Wrapping(), sizes=(90, 5_000))
 
 
 @frozen

@@ -89,6 +89,21 @@ def test_a_bad_step_changes_no_bucket(name):
     assert_no_trace(update, before, good, (2, 3, 5))
 
 
+@pytest.mark.parametrize(
+    "exchange", [fg.AllGather(fg.Fft(half=True)), fg.AllReduce(fg.Fft(half=True))]
+)
+def test_a_bad_bucket_does_not_make_the_next_one_overflow(exchange):
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS, layout=fg.Layout("leaf", BUCKETS))
+    init, update = vmapped(tx)
+    large = jax.tree.map(lambda x: x.at[1, 3, 3].set(2e5), gradients(PAIR, WORKERS))
+    _, after = update(large, init(large))
+    counted = np.asarray(after.overflow)
+    assert (counted > 0).all()
+    for name in PAIR:
+        _, bad = update({**large, name: large[name].at[2, 3, 5].set(np.nan)}, after)
+        np.testing.assert_array_equal(bad.overflow, counted)
+
+
 KEEPS = {
     "server memory": fg.TwoStage(fg.Sign(), workers=WORKERS),
     "state of a codec": fg.AllGather(fg.AdaComp(bin_size=20)),

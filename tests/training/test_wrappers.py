@@ -127,19 +127,21 @@ def test_a_bucket_waits_for_the_one_before_it():
     tx = compressed(layout=fg.Layout("leaf", bucket_bytes=4 * 110))
     assert [reads_gradient(tx, leaf, nth=0) for leaf in ("b", "w")] == [False, True]
     assert [reads_gradient(tx, leaf, nth=1) for leaf in ("b", "w")] == [True, True]
+    more = {**ZEROS, "x": ZEROS["w"]}
+    assert [reads_gradient(tx, leaf, nth=2, zeros=more) for leaf in more] == [True, True, True]
 
 
-def reads_gradient(tx, leaf, nth=0):
+def reads_gradient(tx, leaf, nth=0, zeros=ZEROS):
     """Whether what the n-th all-gather sends depends on a leaf of the gradient."""
-    state = jax.tree.map(jnp.asarray, tx.init(ZEROS))
+    state = jax.tree.map(jnp.asarray, tx.init(zeros))
 
     def sent(value):
         def update(value):
-            return tx.update({**ZEROS, leaf: value}, state)[0]
+            return tx.update({**zeros, leaf: value}, state)[0]
 
         return jax.make_jaxpr(update, axis_env=[(AXIS, 4)])(value)
 
-    jaxpr = sent(ZEROS[leaf]).jaxpr
+    jaxpr = sent(zeros[leaf]).jaxpr
     tainted, found = set(jaxpr.invars), []
     for eqn in jaxpr.eqns:
         inputs = [v for v in eqn.invars if not hasattr(v, "val")]

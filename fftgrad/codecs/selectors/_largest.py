@@ -178,6 +178,7 @@ def _best(keys: jax.Array, wanted: jax.Array) -> _bitmap.Ranked:
     both = jnp.concatenate(_bitmap.pack(keys > threshold, keys == threshold))
     words, before = _bitmap.first(_bitmap.rank(both), wanted)
     half = words.size // 2
+    # Of the second half the scan counted all bits of the first, too: before[half] of them.
     return _bitmap.Ranked(words[:half] | words[half:], before[:half] + before[half:] - before[half])
 
 

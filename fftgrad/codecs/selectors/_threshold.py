@@ -116,7 +116,8 @@ class Threshold(Selector):
         self, magnitude: jax.Array, k: int, state: ThresholdState
     ) -> tuple[jax.Array, ThresholdState]:
         threshold, age = _bisect(magnitude, k), state.age
-        # Where something is not finite, that alone passes.
+        # An infinite mean is no bound, and a NaN makes it zero. What passes then does not matter:
+        # the message is poisoned.
         threshold = jnp.where(jnp.isfinite(threshold), threshold, jnp.inf)
         if self.reuse > 1:
             # Or what does not fit would be, step by step, what has the highest positions.
