@@ -226,10 +226,7 @@ def step_rows(devices: Any) -> list[dict[str, Any]]:
         return jnp.mean(x**2)
 
     out: list[dict[str, Any]] = []
-    for name, make in STEPS.items():
-        if ARGS.only not in name:
-            continue
-        tx = make()
+    for name, tx in chosen(STEPS):
 
         def step(params: Any, state: Any, x: Any, tx: Any = tx) -> Any:
             _, grads = fg.value_and_grad(loss, "data")(params, x)
@@ -259,10 +256,7 @@ def update_rows(devices: Any) -> list[dict[str, Any]]:
     grads = on(mesh, P("data"), of_each)
     gradient = 4 * sum(leaf.size for leaf in jax.tree.leaves(params))
     out: list[dict[str, Any]] = []
-    for name, make in UPDATES.items():
-        if ARGS.only not in name:
-            continue
-        tx = make()
+    for name, tx in chosen(UPDATES):
 
         def step(params: Any, state: Any, grads: Any, tx: Any = tx) -> Any:
             updates, state = tx.update(grads, state, params)
@@ -278,6 +272,11 @@ def update_rows(devices: Any) -> list[dict[str, Any]]:
             }
         )
     return out
+
+
+def chosen(rows: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The transformations that are asked for, by name."""
+    return [(name, make()) for name, make in rows.items() if ARGS.only in name]
 
 
 def on(mesh: Mesh, spec: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
