@@ -3,6 +3,7 @@
 import os
 import pathlib
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,17 +20,19 @@ POINTS = 20
 
 def head() -> dict[str, Any]:
     """The command, the commit, the machine and the versions."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=pathlib.Path(__file__).parent,
-    )
+    commit = ""
+    if git := shutil.which("git"):
+        commit = subprocess.run(
+            [git, "rev-parse", "--short", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=pathlib.Path(__file__).parent,
+        ).stdout.strip()
     kind = jax.devices()[0].device_kind
     return {
         "command": " ".join(["python", *sys.argv]),
-        "commit": commit.stdout.strip(),
+        "commit": commit,
         "device": f"{kind} ({platform.machine()}, {os.cpu_count()} cores)",
         "versions": {
             "python": platform.python_version(),

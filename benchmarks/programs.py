@@ -111,6 +111,7 @@ CODECS: dict[str, fg.Codec] = {
     "top-k 1 %, 8 bits": TOP_K,
     "FFT 4096, 5 %, 8 bits": fg.chain(fg.Fft(block=4096), fg.TopK(fraction=0.05), BYTES),
     "DCT 64, 1 %, 8 bits": fg.chain(fg.Dct(block=64), fg.TopK(fraction=0.01), BYTES),
+    "budget, 300 times fewer bytes": fg.Budget(ratio=300),
     "threshold 1 %": fg.Threshold(fraction=0.01),
     "random-k 1 %": fg.RandomK(fraction=0.01),
     "chunk top-k of 100": fg.ChunkTopK(chunk=100),

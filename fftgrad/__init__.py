@@ -24,6 +24,7 @@ from fftgrad.codecs.transforms import Fft as Fft
 from fftgrad.codecs.transforms import Hadamard as Hadamard
 from fftgrad.codecs.transforms import Identity as Identity
 from fftgrad.codecs.selectors import AdaComp as AdaComp
+from fftgrad.codecs.selectors import Budget as Budget
 from fftgrad.codecs.selectors import ChunkTopK as ChunkTopK
 from fftgrad.codecs.selectors import OneSided as OneSided
 from fftgrad.codecs.selectors import RandomK as RandomK

@@ -174,6 +174,15 @@ def methods() -> list[Method]:
             pmean(fg.chain(fg.TopK(0.01), fg.LogLevels(3)), decayed),
             momentum=False,
         ),
+        # A message filled with as many of the largest as fit.
+        Method("budget 100x", pmean(fg.Budget(ratio=100), decayed), momentum=False),
+        Method("budget 300x", pmean(fg.Budget(ratio=300), decayed), momentum=False),
+        Method("budget 1000x", pmean(fg.Budget(ratio=1000), decayed), momentum=False),
+        Method(
+            "DCT 64, budget 300x",
+            pmean(fg.chain(dct, fg.Budget(ratio=300)), decayed),
+            momentum=False,
+        ),
         Method("DCT 64, 1 %, sign", pmean(fg.chain(dct, fg.TopK(0.01), fg.Sign()), decayed), False),
     ]
 

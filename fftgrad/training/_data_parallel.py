@@ -49,8 +49,8 @@ def data_parallel(
     XLA would add a dense all-reduce. Four things are worse there: both sides of a `lax.cond` that
     depends on the worker are computed; of several axes none can be gathered over at once, as
     `AllGather` does, because JAX cannot; a loop that waits for the slowest worker asks all in each
-    turn, in one byte; and XLA gathers what it cannot split, such as a Fourier transform (`Fft` of
-    blocks above 64 values). `fg.audit` shows what travels.
+    turn, in one byte; and XLA gathers what it cannot split, before jax 0.12 a Fourier transform
+    (`Fft` of blocks above 64 values). `fg.audit` shows what travels.
 
     Args:
       step: a function (*carried, *batch) -> (*carried, *others) of one worker.

@@ -255,10 +255,11 @@ def test_by_vmap_nothing_dense_travels(name):
     assert sum(c.bytes for c in found) <= fg.wire_bytes(exchange, PARAMS)
 
 
-def test_by_vmap_a_long_fourier_transform_is_gathered():
-    """XLA's partitioner does not split it: the docstring says so, until this fails."""
+def test_by_vmap_a_long_fourier_transform_is_gathered_by_older_versions():
+    """Their partitioner does not split it: the docstring says so."""
     found = sent(EXCHANGES["gather paper"], grid(), "vmap")
-    assert max(c.bytes for c in found) >= 4 * 128
+    is_split = max(c.bytes for c in found) < 4 * 128
+    assert is_split == (jax.__version_info__ >= (0, 12))
 
 
 # Mistakes

@@ -1,0 +1,264 @@
+"""A message filled with the largest coefficients: an oracle of every bit, and what is promised."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import floats, values
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import fftgrad as fg
+from fftgrad.codecs.selectors import _fill
+from fftgrad.ops.packing import _exp_golomb, _indices
+
+LEVELS = 4096
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def compress(codec, x):
+    return fg.compress(codec, x)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def round_trip(codec, x):
+    return fg.decompress(codec, fg.compress(codec, x), x)
+
+
+def count(payload):
+    return int(payload.side.head[0]) & (1 << 27) - 1
+
+
+# The code
+
+
+def codes(rows, orders):
+    """Both halves of the codes of rows of numbers, as lists of bits, first ones first."""
+    unary, rest = [], []
+    for row in rows:
+        for number, order in zip(row, orders, strict=True):
+            q = (number >> order) + 1
+            e = q.bit_length() - 1
+            unary += [0] * e + [1]
+            tail = (q - (1 << e)) << order | number & (1 << order) - 1
+            rest += [tail >> i & 1 for i in range(e + order)]
+    return unary, rest
+
+
+def words_of(bits):
+    value = sum(bit << i for i, bit in enumerate(bits))
+    return [value >> 32 * i & 0xFFFFFFFF for i in range(-(-len(bits) // 32))]
+
+
+def message(rows, orders, size):
+    """Unary halves from the first word on, the others from the last one backwards."""
+    unary, rest = (words_of(bits) for bits in codes(rows, orders))
+    assert len(unary) + len(rest) <= size
+    return unary + [0] * (size - len(unary) - len(rest)) + rest[::-1]
+
+
+@pytest.mark.usefixtures("platform")
+@pytest.mark.parametrize("order", [0, 1, 5, 15])
+def test_numbers_are_in_exponential_golomb_codes(order):
+    rng = np.random.default_rng(order)
+    gaps = (2.0 ** rng.uniform(0, 30, 300)).astype(np.int32) - 1
+    gaps[:3] = 0, 1, 2**30
+    levels = (2.0 ** rng.uniform(0, 17, 300)).astype(np.int32) - 1
+    used = rng.random(300) < 0.8
+    encode = jax.jit(_exp_golomb.encode, static_argnums=3)
+    words = encode((gaps, levels), (jnp.int32(order), 1), used, 700)
+    rows = list(zip(gaps[used].tolist(), levels[used].tolist(), strict=True))
+    assert words.tolist() == message(rows, (order, 1), 700)
+    decode = jax.jit(_exp_golomb.decode, static_argnums=2)
+    found = np.stack(decode(words, (jnp.int32(order), 1), 300), axis=1)
+    np.testing.assert_array_equal(found[: len(rows)], rows)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.01, 0.001])
+def test_positions_without_clusters_take_no_more_than_in_elias_fano(share):
+    n = 1_000_000
+    k = int(share * n)
+    positions = np.sort(np.random.default_rng(0).choice(n, k, replace=False)).astype(np.int32)
+    gaps = np.diff(positions, prepend=-1) - 1
+    bits = [int(jnp.sum(2 * _exp_golomb.exponents(gaps, r) + 1 + r)) for r in range(16)]
+    code = _indices.encode_positions(jnp.asarray(positions), k, n)
+    assert min(bits) <= 32 * sum(leaf.size for leaf in jax.tree.leaves(code))
+
+
+# The codec
+
+
+def resolution(fineness):
+    """0.5 · 2^(fineness / 32), linear inside an octave."""
+    octave, part = divmod(fineness, 32)
+    return np.float32(2.0 ** (octave - 1) * (1 + part / 32))
+
+
+def oracle(x, size):
+    """Step, count, order and codes for a real vector, tried level by level from the finest on."""
+    words = (size - 8) // 4
+    most = min(x.size, 32 * words // 6)
+    largest = np.sort(np.lexsort((np.arange(x.size), -np.abs(x)))[:most])
+    magnitude = np.abs(x[largest])
+    scale = 2.0 ** np.floor(np.log2(magnitude.max()))
+    magnitude = (magnitude / scale).astype(np.float32)
+
+    def gaps(positions):
+        return np.diff(positions, prepend=-1) - 1
+
+    def cost(order):
+        sample = (np.diff(largest, prepend=-1) - 1)[::8]
+        return sum(2 * (((int(g) >> order) + 1).bit_length() - 1) + order for g in sample)
+
+    order = min(range(16), key=cost)
+    for level in range(LEVELS - 1, -1, -1):
+        fineness, cut = divmod(level, 8)
+        index = np.arange(most)
+        ahead = index < -(-most // 8) * cut
+        reaches = magnitude * resolution(fineness)
+        kept = np.where(ahead, magnitude * resolution(fineness + 1), reaches) >= 1
+        q = np.maximum(reaches[kept].astype(np.int64), 1)
+        signs = (x[largest[kept]] < 0).astype(np.int64)
+        rows = list(zip(gaps(largest[kept]).tolist(), (2 * (q - 1) + signs).tolist(), strict=True))
+        unary, rest = (len(bits) for bits in codes(rows, (order, 1)))
+        if -(-unary // 32) - (-rest // 32) <= words:
+            step = np.float32(scale / resolution(fineness))
+            return step, len(rows), order, message(rows, (order, 1), words)
+    raise AssertionError("at level zero nothing is sent")
+
+
+EQUAL = np.where(np.arange(300) % 7 == 3, -2.5, 0).astype(np.float32)
+VECTORS = {
+    "heavy tail": values((700,)),
+    "clusters": np.concatenate([0.01 * values((300,)), values((80,), 1), 0.03 * values((320,), 2)]),
+    "few": np.where(np.arange(400) == 7, 3e5, 0).astype(np.float32),
+    "equal": EQUAL,
+    "huge": (values((300,)) * 1e36).astype(np.float32),
+    "tiny": (values((300,)) * 1e-34).astype(np.float32),
+    "as many as fit": values((20,)),
+}
+
+
+@pytest.mark.usefixtures("platform")
+@pytest.mark.parametrize("size", [20, 31, 160])
+@pytest.mark.parametrize("x", VECTORS.values(), ids=VECTORS)
+def test_every_bit_is_that_of_the_oracle(x, size):
+    payload = compress(fg.Budget(bytes=size), x)
+    step, kept, order, words = oracle(x, size)
+    assert float(payload.main[0]) == step
+    assert (count(payload), int(payload.side.head[0]) >> 27) == (kept, order)
+    assert payload.side.words.tolist() == words
+
+
+LONG = values((200_000,)) * np.repeat(values((200,), 1), 1000)
+SEARCHED = {
+    "layers": LONG,
+    "constant": np.where(np.arange(200_000) % 9 == 0, 3.0, 0).astype(np.float32),
+    "few": np.where(np.arange(200_000) % 40_000 == 5, LONG, 0).astype(np.float32),
+    "two scales": np.where(np.arange(200_000) % 300 == 0, 1e3, 1) * LONG,
+    "zeros": np.zeros(200_000, np.float32),
+}
+
+
+@pytest.mark.parametrize("ratio", [10, 300])
+@pytest.mark.parametrize("x", SEARCHED.values(), ids=SEARCHED)
+def test_both_searches_find_the_finest_level(x, ratio):
+    codec = fg.Budget(ratio=ratio)
+    words = codec._words(x)
+
+    @jax.jit
+    def found(x):
+        candidates = _fill.Candidates.of(x, codec._most(x))
+        order = _fill.order_of(candidates)
+        digits = _fill._by_digits(candidates, order, words)
+        growth = _fill._by_growth(candidates, order, words)
+        taken = [_fill._words_at(candidates, order, digits + more) for more in (0, 1)]
+        return digits, growth, *taken
+
+    digits, growth, taken, more = map(int, found(x.astype(np.float32)))
+    assert digits == growth
+    assert taken <= words
+    assert more > words or digits == LEVELS - 1
+
+
+VECTOR = hnp.arrays(np.float32, st.just(60), elements=floats(99))
+
+
+@given(VECTOR, st.sampled_from([20, 24, 40, 64]))
+def test_what_is_sent_is_near_and_among_the_largest(x, size):
+    payload = compress(fg.Budget(bytes=size), x)
+    back = np.asarray(round_trip(fg.Budget(bytes=size), x), np.float64)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(payload)) == size // 4 * 4
+    sent = back != 0
+    assert count(payload) == sent.sum() or np.abs(x).max() < 1e-30
+    assert np.all(np.abs(back - x)[sent] <= 0.36 * np.abs(x)[sent])
+    if sent.any() and sent.sum() < 60:
+        assert np.abs(x)[~sent].max() <= 1.07 * np.abs(x)[sent].min()
+
+
+@given(VECTOR, st.sampled_from([20, 40, 64]))
+def test_more_bytes_never_make_it_worse_by_more_than_rounding(x, size):
+    x = x * np.float32(1e-12)
+    errors = [
+        np.linalg.norm(np.asarray(round_trip(fg.Budget(bytes=b), x), np.float64) - x)
+        for b in (size, 4 * size)
+    ]
+    assert errors[1] <= errors[0] * 1.02 + 1e-7 * np.abs(x).max()
+
+
+@pytest.mark.parametrize("spread", [1, 3, 50, 1000])
+def test_equal_values_that_do_not_fit_together_are_sent_in_part(spread):
+    x = np.where(np.arange(100_000) % spread == 0, 1.0, 0.0).astype(np.float32)
+    payload = compress(fg.Budget(bytes=408), x)
+    bits = 32 * payload.side.words.size
+    per_value = 8 + 2 * np.log2(spread)
+    assert count(payload) >= min(100_000 // spread, 0.7 * bits / per_value)
+
+
+def test_the_message_is_filled():
+    x = values((50_000,))
+    for ratio in (20, 100, 500):
+        payload = compress(fg.Budget(ratio=ratio), x)
+        assert sum(leaf.nbytes for leaf in jax.tree.leaves(payload)) == 200_000 // ratio // 4 * 4
+        positions = fg.Budget(ratio=ratio).positions(payload.side, x.size, fg.Step())
+        assert np.mean(np.asarray(payload.side.words) != 0) > 0.97
+        assert count(payload) == int(np.sum(np.asarray(positions) < x.size))
+
+
+def test_it_is_nearer_at_the_same_bytes():
+    """A vector of layers of different scale, as a gradient is."""
+    x = values((60_000,)) * np.repeat(np.exp(values((60,), 1)), 1000).astype(np.float32)
+    top = fg.chain(fg.TopK(fraction=0.02), fg.LogLevels(bits=4))
+    budget = fg.Budget(bytes=fg.wire_bytes(top, x) - 8)
+
+    def error(codec):
+        return np.linalg.norm(np.asarray(round_trip(codec, x)) - x) / np.linalg.norm(x)
+
+    assert error(budget) < 0.85 * error(top)
+
+
+def test_a_share_of_it_has_a_share_of_the_bytes():
+    assert fg.Budget(bytes=400).shard(4) == fg.Budget(bytes=100)
+    assert fg.Budget(bytes=40).shard(4) == fg.Budget(bytes=20)
+    assert fg.Budget(ratio=9).shard(4) == fg.Budget(ratio=9)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "remedy"),
+    [
+        (lambda: fg.Budget(), ValueError, "exactly one must be given"),
+        (lambda: fg.Budget(ratio=5, bytes=80), ValueError, "exactly one must be given"),
+        (lambda: fg.Budget(ratio=0.5), ValueError, "at least 1, got 0.5"),
+        (lambda: fg.Budget(ratio=float("nan")), ValueError, "at least 1, got nan"),
+        (lambda: fg.Budget(bytes=19), ValueError, "at least 20"),
+        (lambda: fg.Budget(bytes=jnp.int32(50)), TypeError, "must be a Python number"),
+        (lambda: fg.chain(fg.Budget(ratio=9), fg.Sign()), ValueError, "nothing can follow"),
+        (lambda: fg.SharedSupport(fg.Budget(ratio=9)), ValueError, "leave quantizers"),
+    ],
+)
+def test_mistakes_are_answered(make, error, remedy):
+    with pytest.raises(error, match=remedy):
+        make()
