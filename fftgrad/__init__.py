@@ -65,6 +65,9 @@ from fftgrad.tools import compress as compress
 from fftgrad.tools import decompress as decompress
 from fftgrad.tools import decompress_mean as decompress_mean
 from fftgrad.tools import wire_bytes as wire_bytes
+from fftgrad.tools import fit as fit
+from fftgrad.tools import Fit as Fit
+from fftgrad.tools import FitRow as FitRow
 from fftgrad.tools import preview as preview
 from fftgrad.tools import PreviewRow as PreviewRow
 from fftgrad.tools import audit as audit

@@ -39,6 +39,8 @@ STATES = {
     "PerWorker",
     "CompressedPmeanState",
     "Collective",
+    "Fit",
+    "FitRow",
     "PreviewRow",
     "Replicas",
     "SyncCost",

@@ -179,6 +179,11 @@ def methods() -> list[Method]:
         Method("budget 300x", pmean(fg.Budget(ratio=300), decayed), momentum=False),
         Method("budget 1000x", pmean(fg.Budget(ratio=1000), decayed), momentum=False),
         Method(
+            "DCT 64, budget 100x",
+            pmean(fg.chain(dct, fg.Budget(ratio=100)), decayed),
+            momentum=False,
+        ),
+        Method(
             "DCT 64, budget 300x",
             pmean(fg.chain(dct, fg.Budget(ratio=300)), decayed),
             momentum=False,

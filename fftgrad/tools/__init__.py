@@ -7,6 +7,9 @@ from fftgrad.tools._compress import decompress as decompress
 from fftgrad.tools._compress import decompress_mean as decompress_mean
 from fftgrad.tools._cost import SyncCost as SyncCost
 from fftgrad.tools._cost import redsync_cost as redsync_cost
+from fftgrad.tools._fit import Fit as Fit
+from fftgrad.tools._fit import FitRow as FitRow
+from fftgrad.tools._fit import fit as fit
 from fftgrad.tools._preview import PreviewRow as PreviewRow
 from fftgrad.tools._preview import preview as preview
 from fftgrad.tools._replicas import Replicas as Replicas

@@ -1,0 +1,70 @@
+"""The best codec for a sample: it is measured, keeps to the bytes, and finds the basis."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import values
+
+import fftgrad as fg
+
+N = 512
+WAVE = np.sin(np.arange(N) / 9).astype(np.float32)
+SPIKES = np.where(np.arange(N) % 61 == 4, values((N,)), 0.001 * values((N,), 1)).astype(np.float32)
+
+
+def error_of(codec, *gradients):
+    lost = [g - fg.decompress(codec, fg.compress(codec, g), g) for g in gradients]
+    return np.linalg.norm(lost) / np.linalg.norm(gradients)
+
+
+@pytest.mark.parametrize(("gradient", "basis"), [(WAVE, fg.Dct), (SPIKES, fg.Budget)])
+def test_it_finds_the_basis_that_compacts(gradient, basis):
+    found = fg.fit(gradient, bytes=100)
+    assert isinstance(getattr(found.codec, "stages", (found.codec,))[0], basis)
+    assert found.bytes == fg.wire_bytes(found.codec, gradient) <= 100
+    assert found.error == pytest.approx(error_of(found.codec, gradient), rel=1e-3)
+    assert found[:3] == found.rows[0]
+    errors = [row.error for row in found.rows]
+    assert errors == sorted(errors)
+    assert all(row.bytes <= 100 for row in found.rows)
+    assert {type(row.codec).__name__ for row in found.rows} >= {"Budget", "Sign", "Chain"}
+    assert str(found).count("\n") == len(found.rows) - 1
+    assert repr(found.codec) in str(found)
+
+
+def test_the_error_is_that_of_the_whole_sample():
+    tree = {"a": jnp.asarray(SPIKES[:200]), "b": jnp.asarray(SPIKES[200:]).reshape(24, 13)}
+    more = jax.tree.map(lambda leaf: 3 * leaf[::-1], tree)
+    rows = [np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(g)]) for g in (tree, more)]
+    found = fg.fit(tree, more, bytes=80)
+    assert found.error == pytest.approx(error_of(found.codec, *rows), rel=1e-3)
+
+
+def test_it_finds_the_least_bytes_within_an_error():
+    found = fg.fit(SPIKES, error=0.02)
+    assert found.error <= 0.02
+    assert all(row.error <= 0.02 and row.bytes >= found.bytes for row in found.rows)
+    smaller = fg.fit(SPIKES, bytes=int(found.bytes * 0.8))
+    assert smaller.error > 0.02
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "remedy"),
+    [
+        (lambda: fg.fit(WAVE), ValueError, "exactly one must be given"),
+        (lambda: fg.fit(WAVE, bytes=9, error=0.1), ValueError, "exactly one must be given"),
+        (lambda: fg.fit(bytes=90), ValueError, "one structure"),
+        (lambda: fg.fit(WAVE, WAVE[:9], bytes=90), ValueError, "one structure"),
+        (lambda: fg.fit(0 * WAVE, bytes=90), ValueError, "not all zero"),
+        (lambda: fg.fit(WAVE / 0, bytes=90), ValueError, "not finite"),
+        (lambda: fg.fit(WAVE, error=1.5), ValueError, r"must be in \(0, 1\)"),
+        (lambda: fg.fit(WAVE, bytes=20), ValueError, "got 20; use bytes=64"),
+        (lambda: jax.jit(lambda g: fg.fit(g, bytes=90))(WAVE), TypeError, "outside of jax.jit"),
+        (lambda: fg.fit(np.arange(9), bytes=90), TypeError, "must be a float32"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*encountered in divide:RuntimeWarning")
+def test_mistakes_are_answered(call, error, remedy):
+    with pytest.raises(error, match=remedy):
+        call()
