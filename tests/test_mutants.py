@@ -224,6 +224,42 @@ MUTANTS = {
         "owners = beyond + jnp.zeros(k, jnp.int32)",
         "tests/codecs/test_transforms.py -k of_one_block",
     ),
+    "a filled message hides what is not finite": Mutant(
+        "codecs/selectors/_budget.py",
+        "kept = jnp.where(finite, kept, lax.iota(jnp.int32, kept.size) == 0)",
+        "pass",
+        "tests/codecs/test_budget.py -k among_any",
+    ),
+    "equal coefficients come all at once": Mutant(
+        "codecs/selectors/_fill.py",
+        "ahead = index < -(-k // CUTS) * cut",
+        "ahead = index < 0",
+        "tests/codecs/test_budget.py -k sent_in_part",
+    ),
+    "what is not sent moves the codes behind it": Mutant(
+        "ops/packing/_exp_golomb.py",
+        "jnp.where(used, exponents(*c), 0)",
+        "exponents(*c)",
+        "tests/codecs/test_budget.py -k golomb",
+    ),
+    "a selector is summed as the class above it decodes": Mutant(
+        "codecs/_plan.py",
+        " if _has_sparse(selector):",
+        ":",
+        "tests/codecs/test_selectors.py -k its_own_way",
+    ),
+    "a skipped step counts what overflows": Mutant(
+        "training/_pmean.py",
+        "overflow = jnp.where(finite, overflow, 0)",
+        "pass",
+        "tests/training/test_bad_steps.py -k bad_bucket",
+    ),
+    "a law of codecs holds in the first step only": Mutant(
+        "testing/_codec.py",
+        "LATER = 7",
+        "LATER = 0",
+        "tests/testing/test_checks.py -k FirstStepOnly",
+    ),
     "a bucket does not wait for the one before it": Mutant(
         "training/_pmean.py",
         "bucket = _parts.poison_unless(reduced[-1].finite, bucket)",
