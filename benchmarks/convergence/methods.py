@@ -188,6 +188,20 @@ def methods() -> list[Method]:
             pmean(fg.chain(dct, fg.Budget(ratio=300)), decayed),
             momentum=False,
         ),
+        # With all that is not sent kept: a fine message has little to forget.
+        Method(
+            "budget 100x, no decay",
+            pmean(fg.Budget(ratio=100), fg.ErrorFeedback()),
+            momentum=False,
+        ),
+        *(
+            Method(
+                f"DCT 64, budget {ratio}x, no decay",
+                pmean(fg.chain(dct, fg.Budget(ratio=ratio)), fg.ErrorFeedback()),
+                momentum=False,
+            )
+            for ratio in (100, 300)
+        ),
         Method("DCT 64, 1 %, sign", pmean(fg.chain(dct, fg.TopK(0.01), fg.Sign()), decayed), False),
     ]
 
