@@ -207,14 +207,13 @@ def test_what_is_sent_is_near_and_among_the_largest(x, size):
         assert np.abs(x)[~sent].max() <= 1.07 * np.abs(x)[sent].min()
 
 
-@given(VECTOR, st.sampled_from([20, 40, 64]))
-def test_more_bytes_never_make_it_worse_by_more_than_rounding(x, size):
-    x = x * np.float32(1e-12)
+def test_more_bytes_make_it_nearer():
     errors = [
-        np.linalg.norm(np.asarray(round_trip(fg.Budget(bytes=b), x), np.float64) - x)
-        for b in (size, 4 * size)
+        np.linalg.norm(np.asarray(round_trip(fg.Budget(bytes=size), LONG)) - LONG)
+        for size in (1_000, 3_000, 10_000, 30_000, 100_000)
     ]
-    assert errors[1] <= errors[0] * 1.02 + 1e-7 * np.abs(x).max()
+    for less, more in zip(errors[1:], errors[:-1], strict=True):
+        assert less < 0.9 * more
 
 
 @pytest.mark.parametrize("spread", [1, 3, 50, 1000])
