@@ -8,6 +8,7 @@ of where the values are, so a codec that does may be below it.
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import pathlib
@@ -31,23 +32,38 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 import train_lm  # noqa: E402  (after the path)
 
-SHARES = (0.05, 0.01, 0.001)
-"""The targets are the errors of so many of the largest values, kept exactly."""
+TARGETS = (0.05, 0.01, 0.001)
+"""The table is at the errors of so many of the largest values, kept exactly."""
 
+SHARES = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005)
 DEAD_ZONES = (0.5, 0.6, 0.8, 1.0, 1.2)
-HALVINGS = 6
+HALVINGS = 18
+AS_IT_IS = fg.Identity()
 
-FAMILIES: dict[str, Callable[[float], fg.Codec]] = {
-    "budget": lambda share: fg.Budget(ratio=max(1.0, 4.0 / share)),
-    **{
-        f"top-k, {bits} bits": lambda share, bits=bits: fg.chain(
-            fg.TopK(fraction=share), fg.LogLevels(bits)
-        )
-        for bits in (4, 6)
-    },
-    "top-k, range float 8": lambda share: fg.chain(fg.TopK(fraction=share), fg.RangeFloat(8)),
+
+def kept(*others: fg.Codec, transform: fg.Codec = AS_IT_IS) -> list[fg.Codec]:
+    """Top-k of every share, before something."""
+    return [fg.chain(transform, fg.TopK(fraction=share), *others) for share in SHARES]
+
+
+def filled(transform: fg.Codec = AS_IT_IS) -> list[fg.Codec]:
+    """Messages of about as many bits."""
+    return [fg.chain(transform, fg.Budget(ratio=max(1.0, 4 / share))) for share in SHARES]
+
+
+FAMILIES: dict[str, list[fg.Codec]] = {
+    "Budget": filled(),
+    "DCT 64, Budget": filled(fg.Dct(block=64)),
+    "top-k, LogLevels(4)": kept(fg.LogLevels(4)),
+    "top-k, LogLevels(6)": kept(fg.LogLevels(6)),
+    "top-k, RangeFloat(8)": kept(fg.RangeFloat(8)),
+    "FFT 64, top-k, RangeFloat(8)": kept(fg.RangeFloat(8), transform=fg.Fft(block=64)),
+    "EDEN": [fg.chain(fg.Hadamard(), fg.LloydMax(bits=bits)) for bits in (1, 2, 3, 4)],
+    "Levels (QSGD)": [fg.Levels(bits=bits) for bits in (2, 4, 6, 8)],
+    "Ternary (TernGrad)": [fg.Ternary()],
+    "Sign": [fg.Sign()],
 }
-"""Codecs by the share of the values that they keep, or about so."""
+CUSTOMARY = "top-k, int32 and float32"
 
 
 def parse_args() -> argparse.Namespace:
@@ -58,7 +74,7 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--out", type=pathlib.Path, default=ROOT / "benchmarks/results/rate_distortion")
     add("--steps", type=int, default=60, help="of training before the gradient")
-    add("--smoke", action="store_true", help="tiny models")
+    add("--smoke", action="store_true", help="tiny models, few codecs")
     return parser.parse_args()
 
 
@@ -130,109 +146,137 @@ def heavy_tailed(args: argparse.Namespace) -> np.ndarray:
 VECTORS = {"lm": language_model, "conv": convolutions, "heavy tail": heavy_tailed}
 
 
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """What a codec costs on a vector, and what it loses."""
+
+    bits: float
+    error: float
+
+
 def bound(x: np.ndarray, error: float) -> float:
     """Bits a value of the best entropy-coded quantizer of this error, among the dead zones."""
     magnitude = np.abs(x.astype(np.float64))
-    whole = float(np.linalg.norm(magnitude))
-    return min(_entropy(magnitude, whole, zone, error) for zone in DEAD_ZONES)
+    return min(_entropy(magnitude, zone, error) for zone in DEAD_ZONES)
 
 
-def _entropy(magnitude: np.ndarray, whole: float, zone: float, error: float) -> float:
-    low, high = math.log(magnitude.max() * 1e-6), math.log(magnitude.max())
-    bits = math.inf
-    for _ in range(3 * HALVINGS):
+def _entropy(magnitude: np.ndarray, zone: float, error: float) -> float:
+    whole, largest = float(np.linalg.norm(magnitude)), math.log(magnitude.max())
+    low, high, bits = largest - 14, largest, math.inf
+    for _ in range(HALVINGS):
         step = math.exp((low + high) / 2)
-        kept = magnitude > zone * step
-        cell = np.floor((magnitude[kept] - zone * step) / step).astype(np.int64)
+        sent = magnitude > zone * step
+        cell = np.floor((magnitude[sent] - zone * step) / step).astype(np.int64)
         count = np.bincount(cell)
-        mean = np.bincount(cell, magnitude[kept]) / np.maximum(count, 1)
-        lost = np.sum(magnitude[~kept] ** 2) + np.sum((magnitude[kept] - mean[cell]) ** 2)
+        mean = np.bincount(cell, magnitude[sent]) / np.maximum(count, 1)
+        lost = np.sum(magnitude[~sent] ** 2) + np.sum((magnitude[sent] - mean[cell]) ** 2)
         if math.sqrt(lost) / whole > error:
             high = math.log(step)
             continue
         low = math.log(step)
-        share = np.concatenate([[np.sum(~kept)], count]) / magnitude.size
+        share = np.concatenate([[np.sum(~sent)], count]) / magnitude.size
         share = share[share > 0]
-        bits = float(-np.sum(share * np.log2(share)) + np.mean(kept))  # with signs
+        bits = float(-np.sum(share * np.log2(share)) + np.mean(sent))  # with signs
     return bits
 
 
-def measure(codec: fg.Codec, x: jax.Array) -> tuple[float, float]:
-    """Bits a value, and the relative error."""
-    lost = jax.jit(lambda x: x - fg.decompress(codec, fg.compress(codec, x), x))(x)
-    error = np.linalg.norm(np.asarray(lost, np.float64)) / np.linalg.norm(np.asarray(x, np.float64))
-    return 8 * (fg.wire_bytes(codec, x) - 8) / x.size, float(error)
+def measure(codec: fg.Codec, x: jax.Array) -> Point:
+    """One message of the codec."""
+
+    @jax.jit
+    def squares(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        step = fg.Step.of(0)
+        back = fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step)
+        return jnp.sum(jnp.square(x - back)), jnp.sum(jnp.square(x))
+
+    lost, whole = squares(x)
+    return Point(8 * fg.wire_bytes(codec, x) / x.size, math.sqrt(lost / whole))
 
 
-def reached(family: Callable[[float], fg.Codec], x: jax.Array, share: float, error: float) -> Any:
-    """Bits a value for an error, at a share near to this one; None out of reach."""
-    low, high, found = math.log(share / 3), math.log(min(1.0, 4 * share)), None
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        bits, got = measure(family(math.exp(middle)), x)
-        if got <= error:
-            high, found = middle, {"bits": bits, "error": got}
-        else:
-            low = middle
-    return found
+def exact(x: np.ndarray) -> Callable[[float], float]:
+    """The relative error of a share of the largest values, kept exactly."""
+    squares = np.sort(np.square(x.astype(np.float64)))[::-1]
+    left = np.append(squares[::-1].cumsum()[::-1], 0.0)
+    return lambda share: math.sqrt(left[math.ceil(share * x.size)] / left[0])
+
+
+def at(points: list[Point], error: float) -> float | None:
+    """Bits for an error, on straight lines between the points' logarithms; None beyond them."""
+    points = sorted(points, key=lambda point: -point.error)
+    if not points[-1].error <= error <= points[0].error:
+        return None
+    logs = [(-math.log(point.error), math.log(point.bits)) for point in points]
+    return float(np.exp(np.interp(-math.log(error), *zip(*logs, strict=True))))
 
 
 def draw(rows: list[Any], path: pathlib.Path) -> None:
-    """Bits over those of the bound, by family, for each vector and error."""
+    """Error against bits of each family, for each vector, beside the bound."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(VECTORS), figsize=(12, 4), sharey=True)
-    for axis, vector in zip(axes, VECTORS, strict=True):
-        for family in FAMILIES:
-            points = [r for r in rows if r["vector"] == vector and r["family"] == family]
-            points = [p for p in points if p["bits"] is not None]
-            axis.plot([p["bound"] for p in points], [p["over"] for p in points], "o-", label=family)
-        axis.axhline(1.0, color="black", linewidth=1)
-        axis.set(xscale="log", title=vector, xlabel="bits a value of the bound")
-    axes[0].set(ylabel="bits over the bound", ylim=(0.5, 2.2))
-    axes[-1].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure, axes = pyplot.subplots(1, len(rows), figsize=(13, 4.5), sharey=True)
+    for axis, row in zip(axes, rows, strict=True):
+        for family, points in row["points"].items():
+            bits, errors = zip(*((p["bits"], p["error"]) for p in points), strict=True)
+            axis.plot(bits, errors, ".-" if len(bits) > 1 else "o", label=family, linewidth=1)
+        bits, errors = zip(*((p["bits"], p["error"]) for p in row["bound"]), strict=True)
+        axis.plot(bits, errors, "k--", label="entropy bound")
+        axis.set(xscale="log", title=row["vector"], xlabel="bits a value", ylim=(0, 1.1))
+        axis.grid(alpha=0.3)
+    axes[0].set(ylabel="relative error")
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, ncols=4, loc="lower center")
+    figure.tight_layout(rect=(0, 0.16, 1, 1))
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
     """Measures, writes JSON and a figure, and shows a table."""
     args = parse_args()
     console = Console()
-    table = Table("vector", "error", "bound", *FAMILIES)
     rows: list[Any] = []
     for vector, make in VECTORS.items():
         x = make(args)
-        size = np.sort(np.abs(x.astype(np.float64)))[::-1]
-        for share in SHARES:
-            rest = size[math.ceil(share * x.size) :]
-            error = float(np.linalg.norm(rest) / np.linalg.norm(size))
-            ideal, cells = bound(x, error), []
-            for name, family in FAMILIES.items():
-                found = reached(family, jnp.asarray(x), share, error)
-                bits = found and found["bits"]
-                over = bits and bits / ideal
-                rows.append(
+        values, error = jnp.asarray(x), exact(x)
+        points = {
+            name: [measure(codec, values) for codec in codecs[: 1 if args.smoke else None]]
+            for name, codecs in FAMILIES.items()
+        }
+        points[CUSTOMARY] = [Point(64 * share, error(share)) for share in SHARES]
+        rows.append(
+            {
+                "vector": vector,
+                "values": x.size,
+                "points": {k: [dataclasses.asdict(p) for p in v] for k, v in points.items()},
+                "bound": [
+                    dataclasses.asdict(Point(bound(x, error(share)), error(share)))
+                    for share in SHARES
+                ],
+                "targets": [
                     {
-                        "vector": vector,
-                        "values": x.size,
                         "share": share,
-                        "target": error,
-                        "bound": ideal,
-                        "family": name,
-                        "bits": bits,
-                        "over": over,
+                        "error": error(share),
+                        "bound": (ideal := bound(x, error(share))),
+                        "over": {
+                            name: bits and bits / ideal
+                            for name in points
+                            for bits in [at(points[name], error(share))]
+                        },
                     }
-                )
-                cells.append(f"{over:.2f}" if over else "-")
-            table.add_row(vector, f"{error:.3f}", f"{ideal:.4f}", *cells)
+                    for share in TARGETS
+                ],
+            }
+        )
+        title = f"{vector}: bits a value over the bound's, at the error of top-k"
+        table = Table("", *(f"{share:.1%}" for share in TARGETS), title=title)
+        for name in points:
+            overs = [target["over"][name] for target in rows[-1]["targets"]]
+            table.add_row(name, *(f"{over:.2f}" if over else "" for over in overs))
+        console.print(table)
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "errors.json").write_text(json.dumps(head() | {"rows": rows}, indent=1) + "\n")
-    draw(rows, args.out / "errors.png")
-    console.print(table)
+    (args.out / "errors.json").write_text(json.dumps(head() | {"rows": rows}) + "\n")
+    draw(rows, args.out / "rate_distortion.png")
     console.print(f"written: {args.out}")
 
 

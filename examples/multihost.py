@@ -60,7 +60,7 @@ def loss(params: Params, batch: jax.Array) -> jax.Array:
 def train(args: argparse.Namespace) -> None:
     """Trains on all devices of all processes; each device is a worker."""
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-    codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.05), fg.RangeFloat(bits=8))
+    codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.05), fg.LogLevels(bits=8))
     exchange = fg.AllGather(codec)
     # Error feedback is a momentum of its own, so the optimizer's goes: b1 = 0.
     tx = optax.chain(

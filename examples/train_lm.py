@@ -93,7 +93,7 @@ def make_runs(args: argparse.Namespace) -> list[Run]:
         fg.TopK(fraction=1 - args.theta),
         fg.RangeFloat(bits=args.paper_bits),
     )
-    keep, quantize = fg.TopK(fraction=args.fraction), fg.RangeFloat(bits=args.bits)
+    keep, quantize = fg.TopK(fraction=args.fraction), fg.LogLevels(bits=args.bits)
     feedback = fg.ErrorFeedback(decay=args.decay)
     # Error feedback is a momentum of its own, so the optimizer's goes: b1 = 0.
     runs = {

@@ -17,8 +17,12 @@ import pytest  # noqa: E402  (after the setting)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# The suite is thousands of small programs that run once: it waits for the compiler.
+# The suite is thousands of small programs that run once: it waits for the compiler, half as long so.
 jax.config.update("jax_disable_most_optimizations", True)
+QUICK = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+if jax.__version_info__ < (0, 11):  # later versions end at a flag that they do not know
+    QUICK.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([*QUICK, os.environ.get("XLA_FLAGS", "")])
 # A module compiles anew what others had, and a second run what the first one had.
 CACHE = pathlib.Path(__file__).parent.parent / ".pytest_cache/programs"
 jax.config.update("jax_compilation_cache_dir", str(CACHE))

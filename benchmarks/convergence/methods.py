@@ -59,8 +59,7 @@ def pmean(
 
 def methods() -> list[Method]:
     """All the rows."""
-    m, decayed, four = fg.methods, fg.ErrorFeedback(decay=0.95), fg.RangeFloat(4)
-    fitted = fg.LogLevels(4)
+    m, decayed, four = fg.methods, fg.ErrorFeedback(decay=0.95), fg.LogLevels(4)
     dct, fft = fg.Dct(block=64), fg.Fft(block=64)
 
     return [
@@ -162,15 +161,19 @@ def methods() -> list[Method]:
             pmean(fg.SharedSupport(fg.TopK(0.04), chooser=fg.Drift()), decayed),
             momentum=False,
         ),
-        # The same with levels fitted to both ends of what is kept.
-        Method("top-k 4 %, 4 bits, fitted", pmean(fg.chain(fg.TopK(0.04), fitted), decayed), False),
+        # The paper's floats, whose few levels hang from the largest magnitude alone.
         Method(
-            "FFT 64, 4 %, 4 bits, fitted",
-            pmean(fg.chain(fft, fg.TopK(0.04), fitted), decayed),
+            "top-k 4 %, 4-bit range float",
+            pmean(fg.chain(fg.TopK(0.04), fg.RangeFloat(4)), decayed),
             momentum=False,
         ),
         Method(
-            "top-k 1 %, 3 bits, fitted",
+            "FFT 64, 4 %, 4-bit range float",
+            pmean(fg.chain(fft, fg.TopK(0.04), fg.RangeFloat(4)), decayed),
+            momentum=False,
+        ),
+        Method(
+            "top-k 1 %, 3 bits",
             pmean(fg.chain(fg.TopK(0.01), fg.LogLevels(3)), decayed),
             momentum=False,
         ),
@@ -222,8 +225,7 @@ def optimizer(task: Task, method: Method, steps: int) -> Transformation:
 
 
 def schedule(task: Task, method: Method, rate: float, steps: int) -> Callable[[int], Any]:
-    """A rise, and half a cosine down to a tenth."""
+    """That of the task, at a peak that fits the size of the method's steps."""
     # A step of Adam has about the size of its rate, as one of signs has.
     base = 1e-3 if method.signs else 8e-3 if method.adam else task.rate
-    peak = rate * base
-    return optax.warmup_cosine_decay_schedule(0.0, peak, max(1, steps // 10), steps + 1, peak / 10)
+    return task.schedule(rate * base, steps)

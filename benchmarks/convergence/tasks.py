@@ -1,4 +1,4 @@
-"""What is trained: two tasks, each with the optimizer that people use for it."""
+"""What is trained: three tasks, each with the optimizer that people use for it."""
 
 import dataclasses
 import importlib
@@ -22,6 +22,22 @@ WORKERS = 8
 Params = Any
 
 
+def cosine(peak: float, steps: int) -> Callable[[int], Any]:
+    """A rise, and half a cosine down to a tenth."""
+    return optax.warmup_cosine_decay_schedule(0.0, peak, max(1, steps // 10), steps + 1, peak / 10)
+
+
+def plateau(peak: float, steps: int) -> Callable[[int], Any]:
+    """A short rise, a plateau, and a straight fall to nothing in the last three tenths."""
+    rise, fall = max(1, steps // 20), max(1, 3 * steps // 10)
+    parts = [
+        optax.linear_schedule(0.0, peak, rise),
+        optax.constant_schedule(peak),
+        optax.linear_schedule(peak, 0.0, fall + 1),
+    ]
+    return optax.join_schedules(parts, [rise, steps - fall])
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """A model, its data, and the optimizer that people use for it."""
@@ -33,14 +49,46 @@ class Task:
     batches: Callable[[int], Iterator[Any]]
     assess: Callable[[Params], dict[str, float]]
     adam: bool
+    schedule: Callable[[float, int], Callable[[int], Any]] = cosine
 
 
-def language_model(smoke: bool) -> Task:
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Of a language model and its batches."""
+
+    context: int
+    width: int
+    layers: int
+    per_worker: int
+
+
+TINY = Sizes(context=16, width=32, layers=1, per_worker=2)
+
+
+def source(smoke: bool) -> Task:
     """Nats per byte of Python's standard library."""
-    context, width, layers = (16, 32, 1) if smoke else (64, 64, 2)
-    per_worker = 2 if smoke else 4
-    model = train_lm.ByteLM(width, layers)
-    train, held_out = train_lm.corpus()
+    sizes = TINY if smoke else Sizes(context=64, width=64, layers=2, per_worker=4)
+    return language_model("lm", 8e-3, sizes, *train_lm.corpus())
+
+
+def prose(smoke: bool) -> Task:
+    """Nats per byte of Python's reference manual, of which every tenth topic is held out."""
+    topics = importlib.import_module("pydoc_data.topics").topics
+    texts = [topics[name].encode() for name in sorted(topics)]
+    held_out = b"\n".join(texts[9::10])
+    train = b"\n".join(text for i, text in enumerate(texts) if i % 10 != 9)
+    sizes = TINY if smoke else Sizes(context=96, width=96, layers=3, per_worker=2)
+    parts = (np.frombuffer(part, np.uint8) for part in (train, held_out))
+    task = language_model("prose", 4e-3, sizes, *parts)
+    return dataclasses.replace(task, schedule=plateau)
+
+
+def language_model(
+    name: str, rate: float, sizes: Sizes, train: np.ndarray, held_out: np.ndarray
+) -> Task:
+    """Nats per byte of a text, by Adam."""
+    context, per_worker = sizes.context, sizes.per_worker
+    model = train_lm.ByteLM(sizes.width, sizes.layers)
 
     def loss(params: Params, batch: jax.Array) -> jax.Array:
         logits: Any = model.apply(params, batch[:, :-1])
@@ -53,13 +101,13 @@ def language_model(smoke: bool) -> Task:
 
     def assess(params: Params) -> dict[str, float]:
         rng = np.random.default_rng(1)
-        parts = [train_lm.sample(rng, held_out, 256, context) for _ in range(1 if smoke else 8)]
+        parts = [train_lm.sample(rng, held_out, 256, context) for _ in range(8)]
         return {"loss": float(np.mean([evaluate(params, part) for part in parts]))}
 
     evaluate = jax.jit(loss)
     return Task(
-        "lm",
-        8e-3,
+        name,
+        rate,
         lambda seed: model.init(jax.random.key(seed), jnp.zeros((1, context), jnp.int32)),
         loss,
         batches,
@@ -109,4 +157,4 @@ def digits(smoke: bool) -> Task:
     )
 
 
-TASKS: dict[str, Callable[[bool], Task]] = {"lm": language_model, "digits": digits}
+TASKS: dict[str, Callable[[bool], Task]] = {"lm": source, "digits": digits, "prose": prose}

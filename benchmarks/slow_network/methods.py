@@ -75,7 +75,7 @@ def _feedback(label: str, codec: fg.Codec, *, stages: int = 1) -> Method:
     return Method(label, exchange, momentum=False, codec=codec)
 
 
-_FOUR = fg.RangeFloat(bits=4)
+_FOUR = fg.LogLevels(bits=4)
 _PERCENT, _MILLE = fg.TopK(fraction=0.01), fg.TopK(fraction=0.001)
 _SIGN, _BF16, _RANDOM = fg.Sign(), fg.Cast("bfloat16"), fg.RandomK(fraction=0.01)
 _LLOYD = fg.LloydMax(bits=2, block=256)

@@ -29,7 +29,7 @@ class AllGather(Exchange):
     workers: the headers of the buffers tell, without a further collective.
 
     Args:
-      codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), RangeFloat(8))`;
+      codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), LogLevels(8))`;
         or a rule, a function from the name and the shape of a part to its codec.
 
     Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.

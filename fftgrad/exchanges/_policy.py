@@ -60,7 +60,7 @@ class Policy(CodecRule):
     without: what no rule is for gets the default.
 
         policy = fg.Policy(
-            fg.Rule(fg.Identity(), max_ndim=1), default=fg.chain(fg.TopK(0.01), fg.RangeFloat(8))
+            fg.Rule(fg.Identity(), max_ndim=1), default=fg.chain(fg.TopK(0.01), fg.LogLevels(8))
         )
         fg.compressed_pmean(fg.AllGather(policy), axis_name="data")
 

@@ -4,7 +4,7 @@ import optax
 
 from fftgrad._contracts import AxisName, Codec, Memory
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers._range_float import RangeFloat
+from fftgrad.codecs.quantizers._log_levels import LogLevels
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
@@ -28,7 +28,7 @@ def top_k(
 
     Args:
       fraction: share of the values sent, k = ceil(fraction · n).
-      bits: width of a value sent, by `RangeFloat`; None sends float32, as the papers do.
+      bits: width of a value sent, by `LogLevels`; None sends float32, as the papers do.
       transform: a linear transform before the selection, such as `Dct(block=64)`.
       memory: what is done with the rest; the paper's feedback, without decay.
       layout: what k is counted over, and what travels at once; see `Layout`.
@@ -56,5 +56,5 @@ def top_k(
       Aji and Heafield, EMNLP 2017, arXiv:1704.05021. Stich et al., NeurIPS 2018, arXiv:1809.07599.
     """
     sparse = chain(transform, TopK(fraction=fraction))
-    codec = sparse if bits is None else chain(sparse, RangeFloat(bits=bits))
+    codec = sparse if bits is None else chain(sparse, LogLevels(bits=bits))
     return compressed_pmean(AllGather(codec), memory, axis_name=axis_name, layout=layout)

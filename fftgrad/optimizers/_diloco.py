@@ -9,7 +9,7 @@ from jax import lax
 
 from fftgrad._contracts import AxisName, Exchange, Memory
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers import RangeFloat
+from fftgrad.codecs.quantizers import LogLevels
 from fftgrad.codecs.selectors import TopK
 from fftgrad.exchanges import AllGather, _parts
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
@@ -17,7 +17,7 @@ from fftgrad.memories import ErrorFeedback
 from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
 
 DECAYED = ErrorFeedback(decay=0.95)
-SPARSE = AllGather(chain(TopK(fraction=0.03), RangeFloat(bits=4)))
+SPARSE = AllGather(chain(TopK(fraction=0.03), LogLevels(bits=4)))
 
 
 class DilocoState(NamedTuple):

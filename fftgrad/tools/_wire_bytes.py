@@ -39,7 +39,7 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, layout: Layout = Layout()) 
       >>> x = jax.ShapeDtypeStruct((1_000_000,), "float32")
       >>> fg.wire_bytes(fg.AllReduce(), x)
       4000000
-      >>> fg.wire_bytes(fg.chain(fg.TopK(fraction=0.01), fg.RangeFloat(bits=6)), x)
+      >>> fg.wire_bytes(fg.chain(fg.TopK(fraction=0.01), fg.LogLevels(bits=6)), x)
       18216
     """
     exchange = AllGather(part) if isinstance(part, Codec) else part

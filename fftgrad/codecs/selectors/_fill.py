@@ -135,30 +135,51 @@ def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Arra
 
 
 class _Bracket(NamedTuple):
-    """Levels, of which the lower one fits and the higher one does not; and which to try next."""
+    """Levels, of which the lower one fits and the higher one does not; and what is known of them.
+
+    Attributes:
+      low: int32[]; high: int32[]; next: the one to try, int32[]; turn: int32[].
+      tried: the one before, int32[].
+      excess: by how many octaves its words were too many, float32[].
+      slope: octaves of words to a level, float32[].
+    """
 
     low: jax.Array
     high: jax.Array
     next: jax.Array
     turn: jax.Array
+    tried: jax.Array
+    excess: jax.Array
+    slope: jax.Array
 
 
 def _by_growth(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
-    """It, in a loop of few turns, because the words grow evenly with the level."""
+    """It, in a loop of few turns, because the words grow evenly with the level: by secants."""
+    at_first = GROWTH / (PER_OCTAVE * CUTS)
 
     def narrow(b: _Bracket) -> _Bracket:
         found = _words_at(candidates, order, b.next)
-        low = jnp.where(found <= words, b.next, b.low)
-        high = jnp.where(found <= words, b.high, b.next)
-        share = words / jnp.maximum(found, 1).astype(jnp.float32)
-        away = jnp.round(jnp.log2(share) * (PER_OCTAVE * CUTS / GROWTH)).astype(jnp.int32)
-        # They need not grow as expected.
-        following = jnp.where(b.turn % 4 == 3, (low + high) // 2, b.next + away)
-        return _Bracket(low, high, jnp.clip(following, low + 1, high - 1), b.turn + 1)
+        fits = found <= words
+        low, high = jnp.where(fits, b.next, b.low), jnp.where(fits, b.high, b.next)
+        excess = jnp.log2(jnp.maximum(found, 1) / jnp.float32(words))
+        slope = (excess - b.excess) / (b.next - b.tried)
+        slope = jnp.clip(slope, at_first / 3, at_first * 10)
+        slope = jnp.where(b.turn == 0, at_first, slope)
+        # Rounded to the far side, so that the bracket closes from both.
+        away = -excess / slope
+        away = jnp.where(fits, jnp.ceil(away), jnp.floor(away)).astype(jnp.int32)
+        # Secants of what grows unevenly may close in from one side only.
+        halve = (b.turn % 5 == 4) & (low > 0) & (high < LEVELS)
+        following = jnp.where(halve, (low + high) // 2, b.next + away)
+        following = jnp.clip(following, low + 1, high - 1)
+        return _Bracket(low, high, following, b.turn + 1, b.next, excess, slope)
 
     zero = _axes.vary_like(jnp.int32(0), candidates.magnitude)
-    # All candidates together take about as much as an octave too many.
+    # All candidates together take about half of the words, where each has one level.
     least = jnp.maximum(jnp.min(candidates.magnitude), 2.0**-OCTAVES)
     first = jnp.round(-jnp.log2(least) * (PER_OCTAVE * CUTS)).astype(jnp.int32)
-    start = _Bracket(zero, zero + LEVELS, jnp.clip(first, 1, LEVELS - 1), zero)
+    unknown = zero.astype(jnp.float32)
+    start = _Bracket(
+        zero, zero + LEVELS, jnp.clip(first, 1, LEVELS - 1), zero, zero, unknown, unknown
+    )
     return lax.while_loop(lambda b: b.high - b.low > 1, narrow, start).low
