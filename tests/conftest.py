@@ -17,7 +17,7 @@ import pytest  # noqa: E402  (after the setting)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# The suite is thousands of small programs that run once: it waits for the compiler, half as long so.
+# The suite is thousands of small programs that run once: it waits for the compiler.
 jax.config.update("jax_disable_most_optimizations", True)
 QUICK = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
 if jax.__version_info__ < (0, 11):  # later versions end at a flag that they do not know

@@ -69,7 +69,7 @@ def markdown(results: Any) -> str:
             change = 100 * (np.mean(losses) / np.mean([r["loss"] for r in dense]) - 1)
             error = results["errors"].get(task, {}).get(name)
             accuracy = [r["accuracy"] for r in own if "accuracy" in r]
-            ratio = own[0]["ratio"]
+            ratio = own[0]["mean_ratio"]
             cells += [f"{ratio:.1f}", f"{ratio / 2:.1f}", f"{error:.2f}" if error else ""]
             cells += [f"{np.mean(losses):.3f} ± {np.ptp(losses) / 2:.3f}", f"{change:+.1f} %"]
             cells += [f"{100 * np.mean(accuracy):.1f} %"] if accuracy else []
@@ -108,7 +108,7 @@ def points(runs: list[Any], task: str) -> list[Point]:
         if name != "dense":
             number = numbers.get(name, len(numbers))
             mean = float(np.mean(changes))
-            out.append(Point(number, name, own[0]["ratio"], mean, min(changes), max(changes)))
+            out.append(Point(number, name, own[0]["mean_ratio"], mean, min(changes), max(changes)))
     return out
 
 

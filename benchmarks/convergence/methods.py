@@ -22,7 +22,8 @@ class Method:
       momentum: whether the optimizer keeps its momentum. Feedback is one already.
       signs: whether the updates are signs: plain descent at a small rate then.
       corrects: whether the memory has the momentum that the optimizer lacks.
-      warm_up: share of the steps that run at first, in the branch of that number.
+      warm_up: share of the steps that run at first.
+      branches: which branches of the program run at first, and later.
       published: the ratio as papers count it, without indices and scales.
       counted: with indices of 32 bits, and scales, as most implementations send them.
     """
@@ -55,6 +56,17 @@ def pmean(
     """The compressed mean, whatever the number of steps."""
     exchange = codec if isinstance(codec, fg.Exchange) else fg.AllGather(codec)
     return fixed(fg.compressed_pmean(exchange, memory, axis_name=AXIS))
+
+
+def dense_start(transform: fg.Codec, ratio: float) -> Callable[[int], Transformation]:
+    """Messages that are larger in the first tenth of the steps; `ratio` over the whole run."""
+
+    def make(steps: int) -> Transformation:
+        first, later = (fg.chain(transform, fg.Budget(ratio=r)) for r in (0.4 * ratio, 1.2 * ratio))
+        schedule = {0: fg.AllGather(first), max(1, steps // 10): fg.AllGather(later)}
+        return pmean(fg.Piecewise(schedule), fg.ErrorFeedback())(steps)
+
+    return make
 
 
 def methods() -> list[Method]:
@@ -204,6 +216,24 @@ def methods() -> list[Method]:
                 momentum=False,
             )
             for ratio in (100, 300)
+        ),
+        # The same bytes in all, of which a quarter go into the first tenth of the steps.
+        *(
+            Method(
+                f"DCT 64, budget {ratio}x, dense start",
+                dense_start(dct, ratio),
+                momentum=False,
+                warm_up=0.1,
+                branches=((0,), (1,)),
+            )
+            for ratio in (100, 300, 1000)
+        ),
+        Method(
+            "budget 300x, dense start",
+            dense_start(fg.Identity(), 300),
+            momentum=False,
+            warm_up=0.1,
+            branches=((0,), (1,)),
         ),
         Method("DCT 64, 1 %, sign", pmean(fg.chain(dct, fg.TopK(0.01), fg.Sign()), decayed), False),
     ]

@@ -41,8 +41,9 @@ class Budget(Selector):
     codes, gaps of an order r that suits them, q of order 0: 1 + r + 2 floor(log2((gap >> r) + 1))
     and 2 + 2 floor(log2 q) bits. So large coefficients have more levels than small ones, and where
     the support clusters, in layers or rows, positions take few bits. T is the smallest that fits,
-    of 32 an octave; what bits are left are filled with the first of those that the next step
-    would add.
+    of 32 an octave, but no smaller than about 2^-16 of the largest coefficient: what is smaller
+    than that is not sent, however many bytes there are. What bits are left are filled with the
+    first of those that the next step would add, as q = 1.
 
     q stands for 2q(q + 1) / (2q + 1) steps, the point of [q, q + 1] whose largest relative error is
     least: no coefficient is worse than not sent.
@@ -51,17 +52,23 @@ class Budget(Selector):
     imaginary parts are coefficients of their own.
 
     Args:
-      ratio: how many times fewer bytes than the vector has in its own dtype.
-      bytes: how many bytes, instead.
+      ratio: how many times fewer bytes than the vector has in float32 (complex64), whatever the
+        gradient's own dtype is: `Budget(ratio=100)` sends a bfloat16 gradient in 50 times fewer.
+      bytes: how many bytes, instead, for each vector that is compressed on its own: each bucket or
+        leaf of a `Layout`. `TwoStage` gives each of its w shards a w-th.
 
     Shapes: x float32[n] | complex64[n] -> main float32[1], the step; side uint32 words.
 
-    Wire: 4 floor(bytes / 4) bytes, with bytes = 4n / ratio (8n if complex); at least 20. No more
-      coefficients are sent than leave 6 bits to each.
+    Wire: 4 floor(bytes / 4) bytes, with bytes = 4n / ratio (8n if complex), but at least 20
+      whatever the ratio is; an exchange adds 8, its header. No more coefficients are sent than
+      leave 6 bits to each.
 
     Claims: biased; not summable; the relative error of a coefficient that is sent is at most 1/3,
-      but for float32 rounding, and where it is beyond 2^15 steps at most 2^-15. What it sends
-      is the same on all platforms, to the bit.
+      of those that fill the last bits 3/8, but for float32 rounding, and where it is beyond 2^15
+      steps at most 2^-15. What it sends is the same on all platforms, to the bit. Coefficients
+      below 2^-125 count as zero.
+
+    With an error this small, `ErrorFeedback()` without decay trained best; see docs/training.md.
 
     Differs from the paper: QSGD draws its levels by chance, in units of the norm; gaps and levels
       there are in recursive Elias codes, which are read one after the other.

@@ -29,6 +29,9 @@ GROWTH = 1.5
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
 
+LEAST = -110
+"""No scale is below 2**-110, or the finest steps would be no normal numbers."""
+
 
 class Candidates(NamedTuple):
     """The largest coefficients, in order of position.
@@ -57,7 +60,7 @@ class Candidates(NamedTuple):
         top = _finite.largest(x)
         # By powers of two, so that nothing is rounded; in two steps, because one may be too large.
         binade = (lax.bitcast_convert_type(top, jnp.int32) >> 23) - 127
-        binade = jnp.where(top >= TINY, binade, 0)
+        binade = jnp.where(top >= TINY, jnp.maximum(binade, LEAST), 0)
         half = binade // 2
         one, other = _power(half), _power(binade - half)
         scaled = (jnp.abs(x) * (1.0 / one)) * (1.0 / other)

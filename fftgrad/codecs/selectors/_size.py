@@ -3,6 +3,9 @@
 import math
 from typing import Any
 
+import jax
+import numpy as np
+
 
 def check(owner: str, fraction: float | None, k: int | None) -> None:
     """Refuses what does not say how many of n are kept."""
@@ -23,13 +26,20 @@ def check(owner: str, fraction: float | None, k: int | None) -> None:
 
 
 def check_static(name: str, value: Any, kind: Any) -> None:
-    """Refuses what is not a Python number."""
-    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+    """Refuses what is not a Python number of this kind."""
+    if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
+        return
+    wanted = "int" if kind is int else "int or float"
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
         raise TypeError(
-            f"{name}: must be a Python number, because the size of the payload is static, got "
+            f"{name}: must be a Python {wanted}, because the size of the payload is static, got "
             f"{value!r}; to change it while training use Piecewise, and under "
             "optax.inject_hyperparams name it in static_args."
         )
+    raise TypeError(
+        f"{name}: must be a Python {wanted}, got {value!r}; pass a number without quotes"
+        f"{', such as 100' if kind is int else ', such as 0.01'}."
+    )
 
 
 def count(fraction: float | None, k: int | None, n: int) -> int:
