@@ -40,7 +40,7 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, layout: Layout = Layout()) 
       >>> fg.wire_bytes(fg.AllReduce(), x)
       4000000
       >>> fg.wire_bytes(fg.chain(fg.TopK(fraction=0.01), fg.LogLevels(bits=6)), x)
-      18216
+      18220
     """
     exchange = AllGather(part) if isinstance(part, Codec) else part
     remedy = "pass a codec or an exchange, such as PowerSgd(4)."

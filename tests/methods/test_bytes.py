@@ -52,11 +52,11 @@ GOLDEN = {
     "fft_sparsification blocked": [140],
     "fft_sparsification diminishing": [164, 628, DENSE],
     "fft_sparsification recovery": [12, 228, 628, DENSE],
-    "feedback_adam": [204],
-    "feedback_sgd": [204],
+    "feedback_adam": [208],
+    "feedback_sgd": [208],
     "adacomp": [196],
     "demo": [352],
-    "diloco": [56],
+    "diloco": [60],
     "dgc": [460],
     "eden": [288],
     "majority_vote": [124],
@@ -87,7 +87,7 @@ def test_a_method_sends_as_many_bytes_as_it_did(name):
 LEAF, MODEL = fg.Layout("leaf"), fg.Layout("model")
 EXCHANGE_OF = {
     "eden": (fg.AllGather(fg.chain(fg.Hadamard(block=64), fg.LloydMax(2, 64))), MODEL),
-    "feedback_adam": (fg.AllGather(fg.chain(fg.TopK(0.2), fg.RangeFloat(4))), MODEL),
+    "feedback_adam": (fg.AllGather(fg.chain(fg.TopK(0.2), fg.LogLevels(4))), MODEL),
     "majority_vote": (fg.AllGather(fg.Sign()), MODEL),
     "power_sgd": (fg.PowerSgd(rank=2), LEAF),
     "qsgd": (fg.AllGather(fg.Levels(4, 32)), MODEL),
@@ -109,7 +109,7 @@ def test_a_method_sends_what_its_exchange_says(name):
 def test_the_bits_of_an_optimizer_are_those_on_the_wire(name, bits):
     make = getattr(fg.optimizers, name)
     tx = make(0.1, fraction=0.2, bits=bits, axis_name=AXIS)
-    codec = fg.TopK(0.2) if bits is None else fg.chain(fg.TopK(0.2), fg.RangeFloat(bits))
+    codec = fg.TopK(0.2) if bits is None else fg.chain(fg.TopK(0.2), fg.LogLevels(bits))
     assert list(sent_by(tx).values()) == [fg.wire_bytes(fg.AllGather(codec), LIKE)]
 
 
