@@ -218,9 +218,11 @@ def draw(rows: list[Any], path: pathlib.Path) -> None:
 
     figure, axes = pyplot.subplots(1, len(rows), figsize=(13, 4.5), sharey=True)
     for axis, row in zip(axes, rows, strict=True):
-        for family, points in row["points"].items():
+        for index, (family, points) in enumerate(row["points"].items()):
             bits, errors = zip(*((p["bits"], p["error"]) for p in points), strict=True)
-            axis.plot(bits, errors, ".-" if len(bits) > 1 else "o", label=family, linewidth=1)
+            style = ".-" if len(bits) > 1 else "o"
+            colour = "black" if family == CUSTOMARY else f"C{index}"
+            axis.plot(bits, errors, style, color=colour, label=family, linewidth=1)
         bits, errors = zip(*((p["bits"], p["error"]) for p in row["bound"]), strict=True)
         axis.plot(bits, errors, "k--", label="entropy bound")
         axis.set(xscale="log", title=row["vector"], xlabel="bits a value", ylim=(0, 1.1))
