@@ -186,6 +186,7 @@ def panel(axes: Axes, listed: list[Point]) -> dict[int, str]:
 
 def ceiling(changes: Sequence[float]) -> float:
     """Where a panel ends, so that a few bad results do not press the others together."""
+    changes = [change for change in changes if np.isfinite(change)]
     most, usual = max(changes), float(np.quantile(changes, 0.75))
     limit = usual + 3 * (usual - float(np.quantile(changes, 0.25)))
     return most if most <= limit else max(c for c in changes if c <= limit)
