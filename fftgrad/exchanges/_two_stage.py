@@ -133,7 +133,12 @@ class TwoStage(Exchange):
             sent=_shards.from_shards(sent, x),
             finite=jnp.all(headers.finite) & _alike.all_finite(rows),
             overflow=jnp.sum(headers.overflow),
-            state=TwoStageState(*map(add_worker_axis, (codecs, server_codecs, server)), state.cut),
+            state=TwoStageState(
+                codecs=add_worker_axis(codecs),
+                server_codecs=add_worker_axis(server_codecs),
+                server=add_worker_axis(server),
+                cut=state.cut,
+            ),
         )
 
     def wire_bytes(self, like: PyTree) -> int:

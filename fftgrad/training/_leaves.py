@@ -57,7 +57,7 @@ class Leaf(NamedTuple):
       kind: what it is.
       shape: its shape, with all rows.
       dtype: its dtype, as text.
-      read: its values on the host; of keys, their data.
+      read: gets its values to a sharding, or to the host if that is None; of keys, their data.
       size: of shards and pieces, of how many values they are.
       pieces: of what `Hierarchical` keeps, into how many pieces a group cuts.
     """
@@ -65,9 +65,13 @@ class Leaf(NamedTuple):
     kind: Kind
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[], Array]
+    read: Callable[[jax.sharding.Sharding | None], Array | jax.Array]
     size: int = 0
     pieces: int = 0
+
+    def on_host(self) -> Array:
+        """Its values on the host."""
+        return np.asarray(self.read(None))
 
     @property
     def is_key(self) -> bool:
@@ -95,18 +99,22 @@ def name_of(path: tuple[Any, ...]) -> str:
     return ".".join(quote(key, safe=" ").replace(".", "%2E") for key in keys)
 
 
-def workers_of(leaves: Mapping[str, Leaf], owner: str) -> int:
+def workers_of(leaves: Mapping[str, Leaf]) -> int:
     """For how many workers a state was made; 1 if none has anything of its own."""
+    kinds: list[Kind] = ["index", "own"]
+    known = (leaf for kind in kinds for leaf in leaves.values() if leaf.kind == kind)
+    return next((leaf.shape[0] for leaf in known), 1)
+
+
+def check_rows(leaves: Mapping[str, Leaf], owner: str) -> None:
+    """Refuses a state that is to have other rows and has them as pmap has."""
     for name, leaf in leaves.items():
-        if leaf.kind == "index" and leaf.shape:
-            if len(leaf.shape) != 2:
-                raise ValueError(
-                    f"{owner}(state): must have a row for each worker, got {name} of shape "
-                    f"{leaf.shape}, as under pmap or vmap; drop the second axis of what each "
-                    "worker has of its own, as a[:, 0], and take the rest from one of them."
-                )
-            return leaf.shape[0]
-    return next((leaf.shape[0] for leaf in leaves.values() if leaf.kind == "own"), 1)
+        if leaf.kind == "index" and len(leaf.shape) != 2:
+            raise ValueError(
+                f"{owner}(state): must have a row for each worker, got {name} of shape "
+                f"{leaf.shape}, as under pmap or vmap; drop the second axis of what each worker "
+                "has of its own, as a[:, 0], and take the rest from one of them."
+            )
 
 
 Found = tuple[tuple[Any, ...], Any, Kind, int, int]
@@ -134,8 +142,8 @@ _FIELDS: dict[str, Kind] = {"memory": "residual", "worker": "index", "exchange":
 
 def _walk_cut(path: tuple[Any, ...], node: TwoStageState | HierarchicalState) -> Iterator[Found]:
     two_stage = isinstance(node, TwoStageState)
-    sizes, shards = map(_first_row, node.cut.value)
-    pieces = 0 if two_stage or shards is None else int(shards)
+    sizes, shards = map(_values, node.cut.value)
+    pieces = 0 if two_stage or shards is None else int(shards.flat[0])
     for key, value in _children(node):
         field, here = _text(key), (*path, key)
         if field == "cut":
@@ -144,7 +152,7 @@ def _walk_cut(path: tuple[Any, ...], node: TwoStageState | HierarchicalState) ->
             # Each field of a memory's state has a leaf for each part, in their order.
             found = _each(here, value, "shards" if two_stage else "pieces")
             for number, (inner, leaf, *_) in enumerate(found):
-                size = 0 if sizes is None else int(sizes[number % len(sizes)])
+                size = 0 if sizes is None else int(sizes.flat[number % sizes.shape[-1]])
                 yield inner, leaf, "shards" if two_stage else "pieces", size, pieces
         elif two_stage:
             yield from _each(here, value, "shard warm")
@@ -172,15 +180,17 @@ def _text(key: Any) -> str:
     return jax.tree_util.keystr((key,), simple=True)
 
 
-def _first_row(leaf: Any) -> Array | None:
-    """What all rows are, if the leaf has values."""
+def _values(leaf: Any) -> Array | None:
+    """What is here of an array whose rows are equal, if it has values."""
     if isinstance(leaf, jax.Array):
         leaf = leaf.addressable_shards[0].data
-    return np.asarray(leaf)[0] if isinstance(leaf, np.ndarray | jax.Array) else None
+    return np.asarray(leaf) if isinstance(leaf, np.ndarray | jax.Array) else None
 
 
-def _reader(name: str, leaf: Any, owner: str) -> Callable[[], Array]:
-    def read() -> Array:
+def _reader(name: str, leaf: Any, owner: str) -> Callable[[Any], Array | jax.Array]:
+    def read(sharding: jax.sharding.Sharding | None) -> Array | jax.Array:
+        if sharding is not None and isinstance(leaf, jax.Array):
+            return jax.device_put(leaf, sharding)
         here = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
         if not (here or leaf.is_fully_replicated):
             raise ValueError(

@@ -100,11 +100,6 @@ def reshard_state(
       >>> fg.reshard_state(state, 5).state.memory.value.residual["w"].shape
       (5, 3)
     """
-    if missing not in get_args(Missing):
-        raise ValueError(
-            f"reshard_state(missing): must be one of {get_args(Missing)}, got {missing!r}; use "
-            "'refuse'."
-        )
     old = _leaves.describe(state, "reshard_state")
     if isinstance(to, int):
         if isinstance(to, bool) or to < 1:
@@ -133,16 +128,22 @@ def lay_out(
     old: Mapping[str, Leaf], into: PyTree, lost: tuple[int, ...], missing: Missing, owner: str
 ) -> Resharded:
     """The leaves of an old state as a tree like `into`."""
+    if missing not in get_args(Missing):
+        raise ValueError(
+            f"{owner}(missing): must be one of {get_args(Missing)}, got {missing!r}; use 'refuse'."
+        )
     new = _leaves.describe(into, owner)
-    before, after = _leaves.workers_of(old, owner), _leaves.workers_of(new, owner)
+    before, after = _leaves.workers_of(old), _leaves.workers_of(new)
     plan = _Plan(before, after, [i for i in range(before) if i not in lost])
     if not plan.alive or not set(lost) <= set(range(before)):
         raise ValueError(
             f"{owner}(lost): must be some of the workers 0 to {before - 1}, and not all, got "
             f"{lost}; use (0,), or start from fg.init."
         )
-    readers = {name: _carried(old[name], new[name], plan) for name in new if name in old}
-    anew = tuple(name for name in new if readers.get(name) is None)
+    if not plan.same:
+        _leaves.check_rows({**old, **new}, owner)
+    carriers = {name: _carried(old[name], new[name], plan) for name in new if name in old}
+    anew = tuple(name for name in new if carriers.get(name) is None)
     left = tuple(name for name in old if name not in new)
     unlike = [
         _unlike(n, old.get(n), new[n])
@@ -159,7 +160,7 @@ def lay_out(
     if unlike:
         warnings.warn(f"{owner}(missing='zero'): {said}.", RuntimeWarning, stacklevel=3)
     leaves = [
-        like if (read := readers.get(name)) is None else _placed(read(), like)
+        like if (carry := carriers.get(name)) is None else carry(like)
         for name, like in zip(new, jax.tree.leaves(into), strict=True)
     ]
     share = _lost_share(old, plan) if lost else 0.0
@@ -167,24 +168,26 @@ def lay_out(
     return Resharded(tree, (before, after), share, anew, left)
 
 
-def _carried(old: Leaf, new: Leaf, plan: _Plan) -> Callable[[], Array] | None:
-    """How to read a leaf as it is from now on; None if it must start anew."""
+def _carried(old: Leaf, new: Leaf, plan: _Plan) -> Callable[[Any], Any] | None:
+    """How to make the new leaf from a fresh one; None if it must start anew."""
     has_rows = old.kind not in _leaves.ROWLESS
-    if old.kind != new.kind or not (old.dtype == new.dtype or has_rows and _floats(old, new)):
+    if old.kind != new.kind or not (old.dtype == new.dtype or (has_rows and _floats(old, new))):
         return None
     if not has_rows or (plan.same and old.pieces == new.pieces):
-        return (lambda: old.read()) if old.shape == new.shape else None
+        if old.shape != new.shape:
+            return None
+        return lambda like: _placed(old.read(_sharding(like)), like)
     if old.kind in ("index", "cut", "shard warm", "fixed"):
         return None
     if old.kind == "shards" and new.shape == _shape_of_shards(old, plan):
-        return lambda: _new_shards(old, plan)
+        return lambda like: _placed(_new_shards(old, plan), like)
     if old.kind == "pieces" and old.size == new.size and plan.after % new.pieces == 0:
-        return lambda: _new_pieces(old, new.pieces, plan)
+        return lambda like: _placed(_new_pieces(old, new.pieces, plan), like)
     if old.kind in ("shards", "pieces"):
         return None
     if old.shape[1:] != new.shape[1:] or new.shape[0] * plan.before != old.shape[0] * plan.after:
         return None
-    return lambda: _spread(old, plan)
+    return lambda like: _placed(_spread(old, plan), like)
 
 
 def _shape_of_shards(old: Leaf, plan: _Plan) -> tuple[int, ...]:
@@ -198,7 +201,7 @@ def _floats(*leaves: Leaf) -> bool:
 
 def _of_each(leaf: Leaf, plan: _Plan) -> Array:
     """The rows of each worker: [N, m, ...], for m shards of model axes."""
-    rows = leaf.read()
+    rows = leaf.on_host()
     return rows.reshape(plan.before, -1, *rows.shape[1:])
 
 
@@ -207,7 +210,9 @@ def _spread(old: Leaf, plan: _Plan) -> Array:
     flat = rows.reshape(-1, *rows.shape[2:])
     if not old.is_key:
         return flat
-    keys = jax.random.wrap_key_data(flat, impl=old.dtype.removeprefix("key<").removesuffix(">"))
+    keys = jax.random.wrap_key_data(
+        jnp.asarray(flat), impl=old.dtype.removeprefix("key<").removesuffix(">")
+    )
     return np.asarray(jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, np.arange(len(keys)))))
 
 
@@ -233,25 +238,36 @@ def _new_pieces(old: Leaf, pieces: int, plan: _Plan) -> Array:
     return rows.reshape(-1, *rows.shape[2:])
 
 
-def _placed(values: Array, like: Any) -> Any:
+def _sharding(like: Any) -> jax.sharding.Sharding | None:
+    """Where a fresh leaf is bound to be."""
+    if (isinstance(like, jax.Array) and not like.committed) or not hasattr(like, "dtype"):
+        return None
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return None
+    return getattr(like, "sharding", None)
+
+
+def _placed(values: Array | jax.Array, like: Any) -> Any:
     """The values, where `like` is, in its dtype."""
     if isinstance(like, bool | int | float):
         return type(like)(values)
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
-        keys = jax.random.wrap_key_data(values, impl=jax.random.key_impl(like))
+        keys = jax.random.wrap_key_data(jnp.asarray(values), impl=jax.random.key_impl(like))
         return jax.device_put(keys, like.sharding)
     values = values.astype(like.dtype, copy=False)
-    sharding = getattr(like, "sharding", None)
-    if sharding is None:
+    sharding = _sharding(like)
+    if isinstance(values, jax.Array):
         return values
-    if isinstance(like, jax.Array) and not like.committed:
-        return jnp.asarray(values)
+    if sharding is None:
+        return jnp.asarray(values) if isinstance(like, jax.Array) else values
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
 
 def _of_workers(state: PyTree, old: Mapping[str, Leaf], workers: int) -> PyTree:
     """A tree like the state, for another number of workers."""
-    before = _leaves.workers_of(old, "reshard_state")
+    before = _leaves.workers_of(old)
+
+    _leaves.check_rows(old, "reshard_state")
 
     def like(name: str, leaf: Any, own: Leaf) -> Any:
         if own.kind in _leaves.ROWLESS or workers == before:
@@ -260,7 +276,7 @@ def _of_workers(state: PyTree, old: Mapping[str, Leaf], workers: int) -> PyTree:
         if own.kind == "index":
             return np.full(shape, _worker.UNKNOWN, np.int32)
         if own.kind == "cut":
-            row = own.read()[:1]
+            row = own.on_host()[:1]
             is_count = row.ndim == 1  # of the shards, one for each worker of TwoStage
             row = np.full_like(row, workers) if is_count and not own.pieces else row
             return np.broadcast_to(row, shape)

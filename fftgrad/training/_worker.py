@@ -1,6 +1,6 @@
 """Whose row of the state this is: which worker of how many, which must be the worker's own.
 
-The number of workers is there because rows may be cut off: those that are left have the right index.
+The number is there because rows may be cut off, and those that are left have the right index.
 """
 
 import jax

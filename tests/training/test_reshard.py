@@ -22,9 +22,7 @@ ZEROS = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), LIKE)
 
 def grads(workers, seed):
     rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda s: rng.standard_t(3, (workers, *s.shape)).astype(np.float32), LIKE
-    )
+    return jax.tree.map(lambda s: rng.standard_t(3, (workers, *s.shape)).astype(np.float32), LIKE)
 
 
 def is_own(node):
@@ -55,9 +53,8 @@ def fresh(tx, workers):
     return to_rows(jax.vmap(tx.init, axis_size=workers, in_axes=None)(ZEROS))
 
 
-def run(tx, state, workers, steps, seed, axes=((AXIS, None),)):
-    """The state as rows after some steps, and the sums of mean gradients and of what was applied."""
-    del axes
+def run(tx, state, workers, steps, seed):
+    """The state as rows after some steps, the sum of mean gradients, and that of what came."""
     update = jax.jit(jax.vmap(lambda g, s: tx.update(g, s, value=jnp.float32(1)), axis_name=AXIS))
     state = to_stacked(state, workers)
     came = gone = 0.0
@@ -159,7 +156,7 @@ def test_every_exchange_goes_on(name, after):
     if name != "two stages, one sign":
         assert jax.tree.map(np.shape, fg.reshard_state(state, after).state) == shapes
     else:
-        with pytest.raises(ValueError, match="must be a fresh state, fg.init"):
+        with pytest.raises(ValueError, match="must be a fresh state"):
             fg.reshard_state(state, after)
 
 
@@ -185,7 +182,7 @@ def test_groups_are_joined_and_cut_again(groups):
         if fill is None:
             return state
         pieces = np.concatenate([_rows.cut(row, fast) for row in fill])
-        memory = jax.tree.map(lambda a: jnp.asarray(pieces), state.exchange[0].memory)
+        memory = jax.tree.map(lambda _: jnp.asarray(pieces), state.exchange[0].memory)
         return state._replace(exchange=(state.exchange[0]._replace(memory=memory),))
 
     x = np.random.default_rng(0).standard_normal((2, SIZE)).astype(np.float32)
@@ -212,9 +209,7 @@ def test_what_a_lost_worker_took_along_is_said():
     state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
     rows = flat(state.memory.value.residual, 4)
     out = fg.reshard_state(state, 3, lost=(1,))
-    np.testing.assert_allclose(
-        out.lost, np.linalg.norm(rows[1]) / np.linalg.norm(rows), rtol=1e-6
-    )
+    np.testing.assert_allclose(out.lost, np.linalg.norm(rows[1]) / np.linalg.norm(rows), rtol=1e-6)
     np.testing.assert_array_equal(flat(out.state.memory.value.residual, 3), rows[[0, 2, 3]])
     for wrong in [(4,), (0, 1, 2, 3), (-1,)]:
         with pytest.raises(ValueError, match="some of the workers 0 to 3"):
@@ -238,21 +233,17 @@ def test_a_residual_goes_on_behind_another_method(name, after):
     old = fg.compressed_pmean(fg.PowerSgd(rank=2), fg.ErrorFeedback(), axis_name=AXIS)
     state, _, _ = run(old, fresh(old, 4), 4, 2, 0)
     exchange, more = OTHERS[name]
-    tx = fg.compressed_pmean(
-        of_size(exchange, after), fg.ErrorFeedback(), axis_name=AXIS, **more
-    )
+    tx = fg.compressed_pmean(of_size(exchange, after), fg.ErrorFeedback(), axis_name=AXIS, **more)
     out = fg.reshard_state(state, fresh(tx, after))
     np.testing.assert_allclose(waiting(out.state, after), waiting(state, 4), rtol=1e-5, atol=1e-6)
-    _, came, gone = run(tx, jax.tree.map(jnp.asarray, out.state), after, 1, 5)
+    _, _, gone = run(tx, jax.tree.map(jnp.asarray, out.state), after, 1, 5)
     assert np.all(np.isfinite(gone))
 
 
 def test_what_would_be_lost_is_refused():
     two = fg.compressed_pmean(EXCHANGES["two stages"], fg.ErrorFeedback(), axis_name=AXIS)
     gather = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
-    dgc = fg.compressed_pmean(
-        EXCHANGES["gather top-k"], fg.MomentumCorrection(0.9), axis_name=AXIS
-    )
+    dgc = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.MomentumCorrection(0.9), axis_name=AXIS)
     state, _, _ = run(two, fresh(two, 4), 4, 1, 0)
     with pytest.raises(ValueError, match=r"exchange\.0\.server\.value\.residual\.0 has no place"):
         fg.reshard_state(state, fresh(gather, 4))
@@ -315,7 +306,9 @@ def test_it_is_placed_where_the_fresh_state_is_and_trains():
 
 def test_keys_of_workers_stay_different():
     keys = fg.PerWorker(jax.random.split(jax.random.key(0), 2))
-    out = fg.reshard_state({"rng": keys}, {"rng": fg.PerWorker(jax.random.split(jax.random.key(1), 4))})
+    out = fg.reshard_state(
+        {"rng": keys}, {"rng": fg.PerWorker(jax.random.split(jax.random.key(1), 4))}
+    )
     data = np.asarray(jax.random.key_data(out.state["rng"].value))
     assert len(np.unique(data, axis=0)) == 4
 
