@@ -205,8 +205,9 @@ def at(points: list[Point], error: float) -> float | None:
     points = sorted(points, key=lambda point: -point.error)
     if not points[-1].error <= error <= points[0].error:
         return None
-    logs = [(-math.log(point.error), math.log(point.bits)) for point in points]
-    return float(np.exp(np.interp(-math.log(error), *zip(*logs, strict=True))))
+    errors = [-math.log(point.error) for point in points]
+    bits = [math.log(point.bits) for point in points]
+    return math.exp(float(np.interp(-math.log(error), errors, bits)))
 
 
 def draw(rows: list[Any], path: pathlib.Path) -> None:

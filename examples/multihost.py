@@ -6,6 +6,11 @@ By hand, each process is told where process 0 listens, how many there are, and w
     python examples/multihost.py --coordinator 10.0.0.1:1234 --processes 2 --process 1
 
 Under SLURM, Open MPI 4 and Kubernetes JAX finds that out: docs/multihost.md has the commands.
+
+With `--checkpoints FOLDER`, on a file system that all of them see, it saves as it goes, and with
+`--resume` it goes on from the newest checkpoint, also with another number of processes:
+
+    python examples/multihost.py ... --checkpoints runs/lm --resume
 """
 
 import argparse
@@ -25,6 +30,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import fftgrad as fg
+from fftgrad import checkpoint
 
 CONTEXT = 8  # bytes from which the model predicts the next one
 Params = Any
@@ -39,8 +45,14 @@ def parse_args() -> argparse.Namespace:
     add("--process", type=int, help="the number of this one, from 0; None: JAX finds it")
     add("--heartbeat", type=int, default=3, help="seconds of silence after which a process is dead")
     add("--steps", type=int, default=200, help="optimizer steps")
+    add("--checkpoints", help="a folder that all processes see; None: none are written")
+    add("--every", type=int, default=50, help="steps from one checkpoint to the next")
+    add("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
     add("--batch", type=int, default=64, help="examples a device and step")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.resume and not args.checkpoints:
+        parser.error("--resume: must have a folder to resume from; add --checkpoints FOLDER")
+    return args
 
 
 def first_params() -> Params:
@@ -86,14 +98,28 @@ def train(args: argparse.Namespace) -> None:
     files = sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = np.frombuffer(b"\n".join(file.read_bytes() for file in files), np.uint8)
     own = [i for i, d in enumerate(mesh.devices.flat) if d.process_index == jax.process_index()]
-    streams = [np.random.default_rng(worker) for worker in own]  # no two workers see the same
-    for count in range(args.steps):
+    first = 0
+    if args.resume:
+        try:
+            fresh = {"params": params, "state": state, "steps": 0}
+            found = checkpoint.restore(args.checkpoints, fresh)
+            params, state, first = (found.tree[name] for name in fresh)
+            say(f"from step {first}, of {found.workers[0]} workers, with {found.workers[1]}")
+        except FileNotFoundError as error:
+            say(f"from the start: {error}")
+    for count in range(first, args.steps):
+        # No two workers see the same, and a run that goes on sees what it would have seen.
+        streams = [np.random.default_rng((worker, count)) for worker in own]
         starts = [rng.integers(text.size - CONTEXT, size=args.batch) for rng in streams]
         rows = text[np.concatenate(starts)[:, None] + np.arange(CONTEXT + 1)]
         batch = jax.make_array_from_process_local_data(NamedSharding(mesh, P("data")), rows)
         params, state, value = train_step(params, state, batch)
         if count % 20 == 0 or count == args.steps - 1:
             say(f"step {count:4} loss {float(value):.4f}")
+        done = count + 1
+        if args.checkpoints and (done % args.every == 0 or done == args.steps):
+            tree = {"params": params, "state": state, "steps": done}
+            checkpoint.save(args.checkpoints, done, tree)
     # The residual has rows on all processes, so all of them call this; process 0 prints it.
     found = fg.metrics(state, exchange=exchange, params=params)
     say(" ".join(f"{name} {float(value):.6g}" for name, value in found.items()))

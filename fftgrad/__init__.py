@@ -9,6 +9,8 @@ from fftgrad.training import init as init
 from fftgrad.training import data_parallel as data_parallel
 from fftgrad.exchanges._layout import Layout as Layout
 from fftgrad.training import state_specs as state_specs
+from fftgrad.training import reshard_state as reshard_state
+from fftgrad.training import Resharded as Resharded
 from fftgrad.training import metrics as metrics
 from fftgrad.training import clip_by_local_norm as clip_by_local_norm
 from fftgrad.training import per_worker as per_worker

@@ -14,7 +14,7 @@ FLOORS = [
     ["codecs", "memories"],
     ["exchanges"],
     ["training"],
-    ["methods", "tools"],
+    ["checkpoint", "methods", "tools"],
     ["optimizers", "testing"],
     ["__init__"],
 ]

@@ -26,10 +26,12 @@ class HierarchicalState(NamedTuple):
       memory: the memory's state: of each group along the slow axis one, of which each of the fast
         workers has its piece.
       slow: the slow exchange's state.
+      cut: a `Cut`, by which the pieces can be joined.
     """
 
     memory: PerWorker
     slow: PyTree
+    cut: PerWorker
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -120,7 +122,8 @@ class Hierarchical(Composite):
         pieces = self._pieces_like(like)
         state = self.slow.init(pieces)
         _check_scalars(self.slow, state)
-        return HierarchicalState(add_worker_axis(self.memory.init(pieces)), state)
+        remembered = add_worker_axis(self.memory.init(pieces))
+        return HierarchicalState(remembered, state, _shards.cut_of(like, self.workers))
 
     def mean(self, x: PyTree, state: HierarchicalState, step: Step, axis_name: AxisName) -> Reduced:
         slow_axes = self._slow_axes(axis_name)
@@ -135,7 +138,7 @@ class Hierarchical(Composite):
             # Of all pieces: each worker has seen only its own.
             finite=_finite.all_finite(whole),
             overflow=overflow,
-            state=HierarchicalState(add_worker_axis(memory), reduced.state),
+            state=HierarchicalState(add_worker_axis(memory), reduced.state, state.cut),
         )
 
     def observe(self, state: HierarchicalState, loss: jax.Array, step: Step) -> HierarchicalState:
@@ -155,10 +158,10 @@ class Hierarchical(Composite):
         _axes.check_workers("Hierarchical", self.workers, self.fast_axis)
         fast, every = _axes.names(self.fast_axis), _axes.names(axis_name)
         slow = tuple(name for name in every if name not in fast)
-        if not slow or not set(fast) <= set(every):
+        if not slow or every != slow + fast:
             raise ValueError(
-                f"Hierarchical(fast_axis={self.fast_axis!r}): must be one of several axes of the "
-                f"exchange, got {axis_name!r}; use axis_name=('slow', {fast[0]!r}) in "
+                f"Hierarchical(fast_axis={self.fast_axis!r}): must be the last of several axes of "
+                f"the exchange, got {axis_name!r}; use axis_name=('slow', {fast[0]!r}) in "
                 "compressed_pmean."
             )
         return slow

@@ -8,12 +8,32 @@ something for it, step by step, which a memory piles up and a scale then follows
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import PyTree
 from fftgrad.exchanges import _parts
+from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis
+
+
+class Cut(NamedTuple):
+    """How parts were cut, for whoever joins what was kept of their shards.
+
+    Attributes:
+      sizes: how many values each part has, int32[parts].
+      shards: into how many it was cut, int32[].
+    """
+
+    sizes: jax.Array
+    shards: jax.Array
+
+
+def cut_of(like: PyTree, workers: int) -> PerWorker:
+    """The cut of parts like these, the same in the row of each worker."""
+    sizes = [math.prod(part.shape) for part in jax.tree.leaves(like)]
+    return add_worker_axis(Cut(jnp.asarray(sizes, jnp.int32), jnp.int32(workers)))
 
 
 def to_shards(x: PyTree, workers: int) -> list[jax.Array]:

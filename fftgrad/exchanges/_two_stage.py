@@ -25,11 +25,13 @@ class TwoStageState(NamedTuple):
       codecs: what each worker's codecs remember, a row for each shard.
       server_codecs: what the codecs of the owner of a shard remember.
       server: the server memory's state, of which each worker has that of its shard.
+      cut: a `Cut`, by which the shards can be joined.
     """
 
     codecs: PerWorker
     server_codecs: PerWorker
     server: PerWorker
+    cut: PerWorker
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -96,6 +98,7 @@ class TwoStage(Exchange):
             codecs=add_worker_axis(rows),
             server_codecs=add_worker_axis(own),
             server=add_worker_axis(self.server_memory.init(likes)),
+            cut=_shards.cut_of(like, self.workers),
         )
 
     def mean(self, x: PyTree, state: TwoStageState, step: Step, axis_name: AxisName) -> Reduced:
@@ -130,7 +133,12 @@ class TwoStage(Exchange):
             sent=_shards.from_shards(sent, x),
             finite=jnp.all(headers.finite) & _alike.all_finite(rows),
             overflow=jnp.sum(headers.overflow),
-            state=TwoStageState(*map(add_worker_axis, (codecs, server_codecs, server))),
+            state=TwoStageState(
+                codecs=add_worker_axis(codecs),
+                server_codecs=add_worker_axis(server_codecs),
+                server=add_worker_axis(server),
+                cut=state.cut,
+            ),
         )
 
     def wire_bytes(self, like: PyTree) -> int:

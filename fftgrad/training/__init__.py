@@ -12,5 +12,7 @@ from fftgrad.training._metrics import metrics as metrics
 from fftgrad.training._per_worker import per_worker as per_worker
 from fftgrad.training._pmean import CompressedPmeanState as CompressedPmeanState
 from fftgrad.training._pmean import compressed_pmean as compressed_pmean
+from fftgrad.training._reshard import Resharded as Resharded
+from fftgrad.training._reshard import reshard_state as reshard_state
 from fftgrad.training._state_specs import state_specs as state_specs
 from fftgrad.training._value_and_grad import value_and_grad as value_and_grad

@@ -36,8 +36,8 @@ class CompressedPmeanState(NamedTuple):
       overflow: how many values no codec could represent, over all workers and unskipped steps.
       memory: the memory's state, of which each worker has its own.
       exchange: the exchange's state, one for each bucket.
-      worker: whose row this is: the worker's index in the axis, -1 before the first update; nothing
-        where no worker has anything of its own.
+      worker: whose row this is: the worker's index in the axis and the number of workers, int32[2],
+        -1 before the first update; nothing where no worker has anything of its own.
       error: with `measure`, the relative error of what was sent in the last step in which all was
         finite, float32; else ().
     """
@@ -121,8 +121,9 @@ def compressed_pmean(
       the memory and the state of the exchange, of all buckets, stay as they were. So does a mean
       that is beyond the range of a leaf's dtype. `optax.apply_if_finite` after it then skips the
       step on all workers alike. A state that is not this worker's own, as when one worker's is
-      restored on all or rows come back in another order, makes the mean NaN and counts as skipped,
-      in every step until it is made anew. It is told by `state.worker`, from the second update on.
+      restored on all, or rows come back in another order or in another number, makes the mean NaN
+      and counts as skipped, in every step until it is made anew. It is told by `state.worker`, from
+      the second update on.
 
     Raises:
       ValueError: if `masked` is none of these, or if `measure` is to see the error of an exchange

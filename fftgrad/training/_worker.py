@@ -1,4 +1,7 @@
-"""Whose row of the state this is: an index in it that must be the worker's own."""
+"""Whose row of the state this is: which worker of how many, which must be the worker's own.
+
+The number is there because rows may be cut off, and those that are left have the right index.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -12,23 +15,24 @@ UNKNOWN = -1
 
 
 def nobody(*states: PyTree) -> PerWorker:
-    """The index before the first step; nothing, where no worker has anything of its own."""
+    """The row before the first step; nothing, where no worker has anything of its own."""
     nodes = jax.tree.leaves(states, is_leaf=_is_own)
     has_own = any(_is_own(node) and jax.tree.leaves(node) for node in nodes)
-    return add_worker_axis(jnp.int32(UNKNOWN)) if has_own else PerWorker(())
+    return add_worker_axis(jnp.full(2, UNKNOWN, jnp.int32)) if has_own else PerWorker(())
 
 
 def recognize(row: PerWorker, axis_name: AxisName) -> tuple[jax.Array | None, PerWorker]:
-    """Whether the state is this worker's, bool[], and its index from now on.
+    """Whether the state is this worker's, bool[], and its row from now on.
 
     None where there is nothing that could be another's.
     """
     if not jax.tree.leaves(row):
         return None, row
     found: jax.Array = drop_worker_axis(row)
-    index = _axes.index(axis_name).astype(jnp.int32)
-    unknown = found == UNKNOWN
-    return unknown | (found == index), add_worker_axis(jnp.where(unknown, index, found))
+    own = jnp.stack([_axes.index(axis_name), _axes.size(axis_name)]).astype(jnp.int32)
+    unknown = jnp.all(found == UNKNOWN)
+    mine = unknown | jnp.all(found == own)
+    return mine, add_worker_axis(jnp.where(unknown, own, found))
 
 
 def poison_unless(mine: jax.Array | None, tree: PyTree) -> PyTree:

@@ -126,3 +126,33 @@ def test_the_others_end_when_one_fails(tmp_path, cache):
         assert "OSError: the disk is gone" in told
         assert processes[0].wait(PATIENCE) != 0
         assert tells(processes[0], 1), processes[0].err.read_text()
+
+
+def last_loss(process):
+    return float(re.findall(r"loss ([\d.]+)", process.out.read_text())[-1])
+
+
+@pytest.mark.slow
+def test_three_go_on_where_four_were_and_four_again(tmp_path, cache):
+    """One of four is killed, three resume, then four: the loss is that of the unbroken run."""
+    folder = str(tmp_path / "checkpoints")
+    saving = ["--batch", "16", "--checkpoints", folder, "--every", "10"]
+
+    def trained(count, steps, more):
+        with start(tmp_path, cache, count, by_hand, ["--steps", steps, *more]) as processes:
+            codes = [process.wait() for process in processes]
+            assert codes == [0] * count, [process.err.read_text() for process in processes]
+            return last_loss(processes[0]), processes[0].out.read_text()
+
+    unbroken, _ = trained(4, "120", ["--batch", "16"])
+    with start(tmp_path, cache, 4, by_hand, ["--steps", "1000000", *saving]) as processes:
+        assert processes[0].said("step   40"), processes[0].err.read_text()
+        processes[2].popen.send_signal(signal.SIGKILL)
+        for process in processes[:2] + processes[3:]:
+            assert process.wait(PATIENCE) != 0
+            assert tells(process, 2), process.err.read_text()
+    _, said = trained(3, "80", [*saving, "--resume"])
+    assert re.search(r"from step [456]0, of 4 workers, with 3", said), said
+    broken, said = trained(4, "120", [*saving, "--resume"])
+    assert "from step 80, of 3 workers, with 4" in said, said
+    assert abs(broken - unbroken) < 0.1, (broken, unbroken)

@@ -1,0 +1,391 @@
+"""To stop and go on is never to have stopped, whatever happens to the files."""
+
+import gc
+import json
+import os
+import pathlib
+import signal
+import time
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from cases import EXCHANGES, MEMORIES, METHODS
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, everywhere, mesh_of
+from processes import ROOT, free_port, running
+
+import fftgrad as fg
+from fftgrad import checkpoint
+from fftgrad.checkpoint import _folder
+
+WORKERS = 4
+LIKE = {"w": jnp.zeros((3, 3, 8)), "b": jnp.zeros(20)}
+PROGRAM = str(ROOT / "tests/checkpoint_program.py")
+
+
+def grads(seed, workers=WORKERS):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda p: rng.normal(size=(workers, *p.shape)).astype("float32"), LIKE)
+
+
+def assert_same(found, wanted):
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert type(a) is type(b)
+        if isinstance(b, jax.Array):
+            assert a.dtype == b.dtype
+            assert a.sharding.is_equivalent_to(b.sharding, b.ndim)
+            if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
+                a, b = jax.random.key_data(a), jax.random.key_data(b)
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def rows_of(name):
+    """A transformation of the tables, by its name."""
+    if name in METHODS:
+        return METHODS[name](AXIS)
+    if name in MEMORIES:
+        return fg.compressed_pmean(EXCHANGES["gather top-k"], MEMORIES[name], axis_name=AXIS)
+    return fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
+
+
+@pytest.mark.parametrize("name", [*METHODS, *EXCHANGES, *MEMORIES])
+def test_two_halves_are_the_whole(tmp_path, name):
+    """Saved after two of four steps, restored into a fresh state, gone on with: the same bits."""
+    tx = rows_of(name)
+    update = everywhere("vmap", lambda g, s, p: tx.update(g, s, p, **loss), WORKERS)
+    loss = {"value": jnp.float32(1)} if name in EXCHANGES else {}
+    params = jax.tree.map(lambda p: jnp.zeros((WORKERS, *p.shape)), LIKE)
+    state = fresh = jax.vmap(tx.init, axis_name=AXIS)(params)
+    for seed in range(4):
+        if seed == 2:
+            checkpoint.save(tmp_path, seed, state)
+        updates, state = update(grads(seed), state, params)
+    again, step, *_ = checkpoint.restore(tmp_path, fresh)
+    assert step == 2
+    for seed in range(2, 4):
+        other, again = update(grads(seed), again, params)
+    assert_same(again, state)
+    assert_same(other, updates)
+
+
+def sharded(workers, b1=0.9):
+    """A mesh, a transformation on it, a step, and a fresh tree."""
+    mesh = mesh_of(workers)
+    tx = optax.chain(
+        fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS),
+        optax.adam(1e-2, b1=b1),
+    )
+
+    def step(params, state, g):
+        updates, state = tx.update(jax.tree.map(lambda a: a[0], g), state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = jax.device_put(LIKE, NamedSharding(mesh, P()))
+    tree = {
+        "params": params,
+        "state": fg.init(tx, params, mesh, AXIS),
+        "key": jax.random.key(3),
+        "n": 1,
+    }
+    return fg.data_parallel(step, mesh, AXIS), tree
+
+
+def trained(train, tree, seeds, workers=WORKERS):
+    params, state = tree["params"], tree["state"]
+    for seed in seeds:
+        params, state = train(params, state, grads(seed, workers))
+    return {**tree, "params": params, "state": state}
+
+
+@pytest.fixture(scope="module")
+def run():
+    train, fresh = sharded(WORKERS)
+    return train, fresh, trained(train, fresh, range(2))
+
+
+def test_it_comes_back_where_it_was(tmp_path, run):
+    _, fresh, tree = run
+    checkpoint.save(tmp_path, 7, tree)
+    found = checkpoint.restore(tmp_path, fresh)
+    assert_same(found.tree, tree)
+    assert found[1:] == (7, (WORKERS, WORKERS), 0.0, (), ())
+    shapes = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), fresh["state"]
+    )
+    checkpoint.save(tmp_path, 8, tree["state"])
+    assert_same(checkpoint.restore(tmp_path, shapes).tree, tree["state"])
+
+
+@pytest.mark.parametrize("workers", [8, 3, 1])
+def test_with_another_number_of_workers(tmp_path, run, workers):
+    _, _, tree = run
+    checkpoint.save(tmp_path, 1, tree)
+    train, fresh = sharded(workers)
+    found = checkpoint.restore(tmp_path, fresh)
+    assert found.workers == (WORKERS, workers)
+    wanted = fg.reshard_state(tree["state"], fresh["state"])
+    assert_same(found.tree["state"], wanted.state)
+    mean = [
+        np.asarray(t["state"][0].memory.value.residual["w"]).mean(0) for t in (tree, found.tree)
+    ]
+    np.testing.assert_allclose(mean[0], mean[1], atol=1e-6)
+    after = trained(train, found.tree, range(2), workers)
+    assert int(after["state"][0].skipped) == 0
+    assert int(after["state"][0].step) == 4
+
+
+def test_under_pmap(tmp_path):
+    tx = rows_of("gather top-k")
+    update = everywhere("pmap", tx.update, WORKERS)
+    state = fresh = jax.pmap(tx.init, devices=jax.devices()[:WORKERS])(grads(0))
+    _, state = update(grads(0), state)
+    checkpoint.save(tmp_path, 1, state)
+    again = checkpoint.restore(tmp_path, fresh).tree
+    wanted = update(grads(1), state)
+    assert_same(update(grads(1), again), wanted)
+
+
+CHANGES = {
+    "renamed": (
+        lambda p: {"v": p["w"], "b": p["b"]},
+        r"params\.v must be .*params\.w has no place",
+    ),
+    "added": (lambda p: {**p, "c": p["b"]}, r"params\.c must be float32\[20\], got nothing"),
+    "removed": (lambda p: {"w": p["w"]}, r"params\.b has no place"),
+    "reshaped": (lambda p: {**p, "b": p["b"][:9]}, r"params\.b must be .*\[9\], got float32\[20\]"),
+    "cast": (lambda p: {**p, "b": p["b"].astype("bfloat16")}, r"params\.b must be bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_parameter_is_named(tmp_path, name):
+    change, match = CHANGES[name]
+    params = {"w": jnp.ones((3, 4)), "b": jnp.arange(20.0)}
+    checkpoint.save(tmp_path, 1, {"params": params})
+    fresh = {"params": change(jax.tree.map(jnp.zeros_like, params))}
+    with pytest.raises(ValueError, match=match):
+        checkpoint.restore(tmp_path, fresh)
+    with pytest.warns(RuntimeWarning, match="missing='zero'"):
+        found = checkpoint.restore(tmp_path, fresh, missing="zero")
+    for key, leaf in found.tree["params"].items():
+        kept = key in params and leaf.shape == params[key].shape and leaf.dtype == "float32"
+        np.testing.assert_array_equal(leaf, params[key] if kept else jnp.zeros_like(leaf))
+        assert kept or f"params.{key}" in found.anew
+
+
+def damage(file: pathlib.Path, how: str):
+    data = bytearray(file.read_bytes())
+    if how == "truncated":
+        file.write_bytes(data[: len(data) // 2])
+    elif how == "gone":
+        file.unlink()
+    else:
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+
+
+# Orbax leaves coroutines behind that it does not await.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("how", ["truncated", "gone", "flipped"])
+def test_the_checkpoint_before_a_damaged_one_is_taken(tmp_path, run, how):
+    """Each file on its own: what comes back is the newest to the bit, or the one before it."""
+    _, fresh, tree = run
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, {**tree, "n": step})
+    passed = 0
+    for file in sorted(f for f in (tmp_path / "2").rglob("*") if f.is_file() and f.stat().st_size):
+        data = file.read_bytes()
+        damage(file, how)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = checkpoint.restore(tmp_path, fresh)
+        assert found.step == found.tree["n"]
+        assert_same(found.tree["state"], tree["state"])
+        assert_same(found.tree["params"], tree["params"])
+        if found.step == 1 and file.name != "commit_success.txt":
+            passed += 1
+            assert "passes over step 2, because it is damaged" in str(said[0].message)
+            with (
+                pytest.warns(RuntimeWarning),
+                pytest.raises(FileNotFoundError, match="got damaged"),
+            ):
+                checkpoint.restore(tmp_path, fresh, step=2)
+        file.write_bytes(data)
+    assert passed >= 3
+    assert checkpoint.restore(tmp_path, fresh).step == 2
+    gc.collect()
+
+
+def test_other_bits_than_were_saved_are_seen(tmp_path):
+    """Where the files are whole and hold something else: the sums tell."""
+    checkpoint.save(tmp_path, 1, {"w": jnp.arange(5.0)})
+    about = tmp_path / "1" / "about" / "metadata"
+    text = json.loads(about.read_text())
+    text["leaves"]["w"]["sum"] ^= 1
+    about.write_text(json.dumps(text))
+    with (
+        pytest.warns(RuntimeWarning, match="w has other bits than were saved"),
+        pytest.raises(FileNotFoundError),
+    ):
+        checkpoint.restore(tmp_path, {"w": jnp.zeros(5)})
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
+    """A limit on the size of a file stands in for the disk: the writes fail alike."""
+    import resource
+
+    small, big = (
+        {"w": jnp.arange(9.0)},
+        {"w": jnp.asarray(np.random.default_rng(0).normal(size=1 << 18))},
+    )
+    checkpoint.save(tmp_path, 1, small)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+        with pytest.raises(Exception, match=r"(?i)too large|write"):
+            checkpoint.save(tmp_path, 2, big)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert checkpoint.restore(tmp_path, small).step == 1
+    checkpoint.save(tmp_path, 2, small)
+    assert checkpoint.restore(tmp_path, small).step == 2
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Twice:
+    """A node whose children have one key."""
+
+    def __init__(self, *children):
+        self.children = children
+
+    def tree_flatten_with_keys(self):
+        return [(jax.tree_util.GetAttrKey("x"), child) for child in self.children], None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_what_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="must have a checkpoint that is whole"):
+        checkpoint.restore(tmp_path / "none", {"w": jnp.zeros(2)})
+    with pytest.raises(ValueError, match="must be at least 2"):
+        checkpoint.save(tmp_path, 1, {"w": jnp.zeros(2)}, keep=1)
+    checkpoint.save(tmp_path, 1, {"w": jnp.zeros(2)})
+    with pytest.raises(ValueError, match="must be new"):
+        checkpoint.save(tmp_path, 1, {"w": jnp.zeros(2)})
+    with pytest.raises(ValueError, match="one leaf at a path"):
+        checkpoint.save(tmp_path, 2, {"a": Twice(1, 2)})
+    with pytest.raises(ValueError, match=r"missing.*refuse"):
+        checkpoint.restore(tmp_path, {"w": jnp.zeros(2)}, missing="ignore")
+
+
+def test_keys_with_dots_and_slashes_are_kept_apart(tmp_path):
+    tree = {"a.b": jnp.ones(1), "a": {"b": jnp.zeros(1)}, "a/b c%": jnp.full(1, 2.0)}
+    checkpoint.save(tmp_path, 1, tree)
+    assert_same(checkpoint.restore(tmp_path, jax.tree.map(jnp.ones_like, tree)).tree, tree)
+
+
+def test_the_newest_are_kept(tmp_path):
+    for step in range(5):
+        checkpoint.save(tmp_path, step, {"w": jnp.full(2, float(step))}, keep=3)
+    assert sorted(int(p.name) for p in tmp_path.iterdir()) == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.arange(5, dtype=np.int8),
+        np.array([True, False]),
+        np.arange(4) * (1 + 2j),
+        np.float32(3),
+        np.zeros((0, 2), np.float32),
+        jnp.arange(5, dtype=jnp.bfloat16),
+    ],
+    ids=str,
+)
+def test_the_sum_is_the_same_on_devices_and_sees_each_bit(x):
+    x = np.asarray(x)
+    x = x.astype(np.complex64) if x.dtype == np.complex128 else x
+    total = _folder.total(x)
+    assert total == int(_folder._total_on_devices(jnp.asarray(x)))
+    data = np.frombuffer(x.tobytes(), np.uint8)
+    for place in range(0 if x.dtype == np.bool_ else data.size):
+        other = data.copy()
+        other[place] ^= 1 << place % 8
+        assert _folder.total(np.frombuffer(other.tobytes(), x.dtype).reshape(x.shape)) != total
+
+
+def test_it_is_no_pickle(tmp_path, run):
+    checkpoint.save(tmp_path, 1, run[2])
+    assert not [f for f in tmp_path.rglob("*") if f.is_file() and f.read_bytes()[:1] == b"\x80"]
+
+
+def told(process):
+    lines = process.out.read_text().splitlines()
+    return [line for line in lines if not line.startswith("[Gloo]")]
+
+
+def test_a_new_process_goes_on(tmp_path):
+    """Steps in several processes, one of which is killed, are those of one that is not."""
+    cache = tmp_path / "compiled"
+    with running(tmp_path, [[PROGRAM, str(tmp_path / "whole"), "20", "50"]], cache=cache) as (p,):
+        assert p.wait() == 0, p.err.read_text()
+        wanted = told(p)[-1]
+    folder = str(tmp_path / "halves")
+    with running(tmp_path, [[PROGRAM, folder, "5", "5"]], cache=cache) as (p,):
+        assert p.wait() == 0, p.err.read_text()
+    with running(tmp_path, [[PROGRAM, folder, "100", "1"]], cache=cache) as (p,):
+        assert p.said("saved 9")  # and is then in a step, or in the next checkpoint
+        p.popen.send_signal(signal.SIGKILL)
+        assert p.wait() == -signal.SIGKILL
+        done = int(told(p)[-1].split()[1])
+    saved = max(int(f.name) for f in pathlib.Path(folder).iterdir() if f.name.isdigit())
+    assert saved >= done
+    with running(tmp_path, [[PROGRAM, folder, str(20 - saved), "50"]], cache=cache) as (p,):
+        assert p.wait() == 0, p.err.read_text()
+        assert told(p)[0] == f"restored {saved} ({WORKERS}, {WORKERS})"
+        assert told(p)[-1] == wanted
+
+
+def test_several_processes_save_and_another_number_goes_on(tmp_path):
+    """Two processes of two workers, of which one is killed; then one process of its own."""
+    cache, folder = tmp_path / "compiled", str(tmp_path / "run")
+
+    def commands(steps, every):
+        address = f"localhost:{free_port()}"
+        return [[PROGRAM, folder, steps, every, address, "2", str(i)] for i in range(2)]
+
+    with running(tmp_path, commands("100000", "2"), cache=cache) as (first, second):
+        assert first.said("saved 4"), first.err.read_text()
+        second.popen.send_signal(signal.SIGKILL)
+        start = time.monotonic()
+        assert first.wait(30) != 0
+        assert time.monotonic() - start < 20
+    with running(tmp_path, commands("1", "1"), cache=cache) as both:
+        assert [p.wait() for p in both] == [0, 0], [p.err.read_text() for p in both]
+        assert all("restored" in told(p)[0] and "(4, 4)" in told(p)[0] for p in both)
+    own = {"JAX_NUM_CPU_DEVICES": "3"}
+    with running(tmp_path, [[PROGRAM, folder, "1", "9"]], [own], cache=cache) as (p,):
+        assert p.wait() == 0, p.err.read_text()
+        assert "(4, 3)" in told(p)[0]
+
+
+def test_orbax_is_no_import_of_the_library():
+    import subprocess
+    import sys
+
+    code = "import sys, fftgrad; assert 'orbax' not in sys.modules"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+    assert isinstance(ocp.__name__, str)

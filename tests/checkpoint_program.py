@@ -1,0 +1,79 @@
+"""Trains some steps, from the newest checkpoint if there is one, and saves; one process of several.
+
+checkpoint_program.py FOLDER STEPS SAVE_EVERY [ADDRESS PROCESSES PROCESS]
+"""
+
+import hashlib
+import sys
+
+import jax
+
+
+def main(folder, steps, every, address=None, processes=1, process=0):
+    if address is not None:
+        jax.distributed.initialize(address, processes, process, heartbeat_timeout_seconds=3)
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+    from jax.sharding import AxisType, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    import fftgrad as fg
+    from fftgrad import checkpoint
+
+    workers = jax.device_count()
+    mesh = jax.make_mesh((workers,), ("data",), axis_types=(AxisType.Auto,))
+    tx = optax.chain(
+        fg.compressed_pmean(
+            fg.TwoStage(fg.chain(fg.TopK(0.1), fg.LogLevels(6)), workers=workers),
+            fg.ErrorFeedback(),
+            axis_name="data",
+        ),
+        optax.adam(1e-2),
+    )
+
+    def step(params, state, x, y):
+        loss, grads = fg.value_and_grad(
+            lambda p, x, y: jnp.mean((jnp.tanh(x @ p["w"]) @ p["v"] - y) ** 2), "data"
+        )(params, x, y)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, jax.lax.pmean(loss, "data")
+
+    train = fg.data_parallel(step, mesh, "data")
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(8, 32)), "v": rng.normal(size=(32, 1))}
+    params = jax.tree.map(lambda a: a.astype(np.float32), params)
+    params = jax.device_put(params, NamedSharding(mesh, P()))
+    tree = {"params": params, "state": fg.init(tx, params, mesh, "data"), "count": 0}
+    try:
+        found = checkpoint.restore(folder, tree)
+        tree = found.tree
+        print("restored", found.step, found.workers, flush=True)
+    except FileNotFoundError:
+        print("anew", flush=True)
+    params, state = tree["params"], tree["state"]
+    sharding = NamedSharding(mesh, P("data"))
+    for count in range(tree["count"], tree["count"] + steps):
+        rng = np.random.default_rng(count)
+        x = rng.normal(size=(workers * 4, 8)).astype(np.float32)
+        rows = [jax.make_array_from_callback(a.shape, sharding, lambda i, a=a: a[i])
+                for a in (x, np.sin(x.sum(1, keepdims=True)))]  # fmt: skip
+        params, state, _ = train(params, state, *rows)
+        done = count + 1
+        if done % every == 0:
+            checkpoint.save(folder, done, {"params": params, "state": state, "count": done})
+            print("saved", done, flush=True)
+    shards = [s for a in jax.tree.leaves((params, state)) for s in a.addressable_shards]
+    print(
+        "bits", hashlib.sha256(b"".join(np.asarray(s.data).tobytes() for s in shards)).hexdigest()
+    )
+    if address is not None:
+        jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    folder, steps, every, *rest = sys.argv[1:]
+    if rest:
+        main(folder, int(steps), int(every), rest[0], int(rest[1]), int(rest[2]))
+    else:
+        main(folder, int(steps), int(every))
