@@ -358,6 +358,31 @@ def test_a_new_process_goes_on(tmp_path):
         assert told(p)[-1] == wanted
 
 
+@pytest.mark.slow
+def test_it_may_be_killed_at_any_instant(tmp_path):
+    """20 kills at random instants, in steps and in writes: each next process goes on as if none."""
+    cache, folder = tmp_path / "compiled", str(tmp_path / "run")
+    rng = np.random.default_rng(0)
+    done = 0
+    for _ in range(20):
+        with running(tmp_path, [[PROGRAM, folder, "1000", "1"]], cache=cache) as (p,):
+            assert p.said(f"saved {done + 2}\n"), p.err.read_text()
+            time.sleep(rng.uniform(0, 0.1))
+            p.popen.send_signal(signal.SIGKILL)
+            p.wait()
+            restored = int(told(p)[0].split()[1]) if done else 0
+            assert restored >= done
+            done = int(told(p)[-1].split()[1])
+    whole = str(tmp_path / "whole")
+    with running(tmp_path, [[PROGRAM, whole, str(done + 3), "9999"]], cache=cache) as (p,):
+        assert p.wait() == 0, p.err.read_text()
+        wanted = told(p)[-1]
+    saved = max(int(f.name) for f in pathlib.Path(folder).iterdir() if f.name.isdigit())
+    with running(tmp_path, [[PROGRAM, folder, str(done + 3 - saved), "9999"]], cache=cache) as (p,):
+        assert p.wait() == 0, p.err.read_text()
+        assert told(p)[-1] == wanted
+
+
 def test_several_processes_save_and_another_number_goes_on(tmp_path):
     """Two processes of two workers, of which one is killed; then one process of its own."""
     cache, folder = tmp_path / "compiled", str(tmp_path / "run")
