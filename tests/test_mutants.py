@@ -380,6 +380,79 @@ MUTANTS = {
         "lax.bitcast_convert_type(counts, jnp.int32).ravel()[0]",
         "tests/training/test_meshes.py -k 'counts_what_overflows and bfloat16'",
     ),
+    "a mean over fewer workers is divided by all": Mutant(
+        "exchanges/_counts.py",
+        "share = _axes.size(axis_name) / jnp.maximum(workers, 1).astype(jnp.float32)",
+        "share = 1.0",
+        "tests/training/test_non_finite.py -k without_compression",
+    ),
+    "a worker that is left out is not told by its header": Mutant(
+        "exchanges/_counts.py",
+        "jnp.where(step.counts, overflow, ~overflow)",
+        "jnp.where(step.counts, overflow, -overflow)",
+        "tests/training/test_non_finite.py -k 'without_compression and exchange1'",
+    ),
+    "an owner that is left out forgets what it sent": Mutant(
+        "exchanges/_two_stage.py",
+        "server = memory.update(y, kept, y, compensated)",
+        "server = _counts.kept_unless(step.counts, memory.update(y, kept, y, compensated), "
+        "drop_worker_axis(state.server))",
+        "tests/training/test_non_finite.py -k 'applied_or_held and two_stages or an_owner'",
+    ),
+    "a codec forgets a worker that is left out": Mutant(
+        "exchanges/_all_gather.py",
+        "_counts.kept_unless(step.counts, out.state, before)",
+        "out.state",
+        "tests/training/test_non_finite.py -k 'codecs_keep and adacomp'",
+    ),
+    "a drift takes a mean over fewer workers for a small one": Mutant(
+        "exchanges/_shared_support.py",
+        "_counts.over(number, coefficients, axis_name)",
+        "coefficients",
+        "tests/training/test_non_finite.py -k 'on_their_own and by_the_mean'",
+    ),
+    "a low rank sends the mean of all to fewer": Mutant(
+        "exchanges/_power_sgd.py",
+        "_counts.over(workers, means[-1], axis_name)",
+        "means[-1]",
+        "tests/training/test_non_finite.py -k 'applied_or_held and low'",
+    ),
+    "a group leaves itself out with one of its workers": Mutant(
+        "exchanges/_hierarchical.py",
+        "group = step._replace(counts=None)",
+        "group = step",
+        "tests/training/test_non_finite.py -k of_a_worker",
+    ),
+    "another worker's state is taken for a bad gradient": Mutant(
+        "training/_non_finite.py",
+        "finite |= ~mine",
+        "pass",
+        "tests/training/test_non_finite.py -k never_dropped",
+    ),
+    "a shard alone decides who counts": Mutant(
+        "training/_non_finite.py",
+        "_axes.everywhere(finite, but=_axes.names(axis_name))",
+        "finite",
+        "tests/training/test_non_finite.py -k all_its_shards",
+    ),
+    "a step without a finite worker is a good one": Mutant(
+        "training/_non_finite.py",
+        "flags = [*flags, workers > 0]",
+        "pass",
+        "tests/training/test_non_finite.py -k 'without_a_finite_worker and gather'",
+    ),
+    "a worker that is left out forgets what it had to send": Mutant(
+        "training/_pmean.py",
+        "_counts.kept_unless(counts, remembered, own)",
+        "remembered",
+        "tests/training/test_non_finite.py -k any_memory",
+    ),
+    "the loss of a worker that is left out is told": Mutant(
+        "training/_non_finite.py",
+        "lax.pmean(_counts.zero_unless(counts, value), axis_name)",
+        "lax.pmean(value, axis_name)",
+        "tests/training/test_non_finite.py -k loss",
+    ),
 }
 
 

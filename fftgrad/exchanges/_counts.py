@@ -47,12 +47,13 @@ def marked(overflow: jax.Array | int, step: Step) -> jax.Array | int:
     return overflow if step.counts is None else jnp.where(step.counts, overflow, ~overflow)
 
 
-def read(overflows: jax.Array, step: Step) -> tuple[jax.Array, jax.Array | None]:
+def read(overflows: jax.Array | int, step: Step) -> tuple[jax.Array, jax.Array | None]:
     """The sum of the counts that all workers marked, and how many of these count."""
     if step.counts is None:
         return jnp.sum(overflows), None
-    out = overflows < 0
-    return jnp.sum(jnp.where(out, ~overflows, overflows)), jnp.sum(~out, dtype=jnp.int32)
+    counts = jnp.asarray(overflows)
+    out = counts < 0
+    return jnp.sum(jnp.where(out, ~counts, counts)), jnp.sum(~out, dtype=jnp.int32)
 
 
 # In what comes of it.
@@ -60,7 +61,9 @@ def read(overflows: jax.Array, step: Step) -> tuple[jax.Array, jax.Array | None]
 
 def told(out: Reduced, step: Step, axis_name: AxisName) -> Reduced:
     """`out`, which says how many workers count; by one more sum if the exchange does not."""
-    if step.counts is None or out.workers is not None:
+    if step.counts is None:
+        return out._replace(workers=None)
+    if out.workers is not None:
         return out
     return out._replace(workers=lax.psum(step.counts.astype(jnp.int32), axis_name))
 

@@ -10,7 +10,7 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step
 from fftgrad._values import constructor_call
 from fftgrad.codecs.quantizers import _scale, _ternary
-from fftgrad.exchanges import _alike, _counts, _parts
+from fftgrad.exchanges import _alike, _parts
 from fftgrad.ops.packing import _digits
 
 

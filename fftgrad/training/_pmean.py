@@ -122,10 +122,9 @@ def compressed_pmean(
       `Drift()`; in two of `TwoStage`, `PowerSgd`, `IntegerSum` and another `SharedSupport`; in two
       of `Hierarchical` and those of its slow exchange; in two of `Recover(max_error=...)` and those
       of the exchange in use. By default there is a bucket for every 2^30 parameters. `measure` adds
-      12 bytes, in two all-reduces, and a loss that is watched 4. "drop_worker" adds nothing to
-      `AllGather` and `TwoStage`, whose headers tell; 4 bytes a bucket to a sum of `AllReduce`,
-      `SharedSupport`, `PowerSgd` and `IntegerSum`; and one all-reduce of 4 bytes to `Hierarchical`
-      and to exchanges that do not tell. "skip" adds nothing.
+      12 bytes, in two all-reduces, and a loss that is watched 4. "drop_worker" adds 4 bytes to a
+      sum of each bucket of `AllReduce`, `SharedSupport`, `PowerSgd` and `IntegerSum`, an all-reduce
+      of 4 to `Hierarchical` and to exchanges that do not tell, and two of 4 over model axes.
 
     Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
       goes back to the memory, which sends it later; without memory it is lost. An axis of one
@@ -133,22 +132,21 @@ def compressed_pmean(
       infinity anywhere gives a non-finite mean on all workers, as pmean does, and leaves no trace:
       the memory and the state of the exchange, of all buckets, stay as they were. So does a mean
       that is beyond the range of a leaf's dtype. `optax.apply_if_finite` after it then skips the
-      step on all workers alike. "skip" differs in that the mean is zeros, of which a transformation
-      behind it knows nothing: Adam's moments decay. With "drop_worker" a worker that is left out
-      sends zeros and forgets nothing; where g workers are left in a step, and e is the residual of
-      error feedback, Σ g · mean + Σ e over the workers = Σ of the gradients that were finite. If no
-      gradient is finite, or the mean is not, it is "skip". A state that is not this worker's own, as when one worker's is
-      restored on all or rows come back in another order, makes the step bad, under any policy,
-      until it is made anew. It is told by `state.worker`, from the second update on.
+      step on all workers alike; with "skip" it takes the zeros for a gradient, and Adam's moments
+      decay. With "drop_worker" a worker that is left out forgets nothing: for g workers left in a
+      step, and e the residuals of all, Σ g · mean + Σ e = Σ of the gradients that were finite. If
+      none is, or the mean is not, it is "skip". A state that is not this worker's own, as when one
+      worker's is restored on all or rows come back in another order, makes every step bad until it
+      is made anew. It is told by `state.worker`, from the second update on.
 
     Raises:
-      ValueError: if `masked` is none of these, or if `measure` is to see the error of an exchange
-        whose `sent` is x (`Hierarchical`); while tracing, if the axis is not bound, if the
-        exchange needs the loss and `value` is missing or does not vary over the axis, if a gradient
-        does not vary over the axis (it is summed already), if `params` are known to vary over it
-        (they are sharded over it), if some gradients vary over a model axis and others do not, if
-        a leaf is masked, or if the state is not sharded over the workers, or is that of another
-        exchange, memory or layout.
+      ValueError: if `masked` or `non_finite` is none of these, or if `measure` is to see the error
+        of an exchange whose `sent` is x (`Hierarchical`); while tracing, if the axis is not bound,
+        if the exchange needs the loss and `value` is missing or does not vary over the axis, if a
+        gradient does not vary over the axis (it is summed already), if `params` are known to vary
+        over it (they are sharded over it), if some gradients vary over a model axis and others do
+        not, if a leaf is masked, or if the state is not sharded over the workers, or is that of
+        another exchange, memory or layout.
       TypeError: if `exchange` or `memory` is none, or `axis_name` no name; while tracing, if a leaf
         is not a floating-point array of at most 32 bits.
 

@@ -42,11 +42,11 @@ class Plain(fg.Exchange):
 
 
 @functools.cache
-def mapped(exchange, policy, workers=WORKERS, memory=fg.ErrorFeedback(), **options):
-    """`init` and `update` under vmap, compiled once for all tests."""
+def mapped(exchange, policy, workers=WORKERS, memory=None, **options):
+    """`init` and `update` under vmap, compiled once for all tests; with error feedback."""
     tx = fg.compressed_pmean(
         of_size(exchange, workers),
-        memory,
+        fg.ErrorFeedback() if memory is None else memory,
         axis_name=AXIS,
         non_finite=policy,
         **options,
@@ -323,6 +323,21 @@ def test_a_dropped_leader_chooses_where_and_the_others_what():
     np.testing.assert_allclose(found[chosen], others[chosen], rtol=1e-5)
 
 
+def test_what_a_group_keeps_is_not_that_of_a_worker():
+    """The codec of a hierarchy sees the mean of four workers, of which three may count."""
+    exchange = fg.Hierarchical("fast", 4, fg.AllGather(fg.AdaComp(bin_size=4)))
+    tx = fg.compressed_pmean(exchange, axis_name=("slow", "fast"), non_finite="drop_worker")
+
+    def twice(function):
+        return jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow")
+
+    rows = jnp.asarray(values((2, 4, 60)))
+    _, before = twice(tx.update)(rows, twice(tx.init)(rows))
+    _, after = twice(tx.update)(rows.at[1, 2, 7].set(np.nan), before)
+    for old, new in zip(per_worker(before.exchange), per_worker(after.exchange), strict=True):
+        assert not same(row(row(old, 1), 2), row(row(new, 1), 2))
+
+
 # In what runs on devices
 
 MAPPED = [
@@ -397,6 +412,45 @@ def test_an_exchange_that_does_not_tell_costs_one_sum_of_four_bytes():
     assert all(c.kind == "all-reduce" for c in drop)
 
 
+PARTLY_TOLD = fg.Piecewise({0: Plain(), 1: fg.AllGather(fg.Identity()), 2: fg.AllReduce()})
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_one_program_may_have_exchanges_that_tell_and_others(check_vma):
+    tx = fg.compressed_pmean(PARTLY_TOLD, axis_name=AXIS, non_finite="drop_worker")
+    init, update = train_step(tx, WORKERS, check_vma=check_vma, like=PAIR)
+    state = init(jax.tree.map(jnp.zeros_like, row(grads(), 0)))
+    for seed in range(3):
+        mean, state = update(spoiled(grads(seed), [1]), state)
+        for leaf in PAIR:
+            wanted = np.asarray(grads(seed)[leaf])[[0, 2, 3]].mean(0)
+            np.testing.assert_allclose(mean[leaf], wanted, rtol=1e-5, atol=1e-6)
+        assert (int(state.skipped), int(state.dropped)) == (0, seed + 1)
+
+
+def test_a_hierarchy_costs_one_sum_of_four_bytes_more():
+    mesh = jax.make_mesh((2, 4), ("slow", "fast"), axis_types=(AxisType.Auto,) * 2)
+    axes = ("slow", "fast")
+
+    def found(policy):
+        tx = fg.compressed_pmean(
+            HIERARCHIES["slow gather"], axis_name=axes, layout=BUCKETS, non_finite=policy
+        )
+        state = fg.init(tx, {"a": jnp.zeros(60), "b": jnp.zeros(60)}, mesh, axes)
+        specs = fg.state_specs(state, axes)
+
+        def step(rows, state):
+            return tx.update(jax.tree.map(lambda a: a[0], rows), state)
+
+        run = jax.shard_map(step, mesh=mesh, in_specs=(P(axes), specs), out_specs=(P(), specs))
+        rows = {"a": jnp.ones((8, 60)), "b": jnp.ones((8, 60))}
+        return fg.audit(jax.jit(run).lower(rows, state).compile())
+
+    plain, drop = found("propagate"), found("drop_worker")
+    assert sum(c.bytes for c in drop) == sum(c.bytes for c in plain) + 4
+    assert len(drop) == len(plain) + 1
+
+
 def model_step(policy, exchange=EXCHANGES["gather top-k"]):
     """A step of 4 workers with 2 shards each, and its state."""
     shape = np.array(jax.devices()).reshape(4, 2)
@@ -430,6 +484,17 @@ def test_a_worker_is_dropped_with_all_its_shards(name):
         np.testing.assert_allclose(mean["w"], rows[np.array([0, 1, 3])].mean(0), rtol=1e-5)
     else:
         assert np.all(np.any(old != new, axis=1) == [True, True, False, True])
+
+
+@pytest.mark.parametrize("name", ["gather top-k", "dense"])
+def test_shards_agree_on_a_worker_by_two_sums_of_four_bytes(name):
+    def over_shards(policy):
+        run, state = model_step(policy, EXCHANGES[name])
+        found = fg.audit(run.lower(jnp.ones((4, 40)), state).compile())
+        return sum(c.bytes for c in found if c.workers == 2)
+
+    assert over_shards("drop_worker") == over_shards("propagate") + 8
+    assert over_shards("skip") == over_shards("propagate")
 
 
 # What must not be taken for a bad gradient, and what must not follow from one
@@ -494,7 +559,7 @@ def test_the_error_is_that_of_the_workers_that_count():
 
 
 def test_what_comes_behind_sees_zeros_or_the_mean_of_the_others():
-    """`apply_if_finite` behind a policy has nothing to do; Adam's moments decay in a skipped step."""
+    """`apply_if_finite` finds nothing behind a policy; Adam's moments decay in a skipped step."""
     moments = {}
     for policy in ("propagate", "skip", "drop_worker"):
         tx = optax.chain(
