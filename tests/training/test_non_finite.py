@@ -338,6 +338,17 @@ def test_what_a_group_keeps_is_not_that_of_a_worker():
         assert not same(row(row(old, 1), 2), row(row(new, 1), 2))
 
 
+def test_a_drift_knows_the_mean_of_those_that_count():
+    """What it keeps of a value that was sent is its mean, or one step would outweigh others."""
+    exchange = fg.SharedSupport(fg.TopK(k=10), fg.Drift())
+    init, update = mapped(exchange, "drop_worker", memory=fg.NoMemory())
+    mean, state = update(spoiled(grads(), [1, 2]), init(grads()))
+    mean = np.abs(np.concatenate([np.asarray(mean[leaf][0]).ravel() for leaf in PAIR]))
+    rate = np.asarray(state.exchange[0].chooser[0].rate[0])
+    assert np.count_nonzero(mean) == 10
+    np.testing.assert_allclose(rate[mean > 0], mean[mean > 0], rtol=1e-6)
+
+
 # In what runs on devices
 
 MAPPED = [
