@@ -126,20 +126,22 @@ def vary_like(x: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def over_other_axes(
-    reduce: Callable[[jax.Array, tuple[str, ...]], jax.Array], x: jax.Array
+    reduce: Callable[[jax.Array, tuple[str, ...]], jax.Array],
+    x: jax.Array,
+    but: tuple[str, ...] = (),
 ) -> jax.Array:
-    """`x`, reduced over the axes along which it is known to vary.
+    """`x`, reduced over the axes along which it is known to vary, but for some.
 
     A mean over the data axis may still vary along a model axis. What is decided or counted from it
     is replicated over the whole mesh, so it has to be made the same there too.
     """
-    axes = tuple(sorted(varying(x)))
+    axes = tuple(sorted(varying(x).difference(but)))
     return reduce(x, axes) if axes else x
 
 
-def everywhere(flag: jax.Array) -> jax.Array:
-    """Whether the flag, bool[], holds along all axes along which it is known to vary."""
-    return over_other_axes(lax.pmin, flag.astype(jnp.int32)) > 0
+def everywhere(flag: jax.Array, but: tuple[str, ...] = ()) -> jax.Array:
+    """Whether the flag, bool[], holds along all axes along which it is known to vary, but some."""
+    return over_other_axes(lax.pmin, flag.astype(jnp.int32), but) > 0
 
 
 def check_workers(owner: str, workers: int, axis_name: AxisName) -> None:

@@ -61,6 +61,9 @@ class Step(NamedTuple):
       shared: a key equal on all workers: random supports, random signs. Decompressing may use it.
       local: a key that differs between workers: dither. Decompressing must not use it, because
         the receiver has another one.
+      counts: whether this worker counts in a mean, bool[]; None if all do. One that does not has
+        zeros to exchange, and an exchange leaves what it keeps of this worker alone as it was. An
+        exchange that hands something else than its `x` to an inner one leaves it out of the step.
 
     `Step()` is the first step of what draws nothing.
     """
@@ -68,6 +71,7 @@ class Step(NamedTuple):
     number: jax.Array | int = 0
     shared: jax.Array | None = None
     local: jax.Array | None = None
+    counts: jax.Array | None = None
 
     @classmethod
     def of(cls, key: jax.Array | int, number: jax.Array | int = 0) -> "Step":
@@ -80,7 +84,7 @@ class Step(NamedTuple):
         if self.shared is None or self.local is None:
             return self
         fold = jax.random.fold_in
-        return Step(self.number, fold(self.shared, other), fold(self.local, other))
+        return self._replace(shared=fold(self.shared, other), local=fold(self.local, other))
 
     def fold_local(self, other: jax.Array | int) -> "Step":
         """The same step with other local randomness only."""
@@ -246,6 +250,9 @@ class Reduced(NamedTuple):
         of the memory: a bad step leaves no trace.
       overflow: how many values the codecs could not represent, over all workers; int32[].
       state: the exchange's next state.
+      workers: how many workers count, by `step.counts`, int32[], equal on all; None where the
+        exchange does not tell, and one more collective has to. `mean` is over all of them: the
+        caller makes it that over those that count.
     """
 
     mean: PyTree
@@ -253,6 +260,7 @@ class Reduced(NamedTuple):
     finite: jax.Array
     overflow: jax.Array | int
     state: PyTree
+    workers: jax.Array | None = None
 
 
 class Exchange(abc.ABC):

@@ -22,6 +22,14 @@ def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
         ) from None
 
 
+def check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuses what is none of the choices, of which the first is the default."""
+    if value not in choices:
+        raise ValueError(
+            f"{argument}: must be one of {choices}, got {value!r}; use {choices[0]!r}."
+        )
+
+
 def constructor_call(self: Any) -> str:
     """The `repr` of a configuration: the call that makes it, without what it leaves at default."""
     given = (

@@ -174,6 +174,11 @@ MISTAKES = {
     "a list of two axes": (
         lambda: pmean(axis_name=["slow", "fast"]), TypeError, r"use \('slow', 'fast'\)"
     ),
+    # Names of policies.
+    "another policy for what is not finite": (
+        lambda: pmean(non_finite="zero"), ValueError, "use 'propagate'"
+    ),
+    "another policy for what is masked": (lambda: pmean(masked=True), ValueError, "use 'refuse'"),
     "no axis": (lambda: pmean(axis_name=None), TypeError, "use 'data'"),
     "a list of axes to clip": (lambda: fg.clip_by_local_norm(1.0, ["data"]), TypeError, "'data'"),
     "a list of fast axes": (

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
-from fftgrad.exchanges import _alike, _parts, _wire
+from fftgrad.exchanges import _alike, _counts, _parts, _wire
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
@@ -68,17 +68,21 @@ class AllGather(Exchange):
     def mean(self, x: PyTree, state: PerWorker, step: Step, axis_name: AxisName) -> Reduced:
         codec = _parts.codec_of(self.codec, x)
         vectors, likes = _parts.vectors(x), _parts.vector_likes(x)
-        out = codec.compress(vectors, drop_worker_axis(state), step)
+        before = drop_worker_axis(state)
+        out = codec.compress(vectors, before, step)
         sent = codec.decompress(out.payloads, likes, step)
-        header = _wire.Header(_alike.all_finite(vectors), out.overflow)
+        overflow = _counts.marked(out.overflow, step)
+        header = _wire.Header(_alike.all_finite(vectors), overflow)
         buffers = _axes.all_gather(_wire.pack(header, out.payloads), axis_name)
         headers, means = decode_mean(codec, buffers, likes, step)
+        overflow, workers = _counts.read(headers.overflow, step)
         return Reduced(
             mean=_parts.rebuild(means, x),
             sent=_parts.rebuild(sent, x),
             finite=jnp.all(headers.finite) & _alike.all_finite(means),
-            overflow=jnp.sum(headers.overflow),
-            state=add_worker_axis(out.state),
+            overflow=overflow,
+            state=add_worker_axis(_counts.kept_unless(step.counts, out.state, before)),
+            workers=workers,
         )
 
     def wire_bytes(self, like: PyTree) -> int:

@@ -11,7 +11,7 @@ from fftgrad._contracts import AxisName, Codec, Exchange, PyTree, Reduced, Scope
 from fftgrad._values import constructor_call
 from fftgrad.codecs import _chain
 from fftgrad.codecs.transforms._identity import Identity
-from fftgrad.exchanges import _parts
+from fftgrad.exchanges import _counts, _parts
 from fftgrad.exchanges._parts import Parts, Payloads
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
@@ -68,14 +68,18 @@ class AllReduce(Exchange):
     def mean(self, x: PyTree, state: PerWorker, step: Step, axis_name: AxisName) -> Reduced:
         codec, likes = self._codec(x), _parts.vector_likes(x)
         workers = _axes.size(axis_name)
-        out = codec.compress(_parts.vectors(x), drop_worker_axis(state), step)
+        before = drop_worker_axis(state)
+        out = codec.compress(_parts.vectors(x), before, step)
         leaves, structure = jax.tree.flatten(out.payloads)
         # What is counted goes with the values, multiplied by what all of them are divided by.
         counted = codec.counts_overflow(likes)
         count = [jnp.asarray(out.overflow * workers, jnp.float32)[None]] if counted else []
-        words, restore = _parts.as_one([*leaves, *count])
+        who = _counts.term(step, axis_name)
+        words, restore = _parts.as_one([*leaves, *count, *who])
         total = lax.psum(words * (1.0 / workers), axis_name)
-        *means, seen = restore(total) if counted else [*restore(total), jnp.zeros((1,))]
+        whole = restore(total)
+        means, rest = whole[: len(leaves)], whole[len(leaves) :]
+        seen = rest.pop(0) if counted else jnp.zeros((1,))
 
         def decompress(payloads: Payloads) -> PyTree:
             return _parts.rebuild(codec.decompress(payloads, likes, step), x)
@@ -85,7 +89,8 @@ class AllReduce(Exchange):
             sent=decompress(out.payloads),
             finite=_finite.all_finite(total),
             overflow=jnp.round(seen[0]).astype(jnp.int32),
-            state=add_worker_axis(out.state),
+            state=add_worker_axis(_counts.kept_unless(step.counts, out.state, before)),
+            workers=_counts.number(rest),
         )
 
     def wire_bytes(self, like: PyTree) -> int:

@@ -129,7 +129,9 @@ class Hierarchical(Composite):
         slow_axes = self._slow_axes(axis_name)
         pieces = self._scatter(x)
         y, compensated = self.memory.compensate(pieces, drop_worker_axis(state.memory))
-        reduced = self.slow.mean(y, state.slow, step, slow_axes)
+        # A group counts if any of its workers does, with as much as they have.
+        group = step._replace(counts=None)
+        reduced = self.slow.mean(y, state.slow, group, slow_axes)
         memory = self.memory.update(y, reduced.sent, reduced.mean, compensated)
         whole, overflow = self._gather(reduced.mean, reduced.overflow, x)
         return Reduced(

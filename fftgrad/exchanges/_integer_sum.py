@@ -95,6 +95,8 @@ class IntegerSum(Exchange):
         words = [
             _digits.pack((part + self.levels).astype(jnp.uint32), self._base) for part in integers
         ]
+        if step.counts is not None:
+            words.append(step.counts.astype(jnp.uint32)[None])
         total = lax.psum(jnp.concatenate(words), axis_name)
         means: list[jax.Array] = []
         start = 0
@@ -111,6 +113,7 @@ class IntegerSum(Exchange):
             finite=_alike.all_finite(means),
             overflow=0,
             state=state,
+            workers=None if step.counts is None else total[-1].astype(jnp.int32),
         )
 
     def wire_bytes(self, like: PyTree) -> int:

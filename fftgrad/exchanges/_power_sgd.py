@@ -10,7 +10,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Like, PyTree, Reduced, Scope, Step
-from fftgrad.exchanges import _alike, _parts
+from fftgrad.exchanges import _alike, _counts, _parts
 
 
 class PowerSgdState(NamedTuple):
@@ -93,7 +93,8 @@ class PowerSgd(Exchange):
         dense = [leaf for leaf, shape in zip(leaves, shapes, strict=True) if shape is None]
 
         lefts = [_times(m, q) for m, q in zip(matrices, state.factors, strict=True)]
-        averaged = _mean([*lefts, *dense], axis_name)
+        who = _counts.term(step, axis_name)
+        averaged = _mean([*lefts, *dense, *who], axis_name)
         lefts = [jnp.linalg.qr(left)[0] for left in averaged[: len(matrices)]]
         rights = _mean(
             [_times(m.T, left) for m, left in zip(matrices, lefts, strict=True)], axis_name
@@ -101,17 +102,19 @@ class PowerSgd(Exchange):
 
         low_rank = iter([_times(p, q.T) for p, q in zip(lefts, rights, strict=True)])
         exact = iter(averaged[len(matrices) :])
+        workers = _counts.number(averaged[len(leaves) :])
         means: list[jax.Array] = []
         sent: list[jax.Array] = []
         for leaf, shape in zip(leaves, shapes, strict=True):
             means.append(next(exact) if shape is None else next(low_rank).reshape(leaf.shape))
-            sent.append(leaf if shape is None else means[-1])
+            sent.append(leaf if shape is None else _counts.over(workers, means[-1], axis_name))
         return Reduced(
             mean=jax.tree.unflatten(structure, means),
             sent=jax.tree.unflatten(structure, sent),
             finite=_alike.all_finite(means),
             overflow=0,
             state=PowerSgdState(list(map(_kept, rights, state.factors))),
+            workers=workers,
         )
 
     def wire_bytes(self, like: PyTree) -> int:

@@ -1,6 +1,7 @@
 """A sum of coefficients that one worker chooses for all, or that all know already."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from fftgrad._contracts import (
 )
 from fftgrad._values import check_kind, constructor_call
 from fftgrad.codecs._chain import chain, stages
-from fftgrad.exchanges import _alike, _parts
+from fftgrad.exchanges import _alike, _counts, _parts
 from fftgrad.exchanges._choosers import Chooser, Leader
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
@@ -130,15 +131,16 @@ class SharedSupport(Exchange):
         likes = _parts.vector_likes(x)
         linear, selectors = self._split(x, likes)
         vectors = _parts.vectors(x)
-        spectra = linear.compress(vectors, drop_worker_axis(state.codecs), step)
+        codecs = drop_worker_axis(state.codecs)
+        spectra = linear.compress(vectors, codecs, step)
         z = tuple(payload.main for payload in spectra.payloads)
 
         chosen = [i for i, selector in enumerate(selectors.codecs) if _selects(selector)]
         scores = list(z)
         for i, kept in zip(chosen, state.chooser, strict=True):
             scores[i] = self.chooser.score(z[i], kept)
-        before = state.selectors
-        before = drop_worker_axis(before) if self.chooser.sends_positions else before
+        own = self.chooser.sends_positions
+        before = drop_worker_axis(state.selectors) if own else state.selectors
         selected = selectors.compress(tuple(scores), before, step)
         sides = [payload.side for payload in selected.payloads]
         agreed = self.chooser.agree([sides[i] for i in chosen], step, axis_name)
@@ -156,20 +158,25 @@ class SharedSupport(Exchange):
         counted = self._counts(linear, selectors, likes)
         flag = _finite.poison_unless(_alike.all_finite(vectors))[None]
         count = [jnp.asarray(overflow * workers, jnp.float32)[None]] if counted else []
-        whole, restore = _parts.as_one([flag, *count, *values])
+        who = _counts.term(step, axis_name)
+        whole, restore = _parts.as_one([flag, *count, *who, *values])
         total = lax.psum(whole * (1.0 / workers), axis_name)
         flag, *rest = restore(total)
-        seen, means = (rest[0][0], rest[1:]) if counted else (jnp.zeros(()), rest)
+        seen = rest.pop(0)[0] if counted else jnp.zeros(())
+        told, means = rest[: len(who)], rest[len(who) :]
+        number = _counts.number(told)
 
         def back(values: list[jax.Array]) -> Vectors:
             payloads = tuple(Payload(v, side) for v, side in zip(values, sides, strict=True))
             return selectors.decompress(payloads, spec(z), step)
 
         coefficients = back(means)
+        known = _counts.over(number, coefficients, axis_name)
         after = [
-            self.chooser.update(kept, _selector(selectors, i), sides[i], coefficients[i], step)
+            self.chooser.update(kept, _selector(selectors, i), sides[i], known[i], step)
             for i, kept in zip(chosen, state.chooser, strict=True)
         ]
+        keep = functools.partial(_counts.kept_unless, step.counts)
         mean = [m + flag for m in linear.undo_linear(coefficients, likes, step)]
         return Reduced(
             mean=_parts.rebuild(mean, x),
@@ -177,8 +184,11 @@ class SharedSupport(Exchange):
             finite=_finite.all_finite(total),
             overflow=jnp.round(seen).astype(jnp.int32),
             state=SharedSupportState(
-                add_worker_axis(spectra.state), self._own(selected.state), after
+                add_worker_axis(keep(spectra.state, codecs)),
+                self._own(keep(selected.state, before) if own else selected.state),
+                after,
             ),
+            workers=number,
         )
 
     def wire_bytes(self, like: PyTree) -> int:

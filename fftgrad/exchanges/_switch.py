@@ -8,6 +8,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
+from fftgrad.exchanges import _counts
 
 
 def switch(
@@ -23,6 +24,7 @@ def switch(
     def branch(position: int) -> Callable[..., Reduced]:
         def run(x: PyTree, states: tuple[PyTree, ...], step: Step) -> Reduced:
             out = exchanges[position].mean(x, states[position], step, axis_name)
+            out = _counts.told(out, step, axis_name)
             # Typed alike in all branches, whatever each knows to be equal along other axes.
             like = jax.tree.leaves(out.mean)[0]
             return out._replace(
@@ -30,6 +32,7 @@ def switch(
                 finite=_axes.vary_like(out.finite, like),
                 overflow=_axes.vary_like(jnp.asarray(out.overflow, jnp.int32), like),
                 state=(*states[:position], out.state, *states[position + 1 :]),
+                workers=jax.tree.map(lambda n: _axes.vary_like(n, like), out.workers),
             )
 
         return run

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Scope, Step
 from fftgrad._values import check_kind, constructor_call
-from fftgrad.exchanges import _alike, _parts, _shards, _wire
+from fftgrad.exchanges import _alike, _counts, _parts, _shards, _wire
 from fftgrad.exchanges._all_gather import decode_mean
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
@@ -108,7 +108,8 @@ class TwoStage(Exchange):
         def to_owner(
             number: jax.Array, shards: Vectors, before: PyTree
         ) -> tuple[jax.Array, Vectors, PyTree]:
-            return _compress(codec, shards, before, 0, likes, step.fold_local(number))
+            own = step.fold_local(number)._replace(counts=None)  # the last stage tells
+            return _compress(codec, shards, before, 0, likes, own)
 
         buffers, sent, codecs = jax.vmap(to_owner)(
             jnp.arange(self.workers),
@@ -128,17 +129,21 @@ class TwoStage(Exchange):
         )
         server = memory.update(y, kept, y, compensated)
         headers, rows = _decode_rows(codec, _axes.all_gather(buffer, axis_name), likes, step)
+        overflow, workers = _counts.read(headers.overflow, step)
+        codecs = _counts.kept_unless(step.counts, codecs, drop_worker_axis(state.codecs))
         return Reduced(
             mean=_shards.from_shards(rows, x),
             sent=_shards.from_shards(sent, x),
             finite=jnp.all(headers.finite) & _alike.all_finite(rows),
-            overflow=jnp.sum(headers.overflow),
+            overflow=overflow,
+            # What is kept of a shard belongs to all workers, whether or not its owner counts.
             state=TwoStageState(
                 codecs=add_worker_axis(codecs),
                 server_codecs=add_worker_axis(server_codecs),
                 server=add_worker_axis(server),
                 cut=state.cut,
             ),
+            workers=workers,
         )
 
     def wire_bytes(self, like: PyTree) -> int:
@@ -166,7 +171,8 @@ def _compress(
     Its header counts `overflow` besides its own.
     """
     out = codec.compress(shards, before, step)
-    header = _wire.Header(_alike.all_finite(shards), overflow + out.overflow)
+    overflow = _counts.marked(overflow + out.overflow, step)
+    header = _wire.Header(_alike.all_finite(shards), overflow)
     sent = codec.decompress(out.payloads, likes, step)
     return _wire.pack(header, out.payloads), sent, out.state
 

@@ -7,6 +7,14 @@ import optax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
+from fftgrad.exchanges import _layout
+
+
+def checked_like(tree: PyTree) -> PyTree:
+    """The shapes of gradients, in float32, once each is one that can be exchanged."""
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        _layout.check_leaf("compressed_pmean", f"updates{jax.tree_util.keystr(path)}", leaf)
+    return _layout.like(tree)
 
 
 def check_local(updates: PyTree, axis_name: AxisName) -> None:

@@ -31,6 +31,8 @@ def metrics(
         skipped       of them, those in which something was not finite
         overflow      values that no codec could represent, over workers and good steps, whatever
                       the exchange
+        dropped       gradients that were left out because they were not finite, over the same,
+                      with `compressed_pmean(non_finite="drop_worker")`
         residual      √(Σ_i ||e_i||² / w), e_i what the memory of worker i still has to send: its
                       fields called `residual`, or all of it where none is; 0.0 without memory
         exchange_residual   the same of memories inside the exchange (`TwoStage`, `Hierarchical`),
@@ -64,8 +66,8 @@ def metrics(
       >>> exchange, params = fg.AllGather(fg.Sign()), {"w": jnp.ones(320)}
       >>> tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data")
       >>> found = fg.metrics(tx.init(params), exchange=exchange, params=params)
-      >>> {name: float(value) for name, value in found.items() if name != "ratio"}
-      {'step': 0.0, 'skipped': 0.0, 'overflow': 0.0, 'residual': 0.0, 'bytes': 52.0}
+      >>> {name: float(found[name]) for name in ("step", "skipped", "residual", "bytes")}
+      {'step': 0.0, 'skipped': 0.0, 'residual': 0.0, 'bytes': 52.0}
     """
     states = [
         (jax.tree_util.keystr(path, simple=True, separator="/"), node)
@@ -102,6 +104,7 @@ def _of_state(state: CompressedPmeanState, axis_name: AxisName | None) -> dict[s
         "step": state.step,
         "skipped": state.skipped,
         "overflow": state.overflow,
+        "dropped": state.dropped,
         "residual": _norm(memory, axis_name),
     }
     if jax.tree.leaves(state.error):

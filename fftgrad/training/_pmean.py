@@ -1,6 +1,5 @@
 """The compressed mean of gradients over an axis, as an optax transformation."""
 
-import functools
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -10,17 +9,22 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Step
-from fftgrad._values import check_kind
-from fftgrad.exchanges import _alike, _error, _layout, _parts
+from fftgrad._values import check_choice, check_kind
+from fftgrad.exchanges import _counts, _error, _layout, _parts
 from fftgrad.exchanges._composite import keeps_error
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._no_memory import NoMemory
-from fftgrad.ops import _rounding
 from fftgrad.ops._keys import as_key
-from fftgrad.training import _worker
-from fftgrad.training._check_gradients import check_local, check_replicated, refuse_masked
+from fftgrad.training import _narrow, _non_finite, _worker
+from fftgrad.training._check_gradients import (
+    check_local,
+    check_replicated,
+    checked_like,
+    refuse_masked,
+)
 from fftgrad.training._check_state import check_state
+from fftgrad.training._non_finite import NonFinite
 from fftgrad.training._value_and_grad import check_own
 
 Masked = Literal["refuse", "elsewhere"]
@@ -34,6 +38,7 @@ class CompressedPmeanState(NamedTuple):
       skipped: in how many of them something was not finite, and memory and exchange were left as
         they were.
       overflow: how many values no codec could represent, over all workers and unskipped steps.
+      dropped: how many gradients `non_finite="drop_worker"` left out, over the same.
       memory: the memory's state, of which each worker has its own.
       exchange: the exchange's state, one for each bucket.
       worker: whose row this is: the worker's index in the axis and the number of workers, int32[2],
@@ -45,6 +50,7 @@ class CompressedPmeanState(NamedTuple):
     step: jax.Array
     skipped: jax.Array
     overflow: jax.Array
+    dropped: jax.Array
     memory: PerWorker
     exchange: tuple[PyTree, ...]
     worker: PerWorker
@@ -58,6 +64,7 @@ def compressed_pmean(
     axis_name: AxisName,
     layout: Layout = Layout(),
     masked: Masked = "refuse",
+    non_finite: NonFinite = "propagate",
     measure: bool = False,
     key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -95,6 +102,9 @@ def compressed_pmean(
       masked: what to do with leaves that `optax.masked` or `optax.partition` hides from it, and
         that it therefore does not average: "refuse" them, or "elsewhere", to say that another
         transformation averages them.
+      non_finite: what becomes of a gradient that is not finite: "propagate" shows it to all as a
+        mean that is not finite, "skip" returns zeros for that mean, "drop_worker" returns the mean
+        of the workers whose gradient, with what the memory added, is finite.
       measure: whether the state keeps √(Σ ||x - sent||² / Σ ||x||²) over the workers, x being the
         gradient with what the memory added: `error` in `fg.metrics`.
       key: seed or PRNG key of codecs that draw; the step and the worker are folded in.
@@ -112,7 +122,9 @@ def compressed_pmean(
       `Drift()`; in two of `TwoStage`, `PowerSgd`, `IntegerSum` and another `SharedSupport`; in two
       of `Hierarchical` and those of its slow exchange; in two of `Recover(max_error=...)` and those
       of the exchange in use. By default there is a bucket for every 2^30 parameters. `measure` adds
-      12 bytes, in two all-reduces, and a loss that is watched 4.
+      12 bytes, in two all-reduces, and a loss that is watched 4. "drop_worker" adds 4 bytes to a
+      sum of each bucket of `AllReduce`, `SharedSupport`, `PowerSgd` and `IntegerSum`, an all-reduce
+      of 4 to `Hierarchical` and to exchanges that do not tell, and two of 4 over model axes.
 
     Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
       goes back to the memory, which sends it later; without memory it is lost. An axis of one
@@ -120,19 +132,21 @@ def compressed_pmean(
       infinity anywhere gives a non-finite mean on all workers, as pmean does, and leaves no trace:
       the memory and the state of the exchange, of all buckets, stay as they were. So does a mean
       that is beyond the range of a leaf's dtype. `optax.apply_if_finite` after it then skips the
-      step on all workers alike. A state that is not this worker's own, as when one worker's is
-      restored on all, or rows come back in another order or in another number, makes the mean NaN
-      and counts as skipped, in every step until it is made anew. It is told by `state.worker`, from
-      the second update on.
+      step on all workers alike; with "skip" it takes the zeros for a gradient, and Adam's moments
+      decay. With "drop_worker" a worker that is left out forgets nothing: for g workers left in a
+      step, and e the residuals of all, Σ g · mean + Σ e = Σ of the gradients that were finite. If
+      none is, or the mean is not, it is "skip". A state that is not this worker's own, as when one
+      worker's is restored on all, or rows come back in another order or in another number, makes
+      every step bad until it is made anew. It is told by `state.worker`, from the second update on.
 
     Raises:
-      ValueError: if `masked` is none of these, or if `measure` is to see the error of an exchange
-        whose `sent` is x (`Hierarchical`); while tracing, if the axis is not bound, if the
-        exchange needs the loss and `value` is missing or does not vary over the axis, if a gradient
-        does not vary over the axis (it is summed already), if `params` are known to vary over it
-        (they are sharded over it), if some gradients vary over a model axis and others do not, if
-        a leaf is masked, or if the state is not sharded over the workers, or is that of another
-        exchange, memory or layout.
+      ValueError: if `masked` or `non_finite` is none of these, or if `measure` is to see the error
+        of an exchange whose `sent` is x (`Hierarchical`); while tracing, if the axis is not bound,
+        if the exchange needs the loss and `value` is missing or does not vary over the axis, if a
+        gradient does not vary over the axis (it is summed already), if `params` are known to vary
+        over it (they are sharded over it), if some gradients vary over a model axis and others do
+        not, if a leaf is masked, or if the state is not sharded over the workers, or is that of
+        another exchange, memory or layout.
       TypeError: if `exchange` or `memory` is none, or `axis_name` no name; while tracing, if a leaf
         is not a floating-point array of at most 32 bits.
 
@@ -153,11 +167,8 @@ def compressed_pmean(
     _axes.check_names("compressed_pmean(axis_name)", axis_name)
     check_kind("compressed_pmean(layout)", layout, Layout, "use Layout('leaf').")
     layout = layout.for_exchange(exchange)
-    if masked not in get_args(Masked):
-        raise ValueError(
-            f"compressed_pmean(masked): must be one of {get_args(Masked)}, got {masked!r}; use "
-            "'refuse'."
-        )
+    check_choice("compressed_pmean(masked)", masked, get_args(Masked))
+    check_choice("compressed_pmean(non_finite)", non_finite, get_args(NonFinite))
     if measure and keeps_error(exchange):
         raise ValueError(
             "compressed_pmean(measure): must be False for an exchange that keeps what it loses in "
@@ -166,7 +177,7 @@ def compressed_pmean(
         )
 
     def init(params: optax.Params) -> CompressedPmeanState:
-        like = _checked_like(params)
+        like = checked_like(params)
         zero = jnp.zeros((), jnp.int32)
         remembered = add_worker_axis(memory.init(like))
         exchanged = tuple(map(exchange.init, _layout.bucket_likes(like, layout)))
@@ -174,6 +185,7 @@ def compressed_pmean(
             step=zero,
             skipped=zero,
             overflow=zero,
+            dropped=zero,
             memory=remembered,
             exchange=exchanged,
             worker=_worker.nobody(remembered, exchanged),
@@ -193,7 +205,7 @@ def compressed_pmean(
         del extra
         if masked == "refuse":
             refuse_masked(updates)
-        like = _checked_like(updates)
+        like = checked_like(updates)
         check_local(updates, axis_name)
         check_replicated(params, axis_name)
         if exchange.needs_loss and value is None:
@@ -211,9 +223,11 @@ def compressed_pmean(
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         grads = _worker.poison_unless(mine, grads)
         x, compensated = memory.compensate(grads, own)
+        counts = _non_finite.who_counts(non_finite, x, mine, axis_name)
+        x = _counts.zero_unless(counts, x)
         # Here and not above: making a key starts the backend, and a transformation may be made
         # before jax.distributed is initialized.
-        step = _step(as_key(key), state.step, axis_name)
+        step = _step(as_key(key), state.step, axis_name)._replace(counts=counts)
         reduced: list[Reduced] = []
         for i, bucket in enumerate(_layout.to_buckets(_axes.whole(x), layout)):
             # One after the other: a scheduler that may work on many at a time puts all their
@@ -224,13 +238,17 @@ def compressed_pmean(
             reduced.append(exchange.mean(bucket, state.exchange[i], step.fold(i), axis_name))
         mean = _layout.from_buckets(_axes.whole([r.mean for r in reduced]), like, layout)
         sent = _layout.from_buckets(_axes.whole([r.sent for r in reduced]), like, layout)
+        # All buckets go without the same workers.
+        workers = _counts.told(reduced[0], step, axis_name).workers if reduced else None
+        mean = _counts.over(workers, mean, axis_name)
         remembered = memory.update(x, sent, mean, compensated)
-        mean, dropped = _narrowed(mean, updates)
-        if dropped is not None:
-            remembered = memory.put_back(dropped, remembered)
-        remembered = add_worker_axis(remembered)
+        mean, rounded = _narrow.narrowed(mean, updates)
+        if rounded is not None:
+            remembered = memory.put_back(rounded, remembered)
+        remembered = add_worker_axis(_counts.kept_unless(counts, remembered, own))
 
-        finite = _agreed([r.finite for r in reduced], mean)
+        finite = _non_finite.agreed([r.finite for r in reduced], workers, mean)
+        mean = _non_finite.shown(non_finite, finite, mean)
         exchanged = tuple(r.state for r in reduced)
         lost = jax.tree.map(jnp.subtract, x, sent) if measure else ()
         error = _error.relative_error(lost, x, axis_name) if measure else ()
@@ -238,7 +256,8 @@ def compressed_pmean(
             finite, (remembered, exchanged), (state.memory, state.exchange)
         )
         if exchange.needs_loss:
-            loss = lax.pmean(jnp.asarray(value, jnp.float32), axis_name)
+            loss = jnp.asarray(value, jnp.float32)
+            loss = _non_finite.over_those(counts, workers, loss, axis_name)
             # A step that leaves no trace tells nothing by its loss either.
             told = tuple(exchange.observe(s, loss, step) for s in exchanged)
             exchanged = _parts.where(finite, told, exchanged)
@@ -249,6 +268,7 @@ def compressed_pmean(
             step=state.step + 1,
             skipped=state.skipped + 1 - finite.astype(jnp.int32),
             overflow=state.overflow + _axes.over_other_axes(lax.psum, overflow),
+            dropped=state.dropped + _non_finite.left_out(workers, finite, axis_name),
             memory=remembered,
             exchange=exchanged,
             worker=worker,
@@ -271,31 +291,6 @@ def _stands_in(params: optax.Params) -> bool:
     return not jax.tree.leaves(params) and kind.__module__.startswith("optax.tree_utils")
 
 
-def _checked_like(tree: PyTree) -> PyTree:
-    for path, leaf in jax.tree.leaves_with_path(tree):
-        _layout.check_leaf("compressed_pmean", f"updates{jax.tree_util.keystr(path)}", leaf)
-    return _layout.like(tree)
-
-
 def _step(key: jax.Array, count: jax.Array, axis_name: AxisName) -> Step:
     shared, local = jax.random.split(jax.random.fold_in(key, count))
     return Step(count, shared, jax.random.fold_in(local, _axes.index(axis_name)))
-
-
-def _narrowed(mean: PyTree, like: PyTree) -> tuple[PyTree, PyTree | None]:
-    """The mean in the dtypes of the leaves, and what rounding drops of it, if any is narrow."""
-    if all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(like)):
-        return mean, None
-    near = jax.tree.map(lambda m, g: _rounding.rounded(m, g.dtype), mean, like)
-    cast = jax.tree.map(lambda m, g: m.astype(g.dtype), near, like)
-    return cast, jax.tree.map(jnp.subtract, mean, near)
-
-
-def _agreed(flags: list[jax.Array], mean: PyTree) -> jax.Array:
-    """Whether all is finite, in all buckets and on the whole mesh, also as the leaves' dtypes."""
-    # Only a narrower dtype can be left by a mean that was finite.
-    narrow = [leaf for leaf in jax.tree.leaves(mean) if leaf.dtype != jnp.float32]
-    every = [*flags, _alike.all_finite(narrow)]
-    flag = _axes.everywhere(functools.reduce(jnp.logical_and, every))
-    # Kept: every leaf of the state would find it again, which takes XLA minutes for many leaves.
-    return lax.optimization_barrier(flag)

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import reference
-from cases import values
+from cases import CODECS, values
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh
@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere
 
 import fftgrad as fg
+from fftgrad.codecs._spec import counts_overflow
 
 WORKERS = 4
 STEP = fg.Step.of(3)
@@ -409,6 +410,35 @@ def test_every_exchange_counts_what_overflows(exchange):
     tx = fg.compressed_pmean(exchange, axis_name=AXIS)
     _, state = updates(tx, rows, steps=2)
     assert np.asarray(state.overflow).tolist() == [8] * WORKERS
+
+
+def test_every_exchange_whose_codec_may_overflow_is_tried():
+    """The others send float32, or integers of a shared scale."""
+    public = {e for e in vars(fg).values() if isinstance(e, type) and issubclass(e, fg.Exchange)}
+    tried = {type(exchange) for exchange in TOO_LARGE.values()}
+    in_meshes = {fg.Hierarchical}
+    assert public - {fg.Exchange} == tried | in_meshes | {fg.PowerSgd, fg.IntegerSum}
+
+
+COUNTING = [
+    name
+    for name, codec in CODECS.items()
+    if counts_overflow(codec, jax.ShapeDtypeStruct((150,), jnp.float32))
+]
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_every_codec_that_counts_is_counted_over_the_workers(name):
+    codec = CODECS[name]
+    rows = values((WORKERS, 150)) * np.float32(1e5)
+    rows[0] = 1e5
+    own = [
+        int(jax.jit(lambda x: codec.compress(x, codec.init(x), fg.Step.of(0)).overflow)(row))
+        for row in rows
+    ]
+    assert sum(own) > 0 or name in ("bfloat16", "top-k bfloat16", "threshold exact")
+    _, state = updates(fg.compressed_pmean(fg.AllGather(codec), axis_name=AXIS), rows, steps=1)
+    assert np.asarray(state.overflow).tolist() == [sum(own)] * WORKERS
 
 
 # How far a threshold is searched for

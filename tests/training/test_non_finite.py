@@ -1,0 +1,601 @@
+"""What is done with a gradient that is not finite: seen, skipped, or left out of the mean."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES, gradients, values
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, everywhere, of_size, train_step
+
+import fftgrad as fg
+
+WORKERS = 4
+PAIR = {"a": jax.ShapeDtypeStruct((8, 8), "float32"), "b": jax.ShapeDtypeStruct((8, 8), "float32")}
+BUCKETS = fg.Layout("leaf", 256)  # a leaf each
+LONG = {"two stages, budget", "two stages, top-k", "two stages, one sign"}  # to compile
+
+
+def slowly(names):
+    return [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in names]
+
+
+ALL = pytest.mark.parametrize("name", slowly(EXCHANGES))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain(fg.Exchange):
+    """An exchange of one's own, which knows nothing of workers that do not count."""
+
+    def mean(self, x, state, step, axis_name):
+        mean = jax.lax.pmean(x, axis_name)
+        finite = jnp.isfinite(sum(jnp.sum(a - a) for a in jax.tree.leaves(mean)))
+        return fg.Reduced(mean, x, finite, 0, state)
+
+    def wire_bytes(self, like):
+        return sum(4 * leaf.size for leaf in jax.tree.leaves(like))
+
+
+@functools.cache
+def mapped(exchange, policy, workers=WORKERS, memory=None, **options):
+    """`init` and `update` under vmap, compiled once for all tests; with error feedback."""
+    tx = fg.compressed_pmean(
+        of_size(exchange, workers),
+        fg.ErrorFeedback() if memory is None else memory,
+        axis_name=AXIS,
+        non_finite=policy,
+        **options,
+    )
+    return jax.vmap(tx.init), everywhere("vmap", lambda g, s: tx.update(g, s), workers)
+
+
+def grads(seed=0, tree=PAIR, workers=WORKERS):
+    return gradients(tree, workers, seed=seed)
+
+
+def spoiled(tree, workers, bad=np.nan, leaf="b"):
+    """The gradients, those of some workers with one bad value."""
+    for worker in workers:
+        tree = {**tree, leaf: tree[leaf].at[(worker, *[3] * (tree[leaf].ndim - 1))].set(bad)}
+    return tree
+
+
+def row(tree, worker):
+    return jax.tree.map(lambda a: np.asarray(a[worker]), tree)
+
+
+def same(a, b):
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in pairs)
+
+
+def is_zero(tree):
+    return all(not np.any(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def counters(state):
+    """Skipped and dropped, on all workers."""
+    return np.asarray(state.skipped).tolist(), np.asarray(state.dropped).tolist()
+
+
+def per_worker(state):
+    """What of a state is kept of each worker, a row each."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, fg.PerWorker))
+    return [node for node in nodes if isinstance(node, fg.PerWorker)]
+
+
+# Nobody bad, somebody bad, everybody bad: every exchange
+
+
+@ALL
+def test_where_all_is_finite_the_policies_agree_to_the_bit(name):
+    found = []
+    for policy in ("propagate", "skip", "drop_worker"):
+        init, update = mapped(EXCHANGES[name], policy)
+        state = init(grads())
+        for seed in range(2):
+            mean, state = update(grads(seed), state)
+        found.append((mean, state))
+    assert same(found[0], found[1])
+    assert same(found[0], found[2])
+    assert counters(state) == ([0] * WORKERS, [0] * WORKERS)
+
+
+@ALL
+def test_a_skipped_step_is_zero_and_leaves_no_trace(name):
+    init, update = mapped(EXCHANGES[name], "skip")
+    _, before = update(grads(), init(grads()))
+    mean, after = update(spoiled(grads(1), [2]), before)
+    assert is_zero(mean)
+    assert same((before.memory, before.exchange), (after.memory, after.exchange))
+    assert same(before.overflow, after.overflow)
+    assert counters(after) == ([1] * WORKERS, [0] * WORKERS)
+
+
+def check_dropped(exchange, leaf, bad, **options):
+    """The mean is what zeros of that worker give, over those that are left."""
+    init, update = mapped(exchange, "drop_worker", **options)
+    _, before = update(grads(), init(grads()))
+    mean, after = update(spoiled(grads(1), [2], bad, leaf), before)
+    assert all(same(row(mean, 0), row(mean, i)) for i in range(WORKERS))
+    assert same(row(before.memory, 2), row(after.memory, 2))
+    for i in (0, 1, 3):
+        kept = row(after.memory, i)
+        assert is_zero(kept) or not same(row(before.memory, i), kept)
+    assert counters(after) == ([0] * WORKERS, [1] * WORKERS)
+
+    _, as_usual = mapped(exchange, "propagate", **options)
+    empty = jax.tree.map(lambda a: a.at[2].set(0), (grads(1), before.memory))
+    of_zeros, _ = as_usual(empty[0], before._replace(memory=empty[1]))
+    for a, b in zip(jax.tree.leaves(mean), jax.tree.leaves(of_zeros), strict=True):
+        np.testing.assert_allclose(a, b * np.float32(4 / 3), rtol=1e-6, atol=1e-6)
+
+
+@ALL
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_dropped_worker_adds_nothing_and_forgets_nothing(name, bad):
+    check_dropped(EXCHANGES[name], "b", bad)
+
+
+IN_BUCKETS = ["dense", "gather top-k", "shared by the mean", "two stages", "low rank", "warm-up"]
+
+
+@pytest.mark.parametrize("leaf", PAIR)
+@pytest.mark.parametrize("name", IN_BUCKETS)
+def test_a_worker_is_dropped_from_all_buckets(name, leaf):
+    """Whichever of them is bad, the first that travels or the last."""
+    check_dropped(EXCHANGES[name], leaf, np.nan, layout=BUCKETS)
+
+
+# Whose parts are shards, and whose state is of them, depends on the number of workers.
+OF_ANY_SIZE = [n for n, e in EXCHANGES.items() if not isinstance(e, fg.TwoStage)]
+
+
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_the_others_have_the_mean_that_they_would_have_on_their_own(name):
+    """Over three steps, the last worker being bad in all of them."""
+    init, update = mapped(EXCHANGES[name], "drop_worker")
+    init_alone, alone = mapped(EXCHANGES[name], "propagate", WORKERS - 1)
+    three = jax.tree.map(lambda a: a[:3], grads())
+    state, state_alone = init(grads()), init_alone(three)
+    # Leaders take turns, among three otherwise than among four.
+    for seed in range(3):
+        mean, state = update(spoiled(grads(seed), [3]), state)
+        rows = jax.tree.map(lambda a: a[:3], grads(seed))
+        mean_alone, state_alone = alone(rows, state_alone)
+        for a, b in zip(jax.tree.leaves(mean), jax.tree.leaves(mean_alone), strict=True):
+            np.testing.assert_allclose(a[:3], b, rtol=1e-4, atol=1e-5)
+    kept = zip(jax.tree.leaves(state.memory), jax.tree.leaves(state_alone.memory), strict=True)
+    for a, b in kept:
+        np.testing.assert_allclose(a[:3], b, rtol=1e-4, atol=2e-5)
+    assert counters(state) == ([0] * WORKERS, [3] * WORKERS)
+
+
+@pytest.mark.parametrize("exchange", [fg.AllReduce(), fg.AllGather(fg.Identity()), Plain()])
+@pytest.mark.parametrize("bad", [[0], [1, 3], [0, 1, 2]])
+def test_without_compression_it_is_the_mean_of_the_finite_rows(exchange, bad):
+    init, update = mapped(exchange, "drop_worker", memory=fg.NoMemory())
+    mean, state = update(spoiled(grads(), bad, np.inf), init(grads()))
+    good = [i for i in range(WORKERS) if i not in bad]
+    for leaf in PAIR:
+        wanted = np.asarray(grads()[leaf], np.float64)[good].mean(0)
+        np.testing.assert_allclose(mean[leaf][0], wanted, rtol=1e-5, atol=1e-6)
+    assert counters(state) == ([0] * WORKERS, [len(bad)] * WORKERS)
+
+
+@ALL
+def test_a_step_without_a_finite_worker_is_skipped(name):
+    init, update = mapped(EXCHANGES[name], "drop_worker")
+    _, before = update(grads(), init(grads()))
+    everyone = spoiled(spoiled(grads(1), [0, 2], leaf="a"), [1, 3])
+    mean, after = update(everyone, before)
+    assert is_zero(mean)
+    assert same((before.memory, before.exchange), (after.memory, after.exchange))
+    assert counters(after) == ([1] * WORKERS, [0] * WORKERS)
+
+
+@pytest.mark.parametrize("name", HIERARCHIES)
+def test_a_hierarchy_goes_without_a_worker_too(name):
+    exchange = dataclasses.replace(HIERARCHIES[name], memory=fg.NoMemory())
+    axes = ("slow", "fast")
+
+    def step(policy):
+        tx = fg.compressed_pmean(exchange, axis_name=axes, non_finite=policy)
+        one = jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name="fast")
+        return jax.jit(jax.vmap(one, axis_name="slow"))
+
+    rows = jnp.asarray(values((2, 4, 60)))
+    mean, state = step("drop_worker")(rows.at[1, 2, 7].set(np.nan))
+    of_zeros, _ = step("propagate")(rows.at[1, 2].set(0))
+    np.testing.assert_allclose(mean, of_zeros * np.float32(8 / 7), rtol=1e-6, atol=1e-6)
+    assert np.all(np.asarray(state.dropped) == 1)
+    assert np.all(np.asarray(state.skipped) == 0)
+    zero, state = step("skip")(rows.at[1, 2, 7].set(np.nan))
+    assert is_zero(zero)
+    assert np.all(np.asarray(state.skipped) == 1)
+
+
+# What holds over many steps: Σ g · mean + what is held = Σ of the finite gradients
+
+LAW = {
+    "gather": fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=5))),
+    "signs": fg.AllGather(fg.Sign()),
+    "random sum": fg.AllReduce(fg.RandomK(fraction=0.25)),
+    "leaders": fg.SharedSupport(fg.chain(fg.Fft(block=8), fg.TopK(fraction=0.1))),
+    "drift": fg.SharedSupport(fg.TopK(fraction=0.1), fg.Drift()),
+    "two stages": fg.TwoStage(fg.Sign(), workers=WORKERS),
+    "two stages of few": fg.TwoStage(fg.TopK(k=20), workers=WORKERS),
+    "low rank": fg.PowerSgd(rank=2),
+    "integers": fg.IntegerSum(workers=WORKERS, levels=7),
+    "warm-up": fg.Piecewise({0: fg.PowerSgd(rank=2), 3: fg.AllGather(fg.TopK(k=9))}),
+}
+NARROW = ["gather", "two stages", "low rank"]
+WHO_IS_BAD = [[], [2], [0, 1], [0, 1, 2, 3], [3], [0], [1, 2, 3], []]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "dtype"),
+    [
+        *(pytest.param(exchange, "float32", id=name) for name, exchange in LAW.items()),
+        *(pytest.param(LAW[name], "bfloat16", id=f"{name}, narrow") for name in NARROW),
+    ],
+)
+def test_what_finite_workers_had_to_send_is_applied_or_held(exchange, dtype):
+    """Σ_t g_t · mean_t + Σ_i e_i + w · s = Σ_t Σ over the g_t finite workers of grad_i.
+
+    e_i is the residual of worker i, and s what the owners of shards hold.
+    """
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), PAIR)
+    init, update = mapped(exchange, "drop_worker", layout=BUCKETS)
+    state = init(grads(tree=like))
+    applied = wanted = 0.0
+    for seed, bad in enumerate(WHO_IS_BAD):
+        rows = grads(seed, like)
+        good = [i for i in range(WORKERS) if i not in bad]
+        mean, state = update(spoiled(rows, bad, leaf="ab"[seed % 2]), state)
+        applied += len(good) * np.concatenate([np.asarray(mean[k][0], float) for k in PAIR])
+        wanted += sum(np.concatenate([np.asarray(rows[k][i], float) for k in PAIR]) for i in good)
+    residual = state.memory.value.residual
+    held = np.concatenate([np.asarray(residual[k], float)[:, 0].sum(0) for k in PAIR])
+    if isinstance(exchange, fg.TwoStage):  # buckets run from the last leaf to the first
+        shards = [np.asarray(jax.tree.leaves(s.server)[0]) for s in reversed(state.exchange)]
+        assert min(np.abs(s).max() for s in shards) > 0
+        held = held + WORKERS * np.concatenate([s.reshape(8, 8) for s in shards])
+    np.testing.assert_allclose(applied + held, wanted, atol=1e-4 * np.abs(wanted).max())
+    assert counters(state) == ([1] * WORKERS, [8] * WORKERS)
+
+
+def test_an_owner_that_is_dropped_still_keeps_its_shard_for_all():
+    exchange = fg.TwoStage(fg.chain(fg.OneSided(), fg.AdaComp(bin_size=4)), workers=WORKERS)
+    init, update = mapped(exchange, "drop_worker")
+    _, before = update(grads(), init(grads()))
+    _, after = update(spoiled(grads(1), [2]), before)
+    for old, new in zip(before.exchange, after.exchange, strict=True):
+        assert same(row(old.codecs, 2), row(new.codecs, 2))
+        assert not same(row(old.server, 2), row(new.server, 2))
+        assert not same(row(old.codecs, 1), row(new.codecs, 1))
+
+
+STATEFUL = {
+    "adacomp": fg.AllGather(fg.AdaComp(bin_size=20)),
+    "reused threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=3)),
+    "leader's threshold": fg.SharedSupport(fg.Threshold(fraction=0.1, reuse=3)),
+    "warm-up": fg.Piecewise({0: fg.AllGather(fg.AdaComp(bin_size=20)), 9: fg.AllReduce()}),
+}
+
+
+@pytest.mark.parametrize("exchange", STATEFUL.values(), ids=STATEFUL)
+def test_what_codecs_keep_of_a_dropped_worker_stays(exchange):
+    init, update = mapped(exchange, "drop_worker")
+    _, before = update(grads(), init(grads()))
+    _, after = update(spoiled(grads(5), [2]), before)
+    old, new = per_worker(before.exchange), per_worker(after.exchange)
+    assert same(row(old, 2), row(new, 2))
+    assert not same(row(old, 1), row(new, 1))
+
+
+@pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
+def test_any_memory_of_a_dropped_worker_stays(memory):
+    init, update = mapped(fg.AllGather(fg.TopK(k=9)), "drop_worker", memory=memory)
+    _, before = update(grads(), init(grads()))
+    mean, after = update(spoiled(grads(1), [2]), before)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((mean, after)))
+    assert same(row(before.memory, 2), row(after.memory, 2))
+    if memory != fg.NoMemory():
+        assert not same(row(before.memory, 1), row(after.memory, 1))
+
+
+def test_a_dropped_leader_chooses_where_and_the_others_what():
+    """The positions are those of zeros; the values there are the mean of the others."""
+    exchange = fg.SharedSupport(fg.TopK(k=10), fg.Leader(worker=0))
+    init, update = mapped(exchange, "drop_worker", memory=fg.NoMemory())
+    rows = grads()
+    mean, _ = update(spoiled(rows, [0]), init(rows))
+    found = np.concatenate([np.asarray(mean[leaf][3]) for leaf in PAIR])
+    others = np.concatenate([np.asarray(rows[leaf])[1:].mean(0) for leaf in PAIR])
+    chosen = found != 0
+    assert chosen.sum() == 10
+    np.testing.assert_allclose(found[chosen], others[chosen], rtol=1e-5)
+
+
+def test_what_a_group_keeps_is_not_that_of_a_worker():
+    """The codec of a hierarchy sees the mean of four workers, of which three may count."""
+    exchange = fg.Hierarchical("fast", 4, fg.AllGather(fg.AdaComp(bin_size=4)))
+    tx = fg.compressed_pmean(exchange, axis_name=("slow", "fast"), non_finite="drop_worker")
+
+    def twice(function):
+        return jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow")
+
+    rows = jnp.asarray(values((2, 4, 60)))
+    _, before = twice(tx.update)(rows, twice(tx.init)(rows))
+    _, after = twice(tx.update)(rows.at[1, 2, 7].set(np.nan), before)
+    kept = [per_worker(state.exchange[0]._replace(cut=())) for state in (before, after)]
+    for old, new in zip(*kept, strict=True):
+        assert not same(row(row(old, 1), 2), row(row(new, 1), 2))
+
+
+def test_a_drift_knows_the_mean_of_those_that_count():
+    """What it keeps of a value that was sent is its mean, or one step would outweigh others."""
+    exchange = fg.SharedSupport(fg.TopK(k=10), fg.Drift())
+    init, update = mapped(exchange, "drop_worker", memory=fg.NoMemory())
+    mean, state = update(spoiled(grads(), [1, 2]), init(grads()))
+    mean = np.abs(np.concatenate([np.asarray(mean[leaf][0]).ravel() for leaf in PAIR]))
+    rate = np.asarray(state.exchange[0].chooser[0].rate[0])
+    assert np.count_nonzero(mean) == 10
+    np.testing.assert_allclose(rate[mean > 0], mean[mean > 0], rtol=1e-6)
+
+
+# In what runs on devices
+
+MAPPED = [
+    "dense",
+    "counted sum",
+    "gather top-k",
+    "shared support",
+    "shared by the mean",
+    "two stages",
+    "integer sum",
+    "low rank",
+    "warm-up",
+    "recovery",
+]
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("name", MAPPED)
+def test_under_shard_map_it_is_the_same(name, check_vma):
+    exchange = EXCHANGES[name]
+    tx = fg.compressed_pmean(
+        exchange, fg.ErrorFeedback(), axis_name=AXIS, layout=BUCKETS, non_finite="drop_worker"
+    )
+    init, update = train_step(tx, WORKERS, check_vma=check_vma, like=PAIR)
+    init_other, other = mapped(exchange, "drop_worker", layout=BUCKETS)
+    state, state_other = init(jax.tree.map(jnp.zeros_like, row(grads(), 0))), init_other(grads())
+    for seed, bad in enumerate([[], [1], [0, 1, 2, 3], [0, 3]]):
+        mean, state = update(spoiled(grads(seed), bad), state)
+        mean_other, state_other = other(spoiled(grads(seed), bad), state_other)
+        for leaf in PAIR:
+            shards = [np.asarray(s.data).tobytes() for s in mean[leaf].addressable_shards]
+            assert len(set(shards)) == 1
+            np.testing.assert_allclose(mean[leaf], mean_other[leaf][0], rtol=1e-4, atol=1e-5)
+    assert (int(state.skipped), int(state.dropped)) == (1, 3)
+
+
+COSTS = {  # bytes in a sum that is made anyway
+    "gather top-k": 0,
+    "two stages": 0,
+    "dense": 4,
+    "counted sum": 4,
+    "shared support": 4,
+    "shared by the mean": 4,
+    "integer sum": 4,
+    "low rank": 4,
+}
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_nothing_more_is_sent_than_a_value_in_a_sum(name):
+    def found(policy):
+        exchange = EXCHANGES[name]
+        layout = fg.Layout("leaf")
+        tx = fg.compressed_pmean(exchange, axis_name=AXIS, layout=layout, non_finite=policy)
+        init, update = train_step(tx, WORKERS, like=PAIR)
+        return fg.audit(update.lower(grads(), jax.eval_shape(init, PAIR)).compile())
+
+    plain, skip, drop = map(found, ("propagate", "skip", "drop_worker"))
+    assert [c.kind for c in plain] == [c.kind for c in skip] == [c.kind for c in drop]
+    assert sum(c.bytes for c in skip) == sum(c.bytes for c in plain)
+    assert sum(c.bytes for c in drop) == sum(c.bytes for c in plain) + COSTS[name]
+
+
+def test_an_exchange_that_does_not_tell_costs_one_sum_of_four_bytes():
+    def found(policy):
+        tx = fg.compressed_pmean(Plain(), axis_name=AXIS, layout=BUCKETS, non_finite=policy)
+        init, update = train_step(tx, WORKERS, like=PAIR)
+        return fg.audit(update.lower(grads(), jax.eval_shape(init, PAIR)).compile())
+
+    plain, drop = found("propagate"), found("drop_worker")
+    assert sum(c.bytes for c in drop) == sum(c.bytes for c in plain) + 4
+    assert all(c.kind == "all-reduce" for c in drop)
+
+
+PARTLY_TOLD = fg.Piecewise({0: Plain(), 1: fg.AllGather(fg.Identity()), 2: fg.AllReduce()})
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_one_program_may_have_exchanges_that_tell_and_others(check_vma):
+    tx = fg.compressed_pmean(PARTLY_TOLD, axis_name=AXIS, non_finite="drop_worker")
+    init, update = train_step(tx, WORKERS, check_vma=check_vma, like=PAIR)
+    state = init(jax.tree.map(jnp.zeros_like, row(grads(), 0)))
+    for seed in range(3):
+        mean, state = update(spoiled(grads(seed), [1]), state)
+        for leaf in PAIR:
+            wanted = np.asarray(grads(seed)[leaf])[[0, 2, 3]].mean(0)
+            np.testing.assert_allclose(mean[leaf], wanted, rtol=1e-5, atol=1e-6)
+        assert (int(state.skipped), int(state.dropped)) == (0, seed + 1)
+
+
+def test_a_hierarchy_costs_one_sum_of_four_bytes_more():
+    mesh = jax.make_mesh((2, 4), ("slow", "fast"), axis_types=(AxisType.Auto,) * 2)
+    axes = ("slow", "fast")
+
+    def found(policy):
+        tx = fg.compressed_pmean(
+            HIERARCHIES["slow gather"], axis_name=axes, layout=BUCKETS, non_finite=policy
+        )
+        state = fg.init(tx, {"a": jnp.zeros(60), "b": jnp.zeros(60)}, mesh, axes)
+        specs = fg.state_specs(state, axes)
+
+        def step(rows, state):
+            return tx.update(jax.tree.map(lambda a: a[0], rows), state)
+
+        run = jax.shard_map(step, mesh=mesh, in_specs=(P(axes), specs), out_specs=(P(), specs))
+        rows = {"a": jnp.ones((8, 60)), "b": jnp.ones((8, 60))}
+        return fg.audit(jax.jit(run).lower(rows, state).compile())
+
+    plain, drop = found("propagate"), found("drop_worker")
+    assert sum(c.bytes for c in drop) == sum(c.bytes for c in plain) + 4
+    assert len(drop) == len(plain) + 1
+
+
+def model_step(policy, exchange=EXCHANGES["gather top-k"]):
+    """A step of 4 workers with 2 shards each, and its state."""
+    shape = np.array(jax.devices()).reshape(4, 2)
+    mesh = Mesh(shape, (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, non_finite=policy)
+    param_specs = {"w": P("model")}
+    params = {"w": jnp.zeros(40)}
+    state = fg.init(tx, params, mesh, AXIS, param_specs)
+    specs = fg.state_specs(state, AXIS, param_specs)
+
+    def step(rows, state):
+        return tx.update({"w": rows[0]}, state)
+
+    wrapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(P(AXIS, "model"), specs), out_specs=(param_specs, specs)
+    )
+    return jax.jit(wrapped), state
+
+
+@pytest.mark.parametrize("name", ["gather top-k", "dense", "two stages", "shared support"])
+def test_a_worker_is_dropped_with_all_its_shards(name):
+    run, state = model_step("drop_worker", EXCHANGES[name])
+    rows = jnp.asarray(values((4, 40)))
+    _, before = run(rows, state)
+    mean, after = run(rows.at[2, 33].set(np.nan), before)
+    assert np.all(np.isfinite(mean["w"]))
+    assert (int(after.skipped), int(after.dropped)) == (0, 1)
+    old, new = (np.asarray(s.memory.value.residual["w"]) for s in (before, after))
+    np.testing.assert_array_equal(old[2], new[2])
+    if name == "dense":
+        np.testing.assert_allclose(mean["w"], rows[np.array([0, 1, 3])].mean(0), rtol=1e-5)
+    else:
+        assert np.all(np.any(old != new, axis=1) == [True, True, False, True])
+
+
+@pytest.mark.parametrize("name", ["gather top-k", "dense"])
+def test_shards_agree_on_a_worker_by_two_sums_of_four_bytes(name):
+    def over_shards(policy):
+        run, state = model_step(policy, EXCHANGES[name])
+        found = fg.audit(run.lower(jnp.ones((4, 40)), state).compile())
+        return sum(c.bytes for c in found if c.workers == 2)
+
+    assert over_shards("drop_worker") == over_shards("propagate") + 8
+    assert over_shards("skip") == over_shards("propagate")
+
+
+# What must not be taken for a bad gradient, and what must not follow from one
+
+
+@pytest.mark.parametrize(
+    "codec", [fg.TopK(k=9), CODECS["range float fixed"]], ids=["top-k", "one that hides NaN"]
+)
+@pytest.mark.parametrize("policy", ["skip", "drop_worker"])
+def test_a_worker_with_the_state_of_another_is_never_dropped(policy, codec):
+    init, update = mapped(fg.AllGather(codec), policy)
+    _, before = update(grads(), init(grads()))
+    wrong = jax.tree.map(lambda a: a[np.array([1, 0, 2, 3])], (before.memory, before.worker))
+    state = before._replace(memory=wrong[0], worker=wrong[1])
+    for skipped in (1, 2):
+        mean, state = update(grads(1), state)
+        assert is_zero(mean)
+        assert counters(state) == ([skipped] * WORKERS, [0] * WORKERS)
+
+
+@pytest.mark.parametrize("policy", ["skip", "drop_worker"])
+def test_a_mean_beyond_a_leaf_is_skipped(policy):
+    init, update = mapped(fg.AllReduce(), policy)
+    rows = {"w": jnp.full((WORKERS, 3), 6e4, jnp.float16)}
+    state = init(rows)
+    held = jax.tree.map(lambda a: a + 6e4, state.memory)
+    mean, after = update(rows, state._replace(memory=held))
+    assert is_zero(mean)
+    assert counters(after) == ([1] * WORKERS, [0] * WORKERS)
+    assert same(after.memory, held)
+
+
+def test_a_dropped_workers_loss_tells_recovery_nothing():
+    """Its NaN would end compression for the run; that of a worker that counts does."""
+    ladder = (fg.AllGather(fg.TopK(k=5)), fg.AllReduce())
+    exchange = fg.Recover(ladder, tolerance=0.5, smoothing=0.0)
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS, non_finite="drop_worker")
+    update = jax.jit(jax.vmap(lambda g, s, v: tx.update(g, s, value=v), axis_name=AXIS))
+    rows = jnp.asarray(values((WORKERS, 40)))
+    state, seen = jax.vmap(tx.init)(rows), []
+    losses = np.array([1.0, 1.0, 5.0, 1.0])  # without worker 2 the mean is 1
+    for bad_gradient, bad_loss in ((0, 0), (1, 1), (1, 0), (0, 1)):
+        loss = np.where(np.arange(WORKERS) == 2, np.nan if bad_loss else 5.0, losses)
+        grad = rows.at[2, 0].set(np.nan) if bad_gradient else rows
+        _, state = update(grad, state, jnp.asarray(loss, jnp.float32))
+        inner = state.exchange[0]
+        seen.append((float(inner.loss[0]), int(inner.level[0])))
+    assert seen[:3] == [(2.0, 0), (1.0, 0), (1.0, 0)]
+    assert seen[3][1] == 1
+
+
+def test_the_error_is_that_of_the_workers_that_count():
+    exchange = fg.Recover((fg.AllGather(fg.TopK(k=9)), fg.AllReduce()), max_error=9.0)
+    init, update = mapped(exchange, "drop_worker", memory=fg.NoMemory(), measure=True)
+    rows = grads()
+    _, state = update(spoiled(rows, [2]), init(rows))
+    three = [np.asarray(rows[k])[[0, 1, 3]].reshape(3, -1) for k in PAIR]
+    squares = np.sort(np.concatenate(three, axis=1) ** 2, axis=1)
+    wanted = np.sqrt(squares[:, :-9].sum() / squares.sum())
+    np.testing.assert_allclose(state.error, wanted, rtol=1e-5)
+    assert np.all(np.asarray(state.exchange[0].level) == 0)
+
+
+def test_what_comes_behind_sees_zeros_or_the_mean_of_the_others():
+    """`apply_if_finite` finds nothing behind a policy; Adam's moments decay in a skipped step."""
+    moments = {}
+    for policy in ("propagate", "skip", "drop_worker"):
+        tx = optax.chain(
+            fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS, non_finite=policy),
+            optax.apply_if_finite(optax.scale_by_adam(), 9),
+        )
+        update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
+        rows = jnp.asarray(values((WORKERS, 20)))
+        _, state = update(rows, jax.vmap(tx.init)(rows))
+        out, state = update(rows.at[2, 3].set(np.nan), state)
+        moments[policy] = np.asarray(state[1].inner_state.mu[0])
+        assert np.all(np.isfinite(out))
+        assert np.all(np.asarray(state[1].total_notfinite) == (policy == "propagate"))
+    mu = 0.1 * np.asarray(rows).mean(0)
+    np.testing.assert_allclose(moments["propagate"], mu, rtol=1e-5)
+    np.testing.assert_allclose(moments["skip"], 0.9 * mu, rtol=1e-5)
+    three = 0.1 * np.asarray(rows)[[0, 1, 3]].mean(0)
+    np.testing.assert_allclose(moments["drop_worker"], 0.9 * mu + three, rtol=1e-5, atol=1e-6)
+
+
+def test_metrics_show_what_was_dropped():
+    init, update = mapped(fg.AllReduce(), "drop_worker")
+    state = init(grads())
+    for bad in ([1, 2], [], [0]):
+        _, state = update(spoiled(grads(), bad), state)
+    found = fg.metrics(jax.tree.map(lambda a: a[0], state))
+    assert (int(found["dropped"]), int(found["skipped"])) == (3, 0)
