@@ -61,6 +61,8 @@ class Step(NamedTuple):
       shared: a key equal on all workers: random supports, random signs. Decompressing may use it.
       local: a key that differs between workers: dither. Decompressing must not use it, because
         the receiver has another one.
+      skipped: how many of the steps before left no trace; a worker that skipped one alone is known
+        by it.
 
     `Step()` is the first step of what draws nothing.
     """
@@ -68,6 +70,7 @@ class Step(NamedTuple):
     number: jax.Array | int = 0
     shared: jax.Array | None = None
     local: jax.Array | None = None
+    skipped: jax.Array | int = 0
 
     @classmethod
     def of(cls, key: jax.Array | int, number: jax.Array | int = 0) -> "Step":
@@ -80,7 +83,7 @@ class Step(NamedTuple):
         if self.shared is None or self.local is None:
             return self
         fold = jax.random.fold_in
-        return Step(self.number, fold(self.shared, other), fold(self.local, other))
+        return self._replace(shared=fold(self.shared, other), local=fold(self.local, other))
 
     def fold_local(self, other: jax.Array | int) -> "Step":
         """The same step with other local randomness only."""
@@ -246,6 +249,8 @@ class Reduced(NamedTuple):
         of the memory: a bad step leaves no trace.
       overflow: how many values the codecs could not represent, over all workers; int32[].
       state: the exchange's next state.
+      invalid: how many buffers did not arrive as they were made, or came from another configuration
+        or step; int32[]. Where there are any, `finite` is False.
     """
 
     mean: PyTree
@@ -253,6 +258,7 @@ class Reduced(NamedTuple):
     finite: jax.Array
     overflow: jax.Array | int
     state: PyTree
+    invalid: jax.Array | int = 0
 
 
 class Exchange(abc.ABC):

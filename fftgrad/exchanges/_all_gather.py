@@ -25,8 +25,9 @@ class AllGather(Exchange):
     With 4 workers that send the buffers b_0 ... b_3, each of words uint32[s], every worker
     receives uint32[4, s] = [b_0, b_1, b_2, b_3].
 
-    If anything that any worker had to send is not finite, the mean is NaN throughout, on all
-    workers: the headers of the buffers tell, without a further collective.
+    If anything that any worker had to send is not finite, or a buffer is not what a worker of the
+    same codec made in this step, the mean is NaN throughout, on all workers: the headers of the
+    buffers tell, without a further collective.
 
     Args:
       codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), LogLevels(8))`;
@@ -71,7 +72,8 @@ class AllGather(Exchange):
         out = codec.compress(vectors, drop_worker_axis(state), step)
         sent = codec.decompress(out.payloads, likes, step)
         header = _wire.Header(_alike.all_finite(vectors), out.overflow)
-        buffers = _axes.all_gather(_wire.pack(header, out.payloads), axis_name)
+        seed = _wire.seed(codec.codecs, likes, step)
+        buffers = _axes.all_gather(_wire.pack(header, out.payloads, seed), axis_name)
         headers, means = decode_mean(codec, buffers, likes, step)
         return Reduced(
             mean=_parts.rebuild(means, x),
@@ -79,6 +81,7 @@ class AllGather(Exchange):
             finite=jnp.all(headers.finite) & _alike.all_finite(means),
             overflow=jnp.sum(headers.overflow),
             state=add_worker_axis(out.state),
+            invalid=_wire.count_invalid(headers),
         )
 
     def wire_bytes(self, like: PyTree) -> int:
@@ -93,7 +96,7 @@ def decode_mean(
 
     Summed after the codecs' summable prefix, so that w payloads cost one inverse transform.
     """
-    like = codec.payload_spec(likes)
-    headers, payloads = jax.vmap(lambda words: _wire.unpack(words, like))(buffers)
+    like, seed = codec.payload_spec(likes), _wire.seed(codec.codecs, likes, step)
+    headers, payloads = jax.vmap(lambda words: _wire.unpack(words, like, seed))(buffers)
     start = _finite.poison_unless(jnp.all(headers.finite))
     return headers, codec.mean(payloads, likes, start, step)

@@ -31,6 +31,8 @@ def metrics(
         skipped       of them, those in which something was not finite
         overflow      values that no codec could represent, over workers and good steps, whatever
                       the exchange
+        invalid       skipped steps in which a buffer did not arrive as it was made, or came from a
+                      worker of another configuration or step
         residual      √(Σ_i ||e_i||² / w), e_i what the memory of worker i still has to send: its
                       fields called `residual`, or all of it where none is; 0.0 without memory
         exchange_residual   the same of memories inside the exchange (`TwoStage`, `Hierarchical`),
@@ -65,7 +67,7 @@ def metrics(
       >>> tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data")
       >>> found = fg.metrics(tx.init(params), exchange=exchange, params=params)
       >>> {name: float(value) for name, value in found.items() if name != "ratio"}
-      {'step': 0.0, 'skipped': 0.0, 'overflow': 0.0, 'residual': 0.0, 'bytes': 52.0}
+      {'step': 0.0, 'skipped': 0.0, 'overflow': 0.0, 'invalid': 0.0, 'residual': 0.0, 'bytes': 52.0}
     """
     states = [
         (jax.tree_util.keystr(path, simple=True, separator="/"), node)
@@ -102,6 +104,7 @@ def _of_state(state: CompressedPmeanState, axis_name: AxisName | None) -> dict[s
         "step": state.step,
         "skipped": state.skipped,
         "overflow": state.overflow,
+        "invalid": state.invalid,
         "residual": _norm(memory, axis_name),
     }
     if jax.tree.leaves(state.error):

@@ -16,9 +16,8 @@ from fftgrad.exchanges._composite import keeps_error
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._no_memory import NoMemory
-from fftgrad.ops import _rounding
 from fftgrad.ops._keys import as_key
-from fftgrad.training import _worker
+from fftgrad.training import _narrow, _worker
 from fftgrad.training._check_gradients import check_local, check_replicated, refuse_masked
 from fftgrad.training._check_state import check_state
 from fftgrad.training._value_and_grad import check_own
@@ -34,6 +33,8 @@ class CompressedPmeanState(NamedTuple):
       skipped: in how many of them something was not finite, and memory and exchange were left as
         they were.
       overflow: how many values no codec could represent, over all workers and unskipped steps.
+      invalid: in how many steps a buffer did not arrive as it was made, or came from a worker of
+        another configuration, or of another step; they are skipped.
       memory: the memory's state, of which each worker has its own.
       exchange: the exchange's state, one for each bucket.
       worker: whose row this is: the worker's index in the axis, -1 before the first update; nothing
@@ -45,6 +46,7 @@ class CompressedPmeanState(NamedTuple):
     step: jax.Array
     skipped: jax.Array
     overflow: jax.Array
+    invalid: jax.Array
     memory: PerWorker
     exchange: tuple[PyTree, ...]
     worker: PerWorker
@@ -173,6 +175,7 @@ def compressed_pmean(
             step=zero,
             skipped=zero,
             overflow=zero,
+            invalid=zero,
             memory=remembered,
             exchange=exchanged,
             worker=_worker.nobody(remembered, exchanged),
@@ -212,7 +215,7 @@ def compressed_pmean(
         x, compensated = memory.compensate(grads, own)
         # Here and not above: making a key starts the backend, and a transformation may be made
         # before jax.distributed is initialized.
-        step = _step(as_key(key), state.step, axis_name)
+        step = _step(as_key(key), state, axis_name)
         reduced: list[Reduced] = []
         for i, bucket in enumerate(_layout.to_buckets(_axes.whole(x), layout)):
             # One after the other: a scheduler that may work on many at a time puts all their
@@ -224,7 +227,7 @@ def compressed_pmean(
         mean = _layout.from_buckets(_axes.whole([r.mean for r in reduced]), like, layout)
         sent = _layout.from_buckets(_axes.whole([r.sent for r in reduced]), like, layout)
         remembered = memory.update(x, sent, mean, compensated)
-        mean, dropped = _narrowed(mean, updates)
+        mean, dropped = _narrow.narrowed(mean, updates)
         if dropped is not None:
             remembered = memory.put_back(dropped, remembered)
         remembered = add_worker_axis(remembered)
@@ -244,10 +247,12 @@ def compressed_pmean(
         overflow = sum((jnp.asarray(r.overflow, jnp.int32) for r in reduced), jnp.int32(0))
         # What is bad in one bucket makes all later ones so, whose values then count for nothing.
         overflow = jnp.where(finite, overflow, 0)
+        invalid = sum((jnp.asarray(r.invalid, jnp.int32) for r in reduced), jnp.int32(0)) > 0
         return mean, CompressedPmeanState(
             step=state.step + 1,
             skipped=state.skipped + 1 - finite.astype(jnp.int32),
             overflow=state.overflow + _axes.over_other_axes(lax.psum, overflow),
+            invalid=state.invalid + _axes.over_other_axes(lax.pmax, invalid.astype(jnp.int32)),
             memory=remembered,
             exchange=exchanged,
             worker=worker,
@@ -276,18 +281,10 @@ def _checked_like(tree: PyTree) -> PyTree:
     return _layout.like(tree)
 
 
-def _step(key: jax.Array, count: jax.Array, axis_name: AxisName) -> Step:
-    shared, local = jax.random.split(jax.random.fold_in(key, count))
-    return Step(count, shared, jax.random.fold_in(local, _axes.index(axis_name)))
-
-
-def _narrowed(mean: PyTree, like: PyTree) -> tuple[PyTree, PyTree | None]:
-    """The mean in the dtypes of the leaves, and what rounding drops of it, if any is narrow."""
-    if all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(like)):
-        return mean, None
-    near = jax.tree.map(lambda m, g: _rounding.rounded(m, g.dtype), mean, like)
-    cast = jax.tree.map(lambda m, g: m.astype(g.dtype), near, like)
-    return cast, jax.tree.map(jnp.subtract, mean, near)
+def _step(key: jax.Array, state: CompressedPmeanState, axis_name: AxisName) -> Step:
+    shared, local = jax.random.split(jax.random.fold_in(key, state.step))
+    local = jax.random.fold_in(local, _axes.index(axis_name))
+    return Step(state.step, shared, local, state.skipped)
 
 
 def _agreed(flags: list[jax.Array], mean: PyTree) -> jax.Array:
