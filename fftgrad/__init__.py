@@ -66,6 +66,8 @@ from fftgrad.exchanges._policy import Rule as Rule
 from fftgrad.tools import compress as compress
 from fftgrad.tools import decompress as decompress
 from fftgrad.tools import decompress_mean as decompress_mean
+from fftgrad.tools import to_bytes as to_bytes
+from fftgrad.tools import from_bytes as from_bytes
 from fftgrad.tools import wire_bytes as wire_bytes
 from fftgrad.tools import fit as fit
 from fftgrad.tools import Fit as Fit

@@ -64,6 +64,8 @@ class Step(NamedTuple):
       counts: whether this worker counts in a mean, bool[]; None if all do. One that does not has
         zeros to exchange, and an exchange leaves what it keeps of this worker alone as it was. An
         exchange that hands something else than its `x` to an inner one leaves it out of the step.
+      skipped: how many of the steps before left no trace; a worker that skipped one alone is known
+        by it.
 
     `Step()` is the first step of what draws nothing.
     """
@@ -72,6 +74,7 @@ class Step(NamedTuple):
     shared: jax.Array | None = None
     local: jax.Array | None = None
     counts: jax.Array | None = None
+    skipped: jax.Array | int = 0
 
     @classmethod
     def of(cls, key: jax.Array | int, number: jax.Array | int = 0) -> "Step":
@@ -253,6 +256,8 @@ class Reduced(NamedTuple):
       workers: how many workers count, by `step.counts`, int32[], equal on all; None where the
         exchange does not tell, and one more collective has to. `mean` is over all of them: the
         caller makes it that over those that count.
+      invalid: how many buffers did not arrive as they were made, or came from another configuration
+        or step; int32[]. Where there are any, `finite` is False.
     """
 
     mean: PyTree
@@ -261,6 +266,7 @@ class Reduced(NamedTuple):
     overflow: jax.Array | int
     state: PyTree
     workers: jax.Array | None = None
+    invalid: jax.Array | int = 0
 
 
 class Exchange(abc.ABC):

@@ -24,6 +24,28 @@ LIKE = {
 }
 
 
+BYTES = pathlib.Path(__file__).parent / "golden_bytes"
+SHORT = np.round(4 * values((100,), seed=2)) / 8
+"""Values that every machine adds and multiplies alike."""
+
+STORED = {
+    "identity.bin": "identity",
+    "bfloat16.bin": "bfloat16",
+    "sign.bin": "sign",
+    "top-k-4-bits.bin": "top-k 4 bits",
+    "range-float.bin": "range float",
+    "random-k.bin": "random-k",
+    "fft.bin": "fft",
+    "budget.bin": "budget",
+}
+"""The files of `BYTES`, and their codecs."""
+
+
+def seed(name: str) -> jax.Array:
+    """What the checksum of the buffer starts from."""
+    return _wire.seed((CODECS[name],), (jax.typeof(jnp.asarray(VECTOR)),), STEP)
+
+
 def buffer(name: str) -> tuple[np.ndarray, np.ndarray]:
     """The words that a codec sends for `VECTOR`, and what they decode to."""
     codec = CODECS[name]
@@ -31,11 +53,17 @@ def buffer(name: str) -> tuple[np.ndarray, np.ndarray]:
     @jax.jit
     def both(x):
         payload = fg.compress(codec, x, step=STEP)
-        words = _wire.pack(_wire.Header(jnp.asarray(True), 0), payload)
+        words = _wire.pack(_wire.NOTHING, payload, seed(name))
         return words, fg.decompress(codec, payload, x, step=STEP)
 
     words, decoded = both(jnp.asarray(VECTOR))
     return np.asarray(words), np.asarray(decoded)
+
+
+def stored(file: str) -> bytes:
+    """What a file holds: a payload of `SHORT`."""
+    codec = CODECS[STORED[file]]
+    return fg.to_bytes(fg.compress(codec, jnp.asarray(SHORT), step=STEP), codec, SHORT)
 
 
 def updates(name: str) -> np.ndarray:

@@ -1,4 +1,7 @@
-"""Writes tests/goldens.npz anew: after a change of the wire, whose version must go up with it."""
+"""Writes tests/goldens.npz and tests/golden_bytes anew.
+
+After a change of the wire, whose version must go up with it.
+"""
 
 import jax
 import numpy as np
@@ -10,3 +13,5 @@ import goldens  # noqa: E402  (it makes arrays)
 
 if __name__ == "__main__":
     np.savez_compressed(goldens.FILE, **goldens.make())
+    for name in goldens.STORED:
+        (goldens.BYTES / name).write_bytes(goldens.stored(name))

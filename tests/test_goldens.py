@@ -26,7 +26,7 @@ def test_an_old_buffer_decodes_to_what_it_did(name):
 
     @jax.jit
     def read(words):
-        header, payload = _wire.unpack(words, payload_spec(codec, like))
+        header, payload = _wire.unpack(words, payload_spec(codec, like), goldens.seed(name))
         return header.finite, fg.decompress(codec, payload, like, step=goldens.STEP)
 
     finite, decoded = read(jnp.asarray(GOLDEN[f"words {name}"]))
@@ -40,8 +40,10 @@ def test_a_buffer_is_what_it_was(name):
     old = GOLDEN[f"words {name}"]
     assert words.shape == old.shape
     if "float" in name or name in ("identity", "top-k", "top-k one", "sign"):
-        same = np.mean(words == old)
+        same = np.mean(words[1:] == old[1:])
         assert same >= 0.97, same  # another machine may round a few values elsewhere
+    # The first word is a checksum of the others.
+    assert (words[0] == old[0]) == np.array_equal(words[1:], old[1:])
 
 
 def close(new: np.ndarray, old: np.ndarray) -> np.ndarray:

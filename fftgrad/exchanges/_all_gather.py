@@ -25,8 +25,9 @@ class AllGather(Exchange):
     With 4 workers that send the buffers b_0 ... b_3, each of words uint32[s], every worker
     receives uint32[4, s] = [b_0, b_1, b_2, b_3].
 
-    If anything that any worker had to send is not finite, the mean is NaN throughout, on all
-    workers: the headers of the buffers tell, without a further collective.
+    If anything that any worker had to send is not finite, or a buffer is not what a worker of the
+    same codec made in this step, the mean is NaN throughout, on all workers: the headers of the
+    buffers tell, without a further collective.
 
     Args:
       codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), LogLevels(8))`;
@@ -71,9 +72,9 @@ class AllGather(Exchange):
         before = drop_worker_axis(state)
         out = codec.compress(vectors, before, step)
         sent = codec.decompress(out.payloads, likes, step)
-        overflow = _counts.marked(out.overflow, step)
-        header = _wire.Header(_alike.all_finite(vectors), overflow)
-        buffers = _axes.all_gather(_wire.pack(header, out.payloads), axis_name)
+        header = _wire.Header(_alike.all_finite(vectors), _counts.marked(out.overflow, step))
+        seed = _wire.seed(codec.codecs, likes, step)
+        buffers = _axes.all_gather(_wire.pack(header, out.payloads, seed), axis_name)
         headers, means = decode_mean(codec, buffers, likes, step)
         overflow, workers = _counts.read(headers.overflow, step)
         return Reduced(
@@ -83,6 +84,7 @@ class AllGather(Exchange):
             overflow=overflow,
             state=add_worker_axis(_counts.kept_unless(step.counts, out.state, before)),
             workers=workers,
+            invalid=_wire.count_invalid(headers),
         )
 
     def wire_bytes(self, like: PyTree) -> int:
@@ -97,7 +99,7 @@ def decode_mean(
 
     Summed after the codecs' summable prefix, so that w payloads cost one inverse transform.
     """
-    like = codec.payload_spec(likes)
-    headers, payloads = jax.vmap(lambda words: _wire.unpack(words, like))(buffers)
+    like, seed = codec.payload_spec(likes), _wire.seed(codec.codecs, likes, step)
+    headers, payloads = jax.vmap(lambda words: _wire.unpack(words, like, seed))(buffers)
     start = _finite.poison_unless(jnp.all(headers.finite))
     return headers, codec.mean(payloads, likes, start, step)

@@ -133,14 +133,16 @@ class Hierarchical(Composite):
         group = step._replace(counts=None)
         reduced = self.slow.mean(y, state.slow, group, slow_axes)
         memory = self.memory.update(y, reduced.sent, reduced.mean, compensated)
-        whole, overflow = self._gather(reduced.mean, reduced.overflow, x)
+        whole, overflow, invalid = self._gather(reduced, x)
+        # Of all pieces: each worker has seen only its own.
+        finite = _finite.all_finite(whole)
         return Reduced(
-            mean=whole,
+            mean=_parts.poison_unless(finite, whole),
             sent=x,
-            # Of all pieces: each worker has seen only its own.
-            finite=_finite.all_finite(whole),
+            finite=finite,
             overflow=overflow,
             state=HierarchicalState(add_worker_axis(memory), reduced.state, state.cut),
+            invalid=invalid,
         )
 
     def observe(self, state: HierarchicalState, loss: jax.Array, step: Step) -> HierarchicalState:
@@ -187,18 +189,19 @@ class Hierarchical(Composite):
         *pieces, flag = _parts.cut(total, sizes)
         return jax.tree.unflatten(jax.tree.structure(x), [piece + flag for piece in pieces])
 
-    def _gather(
-        self, pieces: PyTree, overflow: jax.Array | int, like: PyTree
-    ) -> tuple[PyTree, jax.Array]:
-        """All pieces of each part, and the sum of what each worker counted."""
+    def _gather(self, reduced: Reduced, like: PyTree) -> tuple[PyTree, jax.Array, jax.Array]:
+        """All pieces of each part, the overflow of all, and for how many a buffer was invalid."""
+        told = jnp.asarray(reduced.overflow).astype(jnp.uint32) << 1
+        told |= (jnp.asarray(reduced.invalid) > 0).astype(jnp.uint32)
         # As its bits, because bfloat16 would round it.
-        count = lax.bitcast_convert_type(jnp.asarray(overflow, jnp.int32)[None], self._word)
-        words = [*map(self._to_words, jax.tree.leaves(pieces)), count.ravel()]
+        count = lax.bitcast_convert_type(told[None], self._word)
+        words = [*map(self._to_words, jax.tree.leaves(reduced.mean)), count.ravel()]
         rows = _axes.all_gather(jnp.concatenate(words), self.fast_axis)
         sizes = [part.size for part in words]
         *values, counts = jax.vmap(lambda row: _parts.cut(row, sizes))(rows)
         whole = _shards.from_shards(list(map(self._from_words, values)), like)
-        return whole, jnp.sum(lax.bitcast_convert_type(counts, jnp.int32))
+        told = lax.bitcast_convert_type(counts, jnp.uint32)
+        return whole, _sum(told >> 1), _sum(told & 1)
 
     def _to_words(self, x: jax.Array) -> jax.Array:
         # As integers, because XLA widens bfloat16 in the collectives of a CPU.
@@ -206,6 +209,10 @@ class Hierarchical(Composite):
 
     def _from_words(self, words: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(words, jnp.dtype(self.dtype)).astype(jnp.float32)
+
+
+def _sum(counts: jax.Array) -> jax.Array:
+    return jnp.sum(counts.astype(jnp.int32))
 
 
 def _check_scalars(slow: Exchange, state: PyTree) -> None:

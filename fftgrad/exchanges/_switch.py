@@ -31,6 +31,7 @@ def switch(
                 sent=jax.tree.map(_axes.vary_like, out.sent, x),
                 finite=_axes.vary_like(out.finite, like),
                 overflow=_axes.vary_like(jnp.asarray(out.overflow, jnp.int32), like),
+                invalid=_axes.vary_like(jnp.asarray(out.invalid, jnp.int32), like),
                 state=(*states[:position], out.state, *states[position + 1 :]),
                 workers=jax.tree.map(lambda n: _axes.vary_like(n, like), out.workers),
             )

@@ -57,8 +57,9 @@ class TwoStage(Exchange):
     Wire: w + 1 buffers, each of 8 bytes and the payload of n/w values: about the payload of n
       values in each stage, whatever w.
 
-    Claims: all workers get the same bits; if anything is not finite anywhere the mean is NaN
-      throughout.
+    Claims: all workers get the same bits; if anything is not finite anywhere, or any buffer of
+      either stage is not what a worker of the same codec made in this step, the mean is NaN
+      throughout, on all workers.
 
     Raises:
       ValueError: while tracing, if the axis has not `workers` workers.
@@ -109,7 +110,7 @@ class TwoStage(Exchange):
             number: jax.Array, shards: Vectors, before: PyTree
         ) -> tuple[jax.Array, Vectors, PyTree]:
             own = step.fold_local(number)._replace(counts=None)  # the last stage tells
-            return _compress(codec, shards, before, 0, likes, own)
+            return _compress(codec, shards, before, likes, own)
 
         buffers, sent, codecs = jax.vmap(to_owner)(
             jnp.arange(self.workers),
@@ -123,9 +124,9 @@ class TwoStage(Exchange):
             codec,
             y,
             drop_worker_axis(state.server_codecs),
-            jnp.sum(headers.overflow),
             likes,
             step.fold_local(self.workers),
+            received=headers,
         )
         server = memory.update(y, kept, y, compensated)
         headers, rows = _decode_rows(codec, _axes.all_gather(buffer, axis_name), likes, step)
@@ -144,6 +145,7 @@ class TwoStage(Exchange):
                 cut=state.cut,
             ),
             workers=workers,
+            invalid=_wire.count_invalid(headers),
         )
 
     def wire_bytes(self, like: PyTree) -> int:
@@ -162,29 +164,30 @@ def _compress(
     codec: Parts,
     shards: Vectors,
     before: PyTree,
-    overflow: jax.Array | int,
     likes: Likes,
     step: Step,
+    received: _wire.Header = _wire.NOTHING,
 ) -> tuple[jax.Array, Vectors, PyTree]:
     """The buffer of a shard of each part, what they decode to, and the codecs' next state.
 
-    Its header counts `overflow` besides its own.
+    Its header also tells of what was `received`: it counts that, and is valid if all of that is.
     """
     out = codec.compress(shards, before, step)
-    overflow = _counts.marked(overflow + out.overflow, step)
-    header = _wire.Header(_alike.all_finite(shards), overflow)
+    overflow = _counts.marked(jnp.sum(jnp.asarray(received.overflow)) + out.overflow, step)
+    header = _wire.Header(_alike.all_finite(shards), overflow, jnp.all(received.valid))
     sent = codec.decompress(out.payloads, likes, step)
-    return _wire.pack(header, out.payloads), sent, out.state
+    seed = _wire.seed(codec.codecs, likes, step)
+    return _wire.pack(header, out.payloads, seed), sent, out.state
 
 
 def _decode_rows(
     codec: Parts, buffers: jax.Array, likes: Likes, step: Step
 ) -> tuple[_wire.Header, Vectors]:
     """The headers, and what the buffers stand for, stacked; NaN unless all are finite."""
-    specs = codec.payload_spec(likes)
+    specs, seed = codec.payload_spec(likes), _wire.seed(codec.codecs, likes, step)
 
     def row(words: jax.Array) -> tuple[_wire.Header, Vectors]:
-        header, payloads = _wire.unpack(words, specs)
+        header, payloads = _wire.unpack(words, specs, seed)
         return header, codec.decompress(payloads, likes, step)
 
     headers, shards = jax.vmap(row)(buffers)

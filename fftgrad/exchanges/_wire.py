@@ -6,52 +6,89 @@ a CPU. Integers of 32 bits survive everywhere.
 
 import itertools
 import math
+import re
+import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._contracts import Like, PyTree
-from fftgrad.ops import _rows
+from fftgrad._contracts import Codec, Like, PyTree, Step
+from fftgrad.ops import _hash, _rows
 
-VERSION = 1
-"""Layout of the header, in its top 16 bits. Another layout gets another number."""
+VERSION = 2
+"""Layout of buffers and payloads. Another layout gets another number, and so other checksums."""
 
 
 class Header(NamedTuple):
-    """The first two words of the buffer.
+    """What the first two words of the buffer tell.
 
     Attributes:
       finite: whether everything that this worker had to send was finite.
-      overflow: how many values its codecs could not represent.
+      overflow: how many values its codecs could not represent, or the complement of that, in 31
+        bits.
+      valid: whether the buffer is as a worker of the same configuration made it in the same step.
     """
 
-    finite: jax.Array
+    finite: jax.Array | bool
     overflow: jax.Array | int
+    valid: jax.Array | bool = True
 
+
+NOTHING = Header(True, 0)
+"""Of a worker that has nothing to say."""
 
 HEADER_WORDS = 2
 
 
-def pack(header: Header, payloads: PyTree) -> jax.Array:
+def configuration(codecs: Sequence[Codec], likes: Sequence[Like]) -> int:
+    """A number of 32 bits that other codecs, shapes, dtypes and versions do not have."""
+    parts = [
+        (repr(codec), tuple(like.shape), jnp.dtype(like.dtype).name)
+        for codec, like in zip(codecs, likes, strict=True)
+    ]
+    # What has no repr of its own, as a function, prints its address, another in each process.
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr((VERSION, parts)))
+    return zlib.crc32(text.encode())
+
+
+def seed(codecs: Sequence[Codec], likes: Sequence[Like], step: Step) -> jax.Array:
+    """What the checksum starts from: another one in each step, and in each configuration."""
+    number, skipped = (jnp.asarray(n).astype(jnp.uint32) for n in (step.number, step.skipped))
+    # Odd, so that no two numbers of steps have the same.
+    moved = number * jnp.uint32(0x9E3779B1) + skipped * jnp.uint32(0x85EBCA6B)
+    return moved + jnp.uint32(configuration(codecs, likes))
+
+
+def pack(header: Header, payloads: PyTree, seed: jax.Array) -> jax.Array:
     """The buffer: uint32[HEADER_WORDS + words of each main and side]."""
-    flags = jnp.uint32(VERSION << 16) | header.finite.astype(jnp.uint32)
-    head = jnp.stack([flags, jnp.asarray(header.overflow).astype(jnp.uint32)])
-    return jnp.concatenate([head, *map(_to_words, jax.tree.leaves(payloads))])
+    flag = jnp.asarray(header.finite).astype(jnp.uint32)
+    count = jnp.clip(jnp.asarray(header.overflow, jnp.int32), -(1 << 30), (1 << 30) - 1)
+    told = lax.bitcast_convert_type(count << 1, jnp.uint32) | flag
+    # Kept: the checksum would find all that is sent again, from the values that it comes of.
+    body = lax.optimization_barrier(
+        jnp.concatenate([told[None], *map(to_words, jax.tree.leaves(payloads))])
+    )
+    own = _checksum(body, seed)
+    return jnp.concatenate([jnp.where(header.valid, own, ~own)[None], body])
 
 
-def unpack(words: jax.Array, like: PyTree) -> tuple[Header, PyTree]:
+def unpack(words: jax.Array, like: PyTree, seed: jax.Array) -> tuple[Header, PyTree]:
     """The header and the payloads, shaped like `like`, that `pack` put into `words`.
 
-    A buffer of another version counts as not finite, because its payloads mean something else.
+    A buffer that is not valid counts as not finite, because its payloads mean something else.
     """
-    finite = words[0] == jnp.uint32(VERSION << 16 | 1)
-    header = Header(finite, words[1].astype(jnp.int32))
-    leaves, structure = jax.tree.flatten(like)
-    stops = itertools.accumulate(map(_words, leaves), initial=HEADER_WORDS)
-    pieces = [words[a:b] for a, b in itertools.pairwise(stops)]
-    return header, jax.tree.unflatten(structure, map(_from_words, pieces, leaves))
+    valid = words[0] == _checksum(words[1:], seed)
+    finite = valid & ((words[1] & 1) == 1)
+    header = Header(finite, lax.bitcast_convert_type(words[1], jnp.int32) >> 1, valid)
+    return header, from_words(words[HEADER_WORDS:], like)
+
+
+def count_invalid(headers: Header) -> jax.Array:
+    """How many of the buffers, whose headers are stacked, are not valid."""
+    return jnp.sum(~jnp.asarray(headers.valid), dtype=jnp.int32)
 
 
 def nbytes(payloads: PyTree) -> int:
@@ -59,11 +96,8 @@ def nbytes(payloads: PyTree) -> int:
     return 4 * (HEADER_WORDS + sum(map(_words, jax.tree.leaves(payloads))))
 
 
-def _words(leaf: Like) -> int:
-    return -(-math.prod(leaf.shape) * leaf.dtype.itemsize // 4)
-
-
-def _to_words(leaf: jax.Array) -> jax.Array:
+def to_words(leaf: jax.Array) -> jax.Array:
+    """The bits of a leaf, the last word filled with zeros."""
     flat: Any = leaf.ravel()
     if jnp.issubdtype(flat.dtype, jnp.complexfloating):
         flat = jnp.stack([flat.real, flat.imag], axis=-1).ravel()
@@ -73,7 +107,28 @@ def _to_words(leaf: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(_rows.rows(flat, per_word), jnp.uint32)
 
 
-def _from_words(words: jax.Array, like: Like) -> jax.Array:
+def from_words(words: jax.Array, like: PyTree) -> PyTree:
+    """The leaves, shaped like `like`, whose words follow each other."""
+    leaves, structure = jax.tree.flatten(like)
+    stops = itertools.accumulate(map(_words, leaves), initial=0)
+    pieces = [words[a:b] for a, b in itertools.pairwise(stops)]
+    return jax.tree.unflatten(structure, map(_leaf, pieces, leaves))
+
+
+def _checksum(words: jax.Array, seed: jax.Array) -> jax.Array:
+    """Another number for each seed, and for each value of any one word, uint32[].
+
+    Each word goes through a bijection of its position. Summed as it is, times an odd number, two
+    signs flipped together would cancel.
+    """
+    return seed + jnp.sum(_hash.bits(jnp.uint32(0), words, words.size), dtype=jnp.uint32)
+
+
+def _words(leaf: Like) -> int:
+    return -(-math.prod(leaf.shape) * leaf.dtype.itemsize // 4)
+
+
+def _leaf(words: jax.Array, like: Like) -> jax.Array:
     if jnp.issubdtype(like.dtype, jnp.complexfloating):
         pairs = lax.bitcast_convert_type(words, jnp.float32).reshape(-1, 2)
         return lax.complex(pairs[:, 0], pairs[:, 1]).reshape(like.shape)

@@ -92,8 +92,9 @@ def _trip(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Trip:
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     out: Compressed = codec.compress(x, state, step)
     back = codec.decompress(out.payload, like, step)
-    buffer = _wire.pack(_wire.Header(jnp.ones((), bool), out.overflow), out.payload)
-    received = _wire.unpack(buffer, out.payload)[1]
+    seed = _wire.seed((codec,), (like,), step)
+    buffer = _wire.pack(_wire.Header(jnp.ones((), bool), out.overflow), out.payload, seed)
+    received = _wire.unpack(buffer, out.payload, seed)[1]
     other = step if step.local is None else step._replace(local=jax.random.key(77))
     total = jnp.linspace(-1.0, 1.0, x.size)
     selector, side = codec if isinstance(codec, Selector) else None, out.payload.side
@@ -133,7 +134,7 @@ def _shapes(laws: Laws, codec: Codec, n: int) -> None:
         "send numbers of 8, 16 or 32 bits: pack what has fewer.",
     ):  # fmt: skip
         jax.eval_shape(
-            lambda payload: _wire.pack(_wire.Header(jnp.ones((), bool), 0), payload), out.payload
+            lambda payload: _wire.pack(_wire.NOTHING, payload, jnp.uint32(0)), out.payload
         )
     with laws.running("shapes", rule, remedy):
         trip: Any = jax.eval_shape(lambda x: _trip(codec, x, start(codec, n), step_of()), like)

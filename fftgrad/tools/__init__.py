@@ -2,6 +2,8 @@
 
 from fftgrad.tools._audit import Collective as Collective
 from fftgrad.tools._audit import audit as audit
+from fftgrad.tools._bytes import from_bytes as from_bytes
+from fftgrad.tools._bytes import to_bytes as to_bytes
 from fftgrad.tools._compress import compress as compress
 from fftgrad.tools._compress import decompress as decompress
 from fftgrad.tools._compress import decompress_mean as decompress_mean

@@ -85,7 +85,7 @@ def decompress(codec: Codec, payload: Payload, like: Like, *, step: Step = Step(
       ((16, 16), True)
     """
     vector = jax.ShapeDtypeStruct((math.prod(like.shape),), jnp.float32)
-    _check("decompress(payload)", codec, payload, vector, ())
+    check_payload("decompress(payload)", codec, payload, vector, ())
     return _call.decompress(codec, payload, vector, step).reshape(like.shape).astype(like.dtype)
 
 
@@ -131,13 +131,13 @@ def decompress_mean(
     payloads = jax.tree.map(jnp.asarray, payloads)
     leaves = jax.tree.leaves(payloads)
     workers = leaves[0].shape[:1] if leaves and leaves[0].ndim else (1,)
-    _check("decompress_mean(payloads)", codec, payloads, vector, max(workers, (1,)))
+    check_payload("decompress_mean(payloads)", codec, payloads, vector, max(workers, (1,)))
     start = _axes.vary_like(jnp.zeros(()), leaves[0])
     (mean,) = Parts((codec,)).mean((payloads,), (vector,), start, step)
     return mean.reshape(like.shape).astype(like.dtype)
 
 
-def _check(
+def check_payload(
     name: str, codec: Codec, payload: Payload, vector: Like, workers: tuple[int, ...]
 ) -> None:
     """Refuses what is no codec, and a payload that it cannot have made."""

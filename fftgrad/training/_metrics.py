@@ -31,6 +31,8 @@ def metrics(
         skipped       of them, those in which something was not finite
         overflow      values that no codec could represent, over workers and good steps, whatever
                       the exchange
+        invalid       skipped steps in which a buffer did not arrive as it was made, or came from a
+                      worker of another configuration or step
         dropped       gradients that were left out because they were not finite, over the same,
                       with `compressed_pmean(non_finite="drop_worker")`
         residual      √(Σ_i ||e_i||² / w), e_i what the memory of worker i still has to send: its
@@ -104,6 +106,7 @@ def _of_state(state: CompressedPmeanState, axis_name: AxisName | None) -> dict[s
         "step": state.step,
         "skipped": state.skipped,
         "overflow": state.overflow,
+        "invalid": state.invalid,
         "dropped": state.dropped,
         "residual": _norm(memory, axis_name),
     }

@@ -1,4 +1,4 @@
-"""The mean in the dtypes of the gradient."""
+"""A mean in the dtypes of the gradient, and what rounding to them drops."""
 
 import jax
 import jax.numpy as jnp

@@ -38,6 +38,8 @@ class CompressedPmeanState(NamedTuple):
       skipped: in how many of them something was not finite, and memory and exchange were left as
         they were.
       overflow: how many values no codec could represent, over all workers and unskipped steps.
+      invalid: in how many steps a buffer did not arrive as it was made, or came from a worker of
+        another configuration, or of another step; they are skipped.
       dropped: how many gradients `non_finite="drop_worker"` left out, over the same.
       memory: the memory's state, of which each worker has its own.
       exchange: the exchange's state, one for each bucket.
@@ -50,6 +52,7 @@ class CompressedPmeanState(NamedTuple):
     step: jax.Array
     skipped: jax.Array
     overflow: jax.Array
+    invalid: jax.Array
     dropped: jax.Array
     memory: PerWorker
     exchange: tuple[PyTree, ...]
@@ -185,6 +188,7 @@ def compressed_pmean(
             step=zero,
             skipped=zero,
             overflow=zero,
+            invalid=zero,
             dropped=zero,
             memory=remembered,
             exchange=exchanged,
@@ -227,7 +231,7 @@ def compressed_pmean(
         x = _counts.zero_unless(counts, x)
         # Here and not above: making a key starts the backend, and a transformation may be made
         # before jax.distributed is initialized.
-        step = _step(as_key(key), state.step, axis_name)._replace(counts=counts)
+        step = _step(as_key(key), state, axis_name)._replace(counts=counts)
         reduced: list[Reduced] = []
         for i, bucket in enumerate(_layout.to_buckets(_axes.whole(x), layout)):
             # One after the other: a scheduler that may work on many at a time puts all their
@@ -264,10 +268,12 @@ def compressed_pmean(
         overflow = sum((jnp.asarray(r.overflow, jnp.int32) for r in reduced), jnp.int32(0))
         # What is bad in one bucket makes all later ones so, whose values then count for nothing.
         overflow = jnp.where(finite, overflow, 0)
+        invalid = sum((jnp.asarray(r.invalid, jnp.int32) for r in reduced), jnp.int32(0)) > 0
         return mean, CompressedPmeanState(
             step=state.step + 1,
             skipped=state.skipped + 1 - finite.astype(jnp.int32),
             overflow=state.overflow + _axes.over_other_axes(lax.psum, overflow),
+            invalid=state.invalid + _axes.over_other_axes(lax.pmax, invalid.astype(jnp.int32)),
             dropped=state.dropped + _non_finite.left_out(workers, finite, axis_name),
             memory=remembered,
             exchange=exchanged,
@@ -291,6 +297,7 @@ def _stands_in(params: optax.Params) -> bool:
     return not jax.tree.leaves(params) and kind.__module__.startswith("optax.tree_utils")
 
 
-def _step(key: jax.Array, count: jax.Array, axis_name: AxisName) -> Step:
-    shared, local = jax.random.split(jax.random.fold_in(key, count))
-    return Step(count, shared, jax.random.fold_in(local, _axes.index(axis_name)))
+def _step(key: jax.Array, state: CompressedPmeanState, axis_name: AxisName) -> Step:
+    shared, local = jax.random.split(jax.random.fold_in(key, state.step))
+    local = jax.random.fold_in(local, _axes.index(axis_name))
+    return Step(state.step, shared, local, skipped=state.skipped)

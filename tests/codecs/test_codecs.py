@@ -52,7 +52,7 @@ def test_shape_dtype_and_bytes(codec, shape):
     @jax.jit
     def all_of_it(x):
         payload = fg.compress(codec, x, step=STEP)
-        buffer = _wire.pack(_wire.Header(jnp.asarray(True), 0), payload)
+        buffer = _wire.pack(_wire.NOTHING, payload, jnp.uint32(0))
         return buffer, payload, fg.decompress(codec, payload, x, step=STEP)
 
     buffer, payload, y = all_of_it(x)

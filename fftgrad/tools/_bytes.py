@@ -1,0 +1,167 @@
+"""Payloads as bytes, for what is no collective: files, object storage, a parameter server."""
+
+import itertools
+import math
+import struct
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fftgrad._contracts import Codec, Like, Payload
+from fftgrad._values import check_kind
+from fftgrad.codecs._spec import payload_spec
+from fftgrad.exchanges import _wire
+from fftgrad.tools._compress import check_payload
+
+MAGIC = b"FFTG"
+VERSION = 1
+"""Layout of what is around the words. That of the words is in the configuration."""
+
+HEAD = struct.Struct("<4sHHIQ")
+"""Magic, version, zero, configuration, bytes of the payload."""
+
+TAIL = struct.Struct("<I")
+
+
+def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
+    """Function: a payload as bytes, for storage and for transports that are no collective.
+
+    The format is that of docs/wire-format.md, the same on every machine. The bytes name the codec
+    and the shape by a checksum, and hold neither: keep both, and the step of a codec that draws.
+
+    Args:
+      payload: what `fg.compress` returned.
+      codec: the codec that made it.
+      like: an array or `jax.ShapeDtypeStruct` of the shape that was compressed.
+
+    Returns:
+      `fg.wire_bytes(codec, like)` + 16 bytes, which `fg.from_bytes` reads.
+
+    Raises:
+      TypeError: if `codec` is none, or under `jax.jit`, where there are no values.
+      ValueError: if the payload is not of the shapes that the codec makes of `like`, or that is
+        empty.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp
+      >>> codec, x = fg.TopK(k=1), jnp.array([0.0, -3.0, 1.0, 2.0])
+      >>> data = fg.to_bytes(fg.compress(codec, x), codec, x)
+      >>> len(data), data[:4]
+      (32, b'FFTG')
+    """
+    payload = jax.tree.map(jnp.asarray, payload)
+    check_payload("to_bytes(payload)", codec, payload, _vector("to_bytes", like), ())
+    leaves = [np.asarray(_wire.to_words(leaf)) for leaf in jax.tree.leaves(payload)]
+    words = b"".join(leaf.astype("<u4").tobytes() for leaf in leaves)
+    data = HEAD.pack(MAGIC, VERSION, 0, _configuration(codec, like), len(words)) + words
+    return data + TAIL.pack(zlib.crc32(data))
+
+
+def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -> Payload:
+    """Function: the payload, bit for bit, that `to_bytes` made these bytes of.
+
+    It reads what may come from anywhere. The size follows from codec and shape and is checked
+    first, nothing is executed, and no more memory is taken than a valid payload needs. A checksum
+    finds what was damaged; it does not tell who sent it.
+
+    Args:
+      data: what `fg.to_bytes` returned.
+      codec: the codec that made the payload.
+      like: an array or `jax.ShapeDtypeStruct` of the shape that was compressed.
+
+    Returns:
+      The payload, for `fg.decompress`.
+
+    Raises:
+      TypeError: if `data` is no bytes, or `codec` no codec.
+      ValueError: if the bytes were cut off, have others behind them, were altered anywhere, are of
+        another format or version, or were made by another codec or from another shape.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp
+      >>> codec, x = fg.TopK(k=1), jnp.array([0.0, -3.0, 1.0, 2.0])
+      >>> data = fg.to_bytes(fg.compress(codec, x), codec, x)
+      >>> fg.decompress(codec, fg.from_bytes(data, codec, x), like=x)
+      Array([ 0., -3.,  0.,  0.], dtype=float32)
+      >>> fg.from_bytes(data[:-1], codec, x)  # doctest: +ELLIPSIS
+      Traceback (most recent call last):
+      ValueError: from_bytes(data): must have 32 bytes for TopK(k=1) and (4,), got 31; ...
+    """
+    if not isinstance(data, bytes | bytearray | memoryview) or not memoryview(data).c_contiguous:
+        raise TypeError(
+            f"from_bytes(data): must be bytes, one after the other, got {type(data).__name__}; "
+            "read a file as path.read_bytes()."
+        )
+    check_kind("from_bytes(codec)", codec, Codec, "pass a value such as TopK(k=9).")
+    spec, view = payload_spec(codec, _vector("from_bytes", like)), memoryview(data).cast("B")
+    fault = _fault(view, spec, codec, like)
+    if fault:
+        raise ValueError(f"from_bytes(data): {fault}")
+    words = np.frombuffer(view, "<u4", _size(spec) // 4, HEAD.size).astype(np.uint32)
+    return _wire.from_words(jnp.asarray(words), spec)
+
+
+def _fault(view: memoryview, spec: Payload, codec: Codec, like: Like) -> str:
+    """What is wrong with the bytes; nothing, if nothing is."""
+    size, made_by = _size(spec), f"{codec!r} and {tuple(like.shape)}"
+    wanted = HEAD.size + size + TAIL.size
+    length = f"must have {wanted} bytes for {made_by}, got {view.nbytes}; fetch it anew."
+    if view.nbytes < HEAD.size + TAIL.size:
+        return length
+    magic, version, zero, configuration, told = HEAD.unpack_from(view)
+    if magic != MAGIC:
+        return f"must start with {MAGIC!r}, got {magic!r}; pass what fg.to_bytes returned."
+    if (version, zero) != (VERSION, 0):
+        return (
+            f"must be of version {VERSION}, 0, got {version}, {zero}; read it with the fftgrad "
+            "that wrote it."
+        )
+    if configuration != _configuration(codec, like):
+        return (
+            f"must be made by {made_by}, got that of another codec, shape or wire format; pass "
+            "those it was made by."
+        )
+    if view.nbytes != wanted:
+        return length
+    if told != size:
+        return f"must say that {size} bytes follow, got {told}; fetch it anew."
+    (checksum,) = TAIL.unpack_from(view, wanted - TAIL.size)
+    found = zlib.crc32(view[: -TAIL.size])
+    if checksum != found:
+        return f"must end with its checksum, {found:#010x}, got {checksum:#010x}; fetch it anew."
+    if any(map(any, _filling(view, spec))):
+        return (
+            "must have zeros where a word has no value, got others; pass what fg.to_bytes returned."
+        )
+    return ""
+
+
+def _size(spec: Payload) -> int:
+    """The bytes of the words of a payload."""
+    return _wire.nbytes(spec) - _wire.nbytes(())
+
+
+def _vector(owner: str, like: Like) -> Like:
+    if not math.prod(like.shape):
+        raise ValueError(
+            f"{owner}(like): must have a value at least, got shape {tuple(like.shape)}; leave "
+            "empty arrays out."
+        )
+    return jax.ShapeDtypeStruct((math.prod(like.shape),), jnp.float32)
+
+
+def _configuration(codec: Codec, like: Like) -> int:
+    # In float32, to which every array is cast: the payload is the same.
+    return _wire.configuration((codec,), (jax.ShapeDtypeStruct(like.shape, jnp.float32),))
+
+
+def _filling(view: memoryview, spec: Payload) -> list[memoryview]:
+    """What fills the last word of each leaf."""
+    leaves = jax.tree.leaves(spec)
+    used = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves]
+    starts = itertools.accumulate((-(-n // 4) * 4 for n in used), initial=HEAD.size)
+    return [view[a + n : a + -(-n // 4) * 4] for a, n in zip(starts, used, strict=False)]

@@ -1,0 +1,247 @@
+"""Payloads as bytes and back: bit for bit, or an error that says what is wrong."""
+
+import struct
+import subprocess
+import sys
+import tracemalloc
+import zlib
+from importlib.util import find_spec
+
+import fuzz_bytes
+import goldens
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CODECS, TILED, values
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import fftgrad as fg
+
+STEP = fg.Step.of(3)
+VECTOR = goldens.SHORT
+ROUNDED = {"fft.bin", "budget.bin", "top-k-4-bits.bin"}
+"""Made by logarithms, roots and sums of products, whose last bit is each machine's own."""
+
+
+def equal(a, b):
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(
+        (x.dtype, x.shape) == (y.dtype, y.shape)
+        and np.asarray(x).tobytes() == np.asarray(y).tobytes()
+        for x, y in pairs
+    )
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_payload_comes_back_bit_for_bit(name):
+    codec, x = CODECS[name], values((7, 15))
+    payload = jax.jit(lambda x: fg.compress(codec, x, step=STEP))(x)
+    data = fg.to_bytes(payload, codec, x)
+    assert len(data) == fg.wire_bytes(codec, x) + 16
+    for kind in (bytes, bytearray, memoryview):
+        assert equal(fg.from_bytes(kind(data), codec, x), payload)
+
+
+@pytest.mark.parametrize("shape", TILED, ids=str)
+def test_so_does_that_of_a_codec_for_one_shape(shape):
+    codec, x = TILED[shape], jnp.asarray(values(shape))
+    payload = fg.compress(codec, x)
+    assert equal(fg.from_bytes(fg.to_bytes(payload, codec, x), codec, x), payload)
+
+
+def test_bits_that_are_no_number_come_back_too():
+    x = jnp.asarray(np.array([np.nan, -0.0, np.inf, 1e-40], np.float32))
+    payload = fg.Payload(x)
+    assert equal(fg.from_bytes(fg.to_bytes(payload, fg.Identity(), x), fg.Identity(), x), payload)
+
+
+def test_payloads_of_numpy_are_written_as_others():
+    payload = fg.compress(fg.Sign(), jnp.asarray(VECTOR))
+    fetched = jax.tree.map(np.asarray, payload)
+    assert fg.to_bytes(fetched, fg.Sign(), VECTOR) == fg.to_bytes(payload, fg.Sign(), VECTOR)
+
+
+def test_the_format_is_the_documented_one():
+    codec = fg.TopK(k=1)
+    x = np.array([0.0, -3.0, 1.0, 2.0], np.float32)
+    configuration = zlib.crc32(b"(2, [('TopK(k=1)', (4,), 'float32')])")
+    words = struct.pack("<fI", -3.0, 1 << 1)
+    data = b"FFTG" + struct.pack("<HHIQ", 1, 0, configuration, 8) + words
+    data += struct.pack("<I", zlib.crc32(data))
+    assert fg.to_bytes(fg.compress(codec, jnp.asarray(x)), codec, x) == data
+
+
+# Golden files
+
+
+def test_the_golden_files_are_these():
+    assert {file.name for file in goldens.BYTES.iterdir()} == set(goldens.STORED)
+
+
+@pytest.mark.parametrize("file", goldens.STORED)
+def test_an_old_file_is_read_and_written_alike(file):
+    codec, data = CODECS[goldens.STORED[file]], (goldens.BYTES / file).read_bytes()
+    payload = fg.from_bytes(data, codec, VECTOR)
+    assert fg.to_bytes(payload, codec, VECTOR) == data
+    if file not in ROUNDED:
+        assert goldens.stored(file) == data
+    made = fg.from_bytes(goldens.stored(file), codec, VECTOR)
+    old, new = (fg.decompress(codec, p, VECTOR, step=goldens.STEP) for p in (payload, made))
+    np.testing.assert_allclose(old, new, rtol=1e-5, atol=1e-5)
+
+
+# What is no such file
+
+CODEC = CODECS["blocked 4 bits"]
+GOOD = fuzz_bytes.good(CODEC)
+OTHER = fuzz_bytes.good(CODEC, seed=8)
+LIKE = fuzz_bytes.LIKE
+
+
+def test_every_flip_of_a_bit_is_refused():
+    for bit in range(8 * len(GOOD)):
+        bad = bytearray(GOOD)
+        bad[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError, match=r"from_bytes\(data\): must .*, got .*; \w"):
+            fg.from_bytes(bad, CODEC, LIKE)
+
+
+def test_every_length_but_one_is_refused():
+    for length in range(len(GOOD)):
+        with pytest.raises(ValueError, match=rf"must have {len(GOOD)} bytes .* got {length}; "):
+            fg.from_bytes(GOOD[:length], CODEC, LIKE)
+    for more in (b"\0", GOOD[-4:], GOOD):
+        with pytest.raises(ValueError, match=rf"must have {len(GOOD)} bytes"):
+            fg.from_bytes(GOOD + more, CODEC, LIKE)
+
+
+def sealed(data):
+    """The bytes with the checksum that belongs to them, as whoever forges them would do."""
+    return data[:-4] + struct.pack("<I", zlib.crc32(data[:-4]))
+
+
+@pytest.mark.parametrize(
+    ("place", "new", "words"),
+    [
+        (0, b"PK\3\4", "must start with"),
+        (4, b"\2\0", "must be of version 1, 0, got 2, 0"),
+        (6, b"\1\0", "must be of version 1, 0, got 1, 1"),
+        (8, b"\0\0\0\0", "got that of another codec"),
+        (12, b"\xff" * 8, "bytes follow, got 18446744073709551615"),
+        (12, b"\0" * 8, "bytes follow, got 0"),
+    ],
+)
+def test_a_head_that_is_none_is_refused_though_its_checksum_be_right(place, new, words):
+    bad = sealed(GOOD[:place] + new + GOOD[place + len(new) :])
+    with pytest.raises(ValueError, match=words):
+        fg.from_bytes(bad, CODEC, LIKE)
+
+
+def test_what_fills_a_word_must_be_zero():
+    """Or two files would mean the same payload."""
+    codec, x = fg.Cast("bfloat16"), jnp.arange(3.0)
+    data = fg.to_bytes(fg.compress(codec, x), codec, x)
+    assert data[26:28] == b"\0\0"
+    with pytest.raises(ValueError, match="zeros"):
+        fg.from_bytes(sealed(data[:27] + b"\1" + data[28:]), codec, x)
+
+
+@pytest.mark.parametrize(
+    ("codec", "like"),
+    [
+        (fg.TopK(fraction=0.1), VECTOR),
+        (fg.chain(fg.TopK(k=10), fg.LogLevels(bits=4)), VECTOR),
+        (fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=4, rounding="truncate")), VECTOR),
+        (CODECS["top-k 4 bits"], VECTOR.reshape(10, 10)),
+        (CODECS["top-k 4 bits"], VECTOR[:99]),
+    ],
+)
+def test_another_codec_or_shape_is_refused(codec, like):
+    mine = CODECS["top-k 4 bits"]
+    data = fg.to_bytes(fg.compress(mine, jnp.asarray(VECTOR)), mine, VECTOR)
+    with pytest.raises(ValueError, match=r"made by .*, got that of another codec, shape"):
+        fg.from_bytes(data, codec, like)
+
+
+def test_another_dtype_is_not():
+    """What is compressed is float32, whatever it was."""
+    x = jnp.asarray(VECTOR, jnp.bfloat16)
+    payload = fg.compress(CODEC, x)
+    like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+    assert equal(fg.from_bytes(fg.to_bytes(payload, CODEC, x), CODEC, like), payload)
+
+
+@pytest.mark.parametrize("data", ["text", None, 3, np.zeros(90, np.uint8), memoryview(GOOD)[::2]])
+def test_what_is_no_bytes_is_answered(data):
+    with pytest.raises(TypeError, match=r"from_bytes\(data\): must be bytes.*; read"):
+        fg.from_bytes(data, CODEC, LIKE)
+
+
+def test_other_mistakes_are_answered():
+    empty = jnp.zeros((0, 3))
+    with pytest.raises(TypeError, match=r"from_bytes\(codec\)"):
+        fg.from_bytes(GOOD, fg.TopK, LIKE)
+    with pytest.raises(ValueError, match=r"from_bytes\(like\): must have a value"):
+        fg.from_bytes(GOOD, CODEC, empty)
+    with pytest.raises(ValueError, match=r"to_bytes\(like\): must have a value"):
+        fg.to_bytes(fg.Payload(jnp.zeros(0)), CODEC, empty)
+    with pytest.raises(ValueError, match=r"to_bytes\(payload\): must be what"):
+        fg.to_bytes(fg.Payload(jnp.zeros(3)), CODEC, LIKE)
+
+
+def test_no_memory_is_taken_before_the_size_is_right():
+    large = bytearray(64 << 20)
+    large[: len(GOOD)] = GOOD
+    for data in (large, memoryview(large)[:-7], GOOD[:12] + b"\xff" * 8 + GOOD[20:]):
+        tracemalloc.start()
+        with pytest.raises(ValueError, match="must"):
+            fg.from_bytes(data, CODEC, LIKE)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1 << 18, peak
+
+
+bytes_like = st.one_of(
+    st.binary(max_size=2 * len(GOOD)),
+    st.integers(0, len(GOOD)).map(lambda n: GOOD[:n]),
+    st.integers(0, len(GOOD)).map(lambda n: GOOD[:n] + OTHER[n:]),
+    st.lists(st.integers(0, 8 * len(GOOD) - 1), min_size=1, max_size=5).map(
+        lambda bits: bytes(
+            byte ^ sum(1 << b % 8 for b in set(bits) if b // 8 == i) for i, byte in enumerate(GOOD)
+        )
+    ),
+    st.binary(min_size=len(GOOD) - 24, max_size=len(GOOD) - 24).map(
+        lambda body: GOOD[:20] + body + GOOD[-4:]
+    ),
+)
+
+
+@example(GOOD)
+@example(OTHER)
+@given(bytes_like)
+def test_bytes_are_refused_or_are_a_payload(data):
+    fuzz_bytes.check(data, {GOOD, OTHER})
+
+
+@given(bytes_like)
+def test_so_are_bytes_with_a_checksum(data):
+    """Then anything may be in the words; it is a payload all the same, and written alike."""
+    if len(data) >= 4:
+        fuzz_bytes.check(sealed(data), None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("atheris") is None, reason="needs pip install -e '.[fuzz]'")
+def test_a_fuzzer_that_sees_branches_finds_nothing_else(tmp_path):
+    options = ["-runs=200000", "-max_total_time=120", "-seed=1"]
+    done = subprocess.run(
+        [sys.executable, fuzz_bytes.__file__, tmp_path, *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Done " in done.stderr
