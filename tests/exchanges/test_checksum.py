@@ -82,14 +82,15 @@ def test_what_comes_of_an_invalid_buffer_is_invalid():
     assert (bool(header.valid), bool(header.finite), int(header.overflow)) == (False, False, 7)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2**30, 2**31 - 1])
+@pytest.mark.parametrize("count", [0, 1, 2**30 - 1, 2**31 - 1, ~0, ~1, ~(2**30 - 1)])
 @pytest.mark.parametrize("finite", [True, False])
 def test_the_second_word_tells_of_values(count, finite):
     payload = fg.Payload(jnp.ones(1))
     words = _wire.pack(_wire.Header(jnp.asarray(finite), jnp.int32(count)), payload, SEED)
-    assert int(words[1]) == 2 * count + finite
+    told = min(count, 2**30 - 1)  # as many values as a bucket has, but for one
+    assert int(words[1]) == (2 * told + finite) % 2**32
     header, _ = _wire.unpack(words, payload, SEED)
-    assert (bool(header.finite), int(header.overflow)) == (finite, count)
+    assert (bool(header.finite), int(header.overflow)) == (finite, told)
 
 
 # Configurations
