@@ -27,7 +27,7 @@ import fftgrad as fg
 
 AXIS = "data"
 FIGURE = "resets.png"
-BFLOAT16 = fg.ErrorFeedback(dtype="bfloat16")
+FLOAT32, BFLOAT16 = fg.ErrorFeedback(), fg.ErrorFeedback(dtype="bfloat16")
 TRIED = ("top-k 1 % + EF", "diloco, 8 local steps", "top-k 1 % + EF, bfloat16")
 """With `--smoke`."""
 Transformation = Any
@@ -91,7 +91,7 @@ def methods() -> list[Method]:
     """All the rows."""
     m = fg.methods
 
-    def top_k(share: float, memory: fg.Memory = fg.ErrorFeedback()) -> Any:
+    def top_k(share: float, memory: fg.Memory = FLOAT32) -> Any:
         return after_adam(m.top_k(share, memory=memory, axis_name=AXIS))
 
     return [

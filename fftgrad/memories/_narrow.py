@@ -10,7 +10,12 @@ from fftgrad.ops import _hash, _rounding
 
 
 class NarrowState(NamedTuple):
-    """State: a residual in bfloat16, and how often it was rounded, int32[], which seeds the next."""
+    """State: a residual in bfloat16.
+
+    Attributes:
+      residual: what earlier steps could not send, shaped like the gradient.
+      count: how often it was rounded, int32[]: another one, other draws.
+    """
 
     residual: PyTree
     count: jax.Array
