@@ -1,7 +1,8 @@
 """Many steps of a small model: what has to hold for as long as a training runs.
 
 A network of 2,560 parameters on scikit-learn's digits, with one method of each family and a copy of
-the parameters on each of four workers. After every chunk of steps: whether all copies hold the same
+the parameters on each of four workers. A fifth of the labels is drawn anew in each step, so that
+the gradients do not vanish. After every chunk of steps: whether all copies hold the same
 bits, how long the residuals and their mean are, how far
 
     sum of what was applied + mean residual - sum of the mean gradients
@@ -34,7 +35,7 @@ from rich.table import Table
 import fftgrad as fg
 
 AXIS, WORKERS, HIDDEN, ROWS = "data", 4, 34, 16
-RATE, EVERY = 0.1, 10
+RATE, EVERY, NOISE = 0.1, 10, 0.2
 POINTS = 20
 """How many points a curve has."""
 
@@ -140,10 +141,9 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 # Runs
 
 
-def program(method: Method, mesh: Mesh, images: np.ndarray, labels: np.ndarray) -> Any:
-    """Many steps on all workers: (copies, state, rows) -> (copies, state, gradients, applied)."""
-    tx = method.tx
-    x, y = jnp.asarray(images), jnp.asarray(labels)
+def program(method: Method, mesh: Mesh, images: np.ndarray) -> Any:
+    """Many steps on all workers: (copies, state, batches) -> (copies, state, gradients, applied)."""
+    tx, x = method.tx, jnp.asarray(images)
 
     def averaged(params: Params, state: Any, grads: Params) -> Any:
         mean, state = tx.update(grads, state, params)
@@ -158,16 +158,17 @@ def program(method: Method, mesh: Mesh, images: np.ndarray, labels: np.ndarray) 
         moved = jax.tree.map(jnp.subtract, state.anchor, after.anchor)
         return optax.apply_updates(params, updates), after, change, moved
 
-    def step(carry: Any, rows: jax.Array) -> Any:
-        params, state = carry
-        grads = jax.grad(loss_of)(params, x[rows], y[rows])
+    def step(carry: Any, batch: tuple[jax.Array, jax.Array]) -> Any:
+        (params, state), (rows, y) = carry, batch
+        grads = jax.grad(loss_of)(params, x[rows], y)
         one = on_its_own if method.local else averaged
         params, state, given, applied = one(params, state, grads)
         return (params, state), (ravel_pytree(given)[0], ravel_pytree(applied)[0])
 
-    def chunk(copies: Params, state: Any, rows: jax.Array) -> Any:
+    def chunk(copies: Params, state: Any, batches: tuple[jax.Array, jax.Array]) -> Any:
         params = jax.tree.map(lambda p: p[0], copies)
-        (params, state), (given, applied) = jax.lax.scan(step, (params, state), rows[:, 0])
+        own = jax.tree.map(lambda a: a[:, 0], batches)
+        (params, state), (given, applied) = jax.lax.scan(step, (params, state), own)
         return jax.tree.map(lambda p: p[None], params), state, given[:, None], applied[:, None]
 
     specs = fg.state_specs(jax.eval_shape(tx.init, network(0)), AXIS)
@@ -223,7 +224,7 @@ def resident_mb() -> float:
 def run(method: Method, args: argparse.Namespace, mesh: Mesh) -> dict[str, Any]:
     """One method, as a record."""
     images, labels = digits()
-    chunk = program(method, mesh, images, labels)
+    chunk = program(method, mesh, images)
     params = network(0)
     state = fg.init(method.tx, params, mesh, AXIS)
     rows = jax.NamedSharding(mesh, P(AXIS))
@@ -236,7 +237,11 @@ def run(method: Method, args: argparse.Namespace, mesh: Mesh) -> dict[str, Any]:
     chunks = args.steps // args.chunk
     for count in range(1, chunks + 1):
         picked = rng.integers(len(labels), size=(args.chunk, WORKERS, ROWS), dtype=np.int32)
-        copies, state, given, moved = chunk(copies, state, picked)
+        noisy = rng.random(picked.shape) < NOISE
+        targets = np.where(
+            noisy, rng.integers(10, size=picked.shape, dtype=np.int32), labels[picked]
+        )
+        copies, state, given, moved = chunk(copies, state, (picked, targets))
         wanted += np.asarray(given, np.float64).mean(1).sum(0)
         applied += np.asarray(moved[:, 0], np.float64).sum(0)
         shared = state.anchor if method.local else copies

@@ -28,6 +28,7 @@ import fftgrad as fg
 AXIS = "data"
 FIGURE = "resets.png"
 FLOAT32, BFLOAT16 = fg.ErrorFeedback(), fg.ErrorFeedback(dtype="bfloat16")
+DECAYED = fg.ErrorFeedback(decay=0.95)
 TRIED = ("top-k 1 % + EF", "diloco, 8 local steps", "top-k 1 % + EF, bfloat16")
 """With `--smoke`."""
 Transformation = Any
@@ -100,16 +101,21 @@ def methods() -> list[Method]:
         Method("signSGD + EF", after_adam(m.sign_sgd(axis_name=AXIS)), (1.0,)),
         Method("diloco, 8 local steps", local, local=True),
         Method("diloco, residual only", local, local=True, only="residual"),
-        Method("top-k 1 % + EF, bfloat16", top_k(0.01, BFLOAT16), (0.5,), resets=False),
+        Method("top-k 1 % + EF, bfloat16", top_k(0.01, BFLOAT16), resets=False),
         Method("top-k 0.1 % + EF, bfloat16", top_k(0.001, BFLOAT16), resets=False),
+        Method("top-k 1 % + EF, decay 0.95", top_k(0.01, DECAYED), resets=False),
+        Method("top-k 0.1 % + EF, decay 0.95", top_k(0.001, DECAYED), resets=False),
     ]
 
 
-SAME_RATE = {
+VARIANT_OF = {
     "diloco, residual only": "diloco, 8 local steps",
+    "top-k 1 % + EF, bfloat16": "top-k 1 % + EF",
     "top-k 0.1 % + EF, bfloat16": "top-k 0.1 % + EF",
+    "top-k 1 % + EF, decay 0.95": "top-k 1 % + EF",
+    "top-k 0.1 % + EF, decay 0.95": "top-k 0.1 % + EF",
 }
-"""Rows that differ in nothing but what is lost, and whose rate is that of the other."""
+"""Rows that run at the rate of another, and are compared with it."""
 
 
 # Runs
@@ -235,7 +241,7 @@ def chosen(runs: list[Any]) -> dict[str, dict[int, list[Any]]]:
     """The runs of each method at its rate, by resets."""
     out: dict[str, dict[int, list[Any]]] = {}
     for record in runs:
-        name = SAME_RATE.get(record["method"], record["method"])
+        name = VARIANT_OF.get(record["method"], record["method"])
         tried = [r for r in runs if r["method"] == name and r["seed"] == r["reset_every"] == 0]
         if tried and record["rate"] == min(tried, key=lambda r: r["loss"])["rate"]:
             own = out.setdefault(record["method"], {})
@@ -250,20 +256,19 @@ def changes(own: list[Any], base: list[Any]) -> list[float]:
 
 
 def base_of(name: str, rows: dict[str, dict[int, list[Any]]]) -> list[Any]:
-    """The runs without resets, in float32, that a method is compared with."""
-    name = SAME_RATE.get(name, name).removesuffix(", bfloat16")
-    return rows.get(name, {}).get(0, [])
+    """The runs without resets that a method is compared with."""
+    return rows.get(VARIANT_OF.get(name, name), {}).get(0, [])
 
 
 def table(rows: dict[str, dict[int, list[Any]]], steps: int) -> Table:
     """Loss without resets, and what they add to it, seed by seed."""
     head = [f"reset {label}" for label in list(labels(steps).values())[1:]]
-    out = Table("method", "rate", "loss", "to float32", *head, title=f"After {steps} steps")
+    out = Table("method", "rate", "loss", "to plain", *head, title=f"After {steps} steps")
     for name, own in rows.items():
         base = base_of(name, rows)
         kept = own.get(0, base)
         cells = [f"{kept[0]['rate']:g}", f"{statistics.mean(r['loss'] for r in kept):.3f}"]
-        cells.append(say(changes(kept, base)) if name.endswith("bfloat16") else "")
+        cells.append(say(changes(kept, base)) if kept is not base else "")
         cells += [say(changes(own.get(every, []), base)) for every in list(labels(steps))[1:]]
         out.add_row(name, *cells)
     return out
@@ -286,10 +291,9 @@ def draw(rows: dict[str, dict[int, list[Any]]], steps: int, path: pathlib.Path) 
         base = base_of(name, rows)
         found = {e: changes(own.get(e, base if e == 0 else []), base) for e in labels(steps)}
         found = {i: f for i, f in enumerate(found.values()) if f}
-        narrow = name.endswith("bfloat16")
         means = [statistics.mean(f) for f in found.values()]
         colour = f"C{index}"
-        axis.plot(list(found), means, "s" if narrow else "-", color=colour, label=name)
+        axis.plot(list(found), means, "s" if len(found) == 1 else "-", color=colour, label=name)
         for at, seeds in found.items():
             axis.plot([at] * len(seeds), seeds, ".", color=colour)
     axis.set_xticks(range(len(labels(steps))), list(labels(steps).values()))
@@ -341,7 +345,7 @@ def main() -> None:
     for seed in () if args.show else range(args.seeds):
         for method in listed:
             if method.name not in rates:
-                same = SAME_RATE.get(method.name)
+                same = VARIANT_OF.get(method.name)
                 tried = method.rates[:1] if args.smoke else method.rates
                 best = [get(method, rate, 0, 0) for rate in (tried if same is None else ())]
                 rates[method.name] = (
