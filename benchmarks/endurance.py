@@ -142,7 +142,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def program(method: Method, mesh: Mesh, images: np.ndarray) -> Any:
-    """Many steps on all workers: (copies, state, batches) -> (copies, state, gradients, applied)."""
+    """Many steps on all workers: copies, state and batches to copies, state, gradients, applied."""
     tx, x = method.tx, jnp.asarray(images)
 
     def averaged(params: Params, state: Any, grads: Params) -> Any:
