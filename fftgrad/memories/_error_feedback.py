@@ -126,7 +126,7 @@ class ErrorFeedback(Memory):
 
     def _keep(self, residual: PyTree, state: State) -> State:
         if self.dtype == "bfloat16":
-            return _narrow.keep(residual, cast("NarrowState", state).count)
+            return _narrow.keep(residual, cast("NarrowState", state).rounds)
         return ErrorFeedbackState(residual)
 
 

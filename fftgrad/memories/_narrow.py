@@ -14,11 +14,11 @@ class NarrowState(NamedTuple):
 
     Attributes:
       residual: what earlier steps could not send, shaped like the gradient.
-      count: how often it was rounded, int32[]: another one, other draws.
+      rounds: how often it was rounded, int32[]: after each, other draws.
     """
 
     residual: PyTree
-    count: jax.Array
+    rounds: jax.Array
 
 
 def zeros(like: PyTree) -> NarrowState:
@@ -27,9 +27,9 @@ def zeros(like: PyTree) -> NarrowState:
     return NarrowState(residual, jnp.zeros((), jnp.int32))
 
 
-def keep(residual: PyTree, count: jax.Array) -> NarrowState:
+def keep(residual: PyTree, rounds: jax.Array) -> NarrowState:
     """The state of a float32 residual, rounded up or down by chance."""
-    (seed,) = _hash.bits(count.astype(jnp.uint32), jnp.uint32(0), 1)
+    (seed,) = _hash.bits(rounds.astype(jnp.uint32), jnp.uint32(0), 1)
 
     def one(x: jax.Array) -> jax.Array:
         flat = x.ravel()
@@ -38,4 +38,4 @@ def keep(residual: PyTree, count: jax.Array) -> NarrowState:
         draws = _hash.bits(jnp.uint32(0), own, x.size)
         return _rounding.to_bfloat16(flat, draws).reshape(x.shape)
 
-    return NarrowState(jax.tree.map(one, residual), count + 1)
+    return NarrowState(jax.tree.map(one, residual), rounds + 1)

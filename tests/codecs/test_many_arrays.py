@@ -21,7 +21,7 @@ OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_pa
 TINY = float(np.finfo(np.float32).tiny)
 
 SHRINKING = (
-    fg.AdaComp, fg.Budget, fg.Cast, fg.ChunkTopK, fg.Dct, fg.Fft, fg.FixedRangeFloat, fg.Hadamard,
+    fg.Budget, fg.Cast, fg.ChunkTopK, fg.Dct, fg.Fft, fg.FixedRangeFloat, fg.Hadamard,
     fg.Identity, fg.LogLevels, fg.OneMean, fg.OneSided, fg.RandomK, fg.RangeFloat, fg.Sign,
     fg.Threshold, fg.TopK,
 )  # fmt: skip

@@ -53,7 +53,7 @@ def test_by_default_nothing_is_different():
 def test_a_value_takes_two_bytes_and_the_wire_carries_what_it_did():
     state = NARROW.init(LIKE)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.residual)} == {np.dtype("bfloat16")}
-    assert state.count.dtype == np.int32
+    assert state.rounds.dtype == np.int32
     tx, plain = (
         fg.compressed_pmean(TOP_K, memory, axis_name=AXIS)
         for memory in (NARROW, fg.ErrorFeedback())
@@ -81,7 +81,7 @@ def test_a_residual_is_kept_on_average(memory, scale):
     @jax.jit
     @jax.vmap
     def kept(count):
-        state = memory.init(x)._replace(count=count)
+        state = memory.init(x)._replace(rounds=count)
         first = memory.update(x, jnp.zeros_like(x), x, state)
         return first.residual, memory.put_back(lost, first).residual
 
@@ -97,7 +97,7 @@ def test_a_residual_is_kept_on_average(memory, scale):
 
 def test_draws_differ_between_counts_positions_leaves_and_workers():
     x = jnp.full(4096, 1 + 2.0**-9, jnp.float32)  # a quarter of the way up
-    rows = [np.asarray(NARROW.update(x, 0 * x, x, NARROW.init(x)._replace(count=c)).residual)
+    rows = [np.asarray(NARROW.update(x, 0 * x, x, NARROW.init(x)._replace(rounds=c)).residual)
             for c in map(jnp.int32, range(3))]  # fmt: skip
     up = [row.astype(np.float32) > 1 for row in rows]
     other = x * np.float32(1 + 2.0**-16)
@@ -126,7 +126,7 @@ def test_what_is_too_small_for_the_nearest_gets_in_by_chance():
 def test_applied_and_kept_add_up_to_the_gradients_but_for_the_rounding(mode):
     tx = fg.compressed_pmean(TOP_K, NARROW, axis_name=AXIS)
     applied, grads, state = run(tx, 40, mode=mode)
-    assert np.asarray(state.memory.value.count).ravel().tolist() == [40] * WORKERS
+    assert np.asarray(state.memory.value.rounds).ravel().tolist() == [40] * WORKERS
     kept = flat(jax.tree.map(lambda r: r[:, 0], state.memory.value.residual)).mean(0)
     gap = sum(flat(mean)[0] for mean in applied) + kept - sum(flat(g) for g in grads).mean(0)
     # Each step rounds by at most 2^-8 on average, and by chance: the errors add up as a walk.
@@ -140,7 +140,7 @@ def test_it_works_with_leaves_in_bfloat16_in_every_kind_of_exchange(name):
     tx = fg.compressed_pmean(EXCHANGES[name], NARROW, axis_name=AXIS)
     applied, _, state = run(tx, 6, like=TREE)
     assert all(np.all(np.isfinite(np.asarray(a, np.float32))) for a in jax.tree.leaves(applied))
-    assert np.asarray(state.memory.value.count).ravel().tolist() == [12] * WORKERS
+    assert np.asarray(state.memory.value.rounds).ravel().tolist() == [12] * WORKERS
     assert np.asarray(state.skipped).tolist() == [0] * WORKERS
 
 
