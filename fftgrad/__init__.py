@@ -16,6 +16,7 @@ from fftgrad.training import clip_by_local_norm as clip_by_local_norm
 from fftgrad.training import per_worker as per_worker
 from fftgrad.training import accumulate as accumulate
 from fftgrad.training import delay as delay
+from fftgrad.training import offload as offload
 from fftgrad import methods as methods
 from fftgrad import optimizers as optimizers
 

@@ -85,6 +85,7 @@ MEMORIES: dict[str, fg.Memory] = {
     "feedback": fg.ErrorFeedback(),
     "decayed feedback": fg.ErrorFeedback(decay=0.9),
     "low-pass": fg.ErrorFeedback(uptake=0.3),
+    "narrow feedback": fg.ErrorFeedback(dtype="bfloat16"),
     "momentum": fg.MomentumCorrection(momentum=0.9),
     "Nesterov": fg.MomentumCorrection(momentum=0.9, nesterov=True, masking=False),
 }

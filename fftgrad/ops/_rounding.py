@@ -1,4 +1,4 @@
-"""Rounding to a narrower dtype, where what it drops is counted."""
+"""Rounding to a narrower dtype: to the nearest, where what it drops is counted, or by chance."""
 
 from typing import Any
 
@@ -20,3 +20,18 @@ def rounded(x: jax.Array, dtype: Any) -> jax.Array:
     # It makes zeros of subnormal numbers, which are multiples of the smallest.
     unit = float(narrow.smallest_subnormal)
     return jnp.where(jnp.abs(x) < float(narrow.tiny), jnp.round(x / unit) * unit, near)
+
+
+def to_bfloat16(x: jax.Array, draws: jax.Array) -> jax.Array:
+    """float32 values in bfloat16: up with a chance of the rest, so that they are right on average.
+
+    `draws` are random bits, uint32, of which 16 count. What lies beyond the largest bfloat16 is cut
+    to it, and what is not finite stays so.
+    """
+    raw = lax.bitcast_convert_type(x, jnp.uint32)
+    # The next bfloat16 away from zero is 2**16 further, in every binade and below the smallest.
+    moved = raw + (draws >> 16)
+    beyond = ((moved >> 23) & 255) == 255
+    cut = jnp.where(beyond, raw, moved) >> 16
+    near = lax.bitcast_convert_type(cut.astype(jnp.uint16), jnp.bfloat16)
+    return jnp.where(jnp.isnan(x), jnp.nan, near)

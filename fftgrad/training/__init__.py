@@ -9,6 +9,7 @@ from fftgrad.training._data_parallel import data_parallel as data_parallel
 from fftgrad.training._delay import delay as delay
 from fftgrad.training._init import init as init
 from fftgrad.training._metrics import metrics as metrics
+from fftgrad.training._offload import offload as offload
 from fftgrad.training._per_worker import per_worker as per_worker
 from fftgrad.training._pmean import CompressedPmeanState as CompressedPmeanState
 from fftgrad.training._pmean import compressed_pmean as compressed_pmean

@@ -126,6 +126,8 @@ def _norm(leaves: list[jax.Array], axis_name: AxisName | None) -> jax.Array:
     """Root of the mean over the workers, the leading axis, of the sum of squares."""
     squares = jnp.zeros((), jnp.float32)
     for leaf in leaves:
+        # A residual may wait in the memory of the host, where nothing computes.
+        leaf = jax.device_put(leaf, jax.memory.Space.Device)
         squares += jnp.sum(jnp.square(leaf.astype(jnp.float32))) / leaf.shape[0]
     if axis_name is not None and leaves:
         squares = lax.pmean(squares, axis_name)

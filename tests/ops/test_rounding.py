@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from cases import values
 
-from fftgrad.ops import _rounding
+from fftgrad.ops import _hash, _rounding
+
+BITS = 1 << 16
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-5, 3e-8, 1e-30, 1e4, 1e36])
@@ -28,3 +30,42 @@ def test_edges(dtype):
     )
     found = np.asarray(_rounding.rounded(jnp.asarray(x), dtype))
     np.testing.assert_array_equal(found, x.astype(jnp.dtype(dtype)).astype(np.float32))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e-39, 1e37])
+def test_by_chance_it_is_right_on_average(scale):
+    """Of all 2**16 draws exactly as many go up as the value is above the lower neighbour."""
+    x = (values((200,), seed=3) * scale).astype(np.float32)
+    draws = jnp.arange(BITS, dtype=jnp.uint32) << 16
+    round_all = jax.jit(jax.vmap(lambda d: _rounding.to_bfloat16(x, jnp.full(x.shape, d))))
+    found = np.asarray(round_all(draws), np.float64)
+    np.testing.assert_allclose(found.mean(0), x.astype(np.float64), rtol=1e-12)
+    assert max(len(np.unique(column)) for column in found.T) == 2
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-39])
+def test_by_chance_of_the_hash_it_is_right_within_five_sigma(scale):
+    x = (values((50,), seed=4) * scale).astype(np.float32)
+
+    @jax.jit
+    @jax.vmap
+    def once(count):
+        draws = _hash.bits(jnp.uint32(0), jnp.full(50, count, jnp.uint32), 50)
+        return _rounding.to_bfloat16(x, draws)
+
+    found = np.asarray(once(jnp.arange(BITS, dtype=jnp.uint32)), np.float64)
+    sigma = found.std(0) / np.sqrt(BITS)
+    assert np.all(np.abs(found.mean(0) - x.astype(np.float64)) <= 5 * sigma)
+
+
+@pytest.mark.parametrize("draw", [0, 2**32 - 1])
+def test_by_chance_at_the_edges(draw):
+    """What is a bfloat16 stays, what is beyond the largest is cut, what is not finite shows."""
+    top = float(jnp.finfo(jnp.bfloat16).max)
+    x = np.float32([0.0, -0.0, 1.0, -3.5, top, -top, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan])
+    hidden = np.uint32([0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF]).view(np.float32)
+    draws = jnp.full(x.size + 3, draw, jnp.uint32)
+    found = _rounding.to_bfloat16(jnp.asarray(np.concatenate([x, hidden])), draws)
+    wanted = np.concatenate([np.clip(x[:8], -top, top), x[8:], [np.nan] * 3])
+    np.testing.assert_array_equal(np.asarray(found, np.float64), wanted)
+    assert np.signbit(np.asarray(found, np.float32)[1])
