@@ -400,8 +400,8 @@ MUTANTS = {
     ),
     "a hierarchy counts one piece alone": Mutant(
         "exchanges/_hierarchical.py",
-        "jnp.sum(lax.bitcast_convert_type(counts, jnp.int32))",
-        "lax.bitcast_convert_type(counts, jnp.int32).ravel()[0]",
+        "_sum(told >> 1)",
+        "(told >> 1).ravel()[0].astype(jnp.int32)",
         "tests/training/test_meshes.py -k 'counts_what_overflows and bfloat16'",
     ),
     "a mean over fewer workers is divided by all": Mutant(
@@ -476,6 +476,12 @@ MUTANTS = {
         "lax.pmean(_counts.zero_unless(counts, value), axis_name)",
         "lax.pmean(value, axis_name)",
         "tests/training/test_non_finite.py -k loss",
+    ),
+    "a fast worker keeps an invalid buffer to itself": Mutant(
+        "exchanges/_hierarchical.py",
+        "_sum(told & 1)",
+        "(told & 1).ravel()[0].astype(jnp.int32)",
+        "tests/exchanges/test_checksum.py -k 'between_two_groups and 2'",
     ),
 }
 
