@@ -62,10 +62,9 @@ class Step(NamedTuple):
       local: a key that differs between workers: dither. Decompressing must not use it, because
         the receiver has another one.
       counts: whether this worker counts in a mean, bool[]; None if all do. One that does not has
-        zeros to exchange, and an exchange leaves what it keeps of this worker alone as it was. An
-        exchange that hands something else than its `x` to an inner one leaves it out of the step.
-      skipped: how many of the steps before left no trace; a worker that skipped one alone is known
-        by it.
+        zeros to exchange, and what an exchange keeps of it alone stays as it was. An inner exchange
+        that gets something else than `x` gets a step without it.
+      skipped: how many steps left no trace; a worker that skipped one alone is known by it.
 
     `Step()` is the first step of what draws nothing.
     """
@@ -253,11 +252,9 @@ class Reduced(NamedTuple):
         of the memory: a bad step leaves no trace.
       overflow: how many values the codecs could not represent, over all workers; int32[].
       state: the exchange's next state.
-      workers: how many workers count, by `step.counts`, int32[], equal on all; None where the
-        exchange does not tell, and one more collective has to. `mean` is over all of them: the
-        caller makes it that over those that count.
-      invalid: how many buffers did not arrive as they were made, or came from another configuration
-        or step; int32[]. Where there are any, `finite` is False.
+      workers: how many workers count, int32[], equal on all; None where the exchange does not tell,
+        and one more collective has to. `mean` is over all: the caller scales it.
+      invalid: how many buffers were altered or of another step; then `finite` is False, int32[].
     """
 
     mean: PyTree

@@ -13,6 +13,7 @@ import pytest
 from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES, METHODS, TILED
 
 import fftgrad as fg
+from fftgrad import checkpoint
 from fftgrad.codecs._chain import Chain, stages
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -43,6 +44,7 @@ STATES = {
     "FitRow",
     "PreviewRow",
     "Replicas",
+    "Resharded",
     "SyncCost",
 }
 RULES = {"Layout", "Policy", "Rule"}
@@ -51,6 +53,7 @@ CHOOSERS = {"Drift", "Leader"}
 
 LISTED = {name for name in METHOD_NAMES if callable(getattr(fg.methods, name))}
 OPTIMIZERS = {n for n, value in vars(fg.optimizers).items() if n[0] != "_" and callable(value)}
+CHECKPOINT = {n for n, value in vars(checkpoint).items() if n[0] != "_" and callable(value)}
 CHECKS = {n for n, value in vars(fg.testing).items() if n[0] != "_" and callable(value)}
 SCHEDULES = {"diminishing_theta"}
 ROLES = (
@@ -99,6 +102,7 @@ def test_every_chooser_is_in_the_table():
         *(f"methods.{m}" for m in sorted(LISTED)),
         *(f"optimizers.{m}" for m in sorted(OPTIMIZERS)),
         *(f"testing.{m}" for m in sorted(CHECKS)),
+        *(f"checkpoint.{m}" for m in sorted(CHECKPOINT - {"Restored"})),
     ],
 )
 def test_public_docstrings_run(name):
@@ -125,13 +129,15 @@ def test_every_public_name_has_its_place_in_the_reference():
         *(f"methods.{name}" for name in LISTED),
         *(f"optimizers.{name}" for name in OPTIMIZERS),
         *(f"testing.{name}" for name in CHECKS),
+        *(f"checkpoint.{name}" for name in CHECKPOINT),
     ]
     assert sorted(listed) == sorted(wanted)
 
 
 def test_the_core_imports_jax_optax_and_numpy_only():
-    allowed = {"jax", "optax", "numpy", "fftgrad", *sys.stdlib_module_names}
+    core = {"jax", "optax", "numpy", "fftgrad", *sys.stdlib_module_names}
     for file in (ROOT / "fftgrad").rglob("*.py"):
+        allowed = core | ({"orbax"} if file.parent.name == "checkpoint" else set())
         for node in ast.walk(ast.parse(file.read_text())):
             names = []
             if isinstance(node, ast.Import):

@@ -178,14 +178,14 @@ MUTANTS = {
     ),
     "steps that one worker skipped alone are not told": Mutant(
         "training/_pmean.py",
-        "return Step(state.step, shared, local, state.skipped)",
+        "return Step(state.step, shared, local, skipped=state.skipped)",
         "return Step(state.step, shared, local)",
         "tests/exchanges/test_checksum.py -k 'receiver_alone'",
     ),
     "another worker's state passes for one's own": Mutant(
         "training/_worker.py",
-        "return unknown | (found == index), add",
-        "return unknown | (found == found), add",
+        "mine = unknown | jnp.all(found == own)",
+        "mine = unknown | jnp.all(found == found)",
         "tests/training/test_worker.py -k 'order and True'",
     ),
     "a worker's weight counts as if it were all": Mutant(

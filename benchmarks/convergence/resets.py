@@ -286,7 +286,7 @@ def draw(rows: dict[str, dict[int, list[Any]]], steps: int, path: pathlib.Path) 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axis = pyplot.subplots(figsize=(8, 4.5))
+    figure, axis = pyplot.subplots(figsize=(10, 4.5))
     for index, (name, own) in enumerate(rows.items()):
         base = base_of(name, rows)
         found = {e: changes(own.get(e, base if e == 0 else []), base) for e in labels(steps)}
@@ -302,7 +302,7 @@ def draw(rows: dict[str, dict[int, list[Any]]], steps: int, path: pathlib.Path) 
     axis.set_yscale("symlog", linthresh=1)
     axis.yaxis.set_major_formatter("{x:g}")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 

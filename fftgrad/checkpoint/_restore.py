@@ -12,9 +12,9 @@ from jax.experimental import multihost_utils
 from fftgrad._contracts import PyTree
 from fftgrad.checkpoint import _folder
 from fftgrad.checkpoint._folder import ocp
-from fftgrad.training import _reshard
+from fftgrad.training import _lay_out
+from fftgrad.training._lay_out import Missing
 from fftgrad.training._leaves import Leaf
-from fftgrad.training._reshard import Missing
 
 
 class Restored(NamedTuple):
@@ -120,7 +120,7 @@ def restore(
 
 def _read(
     manager: ocp.CheckpointManager, step: int, like: PyTree, lost: tuple[int, ...], missing: Missing
-) -> _reshard.Resharded:
+) -> _lay_out.Resharded:
     about = _agreed(lambda: _about(manager, step))
 
     def reader(name: str, row: Mapping[str, Any]) -> Callable[[Any], Any]:
@@ -136,7 +136,7 @@ def _read(
         name: Leaf(read=reader(name, row), shape=tuple(row["shape"]), **_of_leaf(row))
         for name, row in about["leaves"].items()
     }
-    return _reshard.lay_out(old, like, lost, missing, "restore")
+    return _lay_out.lay_out(old, like, lost, missing, "restore")
 
 
 def _about(manager: ocp.CheckpointManager, step: int) -> Any:

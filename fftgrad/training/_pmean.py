@@ -38,8 +38,7 @@ class CompressedPmeanState(NamedTuple):
       skipped: in how many of them something was not finite, and memory and exchange were left as
         they were.
       overflow: how many values no codec could represent, over all workers and unskipped steps.
-      invalid: in how many steps a buffer did not arrive as it was made, or came from a worker of
-        another configuration, or of another step; they are skipped.
+      invalid: in how many of the skipped ones a buffer was altered, or of another configuration.
       dropped: how many gradients `non_finite="drop_worker"` left out, over the same.
       memory: the memory's state, of which each worker has its own.
       exchange: the exchange's state, one for each bucket.
@@ -78,9 +77,8 @@ def compressed_pmean(
     see the mean, as they would without compression.
 
     All leaves make one vector, so a selector chooses over the whole model and a quantizer has one
-    scale, unless the exchange is made for other parts or `layout` says otherwise; whatever the
-    parts, all travel together. An exchange that is given a rule in place of a codec may treat each
-    part differently.
+    scale, unless the exchange is made for other parts or `layout` says otherwise. An exchange that
+    is given a rule in place of a codec may treat each part differently.
 
         tx = optax.chain(
             fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
@@ -125,9 +123,8 @@ def compressed_pmean(
       `Drift()`; in two of `TwoStage`, `PowerSgd`, `IntegerSum` and another `SharedSupport`; in two
       of `Hierarchical` and those of its slow exchange; in two of `Recover(max_error=...)` and those
       of the exchange in use. By default there is a bucket for every 2^30 parameters. `measure` adds
-      12 bytes, in two all-reduces, and a loss that is watched 4. "drop_worker" adds 4 bytes to a
-      sum of each bucket of `AllReduce`, `SharedSupport`, `PowerSgd` and `IntegerSum`, an all-reduce
-      of 4 to `Hierarchical` and to exchanges that do not tell, and two of 4 over model axes.
+      12 bytes, in two all-reduces, and a loss that is watched 4. "drop_worker" adds 4 bytes to each
+      sum of a bucket, an all-reduce of 4 to `Hierarchical`, and two of 4 over model axes.
 
     Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
       goes back to the memory, which sends it later; without memory it is lost. An axis of one
