@@ -335,3 +335,29 @@ def test_cut_off_rows_are_found():
     mean, after = jax.jit(jax.vmap(tx.update, axis_name=AXIS))(grads(4, 0), short)
     assert after.skipped.tolist() == [1] * 4
     assert np.all(np.isnan(mean["w"]))
+
+
+def test_the_parameters_of_local_workers_are_spread():
+    """Between two outer steps of diloco each worker has parameters of its own: their mean stays."""
+    tx = fg.optimizers.diloco(optax.adam(0.1), optax.sgd(1.0), every=3, axis_name=AXIS)
+    states = jax.vmap(tx.init, axis_size=4, in_axes=None)(ZEROS)
+    local = jax.tree.map(lambda a: jnp.zeros((4, *a.shape)), ZEROS)
+    for seed in range(2):
+        updates, states = jax.jit(jax.vmap(tx.update, axis_name=AXIS))(
+            grads(4, seed), states, local
+        )
+        local = optax.apply_updates(local, updates)
+    old = {"params": fg.PerWorker(local), "state": to_rows(states)}
+    fresh = {
+        "params": fg.PerWorker(jax.tree.map(lambda a: jnp.zeros((6, *a.shape)), ZEROS)),
+        "state": to_rows(jax.vmap(tx.init, axis_size=6, in_axes=None)(ZEROS)),
+    }
+    out = fg.reshard_state(old, fresh)
+    for name in ("w", "b"):
+        before, after = np.asarray(local[name]), np.asarray(out.state["params"].value[name])
+        assert after.shape == (6, *before.shape[1:])
+        np.testing.assert_allclose(after.mean(0), before.mean(0), rtol=1e-5, atol=1e-6)
+        moments = [np.asarray(t["state"].inner.value[0].mu[name]) for t in (old, out.state)]
+        np.testing.assert_allclose(moments[1].mean(0), moments[0].mean(0), rtol=1e-5, atol=1e-6)
+    assert np.all(np.asarray(out.state["state"].inner.value[0].count) == 2)
+    assert int(out.state["state"].step) == 2
