@@ -88,6 +88,8 @@ def describe(tree: PyTree, owner: str) -> dict[str, Leaf]:
             raise ValueError(
                 f"{owner}(state): must have one leaf at a path, got two at {name}; rename a key."
             )
+        if kind == "residual" and not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            kind = "own warm"  # a counter of a memory, which nothing was lost to
         reader = _reader(name, leaf, owner)
         out[name] = Leaf(kind, jnp.shape(leaf), _dtype(leaf), reader, size, pieces)
     return out

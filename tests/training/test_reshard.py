@@ -242,6 +242,27 @@ def test_a_residual_goes_on_behind_another_method(name, after):
     assert np.all(np.isfinite(gone))
 
 
+@pytest.mark.parametrize("after", [4, 3])
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_a_residual_goes_on_in_another_dtype(dtypes, after):
+    old, new = (
+        fg.compressed_pmean(
+            EXCHANGES["gather top-k"], fg.ErrorFeedback(dtype=dtype), axis_name=AXIS
+        )
+        for dtype in dtypes
+    )
+    state, _, _ = run(old, fresh(old, 4), 4, 2, 0)
+    out = fg.reshard_state(state, fresh(new, after))
+    assert out.state.memory.value.residual["w"].dtype == dtypes[1]
+    held, wanted = (
+        flat(jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), s.memory.value.residual), n).mean(
+            0
+        )
+        for s, n in ((out.state, after), (state, 4))
+    )
+    np.testing.assert_allclose(held, wanted, rtol=2e-2, atol=2e-2)
+
+
 def test_what_would_be_lost_is_refused():
     two = fg.compressed_pmean(EXCHANGES["two stages"], fg.ErrorFeedback(), axis_name=AXIS)
     gather = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
