@@ -227,9 +227,9 @@ def test_other_bits_than_were_saved_are_seen(tmp_path):
     """Where the files are whole and hold something else: the sums tell."""
     checkpoint.save(tmp_path, 1, {"w": jnp.arange(5.0)})
     about = tmp_path / "1" / "about" / "metadata"
-    text = json.loads(about.read_text())
-    text["leaves"]["w"]["sum"] ^= 1
-    about.write_text(json.dumps(text))
+    leaves = json.loads(about.read_text())["leaves"]
+    leaves["w"]["sum"] ^= 1
+    about.write_text(json.dumps(_folder.signed(leaves)))
     with (
         pytest.warns(RuntimeWarning, match="w has other bits than were saved"),
         pytest.raises(FileNotFoundError),
