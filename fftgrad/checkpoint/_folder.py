@@ -28,8 +28,16 @@ ARRAYS, ABOUT = "arrays", "about"
 
 
 def manager(directory: str | os.PathLike[str], keep: int | None = None) -> ocp.CheckpointManager:
-    """Orbax's manager of the folder; it writes a step aside and renames it when it is whole."""
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
+    """Orbax's manager of the folder; it writes a step aside and renames it when it is whole.
+
+    Without `keep` it only reads.
+    """
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=keep,
+        enable_async_checkpointing=False,
+        create=keep is not None,
+        read_only=keep is None,
+    )
     return ocp.CheckpointManager(pathlib.Path(directory).absolute(), options=options)
 
 

@@ -28,14 +28,15 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
 
     Args:
       directory: a folder, or a URL that Orbax knows, such as gs://bucket/run.
-      step: the number of the checkpoint, not one that is there already.
+      step: the number of the checkpoint, larger than that of any that is there.
       tree: arrays, typed PRNG keys and numbers, nested as you like.
       keep: how many of the newest checkpoints to keep; at least 2, so that there is one to go back
         to if a file is found to be damaged.
 
     Raises:
-      ValueError: if a checkpoint of this step is there, if two leaves have one path, or if `keep`
-        is less than 2.
+      ValueError: if a checkpoint of this step or a later one is there, if there is nothing to save,
+        if two leaves have one path, or if `keep` is less than 2.
+      TypeError: if a leaf is no array and no number.
       OSError: or what Orbax raises if it cannot write.
 
     Example:
@@ -51,24 +52,34 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
         raise ValueError(
             f"save(keep): must be at least 2, got {keep}; a damaged checkpoint leaves none else."
         )
+    if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
+        raise ValueError(f"save(step): must be an int of at least 0, got {step!r}; pass int(step).")
+    _check_leaves(tree)
     leaves = _leaves.describe(tree, "save")
     arrays: dict[str, Any] = {}
     about: dict[str, Any] = {}
     for (name, leaf), value in zip(leaves.items(), jax.tree.leaves(tree), strict=True):
-        arrays[name] = jax.random.key_data(value) if leaf.is_key else _as_array(value)
+        array = jax.random.key_data(value) if leaf.is_key else _as_array(value)
+        if array.size:  # Orbax writes no array without a value
+            arrays[name] = array
         about[name] = {
             "kind": leaf.kind,
             "shape": list(leaf.shape),
             "dtype": leaf.dtype,
             "size": leaf.size,
             "pieces": leaf.pieces,
-            "sum": _folder.total(arrays[name]),
+            "sum": _folder.total(array),
         }
+    if not arrays:
+        raise ValueError(
+            "save(tree): must have a value to save, got none; pass {'params': ..., 'state': ...}."
+        )
     with _folder.manager(directory, keep) as manager:
-        if step in manager.all_steps():
+        newest = manager.latest_step()
+        if newest is not None and step <= newest:
             raise ValueError(
-                f"save(step): must be new in {directory}, got {step}; use another folder, or save "
-                "the next step."
+                f"save(step): must be later than the newest in {directory}, because that is what "
+                f"restore takes, got {step} after {newest}; use another folder."
             )
         manager.save(
             step,
@@ -79,6 +90,15 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
                 }
             ),
         )
+
+
+def _check_leaves(tree: PyTree) -> None:
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+            raise TypeError(
+                f"save(tree{jax.tree_util.keystr(path)}): must be an array or a number, got "
+                f"{leaf!r}; leave it out, as by flax.nnx.split or equinox.partition."
+            )
 
 
 def _as_array(value: Any) -> Any:

@@ -281,12 +281,40 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(ValueError, match="must be at least 2"):
         checkpoint.save(tmp_path, 1, {"w": jnp.zeros(2)}, keep=1)
     checkpoint.save(tmp_path, 1, {"w": jnp.zeros(2)})
-    with pytest.raises(ValueError, match="must be new"):
-        checkpoint.save(tmp_path, 1, {"w": jnp.zeros(2)})
+    assert not (tmp_path / "none").exists()
+    for step in (1, 0):
+        with pytest.raises(ValueError, match="must be later than the newest"):
+            checkpoint.save(tmp_path, step, {"w": jnp.zeros(2)})
+    for step in ("2", -1, True, 2.0):
+        with pytest.raises(ValueError, match=r"pass int\(step\)"):
+            checkpoint.save(tmp_path, step, {"w": jnp.zeros(2)})
+    for empty in ({}, None, {"w": jnp.zeros((0, 2))}):
+        with pytest.raises(ValueError, match="must have a value to save"):
+            checkpoint.save(tmp_path, 2, empty)
+    for other in ("x", print, object()):
+        with pytest.raises(TypeError, match=r"save\(tree\['w'\]\): must be an array or a number"):
+            checkpoint.save(tmp_path, 2, {"w": other})
     with pytest.raises(ValueError, match="one leaf at a path"):
         checkpoint.save(tmp_path, 2, {"a": Twice(1, 2)})
     with pytest.raises(ValueError, match=r"missing.*refuse"):
         checkpoint.restore(tmp_path, {"w": jnp.zeros(2)}, missing="ignore")
+
+
+def test_what_is_no_array_of_jax_comes_back_as_it_was(tmp_path):
+    tree = {
+        "int": 2**40,
+        "float": 1e-40,
+        "bool": True,
+        "none": None,
+        "nothing": jnp.zeros((0, 3)),
+        "numpy": np.float64(1 / 3),
+        "list": [np.arange(3)],
+    }
+    checkpoint.save(tmp_path, 1, tree)
+    fresh = {**tree, "int": 0, "float": 0.0, "bool": False, "list": (np.zeros(3, int),)}
+    found = checkpoint.restore(tmp_path, fresh).tree
+    assert isinstance(found["list"], tuple)
+    assert_same({**found, "list": list(found["list"])}, tree)
 
 
 def test_keys_with_dots_and_slashes_are_kept_apart(tmp_path):
