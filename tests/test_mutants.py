@@ -290,10 +290,10 @@ MUTANTS = {
         "bucket, _ = lax.optimization_barrier((bucket, reduced[-1].mean))",
         "tests/training/test_wrappers.py -k one_before",
     ),
-    "the first bits of a bitmap end a word too late": Mutant(
+    "the first bits of a bitmap end a word too early": Mutant(
         "ops/packing/_bitmap.py",
         "jnp.sum(before < count, dtype=jnp.int32) - 1",
-        "jnp.sum(before <= count, dtype=jnp.int32) - 1",
+        "jnp.sum(before < count - 1, dtype=jnp.int32) - 1",
         "tests/ops/test_packing.py -k 'finds_every_set_bit and cpu'",
     ),
     "the mean of payloads is a sum": Mutant(
