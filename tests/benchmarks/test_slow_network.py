@@ -171,8 +171,10 @@ def test_a_host_name_is_an_address(modules):
 HOLD = """
 import sys
 sys.path.insert(0, {folder!r})
-import subprocess, time
+import signal, subprocess, time
 import network
+# What a shell starts in the background ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with network.namespaces(2) as cluster:
     cluster.limit("10mbit")
     subprocess.Popen(cluster.command(1, ["sleep", {mark!r}]))
