@@ -1,12 +1,13 @@
-"""What every result file says of its own making, and how much it keeps of a curve."""
+"""What every result file says of its own making, and how much it keeps of curves and digits."""
 
+import json
 import os
 import pathlib
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,6 +41,23 @@ def head() -> dict[str, Any]:
             "numpy": np.__version__,
         },
     }
+
+
+def text(content: dict[str, Any], rows: str) -> str:
+    """A result file as JSON: what is under the key `rows` has a line for each."""
+    content = short(content)
+    others = json.dumps({key: value for key, value in content.items() if key != rows}, indent=1)
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in content[rows])
+    return f'{others[:-2]},\n "{rows}": [\n{lines}\n ]\n}}\n'
+
+
+def short(content: Any) -> Any:
+    """The same with six digits of what was measured; whole numbers, such as bytes, stay exact."""
+    if isinstance(content, float):
+        return content if content.is_integer() else float(f"{content:.6g}")
+    if isinstance(content, Mapping):
+        return {key: short(value) for key, value in content.items()}
+    return [short(value) for value in content] if isinstance(content, list | tuple) else content
 
 
 def few(losses: Sequence[float]) -> list[tuple[int, float]]:

@@ -10,7 +10,6 @@ import collections
 import dataclasses
 import importlib
 import importlib.util
-import json
 import pathlib
 import statistics
 import time
@@ -21,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
-from _record import DATA, RESULTS, head
+from _record import DATA, RESULTS, head, text
 from jax import lax
 from rich import box
 from rich.console import Console
@@ -337,7 +336,7 @@ def main() -> None:
         Console(width=110).print(table(rows))
         record["rows"] = sorted([*record["rows"], *rows], key=lambda row: row["n"])
         # After each length, so that an interrupted run leaves what it has.
-        (args.out / f"{args.device}.json").write_text(json.dumps(record, indent=1) + "\n")
+        (args.out / f"{args.device}.json").write_text(text(record, "rows"))
         plot(record["rows"], args.out / f"{name}.png")
 
 

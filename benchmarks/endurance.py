@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from _record import RESULTS, head
+from _record import RESULTS, head, short
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
@@ -348,7 +348,8 @@ def main() -> None:
             f"{memory[-1] - memory[len(memory) // 2]:+.1f}",
             str(record["programs"][-1]),
         )
-        (args.out / "endurance.json").write_text(json.dumps(head() | {"methods": records}) + "\n")
+        content = short(head() | {"methods": records})
+        (args.out / "endurance.json").write_text(json.dumps(content) + "\n")
     console.print(table)
     draw(records, args.out / "endurance.png")
     console.print(f"written: {args.out}")

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import matplotlib as mpl
 import numpy as np
-from _record import DATA, RESULTS, head
+from _record import DATA, RESULTS, head, text
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
@@ -27,6 +27,9 @@ from rich.table import Table
 import fftgrad as fg
 
 TO_A_HOST = 8
+COMPARED = (8, 64)
+"""Numbers of workers among which an exchange is compared with bfloat16."""
+NARROW, SLOW_LINKS = "bfloat16, two stages", "hierarchical, slow links"
 BYTES = fg.RangeFloat(bits=8)
 TOP_K = fg.chain(fg.TopK(fraction=0.01), BYTES)
 FFT = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01), BYTES)
@@ -36,7 +39,7 @@ def exchanges(workers: int) -> dict[str, fg.Exchange]:
     """The rows, for that many workers."""
     rows: dict[str, fg.Exchange] = {
         "dense": fg.AllReduce(),
-        "bfloat16, two stages": fg.TwoStage(fg.Cast("bfloat16"), workers),
+        NARROW: fg.TwoStage(fg.Cast("bfloat16"), workers),
         "gather top-k 1 %": fg.AllGather(TOP_K),
         "gather FFT 1 %": fg.AllGather(FFT),
         "two stages top-k 1 %": fg.TwoStage(TOP_K, workers),
@@ -51,7 +54,7 @@ def exchanges(workers: int) -> dict[str, fg.Exchange]:
         "warm-up, then gather": fg.Piecewise({0: fg.AllReduce(), 1: fg.AllGather(TOP_K)}),
     }
     if workers > TO_A_HOST:
-        rows["hierarchical, slow links"] = fg.Hierarchical("fast", TO_A_HOST, fg.AllGather(TOP_K))
+        rows[SLOW_LINKS] = fg.Hierarchical("fast", TO_A_HOST, fg.AllGather(TOP_K))
     return rows
 
 
@@ -150,6 +153,27 @@ def table(records: list[dict[str, Any]], field: str, title: str, unit: float) ->
     return out
 
 
+def markdown(records: list[dict[str, Any]]) -> str:
+    """What crosses a link in kB, how many times less that is than bfloat16's, and times."""
+    counts = sorted({record["workers"] for record in records})
+    compared = [n for n in COMPARED if n in counts]
+    of = {(record["name"], record["workers"]): record for record in records}
+    head = ["exchange", f"{counts[0]} workers", *map(str, counts[1:])]
+    head += [f"bf16 / wire at {n}" for n in compared] + [f"ms at {n}" for n in compared[:1]]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name in dict.fromkeys(record["name"] for record in records):
+        link = {n: of[name, n]["link"] for n in counts if (name, n) in of}
+        cells = [name, *(f"{link[n] / 1e3:,.1f}" if n in link else "" for n in counts)]
+        # Over slow links alone bfloat16 sends less, too.
+        against = link.keys() if name != SLOW_LINKS else ()
+        cells += [
+            f"{of[NARROW, n]['link'] / link[n]:.1f}" if n in against else "" for n in compared
+        ]
+        cells += [f"{of[name, n]['ms']:.0f}" if n in link else "" for n in compared[:1]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def plot(records: list[dict[str, Any]], path: pathlib.Path) -> None:
     """Bytes over a worker's link against the number of workers."""
     mpl.use("agg")
@@ -187,7 +211,11 @@ def main() -> None:
     add("--rounds", type=int, default=5)
     add("--out", type=pathlib.Path, default=RESULTS / "exchange", help="folder for the results")
     add("--smoke", action="store_true", help="few workers, a small gradient")
+    add("--show", action="store_true", help="run nothing, print what is there as Markdown")
     args = parser.parse_args()
+    if args.show:
+        print(markdown(json.loads((args.out / "cpu.json").read_text())["rows"]))
+        return
     if args.smoke:
         args.workers, args.side, args.rounds = [2], 64, 1
     # Or their shared pool of threads may be full of devices that wait for each other.
@@ -200,7 +228,7 @@ def main() -> None:
     for workers in args.workers:
         record["rows"] += measure(workers, args)
         # After each number, so that an interrupted run leaves what it has.
-        (args.out / "cpu.json").write_text(json.dumps(record, indent=1) + "\n")
+        (args.out / "cpu.json").write_text(text(record, "rows"))
         plot(record["rows"], args.out / "exchange.png")
     title = f"a step of {args.side**2:,} values"
     console.print(table(record["rows"], "handed", f"kB handed to collectives, {title}", 1e3))

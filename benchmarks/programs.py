@@ -12,6 +12,7 @@ and `jax[tpu]` for `--target v5e`.
 """
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -91,7 +92,7 @@ import jax.numpy as jnp  # noqa: E402  (after the settings)
 import numpy as np  # noqa: E402  (after the settings)
 import optax  # noqa: E402  (after the settings)
 from _hlo import Program  # noqa: E402  (after the settings)
-from _record import head  # noqa: E402  (after the settings)
+from _record import head, short  # noqa: E402  (after the settings)
 from jax.experimental import topologies  # noqa: E402  (after the settings)
 from jax.sharding import (  # noqa: E402  (after the settings)
     AxisType,
@@ -142,6 +143,18 @@ STEPS: dict[str, Any] = {
     "top-k, delayed": lambda: optax.chain(fg.delay(), compressed(GATHER, fg.Layout())),
 }
 """Made late: a transformation is bound to nothing, but JAX must be up."""
+
+
+def local_steps(**options: Any) -> Any:
+    """Each worker trains on its own; what is exchanged is known before the step's gradient."""
+    inner, outer = optax.sgd(1e-3), optax.sgd(0.7, momentum=0.9, nesterov=True)
+    return fg.optimizers.diloco(inner, outer, 8, GATHER, delay=1, axis_name="data", **options)
+
+
+LOCAL: dict[str, Any] = {
+    "8 local steps": lambda: local_steps(),
+    "8 local steps in 8 fragments": lambda: local_steps(fragments=8),
+}
 
 
 LOW = fg.RangeFloat(bits=4)
@@ -226,15 +239,20 @@ def step_rows(devices: Any) -> list[dict[str, Any]]:
             x = x + jax.nn.relu(x @ layer["up"]) @ layer["down"]
         return jnp.mean(x**2)
 
+    def together(tx: Any, params: Any, state: Any, x: Any) -> Any:
+        _, grads = fg.value_and_grad(loss, "data")(params, x)
+        updates, state = tx.update(grads, state, params)
+        return jax.tree.map(lambda p, u: p - 1e-3 * u, params, updates), state
+
+    def alone(tx: Any, rows: Any, state: Any, x: Any) -> Any:
+        params = jax.tree.map(lambda row: row[0], rows)
+        updates, state = tx.update(jax.grad(loss)(params, x), state, params)
+        return jax.tree.map(lambda p, u: (p + u)[None], params, updates), state
+
     out: list[dict[str, Any]] = []
-    for name, tx in chosen(STEPS):
-
-        def step(params: Any, state: Any, x: Any, tx: Any = tx) -> Any:
-            _, grads = fg.value_and_grad(loss, "data")(params, x)
-            updates, state = tx.update(grads, state, params)
-            return jax.tree.map(lambda p, u: p - 1e-3 * u, params, updates), state
-
-        found, program = step_facts(step, tx, mesh, params, x)
+    for name, tx in [*chosen(STEPS), *chosen(LOCAL)]:
+        step = functools.partial(alone if name in LOCAL else together, tx)
+        found, program = step_facts(step, tx, mesh, params, x, local=name in LOCAL)
         # The few values of an all-reduce of a flag or a count are no payload.
         collectives = program.overlaps(at_least=1000)
         out.append(
@@ -290,9 +308,12 @@ def on(mesh: Mesh, spec: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, A
 
 
 def step_facts(
-    step: Any, tx: Any, mesh: Mesh, params: Any, batch: Any
+    step: Any, tx: Any, mesh: Mesh, params: Any, batch: Any, local: bool = False
 ) -> tuple[dict[str, Any], Program]:
-    """What compiling `step(params, state, batch)` of each worker gives, in place where it can."""
+    """What compiling `step(params, state, batch)` of each worker gives, in place where it can.
+
+    With `local` each worker has parameters of its own.
+    """
     like = jax.eval_shape(tx.init, params)
     specs = fg.state_specs(like, "data")
 
@@ -300,8 +321,12 @@ def step_facts(
         rows = (WORKERS, *leaf.shape[1:]) if spec == P("data") else leaf.shape
         return jax.ShapeDtypeStruct(rows, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
+    own = P("data") if local else P()
+    if local:
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape), a.dtype), params)
+        params = jax.tree.map(lambda row: placed(row, own), rows)
     wrapped = jax.shard_map(
-        step, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=(P(), specs)
+        step, mesh=mesh, in_specs=(own, specs, P("data")), out_specs=(own, specs)
     )
     jitted = jax.jit(wrapped, donate_argnums=(0, 1, 2))
     return facts(jitted, params, jax.tree.map(placed, like, specs), batch)
@@ -354,7 +379,7 @@ def main() -> None:
     record = head() | {"target": ARGS.target, "flags": os.environ.get("XLA_FLAGS", "")}
     path = ARGS.out / f"{ARGS.target}.json"
     record |= {"codecs": codecs, "steps": steps, "updates": updates}
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path.write_text(json.dumps(short(record)) + "\n")
     console.print(f"written: {path}")
 
 

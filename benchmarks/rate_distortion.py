@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from _record import head
+from _record import head, short
 from models import ResNet
 from rich.console import Console
 from rich.table import Table
@@ -278,7 +278,7 @@ def main() -> None:
             table.add_row(name, *(f"{over:.2f}" if over else "" for over in overs))
         console.print(table)
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "errors.json").write_text(json.dumps(head() | {"rows": rows}) + "\n")
+    (args.out / "errors.json").write_text(json.dumps(short(head() | {"rows": rows})) + "\n")
     draw(rows, args.out / "rate_distortion.png")
     console.print(f"written: {args.out}")
 

@@ -13,10 +13,14 @@ from fftgrad.training import reshard_state as reshard_state
 from fftgrad.training import Resharded as Resharded
 from fftgrad.training import metrics as metrics
 from fftgrad.training import clip_by_local_norm as clip_by_local_norm
+from fftgrad.training import weigh as weigh
 from fftgrad.training import per_worker as per_worker
 from fftgrad.training import accumulate as accumulate
 from fftgrad.training import delay as delay
 from fftgrad.training import offload as offload
+from fftgrad.training import capture as capture
+from fftgrad.training import captured as captured
+from fftgrad.training import Captured as Captured
 from fftgrad import methods as methods
 from fftgrad import optimizers as optimizers
 
@@ -55,6 +59,7 @@ from fftgrad.exchanges import Hierarchical as Hierarchical
 from fftgrad.exchanges import IntegerSum as IntegerSum
 from fftgrad.exchanges import Piecewise as Piecewise
 from fftgrad.exchanges import PowerSgd as PowerSgd
+from fftgrad.exchanges import AcpSgd as AcpSgd
 from fftgrad.exchanges import Recover as Recover
 from fftgrad.exchanges import SharedSupport as SharedSupport
 from fftgrad.exchanges import Leader as Leader
@@ -70,9 +75,18 @@ from fftgrad.tools import decompress_mean as decompress_mean
 from fftgrad.tools import to_bytes as to_bytes
 from fftgrad.tools import from_bytes as from_bytes
 from fftgrad.tools import wire_bytes as wire_bytes
+from fftgrad.tools import link_bytes as link_bytes
+from fftgrad.tools import save_gradients as save_gradients
+from fftgrad.tools import load_gradients as load_gradients
+from fftgrad.tools import analyze as analyze
+from fftgrad.tools import Analysis as Analysis
+from fftgrad.tools import Figures as Figures
+from fftgrad.tools import StepPair as StepPair
+from fftgrad.tools import Rate as Rate
 from fftgrad.tools import fit as fit
 from fftgrad.tools import Fit as Fit
 from fftgrad.tools import FitRow as FitRow
+from fftgrad.optimizers._fragments import fragment as fragment
 from fftgrad.tools import preview as preview
 from fftgrad.tools import PreviewRow as PreviewRow
 from fftgrad.tools import audit as audit
@@ -81,6 +95,19 @@ from fftgrad.tools import replica_checksum as replica_checksum
 from fftgrad.tools import Replicas as Replicas
 from fftgrad.tools import redsync_cost as redsync_cost
 from fftgrad.tools import SyncCost as SyncCost
+
+# Would it make training faster, and with what
+from fftgrad.planning import plan as plan
+from fftgrad.planning import Plan as Plan
+from fftgrad.planning import PlanRow as PlanRow
+from fftgrad.planning import Candidate as Candidate
+from fftgrad.planning import measure as measure
+from fftgrad.planning import Measured as Measured
+from fftgrad.planning import Timing as Timing
+from fftgrad.planning import measure_link as measure_link
+from fftgrad.planning import time_exchange as time_exchange
+from fftgrad.planning import predict_step as predict_step
+from fftgrad.tools import Link as Link
 
 # Contracts, and the values that pass between their implementations
 from fftgrad._contracts import Codec as Codec

@@ -44,7 +44,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._axes import AxisName as AxisName
-from fftgrad.ops import _keys
+from fftgrad.ops import _collectives, _keys
 from fftgrad.ops._shapes import Like as Like
 from fftgrad.ops._shapes import PyTree as PyTree
 from fftgrad.ops._sparse import Sparse as Sparse
@@ -54,7 +54,7 @@ Scope: TypeAlias = Literal["model", "leaf"] | Callable[[str, Like], str]
 
 
 class Step(NamedTuple):
-    """What a step knows of itself: its number, and its randomness.
+    """What a step knows of itself: its number, and its randomness; `Step()` has none.
 
     Attributes:
       number: how many steps there were before, int32, equal on all workers.
@@ -65,8 +65,6 @@ class Step(NamedTuple):
         zeros to exchange, and what an exchange keeps of it alone stays as it was. An inner exchange
         that gets something else than `x` gets a step without it.
       skipped: how many steps left no trace; a worker that skipped one alone is known by it.
-
-    `Step()` is the first step of what draws nothing.
     """
 
     number: jax.Array | int = 0
@@ -83,10 +81,9 @@ class Step(NamedTuple):
 
     def fold(self, other: jax.Array | int) -> "Step":
         """The same step with other randomness, for one of several things done in it."""
-        if self.shared is None or self.local is None:
+        if self.shared is None:
             return self
-        fold = jax.random.fold_in
-        return self._replace(shared=fold(self.shared, other), local=fold(self.local, other))
+        return self.fold_local(other)._replace(shared=jax.random.fold_in(self.shared, other))
 
     def fold_local(self, other: jax.Array | int) -> "Step":
         """The same step with other local randomness only."""
@@ -177,11 +174,10 @@ class Transform(Codec):
         Called where `reach` is short, with positions that ascend and differ; those from the number
         of coefficients on are nowhere.
         """
-        (n,) = like.shape
         main = jax.eval_shape(lambda x: self.compress(x, self.init(x), step).payload.main, like)
         spectrum = coefficients.put_into(jnp.zeros(main.shape, main.dtype))
         whole = self.decompress(Payload(spectrum), like, step)
-        return Sparse(jnp.arange(n, dtype=jnp.int32), whole)
+        return Sparse(jnp.arange(whole.size, dtype=jnp.int32), whole)
 
 
 class Selector(Codec):
@@ -199,9 +195,8 @@ class Selector(Codec):
         return jnp.take(x, self.positions(side, x.size, step), mode="fill", fill_value=0)
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
-        (n,) = like.shape
-        found = Sparse(self.positions(payload.side, n, step), payload.main)
-        return found.put_into(jnp.zeros((n,), payload.main.dtype))
+        found = Sparse(self.positions(payload.side, like.shape[0], step), payload.main)
+        return found.put_into(jnp.zeros(like.shape, payload.main.dtype))
 
     def sparse(self, payload: Payload, like: Like, step: Step) -> Sparse | None:
         """What a payload stands for as values at few positions; None for all of them.
@@ -209,8 +204,7 @@ class Selector(Codec):
         It is what `decompress` returns, but for the zeros. Exchanges call it only where it belongs
         to `decompress`: where no subclass has a `decompress` of its own without a `sparse`.
         """
-        (n,) = like.shape
-        return Sparse(self.positions(payload.side, n, step), payload.main)
+        return Sparse(self.positions(payload.side, like.shape[0], step), payload.main)
 
 
 class Quantizer(Codec):
@@ -294,6 +288,11 @@ class Exchange(abc.ABC):
     @abc.abstractmethod
     def wire_bytes(self, like: PyTree) -> int:
         """Bytes that one worker hands to the collectives for arrays like `like`."""
+
+    def link_bytes(self, like: PyTree, workers: int) -> float:
+        """Bytes over the link of each of so many workers, in a ring, for arrays like `like`."""
+        mean = lambda x: self.mean(x, self.init(x), Step.of(0), "worker").mean  # noqa: E731
+        return _collectives.link_bytes(mean, {"worker": workers}, like)
 
     def observe(self, state: PyTree, loss: jax.Array, step: Step) -> PyTree:
         """The state, once the mean loss of all workers is known; composites hand the loss on."""

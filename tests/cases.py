@@ -118,6 +118,7 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "counted sum": fg.AllReduce(fg.Fft(block=16, half=True)),
     "integer sum": fg.IntegerSum(workers=4),
     "low rank": fg.PowerSgd(rank=2),
+    "low rank in turns": fg.AcpSgd(rank=2),
     "warm-up": fg.Piecewise({0: fg.AllReduce(), 2: fg.AllGather(CODECS["blocked"])}),
     "recovery": fg.Recover((fg.AllGather(CODECS["top-k one"]), fg.AllReduce()), max_error=2.0),
 }
@@ -154,11 +155,13 @@ METHODS = {
     "feedback_sgd": lambda axis: fg.optimizers.feedback_sgd(
         0.1, 0.5, 0.2, transform=fg.Dct(block=16), axis_name=axis
     ),
+    "acp_sgd": lambda axis: fg.methods.acp_sgd(rank=2, axis_name=axis),
     "adacomp": lambda axis: fg.methods.adacomp(conv_bin=10, bin_size=20, axis_name=axis),
     "demo": lambda axis: fg.methods.demo(k=4, block=8, axis_name=axis),
     "diloco": lambda axis: fg.optimizers.diloco(
         optax.sgd(0.1), optax.sgd(0.7, 0.9, nesterov=True), every=2, axis_name=axis
     ),
+    "dion": lambda axis: fg.methods.dion(rank=2, axis_name=axis),
     "dgc": lambda axis: fg.methods.dgc(0.1, clip=2.0, axis_name=axis),
     "eden": lambda axis: fg.methods.eden(bits=2, block=64, axis_name=axis),
     "majority_vote": lambda axis: fg.methods.majority_vote(axis_name=axis),

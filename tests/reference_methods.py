@@ -5,6 +5,7 @@ bits come from the library's own generator, which has tests of its own.
 """
 
 import abc
+import itertools
 import math
 
 import jax
@@ -486,6 +487,102 @@ class PowerSgd(Oracle):
             for e, leaf in zip(self.state, leaves, strict=True):
                 e[name] = leaf - out[name]
         return out
+
+
+class LowRank(Oracle):
+    """What PowerSGD factorizes, and a random factor of each matrix along one of its axes."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+
+    def factors(self, grad, axis):
+        out = {}
+        for number, name in enumerate(sorted(grad)):
+            if grad[name].ndim > 1:
+                shape = grad[name].reshape(-1, grad[name].shape[-1]).shape
+                factor = jax.random.normal(jax.random.key(number), (shape[axis], self.rank))
+                out[name] = np.asarray(factor, np.float64)
+        return out
+
+    def step(self, grads):
+        out = {}
+        for name in grads[0]:
+            leaves = [e[name] + g[name] for e, g in zip(self.state, grads, strict=True)]
+            if name not in self.q:
+                out[name] = self.dense(name, np.mean(leaves, axis=0))
+                continue
+            shape = leaves[0].shape
+            mean, sent = self.exchange(name, [x.reshape(-1, shape[-1]) for x in leaves])
+            out[name] = mean.reshape(shape)
+            for e, x, own in zip(self.state, leaves, sent, strict=True):
+                e[name] = x - own.reshape(shape)
+        return out
+
+    def dense(self, name, mean):
+        return mean
+
+
+class AcpSgd(LowRank):
+    """P in odd steps and Q in even ones, or the other way round where that balances them."""
+
+    def start(self, grads):
+        self.p, self.q = self.factors(grads[0], 0), self.factors(grads[0], 1)
+        sides = [(len(self.p[name]), len(self.q[name])) for name in self.p]
+
+        def most(orders):
+            return max(
+                sum(side[(turn + order) % 2] for side, order in zip(sides, orders, strict=True))
+                for turn in (0, 1)
+            )
+
+        best = min(itertools.product((0, 1), repeat=len(sides)), key=most)
+        self.order = dict(zip(self.p, best, strict=True))
+        return super().start(grads)
+
+    def exchange(self, name, xs):
+        if (self.t + self.order[name]) % 2 == 0:
+            q = gram_schmidt(self.q[name])
+            own = [x @ q for x in xs]
+            p = np.mean(own, axis=0)
+            sent = [one @ q.T for one in own]
+        else:
+            p = gram_schmidt(self.p[name])
+            own = [x.T @ p for x in xs]
+            q = np.mean(own, axis=0)
+            sent = [p @ one.T for one in own]
+        self.p[name], self.q[name] = p, q
+        return p @ q.T, sent
+
+
+class Dion(LowRank):
+    """The state is the momentum; what is no matrix goes through Adam."""
+
+    def __init__(self, rank, decay, b1=0.9, b2=0.999):
+        super().__init__(rank)
+        self.decay, self.b1, self.b2 = decay, b1, b2
+
+    def start(self, grads):
+        self.q = self.factors(grads[0], 1)
+        self.m, self.v = zeros(grads[0]), zeros(grads[0])
+        return super().start(grads)
+
+    def exchange(self, name, xs):
+        p = gram_schmidt(np.mean([x @ self.q[name] for x in xs], axis=0))
+        r = np.mean([x.T @ p for x in xs], axis=0)
+        self.q[name] = r / np.linalg.norm(r, axis=0)
+        fan_in, fan_out = xs[0].shape
+        taken = (1 - self.decay) * p @ r.T
+        return np.sqrt(fan_out / fan_in) * p @ self.q[name].T, [taken] * len(xs)
+
+    def dense(self, name, mean):
+        for e in self.state:
+            e[name] = np.zeros_like(mean)
+        self.m[name] = self.b1 * self.m[name] + (1 - self.b1) * mean
+        self.v[name] = self.b2 * self.v[name] + (1 - self.b2) * mean**2
+        m = self.m[name] / (1 - self.b1 ** (self.t + 1))
+        v = self.v[name] / (1 - self.b2 ** (self.t + 1))
+        return m / (np.sqrt(v) + 1e-8)
 
 
 class DeMo(Oracle):

@@ -37,17 +37,26 @@ CONTRACTS = {
     "Transform",
 }
 STATES = {
+    "Analysis",
+    "Captured",
     "PerWorker",
     "CompressedPmeanState",
     "Collective",
+    "Figures",
     "Fit",
     "FitRow",
+    "Measured",
+    "Plan",
+    "PlanRow",
     "PreviewRow",
+    "Rate",
     "Replicas",
     "Resharded",
+    "StepPair",
     "SyncCost",
+    "Timing",
 }
-RULES = {"Layout", "Policy", "Rule"}
+RULES = {"Candidate", "Layout", "Link", "Policy", "Rule"}
 CHOOSERS = {"Drift", "Leader"}
 
 
@@ -55,6 +64,12 @@ LISTED = {name for name in METHOD_NAMES if callable(getattr(fg.methods, name))}
 OPTIMIZERS = {n for n, value in vars(fg.optimizers).items() if n[0] != "_" and callable(value)}
 CHECKPOINT = {n for n, value in vars(checkpoint).items() if n[0] != "_" and callable(value)}
 CHECKS = {n for n, value in vars(fg.testing).items() if n[0] != "_" and callable(value)}
+EXTRAS = {
+    "checkpoint": {"orbax"},
+    "commands": {"matplotlib", "rich"},
+    "_gradient_files.py": {"safetensors"},
+}
+"""What a room, or a file, may import besides."""
 SCHEDULES = {"diminishing_theta"}
 ROLES = (
     "Function|Codec|Composition|Transform|Selector|Quantizer|Memory|Exchange|Method|Transformation"
@@ -137,7 +152,8 @@ def test_every_public_name_has_its_place_in_the_reference():
 def test_the_core_imports_jax_optax_and_numpy_only():
     core = {"jax", "optax", "numpy", "fftgrad", *sys.stdlib_module_names}
     for file in (ROOT / "fftgrad").rglob("*.py"):
-        allowed = core | ({"orbax"} if file.parent.name == "checkpoint" else set())
+        own = EXTRAS.get(file.parent.name, set()) | EXTRAS.get(file.name, set())
+        allowed = core | own
         for node in ast.walk(ast.parse(file.read_text())):
             names = []
             if isinstance(node, ast.Import):
@@ -145,6 +161,15 @@ def test_the_core_imports_jax_optax_and_numpy_only():
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             assert {name.split(".")[0] for name in names} <= allowed, file
+
+
+def test_importing_it_brings_no_extra():
+    code = (
+        "import sys, fftgrad;"
+        "found = {'orbax', 'rich', 'matplotlib', 'safetensors'} & set(sys.modules);"
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_only_one_file_knows_how_axes_differ():
@@ -158,6 +183,12 @@ def test_only_one_file_knows_how_axes_differ():
 def test_files_stay_short():
     for file in (ROOT / "fftgrad").rglob("*.py"):
         assert len(file.read_text().splitlines()) <= 300, file
+
+
+def test_the_library_imports_none_of_its_extras():
+    code = "import sys, fftgrad; print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
+    assert not {b"matplotlib", b"orbax", b"rich"} & set(said.stdout.split())
 
 
 def test_making_a_transformation_starts_no_backend():

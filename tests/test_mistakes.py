@@ -320,7 +320,9 @@ def test_optax_accumulation_has_a_counterpart():
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("exchange", [GATHER, fg.AllReduce(), fg.PowerSgd(2)], ids=repr)
+@pytest.mark.parametrize(
+    "exchange", [GATHER, fg.AllReduce(), fg.PowerSgd(2), fg.AcpSgd(2)], ids=repr
+)
 def test_one_worker_is_no_mistake(exchange, check_vma):
     """The mean is what it would have sent; compressing costs values and saves nothing."""
     tx = pmean(exchange, FEEDBACK)

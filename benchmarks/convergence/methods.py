@@ -150,11 +150,16 @@ def methods() -> list[Method]:
         Method("AdaComp", fixed(m.adacomp(conv_bin=50, bin_size=500)), published=100),
         Method("PowerSGD rank 1", fixed(m.power_sgd(rank=1))),
         Method("PowerSGD rank 4", fixed(m.power_sgd(rank=4))),
+        Method("ACP-SGD rank 4", fixed(m.acp_sgd(rank=4))),
+        Method(
+            "Dion rank 16", fixed(m.dion(rank=16, dense=("Embed", "params/Dense_0"))), adam=True
+        ),
         # Feedback is a momentum: the same without the optimizer's.
         Method("signSGD + EF, no momentum", fixed(m.sign_sgd()), False, published=32, counted=32),
         Method("ScaleCom 50x, no momentum", fixed(m.scalecom(50)), False, published=50, counted=25),
         Method("PowerSGD rank 1, no momentum", fixed(m.power_sgd(rank=1)), False),
         Method("PowerSGD rank 4, no momentum", fixed(m.power_sgd(rank=4)), False),
+        Method("ACP-SGD rank 4, no momentum", fixed(m.acp_sgd(rank=4)), False),
         Method("DeMo k = 32", fixed(m.demo(k=32)), signs=True),
         Method("DeMo k = 8", fixed(m.demo(k=8)), signs=True),
         # Ours: the same feedback for all, another codec each.

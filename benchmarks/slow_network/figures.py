@@ -6,13 +6,12 @@ import json
 import pathlib
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from job import HEADERS, ROOT
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from network import bits_per_second
@@ -27,7 +26,11 @@ PARTS = {
     "hook_s": ("PyTorch's exchange, not overlapped", "#ffc680"),
 }
 LINES = ("dense", "bf16", "top-k", "top-k-mille", "fft-16", "powersgd", "random-k")
+SIXTEEN = {"dense": "bf16", "torch": "torch-fp16"}
+"""The dense mean of each framework in float32, and in 16 bits."""
+DENSE = {"dense", SIXTEEN["dense"]}
 Record = dict[str, Any]
+Turns = dict[str, dict[int, Record]]
 
 
 def runs(folder: pathlib.Path, name: str) -> list[Record]:
@@ -45,7 +48,7 @@ def runs(folder: pathlib.Path, name: str) -> list[Record]:
     return out
 
 
-def turns(folder: pathlib.Path, name: str) -> dict[str, dict[int, Record]]:
+def turns(folder: pathlib.Path, name: str) -> Turns:
     """The finished runs by method and turn."""
     out = collections.defaultdict[str, dict[int, Record]](dict)
     for run in runs(folder, name):
@@ -63,9 +66,31 @@ def methods(folder: pathlib.Path, name: str) -> dict[str, Record]:
     return out
 
 
-def base(method: str) -> str:
-    """The dense run of the same framework."""
-    return "torch" if method.startswith("torch") else "dense"
+def opponents(all_turns: Turns, run: Record) -> tuple[Record | None, Record | None]:
+    """The dense runs of the same framework and turn, in float32 and in 16 bits."""
+    dense = "torch" if run["method"].startswith("torch") else "dense"
+    wide, narrow = (all_turns.get(m, {}).get(run["turn"]) for m in (dense, SIXTEEN[dense]))
+    return wide, narrow
+
+
+def leads(
+    all_turns: Turns, method: str, seconds: Callable[[Record, Record], float | None]
+) -> tuple[list[float], list[float]]:
+    """By how much a method beats dense float32 in each turn, and the best dense.
+
+    The best dense is known of turns in which 16 bits were run too. `seconds` is what a run takes
+    to be as good as the dense one, or None if it does not get there.
+    """
+    to_wide, to_best = list[float](), list[float]()
+    for run in all_turns[method].values():
+        wide, narrow = opponents(all_turns, run)
+        if wide:
+            own, one, other = (seconds(r, wide) if r else None for r in (run, wide, narrow))
+            if own and one:
+                to_wide.append(one / own)
+                if narrow:
+                    to_best.append(min(one, other or one) / own)
+    return to_wide, to_best
 
 
 def reached(run: Record, dense: Record) -> tuple[int, float] | None:
@@ -76,6 +101,12 @@ def reached(run: Record, dense: Record) -> tuple[int, float] | None:
         if (metric >= target) if rises else (metric <= target):
             return steps, clock
     return None
+
+
+def seconds_to(run: Record, dense: Record) -> float | None:
+    """Seconds after which a run was as good as a dense one in the end."""
+    when = reached(run, dense)
+    return when[1] if when else None
 
 
 def parts(run: Record) -> dict[str, float]:
@@ -104,45 +135,67 @@ def step_table(folder: pathlib.Path, name: str) -> str:
     rows, all_turns = methods(folder, name), turns(folder, name)
     out = [
         "| | s a step | of it gradient | wire | MB over the link | predicted | "
-        "times as fast as its framework's dense |",
-        "|---|---|---|---|---|---|---|",
+        "times as fast as its framework's dense float32 | as the best dense of its framework |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for method, run in rows.items():
-        link, same, dense = run["facts"].get("link_bytes"), all_turns[method], base(method)
+        link, same = run["facts"].get("link_bytes"), all_turns[method].values()
         predicted = f"{(link + HEADERS * run['sent_packets']) / 1e6:.4g}" if link else ""
         wire = f"{run['wire_s']:.2f}" if "wire_s" in run else ""
-        pairs = [(all_turns.get(dense, {}).get(turn), run) for turn, run in same.items()]
-        ratios = [one["step_s"] / other["step_s"] for one, other in pairs if one]
+        to_dense, to_best = leads(all_turns, method, lambda run, _: run["step_s"])
         out.append(
-            f"| {run['label']} | {spread([r['step_s'] for r in same.values()], 2)} | "
+            f"| {run['label']} | {spread([r['step_s'] for r in same], 2)} | "
             f"{run['compute_s']:.2f} | {wire} | {run['sent_bytes'] / 1e6:.4g} | {predicted} | "
-            f"{spread(ratios, 2)} |"
+            f"{spread(to_dense, 2)} | {spread(to_best, 2)} |"
         )
     return "\n".join(out)
 
 
 def target_table(folder: pathlib.Path, name: str) -> str:
-    """When each was as good as its framework's dense run in the end, as Markdown."""
+    """When each was as good as its framework's dense float32 run in the end, as Markdown."""
     rows, all_turns = methods(folder, name), turns(folder, name)
     out = [
-        "| | s a step | MB over the link | steps | seconds | times shorter than dense |",
-        "|---|---|---|---|---|---|",
+        "| | s a step | MB over the link | steps | seconds | "
+        "times shorter than dense float32 | than the best dense |",
+        "|---|---|---|---|---|---|---|",
     ]
     for method, run in rows.items():
-        same, dense = all_turns[method], all_turns.get(base(method), {})
-        pairs = [(dense[turn], run) for turn, run in same.items() if turn in dense]
-        both = [(reached(one, one), reached(other, one)) for one, other in pairs]
-        reaching = [(goal, when) for goal, when in both if goal and when]
-        steps = ", ".join(str(when[0]) for _, when in reaching)
-        missed = len(same) - len(reaching)
+        same = all_turns[method].values()
+        pairs = [(opponents(all_turns, own)[0], own) for own in same]
+        there = [when for dense, own in pairs if dense and (when := reached(own, dense))]
+        to_dense, to_best = leads(all_turns, method, seconds_to)
+        steps = ", ".join(str(when[0]) for when in there)
+        missed = len(same) - len(there)
         if missed:
-            often = f" ({missed} of {len(same)})" if reaching else ""
-            steps = f"{steps}; not in {max(len(r['seconds']) for r in same.values())}{often}"
+            often = f" ({missed} of {len(same)})" if there else ""
+            steps = f"{steps}; not in {max(len(r['seconds']) for r in same)}{often}"
         out.append(
             f"| {run['label']} | {run['step_s']:.2f} | {run['sent_bytes'] / 1e6:.4g} | "
-            f"{steps.removeprefix('; ')} | {spread([when[1] for _, when in reaching], 1)} | "
-            f"{spread([goal[1] / when[1] for goal, when in reaching], 2)} |"
+            f"{steps.removeprefix('; ')} | {spread([when[1] for when in there], 1)} | "
+            f"{spread(to_dense, 2)} | {spread(to_best, 2)} |"
         )
+    return "\n".join(out)
+
+
+def in_as_many_steps(folder: pathlib.Path, name: str) -> str:
+    """How long bfloat16 takes for the steps of float32, a sentence for each turn.
+
+    They train alike, so which of them is at a loss in fewer steps is mostly luck.
+    """
+    all_turns, out = turns(folder, name), list[str]()
+    for narrow in all_turns.get(SIXTEEN["dense"], {}).values():
+        dense, _ = opponents(all_turns, narrow)
+        goal = reached(dense, dense) if dense else None
+        clocks = {steps: clock for steps, clock, _ in narrow["assessed"]}
+        if dense and goal and goal[0] in clocks:
+            rows = [run for same in all_turns.values() for run in same.values()]
+            rows = [run for run in rows if opponents(all_turns, run)[0] is dense]
+            least = min(when for run in rows if (when := seconds_to(run, dense)))
+            took = clocks[goal[0]]
+            out.append(
+                f"*{narrow['label']}* makes the {goal[0]} steps of dense in {took:.1f} s, "
+                f"{took / least:.2f} times as long as the fastest row takes."
+            )
     return "\n".join(out)
 
 
@@ -195,47 +248,56 @@ def breakdown(folder: pathlib.Path, name: str = "alexnet-1gbit") -> Figure:
 
 
 def speed_up(folder: pathlib.Path) -> Figure:
-    """How many times faster than dense, measured and as the bytes alone would have it."""
+    """How many times faster than the best dense, measured and as the bytes alone would have it."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    _lines(axes, methods(folder, "alexnet-1gbit"))
+    rows, rates = methods(folder, "alexnet-1gbit"), np.logspace(7, 11, 200)
+    evens = break_evens(rows)
+    for index, method in enumerate(LINES):
+        if method in rows and rows.keys() >= DENSE:
+            best = np.minimum(*(step_at(rows[m], rates) for m in DENSE))
+            label = rows[method]["label"]
+            if method in evens:
+                even = evens[method] / 1e9
+                label += f": even at {even:.1f} Gbit/s" if np.isfinite(even) else ": always faster"
+            axes.plot(rates, best / step_at(rows[method], rates), color=f"C{index}", label=label)
     for rate in ("100mbit", "1gbit"):
         rows = methods(folder, f"alexnet-{rate}")
         for index, method in enumerate(LINES):
-            if method in rows and "dense" in rows and method != "dense":
-                ratio = rows["dense"]["step_s"] / rows[method]["step_s"]
+            if method in rows and rows.keys() >= DENSE:
+                ratio = min(rows[m]["step_s"] for m in DENSE) / rows[method]["step_s"]
                 axes.plot(bits_per_second(rate), ratio, "o", color=f"C{index}")
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set(
-        xscale="log", yscale="log", xlabel="bit/s of each link", ylabel="times as fast as dense"
+        xscale="log",
+        yscale="log",
+        xlabel="bit/s of each link",
+        ylabel="times as fast as the best dense",
     )
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8)
     return figure
 
 
+def step_at(run: Record, rates: Any) -> Any:
+    """Predicted seconds of a step over links of these rates: its bytes, and what else it took."""
+    return run["step_s"] - run["wire_s"] + 8 * run["facts"]["link_bytes"] / rates
+
+
 def break_even(dense: Record, run: Record) -> float:
-    """The rate in bit/s beyond which the dense mean is faster."""
+    """The rate in bit/s beyond which the dense mean is faster than what sends fewer bytes."""
     saved = 8 * (dense["facts"]["link_bytes"] - run["facts"]["link_bytes"])
-    spent = _local(run) - _local(dense)
+    spent = step_at(run, np.inf) - step_at(dense, np.inf)
     return saved / spent if spent > 0 else float("inf")
 
 
-def _local(run: Record) -> float:
-    """Seconds of a step without its wire."""
-    return run["step_s"] - run["wire_s"]
-
-
-def _lines(axes: Axes, rows: dict[str, Record]) -> None:
-    rates = np.logspace(7, 11, 200)
-    for index, method in enumerate(LINES):
-        if method in rows and "dense" in rows and method != "dense":
-            dense, run = rows["dense"], rows[method]
-            times = [_local(r) + 8 * r["facts"]["link_bytes"] / rates for r in (dense, run)]
-            even = break_even(dense, run)
-            until = f"even at {even / 1e9:.1f} Gbit/s" if np.isfinite(even) else "always faster"
-            label = f"{run['label']}: {until}"
-            axes.plot(rates, times[0] / times[1], color=f"C{index}", label=label)
+def break_evens(rows: dict[str, Record]) -> dict[str, float]:
+    """The rate in bit/s beyond which another dense mean is faster, of each line but float32's."""
+    return {
+        method: min(break_even(rows[dense], rows[method]) for dense in DENSE - {method})
+        for method in LINES[1:]
+        if method in rows and rows.keys() >= DENSE
+    }
 
 
 def main() -> None:
@@ -245,8 +307,11 @@ def main() -> None:
     folder = parser.parse_args().results
     names = [path.stem for path in sorted(folder.glob("*.json"))]
     for name in (n for n in names if not re.fullmatch(r".+-\d", n)):
-        show = target_table if any(run["assessed"] for run in runs(folder, name)) else step_table
-        print(f"{name}\n\n{show(folder, name)}\n")
+        print(f"{name}\n")
+        if any(run["assessed"] for run in runs(folder, name)):
+            print(f"{target_table(folder, name)}\n\n{in_as_many_steps(folder, name)}\n")
+        else:
+            print(f"{step_table(folder, name)}\n")
     mpl.use("agg")
     for name, draw in (
         ("time_to_loss", time_to_loss),

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import optax
 
@@ -23,7 +24,7 @@ class Method:
       momentum: whether the optimizer keeps its momentum; error feedback is one already.
       corrects: whether the memory has the momentum that the optimizer lacks.
       codec: what encodes the whole gradient, where one codec does; to time it on its own.
-      every: steps to an exchange; with more than one, each worker has parameters of its own.
+      every: steps to an exchange; with more than one, it is in a branch of its own.
     """
 
     label: str
@@ -60,13 +61,16 @@ def _two_stage(codec: fg.Codec, memory: fg.Memory = fg.NoMemory()) -> Assembly:
     return assemble
 
 
-def _local(label: str, codec: fg.Codec, every: int) -> Method:
+def _local(label: str, codec: fg.Codec, every: int, fragments: int = 1, **late: float) -> Method:
     def assemble(workers: int, inner: Transformation) -> Transformation:
         exchange, memory = fg.TwoStage(codec, workers), fg.ErrorFeedback(decay=0.95)
+        streamed: Any = {"fragments": fragments, **late}
         outer = optax.sgd(1.0)
-        return fg.optimizers.diloco(inner, outer, every, exchange, memory, axis_name=AXIS)
+        return fg.optimizers.diloco(
+            inner, outer, every, exchange, memory, axis_name=AXIS, **streamed
+        )
 
-    return Method(label, assemble, codec=codec, every=every)
+    return Method(label, assemble, codec=codec, every=every // fragments)
 
 
 def _feedback(label: str, codec: fg.Codec, *, stages: int = 1) -> Method:
@@ -108,6 +112,9 @@ METHODS: dict[str, Method] = {
     "local-4": _local("4 local steps, sign", _SIGN, 4),
     "local-6": _local("6 local steps, sign", _SIGN, 6),
     "local-8": _local("8 local steps, sign", _SIGN, 8),
+    "local-16": _local("16 local steps, sign", _SIGN, 16),
+    "local-32": _local("32 local steps, sign", _SIGN, 32),
+    "stream-8": _local("8 local steps in 8 fragments", _SIGN, 8, 8, delay=1, blend=0.5),
     "random-k": Method(
         "random-k 1 %",
         _pmean(fg.AllReduce(_RANDOM), fg.ErrorFeedback(decay=0.95)),

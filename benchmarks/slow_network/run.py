@@ -455,12 +455,12 @@ def main(argv: list[str] | None = None) -> None:
 
 def write(runs: list[Run], args: argparse.Namespace) -> None:
     """What there is so far, as JSON."""
-    from _record import head
+    from _record import head, text
 
     settings = {k: v for k, v in vars(args).items() if k not in {"out", "name"}}
     records = [run.record(args) for run in runs if run.lines]
     content = head() | {"settings": settings, "realtime": bool(priority()), "runs": records}
-    (args.out / f"{args.name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    (args.out / f"{args.name}.json").write_text(text(content, "runs"))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Trainer:
     """A workload under a method, compiled: a program for the gradient, and one for the update.
 
     The parameters and the state are held here and nowhere else, because a step donates them. With
-    local steps the parameters differ between two exchanges; each process has its own copy of what
+    local steps the parameters differ between the workers; each process has its own copy of what
     counts as replicated, and `check_vma=False` lets it. A leading axis would cost a copy of them.
     """
 
@@ -93,17 +93,54 @@ class Trainer:
         return float(_local(self.total(self.put(np.array([value], np.float32))))[0])
 
     def assess(self) -> float:
-        """The held-out metric."""
-        own = jax.tree.map(_local, self.params)
+        """The held-out metric, of what all workers have in common."""
+        common = getattr(self.state, "anchor", self.params)
+        own = jax.tree.map(_local, common)
         return float(jax.jit(self.workload.assess)(own, *self.workload.held_out))
 
-    def phases(self) -> dict[str, float]:
-        """Seconds a step of what is inside of the update. There is no training after it."""
+    def phases(self) -> dict[str, Any]:
+        """Seconds a step of what is inside of the update. There is no training after it.
+
+        And what a plan rests on: the update without the other workers, and once the link.
+        """
         gradient = self.gradient(self.params, *self.first)[1]
-        out = {"wire_s": self._time_wire() / self.every}
+        out = {"wire_s": self._time_wire() / self.every} | self._time_gradient()
         if self.method.codec is not None:
             out["encode_s"] = self._time_encode(self.method.codec, gradient) / self.every
-        return out | {"optimizer_s": self._time_optimizer(gradient)}
+        out |= {"optimizer_s": self._time_optimizer(gradient)} | self._time_alone(gradient)
+        return out | (self._measure_link() if self.job.method == "dense" else {})
+
+    def _time_alone(self, gradient: Any) -> dict[str, float]:
+        own = jax.tree.map(lambda g: _local(g)[0], gradient)
+        tx = self.method.assemble(self.job.workers, optax.identity())
+        axes, like = {AXIS: self.job.workers}, jax.eval_shape(lambda g: g, own)
+        timing = fg.time_exchange(
+            tx, like, axes, every=self.every, mesh=self.mesh, gradients=[own], seconds=1.0
+        )
+        return {"alone_s": sum(timing) / self.every}
+
+    def _time_gradient(self) -> dict[str, float]:
+        """Until the slowest worker has it."""
+        like = jax.eval_shape(lambda: self.workload.params(0))
+        measured = fg.measure(
+            like,
+            step=lambda: self.gradient(self.params, *self.first),
+            link=fg.Link("1gbit"),  # which is measured apart
+            mesh=self.mesh,
+            axis_name=AXIS,
+            rows=(),
+            seconds=2.0,
+        )
+        return {"gradient_s": measured.step}
+
+    def _measure_link(self) -> dict[str, Any]:
+        link = fg.measure_link(self.mesh, AXIS, 1.0)
+        return {
+            "latency_s": link.latency,
+            "bandwidth": link.bandwidth,
+            "shares": link.shares,
+            "link_residual": link.residual,
+        }
 
     def _time_wire(self) -> float:
         sizes = collections.Counter[str]()
@@ -165,7 +202,7 @@ def prepare(job: Job) -> Framework:
         job.workers,
         job.worker,
         initialization_timeout=120,
-        heartbeat_timeout_seconds=20,
+        heartbeat_timeout_seconds=60,
         shutdown_timeout_seconds=10,
     )
     trainer = Trainer(job)

@@ -3,6 +3,7 @@
 May import `codecs`, `memories`, `ops`, the contracts and `_axes`.
 """
 
+from fftgrad.exchanges._acp_sgd import AcpSgd as AcpSgd
 from fftgrad.exchanges._all_gather import AllGather as AllGather
 from fftgrad.exchanges._all_reduce import AllReduce as AllReduce
 from fftgrad.exchanges._choosers import Drift as Drift

@@ -154,6 +154,16 @@ class Hierarchical(Composite):
         fast = values * self._word.itemsize + 4
         return self.slow.wire_bytes(self._pieces_like(like)) + fast
 
+    def link_bytes(self, like: PyTree, workers: int) -> float:
+        """Bytes over the slow link of one of so many workers, those of the fast axis counted."""
+        slow = workers // self.workers
+        if slow * self.workers != workers:
+            raise ValueError(
+                f"Hierarchical.link_bytes(workers): must be a multiple of the {self.workers} "
+                f"workers along the fast axis, got {workers}; count all workers."
+            )
+        return self.slow.link_bytes(self._pieces_like(like), slow)
+
     @property
     def _word(self) -> jnp.dtype:
         return jnp.dtype("uint32" if self.dtype == "float32" else "uint16")

@@ -60,7 +60,7 @@ class Layout:
       scope: what is compressed on its own: "model", all leaves as one vector; "leaf", each leaf, in
         its shape; or a function from a leaf's path ("layers/0/w") and shape to the name of its
         group. None: what the exchange is made for: the scope of its `fg.Policy` or rule, "leaf" for
-        `PowerSgd`, else "model".
+        `PowerSgd` and `AcpSgd`, else "model".
       bucket_bytes: the most float32 bytes of gradient that travel at once. Buckets are then filled
         from the last leaf to the first, in the order in which a backward pass finds their
         gradients, and each waits for the one before it, but for no leaf that comes later: a
@@ -125,6 +125,12 @@ def check_leaf(owner: str, name: str, leaf: Any) -> None:
         )
 
 
+def check_tree(owner: str, name: str, tree: PyTree) -> None:
+    """Refuses a tree of which a leaf is no gradient."""
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        check_leaf(owner, f"{name}{jax.tree_util.keystr(path)}", leaf)
+
+
 def like(tree: PyTree) -> PyTree:
     """The tree as the exchange sees it: the same shapes, in float32."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), tree)
@@ -139,6 +145,12 @@ def wire_bytes(exchange: Exchange, tree: PyTree, layout: Layout) -> int:
     """Bytes that one worker hands to the collectives for a tree of this shape."""
     buckets = bucket_likes(tree, layout.for_exchange(exchange))
     return sum(map(exchange.wire_bytes, buckets))
+
+
+def link_bytes(exchange: Exchange, tree: PyTree, workers: int, layout: Layout) -> float:
+    """Bytes that each of so many workers, in a ring, sends over its link for such a tree."""
+    buckets = bucket_likes(tree, layout.for_exchange(exchange))
+    return sum(exchange.link_bytes(bucket, workers) for bucket in buckets)
 
 
 def to_buckets(tree: PyTree, layout: Layout) -> list[Bucket]:

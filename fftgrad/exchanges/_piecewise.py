@@ -89,6 +89,9 @@ class Piecewise(Composite):
     def wire_bytes(self, like: PyTree) -> int:
         return _switch.common_bytes("Piecewise", self.inner, like)
 
+    def link_bytes(self, like: PyTree, workers: int) -> float:
+        return _switch.common_link_bytes("Piecewise", self.inner, like, workers)
+
     def observe(self, state: tuple[PyTree, ...], loss: jax.Array, step: Step) -> tuple[PyTree, ...]:
         return _switch.observe(self._running(step), self.inner, state, loss, step)
 

@@ -1,16 +1,12 @@
 """A low-rank mean, by one step of a power iteration."""
 
 import dataclasses
-import math
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
-from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, Like, PyTree, Reduced, Scope, Step
-from fftgrad.exchanges import _alike, _counts, _parts
+from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
+from fftgrad.exchanges import _alike, _counts, _low_rank
 
 
 class PowerSgdState(NamedTuple):
@@ -74,80 +70,28 @@ class PowerSgd(Exchange):
         return "leaf"
 
     def init(self, like: PyTree) -> PowerSgdState:
-        return PowerSgdState(
-            [
-                jax.random.normal(jax.random.key(i), (shape[1], self.rank), jnp.float32)
-                for i, shape in enumerate(map(self._matrix, jax.tree.leaves(like)))
-                if shape is not None
-            ]
-        )
+        return PowerSgdState(_low_rank.random_factors(like, self.rank, axis=1))
 
     def mean(self, x: PyTree, state: PowerSgdState, step: Step, axis_name: AxisName) -> Reduced:
         leaves, structure = jax.tree.flatten(x)
-        shapes = list(map(self._matrix, leaves))
-        matrices = [
-            leaf.reshape(shape)
-            for leaf, shape in zip(leaves, shapes, strict=True)
-            if shape is not None
-        ]
-        dense = [leaf for leaf, shape in zip(leaves, shapes, strict=True) if shape is None]
-
-        lefts = [_times(m, q) for m, q in zip(matrices, state.factors, strict=True)]
+        matrices, dense = _low_rank.split(leaves, self.rank)
         who = _counts.term(step, axis_name)
-        averaged = _mean([*lefts, *dense, *who], axis_name)
-        lefts = [jnp.linalg.qr(left)[0] for left in averaged[: len(matrices)]]
-        rights = _mean(
-            [_times(m.T, left) for m, left in zip(matrices, lefts, strict=True)], axis_name
+        lefts, rights, averaged = _low_rank.iterate(
+            matrices, state.factors, [*dense, *who], axis_name
         )
-
-        low_rank = iter([_times(p, q.T) for p, q in zip(lefts, rights, strict=True)])
-        exact = iter(averaged[len(matrices) :])
-        workers = _counts.number(averaged[len(leaves) :])
-        means: list[jax.Array] = []
-        sent: list[jax.Array] = []
-        for leaf, shape in zip(leaves, shapes, strict=True):
-            means.append(next(exact) if shape is None else next(low_rank).reshape(leaf.shape))
-            sent.append(leaf if shape is None else _counts.over(workers, means[-1], axis_name))
+        low_rank = list(map(_low_rank.product, lefts, rights))
+        workers = _counts.number(averaged[len(dense) :])
+        received = _counts.over(workers, low_rank, axis_name)
+        means = _low_rank.join(leaves, low_rank, averaged, self.rank)
         return Reduced(
             mean=jax.tree.unflatten(structure, means),
-            sent=jax.tree.unflatten(structure, sent),
+            sent=jax.tree.unflatten(structure, _low_rank.join(leaves, received, dense, self.rank)),
             finite=_alike.all_finite(means),
             overflow=0,
-            state=PowerSgdState(list(map(_kept, rights, state.factors))),
+            state=PowerSgdState(list(map(_low_rank.kept, rights, state.factors))),
             workers=workers,
         )
 
     def wire_bytes(self, like: PyTree) -> int:
-        total = 0
-        for leaf in jax.tree.leaves(like):
-            shape = self._matrix(leaf)
-            total += math.prod(leaf.shape) if shape is None else self.rank * sum(shape)
-        return 4 * total
-
-    def _matrix(self, like: Like) -> tuple[int, int] | None:
-        """The shape of an array as a matrix, or None if it is to stay dense."""
-        if len(like.shape) < 2:
-            return None
-        rows, columns = math.prod(like.shape[:-1]), like.shape[-1]
-        worthwhile = self.rank * (rows + columns) < rows * columns
-        return (rows, columns) if worthwhile and self.rank <= min(rows, columns) else None
-
-
-def _kept(new: jax.Array, old: jax.Array) -> jax.Array:
-    """The next factor, with its old columns where the gradient had nothing to put in place.
-
-    A column of zeros would find nothing in any later gradient whose first rows are zero.
-    """
-    return jnp.where(jnp.any(new != 0, axis=0), new, old)
-
-
-def _mean(arrays: list[jax.Array], axis_name: AxisName) -> list[jax.Array]:
-    if not arrays:
-        return []
-    whole, restore = _parts.as_one(arrays)
-    return restore(lax.psum(whole * (1.0 / _axes.size(axis_name)), axis_name))
-
-
-def _times(a: jax.Array, b: jax.Array) -> jax.Array:
-    # Accelerators would round the factors to fewer bits, and feedback would see it as error.
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+        factors = self.rank * sum(map(sum, _low_rank.shapes(like, self.rank)))
+        return 4 * (factors + _low_rank.dense_size(like, self.rank))

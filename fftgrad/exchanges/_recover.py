@@ -10,6 +10,7 @@ from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
 from fftgrad._values import constructor_call
 from fftgrad.exchanges import _error, _parts, _switch
 from fftgrad.exchanges._composite import Composite, keeps_error
+from fftgrad.ops import _collectives
 
 
 class RecoverState(NamedTuple):
@@ -152,6 +153,10 @@ class Recover(Composite):
     def wire_bytes(self, like: PyTree) -> int:
         watched = 12 * (self.max_error is not None)
         return _switch.common_bytes("Recover", self.ladder, like) + watched
+
+    def link_bytes(self, like: PyTree, workers: int) -> float:
+        watched = 12 * (self.max_error is not None) * _collectives.RING["all-reduce"](workers)
+        return _switch.common_link_bytes("Recover", self.ladder, like, workers) + watched
 
     def _rise(self, state: RecoverState, condition: jax.Array) -> RecoverState:
         start = jnp.full((), jnp.inf, jnp.float32)

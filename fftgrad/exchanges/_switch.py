@@ -1,6 +1,7 @@
 """One of several exchanges, chosen at run time, in one program."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
 from fftgrad.exchanges import _counts
+
+_Size = TypeVar("_Size", int, float)
 
 
 def switch(
@@ -72,10 +75,21 @@ def common_scope(owner: str, exchanges: Sequence[Exchange]) -> Scope | None:
 
 def common_bytes(owner: str, exchanges: Sequence[Exchange], like: PyTree) -> int:
     """The bytes of all exchanges, where they are equal."""
-    sizes = {exchange.wire_bytes(like) for exchange in exchanges}
-    if len(sizes) > 1:
+    return _common("wire_bytes", owner, [exchange.wire_bytes(like) for exchange in exchanges])
+
+
+def common_link_bytes(
+    owner: str, exchanges: Sequence[Exchange], like: PyTree, workers: int
+) -> float:
+    """The bytes over a link of all exchanges, where they are equal."""
+    sizes = [exchange.link_bytes(like, workers) for exchange in exchanges]
+    return _common("link_bytes", owner, sizes)
+
+
+def _common(asked: str, owner: str, sizes: Sequence[_Size]) -> _Size:
+    if len(set(sizes)) > 1:
         raise ValueError(
-            f"wire_bytes({owner}): the bytes change by step, got {sorted(sizes)}; ask "
-            f"wire_bytes({owner.lower()}.at(...), like)."
+            f"{asked}({owner}): the bytes change by step, got {sorted(set(sizes))}; ask "
+            f"{asked}({owner.lower()}.at(...), ...)."
         )
-    return sizes.pop()
+    return sizes[0]

@@ -4,10 +4,12 @@ Each is a step of an optax chain: it returns a transformation that goes before a
 its name says `scale_by_`, as in optax. May import everything but `optimizers` and `tools`.
 """
 
+from fftgrad.methods._acp_sgd import acp_sgd as acp_sgd
 from fftgrad.methods._adacomp import adacomp as adacomp
 from fftgrad.methods._demo import demo as demo
 from fftgrad.methods._dgc import dgc as dgc
 from fftgrad.methods._diminishing_theta import diminishing_theta as diminishing_theta
+from fftgrad.methods._dion import dion as dion
 from fftgrad.methods._eden import eden as eden
 from fftgrad.methods._fft_sparsification import fft_sparsification as fft_sparsification
 from fftgrad.methods._majority_vote import majority_vote as majority_vote

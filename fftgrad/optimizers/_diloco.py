@@ -1,5 +1,6 @@
 """Local steps, and an outer optimizer on what they changed."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,10 +12,12 @@ from fftgrad._contracts import AxisName, Exchange, Memory
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import LogLevels
 from fftgrad.codecs.selectors import TopK
-from fftgrad.exchanges import AllGather, _parts
+from fftgrad.exchanges import AllGather
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import ErrorFeedback
-from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
+from fftgrad.optimizers import _fragments
+from fftgrad.training._pmean import CompressedPmeanState, Masked, compressed_pmean
+from fftgrad.training._weigh import weighted
 
 DECAYED = ErrorFeedback(decay=0.95)
 SPARSE = AllGather(chain(TopK(fraction=0.03), LogLevels(bits=4)))
@@ -25,17 +28,17 @@ class DilocoState(NamedTuple):
 
     Attributes:
       step: how many inner steps there were, int32, equal on all workers.
-      anchor: the parameters after the last outer step, the same bits on all workers.
+      anchor: the parameters after the last outer steps, the same bits on all workers.
       inner: the inner optimizer's state, of which each worker has its own.
-      outer: the outer optimizer's state, equal on all workers.
-      pmean: the state of the compressed mean of what the workers changed.
+      outer: the outer optimizer's state, equal on all workers, one for each fragment.
+      pmean: the states of the compressed means of what the workers changed, one for each fragment.
     """
 
     step: jax.Array
     anchor: optax.Params
     inner: PerWorker
-    outer: optax.OptState
-    pmean: CompressedPmeanState
+    outer: tuple[optax.OptState, ...]
+    pmean: tuple[CompressedPmeanState, ...]
 
 
 def diloco(
@@ -45,6 +48,11 @@ def diloco(
     exchange: Exchange = SPARSE,
     memory: Memory = DECAYED,
     *,
+    fragments: int = 1,
+    delay: int = 0,
+    blend: float = 0.0,
+    first: int | None = None,
+    masked: Masked = "refuse",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: each worker trains on its own, and every H steps they average what they changed.
@@ -61,23 +69,50 @@ def diloco(
     `optax.sgd(0.7, momentum=0.9, nesterov=True)` for outer are DiLoCo's; the default exchange and
     memory, with `optax.sgd(1.0)` for outer, are near to SparseLoCo.
 
+    *Streaming.* With P fragments the workers meet every H/P steps, each time with another P-th of
+    the rows of every leaf, so that the link is never asked for the whole model at once. With a
+    delay of τ steps, what is exchanged at a step takes effect τ steps later,
+
+        θ ← α θ + (1 - α) θ̄,
+
+    with the blend α, in those rows: of what it learned meanwhile, a worker keeps α. Such an
+    exchange depends on nothing that the step computes, and with `fragments=every` it is in no
+    branch either: a compiler can run it beside the backward pass. Then the link carries the same
+    bytes in every step.
+
+        fg.optimizers.diloco(adamw, nesterov, 30, fragments=30, delay=1, blend=0.5)
+
+    Fragments by depth, or meetings at different intervals, are several of it in one
+    `optax.partition`, each with its own `every` and `first`, and `masked="elsewhere"`; then `inner`
+    sees the leaves of its own part alone.
+
     Between two outer steps the parameters differ between the workers, so they are sharded as the
-    inner state is: with a leading axis of workers under `jax.shard_map`. After an outer step they
-    are `state.anchor` up to one rounding, because an optax update is added to them: evaluate and
-    save `state.anchor`, from which the workers' parameters are counted and which does not drift.
+    inner state is: with a leading axis of workers under `jax.shard_map`. Without fragments and
+    delay they are `state.anchor` after an outer step, up to one rounding, because an optax update
+    is added to them: evaluate and save `state.anchor`, from which the workers' parameters are
+    counted and which does not drift.
+
+    `update(..., weight=tokens)` weighs what a worker changed, as `fg.weigh` does; one with weight 0
+    sends only what its memory kept.
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate.
       outer: the optimizer of what all have in common, to which the mean change is the gradient.
-      every: H, the number of inner steps to an outer one.
+      every: H, the number of inner steps between two meetings of a fragment.
       exchange: how the changes travel and are averaged.
       memory: what is done with what an outer step does not send.
+      fragments: P, a divisor of H.
+      delay: τ, the inner steps between an exchange and its effect, below H.
+      blend: α, the share of its own parameters that a worker keeps at a meeting.
+      first: how many inner steps come before the first meeting; H/P if left out.
+      masked: what to do with leaves that are hidden from it, as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `DilocoState`; it needs `params`.
 
-    Wire: `fg.wire_bytes(exchange, params)` every H steps, in a branch of its own; nothing else.
+    Wire: `fg.wire_bytes(exchange, fg.fragment(params, P))` every H/P steps, which is the
+      peak; in a branch of its own unless P = H. Nothing in other steps.
 
     Claims: `state.anchor` has the same bits on all workers. An outer step in which anything is not
       finite leaves `anchor`, the outer state and the memory as they were, and the workers whose
@@ -86,10 +121,12 @@ def diloco(
       `optax.apply_if_finite(optax.adamw(3e-4), 100)`, which leaves such a gradient out.
 
     Raises:
-      ValueError: if `every` is not positive; while tracing, if `params` is missing.
+      ValueError: if `every`, `fragments`, `delay`, `blend` or `first` is out of its range; while
+        tracing, if `params` is missing.
 
-    Differs from the paper: SparseLoCo takes the largest of chunks of 4096, in 2 bits; the default
-      takes the largest of all, 3 %, in 4 bits.
+    Differs from the papers: SparseLoCo takes the largest of chunks of 4096, in 2 bits; the default
+      takes the largest of all, 3 %, in 4 bits. The fragments of Streaming DiLoCo are layers; these
+      are rows of every layer, so that all are of one size and one program does for all.
 
     Example:
       >>> import fftgrad as fg
@@ -101,24 +138,37 @@ def diloco(
 
     References:
       Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023,
-      arXiv:2311.08105. Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo",
-      2025, arXiv:2508.15706.
+      arXiv:2311.08105; "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512.
+      Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
+      arXiv:2508.15706.
     """
-    if every < 1:
-        raise ValueError(f"diloco(every): must be at least 1, got {every}; use 50.")
-    compressed: Any = compressed_pmean(exchange, memory, axis_name=axis_name)
+    first = _checked(every, fragments, delay, blend, first)
+    period = every // fragments
+    compressed: Any = compressed_pmean(exchange, memory, axis_name=axis_name, masked=masked)
 
     def init(params: optax.Params) -> DilocoState:
+        anchor = jax.tree.map(jnp.asarray, params)
+        part = _fragments.take(anchor, jnp.int32(0), fragments)
         return DilocoState(
             step=jnp.zeros((), jnp.int32),
-            anchor=jax.tree.map(jnp.asarray, params),
+            anchor=anchor,
             inner=add_worker_axis(inner.init(params)),
-            outer=outer.init(params),
-            pmean=compressed.init(params),
+            outer=tuple(outer.init(part) for _ in range(fragments)),
+            pmean=tuple(compressed.init(part) for _ in range(fragments)),
         )
 
+    def meeting(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Whether one is due after so many inner steps, and of which fragment."""
+        since = steps - first
+        return (since >= 0) & (since % period == 0), since // period % fragments
+
     def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        *,
+        weight: jax.Array | float | None = None,
+        **extra: Any,
     ) -> tuple[optax.Updates, DilocoState]:
         if params is None:
             raise ValueError(
@@ -127,21 +177,76 @@ def diloco(
             )
         updates, own = inner.update(updates, drop_worker_axis(state.inner), params)
         local = optax.apply_updates(params, updates)
+        # What a delayed meeting sends was known before this step's gradient: they overlap.
+        sends = params if delay else local
+        due, number = meeting(state.step + (0 if delay else 1))
 
-        def together(_: Any) -> Any:
-            change = jax.tree.map(jnp.subtract, state.anchor, local)
-            mean, pmean = compressed.update(change, state.pmean, **extra)
-            moved, after = outer.update(mean, state.outer, state.anchor)
-            anchor = optax.apply_updates(state.anchor, moved)
-            fine = pmean.skipped == state.pmean.skipped
-            anchor, after = _parts.where(fine, (anchor, after), (state.anchor, state.outer))
-            return jax.tree.map(jnp.subtract, anchor, params), anchor, after, pmean
+        def meet(now: jax.Array) -> tuple[Any, Any, Any]:
+            anchor = _fragments.take(state.anchor, number, fragments)
+            outside = _fragments.select(state.outer, number)
+            before = _fragments.select(state.pmean, number)
+            change = jax.tree.map(jnp.subtract, anchor, _fragments.take(sends, number, fragments))
+            if weight is not None:
+                change = weighted(change, weight, axis_name)
+            mean, pmean = compressed.update(change, before, **extra)
+            moved, after = outer.update(mean, outside, anchor)
+            moved = optax.apply_updates(anchor, moved)
+            fine = now & (pmean.skipped == before.skipped)
+            return (
+                _fragments.put(state.anchor, moved, number, fragments, fine),
+                _fragments.replace(state.outer, after, number, fine),
+                _fragments.replace(state.pmean, pmean, number, now),
+            )
 
-        def alone(_: Any) -> Any:
-            return updates, state.anchor, state.outer, state.pmean
+        def join(now: jax.Array, anchor: Any, number: jax.Array) -> Any:
+            def back(own: jax.Array, common: jax.Array, before: jax.Array) -> jax.Array:
+                kept = blend * own + (1 - blend) * common if blend else common
+                return kept.astype(own.dtype) - before
 
-        due = (state.step + 1) % every == 0
-        updates, anchor, after, pmean = lax.cond(due, together, alone, None)
-        return updates, DilocoState(state.step + 1, anchor, add_worker_axis(own), after, pmean)
+            trees = [_fragments.take(tree, number, fragments) for tree in (local, anchor, params)]
+            moved = jax.tree.map(back, *trees)
+            return _fragments.put(updates, moved, number, fragments, now)
+
+        def meet_and_join(now: jax.Array) -> tuple[Any, Any]:
+            met = meet(now)
+            return met, (updates if delay else join(now, met[0], number))
+
+        met = state.anchor, state.outer, state.pmean
+        met, moves = _if(due, period == 1, meet_and_join, (met, updates))
+        if delay:
+            due, number = meeting(state.step + 1 - delay)
+            moves = _if(due, period == 1, lambda now: join(now, met[0], number), updates)
+        anchor, after, pmean = met
+        return moves, DilocoState(state.step + 1, anchor, add_worker_axis(own), after, pmean)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _if(due: jax.Array, always: bool, then: Callable[[jax.Array], Any], otherwise: Any) -> Any:
+    """`then(due)` if it is due, else `otherwise`; where it always may be, in no branch.
+
+    What is in a branch runs alone, and what is in none runs beside the backward pass.
+    """
+    if always:
+        return then(due)
+    return lax.cond(due, lambda: then(jnp.bool_(True)), lambda: otherwise)
+
+
+def _checked(every: int, fragments: int, delay: int, blend: float, first: int | None) -> int:
+    """The steps before the first meeting, once all arguments are known to be right."""
+    if every < 1:
+        raise ValueError(f"diloco(every): must be at least 1, got {every}; use 50.")
+    if fragments < 1 or every % fragments:
+        raise ValueError(
+            f"diloco(fragments): must be a divisor of every={every}, got {fragments}; use {every} "
+            "to send as much in each step."
+        )
+    if not 0 <= delay < every:
+        raise ValueError(
+            f"diloco(delay): must be at least 0 and below every={every}, got {delay}; use 1."
+        )
+    if not 0 <= blend < 1:
+        raise ValueError(f"diloco(blend): must be at least 0 and below 1, got {blend}; use 0.5.")
+    if first is not None and first < 1:
+        raise ValueError(f"diloco(first): must be at least 1, got {first}; use {every}.")
+    return every // fragments if first is None else first

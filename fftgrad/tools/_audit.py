@@ -7,15 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-_RING = {
-    "all-reduce": lambda w: 2 * (w - 1) / w,
-    "all-gather": lambda w: w - 1,
-    "reduce-scatter": lambda w: (w - 1) / w,
-    "all-to-all": lambda w: (w - 1) / w,
-    "ragged-all-to-all": lambda w: (w - 1) / w,
-    "collective-permute": lambda _: 1,
-    "collective-broadcast": lambda w: (w - 1) / w,
-}
+from fftgrad.ops._collectives import RING, Collective
 
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{\s*$")
 _INSTRUCTION = re.compile(
@@ -29,32 +21,6 @@ _AXIS = re.compile(r"'([^']+)'=(\d+)")
 _MEMBER = re.compile(r"'([^']+)'(?::\(\d+\)(\d+))?")  # an axis, or a part of one
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRUE_FALSE = re.compile(r"true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
-
-
-class Collective(NamedTuple):
-    """One array that a compiled program hands to a collective.
-
-    Attributes:
-      kind: "all-gather", "all-reduce", ...
-      dtype: as the compiler names it, which is the width on the wire: "u32", "f32".
-      shape: of what one worker hands over.
-      bytes: of what one worker hands over.
-      branch: the branches of the conditionals around it, outermost first; () if it always runs.
-      repeated: whether it is in a loop; the bytes are those of one turn.
-      workers: how many take part in it, with each other; None if the program does not say: all.
-    """
-
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-    branch: tuple[int, ...]
-    repeated: bool
-    workers: int | None = None
-
-    def link_bytes(self, workers: int) -> float:
-        """Bytes that one worker sends over its link, where the workers form a ring."""
-        return self.bytes * _RING[self.kind](workers)
 
 
 class _Instruction(NamedTuple):
@@ -126,7 +92,7 @@ def _walk(
     instructions = computations[name]
     for instruction in instructions.values():
         kind = instruction.opcode.removesuffix("-start")
-        if kind in _RING:
+        if kind in RING:
             for operand in _operands(instruction.rest):
                 for dtype, dims in _ARRAY.findall(instructions[operand].type):
                     shape = tuple(int(d) for d in dims.split(",") if d)

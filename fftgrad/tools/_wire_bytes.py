@@ -1,6 +1,5 @@
 """Bytes on the wire, from shapes alone."""
 
-import jax
 import optax
 
 from fftgrad._contracts import Codec, Exchange, PyTree
@@ -15,8 +14,7 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, layout: Layout = Layout()) 
 
     Found from shapes alone. The bytes are those of the concrete wire buffer, with its header, and
     those of the collective in the compiled program; `fg.audit` reads them off there. How often a
-    byte crosses a link is the collective's business: in a ring of w workers an all-gather sends
-    each buffer w - 1 times, an all-reduce 2 (w - 1) / w times.
+    byte crosses a link is the collective's business: `fg.link_bytes` counts that.
 
     Args:
       part: a codec, or an exchange.
@@ -42,11 +40,15 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, layout: Layout = Layout()) 
       >>> fg.wire_bytes(fg.chain(fg.TopK(fraction=0.01), fg.LogLevels(bits=6)), x)
       18220
     """
+    return _layout.wire_bytes(exchange_of("wire_bytes", part, like), like, layout)
+
+
+def exchange_of(owner: str, part: Codec | Exchange, like: PyTree) -> Exchange:
+    """The exchange that is asked about; `AllGather`, for a codec."""
     exchange = AllGather(part) if isinstance(part, Codec) else part
     remedy = "pass a codec or an exchange, such as PowerSgd(4)."
     if isinstance(part, optax.GradientTransformation):
         remedy = "pass the exchange it is made with; of a compiled step fg.audit reads the bytes."
-    check_kind("wire_bytes(part)", exchange, Exchange, remedy)
-    for path, leaf in jax.tree.leaves_with_path(like):
-        _layout.check_leaf("wire_bytes", f"like{jax.tree_util.keystr(path)}", leaf)
-    return _layout.wire_bytes(exchange, like, layout)
+    check_kind(f"{owner}(part)", exchange, Exchange, remedy)
+    _layout.check_tree(owner, "like", like)
+    return exchange

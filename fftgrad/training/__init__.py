@@ -4,6 +4,9 @@ May import all but `methods`, `optimizers` and `tools`.
 """
 
 from fftgrad.training._accumulate import accumulate as accumulate
+from fftgrad.training._capture import capture as capture
+from fftgrad.training._captured import Captured as Captured
+from fftgrad.training._captured import captured as captured
 from fftgrad.training._clip import clip_by_local_norm as clip_by_local_norm
 from fftgrad.training._data_parallel import data_parallel as data_parallel
 from fftgrad.training._delay import delay as delay
@@ -17,3 +20,4 @@ from fftgrad.training._pmean import compressed_pmean as compressed_pmean
 from fftgrad.training._reshard import reshard_state as reshard_state
 from fftgrad.training._state_specs import state_specs as state_specs
 from fftgrad.training._value_and_grad import value_and_grad as value_and_grad
+from fftgrad.training._weigh import weigh as weigh

@@ -9,6 +9,7 @@ import optax
 
 from fftgrad._contracts import PyTree
 from fftgrad.exchanges._per_worker import PerWorker
+from fftgrad.training._capture import CaptureState
 from fftgrad.training._pmean import CompressedPmeanState
 
 
@@ -27,9 +28,16 @@ def is_own(node: Any) -> bool:
     return isinstance(node, PerWorker)
 
 
+def is_capture(node: Any) -> bool:
+    """The state of `capture`."""
+    if isinstance(node, Mapping):
+        return set(cast("Mapping[Any, Any]", node)) == set(CaptureState._fields)
+    return isinstance(node, CaptureState)
+
+
 def is_ours(node: Any) -> bool:
-    """Either, beyond doubt."""
-    return is_pmean(node) or isinstance(node, PerWorker)
+    """Any of them, beyond doubt."""
+    return is_pmean(node) or is_capture(node) or isinstance(node, PerWorker)
 
 
 def check_order(state: PyTree) -> None:

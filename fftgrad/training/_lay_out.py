@@ -104,7 +104,7 @@ def _carried(old: Leaf, new: Leaf, plan: Plan) -> Callable[[Any], Any] | None:
         if old.shape != new.shape:
             return None
         return lambda like: _placed(old.read(_sharding(like)), like)
-    if old.kind in ("index", "cut", "shard warm", "fixed"):
+    if old.kind in ("index", "cut", "seen", "shard warm", "fixed"):
         return None
     if old.kind == "shards" and new.shape == shape_of_shards(old, plan):
         return lambda like: _placed(_new_shards(old, plan), like)

@@ -27,6 +27,7 @@ Kind = Literal[
     "own warm",
     "shard warm",
     "cut",
+    "seen",
 ]
 """What a leaf is.
 
@@ -41,9 +42,10 @@ warm        what an exchange has learned
 own warm    the same, with a row for each worker
 shard warm  the same, of shards
 cut         how shards and pieces were cut
+seen        what `capture` kept, of no use to another number of workers
 """
 
-LEARNED: tuple[Kind, ...] = ("warm", "own warm", "shard warm", "cut", "index")
+LEARNED: tuple[Kind, ...] = ("warm", "own warm", "shard warm", "cut", "index", "seen")
 """What may start anew without a word."""
 
 ROWLESS: tuple[Kind, ...] = ("shared", "warm")
@@ -103,8 +105,8 @@ def name_of(path: tuple[Any, ...]) -> str:
 
 def workers_of(leaves: Mapping[str, Leaf]) -> int:
     """For how many workers a state was made; 1 if none has anything of its own."""
-    kinds: list[Kind] = ["index", "own"]
-    known = (leaf for kind in kinds for leaf in leaves.values() if leaf.kind == kind)
+    kinds: list[Kind] = ["index", "own", "seen"]
+    known = (leaf for kind in kinds for leaf in leaves.values() if leaf.kind == kind and leaf.shape)
     return next((leaf.shape[0] for leaf in known), 1)
 
 
@@ -128,6 +130,10 @@ def _walk(path: tuple[Any, ...], node: Any, kind: Kind) -> Iterator[Found]:
             yield from _walk((*path, key), value, _FIELDS.get(_text(key), "shared"))
     elif kind == "shared" and isinstance(node, PerWorker):
         yield from _each(path, node, "own")
+    elif kind == "shared" and _find.is_capture(node):
+        for key, value in _children(node):
+            found: Kind = "shared" if _text(key) == "step" else "seen"
+            yield from _each((*path, key), value, found)
     elif kind == "warm" and isinstance(node, TwoStageState | HierarchicalState):
         yield from _walk_cut(path, node)
     elif kind == "warm" and _find.is_own(node):

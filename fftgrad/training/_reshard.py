@@ -8,6 +8,7 @@ import numpy as np
 
 from fftgrad._contracts import PyTree
 from fftgrad.training import _leaves, _worker
+from fftgrad.training._capture import NOTHING
 from fftgrad.training._lay_out import Missing, Plan, Resharded, lay_out, shape_of_shards
 from fftgrad.training._leaves import Leaf
 
@@ -41,6 +42,7 @@ def reshard_state(
     | counters, flags | from the first old interval that the new one meets |
     | typed PRNG keys | the same, folded with the number of the worker |
     | what a codec has learned, such as a threshold | spread; of shards it starts anew |
+    | what `capture` kept | starts anew: a mean of gradients is no worker's own |
 
     What all workers share stays as it is; what an exchange has learned, such as PowerSGD's factors,
     starts anew where it no longer fits. The work is done on the host, a leaf at a time: no device
@@ -94,9 +96,13 @@ def _of_workers(state: PyTree, old: Mapping[str, Leaf], workers: int) -> PyTree:
     def like(name: str, leaf: Any, own: Leaf) -> Any:
         if own.kind in _leaves.ROWLESS or workers == before:
             return leaf
+        if own.kind == "seen" and not own.shape:
+            return np.full((), NOTHING, np.int32)
         shape = (own.shape[0] // before * workers, *own.shape[1:])
         if own.kind == "index":
             return np.full(shape, _worker.UNKNOWN, np.int32)
+        if own.kind == "seen":
+            return np.zeros(shape, leaf.dtype)
         if own.kind == "cut":
             row = own.on_host()[:1]
             is_count = row.ndim == 1  # of the shards, one for each worker of TwoStage

@@ -357,25 +357,54 @@ def test_tables_compare_with_the_dense_run_of_the_same_framework(modules, tmp_pa
 
     both = [
         run("dense", 4.0, [3, 2, 1]),
+        run("bf16", 2.0, [3, 2, 1]),
         run("top-k", 1.0, [3, 2, 2]),
         run("torch", 3.0, [3, 3, 2]),
     ]
-    again = [run("dense", 5.0, [3, 2, 1], 1), run("torch-fp16", 2.0, [3, 3, 2])]
+    again = [
+        run("dense", 5.0, [3, 2, 1], 1),
+        run("bf16", 9.0, [3, 2, 1], 1),
+        run("local-4", 1.0, [3, 2, 1], 1),
+        run("torch-fp16", 2.0, [3, 3, 2]),
+    ]
     more = [run("dense", 6.0, [3, 2, 1]), run("top-k", 1.0, [2, 2, 1])]
-    for path, seed, content in (("some", 0, both + again), ("some-2", 2, more)):
+    last = [
+        run("dense", 6.0, [3, 2, 1]),
+        run("bf16", 3.0, [3, 3, 3]),
+        run("local-4", 1.0, [3, 2, 1]),
+        run("torch", 2.0, [3, 3, 2]),
+        run("torch-powersgd", 1.0, [3, 3, 2]),
+    ]
+    for path, seed, content in (("some", 0, both + again), ("some-2", 2, more), ("other", 0, last)):
         content = {"settings": {"seed": seed}, "runs": content}
         (tmp_path / f"{path}.json").write_text(json.dumps(content))
     rows = figures.methods(tmp_path, "some")
     assert rows["dense"]["step_s"] == 5.0
     assert figures.reached(rows["top-k"], rows["torch"]) == (2, 2.0)
     table = figures.step_table(tmp_path, "some")
-    assert "| dense | 5.00 (4.00-6.00) | 0.50 |  | 2 | 1.966 | 1.00 |" in table
-    assert "| top-k | 1.00 | 0.50 |  | 2 | 1.966 | 5.00 (4.00-6.00) |" in table
-    assert "| torch-fp16 | 2.00 | 0.50 |  | 2 | 1.966 | 1.50 |" in table
+    # 16 bits take half of 4.0 in one turn, more than 5.0 in the next, and did not run in the third.
+    assert "| dense | 5.00 (4.00-6.00) | 0.50 |  | 2 | 1.966 | 1.00 | 0.75 (0.50-1.00) |" in table
+    assert "| bf16 | 5.50 (2.00-9.00) | 0.50 |  | 2 | 1.966 | 1.28 (0.56-2.00) | 0.78 " in table
+    assert "| top-k | 1.00 | 0.50 |  | 2 | 1.966 | 5.00 (4.00-6.00) | 2.00 |" in table
+    assert "| local-4 | 1.00 | 0.50 |  | 2 | 1.966 | 5.00 | 5.00 |" in table
+    assert "| torch-fp16 | 2.00 | 0.50 |  | 2 | 1.966 | 1.50 | 1.00 |" in table
     table = figures.target_table(tmp_path, "some")
-    assert "| dense | 5.00 | 2 | 3, 3, 3 | 15.0 (12.0-18.0) | 1.00 |" in table
-    assert "| top-k | 1.00 | 2 | 3; not in 3 (1 of 2) | 3.0 | 6.00 |" in table
-    assert "| torch-fp16 | 2.00 | 2 | 3 | 6.0 | 1.50 |" in table
+    assert "| dense | 5.00 | 2 | 3, 3, 3 | 15.0 (12.0-18.0) | 1.00 | 0.75 (0.50-1.00) |" in table
+    assert "| top-k | 1.00 | 2 | 3; not in 3 (1 of 2) | 3.0 | 6.00 |  |" in table
+    assert "| local-4 | 1.00 | 2 | 3 | 3.0 | 5.00 | 5.00 |" in table
+    assert "| torch-fp16 | 2.00 | 2 | 3 | 6.0 | 1.50 | 1.00 |" in table
+    assert figures.in_as_many_steps(tmp_path, "some").splitlines() == [
+        "*bf16* makes the 3 steps of dense in 6.0 s, 1.00 times as long as the fastest row takes.",
+        "*bf16* makes the 3 steps of dense in 27.0 s, 9.00 times as long as the fastest row takes.",
+    ]
+    # Half of the bytes are no better where they do not get there; of PyTorch there are none.
+    table = figures.target_table(tmp_path, "other")
+    assert "| bf16 | 3.00 | 2 | not in 3 |  |  |  |" in table
+    assert "| local-4 | 1.00 | 2 | 3 | 3.0 | 6.00 | 6.00 |" in table
+    assert "| torch-powersgd | 1.00 | 2 | 3 | 3.0 | 2.00 |  |" in table
+    assert "| torch-powersgd | 1.00 | 0.50 |  | 2 | 1.966 | 2.00 |  |" in figures.step_table(
+        tmp_path, "other"
+    )
 
 
 # Twins

@@ -20,6 +20,7 @@ SIZE = 9 * 7 + 11
 EXCHANGES = {
     "top-k": lambda _: fg.AllGather(fg.chain(fg.TopK(0.1), fg.LogLevels(6))),
     "low rank": lambda _: fg.PowerSgd(rank=1),
+    "low rank in turns": lambda _: fg.AcpSgd(rank=1),
     "two stages": lambda workers: fg.TwoStage(fg.Sign(), workers=workers),
 }
 

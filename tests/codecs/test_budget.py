@@ -296,3 +296,26 @@ def test_a_share_of_it_has_a_share_of_the_bytes():
 def test_mistakes_are_answered(make, error, remedy):
     with pytest.raises(error, match=remedy):
         make()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "n", "size"), [(1000, 5, 28), (3.01, 24, 36)], ids=["least", "whole words"]
+)
+def test_a_ratio_is_never_more_bytes_than_it_says_but_for_the_least(ratio, n, size):
+    assert fg.wire_bytes(fg.Budget(ratio=ratio), jnp.zeros(n)) == size
+
+
+def test_a_shard_has_no_more_than_its_share():
+    assert fg.Budget(bytes=403).shard(4) == fg.Budget(bytes=100)
+
+
+def test_a_level_stands_for_the_point_of_least_relative_error():
+    """2 q (q + 1) / (2 q + 1) steps, between q and q + 1: as far from both in proportion."""
+    x = values((300,), seed=4)
+    codec = fg.Budget(ratio=3)
+    step = float(compress(codec, x).main[0])
+    back = np.abs(np.asarray(round_trip(codec, x), np.float64))
+    sent = back > 0
+    q = np.floor(np.abs(x[sent].astype(np.float64)) / step)
+    np.testing.assert_allclose(back[sent], step * 2 * q * (q + 1) / (2 * q + 1), rtol=1e-5)
+    assert len(np.unique(q)) > 3

@@ -165,3 +165,20 @@ def test_few_bits_after_a_selector_lose_little():
 
 def relative_norm(codec, x):
     return float(np.linalg.norm(np.asarray(round_trip(codec, x)) - x) / np.linalg.norm(x))
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_the_least_normal_number_is_not_rounded_to_zero(bits):
+    x = np.full(9, 2.0**-126, np.float32) * np.array([1, -1, 1] * 3, np.float32)
+    np.testing.assert_array_equal(round_trip(fg.LogLevels(bits), x), x)
+
+
+def test_a_nan_is_seen_with_stochastic_rounding():
+    x = np.array([np.nan, 0, 1, 2], np.float32)
+    assert np.all(np.isnan(round_trip(fg.LogLevels(2, "stochastic"), x)))
+
+
+def test_large_complex_values_stay_finite():
+    x = 1e29 * values((64,), seed=2)
+    codec = fg.chain(fg.Fft(block=16), fg.LogLevels(6))
+    assert np.all(np.isfinite(round_trip(codec, x)))

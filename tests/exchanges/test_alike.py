@@ -15,11 +15,18 @@ from fftgrad.exchanges import _alike
 
 WORKERS = 4
 STEP = fg.Step.of(3)
-QUICK = {"gather top-k", "gather stochastic", "shared support", "integer sum", "low rank"}
+QUICK = {
+    "gather top-k",
+    "gather stochastic",
+    "shared support",
+    "integer sum",
+    "low rank",
+    "low rank in turns",
+}
 PRODUCTS = {
     name
     for name, exchange in EXCHANGES.items()
-    if any(word in repr(exchange) for word in ("Dct", "Hadamard", "Fft", "PowerSgd"))
+    if any(word in repr(exchange) for word in ("Dct", "Hadamard", "Fft", "PowerSgd", "AcpSgd"))
 }
 ALIKE = {
     name: jax.ShapeDtypeStruct(shape, jnp.float32)

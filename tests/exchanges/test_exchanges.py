@@ -74,15 +74,23 @@ def check_bytes(exchange, workers):
         for branch, (step, _) in enumerate(exchange.schedule):
             here = [c for c in found if c.branch == (branch,)]
             assert sum(c.bytes for c in here) == fg.wire_bytes(exchange.at(step), jnp.ones(N))
+            check_link_bytes(here, exchange.at(step), workers)
         assert len(found) == len(exchange.schedule)
     elif isinstance(exchange, fg.Recover):
         # It starts at the first rung, which XLA knows, and what it watches goes with the state.
         assert [c.bytes for c in found] == [fg.wire_bytes(exchange.at(0), jnp.ones(N))]
+        check_link_bytes(found, exchange.at(0), workers)
     else:
         sized = of_size(exchange, workers)
         assert sum(c.bytes for c in found) == fg.wire_bytes(sized, jnp.ones(N))
+        check_link_bytes(found, sized, workers)
         if isinstance(exchange, fg.AllGather):
             assert [(c.kind, c.dtype) for c in found] == [("all-gather", "u32")]
+
+
+def check_link_bytes(found, exchange, workers):
+    over_a_ring = sum(c.link_bytes(workers) for c in found)
+    assert fg.link_bytes(exchange, jnp.ones(N), workers) == pytest.approx(over_a_ring, rel=1e-12)
 
 
 BY_ERROR = fg.Recover((fg.AllGather(fg.Sign()),), max_error=9.0)
@@ -94,6 +102,7 @@ COLLECTIVES = {
     "shared by the mean": ["all-reduce"],
     "integer sum": ["all-reduce"] * 2,
     "low rank": ["all-reduce"] * 2,
+    "low rank in turns": ["all-reduce"],
     "recovery by the error": ["all-gather", "all-reduce", "all-reduce"],
 }
 

@@ -54,6 +54,7 @@ ORACLES = {
         lambda: o.FeedbackSgd(0.1, 0.9, 0.1, 0.5),
         1e-5,
     ),
+    "dion": (m.dion(rank=2, decay=0.9), lambda: o.Dion(2, 0.9), 1e-3),
     "eden": (m.eden(bits=2, block=64), lambda: o.Eden(64), 1e-3),
     "fft_sparsification": (m.fft_sparsification(), lambda: o.FftSparsification(), 2.0**-7),
     "majority_vote": (m.majority_vote(), lambda: o.MajorityVote(), 0),
@@ -67,6 +68,7 @@ ORACLES = {
     ),
     # Feedback and a basis of its own each step: rounding adds up.
     "power_sgd": (m.power_sgd(2), lambda: o.PowerSgd(2), 1e-3),
+    "acp_sgd": (m.acp_sgd(rank=2), lambda: o.AcpSgd(2), 1e-3),
     "qsgd": (m.qsgd(4, 32), lambda: o.Qsgd(4, 32), 1e-5),
     "random_k": (m.random_k(0.1), lambda: o.RandomK(0.1), 1e-5),
     # Searched for in each step, a threshold passes at most 2k. Used again it passes more, of which
@@ -134,6 +136,24 @@ def test_twenty_steps_on_four_workers_are_the_papers(name):
             else:  # signs: of what is not zero up to rounding
                 sure = np.abs(getattr(oracle, "mean", expected)[leaf]) > 1e-5
                 np.testing.assert_array_equal(got[leaf][sure], expected[leaf][sure])
+
+
+@pytest.mark.parametrize("name", ["acp_sgd", "dion", "power_sgd"])
+def test_what_each_worker_keeps_is_the_papers(name):
+    """The updates of low rank show the mean of it only."""
+    tx, make, tolerance = ORACLES[name]
+    oracle = make()
+    init, update = train_step(tx, 4, like=LIKE)
+    state = init(jax.tree.map(lambda s: jnp.zeros(s.shape), LIKE))
+    for step in range(10):
+        grads = gradients(LIKE, 4, seed=step)
+        _, state = update(grads, state)
+        oracle([{n: np.asarray(g[w], np.float64) for n, g in grads.items()} for w in range(4)])
+    kept = (state.pmean if name == "dion" else state).memory.value.residual
+    for leaf in ("conv", "head"):
+        for worker, row in enumerate(np.asarray(kept[leaf])):
+            expected = oracle.state[worker][leaf]
+            assert np.linalg.norm(row - expected) <= tolerance * np.linalg.norm(expected)
 
 
 def test_every_method_has_an_oracle():
@@ -249,6 +269,9 @@ def test_recovery_by_the_loss():
         (lambda: fg.MomentumCorrection(1.0), "ErrorFeedback"),
         (lambda: fg.ErrorFeedback(uptake=0.0), "large batches"),
         (lambda: fg.PowerSgd(0), "rank=2"),
+        (lambda: fg.methods.acp_sgd(rank=0), "rank=2"),
+        (lambda: fg.methods.dion(rank=0), "rank=64"),
+        (lambda: fg.methods.dion(decay=1.0), "use 0.95"),
         (lambda: fg.IntegerSum(0), "levels=1"),
         (lambda: fg.IntegerSum(4, clip=-1.0), "clip=2.5"),
         (lambda: fg.Ternary(clip=0.0), "clip=2.5"),

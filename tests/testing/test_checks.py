@@ -46,7 +46,16 @@ def test_memories_of_the_library_pass(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["dense", "random sum", "shared frequencies", "two stages", "integer sum", "low rank"]
+    "name",
+    [
+        "dense",
+        "random sum",
+        "shared frequencies",
+        "two stages",
+        "integer sum",
+        "low rank",
+        "low rank in turns",
+    ],
 )
 def test_exchanges_of_the_library_pass(name):
     exchange = EXCHANGES[name]

@@ -69,6 +69,7 @@ STATEFUL = [
     "reused threshold",
     "threshold of all",
     "low rank",
+    "low rank in turns",
     "shared by the mean",
     "two stages",
 ]
@@ -109,6 +110,7 @@ KEEPS = {
     "state of a codec": fg.AllGather(fg.AdaComp(bin_size=20)),
     "state in two stages": fg.TwoStage(fg.AdaComp(bin_size=8), workers=WORKERS),
     "factors": fg.PowerSgd(rank=2),
+    "factors in turns": fg.AcpSgd(rank=2),
     "drift": fg.SharedSupport(fg.TopK(k=9), chooser=fg.Drift()),
 }
 
@@ -117,7 +119,7 @@ KEEPS = {
 @pytest.mark.parametrize("exchange", KEEPS.values(), ids=KEEPS)
 def test_what_an_exchange_keeps_survives_a_bad_step(exchange, bad):
     """In one bucket, and of the state only what is no counter."""
-    layout = fg.Layout("leaf" if isinstance(exchange, fg.PowerSgd) else "model")
+    layout = fg.Layout("leaf" if isinstance(exchange, fg.PowerSgd | fg.AcpSgd) else "model")
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, layout=layout)
     init, update = vmapped(tx)
 

@@ -243,7 +243,7 @@ def test_one_all_gather_of_wire_bytes_and_nothing_else(kind, by):
 # What is sent by each kind of collective.
 KINDS_OF_SENDING = [
     "dense", "gather blocked", "gather adaptive", "shared support", "two stages", "integer sum",
-    "low rank",
+    "low rank", "low rank in turns",
 ]  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def assert_same(a, b):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("exchange", [SPARSE, DRIFT, fg.PowerSgd(1)], ids=str)
+@pytest.mark.parametrize("exchange", [SPARSE, DRIFT, fg.PowerSgd(1), fg.AcpSgd(1)], ids=str)
 def test_it_is_the_recipe(exchange):
     tx = transformation(exchange)
     init, _ = train_step(tx, 8, like=PARAMS)
@@ -207,7 +207,7 @@ class Net(nnx.Module):
         self.deep = nnx.Dict(value=nnx.Linear(16, 2, rngs=nnx.Rngs(0)))
 
 
-STATEFUL = {"gather": SPARSE, "drift": DRIFT, "power": fg.PowerSgd(1)}
+STATEFUL = {"gather": SPARSE, "drift": DRIFT, "power": fg.PowerSgd(1), "acp": fg.AcpSgd(1)}
 
 
 @pytest.mark.parametrize("exchange", STATEFUL.values(), ids=STATEFUL)
@@ -255,10 +255,11 @@ def test_optax_finds_what_is_shaped_like_parameters(tx):
     places = {"up": "at up", "down": "at down"}
     found = optax.tree_utils.tree_map_params(
         tx,
-        lambda leaf, place: (place, leaf.shape),
+        lambda leaf, place: leaf if _is_masked(leaf) else (place, leaf.shape),
         state,
         places,
         transform_non_params=lambda _: "other",
+        is_leaf=_is_masked,
     )
     pairs = [n for n in jax.tree.leaves(found, is_leaf=_is_pair) if _is_pair(n)]
     assert all(shape[-2:] == PARAMS[place[3:]].shape for place, shape in pairs)
@@ -273,6 +274,10 @@ def test_optax_finds_what_is_shaped_like_parameters(tx):
 
 def _is_pair(node):
     return type(node) is tuple and len(node) == 2 and str(node[0]).startswith("at ")
+
+
+def _is_masked(node):
+    return isinstance(node, optax.MaskedNode)
 
 
 # What comes before the mean

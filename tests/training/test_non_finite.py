@@ -142,7 +142,15 @@ def test_a_dropped_worker_adds_nothing_and_forgets_nothing(name, bad):
     check_dropped(EXCHANGES[name], "b", bad)
 
 
-IN_BUCKETS = ["dense", "gather top-k", "shared by the mean", "two stages", "low rank", "warm-up"]
+IN_BUCKETS = [
+    "dense",
+    "gather top-k",
+    "shared by the mean",
+    "two stages",
+    "low rank",
+    "low rank in turns",
+    "warm-up",
+]
 
 
 @pytest.mark.parametrize("leaf", PAIR)
@@ -231,10 +239,11 @@ LAW = {
     "two stages": fg.TwoStage(fg.Sign(), workers=WORKERS),
     "two stages of few": fg.TwoStage(fg.TopK(k=20), workers=WORKERS),
     "low rank": fg.PowerSgd(rank=2),
+    "low rank in turns": fg.AcpSgd(rank=2),
     "integers": fg.IntegerSum(workers=WORKERS, levels=7),
     "warm-up": fg.Piecewise({0: fg.PowerSgd(rank=2), 3: fg.AllGather(fg.TopK(k=9))}),
 }
-NARROW = ["gather", "two stages", "low rank"]
+NARROW = ["gather", "two stages", "low rank", "low rank in turns"]
 WHO_IS_BAD = [[], [2], [0, 1], [0, 1, 2, 3], [3], [0], [1, 2, 3], []]
 
 
@@ -361,6 +370,7 @@ MAPPED = [
     "two stages",
     "integer sum",
     "low rank",
+    "low rank in turns",
     "warm-up",
     "recovery",
 ]
@@ -395,6 +405,7 @@ COSTS = {  # bytes in a sum that is made anyway
     "shared by the mean": 4,
     "integer sum": 4,
     "low rank": 4,
+    "low rank in turns": 4,
 }
 
 

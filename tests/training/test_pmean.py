@@ -113,6 +113,7 @@ NARROW = {
     "dense": fg.AllReduce(),
     "gather": fg.AllGather(fg.TopK(fraction=0.3)),
     "low rank": fg.PowerSgd(rank=2),
+    "low rank in turns": fg.AcpSgd(rank=2),
     "two stages": fg.TwoStage(fg.TopK(fraction=0.3), workers=4),
     "hierarchical": fg.Hierarchical("fast", 2, fg.AllGather(fg.TopK(fraction=0.3))),
 }

@@ -110,7 +110,9 @@ def test_shards_are_cut_as_the_exchange_cuts_them(n, shards):
 
 
 @pytest.mark.parametrize("after", [4, 6, 3, 1, 16])
-@pytest.mark.parametrize("name", ["gather top-k", "two stages", "low rank", "gather adaptive"])
+@pytest.mark.parametrize(
+    "name", ["gather top-k", "two stages", "low rank", "low rank in turns", "gather adaptive"]
+)
 def test_nothing_is_lost_with_another_number_of_workers(name, after):
     """8 workers, then another number of them, then 8 again."""
     came = gone = 0.0
@@ -223,6 +225,7 @@ OTHERS = {
     "bits": (fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=4))), {}),
     "exchange": (fg.SharedSupport(fg.TopK(fraction=0.2)), {}),
     "rank": (fg.PowerSgd(rank=3), {}),
+    "turns": (fg.AcpSgd(rank=2), {}),
     "scope": (fg.AllGather(fg.TopK(fraction=0.1)), {"layout": fg.Layout("leaf")}),
     "buckets": (fg.AllGather(fg.TopK(fraction=0.1)), {"layout": fg.Layout(bucket_bytes=100)}),
     "two stages": (fg.TwoStage(fg.Sign(), workers=4), {}),

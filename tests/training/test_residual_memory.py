@@ -134,7 +134,9 @@ def test_applied_and_kept_add_up_to_the_gradients_but_for_the_rounding(mode):
     assert 0 < np.linalg.norm(gap) <= 2**-8 * np.sqrt(40) * 5 * largest
 
 
-@pytest.mark.parametrize("name", ["gather blocked", "two stages", "low rank", "integer sum"])
+@pytest.mark.parametrize(
+    "name", ["gather blocked", "two stages", "low rank", "low rank in turns", "integer sum"]
+)
 def test_it_works_with_leaves_in_bfloat16_in_every_kind_of_exchange(name):
     """There `put_back` rounds once more in each step."""
     tx = fg.compressed_pmean(EXCHANGES[name], NARROW, axis_name=AXIS)

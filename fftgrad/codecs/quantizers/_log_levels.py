@@ -176,7 +176,7 @@ class Ends(NamedTuple):
             ratio = jnp.exp2(-self._width / cells.astype(jnp.float32))
             # Below 2 by more than rounding, for the error is to be below 1.
             up = jnp.minimum(2.0 / (1.0 + ratio), 2.0 - 2.0**-14)
-            lower = jnp.minimum(lower * up, self.high)
+            lower = jnp.clip(lower * up, self.low, self.high)
         return jnp.where(j < 0, 0.0, lower)
 
     def point(self, magnitude: jax.Array, levels: int, noise: jax.Array) -> jax.Array:

@@ -100,12 +100,12 @@ def _transform(rows: jax.Array) -> jax.Array:
     while done < block:
         factor = min(FACTOR, block // done)
         parts = rows.reshape(count, block // (done * factor), factor, done)
-        rows = jnp.einsum("caib,ij->cajb", parts, _matrix(factor), precision=lax.Precision.HIGHEST)
+        rows = jnp.einsum("caib,ij->cajb", parts, matrix(factor), precision=lax.Precision.HIGHEST)
         done *= factor
     return rows.reshape(count, block)
 
 
-def _matrix(b: int) -> np.ndarray:
+def matrix(b: int) -> np.ndarray:
     """Sylvester's construction, scaled to be orthogonal."""
     matrix = np.ones((1, 1), np.float32)
     while matrix.shape[0] < b:

@@ -1,0 +1,232 @@
+"""What `fg.plan` predicts of the runs over slow links, beside what they took.
+
+What a step takes without exchange, and an exchange without the other workers, comes from one file
+for each model; the bandwidth and the latency of a link from one dense run for each setting; what
+travels from shapes alone. The machine is shared, and some runs are of days on which it was slower:
+the gradients of a file's runs say by how much, one number for the file.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import matplotlib as mpl
+import optax
+from figures import RESULTS
+from job import ROOT
+from matplotlib.figure import Figure
+from methods import AXIS, METHODS
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from scipy import stats
+from workloads import WORKLOADS
+
+import fftgrad as fg
+
+GROUPS = (
+    "alexnet-100mbit",
+    "alexnet-1gbit",
+    "alexnet-loopback",
+    "lm-100mbit",
+    "lm-1gbit",
+    "lm-1gbit-delay",
+    "resnet-100mbit",
+    "lm-250mbit",
+    "alexnet-250mbit",
+    "resnet-250mbit",
+    "lm-1gbit-2ms",
+    "resnet-loopback",
+)
+Setting = tuple[str, str, bool]
+"""Rate, delay, and whether it was over loopback."""
+
+
+class Point(NamedTuple):
+    """One method in one setting.
+
+    Attributes:
+      predicted: seconds of a step.
+      measured: the median over the turns.
+    """
+
+    group: str
+    method: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """In proportion to what was measured."""
+        return self.predicted / self.measured - 1
+
+
+def load(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
+    """The file of a group, and those that go on with it."""
+    paths = [folder / f"{name}.json", *sorted(folder.glob(f"{name}-[0-9].json"))]
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
+def setting(content: dict[str, Any]) -> Setting:
+    """Where a file was measured."""
+    own = content["settings"]
+    return ("", "", True) if own["loopback"] else (own["rate"], own["delay"], False)
+
+
+def links(folder: pathlib.Path) -> dict[Setting, fg.Link]:
+    """The link of each setting, by the first file that has one."""
+    out = dict[Setting, fg.Link]()
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text())
+        for run in content.get("runs", ()):
+            if "shares" in run:
+                shares = tuple((kind, share) for kind, share in run["shares"])
+                link = fg.Link(run["bandwidth"], run["latency_s"], shares, run["link_residual"])
+                out.setdefault(setting(content), link)
+    return out
+
+
+def predicted(
+    workload: str, method: str, workers: int, link: fg.Link, step: float, alone: float
+) -> float:
+    """Seconds of a step with the exchange of a method, which takes `alone` without the others."""
+    own = METHODS[method]
+    like = jax.eval_shape(lambda: WORKLOADS[workload](False).params(0))
+    return fg.predict_step(
+        own.assemble(workers, optax.identity()),
+        like,
+        step=step,
+        link=link,
+        axes={AXIS: workers},
+        timing=fg.Timing(0.0, alone),
+        every=own.every,
+    )
+
+
+def points(folder: pathlib.Path) -> list[Point]:
+    """All that can be predicted."""
+    found, by_setting = list[Point](), links(folder)
+    for group in GROUPS:
+        contents = load(folder, group)
+        runs = [r for c in contents for r in c["runs"] if r["method"] in METHODS]
+        runs = [r for r in runs if r["status"] == "done"]
+        if not runs or setting(contents[0]) not in by_setting:
+            continue
+        link, own = by_setting[setting(contents[0])], contents[0]["settings"]
+        source = load(folder, f"{own['workload']}-loopback")
+        timed = {r["method"]: r for c in source for r in c["runs"] if r["status"] == "done"}
+        slower = _slower(runs, timed)
+        for method in dict.fromkeys(run["method"] for run in runs):
+            if "alone_s" not in timed.get(method, {}):
+                continue
+            step = slower * (timed["dense"]["gradient_s"] + timed["dense"]["optimizer_s"])
+            alone = slower * timed[method]["alone_s"] * METHODS[method].every
+            seconds = predicted(own["workload"], method, own["workers"], link, step, alone)
+            measured = statistics.median(r["step_s"] for r in runs if r["method"] == method)
+            found.append(Point(group, method, seconds, measured))
+    return found
+
+
+def _slower(runs: list[dict[str, Any]], timed: dict[str, dict[str, Any]]) -> float:
+    """How many times as long the gradients of the same methods took, the median."""
+    both = [run for run in runs if run["method"] in timed]
+    return statistics.median(r["compute_s"] / timed[r["method"]]["compute_s"] for r in both)
+
+
+def tau(predicted: list[float], measured: list[float]) -> float:
+    """Kendall's, of two orders."""
+    found: Any = stats.kendalltau(predicted, measured)
+    return float(found.statistic)
+
+
+def summary(found: list[Point]) -> dict[str, Any]:
+    """How good the predictions are, over all and in each group."""
+    errors = [abs(point.error) for point in found]
+    groups = dict[str, Any]()
+    for group in dict.fromkeys(point.group for point in found):
+        own = [point for point in found if point.group == group]
+        if len(own) > 2:
+            groups[group] = {
+                "tau": tau([p.predicted for p in own], [p.measured for p in own]),
+                "predicted_best": min(own, key=lambda p: p.predicted).method,
+                "measured_best": min(own, key=lambda p: p.measured).method,
+                "of_predicted_best": min(p.measured for p in own)
+                / min(own, key=lambda p: p.predicted).measured,
+            }
+    return {
+        "points": len(found),
+        "median_error": statistics.median(errors),
+        "worst_error": max(errors),
+        "groups": groups,
+    }
+
+
+def table(found: Iterable[Point]) -> Table:
+    """A row for each point."""
+    out = Table("", "", "predicted", "measured", "error", box=box.SIMPLE_HEAD)
+    for column in out.columns[2:]:
+        column.justify = "right"
+    last = ""
+    for point in found:
+        shown = "" if point.group == last else point.group
+        last = point.group
+        out.add_row(
+            shown,
+            METHODS[point.method].label,
+            f"{point.predicted:.3g} s",
+            f"{point.measured:.3g} s",
+            f"{point.error:+.0%}",
+        )
+    return out
+
+
+def draw(found: list[Point], path: pathlib.Path) -> None:
+    """Measured against predicted, on logarithmic axes."""
+    mpl.use("agg")
+    figure = Figure(figsize=(6, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for group in dict.fromkeys(point.group for point in found):
+        own = [point for point in found if point.group == group]
+        axes.plot([p.predicted for p in own], [p.measured for p in own], "o", ms=5, label=group)
+    low = 0.8 * min(min(p.predicted, p.measured) for p in found)
+    high = 1.25 * max(max(p.predicted, p.measured) for p in found)
+    axes.plot([low, high], [low, high], color="#9aa5b1", lw=1)
+    band = [0.7 * low, 0.7 * high], [1.3 * low, 1.3 * high]
+    axes.fill_between([low, high], *band, color="#9aa5b1", alpha=0.15, lw=0)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    axes.set(xlabel="predicted, s a step", ylabel="measured, s a step")
+    axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Prints the table, and writes the points and the figure."""
+    from _record import head, text  # where job.py has put its folder on the path
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "benchmarks/results/predicted")
+    args = parser.parse_args(argv)
+    found = points(args.results)
+    told = summary(found)
+    console = Console()
+    console.print(table(found))
+    console.print_json(json.dumps(told))
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"group": p.group, "method": p.method}
+        | {k: round(getattr(p, k), 4) for k in ("predicted", "measured", "error")}
+        for p in found
+    ]
+    own = {" ".join(map(str, key)): repr(link) for key, link in links(args.results).items()}
+    content = told | {"links": own, "rows": rows}
+    (args.out / "predicted.json").write_text(text(head() | content, "rows"))
+    draw(found, args.out / "predicted.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Dion: distributed orthonormal updates."""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fftgrad._contracts import AxisName, Exchange, Like, PyTree, Reduced, Scope, Step
+from fftgrad.exchanges import _alike, _layout, _low_rank, _parts
+from fftgrad.exchanges._power_sgd import PowerSgd
+from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.ops import _norms
+from fftgrad.training._check_gradients import checked_like
+from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
+
+ADAM = optax.scale_by_adam()
+
+
+class DionState(NamedTuple):
+    """State of `dion`.
+
+    Attributes:
+      pmean: the momentum of each worker, which is what its memory holds, and the factors.
+      others: that of the transformation of what is no matrix, equal on all workers.
+    """
+
+    pmean: CompressedPmeanState
+    others: optax.OptState
+
+
+def dion(
+    rank: int = 64,
+    decay: float = 0.95,
+    others: optax.GradientTransformation = ADAM,
+    *,
+    dense: tuple[str, ...] = (),
+    axis_name: AxisName = "data",
+) -> optax.GradientTransformationExtraArgs:
+    """Method: a momentum on each worker, and an orthonormal update from its mean of low rank.
+
+    For the gradient G_i of a matrix on worker i, its momentum M_i and the factor Q of all:
+
+        M_i = M_i + G_i,   P = orthonormal(mean M_i Q),   R = mean M_iᵀ P,
+        M_i = M_i - (1 - decay) P Rᵀ,   Q = R with columns of length one,
+        update = √(out / in) P Qᵀ.
+
+    The last axis of a kernel is `out`, as in JAX's layers, where y = x W; the product of all others
+    is `in`, so a convolution's includes its window. The authors' weights are torch's, (out, in).
+
+    A column of zeros in R is one in the update, and Q keeps the one of before. Vectors, small
+    matrices that `PowerSgd` would leave dense, and what `dense` names, are averaged in float32 in
+    the first of the two all-reduces, and go through `others`.
+
+    Placement: the momentum is before the compression and is what remains of it: error feedback. It
+    differs between the workers, and the parameters do not.
+
+    Args:
+      rank: columns of P and Q.
+      decay: μ, the share of P Rᵀ that stays in the momentum.
+      others: makes updates of the mean gradients of what is no matrix, for the same learning rate.
+      dense: words in the paths of leaves that go through `others`. Name embeddings and the last
+        layer: the authors find them poor as matrices.
+      axis_name: the axis of the workers.
+
+    Returns:
+      An optax transformation whose updates are directions: to be chained before
+      `optax.add_decayed_weights` and `optax.scale_by_learning_rate`. Its state is a `DionState`.
+
+    Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
+
+    Wire: 4 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other leaves, in
+      two all-reduces, whatever the number of workers.
+
+    Claims: parameters equal on all workers. A step in which anything is not finite gives an update
+      of NaN, and leaves momenta, factors and the state of `others` as they were.
+
+    Differs from the paper: the orthonormal factor P belongs to `in`, because the kernel is the
+      transpose of the authors' weight. Arrays of more axes become matrices; a matrix that a
+      factorization would not make smaller goes to `others`. Of a parameter that is sharded over
+      another axis each shard is a matrix on its own.
+
+    Raises:
+      ValueError: if `rank` is not positive or `decay` outside [0, 1); while tracing, as
+        `compressed_pmean` does.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import optax
+      >>> method = fg.methods.dion(rank=16, dense=("embed", "head"))
+      >>> tx = optax.chain(method, optax.scale_by_learning_rate(0.01))
+
+    References:
+      Ahn, Xu, Abreu and Langford, "Dion: Distributed Orthonormalized Updates", 2025,
+      arXiv:2504.05295.
+    """
+    if rank < 1:
+        raise ValueError(f"dion(rank): must be at least 1, got {rank}; use rank=64.")
+    if not 0.0 <= decay < 1.0:
+        raise ValueError(f"dion(decay): must be in [0, 1), got {decay}; use 0.95.")
+    exchange = Directions(rank, decay, dense)
+    directions: Any = compressed_pmean(exchange, ErrorFeedback(), axis_name=axis_name)
+
+    def is_other(path: tuple[Any, ...], leaf: Like) -> bool:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        too_long = math.prod(leaf.shape) > _layout.BUCKET_LIMIT  # it travels in pieces
+        return exchange.is_named(name) or too_long or _low_rank.shape_of(leaf, rank) is None
+
+    beside: Any = optax.masked(
+        others, lambda tree: jax.tree_util.tree_map_with_path(is_other, tree)
+    )
+
+    def init(params: optax.Params) -> DionState:
+        wide = _widened(params)
+        return DionState(directions.init(wide), beside.init(wide))
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, DionState]:
+        # Widened, because what rounding drops of a direction is nothing for the momentum to keep.
+        found, pmean = directions.update(_widened(updates), state.pmean, params, **extra)
+        found, moved = beside.update(found, state.others, params, **extra)
+        finite = pmean.skipped == state.pmean.skipped
+        found = _parts.poison_unless(finite, found)
+        narrow = jax.tree.map(lambda u, g: u.astype(g.dtype), found, updates)
+        return narrow, DionState(pmean, _parts.where(finite, moved, state.others))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+@dataclasses.dataclass(frozen=True)
+class Directions(Exchange):
+    """Exchange: of each matrix the direction in place of the mean, and what it takes from x.
+
+    It is for `ErrorFeedback()`, which then is the momentum, and for steps in which all count.
+    """
+
+    rank: int
+    decay: float
+    dense: tuple[str, ...]
+
+    @property
+    def scope(self) -> Scope:
+        return "leaf"
+
+    def is_named(self, name: str) -> bool:
+        """Whether a part stays dense because of its name."""
+        return any(word in name for word in self.dense)
+
+    def init(self, like: PyTree) -> list[jax.Array]:
+        return _low_rank.random_factors(jax.eval_shape(self._flat, like), self.rank, axis=1)
+
+    def mean(self, x: PyTree, state: list[jax.Array], step: Step, axis_name: AxisName) -> Reduced:
+        parts, structure = jax.tree.flatten(x)
+        named = self._flat(x)
+        matrices, dense = _low_rank.split(named, self.rank)
+        lefts, rights, exact = _low_rank.iterate(matrices, state, dense, axis_name)
+        units = list(map(_of_length_one, rights))
+        directions = [
+            _scale(m) * _low_rank.product(p, q)
+            for m, p, q in zip(matrices, lefts, units, strict=True)
+        ]
+        low_rank = map(_low_rank.product, lefts, rights)
+        taken = [(1 - self.decay) * matrix for matrix in low_rank]
+
+        def tree(matrices: list[jax.Array], dense: list[jax.Array]) -> PyTree:
+            joined = _low_rank.join(named, matrices, dense, self.rank)
+            shaped = [a.reshape(part.shape) for a, part in zip(joined, parts, strict=True)]
+            return jax.tree.unflatten(structure, shaped)
+
+        mean = tree(directions, exact)
+        return Reduced(
+            mean=mean,
+            sent=tree(taken, dense),
+            finite=_alike.all_finite([*rights, *jax.tree.leaves(mean)]),
+            overflow=0,
+            state=list(map(_low_rank.kept, units, state)),
+        )
+
+    def wire_bytes(self, like: PyTree) -> int:
+        return PowerSgd(self.rank).wire_bytes(jax.eval_shape(self._flat, like))
+
+    def _flat(self, x: PyTree) -> list[jax.Array]:
+        """The parts, of which those that are named are vectors, and so no matrices."""
+        parts = _parts.parts_of(x)
+        return [part.value.ravel() if self.is_named(part.name) else part.value for part in parts]
+
+
+def _widened(tree: PyTree) -> PyTree:
+    checked_like(tree)
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
+
+
+def _scale(matrix: jax.Array) -> float:
+    rows, columns = matrix.shape
+    return (columns / rows) ** 0.5
+
+
+def _of_length_one(factor: jax.Array) -> jax.Array:
+    """The columns, each divided by its length, but for those that are zeros."""
+    top = jnp.max(jnp.abs(factor), axis=0, keepdims=True)
+    scaled = factor / _norms.unit_for(top)
+    length = jnp.sqrt(jnp.sum(jnp.square(scaled), axis=0, keepdims=True))
+    return scaled / jnp.where(length == 0, 1.0, length)

@@ -1,0 +1,80 @@
+"""What a plan says: its rows, the best first."""
+
+from typing import NamedTuple
+
+from fftgrad.planning._convergence import Loss
+from fftgrad.tools._cost import Parts
+from fftgrad.tools._link import Link
+
+
+class PlanRow(NamedTuple):
+    """What a plan says of one candidate. `print(row)` is the code to paste.
+
+    Attributes:
+      name: the candidate's.
+      code: the expression that makes it, to put before the optimizer; with local steps, around it.
+      seconds: a step takes, predicted, the mean over those with and without an exchange.
+      speed_up: how many times the steps of the best dense row.
+      wire_bytes: that a worker hands to the collectives, each step on average.
+      link_bytes: that leave a worker over its slow link, each step on average.
+      break_even: the bandwidth in bytes per second above which the best dense row is faster; inf if
+        it never is, 0 if it always is, None for dense.
+      error: the relative error of what is sent of a gradient, if one was given.
+      loss: what to expect of the loss, from runs of small models.
+      every: steps between two exchanges.
+      momentum: whether the optimizer keeps its momentum.
+      parts: the seconds of a step's parts; those of an exchange are a step's share.
+    """
+
+    name: str
+    code: str
+    seconds: float
+    speed_up: float
+    wire_bytes: float
+    link_bytes: float
+    break_even: float | None
+    error: float | None
+    loss: Loss
+    every: int
+    momentum: bool
+    parts: Parts
+
+    def __str__(self) -> str:
+        if self.momentum:
+            return self.code
+        return f"{self.code}  # before an optimizer without momentum: feedback is one"
+
+
+class Plan(NamedTuple):
+    """What `fg.plan` found.
+
+    Attributes:
+      rows: the best first: the fastest of those that trained like dense, or nearly so; a dense row,
+        if none of them is a tenth faster. Then all whose loss is to be checked.
+      workers: how many there are.
+      link: of each worker.
+      compress: whether the first row compresses.
+    """
+
+    rows: tuple[PlanRow, ...]
+    workers: int
+    link: Link
+
+    @property
+    def best(self) -> PlanRow:
+        """The first row."""
+        return self.rows[0]
+
+    @property
+    def compress(self) -> bool:
+        """Whether compressing pays; if not, the best is dense."""
+        return self.best.break_even is not None
+
+    def __str__(self) -> str:
+        head = f"{'':32}{'s a step':>9}{'x dense':>9}{'MB/link':>10}  loss"
+        lines = [
+            f"{row.name:32}{row.seconds:>9.3g}{row.speed_up:>9.2f}{row.link_bytes / 1e6:>10.4g}  "
+            f"{row.loss}"
+            for row in self.rows
+        ]
+        return "\n".join([head, *lines])

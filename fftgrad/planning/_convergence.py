@@ -1,0 +1,65 @@
+"""What compressing did to training: a class of warning for each method, from measured runs."""
+
+from typing import Literal, NamedTuple
+
+Loss = Literal["as dense", "close", "check", "worse", "not measured"]
+"""What to expect of the loss, from short runs of small models: yours may differ."""
+
+
+class Seen(NamedTuple):
+    """What came of 200 steps with a method, beside dense's, in `benchmarks/convergence`.
+
+    Attributes:
+      loss: of a language model, in per cent above dense's.
+      accuracy: of a network on digits, in points below dense's.
+    """
+
+    loss: float
+    accuracy: float
+
+    @property
+    def kind(self) -> Loss:
+        """As dense within 1 % and half a point, close within 3 % and one, to check within 8 %."""
+        if self.loss <= 1 and self.accuracy <= 0.5:
+            return "as dense"
+        if self.loss <= 3 and self.accuracy <= 1:
+            return "close"
+        return "check" if self.loss <= 8 and self.accuracy <= 2 else "worse"
+
+
+class Longer(NamedTuple):
+    """How many times dense's steps a method took to dense's loss, in `benchmarks/slow_network`."""
+
+    steps: float
+
+    @property
+    def kind(self) -> Loss:
+        """Close within a fifth more, to check within a half more."""
+        return "close" if self.steps <= 1.2 else "check" if self.steps <= 1.5 else "worse"
+
+
+SEEN = {
+    "dense": Seen(0.0, 0.0),
+    "bfloat16": Seen(-0.1, 0.0),
+    "QSGD 4 bits": Seen(0.4, -0.3),
+    "TernGrad, shared scale": Seen(1.3, 0.0),
+    "EDEN 1 bit (DRIVE)": Seen(0.7, 0.0),
+    "random-k 10 % + EF": Seen(-0.3, 0.1),
+    "PowerSGD rank 4, no momentum": Seen(0.2, 0.7),
+    "shared top-k 4 %": Seen(1.4, 0.6),
+    "top-k 4 %, 4 bits": Seen(-0.9, 0.3),
+    "top-k 1 %, 3 bits": Seen(1.7, 0.4),
+    "DCT 64, 4 %, 4 bits": Seen(-2.0, 0.6),
+    "DCT 64, budget 100x, no decay": Seen(-2.3, 0.0),
+    "budget 300x": Seen(1.6, 0.6),
+    "two stages, top-k 4 %, 4 bits": Seen(0.4, 0.1),
+}
+"""By the names of `benchmarks/convergence/methods.py`, the mean of two seeds."""
+
+LONGER = {
+    "sign": Longer(1.4),
+    "lloyd-max": Longer(1.13),
+    "local-4": Longer(1.2),
+    "local-8": Longer(1.33),
+}
+"""By the names of `benchmarks/slow_network/methods.py`, over links of 100 Mbit/s."""

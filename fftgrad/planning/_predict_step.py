@@ -1,0 +1,79 @@
+"""What a step takes with any chain that exchanges."""
+
+from collections.abc import Mapping
+
+import optax
+
+from fftgrad._contracts import PyTree
+from fftgrad.exchanges import _layout
+from fftgrad.planning import _exchange
+from fftgrad.planning._exchange import Timing
+from fftgrad.tools import _units
+from fftgrad.tools._cost import Algorithm, Parts, exchange_seconds, step_seconds
+from fftgrad.tools._link import Link
+
+
+def predict_step(
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    *,
+    step: str | float,
+    link: Link | Mapping[str, Link],
+    axes: Mapping[str, int],
+    timing: Timing | None = None,
+    every: int = 1,
+    buckets: int = 1,
+    algorithm: Algorithm = "ring",
+) -> float:
+    """Function: what a step takes with any chain, as `fg.plan` predicts it for its candidates.
+
+    What the chain sends is read off a trace, without devices; docs/plan.md has the model.
+
+    Args:
+      tx: the chain, without the optimizer if `step` has one already.
+      params: the parameters, or their shapes.
+      step: seconds of a step without any exchange, or a text: "300ms".
+      link: that of each worker, or of each axis: `{"slow": ..., "fast": ...}`.
+      axes: how many workers there are along each axis that the chain names: `{"data": 16}`.
+      timing: what an exchange takes on a device, from `fg.time_exchange`, which is called if it is
+        left out.
+      every: the steps of which one exchanges, for local steps.
+      buckets: in how many the gradient leaves while the backward pass runs.
+      algorithm: of the collectives, "ring" or "tree".
+
+    Returns:
+      Seconds of a step, the mean over those with and without an exchange.
+
+    Wire: nothing is sent.
+
+    Raises:
+      TypeError: if a leaf is not what `compressed_pmean` takes.
+      ValueError: if an axis has no link, or if what is sent changes from step to step.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax
+      >>> params = jax.ShapeDtypeStruct((5000, 5000), "float32")
+      >>> dgc = fg.methods.dgc(0.001, axis_name="data")
+      >>> timing = fg.Timing(compress=0.05, decompress=0.02)
+      >>> link = fg.Link("1gbit", "100us")
+      >>> seconds = fg.predict_step(
+      ...     dgc, params, step="300ms", link=link, axes={"data": 16}, timing=timing
+      ... )
+      >>> f"{seconds:.2f} s"
+      '0.39 s'
+    """
+    _layout.check_tree("predict_step", "params", params)
+    if not isinstance(link, Link) and (missing := sorted({*axes} - {*link})):
+        raise ValueError(
+            f"predict_step(link): must have a link for each axis, got none for {missing}; add "
+            "fg.Link('1gbit')."
+        )
+    if timing is None:
+        timing = _exchange.time_exchange(tx, params, axes, every=every)
+    own = _units.seconds("predict_step(step)", step)
+    like = _layout.like(params)
+    sent = _exchange.traffic("predict_step(tx)", tx, like, axes, every)
+    exchange = exchange_seconds(sent, link, algorithm)
+    parts = Parts(own, timing.compress, exchange, timing.decompress)
+    return step_seconds(parts, every=every, buckets=buckets)

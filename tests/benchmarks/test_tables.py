@@ -1,0 +1,143 @@
+"""The tables of README and docs are those that the benchmarks make of the committed results."""
+
+import importlib
+import json
+import pathlib
+import re
+import sys
+
+import pytest
+
+pytest.importorskip("matplotlib")
+ROOT = pathlib.Path(__file__).parent.parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def imported(monkeypatch):
+    """Imports a module of a folder of the benchmarks; folders have modules of the same name."""
+
+    def forget():
+        for name, module in list(sys.modules.items()):
+            path = getattr(module, "__file__", None)
+            if path and BENCHMARKS in pathlib.Path(path).parents:
+                del sys.modules[name]
+
+    def load(folder, name):
+        monkeypatch.syspath_prepend(str(BENCHMARKS / folder))
+        return importlib.import_module(name)
+
+    forget()
+    yield load
+    forget()
+
+
+@pytest.fixture
+def figures(imported):
+    return imported("slow_network", "figures")
+
+
+def page(name):
+    return (ROOT / name).read_text()
+
+
+def on_one_line(text):
+    return " ".join(text.split())
+
+
+def rows(table):
+    """The cells of a Markdown table, by the first of each row."""
+    lines = [line.strip("|").split("|") for line in table.splitlines()]
+    return {first.strip(): [cell.strip() for cell in rest] for first, *rest in lines[2:]}
+
+
+TIMES = ("lm-100mbit", "lm-1gbit", "resnet-100mbit")
+STEPS = ("alexnet-1gbit", "alexnet-100mbit", "alexnet-loopback")
+
+
+def test_the_page_on_slow_links_has_the_tables_of_its_results(figures):
+    text = page("docs/slow-links.md")
+    tables = [figures.target_table(figures.RESULTS, name) for name in TIMES]
+    tables += [figures.step_table(figures.RESULTS, name) for name in STEPS]
+    for table in tables:
+        assert table in text
+    assert len(re.findall(r"^\| \| s a step", text, re.MULTILINE)) == len(tables)
+    for name in TIMES:
+        said = figures.in_as_many_steps(figures.RESULTS, name).removesuffix(".")
+        assert said
+        assert said in on_one_line(text)
+
+
+def test_the_page_on_slow_links_says_up_to_which_bandwidth(figures):
+    section = page("docs/slow-links.md").split("## Up to which bandwidth")[1].split("##")[0]
+    section = on_one_line(section)
+    found = figures.methods(figures.RESULTS, "alexnet-1gbit")
+    evens = {method: f"{rate / 1e9:.1f}" for method, rate in figures.break_evens(found).items()}
+    known = sorted(float(rate) for method, rate in evens.items() if method != "bf16")
+    assert f"between {known[0]} Gbit/s (top-k 1 %) and {known[-1]} Gbit/s (random-k)" in section
+    assert known[0] == float(evens["top-k"])
+    assert known[-1] == float(evens["random-k"])
+    assert f"bfloat16 below {evens['bf16']} Gbit/s and float32 above" in section
+    narrow, sparse = (figures.step_at(found[method], 1e8) for method in ("bf16", "top-k-mille"))
+    assert narrow < figures.step_at(found["dense"], 1e8)
+    assert f"bfloat16 at {narrow:.1f} s a step" in section
+    assert f"top-k 0.1 % {narrow / sparse:.1f} times as fast" in section
+
+
+def test_no_best_dense_is_named_where_none_in_16_bits_was_run(figures):
+    by_label = {name: rows(figures.step_table(figures.RESULTS, name)) for name in STEPS}
+    assert {cells[-1] for cells in by_label["alexnet-100mbit"].values()} == {""}
+    # Without a limit float32 is the best dense, of both frameworks.
+    assert all(cells[-1] == cells[-2] for cells in by_label["alexnet-loopback"].values())
+    fast = by_label["alexnet-1gbit"]
+    assert all(cells[-1] for cells in fast.values())
+    assert fast["PyTorch DDP, fp16 hook"][-1] == fast["bfloat16, two stages"][-1] == "1.00"
+    assert all(float(cells[-1]) < float(cells[-2]) for cells in fast.values())
+
+
+def test_the_readme_has_what_was_measured_against_the_best_dense(figures):
+    text = page("README.md")
+    turns = {n: figures.turns(figures.RESULTS, n) for n in ("alexnet-1gbit", *TIMES[:2])}
+
+    def lead(name, method, seconds=figures.seconds_to):
+        (value,) = figures.leads(turns[name], method, seconds)[1]
+        return value
+
+    steps = lead("alexnet-1gbit", "powersgd", lambda run, _: run["step_s"])
+    sooner = lead("lm-1gbit", "powersgd")
+    assert f"| {steps:.2f} times its steps; {sooner:.2f} times sooner" in text
+    assert f"| {lead('lm-100mbit', 'local-4'):.1f} times sooner (one seed)" in text
+    said = figures.in_as_many_steps(figures.RESULTS, "lm-100mbit")
+    as_long = re.search(r"[\d.]+ times", said)[0]
+    assert f"{as_long} sooner than its first 60 steps" in text
+    both = [turns[name]["bf16"][0]["assessed"] for name in TIMES[:2]]
+    there = " and ".join(f"{curve[-1][1]:.0f}" for curve in both)
+    soon = " and ".join(f"{dict(p[:2] for p in curve)[60]:.0f}" for curve in both)
+    for name in ("README.md", "docs/index.md"):
+        assert f"{there} s, or {soon} s for" in on_one_line(page(name))
+
+
+def test_the_page_on_meshes_has_the_table_of_its_results(imported):
+    exchange = imported(".", "exchange")
+    records = json.loads((BENCHMARKS / "results/exchange/cpu.json").read_text())["rows"]
+    table = exchange.markdown(records)
+    assert table in page("docs/meshes.md")
+    found = rows(table)
+    assert found["bfloat16, two stages"][-3:-1] == ["1.0", "1.0"]
+    assert found["gather top-k 1 %"][-3:-1] == ["24.1", "3.0"]
+    assert found["hierarchical, slow links"][-3:] == ["", "", ""]
+    few = [record for record in records if record["workers"] < 8]
+    assert rows(exchange.markdown(few))["dense"] == ["4,194.3", "6,291.5"]
+
+
+@pytest.mark.parametrize("name", ["steps-200", "prose-400"])
+def test_the_page_on_training_has_the_tables_of_its_results(imported, name):
+    results = json.loads((BENCHMARKS / f"results/convergence/{name}.json").read_text())
+    text = page("docs/training.md")
+    found = rows(imported("convergence", "figures").markdown(results))
+    assert "dense" in found
+    for method, (published, counted, *cells) in found.items():
+        known = [published, counted] if name == "steps-200" else []
+        for columns in ([*known, *cells[:5]], cells[5:]):
+            if any(columns):
+                assert f"| {' | '.join([method, *columns])} |" in text

@@ -1,0 +1,162 @@
+"""What a trace knows of collectives: which there are, and what one worker computes between them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import EXCHANGES, HIERARCHIES
+from jax import lax
+from parallel import AXIS, everywhere, of_size
+
+import fftgrad as fg
+from fftgrad.ops import _collectives
+
+X = np.random.default_rng(0).standard_t(3, (300,)).astype(np.float32)
+
+# Of equal workers the first gets what all get, unless each draws or leads on its own.
+OWN = {
+    "led by one",
+    "shared support",
+    "shared frequencies",
+    "shared rotations",
+    "gather rotations",
+    "recovery",
+}
+OWN |= {"gather stochastic", "integer sum", "two stages, one sign", "gather rotated"}
+ALIKE = sorted(set(EXCHANGES) - OWN)
+
+
+def pmean(exchange, axis=AXIS):
+    tx = fg.compressed_pmean(exchange, axis_name=axis)
+
+    def two_steps(x):
+        state = tx.init(x)
+        _, state = tx.update(x, state)
+        return tx.update(x, state)[0]
+
+    return two_steps
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_one_of_equal_workers_computes_what_all_of_them_get(name):
+    exchange = of_size(EXCHANGES[name], 3)
+    together = everywhere("vmap", pmean(exchange), 3)(np.stack([X, X, X]))
+    alone = jax.jit(_collectives.alone(pmean(exchange), {AXIS: 3}))(X)
+    if isinstance(exchange, fg.TwoStage):  # it has the first shard of all
+        size = -(-X.size // 3)
+        np.testing.assert_array_equal(alone[:size], together[0][:size])
+    else:
+        # A sum of equal values rounds otherwise than a product.
+        np.testing.assert_allclose(alone, together[0], rtol=1e-5, atol=1e-5)
+
+
+def collective(name, x):
+    """Each primitive in both of its forms."""
+    return {
+        "psum": lambda: lax.psum(x, AXIS),
+        "pmax": lambda: lax.pmax(x, AXIS),
+        "all_gather": lambda: lax.all_gather(x, AXIS, axis=1),
+        "all_gather tiled": lambda: lax.all_gather(x, AXIS, axis=1, tiled=True),
+        "all_to_all": lambda: lax.all_to_all(x[:3], AXIS, 0, 0),
+        "all_to_all tiled": lambda: lax.all_to_all(x, AXIS, 0, 1, tiled=True),
+        "psum_scatter": lambda: lax.psum_scatter(x[:3], AXIS),
+        "psum_scatter tiled": lambda: lax.psum_scatter(x, AXIS, tiled=True),
+        "ppermute": lambda: lax.ppermute(x, AXIS, [(0, 1), (1, 2), (2, 0)]),
+    }[name]()
+
+
+NAMES = ("psum", "pmax", "all_gather", "all_gather tiled", "all_to_all", "all_to_all tiled")
+NAMES += ("psum_scatter", "psum_scatter tiled", "ppermute")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_collective(name):
+    x = np.arange(24, dtype=np.float32).reshape(6, 4)
+    of_all = everywhere("shard_map unchecked", lambda x: collective(name, x), 3)(np.stack([x] * 3))
+    alone = _collectives.alone(lambda x: collective(name, x), {AXIS: 3})(x)
+    np.testing.assert_array_equal(alone, of_all[0])
+    (found,) = _collectives.collectives(lambda x: collective(name, x), {AXIS: 3}, x)
+    (audited,) = (
+        {
+            (c.kind, c.dtype, c.link_bytes(3))
+            for c in fg.audit(
+                everywhere("shard_map unchecked", lambda x: collective(name, x), 3)
+                .lower(np.stack([x] * 3))
+                .compile()
+            )
+        }
+        if "all_to_all" not in name
+        else {("all-to-all", "f32", found.link_bytes(3))}
+    )
+    assert (found.kind, found.dtype, found.link_bytes(3)) == audited
+    assert (found.workers, found.axes, found.branch) == (3, (AXIS,), ())
+
+
+def test_axes_of_other_names_are_left_to_jax():
+    def both(x):
+        return lax.psum(jnp.sum(x), ("slow", "fast")), lax.psum(x, "fast")
+
+    found = _collectives.collectives(both, {"slow": 5, "fast": 2}, X)
+    assert [(c.workers, c.axes) for c in found] == [(10, ("slow", "fast")), (2, ("fast",))]
+    total, pair = _collectives.alone(both, {"slow": 5, "fast": 2})(jnp.ones(3))
+    assert total == 30
+    np.testing.assert_array_equal(pair, 2 * np.ones(3))
+
+
+def test_conditionals_are_followed():
+    def either(x, flag):
+        def inner(x):
+            return lax.cond(flag, lambda x: lax.psum(x, AXIS), lambda x: x + 1, x)
+
+        return jax.jit(inner)(x)
+
+    run = jax.jit(_collectives.alone(either, {AXIS: 4}))
+    np.testing.assert_array_equal(run(X, True), 4 * X)
+    np.testing.assert_array_equal(run(X, False), X + 1)
+    (found,) = _collectives.collectives(either, {AXIS: 4}, X, True)
+    assert (found.kind, found.branch) == ("all-reduce", (1,))
+    (_, kept, _) = (*_collectives.until_sent(either, {AXIS: 4})(X, True), None)[:3]
+    np.testing.assert_array_equal(kept, X)
+
+
+def test_the_first_that_is_sent():
+    def send(x):
+        words = lax.all_gather(2 * x, AXIS)
+        return lax.psum(jnp.sum(words), AXIS)
+
+    (first,) = _collectives.until_sent(send, {AXIS: 4})(X)
+    np.testing.assert_array_equal(first, 2 * X)
+    assert _collectives.until_sent(lambda x: 2 * x, {AXIS: 4})(X) == ()
+    compiled = jax.jit(_collectives.until_sent(send, {AXIS: 4})).lower(X).compile()
+    assert compiled.cost_analysis()["flops"] <= X.size
+
+
+def test_a_collective_in_a_loop_is_refused():
+    def loop(x):
+        return lax.fori_loop(0, 3, lambda _, x: lax.pmean(x, AXIS), x)
+
+    with pytest.raises(NotImplementedError, match="time it on real devices"):
+        _collectives.alone(loop, {AXIS: 4})(X)
+    assert all(c.repeated for c in _collectives.collectives(loop, {AXIS: 4}, X))
+    with pytest.raises(ValueError, match="link_bytes of its own"):
+        _collectives.link_bytes(loop, {AXIS: 4}, X)
+
+
+def test_what_is_received_is_not_folded_away():
+    """The payloads of w equal workers are decoded w times, as in training."""
+    codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.1), fg.RangeFloat(bits=8))
+
+    def flops(workers):
+        run = _collectives.alone(pmean(fg.AllGather(codec)), {AXIS: workers})
+        return jax.jit(run).lower(jnp.zeros(1 << 14)).compile().cost_analysis()["flops"]
+
+    few, some, many = map(flops, (2, 9, 16))
+    assert many - some > 0.5 * (some - few) > 0
+
+
+@pytest.mark.parametrize("name", HIERARCHIES)
+def test_hierarchies_over_two_axes(name):
+    exchange = HIERARCHIES[name]
+    axes = {"slow": 2, "fast": 4}
+    mean = jax.jit(_collectives.alone(pmean(exchange, ("slow", "fast")), axes))(X)
+    assert np.all(np.isfinite(mean))

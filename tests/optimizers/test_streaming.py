@@ -1,0 +1,269 @@
+"""Local steps whose parameters meet in fragments, late, and blended."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, MODES, everywhere, mesh_of
+
+import fftgrad as fg
+
+WORKERS = 4
+DENSE = (fg.AllReduce(), fg.NoMemory())
+SHAPES = {"w": (7, 3), "b": (4,), "scale": ()}
+ZEROS = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+RATE, OUTER, MOMENTUM = 0.1, 0.7, 0.9
+NESTEROV = optax.sgd(OUTER, momentum=MOMENTUM, nesterov=True)
+STREAMS = [(6, 1, 0, 0.0), (6, 3, 0, 0.0), (6, 2, 2, 0.5), (4, 4, 1, 0.25), (6, 1, 5, 0.5)]
+STREAMS += [(4, 4, 0, 0.0), (6, 3, 4, 0.0)]
+
+
+def gradients(steps, seed=0):
+    """Of each step, for each worker."""
+    rng = np.random.default_rng(seed)
+    shapes = {name: (steps, WORKERS, *shape) for name, shape in SHAPES.items()}
+    return {k: rng.standard_normal(shape).astype(np.float32) for k, shape in shapes.items()}
+
+
+def at(grads, step):
+    return {name: of_all[step] for name, of_all in grads.items()}
+
+
+def until(grads, step):
+    """The same with zeros from a step on."""
+    zero = {name: np.zeros_like(of_all[step:]) for name, of_all in grads.items()}
+    return {name: np.concatenate([grads[name][:step], zero[name]]) for name in grads}
+
+
+def rows_of(shape, number, fragments):
+    """The rows of a leaf that belong to a fragment."""
+    rows = shape[0] if shape else 1
+    each = -(-rows // fragments)
+    return slice(min(rows, number * each), min(rows, (number + 1) * each))
+
+
+class Oracle:
+    """Streaming DiLoCo, float64, one leaf at a time: the paper's algorithm 2 by rows."""
+
+    def __init__(self, every, fragments, delay, blend, weights=None):
+        self.every, self.fragments, self.delay, self.blend = every, fragments, delay, blend
+        self.weights = np.ones(WORKERS) if weights is None else np.asarray(weights, float)
+        self.own = {k: np.zeros((WORKERS, *(s or (1,)))) for k, s in SHAPES.items()}
+        self.anchor = {k: np.zeros(s or (1,)) for k, s in SHAPES.items()}
+        self.velocity = {k: np.zeros(s or (1,)) for k, s in SHAPES.items()}
+        self.count, self.on_the_way = 0, {}
+
+    def step(self, grads):
+        if self.delay:  # what is late is sent beside the step that follows
+            self._meet()
+        for k in SHAPES:
+            self.own[k] -= RATE * grads[k].reshape(self.own[k].shape)
+        self.count += 1
+        if not self.delay:
+            self._meet()
+        if self.count in self.on_the_way:
+            self._receive(self.on_the_way.pop(self.count))
+
+    def _meet(self):
+        period = self.every // self.fragments
+        if self.count and self.count % period == 0:
+            number = (self.count // period - 1) % self.fragments
+            self._send(number)
+            self.on_the_way[self.count + self.delay] = number
+
+    def _send(self, number):
+        for k, shape in SHAPES.items():
+            rows = rows_of(shape, number, self.fragments)
+            change = self.anchor[k][rows] - self.own[k][:, rows]
+            mean = np.tensordot(self.weights / self.weights.sum(), change, 1)
+            self.velocity[k][rows] = MOMENTUM * self.velocity[k][rows] + mean
+            self.anchor[k][rows] -= OUTER * (MOMENTUM * self.velocity[k][rows] + mean)
+
+    def _receive(self, number):
+        for k, shape in SHAPES.items():
+            rows = rows_of(shape, number, self.fragments)
+            common = (1 - self.blend) * self.anchor[k][rows]
+            self.own[k][:, rows] = self.blend * self.own[k][:, rows] + common
+
+
+def run(tx, grads, mode="vmap", **extra):
+    """The parameters of the workers and their states, after all steps."""
+
+    def step(grad, state, params, extra):
+        updates, state = tx.update(grad, state, params, **extra)
+        return optax.apply_updates(params, updates), state
+
+    program = everywhere(mode, step, WORKERS)
+    params = jax.tree.map(lambda a: jnp.zeros((WORKERS, *a.shape)), ZEROS)
+    state = jax.tree.map(lambda a: jnp.stack([a] * WORKERS), tx.init(ZEROS))
+    for i in range(len(grads["b"])):
+        params, state = program(at(grads, i), state, params, extra)
+    return params, state
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("stream", STREAMS)
+def test_it_is_the_paper(stream, mode):
+    every, fragments, delay, blend = stream
+    if mode != "vmap" and stream not in STREAMS[2:4]:
+        pytest.skip("the ways of running it differ in the collectives alone")
+    tx = fg.optimizers.diloco(
+        optax.sgd(RATE), NESTEROV, every, *DENSE, fragments=fragments, delay=delay, blend=blend
+    )
+    grads, oracle = gradients(17), Oracle(*stream)
+    params, state = run(tx, grads, mode)
+    for i in range(17):
+        oracle.step(at(grads, i))
+    for k in SHAPES:
+        expected = oracle.own[k].reshape(params[k].shape)
+        np.testing.assert_allclose(params[k], expected, atol=1e-5)
+        for row in state.anchor[k]:
+            np.testing.assert_allclose(row, oracle.anchor[k].reshape(row.shape), atol=1e-5)
+
+
+def test_weights_are_those_of_the_mean():
+    weights = np.array([3, 0, 1, 4], np.float32)
+    tx = fg.optimizers.diloco(optax.sgd(RATE), NESTEROV, 4, *DENSE, fragments=2)
+    grads, oracle = gradients(13), Oracle(4, 2, 0, 0.0, weights)
+    params, _ = run(tx, grads, weight=weights)
+    for i in range(13):
+        oracle.step(at(grads, i))
+    for k in SHAPES:
+        np.testing.assert_allclose(params[k], oracle.own[k].reshape(params[k].shape), atol=1e-5)
+
+
+@pytest.mark.parametrize("fragments", [2, 3, 6])
+def test_nothing_is_lost_between_anchor_and_residuals(fragments):
+    """Of plain descent by 1, anchor and residuals add up to all that the workers were told."""
+    tx = fg.optimizers.diloco(
+        optax.sgd(RATE), optax.sgd(1.0), 6,
+        fg.AllGather(fg.chain(fg.TopK(fraction=0.2), fg.RangeFloat(bits=4))), fg.ErrorFeedback(),
+        fragments=fragments,
+    )  # fmt: skip
+    grads = until(gradients(24), 18)
+    params, state = run(tx, grads)
+    for k, shape in SHAPES.items():
+        anchor = np.asarray(state.anchor[k], np.float64)
+        assert len({row.tobytes() for row in np.asarray(state.anchor[k])}) == 1
+        lost = np.zeros((WORKERS, *shape))
+        for number, own in enumerate(state.pmean):
+            rows = rows_of(shape, number, fragments)
+            residual = np.asarray(own.memory.value.residual[k])[:, 0]
+            if shape:
+                kept = rows.stop - rows.start
+                lost[:, rows] += residual[:, residual.shape[1] - kept :]
+            else:
+                lost += residual if rows.stop > rows.start else 0
+        told = -RATE * grads[k].astype(np.float64).sum(0).mean(0)
+        since = np.asarray(params[k], np.float64).mean(0) - anchor[0]
+        np.testing.assert_allclose(anchor[0] - lost.mean(0) + since, told, atol=2e-5)
+        assert np.abs(lost).max() > 0.01 or not shape
+
+
+def test_each_step_sends_as_much_and_in_no_branch():
+    codec = fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=4)))
+    params = {"w": jnp.zeros((64, 30)), "b": jnp.zeros(64)}
+    mesh, every = mesh_of(WORKERS), 8
+    for fragments, branch in ((8, ()), (4, (1,))):
+        tx = fg.optimizers.diloco(
+            optax.sgd(RATE), optax.sgd(1.0), every, codec, fragments=fragments, delay=1
+        )
+        specs = fg.state_specs(jax.eval_shape(tx.init, params), AXIS)
+
+        def step(rows, state, grads, tx=tx):
+            own = jax.tree.map(lambda a: a[0], (rows, grads))
+            updates, state = tx.update(own[1], state, own[0])
+            return jax.tree.map(lambda a: a[None], updates), state
+
+        state = fg.init(tx, params, mesh, AXIS)
+        rows = jax.tree.map(lambda a: jnp.zeros((WORKERS, *a.shape)), params)
+        program = jax.jit(
+            jax.shard_map(
+                step, mesh=mesh, in_specs=(P(AXIS), specs, P(AXIS)), out_specs=(P(AXIS), specs)
+            )
+        )
+        found = fg.audit(program.lower(rows, state, rows).compile())
+        part = fg.fragment(params, fragments)
+        assert sum(c.bytes for c in found) == fg.wire_bytes(codec, part)
+        assert {c.branch for c in found} == {branch}
+        assert fg.wire_bytes(codec, part) < fg.wire_bytes(codec, params) / fragments + 24
+
+
+def test_fragments_by_depth_are_a_partition():
+    """Each label meets at its own times, as if the others were not there."""
+
+    def of(first, every):
+        return fg.optimizers.diloco(
+            optax.sgd(RATE), optax.sgd(1.0), every, *DENSE, first=first, masked="elsewhere"
+        )
+
+    both = optax.partition(
+        {"early": of(2, 4), "late": of(5, 5)}, {"w": "early", "b": "late", "scale": "late"}
+    )
+    grads = gradients(9)
+    params, _ = run(both, grads)
+    early, _ = run(of(2, 4), grads)
+    late, _ = run(of(5, 5), grads)
+    np.testing.assert_array_equal(params["w"], early["w"])
+    np.testing.assert_array_equal(params["b"], late["b"])
+    np.testing.assert_array_equal(params["scale"], late["scale"])
+
+
+def test_a_bad_meeting_is_that_of_its_fragment_alone():
+    tx = fg.optimizers.diloco(optax.sgd(RATE), NESTEROV, 4, *DENSE, fragments=2)
+    grads = gradients(4)
+    _, before = run(tx, {name: of_all[:2] for name, of_all in grads.items()})
+    bad = jax.tree.map(np.copy, grads)
+    bad["w"][2, 1, 6] = np.nan  # a row of the second fragment
+    _, state = run(tx, bad)
+    assert [one.skipped.tolist() for one in state.pmean] == [[0] * 4, [1] * 4]
+    for a, b in zip(jax.tree.leaves(state.anchor), jax.tree.leaves(before.anchor), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert float(jnp.abs(state.anchor["w"][0, :4]).min()) > 0
+
+
+def test_a_model_in_fragments_trains_as_well():
+    """On real descent, with a delay and a blend, it ends where dense training does."""
+    target = np.linspace(-1, 1, 40).astype(np.float32).reshape(8, 5)
+    tx = fg.optimizers.diloco(
+        optax.sgd(0.1), optax.sgd(0.8), 8, fg.AllGather(fg.TopK(fraction=0.25)),
+        fg.ErrorFeedback(), fragments=8, delay=1, blend=0.5,
+    )  # fmt: skip
+
+    def step(x, state, w):
+        grad = jax.grad(lambda w: jnp.mean((x @ (w - target)) ** 2))(w)
+        updates, state = tx.update(grad, state, w)
+        return optax.apply_updates(w, updates), state
+
+    program = jax.jit(jax.vmap(step, axis_name=AXIS))
+    w = jnp.zeros((WORKERS, 8, 5))
+    state = jax.vmap(tx.init)(w)
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        w, state = program(rng.standard_normal((WORKERS, 16, 8)).astype(np.float32), state, w)
+    assert float(jnp.abs(state.anchor[0] - target).max()) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"fragments": 4}, "divisor of every=6"),
+        ({"fragments": 0}, "use 6"),
+        ({"delay": 6}, "below every=6"),
+        ({"delay": -1}, "use 1"),
+        ({"blend": 1.0}, r"use 0\.5"),
+        ({"blend": -0.1}, "below 1"),
+        ({"first": 0}, "use 6"),
+        ({"masked": "maybe"}, "elsewhere"),
+    ],
+)
+def test_bad_arguments_are_answered_with_the_remedy(options, remedy):
+    make = functools.partial(fg.optimizers.diloco, optax.sgd(0.1), optax.sgd(0.1), 6)
+    with pytest.raises(ValueError, match=remedy):
+        make(**options)
+    with pytest.raises(ValueError, match="use 10"):
+        fg.fragment(jnp.zeros(3), 0)

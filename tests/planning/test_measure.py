@@ -1,0 +1,175 @@
+"""What a plan rests on: links and updates, measured where they are known."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from parallel import mesh_of
+
+import fftgrad as fg
+from fftgrad.planning import _exchange, _measure, _measure_link
+from fftgrad.planning._measure_link import Timed
+
+ROWS = [
+    fg.Candidate("dense", fg.AllReduce(), dense=True),
+    fg.Candidate("signs", fg.AllGather(fg.Sign()), fg.ErrorFeedback()),
+    fg.Candidate("local", fg.AllGather(fg.Sign()), fg.ErrorFeedback(), every=3),
+]
+LIKE = {"w": jax.ShapeDtypeStruct((30, 40), "float32"), "b": jax.ShapeDtypeStruct((7,), "bfloat16")}
+
+
+def test_a_link_is_found_from_what_collectives_take():
+    rng = np.random.default_rng(0)
+    share = {"all-reduce": 1.0, "all-gather": 0.95, "all-to-all": 0.6}
+    rows = [(k, rounds, size) for k, rounds in zip(share, (6, 3, 3), strict=True)
+            for size in (1e4, 1e6, 1e8)]  # fmt: skip
+    exact = [Timed(k, r, s, r * 2e-4 + s / 1e8 / share[k]) for k, r, s in rows]
+    link = _measure_link.fit(exact)
+    assert (link.latency, link.bandwidth) == pytest.approx((2e-4, 1e8))
+    assert dict(link.shares) == pytest.approx({"all-gather": 0.95, "all-to-all": 0.6})
+    assert link.residual < 1e-6
+    noisy = [t._replace(seconds=t.seconds * rng.uniform(0.9, 1.1)) for t in exact]
+    link = _measure_link.fit(noisy)
+    assert (link.latency, link.bandwidth) == pytest.approx((2e-4, 1e8), rel=0.25)
+    assert 0.01 < link.residual < 0.15
+
+
+def test_short_messages_that_pass_at_once_do_not_raise_the_bandwidth():
+    """Links let so many bytes through before they slow down."""
+    found = [Timed("all-gather", 3, s, max(1e-4, (s - 5e4) / 1e7)) for s in (1e4, 1e6, 1e7)]
+    link = _measure_link.fit(found)
+    assert link.bandwidth == pytest.approx(1e7, rel=0.01)
+    assert link.latency < 1e-4
+
+
+def test_a_link_never_has_a_negative_latency():
+    sizes = (1e3, 1e6, 1e8)
+    link = _measure_link.fit([Timed("all-gather", 3, s, s / 1e8 * 0.99) for s in sizes])
+    assert link.latency == 0
+    assert link.bandwidth > 0
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_the_links_of_simulated_devices(workers):
+    link = fg.measure_link(mesh_of(workers), "data", seconds=0.01)
+    assert 1e6 < link.bandwidth < 1e13
+    assert 0 <= link.latency < 1
+    assert link.residual > 0
+
+
+def test_one_worker_has_no_link():
+    with pytest.raises(ValueError, match="give the link"):
+        fg.measure_link(mesh_of(1))
+    with pytest.raises(ValueError, match="axis of the mesh"):
+        fg.measure_link(mesh_of(2), "model")
+
+
+def test_all_rows_are_timed_and_make_a_plan():
+    heard = []
+    measured = fg.measure(
+        LIKE, step="20ms", mesh=mesh_of(4), rows=ROWS, buckets=2, seconds=0.01, tell=heard.append
+    )
+    assert heard == ["link", "step", "dense", "signs", "local"]
+    assert (measured.workers, measured.step) == (4, 0.02)
+    assert list(measured.timings) == ["dense", "signs", "local"]
+    for timing in measured.timings.values():
+        assert timing.compress >= 0
+        assert timing.decompress > 0
+    assert measured.timings["signs"].compress > 0
+    assert measured.timings["local"].compress == 0
+    found = fg.plan(LIKE, rows=ROWS, **measured._asdict())
+    assert {row.name for row in found.rows} == {"dense", "signs", "local"}
+
+
+def test_what_cannot_hide_is_not_timed_apart():
+    link = fg.Link("1gbit")
+    measured = fg.measure(LIKE, step=1.0, workers=4, link=link, rows=ROWS[1:2], seconds=0.01)
+    assert measured.timings["signs"].compress == 0
+    assert measured.timings["signs"].decompress > 0
+
+
+def test_a_chain_of_ones_own_is_timed_and_predicted():
+    """Of a chain that a candidate says too, it is what a plan says."""
+    row, link = ROWS[1], fg.Link("100mbit", "1ms")
+    timing = fg.time_exchange(row.transformation("data"), LIKE, {"data": 4}, seconds=0.01)
+    assert timing.compress > 0
+    assert timing.decompress > 0
+    for buckets in (1, 4):
+        timings = {"signs": timing, "dense": fg.Timing(0.0, 0.0)}
+        found = fg.plan(
+            LIKE, step="2ms", link=link, workers=4, rows=ROWS[:2], timings=timings, buckets=buckets
+        )
+        (planned,) = (one.seconds for one in found.rows if one.name == "signs")
+        seconds = fg.predict_step(
+            row.transformation("data"), LIKE, step="2ms", link=link, axes={"data": 4},
+            timing=timing, buckets=buckets,
+        )  # fmt: skip
+        assert seconds == planned
+
+
+def test_each_axis_of_a_chain_has_its_link():
+    tx = fg.compressed_pmean(
+        fg.Hierarchical("fast", 2, slow=fg.AllReduce()), axis_name=("slow", "fast")
+    )
+    links = {"slow": fg.Link("100mbit"), "fast": fg.Link("100gbit")}
+    options = {"step": 0.0, "axes": {"slow": 4, "fast": 2}, "timing": fg.Timing(0.0, 0.0)}
+    both = fg.predict_step(tx, LIKE, link=links, **options)
+    assert both < fg.predict_step(tx, LIKE, link=links["slow"], **options)
+    assert both > fg.predict_step(tx, LIKE, link=links["fast"], **options)
+    with pytest.raises(ValueError, match="fast"):
+        fg.predict_step(tx, LIKE, link={"slow": links["slow"]}, **options)
+
+
+def test_what_changes_by_step_is_not_predicted():
+    exchange = fg.Piecewise({0: fg.AllReduce(), 5: fg.AllGather(fg.Sign())})
+    tx = fg.compressed_pmean(exchange, axis_name="data")
+    with pytest.raises(ValueError, match=r"predict_step\(tx\): must send the same"):
+        fg.predict_step(
+            tx, LIKE, step=1.0, link=fg.Link("1gbit"), axes={"data": 2}, timing=fg.Timing(0.0, 0.0)
+        )
+
+
+def test_a_step_is_timed():
+    def step():
+        time.sleep(0.02)
+        return jnp.ones(3)
+
+    link = fg.Link("1gbit")
+    measured = fg.measure(LIKE, step=step, workers=2, link=link, rows=ROWS[:1], seconds=0.05)
+    assert 0.02 <= measured.step < 0.2
+    assert measured.link is link
+
+
+def test_more_workers_take_longer_to_decode():
+    """On one device, whatever their number."""
+    like = jax.ShapeDtypeStruct((1 << 18,), "float32")
+    codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.5))
+    row = fg.Candidate("fft", fg.AllGather(codec))
+    few, many = (
+        _measure.timings(like, [row], {"data": workers}, None, 0.05)["fft"] for workers in (2, 128)
+    )
+    assert many.decompress > few.decompress
+
+
+def test_what_is_timed_with_is_no_zeros():
+    tree = _exchange._random(LIKE, 0)
+    assert tree["b"].dtype == jnp.bfloat16
+    flat = np.asarray(tree["w"]).ravel()
+    assert np.all(flat != 0)
+    assert np.mean(flat**4) / np.mean(flat**2) ** 2 > 10  # heavy tails
+    assert not np.array_equal(flat, np.asarray(_exchange._random(LIKE, 1)["w"]).ravel())
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "remedy"),
+    [
+        ({"step": 1.0, "workers": 4}, "pass mesh=mesh"),
+        ({"step": 1.0, "link": fg.Link("1gbit")}, "pass mesh=mesh"),
+        ({"step": "soon", "workers": 4, "link": fg.Link("1gbit")}, "use '300ms'"),
+    ],
+)
+def test_mistakes(kwargs, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        fg.measure(LIKE, rows=ROWS, **kwargs)
