@@ -52,9 +52,9 @@ def text(content: dict[str, Any], rows: str) -> str:
 
 
 def short(content: Any) -> Any:
-    """The same with six digits of what was measured; whole numbers, such as bytes, stay exact."""
+    """The same with six digits of each number, or more where that is less than a byte."""
     if isinstance(content, float):
-        return content if content.is_integer() else float(f"{content:.6g}")
+        return float(f"{content:.6g}" if abs(content) < 1e6 else f"{content:.0f}")
     if isinstance(content, Mapping):
         return {key: short(value) for key, value in content.items()}
     return [short(value) for value in content] if isinstance(content, list | tuple) else content

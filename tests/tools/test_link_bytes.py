@@ -38,7 +38,7 @@ def test_what_was_audited_for_2_to_64_workers(exchanges, workers):
         if isinstance(exchange, fg.Piecewise):
             exchange = exchange.at(1)
         found = fg.link_bytes(exchange, like, workers, fg.Layout("leaf"))
-        assert found == pytest.approx(audited.pop(name), rel=1e-12), name
+        assert found == pytest.approx(audited.pop(name), abs=0.5), name  # files keep whole bytes
     assert not audited
 
 
