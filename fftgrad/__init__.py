@@ -30,6 +30,7 @@ from fftgrad.codecs.transforms import Dct as Dct
 from fftgrad.codecs.transforms import Fft as Fft
 from fftgrad.codecs.transforms import Hadamard as Hadamard
 from fftgrad.codecs.transforms import Identity as Identity
+from fftgrad.codecs.transforms import Tiles as Tiles
 from fftgrad.codecs.selectors import AdaComp as AdaComp
 from fftgrad.codecs.selectors import Budget as Budget
 from fftgrad.codecs.selectors import ChunkTopK as ChunkTopK
@@ -37,6 +38,7 @@ from fftgrad.codecs.selectors import OneSided as OneSided
 from fftgrad.codecs.selectors import RandomK as RandomK
 from fftgrad.codecs.selectors import Threshold as Threshold
 from fftgrad.codecs.selectors import TopK as TopK
+from fftgrad.codecs.quantizers import BinMeans as BinMeans
 from fftgrad.codecs.quantizers import Cast as Cast
 from fftgrad.codecs.quantizers import FixedRangeFloat as FixedRangeFloat
 from fftgrad.codecs.quantizers import Levels as Levels
@@ -65,6 +67,8 @@ from fftgrad.exchanges import SharedSupport as SharedSupport
 from fftgrad.exchanges import Leader as Leader
 from fftgrad.exchanges import Drift as Drift
 from fftgrad.exchanges import TwoStage as TwoStage
+from fftgrad.exchanges import MedianNormClip as MedianNormClip
+from fftgrad.exchanges import TrimmedMean as TrimmedMean
 from fftgrad.exchanges._policy import Policy as Policy
 from fftgrad.exchanges._policy import Rule as Rule
 
@@ -123,6 +127,7 @@ from fftgrad._contracts import Compressed as Compressed
 from fftgrad._contracts import Sparse as Sparse
 from fftgrad._contracts import Reduced as Reduced
 from fftgrad.exchanges._choosers import Chooser as Chooser
+from fftgrad.exchanges import Average as Average
 from fftgrad.training import CompressedPmeanState as CompressedPmeanState
 from fftgrad.exchanges._per_worker import PerWorker as PerWorker
 

@@ -6,6 +6,9 @@ May import `codecs`, `memories`, `ops`, the contracts and `_axes`.
 from fftgrad.exchanges._acp_sgd import AcpSgd as AcpSgd
 from fftgrad.exchanges._all_gather import AllGather as AllGather
 from fftgrad.exchanges._all_reduce import AllReduce as AllReduce
+from fftgrad.exchanges._averages import Average as Average
+from fftgrad.exchanges._averages import MedianNormClip as MedianNormClip
+from fftgrad.exchanges._averages import TrimmedMean as TrimmedMean
 from fftgrad.exchanges._choosers import Drift as Drift
 from fftgrad.exchanges._choosers import Leader as Leader
 from fftgrad.exchanges._hierarchical import Hierarchical as Hierarchical

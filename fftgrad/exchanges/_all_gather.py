@@ -7,14 +7,16 @@ import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
+from fftgrad._values import check_kind, constructor_call
 from fftgrad.exchanges import _alike, _counts, _parts, _wire
+from fftgrad.exchanges._averages import Average
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _finite
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class AllGather(Exchange):
     """Exchange: every worker sends its payload to all, and all decode and average all of them.
 
@@ -32,13 +34,15 @@ class AllGather(Exchange):
     Args:
       codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), LogLevels(8))`;
         or a rule, a function from the name and the shape of a part to its codec.
+      average: what takes the place of the mean where a worker may be off, as
+        `MedianNormClip()` or `TrimmedMean(trim=1)`; every payload is then decoded on its own.
 
     Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
     Wire: 8 bytes + main and side of every part, `fg.wire_bytes(exchange, x)`. A ring sends it
       w - 1 times, so the traffic grows with w.
 
-    Claims: unbiased if the codec is; all workers get the same bits.
+    Claims: unbiased if the codec is and no other average is taken; all workers get the same bits.
 
     Raises:
       ValueError: while tracing, if the codec does not fit the shape.
@@ -54,9 +58,14 @@ class AllGather(Exchange):
     """
 
     codec: Codecs
+    average: Average | None = None
+
+    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _parts.check_codec("AllGather", self.codec)
+        if self.average is not None:
+            check_kind("AllGather(average)", self.average, Average, "use MedianNormClip().")
 
     @property
     def scope(self) -> Scope:
@@ -75,7 +84,7 @@ class AllGather(Exchange):
         header = _wire.Header(_alike.all_finite(vectors), _counts.marked(out.overflow, step))
         seed = _wire.seed(codec.codecs, likes, step)
         buffers = _axes.all_gather(_wire.pack(header, out.payloads, seed), axis_name)
-        headers, means = decode_mean(codec, buffers, likes, step)
+        headers, means = decode_mean(codec, buffers, likes, step, self.average)
         overflow, workers = _counts.read(headers.overflow, step)
         return Reduced(
             mean=_parts.rebuild(means, x),
@@ -93,7 +102,7 @@ class AllGather(Exchange):
 
 
 def decode_mean(
-    codec: Parts, buffers: jax.Array, likes: Likes, step: Step
+    codec: Parts, buffers: jax.Array, likes: Likes, step: Step, average: Average | None
 ) -> tuple[_wire.Header, Vectors]:
     """The headers of buffers uint32[w, s], stacked, and the means of what the buffers stand for.
 
@@ -102,4 +111,10 @@ def decode_mean(
     like, seed = codec.payload_spec(likes), _wire.seed(codec.codecs, likes, step)
     headers, payloads = jax.vmap(lambda words: _wire.unpack(words, like, seed))(buffers)
     start = _finite.poison_unless(jnp.all(headers.finite))
-    return headers, codec.mean(payloads, likes, start, step)
+    if average is None:
+        return headers, codec.mean(payloads, likes, start, step)
+    counts = _counts.which(headers.overflow, step)
+    vectors = average.of(lambda p: codec.decompress(p, likes, step), payloads, counts)
+    # As a mean over all, of whom those that do not count have zeros.
+    share = jnp.mean(counts.astype(jnp.float32))
+    return headers, tuple(start + share * vector for vector in vectors)

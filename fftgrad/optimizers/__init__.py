@@ -6,3 +6,4 @@ May import everything but `tools`.
 from fftgrad.optimizers._diloco import diloco as diloco
 from fftgrad.optimizers._feedback import feedback_adam as feedback_adam
 from fftgrad.optimizers._feedback import feedback_sgd as feedback_sgd
+from fftgrad.optimizers._sparse_loco import sparse_loco as sparse_loco

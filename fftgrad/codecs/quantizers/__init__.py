@@ -1,5 +1,6 @@
 """Quantizers: how many bits each coefficient gets. They come last in a chain."""
 
+from fftgrad.codecs.quantizers._bin_means import BinMeans as BinMeans
 from fftgrad.codecs.quantizers._cast import Cast as Cast
 from fftgrad.codecs.quantizers._fixed_range_float import FixedRangeFloat as FixedRangeFloat
 from fftgrad.codecs.quantizers._levels import Levels as Levels

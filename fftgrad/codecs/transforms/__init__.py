@@ -4,3 +4,4 @@ from fftgrad.codecs.transforms._dct import Dct as Dct
 from fftgrad.codecs.transforms._fft import Fft as Fft
 from fftgrad.codecs.transforms._hadamard import Hadamard as Hadamard
 from fftgrad.codecs.transforms._identity import Identity as Identity
+from fftgrad.codecs.transforms._tiles import Tiles as Tiles

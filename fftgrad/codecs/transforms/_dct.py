@@ -9,7 +9,7 @@ from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
 from fftgrad._values import constructor_call
-from fftgrad.codecs.transforms import _blocks
+from fftgrad.codecs.transforms import _blocks, _tiling
 from fftgrad.ops import _rows
 
 MAX_BLOCK = 1024
@@ -73,17 +73,12 @@ class Dct(Transform):
 
     def __post_init__(self) -> None:
         _blocks.check_block("Dct", self.block, MAX_BLOCK)
-        if self.shape is not None and (len(self.shape) != 2 or min(self.shape) < 1):
-            raise ValueError(
-                f"Dct(shape): must be rows and columns, got {self.shape}; leave it out for a "
-                "vector."
-            )
+        _tiling.check_shape("Dct", self.shape)
 
     @property
     def tile_size(self) -> int:
         """Values of one tile, or of a block where there is no shape."""
-        high, wide = self._tile(self.shape or (1, self.block))
-        return high * wide
+        return _tiling.Tiling.of(self.shape or (1, self.block), self.block).size
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _blocks.check_vector("Dct", x)
@@ -92,16 +87,12 @@ class Dct(Transform):
             rows = _rows.rows(x, block)
             coefficients = _blocks.by_chunks(lambda r: _blocks.times(r, basis(block)), rows)
             return Compressed(Payload(coefficients.ravel()))
-        if x.size != self.shape[0] * self.shape[1]:
-            raise ValueError(
-                f"{self!r}.compress(x): must have {self.shape[0] * self.shape[1]} values, got "
-                f"{x.size}; give each part the transform of its own shape, by a rule."
-            )
-        (high, wide), (down, across) = self._tile(self.shape), self._tiles(self.shape)
-        matrix = x.reshape(self.shape)
-        fill = [(0, down * high - self.shape[0]), (0, across * wide - self.shape[1])]
-        tiles = jnp.pad(matrix, fill).reshape(down, high, across, wide)
-        return Compressed(Payload(_both("aibj,ik,jl->abkl", tiles, high, wide).ravel()))
+        _tiling.check_fills(self, x, self.shape)
+        tiling = _tiling.Tiling.of(self.shape, self.block)
+        tiles = tiling.cut(x)
+        return Compressed(
+            Payload(_both("aibj,ik,jl->abkl", tiles, tiling.high, tiling.wide).ravel())
+        )
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
@@ -110,10 +101,10 @@ class Dct(Transform):
             rows = payload.main.reshape(-1, block)
             inverse = basis(block).T
             return _blocks.by_chunks(lambda r: _blocks.times(r, inverse), rows).ravel()[:n]
-        (high, wide), (down, across) = self._tile(self.shape), self._tiles(self.shape)
+        tiling = _tiling.Tiling.of(self.shape, self.block)
+        (down, across), high, wide = tiling.count, tiling.high, tiling.wide
         tiles = payload.main.reshape(down, across, high, wide)
-        matrix = _both("abkl,ik,jl->aibj", tiles, high, wide).reshape(down * high, across * wide)
-        return matrix[: self.shape[0], : self.shape[1]].ravel()
+        return tiling.join(_both("abkl,ik,jl->aibj", tiles, high, wide))
 
     def reach(self, n: int) -> int:
         return _blocks.fit(self.block, n) if self.shape is None else n
@@ -123,14 +114,6 @@ class Dct(Transform):
         b = self.reach(n)
         inverse = basis(b).T
         return _blocks.at_blocks(coefficients, n, lambda r: _blocks.times(r, inverse), b, b)
-
-    def _tile(self, shape: tuple[int, int]) -> tuple[int, int]:
-        rows, columns = (1 if n == 1 else _blocks.fit(self.block, n) for n in shape)
-        return rows, columns
-
-    def _tiles(self, shape: tuple[int, int]) -> tuple[int, int]:
-        high, wide = self._tile(shape)
-        return -(-shape[0] // high), -(-shape[1] // wide)
 
 
 def basis(b: int) -> np.ndarray:

@@ -42,6 +42,11 @@ def encode_positions(positions: jax.Array, k: int, n: int) -> EliasFano | Bitmap
     return _elias_fano(positions, k, n)
 
 
+def words_for(k: int, n: int) -> int:
+    """How many words the code of k positions below n fills."""
+    return min(_elias_fano_words(k, n), _codes.words_for(n, 1))
+
+
 def _elias_fano(positions: jax.Array, k: int, n: int) -> EliasFano:
     l = _low_bits(k, n)
     low = _codes.pack(positions.astype(jnp.uint32) & jnp.uint32((1 << l) - 1), l)
@@ -69,6 +74,9 @@ def _unary_bits(k: int, n: int) -> int:
     return k + ((n - 1) >> _low_bits(k, n)) + 1
 
 
+def _elias_fano_words(k: int, n: int) -> int:
+    return _codes.words_for(k, _low_bits(k, n)) + _codes.words_for(_unary_bits(k, n), 1)
+
+
 def _is_elias_fano(k: int, n: int) -> bool:
-    elias_fano = _codes.words_for(k, _low_bits(k, n)) + _codes.words_for(_unary_bits(k, n), 1)
-    return elias_fano < _codes.words_for(n, 1)
+    return _elias_fano_words(k, n) < _codes.words_for(n, 1)

@@ -1,0 +1,150 @@
+"""How what all workers sent becomes one, where each can be seen apart."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fftgrad._values import constructor_call
+from fftgrad.codecs.quantizers import _scale
+from fftgrad.exchanges._parts import Vectors
+
+Decode = Callable[[Any], Vectors]
+
+
+class Average(abc.ABC):
+    """Contract: what `AllGather(average=...)` puts in the place of the mean of all payloads."""
+
+    @abc.abstractmethod
+    def of(self, decode: Decode, sent: Any, counts: jax.Array) -> Vectors:
+        """What takes the place of the mean, the same bits on all workers.
+
+        Args:
+          decode: what one payload stands for.
+          sent: the payloads of all w workers, stacked.
+          counts: which of them count, bool[w].
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class MedianNormClip(Average):
+    """Average: the mean, after what is longer than the median worker's is cut to that length.
+
+    With v_i what worker i sent of a part, a leaf with `Layout("leaf")`,
+
+        mean of v_i · min(1, median_j ||v_j|| / ||v_i||).
+
+    A worker that is off, with bad data or a rate too high, weighs no more than the others do, and
+    fewer than half of them cannot make the result longer than the rest of them would.
+
+    Claims: the mean where all are equally long.
+
+    Differs from the paper: the median of an even number of lengths is half-way between the two in
+      the middle, where the authors' code takes the lower one.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax, jax.numpy as jnp
+      >>> exchange = fg.AllGather(fg.Identity(), fg.MedianNormClip())
+      >>> x = jnp.array([[1.0], [3.0], [1000.0]])
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
+      >>> jax.vmap(mean, axis_name="data")(x)[0].round(3)
+      Array([2.333], dtype=float32)
+
+    References:
+      "Covenant-72B", 2026, arXiv:2603.08163.
+    """
+
+    def of(self, decode: Decode, sent: Any, counts: jax.Array) -> Vectors:
+        def lengths(payload: Any) -> jax.Array:
+            return jnp.stack([_scale.norms(v[None])[1][0] for v in decode(payload)])
+
+        norms = lax.map(lengths, sent)  # [workers, parts]; one at a time, to hold one at a time
+        median = _median(jnp.where(counts[:, None], norms, jnp.inf), jnp.sum(counts))
+        clip = jnp.minimum(1.0, median / _scale.divisor(norms))
+        return _weighted_mean(decode, sent, jnp.where(counts[:, None], clip, 0.0), counts)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class TrimmedMean(Average):
+    """Average: of each coordinate, the mean without the `trim` largest and the `trim` smallest.
+
+    It holds what all workers sent at once, w vectors. Where a codec sends few coordinates, most of
+    what is trimmed are zeros or the only values there are: it is for codecs that send all of them.
+
+    Args:
+      trim: how many to leave out at either end, at least 1; fewer than half of the workers.
+
+    Claims: up to `trim` workers cannot move a coordinate beyond what the others sent.
+
+    Raises:
+      ValueError: if `trim` is below 1; while tracing, if it leaves nothing of so many workers.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax, jax.numpy as jnp
+      >>> exchange = fg.AllGather(fg.Identity(), fg.TrimmedMean(trim=1))
+      >>> x = jnp.array([[1.0], [3.0], [2.0], [1000.0]])
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
+      >>> jax.vmap(mean, axis_name="data")(x)[0]
+      Array([2.5], dtype=float32)
+
+    References:
+      Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
+      2018, arXiv:1803.01498.
+    """
+
+    trim: int = 1
+
+    __repr__ = constructor_call
+
+    def __post_init__(self) -> None:
+        if self.trim < 1:
+            raise ValueError(
+                f"TrimmedMean(trim): must be at least 1, got {self.trim}; leave it out."
+            )
+
+    def of(self, decode: Decode, sent: Any, counts: jax.Array) -> Vectors:
+        (workers,) = counts.shape
+        if 2 * self.trim >= workers:
+            raise ValueError(
+                f"TrimmedMean(trim): must leave some of {workers} workers, got {self.trim} at either "
+                "end; use fewer, or MedianNormClip()."
+            )
+        # Those that do not count come last, and what is trimmed moves in front of them. Where fewer
+        # than needed count, they are too few to tell who is off: nothing is trimmed.
+        number = jnp.sum(counts)
+        trim = jnp.where(2 * self.trim < number, self.trim, 0)
+        place = jnp.arange(workers)
+        kept = (place >= trim) & (place < number - trim)
+        share = jnp.where(kept, 1.0, 0.0) / jnp.maximum(1, number - 2 * trim)
+
+        def average(stacked: jax.Array) -> jax.Array:
+            ordered = jnp.sort(jnp.where(counts[:, None], stacked, jnp.inf), axis=0)
+            return jnp.sum(jnp.where(kept[:, None], ordered, 0.0) * share[:, None], axis=0)
+
+        return tuple(average(stacked) for stacked in lax.map(decode, sent))
+
+
+def _median(values: jax.Array, number: jax.Array) -> jax.Array:
+    """The median of the `number` smallest of each column."""
+    ordered = jnp.sort(values, axis=0)
+    low, high = jnp.maximum(number - 1, 0) // 2, number // 2
+    return (ordered[low] + ordered[high]) / 2
+
+
+def _weighted_mean(decode: Decode, sent: Any, weights: jax.Array, counts: jax.Array) -> Vectors:
+    """The mean over those that count of weight [workers, parts] · vector, in the workers' order."""
+    share = weights / jnp.maximum(jnp.sum(counts), 1)
+
+    def add(totals: Vectors, row: Any) -> tuple[Vectors, None]:
+        payload, own = row
+        return tuple(t + w * v for t, w, v in zip(totals, own, decode(payload), strict=True)), None
+
+    like = jax.eval_shape(decode, jax.tree.map(lambda leaf: leaf[0], sent))
+    zeros = tuple(jnp.zeros(v.shape, v.dtype) for v in like)
+    return lax.scan(add, zeros, (sent, share))[0]
