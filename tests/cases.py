@@ -51,6 +51,10 @@ CODECS: dict[str, fg.Codec] = {
     "one mean": fg.chain(fg.OneSided(), fg.Threshold(fraction=0.1, reuse=2), fg.OneMean()),
     "chunk top-k": fg.ChunkTopK(chunk=10),
     "chunk top-k of spectra": fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=8, k=3)),
+    "chunk top-k, many": fg.ChunkTopK(chunk=16, k=3),
+    "chunk top-k, all": fg.ChunkTopK(chunk=8, k=8),
+    "bin means": fg.BinMeans(bits=2),
+    "tiles": fg.chain(fg.Tiles(block=16), fg.ChunkTopK(chunk=16, k=5), fg.BinMeans(bits=3)),
     "random-k": fg.RandomK(fraction=0.25, rescale=True),
     "adacomp": fg.AdaComp(bin_size=20),
     "sign": fg.Sign(),
@@ -70,6 +74,8 @@ TILED: dict[tuple[int, ...], fg.Codec] = {
     (10, 11): fg.chain(fg.Dct(block=4, shape=(10, 11)), fg.ChunkTopK(chunk=16, k=16)),
     (3, 4, 5): fg.chain(fg.Dct(block=8, shape=(12, 5)), fg.ChunkTopK(chunk=64, k=64)),
     (7,): fg.Dct(shape=(1, 7)),
+    (1, 1009): fg.Tiles(block=64, shape=(1, 1009)),
+    (11, 10): fg.chain(fg.Tiles(block=4, shape=(11, 10)), fg.ChunkTopK(chunk=16, k=16)),
     (): fg.Dct(shape=(1, 1)),
 }
 """Codecs that are made for one shape."""
@@ -182,6 +188,9 @@ METHODS = {
         10, transform=fg.Fft(block=16), exact=True, axis_name=axis
     ),
     "sign_sgd": lambda axis: fg.methods.sign_sgd(axis_name=axis),
+    "sparse_loco": lambda axis: fg.optimizers.sparse_loco(
+        optax.sgd(0.1), every=2, k=4, block=4, axis_name=axis
+    ),
     "terngrad": lambda axis: fg.methods.terngrad(dense=("scalar",), axis_name=axis),
     "terngrad summed": lambda axis: fg.methods.terngrad(workers=4, axis_name=axis),
     "top_k": lambda axis: fg.methods.top_k(0.1, layout=fg.Layout("leaf"), axis_name=axis),

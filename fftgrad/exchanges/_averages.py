@@ -65,7 +65,7 @@ class MedianNormClip(Average):
 
         norms = lax.map(lengths, sent)  # [workers, parts]; one at a time, to hold one at a time
         median = _median(jnp.where(counts[:, None], norms, jnp.inf), jnp.sum(counts))
-        clip = jnp.minimum(1.0, median / _scale.divisor(norms))
+        clip = jnp.minimum(1.0, median[None] / _scale.divisor(norms))
         return _weighted_mean(decode, sent, jnp.where(counts[:, None], clip, 0.0), counts)
 
 
@@ -112,8 +112,8 @@ class TrimmedMean(Average):
         (workers,) = counts.shape
         if 2 * self.trim >= workers:
             raise ValueError(
-                f"TrimmedMean(trim): must leave some of {workers} workers, got {self.trim} at either "
-                "end; use fewer, or MedianNormClip()."
+                f"TrimmedMean(trim): must leave some of {workers} workers, got {self.trim} at "
+                "either end; use fewer, or MedianNormClip()."
             )
         # Those that do not count come last, and what is trimmed moves in front of them. Where fewer
         # than needed count, they are too few to tell who is off: nothing is trimmed.
@@ -139,7 +139,7 @@ def _median(values: jax.Array, number: jax.Array) -> jax.Array:
 
 def _weighted_mean(decode: Decode, sent: Any, weights: jax.Array, counts: jax.Array) -> Vectors:
     """The mean over those that count of weight [workers, parts] · vector, in the workers' order."""
-    share = weights / jnp.maximum(jnp.sum(counts), 1)
+    share = weights / jnp.maximum(1, jnp.sum(counts))
 
     def add(totals: Vectors, row: Any) -> tuple[Vectors, None]:
         payload, own = row

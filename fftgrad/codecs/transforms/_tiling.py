@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fftgrad._contracts import Like
 from fftgrad.codecs.transforms import _blocks
 
 Shape = tuple[int, int]
@@ -65,6 +66,6 @@ def check_fills(owner: object, x: jax.Array, shape: Shape) -> None:
         )
 
 
-def shape_of(like: jax.ShapeDtypeStruct) -> Shape:
+def shape_of(like: Like) -> Shape:
     """A leaf as a matrix, whose columns are its last axis."""
     return math.prod(like.shape[:-1]), like.shape[-1] if like.shape else 1

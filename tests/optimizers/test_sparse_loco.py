@@ -1,0 +1,218 @@
+"""SparseLoCo: local steps, two bits of the largest of each tile, lengths clipped at the median."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, MODES, everywhere, mesh_of
+
+import fftgrad as fg
+from fftgrad.optimizers._sparse_loco import SparseLocoPolicy
+
+WORKERS, RATE, EVERY = 4, 0.1, 3
+SHAPES = {"w": (70, 130), "kernel": (3, 5, 9), "b": (150,), "scale": ()}
+BY_LEAF = fg.Layout("leaf")
+
+
+def gradients(steps, seed=0):
+    """Of each step, for each worker; that of worker 1 is three times as long."""
+    rng = np.random.default_rng(seed)
+    size = np.array([1, 3, 1, 1])
+    return {
+        k: (rng.standard_t(4, (steps, WORKERS, *s)) * size.reshape(-1, *[1] * len(s))).astype("f4")
+        for k, s in SHAPES.items()
+    }
+
+
+# The oracle: one leaf of one worker at a time, float64, from the paper's equations.
+
+
+def tiles_of(shape, block):
+    """The flat positions in each tile, in its order; -1 where a tile hangs over the edge."""
+    rows, columns = int(np.prod(shape[:-1])), shape[-1] if shape else 1
+    side = [n if n == 1 else min(block, 1 << max(1, (n - 1).bit_length())) for n in (rows, columns)]
+    down, across = -(-rows // side[0]), -(-columns // side[1])
+    at = np.full((down * side[0], across * side[1]), -1)
+    at[:rows, :columns] = np.arange(rows * columns).reshape(rows, columns)
+    for i in range(down):
+        for j in range(across):
+            tile = at[i * side[0] : (i + 1) * side[0], j * side[1] : (j + 1) * side[1]]
+            yield np.pad(tile.ravel(), (0, max(0, 2 - tile.size)), constant_values=-1)
+
+
+def chosen(x, shape, block, k):
+    """Of each tile the positions of the k largest, with those that hang over."""
+    out = []
+    for tile in tiles_of(shape, block):
+        magnitudes = np.where(tile < 0, 0, np.abs(x[tile]))
+        out.append(tile[np.sort(np.argsort(-magnitudes, kind="stable")[:k])])
+    return np.concatenate(out)
+
+
+def two_bits(v):
+    """What 4 bins around the mean, 6 standard deviations wide, make of the values."""
+    centred = v - v.mean()
+    width = 6 * centred.std() / 4
+    places = np.round(centred / (width or 1) + 2)
+    codes = np.clip(places, 0, 3)
+    return sum(np.where(codes == c, v[codes == c].mean(), 0) for c in np.unique(codes))
+
+
+class Oracle:
+    def __init__(self, k, block, decay, outer_rate):
+        self.k, self.block, self.decay, self.outer_rate = k, block, decay, outer_rate
+        self.anchor = {name: np.zeros(int(np.prod(s))) for name, s in SHAPES.items()}
+        self.own = {name: [a.copy() for _ in range(WORKERS)] for name, a in self.anchor.items()}
+        self.left = {name: [a.copy() for _ in range(WORKERS)] for name, a in self.anchor.items()}
+
+    def descend(self, grads):
+        for name, rows in grads.items():
+            for w in range(WORKERS):
+                self.own[name][w] -= RATE * rows[w].ravel().astype(np.float64)
+
+    def meet(self):
+        for name, shape in SHAPES.items():
+            sent = []
+            for w in range(WORKERS):
+                e = self.decay * self.left[name][w] + self.anchor[name] - self.own[name][w]
+                at = chosen(e, shape, self.block, self.k)
+                values = two_bits(np.where(at < 0, 0, e[at]))
+                q = np.zeros(e.size)
+                q[at[at >= 0]] = values[at >= 0]
+                self.left[name][w] = e - q
+                sent.append(q)
+            lengths = [np.linalg.norm(q) for q in sent]
+            factors = np.minimum(1, np.median(lengths) / np.array(lengths))
+            self.anchor[name] -= self.outer_rate * np.mean(factors[:, None] * sent, axis=0)
+            self.own[name] = [self.anchor[name].copy() for _ in range(WORKERS)]
+
+
+def run(tx, grads, mode="vmap", **extra):
+    def step(grad, state, params):
+        updates, state = tx.update(grad, state, params, **extra)
+        return optax.apply_updates(params, updates), state
+
+    program = everywhere(mode, step, WORKERS)
+    params = {name: jnp.zeros((WORKERS, *s)) for name, s in SHAPES.items()}
+    state = tx.init({name: jnp.zeros(s) for name, s in SHAPES.items()})
+    state = jax.tree.map(lambda a: jnp.stack([a] * WORKERS), state)
+    for i in range(len(grads["b"])):
+        params, state = program({k: g[i] for k, g in grads.items()}, state, params)
+    return params, state
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("k", "block"), [(64, 64), (5, 16)])
+def test_it_is_the_paper(k, block, mode):
+    """Of two meetings; at the third, values on the edge of a bin may go either way."""
+    tx = fg.optimizers.sparse_loco(
+        optax.sgd(RATE), every=EVERY, outer_rate=0.4, k=k, block=block, decay=0.95
+    )
+    grads, oracle = gradients(2 * EVERY), Oracle(k, block, 0.95, 0.4)
+    params, state = run(tx, grads, mode)
+    for i in range(2 * EVERY):
+        oracle.descend({name: g[i] for name, g in grads.items()})
+        if (i + 1) % EVERY == 0:
+            oracle.meet()
+    for name, shape in SHAPES.items():
+        for row in state.anchor[name]:
+            np.testing.assert_array_equal(row, state.anchor[name][0])
+        found, expected = np.ravel(state.anchor[name][0]), oracle.anchor[name]
+        alike = np.isclose(found, expected, rtol=1e-3, atol=1e-5)
+        assert alike.mean() >= 0.998, (name, alike.mean())
+        assert np.any(expected)
+        for w in range(WORKERS):
+            left = np.ravel(state.pmean[0].memory.value.residual[name][w])
+            alike = np.isclose(left, oracle.left[name][w], rtol=1e-3, atol=1e-4)
+            assert alike.mean() >= 0.998, (name, alike.mean())
+        np.testing.assert_allclose(params[name][2].ravel(), found, atol=1e-6)
+        assert params[name].shape == (WORKERS, *shape)
+
+
+TRANSFORMER = {
+    f"{layer} {name}": jax.ShapeDtypeStruct(shape, jnp.float32)
+    for layer in range(12)
+    for name, shape in {
+        "qkv": (768, 2304), "out": (768, 768), "up": (768, 3072), "down": (3072, 768),
+        "norm": (768,), "other norm": (768,),
+    }.items()
+}  # fmt: skip
+
+
+def test_it_sends_205_times_less_than_float32_and_10_bits_a_value():
+    """Where 12 bits of position and 2 of value make 146 times less."""
+    exchange = fg.AllGather(SparseLocoPolicy(64, 64, 2), fg.MedianNormClip())
+    matrices = {k: v for k, v in TRANSFORMER.items() if "norm" not in k}
+    for tree, least in ((TRANSFORMER, 204.1), (matrices, 204.7)):
+        values = sum(leaf.size for leaf in tree.values())
+        assert 4 * values / fg.wire_bytes(exchange, tree, BY_LEAF) >= least
+    big = {"w": jax.ShapeDtypeStruct((8192, 28672), jnp.float32)}  # of a model of 72 B
+    sent = fg.wire_bytes(exchange, big, BY_LEAF)
+    kept = big["w"].size // 64
+    assert 8 * sent / kept == pytest.approx(10, abs=1e-4)
+    assert 4 * big["w"].size / sent >= 204.79
+    assert 4 * big["w"].size / (kept * 14 / 8) == pytest.approx(146.3, abs=0.1)
+
+
+@pytest.mark.parametrize("fragments", [1, EVERY])
+def test_the_compiled_program_sends_what_is_said(fragments):
+    tx = fg.optimizers.sparse_loco(
+        optax.adam(0.1), every=EVERY, fragments=fragments, delay=fragments > 1
+    )
+    params = {name: jnp.zeros(s) for name, s in SHAPES.items()}
+    mesh = mesh_of(WORKERS)
+    specs = fg.state_specs(jax.eval_shape(tx.init, params), AXIS)
+
+    def step(rows, state):
+        own = jax.tree.map(lambda p: p[0], rows)
+        updates, state = tx.update(own, state, own)
+        return jax.tree.map(lambda p: p[None], updates), state
+
+    shard = jax.shard_map(step, mesh=mesh, in_specs=(P(AXIS), specs), out_specs=(P(AXIS), specs))
+    rows = jax.tree.map(lambda p: jnp.stack([p] * WORKERS), params)
+    program = jax.jit(shard).lower(rows, fg.init(tx, params, mesh, AXIS)).compile()
+    exchange = fg.AllGather(SparseLocoPolicy(64, 64, 2), fg.MedianNormClip())
+    expected = fg.wire_bytes(exchange, fg.fragment(params, fragments), BY_LEAF)
+    assert sum(c.bytes for c in fg.audit(program)) == expected
+
+
+def test_a_worker_with_a_rate_too_high_does_not_end_training():
+    """The median's length bounds it; without that the same run goes off."""
+    target = {name: np.full(s, 0.5, np.float32) for name, s in SHAPES.items()}
+
+    def trained(average):
+        tx = fg.optimizers.sparse_loco(
+            optax.sgd(0.2), every=EVERY, outer_rate=0.7, k=16, block=16, average=average
+        )
+
+        def step(noise, state, params):
+            gradient = jax.tree.map(lambda p, t, e: p - t + e, params, target, noise)
+            rate = jnp.where(jax.lax.axis_index(AXIS) == 1, -60.0, 1.0)
+            gradient = jax.tree.map(lambda g: rate * g, gradient)
+            updates, state = tx.update(gradient, state, params)
+            return optax.apply_updates(params, updates), state
+
+        program = everywhere("vmap", step, WORKERS)
+        params = {name: jnp.zeros((WORKERS, *s)) for name, s in SHAPES.items()}
+        state = tx.init({name: jnp.zeros(s) for name, s in SHAPES.items()})
+        state = jax.tree.map(lambda a: jnp.stack([a] * WORKERS), state)
+        rng = np.random.default_rng(0)
+        for _ in range(90):
+            noise = {k: rng.normal(0, 0.1, (WORKERS, *s)).astype("f4") for k, s in SHAPES.items()}
+            params, state = program(noise, state, params)
+        errors = jax.tree.map(lambda a, t: jnp.mean(jnp.abs(a[0] - t)), state.anchor, target)
+        return max(map(float, jax.tree.leaves(errors)))
+
+    assert trained(fg.MedianNormClip()) < 0.25
+    assert not trained(None) < 10
+
+
+def test_bad_arguments_are_those_of_its_parts():
+    with pytest.raises(ValueError, match=r"Tiles\(block\): must be a power of two"):
+        fg.optimizers.sparse_loco(optax.sgd(1.0), block=48).init(jnp.ones((5, 5)))
+    with pytest.raises(ValueError, match=r"ChunkTopK\(chunk, k\)"):
+        fg.optimizers.sparse_loco(optax.sgd(1.0), k=0).init(jnp.ones((5, 5)))
+    with pytest.raises(ValueError, match=r"BinMeans\(bits\): must be in 1\.\.4"):
+        fg.optimizers.sparse_loco(optax.sgd(1.0), bits=8).init(jnp.ones((5, 5)))
