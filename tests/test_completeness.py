@@ -22,6 +22,7 @@ PUBLIC = {
 }
 METHOD_NAMES = {name for name in vars(fg.methods) if not name.startswith("_")}
 CONTRACTS = {
+    "Average",
     "Chooser",
     "Codec",
     "CodecRule",
@@ -58,6 +59,7 @@ STATES = {
 }
 RULES = {"Candidate", "Layout", "Link", "Policy", "Rule"}
 CHOOSERS = {"Drift", "Leader"}
+AVERAGES = {"MedianNormClip", "TrimmedMean"}
 
 
 LISTED = {name for name in METHOD_NAMES if callable(getattr(fg.methods, name))}
@@ -84,6 +86,7 @@ def configurations():
         - STATES
         - RULES
         - CHOOSERS
+        - AVERAGES
     )
 
 

@@ -102,7 +102,7 @@ class AllGather(Exchange):
 
 
 def decode_mean(
-    codec: Parts, buffers: jax.Array, likes: Likes, step: Step, average: Average | None
+    codec: Parts, buffers: jax.Array, likes: Likes, step: Step, average: Average | None = None
 ) -> tuple[_wire.Header, Vectors]:
     """The headers of buffers uint32[w, s], stacked, and the means of what the buffers stand for.
 

@@ -32,11 +32,14 @@ class Average(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class MedianNormClip(Average):
-    """Average: the mean, after what is longer than the median worker's is cut to that length.
+    """Value: an average; the mean, after what is longer than the median worker's is cut to it.
 
     With v_i what worker i sent of a part, a leaf with `Layout("leaf")`,
 
         mean of v_i · min(1, median_j ||v_j|| / ||v_i||).
+
+    The median is that of those who sent anything but zeros. Lengths are of what was sent, with the
+    weights of `fg.weigh` in it.
 
     A worker that is off, with bad data or a rate too high, weighs no more than the others do, and
     fewer than half of them cannot make the result longer than the rest of them would.
@@ -50,10 +53,10 @@ class MedianNormClip(Average):
       >>> import fftgrad as fg
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.AllGather(fg.Identity(), fg.MedianNormClip())
-      >>> x = jnp.array([[1.0], [3.0], [1000.0]])
+      >>> x = jnp.array([[1.0], [4.0], [1000.0]])
       >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
       >>> jax.vmap(mean, axis_name="data")(x)[0].round(3)
-      Array([2.333], dtype=float32)
+      Array([3.], dtype=float32)
 
     References:
       "Covenant-72B", 2026, arXiv:2603.08163.
@@ -64,20 +67,21 @@ class MedianNormClip(Average):
             return jnp.stack([_scale.norms(v[None])[1][0] for v in decode(payload)])
 
         norms = lax.map(lengths, sent)  # [workers, parts]; one at a time, to hold one at a time
-        median = _median(jnp.where(counts[:, None], norms, jnp.inf), jnp.sum(counts))
+        speaks = counts[:, None] & (norms != 0)
+        median = _median(jnp.where(speaks, norms, jnp.inf), jnp.sum(speaks, axis=0))
         clip = jnp.minimum(1.0, median[None] / _scale.divisor(norms))
         return _weighted_mean(decode, sent, jnp.where(counts[:, None], clip, 0.0), counts)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class TrimmedMean(Average):
-    """Average: of each coordinate, the mean without the `trim` largest and the `trim` smallest.
+    """Value: an average; in each coordinate the mean without the largest and the smallest.
 
     It holds what all workers sent at once, w vectors. Where a codec sends few coordinates, most of
     what is trimmed are zeros or the only values there are: it is for codecs that send all of them.
 
     Args:
-      trim: how many to leave out at either end, at least 1; fewer than half of the workers.
+      trim: how many to leave out at either end, at least 1 and fewer than half of the workers.
 
     Claims: up to `trim` workers cannot move a coordinate beyond what the others sent.
 
@@ -131,10 +135,10 @@ class TrimmedMean(Average):
 
 
 def _median(values: jax.Array, number: jax.Array) -> jax.Array:
-    """The median of the `number` smallest of each column."""
+    """The median of the smallest of each column, so many in each."""
     ordered = jnp.sort(values, axis=0)
-    low, high = jnp.maximum(number - 1, 0) // 2, number // 2
-    return (ordered[low] + ordered[high]) / 2
+    middle = jnp.stack([jnp.maximum(number - 1, 0) // 2, number // 2])
+    return jnp.mean(jnp.take_along_axis(ordered, middle, axis=0), axis=0)
 
 
 def _weighted_mean(decode: Decode, sent: Any, weights: jax.Array, counts: jax.Array) -> Vectors:

@@ -67,7 +67,7 @@ def diloco(
 
     It is a whole optimizer and needs nothing after it: `optax.adamw(3e-4)` for inner and
     `optax.sgd(0.7, momentum=0.9, nesterov=True)` for outer are DiLoCo's; the default exchange and
-    memory, with `optax.sgd(1.0)` for outer, are near to SparseLoCo.
+    memory, with `optax.sgd(1.0)` for outer, are near to SparseLoCo, which is `sparse_loco`.
 
     *Streaming.* With P fragments the workers meet every H/P steps, each time with another P-th of
     the rows of every leaf, so that the link is never asked for the whole model at once. With a

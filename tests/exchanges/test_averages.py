@@ -27,7 +27,7 @@ def oracle(name, rows):
     if name == "trimmed":
         return np.sort(rows, axis=0)[1:-1].mean(0)
     lengths = np.sqrt((rows.reshape(len(rows), -1) ** 2).sum(1))
-    middle = np.median(lengths) if name == "clipped" else np.inf
+    middle = np.median(lengths[lengths > 0]) if name == "clipped" else np.inf
     factors = np.minimum(1, middle / np.where(lengths == 0, 1, lengths))
     return np.tensordot(factors, rows, 1) / len(rows)
 
@@ -52,6 +52,17 @@ def test_they_are_what_they_say(name, workers, mode):
         for row in mean[key]:
             np.testing.assert_array_equal(row, mean[key][0])
         np.testing.assert_allclose(mean[key][0], oracle(name, rows), rtol=2e-5, atol=1e-6)
+
+
+def test_who_sends_nothing_has_no_vote_on_lengths():
+    """Or two workers in three that had no tokens would clip the third one to nothing."""
+    grads = jax.tree.map(lambda g: g.at[1:].set(0), gradients(LIKE, 3))
+    mean, _ = mean_of(fg.MedianNormClip(), 3)(grads)
+    for key, rows in grads.items():
+        np.testing.assert_allclose(mean[key][0], rows[0] / 3, rtol=1e-5)
+    silent = jax.tree.map(jnp.zeros_like, grads)
+    mean, _ = mean_of(fg.MedianNormClip(), 3)(silent)
+    assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(mean))
 
 
 def test_each_payload_is_decoded_and_none_is_larger():

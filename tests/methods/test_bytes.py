@@ -72,6 +72,7 @@ GOLDEN = {
     "scalecom": [436],
     "scalecom frequencies": [440],
     "sign_sgd": [136],
+    "sparse_loco": [236],
     "terngrad": [204],
     "terngrad summed": [372],
     "top_k": [440],

@@ -84,6 +84,7 @@ class Oracle:
                 self.left[name][w] = e - q
                 sent.append(q)
             lengths = [np.linalg.norm(q) for q in sent]
+            assert min(lengths) > 0
             factors = np.minimum(1, np.median(lengths) / np.array(lengths))
             self.anchor[name] -= self.outer_rate * np.mean(factors[:, None] * sent, axis=0)
             self.own[name] = [self.anchor[name].copy() for _ in range(WORKERS)]
