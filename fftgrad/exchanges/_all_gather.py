@@ -113,7 +113,7 @@ def decode_mean(
     start = _finite.poison_unless(jnp.all(headers.finite))
     if average is None:
         return headers, codec.mean(payloads, likes, start, step)
-    counts = _counts.which(headers.overflow, step)
+    counts = _counts.which(jnp.asarray(headers.overflow), step)
     vectors = average.of(lambda p: codec.decompress(p, likes, step), payloads, counts)
     # As a mean over all, of whom those that do not count have zeros.
     share = jnp.mean(counts.astype(jnp.float32))

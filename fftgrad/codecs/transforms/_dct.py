@@ -102,7 +102,7 @@ class Dct(Transform):
             inverse = basis(block).T
             return _blocks.by_chunks(lambda r: _blocks.times(r, inverse), rows).ravel()[:n]
         tiling = _tiling.Tiling.of(self.shape, self.block)
-        (down, across), high, wide = tiling.count, tiling.high, tiling.wide
+        (down, across), high, wide = tiling.grid, tiling.high, tiling.wide
         tiles = payload.main.reshape(down, across, high, wide)
         return tiling.join(_both("abkl,ik,jl->aibj", tiles, high, wide))
 

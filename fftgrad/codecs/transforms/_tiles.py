@@ -71,7 +71,7 @@ class Tiles(Transform):
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         tiling = self._tiling(like.shape[0])
-        (down, across), high, wide = tiling.count, tiling.high, tiling.wide
+        (down, across), high, wide = tiling.grid, tiling.high, tiling.wide
         tiles = payload.main.reshape(down, across, high, wide)
         return tiling.join(jnp.swapaxes(tiles, 1, 2))
 

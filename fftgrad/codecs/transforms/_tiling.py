@@ -31,20 +31,20 @@ class Tiling(NamedTuple):
         return self.high * self.wide
 
     @property
-    def count(self) -> Shape:
+    def grid(self) -> Shape:
         """How many tiles there are, down and across."""
         return -(-self.shape[0] // self.high), -(-self.shape[1] // self.wide)
 
     def cut(self, x: jax.Array) -> jax.Array:
         """The values of the matrix as [tiles down, rows of one, tiles across, columns of one]."""
-        (rows, columns), (down, across) = self.shape, self.count
+        (rows, columns), (down, across) = self.shape, self.grid
         fill = [(0, down * self.high - rows), (0, across * self.wide - columns)]
         matrix = jnp.pad(x.reshape(self.shape), fill)
         return matrix.reshape(down, self.high, across, self.wide)
 
     def join(self, tiles: jax.Array) -> jax.Array:
         """What `cut` made, flat and without the padding."""
-        (rows, columns), (down, across) = self.shape, self.count
+        (rows, columns), (down, across) = self.shape, self.grid
         matrix = tiles.reshape(down * self.high, across * self.wide)
         return matrix[:rows, :columns].ravel()
 
