@@ -117,6 +117,7 @@ CODECS: dict[str, fg.Codec] = {
     "random-k 1 %": fg.RandomK(fraction=0.01),
     "chunk top-k of 100": fg.ChunkTopK(chunk=100),
     "EDEN 2 bits": fg.chain(fg.Hadamard(), fg.LloydMax(bits=2)),
+    "64 of chunks of 4096, 2 bits": fg.chain(fg.ChunkTopK(4096, 64), fg.BinMeans(bits=2)),
     "sign": fg.Sign(),
     "levels 4 bits": fg.Levels(bits=4),
     "ternary": fg.Ternary(),
