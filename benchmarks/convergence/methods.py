@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import optax
+import optax.contrib
 from tasks import WORKERS, Task
 
 import fftgrad as fg
@@ -24,18 +26,24 @@ class Method:
       corrects: whether the memory has the momentum that the optimizer lacks.
       warm_up: share of the steps that run at first.
       branches: which branches of the program run at first, and later.
+      around: of local steps, the whole optimizer around an inner one.
+      every: steps to an exchange.
+      muon: whether the inner optimizer is Muon, with Adam for what is no matrix.
       published: the ratio as papers count it, without indices and scales.
       counted: with indices of 32 bits, and scales, as most implementations send them.
     """
 
     name: str
-    make: Callable[[int], Transformation]
+    make: Callable[[int], Transformation] | None = None
     momentum: bool = True
     signs: bool = False
     adam: bool = False
     corrects: bool = False
     warm_up: float = 0.0
     branches: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    around: Callable[[optax.GradientTransformation], Transformation] | None = None
+    every: int = 1
+    muon: bool = False
     published: float | None = None
     counted: float | None = None
 
@@ -69,10 +77,33 @@ def dense_start(transform: fg.Codec, ratio: float) -> Callable[[int], Transforma
     return make
 
 
+def local(every: int, exchange: fg.Exchange, fragments: int = 1, **late: float) -> dict[str, Any]:
+    """Local steps, with the memory of the other rows of ours and plain descent outside."""
+    outer, memory = optax.sgd(1.0), fg.ErrorFeedback(decay=0.95)
+    options: Any = {"fragments": fragments, **late}
+
+    def around(inner: optax.GradientTransformation) -> Transformation:
+        return fg.optimizers.diloco(
+            inner, outer, every, exchange, memory, axis_name=AXIS, **options
+        )
+
+    return {"around": around, "every": every // fragments}
+
+
+def sparse_loco(every: int, outer_rate: float) -> dict[str, Any]:
+    """As run at 72 billion parameters, but for how often and how far."""
+
+    def around(inner: optax.GradientTransformation) -> Transformation:
+        return fg.optimizers.sparse_loco(inner, every=every, outer_rate=outer_rate, axis_name=AXIS)
+
+    return {"around": around, "every": every}
+
+
 def methods() -> list[Method]:
     """All the rows."""
     m, decayed, four = fg.methods, fg.ErrorFeedback(decay=0.95), fg.LogLevels(4)
     dct, fft = fg.Dct(block=64), fg.Fft(block=64)
+    signs = fg.TwoStage(fg.Sign(), WORKERS)
 
     return [
         Method("dense", pmean(fg.AllReduce()), published=1, counted=1),
@@ -241,11 +272,27 @@ def methods() -> list[Method]:
             branches=((0,), (1,)),
         ),
         Method("DCT 64, 1 %, sign", pmean(fg.chain(dct, fg.TopK(0.01), fg.Sign()), decayed), False),
+        # Each worker trains on its own in between.
+        Method("8 local steps, sign", **local(8, signs)),
+        Method("8 local steps in 8 fragments, sign", **local(8, signs, 8, delay=1, blend=0.5)),
+        Method("8 local steps of Muon, sign", **local(8, signs), muon=True),
+        Method("SparseLoCo, 8 local steps, outer 1.0", **sparse_loco(8, 1.0)),
+        Method("SparseLoCo, 8 local steps, outer 0.4", **sparse_loco(8, 0.4)),
     ]
+
+
+def local_optimizer(task: Task, method: Method, rate: jax.Array | float) -> Transformation:
+    """The whole optimizer of a method with local steps."""
+    assert method.around is not None
+    if method.muon:  # with updates as long as Adam's, whose rates then fit
+        return method.around(optax.contrib.muon(rate, consistent_rms=0.2, adam_b2=0.99))
+    inner = optax.scale_by_adam(b2=0.99) if task.adam else optax.trace(0.9)
+    return method.around(optax.chain(inner, optax.scale(-rate)))
 
 
 def optimizer(task: Task, method: Method, steps: int) -> Transformation:
     """The method and what follows it, up to the learning rate."""
+    assert method.make is not None
     exchange = method.make(steps)
     if method.signs or method.adam:
         tail = optax.identity()

@@ -25,7 +25,16 @@ import optax
 from figures import frontier, markdown, score
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from methods import AXIS, Method, Transformation, methods, optimizer, pmean, schedule
+from methods import (
+    AXIS,
+    Method,
+    Transformation,
+    local_optimizer,
+    methods,
+    optimizer,
+    pmean,
+    schedule,
+)
 from rich.console import Console
 from tasks import ROOT, TASKS, WORKERS, Params, Task
 
@@ -72,30 +81,42 @@ class Program:
     mesh: Mesh
 
     def __post_init__(self) -> None:
-        task, mesh = self.task, self.mesh
-        tx = optimizer(task, self.method, self.steps)
+        task, mesh, local = self.task, self.mesh, self.method.around is not None
         self.spread = NamedSharding(mesh, P(AXIS))
         self.replicated = NamedSharding(mesh, P())
 
-        def step(params: Params, state: Any, batch: Any, rate: jax.Array) -> Any:
+        def together(params: Params, state: Any, batch: Any, rate: jax.Array) -> Any:
             loss, gradient = fg.value_and_grad(task.loss, AXIS)(params, batch)
             updates, state = tx.update(gradient, state, params)
             updates = optax.tree.scale(-rate, updates)
             return optax.apply_updates(params, updates), state, loss[None]
 
+        def alone(rows: Params, state: Any, batch: Any, rate: jax.Array) -> Any:
+            params = jax.tree.map(lambda row: row[0], rows)
+            loss, gradient = jax.value_and_grad(task.loss)(params, batch)
+            tx = local_optimizer(task, self.method, rate)
+            updates, state = tx.update(gradient, state, params)
+            rows = jax.tree.map(lambda p: p[None], optax.apply_updates(params, updates))
+            return rows, state, loss[None]
+
+        if local:
+            tx, step = local_optimizer(task, self.method, 0.0), alone
+        else:
+            tx, step = optimizer(task, self.method, self.steps), together
         params, batch = self.params(0), jax.device_put(next(task.batches(0)), self.spread)
+        rows = P(AXIS) if local else P()
         specs = fg.state_specs(jax.eval_shape(tx.init, params), AXIS)
         init = jax.shard_map(tx.init, mesh=mesh, in_specs=P(), out_specs=specs)
         self.init = jax.jit(init).lower(params).compile()
         mapped = jax.shard_map(
             step,
             mesh=mesh,
-            in_specs=(P(), specs, P(AXIS), P()),
-            out_specs=(P(), specs, P(AXIS)),
+            in_specs=(rows, specs, P(AXIS), P()),
+            out_specs=(rows, specs, P(AXIS)),
         )
         rate = jax.device_put(jnp.float32(0), self.replicated)
         lowered = jax.jit(mapped, donate_argnums=(0, 1)).lower(
-            params, self.init(params), batch, rate
+            self.of_workers(params), self.init(params), batch, rate
         )
         self.step = lowered.compile()
 
@@ -103,12 +124,24 @@ class Program:
         """The first parameters, on all devices."""
         return jax.device_put(self.task.params(seed), self.replicated)
 
+    def of_workers(self, params: Params) -> Params:
+        """What the workers train: with local steps a row of each."""
+        if self.method.around is None:
+            return params
+        rows = jax.tree.map(lambda p: jnp.stack([p] * WORKERS), params)
+        return jax.device_put(rows, self.spread)
+
+    def assessed(self, params: Params, state: Any) -> dict[str, float]:
+        """What the parameters are worth that all workers have in common."""
+        return self.task.assess(params if self.method.around is None else state.anchor)
+
 
 def run(program: Program, rate: float, seed: int) -> Any:
     """One training run, as a record."""
     task, method, steps = program.task, program.method, program.steps
-    params = program.params(seed)
-    state = program.init(params)
+    common = program.params(seed)
+    dense = sum(leaf.nbytes for leaf in jax.tree.leaves(common))
+    state, params = program.init(common), program.of_workers(common)
     batches = task.batches(seed)
     rates = schedule(task, method, rate, steps)
     start = time.perf_counter()
@@ -124,9 +157,11 @@ def run(program: Program, rate: float, seed: int) -> Any:
     by_branch: collections.Counter[tuple[int, ...]] = collections.Counter()
     for collective in fg.audit(program.step):
         by_branch[collective.branch] += collective.bytes
-    first, later = (by_branch[branch] for branch in method.branches)
+    if method.around is None:
+        first, later = (by_branch[branch] for branch in method.branches)
+    else:
+        first = later = sum(by_branch.values()) / method.every
     warm_up = round(method.warm_up * steps)
-    dense = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     mean = (first * warm_up + later * (steps - warm_up)) / steps
     return {
         "task": task.name,
@@ -134,7 +169,7 @@ def run(program: Program, rate: float, seed: int) -> Any:
         "rate": rate,
         "seed": seed,
         "steps": steps,
-        **task.assess(params),
+        **program.assessed(params, state),
         "bytes": later,
         "ratio": dense / later,
         "mean_ratio": dense / mean,
@@ -167,7 +202,7 @@ def errors(task: Task, listed: list[Method], mesh: Mesh) -> Iterator[tuple[str, 
     rows = jax.jit(mapped)(params, jax.device_put(next(batches), program.spread))
     exact = jax.tree.map(lambda g: g.mean(0), rows)
     for method in listed:
-        if method.signs or method.adam:
+        if method.signs or method.adam or method.make is None:
             continue
         tx = method.make(50)
 
@@ -221,6 +256,7 @@ def main() -> None:
 
     for task in (TASKS[name](args.smoke) for name in args.tasks.split(",")):
         listed = [m for m in methods() if not wanted or any(w in m.name for w in wanted)]
+        listed = [m for m in listed if task.adam or not m.muon]
         for method in [] if args.show else listed:
             best = min((get(task, method, rate, 0) for rate in rates), key=score)
             for seed in range(1, args.seeds):
