@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import optax
+import optax.contrib
 
 import fftgrad as fg
 
@@ -23,6 +24,8 @@ class Method:
     Attributes:
       momentum: whether the optimizer keeps its momentum; error feedback is one already.
       corrects: whether the memory has the momentum that the optimizer lacks.
+      directs: whether the method makes directions, which nothing but a rate has to follow.
+      muon: whether matrices go through Muon, with updates as long as Adam's.
       codec: what encodes the whole gradient, where one codec does; to time it on its own.
       every: steps to an exchange; with more than one, it is in a branch of its own.
     """
@@ -31,12 +34,18 @@ class Method:
     assemble: Assembly
     momentum: bool = True
     corrects: bool = False
+    directs: bool = False
+    muon: bool = False
     codec: fg.Codec | None = None
     every: int = 1
 
     def tail(self, adam: bool, rate: optax.Schedule) -> Transformation:
         """The optimizer without the exchange."""
         clip, descend = optax.clip_by_global_norm(1.0), optax.scale_by_learning_rate(rate)
+        if self.directs:
+            return descend
+        if self.muon:
+            return optax.chain(clip, optax.contrib.muon(rate, consistent_rms=0.2, adam_b2=0.99))
         if adam:
             moments = optax.scale_by_adam(b1=0.9 if self.momentum else 0, b2=0.99)
             return optax.chain(clip, moments, descend)
@@ -71,6 +80,13 @@ def _local(label: str, codec: fg.Codec, every: int, fragments: int = 1, **late: 
         )
 
     return Method(label, assemble, codec=codec, every=every // fragments)
+
+
+def _sparse_loco(label: str, every: int, outer_rate: float) -> Method:
+    def assemble(_: int, inner: Transformation) -> Transformation:
+        return fg.optimizers.sparse_loco(inner, every=every, outer_rate=outer_rate, axis_name=AXIS)
+
+    return Method(label, assemble, every=every)
 
 
 def _feedback(label: str, codec: fg.Codec, *, stages: int = 1) -> Method:
@@ -114,6 +130,8 @@ METHODS: dict[str, Method] = {
     "local-8": _local("8 local steps, sign", _SIGN, 8),
     "local-16": _local("16 local steps, sign", _SIGN, 16),
     "local-32": _local("32 local steps, sign", _SIGN, 32),
+    "muloco-8": dataclasses.replace(_local("8 local steps of Muon, sign", _SIGN, 8), muon=True),
+    "sparse-loco-8": _sparse_loco("SparseLoCo, 8 local steps", 8, 1.0),
     "stream-8": _local("8 local steps in 8 fragments", _SIGN, 8, 8, delay=1, blend=0.5),
     "random-k": Method(
         "random-k 1 %",
@@ -127,6 +145,8 @@ METHODS: dict[str, Method] = {
     "qsgd": Method("QSGD 4 bits", _published(fg.methods.qsgd(bits=4))),
     "terngrad": Method("TernGrad", _published(fg.methods.terngrad())),
     "powersgd": Method("PowerSGD rank 4", _published(fg.methods.power_sgd(rank=4))),
+    "acp-sgd": Method("ACP-SGD rank 4", _published(fg.methods.acp_sgd(rank=4))),
+    "dion": Method("Dion rank 16", _published(fg.methods.dion(rank=16)), directs=True),
 }
 
 PEERS: dict[str, str] = {
