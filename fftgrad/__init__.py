@@ -18,6 +18,10 @@ from fftgrad.training import per_worker as per_worker
 from fftgrad.training import accumulate as accumulate
 from fftgrad.training import delay as delay
 from fftgrad.training import offload as offload
+from fftgrad.training import gather_parameters as gather_parameters
+from fftgrad.training import compressed_psum_scatter as compressed_psum_scatter
+from fftgrad.training import Scattered as Scattered
+from fftgrad.training import compressed_all_gather as compressed_all_gather
 from fftgrad.training import capture as capture
 from fftgrad.training import captured as captured
 from fftgrad.training import Captured as Captured

@@ -188,6 +188,7 @@ METHODS = {
         10, transform=fg.Fft(block=16), exact=True, axis_name=axis
     ),
     "sign_sgd": lambda axis: fg.methods.sign_sgd(axis_name=axis),
+    "sharded": lambda axis: fg.optimizers.sharded(optax.adam(0.1), 4, axis_name=axis),
     "sparse_loco": lambda axis: fg.optimizers.sparse_loco(
         optax.sgd(0.1), every=2, k=4, block=4, axis_name=axis
     ),

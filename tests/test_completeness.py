@@ -53,6 +53,7 @@ STATES = {
     "Rate",
     "Replicas",
     "Resharded",
+    "Scattered",
     "StepPair",
     "SyncCost",
     "Timing",

@@ -18,6 +18,12 @@ class PerWorker(NamedTuple):
     value: PyTree
 
 
+class OfShards(NamedTuple):
+    """State: what each worker keeps of its own shard; of no use to another number of workers."""
+
+    value: PerWorker
+
+
 def add_worker_axis(value: PyTree) -> PerWorker:
     """One worker's own state as its row of the global one."""
     return PerWorker(jax.tree.map(lambda a: jnp.asarray(a)[None], value))

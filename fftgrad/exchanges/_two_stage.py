@@ -9,13 +9,11 @@ import jax.numpy as jnp
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Scope, Step
 from fftgrad._values import check_kind, constructor_call
-from fftgrad.exchanges import _alike, _counts, _parts, _shards, _wire
-from fftgrad.exchanges._all_gather import decode_mean
-from fftgrad.exchanges._parts import Likes, Parts, Vectors
+from fftgrad.exchanges import _alike, _counts, _halves, _parts, _shards, _wire
+from fftgrad.exchanges._parts import Likes, Parts
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.ops import _finite
 
 
 class TwoStageState(NamedTuple):
@@ -106,35 +104,26 @@ class TwoStage(Exchange):
         _axes.check_workers("TwoStage", self.workers, axis_name)
         codec, likes = self._codec(x), self._likes(x)
 
-        def to_owner(
-            number: jax.Array, shards: Vectors, before: PyTree
-        ) -> tuple[jax.Array, Vectors, PyTree]:
-            own = step.fold_local(number)._replace(counts=None)  # the last stage tells
-            return _compress(codec, shards, before, likes, own)
-
-        buffers, sent, codecs = jax.vmap(to_owner)(
-            jnp.arange(self.workers),
-            tuple(_shards.to_shards(x, self.workers)),
-            drop_worker_axis(state.codecs),
-        )
-        headers, means = decode_mean(codec, _axes.all_to_all(buffers, axis_name), likes, step)
+        rows = tuple(_shards.to_shards(x, self.workers))
+        before = drop_worker_axis(state.codecs)
+        got = _halves.to_owners(codec, rows, before, likes, step, axis_name)
         memory = self.server_memory
-        y, compensated = memory.compensate(means, drop_worker_axis(state.server))
-        buffer, kept, server_codecs = _compress(
+        y, compensated = memory.compensate(got.means, drop_worker_axis(state.server))
+        buffer, kept, server_codecs = _halves.compress(
             codec,
             y,
             drop_worker_axis(state.server_codecs),
             likes,
             step.fold_local(self.workers),
-            received=headers,
+            received=got.headers,
         )
         server = memory.update(y, kept, y, compensated)
-        headers, rows = _decode_rows(codec, _axes.all_gather(buffer, axis_name), likes, step)
+        headers, rows = _halves.to_all(codec, buffer, likes, step, axis_name)
         overflow, workers = _counts.read(headers.overflow, step)
-        codecs = _counts.kept_unless(step.counts, codecs, drop_worker_axis(state.codecs))
+        codecs = _counts.kept_unless(step.counts, got.state, before)
         return Reduced(
             mean=_shards.from_shards(rows, x),
-            sent=_shards.from_shards(sent, x),
+            sent=_shards.from_shards(got.sent, x),
             finite=jnp.all(headers.finite) & _alike.all_finite(rows),
             overflow=overflow,
             # What is kept of a shard belongs to all workers, whether or not its owner counts.
@@ -158,38 +147,3 @@ class TwoStage(Exchange):
 
     def _likes(self, like: PyTree) -> Likes:
         return _parts.vector_likes(_shards.shard_likes(like, self.workers))
-
-
-def _compress(
-    codec: Parts,
-    shards: Vectors,
-    before: PyTree,
-    likes: Likes,
-    step: Step,
-    received: _wire.Header = _wire.NOTHING,
-) -> tuple[jax.Array, Vectors, PyTree]:
-    """The buffer of a shard of each part, what they decode to, and the codecs' next state.
-
-    Its header also tells of what was `received`: it counts that, and is valid if all of that is.
-    """
-    out = codec.compress(shards, before, step)
-    overflow = _counts.marked(jnp.sum(jnp.asarray(received.overflow)) + out.overflow, step)
-    header = _wire.Header(_alike.all_finite(shards), overflow, jnp.all(received.valid))
-    sent = codec.decompress(out.payloads, likes, step)
-    seed = _wire.seed(codec.codecs, likes, step)
-    return _wire.pack(header, out.payloads, seed), sent, out.state
-
-
-def _decode_rows(
-    codec: Parts, buffers: jax.Array, likes: Likes, step: Step
-) -> tuple[_wire.Header, Vectors]:
-    """The headers, and what the buffers stand for, stacked; NaN unless all are finite."""
-    specs, seed = codec.payload_spec(likes), _wire.seed(codec.codecs, likes, step)
-
-    def row(words: jax.Array) -> tuple[_wire.Header, Vectors]:
-        header, payloads = _wire.unpack(words, specs, seed)
-        return header, codec.decompress(payloads, likes, step)
-
-    headers, shards = jax.vmap(row)(buffers)
-    poison = _finite.poison_unless(jnp.all(headers.finite))
-    return headers, tuple(rows + poison for rows in shards)

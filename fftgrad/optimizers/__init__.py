@@ -6,4 +6,5 @@ May import everything but `tools`.
 from fftgrad.optimizers._diloco import diloco as diloco
 from fftgrad.optimizers._feedback import feedback_adam as feedback_adam
 from fftgrad.optimizers._feedback import feedback_sgd as feedback_sgd
+from fftgrad.optimizers._sharded import sharded as sharded
 from fftgrad.optimizers._sparse_loco import sparse_loco as sparse_loco

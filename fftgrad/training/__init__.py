@@ -18,6 +18,10 @@ from fftgrad.training._per_worker import per_worker as per_worker
 from fftgrad.training._pmean import CompressedPmeanState as CompressedPmeanState
 from fftgrad.training._pmean import compressed_pmean as compressed_pmean
 from fftgrad.training._reshard import reshard_state as reshard_state
+from fftgrad.training._sharded import Scattered as Scattered
+from fftgrad.training._sharded import compressed_all_gather as compressed_all_gather
+from fftgrad.training._sharded import compressed_psum_scatter as compressed_psum_scatter
+from fftgrad.training._sharded import gather_parameters as gather_parameters
 from fftgrad.training._state_specs import state_specs as state_specs
 from fftgrad.training._value_and_grad import value_and_grad as value_and_grad
 from fftgrad.training._weigh import weigh as weigh

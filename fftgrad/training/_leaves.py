@@ -10,7 +10,7 @@ import numpy as np
 
 from fftgrad._contracts import PyTree
 from fftgrad.exchanges._hierarchical import HierarchicalState
-from fftgrad.exchanges._per_worker import PerWorker
+from fftgrad.exchanges._per_worker import OfShards, PerWorker
 from fftgrad.exchanges._two_stage import TwoStageState
 from fftgrad.training import _find
 from fftgrad.training._rows import Array
@@ -37,7 +37,7 @@ own         a row for each worker
 residual    the same, of a memory: what the worker has not sent yet
 shards      a row for each worker, its shard of what is joined and cut again (`TwoStage`)
 pieces      a row for each worker, its piece of what its group has (`Hierarchical`)
-fixed       a row for each worker, of no use to another number of them: shards of pieces
+fixed       a row for each worker, of no use to another number of them: shards of pieces, `OfShards`
 warm        what an exchange has learned
 own warm    the same, with a row for each worker
 shard warm  the same, of shards
@@ -105,7 +105,7 @@ def name_of(path: tuple[Any, ...]) -> str:
 
 def workers_of(leaves: Mapping[str, Leaf]) -> int:
     """For how many workers a state was made; 1 if none has anything of its own."""
-    kinds: list[Kind] = ["index", "own", "seen"]
+    kinds: list[Kind] = ["index", "own", "seen", "fixed"]
     known = (leaf for kind in kinds for leaf in leaves.values() if leaf.kind == kind and leaf.shape)
     return next((leaf.shape[0] for leaf in known), 1)
 
@@ -128,6 +128,8 @@ def _walk(path: tuple[Any, ...], node: Any, kind: Kind) -> Iterator[Found]:
     if kind == "shared" and _find.is_pmean(node):
         for key, value in _children(node):
             yield from _walk((*path, key), value, _FIELDS.get(_text(key), "shared"))
+    elif kind == "shared" and isinstance(node, OfShards):
+        yield from _each(path, node, "fixed")
     elif kind == "shared" and isinstance(node, PerWorker):
         yield from _each(path, node, "own")
     elif kind == "shared" and _find.is_capture(node):

@@ -8,7 +8,7 @@ import optax
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Step
+from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced
 from fftgrad._values import check_choice, check_kind
 from fftgrad.exchanges import _counts, _error, _layout, _parts
 from fftgrad.exchanges._composite import keeps_error
@@ -25,6 +25,7 @@ from fftgrad.training._check_gradients import (
 )
 from fftgrad.training._check_state import check_state
 from fftgrad.training._non_finite import NonFinite
+from fftgrad.training._own_step import own_step
 from fftgrad.training._value_and_grad import check_own
 
 Masked = Literal["refuse", "elsewhere"]
@@ -228,7 +229,7 @@ def compressed_pmean(
         x = _counts.zero_unless(counts, x)
         # Here and not above: making a key starts the backend, and a transformation may be made
         # before jax.distributed is initialized.
-        step = _step(as_key(key), state, axis_name)._replace(counts=counts)
+        step = own_step(as_key(key), state.step, state.skipped, axis_name)._replace(counts=counts)
         reduced: list[Reduced] = []
         for i, bucket in enumerate(_layout.to_buckets(_axes.whole(x), layout)):
             # One after the other: a scheduler that may work on many at a time puts all their
@@ -292,9 +293,3 @@ def _stands_in(params: optax.Params) -> bool:
     """Whether it is what `optax.tree_utils.tree_map_params` passes in place of parameters."""
     kind: Any = type(params)
     return not jax.tree.leaves(params) and kind.__module__.startswith("optax.tree_utils")
-
-
-def _step(key: jax.Array, state: CompressedPmeanState, axis_name: AxisName) -> Step:
-    shared, local = jax.random.split(jax.random.fold_in(key, state.step))
-    local = jax.random.fold_in(local, _axes.index(axis_name))
-    return Step(state.step, shared, local, skipped=state.skipped)

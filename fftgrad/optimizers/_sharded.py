@@ -1,0 +1,238 @@
+"""An optimizer whose state is sharded over the workers, as in ZeRO."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, Codec, Memory, PyTree
+from fftgrad._values import check_kind
+from fftgrad.exchanges import _alike, _halves, _parts, _shards
+from fftgrad.exchanges._parts import Vectors
+from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.memories import NoMemory
+from fftgrad.ops._keys import as_key
+from fftgrad.training._check_gradients import check_local, check_replicated, checked_like
+from fftgrad.training._own_step import own_step
+from fftgrad.training._sharded import EIGHT, FOUR
+
+OWNER = "sharded"
+
+
+class ShardedState(NamedTuple):
+    """State of `sharded`.
+
+    Attributes:
+      step: how many updates there were, int32, equal on all workers.
+      skipped: how many of them were left out, because anything was not finite; equal on all.
+      memory: of the gradients that each worker could not send.
+      inner: the inner optimizer's state, of which each worker has that of its shard.
+      ahead: by how much the owner's own parameters differ from what all workers have, float32.
+    """
+
+    step: jax.Array
+    skipped: jax.Array
+    memory: PerWorker
+    inner: OfShards
+    ahead: OfShards
+
+
+def sharded(
+    inner: optax.GradientTransformation,
+    workers: int,
+    *,
+    gradients: Codec = FOUR,
+    parameters: Codec = EIGHT,
+    memory: Memory = NoMemory(),
+    key: jax.Array | int = 0,
+    axis_name: AxisName = "data",
+) -> optax.GradientTransformationExtraArgs:
+    """Optimizer: each worker updates its shard of the parameters; both ways are compressed.
+
+    ZeRO-2: the state of an optimizer in 1/w of the memory. With w workers, of which worker i owns
+    the i-th shard of each leaf, the parameters θ that all have and the owner's own φ,
+
+        g_i ← mean of the workers' compressed gradients of shard i,   φ ← φ + inner(g_i),
+        θ ← θ + C(φ - θ)   on all workers.
+
+    The owner's φ has the precision of float32, whatever θ is, and what C loses of the difference is
+    in the next one: errors of the way back do not add up. It is a whole optimizer and needs nothing
+    after it.
+
+    The inner optimizer sees flat shards, (size, 1, ...) with as many axes as the leaf, so it has to
+    update each value by itself, as Adam, SGD, Lion and their schedules and weight decay do; what
+    looks at a whole leaf or tree, as clipping by a norm, Adafactor or Muon, is refused. Clip each
+    worker's own gradients before it: `optax.chain(fg.clip_by_local_norm(1.0), sharded(...))`.
+
+    Args:
+      inner: the optimizer of each shard, complete with its learning rate.
+      workers: w, the number of workers.
+      gradients: the codec of the gradients; 4 bits after a rotation, if left out.
+      parameters: the codec of the differences; 8 bits, if left out.
+      memory: what is done with what is not sent of a gradient: `ErrorFeedback()` for codecs that
+        are not unbiased.
+      key: a seed or key, equal on all workers.
+      axis_name: the axis, or axes, of the workers.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs` whose state is a `ShardedState`; it needs `params`,
+      the same on all workers.
+
+    Wire: w buffers of 8 bytes and the payload of n/w gradients, and one of n/w parameters: with one
+      codec for both, `fg.wire_bytes(fg.TwoStage(codec, workers), params, fg.Layout("leaf"))`.
+
+    Claims: the parameters have the same bits on all workers. A step in which anything is not finite
+      leaves all of them and the state as they were, and is counted. The state is for this number of
+      workers: `fg.reshard_state` refuses another.
+
+    Raises:
+      ValueError: if `inner` does not update each value by itself; while tracing, if the axis has
+        not `workers` workers or `params` is missing.
+      TypeError: if an argument is no codec or memory.
+
+    Differs from the paper: the gradients' second level of quantization, inside a machine, is not
+      here; differences are taken to what all workers have, so that nothing adds up.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax, jax.numpy as jnp, optax
+      >>> tx = fg.optimizers.sharded(optax.adam(1e-3), workers=4)
+      >>> jax.eval_shape(tx.init, {"w": jnp.zeros((10, 8))}).inner.value.value[0].mu["w"].shape
+      (1, 20, 1)
+
+    References:
+      Rajbhandari et al., "ZeRO", 2020, arXiv:1910.02054; Jia et al., "SDP4Bit: Toward 4-bit
+      Communication Quantization in Sharded Data Parallelism", NeurIPS 2024, arXiv:2410.15526.
+    """
+    check_kind(f"{OWNER}(gradients)", gradients, Codec, "use Levels(bits=8).")
+    check_kind(f"{OWNER}(parameters)", parameters, Codec, "use Levels(bits=8).")
+    check_kind(f"{OWNER}(memory)", memory, Memory, "use ErrorFeedback().")
+
+    def init(params: optax.Params) -> ShardedState:
+        _check_each_value(inner)
+        like = checked_like(params, OWNER)
+        zeros = jax.tree.map(
+            lambda s: jnp.zeros(s.shape, s.dtype), _shards.shard_likes(like, workers)
+        )
+        shards = _as_leaves(jax.tree.leaves(zeros), like)
+        return ShardedState(
+            step=jnp.zeros((), jnp.int32),
+            skipped=jnp.zeros((), jnp.int32),
+            memory=add_worker_axis(memory.init(like)),
+            inner=OfShards(add_worker_axis(inner.init(shards))),
+            ahead=OfShards(add_worker_axis(zeros)),
+        )
+
+    def update(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, ShardedState]:
+        del extra
+        if params is None:
+            raise ValueError(
+                f"{OWNER}.update(params): the owners' shards are counted from them, got None; call "
+                "tx.update(grads, state, params)."
+            )
+        like = checked_like(updates, OWNER)
+        check_local(updates, axis_name, OWNER)
+        check_replicated(params, axis_name, OWNER)
+        _axes.check_workers(OWNER, workers, axis_name)
+        likes = _parts.vector_likes(_shards.shard_likes(like, workers))
+        there, back = (
+            _parts.Parts(tuple(codec for _ in likes)).shard(workers)
+            for codec in (gradients, parameters)
+        )
+        step = own_step(as_key(key), state.step, state.skipped, axis_name)
+        own = drop_worker_axis(state.memory)
+        grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        x, compensated = memory.compensate(grads, own)
+
+        rows = tuple(_shards.to_shards(x, workers))
+        before = jax.tree.map(lambda a: jnp.stack([a] * workers), there.init(likes))
+        got = _halves.to_owners(there, rows, before, likes, step.fold(0), axis_name)
+        mine = _mine(params, workers, axis_name)
+        ahead = jax.tree.leaves(drop_worker_axis(state.ahead.value))
+        master = tuple(m + a for m, a in zip(mine, ahead, strict=True))
+        moves, after = inner.update(
+            _as_leaves(got.means, like),
+            drop_worker_axis(state.inner.value),
+            _as_leaves(master, like),
+        )
+        flat = [move.ravel() for move in jax.tree.leaves(moves)]
+        master = tuple(m + move for m, move in zip(master, flat, strict=True))
+
+        lacks = tuple(new - old for new, old in zip(master, mine, strict=True))
+        buffer, _, _ = _halves.compress(
+            back, lacks, back.init(likes), likes, step.fold(1), received=got.headers
+        )
+        headers, changes = _halves.to_all(back, buffer, likes, step.fold(1), axis_name)
+        finite = jnp.all(headers.finite) & _alike.all_finite(changes)
+        change: Any = _parts.where(finite, _shards.from_shards(changes, like), _zeros(like))
+        moved = _mine(optax.apply_updates(params, change), workers, axis_name)
+        lacking = [new - now for new, now in zip(master, moved, strict=True)]
+
+        sent = _shards.from_shards(got.sent, x)
+        mean = jax.tree.map(jnp.zeros_like, x)  # no worker has the whole of it
+        remembered = memory.update(x, sent, mean, compensated)
+        old = (state.memory, state.inner, state.ahead)
+        new = (
+            add_worker_axis(remembered),
+            OfShards(add_worker_axis(after)),
+            OfShards(add_worker_axis(jax.tree.unflatten(jax.tree.structure(like), lacking))),
+        )
+        kept = _parts.where(finite, new, old)
+        skipped = state.skipped + 1 - finite.astype(jnp.int32)
+        return change, ShardedState(state.step + 1, skipped, *kept)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _mine(tree: PyTree, workers: int, axis_name: AxisName) -> Vectors:
+    """This worker's shard of each leaf, in float32."""
+    index = _axes.index(axis_name)
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
+    return tuple(jnp.take(rows, index, axis=0) for rows in _shards.to_shards(wide, workers))
+
+
+def _as_leaves(vectors: Any, like: PyTree) -> PyTree:
+    """Flat shards in a tree like the parameters, with as many axes as these have."""
+    leaves, structure = jax.tree.flatten(like)
+    shaped = [
+        vector.reshape((-1, *[1] * (leaf.ndim - 1))) if vector.size and leaf.ndim else vector
+        for vector, leaf in zip(vectors, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, shaped)
+
+
+def _zeros(like: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+
+
+def _check_each_value(inner: optax.GradientTransformation) -> None:
+    """Refuses an optimizer for which a shard is not updated as the whole would be."""
+
+    def moved(pick: Any) -> jax.Array:
+        params: Any = {"w": pick(jnp.arange(1.0, 7.0))}
+        state, out = inner.init(params), list[jax.Array]()
+        for size in 10.0 ** np.arange(4, -5, -1):  # a norm would clip some, and leave others
+            grads: Any = {"w": pick(size * jnp.arange(-2.0, 4.0))}
+            moves, state = inner.update(grads, state, params)
+            out.append(jnp.ravel(jax.tree.leaves(moves)[0]))
+        return jnp.stack(out)
+
+    with jax.ensure_compile_time_eval():
+        whole = moved(lambda x: x.reshape(6, 1))
+        parts = [moved(lambda x, i=i: x[i : i + 3].reshape(3, 1)) for i in (0, 3)]
+        apart = jnp.abs(whole - jnp.concatenate(parts, axis=1))
+        alike = jnp.all(apart <= 1e-3 * jnp.max(jnp.abs(whole), axis=1, keepdims=True))
+    if not alike:
+        raise ValueError(
+            f"{OWNER}(inner): must update each value by itself, because it sees shards, got one "
+            "whose update of a part is not that part of the update, as by optax.clip_by_global_norm"
+            ", Adafactor or Muon; clip before it, by fg.clip_by_local_norm, and use optax.adamw."
+        )
