@@ -114,10 +114,8 @@ def sharded(
     def init(params: optax.Params) -> ShardedState:
         _check_each_value(inner)
         like = checked_like(params, OWNER)
-        zeros = jax.tree.map(
-            lambda s: jnp.zeros(s.shape, s.dtype), _shards.shard_likes(like, workers)
-        )
-        shards = _as_leaves(jax.tree.leaves(zeros), like)
+        zeros = _zeros(_shards.shard_likes(_some(like), workers))
+        shards = _as_leaves(zeros, like)
         return ShardedState(
             step=jnp.zeros((), jnp.int32),
             skipped=jnp.zeros((), jnp.int32),
@@ -142,7 +140,8 @@ def sharded(
         check_local(updates, axis_name, OWNER)
         check_replicated(params, axis_name, OWNER)
         _axes.check_workers(OWNER, workers, axis_name)
-        likes = _parts.vector_likes(_shards.shard_likes(like, workers))
+        some = _some(like)
+        likes = _parts.vector_likes(_shards.shard_likes(some, workers))
         there, back = (
             _parts.Parts(tuple(codec for _ in likes)).shard(workers)
             for codec in (gradients, parameters)
@@ -152,18 +151,18 @@ def sharded(
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         x, compensated = memory.compensate(grads, own)
 
-        rows = tuple(_shards.to_shards(x, workers))
+        rows = tuple(_shards.to_shards(_some(x), workers))
         before = jax.tree.map(lambda a: jnp.stack([a] * workers), there.init(likes))
         got = _halves.to_owners(there, rows, before, likes, step.fold(0), axis_name)
         mine = _mine(params, workers, axis_name)
-        ahead = jax.tree.leaves(drop_worker_axis(state.ahead.value))
+        ahead = drop_worker_axis(state.ahead.value)
         master = tuple(m + a for m, a in zip(mine, ahead, strict=True))
         moves, after = inner.update(
             _as_leaves(got.means, like),
             drop_worker_axis(state.inner.value),
             _as_leaves(master, like),
         )
-        flat = [move.ravel() for move in jax.tree.leaves(moves)]
+        flat = [move.ravel() for move in _some(moves)]
         master = tuple(m + move for m, move in zip(master, flat, strict=True))
 
         lacks = tuple(new - old for new, old in zip(master, mine, strict=True))
@@ -172,18 +171,20 @@ def sharded(
         )
         headers, changes = _halves.to_all(back, buffer, likes, step.fold(1), axis_name)
         finite = jnp.all(headers.finite) & _alike.all_finite(changes)
-        change: Any = _parts.where(finite, _shards.from_shards(changes, like), _zeros(like))
+        change = _whole(_shards.from_shards(changes, some), updates)
+        change: Any = _parts.where(finite, change, _zeros(updates))
+        # What rounding drops of the sum is in the next difference, too.
         moved = _mine(optax.apply_updates(params, change), workers, axis_name)
-        lacking = [new - now for new, now in zip(master, moved, strict=True)]
+        lacking = tuple(new - now for new, now in zip(master, moved, strict=True))
 
-        sent = _shards.from_shards(got.sent, x)
+        sent = _whole(_shards.from_shards(got.sent, some), x)
         mean = jax.tree.map(jnp.zeros_like, x)  # no worker has the whole of it
         remembered = memory.update(x, sent, mean, compensated)
         old = (state.memory, state.inner, state.ahead)
         new = (
             add_worker_axis(remembered),
             OfShards(add_worker_axis(after)),
-            OfShards(add_worker_axis(jax.tree.unflatten(jax.tree.structure(like), lacking))),
+            OfShards(add_worker_axis(lacking)),
         )
         kept = _parts.where(finite, new, old)
         skipped = state.skipped + 1 - finite.astype(jnp.int32)
@@ -195,18 +196,32 @@ def sharded(
 def _mine(tree: PyTree, workers: int, axis_name: AxisName) -> Vectors:
     """This worker's shard of each leaf, in float32."""
     index = _axes.index(axis_name)
-    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
+    wide = tuple(leaf.astype(jnp.float32) for leaf in _some(tree))
     return tuple(jnp.take(rows, index, axis=0) for rows in _shards.to_shards(wide, workers))
+
+
+def _some(tree: PyTree) -> tuple[Any, ...]:
+    """The leaves that have a value."""
+    return tuple(leaf for leaf in jax.tree.leaves(tree) if leaf.size)
+
+
+def _whole(some: Any, like: PyTree) -> PyTree:
+    """A tree like another, of its dtypes, from the leaves that have a value."""
+    left = iter(some)
+    return jax.tree.map(lambda a: next(left).astype(a.dtype) if a.size else a, like)
 
 
 def _as_leaves(vectors: Any, like: PyTree) -> PyTree:
     """Flat shards in a tree like the parameters, with as many axes as these have."""
-    leaves, structure = jax.tree.flatten(like)
-    shaped = [
-        vector.reshape((-1, *[1] * (leaf.ndim - 1))) if vector.size and leaf.ndim else vector
-        for vector, leaf in zip(vectors, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, shaped)
+    left = iter(vectors)
+
+    def leaf(like: Any) -> jax.Array:
+        if not like.size:
+            return jnp.zeros(like.shape, like.dtype)
+        vector = next(left)
+        return vector.reshape((-1, *[1] * (like.ndim - 1))) if like.ndim else vector
+
+    return jax.tree.map(leaf, like)
 
 
 def _zeros(like: PyTree) -> PyTree:

@@ -241,7 +241,8 @@ def test_specs_of_a_whole_train_state():
 
 
 WITH_LIKES_OF_PARAMS = {
-    **{name: METHODS[name](AXIS) for name in METHODS},
+    # A shard of a parameter has not its shape.
+    **{name: METHODS[name](AXIS) for name in METHODS if name != "sharded"},
     "accumulate": transformation(),
     "delay": optax.chain(fg.delay(), fg.methods.top_k(0.1)),
     "no memory, factors": fg.compressed_pmean(fg.PowerSgd(1), axis_name=AXIS, measure=True),

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, mesh_of
 
 import fftgrad as fg
+from fftgrad.exchanges import _shards
 
 WORKERS = 4
 LEVELS = fg.Levels(bits=8, bucket=16, norm="max")
@@ -99,9 +100,9 @@ def test_differences_do_not_add_up(dtype, codec):
     drift = 0.01 * jnp.asarray(values((WORKERS, 24, 4), seed=1))
 
     def steps(shard, drift):
-        def one(carry, _):
+        def one(carry, i):
             shard, whole = carry
-            shard = shard + drift
+            shard = shard + drift * jnp.cos(0.1 * i)
             whole = fg.compressed_all_gather(
                 shard.astype(jnp.float32), AXIS, codec, reference=whole
             )
@@ -109,15 +110,17 @@ def test_differences_do_not_add_up(dtype, codec):
             return (shard, whole), jnp.linalg.norm((whole - exact).astype(jnp.float32))
 
         start = jnp.zeros((96, 4), dtype)
-        (_, whole), errors = jax.lax.scan(one, (shard.astype(jnp.float32), start), None, length=200)
+        (_, whole), errors = jax.lax.scan(
+            one, (shard.astype(jnp.float32), start), jnp.arange(200.0)
+        )
         return whole, errors
 
     whole, errors = jax.vmap(steps, axis_name=AXIS)(shards, drift)
     for row in whole:
         np.testing.assert_array_equal(row, whole[0])
     assert whole.dtype == dtype
-    assert np.max(errors[:, 150:]) < 1.5 * np.min(errors[:, 20:50])
-    assert np.max(errors[:, 150:]) < 0.2 * np.min(errors[:, 0])
+    assert np.max(errors[:, 130:]) < 1.3 * np.max(errors[:, 20:90])  # of a whole swing
+    assert np.max(errors[:, 130:]) < 0.2 * np.min(errors[:, 0])
 
 
 def test_what_is_not_finite_is_seen():
@@ -284,9 +287,13 @@ def test_replicas_stay_near_to_their_owners(dtype):
     exact = {k: p.astype(jnp.float32) for k, p in params.items()}
     wide = dense(optax.sgd(0.01), 60, exact)
     params, state, _ = run(tx, 60, params=params)
-    apart = jax.tree.map(lambda p, e: p.astype(jnp.float32) - e, params, wide)
     # All that the replicas lack of what the inner optimizer did is in `ahead`.
-    assert float(optax.tree.norm(apart)) == pytest.approx(found[1], rel=0.1)
+    lack = _shards.from_shards(state.ahead.value.value, exact)
+    apart = jax.tree.map(lambda p, a, e: p.astype("float32") + a - e, params, lack, wide)
+    moved = jax.tree.map(jnp.subtract, wide, exact)
+    assert found[1] > 0.03 * float(optax.tree.norm(moved))
+    rounding = 1e-5 if dtype == "float32" else 0.01  # of the gradients
+    assert float(optax.tree.norm(apart)) < rounding * float(optax.tree.norm(moved))
 
 
 def test_feedback_is_that_of_the_gradients():
@@ -332,7 +339,7 @@ def test_another_number_of_workers_is_refused():
     tx = fg.optimizers.sharded(optax.adam(0.1), WORKERS)
     _, state, _ = run(tx, 1)
     same = fg.reshard_state(state, WORKERS).state
-    np.testing.assert_array_equal(same.ahead.value.value["w"], state.ahead.value.value["w"])
+    np.testing.assert_array_equal(same.ahead.value.value["w"], state.ahead.value.value[0])
     with pytest.raises(ValueError, match=r"must be a fresh state, .* kept of each shard, got 2"):
         fg.reshard_state(state, 2)
 
