@@ -14,6 +14,7 @@ from fftgrad.exchanges import _alike, _halves, _parts, _shards
 from fftgrad.exchanges._parts import Vectors
 from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import NoMemory
+from fftgrad.ops import _rounding
 from fftgrad.ops._keys import as_key
 from fftgrad.training._check_gradients import check_local, check_replicated, checked_like
 from fftgrad.training._own_step import own_step
@@ -171,11 +172,12 @@ def sharded(
         )
         headers, changes = _halves.to_all(back, buffer, likes, step.fold(1), axis_name)
         finite = jnp.all(headers.finite) & _alike.all_finite(changes)
-        change = _whole(_shards.from_shards(changes, some), updates)
-        change: Any = _parts.where(finite, change, _zeros(updates))
-        # What rounding drops of the sum is in the next difference, too.
-        moved = _mine(optax.apply_updates(params, change), workers, axis_name)
+        change = _rounded(_shards.from_shards(changes, some), _some(updates))
+        # What rounding drops of a change, and of its sum, is in the next difference, too.
+        steps = zip(mine, _mine(change, workers, axis_name), strict=True)
+        moved = _rounded(tuple(old + step for old, step in steps), _some(params))
         lacking = tuple(new - now for new, now in zip(master, moved, strict=True))
+        change: Any = _parts.where(finite, _whole(change, updates), _zeros(updates))
 
         sent = _whole(_shards.from_shards(got.sent, some), x)
         mean = jax.tree.map(jnp.zeros_like, x)  # no worker has the whole of it
@@ -203,6 +205,15 @@ def _mine(tree: PyTree, workers: int, axis_name: AxisName) -> Vectors:
 def _some(tree: PyTree) -> tuple[Any, ...]:
     """The leaves that have a value."""
     return tuple(leaf for leaf in jax.tree.leaves(tree) if leaf.size)
+
+
+def _rounded(wide: Any, likes: Any) -> Vectors:
+    """The same float32 values, rounded to the dtypes of others.
+
+    A cast there and back is no rounding: XLA may leave both out.
+    """
+    pairs = zip(wide, likes, strict=True)
+    return tuple(_rounding.rounded(value, like.dtype) for value, like in pairs)
 
 
 def _whole(some: Any, like: PyTree) -> PyTree:

@@ -71,6 +71,7 @@ GOLDEN = {
     "redsync quantized": [160],
     "scalecom": [436],
     "scalecom frequencies": [440],
+    "sharded": [1112],
     "sign_sgd": [136],
     "sparse_loco": [236],
     "terngrad": [204],
