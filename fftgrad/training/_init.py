@@ -85,7 +85,8 @@ def _refuse_sharded(params: PyTree, axis_name: AxisName) -> None:
             raise ValueError(
                 f"init(params{jax.tree_util.keystr(path)}): must be whole on every worker along "
                 f"{axis_name!r}, or sharded over other axes, got {spec}; name another axis_name, "
-                "because gradients of different parameters have no mean."
+                "because gradients of different parameters have no mean, or gather them in the "
+                "loss by fg.gather_parameters, and use an optimizer of optax alone."
             )
 
 
