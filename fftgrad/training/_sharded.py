@@ -154,7 +154,7 @@ def compressed_all_gather(
       >>> shards, before = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1.0, 2.0, 2.5, 4.5])
       >>> gather = lambda s: fg.compressed_all_gather(s, "data", fg.Sign(), reference=before)
       >>> jax.vmap(gather, axis_name="data")(shards)[0]
-      Array([1. , 2. , 3. , 4. ], dtype=float32)
+      Array([1., 2., 3., 4.], dtype=float32)
 
     References:
       Jia et al., "SDP4Bit: Toward 4-bit Communication Quantization in Sharded Data Parallelism",
