@@ -113,8 +113,8 @@ def sharded(
     check_kind(f"{OWNER}(memory)", memory, Memory, "use ErrorFeedback().")
 
     def init(params: optax.Params) -> ShardedState:
-        _check_each_value(inner)
         like = checked_like(params, OWNER)
+        _check_each_value(inner, like)
         zeros = _zeros(_shards.shard_likes(_some(like), workers))
         shards = _as_leaves(zeros, like)
         return ShardedState(
@@ -239,23 +239,33 @@ def _zeros(like: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
 
 
-def _check_each_value(inner: optax.GradientTransformation) -> None:
+def _check_each_value(inner: optax.GradientTransformation, like: PyTree) -> None:
     """Refuses an optimizer for which a shard is not updated as the whole would be."""
 
-    def moved(pick: Any) -> jax.Array:
-        params: Any = {"w": pick(jnp.arange(1.0, 7.0))}
+    def tree(low: int, high: int, start: float, scale: float) -> PyTree:
+        def leaf(like: Any) -> jax.Array:
+            some = jnp.asarray(start + scale * np.arange(6)[low:high], jnp.float32)
+            return some.reshape((-1, *[1] * (like.ndim - 1))) if like.ndim else some[0] - some[0]
+
+        return jax.tree.map(leaf, like)
+
+    def moved(low: int, high: int) -> jax.Array:
+        params: Any = tree(low, high, 1.0, 1.0)
         state, out = inner.init(params), list[jax.Array]()
-        for size in 10.0 ** np.arange(4, -5, -1):  # a norm would clip some, and leave others
-            grads: Any = {"w": pick(size * jnp.arange(-2.0, 4.0))}
+        for size in (1e3, 10.0, 0.1, 1e-3):  # a norm would clip some, and leave others
+            grads: Any = tree(low, high, -2 * size, size)
             moves, state = inner.update(grads, state, params)
-            out.append(jnp.ravel(jax.tree.leaves(moves)[0]))
+            flat = [jnp.ravel(a) for a in jax.tree.leaves(moves) if jnp.ndim(a)]
+            out.append(jnp.stack(flat))
         return jnp.stack(out)
 
+    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype) if a.size else None, like)
+    if not any(leaf.ndim for leaf in jax.tree.leaves(like)):
+        return
     with jax.ensure_compile_time_eval():
-        whole = moved(lambda x: x.reshape(6, 1))
-        parts = [moved(lambda x, i=i: x[i : i + 3].reshape(3, 1)) for i in (0, 3)]
-        apart = jnp.abs(whole - jnp.concatenate(parts, axis=1))
-        alike = jnp.all(apart <= 1e-3 * jnp.max(jnp.abs(whole), axis=1, keepdims=True))
+        whole = moved(0, 6)
+        apart = jnp.abs(whole - jnp.concatenate([moved(0, 3), moved(3, 6)], axis=2))
+        alike = jnp.all(apart <= 1e-3 * jnp.max(jnp.abs(whole), axis=(1, 2), keepdims=True))
     if not alike:
         raise ValueError(
             f"{OWNER}(inner): must update each value by itself, because it sees shards, got one "

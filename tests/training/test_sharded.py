@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 from cases import gradients, values
 from jax.sharding import PartitionSpec as P
@@ -351,12 +352,33 @@ def test_another_number_of_workers_is_refused():
         optax.chain(optax.clip_by_global_norm(100.0), optax.adam(1e-5)),
         optax.adafactor(0.01),
         optax.lamb(0.01),
+        optax.contrib.muon(0.01),
     ],
-    ids=["clip", "clip and adam", "adafactor", "lamb"],
+    ids=["clip", "clip and adam", "adafactor", "lamb", "muon"],
 )
 def test_what_looks_at_more_than_a_value_is_refused(inner):
     with pytest.raises(ValueError, match=r"sharded\(inner\): must update each value by itself"):
         fg.optimizers.sharded(inner, WORKERS).init(LIKE)
+
+
+def test_parts_of_the_parameters_have_optimizers_of_their_own():
+    """By labels in a tree like the parameters', an empty leaf among them."""
+    labels = {"w": "adam", "b": "sgd", "deep": "adam", "scale": "sgd", "empty": "adam"}
+    inner = optax.partition({"adam": optax.adam(0.01), "sgd": optax.sgd(0.1)}, labels)
+    tx = fg.optimizers.sharded(inner, WORKERS, **LOSSLESS)
+    params = {k: jnp.asarray(values(s, seed=7)) for k, s in SHAPES.items()}
+    params["empty"] = jnp.zeros((0, 3))
+    like = jax.tree.map(jax.typeof, params)
+
+    def step(grads, state):
+        return tx.update(grads, state, params)[0]
+
+    state = jax.tree.map(lambda a: jnp.stack([a] * WORKERS), tx.init(params))
+    found = everywhere("vmap", step, WORKERS)(gradients(like, WORKERS), state)
+    mean = jax.tree.map(lambda g: jnp.mean(g, axis=0), gradients(like, WORKERS))
+    expected, _ = inner.update(mean, inner.init(params), params)
+    for name, move in expected.items():
+        np.testing.assert_allclose(found[name][1], move, rtol=1e-4, atol=1e-6)
 
 
 def test_mistakes():
