@@ -103,6 +103,15 @@ def test_axes_of_other_names_are_left_to_jax():
     np.testing.assert_array_equal(pair, 2 * np.ones(3))
 
 
+def test_workers_in_groups_are_those_of_a_group():
+    def pairs(x):
+        return lax.psum(x, AXIS, axis_index_groups=[[0, 1], [2, 3]])
+
+    (found,) = _collectives.collectives(pairs, {AXIS: 4}, X)
+    assert found.workers == 2
+    np.testing.assert_array_equal(_collectives.alone(pairs, {AXIS: 4})(X), 2 * X)
+
+
 def test_conditionals_are_followed():
     def either(x, flag):
         def inner(x):
