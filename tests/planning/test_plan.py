@@ -211,6 +211,26 @@ def test_buckets_hide_what_they_can_and_are_in_the_code():
     assert "layout=fg.Layout(bucket_bytes=200040)" in dense[1].code
     assert many["4 local steps, signs"].seconds == one["4 local steps, signs"].seconds
     assert "layout" not in many["4 local steps, signs"].code
+    assert (
+        "layout=fg.Layout(scope='leaf', bucket_bytes=200040)" in many["TernGrad, shared scale"].code
+    )
+
+
+def test_each_bucket_has_its_latency_and_its_header():
+    """As Agarwal et al. count: all but the last hide, and each goes around on its own."""
+    rows = [
+        fg.Candidate("dense", fg.AllReduce(), dense=True),
+        fg.Candidate("signs", fg.AllGather(fg.Sign())),
+    ]
+    free = {row.name: fg.Timing(0.0, 0.0) for row in rows}
+    link = fg.Link("100gbit", "1ms")
+    found = by_name(plan(link, rows=rows, buckets=5, timings=free))
+    dense, over = found["dense"], 4 * 200_040 * 1.5 / link.bandwidth
+    assert dense.parts.exchange == pytest.approx(5 * 6e-3 + over)
+    assert dense.seconds == pytest.approx(4 * 6e-3 + 0.8 * over + 6e-3 + 0.2 * over)
+    cut = fg.Layout(bucket_bytes=4 * 200_040 // 5)
+    assert found["signs"].wire_bytes == fg.wire_bytes(fg.Sign(), LIKE, cut)
+    assert found["signs"].link_bytes == fg.link_bytes(fg.Sign(), LIKE, 4, cut)
 
 
 def test_errors_are_those_of_what_is_sent():
@@ -259,7 +279,19 @@ def test_it_is_deterministic():
             ValueError,
             "leave it out",
         ),
+        (
+            lambda: fg.plan(
+                LIKE, step=1.0, link="1gbit", workers=4, fast=(4, fg.Link("1gbit")), timings={}
+            ),
+            ValueError,
+            "two groups at least",
+        ),
         (lambda: fg.Candidate("a", fg.Sign()), TypeError, "AllGather"),
+        (
+            lambda: fg.Candidate("a", fg.AllReduce(), every=2, layout=fg.Layout("leaf")),
+            ValueError,
+            "leave it to the exchange",
+        ),
         (lambda: fg.Candidate("a", fg.AllReduce(), every=0), ValueError, "use 4"),
         (
             lambda: plan(
