@@ -123,9 +123,9 @@ def test_each_axis_of_a_chain_has_its_link():
         fg.predict_step(tx, LIKE, link={"slow": links["slow"]}, **options)
 
 
-def predicted(tx, every=1, **options):
+def predicted(tx, every=1, step=0.0, **options):
     known = {"link": fg.Link(1e6, 0.0), "axes": {"data": 2}, "timing": fg.Timing(0.0, 0.0)}
-    return fg.predict_step(tx, jnp.zeros((8, 1000)), step=0.0, every=every, **known | options)
+    return fg.predict_step(tx, jnp.zeros((8, 1000)), step=step, every=every, **known | options)
 
 
 def local_steps(fragments, exchange=fg.AllReduce()):  # noqa: B008
@@ -139,6 +139,7 @@ def test_what_is_sent_in_each_step_counts_in_each():
     each = 4 * 8000 / 1e6
     assert predicted(fg.compressed_pmean(fg.AllReduce(), axis_name="data"), 4) == each
     assert predicted(local_steps(1), 4) == pytest.approx(each / 4)
+    assert predicted(local_steps(4), step=1.0) == pytest.approx(1 + each / 4)  # nothing hides
     for every in (1, 4):
         assert predicted(local_steps(4), every) == pytest.approx(each / 4)
     assert predicted(local_steps(2), 2) == pytest.approx(each / 4)
@@ -171,6 +172,20 @@ def test_what_changes_by_step_is_not_predicted():
         fg.predict_step(
             tx, LIKE, step=1.0, link=fg.Link("1gbit"), axes={"data": 2}, timing=fg.Timing(0.0, 0.0)
         )
+
+
+def test_local_steps_are_timed_until_they_meet(monkeypatch):
+    """All of them: a turn ends with the step that exchanges."""
+    ended = []
+
+    def once(run, inputs, *_):
+        _, state = run(inputs[0])
+        ended.append(int(state.step))
+        return _exchange._timing.Timed(1.0, 1.0, 1.0, 1)
+
+    monkeypatch.setattr(_exchange._timing, "timed", once)
+    assert fg.time_exchange(local_steps(1), LIKE, {"data": 2}, every=4) == fg.Timing(0.0, 1.0)
+    assert ended == [4]
 
 
 def test_a_step_is_timed():
