@@ -125,7 +125,7 @@ def _walk(
                 aval: Any = operand.aval
                 shape, dtype = aval.shape, aval.dtype
                 size = math.prod(shape) * dtype.itemsize
-                workers = math.prod(axes[axis] for axis in along)
+                workers = _workers(eqn, along, axes)
                 kind, short = KINDS[name], _short(dtype)
                 yield Collective(kind, short, shape, size, branch, repeated, workers, along)
         elif name == "cond":
@@ -151,6 +151,12 @@ def _along(eqn: core.JaxprEqn, axes: Axes) -> tuple[str, ...]:
     named = eqn.params["axes" if "axes" in eqn.params else "axis_name"]
     several = named if isinstance(named, tuple) else (named,)
     return tuple(axis for axis in several if axis in axes)
+
+
+def _workers(eqn: core.JaxprEqn, along: tuple[str, ...], axes: Axes) -> int:
+    """How many take part in a collective with each other."""
+    groups = eqn.params.get("axis_index_groups")
+    return len(groups[0]) if groups else math.prod(axes[axis] for axis in along)
 
 
 def _short(dtype: Any) -> str:
@@ -186,7 +192,7 @@ def _apply(
     if name == "axis_index":
         return [jnp.int32(0)]
     if name in KINDS and (along := _along(eqn, axes)):
-        workers = math.prod(axes[axis] for axis in along)
+        workers = _workers(eqn, along, axes)
         sent.append(args)
         # Kept whole: a compiler that knew that all workers sent the same would decode it once.
         return lax.optimization_barrier([_received(eqn, workers, x) for x in args])

@@ -27,6 +27,7 @@ from fftgrad.exchanges._policy import Policy, Rule
 from fftgrad.memories import ErrorFeedback, NoMemory
 from fftgrad.optimizers import diloco
 from fftgrad.planning._convergence import LONGER, SEEN, Loss
+from fftgrad.planning._exchange import check_count
 from fftgrad.tools._wire_bytes import wire_bytes
 from fftgrad.training import compressed_pmean
 
@@ -46,11 +47,11 @@ class Candidate:
       dense: whether it is one of those with which the others are compared.
       momentum: whether the optimizer keeps its momentum; error feedback is one already.
       loss: what to expect of the loss.
-      layout: as for `compressed_pmean`.
+      layout: as for `compressed_pmean`; local steps have none.
 
     Raises:
       TypeError: if a part is none.
-      ValueError: if `every` is not positive.
+      ValueError: if `every` is not positive, or has a layout beside it.
 
     Example:
       >>> import fftgrad as fg
@@ -72,8 +73,12 @@ class Candidate:
     def __post_init__(self) -> None:
         check_kind("Candidate(exchange)", self.exchange, Exchange, "use AllGather(codec).")
         check_kind("Candidate(memory)", self.memory, Memory, "use ErrorFeedback().")
-        if self.every < 1:
-            raise ValueError(f"Candidate(every): must be at least 1, got {self.every}; use 4.")
+        check_count("Candidate(every)", self.every, "use 4.")
+        if self.every > 1 and self.layout != Layout():
+            raise ValueError(
+                f"Candidate(layout): must be left out with local steps, which have none, got "
+                f"{self.layout!r}; leave it to the exchange."
+            )
 
     def transformation(self, axis_name: AxisName) -> optax.GradientTransformationExtraArgs:
         """What exchanges the gradients; with local steps, around an optimizer that does nothing."""

@@ -38,6 +38,12 @@ def axis_of(axes: Mapping[str, int]) -> AxisName:
     return names[0] if len(names) == 1 else names
 
 
+def check_count(argument: str, value: int, remedy: str) -> None:
+    """Refuses what is no number of steps, or of buckets."""
+    if value < 1:
+        raise ValueError(f"{argument}: must be at least 1, got {value}; {remedy}")
+
+
 def time_exchange(
     tx: optax.GradientTransformation,
     params: PyTree,
@@ -57,7 +63,8 @@ def time_exchange(
       tx: the chain, without the optimizer if the step has one already.
       params: the parameters, or their shapes.
       axes: how many workers there are along each axis that it names: `{"data": 16}`.
-      every: the updates of which one exchanges, for local steps; all of them are timed.
+      every: the updates of which one exchanges, for local steps; all of them are timed. With
+        fragments, those between two meetings.
       mesh: in several processes, the mesh, so that all begin together and the slowest counts.
       gradients: trees like `params` to time with; heavy-tailed random values, if left out.
       seconds: the time that the rounds take, about.
@@ -69,6 +76,7 @@ def time_exchange(
 
     Raises:
       TypeError: if a leaf is not what `compressed_pmean` takes.
+      ValueError: if `every` is not positive.
 
     Example:
       >>> import fftgrad as fg
@@ -78,6 +86,7 @@ def time_exchange(
       >>> timing.compress > 0
       True
     """
+    check_count("time_exchange(every)", every, "use 1 where each step exchanges.")
     _layout.check_tree("time_exchange", "params", params)
     like = _layout.like(params)
     agree = _together.agreement(mesh, axis_of(axes))
@@ -150,17 +159,25 @@ def _start(tx: Any, like: PyTree) -> tuple[PyTree, Any]:
 def traffic(
     argument: str, tx: Any, like: PyTree, axes: Mapping[str, int], every: int = 1
 ) -> tuple[_collectives.Collective, ...]:
-    """The collectives of one exchange of a transformation, which came as an `argument`."""
+    """The collectives of a transformation, which came as an `argument`, in so many steps.
+
+    What it sends under a condition it sends in one of them, all else in each.
+    """
     state = jax.eval_shape(tx.init, like)
     found = _collectives.collectives(tx.update, axes, like, state, like)
-    if every > 1:
-        return tuple(c for c in found if c.branch)
-    if any(c.branch for c in found):
+    if any(c.repeated for c in found):
+        raise ValueError(
+            f"{argument}: must send outside of loops, got a collective in one, whose turns a trace "
+            "does not count; unroll it."
+        )
+    # Of a meeting under a condition, one branch sends; of more than one, only some of them.
+    if len({c.branch for c in found if c.branch}) > (every > 1):
         raise ValueError(
             f"{argument}: must send the same in every step, got an exchange that changes by step; "
             "plan those that it is made of."
         )
-    return found
+    always = tuple(c for c in found if not c.branch)
+    return always * every + tuple(c for c in found if c.branch)
 
 
 def inputs_like(like: PyTree) -> list[PyTree]:

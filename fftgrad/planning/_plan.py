@@ -11,7 +11,6 @@ import numpy as np
 from fftgrad._contracts import PyTree, Step
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._hierarchical import Hierarchical
-from fftgrad.exchanges._layout import Layout
 from fftgrad.ops import _collectives
 from fftgrad.planning import _exchange, _measure
 from fftgrad.planning._answer import Plan, PlanRow
@@ -83,7 +82,7 @@ def plan(
     Raises:
       TypeError: if a leaf is not what `compressed_pmean` takes.
       ValueError: if there is no dense row, two rows have one name, a timing is missing, or the
-        workers are no multiple of the fast ones.
+        workers are no multiple of the fast ones, or no more than those.
 
     Example:
       >>> import fftgrad as fg
@@ -104,22 +103,20 @@ def plan(
       MLSys 2022, arXiv:2103.00543: of 200 set-ups 6 beat well-tuned dense training.
     """
     size, axes = _groups(workers, fast)
-    if buckets is not None and buckets < 1:
-        raise ValueError(f"plan(buckets): must be at least 1, got {buckets}; use 1 for no overlap.")
     _layout.check_tree("plan", "params", params)
     like = _layout.like(params)
     chosen = candidates(like, *size) if rows is None else tuple(rows)
     _check(chosen)
     buckets = _measure.bucket_count(buckets)
+    _exchange.check_count("plan(buckets)", buckets, "use 1 for no overlap.")
     link = link if isinstance(link, Link) else Link(link)
     setting = Setting(_units.seconds("plan(step)", step), link, fast, buckets, algorithm)
     if timings is None:
         apart = buckets > 1
         timings = _measure.timings(like, chosen, axes, gradients, seconds, tell, apart=apart)
-    known = [_know(row, like, axes, timings, gradients) for row in chosen]
     if buckets > 1:
-        layout = Layout(bucket_bytes=_bucket_bytes(like, buckets))
-        known = [_cut(row, layout) for row in known]
+        chosen = [_cut(row, _bucket_bytes(like, buckets)) for row in chosen]
+    known = [_know(row, like, axes, timings, gradients) for row in chosen]
     dense = [row for row in known if row.candidate.dense]
     found = [predict(row, dense, setting, _exchange.axis_of(axes)) for row in known]
     return Plan(tuple(_sorted(found)), workers, link)
@@ -138,6 +135,11 @@ def _groups(workers: int, fast: tuple[int, Link] | None) -> tuple[tuple[int, int
             f"{fast[0]}; leave it out where no links are fast."
         )
     slow = workers // fast[0]
+    if slow == 1:
+        raise ValueError(
+            f"plan(fast): must leave two groups at least, got all {workers} workers in one, which "
+            "send nothing over a slow link; leave it out and give their link as link."
+        )
     return (slow, fast[0]), {"slow": slow, "fast": fast[0]}
 
 
@@ -202,12 +204,12 @@ def _bucket_bytes(like: PyTree, buckets: int) -> int:
     return 4 * max(1, -(-total // buckets))
 
 
-def _cut(row: Known, layout: Layout) -> Known:
-    """The candidate with a gradient in buckets, where that changes nothing but when it leaves."""
-    own = row.candidate
-    if own.every > 1 or own.layout != Layout():
+def _cut(row: Candidate, bucket_bytes: int) -> Candidate:
+    """The candidate with a gradient in buckets, unless it has its own or nothing hides."""
+    if row.every > 1 or row.layout.bucket_bytes is not None:
         return row
-    return row._replace(candidate=dataclasses.replace(own, layout=layout))
+    layout = dataclasses.replace(row.layout, bucket_bytes=bucket_bytes)
+    return dataclasses.replace(row, layout=layout)
 
 
 def _sorted(rows: list[PlanRow]) -> list[PlanRow]:

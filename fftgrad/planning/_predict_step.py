@@ -37,8 +37,10 @@ def predict_step(
       axes: how many workers there are along each axis that the chain names: `{"data": 16}`.
       timing: what an exchange takes on a device, from `fg.time_exchange`, which is called if it is
         left out.
-      every: the steps of which one exchanges, for local steps.
-      buckets: in how many the gradient leaves while the backward pass runs.
+      every: the steps of which one exchanges, for local steps; with fragments, those between two
+        meetings. What is sent under no condition is sent in each.
+      buckets: in how many the gradient leaves while the backward pass runs: as many as the chain's
+        `Layout(bucket_bytes=...)` makes.
       algorithm: of the collectives, "ring" or "tree".
 
     Returns:
@@ -48,7 +50,8 @@ def predict_step(
 
     Raises:
       TypeError: if a leaf is not what `compressed_pmean` takes.
-      ValueError: if an axis has no link, or if what is sent changes from step to step.
+      ValueError: if an axis has no link, if `every` or `buckets` is not positive, or if what is
+        sent changes from step to step or is sent in a loop.
 
     Example:
       >>> import fftgrad as fg
@@ -63,6 +66,8 @@ def predict_step(
       >>> f"{seconds:.2f} s"
       '0.39 s'
     """
+    _exchange.check_count("predict_step(every)", every, "use 1 where each step exchanges.")
+    _exchange.check_count("predict_step(buckets)", buckets, "use 1 for no overlap.")
     _layout.check_tree("predict_step", "params", params)
     if not isinstance(link, Link) and (missing := sorted({*axes} - {*link})):
         raise ValueError(

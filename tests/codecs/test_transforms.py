@@ -184,3 +184,8 @@ def test_coefficients_of_one_block_are_added_together(positions):
     dense = jnp.zeros(12).at[positions].set(y, mode="drop")
     expected = x + fg.decompress(codec, fg.Payload(dense), x)
     np.testing.assert_allclose(total, expected, atol=1e-6)
+
+
+def test_a_tile_has_as_many_values_as_its_sides_say():
+    sizes = [fg.Tiles(), fg.Tiles(16), fg.Tiles(16, (3, 100)), fg.Tiles(1024, (1, 5000))]
+    assert [tiles.tile_size for tiles in sizes] == [64, 16, 4 * 16, 1024]

@@ -113,6 +113,10 @@ def test_a_bad_value_is_seen_and_nothing_is_left_of_nobody(name):
     assert np.asarray(state.skipped).tolist() == [1] * 4
 
 
+def test_one_at_either_end_is_trimmed_unless_told_otherwise():
+    assert fg.TrimmedMean() == fg.TrimmedMean(trim=1)
+
+
 @pytest.mark.parametrize("workers", [4, 3])
 def test_two_that_count_are_too_few_to_trim(workers):
     grads = jax.tree.map(lambda g: g.at[: workers - 2].set(jnp.nan), gradients(LIKE, workers))

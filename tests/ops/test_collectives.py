@@ -55,6 +55,7 @@ def collective(name, x):
     return {
         "psum": lambda: lax.psum(x, AXIS),
         "pmax": lambda: lax.pmax(x, AXIS),
+        "pmin": lambda: lax.pmin(x, AXIS),
         "all_gather": lambda: lax.all_gather(x, AXIS, axis=1),
         "all_gather tiled": lambda: lax.all_gather(x, AXIS, axis=1, tiled=True),
         "all_to_all": lambda: lax.all_to_all(x[:3], AXIS, 0, 0),
@@ -65,7 +66,7 @@ def collective(name, x):
     }[name]()
 
 
-NAMES = ("psum", "pmax", "all_gather", "all_gather tiled", "all_to_all", "all_to_all tiled")
+NAMES = ("psum", "pmax", "pmin", "all_gather", "all_gather tiled", "all_to_all", "all_to_all tiled")
 NAMES += ("psum_scatter", "psum_scatter tiled", "ppermute")
 
 
@@ -103,6 +104,28 @@ def test_axes_of_other_names_are_left_to_jax():
     np.testing.assert_array_equal(pair, 2 * np.ones(3))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("bfloat16", "bf16"), ("float16", "f16"), ("bool", "pred"), ("int8", "s8")]
+)
+def test_types_are_named_as_the_compiler_does(dtype, name):
+    like = jax.ShapeDtypeStruct((5,), dtype)
+    (found,) = _collectives.collectives(lambda x: lax.all_gather(x, AXIS), {AXIS: 4}, like)
+    assert (found.dtype, found.bytes) == (name, 5 * jnp.dtype(dtype).itemsize)
+
+
+def test_the_one_is_the_first():
+    assert _collectives.alone(lambda: lax.axis_index(AXIS), {AXIS: 4})() == 0
+
+
+def test_workers_in_groups_are_those_of_a_group():
+    def pairs(x):
+        return lax.psum(x, AXIS, axis_index_groups=[[0, 1], [2, 3]])
+
+    (found,) = _collectives.collectives(pairs, {AXIS: 4}, X)
+    assert found.workers == 2
+    np.testing.assert_array_equal(_collectives.alone(pairs, {AXIS: 4})(X), 2 * X)
+
+
 def test_conditionals_are_followed():
     def either(x, flag):
         def inner(x):
@@ -137,7 +160,9 @@ def test_a_collective_in_a_loop_is_refused():
 
     with pytest.raises(NotImplementedError, match="time it on real devices"):
         _collectives.alone(loop, {AXIS: 4})(X)
-    assert all(c.repeated for c in _collectives.collectives(loop, {AXIS: 4}, X))
+    for around in (loop, lambda x: lax.fori_loop(0, 2, lambda _, x: jax.jit(loop)(x), x)):
+        (found,) = _collectives.collectives(around, {AXIS: 4}, X)
+        assert found.repeated
     with pytest.raises(ValueError, match="link_bytes of its own"):
         _collectives.link_bytes(loop, {AXIS: 4}, X)
 

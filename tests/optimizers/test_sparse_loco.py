@@ -1,5 +1,7 @@
 """SparseLoCo: local steps, two bits of the largest of each tile, lengths clipped at the median."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,9 +110,8 @@ def run(tx, grads, mode="vmap", **extra):
 @pytest.mark.parametrize(("k", "block"), [(64, 64), (5, 16)])
 def test_it_is_the_paper(k, block, mode):
     """Of two meetings; at the third, values on the edge of a bin may go either way."""
-    tx = fg.optimizers.sparse_loco(
-        optax.sgd(RATE), every=EVERY, outer_rate=0.4, k=k, block=block, decay=0.95
-    )
+    sizes = {} if k == block == 64 else {"k": k, "block": block}  # the paper's, unless told
+    tx = fg.optimizers.sparse_loco(optax.sgd(RATE), every=EVERY, **sizes)
     grads, oracle = gradients(2 * EVERY), Oracle(k, block, 0.95, 0.4)
     params, state = run(tx, grads, mode)
     for i in range(2 * EVERY):
@@ -130,6 +131,19 @@ def test_it_is_the_paper(k, block, mode):
             assert alike.mean() >= 0.998, (name, alike.mean())
         np.testing.assert_allclose(params[name][2].ravel(), found, atol=1e-6)
         assert params[name].shape == (WORKERS, *shape)
+
+
+def test_what_else_it_takes_is_local_steps_own():
+    """A delay, a blend, and meetings 30 steps apart."""
+    more = {"delay": 1, "blend": 0.5, "axis_name": AXIS}
+    mine = fg.optimizers.sparse_loco(optax.sgd(RATE), every=EVERY, **more)
+    parts = fg.AllGather(SparseLocoPolicy(64, 64, 2), fg.MedianNormClip()), fg.ErrorFeedback(0.95)
+    theirs = fg.optimizers.diloco(optax.sgd(RATE), optax.sgd(0.4), EVERY, *parts, **more)
+    grads = gradients(2 * EVERY)
+    (found, _), (expected, _) = run(mine, grads), run(theirs, grads)
+    for name in SHAPES:
+        np.testing.assert_array_equal(found[name], expected[name])
+    assert inspect.signature(fg.optimizers.sparse_loco).parameters["every"].default == 30
 
 
 TRANSFORMER = {

@@ -5,6 +5,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from parallel import mesh_of
 
@@ -101,12 +102,12 @@ def test_a_chain_of_ones_own_is_timed_and_predicted():
         found = fg.plan(
             LIKE, step="2ms", link=link, workers=4, rows=ROWS[:2], timings=timings, buckets=buckets
         )
-        (planned,) = (one.seconds for one in found.rows if one.name == "signs")
+        (planned,) = (one for one in found.rows if one.name == "signs")
+        chain = eval(planned.code, {"fg": fg})  # cut as the plan says
         seconds = fg.predict_step(
-            row.transformation("data"), LIKE, step="2ms", link=link, axes={"data": 4},
-            timing=timing, buckets=buckets,
+            chain, LIKE, step="2ms", link=link, axes={"data": 4}, timing=timing, buckets=buckets,
         )  # fmt: skip
-        assert seconds == planned
+        assert seconds == planned.seconds
 
 
 def test_each_axis_of_a_chain_has_its_link():
@@ -122,6 +123,48 @@ def test_each_axis_of_a_chain_has_its_link():
         fg.predict_step(tx, LIKE, link={"slow": links["slow"]}, **options)
 
 
+def predicted(tx, every=1, step=0.0, **options):
+    known = {"link": fg.Link(1e6, 0.0), "axes": {"data": 2}, "timing": fg.Timing(0.0, 0.0)}
+    return fg.predict_step(tx, jnp.zeros((8, 1000)), step=step, every=every, **known | options)
+
+
+def local_steps(fragments, exchange=fg.AllReduce()):  # noqa: B008
+    return fg.optimizers.diloco(
+        optax.identity(), optax.sgd(1.0), 4, exchange, axis_name="data", fragments=fragments
+    )
+
+
+def test_what_is_sent_in_each_step_counts_in_each():
+    """Also where `every` says that most have no exchange."""
+    each = 4 * 8000 / 1e6
+    assert predicted(fg.compressed_pmean(fg.AllReduce(), axis_name="data"), 4) == each
+    assert predicted(local_steps(1), 4) == pytest.approx(each / 4)
+    assert predicted(local_steps(4), step=1.0) == pytest.approx(1 + each / 4)  # nothing hides
+    for every in (1, 4):
+        assert predicted(local_steps(4), every) == pytest.approx(each / 4)
+    assert predicted(local_steps(2), 2) == pytest.approx(each / 4)
+
+
+def test_what_is_sent_in_a_loop_or_in_some_meetings_is_not_predicted():
+    def three_times(updates, state, _):
+        return jax.lax.fori_loop(0, 3, lambda _, x: jax.lax.pmean(x, "data"), updates), state
+
+    with pytest.raises(ValueError, match="unroll it"):
+        predicted(optax.GradientTransformation(lambda _: (), three_times))
+    warm = fg.Piecewise({0: fg.AllReduce(), 5: fg.AllGather(fg.Sign())})
+    with pytest.raises(ValueError, match="changes by step"):
+        predicted(local_steps(1, warm), 4)
+
+
+def test_counts_are_positive():
+    tx = local_steps(1)
+    for options in ({"every": 0}, {"buckets": 0}):
+        with pytest.raises(ValueError, match=r"predict_step\(.*at least 1, got 0"):
+            predicted(tx, **options)
+    with pytest.raises(ValueError, match=r"time_exchange\(every\)"):
+        fg.time_exchange(tx, LIKE, {"data": 2}, every=0)
+
+
 def test_what_changes_by_step_is_not_predicted():
     exchange = fg.Piecewise({0: fg.AllReduce(), 5: fg.AllGather(fg.Sign())})
     tx = fg.compressed_pmean(exchange, axis_name="data")
@@ -129,6 +172,20 @@ def test_what_changes_by_step_is_not_predicted():
         fg.predict_step(
             tx, LIKE, step=1.0, link=fg.Link("1gbit"), axes={"data": 2}, timing=fg.Timing(0.0, 0.0)
         )
+
+
+def test_local_steps_are_timed_until_they_meet(monkeypatch):
+    """All of them: a turn ends with the step that exchanges."""
+    ended = []
+
+    def once(run, inputs, *_):
+        _, state = run(inputs[0])
+        ended.append(int(state.step))
+        return _exchange._timing.Timed(1.0, 1.0, 1.0, 1)
+
+    monkeypatch.setattr(_exchange._timing, "timed", once)
+    assert fg.time_exchange(local_steps(1), LIKE, {"data": 2}, every=4) == fg.Timing(0.0, 1.0)
+    assert ended == [4]
 
 
 def test_a_step_is_timed():

@@ -211,6 +211,55 @@ def test_buckets_hide_what_they_can_and_are_in_the_code():
     assert "layout=fg.Layout(bucket_bytes=200040)" in dense[1].code
     assert many["4 local steps, signs"].seconds == one["4 local steps, signs"].seconds
     assert "layout" not in many["4 local steps, signs"].code
+    assert (
+        "layout=fg.Layout(scope='leaf', bucket_bytes=200040)" in many["TernGrad, shared scale"].code
+    )
+
+
+def test_each_bucket_has_its_latency_and_its_header():
+    """As Agarwal et al. count: all but the last hide, and each goes around on its own."""
+    rows = [
+        fg.Candidate("dense", fg.AllReduce(), dense=True),
+        fg.Candidate("signs", fg.AllGather(fg.Sign())),
+    ]
+    free = {row.name: fg.Timing(0.0, 0.0) for row in rows}
+    link = fg.Link("100gbit", "1ms")
+    found = by_name(plan(link, rows=rows, buckets=5, timings=free))
+    dense, over = found["dense"], 4 * 200_040 * 1.5 / link.bandwidth
+    assert dense.parts.exchange == pytest.approx(5 * 6e-3 + over)
+    assert dense.seconds == pytest.approx(4 * 6e-3 + 0.8 * over + 6e-3 + 0.2 * over)
+    cut = fg.Layout(bucket_bytes=4 * 200_040 // 5)
+    assert found["signs"].wire_bytes == fg.wire_bytes(fg.Sign(), LIKE, cut)
+    assert found["signs"].link_bytes == fg.link_bytes(fg.Sign(), LIKE, 4, cut)
+
+
+def test_each_of_two_levels_is_on_its_links():
+    rng = np.random.default_rng(0)
+    gradient = {k: rng.standard_t(3, v.shape).astype(np.float32) for k, v in LIKE.items()}
+    exact = fg.Hierarchical("fast", 2, slow=fg.AllReduce(), memory=fg.NoMemory())
+    few = fg.Hierarchical("fast", 2, slow=fg.AllGather(fg.TopK(0.1)))
+    rows = [fg.Candidate("dense", exact, dense=True), fg.Candidate("top-k", few)]
+    found = by_name(
+        fg.plan(
+            LIKE, step=0.0, link=fg.Link(1e6, 0.0), workers=8, fast=(2, fg.Link(2e6, 0.0)),
+            rows=rows, timings=timings(rows), buckets=1, gradients=[gradient],
+        )
+    )  # fmt: skip
+    dense, size = found["dense"], 4 * 200_040
+    assert dense.link_bytes == fg.link_bytes(exact, LIKE, 8)
+    assert dense.wire_bytes == size / 2  # of which each of a pair carries its own
+    # Half goes to the other one of the pair, and the mean of the other half comes back.
+    slow, fast = size / 2 * 1.5 / 1e6, (size / 2 + size / 2) / 2e6
+    assert dense.parts.exchange == pytest.approx(slow + fast, rel=1e-3)
+    assert dense.error == 0
+    assert 0.3 < found["top-k"].error < 0.95
+
+
+def test_over_fast_links_the_memory_is_that_of_the_group():
+    alone = {row.name: row for row in planning.candidates(LIKE, 4)}
+    for row in planning.candidates(LIKE, 4, fast=2):
+        assert (row.exchange.memory, row.memory) == (alone[row.name].memory, fg.NoMemory())
+        assert row.exchange.slow == alone[row.name].exchange
 
 
 def test_errors_are_those_of_what_is_sent():
@@ -259,7 +308,19 @@ def test_it_is_deterministic():
             ValueError,
             "leave it out",
         ),
+        (
+            lambda: fg.plan(
+                LIKE, step=1.0, link="1gbit", workers=4, fast=(4, fg.Link("1gbit")), timings={}
+            ),
+            ValueError,
+            "two groups at least",
+        ),
         (lambda: fg.Candidate("a", fg.Sign()), TypeError, "AllGather"),
+        (
+            lambda: fg.Candidate("a", fg.AllReduce(), every=2, layout=fg.Layout("leaf")),
+            ValueError,
+            "leave it to the exchange",
+        ),
         (lambda: fg.Candidate("a", fg.AllReduce(), every=0), ValueError, "use 4"),
         (
             lambda: plan(

@@ -84,6 +84,15 @@ def test_redsync_is_the_model_with_trees(workers):
     assert cost.dense == pytest.approx(dense)
 
 
+def test_redsync_sends_32_bits_of_value_and_32_of_index_against_float32():
+    given = {"latency": 0.0, "bandwidth": 1e6}
+    cost = fg.redsync_cost(1000, 2, 0.1, **given)
+    assert cost == fg.redsync_cost(1000, 2, 0.1, **given, bits=64, dense_bits=32)
+    assert cost == pytest.approx((100 * 8 / 1e6, 4000 / 1e6))
+    half = fg.redsync_cost(1000, 2, 0.1, **given, dense_bits=16)
+    assert half == pytest.approx((100 * 8 / 1e6, 2000 / 1e6))
+
+
 @pytest.mark.parametrize(("gigabits", "pays"), [(10, 1.5), (56, 29.5), (60, math.inf)])
 def test_the_fft_papers_ratio_is_that_of_two_workers_without_latency(gigabits, pays):
     """k > 1 / (1 - 2 T_comm (4 / T_m + 1 / T_f + 1 / T_p + 1 / T_s)), HPDC 2020, section 3.2."""
@@ -113,6 +122,7 @@ def test_the_fft_papers_ratio_is_that_of_two_workers_without_latency(gigabits, p
         ("100 Mbit/s", 1.25e7),
         ("10Gbps", 1.25e9),
         ("25GB/s", 2.5e10),
+        ("1.6Tbit", 2e11),
         ("25Gb/s", 3.125e9),
         ("1.5e3 kB/s", 1.5e6),
         (125e6, 125e6),
@@ -124,7 +134,15 @@ def test_rates(text, value):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("300ms", 0.3), ("50us", 5e-5), ("2 s", 2.0), ("1min", 60.0), (0.25, 0.25), (0, 0.0)],
+    [
+        ("300ms", 0.3),
+        ("50us", 5e-5),
+        ("2 s", 2.0),
+        ("20ns", 2e-8),
+        ("1min", 60.0),
+        (0.25, 0.25),
+        (0, 0.0),
+    ],
 )
 def test_times(text, value):
     assert _units.seconds("step", text) == pytest.approx(value)

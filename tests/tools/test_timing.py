@@ -54,6 +54,18 @@ def test_one_that_is_done_leaves_the_rounds(clock):
     assert told == [4.0, 1.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
+def test_the_slowest_worker_counts_and_all_begin_together(clock):
+    asked = []
+
+    def agree(value):
+        asked.append(value)
+        return max(value, 3.0)
+
+    found = timed(clock.work, [1.0, 5.0, 2.0], 0.0, 3, agree)
+    assert asked == [0.0, 1.0, 0.0, 5.0, 0.0, 2.0]
+    assert found == Timed(3.0, 3.0, 5.0, 3)
+
+
 def test_compiling_is_not_timed_and_the_result_is_waited_for():
     traced = []
 
