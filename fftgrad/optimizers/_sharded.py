@@ -199,9 +199,11 @@ def sharded(
             OfShards(add_worker_axis(after)),
             OfShards(add_worker_axis(lacking)),
         )
-        kept = _parts.where(finite, new, old)
+        remembered, after, lacking = _parts.where(finite, new, old)
         skipped = state.skipped + 1 - finite.astype(jnp.int32)
-        return change, ShardedState(state.step + 1, skipped, *kept, OfShards(worker))
+        return change, ShardedState(
+            state.step + 1, skipped, remembered, after, lacking, OfShards(worker)
+        )
 
     return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
 
