@@ -16,6 +16,7 @@ from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, 
 from fftgrad.memories import NoMemory
 from fftgrad.ops import _rounding
 from fftgrad.ops._keys import as_key
+from fftgrad.training import _non_finite, _worker
 from fftgrad.training._check_gradients import check_local, check_replicated, checked_like
 from fftgrad.training._own_step import own_step
 from fftgrad.training._sharded import EIGHT, FOUR
@@ -32,6 +33,7 @@ class ShardedState(NamedTuple):
       memory: of the gradients that each worker could not send.
       inner: the inner optimizer's state, of which each worker has that of its shard.
       ahead: by how much the owner's own parameters differ from what all workers have, float32.
+      worker: whose row this is, so that another's is found.
     """
 
     step: jax.Array
@@ -39,6 +41,7 @@ class ShardedState(NamedTuple):
     memory: PerWorker
     inner: OfShards
     ahead: OfShards
+    worker: OfShards
 
 
 def sharded(
@@ -66,7 +69,7 @@ def sharded(
     The inner optimizer sees flat shards, (size, 1, ...) with as many axes as the leaf, so it has to
     update each value by itself, as Adam, SGD, Lion and their schedules and weight decay do; what
     looks at a whole leaf or tree, as clipping by a norm, Adafactor or Muon, is refused. Clip each
-    worker's own gradients before it: `optax.chain(fg.clip_by_local_norm(1.0), sharded(...))`.
+    worker's own gradients before it, by `fg.clip_by_local_norm(1.0, "data")` in an `optax.chain`.
 
     Args:
       inner: the optimizer of each shard, complete with its learning rate.
@@ -117,12 +120,14 @@ def sharded(
         _check_each_value(inner, like)
         zeros = _zeros(_shards.shard_likes(_some(like), workers))
         shards = _as_leaves(zeros, like)
+        ahead = add_worker_axis(zeros)
         return ShardedState(
             step=jnp.zeros((), jnp.int32),
             skipped=jnp.zeros((), jnp.int32),
             memory=add_worker_axis(memory.init(like)),
             inner=OfShards(add_worker_axis(inner.init(shards))),
-            ahead=OfShards(add_worker_axis(zeros)),
+            ahead=OfShards(ahead),
+            worker=OfShards(_worker.nobody(ahead)),
         )
 
     def update(
@@ -149,7 +154,10 @@ def sharded(
         )
         step = own_step(as_key(key), state.step, state.skipped, axis_name)
         own = drop_worker_axis(state.memory)
+        is_mine, worker = _worker.recognize(state.worker.value, axis_name)
+        updates, params = _axes.whole((updates, params))
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        grads = _worker.poison_unless(is_mine, grads)
         x, compensated = memory.compensate(grads, own)
 
         rows = tuple(_shards.to_shards(_some(x), workers))
@@ -171,13 +179,16 @@ def sharded(
             back, lacks, back.init(likes), likes, step.fold(1), received=got.headers
         )
         headers, changes = _halves.to_all(back, buffer, likes, step.fold(1), axis_name)
-        finite = jnp.all(headers.finite) & _alike.all_finite(changes)
         change = _rounded(_shards.from_shards(changes, some), _some(updates))
         # What rounding drops of a change, and of its sum, is in the next difference, too.
         steps = zip(mine, _mine(change, workers, axis_name), strict=True)
         moved = _rounded(tuple(old + step for old, step in steps), _some(params))
         lacking = tuple(new - now for new, now in zip(master, moved, strict=True))
-        change: Any = _parts.where(finite, _whole(change, updates), _zeros(updates))
+        change: Any = _axes.whole(_whole(change, updates))
+        finite = _non_finite.agreed(
+            [jnp.all(headers.finite), _alike.all_finite(changes)], None, change
+        )
+        change = _non_finite.shown("skip", finite, change)
 
         sent = _whole(_shards.from_shards(got.sent, some), x)
         mean = jax.tree.map(jnp.zeros_like, x)  # no worker has the whole of it
@@ -188,11 +199,13 @@ def sharded(
             OfShards(add_worker_axis(after)),
             OfShards(add_worker_axis(lacking)),
         )
-        kept = _parts.where(finite, new, old)
+        remembered, after, lacking = _parts.where(finite, new, old)
         skipped = state.skipped + 1 - finite.astype(jnp.int32)
-        return change, ShardedState(state.step + 1, skipped, *kept)
+        return change, ShardedState(
+            state.step + 1, skipped, remembered, after, lacking, OfShards(worker)
+        )
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
 
 
 def _mine(tree: PyTree, workers: int, axis_name: AxisName) -> Vectors:
@@ -219,7 +232,12 @@ def _rounded(wide: Any, likes: Any) -> Vectors:
 def _whole(some: Any, like: PyTree) -> PyTree:
     """A tree like another, of its dtypes, from the leaves that have a value."""
     left = iter(some)
-    return jax.tree.map(lambda a: next(left).astype(a.dtype) if a.size else a, like)
+
+    def leaf(like: Any) -> jax.Array:
+        # Not the other's own, which JAX may type as varying.
+        return next(left).astype(like.dtype) if like.size else jnp.zeros(like.shape, like.dtype)
+
+    return jax.tree.map(leaf, like)
 
 
 def _as_leaves(vectors: Any, like: PyTree) -> PyTree:

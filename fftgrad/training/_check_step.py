@@ -3,22 +3,25 @@
 from typing import Any, cast
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad.training._state_specs import named
 
 
-def check_rows(carried: PyTree, specs: PyTree, workers: int, axis_name: AxisName) -> None:
-    """Refuses a state that has no row for each worker."""
+def check_rows(carried: PyTree, specs: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
+    """Refuses a state that has no row for each worker, or for each shard of each worker."""
     own = set(_axes.names(axis_name))
     leaves = jax.tree.leaves_with_path(carried)
     for (path, leaf), spec in zip(leaves, jax.tree.leaves(specs, is_leaf=_is_spec), strict=True):
-        if not own.isdisjoint(named(spec)) and leaf.shape[:1] != (workers,):
+        if own.isdisjoint(named(spec)):
+            continue
+        rows = _axes.mesh_size(mesh, spec[0])
+        if leaf.shape[:1] != (rows,):
             raise ValueError(
                 f"data_parallel(arguments{jax.tree_util.keystr(path)}): must have one row for each "
-                f"of the {workers} workers, got {list(leaf.shape)}; make the state by "
+                f"of the {rows} workers, got {list(leaf.shape)}; make the state by "
                 "fg.init(tx, params, mesh, axis_name), and do not take a row of it."
             )
 

@@ -110,7 +110,7 @@ def data_parallel(
         check_shares(batch, workers, axis_name)
         # A list, because a tuple may be a chain of transformations.
         specs = tuple(state_specs(list(carried), axis_name, param_specs))
-        check_rows(carried, specs, workers, axis_name)
+        check_rows(carried, specs, mesh, axis_name)
 
         @functools.wraps(step)
         def worker(carried: tuple[Any, ...], batch: tuple[Any, ...]) -> Any:
@@ -144,7 +144,8 @@ def _by_vmap(
         return leaf.reshape(*sizes, leaf.shape[0] // workers, *leaf.shape[1:])
 
     def merge(leaf: jax.Array) -> jax.Array:
-        return leaf.reshape(-1, *leaf.shape[len(sizes) + 1 :])
+        rows, *others = leaf.shape[len(sizes) :]
+        return leaf.reshape(workers * rows, *others)
 
     def where_own(change: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
         return jax.tree.map(

@@ -129,12 +129,17 @@ def _floats(*leaves: Leaf) -> bool:
 def _of_each(leaf: Leaf, plan: Plan) -> Array:
     """The rows of each worker: [N, m, ...], for m shards of model axes."""
     rows = leaf.on_host()
-    return rows.reshape(plan.before, -1, *rows.shape[1:])
+    return rows.reshape(plan.before, len(rows) // plan.before, *rows.shape[1:])
+
+
+def _joined(rows: Array) -> Array:
+    """Those of all workers, one after the other; there may be no value in them."""
+    return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
 
 
 def _spread(old: Leaf, plan: Plan) -> Array:
     rows = _rows.spread(_of_each(old, plan)[plan.alive], plan.after)
-    flat = rows.reshape(-1, *rows.shape[2:])
+    flat = _joined(rows)
     if not old.is_key:
         return flat
     keys = jax.random.wrap_key_data(
@@ -153,7 +158,7 @@ def _without_lost(old: Leaf, plan: Plan) -> Array:
 def _new_shards(old: Leaf, plan: Plan) -> Array:
     joined = _rows.join(_without_lost(old, plan), old.size)
     rows = np.moveaxis(_rows.cut(joined, plan.after), 2, 1)
-    return rows.reshape(-1, *rows.shape[2:])
+    return _joined(rows)
 
 
 def _new_pieces(old: Leaf, pieces: int, plan: Plan) -> Array:
@@ -162,7 +167,7 @@ def _new_pieces(old: Leaf, pieces: int, plan: Plan) -> Array:
     joined = np.stack([_rows.join(group, old.size) for group in groups])
     after = _rows.spread(joined, plan.after // pieces)
     rows = np.moveaxis(np.concatenate([_rows.cut(group, pieces) for group in after]), 2, 1)
-    return rows.reshape(-1, *rows.shape[2:])
+    return _joined(rows)
 
 
 def _sharding(like: Any) -> jax.sharding.Sharding | None:

@@ -1,6 +1,6 @@
-"""Collectives for parameters that are sharded over the axis of the workers themselves."""
+"""Collectives for what is sharded over the axis of the workers themselves."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,12 +91,15 @@ def compressed_psum_scatter(
     """
     owner = "compressed_psum_scatter"
     workers, parts, moment = _start(owner, x, codec, axis_name, step, key)
-    axis = _axis(owner, "scatter_dimension", scatter_dimension, x)
+    axis = axis_of(owner, "scatter_dimension", scatter_dimension, x)
     if x.shape[axis] % workers:
         raise ValueError(
             f"{owner}(x): must have a multiple of {workers}, the number of workers, along axis "
             f"{axis}, got {x.shape}; pad it with zeros, or cut along another axis."
         )
+    if not x.size:
+        shard = lax.slice_in_dim(x, 0, x.shape[axis] // workers, axis=axis)
+        return Scattered(shard, x.astype(jnp.float32))
     front = jnp.moveaxis(x.astype(jnp.float32), axis, 0)
     rows, likes = front.reshape(workers, -1), _likes(x.size // workers)
     before = jax.tree.map(lambda a: jnp.stack([a] * workers), parts.init(likes))
@@ -162,110 +165,27 @@ def compressed_all_gather(
     """
     owner = "compressed_all_gather"
     workers, parts, moment = _start(owner, shard, codec, axis_name, step, key)
-    axis = _axis(owner, "gather_dimension", gather_dimension, shard)
+    axis = axis_of(owner, "gather_dimension", gather_dimension, shard)
+    expected = tuple(n * (workers if i == axis else 1) for i, n in enumerate(shard.shape))
+    if reference is not None and reference.shape != expected:
+        raise ValueError(
+            f"{owner}(reference): must be of shape {expected}, that of {workers} shards, got "
+            f"{reference.shape}; pass what the last gather returned."
+        )
+    dtype = shard.dtype if reference is None else reference.dtype
+    if not shard.size:
+        return jnp.zeros(expected, dtype)
     front, likes = jnp.moveaxis(shard.astype(jnp.float32), axis, 0), _likes(shard.size)
     whole = (workers * front.shape[0], *front.shape[1:])
     sends, before = front.ravel(), None
     if reference is not None:
-        expected = tuple(n * (workers if i == axis else 1) for i, n in enumerate(shard.shape))
-        if reference.shape != expected:
-            raise ValueError(
-                f"{owner}(reference): must be of shape {expected}, that of {workers} shards, got "
-                f"{reference.shape}; pass what the last gather returned."
-            )
         before = jnp.moveaxis(reference.astype(jnp.float32), axis, 0).reshape(workers, -1)
         sends = sends - jnp.take(before, _axes.index(axis_name), axis=0)
     buffer, _, _ = _halves.compress(parts, (sends,), parts.init(likes), likes, moment)
     _, (rows,) = _halves.to_all(parts, buffer, likes, moment, axis_name)
     rows = rows if before is None else before + rows
     out = jnp.moveaxis(rows.reshape(whole), 0, axis)
-    return out.astype(shard.dtype if reference is None else reference.dtype)
-
-
-def gather_parameters(
-    shard: jax.Array,
-    axis_name: AxisName,
-    gradients: Codec = FOUR,
-    *,
-    parameters: Codec | None = None,
-    dimension: int = 0,
-    step: jax.Array | int = 0,
-    key: jax.Array | int = 0,
-) -> jax.Array:
-    """Function: the whole of sharded parameters, whose gradient comes back compressed.
-
-    In a loss under `jax.shard_map`, with parameters sharded over the axis of the workers (FSDP,
-    ZeRO-3), it is `jax.lax.all_gather(shard, axis_name, axis=dimension, tiled=True)`, whose
-    gradient is `compressed_psum_scatter` of the cotangents: the *sum* over the workers. Divide the
-    loss by their number for the mean, as with the gather of JAX. Nothing is left to average then,
-    and any optimizer of one value at a time can follow, on the shards.
-
-    A function of JAX's differentiation keeps no state, so there is no feedback here: take codecs
-    that are unbiased, such as the default, with a `step` that changes.
-
-    Args:
-      shard: this worker's float array.
-      axis_name: the axis, or axes, of the workers.
-      gradients: the codec of the gradients' shards.
-      parameters: the codec of the parameters; None gathers them as they are.
-      dimension: the axis along which the shards follow each other.
-      step: number of the step, equal on all workers: codecs draw anew in each.
-      key: a seed or key, equal on all workers; another for each array of a model.
-
-    Returns:
-      The whole array, of the dtype of `shard`.
-
-    Wire: forward as `compressed_all_gather`, or the shard itself; backward as
-      `compressed_psum_scatter`.
-
-    Claims: the gradient is unbiased if `gradients` is.
-
-    Raises:
-      ValueError: while tracing, if `axis_name` is not bound.
-      TypeError: while tracing, if `shard` is no float array of at most 32 bits, or a codec none.
-
-    Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
-      >>> def loss(shard, x):
-      ...     w = fg.gather_parameters(shard, "data", fg.Identity())
-      ...     return jnp.sum(w * x) / 2
-      >>> shards, x = jnp.array([[1.0], [2.0]]), jnp.array([[1.0, 2.0], [3.0, 4.0]])
-      >>> jax.vmap(jax.grad(loss), axis_name="data")(shards, x)
-      Array([[2.],
-             [3.]], dtype=float32)
-
-    References:
-      Wang et al., "ZeRO++", 2023, arXiv:2306.10209; Jia et al., "SDP4Bit", NeurIPS 2024,
-      arXiv:2410.15526, which gathers differences: `fg.optimizers.sharded` does.
-    """
-    for argument, codec in (("gradients", gradients), ("parameters", parameters)):
-        if codec is not None:
-            check_kind(f"gather_parameters({argument})", codec, Codec, "pass Levels(bits=8).")
-    _axes.size(axis_name, "gather_parameters")
-    axis = _axis("gather_parameters", "dimension", dimension, shard)
-
-    @jax.custom_vjp
-    def gather(shard: jax.Array, step: jax.Array, key: jax.Array) -> jax.Array:
-        if parameters is None:
-            return lax.all_gather(shard, axis_name, axis=axis, tiled=True)
-        whole = compressed_all_gather(
-            shard, axis_name, parameters, gather_dimension=axis, step=step, key=key
-        )
-        return _axes.vary(whole, axis_name)  # each worker's loss has a gradient of its own
-
-    def forward(shard: jax.Array, step: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
-        return gather(shard, step, key), (step, key)
-
-    def backward(kept: Any, cotangent: jax.Array) -> Any:
-        step, key = kept
-        out = compressed_psum_scatter(
-            cotangent, axis_name, gradients, scatter_dimension=axis, step=step, key=key
-        )
-        return out.shard, None, None
-
-    gather.defvjp(forward, backward)
-    return gather(shard, jnp.asarray(step), as_key(key))
+    return out.astype(dtype)
 
 
 def _start(
@@ -287,7 +207,7 @@ def _start(
     return workers, Parts((codec,)).shard(workers), moment
 
 
-def _axis(owner: str, argument: str, axis: int, x: jax.Array) -> int:
+def axis_of(owner: str, argument: str, axis: int, x: jax.Array) -> int:
     if not -x.ndim <= axis < x.ndim:
         raise ValueError(
             f"{owner}({argument}): must be an axis of the array, got {axis} for shape {x.shape}; "

@@ -83,7 +83,8 @@ def state_specs(
             raise ValueError(
                 f"state_specs(param_specs{''.join(path)}): must not shard a parameter over the "
                 f"axis of the exchange, got {param_spec} for {axis_name!r}: the mean would be one "
-                "of gradients of different parameters; shard it over another axis of the mesh."
+                "of gradients of different parameters; shard it over another axis of the mesh, or "
+                "gather it in the loss by fg.gather_parameters, with an optimizer of optax alone."
             )
     others = tuple(dict.fromkeys(name for spec in by_path.values() for name in named(spec)))
 

@@ -69,10 +69,10 @@ def test_a_shard_is_the_sum_of_what_its_owner_got(codec, axis):
         parts = [jnp.asarray(rows_of(row, axis, WORKERS)[owner], jnp.float32) for row in x]
         # A shard is compressed as it lies with the cut axis in front.
         sent = [np.moveaxis(decoded(codec, jnp.moveaxis(p, axis, 0)), 0, axis) for p in parts]
-        np.testing.assert_allclose(got.shard[owner], np.sum(sent, axis=0), rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(got.shard[owner], functools.reduce(np.add, sent))
         for worker in range(WORKERS):
             told = rows_of(got.sent[worker], axis, WORKERS)[owner]
-            np.testing.assert_allclose(told, sent[worker], rtol=1e-6, atol=1e-6)
+            np.testing.assert_array_equal(told, sent[worker])
 
 
 def test_feedback_sends_all_in_the_end():
@@ -281,13 +281,13 @@ def test_replicas_stay_near_to_their_owners(dtype):
     params = {k: jnp.asarray(values(s, seed=7)).astype(dtype) for k, s in SHAPES.items()}
     tx = fg.optimizers.sharded(optax.sgd(0.01), WORKERS, gradients=fg.Identity(), parameters=SIGN)
     found = []
-    for steps in (20, 60):
+    for steps in (20, 200):
         _, state, _ = run(tx, steps, params=params)
         found.append(float(optax.tree.norm(state.ahead.value.value)))
     assert found[1] < 1.5 * found[0]
     exact = {k: p.astype(jnp.float32) for k, p in params.items()}
-    wide = dense(optax.sgd(0.01), 60, exact)
-    params, state, _ = run(tx, 60, params=params)
+    wide = dense(optax.sgd(0.01), 200, exact)
+    params, state, _ = run(tx, 200, params=params)
     # All that the replicas lack of what the inner optimizer did is in `ahead`.
     lack = _shards.from_shards(state.ahead.value.value, exact)
     apart = jax.tree.map(lambda p, a, e: p.astype("float32") + a - e, params, lack, wide)
