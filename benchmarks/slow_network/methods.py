@@ -89,6 +89,12 @@ def _sparse_loco(label: str, every: int, outer_rate: float) -> Method:
     return Method(label, assemble, every=every)
 
 
+def _budget(label: str, first: float, later: float, change: int) -> Method:
+    first_codec, codec = (fg.chain(fg.Dct(block=64), fg.Budget(ratio=r)) for r in (first, later))
+    exchange = fg.Piecewise({0: fg.AllGather(first_codec), change: fg.AllGather(codec)})
+    return Method(label, _pmean(exchange, fg.ErrorFeedback()), momentum=False, codec=codec)
+
+
 def _feedback(label: str, codec: fg.Codec, *, stages: int = 1) -> Method:
     memory = fg.ErrorFeedback(decay=0.95)
     exchange = _pmean(fg.AllGather(codec), memory) if stages == 1 else _two_stage(codec, memory)
@@ -111,6 +117,7 @@ METHODS: dict[str, Method] = {
     "dct-64": _feedback(
         "DCT 64, 4 %, 4 bits", fg.chain(fg.Dct(block=64), fg.TopK(fraction=0.04), _FOUR)
     ),
+    "budget": _budget("DCT 64, budget 120, later 360", 120, 360, 6),
     "top-k": _feedback("top-k 1 %, 4 bits", fg.chain(_PERCENT, _FOUR)),
     "top-k-mille": _feedback("top-k 0.1 %, 4 bits", fg.chain(_MILLE, _FOUR)),
     "two-stage": _feedback("top-k 1 %, two stages", fg.chain(_PERCENT, _FOUR), stages=2),
@@ -132,6 +139,7 @@ METHODS: dict[str, Method] = {
     "local-32": _local("32 local steps, sign", _SIGN, 32),
     "muloco-8": dataclasses.replace(_local("8 local steps of Muon, sign", _SIGN, 8), muon=True),
     "sparse-loco-8": _sparse_loco("SparseLoCo, 8 local steps", 8, 1.0),
+    "stream-4": _local("4 local steps in 4 fragments", _SIGN, 4, 4, delay=1, blend=0.5),
     "stream-8": _local("8 local steps in 8 fragments", _SIGN, 8, 8, delay=1, blend=0.5),
     "random-k": Method(
         "random-k 1 %",

@@ -50,11 +50,12 @@ class Trainer:
         self.update = self.compiled(update, ins, outs, *inputs, donate=(0, 1, 2))
         one = self.put(np.zeros(1, np.float32))
         self.total = self.compiled(lambda x: lax.psum(x, AXIS), P(AXIS), P(), one)
-        # With local steps, what is sent every so many of them is in a branch of its own.
         self.every = self.method.every
-        self.collectives = [
-            c for c in fg.audit(self.update) if (c.branch == ()) == (self.every == 1)
-        ]
+        # What local steps send every so many of them is in a branch of its own, and so is what is
+        # sent after a dense start, in the last.
+        listed = fg.audit(self.update)
+        branch = max(collective.branch for collective in listed)
+        self.collectives = [collective for collective in listed if collective.branch == branch]
         self.loss: Any = None
 
     def put(self, x: np.ndarray[Any, Any]) -> jax.Array:
