@@ -153,6 +153,9 @@ METHODS: dict[str, Method] = {
     "qsgd": Method("QSGD 4 bits", _published(fg.methods.qsgd(bits=4))),
     "terngrad": Method("TernGrad", _published(fg.methods.terngrad())),
     "powersgd": Method("PowerSGD rank 4", _published(fg.methods.power_sgd(rank=4))),
+    "powersgd-b0": Method(
+        "PowerSGD rank 4, no momentum", _published(fg.methods.power_sgd(rank=4)), momentum=False
+    ),
     "acp-sgd": Method("ACP-SGD rank 4", _published(fg.methods.acp_sgd(rank=4))),
     "dion": Method("Dion rank 16", _published(fg.methods.dion(rank=16)), directs=True),
 }

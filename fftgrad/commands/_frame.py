@@ -7,7 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from rich.console import Console
 
@@ -60,6 +60,14 @@ class Command(Protocol):
 COMMANDS: Mapping[str, Command] = {"plan": _plan, "analyze": _analyze, "bench": _bench}
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Says it, and how to get help."""
+        self.exit(USAGE, f"{self.prog}: {message} (--help tells more)\n")
+
+
 class Output(Console):
     """Standard output, of which a reader may have enough."""
 
@@ -72,7 +80,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     formatter = functools.partial(argparse.RawDescriptionHelpFormatter, width=WIDTH)
     examples = "\n".join(command.EPILOG for command in COMMANDS.values())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fftgrad",
         description=DESCRIPTION,
         epilog=f"{examples}\n{EXIT_CODES}",

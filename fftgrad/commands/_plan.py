@@ -140,11 +140,19 @@ def answer(found: Plan, dense: PlanRow) -> str:
     if not found.compress:
         compressed = [row for row in found.rows if row.break_even is not None]
         other = min(compressed, key=_seconds)
+        rule = ""
+        if other.seconds < best.seconds:
+            rule = " It would have to be a tenth faster, at a loss that is not to be checked."
         return (
             f"Do not compress: {takes}; the fastest that compresses, {other.name}, takes "
-            f"{quantity(other.seconds, 's')} (loss: {other.loss})."
+            f"{quantity(other.seconds, 's')} (loss: {other.loss}).{rule}"
         )
     optimizer = "" if best.momentum else " Use an optimizer without momentum."
+    if best.every > 1:
+        optimizer = (
+            " It goes around your optimizer, and parameters have a row for each worker "
+            "(docs/meshes.md, Local steps)."
+        )
     return (
         f"{three_digits(best.speed_up)} times the steps of the best dense: {takes} in place of "
         f"{quantity(dense.seconds, 's')} ({dense.name}). Loss: {best.loss}.{optimizer}"

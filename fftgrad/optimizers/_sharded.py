@@ -288,5 +288,6 @@ def _check_each_value(inner: optax.GradientTransformation, like: PyTree) -> None
         raise ValueError(
             f"{OWNER}(inner): must update each value by itself, because it sees shards, got one "
             "whose update of a part is not that part of the update, as by optax.clip_by_global_norm"
-            ", Adafactor or Muon; clip before it, by fg.clip_by_local_norm, and use optax.adamw."
+            ", Adafactor or Muon, or that draws noise; clip before it, by fg.clip_by_local_norm, "
+            "and use optax.adamw."
         )

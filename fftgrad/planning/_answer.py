@@ -40,6 +40,8 @@ class PlanRow(NamedTuple):
     parts: Parts
 
     def __str__(self) -> str:
+        if self.every > 1:
+            return f"{self.code}  # around your optimizer; parameters have a row for each worker"
         if self.momentum:
             return self.code
         return f"{self.code}  # before an optimizer without momentum: feedback is one"

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 SECONDS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "ns": "1e-9", "min": "60"}
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*(\S*)\s*", re.IGNORECASE)
+NUMBER = re.compile(r"\s*(-?[0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*(\S*)\s*", re.IGNORECASE)
 
 
 def seconds(argument: str, value: str | float) -> float:

@@ -148,6 +148,25 @@ def test_where_dense_is_best_it_says_so_and_that_is_no_failure(asked, does_not_p
     assert out.endswith(does_not_pay.best.code)
 
 
+def test_a_faster_row_that_is_not_the_answer_has_a_reason(asked, does_not_pay, capsys):
+    best, other = does_not_pay.best, next(r for r in does_not_pay.rows if r.break_even is not None)
+    quick = other._replace(seconds=best.seconds * 0.95)
+    for rows, said in (((best, quick), True), ((best, other), other.seconds < best.seconds)):
+        asked["answer"] = does_not_pay._replace(rows=rows)
+        assert main([*ASKED, "--parameters=25M"]) == 0
+        assert ("have to be a tenth faster" in " ".join(capsys.readouterr().out.split())) == said
+
+
+def test_local_steps_go_around_an_optimizer(asked, pays, capsys):
+    local = next(row for row in pays.rows if row.every > 1)
+    asked["answer"] = pays._replace(rows=(local, *pays.rows))
+    assert main([*ASKED, "--parameters=25M"]) == 0
+    assert "around your optimizer, and parameters have a row" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert str(local).startswith(f"{local.code}  # around your optimizer")
+
+
 @pytest.mark.usefixtures("asked")
 def test_few_rows_are_the_best_ones_and_the_best_dense_one(capsys):
     assert main([*ASKED, "--parameters=25M", "--top=1"]) == 0
@@ -209,6 +228,7 @@ def test_from_the_file_to_the_answer(monkeypatch, tmp_path, capsys):
         ([*ASKED, "--parameters=some"], "as 250000, 25M or 16Mi"),
         ([*ASKED, "--params", __file__], "np.savez(file, **arrays)"),
         ([*ASKED, "--parameters=1k", "--bandwidth=fast"], "use '1gbit' or '125MB/s'"),
+        ([*ASKED, "--parameters=1k", "--bandwidth=-1gbit"], "must be positive and finite"),
         ([*ASKED, "--parameters=1k", "--latency=-1"], "use '300ms'"),
     ],
 )
@@ -219,4 +239,5 @@ def test_bad_usage_is_a_line_and_exit_code_2(capsys, argv, remedy):
         code = left.code
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
-    assert remedy in err.splitlines()[-1]
+    (line,) = err.splitlines()
+    assert remedy in line

@@ -265,8 +265,9 @@ def test_without_safetensors_it_says_what_to_install(tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", [b"", b"no file of arrays", b"PK\x03\x04 and no more"])
 def test_what_is_no_file_of_arrays_is_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match="save it again"):
+    with pytest.raises(ValueError, match="save it again") as found:
         fg.load_gradients(tmp_path / name)
+    assert "pickle" not in str(found.value)
 
 
 TWO = {0: {0: {"w": WHITE}, 1: {"v": WHITE}}}
@@ -278,7 +279,7 @@ TWO = {0: {0: {"w": WHITE}, 1: {"v": WHITE}}}
         (lambda: plain({}), ValueError, "a value at least"),
         (lambda: plain({"w": np.zeros(0, np.float32)}), ValueError, "a value at least"),
         (lambda: plain(0 * WHITE), ValueError, "only zeros"),
-        (lambda: plain(of_workers(WHITE, WHITE / 0)), ValueError, "worker 1; leave that step out"),
+        (lambda: plain(of_workers(WHITE, WHITE / 0)), ValueError, "not, at step 0, worker 1; leave"),
         (lambda: plain({"w": np.arange(5)}), TypeError, "got int64 for w"),
         (lambda: plain(fg.Captured({})), ValueError, "has passed"),
         (lambda: plain(fg.Captured(TWO)), ValueError, "of one model"),

@@ -160,8 +160,8 @@ def _row(named: list[tuple[str, Array]], chosen: list[list[int]], key: tuple[int
             bad = int(np.sum(~np.isfinite(part)))
             if bad:
                 raise ValueError(
-                    f"analyze(gradients): must be finite, got {bad} values that are not in a block "
-                    f"of {name or 'the array'} at {_say(key)}; leave that step out."
+                    f"analyze(gradients): must be finite, got {name or 'an array'} with {bad} "
+                    f"values in a block that are not, at {_say(key)}; leave that step out."
                 )
             parts.append(part)
     return np.concatenate(parts)
