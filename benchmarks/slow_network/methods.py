@@ -28,6 +28,7 @@ class Method:
       muon: whether matrices go through Muon, with updates as long as Adam's.
       codec: what encodes the whole gradient, where one codec does; to time it on its own.
       every: steps to an exchange; with more than one, it is in a branch of its own.
+      pace: the learning rate, in units of the workload's.
     """
 
     label: str
@@ -38,9 +39,14 @@ class Method:
     muon: bool = False
     codec: fg.Codec | None = None
     every: int = 1
+    pace: float = 1.0
 
-    def tail(self, adam: bool, rate: optax.Schedule) -> Transformation:
+    def tail(self, adam: bool, schedule: optax.Schedule) -> Transformation:
         """The optimizer without the exchange."""
+
+        def rate(count: Any) -> Any:
+            return self.pace * schedule(count)
+
         clip, descend = optax.clip_by_global_norm(1.0), optax.scale_by_learning_rate(rate)
         if self.directs:
             return descend
@@ -137,6 +143,14 @@ METHODS: dict[str, Method] = {
     "local-8": _local("8 local steps, sign", _SIGN, 8),
     "local-16": _local("16 local steps, sign", _SIGN, 16),
     "local-32": _local("32 local steps, sign", _SIGN, 32),
+    "stream-4-fast": dataclasses.replace(
+        _local("4 local steps in 4 fragments, twice the rate", _SIGN, 4, 4, delay=1, blend=0.5),
+        pace=2.0,
+    ),
+    "local-8-fast": dataclasses.replace(
+        _local("8 local steps, sign, twice the rate", _SIGN, 8), pace=2.0
+    ),
+    "dense-fast": Method("dense float32, twice the rate", _pmean(fg.AllReduce()), pace=2.0),
     "muloco-8": dataclasses.replace(_local("8 local steps of Muon, sign", _SIGN, 8), muon=True),
     "sparse-loco-8": _sparse_loco("SparseLoCo, 8 local steps", 8, 1.0),
     "stream-4": _local("4 local steps in 4 fragments", _SIGN, 4, 4, delay=1, blend=0.5),

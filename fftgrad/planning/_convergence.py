@@ -57,7 +57,7 @@ SEEN = {
     "budget 300x": Seen(1.6, 0.6, 8.0),
     "two stages, top-k 4 %, 4 bits": Seen(0.4, 0.1, 5.4),
 }
-"""By the names of `benchmarks/convergence/methods.py`: means of two seeds, of one after 2,000 steps."""
+"""By the names of `benchmarks/convergence/methods.py`: two seeds, after 2,000 steps one."""
 
 LONGER = {
     "sign": Longer(1.4),

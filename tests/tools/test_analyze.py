@@ -279,7 +279,7 @@ TWO = {0: {0: {"w": WHITE}, 1: {"v": WHITE}}}
         (lambda: plain({}), ValueError, "a value at least"),
         (lambda: plain({"w": np.zeros(0, np.float32)}), ValueError, "a value at least"),
         (lambda: plain(0 * WHITE), ValueError, "only zeros"),
-        (lambda: plain(of_workers(WHITE, WHITE / 0)), ValueError, "not, at step 0, worker 1; leave"),
+        (lambda: plain(of_workers(WHITE, WHITE / 0)), ValueError, "step 0, worker 1; leave"),
         (lambda: plain({"w": np.arange(5)}), TypeError, "got int64 for w"),
         (lambda: plain(fg.Captured({})), ValueError, "has passed"),
         (lambda: plain(fg.Captured(TWO)), ValueError, "of one model"),
