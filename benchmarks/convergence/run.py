@@ -217,7 +217,7 @@ def errors(task: Task, listed: list[Method], mesh: Mesh) -> Iterator[tuple[str, 
 
 def main() -> None:
     """Runs what is missing, and shows all that there is."""
-    from _record import head
+    from _record import head, short
 
     args = parse_args()
     os.environ.setdefault("PJRT_NPROC", str(4 * WORKERS))
@@ -249,7 +249,7 @@ def main() -> None:
                 return record
         record = run(program(task, method), rate, seed)
         results["runs"].append(record)
-        path.write_text(json.dumps(results) + "\n")
+        path.write_text(json.dumps(short(results)) + "\n")
         shown = ("task", "method", "rate", "seed", "loss", "ratio", "ms_per_step")
         console.print({name: record[name] for name in shown})
         return record
@@ -266,7 +266,7 @@ def main() -> None:
             known = results["errors"].setdefault(task.name, {})
             for name, error in errors(task, [m for m in listed if m.name not in known], mesh):
                 known[name] = error
-                path.write_text(json.dumps(results) + "\n")
+                path.write_text(json.dumps(short(results)) + "\n")
     print(markdown(results))
     picture = "frontier.png" if args.name == COMMITTED else f"frontier-{args.name}.png"
     frontier(results["runs"]).savefig(args.out / picture, dpi=100)
