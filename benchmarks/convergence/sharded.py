@@ -92,7 +92,8 @@ class Program:
         params = task.params(0)
         state = self.init(params)
         if of_shards:
-            moments = optax.ScaleByAdamState(count=P(), mu=P(AXIS), nu=P(AXIS))
+            specs_of: Any = optax.ScaleByAdamState  # whose fields are specs here, not arrays
+            moments = specs_of(count=P(), mu=P(AXIS), nu=P(AXIS))
             specs = (P(AXIS), (moments, *(P() for _ in state[1:])))
             mapped = jax.shard_map(
                 self._step_of_shards, mesh=mesh, in_specs=(*specs, P(AXIS)), out_specs=specs
