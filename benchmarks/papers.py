@@ -97,16 +97,21 @@ def layers(model: Any, example: jax.Array) -> list[tuple[int, bool]]:
 # Errors
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def both_ways(codec: fg.Codec, x: jax.Array) -> jax.Array:
-    """Compress and decompress."""
-    step = fg.Step.of(0)
-    return fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step)
-
-
 def received(codec: fg.Codec, x: np.ndarray) -> np.ndarray:
     """What comes out of a message."""
-    return np.asarray(both_ways(codec, jnp.asarray(x)), np.float64)
+    return np.asarray(both_ways(codec)(jnp.asarray(x)), np.float64)
+
+
+@functools.cache
+def both_ways(codec: fg.Codec) -> Callable[[jax.Array], jax.Array]:
+    """Compress and decompress, compiled once for each shape."""
+
+    @jax.jit
+    def both(x: jax.Array) -> jax.Array:
+        step = fg.Step.of(0)
+        return fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step)
+
+    return both
 
 
 def by_layer(codec: fg.Codec, gradient: Gradient) -> np.ndarray:
@@ -162,8 +167,8 @@ def errors(gradient: Gradient) -> dict[str, Any]:
 
 def quantized(x: np.ndarray) -> dict[str, float]:
     """What ten bits add to the frequencies that are kept, by three codes."""
-    main = np.asarray(fg.compress(SPECTRUM, jnp.asarray(x)).main)
-    kept = np.concatenate([main.real, main.imag])
+    main: Any = fg.compress(SPECTRUM, jnp.asarray(x)).main
+    kept = np.concatenate([np.real(main), np.imag(main)])
     top, side = np.abs(kept).max(), 2 ** (BITS - 1) - 1
     even = np.round(kept / top * side) / side * top
     return {

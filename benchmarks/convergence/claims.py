@@ -103,15 +103,20 @@ def similarity(program: Program, params: Params, state: Any, batch: Any) -> dict
 
     mapped = jax.shard_map(gradient, mesh=program.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS))
     residuals = gathered(state[0].memory.value.residual)
-    return alike(residuals) | alike(residuals + gathered(jax.jit(mapped)(params, batch)), "with ")
+    compensated = residuals + gathered(jax.jit(mapped)(params, batch))
+    return {"residuals": cosine(residuals), "cosine": cosine(compensated), **chosen_by(compensated)}
 
 
-def alike(vectors: np.ndarray, prefix: str = "") -> dict[str, float]:
-    """Cosine and overlap, and what choosing by one loses of the mean."""
+def cosine(vectors: np.ndarray) -> float:
+    """The mean of those of all pairs."""
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return float(np.mean([a @ b for a, b in itertools.combinations(unit, 2)]))
+
+
+def chosen_by(vectors: np.ndarray) -> dict[str, float]:
+    """Overlap of a worker's choice with that of the mean, and the energy of the mean each loses."""
     mean = vectors.mean(0)
     k = -(-mean.size // CHUNK)
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    pairs = [unit[i] @ unit[j] for i, j in itertools.combinations(range(len(vectors)), 2)]
     best = largest(mean, k)
     chosen = [largest(row, k) for row in vectors]
 
@@ -119,10 +124,9 @@ def alike(vectors: np.ndarray, prefix: str = "") -> dict[str, float]:
         return float(1 - np.sum(mean[support] ** 2) / np.sum(mean**2))
 
     return {
-        f"{prefix}cosine": float(np.mean(pairs)),
-        f"{prefix}overlap": float(np.mean([np.isin(own, best).mean() for own in chosen])),
-        f"{prefix}lost": float(np.mean([lost(own) for own in chosen])),
-        f"{prefix}least": lost(best),
+        "overlap": float(np.mean([np.isin(own, best).mean() for own in chosen])),
+        "lost": float(np.mean([lost(own) for own in chosen])),
+        "least": lost(best),
     }
 
 
@@ -134,9 +138,8 @@ def largest(x: np.ndarray, k: int) -> np.ndarray:
 def show(results: Any, console: Console) -> None:
     """Means over the seeds."""
     for task, found in results["tasks"].items():
-        for name, runs in found.items():
-            keys = dict.fromkeys(key for run in runs for key in run)
-            means = {key: round(float(np.mean([run[key] for run in runs])), 4) for key in keys}
+        for name, row in found.items():
+            means = {key: round(float(np.mean(seeds)), 4) for key, seeds in row.items()}
             console.print(task, name, means)
 
 
@@ -157,7 +160,7 @@ def main() -> None:
     for task in (TASKS[name](args.smoke) for name in args.tasks.split(",")):
         known = results["tasks"].setdefault(task.name, {})
         for name, method in rows(args.steps, args.smoke).items():
-            if len(known.get(name, [])) < args.seeds:
+            if len(known.get(name, {"loss": []})["loss"]) < args.seeds:
                 known[name] = measured(task, name, method, args, mesh)
                 path.write_text(json.dumps(short(results)) + "\n")
                 console.print(task.name, name, known[name])
@@ -167,15 +170,17 @@ def main() -> None:
 
 def measured(
     task: Task, name: str, method: Method, args: argparse.Namespace, mesh: Mesh
-) -> list[dict[str, float]]:
-    """A record for each seed."""
-    program, found = Program(task, method, args.steps, mesh), []
+) -> dict[str, list[float]]:
+    """What came out of each seed."""
+    program = Program(task, method, args.steps, mesh)
+    found: dict[str, list[float]] = {}
     for seed in range(args.seeds):
         params, state, batch = train(program, args.steps, seed)
         record = task.assess(params)
         if name.startswith("ScaleCom"):
             record |= similarity(program, params, state, batch)
-        found.append({key: float(f"{value:.4g}") for key, value in record.items()})
+        for key, value in record.items():
+            found.setdefault(key, []).append(float(f"{value:.4g}"))
     return found
 
 
