@@ -166,20 +166,32 @@ def errors(gradient: Gradient) -> dict[str, Any]:
 
 
 def quantized(x: np.ndarray) -> dict[str, float]:
-    """What ten bits add to the frequencies that are kept, by three codes."""
+    """What ten bits add to the frequencies that are kept, by four codes."""
     main: Any = fg.compress(SPECTRUM, jnp.asarray(x)).main
     kept = np.concatenate([np.real(main), np.imag(main)])
     top, side = np.abs(kept).max(), 2 ** (BITS - 1) - 1
     even = np.round(kept / top * side) / side * top
-    return {
-        "largest": float(top),
-        "tuned to [-1, 1]": relative(received(TUNED, kept) - kept, kept),
-        "fitted": relative(received(fg.RangeFloat(BITS), kept) - kept, kept),
-        "even steps": relative(even - kept, kept),
+    codecs = {
+        "tuned to [-1, 1]": fg.FixedRangeFloat.tuned(-1.0, 1.0, BITS),
+        "tuned to its range": fg.FixedRangeFloat.tuned(-float(top), float(top), BITS),
+        "fitted": fg.RangeFloat(BITS),
     }
+    found = {name: relative(received(codec, kept) - kept, kept) for name, codec in codecs.items()}
+    return {"largest": float(top), **found, "even steps": relative(even - kept, kept)}
 
 
-TUNED = fg.FixedRangeFloat.tuned(-1.0, 1.0, BITS)
+# Clipping
+
+
+def clipped(gradient: Gradient) -> dict[str, float]:
+    """By how much TernGrad's clipping, by layer, shortens a gradient and turns it, in degrees."""
+    ends = np.cumsum([size for size, _ in gradient.layers])
+    pieces = np.split(gradient.values.astype(np.float64), ends[:-1])
+    bounds = [2.5 * piece.std() for piece in pieces]
+    short = np.concatenate([np.clip(p, -b, b) for p, b in zip(pieces, bounds, strict=True)])
+    before, after = np.linalg.norm(gradient.values), np.linalg.norm(short)
+    cosine = gradient.values @ short / (before * after)
+    return {"shorter": float(1 - after / before), "degrees": math.degrees(math.acos(cosine))}
 
 
 # Searches
@@ -239,6 +251,7 @@ def main() -> None:
                 "values": x.size,
                 **found,
                 "quantized": quantized(x),
+                "clipped": clipped(gradient),
                 "searches": [searched(x, fraction) for fraction in FRACTIONS],
             }
         )
@@ -248,7 +261,7 @@ def main() -> None:
             shares = [found[key].get(name) for key in ("smaller", "below")]
             table.add_row(name, f"{error:.3f}", *("" if s is None else f"{s:.1%}" for s in shares))
         console.print(table)
-        console.print(rows[-1]["quantized"], *rows[-1]["searches"])
+        console.print(rows[-1]["quantized"], rows[-1]["clipped"], *rows[-1]["searches"])
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "errors.json"
     path.write_text(json.dumps(rounded(head() | {"rows": rows})) + "\n")
