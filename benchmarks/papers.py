@@ -67,19 +67,19 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--out", type=pathlib.Path, default=RESULTS / "papers")
     add("--steps", type=int, default=60, help="of training before the second gradient")
-    add("--smoke", action="store_true", help="a tiny second model")
+    add("--smoke", action="store_true", help="a tiny model alone")
     return parser.parse_args()
 
 
 def gradients(args: argparse.Namespace) -> list[Gradient]:
-    """Both gradients, with the layers of their models."""
-    tokens, image = jnp.zeros((1, 128), jnp.int32), jnp.zeros((1, 8, 8, 1))
-    convolutional = ResNet(1, 4, pre=True) if args.smoke else ResNet(2, 64, pre=True)
-    saved = np.load(DATA / "gradient.npy")
-    trained = rate_distortion.convolutions(args)
+    """Both gradients, with the layers of their models; with `--smoke` a tiny one."""
+    image, trained = jnp.zeros((1, 8, 8, 1)), rate_distortion.convolutions(args)
+    if args.smoke:
+        return [Gradient("convolutions", trained, layers(ResNet(1, 4, pre=True), image))]
+    tokens, saved = jnp.zeros((1, 128), jnp.int32), np.load(DATA / "gradient.npy")
     return [
         Gradient("language model", saved, layers(train_lm.ByteLM(96, 2), tokens)),
-        Gradient("convolutions", trained, layers(convolutional, image)),
+        Gradient("convolutions", trained, layers(ResNet(2, 64, pre=True), image)),
     ]
 
 

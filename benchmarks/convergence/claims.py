@@ -135,12 +135,36 @@ def largest(x: np.ndarray, k: int) -> np.ndarray:
     return np.argpartition(np.abs(x), -k)[-k:]
 
 
-def show(results: Any, console: Console) -> None:
-    """Means over the seeds."""
-    for task, found in results["tasks"].items():
-        for name, row in found.items():
-            means = {key: round(float(np.mean(seeds)), 4) for key, seeds in row.items()}
-            console.print(task, name, means)
+def markdown(results: Any) -> str:
+    """Both tables of the page, means over the seeds."""
+    tasks = results["tasks"]
+
+    def mean(task: str, name: str, key: str, digits: int, scale: float = 1.0) -> str:
+        seeds = tasks[task].get(name, {}).get(key)
+        return f"{scale * float(np.mean(seeds)):.{digits}f}" if seeds else ""
+
+    losses = ["| trained with | digits, loss | accuracy, % | lm, loss |", "|---|---|---|---|"]
+    alike = [
+        "| task, uptake | cosine of residuals | with the gradient | overlap | lost | at least |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(name for task in tasks.values() for name in task):
+        cells = [mean("digits", name, "loss", 3), mean("digits", name, "accuracy", 1, 100)]
+        if "lm" in tasks:
+            cells.append(mean("lm", name, "loss", 3))
+        losses.append(line(name, *cells))
+        if name.startswith("ScaleCom"):
+            keys = ("residuals", "cosine", "overlap", "lost", "least")
+            for task in tasks:
+                if name in tasks[task]:
+                    label = f"{task}, {name.rsplit(maxsplit=1)[1]}"
+                    alike.append(line(label, *(mean(task, name, key, 2) for key in keys)))
+    return "\n".join(losses) + "\n\n" + "\n".join(alike)
+
+
+def line(*cells: str) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
 
 def main() -> None:
@@ -164,7 +188,7 @@ def main() -> None:
                 known[name] = measured(task, name, method, args, mesh)
                 path.write_text(json.dumps(short(results)) + "\n")
                 console.print(task.name, name, known[name])
-    show(results, console)
+    print(markdown(results))
     console.print(f"written: {path}")
 
 
