@@ -147,3 +147,48 @@ def test_the_clipping_is_that_of_the_file():
         scale = 100 if key == "shorter" else 1
         both = [f"{scale * row['clipped'][key]:.{digits}f}" for row in ERRORS.values()]
         assert " and ".join(both) in told
+
+
+def mean(task, name, key):
+    seeds = TRAINING["tasks"][task][name][key]
+    return sum(seeds) / len(seeds)
+
+
+THETAS = [f"theta {theta}" for theta in (0.5, 0.7, 0.85, 0.9, 0.99)]
+
+
+@pytest.mark.parametrize(
+    ("claim", "names"),
+    [
+        ("accuracy against θ", THETAS),
+        ("from 0.99, too", ["theta 0.9, then 0", "theta 0.99, then 0"]),
+    ],
+)
+def test_what_thetas_do_to_training_is_what_the_file_says(claim, names):
+    told = figures(claim)
+    assert ", ".join(f"{100 * mean('digits', name, 'accuracy'):.1f}" for name in names) in told
+    assert f"{100 * mean('digits', 'dense', 'accuracy'):.1f}" in told
+    for task, found in TRAINING["tasks"].items():
+        losses = [f"{mean(task, name, 'loss'):.3f}" for name in names if name in found]
+        assert f"{', '.join(losses)} (dense {mean(task, 'dense', 'loss'):.3f})" in told
+
+
+def test_what_falling_recovers_is_what_the_file_says():
+    told = figures("recovers the accuracy")
+    stayed, fell, dense = (
+        f"{100 * mean('digits', name, 'accuracy'):.1f}"
+        for name in ("theta 0.99", "theta 0.99, then 0", "dense")
+    )
+    assert f"{stayed} % without, {fell} % with, {dense} % dense" in told
+
+
+def test_likeness_is_what_the_file_says():
+    told = figures("residuals are alike")
+    for task in TRAINING["tasks"]:
+        plain, low = (f"ScaleCom, uptake {uptake}" for uptake in (1.0, 0.1))
+        cosines = [f"{mean(task, name, 'residuals'):.2f}" for name in (plain, low)]
+        assert f"{task} {' and '.join(cosines)}" in told
+        assert f"{mean(task, plain, 'overlap'):.2f}" in told
+    for task in TRAINING["tasks"]:
+        both = [f"{mean(task, name, 'loss'):.3f}" for name in (plain, low)]
+        assert f"{task} {' and '.join(both)}" in figures("low-pass filter")

@@ -48,6 +48,7 @@ def parse_args() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--tasks", default="digits,lm", help="which tasks")
+    add("--methods", default="", help="parts of names, by semicolon; all if empty")
     add("--steps", type=int, default=200, help="optimizer steps of each run")
     add("--seeds", type=int, default=2, help="how many seeds")
     add("--out", type=pathlib.Path, default=ROOT / "benchmarks/results/papers")
@@ -140,7 +141,7 @@ def markdown(results: Any) -> str:
     tasks = results["tasks"]
 
     def mean(task: str, name: str, key: str, digits: int, scale: float = 1.0) -> str:
-        seeds = tasks[task].get(name, {}).get(key)
+        seeds = tasks.get(task, {}).get(name, {}).get(key)
         return f"{scale * float(np.mean(seeds)):.{digits}f}" if seeds else ""
 
     losses = ["| trained with | digits, loss | accuracy, % | lm, loss |", "|---|---|---|---|"]
@@ -149,10 +150,9 @@ def markdown(results: Any) -> str:
         "|---|---|---|---|---|---|",
     ]
     for name in dict.fromkeys(name for task in tasks.values() for name in task):
-        cells = [mean("digits", name, "loss", 3), mean("digits", name, "accuracy", 1, 100)]
-        if "lm" in tasks:
-            cells.append(mean("lm", name, "loss", 3))
-        losses.append(line(name, *cells))
+        accuracy = mean("digits", name, "accuracy", 1, 100)
+        digits, lm = (mean(task, name, "loss", 3) for task in ("digits", "lm"))
+        losses.append(line(name, digits, accuracy, lm))
         if name.startswith("ScaleCom"):
             keys = ("residuals", "cosine", "overlap", "lost", "least")
             for task in tasks:
@@ -181,9 +181,12 @@ def main() -> None:
     results: Any = {**head(), "steps": args.steps, "tasks": {}}
     if path.exists() and not args.smoke:
         results = json.loads(path.read_text())
+    wanted = [word for word in args.methods.split(";") if word]
     for task in (TASKS[name](args.smoke) for name in args.tasks.split(",")):
         known = results["tasks"].setdefault(task.name, {})
         for name, method in rows(args.steps, args.smoke).items():
+            if wanted and not any(word in name for word in wanted):
+                continue
             if len(known.get(name, {"loss": []})["loss"]) < args.seeds:
                 known[name] = measured(task, name, method, args, mesh)
                 path.write_text(json.dumps(short(results)) + "\n")

@@ -48,6 +48,7 @@ def test_shares_of_ranks_and_of_values(papers):
     assert papers.below(other, error) == 0.25
     assert papers.below(error, other, np.full(4, 2.5)) == 0.25
     assert papers.smaller(error, other) == 0.5
+    assert papers.smaller(error, error) == 0
     assert papers.relative(np.array([3.0, 4.0]), np.array([0.0, 10.0])) == 0.5
 
 
@@ -95,6 +96,9 @@ def test_searches_end_where_their_code_says(papers):
     assert papers.bisected(magnitude, 20, 0.2) == (25, 1)
     # Above 75.25, 87.6, 93.8: 25, 13, 7.
     assert papers.bisected(magnitude, 6, 0.2) == (7, 3)
+    # As published, a count between k/2 and k, or of just k, raises the threshold. Above 81.4 are 19.
+    assert papers.bisected(magnitude, 30, 0.2) == (19, 3)
+    assert papers.bisected(magnitude, 25, 0.2) == (7, 3)
     spike = np.where(np.arange(1000) == 0, 1000.0, 1.0)
     assert papers.bisected(spike, 10, 0.2) == (1, 3)
 
@@ -148,3 +152,17 @@ def test_a_smoke_run_writes_its_results(script, written, tmp_path):
         for name, found in content["tasks"]["digits"].items():
             assert len(found["loss"]) == 1
             assert ("overlap" in found) == name.startswith("ScaleCom")
+
+
+def test_the_page_has_the_tables_of_its_results(claims):
+    results = json.loads((BENCHMARKS / "results/papers/training.json").read_text())
+    page = (BENCHMARKS.parent / "docs/papers.md").read_text()
+    for table in claims.markdown(results).split("\n\n"):
+        assert table in page
+
+
+def test_a_table_has_the_means_of_the_seeds(claims):
+    tasks = {"digits": {"dense": {"loss": [0.1, 0.2], "accuracy": [0.5, 1.0]}}}
+    first, second = claims.markdown({"tasks": tasks}).split("\n\n")
+    assert first.splitlines()[2] == "| dense | 0.150 | 75.0 | |"
+    assert len(second.splitlines()) == 2
