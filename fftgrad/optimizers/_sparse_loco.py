@@ -13,6 +13,7 @@ from fftgrad.exchanges import AllGather, Average, MedianNormClip
 from fftgrad.exchanges._rules import CodecRule
 from fftgrad.memories import ErrorFeedback
 from fftgrad.optimizers._diloco import diloco
+from fftgrad.training._pmean import Masked
 
 CLIPPED = MedianNormClip()
 
@@ -44,6 +45,8 @@ def sparse_loco(
     fragments: int = 1,
     delay: int = 0,
     blend: float = 0.0,
+    first: int | None = None,
+    masked: Masked = "refuse",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: SparseLoCo; local steps, then 2 bits of the largest values of each tile.
@@ -72,6 +75,8 @@ def sparse_loco(
       fragments: as for `diloco`.
       delay: as for `diloco`.
       blend: as for `diloco`.
+      first: as for `diloco`.
+      masked: as for `diloco`.
       axis_name: the axis, or axes, of the workers.
 
     Returns:
@@ -111,5 +116,7 @@ def sparse_loco(
         fragments=fragments,
         delay=delay,
         blend=blend,
+        first=first,
+        masked=masked,
         axis_name=axis_name,
     )
