@@ -225,6 +225,7 @@ def methods() -> list[Method]:
             pmean(fg.chain(fg.TopK(0.01), fg.LogLevels(3)), decayed),
             momentum=False,
         ),
+        Method("top-k 0.1 %, 4 bits + EF", fixed(m.top_k(0.001, bits=4)), momentum=False),
         # A message filled with as many of the largest as fit.
         Method("budget 100x", pmean(fg.Budget(ratio=100), decayed), momentum=False),
         Method("budget 300x", pmean(fg.Budget(ratio=300), decayed), momentum=False),
@@ -275,6 +276,7 @@ def methods() -> list[Method]:
         # Each worker trains on its own in between.
         Method("8 local steps, sign", **local(8, signs)),
         Method("8 local steps in 8 fragments, sign", **local(8, signs, 8, delay=1, blend=0.5)),
+        Method("4 local steps in 4 fragments, sign", **local(4, signs, 4, delay=1, blend=0.5)),
         Method("8 local steps of Muon, sign", **local(8, signs), muon=True),
         Method("SparseLoCo, 8 local steps, outer 1.0", **sparse_loco(8, 1.0)),
         Method("SparseLoCo, 8 local steps, outer 0.4", **sparse_loco(8, 0.4)),

@@ -112,7 +112,7 @@ def diloco(
       An `optax.GradientTransformationExtraArgs` whose state is a `DilocoState`; it needs `params`.
 
     Wire: `fg.wire_bytes(exchange, fg.fragment(params, P))` every H/P steps, which is the
-      peak; in a branch of its own unless P = H. Nothing in other steps.
+      peak, and P/H of it in the mean; in a branch of its own unless P = H. Nothing in other steps.
 
     Claims: `state.anchor` has the same bits on all workers. An outer step in which anything is not
       finite leaves `anchor`, the outer state and the memory as they were, and the workers whose
@@ -126,7 +126,7 @@ def diloco(
 
     Differs from the papers: SparseLoCo takes the largest of chunks of 4096, in 2 bits; the default
       takes the largest of all, 3 %, in 4 bits. The fragments of Streaming DiLoCo are layers; these
-      are rows of every layer, so that all are of one size and one program does for all.
+      are rows of every layer, so that all are of as many bytes and one program does for all.
 
     Example:
       >>> import fftgrad as fg
@@ -176,6 +176,10 @@ def diloco(
                 "them, got None; call tx.update(grads, state, params)."
             )
         updates, own = inner.update(updates, drop_worker_axis(state.inner), params)
+        # As wide as the parameters, which a meeting moves by as much as they differ.
+        updates = jax.tree.map(
+            lambda move, own: move.astype(jnp.promote_types(move.dtype, own.dtype)), updates, params
+        )
         local = optax.apply_updates(params, updates)
         # What a delayed meeting sends was known before this step's gradient: they overlap.
         sends = params if delay else local

@@ -1,12 +1,13 @@
 """A tree in fragments of equal size: the same share of the rows of each leaf.
 
+Rows are those of the first axis that has one for each fragment, else of the longest, because the
+first axes of a convolution's kernel have three.
 Which fragment it is may be known on the device alone, so that one program does for all of them,
 without a branch: their shapes are equal. Where the number of fragments does not divide the rows,
 the last ones begin with rows that belong to those before, and these are masked.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,10 @@ def fragment(params: PyTree, fragments: int) -> PyTree:
       fragments: in how many they meet, as for `diloco`.
 
     Returns:
-      A tree like it, of `jax.ShapeDtypeStruct`, with `ceil(rows / fragments)` rows of each leaf.
+      A tree like it, of `jax.ShapeDtypeStruct`, with `ceil(rows / fragments)` rows of each leaf,
+      along its first axis that has so many, or else its longest. A leaf that has not so many along
+      any axis travels one row at a time, in some of the meetings twice: take fewer fragments where
+      most leaves are such.
 
     Raises:
       ValueError: if `fragments` is not positive.
@@ -46,9 +50,12 @@ def take(tree: PyTree, number: jax.Array, fragments: int) -> PyTree:
         return tree
 
     def one(leaf: jax.Array) -> jax.Array:
-        start, own = _where(leaf, number, fragments)
-        rows = lax.dynamic_slice_in_dim(leaf, start, own.size) if leaf.ndim else leaf
-        return jnp.where(_over(own, leaf), rows, 0)
+        if not leaf.ndim:
+            return jnp.where(number == 0, leaf, 0)
+        axis = _axis(leaf.shape, fragments)
+        start, own = _where(leaf.shape[axis], number, fragments)
+        rows = lax.dynamic_slice_in_dim(leaf, start, own.size, axis)
+        return jnp.where(_over(own, leaf.ndim, axis), rows, 0)
 
     return jax.tree.map(one, tree)
 
@@ -59,12 +66,13 @@ def put(tree: PyTree, part: PyTree, number: jax.Array, fragments: int, due: jax.
     def one(leaf: jax.Array, new: jax.Array) -> jax.Array:
         if fragments == 1:
             return jnp.where(due, new, leaf)
-        start, own = _where(leaf, number, fragments)
-        wanted = _over(own & due, leaf)
         if not leaf.ndim:
-            return jnp.where(wanted, new, leaf)
-        rows = lax.dynamic_slice_in_dim(leaf, start, own.size)
-        return lax.dynamic_update_slice_in_dim(leaf, jnp.where(wanted, new, rows), start, 0)
+            return jnp.where(due & (number == 0), new, leaf)
+        axis = _axis(leaf.shape, fragments)
+        start, own = _where(leaf.shape[axis], number, fragments)
+        wanted = _over(own & due, leaf.ndim, axis)
+        rows = lax.dynamic_slice_in_dim(leaf, start, own.size, axis)
+        return lax.dynamic_update_slice_in_dim(leaf, jnp.where(wanted, new, rows), start, axis)
 
     return jax.tree.map(one, tree, part)
 
@@ -88,18 +96,23 @@ def replace(
     return tuple(one(i, old) for i, old in enumerate(states))
 
 
-def _where(leaf: Any, number: jax.Array, fragments: int) -> tuple[jax.Array, jax.Array]:
+def _axis(shape: Sequence[int], fragments: int) -> int:
+    """The axis whose rows are dealt out."""
+    enough = (axis for axis, rows in enumerate(shape) if rows >= fragments)
+    return next(enough, max(range(len(shape)), key=lambda axis: shape[axis]))
+
+
+def _where(rows: int, number: jax.Array, fragments: int) -> tuple[jax.Array, jax.Array]:
     """The first row of a slice, and which of its rows are the fragment's own, bool[rows]."""
-    rows = leaf.shape[0] if leaf.ndim else 1
     each = -(-rows // fragments)
     wanted = number * each
     start = jnp.minimum(wanted, rows - each)
     return start, start + jnp.arange(each) >= wanted
 
 
-def _over(own: jax.Array, leaf: jax.Array) -> jax.Array:
+def _over(own: jax.Array, ndim: int, axis: int) -> jax.Array:
     """What holds for each row, for each value of it."""
-    return own.reshape(-1, *(1,) * (leaf.ndim - 1)) if leaf.ndim else own.reshape(())
+    return jnp.expand_dims(own, [other for other in range(ndim) if other != axis])
 
 
 def _select(number: jax.Array, cases: Sequence[jax.Array]) -> jax.Array:

@@ -134,8 +134,8 @@ def test_it_is_the_paper(k, block, mode):
 
 
 def test_what_else_it_takes_is_local_steps_own():
-    """A delay, a blend, and meetings 30 steps apart."""
-    more = {"delay": 1, "blend": 0.5, "axis_name": AXIS}
+    """A delay, a blend, a first meeting, and meetings 30 steps apart."""
+    more = {"delay": 1, "blend": 0.5, "first": 2, "masked": "elsewhere", "axis_name": AXIS}
     mine = fg.optimizers.sparse_loco(optax.sgd(RATE), every=EVERY, **more)
     parts = fg.AllGather(SparseLocoPolicy(64, 64, 2), fg.MedianNormClip()), fg.ErrorFeedback(0.95)
     theirs = fg.optimizers.diloco(optax.sgd(RATE), optax.sgd(0.4), EVERY, *parts, **more)
@@ -144,6 +144,20 @@ def test_what_else_it_takes_is_local_steps_own():
     for name in SHAPES:
         np.testing.assert_array_equal(found[name], expected[name])
     assert inspect.signature(fg.optimizers.sparse_loco).parameters["every"].default == 30
+
+
+def test_its_leaves_may_meet_at_different_times():
+    def of(first):
+        more = {"first": first, "masked": "elsewhere", "axis_name": AXIS}
+        return fg.optimizers.sparse_loco(optax.sgd(RATE), every=EVERY, **more)
+
+    labels = {name: "early" if name == "w" else "late" for name in SHAPES}
+    grads = gradients(EVERY + 1)
+    both, _ = run(optax.partition({"early": of(1), "late": of(2)}, labels), grads)
+    for label, first in (("early", 1), ("late", 2)):
+        alone, _ = run(of(first), grads)
+        for name in (name for name in SHAPES if labels[name] == label):
+            np.testing.assert_array_equal(both[name], alone[name])
 
 
 TRANSFORMER = {

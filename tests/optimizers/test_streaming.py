@@ -14,7 +14,7 @@ import fftgrad as fg
 
 WORKERS = 4
 DENSE = (fg.AllReduce(), fg.NoMemory())
-SHAPES = {"w": (7, 3), "b": (4,), "scale": ()}
+SHAPES = {"w": (7, 3), "b": (4,), "kernel": (2, 3, 5), "scale": ()}
 ZEROS = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
 RATE, OUTER, MOMENTUM = 0.1, 0.7, 0.9
 NESTEROV = optax.sgd(OUTER, momentum=MOMENTUM, nesterov=True)
@@ -39,18 +39,23 @@ def until(grads, step):
     return {name: np.concatenate([grads[name][:step], zero[name]]) for name in grads}
 
 
-def rows_of(shape, number, fragments):
-    """The rows of a leaf that belong to a fragment."""
-    rows = shape[0] if shape else 1
-    each = -(-rows // fragments)
-    return slice(min(rows, number * each), min(rows, (number + 1) * each))
+def cut_of(shape, number, fragments):
+    """The index of what of a leaf belongs to a fragment, and along which axis it is cut."""
+    shape = shape or (1,)
+    enough = [axis for axis, rows in enumerate(shape) if rows >= fragments]
+    axis = enough[0] if enough else int(np.argmax(shape))
+    each = -(-shape[axis] // fragments)
+    first, last = (min(shape[axis], at * each) for at in (number, number + 1))
+    return (slice(None),) * axis + (slice(first, last),), axis
 
 
 class Oracle:
     """Streaming DiLoCo, float64, one leaf at a time: the paper's algorithm 2 by rows."""
 
-    def __init__(self, every, fragments, delay, blend, weights=None):
-        self.every, self.fragments, self.delay, self.blend = every, fragments, delay, blend
+    def __init__(self, every, fragments, delay, blend, weights=None, first=None):
+        self.fragments, self.delay, self.blend = fragments, delay, blend
+        self.period = every // fragments
+        self.first = self.period if first is None else first
         self.weights = np.ones(WORKERS) if weights is None else np.asarray(weights, float)
         self.own = {k: np.zeros((WORKERS, *(s or (1,)))) for k, s in SHAPES.items()}
         self.anchor = {k: np.zeros(s or (1,)) for k, s in SHAPES.items()}
@@ -69,25 +74,25 @@ class Oracle:
             self._receive(self.on_the_way.pop(self.count))
 
     def _meet(self):
-        period = self.every // self.fragments
-        if self.count and self.count % period == 0:
-            number = (self.count // period - 1) % self.fragments
+        since = self.count - self.first
+        if since >= 0 and since % self.period == 0:
+            number = since // self.period % self.fragments
             self._send(number)
             self.on_the_way[self.count + self.delay] = number
 
     def _send(self, number):
         for k, shape in SHAPES.items():
-            rows = rows_of(shape, number, self.fragments)
-            change = self.anchor[k][rows] - self.own[k][:, rows]
+            rows, _ = cut_of(shape, number, self.fragments)
+            change = self.anchor[k][rows] - self.own[k][:, *rows]
             mean = np.tensordot(self.weights / self.weights.sum(), change, 1)
             self.velocity[k][rows] = MOMENTUM * self.velocity[k][rows] + mean
             self.anchor[k][rows] -= OUTER * (MOMENTUM * self.velocity[k][rows] + mean)
 
     def _receive(self, number):
         for k, shape in SHAPES.items():
-            rows = rows_of(shape, number, self.fragments)
+            rows, _ = cut_of(shape, number, self.fragments)
             common = (1 - self.blend) * self.anchor[k][rows]
-            self.own[k][:, rows] = self.blend * self.own[k][:, rows] + common
+            self.own[k][:, *rows] = self.blend * self.own[k][:, *rows] + common
 
 
 def run(tx, grads, mode="vmap", **extra):
@@ -125,6 +130,36 @@ def test_it_is_the_paper(stream, mode):
             np.testing.assert_allclose(row, oracle.anchor[k].reshape(row.shape), atol=1e-5)
 
 
+@pytest.mark.parametrize("first", [1, 3, 7])
+def test_the_first_meeting_is_when_it_is_said(first):
+    tx = fg.optimizers.diloco(optax.sgd(RATE), NESTEROV, 6, *DENSE, fragments=3, first=first)
+    grads, oracle = gradients(13), Oracle(6, 3, 0, 0.0, first=first)
+    params, _ = run(tx, grads)
+    for i in range(13):
+        oracle.step(at(grads, i))
+    for k in SHAPES:
+        np.testing.assert_allclose(params[k], oracle.own[k].reshape(params[k].shape), atol=1e-5)
+
+
+def test_kernels_are_cut_where_they_are_long():
+    """Cut along an axis of three, each of eight meetings would send a third."""
+    shape = {"kernel": jnp.zeros((3, 3, 64, 128))}
+    part = fg.fragment(shape, 8)
+    assert part["kernel"].shape == (3, 3, 8, 128)
+    assert fg.fragment(shape, 100)["kernel"].shape == (3, 3, 64, 2)
+    assert fg.fragment(shape, 3)["kernel"].shape == (1, 3, 64, 128)
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_gradients_may_be_narrower_than_parameters(fragments):
+    tx = fg.optimizers.diloco(optax.sgd(RATE), optax.sgd(1.0), 2, *DENSE, fragments=fragments)
+    narrow = jax.tree.map(lambda a: a.astype(jnp.bfloat16), gradients(4))
+    wide = jax.tree.map(lambda a: a.astype(jnp.float32), narrow)
+    for k, own in run(tx, narrow)[0].items():
+        assert own.dtype == jnp.float32
+        np.testing.assert_allclose(own, run(tx, wide)[0][k], atol=5e-3)
+
+
 def test_weights_are_those_of_the_mean():
     weights = np.array([3, 0, 1, 4], np.float32)
     tx = fg.optimizers.diloco(optax.sgd(RATE), NESTEROV, 4, *DENSE, fragments=2)
@@ -149,18 +184,19 @@ def test_nothing_is_lost_between_anchor_and_residuals(fragments):
     for k, shape in SHAPES.items():
         anchor = np.asarray(state.anchor[k], np.float64)
         assert len({row.tobytes() for row in np.asarray(state.anchor[k])}) == 1
-        lost = np.zeros((WORKERS, *shape))
+        lost = np.zeros((WORKERS, *(shape or (1,))))
         for number, own in enumerate(state.pmean):
-            rows = rows_of(shape, number, fragments)
+            rows, axis = cut_of(shape, number, fragments)
             residual = np.asarray(own.memory.value.residual[k])[:, 0]
-            if shape:
-                kept = rows.stop - rows.start
-                lost[:, rows] += residual[:, residual.shape[1] - kept :]
-            else:
-                lost += residual if rows.stop > rows.start else 0
+            residual = residual.reshape(WORKERS, *(residual.shape[1:] or (1,)))
+            kept = rows[axis].stop - rows[axis].start
+            others, mine = np.split(residual, [residual.shape[axis + 1] - kept], axis + 1)
+            assert not others.any()
+            lost[:, *rows] += mine
         told = -RATE * grads[k].astype(np.float64).sum(0).mean(0)
         since = np.asarray(params[k], np.float64).mean(0) - anchor[0]
-        np.testing.assert_allclose(anchor[0] - lost.mean(0) + since, told, atol=2e-5)
+        left = lost.reshape(WORKERS, *shape).mean(0)
+        np.testing.assert_allclose(anchor[0] - left + since, told, atol=2e-5)
         assert np.abs(lost).max() > 0.01 or not shape
 
 
@@ -202,7 +238,7 @@ def test_fragments_by_depth_are_a_partition():
         )
 
     both = optax.partition(
-        {"early": of(2, 4), "late": of(5, 5)}, {"w": "early", "b": "late", "scale": "late"}
+        {"early": of(2, 4), "late": of(5, 5)}, {"w": "early", **dict.fromkeys(["b", "kernel", "scale"], "late")}
     )
     grads = gradients(9)
     params, _ = run(both, grads)
