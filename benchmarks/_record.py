@@ -51,6 +51,11 @@ def text(content: dict[str, Any], rows: str) -> str:
     return f'{others[:-2]},\n "{rows}": [\n{lines}\n ]\n}}\n'
 
 
+def compact(content: dict[str, Any]) -> str:
+    """A result file of hundreds of rows as JSON: one line without blanks."""
+    return json.dumps(short(content), separators=(",", ":")) + "\n"
+
+
 def short(content: Any) -> Any:
     """The same with six digits of each number, or more where that is less than a byte."""
     if isinstance(content, float):

@@ -169,7 +169,7 @@ def line(*cells: str) -> str:
 
 def main() -> None:
     """Runs what is missing, and shows all that there is."""
-    from _record import head, short
+    from _record import compact, head
 
     args = parse_args()
     os.environ.setdefault("PJRT_NPROC", str(4 * WORKERS))
@@ -189,7 +189,7 @@ def main() -> None:
                 continue
             if len(known.get(name, {"loss": []})["loss"]) < args.seeds:
                 known[name] = measured(task, name, method, args, mesh)
-                path.write_text(json.dumps(short(results)) + "\n")
+                path.write_text(compact(results))
                 console.print(task.name, name, known[name])
     print(markdown(results))
     console.print(f"written: {path}")

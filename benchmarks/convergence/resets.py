@@ -309,7 +309,7 @@ def draw(rows: dict[str, dict[int, list[Any]]], steps: int, path: pathlib.Path) 
 
 def main() -> None:
     """Runs what is missing, and shows all that there is."""
-    from _record import head, short
+    from _record import compact, head
 
     args = parse_args()
     console = Console()
@@ -336,7 +336,7 @@ def main() -> None:
             programs[method.name] = Program(task, method)
         record = run(programs[method.name], rate, seed, args.steps, every)
         results["runs"].append(record)
-        path.write_text(json.dumps(short(results)) + "\n")
+        path.write_text(compact(results))
         console.print({name: record[name] for name in (*key, "loss")})
         return record
 

@@ -173,8 +173,6 @@ def run(program: Program, rate: float, seed: int) -> Any:
         "bytes": later,
         "ratio": dense / later,
         "mean_ratio": dense / mean,
-        "published": method.published,
-        "dense_bytes": dense,
         "warm_up": [warm_up, first],
         "ms_per_step": 1e3 * elapsed / steps,
         "training_loss": round(statistics.mean(curve[-15:]), 4),
@@ -217,7 +215,7 @@ def errors(task: Task, listed: list[Method], mesh: Mesh) -> Iterator[tuple[str, 
 
 def main() -> None:
     """Runs what is missing, and shows all that there is."""
-    from _record import head, short
+    from _record import compact, head
 
     args = parse_args()
     os.environ.setdefault("PJRT_NPROC", str(4 * WORKERS))
@@ -249,7 +247,7 @@ def main() -> None:
                 return record
         record = run(program(task, method), rate, seed)
         results["runs"].append(record)
-        path.write_text(json.dumps(short(results)) + "\n")
+        path.write_text(compact(results))
         shown = ("task", "method", "rate", "seed", "loss", "ratio", "ms_per_step")
         console.print({name: record[name] for name in shown})
         return record
@@ -266,7 +264,7 @@ def main() -> None:
             known = results["errors"].setdefault(task.name, {})
             for name, error in errors(task, [m for m in listed if m.name not in known], mesh):
                 known[name] = error
-                path.write_text(json.dumps(short(results)) + "\n")
+                path.write_text(compact(results))
     print(markdown(results))
     picture = "frontier.png" if args.name == COMMITTED else f"frontier-{args.name}.png"
     frontier(results["runs"]).savefig(args.out / picture, dpi=100)
