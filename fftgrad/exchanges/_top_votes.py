@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step
@@ -135,12 +136,14 @@ class TopVotes(Exchange):
         out = way(x, state, step, axis_name)
         if not self.sigma:
             return out
-        draws = _normal(step.shared, x, self.sigma / self.workers)
+        draws = _parts.rebuild(_normal(step.shared, x, self.sigma), x)
 
-        def noisy(votes: PyTree) -> PyTree:
-            return jax.tree.map(jnp.add, votes, _parts.rebuild(draws, x))
+        def noisy(votes: PyTree, among: jax.Array | float) -> PyTree:
+            return jax.tree.map(lambda v, z: v + z / among, votes, draws)
 
-        return out._replace(mean=noisy(out.mean), sent=noisy(out.sent))
+        # Whose votes do not count has no part in the noise, so that the others have sent all of it.
+        voters = self.workers if out.workers is None else jnp.maximum(out.workers, 1)
+        return out._replace(mean=noisy(out.mean, self.workers), sent=noisy(out.sent, voters))
 
     def wire_bytes(self, like: PyTree) -> int:
         if self._is_local:
@@ -205,7 +208,9 @@ def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array
         )
     # Apart from what codecs draw with the same key.
     own = jax.random.fold_in(key, NOISE)
-    return [
+    drawn = [
         scale * jax.random.normal(jax.random.fold_in(own, i), part.shape, jnp.float32)
         for i, part in enumerate(_parts.vector_likes(like))
     ]
+    # Kept: fused with what it is added to it would round otherwise in another program.
+    return list(lax.optimization_barrier(drawn))

@@ -412,7 +412,6 @@ COSTS = {  # bytes in a sum that is made anyway
     "shared support": 4,
     "shared by the mean": 4,
     "integer sum": 4,
-    "votes": 0,
     "votes, summed": 4,
     "votes, noise of each": 4,
     "low rank": 4,
