@@ -251,7 +251,9 @@ class DataLens(Oracle):
             key = keys(self.t, 0)[0]
             for fold in (1, 0):  # the noise, of the first part
                 key = jax.random.fold_in(key, fold)
-            total += self.sigma * np.asarray(jax.random.normal(key, (n,)), np.float64)
+            noise = self.sigma * np.asarray(jax.random.normal(key, (n,)), np.float64)
+            grid = 2.0 ** (math.floor(math.log2(self.sigma)) - 10)
+            total += grid * np.round(noise / grid)
         bound = round(self.beta * len(rows), 6)
         out = self.alpha * np.where(total > bound, 1.0, np.where(total < -bound, -1.0, 0.0))
         self.mean = {name: np.ones(g.shape) for name, g in grads[0].items()}  # all of it is sure

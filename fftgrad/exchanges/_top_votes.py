@@ -6,7 +6,6 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step
@@ -27,6 +26,9 @@ Noise = Literal["shared", "local"]
 
 NOISE = 1
 """What the key of the noise is folded with."""
+
+GRID_BITS = 10
+"""The noise is a multiple of a power of two, about so much smaller than its deviation."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -208,9 +210,10 @@ def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array
         )
     # Apart from what codecs draw with the same key.
     own = jax.random.fold_in(key, NOISE)
-    drawn = [
-        scale * jax.random.normal(jax.random.fold_in(own, i), part.shape, jnp.float32)
+    # Of a grid on which votes are too, so that no last bit tells a vote from the noise, and whatever
+    # it is added to rounds alike in all programs.
+    grid = min(1.0, 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS))
+    return [
+        grid * jnp.round(scale / grid * jax.random.normal(jax.random.fold_in(own, i), part.shape))
         for i, part in enumerate(_parts.vector_likes(like))
     ]
-    # Kept: fused with what it is added to it would round otherwise in another program.
-    return list(lax.optimization_barrier(drawn))

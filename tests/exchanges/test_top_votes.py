@@ -191,13 +191,18 @@ def test_the_noise_is_another_in_each_step_and_part(noise):
             assert correlation(a, b) <= FEW
 
 
-def test_noise_and_votes_add_up():
+@pytest.mark.parametrize("sigma", [0.3, 50.0])
+@pytest.mark.parametrize("noise", ["shared", "local"])
+def test_noise_and_votes_are_on_one_grid_and_add_up_exactly(noise, sigma):
     x = rows()
     for quiet in (GATHERED, SUMMED):
-        for noise in ("shared", "local"):
-            exchange = fg.TopVotes(4, k=quiet.k, sigma=0.5, noise=noise)
-            silent = run(exchange, np.zeros_like(x))[0]
-            np.testing.assert_allclose(run(exchange, x)[0], run(quiet, x)[0] + silent, atol=1e-6)
+        exchange = fg.TopVotes(4, k=quiet.k, sigma=sigma, noise=noise)
+        silent, noisy = (4 * run(exchange, a)[0][0].astype(np.float64) for a in (0 * x, x))
+        np.testing.assert_array_equal(noisy - silent, 4 * run(quiet, x)[0][0])
+        own = sigma if noise == "shared" else sigma / 2
+        grid = 2.0 ** (np.floor(np.log2(own)) - 10)
+        assert np.all(silent % grid == 0)
+        assert np.any(silent % (2 * grid) != 0)
 
 
 def test_each_worker_may_have_a_key_of_its_own():
