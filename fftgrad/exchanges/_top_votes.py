@@ -210,8 +210,8 @@ def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array
         )
     # Apart from what codecs draw with the same key.
     own = jax.random.fold_in(key, NOISE)
-    # Of a grid on which votes are too, so that no last bit tells a vote from the noise, and whatever
-    # it is added to rounds alike in all programs.
+    # On a grid on which votes are too, so that no last bit tells a vote from the noise, and what it
+    # is added to rounds alike in all programs.
     grid = min(1.0, 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS))
     return [
         grid * jnp.round(scale / grid * jax.random.normal(jax.random.fold_in(own, i), part.shape))

@@ -106,7 +106,7 @@ def test_a_quadratic_is_found_with_noise_on_the_votes():
         (lambda v: fg.methods.datalens(v, beta=-0.1), ValueError, r"use beta=0\.1"),
         (lambda v: fg.methods.datalens(v, beta=float("nan")), ValueError, r"use beta=0\.1"),
         (lambda v: fg.methods.datalens(v, alpha=0.0), ValueError, "use alpha=1"),
-        (lambda v: fg.methods.datalens(fg.AllReduce()), TypeError, r"use TopVotes\("),
+        (lambda _: fg.methods.datalens(fg.AllReduce()), TypeError, r"use TopVotes\("),
         (lambda v: fg.methods.datalens(v), ValueError, "os.urandom"),
     ],
 )

@@ -69,7 +69,11 @@ def test_more_noise_fewer_votes_and_fewer_steps_tell_less():
     def epsilon(k=25, sigma=100.0, steps=100, delta=1e-5):
         return privacy.epsilon(votes(k, sigma), jnp.zeros(N), steps=steps, delta=delta)
 
-    for name, rising in {"k": (5, 25, 50), "steps": (1, 10, 100), "sigma": (200.0, 100.0, 50.0)}.items():
+    for name, rising in {
+        "k": (5, 25, 50),
+        "steps": (1, 10, 100),
+        "sigma": (200.0, 100.0, 50.0),
+    }.items():
         found = [epsilon(**{name: value}) for value in rising]
         assert found == sorted(found)
         assert len(set(found)) == 3
@@ -102,10 +106,10 @@ def test_all_parts_of_all_buckets_count(layout, k, tenth):
     assert privacy.sensitivity(fraction, LIKE, layout=layout) == math.sqrt(4 * tenth)
 
 
-@pytest.mark.parametrize(("layout", "k", "tenth"), LAYOUTS.values(), ids=LAYOUTS)
-def test_the_sensitivity_is_what_the_opposite_gradient_of_a_worker_does(layout, k, tenth):
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_sensitivity_is_what_the_opposite_gradient_of_a_worker_does(name):
     """Through `compressed_pmean`, and no further: so no part is forgotten, or counted twice."""
-    rng = np.random.default_rng(0)
+    rng, layout = np.random.default_rng(0), LAYOUTS[name][0]
     rows = {n: jnp.asarray(rng.normal(size=(3, *s.shape)), "float32") for n, s in LIKE.items()}
     flipped = {name: leaf.at[1].multiply(-1) for name, leaf in rows.items()}
     for exchange in (fg.TopVotes(3, k=25), fg.TopVotes(3, fraction=0.1)):
@@ -131,15 +135,15 @@ def test_what_colluding_workers_know_of_the_noise_is_no_noise():
     ("call", "error", "remedy"),
     [
         (lambda v, x: privacy.rdp(v, x, 1.0), ValueError, "use order=2"),
-        (lambda v, x: privacy.rdp(fg.AllReduce(), x, 2.0), TypeError, "pass the TopVotes"),
-        (lambda v, x: privacy.sensitivity(fg.TopK(k=3), x), TypeError, "pass the TopVotes"),
+        (lambda _, x: privacy.rdp(fg.AllReduce(), x, 2.0), TypeError, "pass the TopVotes"),
+        (lambda _, x: privacy.sensitivity(fg.TopK(k=3), x), TypeError, "pass the TopVotes"),
         (lambda v, x: privacy.rdp(v, x, 2.0, colluding=1), ValueError, "noise='local'"),
         (lambda v, x: privacy.rdp(v, x, 2.0, colluding=1000), ValueError, "use 0 for"),
         (lambda v, x: privacy.rdp(v, x, 2.0, colluding=-1), ValueError, "use 0 for"),
         (lambda v, x: privacy.epsilon(v, x, steps=1, delta=0.0), ValueError, "use delta=1e-5"),
         (lambda v, x: privacy.epsilon(v, x, steps=1, delta=1.0), ValueError, "use delta=1e-5"),
         (lambda v, x: privacy.epsilon(v, x, steps=-1, delta=0.1), ValueError, "count all steps"),
-        (lambda v, x: privacy.epsilon(None, x, steps=1, delta=0.1), TypeError, "pass the TopVotes"),
+        (lambda _, x: privacy.epsilon(None, x, steps=1, delta=0.1), TypeError, "pass the TopVotes"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(call, error, remedy):
