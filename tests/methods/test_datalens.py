@@ -31,7 +31,7 @@ F = np.array(list(SUMS.values()))
 # The threshold of 0.3 · 10 votes is 3 of them, which is not above it, though 0.3 is no binary
 # fraction, and the leaves have few bits.
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("beta", [0.0, 0.1, 0.2, 0.29, 0.3, 0.31, 0.4, 0.5, 0.9, 1.0, 2.0])
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.2, 0.29, 0.2999, 0.3, 0.31, 0.4, 0.5, 0.9, 1.0, 2.0])
 def test_above_below_between_and_at_the_threshold(beta, dtype):
     votes = fg.TopVotes(workers=10, fraction=1.0)
     bound = round(10 * beta, 6)
