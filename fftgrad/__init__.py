@@ -63,6 +63,7 @@ from fftgrad.exchanges import AllGather as AllGather
 from fftgrad.exchanges import AllReduce as AllReduce
 from fftgrad.exchanges import Hierarchical as Hierarchical
 from fftgrad.exchanges import IntegerSum as IntegerSum
+from fftgrad.exchanges import TopVotes as TopVotes
 from fftgrad.exchanges import Piecewise as Piecewise
 from fftgrad.exchanges import PowerSgd as PowerSgd
 from fftgrad.exchanges import AcpSgd as AcpSgd

@@ -123,6 +123,9 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "shared rotations": fg.SharedSupport(CODECS["cosines of rotations"]),
     "counted sum": fg.AllReduce(fg.Fft(block=16, half=True)),
     "integer sum": fg.IntegerSum(workers=4),
+    "votes": fg.TopVotes(workers=4, k=5),
+    "votes, summed": fg.TopVotes(workers=4, fraction=0.5, sigma=0.5, clip=1.0),
+    "votes, noise of each": fg.TopVotes(workers=4, k=9, sigma=0.5, noise="local"),
     "low rank": fg.PowerSgd(rank=2),
     "low rank in turns": fg.AcpSgd(rank=2),
     "warm-up": fg.Piecewise({0: fg.AllReduce(), 2: fg.AllGather(CODECS["blocked"])}),
@@ -163,6 +166,9 @@ METHODS = {
     ),
     "acp_sgd": lambda axis: fg.methods.acp_sgd(rank=2, axis_name=axis),
     "adacomp": lambda axis: fg.methods.adacomp(conv_bin=10, bin_size=20, axis_name=axis),
+    "datalens": lambda axis: fg.methods.datalens(
+        fg.TopVotes(workers=4, fraction=0.1), beta=0.25, axis_name=axis
+    ),
     "demo": lambda axis: fg.methods.demo(k=4, block=8, axis_name=axis),
     "diloco": lambda axis: fg.optimizers.diloco(
         optax.sgd(0.1), optax.sgd(0.7, 0.9, nesterov=True), every=2, axis_name=axis

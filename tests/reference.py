@@ -83,6 +83,14 @@ def top_k(x, k: int):
     return np.sort(np.argsort(-magnitude, kind="stable")[:k])
 
 
+def votes(x, k: int):
+    """The signs of the k largest magnitudes, and zeros."""
+    out = np.zeros(np.size(x))
+    chosen = top_k(x, k)
+    out[chosen] = np.sign(np.asarray(x)[chosen])
+    return out
+
+
 def kept(fraction: float, n: int) -> int:
     return max(1, math.ceil(round(fraction * n, 6)))
 

@@ -223,6 +223,43 @@ class MajorityVote(Oracle):
         return {name: np.sign(sum(np.sign(g[name]) for g in grads)) for name in grads[0]}
 
 
+class DataLens(Oracle):
+    """TopAgg: f = sum of votes + N(0, sigma²), then alpha where f > beta w, -alpha below -beta w.
+
+    Documented differences: a value of zero votes for nothing.
+    """
+
+    def __init__(self, fraction, beta, alpha=1.0, sigma=0.0, clip=None):
+        super().__init__()
+        self.fraction, self.beta, self.alpha = fraction, beta, alpha
+        self.sigma, self.clip = sigma, clip
+
+    def step(self, grads):
+        rows = [flat(g) for g in grads]
+        n = rows[0].size
+        k = reference.kept(self.fraction, n)
+        total = np.zeros(n)
+        for worker, x in enumerate(rows):
+            v = reference.votes(x, k)
+            if self.clip is not None:
+                chosen = np.flatnonzero(v)
+                b = min(np.abs(x).max(), self.clip)
+                up = uniform(keys(self.t, worker)[1], k) < 0.5 + x[chosen].clip(-b, b) / (2 * b)
+                v[chosen] = np.where(up, 1.0, -1.0)
+            total += v
+        if self.sigma:
+            key = keys(self.t, 0)[0]
+            for fold in (1, 0):  # the noise, of the first part
+                key = jax.random.fold_in(key, fold)
+            noise = self.sigma * np.asarray(jax.random.normal(key, (n,)), np.float64)
+            grid = 2.0 ** (math.floor(math.log2(self.sigma)) - 10)
+            total += grid * np.round(noise / grid)
+        bound = round(self.beta * len(rows), 6)
+        out = self.alpha * np.where(total > bound, 1.0, np.where(total < -bound, -1.0, 0.0))
+        self.mean = {name: np.ones(g.shape) for name, g in grads[0].items()}  # all of it is sure
+        return unflat(out, grads[0])
+
+
 class OneBitAdam(Oracle):
     """Algorithm 1 of 1-bit Adam, on chunks of the vector as np.array_split cuts it.
 

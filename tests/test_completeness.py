@@ -13,7 +13,7 @@ import pytest
 from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES, METHODS, TILED
 
 import fftgrad as fg
-from fftgrad import checkpoint
+from fftgrad import checkpoint, privacy
 from fftgrad.codecs._chain import Chain, stages
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -66,10 +66,12 @@ AVERAGES = {"MedianNormClip", "TrimmedMean"}
 LISTED = {name for name in METHOD_NAMES if callable(getattr(fg.methods, name))}
 OPTIMIZERS = {n for n, value in vars(fg.optimizers).items() if n[0] != "_" and callable(value)}
 CHECKPOINT = {n for n, value in vars(checkpoint).items() if n[0] != "_" and callable(value)}
+PRIVACY = {n for n, value in vars(privacy).items() if n[0] != "_" and callable(value)}
 CHECKS = {n for n, value in vars(fg.testing).items() if n[0] != "_" and callable(value)}
 EXTRAS = {
     "checkpoint": {"orbax"},
     "commands": {"matplotlib", "rich"},
+    "privacy": {"dp_accounting"},
     "_gradient_files.py": {"safetensors"},
 }
 """What a room, or a file, may import besides."""
@@ -122,6 +124,7 @@ def test_every_chooser_is_in_the_table():
         *(f"optimizers.{m}" for m in sorted(OPTIMIZERS)),
         *(f"testing.{m}" for m in sorted(CHECKS)),
         *(f"checkpoint.{m}" for m in sorted(CHECKPOINT - {"Restored"})),
+        *(f"privacy.{m}" for m in sorted(PRIVACY)),
     ],
 )
 def test_public_docstrings_run(name):
@@ -149,6 +152,7 @@ def test_every_public_name_has_its_place_in_the_reference():
         *(f"optimizers.{name}" for name in OPTIMIZERS),
         *(f"testing.{name}" for name in CHECKS),
         *(f"checkpoint.{name}" for name in CHECKPOINT),
+        *(f"privacy.{name}" for name in PRIVACY),
     ]
     assert sorted(listed) == sorted(wanted)
 
@@ -170,7 +174,8 @@ def test_the_core_imports_jax_optax_and_numpy_only():
 def test_importing_it_brings_no_extra():
     code = (
         "import sys, fftgrad;"
-        "found = {'orbax', 'rich', 'matplotlib', 'safetensors'} & set(sys.modules);"
+        "extras = {'orbax', 'rich', 'matplotlib', 'safetensors', 'dp_accounting'};"
+        "found = extras & set(sys.modules);"
         "assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -344,6 +344,24 @@ MUTANTS = {
         "[step for _ in jax.tree.leaves(x)]",
         "tests/methods/test_bytes.py -k 'what_is_drawn and integer and None'",
     ),
+    "local shares of noise are too small": Mutant(
+        "exchanges/_top_votes.py",
+        "self.sigma / math.sqrt(self.workers)",
+        "self.sigma / self.workers",
+        "tests/exchanges/test_top_votes.py -k 'stated_variance and local-vmap'",
+    ),
+    "zero votes": Mutant(
+        "codecs/quantizers/_vote.py",
+        "jnp.where(x == 0, 1, jnp.where(up, 2, 0))",
+        "jnp.where(up, 2, 0)",
+        "tests/exchanges/test_top_votes.py -k not_on_zeros",
+    ),
+    "the votes of one bucket count": Mutant(
+        "privacy/_sensitivity.py",
+        "sum(map(votes.votes, buckets))",
+        "votes.votes(buckets[0])",
+        "tests/privacy/test_privacy.py -k opposite",
+    ),
     "parts travel as the leaves come": Mutant(
         "exchanges/_layout.py",
         "[tuple(sorted(bucket, key=lambda part: part.name)) for bucket in buckets]",

@@ -14,7 +14,7 @@ FLOORS = [
     ["codecs", "memories"],
     ["exchanges"],
     ["training"],
-    ["checkpoint", "methods", "tools"],
+    ["checkpoint", "methods", "privacy", "tools"],
     ["optimizers", "testing"],
     ["planning"],
     ["commands"],

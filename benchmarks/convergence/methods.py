@@ -132,6 +132,16 @@ def methods() -> list[Method]:
         Method("EDEN 1 bit (DRIVE)", fixed(m.eden(bits=1)), published=32, counted=31.8),
         Method("EDEN 2 bits", fixed(m.eden(bits=2)), published=16, counted=15.9),
         Method("majority vote", fixed(m.majority_vote()), signs=True, published=32, counted=32),
+        # Votes alone, with a noise that protects nobody, and with one of epsilon 8 on "lm" (delta
+        # 1e-5, 200 steps). The seed is no secret.
+        *(
+            Method(
+                f"DataLens 1 %{noise}",
+                fixed(m.datalens(fg.TopVotes(WORKERS, fraction=0.01, sigma=sigma), key=0)),
+                signs=True,
+            )
+            for noise, sigma in (("", 0.0), (", noise 1", 1.0), (", noise 664", 664.0))
+        ),
         Method("signSGD + EF", fixed(m.sign_sgd()), published=32, counted=32),
         Method(
             "1-bit Adam",

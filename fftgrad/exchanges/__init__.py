@@ -17,4 +17,5 @@ from fftgrad.exchanges._piecewise import Piecewise as Piecewise
 from fftgrad.exchanges._power_sgd import PowerSgd as PowerSgd
 from fftgrad.exchanges._recover import Recover as Recover
 from fftgrad.exchanges._shared_support import SharedSupport as SharedSupport
+from fftgrad.exchanges._top_votes import TopVotes as TopVotes
 from fftgrad.exchanges._two_stage import TwoStage as TwoStage

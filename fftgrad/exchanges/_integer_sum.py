@@ -10,8 +10,7 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step
 from fftgrad._values import constructor_call
 from fftgrad.codecs.quantizers import _scale, _ternary
-from fftgrad.exchanges import _alike, _parts
-from fftgrad.ops.packing import _digits
+from fftgrad.exchanges import _alike, _digit_sum, _parts
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -69,15 +68,12 @@ class IntegerSum(Exchange):
 
     def __post_init__(self) -> None:
         _ternary.check_clip("IntegerSum", self.clip)
-        if self.workers < 1 or self.levels < 1 or self._base > 1 << 16:
+        base = _digit_sum.base(self.levels, self.workers)
+        if self.workers < 1 or self.levels < 1 or base > 1 << 16:
             raise ValueError(
                 f"IntegerSum(workers, levels): must be positive, and 2 · levels · workers below "
                 f"65536, got {self.workers} and {self.levels}; use levels=1."
             )
-
-    @property
-    def _base(self) -> int:
-        return 2 * self.levels * self.workers + 1
 
     def mean(self, x: PyTree, state: PyTree, step: Step, axis_name: AxisName) -> Reduced:
         _axes.check_workers("IntegerSum", self.workers, axis_name)
@@ -92,20 +88,12 @@ class IntegerSum(Exchange):
             _scale.to_levels(vector, scale, self.levels, _scale.noise(self, own, vector.size))
             for (vector, _), scale, own in zip(clipped, scales, steps, strict=True)
         ]
-        words = [
-            _digits.pack((part + self.levels).astype(jnp.uint32), self._base) for part in integers
+        counts = [] if step.counts is None else [step.counts]
+        sums, told = _digit_sum.add(integers, counts, self.levels, self.workers, axis_name)
+        means = [
+            whole * (scale / (self.levels * self.workers))
+            for whole, scale in zip(sums, scales, strict=True)
         ]
-        if step.counts is not None:
-            words.append(step.counts.astype(jnp.uint32)[None])
-        total = lax.psum(jnp.concatenate(words), axis_name)
-        means: list[jax.Array] = []
-        start = 0
-        for part, scale in zip(integers, scales, strict=True):
-            stop = start + _digits.words_for(part.size, self._base)
-            digits = _digits.unpack(total[start:stop], self._base, part.size)
-            start = stop
-            whole = digits.astype(jnp.float32) - self.levels * self.workers
-            means.append(whole * (scale / (self.levels * self.workers)))
         sent = [part * (scale / self.levels) for part, scale in zip(integers, scales, strict=True)]
         return Reduced(
             mean=_parts.rebuild(means, x),
@@ -113,9 +101,10 @@ class IntegerSum(Exchange):
             finite=_alike.all_finite(means),
             overflow=0,
             state=state,
-            workers=None if step.counts is None else total[-1].astype(jnp.int32),
+            workers=told[0].astype(jnp.int32) if told else None,
         )
 
     def wire_bytes(self, like: PyTree) -> int:
         parts = _parts.vector_likes(like)
-        return 4 * sum(1 + _digits.words_for(part.shape[0], self._base) for part in parts)
+        sizes = [part.shape[0] for part in parts]
+        return 4 * (len(parts) + _digit_sum.words(sizes, self.levels, self.workers))

@@ -6,6 +6,7 @@ its name says `scale_by_`, as in optax. May import everything but `optimizers` a
 
 from fftgrad.methods._acp_sgd import acp_sgd as acp_sgd
 from fftgrad.methods._adacomp import adacomp as adacomp
+from fftgrad.methods._datalens import datalens as datalens
 from fftgrad.methods._demo import demo as demo
 from fftgrad.methods._dgc import dgc as dgc
 from fftgrad.methods._diminishing_theta import diminishing_theta as diminishing_theta

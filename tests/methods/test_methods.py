@@ -37,6 +37,22 @@ ORACLES = {
     # Room for whole bins: the paper. Room for four of each, by position: as documented.
     "adacomp": (m.adacomp(10, 20, per_bin=20.0), lambda: o.AdaComp(10, 20), 1e-5),
     "adacomp full": (m.adacomp(10, 20), lambda: o.AdaComp(10, 20, per_bin=4), 1e-5),
+    # As with all signs: every value, the zeros too.
+    "datalens": (
+        m.datalens(fg.TopVotes(4, fraction=0.1), beta=0.25, alpha=0.5),
+        lambda: o.DataLens(0.1, 0.25, 0.5),
+        0,
+    ),
+    "datalens by chance": (
+        m.datalens(fg.TopVotes(4, fraction=0.3, clip=2.0), beta=0.0),
+        lambda: o.DataLens(0.3, 0.0, clip=2.0),
+        0,
+    ),
+    "datalens with noise": (
+        m.datalens(fg.TopVotes(4, fraction=0.1, sigma=0.7), beta=0.25, key=0),
+        lambda: o.DataLens(0.1, 0.25, sigma=0.7),
+        0,
+    ),
     "demo": (m.demo(4, 8, 0.9), lambda: o.DeMo(4, 8, 0.9), 0),
     "dgc": (m.dgc(0.1, clip=2.0), lambda: o.Dgc(0.1, clip=2.0), 1e-5),
     "dgc Nesterov": (

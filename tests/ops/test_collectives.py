@@ -23,6 +23,7 @@ OWN = {
     "recovery",
 }
 OWN |= {"gather stochastic", "integer sum", "two stages, one sign", "gather rotated"}
+OWN |= {"votes, summed", "votes, noise of each"}
 ALIKE = sorted(set(EXCHANGES) - OWN)
 
 

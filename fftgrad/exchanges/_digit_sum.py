@@ -1,0 +1,53 @@
+"""A sum of small integers over the workers, several to a word, by one all-reduce."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fftgrad._contracts import AxisName
+from fftgrad.ops.packing import _digits
+
+
+def base(levels: int, workers: int) -> int:
+    """How many values the sum of so many integers in -levels ... levels has."""
+    return 2 * levels * workers + 1
+
+
+def words(sizes: Sequence[int], levels: int, workers: int) -> int:
+    """How many words vectors of these sizes fill."""
+    return sum(_digits.words_for(size, base(levels, workers)) for size in sizes)
+
+
+def add(
+    vectors: Sequence[jax.Array],
+    counts: Sequence[jax.Array],
+    levels: int,
+    workers: int,
+    axis_name: AxisName,
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """The sums over the workers of vectors of integers, and how many workers say yes to each count.
+
+    Args:
+      vectors: float32[n] of integers in -levels ... levels.
+      counts: bool[], each a word behind those of the vectors.
+      levels: the largest magnitude.
+      workers: how many there are along the axis.
+      axis_name: the axis.
+
+    Returns:
+      Integers in float32, in -levels · workers ... levels · workers; uint32[] for each count.
+    """
+    many = base(levels, workers)
+    packed = [_digits.pack((vector + levels).astype(jnp.uint32), many) for vector in vectors]
+    told = [count.astype(jnp.uint32)[None] for count in counts]
+    total = lax.psum(jnp.concatenate([*packed, *told]), axis_name)
+    sums: list[jax.Array] = []
+    start = 0
+    for vector in vectors:
+        stop = start + _digits.words_for(vector.size, many)
+        digits = _digits.unpack(total[start:stop], many, vector.size)
+        sums.append(digits.astype(jnp.float32) - levels * workers)
+        start = stop
+    return sums, [total[start + i] for i in range(len(counts))]
