@@ -237,9 +237,8 @@ def test_fragments_by_depth_are_a_partition():
             optax.sgd(RATE), optax.sgd(1.0), every, *DENSE, first=first, masked="elsewhere"
         )
 
-    both = optax.partition(
-        {"early": of(2, 4), "late": of(5, 5)}, {"w": "early", **dict.fromkeys(["b", "kernel", "scale"], "late")}
-    )
+    labels = {"w": "early", "b": "late", "kernel": "late", "scale": "late"}
+    both = optax.partition({"early": of(2, 4), "late": of(5, 5)}, labels)
     grads = gradients(9)
     params, _ = run(both, grads)
     early, _ = run(of(2, 4), grads)
