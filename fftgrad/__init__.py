@@ -138,7 +138,6 @@ from fftgrad._contracts import Reduced as Reduced
 from fftgrad.exchanges._choosers import Chooser as Chooser
 from fftgrad.exchanges import Average as Average
 from fftgrad.exchanges import Graph as Graph
-from fftgrad.exchanges import Neighbor as Neighbor
 from fftgrad.training import CompressedPmeanState as CompressedPmeanState
 from fftgrad.exchanges._per_worker import PerWorker as PerWorker
 

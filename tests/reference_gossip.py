@@ -1,4 +1,4 @@
-"""CHOCO-SGD and BEER in NumPy, float64, from the papers' algorithms, with all copies of all workers.
+"""CHOCO-SGD and BEER in NumPy, float64, from the papers' algorithms, with all copies.
 
 Every worker keeps a copy of each neighbor, as the papers say; the library keeps two vectors.
 """

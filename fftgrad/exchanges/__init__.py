@@ -13,7 +13,6 @@ from fftgrad.exchanges._choosers import Drift as Drift
 from fftgrad.exchanges._choosers import Leader as Leader
 from fftgrad.exchanges._graphs import Exponential as Exponential
 from fftgrad.exchanges._graphs import Graph as Graph
-from fftgrad.exchanges._graphs import Neighbor as Neighbor
 from fftgrad.exchanges._graphs import Ring as Ring
 from fftgrad.exchanges._graphs import Torus as Torus
 from fftgrad.exchanges._hierarchical import Hierarchical as Hierarchical

@@ -1,9 +1,10 @@
 """What neighbors tell each other of how their vectors moved.
 
 A worker tells by how much what the others hold to be its vector lacks of it, compressed, and all
-of them, itself among them, add what was told. Kept of it are two vectors, whatever the degree: the
-worker's own public copy, and the pull of its neighbors, Σ_j W_ij (copy_j - copy_i). The pull, and
-not the sum of copies, because near to consensus it is small, and so is what rounding adds to it.
+of them, itself among them, add what was told. Kept of it are three vectors, whatever the degree:
+the worker's own public copy, the pull of its neighbors, Σ_j (copy_j - copy_i), and what rounding
+dropped of the pull. Over all workers pulls sum to zero. Where rounding kept a rest of that
+for good, a method that adds up pulls, as `beer` does, would drift away from its optimum.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,9 @@ from fftgrad._contracts import AxisName, PyTree, Step
 from fftgrad.exchanges import _alike, _counts, _graphs, _layout, _parts, _wire
 from fftgrad.exchanges._graphs import Graph
 from fftgrad.exchanges._layout import Bucket, Layout
-from fftgrad.exchanges._parts import Likes, Parts, Payloads, Vectors
+from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._rules import Codecs
+from fftgrad.ops import _kept, _two_sum
 
 
 class Told(NamedTuple):
@@ -28,8 +30,9 @@ class Told(NamedTuple):
     Attributes:
       sent: of each tree, what all neighbors received of this worker's; zeros if it said nothing,
         because something it had to say was not finite.
-      pull: of each tree, Σ_j W_ij (sent_j - sent_i); NaN where a buffer was altered, because what
-        was told then is lost for good.
+      pull: of each tree, Σ_j (sent_j - sent_i) over the neighbors j; NaN where a buffer was
+        altered, because what was told then is lost for good.
+      rest: of each tree, what rounding drops of the pull.
       skipped: how many of this worker and its neighbors said nothing, int32[].
       invalid: how many buffers were altered, int32[].
       overflow: how many of this worker's values its codecs could not represent, int32[].
@@ -38,20 +41,11 @@ class Told(NamedTuple):
 
     sent: tuple[PyTree, ...]
     pull: tuple[PyTree, ...]
+    rest: tuple[PyTree, ...]
     skipped: jax.Array
     invalid: jax.Array
     overflow: jax.Array
     state: PyTree
-
-
-class _Message(NamedTuple):
-    """What a worker has to say of one bucket of each tree."""
-
-    codec: Parts
-    likes: Likes
-    payloads: Payloads
-    sent: Vectors
-    step: Step
 
 
 def init(codecs: Sequence[Codecs], like: PyTree, layout: Layout) -> PyTree:
@@ -73,65 +67,85 @@ def tell(
     layout: Layout,
 ) -> Told:
     """Trees alike, each with its codec, to the neighbors: in one buffer for each bucket."""
-    workers = _axes.size(axis_name)
-    neighbors = _graphs.checked(graph, workers)
+    neighbors = _graphs.checked(graph, _axes.size(axis_name))
     buckets = list(zip(*(_layout.to_buckets(_axes.whole(t), layout) for t in trees), strict=True))
-    messages: list[_Message] = []
-    overflow, after = jnp.int32(0), list[Any]()
+    # Kept: every leaf of the state would find it again.
+    values = [vector for bucket in buckets for vector in _vectors(bucket)]
+    finite = lax.optimization_barrier(_alike.all_finite(values))
+    overflow, invalid, silent = jnp.int32(0), jnp.int32(0), jnp.int32(0)
+    after, added = list[PyTree](), list[tuple[list[Any], ...]]()
     for i, bucket in enumerate(buckets):
         codec, likes, own = _codec_of(codecs, bucket), _likes(bucket), step.fold(i)
         out = codec.compress(_vectors(bucket), state[i], own)
-        sent = _decode(codec, out.payloads, likes, own)
-        messages.append(_Message(codec, likes, out.payloads, sent, own))
+        seed = _wire.seed(codec.codecs, likes, own)
+        header = _wire.Header(finite, out.overflow)
+        buffer = _kept.kept(_wire.pack(header, out.payloads, seed))
+        heard = [_axes.permute(buffer, axis_name, sources) for sources in neighbors]
+        headers, sums = _add(codec, jnp.stack([buffer, *heard]), likes, own)
+        is_valid = jnp.asarray(headers.valid)
+        invalid += jnp.sum(~is_valid, dtype=jnp.int32)
+        silent = jnp.sum(is_valid & ~jnp.asarray(headers.finite), dtype=jnp.int32)
         overflow += jnp.asarray(out.overflow, jnp.int32)
         after.append(out.state)
-
-    values = [v for bucket in buckets for v in _vectors(bucket)]
-    values += [v for message in messages for v in message.sent]
-    # Kept: every leaf of the state would find it again.
-    finite = lax.optimization_barrier(_alike.all_finite(values))
-    headers: list[_wire.Header] = []
-    sents, pulls = list[list[Any]](), list[list[Any]]()
-    for bucket, message in zip(buckets, messages, strict=True):
-        codec, likes = message.codec, message.likes
-        seed = _wire.seed(codec.codecs, likes, message.step)
-        buffer = _wire.pack(_wire.Header(finite, overflow), message.payloads, seed)
-        said = _counts.zero_unless(finite, message.sent)
-        pull = tuple(jnp.zeros_like(vector) for vector in said)
-        for neighbor in neighbors:
-            words = _axes.permute(buffer, axis_name, neighbor.sources)
-            header, payloads = _wire.unpack(words, codec.payload_spec(likes), seed)
-            heard = _counts.zero_unless(
-                header.finite, _decode(codec, payloads, likes, message.step)
-            )
-            # What an altered buffer said is lost, and the pull is wrong from then on.
-            heard = _parts.poison_unless(jnp.asarray(header.valid), heard)
-            pull = tuple(
-                p + neighbor.weight * (theirs - own)
-                for p, theirs, own in zip(pull, heard, said, strict=True)
-            )
-            headers.append(header)
-        sents.append(_rebuild(said, bucket))
-        pulls.append(_rebuild(pull, bucket))
-
-    first = headers[: len(neighbors)]  # of the first bucket: a worker's say the same
-    silent = [jnp.asarray(h.valid) & ~jnp.asarray(h.finite) for h in first]
+        added.append(tuple(_rebuild(flat, bucket) for flat in sums))
+    sent, pull, rest = (
+        _trees([row[k] for row in added], trees, layout) for k in range(len(_Sums._fields))
+    )
     return Told(
-        sent=_trees(sents, trees, layout),
-        pull=_trees(pulls, trees, layout),
-        skipped=sum((s.astype(jnp.int32) for s in silent), 1 - finite.astype(jnp.int32)),
-        invalid=sum(((~jnp.asarray(h.valid)).astype(jnp.int32) for h in headers), jnp.int32(0)),
+        sent=sent,
+        pull=pull,
+        rest=rest,
+        skipped=silent,
+        invalid=invalid,
         overflow=jnp.where(finite, overflow, 0),
         state=_counts.kept_unless(finite, tuple(after), state),
     )
 
 
-def _decode(codec: Parts, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
-    """What payloads stand for, to the same bits with the sender and all who hear it."""
-    # Between barriers, or each side would fuse it with what comes before and after, and round
-    # otherwise.
-    payloads = lax.optimization_barrier(payloads)
-    return lax.optimization_barrier(codec.decompress(payloads, likes, step))
+class _Sums(NamedTuple):
+    """Of each part: what this worker said, and the pull, as it is rounded and what that drops."""
+
+    said: Vectors
+    pull: Vectors
+    rest: Vectors
+
+
+def _add(codec: Parts, buffers: jax.Array, likes: Likes, step: Step) -> tuple[_wire.Header, _Sums]:
+    """The headers of this worker's buffer and its neighbors', and what comes of them.
+
+    In one loop, so that each worker decodes to the same bits, whoever does it.
+    """
+    like, seed = codec.payload_spec(likes), _wire.seed(codec.codecs, likes, step)
+
+    def add(sums: _Sums, row: Any) -> tuple[_Sums, _wire.Header]:
+        is_own, words = row
+        header, payloads = _wire.unpack(words, like, seed)
+        vectors = _settled(codec.decompress(payloads, likes, step), header)
+        said = _parts.where(is_own, vectors, sums.said)
+        # Of two neighbors one has the negative of what the other has, to the bit. Weights are for
+        # later: a product could become part of a sum, without the rounding of its own.
+        draws = [theirs - own for theirs, own in zip(vectors, said, strict=True)]
+        both = [_two_sum.two_sum(*pair) for pair in zip(sums.pull, draws, strict=True)]
+        rest = tuple(r + lost for r, (_, lost) in zip(sums.rest, both, strict=True))
+        return _Sums(said, tuple(total for total, _ in both), rest), header
+
+    zeros = tuple(_axes.vary_like(jnp.zeros(n.shape, n.dtype), buffers) for n in likes)
+    is_own = jnp.arange(len(buffers)) == 0
+    sums, headers = lax.scan(add, _Sums(zeros, zeros, zeros), (is_own, buffers))
+    return headers, sums
+
+
+def _settled(vectors: Vectors, header: _wire.Header) -> Vectors:
+    """What was said, rounded; zeros where it was not finite, NaN where it was altered.
+
+    An altered buffer said something that is lost, and the pull is wrong from then on. As bits,
+    because a compiler may put the last product of a codec and the difference that follows into one
+    operation, which rounds once where the neighbor's rounds twice.
+    """
+    keep = jnp.where(header.finite, jnp.uint32(0xFFFFFFFF), jnp.uint32(0))
+    spoil = jnp.where(header.valid, jnp.uint32(0), jnp.uint32(0x7FC00000))
+    bits = (lax.bitcast_convert_type(vector, jnp.uint32) for vector in vectors)
+    return tuple(lax.bitcast_convert_type((b & keep) | spoil, jnp.float32) for b in bits)
 
 
 def _codec_of(codecs: Sequence[Codecs], buckets: Sequence[Bucket]) -> Parts:

@@ -3,40 +3,31 @@
 import abc
 import dataclasses
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-
-class Neighbor(NamedTuple):
-    """One neighbor of every worker: all of these are heard in one permutation of the workers.
-
-    Attributes:
-      sources: whom each worker hears, by number.
-      weight: of what is heard, the same for all workers.
-    """
-
-    sources: tuple[int, ...]
-    weight: float
+Permutation = tuple[int, ...]
+"""Whom each worker hears, by number."""
 
 
 class Graph(abc.ABC):
-    """Contract: which workers exchange with each other, and with which weights W.
+    """Contract: which workers exchange with each other.
 
-    W is symmetric and doubly stochastic, so that gossip keeps the mean of all workers: every row
-    sums to one with the weight of the worker itself, and for each permutation of the workers there
-    is its inverse, of the same weight. A graph of one's own says its permutations:
+    Each of d neighbors is a permutation of the workers, heard at once, and with each its inverse is
+    one, so that who hears is heard. A neighbor has the weight 1 / (d + 1), as the worker itself: W
+    is symmetric and doubly stochastic, and gossip keeps the mean of all workers. A graph of one's
+    own says its permutations:
 
         @dataclasses.dataclass(frozen=True)
         class Pairs(fg.Graph):
             def neighbors(self, workers):
-                return (fg.Neighbor(tuple(i ^ 1 for i in range(workers)), 0.5),)
+                return (tuple(i ^ 1 for i in range(workers)),)
     """
 
     @abc.abstractmethod
-    def neighbors(self, workers: int) -> tuple[Neighbor, ...]:
-        """The neighbors of each of so many workers, without the worker itself."""
+    def neighbors(self, workers: int) -> tuple[Permutation, ...]:
+        """The neighbors of so many workers, without the worker itself: whom each hears."""
 
     def degree(self, workers: int) -> int:
         """How many neighbors a worker has: how often what it sends crosses its link."""
@@ -45,10 +36,10 @@ class Graph(abc.ABC):
     def weights(self, workers: int) -> npt.NDArray[np.float64]:
         """W, [workers, workers]; its row i says what worker i makes of what it hears."""
         found = checked(self, workers)
-        out = np.eye(workers) * (1 - sum(neighbor.weight for neighbor in found))
-        for neighbor in found:
-            out[np.arange(workers), list(neighbor.sources)] += neighbor.weight
-        return out
+        out = np.eye(workers)
+        for sources in found:
+            out[np.arange(workers), list(sources)] += 1
+        return out / (len(found) + 1)
 
     def spectral_gap(self, workers: int) -> float:
         """1 - |λ₂| of W: by what share a round of exact gossip shrinks a distance, at least."""
@@ -69,8 +60,8 @@ class Ring(Graph):
       ([0.33, 0.33, 0.0, 0.33], 1)
     """
 
-    def neighbors(self, workers: int) -> tuple[Neighbor, ...]:
-        return _equal(_shifts(workers, (1, -1)))
+    def neighbors(self, workers: int) -> tuple[Permutation, ...]:
+        return _different(_shifts(workers, (1, -1)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +96,7 @@ class Torus(Graph):
                 "use two numbers whose product is the number of workers."
             )
 
-    def neighbors(self, workers: int) -> tuple[Neighbor, ...]:
+    def neighbors(self, workers: int) -> tuple[Permutation, ...]:
         if self.rows * self.columns != workers:
             raise ValueError(
                 f"Torus(rows, columns): must have as many places as the axis has workers, got "
@@ -113,7 +104,7 @@ class Torus(Graph):
             )
         grid = np.arange(workers).reshape(self.rows, self.columns)
         moves = [(axis, by) for axis in (0, 1) for by in (1, -1)]
-        return _equal(tuple(np.roll(grid, by, axis).ravel().tolist()) for axis, by in moves)
+        return _different(tuple(np.roll(grid, by, axis).ravel().tolist()) for axis, by in moves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,41 +125,31 @@ class Exponential(Graph):
       NeurIPS 2021, arXiv:2110.13363, whose graph hears one side only.
     """
 
-    def neighbors(self, workers: int) -> tuple[Neighbor, ...]:
+    def neighbors(self, workers: int) -> tuple[Permutation, ...]:
         distances = [2**j for j in range(workers.bit_length()) if 2**j < workers]
-        return _equal(_shifts(workers, [by for far in distances for by in (far, -far)]))
+        return _different(_shifts(workers, [by for far in distances for by in (far, -far)]))
 
 
-def checked(graph: Graph, workers: int) -> tuple[Neighbor, ...]:
+def checked(graph: Graph, workers: int) -> tuple[Permutation, ...]:
     """The neighbors, once W is known to be symmetric and doubly stochastic."""
     found = graph.neighbors(workers)
-    rule = None
-    for neighbor in found:
-        if sorted(neighbor.sources) != list(range(workers)):
-            rule = f"sources must be a permutation of {workers} workers, got {neighbor.sources}"
-        elif neighbor.weight <= 0:
-            rule = f"weights must be positive, got {neighbor.weight}"
-        elif _inverse(neighbor) not in found:
-            rule = f"each permutation must have its inverse, of the same weight, got {neighbor}"
-    total = sum(neighbor.weight for neighbor in found)
-    if total > 1 + 1e-9:
-        rule = f"the weights of a worker's neighbors must leave some for itself, got {total}"
-    if rule:
-        raise ValueError(f"{graph!r}.neighbors(workers): {rule}; start from Ring().")
+    for sources in found:
+        rule = None
+        if sorted(sources) != list(range(workers)):
+            rule = f"must be permutations of {workers} workers"
+        elif tuple(np.argsort(sources).tolist()) not in found:
+            rule = "must have the inverse of each permutation among them"
+        if rule:
+            raise ValueError(f"{graph!r}.neighbors({workers}): {rule}, got {sources}; use Ring().")
     return found
 
 
-def _inverse(neighbor: Neighbor) -> Neighbor:
-    return Neighbor(tuple(int(i) for i in np.argsort(neighbor.sources)), neighbor.weight)
-
-
-def _shifts(workers: int, distances: Iterable[int]) -> Iterable[tuple[int, ...]]:
+def _shifts(workers: int, distances: Iterable[int]) -> Iterable[Permutation]:
     """Whom each worker hears, for each distance on the ring."""
     return (tuple((i + by) % workers for i in range(workers)) for by in distances)
 
 
-def _equal(permutations: Iterable[tuple[int, ...]]) -> tuple[Neighbor, ...]:
-    """The permutations that differ and move anyone, and the worker itself, with equal weights."""
+def _different(permutations: Iterable[Permutation]) -> tuple[Permutation, ...]:
+    """The permutations that differ, and that move anyone."""
     # Of two workers on a ring the one before is the one after.
-    others = [p for p in dict.fromkeys(permutations) if p != tuple(range(len(p)))]
-    return tuple(Neighbor(p, 1 / (len(others) + 1)) for p in others)
+    return tuple(p for p in dict.fromkeys(permutations) if p != tuple(range(len(p))))

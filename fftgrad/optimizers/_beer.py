@@ -8,15 +8,29 @@ import optax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName
+from fftgrad.exchanges import _parts
 from fftgrad.exchanges._graphs import Graph
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
+from fftgrad.ops import _finite
 from fftgrad.optimizers import _gossip
 from fftgrad.optimizers._gossip import Linked
 from fftgrad.training._check_gradients import checked_like
 
 OWNER = "beer"
+
+
+class Estimate(NamedTuple):
+    """What a worker has of the mean gradient.
+
+    Attributes:
+      of_all: v, its estimate.
+      own: its own gradient, from which v moves on.
+    """
+
+    of_all: Any
+    own: Any
 
 
 class BeerState(NamedTuple):
@@ -25,14 +39,14 @@ class BeerState(NamedTuple):
     Attributes:
       step: how many updates there were, int32, equal on all workers.
       inner: the inner optimizer's state, of which each worker has its own.
-      correction: what a worker adds to its gradient to have that of all, float32; zero in the mean.
+      estimate: of the mean gradient, by each worker, and its own last gradient, float32.
       neighbors: the public copies of each worker's tracked gradient and of its parameters, what its
         neighbors' copies draw these to, and counts of what went wrong.
     """
 
     step: jax.Array
     inner: PerWorker
-    correction: PerWorker
+    estimate: PerWorker
     neighbors: Linked
 
 
@@ -64,7 +78,8 @@ def beer(
     anywhere.
 
     The parameters differ between the workers, as with `choco_sgd`, whose remarks on that hold here.
-    Kept are five vectors of a worker: x̂ and v̂, what neighbors draw these to, and v - ∇f.
+    Kept are eight vectors, whatever the degree: x̂ and v̂; what neighbors draw x and v to, each with
+    what rounding dropped of it; v, and the last ∇f.
 
     It is the relative at hand of COLD, whose innovations x - x̂ these are; with `DynamicSign` for
     the codecs one bit of a value travels, as in Dyna-COLD. COLD's own update is not reproduced: its
@@ -90,12 +105,11 @@ def beer(
 
     Claims: the mean over the workers of what `inner` gets is the mean of their gradients, up to
       rounding. A gradient that is not finite makes this worker's update so, unless `inner` leaves
-      it out, as `optax.apply_if_finite(optax.sgd(η), 100)` does; then it leaves no trace. What
-      `choco_sgd` says of what is not finite, and of altered buffers, holds here.
+      it out, as `optax.apply_if_finite(optax.sgd(η), 100)` does; the estimate goes on from the one
+      before. What `choco_sgd` says of what is not finite, and of altered buffers, holds here.
 
-    Differs from the paper: x̂ starts as the common first parameters; v - ∇f is kept in place of v
-      and the last gradient, which is the same, with a vector less and nothing to add up; `inner`
-      may be any optimizer.
+    Differs from the paper: x̂ starts as the common first parameters, not as zero; steps begin with
+      the gradient, as in the authors' code; `inner` may be any optimizer.
 
     Raises:
       ValueError: if `gamma` is out of its range; while tracing, if `params` is missing or not a
@@ -135,25 +149,33 @@ def beer(
         return BeerState(
             step=jnp.zeros((), jnp.int32),
             inner=add_worker_axis(inner.init(params)),
-            correction=add_worker_axis(zeros),
+            estimate=add_worker_axis(Estimate(zeros, zeros)),
             neighbors=_gossip.start(codecs, (zeros, own), params, layout),
         )
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, BeerState]:
-        _gossip.check_call(OWNER, updates, params, graph, axis_name)
+        params = _gossip.check_call(OWNER, updates, params, graph, axis_name)
         tracked, known = _gossip.copied(state.neighbors)
-        correction = _gossip.with_pull(drop_worker_axis(state.correction), gamma, tracked.pull)
-        estimate = jax.tree.map(jnp.add, _gossip.wide(updates), correction)
+        share = _gossip.share(graph, gamma, axis_name)
+        before: Estimate = drop_worker_axis(state.estimate)
+        drawn = _gossip.with_pull(before.of_all, share, tracked)
+        now = Estimate(
+            jax.tree.map(lambda v, g, old: v + (g - old), drawn, _gossip.wide(updates), before.own),
+            _gossip.wide(updates),
+        )
         run = optax.with_extra_args_support(inner).update
-        narrow = jax.tree.map(lambda v, g: v.astype(g.dtype), estimate, updates)
+        narrow = jax.tree.map(lambda v, g: v.astype(g.dtype), now.of_all, updates)
         moves, own = run(narrow, drop_worker_axis(state.inner), params, **extra)
-        moves = _gossip.with_pull(moves, gamma, known.pull)
+        moves = _gossip.with_pull(moves, share, known)
         after = _gossip.wide(optax.apply_updates(params, moves))
+        # A gradient that is not finite is seen in the update, and forgotten.
+        fine = _finite.all_finite(now.own)
+        now = _parts.where(fine, now, Estimate(drawn, before.own))
         _, neighbors = _gossip.tell(
             codecs,
-            (estimate, after),
+            (now.of_all, after),
             state.neighbors,
             state.step,
             graph=graph,
@@ -161,7 +183,7 @@ def beer(
             axis_name=axis_name,
             layout=layout,
         )
-        correction = add_worker_axis(correction)
-        return moves, BeerState(state.step + 1, add_worker_axis(own), correction, neighbors)
+        rows = add_worker_axis(own), add_worker_axis(now)
+        return moves, BeerState(state.step + 1, *rows, neighbors)
 
     return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))

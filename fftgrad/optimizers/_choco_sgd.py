@@ -61,7 +61,8 @@ def choco_sgd(
     what to evaluate and save. All workers start from the same ones. With a constant learning rate
     and data that differ it ends at a distance from the optimum; `beer` does not.
 
-    Kept are two vectors, whatever the degree: x̂_i and Σ_j W_ij (x̂_j - x̂_i).
+    Kept are three vectors, whatever the degree: x̂_i, Σ_j (x̂_j - x̂_i) over the neighbors, and
+    what rounding dropped of that.
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate, as
@@ -126,7 +127,7 @@ def choco_sgd(
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, ChocoState]:
-        _gossip.check_call(OWNER, updates, params, graph, axis_name)
+        params = _gossip.check_call(OWNER, updates, params, graph, axis_name)
         run = optax.with_extra_args_support(inner).update
         moves, own = run(updates, drop_worker_axis(state.inner), params, **extra)
         local = _gossip.wide(optax.apply_updates(params, moves))
@@ -140,7 +141,7 @@ def choco_sgd(
             axis_name=axis_name,
             layout=layout,
         )
-        moves = _gossip.with_pull(moves, gamma, copied.pull)
+        moves = _gossip.with_pull(moves, _gossip.share(graph, gamma, axis_name), copied)
         return moves, ChocoState(state.step + 1, add_worker_axis(own), neighbors)
 
     return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))

@@ -14,6 +14,7 @@ from fftgrad.exchanges._graphs import Graph
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
+from fftgrad.ops import _two_sum
 from fftgrad.ops._keys import as_key
 from fftgrad.training import _worker
 from fftgrad.training._check_gradients import check_local, refuse_masked
@@ -26,11 +27,13 @@ class Copied(NamedTuple):
 
     Attributes:
       copy: what all neighbors hold to be this worker's.
-      pull: Σ_j W_ij (copy_j - copy_i), what their copies draw it to.
+      pull: Σ_j (copy_j - copy_i) over the neighbors j, to what their copies draw it.
+      rest: what rounding has dropped of the pull.
     """
 
     copy: PyTree
     pull: PyTree
+    rest: PyTree
 
 
 class Links(NamedTuple):
@@ -86,7 +89,8 @@ def start(
 ) -> Linked:
     """The links before the first step, when all workers know all copies."""
     zero = jnp.zeros((), jnp.int32)
-    trees = tuple(Copied(copy, jax.tree.map(jnp.zeros_like, copy)) for copy in copies)
+    zeros = jax.tree.map(jnp.zeros_like, copies[0])
+    trees = tuple(Copied(copy, zeros, zeros) for copy in copies)
     if stands_in(params):  # nobody knows what is in these two, but that they are no parameters
         row = add_worker_axis(Links(trees, zero, zero, zero, zero))
         return Linked(OfShards(row), OfShards(PerWorker(zero)))
@@ -95,8 +99,10 @@ def start(
     return Linked(OfShards(row), OfShards(_worker.nobody(row)))
 
 
-def check_call(owner: str, updates: PyTree, params: PyTree, graph: Graph, axis: AxisName) -> None:
-    """Refuses, while tracing, gradients and parameters that are not this worker's own."""
+def check_call(
+    owner: str, updates: PyTree, params: PyTree | None, graph: Graph, axis: AxisName
+) -> PyTree:
+    """The parameters, once they and the gradients are known to be this worker's own."""
     refuse_masked(updates)
     check_local(updates, axis, owner)
     _graphs.checked(graph, _axes.size(axis, owner))
@@ -112,6 +118,7 @@ def check_call(owner: str, updates: PyTree, params: PyTree, graph: Graph, axis: 
                 f"because they differ between workers, got one that does not vary over {axis!r}; "
                 f"give the parameters a leading axis of workers, and shard it over {axis!r}."
             )
+    return params
 
 
 def copied(state: Linked) -> tuple[Copied, ...]:
@@ -141,10 +148,8 @@ def tell(
     ]
     told = _gossip.tell(codecs, lacks, graph, before.codecs, step, axis_name, layout)
     pulls = _worker.poison_unless(mine, told.pull)
-    after = tuple(
-        Copied(jax.tree.map(jnp.add, old.copy, sent), jax.tree.map(jnp.add, old.pull, pull))
-        for old, sent, pull in zip(before.trees, told.sent, pulls, strict=True)
-    )
+    news = zip(before.trees, told.sent, pulls, told.rest, strict=True)
+    after = tuple(_moved(*new) for new in news)
     links = Links(
         trees=after,
         codecs=told.state,
@@ -155,11 +160,30 @@ def tell(
     return after, Linked(OfShards(add_worker_axis(links)), OfShards(worker))
 
 
+def _moved(old: Copied, sent: PyTree, pull: PyTree, rest: PyTree) -> Copied:
+    sums = jax.tree.map(_two_sum.two_sum, old.pull, pull)
+    total, lost = jax.tree.transpose(jax.tree.structure(old.pull), jax.tree.structure((0, 0)), sums)
+    return Copied(
+        copy=jax.tree.map(jnp.add, old.copy, sent),
+        pull=total,
+        rest=jax.tree.map(lambda r, dropped, more: r + (dropped + more), old.rest, lost, rest),
+    )
+
+
 def wide(tree: PyTree) -> PyTree:
     """The tree in float32."""
     return jax.tree.map(lambda a: jnp.asarray(a).astype(jnp.float32), tree)
 
 
-def with_pull(moves: PyTree, gamma: float, pull: PyTree) -> PyTree:
+def share(graph: Graph, gamma: float, axis_name: AxisName) -> float:
+    """γ / (d + 1): how far a worker goes of the pull of d neighbors."""
+    return gamma / (graph.degree(_axes.size(axis_name)) + 1)
+
+
+def with_pull(moves: PyTree, share: float, tree: Copied) -> PyTree:
     """What an optimizer wants, and a share of what neighbors draw to."""
-    return jax.tree.map(lambda m, p: (m + gamma * p).astype(m.dtype), moves, pull)
+
+    def both(move: jax.Array, pull: jax.Array, rest: jax.Array) -> jax.Array:
+        return (move + share * (pull + rest)).astype(move.dtype)
+
+    return jax.tree.map(both, moves, tree.pull, tree.rest)
