@@ -156,7 +156,7 @@ def beer(
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, BeerState]:
-        params = _gossip.check_call(OWNER, updates, params, graph, axis_name)
+        x: Any = _gossip.check_call(OWNER, updates, params, graph, axis_name)
         tracked, known = _gossip.copied(state.neighbors)
         share = _gossip.share(graph, gamma, axis_name)
         before: Estimate = drop_worker_axis(state.estimate)
@@ -167,9 +167,9 @@ def beer(
         )
         run = optax.with_extra_args_support(inner).update
         narrow = jax.tree.map(lambda v, g: v.astype(g.dtype), now.of_all, updates)
-        moves, own = run(narrow, drop_worker_axis(state.inner), params, **extra)
+        moves, own = run(narrow, drop_worker_axis(state.inner), x, **extra)
         moves = _gossip.with_pull(moves, share, known)
-        after = _gossip.wide(optax.apply_updates(params, moves))
+        after = _gossip.wide(optax.apply_updates(x, moves))
         # A gradient that is not finite is seen in the update, and forgotten.
         fine = _finite.all_finite(now.own)
         now = _parts.where(fine, now, Estimate(drawn, before.own))

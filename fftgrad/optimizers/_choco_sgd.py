@@ -127,10 +127,10 @@ def choco_sgd(
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, ChocoState]:
-        params = _gossip.check_call(OWNER, updates, params, graph, axis_name)
+        x: Any = _gossip.check_call(OWNER, updates, params, graph, axis_name)
         run = optax.with_extra_args_support(inner).update
-        moves, own = run(updates, drop_worker_axis(state.inner), params, **extra)
-        local = _gossip.wide(optax.apply_updates(params, moves))
+        moves, own = run(updates, drop_worker_axis(state.inner), x, **extra)
+        local = _gossip.wide(optax.apply_updates(x, moves))
         (copied,), neighbors = _gossip.tell(
             (codec,),
             (local,),

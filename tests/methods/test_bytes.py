@@ -57,7 +57,7 @@ GOLDEN = {
     "feedback_sgd": [208],
     "acp_sgd": [476],
     "adacomp": [196],
-    "beer": [0],
+    "beer": [816],
     "beer one bit": [464],
     "choco_sgd": [372],
     "demo": [352],
