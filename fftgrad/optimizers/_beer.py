@@ -129,8 +129,8 @@ def beer(
       >>> state = jax.vmap(tx.init)(x)
       >>> for _ in range(80):
       ...     x, state = step(x, state, target)
-      >>> x.ravel().round(3)
-      Array([3., 3., 3., 3.], dtype=float32)
+      >>> [f"{value:.3f}" for value in x.ravel()]
+      ['3.000', '3.000', '3.000', '3.000']
 
     References:
       Zhao et al., "BEER: Fast O(1/T) Rate for Decentralized Nonconvex Optimization with
