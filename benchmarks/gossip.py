@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from _record import head, short, thin
+from _record import head
 from rich.console import Console
 from rich.table import Table
 
@@ -27,6 +27,8 @@ import fftgrad as fg
 ROOT = pathlib.Path(__file__).parent.parent
 AXIS = "data"
 RATE = 0.1
+COLUMNS = ["link_bytes", "to_1e-2", "to_1e-4", "last", "slope"]
+"""Of the results: bytes over a worker's link and step, steps, and log10 of the distance."""
 GRAPHS: dict[str, fg.Graph] = {"ring": fg.Ring(), "exponential": fg.Exponential()}
 
 
@@ -120,35 +122,22 @@ def run(method: Method, graph: fg.Graph, problem: Problem, steps: int) -> Any:
         return jax.lax.scan(one, (x, state), None, steps)
 
     x = jnp.zeros(c.shape, jnp.float32)
-    (_, state), path = train(x, jax.vmap(tx.init)(x))
+    _, path = train(x, jax.vmap(tx.init)(x))
     apart = np.asarray(path, np.float64) - optimum
     distances = np.sqrt((apart**2).sum(-1).mean(-1)) / np.linalg.norm(optimum)
     logs = np.log10(np.concatenate([[1.0], distances]))
     each = method.vectors * (fg.wire_bytes(method.codec, x[0]) - 8) + 8
     sent = each * graph.degree(problem.workers)
-    links = state.neighbors.links.value.value
-    record = {
-        "problem": problem.name,
-        "method": method.name,
-        "graph": repr(graph),
-        "steps": steps,
-        "buffer_bytes": each,
-        "link_bytes": sent,
-        "last": float(logs[-1]),
-        "least": float(logs.min()),
-        "consensus": float(fg.consensus_distance(path[-1])),
-        "overflow": int(np.max(links.overflow)),
-    }
+    record: dict[str, Any] = {"problem": problem.name, "graph": repr(graph), "method": method.name}
+    record |= {"link_bytes": sent, "last": round(float(logs[-1]), 2)}
     for depth in (2, 4):
         there = np.flatnonzero(logs <= -depth)
-        first = int(there[0]) if len(there) else None
-        record[f"steps_to_1e-{depth}"] = first
-        record[f"link_bytes_to_1e-{depth}"] = first and first * sent
-    if record["steps_to_1e-4"]:
-        middle, end = record["steps_to_1e-2"], record["steps_to_1e-4"]
-        record["slope"] = float(np.polyfit(range(end - middle), logs[middle:end], 1)[0])
+        record[f"to_1e-{depth}"] = int(there[0]) if len(there) else None
+    middle, end = record["to_1e-2"], record["to_1e-4"]
+    slope = float(np.polyfit(range(end - middle), logs[middle:end], 1)[0]) if end else None
+    record["slope"] = slope and round(slope, 5)
     points = [(i, float(logs[i])) for i in range(0, steps + 1, max(1, steps // 200))]
-    return record | {"distance": [list(p) for p in thin(points)]}, points
+    return record, points
 
 
 def draw(curves: list[Any], path: pathlib.Path) -> None:
@@ -204,17 +193,17 @@ def main() -> None:
             for method in methods:
                 record, points = run(method, graph, problem, args.steps)
                 curves.append((record, points))
-                cells = (record["link_bytes"], record["steps_to_1e-2"], record["steps_to_1e-4"])
+                cells = (record["link_bytes"], record["to_1e-2"], record["to_1e-4"])
                 table.add_row(method.name, *map(str, cells), f"{record['last']:.2f}")
             console.print(table)
     args.out.mkdir(parents=True, exist_ok=True)
-    content = {
-        **head(),
-        "rate": RATE,
-        "problems": [dataclasses.asdict(problem) for problem in problems],
-        "runs": [record for record, _ in curves],
-    }
-    (args.out / "least_squares.json").write_text(json.dumps(short(content)) + "\n")
+    found: dict[str, Any] = {}
+    for record, _ in curves:
+        graphs_of = found.setdefault(record["problem"], {})
+        graphs_of.setdefault(record["graph"], {})[record["method"]] = [record[c] for c in COLUMNS]
+    content = {**head(), "columns": COLUMNS, "found": found}
+    text = json.dumps(content, separators=(",", ":"))
+    (args.out / "least_squares.json").write_text(text + "\n")
     draw(curves, args.out / "gossip.png")
     console.print(f"written: {args.out}")
 

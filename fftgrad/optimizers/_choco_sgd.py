@@ -68,7 +68,7 @@ def choco_sgd(
       inner: the optimizer of each worker, complete with its learning rate, as
         `optax.apply_if_finite(optax.sgd(0.1, momentum=0.9), 100)`.
       codec: C, or a rule from a part to its codec. It should be a contraction, as `TopK`, `Sign`
-        and `LogLevels` are; an unbiased one that is none, as `RandomK(rescale=True)`, diverges.
+        and `LogLevels` are.
       graph: `Ring()`, `Torus(rows, columns)` or `Exponential()`.
       gamma: γ, above 0 and at most 1: 1.0 for a codec without loss, less for one that loses more.
         Too large a one diverges.
