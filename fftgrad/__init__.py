@@ -44,6 +44,7 @@ from fftgrad.codecs.selectors import Threshold as Threshold
 from fftgrad.codecs.selectors import TopK as TopK
 from fftgrad.codecs.quantizers import BinMeans as BinMeans
 from fftgrad.codecs.quantizers import Cast as Cast
+from fftgrad.codecs.quantizers import DynamicSign as DynamicSign
 from fftgrad.codecs.quantizers import FixedRangeFloat as FixedRangeFloat
 from fftgrad.codecs.quantizers import Levels as Levels
 from fftgrad.codecs.quantizers import LloydMax as LloydMax
@@ -74,6 +75,9 @@ from fftgrad.exchanges import Drift as Drift
 from fftgrad.exchanges import TwoStage as TwoStage
 from fftgrad.exchanges import MedianNormClip as MedianNormClip
 from fftgrad.exchanges import TrimmedMean as TrimmedMean
+from fftgrad.exchanges import Ring as Ring
+from fftgrad.exchanges import Torus as Torus
+from fftgrad.exchanges import Exponential as Exponential
 from fftgrad.exchanges._policy import Policy as Policy
 from fftgrad.exchanges._policy import Rule as Rule
 
@@ -102,6 +106,7 @@ from fftgrad.tools import audit as audit
 from fftgrad.tools import Collective as Collective
 from fftgrad.tools import replica_checksum as replica_checksum
 from fftgrad.tools import Replicas as Replicas
+from fftgrad.tools import consensus_distance as consensus_distance
 from fftgrad.tools import redsync_cost as redsync_cost
 from fftgrad.tools import SyncCost as SyncCost
 
@@ -133,6 +138,7 @@ from fftgrad._contracts import Sparse as Sparse
 from fftgrad._contracts import Reduced as Reduced
 from fftgrad.exchanges._choosers import Chooser as Chooser
 from fftgrad.exchanges import Average as Average
+from fftgrad.exchanges import Graph as Graph
 from fftgrad.training import CompressedPmeanState as CompressedPmeanState
 from fftgrad.exchanges._per_worker import PerWorker as PerWorker
 

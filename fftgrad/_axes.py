@@ -108,6 +108,12 @@ def all_to_all(x: jax.Array, axis_name: AxisName) -> jax.Array:
     return _arrived(lax.all_to_all(x, axis_name, 0, 0), axis_name)
 
 
+def permute(x: jax.Array, axis_name: AxisName, sources: tuple[int, ...]) -> jax.Array:
+    """What worker sources[i] has, to worker i, for every i."""
+    pairs = [(source, i) for i, source in enumerate(sources)]
+    return _arrived(lax.ppermute(x, axis_name, pairs), axis_name)
+
+
 def _arrived(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """`x`, once a collective has brought it to the workers that it is for.
 

@@ -58,6 +58,7 @@ CODECS: dict[str, fg.Codec] = {
     "random-k": fg.RandomK(fraction=0.25, rescale=True),
     "adacomp": fg.AdaComp(bin_size=20),
     "sign": fg.Sign(),
+    "dynamic sign": fg.DynamicSign(scale=8.0, decay=0.9),
     "levels": fg.Levels(bits=4, bucket=40),
     "levels max": fg.Levels(bits=2, norm="max"),
     "ternary": fg.Ternary(clip=None),
@@ -83,8 +84,18 @@ TILED: dict[tuple[int, ...], fg.Codec] = {
 LOSSLESS = {"identity", "top-k all"}
 """Bit for bit."""
 
-HIDES_NONFINITE = {"range float fixed"}
+HIDES_NONFINITE = {"range float fixed", "dynamic sign"}
 """Codecs that on their own may turn a NaN or an infinity into a number, and say so."""
+
+OWN_SCALE = {"dynamic sign"}
+"""Codecs whose answer has a size that does not come from the values, and say so."""
+
+GRAPHS: dict[str, fg.Graph] = {
+    "ring": fg.Ring(),
+    "torus": fg.Torus(rows=2, columns=2),
+    "exponential": fg.Exponential(),
+}
+"""For 4 workers."""
 
 MEMORIES: dict[str, fg.Memory] = {
     "none": fg.NoMemory(),
@@ -174,6 +185,24 @@ METHODS = {
         optax.sgd(0.1), optax.sgd(0.7, 0.9, nesterov=True), every=2, axis_name=axis
     ),
     "dion": lambda axis: fg.methods.dion(rank=2, axis_name=axis),
+    "beer": lambda axis: fg.optimizers.beer(
+        optax.sgd(0.1),
+        fg.chain(fg.TopK(fraction=0.2), fg.LogLevels(bits=4)),
+        fg.Ring(),
+        gamma=0.4,
+        axis_name=axis,
+    ),
+    "beer one bit": lambda axis: fg.optimizers.beer(
+        optax.sgd(0.1),
+        fg.DynamicSign(scale=1.0, decay=0.98),
+        fg.Torus(2, 2),
+        gamma=0.4,
+        gradients=fg.DynamicSign(scale=8.0, decay=0.98),
+        axis_name=axis,
+    ),
+    "choco_sgd": lambda axis: fg.optimizers.choco_sgd(
+        optax.sgd(0.1, momentum=0.9), fg.Sign(), fg.Exponential(), gamma=0.4, axis_name=axis
+    ),
     "dgc": lambda axis: fg.methods.dgc(0.1, clip=2.0, axis_name=axis),
     "eden": lambda axis: fg.methods.eden(bits=2, block=64, axis_name=axis),
     "majority_vote": lambda axis: fg.methods.majority_vote(axis_name=axis),

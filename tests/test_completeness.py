@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES, METHODS, TILED
+from cases import CODECS, EXCHANGES, GRAPHS, HIERARCHIES, MEMORIES, METHODS, TILED
 
 import fftgrad as fg
 from fftgrad import checkpoint, privacy
@@ -28,6 +28,7 @@ CONTRACTS = {
     "CodecRule",
     "Compressed",
     "Exchange",
+    "Graph",
     "Memory",
     "Payload",
     "Quantizer",
@@ -60,6 +61,7 @@ STATES = {
 }
 RULES = {"Candidate", "Layout", "Link", "Policy", "Rule"}
 CHOOSERS = {"Drift", "Leader"}
+GRAPH_KINDS = {"Exponential", "Ring", "Torus"}
 AVERAGES = {"MedianNormClip", "TrimmedMean"}
 
 
@@ -90,6 +92,7 @@ def configurations():
         - RULES
         - CHOOSERS
         - AVERAGES
+        - GRAPH_KINDS
     )
 
 
@@ -109,6 +112,10 @@ def test_a_part_is_abstract_or_final():
     rows = [*CODECS.values(), *TILED.values(), *MEMORIES.values(), *EXCHANGES.values()]
     for kind in {type(part) for row in rows for part in stages(row)}:
         assert kind.__subclasses__() == [], kind
+
+
+def test_every_graph_is_in_the_table():
+    assert {type(graph).__name__ for graph in GRAPHS.values()} == GRAPH_KINDS
 
 
 def test_every_chooser_is_in_the_table():

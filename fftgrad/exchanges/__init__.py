@@ -11,6 +11,10 @@ from fftgrad.exchanges._averages import MedianNormClip as MedianNormClip
 from fftgrad.exchanges._averages import TrimmedMean as TrimmedMean
 from fftgrad.exchanges._choosers import Drift as Drift
 from fftgrad.exchanges._choosers import Leader as Leader
+from fftgrad.exchanges._graphs import Exponential as Exponential
+from fftgrad.exchanges._graphs import Graph as Graph
+from fftgrad.exchanges._graphs import Ring as Ring
+from fftgrad.exchanges._graphs import Torus as Torus
 from fftgrad.exchanges._hierarchical import Hierarchical as Hierarchical
 from fftgrad.exchanges._integer_sum import IntegerSum as IntegerSum
 from fftgrad.exchanges._piecewise import Piecewise as Piecewise

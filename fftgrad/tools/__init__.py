@@ -9,6 +9,7 @@ from fftgrad.tools._bytes import to_bytes as to_bytes
 from fftgrad.tools._compress import compress as compress
 from fftgrad.tools._compress import decompress as decompress
 from fftgrad.tools._compress import decompress_mean as decompress_mean
+from fftgrad.tools._consensus import consensus_distance as consensus_distance
 from fftgrad.tools._cost import SyncCost as SyncCost
 from fftgrad.tools._cost import redsync_cost as redsync_cost
 from fftgrad.tools._fit import Fit as Fit

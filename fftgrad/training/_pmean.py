@@ -195,7 +195,7 @@ def compressed_pmean(
             error=jnp.zeros((), jnp.float32) if measure else (),
         )
         # Without parameters nobody knows what is in these two, but that they are no parameters.
-        return state._replace(exchange=zero, worker=zero) if _stands_in(params) else state
+        return state._replace(exchange=zero, worker=zero) if stands_in(params) else state
 
     def update(
         updates: optax.Updates,
@@ -290,7 +290,7 @@ def _remedy(exchange: object) -> str:
     return "wrap a codec as AllGather(codec)."
 
 
-def _stands_in(params: optax.Params) -> bool:
+def stands_in(params: optax.Params) -> bool:
     """Whether it is what `optax.tree_utils.tree_map_params` passes in place of parameters."""
     kind: Any = type(params)
     return not jax.tree.leaves(params) and kind.__module__.startswith("optax.tree_utils")

@@ -31,7 +31,7 @@ def sent_by(tx):
         own = jax.tree.map(lambda g: g[0], rows)
         # The parameters themselves do not matter: some methods ask for them.
         params = jax.tree.map(lambda g: jnp.zeros(g.shape), own)
-        if hasattr(state, "anchor"):  # between outer steps each worker has its own
+        if hasattr(state, "anchor") or hasattr(state, "neighbors"):  # each worker has its own
             params = jax.tree.map(jnp.zeros_like, own)
         updates, state = tx.update(own, state, params)
         return jax.tree.map(lambda u: u[None], updates), state
@@ -57,6 +57,9 @@ GOLDEN = {
     "feedback_sgd": [208],
     "acp_sgd": [476],
     "adacomp": [196],
+    "beer": [816],
+    "beer one bit": [464],
+    "choco_sgd": [372],
     "demo": [352],
     "datalens": [92],
     "diloco": [60],

@@ -2,6 +2,7 @@
 
 from fftgrad.codecs.quantizers._bin_means import BinMeans as BinMeans
 from fftgrad.codecs.quantizers._cast import Cast as Cast
+from fftgrad.codecs.quantizers._dynamic_sign import DynamicSign as DynamicSign
 from fftgrad.codecs.quantizers._fixed_range_float import FixedRangeFloat as FixedRangeFloat
 from fftgrad.codecs.quantizers._levels import Levels as Levels
 from fftgrad.codecs.quantizers._lloyd_max import LloydMax as LloydMax

@@ -1,0 +1,212 @@
+"""Gossip on a strongly convex problem: the distance to the optimum, by step and by byte.
+
+Least squares with data of its own on each worker, so that the workers' optima differ, and exact
+gradients. Every method starts at zero and has a constant learning rate, the same for all. What
+share γ of the neighbors' pull a method follows, and the scale of the one-bit quantizer, were chosen
+on the problem `tuned`; on `other`, with another seed and another condition number, the same are
+used.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from _record import head
+from rich.console import Console
+from rich.table import Table
+
+import fftgrad as fg
+
+ROOT = pathlib.Path(__file__).parent.parent
+AXIS = "data"
+RATE = 0.1
+COLUMNS = ["link_bytes", "to_1e-2", "to_1e-4", "last", "slope"]
+"""Of the results: bytes over a worker's link and step, steps, and log10 of the distance."""
+GRAPHS: dict[str, fg.Graph] = {"ring": fg.Ring(), "exponential": fg.Exponential()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """f_i(x) = x'H_i x / 2 - c_i'x on worker i, of which the mean has a known optimum."""
+
+    name: str
+    seed: int
+    condition: float
+    values: int = 256
+    workers: int = 8
+
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        """H [w, n, n] and c [w, n], float64; the largest eigenvalue of the mean H is 1."""
+        rng = np.random.default_rng(self.seed)
+        n = self.values
+        scales = np.logspace(0, -0.5 * np.log10(self.condition), n)
+        basis = np.linalg.qr(rng.standard_normal((n, n)))[0]
+        rows = rng.standard_normal((self.workers, 2 * n, n)) * scales @ basis.T
+        h = np.einsum("wri,wrj->wij", rows, rows) / (2 * n)
+        targets = rng.standard_normal(n) + rng.standard_normal((self.workers, n))
+        h /= np.linalg.eigvalsh(h.mean(0))[-1]
+        return h, np.einsum("wij,wj->wi", h, targets)
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A method on a graph, and what it sends to each neighbor."""
+
+    name: str
+    make: Callable[[fg.Graph], optax.GradientTransformationExtraArgs]
+    codec: fg.Codec
+    vectors: int
+
+
+def beer(name: str, codec: fg.Codec, gamma: float, gradients: fg.Codec | None = None) -> Method:
+    """Compressed gradient tracking."""
+    make = lambda graph: fg.optimizers.beer(  # noqa: E731
+        optax.sgd(RATE), codec, graph, gamma=gamma, gradients=gradients, axis_name=AXIS
+    )
+    return Method(name, make, codec, 2)
+
+
+def choco(name: str, codec: fg.Codec, gamma: float) -> Method:
+    """Gossip of parameters alone."""
+    make = lambda graph: fg.optimizers.choco_sgd(  # noqa: E731
+        optax.sgd(RATE), codec, graph, gamma=gamma, axis_name=AXIS
+    )
+    return Method(name, make, codec, 1)
+
+
+TOP = fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=6))
+DECAY = 0.992
+METHODS = [
+    beer("gradient tracking, float32", fg.Identity(), 1.0),
+    beer("BEER, top-k 10 %, 6 bits", TOP, 0.15),
+    beer("BEER, 4 bits", fg.LogLevels(bits=4), 0.6),
+    beer("BEER, sign", fg.Sign(), 0.1),
+    beer(
+        "BEER, one bit, dynamic",
+        fg.DynamicSign(0.5, DECAY),
+        0.3,
+        fg.DynamicSign(2.0, DECAY),
+    ),
+    choco("CHOCO-SGD, top-k 10 %, 6 bits", TOP, 0.15),
+    choco("CHOCO-SGD, 4 bits", fg.LogLevels(bits=4), 0.6),
+    choco("decentralized SGD, float32", fg.Identity(), 1.0),
+]
+
+
+def run(method: Method, graph: fg.Graph, problem: Problem, steps: int) -> Any:
+    """One run, as a record."""
+    h, c = problem.data()
+    optimum = np.linalg.solve(h.mean(0), c.mean(0))
+    tx = method.make(graph)
+    h32, c32 = jnp.asarray(h, jnp.float32), jnp.asarray(c, jnp.float32)
+
+    def own(x: jax.Array, state: Any, h: jax.Array, c: jax.Array) -> tuple[jax.Array, Any]:
+        moves, state = tx.update(jnp.dot(h, x, precision="highest") - c, state, x)
+        return x + moves, state
+
+    step = jax.vmap(own, axis_name=AXIS)
+
+    @jax.jit
+    def train(x: jax.Array, state: Any) -> tuple[Any, jax.Array]:
+        def one(carry: Any, _: None) -> tuple[Any, jax.Array]:
+            x, state = step(*carry, h32, c32)
+            return (x, state), x
+
+        return jax.lax.scan(one, (x, state), None, steps)
+
+    x = jnp.zeros(c.shape, jnp.float32)
+    _, path = train(x, jax.vmap(tx.init)(x))
+    apart = np.asarray(path, np.float64) - optimum
+    distances = np.sqrt((apart**2).sum(-1).mean(-1)) / np.linalg.norm(optimum)
+    logs = np.log10(np.concatenate([[1.0], distances]))
+    each = method.vectors * (fg.wire_bytes(method.codec, x[0]) - 8) + 8
+    sent = each * graph.degree(problem.workers)
+    record: dict[str, Any] = {"problem": problem.name, "graph": repr(graph), "method": method.name}
+    record |= {"link_bytes": sent, "last": round(float(logs[-1]), 2)}
+    for depth in (2, 4):
+        there = np.flatnonzero(logs <= -depth)
+        record[f"to_1e-{depth}"] = int(there[0]) if len(there) else None
+    middle, end = record["to_1e-2"], record["to_1e-4"]
+    slope = float(np.polyfit(range(end - middle), logs[middle:end], 1)[0]) if end else None
+    record["slope"] = slope and round(slope, 5)
+    points = [(i, float(logs[i])) for i in range(0, steps + 1, max(1, steps // 200))]
+    return record, points
+
+
+def draw(curves: list[Any], path: pathlib.Path) -> None:
+    """The distance on a ring against steps, and against bytes over a worker's link."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    problems = list(dict.fromkeys(record["problem"] for record, _ in curves))
+    figure, axes = pyplot.subplots(len(problems), 2, figsize=(11, 4 * len(problems)), sharey=True)
+    for row, problem in zip(np.atleast_2d(axes), problems, strict=True):
+        own = [c for c in curves if c[0]["problem"] == problem and c[0]["graph"] == "Ring()"]
+        for index, (record, points) in enumerate(own):
+            steps, logs = (np.array(side) for side in zip(*points, strict=True))
+            style = "-" if "BEER" in record["method"] else "--"
+            options: Any = {"color": f"C{index}", "linestyle": style, "linewidth": 1.2}
+            row[0].plot(steps, logs, label=record["method"], **options)
+            row[1].plot(steps[1:] * record["link_bytes"], logs[1:], **options)
+        row[0].set(xlabel="steps", ylabel="log10 distance to the optimum", title=problem)
+        row[1].set(xlabel="bytes over a worker's link", xscale="log", title=problem)
+        for axis in row:
+            axis.grid(alpha=0.3)
+    figure.legend(
+        *np.atleast_2d(axes)[0, 0].get_legend_handles_labels(),
+        ncols=3,
+        fontsize=8,
+        loc="lower center",
+    )
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    """Measures, writes JSON and a figure, and shows a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "benchmarks/results/gossip")
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--smoke", action="store_true", help="a tiny problem, few steps")
+    args = parser.parse_args()
+    problems = [Problem("tuned", 0, 5.0), Problem("other", 1, 10.0)]
+    graphs, methods = GRAPHS, METHODS
+    if args.smoke:
+        problems = [dataclasses.replace(problems[0], values=16, workers=4)]
+        graphs, methods, args.steps = {"ring": fg.Ring()}, [METHODS[1], METHODS[5]], 20
+    console, curves = Console(), list[Any]()
+    for problem in problems:
+        for name, graph in graphs.items():
+            title = f"{problem.name}, {name}, {problem.workers} workers"
+            table = Table("", "bytes a step", "to 1e-2", "to 1e-4", "last", title=title)
+            for method in methods:
+                record, points = run(method, graph, problem, args.steps)
+                curves.append((record, points))
+                cells = (record["link_bytes"], record["to_1e-2"], record["to_1e-4"])
+                table.add_row(method.name, *map(str, cells), f"{record['last']:.2f}")
+            console.print(table)
+    args.out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {}
+    for record, _ in curves:
+        graphs_of = found.setdefault(record["problem"], {})
+        graphs_of.setdefault(record["graph"], {})[record["method"]] = [record[c] for c in COLUMNS]
+    content = {**head(), "columns": COLUMNS, "found": found}
+    text = json.dumps(content, separators=(",", ":"))
+    (args.out / "least_squares.json").write_text(text + "\n")
+    draw(curves, args.out / "gossip.png")
+    console.print(f"written: {args.out}")
+
+
+if __name__ == "__main__":
+    main()
