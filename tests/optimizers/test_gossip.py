@@ -322,8 +322,8 @@ def test_several_buckets_are_one_after_another():
 # What goes wrong
 
 
-def gossip_of(bad_from=None, worker=2, codec=TOP, make=fg.optimizers.choco_sgd, **sgd):
-    """60 steps in which one worker's gradient is NaN in one; parameters by step."""
+def gossip_of(bad_from=None, worker=2, codec=TOP, make=fg.optimizers.choco_sgd, steps=60, **sgd):
+    """Steps in which one worker's gradient is NaN in one; parameters by step."""
     inner = optax.sgd(0.05)
     inner = optax.apply_if_finite(inner, 1000) if sgd.get("guard") else inner
     tx = make(inner, codec, fg.Ring(), gamma=0.3)
@@ -337,7 +337,7 @@ def gossip_of(bad_from=None, worker=2, codec=TOP, make=fg.optimizers.choco_sgd, 
     run = jax.jit(jax.vmap(one, axis_name=AXIS))
     x = jnp.zeros((WORKERS, N))
     state = jax.vmap(tx.init)(x)
-    for t in range(60):
+    for t in range(steps):
         bad = jnp.arange(WORKERS) == (worker if t == bad_from else -1)
         x, state = run(x, state, h, c, bad)
     return np.asarray(x), state
@@ -364,6 +364,16 @@ def test_a_worker_that_is_lost_stays_seen_and_spoils_no_other(make, codec):
     assert links.skipped.tolist() == [0, 50, 50, 50, 0, 0, 0, 0]
     assert links.invalid.tolist() == [0] * WORKERS
     agrees(state, oracles.ring(WORKERS))
+
+
+def test_a_codec_forgets_what_was_not_said():
+    codec = fg.Threshold(k=K, search="binary", reuse=4)
+    before, after = (
+        links_of(gossip_of(10, codec=codec, steps=steps)[1]).codecs for steps in (10, 13)
+    )
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        np.testing.assert_array_equal(new[2], old[2])
+        assert not np.array_equal(new, old)
 
 
 @pytest.mark.parametrize("make", [fg.optimizers.choco_sgd, fg.optimizers.beer])
