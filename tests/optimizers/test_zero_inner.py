@@ -45,6 +45,7 @@ REFUSED = {
     "decay by size": (masked_decay(lambda a: a.size > 10), BY_SHAPE),
     "decay by length": (masked_decay(lambda a: a.shape[-1:] > (1,)), BY_SHAPE),
     "moments by size": (masked(optax.scale_by_adam(), lambda a: a.size > 10), BY_SHAPE),
+    "moments of the longest": (masked(optax.scale_by_adam(), lambda a: a.size > 100), BY_SHAPE),
     "frozen by size": (masked(optax.set_to_zero(), lambda a: a.size <= 10), BY_SHAPE),
     "factors": (
         optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=8), optax.scale(-0.1)),
