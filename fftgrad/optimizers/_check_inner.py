@@ -27,7 +27,9 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree, shards: PyTre
             "shape or the size of a leaf, as a mask of all that are long, or a second moment in "
             "factors; let masks go by names or by ndim, which a shard has too."
         )
-    with jax.ensure_compile_time_eval():
+    # Outside of any mesh, of which an array that is computed here would have an axis in its type.
+    nowhere = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+    with jax.ensure_compile_time_eval(), nowhere:
         if not _starts_without_values(inner, probe):
             raise ValueError(
                 "sharded(inner): must start from the shapes of the parameters alone, because its "

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from cases import gradients, values
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, mesh_of
 
@@ -106,6 +107,28 @@ def test_a_gradient_counts_by_its_weight(mode):
         for row in moves[name]:
             np.testing.assert_allclose(row, -leaf, rtol=1e-4, atol=1e-5)
     assert state.skipped.tolist() == [0] * WORKERS
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
+def test_beside_an_axis_that_xla_has_it_counts_by_its_weight_too(kind):
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
+    tx = fg.optimizers.sharded(optax.sgd(1.0), 2, axis_name=AXIS, **LOSSLESS)
+    weights, grads = jnp.asarray([1.0, 3.0]), jnp.asarray(values((2, 12)))
+
+    def step(params, state, rows, weights):
+        moves, state = tx.update(rows[0], state, params, weight=weights[0])
+        return optax.apply_updates(params, moves), state
+
+    with jax.set_mesh(mesh):
+        state = fg.init(tx, jnp.zeros(12), mesh, AXIS)
+        specs = fg.state_specs(state, AXIS)
+        run = jax.jit(jax.shard_map(
+            step, mesh=mesh, in_specs=(P(), specs, P(AXIS), P(AXIS)), out_specs=(P(), specs),
+            axis_names={AXIS},
+        ))  # fmt: skip
+        own = jax.sharding.NamedSharding(mesh, P(AXIS))
+        params, _ = run(jnp.zeros(12), state, *jax.device_put((grads, weights), own))
+    np.testing.assert_allclose(params, -(weights @ grads) / 4, rtol=1e-4, atol=1e-5)
 
 
 def test_a_bad_weight_is_not_hidden():

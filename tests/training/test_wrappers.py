@@ -205,7 +205,9 @@ AROUND = {
 def test_apply_if_finite_around_it_is_refused(name):
     """Each worker would decide on its own gradient whether to take part in the collective."""
     tx = optax.chain(optax.apply_if_finite(AROUND[name](), 3), optax.scale(1.0))
-    refused = pytest.raises(ValueError, match=r"apply_if_finite must not be around .* put it behind")
+    refused = pytest.raises(
+        ValueError, match=r"apply_if_finite must not be around .* put it behind"
+    )
     with refused:
         fg.init(tx, ZEROS, mesh_of(4), AXIS)
     state = jax.eval_shape(tx.init, ZEROS)
