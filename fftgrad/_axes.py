@@ -220,15 +220,22 @@ def without_explicit(update: Callable[..., Any]) -> Callable[..., Any]:
     results are of the types of the arguments.
     """
 
-    def run(updates: Any, state: Any, params: Any = None, value: Any = None, **extra: Any) -> Any:
+    def run(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        value: Any = None,
+        weight: Any = None,
+        **extra: Any,
+    ) -> Any:
         mesh = jax.sharding.get_abstract_mesh()
         if not (mesh.manual_axes and mesh.explicit_axes):
-            return update(updates, state, params, value=value, **extra)
+            return update(updates, state, params, value=value, weight=weight, **extra)
         auto: Any = jax.sharding.auto_axes(
-            lambda u, s, p, v: update(u, s, p, value=v, **extra),
+            lambda u, s, p, v, w: update(u, s, p, value=v, weight=w, **extra),
             axes=tuple(mesh.explicit_axes),
             out_sharding=jax.tree.map(lambda a: jax.typeof(a).sharding, (updates, state)),
         )
-        return auto(updates, state, params, value)
+        return auto(updates, state, params, value, weight)
 
     return run

@@ -104,6 +104,30 @@ MUTANTS = {
         "master = mine",
         "tests/training/test_sharded.py -k 'near_to_their_owners and float32'",
     ),
+    "what an inner optimizer hides is not told": Mutant(
+        "optimizers/_sharded.py",
+        "received=came",
+        "received=got.headers._replace(finite=True)",
+        "tests/optimizers/test_zero_steps.py -k 'hides and none'",
+    ),
+    "what comes back is drawn as what went": Mutant(
+        "optimizers/_sharded.py",
+        "buffer, likes, step.fold(1), axis_name",
+        "buffer, likes, step.fold(0), axis_name",
+        "tests/optimizers/test_zero_steps.py -k drawn_to_receive",
+    ),
+    "a sharded optimizer goes by the sizes of leaves": Mutant(
+        "optimizers/_check_inner.py",
+        "return _readings(inner, like, one) == _readings(inner, shards, other)",
+        "return True",
+        "tests/optimizers/test_zero_inner.py -k 'refused and length'",
+    ),
+    "a gather has one dither in every step": Mutant(
+        "training/_gather_parameters.py",
+        "scatter_dimension=axis, step=step, key=key",
+        "scatter_dimension=axis, key=key",
+        "tests/training/test_gather_parameters.py -k draw_anew",
+    ),
     "a long worker is not clipped": Mutant(
         "exchanges/_averages.py",
         "jnp.minimum(1.0, median[None] / _scale.divisor(norms))",

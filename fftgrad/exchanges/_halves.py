@@ -56,11 +56,13 @@ def compress(
 ) -> tuple[jax.Array, Vectors, PyTree]:
     """The buffer of a shard of each part, what they decode to, and the codecs' next state.
 
-    Its header also tells of what was `received`: it counts that, and is valid if all of that is.
+    Its header also tells of what was `received`: it counts that, and is finite and valid if all of
+    that is.
     """
     out = codec.compress(shards, before, step)
     overflow = _counts.marked(jnp.sum(jnp.asarray(received.overflow)) + out.overflow, step)
-    header = _wire.Header(_alike.all_finite(shards), overflow, jnp.all(received.valid))
+    finite = _alike.all_finite(shards) & jnp.all(received.finite)
+    header = _wire.Header(finite, overflow, jnp.all(received.valid))
     sent = codec.decompress(out.payloads, likes, step)
     seed = _wire.seed(codec.codecs, likes, step)
     return _wire.pack(header, out.payloads, seed), sent, out.state

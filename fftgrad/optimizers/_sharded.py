@@ -1,25 +1,32 @@
 """An optimizer whose state is sharded over the workers, as in ZeRO."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Codec, Memory, PyTree
-from fftgrad._values import check_kind
+from fftgrad._values import check_choice, check_kind
 from fftgrad.exchanges import _alike, _halves, _parts, _shards
 from fftgrad.exchanges._parts import Vectors
 from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import NoMemory
 from fftgrad.ops import _rounding
 from fftgrad.ops._keys import as_key
+from fftgrad.optimizers._check_inner import check_inner
 from fftgrad.training import _non_finite, _worker
-from fftgrad.training._check_gradients import check_local, check_replicated, checked_like
+from fftgrad.training._check_gradients import (
+    check_local,
+    check_replicated,
+    checked_like,
+    refuse_masked,
+)
 from fftgrad.training._own_step import own_step
+from fftgrad.training._pmean import Masked
 from fftgrad.training._sharded import EIGHT, FOUR
+from fftgrad.training._weigh import weighted
 
 OWNER = "sharded"
 
@@ -52,6 +59,7 @@ def sharded(
     parameters: Codec = EIGHT,
     memory: Memory = NoMemory(),
     key: jax.Array | int = 0,
+    masked: Masked = "refuse",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: each worker updates its shard of the parameters; both ways are compressed.
@@ -68,8 +76,13 @@ def sharded(
 
     The inner optimizer sees flat shards, (size, 1, ...) with as many axes as the leaf, so it has to
     update each value by itself, as Adam, SGD, Lion and their schedules and weight decay do; what
-    looks at a whole leaf or tree, as clipping by a norm, Adafactor or Muon, is refused. Clip each
-    worker's own gradients before it, by `fg.clip_by_local_norm(1.0, "data")` in an `optax.chain`.
+    looks at a whole leaf or tree, as clipping by a norm, Adafactor or Muon, is refused. So is what
+    goes by the shape or size of a leaf, as a mask for weight decay may (by names or by `ndim` it
+    is right), and what keeps the first values of the parameters, as schedule-free optimizers do.
+    Clip each worker's own gradients before it, by `fg.clip_by_local_norm(1.0, "data")` in an
+    `optax.chain`. Optimizers for parts of the parameters are an `optax.partition` as `inner`.
+
+    `update(..., weight=tokens)` weighs a worker's gradient, as `fg.weigh` does.
 
     Args:
       inner: the optimizer of each shard, complete with its learning rate.
@@ -79,6 +92,7 @@ def sharded(
       memory: what is done with what is not sent of a gradient: `ErrorFeedback()` for codecs that
         are not unbiased.
       key: a seed or key, equal on all workers.
+      masked: what to do with leaves that are hidden from it, as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers.
 
     Returns:
@@ -89,12 +103,13 @@ def sharded(
       codec for both, `fg.wire_bytes(fg.TwoStage(codec, workers), params, fg.Layout("leaf"))`.
 
     Claims: the parameters have the same bits on all workers. A step in which anything is not finite
-      leaves all of them and the state as they were, and is counted. The state is for this number of
-      workers: `fg.reshard_state` refuses another.
+      leaves all of them and the state as they were, whatever `inner` makes of it, and is counted.
+      The state is for this number of workers: `fg.reshard_state` refuses another.
 
     Raises:
-      ValueError: if `inner` does not update each value by itself; while tracing, if the axis has
-        not `workers` workers or `params` is missing.
+      ValueError: if `masked` is neither; in `init`, if `inner` does not do to each shard what it
+        does to the whole; while tracing, if the axis has not `workers` workers, `params` is missing
+        or varies over the axis, a gradient does not, or a leaf is masked.
       TypeError: if an argument is no codec or memory.
 
     Differs from the paper: the gradients' second level of quantization, inside a machine, is not
@@ -114,12 +129,16 @@ def sharded(
     check_kind(f"{OWNER}(gradients)", gradients, Codec, "use Levels(bits=8).")
     check_kind(f"{OWNER}(parameters)", parameters, Codec, "use Levels(bits=8).")
     check_kind(f"{OWNER}(memory)", memory, Memory, "use ErrorFeedback().")
+    check_choice(f"{OWNER}(masked)", masked, get_args(Masked))
 
     def init(params: optax.Params) -> ShardedState:
         like = checked_like(params, OWNER)
-        _check_each_value(inner, like)
-        zeros = _zeros(_shards.shard_likes(_some(like), workers))
+        zeros = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+            _shards.shard_likes(_some(like), workers),
+        )
         shards = _as_leaves(zeros, like)
+        check_inner(inner, like, jax.eval_shape(lambda: shards))
         ahead = add_worker_axis(zeros)
         return ShardedState(
             step=jnp.zeros((), jnp.int32),
@@ -134,6 +153,8 @@ def sharded(
         updates: optax.Updates,
         state: Any,
         params: optax.Params | None = None,
+        *,
+        weight: jax.Array | float | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, ShardedState]:
         del extra
@@ -142,6 +163,8 @@ def sharded(
                 f"{OWNER}.update(params): the owners' shards are counted from them, got None; call "
                 "tx.update(grads, state, params)."
             )
+        if masked == "refuse":
+            refuse_masked(updates, OWNER, "give all leaves, and an optax.partition as inner")
         like = checked_like(updates, OWNER)
         check_local(updates, axis_name, OWNER)
         check_replicated(params, axis_name, OWNER)
@@ -157,6 +180,8 @@ def sharded(
         is_mine, worker = _worker.recognize(state.worker.value, axis_name)
         updates, params = _axes.whole((updates, params))
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        if weight is not None:
+            grads = weighted(grads, weight, axis_name)
         grads = _worker.poison_unless(is_mine, grads)
         x, compensated = memory.compensate(grads, own)
 
@@ -175,8 +200,10 @@ def sharded(
         master = tuple(m + move for m, move in zip(master, flat, strict=True))
 
         lacks = tuple(new - old for new, old in zip(master, mine, strict=True))
+        # What came is told as well as what goes: the inner optimizer may hide a NaN.
+        came = got.headers._replace(finite=_alike.all_finite(got.means))
         buffer, _, _ = _halves.compress(
-            back, lacks, back.init(likes), likes, step.fold(1), received=got.headers
+            back, lacks, back.init(likes), likes, step.fold(1), received=came
         )
         headers, changes = _halves.to_all(back, buffer, likes, step.fold(1), axis_name)
         change = _rounded(_shards.from_shards(changes, some), _some(updates))
@@ -248,46 +275,6 @@ def _as_leaves(vectors: Any, like: PyTree) -> PyTree:
         if not like.size:
             return jnp.zeros(like.shape, like.dtype)
         vector = next(left)
-        return vector.reshape((-1, *[1] * (like.ndim - 1))) if like.ndim else vector
+        return vector.reshape((-1, *[1] * (like.ndim - 1)) if like.ndim else ())
 
     return jax.tree.map(leaf, like)
-
-
-def _zeros(like: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-
-
-def _check_each_value(inner: optax.GradientTransformation, like: PyTree) -> None:
-    """Refuses an optimizer for which a shard is not updated as the whole would be."""
-
-    def tree(low: int, high: int, start: float, scale: float) -> PyTree:
-        def leaf(like: Any) -> jax.Array:
-            some = jnp.asarray(start + scale * np.arange(6)[low:high], jnp.float32)
-            return some.reshape((-1, *[1] * (like.ndim - 1))) if like.ndim else some[0] - some[0]
-
-        return jax.tree.map(leaf, like)
-
-    def moved(low: int, high: int) -> jax.Array:
-        params: Any = tree(low, high, 1.0, 1.0)
-        state, out = inner.init(params), list[jax.Array]()
-        for size in (1e3, 10.0, 0.1, 1e-3):  # a norm would clip some, and leave others
-            grads: Any = tree(low, high, -2 * size, size)
-            moves, state = inner.update(grads, state, params)
-            flat = [jnp.ravel(a) for a in jax.tree.leaves(moves) if jnp.ndim(a)]
-            out.append(jnp.stack(flat))
-        return jnp.stack(out)
-
-    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype) if a.size else None, like)
-    if not any(leaf.ndim for leaf in jax.tree.leaves(like)):
-        return
-    with jax.ensure_compile_time_eval():
-        whole = moved(0, 6)
-        apart = jnp.abs(whole - jnp.concatenate([moved(0, 3), moved(3, 6)], axis=2))
-        alike = jnp.all(apart <= 1e-3 * jnp.max(jnp.abs(whole), axis=(1, 2), keepdims=True))
-    if not alike:
-        raise ValueError(
-            f"{OWNER}(inner): must update each value by itself, because it sees shards, got one "
-            "whose update of a part is not that part of the update, as by optax.clip_by_global_norm"
-            ", Adafactor or Muon, or that draws noise; clip before it, by fg.clip_by_local_norm, "
-            "and use optax.adamw."
-        )

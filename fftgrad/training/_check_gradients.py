@@ -68,7 +68,11 @@ def check_replicated(params: PyTree, axis_name: AxisName, owner: str = "compress
             )
 
 
-def refuse_masked(updates: PyTree) -> None:
+def refuse_masked(
+    updates: PyTree,
+    owner: str = "compressed_pmean",
+    remedy: str = "send it dense by an fg.Policy",
+) -> None:
     """Refuses leaves that are hidden, and would stay unaveraged."""
 
     def is_masked(node: Any) -> bool:
@@ -77,8 +81,8 @@ def refuse_masked(updates: PyTree) -> None:
     for path, leaf in jax.tree.leaves_with_path(updates, is_leaf=is_masked):
         if is_masked(leaf):
             raise ValueError(
-                f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must not be masked, "
-                "because it would stay what each worker has of its own, got optax.MaskedNode(); "
-                "send it dense by an fg.Policy, or say masked='elsewhere' if another "
-                "transformation averages it, as in optax.partition."
+                f"{owner}(updates{jax.tree_util.keystr(path)}): must not be masked, because it "
+                f"would stay what each worker has of its own, got optax.MaskedNode(); {remedy}, or "
+                "say masked='elsewhere' if another transformation averages it, as in "
+                "optax.partition."
             )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fftgrad._contracts import PyTree
-from fftgrad.exchanges._per_worker import PerWorker
+from fftgrad.exchanges._per_worker import OfShards, PerWorker
 from fftgrad.training._capture import CaptureState
 from fftgrad.training._pmean import CompressedPmeanState
 
@@ -57,6 +57,31 @@ def check_order(state: PyTree) -> None:
                 break
             if _differs(part):
                 suspects.append(type(part).__name__)
+
+
+def check_around(state: PyTree) -> None:
+    """Refuses what would let each worker decide on its own whether it takes part."""
+    for node in jax.tree.leaves(state, is_leaf=_is_apply_if_finite):
+        if _is_apply_if_finite(node) and any(
+            map(_exchanges, jax.tree.leaves(node, is_leaf=_exchanges))
+        ):
+            raise ValueError(
+                "state_specs(opt_state): optax.apply_if_finite must not be around what exchanges, "
+                "because each worker would decide by its own gradient whether to take part, and "
+                "the others wait for it, got it around compressed_pmean or fg.optimizers.sharded; "
+                "put it behind compressed_pmean in the chain, or leave it out: sharded undoes a "
+                "bad step by itself."
+            )
+
+
+def _is_apply_if_finite(node: Any) -> bool:
+    if isinstance(node, Mapping):
+        return set(cast("Mapping[Any, Any]", node)) == set(optax.ApplyIfFiniteState._fields)
+    return isinstance(node, optax.ApplyIfFiniteState)
+
+
+def _exchanges(node: Any) -> bool:
+    return is_pmean(node) or isinstance(node, OfShards)
 
 
 def _is_chain(node: Any) -> bool:

@@ -25,7 +25,7 @@ def gather_parameters(
     *,
     parameters: Codec | None = None,
     dimension: int = 0,
-    step: jax.Array | int = 0,
+    step: jax.Array | int,
     key: jax.Array | int = 0,
 ) -> jax.Array:
     """Function: the whole of sharded parameters, whose gradient comes back compressed.
@@ -37,7 +37,8 @@ def gather_parameters(
     and any optimizer of one value at a time can follow, on the shards.
 
     A function of JAX's differentiation keeps no state, so there is no feedback here: take codecs
-    that are unbiased, such as the default, with a `step` that changes.
+    that are unbiased, such as the default, with a `step` that changes. It has no default, because
+    draws that are the same in each step add up to a bias.
 
     Args:
       shard: this worker's float array.
@@ -64,7 +65,7 @@ def gather_parameters(
       >>> import fftgrad as fg
       >>> import jax, jax.numpy as jnp
       >>> def loss(shard, x):
-      ...     w = fg.gather_parameters(shard, "data", fg.Identity())
+      ...     w = fg.gather_parameters(shard, "data", fg.Identity(), step=0)
       ...     return jnp.sum(w * x) / 2
       >>> shards, x = jnp.array([[1.0], [2.0]]), jnp.array([[1.0, 2.0], [3.0, 4.0]])
       >>> jax.vmap(jax.grad(loss), axis_name="data")(shards, x)

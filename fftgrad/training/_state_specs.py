@@ -43,8 +43,9 @@ def state_specs(
 
     Raises:
       ValueError: if there is no state of `compressed_pmean` in it, if a parameter is sharded over
-        the axis of the workers, or if a transformation of optax with a state like the parameters
-        comes before `compressed_pmean` in a chain without `fg.per_worker`.
+        the axis of the workers, if a transformation of optax with a state like the parameters
+        comes before `compressed_pmean` in a chain without `fg.per_worker`, or if
+        `optax.apply_if_finite` is around it.
 
     Example:
       >>> import fftgrad as fg
@@ -70,6 +71,7 @@ def state_specs(
             "jax.eval_shape(tx.init, params), of a tx with compressed_pmean in it."
         )
     _find.check_order(opt_state)
+    _find.check_around(opt_state)
     by_path = {
         tuple(map(str, path)): spec
         for path, spec in jax.tree.leaves_with_path(

@@ -105,7 +105,12 @@ def test_arrays_without_a_value_go_through_the_collectives():
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_a_state_of_another_worker_is_seen_by_all(check_vma):
+@pytest.mark.parametrize(
+    "inner",
+    [optax.adam(0.01), optax.chain(optax.zero_nans(), optax.adam(0.01))],
+    ids=["adam", "hidden"],
+)
+def test_a_state_of_another_worker_is_seen_by_all(inner, check_vma):
     def shifted(state):
         def roll(a):
             return jax.device_put(np.roll(np.asarray(a), 1, 0), a.sharding)
@@ -114,7 +119,7 @@ def test_a_state_of_another_worker_is_seen_by_all(check_vma):
             name: jax.tree.map(roll, getattr(state, name)) for name in ("inner", "ahead", "worker")
         })  # fmt: skip
 
-    tx = fg.optimizers.sharded(optax.adam(0.01), 4)
+    tx = fg.optimizers.sharded(inner, 4)
     before, state = trained(tx, ODD, mesh_of(4), steps=2, check_vma=check_vma)
     assert state.worker.value.value.tolist() == [[i, 4] for i in range(4)]
     after, state = trained(tx, ODD, mesh_of(4), steps=4, check_vma=check_vma, change=shifted)

@@ -314,10 +314,19 @@ def test_feedback_is_that_of_the_gradients():
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_a_bad_step_leaves_no_trace(check_vma):
-    tx = fg.optimizers.sharded(
-        optax.adam(0.01), WORKERS, gradients=SIGN, parameters=SIGN, memory=fg.ErrorFeedback()
-    )
+@pytest.mark.parametrize("memory", [fg.NoMemory(), fg.ErrorFeedback()], ids=["none", "feedback"])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        optax.adam(0.01),
+        optax.apply_if_finite(optax.adam(0.01), 10**6),
+        optax.chain(optax.zero_nans(), optax.adam(0.01)),
+    ],
+    ids=["adam", "apply_if_finite", "zero_nans"],
+)
+def test_a_bad_step_leaves_no_trace(inner, memory, check_vma):
+    """Also where the inner optimizer hides what is not finite."""
+    tx = fg.optimizers.sharded(inner, WORKERS, gradients=SIGN, parameters=SIGN, memory=memory)
     before, good, _ = run(tx, 4, check_vma)
     after, state, _ = run(tx, 5, check_vma, spoil=4)
     for old, new in ((before, after), (good._replace(step=0, skipped=0),
@@ -395,9 +404,9 @@ def test_mistakes():
     with pytest.raises(TypeError, match=r"codec\): must be a codec, got 8"):
         on(lambda x: fg.compressed_all_gather(x, AXIS, 8))(x)
     with pytest.raises(TypeError, match=r"gather_parameters\(gradients\): must be a codec"):
-        on(lambda x: fg.gather_parameters(x, AXIS, fg.Sign))(x)
+        on(lambda x: fg.gather_parameters(x, AXIS, fg.Sign, step=0))(x)
     with pytest.raises(ValueError, match="the axis must be bound where it is called"):
-        fg.gather_parameters(x[0], AXIS)
+        fg.gather_parameters(x[0], AXIS, step=0)
     with pytest.raises(ValueError, match=r"sharded\(workers\): must be the size of the axis"):
         run(fg.optimizers.sharded(optax.sgd(0.1), 2), 1)
     tx = fg.optimizers.sharded(optax.sgd(0.1), WORKERS)

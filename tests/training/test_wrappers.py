@@ -191,14 +191,44 @@ def test_multi_steps_is_refused_or_exchanges_in_every_step():
     assert_close(updates[1], expected)
 
 
-def test_apply_if_finite_around_it_is_refused_where_axes_are_tracked():
+AROUND = {
+    "a chain": in_chain,
+    "a mean alone": compressed,
+    "a sharded optimizer": lambda: fg.optimizers.sharded(optax.adam(0.1), 4, axis_name=AXIS),
+    "local steps": lambda: fg.optimizers.diloco(optax.adam(0.1), optax.sgd(1.0), 4),
+    "itself": lambda: optax.apply_if_finite(in_chain(), 3),
+    "an accumulation": in_accumulate,
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_apply_if_finite_around_it_is_refused(name):
     """Each worker would decide on its own gradient whether to take part in the collective."""
-    tx = optax.apply_if_finite(in_chain(), 3)
-    with pytest.raises((TypeError, ValueError)):
-        run(tx, 1)
-    init, update = train_step(tx, 4, check_vma=False, like=LIKE)
-    found = fg.audit(update.lower(gradients(LIKE, 4), init(ZEROS)).compile())
-    assert {c.branch for c in found} == {(1,)}  # of what is true of one's own gradient
+    tx = optax.chain(optax.apply_if_finite(AROUND[name](), 3), optax.scale(1.0))
+    refused = pytest.raises(
+        ValueError, match=r"apply_if_finite must not be around .* put it behind"
+    )
+    with refused:
+        fg.init(tx, ZEROS, mesh_of(4), AXIS)
+    state = jax.eval_shape(tx.init, ZEROS)
+    with refused:
+        fg.state_specs(state, AXIS)
+    with refused:
+        fg.state_specs({"opt_state": (state[0]._asdict(), ())}, AXIS)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        in_apply_if_finite_after_it(),
+        fg.optimizers.sharded(optax.apply_if_finite(optax.adam(0.1), 3), 4, axis_name=AXIS),
+        fg.optimizers.diloco(optax.apply_if_finite(optax.adam(0.1), 3), optax.sgd(1.0), 4),
+        optax.chain(fg.per_worker(optax.apply_if_finite(optax.scale_by_adam(), 3)), in_chain()),
+    ],
+    ids=["behind", "in a sharded optimizer", "in local steps", "of each worker"],
+)
+def test_apply_if_finite_elsewhere_is_not(tx):
+    fg.state_specs(jax.eval_shape(tx.init, ZEROS), AXIS)
 
 
 @CHECKED

@@ -1,0 +1,245 @@
+"""What a step of a sharded optimizer does with NaNs, weights, hidden leaves and keys."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import gradients, values
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, MODES, everywhere, mesh_of
+
+import fftgrad as fg
+
+WORKERS = 4
+LOSSLESS = {"gradients": fg.Identity(), "parameters": fg.Identity()}
+CHECKED = pytest.mark.parametrize("check_vma", [True, False])
+PARAMS = {"w": jnp.asarray(values((10, 11))), "b": jnp.asarray(values((7,), seed=1))}
+LIKE = jax.tree.map(jax.typeof, PARAMS)
+
+
+def rows(tx, mode="vmap", params=PARAMS):
+    """A step from a fresh state: (gradients, and weights, a row a worker) -> moves and state."""
+
+    def step(grads, **extra):
+        return tx.update(grads, tx.init(params), params, **extra)
+
+    return everywhere(mode, lambda grads, extra: step(grads, **extra), WORKERS)
+
+
+# What is not finite
+
+HIDING = {
+    "apply_if_finite": optax.apply_if_finite(optax.adam(0.1), 10**6),
+    "zero_nans": optax.chain(optax.zero_nans(), optax.adam(0.1)),
+}
+
+
+@pytest.mark.parametrize("memory", [fg.NoMemory(), fg.ErrorFeedback()], ids=["none", "feedback"])
+@pytest.mark.parametrize("name", HIDING)
+def test_training_goes_on_after_a_nan_that_the_inner_optimizer_hides(name, memory):
+    """One NaN of one worker, in the shard of one owner, in one of 30 steps."""
+    tx = fg.optimizers.sharded(HIDING[name], WORKERS, memory=memory, axis_name=AXIS)
+
+    def steps(bad):
+        def one(carry, i):
+            params, state = carry
+            grads = params.at[3].add(jnp.where(bad & (i == 3), jnp.nan, 0.0))
+            moves, after = tx.update(grads, state, params)
+            params = optax.apply_updates(params, moves)
+            return (params, after), (moves, after.skipped)
+
+        start = jnp.ones(256)
+        (params, state), (moves, skipped) = jax.lax.scan(
+            one, (start, tx.init(start)), jnp.arange(30)
+        )
+        return params, state, moves, skipped
+
+    params, state, moves, skipped = everywhere("vmap", steps, WORKERS)(jnp.arange(WORKERS) == 2)
+    assert skipped[0].tolist() == [0, 0, 0] + [1] * 27
+    assert not moves[:, 3].any()
+    assert moves[0, 4].all()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+    means = np.asarray(params).reshape(WORKERS, WORKERS, 64).mean(2)
+    np.testing.assert_allclose(means, means[0, 0], atol=0.02)
+    assert np.abs(means).max() < 0.5
+
+
+def test_what_is_finite_until_it_is_decoded_is_seen():
+    """Here it is the codec that makes an infinity, and no header of a worker tells."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Squares(fg.Quantizer):
+        def compress(self, x, state, step):
+            return fg.Compressed(fg.Payload(x))
+
+        def decompress(self, payload, like, step):
+            return payload.main * payload.main
+
+    tx = fg.optimizers.sharded(
+        optax.apply_if_finite(optax.sgd(0.1), 9), WORKERS, gradients=Squares(),
+        parameters=fg.Identity(), axis_name=AXIS,
+    )  # fmt: skip
+    grads = jax.tree.map(lambda g: g.at[1].set(1e30), gradients(LIKE, WORKERS))
+    moves, state = rows(tx)(grads, {})
+    assert state.skipped.tolist() == [1] * WORKERS
+    assert not any(leaf.any() for leaf in jax.tree.leaves(moves))
+
+
+# Weights
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_gradient_counts_by_its_weight(mode):
+    """One without weight may hold a NaN; what was weighed is what a memory keeps."""
+    weights = jnp.asarray([3, 0, 1, 4], jnp.int32)
+    grads = gradients(LIKE, WORKERS)
+    mean = jax.tree.map(lambda g: jnp.tensordot(weights / 8, g, 1), grads)
+    grads = jax.tree.map(lambda g: g.at[1].set(jnp.nan), grads)
+    tx = fg.optimizers.sharded(
+        optax.sgd(1.0), WORKERS, memory=fg.ErrorFeedback(), axis_name=AXIS, **LOSSLESS
+    )
+    moves, state = rows(tx, mode)(grads, {"weight": weights})
+    for name, leaf in mean.items():
+        for row in moves[name]:
+            np.testing.assert_allclose(row, -leaf, rtol=1e-4, atol=1e-5)
+    assert state.skipped.tolist() == [0] * WORKERS
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
+def test_beside_an_axis_that_xla_has_it_counts_by_its_weight_too(kind):
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
+    tx = fg.optimizers.sharded(optax.sgd(1.0), 2, axis_name=AXIS, **LOSSLESS)
+    weights, grads = jnp.asarray([1.0, 3.0]), jnp.asarray(values((2, 12)))
+
+    def step(params, state, rows, weights):
+        moves, state = tx.update(rows[0], state, params, weight=weights[0])
+        return optax.apply_updates(params, moves), state
+
+    with jax.set_mesh(mesh):
+        state = fg.init(tx, jnp.zeros(12), mesh, AXIS)
+        specs = fg.state_specs(state, AXIS)
+        run = jax.jit(jax.shard_map(
+            step, mesh=mesh, in_specs=(P(), specs, P(AXIS), P(AXIS)), out_specs=(P(), specs),
+            axis_names={AXIS},
+        ))  # fmt: skip
+        own = jax.sharding.NamedSharding(mesh, P(AXIS))
+        params, _ = run(jnp.zeros(12), state, *jax.device_put((grads, weights), own))
+    np.testing.assert_allclose(params, -(weights @ grads) / 4, rtol=1e-4, atol=1e-5)
+
+
+def test_a_bad_weight_is_not_hidden():
+    tx = fg.optimizers.sharded(optax.sgd(1.0), WORKERS, axis_name=AXIS)
+    _, state = rows(tx)(gradients(LIKE, WORKERS), {"weight": jnp.asarray([1.0, -1.0, 1.0, 1.0])})
+    assert state.skipped.tolist() == [1] * WORKERS
+    with pytest.raises(ValueError, match=r"weight\): must be a scalar"):
+        rows(tx)(gradients(LIKE, WORKERS), {"weight": jnp.ones((WORKERS, 2))})
+
+
+# Hidden leaves
+
+GROUPS = {"w": "one", "b": "other"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_hidden_leaves_are_refused(mode):
+    one = fg.optimizers.sharded(optax.sgd(0.1), WORKERS, axis_name=AXIS)
+    tx = optax.partition({"one": one, "other": optax.sgd(0.1)}, GROUPS)
+    match = r"sharded\(updates\['b'\]\): must not be masked.*optax.partition as inner"
+    with pytest.raises(ValueError, match=match):
+        rows(tx, mode)(gradients(LIKE, WORKERS), {})
+    hides_b = optax.masked(one, {"w": True, "b": False})
+    with pytest.raises(ValueError, match=match):
+        rows(hides_b, mode)(gradients(LIKE, WORKERS), {})
+
+
+def test_leaves_that_another_one_averages_may_be_hidden():
+    tx = optax.partition(
+        {
+            name: fg.optimizers.sharded(
+                optax.sgd(rate), WORKERS, axis_name=AXIS, masked="elsewhere", **LOSSLESS
+            )
+            for name, rate in (("one", 0.1), ("other", 0.5))
+        },
+        GROUPS,
+    )
+    grads = gradients(LIKE, WORKERS)
+    moves, _ = rows(tx, "shard_map")(grads, {})
+    for name, rate in (("w", 0.1), ("b", 0.5)):
+        for row in moves[name]:
+            np.testing.assert_allclose(row, -rate * grads[name].mean(0), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"sharded\(masked\)"):
+        fg.optimizers.sharded(optax.sgd(0.1), WORKERS, masked="here")
+
+
+# What varies
+
+
+@pytest.mark.parametrize("which", ["updates", "params"])
+def test_summed_gradients_and_sharded_parameters_are_refused(which):
+    tx = fg.optimizers.sharded(optax.sgd(0.1), WORKERS, axis_name=AXIS)
+    state = fg.init(tx, PARAMS, mesh_of(WORKERS), AXIS)
+    specs = fg.state_specs(state, AXIS)
+
+    def step(own, state, same):
+        own = jax.tree.map(lambda a: a[0], own)
+        grads, params = (same, same) if which == "updates" else (own, own)
+        return tx.update(grads, state, params)
+
+    message = {
+        "updates": r"sharded\(updates\['b'\]\): must be the gradient of one worker's own batch",
+        "params": r"sharded\.update\(params\['b'\]\): must be the same on all workers",
+    }
+    mapped = jax.shard_map(
+        step, mesh=mesh_of(WORKERS), in_specs=(P(AXIS), specs, P()), out_specs=(P(), specs)
+    )
+    with pytest.raises(ValueError, match=message[which]):
+        jax.jit(mapped)(gradients(LIKE, WORKERS), state, PARAMS)
+
+
+# Draws
+
+
+def test_another_key_draws_otherwise():
+    grads = gradients(LIKE, WORKERS)
+    found = []
+    for key in (0, 0, 1, jax.random.key(1)):
+        tx = fg.optimizers.sharded(optax.sgd(0.1), WORKERS, key=key, axis_name=AXIS)
+        moves, _ = rows(tx)(grads, {})
+        found.append(np.asarray(moves["w"]).tobytes())
+    assert found[0] == found[1] != found[2] == found[3]
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw(fg.Quantizer):
+    """What decodes to the value and a number that all workers draw."""
+
+    def compress(self, x, state, step):
+        return fg.Compressed(fg.Payload(x))
+
+    def decompress(self, payload, like, step):
+        return payload.main + jax.random.uniform(step.shared)
+
+
+def test_the_way_back_has_draws_of_its_own():
+    """With the same draw twice the one would undo the other."""
+    tx = fg.optimizers.sharded(
+        optax.sgd(1.0), WORKERS, gradients=Draw(), parameters=Draw(), axis_name=AXIS
+    )
+    moves, _ = rows(tx, params=jnp.zeros(8))(jnp.zeros((WORKERS, 8)), {})
+    assert np.abs(moves).min() > 1e-3
+
+
+def test_what_is_drawn_to_send_is_drawn_to_receive():
+    """The signs of a rotation, on either way."""
+    rotated = {"gradients": fg.Hadamard(block=16), "parameters": fg.Hadamard(block=16)}
+    grads = gradients(LIKE, WORKERS)
+    there, exact = (
+        rows(fg.optimizers.sharded(optax.sgd(0.1), WORKERS, axis_name=AXIS, **codecs))(grads, {})
+        for codecs in (rotated, LOSSLESS)
+    )
+    for name, leaf in exact[0].items():
+        np.testing.assert_allclose(there[0][name], leaf, rtol=1e-3, atol=1e-4)
