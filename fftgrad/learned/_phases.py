@@ -84,20 +84,20 @@ def code_by_sum(turn: Round, net: Autoencoder, params: PyTree, error: jax.Array)
     gain = fit(units, decode(code), size)
     flag = _finite.poison_unless(_alike.all_finite(turn.vectors))
     who = _counts.term(turn.step, turn.axis_name)
-    dense, (flag, gains, codes, *told) = turn.means(flag[None], gain[None], gain * code, *who)
-    center = codes / jnp.where(gains > 0, gains, 1.0)
+    dense, (flag, total, codes, *told) = turn.means(flag, gain, gain * code, *who)
+    center = codes / jnp.where(total > 0, total, 1.0)
     mean = decode(center)
     # To the first order in how far its code is from the mean one, what a worker sent: the terms
     # that it adds to the mean add up to nothing.
     _, own = jax.jvp(decode, (_axes.vary_like(center, code),), (code - center,))
     return Outcome(
-        mean=gains * mean,
+        mean=total * mean,
         sent=gain * (mean + own),
         dense=dense,
         sides=sides,
         autoencoder=params,
         error=error,
-        finite=jnp.isfinite(flag[0]),
+        finite=jnp.isfinite(flag),
         workers=_counts.number(told),
         invalid=jnp.int32(0),
     )

@@ -64,7 +64,7 @@ def loss(
     share = (share / _scale.divisor(jnp.sum(share)))[:, None]
     codes = net.encode(params, rows.units)
     center = jnp.tensordot(share[:, 0], codes, 1)
-    apart = jnp.sum(share * jnp.mean(jnp.square(codes - center), (1, 2))[:, None])
+    apart = jnp.sum(share[:, 0] * jnp.mean(jnp.square(codes - center[None]), (1, 2)))
     if pick is None:
         wanted = jnp.sum(share * rows.units, 0, keepdims=True)
         found, share = net.decode(params, center, k)[None], jnp.ones((1, 1))
