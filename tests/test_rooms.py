@@ -14,7 +14,7 @@ FLOORS = [
     ["codecs", "memories"],
     ["exchanges"],
     ["training"],
-    ["checkpoint", "methods", "tools"],
+    ["checkpoint", "learned", "methods", "tools"],
     ["optimizers", "testing"],
     ["planning"],
     ["commands"],

@@ -89,8 +89,8 @@ class Autoencoder:
         sizes = (*self.encoder, self.code, *self.decoder)
         if min(sizes) < 1 or len(self.encoder) != len(self.decoder) or not self.encoder:
             raise ValueError(
-                "Autoencoder(encoder, code, decoder): must be positive numbers of channels, of as "
-                f"many layers, got {self.encoder}, {self.code} and {self.decoder}; use "
+                "Autoencoder(encoder, code, decoder): must be positive numbers of channels, in as "
+                f"many layers of both, got {self.encoder}, {self.code} and {self.decoder}; use "
                 "(64, 128, 256, 64), 4 and (32, 64, 128, 32)."
             )
 

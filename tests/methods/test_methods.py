@@ -157,7 +157,7 @@ def test_what_each_worker_keeps_is_the_papers(name):
 
 
 def test_every_method_has_an_oracle():
-    elsewhere = {"diloco", "sharded", "sparse_loco"}  # in files of their own
+    elsewhere = {"diloco", "lgc", "sharded", "sparse_loco"}  # in files of their own
     assert {n.split()[0] for n in METHODS} == {n.split()[0] for n in ORACLES} | elsewhere
 
 
