@@ -181,7 +181,12 @@ METHODS = {
     "dgc": lambda axis: fg.methods.dgc(0.1, clip=2.0, axis_name=axis),
     "eden": lambda axis: fg.methods.eden(bits=2, block=64, axis_name=axis),
     "lgc": lambda axis: learned.lgc(
-        0.1, dense=("last", "scalar"), dense_steps=1, learning_steps=2, autoencoder=NET, axis_name=axis
+        0.1,
+        dense=("last", "scalar"),
+        dense_steps=1,
+        learning_steps=2,
+        autoencoder=NET,
+        axis_name=axis,
     ),
     "majority_vote": lambda axis: fg.methods.majority_vote(axis_name=axis),
     "scale_by_one_bit_adam": lambda axis: fg.methods.scale_by_one_bit_adam(

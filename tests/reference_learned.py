@@ -8,6 +8,9 @@ import math
 import ml_dtypes
 import numpy as np
 
+STEP = 1e-8
+"""Of differences: a longer one crosses the kink of some ReLU now and then."""
+
 
 def leaky(x):
     return np.where(x > 0, x, 0.01 * x)
@@ -117,10 +120,10 @@ def learned(params, values, lead, m, rate):
         slope = np.zeros_like(leaf)
         for place in np.ndindex(leaf.shape):
             before = leaf[place]
-            leaf[place] = before + 1e-6
+            leaf[place] = before + STEP
             up = total()
-            leaf[place] = before - 1e-6
-            slope[place] = (up - total()) / 2e-6
+            leaf[place] = before - STEP
+            slope[place] = (up - total()) / (2 * STEP)
             leaf[place] = before
         slopes.append(slope)
     length = math.sqrt(sum(np.sum(slope**2) for slope in slopes))
@@ -196,10 +199,8 @@ class LearnedCodes:
         mean = total / len(values) * common
 
         def slope(along):
-            ahead, behind = (decode(self.params, center + h * along, nothing) for h in (1e-6, -1e-6))
-            return (ahead - behind) / 2e-6
+            ahead = decode(self.params, center + STEP * along, nothing)
+            return (ahead - decode(self.params, center - STEP * along, nothing)) / (2 * STEP)
 
-        sent = [
-            g * (common + slope(code - center)) for g, code in zip(gains, codes, strict=True)
-        ]
+        sent = [g * (common + slope(code - center)) for g, code in zip(gains, codes, strict=True)]
         return mean, sent

@@ -96,7 +96,11 @@ def configurations():
 def test_every_public_class_is_in_the_table():
     parts = [stage for codec in [*CODECS.values(), *TILED.values()] for stage in stages(codec)]
     rows = [*parts, *MEMORIES.values(), *EXCHANGES.values(), *HIERARCHIES.values()]
-    of_learned = {n for n, value in LEARNED.items() if inspect.isclass(value) and issubclass(value, fg.Exchange)}
+    of_learned = {
+        n
+        for n, value in LEARNED.items()
+        if inspect.isclass(value) and issubclass(value, fg.Exchange)
+    }
     assert {type(row).__name__ for row in rows} - {Chain.__name__} == configurations() | of_learned
 
 

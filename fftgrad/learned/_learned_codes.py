@@ -138,8 +138,8 @@ class LearnedCodes(Exchange):
             )
         if not (0 < self.innovation <= 1 and self.rate > 0):
             raise ValueError(
-                "LearnedCodes(innovation, rate): must be a share in (0, 1] and a positive rate, got "
-                f"{self.innovation} and {self.rate}; use 1e-5 and 1e-3."
+                "LearnedCodes(innovation, rate): must be a share in (0, 1] and a positive rate, "
+                f"got {self.innovation} and {self.rate}; use 1e-5 and 1e-3."
             )
         check_choice("LearnedCodes(variant)", self.variant, get_args(Variant))
         check_kind("LearnedCodes(chooser)", self.chooser, Leader, "use Leader().")
@@ -163,9 +163,7 @@ class LearnedCodes(Exchange):
             agreed=jnp.zeros((1,), bool),
         )
 
-    def mean(
-        self, x: PyTree, state: LearnedCodesState, step: Step, axis_name: AxisName
-    ) -> Reduced:
+    def mean(self, x: PyTree, state: LearnedCodesState, step: Step, axis_name: AxisName) -> Reduced:
         likes, vectors = _parts.vector_likes(x), _parts.vectors(x)
         codec, before = self._codec(x, likes), drop_worker_axis(state.selectors)
         if not chosen(codec):
@@ -183,9 +181,7 @@ class LearnedCodes(Exchange):
             sent=_parts.rebuild(sent, x),
             finite=out.finite & _alike.all_finite(mean),
             overflow=0,
-            state=LearnedCodesState(
-                add_worker_axis(selectors), out.autoencoder, out.error, agreed
-            ),
+            state=LearnedCodesState(add_worker_axis(selectors), out.autoencoder, out.error, agreed),
             workers=out.workers,
             invalid=out.invalid,
         )

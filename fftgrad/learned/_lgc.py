@@ -75,8 +75,8 @@ def lgc(
       value from one worker, or 8 from each with "all_reduce", and positions once.
 
     Claims: parameters equal on all workers; with the default memory nothing is lost
-      (`ErrorFeedback`). What it does to training is in docs/training.md: a quantizer of 4 bits sends
-      the same bits with far less error.
+      (`ErrorFeedback`). By docs/training.md a quantizer of 4 bits has far less error at the bits
+      of the leader's code.
 
     Differs from the paper: see `LearnedCodes`. The memory is plain error feedback.
 

@@ -1,5 +1,7 @@
 """What is sent at the support: values while the autoencoder learns them, then its codes."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -17,9 +19,7 @@ CODE_DTYPE = jnp.bfloat16
 """Of the leader's code, which is broadcast and not added up."""
 
 
-def learn(
-    turn: Round, net: Autoencoder, params: PyTree, pick: TopK | None, rate: float
-) -> Outcome:
+def learn(turn: Round, net: Autoencoder, params: PyTree, pick: TopK | None, rate: float) -> Outcome:
     """All get all values at the leader's positions, and the autoencoder learns them."""
     sides, _ = turn.agree(jnp.zeros((0,), jnp.uint32))
     values = turn.at(sides)
@@ -112,7 +112,7 @@ def fit(wanted: jax.Array, found: jax.Array, size: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(factor), jnp.maximum(factor, 0.0), 0.0)
 
 
-def _told(headers: _wire.Header, turn: Round) -> dict[str, jax.Array | None]:
+def _told(headers: _wire.Header, turn: Round) -> dict[str, Any]:
     """What the headers of all workers tell."""
     return {
         "finite": jnp.all(headers.finite),

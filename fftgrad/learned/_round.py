@@ -79,9 +79,7 @@ class Round:
         keep = set(range(len(self.payloads))).difference(chosen(self.codec))
         return [self.payloads[i].main for i in sorted(keep)]
 
-    def whole(
-        self, values: jax.Array, dense: list[jax.Array], sides: list[PyTree]
-    ) -> Vectors:
+    def whole(self, values: jax.Array, dense: list[jax.Array], sides: list[PyTree]) -> Vectors:
         """All parts, of the values at the leader's positions and of what travels dense."""
         numbers = chosen(self.codec)
         pieces = _parts.cut(values, [self.payloads[i].main.size for i in numbers])

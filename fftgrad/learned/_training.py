@@ -49,7 +49,7 @@ def innovation(units: jax.Array, base: jax.Array, pick: TopK) -> jax.Array:
 
 
 def loss(
-    net: Autoencoder, params: PyTree, rows: Scaled, lead: jax.Array, pick: TopK | None
+    net: Autoencoder, params: PyTree, rows: Scaled, lead: jax.Array | int, pick: TopK | None
 ) -> tuple[jax.Array, jax.Array]:
     """Half of the squared error of what is decoded, and half of that of the codes to their mean.
 
@@ -82,7 +82,7 @@ def step(
     net: Autoencoder,
     params: PyTree,
     values: jax.Array,
-    lead: jax.Array,
+    lead: jax.Array | int,
     pick: TopK | None,
     rate: float,
 ) -> Learned:
