@@ -4,8 +4,9 @@ A task is trained as `fftgrad.learned.lgc` does while its autoencoder learns: de
 then with the exact values at the positions that a leader chooses, 0.1 % of each leaf. The values of
 all workers in each of these steps are kept. The autoencoder learns those of the first steps once,
 as `lgc` would, or many times over, and is then asked for those of later steps, which it has not
-seen. Errors are relative: of every worker's values from the leader's code and one value of innovation, and
-of the mean of the workers from the mean code. Those of the quantizer are of the leader's values.
+seen. Errors are relative: of every worker's values from the leader's code and one value of
+innovation, and of the mean of the workers from the mean code. Those of the quantizer are of the
+leader's values.
 """
 
 import argparse
