@@ -7,6 +7,7 @@ import optax
 from hypothesis import strategies as st
 
 import fftgrad as fg
+from fftgrad import learned
 
 CODECS: dict[str, fg.Codec] = {
     "identity": fg.Identity(),
@@ -107,6 +108,9 @@ MEMORIES: dict[str, fg.Memory] = {
     "Nesterov": fg.MomentumCorrection(momentum=0.9, nesterov=True, masking=False),
 }
 
+NET = learned.Autoencoder(encoder=(3, 2), code=2, decoder=(2, 3))
+"""Small, to compile."""
+
 EXCHANGES: dict[str, fg.Exchange] = {
     "dense": fg.AllReduce(),
     "spectral sum": fg.AllReduce(fg.Fft(block=16)),
@@ -140,6 +144,12 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "low rank": fg.PowerSgd(rank=2),
     "low rank in turns": fg.AcpSgd(rank=2),
     "warm-up": fg.Piecewise({0: fg.AllReduce(), 2: fg.AllGather(CODECS["blocked"])}),
+    "learned codes": learned.LearnedCodes(
+        fg.TopK(fraction=0.1), until=2, innovation=0.01, rate=0.1, autoencoder=NET
+    ),
+    "summed codes": learned.LearnedCodes(
+        fg.ChunkTopK(chunk=8), until=0, variant="all_reduce", autoencoder=NET
+    ),
     "recovery": fg.Recover((fg.AllGather(CODECS["top-k one"]), fg.AllReduce()), max_error=2.0),
 }
 
@@ -205,6 +215,14 @@ METHODS = {
     ),
     "dgc": lambda axis: fg.methods.dgc(0.1, clip=2.0, axis_name=axis),
     "eden": lambda axis: fg.methods.eden(bits=2, block=64, axis_name=axis),
+    "lgc": lambda axis: learned.lgc(
+        0.1,
+        dense=("last", "scalar"),
+        dense_steps=1,
+        learning_steps=2,
+        autoencoder=NET,
+        axis_name=axis,
+    ),
     "majority_vote": lambda axis: fg.methods.majority_vote(axis_name=axis),
     "scale_by_one_bit_adam": lambda axis: fg.methods.scale_by_one_bit_adam(
         3, workers=4, axis_name=axis

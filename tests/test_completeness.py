@@ -13,7 +13,7 @@ import pytest
 from cases import CODECS, EXCHANGES, GRAPHS, HIERARCHIES, MEMORIES, METHODS, TILED
 
 import fftgrad as fg
-from fftgrad import checkpoint, privacy
+from fftgrad import checkpoint, learned, privacy
 from fftgrad.codecs._chain import Chain, stages
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -70,10 +70,12 @@ OPTIMIZERS = {n for n, value in vars(fg.optimizers).items() if n[0] != "_" and c
 CHECKPOINT = {n for n, value in vars(checkpoint).items() if n[0] != "_" and callable(value)}
 PRIVACY = {n for n, value in vars(privacy).items() if n[0] != "_" and callable(value)}
 CHECKS = {n for n, value in vars(fg.testing).items() if n[0] != "_" and callable(value)}
+LEARNED = {n: value for n, value in vars(learned).items() if n[0] != "_" and callable(value)}
 EXTRAS = {
     "checkpoint": {"orbax"},
     "commands": {"matplotlib", "rich"},
     "privacy": {"dp_accounting"},
+    "learned": {"flax"},
     "_gradient_files.py": {"safetensors"},
 }
 """What a room, or a file, may import besides."""
@@ -99,13 +101,19 @@ def configurations():
 def test_every_public_class_is_in_the_table():
     parts = [stage for codec in [*CODECS.values(), *TILED.values()] for stage in stages(codec)]
     rows = [*parts, *MEMORIES.values(), *EXCHANGES.values(), *HIERARCHIES.values()]
-    assert {type(row).__name__ for row in rows} - {Chain.__name__} == configurations()
+    of_learned = {
+        n
+        for n, value in LEARNED.items()
+        if inspect.isclass(value) and issubclass(value, fg.Exchange)
+    }
+    assert {type(row).__name__ for row in rows} - {Chain.__name__} == configurations() | of_learned
 
 
 def test_every_method_is_in_the_table():
     files = {p.stem[1:] for p in (ROOT / "fftgrad/methods").glob("_[a-z]*.py")}
     assert files == LISTED
-    assert {name.split()[0] for name in METHODS} == LISTED - SCHEDULES | OPTIMIZERS
+    of_learned = {n for n, value in LEARNED.items() if inspect.isfunction(value)}
+    assert {name.split()[0] for name in METHODS} == LISTED - SCHEDULES | OPTIMIZERS | of_learned
 
 
 def test_a_part_is_abstract_or_final():
@@ -132,6 +140,7 @@ def test_every_chooser_is_in_the_table():
         *(f"testing.{m}" for m in sorted(CHECKS)),
         *(f"checkpoint.{m}" for m in sorted(CHECKPOINT - {"Restored"})),
         *(f"privacy.{m}" for m in sorted(PRIVACY)),
+        *(f"learned.{m}" for m in sorted(set(LEARNED) - {"LearnedCodesState"})),
     ],
 )
 def test_public_docstrings_run(name):
@@ -160,6 +169,7 @@ def test_every_public_name_has_its_place_in_the_reference():
         *(f"testing.{name}" for name in CHECKS),
         *(f"checkpoint.{name}" for name in CHECKPOINT),
         *(f"privacy.{name}" for name in PRIVACY),
+        *(f"learned.{name}" for name in LEARNED),
     ]
     assert sorted(listed) == sorted(wanted)
 
@@ -181,7 +191,7 @@ def test_the_core_imports_jax_optax_and_numpy_only():
 def test_importing_it_brings_no_extra():
     code = (
         "import sys, fftgrad;"
-        "extras = {'orbax', 'rich', 'matplotlib', 'safetensors', 'dp_accounting'};"
+        "extras = {'dp_accounting', 'flax', 'matplotlib', 'orbax', 'rich', 'safetensors'};"
         "found = extras & set(sys.modules);"
         "assert not found, found"
     )
@@ -204,7 +214,7 @@ def test_files_stay_short():
 def test_the_library_imports_none_of_its_extras():
     code = "import sys, fftgrad; print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
-    assert not {b"matplotlib", b"orbax", b"rich"} & set(said.stdout.split())
+    assert not {b"flax", b"matplotlib", b"orbax", b"rich"} & set(said.stdout.split())
 
 
 def test_making_a_transformation_starts_no_backend():

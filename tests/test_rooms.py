@@ -14,7 +14,7 @@ FLOORS = [
     ["codecs", "memories"],
     ["exchanges"],
     ["training"],
-    ["checkpoint", "methods", "privacy", "tools"],
+    ["checkpoint", "learned", "methods", "privacy", "tools"],
     ["optimizers", "testing"],
     ["planning"],
     ["commands"],

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import optax
@@ -10,6 +10,7 @@ import optax.contrib
 from tasks import WORKERS, Task
 
 import fftgrad as fg
+from fftgrad import learned
 
 AXIS = "data"
 Transformation = optax.GradientTransformationExtraArgs
@@ -26,6 +27,9 @@ class Method:
       corrects: whether the memory has the momentum that the optimizer lacks.
       warm_up: share of the steps that run at first.
       branches: which branches of the program run at first, and later.
+      learns: share of the steps after those in which another branch runs, `learning`; and the
+        branch that runs once after them.
+      learning: that branch, and this one.
       around: of local steps, the whole optimizer around an inner one.
       every: steps to an exchange.
       muon: whether the inner optimizer is Muon, with Adam for what is no matrix.
@@ -41,6 +45,8 @@ class Method:
     corrects: bool = False
     warm_up: float = 0.0
     branches: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    learns: float = 0.0
+    learning: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     around: Callable[[optax.GradientTransformation], Transformation] | None = None
     every: int = 1
     muon: bool = False
@@ -97,6 +103,32 @@ def sparse_loco(every: int, outer_rate: float) -> dict[str, Any]:
         return fg.optimizers.sparse_loco(inner, every=every, outer_rate=outer_rate, axis_name=AXIS)
 
     return {"around": around, "every": every}
+
+
+def learned_codes(variant: Literal["leader", "all_reduce"]) -> dict[str, Any]:
+    """Dense for a tenth of the steps, learning for three, and codes; all leaves alike."""
+
+    def make(steps: int) -> Transformation:
+        dense, learning = max(1, steps // 10), max(1, 3 * steps // 10)
+        return learned.lgc(
+            dense_steps=dense, learning_steps=learning, variant=variant, rate=0.1, axis_name=AXIS
+        )
+
+    branches, learning = ((0,), (1, 0)), ((1, 1), (1, 0, 0))
+    phases = {"warm_up": 0.1, "branches": branches, "learns": 0.3, "learning": learning}
+    return {"make": make, "momentum": False, **phases}
+
+
+def after_dense(*stages: fg.Codec) -> dict[str, Any]:
+    """The same with 0.1 % of each leaf in another code, from the dense start on."""
+
+    def make(steps: int) -> Transformation:
+        schedule = {0: fg.AllReduce(), max(1, steps // 10): fg.AllGather(fg.chain(*stages))}
+        leaves = fg.Layout("leaf")
+        exchange = fg.Piecewise(schedule)
+        return fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, layout=leaves)
+
+    return {"make": make, "momentum": False, "warm_up": 0.1, "branches": ((0,), (1,))}
 
 
 def methods() -> list[Method]:
@@ -282,6 +314,11 @@ def methods() -> list[Method]:
             warm_up=0.1,
             branches=((0,), (1,)),
         ),
+        # An autoencoder's codes of 0.1 % of each leaf, and the same values in others.
+        Method("LGC leader, 0.1 %", **learned_codes("leader")),
+        Method("LGC all-reduce, 0.1 %", **learned_codes("all_reduce")),
+        Method("top-k 0.1 %, dense start", **after_dense(fg.TopK(0.001))),
+        Method("top-k 0.1 %, 4 bits, dense start", **after_dense(fg.TopK(0.001), four)),
         Method("DCT 64, 1 %, sign", pmean(fg.chain(dct, fg.TopK(0.01), fg.Sign()), decayed), False),
         # Each worker trains on its own in between.
         Method("8 local steps, sign", **local(8, signs)),

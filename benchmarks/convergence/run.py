@@ -162,7 +162,10 @@ def run(program: Program, rate: float, seed: int) -> Any:
     else:
         first = later = sum(by_branch.values()) / method.every
     warm_up = round(method.warm_up * steps)
-    mean = (first * warm_up + later * (steps - warm_up)) / steps
+    learns = round(method.learns * steps)
+    meanwhile, once = (by_branch[branch] if learns else 0 for branch in method.learning)
+    rest = steps - warm_up - learns
+    mean = (first * warm_up + meanwhile * learns + once + later * rest) / steps
     return {
         "task": task.name,
         "method": method.name,

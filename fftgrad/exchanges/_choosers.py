@@ -87,15 +87,18 @@ class Leader(Chooser):
     def score(self, z: jax.Array, kept: PyTree) -> jax.Array:
         return z
 
-    def leads(self, step: Step, axis_name: AxisName) -> jax.Array:
+    def number(self, step: Step, axis_name: AxisName) -> jax.Array | int:
+        """Which worker leads."""
         workers = _axes.size(axis_name)
         if self.worker is not None and self.worker >= workers:
             raise ValueError(
                 f"Leader(worker): must be the number of one of {workers} workers, got "
                 f"{self.worker}; leave it out to let all lead in turn."
             )
-        leader = step.number % workers if self.worker is None else self.worker
-        return _axes.index(axis_name) == leader
+        return step.number % workers if self.worker is None else self.worker
+
+    def leads(self, step: Step, axis_name: AxisName) -> jax.Array:
+        return _axes.index(axis_name) == self.number(step, axis_name)
 
     def agree(self, sides: list[PyTree], step: Step, axis_name: AxisName) -> list[PyTree]:
         leads = self.leads(step, axis_name)

@@ -66,6 +66,7 @@ GOLDEN = {
     "dion": [780],
     "dgc": [460],
     "eden": [288],
+    "lgc": [212, 312, 460, DENSE],
     "majority_vote": [124],
     "one_bit_adam": [200, DENSE],
     "power_sgd": [780],

@@ -16,6 +16,8 @@ X = np.random.default_rng(0).standard_t(3, (300,)).astype(np.float32)
 # Of equal workers the first gets what all get, unless each draws or leads on its own.
 OWN = {
     "led by one",
+    "learned codes",
+    "summed codes",
     "shared support",
     "shared frequencies",
     "shared rotations",
