@@ -27,7 +27,7 @@ class Measured(NamedTuple):
       link: of each worker.
       workers: how many there are.
       timings: of each candidate, by its name.
-      fast: how many workers fast links join, and their link, as they were given.
+      fast: how many workers fast links join, and their link, if that was given.
       axis_name: the axis, or axes, of the workers.
     """
 
@@ -126,7 +126,8 @@ def measure(
     agree = _together.agreement(mesh, groups.axis_name)
     own = measured_step(own, seconds, agree) if callable(own) else own
     found = timings(like, chosen, groups.axes, inputs, seconds, tell, agree, apart)
-    return Measured(own, link, groups.workers, found, fast, groups.axis_name)
+    level = None if groups.fast is None else (groups.sizes[1], groups.fast)
+    return Measured(own, link, groups.workers, found, level, groups.axis_name)
 
 
 def measured_step(step: Callable[[], Any], seconds: float, agree: Agree = float) -> float:
@@ -150,7 +151,8 @@ def chosen_rows(
     """What is given, or all that a plan compares."""
     if rows is not None:
         return check_rows(owner, rows)
-    return candidates(like, *groups.sizes, *list(groups.axes)[1:])
+    slow, joined = groups.sizes[0], groups.workers // groups.sizes[0]
+    return candidates(like, slow, joined, list(groups.axes)[-1])
 
 
 def timings(

@@ -129,7 +129,7 @@ def test_what_is_given_is_what_is_timed_with(monkeypatch):
     """In arrays of a device, so that no transfer is in the time."""
     seen = []
 
-    def timing_of(tx, like, axes, inputs, *rest):
+    def timing_of(_, __, axes, inputs, *rest):
         seen.append((axes, inputs, *rest))
         return fg.Timing(0.0, 1.0, tuple(axes.values()))
 
@@ -261,11 +261,9 @@ def test_a_mesh_has_the_axis():
     for ask in (
         lambda: fg.measure(LIKE, step=1.0, mesh=mesh, axis_name="replica"),
         lambda: fg.measure(LIKE, step=1.0, mesh=mesh, fast=(2, "50GB/s")),
-        lambda: fg.time_exchange(
-            ROWS[0].transformation("data"), LIKE, {"replica": 4}, mesh=mesh
-        ),
+        lambda: fg.time_exchange(ROWS[0].transformation("data"), LIKE, {"replica": 4}, mesh=mesh),
     ):
-        with pytest.raises(ValueError, match="must be an axis of the mesh.*use one of these"):
+        with pytest.raises(ValueError, match=r"must be an axis of the mesh.*use one of these"):
             ask()
     two = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("slow", "fast"),
                axis_types=(AxisType.Auto,) * 2)  # fmt: skip
@@ -273,7 +271,7 @@ def test_a_mesh_has_the_axis():
         fg.measure(LIKE, step=1.0, mesh=two, fast=(4, "50GB/s"))
 
 
-@pytest.mark.parametrize("step", [lambda: None, lambda: {}, lambda: 0.1])
+@pytest.mark.parametrize("step", [lambda: None, dict, lambda: 0.1])
 def test_a_step_returns_what_to_wait_for(step):
     with pytest.raises(ValueError, match=r"measure\(step\): .*end the function with return"):
         fg.measure(LIKE, **KNOWN | {"step": step})

@@ -23,7 +23,7 @@ def modelled(monkeypatch):
     def use(bandwidth, latency, noise=lambda: 1.0):
         sizes.clear()
 
-        def time(mesh, axis_name, collective, size, seconds):
+        def time(mesh, axis_name, collective, size, _):
             kind, workers = KINDS[collective], mesh.shape[axis_name]
             if kind == "all-reduce":
                 sizes.append(size)

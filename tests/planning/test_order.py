@@ -52,9 +52,7 @@ def test_the_order_is_that_of_seconds_to_the_same_loss():
     rows = [DENSE, *(fg.Candidate(f"{steps}", fg.AllReduce(), loss="close", steps=steps)
                      for steps in (1.3, 1.0, 1.2))]  # fmt: skip
     timings = {row.name: fg.Timing(0.0, 1.0) if row.dense else NONE for row in rows}
-    found = fg.plan(
-        LIKE, step=0.1, link="1gbit", workers=4, rows=rows, timings=timings, buckets=1
-    )
+    found = fg.plan(LIKE, step=0.1, link="1gbit", workers=4, rows=rows, timings=timings, buckets=1)
     assert [row.name for row in found.rows] == ["1.0", "1.2", "1.3", "dense"]
     assert [row.to_loss / row.seconds for row in found.rows] == pytest.approx([1, 1.2, 1.3, 1])
 
@@ -87,7 +85,7 @@ def test_a_row_that_loses_over_slow_links_says_so():
     assert told.speed_up < 0.3
     assert told.break_even == 0
     assert not found.compress
-    fast, told = planned(row, fg.Timing(0.0, 0.003), fg.Link(1e14, "100us"), workers=64)
+    _, told = planned(row, fg.Timing(0.0, 0.003), fg.Link(1e14, "100us"), workers=64)
     assert told.speed_up > 1
     assert told.break_even == math.inf
 
