@@ -229,8 +229,7 @@ def test_the_figure_is_drawn(tmp_path):
 
 def test_from_the_file_to_the_answer(monkeypatch, tmp_path, capsys):
     """With nothing in place of the library but fewer candidates."""
-    for module in (planning._measure, planning._plan):
-        monkeypatch.setattr(module, "candidates", lambda *_: ROWS)
+    monkeypatch.setattr(planning._measure, "candidates", lambda *_: ROWS)
     np.savez(tmp_path / "gradients.npz", w=values((30, 40)), b=values((40,)))
     files = ["--gradients", str(tmp_path / "gradients.npz"), "--json=-"]
     assert (
@@ -274,33 +273,6 @@ def test_bad_usage_is_a_line_and_exit_code_2(capsys, argv, remedy):
     assert (code, out) == (2, "")
     (line,) = err.splitlines()
     assert remedy in line
-
-
-@pytest.mark.parametrize(
-    ("argv", "remedy"),
-    [
-        (["--workers=1", "--step=1"], "workers): must be at least 2"),
-        (["--workers=4", "--step=-1"], "measure(step): must be finite"),
-        (["--workers=4", "--step=soon"], "use '300ms'"),
-        (["--workers=4", "--step=1", "--fast=3", "--fast-bandwidth=1e9"], "leave it out"),
-    ],
-)
-def test_what_the_library_refuses_is_said_at_once(monkeypatch, capsys, argv, remedy):
-    monkeypatch.setattr(planning._exchange, "timing_of", lambda *_: pytest.fail("it was timed"))
-    assert main(["plan", "--bandwidth=100mbit", "--parameters=1k", *argv]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    (line,) = err.splitlines()
-    assert remedy in line
-
-
-def test_gradients_of_other_parameters_are_refused(tmp_path, capsys):
-    np.savez(tmp_path / "params.npz", w=values((3, 4)))
-    np.savez(tmp_path / "gradients.npz", q=values((3, 4)))
-    files = ["--params", "params.npz", "--gradients", "gradients.npz"]
-    files = [str(tmp_path / one) if one.endswith("npz") else one for one in files]
-    assert main([*ASKED, *files]) == 2
-    assert "measure(gradients): must be trees like params" in capsys.readouterr().err
 
 
 def test_files_of_other_dtypes_are_gradients(asked, tmp_path):

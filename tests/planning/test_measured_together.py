@@ -2,9 +2,10 @@
 
 import json
 
-import fftgrad as fg
 from measured_program import SLEEPS
 from processes import ROOT, free_port, running
+
+import fftgrad as fg
 
 PROGRAM = str(ROOT / "tests/measured_program.py")
 
