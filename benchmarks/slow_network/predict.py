@@ -147,7 +147,8 @@ def decision(folder: pathlib.Path, workload: str) -> dict[str, Any]:
     source = load(folder, f"{workload}-loopback")
     runs = {r["method"]: r for c in source for r in c["runs"] if "alone_s" in r}
     workers, like = source[0]["settings"]["workers"], _like(workload)
-    usual = {row.name: row for row in fg.planning.candidates(like, workers)}
+    planning: Any = fg.planning  # pyright: ignore[reportAttributeAccessIssue]
+    usual = {row.name: row for row in planning.candidates(like, workers)}
     rows = {method: usual[name] for method, name in SAME.items()} | _codecs(workers)
     rows = {method: row for method, row in rows.items() if method in runs}
     found = fg.plan(
@@ -274,7 +275,12 @@ def main(argv: list[str] | None = None) -> None:
         | {k: round(getattr(p, k), 4) for k in ("predicted", "measured", "error")}
         for p in found
     ]
-    own = {" ".join(map(str, key)): repr(link) for key, link in links(args.results).items()}
+    used = {setting(load(args.results, group)[0]) for group in GROUPS}
+    own = {
+        " ".join(map(str, key)): repr(link)
+        for key, link in links(args.results).items()
+        if key in used
+    }
     plans = {f"{workload}-loopback": decision(args.results, workload) for workload in PLANNED}
     console.print_json(json.dumps(plans))
     content = told | {"links": own, "plans": plans, "rows": rows}

@@ -59,6 +59,12 @@ def test_the_table_is_that_of_the_file():
             f"{100 * max(own):.0f} %",
         )
         assert (tau, steps) == (f"{told['tau']:.2f}", f"{told['of_predicted_best']:.2f}")
+    ((count, median, within),) = re.findall(
+        r"Over all (\d+) rows the median error is (\d+) %, and (\d+) of them are within 30 %", text
+    )
+    every = [abs(row["error"]) for row in TOLD["rows"]]
+    assert (int(count), int(within)) == (len(every), sum(error <= 0.3 for error in every))
+    assert float(median) == round(100 * statistics.median(every))
     median, worst = re.findall(r"\*\*a median error of (\d+) % over 20 rows, and (\d+) %", text)[0]
     assert len(errors(*FRESH)) == 20
     assert float(median) == round(100 * statistics.median(errors(*FRESH)))
