@@ -135,3 +135,10 @@ def test_the_parts_of_a_step_are_its_seconds():
     for row in found.rows:
         assert sum(row.parts) == pytest.approx(row.seconds), row.name
         assert row.parts.decompress == pytest.approx(0.008 / row.every)
+
+
+def test_low_ranks_are_for_matrices():
+    low = {"PowerSGD rank 4", "ACP-SGD rank 4"}
+    assert low <= {row.name for row in planning.candidates(LIKE, 4)}
+    vector = jax.ShapeDtypeStruct((99,), "float32")
+    assert not low & {row.name for row in planning.candidates(vector, 4)}

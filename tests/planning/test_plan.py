@@ -192,12 +192,6 @@ def test_small_leaves_are_dense_where_that_costs_little():
         assert not isinstance(getattr(row.exchange, "codec", None), fg.Policy)
 
 
-def test_low_rank_is_for_matrices():
-    assert "PowerSGD rank 4" in {row.name for row in planning.candidates(LIKE, 4)}
-    vector = jax.ShapeDtypeStruct((99,), "float32")
-    assert "PowerSGD rank 4" not in {row.name for row in planning.candidates(vector, 4)}
-
-
 def test_buckets_hide_what_they_can_and_are_in_the_code():
     one, many = by_name(usual("1gbit")), by_name(plan("1gbit", buckets=4))
     dense = one["dense float32"], many["dense float32"]

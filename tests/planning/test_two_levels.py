@@ -121,3 +121,14 @@ def test_all_that_is_compared_of_two_levels_is_hierarchical():
     assert not [name for name in names if "rank" in name]
     with pytest.raises(ValueError, match="measure with the same"):
         fg.plan(LIKE, step=0.1, link="1gbit", workers=8, fast=FAST, timings={})
+
+
+def test_the_usual_rows_are_made_for_the_workers_and_their_axes(monkeypatch):
+    seen = []
+    monkeypatch.setattr(planning._measure, "timings", lambda _, rows, *__: seen.extend(rows) or {})
+    known = {"step": 0.1, "link": "1gbit", "workers": 8}
+    fg.measure(LIKE, fast=FAST, axis_name=("node", "gpu"), **known)
+    assert tuple(seen) == planning.candidates(LIKE, 4, 2, "gpu")
+    seen.clear()
+    fg.measure(LIKE, **known)
+    assert tuple(seen) == planning.candidates(LIKE, 8)
