@@ -34,14 +34,26 @@ GROUPS = (
     "alexnet-loopback",
     "lm-100mbit",
     "lm-1gbit",
+    "lm-1gbit-quiet",
     "lm-1gbit-delay",
     "resnet-100mbit",
     "lm-250mbit",
-    "alexnet-250mbit",
     "resnet-250mbit",
     "lm-1gbit-2ms",
     "resnet-loopback",
 )
+SAME = {
+    "dense": "dense float32",
+    "bf16": "dense bfloat16",
+    "qsgd": "QSGD 4 bits",
+    "powersgd": "PowerSGD rank 4",
+    "sign": "signs, two stages",
+    "local-4": "4 local steps, signs",
+}
+"""The candidates of a plan that are a method of these runs, or its exchange."""
+CODECS = ("top-k", "top-k-mille", "two-stage", "random-k", "fft-16", "fft-64")
+"""Methods that are a codec, of whose loss a plan knows nothing."""
+PLANNED = ("alexnet", "resnet")
 Setting = tuple[str, str, bool]
 """Rate, delay, and whether it was over loopback."""
 
@@ -95,10 +107,9 @@ def predicted(
 ) -> float:
     """Seconds of a step with the exchange of a method, which takes `alone` without the others."""
     own = METHODS[method]
-    like = jax.eval_shape(lambda: WORKLOADS[workload](False).params(0))
     return fg.predict_step(
         own.assemble(workers, optax.identity()),
-        like,
+        _like(workload),
         step=step,
         link=link,
         axes={AXIS: workers},
@@ -129,6 +140,48 @@ def points(folder: pathlib.Path) -> list[Point]:
             measured = statistics.median(r["step_s"] for r in runs if r["method"] == method)
             found.append(Point(group, method, seconds, measured))
     return found
+
+
+def decision(folder: pathlib.Path, workload: str) -> dict[str, Any]:
+    """What a plan says of a workload without any limit, by what its methods take there."""
+    source = load(folder, f"{workload}-loopback")
+    runs = {r["method"]: r for c in source for r in c["runs"] if "alone_s" in r}
+    workers, like = source[0]["settings"]["workers"], _like(workload)
+    planning: Any = fg.planning  # pyright: ignore[reportAttributeAccessIssue]
+    usual = {row.name: row for row in planning.candidates(like, workers)}
+    rows = {method: usual[name] for method, name in SAME.items()} | _codecs(workers)
+    rows = {method: row for method, row in rows.items() if method in runs}
+    found = fg.plan(
+        like,
+        step=runs["dense"]["gradient_s"] + runs["dense"]["optimizer_s"],
+        link=links(folder)[setting(source[0])],
+        workers=workers,
+        rows=list(rows.values()),
+        timings={
+            row.name: fg.Timing(0.0, runs[method]["alone_s"] * row.every)
+            for method, row in rows.items()
+        },
+        buckets=1,
+    )
+    told = [{"row": r.name, "times": round(r.speed_up, 3), "loss": r.loss} for r in found.rows]
+    return {"compress": found.compress, "best": found.best.name, "rows": told}
+
+
+def _codecs(workers: int) -> dict[str, fg.Candidate]:
+    memory, out = fg.ErrorFeedback(decay=0.95), dict[str, fg.Candidate]()
+    for method in CODECS:
+        codec = METHODS[method].codec or fg.RandomK(fraction=0.01)
+        exchange: fg.Exchange = fg.AllGather(codec)
+        if method == "two-stage":
+            exchange = fg.TwoStage(codec, workers)
+        if method == "random-k":
+            exchange = fg.AllReduce(codec)
+        out[method] = fg.Candidate(METHODS[method].label, exchange, memory, momentum=False)
+    return out
+
+
+def _like(workload: str) -> Any:
+    return jax.eval_shape(lambda: WORKLOADS[workload](False).params(0))
 
 
 def _slower(runs: list[dict[str, Any]], timed: dict[str, dict[str, Any]]) -> float:
@@ -222,8 +275,15 @@ def main(argv: list[str] | None = None) -> None:
         | {k: round(getattr(p, k), 4) for k in ("predicted", "measured", "error")}
         for p in found
     ]
-    own = {" ".join(map(str, key)): repr(link) for key, link in links(args.results).items()}
-    content = told | {"links": own, "rows": rows}
+    used = {setting(load(args.results, group)[0]) for group in GROUPS}
+    own = {
+        " ".join(map(str, key)): repr(link)
+        for key, link in links(args.results).items()
+        if key in used
+    }
+    plans = {f"{workload}-loopback": decision(args.results, workload) for workload in PLANNED}
+    console.print_json(json.dumps(plans))
+    content = told | {"links": own, "plans": plans, "rows": rows}
     (args.out / "predicted.json").write_text(text(head() | content, "rows"))
     draw(found, args.out / "predicted.png")
 

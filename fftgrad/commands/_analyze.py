@@ -1,16 +1,15 @@
 """Tables and figures of what gradients look like."""
 
 import argparse
-import pathlib
 from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fftgrad.commands import _analyze_figures, _json
-from fftgrad.commands._arguments import in_file, out_file, tells
-from fftgrad.tools import Analysis, Figures, analyze, load_gradients
+from fftgrad.commands import _analyze_figures, _files, _json
+from fftgrad.commands._arguments import in_file, out_file, out_folder, tells
+from fftgrad.tools import Analysis, Figures, analyze
 from fftgrad.tools.analysis._bases import BASES, KEPT
 
 HELP = "what gradients look like, and which codec that speaks for"
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write all numbers as JSON; - for standard output, and nothing else there",
     )
-    add("--figures", metavar="FOLDER", type=pathlib.Path, help="write three PNG files there")
+    add("--figures", metavar="FOLDER", type=out_folder, help="write three PNG files there")
     add(
         "--max-values",
         type=int,
@@ -54,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Loads, analyzes, shows; the exit code."""
     pyplot = _analyze_figures.plotter() if args.figures else None
-    gradients = load_gradients(*args.gradients)
+    gradients = _files.gradients("analyze(gradients)", *args.gradients)
     # On standard error, so that what is written to standard output can be read by a program.
     with Console(stderr=True).status("measuring codecs takes a minute or two"):
         found = analyze(gradients, max_values=args.max_values)

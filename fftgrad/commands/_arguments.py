@@ -70,6 +70,21 @@ def out_file(text: str) -> pathlib.Path:
     return path
 
 
+def out_folder(text: str) -> pathlib.Path:
+    """A folder to write to, which may have to be made."""
+    path = pathlib.Path(text)
+    there = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not there.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a folder, got {text!r}, where {there} is a file")
+    return path
+
+
+def names(text: str) -> str | tuple[str, ...]:
+    """The name of an axis, or several, with commas between them."""
+    several = tuple(text.split(","))
+    return text if len(several) == 1 else several
+
+
 def png_file(text: str) -> pathlib.Path:
     """A figure to write, by a package that may be missing: also said before a long run."""
     importlib.import_module("matplotlib")

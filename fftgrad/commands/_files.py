@@ -12,6 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fftgrad.tools import load_gradients
+from fftgrad.training import Captured
+
 FAULTS = (ValueError, TypeError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
 """What reading a damaged file raises."""
 
@@ -32,7 +35,32 @@ def shapes(argument: str, path: pathlib.Path) -> dict[str, jax.ShapeDtypeStruct]
 
 def arrays(argument: str, path: pathlib.Path) -> dict[str, np.ndarray]:
     """The floating-point arrays of a file, by name; those of float64 as float32."""
-    return _found(argument, path, _arrays, lambda x: np.asarray(x, _like(x).dtype))
+    return _found(argument, path, _arrays, _values)
+
+
+def gradients(argument: str, *paths: pathlib.Path) -> Captured:
+    """The same of each step and worker of files of `fg.save_gradients`, or of other arrays."""
+    steps = {
+        step: {worker: _floating(argument, paths, tree) for worker, tree in workers.items()}
+        for step, workers in load_gradients(*paths).gradients.items()
+    }
+    return Captured(steps)
+
+
+def _floating(argument: str, paths: tuple[pathlib.Path, ...], tree: Any) -> dict[str, np.ndarray]:
+    named = {name: _named(x) for name, x in tree.items()}
+    found = {n: _values(x) for n, x in named.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+    if not sum(x.size for x in found.values()):
+        raise ValueError(
+            f"{argument}: must have floating-point values, got {', '.join(map(str, paths))} "
+            "without any; np.savez(file, **arrays) writes some."
+        )
+    return found
+
+
+def _values(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what float32 cannot hold is not finite
+        return np.asarray(x, _like(x).dtype)
 
 
 def _found(

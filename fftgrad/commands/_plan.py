@@ -11,11 +11,13 @@ from rich.console import Console
 
 from fftgrad import planning
 from fftgrad.commands import _files, _json
-from fftgrad.commands._arguments import add_outputs, count, in_file, number, seconds, tells
+from fftgrad.commands._arguments import tells
+from fftgrad.commands._plan_arguments import MATRICES
+from fftgrad.commands._plan_arguments import add_arguments as add_arguments
 from fftgrad.commands._progress import waiting
 from fftgrad.commands._text import bits_per_second, quantity, table, three_digits
 from fftgrad.planning import Plan, PlanRow
-from fftgrad.tools import Link, load_gradients
+from fftgrad.tools import Link
 
 HELP = "whether compression pays over your link, which one, and the code for it"
 EPILOG = """\
@@ -31,65 +33,7 @@ and decompressing, timed here. link: bytes that leave a worker in a step. pays
 below: over a faster link the best dense wins. loss: what came of it in runs of
 small models."""
 
-MATRICES = 16
 SAMPLES = 4
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `plan`."""
-    model = parser.add_mutually_exclusive_group()
-    model.add_argument(
-        "--parameters",
-        type=count,
-        metavar="N",
-        help=f"how many, as 25M: in {MATRICES} square matrices, and a vector of the rest",
-    )
-    model.add_argument(
-        "--params",
-        type=in_file,
-        metavar="FILE",
-        help="the parameters, of which the shapes are read: .npz, .npy, .safetensors",
-    )
-    parser.add_argument(
-        "--gradients",
-        type=in_file,
-        metavar="FILE",
-        help="those of a step, to measure errors on; without --params also the shapes",
-    )
-    parser.add_argument("--workers", type=count, required=True, metavar="N", help="how many")
-    parser.add_argument(
-        "--bandwidth",
-        type=number,
-        required=True,
-        metavar="RATE",
-        help="of the link of a worker: 100mbit, 1gbit, or bytes per second as a number",
-    )
-    parser.add_argument(
-        "--latency",
-        type=number,
-        default="100us",
-        metavar="TIME",
-        help="of a message: 2ms, or seconds as a number (default: 100us)",
-    )
-    parser.add_argument(
-        "--step",
-        type=number,
-        required=True,
-        metavar="TIME",
-        help="what a step takes without any exchange: 300ms, or seconds as a number",
-    )
-    parser.add_argument("--buckets", type=count, metavar="N", help="in how many a gradient travels")
-    parser.add_argument(
-        "--seconds",
-        type=seconds,
-        default=0.5,
-        metavar="S",
-        help="how long to time each codec on this machine (default: 0.5)",
-    )
-    parser.add_argument(
-        "--top", type=count, default=10, metavar="N", help="rows to show (default: 10)"
-    )
-    add_outputs(parser, "what a step is made of as bars")
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
@@ -103,12 +47,20 @@ def run(args: argparse.Namespace, console: Console) -> int:
             step=args.step,
             workers=args.workers,
             link=link,
+            fast=_fast(args),
+            axis_name=args.axis_name,
             gradients=samples,
             buckets=args.buckets,
             seconds=args.seconds,
             tell=tell,
         )
-    found = planning.plan(params, **measured._asdict(), gradients=samples, buckets=args.buckets)
+    found = planning.plan(
+        params,
+        **measured._asdict(),
+        gradients=samples,
+        buckets=args.buckets,
+        algorithm=args.algorithm,
+    )
     dense = min((row for row in found.rows if row.break_even is None), key=_seconds)
     shown = list(found.rows[: args.top])
     if dense not in shown:
@@ -118,6 +70,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.print(f"\n{answer(found, dense)}\n", markup=False, highlight=False)
         console.print(found.best.code, markup=False, highlight=False, soft_wrap=True)
     record = measured._asdict() | {"link": vars(link), "device": jax.devices()[0].device_kind}
+    if measured.fast:
+        record["fast"] = {"workers": measured.fast[0], "link": vars(measured.fast[1])}
     answers = {"compress": found.compress, "best": found.best.name, "rows": found.rows}
     _json.write(record | answers, args.json, console)
     if args.png:
@@ -142,12 +96,20 @@ def answer(found: Plan, dense: PlanRow) -> str:
         other = min(compressed, key=_seconds)
         rule = ""
         if other.seconds < best.seconds:
-            rule = " It would have to be a tenth faster, at a loss that is not to be checked."
+            rule = (
+                " It would have to be a tenth faster to the same loss, and the loss of a class "
+                "that is not to be checked."
+            )
         return (
             f"Do not compress: {takes}; the fastest that compresses, {other.name}, takes "
             f"{quantity(other.seconds, 's')} (loss: {other.loss}).{rule}"
         )
-    optimizer = "" if best.momentum else " Use an optimizer without momentum."
+    steps, optimizer = "", "" if best.momentum else " Use an optimizer without momentum."
+    if best.steps != 1:
+        steps = (
+            f" In runs it took {three_digits(best.steps)} times the steps to dense's loss, which "
+            f"leaves {three_digits(best.speed_up / best.steps)} times."
+        )
     if best.every > 1:
         optimizer = (
             " It goes around your optimizer, and parameters have a row for each worker "
@@ -155,7 +117,7 @@ def answer(found: Plan, dense: PlanRow) -> str:
         )
     return (
         f"{three_digits(best.speed_up)} times the steps of the best dense: {takes} in place of "
-        f"{quantity(dense.seconds, 's')} ({dense.name}). Loss: {best.loss}.{optimizer}"
+        f"{quantity(dense.seconds, 's')} ({dense.name}). Loss: {best.loss}.{steps}{optimizer}"
     )
 
 
@@ -175,11 +137,21 @@ def squares(parameters: int) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
+def _fast(args: argparse.Namespace) -> tuple[int, Link] | None:
+    """How many workers fast links join, and their link, if any."""
+    if (args.fast is None) != (args.fast_bandwidth is None):
+        raise ValueError(
+            f"plan(--fast, --fast-bandwidth): must be given together, got {args.fast} and "
+            f"{args.fast_bandwidth}; use --fast 8 --fast-bandwidth 50GB/s."
+        )
+    return args.fast and (args.fast, Link(args.fast_bandwidth, args.fast_latency))
+
+
 def _samples(args: argparse.Namespace) -> list[Any] | None:
     """Gradients of steps and workers, at most so many; None, if there is no file of them."""
     if args.gradients is None:
         return None
-    captured = load_gradients(args.gradients)
+    captured = _files.gradients("plan(--gradients)", args.gradients)
     trees = [tree for workers in captured.gradients.values() for tree in workers.values()]
     return trees[:SAMPLES]
 

@@ -17,10 +17,12 @@ class PlanRow(NamedTuple):
       speed_up: how many times the steps of the best dense row.
       wire_bytes: that a worker hands to the collectives, each step on average.
       link_bytes: that leave a worker over its slow link, each step on average.
-      break_even: the bandwidth in bytes per second above which the best dense row is faster; inf if
-        it never is, 0 if it always is, None for dense.
+      break_even: the bandwidth in bytes per second up to which it is faster than the best dense. If
+        it is faster over this link, the next one above, inf if dense wins over none; if it is not,
+        the next one below, 0 if it wins over none. None for dense.
       error: the relative error of what is sent of a gradient, if one was given.
       loss: what to expect of the loss, from runs of small models.
+      steps: how many times dense's steps it took to dense's loss there, where that is known.
       every: steps between two exchanges.
       momentum: whether the optimizer keeps its momentum.
       parts: the seconds of a step's parts; those of an exchange are a step's share.
@@ -35,9 +37,15 @@ class PlanRow(NamedTuple):
     break_even: float | None
     error: float | None
     loss: Loss
+    steps: float
     every: int
     momentum: bool
     parts: Parts
+
+    @property
+    def to_loss(self) -> float:
+        """Seconds that it takes to get as far as dense gets in a step."""
+        return self.seconds * self.steps
 
     def __str__(self) -> str:
         if self.every > 1:
@@ -51,8 +59,8 @@ class Plan(NamedTuple):
     """What `fg.plan` found.
 
     Attributes:
-      rows: the best first: the fastest of those that trained like dense, or nearly so; a dense row,
-        if none of them is a tenth faster. Then all whose loss is to be checked.
+      rows: the best first: the fastest to the same loss of those that trained like dense, or nearly
+        so; a dense row, if none of them is a tenth faster. Then all whose loss is to be checked.
       workers: how many there are.
       link: of each worker.
       compress: whether the first row compresses.

@@ -3,17 +3,20 @@
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
+from typing import get_args
 
 import jax
 import optax
 
 from fftgrad._contracts import AxisName, Codec, Exchange, Memory, PyTree
-from fftgrad._values import check_kind, constructor_call
+from fftgrad._values import check_choice, check_kind, constructor_call
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import Cast, Levels, LloydMax, LogLevels, Sign
 from fftgrad.codecs.selectors import Budget, RandomK, TopK
 from fftgrad.codecs.transforms import Dct, Hadamard, Identity
 from fftgrad.exchanges import (
+    AcpSgd,
     AllGather,
     AllReduce,
     Hierarchical,
@@ -27,7 +30,7 @@ from fftgrad.exchanges._policy import Policy, Rule
 from fftgrad.memories import ErrorFeedback, NoMemory
 from fftgrad.optimizers import diloco
 from fftgrad.planning._convergence import LONGER, SEEN, Loss
-from fftgrad.planning._exchange import check_count
+from fftgrad.planning._inputs import FAST, check_count
 from fftgrad.tools._wire_bytes import wire_bytes
 from fftgrad.training import compressed_pmean
 
@@ -47,11 +50,13 @@ class Candidate:
       dense: whether it is one of those with which the others are compared.
       momentum: whether the optimizer keeps its momentum; error feedback is one already.
       loss: what to expect of the loss.
+      steps: how many times dense's steps it takes to dense's loss: a plan's order counts them.
       layout: as for `compressed_pmean`; local steps have none.
 
     Raises:
       TypeError: if a part is none.
-      ValueError: if `every` is not positive, or has a layout beside it.
+      ValueError: if `every` or `steps` is not positive, if `loss` is none of the classes, or if
+        local steps have a layout.
 
     Example:
       >>> import fftgrad as fg
@@ -66,6 +71,7 @@ class Candidate:
     dense: bool = False
     momentum: bool = True
     loss: Loss = "not measured"
+    steps: float = 1.0
     layout: Layout = Layout()
 
     __repr__ = constructor_call
@@ -74,6 +80,12 @@ class Candidate:
         check_kind("Candidate(exchange)", self.exchange, Exchange, "use AllGather(codec).")
         check_kind("Candidate(memory)", self.memory, Memory, "use ErrorFeedback().")
         check_count("Candidate(every)", self.every, "use 4.")
+        check_choice("Candidate(loss)", self.loss, get_args(Loss))
+        if not 0 < self.steps < math.inf:
+            raise ValueError(
+                f"Candidate(steps): must be positive and finite, got {self.steps}; use 1.2 for a "
+                "fifth more than dense's."
+            )
         if self.every > 1 and self.layout != Layout():
             raise ValueError(
                 f"Candidate(layout): must be left out with local steps, which have none, got "
@@ -109,13 +121,28 @@ def _call(function: str, parts: list[str], axis_name: AxisName) -> str:
     return f"{function}({inside}, axis_name={axis_name!r})"
 
 
-def candidates(like: PyTree, workers: int, fast: int = 1) -> tuple[Candidate, ...]:
+def check_rows(owner: str, rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The rows; refuses what are no candidates, and two of one name."""
+    for row in rows:
+        remedy = "use fg.Candidate('mine', fg.AllGather(codec))."
+        check_kind(f"{owner}(rows)", row, Candidate, remedy)
+    names = [row.name for row in rows]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{owner}(rows): must have a name each, got {names}; rename one.")
+    return tuple(rows)
+
+
+def candidates(
+    like: PyTree, workers: int, fast: int = 1, fast_axis: str = FAST
+) -> tuple[Candidate, ...]:
     """Function: what a plan compares: dense, every family that fits, and local steps.
 
     Args:
-      like: the gradient, or its shapes; PowerSGD is for those that have matrices.
+      like: the gradient, or its shapes; low ranks are for those that have matrices, which the
+        pieces that fast links leave are not.
       workers: how many there are along the slow axis.
       fast: how many are joined by fast links, at each of them.
+      fast_axis: the name of their axis.
     """
     feedback, decayed = ErrorFeedback(), ErrorFeedback(decay=0.95)
     few, four = LogLevels(bits=3), LogLevels(bits=4)
@@ -152,6 +179,7 @@ def candidates(like: PyTree, workers: int, fast: int = 1) -> tuple[Candidate, ..
     ]
     if _has_matrices(like) and fast == 1:
         rows.append(_seen("PowerSGD rank 4, no momentum", PowerSgd(4), feedback))
+        rows.append(_seen("ACP-SGD rank 4, no momentum", AcpSgd(4), feedback))
     rows = [
         dataclasses.replace(row, exchange=_with_small_dense(row.exchange, like))
         if row.every == 1 and not row.dense
@@ -159,7 +187,7 @@ def candidates(like: PyTree, workers: int, fast: int = 1) -> tuple[Candidate, ..
         for row in rows
     ]
     if fast > 1:
-        rows = [_over_fast(row, fast) for row in rows if row.every == 1 and row.layout == Layout()]
+        rows = [_over_fast(row, fast, fast_axis) for row in rows if row.layout == Layout()]
     return tuple(rows)
 
 
@@ -195,15 +223,17 @@ def _seen(
 def _longer(
     method: str, exchange: Exchange, memory: Memory, *, name: str, every: int = 1
 ) -> Candidate:
-    momentum = every > 1 or method == "lloyd-max"
-    return Candidate(name, exchange, memory, every, momentum=momentum, loss=LONGER[method].kind)
+    momentum, seen = every > 1 or method == "lloyd-max", LONGER[method]
+    return Candidate(
+        name, exchange, memory, every, momentum=momentum, loss=seen.kind, steps=seen.steps
+    )
 
 
 def _has_matrices(like: PyTree) -> bool:
     return any(len(leaf.shape) >= 2 for leaf in jax.tree.leaves(like))
 
 
-def _over_fast(row: Candidate, fast: int) -> Candidate:
+def _over_fast(row: Candidate, fast: int, fast_axis: str) -> Candidate:
     """The same between groups of workers, each of which averages exactly first."""
-    exchange = Hierarchical("fast", fast, slow=row.exchange, memory=row.memory)
+    exchange = Hierarchical(fast_axis, fast, slow=row.exchange, memory=row.memory)
     return dataclasses.replace(row, exchange=exchange, memory=NoMemory())

@@ -49,6 +49,7 @@ SEEN = {
     "EDEN 1 bit (DRIVE)": Seen(0.7, 0.0, 2.7),
     "random-k 10 % + EF": Seen(-0.3, 0.1),
     "PowerSGD rank 4, no momentum": Seen(0.2, 0.7, 1.1),
+    "ACP-SGD rank 4, no momentum": Seen(2.3, 0.3),
     "shared top-k 4 %": Seen(1.4, 0.6),
     "top-k 4 %, 4 bits": Seen(-0.9, 0.3, 2.6),
     "top-k 1 %, 3 bits": Seen(1.7, 0.4, 9.3),

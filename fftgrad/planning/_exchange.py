@@ -8,13 +8,15 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
-from fftgrad.exchanges import _layout
+from fftgrad._values import check_kind
 from fftgrad.ops import _collectives
-from fftgrad.planning import _together
-from fftgrad.tools import _timing
+from fftgrad.planning import _inputs, _together
+from fftgrad.tools import _timing, _units
 from fftgrad.tools._timing import Agree
+from fftgrad.training import Captured
 
 ROUNDS = 1
 """The least that are timed: of what takes longer than the seconds that are given, one is enough."""
@@ -26,10 +28,12 @@ class Timing(NamedTuple):
     Attributes:
       compress: seconds until the first message can leave.
       decompress: seconds of all else: decoding what all workers sent, memory, the mean.
+      workers: how many there were along each axis; () if that is not known.
     """
 
     compress: float
     decompress: float
+    workers: tuple[int, ...] = ()
 
 
 def axis_of(axes: Mapping[str, int]) -> AxisName:
@@ -38,10 +42,18 @@ def axis_of(axes: Mapping[str, int]) -> AxisName:
     return names[0] if len(names) == 1 else names
 
 
-def check_count(argument: str, value: int, remedy: str) -> None:
-    """Refuses what is no number of steps, or of buckets."""
-    if value < 1:
-        raise ValueError(f"{argument}: must be at least 1, got {value}; {remedy}")
+def check_timing(argument: str, timing: object, workers: tuple[int, ...]) -> None:
+    """Refuses what is no timing, or one of other workers."""
+    remedy = "use fg.Timing(compress=0.001, decompress=0.002)."
+    check_kind(argument, timing, Timing, remedy)
+    assert isinstance(timing, Timing)
+    for part in timing[:2]:
+        _units.seconds(argument, part)
+    if timing.workers not in ((), workers):
+        raise ValueError(
+            f"{argument}: must be of the workers that are planned for, {workers} along the axes, "
+            f"got one of {timing.workers}; measure with the same workers and fast links."
+        )
 
 
 def time_exchange(
@@ -51,7 +63,7 @@ def time_exchange(
     *,
     every: int = 1,
     mesh: Mesh | None = None,
-    gradients: Sequence[PyTree] | None = None,
+    gradients: Sequence[PyTree] | Captured | None = None,
     seconds: float = 0.5,
 ) -> Timing:
     """Function: what an exchange of any chain takes on this device, without the links.
@@ -66,7 +78,8 @@ def time_exchange(
       every: the updates of which one exchanges, for local steps; all of them are timed. With
         fragments, those between two meetings.
       mesh: in several processes, the mesh, so that all begin together and the slowest counts.
-      gradients: trees like `params` to time with; heavy-tailed random values, if left out.
+      gradients: trees like `params` to time with, or what `fg.load_gradients` returned;
+        heavy-tailed random values, if left out.
       seconds: the time that the rounds take, about.
 
     Returns:
@@ -76,7 +89,8 @@ def time_exchange(
 
     Raises:
       TypeError: if a leaf is not what `compressed_pmean` takes.
-      ValueError: if `every` is not positive.
+      ValueError: if `every` is not positive, if gradients are not like `params`, are zeros or not
+        finite, or if the mesh lacks an axis.
 
     Example:
       >>> import fftgrad as fg
@@ -86,11 +100,12 @@ def time_exchange(
       >>> timing.compress > 0
       True
     """
-    check_count("time_exchange(every)", every, "use 1 where each step exchanges.")
-    _layout.check_tree("time_exchange", "params", params)
-    like = _layout.like(params)
+    _inputs.check_count("time_exchange(every)", every, "use 1 where each step exchanges.")
+    like = _inputs.like_of("time_exchange", params)
+    inputs = _inputs.gradients_of("time_exchange", gradients, like) or inputs_like(like)
+    if mesh is not None:
+        _axes.check_mesh("time_exchange(axes)", mesh, tuple(axes))
     agree = _together.agreement(mesh, axis_of(axes))
-    inputs = list(gradients or inputs_like(like))
     return timing_of(tx, like, axes, inputs, seconds, every, agree)
 
 
@@ -107,7 +122,7 @@ def timing_of(
     whole, first = _time_update(tx, like, axes, inputs, seconds, every, agree), 0.0
     if apart and every == 1:  # nothing hides where steps are local
         first = min(whole, _time_until_sent(tx, like, axes, inputs, seconds, agree))
-    return Timing(first, whole - first)
+    return Timing(first, whole - first, tuple(axes.values()))
 
 
 def _time_update(

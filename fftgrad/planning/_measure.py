@@ -6,19 +6,17 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
-from fftgrad.exchanges import _layout
-from fftgrad.planning import _exchange, _together
-from fftgrad.planning._candidate import Candidate, candidates
+from fftgrad.planning import _exchange, _inputs, _together
+from fftgrad.planning._candidate import Candidate, candidates, check_rows
 from fftgrad.planning._exchange import Timing
+from fftgrad.planning._inputs import Fast, Groups
 from fftgrad.planning._measure_link import measure_link
 from fftgrad.tools import _timing, _units
 from fftgrad.tools._link import Link
 from fftgrad.tools._timing import Agree
-
-AXIS = "data"
+from fftgrad.training import Captured
 
 
 class Measured(NamedTuple):
@@ -29,12 +27,16 @@ class Measured(NamedTuple):
       link: of each worker.
       workers: how many there are.
       timings: of each candidate, by its name.
+      fast: how many workers fast links join, and their link, if that was given.
+      axis_name: the axis, or axes, of the workers.
     """
 
     step: float
     link: Link
     workers: int
     timings: Mapping[str, Timing]
+    fast: Fast | None = None
+    axis_name: AxisName | None = None
 
 
 def measure(
@@ -42,11 +44,12 @@ def measure(
     *,
     step: Callable[[], Any] | str | float,
     workers: int | None = None,
-    link: Link | None = None,
+    link: Link | str | float | None = None,
+    fast: Fast | None = None,
     mesh: Mesh | None = None,
-    axis_name: AxisName = AXIS,
+    axis_name: AxisName | None = None,
     rows: Sequence[Candidate] | None = None,
-    gradients: Sequence[PyTree] | None = None,
+    gradients: Sequence[PyTree] | Captured | None = None,
     buckets: int | None = None,
     seconds: float = 0.5,
     tell: Callable[[str], object] = lambda _: None,
@@ -65,12 +68,14 @@ def measure(
       step: a function without arguments that makes one step without exchange and returns what to
         wait for, such as `lambda: grad_step(w, x, y)`; or its seconds, or a text like "300ms".
       workers: how many there will be; those of the mesh, if left out.
-      link: the link, if it is known: `fg.Link("1gbit", "100us")`.
-      mesh: the mesh whose links are measured, if `link` is left out.
-      axis_name: the axis, or axes, of the workers.
+      link: the link, if it is known: `fg.Link("1gbit", "100us")`, or its bandwidth alone.
+      fast: as for `fg.plan`, where groups of workers have fast links, which are given and not
+        measured.
+      mesh: the mesh whose links are measured, if `link` is left out; with `fast`, the slow ones.
+      axis_name: as for `fg.plan`.
       rows: what to time; all that `fg.plan` compares, if left out.
-      gradients: trees like `params` to time with; heavy-tailed random values of a fixed seed, if
-        left out.
+      gradients: trees like `params` to time with, or what `fg.load_gradients` returned;
+        heavy-tailed random values of a fixed seed, if left out.
       buckets: as for `fg.plan`. With one nothing hides, and what comes before the first message is
         not timed apart, which halves what there is to compile.
       seconds: the time that the rounds of each candidate and collective take, about. A round of
@@ -84,7 +89,9 @@ def measure(
 
     Raises:
       TypeError: if a leaf is not what `compressed_pmean` takes.
-      ValueError: if neither `link` nor `mesh` is given, or neither `workers` nor `mesh`.
+      ValueError: if neither `link` nor `mesh` is given, or neither `workers` nor `mesh`; if there
+        is one worker, the mesh lacks an axis, `step` returns no array, or gradients are not like
+        `params`, are zeros or not finite.
 
     Example:
       >>> import fftgrad as fg
@@ -103,34 +110,53 @@ def measure(
             f"workers={workers}, link={link}, no mesh; pass mesh=mesh, or workers=16, "
             "link=fg.Link('1gbit')."
         )
-    if mesh is not None and workers is None:
-        workers = _axes.mesh_size(mesh, axis_name)
-    assert workers is not None
-    _layout.check_tree("measure", "params", params)
-    if link is None and mesh is not None:
+    groups = _inputs.groups("measure", workers, fast, axis_name, mesh)
+    like = _inputs.like_of("measure", params)
+    inputs = _inputs.gradients_of("measure", gradients, like)
+    chosen = chosen_rows("measure", rows, like, groups)
+    apart = bucket_count("measure", buckets) > 1
+    own = step if callable(step) else _units.seconds("measure(step)", step)
+    link = None if link is None else _inputs.link_of(link)
+    if link is None:
+        assert mesh is not None
         tell("link")
-        link = measure_link(mesh, axis_name, seconds)
-    assert link is not None
+        slow = groups.axis_name if groups.fast is None else groups.slow
+        link = measure_link(mesh, slow, seconds)
     tell("step")
-    agree = _together.agreement(mesh, axis_name)
-    own = measured_step(step, seconds, agree)
-    chosen = candidates(params, workers) if rows is None else rows
-    apart = bucket_count(buckets) > 1
-    found = timings(params, chosen, {AXIS: workers}, gradients, seconds, tell, agree, apart)
-    return Measured(own, link, workers, found)
+    agree = _together.agreement(mesh, groups.axis_name)
+    own = measured_step(own, seconds, agree) if callable(own) else own
+    found = timings(like, chosen, groups.axes, inputs, seconds, tell, agree, apart)
+    level = None if groups.fast is None else (groups.sizes[1], groups.fast)
+    return Measured(own, link, groups.workers, found, level, groups.axis_name)
 
 
-def measured_step(
-    step: Callable[[], Any] | str | float, seconds: float, agree: Agree = float
-) -> float:
-    """Seconds of a step, that are given or that it takes."""
-    if callable(step):
-        return _timing.timed(lambda _: step(), [None], seconds, agree=agree).seconds
-    return _units.seconds("step", step)
+def measured_step(step: Callable[[], Any], seconds: float, agree: Agree = float) -> float:
+    """Seconds that a step takes."""
+
+    def run(_: None) -> Any:
+        out = step()
+        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(out)):
+            raise ValueError(
+                f"measure(step): must return the arrays to wait for, got {out!r}; end the function "
+                "with return."
+            )
+        return out
+
+    return _timing.timed(run, [None], seconds, agree=agree).seconds
+
+
+def chosen_rows(
+    owner: str, rows: Sequence[Candidate] | None, like: PyTree, groups: Groups
+) -> tuple[Candidate, ...]:
+    """What is given, or all that a plan compares."""
+    if rows is not None:
+        return check_rows(owner, rows)
+    slow, joined = groups.sizes[0], groups.workers // groups.sizes[0]
+    return candidates(like, slow, joined, list(groups.axes)[-1])
 
 
 def timings(
-    params: PyTree,
+    like: PyTree,
     rows: Sequence[Candidate],
     axes: Mapping[str, int],
     gradients: Sequence[PyTree] | None,
@@ -143,8 +169,7 @@ def timings(
 
     With `apart`, what comes before the first message apart from the rest.
     """
-    like = _layout.like(params)
-    inputs = list(gradients or _exchange.inputs_like(like))
+    inputs = gradients or _exchange.inputs_like(like)
     out = dict[str, Timing]()
     for row in rows:
         tell(row.name)
@@ -155,6 +180,9 @@ def timings(
     return out
 
 
-def bucket_count(buckets: int | None) -> int:
+def bucket_count(owner: str, buckets: int | None) -> int:
     """In how many buckets the gradient leaves, unless it is said: XLA hides nothing on a CPU."""
-    return (1 if jax.default_backend() == "cpu" else 8) if buckets is None else buckets
+    if buckets is None:
+        return 1 if jax.default_backend() == "cpu" else 8
+    _inputs.check_count(f"{owner}(buckets)", buckets, "use 1 for no overlap.")
+    return buckets

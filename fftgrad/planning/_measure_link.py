@@ -42,10 +42,12 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
     """Function: what messages take between the workers of a mesh, measured.
 
     An all-reduce, an all-gather and an all-to-all of vectors of 8 KiB to 32 MiB, timed from the
-    moment when all workers are ready until the last is done. The largest tell the bandwidth, and
-    what share of it each kind of collective gets; the smallest tell the latency. All processes have
-    to call it at once, as any collective. Sizes that would take more than four times the given
-    seconds are left out, so over a very slow link the bandwidth rests on 256 KiB.
+    moment when all workers are ready until the last is done. What the largest take more than the
+    smallest tells the bandwidth, and what share of it each kind of collective gets; what is left of
+    the smallest is latency. All processes have to call it at once, as any collective. Two sizes are
+    timed in any case. Others are left out if their bytes would take more than four times the given
+    seconds, and than four times the size before, so over a very slow link the bandwidth rests on
+    256 KiB.
 
     Args:
       mesh: over real or simulated devices, of one process or of several.
@@ -74,36 +76,48 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
             f"measure_link(mesh): must have two workers at least along {axis_name!r}, got "
             f"{workers}; give the link as Link('1gbit', '100us')."
         )
-    found = list[Timed]()
-    for size, larger in zip(SIZES, (*SIZES[1:], math.inf), strict=True):
+    found, longest = list[Timed](), dict[int, float]()
+    for size in SIZES:
+        if len(longest) > 1 and _is_long(longest, size, seconds):
+            break
         for kind, collective in COLLECTIVES.items():
             own = size // workers if kind == "all-gather" else size
             took = _time(mesh, axis_name, collective, own, seconds)
             over = own * _collectives.RING[kind](workers)
             found.append(Timed(kind, _cost.rounds(kind, workers), over, took))
-        longest = max(timed.seconds for timed in found[-len(COLLECTIVES) :])
-        if longest * larger / size > 4 * seconds:  # what the next size would take
-            break
+        longest[size] = max(timed.seconds for timed in found[-len(COLLECTIVES) :])
     return fit(found)
 
 
-def fit(found: list[Timed]) -> Link:
-    """The link: its bandwidth is what the largest messages get, its latency what the smallest take.
+def _is_long(longest: dict[int, float], size: int, seconds: float) -> bool:
+    """Whether a size takes too much more than the last: its bytes do, for latency does not grow.
 
-    Not the line nearest to all: links let short messages pass at once that long ones pay for, so
-    that the small would raise the bandwidth.
+    Where latency alone takes longer than the seconds, it is what there is to compare with.
     """
-    kinds = dict.fromkeys(timed.kind for timed in found)
-    small = {k: min((t for t in found if t.kind == k), key=lambda t: t.bytes) for k in kinds}
-    large = {k: max((t for t in found if t.kind == k), key=lambda t: t.bytes) for k in kinds}
-    latency, rates = 0.0, dict[str, float]()
-    for _ in range(20):
-        rates = {
-            k: t.bytes / max(t.seconds - t.rounds * latency, t.seconds / 2)
-            for k, t in large.items()
-        }
-        rest = [(t.seconds - t.bytes / rates[k]) / t.rounds for k, t in small.items()]
-        latency = max(0.0, statistics.median(rest))
+    (small, before), (large, last) = list(longest.items())[-2:]
+    return (last - before) / (large - small) * (size - large) > 4 * max(seconds, last)
+
+
+def fit(found: list[Timed]) -> Link:
+    """The link: its bandwidth by what the largest messages take more than the smallest.
+
+    Not by the line nearest to all: links let short messages pass at once that long ones pay for, so
+    that the small would raise the bandwidth. Its latency is what is left of the smallest.
+    """
+    rates, rest = dict[str, float](), list[float]()
+    for kind in dict.fromkeys(timed.kind for timed in found):
+        own = sorted((t for t in found if t.kind == kind), key=lambda t: t.bytes)
+        small, large = own[0], own[-1]
+        if small.bytes == large.bytes:
+            raise ValueError(
+                f"fit(found): must have two sizes of each kind, got one of {kind}; one alone does "
+                "not tell latency from bandwidth."
+            )
+        # Noise may hide what the bytes take; a hundredth of the whole is as little as shows.
+        more = max(large.seconds - small.seconds, large.seconds / 100)
+        rates[kind] = (large.bytes - small.bytes) / more
+        rest.append((small.seconds - small.bytes / rates[kind]) / small.rounds)
+    latency = max(0.0, statistics.median(rest))
     best = max(rates.values())
     shares = tuple((kind, rate / best) for kind, rate in rates.items() if rate < best)
     link = Link(best, latency, shares)

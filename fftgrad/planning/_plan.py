@@ -3,30 +3,34 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree, Step
+from fftgrad._values import check_choice
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._hierarchical import Hierarchical
 from fftgrad.ops import _collectives
-from fftgrad.planning import _exchange, _measure
+from fftgrad.planning import _exchange, _inputs, _measure
 from fftgrad.planning._answer import Plan, PlanRow
-from fftgrad.planning._candidate import Candidate, candidates
+from fftgrad.planning._candidate import Candidate
 from fftgrad.planning._convergence import Loss
 from fftgrad.planning._exchange import Timing
-from fftgrad.planning._measure import AXIS
+from fftgrad.planning._inputs import Fast
 from fftgrad.planning._predict import Known, Setting, predict
 from fftgrad.tools import _units
 from fftgrad.tools._cost import Algorithm
 from fftgrad.tools._link import Link
+from fftgrad.training import Captured
 
 ACCEPTED: tuple[Loss, ...] = ("as dense", "close")
 MARGIN = 0.1
-"""By how much a row must be faster than the best dense to be put before it: what is predicted has
-an error of about that."""
+"""By how much a row must be faster to the same loss than the best dense to be put before it: what
+is predicted has an error of about that."""
 
 
 def plan(
@@ -35,9 +39,10 @@ def plan(
     step: str | float,
     link: Link | str | float,
     workers: int,
-    fast: tuple[int, Link] | None = None,
+    fast: Fast | None = None,
+    axis_name: AxisName | None = None,
     timings: Mapping[str, Timing] | None = None,
-    gradients: Sequence[PyTree] | None = None,
+    gradients: Sequence[PyTree] | Captured | None = None,
     buckets: int | None = None,
     algorithm: Algorithm = "ring",
     rows: Sequence[Candidate] | None = None,
@@ -52,7 +57,8 @@ def plan(
     how far it was from measured runs. Then it says which is fastest, which may be none.
 
     Speed is not all: a row trains with other gradients. `loss` says what came of that in short runs
-    of small models, and only rows that were as dense or close to it are put before dense.
+    of small models, and only rows that were as dense or close to it are put before dense. Where a
+    row took more steps than dense to the same loss, the order counts them.
 
     Args:
       params: the parameters, or their shapes.
@@ -60,11 +66,13 @@ def plan(
       link: that of each worker, `fg.Link("1gbit", "100us")`, or its bandwidth alone: "1gbit".
       workers: how many there are; with `fast`, all of them.
       fast: how many workers fast links join, such as the GPUs of one machine, and their link:
-        `(8, fg.Link("50GB/s", "10us"))`. The exchanges are then `Hierarchical`, over the axes
-        ("slow", "fast").
+        `(8, fg.Link("50GB/s", "10us"))`. The exchanges are then `Hierarchical`, over two axes.
+      axis_name: the axis, or axes, of the workers, for the code; with `fast`, the slow axis and the
+        fast one. If left out, "data", or ("slow", "fast").
       timings: what `fg.measure` found. If left out, each candidate is timed here and now, which
         takes minutes for a large model.
-      gradients: trees like `params`, of which the errors are measured; also to time with.
+      gradients: trees like `params`, of which the errors are measured, or what `fg.load_gradients`
+        returned; also to time with.
       buckets: in how many the gradient leaves while the backward pass runs, all but the last of
         which hide behind it; 1 where the compiler hides nothing. If left out, 1 on a CPU and 8
         elsewhere, dense rows included; the code then cuts the gradient.
@@ -81,8 +89,9 @@ def plan(
 
     Raises:
       TypeError: if a leaf is not what `compressed_pmean` takes.
-      ValueError: if there is no dense row, two rows have one name, a timing is missing, or the
-        workers are no multiple of the fast ones, or no more than those.
+      ValueError: if there is no dense row, two rows have one name, a timing is missing, is negative
+        or of other workers, the workers are no multiple of the fast ones, or no more than those, or
+        gradients are not like `params`, are zeros or not finite.
 
     Example:
       >>> import fftgrad as fg
@@ -102,74 +111,58 @@ def plan(
       Agarwal et al., "On the Utility of Gradient Compression in Distributed Training Systems",
       MLSys 2022, arXiv:2103.00543: of 200 set-ups 6 beat well-tuned dense training.
     """
-    size, axes = _groups(workers, fast)
-    _layout.check_tree("plan", "params", params)
-    like = _layout.like(params)
-    chosen = candidates(like, *size) if rows is None else tuple(rows)
-    _check(chosen)
-    buckets = _measure.bucket_count(buckets)
-    _exchange.check_count("plan(buckets)", buckets, "use 1 for no overlap.")
-    link = link if isinstance(link, Link) else Link(link)
-    setting = Setting(_units.seconds("plan(step)", step), link, fast, buckets, algorithm)
+    groups = _inputs.groups("plan", workers, fast, axis_name)
+    like = _inputs.like_of("plan", params)
+    inputs = _inputs.gradients_of("plan", gradients, like)
+    chosen = _measure.chosen_rows("plan", rows, like, groups)
+    _check_dense(chosen)
+    check_choice("plan(algorithm)", algorithm, get_args(Algorithm))
+    buckets, link = _measure.bucket_count("plan", buckets), _inputs.link_of(link)
+    setting = Setting(_units.seconds("plan(step)", step), link, groups, buckets, algorithm)
     if timings is None:
         apart = buckets > 1
-        timings = _measure.timings(like, chosen, axes, gradients, seconds, tell, apart=apart)
+        timings = _measure.timings(like, chosen, groups.axes, inputs, seconds, tell, apart=apart)
+    _check_timings(timings, chosen, groups.sizes)
     if buckets > 1:
         chosen = [_cut(row, _bucket_bytes(like, buckets)) for row in chosen]
-    known = [_know(row, like, axes, timings, gradients) for row in chosen]
+    known = [_know(row, like, groups.axes, timings[row.name], inputs) for row in chosen]
     dense = [row for row in known if row.candidate.dense]
-    found = [predict(row, dense, setting, _exchange.axis_of(axes)) for row in known]
-    return Plan(tuple(_sorted(found)), workers, link)
+    return Plan(tuple(_sorted([predict(row, dense, setting) for row in known])), workers, link)
 
 
-def _groups(workers: int, fast: tuple[int, Link] | None) -> tuple[tuple[int, int], dict[str, int]]:
-    if workers < 2:
-        raise ValueError(
-            f"plan(workers): must be at least 2, got {workers}; one exchanges nothing."
-        )
-    if fast is None:
-        return (workers, 1), {AXIS: workers}
-    if fast[0] < 2 or workers % fast[0]:
-        raise ValueError(
-            f"plan(fast): must be a divisor of the {workers} workers, and 2 at least, got "
-            f"{fast[0]}; leave it out where no links are fast."
-        )
-    slow = workers // fast[0]
-    if slow == 1:
-        raise ValueError(
-            f"plan(fast): must leave two groups at least, got all {workers} workers in one, which "
-            "send nothing over a slow link; leave it out and give their link as link."
-        )
-    return (slow, fast[0]), {"slow": slow, "fast": fast[0]}
-
-
-def _check(rows: Sequence[Candidate]) -> None:
-    names = [row.name for row in rows]
-    if len(set(names)) < len(names):
-        raise ValueError(f"plan(rows): must have a name each, got {names}; rename one.")
+def _check_dense(rows: Sequence[Candidate]) -> None:
     if not any(row.dense for row in rows):
         raise ValueError(
-            f"plan(rows): must have a dense row to compare with, got {names}; add "
-            "fg.Candidate('dense', fg.AllReduce(), dense=True)."
+            f"plan(rows): must have a dense row to compare with, got {[row.name for row in rows]}; "
+            "add fg.Candidate('dense', fg.AllReduce(), dense=True)."
         )
+
+
+def _check_timings(
+    timings: Mapping[str, Timing], rows: Sequence[Candidate], workers: tuple[int, ...]
+) -> None:
+    given: object = timings
+    missing = [row.name for row in rows if not isinstance(given, Mapping) or row.name not in given]
+    if missing:
+        raise ValueError(
+            f"plan(timings): must have all rows, got none of {missing[0]!r}; measure with the same "
+            "rows, or leave timings out."
+        )
+    for row in rows:
+        _exchange.check_timing(f"plan(timings[{row.name!r}])", timings[row.name], workers)
 
 
 def _know(
     row: Candidate,
     like: PyTree,
     axes: Mapping[str, int],
-    timings: Mapping[str, Timing],
+    timing: Timing,
     gradients: Sequence[PyTree] | None,
 ) -> Known:
-    if row.name not in timings:
-        raise ValueError(
-            f"plan(timings): must have all rows, got none of {row.name!r}; measure with the same "
-            "rows, or leave timings out."
-        )
     error = _error(row, axes, gradients) if gradients else None
     tx = row.transformation(_exchange.axis_of(axes))
     sent = _exchange.traffic("plan(rows)", tx, like, axes, row.every)
-    return Known(row, sent, timings[row.name], error)
+    return Known(row, sent, timing, error)
 
 
 def _error(row: Candidate, axes: Mapping[str, int], gradients: Sequence[PyTree]) -> float:
@@ -182,7 +175,7 @@ def _error(row: Candidate, axes: Mapping[str, int], gradients: Sequence[PyTree])
     layout = row.layout.for_exchange(exchange)
 
     @jax.jit
-    def lost(gradient: PyTree) -> tuple[jax.Array, jax.Array]:
+    def lost(gradient: PyTree, unit: jax.Array) -> tuple[jax.Array, jax.Array]:
         def sent(bucket: PyTree) -> PyTree:
             return exchange.mean(bucket, exchange.init(bucket), Step.of(0), axis).sent
 
@@ -191,12 +184,15 @@ def _error(row: Candidate, axes: Mapping[str, int], gradients: Sequence[PyTree])
         pairs = [p for x, y in both for p in zip(*map(jax.tree.leaves, (x, y)), strict=True)]
         total = jnp.zeros(())
         return (
-            sum((jnp.sum((x - y) ** 2) for x, y in pairs), total),
-            sum((jnp.sum(x**2) for x, _ in pairs), total),
+            sum((jnp.sum(((x - y) / unit) ** 2) for x, y in pairs), total),
+            sum((jnp.sum((x / unit) ** 2) for x, _ in pairs), total),
         )
 
-    sums = np.sum([np.asarray(lost(gradient), np.float64) for gradient in gradients], axis=0)
-    return math.sqrt(sums[0] / sums[1]) if sums[1] else 0.0
+    sums = np.zeros(2)
+    for gradient in gradients:  # in units of its largest value, whose square float32 may not hold
+        unit = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(gradient) if leaf.size)
+        sums += np.asarray(lost(gradient, jnp.float32(unit)), np.float64) * unit**2
+    return math.sqrt(sums[0] / sums[1])
 
 
 def _bucket_bytes(like: PyTree, buckets: int) -> int:
@@ -219,7 +215,7 @@ def _sorted(rows: list[PlanRow]) -> list[PlanRow]:
         if row.break_even is None:
             return 1, row.seconds
         if row.loss not in ACCEPTED:
-            return 3, row.seconds
-        return (0 if row.seconds * (1 + MARGIN) < best_dense else 2), row.seconds
+            return 3, row.to_loss
+        return (0 if row.to_loss * (1 + MARGIN) < best_dense else 2), row.to_loss
 
     return sorted(rows, key=place)

@@ -4,11 +4,11 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-from fftgrad._axes import AxisName
 from fftgrad.ops._collectives import Collective
 from fftgrad.planning._answer import PlanRow
 from fftgrad.planning._candidate import Candidate
 from fftgrad.planning._exchange import Timing
+from fftgrad.planning._inputs import Groups
 from fftgrad.tools._cost import Algorithm, Parts, exchange_seconds, step_seconds
 from fftgrad.tools._link import Link
 
@@ -22,7 +22,7 @@ class Setting:
 
     step: float
     link: Link
-    fast: tuple[int, Link] | None
+    groups: Groups
     buckets: int
     algorithm: Algorithm
 
@@ -30,8 +30,7 @@ class Setting:
         return step_seconds(self.parts(row, link), every=row.candidate.every, buckets=self.buckets)
 
     def parts(self, row: "Known", link: Link | None = None) -> Parts:
-        slow = link or self.link
-        links: Link | dict[str, Link] = {"slow": slow, "fast": self.fast[1]} if self.fast else slow
+        links = self.groups.links(link or self.link)
         exchange = exchange_seconds(row.collectives, links, self.algorithm)
         return Parts(self.step, row.timing.compress, exchange, row.timing.decompress)
 
@@ -43,14 +42,14 @@ class Known(NamedTuple):
     error: float | None
 
 
-def predict(row: Known, dense: list[Known], setting: Setting, axis_name: AxisName) -> PlanRow:
+def predict(row: Known, dense: list[Known], setting: Setting) -> PlanRow:
     own, every = row.candidate, row.candidate.every
     seconds, parts = setting.seconds(row), setting.parts(row)
     best = min(map(setting.seconds, dense))
-    slow = [c for c in row.collectives if not c.axes or c.axes[0] != "fast"]
+    slow = [c for c in row.collectives if setting.groups.slow in (c.axes or ())]
     return PlanRow(
         name=own.name,
-        code=own.code(axis_name),
+        code=own.code(setting.groups.axis_name),
         seconds=seconds,
         speed_up=best / seconds,
         wire_bytes=sum(c.bytes for c in slow) / every,
@@ -58,6 +57,7 @@ def predict(row: Known, dense: list[Known], setting: Setting, axis_name: AxisNam
         break_even=None if own.dense else _break_even(row, dense, setting),
         error=row.error,
         loss=own.loss,
+        steps=own.steps,
         every=every,
         momentum=own.momentum,
         parts=Parts(parts.step, *(part / every for part in parts[1:])),
@@ -65,18 +65,24 @@ def predict(row: Known, dense: list[Known], setting: Setting, axis_name: AxisNam
 
 
 def _break_even(row: Known, dense: list[Known], setting: Setting) -> float:
-    """The bandwidth at which the best dense row takes as long, by bisection of its logarithm."""
+    """The bandwidth where the best dense row begins to be faster, looked for from this link on.
 
-    def is_faster(log: float) -> bool:
-        link = dataclasses.replace(setting.link, bandwidth=math.exp(log))
+    Upwards, if the row is faster here; else downwards. Either end may be without one: an exchange
+    of fewer rounds and more bytes wins over fast links alone.
+    """
+
+    def is_faster(bandwidth: float) -> bool:
+        link = dataclasses.replace(setting.link, bandwidth=bandwidth)
         return setting.seconds(row, link) < min(setting.seconds(other, link) for other in dense)
 
-    low, high = math.log(SLOWEST), math.log(FASTEST)
-    if is_faster(high):
-        return math.inf
-    if not is_faster(low):
-        return 0.0
+    at, here = setting.link.bandwidth, is_faster(setting.link.bandwidth)
+    factor = 2.0 if here else 0.5
+    while is_faster(at * factor) == here:
+        at *= factor
+        if at > FASTEST if here else at < SLOWEST:
+            return math.inf if here else 0.0
+    low, high = sorted((at, at * factor))
     for _ in range(50):
-        middle = (low + high) / 2
+        middle = math.sqrt(low * high)
         low, high = (middle, high) if is_faster(middle) else (low, middle)
-    return math.exp(low)
+    return low

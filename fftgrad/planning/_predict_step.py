@@ -1,12 +1,13 @@
 """What a step takes with any chain that exchanges."""
 
 from collections.abc import Mapping
+from typing import get_args
 
 import optax
 
 from fftgrad._contracts import PyTree
-from fftgrad.exchanges import _layout
-from fftgrad.planning import _exchange
+from fftgrad._values import check_choice
+from fftgrad.planning import _exchange, _inputs
 from fftgrad.planning._exchange import Timing
 from fftgrad.tools import _units
 from fftgrad.tools._cost import Algorithm, Parts, exchange_seconds, step_seconds
@@ -18,7 +19,7 @@ def predict_step(
     params: PyTree,
     *,
     step: str | float,
-    link: Link | Mapping[str, Link],
+    link: Link | str | float | Mapping[str, Link],
     axes: Mapping[str, int],
     timing: Timing | None = None,
     every: int = 1,
@@ -33,7 +34,8 @@ def predict_step(
       tx: the chain, without the optimizer if `step` has one already.
       params: the parameters, or their shapes.
       step: seconds of a step without any exchange, or a text: "300ms".
-      link: that of each worker, or of each axis: `{"slow": ..., "fast": ...}`.
+      link: that of each worker, or its bandwidth alone: "1gbit"; or of each axis: `{"slow": ...,
+        "fast": ...}`.
       axes: how many workers there are along each axis that the chain names: `{"data": 16}`.
       timing: what an exchange takes on a device, from `fg.time_exchange`, which is called if it is
         left out.
@@ -50,8 +52,8 @@ def predict_step(
 
     Raises:
       TypeError: if a leaf is not what `compressed_pmean` takes.
-      ValueError: if an axis has no link, if `every` or `buckets` is not positive, or if what is
-        sent changes from step to step or is sent in a loop.
+      ValueError: if an axis has no link, if `every` or `buckets` is not positive, if the timing is
+        of other workers, or if what is sent changes from step to step or is sent in a loop.
 
     Example:
       >>> import fftgrad as fg
@@ -66,19 +68,26 @@ def predict_step(
       >>> f"{seconds:.2f} s"
       '0.39 s'
     """
-    _exchange.check_count("predict_step(every)", every, "use 1 where each step exchanges.")
-    _exchange.check_count("predict_step(buckets)", buckets, "use 1 for no overlap.")
-    _layout.check_tree("predict_step", "params", params)
-    if not isinstance(link, Link) and (missing := sorted({*axes} - {*link})):
+    _inputs.check_count("predict_step(every)", every, "use 1 where each step exchanges.")
+    _inputs.check_count("predict_step(buckets)", buckets, "use 1 for no overlap.")
+    check_choice("predict_step(algorithm)", algorithm, get_args(Algorithm))
+    like, own = _inputs.like_of("predict_step", params), _units.seconds("predict_step(step)", step)
+    links = _links(link)
+    if isinstance(links, dict) and (missing := sorted({*axes} - {*links})):
         raise ValueError(
             f"predict_step(link): must have a link for each axis, got none for {missing}; add "
             "fg.Link('1gbit')."
         )
     if timing is None:
         timing = _exchange.time_exchange(tx, params, axes, every=every)
-    own = _units.seconds("predict_step(step)", step)
-    like = _layout.like(params)
+    _exchange.check_timing("predict_step(timing)", timing, tuple(axes.values()))
     sent = _exchange.traffic("predict_step(tx)", tx, like, axes, every)
-    exchange = exchange_seconds(sent, link, algorithm)
+    exchange = exchange_seconds(sent, links, algorithm)
     parts = Parts(own, timing.compress, exchange, timing.decompress)
     return step_seconds(parts, every=every, buckets=buckets)
+
+
+def _links(given: Link | str | float | Mapping[str, Link]) -> Link | dict[str, Link]:
+    if isinstance(given, Mapping):
+        return {axis: _inputs.link_of(link) for axis, link in given.items()}
+    return _inputs.link_of(given)

@@ -146,7 +146,7 @@ def _read(path: pathlib.Path) -> Mapping[str, Array]:
         arrays = _safetensors(path) if path.suffix == ".safetensors" else _numpy(path)
     except (EOFError, ValueError, zipfile.BadZipFile) as error:
         # NumPy takes whatever it does not know for pickled objects, and offers to load them.
-        reason = "which has none" if "pickle" in str(error) else f"{type(error).__name__}: {error}"
+        reason = "other content" if "pickle" in str(error) else f"{type(error).__name__}: {error}"
         raise ValueError(
             f"load_gradients({path}): must be a whole .npz, .npy or .safetensors file of arrays, "
             f"got {reason}; save it again by fg.save_gradients."

@@ -3,6 +3,7 @@
 import dataclasses
 
 from fftgrad._values import constructor_call
+from fftgrad.ops._collectives import RING
 from fftgrad.tools import _units
 
 
@@ -23,7 +24,8 @@ class Link:
         measured; 0 where nothing was.
 
     Raises:
-      ValueError: if the bandwidth is not positive, the latency negative, or a text has no unit.
+      ValueError: if the bandwidth is not positive, the latency negative, a text has no unit, or a
+        share is none of a kind of collective.
       TypeError: if either is no number and no text.
 
     Example:
@@ -50,5 +52,11 @@ class Link:
         rate = _units.bytes_per_second("Link(bandwidth)", bandwidth)
         set_field(self, "bandwidth", rate)
         set_field(self, "latency", _units.seconds("Link(latency)", latency))
+        for kind, share in shares:
+            if kind not in RING or not 0 < share <= 1:
+                raise ValueError(
+                    "Link(shares): must be kinds of collectives, each with its share, above 0 and "
+                    f"at most 1, got {(kind, share)}; use (('all-to-all', 0.6),)."
+                )
         set_field(self, "shares", shares)
         set_field(self, "residual", residual)

@@ -59,6 +59,12 @@ def test_the_table_is_that_of_the_file():
             f"{100 * max(own):.0f} %",
         )
         assert (tau, steps) == (f"{told['tau']:.2f}", f"{told['of_predicted_best']:.2f}")
+    ((count, median, within),) = re.findall(
+        r"Over all (\d+) rows the median error is (\d+) %, and (\d+) of them are within 30 %", text
+    )
+    every = [abs(row["error"]) for row in TOLD["rows"]]
+    assert (int(count), int(within)) == (len(every), sum(error <= 0.3 for error in every))
+    assert float(median) == round(100 * statistics.median(every))
     median, worst = re.findall(r"\*\*a median error of (\d+) % over 20 rows, and (\d+) %", text)[0]
     assert len(errors(*FRESH)) == 20
     assert float(median) == round(100 * statistics.median(errors(*FRESH)))
@@ -86,6 +92,30 @@ def test_the_file_is_what_the_results_make(predict, monkeypatch):
         assert point.measured == pytest.approx(told[point.method]["measured"], abs=1e-4)
     summary = predict.summary(found)
     assert summary["groups"]["lm-1gbit-2ms"] == pytest.approx(TOLD["groups"]["lm-1gbit-2ms"])
+
+
+def test_without_a_limit_a_plan_says_not_to_compress(predict):
+    """By what the same methods took there: as the file has it, and as the page says."""
+    assert set(TOLD["plans"]) == {f"{name}-loopback" for name in predict.PLANNED}
+    for group, told in TOLD["plans"].items():
+        assert (told["compress"], told["best"]) == (False, "dense float32"), group
+    found = predict.decision(ROOT / "benchmarks/results/slow_network", "resnet")
+    told = TOLD["plans"]["resnet-loopback"]
+    assert (found["compress"], found["best"]) == (told["compress"], told["best"])
+    for row, known in zip(found["rows"], told["rows"], strict=True):
+        assert row == known | {"times": pytest.approx(known["times"], abs=1e-3)}
+    text = " ".join((ROOT / "docs/plan.md").read_text().split())
+    rows = {row["row"]: row for row in TOLD["plans"]["alexnet-loopback"]["rows"]}
+    for name, label in (("random-k 1 %", "random-k 1 %"), ("top-k 0.1 %, 4 bits", "top-k 0.1 %")):
+        assert rows[name]["loss"] == "not measured"
+        assert f"{label} at {rows[name]['times']:.2f} times dense's steps" in text
+    local = rows["4 local steps, signs"]["times"]
+    assert f"the fastest row of a known one, 4 local steps, makes {local:.2f}" in text
+
+
+def test_each_group_has_its_file(predict):
+    for group in predict.GROUPS:
+        assert predict.load(ROOT / "benchmarks/results/slow_network", group), group
 
 
 def test_an_order(predict):

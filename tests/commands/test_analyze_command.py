@@ -6,6 +6,7 @@ import json
 import re
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
@@ -91,6 +92,14 @@ def test_of_a_plain_array_there_is_no_table_of_leaves_or_workers(tmp_path):
     assert "In common" not in out
 
 
+def test_dtypes_that_numpy_does_not_name_are_read(tmp_path):
+    values = RNG.normal(size=N).astype(jnp.bfloat16)
+    np.savez(tmp_path / "a.npz", w=values, steps=np.arange(3))
+    code, out = run(tmp_path / "a.npz", "--json", "-")
+    assert code == 0
+    assert json.loads(out)["values"] == N
+
+
 def test_what_is_wrong_is_said_in_a_line(tmp_path, capsys, monkeypatch, gradients):
     with pytest.raises(SystemExit, match="2"):
         main(["analyze", str(tmp_path / "nowhere.npz")])
@@ -101,6 +110,12 @@ def test_what_is_wrong_is_said_in_a_line(tmp_path, capsys, monkeypatch, gradient
     assert out == ""
     assert "only zeros" in err
     assert err.count("\n") == 1
+    with pytest.raises(SystemExit, match="2"):
+        main(["analyze", str(gradients), "--figures", str(tmp_path / "zeros.npy")])
+    assert "must be a folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["analyze", str(gradients), "--figures", str(tmp_path / "zeros.npy" / "in it")])
+    capsys.readouterr()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["analyze", str(gradients), "--figures", str(tmp_path)]) == 2
     assert "fftgrad[cli]" in capsys.readouterr().err

@@ -72,9 +72,28 @@ def test_what_is_asked_reaches_the_library(asked):
     assert (asked["measure"]["seconds"], asked["measure"]["gradients"]) == (0.1, None)
     assert asked["plan"]["timings"] == measured().timings
     assert (asked["plan"]["buckets"], asked["plan"]["step"]) == (4, 0.03)
+    assert asked["plan"]["algorithm"] == "ring"
+    assert (asked["measure"]["fast"], asked["measure"]["axis_name"]) == (None, None)
     assert main([*ASKED[:2], "--bandwidth=1.25e8", "--step=0.3", "--parameters=1k"]) == 0
     assert asked["measure"]["link"].bandwidth == 1.25e8
     assert asked["measure"]["step"] == 0.3
+
+
+def test_a_latency_of_100_us_is_usual(asked):
+    assert main([*ASKED, "--parameters=1k"]) == 0
+    assert asked["measure"]["link"] == fg.Link("100mbit", 1e-4)
+
+
+def test_two_levels_the_algorithm_and_the_axis_reach_the_library(asked):
+    levels = ["--fast=8", "--fast-bandwidth=50GB/s", "--fast-latency=20us"]
+    assert main([*ASKED, "--parameters=1k", *levels, "--algorithm=tree"]) == 0
+    assert asked["measure"]["fast"] == (8, fg.Link("50GB/s", "20us"))
+    assert asked["plan"]["algorithm"] == "tree"
+    assert main([*ASKED, "--parameters=1k", *levels[:2], "--axis-name=node,gpu"]) == 0
+    assert asked["measure"]["fast"] == (8, fg.Link("50GB/s", "10us"))
+    assert asked["measure"]["axis_name"] == ("node", "gpu")
+    assert main([*ASKED, "--parameters=1k", "--axis-name=replica"]) == 0
+    assert asked["measure"]["axis_name"] == "replica"
 
 
 @pytest.mark.parametrize("parameters", [1, 15, 16, 1000, 25_000_000, 2**31])
@@ -126,6 +145,14 @@ def test_the_answer_is_a_table_a_sentence_and_code(pays, capsys):
         assert row.name.split()[0] in flat
     for text in ("0.512", "3 ms", "any link", "never", "not measured", "Gbit/s"):
         assert text in flat, text
+
+
+def test_steps_to_the_loss_are_told(asked, pays, capsys):
+    best = pays.best._replace(steps=1.25, speed_up=2.0)
+    asked["answer"] = pays._replace(rows=(best, *pays.rows[1:]))
+    assert main([*ASKED, "--parameters=25M"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "it took 1.25 times the steps to dense's loss, which leaves 1.6 times" in out
 
 
 def test_an_optimizer_that_must_have_no_momentum_is_named(asked, pays, capsys):
@@ -184,7 +211,9 @@ def test_json_is_all_rows_and_nothing_else(pays, capsys):
     assert (report["best"], report["compress"]) == (pays.best.name, True)
     assert report["link"]["bandwidth"] == 12_500_000.0
     assert report["workers"] == 16
-    assert report["timings"]["dense float32"] == {"compress": 0.0, "decompress": 0.0}
+    assert report["timings"]["dense float32"] == {
+        "compress": 0.0, "decompress": 0.0, "workers": []
+    }  # fmt: skip
     assert [one["name"] for one in report["rows"]] == [row.name for row in pays.rows]
     for one, row in zip(report["rows"], pays.rows, strict=True):
         assert one["seconds"] == row.seconds
@@ -200,8 +229,7 @@ def test_the_figure_is_drawn(tmp_path):
 
 def test_from_the_file_to_the_answer(monkeypatch, tmp_path, capsys):
     """With nothing in place of the library but fewer candidates."""
-    for module in (planning._measure, planning._plan):
-        monkeypatch.setattr(module, "candidates", lambda *_: ROWS)
+    monkeypatch.setattr(planning._measure, "candidates", lambda *_: ROWS)
     np.savez(tmp_path / "gradients.npz", w=values((30, 40)), b=values((40,)))
     files = ["--gradients", str(tmp_path / "gradients.npz"), "--json=-"]
     assert (
@@ -230,6 +258,10 @@ def test_from_the_file_to_the_answer(monkeypatch, tmp_path, capsys):
         ([*ASKED, "--parameters=1k", "--bandwidth=fast"], "use '1gbit' or '125MB/s'"),
         ([*ASKED, "--parameters=1k", "--bandwidth=-1gbit"], "must be positive and finite"),
         ([*ASKED, "--parameters=1k", "--latency=-1"], "use '300ms'"),
+        ([*ASKED, "--parameters=1k", "--fast=8"], "use --fast 8 --fast-bandwidth 50GB/s"),
+        ([*ASKED, "--parameters=1k", "--fast-bandwidth=1GB/s"], "use --fast 8"),
+        ([*ASKED, "--parameters=1k", "--algorithm=star"], "invalid choice"),
+        ([*ASKED, "--gradients", __file__], "got other content"),
     ],
 )
 def test_bad_usage_is_a_line_and_exit_code_2(capsys, argv, remedy):
@@ -241,3 +273,16 @@ def test_bad_usage_is_a_line_and_exit_code_2(capsys, argv, remedy):
     assert (code, out) == (2, "")
     (line,) = err.splitlines()
     assert remedy in line
+
+
+def test_files_of_other_dtypes_are_gradients(asked, tmp_path):
+    tree = {"w": values((3, 4)).astype(np.float64), "b": values((4,)).astype(jnp.bfloat16)}
+    np.savez(tmp_path / "gradients.npz", step=np.arange(3), **tree)
+    assert main([*ASKED, "--gradients", str(tmp_path / "gradients.npz")]) == 0
+    (gradient,) = asked["plan"]["gradients"]
+    assert {name: leaf.dtype for name, leaf in gradient.items()} == {
+        "w": np.float32, "b": jnp.bfloat16
+    }  # fmt: skip
+    np.testing.assert_array_equal(gradient["w"], values((3, 4)))
+    np.savez(tmp_path / "counts.npz", step=np.arange(3))
+    assert main([*ASKED, "--gradients", str(tmp_path / "counts.npz")]) == 2

@@ -1,11 +1,7 @@
 """Plans: what is predicted, what is put first, and that the code given is the code meant."""
 
 import functools
-import json
 import math
-import pathlib
-import statistics
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +12,7 @@ from parallel import train_step
 
 import fftgrad as fg
 from fftgrad import planning
-from fftgrad.planning import _convergence
 
-BENCHMARKS = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
 LIKE = {
     "w": jax.ShapeDtypeStruct((400, 500), "float32"),
     "b": jax.ShapeDtypeStruct((40,), "float32"),
@@ -198,12 +192,6 @@ def test_small_leaves_are_dense_where_that_costs_little():
         assert not isinstance(getattr(row.exchange, "codec", None), fg.Policy)
 
 
-def test_low_rank_is_for_matrices():
-    assert "PowerSGD rank 4" in {row.name for row in planning.candidates(LIKE, 4)}
-    vector = jax.ShapeDtypeStruct((99,), "float32")
-    assert "PowerSGD rank 4" not in {row.name for row in planning.candidates(vector, 4)}
-
-
 def test_buckets_hide_what_they_can_and_are_in_the_code():
     one, many = by_name(usual("1gbit")), by_name(plan("1gbit", buckets=4))
     dense = one["dense float32"], many["dense float32"]
@@ -231,35 +219,6 @@ def test_each_bucket_has_its_latency_and_its_header():
     cut = fg.Layout(bucket_bytes=4 * 200_040 // 5)
     assert found["signs"].wire_bytes == fg.wire_bytes(fg.Sign(), LIKE, cut)
     assert found["signs"].link_bytes == fg.link_bytes(fg.Sign(), LIKE, 4, cut)
-
-
-def test_each_of_two_levels_is_on_its_links():
-    rng = np.random.default_rng(0)
-    gradient = {k: rng.standard_t(3, v.shape).astype(np.float32) for k, v in LIKE.items()}
-    exact = fg.Hierarchical("fast", 2, slow=fg.AllReduce(), memory=fg.NoMemory())
-    few = fg.Hierarchical("fast", 2, slow=fg.AllGather(fg.TopK(0.1)))
-    rows = [fg.Candidate("dense", exact, dense=True), fg.Candidate("top-k", few)]
-    found = by_name(
-        fg.plan(
-            LIKE, step=0.0, link=fg.Link(1e6, 0.0), workers=8, fast=(2, fg.Link(2e6, 0.0)),
-            rows=rows, timings=timings(rows), buckets=1, gradients=[gradient],
-        )
-    )  # fmt: skip
-    dense, size = found["dense"], 4 * 200_040
-    assert dense.link_bytes == fg.link_bytes(exact, LIKE, 8)
-    assert dense.wire_bytes == size / 2  # of which each of a pair carries its own
-    # Half goes to the other one of the pair, and the mean of the other half comes back.
-    slow, fast = size / 2 * 1.5 / 1e6, (size / 2 + size / 2) / 2e6
-    assert dense.parts.exchange == pytest.approx(slow + fast, rel=1e-3)
-    assert dense.error == 0
-    assert 0.3 < found["top-k"].error < 0.95
-
-
-def test_over_fast_links_the_memory_is_that_of_the_group():
-    alone = {row.name: row for row in planning.candidates(LIKE, 4)}
-    for row in planning.candidates(LIKE, 4, fast=2):
-        assert (row.exchange.memory, row.memory) == (alone[row.name].memory, fg.NoMemory())
-        assert row.exchange.slow == alone[row.name].exchange
 
 
 def test_errors_are_those_of_what_is_sent():
@@ -337,76 +296,3 @@ def test_it_is_deterministic():
 def test_mistakes(make, error, remedy):
     with pytest.raises(error, match=remedy):
         make()
-
-
-# What is said of the loss
-
-
-@pytest.fixture(scope="module")
-def figures():
-    sys.path[:0] = [
-        str(BENCHMARKS / "convergence"),
-        str(BENCHMARKS),
-        str(BENCHMARKS.parent / "examples"),
-    ]
-    try:
-        import figures
-
-        yield figures
-    finally:
-        del sys.path[:3]
-        for name in ("figures", "methods", "tasks"):
-            sys.modules.pop(name, None)
-
-
-def test_the_classes_are_those_of_the_committed_runs(figures):
-    def runs(steps):
-        path = BENCHMARKS / f"results/convergence/steps-{steps}.json"
-        return json.loads(path.read_text())["runs"]
-
-    lm, digits = figures.chosen(runs(200), "lm"), figures.chosen(runs(200), "digits")
-    longer = [figures.chosen(runs(steps), "lm") for steps in (2000, 400)]
-
-    def mean(rows, key):
-        return statistics.mean(row[key] for row in rows)
-
-    for name, seen in _convergence.SEEN.items():
-        loss = 100 * (mean(lm[name], "loss") / mean(lm["dense"], "loss") - 1)
-        lost = 100 * (mean(digits["dense"], "accuracy") - mean(digits[name], "accuracy"))
-        assert seen[:2] == pytest.approx((loss, lost), abs=0.051), name
-        later = [
-            100 * (mean(rows[name], "loss") / mean(rows["dense"], "loss") - 1)
-            for rows in longer
-            if name in rows
-        ]
-        if seen.later is None:
-            assert not later, name
-        else:
-            assert seen.later == pytest.approx(later[0], abs=0.051), name
-
-
-def test_so_are_those_of_steps():
-    folder = BENCHMARKS / "results/slow_network"
-    runs = [
-        run
-        for path in folder.glob("lm-100mbit*.json")
-        for run in json.loads(path.read_text())["runs"]
-    ]
-    steps = {name: [r["assessed"][-1][0] for r in runs if r["method"] == name] for name in
-             ("dense", *_convergence.LONGER)}  # fmt: skip
-    dense = statistics.mean(steps.pop("dense"))
-    for name, taken in steps.items():
-        assert _convergence.LONGER[name].steps == pytest.approx(
-            statistics.mean(taken) / dense, abs=0.01
-        )
-
-
-def test_kinds():
-    seen, longer = _convergence.Seen, _convergence.Longer
-    assert seen(1.0, 0.5).kind == "as dense"
-    assert seen(1.1, 0.0).kind == seen(0.0, 0.6).kind == seen(3.0, 1.0).kind == "close"
-    assert seen(3.1, 0.0).kind == seen(0.0, 1.1).kind == "check"
-    assert seen(0.0, 0.0, 2.0).kind == seen(2.0, 0.0, 0.0).kind == "close"
-    assert seen(0.0, 0.0, 9.0).kind == "worse"
-    assert seen(8.1, 0.0).kind == seen(0.0, 2.1).kind == "worse"
-    assert [longer(x).kind for x in (1.2, 1.3, 1.6)] == ["close", "check", "worse"]
