@@ -66,7 +66,7 @@ def timed_in_turn(
 ) -> tuple[Timed, ...]:
     """How long each task takes, over at least so many seconds and so many rounds of each.
 
-    All have their turn in a round, so that what slows the machine for a while slows all of them.
+    The seconds are those of the slowest worker, with what agreeing takes. All have their turn in a round, so that what slows the machine for a while slows all of them.
     A task that is done leaves the rounds. `tell` hears the seconds of each run.
     """
     for run, inputs in tasks:
@@ -76,17 +76,21 @@ def timed_in_turn(
     used = [0.0 for _ in tasks]
     left = list(range(len(tasks)))
     while left:
-        for i in left:
+        for i in tuple(left):
             run, inputs = tasks[i]
             value = inputs[len(times[i]) % len(inputs)]
-            agree(0.0)
+            begun = time.perf_counter()
+            used[i] = agree(used[i])
+            if used[i] >= seconds and len(times[i]) >= least_rounds:
+                left.remove(i)
+                continue
             start = time.perf_counter()
             result = jax.block_until_ready(run(value))
             elapsed = agree(time.perf_counter() - start)
             del result  # before the next one needs the memory, and not within its time
             times[i].append(elapsed)
-            used[i] += elapsed
+            # With what agreeing takes, which over a slow link may be far more than the task.
+            used[i] += time.perf_counter() - begun
             if tell:
                 tell(elapsed)
-        left = [i for i in left if used[i] < seconds or len(times[i]) < least_rounds]
     return tuple(Timed(statistics.median(t), min(t), max(t), len(t)) for t in times)

@@ -62,8 +62,19 @@ def test_the_slowest_worker_counts_and_all_begin_together(clock):
         return max(value, 3.0)
 
     found = timed(clock.work, [1.0, 5.0, 2.0], 0.0, 3, agree)
-    assert asked == [0.0, 1.0, 0.0, 5.0, 0.0, 2.0]
+    # In turn what each has used, which is enough or not for all alike, and a time.
+    assert asked == [0.0, 1.0, 4.0, 5.0, 9.0, 2.0, 11.0]
     assert found == Timed(3.0, 3.0, 5.0, 3)
+
+
+def test_what_agreeing_takes_counts(clock):
+    """Over a link of a second, tasks of a millisecond would make a thousand rounds else."""
+
+    def agree(value):
+        clock.work(4.0)
+        return value
+
+    assert timed(clock.work, [1.0], 20.0, 1, agree) == Timed(1.0, 1.0, 1.0, 3)
 
 
 def test_compiling_is_not_timed_and_the_result_is_waited_for():
