@@ -107,11 +107,11 @@ def run(method: Method, graph: fg.Graph, problem: Problem, steps: int) -> Any:
     tx = method.make(graph)
     h32, c32 = jnp.asarray(h, jnp.float32), jnp.asarray(c, jnp.float32)
 
-    def own(x: jax.Array, state: Any, h: jax.Array, c: jax.Array) -> tuple[jax.Array, Any]:
+    def own(x: jax.Array, state: Any, h: jax.Array, c: jax.Array) -> tuple[Any, Any]:
         moves, state = tx.update(jnp.dot(h, x, precision="highest") - c, state, x)
-        return x + moves, state
+        return optax.apply_updates(x, moves), state
 
-    step = jax.vmap(own, axis_name=AXIS)
+    step: Any = jax.vmap(own, axis_name=AXIS)
 
     @jax.jit
     def train(x: jax.Array, state: Any) -> tuple[Any, jax.Array]:

@@ -81,6 +81,15 @@ def known_to_vary(x: object, axis_name: AxisName) -> bool:
     return isinstance(x, jax.Array) and not varying(x).isdisjoint(names(axis_name))
 
 
+def beside(x: jax.Array, axis_name: AxisName) -> frozenset[str]:
+    """The other axes of the mesh along which `x` may vary: any, where JAX does not track that."""
+    if is_tracked(axis_name):
+        return varying(x).difference(names(axis_name))
+    mesh = jax.sharding.get_abstract_mesh()
+    several = (axis for axis in mesh.manual_axes if mesh.shape[axis] > 1)
+    return frozenset(several).difference(names(axis_name))
+
+
 def half_reduced(x: jax.Array) -> frozenset[str]:
     """The axes over which JAX types `x` as unreduced or reduced: a sum to come, and its dual."""
     kind = jax.typeof(x)

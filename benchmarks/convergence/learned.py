@@ -29,8 +29,6 @@ from tasks import ROOT, TASKS, WORKERS, Task
 
 import fftgrad as fg
 from fftgrad import learned
-from fftgrad.learned import _training
-from fftgrad.learned._lgc import LgcPolicy
 
 RESULTS = ROOT / "benchmarks/results/learned"
 DENSE, LEARN, LATER = 20, 60, 20
@@ -79,9 +77,15 @@ class Recorded(fg.Exchange):
         return self.inner.wire_bytes(like)
 
 
+def largest(name: str, like: Any) -> fg.Codec:
+    """The codec of every leaf."""
+    del name, like
+    return fg.TopK(FRACTION)
+
+
 def recorded(task: Task, mesh: Mesh) -> np.ndarray:
     """The values of all workers at the support of each step, float32[steps, workers, k]."""
-    exchange = Recorded(fg.SharedSupport(LgcPolicy(FRACTION, ())))
+    exchange = Recorded(fg.SharedSupport(largest))
     schedule = fg.Piecewise({0: fg.AllReduce(), DENSE: exchange})
     tx = fg.compressed_pmean(schedule, fg.ErrorFeedback(), axis_name=AXIS)
     steps = DENSE + LEARN + LATER
@@ -105,12 +109,11 @@ def taught(rows: jax.Array, *, variant: str, rate: float, turns: int) -> list[fl
 
     def learn(params: Any, item: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
         number, values = item
-        return _training.step(net, params, values, number % WORKERS, pick, rate)
+        return learned.learn(net, params, values, number % WORKERS, pick, rate)
 
     def error(params: Any, item: tuple[jax.Array, jax.Array]) -> jax.Array:
         number, values = item
-        lead = number % WORKERS
-        return _training.loss(net, params, _training.scaled(values), lead, pick)[1]
+        return learned.learn(net, params, values, number % WORKERS, pick, 0.0).error
 
     numbers = jnp.arange(len(rows), dtype=jnp.int32)
     items = (numbers, rows)

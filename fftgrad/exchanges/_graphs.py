@@ -1,6 +1,7 @@
 """Who talks to whom where no collective is of all workers, and with which weight."""
 
 import abc
+import collections
 import dataclasses
 from collections.abc import Iterable
 
@@ -132,15 +133,15 @@ class Exponential(Graph):
 
 def checked(graph: Graph, workers: int) -> tuple[Permutation, ...]:
     """The neighbors, once W is known to be symmetric and doubly stochastic."""
-    found = graph.neighbors(workers)
-    for sources in found:
-        rule = None
-        if sorted(sources) != list(range(workers)):
-            rule = f"must be permutations of {workers} workers"
-        elif tuple(np.argsort(sources).tolist()) not in found:
-            rule = "must have the inverse of each permutation among them"
-        if rule:
-            raise ValueError(f"{graph!r}.neighbors({workers}): {rule}, got {sources}; use Ring().")
+    found = tuple(tuple(sources) for sources in graph.neighbors(workers))
+    inverses = collections.Counter(tuple(np.argsort(sources).tolist()) for sources in found)
+    rule = None
+    if any(sorted(sources) != list(range(workers)) for sources in found):
+        rule = f"must be permutations of {workers} workers"
+    elif inverses != collections.Counter(found):
+        rule = "must have the inverse of each permutation among them, as often"
+    if rule:
+        raise ValueError(f"{graph!r}.neighbors({workers}): {rule}, got {found}; use Ring().")
     return found
 
 

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step
@@ -15,7 +16,7 @@ from fftgrad.codecs.quantizers import _ternary
 from fftgrad.codecs.quantizers._vote import Vote
 from fftgrad.codecs.selectors import _size
 from fftgrad.codecs.selectors._top_k import TopK
-from fftgrad.exchanges import _alike, _digit_sum, _parts
+from fftgrad.exchanges import _alike, _counts, _digit_sum, _parts
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._parts import Vectors
@@ -81,7 +82,7 @@ class TopVotes(Exchange):
     Raises:
       ValueError: unless exactly one of `fraction` and `k` is given, or if an argument is out of
         range; while tracing, if the axis has not `workers` workers, or noise is to be drawn and the
-        step has no key.
+        step has no key, or the gradients are sharded over other axes of the mesh.
       TypeError: if a size is traced.
 
     Example:
@@ -132,6 +133,8 @@ class TopVotes(Exchange):
 
     def mean(self, x: PyTree, state: PerWorker, step: Step, axis_name: AxisName) -> Reduced:
         _axes.check_workers("TopVotes", self.workers, axis_name)
+        if self.sigma:
+            _check_whole(x, axis_name)
         if self._is_local:
             return self._with_own_noise(x, state, step, axis_name)
         way = self._gather.mean if self._is_gathered(x) else self._summed
@@ -140,12 +143,16 @@ class TopVotes(Exchange):
             return out
         draws = _parts.rebuild(_normal(step.shared, x, self.sigma), x)
 
-        def noisy(votes: PyTree, among: jax.Array | float) -> PyTree:
-            return jax.tree.map(lambda v, z: v + z / among, votes, draws)
+        def noisy(mean: jax.Array, noise: jax.Array) -> jax.Array:
+            # Of the whole sum, or the last bits would tell what of it is noise.
+            return (jnp.round(mean * self.workers) + noise) * (1.0 / self.workers)
 
         # Whose votes do not count has no part in the noise, so that the others have sent all of it.
         voters = self.workers if out.workers is None else jnp.maximum(out.workers, 1)
-        return out._replace(mean=noisy(out.mean, self.workers), sent=noisy(out.sent, voters))
+        return out._replace(
+            mean=jax.tree.map(noisy, out.mean, draws),
+            sent=jax.tree.map(lambda votes, noise: votes + noise / voters, out.sent, draws),
+        )
 
     def wire_bytes(self, like: PyTree) -> int:
         if self._is_local:
@@ -196,9 +203,32 @@ class TopVotes(Exchange):
         votes, finite = self._own(x, state, step)
         draws = _normal(step.local, x, self.sigma / math.sqrt(self.workers))
         start = _finite.poison_unless(finite)
-        noisy = _parts.rebuild([start + v + z for v, z in zip(votes, draws, strict=True)], x)
-        dense = AllReduce()
-        return dense.mean(noisy, dense.init(noisy), step, axis_name)._replace(state=state)
+        noisy = [start + v + z for v, z in zip(votes, draws, strict=True)]
+        whole, restore = _parts.as_one([*noisy, *_counts.term(step, axis_name)])
+        # Divided after the sum, or the last bits of the terms would tell votes from noise.
+        total = lax.psum(whole, axis_name) * (1.0 / self.workers)
+        found = restore(total)
+        means, told = found[: len(noisy)], found[len(noisy) :]
+        return Reduced(
+            mean=_parts.rebuild(means, x),
+            sent=_parts.rebuild(noisy, x),
+            finite=_finite.all_finite(total),
+            overflow=0,
+            state=state,
+            workers=_counts.number(told),
+        )
+
+
+def _check_whole(x: PyTree, axis_name: AxisName) -> None:
+    """Refuses shards of a model, which would all have the same noise, and votes of their own."""
+    others = frozenset[str]().union(*(_axes.beside(leaf, axis_name) for leaf in jax.tree.leaves(x)))
+    if others:
+        raise ValueError(
+            "TopVotes(sigma): must be 0 where gradients are sharded over other axes, or in "
+            "Hierarchical, because each shard votes, with the same noise, so that a difference of "
+            f"two tells the votes, got gradients that may vary over {sorted(others)}; vote on "
+            "whole gradients, and under check_vma=True if they are copies."
+        )
 
 
 def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array]:

@@ -8,3 +8,4 @@ from fftgrad.learned._autoencoder import Autoencoder as Autoencoder
 from fftgrad.learned._learned_codes import LearnedCodes as LearnedCodes
 from fftgrad.learned._learned_codes import LearnedCodesState as LearnedCodesState
 from fftgrad.learned._lgc import lgc as lgc
+from fftgrad.learned._training import learn as learn

@@ -92,6 +92,11 @@ def lgc(
       Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning", TNNLS 2021,
       arXiv:2103.08870.
     """
+    if min(dense_steps, learning_steps) < 0:
+        raise ValueError(
+            f"lgc(dense_steps, learning_steps): must not be negative, got {dense_steps} and "
+            f"{learning_steps}; use 200 and 300."
+        )
     exchange: Exchange = LearnedCodes(
         LgcPolicy(fraction, dense),
         dense_steps + learning_steps,

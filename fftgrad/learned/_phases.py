@@ -27,7 +27,7 @@ def learn(turn: Round, net: Autoencoder, params: PyTree, pick: TopK | None, rate
     headers, rows = turn.gather(values)
     workers = _axes.size(turn.axis_name)
     lead = turn.leader.number(turn.step, turn.axis_name)
-    params, error = _training.step(net, params, rows, lead, pick, rate)
+    params, error = _training.learn(net, params, rows, lead, pick, rate)
     return Outcome(
         mean=jnp.sum(rows * (1.0 / workers), axis=0),
         sent=values,

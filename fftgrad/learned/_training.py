@@ -78,7 +78,7 @@ def loss(
     return 0.5 * wrong + 0.5 * apart, jnp.sqrt(wrong / _scale.divisor(energy))
 
 
-def step(
+def learn(
     net: Autoencoder,
     params: PyTree,
     values: jax.Array,
@@ -86,9 +86,31 @@ def step(
     pick: TopK | None,
     rate: float,
 ) -> Learned:
-    """One step of descent on the values [w, k] of all workers, the same on each of them.
+    """Function: one step of an autoencoder's descent on the values of all workers.
 
-    The gradient is clipped to length 1, so that no step is long; what is not finite moves nothing.
+    It is what every worker does in a step in which codes are learned, the same on all of them. The
+    gradient is clipped to length 1, so that no step is long; what is not finite moves nothing.
+
+    Args:
+      net: the autoencoder.
+      params: its parameters, by `net.init()`.
+      values: float32[w, k], those of each worker at the shared positions.
+      lead: the number of the worker whose code all decode.
+      pick: what each worker adds to that code, as `TopK(k=1)`; None to decode the mean code.
+      rate: of the descent; 0 to know the error alone.
+
+    Returns:
+      The next parameters, and the relative error of what the old ones decode.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp
+      >>> from fftgrad import learned
+      >>> net = learned.Autoencoder(encoder=(8, 8), decoder=(8, 8))
+      >>> values = jnp.ones((2, 16))
+      >>> params, first = learned.learn(net, net.init(), values, 0, None, rate=0.1)
+      >>> bool(learned.learn(net, params, values, 0, None, rate=0.0).error < first)
+      True
     """
     # Without this a gradient along another axis of the mesh would be summed over it.
     params = jax.tree.map(lambda p: _axes.vary_like(p, values), params)

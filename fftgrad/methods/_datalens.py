@@ -33,7 +33,7 @@ def datalens(
 
     This is the paper's TopAgg. What others learn from the updates of one worker's gradients, or
     from a model trained with them, is bounded: `fftgrad.privacy.epsilon(votes, params, ...)` has
-    the figure, and [the page on privacy](https://arxiv.org/abs/2103.11109) says against whom.
+    the figure, and docs/privacy.md says against whom.
 
     Args:
       votes: how the workers vote, and the noise: a `TopVotes`, which the accountant takes, too.

@@ -71,7 +71,7 @@ def check(owner: str, codecs: Sequence[Codecs], graph: object, gamma: float, axi
     for codec in codecs:
         _parts.check_codec(owner, codec)
     check_kind(f"{owner}(graph)", graph, Graph, "use Ring().")
-    if not 0 < gamma <= 1:
+    if not (isinstance(gamma, int | float) and 0 < gamma <= 1):
         raise ValueError(
             f"{owner}(gamma): must be above 0 and at most 1, got {gamma}; use 1.0 for a codec "
             "without loss, and about the share of the energy that the codec keeps for another."

@@ -64,8 +64,10 @@ def epsilon(
       CCS 2021, arXiv:2103.11109.
     """
     check_kind("epsilon(votes)", votes, TopVotes, "pass the TopVotes of the training.")
-    if steps < 0:
-        raise ValueError(f"epsilon(steps): must not be negative, got {steps}; count all steps.")
+    if not isinstance(steps, int) or steps < 0:
+        raise ValueError(
+            f"epsilon(steps): must be a whole number from 0 on, got {steps!r}; count all steps."
+        )
     if not 0 < delta < 1:
         raise ValueError(f"epsilon(delta): must be in (0, 1), got {delta}; use delta=1e-5.")
     ratio = _sensitivity.noise_multiplier(votes, like, layout, colluding)

@@ -66,8 +66,9 @@ def timed_in_turn(
 ) -> tuple[Timed, ...]:
     """How long each task takes, over at least so many seconds and so many rounds of each.
 
-    The seconds are those of the slowest worker, with what agreeing takes. All have their turn in a round, so that what slows the machine for a while slows all of them.
-    A task that is done leaves the rounds. `tell` hears the seconds of each run.
+    The seconds are those of the slowest worker, with what agreeing takes. All have their turn in a
+    round, so that what slows the machine for a while slows all of them. A task that is done leaves
+    the rounds. `tell` hears the seconds of each run.
     """
     for run, inputs in tasks:
         for _ in range(2):

@@ -10,6 +10,8 @@ import reference
 from cases import values
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere
 
 import fftgrad as fg
@@ -191,7 +193,7 @@ def test_the_noise_is_another_in_each_step_and_part(noise):
             assert correlation(a, b) <= FEW
 
 
-@pytest.mark.parametrize("sigma", [0.3, 50.0])
+@pytest.mark.parametrize("sigma", [0.3, 50.0, 5000.0])
 @pytest.mark.parametrize("noise", ["shared", "local"])
 def test_noise_and_votes_are_on_one_grid_and_add_up_exactly(noise, sigma):
     x = rows()
@@ -200,9 +202,58 @@ def test_noise_and_votes_are_on_one_grid_and_add_up_exactly(noise, sigma):
         silent, noisy = (4 * run(exchange, a)[0][0].astype(np.float64) for a in (0 * x, x))
         np.testing.assert_array_equal(noisy - silent, 4 * run(quiet, x)[0][0])
         own = sigma if noise == "shared" else sigma / 2
-        grid = 2.0 ** (np.floor(np.log2(own)) - 10)
+        grid = min(1.0, 2.0 ** (np.floor(np.log2(own)) - 10))
         assert np.all(silent % grid == 0)
         assert np.any(silent % (2 * grid) != 0)
+
+
+@pytest.mark.parametrize("noise", ["shared", "local"])
+def test_equal_sums_have_equal_bits_whatever_was_voted(noise):
+    """For three workers too, whose third is no float."""
+    exchange = fg.TopVotes(workers=3, fraction=1.0, sigma=2.0, noise=noise)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (3, 5000)).astype(np.float32)
+    mean, _ = run(exchange, signs)
+    by_sum = {}
+    for value in mean[0]:
+        by_sum.setdefault(round(float(value) * 3 * 1024), set()).add(value.tobytes())
+    assert len(by_sum) > 1000
+    assert {len(bits) for bits in by_sum.values()} == {1}
+
+
+@pytest.mark.parametrize("noise", ["shared", "local"])
+def test_the_mean_is_that_of_what_those_who_count_sent(noise):
+    exchange = fg.TopVotes(workers=4, k=7, sigma=0.5, noise=noise)
+
+    def step(x, counts):
+        own = fg.Step.of(7)._replace(counts=counts)
+        own = own.fold_local(jax.lax.axis_index(AXIS))
+        out = exchange.mean(jnp.where(counts, x, 0.0), exchange.init(x), own, AXIS)
+        return out.mean, out.sent, out.workers
+
+    counts = np.array([True, True, False, True])
+    mean, sent, workers = jax.vmap(step, axis_name=AXIS)(rows(), counts)
+    assert workers.tolist() == [3] * 4
+    among = counts if noise == "shared" else np.ones(4, bool)
+    np.testing.assert_allclose(4 * mean[0], np.asarray(sent)[among].sum(0), atol=1e-4)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("noise", ["shared", "local"])
+def test_noise_on_shards_of_a_model_is_refused(noise, check_vma):
+    """Two shards would have the same noise, and their difference would tell the votes."""
+    mesh = jax.make_mesh((4, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
+    exchange = fg.TopVotes(workers=4, k=2, sigma=2.0, noise=noise)
+    spec = P(AXIS, "model")
+    shards = jax.shard_map(
+        one_step(exchange), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
+    )
+    with pytest.raises(ValueError, match="vote on whole gradients"):
+        jax.eval_shape(shards, jnp.ones((4, 8)))
+    quiet = fg.TopVotes(workers=4, k=2)
+    shards = jax.shard_map(
+        one_step(quiet), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
+    )
+    jax.eval_shape(shards, jnp.ones((4, 8)))
 
 
 def test_each_worker_may_have_a_key_of_its_own():

@@ -299,7 +299,7 @@ def test_it_learns_what_has_a_form(pick):
 
     @jax.jit
     def run(params, number, rows):
-        return _training.step(net, params, rows, number % WORKERS, pick, 0.1)
+        return _training.learn(net, params, rows, number % WORKERS, pick, 0.1)
 
     params, errors = net.init(), []
     for step in range(400):
@@ -313,7 +313,7 @@ def test_it_learns_what_has_a_form(pick):
 def test_what_is_not_finite_moves_nothing(bad):
     params = NET.init()
     rows = jnp.asarray(values((WORKERS, 30))).at[1, 7].set(bad)
-    out = jax.jit(lambda p, r: _training.step(NET, p, r, 0, fg.TopK(k=1), 0.1))(params, rows)
+    out = jax.jit(lambda p, r: _training.learn(NET, p, r, 0, fg.TopK(k=1), 0.1))(params, rows)
     assert all(np.all(np.isfinite(p)) for p in jax.tree.leaves(out.params))
     if not bad < 1e39:
         for a, b in zip(jax.tree.leaves(out.params), jax.tree.leaves(params), strict=True):
@@ -323,8 +323,8 @@ def test_what_is_not_finite_moves_nothing(bad):
 @pytest.mark.parametrize("pick", [fg.TopK(k=1), None])
 def test_a_worker_without_values_teaches_nothing(pick):
     rows = jnp.asarray(values((WORKERS, 30)))
-    three = _training.step(NET, NET.init(), rows[:3], 1, pick, 0.1)
-    four = _training.step(NET, NET.init(), rows.at[3].set(0), 1, pick, 0.1)
+    three = _training.learn(NET, NET.init(), rows[:3], 1, pick, 0.1)
+    four = _training.learn(NET, NET.init(), rows.at[3].set(0), 1, pick, 0.1)
     for a, b in zip(jax.tree.leaves(three), jax.tree.leaves(four), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
