@@ -30,7 +30,7 @@ CODECS: dict[str, Codec] = {
     "top-k 0.1 %": chain(TopK(fraction=0.001), LogLevels(bits=4)),
     "threshold 1 %": chain(Threshold(fraction=0.01), LogLevels(bits=4)),
     "random-k 1 %": RandomK(fraction=0.01),
-    "FFT 64, top-k 1 %": chain(Fft(block=64), TopK(fraction=0.01), LogLevels(bits=4)),
+    "FFT 64, 1 %": chain(Fft(block=64), TopK(fraction=0.01), LogLevels(bits=4)),
     "DCT 64, DeMo": chain(Dct(block=64), ChunkTopK(chunk=64), Cast("bfloat16")),
     "DCT 64, budget": chain(Dct(block=64), Budget(ratio=100)),
     "budget": Budget(ratio=100),
