@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from hypothesis import strategies as st
 
 import fftgrad as fg
@@ -152,6 +153,39 @@ EXCHANGES: dict[str, fg.Exchange] = {
     ),
     "recovery": fg.Recover((fg.AllGather(CODECS["top-k one"]), fg.AllReduce()), max_error=2.0),
 }
+
+TYPICAL = {
+    "dense",
+    "counted sum",
+    "gather top-k",
+    "gather adaptive",
+    "shared support",
+    "shared by the mean",
+    "two stages",
+    "integer sum",
+    "votes",
+    "votes, noise of each",
+    "low rank",
+    "low rank in turns",
+    "warm-up",
+    "learned codes",
+    "recovery",
+}
+"""Exchanges of every class, and of every kind of state and collective."""
+
+
+SLOW = pytest.mark.slow
+
+
+def typically(names):
+    """Rows of a law that takes seconds for each; `pytest -m slow` sees to the others."""
+    return [n if n in TYPICAL else pytest.param(n, marks=SLOW) for n in names]
+
+
+def plain(names):
+    """Of the methods, those with the arguments of their kind; the others are slow."""
+    return [n if " " not in n else pytest.param(n, marks=SLOW) for n in names]
+
 
 HIERARCHIES: dict[str, fg.Hierarchical] = {
     "slow gather": fg.Hierarchical("fast", 4, fg.AllGather(CODECS["top-k 6 bits"])),

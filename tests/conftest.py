@@ -43,17 +43,17 @@ def pytest_report_header() -> str:
     )
 
 
+def _for(platform, *args, default, **others):
+    return others.get(platform, default)(*args)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _really_eight_devices() -> None:
     assert jax.device_count() == DEVICES
 
 
-def _for(platform, *args, default, **others):
-    return others.get(platform, default)(*args)
-
-
 @pytest.fixture(scope="module", params=["cpu", "cuda", "tpu"])
-def platform(request):
+def platform(request, _programs_of_this_platform):
     """Runs a test also with the programs that are made for accelerators, on this platform."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "cpu":
@@ -61,6 +61,18 @@ def platform(request):
         jax.clear_caches()
         yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_this_platform(request):
+    """Traces no branch that is for other platforms, a quarter of the time of the suite.
+
+    A module with `EVERY_PLATFORM = True` traces all of them, as it is outside the tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not getattr(request.module, "EVERY_PLATFORM", False):
+            patch.setattr(jax.lax, "platform_dependent", functools.partial(_for, "cpu"))
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -26,7 +26,14 @@ def blocks(page):
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(blocks(page))], ids=lambda page: page.name
+    "page",
+    [
+        # A plan times all that it compares.
+        pytest.param(page, marks=[pytest.mark.slow] if page.name == "plan.md" else [])
+        for page in PAGES
+        if any(blocks(page))
+    ],
+    ids=lambda page: page.name,
 )
 def test_python_blocks_run_as_printed(page, capsys):
     """None raises, and what a page prints is finite."""

@@ -43,6 +43,7 @@ import fftgrad as fg
 RESULTS = ROOT / "benchmarks/results/convergence"
 COMMITTED = "steps-200"
 """The run of the figure in the documentation."""
+SMOKE = {"dense", "PowerSGD rank 1"}
 
 
 def parse_args() -> argparse.Namespace:
@@ -63,7 +64,6 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.smoke:
         args.steps, args.seeds, args.rates = 2, 1, "1"
-        args.methods = args.methods or "dense;PowerSGD rank 1"
     args.name = args.name or f"steps-{args.steps}"
     return args
 
@@ -233,6 +233,11 @@ def main() -> None:
     wanted = [word for word in args.methods.split(";") if word]
     rates = [float(rate) for rate in args.rates.split(",")]
 
+    def chosen(name: str) -> bool:
+        if args.smoke and not wanted:
+            return name in SMOKE
+        return not wanted or any(word in name for word in wanted)
+
     @functools.cache
     def program(task: Task, method: Method) -> Program:
         return Program(task, method, args.steps, mesh)
@@ -256,7 +261,7 @@ def main() -> None:
         return record
 
     for task in (TASKS[name](args.smoke) for name in args.tasks.split(",")):
-        listed = [m for m in methods() if not wanted or any(w in m.name for w in wanted)]
+        listed = [m for m in methods() if chosen(m.name)]
         listed = [m for m in listed if task.adam or not m.muon]
         for method in [] if args.show else listed:
             best = min((get(task, method, rate, 0) for rate in rates), key=score)

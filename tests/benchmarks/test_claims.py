@@ -10,8 +10,6 @@ import sys
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("sklearn")
 BENCHMARKS = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
 
 

@@ -413,8 +413,6 @@ def test_tables_compare_with_the_dense_run_of_the_same_framework(modules, tmp_pa
 
 @pytest.mark.parametrize("name", ["resnet", "lm"])
 def test_parameters_survive_their_file(modules, tmp_path, name):
-    if name != "lm":
-        pytest.importorskip("sklearn")
     workloads = modules("workloads")
     params = workloads.WORKLOADS[name](True).params(0)
     workloads.save_params(params, str(tmp_path / "params.npz"))
@@ -430,7 +428,6 @@ def test_parameters_survive_their_file(modules, tmp_path, name):
 @pytest.mark.parametrize("name", ["alexnet", "resnet", "lm"])
 def test_models_in_both_frameworks_are_the_same_function(modules, tmp_path, name):
     torch = pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
     modules("job")
     workload = modules("workloads").WORKLOADS[name](True)
     params = workload.params(0)

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from cases import EXCHANGES, MEMORIES, METHODS
+from cases import EXCHANGES, MEMORIES, METHODS, plain, typically
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of
@@ -55,7 +55,7 @@ def rows_of(name):
     return fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
 
 
-@pytest.mark.parametrize("name", [*METHODS, *EXCHANGES, *MEMORIES])
+@pytest.mark.parametrize("name", [*plain(METHODS), *typically(EXCHANGES), *MEMORIES])
 def test_two_halves_are_the_whole(tmp_path, name):
     """Saved after two of four steps, restored into a fresh state, gone on with: the same bits."""
     tx = rows_of(name)
@@ -360,8 +360,9 @@ def test_it_is_no_pickle(tmp_path, run):
 
 
 def told(process):
+    """What the program prints. Gloo prints too, from several threads into each other's lines."""
     lines = process.out.read_text().splitlines()
-    return [line for line in lines if not line.startswith("[Gloo]")]
+    return [line for line in lines if line.startswith(("restored", "anew", "saved", "bits"))]
 
 
 def test_a_new_process_goes_on(tmp_path):

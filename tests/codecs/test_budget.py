@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import floats, values
+from cases import SLOW, floats, values
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -144,7 +144,7 @@ VECTORS = {
 
 
 @pytest.mark.usefixtures("platform")
-@pytest.mark.parametrize("size", [20, 31, 160])
+@pytest.mark.parametrize("size", [20, pytest.param(31, marks=SLOW), 160])
 @pytest.mark.parametrize("x", VECTORS.values(), ids=VECTORS)
 def test_every_bit_is_that_of_the_oracle(x, size):
     payload = compress(fg.Budget(bytes=size), x)

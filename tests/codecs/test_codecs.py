@@ -26,6 +26,7 @@ from fftgrad.codecs._chain import stages
 from fftgrad.codecs._spec import payload_spec
 from fftgrad.exchanges import _wire
 
+EVERY_PLATFORM = True
 ALL = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 STEP = fg.Step.of(3)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from cases import CODECS, EXCHANGES, gradients, values
+from cases import CODECS, EXCHANGES, SLOW, TYPICAL, gradients, values
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, of_size, train_step
@@ -17,6 +17,7 @@ import fftgrad as fg
 from fftgrad import learned
 from fftgrad.codecs import _sum
 
+EVERY_PLATFORM = True
 ALL = pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
 N = 150
 
@@ -56,8 +57,14 @@ def test_every_way_of_running_it_agrees(name):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=mode)
 
 
-@ALL
-@pytest.mark.parametrize("workers", [1, 8])
+@pytest.mark.parametrize(
+    ("exchange", "workers"),
+    [
+        pytest.param(e, w, id=f"{n}-{w}", marks=[SLOW] if w == 1 and n not in TYPICAL else [])
+        for n, e in EXCHANGES.items()
+        for w in (1, 8)
+    ],
+)
 def test_mean_replicas_and_bytes(exchange, workers):
     """The mean is that of what was sent, the same bits for all, at the bytes that were promised."""
     mean, sent = compiled("shard_map", exchange, workers)(rows(workers))

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import sklearn.datasets
 from parallel import AXIS, mesh_of
 
 import fftgrad as fg
@@ -23,8 +24,7 @@ TRAINED = {
 
 @functools.cache
 def digits():
-    datasets = pytest.importorskip("sklearn.datasets")
-    data = datasets.load_digits()
+    data = sklearn.datasets.load_digits()
     return data.data.astype(np.float32) / 16, data.target.astype(np.int32)
 
 

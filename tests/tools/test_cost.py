@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import fftgrad as fg
 
+EVERY_PLATFORM = True
 ALL = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 STEP = fg.Step.of(3)
 

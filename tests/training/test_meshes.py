@@ -16,6 +16,7 @@ from parallel import of_size, unshard
 
 import fftgrad as fg
 
+EVERY_PLATFORM = True
 AXES = ("slow", "fast")
 LIKE = {"w": jax.ShapeDtypeStruct((10, 11), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
 ALL = pytest.mark.parametrize("exchange", HIERARCHIES.values(), ids=HIERARCHIES)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES, gradients, values
+from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES, SLOW, gradients, typically, values
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, of_size, train_step
@@ -18,14 +18,7 @@ import fftgrad as fg
 WORKERS = 4
 PAIR = {"a": jax.ShapeDtypeStruct((8, 8), "float32"), "b": jax.ShapeDtypeStruct((8, 8), "float32")}
 BUCKETS = fg.Layout("leaf", 256)  # a leaf each
-LONG = {"two stages, budget", "two stages, top-k", "two stages, one sign"}  # to compile
-
-
-def slowly(names):
-    return [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in names]
-
-
-ALL = pytest.mark.parametrize("name", slowly(EXCHANGES))
+ALL = pytest.mark.parametrize("name", typically(EXCHANGES))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +162,7 @@ OF_ANY_SIZE = [
 ]
 
 
-@pytest.mark.parametrize("name", OF_ANY_SIZE)
+@pytest.mark.parametrize("name", typically(OF_ANY_SIZE))
 def test_the_others_have_the_mean_that_they_would_have_on_their_own(name):
     """Over three steps, the last worker being bad in all of them."""
     init, update = mapped(EXCHANGES[name], "drop_worker")
@@ -384,7 +377,7 @@ MAPPED = [
 ]
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=SLOW)])
 @pytest.mark.parametrize("name", MAPPED)
 def test_under_shard_map_it_is_the_same(name, check_vma):
     exchange = EXCHANGES[name]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import EXCHANGES, TREE, gradients, values
+from cases import EXCHANGES, SLOW, TREE, gradients, values
 from parallel import AXIS, everywhere, mesh_of
 
 import fftgrad as fg
@@ -200,7 +200,8 @@ def kinds(state):
 
 
 @pytest.mark.parametrize(
-    ("by", "checked"), [("shard_map", True), ("shard_map", False), ("vmap", True)]
+    ("by", "checked"),
+    [("shard_map", True), pytest.param("shard_map", False, marks=SLOW), ("vmap", True)],
 )
 @pytest.mark.parametrize("name", STATEFUL)
 def test_on_the_host_it_is_the_same_to_the_bit(name, by, checked):

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
-from cases import gradients, values
+from cases import SLOW, gradients, values
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, mesh_of
 
@@ -313,7 +313,7 @@ def test_feedback_is_that_of_the_gradients():
         np.testing.assert_allclose(start[key] - params[key], told - left, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=SLOW)])
 @pytest.mark.parametrize("memory", [fg.NoMemory(), fg.ErrorFeedback()], ids=["none", "feedback"])
 @pytest.mark.parametrize(
     "inner",
