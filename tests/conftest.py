@@ -52,7 +52,8 @@ def _really_eight_devices() -> None:
     assert jax.device_count() == DEVICES
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda", "tpu"])
+# For a TPU there are few programs of their own.
+@pytest.fixture(scope="module", params=["cpu", "cuda", pytest.param("tpu", marks=pytest.mark.slow)])
 def platform(request, _programs_of_this_platform):
     """Runs a test also with the programs that are made for accelerators, on this platform."""
     with pytest.MonkeyPatch.context() as patch:

@@ -186,8 +186,8 @@ def test_a_reader_who_has_enough_is_left_in_peace(monkeypatch, argv, unbuffered)
     done = process(code, *argv, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert done.stderr == ""
-    # What argparse fails to print at once it says nothing of.
-    assert done.returncode == (0 if unbuffered and argv == ["--version"] else 141)
+    # What argparse fails to print at once it says nothing of, but in its older versions.
+    assert done.returncode in ({0, 141} if unbuffered and argv == ["--version"] else {141})
 
 
 def test_as_a_module_it_prints_json_and_nothing_else():

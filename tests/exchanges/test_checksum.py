@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CODECS, EXCHANGES, HIERARCHIES, typically, values
+from cases import CODECS, EXCHANGES, HIERARCHIES, SLOW, typically, values
 from hypothesis import given
 from hypothesis import strategies as st
 from parallel import AXIS, MODES, everywhere
@@ -193,7 +193,7 @@ def assert_bad(before, mean, after):
     assert same(before.overflow, after.overflow)
 
 
-@pytest.mark.parametrize("bit", [0, 31, 33, 40, 95])
+@pytest.mark.parametrize("bit", [0, pytest.param(31, marks=SLOW), 33, 40, 95])
 @pytest.mark.parametrize("name", BUFFERS)
 def test_a_flipped_bit_is_noticed_by_all_workers(name, bit, monkeypatch):
     exchange, collective = BUFFERS[name]

@@ -197,7 +197,13 @@ SPARSE = {
 }
 
 
-@pytest.mark.parametrize("codec", SPARSE.values(), ids=SPARSE)
+@pytest.mark.parametrize(
+    "codec",
+    [
+        pytest.param(c, id=n, marks=[SLOW] if n in ("threshold", "few blocks") else [])
+        for n, c in SPARSE.items()
+    ],
+)
 def test_payloads_add_up_at_once_as_one_by_one(codec, monkeypatch):
     x, total = rows(5), jnp.asarray(values((N,), seed=7))
     payloads = jax.vmap(lambda row: fg.compress(codec, row))(x)

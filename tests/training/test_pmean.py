@@ -119,7 +119,7 @@ NARROW = {
 }
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("exchange", NARROW.values(), ids=NARROW)
 def test_what_rounding_drops_of_the_mean_is_not_lost(exchange, dtype, check_vma):

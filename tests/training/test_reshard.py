@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import EXCHANGES, HIERARCHIES, MEMORIES, typically
+from cases import EXCHANGES, HIERARCHIES, MEMORIES, SLOW, typically
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, mesh_of, of_size, unshard
@@ -109,7 +109,7 @@ def test_shards_are_cut_as_the_exchange_cuts_them(n, shards):
     np.testing.assert_array_equal(_rows.join(wanted, n), x)
 
 
-@pytest.mark.parametrize("after", [4, 6, 3, 1, 16])
+@pytest.mark.parametrize("after", [4, 6, 3, *(pytest.param(n, marks=SLOW) for n in (1, 16))])
 @pytest.mark.parametrize(
     "name", ["gather top-k", "two stages", "low rank", "low rank in turns", "gather adaptive"]
 )

@@ -256,7 +256,7 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=SLOW)])
 @pytest.mark.parametrize("name", INNER)
 def test_without_loss_it_is_the_inner_optimizer(name, check_vma):
     tx = fg.optimizers.sharded(INNER[name], WORKERS, axis_name=AXIS, **LOSSLESS)
