@@ -183,7 +183,7 @@ def typically(names):
 
 
 def plain(names):
-    """Of the methods, those with the arguments of their kind; the others are slow."""
+    """Of methods or codecs, those of one word; their variants and chains are slow."""
     return [n if " " not in n else pytest.param(n, marks=SLOW) for n in names]
 
 
