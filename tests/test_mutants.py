@@ -691,7 +691,7 @@ def run(folder, tests):
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-x", "-p", "no:cacheprovider"]
     out = subprocess.run(
-        [*command, *shlex.split(tests)],
+        [*command, "-m", "", *shlex.split(tests)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
