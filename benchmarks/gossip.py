@@ -67,17 +67,21 @@ class Method:
 
 def beer(name: str, codec: fg.Codec, gamma: float, gradients: fg.Codec | None = None) -> Method:
     """Compressed gradient tracking."""
-    make = lambda graph: fg.optimizers.beer(  # noqa: E731
-        optax.sgd(RATE), codec, graph, gamma=gamma, gradients=gradients, axis_name=AXIS
-    )
+
+    def make(graph: fg.Graph) -> optax.GradientTransformationExtraArgs:
+        return fg.optimizers.beer(
+            optax.sgd(RATE), codec, graph, gamma=gamma, gradients=gradients, axis_name=AXIS
+        )
+
     return Method(name, make, codec, 2)
 
 
 def choco(name: str, codec: fg.Codec, gamma: float) -> Method:
     """Gossip of parameters alone."""
-    make = lambda graph: fg.optimizers.choco_sgd(  # noqa: E731
-        optax.sgd(RATE), codec, graph, gamma=gamma, axis_name=AXIS
-    )
+
+    def make(graph: fg.Graph) -> optax.GradientTransformationExtraArgs:
+        return fg.optimizers.choco_sgd(optax.sgd(RATE), codec, graph, gamma=gamma, axis_name=AXIS)
+
     return Method(name, make, codec, 1)
 
 

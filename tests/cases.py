@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import fftgrad as fg
 from fftgrad import learned
+from fftgrad.codecs._chain import stages
 
 CODECS: dict[str, fg.Codec] = {
     "identity": fg.Identity(),
@@ -182,9 +183,26 @@ def typically(names):
     return [n if n in TYPICAL else pytest.param(n, marks=SLOW) for n in names]
 
 
-def plain(names):
-    """Of methods or codecs, those of one word; their variants and chains are slow."""
-    return [n if " " not in n else pytest.param(n, marks=SLOW) for n in names]
+def plain(methods):
+    """Those of one word; their variants are slow."""
+    return [n if " " not in n else pytest.param(n, marks=SLOW) for n in methods]
+
+
+def first_of_a_kind():
+    """The codecs with a stage of a class that no row before has, and two chains in use."""
+    found, seen = {"blocked", "rotated"}, set()
+    for name, codec in CODECS.items():
+        kinds = {type(stage) for stage in stages(codec)}
+        if kinds - seen:
+            found.add(name)
+        seen |= kinds
+    return found
+
+
+def by_kind():
+    """Codecs, of which the first of a kind stand for the others; those are slow."""
+    first = first_of_a_kind()
+    return [n if n in first else pytest.param(n, marks=SLOW) for n in CODECS]
 
 
 HIERARCHIES: dict[str, fg.Hierarchical] = {

@@ -14,7 +14,6 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -121,9 +120,10 @@ def taught(rows: jax.Array, *, variant: str, rate: float, turns: int) -> list[fl
 
     @jax.jit
     def run(seen: Any, items: Any) -> jax.Array:
-        params = net.init()
-        turn: Callable[..., Any] = lambda _, p: lax.scan(learn, p, seen)[0]  # noqa: E731
-        params = lax.fori_loop(0, turns, turn, params)
+        def turn(_: jax.Array, params: Any) -> Any:
+            return lax.scan(learn, params, seen)[0]
+
+        params = lax.fori_loop(0, turns, turn, net.init())
         return lax.map(lambda item: error(params, item), items)
 
     found = np.asarray(run(seen, items))

@@ -234,9 +234,9 @@ def main() -> None:
     rates = [float(rate) for rate in args.rates.split(",")]
 
     def chosen(name: str) -> bool:
-        if args.smoke and not wanted:
-            return name in SMOKE
-        return not wanted or any(word in name for word in wanted)
+        if wanted:
+            return any(word in name for word in wanted)
+        return not args.smoke or name in SMOKE
 
     @functools.cache
     def program(task: Task, method: Method) -> Program:

@@ -15,8 +15,8 @@ from cases import (
     OWN_SCALE,
     SHAPES,
     TILED,
+    by_kind,
     floats,
-    plain,
     values,
 )
 from hypothesis import given
@@ -92,7 +92,7 @@ def test_jit_changes_nothing_and_compiles_once(name):
     assert f._cache_size() == 1
 
 
-@pytest.mark.parametrize("name", plain(CODECS))
+@pytest.mark.parametrize("name", by_kind())
 def test_vmap_is_a_loop(name):
     codec = CODECS[name]
     x = jnp.asarray(values((3, 90)))

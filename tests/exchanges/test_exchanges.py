@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from cases import CODECS, EXCHANGES, SLOW, TYPICAL, gradients, plain, values
+from cases import CODECS, EXCHANGES, SLOW, TYPICAL, by_kind, gradients, values
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, of_size, train_step
@@ -138,7 +138,7 @@ def test_all_parts_travel_together(name):
     )
 
 
-@pytest.mark.parametrize("name", plain(CODECS))
+@pytest.mark.parametrize("name", by_kind())
 def test_gathering_is_compressing_and_averaging_at_the_bytes_of_the_codec(name):
     codec, x, step = CODECS[name], rows(8), fg.Step.of(5)
     run = compiled("shard_map", fg.AllGather(codec), 8)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CODECS, EXCHANGES, HIDES_NONFINITE, MEMORIES, values
+from cases import CODECS, EXCHANGES, HIDES_NONFINITE, MEMORIES, first_of_a_kind, values
 from parallel import AXIS, everywhere, train_step
 
 import fftgrad as fg
@@ -25,12 +25,12 @@ SINGLE = {name: codec for name, codec in CODECS.items() if not repr(codec).start
 OTHERS = {name: e for name, e in EXCHANGES.items() if not isinstance(e, fg.AllGather)}
 
 
-def rows_of(table, default, slow):
-    """Each row of a table with each of its sizes; chains and variants of codecs are slow too."""
+def rows_of(table, default, slow, names=None):
+    """Each row of a table with each of its sizes; by default those of these names at `default`."""
     slowly = functools.partial(pytest.param, marks=pytest.mark.slow)
-    several = {name for name in table if table is CODECS and " " in name}
+    names = set(table) if names is None else names
     return [
-        (pytest.param if n in default and name not in several else slowly)(row, n, id=f"{name}-{n}")
+        (pytest.param if n in default and name in names else slowly)(row, n, id=f"{name}-{n}")
         for name, row in table.items()
         for n in (*default, *slow)
     ]
@@ -95,7 +95,9 @@ def wrong_steps(init, update, x):
     return wrong
 
 
-@pytest.mark.parametrize(("codec", "n"), rows_of(CODECS, [5_000], [1_000, 65_537, 1_000_003]))
+@pytest.mark.parametrize(
+    ("codec", "n"), rows_of(CODECS, [5_000], [1_000, 65_537, 1_000_003], first_of_a_kind())
+)
 def test_a_bad_step_of_any_codec_behind_all_gather_leaves_no_trace(codec, n):
     tx = fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name=AXIS)
     assert wrong_steps(*vmapped(tx), good(n)) == []
