@@ -97,6 +97,11 @@ def half_reduced(x: jax.Array) -> frozenset[str]:
     return frozenset(manual.unreduced | manual.reduced | spec.unreduced | spec.reduced)
 
 
+def is_unreduced(x: jax.Array, axis_name: AxisName) -> bool:
+    """Whether the type of a global array says that it is a sum over the axis, yet to be taken."""
+    return set(names(axis_name)) <= jax.typeof(x).sharding.spec.unreduced
+
+
 def vary(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """`x`, typed as varying along the axis where JAX knows; its gradient is then a worker's own."""
     if not is_tracked(axis_name):

@@ -26,6 +26,12 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
+    "the parts of a sum count as the workers' own gradients": Mutant(
+        "training/_unreduced.py",
+        "part * workers",
+        "part * 1",
+        "tests/training/test_unreduced.py -k 'one_exchange and dense'",
+    ),
     "the memory moves on a bad step": Mutant(
         "training/_pmean.py",
         "finite, (remembered, exchanged), (state.memory, state.exchange)",

@@ -16,7 +16,7 @@ from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._no_memory import NoMemory
 from fftgrad.ops._keys import as_key
-from fftgrad.training import _narrow, _non_finite, _worker
+from fftgrad.training import _narrow, _non_finite, _unreduced, _worker
 from fftgrad.training._check_gradients import (
     check_local,
     check_replicated,
@@ -114,6 +114,8 @@ def compressed_pmean(
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. Its
       `update` takes `value=loss`, the loss of the worker, for exchanges that watch it (`Recover`).
+      Under `jax.jit` on an Explicit mesh it also takes global gradients of one loss over the whole
+      batch that JAX types as unreduced over the axis, and returns their sum.
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the mean is rounded to each leaf's
       dtype. Memory and exchange work in float32, so gradients that are cast to float32 before it
@@ -280,7 +282,8 @@ def compressed_pmean(
             error=_parts.where(finite, error, state.error),
         )
 
-    return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
+    update = _unreduced.in_parts(_axes.without_explicit(update), axis_name)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _remedy(exchange: object) -> str:
