@@ -59,7 +59,7 @@ def _refuse_sums(updates: PyTree, axis_name: AxisName) -> None:
         if not _axes.is_unreduced(leaf, axis_name):
             raise ValueError(
                 f"compressed_pmean(updates{jax.tree_util.keystr(path)}): must be unreduced over "
-                f"{axis_name!r} as others are, got one that JAX has summed already, dense; type its "
+                f"{axis_name!r} as others are, got one that JAX has summed already; type its "
                 "parameter as reduced before the loss, by jax.sharding.reshard(params, "
                 f"jax.P(reduced={set(_axes.names(axis_name))}))."
             )

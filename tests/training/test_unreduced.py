@@ -1,7 +1,5 @@
 """Gradients that JAX has yet to sum, under plain jit on an Explicit mesh."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 import fftgrad as fg
 
 WORKERS, MICROBATCHES = 4, 3
+REPLICATED = P()
 TOP_K = fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=8)))
 
 
@@ -36,7 +35,7 @@ def whole(x):
     return jax.grad(lambda p: jnp.mean(jnp.stack([loss(p, part) for part in x])))(PARAMS)
 
 
-def accumulated(params, x, spec=P()):
+def accumulated(params, x, spec=REPLICATED):
     """The gradient as MaxText takes it: parameters typed as reduced, a scan over microbatches."""
     reduced = reshard(params, P(*spec, reduced={"data"}))
 
@@ -48,7 +47,7 @@ def accumulated(params, x, spec=P()):
     return total
 
 
-def made(tx, mesh, spec=P()):
+def made(tx, mesh, spec=REPLICATED):
     specs = jax.tree.map(lambda _: spec, PARAMS)
     params = jax.tree.map(jnp.asarray, PARAMS)
     state = fg.init(tx, params, mesh, "data", specs)
