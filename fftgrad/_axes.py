@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 AxisName: TypeAlias = str | tuple[str, ...]
 """One mesh axis, or several that act as one."""
@@ -44,7 +44,7 @@ def check_mesh(argument: str, mesh: Mesh, axis_name: AxisName) -> None:
         )
 
 
-def mesh_size(mesh: Mesh, axis_name: AxisName) -> int:
+def mesh_size(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> int:
     """The number of workers along the axis of a mesh."""
     return math.prod(mesh.shape[name] for name in names(axis_name))
 
@@ -97,9 +97,11 @@ def half_reduced(x: jax.Array) -> frozenset[str]:
     return frozenset(manual.unreduced | manual.reduced | spec.unreduced | spec.reduced)
 
 
-def is_unreduced(x: jax.Array, axis_name: AxisName) -> bool:
+def is_unreduced(x: object, axis_name: AxisName) -> bool:
     """Whether the type of a global array says that it is a sum over the axis, yet to be taken."""
-    return set(names(axis_name)) <= jax.typeof(x).sharding.spec.unreduced
+    spec = jax.typeof(x).sharding.spec if isinstance(x, jax.Array) else PartitionSpec()
+    kind = getattr(spec, "unreduced_kind", None)  # since jax 0.12 it may be a maximum
+    return set(names(axis_name)) <= spec.unreduced and getattr(kind, "name", "sum") == "sum"
 
 
 def vary(x: jax.Array, axis_name: AxisName) -> jax.Array:
