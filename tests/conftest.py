@@ -2,8 +2,10 @@
 
 import functools
 import gc
+import hashlib
 import os
 import pathlib
+import platform as machine
 
 DEVICES = 8
 # The devices share one pool of threads: where all of its threads wait in a collective, nothing is
@@ -12,6 +14,7 @@ os.environ.setdefault("PJRT_NPROC", str(4 * DEVICES))
 
 import hypothesis  # noqa: E402  (after the setting)
 import jax  # noqa: E402  (after the setting)
+import jaxlib  # noqa: E402  (after the setting)
 import pytest  # noqa: E402  (after the setting)
 
 jax.config.update("jax_platforms", "cpu")
@@ -23,9 +26,23 @@ QUICK = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_pas
 if jax.__version_info__ < (0, 11):  # later versions end at a flag that they do not know
     QUICK.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([*QUICK, os.environ.get("XLA_FLAGS", "")])
-# A module compiles anew what others had, and a second run what the first one had.
-CACHE = pathlib.Path(__file__).parent.parent / ".pytest_cache/programs"
-jax.config.update("jax_compilation_cache_dir", str(CACHE))
+
+
+def programs() -> pathlib.Path:
+    """The folder of compiled programs: a module has what others compiled, a run what the last did.
+
+    It is outside the checkout, for all checkouts on this machine. Programs for other processors
+    may not run here, and their home may be the same.
+    """
+    cpu = pathlib.Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else [machine.processor()]
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), lines[0])
+    kind = f"{jax.__version__} {jaxlib.__version__} {machine.machine()} {flags}"
+    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+    return home / "fftgrad-tests" / hashlib.sha256(kind.encode()).hexdigest()[:16]
+
+
+jax.config.update("jax_compilation_cache_dir", str(programs()))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # Tracing makes many objects that stay: looking through them again and again is a sixth of its time.
