@@ -248,6 +248,36 @@ MUTANTS = {
         "all_total / all_weight * change) / (workers * weight)",
         "tests/training/test_value_and_grad.py -k 'global_weight and int32'",
     ),
+    "a weight is swallowed": Mutant(
+        "training/_pmean.py",
+        "grads = weighted(grads, weight, axis_name, non_finite)",
+        "pass",
+        "tests/training/test_weigh.py -k 'every_method and top_k'",
+    ),
+    "a worker that is left out still weighs": Mutant(
+        "training/_weigh.py",
+        "total = _counts.zero_unless(counts, own)",
+        "total = own",
+        "tests/training/test_weigh.py -k left_out_do_not_count",
+    ),
+    "a worker without weight shows its NaN": Mutant(
+        "training/_weigh.py",
+        "jnp.where(own == 0, 0, leaf)",
+        "leaf",
+        "tests/training/test_weigh.py -k may_hold_anything",
+    ),
+    "1-bit Adam swallows a weight": Mutant(
+        "methods/_scale_by_one_bit_adam.py",
+        "grads = weighted(grads, extra[\"weight\"], axis_name)",
+        "pass",
+        "tests/training/test_weigh.py -k 'every_method and one_bit_adam'",
+    ),
+    "votes in a composite take a weight": Mutant(
+        "exchanges/_top_votes.py",
+        "inner = exchange.inner if isinstance(exchange, Composite) else ()",
+        "inner = ()",
+        "tests/training/test_weigh.py -k votes_have_no_weights",
+    ),
     "the weight has no gradient": Mutant(
         "training/_value_and_grad.py",
         "change = weight - lax.stop_gradient(weight)",

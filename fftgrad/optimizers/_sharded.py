@@ -82,7 +82,7 @@ def sharded(
     Clip each worker's own gradients before it, by `fg.clip_by_local_norm(1.0, "data")` in an
     `optax.chain`. Optimizers for parts of the parameters are an `optax.partition` as `inner`.
 
-    `update(..., weight=tokens)` weighs a worker's gradient, as `fg.weigh` does.
+    `update(..., weight=tokens)` weighs a worker's gradient, as `compressed_pmean` does.
 
     Args:
       inner: the optimizer of each shard, complete with its learning rate.
