@@ -11,7 +11,7 @@ from fftgrad._contracts import AxisName
 from fftgrad.codecs.quantizers._sign import Sign
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.training._pmean import compressed_pmean
-from fftgrad.training._weigh import refuse_weighted_votes
+from fftgrad.training._weigh import ONE_VOTE, refuse_weight
 
 
 def majority_vote(*, axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
@@ -49,7 +49,7 @@ def majority_vote(*, axis_name: AxisName = "data") -> optax.GradientTransformati
         updates: optax.Updates, state: Any, params: Any = None, **extra: Any
     ) -> tuple[optax.Updates, Any]:
         del params
-        refuse_weighted_votes("majority_vote", extra.get("weight"))
+        refuse_weight("majority_vote", extra.get("weight"), *ONE_VOTE)
         # One for zero too, so that all votes have one magnitude; what is not finite becomes NaN.
         own = jax.tree.map(lambda g: jnp.where(g < 0, -1.0, 1.0).astype(g.dtype) + (g - g), updates)
         return own, state

@@ -110,8 +110,7 @@ def scale_by_one_bit_adam(
         del params
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         # Here, because what is exchanged later has the momentum of all in it.
-        if extra.get("weight") is not None:
-            grads = weighted(grads, extra["weight"], axis_name)
+        grads = weighted(grads, extra.get("weight"), axis_name)
 
         def warm_up(grads: PyTree, state: OneBitAdamState) -> Any:
             mean, inner = dense.update(grads, state.dense)

@@ -19,7 +19,7 @@ from fftgrad.ops._keys import as_key
 from fftgrad.training import _worker
 from fftgrad.training._check_gradients import check_local, refuse_masked
 from fftgrad.training._own_step import own_step
-from fftgrad.training._pmean import stands_in
+from fftgrad.training._stands_in import stands_in
 from fftgrad.training._weigh import refuse_weight
 
 

@@ -180,8 +180,7 @@ def sharded(
         is_mine, worker = _worker.recognize(state.worker.value, axis_name)
         updates, params = _axes.whole((updates, params))
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
-        if weight is not None:
-            grads = weighted(grads, weight, axis_name)
+        grads = weighted(grads, weight, axis_name)
         grads = _worker.poison_unless(is_mine, grads)
         x, compensated = memory.compensate(grads, own)
 

@@ -27,8 +27,9 @@ from fftgrad.training._check_gradients import (
 from fftgrad.training._check_state import check_state
 from fftgrad.training._non_finite import NonFinite
 from fftgrad.training._own_step import own_step
+from fftgrad.training._stands_in import stands_in
 from fftgrad.training._value_and_grad import check_own
-from fftgrad.training._weigh import refuse_weighted_votes, weighted
+from fftgrad.training._weigh import ONE_VOTE, refuse_weight, weighted
 
 Masked = Literal["refuse", "elsewhere"]
 
@@ -116,12 +117,9 @@ def compressed_pmean(
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. Its
       `update` takes `value=loss`, the loss of the worker, for exchanges that watch it (`Recover`),
-      and `weight=tokens`: the mean over the w workers is then Σ v_i g_i / Σ v_i for the weights
-      v_i, because each gradient, before a memory sees it, is multiplied by w v_i / Σ v_j. A weight
-      is a number or a scalar array, as of examples or tokens, 0 for a worker that has none: what it
-      holds as its gradient is then left out, be it NaN, and it takes part with zeros or with what
-      its memory has kept. In gradients of `value_and_grad(has_weight=True)` the weights are
-      already: with both they count twice, and nobody can know.
+      and `weight=tokens`, a scalar, for the mean Σ v g / Σ v: each gradient is multiplied by
+      w v / Σ v before a memory sees it, and left out if v is 0, be it NaN. Those of
+      `value_and_grad(has_weight=True)` are weighed already.
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the mean is rounded to each leaf's
       dtype. Memory and exchange work in float32, so gradients that are cast to float32 before it
@@ -133,8 +131,8 @@ def compressed_pmean(
       `SharedSupport`; in two of `Hierarchical` and those of its slow exchange; in two of
       `Recover(max_error=...)` and those of the exchange in use. By default there is a bucket for
       every 2^30 parameters. `measure` adds 12 bytes, in two all-reduces, and a loss that is watched
-      4. A weight adds an all-reduce of 4, two with "drop_worker". "drop_worker" adds 4 to each sum
-      of a bucket, an all-reduce of 4 to `Hierarchical`, two of 4 over model axes.
+      4, as does a weight; with "drop_worker" it adds 8. "drop_worker" adds 4 to each sum of a
+      bucket, an all-reduce of 4 to `Hierarchical`, two of 4 over model axes.
 
     Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
       goes back to the memory, which sends it later; without memory it is lost. An axis of one
@@ -145,21 +143,19 @@ def compressed_pmean(
       step on all workers alike; with "skip" it takes the zeros for a gradient, and Adam's moments
       decay. With "drop_worker" a worker that is left out forgets nothing: for g workers left in a
       step, and e the residuals of all, Σ g · mean + Σ e = Σ of the gradients that were finite. If
-      none is, or the mean is not, it is "skip". If all weights are 0, all gradients are. A weight
-      that is negative or not finite makes the mean NaN. A state that is not this worker's own, as
-      when one worker's is restored on all, or rows come back in another order or in another number,
-      makes every step bad until it is made anew. It is told by `state.worker`, from the second
-      update on.
+      none is, or the mean is not, it is "skip". A state that is not this worker's own, as when one
+      worker's is restored on all, or rows come back in another order or in another number, makes
+      every step bad until it is made anew. It is told by `state.worker`, from the second update on.
 
     Raises:
       ValueError: if `masked` or `non_finite` is none of these, or if `measure` is to see the error
         of an exchange whose `sent` is x (`Hierarchical`); while tracing, if the axis is not bound,
         if the exchange needs the loss and `value` is missing or does not vary over the axis, if
-        `weight` is no scalar, or the exchange votes (`TopVotes`) and it is given, if a
-        gradient does not vary over the axis (it is summed already), if `params` are known to vary
-        over it (they are sharded over it), if some gradients vary over a model axis and others do
-        not, if a leaf is masked, or if the state is not sharded over the workers, or is that of
-        another exchange, memory or layout.
+        `weight` is no scalar, or is given to votes (`TopVotes`), if a gradient does not vary over
+        the axis (it is summed already), if `params` are known to vary over it (they are sharded
+        over it), if some gradients vary over a model axis and others do not, if a leaf is masked,
+        or if the state is not sharded over the workers, or is that of another exchange, memory or
+        layout.
       TypeError: if `exchange` or `memory` is none, or `axis_name` no name; while tracing, if a leaf
         is not a floating-point array of at most 32 bits.
 
@@ -220,8 +216,7 @@ def compressed_pmean(
         del extra
         if masked == "refuse":
             refuse_masked(updates)
-        if has_votes(exchange):
-            refuse_weighted_votes("compressed_pmean", weight)
+        refuse_weight("compressed_pmean", weight if has_votes(exchange) else None, *ONE_VOTE)
         like = checked_like(updates)
         check_local(updates, axis_name)
         check_replicated(params, axis_name)
@@ -238,8 +233,7 @@ def compressed_pmean(
         mine, worker = _worker.recognize(state.worker, axis_name)
 
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
-        if weight is not None:
-            grads = weighted(grads, weight, axis_name, non_finite)
+        grads = weighted(grads, weight, axis_name, non_finite)
         grads = _worker.poison_unless(mine, grads)
         x, compensated = memory.compensate(grads, own)
         counts = _non_finite.who_counts(non_finite, x, mine, axis_name)
@@ -304,9 +298,3 @@ def _remedy(exchange: object) -> str:
     if isinstance(exchange, Memory):
         return f"the exchange comes first: compressed_pmean(exchange, {exchange!r}, ...)."
     return "wrap a codec as AllGather(codec)."
-
-
-def stands_in(params: optax.Params) -> bool:
-    """Whether it is what `optax.tree_utils.tree_map_params` passes in place of parameters."""
-    kind: Any = type(params)
-    return not jax.tree.leaves(params) and kind.__module__.startswith("optax.tree_utils")

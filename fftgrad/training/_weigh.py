@@ -12,6 +12,10 @@ from fftgrad.exchanges import _counts
 from fftgrad.training import _non_finite
 from fftgrad.training._non_finite import NonFinite
 
+ONE_VOTE = (
+    "each worker has one vote, however long its gradient is",
+    "or use a method that averages gradients",
+)
 IN_THE_LOSS = (
     "take the gradients by fg.value_and_grad(has_weight=True), whose plain mean is the weighted one"
 )
@@ -19,14 +23,17 @@ IN_THE_LOSS = (
 
 def weighted(
     tree: PyTree,
-    weight: jax.Array | float,
+    weight: jax.Array | float | None,
     axis_name: AxisName,
     non_finite: NonFinite = "propagate",
 ) -> PyTree:
-    """What a worker hands to a mean so that it counts by its weight: w v_i / Σ v_j times it.
+    """What a worker hands to a mean so that it counts by its weight: w v / Σ v times it.
 
-    The workers that "drop_worker" leaves out are neither among these w nor in the sum.
+    The workers that "drop_worker" leaves out are neither among these w nor in the sum. A weight
+    that is negative or not finite makes the mean NaN. Without one, all workers count alike.
     """
+    if weight is None:
+        return tree
     if jnp.ndim(weight):
         raise ValueError(
             f"update(weight): must be a scalar, got shape {jnp.shape(weight)}; pass the sum, as "
@@ -51,9 +58,3 @@ def refuse_weight(owner: str, weight: Any, because: str, remedy: str = IN_THE_LO
         raise ValueError(
             f"{owner}.update(weight): must be left out, because {because}, got one; {remedy}."
         )
-
-
-def refuse_weighted_votes(owner: str, weight: Any) -> None:
-    """Refuses a weight where workers vote."""
-    because = "each worker has one vote, however long its gradient is"
-    refuse_weight(owner, weight, because, "or use a method that averages gradients")
