@@ -104,7 +104,7 @@ def check_call(
     owner: str, updates: PyTree, params: PyTree | None, graph: Graph, axis: AxisName, **extra: Any
 ) -> PyTree:
     """The parameters, once they and the gradients are known to be this worker's own."""
-    refuse_masked(updates)
+    refuse_masked(updates, owner, "")
     refuse_weight(owner, extra.get("weight"), "what neighbors average are parameters")
     check_local(updates, axis, owner)
     _graphs.checked(graph, _axes.size(axis, owner))

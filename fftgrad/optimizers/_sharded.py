@@ -18,6 +18,7 @@ from fftgrad.ops._keys import as_key
 from fftgrad.optimizers._check_inner import check_inner
 from fftgrad.training import _non_finite, _worker
 from fftgrad.training._check_gradients import (
+    ELSEWHERE,
     check_local,
     check_replicated,
     checked_like,
@@ -164,7 +165,8 @@ def sharded(
                 "tx.update(grads, state, params)."
             )
         if masked == "refuse":
-            refuse_masked(updates, OWNER, "give all leaves, and an optax.partition as inner")
+            otherwise = f"; else give all leaves, and an optax.partition as inner, {ELSEWHERE}"
+            refuse_masked(updates, OWNER, otherwise)
         like = checked_like(updates, OWNER)
         check_local(updates, axis_name, OWNER)
         check_replicated(params, axis_name, OWNER)
