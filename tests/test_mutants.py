@@ -248,6 +248,24 @@ MUTANTS = {
         "all_total / all_weight * change) / (workers * weight)",
         "tests/training/test_value_and_grad.py -k 'global_weight and int32'",
     ),
+    "a frozen leaf is exchanged": Mutant(
+        "training/_trainable.py",
+        "part if keep else None",
+        "part",
+        "tests/training/test_trainable.py -k 'every_method and feedback_adam'",
+    ),
+    "the update of a frozen leaf is its gradient": Mutant(
+        "training/_trainable.py",
+        "jnp.zeros(g.shape, g.dtype)",
+        "g",
+        "tests/training/test_trainable.py -k 'every_method and feedback_adam'",
+    ),
+    "optax's placeholder is masked": Mutant(
+        "training/_trainable.py",
+        "params if stands_in(params) else ",
+        "",
+        "tests/training/test_trainable.py -k optax_finds",
+    ),
     "a weight is swallowed": Mutant(
         "training/_pmean.py",
         "grads = weighted(grads, weight, axis_name, non_finite)",

@@ -28,9 +28,10 @@ def trainable(
         )
         tx = fg.trainable(fg.optimizers.feedback_adam(3e-4, axis_name="data"), lora)
 
-    A mask that stands behind an exchange, as `optax.freeze` or an `optax.partition` around the
-    optimizer alone, comes too late: gradients of frozen leaves are compressed with the others, take
-    most of a top-k, and pile up in the residual. Nobody can know.
+    What stands behind it in a chain sees zeros for frozen leaves, and by a weight decay would move
+    them. A mask behind an exchange, as `optax.freeze` or an `optax.partition` around the optimizer
+    alone, comes too late: gradients of frozen leaves are compressed with the others, take most of a
+    top-k, and pile up in the residual. Nobody can know.
 
     Args:
       tx: any optax transformation; complete, with its learning rate.
