@@ -14,7 +14,7 @@ from fftgrad.training._non_finite import NonFinite
 
 ONE_VOTE = (
     "each worker has one vote, however long its gradient is",
-    "or use a method that averages gradients",
+    "leave it out, or use a method that averages gradients",
 )
 IN_THE_LOSS = (
     "take the gradients by fg.value_and_grad(has_weight=True), whose plain mean is the weighted one"
