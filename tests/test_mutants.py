@@ -278,6 +278,12 @@ MUTANTS = {
         "total = own",
         "tests/training/test_weigh.py -k left_out_do_not_count",
     ),
+    "a watched loss is not weighed": Mutant(
+        "training/_weigh.py",
+        "    if weight is None:\n        return _non_finite.over_those",
+        "    if True:\n        return _non_finite.over_those",
+        "tests/training/test_weigh.py -k watched",
+    ),
     "a worker without weight shows its NaN": Mutant(
         "training/_weigh.py",
         "jnp.where(own == 0, 0, leaf)",

@@ -29,7 +29,7 @@ from fftgrad.training._non_finite import NonFinite
 from fftgrad.training._own_step import own_step
 from fftgrad.training._stands_in import stands_in
 from fftgrad.training._value_and_grad import check_own
-from fftgrad.training._weigh import ONE_VOTE, refuse_weight, weighted
+from fftgrad.training._weigh import ONE_VOTE, mean_loss, refuse_weight, weighted
 
 Masked = Literal["refuse", "elsewhere"]
 
@@ -269,8 +269,7 @@ def compressed_pmean(
             finite, (remembered, exchanged), (state.memory, state.exchange)
         )
         if exchange.needs_loss:
-            loss = jnp.asarray(value, jnp.float32)
-            loss = _non_finite.over_those(counts, workers, loss, axis_name)
+            loss = mean_loss(value, weight, counts, workers, axis_name)
             # A step that leaves no trace tells nothing by its loss either.
             told = tuple(exchange.observe(s, loss, step) for s in exchanged)
             exchanged = _parts.where(finite, told, exchanged)

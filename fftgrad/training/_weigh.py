@@ -52,6 +52,20 @@ def weighted(
     return jax.tree.map(lambda leaf: (share * workers * leaf).astype(leaf.dtype), tree)
 
 
+def mean_loss(
+    value: jax.Array | float | None,
+    weight: jax.Array | float | None,
+    counts: jax.Array | None,
+    workers: jax.Array | None,
+    axis_name: AxisName,
+) -> jax.Array:
+    """The mean of the losses of the workers that count, each by its weight."""
+    loss = jnp.asarray(value, jnp.float32)
+    if weight is None:
+        return _non_finite.over_those(counts, workers, loss, axis_name)
+    return lax.pmean(weighted(loss, _counts.zero_unless(counts, weight), axis_name), axis_name)
+
+
 def refuse_weight(owner: str, weight: Any, because: str, remedy: str = IN_THE_LOSS) -> None:
     """Refuses a weight where it would have no effect, or a wrong one."""
     if weight is not None:

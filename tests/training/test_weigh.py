@@ -199,6 +199,29 @@ def test_what_stands_around_it_passes_a_weight_on_or_refuses(name):
     np.testing.assert_allclose(mean_of(tx)(GRADS, weights)[0], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("non_finite", ["propagate", "drop_worker"])
+def test_a_loss_that_is_watched_is_weighed_too(non_finite):
+    """A worker without examples has none: 0/0; one that is left out does not weigh."""
+    exchange = fg.Recover((fg.AllGather(fg.TopK(k=5)), DENSE), tolerance=9.0, smoothing=0.0)
+    tx = pmean(exchange, non_finite=non_finite)
+    weights = jnp.array([3.0, 1.0, 1.0, 0.0])
+    run = everywhere(
+        "vmap", lambda g, s, v, loss: tx.update(g, s, weight=v, value=loss)[1], WORKERS
+    )
+    state = jax.vmap(tx.init)(GRADS)
+    bad = GRADS.copy()
+    bad[1] = np.nan
+    of_bad = 5 / 4 if non_finite == "drop_worker" else 8 / 5  # else it is that of before
+    for grads, losses, expected in (
+        (GRADS, [2.0, 1.0, 1.0, np.nan], 8 / 5),
+        (bad, [1.0, 7.0, 2.0, np.nan], of_bad),
+        (GRADS, [1.0, 2.0, 3.0, np.nan], 8 / 5),
+    ):
+        state = run(grads, state, weights, jnp.array(losses))
+        np.testing.assert_allclose(state.exchange[0].loss, expected, rtol=1e-6)
+    assert np.all(np.asarray(state.exchange[0].level) == 0)
+
+
 VOTING = fg.TopVotes(workers=WORKERS, k=5)
 
 
