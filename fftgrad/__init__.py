@@ -13,7 +13,7 @@ from fftgrad.training import reshard_state as reshard_state
 from fftgrad.training import Resharded as Resharded
 from fftgrad.training import metrics as metrics
 from fftgrad.training import clip_by_local_norm as clip_by_local_norm
-from fftgrad.training import weigh as weigh
+from fftgrad.training import trainable as trainable
 from fftgrad.training import per_worker as per_worker
 from fftgrad.training import accumulate as accumulate
 from fftgrad.training import delay as delay

@@ -26,10 +26,10 @@ def pmean(exchange=GATHER, memory=fg.NoMemory(), **kwargs):
     return fg.compressed_pmean(exchange, memory, **{"axis_name": AXIS} | kwargs)
 
 
-def step(tx, made_by=None):
+def step(tx, made_by=None, **extra):
     """An update by `tx` with the state of another transformation."""
     made_by = made_by or tx
-    return everywhere("vmap", lambda g: tx.update(g, made_by.init(g))[0], 4)(GRADS)
+    return everywhere("vmap", lambda g: tx.update(g, made_by.init(g), **extra)[0], 4)(GRADS)
 
 
 def sharded(tx, check_vma=True):
@@ -253,6 +253,20 @@ MISTAKES = {
         r"metrics\(exchange\): must be .*; wrap a codec",
     ),
     # Compositions that do not work.
+    "a weight of votes": (
+        lambda: step(fg.methods.majority_vote(), weight=3), ValueError, "leave it out, or use a"
+    ),
+    "a weight of several gradients": (
+        lambda: step(fg.accumulate(pmean(), 2), weight=3), ValueError, "has_weight=True"
+    ),
+    "a leaf frozen by optax": (
+        lambda: step(optax.masked(fg.methods.sign_sgd(), {"w": False})),
+        ValueError,
+        r"use fg\.trainable\(tx, mask\)",
+    ),
+    "names in place of bools": (
+        lambda: step(fg.trainable(pmean(), {"w": "lora"})), TypeError, "a tree of bools, or a"
+    ),
     "MultiSteps": (accumulated_by_optax, ValueError, r"optax\.MultiSteps.*use fg\.accumulate"),
     "a sum of sparse payloads": (
         lambda: fg.AllReduce(TOP), ValueError, r"use AllGather\(TopK\(fraction=0\.1\)\)"

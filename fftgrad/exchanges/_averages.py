@@ -39,7 +39,7 @@ class MedianNormClip(Average):
         mean of v_i · min(1, median_j ||v_j|| / ||v_i||).
 
     The median is that of those who sent anything but zeros. Lengths are of what was sent, with the
-    weights of `fg.weigh` in it.
+    weights of the workers in it.
 
     A worker that is off, with bad data or a rate too high, weighs no more than the others do, and
     fewer than half of them cannot make the result longer than the rest of them would.

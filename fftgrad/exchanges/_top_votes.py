@@ -19,6 +19,7 @@ from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.exchanges import _alike, _counts, _digit_sum, _parts
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
+from fftgrad.exchanges._composite import Composite
 from fftgrad.exchanges._parts import Vectors
 from fftgrad.exchanges._per_worker import PerWorker, drop_worker_axis
 from fftgrad.ops import _finite
@@ -217,6 +218,12 @@ class TopVotes(Exchange):
             state=state,
             workers=_counts.number(told),
         )
+
+
+def has_votes(exchange: Exchange) -> bool:
+    """Whether workers vote in it."""
+    inner = exchange.inner if isinstance(exchange, Composite) else ()
+    return isinstance(exchange, TopVotes) or any(map(has_votes, inner))
 
 
 def _check_whole(x: PyTree, axis_name: AxisName) -> None:

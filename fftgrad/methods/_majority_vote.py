@@ -11,6 +11,7 @@ from fftgrad._contracts import AxisName
 from fftgrad.codecs.quantizers._sign import Sign
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.training._pmean import compressed_pmean
+from fftgrad.training._weigh import ONE_VOTE, refuse_weight
 
 
 def majority_vote(*, axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
@@ -32,7 +33,7 @@ def majority_vote(*, axis_name: AxisName = "data") -> optax.GradientTransformati
     Differs from the paper: all workers gather the votes and count them, without a server.
 
     Raises:
-      ValueError: while tracing, if the axis is not bound.
+      ValueError: while tracing, if the axis is not bound, or if `update` gets a `weight`.
 
     Example:
       >>> import fftgrad as fg
@@ -44,12 +45,14 @@ def majority_vote(*, axis_name: AxisName = "data") -> optax.GradientTransformati
       ICLR 2019, arXiv:1810.05291.
     """
 
-    def vote(updates: optax.Updates, params: Any = None) -> optax.Updates:
+    def vote(
+        updates: optax.Updates, state: Any, params: Any = None, **extra: Any
+    ) -> tuple[optax.Updates, Any]:
         del params
+        refuse_weight("majority_vote", extra.get("weight"), *ONE_VOTE)
         # One for zero too, so that all votes have one magnitude; what is not finite becomes NaN.
-        return jax.tree.map(
-            lambda g: jnp.where(g < 0, -1.0, 1.0).astype(g.dtype) + (g - g), updates
-        )
+        own = jax.tree.map(lambda g: jnp.where(g < 0, -1.0, 1.0).astype(g.dtype) + (g - g), updates)
+        return own, state
 
     def count(updates: optax.Updates, params: Any = None) -> optax.Updates:
         del params
@@ -59,7 +62,7 @@ def majority_vote(*, axis_name: AxisName = "data") -> optax.GradientTransformati
 
     return optax.with_extra_args_support(
         optax.chain(
-            optax.stateless(vote),
+            optax.GradientTransformationExtraArgs(optax.init_empty_state, vote),
             compressed_pmean(AllGather(Sign()), axis_name=axis_name),
             optax.stateless(count),
         )

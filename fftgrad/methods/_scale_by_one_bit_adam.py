@@ -15,6 +15,7 @@ from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._two_stage import TwoStage
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.training._pmean import compressed_pmean
+from fftgrad.training._weigh import weighted
 
 
 class OneBitAdamState(NamedTuple):
@@ -106,8 +107,10 @@ def scale_by_one_bit_adam(
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, Any]:
-        del params, extra
+        del params
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        # Here, because what is exchanged later has the momentum of all in it.
+        grads = weighted(grads, extra.get("weight"), axis_name)
 
         def warm_up(grads: PyTree, state: OneBitAdamState) -> Any:
             mean, inner = dense.update(grads, state.dense)

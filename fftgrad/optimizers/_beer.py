@@ -113,7 +113,7 @@ def beer(
 
     Raises:
       ValueError: if `gamma` is out of its range; while tracing, if `params` is missing or not a
-        worker's own, or the graph does not fit the number of workers.
+        worker's own, `update` gets a `weight`, or the graph does not fit the number of workers.
       TypeError: if `codec` or `gradients` is no codec, or `graph` no graph.
 
     Example:
@@ -156,7 +156,7 @@ def beer(
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, BeerState]:
-        x: Any = _gossip.check_call(OWNER, updates, params, graph, axis_name)
+        x: Any = _gossip.check_call(OWNER, updates, params, graph, axis_name, **extra)
         tracked, known = _gossip.copied(state.neighbors)
         share = _gossip.share(graph, gamma, axis_name)
         before: Estimate = drop_worker_axis(state.estimate)

@@ -96,7 +96,7 @@ def choco_sgd(
 
     Raises:
       ValueError: if `gamma` is out of its range; while tracing, if `params` is missing or not a
-        worker's own, or the graph does not fit the number of workers.
+        worker's own, `update` gets a `weight`, or the graph does not fit the number of workers.
       TypeError: if `codec` is no codec, or `graph` no graph.
 
     Example:
@@ -127,7 +127,7 @@ def choco_sgd(
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, ChocoState]:
-        x: Any = _gossip.check_call(OWNER, updates, params, graph, axis_name)
+        x: Any = _gossip.check_call(OWNER, updates, params, graph, axis_name, **extra)
         run = optax.with_extra_args_support(inner).update
         moves, own = run(updates, drop_worker_axis(state.inner), x, **extra)
         local = _gossip.wide(optax.apply_updates(x, moves))

@@ -17,7 +17,6 @@ from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worke
 from fftgrad.memories import ErrorFeedback
 from fftgrad.optimizers import _fragments
 from fftgrad.training._pmean import CompressedPmeanState, Masked, compressed_pmean
-from fftgrad.training._weigh import weighted
 
 DECAYED = ErrorFeedback(decay=0.95)
 SPARSE = AllGather(chain(TopK(fraction=0.03), LogLevels(bits=4)))
@@ -92,8 +91,8 @@ def diloco(
     is added to them: evaluate and save `state.anchor`, from which the workers' parameters are
     counted and which does not drift.
 
-    `update(..., weight=tokens)` weighs what a worker changed, as `fg.weigh` does; one with weight 0
-    sends only what its memory kept.
+    `update(..., weight=tokens)` at a meeting weighs what a worker changed, as `compressed_pmean`
+    weighs gradients; one with weight 0 sends only what its memory kept.
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate.
@@ -166,8 +165,6 @@ def diloco(
         updates: optax.Updates,
         state: Any,
         params: optax.Params | None = None,
-        *,
-        weight: jax.Array | float | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, DilocoState]:
         if params is None:
@@ -190,8 +187,6 @@ def diloco(
             outside = _fragments.select(state.outer, number)
             before = _fragments.select(state.pmean, number)
             change = jax.tree.map(jnp.subtract, anchor, _fragments.take(sends, number, fragments))
-            if weight is not None:
-                change = weighted(change, weight, axis_name)
             mean, pmean = compressed.update(change, before, **extra)
             moved, after = outer.update(mean, outside, anchor)
             moved = optax.apply_updates(anchor, moved)

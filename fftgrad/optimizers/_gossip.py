@@ -1,7 +1,7 @@
 """What optimizers share that talk to neighbors only: state, checks, and the step."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,8 @@ from fftgrad.ops._keys import as_key
 from fftgrad.training import _worker
 from fftgrad.training._check_gradients import check_local, refuse_masked
 from fftgrad.training._own_step import own_step
-from fftgrad.training._pmean import stands_in
+from fftgrad.training._stands_in import stands_in
+from fftgrad.training._weigh import refuse_weight
 
 
 class Copied(NamedTuple):
@@ -100,10 +101,11 @@ def start(
 
 
 def check_call(
-    owner: str, updates: PyTree, params: PyTree | None, graph: Graph, axis: AxisName
+    owner: str, updates: PyTree, params: PyTree | None, graph: Graph, axis: AxisName, **extra: Any
 ) -> PyTree:
     """The parameters, once they and the gradients are known to be this worker's own."""
-    refuse_masked(updates)
+    refuse_masked(updates, owner, "")
+    refuse_weight(owner, extra.get("weight"), "what neighbors average are parameters")
     check_local(updates, axis, owner)
     _graphs.checked(graph, _axes.size(axis, owner))
     if params is None:

@@ -18,6 +18,7 @@ from fftgrad.ops._keys import as_key
 from fftgrad.optimizers._check_inner import check_inner
 from fftgrad.training import _non_finite, _worker
 from fftgrad.training._check_gradients import (
+    ELSEWHERE,
     check_local,
     check_replicated,
     checked_like,
@@ -82,7 +83,7 @@ def sharded(
     Clip each worker's own gradients before it, by `fg.clip_by_local_norm(1.0, "data")` in an
     `optax.chain`. Optimizers for parts of the parameters are an `optax.partition` as `inner`.
 
-    `update(..., weight=tokens)` weighs a worker's gradient, as `fg.weigh` does.
+    `update(..., weight=tokens)` weighs a worker's gradient, as `compressed_pmean` does.
 
     Args:
       inner: the optimizer of each shard, complete with its learning rate.
@@ -164,7 +165,8 @@ def sharded(
                 "tx.update(grads, state, params)."
             )
         if masked == "refuse":
-            refuse_masked(updates, OWNER, "give all leaves, and an optax.partition as inner")
+            otherwise = f"; else give all leaves, and an optax.partition as inner, {ELSEWHERE}"
+            refuse_masked(updates, OWNER, otherwise)
         like = checked_like(updates, OWNER)
         check_local(updates, axis_name, OWNER)
         check_replicated(params, axis_name, OWNER)
@@ -180,8 +182,7 @@ def sharded(
         is_mine, worker = _worker.recognize(state.worker.value, axis_name)
         updates, params = _axes.whole((updates, params))
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
-        if weight is not None:
-            grads = weighted(grads, weight, axis_name)
+        grads = weighted(grads, weight, axis_name)
         grads = _worker.poison_unless(is_mine, grads)
         x, compensated = memory.compensate(grads, own)
 

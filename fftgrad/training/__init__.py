@@ -23,5 +23,5 @@ from fftgrad.training._sharded import Scattered as Scattered
 from fftgrad.training._sharded import compressed_all_gather as compressed_all_gather
 from fftgrad.training._sharded import compressed_psum_scatter as compressed_psum_scatter
 from fftgrad.training._state_specs import state_specs as state_specs
+from fftgrad.training._trainable import trainable as trainable
 from fftgrad.training._value_and_grad import value_and_grad as value_and_grad
-from fftgrad.training._weigh import weigh as weigh

@@ -10,6 +10,7 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._contracts import PyTree
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.training._weigh import refuse_weight
 
 
 class AccumulateState(NamedTuple):
@@ -51,7 +52,8 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
       what of it each worker has of its own.
 
     Raises:
-      ValueError: if `every` is not positive.
+      ValueError: if `every` is not positive; while tracing, if `update` gets a `weight`, because
+        that of the last gradient is not that of all.
 
     Example:
       >>> import fftgrad as fg
@@ -72,6 +74,7 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, AccumulateState]:
+        refuse_weight("accumulate", extra.get("weight"), "each of the gradients has its own")
         total = jax.tree.map(
             lambda t, g: t + g.astype(jnp.float32) * (1.0 / every),
             drop_worker_axis(state.total),

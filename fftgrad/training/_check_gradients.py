@@ -9,6 +9,8 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad.exchanges import _layout
 
+ELSEWHERE = "or say masked='elsewhere' if another transformation averages it, as in optax.partition"
+
 
 def checked_like(tree: PyTree, owner: str = "compressed_pmean") -> PyTree:
     """The shapes of gradients, in float32, once each is one that can be exchanged."""
@@ -71,7 +73,7 @@ def check_replicated(params: PyTree, axis_name: AxisName, owner: str = "compress
 def refuse_masked(
     updates: PyTree,
     owner: str = "compressed_pmean",
-    remedy: str = "send it dense by an fg.Policy",
+    otherwise: str = f"; else send it dense by an fg.Policy, {ELSEWHERE}",
 ) -> None:
     """Refuses leaves that are hidden, and would stay unaveraged."""
 
@@ -82,7 +84,6 @@ def refuse_masked(
         if is_masked(leaf):
             raise ValueError(
                 f"{owner}(updates{jax.tree_util.keystr(path)}): must not be masked, because it "
-                f"would stay what each worker has of its own, got optax.MaskedNode(); {remedy}, or "
-                "say masked='elsewhere' if another transformation averages it, as in "
-                "optax.partition."
+                f"would stay what each worker has of its own, got optax.MaskedNode(); to "
+                f"freeze it, use fg.trainable(tx, mask) in place of what hides it{otherwise}."
             )

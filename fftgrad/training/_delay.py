@@ -8,9 +8,10 @@ import optax
 
 from fftgrad._contracts import PyTree
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.training._weigh import refuse_weight
 
 
-def delay() -> optax.GradientTransformation:
+def delay() -> optax.GradientTransformationExtraArgs:
     """Transformation: the gradients of the step before; zeros in the first step.
 
     In front of `compressed_pmean`, it makes all of the exchange depend on the state alone. Nothing
@@ -27,7 +28,10 @@ def delay() -> optax.GradientTransformation:
     collectives, so there it gains nothing.
 
     Returns:
-      An `optax.GradientTransformation` whose state is a `PerWorker`.
+      An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`.
+
+    Raises:
+      ValueError: while tracing, if `update` gets a `weight`, which is not that of the step before.
 
     Example:
       >>> import fftgrad as fg
@@ -48,10 +52,11 @@ def delay() -> optax.GradientTransformation:
         return add_worker_axis(zeros)
 
     def update(
-        updates: optax.Updates, state: Any, params: PyTree | None = None
+        updates: optax.Updates, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[optax.Updates, PerWorker]:
         del params
+        refuse_weight("delay", extra.get("weight"), "what it would weigh is of the step before")
         late = jax.tree.map(lambda old, g: old.astype(g.dtype), drop_worker_axis(state), updates)
         return late, add_worker_axis(jax.tree.map(lambda g: g.astype(jnp.float32), updates))
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -14,6 +14,7 @@ from fftgrad.exchanges import _counts, _error, _layout, _parts
 from fftgrad.exchanges._composite import keeps_error
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._top_votes import has_votes
 from fftgrad.memories._no_memory import NoMemory
 from fftgrad.ops._keys import as_key
 from fftgrad.training import _narrow, _non_finite, _unreduced, _worker
@@ -26,7 +27,9 @@ from fftgrad.training._check_gradients import (
 from fftgrad.training._check_state import check_state
 from fftgrad.training._non_finite import NonFinite
 from fftgrad.training._own_step import own_step
+from fftgrad.training._stands_in import stands_in
 from fftgrad.training._value_and_grad import check_own
+from fftgrad.training._weigh import ONE_VOTE, mean_loss, refuse_weight, weighted
 
 Masked = Literal["refuse", "elsewhere"]
 
@@ -113,9 +116,11 @@ def compressed_pmean(
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. Its
-      `update` takes `value=loss`, the loss of the worker, for exchanges that watch it (`Recover`).
-      Under `jax.jit` on an Explicit mesh it also takes global gradients of one loss over the whole
-      batch that JAX types as unreduced over the axis, and returns their sum.
+      `update` takes `value=loss`, the loss of the worker, for exchanges that watch it (`Recover`),
+      and `weight=tokens`, a scalar, for the mean Σ v g / Σ v: each gradient is multiplied by
+      w v / Σ v before a memory sees it, and left out if v is 0, be it NaN. Those of
+      `value_and_grad(has_weight=True)` are weighed already. Under `jax.jit` it also takes global
+      gradients that are typed as unreduced over an Explicit axis, and returns their sum.
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the mean is rounded to each leaf's
       dtype. Memory and exchange work in float32, so gradients that are cast to float32 before it
@@ -127,8 +132,8 @@ def compressed_pmean(
       `SharedSupport`; in two of `Hierarchical` and those of its slow exchange; in two of
       `Recover(max_error=...)` and those of the exchange in use. By default there is a bucket for
       every 2^30 parameters. `measure` adds 12 bytes, in two all-reduces, and a loss that is watched
-      4. "drop_worker" adds 4 to each sum of a bucket, an all-reduce of 4 to `Hierarchical`, two of
-      4 over model axes.
+      4, as does a weight; with "drop_worker" it adds 8. "drop_worker" adds 4 to each sum of a
+      bucket, an all-reduce of 4 to `Hierarchical`, two of 4 over model axes.
 
     Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
       goes back to the memory, which sends it later; without memory it is lost. An axis of one
@@ -146,11 +151,12 @@ def compressed_pmean(
     Raises:
       ValueError: if `masked` or `non_finite` is none of these, or if `measure` is to see the error
         of an exchange whose `sent` is x (`Hierarchical`); while tracing, if the axis is not bound,
-        if the exchange needs the loss and `value` is missing or does not vary over the axis, if a
-        gradient does not vary over the axis (it is summed already), if `params` are known to vary
-        over it (they are sharded over it), if some gradients vary over a model axis and others do
-        not, if a leaf is masked, or if the state is not sharded over the workers, or is that of
-        another exchange, memory or layout.
+        if the exchange needs the loss and `value` is missing or does not vary over the axis, if
+        `weight` is no scalar, or is given to votes (`TopVotes`), if a gradient does not vary over
+        the axis (it is summed already), if `params` are known to vary over it (they are sharded
+        over it), if some gradients vary over a model axis and others do not, if a leaf is masked,
+        or if the state is not sharded over the workers, or is that of another exchange, memory or
+        layout.
       TypeError: if `exchange` or `memory` is none, or `axis_name` no name; while tracing, if a leaf
         is not a floating-point array of at most 32 bits.
 
@@ -205,11 +211,13 @@ def compressed_pmean(
         params: optax.Params | None = None,
         *,
         value: jax.Array | None = None,
+        weight: jax.Array | float | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, Any]:
         del extra
         if masked == "refuse":
             refuse_masked(updates)
+        refuse_weight("compressed_pmean", weight if has_votes(exchange) else None, *ONE_VOTE)
         like = checked_like(updates)
         check_local(updates, axis_name)
         check_replicated(params, axis_name)
@@ -226,6 +234,7 @@ def compressed_pmean(
         mine, worker = _worker.recognize(state.worker, axis_name)
 
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        grads = weighted(grads, weight, axis_name, non_finite)
         grads = _worker.poison_unless(mine, grads)
         x, compensated = memory.compensate(grads, own)
         counts = _non_finite.who_counts(non_finite, x, mine, axis_name)
@@ -261,8 +270,7 @@ def compressed_pmean(
             finite, (remembered, exchanged), (state.memory, state.exchange)
         )
         if exchange.needs_loss:
-            loss = jnp.asarray(value, jnp.float32)
-            loss = _non_finite.over_those(counts, workers, loss, axis_name)
+            loss = mean_loss(value, weight, counts, workers, axis_name)
             # A step that leaves no trace tells nothing by its loss either.
             told = tuple(exchange.observe(s, loss, step) for s in exchanged)
             exchanged = _parts.where(finite, told, exchanged)
@@ -282,8 +290,7 @@ def compressed_pmean(
             error=_parts.where(finite, error, state.error),
         )
 
-    update = _unreduced.in_parts(_axes.without_explicit(update), axis_name)
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, _unreduced.in_parts(update, axis_name))
 
 
 def _remedy(exchange: object) -> str:
@@ -291,9 +298,3 @@ def _remedy(exchange: object) -> str:
     if isinstance(exchange, Memory):
         return f"the exchange comes first: compressed_pmean(exchange, {exchange!r}, ...)."
     return "wrap a codec as AllGather(codec)."
-
-
-def stands_in(params: optax.Params) -> bool:
-    """Whether it is what `optax.tree_utils.tree_map_params` passes in place of parameters."""
-    kind: Any = type(params)
-    return not jax.tree.leaves(params) and kind.__module__.startswith("optax.tree_utils")

@@ -17,6 +17,7 @@ def in_parts(update: Callable[..., Any], axis_name: AxisName) -> Callable[..., A
     each device holds one worker's part. `update` then runs on the parts, in a `shard_map` of its
     own. It returns the sum, as the mean of w times the parts.
     """
+    update = _axes.without_explicit(update)
 
     def run(
         updates: Any,

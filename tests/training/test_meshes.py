@@ -279,6 +279,36 @@ def test_shards_compress_their_own_piece(exchange, check_vma):
     assert {s.data.shape for s in residual.addressable_shards} == {(1, 6, 8)}
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_sum_over_the_model_axis_needs_to_be_checked_or_divided(check_vma):
+    """As docs/meshes.md says: unchecked, what lies before it gets its gradient twice."""
+    params = {**PARAMS, "bias": np.float32([0.1])}
+    specs = {**SHARDED, "bias": P()}
+    x = values((32, 6), seed=3)
+
+    def loss(params, x, total=lambda out: jax.lax.psum(out, "model")):
+        out = total(jax.nn.relu(x @ params["up"]) @ params["down"])
+        return jnp.mean((out + params["bias"][None] - jnp.sin(x[:, :1])) ** 2)
+
+    def grads(params, x):
+        _, found = fg.value_and_grad(loss, "data")(params, x)
+        divided = lambda params, x: loss(params, x) / 2  # noqa: E731
+        _, right = fg.value_and_grad(divided, "data")(params, x)
+        right["bias"] = right["bias"] if check_vma else jax.lax.psum(right["bias"], "model")
+        return jax.tree.map(lambda g: jax.lax.pmean(g, "data"), (found, right))
+
+    on = mesh(4, 2, ("data", "model"))
+    ins = specs, P("data")
+    run = jax.shard_map(grads, mesh=on, in_specs=ins, out_specs=(specs,) * 2, check_vma=check_vma)
+    found, divided = jax.jit(run)(params, x)
+    right = jax.grad(loss)(jax.tree.map(jnp.asarray, params), x, total=lambda out: out)
+    for name, times in {"up": 2, "down": 2, "bias": 1}.items():
+        as_it_is = right[name] * (1 if check_vma else times)
+        np.testing.assert_allclose(found[name], as_it_is, rtol=1e-4, atol=1e-6)
+        if not check_vma:
+            np.testing.assert_allclose(divided[name], right[name], rtol=1e-4, atol=1e-6)
+
+
 def test_sharded_trains_as_replicated_does():
     dense = fg.AllReduce()
     one, *_ = regress(dense, optax.sgd(0.05), 1, check_vma=True)

@@ -1,10 +1,13 @@
 """Workers that count by their weights."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import METHODS, gradients
 from parallel import AXIS, MODES, everywhere
 
 import fftgrad as fg
@@ -21,20 +24,20 @@ def mean_of(tx, mode="vmap"):
     return everywhere(mode, mean, WORKERS)
 
 
-def chained(exchange=DENSE, memory=NONE):
-    return optax.chain(fg.weigh(AXIS), fg.compressed_pmean(exchange, memory, axis_name=AXIS))
+def pmean(exchange=DENSE, memory=NONE, **kwargs):
+    return fg.compressed_pmean(exchange, memory, axis_name=AXIS, **kwargs)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_mean_is_the_weighted_one(mode):
     weights = np.array([3, 0, 1, 4], np.int32)
     expected = weights @ GRADS.astype(np.float64) / weights.sum()
-    for row in mean_of(chained(), mode)(GRADS, weights):
+    for row in mean_of(pmean(), mode)(GRADS, weights):
         np.testing.assert_allclose(row, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_equal_weights_change_nothing():
-    equal = mean_of(chained())(GRADS, np.full(WORKERS, 64.0, np.float32))
+    equal = mean_of(pmean())(GRADS, np.full(WORKERS, 64.0, np.float32))
     plain = everywhere("vmap", lambda g: jax.lax.pmean(g, AXIS), WORKERS)(GRADS)
     np.testing.assert_array_equal(equal, plain)
 
@@ -43,25 +46,25 @@ def test_a_worker_without_weight_may_hold_anything():
     grads = GRADS.copy()
     grads[1] = np.nan
     weights = np.array([1, 0, 1, 2], np.float32)
-    found = mean_of(chained())(grads, weights)
+    found = mean_of(pmean())(grads, weights)
     expected = weights[[0, 2, 3]] @ GRADS[[0, 2, 3]].astype(np.float64) / 4
     for row in found:
         np.testing.assert_allclose(row, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_nobody_has_anything():
-    np.testing.assert_array_equal(mean_of(chained())(GRADS, np.zeros(WORKERS, np.float32)), 0)
+    np.testing.assert_array_equal(mean_of(pmean())(GRADS, np.zeros(WORKERS, np.float32)), 0)
 
 
 @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
 def test_a_bad_weight_is_not_hidden(bad):
     weights = np.array([1, bad, 1, 1], np.float32)
-    assert np.all(np.isnan(mean_of(chained())(GRADS, weights)))
+    assert np.all(np.isnan(mean_of(pmean())(GRADS, weights)))
 
 
 def test_a_worker_without_weight_still_sends_what_it_kept():
     """Σ of the means and of what is left is Σ of the weighted gradients, with feedback."""
-    tx = chained(fg.AllGather(fg.TopK(k=5)), fg.ErrorFeedback())
+    tx = pmean(fg.AllGather(fg.TopK(k=5)), fg.ErrorFeedback())
     program = everywhere("vmap", lambda g, s, v: tx.update(g, s, weight=v), WORKERS)
     state = jax.vmap(tx.init)(GRADS)
     total, applied = np.zeros(50), np.zeros(50)
@@ -73,17 +76,169 @@ def test_a_worker_without_weight_still_sends_what_it_kept():
         assert len({row.tobytes() for row in np.asarray(mean)}) == 1
         applied += np.asarray(mean[0], np.float64)
         total += weights @ grads.astype(np.float64) / max(weights.sum(), 1)
-    left = np.asarray(state[1].memory.value.residual, np.float64)[:, 0].mean(0)
+    left = np.asarray(state.memory.value.residual, np.float64)[:, 0].mean(0)
     np.testing.assert_allclose(applied + left, total, atol=1e-4)
     assert np.abs(left).max() > 0.1
 
 
+@pytest.mark.parametrize("exchange", [DENSE, fg.AllGather(fg.TopK(k=5))], ids=repr)
+def test_the_weights_of_those_left_out_do_not_count(exchange):
+    """Σ v g / Σ v over the workers whose gradients are finite; one without weight is no bad one."""
+    grads, weights = GRADS.copy(), np.array([3, 5, 1, 0], np.float32)
+    grads[1, 7] = np.inf
+    grads[3] = np.nan
+    tx = pmean(exchange, fg.ErrorFeedback(), non_finite="drop_worker")
+    mean, state = everywhere("vmap", lambda g, v: tx.update(g, tx.init(g), weight=v), WORKERS)(
+        grads, weights
+    )
+    left = np.asarray(state.memory.value.residual, np.float64)[[0, 2, 3], 0].sum(0) / 3
+    expected = (3 * GRADS[0].astype(np.float64) + GRADS[2]) / 4
+    np.testing.assert_allclose(np.asarray(mean[0], np.float64) + left, expected, atol=1e-5)
+    assert np.all(np.asarray(state.dropped) == 1)
+
+
+def test_a_weight_takes_four_bytes_more():
+    like = jnp.zeros(50)
+    tx = pmean(fg.AllGather(fg.Sign()))
+
+    def sent(*weights):
+        def run(g, v):
+            return tx.update(g, tx.init(g), **({"weight": v} if weights else {}))[0]
+
+        rows = jnp.zeros((WORKERS, 50)), jnp.ones(WORKERS)
+        return [
+            (c.kind, c.bytes)
+            for c in fg.audit(everywhere("shard_map", run, WORKERS).lower(*rows).compile())
+        ]
+
+    plain, weighted = sent(), sent(1)
+    assert plain == [("all-gather", fg.wire_bytes(fg.AllGather(fg.Sign()), like))]
+    assert sorted(weighted) == sorted([*plain, ("all-reduce", 4)])
+
+
+LIKE = {
+    "w": jax.ShapeDtypeStruct((6, 8), "float32"),
+    "scalar": jax.ShapeDtypeStruct((4,), "float32"),
+}
+VOTES, PARAMETERS = {"datalens", "majority_vote"}, {"beer", "choco_sgd"}
+LOCAL = {"diloco", "sparse_loco"}
+"""What has no weights; and what weighs at a meeting what a worker has changed since."""
+
+
+QUICK = {"demo", "dgc", "dion", "diloco", "feedback_adam", "scale_by_one_bit_adam", "sharded"}
+"""Methods that are more than one `compressed_pmean`, of which one row stands for the others."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        if n in QUICK | VOTES | PARAMETERS | {"top_k"}
+        else pytest.param(n, marks=pytest.mark.slow)
+        for n in METHODS
+    ],
+)
+def test_every_method_weighs_the_gradients_or_refuses(name):
+    """As if each gradient had been multiplied by w v / Σ v, to the bit; and one of weight 0 is NaN.
+
+    The gradients are short, because `dgc` clips them before they are weighed.
+    """
+    tx, kind = METHODS[name](AXIS), name.split()[0]
+
+    def trained(grads, weight):
+        params = jax.tree.map(jnp.ones_like, grads)
+        state = tx.init(params)
+        for _ in range(2 if kind in LOCAL else 1):
+            moves, state = tx.update(grads, state, params, weight=weight)
+            params = optax.apply_updates(params, moves)
+        return params
+
+    run = everywhere("vmap", trained, WORKERS)
+    grads = jax.tree.map(lambda g: np.asarray(g) / 256, gradients(LIKE, WORKERS))
+    equal, weights = jnp.ones(WORKERS), jnp.array([1.0, 2.0, 1.0, 0.0])
+    if kind in VOTES | PARAMETERS:
+        with pytest.raises(ValueError, match=r"update\(weight\): must be left out"):
+            run(grads, weights)
+        return
+    expected = run(jax.tree.map(lambda g: np.stack([g[0], 2 * g[1], g[2], 0 * g[3]]), grads), equal)
+    unweighted = run(grads, equal)
+    if kind not in LOCAL:
+        for leaf in grads.values():
+            leaf[3] = np.nan
+    found = run(grads, weights)
+    # What was learned in two steps is added up before it is weighed, or after.
+    bound = 2.0**-23 if kind in LOCAL else 0
+    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=bound)
+    jax.tree.map(close, found, expected)
+    assert any(np.any(found[leaf] != unweighted[leaf]) for leaf in found)
+
+
+AROUND = {
+    "accumulate": lambda tx: fg.accumulate(tx, 2),
+    "delay": lambda tx: optax.chain(fg.delay(), tx),
+    "capture": lambda tx: optax.chain(fg.capture((0,)), tx),
+    "clip_by_local_norm": lambda tx: optax.chain(fg.clip_by_local_norm(1e9, AXIS), tx),
+    "offload": fg.offload,
+    "per_worker": lambda tx: optax.chain(fg.per_worker(optax.trace(0.5)), tx),
+    "optax.partition": lambda tx: optax.partition({"all": tx}, "all"),
+    "optax.inject_hyperparams": lambda tx: optax.chain(
+        tx, optax.inject_hyperparams(optax.sgd)(-1.0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_stands_around_it_passes_a_weight_on_or_refuses(name):
+    tx = AROUND[name](pmean())
+    if name in ("accumulate", "delay"):
+        with pytest.raises(ValueError, match=rf"{name}\.update\(weight\).*has_weight=True"):
+            mean_of(tx)(GRADS, jnp.ones(WORKERS))
+        return
+    weights = np.array([3, 0, 1, 4], np.float32)
+    expected = weights @ GRADS.astype(np.float64) / 8
+    np.testing.assert_allclose(mean_of(tx)(GRADS, weights)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("non_finite", ["propagate", "drop_worker"])
+def test_a_loss_that_is_watched_is_weighed_too(non_finite):
+    """A worker without examples has none: 0/0; one that is left out does not weigh."""
+    exchange = fg.Recover((fg.AllGather(fg.TopK(k=5)), DENSE), tolerance=9.0, smoothing=0.0)
+    tx = pmean(exchange, non_finite=non_finite)
+    weights = jnp.array([3.0, 1.0, 1.0, 0.0])
+    run = everywhere(
+        "vmap", lambda g, s, v, loss: tx.update(g, s, weight=v, value=loss)[1], WORKERS
+    )
+    state = jax.vmap(tx.init)(GRADS)
+    bad = GRADS.copy()
+    bad[1] = np.nan
+    of_bad = 5 / 4 if non_finite == "drop_worker" else 8 / 5  # else it is that of before
+    for grads, losses, expected in (
+        (GRADS, [2.0, 1.0, 1.0, np.nan], 8 / 5),
+        (bad, [1.0, 7.0, 2.0, np.nan], of_bad),
+        (GRADS, [1.0, 2.0, 3.0, np.nan], 8 / 5),
+    ):
+        state = run(grads, state, weights, jnp.array(losses))
+        np.testing.assert_allclose(state.exchange[0].loss, expected, rtol=1e-6)
+    assert np.all(np.asarray(state.exchange[0].level) == 0)
+
+
+VOTING = fg.TopVotes(workers=WORKERS, k=5)
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [VOTING, fg.Piecewise({0: DENSE, 2: VOTING}), fg.Recover((VOTING, DENSE), max_error=1.0)],
+    ids=repr,
+)
+def test_votes_have_no_weights(exchange):
+    tx = pmean(exchange)
+    with pytest.raises(ValueError, match="each worker has one vote"):
+        mean_of(tx)(GRADS, jnp.ones(WORKERS))
+
+
 def test_dtypes_stay_and_scalars_are_wanted():
-    tx = fg.weigh(AXIS)
+    run = mean_of(pmean())
     half = jnp.asarray(GRADS, jnp.bfloat16)
-    run = everywhere("vmap", lambda g, v: tx.update(g, tx.init(g), weight=v)[0], WORKERS)
     assert run(half, jnp.ones(WORKERS)).dtype == jnp.bfloat16
     with pytest.raises(ValueError, match=r"weight=mask\.sum\(\)"):
         run(half, jnp.ones((WORKERS, 3)))
-    with pytest.raises(ValueError, match="weight=tokens"):
-        jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS)(half)

@@ -1,0 +1,238 @@
+"""Frozen leaves: what is not trained has no bytes, no residual, and no say."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import METHODS, gradients
+from flax import nnx
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, everywhere, mesh_of
+
+import fftgrad as fg
+from fftgrad import checkpoint
+
+WORKERS = 4
+LIKE = {
+    "base": {"w": jax.ShapeDtypeStruct((10, 11), "float32"), "table": None},
+    "layers": [
+        {
+            "scalar": jax.ShapeDtypeStruct((4,), "float32"),
+            "lora": jax.ShapeDtypeStruct((6, 8), "float32"),
+        },
+        {"scalar": jax.ShapeDtypeStruct((9,), "float32")},
+    ],
+}
+MASK = {"base": False, "layers": [{"scalar": True, "lora": True}, {"scalar": False}]}
+EXCHANGE = fg.AllGather(fg.TopK(k=26))
+
+
+def split(tree):
+    """The trained leaves, as a tree that has no others."""
+    return {"layers": [dict(tree["layers"][0])]}
+
+
+def by_names(tree):
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: "[0]" in jax.tree_util.keystr(path), tree
+    )
+
+
+def optimizer():
+    return optax.chain(
+        fg.compressed_pmean(EXCHANGE, fg.ErrorFeedback(), axis_name=AXIS), optax.adam(0.1)
+    )
+
+
+QUICK = {"diloco", "dion", "feedback_adam", "sharded"}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
+)
+def test_every_method_does_what_it_does_without_the_frozen_leaves(name):
+    """Updates and states to the bit, while the gradients of the frozen leaves are NaN."""
+    tx = METHODS[name](AXIS)
+    frozen = fg.trainable(tx, MASK)
+    grads = gradients(LIKE, WORKERS)
+
+    def two(tx, grads):
+        params = jax.tree.map(lambda g: jnp.ones_like(g), grads)
+        state = tx.init(params)
+        for _ in range(2):
+            moves, state = tx.update(grads, state, params)
+            params = optax.apply_updates(params, moves)
+        return params, state
+
+    bad = jax.tree.map(lambda g: jnp.full_like(g, jnp.nan), grads)
+    bad["layers"][0] = grads["layers"][0]
+    params, state = everywhere("vmap", lambda g: two(frozen, g), WORKERS)(bad)
+    expected = everywhere("vmap", lambda g: two(tx, g), WORKERS)(split(grads))
+    jax.tree.map(np.testing.assert_array_equal, split(params), expected[0])
+    for found, wanted in zip(*map(jax.tree.leaves, (state, expected[1])), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    for leaf in (params["base"]["w"], params["layers"][1]["scalar"]):
+        np.testing.assert_array_equal(leaf, 1)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("mask", [MASK, by_names], ids=["tree", "function"])
+def test_a_training_step_sends_and_keeps_the_trained_leaves_alone(check_vma, mask):
+    """By `init`, `data_parallel`, `metrics` and `wire_bytes`; the frozen leaves keep their bits."""
+    mesh, tx = mesh_of(WORKERS), fg.trainable(optimizer(), mask)
+    params = jax.tree.map(lambda s: jnp.full(s.shape, 0.5), LIKE)
+    batch = gradients(LIKE, WORKERS)
+
+    def loss(params, batch):
+        terms = jax.tree.map(lambda p, b: jnp.sum((p - b[0]) ** 2), params, batch)
+        return sum(jax.tree.leaves(terms))
+
+    def step(params, state, batch):
+        _, grads = fg.value_and_grad(loss, AXIS)(params, batch)
+        moves, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, moves), state
+
+    state = fg.init(tx, params, mesh, AXIS)
+    train = fg.data_parallel(step, mesh, AXIS, check_vma=check_vma)
+    trained = jax.tree.map(lambda keep, leaf: leaf if keep else None, by_names(params), params)
+    found = fg.audit(train.lower(params, state, batch).compile())
+    assert [c.bytes for c in found] == [fg.wire_bytes(EXCHANGE, trained)]
+    after, state = train(params, state, batch)
+    for path, leaf in jax.tree.leaves_with_path(after):
+        kept = np.all(np.asarray(leaf) == 0.5)
+        assert kept != ("[0]" in jax.tree_util.keystr(path)), path
+    rows = [leaf.shape for leaf in jax.tree.leaves(state[0].memory)]
+    assert rows == [(WORKERS, 6, 8), (WORKERS, 4)]
+    said = fg.metrics(state, exchange=EXCHANGE, params=trained)
+    assert (int(said["skipped"]), said["bytes"]) == (0, found[0].bytes)
+
+
+def test_its_state_is_saved_and_goes_on_with_other_workers(tmp_path):
+    tx = fg.trainable(optimizer(), MASK)
+    params = jax.tree.map(lambda s: jnp.full(s.shape, 0.5), LIKE)
+    state = fg.init(tx, params, mesh_of(WORKERS), AXIS)
+    own = state[0].memory.value.residual["layers"][0]["lora"]
+    state[0].memory.value.residual["layers"][0]["lora"] = own + jnp.arange(4.0)[:, None, None]
+    fresh = fg.init(tx, params, mesh_of(2), AXIS)
+    moved = fg.reshard_state(state, fresh).state
+    checkpoint.save(tmp_path / "run", 1, {"state": state})
+    restored = checkpoint.restore(tmp_path / "run", {"state": fresh}).tree["state"]
+    for found in (moved, restored):
+        residual = found[0].memory.value.residual
+        np.testing.assert_array_equal(residual["layers"][0]["lora"][:, 0, 0], [0.5, 2.5])
+        assert residual["base"] is None
+
+
+def test_it_follows_the_sharding_of_the_parameters():
+    mesh = jax.make_mesh((2, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
+    tx = fg.trainable(optimizer(), MASK)
+    params = jax.tree.map(lambda s: jnp.full(s.shape, 0.5), LIKE)
+    specs = jax.tree.map(lambda _: P(), params)
+    specs["layers"][0]["lora"] = P(None, "model")
+    specs["base"]["w"] = P("model")
+    state = fg.init(tx, params, mesh, AXIS, specs)
+    assert state[0].memory.value.residual["layers"][0]["lora"].sharding.spec == P(
+        AXIS, None, "model"
+    )
+    assert state[1][0].mu["layers"][0]["lora"].sharding.spec == P(None, "model")
+
+
+def test_optax_finds_what_is_like_the_parameters():
+    tx = fg.trainable(optimizer(), MASK)
+    state = tx.init(jax.tree.map(lambda s: jnp.zeros(s.shape), LIKE))
+    found = optax.tree_utils.tree_map_params(
+        tx, lambda _: "param", state, transform_non_params=lambda _: "other"
+    )
+    assert found[1][0].nu["layers"][0]["lora"] == "param"
+    assert found[0].memory.value.residual["layers"][0]["lora"] == "param"
+
+
+class Adapted(nnx.Module):
+    """A dense layer and its adapter."""
+
+    def __init__(self, rngs):
+        self.base = nnx.Linear(6, 6, rngs=rngs)
+        self.lora = nnx.LoRA(6, 2, 6, rngs=rngs)
+
+    def __call__(self, x):
+        return self.base(x) + self.lora(x)
+
+
+@pytest.mark.parametrize("way", ["wrt", "mask"])
+def test_the_optimizer_of_nnx_trains_an_adapter(way):
+    """By its filter, or by the mask; what is kept is of the adapter alone."""
+    wrt = nnx.LoRAParam if way == "wrt" else nnx.Param
+    tx = optimizer() if way == "wrt" else fg.trainable(optimizer(), is_lora)
+    model, mesh = Adapted(nnx.Rngs(0)), mesh_of(WORKERS)
+    graph = nnx.graphdef((model, nnx.Optimizer(model, tx, wrt=wrt)))
+
+    def create(params):
+        own = nnx.merge(nnx.graphdef(model), params)
+        return nnx.state((own, nnx.Optimizer(own, tx, wrt=wrt)))
+
+    def step(state, x):
+        model, optimizer = nnx.merge(graph, state)
+        definition, params, rest = nnx.split(model, wrt, ...)
+
+        def loss(params, x):
+            return jnp.mean((nnx.merge(definition, params, rest)(x) - 1) ** 2)
+
+        value, grads = fg.value_and_grad(loss, AXIS)(params, x)
+        optimizer.update(model, grads)
+        return nnx.state((model, optimizer)), jax.lax.pmean(value, AXIS)
+
+    state = fg.init(create, nnx.state(model), mesh, AXIS)
+    train = fg.data_parallel(step, mesh, AXIS)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((8, 6)), jnp.float32)
+    losses = []
+    for _ in range(3):
+        state, value = train(state, x)
+        losses.append(float(value))
+    assert losses[2] < losses[0]
+    after = nnx.merge(graph, state)[0]
+    np.testing.assert_array_equal(after.base.kernel[...], model.base.kernel[...])
+    assert np.any(after.lora.lora_b[...] != model.lora.lora_b[...])
+    rows = [
+        leaf for leaf in jax.tree.leaves(state) if leaf.shape[:1] == (WORKERS,) and leaf.ndim == 3
+    ]
+    assert sorted(leaf.shape[1:] for leaf in rows) == [(2, 6), (6, 2)]
+
+
+def is_lora(tree):
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: "lora" in jax.tree_util.keystr(path), tree
+    )
+
+
+HIDDEN = {
+    "masked": lambda tx: optax.masked(tx, MASK),
+    "partition": lambda tx: optax.partition(
+        {True: tx, False: optax.set_to_zero()}, lambda tree: by_names(tree)
+    ),
+    "selective_transform": lambda tx: optax.selective_transform(
+        tx,
+        freeze_mask={"base": True, "layers": [{"scalar": False, "lora": False}, {"scalar": True}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("hide", HIDDEN)
+@pytest.mark.parametrize("name", ["top_k", "choco_sgd", "diloco", "sharded"])
+def test_what_hides_leaves_is_refused_with_this_remedy(name, hide):
+    tx = HIDDEN[hide](METHODS[name](AXIS))
+    grads = gradients(LIKE, WORKERS)
+
+    def one(g):
+        return tx.update(g, tx.init(g), g)[0]
+
+    with pytest.raises(ValueError, match=r"must not be masked.*use fg\.trainable\(tx, mask\)"):
+        jax.eval_shape(jax.vmap(one, axis_name=AXIS), grads)
+
+
+@pytest.mark.parametrize("bad", ["frozen", 1])
+def test_a_mask_is_of_bools(bad):
+    tree = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    with pytest.raises(TypeError, match=r"trainable\(mask\['a'\]\): must be True for"):
+        fg.trainable(optax.sgd(1.0), {"a": bad, "b": True}).init(tree)
