@@ -32,6 +32,18 @@ MUTANTS = {
         "finite, (remembered, exchanged), (remembered, state.exchange)",
         "tests/exchanges/test_nonfinite.py -k 'any_memory and 5000 and Nesterov'",
     ),
+    "what is kept in a chain before the mean is not seen": Mutant(
+        "training/_find.py",
+        "    for key, child in children(node):\n        yield from",
+        "    for key, child in () if type(node) is tuple else children(node):\n        yield from",
+        "tests/training/test_init.py -k 'gradients_is_refused and adamw'",
+    ),
+    "a pair of a model and its optimizer counts as a chain": Mutant(
+        "training/_find.py",
+        "    if not is_dict:\n        return any(",
+        "    if True:\n        return any(",
+        "tests/training/test_init.py -k are_no_mistake",
+    ),
     "the exchange moves on a bad step": Mutant(
         "training/_pmean.py",
         "finite, (remembered, exchanged), (state.memory, state.exchange)",
