@@ -669,6 +669,18 @@ MUTANTS = {
         "total += int(np.sum(part, dtype=np.uint32))",
         "tests/checkpoint/test_checkpoint.py -k on_devices",
     ),
+    "two signs that change together have one sum": Mutant(
+        "training/_copies.py",
+        "_hash.bits(jnp.uint32(0), words.astype(jnp.uint32), words.size)",
+        "words.astype(jnp.uint32) * (2 * jnp.arange(words.size, dtype='uint32') + 1)",
+        "tests/checkpoint/test_checkpoint.py -k 'copies and sign'",
+    ),
+    "only what has rows is compared": Mutant(
+        "training/_copies.py",
+        "return len(places) < whole and",
+        "return len(places) > 1 and len(places) < whole and",
+        "tests/checkpoint/test_checkpoint.py -k 'copies_that and last'",
+    ),
     "a damaged checkpoint ends the search": Mutant(
         "checkpoint/_restore.py",
         "                continue\n",

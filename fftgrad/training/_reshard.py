@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from fftgrad._contracts import PyTree
-from fftgrad.training import _leaves, _worker
+from fftgrad.training import _copies, _leaves, _worker
 from fftgrad.training._capture import NOTHING
 from fftgrad.training._lay_out import Missing, Plan, Resharded, lay_out, shape_of_shards
 from fftgrad.training._leaves import Leaf
@@ -80,6 +80,9 @@ def reshard_state(
       (5, 3)
     """
     old = _leaves.describe(state, "reshard_state")
+    leaves = zip(old, jax.tree.leaves(state), strict=True)
+    here = {n: a for n, a in leaves if getattr(a, "is_fully_addressable", False)}
+    _copies.check_copies(here, "reshard_state")
     if isinstance(to, int):
         if isinstance(to, bool) or to < 1:
             raise ValueError(f"reshard_state(to): must be at least 1, got {to!r}; use 4.")

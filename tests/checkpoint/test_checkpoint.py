@@ -260,6 +260,82 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
     assert checkpoint.restore(tmp_path, small).step == 2
 
 
+REPLICATED = P()
+
+
+def copies(*values, spec=REPLICATED, shape=(4,), names=(AXIS,)):
+    """An array that counts as replicated, of which each device has another value."""
+    devices = jax.devices()[: len(values)]
+    mesh = jax.sharding.Mesh(np.array(devices).reshape(shape), names)
+    sharding = NamedSharding(mesh, spec)
+    placed = [jax.device_put(v, d) for v, d in zip(values, devices, strict=True)]
+    axes = [mesh.shape.get(name, 1) for name in (*spec, *[None] * 9)]
+    whole = tuple(n * axis for n, axis in zip(np.shape(values[0]), axes, strict=False))
+    return jax.make_array_from_single_device_arrays(whole, sharding, placed)
+
+
+W = np.arange(6, dtype=np.float32).reshape(2, 3)
+OTHER = np.where(W == 4, 4 + 2**-21, W).astype(np.float32)
+ALIKE = {
+    "equal": copies(W, W, W, W),
+    "NaN": copies(*[np.full(2, np.nan, np.float32)] * 4),
+    "scalars": copies(*[np.int32(3)] * 4),
+    "rows": copies(W, OTHER, W, OTHER, spec=P(AXIS)),
+    "shards": copies(W, OTHER, W, OTHER, spec=P(None, "m"), shape=(2, 2), names=(AXIS, "m")),
+    "four bits": copies(*[np.arange(4, dtype=jnp.int4)] * 4),
+    "empty": copies(*[np.zeros((0, 3), np.float32)] * 4),
+    "on the host": W,
+    "keys": jax.device_put(jax.random.key(1), NamedSharding(mesh_of(4), P())),
+}
+DIVERGED = {
+    "a bit": copies(W, W, OTHER, W),
+    "the last": copies(W, W, W, OTHER),
+    "the sign of zero": copies(np.zeros(2), np.zeros(2), -np.zeros(2), np.zeros(2)),
+    "a NaN": copies(*[np.float32([1, np.nan])] * 3, np.ones(2, np.float32)),
+    "scalars": copies(*map(np.int32, [3, 3, 4, 3])),
+    "flags": copies(*map(np.bool_, [1, 1, 0, 1])),
+    "narrow": copies(*[np.ones(3, jnp.bfloat16)] * 3, np.ones(3, jnp.bfloat16) * 2),
+    "four bits": copies(*[np.arange(4, dtype=jnp.int4)] * 3, np.zeros(4, jnp.int4)),
+    "shards": copies(W, OTHER, W, W, spec=P(None, "m"), shape=(2, 2), names=(AXIS, "m")),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_copies_that_are_equal_are_saved(tmp_path, name):
+    tree = {"n": 1, "w": ALIKE[name]}
+    checkpoint.save(tmp_path, 1, tree)
+    assert_same(checkpoint.restore(tmp_path, tree).tree, tree)
+
+
+@pytest.mark.parametrize("name", DIVERGED)
+def test_copies_that_differ_are_refused(tmp_path, name):
+    """No restore would take them for what was written."""
+    tree = {"fine": copies(W, W, W, W), "state": [DIVERGED[name]]}
+    for call in (lambda: checkpoint.save(tmp_path, 1, tree), lambda: fg.reshard_state(tree, 2)):
+        with pytest.raises(
+            ValueError, match=r"\(state\.0\): must be the same on all .*; .*fg\.state_specs"
+        ):
+            call()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_that_is_passed_as_replicated_is_not_saved(tmp_path):
+    """It trains, and each device keeps its own residual under the name of all."""
+    tx = optax.chain(rows_of("gather top-k"), optax.adam(1e-2))
+    run = jax.jit(
+        jax.shard_map(
+            lambda g, s: tx.update(jax.tree.map(lambda a: a[0], g), s),
+            mesh=mesh_of(WORKERS), in_specs=(P(AXIS), P()), out_specs=P(), check_vma=False,
+        )
+    )  # fmt: skip
+    _, state = run(grads(0), tx.init(LIKE))
+    with pytest.raises(
+        ValueError, match=r"save\(0\.memory\.value\.residual\.b\): must be the same"
+    ):
+        checkpoint.save(tmp_path, 1, state)
+    checkpoint.save(tmp_path, 1, state[1])
+
+
 @jax.tree_util.register_pytree_with_keys_class
 class Twice:
     """A node whose children have one key."""
@@ -362,7 +438,9 @@ def test_it_is_no_pickle(tmp_path, run):
 def told(process):
     """What the program prints. Gloo prints too, from several threads into each other's lines."""
     lines = process.out.read_text().splitlines()
-    return [line for line in lines if line.startswith(("restored", "anew", "saved", "bits"))]
+    return [
+        line for line in lines if line.startswith(("restored", "anew", "saved", "refused", "bits"))
+    ]
 
 
 def test_a_new_process_goes_on(tmp_path):
@@ -429,6 +507,7 @@ def test_several_processes_save_and_another_number_goes_on(tmp_path):
     with running(tmp_path, commands("1", "1"), cache=cache) as both:
         assert [p.wait() for p in both] == [0, 0], [p.err.read_text() for p in both]
         assert all("restored" in told(p)[0] and "(4, 4)" in told(p)[0] for p in both)
+        assert all("refused save(w): must be the same" in told(p)[-2] for p in both)
     own = {"JAX_NUM_CPU_DEVICES": "3"}
     with running(tmp_path, [[PROGRAM, folder, "1", "9"]], [own], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
