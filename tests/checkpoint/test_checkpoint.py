@@ -141,6 +141,54 @@ def test_with_another_number_of_workers(tmp_path, run, workers):
     assert int(after["state"][0].step) == 4
 
 
+def local_steps(workers):
+    """Diloco on a mesh: a step, and a fresh tree of the parameters' rows and the state."""
+    mesh = mesh_of(workers)
+    tx = fg.optimizers.diloco(
+        optax.sgd(0.1), optax.sgd(1.0), every=2, exchange=fg.AllReduce(), axis_name=AXIS
+    )
+    first = {"w": jnp.ones(6), "v": jnp.ones((2, 3))}
+    state = fg.init(tx, first, mesh, AXIS)
+    specs = fg.state_specs(state, AXIS)
+
+    def step(rows, state):
+        own = jax.tree.map(lambda a: a[0], rows)
+        goal = 1.0 * jax.lax.axis_index(AXIS)
+        grad = jax.tree.map(lambda p: p - goal / workers, own)
+        updates, state = tx.update(grad, state, own)
+        return jax.tree.map(lambda a: a[None], optax.apply_updates(own, updates)), state
+
+    run = jax.shard_map(step, mesh=mesh, in_specs=(P(AXIS), specs), out_specs=(P(AXIS), specs))
+    rows = jax.tree.map(lambda a: jnp.broadcast_to(a, (workers, *a.shape)), first)
+    rows = jax.device_put(rows, NamedSharding(mesh, P(AXIS)))
+    return jax.jit(run), {"rows": rows, "state": state}
+
+
+def test_the_rows_of_local_steps_go_on_with_another_number_of_workers(tmp_path):
+    """After a meeting they are the anchor, on however many workers, and no longer the first."""
+    run, tree = local_steps(8)
+    rows, state = tree["rows"], tree["state"]
+    for _ in range(8):
+        rows, state = run(rows, state)
+    checkpoint.save(tmp_path, 8, {"rows": rows, "state": state})
+    run, fresh = local_steps(4)
+    found = checkpoint.restore(tmp_path, fresh)
+    assert found.workers == (8, 4)
+    assert (found.anew, found.left) == (("state.pmean.0.worker.value",), ())
+    rows, again = found.tree["rows"], found.tree["state"]
+    for name, anchor in state.anchor.items():
+        assert np.max(np.abs(anchor - 1)) > 0.2
+        np.testing.assert_array_equal(again.anchor[name], anchor)
+        for row in rows[name]:
+            np.testing.assert_allclose(row, anchor, rtol=1e-6)
+    assert jax.tree.map(lambda a: a.sharding, rows) == jax.tree.map(
+        lambda a: a.sharding, fresh["rows"]
+    )
+    rows, after = run(*run(rows, again))
+    goal = 0.375  # of 4 workers
+    assert np.all(np.abs(after.anchor["w"] - goal) < np.abs(state.anchor["w"] - goal))
+
+
 def test_under_pmap(tmp_path):
     tx = rows_of("gather top-k")
     update = everywhere("pmap", tx.update, WORKERS)
