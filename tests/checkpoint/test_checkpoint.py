@@ -46,8 +46,39 @@ def assert_same(found, wanted):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+def in_wrappers():
+    """One in the others, saved in the midst of an accumulation."""
+    mean = fg.compressed_pmean(
+        EXCHANGES["gather adaptive"],
+        fg.ErrorFeedback(),
+        axis_name=AXIS,
+        measure=True,
+        non_finite="drop_worker",
+    )
+    rate = optax.linear_schedule(1e-2, 1e-3, 5)
+    after = optax.apply_if_finite(optax.inject_hyperparams(optax.adamw)(rate), 3)
+    return fg.accumulate(
+        optax.chain(
+            fg.capture(steps=(0, 1)), fg.per_worker(optax.adam(1e-2)), fg.delay(), mean, after
+        ),
+        every=3,
+    )
+
+
+def in_fragments():
+    return fg.optimizers.diloco(
+        optax.adam(1e-2), optax.sgd(0.7, 0.9, nesterov=True), every=4, fragments=2, delay=1,
+        blend=0.5, axis_name=AXIS,
+    )  # fmt: skip
+
+
+OTHERS = {"wrappers": in_wrappers, "fragments": in_fragments}
+
+
 def rows_of(name):
     """A transformation of the tables, by its name."""
+    if name in OTHERS:
+        return OTHERS[name]()
     if name in METHODS:
         return METHODS[name](AXIS)
     if name in MEMORIES:
@@ -55,7 +86,7 @@ def rows_of(name):
     return fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
 
 
-@pytest.mark.parametrize("name", [*plain(METHODS), *typically(EXCHANGES), *MEMORIES])
+@pytest.mark.parametrize("name", [*plain(METHODS), *typically(EXCHANGES), *MEMORIES, *OTHERS])
 def test_two_halves_are_the_whole(tmp_path, name):
     """Saved after two of four steps, restored into a fresh state, gone on with: the same bits."""
     tx = rows_of(name)
