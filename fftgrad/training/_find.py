@@ -119,16 +119,16 @@ def _has_mean(part: Any, is_dict: bool) -> bool:
 
 
 def _of_gradients(node: Any, path: tuple[Any, ...], is_dict: bool, of: str = "") -> Iterator[str]:
-    """The states of optax with flags, or arrays like parameters; in dicts, these by their path."""
+    """The states of optax with floats or flags of gradients; in dicts, these by their path."""
     if isinstance(node, PerWorker) or (is_dict and (is_own(node) or is_capture(node))):
         return
     if jax.tree_util.all_leaves([node]):
         name = jax.tree_util.keystr(path) if is_dict else of
         dtype: Any = getattr(node, "dtype", int)
-        is_array = jnp.ndim(node) > 0 and jnp.issubdtype(dtype, jnp.floating)
-        if name and (is_array or jnp.issubdtype(dtype, jnp.bool_)):
+        if name and (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.bool_)):
             yield name
         return
     of = type(node).__name__ if type(node).__module__.startswith("optax") else of
     for key, child in children(node):
-        yield from _of_gradients(child, (*path, key), is_dict, of)
+        if text(key) != "hyperparams":  # of optax.inject_hyperparams, the same on all
+            yield from _of_gradients(child, (*path, key), is_dict, of)

@@ -301,6 +301,7 @@ DIFFERS = {
     "inject_hyperparams": (optax.inject_hyperparams(optax.adam)(0.1), "ScaleByAdamState"),
     "apply_if_finite": (optax.apply_if_finite(optax.identity(), 3), "ApplyIfFiniteState"),
     "zero_nans": (optax.zero_nans(), "ZeroNansState"),
+    "plateau": (optax.contrib.reduce_on_plateau(), "ReduceLROnPlateauState"),
     "an average": (optax.ema(0.9), "EmaState"),
 }
 """What keeps something of the gradients of one worker, and what is said of it."""
@@ -333,6 +334,12 @@ def test_a_state_of_one_workers_gradients_is_refused(name, ahead):
     with refuses_order(kind):
         fg.state_specs(jax.eval_shape(AHEAD[ahead](tx).init, PARAMS), AXIS)
     fg.state_specs(jax.eval_shape(AHEAD[ahead](fg.per_worker(tx)).init, PARAMS), AXIS)
+
+
+def test_a_state_of_scalars_is_refused():
+    tx = optax.chain(optax.sgd(0.1, momentum=0.9), COMPRESSED)
+    with refuses_order("TraceState"):
+        fg.state_specs(jax.eval_shape(tx.init, {"scale": jnp.ones(())}), AXIS)
 
 
 @pytest.mark.parametrize(
