@@ -34,8 +34,8 @@ MUTANTS = {
     ),
     "what is kept in a chain before the mean is not seen": Mutant(
         "training/_find.py",
-        "    for key, child in children(node):\n        if text(key)",
-        "    for key, child in () if type(node) is tuple else children(node):\n        if text(key)",
+        'if text(key) != "hyperparams":',
+        "if type(node) is not tuple:",
         "tests/training/test_init.py -k 'gradients_is_refused and adamw'",
     ),
     "a pair of a model and its optimizer counts as a chain": Mutant(
