@@ -53,10 +53,9 @@ def parse_args() -> argparse.Namespace:
     add("--batch", type=int, default=64, help="examples a device and step")
     args = parser.parse_args()
     host_and_port = r"(\[.+\]|[^:]+):\d+"
-    if args.coordinator is not None and not re.fullmatch(host_and_port, args.coordinator):
-        parser.error(
-            f"--coordinator: must be host:port, got {args.coordinator!r}; write 10.0.0.1:1234"
-        )
+    address = args.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if address is not None and not re.fullmatch(host_and_port, address):
+        parser.error(f"--coordinator: must be host:port, got {address!r}; write 10.0.0.1:1234")
     if args.resume and not args.checkpoints:
         parser.error("--resume: must have a folder to resume from; add --checkpoints FOLDER")
     return args

@@ -157,11 +157,13 @@ def test_a_coordinator_without_a_port_is_refused(monkeypatch, capsys, wrong):
     parse_args = runpy.run_path(SCRIPT)["parse_args"]
     monkeypatch.setattr("sys.argv", [SCRIPT, "--coordinator", "[::1]:1234"])
     assert parse_args().coordinator == "[::1]:1234"
-    monkeypatch.setattr("sys.argv", [SCRIPT, "--coordinator", wrong])
-    with pytest.raises(SystemExit, match="2"):
-        parse_args()
-    said = capsys.readouterr().err
-    assert f"--coordinator: must be host:port, got {wrong!r}; write 10.0.0.1:1234" in said
+    for argument, variable in (([f"--coordinator={wrong}"], "10.0.0.1:1234"), ([], wrong)):
+        monkeypatch.setattr("sys.argv", [SCRIPT, *argument])
+        monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", variable)
+        with pytest.raises(SystemExit, match="2"):
+            parse_args()
+        said = capsys.readouterr().err
+        assert f"--coordinator: must be host:port, got {wrong!r}; write 10.0.0.1:1234" in said
 
 
 def last_loss(process):
