@@ -51,24 +51,28 @@ def text(key: Any) -> str:
     return jax.tree_util.keystr((key,), simple=True)
 
 
-def check_order(state: PyTree) -> None:
-    """Refuses what counts as the same on all workers and is kept of one worker's gradients."""
+def check_order(state: PyTree, name: str = "") -> None:
+    """Refuses what counts as the same on all workers and is kept of one worker's gradients.
+
+    A list is no chain, because what a step carries beside the state may come before it.
+    """
     parts = [] if isinstance(state, PerWorker) or _exchanges(state) else children(state)
-    if _is_chain(state, parts):
-        is_dict = isinstance(state, Mapping)
+    is_dict = isinstance(state, Mapping)
+    # The groups of optax.partition may have numbers for names.
+    if type(state) is tuple or (is_dict and name != "inner_states" and _is_numbered(parts)):
         parts = sorted(parts, key=lambda part: int(text(part[0])))
         first = next((n for n, (_, part) in enumerate(parts) if _has_mean(part, is_dict)), 0)
         for key, part in parts[:first]:
-            name = next(_of_gradients(part, (key,), is_dict), None)
-            if name is not None:
+            kept = next(_of_gradients(part, (key,), is_dict), None)
+            if kept is not None:
                 raise ValueError(
                     "state_specs(opt_state): what comes before compressed_pmean sees the "
-                    f"gradients of one worker, got {name}, which would differ between the workers "
+                    f"gradients of one worker, got {kept}, which would differ between the workers "
                     "and count as replicated; wrap that transformation as fg.per_worker(...), or "
                     "put it behind compressed_pmean."
                 )
-    for _, part in parts:
-        check_order(part)
+    for key, part in parts:
+        check_order(part, text(key))
 
 
 def check_around(state: PyTree) -> None:
@@ -97,10 +101,8 @@ def _exchanges(node: Any) -> bool:
     return is_pmean(node) or isinstance(node, OfShards) or is_optimizer
 
 
-def _is_chain(node: Any, parts: list[tuple[Any, Any]]) -> bool:
-    """A list is none, because what a step carries beside the state may come before it."""
-    is_dict = isinstance(node, Mapping)
-    return type(node) is tuple or (is_dict and all(text(key).isdigit() for key, _ in parts))
+def _is_numbered(parts: list[tuple[Any, Any]]) -> bool:
+    return all(text(key).isdecimal() for key, _ in parts)
 
 
 def _has_mean(part: Any, is_dict: bool) -> bool:
@@ -114,7 +116,7 @@ def _has_mean(part: Any, is_dict: bool) -> bool:
     return is_pmean(part) or any(
         _has_mean(child, is_dict)
         for key, child in children(part)
-        if text(key).isdigit() or text(key) in ("inner", "inner_state")
+        if text(key).isdecimal() or text(key) in ("inner", "inner_state")
     )
 
 

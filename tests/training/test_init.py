@@ -373,6 +373,12 @@ def test_parameters_and_moments_behind_the_mean_are_no_mistake():
     fg.state_specs(nnx.state((Net(), nnx.Optimizer(Net(), tx, wrt=nnx.Param))), AXIS)
 
 
+def test_the_groups_of_a_partition_are_in_no_order():
+    groups = {0: ADAM, 1: fg.compressed_pmean(SPARSE, axis_name=AXIS, masked="elsewhere")}
+    tx = optax.partition(groups, {"up": 0, "down": 1})
+    fg.state_specs(jax.eval_shape(tx.init, PARAMS), AXIS)
+
+
 @pytest.mark.parametrize("ahead", ["in the chain", "in a chain of chains", "of a chain"])
 def test_the_order_is_seen_where_tuples_have_become_dicts(ahead):
     model, make = Net(), AHEAD[ahead]
