@@ -17,6 +17,8 @@ import argparse
 import hashlib
 import os
 import pathlib
+import re
+import socket
 import sys
 import sysconfig
 import traceback
@@ -50,6 +52,10 @@ def parse_args() -> argparse.Namespace:
     add("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
     add("--batch", type=int, default=64, help="examples a device and step")
     args = parser.parse_args()
+    host_and_port = r"(\[.+\]|[^:]+):\d+"
+    address = args.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if address is not None and not re.fullmatch(host_and_port, address):
+        parser.error(f"--coordinator: must be host:port, got {address!r}; write 10.0.0.1:1234")
     if args.resume and not args.checkpoints:
         parser.error("--resume: must have a folder to resume from; add --checkpoints FOLDER")
     return args
@@ -137,6 +143,24 @@ def say(line: str) -> None:
         print(line, flush=True)
 
 
+def say_if_nameless() -> None:
+    """Gloo, by which processes on CPUs reach each other, asks for the address of this host's name.
+
+    It says no more than that a call failed.
+    """
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        print(
+            f"This host cannot find the address of its own name {name!r}, which collectives of "
+            f"CPUs need; add '127.0.0.1 {name}' to /etc/hosts, or, where other hosts take part, "
+            "the address at which they reach it.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 def main() -> None:
     """Connects, trains, and ends at once if anything fails, here or in another process."""
     args, who = parse_args(), "a process that is not connected yet"
@@ -154,6 +178,7 @@ def main() -> None:
     except BaseException:
         # Where a collective broke, another process is gone, and its own log says why.
         print(f"{who} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        say_if_nameless()
         os._exit(1)  # an ordinary exit waits for the others, and they wait for this one
 
 

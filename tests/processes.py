@@ -53,7 +53,7 @@ def running(
 ) -> Iterator[list[Process]]:
     """Each of these Python programs in a process; none of them outlives this."""
     common = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+        "PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "tests", ROOT / "tests/loopback"])),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(WORKERS // len(commands)),
         # As many for one process with all devices as for several: what is computed in how many

@@ -38,6 +38,18 @@ MUTANTS = {
         "finite, (remembered, exchanged), (remembered, state.exchange)",
         "tests/exchanges/test_nonfinite.py -k 'any_memory and 5000 and Nesterov'",
     ),
+    "what is kept in a chain before the mean is not seen": Mutant(
+        "training/_find.py",
+        'if text(key) != "hyperparams":',
+        "if type(node) is not tuple:",
+        "tests/training/test_init.py -k 'gradients_is_refused and adamw'",
+    ),
+    "a pair of a model and its optimizer counts as a chain": Mutant(
+        "training/_find.py",
+        "    if not is_dict:\n        return any(",
+        "    if True:\n        return any(",
+        "tests/training/test_init.py -k are_no_mistake",
+    ),
     "the exchange moves on a bad step": Mutant(
         "training/_pmean.py",
         "finite, (remembered, exchanged), (state.memory, state.exchange)",
@@ -687,6 +699,18 @@ MUTANTS = {
         "plan.same",
         "tests/training/test_reshard.py -k joined",
     ),
+    "bare rows of local steps are not known": Mutant(
+        "training/_leaves.py",
+        'leaf._replace(kind="own") if is_row(n, leaf) else leaf for',
+        "leaf for",
+        "tests/training/test_reshard.py -k 'local_workers and bare'",
+    ),
+    "whatever is as long as the workers are many has rows": Mutant(
+        "training/_leaves.py",
+        'f".{name}".endswith(end) and leaf.shape == shape',
+        "leaf.shape[:1] == shape[:1]",
+        "tests/training/test_reshard.py -k nothing_tells",
+    ),
     "what has no place is left behind": Mutant(
         "training/_lay_out.py",
         "unlike += [",
@@ -716,6 +740,18 @@ MUTANTS = {
         "total += int(np.sum(part * (2 * places + 1), dtype=np.uint32))",
         "total += int(np.sum(part, dtype=np.uint32))",
         "tests/checkpoint/test_checkpoint.py -k on_devices",
+    ),
+    "two signs that change together have one sum": Mutant(
+        "training/_copies.py",
+        "_hash.bits(jnp.uint32(0), words.astype(jnp.uint32), words.size)",
+        "words.astype(jnp.uint32) * (2 * jnp.arange(words.size, dtype='uint32') + 1)",
+        "tests/checkpoint/test_checkpoint.py -k 'copies and sign'",
+    ),
+    "only what has rows is compared": Mutant(
+        "training/_copies.py",
+        "return len(places) < whole and",
+        "return len(places) > 1 and len(places) < whole and",
+        "tests/checkpoint/test_checkpoint.py -k 'copies_that and last'",
     ),
     "a damaged checkpoint ends the search": Mutant(
         "checkpoint/_restore.py",

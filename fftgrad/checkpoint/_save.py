@@ -9,7 +9,7 @@ import numpy as np
 from fftgrad._contracts import PyTree
 from fftgrad.checkpoint import _folder
 from fftgrad.checkpoint._folder import ocp
-from fftgrad.training import _leaves
+from fftgrad.training import _copies, _leaves
 
 
 def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: int = 2) -> None:
@@ -35,7 +35,8 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
 
     Raises:
       ValueError: if a checkpoint of this step or a later one is there, if there is nothing to save,
-        if two leaves have one path, or if `keep` is less than 2.
+        if two leaves have one path, if copies of an array differ between devices, or if `keep` is
+        less than 2.
       TypeError: if a leaf is no array and no number.
       OSError: or what Orbax raises if it cannot write.
 
@@ -56,6 +57,7 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
         raise ValueError(f"save(step): must be an int of at least 0, got {step!r}; pass int(step).")
     _check_leaves(tree)
     leaves = _leaves.describe(tree, "save")
+    _copies.check_copies(dict(zip(leaves, jax.tree.leaves(tree), strict=True)), "save")
     arrays: dict[str, Any] = {}
     about: dict[str, Any] = {}
     for (name, leaf), value in zip(leaves.items(), jax.tree.leaves(tree), strict=True):

@@ -67,7 +67,8 @@ def say_differs(what: str, axis_name: AxisName) -> str:
     return (
         f"data_parallel(step): must return what is the same on all workers, got {what}, which "
         f"varies over {axis_name!r}; update parameters by what compressed_pmean returns, and take "
-        f"jax.lax.pmean(x, {axis_name!r}) of a loss or of other statistics. With local steps "
+        f"jax.lax.pmean(x, {axis_name!r}) of a loss or of other statistics; wrap a transformation "
+        "with a state that comes before compressed_pmean as fg.per_worker(...). With local steps "
         "(fg.optimizers.diloco) parameters differ: shard a row for each worker by jax.shard_map."
     )
 

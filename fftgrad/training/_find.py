@@ -1,6 +1,6 @@
 """What a larger state has of ours in it, also where named tuples have become dicts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import jax
@@ -40,23 +40,39 @@ def is_ours(node: Any) -> bool:
     return is_pmean(node) or is_capture(node) or isinstance(node, PerWorker)
 
 
-def check_order(state: PyTree) -> None:
-    """Refuses what optax keeps of one worker's gradients as if it were the same on all."""
-    for chain in jax.tree.leaves(state, is_leaf=_is_chain):
-        suspects: list[str] = []
-        for part in cast("tuple[Any, ...]", chain) if _is_chain(chain) else ():
-            if any(map(is_pmean, jax.tree.leaves(part, is_leaf=is_pmean))):
-                if suspects:
-                    raise ValueError(
-                        "state_specs(opt_state): what comes before compressed_pmean sees the "
-                        f"gradients of one worker, got {suspects[0]}, which would differ between "
-                        "the workers and count as replicated; wrap that transformation as "
-                        "fg.per_worker(...), or put it behind compressed_pmean."
-                    )
-                check_order(part)
-                break
-            if _differs(part):
-                suspects.append(type(part).__name__)
+def children(node: Any) -> list[tuple[Any, Any]]:
+    """What is directly below a node, with its key."""
+    pairs = jax.tree.leaves_with_path(node, is_leaf=lambda other: other is not node)
+    return [(path[0], child) for path, child in pairs if path]
+
+
+def text(key: Any) -> str:
+    """A key, position or field alike."""
+    return jax.tree_util.keystr((key,), simple=True)
+
+
+def check_order(state: PyTree, name: str = "") -> None:
+    """Refuses what counts as the same on all workers and is kept of one worker's gradients.
+
+    A list is no chain, because what a step carries beside the state may come before it.
+    """
+    parts = [] if isinstance(state, PerWorker) or _exchanges(state) else children(state)
+    is_dict = isinstance(state, Mapping)
+    # The groups of optax.partition may have numbers for names.
+    if type(state) is tuple or (is_dict and name != "inner_states" and _is_numbered(parts)):
+        parts = sorted(parts, key=lambda part: int(text(part[0])))
+        first = next((n for n, (_, part) in enumerate(parts) if _has_mean(part, is_dict)), 0)
+        for key, part in parts[:first]:
+            kept = next(_of_gradients(part, (key,), is_dict), None)
+            if kept is not None:
+                raise ValueError(
+                    "state_specs(opt_state): what comes before compressed_pmean sees the "
+                    f"gradients of one worker, got {kept}, which would differ between the workers "
+                    "and count as replicated; wrap that transformation as fg.per_worker(...), or "
+                    "put it behind compressed_pmean."
+                )
+    for key, part in parts:
+        check_order(part, text(key))
 
 
 def check_around(state: PyTree) -> None:
@@ -81,22 +97,40 @@ def _is_apply_if_finite(node: Any) -> bool:
 
 
 def _exchanges(node: Any) -> bool:
-    return is_pmean(node) or isinstance(node, OfShards)
+    is_optimizer = type(node).__module__.startswith("fftgrad.optimizers")
+    return is_pmean(node) or isinstance(node, OfShards) or is_optimizer
 
 
-def _is_chain(node: Any) -> bool:
-    return type(node) is tuple
+def _is_numbered(parts: list[tuple[Any, Any]]) -> bool:
+    return all(text(key).isdecimal() for key, _ in parts)
 
 
-def _differs(part: Any) -> bool:
-    """Whether it is a state of optax with arrays like parameters, for all leaves."""
-    nodes = jax.tree.leaves(part, is_leaf=lambda n: isinstance(n, PerWorker | optax.MaskedNode))
-    return (
-        type(part).__module__.startswith("optax")
-        and not any(isinstance(node, optax.MaskedNode) for node in nodes)
-        and any(
-            jnp.ndim(node) and jnp.issubdtype(node.dtype, jnp.floating)
-            for node in nodes
-            if not isinstance(node, PerWorker)
-        )
+def _has_mean(part: Any, is_dict: bool) -> bool:
+    """Whether it is a transformation with an exchange in it.
+
+    Where tuples have become dicts, a pair of a model and its optimizer looks like a chain of two,
+    but for the names on the way to the mean.
+    """
+    if not is_dict:
+        return any(map(_exchanges, jax.tree.leaves(part, is_leaf=_exchanges)))
+    return is_pmean(part) or any(
+        _has_mean(child, is_dict)
+        for key, child in children(part)
+        if text(key).isdecimal() or text(key) in ("inner", "inner_state")
     )
+
+
+def _of_gradients(node: Any, path: tuple[Any, ...], is_dict: bool, of: str = "") -> Iterator[str]:
+    """The states of optax with floats or flags of gradients; in dicts, these by their path."""
+    if isinstance(node, PerWorker) or (is_dict and (is_own(node) or is_capture(node))):
+        return
+    if jax.tree_util.all_leaves([node]):
+        name = jax.tree_util.keystr(path) if is_dict else of
+        dtype: Any = getattr(node, "dtype", int)
+        if name and (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.bool_)):
+            yield name
+        return
+    of = type(node).__name__ if type(node).__module__.startswith("optax") else of
+    for key, child in children(node):
+        if text(key) != "hyperparams":  # of optax.inject_hyperparams, the same on all
+            yield from _of_gradients(child, (*path, key), is_dict, of)

@@ -59,7 +59,7 @@ def lay_out(
         raise ValueError(
             f"{owner}(missing): must be one of {get_args(Missing)}, got {missing!r}; use 'refuse'."
         )
-    new = _leaves.describe(into, owner)
+    old, new = _leaves.with_rows(old), _leaves.with_rows(_leaves.describe(into, owner))
     before, after = _leaves.workers_of(old), _leaves.workers_of(new)
     plan = Plan(before, after, [i for i in range(before) if i not in lost])
     if not plan.alive or not set(lost) <= set(range(before)):
@@ -80,9 +80,18 @@ def lay_out(
     unlike += [f"{n} has no place" for n in left if old[n].kind not in _leaves.LEARNED]
     said = "; ".join(unlike[:4]) + (f"; and {len(unlike) - 4} more" if len(unlike) > 4 else "")
     if unlike and missing == "refuse":
+        remedy = (
+            "make the new one as the old one was made, or pass missing='zero' to start these anew"
+        )
+        if any(_like_rows(old.get(name), new[name], plan) for name in anew):
+            remedy = (
+                "if these are the parameters of workers that train on their own, leave them out, "
+                "make them of what all have in common, of diloco's by jax.tree.map(lambda a: "
+                "jnp.broadcast_to(a, (workers, *a.shape)), state.anchor), and wrap them as "
+                "fg.PerWorker(rows) where they are saved; else make the new one as the old one was"
+            )
         raise ValueError(
-            f"{owner}(state): must have the leaves of the new one, got others: {said}; make the "
-            "new one as the old one was made, or pass missing='zero' to start these anew."
+            f"{owner}(state): must have the leaves of the new one, got others: {said}; {remedy}."
         )
     if unlike:
         warnings.warn(f"{owner}(missing='zero'): {said}.", RuntimeWarning, stacklevel=3)
@@ -200,6 +209,13 @@ def _unlike(name: str, old: Leaf | None, new: Leaf) -> str:
     return f"{name} must be {wanted}, got " + (
         "nothing" if old is None else f"{old.dtype}{list(old.shape)}"
     )
+
+
+def _like_rows(old: Leaf | None, new: Leaf, plan: Plan) -> bool:
+    """Whether it has an axis as long as there are workers, before and after."""
+    if old is None or plan.same or old.shape[1:] != new.shape[1:]:
+        return False
+    return (old.kind, old.shape[:1], new.shape[:1]) == ("shared", (plan.before,), (plan.after,))
 
 
 def _lost_share(old: Mapping[str, Leaf], plan: Plan) -> float:

@@ -110,6 +110,30 @@ def workers_of(leaves: Mapping[str, Leaf]) -> int:
     return next((leaf.shape[0] for leaf in known), 1)
 
 
+def with_rows(leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
+    """The same, where the parameters of workers that train on their own have rows.
+
+    Beside the state of `diloco` they are what has the path of a leaf of its anchor at the end of
+    its own, and the shape of that with an axis of workers before it.
+    """
+    mean, workers = "pmean.0.step", workers_of(leaves)
+    states = [name.removesuffix(mean) for name in leaves if f".{name}".endswith(f".{mean}")]
+    shapes = [
+        (state, name.removeprefix(f"{state}anchor"), (workers, *leaf.shape))
+        for state in states
+        for name, leaf in leaves.items()
+        if f"{name}.".startswith(f"{state}anchor.")
+    ]
+
+    def is_row(name: str, leaf: Leaf) -> bool:
+        return leaf.kind == "shared" and any(
+            not name.startswith(state) and f".{name}".endswith(end) and leaf.shape == shape
+            for state, end, shape in shapes
+        )
+
+    return {n: leaf._replace(kind="own") if is_row(n, leaf) else leaf for n, leaf in leaves.items()}
+
+
 def check_rows(leaves: Mapping[str, Leaf], owner: str) -> None:
     """Refuses a state that is to have other rows and has them as pmap has."""
     for name, leaf in leaves.items():
@@ -126,15 +150,15 @@ Found = tuple[tuple[Any, ...], Any, Kind, int, int]
 
 def _walk(path: tuple[Any, ...], node: Any, kind: Kind) -> Iterator[Found]:
     if kind == "shared" and _find.is_pmean(node):
-        for key, value in _children(node):
-            yield from _walk((*path, key), value, _FIELDS.get(_text(key), "shared"))
+        for key, value in _find.children(node):
+            yield from _walk((*path, key), value, _FIELDS.get(_find.text(key), "shared"))
     elif kind == "shared" and isinstance(node, OfShards):
         yield from _each(path, node, "fixed")
     elif kind == "shared" and isinstance(node, PerWorker):
         yield from _each(path, node, "own")
     elif kind == "shared" and _find.is_capture(node):
-        for key, value in _children(node):
-            found: Kind = "shared" if _text(key) == "step" else "seen"
+        for key, value in _find.children(node):
+            found: Kind = "shared" if _find.text(key) == "step" else "seen"
             yield from _each((*path, key), value, found)
     elif kind == "warm" and isinstance(node, TwoStageState | HierarchicalState):
         yield from _walk_cut(path, node)
@@ -143,7 +167,7 @@ def _walk(path: tuple[Any, ...], node: Any, kind: Kind) -> Iterator[Found]:
     elif jax.tree_util.all_leaves([node]):
         yield path, node, kind, 0, 0
     else:
-        for key, value in _children(node):
+        for key, value in _find.children(node):
             yield from _walk((*path, key), value, kind)
 
 
@@ -154,8 +178,8 @@ def _walk_cut(path: tuple[Any, ...], node: TwoStageState | HierarchicalState) ->
     two_stage = isinstance(node, TwoStageState)
     sizes, shards = map(_values, node.cut.value)
     pieces = 0 if two_stage or shards is None else int(shards.flat[0])
-    for key, value in _children(node):
-        field, here = _text(key), (*path, key)
+    for key, value in _find.children(node):
+        field, here = _find.text(key), (*path, key)
         if field == "cut":
             yield from _each(here, value, "cut", pieces)
         elif field in ("server", "memory"):
@@ -178,16 +202,6 @@ _OF_PIECES: dict[Kind, Kind] = {"shards": "fixed", "own warm": "shard warm", "cu
 def _each(path: tuple[Any, ...], node: Any, kind: Kind, pieces: int = 0) -> Iterator[Found]:
     for inner, leaf in jax.tree.leaves_with_path(node):
         yield (*path, *inner), leaf, kind, 0, pieces
-
-
-def _children(node: Any) -> list[tuple[Any, Any]]:
-    """What is directly below a node."""
-    pairs = jax.tree.leaves_with_path(node, is_leaf=lambda other: other is not node)
-    return [(path[0], child) for path, child in pairs if path]
-
-
-def _text(key: Any) -> str:
-    return jax.tree_util.keystr((key,), simple=True)
 
 
 def _values(leaf: Any) -> Array | None:

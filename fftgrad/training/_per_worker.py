@@ -7,7 +7,7 @@ import optax
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 
 
-def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Transformation: another one, of which each worker keeps a state of its own.
 
     A transformation that comes before `compressed_pmean` sees the gradients of one worker only, so
@@ -27,7 +27,8 @@ def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation
       tx: any optax transformation.
 
     Returns:
-      An `optax.GradientTransformation` whose state is a `PerWorker`.
+      An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`. What its `update`
+      takes besides, such as `value=loss`, `tx` gets if it takes it.
 
     Example:
       >>> import fftgrad as fg
@@ -35,14 +36,15 @@ def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation
       >>> fg.per_worker(optax.trace(0.9)).init({"w": jnp.zeros(3)}).value.trace["w"].shape
       (1, 3)
     """
+    run = optax.with_extra_args_support(tx).update
 
     def init(params: optax.Params) -> PerWorker:
         return add_worker_axis(tx.init(params))
 
     def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, Any]:
-        updates, inner = tx.update(updates, drop_worker_axis(state), params)
+        updates, inner = run(updates, drop_worker_axis(state), params, **extra)
         return updates, add_worker_axis(inner)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from fftgrad._contracts import PyTree
-from fftgrad.training import _leaves, _worker
+from fftgrad.training import _copies, _leaves, _worker
 from fftgrad.training._capture import NOTHING
 from fftgrad.training._lay_out import Missing, Plan, Resharded, lay_out, shape_of_shards
 from fftgrad.training._leaves import Leaf
@@ -36,7 +36,8 @@ def reshard_state(
     |---|---|
     | residuals and velocities of a memory | spread by the rule above |
     | moments in `per_worker`, sums of `accumulate`, late gradients of `delay` | the same |
-    | what you wrap in `fg.PerWorker`, as the workers' own parameters with `diloco` | the same |
+    | what you wrap in `fg.PerWorker` | the same |
+    | the workers' own parameters beside the state of `diloco`, known by its anchor | the same |
     | the owners' residuals in `TwoStage` | joined, and cut for the new owners |
     | the groups' residuals in `Hierarchical` | joined, spread over the groups, cut again |
     | counters, flags | from the first old interval that the new one meets |
@@ -79,7 +80,10 @@ def reshard_state(
       >>> fg.reshard_state(state, 5).state.memory.value.residual["w"].shape
       (5, 3)
     """
-    old = _leaves.describe(state, "reshard_state")
+    old = _leaves.with_rows(_leaves.describe(state, "reshard_state"))
+    leaves = zip(old, jax.tree.leaves(state), strict=True)
+    here = {n: a for n, a in leaves if getattr(a, "is_fully_addressable", False)}
+    _copies.check_copies(here, "reshard_state")
     if isinstance(to, int):
         if isinstance(to, bool) or to < 1:
             raise ValueError(f"reshard_state(to): must be at least 1, got {to!r}; use 4.")

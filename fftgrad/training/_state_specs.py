@@ -43,9 +43,9 @@ def state_specs(
 
     Raises:
       ValueError: if there is no state of `compressed_pmean` in it, if a parameter is sharded over
-        the axis of the workers, if a transformation of optax with a state like the parameters
-        comes before `compressed_pmean` in a chain without `fg.per_worker`, or if
-        `optax.apply_if_finite` is around it.
+        the axis of the workers, if a transformation of optax that keeps floats or flags comes
+        before `compressed_pmean` in a chain without `fg.per_worker`, or if `optax.apply_if_finite`
+        is around what exchanges.
 
     Example:
       >>> import fftgrad as fg

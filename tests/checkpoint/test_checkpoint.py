@@ -46,8 +46,39 @@ def assert_same(found, wanted):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+def in_wrappers():
+    """One in the others, saved in the midst of an accumulation."""
+    mean = fg.compressed_pmean(
+        EXCHANGES["gather adaptive"],
+        fg.ErrorFeedback(),
+        axis_name=AXIS,
+        measure=True,
+        non_finite="drop_worker",
+    )
+    rate = optax.linear_schedule(1e-2, 1e-3, 5)
+    after = optax.apply_if_finite(optax.inject_hyperparams(optax.adamw)(rate), 3)
+    return fg.accumulate(
+        optax.chain(
+            fg.capture(steps=(0, 1)), fg.per_worker(optax.adam(1e-2)), fg.delay(), mean, after
+        ),
+        every=3,
+    )
+
+
+def in_fragments():
+    return fg.optimizers.diloco(
+        optax.adam(1e-2), optax.sgd(0.7, 0.9, nesterov=True), every=4, fragments=2, delay=1,
+        blend=0.5, axis_name=AXIS,
+    )  # fmt: skip
+
+
+OTHERS = {"wrappers": in_wrappers, "fragments": in_fragments}
+
+
 def rows_of(name):
     """A transformation of the tables, by its name."""
+    if name in OTHERS:
+        return OTHERS[name]()
     if name in METHODS:
         return METHODS[name](AXIS)
     if name in MEMORIES:
@@ -55,7 +86,7 @@ def rows_of(name):
     return fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
 
 
-@pytest.mark.parametrize("name", [*plain(METHODS), *typically(EXCHANGES), *MEMORIES])
+@pytest.mark.parametrize("name", [*plain(METHODS), *typically(EXCHANGES), *MEMORIES, *OTHERS])
 def test_two_halves_are_the_whole(tmp_path, name):
     """Saved after two of four steps, restored into a fresh state, gone on with: the same bits."""
     tx = rows_of(name)
@@ -139,6 +170,54 @@ def test_with_another_number_of_workers(tmp_path, run, workers):
     after = trained(train, found.tree, range(2), workers)
     assert int(after["state"][0].skipped) == 0
     assert int(after["state"][0].step) == 4
+
+
+def local_steps(workers):
+    """Diloco on a mesh: a step, and a fresh tree of the parameters' rows and the state."""
+    mesh = mesh_of(workers)
+    tx = fg.optimizers.diloco(
+        optax.sgd(0.1), optax.sgd(1.0), every=2, exchange=fg.AllReduce(), axis_name=AXIS
+    )
+    first = {"w": jnp.ones(6), "v": jnp.ones((2, 3))}
+    state = fg.init(tx, first, mesh, AXIS)
+    specs = fg.state_specs(state, AXIS)
+
+    def step(rows, state):
+        own = jax.tree.map(lambda a: a[0], rows)
+        goal = 1.0 * jax.lax.axis_index(AXIS)
+        grad = jax.tree.map(lambda p: p - goal / workers, own)
+        updates, state = tx.update(grad, state, own)
+        return jax.tree.map(lambda a: a[None], optax.apply_updates(own, updates)), state
+
+    run = jax.shard_map(step, mesh=mesh, in_specs=(P(AXIS), specs), out_specs=(P(AXIS), specs))
+    rows = jax.tree.map(lambda a: jnp.broadcast_to(a, (workers, *a.shape)), first)
+    rows = jax.device_put(rows, NamedSharding(mesh, P(AXIS)))
+    return jax.jit(run), {"rows": rows, "state": state}
+
+
+def test_the_rows_of_local_steps_go_on_with_another_number_of_workers(tmp_path):
+    """After a meeting they are the anchor, on however many workers, and no longer the first."""
+    run, tree = local_steps(8)
+    rows, state = tree["rows"], tree["state"]
+    for _ in range(8):
+        rows, state = run(rows, state)
+    checkpoint.save(tmp_path, 8, {"rows": rows, "state": state})
+    run, fresh = local_steps(4)
+    found = checkpoint.restore(tmp_path, fresh)
+    assert found.workers == (8, 4)
+    assert (found.anew, found.left) == (("state.pmean.0.worker.value",), ())
+    rows, again = found.tree["rows"], found.tree["state"]
+    for name, anchor in state.anchor.items():
+        assert np.max(np.abs(anchor - 1)) > 0.2
+        np.testing.assert_array_equal(again.anchor[name], anchor)
+        for row in rows[name]:
+            np.testing.assert_allclose(row, anchor, rtol=1e-6)
+    assert jax.tree.map(lambda a: a.sharding, rows) == jax.tree.map(
+        lambda a: a.sharding, fresh["rows"]
+    )
+    rows, after = run(*run(rows, again))
+    goal = 0.375  # of 4 workers
+    assert np.all(np.abs(after.anchor["w"] - goal) < np.abs(state.anchor["w"] - goal))
 
 
 def test_under_pmap(tmp_path):
@@ -260,6 +339,82 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
     assert checkpoint.restore(tmp_path, small).step == 2
 
 
+REPLICATED = P()
+
+
+def copies(*values, spec=REPLICATED, shape=(4,), names=(AXIS,)):
+    """An array that counts as replicated, of which each device has another value."""
+    devices = jax.devices()[: len(values)]
+    mesh = jax.sharding.Mesh(np.array(devices).reshape(shape), names)
+    sharding = NamedSharding(mesh, spec)
+    placed = [jax.device_put(v, d) for v, d in zip(values, devices, strict=True)]
+    axes = [mesh.shape.get(name, 1) for name in (*spec, *[None] * 9)]
+    whole = tuple(n * axis for n, axis in zip(np.shape(values[0]), axes, strict=False))
+    return jax.make_array_from_single_device_arrays(whole, sharding, placed)
+
+
+W = np.arange(6, dtype=np.float32).reshape(2, 3)
+OTHER = np.where(W == 4, 4 + 2**-21, W).astype(np.float32)
+ALIKE = {
+    "equal": copies(W, W, W, W),
+    "NaN": copies(*[np.full(2, np.nan, np.float32)] * 4),
+    "scalars": copies(*[np.int32(3)] * 4),
+    "rows": copies(W, OTHER, W, OTHER, spec=P(AXIS)),
+    "shards": copies(W, OTHER, W, OTHER, spec=P(None, "m"), shape=(2, 2), names=(AXIS, "m")),
+    "four bits": copies(*[np.arange(4, dtype=jnp.int4)] * 4),
+    "empty": copies(*[np.zeros((0, 3), np.float32)] * 4),
+    "on the host": W,
+    "keys": jax.device_put(jax.random.key(1), NamedSharding(mesh_of(4), P())),
+}
+DIVERGED = {
+    "a bit": copies(W, W, OTHER, W),
+    "the last": copies(W, W, W, OTHER),
+    "the sign of zero": copies(np.zeros(2), np.zeros(2), -np.zeros(2), np.zeros(2)),
+    "a NaN": copies(*[np.float32([1, np.nan])] * 3, np.ones(2, np.float32)),
+    "scalars": copies(*map(np.int32, [3, 3, 4, 3])),
+    "flags": copies(*map(np.bool_, [1, 1, 0, 1])),
+    "narrow": copies(*[np.ones(3, jnp.bfloat16)] * 3, np.ones(3, jnp.bfloat16) * 2),
+    "four bits": copies(*[np.arange(4, dtype=jnp.int4)] * 3, np.zeros(4, jnp.int4)),
+    "shards": copies(W, OTHER, W, W, spec=P(None, "m"), shape=(2, 2), names=(AXIS, "m")),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_copies_that_are_equal_are_saved(tmp_path, name):
+    tree = {"n": 1, "w": ALIKE[name]}
+    checkpoint.save(tmp_path, 1, tree)
+    assert_same(checkpoint.restore(tmp_path, tree).tree, tree)
+
+
+@pytest.mark.parametrize("name", DIVERGED)
+def test_copies_that_differ_are_refused(tmp_path, name):
+    """No restore would take them for what was written."""
+    tree = {"fine": copies(W, W, W, W), "state": [DIVERGED[name]]}
+    for call in (lambda: checkpoint.save(tmp_path, 1, tree), lambda: fg.reshard_state(tree, 2)):
+        with pytest.raises(
+            ValueError, match=r"\(state\.0\): must be the same on all .*; .*fg\.state_specs"
+        ):
+            call()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_that_is_passed_as_replicated_is_not_saved(tmp_path):
+    """It trains, and each device keeps its own residual under the name of all."""
+    tx = optax.chain(rows_of("gather top-k"), optax.adam(1e-2))
+    run = jax.jit(
+        jax.shard_map(
+            lambda g, s: tx.update(jax.tree.map(lambda a: a[0], g), s),
+            mesh=mesh_of(WORKERS), in_specs=(P(AXIS), P()), out_specs=P(), check_vma=False,
+        )
+    )  # fmt: skip
+    _, state = run(grads(0), tx.init(LIKE))
+    with pytest.raises(
+        ValueError, match=r"save\(0\.memory\.value\.residual\.b\): must be the same"
+    ):
+        checkpoint.save(tmp_path, 1, state)
+    checkpoint.save(tmp_path, 1, state[1])
+
+
 @jax.tree_util.register_pytree_with_keys_class
 class Twice:
     """A node whose children have one key."""
@@ -362,7 +517,9 @@ def test_it_is_no_pickle(tmp_path, run):
 def told(process):
     """What the program prints. Gloo prints too, from several threads into each other's lines."""
     lines = process.out.read_text().splitlines()
-    return [line for line in lines if line.startswith(("restored", "anew", "saved", "bits"))]
+    return [
+        line for line in lines if line.startswith(("restored", "anew", "saved", "refused", "bits"))
+    ]
 
 
 def test_a_new_process_goes_on(tmp_path):
@@ -429,6 +586,7 @@ def test_several_processes_save_and_another_number_goes_on(tmp_path):
     with running(tmp_path, commands("1", "1"), cache=cache) as both:
         assert [p.wait() for p in both] == [0, 0], [p.err.read_text() for p in both]
         assert all("restored" in told(p)[0] and "(4, 4)" in told(p)[0] for p in both)
+        assert all("refused save(w): must be the same" in told(p)[-2] for p in both)
     own = {"JAX_NUM_CPU_DEVICES": "3"}
     with running(tmp_path, [[PROGRAM, folder, "1", "9"]], [own], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()

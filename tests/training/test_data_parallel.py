@@ -1,6 +1,7 @@
 """The step of all workers in one call, against shard_map written out by hand."""
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -306,6 +307,33 @@ def test_the_result_that_differs_is_named():
     run = fg.data_parallel(WRONG["a worker's loss"][0], grid(), AXIS)
     with pytest.raises(ValueError, match=r"got results\[2\], which varies over 'data'"):
         jax.eval_shape(run, first(), fg.init(transformation(), PARAMS, grid(), AXIS), X[0], Y[0])
+
+
+class Velocity(NamedTuple):
+    velocity: Any
+
+
+def momentum():
+    """A transformation of one's own, whose state nothing tells to be one worker's."""
+
+    def update(grads, state, _=None):
+        moved = jax.tree.map(lambda v, g: 0.9 * v + g, state.velocity, grads)
+        return moved, Velocity(moved)
+
+    zeros = functools.partial(jax.tree.map, jnp.zeros_like)
+    return optax.GradientTransformation(lambda params: Velocity(zeros(params)), update)
+
+
+@WAYS
+def test_a_state_before_the_mean_that_differs_is_answered_with_the_remedy(by):
+    for tx, match in [
+        (momentum(), r"data_parallel\(step\): .* wrap .* compressed_pmean as fg\.per_worker"),
+        (optax.adam(0.1), "got ScaleByAdamState, .*wrap that transformation as fg.per_worker"),
+    ]:
+        tx = optax.chain(tx, transformation())
+        run = fg.data_parallel(stepper(tx), grid(), AXIS, by=by)
+        with pytest.raises(ValueError, match=match):
+            jax.eval_shape(run, first(), fg.init(tx, PARAMS, grid(), AXIS), X[0], Y[0])
 
 
 @WAYS

@@ -1,14 +1,12 @@
 """The sharded state in one call, and the specs of states that are part of something else."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from cases import METHODS
-from flax import nnx
+from flax import nnx, serialization
 from flax.training.train_state import TrainState
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -284,17 +282,111 @@ def _is_masked(node):
 # What comes before the mean
 
 
-def test_a_state_of_one_workers_gradients_is_refused():
-    def specs(*before):
-        compressed = fg.methods.top_k(fraction=0.1)
-        tx = optax.chain(*before, compressed, optax.adam(0.1))
-        return fg.state_specs(jax.eval_shape(tx.init, PARAMS), AXIS)
+COMPRESSED = fg.methods.top_k(fraction=0.1)
+ADAM = optax.adam(0.1)
+DIFFERS = {
+    "a state": (optax.scale_by_adam(), "ScaleByAdamState"),
+    "behind one without arrays": (optax.chain(optax.clip(1.0), optax.trace(0.9)), "TraceState"),
+    "adam": (ADAM, "ScaleByAdamState"),
+    "adamw": (optax.adamw(0.1), "ScaleByAdamState"),
+    "momentum": (optax.sgd(0.1, momentum=0.9), "TraceState"),
+    "muon": (optax.contrib.muon(0.1), "MuonState"),
+    "deep": (optax.chain(optax.chain(optax.chain(ADAM)), optax.scale(2)), "ScaleByAdamState"),
+    "masked": (optax.masked(ADAM, {"up": True, "down": False}), "ScaleByAdamState"),
+    "partition": (
+        optax.partition({"a": ADAM, "b": optax.set_to_zero()}, {"up": "a", "down": "b"}),
+        "ScaleByAdamState",
+    ),
+    "MultiSteps": (optax.MultiSteps(optax.scale(1.0), 2), "MultiStepsState"),
+    "inject_hyperparams": (optax.inject_hyperparams(optax.adam)(0.1), "ScaleByAdamState"),
+    "apply_if_finite": (optax.apply_if_finite(optax.identity(), 3), "ApplyIfFiniteState"),
+    "zero_nans": (optax.zero_nans(), "ZeroNansState"),
+    "plateau": (optax.contrib.reduce_on_plateau(), "ReduceLROnPlateauState"),
+    "an average": (optax.ema(0.9), "EmaState"),
+}
+"""What keeps something of the gradients of one worker, and what is said of it."""
+AHEAD = {
+    "in the chain": lambda tx: optax.chain(tx, COMPRESSED, optax.adam(0.1)),
+    "in a chain of chains": lambda tx: optax.chain(optax.chain(tx, optax.scale(1)), COMPRESSED),
+    "of a chain": lambda tx: optax.chain(tx, optax.chain(COMPRESSED, optax.adam(0.1))),
+    "behind another mean": lambda tx: optax.chain(
+        optax.masked(COMPRESSED, {"up": True, "down": False}), optax.chain(tx, COMPRESSED)
+    ),
+    "under hyperparameters": lambda tx: optax.inject_hyperparams(
+        lambda rate: optax.chain(tx, COMPRESSED, optax.scale(rate))
+    )(0.1),
+    "in an accumulation": lambda tx: fg.accumulate(optax.chain(tx, COMPRESSED), 2),
+    "of shards": lambda tx: optax.chain(tx, fg.optimizers.sharded(optax.adam(0.1), 4)),
+    "of a gossip": lambda tx: optax.chain(
+        tx, fg.optimizers.choco_sgd(optax.sgd(0.1), fg.Sign(), fg.Ring(), gamma=0.1)
+    ),
+}  # fmt: skip
 
-    with pytest.raises(ValueError, match=r"ScaleByAdamState.*fg\.per_worker"):
-        specs(optax.scale_by_adam())
-    with pytest.raises(ValueError, match=r"TraceState.*fg\.per_worker"):
-        specs(optax.clip(1.0), optax.trace(0.9))
-    specs(fg.per_worker(optax.scale_by_adam()))
-    specs(optax.clip(1.0), optax.scale_by_schedule(lambda _: 1.0), fg.delay())
-    masked = functools.partial(optax.masked, mask={"up": True, "down": False})
-    specs(masked(optax.scale_by_adam()))  # which may be averaged elsewhere
+
+def refuses_order(kind):
+    return pytest.raises(ValueError, match=rf"got {kind}, .*wrap .*as fg\.per_worker")
+
+
+@pytest.mark.parametrize("ahead", AHEAD)
+@pytest.mark.parametrize("name", DIFFERS)
+def test_a_state_of_one_workers_gradients_is_refused(name, ahead):
+    tx, kind = DIFFERS[name]
+    with refuses_order(kind):
+        fg.state_specs(jax.eval_shape(AHEAD[ahead](tx).init, PARAMS), AXIS)
+    fg.state_specs(jax.eval_shape(AHEAD[ahead](fg.per_worker(tx)).init, PARAMS), AXIS)
+
+
+def test_a_state_of_scalars_is_refused():
+    tx = optax.chain(optax.sgd(0.1, momentum=0.9), COMPRESSED)
+    with refuses_order("TraceState"):
+        fg.state_specs(jax.eval_shape(tx.init, {"scale": jnp.ones(())}), AXIS)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.clip(1.0),
+        optax.scale_by_schedule(lambda _: 1.0),
+        optax.sgd(optax.linear_schedule(1.0, 0.1, 9)),
+        optax.chain(optax.clip_by_global_norm(1.0), optax.chain(optax.normalize_by_update_norm())),
+        optax.masked(optax.add_decayed_weights(0.1), {"up": True, "down": False}),
+        optax.inject_hyperparams(optax.sgd)(0.1),
+        optax.masked(fg.per_worker(ADAM), {"up": True, "down": False}),
+        optax.add_noise(0.1, 0.9, jax.random.key(0)),
+        fg.delay(),
+        fg.capture(steps=(0,)),
+        fg.accumulate(optax.clip(1.0), 2),
+    ],
+    ids=["clip", "schedule", "sgd", "nested", "masked", "hyperparameters", "own", "noise", "delay",
+         "capture", "accumulate"],
+)  # fmt: skip
+@pytest.mark.parametrize("ahead", ["in the chain", "in a chain of chains"])
+def test_a_state_without_arrays_like_parameters_may_come_before_the_mean(tx, ahead):
+    fg.state_specs(jax.eval_shape(AHEAD[ahead](tx).init, PARAMS), AXIS)
+
+
+def test_parameters_and_moments_behind_the_mean_are_no_mistake():
+    """Which a tuple may hold before the state, as a chain holds what comes before the mean."""
+    tx = optax.chain(COMPRESSED, optax.adam(0.1), optax.ema(0.9))
+    state = jax.eval_shape(tx.init, PARAMS)
+    fg.state_specs((PARAMS, state), AXIS)
+    fg.state_specs(nnx.state((Net(), nnx.Optimizer(Net(), tx, wrt=nnx.Param))), AXIS)
+
+
+def test_the_groups_of_a_partition_are_in_no_order():
+    groups = {0: ADAM, 1: fg.compressed_pmean(SPARSE, axis_name=AXIS, masked="elsewhere")}
+    tx = optax.partition(groups, {"up": 0, "down": 1})
+    fg.state_specs(jax.eval_shape(tx.init, PARAMS), AXIS)
+
+
+@pytest.mark.parametrize("ahead", ["in the chain", "in a chain of chains", "of a chain"])
+def test_the_order_is_seen_where_tuples_have_become_dicts(ahead):
+    model, make = Net(), AHEAD[ahead]
+    refused = nnx.state((model, nnx.Optimizer(model, make(ADAM), wrt=nnx.Param)))
+    with refuses_order(r".*\['mu'\].*"):
+        fg.state_specs(refused, AXIS)
+    tx = make(fg.per_worker(ADAM))
+    fg.state_specs(nnx.state((model, nnx.Optimizer(model, tx, wrt=nnx.Param))), AXIS)
+    by_number = serialization.to_state_dict(jax.eval_shape(make(ADAM).init, PARAMS))
+    with refuses_order(r".*\['mu'\].*"):
+        fg.state_specs(by_number, AXIS)

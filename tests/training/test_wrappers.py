@@ -196,6 +196,7 @@ AROUND = {
     "a mean alone": compressed,
     "a sharded optimizer": lambda: fg.optimizers.sharded(optax.adam(0.1), 4, axis_name=AXIS),
     "local steps": lambda: fg.optimizers.diloco(optax.adam(0.1), optax.sgd(1.0), 4),
+    "a gossip": lambda: fg.optimizers.choco_sgd(optax.sgd(0.1), fg.Sign(), fg.Ring(), gamma=0.1),
     "itself": lambda: optax.apply_if_finite(in_chain(), 3),
     "an accumulation": in_accumulate,
 }
@@ -229,6 +230,19 @@ def test_apply_if_finite_around_it_is_refused(name):
 )
 def test_apply_if_finite_elsewhere_is_not(tx):
     fg.state_specs(jax.eval_shape(tx.init, ZEROS), AXIS)
+
+
+def test_what_an_update_needs_besides_reaches_the_transformation_of_a_worker():
+    """The loss of each worker makes its own rate."""
+    plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=0)
+    tx = fg.per_worker(plateau)
+    state, alone = tx.init(ZEROS), plateau.init(ZEROS)
+    for value in (1.0, 2.0, 3.0):
+        _, state = tx.update(ZEROS, state, ZEROS, value=jnp.float32(value))
+        _, alone = plateau.update(ZEROS, alone, ZEROS, value=jnp.float32(value))
+    assert state.value.scale.tolist() == [float(alone.scale)] != [1.0]
+    clip = fg.per_worker(optax.clip(1.0))  # which takes none
+    clip.update(ZEROS, clip.init(ZEROS), value=jnp.float32(1))
 
 
 @CHECKED
