@@ -152,6 +152,32 @@ def test_any_codes_decode_to_finite_numbers(bits, mantissa, zero):
         assert np.all(np.isfinite(fg.decompress(codec, garbage, x)))
 
 
+WITH_SCALES = {
+    "levels": fg.Levels(bits=4, bucket=64),
+    "bin means": fg.BinMeans(),
+    "lloyd-max": fg.LloydMax(bits=2, block=64),
+    "ternary": fg.Ternary(),
+    "log levels": fg.LogLevels(bits=4),
+}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("codec", WITH_SCALES.values(), ids=WITH_SCALES)
+def test_a_scale_that_is_none_decodes_to_no_number(codec, bad):
+    """What arrives may be anything; the last of the numbers beside the codes counts for all."""
+    x = spiky()
+    payload = fg.compress(codec, x, step=STEP)
+    payload = payload._replace(side=payload.side.at[-1].set(bad))
+    assert np.all(np.isnan(fg.decompress(codec, payload, x, step=STEP)))
+
+
+def test_what_is_beyond_a_scale_is_counted_and_so_is_a_nan():
+    x = jnp.array([0.5, -2.0, np.nan, np.inf, -1.0])
+    assert (
+        fg.DynamicSign(scale=1.0, decay=0.9).compress(x, (), STEP._replace(number=0)).overflow == 3
+    )
+
+
 NARROW = [
     name
     for name in dir(ml_dtypes)
