@@ -176,6 +176,12 @@ MUTANTS = {
         "up = jnp.minimum(2.0 / (1.0 + ratio), 2.0)",
         "tests/codecs/test_log_levels.py -k far_apart",
     ),
+    "what rounding drops of an accumulated mean is lost": Mutant(
+        "training/_accumulate.py",
+        "            if lost is None:",
+        "            if True:",
+        "tests/training/test_wrappers.py -k loses_nothing",
+    ),
     "a threshold is halved by its value only": Mutant(
         "codecs/selectors/_threshold.py",
         "BY_VALUE = 8",

@@ -68,8 +68,8 @@ class RandomK(Selector):
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         positions, width = self._draw(x.size, step)
         # What is not drawn must not hide a NaN, which feedback would keep for ever.
-        kept = x[positions] * (width if self.rescale else 1.0) + _finite.poison(x)
-        return Compressed(Payload(kept))
+        kept = x[positions] * (width.astype(x.dtype) if self.rescale else 1.0)
+        return Compressed(Payload(kept + _finite.poison(x).astype(x.dtype)))
 
     def shard(self, parts: int) -> "RandomK":
         return dataclasses.replace(self, k=_size.shard(self.k, parts))

@@ -116,7 +116,7 @@ def _slots(rows: jax.Array) -> jax.Array:
     first = lax.complex(c[:, :1].real, c[:, -1:].real)
     # Selected, not concatenated: that fuses into what reads it, so it need not be stored.
     is_first = jnp.arange(b // 2)[None] == 0
-    return jnp.where(is_first, first, c[:, :-1] * np.float32(math.sqrt(2.0)))
+    return jnp.where(is_first, first, c[:, :-1] * math.sqrt(2.0))
 
 
 def _inverse(slots: jax.Array) -> jax.Array:
@@ -128,7 +128,7 @@ def _inverse(slots: jax.Array) -> jax.Array:
 
     def inverse(z: jax.Array) -> jax.Array:
         first = z[:, :1]
-        c = jnp.pad(z * np.float32(math.sqrt(0.5)), ((0, 0), (0, 1)))
+        c = jnp.pad(z * math.sqrt(0.5), ((0, 0), (0, 1)))
         zero = jnp.zeros_like(first.real)
         c = c.at[:, :1].set(lax.complex(first.real, zero))
         c = c.at[:, -1:].set(lax.complex(first.imag, zero))
