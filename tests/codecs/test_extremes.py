@@ -178,6 +178,19 @@ def test_what_is_beyond_a_scale_is_counted_and_so_is_a_nan():
     )
 
 
+def test_what_a_transform_cannot_hold_makes_a_bad_step():
+    tx = fg.compressed_pmean(
+        fg.AllGather(fg.chain(fg.Dct(block=16), fg.TopK(k=4))), fg.ErrorFeedback(), axis_name=AXIS
+    )
+    state = jax.vmap(tx.init)(jnp.zeros((2, 64)))
+    update = everywhere("vmap", tx.update, 2)
+    mean, after = update(jnp.full((2, 64), 3e38), state)
+    assert np.isnan(mean).any()
+    assert np.asarray(after.skipped).tolist() == [1, 1]
+    mean, _ = update(jnp.ones((2, 64)), after)
+    np.testing.assert_allclose(mean, 1.0, rtol=1e-5)
+
+
 NARROW = [
     name
     for name in dir(ml_dtypes)

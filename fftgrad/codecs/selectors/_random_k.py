@@ -29,7 +29,8 @@ class RandomK(Selector):
 
     Wire: 4k bytes, 8k if complex.
 
-    Claims: summable; unbiased if it rescales. If anything is not finite, nothing in the result is.
+    Claims: summable; unbiased if it rescales. If anything is not finite, nothing in the result is;
+      what is kept is not either where n/k times that is more than float32 holds.
 
     Differs from the paper: one position from each of k intervals, where it draws k of all n. Each
       coefficient has the same chance, and the positions come in order, without a shuffle.

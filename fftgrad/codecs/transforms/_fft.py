@@ -43,7 +43,7 @@ class Fft(Transform):
     Wire: 4b · ceil(n/b) bytes where nothing follows it in a chain.
 
     Claims: summable; unbiased and lossless to rounding, unless `half`. One non-finite value makes
-      its whole block non-finite.
+      its whole block non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
 
     Differs from the paper: the paper transforms the whole gradient (`block=None, half=True`), and
       says neither how it is padded or scaled nor how coefficients are stored.
