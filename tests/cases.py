@@ -302,6 +302,9 @@ METHODS = {
     "top_k": lambda axis: fg.methods.top_k(0.1, layout=fg.Layout("leaf"), axis_name=axis),
 }
 
+OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+"""How users compile; the suite does without, to save time, but then XLA rounds otherwise."""
+
 SHAPES = [(), (1,), (7,), (64,), (10, 11), (3, 4, 5), (1009,)]
 
 TREE = {

@@ -389,7 +389,8 @@ def trimmed_top_k(x, k):
 def searched_threshold(x, k):
     """Bisection of the ratio between mean and largest until k to 2k are larger.
 
-    Documented differences: it goes on to a step of 2^-20, below the mean if too few exceed it.
+    Documented differences: it goes on to a step of 2^-20, below the mean if too few exceed it; ours
+    goes on by the bits of the threshold, which comes to the same unless the largest is far away.
     """
     bottom, top = x.mean(), x.max()
     if np.count_nonzero(x > bottom) < k:

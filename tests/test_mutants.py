@@ -164,6 +164,48 @@ MUTANTS = {
         "centred = y",
         "tests/optimizers/test_sparse_loco.py -k 'it_is_the_paper and vmap'",
     ),
+    "codes are found again for the means of their bins": Mutant(
+        "codecs/quantizers/_bin_means.py",
+        "cpu=self._codes_in_a_loop, default=self._codes_kept",
+        "default=self._codes_kept",
+        "tests/codecs/test_many_arrays.py -k whose_mean",
+    ),
+    "one bit has its bins beside the mean": Mutant(
+        "codecs/quantizers/_bin_means.py",
+        "2**self.bits / 2 if self.bits > 1 else 0.5",
+        "2**self.bits / 2",
+        "tests/codecs/test_many_arrays.py -k two_heaps",
+    ),
+    "a bin without a number is not seen in the others": Mutant(
+        "codecs/quantizers/_bin_means.py",
+        "jnp.where(jnp.all(jnp.isfinite(payload.side)), payload.side, jnp.nan)",
+        "payload.side",
+        "tests/codecs/test_extremes.py -k scale_that_is_none",
+    ),
+    "a NaN is within any scale": Mutant(
+        "codecs/quantizers/_dynamic_sign.py",
+        "beyond = ~(jnp.abs(x) <= self._now(step))",
+        "beyond = jnp.abs(x) > self._now(step)",
+        "tests/codecs/test_extremes.py -k beyond_a_scale",
+    ),
+    "the least of two far apart is worse than not sent": Mutant(
+        "codecs/quantizers/_log_levels.py",
+        "up = jnp.minimum(2.0 / (1.0 + ratio), 2.0 - 2.0**-14)",
+        "up = jnp.minimum(2.0 / (1.0 + ratio), 2.0)",
+        "tests/codecs/test_log_levels.py -k far_apart",
+    ),
+    "what rounding drops of an accumulated mean is lost": Mutant(
+        "training/_accumulate.py",
+        "            if lost is None:",
+        "            if True:",
+        "tests/training/test_wrappers.py -k loses_nothing",
+    ),
+    "a threshold is halved by its value only": Mutant(
+        "codecs/selectors/_threshold.py",
+        "BY_VALUE = 8",
+        "BY_VALUE = 20",
+        "tests/codecs/test_extremes.py -k 'however_far or keeps_no_other'",
+    ),
     "the shards of two stages share a dither": Mutant(
         "exchanges/_halves.py",
         "step.fold_local(number)",

@@ -47,6 +47,12 @@ def largest(x: jax.Array, axis: int | None = None) -> jax.Array:
     return jnp.where(top == jnp.inf, jnp.nan, top)
 
 
+def mean(x: jax.Array, count: jax.Array | int) -> jax.Array:
+    """The sum over a count, no larger than float32 holds; NaN if anything is not finite."""
+    bound = float(jnp.finfo(x.dtype).max)  # rounding may lead beyond it where all are that large
+    return jnp.clip(jnp.sum(x * (1.0 / count)), -bound, bound) + poison(x)
+
+
 def poison_unless(finite: jax.Array) -> jax.Array:
     """0.0 where the flag holds, else NaN."""
     return jnp.where(finite, 0.0, jnp.nan)

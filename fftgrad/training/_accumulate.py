@@ -10,6 +10,7 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._contracts import PyTree
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.training import _narrow
 from fftgrad.training._weigh import refuse_weight
 
 
@@ -18,7 +19,7 @@ class AccumulateState(NamedTuple):
 
     Attributes:
       step: how many gradients there were, int32, equal on all workers.
-      total: the mean so far of each worker's own, float32.
+      total: the mean so far of each worker's own, float32, and what rounding dropped of the last.
       inner: the inner transformation's state.
     """
 
@@ -32,7 +33,7 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
 
     Each worker adds up its own gradients; only their mean is exchanged, so the link is used once in
     k steps, and error feedback sees what it would of one batch k times as large. In between the
-    updates are zeros.
+    updates are zeros. What rounding a mean to the dtype of a narrow leaf drops is part of the next.
 
         tx = fg.accumulate(
             optax.chain(fg.compressed_pmean(exchange, memory, axis_name="data"), optax.adamw(3e-4)),
@@ -83,9 +84,12 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
         run = optax.with_extra_args_support(tx).update
 
         def emit(inner: PyTree) -> Any:
-            mean = jax.tree.map(lambda t, g: t.astype(g.dtype), total, updates)
+            mean, lost = _narrow.narrowed(total, updates)
             done, inner = run(mean, inner, params, **extra)
-            return done, jax.tree.map(jnp.zeros_like, total), inner
+            if lost is None:
+                return done, jax.tree.map(jnp.zeros_like, total), inner
+            # Nothing of a mean that was not finite, or all that follow would not be.
+            return done, jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), lost), inner
 
         def wait(inner: PyTree) -> Any:
             like, *_ = jax.eval_shape(emit, inner)

@@ -133,6 +133,33 @@ def test_huge_tiny_and_subnormal_stay_finite(codec, scale):
     assert float(jnp.max(jnp.abs(y))) <= 8 * max(top, float(jnp.finfo(jnp.float32).tiny))
 
 
+MOST = np.finfo(np.float32).max
+AT_THE_END = {
+    "all": np.full(90, MOST),
+    "by turns": np.where(np.arange(90) % 2, MOST, -MOST),
+    "one": np.where(np.arange(90) == 17, MOST, 0),
+    "any": MOST * np.random.default_rng(0).uniform(-1, 1, 90),
+}
+
+
+def may_overflow(codec):
+    """Whether it says that finite values at the end of float32 may become none."""
+    return any(
+        isinstance(stage, fg.Fft | fg.Dct | fg.Hadamard | fg.LloydMax)
+        or getattr(stage, "rescale", False)
+        for stage in stages(codec)
+    )
+
+
+@ALL
+def test_the_largest_values_stay_finite_or_are_seen(codec):
+    for name, x in AT_THE_END.items():
+        x = x.astype(np.float32)
+        y = np.asarray(compiled_round_trip(codec, x))
+        assert np.any(y), name
+        assert may_overflow(codec) or np.isfinite(y).all(), name
+
+
 @ALL
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_nonfinite_value_is_not_hidden(codec, bad):

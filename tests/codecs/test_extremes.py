@@ -152,6 +152,45 @@ def test_any_codes_decode_to_finite_numbers(bits, mantissa, zero):
         assert np.all(np.isfinite(fg.decompress(codec, garbage, x)))
 
 
+WITH_SCALES = {
+    "levels": fg.Levels(bits=4, bucket=64),
+    "bin means": fg.BinMeans(),
+    "lloyd-max": fg.LloydMax(bits=2, block=64),
+    "ternary": fg.Ternary(),
+    "log levels": fg.LogLevels(bits=4),
+}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("codec", WITH_SCALES.values(), ids=WITH_SCALES)
+def test_a_scale_that_is_none_decodes_to_no_number(codec, bad):
+    """What arrives may be anything; the last of the numbers beside the codes counts for all."""
+    x = spiky()
+    payload = fg.compress(codec, x, step=STEP)
+    payload = payload._replace(side=payload.side.at[-1].set(bad))
+    assert np.all(np.isnan(fg.decompress(codec, payload, x, step=STEP)))
+
+
+def test_what_is_beyond_a_scale_is_counted_and_so_is_a_nan():
+    x = jnp.array([0.5, -2.0, np.nan, np.inf, -1.0])
+    assert (
+        fg.DynamicSign(scale=1.0, decay=0.9).compress(x, (), STEP._replace(number=0)).overflow == 3
+    )
+
+
+def test_what_a_transform_cannot_hold_makes_a_bad_step():
+    tx = fg.compressed_pmean(
+        fg.AllGather(fg.chain(fg.Dct(block=16), fg.TopK(k=4))), fg.ErrorFeedback(), axis_name=AXIS
+    )
+    state = jax.vmap(tx.init)(jnp.zeros((2, 64)))
+    update = everywhere("vmap", tx.update, 2)
+    mean, after = update(jnp.full((2, 64), 3e38), state)
+    assert np.isnan(mean).any()
+    assert np.asarray(after.skipped).tolist() == [1, 1]
+    mean, _ = update(jnp.ones((2, 64)), after)
+    np.testing.assert_allclose(mean, 1.0, rtol=1e-5)
+
+
 NARROW = [
     name
     for name in dir(ml_dtypes)
@@ -194,12 +233,40 @@ def test_a_threshold_is_that_of_halving_the_bounds(x, fraction):
     size = np.abs(x)
     low, high = np.float32(np.mean(size, dtype=np.float64)), size.max()
     low = low if np.sum(size > low) >= k else np.float32(0)
-    for _ in range(20):
+    for halvings in range(20):
         if k <= np.sum(size > low) <= 2 * k:
             break
-        middle = np.float32(0.5) * low + np.float32(0.5) * high
+        bits = np.array([low, high], np.float32).view(np.int32)
+        by_bits = (bits[0] + (bits[1] - bits[0]) // 2).view(np.float32)
+        middle = np.float32(0.5) * low + np.float32(0.5) * high if halvings < 8 else by_bits
         low, high = (middle, high) if np.sum(size > middle) >= k else (low, middle)
     np.testing.assert_allclose(found, low, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("platform")
+def test_a_threshold_is_found_however_far_the_largest_is_from_the_others():
+    codec, k = fg.Threshold(fraction=0.01), 10
+    run = jax.jit(lambda x: fg.decompress(codec, fg.compress(codec, x), x))
+    for exponent in range(38):
+        for seed in range(4):
+            x = values((1000,), seed=seed)
+            x[900] = 10.0**exponent
+            kept = np.flatnonzero(run(x))
+            largest = np.argsort(-np.abs(x))
+            assert k <= kept.size <= 2 * k, exponent
+            assert set(kept) == set(largest[: kept.size]), exponent
+
+
+def test_behind_feedback_one_large_value_keeps_no_other_away():
+    tx = fg.compressed_pmean(
+        fg.AllGather(fg.Threshold(fraction=0.01)), fg.ErrorFeedback(), axis_name=AXIS
+    )
+    rows = np.stack([values((1000,), seed=seed) for seed in range(2)])
+    rows[:, 900] = 1e7
+    means, _ = updates(tx, rows, steps=30)
+    sent = [set(np.flatnonzero(mean)) for mean in means]
+    assert all(900 in positions for positions in sent)
+    assert len(set.union(*sent)) > 100
 
 
 @pytest.mark.parametrize("search", ["binary", "exact"])

@@ -182,3 +182,14 @@ def test_large_complex_values_stay_finite():
     x = 1e29 * values((64,), seed=2)
     codec = fg.chain(fg.Fft(block=16), fg.LogLevels(6))
     assert np.all(np.isfinite(round_trip(codec, x)))
+
+
+@pytest.mark.parametrize("bits", [2, 3])
+@pytest.mark.parametrize("zeros", [0, 1])
+def test_the_least_of_values_far_apart_is_better_than_not_sent(bits, zeros):
+    """A cell as wide as 2^200 is decoded to a bit less than twice its lower end."""
+    low, high = np.float32(2.0**-100), np.float32(2.0**100)
+    x = np.array([low, -low, high] + [0] * zeros, np.float32)
+    error = relative(fg.LogLevels(bits), x)
+    assert error.max() <= 1
+    assert error[:2].max() <= 1 - 2.0**-15

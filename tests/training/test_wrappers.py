@@ -177,6 +177,24 @@ def test_accumulating_exchanges_once_for_all(check_vma):
     assert sum(c.bytes for c in found) == fg.wire_bytes(EXCHANGE, LIKE)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_an_accumulated_mean_loses_nothing_to_a_narrow_dtype(dtype):
+    tx = fg.accumulate(optax.sgd(1.0), every=2)
+    update, state = jax.jit(tx.update), tx.init(jnp.zeros(9, dtype))
+    applied, wanted = np.zeros(9), np.zeros(9)
+    for number in range(40):
+        grad = jnp.linspace(0.3, 0.4 + number / 100, 9).astype(dtype)
+        out, state = update(grad, state)
+        assert out.dtype == dtype
+        applied -= np.asarray(out, np.float64)
+        wanted += np.asarray(grad, np.float64) / 2
+    left = np.asarray(state.total.value).ravel()
+    np.testing.assert_allclose(applied + left, wanted, atol=1e-5)
+    for number in range(4):
+        out, state = update(jnp.full(9, np.nan if number < 2 else 0.5, dtype), state)
+    np.testing.assert_array_equal(out, jnp.full(9, -0.5, dtype))
+
+
 def test_multi_steps_is_refused_or_exchanges_in_every_step():
     tx = optax.MultiSteps(in_chain(), 2)
     with pytest.raises((TypeError, ValueError), match=r"vary"):

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
 from fftgrad._values import constructor_call
@@ -23,7 +24,8 @@ class BinMeans(Quantizer):
 
         q = clip(round((v - m) / (6σ / B) + B/2), 0, B - 1),
 
-    and is decoded as the mean of all values with that code, which travels beside the codes.
+    and is decoded as the mean of all values with that code, which travels beside the codes. With
+    one bit the codes are 0 up to the mean and 1 above it.
 
     Meant for what a selector of the largest leaves: two heaps of values of either sign, with few
     between, whose means the bins find.
@@ -39,7 +41,7 @@ class BinMeans(Quantizer):
       infinity decodes to NaN.
 
     Differs from the paper: σ divides by n where its code divides by n - 1, which for one value is
-      not a number.
+      not a number; one bit parts at the mean, where its formula would leave one bin nearly all.
 
     Raises:
       ValueError: if `bits` is out of range; while tracing, if the input is not a float32 vector.
@@ -67,18 +69,37 @@ class BinMeans(Quantizer):
                 "LogLevels."
             )
 
+    @property
+    def _middle(self) -> float:
+        return 2**self.bits / 2 if self.bits > 1 else 0.5
+
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _scale.check_real("BinMeans", x)
-        bins, n = 2**self.bits, max(1, x.size)
         top, _ = _scale.norms(x[None])
         y = _scale.in_units(x, top[0], 1.0)  # so that no square overflows
-        centred = y - jnp.sum(y) / n
-        width = SPAN / bins * jnp.sqrt(jnp.sum(jnp.square(centred)) / n)
-        places = jnp.round(centred / _scale.divisor(width) + bins / 2)
-        codes = jnp.clip(places, 0, bins - 1).astype(jnp.uint32)
-        means = jnp.stack([_mean_where(codes == code, y) for code in range(bins)])
+        codes = lax.platform_dependent(y, cpu=self._codes_in_a_loop, default=self._codes_kept)
+        means = jnp.stack([_mean_where(codes == code, y) for code in range(2**self.bits)])
         side = means * _scale.divisor(top[0])
         return Compressed(Payload(_codes.pack(codes, self.bits), side))
+
+    def _codes(self, y: jax.Array) -> jax.Array:
+        bins = 2**self.bits
+        centred = y - jnp.sum(y) / y.size
+        width = SPAN / bins * jnp.sqrt(jnp.sum(jnp.square(centred)) / y.size)
+        places = jnp.round(centred / _scale.divisor(width) + self._middle)
+        return jnp.clip(places, 0, bins - 1).astype(jnp.uint32)
+
+    # XLA finds what is cheap again for each of its readers, and may round it otherwise there: a
+    # value would be sent by one code, and be in the mean of another.
+
+    def _codes_kept(self, y: jax.Array) -> jax.Array:
+        return lax.optimization_barrier(self._codes(y))
+
+    def _codes_in_a_loop(self, y: jax.Array) -> jax.Array:
+        # XLA for CPUs drops barriers too early, but keeps what a loop returns. There is one turn,
+        # and two for a NaN: were the number known, there would be no loop.
+        start = jnp.isfinite(y[0]).astype(jnp.int32), jnp.zeros_like(y, jnp.uint32)
+        return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, self._codes(y)), start)[1]
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         codes = _codes.unpack(payload.main, self.bits, like.shape[0])

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
 from fftgrad._values import constructor_call
@@ -14,6 +15,9 @@ from fftgrad.ops import _rows
 from fftgrad.ops.packing import _codes
 
 Norm = Literal["l2", "max"]
+
+LARGEST = float(np.finfo(np.float32).max) * (1 - 2**-20)
+"""No norm is larger, or the largest level could be rounded to infinity."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -88,7 +92,7 @@ class Levels(Quantizer):
         def encode(x: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
             rows = _rows.rows(x, bucket)
             top, length = _scale.norms(rows)
-            norms = length if self.norm == "l2" else top
+            norms = jnp.minimum(length if self.norm == "l2" else top, LARGEST)
             uniform = _rows.rows(uniform, bucket)
             codes = _scale.to_levels(rows, norms[:, None], self._levels, uniform) + self._levels
             codes = codes.ravel()[: x.size].astype(jnp.uint32)

@@ -36,7 +36,7 @@ class LloydMax(Quantizer):
 
     Claims: not summable. Not claimed to be unbiased: the proof takes a uniform rotation, of which
       the Hadamard transform with random signs is an approximation. A block with a NaN or an
-      infinity decodes to NaN.
+      infinity decodes to NaN, and so does one whose length is more than float32 holds.
 
     Differs from the paper: whole bits only.
 

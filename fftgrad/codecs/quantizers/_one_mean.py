@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
 from fftgrad.codecs.quantizers import _scale
+from fftgrad.ops import _finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ class OneMean(Quantizer):
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _scale.check_real("OneMean", x)
         count = jnp.maximum(jnp.sum((x != 0).astype(jnp.float32)), 1.0)
-        return Compressed(Payload(jnp.sum(x * (1.0 / count))[None]))
+        return Compressed(Payload(_finite.mean(x, count)[None]))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         return jnp.broadcast_to(payload.main, like.shape)

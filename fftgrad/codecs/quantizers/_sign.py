@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
 from fftgrad.codecs.quantizers import _scale
+from fftgrad.ops import _finite
 from fftgrad.ops.packing import _bitmap
 
 
@@ -42,7 +43,7 @@ class Sign(Quantizer):
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _scale.check_real("Sign", x)
         (words,) = _bitmap.pack(x < 0)
-        return Compressed(Payload(words, jnp.sum(jnp.abs(x) * (1.0 / x.size))[None]))
+        return Compressed(Payload(words, _finite.mean(jnp.abs(x), x.size)[None]))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         negative = _bitmap.unpack(payload.main, math.prod(like.shape))

@@ -70,7 +70,7 @@ class Window(NamedTuple):
 
     def decode(self, codes: jax.Array) -> jax.Array:
         """Codes uint32[k] to values float32[k], finite whatever the codes are."""
-        index = codes.astype(jnp.int32) + (not self.zero)
+        index = codes.astype(jnp.int32) + int(not self.zero)
         negative = index > self.positive
         index = jnp.where(negative, jnp.minimum(index - self.positive, self.negative), index)
         number = jnp.minimum(index - 1 + self.base, _last(self.m))

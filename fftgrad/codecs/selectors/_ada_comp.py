@@ -95,7 +95,7 @@ class AdaComp(Selector):
         mask = (again >= jnp.repeat(most, size)[: x.size]) & (x != 0) | ~jnp.isfinite(x)
         (words,) = _bitmap.pack(mask)
         taken = _limited.take(x, words, self._capacity(x.size))
-        scale = (jnp.sum(most * (1.0 / most.size)) + _finite.poison(x))[None]
+        scale = (_finite.mean(most, most.size) + _finite.poison(x))[None]
         (signs,) = _bitmap.pack(taken.payload.main < 0)
         payload = Payload(signs, AdaCompSide(scale, taken.payload.side))
         residue = x - self.decompress(payload, x, step)

@@ -164,8 +164,8 @@ def _by_growth(candidates: Candidates, order: jax.Array, words: int) -> jax.Arra
         found = _words_at(candidates, order, b.next)
         fits = found <= words
         low, high = jnp.where(fits, b.next, b.low), jnp.where(fits, b.high, b.next)
-        excess = jnp.log2(jnp.maximum(found, 1) / jnp.float32(words))
-        slope = (excess - b.excess) / (b.next - b.tried)
+        excess = jnp.log2(jnp.maximum(found, 1).astype(jnp.float32) / words)
+        slope = (excess - b.excess) / (b.next - b.tried).astype(jnp.float32)
         slope = jnp.clip(slope, at_first / 3, at_first * 10)
         slope = jnp.where(b.turn == 0, at_first, slope)
         # Rounded to the far side, so that the bracket closes from both.

@@ -29,7 +29,8 @@ class RandomK(Selector):
 
     Wire: 4k bytes, 8k if complex.
 
-    Claims: summable; unbiased if it rescales. If anything is not finite, nothing in the result is.
+    Claims: summable; unbiased if it rescales. If anything is not finite, nothing in the result is;
+      what is kept is not either where n/k times that is more than float32 holds.
 
     Differs from the paper: one position from each of k intervals, where it draws k of all n. Each
       coefficient has the same chance, and the positions come in order, without a shuffle.
@@ -68,8 +69,8 @@ class RandomK(Selector):
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         positions, width = self._draw(x.size, step)
         # What is not drawn must not hide a NaN, which feedback would keep for ever.
-        kept = x[positions] * (width if self.rescale else 1.0) + _finite.poison(x)
-        return Compressed(Payload(kept))
+        kept = x[positions] * (width.astype(x.dtype) if self.rescale else 1.0)
+        return Compressed(Payload(kept + _finite.poison(x).astype(x.dtype)))
 
     def shard(self, parts: int) -> "RandomK":
         return dataclasses.replace(self, k=_size.shard(self.k, parts))

@@ -42,7 +42,7 @@ class Dct(Transform):
     Wire: 4 bytes a coefficient where nothing follows it in a chain.
 
     Claims: summable; unbiased and lossless to rounding. One non-finite value makes its whole
-      block or tile non-finite.
+      block or tile non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
 
     Differs from the paper: DeMo transforms each tensor in tiles whose sides are the largest
       divisors of its axes up to 64, which for a prime axis is 1, no transform at all; here axes are

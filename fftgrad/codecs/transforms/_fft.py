@@ -43,7 +43,7 @@ class Fft(Transform):
     Wire: 4b · ceil(n/b) bytes where nothing follows it in a chain.
 
     Claims: summable; unbiased and lossless to rounding, unless `half`. One non-finite value makes
-      its whole block non-finite.
+      its whole block non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
 
     Differs from the paper: the paper transforms the whole gradient (`block=None, half=True`), and
       says neither how it is padded or scaled nor how coefficients are stored.
@@ -116,7 +116,7 @@ def _slots(rows: jax.Array) -> jax.Array:
     first = lax.complex(c[:, :1].real, c[:, -1:].real)
     # Selected, not concatenated: that fuses into what reads it, so it need not be stored.
     is_first = jnp.arange(b // 2)[None] == 0
-    return jnp.where(is_first, first, c[:, :-1] * np.float32(math.sqrt(2.0)))
+    return jnp.where(is_first, first, c[:, :-1] * math.sqrt(2.0))
 
 
 def _inverse(slots: jax.Array) -> jax.Array:
@@ -128,7 +128,7 @@ def _inverse(slots: jax.Array) -> jax.Array:
 
     def inverse(z: jax.Array) -> jax.Array:
         first = z[:, :1]
-        c = jnp.pad(z * np.float32(math.sqrt(0.5)), ((0, 0), (0, 1)))
+        c = jnp.pad(z * math.sqrt(0.5), ((0, 0), (0, 1)))
         zero = jnp.zeros_like(first.real)
         c = c.at[:, :1].set(lax.complex(first.real, zero))
         c = c.at[:, -1:].set(lax.complex(first.imag, zero))

@@ -40,7 +40,7 @@ class Hadamard(Transform):
     Wire: 4b · ceil(n/b) bytes where nothing follows it in a chain. The signs are never sent.
 
     Claims: summable; unbiased and lossless to rounding; an isometry. One non-finite value makes
-      its whole block non-finite.
+      its whole block non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
 
     Differs from the paper: DRIVE rotates each vector whole; here blocks of fixed length are.
 

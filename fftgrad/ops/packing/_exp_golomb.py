@@ -50,7 +50,8 @@ def encode(
     # Without those of rows that are not used, places would not ascend.
     each = [jnp.where(used, exponents(*c), 0) for c in zip(numbers, orders, strict=True)]
     before = _before(each)
-    index = _scan.cumsum(used.astype(jnp.int32)) - used
+    ones = used.astype(jnp.int32)
+    index = _scan.cumsum(ones) - ones
     end = before + len(each) * index - 1
     start = before + sum(orders) * index
     stream = jnp.zeros((words,), jnp.uint32)

@@ -1,0 +1,46 @@
+"""Under strict promotion of dtypes, which some users set, all is traced as it is without."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from cases import CODECS, EXCHANGES, MEMORIES, by_kind, typically
+
+import fftgrad as fg
+
+AXIS, WORKERS = "data", 4
+STEP = fg.Step.of(3)
+
+
+@pytest.fixture(autouse=True)
+def _strict():
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+@pytest.mark.usefixtures("platform")
+@pytest.mark.parametrize("name", by_kind())
+def test_codecs(name):
+    def both_ways(x):
+        return fg.decompress(CODECS[name], fg.compress(CODECS[name], x, step=STEP), x, step=STEP)
+
+    like = jax.ShapeDtypeStruct((150,), jnp.bfloat16)
+    assert jax.eval_shape(both_ways, like).dtype == like.dtype
+
+
+def mean(exchange, memory):
+    """The shape of what two workers make of a gradient of two dtypes."""
+    tx = fg.compressed_pmean(exchange, memory, axis_name=AXIS)
+    loss = {"value": jnp.float32(1.0)} if exchange.needs_loss else {}
+    like = {"w": jnp.zeros((WORKERS, 10, 15)), "b": jnp.zeros((WORKERS, 5), jnp.bfloat16)}
+    step = jax.vmap(lambda grad: tx.update(grad, tx.init(grad), **loss)[0], axis_name=AXIS)
+    return jax.eval_shape(step, like)
+
+
+@pytest.mark.parametrize("name", typically(EXCHANGES))
+def test_exchanges(name):
+    mean(EXCHANGES[name], fg.ErrorFeedback())
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_memories(name):
+    mean(fg.AllGather(fg.TopK(k=3)), MEMORIES[name])
