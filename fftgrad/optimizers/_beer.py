@@ -16,6 +16,7 @@ from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _finite
 from fftgrad.optimizers import _gossip
 from fftgrad.optimizers._gossip import Linked
+from fftgrad.optimizers._local import check_follows
 from fftgrad.training._check_gradients import checked_like
 
 OWNER = "beer"
@@ -144,6 +145,7 @@ def beer(
 
     def init(params: optax.Params) -> BeerState:
         checked_like(params, OWNER)
+        check_follows(OWNER, inner, params)
         own = _gossip.wide(params)
         zeros = jax.tree.map(jnp.zeros_like, own)
         return BeerState(

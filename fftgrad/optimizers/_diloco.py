@@ -16,6 +16,8 @@ from fftgrad.exchanges import AllGather
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import ErrorFeedback
 from fftgrad.optimizers import _fragments
+from fftgrad.optimizers._local import check_follows, check_own
+from fftgrad.optimizers._mean_loss import mean_loss
 from fftgrad.training._pmean import CompressedPmeanState, Masked, compressed_pmean
 from fftgrad.training._weigh import weighted
 
@@ -93,7 +95,8 @@ def diloco(
     counted and which does not drift.
 
     `update(..., weight=tokens)` weighs what a worker changed, as `fg.weigh` does; one with weight 0
-    sends only what its memory kept.
+    sends only what its memory kept. `value=loss` and other extra arguments reach `inner` as they
+    are, and the mean of the losses at a meeting reaches `outer`.
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate.
@@ -145,9 +148,12 @@ def diloco(
     first = _checked(every, fragments, delay, blend, first)
     period = every // fragments
     compressed: Any = compressed_pmean(exchange, memory, axis_name=axis_name, masked=masked)
+    run_inner: Any = optax.with_extra_args_support(inner).update
+    run_outer: Any = optax.with_extra_args_support(outer).update
 
     def init(params: optax.Params) -> DilocoState:
-        anchor = jax.tree.map(jnp.asarray, params)
+        check_follows("diloco", inner, params)
+        anchor = jax.tree.map(jnp.copy, params)  # a caller may donate both
         part = _fragments.take(anchor, jnp.int32(0), fragments)
         return DilocoState(
             step=jnp.zeros((), jnp.int32),
@@ -167,6 +173,7 @@ def diloco(
         state: Any,
         params: optax.Params | None = None,
         *,
+        value: jax.Array | float | None = None,
         weight: jax.Array | float | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, DilocoState]:
@@ -175,7 +182,9 @@ def diloco(
                 "diloco.update(params): the change since the last outer step is counted from "
                 "them, got None; call tx.update(grads, state, params)."
             )
-        updates, own = inner.update(updates, drop_worker_axis(state.inner), params)
+        check_own("diloco", params, axis_name)
+        told = extra if value is None else {**extra, "value": value}
+        updates, own = run_inner(updates, drop_worker_axis(state.inner), params, **told)
         # As wide as the parameters, which a meeting moves by as much as they differ.
         updates = jax.tree.map(
             lambda move, own: move.astype(jnp.promote_types(move.dtype, own.dtype)), updates, params
@@ -192,8 +201,9 @@ def diloco(
             change = jax.tree.map(jnp.subtract, anchor, _fragments.take(sends, number, fragments))
             if weight is not None:
                 change = weighted(change, weight, axis_name)
-            mean, pmean = compressed.update(change, before, **extra)
-            moved, after = outer.update(mean, outside, anchor)
+            mean, pmean = compressed.update(change, before, **told)
+            common = {} if value is None else {"value": mean_loss(value, weight, axis_name)}
+            moved, after = run_outer(mean, outside, anchor, **common)
             moved = optax.apply_updates(anchor, moved)
             fine = now & (pmean.skipped == before.skipped)
             return (

@@ -112,3 +112,57 @@ def test_bad_arguments_are_answered_with_the_remedy():
     tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(0.1), 2)
     with pytest.raises(ValueError, match=r"tx\.update\(grads, state, params\)"):
         jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name=AXIS)(jnp.ones((2, 3)))
+
+
+def test_parameters_and_a_state_of_them_may_both_be_donated():
+    tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(0.7), 2, *DENSE)
+    rows = jnp.ones((WORKERS, N))
+    state = jax.vmap(tx.init)(rows)
+    step = jax.vmap(lambda p, s: tx.update(p, s, p), axis_name=AXIS)
+    moves, state = jax.jit(step, donate_argnums=(0, 1))(rows, state)
+    assert moves.shape == (WORKERS, N)
+    assert rows.is_deleted()
+
+
+def test_a_worker_without_parameters_of_its_own_is_told_how_to_have_them():
+    """Inside of optax it would end in branches of a cond that differ in their types."""
+    inner = optax.apply_if_finite(optax.adam(0.1), 9)
+    tx = fg.optimizers.diloco(inner, optax.sgd(0.7), 2, *DENSE)
+    state = fg.init(tx, jnp.zeros(N), mesh_of(WORKERS), AXIS)
+    specs = fg.state_specs(state, AXIS)
+
+    def step(w, state, x):
+        updates, state = tx.update(jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w), state, w)
+        return w + updates, state
+
+    run = jax.shard_map(
+        step, mesh=mesh_of(WORKERS), in_specs=(P(), specs, P(AXIS)), out_specs=(P(), specs)
+    )
+    match = r"diloco\.update\(params\): must be this worker's own.*leading axis of workers"
+    with pytest.raises(ValueError, match=match):
+        run(jnp.zeros(N), state, jnp.ones((8, N)))
+
+
+KEEPING = {
+    "schedule-free": optax.contrib.schedule_free_sgd(0.1),
+    "madgrad": optax.contrib.madgrad(0.1),
+    "mechanize": optax.contrib.mechanize(optax.sgd(0.1)),
+}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_an_optimizer_that_moves_a_copy_of_its_own_is_refused(name):
+    """What it keeps would never meet, and undo what the parameters met in."""
+    inner = KEEPING[name]
+    for make in (
+        lambda: fg.optimizers.diloco(inner, optax.sgd(1.0), 4),
+        lambda: fg.optimizers.beer(inner, fg.Sign(), fg.Ring(), gamma=0.3),
+        lambda: fg.optimizers.choco_sgd(inner, fg.Sign(), fg.Ring(), gamma=0.3),
+    ):
+        with pytest.raises(ValueError, match=r"\(inner\): must move the parameters.*optax.adamw"):
+            make().init({"w": jnp.zeros(N)})
+
+
+@pytest.mark.parametrize("inner", [optax.contrib.dog(), optax.contrib.prodigy()], ids=repr)
+def test_one_that_only_measures_from_where_it_started_is_not(inner):
+    fg.optimizers.diloco(inner, optax.sgd(1.0), 4).init({"w": jnp.zeros(N)})
