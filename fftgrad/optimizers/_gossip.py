@@ -75,7 +75,8 @@ def check(owner: str, codecs: Sequence[Codecs], graph: object, gamma: float, axi
     if not (isinstance(gamma, int | float) and 0 < gamma <= 1):
         raise ValueError(
             f"{owner}(gamma): must be above 0 and at most 1, got {gamma}; use 1.0 for a codec "
-            "without loss, and about the share of the energy that the codec keeps for another."
+            "without loss, in beer graph.largest_gamma(workers), and about the share of the energy "
+            "that the codec keeps of that for another."
         )
     _axes.check_names(f"{owner}(axis_name)", axis)
 

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from cases import values
-from parallel import AXIS, everywhere
+from parallel import everywhere
 
 import fftgrad as fg
 
