@@ -15,9 +15,10 @@ from fftgrad.codecs.selectors import TopK
 from fftgrad.exchanges import AllGather
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import ErrorFeedback
-from fftgrad.optimizers import _fragments
+from fftgrad.optimizers import _fragments, _left
 from fftgrad.optimizers._local import check_follows, check_own
 from fftgrad.optimizers._mean_loss import mean_loss
+from fftgrad.training import _worker
 from fftgrad.training._pmean import CompressedPmeanState, Masked, compressed_pmean
 from fftgrad.training._weigh import weighted
 
@@ -34,6 +35,8 @@ class DilocoState(NamedTuple):
       inner: the inner optimizer's state, of which each worker has its own.
       outer: the outer optimizer's state, equal on all workers, one for each fragment.
       pmean: the states of the compressed means of what the workers changed, one for each fragment.
+      left: where a worker's last update left its parameters, a few values of each leaf, float32;
+        NaN before the first.
     """
 
     step: jax.Array
@@ -41,6 +44,7 @@ class DilocoState(NamedTuple):
     inner: PerWorker
     outer: tuple[optax.OptState, ...]
     pmean: tuple[CompressedPmeanState, ...]
+    left: PerWorker
 
 
 def diloco(
@@ -93,6 +97,11 @@ def diloco(
     delay they are `state.anchor` after an outer step, up to one rounding, because an optax update
     is added to them: evaluate and save `state.anchor`, from which the workers' parameters are
     counted and which does not drift.
+
+    Parameters that are neither where a worker's last update left them nor the anchor are another
+    worker's: as those that a program with `check_vma=False` takes for replicated become, once they
+    are saved and restored. Such a worker makes the next meeting a bad one, which is counted in
+    `skipped` of `state.pmean`, and after which all start from the anchor.
 
     `update(..., weight=tokens)` weighs what a worker changed, as `fg.weigh` does; one with weight 0
     sends only what its memory kept. `value=loss` and other extra arguments reach `inner` as they
@@ -161,6 +170,7 @@ def diloco(
             inner=add_worker_axis(inner.init(params)),
             outer=tuple(outer.init(part) for _ in range(fragments)),
             pmean=tuple(compressed.init(part) for _ in range(fragments)),
+            left=add_worker_axis(_left.unknown(anchor)),
         )
 
     def meeting(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -193,12 +203,14 @@ def diloco(
         # What a delayed meeting sends was known before this step's gradient: they overlap.
         sends = params if delay else local
         due, number = meeting(state.step + (0 if delay else 1))
+        lost = _left.astray(params, state.anchor, drop_worker_axis(state.left))
 
         def meet(now: jax.Array) -> tuple[Any, Any, Any]:
             anchor = _fragments.take(state.anchor, number, fragments)
             outside = _fragments.select(state.outer, number)
             before = _fragments.select(state.pmean, number)
             change = jax.tree.map(jnp.subtract, anchor, _fragments.take(sends, number, fragments))
+            change = _worker.poison_unless(~lost, change)
             if weight is not None:
                 change = weighted(change, weight, axis_name)
             mean, pmean = compressed.update(change, before, **told)
@@ -225,13 +237,16 @@ def diloco(
             met = meet(now)
             return met, (updates if delay else join(now, met[0], number))
 
+        lost_on = lost & ~due  # until all have been told
         met = state.anchor, state.outer, state.pmean
         met, moves = _if(due, period == 1, meet_and_join, (met, updates))
         if delay:
             due, number = meeting(state.step + 1 - delay)
             moves = _if(due, period == 1, lambda now: join(now, met[0], number), updates)
         anchor, after, pmean = met
-        return moves, DilocoState(state.step + 1, anchor, add_worker_axis(own), after, pmean)
+        rows = (add_worker_axis(tree) for tree in (own, _left.after(params, moves, lost_on)))
+        own, left = rows
+        return moves, DilocoState(state.step + 1, anchor, own, after, pmean, left)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

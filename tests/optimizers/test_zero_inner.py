@@ -44,6 +44,17 @@ def running_sum(g):
     return jnp.cumsum(g).reshape(g.shape)
 
 
+def by_the_sum_of_the_step_before():
+    """SGD whose step is what the gradients summed to in the last one."""
+
+    def update(grads, state, params=None):
+        del params
+        total = sum(jnp.sum(g) for g in jax.tree.leaves(grads))
+        return jax.tree.map(lambda g: -state * g, grads), total
+
+    return optax.GradientTransformation(lambda _: jnp.float32(0.1), update)
+
+
 def halved_while_large(g):
     return jax.lax.while_loop(lambda a: jnp.max(a) > 1, lambda a: a / 2, g)
 
@@ -90,6 +101,7 @@ REFUSED = {
         r"params\['bias'\] rests on what differs by place.*use optax.adamw",
     ),
     "in proportion to the size": (every(lambda g: g / max(1, g.size)), BY_SHAPE),
+    "in the next step": (by_the_sum_of_the_step_before(), EACH_VALUE),
     "running sums": (every(running_sum), r"rests on cumsum.*use optax.adamw"),
     "a loop until all are small": (every(halved_while_large), EACH_VALUE),
     "asks for more": (optax.lbfgs(), r"value= alone.*value_fn.*use optax.adamw"),
