@@ -117,7 +117,8 @@ def beer(
       the gradient, as in the authors' code; `inner` may be any optimizer.
 
     Raises:
-      ValueError: if `gamma` is out of its range; while tracing, if `params` is missing or not a
+      ValueError: if `gamma` is out of its range; in `init`, if `inner` makes the parameters of a
+        copy that it keeps, as schedule-free does; while tracing, if `params` is missing or not a
         worker's own, or the graph does not fit the number of workers.
       TypeError: if `codec` or `gradients` is no codec, or `graph` no graph.
 

@@ -96,7 +96,8 @@ def choco_sgd(
       to be told of these.
 
     Raises:
-      ValueError: if `gamma` is out of its range; while tracing, if `params` is missing or not a
+      ValueError: if `gamma` is out of its range; in `init`, if `inner` makes the parameters of a
+        copy that it keeps, as schedule-free does; while tracing, if `params` is missing or not a
         worker's own, or the graph does not fit the number of workers.
       TypeError: if `codec` is no codec, or `graph` no graph.
 

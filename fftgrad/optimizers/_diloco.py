@@ -98,10 +98,11 @@ def diloco(
     is added to them: evaluate and save `state.anchor`, from which the workers' parameters are
     counted and which does not drift.
 
-    Parameters that are neither where a worker's last update left them nor the anchor are another
-    worker's: as those that a program with `check_vma=False` takes for replicated become, once they
-    are saved and restored. Such a worker makes the next meeting a bad one, which is counted in
-    `skipped` of `state.pmean`, and after which all start from the anchor.
+    A worker's parameters must be where its last update left them, or the anchor. Elsewhere they are
+    another's, as those are that a program with `check_vma=False` takes for replicated, once they
+    are saved and restored. They make the next meeting a bad one, which is counted in `skipped` of
+    `state.pmean`, and after which all start from the anchor. Looked at are a few values of each
+    leaf, and most of them must differ; nothing is, where the mesh has axes that are left to XLA.
 
     `update(..., weight=tokens)` weighs what a worker changed, as `fg.weigh` does; one with weight 0
     sends only what its memory kept. `value=loss` and other extra arguments reach `inner` as they
@@ -133,10 +134,14 @@ def diloco(
       `optax.apply_if_finite(optax.adamw(3e-4), 100)`, which leaves such a gradient out.
 
     Raises:
-      ValueError: if `every`, `fragments`, `delay`, `blend` or `first` is out of its range; while
-        tracing, if `params` is missing.
+      ValueError: if `every`, `fragments`, `delay`, `blend` or `first` is out of its range; in
+        `init`, if `inner` makes the parameters of a copy that it keeps, as schedule-free does;
+        while tracing, if `params` is missing, or known to be the same on all workers.
 
-    Differs from the papers: SparseLoCo takes the largest of chunks of 4096, in 2 bits; the default
+    Differs from the papers: the notebook of DiLoCo's authors makes a new inner optimizer in each
+      phase; here it keeps its moments. Which is better depends on the task: in 30 phases of 10
+      steps of AdamW at its best rate, 5 seeds, new ones ended lower in a regression (0.011 against 0.019),
+      and higher on digits (0.20 against 0.17). SparseLoCo takes the largest of chunks of 4096, in 2 bits; the default
       takes the largest of all, 3 %, in 4 bits. The fragments of Streaming DiLoCo are layers; these
       are rows of every layer, so that all are of as many bytes and one program does for all.
 
