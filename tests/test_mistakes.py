@@ -253,6 +253,18 @@ MISTAKES = {
         r"metrics\(exchange\): must be .*; wrap a codec",
     ),
     # Compositions that do not work.
+    "local steps of an optimizer with parameters of its own": (
+        lambda: fg.optimizers.diloco(
+            optax.contrib.schedule_free_sgd(0.1), optax.sgd(1.0), every=4
+        ).init(jnp.ones(3)),
+        ValueError,
+        r"diloco\(inner\): .*use optax\.adamw",
+    ),
+    "shards of an optimizer of whole trees": (
+        lambda: fg.optimizers.sharded(optax.polyak_sgd(), workers=4).init(jnp.ones(8)),
+        ValueError,
+        r"sharded\(inner\): .*use optax\.adamw",
+    ),
     "MultiSteps": (accumulated_by_optax, ValueError, r"optax\.MultiSteps.*use fg\.accumulate"),
     "a sum of sparse payloads": (
         lambda: fg.AllReduce(TOP), ValueError, r"use AllGather\(TopK\(fraction=0\.1\)\)"

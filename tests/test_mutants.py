@@ -160,8 +160,8 @@ MUTANTS = {
     ),
     "parameters of another worker are forgotten before all are told": Mutant(
         "optimizers/_left.py",
-        "jnp.where(lost, jnp.inf, _some(end))",
-        "_some(end)",
+        "jnp.where(lost, jnp.inf, _some(optax.apply_updates(params, moves)))",
+        "_some(optax.apply_updates(params, moves))",
         "tests/optimizers/test_diloco.py -k 'another_worker and host'",
     ),
     "a sharded optimizer sees a loss that is not weighed": Mutant(

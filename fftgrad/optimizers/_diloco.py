@@ -102,7 +102,7 @@ def diloco(
     another's, as those are that a program with `check_vma=False` takes for replicated, once they
     are saved and restored. They make the next meeting a bad one, which is counted in `skipped` of
     `state.pmean`, and after which all start from the anchor. Looked at are a few values of each
-    leaf, and most of them must differ; nothing is, where the mesh has axes that are left to XLA.
+    leaf, and most of them must differ; nothing is, where the mesh has other axes.
 
     `update(..., weight=tokens)` weighs what a worker changed, as `fg.weigh` does; one with weight 0
     sends only what its memory kept. `value=loss` and other extra arguments reach `inner` as they
@@ -140,10 +140,11 @@ def diloco(
 
     Differs from the papers: the notebook of DiLoCo's authors makes a new inner optimizer in each
       phase; here it keeps its moments. Which is better depends on the task: in 30 phases of 10
-      steps of AdamW at its best rate, 5 seeds, new ones ended lower in a regression (0.011 against 0.019),
-      and higher on digits (0.20 against 0.17). SparseLoCo takes the largest of chunks of 4096, in 2 bits; the default
-      takes the largest of all, 3 %, in 4 bits. The fragments of Streaming DiLoCo are layers; these
-      are rows of every layer, so that all are of as many bytes and one program does for all.
+      steps of AdamW, 5 seeds, each at its best rate, new ones ended lower in a regression (0.011
+      against 0.019), and higher on digits (0.20 against 0.17). SparseLoCo takes the largest of
+      chunks of 4096, in 2 bits; the default takes the largest of all, 3 %, in 4 bits. The fragments
+      of Streaming DiLoCo are layers; these are rows of every layer, so that all are of as many
+      bytes and one program does for all.
 
     Example:
       >>> import fftgrad as fg
@@ -249,9 +250,8 @@ def diloco(
             due, number = meeting(state.step + 1 - delay)
             moves = _if(due, period == 1, lambda now: join(now, met[0], number), updates)
         anchor, after, pmean = met
-        rows = (add_worker_axis(tree) for tree in (own, _left.after(params, moves, lost_on)))
-        own, left = rows
-        return moves, DilocoState(state.step + 1, anchor, own, after, pmean, left)
+        left = add_worker_axis(_left.after(params, moves, lost_on, axis_name))
+        return moves, DilocoState(state.step + 1, anchor, add_worker_axis(own), after, pmean, left)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

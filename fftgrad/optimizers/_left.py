@@ -6,43 +6,50 @@ then one worker's are left for all. Whoever gets these finds them elsewhere than
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from fftgrad._contracts import PyTree
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, PyTree
 
 VALUES = 8
 
 
-def unknown(params: PyTree) -> PyTree:
-    """What is kept before the first update."""
-    return jax.tree.map(lambda leaf: jnp.full_like(_some(leaf), jnp.nan), params)
+def unknown(params: PyTree) -> jax.Array:
+    """What is kept before the first update, float32[values]."""
+    count = sum(min(VALUES, leaf.size) for leaf in jax.tree.leaves(params))
+    return jnp.full(count, jnp.nan, jnp.float32)
 
 
-def astray(params: PyTree, anchor: PyTree, left: PyTree) -> jax.Array:
+def astray(params: PyTree, anchor: PyTree, left: jax.Array) -> jax.Array:
     """Whether most of the values that had moved are neither where they were left nor at the anchor.
 
     Most, because a caller may clip some; the anchor, because a caller may go back to it.
     """
-    off, moved = jnp.int32(0), jnp.int32(0)
-    for now, home, last in zip(*map(jax.tree.leaves, (params, anchor, left)), strict=True):
-        now, home, eps = _some(now), _some(home), float(jnp.finfo(now.dtype).eps)
-        has_moved = ~jnp.isnan(last) & (last != home)
-        near = jnp.abs(now - last) <= 8 * eps * (jnp.abs(home) + jnp.abs(now))
-        off += jnp.sum(has_moved & ~near & (now != home), dtype=jnp.int32)
-        moved += jnp.sum(has_moved, dtype=jnp.int32)
-    return 2 * off > moved
+    now, home = _some(params), _some(anchor)
+    leaves = [(leaf, min(VALUES, leaf.size)) for leaf in jax.tree.leaves(params)]
+    eps = np.repeat(
+        [float(jnp.finfo(leaf.dtype).eps) for leaf, _ in leaves], [count for _, count in leaves]
+    ).astype(np.float32)
+    moved = ~jnp.isnan(left) & (left != home)
+    near = jnp.abs(now - left) <= 8 * eps * (jnp.abs(home) + jnp.abs(now))
+    return 2 * jnp.sum(moved & ~near & (now != home)) > jnp.sum(moved)
 
 
-def after(params: PyTree, moves: PyTree, lost: jax.Array) -> PyTree:
-    """What to keep once the parameters have moved; where they are lost, what is nowhere."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.auto_axes or mesh.explicit_axes:  # a slice would be a collective, or has no type
+def after(params: PyTree, moves: PyTree, lost: jax.Array, axis_name: AxisName) -> jax.Array:
+    """What to keep once the parameters have moved; where they are lost, what is nowhere.
+
+    On a mesh with other axes nothing: values of a piece are not those of all, and a slice of what
+    XLA has in its hands may be a collective.
+    """
+    mesh, leaves = jax.sharding.get_abstract_mesh(), jax.tree.leaves(params)
+    others = any(_axes.beside(leaf, axis_name) for leaf in leaves)
+    if others or mesh.auto_axes or mesh.explicit_axes:
         return unknown(params)
-    ends = optax.apply_updates(params, moves)
-    return jax.tree.map(lambda end: jnp.where(lost, jnp.inf, _some(end)), ends)
+    return jnp.where(lost, jnp.inf, _some(optax.apply_updates(params, moves)))
 
 
-def _some(leaf: jax.Array) -> jax.Array:
-    """The first values of the first row, in float32 and with as many axes as the leaf."""
-    rows = (slice(1),) * max(0, leaf.ndim - 1) + (slice(VALUES),) * min(1, leaf.ndim)
-    return leaf[rows].astype(jnp.float32)
+def _some(tree: PyTree) -> jax.Array:
+    """The first values of each leaf, float32[values]."""
+    parts = [leaf.ravel()[:VALUES].astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
+    return jnp.concatenate([jnp.zeros(0), *parts])
