@@ -244,14 +244,16 @@ def without_explicit(update: Callable[..., Any]) -> Callable[..., Any]:
         weight: Any = None,
         **extra: Any,
     ) -> Any:
+        numbers = {"value": value, "weight": weight}
+        given = {name: number for name, number in numbers.items() if number is not None}
         mesh = jax.sharding.get_abstract_mesh()
         if not (mesh.manual_axes and mesh.explicit_axes):
-            return update(updates, state, params, value=value, weight=weight, **extra)
+            return update(updates, state, params, **given, **extra)
         auto: Any = jax.sharding.auto_axes(
-            lambda u, s, p, v, w: update(u, s, p, value=v, weight=w, **extra),
+            lambda u, s, p, given: update(u, s, p, **given, **extra),
             axes=tuple(mesh.explicit_axes),
             out_sharding=jax.tree.map(lambda a: jax.typeof(a).sharding, (updates, state)),
         )
-        return auto(updates, state, params, value, weight)
+        return auto(updates, state, params, given)
 
     return run

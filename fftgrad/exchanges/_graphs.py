@@ -47,6 +47,15 @@ class Graph(abc.ABC):
         ones = np.full((workers, workers), 1 / workers)
         return 1 - float(np.abs(np.linalg.eigvalsh(self.weights(workers) - ones)).max())
 
+    def largest_gamma(self, workers: int) -> float:
+        """1 / (1 - λ) for the smallest eigenvalue λ of W, at most 1: up to it no gossip overshoots.
+
+        A round of it makes of each difference between workers a share, 1 - γ (1 - λ) of it or more;
+        above it some come back with the other sign.
+        """
+        smallest = float(np.linalg.eigvalsh(self.weights(workers)).min())
+        return 1 / (1 - min(round(smallest, 12), 0.0))
+
 
 @dataclasses.dataclass(frozen=True)
 class Ring(Graph):

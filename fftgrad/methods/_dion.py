@@ -78,9 +78,10 @@ def dion(
       of NaN, and leaves momenta, factors and the state of `others` as they were.
 
     Differs from the paper: the orthonormal factor P belongs to `in`, because the kernel is the
-      transpose of the authors' weight. Arrays of more axes become matrices; a matrix that a
-      factorization would not make smaller goes to `others`. Of a parameter that is sharded over
-      another axis each shard is a matrix on its own.
+      transpose of the authors' weight. A later version of their code orthonormalizes the factor of
+      the longer side: this one where in > out, the other one where it is not. Arrays of more axes
+      become matrices; a matrix that a factorization would not make smaller goes to `others`. Of a
+      parameter that is sharded over another axis each shard is a matrix on its own.
 
     Raises:
       ValueError: if `rank` is not positive or `decay` outside [0, 1); while tracing, as

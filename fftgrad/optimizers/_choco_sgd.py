@@ -14,6 +14,7 @@ from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worke
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.optimizers import _gossip
 from fftgrad.optimizers._gossip import Linked
+from fftgrad.optimizers._local import check_follows
 from fftgrad.training._check_gradients import checked_like
 
 OWNER = "choco_sgd"
@@ -95,7 +96,8 @@ def choco_sgd(
       to be told of these.
 
     Raises:
-      ValueError: if `gamma` is out of its range; while tracing, if `params` is missing or not a
+      ValueError: if `gamma` is out of its range; in `init`, if `inner` makes the parameters of a
+        copy that it keeps, as schedule-free does; while tracing, if `params` is missing or not a
         worker's own, `update` gets a `weight`, or the graph does not fit the number of workers.
       TypeError: if `codec` is no codec, or `graph` no graph.
 
@@ -118,6 +120,7 @@ def choco_sgd(
 
     def init(params: optax.Params) -> ChocoState:
         checked_like(params, OWNER)
+        check_follows(OWNER, inner, params)
         return ChocoState(
             step=jnp.zeros((), jnp.int32),
             inner=add_worker_axis(inner.init(params)),

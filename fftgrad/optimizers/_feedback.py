@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from fftgrad._contracts import AxisName, Codec
@@ -10,6 +12,7 @@ from fftgrad.exchanges import _parts
 from fftgrad.exchanges._layout import Layout
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.methods._top_k import top_k
+from fftgrad.training._check_gradients import checked_like
 
 
 def feedback_adam(
@@ -49,6 +52,8 @@ def feedback_adam(
 
     Wire: fraction · n (bits + 2 + log2(1/fraction)) bits: at the defaults 0.42 bits a parameter, 76
       times less than float32.
+
+    Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
 
     Claims: parameters equal on all workers. A step in which anything is not finite gives an update
       that is not finite, and leaves the state of Adam as it was. On the byte language model of the
@@ -145,14 +150,22 @@ def _behind_feedback(
     optimizer = optax.with_extra_args_support(optax.chain(*steps))
 
     def init(params: optax.Params) -> tuple[Any, Any]:
-        return compressed.init(params), optimizer.init(params)
+        wide = _wide(params)
+        return compressed.init(wide), optimizer.init(wide)
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, tuple[Any, Any]]:
         before, own = state
-        mean, after = compressed.update(updates, before, params, **extra)
-        updates, moved = optimizer.update(mean, own, params, **extra)
-        return updates, (after, _parts.where(after.skipped == before.skipped, moved, own))
+        mean, after = compressed.update(_wide(updates), before, params, **extra)
+        moves, moved = optimizer.update(mean, own, params, **extra)
+        moves = jax.tree.map(lambda move, grad: move.astype(grad.dtype), moves, updates)
+        return moves, (after, _parts.where(after.skipped == before.skipped, moved, own))
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _wide(tree: Any) -> Any:
+    """The tree in float32: in float16 an eps of 1e-8 is zero, and the square of 1e-4 is."""
+    checked_like(tree)
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)

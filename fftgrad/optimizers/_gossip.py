@@ -16,6 +16,7 @@ from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, 
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _two_sum
 from fftgrad.ops._keys import as_key
+from fftgrad.optimizers._local import check_own
 from fftgrad.training import _worker
 from fftgrad.training._check_gradients import check_local, refuse_masked
 from fftgrad.training._own_step import own_step
@@ -75,7 +76,8 @@ def check(owner: str, codecs: Sequence[Codecs], graph: object, gamma: float, axi
     if not (isinstance(gamma, int | float) and 0 < gamma <= 1):
         raise ValueError(
             f"{owner}(gamma): must be above 0 and at most 1, got {gamma}; use 1.0 for a codec "
-            "without loss, and about the share of the energy that the codec keeps for another."
+            "without loss, in beer graph.largest_gamma(workers), and about the share of the energy "
+            "that the codec keeps of that for another."
         )
     _axes.check_names(f"{owner}(axis_name)", axis)
 
@@ -113,13 +115,7 @@ def check_call(
             f"{owner}.update(params): what neighbors are told is counted from them, got None; call "
             "tx.update(grads, state, params)."
         )
-    for path, leaf in jax.tree.leaves_with_path(params):
-        if isinstance(leaf, jax.Array) and not _axes.varies(leaf, axis):
-            raise ValueError(
-                f"{owner}.update(params{jax.tree_util.keystr(path)}): must be this worker's own, "
-                f"because they differ between workers, got one that does not vary over {axis!r}; "
-                f"give the parameters a leading axis of workers, and shard it over {axis!r}."
-            )
+    check_own(owner, params, axis)
     return params
 
 

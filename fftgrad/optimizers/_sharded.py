@@ -16,6 +16,7 @@ from fftgrad.memories import NoMemory
 from fftgrad.ops import _rounding
 from fftgrad.ops._keys import as_key
 from fftgrad.optimizers._check_inner import check_inner
+from fftgrad.optimizers._mean_loss import mean_loss
 from fftgrad.training import _non_finite, _worker
 from fftgrad.training._check_gradients import (
     ELSEWHERE,
@@ -83,10 +84,13 @@ def sharded(
     Clip each worker's own gradients before it, by `fg.clip_by_local_norm(1.0, "data")` in an
     `optax.chain`. Optimizers for parts of the parameters are an `optax.partition` as `inner`.
 
-    `update(..., weight=tokens)` weighs a worker's gradient, as `compressed_pmean` does.
+    `update(..., weight=tokens)` weighs a worker's gradient, as `compressed_pmean` does. A worker's
+    `value=loss` reaches `inner` as the mean over the workers, so weighed; other extra arguments
+    must be scalars that are equal on all workers.
 
     Args:
-      inner: the optimizer of each shard, complete with its learning rate.
+      inner: the optimizer of each shard, complete with its learning rate. It is read from its
+        traced program whether a shard is enough for it.
       workers: w, the number of workers.
       gradients: the codec of the gradients; 4 bits after a rotation, if left out.
       parameters: the codec of the differences; 8 bits, if left out.
@@ -102,6 +106,7 @@ def sharded(
 
     Wire: w buffers of 8 bytes and the payload of n/w gradients, and one of n/w parameters: with one
       codec for both, `fg.wire_bytes(fg.TwoStage(codec, workers), params, fg.Layout("leaf"))`.
+      A `value` that `inner` reads adds 4 bytes, in an all-reduce.
 
     Claims: the parameters have the same bits on all workers. A step in which anything is not finite
       leaves all of them and the state as they were, whatever `inner` makes of it, and is counted.
@@ -131,6 +136,7 @@ def sharded(
     check_kind(f"{OWNER}(parameters)", parameters, Codec, "use Levels(bits=8).")
     check_kind(f"{OWNER}(memory)", memory, Memory, "use ErrorFeedback().")
     check_choice(f"{OWNER}(masked)", masked, get_args(Masked))
+    run: Any = optax.with_extra_args_support(inner).update
 
     def init(params: optax.Params) -> ShardedState:
         like = checked_like(params, OWNER)
@@ -155,10 +161,10 @@ def sharded(
         state: Any,
         params: optax.Params | None = None,
         *,
+        value: jax.Array | float | None = None,
         weight: jax.Array | float | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, ShardedState]:
-        del extra
         if params is None:
             raise ValueError(
                 f"{OWNER}.update(params): the owners' shards are counted from them, got None; call "
@@ -168,6 +174,7 @@ def sharded(
             otherwise = f"; else give all leaves, and an optax.partition as inner, {ELSEWHERE}"
             refuse_masked(updates, OWNER, otherwise)
         like = checked_like(updates, OWNER)
+        _refuse_arrays(extra)
         check_local(updates, axis_name, OWNER)
         check_replicated(params, axis_name, OWNER)
         _axes.check_workers(OWNER, workers, axis_name)
@@ -192,10 +199,13 @@ def sharded(
         mine = _mine(params, workers, axis_name)
         ahead = drop_worker_axis(state.ahead.value)
         master = tuple(m + a for m, a in zip(mine, ahead, strict=True))
-        moves, after = inner.update(
+        if value is not None:  # the owners of all shards have to see the same
+            extra["value"] = mean_loss(value, weight, axis_name)
+        moves, after = run(
             _as_leaves(got.means, like),
             drop_worker_axis(state.inner.value),
             _as_leaves(master, like),
+            **extra,
         )
         flat = [move.ravel() for move in _some(moves)]
         master = tuple(m + move for m, move in zip(master, flat, strict=True))
@@ -234,6 +244,16 @@ def sharded(
         )
 
     return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
+
+
+def _refuse_arrays(extra: dict[str, Any]) -> None:
+    for name, given in extra.items():
+        if any(jnp.ndim(leaf) for leaf in jax.tree.leaves(given) if isinstance(leaf, jax.Array)):
+            raise ValueError(
+                f"{OWNER}.update({name}): must be scalars that are equal on all workers, because "
+                "inner sees shards and is told nothing of whole leaves, got "
+                f"{jax.tree.map(jnp.shape, given)}; leave it out, or use optax.adamw."
+            )
 
 
 def _mine(tree: PyTree, workers: int, axis_name: AxisName) -> Vectors:

@@ -188,22 +188,17 @@ def compressed_pmean(
 
     def init(params: optax.Params) -> CompressedPmeanState:
         like = checked_like(params)
-        zero = jnp.zeros((), jnp.int32)
+        # Each in a buffer of its own, so that a caller may donate the state.
+        step, skipped, overflow, invalid, dropped = (jnp.zeros((), jnp.int32) for _ in range(5))
         remembered = add_worker_axis(memory.init(like))
         exchanged = tuple(map(exchange.init, _layout.bucket_likes(like, layout)))
         state = CompressedPmeanState(
-            step=zero,
-            skipped=zero,
-            overflow=zero,
-            invalid=zero,
-            dropped=zero,
-            memory=remembered,
-            exchange=exchanged,
+            *(step, skipped, overflow, invalid, dropped, remembered, exchanged),
             worker=_worker.nobody(remembered, exchanged),
             error=jnp.zeros((), jnp.float32) if measure else (),
         )
         # Without parameters nobody knows what is in these two, but that they are no parameters.
-        return state._replace(exchange=zero, worker=zero) if stands_in(params) else state
+        return state._replace(exchange=step, worker=step) if stands_in(params) else state
 
     def update(
         updates: optax.Updates,

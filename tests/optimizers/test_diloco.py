@@ -112,3 +112,109 @@ def test_bad_arguments_are_answered_with_the_remedy():
     tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(0.1), 2)
     with pytest.raises(ValueError, match=r"tx\.update\(grads, state, params\)"):
         jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name=AXIS)(jnp.ones((2, 3)))
+
+
+def test_parameters_and_a_state_of_them_may_both_be_donated():
+    tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(0.7), 2, *DENSE)
+    rows = jnp.ones((WORKERS, N))
+    state = jax.vmap(tx.init)(rows)
+    step = jax.vmap(lambda p, s: tx.update(p, s, p), axis_name=AXIS)
+    moves, state = jax.jit(step, donate_argnums=(0, 1))(rows, state)
+    assert moves.shape == (WORKERS, N)
+    assert rows.is_deleted()
+
+
+def test_a_worker_without_parameters_of_its_own_is_told_how_to_have_them():
+    """Inside of optax it would end in branches of a cond that differ in their types."""
+    inner = optax.apply_if_finite(optax.adam(0.1), 9)
+    tx = fg.optimizers.diloco(inner, optax.sgd(0.7), 2, *DENSE)
+    state = fg.init(tx, jnp.zeros(N), mesh_of(WORKERS), AXIS)
+    specs = fg.state_specs(state, AXIS)
+
+    def step(w, state, x):
+        updates, state = tx.update(jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w), state, w)
+        return w + updates, state
+
+    run = jax.shard_map(
+        step, mesh=mesh_of(WORKERS), in_specs=(P(), specs, P(AXIS)), out_specs=(P(), specs)
+    )
+    match = r"diloco\.update\(params\): must be this worker's own.*leading axis of workers"
+    with pytest.raises(ValueError, match=match):
+        run(jnp.zeros(N), state, jnp.ones((8, N)))
+
+
+KEEPING = {
+    "schedule-free": optax.contrib.schedule_free_sgd(0.1),
+    "madgrad": optax.contrib.madgrad(0.1),
+    "mechanize": optax.contrib.mechanize(optax.sgd(0.1)),
+}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_an_optimizer_that_moves_a_copy_of_its_own_is_refused(name):
+    """What it keeps would never meet, and undo what the parameters met in."""
+    inner = KEEPING[name]
+    for make in (
+        lambda: fg.optimizers.diloco(inner, optax.sgd(1.0), 4),
+        lambda: fg.optimizers.beer(inner, fg.Sign(), fg.Ring(), gamma=0.3),
+        lambda: fg.optimizers.choco_sgd(inner, fg.Sign(), fg.Ring(), gamma=0.3),
+    ):
+        with pytest.raises(ValueError, match=r"\(inner\): must move the parameters.*optax.adamw"):
+            make().init({"w": jnp.zeros(N)})
+
+
+@pytest.mark.parametrize("inner", [optax.contrib.dog(), optax.contrib.prodigy()], ids=repr)
+def test_one_that_only_measures_from_where_it_started_is_not(inner):
+    fg.optimizers.diloco(inner, optax.sgd(1.0), 4).init({"w": jnp.zeros(N)})
+
+
+def replicated_by_claim(tx, steps, change):
+    """Parameters and state of so many steps, in which the parameters are said to be replicated."""
+    mesh = mesh_of(WORKERS)
+    params = {"w": jnp.zeros(N), "b": jnp.zeros((3, 2))}
+    state = fg.init(tx, params, mesh, AXIS)
+
+    def step(params, state, x):
+        updates, state = tx.update(jax.tree.map(lambda p: p - x[0, 0], params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    run = fg.data_parallel(step, mesh, AXIS, check_vma=False)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((steps, WORKERS, 1)), jnp.float32)
+    for t in range(steps):
+        params = change(t, params, state)
+        params, state = run(params, state, x[t])
+    return params, state
+
+
+def from_host(params):
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), params)
+
+
+CHANGES = {
+    "nothing": (lambda _, p, __: p, [0, 0]),
+    "what comes back from the host": (lambda t, p, _: from_host(p) if t == 6 else p, [0, 1]),
+    "again and again": (lambda t, p, _: from_host(p) if t in (2, 6, 7) else p, [1, 1]),
+    "right behind a meeting": (lambda t, p, _: from_host(p) if t == 4 else p, [0, 0]),
+    "back to the anchor": (lambda t, p, s: from_host(s.anchor) if t == 6 else p, [0, 0]),
+    "few values are clipped": (
+        lambda t, p, _: p | {"w": p["w"].at[0].set(0.1)} if t == 6 else p,
+        [0, 0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_parameters_of_another_worker_are_noticed_at_the_next_meeting(name):
+    """Where JAX tracks nothing, and each device has its own copy of what is said to be one."""
+    change, bad = CHANGES[name]
+    tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(1.0), 4, *DENSE)
+    skipped = []
+
+    def watched(t, params, state):
+        skipped.append(int(state.pmean[0].skipped))
+        return change(t, params, state)
+
+    params, state = replicated_by_claim(tx, 13, watched)
+    at_meetings = [skipped[3], skipped[4], skipped[8], int(state.pmean[0].skipped)]
+    assert np.diff(at_meetings).tolist() == [*bad, 0]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((params, state.anchor)))

@@ -507,6 +507,24 @@ def test_beer_converges_linearly_where_choco_sgd_stops(name):
     assert log_distances(choco, 400, h, c)[-1] > -1
 
 
+@pytest.mark.parametrize("name", MATRICES)
+def test_up_to_its_largest_gamma_a_graph_does_not_overshoot(name):
+    """A step size of a fifth diverges at 1.0 on all three graphs."""
+    graph, w = MATRICES[name]
+    largest = graph.largest_gamma(WORKERS)
+    smallest = np.linalg.eigvalsh(np.eye(WORKERS) + largest * (w - np.eye(WORKERS))).min()
+    np.testing.assert_allclose(smallest, 0, atol=1e-9)
+    for gamma, right in ((largest, True), (1.0, False)):
+        tx = fg.optimizers.beer(optax.sgd(0.2), fg.Identity(), graph, gamma=gamma)
+        x, _ = trained(tx, 200)
+        apart = np.linalg.norm(x - OPTIMUM) / np.linalg.norm(OPTIMUM)
+        assert (apart < 1e-3) == right
+
+
+def test_where_nothing_overshoots_gamma_is_one():
+    assert [fg.Ring().largest_gamma(workers) for workers in (1, 2, 3)] == [1.0] * 3
+
+
 def halves(curve):
     middle = len(curve) // 2
     return [(part, len(part)) for part in (curve[:middle], curve[middle:])]

@@ -1,0 +1,55 @@
+"""Where a worker's last update left its parameters, of which it keeps a few values of each leaf.
+
+Parameters that are said to be replicated, and are not, train right until they are saved or moved:
+then one worker's are left for all. Whoever gets these finds them elsewhere than its own were left.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, PyTree
+
+VALUES = 8
+
+
+def unknown(params: PyTree) -> jax.Array:
+    """What is kept before the first update, float32[values]."""
+    count = sum(min(VALUES, leaf.size) for leaf in jax.tree.leaves(params))
+    return jnp.full(count, jnp.nan, jnp.float32)
+
+
+def astray(params: PyTree, anchor: PyTree, left: jax.Array) -> jax.Array:
+    """Whether most of the values that had moved are neither where they were left nor at the anchor.
+
+    Most, because a caller may clip some; the anchor, because a caller may go back to it.
+    """
+    now, home = _some(params), _some(anchor)
+    leaves = [(leaf, min(VALUES, leaf.size)) for leaf in jax.tree.leaves(params)]
+    eps = np.repeat(
+        [float(jnp.finfo(leaf.dtype).eps) for leaf, _ in leaves], [count for _, count in leaves]
+    ).astype(np.float32)
+    moved = ~jnp.isnan(left) & (left != home)
+    near = jnp.abs(now - left) <= 8 * eps * (jnp.abs(home) + jnp.abs(now))
+    return 2 * jnp.sum(moved & ~near & (now != home)) > jnp.sum(moved)
+
+
+def after(params: PyTree, moves: PyTree, lost: jax.Array, axis_name: AxisName) -> jax.Array:
+    """What to keep once the parameters have moved; where they are lost, what is nowhere.
+
+    On a mesh with other axes nothing: values of a piece are not those of all, and a slice of what
+    XLA has in its hands may be a collective.
+    """
+    mesh, leaves = jax.sharding.get_abstract_mesh(), jax.tree.leaves(params)
+    others = any(_axes.beside(leaf, axis_name) for leaf in leaves)
+    if others or mesh.auto_axes or mesh.explicit_axes:
+        return unknown(params)
+    return jnp.where(lost, jnp.inf, _some(optax.apply_updates(params, moves)))
+
+
+def _some(tree: PyTree) -> jax.Array:
+    """The first values of each leaf, float32[values]."""
+    parts = [leaf.ravel()[:VALUES].astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
+    return jnp.concatenate([jnp.zeros(0), *parts])

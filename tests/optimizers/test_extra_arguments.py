@@ -1,0 +1,101 @@
+"""What reaches the inner optimizer of an optimizer: the loss, and whatever else is passed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import values
+from parallel import everywhere
+
+import fftgrad as fg
+
+WORKERS = 4
+PARAMS = {"w": jnp.asarray(values((6, 4)))}
+ROWS = jax.tree.map(lambda leaf: jnp.stack([leaf] * WORKERS), PARAMS)
+
+
+def by_loss():
+    """SGD whose step is the loss that it is told of."""
+
+    def update(updates, state, params=None, *, value, **extra):
+        del params, extra
+        return jax.tree.map(lambda g: -value * g, updates), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+LOCAL = {
+    "diloco": lambda inner: fg.optimizers.diloco(inner, optax.sgd(1.0), every=5),
+    "sparse_loco": lambda inner: fg.optimizers.sparse_loco(inner, every=5, k=4, block=4),
+    "choco_sgd": lambda inner: fg.optimizers.choco_sgd(inner, fg.Sign(), fg.Ring(), gamma=1e-6),
+    "beer": lambda inner: fg.optimizers.beer(inner, fg.Sign(), fg.Ring(), gamma=1e-6),
+}
+
+
+def moves(tx, mode, **extra):
+    """Of one step on gradients of ones, a row a worker."""
+
+    def step(params, extra):
+        grads = jax.tree.map(jnp.ones_like, params)
+        return tx.update(grads, tx.init(params), params, **extra)[0]["w"]
+
+    return np.asarray(everywhere(mode, step, WORKERS)(ROWS, extra))
+
+
+LOSS = jnp.asarray([1.0, 2.0, 4.0, 9.0])
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_an_inner_optimizer_of_a_worker_sees_its_own_loss(name):
+    found = moves(LOCAL[name](by_loss()), "vmap", value=LOSS)
+    np.testing.assert_allclose(found[:, 0, 0], -LOSS, rtol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map"])
+def test_the_owners_of_shards_see_the_loss_of_all(mode):
+    """As weighed as the gradients are."""
+    codecs = {"gradients": fg.Identity(), "parameters": fg.Identity()}
+    tx = fg.optimizers.sharded(by_loss(), WORKERS, **codecs)
+
+    def step(value, weight):
+        grads = jax.tree.map(jnp.ones_like, PARAMS)
+        grads = jax.tree.map(lambda g: g * (1 + 0 * value), grads)
+        return tx.update(grads, tx.init(PARAMS), PARAMS, value=value, weight=weight)[0]["w"]
+
+    weights = jnp.asarray([1.0, 0.0, 2.0, 1.0])
+    found = np.asarray(everywhere(mode, step, WORKERS)(LOSS, weights))
+    np.testing.assert_allclose(found, np.full((WORKERS, 6, 4), -(1 + 8 + 9) / 4), rtol=1e-5)
+
+
+def test_the_outer_optimizer_of_a_meeting_sees_the_loss_of_all():
+    exact = fg.AllReduce(), fg.NoMemory()
+    tx = fg.optimizers.diloco(optax.sgd(1.0), by_loss(), 1, *exact)
+    np.testing.assert_allclose(moves(tx, "shard_map", value=LOSS), -4.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sharded", *LOCAL])
+def test_a_plateau_of_the_loss_is_seen(name):
+    """Of two steps at the same loss the second is half as long."""
+    inner = optax.chain(
+        optax.sgd(1.0), optax.contrib.reduce_on_plateau(patience=1, factor=0.5, cooldown=0)
+    )
+    make = {**LOCAL, "sharded": lambda inner: fg.optimizers.sharded(inner, WORKERS)}
+    tx = make[name](inner)
+
+    def step(params, value):
+        state, found = tx.init(params), []
+        grads = jax.tree.map(jnp.ones_like, params)
+        for _ in range(4):
+            updates, state = tx.update(grads, state, params, value=value)
+            found.append(jnp.mean(updates["w"]))
+        return jnp.stack(found)
+
+    found = np.asarray(everywhere("vmap", step, WORKERS)(ROWS, jnp.ones(WORKERS)))
+    assert np.abs(found[:, -1]).max() < 0.7 * np.abs(found[:, 0]).min()
+
+
+def test_an_array_for_whole_leaves_is_refused_for_shards():
+    tx = fg.optimizers.sharded(optax.with_extra_args_support(optax.sgd(0.1)), WORKERS)
+    with pytest.raises(ValueError, match=r"sharded\.update\(hessian\): must be scalars.*adamw"):
+        moves(tx, "vmap", hessian=ROWS)
