@@ -352,9 +352,27 @@ MUTANTS = {
     ),
     "the mean of payloads is a sum": Mutant(
         "exchanges/_parts.py",
-        "totals = rest.add_each(starts, inner, 1.0 / workers, step)",
+        "totals = rest.add_each(starts, inner, counts * (1.0 / workers), step)",
         "totals = rest.add_each(starts, inner, 1.0, step)",
         "tests/test_completeness.py -k 'docstrings and decompress_mean'",
+    ),
+    "what a codec makes of the zeros of a worker that is left out counts": Mutant(
+        "exchanges/_parts.py",
+        "totals = rest.add_each(starts, inner, counts * (1.0 / workers), step)",
+        "totals = rest.add_each(starts, inner, 1.0 / workers, step)",
+        "tests/training/test_non_finite.py -k 'on_their_own and one and bit'",
+    ),
+    "owners of shards do not hear who is left out": Mutant(
+        "exchanges/_halves.py",
+        "headers, means = decode_mean(codec, _axes.all_to_all(buffers, axis_name), likes, step)",
+        "headers, means = decode_mean(codec, _axes.all_to_all(buffers, axis_name), likes, Step())",
+        "tests/training/test_non_finite.py -k 'applied_or_held and stages and zero'",
+    ),
+    "a group of which no worker counts votes": Mutant(
+        "exchanges/_hierarchical.py",
+        "counts = None if step.counts is None else flag[0] != 0",
+        "counts = None if step.counts is None else flag[0] == flag[0]",
+        "tests/training/test_non_finite.py -k 'a_group_of_which and bit'",
     ),
     "the buckets share what is drawn": Mutant(
         "training/_pmean.py",

@@ -125,8 +125,8 @@ def compressed_pmean(
       `SharedSupport`; in two of `Hierarchical` and those of its slow exchange; in two of
       `Recover(max_error=...)` and those of the exchange in use. By default there is a bucket for
       every 2^30 parameters. `measure` adds 12 bytes, in two all-reduces, and a loss that is watched
-      4. "drop_worker" adds 4 to each sum of a bucket, an all-reduce of 4 to `Hierarchical`, two of
-      4 over model axes.
+      4. "drop_worker" adds 4 to each sum of a bucket, also of the slow exchange of `Hierarchical`,
+      which takes another all-reduce of 4, and two of 4 over model axes.
 
     Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
       goes back to the memory, which sends it later; without memory it is lost. An axis of one
