@@ -12,10 +12,9 @@ from fftgrad._contracts import AxisName, Exchange, Memory
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import LogLevels
 from fftgrad.codecs.selectors import TopK
-from fftgrad.exchanges import AllGather
+from fftgrad.exchanges import AllGather, _fragments
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import ErrorFeedback
-from fftgrad.optimizers import _fragments
 from fftgrad.training._pmean import CompressedPmeanState, Masked, compressed_pmean
 from fftgrad.training._weigh import weighted
 
