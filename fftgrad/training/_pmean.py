@@ -219,7 +219,7 @@ def compressed_pmean(
         if exchange.needs_loss:
             check_own("compressed_pmean.update(value)", value, axis_name)
         made_by = f"{exchange!r}, {memory!r} and {layout!r}"
-        check_state(state, jax.eval_shape(init, updates), made_by)
+        check_state(state, jax.eval_shape(init, updates), made_by, updates)
         own = drop_worker_axis(state.memory)
         mine, worker = _worker.recognize(state.worker, axis_name)
 
