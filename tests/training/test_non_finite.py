@@ -370,6 +370,45 @@ def test_what_finite_workers_had_to_send_is_applied_or_held(exchange, dtype):
     assert counters(state) == ([1] * WORKERS, [8] * WORKERS)
 
 
+def mixed(rng):
+    """A gradient of each worker: leaves and workers of other scales, some of them zero."""
+    scales = 10.0 ** rng.uniform(-4, 4, (2, WORKERS)) * rng.choice([0, 1, 1, 1], (2, WORKERS))
+    return {
+        leaf: (rng.standard_t(3, (WORKERS, 8, 8)) * own[:, None, None]).astype(np.float32)
+        for leaf, own in zip(PAIR, scales, strict=True)
+    }
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(i, marks=SLOW) for i in range(1, 8))])
+@ALL
+def test_the_law_holds_for_gradients_of_any_scales(name, seed):
+    """To float32 rounding of what there was in all, whoever is bad, for every exchange."""
+    rng = np.random.default_rng(seed)
+    init, update = mapped(EXCHANGES[name], "drop_worker")
+    state, applied, wanted, whole, missing = init(grads()), 0.0, 0.0, 0.0, 0
+    for _ in range(6):
+        rows = mixed(rng)
+        bad = [i for i in range(WORKERS) if rng.random() < 0.2]
+        if name == "votes, noise of each":  # of a worker that is left out there is noise
+            bad = []
+        mean, state = update(spoiled(jax.tree.map(jnp.asarray, rows), bad), state)
+        good = [i for i in range(WORKERS) if i not in bad]
+        flat = np.concatenate([rows[leaf].reshape(WORKERS, -1) for leaf in PAIR], axis=1)
+        moved = np.concatenate([np.asarray(mean[leaf][0], float).ravel() for leaf in PAIR])
+        applied += len(good) * moved
+        wanted += flat[good].astype(float).sum(0)
+        whole += np.linalg.norm(flat[good].astype(float)) + len(good) * np.linalg.norm(moved)
+        missing += len(bad) % WORKERS  # without anybody it is skipped
+    residual = state.memory.value.residual
+    held = np.concatenate([np.asarray(residual[leaf], float).sum(0).ravel() for leaf in PAIR])
+    if isinstance(EXCHANGES[name], fg.TwoStage):
+        (shards,) = jax.tree.leaves(state.exchange[0].server)
+        held = held + WORKERS * np.asarray(shards, float).ravel()
+    gap = np.linalg.norm(applied + held - wanted) / whole
+    assert gap < 2.0**-24
+    assert int(state.dropped[0]) == missing
+
+
 def test_an_owner_that_is_dropped_still_keeps_its_shard_for_all():
     exchange = fg.TwoStage(fg.chain(fg.OneSided(), fg.AdaComp(bin_size=4)), workers=WORKERS)
     init, update = mapped(exchange, "drop_worker")
