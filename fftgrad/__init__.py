@@ -99,7 +99,7 @@ from fftgrad.tools import Rate as Rate
 from fftgrad.tools import fit as fit
 from fftgrad.tools import Fit as Fit
 from fftgrad.tools import FitRow as FitRow
-from fftgrad.optimizers._fragments import fragment as fragment
+from fftgrad.exchanges._fragments import fragment as fragment
 from fftgrad.tools import preview as preview
 from fftgrad.tools import PreviewRow as PreviewRow
 from fftgrad.tools import audit as audit

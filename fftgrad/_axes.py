@@ -56,8 +56,8 @@ def size(axis_name: AxisName, owner: str = "compressed_pmean") -> int:
     except NameError as error:
         raise ValueError(
             f"{owner}(axis_name={axis_name!r}): the axis must be bound where it is called, got no "
-            f"such axis; call it inside jax.shard_map over a mesh that has the "
-            f"axis, or inside jax.pmap or jax.vmap with axis_name={axis_name!r}."
+            f"such axis; make the step by fg.data_parallel, or call it inside jax.shard_map over a "
+            f"mesh that has the axis, or inside jax.pmap or jax.vmap with axis_name={axis_name!r}."
         ) from error
 
 

@@ -62,8 +62,8 @@ class Step(NamedTuple):
       local: a key that differs between workers: dither. Decompressing must not use it, because
         the receiver has another one.
       counts: whether this worker counts in a mean, bool[]; None if all do. One that does not has
-        zeros to exchange, and what an exchange keeps of it alone stays as it was. An inner exchange
-        that gets something else than `x` gets a step without it.
+        zeros to exchange, which are to count as zeros whatever the codec makes of them, and what an
+        exchange keeps of it alone stays as it was.
       skipped: how many steps left no trace; a worker that skipped one alone is known by it.
     """
 

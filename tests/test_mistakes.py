@@ -43,6 +43,12 @@ def accumulated_by_optax():
     return sharded(optax.MultiSteps(pmean(), 2))
 
 
+def missing(some):
+    """An update with some of the gradients that the state is for."""
+    tx, grads = pmean(GATHER, FEEDBACK), {**GRADS, "b": jnp.ones((4, 7))}
+    return jax.vmap(lambda g: tx.update(some(g), tx.init(g)), axis_name=AXIS)(grads)
+
+
 class Step(fg.Exchange):  # no dataclass
     def __init__(self):
         self.parts = []
@@ -235,6 +241,23 @@ MISTAKES = {
         ValueError,
         r"residual\['w'\]\): must be float32\[1, 12, 10\].*restore into",
     ),
+    "a gradient is missing": (
+        lambda: missing(lambda grads: {"w": grads["w"]}),
+        ValueError,
+        r"updates\['b'\]\): must be a gradient.*, got none; pass zeros",
+    ),
+    "a gradient is None": (
+        lambda: missing(lambda grads: {"w": None, "b": grads["b"]}),
+        ValueError,
+        r"updates\['w'\]\): must be a gradient.*, got none; pass zeros",
+    ),
+    "outside of the axis": (
+        lambda: pmean().update(GRADS, pmean().init(GRADS)),
+        ValueError,
+        r"got no such axis; make the step by fg\.data_parallel, or call it inside jax\.shard_map",
+    ),
+    "a key that is no key": (lambda: step(pmean(key=0.5)), TypeError, r"got 0\.5; use key=0"),
+    "a word for a key": (lambda: fg.Step.of("seed"), TypeError, r"got 'seed'; use key=0"),
     "a state without the error that is measured": (
         lambda: step(pmean(measure=True), pmean()), ValueError, r"state\.error\).*start from"
     ),
@@ -321,6 +344,12 @@ def test_a_mistake_is_answered_with_the_remedy(name):
         make()
     first = str(caught.value)
     assert re.match(r"[\w.]+\([^;]*\): .*, got .*; .*\.", first, re.DOTALL), first
+
+
+@pytest.mark.parametrize("seed", [np.int64(3), np.uint8(3), jnp.int32(3)], ids=repr)
+def test_any_integer_is_a_seed(seed):
+    same = [jax.random.key_data(fg.Step.of(s).shared) for s in (3, seed)]
+    np.testing.assert_array_equal(*same)
 
 
 def test_the_rank_that_is_sent_is_that_of_wire_bytes():

@@ -212,6 +212,42 @@ MUTANTS = {
         "speaks = counts[:, None] & (norms >= 0)",
         "tests/exchanges/test_averages.py -k has_no_vote",
     ),
+    "what does not count has a vote on lengths": Mutant(
+        "exchanges/_averages.py",
+        "speaks = counts[:, None] & (norms != 0)",
+        "speaks = norms != 0",
+        "tests/exchanges/test_averages.py -k 'as_nothing and Median'",
+    ),
+    "what does not count is averaged": Mutant(
+        "exchanges/_averages.py",
+        "jnp.where(counts[:, None], clip, 0.0)",
+        "clip",
+        "tests/exchanges/test_averages.py -k 'as_nothing and Median'",
+    ),
+    "what does not count is trimmed as a value": Mutant(
+        "exchanges/_averages.py",
+        "ordered = jnp.sort(jnp.where(counts[:, None], stacked, jnp.inf), axis=0)",
+        "ordered = jnp.sort(stacked, axis=0)",
+        "tests/exchanges/test_averages.py -k 'as_nothing and Trimmed'",
+    ),
+    "the mean of nobody is divided by none": Mutant(
+        "exchanges/_averages.py",
+        "share = weights / jnp.maximum(1, jnp.sum(counts))",
+        "share = weights / jnp.sum(counts)",
+        "tests/exchanges/test_averages.py -k 'as_nothing and Median'",
+    ),
+    "a gathered shard has a share of its codec's budget": Mutant(
+        "training/_sharded.py",
+        "    parts = Parts((codec,))\n",
+        "    parts = Parts((codec,)).shard(workers)\n",
+        "tests/training/test_sharded.py -k whole_vector",
+    ),
+    "the bytes of a meeting are those of all parameters": Mutant(
+        "training/_metrics.py",
+        "_fragments_of([path for path, _ in states])",
+        "1",
+        "tests/training/test_metrics.py -k 'of_a_meeting and always'",
+    ),
     "bins are not around the mean": Mutant(
         "codecs/quantizers/_bin_means.py",
         "centred = y - jnp.sum(y) / n",
@@ -460,8 +496,8 @@ MUTANTS = {
     ),
     "payloads that are decoded together forget their scale": Mutant(
         "codecs/_sum.py",
-        "return _fold(total, rows, lambda total, few: few.add_to(total, scale))",
-        "return _fold(total, rows, lambda total, few: few.add_to(total, 1.0))",
+        "lambda t, row: row[0].add_to(t, row[1])",
+        "lambda t, row: row[0].add_to(t, 1.0)",
         "tests/exchanges/test_exchanges.py -k 'at_once and ada'",
     ),
     "rows of no block are all at the same place": Mutant(
@@ -520,9 +556,27 @@ MUTANTS = {
     ),
     "the mean of payloads is a sum": Mutant(
         "exchanges/_parts.py",
-        "totals = rest.add_each(starts, inner, 1.0 / workers, step)",
+        "totals = rest.add_each(starts, inner, counts * (1.0 / workers), step)",
         "totals = rest.add_each(starts, inner, 1.0, step)",
         "tests/test_completeness.py -k 'docstrings and decompress_mean'",
+    ),
+    "what a codec makes of the zeros of a worker that is left out counts": Mutant(
+        "exchanges/_parts.py",
+        "totals = rest.add_each(starts, inner, counts * (1.0 / workers), step)",
+        "totals = rest.add_each(starts, inner, 1.0 / workers, step)",
+        "tests/training/test_non_finite.py -k 'on_their_own and one and bit'",
+    ),
+    "owners of shards do not hear who is left out": Mutant(
+        "exchanges/_halves.py",
+        "headers, means = decode_mean(codec, _axes.all_to_all(buffers, axis_name), likes, step)",
+        "headers, means = decode_mean(codec, _axes.all_to_all(buffers, axis_name), likes, Step())",
+        "tests/training/test_non_finite.py -k 'applied_or_held and stages and zero'",
+    ),
+    "a group of which no worker counts votes": Mutant(
+        "exchanges/_hierarchical.py",
+        "counts = None if step.counts is None else flag[0] != 0",
+        "counts = None if step.counts is None else flag[0] == flag[0]",
+        "tests/training/test_non_finite.py -k 'a_group_of_which and bit'",
     ),
     "the buckets share what is drawn": Mutant(
         "training/_pmean.py",
@@ -731,8 +785,8 @@ MUTANTS = {
     ),
     "a group leaves itself out with one of its workers": Mutant(
         "exchanges/_hierarchical.py",
-        "group = step._replace(counts=None)",
-        "group = step",
+        "y, group = _counts.zero_unless(counts, y), step._replace(counts=counts)",
+        "y, group = _counts.zero_unless(counts, y), step",
         "tests/training/test_non_finite.py -k of_a_worker",
     ),
     "another worker's state is taken for a bad gradient": Mutant(

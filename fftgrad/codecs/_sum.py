@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import Codec, Payload, Sparse, Step
@@ -28,19 +29,23 @@ def add(
 def add_each(
     codec: Codec, total: jax.Array, payloads: Payload, scale: jax.Array | float, step: Step
 ) -> jax.Array:
-    """`total` + scale · what each of the stacked payloads stands for, one after the other."""
+    """`total` + scale · what each of the stacked payloads stands for, one after the other.
+
+    The scale is one for all, or an array of one for each.
+    """
     like = spec(total)
+    scales = jnp.broadcast_to(scale, jax.tree.leaves(payloads)[0].shape[:1])
 
     def sparse(payload: Payload) -> Sparse | None:
         return _chain.sparse(codec, payload, like, step)
 
     def one_by_one(total: jax.Array, payloads: Payload) -> jax.Array:
-        return _fold(total, payloads, lambda total, row: add(codec, total, row, scale, step))
+        return _fold(total, (payloads, scales), lambda t, row: add(codec, t, row[0], row[1], step))
 
     def at_once(total: jax.Array, payloads: Payload) -> jax.Array:
         # Only the sum has an order. What comes before it takes the kernels of a single payload.
         rows = jax.vmap(sparse)(payloads)
-        return _fold(total, rows, lambda total, few: few.add_to(total, scale))
+        return _fold(total, (rows, scales), lambda t, row: row[0].add_to(t, row[1]))
 
     if jax.eval_shape(sparse, payload_spec(codec, like)) is None:
         return one_by_one(total, payloads)

@@ -81,14 +81,15 @@ class AllGather(Exchange):
         before = drop_worker_axis(state)
         out = codec.compress(vectors, before, step)
         sent = codec.decompress(out.payloads, likes, step)
-        header = _wire.Header(_alike.all_finite(vectors), _counts.marked(out.overflow, step))
+        overflow = _counts.zero_unless(step.counts, out.overflow)
+        header = _wire.Header(_alike.all_finite(vectors), _counts.marked(overflow, step))
         seed = _wire.seed(codec.codecs, likes, step)
         buffers = _axes.all_gather(_wire.pack(header, out.payloads, seed), axis_name)
         headers, means = decode_mean(codec, buffers, likes, step, self.average)
         overflow, workers = _counts.read(headers.overflow, step)
         return Reduced(
             mean=_parts.rebuild(means, x),
-            sent=_parts.rebuild(sent, x),
+            sent=_counts.zero_unless(step.counts, _parts.rebuild(sent, x)),
             finite=jnp.all(headers.finite) & _alike.all_finite(means),
             overflow=overflow,
             state=add_worker_axis(_counts.kept_unless(step.counts, out.state, before)),
@@ -106,15 +107,16 @@ def decode_mean(
 ) -> tuple[_wire.Header, Vectors]:
     """The headers of buffers uint32[w, s], stacked, and the means of what the buffers stand for.
 
-    Summed after the codecs' summable prefix, so that w payloads cost one inverse transform.
+    They are means over all workers, of whom those that do not count have zeros, whatever they sent:
+    a codec may make something of zeros. Summed after the codecs' summable prefix, so that w
+    payloads cost one inverse transform.
     """
     like, seed = codec.payload_spec(likes), _wire.seed(codec.codecs, likes, step)
     headers, payloads = jax.vmap(lambda words: _wire.unpack(words, like, seed))(buffers)
     start = _finite.poison_unless(jnp.all(headers.finite))
+    counts = _counts.which(headers.overflow, step)
     if average is None:
-        return headers, codec.mean(payloads, likes, start, step)
-    counts = _counts.which(jnp.asarray(headers.overflow), step)
+        return headers, codec.mean(payloads, likes, start, step, counts)
     vectors = average.of(lambda p: codec.decompress(p, likes, step), payloads, counts)
-    # As a mean over all, of whom those that do not count have zeros.
     share = jnp.mean(counts.astype(jnp.float32))
     return headers, tuple(start + share * vector for vector in vectors)

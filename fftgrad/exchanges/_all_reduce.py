@@ -70,6 +70,10 @@ class AllReduce(Exchange):
         workers = _axes.size(axis_name)
         before = drop_worker_axis(state)
         out = codec.compress(_parts.vectors(x), before, step)
+        out = out._replace(
+            payloads=_counts.zero_unless(step.counts, out.payloads),
+            overflow=_counts.zero_unless(step.counts, out.overflow),
+        )
         leaves, structure = jax.tree.flatten(out.payloads)
         # What is counted goes with the values, multiplied by what all of them are divided by.
         counted = codec.counts_overflow(likes)

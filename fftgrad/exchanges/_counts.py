@@ -56,9 +56,10 @@ def read(overflows: jax.Array | int, step: Step) -> tuple[jax.Array, jax.Array |
     return jnp.sum(jnp.where(out, ~counts, counts)), jnp.sum(~out, dtype=jnp.int32)
 
 
-def which(overflows: jax.Array, step: Step) -> jax.Array:
+def which(overflows: jax.Array | int, step: Step) -> jax.Array:
     """Which workers count, bool[w], from the counts that they marked."""
-    return jnp.ones(overflows.shape, bool) if step.counts is None else overflows >= 0
+    marks = jnp.asarray(overflows)
+    return jnp.ones(marks.shape, bool) if step.counts is None else marks >= 0
 
 
 # In what comes of it.

@@ -17,10 +17,10 @@ class Received(NamedTuple):
     """What the owner of a shard has of it.
 
     Attributes:
-      headers: of the buffers that it got, stacked.
+      headers: of the buffers that it got, stacked, but for the count: of those that count, a sum.
       means: of its shard of each part, over the workers.
       sent: what all owners got of this worker's shards, [w, size] of each part.
-      state: of the worker's codecs, a row for each shard.
+      state: of the worker's codecs, a row for each shard; the old one where it does not count.
     """
 
     headers: _wire.Header
@@ -37,13 +37,18 @@ def to_owners(
     def to_owner(
         number: jax.Array, shards: Vectors, before: PyTree
     ) -> tuple[jax.Array, Vectors, PyTree]:
-        own = step.fold_local(number)._replace(counts=None)  # the last stage tells
-        return compress(codec, shards, before, likes, own)
+        return compress(codec, shards, before, likes, step.fold_local(number))
 
     numbers = jnp.arange(_axes.size(axis_name))
     buffers, sent, state = jax.vmap(to_owner)(numbers, rows, before)
     headers, means = decode_mean(codec, _axes.all_to_all(buffers, axis_name), likes, step)
-    return Received(headers, means, sent, state)
+    counted = _counts.zero_unless(_counts.which(headers.overflow, step), headers.overflow)
+    return Received(
+        headers._replace(overflow=jnp.sum(counted)),
+        means,
+        _counts.zero_unless(step.counts, sent),
+        _counts.kept_unless(step.counts, state, before),
+    )
 
 
 def compress(
@@ -60,7 +65,7 @@ def compress(
     that is.
     """
     out = codec.compress(shards, before, step)
-    overflow = _counts.marked(jnp.sum(jnp.asarray(received.overflow)) + out.overflow, step)
+    overflow = _counts.marked(received.overflow + out.overflow, step)
     finite = _alike.all_finite(shards) & jnp.all(received.finite)
     header = _wire.Header(finite, overflow, jnp.all(received.valid))
     sent = codec.decompress(out.payloads, likes, step)

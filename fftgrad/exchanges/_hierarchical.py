@@ -10,7 +10,7 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Scope, Step
 from fftgrad._values import check_kind, constructor_call
-from fftgrad.exchanges import _parts, _shards
+from fftgrad.exchanges import _counts, _parts, _shards
 from fftgrad.exchanges._composite import Composite, watches_error
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._error_feedback import ErrorFeedback
@@ -127,12 +127,14 @@ class Hierarchical(Composite):
 
     def mean(self, x: PyTree, state: HierarchicalState, step: Step, axis_name: AxisName) -> Reduced:
         slow_axes = self._slow_axes(axis_name)
-        pieces = self._scatter(x)
-        y, compensated = self.memory.compensate(pieces, drop_worker_axis(state.memory))
+        pieces, counts = self._scatter(x, step)
+        before = drop_worker_axis(state.memory)
+        y, compensated = self.memory.compensate(pieces, before)
         # A group counts if any of its workers does, with as much as they have.
-        group = step._replace(counts=None)
+        y, group = _counts.zero_unless(counts, y), step._replace(counts=counts)
         reduced = self.slow.mean(y, state.slow, group, slow_axes)
         memory = self.memory.update(y, reduced.sent, reduced.mean, compensated)
+        memory = _counts.kept_unless(counts, memory, before)
         whole, overflow, invalid = self._gather(reduced, x)
         # Of all pieces: each worker has seen only its own.
         finite = _finite.all_finite(whole)
@@ -183,11 +185,13 @@ class Hierarchical(Composite):
     def _pieces_like(self, like: PyTree) -> PyTree:
         return _shards.shard_likes(like, self.workers)
 
-    def _scatter(self, x: PyTree) -> PyTree:
-        """This worker's piece of each part, averaged over the fast axis."""
+    def _scatter(self, x: PyTree, step: Step) -> tuple[PyTree, jax.Array | None]:
+        """This worker's piece of each part, averaged over the fast axis; if any worker counts."""
         rows = _shards.to_shards(x, self.workers)
-        # One more value a row, so that all pieces tell of a NaN in any of them.
+        # One more value a row, so that all pieces tell of a NaN in any of them, and of who counts.
         flag = _finite.poison_unless(_finite.all_finite(x))
+        if step.counts is not None:
+            flag += step.counts
         rows.append(jnp.broadcast_to(flag, (self.workers, 1)))
         sizes = [row.shape[1] for row in rows]
         words = _axes.all_to_all(self._to_words(jnp.concatenate(rows, axis=1)), self.fast_axis)
@@ -197,7 +201,9 @@ class Hierarchical(Composite):
         for row in received[1:]:  # in their order, which a sum over an axis does not promise
             total = total + row
         *pieces, flag = _parts.cut(total, sizes)
-        return jax.tree.unflatten(jax.tree.structure(x), [piece + flag for piece in pieces])
+        counts = None if step.counts is None else flag[0] != 0  # as does a NaN, which is to be seen
+        pieces = [piece + (flag - flag) for piece in pieces]
+        return jax.tree.unflatten(jax.tree.structure(x), pieces), counts
 
     def _gather(self, reduced: Reduced, like: PyTree) -> tuple[PyTree, jax.Array, jax.Array]:
         """All pieces of each part, the overflow of all, and for how many a buffer was invalid."""

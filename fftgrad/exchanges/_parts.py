@@ -63,10 +63,18 @@ class Parts:
 
         return tuple(self._each(one, step, (likes,), payloads))
 
-    def mean(self, payloads: Payloads, likes: Likes, start: jax.Array, step: Step) -> Vectors:
+    def mean(
+        self,
+        payloads: Payloads,
+        likes: Likes,
+        start: jax.Array,
+        step: Step,
+        counts: jax.Array | float = 1.0,
+    ) -> Vectors:
         """`start` + the means of what many workers' payloads, stacked, stand for.
 
-        Summed after the codecs' summable prefix, so that w payloads cost one inverse transform.
+        Where some do not count, bool[w], theirs are zeros in a mean over all. Summed after the
+        codecs' summable prefix, so that w payloads cost one inverse transform.
         """
         leaves = jax.tree.leaves(payloads)
         workers = leaves[0].shape[0] if leaves else 1
@@ -75,10 +83,12 @@ class Parts:
         starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients)
         # The summable prefix sends nothing beside its main part, so the leaves are the same.
         inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec(coefficients)), leaves)
-        totals = rest.add_each(starts, inner, 1.0 / workers, step)
+        totals = rest.add_each(starts, inner, counts * (1.0 / workers), step)
         return linear.undo_linear(totals, likes, step)
 
-    def add_each(self, totals: Vectors, payloads: Payloads, scale: float, step: Step) -> Vectors:
+    def add_each(
+        self, totals: Vectors, payloads: Payloads, scale: jax.Array | float, step: Step
+    ) -> Vectors:
         """`totals` + scale · what each of many workers' payloads, stacked, stands for, in order."""
 
         def one(codec: Codec, row: Any) -> jax.Array:

@@ -133,7 +133,7 @@ class SharedSupport(Exchange):
         vectors = _parts.vectors(x)
         codecs = drop_worker_axis(state.codecs)
         spectra = linear.compress(vectors, codecs, step)
-        z = tuple(payload.main for payload in spectra.payloads)
+        z = _counts.zero_unless(step.counts, tuple(p.main for p in spectra.payloads))
 
         chosen = [i for i, selector in enumerate(selectors.codecs) if _selects(selector)]
         scores = list(z)

@@ -120,7 +120,6 @@ class TwoStage(Exchange):
         server = memory.update(y, kept, y, compensated)
         headers, rows = _halves.to_all(codec, buffer, likes, step, axis_name)
         overflow, workers = _counts.read(headers.overflow, step)
-        codecs = _counts.kept_unless(step.counts, got.state, before)
         return Reduced(
             mean=_shards.from_shards(rows, x),
             sent=_shards.from_shards(got.sent, x),
@@ -128,7 +127,7 @@ class TwoStage(Exchange):
             overflow=overflow,
             # What is kept of a shard belongs to all workers, whether or not its owner counts.
             state=TwoStageState(
-                codecs=add_worker_axis(codecs),
+                codecs=add_worker_axis(got.state),
                 server_codecs=add_worker_axis(server_codecs),
                 server=add_worker_axis(server),
                 cut=state.cut,

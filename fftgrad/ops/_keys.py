@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def is_same_under_vmap(key: jax.Array | None) -> bool:
@@ -13,6 +14,11 @@ def as_key(key: jax.Array | int) -> jax.Array:
     """A typed PRNG key from a seed, a raw key or a typed key."""
     if isinstance(key, int):
         return jax.random.key(key)
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    dtype = getattr(key, "dtype", np.dtype(object))
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return key
-    return jax.random.wrap_key_data(key)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jax.random.wrap_key_data(key) if key.ndim else jax.random.key(key)
+    raise TypeError(
+        f"random(key): must be a seed or a PRNG key, got {key!r}; use key=0, or jax.random.key(0)."
+    )

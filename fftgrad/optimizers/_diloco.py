@@ -12,10 +12,10 @@ from fftgrad._contracts import AxisName, Exchange, Memory
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import LogLevels
 from fftgrad.codecs.selectors import TopK
-from fftgrad.exchanges import AllGather
+from fftgrad.exchanges import AllGather, _fragments
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import ErrorFeedback
-from fftgrad.optimizers import _fragments, _left
+from fftgrad.optimizers import _left
 from fftgrad.optimizers._local import check_follows, check_own
 from fftgrad.optimizers._mean_loss import mean_loss
 from fftgrad.training import _worker

@@ -13,7 +13,7 @@ _REMEDY = (
 )
 
 
-def check_state(state: Any, wanted: Any, made_by: str) -> None:
+def check_state(state: Any, wanted: Any, made_by: str, updates: PyTree) -> None:
     """Refuses a state unlike `wanted`, the shapes that init makes, and names the first difference.
 
     Containers may differ, as after a restore; paths, shapes and dtypes may not. A leading axis of
@@ -24,6 +24,7 @@ def check_state(state: Any, wanted: Any, made_by: str) -> None:
             f"compressed_pmean(state): must be a {type(wanted).__name__}, got "
             f"{type(state).__name__}; {_REMEDY}"
         )
+    _check_complete(_by_path(state.memory), _by_path(wanted.memory), _by_path(updates))
     if len(state.exchange) != len(wanted.exchange):
         raise ValueError(
             f"compressed_pmean(state.exchange): must have a state for each of the "
@@ -31,6 +32,21 @@ def check_state(state: Any, wanted: Any, made_by: str) -> None:
         )
     for field in ("memory", "exchange", "error"):
         _compare(f"state.{field}", getattr(state, field), getattr(wanted, field), made_by)
+
+
+def _check_complete(found: dict[str, Any], needed: dict[str, Any], given: dict[str, Any]) -> None:
+    """Refuses gradients that lack a leaf for which the memory has something."""
+    for path in [path for path in found if path not in needed]:
+        pairs = ((whole, leaf) for whole in needed for leaf in given if leaf)
+        starts = {whole.removesuffix(leaf) for whole, leaf in pairs if whole.endswith(leaf)}
+        for start in sorted(starts, key=len):
+            if path.startswith(start) and path != start:
+                raise ValueError(
+                    f"compressed_pmean(updates{path.removeprefix(start)}): must be a gradient, "
+                    f"because the state has a memory of it, {_say(found[path])}, got none; pass "
+                    "zeros for what has no gradient, or make the state by fg.init for the "
+                    "parameters that have one."
+                )
 
 
 def _compare(name: str, state: PyTree, wanted: PyTree, made_by: str) -> None:

@@ -1,5 +1,8 @@
 """What a training run logs of its exchange."""
 
+import math
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,9 +12,9 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree
 from fftgrad._values import check_kind
-from fftgrad.exchanges import _layout
+from fftgrad.exchanges import _fragments, _layout
 from fftgrad.exchanges._layout import Layout
-from fftgrad.training._pmean import CompressedPmeanState
+from fftgrad.training import _find
 
 
 def metrics(
@@ -41,14 +44,16 @@ def metrics(
                       if it has some
         error         relative error of what was sent in the last good step, with
                       `compressed_pmean(measure=True)`
-        bytes, ratio  what one worker sends in one exchange, and the bytes of the gradient, in its
-                      own dtypes, over it; only with `exchange` and `params`
+        bytes, ratio  what one worker sends in one exchange, and the bytes of what is exchanged, in
+                      its own dtypes, over it: a fragment, where `diloco` meets in fragments; only
+                      with `exchange` and `params`
 
     Args:
-      opt_state: any optax state, nested as it may be, with `compressed_pmean` in it. If there are
-        several, as under `optax.partition`, each key begins with the path of its state. Call it
-        with the global state, outside the axis, in or outside of `jax.jit`, and, where there are
-        several processes, in all of them: the residual has rows on each.
+      opt_state: any optax state, nested as it may be, with `compressed_pmean` in it, also where its
+        named tuples have become dicts, as in `nnx.state`. If there are several, as under
+        `optax.partition`, each key begins with the path of its state. Call it with the global
+        state, outside the axis, in or outside of `jax.jit`, and, where there are several processes,
+        in all of them: the residual has rows on each.
       exchange: that of the transformation, for the bytes.
       params: a tree like the gradient, or its shapes, for the bytes.
       layout: as for `compressed_pmean`.
@@ -60,7 +65,8 @@ def metrics(
 
     Raises:
       ValueError: if there is no state of `compressed_pmean`, or one of `exchange` and `params` is
-        missing; if the bytes change by step (`Piecewise`): ask for those of `exchange.at(step)`.
+        missing; if the bytes are asked for of parts that meet in fragments of different numbers; if
+        they change by step (`Piecewise`): ask for those of `exchange.at(step)`.
 
     Example:
       >>> import fftgrad as fg
@@ -72,9 +78,9 @@ def metrics(
       {'step': 0.0, 'skipped': 0.0, 'residual': 0.0, 'bytes': 52.0}
     """
     states = [
-        (jax.tree_util.keystr(path, simple=True, separator="/"), node)
-        for path, node in jax.tree.leaves_with_path(opt_state, is_leaf=_is_state)
-        if _is_state(node)
+        (path, node)
+        for path, node in jax.tree.leaves_with_path(opt_state, is_leaf=_find.is_pmean)
+        if _find.is_pmean(node)
     ]
     if not states:
         raise ValueError(
@@ -91,35 +97,47 @@ def metrics(
         check_kind("metrics(exchange)", exchange, Exchange, "wrap a codec as AllGather(codec).")
     out: dict[str, Any] = {}
     for path, state in states:
-        before = f"{path}/" if len(states) > 1 else ""
-        out |= {before + name: value for name, value in _of_state(state, axis_name).items()}
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        before = f"{name}/" if len(states) > 1 else ""
+        out |= {before + key: value for key, value in _of_state(state, axis_name).items()}
     if exchange is not None:
-        sent = _layout.wire_bytes(exchange, params, layout)
-        dense = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+        like = _fragments.fragment(params, _fragments_of([path for path, _ in states]))
+        sent = _layout.wire_bytes(exchange, like, layout)
+        dense = sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(like))
         out |= {"bytes": sent, "ratio": dense / max(sent, 1)}
     return out
 
 
-def _of_state(state: CompressedPmeanState, axis_name: AxisName | None) -> dict[str, jax.Array]:
-    memory = _residuals(state.memory) or jax.tree.leaves(state.memory)
-    out = {
-        "step": state.step,
-        "skipped": state.skipped,
-        "overflow": state.overflow,
-        "invalid": state.invalid,
-        "dropped": state.dropped,
-        "residual": _norm(memory, axis_name),
-    }
-    if jax.tree.leaves(state.error):
-        out["error"] = state.error
-    inside = _residuals(state.exchange)
+def _fragments_of(paths: list[tuple[Any, ...]]) -> int:
+    """In how many fragments what has states at these paths meets: `diloco` has one for each."""
+    names = (jax.tree_util.GetAttrKey("pmean"), jax.tree_util.DictKey("pmean"))
+    of_fragments = [path[:-1] for path in paths if path[-2:-1] and path[-2] in names]
+    found = set(Counter(of_fragments).values()) | ({1} if len(of_fragments) < len(paths) else set())
+    if len(found) > 1:
+        raise ValueError(
+            "metrics(exchange): must be that of all, which meet in fragments of the same size, got "
+            f"states that meet in {sorted(found)} fragments; leave it out, and ask "
+            "fg.wire_bytes(exchange, fg.fragment(params, fragments)) for each."
+        )
+    return found.pop()
+
+
+def _of_state(state: Any, axis_name: AxisName | None) -> dict[str, jax.Array]:
+    fields = state if isinstance(state, Mapping) else state._asdict()
+    key = (jax.tree_util.DictKey if fields is state else jax.tree_util.GetAttrKey)("residual")
+    memory, exchange = fields.get("memory", ()), fields.get("exchange", ())
+    counts = ("step", "skipped", "overflow", "invalid", "dropped")
+    out = {name: jax.tree.leaves(fields[name])[0] for name in counts}
+    out["residual"] = _norm(_below(key, memory) or jax.tree.leaves(memory), axis_name)
+    for error in jax.tree.leaves(fields.get("error", ())):
+        out["error"] = error
+    inside = _below(key, exchange)
     return out | ({"exchange_residual": _norm(inside, axis_name)} if inside else {})
 
 
-def _residuals(state: PyTree) -> list[jax.Array]:
-    """The arrays in fields called `residual`."""
-    field = jax.tree_util.GetAttrKey("residual")
-    return [leaf for path, leaf in jax.tree.leaves_with_path(state) if field in path]
+def _below(key: Any, tree: PyTree) -> list[jax.Array]:
+    """The arrays with a key in their paths."""
+    return [leaf for path, leaf in jax.tree.leaves_with_path(tree) if key in path]
 
 
 def _norm(leaves: list[jax.Array], axis_name: AxisName | None) -> jax.Array:
@@ -133,7 +151,3 @@ def _norm(leaves: list[jax.Array], axis_name: AxisName | None) -> jax.Array:
         squares = lax.pmean(squares, axis_name)
         squares = _axes.over_other_axes(lax.psum, squares)
     return jnp.sqrt(squares)
-
-
-def _is_state(node: Any) -> bool:
-    return isinstance(node, CompressedPmeanState)

@@ -133,7 +133,8 @@ def compressed_pmean(
       `Recover(max_error=...)` and those of the exchange in use. By default there is a bucket for
       every 2^30 parameters. `measure` adds 12 bytes, in two all-reduces, and a loss that is watched
       4, as does a weight; with "drop_worker" it adds 8. "drop_worker" adds 4 to each sum of a
-      bucket, an all-reduce of 4 to `Hierarchical`, two of 4 over model axes.
+      bucket, also of the slow exchange of `Hierarchical`, which takes another all-reduce of 4, and
+      two of 4 over model axes.
 
     Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
       goes back to the memory, which sends it later; without memory it is lost. An axis of one
@@ -224,7 +225,7 @@ def compressed_pmean(
         if exchange.needs_loss:
             check_own("compressed_pmean.update(value)", value, axis_name)
         made_by = f"{exchange!r}, {memory!r} and {layout!r}"
-        check_state(state, jax.eval_shape(init, updates), made_by)
+        check_state(state, jax.eval_shape(init, updates), made_by, updates)
         own = drop_worker_axis(state.memory)
         mine, worker = _worker.recognize(state.worker, axis_name)
 

@@ -59,7 +59,8 @@ def compressed_psum_scatter(
       codec: of one shard, a vector of x.size / w values; a number of coefficients to keep, such as
         TopK's k, is that of the whole `x`. The default is 4 bits after a rotation.
       scatter_dimension: the axis of `x` that is cut.
-      step: number of the step, equal on all workers: codecs draw anew in each.
+      step: number of the step, equal on all workers: codecs draw anew in each. Leave it out only
+        where nothing is drawn, because draws that are the same in each step add up to a bias.
       key: a seed or key, equal on all workers.
 
     Returns:
@@ -90,7 +91,8 @@ def compressed_psum_scatter(
       arXiv:2410.15526.
     """
     owner = "compressed_psum_scatter"
-    workers, parts, moment = _start(owner, x, codec, axis_name, step, key)
+    workers, moment = _start(owner, x, codec, axis_name, step, key)
+    parts = Parts((codec,)).shard(workers)
     axis = axis_of(owner, "scatter_dimension", scatter_dimension, x)
     if x.shape[axis] % workers:
         raise ValueError(
@@ -132,16 +134,19 @@ def compressed_all_gather(
     Args:
       shard: this worker's float array.
       axis_name: the axis, or axes, of the workers.
-      codec: of the vector of shard.size values; the default has 8 bits a value.
+      codec: of the vector of shard.size values, as it is: TopK's k is that of each worker's shard,
+        and not of the whole. The default has 8 bits a value.
       reference: what the last gather returned, the same bits on all workers; none sends values.
       gather_dimension: the axis along which the shards follow each other.
-      step: number of the step, equal on all workers: codecs draw anew in each.
+      step: number of the step, equal on all workers: codecs draw anew in each. Leave it out only
+        where nothing is drawn, because draws that are the same in each step add up to a bias.
       key: a seed or key, equal on all workers.
 
     Returns:
       The whole array, the same bits on all workers, of the dtype of `reference`, or of `shard`.
 
-    Wire: one buffer of 8 bytes and the payload of shard.size values; a ring sends it w - 1 times.
+    Wire: one buffer, of `fg.wire_bytes(codec, shard)` bytes: 8 and the payload of shard.size
+      values. A ring sends it w - 1 times.
 
     Claims: if anything is not finite anywhere, or any buffer is not of this codec and step, the
       result is NaN throughout, on all workers.
@@ -164,7 +169,8 @@ def compressed_all_gather(
       NeurIPS 2024, arXiv:2410.15526.
     """
     owner = "compressed_all_gather"
-    workers, parts, moment = _start(owner, shard, codec, axis_name, step, key)
+    workers, moment = _start(owner, shard, codec, axis_name, step, key)
+    parts = Parts((codec,))
     axis = axis_of(owner, "gather_dimension", gather_dimension, shard)
     expected = tuple(n * (workers if i == axis else 1) for i, n in enumerate(shard.shape))
     if reference is not None and reference.shape != expected:
@@ -195,7 +201,7 @@ def _start(
     axis_name: AxisName,
     step: jax.Array | int,
     key: jax.Array | int,
-) -> tuple[int, Parts, Step]:
+) -> tuple[int, Step]:
     check_kind(f"{owner}(codec)", codec, Codec, "pass Levels(bits=8).")
     workers = _axes.size(axis_name, owner)
     if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
@@ -203,8 +209,7 @@ def _start(
             f"{owner}: must get a float array of at most 32 bits, got {x.dtype}; cast it to "
             "float32, or use the collective of jax.lax."
         )
-    moment = own_step(as_key(key), step, 0, axis_name)
-    return workers, Parts((codec,)).shard(workers), moment
+    return workers, own_step(as_key(key), step, 0, axis_name)
 
 
 def axis_of(owner: str, argument: str, axis: int, x: jax.Array) -> int:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import CODECS, gradients
+from cases import CODECS, gradients, values
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, mesh_of
 
@@ -111,6 +111,22 @@ def test_a_bad_value_is_seen_and_nothing_is_left_of_nobody(name):
     mean, state = mean_of(AVERAGES[name], 4, non_finite="drop_worker")(nobody)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(mean))
     assert np.asarray(state.skipped).tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("average", [fg.MedianNormClip(), fg.TrimmedMean()], ids=repr)
+@pytest.mark.parametrize("counts", [(0, 0, 0, 0), (1, 1, 0, 1), (1, 1, 1, 1)], ids=repr)
+def test_what_does_not_count_is_as_nothing_whatever_it_is(average, counts):
+    """Also where it is not zero; and of nobody it is zero, not a division by none."""
+    rows = np.asarray(values((4, 30))) * (np.arange(4.0)[:, None] + 1)
+    found = [
+        average.of(lambda row: (row,), jnp.asarray(r, jnp.float32), jnp.asarray(counts, bool))[0]
+        for r in (rows, np.where(np.array(counts)[:, None], rows, 77.0))
+    ]
+    np.testing.assert_array_equal(found[1], found[0])
+    left = rows[np.array(counts, bool)]
+    name = "trimmed" if isinstance(average, fg.TrimmedMean) else "clipped"
+    wanted = oracle(name, left) if len(left) else np.zeros(30)
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_one_at_either_end_is_trimmed_unless_told_otherwise():

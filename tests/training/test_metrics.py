@@ -193,3 +193,71 @@ def test_bytes_are_those_of_the_program():
         fg.metrics(
             tx.init(zeros()), exchange=fg.Piecewise({0: fg.AllReduce(), 5: SPARSE}), params=LIKE
         )
+
+
+FRAGMENTED = {"fragments": 4, "delay": 1, "blend": 0.5}
+MEETINGS = {
+    "whole": (fg.optimizers.diloco, {}, 1),
+    "fragments": (fg.optimizers.diloco, FRAGMENTED, 4),
+    "always one": (fg.optimizers.diloco, {"fragments": 8}, 8),
+}
+
+
+@pytest.mark.parametrize(("make", "options", "fragments"), MEETINGS.values(), ids=MEETINGS)
+def test_bytes_are_those_of_a_meeting(make, options, fragments):
+    """Against the compiled program, in which the meeting is the only collective of its size."""
+    tx = make(optax.sgd(0.1), optax.sgd(0.7), 8, SPARSE, axis_name=AXIS, **options)
+    state = fg.init(tx, zeros(), mesh_of(WORKERS), AXIS)
+    found = fg.metrics(state, exchange=SPARSE, params=LIKE)
+    specs = fg.state_specs(state, AXIS)
+
+    def step(rows, state):
+        own = jax.tree.map(lambda r: r[0], rows)
+        return tx.update(own, state, own)[1]
+
+    run = jax.shard_map(
+        step, mesh=mesh_of(WORKERS), in_specs=(P(AXIS), specs), out_specs=specs, check_vma=False
+    )
+    audited = fg.audit(jax.jit(run).lower(gradients(LIKE, WORKERS), state).compile())
+    assert found["bytes"] == sum(c.bytes for c in audited)
+    part = fg.fragment(LIKE, fragments)
+    assert found["ratio"] == 4 * sum(s.size for s in part.values()) / found["bytes"]
+
+
+def test_bytes_of_which_exchange_must_be_clear():
+    """Of two that meet in other fragments, one exchange and all parameters tell neither."""
+    labels = {"w": "often", "b": "seldom"}
+    parts = {
+        name: fg.optimizers.diloco(
+            optax.sgd(0.1), optax.sgd(0.7), 8, fragments=p, masked="elsewhere", axis_name=AXIS
+        )
+        for name, p in (("often", 8), ("seldom", 2))
+    }
+    state = optax.partition(parts, labels).init(zeros())
+    with pytest.raises(ValueError, match=r"fragments of the same size.*fg\.fragment\(params"):
+        fg.metrics(state, exchange=SPARSE, params=LIKE)
+    one = {k: v for k, v in state.inner_states.items() if k == "often"}
+    part = fg.metrics(one, exchange=SPARSE, params={"w": LIKE["w"]})
+    assert part["bytes"] == fg.wire_bytes(SPARSE, fg.fragment({"w": LIKE["w"]}, 8))
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_states_whose_tuples_have_become_dicts_are_read_alike(fragments):
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(10, 11, rngs=nnx.Rngs(0))
+    if fragments == 1:
+        tx = optax.chain(pmean(fg.TwoStage(fg.Sign(), workers=4), measure=True), optax.adam(0.1))
+    else:
+        tx = fg.optimizers.diloco(optax.adam(0.1), optax.sgd(0.7), 4, fragments=2)
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    plain = jax.tree.map(lambda a: a + 1, tx.init(params))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    as_dicts = nnx.state((model, optimizer))
+    filled = jax.tree.map(lambda a: a + 1, nnx.state(optimizer))
+    options = {"exchange": fg.AllReduce(), "params": params}
+    for state in (filled, nnx.to_pure_dict(filled)):
+        found, expected = fg.metrics(state, **options), fg.metrics(plain, **options)
+        assert list(expected) == [key.removeprefix("opt_state/") for key in found]
+        for (name, value), other in zip(found.items(), expected.values(), strict=True):
+            np.testing.assert_allclose(value, other, err_msg=name)
+    assert "step" in {key.rpartition("/")[2] for key in fg.metrics(as_dicts)}

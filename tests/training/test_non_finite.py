@@ -22,6 +22,19 @@ ALL = pytest.mark.parametrize("name", typically(EXCHANGES))
 
 
 @dataclasses.dataclass(frozen=True)
+class Signs(fg.Codec):
+    """Summable, and yet it makes something of zeros."""
+
+    summable = True
+
+    def compress(self, x, state, step):
+        return fg.Compressed(fg.Payload(jnp.where(x < 0, -1.0, 1.0)))
+
+    def decompress(self, payload, like, step):
+        return payload.main
+
+
+@dataclasses.dataclass(frozen=True)
 class Plain(fg.Exchange):
     """An exchange of one's own, which knows nothing of workers that do not count."""
 
@@ -162,11 +175,25 @@ OF_ANY_SIZE = [
 ]
 
 
-@pytest.mark.parametrize("name", typically(OF_ANY_SIZE))
+# Codecs for which zero is as good as another value: what they make of it must not count either.
+ONE_BIT = fg.DynamicSign(scale=4.0, decay=0.9)
+NO_ZERO = fg.FixedRangeFloat(bits=6, maximum=8.0, eps=0.1, zero=False)
+ZERO_LESS = {
+    "one bit": fg.AllGather(ONE_BIT),
+    "one bit of few": fg.AllGather(fg.chain(fg.TopK(k=20), ONE_BIT)),
+    "no zero, rotated": fg.AllGather(fg.chain(fg.Hadamard(block=16), NO_ZERO)),
+    "no zero, clipped": fg.AllGather(NO_ZERO, fg.MedianNormClip()),
+    "sum of signs": fg.AllReduce(Signs()),
+    "few of the signs": fg.SharedSupport(fg.chain(Signs(), fg.TopK(k=20)), fg.Leader(worker=0)),
+}
+
+
+@pytest.mark.parametrize("name", [*typically(OF_ANY_SIZE), *ZERO_LESS])
 def test_the_others_have_the_mean_that_they_would_have_on_their_own(name):
     """Over three steps, the last worker being bad in all of them."""
-    init, update = mapped(EXCHANGES[name], "drop_worker")
-    init_alone, alone = mapped(EXCHANGES[name], "propagate", WORKERS - 1)
+    exchange = {**EXCHANGES, **ZERO_LESS}[name]
+    init, update = mapped(exchange, "drop_worker")
+    init_alone, alone = mapped(exchange, "propagate", WORKERS - 1)
     three = jax.tree.map(lambda a: a[:3], grads())
     state, state_alone = init(grads()), init_alone(three)
     # Leaders take turns, among three otherwise than among four.
@@ -226,6 +253,67 @@ def test_a_hierarchy_goes_without_a_worker_too(name):
     assert np.all(np.asarray(state.skipped) == 1)
 
 
+BY_GROUPS = {
+    "top-k": fg.AllGather(CODECS["top-k 6 bits"]),
+    "one bit": fg.AllGather(ONE_BIT),
+    "two stages": fg.TwoStage(fg.Sign(), workers=2),
+    "dense": fg.AllReduce(),
+}
+
+
+@functools.cache
+def in_groups(name, policy="drop_worker", memory=fg.ErrorFeedback()):  # noqa: B008 (a value)
+    exchange = fg.Hierarchical("fast", 4, BY_GROUPS[name], memory)
+    tx = fg.compressed_pmean(exchange, axis_name=("slow", "fast"), non_finite=policy)
+    twice = [
+        jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow")
+        for function in (tx.init, tx.update)
+    ]
+    return twice[0], jax.jit(twice[1])
+
+
+@pytest.mark.parametrize(
+    "name", ["top-k", "one bit", *(pytest.param(n, marks=SLOW) for n in ("two stages", "dense"))]
+)
+def test_a_group_of_which_no_worker_counts_does_not_count(name):
+    """The mean is that of the other group, and what the group had to send waits."""
+    rows = jnp.asarray(values((2, 4, 60)))
+    bad = rows.at[1, :, 7].set(np.nan)
+    init, update = in_groups(name)
+    _, before = update(rows, init(rows))
+    _, after = update(bad, before)
+    old, new = (row(state.exchange[0].memory, 1) for state in (before, after))
+    assert same(old, new)
+    assert name == "dense" or np.any(jax.tree.leaves(old)[0])
+    assert np.asarray(after.dropped).tolist() == [[4] * 4] * 2
+
+    _, update = in_groups(name, memory=fg.NoMemory())
+    _, as_usual = in_groups(name, "propagate", memory=fg.NoMemory())
+    start = in_groups(name, memory=fg.NoMemory())[0](rows)
+    mean, _ = update(bad, start)
+    of_the_other, _ = as_usual(jnp.stack([rows[0], rows[0]]), start)
+    np.testing.assert_allclose(mean, of_the_other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["top-k", "one bit"])
+def test_what_groups_had_to_send_is_applied_or_held(name):
+    """Σ g · mean + Σ over the workers of their group's residual = Σ of the finite gradients."""
+    init, update = in_groups(name)
+    state = init(jnp.zeros((2, 4, 60)))
+    applied, wanted = np.zeros(60), np.zeros(60)
+    everyone = [(i, j) for i in range(2) for j in range(4)]
+    for seed, bad in enumerate([[], everyone[4:], everyone, everyone[2:5], everyone[:4], []]):
+        rows = values((2, 4, 60), seed)
+        good = [worker for worker in everyone if worker not in bad]
+        spoil = jnp.asarray(rows).at[tuple(zip(*bad, strict=True))].set(np.inf) if bad else rows
+        mean, state = update(jnp.asarray(spoil), state)
+        applied += len(good) * np.asarray(mean[1, 2], np.float64)
+        wanted += np.sum([np.asarray(rows[worker], np.float64) for worker in good], axis=0)
+    (held,) = jax.tree.leaves(state.exchange[0].memory)
+    held = np.asarray(held, np.float64).reshape(2, 60)
+    np.testing.assert_allclose(applied + 4 * held.sum(0), wanted, atol=1e-5 * abs(wanted).max())
+
+
 # What holds over many steps: Σ g · mean + what is held = Σ of the finite gradients
 
 LAW = {
@@ -236,6 +324,11 @@ LAW = {
     "drift": fg.SharedSupport(fg.TopK(fraction=0.1), fg.Drift()),
     "two stages": fg.TwoStage(fg.Sign(), workers=WORKERS),
     "two stages of few": fg.TwoStage(fg.TopK(k=20), workers=WORKERS),
+    "one bit": ZERO_LESS["one bit"],
+    "one bit of few": ZERO_LESS["one bit of few"],
+    "sum of signs": ZERO_LESS["sum of signs"],
+    "two stages of one bit": fg.TwoStage(ONE_BIT, workers=WORKERS),
+    "two stages without zero": fg.TwoStage(NO_ZERO, workers=WORKERS),
     "low rank": fg.PowerSgd(rank=2),
     "low rank in turns": fg.AcpSgd(rank=2),
     "integers": fg.IntegerSum(workers=WORKERS, levels=7),
@@ -275,6 +368,45 @@ def test_what_finite_workers_had_to_send_is_applied_or_held(exchange, dtype):
         held = held + WORKERS * np.concatenate([s.reshape(8, 8) for s in shards])
     np.testing.assert_allclose(applied + held, wanted, atol=1e-4 * np.abs(wanted).max())
     assert counters(state) == ([1] * WORKERS, [8] * WORKERS)
+
+
+def mixed(rng):
+    """A gradient of each worker: leaves and workers of other scales, some of them zero."""
+    scales = 10.0 ** rng.uniform(-4, 4, (2, WORKERS)) * rng.choice([0, 1, 1, 1], (2, WORKERS))
+    return {
+        leaf: (rng.standard_t(3, (WORKERS, 8, 8)) * own[:, None, None]).astype(np.float32)
+        for leaf, own in zip(PAIR, scales, strict=True)
+    }
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(i, marks=SLOW) for i in range(1, 8))])
+@ALL
+def test_the_law_holds_for_gradients_of_any_scales(name, seed):
+    """To float32 rounding of what there was in all, whoever is bad, for every exchange."""
+    rng = np.random.default_rng(seed)
+    init, update = mapped(EXCHANGES[name], "drop_worker")
+    state, applied, wanted, whole, missing = init(grads()), 0.0, 0.0, 0.0, 0
+    for _ in range(6):
+        rows = mixed(rng)
+        bad = [i for i in range(WORKERS) if rng.random() < 0.2]
+        if name == "votes, noise of each":  # of a worker that is left out there is noise
+            bad = []
+        mean, state = update(spoiled(jax.tree.map(jnp.asarray, rows), bad), state)
+        good = [i for i in range(WORKERS) if i not in bad]
+        flat = np.concatenate([rows[leaf].reshape(WORKERS, -1) for leaf in PAIR], axis=1)
+        moved = np.concatenate([np.asarray(mean[leaf][0], float).ravel() for leaf in PAIR])
+        applied += len(good) * moved
+        wanted += flat[good].astype(float).sum(0)
+        whole += np.linalg.norm(flat[good].astype(float)) + len(good) * np.linalg.norm(moved)
+        missing += len(bad) % WORKERS  # without anybody it is skipped
+    residual = state.memory.value.residual
+    held = np.concatenate([np.asarray(residual[leaf], float).sum(0).ravel() for leaf in PAIR])
+    if isinstance(EXCHANGES[name], fg.TwoStage):
+        (shards,) = jax.tree.leaves(state.exchange[0].server)
+        held = held + WORKERS * np.asarray(shards, float).ravel()
+    gap = np.linalg.norm(applied + held - wanted) / whole
+    assert gap < 2.0**-23
+    assert int(state.dropped[0]) == missing
 
 
 def test_an_owner_that_is_dropped_still_keeps_its_shard_for_all():
@@ -572,14 +704,16 @@ def test_a_dropped_workers_loss_tells_recovery_nothing():
     assert seen[3][1] == 1
 
 
-def test_the_error_is_that_of_the_workers_that_count():
-    exchange = fg.Recover((fg.AllGather(fg.TopK(k=9)), fg.AllReduce()), max_error=9.0)
+@pytest.mark.parametrize("codec", [fg.TopK(k=9), ONE_BIT], ids=["top-k", "one bit"])
+def test_the_error_is_that_of_the_workers_that_count(codec):
+    exchange = fg.Recover((fg.AllGather(codec), fg.AllReduce()), max_error=9.0)
     init, update = mapped(exchange, "drop_worker", memory=fg.NoMemory(), measure=True)
     rows = grads()
     _, state = update(spoiled(rows, [2]), init(rows))
     three = [np.asarray(rows[k])[[0, 1, 3]].reshape(3, -1) for k in PAIR]
-    squares = np.sort(np.concatenate(three, axis=1) ** 2, axis=1)
-    wanted = np.sqrt(squares[:, :-9].sum() / squares.sum())
+    sizes = np.sort(np.abs(np.concatenate(three, axis=1)), axis=1)
+    lost = sizes - 2.0 if codec == ONE_BIT else sizes[:, :-9]
+    wanted = np.sqrt(np.square(lost).sum() / np.square(sizes).sum())
     np.testing.assert_allclose(state.error, wanted, rtol=1e-5)
     assert np.all(np.asarray(state.exchange[0].level) == 0)
 

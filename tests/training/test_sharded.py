@@ -75,6 +75,21 @@ def test_a_shard_is_the_sum_of_what_its_owner_got(codec, axis):
             np.testing.assert_array_equal(told, sent[worker])
 
 
+def test_a_gathered_shard_is_a_whole_vector_to_its_codec():
+    """All k coefficients of each shard, at the bytes of that codec and that vector."""
+    codec, shards = fg.TopK(k=8), jnp.asarray(values((WORKERS, 24)))
+    gather = functools.partial(fg.compressed_all_gather, axis_name=AXIS, codec=codec)
+    whole = jax.vmap(gather, axis_name=AXIS)(shards)[0]
+    np.testing.assert_array_equal(whole, np.ravel([decoded(codec, x, 1) for x in shards]))
+    assert np.count_nonzero(whole) == WORKERS * 8
+
+    run = jax.shard_map(
+        lambda x: gather(x[0]), mesh=mesh_of(WORKERS), in_specs=P(AXIS), out_specs=P()
+    )
+    (sent,) = fg.audit(jax.jit(run).lower(shards).compile())
+    assert sent.bytes == fg.wire_bytes(codec, shards[0])
+
+
 def test_feedback_sends_all_in_the_end():
     x = jnp.asarray(values((WORKERS, 16, 6)))
 
