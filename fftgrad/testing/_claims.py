@@ -1,6 +1,5 @@
 """What kinds of codecs promise, and what a codec claims."""
 
-import math
 from typing import Any
 
 import jax
@@ -75,29 +74,6 @@ def no_state_and_no_side(laws: Laws, codec: Transform, n: int) -> None:
     laws.need(
         not more, "transform", "it must have no state, and send nothing beside its coefficients",
         f"{more}", "derive what does from fg.Codec.",
-    )  # fmt: skip
-
-
-def along(laws: Laws, x: np.ndarray, back: Any, where: str) -> None:
-    """Law: what comes back points along x."""
-    inner = float(x.astype(np.float64) @ np.asarray(back, np.float64))
-    laws.need(
-        inner > 0, "fidelity", "what comes back must point along x",
-        f"an inner product of {inner:.3g} {where}", "look at its signs, and send some values.",
-    )  # fmt: skip
-
-
-def bounded(laws: Laws, x: np.ndarray, back: Any, max_error: float, where: str) -> None:
-    """Law: what comes back is no further off than that, and zeros come back as zeros."""
-    top = float(np.abs(x).max()) or 1.0  # whose square may be none
-    x, y = x.astype(np.float64) / top, np.asarray(back, np.float64) / top
-    error, norm = float(np.linalg.norm(x - y)), float(np.linalg.norm(x))
-    laws.need(
-        error <= max_error * norm * (1 + 1e-6) or math.isinf(max_error), "fidelity",
-        f"||x - C(x)|| must be at most {max_error:g} ||x||",
-        f"{error * top:.3g} for ||x|| = {norm * top:.3g}, {where}",
-        "take the scale from the values and add nothing to it; claim `unbiased`, if the mean of "
-        "many draws is x; or say max_error=math.inf, if the answer has a size of its own.",
     )  # fmt: skip
 
 

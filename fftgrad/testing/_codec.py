@@ -21,10 +21,6 @@ SIZES = (1, 90, 5_000, 65_537)
 """XLA's vectorized maximum drops a NaN from some thousand values on."""
 
 
-MAX_ERROR = 1.5
-"""No stage of the library that is biased is further off, and what has the wrong sign is."""
-
-
 class Trip(NamedTuple):
     """What a codec makes of a vector, and back; `places` and `there` are a selector's."""
 
@@ -41,7 +37,7 @@ class Trip(NamedTuple):
 
 
 def check_codec(
-    codec: Codec, sizes: Sequence[int] = SIZES, *, max_error: float = MAX_ERROR
+    codec: Codec, sizes: Sequence[int] = SIZES, *, max_error: float = _laws.MAX_ERROR
 ) -> None:
     """Function: run the laws of the contract on a codec of one's own.
 
@@ -222,9 +218,16 @@ def _values(laws: Laws, codec: Codec, n: int, max_error: float) -> None:
                 "minimum is no evidence.",
             )  # fmt: skip
         if n > 8:  # of fewer, one side may be all there is
-            _claims.along(laws, good[ORDINARY], found[ORDINARY].back, f"for {ORDINARY}, {when}")
+            laws.along(
+                "what comes back", good[ORDINARY], found[ORDINARY].back, f"for {ORDINARY}, {when}"
+            )
         for name, x in good.items() if not codec.unbiased else ():
-            _claims.bounded(laws, x, found[name].back, max_error, f"for {name}, {when}")
+            laws.bounded(
+                "what comes back", x, found[name].back, max_error, f"for {name}, {when}",
+                "take the scale from the values and add nothing to it; claim `unbiased`, if the "
+                "mean of many draws is x; or say max_error=math.inf, if the answer has a size of "
+                "its own.",
+            )  # fmt: skip
         state = found[ORDINARY].state
 
 
