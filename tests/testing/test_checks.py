@@ -753,6 +753,7 @@ def test_the_unbroken_ones_pass():
     testing.check_codec(dataclasses.dataclass(frozen=True)(type("Half", (Plain,), {}))(), (90,))
     testing.check_codec(dataclasses.dataclass(frozen=True)(type("Half", (First,), {}))(), (90,))
     testing.check_exchange(Dense(), LIKE, mesh=mesh_of(2))
+    testing.check_memory(Kept(), telescopes=True)
 
 
 # Broken memories.
@@ -799,7 +800,57 @@ class Normalizes(Fixed):
         return jax.tree.map(lambda a: a / jnp.sqrt(jnp.sum(a * a)), x), state
 
 
+@frozen
+class Kept(Fixed):
+    """Nothing is wrong with it."""
+
+    def put_back(self, lost, state):
+        return jax.tree.map(jnp.add, state, lost)
+
+
+@frozen
+class PutsBackOther(Kept):
+    def put_back(self, lost, state):
+        return jax.tree.map(lambda a: a.astype(jnp.bfloat16), super().put_back(lost, state))
+
+
+@frozen
+class Against(Kept):
+    def compensate(self, grad, state):
+        return jax.tree.map(jnp.subtract, state, grad), state
+
+
+@frozen
+class ClipsLater(Kept):
+    def compensate(self, grad, state):
+        x, state = super().compensate(grad, state)
+        clip = lambda a, e: jnp.where(jnp.any(e != 0), jnp.nan_to_num(a), a)  # noqa: E731
+        return jax.tree.map(clip, x, state), state
+
+
+@frozen
+class ForgetsLater(fg.Memory):
+    """What is left of the sixth step."""
+
+    def init(self, like):
+        return Kept().init(like), jnp.zeros((), jnp.int32)
+
+    def compensate(self, grad, state):
+        return jax.tree.map(jnp.add, grad, state[0]), state
+
+    def update(self, x, sent, mean, state):
+        kept = jnp.where(state[1] == 5, 0.0, 1.0)
+        return jax.tree.map(lambda a, b: kept * (a - b), x, sent), state[1] + 1
+
+    def put_back(self, lost, state):
+        return Kept().put_back(lost, state[0]), state[1]
+
+
 BROKEN_MEMORIES = [
+    (PutsBackOther(), "shapes", "that init makes"),
+    (Against(), "fidelity", "look at its signs"),
+    (ClipsLater(), "not hidden", "replace no NaN"),
+    (ForgetsLater(), "telescopes", "keep x - sent"),
     (Narrow(), "shapes", "that init makes"),
     (AcrossLeaves(), "leaf by leaf", "jax.tree.map"),
     (Normalizes(), "finite", "that may be zero"),
