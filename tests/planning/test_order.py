@@ -82,13 +82,14 @@ def test_who_keeps_its_momentum():
 
 
 def test_a_row_that_loses_over_slow_links_says_so():
-    """A gather has half the rounds of a sum, and so wins where bytes cost nothing."""
+    """In a ring a gather has half the rounds of a sum, and so wins where bytes cost nothing."""
     row = fg.Candidate("gather", fg.AllGather(fg.Levels(bits=4)))
-    found, told = planned(row, fg.Timing(0.0, 0.003), fg.Link("100mbit", "100us"), workers=64)
+    own = {"timing": fg.Timing(0.0, 0.003), "workers": 64, "algorithm": "ring"}
+    found, told = planned(row, link=fg.Link("100mbit", "100us"), **own)
     assert told.speed_up < 0.3
     assert told.break_even == 0
     assert not found.compress
-    _, told = planned(row, fg.Timing(0.0, 0.003), fg.Link(1e14, "100us"), workers=64)
+    _, told = planned(row, link=fg.Link(1e14, "100us"), **own)
     assert told.speed_up > 1
     assert told.break_even == math.inf
 
