@@ -32,6 +32,24 @@ MUTANTS = {
         "part * 1",
         "tests/training/test_unreduced.py -k 'one_exchange and dense'",
     ),
+    "short messages among many workers go by rings": Mutant(
+        "tools/_cost.py",
+        'if algorithm != "fastest":',
+        "if algorithm:",
+        "tests/tools/test_step_model.py -k short_messages",
+    ),
+    "a parser's own error comes out of a damaged file": Mutant(
+        "tools/_gradient_files.py",
+        "except Exception as error:",
+        "except ValueError as error:",
+        "tests/commands/test_files.py -k command_line_names",
+    ),
+    "what comes back may point away from x": Mutant(
+        "testing/_laws.py",
+        "inner > 0,",
+        "inner != 0,",
+        "tests/testing/test_checks.py -k 'broken_codec and Flips'",
+    ),
     "the memory moves on a bad step": Mutant(
         "training/_pmean.py",
         "finite, (remembered, exchanged), (state.memory, state.exchange)",

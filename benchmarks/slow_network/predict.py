@@ -115,6 +115,7 @@ def predicted(
         axes={AXIS: workers},
         timing=fg.Timing(0.0, alone),
         every=own.every,
+        algorithm="ring",  # as gloo's are, at every size
     )
 
 
@@ -162,6 +163,7 @@ def decision(folder: pathlib.Path, workload: str) -> dict[str, Any]:
             for method, row in rows.items()
         },
         buckets=1,
+        algorithm="ring",
     )
     told = [{"row": r.name, "times": round(r.speed_up, 3), "loss": r.loss} for r in found.rows]
     return {"compress": found.compress, "best": found.best.name, "rows": told}

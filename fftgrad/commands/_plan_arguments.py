@@ -94,6 +94,6 @@ def _add_groups(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algorithm",
         choices=get_args(Algorithm),
-        default="ring",
-        help="of the collectives (default: ring)",
+        default="fastest",
+        help="of the collectives (default: for each the faster of a ring and a tree)",
     )

@@ -44,7 +44,7 @@ def plan(
     timings: Mapping[str, Timing] | None = None,
     gradients: Sequence[PyTree] | Captured | None = None,
     buckets: int | None = None,
-    algorithm: Algorithm = "ring",
+    algorithm: Algorithm = "fastest",
     rows: Sequence[Candidate] | None = None,
     seconds: float = 0.5,
     tell: Callable[[str], object] = lambda _: None,
@@ -76,7 +76,8 @@ def plan(
       buckets: in how many the gradient leaves while the backward pass runs, all but the last of
         which hide behind it; 1 where the compiler hides nothing. If left out, 1 on a CPU and 8
         elsewhere, dense rows included; the code then cuts the gradient.
-      algorithm: of the collectives, "ring" or "tree".
+      algorithm: of the collectives, "ring" or "tree", or for each the faster of a ring and what
+        libraries use for short messages; docs/plan.md says which use what.
       rows: what to compare, in place of the default candidates; one at least must be dense.
       seconds: for the rounds of each timing.
       tell: hears the name of each row before it is timed, such as `print`.

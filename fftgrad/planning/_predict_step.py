@@ -24,7 +24,7 @@ def predict_step(
     timing: Timing | None = None,
     every: int = 1,
     buckets: int = 1,
-    algorithm: Algorithm = "ring",
+    algorithm: Algorithm = "fastest",
 ) -> float:
     """Function: what a step takes with any chain, as `fg.plan` predicts it for its candidates.
 
@@ -43,7 +43,8 @@ def predict_step(
         meetings. What is sent under no condition is sent in each.
       buckets: in how many the gradient leaves while the backward pass runs: as many as the chain's
         `Layout(bucket_bytes=...)` makes.
-      algorithm: of the collectives, "ring" or "tree".
+      algorithm: of the collectives, "ring" or "tree", or for each the faster of a ring and what
+        libraries use for short messages; docs/plan.md says which use what.
 
     Returns:
       Seconds of a step, the mean over those with and without an exchange.

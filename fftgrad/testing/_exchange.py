@@ -20,6 +20,11 @@ from fftgrad.tools._audit import Collective, audit
 
 WORKERS = 4
 
+USUAL = "related values"
+
+NOT_TOLD = -1
+"""Workers that an exchange does not tell."""
+
 LIKES: tuple[PyTree, ...] = (
     jax.ShapeDtypeStruct((150,), jnp.float32),
     jax.ShapeDtypeStruct((5_000,), jnp.float32),
@@ -36,6 +41,7 @@ def check_exchange(
     *,
     mesh: Mesh | None = None,
     mean_of_sent: bool = True,
+    max_error: float = _laws.MAX_ERROR,
 ) -> None:
     """Function: run the laws of the contract on an exchange of one's own.
 
@@ -44,15 +50,21 @@ def check_exchange(
     by the names that an error gives: "value" (compares, hashes, frozen), "shapes" (of mean, sent
     and flags, and static ones of the state), "replicas" (the same bits on all workers), "mean" (of
     what was sent), "bytes" (`wire_bytes` is what the compiled program sends), "vmap"
-    (the same as under shard_map), "finite" (zeros, huge and tiny values stay finite), and "not
-    hidden" (a NaN of one worker is seen by all, in the mean and in `finite`).
+    (the same as under shard_map), "workers" (who does not count leaves no trace in the mean, and
+    how many do is told to all, or to none), "finite" (zeros, huge and tiny values stay finite),
+    "fidelity" (the mean points along the mean of x, and is no further off than `max_error`), and
+    "not hidden" (a NaN of one worker is seen by all, in the mean and in `finite`). Those about
+    values hold in the first eight steps, each with the state that the steps before it left.
 
     Args:
       exchange: an exchange for the workers of the mesh.
       like: the shapes of a gradient, a pytree; two vectors, and a matrix beside a vector, if left
         out.
       mesh: its axes are those of the exchange; `("data",)` over four devices if left out.
-      mean_of_sent: False for an exchange that compresses the mean once more, as `TwoStage` does.
+      mean_of_sent: False for an exchange that compresses the mean once more, as `TwoStage` does, or
+        that adds noise for a worker that does not count, as `TopVotes(noise="local")` does.
+      max_error: the most that ||x - mean|| / ||x|| may be, for the mean x of related gradients; inf
+        for an exchange that has still to learn, of which no fidelity is asked.
 
     Raises:
       AssertionError: if it breaks a law: which, for what input, and what to do. The bytes of an
@@ -68,13 +80,13 @@ def check_exchange(
     laws = Laws("check_exchange", exchange)
     laws.value(Exchange)
     mesh = _mesh(mesh)
-    for tree in LIKES if like is None else (like,):
+    for number, tree in enumerate(LIKES if like is None else (like,)):
         # The first bucket, as `compressed_pmean` would hand it over.
         bucket = _layout.bucket_likes(tree, Layout().for_exchange(exchange))[0]
-        _check(laws, exchange, bucket, mesh, mean_of_sent)
+        _check(laws, exchange, bucket, mesh, mean_of_sent, max_error, counts=number == 0)
     if like is None:
         one = jax.ShapeDtypeStruct((1,), jnp.float32)
-        _check(laws, exchange, one, mesh, mean_of_sent)
+        _check(laws, exchange, one, mesh, mean_of_sent, max_error, counts=False)
 
 
 def _mesh(mesh: Mesh | None) -> Mesh:
@@ -89,15 +101,25 @@ def _mesh(mesh: Mesh | None) -> Mesh:
     return Mesh(np.array(jax.devices()[:WORKERS]), ("data",), axis_types=(AxisType.Auto,))
 
 
-def _check(laws: Laws, exchange: Exchange, like: PyTree, mesh: Mesh, mean_of_sent: bool) -> None:
+def _check(
+    laws: Laws,
+    exchange: Exchange,
+    like: PyTree,
+    mesh: Mesh,
+    mean_of_sent: bool,
+    max_error: float,
+    counts: bool,
+) -> None:
     name = ", ".join(f"float32{list(leaf.shape)}" for leaf in jax.tree.leaves(like))
     size = sum(leaf.size for leaf in jax.tree.leaves(like))
     workers, axes = math.prod(mesh.devices.shape), tuple(mesh.axis_names)
     axis: AxisName = axes[0] if len(axes) == 1 else axes
 
-    def one(x: PyTree, state: PyTree, number: jax.Array) -> Reduced:
+    def one(
+        x: PyTree, state: PyTree, number: jax.Array, counts: jax.Array | None = None
+    ) -> Reduced:
         shared, local = jax.random.split(jax.random.key(5))
-        step = Step(number, shared, jax.random.fold_in(local, _axes.index(axis)))
+        step = Step(number, shared, jax.random.fold_in(local, _axes.index(axis)), counts)
         out = exchange.mean(x, state, step, axis)
         if exchange.needs_loss:
             out = out._replace(state=exchange.observe(out.state, jnp.float32(1.0), step))
@@ -116,38 +138,86 @@ def _check(laws: Laws, exchange: Exchange, like: PyTree, mesh: Mesh, mean_of_sen
     _shapes(laws, out, rows, state, workers)
     _bytes(laws, exchange, like, audit(program), name)
 
-    start = jax.jit(sharded.init)()
-    for what, x in _inputs(like, workers).items():
-        got: Any = program(x, start, np.int32(0))
-        where = f"for {what}, {name}"
-        laws.need(
-            all(np.asarray(a).tobytes() == workers * np.asarray(a)[:1].tobytes()
-                for a in jax.tree.leaves((got.mean, got.finite))), "replicas",
-            "mean and finite must be the same bits on all workers", f"others {where}",
-            "add payloads in the order of the workers, and draw by step.shared.",
-        )  # fmt: skip
-        laws.need(
-            _laws.all_finite(got.mean) and _laws.all_finite(got.sent) and np.all(got.finite),
-            "finite", "what was finite must stay finite, and be called so",
-            f"something that is not {where}", "divide by the workers before adding.",
-        )  # fmt: skip
-        if mean_of_sent:
-            sent = jax.tree.map(lambda a: np.asarray(a, np.float64).mean(0), got.sent)
-            distance = _laws.relative(jax.tree.map(lambda a: a[0], got.mean), sent)
-            laws.need(
-                distance <= 1e-3 or "subnormal" in what, "mean",
-                "mean must be the mean over the workers of what they sent",
-                f"a relative difference of {distance:.3g} {where}",
-                "return what the others received as `sent`, or say mean_of_sent=False.",
+    start = state = jax.jit(sharded.init)()
+    first = None
+    for number in range(_laws.STEPS[-1] + 1):
+        inputs = _inputs(like, workers, number)
+        inputs = inputs if number == 0 else {USUAL: inputs[USUAL]}
+        for what, x in inputs.items():
+            got: Any = program(x, state, np.int32(number))
+            where = f"for {what}, {name}, step {number}"
+            _good(laws, got, workers, mean_of_sent and "subnormal" not in what, where)
+        got = program(inputs[USUAL], state, np.int32(number))
+        if size > 8 and max_error < math.inf:  # of fewer values, all may be left for later
+            where = f"for {USUAL}, {name}, step {number}"
+            x, mean = (
+                jax.tree.map(lambda a: np.asarray(a).mean(0), a) for a in (inputs[USUAL], got.mean)
+            )
+            laws.along("the mean", x, mean, where)
+            laws.bounded(
+                "the mean", x, mean, max_error, where,
+                "divide by the workers; or say max_error=math.inf, if it has still to learn.",
             )  # fmt: skip
-    first: Any = program(_inputs(like, workers)["related values"], start, np.int32(0))
-    second: Any = program(_inputs(like, workers)["unrelated values"], first.state, np.int32(1))
-    laws.need(
-        _laws.all_finite(second.mean), "finite", "what was finite must stay finite",
-        f"something that is not in the second step, {name}", "look at the state.",
-    )  # fmt: skip
+        if number in _laws.STEPS:
+            _bad(laws, program, inputs[USUAL], workers, state, number, name)
+        first = first or got
+        state = got.state
+    assert first
     _under_vmap(laws, exchange, one, like, mesh, first.mean, name)
-    _bad(laws, program, like, workers, start, name)
+    if counts:
+        run = jax.jit(_sharded(exchange, one, like, mesh, axis, counts=True).run)
+        _workers(laws, lambda *x: run(x, start, np.int32(0)), like, workers, mean_of_sent, name)
+
+
+def _good(laws: Laws, got: Reduced, workers: int, mean_of_sent: bool, where: str) -> None:
+    """Laws: replicas, finite, mean; of what was made of finite values."""
+    laws.need(
+        all(np.asarray(a).tobytes() == workers * np.asarray(a)[:1].tobytes()
+            for a in jax.tree.leaves((got.mean, got.finite))), "replicas",
+        "mean and finite must be the same bits on all workers", f"others {where}",
+        "add payloads in the order of the workers, and draw by step.shared.",
+    )  # fmt: skip
+    laws.need(
+        _laws.all_finite(got.mean) and _laws.all_finite(got.sent) and np.all(got.finite),
+        "finite", "what was finite must stay finite, and be called so",
+        f"something that is not {where}", "divide by the workers before adding.",
+    )  # fmt: skip
+    if mean_of_sent:
+        sent = jax.tree.map(lambda a: np.asarray(a, np.float64).mean(0), got.sent)
+        distance = _laws.relative(jax.tree.map(lambda a: a[0], got.mean), sent)
+        laws.need(
+            distance <= 1e-3, "mean", "mean must be the mean over the workers of what they sent",
+            f"a relative difference of {distance:.3g} {where}",
+            "return what the others received as `sent`, or say mean_of_sent=False.",
+        )  # fmt: skip
+
+
+def _workers(
+    laws: Laws, run: Any, like: PyTree, workers: int, mean_of_sent: bool, name: str
+) -> None:
+    """Law: how many workers count is told to all of them, or to none, and the others send zeros."""
+    counts = np.arange(workers) != 1
+
+    def kept(a: jax.Array) -> jax.Array:
+        return jnp.where(counts.reshape(-1, *(1,) * (a.ndim - 1)), a, 0)
+
+    got: Any = run(jax.tree.map(kept, _inputs(like, workers, 0)[USUAL]), counts)
+    told = np.asarray(got.workers)
+    laws.need(
+        np.all(told == NOT_TOLD) or np.all(told == workers - 1), "workers",
+        "`workers` must be None, or how many of them have step.counts, on all of them",
+        f"{told.tolist()} for {workers - 1} of {workers}, {name}",
+        "leave it out: who wants it asks.",
+    )  # fmt: skip
+    if mean_of_sent:
+        sent = jax.tree.map(lambda a: np.asarray(a, np.float64)[counts].sum(0) / workers, got.sent)
+        distance = _laws.relative(jax.tree.map(lambda a: a[0], got.mean), sent)
+        laws.need(
+            distance <= 1e-3, "workers",
+            "what a worker without step.counts sends must not count in the mean over all",
+            f"a relative difference of {distance:.3g}, {name}",
+            "send zeros for it, by a code that stands for them, or leave its payload out.",
+        )  # fmt: skip
 
 
 class _Sharded:
@@ -158,7 +228,13 @@ class _Sharded:
 
 
 def _sharded(
-    exchange: Exchange, one: Callable[..., Reduced], like: PyTree, mesh: Mesh, axis: AxisName
+    exchange: Exchange,
+    one: Callable[..., Reduced],
+    like: PyTree,
+    mesh: Mesh,
+    axis: AxisName,
+    *,
+    counts: bool = False,
 ) -> _Sharded:
     def own(node: Any) -> bool:
         return isinstance(node, PerWorker)
@@ -166,15 +242,16 @@ def _sharded(
     rows, shared = PartitionSpec(axis), PartitionSpec()
     state = jax.eval_shape(lambda: exchange.init(like))
     specs = jax.tree.map(lambda node: rows if own(node) else shared, state, is_leaf=own)
-    out_specs: Any = (rows, rows, rows, rows, specs)
+    out_specs: Any = (rows, rows, rows, rows, specs, rows)
 
     def row(x: PyTree, state: PyTree, number: jax.Array) -> Any:
-        out = one(jax.tree.map(lambda a: a[0], x), state, number)
-        overflow = jnp.asarray(out.overflow)
-        mean, sent, finite, overflow = jax.tree.map(
-            lambda a: a[None], (out.mean, out.sent, out.finite, overflow)
+        own = jax.tree.map(lambda a: a[0], x)
+        out = one(own[0], state, number, own[1]) if counts else one(own, state, number)
+        told = NOT_TOLD if out.workers is None else out.workers
+        mean, sent, finite, overflow, told = jax.tree.map(
+            lambda a: jnp.asarray(a)[None], (out.mean, out.sent, out.finite, out.overflow, told)
         )
-        return mean, sent, finite, overflow, out.state
+        return mean, sent, finite, overflow, out.state, told
 
     made = _Sharded()
     made.init = jax.shard_map(lambda: exchange.init(like), mesh=mesh, in_specs=(), out_specs=specs)
@@ -183,13 +260,14 @@ def _sharded(
     return made
 
 
-def _inputs(like: PyTree, workers: int) -> dict[str, PyTree]:
+def _inputs(like: PyTree, workers: int, step: int) -> dict[str, PyTree]:
     """Rows of values by what they are called in an error."""
-    trees = [_laws.tree_of(like, seed) for seed in range(workers + 1)]
+    seeds = range(step * (workers + 1), (step + 1) * (workers + 1))
+    trees = [_laws.tree_of(like, seed) for seed in seeds]
     own = jax.tree.map(lambda *rows: jnp.stack(rows), *trees[:workers])
     common = jax.tree.map(lambda a: a[None], trees[workers])
     related = jax.tree.map(lambda a, b: a + jnp.broadcast_to(b, a.shape), own, common)
-    out = {"unrelated values": own, "related values": related}
+    out = {"unrelated values": own, USUAL: related}
     for name, scale in {"zeros": 0.0, "huge values": 1e35, "tiny values": 1e-30}.items():
         out[name] = jax.tree.map(lambda a, s=scale: a / 10 * s, own)
     return out
@@ -236,7 +314,7 @@ def _under_vmap(
     mean: PyTree,
     name: str,
 ) -> None:
-    x = _inputs(like, mesh.size)["related values"]
+    x = _inputs(like, mesh.size, 0)[USUAL]
     shaped = jax.tree.map(lambda a: a.reshape(*mesh.devices.shape, *a.shape[1:]), x)
 
     def run(x: PyTree) -> PyTree:
@@ -250,21 +328,23 @@ def _under_vmap(
     )  # fmt: skip
 
 
-def _bad(laws: Laws, program: Any, like: PyTree, workers: int, start: PyTree, name: str) -> None:
-    good = _inputs(like, workers)["related values"]
+def _bad(
+    laws: Laws, program: Any, good: PyTree, workers: int, state: PyTree, step: int, name: str
+) -> None:
     leaves, structure = jax.tree.flatten(good)
     for number, leaf in enumerate(leaves):
         n = leaf.size // workers
-        for index, position in enumerate(sorted({0, n // 2, n - 1})):
+        places = sorted({0, n // 2, n - 1})
+        for index, position in enumerate(places if step == 0 else places[:1]):
             worker = index % workers
-            for bad in _laws.BAD:
+            for bad in _laws.BAD if step == 0 else _laws.BAD[:1]:
                 rows = np.array(leaf).reshape(workers, n)
                 rows[worker, position] = bad
                 spoiled = [*leaves[:number], rows.reshape(leaf.shape), *leaves[number + 1 :]]
-                got: Any = program(jax.tree.unflatten(structure, spoiled), start, np.int32(0))
+                got: Any = program(jax.tree.unflatten(structure, spoiled), state, np.int32(step))
                 means = [np.asarray(a).reshape(workers, -1) for a in jax.tree.leaves(got.mean)]
                 seen = ~np.isfinite(np.concatenate(means, axis=1)).all(axis=1)
-                where = f"for {bad} at position {position} of worker {worker}, {name}"
+                where = f"for {bad} at position {position} of worker {worker}, {name}, step {step}"
                 laws.need(
                     seen.all(), "not hidden", "the mean must not be finite on any worker",
                     f"a finite mean on workers {np.flatnonzero(~seen).tolist()} {where}",

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import math
 from collections.abc import Generator
 from typing import Any
 
@@ -18,6 +19,12 @@ Values = dict[str, np.ndarray]
 """Inputs by what they are called in an error."""
 
 BAD = (np.nan, np.inf, -np.inf)
+
+STEPS = (0, 1, 2, 7)
+"""The first, whose state is that of init, those after it, and a later one."""
+
+MAX_ERROR = 1.5
+"""No part of the library that is biased is further off, and what has the wrong sign is."""
 
 FLIPPED = 0.05
 """How far two programs may differ: a value halfway between two codes may go either way."""
@@ -75,12 +82,33 @@ class Laws:
         rule = f"{what} must be like {other}"
         self.need(one == other, law, rule, f"{one}", remedy)
 
-    def near(self, law: str, rule: str, found: Any, wanted: Any, remedy: str) -> None:
+    def near(
+        self, law: str, rule: str, found: Any, wanted: Any, remedy: str, most: float = FLIPPED
+    ) -> None:
         """Law: two results are equal, but for a few values that round elsewhere."""
         distance = relative(found, wanted)
+        self.need(distance <= most, law, rule, f"a relative difference of {distance:.3g}", remedy)
+
+    def along(self, what: str, x: PyTree, back: PyTree, where: str) -> None:
+        """Law: what comes of x points along x."""
+        inner = float(flat(x) @ flat(back))
         self.need(
-            distance <= FLIPPED, law, rule, f"a relative difference of {distance:.3g}", remedy
-        )
+            inner > 0, "fidelity", f"{what} must point along x",
+            f"an inner product of {inner:.3g} {where}", "look at its signs, and send some values.",
+        )  # fmt: skip
+
+    def bounded(
+        self, what: str, x: PyTree, back: PyTree, max_error: float, where: str, remedy: str
+    ) -> None:
+        """Law: what comes of x is no further off than that, and nothing comes of zeros."""
+        one, other = flat(x), flat(back)
+        top = float(np.abs(one).max(initial=0.0)) or 1.0  # whose square may be none
+        norm, error = (top * float(np.linalg.norm(a / top)) for a in (one, one - other))
+        self.need(
+            error <= max_error * norm * (1 + 1e-6) or math.isinf(max_error), "fidelity",
+            f"{what} must be at most {max_error:g} ||x|| away from x",
+            f"{error:.3g} for ||x|| = {norm:.3g}, {where}", remedy,
+        )  # fmt: skip
 
 
 def _frozen(kind: Any) -> bool:
@@ -116,6 +144,12 @@ def bad_values(n: int) -> Values:
             x[position] = bad
             out[f"{bad} at position {position} of {n}"] = x
     return out
+
+
+def far_below(n: int) -> np.ndarray:
+    """Values of which one is far above the others: thirty times those, or three hundred times."""
+    own = np.clip(np.abs(values(n)), 0.5, 1.0) * np.where(np.arange(n) % 2, 1 / 30, 1 / 300)
+    return (np.sign(values(n)) * np.where(np.arange(n) == n // 3, 1.0, own)).astype(np.float32)
 
 
 def tree_of(like: PyTree, seed: int = 0) -> PyTree:

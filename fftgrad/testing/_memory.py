@@ -24,7 +24,8 @@ def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = Fals
     The laws, by the names that an error gives: "value" (compares, hashes, frozen), "shapes" (of
     what is exchanged, and static ones of the state), "jit", "vmap", "leaf by leaf" (no leaf sees
     another), "finite" (finite gradients stay finite), "not hidden" (a NaN in the gradient is in
-    what is exchanged), and, if it is to hold, "telescopes".
+    what is exchanged, also in a later step), "fidelity" (what is exchanged points along the
+    gradient), and, if it is to hold, "telescopes".
 
     Args:
       memory: a memory.
@@ -57,14 +58,16 @@ def _largest(x: PyTree) -> PyTree:
     return jax.tree.map(lambda a: jnp.where(jnp.abs(a) >= jnp.median(jnp.abs(a)), a, 0.0), x)
 
 
-def _two_steps(memory: Memory, first: PyTree, second: PyTree) -> tuple[PyTree, PyTree]:
-    """What is exchanged in two steps, and the state after them."""
+def _steps(memory: Memory, first: PyTree, second: PyTree) -> tuple[list[PyTree], PyTree]:
+    """What is exchanged in a few steps, and the state after them."""
     state = memory.init(jax.eval_shape(lambda: first))
     exchanged: list[PyTree] = []
-    for grad in (first, second):
+    for grad in (first, second, second, first):
         x, state = memory.compensate(grad, state)
         sent = _largest(x)
-        state = memory.update(x, sent, sent, state)
+        mean = jax.tree.map(lambda a: 0.5 * a, sent)  # that of two workers, one with zeros
+        state = memory.update(x, sent, mean, state)
+        state = memory.put_back(jax.tree.map(lambda a: 2.0**-9 * a, mean), state)
         exchanged.append(x)
     return exchanged, state
 
@@ -73,7 +76,7 @@ def _shapes(laws: Laws, memory: Memory, like: PyTree) -> None:
     rule = "it must trace, so that shapes alone decide"
     with laws.running("shapes", rule, "use jax.numpy, and no Python `if` on values."):
         made: Any = jax.eval_shape(lambda: memory.init(like))
-        exchanged, state = jax.eval_shape(lambda g: _two_steps(memory, g, g), like)
+        exchanged, state = jax.eval_shape(lambda g: _steps(memory, g, g), like)
     laws.same_spec(
         "shapes", "the next state", state, made,
         "return a state of the structure, shapes and dtypes that init makes.",
@@ -87,7 +90,7 @@ def _programs(laws: Laws, memory: Memory, like: PyTree) -> None:
     pure = "use nothing but the arguments."
 
     def run(grad: PyTree) -> Any:
-        return _two_steps(memory, grads[0], grad)
+        return _steps(memory, grads[0], grad)
 
     compiled = jax.jit(run)
     laws.near("jit", "jit must change nothing", compiled(grads[1]), run(grads[1]), pure)
@@ -98,17 +101,18 @@ def _programs(laws: Laws, memory: Memory, like: PyTree) -> None:
 
 def _leaves(laws: Laws, memory: Memory, like: PyTree) -> None:
     first, second = _laws.tree_of(like, 1), _laws.tree_of(like, 2)
-    together, _ = _two_steps(memory, first, second)
+    together, _ = _steps(memory, first, second)
     for i, (a, b) in enumerate(zip(*map(jax.tree.leaves, (first, second)), strict=True)):
-        (_, alone), _ = _two_steps(memory, a, b)
+        alone, _ = _steps(memory, a, b)
         laws.near(
             "leaf by leaf", f"leaf {i} must be what it is on its own",
-            jax.tree.leaves(together[1])[i], alone, "use jax.tree.map, and no sum over leaves.",
+            [jax.tree.leaves(x)[i] for x in together], alone,
+            "use jax.tree.map, and no sum over leaves.",
         )  # fmt: skip
 
 
 def _values(laws: Laws, memory: Memory, like: PyTree) -> None:
-    run = jax.jit(lambda g: _two_steps(memory, g, g))
+    run = jax.jit(lambda g: _steps(memory, g, g))
     good = _laws.tree_of(like)
     for scale in (0.0, 1.0, 1e36, 1e-30, 1e-42):
         laws.need(
@@ -116,7 +120,10 @@ def _values(laws: Laws, memory: Memory, like: PyTree) -> None:
             "finite gradients must leave finite values", f"others for gradients of size {scale}",
             "divide by nothing that may be zero.",
         )  # fmt: skip
-    compensate = jax.jit(lambda g: memory.compensate(g, memory.init(like))[0])
+    compensate = jax.jit(lambda g, state: memory.compensate(g, state)[0])
+    states = {"first": memory.init(like), "fifth": run(good)[1]}
+    for when, state in states.items():
+        laws.along("what is exchanged", good, compensate(good, state), f"in the {when} step")
     leaves, structure = jax.tree.flatten(good)
     for i, leaf in enumerate(leaves):
         for bad in _laws.BAD:
@@ -125,16 +132,17 @@ def _values(laws: Laws, memory: Memory, like: PyTree) -> None:
             grad = jax.tree.unflatten(
                 structure, [*leaves[:i], jnp.asarray(spoiled), *leaves[i + 1 :]]
             )
-            laws.need(
-                not _laws.all_finite(compensate(grad)), "not hidden",
-                "a gradient that is not finite must make what is exchanged not finite",
-                f"finite values only, for {bad} in leaf {i}",
-                "clip nothing, and replace no NaN: the exchange undoes the step.",
-            )  # fmt: skip
+            for when, state in states.items():
+                laws.need(
+                    not _laws.all_finite(compensate(grad, state)), "not hidden",
+                    "a gradient that is not finite must make what is exchanged not finite",
+                    f"finite values only, for {bad} in leaf {i}, in the {when} step",
+                    "clip nothing, and replace no NaN: the exchange undoes the step.",
+                )  # fmt: skip
 
 
 def _telescopes(laws: Laws, memory: Memory, like: PyTree) -> None:
-    grads = [_laws.tree_of(like, seed) for seed in range(4)]
+    grads = [_laws.tree_of(like, seed) for seed in range(8)]
     grads.append(jax.tree.map(jnp.zeros_like, grads[0]))
     state = memory.init(like)
     total = np.zeros_like(_laws.flat(grads[0]))
@@ -151,6 +159,6 @@ def _telescopes(laws: Laws, memory: Memory, like: PyTree) -> None:
     distance = _laws.relative(total, wanted)
     laws.need(
         distance <= 1e-5, "telescopes", "the sum of what was sent must be the sum of the gradients",
-        f"a relative difference of {distance:.3g} after four steps and one that sends all",
+        f"a relative difference of {distance:.3g} after eight steps and one that sends all",
         "keep x - sent, and what put_back is given, or do not ask for telescopes=True.",
     )  # fmt: skip

@@ -22,10 +22,11 @@ from typing import Literal, NamedTuple, get_args
 from fftgrad.ops._collectives import RING, Collective
 from fftgrad.tools._link import Link
 
-Algorithm = Literal["ring", "tree"]
-"""How a collective goes around: rings take a round a worker, trees (halving and doubling) lg w."""
+Algorithm = Literal["fastest", "ring", "tree"]
+"""How a collective goes around: rings take a round a worker, trees (halving and doubling) lg w; the
+fastest is for each collective the faster of a ring and what libraries use for short messages."""
 
-ROUNDS: dict[Algorithm, dict[str, Callable[[int], float]]] = {
+ROUNDS: dict[str, dict[str, Callable[[int], float]]] = {
     "ring": {"all-reduce": lambda w: 2 * (w - 1)},
     "tree": {
         "all-reduce": lambda w: 2 * math.log2(w),
@@ -52,7 +53,11 @@ class Parts(NamedTuple):
     decompress: float
 
 
-def rounds(kind: str, workers: int, algorithm: Algorithm = "ring") -> float:
+WHOLE = {"all-reduce": 2.0}
+"""How often a byte leaves a worker of a tree that is a pipeline, up and down, as those of NCCL."""
+
+
+def rounds(kind: str, workers: int, algorithm: Literal["ring", "tree"] = "ring") -> float:
     """Function: how often a collective pays the latency."""
     if kind in ROUNDS[algorithm]:
         return ROUNDS[algorithm][kind](workers)
@@ -60,28 +65,37 @@ def rounds(kind: str, workers: int, algorithm: Algorithm = "ring") -> float:
 
 
 def collective_seconds(
-    kind: str, size: float, workers: int, link: Link, algorithm: Algorithm = "ring"
+    kind: str, size: float, workers: int, link: Link, algorithm: Algorithm = "fastest"
 ) -> float:
     """Function: what a collective takes to which each of so many workers hands `size` bytes.
 
-    The bytes over a link do not depend on the algorithm: trees halve what they send in each round.
+    In a ring and by halving and doubling as many bytes leave a worker. The fastest is a ring or, of
+    a sum, a pipelined tree, in which each byte goes up and down: w/(w - 1) times as many in lg w
+    rounds each way; all other collectives double or halve, but all-to-alls.
 
     Args:
       kind: as in `fg.Collective`.
       size: bytes of one worker.
       workers: how many take part.
       link: that of each worker.
-      algorithm: "ring" or "tree"; of an all-to-all each worker sends to each in any case.
+      algorithm: "fastest", "ring" or "tree"; of an all-to-all each worker sends to each in any
+        case.
     """
     if algorithm not in get_args(Algorithm):
         raise ValueError(
             f"collective_seconds(algorithm): must be one of {get_args(Algorithm)}, got "
-            f"{algorithm!r}; use 'ring'."
+            f"{algorithm!r}; use 'fastest'."
         )
     if workers == 1:
         return 0.0
     over = size * RING[kind](workers)
-    return link_seconds(kind, rounds(kind, workers, algorithm), over, link)
+    if algorithm != "fastest":
+        return link_seconds(kind, rounds(kind, workers, algorithm), over, link)
+    most = max(over, size * WHOLE.get(kind, 0.0))
+    return min(
+        link_seconds(kind, rounds(kind, workers), over, link),
+        link_seconds(kind, rounds(kind, workers, "tree"), most, link),
+    )
 
 
 def link_seconds(kind: str, rounds: float, over: float, link: Link) -> float:
@@ -92,7 +106,7 @@ def link_seconds(kind: str, rounds: float, over: float, link: Link) -> float:
 def exchange_seconds(
     collectives: Iterable[Collective],
     links: Link | Mapping[str, Link],
-    algorithm: Algorithm = "ring",
+    algorithm: Algorithm = "fastest",
 ) -> float:
     """Function: what collectives take one after the other.
 
@@ -100,7 +114,7 @@ def exchange_seconds(
       collectives: from a trace or a compiled program, each with its number of workers.
       links: the link of every worker, or one for each axis; the slowest of its axes holds up a
         collective along several.
-      algorithm: "ring" or "tree".
+      algorithm: "fastest", "ring" or "tree".
     """
 
     def seconds(c: Collective) -> float:

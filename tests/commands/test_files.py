@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from cases import values
 
+import fftgrad as fg
+from fftgrad.__main__ import main
 from fftgrad.commands import _files
 
 TREE = {
@@ -86,3 +88,76 @@ def test_nothing_in_a_file_is_run(tmp_path):
     np.save(tmp_path / "objects.npy", np.array([print], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="cannot be read"):
         _files.arrays("plan(--params)", tmp_path / "objects.npy")
+
+
+DAMAGES = 150
+
+
+def damaged(whole, rng):
+    """Cut off, or with bits flipped, half of them in the first bytes, which are the header."""
+    bad = bytearray(whole)
+    if rng.random() < 1 / 3:
+        return bytes(bad[: rng.integers(0, len(bad))])
+    for _ in range(rng.choice([1, 8])):
+        end = len(bad) if rng.random() < 0.5 else min(200, len(bad))
+        bad[rng.integers(0, end)] ^= 1 << rng.integers(0, 8)
+    return bytes(bad)
+
+
+FORMATS = {
+    "plain.npz": lambda path: np.savez(path, **TREE),
+    "small.npz": lambda path: np.savez_compressed(path, **TREE),
+    "one.npy": lambda path: np.save(path, TREE["layer/w"]),
+    "other.safetensors": lambda path: safetensors(path, TREE),
+}
+READ = {
+    "load": fg.load_gradients,
+    "gradients": lambda path: _files.gradients("plan(--gradients)", path),
+    "arrays": lambda path: _files.arrays("plan(--params)", path),
+    "shapes": lambda path: _files.shapes("plan(--params)", path),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_damaged_file_is_refused_by_its_name_or_read(tmp_path, name):
+    file, rng = tmp_path / name, np.random.default_rng(7)
+    FORMATS[name](file)
+    whole = file.read_bytes()
+    refused = []
+    for _ in range(DAMAGES):
+        file.write_bytes(damaged(whole, rng))
+        for read in READ.values():
+            try:
+                read(file)
+            except ValueError as error:
+                refused.append(str(error))
+    assert len(refused) > 0.4 * DAMAGES * len(READ)
+    assert all(str(file) in text and "; " in text for text in refused)
+
+
+def other_blocks(raw):
+    """Of a kind that zlib does not know, behind the header of the first file of a zip."""
+    start = 30 + int.from_bytes(raw[26:28], "little") + int.from_bytes(raw[28:30], "little")
+    return raw[:start] + b"\xff" + raw[start + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("small.npz", other_blocks),  # zlib.error
+        ("small.npz", lambda raw: raw.replace(b"PK\x01\x02", b"PK\x01\x02\xff\xff", 1)),
+        ("one.npy", lambda raw: raw.replace(b"}", b" ")),  # tokenize.TokenError
+    ],
+)
+def test_the_command_line_names_a_damaged_file(tmp_path, capsys, name, spoil):
+    file = tmp_path / name
+    FORMATS[name](file)
+    file.write_bytes(spoil(file.read_bytes()))
+    assert main(["analyze", str(file)]) == 2
+    assert str(file) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.safetensors"])
+def test_a_missing_file_is_named(tmp_path, name):
+    with pytest.raises(FileNotFoundError, match=name):
+        fg.load_gradients(tmp_path / name)

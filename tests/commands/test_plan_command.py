@@ -36,14 +36,15 @@ def measured(link="100mbit"):
 @pytest.fixture(scope="module")
 def pays():
     """A plan of all candidates over a slow link, with errors."""
-    found = fg.plan(_plan.squares(250_000), **measured()._asdict(), buckets=1)
+    found = fg.plan(_plan.squares(250_000), **measured()._asdict(), buckets=1, algorithm="ring")
     return found._replace(rows=tuple(row._replace(error=0.5123) for row in found.rows))
 
 
 @pytest.fixture(scope="module")
 def does_not_pay():
     """The same over a fast link."""
-    return fg.plan(_plan.squares(250_000), **measured(link="100gbit")._asdict(), buckets=1)
+    known = measured(link="100gbit")._asdict()
+    return fg.plan(_plan.squares(250_000), **known, buckets=1, algorithm="ring")
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_what_is_asked_reaches_the_library(asked):
     assert (asked["measure"]["seconds"], asked["measure"]["gradients"]) == (0.1, None)
     assert asked["plan"]["timings"] == measured().timings
     assert (asked["plan"]["buckets"], asked["plan"]["step"]) == (4, 0.03)
-    assert asked["plan"]["algorithm"] == "ring"
+    assert asked["plan"]["algorithm"] == "fastest"
     assert (asked["measure"]["fast"], asked["measure"]["axis_name"]) == (None, None)
     assert main([*ASKED[:2], "--bandwidth=1.25e8", "--step=0.3", "--parameters=1k"]) == 0
     assert asked["measure"]["link"].bandwidth == 1.25e8
@@ -175,6 +176,21 @@ def test_where_dense_is_best_it_says_so_and_that_is_no_failure(asked, does_not_p
     assert out.endswith(does_not_pay.best.code)
 
 
+def test_a_gradient_that_is_too_small_to_matter_gets_no_table(asked, capsys):
+    rows = [row for row in ROWS if row.dense or row.name == "signs"]
+    timings = {row.name: fg.Timing(0.0, 0.0) for row in rows}
+    like = _plan.squares(3)
+    asked["answer"] = fg.plan(
+        like, step="30ms", link="100mbit", workers=16, rows=rows, timings=timings, buckets=1
+    )
+    assert main([*ASKED, "--parameters=3"]) == 0
+    out = capsys.readouterr().out
+    assert "too small to matter" in " ".join(out.split())
+    assert "signs" not in out
+    assert len(out.splitlines()) <= 6
+    assert out.strip().endswith(asked["answer"].best.code)
+
+
 def test_a_faster_row_that_is_not_the_answer_has_a_reason(asked, does_not_pay, capsys):
     best, other = does_not_pay.best, next(r for r in does_not_pay.rows if r.break_even is not None)
     quick = other._replace(seconds=best.seconds * 0.95)
@@ -202,6 +218,18 @@ def test_few_rows_are_the_best_ones_and_the_best_dense_one(capsys):
     assert "dense bfloat16" in out
     assert "dense float32" not in out
     assert "PowerSGD" not in out
+
+
+def test_json_says_where_a_row_pays_over_any_link(asked, pays, capsys):
+    rows = [
+        row._replace(break_even=at)
+        for row, at in zip(pays.rows, (math.inf, 0.0, None), strict=False)
+    ]
+    asked["answer"] = pays._replace(rows=tuple(rows))
+    assert main([*ASKED, "--parameters=25M", "--json=-"]) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["rows"]
+    assert [row["pays_below"] for row in told] == ["any link", "never", ""]
+    assert [row["break_even"] for row in told] == [None, 0.0, None]
 
 
 @pytest.mark.usefixtures("asked")

@@ -217,9 +217,9 @@ def test_mistakes_are_said_before_anything_is_timed(options, kind, said):
 
 
 def test_an_algorithm_is_known_before_anything_is_timed():
-    with pytest.raises(ValueError, match=r"plan\(algorithm\): .*use 'ring'"):
+    with pytest.raises(ValueError, match=r"plan\(algorithm\): .*use 'fastest'"):
         fg.plan(LIKE, algorithm="rings", **KNOWN)
-    with pytest.raises(ValueError, match=r"predict_step\(algorithm\): .*use 'ring'"):
+    with pytest.raises(ValueError, match=r"predict_step\(algorithm\): .*use 'fastest'"):
         fg.predict_step(
             optax.identity(), LIKE, step=1.0, link="1gbit", axes={"data": 2}, algorithm="rings"
         )

@@ -1,13 +1,16 @@
 """What a plan says of speed, and what it puts first."""
 
 import math
+import typing
 
 import jax
+import numpy as np
 import pytest
 
 import fftgrad as fg
 from fftgrad import planning
-from fftgrad.planning import _convergence
+from fftgrad.planning import _convergence, _inputs, _plan
+from fftgrad.planning._predict import Setting, predict
 
 LIKE = {"w": jax.ShapeDtypeStruct((1000, 1000), "float32")}
 NONE = fg.Timing(0.0, 0.0)
@@ -79,13 +82,14 @@ def test_who_keeps_its_momentum():
 
 
 def test_a_row_that_loses_over_slow_links_says_so():
-    """A gather has half the rounds of a sum, and so wins where bytes cost nothing."""
+    """In a ring a gather has half the rounds of a sum, and so wins where bytes cost nothing."""
     row = fg.Candidate("gather", fg.AllGather(fg.Levels(bits=4)))
-    found, told = planned(row, fg.Timing(0.0, 0.003), fg.Link("100mbit", "100us"), workers=64)
+    own = {"timing": fg.Timing(0.0, 0.003), "workers": 64, "algorithm": "ring"}
+    found, told = planned(row, link=fg.Link("100mbit", "100us"), **own)
     assert told.speed_up < 0.3
     assert told.break_even == 0
     assert not found.compress
-    _, told = planned(row, fg.Timing(0.0, 0.003), fg.Link(1e14, "100us"), workers=64)
+    _, told = planned(row, link=fg.Link(1e14, "100us"), **own)
     assert told.speed_up > 1
     assert told.break_even == math.inf
 
@@ -142,3 +146,33 @@ def test_low_ranks_are_for_matrices():
     assert low <= {row.name for row in planning.candidates(LIKE, 4)}
     vector = jax.ShapeDtypeStruct((99,), "float32")
     assert not low & {row.name for row in planning.candidates(vector, 4)}
+
+
+PLANS = 80
+"""For each number of workers."""
+
+
+@pytest.mark.parametrize("workers", [4, 512])
+def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
+    """Whatever the link, the step, and what an exchange takes on the device."""
+    rng = np.random.default_rng(workers)
+    groups = _inputs.groups("plan", workers, None, None)
+    rows = planning.candidates(LIKE, workers)
+    rows = rows[:2] + rows[2::5]  # those that are dense, and a few of the others
+    traced = [_plan._know(row, LIKE, groups.axes, NONE, None) for row in rows]
+    for _ in range(PLANS):
+        bandwidth, latency, step, codec = 10 ** rng.uniform([5, -6, -4, -5], [12, -1, 1, 0])
+        timed = [
+            row._replace(timing=fg.Timing(*codec * rng.random(2), groups.sizes)) for row in traced
+        ]
+        setting = Setting(
+            step, fg.Link(bandwidth, latency), groups, int(rng.integers(1, 9)),
+            str(rng.choice(typing.get_args(_plan.Algorithm))),
+        )  # fmt: skip
+        dense = [row for row in timed if row.candidate.dense]
+        found = fg.Plan(
+            tuple(_plan._sorted([predict(row, dense, setting) for row in timed])), workers,
+            setting.link,
+        )  # fmt: skip
+        assert found.best.seconds <= min(setting.seconds(row) for row in dense)
+        assert found.compress == (found.best.break_even is not None)

@@ -212,7 +212,7 @@ def test_each_bucket_has_its_latency_and_its_header():
     ]
     free = {row.name: fg.Timing(0.0, 0.0) for row in rows}
     link = fg.Link("100gbit", "1ms")
-    found = by_name(plan(link, rows=rows, buckets=5, timings=free))
+    found = by_name(plan(link, rows=rows, buckets=5, timings=free, algorithm="ring"))
     dense, over = found["dense"], 4 * 200_040 * 1.5 / link.bandwidth
     assert dense.parts.exchange == pytest.approx(5 * 6e-3 + over)
     assert dense.seconds == pytest.approx(4 * 6e-3 + 0.8 * over + 6e-3 + 0.2 * over)

@@ -255,7 +255,7 @@ def test_files_of_others_are_one_step_of_one_worker(tmp_path):
 
 
 def test_without_safetensors_it_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "safetensors", None)
+    monkeypatch.setitem(__import__("sys").modules, "safetensors.numpy", None)
     (tmp_path / "a.safetensors").write_bytes(b"")
     with pytest.raises(ImportError, match="pip install safetensors"):
         fg.load_gradients(tmp_path / "a.safetensors")

@@ -42,10 +42,34 @@ def test_a_collective_of_eight_workers(kind, algorithm, turns, times):
     assert collective_seconds(kind, 4000, 1, LINK, algorithm) == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "turns", "times"),
+    [
+        ("all-reduce", 18, 2),  # a pipelined tree, up and down
+        ("all-gather", 9, 511),
+        ("reduce-scatter", 9, 511 / 512),
+        ("all-to-all", 511, 511 / 512),
+        ("collective-permute", 1, 1),
+    ],
+)
+def test_short_messages_among_many_workers_go_by_trees(kind, turns, times):
+    """As 0.5 MB among 512 workers over 1 Gbit/s."""
+    link = fg.Link(1.25e8, 1e-4)
+    found = collective_seconds(kind, 500_000, 512, link)
+    assert found == pytest.approx(turns * 1e-4 + times * 500_000 / 1.25e8)
+
+
+def test_long_messages_among_few_workers_go_by_rings():
+    link = fg.Link(1.25e8, 1e-4)
+    for size in (1e7, 1e9):
+        ring = collective_seconds("all-reduce", size, 4, link, "ring")
+        assert collective_seconds("all-reduce", size, 4, link) == ring
+
+
 def test_the_slowest_axis_holds_up_a_collective():
     links = {"slow": fg.Link(1e6, 0.0), "fast": fg.Link(1e9, 0.5)}
-    assert exchange_seconds([gathered(1000, 3, ("slow",))], links) == pytest.approx(2e-3)
-    both = exchange_seconds([gathered(1000, 3, ("slow", "fast"))], links)
+    assert exchange_seconds([gathered(1000, 3, ("slow",))], links, "ring") == pytest.approx(2e-3)
+    both = exchange_seconds([gathered(1000, 3, ("slow", "fast"))], links, "ring")
     assert both == pytest.approx(2 * 0.5 + 2e-6)
     two = [gathered(1000, 3, ("slow",)), gathered(500, 2, ("slow",))]
     assert exchange_seconds(two, links) == pytest.approx(2e-3 + 5e-4)
@@ -161,7 +185,11 @@ def test_times(text, value):
         (lambda: fg.Link("1gbit", -1.0), ValueError, "not negative"),
         (lambda: fg.Link(None), TypeError, "a number or a text"),
         (lambda: fg.Link(True), TypeError, "a number or a text"),
-        (lambda: collective_seconds("all-gather", 1, 2, LINK, "star"), ValueError, "use 'ring'"),
+        (
+            lambda: collective_seconds("all-gather", 1, 2, LINK, "star"),
+            ValueError,
+            "use 'fastest'",
+        ),
         (
             lambda: fg.redsync_cost(1, 8, 0.0, latency=0.0, bandwidth=1.0),
             ValueError,
