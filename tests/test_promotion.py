@@ -3,11 +3,14 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from cases import CODECS, EXCHANGES, MEMORIES, by_kind, typically
+from cases import CODECS, EXCHANGES, MEMORIES, METHODS, SLOW, by_kind, typically
 
 import fftgrad as fg
 
 AXIS, WORKERS = "data", 4
+TYPICAL = {"beer", "choco_sgd", "diloco", "sparse_loco", "top_k"}
+OWN_ADAM = {"dion", "feedback_adam", "sharded"}
+"""Optax's Adam takes a power of a float and a count, which strict promotion refuses."""
 STEP = fg.Step.of(3)
 
 
@@ -44,3 +47,22 @@ def test_exchanges(name):
 @pytest.mark.parametrize("name", MEMORIES)
 def test_memories(name):
     mean(fg.AllGather(fg.TopK(k=3)), MEMORIES[name])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in TYPICAL else pytest.param(name, marks=SLOW)
+        for name in METHODS
+        if name not in OWN_ADAM
+    ],
+)
+def test_methods(name):
+    """Of float32: what optax does with narrow leaves is its own."""
+    tx = METHODS[name](AXIS)
+    like = {"w": jnp.zeros((WORKERS, 10, 12)), "b": jnp.zeros((WORKERS, 5))}
+
+    def step(params):
+        return tx.update(params, tx.init(params), params, value=jnp.float32(1.0))[0]
+
+    jax.eval_shape(jax.vmap(step, axis_name=AXIS), like)

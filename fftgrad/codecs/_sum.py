@@ -34,7 +34,8 @@ def add_each(
     The scale is one for all, or an array of one for each.
     """
     like = spec(total)
-    scales = jnp.broadcast_to(scale, jax.tree.leaves(payloads)[0].shape[:1])
+    workers = jax.tree.leaves(payloads)[0].shape[:1]
+    scales = jnp.broadcast_to(jnp.asarray(scale, total.dtype), workers)
 
     def sparse(payload: Payload) -> Sparse | None:
         return _chain.sparse(codec, payload, like, step)

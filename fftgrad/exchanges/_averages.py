@@ -143,7 +143,7 @@ def _median(values: jax.Array, number: jax.Array) -> jax.Array:
 
 def _weighted_mean(decode: Decode, sent: Any, weights: jax.Array, counts: jax.Array) -> Vectors:
     """The mean over those that count of weight [workers, parts] · vector, in the workers' order."""
-    share = weights / jnp.maximum(1, jnp.sum(counts))
+    share = weights / jnp.maximum(1.0, jnp.sum(counts, dtype=weights.dtype))
 
     def add(totals: Vectors, row: Any) -> tuple[Vectors, None]:
         payload, own = row

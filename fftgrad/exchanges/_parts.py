@@ -83,7 +83,8 @@ class Parts:
         starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients)
         # The summable prefix sends nothing beside its main part, so the leaves are the same.
         inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec(coefficients)), leaves)
-        totals = rest.add_each(starts, inner, counts * (1.0 / workers), step)
+        share = jnp.asarray(counts, jnp.float32) * (1.0 / workers)
+        totals = rest.add_each(starts, inner, share, step)
         return linear.undo_linear(totals, likes, step)
 
     def add_each(
