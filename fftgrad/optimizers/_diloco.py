@@ -34,8 +34,8 @@ class DilocoState(NamedTuple):
       inner: the inner optimizer's state, of which each worker has its own.
       outer: the outer optimizer's state, equal on all workers, one for each fragment.
       pmean: the states of the compressed means of what the workers changed, one for each fragment.
-      left: where a worker's last update left its parameters, a few values of each leaf, float32;
-        NaN before the first.
+      left: where a worker's last update found and left its parameters, a few values of each leaf,
+        float32; NaN before the first.
     """
 
     step: jax.Array
@@ -97,11 +97,11 @@ def diloco(
     is added to them: evaluate and save `state.anchor`, from which the workers' parameters are
     counted and which does not drift.
 
-    A worker's parameters must be where its last update left them, or the anchor. Elsewhere they are
-    another's, as those are that a program with `check_vma=False` takes for replicated, once they
-    are saved and restored. They make the next meeting a bad one, which is counted in `skipped` of
-    `state.pmean`, and after which all start from the anchor. Looked at are a few values of each
-    leaf, and most of them must differ; nothing is, where the mesh has other axes.
+    A worker's parameters must be where its last update left or found them, or the anchor. Elsewhere
+    they are another's, as those are that a program with `check_vma=False` takes for replicated,
+    once they are saved and restored. They make the next meeting a bad one, which is counted in
+    `skipped` of `state.pmean`, and after which all start from the anchor. Looked at are a few
+    values of each leaf, and most of them must differ; nothing is, where the mesh has other axes.
 
     `update(..., weight=tokens)` at a meeting weighs what a worker changed, as `compressed_pmean`
     weighs gradients; one with weight 0 sends only what its memory kept. `value=loss` and other

@@ -1,4 +1,4 @@
-"""Where a worker's last update left its parameters, of which it keeps a few values of each leaf.
+"""Where a worker's parameters were last, of which it keeps a few values of each leaf.
 
 Parameters that are said to be replicated, and are not, train right until they are saved or moved:
 then one worker's are left for all. Whoever gets these finds them elsewhere than its own were left.
@@ -16,23 +16,26 @@ VALUES = 8
 
 
 def unknown(params: PyTree) -> jax.Array:
-    """What is kept before the first update, float32[values]."""
+    """What is kept before the first update, float32[2 · values]."""
     count = sum(min(VALUES, leaf.size) for leaf in jax.tree.leaves(params))
-    return jnp.full(count, jnp.nan, jnp.float32)
+    return jnp.full(2 * count, jnp.nan, jnp.float32)
 
 
 def astray(params: PyTree, anchor: PyTree, left: jax.Array) -> jax.Array:
-    """Whether most of the values that had moved are neither where they were left nor at the anchor.
+    """Whether most of the values that had moved are at none of the places where they may be.
 
-    Most, because a caller may clip some; the anchor, because a caller may go back to it.
+    These are where the last update left them, where it found them, because a caller may drop it,
+    and the anchor, because a caller may go back to it. Most, because a caller may clip some.
     """
     now, home = _some(params), _some(anchor)
+    found, went = jnp.split(left, 2)
     leaves = [(leaf, min(VALUES, leaf.size)) for leaf in jax.tree.leaves(params)]
     eps = np.repeat(
         [float(jnp.finfo(leaf.dtype).eps) for leaf, _ in leaves], [count for _, count in leaves]
     ).astype(np.float32)
-    moved = ~jnp.isnan(left) & (left != home)
-    near = jnp.abs(now - left) <= 8 * eps * (jnp.abs(home) + jnp.abs(now))
+    moved = ~jnp.isnan(went) & (went != home)
+    apart = jnp.minimum(jnp.abs(now - went), jnp.abs(now - found))
+    near = apart <= 8 * eps * (jnp.abs(home) + jnp.abs(now))
     return 2 * jnp.sum(moved & ~near & (now != home)) > jnp.sum(moved)
 
 
@@ -46,7 +49,8 @@ def after(params: PyTree, moves: PyTree, lost: jax.Array, axis_name: AxisName) -
     others = any(_axes.beside(leaf, axis_name) for leaf in leaves)
     if others or mesh.auto_axes or mesh.explicit_axes:
         return unknown(params)
-    return jnp.where(lost, jnp.inf, _some(optax.apply_updates(params, moves)))
+    places = [_some(params), _some(optax.apply_updates(params, moves))]
+    return jnp.where(lost, jnp.inf, jnp.concatenate(places))
 
 
 def _some(tree: PyTree) -> jax.Array:

@@ -180,9 +180,10 @@ def replicated_by_claim(tx, steps, change):
 
     run = fg.data_parallel(step, mesh, AXIS, check_vma=False)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((steps, WORKERS, 1)), jnp.float32)
+    before = params
     for t in range(steps):
-        params = change(t, params, state)
-        params, state = run(params, state, x[t])
+        given = change(t, params, state, before)
+        before, (params, state) = given, run(given, state, x[t])
     return params, state
 
 
@@ -191,15 +192,16 @@ def from_host(params):
 
 
 CHANGES = {
-    "nothing": (lambda _, p, __: p, [0, 0]),
-    "what comes back from the host": (lambda t, p, _: from_host(p) if t == 6 else p, [0, 1]),
-    "again and again": (lambda t, p, _: from_host(p) if t in (2, 6, 7) else p, [1, 1]),
-    "right behind a meeting": (lambda t, p, _: from_host(p) if t == 4 else p, [0, 0]),
-    "back to the anchor": (lambda t, p, s: from_host(s.anchor) if t == 6 else p, [0, 0]),
+    "nothing": (lambda _, p, *__: p, [0, 0]),
+    "what comes back from the host": (lambda t, p, *_: from_host(p) if t == 6 else p, [0, 1]),
+    "again and again": (lambda t, p, *_: from_host(p) if t in (2, 6, 7) else p, [1, 1]),
+    "right behind a meeting": (lambda t, p, *_: from_host(p) if t == 4 else p, [0, 0]),
+    "back to the anchor": (lambda t, p, s, _: from_host(s.anchor) if t == 6 else p, [0, 0]),
     "few values are clipped": (
-        lambda t, p, _: p | {"w": p["w"].at[0].set(0.1)} if t == 6 else p,
+        lambda t, p, *_: p | {"w": p["w"].at[0].set(0.1)} if t == 6 else p,
         [0, 0],
     ),
+    "an update is dropped": (lambda t, p, _, before: before if t == 6 else p, [0, 0]),
 }
 
 
@@ -210,9 +212,9 @@ def test_parameters_of_another_worker_are_noticed_at_the_next_meeting(name):
     tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(1.0), 4, *DENSE)
     skipped = []
 
-    def watched(t, params, state):
+    def watched(t, params, state, before):
         skipped.append(int(state.pmean[0].skipped))
-        return change(t, params, state)
+        return change(t, params, state, before)
 
     params, state = replicated_by_claim(tx, 13, watched)
     at_meetings = [skipped[3], skipped[4], skipped[8], int(state.pmean[0].skipped)]
