@@ -116,7 +116,8 @@ def decode_mean(
     start = _finite.poison_unless(jnp.all(headers.finite))
     counts = _counts.which(headers.overflow, step)
     if average is None:
-        return headers, codec.mean(payloads, likes, start, step, counts)
+        some = None if step.counts is None else counts
+        return headers, codec.mean(payloads, likes, start, step, some)
     vectors = average.of(lambda p: codec.decompress(p, likes, step), payloads, counts)
     share = jnp.mean(counts.astype(jnp.float32))
     return headers, tuple(start + share * vector for vector in vectors)

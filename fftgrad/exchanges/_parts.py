@@ -69,7 +69,7 @@ class Parts:
         likes: Likes,
         start: jax.Array,
         step: Step,
-        counts: jax.Array | float = 1.0,
+        counts: jax.Array | None = None,
     ) -> Vectors:
         """`start` + the means of what many workers' payloads, stacked, stand for.
 
@@ -83,8 +83,8 @@ class Parts:
         starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients)
         # The summable prefix sends nothing beside its main part, so the leaves are the same.
         inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec(coefficients)), leaves)
-        share = jnp.asarray(counts, jnp.float32) * (1.0 / workers)
-        totals = rest.add_each(starts, inner, share, step)
+        share = 1.0 if counts is None else counts.astype(jnp.float32)
+        totals = rest.add_each(starts, inner, share * (1.0 / workers), step)
         return linear.undo_linear(totals, likes, step)
 
     def add_each(

@@ -48,9 +48,10 @@ def largest(x: jax.Array, axis: int | None = None) -> jax.Array:
 
 
 def mean(x: jax.Array, count: jax.Array | int) -> jax.Array:
-    """The sum over a count, no larger than float32 holds; NaN if anything is not finite."""
+    """The sum over a count, no larger than float32 holds; not finite if anything is not."""
     bound = float(jnp.finfo(x.dtype).max)  # rounding may lead beyond it where all are that large
-    return jnp.clip(jnp.sum(x * (1.0 / count)), -bound, bound) + poison(x)
+    half = jnp.sum(x * (0.5 / count))
+    return jnp.where(jnp.isfinite(half), jnp.clip(2 * half, -bound, bound), half)
 
 
 def poison_unless(finite: jax.Array) -> jax.Array:
