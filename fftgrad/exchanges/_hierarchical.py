@@ -191,7 +191,7 @@ class Hierarchical(Composite):
         # One more value a row, so that all pieces tell of a NaN in any of them, and of who counts.
         flag = _finite.poison_unless(_finite.all_finite(x))
         if step.counts is not None:
-            flag += step.counts
+            flag += step.counts.astype(flag.dtype)
         rows.append(jnp.broadcast_to(flag, (self.workers, 1)))
         sizes = [row.shape[1] for row in rows]
         words = _axes.all_to_all(self._to_words(jnp.concatenate(rows, axis=1)), self.fast_axis)

@@ -34,8 +34,8 @@ class DilocoState(NamedTuple):
       inner: the inner optimizer's state, of which each worker has its own.
       outer: the outer optimizer's state, equal on all workers, one for each fragment.
       pmean: the states of the compressed means of what the workers changed, one for each fragment.
-      left: where a worker's last update found and left its parameters, a few values of each leaf,
-        float32; NaN before the first.
+      left: where a worker's last update found and left a few values of each of its parameters, and
+        whether they were there when it came.
     """
 
     step: jax.Array
@@ -100,8 +100,9 @@ def diloco(
     A worker's parameters must be where its last update left or found them, or the anchor. Elsewhere
     they are another's, as those are that a program with `check_vma=False` takes for replicated,
     once they are saved and restored. They make the next meeting a bad one, which is counted in
-    `skipped` of `state.pmean`, and after which all start from the anchor. Looked at are a few
-    values of each leaf, and most of them must differ; nothing is, where the mesh has other axes.
+    `skipped` of `state.pmean`, and after which all start from the anchor, with fragments in that
+    one. Looked at are a few values of each leaf, and most of them must differ; nothing is, where
+    the mesh has other axes, or where parameters were elsewhere after the update before, too.
 
     `update(..., weight=tokens)` at a meeting weighs what a worker changed, as `compressed_pmean`
     weighs gradients; one with weight 0 sends only what its memory kept. `value=loss` and other
@@ -209,7 +210,7 @@ def diloco(
         # What a delayed meeting sends was known before this step's gradient: they overlap.
         sends = params if delay else local
         due, number = meeting(state.step + (0 if delay else 1))
-        lost = _left.astray(params, state.anchor, drop_worker_axis(state.left))
+        lost, follows = _left.look(params, state.anchor, drop_worker_axis(state.left))
 
         def meet(now: jax.Array) -> tuple[Any, Any, Any]:
             anchor = _fragments.take(state.anchor, number, fragments)
@@ -248,7 +249,7 @@ def diloco(
             due, number = meeting(state.step + 1 - delay)
             moves = _if(due, period == 1, lambda now: join(now, met[0], number), updates)
         anchor, after, pmean = met
-        left = add_worker_axis(_left.after(params, moves, lost_on, axis_name))
+        left = add_worker_axis(_left.after(params, moves, lost_on, follows, axis_name))
         return moves, DilocoState(state.step + 1, anchor, add_worker_axis(own), after, pmean, left)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -4,6 +4,8 @@ Parameters that are said to be replicated, and are not, train right until they a
 then one worker's are left for all. Whoever gets these finds them elsewhere than its own were left.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,20 +17,35 @@ from fftgrad._contracts import AxisName, PyTree
 VALUES = 8
 
 
-def unknown(params: PyTree) -> jax.Array:
-    """What is kept before the first update, float32[2 · values]."""
+class Left(NamedTuple):
+    """What is kept.
+
+    Attributes:
+      places: where the last update found and left a few values, float32[2 · values]; NaN if there
+        was none, and infinity for parameters that are lost until the workers meet.
+      follows: whether the parameters were last seen where they may be.
+    """
+
+    places: jax.Array
+    follows: jax.Array
+
+
+def unknown(params: PyTree) -> Left:
+    """What is kept before the first update."""
     count = sum(min(VALUES, leaf.size) for leaf in jax.tree.leaves(params))
-    return jnp.full(2 * count, jnp.nan, jnp.float32)
+    return Left(jnp.full(2 * count, jnp.nan, jnp.float32), jnp.zeros((), bool))
 
 
-def astray(params: PyTree, anchor: PyTree, left: jax.Array) -> jax.Array:
-    """Whether most of the values that had moved are at none of the places where they may be.
+def look(params: PyTree, anchor: PyTree, left: Left) -> tuple[jax.Array, jax.Array]:
+    """Whether the parameters are lost, and whether they are where they may be; bool[] each.
 
-    These are where the last update left them, where it found them, because a caller may drop it,
-    and the anchor, because a caller may go back to it. Most, because a caller may clip some.
+    That is where the last update left them, where it found them, because a caller may drop it, or
+    the anchor, because a caller may go back to it. Most of those that had moved must be elsewhere,
+    because a caller may clip some. Parameters that are elsewhere after every update, because a
+    caller decays or projects them, are not lost: those are that were where they may be till then.
     """
     now, home = _some(params), _some(anchor)
-    found, went = jnp.split(left, 2)
+    found, went = jnp.split(left.places, 2)
     leaves = [(leaf, min(VALUES, leaf.size)) for leaf in jax.tree.leaves(params)]
     eps = np.repeat(
         [float(jnp.finfo(leaf.dtype).eps) for leaf, _ in leaves], [count for _, count in leaves]
@@ -36,10 +53,13 @@ def astray(params: PyTree, anchor: PyTree, left: jax.Array) -> jax.Array:
     moved = ~jnp.isnan(went) & (went != home)
     apart = jnp.minimum(jnp.abs(now - went), jnp.abs(now - found))
     near = apart <= 8 * eps * (jnp.abs(home) + jnp.abs(now))
-    return 2 * jnp.sum(moved & ~near & (now != home)) > jnp.sum(moved)
+    astray = 2 * jnp.sum(moved & ~near & (now != home)) > jnp.sum(moved)
+    return astray & left.follows, jnp.where(jnp.any(moved), ~astray, left.follows)
 
 
-def after(params: PyTree, moves: PyTree, lost: jax.Array, axis_name: AxisName) -> jax.Array:
+def after(
+    params: PyTree, moves: PyTree, lost: jax.Array, follows: jax.Array, axis_name: AxisName
+) -> Left:
     """What to keep once the parameters have moved; where they are lost, what is nowhere.
 
     On a mesh with other axes nothing: values of a piece are not those of all, and a slice of what
@@ -50,7 +70,7 @@ def after(params: PyTree, moves: PyTree, lost: jax.Array, axis_name: AxisName) -
     if others or mesh.auto_axes or mesh.explicit_axes:
         return unknown(params)
     places = [_some(params), _some(optax.apply_updates(params, moves))]
-    return jnp.where(lost, jnp.inf, jnp.concatenate(places))
+    return Left(jnp.where(lost, jnp.inf, jnp.concatenate(places)), follows | lost)
 
 
 def _some(tree: PyTree) -> jax.Array:

@@ -202,6 +202,10 @@ CHANGES = {
         [0, 0],
     ),
     "an update is dropped": (lambda t, p, _, before: before if t == 6 else p, [0, 0]),
+    "decay after every update": (
+        lambda _, p, *__: jax.tree.map(lambda leaf: 0.9 * leaf, p),
+        [0, 0],
+    ),
 }
 
 
