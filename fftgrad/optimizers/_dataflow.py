@@ -148,7 +148,8 @@ def _equation(eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
         return (_cond if name == "cond" else _scan)(eqn, ins, sizes)
     if name == "optimization_barrier":
         return ins
-    if name in SAME_ORDER and len(ins) == 1:
+    permutes = name == "reshape" and eqn.params["dimensions"] is not None
+    if name in SAME_ORDER and len(ins) == 1 and not permutes:
         (value,) = ins
         if value.size == sizes[0] or (value.leaf is None and value.even):
             return [value._replace(size=sizes[0])]

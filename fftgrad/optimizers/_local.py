@@ -40,5 +40,5 @@ def check_follows(owner: str, inner: optax.GradientTransformation, params: PyTre
                 f"{owner}(inner): must move the parameters that it is given, because workers meet "
                 f"in these, got one that makes params{jax.tree_util.keystr(path)} of a copy that "
                 "it keeps, as optax.contrib.schedule_free does: its copies would never meet; use "
-                "optax.adamw."
+                "optax.adamw, and let the loss pull towards what is kept."
             )

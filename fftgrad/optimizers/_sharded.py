@@ -1,9 +1,12 @@
 """An optimizer whose state is sharded over the workers, as in ZeRO."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fftgrad import _axes
@@ -85,8 +88,8 @@ def sharded(
     `optax.chain`. Optimizers for parts of the parameters are an `optax.partition` as `inner`.
 
     `update(..., weight=tokens)` weighs a worker's gradient, as `compressed_pmean` does. A worker's
-    `value=loss` reaches `inner` as the mean over the workers, so weighed; other extra arguments
-    must be scalars that are equal on all workers.
+    `value=loss` reaches `inner` as the mean over the workers, so weighed; of other extra arguments
+    it may read scalars, which must be equal on all workers.
 
     Args:
       inner: the optimizer of each shard, complete with its learning rate. It is read from its
@@ -174,7 +177,6 @@ def sharded(
             otherwise = f"; else give all leaves, and an optax.partition as inner, {ELSEWHERE}"
             refuse_masked(updates, OWNER, otherwise)
         like = checked_like(updates, OWNER)
-        _refuse_arrays(extra)
         check_local(updates, axis_name, OWNER)
         check_replicated(params, axis_name, OWNER)
         _axes.check_workers(OWNER, workers, axis_name)
@@ -201,12 +203,10 @@ def sharded(
         master = tuple(m + a for m, a in zip(mine, ahead, strict=True))
         if value is not None:  # the owners of all shards have to see the same
             extra["value"] = mean_loss(value, weight, axis_name)
-        moves, after = run(
-            _as_leaves(got.means, like),
-            drop_worker_axis(state.inner.value),
-            _as_leaves(master, like),
-            **extra,
-        )
+        inside = tuple(_as_leaves(vectors, like) for vectors in (got.means, master))
+        told = functools.partial(run, inside[0], drop_worker_axis(state.inner.value), inside[1])
+        _refuse_arrays(told, extra)
+        moves, after = told(**extra)
         flat = [move.ravel() for move in _some(moves)]
         master = tuple(m + move for m, move in zip(master, flat, strict=True))
 
@@ -246,9 +246,14 @@ def sharded(
     return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
 
 
-def _refuse_arrays(extra: dict[str, Any]) -> None:
+def _refuse_arrays(told: Callable[..., Any], extra: dict[str, Any]) -> None:
+    """Refuses arrays that the inner optimizer reads; others are for the rest of a chain."""
     for name, given in extra.items():
-        if any(jnp.ndim(leaf) for leaf in jax.tree.leaves(given) if isinstance(leaf, jax.Array)):
+        if not any(np.ndim(leaf) for leaf in jax.tree.leaves(given)):
+            continue
+        program = jax.make_jaxpr(lambda given, name=name: told(**extra | {name: given})[0])(given)
+        read = {id(atom) for eqn in program.jaxpr.eqns for atom in eqn.invars}
+        if any(id(atom) in read for atom in program.jaxpr.invars):
             raise ValueError(
                 f"{OWNER}.update({name}): must be scalars that are equal on all workers, because "
                 "inner sees shards and is told nothing of whole leaves, got "

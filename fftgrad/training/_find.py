@@ -69,7 +69,8 @@ def check_order(state: PyTree, name: str = "") -> None:
                     "state_specs(opt_state): what comes before compressed_pmean sees the "
                     f"gradients of one worker, got {kept}, which would differ between the workers "
                     "and count as replicated; wrap that transformation as fg.per_worker(...), or "
-                    "put it behind compressed_pmean."
+                    "put it behind compressed_pmean. If these are optimizers of their own, carry "
+                    "them in a list, or in a dict by names."
                 )
     for key, part in parts:
         check_order(part, text(key))

@@ -100,6 +100,15 @@ REFUSED = {
         step_by_hand(lambda g: g | {"bias": g["bias"] * jnp.arange(g["bias"].size)}),
         r"params\['bias'\] rests on what differs by place.*use optax.adamw",
     ),
+    "by place alone": (
+        step_by_hand(lambda g: g | {"bias": jnp.arange(1.0, 1 + g["bias"].size)}),
+        r"params\['bias'\] rests on what differs by place.*use optax.adamw",
+    ),
+    "in another order": (
+        every(lambda g: jax.lax.reshape(g, g.shape, tuple(reversed(range(g.ndim))))),
+        r"rests on reshape.*use optax.adamw",
+    ),
+    "unless all are zero": (every(lambda g: jnp.where(jnp.any(g != 0), g, 1.0)), EACH_VALUE),
     "in proportion to the size": (every(lambda g: g / max(1, g.size)), BY_SHAPE),
     "in the next step": (by_the_sum_of_the_step_before(), EACH_VALUE),
     "running sums": (every(running_sum), r"rests on cumsum.*use optax.adamw"),
