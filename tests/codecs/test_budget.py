@@ -319,3 +319,11 @@ def test_a_level_stands_for_the_point_of_least_relative_error():
     q = np.floor(np.abs(x[sent].astype(np.float64)) / step)
     np.testing.assert_allclose(back[sent], step * 2 * q * (q + 1) / (2 * q + 1), rtol=1e-5)
     assert len(np.unique(q)) > 3
+
+
+def test_a_step_at_the_end_of_float32_decodes_to_what_that_holds():
+    """A level stands for more than its step: for the largest step there is nothing more."""
+    codec, most = fg.Budget(ratio=20), np.finfo(np.float32).max
+    x = jnp.asarray(most * np.random.default_rng(0).uniform(-1, 1, 300), jnp.float32)
+    y = np.asarray(jax.jit(lambda x: fg.decompress(codec, fg.compress(codec, x), x))(x))
+    assert np.abs(y).max() == most

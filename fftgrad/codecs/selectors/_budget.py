@@ -165,7 +165,10 @@ class Budget(Selector):
         used = slot < count
         at = _scan.cumsum(jnp.where(used, gaps + 1, 0)) - 1
         q = (levels >> 1).astype(jnp.float32) + 1.0
-        size = payload.main[0] * (q + q / (2 * q + 1))
+        step = payload.main[0]
+        # The largest may lie beyond what float32 holds; a step that is no number is not hidden.
+        bound = jnp.where(jnp.isfinite(step), jnp.finfo(jnp.float32).max, jnp.inf)
+        size = jnp.minimum(step * (q + q / (2 * q + 1)), bound)
         value = jnp.where(levels & 1 == 1, -size, size)
         return Sparse(jnp.where(used, at, n + slot), jnp.where(used, value, 0.0))
 
