@@ -20,14 +20,15 @@ BY_VALUE = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
 bitcast_convert_type cbrt ceil clamp clz convert_element_type copy cos cosh digamma div eq erf
 erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac integer_pow is_finite le lgamma log log1p
-logistic lt max min mul ne neg nextafter not or polygamma population_count pow pvary
+logistic lt max min mul ne neg nextafter not or polygamma population_count pow
 reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left
 shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor zeta
 """
 EACH_VALUE = frozenset(BY_VALUE.split())
 """Primitives that make each value of the values at its place."""
 
-SAME_ORDER = frozenset(["broadcast_in_dim", "expand_dims", "reshape", "squeeze"])
+MOVES = "broadcast_in_dim device_put expand_dims pvary reshape reshard sharding_constraint squeeze"
+SAME_ORDER = frozenset(MOVES.split())
 """Primitives that leave the values and their order, where they leave their number."""
 
 IDEMPOTENT = frozenset(["reduce_and", "reduce_max", "reduce_min", "reduce_or"])

@@ -13,6 +13,10 @@ from fftgrad.training._capture import CaptureState
 from fftgrad.training._pmean import CompressedPmeanState
 
 
+SHARDED = {"step", "skipped", "inner", "ahead", "worker"}
+"""By what the state of `fg.optimizers.sharded` is known where it has become a dict."""
+
+
 def is_pmean(node: Any) -> bool:
     """The state of `compressed_pmean`; a dict of it may lack what is empty."""
     if isinstance(node, Mapping):
@@ -37,7 +41,8 @@ def is_capture(node: Any) -> bool:
 
 def is_ours(node: Any) -> bool:
     """Any of them, beyond doubt."""
-    return is_pmean(node) or is_capture(node) or isinstance(node, PerWorker)
+    known = is_pmean(node) or is_capture(node) or isinstance(node, PerWorker)
+    return known or (isinstance(node, Mapping) and SHARDED <= set(cast("Mapping[Any, Any]", node)))
 
 
 def children(node: Any) -> list[tuple[Any, Any]]:

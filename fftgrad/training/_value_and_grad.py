@@ -27,8 +27,12 @@ def value_and_grad(
     varying over the axis: this does it. Elsewhere there is nothing to do.
 
         value, grads = fg.value_and_grad(loss, "data")(params, x, y)
-        updates, state = tx.update(grads, state, params, value=value)
+        updates, state = tx.update(grads, state, params)
         value = jax.lax.pmean(value, "data")  # to report it
+
+    An exchange that watches the loss (`Recover`) takes that of the worker, as `value=value`. What
+    reads it behind `compressed_pmean`, as `optax.polyak_sgd` does, takes the mean: from losses of
+    their own the workers would make different parameters.
 
     The loss is the mean over the worker's batch, and the mean over the workers is that over all
     batches where these have the same size. Where they have not, as with tokens under a mask, let

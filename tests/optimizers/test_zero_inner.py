@@ -7,7 +7,7 @@ import optax
 import optax.contrib
 import pytest
 from cases import gradients, values
-from parallel import AXIS, everywhere
+from parallel import AXIS, everywhere, mesh_of
 
 import fftgrad as fg
 
@@ -177,6 +177,13 @@ ALLOWED = {
     "a loop of three": every(lambda g: jax.lax.fori_loop(0, 3, lambda _, a: a / 2 + g, g)),
     "unfactored": optax.chain(optax.scale_by_factored_rms(factored=False), optax.scale(-0.1)),
 }
+
+
+def test_a_state_that_starts_from_a_constant_is_made_on_a_mesh():
+    """There JAX types the constant for a leaf without axes, and not that for its shard."""
+    tx = sharded(optax.chain(optax.scale_by_rms(), optax.scale(-0.1)))
+    params = {"w": jnp.ones((3, 2)), "scale": jnp.float32(1.0)}
+    assert int(fg.init(tx, params, mesh_of(WORKERS), AXIS).step) == 0
 
 
 @pytest.mark.parametrize("name", ALLOWED)

@@ -379,6 +379,13 @@ def test_the_groups_of_a_partition_are_in_no_order():
     fg.state_specs(jax.eval_shape(tx.init, PARAMS), AXIS)
 
 
+def test_a_sharded_optimizer_is_known_where_its_state_has_become_a_dict():
+    tx = optax.chain(fg.optimizers.sharded(optax.adam(0.1), 4, axis_name=AXIS), optax.identity())
+    state = jax.eval_shape(tx.init, PARAMS)
+    found = fg.state_specs(serialization.to_state_dict(state), AXIS)
+    assert found == serialization.to_state_dict(fg.state_specs(state, AXIS))
+
+
 @pytest.mark.parametrize("ahead", ["in the chain", "in a chain of chains", "of a chain"])
 def test_the_order_is_seen_where_tuples_have_become_dicts(ahead):
     model, make = Net(), AHEAD[ahead]
