@@ -12,7 +12,6 @@ from fftgrad.exchanges._per_worker import OfShards, PerWorker
 from fftgrad.training._capture import CaptureState
 from fftgrad.training._pmean import CompressedPmeanState
 
-
 SHARDED = {"step", "skipped", "inner", "ahead", "worker"}
 """By what the state of `fg.optimizers.sharded` is known where it has become a dict."""
 
@@ -42,7 +41,7 @@ def is_capture(node: Any) -> bool:
 def is_ours(node: Any) -> bool:
     """Any of them, beyond doubt."""
     known = is_pmean(node) or is_capture(node) or isinstance(node, PerWorker)
-    return known or (isinstance(node, Mapping) and SHARDED <= set(cast("Mapping[Any, Any]", node)))
+    return known or (isinstance(node, Mapping) and set(cast("Mapping[Any, Any]", node)) >= SHARDED)
 
 
 def children(node: Any) -> list[tuple[Any, Any]]:
