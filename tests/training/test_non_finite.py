@@ -704,9 +704,17 @@ def test_a_dropped_workers_loss_tells_recovery_nothing():
     assert seen[3][1] == 1
 
 
-@pytest.mark.parametrize("codec", [fg.TopK(k=9), ONE_BIT], ids=["top-k", "one bit"])
-def test_the_error_is_that_of_the_workers_that_count(codec):
-    exchange = fg.Recover((fg.AllGather(codec), fg.AllReduce()), max_error=9.0)
+@pytest.mark.parametrize(
+    ("codec", "first"),
+    [
+        (fg.TopK(k=9), fg.AllGather),
+        (ONE_BIT, fg.AllGather),
+        (ONE_BIT, lambda codec: fg.TwoStage(codec, workers=WORKERS)),
+    ],
+    ids=["top-k", "one bit", "one bit in two stages"],
+)
+def test_the_error_is_that_of_the_workers_that_count(codec, first):
+    exchange = fg.Recover((first(codec), fg.AllReduce()), max_error=9.0)
     init, update = mapped(exchange, "drop_worker", memory=fg.NoMemory(), measure=True)
     rows = grads()
     _, state = update(spoiled(rows, [2]), init(rows))
