@@ -1,8 +1,11 @@
 """What `sharded` refuses as its inner optimizer: whatever a shard is not enough for."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fftgrad._contracts import PyTree
@@ -67,6 +70,21 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree, shards: PyTre
             )
     if _made(whole) != _made(_flow(inner, shards)):
         raise ValueError(BY_SHAPE)
+
+
+def check_extra(told: Callable[..., Any], extra: dict[str, Any]) -> None:
+    """Refuses arrays that the inner optimizer reads; others are for the rest of a chain."""
+    for name, given in extra.items():
+        if not any(np.ndim(leaf) for leaf in jax.tree.leaves(given)):
+            continue
+        program = jax.make_jaxpr(lambda given, name=name: told(**extra | {name: given})[0])(given)
+        read = {id(atom) for eqn in program.jaxpr.eqns for atom in eqn.invars}
+        if any(id(atom) in read for atom in program.jaxpr.invars):
+            raise ValueError(
+                f"sharded.update({name}): must be scalars that are equal on all workers, because "
+                "inner sees shards and is told nothing of whole leaves, got "
+                f"{jax.tree.map(jnp.shape, given)}; leave it out, or use optax.adamw."
+            )
 
 
 def _flow(inner: optax.GradientTransformation, like: PyTree) -> Flow:

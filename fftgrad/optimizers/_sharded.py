@@ -1,12 +1,10 @@
 """An optimizer whose state is sharded over the workers, as in ZeRO."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fftgrad import _axes
@@ -18,7 +16,7 @@ from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, 
 from fftgrad.memories import NoMemory
 from fftgrad.ops import _rounding
 from fftgrad.ops._keys import as_key
-from fftgrad.optimizers._check_inner import check_inner
+from fftgrad.optimizers._check_inner import check_extra, check_inner
 from fftgrad.optimizers._mean_loss import mean_loss
 from fftgrad.training import _non_finite, _worker
 from fftgrad.training._check_gradients import (
@@ -205,7 +203,7 @@ def sharded(
             extra["value"] = mean_loss(value, weight, axis_name)
         inside = tuple(_as_leaves(vectors, like) for vectors in (got.means, master))
         told = functools.partial(run, inside[0], drop_worker_axis(state.inner.value), inside[1])
-        _refuse_arrays(told, extra)
+        check_extra(told, extra)
         moves, after = told(**extra)
         flat = [move.ravel() for move in _some(moves)]
         master = tuple(m + move for m, move in zip(master, flat, strict=True))
@@ -244,21 +242,6 @@ def sharded(
         )
 
     return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
-
-
-def _refuse_arrays(told: Callable[..., Any], extra: dict[str, Any]) -> None:
-    """Refuses arrays that the inner optimizer reads; others are for the rest of a chain."""
-    for name, given in extra.items():
-        if not any(np.ndim(leaf) for leaf in jax.tree.leaves(given)):
-            continue
-        program = jax.make_jaxpr(lambda given, name=name: told(**extra | {name: given})[0])(given)
-        read = {id(atom) for eqn in program.jaxpr.eqns for atom in eqn.invars}
-        if any(id(atom) in read for atom in program.jaxpr.invars):
-            raise ValueError(
-                f"{OWNER}.update({name}): must be scalars that are equal on all workers, because "
-                "inner sees shards and is told nothing of whole leaves, got "
-                f"{jax.tree.map(jnp.shape, given)}; leave it out, or use optax.adamw."
-            )
 
 
 def _mine(tree: PyTree, workers: int, axis_name: AxisName) -> Vectors:

@@ -580,7 +580,8 @@ class ByMaximum(Plain):
 
     def compress(self, x, state, step):
         top = jnp.max(jnp.abs(x))
-        return fg.Compressed(fg.Payload(jnp.nan_to_num(jnp.sign(x)).astype(jnp.int8), top))
+        unit = jnp.maximum(top, jnp.finfo(jnp.float32).tiny) / 100
+        return fg.Compressed(fg.Payload(jnp.nan_to_num(x / unit).astype(jnp.int8), unit))
 
     def decompress(self, payload, like, step):
         return payload.main.astype(jnp.float32) * payload.side

@@ -155,16 +155,12 @@ class Bisection(NamedTuple):
     def unfinished(self) -> jax.Array:
         return ~self.found & (self.halvings < HALVINGS)
 
-    @property
-    def middle(self) -> jax.Array:
-        return _middle(self.low, self.high, self.halvings)
-
-    def halve(self, count: jax.Array, k: int) -> "Bisection":
+    def halve(self, middle: jax.Array, count: jax.Array, k: int) -> "Bisection":
         """The half to go on with, where `count` values are above the middle."""
         enough = count >= k
         return Bisection(
-            jnp.where(enough, self.middle, self.low),
-            jnp.where(enough, self.high, self.middle),
+            jnp.where(enough, middle, self.low),
+            jnp.where(enough, self.high, middle),
             enough & (count <= 2 * k),
             self.halvings + 1,
         )
@@ -187,7 +183,13 @@ def _bisect(magnitude: jax.Array, k: int) -> jax.Array:
 
 def _in_a_loop(magnitude: jax.Array, start: Bisection, k: int) -> jax.Array:
     above = _statistics(magnitude)[2]
-    return lax.while_loop(lambda b: b.unfinished, lambda b: b.halve(above(b.middle), k), start).low
+
+    def turn(b: Bisection) -> Bisection:
+        by_value, by_bits = _mean(b.low, b.high), _half_way(b.low, b.high)
+        middle = jnp.where(b.halvings < BY_VALUE, by_value, by_bits)
+        return b.halve(middle, above(middle), k)
+
+    return lax.while_loop(lambda b: b.unfinished, turn, start).low
 
 
 def _at_once(magnitude: jax.Array, start: Bisection, k: int) -> jax.Array:
@@ -202,17 +204,20 @@ def _at_once(magnitude: jax.Array, start: Bisection, k: int) -> jax.Array:
         node = jnp.int32(0)
         for _ in range(AHEAD):
             count = above[node]
-            halved, going_on = b.halve(count, k), b.unfinished
+            halved, going_on = b.halve(middles[node], count, k), b.unfinished
             b = Bisection(*(jnp.where(going_on, x, y) for x, y in zip(halved, b, strict=True)))
             node = 2 * node + 1 + (count >= k).astype(jnp.int32)
     return b.low
 
 
-def _middle(low: jax.Array, high: jax.Array, halvings: jax.Array | int) -> jax.Array:
-    """Between two magnitudes: the mean, or in the end the magnitude whose bits are half-way."""
+def _mean(low: jax.Array, high: jax.Array) -> jax.Array:
+    return 0.5 * low + 0.5 * high
+
+
+def _half_way(low: jax.Array, high: jax.Array) -> jax.Array:
+    """The magnitude whose bits are half-way between those of two."""
     first, last = (lax.bitcast_convert_type(end, jnp.int32) for end in (low, high))
-    half_way = lax.bitcast_convert_type(first + (last - first) // 2, jnp.float32)
-    return jnp.where(halvings < BY_VALUE, 0.5 * low + 0.5 * high, half_way)
+    return lax.bitcast_convert_type(first + (last - first) // 2, jnp.float32)
 
 
 def _tree(b: Bisection, halvings: int) -> jax.Array:
@@ -220,7 +225,7 @@ def _tree(b: Bisection, halvings: int) -> jax.Array:
     low, high = b.low[None], b.high[None]
     levels: list[jax.Array] = []
     for ahead in range(AHEAD):
-        middle = _middle(low, high, halvings + ahead)
+        middle = (_mean if halvings + ahead < BY_VALUE else _half_way)(low, high)
         levels.append(middle)
         low = jnp.stack([low, middle], axis=1).ravel()
         high = jnp.stack([middle, high], axis=1).ravel()
