@@ -502,8 +502,8 @@ MUTANTS = {
     ),
     "an accelerator halves on when it has found a threshold": Mutant(
         "codecs/selectors/_threshold.py",
-        "halved, going_on = b.halve(count, k), b.unfinished",
-        "halved, going_on = b.halve(count, k), b.unfinished | True",
+        "halved, going_on = b.halve(middles[node], count, k), b.unfinished",
+        "halved, going_on = b.halve(middles[node], count, k), b.unfinished | True",
         "tests/codecs/test_extremes.py -k 'halving and cuda and heavy'",
     ),
     "an accelerator walks the wrong way down the tree of middles": Mutant(

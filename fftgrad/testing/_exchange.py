@@ -7,23 +7,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Layout
-from fftgrad.exchanges._per_worker import PerWorker
 from fftgrad.testing import _laws
 from fftgrad.testing._laws import Laws
+from fftgrad.testing._rows import NOT_TOLD, USUAL, inputs_of, sharded_over
 from fftgrad.tools._audit import Collective, audit
 
 WORKERS = 4
-
-USUAL = "related values"
-
-NOT_TOLD = -1
-"""Workers that an exchange does not tell."""
 
 LIKES: tuple[PyTree, ...] = (
     jax.ShapeDtypeStruct((150,), jnp.float32),
@@ -128,7 +123,7 @@ def _check(
     rule = f"it must trace under shard_map with check_vma=True, for {name}"
     remedy = "average with jax.lax collectives over axis_name, and keep what differs in PerWorker."
     with laws.running("shapes", rule, remedy):
-        sharded = _sharded(exchange, one, like, mesh, axis)
+        sharded = sharded_over(exchange, one, like, mesh, axis)
         state = jax.eval_shape(sharded.init)
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((workers, *a.shape), a.dtype), like)
         number = jax.ShapeDtypeStruct((), jnp.int32)
@@ -141,7 +136,7 @@ def _check(
     start = state = jax.jit(sharded.init)()
     first = None
     for number in range(_laws.STEPS[-1] + 1):
-        inputs = _inputs(like, workers, number)
+        inputs = inputs_of(like, workers, number)
         inputs = inputs if number == 0 else {USUAL: inputs[USUAL]}
         for what, x in inputs.items():
             got: Any = program(x, state, np.int32(number))
@@ -165,7 +160,7 @@ def _check(
     assert first
     _under_vmap(laws, exchange, one, like, mesh, first.mean, name)
     if counts:
-        run = jax.jit(_sharded(exchange, one, like, mesh, axis, counts=True).run)
+        run = jax.jit(sharded_over(exchange, one, like, mesh, axis, counts=True).run)
         _workers(laws, lambda *x: run(x, start, np.int32(0)), like, workers, mean_of_sent, name)
 
 
@@ -201,7 +196,7 @@ def _workers(
     def kept(a: jax.Array) -> jax.Array:
         return jnp.where(counts.reshape(-1, *(1,) * (a.ndim - 1)), a, 0)
 
-    got: Any = run(jax.tree.map(kept, _inputs(like, workers, 0)[USUAL]), counts)
+    got: Any = run(jax.tree.map(kept, inputs_of(like, workers, 0)[USUAL]), counts)
     told = np.asarray(got.workers)
     laws.need(
         np.all(told == NOT_TOLD) or np.all(told == workers - 1), "workers",
@@ -218,59 +213,6 @@ def _workers(
             f"a relative difference of {distance:.3g}, {name}",
             "send zeros for it, by a code that stands for them, or leave its payload out.",
         )  # fmt: skip
-
-
-class _Sharded:
-    """`init` and one step on global arrays, a row a worker."""
-
-    init: Callable[[], PyTree]
-    run: Callable[..., Any]
-
-
-def _sharded(
-    exchange: Exchange,
-    one: Callable[..., Reduced],
-    like: PyTree,
-    mesh: Mesh,
-    axis: AxisName,
-    *,
-    counts: bool = False,
-) -> _Sharded:
-    def own(node: Any) -> bool:
-        return isinstance(node, PerWorker)
-
-    rows, shared = PartitionSpec(axis), PartitionSpec()
-    state = jax.eval_shape(lambda: exchange.init(like))
-    specs = jax.tree.map(lambda node: rows if own(node) else shared, state, is_leaf=own)
-    out_specs: Any = (rows, rows, rows, rows, specs, rows)
-
-    def row(x: PyTree, state: PyTree, number: jax.Array) -> Any:
-        own = jax.tree.map(lambda a: a[0], x)
-        out = one(own[0], state, number, own[1]) if counts else one(own, state, number)
-        told = NOT_TOLD if out.workers is None else out.workers
-        mean, sent, finite, overflow, told = jax.tree.map(
-            lambda a: jnp.asarray(a)[None], (out.mean, out.sent, out.finite, out.overflow, told)
-        )
-        return mean, sent, finite, overflow, out.state, told
-
-    made = _Sharded()
-    made.init = jax.shard_map(lambda: exchange.init(like), mesh=mesh, in_specs=(), out_specs=specs)
-    run = jax.shard_map(row, mesh=mesh, in_specs=(rows, specs, shared), out_specs=out_specs)
-    made.run = lambda *args: Reduced(*run(*args))
-    return made
-
-
-def _inputs(like: PyTree, workers: int, step: int) -> dict[str, PyTree]:
-    """Rows of values by what they are called in an error."""
-    seeds = range(step * (workers + 1), (step + 1) * (workers + 1))
-    trees = [_laws.tree_of(like, seed) for seed in seeds]
-    own = jax.tree.map(lambda *rows: jnp.stack(rows), *trees[:workers])
-    common = jax.tree.map(lambda a: a[None], trees[workers])
-    related = jax.tree.map(lambda a, b: a + jnp.broadcast_to(b, a.shape), own, common)
-    out = {"unrelated values": own, USUAL: related}
-    for name, scale in {"zeros": 0.0, "huge values": 1e35, "tiny values": 1e-30}.items():
-        out[name] = jax.tree.map(lambda a, s=scale: a / 10 * s, own)
-    return out
 
 
 def _shapes(laws: Laws, out: Reduced, rows: PyTree, state: PyTree, workers: int) -> None:
@@ -314,7 +256,7 @@ def _under_vmap(
     mean: PyTree,
     name: str,
 ) -> None:
-    x = _inputs(like, mesh.size, 0)[USUAL]
+    x = inputs_of(like, mesh.size, 0)[USUAL]
     shaped = jax.tree.map(lambda a: a.reshape(*mesh.devices.shape, *a.shape[1:]), x)
 
     def run(x: PyTree) -> PyTree:

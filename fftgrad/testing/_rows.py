@@ -1,0 +1,72 @@
+"""An exchange on a row for each worker, sharded over a mesh, and the rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced
+from fftgrad.exchanges._per_worker import PerWorker
+from fftgrad.testing import _laws
+
+USUAL = "related values"
+
+NOT_TOLD = -1
+"""Workers that an exchange does not tell."""
+
+
+class Sharded:
+    """`init` and one step on global arrays, a row a worker."""
+
+    init: Callable[[], PyTree]
+    run: Callable[..., Any]
+
+
+def sharded_over(
+    exchange: Exchange,
+    one: Callable[..., Reduced],
+    like: PyTree,
+    mesh: Mesh,
+    axis: AxisName,
+    *,
+    counts: bool = False,
+) -> Sharded:
+    """The exchange under `shard_map`; with `counts`, a row of whether each worker counts."""
+
+    def own(node: Any) -> bool:
+        return isinstance(node, PerWorker)
+
+    rows, shared = PartitionSpec(axis), PartitionSpec()
+    state = jax.eval_shape(lambda: exchange.init(like))
+    specs = jax.tree.map(lambda node: rows if own(node) else shared, state, is_leaf=own)
+    out_specs: Any = (rows, rows, rows, rows, specs, rows)
+
+    def row(x: PyTree, state: PyTree, number: jax.Array) -> Any:
+        own = jax.tree.map(lambda a: a[0], x)
+        out = one(own[0], state, number, own[1]) if counts else one(own, state, number)
+        told = NOT_TOLD if out.workers is None else out.workers
+        mean, sent, finite, overflow, told = jax.tree.map(
+            lambda a: jnp.asarray(a)[None], (out.mean, out.sent, out.finite, out.overflow, told)
+        )
+        return mean, sent, finite, overflow, out.state, told
+
+    made = Sharded()
+    made.init = jax.shard_map(lambda: exchange.init(like), mesh=mesh, in_specs=(), out_specs=specs)
+    run = jax.shard_map(row, mesh=mesh, in_specs=(rows, specs, shared), out_specs=out_specs)
+    made.run = lambda *args: Reduced(*run(*args))
+    return made
+
+
+def inputs_of(like: PyTree, workers: int, step: int) -> dict[str, PyTree]:
+    """Rows of values by what they are called in an error."""
+    seeds = range(step * (workers + 1), (step + 1) * (workers + 1))
+    trees = [_laws.tree_of(like, seed) for seed in seeds]
+    own = jax.tree.map(lambda *rows: jnp.stack(rows), *trees[:workers])
+    common = jax.tree.map(lambda a: a[None], trees[workers])
+    related = jax.tree.map(lambda a, b: a + jnp.broadcast_to(b, a.shape), own, common)
+    out = {"unrelated values": own, USUAL: related}
+    for name, scale in {"zeros": 0.0, "huge values": 1e35, "tiny values": 1e-30}.items():
+        out[name] = jax.tree.map(lambda a, s=scale: a / 10 * s, own)
+    return out
