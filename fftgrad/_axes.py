@@ -5,7 +5,7 @@ Everywhere else nothing is tracked, and every value looks as if it varied along 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -257,3 +257,11 @@ def without_explicit(update: Callable[..., Any]) -> Callable[..., Any]:
         return auto(updates, state, params, given)
 
     return run
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many constants and how many carried values a scan takes, from those of its equation."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()  # since jax 0.12
+    return len(consts), len(carry)

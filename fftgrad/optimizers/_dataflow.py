@@ -14,6 +14,7 @@ import optax
 from jax.core import Tracer
 from jax.extend import core
 
+from fftgrad import _axes
 from fftgrad._contracts import PyTree
 
 BY_VALUE = """
@@ -210,7 +211,7 @@ def _while(eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 def _scan(eqn: core.JaxprEqn, ins: list[Value], sizes: list[int]) -> list[Value]:
-    first, count = eqn.params["num_consts"], eqn.params["num_carry"]
+    first, count = _axes.scan_counts(eqn.params)
     consts, carry, stacked = ins[:first], ins[first : first + count], ins[first + count :]
     length, body = eqn.params["length"], _closed(eqn.params["jaxpr"])
     rows = [
