@@ -25,52 +25,16 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._axes import AxisName as AxisName
-from fftgrad.ops import _collectives, _keys
+from fftgrad._channel import Channel as Channel
+from fftgrad._channel import Step as Step
+from fftgrad._channel import Tally as Tally
+from fftgrad.ops import _collectives
 from fftgrad.ops._shapes import Like as Like
 from fftgrad.ops._shapes import PyTree as PyTree
 from fftgrad.ops._sparse import Sparse as Sparse
 
 Scope: TypeAlias = Literal["model", "leaf"] | Callable[[str, Like], str]
 """Which leaves form a part: all, each, or those to which a function gives the same name."""
-
-
-class Step(NamedTuple):
-    """What a step knows of itself: its number, and its randomness; `Step()` has none.
-
-    Attributes:
-      number: how many steps there were before, int32, equal on all workers.
-      shared: a key equal on all workers: random supports, random signs. Decompressing may use it.
-      local: a key that differs between workers: dither. Decompressing must not use it, because
-        the receiver has another one.
-      counts: whether this worker counts in a mean, bool[]; None if all do. One that does not has
-        zeros to exchange, which are to count as zeros whatever the codec makes of them, and what an
-        exchange keeps of it alone stays as it was.
-      skipped: how many steps left no trace; a worker that skipped one alone is known by it.
-    """
-
-    number: jax.Array | int = 0
-    shared: jax.Array | None = None
-    local: jax.Array | None = None
-    counts: jax.Array | None = None
-    skipped: jax.Array | int = 0
-
-    @classmethod
-    def of(cls, key: jax.Array | int, number: jax.Array | int = 0) -> "Step":
-        """The step of a worker that is on its own, from a seed or a key."""
-        shared, local = jax.random.split(_keys.as_key(key))
-        return cls(number, shared, local)
-
-    def fold(self, other: jax.Array | int) -> "Step":
-        """The same step with other randomness, for one of several things done in it."""
-        if self.shared is None:
-            return self
-        return self.fold_local(other)._replace(shared=jax.random.fold_in(self.shared, other))
-
-    def fold_local(self, other: jax.Array | int) -> "Step":
-        """The same step with other local randomness only."""
-        if self.local is None:
-            return self
-        return self._replace(local=jax.random.fold_in(self.local, other))
 
 
 class Payload(NamedTuple):
@@ -216,33 +180,41 @@ class Memory(abc.ABC):
         return state
 
 
+class State(NamedTuple):
+    """What an exchange keeps between steps, by whose it is.
+
+    Attributes:
+      shared: equal on all workers.
+      own: this worker's alone. It stays as it was where the worker does not participate.
+      shards: what this worker keeps as the owner of a shard, for all workers.
+    """
+
+    shared: PyTree = ()
+    own: PyTree = ()
+    shards: PyTree = ()
+
+
 class Reduced(NamedTuple):
     """What an exchange returns; `mean` and `sent` are shaped like `x`.
 
     Attributes:
-      mean: the average over the workers of what they sent, the same bits on all of them.
+      mean: the average of what all workers sent, the same bits on all of them. Some value of it is
+        not finite if anything was that any worker had to send. Workers that do not participate
+        count as zeros: the caller scales it.
       sent: what the others received of this worker's `x`.
-      finite: whether everything that any worker had to send, and the mean, is finite; bool[],
-        equal on all workers. Where it is False the caller keeps the old state, of the exchange and
-        of the memory: a bad step leaves no trace.
-      overflow: how many values the codecs could not represent, over all workers; int32[].
-      state: the exchange's next state.
-      workers: how many workers count, int32[], equal on all; None where the exchange does not tell,
-        and one more collective has to. `mean` is over all: the caller scales it.
-      invalid: how many buffers were altered or of another step; then `finite` is False, int32[].
+      state: the exchange's next state. The caller keeps the old one after a step that is not
+        finite: a bad step leaves no trace.
+      tally: what the workers learned of each other on the way.
     """
 
     mean: PyTree
     sent: PyTree
-    finite: jax.Array
-    overflow: jax.Array | int
-    state: PyTree
-    workers: jax.Array | None = None
-    invalid: jax.Array | int = 0
+    state: State = State()
+    tally: Tally = Tally()
 
 
 class Exchange(abc.ABC):
-    """A mean over a named axis. The only part that knows an axis name.
+    """A mean over the workers of a channel.
 
     What it averages is an array, or a tuple of named ones: the parts of a gradient, each of which
     is compressed on its own, while all travel together.
@@ -278,13 +250,13 @@ class Exchange(abc.ABC):
         """Whether a memory of its own keeps what it loses, so that `sent` is x."""
         return any(exchange.keeps_error for exchange in self.inner)
 
-    def init(self, like: PyTree) -> PyTree:
+    def init(self, like: PyTree) -> State:
         """The state before the first step, for arrays like `like`."""
-        return ()
+        return State()
 
     @abc.abstractmethod
-    def mean(self, x: PyTree, state: PyTree, step: Step, axis_name: AxisName) -> Reduced:
-        """The mean of `x` over the axis."""
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        """The mean of `x` over the workers, by the collectives of the channel."""
 
     @abc.abstractmethod
     def wire_bytes(self, like: PyTree) -> int:
@@ -292,9 +264,10 @@ class Exchange(abc.ABC):
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
         """Bytes over the link of each of so many workers, in a ring, for arrays like `like`."""
-        mean = lambda x: self.mean(x, self.init(x), Step.of(0), "worker").mean  # noqa: E731
+        channel = Channel("worker", Step.of(0))
+        mean = lambda x: self.mean(x, self.init(x), channel).mean  # noqa: E731
         return _collectives.link_bytes(mean, {"worker": workers}, like)
 
-    def observe(self, state: PyTree, loss: jax.Array, step: Step) -> PyTree:
-        """The state, once the mean loss of all workers is known; composites hand the loss on."""
-        return state
+    def observe(self, shared: PyTree, loss: jax.Array, step: Step) -> PyTree:
+        """`State.shared`, once the mean loss is known; composites hand the loss on."""
+        return shared

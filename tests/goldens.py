@@ -11,7 +11,7 @@ import numpy as np
 from cases import CODECS, EXCHANGES, METHODS, gradients, values
 
 import fftgrad as fg
-from fftgrad.exchanges import _wire
+from fftgrad.ops import _wire
 
 FILE = pathlib.Path(__file__).parent / "goldens.npz"
 AXIS, WORKERS, STEPS = "data", 4, 4
@@ -43,7 +43,8 @@ STORED = {
 
 def seed(name: str) -> jax.Array:
     """What the checksum of the buffer starts from."""
-    return _wire.seed((CODECS[name],), (jax.typeof(jnp.asarray(VECTOR)),), STEP)
+    made_by = _wire.configuration((CODECS[name],), (jax.typeof(jnp.asarray(VECTOR)),))
+    return _wire.seed(made_by, STEP.number, STEP.skipped)
 
 
 def buffer(name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from cases import CODECS, EXCHANGES, METHODS, plain, typically
 
 import fftgrad as fg
 from fftgrad.codecs._spec import payload_spec
-from fftgrad.exchanges import _wire
+from fftgrad.ops import _wire
 
 GOLDEN = np.load(goldens.FILE)
 

@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "fftgrad"
 FLOORS = [
     ["_axes", "_values"],
     ["ops"],
+    ["_channel"],
     ["_contracts"],
     ["codecs", "memories"],
     ["exchanges"],

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._axes import AxisName
-from fftgrad._contracts import PyTree, Step
+from fftgrad._contracts import Channel, PyTree, Step
 from fftgrad._values import check_choice
 from fftgrad.advise import _exchange, _inputs, _measure, _units
 from fftgrad.advise._answer import Plan, PlanRow
@@ -180,9 +180,9 @@ def _error(row: Candidate, axes: Mapping[str, int], gradients: Sequence[PyTree])
     @jax.jit
     def lost(gradient: PyTree, unit: jax.Array) -> tuple[jax.Array, jax.Array]:
         def sent(bucket: PyTree) -> PyTree:
-            return exchange.mean(bucket, exchange.init(bucket), Step.of(0), axis).sent
+            return exchange.mean(bucket, exchange.init(bucket), Channel(axis, Step.of(0))).sent
 
-        buckets = _layout.to_buckets(jax.tree.map(jnp.asarray, gradient), layout)
+        buckets, _ = _layout.to_buckets(jax.tree.map(jnp.asarray, gradient), layout)
         both = [(bucket, _collectives.alone(sent, {axis: workers})(bucket)) for bucket in buckets]
         pairs = [p for x, y in both for p in zip(*map(jax.tree.leaves, (x, y)), strict=True)]
         total = jnp.zeros(())

@@ -11,7 +11,6 @@ from fftgrad._contracts import AxisName
 from fftgrad.contrib import _linked as _gossip
 from fftgrad.contrib._graphs import Graph
 from fftgrad.contrib._linked import Linked
-from fftgrad.exchanges import _parts
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
@@ -180,7 +179,7 @@ def beer(
         after = _gossip.wide(optax.apply_updates(x, moves))
         # A gradient that is not finite is seen in the update, and forgotten.
         fine = _finite.all_finite(now.own)
-        now = _parts.where(fine, now, Estimate(drawn, before.own))
+        now = optax.tree.where(fine, now, Estimate(drawn, before.own))
         _, neighbors = _gossip.tell(
             codecs,
             (now.of_all, after),

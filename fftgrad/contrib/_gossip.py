@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, PyTree, Step
+from fftgrad._contracts import Channel, PyTree, Step
 from fftgrad.contrib import _graphs
 from fftgrad.contrib._graphs import Graph
-from fftgrad.exchanges import _alike, _counts, _layout, _parts, _wire
-from fftgrad.exchanges._layout import Bucket, Layout
+from fftgrad.exchanges import _layout, _parts
+from fftgrad.exchanges._layout import Bucket, Join, Layout
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._rules import Codecs
-from fftgrad.ops import _two_sum
+from fftgrad.ops import _finite, _two_sum, _wire
 
 
 class Told(NamedTuple):
@@ -63,25 +64,24 @@ def tell(
     trees: Sequence[PyTree],
     graph: Graph,
     state: PyTree,
-    step: Step,
-    axis_name: AxisName,
+    channel: Channel,
     layout: Layout,
 ) -> Told:
     """Trees alike, each with its codec, to the neighbors: in one buffer for each bucket."""
-    neighbors = _graphs.checked(graph, _axes.size(axis_name))
-    buckets = list(zip(*(_layout.to_buckets(_axes.whole(t), layout) for t in trees), strict=True))
+    neighbors = _graphs.checked(graph, channel.workers)
+    split, joins = zip(*(_layout.to_buckets(_axes.whole(t), layout) for t in trees), strict=True)
+    buckets = list(zip(*split, strict=True))
     # Kept: every leaf of the state would find it again.
     values = [vector for bucket in buckets for vector in _vectors(bucket)]
-    finite = lax.optimization_barrier(_alike.all_finite(values))
+    finite = lax.optimization_barrier(_finite.all_finite(values))
     overflow, invalid, silent = jnp.int32(0), jnp.int32(0), jnp.int32(0)
     after, added = list[PyTree](), list[tuple[list[Any], ...]]()
     for i, bucket in enumerate(buckets):
-        codec, likes, own = _codec_of(codecs, bucket), _likes(bucket), step.fold(i)
+        codec, likes, own = _codec_of(codecs, bucket), _likes(bucket), channel.step.fold(i)
         out = codec.compress(_vectors(bucket), state[i], own)
-        seed = _wire.seed(codec.codecs, likes, own)
         header = _wire.Header(finite, out.overflow)
-        buffer = _wire.pack(header, out.payloads, seed)
-        heard = [_axes.permute(buffer, axis_name, sources) for sources in neighbors]
+        buffer = _wire.pack(header, out.payloads, _seed(codec, likes, own))
+        heard = [_axes.permute(buffer, channel.axis_name, sources) for sources in neighbors]
         headers, sums = _add(codec, jnp.stack([buffer, *heard]), likes, own)
         is_valid = jnp.asarray(headers.valid)
         invalid += jnp.sum(~is_valid, dtype=jnp.int32)
@@ -89,9 +89,7 @@ def tell(
         overflow += jnp.asarray(out.overflow, jnp.int32)
         after.append(out.state)
         added.append(tuple(_rebuild(flat, bucket) for flat in sums))
-    sent, pull, rest = (
-        _trees([row[k] for row in added], trees, layout) for k in range(len(_Sums._fields))
-    )
+    sent, pull, rest = (_trees([row[k] for row in added], joins) for k in range(len(_Sums._fields)))
     return Told(
         sent=sent,
         pull=pull,
@@ -99,7 +97,7 @@ def tell(
         skipped=silent,
         invalid=invalid,
         overflow=jnp.where(finite, overflow, 0),
-        state=_counts.kept_unless(finite, tuple(after), state),
+        state=optax.tree.where(finite, tuple(after), state),
     )
 
 
@@ -116,13 +114,13 @@ def _add(codec: Parts, buffers: jax.Array, likes: Likes, step: Step) -> tuple[_w
 
     In one loop, so that each worker decodes to the same bits, whoever does it.
     """
-    like, seed = codec.payload_spec(likes), _wire.seed(codec.codecs, likes, step)
+    like, seed = codec.payload_spec(likes), _seed(codec, likes, step)
 
     def add(sums: _Sums, row: Any) -> tuple[_Sums, _wire.Header]:
         is_own, words = row
         header, payloads = _wire.unpack(words, like, seed)
         vectors = _settled(codec.decompress(payloads, likes, step), header)
-        said = _parts.where(is_own, vectors, sums.said)
+        said = optax.tree.where(is_own, vectors, sums.said)
         # Of two neighbors one has the negative of what the other has, to the bit. Weights are for
         # later: a product could become part of a sum, without the rounding of its own.
         draws = [theirs - own for theirs, own in zip(vectors, said, strict=True)]
@@ -149,6 +147,10 @@ def _settled(vectors: Vectors, header: _wire.Header) -> Vectors:
     return tuple(lax.bitcast_convert_type((b & keep) | spoil, jnp.float32) for b in bits)
 
 
+def _seed(codec: Parts, likes: Likes, step: Step) -> jax.Array:
+    return _wire.seed(codec.number(likes), step.number, step.skipped)
+
+
 def _codec_of(codecs: Sequence[Codecs], buckets: Sequence[Bucket]) -> Parts:
     pairs = zip(codecs, buckets, strict=True)
     return Parts(tuple(own for codec, b in pairs for own in _parts.codec_of(codec, b).codecs))
@@ -168,8 +170,5 @@ def _rebuild(flat: Vectors, buckets: Sequence[Bucket]) -> list[Any]:
     return [_parts.rebuild([next(left) for _ in bucket], bucket) for bucket in buckets]
 
 
-def _trees(buckets: list[list[Any]], trees: Sequence[PyTree], layout: Layout) -> tuple[Any, ...]:
-    return tuple(
-        _layout.from_buckets(_axes.whole([row[i] for row in buckets]), _layout.like(tree), layout)
-        for i, tree in enumerate(trees)
-    )
+def _trees(buckets: list[list[Any]], joins: Sequence[Join]) -> tuple[Any, ...]:
+    return tuple(join(_axes.whole([row[i] for row in buckets])) for i, join in enumerate(joins))

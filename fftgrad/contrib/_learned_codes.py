@@ -10,7 +10,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Codec, Exchange, PyTree, Reduced, Scope, Selector, Step
+from fftgrad._contracts import (
+    Channel,
+    Codec,
+    Exchange,
+    PyTree,
+    Reduced,
+    Scope,
+    Selector,
+    State,
+    Tally,
+)
 from fftgrad._values import check_choice, check_kind, constructor_call
 from fftgrad.codecs import _spec
 from fftgrad.codecs.selectors._top_k import TopK
@@ -18,28 +28,25 @@ from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.contrib import _phases
 from fftgrad.contrib._autoencoder import Autoencoder
 from fftgrad.contrib._round import Outcome, Round, chosen
-from fftgrad.exchanges import _alike, _counts, _parts, _switch, _wire
+from fftgrad.exchanges import _parts, _switch
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._parts import Likes, Parts
-from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.exchanges._supports import LeaderSupport
-from fftgrad.ops import _finite
+from fftgrad.ops import _wire
 
 Variant = Literal["leader", "all_reduce"]
 
 
 class LearnedCodesState(NamedTuple):
-    """State of `LearnedCodes`.
+    """What the workers of `LearnedCodes` share; their own is what their selectors remember.
 
     Attributes:
-      selectors: what each worker's selectors remember.
       autoencoder: its parameters, equal on all workers once codes travel.
       error: its relative error in the last step in which it learned, float32[1]; 1 before.
       agreed: whether the parameters of one worker have gone to all since they learned, bool[1].
     """
 
-    selectors: PerWorker
     autoencoder: PyTree
     error: jax.Array
     agreed: jax.Array
@@ -154,36 +161,31 @@ class LearnedCodes(Exchange):
         learns = self.until is None or step < self.until
         return dataclasses.replace(self, until=None if learns else 0)
 
-    def init(self, like: PyTree) -> LearnedCodesState:
+    def init(self, like: PyTree) -> State:
         likes = _parts.vector_likes(like)
-        return LearnedCodesState(
-            selectors=add_worker_axis(self._codec(like, likes).init(likes)),
+        shared = LearnedCodesState(
             autoencoder=self.autoencoder.init(),
             error=jnp.ones((1,), jnp.float32),
             agreed=jnp.zeros((1,), bool),
         )
+        return State(shared, own=self._codec(like, likes).init(likes))
 
-    def mean(self, x: PyTree, state: LearnedCodesState, step: Step, axis_name: AxisName) -> Reduced:
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         likes, vectors = _parts.vector_likes(x), _parts.vectors(x)
-        codec, before = self._codec(x, likes), drop_worker_axis(state.selectors)
+        codec = self._codec(x, likes)
         if not chosen(codec):
             dense = AllReduce()
-            return dense.mean(x, dense.init(x), step, axis_name)._replace(state=state)
-        found = codec.compress(vectors, before, step)
-        turn = Round(codec, likes, vectors, found.payloads, self.leader, step, axis_name)
-        out, agreed = self._outcome(turn, state)
-        nan = _finite.poison_unless(out.finite)
-        mean = [part + nan for part in turn.whole(out.mean, out.dense, out.sides)]
+            return dense.mean(x, dense.init(x), channel)._replace(state=state)
+        found = codec.compress(vectors, state.own, channel.step)
+        turn = Round(codec, likes, vectors, found.payloads, self.leader, channel)
+        out, agreed = self._outcome(turn, state.shared)
+        mean = [part + out.tally.poison for part in turn.whole(out.mean, out.dense, out.sides)]
         sent = turn.whole(out.sent, turn.dense, out.sides)
-        selectors = _counts.kept_unless(step.counts, found.state, before)
         return Reduced(
             mean=_parts.rebuild(mean, x),
             sent=_parts.rebuild(sent, x),
-            finite=out.finite & _alike.all_finite(mean),
-            overflow=0,
-            state=LearnedCodesState(add_worker_axis(selectors), out.autoencoder, out.error, agreed),
-            workers=out.workers,
-            invalid=out.invalid,
+            state=State(LearnedCodesState(out.autoencoder, out.error, agreed), found.state),
+            tally=out.tally,
         )
 
     def _outcome(self, turn: Round, state: LearnedCodesState) -> tuple[Outcome, jax.Array]:
@@ -205,6 +207,7 @@ class LearnedCodes(Exchange):
         def typed_alike(phase: Callable[[PyTree], Outcome]) -> Callable[[PyTree], Outcome]:
             def run(params: PyTree) -> Outcome:
                 out = phase(params)
+                out = out._replace(tally=Tally.of_all([out.tally]))
                 return jax.tree.map(lambda leaf: _axes.vary_like(leaf, out.mean), out)
 
             return run
@@ -213,7 +216,7 @@ class LearnedCodes(Exchange):
             return learn(state.autoencoder), state.agreed
         if self.until == 0:
             return code(state.autoencoder), state.agreed
-        learns = jnp.asarray(turn.step.number < self.until)
+        learns = jnp.asarray(turn.channel.step.number < self.until)
         phases = (typed_alike(learn), typed_alike(code))
         return lax.cond(learns, *phases, state.autoencoder), ~learns[None]
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, PyTree
+from fftgrad._contracts import AxisName, Channel, PyTree
 from fftgrad._values import check_kind
 from fftgrad.contrib import _gossip, _graphs
 from fftgrad.contrib._graphs import Graph
@@ -16,11 +16,9 @@ from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _two_sum
-from fftgrad.ops._keys import as_key
 from fftgrad.optimizers._local import check_own
 from fftgrad.training import _worker
 from fftgrad.training._check_gradients import check_local, refuse_masked
-from fftgrad.training._own_step import own_step
 from fftgrad.training._stands_in import stands_in
 from fftgrad.training._weigh import refuse_weight
 
@@ -100,7 +98,7 @@ def start(
         return Linked(OfShards(row), OfShards(PerWorker(zero)))
     state = _gossip.init(codecs, copies[0], layout)
     row = add_worker_axis(Links(trees, state, zero, zero, zero))
-    return Linked(OfShards(row), OfShards(_worker.nobody(row)))
+    return Linked(OfShards(row), OfShards(_worker.unowned(row)))
 
 
 def check_call(
@@ -139,14 +137,14 @@ def tell(
 ) -> tuple[tuple[Copied, ...], Linked]:
     """The copies and pulls once the neighbors have been told of these trees, and the next state."""
     before: Links = drop_worker_axis(state.links.value)
-    mine, worker = _worker.recognize(state.worker.value, axis_name)
-    step = own_step(as_key(key), number, 0, axis_name)
+    mine, worker = _worker.check_owner(state.worker.value, axis_name)
+    channel = Channel.of(axis_name, key, number)
     lacks = [
         jax.tree.map(jnp.subtract, tree, old.copy)
         for tree, old in zip(trees, before.trees, strict=True)
     ]
-    told = _gossip.tell(codecs, lacks, graph, before.codecs, step, axis_name, layout)
-    pulls = _worker.poison_unless(mine, told.pull)
+    told = _gossip.tell(codecs, lacks, graph, before.codecs, channel, layout)
+    pulls = _worker.nan_unless(mine, told.pull)
     news = zip(before.trees, told.sent, pulls, told.rest, strict=True)
     after = tuple(_moved(*new) for new in news)
     links = Links(

@@ -1,7 +1,5 @@
 """What is sent at the support: values while the autoencoder learns them, then its codes."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -12,8 +10,7 @@ from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.contrib import _learn as _training
 from fftgrad.contrib._autoencoder import Autoencoder
 from fftgrad.contrib._round import Outcome, Round
-from fftgrad.exchanges import _alike, _counts, _wire
-from fftgrad.ops import _finite
+from fftgrad.ops import _finite, _wire
 
 CODE_DTYPE = jnp.bfloat16
 """Of the leader's code, which is broadcast and not added up."""
@@ -23,10 +20,10 @@ def learn(turn: Round, net: Autoencoder, params: PyTree, pick: TopK | None, rate
     """All get all values at the leader's positions, and the autoencoder learns them."""
     sides, _ = turn.agree(jnp.zeros((0,), jnp.uint32))
     values = turn.at(sides)
-    dense, _ = turn.means()
-    headers, rows = turn.gather(values)
-    workers = _axes.size(turn.axis_name)
-    lead = turn.leader.number(turn.step, turn.axis_name)
+    dense, _, _ = turn.means()
+    rows, tally, _ = turn.gather(values)
+    workers = turn.channel.workers
+    lead = turn.leader.number(turn.channel)
     params, error = _training.learn(net, params, rows, lead, pick, rate)
     return Outcome(
         mean=jnp.sum(rows * (1.0 / workers), axis=0),
@@ -35,7 +32,7 @@ def learn(turn: Round, net: Autoencoder, params: PyTree, pick: TopK | None, rate
         sides=sides,
         autoencoder=params,
         error=error[None],
-        **_told(headers, turn),
+        tally=tally,
     )
 
 
@@ -48,16 +45,16 @@ def code_by_leader(
     code = _wire.from_words(words, jax.ShapeDtypeStruct(code.shape, code.dtype))
     values = turn.at(sides)
     base = net.decode(params, code.astype(jnp.float32), values.size)
-    dense, _ = turn.means()
+    dense, _, _ = turn.means()
 
     size, units = _training.scaled(values)
     payload = pick.compress(units - base, (), Step()).payload
     weight = net.weight(params)
     whole = base + weight * pick.decompress(payload, values, Step())
     gain = fit(units, whole, size)
-    headers, (gains, payloads) = turn.gather((gain[None], payload))
+    (gains, payloads), tally, _ = turn.gather((gain[None], payload))
 
-    scale = 1.0 / _axes.size(turn.axis_name)
+    scale = 1.0 / turn.channel.workers
     start = jnp.sum(gains * scale) * base
     added = Payload(payloads.main * (gains * weight), payloads.side)
     return Outcome(
@@ -67,7 +64,7 @@ def code_by_leader(
         sides=sides,
         autoencoder=params,
         error=error,
-        **_told(headers, turn),
+        tally=tally,
     )
 
 
@@ -82,9 +79,8 @@ def code_by_sum(turn: Round, net: Autoencoder, params: PyTree, error: jax.Array)
         return net.decode(params, code, values.size)
 
     gain = fit(units, decode(code), size)
-    flag = _finite.poison_unless(_alike.all_finite(turn.vectors))
-    who = _counts.term(turn.step, turn.axis_name)
-    dense, (flag, total, codes, *told) = turn.means(flag, gain, gain * code, *who)
+    flag = _finite.poison_unless(_finite.all_finite(turn.vectors))
+    dense, (flag, total, codes), tally = turn.means(flag, gain, gain * code, tallied=True)
     center = codes / jnp.where(total > 0, total, 1.0)
     mean = decode(center)
     # To the first order in how far its code is from the mean one, what a worker sent: the terms
@@ -97,9 +93,7 @@ def code_by_sum(turn: Round, net: Autoencoder, params: PyTree, error: jax.Array)
         sides=sides,
         autoencoder=params,
         error=error,
-        finite=jnp.isfinite(flag),
-        workers=_counts.number(told),
-        invalid=jnp.int32(0),
+        tally=tally._replace(finite=jnp.isfinite(flag)),
     )
 
 
@@ -110,12 +104,3 @@ def fit(wanted: jax.Array, found: jax.Array, size: jax.Array) -> jax.Array:
     """
     factor = size * (jnp.sum(wanted * found) / jnp.sum(jnp.square(found)))
     return jnp.where(jnp.isfinite(factor), jnp.maximum(factor, 0.0), 0.0)
-
-
-def _told(headers: _wire.Header, turn: Round) -> dict[str, Any]:
-    """What the headers of all workers tell."""
-    return {
-        "finite": jnp.all(headers.finite),
-        "workers": _counts.read(headers.overflow, turn.step)[1],
-        "invalid": _wire.count_invalid(headers),
-    }

@@ -5,14 +5,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fftgrad import _axes
-from fftgrad._contracts import AxisName, Payload, PyTree, Selector, Step
-from fftgrad.exchanges import _alike, _counts, _parts, _wire
+from fftgrad._channel import Received
+from fftgrad._contracts import Channel, Payload, PyTree, Selector, Tally
+from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Likes, Parts, Payloads, Vectors
 from fftgrad.exchanges._supports import LeaderSupport
-from fftgrad.ops._shapes import spec
+from fftgrad.ops import _joined
 
 
 class Outcome(NamedTuple):
@@ -25,9 +24,7 @@ class Outcome(NamedTuple):
       sides: the positions of each other part.
       autoencoder: its next parameters.
       error: its relative error, float32[1].
-      finite: whether all workers had finite values.
-      workers: how many count, or None.
-      invalid: how many buffers were altered.
+      tally: of the sum or the buffers that say so.
     """
 
     mean: jax.Array
@@ -36,9 +33,7 @@ class Outcome(NamedTuple):
     sides: list[PyTree]
     autoencoder: PyTree
     error: jax.Array
-    finite: jax.Array
-    workers: jax.Array | None
-    invalid: jax.Array
+    tally: Tally
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +45,7 @@ class Round:
     vectors: Vectors
     payloads: Payloads
     leader: LeaderSupport
-    step: Step
-    axis_name: AxisName
+    channel: Channel
 
     @property
     def own(self) -> jax.Array:
@@ -61,7 +55,7 @@ class Round:
     def agree(self, words: jax.Array) -> tuple[list[PyTree], jax.Array]:
         """The leader's positions, and its words, on all workers."""
         sides = [self.payloads[i].side for i in chosen(self.codec)]
-        *sides, words = self.leader.agree([*sides, words], self.step, self.axis_name)
+        *sides, words = self.leader.agree([*sides, words], self.channel)
         return sides, words
 
     def at(self, sides: list[PyTree]) -> jax.Array:
@@ -69,7 +63,7 @@ class Round:
         found: list[jax.Array] = []
         for i, side in zip(chosen(self.codec), sides, strict=True):
             selector: Any = self.codec.codecs[i]
-            own = _parts._own(self.step, jnp.int32(i))
+            own = _parts._own(self.channel.step, jnp.int32(i))
             found.append(selector.at(self.vectors[i], side, own))
         return jnp.concatenate(found)
 
@@ -82,37 +76,26 @@ class Round:
     def whole(self, values: jax.Array, dense: list[jax.Array], sides: list[PyTree]) -> Vectors:
         """All parts, of the values at the leader's positions and of what travels dense."""
         numbers = chosen(self.codec)
-        pieces = _parts.cut(values, [self.payloads[i].main.size for i in numbers])
+        pieces = _joined.cut(values, [self.payloads[i].main.size for i in numbers])
         found = dict(zip(numbers, map(Payload, pieces, sides), strict=True))
         others = map(Payload, dense)
         payloads = (found[i] if i in found else next(others) for i in range(len(self.payloads)))
-        return self.codec.decompress(tuple(payloads), self.likes, self.step)
+        return self.codec.decompress(tuple(payloads), self.likes, self.channel.step)
 
     def broadcast(self, tree: PyTree) -> PyTree:
         """The leader's arrays, on all workers."""
-        leaves, structure = jax.tree.flatten(tree)
-        whole, restore = _parts.as_one(leaves)
-        leads = self.leader.leads(self.step, self.axis_name)
-        whole = lax.psum(jnp.where(leads, whole, 0.0), self.axis_name)
-        return jax.tree.unflatten(structure, restore(whole))
+        return self.channel.broadcast(tree, self.leader.leads(self.channel))
 
-    def means(self, *others: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+    def means(
+        self, *others: jax.Array, tallied: bool = False
+    ) -> tuple[list[jax.Array], list[jax.Array], Tally]:
         """The means of what travels dense, and of what goes along, in one all-reduce."""
-        terms = [*self.dense, *others]
-        if not terms:
-            return [], []
-        # Divided first, so that no sum of finite values overflows.
-        whole, restore = _parts.as_one(terms)
-        means = restore(lax.psum(whole * (1.0 / _axes.size(self.axis_name)), self.axis_name))
-        return means[: len(self.dense)], means[len(self.dense) :]
+        means, tally = self.channel.mean([*self.dense, *others], tallied=tallied)
+        return means[: len(self.dense)], means[len(self.dense) :], tally
 
-    def gather(self, message: PyTree) -> tuple[_wire.Header, PyTree]:
-        """The messages of all workers, stacked, and the headers of their buffers."""
-        finite = _alike.all_finite(self.vectors)
-        header = _wire.Header(finite, _counts.marked(jnp.int32(0), self.step))
-        seed = _wire.seed(self.codec.codecs, self.likes, self.step)
-        buffers = _axes.all_gather(_wire.pack(header, message, seed), self.axis_name)
-        return jax.vmap(lambda words: _wire.unpack(words, spec(message), seed))(buffers)
+    def gather(self, message: PyTree) -> Received:
+        """The messages of all workers."""
+        return self.channel.gather(message, self.codec.number(self.likes), of=self.vectors)
 
 
 def chosen(codec: Parts) -> list[int]:

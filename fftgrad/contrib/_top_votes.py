@@ -6,22 +6,20 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step
+from fftgrad._contracts import AxisName, Channel, Exchange, PyTree, Reduced, State, Step
 from fftgrad._values import check_choice, constructor_call
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import _ternary
 from fftgrad.codecs.quantizers._vote import Vote
 from fftgrad.codecs.selectors import _size
 from fftgrad.codecs.selectors._top_k import TopK
-from fftgrad.exchanges import _alike, _counts, _digit_sum, _parts
+from fftgrad.exchanges import _digit_sum, _parts
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._parts import Vectors
-from fftgrad.exchanges._per_worker import PerWorker, drop_worker_axis
-from fftgrad.ops import _finite
+from fftgrad.ops import _finite, _joined
 
 Noise = Literal["shared", "local"]
 
@@ -127,7 +125,7 @@ class TopVotes(Exchange):
     def takes_weight(self) -> bool:
         return False
 
-    def init(self, like: PyTree) -> PerWorker:
+    def init(self, like: PyTree) -> State:
         return self._gather.init(like)
 
     def votes(self, like: PyTree) -> int:
@@ -135,24 +133,25 @@ class TopVotes(Exchange):
         parts = _parts.vector_likes(like)
         return sum(_size.count(self.fraction, self.k, part.shape[0]) for part in parts)
 
-    def mean(self, x: PyTree, state: PerWorker, step: Step, axis_name: AxisName) -> Reduced:
-        _axes.check_workers("TopVotes", self.workers, axis_name)
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        _axes.check_workers("TopVotes", self.workers, channel.axis_name)
         if self.sigma:
-            _check_whole(x, axis_name)
+            _check_whole(x, channel.axis_name)
         if self._is_local:
-            return self._with_own_noise(x, state, step, axis_name)
+            return self._with_own_noise(x, state, channel)
         way = self._gather.mean if self._is_gathered(x) else self._summed
-        out = way(x, state, step, axis_name)
+        out = way(x, state, channel)
         if not self.sigma:
             return out
-        draws = _parts.rebuild(_normal(step.shared, x, self.sigma), x)
+        draws = _parts.rebuild(_normal(channel.step.shared, x, self.sigma), x)
 
         def noisy(mean: jax.Array, noise: jax.Array) -> jax.Array:
             # Of the whole sum, or the last bits would tell what of it is noise.
             return (jnp.round(mean * self.workers) + noise) * (1.0 / self.workers)
 
         # Whose votes do not count has no part in the noise, so that the others have sent all of it.
-        voters = self.workers if out.workers is None else jnp.maximum(out.workers, 1)
+        count = out.tally.workers
+        voters = self.workers if count is None else jnp.maximum(count, 1)
         return out._replace(
             mean=jax.tree.map(noisy, out.mean, draws),
             sent=jax.tree.map(lambda votes, noise: votes + noise / voters, out.sent, draws),
@@ -180,46 +179,37 @@ class TopVotes(Exchange):
         sizes = [part.shape[0] for part in _parts.vector_likes(like)]
         return 4 * (1 + _digit_sum.words(sizes, 1, self.workers))
 
-    def _own(self, x: PyTree, state: PerWorker, step: Step) -> tuple[Vectors, jax.Array]:
+    def _own(self, x: PyTree, state: State, step: Step) -> tuple[Vectors, jax.Array]:
         """The votes of this worker, and whether what they come from is finite."""
         codec, likes = _parts.codec_of(self._gather.codec, x), _parts.vector_likes(x)
         vectors = _parts.vectors(x)
-        payloads = codec.compress(vectors, drop_worker_axis(state), step).payloads
-        return codec.decompress(payloads, likes, step), _alike.all_finite(vectors)
+        payloads = codec.compress(vectors, state.own, step).payloads
+        return codec.decompress(payloads, likes, step), _finite.all_finite(vectors)
 
-    def _summed(self, x: PyTree, state: PerWorker, step: Step, axis_name: AxisName) -> Reduced:
-        votes, finite = self._own(x, state, step)
-        counts = [~finite] if step.counts is None else [~finite, step.counts]
-        sums, (bad, *counted) = _digit_sum.add(votes, counts, 1, self.workers, axis_name)
+    def _summed(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        votes, finite = self._own(x, state, channel.step)
+        sums, (bad,), tally = _digit_sum.add(votes, 1, channel, flags=[~finite])
         start = _finite.poison_unless(bad == 0)
         return Reduced(
             mean=_parts.rebuild([start + whole * (1.0 / self.workers) for whole in sums], x),
             sent=_parts.rebuild(votes, x),
-            finite=bad == 0,
-            overflow=0,
             state=state,
-            workers=counted[0].astype(jnp.int32) if counted else None,
+            tally=tally,
         )
 
-    def _with_own_noise(
-        self, x: PyTree, state: PerWorker, step: Step, axis_name: AxisName
-    ) -> Reduced:
-        votes, finite = self._own(x, state, step)
-        draws = _normal(step.local, x, self.sigma / math.sqrt(self.workers))
+    def _with_own_noise(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        votes, finite = self._own(x, state, channel.step)
+        draws = _normal(channel.step.local, x, self.sigma / math.sqrt(self.workers))
         start = _finite.poison_unless(finite)
         noisy = [start + v + z for v, z in zip(votes, draws, strict=True)]
-        whole, restore = _parts.as_one([*noisy, *_counts.term(step, axis_name)])
+        whole, restore = _joined.as_one(noisy)
         # Divided after the sum, or the last bits of the terms would tell votes from noise.
-        total = lax.psum(whole, axis_name) * (1.0 / self.workers)
-        found = restore(total)
-        means, told = found[: len(noisy)], found[len(noisy) :]
+        total, tally = channel.sum(whole)
         return Reduced(
-            mean=_parts.rebuild(means, x),
+            mean=_parts.rebuild(restore(total * (1.0 / self.workers)), x),
             sent=_parts.rebuild(noisy, x),
-            finite=_finite.all_finite(total),
-            overflow=0,
             state=state,
-            workers=_counts.number(told),
+            tally=tally,
         )
 
 
@@ -239,8 +229,8 @@ def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array
     """Gaussian noise for each part, by a generator that is made to be unpredictable."""
     if key is None:
         raise ValueError(
-            "TopVotes.mean(step): noise is drawn, got a step without a key; pass "
-            "step=fg.Step.of(key), with another key for each call."
+            "TopVotes.mean(channel): noise is drawn, got a step without a key; pass "
+            "Channel(axis_name, fg.Step.of(key)), with another key for each call."
         )
     # Apart from what codecs draw with the same key.
     own = jax.random.fold_in(key, NOISE)

@@ -3,6 +3,8 @@
 May import `codecs`, `memories`, `ops`, the contracts and `_axes`.
 """
 
+from fftgrad._channel import Received
+from fftgrad._contracts import Channel, State, Tally
 from fftgrad.exchanges._acp_sgd import AcpSgd
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
@@ -25,6 +27,7 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "Average",
+    "Channel",
     "CodecRule",
     "Fallback",
     "Hierarchical",
@@ -36,10 +39,13 @@ __all__ = [
     "Policy",
     "PowerSgd",
     "PredictedSupport",
+    "Received",
     "Rule",
     "Scheduled",
     "SharedSupport",
+    "State",
     "Support",
+    "Tally",
     "TrimmedMean",
     "TwoStage",
 ]

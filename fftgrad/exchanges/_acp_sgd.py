@@ -6,10 +6,12 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
-from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
-from fftgrad.exchanges import _alike, _counts, _low_rank, _parts
+from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State
+from fftgrad.exchanges import _low_rank
+from fftgrad.ops import _joined
 
 _T = TypeVar("_T")
 
@@ -96,38 +98,39 @@ class AcpSgd(Exchange):
     def scope(self) -> Scope:
         return "leaf"
 
-    def init(self, like: PyTree) -> AcpSgdState:
+    def init(self, like: PyTree) -> State:
         lefts, rights = (_low_rank.random_factors(like, self.rank, axis) for axis in (0, 1))
         flips = _flips(_low_rank.shapes(like, self.rank))
-        return AcpSgdState(jnp.zeros((), jnp.int32), *_flipped(flips, lefts, rights))
+        factors = _flipped(flips, lefts, rights)
+        return State(shared=AcpSgdState(jnp.zeros((), jnp.int32), *factors))
 
-    def mean(self, x: PyTree, state: AcpSgdState, step: Step, axis_name: AxisName) -> Reduced:
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         leaves, structure = jax.tree.flatten(x)
+        before: AcpSgdState = state.shared
         matrices, dense = _low_rank.split(leaves, self.rank)
         flips = _flips(_low_rank.shapes(leaves, self.rank))
         turned = [m.T if flip else m for m, flip in zip(matrices, flips, strict=True)]
-        room = max(_size(state.first), _size(state.second))
+        room = max(_size(before.first), _size(before.second))
 
         def send_first() -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
-            bases = list(map(_low_rank.orthonormal, state.second))
-            return _in_room(_products(turned, bases), room), state.first, bases
+            bases = list(map(_low_rank.orthonormal, before.second))
+            return _in_room(_products(turned, bases), room), before.first, bases
 
         def send_second() -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
-            bases = list(map(_low_rank.orthonormal, state.first))
-            return _in_room(_products([m.T for m in turned], bases), room), bases, state.second
+            bases = list(map(_low_rank.orthonormal, before.first))
+            return _in_room(_products([m.T for m in turned], bases), room), bases, before.second
 
-        is_first = state.turn == 0
+        is_first = before.turn == 0
         # Only what the worker has of its own is computed under the condition: the sum outside of
         # it always runs, so that a scheduler may put other work beside it.
         own, first, second = lax.cond(is_first, send_first, send_second)
-        who = _counts.term(step, axis_name)
-        averaged, *exact = _low_rank.mean([own, *dense, *who], axis_name)
+        (averaged, *exact), tally = channel.mean([own, *dense])
 
         def factors(vector: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
             """Both factors of each matrix, where the vector holds those that travelled."""
             return (
-                _parts.where(is_first, _out_of(vector, first), first),
-                _parts.where(is_first, second, _out_of(vector, second)),
+                optax.tree.where(is_first, _out_of(vector, first), first),
+                optax.tree.where(is_first, second, _out_of(vector, second)),
             )
 
         def tree(
@@ -137,19 +140,12 @@ class AcpSgd(Exchange):
             return jax.tree.unflatten(structure, _low_rank.join(leaves, products, dense, self.rank))
 
         common = factors(averaged)
-        mean = tree(common, exact)
-        return Reduced(
-            mean=mean,
-            sent=tree(factors(own), dense),
-            finite=_alike.all_finite(jax.tree.leaves(mean)),
-            overflow=0,
-            state=AcpSgdState(
-                1 - state.turn,
-                list(map(_low_rank.kept, common[0], state.first)),
-                list(map(_low_rank.kept, common[1], state.second)),
-            ),
-            workers=_counts.number(exact[len(dense) :]),
+        kept = AcpSgdState(
+            1 - before.turn,
+            list(map(_low_rank.kept, common[0], before.first)),
+            list(map(_low_rank.kept, common[1], before.second)),
         )
+        return Reduced(tree(common, exact), tree(factors(own), dense), State(shared=kept), tally)
 
     def wire_bytes(self, like: PyTree) -> int:
         shapes = _low_rank.shapes(like, self.rank)
@@ -184,10 +180,10 @@ def _size(factors: Sequence[jax.Array]) -> int:
 
 
 def _in_room(factors: Sequence[jax.Array], room: int) -> jax.Array:
-    whole, _ = _parts.as_one(factors)
+    whole, _ = _joined.as_one(factors)
     return jnp.pad(whole, (0, room - whole.size))
 
 
 def _out_of(vector: jax.Array, likes: Sequence[jax.Array]) -> list[jax.Array]:
-    pieces = _parts.cut(vector[: _size(likes)], [like.size for like in likes])
+    pieces = _joined.cut(vector[: _size(likes)], [like.size for like in likes])
     return [piece.reshape(like.shape) for piece, like in zip(pieces, likes, strict=True)]

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import PyTree
-from fftgrad.ops import _finite
 
 SMALL = 1 << 15
 """Up to how many values at a time parts go side by side on a CPU, too."""
@@ -44,13 +43,6 @@ def each(
         for place, i in enumerate(numbers):
             out[i] = jax.tree.map(lambda leaf, place=place: leaf[place], results)
     return out
-
-
-def all_finite(arrays: Sequence[jax.Array]) -> jax.Array:
-    """Whether every value of every array is finite, bool[]."""
-    # From few flags: each reader of the answer would find it again from all of them.
-    groups = _groups([()] * len(arrays), arrays)
-    return _finite.all_finite([_stack([arrays[i] for i in numbers]) for numbers in groups])
 
 
 def _groups(statics: Sequence[Hashable], rows: Sequence[PyTree]) -> list[list[int]]:

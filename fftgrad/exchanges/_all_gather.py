@@ -5,15 +5,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
+from fftgrad._channel import Received
+from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Step
 from fftgrad._values import check_kind, constructor_call
-from fftgrad.exchanges import _alike, _counts, _parts, _wire
+from fftgrad.exchanges import _parts
 from fftgrad.exchanges._averages import Average
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
-from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
-from fftgrad.ops import _finite
+from fftgrad.ops import _wire
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -52,7 +51,7 @@ class AllGather(Exchange):
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.AllGather(fg.TopK(k=1))
       >>> x = jnp.array([[4.0, 1.0], [1.0, 2.0]])
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([2., 1.], dtype=float32)
     """
@@ -71,30 +70,21 @@ class AllGather(Exchange):
     def scope(self) -> Scope:
         return _parts.scope_of(self.codec)
 
-    def init(self, like: PyTree) -> PerWorker:
+    def init(self, like: PyTree) -> State:
         codec = _parts.codec_of(self.codec, like)
-        return add_worker_axis(codec.init(_parts.vector_likes(like)))
+        return State(own=codec.init(_parts.vector_likes(like)))
 
-    def mean(self, x: PyTree, state: PerWorker, step: Step, axis_name: AxisName) -> Reduced:
-        codec = _parts.codec_of(self.codec, x)
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        codec, step = _parts.codec_of(self.codec, x), channel.step
         vectors, likes = _parts.vectors(x), _parts.vector_likes(x)
-        before = drop_worker_axis(state)
-        out = codec.compress(vectors, before, step)
+        out = codec.compress(vectors, state.own, step)
         sent = codec.decompress(out.payloads, likes, step)
-        overflow = _counts.zero_unless(step.counts, out.overflow)
-        header = _wire.Header(_alike.all_finite(vectors), _counts.marked(overflow, step))
-        seed = _wire.seed(codec.codecs, likes, step)
-        buffers = _axes.all_gather(_wire.pack(header, out.payloads, seed), axis_name)
-        headers, means = decode_mean(codec, buffers, likes, step, self.average)
-        overflow, workers = _counts.read(headers.overflow, step)
+        got = channel.gather(out.payloads, codec.number(likes), of=vectors, overflow=out.overflow)
         return Reduced(
-            mean=_parts.rebuild(means, x),
-            sent=_counts.zero_unless(step.counts, _parts.rebuild(sent, x)),
-            finite=jnp.all(headers.finite) & _alike.all_finite(means),
-            overflow=overflow,
-            state=add_worker_axis(_counts.kept_unless(step.counts, out.state, before)),
-            workers=workers,
-            invalid=_wire.count_invalid(headers),
+            mean=_parts.rebuild(decode_mean(codec, got, likes, step, self.average), x),
+            sent=_parts.rebuild(sent, x),
+            state=State(own=out.state),
+            tally=got.tally,
         )
 
     def wire_bytes(self, like: PyTree) -> int:
@@ -103,21 +93,18 @@ class AllGather(Exchange):
 
 
 def decode_mean(
-    codec: Parts, buffers: jax.Array, likes: Likes, step: Step, average: Average | None = None
-) -> tuple[_wire.Header, Vectors]:
-    """The headers of buffers uint32[w, s], stacked, and the means of what the buffers stand for.
+    codec: Parts, got: Received, likes: Likes, step: Step, average: Average | None = None
+) -> Vectors:
+    """The means of what the payloads that came stand for.
 
-    They are means over all workers, of whom those that do not count have zeros, whatever they sent:
-    a codec may make something of zeros. Summed after the codecs' summable prefix, so that w
-    payloads cost one inverse transform.
+    They are means over all workers, of whom those that do not participate count as zeros, whatever
+    they sent: a codec may make something of zeros. Summed after the codecs' summable prefix, so
+    that w payloads cost one inverse transform.
     """
-    like, seed = codec.payload_spec(likes), _wire.seed(codec.codecs, likes, step)
-    headers, payloads = jax.vmap(lambda words: _wire.unpack(words, like, seed))(buffers)
-    start = _finite.poison_unless(jnp.all(headers.finite))
-    counts = _counts.which(headers.overflow, step)
     if average is None:
-        some = None if step.counts is None else counts
-        return headers, codec.mean(payloads, likes, start, step, some)
-    vectors = average.of(lambda p: codec.decompress(p, likes, step), payloads, counts)
+        return codec.mean(got.payloads, likes, got.tally.poison, step, got.participates)
+    workers = jax.tree.leaves(got.payloads)[0].shape[0]
+    counts = jnp.ones((workers,), bool) if got.participates is None else got.participates
+    vectors = average.of(lambda p: codec.decompress(p, likes, step), got.payloads, counts)
     share = jnp.mean(counts.astype(jnp.float32))
-    return headers, tuple(start + share * vector for vector in vectors)
+    return tuple(got.tally.poison + share * vector for vector in vectors)

@@ -3,19 +3,23 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
-from fftgrad import _axes
-from fftgrad._contracts import AxisName, Codec, Exchange, PyTree, Reduced, Scope, Selector, Step
+from fftgrad._contracts import (
+    Channel,
+    Codec,
+    Exchange,
+    PyTree,
+    Reduced,
+    Scope,
+    Selector,
+    State,
+)
 from fftgrad._values import constructor_call
 from fftgrad.codecs import _chain
 from fftgrad.codecs.transforms._identity import Identity
-from fftgrad.exchanges import _counts, _parts
+from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Parts, Payloads
-from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
-from fftgrad.ops import _finite
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -44,7 +48,7 @@ class AllReduce(Exchange):
       >>> import jax, jax.numpy as jnp
       >>> x = jnp.outer(jnp.arange(4.0), jnp.array([1.0, 2.0]))
       >>> exchange = fg.AllReduce()
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([1.5, 3. ], dtype=float32)
     """
@@ -62,40 +66,23 @@ class AllReduce(Exchange):
     def scope(self) -> Scope | None:
         return None if self.codec == Identity() else _parts.scope_of(self.codec)
 
-    def init(self, like: PyTree) -> PerWorker:
-        return add_worker_axis(self._codec(like).init(_parts.vector_likes(like)))
+    def init(self, like: PyTree) -> State:
+        return State(own=self._codec(like).init(_parts.vector_likes(like)))
 
-    def mean(self, x: PyTree, state: PerWorker, step: Step, axis_name: AxisName) -> Reduced:
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         codec, likes = self._codec(x), _parts.vector_likes(x)
-        workers = _axes.size(axis_name)
-        before = drop_worker_axis(state)
-        out = codec.compress(_parts.vectors(x), before, step)
-        out = out._replace(
-            payloads=_counts.zero_unless(step.counts, out.payloads),
-            overflow=_counts.zero_unless(step.counts, out.overflow),
-        )
+        out = codec.compress(_parts.vectors(x), state.own, channel.step)
         leaves, structure = jax.tree.flatten(out.payloads)
-        # What is counted goes with the values, multiplied by what all of them are divided by.
-        counted = codec.counts_overflow(likes)
-        count = [jnp.asarray(out.overflow * workers, jnp.float32)[None]] if counted else []
-        who = _counts.term(step, axis_name)
-        words, restore = _parts.as_one([*leaves, *count, *who])
-        total = lax.psum(words * (1.0 / workers), axis_name)
-        whole = restore(total)
-        means, rest = whole[: len(leaves)], whole[len(leaves) :]
-        seen = rest.pop(0) if counted else jnp.zeros((1,))
-
-        def decompress(payloads: Payloads) -> PyTree:
-            return _parts.rebuild(codec.decompress(payloads, likes, step), x)
-
-        return Reduced(
-            mean=decompress(jax.tree.unflatten(structure, means)),
-            sent=decompress(out.payloads),
-            finite=_finite.all_finite(total),
-            overflow=jnp.round(seen[0]).astype(jnp.int32),
-            state=add_worker_axis(_counts.kept_unless(step.counts, out.state, before)),
-            workers=_counts.number(rest),
+        counts = codec.counts_overflow(likes)
+        means, tally = channel.mean(
+            leaves, overflow=channel.counted(out.overflow) if counts else None
         )
+
+        def decompress(leaves: list[jax.Array]) -> PyTree:
+            payloads: Payloads = jax.tree.unflatten(structure, leaves)
+            return _parts.rebuild(codec.decompress(payloads, likes, channel.step), x)
+
+        return Reduced(decompress(means), decompress(leaves), State(own=out.state), tally)
 
     def wire_bytes(self, like: PyTree) -> int:
         codec, likes = self._codec(like), _parts.vector_likes(like)

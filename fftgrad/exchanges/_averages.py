@@ -54,7 +54,7 @@ class MedianNormClip(Average):
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.AllGather(fg.Identity(), fg.exchanges.MedianNormClip())
       >>> x = jnp.array([[1.0], [4.0], [4.0], [1024.0]])
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([3.25], dtype=float32)
 
@@ -93,7 +93,7 @@ class TrimmedMean(Average):
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.AllGather(fg.Identity(), fg.exchanges.TrimmedMean(trim=1))
       >>> x = jnp.array([[1.0], [3.0], [2.0], [1000.0]])
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([2.5], dtype=float32)
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fftgrad._contracts import AxisName
+from fftgrad._contracts import Channel, Tally
 from fftgrad.ops.packing import _digits
 
 
@@ -21,28 +20,24 @@ def words(sizes: Sequence[int], levels: int, workers: int) -> int:
 
 
 def add(
-    vectors: Sequence[jax.Array],
-    counts: Sequence[jax.Array],
-    levels: int,
-    workers: int,
-    axis_name: AxisName,
-) -> tuple[list[jax.Array], list[jax.Array]]:
-    """The sums over the workers of vectors of integers, and how many workers say yes to each count.
+    vectors: Sequence[jax.Array], levels: int, channel: Channel, flags: Sequence[jax.Array] = ()
+) -> tuple[list[jax.Array], list[jax.Array], Tally]:
+    """The sums over the workers of vectors of integers, and how many workers say yes to each flag.
 
     Args:
       vectors: float32[n] of integers in -levels ... levels.
-      counts: bool[], each a word behind those of the vectors.
       levels: the largest magnitude.
-      workers: how many there are along the axis.
-      axis_name: the axis.
+      channel: of the workers.
+      flags: bool[], each a word behind those of the vectors.
 
     Returns:
-      Integers in float32, in -levels · workers ... levels · workers; uint32[] for each count.
+      Integers in float32, in -levels · workers ... levels · workers; uint32[] for each flag.
     """
+    workers = channel.workers
     many = base(levels, workers)
     packed = [_digits.pack((vector + levels).astype(jnp.uint32), many) for vector in vectors]
-    told = [count.astype(jnp.uint32)[None] for count in counts]
-    total = lax.psum(jnp.concatenate([*packed, *told]), axis_name)
+    words = [flag.astype(jnp.uint32)[None] for flag in flags]
+    total, tally = channel.sum(jnp.concatenate([*packed, *words]))
     sums: list[jax.Array] = []
     start = 0
     for vector in vectors:
@@ -50,4 +45,4 @@ def add(
         digits = _digits.unpack(total[start:stop], many, vector.size)
         sums.append(digits.astype(jnp.float32) - levels * workers)
         start = stop
-    return sums, [total[start + i] for i in range(len(counts))]
+    return sums, [total[start + i] for i in range(len(flags))], tally

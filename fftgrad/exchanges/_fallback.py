@@ -5,20 +5,21 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
+from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Step
 from fftgrad._values import constructor_call
-from fftgrad.exchanges import _error, _parts, _switch
+from fftgrad.exchanges import _switch
 from fftgrad.ops import _collectives
 
 
 class FallbackState(NamedTuple):
-    """State, equal on all workers.
+    """What `Fallback` shares.
 
     Attributes:
       level: which exchange is in use from now on.
       ran: which one ran in the last step, of which the loss tells.
-      exchanges: the state of each.
+      exchanges: what each shares.
       loss: the smoothed loss; not finite before the first.
       best: the least smoothed loss since the level was reached.
     """
@@ -102,14 +103,16 @@ class Fallback(Exchange):
         """The exchange of a level."""
         return self.ladder[level]
 
-    def init(self, like: PyTree) -> FallbackState:
-        return FallbackState(
+    def init(self, like: PyTree) -> State:
+        rungs = _switch.join([rung.init(like) for rung in self.ladder])
+        shared = FallbackState(
             level=jnp.zeros((), jnp.int32),
             ran=jnp.zeros((), jnp.int32),
-            exchanges=tuple(rung.init(like) for rung in self.ladder),
+            exchanges=rungs.shared,
             loss=jnp.full((), jnp.inf, jnp.float32),
             best=jnp.full((), jnp.inf, jnp.float32),
         )
+        return rungs._replace(shared=shared)
 
     @property
     def scope(self) -> Scope | None:
@@ -127,27 +130,29 @@ class Fallback(Exchange):
     def watches_error(self) -> bool:
         return self.max_error is not None or super().watches_error
 
-    def mean(self, x: PyTree, state: FallbackState, step: Step, axis_name: AxisName) -> Reduced:
-        out = _switch.switch(state.level, self.ladder, x, state.exchanges, step, axis_name)
-        state = state._replace(ran=state.level, exchanges=out.state)
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        shared: FallbackState = state.shared
+        rungs = state._replace(shared=shared.exchanges)
+        out = _switch.switch(shared.level, self.ladder, x, rungs, channel)
+        shared = shared._replace(ran=shared.level, exchanges=out.state.shared)
         if self.max_error is not None:
-            lost = jax.tree.map(jnp.subtract, x, out.sent)
-            too_much = _error.relative_error(lost, x, axis_name) > self.max_error
-            state = self._rise(state, too_much)  # undone where a step is bad
-        return out._replace(state=state)
+            lost = channel.counted(jax.tree.map(jnp.subtract, x, out.sent))
+            too_much = channel.relative_error(lost, x) > self.max_error
+            shared = self._rise(shared, too_much)  # undone where a step is bad
+        return out._replace(state=out.state._replace(shared=shared))
 
-    def observe(self, state: FallbackState, loss: jax.Array, step: Step) -> FallbackState:
-        exchanges = _switch.observe(state.ran, self.ladder, state.exchanges, loss, step)
-        state = state._replace(exchanges=exchanges)
+    def observe(self, shared: FallbackState, loss: jax.Array, step: Step) -> FallbackState:
+        exchanges = _switch.observe(shared.ran, self.ladder, shared.exchanges, loss, step)
+        state = shared._replace(exchanges=exchanges)
         if self.tolerance is None:
             return state
         smoothed = self.smoothing * state.loss + (1 - self.smoothing) * loss
         smoothed = jnp.where(jnp.isfinite(state.loss), smoothed, loss)
         seen = state._replace(loss=smoothed, best=jnp.fmin(state.best, smoothed))
         worse = ~(smoothed <= state.best + self.tolerance * jnp.abs(state.best))
-        told = self._rise(seen, jnp.isfinite(state.best) & worse | ~jnp.isfinite(loss))
+        risen = self._rise(seen, jnp.isfinite(state.best) & worse | ~jnp.isfinite(loss))
         # If the error has ended the level in this step, the loss says nothing of the next one.
-        return _parts.where(state.ran == state.level, told, state)
+        return optax.tree.where(state.ran == state.level, risen, state)
 
     def wire_bytes(self, like: PyTree) -> int:
         watched = 12 * (self.max_error is not None)

@@ -5,84 +5,58 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fftgrad import _axes
-from fftgrad._contracts import AxisName, PyTree, Step
-from fftgrad.exchanges import _alike, _counts, _wire
+from fftgrad._contracts import Channel, PyTree, Tally
 from fftgrad.exchanges._all_gather import decode_mean
-from fftgrad.exchanges._parts import Likes, Parts, Vectors
-from fftgrad.ops import _finite
+from fftgrad.exchanges._parts import CompressedParts, Likes, Parts, Vectors
 
 
-class Received(NamedTuple):
-    """What the owner of a shard has of it.
+class Half(NamedTuple):
+    """What comes of one half.
 
     Attributes:
-      headers: of the buffers that it got, stacked, but for the count: of those that count, a sum.
-      means: of its shard of each part, over the workers.
-      sent: what all owners got of this worker's shards, [w, size] of each part.
-      state: of the worker's codecs, a row for each shard; the old one where it does not count.
+      vectors: of each part: on the owner of a shard its mean over the workers; or the shards of
+        all owners, [w, size].
+      sent: what the others received of this worker's.
+      state: the codecs' next state.
+      tally: of the headers.
     """
 
-    headers: _wire.Header
-    means: Vectors
+    vectors: Vectors
     sent: Vectors
     state: PyTree
+    tally: Tally
 
 
-def to_owners(
-    codec: Parts, rows: Vectors, before: PyTree, likes: Likes, step: Step, axis_name: AxisName
-) -> Received:
-    """Row i of each part [w, size], compressed, to worker i; the means of what came."""
+def to_owners(codec: Parts, rows: Vectors, state: PyTree, likes: Likes, channel: Channel) -> Half:
+    """Row i of each part [w, size], compressed, to worker i, which averages what comes."""
 
-    def to_owner(
-        number: jax.Array, shards: Vectors, before: PyTree
-    ) -> tuple[jax.Array, Vectors, PyTree]:
-        return compress(codec, shards, before, likes, step.fold_local(number))
+    def one(number: jax.Array, shards: Vectors, state: PyTree) -> tuple[CompressedParts, Vectors]:
+        out = codec.compress(shards, state, channel.step.fold_local(number))
+        return out, codec.decompress(out.payloads, likes, channel.step)
 
-    numbers = jnp.arange(_axes.size(axis_name))
-    buffers, sent, state = jax.vmap(to_owner)(numbers, rows, before)
-    headers, means = decode_mean(codec, _axes.all_to_all(buffers, axis_name), likes, step)
-    counted = _counts.zero_unless(_counts.which(headers.overflow, step), headers.overflow)
-    return Received(
-        headers._replace(overflow=jnp.sum(counted)),
-        means,
-        _counts.zero_unless(step.counts, sent),
-        _counts.kept_unless(step.counts, state, before),
-    )
-
-
-def compress(
-    codec: Parts,
-    shards: Vectors,
-    before: PyTree,
-    likes: Likes,
-    step: Step,
-    received: _wire.Header = _wire.NOTHING,
-) -> tuple[jax.Array, Vectors, PyTree]:
-    """The buffer of a shard of each part, what they decode to, and the codecs' next state.
-
-    Its header also tells of what was `received`: it counts that, and is finite and valid if all of
-    that is.
-    """
-    out = codec.compress(shards, before, step)
-    overflow = _counts.marked(received.overflow + out.overflow, step)
-    finite = _alike.all_finite(shards) & jnp.all(received.finite)
-    header = _wire.Header(finite, overflow, jnp.all(received.valid))
-    sent = codec.decompress(out.payloads, likes, step)
-    seed = _wire.seed(codec.codecs, likes, step)
-    return _wire.pack(header, out.payloads, seed), sent, out.state
+    out, sent = jax.vmap(one)(jnp.arange(channel.workers), rows, state)
+    got = channel.scatter(out.payloads, codec.number(likes), of=rows, overflow=out.overflow)
+    return Half(decode_mean(codec, got, likes, channel.step), sent, out.state, got.tally)
 
 
 def to_all(
-    codec: Parts, buffer: jax.Array, likes: Likes, step: Step, axis_name: AxisName
-) -> tuple[_wire.Header, Vectors]:
-    """What the buffers of all stand for, stacked, with their headers; NaN unless all are finite."""
-    specs, seed = codec.payload_spec(likes), _wire.seed(codec.codecs, likes, step)
+    codec: Parts,
+    shards: Vectors,
+    state: PyTree,
+    likes: Likes,
+    channel: Channel,
+    received: Tally = Tally(),
+) -> Half:
+    """A shard of each part, compressed, to all; the shards of all owners, NaN unless all is finite.
 
-    def row(words: jax.Array) -> tuple[_wire.Header, Vectors]:
-        header, payloads = _wire.unpack(words, specs, seed)
-        return header, codec.decompress(payloads, likes, step)
-
-    headers, shards = jax.vmap(row)(_axes.all_gather(buffer, axis_name))
-    poison = _finite.poison_unless(jnp.all(headers.finite))
-    return headers, tuple(rows + poison for rows in shards)
+    The headers also say what the owners were sent before.
+    """
+    step = channel.step
+    out = codec.compress(shards, state, step)
+    sent = codec.decompress(out.payloads, likes, step)
+    got = channel.gather(
+        out.payloads, codec.number(likes), of=shards, overflow=out.overflow, received=received
+    )
+    every = jax.vmap(lambda payloads: codec.decompress(payloads, likes, step))(got.payloads)
+    rows = tuple(vectors + got.tally.poison for vectors in every)
+    return Half(rows, sent, out.state, got.tally)

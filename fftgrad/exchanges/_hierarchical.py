@@ -1,36 +1,32 @@
 """An exact mean over fast links, and a compressed one over slow links."""
 
 import dataclasses
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Scope, Step
+from fftgrad._contracts import (
+    AxisName,
+    Channel,
+    Exchange,
+    Memory,
+    PyTree,
+    Reduced,
+    Scope,
+    State,
+    Step,
+    Tally,
+)
 from fftgrad._values import check_kind, constructor_call
-from fftgrad.exchanges import _counts, _parts, _shards
-from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges import _shards
+from fftgrad.exchanges._shards import Shards
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.ops import _finite
+from fftgrad.ops import _finite, _joined
 
 FastDtype = Literal["float32", "bfloat16"]
-
-
-class HierarchicalState(NamedTuple):
-    """State of `Hierarchical`.
-
-    Attributes:
-      memory: the memory's state: of each group along the slow axis one, of which each of the fast
-        workers has its piece.
-      slow: the slow exchange's state.
-      cut: a `Cut`, by which the pieces can be joined.
-    """
-
-    memory: PerWorker
-    slow: PyTree
-    cut: PerWorker
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -117,37 +113,42 @@ class Hierarchical(Exchange):
     def keeps_error(self) -> bool:
         return True
 
-    def init(self, like: PyTree) -> HierarchicalState:
+    def init(self, like: PyTree) -> State:
         pieces = self._pieces_like(like)
-        state = self.slow.init(pieces)
-        _check_scalars(self.slow, state)
-        remembered = add_worker_axis(self.memory.init(pieces))
-        return HierarchicalState(remembered, state, _shards.cut_of(like, self.workers))
+        slow = self.slow.init(pieces)
+        _check_scalars(self.slow, slow.shared)
+        # What the slow exchange keeps of a piece belongs to the group, as the memory does.
+        memory, learned = self.memory.init(pieces), (slow.own, slow.shards)
+        return State(slow.shared, shards=_shards.start(like, memory, learned, self.workers))
 
-    def mean(self, x: PyTree, state: HierarchicalState, step: Step, axis_name: AxisName) -> Reduced:
-        slow_axes = self._slow_axes(axis_name)
-        pieces, counts = self._scatter(x, step)
-        before = drop_worker_axis(state.memory)
-        y, compensated = self.memory.compensate(pieces, before)
-        # A group counts if any of its workers does, with as much as they have.
-        y, group = _counts.zero_unless(counts, y), step._replace(counts=counts)
-        reduced = self.slow.mean(y, state.slow, group, slow_axes)
-        memory = self.memory.update(y, reduced.sent, reduced.mean, compensated)
-        memory = _counts.kept_unless(counts, memory, before)
-        whole, overflow, invalid = self._gather(reduced, x)
-        # Of all pieces: each worker has seen only its own.
-        finite = _finite.all_finite(whole)
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        slow, fast = channel.along(self._slow_axes(channel)), channel.along(self.fast_axis)
+        group: Shards = state.shards
+        own, shards = group.learned
+        pieces, participates = self._scatter(x, fast)
+        # A group participates if any of its workers does, with as much as they have.
+        slow = slow.among(participates)
+        y, compensated = self.memory.compensate(pieces, group.memory)
+        y = slow.counted(y)
+        out = self.slow.mean(y, State(state.shared, own, shards), slow)
+        memory = self.memory.update(y, out.sent, out.mean, compensated)
+        whole, tally = self._gather(out, x, fast)
         return Reduced(
-            mean=_parts.poison_unless(finite, whole),
+            # Of all pieces: each worker has seen only its own.
+            mean=_finite.nan_unless(_finite.all_finite(whole), whole),
             sent=x,
-            finite=finite,
-            overflow=overflow,
-            state=HierarchicalState(add_worker_axis(memory), reduced.state, state.cut),
-            invalid=invalid,
+            state=State(
+                out.state.shared,
+                shards=group._replace(
+                    memory=slow.kept(memory, group.memory),
+                    learned=(slow.kept(out.state.own, own), out.state.shards),
+                ),
+            ),
+            tally=tally,
         )
 
-    def observe(self, state: HierarchicalState, loss: jax.Array, step: Step) -> HierarchicalState:
-        return state._replace(slow=self.slow.observe(state.slow, loss, step))
+    def observe(self, shared: PyTree, loss: jax.Array, step: Step) -> PyTree:
+        return self.slow.observe(shared, loss, step)
 
     def wire_bytes(self, like: PyTree) -> int:
         pieces = jax.tree.leaves(self._pieces_like(like))
@@ -169,14 +170,14 @@ class Hierarchical(Exchange):
     def _word(self) -> jnp.dtype:
         return jnp.dtype("uint32" if self.dtype == "float32" else "uint16")
 
-    def _slow_axes(self, axis_name: AxisName) -> AxisName:
+    def _slow_axes(self, channel: Channel) -> AxisName:
         _axes.check_workers("Hierarchical", self.workers, self.fast_axis)
-        fast, every = _axes.names(self.fast_axis), _axes.names(axis_name)
+        fast, every = _axes.names(self.fast_axis), _axes.names(channel.axis_name)
         slow = tuple(name for name in every if name not in fast)
         if not slow or every != slow + fast:
             raise ValueError(
                 f"Hierarchical(fast_axis={self.fast_axis!r}): must be the last of several axes of "
-                f"the exchange, got {axis_name!r}; use axis_name=('slow', {fast[0]!r}) in "
+                f"the exchange, got {channel.axis_name!r}; use axis_name=('slow', {fast[0]!r}) in "
                 "compressed_pmean."
             )
         return slow
@@ -184,39 +185,40 @@ class Hierarchical(Exchange):
     def _pieces_like(self, like: PyTree) -> PyTree:
         return _shards.shard_likes(like, self.workers)
 
-    def _scatter(self, x: PyTree, step: Step) -> tuple[PyTree, jax.Array | None]:
-        """This worker's piece of each part, averaged over the fast axis; if any worker counts."""
+    def _scatter(self, x: PyTree, fast: Channel) -> tuple[PyTree, jax.Array | None]:
+        """This worker's piece of each part, averaged over the group; if any of it participates."""
         rows = _shards.to_shards(x, self.workers)
-        # One more value a row, so that all pieces tell of a NaN in any of them, and of who counts.
+        # One more value a row, so that all pieces see a NaN in any of them, and who participates.
         flag = _finite.poison_unless(_finite.all_finite(x))
-        if step.counts is not None:
-            flag += step.counts.astype(flag.dtype)
+        if fast.participates is not None:
+            flag += fast.participates.astype(flag.dtype)
         rows.append(jnp.broadcast_to(flag, (self.workers, 1)))
         sizes = [row.shape[1] for row in rows]
-        words = _axes.all_to_all(self._to_words(jnp.concatenate(rows, axis=1)), self.fast_axis)
+        words = fast.all_to_all(self._to_words(jnp.concatenate(rows, axis=1)))
         # Divided first, so that no sum of finite values overflows.
         received = self._from_words(words) * (1.0 / self.workers)
         total = received[0]
         for row in received[1:]:  # in their order, which a sum over an axis does not promise
             total = total + row
-        *pieces, flag = _parts.cut(total, sizes)
-        counts = None if step.counts is None else flag[0] != 0  # as does a NaN, which is to be seen
+        *pieces, flag = _joined.cut(total, sizes)
+        # So does a group with a NaN, which all are to see.
+        participates = None if fast.participates is None else flag[0] != 0
         pieces = [piece + (flag - flag) for piece in pieces]
-        return jax.tree.unflatten(jax.tree.structure(x), pieces), counts
+        return jax.tree.unflatten(jax.tree.structure(x), pieces), participates
 
-    def _gather(self, reduced: Reduced, like: PyTree) -> tuple[PyTree, jax.Array, jax.Array]:
-        """All pieces of each part, the overflow of all, and for how many a buffer was invalid."""
-        told = jnp.asarray(reduced.overflow).astype(jnp.uint32) << 1
-        told |= (jnp.asarray(reduced.invalid) > 0).astype(jnp.uint32)
+    def _gather(self, out: Reduced, like: PyTree, fast: Channel) -> tuple[PyTree, Tally]:
+        """All pieces of each part, and the tally of all."""
+        word = jnp.asarray(out.tally.overflow).astype(jnp.uint32) << 1
+        word |= (jnp.asarray(out.tally.invalid) > 0).astype(jnp.uint32)
         # As its bits, because bfloat16 would round it.
-        count = lax.bitcast_convert_type(told[None], self._word)
-        words = [*map(self._to_words, jax.tree.leaves(reduced.mean)), count.ravel()]
-        rows = _axes.all_gather(jnp.concatenate(words), self.fast_axis)
+        count = lax.bitcast_convert_type(word[None], self._word)
+        words = [*map(self._to_words, jax.tree.leaves(out.mean)), count.ravel()]
+        rows = fast.all_gather(jnp.concatenate(words))
         sizes = [part.size for part in words]
-        *values, counts = jax.vmap(lambda row: _parts.cut(row, sizes))(rows)
+        *values, counts = jax.vmap(lambda row: _joined.cut(row, sizes))(rows)
         whole = _shards.from_shards(list(map(self._from_words, values)), like)
-        told = lax.bitcast_convert_type(counts, jnp.uint32)
-        return whole, _sum(told >> 1), _sum(told & 1)
+        counts = lax.bitcast_convert_type(counts, jnp.uint32)
+        return whole, Tally(overflow=_sum(counts >> 1), invalid=_sum(counts & 1))
 
     def _to_words(self, x: jax.Array) -> jax.Array:
         # As integers, because XLA widens bfloat16 in the collectives of a CPU.
@@ -230,14 +232,13 @@ def _sum(counts: jax.Array) -> jax.Array:
     return jnp.sum(counts.astype(jnp.int32))
 
 
-def _check_scalars(slow: Exchange, state: PyTree) -> None:
+def _check_scalars(slow: Exchange, shared: PyTree) -> None:
     """Refuses a state that would differ from piece to piece and yet count as the same on all."""
-    for path, node in jax.tree.leaves_with_path(
-        state, is_leaf=lambda node: isinstance(node, PerWorker)
-    ):
-        if not isinstance(node, PerWorker) and jnp.ndim(node):
+    for path, leaf in jax.tree.leaves_with_path(shared):
+        if jnp.ndim(leaf):
             raise ValueError(
                 f"Hierarchical(slow): must keep no arrays that all workers share, because each "
-                f"piece would have others, got {slow!r} with state{jax.tree_util.keystr(path)}; "
+                f"piece would have others, got {slow!r} with "
+                f"state.shared{jax.tree_util.keystr(path)}; "
                 "use SharedSupport(codec, support=LeaderSupport()), AllGather or TwoStage."
             )

@@ -4,13 +4,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step
+from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, State
 from fftgrad._values import constructor_call
 from fftgrad.codecs.quantizers import _scale, _ternary
-from fftgrad.exchanges import _alike, _digit_sum, _parts
+from fftgrad.exchanges import _digit_sum, _parts
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -75,34 +74,27 @@ class IntegerSum(Exchange):
                 f"65536, got {self.workers} and {self.levels}; use levels=1."
             )
 
-    def mean(self, x: PyTree, state: PyTree, step: Step, axis_name: AxisName) -> Reduced:
-        _axes.check_workers("IntegerSum", self.workers, axis_name)
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        _axes.check_workers("IntegerSum", self.workers, channel.axis_name)
+        step = channel.step
         steps = [step.fold(i) if i else step for i in range(len(jax.tree.leaves(x)))]
         clipped = [_ternary.clipped(vector, self.clip) for vector in _parts.vectors(x)]
         tops = jnp.stack([top for _, top in clipped])
         # As infinities, because not every maximum sees a NaN.
-        shared = lax.pmax(jnp.where(jnp.isfinite(tops), tops, jnp.inf), axis_name)
+        shared = channel.max(jnp.where(jnp.isfinite(tops), tops, jnp.inf))
         scales = jnp.where(jnp.isfinite(shared), shared, jnp.nan)
 
         integers = [
             _scale.to_levels(vector, scale, self.levels, _scale.noise(self, own, vector.size))
             for (vector, _), scale, own in zip(clipped, scales, steps, strict=True)
         ]
-        counts = [] if step.counts is None else [step.counts]
-        sums, told = _digit_sum.add(integers, counts, self.levels, self.workers, axis_name)
+        sums, _, tally = _digit_sum.add(integers, self.levels, channel)
         means = [
             whole * (scale / (self.levels * self.workers))
             for whole, scale in zip(sums, scales, strict=True)
         ]
         sent = [part * (scale / self.levels) for part, scale in zip(integers, scales, strict=True)]
-        return Reduced(
-            mean=_parts.rebuild(means, x),
-            sent=_parts.rebuild(sent, x),
-            finite=_alike.all_finite(means),
-            overflow=0,
-            state=state,
-            workers=told[0].astype(jnp.int32) if told else None,
-        )
+        return Reduced(_parts.rebuild(means, x), _parts.rebuild(sent, x), tally=tally)
 
     def wire_bytes(self, like: PyTree) -> int:
         parts = _parts.vector_likes(like)

@@ -40,6 +40,9 @@ class Part:
 Bucket: TypeAlias = tuple[Part, ...]
 """Parts that travel together, in the order of their names."""
 
+Join: TypeAlias = Callable[[list[Bucket]], PyTree]
+"""The tree, of float32 leaves, of what came of its buckets."""
+
 
 class Member(NamedTuple):
     """A leaf of a group: its position among all leaves, its path, and itself."""
@@ -138,7 +141,7 @@ def like(tree: PyTree) -> PyTree:
 
 def bucket_likes(tree: PyTree, layout: Layout) -> list[Bucket]:
     """The shapes of the buckets of a tree of this shape."""
-    return jax.eval_shape(lambda tree: to_buckets(tree, layout), like(tree))
+    return jax.eval_shape(lambda tree: to_buckets(tree, layout)[0], like(tree))
 
 
 def wire_bytes(exchange: Exchange, tree: PyTree, layout: Layout) -> int:
@@ -153,11 +156,15 @@ def link_bytes(exchange: Exchange, tree: PyTree, workers: int, layout: Layout) -
     return sum(exchange.link_bytes(bucket, workers) for bucket in buckets)
 
 
-def to_buckets(tree: PyTree, layout: Layout) -> list[Bucket]:
-    """The parts of a tree, in float32, in as many buckets as the limit of each one's size needs."""
+def to_buckets(tree: PyTree, layout: Layout) -> tuple[list[Bucket], Join]:
+    """The parts of a tree, in float32, in as many buckets as the limit of each one's size needs.
+
+    The second result makes a tree of such buckets again, of float32 leaves.
+    """
     buckets: list[list[Part]] = []
     room = 0
-    for name, members in groups(tree, layout).items():
+    by_name = groups(tree, layout)
+    for name, members in by_name.items():
         for part in _pieces(name, [member.leaf for member in members], layout):
             if part.value.size > room:
                 buckets.append([])
@@ -165,22 +172,22 @@ def to_buckets(tree: PyTree, layout: Layout) -> list[Bucket]:
             buckets[-1].append(part)
             room -= part.value.size
     # No two pieces of a part fit into one.
-    return [tuple(sorted(bucket, key=lambda part: part.name)) for bucket in buckets]
+    travel = [tuple(sorted(bucket, key=lambda part: part.name)) for bucket in buckets]
+    return travel, functools.partial(_join, by_name, jax.tree.structure(tree))
 
 
-def from_buckets(buckets: list[Bucket], like: PyTree, layout: Layout) -> PyTree:
-    """The tree, of float32 leaves, of which `to_buckets` made these."""
+def _join(by_name: dict[str, list[Member]], structure: Any, buckets: list[Bucket]) -> PyTree:
     pieces: dict[str, list[Part]] = {}
     for part in (part for bucket in buckets for part in bucket):
         pieces.setdefault(part.name, []).append(part)
-    out: list[Any] = [None] * len(jax.tree.leaves(like))
-    for name, members in groups(like, layout).items():
+    out: list[Any] = [None] * structure.num_leaves
+    for name, members in by_name.items():
         own = sorted(pieces.get(name, []), key=lambda part: part.piece)
         vectors = [part.value.ravel() for part in own]
         leaves = _uncut(vectors, [member.leaf for member in members])
         for member, leaf in zip(members, leaves, strict=True):
             out[member.number] = leaf
-    return jax.tree.unflatten(jax.tree.structure(like), out)
+    return jax.tree.unflatten(structure, out)
 
 
 def groups(tree: PyTree, layout: Layout) -> dict[str, list[Member]]:

@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad import _axes
-from fftgrad._contracts import AxisName, Like, PyTree
-from fftgrad.exchanges import _parts
+from fftgrad._contracts import Channel, Like, PyTree, Tally
 
 
 def shape_of(like: Like, rank: int) -> tuple[int, int] | None:
@@ -80,26 +78,19 @@ def iterate(
     matrices: Sequence[jax.Array],
     factors: Sequence[jax.Array],
     dense: Sequence[jax.Array],
-    axis_name: AxisName,
-) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
+    channel: Channel,
+) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array], Tally]:
     """A step of the power iteration on the mean of the matrices M of all workers, in two sums.
 
     Returns P = orthonormal(mean M Q) for the factors Q, then mean Mᵀ P, then the means of what is
     dense, which travels with the first.
     """
     lefts = [times(m, factor) for m, factor in zip(matrices, factors, strict=True)]
-    averaged = mean([*lefts, *dense], axis_name)
+    averaged, tally = channel.mean([*lefts, *dense])
     lefts = list(map(orthonormal, averaged[: len(matrices)]))
-    rights = mean([times(m.T, left) for m, left in zip(matrices, lefts, strict=True)], axis_name)
-    return lefts, rights, averaged[len(matrices) :]
-
-
-def mean(arrays: Sequence[jax.Array], axis_name: AxisName) -> list[jax.Array]:
-    """The means over the workers, by one sum."""
-    if not arrays:
-        return []
-    whole, restore = _parts.as_one(arrays)
-    return restore(lax.psum(whole * (1.0 / _axes.size(axis_name)), axis_name))
+    products = [times(m.T, left) for m, left in zip(matrices, lefts, strict=True)]
+    rights, _ = channel.mean(products, tallied=False)
+    return lefts, rights, averaged[len(matrices) :], tally
 
 
 def product(left: jax.Array, right: jax.Array) -> jax.Array:

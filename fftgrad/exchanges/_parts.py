@@ -5,7 +5,6 @@ An exchange sees a tuple of vectors and one codec of all of them: `Parts`.
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from fftgrad.codecs import _call, _chain, _spec, _sum
 from fftgrad.exchanges import _alike
 from fftgrad.exchanges._layout import Part
 from fftgrad.exchanges._rules import CodecRule, Codecs
-from fftgrad.ops import _keys
+from fftgrad.ops import _keys, _wire
 from fftgrad.ops._shapes import spec
 
 Vectors = tuple[jax.Array, ...]
@@ -118,6 +117,10 @@ class Parts:
     def shard(self, parts: int) -> "Parts":
         return Parts(tuple(codec.shard(parts) for codec in self.codecs))
 
+    def number(self, likes: Likes) -> int:
+        """A number that other codecs and shapes do not have, for the checksum of a buffer."""
+        return _wire.configuration(self.codecs, likes)
+
     def payload_spec(self, likes: Likes) -> Payloads:
         return tuple(_spec.payload_spec(codec, like) for codec, like in self._with(likes))
 
@@ -197,41 +200,3 @@ def rebuild(flat: Sequence[jax.Array], like: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(like)
     shaped = [a.reshape(leaf.shape) for a, leaf in zip(flat, leaves, strict=True)]
     return jax.tree.unflatten(structure, shaped)
-
-
-def where(condition: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    """`new` where the condition holds, else `old`."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
-
-
-def poison_unless(condition: jax.Array, x: PyTree) -> PyTree:
-    """`x` where the condition holds, else NaN throughout."""
-    return jax.tree.map(lambda leaf: jnp.where(condition, leaf, jnp.nan), x)
-
-
-def cut(x: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
-    """Consecutive pieces of a vector, of these sizes."""
-    return jnp.split(x, list(itertools.accumulate(sizes))[:-1]) if sizes else []
-
-
-def as_one(
-    leaves: Sequence[jax.Array],
-) -> tuple[jax.Array, Callable[[jax.Array], list[jax.Array]]]:
-    """Real and complex arrays as one float32 vector, and the inverse: for one sum of them all."""
-    shapes = [(leaf.shape, jnp.issubdtype(leaf.dtype, jnp.complexfloating)) for leaf in leaves]
-    flat = [
-        jnp.stack([leaf.real, leaf.imag]).ravel() if is_complex else leaf.ravel()
-        for leaf, (_, is_complex) in zip(leaves, shapes, strict=True)
-    ]
-    whole = jnp.concatenate(flat) if flat else jnp.zeros((0,), jnp.float32)
-
-    def restore(vector: jax.Array) -> list[jax.Array]:
-        out: list[jax.Array] = []
-        pieces = cut(vector, [part.size for part in flat])
-        for piece, (shape, is_complex) in zip(pieces, shapes, strict=True):
-            if is_complex:
-                piece = jax.lax.complex(*jnp.split(piece, 2))
-            out.append(piece.reshape(shape))
-        return out
-
-    return whole, restore

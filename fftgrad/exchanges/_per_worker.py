@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import PyTree
+from fftgrad._contracts import PyTree, State
 
 
 class PerWorker(NamedTuple):
@@ -27,6 +27,16 @@ class OfShards(NamedTuple):
 def add_worker_axis(value: PyTree) -> PerWorker:
     """One worker's own state as its row of the global one."""
     return PerWorker(jax.tree.map(lambda a: jnp.asarray(a)[None], value))
+
+
+def add_rows(state: State) -> State:
+    """What an exchange keeps, with one worker's own and its shard as its rows of global arrays."""
+    return State(state.shared, *map(add_worker_axis, (state.own, state.shards)))
+
+
+def drop_rows(state: State) -> State:
+    """The inverse of `add_rows`, inside the axis."""
+    return State(state.shared, *map(drop_worker_axis, (state.own, state.shards)))
 
 
 def drop_worker_axis(state: PerWorker) -> PyTree:

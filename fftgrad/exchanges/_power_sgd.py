@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import jax
 
-from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
-from fftgrad.exchanges import _alike, _counts, _low_rank
+from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State
+from fftgrad.exchanges import _low_rank
 
 
 class PowerSgdState(NamedTuple):
@@ -50,7 +50,7 @@ class PowerSgd(Exchange):
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.PowerSgd(rank=1)
       >>> x = jnp.outer(jnp.arange(4.0), jnp.arange(5.0))[None]
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
       >>> bool(jnp.allclose(jax.vmap(mean, axis_name="data")(x), x, atol=1e-5))
       True
 
@@ -69,28 +69,22 @@ class PowerSgd(Exchange):
     def scope(self) -> Scope:
         return "leaf"
 
-    def init(self, like: PyTree) -> PowerSgdState:
-        return PowerSgdState(_low_rank.random_factors(like, self.rank, axis=1))
+    def init(self, like: PyTree) -> State:
+        return State(shared=PowerSgdState(_low_rank.random_factors(like, self.rank, axis=1)))
 
-    def mean(self, x: PyTree, state: PowerSgdState, step: Step, axis_name: AxisName) -> Reduced:
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         leaves, structure = jax.tree.flatten(x)
+        factors = state.shared.factors
         matrices, dense = _low_rank.split(leaves, self.rank)
-        who = _counts.term(step, axis_name)
-        lefts, rights, averaged = _low_rank.iterate(
-            matrices, state.factors, [*dense, *who], axis_name
-        )
+        lefts, rights, exact, tally = _low_rank.iterate(matrices, factors, dense, channel)
         low_rank = list(map(_low_rank.product, lefts, rights))
-        workers = _counts.number(averaged[len(dense) :])
-        received = _counts.over(workers, low_rank, axis_name)
-        means = _low_rank.join(leaves, low_rank, averaged, self.rank)
-        return Reduced(
-            mean=jax.tree.unflatten(structure, means),
-            sent=jax.tree.unflatten(structure, _low_rank.join(leaves, received, dense, self.rank)),
-            finite=_alike.all_finite(means),
-            overflow=0,
-            state=PowerSgdState(list(map(_low_rank.kept, rights, state.factors))),
-            workers=workers,
+        received = channel.of_participants(low_rank, tally)
+        means, sent = (
+            jax.tree.unflatten(structure, _low_rank.join(leaves, products, others, self.rank))
+            for products, others in ((low_rank, exact), (received, dense))
         )
+        kept = PowerSgdState(list(map(_low_rank.kept, rights, factors)))
+        return Reduced(means, sent, State(shared=kept), tally)
 
     def wire_bytes(self, like: PyTree) -> int:
         factors = self.rank * sum(map(sum, _low_rank.shapes(like, self.rank)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
+from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Step
 from fftgrad._values import check_kind
 from fftgrad.exchanges import _switch
 
@@ -77,13 +77,11 @@ class Scheduled(Exchange):
     def inner(self) -> tuple[Exchange, ...]:
         return tuple(exchange for _, exchange in self.schedule)
 
-    def init(self, like: PyTree) -> tuple[PyTree, ...]:
-        return tuple(exchange.init(like) for exchange in self.inner)
+    def init(self, like: PyTree) -> State:
+        return _switch.join([exchange.init(like) for exchange in self.inner])
 
-    def mean(
-        self, x: PyTree, state: tuple[PyTree, ...], step: Step, axis_name: AxisName
-    ) -> Reduced:
-        return _switch.switch(self._running(step), self.inner, x, state, step, axis_name)
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        return _switch.switch(self._running(channel.step), self.inner, x, state, channel)
 
     def wire_bytes(self, like: PyTree) -> int:
         return _switch.common_bytes("Scheduled", self.inner, like)
@@ -91,8 +89,10 @@ class Scheduled(Exchange):
     def link_bytes(self, like: PyTree, workers: int) -> float:
         return _switch.common_link_bytes("Scheduled", self.inner, like, workers)
 
-    def observe(self, state: tuple[PyTree, ...], loss: jax.Array, step: Step) -> tuple[PyTree, ...]:
-        return _switch.observe(self._running(step), self.inner, state, loss, step)
+    def observe(
+        self, shared: tuple[PyTree, ...], loss: jax.Array, step: Step
+    ) -> tuple[PyTree, ...]:
+        return _switch.observe(self._running(step), self.inner, shared, loss, step)
 
     def _running(self, step: Step) -> jax.Array:
         starts = jnp.asarray([start for start, _ in self.schedule[1:]], jnp.int32)

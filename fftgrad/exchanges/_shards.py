@@ -15,25 +15,36 @@ import jax.numpy as jnp
 
 from fftgrad._contracts import PyTree
 from fftgrad.exchanges import _parts
-from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis
+
+ONE_EACH = 0
 
 
-class Cut(NamedTuple):
-    """How parts were cut, for whoever joins what was kept of their shards.
+class Shards(NamedTuple):
+    """State of the owner of a shard of each part.
 
     Attributes:
-      sizes: how many values each part has, int32[parts].
-      shards: into how many it was cut, int32[].
+      sizes: how many values each part has, int32[parts], by which what is kept can be joined.
+      number: into how many shards it was cut, int32[]; `ONE_EACH` for one for each worker.
+      memory: a memory's state of the shard, to be joined and cut again for other workers.
+      learned: what starts anew for another number of workers.
     """
 
     sizes: jax.Array
-    shards: jax.Array
+    number: jax.Array
+    memory: PyTree
+    learned: PyTree = ()
 
 
-def cut_of(like: PyTree, workers: int) -> PerWorker:
-    """The cut of parts like these, the same in the row of each worker."""
+class PerShard(NamedTuple):
+    """A worker's own state with a row for each shard; it starts anew for other shards."""
+
+    rows: PyTree
+
+
+def start(like: PyTree, memory: PyTree, learned: PyTree, number: int = ONE_EACH) -> Shards:
+    """The state before the first step, for parts like these."""
     sizes = [math.prod(part.shape) for part in jax.tree.leaves(like)]
-    return add_worker_axis(Cut(jnp.asarray(sizes, jnp.int32), jnp.int32(workers)))
+    return Shards(jnp.asarray(sizes, jnp.int32), jnp.int32(number), memory, learned)
 
 
 def to_shards(x: PyTree, workers: int) -> list[jax.Array]:

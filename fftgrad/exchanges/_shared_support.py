@@ -1,16 +1,13 @@
 """A sum of coefficients that one worker chooses for all, or that all know already."""
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fftgrad import _axes
 from fftgrad._contracts import (
-    AxisName,
+    Channel,
     Codec,
     Exchange,
     Payload,
@@ -18,31 +15,40 @@ from fftgrad._contracts import (
     Reduced,
     Scope,
     Selector,
-    Step,
+    State,
 )
 from fftgrad._values import check_kind, constructor_call
 from fftgrad.codecs._chain import chain, stages
-from fftgrad.exchanges import _alike, _counts, _parts
+from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
-from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.exchanges._supports import LeaderSupport, Support
 from fftgrad.ops import _finite
 from fftgrad.ops._shapes import spec
 
 
-class SharedSupportState(NamedTuple):
-    """State of `SharedSupport`.
+class OwnSelection(NamedTuple):
+    """What `SharedSupport` keeps as each worker's own.
 
     Attributes:
-      codecs: what each worker's transforms remember.
-      selectors: what the selectors remember: each worker's where one leads, else equal on all.
-      support: what the support keeps of the parts that have a selector, equal on all workers.
+      transforms: what each worker's transforms remember.
+      selectors: what its selectors remember; `()` where all workers select alike.
     """
 
-    codecs: PerWorker
-    selectors: PyTree
+    transforms: PyTree
+    selectors: PyTree = ()
+
+
+class Agreed(NamedTuple):
+    """What `SharedSupport` keeps that is equal on all workers.
+
+    Attributes:
+      support: what the support keeps of the parts that have a selector.
+      selectors: what the selectors remember where all workers select alike, else `()`.
+    """
+
     support: list[PyTree]
+    selectors: PyTree = ()
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -88,7 +94,7 @@ class SharedSupport(Exchange):
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.SharedSupport(fg.TopK(k=1))
       >>> x = jnp.array([[4.0, 1.0], [1.0, 2.0]])
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([2.5, 0. ], dtype=float32)
 
@@ -119,81 +125,60 @@ class SharedSupport(Exchange):
     def scope(self) -> Scope:
         return _parts.scope_of(self.codec)
 
-    def init(self, like: PyTree) -> SharedSupportState:
+    def init(self, like: PyTree) -> State:
         likes = _parts.vector_likes(like)
         linear, selectors = self._split(like, likes)
         coefficients = _mains(linear, likes)
         chosen = [z for s, z in zip(selectors.codecs, coefficients, strict=True) if _selects(s)]
-        return SharedSupportState(
-            codecs=add_worker_axis(linear.init(likes)),
-            selectors=self._own(selectors.init(coefficients)),
-            support=self.support.init(list(chosen)),
-        )
+        kept = self.support.init(list(chosen))
+        return self._state(linear.init(likes), selectors.init(coefficients), kept)
 
-    def mean(
-        self, x: PyTree, state: SharedSupportState, step: Step, axis_name: AxisName
-    ) -> Reduced:
-        likes = _parts.vector_likes(x)
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        likes, step = _parts.vector_likes(x), channel.step
         linear, selectors = self._split(x, likes)
         vectors = _parts.vectors(x)
-        codecs = drop_worker_axis(state.codecs)
-        spectra = linear.compress(vectors, codecs, step)
-        z = _counts.zero_unless(step.counts, tuple(p.main for p in spectra.payloads))
+        shared: Agreed = state.shared
+        spectra = linear.compress(vectors, state.own.transforms, step)
+        z = channel.counted(tuple(p.main for p in spectra.payloads))
 
         chosen = [i for i, selector in enumerate(selectors.codecs) if _selects(selector)]
         scores = list(z)
-        for i, kept in zip(chosen, state.support, strict=True):
+        for i, kept in zip(chosen, shared.support, strict=True):
             scores[i] = self.support.score(z[i], kept)
-        own = self.support.sends_positions
-        before = drop_worker_axis(state.selectors) if own else state.selectors
+        before = state.own.selectors if self.support.sends_positions else shared.selectors
         selected = selectors.compress(tuple(scores), before, step)
         sides = [payload.side for payload in selected.payloads]
-        agreed = self.support.agree([sides[i] for i in chosen], step, axis_name)
+        agreed = self.support.agree([sides[i] for i in chosen], channel)
         for i, side in zip(chosen, agreed, strict=True):
             sides[i] = side
 
         values = list(z)
         for i in chosen:
             values[i] = _selector(selectors, i).at(z[i], sides[i], step)
-        # One more value, so that what is not chosen cannot hide a NaN; what is counted goes along,
-        # multiplied by what all values are divided by.
-        workers = _axes.size(axis_name)
-        leads = self.support.leads(step, axis_name)
-        overflow = spectra.overflow + jnp.where(leads, selected.overflow, 0)
-        counted = self._counts(linear, selectors, likes)
-        flag = _finite.poison_unless(_alike.all_finite(vectors))[None]
-        count = [jnp.asarray(overflow * workers, jnp.float32)[None]] if counted else []
-        who = _counts.term(step, axis_name)
-        whole, restore = _parts.as_one([flag, *count, *who, *values])
-        total = lax.psum(whole * (1.0 / workers), axis_name)
-        flag, *rest = restore(total)
-        seen = rest.pop(0)[0] if counted else jnp.zeros(())
-        told, means = rest[: len(who)], rest[len(who) :]
-        number = _counts.number(told)
+        overflow = spectra.overflow + jnp.where(self.support.leads(channel), selected.overflow, 0)
+        # One more value, so that what is not chosen cannot hide a NaN.
+        flag = _finite.poison_unless(_finite.all_finite(vectors))[None]
+        (flag, *means), tally = channel.mean(
+            [flag, *values],
+            overflow=overflow if self._counts(linear, selectors, likes) else None,
+        )
 
         def back(values: list[jax.Array]) -> Vectors:
             payloads = tuple(Payload(v, side) for v, side in zip(values, sides, strict=True))
             return selectors.decompress(payloads, spec(z), step)
 
         coefficients = back(means)
-        known = _counts.over(number, coefficients, axis_name)
+        known = channel.of_participants(coefficients, tally)
         after = [
             self.support.update(kept, _selector(selectors, i), sides[i], known[i], step)
-            for i, kept in zip(chosen, state.support, strict=True)
+            for i, kept in zip(chosen, shared.support, strict=True)
         ]
-        keep = functools.partial(_counts.kept_unless, step.counts)
         mean = [m + flag for m in linear.undo_linear(coefficients, likes, step)]
         return Reduced(
             mean=_parts.rebuild(mean, x),
             sent=_parts.rebuild(linear.undo_linear(back(values), likes, step), x),
-            finite=_finite.all_finite(total),
-            overflow=jnp.round(seen).astype(jnp.int32),
-            state=SharedSupportState(
-                add_worker_axis(keep(spectra.state, codecs)),
-                self._own(keep(selected.state, before) if own else selected.state),
-                after,
-            ),
-            workers=number,
+            state=self._state(spectra.state, selected.state, after),
+            tally=tally,
         )
 
     def wire_bytes(self, like: PyTree) -> int:
@@ -204,9 +189,10 @@ class SharedSupport(Exchange):
         values = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(sent))
         return 4 + 4 * self._counts(linear, selectors, likes) + values
 
-    def _own(self, state: PyTree) -> PyTree:
-        """The state of the selectors: each worker's own, unless all choose alike."""
-        return add_worker_axis(state) if self.support.sends_positions else state
+    def _state(self, transforms: PyTree, selectors: PyTree, support: list[PyTree]) -> State:
+        if self.support.sends_positions:
+            return State(Agreed(support), OwnSelection(transforms, selectors))
+        return State(Agreed(support, selectors), OwnSelection(transforms))
 
     def _split(self, like: PyTree, likes: Likes) -> tuple[Parts, Parts]:
         """The linear transforms of each part, and its selector, or `Identity` for none."""

@@ -6,12 +6,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from fftgrad import _axes
-from fftgrad._contracts import AxisName, Like, Payload, PyTree, Selector, Step
+from fftgrad._contracts import Channel, Like, Payload, PyTree, Selector, Step
 from fftgrad._values import constructor_call
-from fftgrad.exchanges import _parts
 from fftgrad.ops._shapes import spec
 
 
@@ -35,12 +32,12 @@ class Support(abc.ABC):
     def score(self, z: jax.Array, kept: PyTree) -> jax.Array:
         """By what a worker selects among the coefficients `z` of a part."""
 
-    def leads(self, step: Step, axis_name: AxisName) -> jax.Array:
+    def leads(self, channel: Channel) -> jax.Array:
         """Whether this worker's choice is the one in use, bool[]; of one worker, if all agree."""
-        return _axes.index(axis_name) == 0
+        return channel.index == 0
 
     @abc.abstractmethod
-    def agree(self, sides: list[PyTree], step: Step, axis_name: AxisName) -> list[PyTree]:
+    def agree(self, sides: list[PyTree], channel: Channel) -> list[PyTree]:
         """The sides that all workers use."""
 
     def update(
@@ -88,30 +85,21 @@ class LeaderSupport(Support):
     def score(self, z: jax.Array, kept: PyTree) -> jax.Array:
         return z
 
-    def number(self, step: Step, axis_name: AxisName) -> jax.Array | int:
+    def number(self, channel: Channel) -> jax.Array | int:
         """Which worker leads."""
-        workers = _axes.size(axis_name)
+        workers = channel.workers
         if self.worker is not None and self.worker >= workers:
             raise ValueError(
                 f"LeaderSupport(worker): must be the number of one of {workers} workers, got "
                 f"{self.worker}; leave it out to let all lead in turn."
             )
-        return step.number % workers if self.worker is None else self.worker
+        return channel.step.number % workers if self.worker is None else self.worker
 
-    def leads(self, step: Step, axis_name: AxisName) -> jax.Array:
-        return _axes.index(axis_name) == self.number(step, axis_name)
+    def leads(self, channel: Channel) -> jax.Array:
+        return channel.index == self.number(channel)
 
-    def agree(self, sides: list[PyTree], step: Step, axis_name: AxisName) -> list[PyTree]:
-        leads = self.leads(step, axis_name)
-        leaves, structure = jax.tree.flatten(sides)
-        if not leaves:
-            return sides
-        # The leader's words, by one sum to which the others add nothing.
-        words = jnp.concatenate([leaf.ravel() for leaf in leaves])
-        words = lax.psum(jnp.where(leads, words, jnp.uint32(0)), axis_name)
-        pieces = _parts.cut(words, [leaf.size for leaf in leaves])
-        shaped = [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
-        return jax.tree.unflatten(structure, shaped)
+    def agree(self, sides: list[PyTree], channel: Channel) -> list[PyTree]:
+        return channel.broadcast(sides, self.leads(channel))
 
 
 class DriftState(NamedTuple):
@@ -170,7 +158,7 @@ class PredictedSupport(Support):
         usual = jnp.where(total > 0, total / jnp.maximum(count, 1.0), 1.0)
         return (jnp.where(known, kept.rate, usual) + usual) * kept.age
 
-    def agree(self, sides: list[PyTree], step: Step, axis_name: AxisName) -> list[PyTree]:
+    def agree(self, sides: list[PyTree], channel: Channel) -> list[PyTree]:
         return sides
 
     def update(

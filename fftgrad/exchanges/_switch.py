@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
-from fftgrad.exchanges import _counts
+from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Step, Tally
 
 _Size = TypeVar("_Size", int, float)
 
@@ -18,47 +17,49 @@ def switch(
     index: jax.Array,
     exchanges: Sequence[Exchange],
     x: PyTree,
-    states: tuple[PyTree, ...],
-    step: Step,
-    axis_name: AxisName,
+    state: State,
+    channel: Channel,
 ) -> Reduced:
     """What exchange `index`, equal on all workers, makes of `x`; the states of all of them."""
+    states = [State(*fields) for fields in zip(*state, strict=True)]
 
-    def branch(position: int) -> Callable[..., Reduced]:
-        def run(x: PyTree, states: tuple[PyTree, ...], step: Step) -> Reduced:
-            out = exchanges[position].mean(x, states[position], step, axis_name)
-            out = _counts.told(out, step, axis_name)
+    def branch(position: int) -> Callable[[PyTree, list[State]], Reduced]:
+        def run(x: PyTree, states: list[State]) -> Reduced:
+            out = exchanges[position].mean(x, states[position], channel)
             # Typed alike in all branches, whatever each knows to be equal along other axes.
             like = jax.tree.leaves(out.mean)[0]
+            tally = Tally.of_all([channel.complete(out.tally)])
             return out._replace(
                 sent=jax.tree.map(_axes.vary_like, out.sent, x),
-                finite=_axes.vary_like(out.finite, like),
-                overflow=_axes.vary_like(jnp.asarray(out.overflow, jnp.int32), like),
-                invalid=_axes.vary_like(jnp.asarray(out.invalid, jnp.int32), like),
-                state=(*states[:position], out.state, *states[position + 1 :]),
-                workers=jax.tree.map(lambda n: _axes.vary_like(n, like), out.workers),
+                state=join([*states[:position], out.state, *states[position + 1 :]]),
+                tally=jax.tree.map(lambda leaf: _axes.vary_like(leaf, like), tally),
             )
 
         return run
 
-    return lax.switch(index, list(map(branch, range(len(exchanges)))), x, states, step)
+    return lax.switch(index, list(map(branch, range(len(exchanges)))), x, states)
+
+
+def join(states: Sequence[State]) -> State:
+    """The states of several exchanges as that of one, field by field."""
+    return State(*zip(*states, strict=True))
 
 
 def observe(
     index: jax.Array,
     exchanges: Sequence[Exchange],
-    states: tuple[PyTree, ...],
+    shared: tuple[PyTree, ...],
     loss: jax.Array,
     step: Step,
 ) -> tuple[PyTree, ...]:
-    """The states, once exchange `index`, and no other, has seen the loss of its step."""
+    """What each shares, once exchange `index`, and no other, has seen the loss of its step."""
     return tuple(
         jax.tree.map(
             lambda new, old, ran=(index == position): jnp.where(ran, new, old),
             exchange.observe(state, loss, step),
             state,
         )
-        for position, (exchange, state) in enumerate(zip(exchanges, states, strict=True))
+        for position, (exchange, state) in enumerate(zip(exchanges, shared, strict=True))
     )
 
 

@@ -1,35 +1,19 @@
 """A mean whose bytes do not grow with the workers: shards to their owners, and back to all."""
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Scope, Step
+from fftgrad._contracts import Channel, Exchange, Memory, PyTree, Reduced, Scope, State
 from fftgrad._values import check_kind, constructor_call
-from fftgrad.exchanges import _alike, _counts, _halves, _parts, _shards, _wire
+from fftgrad.exchanges import _halves, _parts, _shards
 from fftgrad.exchanges._parts import Likes, Parts
-from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
+from fftgrad.exchanges._shards import PerShard, Shards
 from fftgrad.memories._error_feedback import ErrorFeedback
-
-
-class TwoStageState(NamedTuple):
-    """State of `TwoStage`.
-
-    Attributes:
-      codecs: what each worker's codecs remember, a row for each shard.
-      server_codecs: what the codecs of the owner of a shard remember.
-      server: the server memory's state, of which each worker has that of its shard.
-      cut: a `Cut`, by which the shards can be joined.
-    """
-
-    codecs: PerWorker
-    server_codecs: PerWorker
-    server: PerWorker
-    cut: PerWorker
+from fftgrad.ops import _wire
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -67,7 +51,7 @@ class TwoStage(Exchange):
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.TwoStage(fg.Sign(), workers=2)
       >>> x = jnp.array([[2.0, 1.0], [2.0, -1.0]])
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([2., 0.], dtype=float32)
 
@@ -89,51 +73,29 @@ class TwoStage(Exchange):
     def scope(self) -> Scope:
         return _parts.scope_of(self.codec)
 
-    def init(self, like: PyTree) -> TwoStageState:
+    def init(self, like: PyTree) -> State:
         likes = self._likes(like)
-        own = self._codec(like).init(likes)
-        rows = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.workers, *jnp.shape(a))), own)
-        return TwoStageState(
-            codecs=add_worker_axis(rows),
-            server_codecs=add_worker_axis(own),
-            server=add_worker_axis(self.server_memory.init(likes)),
-            cut=_shards.cut_of(like, self.workers),
-        )
+        learned = self._codec(like).init(likes)
+        rows = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.workers, *jnp.shape(a))), learned)
+        memory = self.server_memory.init(likes)
+        return State(own=PerShard(rows), shards=_shards.start(like, memory, learned))
 
-    def mean(self, x: PyTree, state: TwoStageState, step: Step, axis_name: AxisName) -> Reduced:
-        _axes.check_workers("TwoStage", self.workers, axis_name)
-        codec, likes = self._codec(x), self._likes(x)
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        _axes.check_workers("TwoStage", self.workers, channel.axis_name)
+        codec, likes, memory = self._codec(x), self._likes(x), self.server_memory
+        owner: Shards = state.shards
 
         rows = tuple(_shards.to_shards(x, self.workers))
-        before = drop_worker_axis(state.codecs)
-        got = _halves.to_owners(codec, rows, before, likes, step, axis_name)
-        memory = self.server_memory
-        y, compensated = memory.compensate(got.means, drop_worker_axis(state.server))
-        buffer, kept, server_codecs = _halves.compress(
-            codec,
-            y,
-            drop_worker_axis(state.server_codecs),
-            likes,
-            step.fold_local(self.workers),
-            received=got.headers,
-        )
-        server = memory.update(y, kept, y, compensated)
-        headers, rows = _halves.to_all(codec, buffer, likes, step, axis_name)
-        overflow, workers = _counts.read(headers.overflow, step)
+        first = _halves.to_owners(codec, rows, state.own, likes, channel)
+        y, compensated = memory.compensate(first.vectors, owner.memory)
+        again = channel.fold_local(self.workers)
+        second = _halves.to_all(codec, y, owner.learned, likes, again, first.tally)
+        kept = memory.update(y, second.sent, y, compensated)
         return Reduced(
-            mean=_shards.from_shards(rows, x),
-            sent=_shards.from_shards(got.sent, x),
-            finite=jnp.all(headers.finite) & _alike.all_finite(rows),
-            overflow=overflow,
-            # What is kept of a shard belongs to all workers, whether or not its owner counts.
-            state=TwoStageState(
-                codecs=add_worker_axis(got.state),
-                server_codecs=add_worker_axis(server_codecs),
-                server=add_worker_axis(server),
-                cut=state.cut,
-            ),
-            workers=workers,
-            invalid=_wire.count_invalid(headers),
+            mean=_shards.from_shards(second.vectors, x),
+            sent=_shards.from_shards(first.sent, x),
+            state=State(own=first.state, shards=owner._replace(memory=kept, learned=second.state)),
+            tally=second.tally,
         )
 
     def wire_bytes(self, like: PyTree) -> int:

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fftgrad._contracts import AxisName, Exchange, Like, PyTree, Reduced, Scope, Step
-from fftgrad.exchanges import _alike, _layout, _low_rank, _parts
+from fftgrad._contracts import AxisName, Channel, Exchange, Like, PyTree, Reduced, Scope, State
+from fftgrad.exchanges import _layout, _low_rank, _parts
 from fftgrad.exchanges._power_sgd import PowerSgd
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.ops import _norms
+from fftgrad.ops import _finite, _norms
 from fftgrad.training._check_gradients import checked_like
 from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
 
@@ -124,9 +124,9 @@ def dion(
         found, pmean = directions.update(_widened(updates), state.pmean, params, **extra)
         found, moved = beside.update(found, state.others, params, **extra)
         finite = pmean.skipped == state.pmean.skipped
-        found = _parts.poison_unless(finite, found)
+        found = _finite.nan_unless(finite, found)
         narrow = jax.tree.map(lambda u, g: u.astype(g.dtype), found, updates)
-        return narrow, DionState(pmean, _parts.where(finite, moved, state.others))
+        return narrow, DionState(pmean, optax.tree.where(finite, moved, state.others))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -150,14 +150,15 @@ class Directions(Exchange):
         """Whether a part stays dense because of its name."""
         return any(word in name for word in self.dense)
 
-    def init(self, like: PyTree) -> list[jax.Array]:
-        return _low_rank.random_factors(jax.eval_shape(self._flat, like), self.rank, axis=1)
+    def init(self, like: PyTree) -> State:
+        named = jax.eval_shape(self._flat, like)
+        return State(shared=_low_rank.random_factors(named, self.rank, axis=1))
 
-    def mean(self, x: PyTree, state: list[jax.Array], step: Step, axis_name: AxisName) -> Reduced:
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         parts, structure = jax.tree.flatten(x)
         named = self._flat(x)
         matrices, dense = _low_rank.split(named, self.rank)
-        lefts, rights, exact = _low_rank.iterate(matrices, state, dense, axis_name)
+        lefts, rights, exact, tally = _low_rank.iterate(matrices, state.shared, dense, channel)
         units = list(map(_of_length_one, rights))
         directions = [
             _scale(m) * _low_rank.product(p, q)
@@ -171,13 +172,11 @@ class Directions(Exchange):
             shaped = [a.reshape(part.shape) for a, part in zip(joined, parts, strict=True)]
             return jax.tree.unflatten(structure, shaped)
 
-        mean = tree(directions, exact)
         return Reduced(
-            mean=mean,
+            mean=tree(directions, exact),
             sent=tree(taken, dense),
-            finite=_alike.all_finite([*rights, *jax.tree.leaves(mean)]),
-            overflow=0,
-            state=list(map(_low_rank.kept, units, state)),
+            state=State(shared=list(map(_low_rank.kept, units, state.shared))),
+            tally=tally._replace(finite=_finite.all_finite(rights)),
         )
 
     def wire_bytes(self, like: PyTree) -> int:

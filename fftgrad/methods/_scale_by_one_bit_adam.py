@@ -9,7 +9,6 @@ from jax import lax
 
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad.codecs.quantizers._sign import Sign
-from fftgrad.exchanges import _parts
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._two_stage import TwoStage
@@ -134,7 +133,7 @@ def scale_by_one_bit_adam(
             return (m / first / (jnp.sqrt(v / second) + eps)).astype(g.dtype)
 
         # The moments of a bad step are used, so that its update is not finite, and not kept.
-        kept_mu, kept_nu = _parts.where(fine, (mu, nu), (state.mu, state.nu))
+        kept_mu, kept_nu = optax.tree.where(fine, (mu, nu), (state.mu, state.nu))
         # Nor is it counted: the second moment and the corrections go by the steps that were kept.
         kept = jnp.where(fine, count, state.step)
         state = state._replace(step=kept, mu=kept_mu, nu=kept_nu)

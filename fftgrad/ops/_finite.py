@@ -4,13 +4,21 @@ A maximum is no evidence. XLA for CPUs may drop a NaN from a vectorized `max` or
 that leans on them passes in small tests and fails at real sizes. A sum propagates NaN everywhere.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+
+from fftgrad.ops._shapes import PyTree
 
 
 def all_finite(tree: object) -> jax.Array:
     """Whether every value of every array is finite, bool[]."""
-    flags = [jnp.isfinite(poison(leaf)) for leaf in jax.tree.leaves(tree)]
+    # Arrays that are alike share a flag: each reader of the answer finds it again from all flags.
+    alike: dict[Any, list[jax.Array]] = {}
+    for leaf in jax.tree.leaves(tree):
+        alike.setdefault(jax.typeof(leaf), []).append(leaf)
+    flags = [jnp.isfinite(poison(_stacked(leaves))) for leaves in alike.values()]
     return jnp.all(jnp.stack(flags)) if flags else jnp.ones((), bool)
 
 
@@ -57,3 +65,12 @@ def mean(x: jax.Array, count: jax.Array | int) -> jax.Array:
 def poison_unless(finite: jax.Array) -> jax.Array:
     """0.0 where the flag holds, else NaN."""
     return jnp.where(finite, 0.0, jnp.nan)
+
+
+def _stacked(leaves: list[jax.Array]) -> jax.Array:
+    return jnp.stack(leaves) if len(leaves) > 1 else leaves[0]
+
+
+def nan_unless(fine: jax.Array, tree: PyTree) -> PyTree:
+    """The tree where the flag holds, else NaN throughout."""
+    return jax.tree.map(lambda leaf: jnp.where(fine, leaf, jnp.nan), tree)

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fftgrad.ops._shapes import PyTree
+
 
 def rounded(x: jax.Array, dtype: Any) -> jax.Array:
     """float32 values, rounded to those that `dtype` has, which may be bfloat16 or float16.
@@ -20,6 +22,15 @@ def rounded(x: jax.Array, dtype: Any) -> jax.Array:
     # It makes zeros of subnormal numbers, which are multiples of the smallest.
     unit = float(narrow.smallest_subnormal)
     return jnp.where(jnp.abs(x) < float(narrow.tiny), jnp.round(x / unit) * unit, near)
+
+
+def narrowed(mean: PyTree, like: PyTree) -> tuple[PyTree, PyTree | None]:
+    """The mean in the dtypes of the leaves, and what rounding drops of it, if any is narrow."""
+    if all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(like)):
+        return mean, None
+    near = jax.tree.map(lambda m, g: rounded(m, g.dtype), mean, like)
+    cast = jax.tree.map(lambda m, g: m.astype(g.dtype), near, like)
+    return cast, jax.tree.map(jnp.subtract, mean, near)
 
 
 def to_bfloat16(x: jax.Array, draws: jax.Array) -> jax.Array:

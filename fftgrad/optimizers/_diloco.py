@@ -217,7 +217,7 @@ def diloco(
             outside = _fragments.select(state.outer, number)
             before = _fragments.select(state.pmean, number)
             change = jax.tree.map(jnp.subtract, anchor, _fragments.take(sends, number, fragments))
-            change = _worker.poison_unless(~lost, change)
+            change = _worker.nan_unless(~lost, change)
             mean, pmean = compressed.update(change, before, weight=weight, **told)
             common = {} if value is None else {"value": mean_loss(value, weight, axis_name)}
             moved, after = run_outer(mean, outside, anchor, **common)

@@ -8,7 +8,6 @@ import optax
 
 from fftgrad._contracts import AxisName, Codec
 from fftgrad.codecs.transforms._identity import Identity
-from fftgrad.exchanges import _parts
 from fftgrad.exchanges._layout import Layout
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.methods._top_k import top_k
@@ -160,7 +159,7 @@ def _behind_feedback(
         mean, after = compressed.update(_wide(updates), before, params, **extra)
         moves, moved = optimizer.update(mean, own, params, **extra)
         moves = jax.tree.map(lambda move, grad: move.astype(grad.dtype), moves, updates)
-        return moves, (after, _parts.where(after.skipped == before.skipped, moved, own))
+        return moves, (after, optax.tree.where(after.skipped == before.skipped, moved, own))
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -7,15 +7,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Codec, Step
+from fftgrad._contracts import AxisName, Channel, Codec
 from fftgrad._values import check_kind
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import UniformLevels
 from fftgrad.codecs.transforms import Hadamard
 from fftgrad.exchanges import _halves
 from fftgrad.exchanges._parts import Likes, Parts
-from fftgrad.ops._keys import as_key
-from fftgrad.training._own_step import own_step
 
 EIGHT = UniformLevels(bits=8, bucket=256, norm="max")
 FOUR = chain(Hadamard(block=256), UniformLevels(bits=4, bucket=256, norm="max"))
@@ -91,7 +89,8 @@ def compressed_psum_scatter(
       arXiv:2410.15526.
     """
     owner = "compressed_psum_scatter"
-    workers, moment = _start(owner, x, codec, axis_name, step, key)
+    channel = _start(owner, x, codec, axis_name, step, key)
+    workers = channel.workers
     parts = Parts((codec,)).shard(workers)
     axis = axis_of(owner, "scatter_dimension", scatter_dimension, x)
     if x.shape[axis] % workers:
@@ -105,9 +104,9 @@ def compressed_psum_scatter(
     front = jnp.moveaxis(x.astype(jnp.float32), axis, 0)
     rows, likes = front.reshape(workers, -1), _likes(x.size // workers)
     before = jax.tree.map(lambda a: jnp.stack([a] * workers), parts.init(likes))
-    got = _halves.to_owners(parts, (rows,), before, likes, moment, axis_name)
+    got = _halves.to_owners(parts, (rows,), before, likes, channel)
     shape = (front.shape[0] // workers, *front.shape[1:])
-    shard = workers * got.means[0].reshape(shape)
+    shard = workers * got.vectors[0].reshape(shape)
     return Scattered(
         jnp.moveaxis(shard, 0, axis).astype(x.dtype),
         jnp.moveaxis(got.sent[0].reshape(front.shape), 0, axis),
@@ -170,7 +169,8 @@ def compressed_all_gather(
       NeurIPS 2024, arXiv:2410.15526.
     """
     owner = "compressed_all_gather"
-    workers, moment = _start(owner, shard, codec, axis_name, step, key)
+    channel = _start(owner, shard, codec, axis_name, step, key)
+    workers = channel.workers
     parts = Parts((codec,))
     axis = axis_of(owner, "gather_dimension", gather_dimension, shard)
     expected = tuple(n * (workers if i == axis else 1) for i, n in enumerate(shard.shape))
@@ -187,9 +187,8 @@ def compressed_all_gather(
     sends, before = front.ravel(), None
     if reference is not None:
         before = jnp.moveaxis(reference.astype(jnp.float32), axis, 0).reshape(workers, -1)
-        sends = sends - jnp.take(before, _axes.index(axis_name), axis=0)
-    buffer, _, _ = _halves.compress(parts, (sends,), parts.init(likes), likes, moment)
-    _, (rows,) = _halves.to_all(parts, buffer, likes, moment, axis_name)
+        sends = sends - jnp.take(before, channel.index, axis=0)
+    (rows,) = _halves.to_all(parts, (sends,), parts.init(likes), likes, channel).vectors
     rows = rows if before is None else before + rows
     out = jnp.moveaxis(rows.reshape(whole), 0, axis)
     return out.astype(dtype)
@@ -202,15 +201,15 @@ def _start(
     axis_name: AxisName,
     step: jax.Array | int,
     key: jax.Array | int,
-) -> tuple[int, Step]:
+) -> Channel:
     check_kind(f"{owner}(codec)", codec, Codec, "pass UniformLevels(bits=8).")
-    workers = _axes.size(axis_name, owner)
+    _axes.size(axis_name, owner)
     if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         raise TypeError(
             f"{owner}: must get a float array of at most 32 bits, got {x.dtype}; cast it to "
             "float32, or use the collective of jax.lax."
         )
-    return workers, own_step(as_key(key), step, 0, axis_name)
+    return Channel.of(axis_name, key, step)
 
 
 def axis_of(owner: str, argument: str, axis: int, x: jax.Array) -> int:

@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Codec, Memory, PyTree
+from fftgrad._contracts import AxisName, Channel, Codec, Memory, PyTree, Tally
 from fftgrad._values import check_choice, check_kind
-from fftgrad.exchanges import _alike, _halves, _parts, _shards
+from fftgrad.exchanges import _halves, _parts, _shards
 from fftgrad.exchanges._parts import Vectors
 from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import NoMemory
-from fftgrad.ops import _rounding
-from fftgrad.ops._keys import as_key
+from fftgrad.ops import _finite, _rounding
 from fftgrad.optimizers._check_inner import check_extra, check_inner
 from fftgrad.optimizers._mean_loss import mean_loss
 from fftgrad.optimizers._scatter import EIGHT, FOUR
@@ -27,7 +26,6 @@ from fftgrad.training._check_gradients import (
     checked_like,
     refuse_masked,
 )
-from fftgrad.training._own_step import own_step
 from fftgrad.training._pmean import Masked
 from fftgrad.training._weigh import weighted
 
@@ -154,7 +152,7 @@ def sharded(
             memory=add_worker_axis(memory.init(like)),
             inner=OfShards(add_worker_axis(inner.init(shards))),
             ahead=OfShards(ahead),
-            worker=OfShards(_worker.nobody(ahead)),
+            worker=OfShards(_worker.unowned(ahead)),
         )
 
     def update(
@@ -184,24 +182,24 @@ def sharded(
             _parts.Parts(tuple(codec for _ in likes)).shard(workers)
             for codec in (gradients, parameters)
         )
-        step = own_step(as_key(key), state.step, state.skipped, axis_name)
+        channel = Channel.of(axis_name, key, state.step, state.skipped)
         own = drop_worker_axis(state.memory)
-        is_mine, worker = _worker.recognize(state.worker.value, axis_name)
+        is_mine, worker = _worker.check_owner(state.worker.value, axis_name)
         updates, params = _axes.whole((updates, params))
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         grads = weighted(grads, weight, axis_name)
-        grads = _worker.poison_unless(is_mine, grads)
+        grads = _worker.nan_unless(is_mine, grads)
         x, compensated = memory.compensate(grads, own)
 
         rows = tuple(_shards.to_shards(_some(x), workers))
         before = jax.tree.map(lambda a: jnp.stack([a] * workers), there.init(likes))
-        got = _halves.to_owners(there, rows, before, likes, step.fold(0), axis_name)
+        got = _halves.to_owners(there, rows, before, likes, channel.fold(0))
         mine = _mine(params, workers, axis_name)
         ahead = drop_worker_axis(state.ahead.value)
         master = tuple(m + a for m, a in zip(mine, ahead, strict=True))
         if value is not None:  # the owners of all shards have to see the same
             extra["value"] = mean_loss(value, weight, axis_name)
-        inside = tuple(_as_leaves(vectors, like) for vectors in (got.means, master))
+        inside = tuple(_as_leaves(vectors, like) for vectors in (got.vectors, master))
         told = functools.partial(run, inside[0], drop_worker_axis(state.inner.value), inside[1])
         check_extra(told, extra)
         moves, after = told(**extra)
@@ -210,21 +208,17 @@ def sharded(
 
         lacks = tuple(new - old for new, old in zip(master, mine, strict=True))
         # What came is told as well as what goes: the inner optimizer may hide a NaN.
-        came = got.headers._replace(finite=_alike.all_finite(got.means))
-        buffer, _, _ = _halves.compress(
-            back, lacks, back.init(likes), likes, step.fold(1), received=came
-        )
-        headers, changes = _halves.to_all(back, buffer, likes, step.fold(1), axis_name)
-        change = _rounded(_shards.from_shards(changes, some), _some(updates))
+        came = got.tally._replace(finite=_finite.all_finite(got.vectors))
+        out = _halves.to_all(back, lacks, back.init(likes), likes, channel.fold(1), came)
+        change = _rounded(_shards.from_shards(out.vectors, some), _some(updates))
         # What rounding drops of a change, and of its sum, is in the next difference, too.
         steps = zip(mine, _mine(change, workers, axis_name), strict=True)
         moved = _rounded(tuple(old + step for old, step in steps), _some(params))
         lacking = tuple(new - now for new, now in zip(master, moved, strict=True))
         change: Any = _axes.whole(_whole(change, updates))
-        finite = _non_finite.agreed(
-            [jnp.all(headers.finite), _alike.all_finite(changes)], None, change
-        )
-        change = _non_finite.shown("skip", finite, change)
+        finite = jnp.asarray(out.tally.finite) & _finite.all_finite(out.vectors)
+        finite = _non_finite.all_finite(Tally(finite), change)
+        change = _non_finite.hide_bad("skip", finite, change)
 
         sent = _whole(_shards.from_shards(got.sent, some), x)
         mean = jax.tree.map(jnp.zeros_like, x)  # no worker has the whole of it
@@ -235,7 +229,7 @@ def sharded(
             OfShards(add_worker_axis(after)),
             OfShards(add_worker_axis(lacking)),
         )
-        remembered, after, lacking = _parts.where(finite, new, old)
+        remembered, after, lacking = optax.tree.where(finite, new, old)
         skipped = state.skipped + 1 - finite.astype(jnp.int32)
         return change, ShardedState(
             state.step + 1, skipped, remembered, after, lacking, OfShards(worker)

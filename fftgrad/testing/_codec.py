@@ -9,7 +9,7 @@ import numpy as np
 
 from fftgrad._contracts import Codec, Compressed, Payload, PyTree, Selector, Step, Transform
 from fftgrad.codecs import _sum
-from fftgrad.exchanges import _wire
+from fftgrad.ops import _wire
 from fftgrad.testing import _claims, _laws
 from fftgrad.testing._claims import start, step_of
 from fftgrad.testing._laws import Laws
@@ -96,7 +96,8 @@ def _trip(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Trip:
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     out: Compressed = codec.compress(x, state, step)
     back = codec.decompress(out.payload, like, step)
-    seed = _wire.seed((codec,), (like,), step)
+    made_by = _wire.configuration((codec,), (like,))
+    seed = _wire.seed(made_by, step.number, step.skipped)
     buffer = _wire.pack(_wire.Header(jnp.ones((), bool), out.overflow), out.payload, seed)
     received = _wire.unpack(buffer, out.payload, seed)[1]
     other = step if step.local is None else step._replace(local=jax.random.key(77))

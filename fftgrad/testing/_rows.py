@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced
-from fftgrad.exchanges._per_worker import PerWorker
+from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, State, Tally
+from fftgrad.exchanges._per_worker import add_rows, drop_rows
 from fftgrad.testing import _laws
 
 USUAL = "related values"
@@ -31,29 +31,26 @@ def sharded_over(
     mesh: Mesh,
     axis: AxisName,
     *,
-    counts: bool = False,
+    some: bool = False,
 ) -> Sharded:
-    """The exchange under `shard_map`; with `counts`, a row of whether each worker counts."""
-
-    def own(node: Any) -> bool:
-        return isinstance(node, PerWorker)
-
+    """The exchange under `shard_map`; with `some`, a row of whether each worker participates."""
     rows, shared = PartitionSpec(axis), PartitionSpec()
-    state = jax.eval_shape(lambda: exchange.init(like))
-    specs = jax.tree.map(lambda node: rows if own(node) else shared, state, is_leaf=own)
-    out_specs: Any = (rows, rows, rows, rows, specs, rows)
+    specs = State(shared, rows, rows)
+    out_specs: Any = (rows, rows, specs, rows)
 
-    def row(x: PyTree, state: PyTree, number: jax.Array) -> Any:
-        own = jax.tree.map(lambda a: a[0], x)
-        out = one(own[0], state, number, own[1]) if counts else one(own, state, number)
-        told = NOT_TOLD if out.workers is None else out.workers
-        mean, sent, finite, overflow, told = jax.tree.map(
-            lambda a: jnp.asarray(a)[None], (out.mean, out.sent, out.finite, out.overflow, told)
-        )
-        return mean, sent, finite, overflow, out.state, told
+    def row(x: PyTree, state: State, number: jax.Array) -> Any:
+        own, state = jax.tree.map(lambda a: a[0], x), drop_rows(state)
+        out = one(own[0], state, number, own[1]) if some else one(own, state, number)
+        tally = Tally.of_all([out.tally])
+        if tally.workers is None:
+            tally = tally._replace(workers=jnp.int32(NOT_TOLD))
+        mean, sent, tally = jax.tree.map(lambda a: a[None], (out.mean, out.sent, tally))
+        return mean, sent, add_rows(out.state), tally
 
     made = Sharded()
-    made.init = jax.shard_map(lambda: exchange.init(like), mesh=mesh, in_specs=(), out_specs=specs)
+    made.init = jax.shard_map(
+        lambda: add_rows(exchange.init(like)), mesh=mesh, in_specs=(), out_specs=specs
+    )
     run = jax.shard_map(row, mesh=mesh, in_specs=(rows, specs, shared), out_specs=out_specs)
     made.run = lambda *args: Reduced(*run(*args))
     return made

@@ -12,7 +12,7 @@ import numpy as np
 from fftgrad._contracts import Codec, Like, Payload
 from fftgrad._values import check_kind
 from fftgrad.codecs._spec import payload_spec
-from fftgrad.exchanges import _wire
+from fftgrad.ops import _wire
 from fftgrad.tools._compress import check_payload
 
 MAGIC = b"FFTG"

@@ -4,11 +4,12 @@ import math
 from typing import NamedTuple
 
 from fftgrad._contracts import Codec, PyTree
-from fftgrad.exchanges import _layout, _parts, _wire
+from fftgrad.exchanges import _layout, _parts
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._policy import Policy
 from fftgrad.exchanges._rules import Codecs
+from fftgrad.ops import _wire
 
 
 class PreviewRow(NamedTuple):

@@ -10,7 +10,7 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._contracts import PyTree
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
-from fftgrad.training import _narrow
+from fftgrad.ops import _rounding
 from fftgrad.training._weigh import refuse_weight
 
 
@@ -84,7 +84,7 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
         run = optax.with_extra_args_support(tx).update
 
         def emit(inner: PyTree) -> Any:
-            mean, lost = _narrow.narrowed(total, updates)
+            mean, lost = _rounding.narrowed(total, updates)
             done, inner = run(mean, inner, params, **extra)
             if lost is None:
                 return done, jax.tree.map(jnp.zeros_like, total), inner

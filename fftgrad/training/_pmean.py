@@ -8,14 +8,21 @@ import optax
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced
+from fftgrad._contracts import AxisName, Channel, Exchange, Memory, PyTree, State
 from fftgrad._values import check_choice, check_kind
-from fftgrad.exchanges import _counts, _error, _layout, _parts
+from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Layout
-from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._per_worker import (
+    PerWorker,
+    add_rows,
+    add_worker_axis,
+    drop_rows,
+    drop_worker_axis,
+)
 from fftgrad.memories._no_memory import NoMemory
+from fftgrad.ops import _rounding
 from fftgrad.ops._keys import as_key
-from fftgrad.training import _narrow, _non_finite, _unreduced, _worker
+from fftgrad.training import _non_finite, _unreduced, _worker
 from fftgrad.training._check_gradients import (
     check_local,
     check_replicated,
@@ -24,8 +31,8 @@ from fftgrad.training._check_gradients import (
 )
 from fftgrad.training._check_state import check_state
 from fftgrad.training._non_finite import NonFinite
-from fftgrad.training._own_step import own_step
 from fftgrad.training._stands_in import stands_in
+from fftgrad.training._travel import travel
 from fftgrad.training._value_and_grad import check_own
 from fftgrad.training._weigh import ONE_VOTE, mean_loss, refuse_weight, weighted
 
@@ -43,7 +50,7 @@ class CompressedPmeanState(NamedTuple):
       invalid: in how many of the skipped ones a buffer was altered, or of another configuration.
       dropped: how many gradients `non_finite="drop_worker"` left out, over the same.
       memory: the memory's state, of which each worker has its own.
-      exchange: the exchange's state, one for each bucket.
+      exchange: the exchange's `State`, one for each bucket.
       worker: whose row this is: the worker's index in the axis and the number of workers, int32[2],
         -1 before the first update; nothing where no worker has anything of its own.
       error: with `track_error`, the relative error of what was sent in the last step in which all
@@ -56,7 +63,7 @@ class CompressedPmeanState(NamedTuple):
     invalid: jax.Array
     dropped: jax.Array
     memory: PerWorker
-    exchange: tuple[PyTree, ...]
+    exchange: tuple[State, ...]
     worker: PerWorker
     error: PyTree = ()
 
@@ -145,7 +152,7 @@ def compressed_pmean(
       step, and e the residuals of all, Σ g · mean + Σ e = Σ of the gradients that were finite. If
       none is, or the mean is not, it is "skip". A state that is not this worker's own, as when one
       worker's is restored on all, or rows come back in another order or in another number, makes
-      every step bad until it is made anew. It is told by `state.worker`, from the second update on.
+      every step bad until it is made anew. `state.worker` detects it, from the second update on.
 
     Raises:
       ValueError: if `masked` or `non_finite` is none of these, or if `track_error` is to see the
@@ -191,10 +198,11 @@ def compressed_pmean(
         # Each in a buffer of its own, so that a caller may donate the state.
         step, skipped, overflow, invalid, dropped = (jnp.zeros((), jnp.int32) for _ in range(5))
         remembered = add_worker_axis(memory.init(like))
-        exchanged = tuple(map(exchange.init, _layout.bucket_likes(like, layout)))
+        states = map(exchange.init, _layout.bucket_likes(like, layout))
+        exchanged = tuple(map(add_rows, states))
         state = CompressedPmeanState(
             *(step, skipped, overflow, invalid, dropped, remembered, exchanged),
-            worker=_worker.nobody(remembered, exchanged),
+            worker=_worker.unowned(remembered, exchanged),
             error=jnp.zeros((), jnp.float32) if track_error else (),
         )
         # Without parameters nobody knows what is in these two, but that they are no parameters.
@@ -210,82 +218,84 @@ def compressed_pmean(
         **extra: Any,
     ) -> tuple[optax.Updates, Any]:
         del extra
-        if masked == "refuse":
-            refuse_masked(updates)
-        refuse_weight("compressed_pmean", None if exchange.takes_weight else weight, *ONE_VOTE)
-        like = checked_like(updates)
-        check_local(updates, axis_name)
-        check_replicated(params, axis_name)
-        if exchange.needs_loss and value is None:
-            raise ValueError(
-                f"compressed_pmean.update(value): {exchange!r} watches the loss, got none; call "
-                "tx.update(grads, state, params, value=loss) with the loss of this worker."
-            )
-        if exchange.needs_loss:
-            check_own("compressed_pmean.update(value)", value, axis_name)
+        _check_call(exchange, masked, axis_name, updates, params, value, weight)
         made_by = f"{exchange!r}, {memory!r} and {layout!r}"
         check_state(state, jax.eval_shape(init, updates), made_by, updates)
-        own = drop_worker_axis(state.memory)
-        mine, worker = _worker.recognize(state.worker, axis_name)
+        before, states = drop_worker_axis(state.memory), tuple(map(drop_rows, state.exchange))
+        mine, worker = _worker.check_owner(state.worker, axis_name)
+        # Here and not above: making a key starts the backend, and a transformation may be made
+        # before jax.distributed is initialized.
+        channel = Channel.of(axis_name, as_key(key), state.step, state.skipped)
 
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         grads = weighted(grads, weight, axis_name, non_finite)
-        grads = _worker.poison_unless(mine, grads)
-        x, compensated = memory.compensate(grads, own)
-        counts = _non_finite.who_counts(non_finite, x, mine, axis_name)
-        x = _counts.zero_unless(counts, x)
-        # Here and not above: making a key starts the backend, and a transformation may be made
-        # before jax.distributed is initialized.
-        step = own_step(as_key(key), state.step, state.skipped, axis_name)._replace(counts=counts)
-        reduced: list[Reduced] = []
-        for i, bucket in enumerate(_layout.to_buckets(_axes.whole(x), layout)):
-            # One after the other: a scheduler that may work on many at a time puts all their
-            # collectives at the end, where nothing is left to run beside them. What is bad in one
-            # bucket is so in the next, a dependency that no compiler may drop.
-            if reduced:
-                bucket = _parts.poison_unless(reduced[-1].finite, bucket)
-            reduced.append(exchange.mean(bucket, state.exchange[i], step.fold(i), axis_name))
-        mean = _layout.from_buckets(_axes.whole([r.mean for r in reduced]), like, layout)
-        sent = _layout.from_buckets(_axes.whole([r.sent for r in reduced]), like, layout)
-        # All buckets go without the same workers.
-        workers = _counts.told(reduced[0], step, axis_name).workers if reduced else None
-        mean = _counts.over(workers, mean, axis_name)
-        remembered = memory.update(x, sent, mean, compensated)
-        mean, rounded = _narrow.narrowed(mean, updates)
+        x, compensated = memory.compensate(_worker.nan_unless(mine, grads), before)
+        channel = channel.among(_non_finite.participates(non_finite, x, mine, axis_name))
+        x = channel.counted(x)
+        out = travel(exchange, x, states, channel, layout)
+        remembered = memory.update(x, out.sent, out.mean, compensated)
+        mean, rounded = _rounding.narrowed(out.mean, updates)
         if rounded is not None:
             remembered = memory.put_back(rounded, remembered)
-        remembered = add_worker_axis(_counts.kept_unless(counts, remembered, own))
+        remembered = channel.kept(remembered, before)
 
-        finite = _non_finite.agreed([r.finite for r in reduced], workers, mean)
-        mean = _non_finite.shown(non_finite, finite, mean)
-        exchanged = tuple(r.state for r in reduced)
-        lost = jax.tree.map(jnp.subtract, x, sent) if track_error else ()
-        error = _error.relative_error(lost, x, axis_name) if track_error else ()
-        remembered, exchanged = _parts.where(
-            finite, (remembered, exchanged), (state.memory, state.exchange)
+        finite = _non_finite.all_finite(out.tally, mean)
+        remembered, states, error = optax.tree.where(
+            finite,
+            (remembered, out.states, _error(x, out.sent, channel) if track_error else ()),
+            (before, states, state.error),
         )
         if exchange.needs_loss:
-            loss = mean_loss(value, weight, counts, workers, axis_name)
-            # A step that leaves no trace tells nothing by its loss either.
-            told = tuple(exchange.observe(s, loss, step) for s in exchanged)
-            exchanged = _parts.where(finite, told, exchanged)
-        overflow = sum((jnp.asarray(r.overflow, jnp.int32) for r in reduced), jnp.int32(0))
+            loss = mean_loss(value, weight, channel, out.tally)
+            # A step that leaves no trace has no loss either.
+            shared = [exchange.observe(s.shared, loss, channel.step) for s in states]
+            shared = optax.tree.where(finite, shared, [s.shared for s in states])
+            states = tuple(s._replace(shared=new) for s, new in zip(states, shared, strict=True))
         # What is bad in one bucket makes all later ones so, whose values then count for nothing.
-        overflow = jnp.where(finite, overflow, 0)
-        invalid = sum((jnp.asarray(r.invalid, jnp.int32) for r in reduced), jnp.int32(0)) > 0
-        return mean, CompressedPmeanState(
+        overflow = jnp.where(finite, out.tally.overflow, 0)
+        invalid = (jnp.asarray(out.tally.invalid) > 0).astype(jnp.int32)
+        return _non_finite.hide_bad(non_finite, finite, mean), CompressedPmeanState(
             step=state.step + 1,
             skipped=state.skipped + 1 - finite.astype(jnp.int32),
             overflow=state.overflow + _axes.over_other_axes(lax.psum, overflow),
-            invalid=state.invalid + _axes.over_other_axes(lax.pmax, invalid.astype(jnp.int32)),
-            dropped=state.dropped + _non_finite.left_out(workers, finite, axis_name),
-            memory=remembered,
-            exchange=exchanged,
+            invalid=state.invalid + _axes.over_other_axes(lax.pmax, invalid),
+            dropped=state.dropped + _non_finite.left_out(out.tally, finite, axis_name),
+            memory=add_worker_axis(remembered),
+            exchange=tuple(map(add_rows, states)),
             worker=worker,
-            error=_parts.where(finite, error, state.error),
+            error=error,
         )
 
     return optax.GradientTransformationExtraArgs(init, _unreduced.in_parts(update, axis_name))
+
+
+def _check_call(
+    exchange: Exchange,
+    masked: Masked,
+    axis_name: AxisName,
+    updates: PyTree,
+    params: PyTree | None,
+    value: jax.Array | None,
+    weight: jax.Array | float | None,
+) -> None:
+    """Refuses what `update` cannot exchange."""
+    if masked == "refuse":
+        refuse_masked(updates)
+    refuse_weight("compressed_pmean", None if exchange.takes_weight else weight, *ONE_VOTE)
+    checked_like(updates)
+    check_local(updates, axis_name)
+    check_replicated(params, axis_name)
+    if exchange.needs_loss and value is None:
+        raise ValueError(
+            f"compressed_pmean.update(value): {exchange!r} watches the loss, got none; call "
+            "tx.update(grads, state, params, value=loss) with the loss of this worker."
+        )
+    if exchange.needs_loss:
+        check_own("compressed_pmean.update(value)", value, axis_name)
+
+
+def _error(x: PyTree, sent: PyTree, channel: Channel) -> jax.Array:
+    return channel.relative_error(jax.tree.map(jnp.subtract, x, sent), x)
 
 
 def _remedy(exchange: object) -> str:

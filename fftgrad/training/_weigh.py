@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, PyTree
-from fftgrad.exchanges import _counts
+from fftgrad._contracts import AxisName, Channel, PyTree, Tally
 from fftgrad.training import _non_finite
 from fftgrad.training._non_finite import NonFinite
 
@@ -44,10 +43,10 @@ def weighted(
     # A product with zero would keep a NaN.
     tree = jax.tree.map(lambda leaf: jnp.where(own == 0, 0, leaf), tree)
     workers, total = _axes.size(axis_name), own
-    counts = _non_finite.who_counts(non_finite, tree, None, axis_name)
-    if counts is not None:
-        workers = lax.psum(counts.astype(jnp.float32), axis_name)
-        total = _counts.zero_unless(counts, own)
+    takes_part = _non_finite.participates(non_finite, tree, None, axis_name)
+    if takes_part is not None:
+        workers = lax.psum(takes_part.astype(jnp.float32), axis_name)
+        total = jnp.where(takes_part, own, 0)
     share = own / jnp.maximum(lax.psum(total, axis_name), jnp.finfo(jnp.float32).tiny)
     return jax.tree.map(lambda leaf: (share * workers * leaf).astype(leaf.dtype), tree)
 
@@ -55,15 +54,15 @@ def weighted(
 def mean_loss(
     value: jax.Array | float | None,
     weight: jax.Array | float | None,
-    counts: jax.Array | None,
-    workers: jax.Array | None,
-    axis_name: AxisName,
+    channel: Channel,
+    tally: Tally = Tally(),
 ) -> jax.Array:
-    """The mean of the losses of the workers that count, each by its weight."""
-    loss = jnp.asarray(value, jnp.float32)
+    """The mean of the losses of the workers that participate, each by its weight."""
+    loss, axis_name = jnp.asarray(value, jnp.float32), channel.axis_name
     if weight is None:
-        return _non_finite.over_those(counts, workers, loss, axis_name)
-    return lax.pmean(weighted(loss, _counts.zero_unless(counts, weight), axis_name), axis_name)
+        mean = lax.pmean(channel.counted(loss), axis_name)
+        return channel.of_participants(mean, tally)
+    return lax.pmean(weighted(loss, channel.counted(weight), axis_name), axis_name)
 
 
 def refuse_weight(owner: str, weight: Any, because: str, remedy: str = IN_THE_LOSS) -> None:

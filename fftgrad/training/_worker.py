@@ -8,20 +8,20 @@ import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad.exchanges import _parts
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.ops import _finite
 
 UNKNOWN = -1
 
 
-def nobody(*states: PyTree) -> PerWorker:
+def unowned(*states: PyTree) -> PerWorker:
     """The row before the first step; nothing, where no worker has anything of its own."""
     nodes = jax.tree.leaves(states, is_leaf=_is_own)
     has_own = any(_is_own(node) and jax.tree.leaves(node) for node in nodes)
     return add_worker_axis(jnp.full(2, UNKNOWN, jnp.int32)) if has_own else PerWorker(())
 
 
-def recognize(row: PerWorker, axis_name: AxisName) -> tuple[jax.Array | None, PerWorker]:
+def check_owner(row: PerWorker, axis_name: AxisName) -> tuple[jax.Array | None, PerWorker]:
     """Whether the state is this worker's, bool[], and its row from now on.
 
     None where there is nothing that could be another's.
@@ -35,11 +35,9 @@ def recognize(row: PerWorker, axis_name: AxisName) -> tuple[jax.Array | None, Pe
     return mine, add_worker_axis(jnp.where(unknown, own, found))
 
 
-def poison_unless(mine: jax.Array | None, tree: PyTree) -> PyTree:
+def nan_unless(mine: jax.Array | None, tree: PyTree) -> PyTree:
     """The tree; NaN where the state is another worker's, which all workers will then see."""
-    if mine is None:
-        return tree
-    return _parts.poison_unless(mine, tree)
+    return tree if mine is None else _finite.nan_unless(mine, tree)
 
 
 def _is_own(node: object) -> bool:

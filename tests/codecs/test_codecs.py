@@ -25,7 +25,7 @@ from hypothesis.extra import numpy as hnp
 import fftgrad as fg
 from fftgrad.codecs._chain import stages
 from fftgrad.codecs._spec import payload_spec
-from fftgrad.exchanges import _wire
+from fftgrad.ops import _wire
 
 EVERY_PLATFORM = True
 ALL = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)

@@ -13,7 +13,7 @@ from parallel import AXIS, MODES, everywhere
 
 import fftgrad as fg
 from fftgrad import _axes
-from fftgrad.exchanges import _wire
+from fftgrad.ops import _wire
 
 WORKERS = 4
 SEED = jnp.uint32(0xC0FFEE)
@@ -98,7 +98,8 @@ def test_the_second_word_tells_of_values(count, finite):
 
 def seeds(codec=CODEC, n=200, dtype="float32", number=3, skipped=0):
     step = fg.Step(number=number, skipped=skipped)
-    return int(_wire.seed((codec,), (jax.ShapeDtypeStruct((n,), dtype),), step))
+    made_by = _wire.configuration((codec,), (jax.ShapeDtypeStruct((n,), dtype),))
+    return int(_wire.seed(made_by, step.number, step.skipped))
 
 
 def test_what_differs_has_another_seed():

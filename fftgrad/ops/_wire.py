@@ -15,15 +15,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._contracts import Codec, Like, PyTree, Step
 from fftgrad.ops import _hash, _rows
+from fftgrad.ops._shapes import Like, PyTree
 
 VERSION = 2
 """Layout of buffers and payloads. Another layout gets another number, and so other checksums."""
 
 
 class Header(NamedTuple):
-    """What the first two words of the buffer tell.
+    """What the first two words of the buffer say.
 
     Attributes:
       finite: whether everything that this worker had to send was finite.
@@ -38,12 +38,12 @@ class Header(NamedTuple):
 
 
 NOTHING = Header(True, 0)
-"""Of a worker that has nothing to say."""
+"""That all is well, and nothing is counted."""
 
 HEADER_WORDS = 2
 
 
-def configuration(codecs: Sequence[Codec], likes: Sequence[Like]) -> int:
+def configuration(codecs: Sequence[object], likes: Sequence[Like]) -> int:
     """A number of 32 bits that other codecs, shapes, dtypes and versions do not have."""
     parts = [
         (repr(codec), tuple(like.shape), jnp.dtype(like.dtype).name)
@@ -54,22 +54,22 @@ def configuration(codecs: Sequence[Codec], likes: Sequence[Like]) -> int:
     return zlib.crc32(text.encode())
 
 
-def seed(codecs: Sequence[Codec], likes: Sequence[Like], step: Step) -> jax.Array:
+def seed(made_by: int, number: jax.Array | int, skipped: jax.Array | int) -> jax.Array:
     """What the checksum starts from: another one in each step, and in each configuration."""
-    number, skipped = (jnp.asarray(n).astype(jnp.uint32) for n in (step.number, step.skipped))
+    number, skipped = (jnp.asarray(n).astype(jnp.uint32) for n in (number, skipped))
     # Odd, so that no two numbers of steps have the same.
     moved = number * jnp.uint32(0x9E3779B1) + skipped * jnp.uint32(0x85EBCA6B)
-    return moved + jnp.uint32(configuration(codecs, likes))
+    return moved + jnp.uint32(made_by)
 
 
 def pack(header: Header, payloads: PyTree, seed: jax.Array) -> jax.Array:
     """The buffer: uint32[HEADER_WORDS + words of each main and side]."""
     flag = jnp.asarray(header.finite).astype(jnp.uint32)
     count = jnp.clip(jnp.asarray(header.overflow, jnp.int32), -(1 << 30), (1 << 30) - 1)
-    told = lax.bitcast_convert_type(count << 1, jnp.uint32) | flag
+    word = lax.bitcast_convert_type(count << 1, jnp.uint32) | flag
     # Kept: the checksum would find all that is sent again, from the values that it comes of.
     body = lax.optimization_barrier(
-        jnp.concatenate([told[None], *map(to_words, jax.tree.leaves(payloads))])
+        jnp.concatenate([word[None], *map(to_words, jax.tree.leaves(payloads))])
     )
     own = _checksum(body, seed)
     return jnp.concatenate([jnp.where(header.valid, own, ~own)[None], body])

@@ -1,0 +1,58 @@
+"""A tree through an exchange, bucket by bucket."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from fftgrad import _axes
+from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, State, Tally
+from fftgrad.exchanges import _layout
+from fftgrad.exchanges._layout import Layout
+from fftgrad.ops import _finite
+
+
+class Travelled(NamedTuple):
+    """What comes of it: `Reduced` of all buckets, in trees.
+
+    Attributes:
+      mean: over the workers that participate.
+      sent: what the others received of this worker's; zeros if it does not participate.
+      states: of the exchange, one for each bucket.
+      tally: of all buckets; its `finite` is that of the means, too.
+    """
+
+    mean: PyTree
+    sent: PyTree
+    states: tuple[State, ...]
+    tally: Tally
+
+
+def travel(
+    exchange: Exchange, x: PyTree, states: tuple[State, ...], channel: Channel, layout: Layout
+) -> Travelled:
+    """The mean of a float32 tree."""
+    buckets, join = _layout.to_buckets(_axes.whole(x), layout)
+    outs: list[Reduced] = []
+    for i, (bucket, state) in enumerate(zip(buckets, states, strict=True)):
+        # One after the other: a scheduler that may work on many at a time puts all their
+        # collectives at the end, where nothing is left to run beside them. What is bad in one
+        # bucket is so in the next, a dependency that no compiler may drop.
+        if outs:
+            bucket = _finite.nan_unless(jnp.asarray(outs[-1].tally.finite), bucket)
+        out = exchange.mean(bucket, state, channel.fold(i))
+        finite = jnp.asarray(out.tally.finite) & _finite.all_finite(out.mean)
+        own = channel.kept(out.state.own, state.own)
+        outs.append(
+            out._replace(state=out.state._replace(own=own), tally=out.tally._replace(finite=finite))
+        )
+    tally = Tally.of_all([out.tally for out in outs])
+    tally = channel.complete(tally) if outs else tally  # all buckets go without the same workers
+    mean, sent = (
+        join(_axes.whole(trees)) for trees in ([o.mean for o in outs], [o.sent for o in outs])
+    )
+    return Travelled(
+        mean=channel.of_participants(mean, tally),
+        sent=channel.counted(sent),
+        states=tuple(out.state for out in outs),
+        tally=tally,
+    )
