@@ -86,7 +86,7 @@ class TwoStage(Exchange):
         owner: Shards = state.shards
 
         rows = tuple(_shards.to_shards(x, self.workers))
-        first = _halves.to_owners(codec, rows, state.own, likes, channel)
+        first = _halves.to_owners(codec, rows, state.own.rows, likes, channel)
         y, compensated = memory.compensate(first.vectors, owner.memory)
         again = channel.fold_local(self.workers)
         second = _halves.to_all(codec, y, owner.learned, likes, again, first.tally)
@@ -94,7 +94,7 @@ class TwoStage(Exchange):
         return Reduced(
             mean=_shards.from_shards(second.vectors, x),
             sent=_shards.from_shards(first.sent, x),
-            state=State(own=first.state, shards=owner._replace(memory=kept, learned=second.state)),
+            state=State(own=PerShard(first.state), shards=owner._replace(memory=kept, learned=second.state)),
             tally=second.tally,
         )
 
