@@ -164,7 +164,9 @@ MISTAKES = {
     "an exchange in compress": (lambda: fg.compress(GATHER, jnp.ones(3)), TypeError, "TopK"),
     "an exchange in preview": (lambda: fg.tools.preview(GATHER, jnp.ones(3)), TypeError, "TopK"),
     "a memory in wire_bytes": (
-        lambda: fg.wire_bytes(FEEDBACK, jnp.ones(3)), TypeError, "pass a codec, an exchange or a method"
+        lambda: fg.wire_bytes(FEEDBACK, jnp.ones(3)),
+        TypeError,
+        "pass a codec, an exchange or a method",
     ),
     "swapped": (lambda: pmean(FEEDBACK, GATHER), TypeError, "the exchange comes first"),
     # A class in place of a value.
