@@ -35,7 +35,7 @@ class Resharded(NamedTuple):
     left: tuple[str, ...]
 
 
-_KEPT_ELSEWHERE = ("shards", "pieces", "fixed")
+_KEPT_ELSEWHERE = ("shards", "fixed")
 """What an exchange keeps beside the memory: an exchange that has it starts with none."""
 
 
@@ -116,20 +116,21 @@ def _carried(old: Leaf, new: Leaf, plan: Plan) -> Callable[[Any], Any] | None:
         return lambda like: _placed(old.read(_sharding(like)), like)
     if old.kind in ("index", "cut", "seen", "shard warm", "fixed"):
         return None
-    if old.kind == "shards" and new.shape == shape_of_shards(old, plan):
-        return lambda like: _placed(_new_shards(old, plan), like)
-    if old.kind == "pieces" and old.size == new.size and plan.after % new.pieces == 0:
-        return lambda like: _placed(_new_pieces(old, new.pieces, plan), like)
-    if old.kind in ("shards", "pieces"):
-        return None
+    if old.kind == "shards":
+        pieces = new.pieces or plan.after
+        if new.size not in (0, old.size) or plan.after % pieces:
+            return None
+        if new.shape != shape_of_shards(old, pieces, plan):
+            return None
+        return lambda like: _placed(_new_shards(old, pieces, plan), like)
     if old.shape[1:] != new.shape[1:] or new.shape[0] * plan.before != old.shape[0] * plan.after:
         return None
     return lambda like: _placed(_spread(old, plan), like)
 
 
-def shape_of_shards(old: Leaf, plan: Plan) -> tuple[int, ...]:
+def shape_of_shards(old: Leaf, pieces: int, plan: Plan) -> tuple[int, ...]:
     rows = old.shape[0] // plan.before * plan.after
-    return (rows, -(-old.size // plan.after), *old.shape[2:])
+    return (rows, -(-old.size // pieces), *old.shape[2:])
 
 
 def _floats(*leaves: Leaf) -> bool:
@@ -165,15 +166,9 @@ def _without_lost(old: Leaf, plan: Plan) -> Array:
     return rows
 
 
-def _new_shards(old: Leaf, plan: Plan) -> Array:
-    joined = _rows.join(_without_lost(old, plan), old.size)
-    rows = np.moveaxis(_rows.cut(joined, plan.after), 2, 1)
-    return _joined(rows)
-
-
-def _new_pieces(old: Leaf, pieces: int, plan: Plan) -> Array:
+def _new_shards(old: Leaf, pieces: int, plan: Plan) -> Array:
     rows = _without_lost(old, plan)
-    groups = rows.reshape(-1, old.pieces, *rows.shape[1:])
+    groups = rows.reshape(-1, old.pieces or plan.before, *rows.shape[1:])
     joined = np.stack([_rows.join(group, old.size) for group in groups])
     after = _rows.spread(joined, plan.after // pieces)
     rows = np.moveaxis(np.concatenate([_rows.cut(group, pieces) for group in after]), 2, 1)
@@ -223,7 +218,7 @@ def _lost_share(old: Mapping[str, Leaf], plan: Plan) -> float:
     """The norm of the rows of lost workers, over that of all."""
     gone = total = 0.0
     for leaf in old.values():
-        if leaf.kind in ("residual", "shards", "pieces") and _floats(leaf):
+        if leaf.kind in ("residual", "shards") and _floats(leaf):
             rows = _of_each(leaf, plan).astype(np.float64).reshape(plan.before, -1)
             squares = np.sum(rows * rows, axis=1)
             total += float(np.sum(squares))

@@ -10,9 +10,8 @@ import numpy as np
 
 from fftgrad._contracts import PyTree
 from fftgrad.checkpoint._rows import Array
-from fftgrad.exchanges._hierarchical import HierarchicalState
 from fftgrad.exchanges._per_worker import OfShards, PerWorker
-from fftgrad.exchanges._two_stage import TwoStageState
+from fftgrad.exchanges._shards import PerShard, Shards
 from fftgrad.training import _find
 
 Kind = Literal[
@@ -21,7 +20,6 @@ Kind = Literal[
     "own",
     "residual",
     "shards",
-    "pieces",
     "fixed",
     "warm",
     "own warm",
@@ -35,13 +33,12 @@ shared      equal on all workers
 index       whose row it is
 own         a row for each worker
 residual    the same, of a memory: what the worker has not sent yet
-shards      a row for each worker, its shard of what is joined and cut again (`TwoStage`)
-pieces      a row for each worker, its piece of what its group has (`Hierarchical`)
-fixed       a row for each worker, of no use to another number of them: shards of pieces, `OfShards`
+shards      a row for each worker, its shard of what is joined and cut again
+fixed       a row for each worker, of no use to another number of them: shards of shards, `OfShards`
 warm        what an exchange has learned
 own warm    the same, with a row for each worker
 shard warm  the same, of shards
-cut         how shards and pieces were cut
+cut         how shards were cut
 seen        what `record_gradients` kept, of no use to another number of workers
 """
 
@@ -60,8 +57,8 @@ class Leaf(NamedTuple):
       shape: its shape, with all rows.
       dtype: its dtype, as text.
       read: gets its values to a sharding, or to the host if that is None; of keys, their data.
-      size: of shards and pieces, of how many values they are.
-      pieces: of what `Hierarchical` keeps, into how many pieces a group cuts.
+      size: of shards, of how many values they are.
+      pieces: of shards, how many there are of each part; 0 for one for each worker.
     """
 
     kind: Kind
@@ -160,10 +157,13 @@ def _walk(path: tuple[Any, ...], node: Any, kind: Kind) -> Iterator[Found]:
         for key, value in _find.children(node):
             found: Kind = "shared" if _find.text(key) == "step" else "seen"
             yield from _each((*path, key), value, found)
-    elif kind == "warm" and isinstance(node, TwoStageState | HierarchicalState):
-        yield from _walk_cut(path, node)
+    elif kind in ("warm", "own warm", "shard warm") and isinstance(node, Shards):
+        yield from _shards(path, node, nested=kind == "shard warm")
+    elif kind in ("own warm", "shard warm") and isinstance(node, PerShard):
+        yield from _each(path, node, "shard warm")
     elif kind == "warm" and _find.is_own(node):
-        yield from _each(path, node, "own warm")
+        for key, value in _find.children(node):
+            yield from _walk((*path, key), value, "own warm")
     elif jax.tree_util.all_leaves([node]):
         yield path, node, kind, 0, 0
     else:
@@ -174,29 +174,24 @@ def _walk(path: tuple[Any, ...], node: Any, kind: Kind) -> Iterator[Found]:
 _FIELDS: dict[str, Kind] = {"memory": "residual", "worker": "index", "exchange": "warm"}
 
 
-def _walk_cut(path: tuple[Any, ...], node: TwoStageState | HierarchicalState) -> Iterator[Found]:
-    two_stage = isinstance(node, TwoStageState)
-    sizes, shards = map(_values, node.cut.value)
-    pieces = 0 if two_stage or shards is None else int(shards.flat[0])
+def _shards(path: tuple[Any, ...], node: Shards, nested: bool) -> Iterator[Found]:
+    sizes, number = map(_values, (node.sizes, node.number))
+    pieces = 0 if number is None else int(number.flat[0])
     for key, value in _find.children(node):
         field, here = _find.text(key), (*path, key)
-        if field == "cut":
-            yield from _each(here, value, "cut", pieces)
-        elif field in ("server", "memory"):
+        if field == "learned":
+            yield from _walk(here, value, "shard warm")
+        elif field == "memory":
             # Each field of a memory's state has a leaf for each part, in their order.
-            found = _each(here, value, "shards" if two_stage else "pieces")
-            for number, (inner, leaf, *_) in enumerate(found):
-                size = 0 if sizes is None else int(sizes.flat[number % sizes.shape[-1]])
-                yield inner, leaf, "shards" if two_stage else "pieces", size, pieces
-        elif two_stage:
-            yield from _each(here, value, "shard warm")
+            for place, (inner, leaf, *_) in enumerate(_each(here, value, "shards")):
+                size = 0 if sizes is None else int(sizes.flat[place % sizes.shape[-1]])
+                yield (
+                    (inner, leaf, "fixed", 0, 0)
+                    if nested
+                    else (*(inner, leaf, "shards", size, pieces),)
+                )
         else:
-            # What is kept of a piece, or of a shard of one, is that of the same piece only.
-            for inner, leaf, kind, *_ in _walk(here, value, "warm"):
-                yield inner, leaf, _OF_PIECES.get(kind, kind), 0, 0
-
-
-_OF_PIECES: dict[Kind, Kind] = {"shards": "fixed", "own warm": "shard warm", "cut": "shard warm"}
+            yield from _each(here, value, "shard warm" if nested else "cut", pieces)
 
 
 def _each(path: tuple[Any, ...], node: Any, kind: Kind, pieces: int = 0) -> Iterator[Found]:

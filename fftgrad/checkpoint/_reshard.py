@@ -109,10 +109,7 @@ def _of_workers(state: PyTree, old: Mapping[str, Leaf], workers: int) -> PyTree:
         if own.kind == "seen":
             return np.zeros(shape, leaf.dtype)
         if own.kind == "cut":
-            row = own.on_host()[:1]
-            is_count = row.ndim == 1  # of the shards, one for each worker of TwoStage
-            row = np.full_like(row, workers) if is_count and not own.pieces else row
-            return np.broadcast_to(row, shape)
+            return np.broadcast_to(own.on_host()[:1], shape)
         if own.pieces and workers % own.pieces:
             raise ValueError(
                 f"reshard_state(to): must be a multiple of the {own.pieces} fast workers of "
@@ -126,7 +123,7 @@ def _of_workers(state: PyTree, old: Mapping[str, Leaf], workers: int) -> PyTree:
                 f"because {name} is kept of each shard, got {workers}."
             )
         if own.kind == "shards":
-            shape = shape_of_shards(own, Plan(before, workers, []))
+            shape = shape_of_shards(own, own.pieces or workers, Plan(before, workers, []))
         return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
     leaves = [like(*row) for row in zip(old, jax.tree.leaves(state), old.values(), strict=True)]

@@ -41,7 +41,7 @@ class TopVotes(Exchange):
     or, with `clip`, by chance: P(v = 1) = 1/2 + x / 2b on S_i, with b the smaller of `clip` and the
     largest |x_i|. Whatever a worker has to say, it moves the sum by at most √(4k) = 2√k in
     length, so that noise bounds what the mean tells of it: `fftgrad.contrib.votes.epsilon` has the
-    figures, `fg.contrib.votes.datalens` the threshold that belongs to it.
+    figures, `fg.contrib.votes.scale_by_datalens` the threshold that belongs to it.
 
     The noise is that of the Gaussian mechanism only against those who do not know it. "shared" is
     drawn from `step.shared`, which all workers have: it covers what is told to others, of the mean
@@ -88,7 +88,7 @@ class TopVotes(Exchange):
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.contrib.votes.TopVotes(workers=2, k=2)
       >>> x = jnp.array([[4.0, -1.0, 0.5], [2.0, 0.5, -3.0]])
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step.of(0), "data").mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data", fg.Step.of(0))).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([ 1. , -0.5, -0.5], dtype=float32)
 

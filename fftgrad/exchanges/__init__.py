@@ -3,7 +3,6 @@
 May import `codecs`, `memories`, `ops`, the contracts and `_axes`.
 """
 
-from fftgrad._channel import Received
 from fftgrad._contracts import Channel, State, Tally
 from fftgrad.exchanges._acp_sgd import AcpSgd
 from fftgrad.exchanges._all_gather import AllGather
@@ -16,6 +15,7 @@ from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker
 from fftgrad.exchanges._policy import Policy, Rule
 from fftgrad.exchanges._power_sgd import PowerSgd
+from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._rules import CodecRule
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.exchanges._shared_support import SharedSupport
@@ -39,7 +39,7 @@ __all__ = [
     "Policy",
     "PowerSgd",
     "PredictedSupport",
-    "Received",
+    "Recipe",
     "Rule",
     "Scheduled",
     "SharedSupport",

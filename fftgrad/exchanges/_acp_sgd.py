@@ -78,8 +78,8 @@ class AcpSgd(Exchange):
       >>> exchange = fg.AcpSgd(rank=1)
       >>> x = jnp.outer(jnp.arange(4.0), jnp.arange(5.0))[None]
       >>> def twice(x):
-      ...     first = exchange.mean(x, exchange.init(x), fg.Step(), "data")
-      ...     return exchange.mean(x, first.state, fg.Step(), "data").mean
+      ...     first = exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data"))
+      ...     return exchange.mean(x, first.state, fg.exchanges.Channel("data")).mean
       >>> bool(jnp.allclose(jax.vmap(twice, axis_name="data")(x), x, atol=1e-5))
       True
 

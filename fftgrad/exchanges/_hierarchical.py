@@ -72,7 +72,7 @@ class Hierarchical(Exchange):
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.Hierarchical("fast", 2, slow=fg.AllGather(fg.TopK(k=1)))
       >>> x = jnp.array([[[4.0, 1.0], [2.0, 3.0]], [[0.0, 0.0], [2.0, 0.0]]])
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), ("slow", "fast")).mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel(("slow", "fast"))).mean
       >>> jax.vmap(jax.vmap(mean, axis_name="fast"), axis_name="slow")(x)[0, 0]
       Array([2., 1.], dtype=float32)
     """

@@ -91,10 +91,13 @@ class TwoStage(Exchange):
         again = channel.fold_local(self.workers)
         second = _halves.to_all(codec, y, owner.learned, likes, again, first.tally)
         kept = memory.update(y, second.sent, y, compensated)
+        after = owner._replace(memory=kept, learned=second.state)
         return Reduced(
             mean=_shards.from_shards(second.vectors, x),
             sent=_shards.from_shards(first.sent, x),
-            state=State(own=PerShard(first.state), shards=owner._replace(memory=kept, learned=second.state)),
+            state=State(
+                own=PerShard(first.state), shards=owner._replace(memory=kept, learned=second.state)
+            ),
             tally=second.tally,
         )
 

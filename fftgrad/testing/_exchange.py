@@ -46,9 +46,9 @@ def check_exchange(
     and tally, and static ones of the state), "replicas" (the same bits on all workers), "mean" (of
     what was sent), "bytes" (`wire_bytes` is what the compiled program sends), "vmap"
     (the same as under shard_map), "workers" (who does not participate leaves no trace in the
-    mean, and all learn how many do, or none does), "finite" (zeros, huge and tiny values stay finite),
-    "fidelity" (the mean points along the mean of x, and is no further off than `max_error`), and
-    "not hidden" (a NaN of one worker is seen by all, in the mean and in `finite`). Those about
+    mean, and all learn how many do, or none does), "finite" (zeros, huge and tiny values stay
+    finite), "fidelity" (the mean points along the mean of x, and is no further off than
+    `max_error`), and "not hidden" (a NaN of one worker shows in the mean of all). Those about
     values hold in the first eight steps, each with the state that the steps before it left.
 
     Args:

@@ -231,7 +231,8 @@ def test_a_selector_that_decodes_in_its_own_way_is_averaged_so(kind, transform):
     codec, x = fg.chain(transform, kind()), jnp.asarray(values((2, 512)))
     exchange = fg.AllGather(codec)
     mean = jax.vmap(
-        lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean, axis_name="data"
+        lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean,
+        axis_name="data",
     )
     sign = 0.5 if kind is Halved else -0.5
     np.testing.assert_allclose(mean(x)[0, :4], sign * x[:, :4].mean(0), rtol=1e-5)

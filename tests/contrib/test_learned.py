@@ -175,7 +175,9 @@ def test_with_a_leader_no_worker_is_worse_off_whatever_was_learned(seed):
     x = jnp.asarray(values((WORKERS, 150), seed)) * jnp.array([[1.0], [1e3], [1e-3], [0.0]])
 
     def sent(row):
-        return phase.mean(row, phase.init(row), fg.Step.of(0, seed), AXIS).sent
+        return phase.mean(
+            row, phase.init(row), fg.exchanges.Channel(AXIS, fg.Step.of(0, seed))
+        ).sent
 
     lost = np.linalg.norm(x - everywhere("vmap", sent, WORKERS)(x), axis=1)
     before = np.linalg.norm(x, axis=1)
@@ -188,7 +190,7 @@ def test_workers_that_are_alike_have_what_their_own_code_says():
     row = jnp.asarray(values((150,), seed=7))
 
     def both(x):
-        out = phase.mean(x, phase.init(x), fg.Step.of(0), AXIS)
+        out = phase.mean(x, phase.init(x), fg.exchanges.Channel(AXIS, fg.Step.of(0)))
         return out.mean, out.sent
 
     mean, sent = everywhere("vmap", both, WORKERS)(jnp.stack([row] * WORKERS))

@@ -26,7 +26,7 @@ def one_step(exchange, number=0):
         # The randomness of `compressed_pmean`: one key, and the worker's own.
         step = fg.Step.of(7, number)
         step = step._replace(local=jax.random.fold_in(step.local, jax.lax.axis_index(AXIS)))
-        out = exchange.mean(x, exchange.init(x), step, AXIS)
+        out = exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, step))
         return out.mean, out.sent
 
     return run
@@ -227,7 +227,9 @@ def test_the_mean_is_that_of_what_those_who_count_sent(noise):
     def step(x, counts):
         own = fg.Step.of(7)._replace(counts=counts)
         own = own.fold_local(jax.lax.axis_index(AXIS))
-        out = exchange.mean(jnp.where(counts, x, 0.0), exchange.init(x), own, AXIS)
+        out = exchange.mean(
+            jnp.where(counts, x, 0.0), exchange.init(x), fg.exchanges.Channel(AXIS, own)
+        )
         return out.mean, out.sent, out.workers
 
     counts = np.array([True, True, False, True])
@@ -339,7 +341,7 @@ def test_noise_wants_a_key(noise):
     exchange = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=1.0, noise=noise)
 
     def mean(x):
-        return exchange.mean(x, exchange.init(x), fg.Step(), AXIS).mean
+        return exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS)).mean
 
     with pytest.raises(ValueError, match="pass step="):
         everywhere("vmap", mean, 4)(jnp.ones((4, 9)))

@@ -39,8 +39,10 @@ def apart(_, rows):
 def two_steps(exchange, mode):
     def run(first, second):
         state = exchange.init(first)
-        one = exchange.mean(first, state, fg.Step.of(3, jnp.int32(0)), AXIS)
-        two = exchange.mean(second, one.state, fg.Step.of(4, jnp.int32(1)), AXIS)
+        one = exchange.mean(first, state, fg.exchanges.Channel(AXIS, fg.Step.of(3, jnp.int32(0))))
+        two = exchange.mean(
+            second, one.state, fg.exchanges.Channel(AXIS, fg.Step.of(4, jnp.int32(1)))
+        )
         return [(out.mean, out.sent, out.finite, out.overflow) for out in (one, two)]
 
     return everywhere(mode, run, WORKERS)(*(gradients(ALIKE, WORKERS, seed) for seed in (0, 50)))
@@ -79,7 +81,10 @@ def test_many_alike_are_one_program():
         x = tuple(jnp.zeros(60) for _ in range(leaves))
         exchange = fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=6)))
         mean = jax.jit(
-            jax.vmap(lambda x: exchange.mean(x, exchange.init(x), STEP, AXIS).mean, axis_name=AXIS)
+            jax.vmap(
+                lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, STEP)).mean,
+                axis_name=AXIS,
+            )
         )
         text = mean.lower(tuple(leaf[None] for leaf in x)).as_text()
         return len(re.findall("stablehlo", text))
@@ -96,7 +101,7 @@ def test_one_after_the_other_is_side_by_side():
     exchange = fg.AllGather(codec)
 
     def mean(*x):
-        return exchange.mean(x, exchange.init(x), STEP, AXIS).mean
+        return exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, STEP)).mean
 
     means = jax.jit(jax.vmap(mean, axis_name=AXIS))(*(leaf[None] for leaf in x))
     for got, leaf in zip(means, x, strict=True):
@@ -123,9 +128,10 @@ def test_each_part_decodes_by_what_it_drew():
     codec = fg.chain(fg.TopK(k=20), fg.Hadamard(), fg.Cast("bfloat16"))  # not summable, and drawn
     exchange = fg.AllGather(codec)
     x = tuple(jnp.asarray(values((90,), seed))[None] for seed in range(3))
-    reduced = jax.vmap(lambda *x: exchange.mean(x, exchange.init(x), STEP, AXIS), axis_name=AXIS)(
-        *x
-    )
+    reduced = jax.vmap(
+        lambda *x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, STEP)),
+        axis_name=AXIS,
+    )(*x)
     for mean, sent, own in zip(reduced.mean, reduced.sent, x, strict=True):
         np.testing.assert_allclose(mean, sent, atol=1e-6)
         largest = jnp.sort(jnp.abs(own))[0, -20]

@@ -315,12 +315,14 @@ def test_workers_of_different_codecs_notice_each_other(name):
         for exchange in mixed:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(_axes, "all_gather", lambda b, a: handed.append(b) or real(b, a))
-                exchange.mean(x, exchange.init(x), fg.Step.of(0), AXIS)
+                exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, fg.Step.of(0)))
         sent = jnp.where(kind == 0, *handed)
         for exchange in mixed:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(_axes, "all_gather", lambda _, a: real(sent, a))
-                reduced = exchange.mean(x, exchange.init(x), fg.Step.of(0), AXIS)
+                reduced = exchange.mean(
+                    x, exchange.init(x), fg.exchanges.Channel(AXIS, fg.Step.of(0))
+                )
             out.append((reduced.mean, reduced.finite, reduced.invalid))
         return jax.tree.map(lambda a, b: jnp.where(kind == 0, a, b), *out)
 

@@ -614,13 +614,13 @@ class Lies(Dense):
 class Sums(Dense):
     def mean(self, x, state, step, axis_name):
         total = jax.tree.map(lambda a: lax.psum(a, axis_name), x)
-        return super().mean(x, state, step, axis_name)._replace(mean=total)
+        return super().mean(x, state, fg.exchanges.Channel(axis_name, step))._replace(mean=total)
 
 
 @frozen
 class Drifts(Dense):
     def mean(self, x, state, step, axis_name):
-        out = super().mean(x, state, step, axis_name)
+        out = super().mean(x, state, fg.exchanges.Channel(axis_name, step))
         own = jax.random.uniform(step.local)
         return out._replace(mean=jax.tree.map(lambda a: a + 1e-6 * own, out.mean))
 
@@ -628,26 +628,32 @@ class Drifts(Dense):
 @frozen
 class Hides(Dense):
     def mean(self, x, state, step, axis_name):
-        return super().mean(jax.tree.map(jnp.nan_to_num, x), state, step, axis_name)
+        return super().mean(
+            jax.tree.map(jnp.nan_to_num, x), state, fg.exchanges.Channel(axis_name, step)
+        )
 
 
 @frozen
 class SaysFinite(Dense):
     def mean(self, x, state, step, axis_name):
-        return super().mean(x, state, step, axis_name)._replace(finite=jnp.ones((), bool))
+        return (
+            super()
+            .mean(x, state, fg.exchanges.Channel(axis_name, step))
+            ._replace(finite=jnp.ones((), bool))
+        )
 
 
 @frozen
 class Flattens(Dense):
     def mean(self, x, state, step, axis_name):
-        out = super().mean(x, state, step, axis_name)
+        out = super().mean(x, state, fg.exchanges.Channel(axis_name, step))
         return out._replace(sent=jax.tree.map(lambda a: a[:1], x))
 
 
 @frozen
 class NoVmap(Dense):
     def mean(self, x, state, step, axis_name):
-        out = super().mean(x, state, step, axis_name)
+        out = super().mean(x, state, fg.exchanges.Channel(axis_name, step))
         if not jax.typeof(jax.tree.leaves(x)[0]).manual_axis_type.varying:
             out = out._replace(mean=jax.tree.map(lambda a: 2 * a, out.mean))
         return out
@@ -656,7 +662,7 @@ class NoVmap(Dense):
 @frozen
 class DriftsLater(Dense):
     def mean(self, x, state, step, axis_name):
-        out = super().mean(x, state, step, axis_name)
+        out = super().mean(x, state, fg.exchanges.Channel(axis_name, step))
         own = jnp.where(step.number == 0, 0, jax.random.uniform(step.local))
         return out._replace(mean=jax.tree.map(lambda a: a + 1e-6 * own, out.mean))
 
@@ -665,7 +671,7 @@ class DriftsLater(Dense):
 class HidesLater(Dense):
     def mean(self, x, state, step, axis_name):
         x = jax.tree.map(lambda a: jnp.where(step.number == 0, a, jnp.nan_to_num(a)), x)
-        return super().mean(x, state, step, axis_name)
+        return super().mean(x, state, fg.exchanges.Channel(axis_name, step))
 
 
 @frozen
@@ -673,7 +679,7 @@ class OtherLater(Dense):
     """Another mean than that of what it says was sent."""
 
     def mean(self, x, state, step, axis_name):
-        out = super().mean(x, state, step, axis_name)
+        out = super().mean(x, state, fg.exchanges.Channel(axis_name, step))
         share = jnp.where(step.number == 2, 0.9, 1.0)
         return out._replace(mean=jax.tree.map(lambda a: share * a, out.mean))
 
@@ -684,7 +690,9 @@ class Scaled(Dense):
 
     def mean(self, x, state, step, axis_name):
         share = self.share(step)
-        return super().mean(jax.tree.map(lambda a: share * a, x), state, step, axis_name)
+        return super().mean(
+            jax.tree.map(lambda a: share * a, x), state, fg.exchanges.Channel(axis_name, step)
+        )
 
     def share(self, step):
         return 0.0
@@ -705,7 +713,7 @@ class Triple(Scaled):
 @frozen
 class Miscounts(Dense):
     def mean(self, x, state, step, axis_name):
-        out = super().mean(x, state, step, axis_name)
+        out = super().mean(x, state, fg.exchanges.Channel(axis_name, step))
         all_of_them = lax.psum(jnp.ones((), jnp.int32), axis_name)
         return out if step.counts is None else out._replace(workers=all_of_them)
 
