@@ -204,7 +204,7 @@ def test_the_second_loss_of_two_stages_is_fed_back():
     tx = fg.compressed_pmean(fg.TwoStage(fg.Sign(), workers=4), fg.ErrorFeedback(), axis_name=AXIS)
     applied, wanted, state = run(tx, like, 6)
     (exchange,) = state.exchange
-    server = unshard(np.asarray(exchange.server.value.residual[0]).reshape(4, -1), 37)
+    server = unshard(np.asarray(exchange.shards.value.memory.residual[0]).reshape(4, -1), 37)
     residual = np.asarray(state.memory.value.residual["w"], np.float64).mean(0)
     np.testing.assert_allclose(applied["w"] + residual + server, wanted["w"], atol=1e-4)
     assert np.linalg.norm(server) > 0

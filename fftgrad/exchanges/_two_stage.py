@@ -95,9 +95,7 @@ class TwoStage(Exchange):
         return Reduced(
             mean=_shards.from_shards(second.vectors, x),
             sent=_shards.from_shards(first.sent, x),
-            state=State(
-                own=PerShard(first.state), shards=owner._replace(memory=kept, learned=second.state)
-            ),
+            state=State(own=PerShard(first.state), shards=after),
             tally=second.tally,
         )
 

@@ -152,7 +152,7 @@ class Life(stateful.RuleBasedStateMachine):
         held = flat(jax.tree.map(lambda a: np.asarray(a, np.float64).mean(0), residual))
         exchange = self.state.exchange[0]
         if self.name == "two stages":
-            (rows,) = exchange.server.value.residual
+            (rows,) = exchange.shards.value.memory.residual
             longer = SIZE % self.workers
             shards = [r if i < longer or not longer else r[:-1] for i, r in enumerate(rows)]
             held = held + np.concatenate(shards)

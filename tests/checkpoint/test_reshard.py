@@ -76,8 +76,9 @@ def waiting(state, workers):
     """The mean of what was not sent yet."""
     held = flat(state.memory.value.residual, workers).mean(0)
     exchange = state.exchange[0]
-    if hasattr(exchange, "server") and jax.tree.leaves(exchange.server):
-        (part,) = exchange.server.value.residual
+    shards = exchange.shards.value
+    if shards and jax.tree.leaves(shards.memory):
+        (part,) = shards.memory.residual
         held = held + unshard(np.asarray(part, np.float64), SIZE)
     return held
 
@@ -186,13 +187,15 @@ def test_groups_are_joined_and_cut_again(groups):
         if fill is None:
             return state
         pieces = np.concatenate([_rows.cut(row, fast) for row in fill])
-        memory = jax.tree.map(lambda _: jnp.asarray(pieces), state.exchange[0].memory)
-        return state._replace(exchange=(state.exchange[0]._replace(memory=memory),))
+        memory = jax.tree.map(lambda _: jnp.asarray(pieces), state.exchange[0].shards.value.memory)
+        shards = state.exchange[0].shards.value._replace(memory=memory)
+        own = state.exchange[0]._replace(shards=fg.exchanges.PerWorker(shards))
+        return state._replace(exchange=(own,))
 
     x = np.random.default_rng(0).standard_normal((2, SIZE)).astype(np.float32)
     old = state_of((2, 4), x)
     out = fg.checkpoint.reshard_state(old, state_of(groups, None))
-    (residual,) = jax.tree.leaves(out.state.exchange[0].memory)
+    (residual,) = jax.tree.leaves(out.state.exchange[0].shards.value.memory)
     slow, fast = groups
     rows = residual.reshape(slow, fast, -1)
     joined = np.stack([unshard(row, SIZE) for row in np.asarray(rows)])

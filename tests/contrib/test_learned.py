@@ -79,9 +79,9 @@ def test_six_steps_on_four_workers_are_those_of_the_equations(variant):
             assert close(np.ravel(got[n]), wanted[n]), (step, n)
             held = np.stack([r[n] for r in residuals])
             assert close(state.memory.value.residual[n], held), (step, n)
-        assert float(state.exchange[0].error[0]) == pytest.approx(numpy.error, rel=1e-4)
+        assert float(state.exchange[0].shared.error[0]) == pytest.approx(numpy.error, rel=1e-4)
         for a, b in zip(
-            jax.tree.leaves(state.exchange[0].autoencoder),
+            jax.tree.leaves(state.exchange[0].shared.autoencoder),
             jax.tree.leaves(numpy.params),
             strict=True,
         ):
@@ -134,7 +134,7 @@ def test_all_phases_run_everywhere_and_replicas_are_equal(variant, mode):
         else:
             wanted, other = reference(grads, other)
         if mode in ("vmap", "pmap"):
-            own = state.exchange[0].autoencoder
+            own = state.exchange[0].shared.autoencoder
             rows = np.asarray(jnp.concatenate([m.reshape(4, -1) for m in mean.values()], 1))
             learnt = np.concatenate([np.reshape(p, (4, -1)) for p in jax.tree.leaves(own)], 1)
             assert learnt.tobytes() == learnt[:1].tobytes() * 4
@@ -272,15 +272,16 @@ def test_parameters_that_differ_become_those_of_one_worker_before_codes_travel(v
     (own,) = state.exchange
     shift = 0.01 * jnp.arange(WORKERS)
     differ = jax.tree.map(
-        lambda p: p + shift.reshape(WORKERS, *[1] * (p.ndim - 1)), own.autoencoder
+        lambda p: p + shift.reshape(WORKERS, *[1] * (p.ndim - 1)), own.shared.autoencoder
     )
-    state = state._replace(exchange=(own._replace(autoencoder=differ),))
+    shared = own.shared._replace(autoencoder=differ)
+    state = state._replace(exchange=(own._replace(shared=shared),))
     for step in range(UNTIL, UNTIL + 2):
         mean, state = update(gradients(LIKE, WORKERS, seed=step), state)
         for leaf in jax.tree.leaves(mean):
             assert np.asarray(leaf).tobytes() == np.asarray(leaf[:1]).tobytes() * WORKERS
     for now, then in zip(
-        jax.tree.leaves(state.exchange[0].autoencoder), jax.tree.leaves(differ), strict=True
+        jax.tree.leaves(state.exchange[0].shared.autoencoder), jax.tree.leaves(differ), strict=True
     ):
         np.testing.assert_array_equal(now, jnp.stack([then[UNTIL % WORKERS]] * WORKERS))
 
@@ -387,9 +388,9 @@ def test_each_shard_of_a_model_has_an_autoencoder_of_its_own(variant):
         mean, state = run({"w": jnp.asarray(values((4, 80, 3), step))}, state)
         assert np.all(np.isfinite(mean["w"]))
     (own,) = state.exchange
-    first, second = np.split(np.asarray(own.autoencoder["encoder"]["Conv_0"]["kernel"]), 2)
+    first, second = np.split(np.asarray(own.shared.autoencoder["encoder"]["Conv_0"]["kernel"]), 2)
     assert not np.array_equal(first, second)
-    assert own.error.shape == (2,)
+    assert own.shared.error.shape == (2,)
 
 
 # Mistakes

@@ -225,12 +225,10 @@ def test_the_mean_is_that_of_what_those_who_count_sent(noise):
     exchange = fg.contrib.votes.TopVotes(workers=4, k=7, sigma=0.5, noise=noise)
 
     def step(x, counts):
-        own = fg.Step.of(7)._replace(counts=counts)
-        own = own.fold_local(jax.lax.axis_index(AXIS))
-        out = exchange.mean(
-            jnp.where(counts, x, 0.0), exchange.init(x), fg.exchanges.Channel(AXIS, own)
-        )
-        return out.mean, out.sent, out.workers
+        own = fg.Step.of(7).fold_local(jax.lax.axis_index(AXIS))
+        channel = fg.exchanges.Channel(AXIS, own, counts)
+        out = exchange.mean(jnp.where(counts, x, 0.0), exchange.init(x), channel)
+        return out.mean, out.sent, out.tally.workers
 
     counts = np.array([True, True, False, True])
     mean, sent, workers = jax.vmap(step, axis_name=AXIS)(rows(), counts)

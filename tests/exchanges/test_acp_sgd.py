@@ -119,7 +119,7 @@ def test_the_turn_is_saved_with_the_factors(tmp_path):
         _, state = update(gradients(LIKE, WORKERS, seed), state)
     checkpoint.save(tmp_path, 3, state)
     restored = checkpoint.restore(tmp_path, init(zeros(LIKE))).tree
-    assert int(restored.exchange[0].turn) == 1
+    assert int(restored.exchange[0].shared.turn) == 1
     for seed in range(3, 6):
         expected, state = update(gradients(LIKE, WORKERS, seed), state)
         got, restored = update(gradients(LIKE, WORKERS, seed), restored)

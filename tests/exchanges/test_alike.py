@@ -43,7 +43,7 @@ def two_steps(exchange, mode):
         two = exchange.mean(
             second, one.state, fg.exchanges.Channel(AXIS, fg.Step.of(4, jnp.int32(1)))
         )
-        return [(out.mean, out.sent, out.finite, out.overflow) for out in (one, two)]
+        return [(out.mean, out.sent, out.tally.finite, out.tally.overflow) for out in (one, two)]
 
     return everywhere(mode, run, WORKERS)(*(gradients(ALIKE, WORKERS, seed) for seed in (0, 50)))
 

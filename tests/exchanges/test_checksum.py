@@ -323,7 +323,7 @@ def test_workers_of_different_codecs_notice_each_other(name):
                 reduced = exchange.mean(
                     x, exchange.init(x), fg.exchanges.Channel(AXIS, fg.Step.of(0))
                 )
-            out.append((reduced.mean, reduced.finite, reduced.invalid))
+            out.append((reduced.mean, reduced.tally.finite, reduced.tally.invalid))
         return jax.tree.map(lambda a, b: jnp.where(kind == 0, a, b), *out)
 
     program = everywhere("vmap", step, WORKERS)

@@ -427,7 +427,7 @@ def test_a_threshold_by_the_mean_is_that_of_all(check_vma):
         applied += np.asarray(mean["w"], np.float64)
         wanted += np.asarray(grads["w"], np.float64).mean(0)
         overflows.append(int(state.overflow))
-        ages.append(int(state.exchange[0].selectors[0].age))
+        ages.append(int(state.exchange[0].shared.selectors[0].age))
     left = np.asarray(state.memory.value.residual["w"]).mean(0)
     np.testing.assert_allclose(applied + left, wanted, atol=1e-4)
     assert np.all(applied != 0)
@@ -447,7 +447,7 @@ def test_what_stays_behind_is_counted_of_the_leader_alone():
         def count(row, exchange=exchange):
             return exchange.mean(
                 row, exchange.init(row), fg.exchanges.Channel(AXIS, fg.Step.of(0))
-            ).overflow
+            ).tally.overflow
 
         counts.append(everywhere("shard_map", count, 4)(rows).tolist())
     assert counts == [[120 - 12] * 4, [0] * 4, [0] * 4, [0] * 4]
@@ -542,7 +542,7 @@ def test_a_drift_knows_positions_that_change_by_step():
     state = jax.vmap(tx.init)(rows)
     for _ in range(2):
         _, state = jax.vmap(tx.update, axis_name=AXIS)(rows, state)
-    assert state.exchange[0].support[0].age[0].tolist() == [2, 1, 3, 3, 2, 1, 3, 3]
+    assert state.exchange[0].shared.support[0].age[0].tolist() == [2, 1, 3, 3, 2, 1, 3, 3]
 
 
 def test_a_step_without_a_gradient_does_not_end_low_rank():

@@ -130,7 +130,7 @@ def test_shards_of_nothing_but_padding_lose_nothing(codec, n):
         mean, state = step(rows, state)
         applied += np.asarray(mean[0], np.float64)
     (inner,) = state
-    (server,) = jax.tree.leaves(inner.exchange[0].server)
+    (server,) = jax.tree.leaves(inner.exchange[0].shards.value.memory)
     left = np.asarray(inner.memory.value.residual, np.float64).mean(0).ravel()
     shards = np.asarray(server, np.float64).reshape(8, -1)
     kept = np.asarray(_shards.from_shards([jnp.asarray(shards)], jnp.zeros(n)))

@@ -27,8 +27,8 @@ def test_a_threshold_of_two_stages_serves_for_its_steps():
     exchange = fg.TwoStage(fg.Threshold(fraction=0.1, reuse=3), WORKERS, fg.NoMemory())
     rows = [jnp.asarray(values((WORKERS, 80)) / (1 + t)) for t in range(4)]
     states = steps(exchange, rows)
-    for part in ("codecs", "server_codecs"):
-        found = [getattr(state, part).value[0] for state in states]
+    for part in (lambda s: s.own.value.rows, lambda s: s.shards.value.learned):
+        found = [part(state)[0] for state in states]
         thresholds = [np.asarray(f.threshold) for f in found]
         assert [set(np.ravel(f.age).tolist()) for f in found] == [{1}, {2}, {3}, {1}]
         np.testing.assert_array_equal(thresholds[0], thresholds[2])

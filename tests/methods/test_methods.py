@@ -268,7 +268,7 @@ def levels(losses, **bounds):
     found, grads = [], gradients(RECOVERED, 4)["w"]
     for loss in losses:
         mean, state = run(grads, state, jnp.full(4, loss))
-        found.append(int(state.exchange[0].level))
+        found.append(int(state.exchange[0].shared.level))
     assert run._cache_size() == 1
     return found, mean, grads
 
@@ -412,7 +412,7 @@ def test_redsync_counts_what_does_not_fit():
 
     out = everywhere("vmap", one, 4)(x)
     assert int(jnp.sum(out.sent[0] != 0)) == 40
-    assert int(out.overflow[0]) == 4 * 360
+    assert int(out.tally.overflow[0]) == 4 * 360
 
 
 def test_a_threshold_serves_for_its_steps():

@@ -595,10 +595,10 @@ class ByMaximum(Plain):
 class Dense(fg.Exchange):
     """What the broken ones derive from."""
 
-    def mean(self, x, state, step, axis_name):
-        mean = jax.tree.map(lambda a: lax.pmean(a, axis_name), x)
+    def mean(self, x, state, channel):
+        mean = jax.tree.map(lambda a: lax.pmean(a, channel.axis_name), x)
         finite = jnp.isfinite(sum(jnp.sum(a - a) for a in jax.tree.leaves(mean)))
-        return fg.Reduced(mean, x, finite, 0, state)
+        return fg.Reduced(mean, x, state)
 
     def wire_bytes(self, like):
         return 4 * sum(leaf.size for leaf in jax.tree.leaves(like))
@@ -612,48 +612,42 @@ class Lies(Dense):
 
 @frozen
 class Sums(Dense):
-    def mean(self, x, state, step, axis_name):
-        total = jax.tree.map(lambda a: lax.psum(a, axis_name), x)
-        return super().mean(x, state, fg.exchanges.Channel(axis_name, step))._replace(mean=total)
+    def mean(self, x, state, channel):
+        total = jax.tree.map(lambda a: lax.psum(a, channel.axis_name), x)
+        return super().mean(x, state, channel)._replace(mean=total)
 
 
 @frozen
 class Drifts(Dense):
-    def mean(self, x, state, step, axis_name):
-        out = super().mean(x, state, fg.exchanges.Channel(axis_name, step))
-        own = jax.random.uniform(step.local)
+    def mean(self, x, state, channel):
+        out = super().mean(x, state, channel)
+        own = jax.random.uniform(channel.step.local)
         return out._replace(mean=jax.tree.map(lambda a: a + 1e-6 * own, out.mean))
 
 
 @frozen
 class Hides(Dense):
-    def mean(self, x, state, step, axis_name):
-        return super().mean(
-            jax.tree.map(jnp.nan_to_num, x), state, fg.exchanges.Channel(axis_name, step)
-        )
+    def mean(self, x, state, channel):
+        return super().mean(jax.tree.map(jnp.nan_to_num, x), state, channel)
 
 
 @frozen
 class SaysFinite(Dense):
-    def mean(self, x, state, step, axis_name):
-        return (
-            super()
-            .mean(x, state, fg.exchanges.Channel(axis_name, step))
-            ._replace(finite=jnp.ones((), bool))
-        )
+    def mean(self, x, state, channel):
+        return super().mean(x, state, channel)._replace(finite=jnp.ones((), bool))
 
 
 @frozen
 class Flattens(Dense):
-    def mean(self, x, state, step, axis_name):
-        out = super().mean(x, state, fg.exchanges.Channel(axis_name, step))
+    def mean(self, x, state, channel):
+        out = super().mean(x, state, channel)
         return out._replace(sent=jax.tree.map(lambda a: a[:1], x))
 
 
 @frozen
 class NoVmap(Dense):
-    def mean(self, x, state, step, axis_name):
-        out = super().mean(x, state, fg.exchanges.Channel(axis_name, step))
+    def mean(self, x, state, channel):
+        out = super().mean(x, state, channel)
         if not jax.typeof(jax.tree.leaves(x)[0]).manual_axis_type.varying:
             out = out._replace(mean=jax.tree.map(lambda a: 2 * a, out.mean))
         return out
@@ -661,26 +655,26 @@ class NoVmap(Dense):
 
 @frozen
 class DriftsLater(Dense):
-    def mean(self, x, state, step, axis_name):
-        out = super().mean(x, state, fg.exchanges.Channel(axis_name, step))
-        own = jnp.where(step.number == 0, 0, jax.random.uniform(step.local))
+    def mean(self, x, state, channel):
+        out = super().mean(x, state, channel)
+        own = jnp.where(channel.step.number == 0, 0, jax.random.uniform(channel.step.local))
         return out._replace(mean=jax.tree.map(lambda a: a + 1e-6 * own, out.mean))
 
 
 @frozen
 class HidesLater(Dense):
-    def mean(self, x, state, step, axis_name):
-        x = jax.tree.map(lambda a: jnp.where(step.number == 0, a, jnp.nan_to_num(a)), x)
-        return super().mean(x, state, fg.exchanges.Channel(axis_name, step))
+    def mean(self, x, state, channel):
+        x = jax.tree.map(lambda a: jnp.where(channel.step.number == 0, a, jnp.nan_to_num(a)), x)
+        return super().mean(x, state, channel)
 
 
 @frozen
 class OtherLater(Dense):
     """Another mean than that of what it says was sent."""
 
-    def mean(self, x, state, step, axis_name):
-        out = super().mean(x, state, fg.exchanges.Channel(axis_name, step))
-        share = jnp.where(step.number == 2, 0.9, 1.0)
+    def mean(self, x, state, channel):
+        out = super().mean(x, state, channel)
+        share = jnp.where(channel.step.number == 2, 0.9, 1.0)
         return out._replace(mean=jax.tree.map(lambda a: share * a, out.mean))
 
 
@@ -688,11 +682,9 @@ class OtherLater(Dense):
 class Scaled(Dense):
     """Of gradients times a number."""
 
-    def mean(self, x, state, step, axis_name):
-        share = self.share(step)
-        return super().mean(
-            jax.tree.map(lambda a: share * a, x), state, fg.exchanges.Channel(axis_name, step)
-        )
+    def mean(self, x, state, channel):
+        share = self.share(channel.step)
+        return super().mean(jax.tree.map(lambda a: share * a, x), state, channel)
 
     def share(self, step):
         return 0.0
@@ -712,17 +704,19 @@ class Triple(Scaled):
 
 @frozen
 class Miscounts(Dense):
-    def mean(self, x, state, step, axis_name):
-        out = super().mean(x, state, fg.exchanges.Channel(axis_name, step))
-        all_of_them = lax.psum(jnp.ones((), jnp.int32), axis_name)
-        return out if step.counts is None else out._replace(workers=all_of_them)
+    def mean(self, x, state, channel):
+        out = super().mean(x, state, channel)
+        all_of_them = lax.psum(jnp.ones((), jnp.int32), channel.axis_name)
+        some = channel.participates is not None
+        tally = out.tally._replace(workers=all_of_them)
+        return out._replace(tally=tally) if some else out
 
 
 @frozen
 class CountsAll(Dense):
     """Has no code for zero."""
 
-    def mean(self, x, state, step, axis_name):
+    def mean(self, x, state, channel):
         return super().mean(
             jax.tree.map(lambda a: jnp.where(a == 0, 0.1, a), x), state, step, axis_name
         )

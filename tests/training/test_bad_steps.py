@@ -176,7 +176,10 @@ def test_nothing_is_lost_by_two_stages_when_steps_are_skipped(bad):
         [np.asarray(state.memory.value.residual[k]).mean(0).ravel() for k in PAIR]
     )
     # Buckets run from the last leaf to the first.
-    servers = [np.asarray(jax.tree.leaves(s.server)[0]).ravel() for s in reversed(state.exchange)]
+    servers = [
+        np.asarray(jax.tree.leaves(s.shards.value.memory)[0]).ravel()
+        for s in reversed(state.exchange)
+    ]
     assert np.abs(np.concatenate(servers)).max() > 0.1
     np.testing.assert_allclose(applied + left + np.concatenate(servers), wanted, atol=1e-4)
 
@@ -454,7 +457,7 @@ def test_a_bad_step_tells_recovery_nothing_by_its_loss_either():
         bad = (jnp.arange(WORKERS) == 2) & (step == 2)
         grads = jnp.where(bad[:, None], jnp.nan, rows)
         _, state = update(grads, state, jnp.where(bad, jnp.nan, 1.0))
-        levels.append(int(state.exchange[0].level[0]))
+        levels.append(int(state.exchange[0].shared.level[0]))
     assert levels == [0] * 5
     assert int(state.skipped[0]) == 1
 
@@ -485,9 +488,9 @@ def test_recovery_by_the_error_works_beside_a_model_axis():
     specs = fg.state_specs(jax.eval_shape(tx.init, jnp.zeros((16, 4))), AXIS, P(None, "model"))
 
     def step(grads):
-        return tx.update(grads[0], tx.init(grads[0]))[1].exchange[0].level
+        return tx.update(grads[0], tx.init(grads[0]))[1].exchange[0].shared.level
 
     run = jax.shard_map(
-        step, mesh=mesh, in_specs=P(AXIS, None, "model"), out_specs=specs.exchange[0].level
+        step, mesh=mesh, in_specs=P(AXIS, None, "model"), out_specs=specs.exchange[0].shared.level
     )
     assert int(jax.jit(run)(jnp.ones((4, 16, 8)))) == 1

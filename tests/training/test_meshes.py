@@ -70,7 +70,7 @@ def test_a_group_loses_nothing(exchange, check_vma):
         applied += np.concatenate([np.ravel(mean[name]) for name in ("b", "w")])
         wanted += np.concatenate([np.ravel(np.asarray(grads[n]).mean(0)) for n in ("b", "w")])
     # One residual a group: rows of the mesh, in pieces along its fast axis.
-    (residual,) = jax.tree.leaves(state.exchange[0].memory)
+    (residual,) = jax.tree.leaves(state.exchange[0].shards.value.memory)
     pieces = np.asarray(residual, np.float64).reshape(2, 4, -1)
     groups = np.stack([unshard(group, 117) for group in pieces])
     tolerance = 1e-4 if exchange.dtype == "float32" else 0.2
@@ -147,8 +147,8 @@ def test_a_bad_worker_is_seen_by_all_groups_and_costs_no_memory(exchange):
     assert all(np.all(np.isnan(leaf)) for leaf in mean.values())
     assert int(after.skipped) == 1
     for old, new in zip(
-        jax.tree.leaves(before.exchange[0].memory),
-        jax.tree.leaves(after.exchange[0].memory),
+        jax.tree.leaves(before.exchange[0].shards.value.memory),
+        jax.tree.leaves(after.exchange[0].shards.value.memory),
         strict=True,
     ):
         np.testing.assert_array_equal(old, new)

@@ -284,7 +284,7 @@ def test_a_group_of_which_no_worker_counts_does_not_count(name):
     init, update = in_groups(name)
     _, before = update(rows, init(rows))
     _, after = update(bad, before)
-    old, new = (row(state.exchange[0].memory, 1) for state in (before, after))
+    old, new = (row(state.exchange[0].shards.value.memory, 1) for state in (before, after))
     assert same(old, new)
     assert name == "dense" or np.any(jax.tree.leaves(old)[0])
     assert np.asarray(after.dropped).tolist() == [[4] * 4] * 2
@@ -311,7 +311,7 @@ def test_what_groups_had_to_send_is_applied_or_held(name):
         mean, state = update(jnp.asarray(spoil), state)
         applied += len(good) * np.asarray(mean[1, 2], np.float64)
         wanted += np.sum([np.asarray(rows[worker], np.float64) for worker in good], axis=0)
-    (held,) = jax.tree.leaves(state.exchange[0].memory)
+    (held,) = jax.tree.leaves(state.exchange[0].shards.value.memory)
     held = np.asarray(held, np.float64).reshape(2, 60)
     np.testing.assert_allclose(applied + 4 * held.sum(0), wanted, atol=1e-5 * abs(wanted).max())
 
@@ -365,7 +365,9 @@ def test_what_finite_workers_had_to_send_is_applied_or_held(exchange, dtype):
     residual = state.memory.value.residual
     held = np.concatenate([np.asarray(residual[k], float)[:, 0].sum(0) for k in PAIR])
     if isinstance(exchange, fg.TwoStage):  # buckets run from the last leaf to the first
-        shards = [np.asarray(jax.tree.leaves(s.server)[0]) for s in reversed(state.exchange)]
+        shards = [
+            np.asarray(jax.tree.leaves(s.shards.value.memory)[0]) for s in reversed(state.exchange)
+        ]
         assert min(np.abs(s).max() for s in shards) > 0
         held = held + WORKERS * np.concatenate([s.reshape(8, 8) for s in shards])
     np.testing.assert_allclose(applied + held, wanted, atol=1e-4 * np.abs(wanted).max())
@@ -404,7 +406,7 @@ def test_the_law_holds_for_gradients_of_any_scales(name, seed):
     residual = state.memory.value.residual
     held = np.concatenate([np.asarray(residual[leaf], float).sum(0).ravel() for leaf in PAIR])
     if isinstance(EXCHANGES[name], fg.TwoStage):
-        (shards,) = jax.tree.leaves(state.exchange[0].server)
+        (shards,) = jax.tree.leaves(state.exchange[0].shards.value.memory)
         held = held + WORKERS * np.asarray(shards, float).ravel()
     gap = np.linalg.norm(applied + held - wanted) / whole
     assert gap < 2.0**-23
@@ -477,7 +479,10 @@ def test_what_a_group_keeps_is_not_that_of_a_worker():
     rows = jnp.asarray(values((2, 4, 60)))
     _, before = twice(tx.update)(rows, twice(tx.init)(rows))
     _, after = twice(tx.update)(rows.at[1, 2, 7].set(np.nan), before)
-    kept = [per_worker(state.exchange[0]._replace(cut=())) for state in (before, after)]
+    kept = [
+        per_worker(state.exchange[0].shards.value._replace(sizes=(), number=()))
+        for state in (before, after)
+    ]
     for old, new in zip(*kept, strict=True):
         assert not same(row(row(old, 1), 2), row(row(new, 1), 2))
 
@@ -488,7 +493,7 @@ def test_a_drift_knows_the_mean_of_those_that_count():
     init, update = mapped(exchange, "drop_worker", memory=fg.NoMemory())
     mean, state = update(spoiled(grads(), [1, 2]), init(grads()))
     mean = np.abs(np.concatenate([np.asarray(mean[leaf][0]).ravel() for leaf in PAIR]))
-    rate = np.asarray(state.exchange[0].support[0].rate[0])
+    rate = np.asarray(state.exchange[0].shared.support[0].rate[0])
     assert np.count_nonzero(mean) == 10
     np.testing.assert_allclose(rate[mean > 0], mean[mean > 0], rtol=1e-6)
 
@@ -702,7 +707,7 @@ def test_a_dropped_workers_loss_tells_recovery_nothing():
         loss = np.where(np.arange(WORKERS) == 2, np.nan if bad_loss else 5.0, losses)
         grad = rows.at[2, 0].set(np.nan) if bad_gradient else rows
         _, state = update(grad, state, jnp.asarray(loss, jnp.float32))
-        inner = state.exchange[0]
+        inner = state.exchange[0].shared
         seen.append((float(inner.loss[0]), int(inner.level[0])))
     assert seen[:3] == [(2.0, 0), (1.0, 0), (1.0, 0)]
     assert seen[3][1] == 1
@@ -727,7 +732,7 @@ def test_the_error_is_that_of_the_workers_that_count(codec, first):
     lost = sizes - 2.0 if codec == ONE_BIT else sizes[:, :-9]
     wanted = np.sqrt(np.square(lost).sum() / np.square(sizes).sum())
     np.testing.assert_allclose(state.error, wanted, rtol=1e-5)
-    assert np.all(np.asarray(state.exchange[0].level) == 0)
+    assert np.all(np.asarray(state.exchange[0].shared.level) == 0)
 
 
 def test_what_comes_behind_sees_zeros_or_the_mean_of_the_others():

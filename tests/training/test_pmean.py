@@ -101,7 +101,7 @@ def test_error_feedback_loses_nothing(exchange):
         wanted += np.asarray(grads["w"], np.float64).mean(0)
     residual = np.asarray(state.memory.value.residual["w"], np.float64).mean(0)
     if isinstance(exchange, fg.TwoStage):
-        (shards,) = jax.tree.leaves(state.exchange[0].server)
+        (shards,) = jax.tree.leaves(state.exchange[0].shards.value.memory)
         rows = np.asarray(shards, np.float64).reshape(4, -1)
         residual += unshard(rows, 110).reshape(10, 11)
     np.testing.assert_allclose(applied + residual, wanted, atol=1e-4)
@@ -165,15 +165,16 @@ def test_what_rounding_drops_of_the_mean_is_not_lost(exchange, dtype, check_vma)
 
 def kept_inside(state, shape):
     """The residual that the exchange keeps of its own: of the last leaf, "w", behind "b"."""
-    if hasattr(state, "server"):
-        (shards,) = jax.tree.leaves(state.server)
+    kept = state.shards.value
+    if not kept:
+        return 0.0
+    (shards,) = jax.tree.leaves(kept.memory)
+    if not int(kept.number.flat[0]):
         whole = unshard(np.asarray(shards, np.float64).reshape(4, -1), 117)
-    elif hasattr(state, "memory"):
-        (pieces,) = jax.tree.leaves(state.memory)
+    else:
+        pieces = shards
         groups = np.asarray(pieces, np.float64).reshape(2, 2, -1)
         whole = np.mean([unshard(group, 117) for group in groups], axis=0)
-    else:
-        return 0.0
     return whole[7:].reshape(shape)
 
 

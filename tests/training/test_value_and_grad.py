@@ -272,7 +272,7 @@ def test_the_watched_loss_is_the_workers_own(mode):
     def watched(of_all, params, x, y):
         value, grads = fg.value_and_grad(loss, AXIS)(params, x, y)
         value = jax.lax.pmean(value, AXIS) if of_all else value
-        return tx.update(grads, tx.init(params), params, value=value)[1].exchange[0].loss
+        return tx.update(grads, tx.init(params), params, value=value)[1].exchange[0].shared.loss
 
     already = functools.partial(watched, True)
     own = on_workers(mode, functools.partial(watched, False), PARAMS, X, Y)

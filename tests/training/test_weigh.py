@@ -226,8 +226,8 @@ def test_a_loss_that_is_watched_is_weighed_too(non_finite):
         (GRADS, [1.0, 2.0, 3.0, np.nan], 8 / 5),
     ):
         state = run(grads, state, weights, jnp.array(losses))
-        np.testing.assert_allclose(state.exchange[0].loss, expected, rtol=1e-6)
-    assert np.all(np.asarray(state.exchange[0].level) == 0)
+        np.testing.assert_allclose(state.exchange[0].shared.loss, expected, rtol=1e-6)
+    assert np.all(np.asarray(state.exchange[0].shared.level) == 0)
 
 
 VOTING = fg.contrib.votes.TopVotes(workers=WORKERS, k=5)
