@@ -72,7 +72,8 @@ class Hierarchical(Exchange):
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.Hierarchical("fast", 2, slow=fg.AllGather(fg.TopK(k=1)))
       >>> x = jnp.array([[[4.0, 1.0], [2.0, 3.0]], [[0.0, 0.0], [2.0, 0.0]]])
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel(("slow", "fast"))).mean
+      >>> channel = fg.exchanges.Channel(("slow", "fast"))
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), channel).mean
       >>> jax.vmap(jax.vmap(mean, axis_name="fast"), axis_name="slow")(x)[0, 0]
       Array([2., 1.], dtype=float32)
     """

@@ -51,7 +51,8 @@ class IntegerSum(Exchange):
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.IntegerSum(workers=2, clip=None)
       >>> x = jnp.array([[4.0, 0.0], [4.0, 4.0]])
-      >>> mean = lambda x: exchange.mean(x, fg.exchanges.State(), fg.exchanges.Channel("data", fg.Step.of(0))).mean
+      >>> channel = fg.exchanges.Channel("data", fg.Step.of(0))
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), channel).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([4., 2.], dtype=float32)
 
