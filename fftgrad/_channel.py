@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from fftgrad import _axes
@@ -160,15 +161,14 @@ class Channel:
 
     def counted(self, tree: PyTree) -> PyTree:
         """The tree; zeros if this worker does not participate."""
-        if self.participates is None:
+        takes_part = self.participates
+        if takes_part is None:
             return tree
-        return jax.tree.map(lambda a: jnp.where(self.participates, a, 0), tree)
+        return jax.tree.map(lambda a: jnp.where(takes_part, a, 0), tree)
 
     def kept(self, new: PyTree, old: PyTree) -> PyTree:
         """The next state of what is this worker's own; the old one if it does not participate."""
-        if self.participates is None:
-            return new
-        return jax.tree.map(lambda a, b: jnp.where(self.participates, a, b), new, old)
+        return new if self.participates is None else optax.tree.where(self.participates, new, old)
 
     # Payloads in buffers.
 

@@ -88,7 +88,8 @@ class TopVotes(Exchange):
       >>> import jax, jax.numpy as jnp
       >>> exchange = fg.contrib.votes.TopVotes(workers=2, k=2)
       >>> x = jnp.array([[4.0, -1.0, 0.5], [2.0, 0.5, -3.0]])
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data", fg.Step.of(0))).mean
+      >>> channel = fg.exchanges.Channel("data", fg.Step.of(0))
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), channel).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([ 1. , -0.5, -0.5], dtype=float32)
 
