@@ -52,8 +52,8 @@ MUTANTS = {
     ),
     "the memory moves on a bad step": Mutant(
         "training/_pmean.py",
-        "finite, (remembered, exchanged), (state.memory, state.exchange)",
-        "finite, (remembered, exchanged), (remembered, state.exchange)",
+        "            (before, states, state.error),",
+        "            (remembered, states, state.error),",
         "tests/exchanges/test_nonfinite.py -k 'any_memory and 5000 and Nesterov'",
     ),
     "what is kept in a chain before the mean is not seen": Mutant(
@@ -70,20 +70,20 @@ MUTANTS = {
     ),
     "the exchange moves on a bad step": Mutant(
         "training/_pmean.py",
-        "finite, (remembered, exchanged), (state.memory, state.exchange)",
-        "finite, (remembered, exchanged), (state.memory, exchanged)",
+        "            (before, states, state.error),",
+        "            (before, out.states, state.error),",
         "tests/training/test_bad_steps.py -k keeps_survives",
     ),
     "a bucket does not hear of the others' bad step": Mutant(
-        "training/_pmean.py",
-        "_non_finite.agreed([r.finite for r in reduced], workers, mean)",
-        "_non_finite.agreed([reduced[0].finite], workers, mean)",
+        "_channel.py",
+        "finite=jnp.all(jnp.stack(every)) if every",
+        "finite=every[0] if every",
         "tests/training/test_bad_steps.py -k changes_no_bucket",
     ),
     "what a narrow leaf cannot hold counts as finite": Mutant(
         "training/_non_finite.py",
-        "every = [*flags, _alike.all_finite(leaves)]",
-        "every = [*flags]",
+        "finite & _finite.all_finite(leaves)",
+        "finite",
         "tests/training/test_bad_steps.py -k float16_leaf",
     ),
     "what rounding drops of a mean is lost": Mutant(
@@ -106,8 +106,8 @@ MUTANTS = {
     ),
     "a bad worker is not seen by the others": Mutant(
         "exchanges/_all_gather.py",
-        "start = _finite.poison_unless(jnp.all(headers.finite))",
-        "start = jnp.zeros(())",
+        "codec.mean(got.payloads, likes, got.tally.poison, step, got.participates)",
+        "codec.mean(got.payloads, likes, jnp.zeros(()), step, got.participates)",
         "tests/exchanges/test_exchanges.py -k fixed_range",
     ),
     "a chain forgets the overflow of its first stages": Mutant(
@@ -124,8 +124,8 @@ MUTANTS = {
     ),
     "a stage in two stages forgets its state": Mutant(
         "exchanges/_two_stage.py",
-        "before = drop_worker_axis(state.codecs)",
-        "before = drop_worker_axis(self.init(x).codecs)",
+        "rows, state.own.rows, likes",
+        "rows, self.init(x).own.rows, likes",
         "tests/exchanges/test_two_stage.py",
     ),
     "what a replica rounds away is forgotten": Mutant(
@@ -142,14 +142,14 @@ MUTANTS = {
     ),
     "what an inner optimizer hides is not told": Mutant(
         "optimizers/_sharded.py",
-        "received=came",
-        "received=got.headers._replace(finite=True)",
+        "likes, channel.fold(1), came",
+        "likes, channel.fold(1), got.tally._replace(finite=True)",
         "tests/optimizers/test_zero_steps.py -k 'hides and none'",
     ),
     "what comes back is drawn as what went": Mutant(
         "optimizers/_sharded.py",
-        "buffer, likes, step.fold(1), axis_name",
-        "buffer, likes, step.fold(0), axis_name",
+        "back.init(likes), likes, channel.fold(1)",
+        "back.init(likes), likes, channel.fold(0)",
         "tests/optimizers/test_zero_steps.py -k drawn_to_receive",
     ),
     "a sharded optimizer goes by the sizes of leaves": Mutant(
@@ -190,7 +190,7 @@ MUTANTS = {
     ),
     "parameters of another worker are not noticed": Mutant(
         "optimizers/_diloco.py",
-        "change = _worker.poison_unless(~lost, change)",
+        "change = _worker.nan_unless(~lost, change)",
         "pass",
         "tests/optimizers/test_diloco.py -k 'another_worker and host'",
     ),
@@ -316,8 +316,8 @@ MUTANTS = {
     ),
     "the shards of two stages share a dither": Mutant(
         "exchanges/_halves.py",
-        "step.fold_local(number)",
-        "step",
+        "channel.step.fold_local(number)",
+        "channel.step",
         "tests/methods/test_bytes.py -k no_two_shards",
     ),
     "shards are padded with zeros": Mutant(
@@ -327,13 +327,13 @@ MUTANTS = {
         "tests/exchanges/test_padding.py -k 'two_stages and sign and 1001'",
     ),
     "recovery compares with the error unsquared": Mutant(
-        "exchanges/_error.py",
+        "_channel.py",
         "return jnp.sqrt(lost_square / jnp.where(square > 0, square, 1.0))",
         "return lost_square / jnp.where(square > 0, square, 1.0)",
         "tests/training/test_bad_steps.py -k compares_the_error",
     ),
     "recovery judges by the error of one worker": Mutant(
-        "exchanges/_error.py",
+        "_channel.py",
         "lost_square, square = everywhere(lax.psum, squares)",
         "lost_square, square = squares",
         "tests/training/test_bad_steps.py -k errors_of_all_workers",
@@ -358,7 +358,7 @@ MUTANTS = {
     ),
     "an optimizer keeps a bad step": Mutant(
         "optimizers/_feedback.py",
-        "_parts.where(after.skipped == before.skipped, moved, own)",
+        "optax.tree.where(after.skipped == before.skipped, moved, own)",
         "moved",
         "tests/training/test_bad_steps.py -k optimizer_recovers",
     ),
@@ -369,39 +369,39 @@ MUTANTS = {
         "tests/methods/test_bytes.py -k 'bits and feedback_adam'",
     ),
     "the header has another version": Mutant(
-        "exchanges/_wire.py",
+        "ops/_wire.py",
         "VERSION = 2\n",
         "VERSION = 3\n",
         "tests/methods/test_bytes.py -k checksum_finite",
     ),
     "a buffer of another version is read": Mutant(
-        "exchanges/_wire.py",
+        "ops/_wire.py",
         "repr((VERSION, parts))",
         "repr((0, parts))",
         "tests/exchanges/test_checksum.py -k another_version",
     ),
     "a buffer that is not valid is read": Mutant(
-        "exchanges/_wire.py",
+        "ops/_wire.py",
         "finite = valid & ((words[1] & 1) == 1)",
         "finite = (words[1] & 1) == 1",
         "tests/exchanges/test_checksum.py -k 'every_flip and sign'",
     ),
     "the checksum is a plain sum": Mutant(
-        "exchanges/_wire.py",
+        "ops/_wire.py",
         "jnp.sum(_hash.bits(jnp.uint32(0), words, words.size), dtype=jnp.uint32)",
         "jnp.sum(words, dtype=jnp.uint32)",
         "tests/exchanges/test_checksum.py -k in_pairs",
     ),
     "the owner of a shard keeps an invalid buffer to itself": Mutant(
-        "exchanges/_halves.py",
-        "jnp.all(received.valid))",
-        "True)",
+        "_channel.py",
+        "valid = jnp.asarray(received.invalid) == 0",
+        "valid = True",
         "tests/exchanges/test_checksum.py -k 'owner_of_a_shard'",
     ),
     "steps that one worker skipped alone are not told": Mutant(
-        "training/_own_step.py",
-        "skipped=skipped)",
-        "skipped=0)",
+        "_channel.py",
+        "Step(number, shared, local, skipped)",
+        "Step(number, shared, local)",
         "tests/exchanges/test_checksum.py -k 'receiver_alone'",
     ),
     "another worker's state passes for one's own": Mutant(
@@ -442,14 +442,14 @@ MUTANTS = {
     ),
     "a worker that is left out still weighs": Mutant(
         "training/_weigh.py",
-        "total = _counts.zero_unless(counts, own)",
+        "total = jnp.where(takes_part, own, 0)",
         "total = own",
         "tests/training/test_weigh.py -k left_out_do_not_count",
     ),
     "a watched loss is not weighed": Mutant(
         "training/_weigh.py",
-        "    if weight is None:\n        return _non_finite.over_those",
-        "    if True:\n        return _non_finite.over_those",
+        "    if weight is None:\n        mean = lax",
+        "    if True:\n        mean = lax",
         "tests/training/test_weigh.py -k watched",
     ),
     "a worker without weight shows its NaN": Mutant(
@@ -550,8 +550,8 @@ MUTANTS = {
     ),
     "a skipped step counts what overflows": Mutant(
         "training/_pmean.py",
-        "overflow = jnp.where(finite, overflow, 0)",
-        "pass",
+        "overflow = jnp.where(finite, out.tally.overflow, 0)",
+        "overflow = jnp.asarray(out.tally.overflow)",
         "tests/training/test_bad_steps.py -k bad_bucket",
     ),
     "a law of codecs holds in the first step only": Mutant(
@@ -561,9 +561,9 @@ MUTANTS = {
         "tests/testing/test_checks.py -k FirstStepOnly",
     ),
     "a bucket does not wait for the one before it": Mutant(
-        "training/_pmean.py",
-        "bucket = _parts.poison_unless(reduced[-1].finite, bucket)",
-        "bucket, _ = lax.optimization_barrier((bucket, reduced[-1].mean))",
+        "training/_travel.py",
+        "bucket = _finite.nan_unless(jnp.asarray(outs[-1].tally.finite), bucket)",
+        "bucket, _ = jax.lax.optimization_barrier((bucket, outs[-1].mean))",
         "tests/training/test_wrappers.py -k one_before",
     ),
     "the first bits of a bitmap end a word too early": Mutant(
@@ -586,20 +586,20 @@ MUTANTS = {
     ),
     "owners of shards do not hear who is left out": Mutant(
         "exchanges/_halves.py",
-        "headers, means = decode_mean(codec, _axes.all_to_all(buffers, axis_name), likes, step)",
-        "headers, means = decode_mean(codec, _axes.all_to_all(buffers, axis_name), likes, Step())",
+        "decode_mean(codec, got, likes, channel.step)",
+        "decode_mean(codec, got._replace(participates=None), likes, channel.step)",
         "tests/training/test_non_finite.py -k 'applied_or_held and stages and zero'",
     ),
     "a group of which no worker counts votes": Mutant(
         "exchanges/_hierarchical.py",
-        "counts = None if step.counts is None else flag[0] != 0",
-        "counts = None if step.counts is None else flag[0] == flag[0]",
+        "fast.participates is None else flag[0] != 0",
+        "fast.participates is None else flag[0] == flag[0]",
         "tests/training/test_non_finite.py -k 'a_group_of_which and bit'",
     ),
     "the buckets share what is drawn": Mutant(
-        "training/_pmean.py",
-        "exchange.mean(bucket, state.exchange[i], step.fold(i), axis_name)",
-        "exchange.mean(bucket, state.exchange[i], step, axis_name)",
+        "training/_travel.py",
+        "exchange.mean(bucket, state, channel.fold(i))",
+        "exchange.mean(bucket, state, channel)",
         "tests/methods/test_bytes.py -k 'what_is_drawn and gather and 160'",
     ),
     "the parts of an integer sum share what is drawn": Mutant(
@@ -646,14 +646,14 @@ MUTANTS = {
     ),
     "a loss is told to the level that has not run yet": Mutant(
         "exchanges/_fallback.py",
-        "_switch.observe(state.ran, self.ladder",
-        "_switch.observe(state.level, self.ladder",
+        "_switch.observe(shared.ran, self.ladder",
+        "_switch.observe(shared.level, self.ladder",
         "tests/training/test_bad_steps.py -k 'what_ran_alone and within'",
     ),
     "a level judges by the loss of the one before": Mutant(
         "exchanges/_fallback.py",
-        "return _parts.where(state.ran == state.level, told, state)",
-        "return told",
+        "return optax.tree.where(state.ran == state.level, risen, state)",
+        "return risen",
         "tests/training/test_bad_steps.py -k 'what_ran_alone and level'",
     ),
     "a shared support forgets what its transform counts": Mutant(
@@ -664,7 +664,7 @@ MUTANTS = {
     ),
     "what those who do not lead leave behind is counted": Mutant(
         "exchanges/_shared_support.py",
-        "jnp.where(leads, selected.overflow, 0)",
+        "jnp.where(self.support.leads(channel), selected.overflow, 0)",
         "selected.overflow",
         "tests/exchanges/test_exchanges.py -k stays_behind",
     ),
@@ -712,63 +712,62 @@ MUTANTS = {
     ),
     "a hierarchy counts one piece alone": Mutant(
         "exchanges/_hierarchical.py",
-        "_sum(told >> 1)",
-        "(told >> 1).ravel()[0].astype(jnp.int32)",
+        "_sum(counts >> 1)",
+        "(counts >> 1).ravel()[0].astype(jnp.int32)",
         "tests/training/test_meshes.py -k 'counts_what_overflows and bfloat16'",
     ),
     "a mean over fewer workers is divided by all": Mutant(
-        "exchanges/_counts.py",
-        "share = _axes.size(axis_name) / jnp.maximum(workers, 1).astype(jnp.float32)",
+        "_channel.py",
+        "share = self.workers / jnp.maximum(tally.workers, 1).astype(jnp.float32)",
         "share = 1.0",
         "tests/training/test_non_finite.py -k without_compression",
     ),
     "a worker that is left out is not told by its header": Mutant(
-        "exchanges/_counts.py",
-        "jnp.where(step.counts, overflow, ~overflow)",
-        "jnp.where(step.counts, overflow, -overflow)",
+        "_channel.py",
+        "jnp.where(self.participates, overflow, ~jnp.asarray(overflow))",
+        "jnp.where(self.participates, overflow, -jnp.asarray(overflow))",
         "tests/training/test_non_finite.py -k 'without_compression and exchange1'",
     ),
     "an owner that is left out forgets what it sent": Mutant(
         "exchanges/_two_stage.py",
-        "server = memory.update(y, kept, y, compensated)",
-        "server = _counts.kept_unless(step.counts, memory.update(y, kept, y, compensated), "
-        "drop_worker_axis(state.server))",
+        "after = owner._replace(memory=kept, learned=second.state)",
+        "after = owner._replace(memory=channel.kept(kept, owner.memory), learned=second.state)",
         "tests/training/test_non_finite.py -k an_owner",
     ),
     "a codec forgets a worker that is left out": Mutant(
-        "exchanges/_all_gather.py",
-        "_counts.kept_unless(step.counts, out.state, before)",
-        "out.state",
+        "training/_travel.py",
+        "own = channel.kept(out.state.own, state.own)",
+        "own = out.state.own",
         "tests/training/test_non_finite.py -k 'codecs_keep and adacomp'",
     ),
     "a drift takes a mean over fewer workers for a small one": Mutant(
         "exchanges/_shared_support.py",
-        "_counts.over(number, coefficients, axis_name)",
+        "channel.of_participants(coefficients, tally)",
         "coefficients",
         "tests/training/test_non_finite.py -k knows_the_mean",
     ),
     "a low rank sends the mean of all to fewer": Mutant(
         "exchanges/_power_sgd.py",
-        "_counts.over(workers, low_rank, axis_name)",
+        "channel.of_participants(low_rank, tally)",
         "low_rank",
         "tests/training/test_non_finite.py -k 'applied_or_held and low'",
     ),
     "a low rank in turns sends what all had": Mutant(
         "exchanges/_acp_sgd.py",
-        "sent=tree(factors(own), dense)",
-        "sent=tree(common, dense)",
+        "tree(factors(own), dense)",
+        "tree(common, dense)",
         "tests/methods/test_methods.py -k 'worker_keeps and acp'",
     ),
     "the same factor travels in every step": Mutant(
         "exchanges/_acp_sgd.py",
-        "1 - state.turn,",
-        "state.turn,",
+        "1 - before.turn,",
+        "before.turn,",
         "tests/exchanges/test_acp_sgd.py -k largest_directions",
     ),
     "the number of the step says whose turn it is": Mutant(
         "exchanges/_acp_sgd.py",
-        "is_first = state.turn == 0",
-        "is_first = jnp.asarray(step.number) % 2 == 0",
+        "is_first = before.turn == 0",
+        "is_first = jnp.asarray(channel.step.number) % 2 == 0",
         "tests/exchanges/test_acp_sgd.py -k bad_steps_are_no_turns",
     ),
     "all matrices send their left factors in the same steps": Mutant(
@@ -797,14 +796,14 @@ MUTANTS = {
     ),
     "the other transformation moves on a bad step": Mutant(
         "methods/_scale_by_dion.py",
-        "_parts.where(finite, moved, state.others)",
+        "optax.tree.where(finite, moved, state.others)",
         "moved",
         "tests/methods/test_dion.py -k leaves_no_trace",
     ),
     "a group leaves itself out with one of its workers": Mutant(
         "exchanges/_hierarchical.py",
-        "y, group = _counts.zero_unless(counts, y), step._replace(counts=counts)",
-        "y, group = _counts.zero_unless(counts, y), step",
+        "slow = slow.among(participates)",
+        "pass",
         "tests/training/test_non_finite.py -k of_a_worker",
     ),
     "another worker's state is taken for a bad gradient": Mutant(
@@ -821,20 +820,20 @@ MUTANTS = {
     ),
     "a step without a finite worker is a good one": Mutant(
         "training/_non_finite.py",
-        "flags = [*flags, workers > 0]",
+        "finite &= tally.workers > 0",
         "pass",
         "tests/training/test_non_finite.py -k 'without_a_finite_worker and gather'",
     ),
     "a worker that is left out forgets what it had to send": Mutant(
         "training/_pmean.py",
-        "_counts.kept_unless(counts, remembered, own)",
-        "remembered",
+        "remembered = channel.kept(remembered, before)",
+        "pass",
         "tests/training/test_non_finite.py -k any_memory",
     ),
     "the loss of a worker that is left out is told": Mutant(
-        "training/_non_finite.py",
-        "lax.pmean(_counts.zero_unless(counts, value), axis_name)",
-        "lax.pmean(value, axis_name)",
+        "training/_weigh.py",
+        "lax.pmean(channel.counted(loss), axis_name)",
+        "lax.pmean(loss, axis_name)",
         "tests/training/test_non_finite.py -k loss",
     ),
     "a row is weighted by the new number of workers": Mutant(
@@ -893,8 +892,9 @@ MUTANTS = {
     ),
     "owners' residuals are spread as if they were workers'": Mutant(
         "checkpoint/_leaves.py",
-        'found = _each(here, value, "shards" if two_stage else "pieces")',
-        'yield from _each(here, value, "residual")\n            continue\n            found = []',
+        'elif field == "memory":\n',
+        'elif field == "memory":\n            yield from _each(here, value, "residual")\n'
+        '        elif field == "":\n',
         "tests/checkpoint/test_reshard.py -k 'nothing_is_lost and stages and 3'",
     ),
     "an array is taken as it is read": Mutant(
@@ -935,8 +935,8 @@ MUTANTS = {
     ),
     "a fast worker keeps an invalid buffer to itself": Mutant(
         "exchanges/_hierarchical.py",
-        "_sum(told & 1)",
-        "(told & 1).ravel()[0].astype(jnp.int32)",
+        "_sum(counts & 1)",
+        "(counts & 1).ravel()[0].astype(jnp.int32)",
         "tests/exchanges/test_checksum.py -k 'between_two_groups and 2'",
     ),
 }
