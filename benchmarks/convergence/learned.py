@@ -62,14 +62,15 @@ class Recorded(fg.Exchange):
     def init(self, like: Any) -> Any:
         """The state of the exchange, and nothing sent."""
         size = sum(leaf.size for leaf in jax.tree.leaves(like))
-        return self.sums.init(like), jnp.zeros((WORKERS, size))
+        state = self.sums.init(like)
+        return state._replace(shared=(state.shared, jnp.zeros((WORKERS, size))))
 
-    def mean(self, x: Any, state: Any, step: fg.Step, axis_name: Any) -> fg.Reduced:
+    def mean(self, x: Any, state: Any, channel: fg.exchanges.Channel) -> fg.Reduced:
         """The mean of the exchange."""
-        out = self.sums.mean(x, state[0], step, axis_name)
+        out = self.sums.mean(x, state._replace(shared=state.shared[0]), channel)
         sent = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(out.sent)])
-        rows = lax.all_gather(sent, axis_name, to="invarying")
-        return out._replace(state=(out.state, rows))
+        shared = (out.state.shared, channel.all_gather(sent))
+        return out._replace(state=out.state._replace(shared=shared))
 
     def wire_bytes(self, like: Any) -> int:
         """Those of the exchange."""
@@ -96,7 +97,7 @@ def recorded(task: Task, mesh: Mesh) -> np.ndarray:
         rate = jax.device_put(jnp.float32(rates(count)), NamedSharding(mesh, P()))
         params, state, _ = program.step(params, state, batch, rate)
         if count >= DENSE:
-            rows = np.asarray(state[0].exchange[0][1][1])
+            rows = np.asarray(state[0].exchange[0].shared[1][1])
             found.append(rows[:, np.any(rows != 0, axis=0)])
     k = min(rows.shape[1] for rows in found)  # a value that is zero on all is not seen
     return np.stack([rows[:, :k] for rows in found])
