@@ -41,7 +41,8 @@ def test_both_kinds_of_steps_send_one_sum_of_the_bytes_that_were_said(turn):
     exchange = fg.AcpSgd(rank=2)
 
     def step(x):
-        state = exchange.init(x)._replace(turn=jnp.int32(turn))
+        shared = exchange.init(x).shared._replace(turn=jnp.int32(turn))
+        state = fg.exchanges.State(shared)
         return exchange.mean(x, state, fg.exchanges.Channel(AXIS)).mean
 
     run = everywhere("shard_map", step, WORKERS).lower(gradients(MODEL, WORKERS))

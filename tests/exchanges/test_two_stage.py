@@ -38,7 +38,7 @@ def test_a_threshold_of_two_stages_serves_for_its_steps():
 def test_each_shard_has_a_state_of_its_own():
     exchange = fg.TwoStage(fg.codecs.AdaComp(bin_size=5), workers=WORKERS)
     (state,) = steps(exchange, [jnp.asarray(values((WORKERS, 80)))])
-    residue = np.asarray(state.codecs.value[0].residue)
+    residue = np.asarray(state.own.value.rows[0].residue)
     assert residue.shape == (WORKERS, 1, WORKERS, 20)
     rows = residue.reshape(-1, 20)
     assert len({row.tobytes() for row in rows}) == len(rows)
