@@ -260,7 +260,7 @@ class Channel:
         """The means over all workers of real and complex arrays, by one all-reduce.
 
         Args:
-          arrays: this worker's; zeros count in their place if it does not participate.
+          arrays: this worker's; zeros, or `counted` made them so, if it does not participate.
           overflow: how many values this worker could not represent; None if that cannot happen,
             which saves four bytes.
           tallied: False for a further sum of the same exchange: the tally is that of the first.
@@ -271,7 +271,7 @@ class Channel:
         extra = [] if overflow is None else [jnp.asarray(overflow * workers, jnp.float32)[None]]
         if tallied and self.participates is not None:
             extra.append(self.participates.astype(jnp.float32)[None] * workers)
-        whole, restore = _joined.as_one([*self.counted(list(arrays)), *extra])
+        whole, restore = _joined.as_one([*arrays, *extra])
         # Divided first, so that no sum of finite values overflows.
         found = restore(lax.psum(whole * (1.0 / workers), self.axis_name))
         means, rest = found[: len(arrays)], found[len(arrays) :]
