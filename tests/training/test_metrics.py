@@ -137,7 +137,7 @@ def test_only_the_residual_of_a_memory_is_counted():
 
 def test_memories_inside_an_exchange_have_a_key_of_their_own():
     state = trained(pmean(fg.TwoStage(fg.Sign(), workers=4)))
-    wanted = root_mean_square(state.exchange[0].shards.value.memory.value.residual)
+    wanted = root_mean_square(state.exchange[0].shards.value.memory.residual)
     np.testing.assert_allclose(fg.metrics(state)["exchange_residual"], wanted, rtol=1e-5)
 
 

@@ -419,9 +419,9 @@ def test_an_owner_that_is_dropped_still_keeps_its_shard_for_all():
     _, before = update(grads(), init(grads()))
     _, after = update(spoiled(grads(1), [2]), before)
     for old, new in zip(before.exchange, after.exchange, strict=True):
-        assert same(row(old.codecs, 2), row(new.codecs, 2))
-        assert not same(row(old.server, 2), row(new.server, 2))
-        assert not same(row(old.codecs, 1), row(new.codecs, 1))
+        assert same(row(old.own, 2), row(new.own, 2))
+        assert not same(row(old.shards, 2), row(new.shards, 2))
+        assert not same(row(old.own, 1), row(new.own, 1))
 
 
 STATEFUL = {
