@@ -1,6 +1,5 @@
 """A small convolutional autoencoder of the values at a support."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._contracts import PyTree
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 
 try:
     from flax import linen as nn
@@ -49,7 +48,7 @@ class Decoder(nn.Module):
         return nn.Conv(1, (1,), name="out")(jnp.concatenate([x, innovation], axis=-1))
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Autoencoder:
     """Value: the shape of the convolutional autoencoder that learns the values at a support.
 
@@ -83,8 +82,6 @@ class Autoencoder:
     code: int = 4
     decoder: tuple[int, ...] = (32, 64, 128, 32)
     seed: int = 0
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         sizes = (*self.encoder, self.code, *self.decoder)

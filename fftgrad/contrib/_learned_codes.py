@@ -11,7 +11,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Codec, Exchange, PyTree, Reduced, Scope, Selector, Step
-from fftgrad._values import check_choice, check_kind, constructor_call
+from fftgrad._values import check_choice, check_kind, value
 from fftgrad.codecs import _spec
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
@@ -45,7 +45,7 @@ class LearnedCodesState(NamedTuple):
     agreed: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class LearnedCodes(Exchange):
     """Exchange: the coefficients that one worker chooses, in a code that is learned meanwhile.
 
@@ -124,8 +124,6 @@ class LearnedCodes(Exchange):
     rate: float = 1e-3
     leader: LeaderSupport = LeaderSupport()
     autoencoder: Autoencoder = Autoencoder()
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _parts.check_codec("LearnedCodes", self.codec)

@@ -1,6 +1,5 @@
 """Votes on the signs of the largest values, summed, with noise."""
 
-import dataclasses
 import math
 from typing import Literal, get_args
 
@@ -10,7 +9,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step
-from fftgrad._values import check_choice, constructor_call
+from fftgrad._values import check_choice, value
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import _ternary
 from fftgrad.codecs.quantizers._vote import Vote
@@ -32,7 +31,7 @@ GRID_BITS = 10
 """The noise is a multiple of a power of two, about so much smaller than its deviation."""
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class TopVotes(Exchange):
     """Exchange: each worker votes on the signs of its k largest values; their mean, with noise.
 
@@ -105,8 +104,6 @@ class TopVotes(Exchange):
     sigma: float = 0.0
     clip: float | None = None
     noise: Noise = "shared"
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _size.check("TopVotes", self.fraction, self.k)

@@ -1,13 +1,12 @@
 """Error feedback."""
 
-import dataclasses
 from typing import Literal, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Memory, PyTree
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.memories import _narrow
 from fftgrad.memories._narrow import NarrowState
 
@@ -23,7 +22,7 @@ class ErrorFeedbackState(NamedTuple):
 State = ErrorFeedbackState | NarrowState
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class ErrorFeedback(Memory):
     """Memory: add to each gradient what earlier steps could not send.
 
@@ -81,8 +80,6 @@ class ErrorFeedback(Memory):
     decay: float = 1.0
     uptake: float = 1.0
     dtype: Dtype = "float32"
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.decay <= 1.0:

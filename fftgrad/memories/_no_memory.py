@@ -1,11 +1,10 @@
 """The memory that forgets."""
 
-import dataclasses
-
 from fftgrad._contracts import Memory, PyTree
+from fftgrad._values import value
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class NoMemory(Memory):
     """Memory: none; what a step does not send is lost, as in the FFT paper.
 

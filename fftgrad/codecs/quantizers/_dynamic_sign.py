@@ -1,17 +1,17 @@
 """One bit a value, at a scale that all know from the number of the step."""
 
-import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops.packing import _bitmap
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class DynamicSign(Quantizer):
     """Quantizer: the sign of each value, at a scale that shrinks from step to step by itself.
 

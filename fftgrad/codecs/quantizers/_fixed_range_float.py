@@ -7,13 +7,13 @@ import jax
 import numpy as np
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _window
 from fftgrad.codecs.quantizers._window import Rounding, Window
 from fftgrad.ops.packing import _bitmap, _codes
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class FixedRangeFloat(Quantizer):
     """Quantizer: N-bit floats with m mantissa bits, over the range (eps, max) and its mirror.
 
@@ -69,8 +69,6 @@ class FixedRangeFloat(Quantizer):
     mantissa: int | None = None
     rounding: Rounding = "nearest"
     zero: bool = True
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         owner = "FixedRangeFloat"

@@ -1,6 +1,5 @@
 """Levels in geometric progression between the smallest and the largest magnitude."""
 
-import dataclasses
 import math
 from typing import NamedTuple
 
@@ -10,14 +9,14 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _scale, _window
 from fftgrad.codecs.quantizers._window import Rounding
 from fftgrad.ops import _finite
 from fftgrad.ops.packing import _codes
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class LogLevels(Quantizer):
     """Quantizer: geometric levels between the smallest and the largest magnitude of the payload.
 
@@ -74,8 +73,6 @@ class LogLevels(Quantizer):
 
     bits: int
     rounding: Rounding = "nearest"
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _window.check_format("LogLevels", self.bits, None, self.rounding, zero=True)

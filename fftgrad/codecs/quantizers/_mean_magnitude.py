@@ -1,16 +1,15 @@
 """One value for all."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _finite
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class MeanMagnitude(Quantizer):
     """Quantizer: the mean of the values that are not zero, for each of them.
 

@@ -1,19 +1,17 @@
 """Floating-point numbers of N bits over the range of the data."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _window
 from fftgrad.codecs.quantizers._window import Rounding, Window
 from fftgrad.ops import _finite
 from fftgrad.ops.packing import _codes
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class RangeFloat(Quantizer):
     """Quantizer: N-bit floats with m mantissa bits, up to the largest magnitude of the payload.
 
@@ -73,8 +71,6 @@ class RangeFloat(Quantizer):
     mantissa: int | None = None
     rounding: Rounding = "nearest"
     zero: bool = True
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _window.check_format("RangeFloat", self.bits, self.mantissa, self.rounding, zero=self.zero)

@@ -1,18 +1,18 @@
 """One bit a value."""
 
-import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _finite
 from fftgrad.ops.packing import _bitmap
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class Sign(Quantizer):
     """Quantizer: the sign of each value, in one bit, and the mean magnitude of all.
 

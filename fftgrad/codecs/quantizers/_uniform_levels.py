@@ -1,6 +1,5 @@
 """Evenly spaced levels, rounded to at random."""
 
-import dataclasses
 import math
 from typing import Literal, get_args
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _rows
 from fftgrad.ops.packing import _codes
@@ -20,7 +19,7 @@ LARGEST = float(np.finfo(np.float32).max) * (1 - 2**-20)
 """No norm is larger, or the largest level could be rounded to infinity."""
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class UniformLevels(Quantizer):
     """Quantizer: round each value to one of 2s + 1 even levels, up or down by chance.
 
@@ -63,8 +62,6 @@ class UniformLevels(Quantizer):
     bits: int = 4
     bucket: int = 512
     norm: Norm = "l2"
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 16 or self.bucket < 1:

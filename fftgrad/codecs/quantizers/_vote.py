@@ -1,19 +1,18 @@
 """A vote of each value, without a magnitude."""
 
-import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _finite
 from fftgrad.ops.packing import _digits
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Vote(Quantizer):
     """Quantizer: -1, 0 or 1 for each value; what `TopVotes` sends of those that it selects.
 
@@ -25,8 +24,6 @@ class Vote(Quantizer):
     """
 
     clip: float | None = None
-
-    __repr__ = constructor_call
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _scale.check_real("Vote", x)

@@ -1,6 +1,5 @@
 """AdaComp's selection: what the last gradient carries over its bin's maximum."""
 
-import dataclasses
 import math
 from typing import NamedTuple
 
@@ -8,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, Selector, Sparse, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.selectors import _limited
 from fftgrad.ops import _finite, _rows
 from fftgrad.ops.packing import _bitmap
@@ -27,7 +26,7 @@ class AdaCompSide(NamedTuple):
     support: _limited.Support
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class AdaComp(Selector):
     """Selector: in each bin, what would exceed the bin's maximum if the gradient came again.
 
@@ -71,8 +70,6 @@ class AdaComp(Selector):
 
     bin_size: int = 500
     per_bin: float = 4.0
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         if self.bin_size < 1 or not 0 < self.per_bin <= self.bin_size:

@@ -1,14 +1,13 @@
 """The values of one sign, then those of the other."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Step
+from fftgrad._values import value
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class AlternatingSign(Selector):
     """Selector: keep the positive values in one step, the negative ones in the next.
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _window
 from fftgrad.codecs.selectors import _fill, _size
 from fftgrad.ops import _scan
@@ -32,7 +32,7 @@ class BudgetSide(NamedTuple):
     words: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Budget(Selector):
     """Selector: as many of the largest coefficients as fit, in steps of the smallest of them.
 
@@ -94,8 +94,6 @@ class Budget(Selector):
 
     ratio: float | None = None
     bytes: int | None = None
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         if (self.ratio is None) == (self.bytes is None):

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.selectors import _size
 from fftgrad.ops import _finite, _hash
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class RandomK(Selector):
     """Selector: keep k coefficients at random positions, the same on all workers.
 
@@ -52,8 +52,6 @@ class RandomK(Selector):
     fraction: float | None = None
     k: int | None = None
     rescale: bool = False
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _size.check("RandomK", self.fraction, self.k)

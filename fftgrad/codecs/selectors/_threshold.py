@@ -1,6 +1,5 @@
 """Whatever is above a threshold, found by a short search."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import Compressed, Like, Selector, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.selectors import _largest, _limited, _size
 from fftgrad.codecs.selectors._top_k import keys
 from fftgrad.ops import _count, _rows
@@ -32,7 +31,7 @@ class ThresholdState(NamedTuple):
     age: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Threshold(Selector):
     """Selector: keep what is larger than a threshold, in a message that carries its length.
 
@@ -80,8 +79,6 @@ class Threshold(Selector):
     search: Search = "binary"
     capacity: float = 2.0
     reuse: int = 1
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _size.check("Threshold", self.fraction, None)

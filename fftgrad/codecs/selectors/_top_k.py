@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.selectors import _largest, _size
 from fftgrad.ops.packing import _indices
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class TopK(Selector):
     """Selector: keep the k coefficients of largest magnitude.
 
@@ -56,8 +56,6 @@ class TopK(Selector):
 
     fraction: float | None = None
     k: int | None = None
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _size.check("TopK", self.fraction, self.k)

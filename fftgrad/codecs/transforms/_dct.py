@@ -1,21 +1,19 @@
 """The discrete cosine transform of blocks or tiles, by products of matrices."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.transforms import _blocks, _tiling
 from fftgrad.ops import _rows
 
 MAX_BLOCK = 1024
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Dct(Transform):
     """Transform: the orthonormal cosine transform (DCT-II) of blocks of the vector, or of tiles.
 
@@ -68,8 +66,6 @@ class Dct(Transform):
 
     block: int = 64
     shape: tuple[int, int] | None = None
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _blocks.check_block("Dct", self.block, MAX_BLOCK)

@@ -1,6 +1,5 @@
 """The real Fourier transform, in blocks or whole."""
 
-import dataclasses
 import math
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs._saturate import saturating_cast
 from fftgrad.codecs.transforms import _blocks
 from fftgrad.ops import _rows
@@ -18,7 +17,7 @@ PRODUCT = 64
 """The longest block for which a product with a matrix beats a fast algorithm."""
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Fft(Transform):
     """Transform: the orthonormal real Fourier transform of each block of the vector.
 
@@ -66,8 +65,6 @@ class Fft(Transform):
 
     block: int | None = 256
     half: bool = False
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         if self.block is not None:

@@ -1,6 +1,5 @@
 """The Walsh-Hadamard transform of blocks, after random signs."""
 
-import dataclasses
 import math
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Step, Transform
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.transforms import _blocks
 from fftgrad.ops import _hash, _rows
 
@@ -17,7 +16,7 @@ MAX_BLOCK = 1 << 24
 FACTOR = 64
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Hadamard(Transform):
     """Transform: random signs, then the orthonormal Hadamard transform of each block.
 
@@ -62,8 +61,6 @@ class Hadamard(Transform):
 
     block: int = 4096
     signs: bool = True
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _blocks.check_block("Hadamard", self.block, MAX_BLOCK)

@@ -1,18 +1,16 @@
 """The values of a matrix, tile by tile."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Step, Transform
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.transforms import _blocks, _tiling
 
 MAX_BLOCK = 1024
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Tiles(Transform):
     """Transform: the values of a matrix in the order of its tiles; they stay what they are.
 
@@ -51,8 +49,6 @@ class Tiles(Transform):
 
     block: int = 64
     shape: tuple[int, int] | None = None
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _blocks.check_block("Tiles", self.block, MAX_BLOCK)
