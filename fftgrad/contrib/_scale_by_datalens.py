@@ -85,9 +85,9 @@ def scale_by_datalens(
         )
     if votes.sigma and key is None:
         raise ValueError(
-            "scale_by_datalens(key): must be a secret key, because whoever knows it can take the noise "
-            f"off again, got none with sigma={votes.sigma}; pass jax.random.wrap_key_data(np.frombuffer"
-            "(os.urandom(8), np.uint32)), the same on all workers."
+            "scale_by_datalens(key): must be a secret key, because whoever knows it can take the "
+            f"noise off again, got none with sigma={votes.sigma}; pass jax.random.wrap_key_data("
+            "np.frombuffer(os.urandom(8), np.uint32)), the same on all workers."
         )
     pmean = compressed_pmean(
         votes, axis_name=axis_name, layout=layout, key=0 if key is None else key
