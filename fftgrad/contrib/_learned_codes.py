@@ -17,7 +17,7 @@ from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.contrib import _phases
 from fftgrad.contrib._autoencoder import Autoencoder
-from fftgrad.contrib._round import Outcome, Round, chosen
+from fftgrad.contrib._phases import Outcome, Round, chosen
 from fftgrad.exchanges import _alike, _counts, _parts, _switch, _wire
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._parts import Likes, Parts

@@ -12,8 +12,8 @@ from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Step
 from fftgrad._values import check_choice, value
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import _ternary
-from fftgrad.codecs.quantizers._vote import Vote
-from fftgrad.codecs.selectors import _size
+from fftgrad.codecs.quantizers._sign import Vote
+from fftgrad.codecs.selectors import _top_k
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.exchanges import _alike, _counts, _digit_sum, _parts
 from fftgrad.exchanges._all_gather import AllGather
@@ -106,7 +106,7 @@ class TopVotes(Exchange):
     noise: Noise = "shared"
 
     def __post_init__(self) -> None:
-        _size.check("TopVotes", self.fraction, self.k)
+        _top_k.check_size("TopVotes", self.fraction, self.k)
         _ternary.check_clip("TopVotes", self.clip)
         check_choice("TopVotes(noise)", self.noise, get_args(Noise))
         if self.workers < 1 or _digit_sum.base(1, self.workers) > 1 << 16:
@@ -130,7 +130,7 @@ class TopVotes(Exchange):
     def votes(self, like: PyTree) -> int:
         """On how many values of all parts together a worker votes."""
         parts = _parts.vector_likes(like)
-        return sum(_size.count(self.fraction, self.k, part.shape[0]) for part in parts)
+        return sum(_top_k.kept(self.fraction, self.k, part.shape[0]) for part in parts)
 
     def mean(self, x: PyTree, state: PerWorker, step: Step, axis_name: AxisName) -> Reduced:
         _axes.check_workers("TopVotes", self.workers, axis_name)

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fftgrad.ops.packing import _bitmap
+
 
 def rounded(x: jax.Array, dtype: Any) -> jax.Array:
     """float32 values, rounded to those that `dtype` has, which may be bfloat16 or float16.
@@ -35,3 +37,21 @@ def to_bfloat16(x: jax.Array, draws: jax.Array) -> jax.Array:
     cut = jnp.where(beyond, raw, moved) >> 16
     near = lax.bitcast_convert_type(cut.astype(jnp.uint16), jnp.bfloat16)
     return jnp.where(jnp.isnan(x), jnp.nan, near)
+
+
+def saturating_cast(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """`x` in a narrower dtype, and how many of its values are beyond the range of that.
+
+    Finite values stay finite; infinities and NaN stay what they are, for the exchange to see.
+    """
+    largest = float(jnp.finfo(dtype).max)
+    overflow = _bitmap.count(*_bitmap.pack(jnp.abs(x.astype(jnp.float32)) > largest))
+    bounded = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
+    return bounded.astype(dtype), overflow
+
+
+def two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both parts of a + b: as it is rounded, and what that drops."""
+    total = a + b
+    of_b = total - a
+    return total, (a - (total - of_b)) + (b - of_b)

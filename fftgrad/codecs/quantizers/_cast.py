@@ -8,7 +8,7 @@ import numpy as np
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
 from fftgrad._values import value
-from fftgrad.codecs._saturate import saturating_cast
+from fftgrad.ops._rounding import saturating_cast
 
 DTYPES = (
     "bfloat16",

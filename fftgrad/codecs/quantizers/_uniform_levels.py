@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import value
+from fftgrad._values import check_choice, value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _rows
 from fftgrad.ops.packing import _codes
@@ -67,14 +67,9 @@ class UniformLevels(Quantizer):
         if not 2 <= self.bits <= 16 or self.bucket < 1:
             raise ValueError(
                 "UniformLevels(bits, bucket): must be 2 <= bits <= 16 and bucket >= 1, got "
-                f"{self.bits} "
-                f"and {self.bucket}; for one bit use Sign()."
+                f"{self.bits} and {self.bucket}; for one bit use Sign()."
             )
-        if self.norm not in get_args(Norm):
-            raise ValueError(
-                f"UniformLevels(norm): must be one of {get_args(Norm)}, got {self.norm!r}; use "
-                "'l2'."
-            )
+        check_choice("UniformLevels(norm)", self.norm, get_args(Norm))
 
     @property
     def unbiased(self) -> bool:

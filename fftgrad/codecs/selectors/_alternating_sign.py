@@ -44,6 +44,5 @@ class AlternatingSign(Selector):
     def at(self, x: jax.Array, side: PyTree, step: Step) -> jax.Array:
         raise ValueError(
             "AlternatingSign.at(x): a sign is no set of positions that other workers could use, "
-            "got "
-            "AlternatingSign() where a support is shared; use TopK or ChunkTopK."
+            "got AlternatingSign() where a support is shared; use TopK or ChunkTopK."
         )

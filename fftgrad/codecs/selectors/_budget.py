@@ -11,7 +11,7 @@ from jax import lax
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
 from fftgrad._values import value
 from fftgrad.codecs.quantizers import _window
-from fftgrad.codecs.selectors import _fill, _size
+from fftgrad.codecs.selectors import _fill, _top_k
 from fftgrad.ops import _scan
 from fftgrad.ops.packing import _exp_golomb
 
@@ -101,8 +101,8 @@ class Budget(Selector):
                 f"Budget(ratio, bytes): exactly one must be given, got ratio={self.ratio}, "
                 f"bytes={self.bytes}; use Budget(ratio=100)."
             )
-        _size.check_static("Budget(ratio)", self.ratio, float | int)
-        _size.check_static("Budget(bytes)", self.bytes, int)
+        _top_k.check_static("Budget(ratio)", self.ratio, float | int)
+        _top_k.check_static("Budget(bytes)", self.bytes, int)
         if self.ratio is not None and not 1 <= self.ratio < math.inf:
             raise ValueError(f"Budget(ratio): must be at least 1, got {self.ratio}; use ratio=100.")
         if self.bytes is not None and self.bytes < HEAD + 12:

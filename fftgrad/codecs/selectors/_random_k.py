@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
 from fftgrad._values import value
-from fftgrad.codecs.selectors import _size
+from fftgrad.codecs.selectors import _top_k
 from fftgrad.ops import _finite, _hash
 
 
@@ -54,7 +54,7 @@ class RandomK(Selector):
     rescale: bool = False
 
     def __post_init__(self) -> None:
-        _size.check("RandomK", self.fraction, self.k)
+        _top_k.check_size("RandomK", self.fraction, self.k)
 
     @property
     def summable(self) -> bool:
@@ -71,7 +71,7 @@ class RandomK(Selector):
         return Compressed(Payload(kept + _finite.poison(x).astype(x.dtype)))
 
     def shard(self, parts: int) -> "RandomK":
-        return dataclasses.replace(self, k=_size.shard(self.k, parts))
+        return dataclasses.replace(self, k=_top_k.shard_k(self.k, parts))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
@@ -91,7 +91,7 @@ class RandomK(Selector):
                 f"{self!r}(step): the positions are drawn, got a step without a key; pass "
                 "step=fg.Step.of(key) to compress, and the same to decompress."
             )
-        k = _size.count(self.fraction, self.k, n)
+        k = _top_k.kept(self.fraction, self.k, n)
         width, longer = divmod(n, k)
         interval = jnp.arange(k, dtype=jnp.int32)
         start = interval * width + jnp.minimum(interval, longer)

@@ -11,8 +11,8 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import Compressed, Like, Selector, Step
-from fftgrad._values import value
-from fftgrad.codecs.selectors import _largest, _limited, _size
+from fftgrad._values import check_choice, value
+from fftgrad.codecs.selectors import _largest, _limited, _top_k
 from fftgrad.codecs.selectors._top_k import keys
 from fftgrad.ops import _count, _rows
 from fftgrad.ops.packing import _bitmap
@@ -81,12 +81,8 @@ class Threshold(Selector):
     reuse: int = 1
 
     def __post_init__(self) -> None:
-        _size.check("Threshold", self.fraction, None)
-        if self.search not in get_args(Search):
-            raise ValueError(
-                f"Threshold(search): must be one of {get_args(Search)}, got {self.search!r}; use "
-                "'binary'."
-            )
+        _top_k.check_size("Threshold", self.fraction, None)
+        check_choice("Threshold(search)", self.search, get_args(Search))
         if self.capacity < 1 or self.reuse < 1:
             raise ValueError(
                 f"Threshold(capacity, reuse): must be at least 1, got {self.capacity} and "
@@ -102,7 +98,7 @@ class Threshold(Selector):
         return ThresholdState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
 
     def compress(self, x: jax.Array, state: ThresholdState, step: Step) -> Compressed:
-        k = _size.count(self.fraction, None, x.size)
+        k = _top_k.kept(self.fraction, None, x.size)
         if self.search == "exact":
             words, after = _largest_but_zero(x, k), state
         else:
@@ -130,7 +126,7 @@ class Threshold(Selector):
         return words, ThresholdState(threshold, age + 1)
 
     def _capacity(self, n: int) -> int:
-        k = _size.count(self.fraction, None, n)
+        k = _top_k.kept(self.fraction, None, n)
         return k if self.search == "exact" else min(n, math.ceil(round(self.capacity * k, 6)))
 
 

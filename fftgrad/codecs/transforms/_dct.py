@@ -7,7 +7,7 @@ from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
 from fftgrad._values import value
-from fftgrad.codecs.transforms import _blocks, _tiling
+from fftgrad.codecs.transforms import _blocks, _tiles
 from fftgrad.ops import _rows
 
 MAX_BLOCK = 1024
@@ -69,12 +69,12 @@ class Dct(Transform):
 
     def __post_init__(self) -> None:
         _blocks.check_block("Dct", self.block, MAX_BLOCK)
-        _tiling.check_shape("Dct", self.shape)
+        _tiles.check_shape("Dct", self.shape)
 
     @property
     def tile_size(self) -> int:
         """Values of one tile, or of a block where there is no shape."""
-        return _tiling.Tiling.of(self.shape or (1, self.block), self.block).size
+        return _tiles.Tiling.of(self.shape or (1, self.block), self.block).size
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _blocks.check_vector("Dct", x)
@@ -83,8 +83,8 @@ class Dct(Transform):
             rows = _rows.rows(x, block)
             coefficients = _blocks.by_chunks(lambda r: _blocks.times(r, basis(block)), rows)
             return Compressed(Payload(coefficients.ravel()))
-        _tiling.check_fills(self, x, self.shape)
-        tiling = _tiling.Tiling.of(self.shape, self.block)
+        _tiles.check_fills(self, x, self.shape)
+        tiling = _tiles.Tiling.of(self.shape, self.block)
         tiles = tiling.cut(x)
         return Compressed(
             Payload(_both("aibj,ik,jl->abkl", tiles, tiling.high, tiling.wide).ravel())
@@ -97,7 +97,7 @@ class Dct(Transform):
             rows = payload.main.reshape(-1, block)
             inverse = basis(block).T
             return _blocks.by_chunks(lambda r: _blocks.times(r, inverse), rows).ravel()[:n]
-        tiling = _tiling.Tiling.of(self.shape, self.block)
+        tiling = _tiles.Tiling.of(self.shape, self.block)
         (down, across), high, wide = tiling.grid, tiling.high, tiling.wide
         tiles = payload.main.reshape(down, across, high, wide)
         return tiling.join(_both("abkl,ik,jl->aibj", tiles, high, wide))

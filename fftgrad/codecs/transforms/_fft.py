@@ -9,9 +9,9 @@ from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
 from fftgrad._values import value
-from fftgrad.codecs._saturate import saturating_cast
 from fftgrad.codecs.transforms import _blocks
 from fftgrad.ops import _rows
+from fftgrad.ops._rounding import saturating_cast
 
 PRODUCT = 64
 """The longest block for which a product with a matrix beats a fast algorithm."""
