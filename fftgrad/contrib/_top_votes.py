@@ -44,13 +44,12 @@ class TopVotes(Exchange):
     length, so that noise bounds what the mean tells of it: `fftgrad.contrib.votes.epsilon` has the
     figures, `fg.contrib.votes.scale_by_datalens` the threshold that belongs to it.
 
-    The noise is that of the Gaussian mechanism only against those who do not know it. "shared" is
-    drawn from `step.shared`, which all workers have: it covers what is told to others, of the mean
-    or of a model that was trained with it, if the key of `compressed_pmean` is no one else's; its
-    default, 0, is everyone's. "local" is the sum of shares of variance sigma² / w, each drawn from
-    `step.local`: where every worker has a key of its own and the sum is a secure one, which JAX's
-    is not, c workers together still face (w - c) / w of the variance. The page on privacy has the
-    table.
+    The noise protects only against those who do not know it. "shared" is drawn from `step.shared`,
+    which all workers have: it covers what others learn of the mean or the trained model, if nobody
+    else has the key of `compressed_pmean`, whose default, 0, everybody has. "local" is the sum of
+    shares of variance sigma² / w, each drawn from `step.local`: if every worker has its own key and
+    the sum is a secure one, which JAX's is not, c workers together face (w - c) / w of the
+    variance. The page on privacy has the table.
 
     Args:
       workers: w, the number of workers: how the votes travel follows from it.
@@ -69,11 +68,9 @@ class TopVotes(Exchange):
       One collective.
 
     Claims: biased. All workers get the same bits. `sent` is the votes of the worker with its share
-      of the noise, so that the mean is that of `sent`; it has the size of votes, not of gradients,
-      and `ErrorFeedback` makes little sense. Zero votes for nothing, so there are fewer than k
-      where fewer differ from zero. A worker that does not count has no votes, but its share of the
-      noise. If anything is not finite anywhere the mean is NaN throughout, which tells all that it
-      was: that is not private.
+      of the noise, so the mean is that of `sent`; `ErrorFeedback` makes little sense for votes.
+      Zeros do not vote. A worker that does not count has no votes, but its share of the noise. If
+      anything is not finite anywhere the mean is NaN throughout, which is not private.
 
     Differs from the paper: votes travel to all workers, without a server; the threshold comes
       after the exchange; zero votes for nothing, where the paper draws; no random projection.

@@ -46,10 +46,8 @@ def compressed_psum_scatter(
 ) -> Scattered:
     """Function: `jax.lax.psum_scatter(x, axis_name, tiled=True)`, compressed.
 
-    Each worker cuts `x` along an axis into a shard for each worker, compresses each shard and sends
-    it to its owner, who decodes and sums what it got. It is what FSDP and ZeRO do with gradients.
-
-    With error feedback the caller keeps what was not sent:
+    What FSDP and ZeRO do with gradients: `x` is cut along an axis into a shard for each worker, who
+    sums what it gets of its own. With error feedback the caller keeps what was not sent:
 
         out = fg.optimizers.compressed_psum_scatter(gradient + residual, "data", codec)
         residual = gradient + residual - out.sent
@@ -58,8 +56,8 @@ def compressed_psum_scatter(
       x: float array of at most 32 bits; its length along `scatter_dimension` is a multiple of the
         number of workers w.
       axis_name: the axis, or axes, of the workers.
-      codec: of one shard, a vector of x.size / w values; a number of coefficients to keep, such as
-        TopK's k, is that of the whole `x`. The default is 4 bits after a rotation.
+      codec: of one shard, a vector of x.size / w values, though TopK's k is that of the whole `x`.
+        The default is 4 bits after a rotation.
       scatter_dimension: the axis of `x` that is cut.
       step: number of the step, equal on all workers. A codec that draws needs it: equal draws in
         every step add up to a bias.
@@ -139,8 +137,7 @@ def compressed_all_gather(
     Returns:
       The whole array, the same bits on all workers, of the dtype of `reference`, or of `shard`.
 
-    Wire: one buffer, of `fg.wire_bytes(codec, shard)` bytes: 8 and the payload of shard.size
-      values. A ring sends it w - 1 times.
+    Wire: one buffer of `fg.wire_bytes(codec, shard)` bytes, which a ring sends w - 1 times.
 
     Claims: if a shard is not finite, or a buffer is of another codec or step, the result is all
       NaN, on all workers.
@@ -176,7 +173,6 @@ def compressed_all_gather(
     if not shard.size:
         return jnp.zeros(expected, dtype)
     front, likes = jnp.moveaxis(shard.astype(jnp.float32), axis, 0), _likes(shard.size)
-    whole = (workers * front.shape[0], *front.shape[1:])
     sends, before = front.ravel(), None
     if reference is not None:
         before = jnp.moveaxis(reference.astype(jnp.float32), axis, 0).reshape(workers, -1)
@@ -184,8 +180,8 @@ def compressed_all_gather(
     buffer, _, _ = _halves.compress(parts, (sends,), parts.init(likes), likes, moment)
     _, (rows,) = _halves.to_all(parts, buffer, likes, moment, axis_name)
     rows = rows if before is None else before + rows
-    out = jnp.moveaxis(rows.reshape(whole), 0, axis)
-    return out.astype(dtype)
+    whole = rows.reshape(workers * front.shape[0], *front.shape[1:])
+    return jnp.moveaxis(whole, 0, axis).astype(dtype)
 
 
 def _start(

@@ -84,9 +84,9 @@ def sharded(
     `fg.training.clip_by_local_norm(1.0, "data")`. Different optimizers for parts of the parameters
     are an `optax.partition` as `inner`.
 
-    `update(..., weight=tokens)` weighs a worker's gradient, as `compressed_pmean` does. `inner` gets
-    `value=loss` as the weighted mean over the workers, and may read other extra arguments that are
-    scalars, equal on all workers.
+    `update(..., weight=tokens)` weighs a worker's gradient, as `compressed_pmean` does. `inner`
+    gets `value=loss` as the weighted mean over the workers, and may read other extra arguments that
+    are scalars, equal on all workers.
 
     Args:
       inner: the optimizer of each shard, complete with its learning rate.

@@ -29,17 +29,16 @@ class RangeFloat(Quantizer):
         P + 1 ... 2P          -eps ... -max,       code = P + b(x) - base + 1.
 
     Without a code for zero (`zero=False`) all move down by one, and P = 2^(N-1). Values below eps
-    become 0 or eps, whichever is nearer (eps if there is no zero; 0 when truncating; by chance in
-    proportion when rounding stochastically).
+    become 0 or eps, whichever is nearer (eps if there is no zero; 0 when truncating; by chance when
+    rounding stochastically).
 
     Args:
       bits: N, 2 <= N <= 16.
-      mantissa: m, 1 <= m <= N. None: the m with the smallest expected squared error for normal
-        values whose largest is 5 standard deviations, 3/7 · 4^-m + √(2/π) · (5 eps/max)³ up to a
-        common factor: rounding inside a binade, and what falls below eps. Data with heavier tails,
-        such as a raw gradient of layers of different scale, wants a smaller m.
+      mantissa: m, 1 <= m <= N. None: the m with the smallest expected squared error,
+        3/7 · 4^-m + √(2/π) · (5 eps/max)³ up to a factor, for normal values whose largest is 5
+        standard deviations. Heavier tails, as of layers of different scale, want a smaller m.
       rounding: "nearest", "truncate" (the paper's) or "stochastic" (draws from `step.local`).
-      zero: whether zero has a code. Where zero cannot occur it may be False.
+      zero: whether zero has a code.
 
     Shapes: x float32[k] -> main uint32[ceil(kN/32)], side float32[];
       x complex64[k] -> main uint32[ceil(2kN/32)], real parts first.
@@ -199,10 +198,8 @@ class FixedRangeFloat(Quantizer):
     def tuned(cls, minimum: float, maximum: float, bits: int) -> "FixedRangeFloat":
         """Constructor: the paper's tuning of a fixed range.
 
-        For each m the paper moves eps until the most negative code decodes to `minimum`, which
-        leaves about half of the codes to the positive values. That eps has a closed form; among
-        the m, of which the paper chooses without a stated rule, ours is the one with the smallest
-        expected error.
+        For each m the paper moves eps until the most negative code decodes to `minimum`; that eps
+        has a closed form. The paper states no rule for m; ours has the smallest expected error.
 
         Args:
           minimum: most negative value, for example -1.

@@ -58,12 +58,11 @@ class DynamicSign(Quantizer):
 
         C(x)_i = s_t / 2 where x_i >= 0, else -s_t / 2.
 
-    It is made for differences to what the receiver has already, as `choco_sgd` and `beer` send
-    them: where the largest is at most s_t, what is left is at most s_t / 2, so a scale that shrinks
-    more slowly than the method converges keeps up with it. It knows nothing of x but its signs:
-    where all of x is smaller than s_t / 4 it adds error, and where a value is larger than s_t it
-    falls behind. In the end the scale is too small for float32, after 5,500 steps at 0.98: make the
-    state anew before that, with a scale of that time.
+    For differences to what the receiver has, as `choco_sgd` and `beer` send them: where the largest
+    is at most s_t, at most s_t / 2 is left, so the scale has to shrink more slowly than the method
+    converges. Where all of x is smaller than s_t / 4 it adds error; a value larger than s_t falls
+    behind. After 5,500 steps at 0.98 the scale is too small for float32: make the state anew before
+    that, with a scale of that time.
 
     Args:
       scale: s_0, at least the largest value of the first step.

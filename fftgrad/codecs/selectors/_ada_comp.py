@@ -30,12 +30,10 @@ class AdaCompSide(NamedTuple):
 class AdaComp(Selector):
     """Selector: in each bin, what would exceed the bin's maximum if the gradient came again.
 
-    With x the residue plus the gradient g, and g_b the largest |x_i| of bin b, i travels if
-    |x_i + g_i| >= g_b, as its sign. All values of the vector have one magnitude, the mean of g_b.
-    How many travel adapts itself to the data, up to the capacity of the message.
-
-    The gradient is told from the residue by remembering what the last step left behind, so this
-    belongs behind `ErrorFeedback()`.
+    With x the residue plus the gradient g, and g_b the largest |x_i| of bin b, the sign of x_i is
+    sent if |x_i + g_i| >= g_b. All values have one magnitude, the mean of g_b. How many travel
+    depends on the data, up to the capacity of the message. It finds g by remembering what the last
+    step left behind, so it belongs behind `ErrorFeedback()`.
 
     Args:
       bin_size: values per bin; the paper uses 50 for convolutions, 500 for other layers.

@@ -15,9 +15,8 @@ from fftgrad.ops import _finite, _hash
 class RandomK(Selector):
     """Selector: keep k coefficients at random positions, the same on all workers.
 
-    The vector is cut into k intervals of n/k values, one more or less, and one position is drawn
-    in each from `step.shared`. No position is drawn twice, none travels, and payloads may be
-    summed.
+    The vector is cut into k intervals of about n/k values, and one position is drawn in each from
+    `step.shared`. No position travels, and payloads may be summed.
 
     Args:
       fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
@@ -29,8 +28,8 @@ class RandomK(Selector):
 
     Wire: 4k bytes, 8k if complex.
 
-    Claims: summable; unbiased if it rescales. If anything is not finite, nothing in the result is;
-      what is kept is not either where n/k times that is more than float32 holds.
+    Claims: summable; unbiased if it rescales. If anything is not finite, nothing in the result is.
+      A kept value overflows where n/k times it is more than float32 holds.
 
     Differs from the paper: one position from each of k intervals, where it draws k of all n. Each
       coefficient has the same chance, and the positions come in order, without a shuffle.

@@ -36,10 +36,9 @@ class Threshold(Selector):
     """Selector: keep what is larger than a threshold, in a message that carries its length.
 
     With μ the mean and M the maximum of |x_i|, the threshold is μ + r (M - μ). "binary" bisects r
-    in [0, 1] until between k and 2k coefficients are larger (below μ, if fewer than k exceed it),
-    and orders none. "exact" takes the k largest of those that are not zero. The message has a fixed
-    capacity; what does not fit stays behind, the highest positions first, and is counted in
-    `overflow`.
+    in [0, 1] until between k and 2k coefficients are larger (below μ, if fewer than k exceed it).
+    "exact" takes the k largest that are not zero. What exceeds the capacity of the message stays
+    behind, the highest positions first, and is counted in `overflow`.
 
     Args:
       fraction: share of the n coefficients aimed at; k = ceil(fraction · n).
@@ -56,9 +55,8 @@ class Threshold(Selector):
     Claims: biased; not summable; every value kept is exact.
 
     Differs from the paper: the published code stops at a step of 0.2; here r is halved 8 times, and
-      then the bits of the threshold 12 times, which are about its logarithm: that comes to within
-      4 % of any size, however far the largest is from the others. Both searches end for any input,
-      also for one whose values are all equal.
+      then the bits of the threshold, about its logarithm, 12 times: that comes to within 4 % of any
+      size. Both searches end for any input, also where all values are equal.
 
     Raises:
       ValueError: if an argument is out of range.

@@ -69,11 +69,9 @@ class TopK(Selector):
     """Selector: keep the k coefficients of largest magnitude.
 
     For x in R^n or C^n let S be the positions of the k largest |x_i|, the lowest position first
-    among equals. The payload is (x_i), i in S, in order of position, and S. A complex coefficient
-    counts by its modulus and has one index. Exactly k are kept, whatever the data: no sort, a
-    sampled bracket of the k-th magnitude is proved by counting, then bisected. NaN counts as larger
-    than everything, so it is kept and seen. A complex coefficient of two subnormal parts counts as
-    zero.
+    among equals. The payload is (x_i), i in S, in order of position, and S. Exactly k are kept,
+    whatever the data, and found without a sort. A complex coefficient counts by its modulus, as
+    zero if both parts are subnormal. NaN counts as larger than everything, so it is seen.
 
     Args:
       fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).

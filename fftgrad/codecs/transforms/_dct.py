@@ -21,8 +21,8 @@ class Dct(Transform):
 
         y_j = s_j √(2/b) Σ_t x_t cos(π (2t + 1) j / 2b),   s_0 = √½, s_j = 1 otherwise,
 
-    an isometry: Σ y_j² = Σ x_t². It is a product with a b × b matrix, which for the small blocks
-    that keep a gradient's place beats any fast algorithm on a machine that multiplies well.
+    an isometry: Σ y_j² = Σ x_t². It is a product with a b × b matrix, which for small blocks beats
+    any fast algorithm.
 
     With a `shape` the vector is a matrix of that shape, padded with zeros to tiles of at most b × b
     values, each of which is transformed along both axes. The coefficients of a tile come one after
@@ -31,9 +31,8 @@ class Dct(Transform):
     Args:
       block: the length b of a block, or the largest side of a tile: a power of two up to 1024. A
         vector or an axis shorter than that is one block of the next power of two.
-      shape: rows and columns of the matrix; a leaf of more axes is a matrix whose columns are its
-        last axis. None: the vector has no shape. Use it with `Layout("leaf")` and a rule that
-        gives each leaf its shape.
+      shape: rows and columns of the matrix; the columns of a leaf of more axes are its last axis.
+        Use it with `Layout("leaf")` and a rule that gives each leaf its shape.
 
     Shapes: x float32[n] -> main float32[b · ceil(n/b)], or float32[tiles · tile_size]; side ().
 
@@ -42,9 +41,9 @@ class Dct(Transform):
     Claims: summable; unbiased and lossless to rounding. One non-finite value makes its whole
       block or tile non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
 
-    Differs from the paper: DeMo transforms each tensor in tiles whose sides are the largest
-      divisors of its axes up to 64, which for a prime axis is 1, no transform at all; here axes are
-      padded. Without a shape, blocks are cut from the one vector that all leaves make.
+    Differs from the paper: the sides of DeMo's tiles are the largest divisors of a tensor's axes up
+      to 64, for a prime axis 1, no transform at all; here axes are padded. Without a shape, blocks
+      are cut from the one vector of all leaves.
 
     Raises:
       ValueError: if `block` is not a power of two in 2..1024, or `shape` is not rows and columns;

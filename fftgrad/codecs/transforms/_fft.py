@@ -26,14 +26,12 @@ class Fft(Transform):
 
         z_0 = c_0 + i c_{b/2},   z_j = √2 c_j   (0 < j < b/2).
 
-    Nothing is stored twice, no slot is wasted, and x -> z is an isometry: Σ|z_j|² = Σ x_t². What
-    a selector drops by modulus is thus the error, exactly.
+    x -> z is an isometry: Σ|z_j|² = Σ x_t². What a selector drops by modulus is the error, exactly.
 
     Args:
       block: the length b of a block, a power of two; a vector shorter than that is one block of
         the next power of two. None: the whole vector is one block, padded to the next even number
-        whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, as few equal blocks as that
-        allows, because no library transforms more in 4 GiB. Small blocks keep the energy's place.
+        whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, as few equal blocks as possible.
       half: round the vector to float16 before the transform, saturating at ±65504 and
         counting what does.
 
