@@ -1,4 +1,4 @@
-"""Differential privacy of a whole training, by an accountant."""
+"""Differential privacy: the sensitivity of a step, its Rényi privacy, and that of a training."""
 
 import math
 from typing import Any

@@ -11,7 +11,7 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Payload, PyTree, Selector, Step
 from fftgrad.codecs import _sum
 from fftgrad.codecs.selectors._top_k import TopK
-from fftgrad.contrib import _learn as _training
+from fftgrad.contrib import _autoencoder
 from fftgrad.contrib._autoencoder import Autoencoder
 from fftgrad.exchanges import _alike, _counts, _parts, _wire
 from fftgrad.exchanges._parts import Likes, Parts, Payloads, Vectors
@@ -137,7 +137,7 @@ def learn(turn: Round, net: Autoencoder, params: PyTree, pick: TopK | None, rate
     headers, rows = turn.gather(values)
     workers = _axes.size(turn.axis_name)
     lead = turn.leader.number(turn.step, turn.axis_name)
-    params, error = _training.learn(net, params, rows, lead, pick, rate)
+    params, error = _autoencoder.learn(net, params, rows, lead, pick, rate)
     return Outcome(
         mean=jnp.sum(rows * (1.0 / workers), axis=0),
         sent=values,
@@ -153,14 +153,14 @@ def code_by_leader(
     turn: Round, net: Autoencoder, params: PyTree, pick: TopK, error: jax.Array
 ) -> Outcome:
     """The leader sends a code of its values, and each worker what that lacks of its own."""
-    code = net.encode(params, _training.scaled(turn.own).units).astype(CODE_DTYPE)
+    code = net.encode(params, _autoencoder.scaled(turn.own).units).astype(CODE_DTYPE)
     sides, words = turn.agree(_wire.to_words(code))
     code = _wire.from_words(words, jax.ShapeDtypeStruct(code.shape, code.dtype))
     values = turn.at(sides)
     base = net.decode(params, code.astype(jnp.float32), values.size)
     dense, _ = turn.means()
 
-    size, units = _training.scaled(values)
+    size, units = _autoencoder.scaled(values)
     payload = pick.compress(units - base, (), Step()).payload
     weight = net.weight(params)
     whole = base + weight * pick.decompress(payload, values, Step())
@@ -185,7 +185,7 @@ def code_by_sum(turn: Round, net: Autoencoder, params: PyTree, error: jax.Array)
     """All send codes of their values at the leader's positions, and the mean code is decoded."""
     sides, _ = turn.agree(jnp.zeros((0,), jnp.uint32))
     values = turn.at(sides)
-    size, units = _training.scaled(values)
+    size, units = _autoencoder.scaled(values)
     code = net.encode(params, units)
 
     def decode(code: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Error feedback."""
+"""Error feedback, and no memory at all."""
 
 from typing import Literal, NamedTuple, cast, get_args
 

@@ -1,4 +1,4 @@
-"""Rounding to a narrower dtype: to the nearest, where what it drops is counted, or by chance."""
+"""Rounding: to the nearest, by chance, with saturation; and sums that keep what it drops."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Bytes on the wire, from shapes alone."""
+"""Bytes on the wire and over a link, from shapes alone."""
 
 import optax
 

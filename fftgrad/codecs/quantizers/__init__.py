@@ -4,9 +4,8 @@ from fftgrad.codecs.quantizers._bin_means import BinMeans
 from fftgrad.codecs.quantizers._cast import Cast
 from fftgrad.codecs.quantizers._lloyd_max import LloydMax
 from fftgrad.codecs.quantizers._log_levels import LogLevels
-from fftgrad.codecs.quantizers._mean_magnitude import MeanMagnitude
 from fftgrad.codecs.quantizers._range_float import FixedRangeFloat, RangeFloat
-from fftgrad.codecs.quantizers._sign import DynamicSign, Sign
+from fftgrad.codecs.quantizers._sign import DynamicSign, MeanMagnitude, Sign
 from fftgrad.codecs.quantizers._ternary import Ternary
 from fftgrad.codecs.quantizers._uniform_levels import UniformLevels
 

@@ -1,4 +1,4 @@
-"""Floating-point numbers of N bits over the range of the data."""
+"""Floating-point numbers of N bits, over the range of the data or over one that is given."""
 
 import dataclasses
 import math

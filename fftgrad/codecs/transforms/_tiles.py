@@ -1,4 +1,4 @@
-"""The values of a matrix, tile by tile."""
+"""Tiles of a matrix, one after the other, and how they are cut."""
 
 import math
 from typing import NamedTuple
