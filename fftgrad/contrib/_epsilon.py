@@ -13,9 +13,9 @@ from fftgrad.exchanges._layout import Layout
 def sensitivity(votes: TopVotes, like: PyTree, *, layout: Layout = Layout()) -> float:
     """Function: the L2 sensitivity of a step's sum of votes to what one worker has to say.
 
-    A worker has at most K = Σ_j k_j votes of size one, over the parts j of all buckets. Two of
-    its votes on a coordinate differ by 2 at most, so in place of any gradient any other moves the
-    sum by at most √(4K): by 2 on the same K coordinates, or by 1 on each of 2K others, √(2K).
+    A worker has at most K = Σ_j k_j votes of size one, over the parts j of all buckets. Another
+    gradient moves the sum by at most √(4K): by 2 on the same K coordinates. By 1 on each of 2K
+    others it is √(2K).
 
     Args:
       votes: the exchange.
@@ -113,11 +113,9 @@ def epsilon(
 ) -> float:
     """Function: the ε for which all steps together are (ε, δ)-differentially private.
 
-    Neighbors differ in all that one worker has to say, in every step: its votes are replaced by
-    any others. A record that no other worker ever has is covered as part of it, and one that moves
-    between the workers too, as long as a step has it with one worker at most. Each step adds the
-    Gaussian mechanism, with no gain by sampling, which is not claimed, because a worker votes in
-    every step.
+    Neighbors differ in all votes of one worker, in every step. So a record is covered too, as long
+    as no two workers have it in the same step. Each step adds the Gaussian mechanism, without a
+    gain by sampling, because a worker votes in every step.
 
     It counts what the means of votes tell to those who do not know the noise, and whatever is
     computed from them: updates, parameters. It does not count what else leaves the workers: losses,

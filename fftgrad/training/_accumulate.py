@@ -92,15 +92,12 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
 
         def wait(inner: PyTree) -> Any:
             like, *_ = jax.eval_shape(emit, inner)
-            return jax.tree.map(_zeros_like, like), total, inner
+            # Typed alike: a mean over the workers may still vary along another axis.
+            zeros = jax.tree.map(lambda a: _axes.vary_like(jnp.zeros(a.shape, a.dtype), a), like)
+            return zeros, total, inner
 
         due = (state.step + 1) % every == 0
         out, total, inner = lax.cond(due, emit, wait, state.inner)
         return out, AccumulateState(state.step + 1, add_worker_axis(total), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _zeros_like(a: Any) -> jax.Array:
-    # Typed alike: a mean over the workers may still vary along another axis.
-    return _axes.vary_like(jnp.zeros(a.shape, a.dtype), a)
