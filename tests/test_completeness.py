@@ -69,7 +69,6 @@ EXTRAS = {
     "commands": {"matplotlib", "rich"},
     "_epsilon.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
-    "_gradient_files.py": {"safetensors"},
 }
 """What a room, or a file, may import besides."""
 METHOD_NAMES = set(fg.methods.__all__)

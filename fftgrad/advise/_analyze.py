@@ -1,7 +1,7 @@
 """What gradients look like, and which codec that speaks for."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from fftgrad._contracts import Codec, PyTree
 from fftgrad.advise import _advice, _figures, _rates, _sample, _workers
 from fftgrad.advise._bases import BASES
 from fftgrad.advise._figures import Figures
+from fftgrad.advise._plain import plain
 from fftgrad.advise._rates import Rate
 from fftgrad.advise._search_codec import TRANSFORMS
 from fftgrad.advise._workers import StepPair
@@ -52,7 +53,12 @@ class Analysis(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as JSON has it: dicts, lists and numbers; a codec as its `repr`."""
-        return _plain(self)
+        return plain(self)
+
+    def most_energy(self, count: int) -> list[Figures]:
+        """So many leaves, those of the most energy; none where the gradient is one leaf."""
+        leaves = sorted(self.leaves, key=lambda leaf: -leaf.energy)
+        return leaves[:count] if len(leaves) > 1 else []
 
 
 def analyze(
@@ -112,13 +118,9 @@ def analyze(
     energy = float(np.sum(np.square(rows, dtype=np.float64)))
     whole = _figures.of("all", sample.values, rows, steps, energy)
     leaves = [
-        _figures.of(piece.name or "the array", piece.values, rows[:, piece.columns], steps, energy)
+        _figures.of(piece.name, piece.values, rows[:, piece.columns], steps, energy)
         for piece in sample.pieces
     ]
-    columns, count, values = sample.pooled
-    if columns.size:
-        name = f"small leaves ({count})"
-        leaves.append(_figures.of(name, values, rows[:, columns], steps, energy))
     pairs = _workers.between_steps(rows, sample.of)
     rates = _rates.measured(sample.rows, ratios, _compact(whole))
     return Analysis(
@@ -141,15 +143,3 @@ def _compact(whole: Figures) -> Codec:
     known = [basis for basis in BASES if basis.codec in TRANSFORMS]
     best = min(known, key=lambda basis: float(whole.dropped[basis.name][1]))
     return best.codec or Identity()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        value = cast("Any", value)._asdict()
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in cast("Mapping[str, Any]", value).items()}
-    if isinstance(value, tuple):
-        return [_plain(one) for one in cast("tuple[Any, ...]", value)]
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return repr(value) if isinstance(value, Codec) else value

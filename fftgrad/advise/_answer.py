@@ -5,6 +5,12 @@ from typing import NamedTuple
 from fftgrad.advise._convergence import Loss
 from fftgrad.advise._cost import Parts
 from fftgrad.advise._link import Link
+from fftgrad.advise._measure import Measured
+
+ACCEPTED: tuple[Loss, ...] = ("as dense", "close")
+MARGIN = 0.1
+"""By how much a row must be faster to the same loss than the best dense to be put before it: what
+is predicted has an error of about that."""
 
 
 class PlanRow(NamedTuple):
@@ -43,6 +49,11 @@ class PlanRow(NamedTuple):
     parts: Parts
 
     @property
+    def is_dense(self) -> bool:
+        """Whether the others are compared with it."""
+        return self.break_even is None
+
+    @property
     def to_loss(self) -> float:
         """Seconds that it takes to get as far as dense gets in a step."""
         return self.seconds * self.steps
@@ -61,14 +72,21 @@ class Plan(NamedTuple):
     Attributes:
       rows: the best first: the fastest to the same loss of those that trained like dense, or nearly
         so; a dense row, if none of them is a tenth faster. Then all whose loss is to be checked.
-      workers: how many there are.
-      link: of each worker.
-      compress: whether the first row compresses.
+      measured: what it rests on: the step, the link, the workers, and what each candidate takes.
     """
 
     rows: tuple[PlanRow, ...]
-    workers: int
-    link: Link
+    measured: Measured
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return self.measured.workers
+
+    @property
+    def link(self) -> Link:
+        """That of each worker."""
+        return self.measured.link
 
     @property
     def best(self) -> PlanRow:
@@ -76,9 +94,14 @@ class Plan(NamedTuple):
         return self.rows[0]
 
     @property
+    def dense(self) -> PlanRow:
+        """The fastest dense row."""
+        return min((row for row in self.rows if row.is_dense), key=lambda row: row.seconds)
+
+    @property
     def compress(self) -> bool:
         """Whether compressing pays; if not, the best is dense."""
-        return self.best.break_even is not None
+        return not self.best.is_dense
 
     def __str__(self) -> str:
         head = f"{'':32}{'s a step':>9}{'x dense':>9}{'MB/link':>10}  loss"
@@ -88,3 +111,17 @@ class Plan(NamedTuple):
             for row in self.rows
         ]
         return "\n".join([head, *lines])
+
+
+def sort(rows: list[PlanRow]) -> tuple[PlanRow, ...]:
+    """The rows as a plan has them."""
+    best_dense = min(row.seconds for row in rows if row.is_dense)
+
+    def place(row: PlanRow) -> tuple[int, float]:
+        if row.is_dense:
+            return 1, row.seconds
+        if row.loss not in ACCEPTED:
+            return 3, row.to_loss
+        return (0 if row.to_loss * (1 + MARGIN) < best_dense else 2), row.to_loss
+
+    return tuple(sorted(rows, key=place))

@@ -1,7 +1,7 @@
 """The bits of an ideal entropy coder: what a codec that knows nothing of places cannot go below."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,6 @@ RANGE, HALVINGS = 14.0, 18
 """How far below the largest magnitude a step may be, in natural logarithms, and how it is found."""
 
 
-class Sorted(NamedTuple):
-    """The magnitudes of a vector in ascending order, and the sums of those before each."""
-
-    magnitude: Array
-    sums: Array
-    squares: Array
-
-
 class Bound:
     """Bits of an entropy-coded scalar quantizer (ECSQ) of rows of coefficients.
 
@@ -32,9 +24,11 @@ class Bound:
     """
 
     def __init__(self, rows: Array) -> None:
-        self._rows = [_sorted(row) for row in rows]
-        self._total = sum(float(row.squares[-1]) for row in self._rows)
-        self._largest = max(float(row.magnitude[-1]) for row in self._rows)
+        self._sorted = np.sort(np.abs(rows).astype(np.float64))
+        first = ((0, 0), (1, 0))
+        self._sums = np.pad(np.cumsum(self._sorted, axis=1), first)
+        self._squares = np.pad(np.cumsum(np.square(self._sorted), axis=1), first)
+        self._total, self._largest = np.sum(self._squares[:, -1]), np.max(self._sorted)
 
     def bits(self, error: float) -> float:
         """Bits a coefficient for a relative error, in the best of the dead zones."""
@@ -58,25 +52,22 @@ class Bound:
         """What is lost, and the bits a coefficient, averaged over the rows."""
         levels = max(1, math.ceil(self._largest / step - zone) + 1)
         edges = step * (zone + np.arange(levels + 1))
-        losses, bits = zip(*(_quantized(row, edges) for row in self._rows), strict=True)
+        rows = zip(self._sorted, self._sums, self._squares, strict=True)
+        losses, bits = zip(*(_quantized(*row, edges) for row in rows), strict=True)
         return sum(losses), sum(bits) / len(bits)
 
 
-def _sorted(row: Array) -> Sorted:
-    magnitude = np.sort(np.abs(row).astype(np.float64))
-    before = np.zeros(1)
-    sums = np.concatenate([before, np.cumsum(magnitude)])
-    return Sorted(magnitude, sums, np.concatenate([before, np.cumsum(np.square(magnitude))]))
-
-
-def _quantized(row: Sorted, edges: Array) -> tuple[float, float]:
-    n = row.magnitude.size
-    places = np.searchsorted(row.magnitude, edges, side="right")
+def _quantized(
+    magnitude: Array, before: Array, squares_before: Array, edges: Array
+) -> tuple[float, float]:
+    """Of ascending magnitudes, with the sums of those before each and of their squares."""
+    n = magnitude.size
+    places = np.searchsorted(magnitude, edges, side="right")
     count = np.diff(places)
     full = count > 0
-    squares, sums = np.diff(row.squares[places])[full], np.diff(row.sums[places])[full]
-    lost = float(row.squares[places[0]]) + float(np.sum(squares - sums**2 / count[full]))
-    sent = n - places[0]
-    shares = np.concatenate([[places[0]], count[full]]) / n
+    squares, sums = np.diff(squares_before[places])[full], np.diff(before[places])[full]
+    lost = float(squares_before[places[0]] + np.sum(squares - sums**2 / count[full]))
+    shares = np.concatenate([places[:1], count[full]]) / n
     shares = shares[shares > 0]
-    return max(0.0, lost), float(-np.sum(shares * np.log2(shares)) + sent / n)  # with signs
+    signs = (n - places[0]) / n
+    return max(0.0, lost), float(signs - np.sum(shares * np.log2(shares)))

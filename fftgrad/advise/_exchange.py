@@ -12,7 +12,7 @@ from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_kind
-from fftgrad.advise import _inputs, _timing, _together, _units
+from fftgrad.advise import _inputs, _link, _timing
 from fftgrad.advise._gradient_log import GradientLog
 from fftgrad.advise._timing import Agree
 from fftgrad.ops import _collectives
@@ -47,7 +47,7 @@ def check_timing(argument: str, timing: object, workers: tuple[int, ...]) -> Non
     check_kind(argument, timing, Timing, remedy)
     assert isinstance(timing, Timing)
     for part in timing[:2]:
-        _units.seconds(argument, part)
+        _link.seconds(argument, part)
     if timing.workers not in ((), workers):
         raise ValueError(
             f"{argument}: must be of the workers that are planned for, {workers} along the axes, "
@@ -104,7 +104,7 @@ def time_exchange(
     inputs = _inputs.gradients_of("time_exchange", gradients, like) or inputs_like(like)
     if mesh is not None:
         _axes.check_mesh("time_exchange(axes)", mesh, tuple(axes))
-    agree = _together.agreement(mesh, axis_of(axes))
+    agree = _timing.agreement(mesh, axis_of(axes))
     return timing_of(tx, like, axes, inputs, seconds, every, agree)
 
 
@@ -114,30 +114,14 @@ def timing_of(
     axes: Mapping[str, int],
     inputs: Sequence[PyTree],
     seconds: float,
-    every: int,
-    agree: Agree,
+    every: int = 1,
+    agree: Agree = float,
     apart: bool = True,
 ) -> Timing:
-    whole, first = _time_update(tx, like, axes, inputs, seconds, every, agree), 0.0
-    if apart and every == 1:  # nothing hides where steps are local
-        first = min(whole, _time_until_sent(tx, like, axes, inputs, seconds, agree))
-    return Timing(first, whole - first, tuple(axes.values()))
-
-
-def _time_update(
-    tx: Any,
-    like: PyTree,
-    axes: Mapping[str, int],
-    inputs: Sequence[PyTree],
-    seconds: float,
-    every: int,
-    agree: Agree,
-) -> float:
-    """Seconds that an update with an exchange takes here.
-
-    Of a transformation with local steps, those of so many updates, of which one has an exchange.
-    """
-    params, state = _start(tx, like)
+    """What `every` updates take, of which one exchanges; with `apart`, until the first message."""
+    params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
+    # Compiled, so that no two arrays share a buffer: one cannot be given away twice.
+    state = jax.jit(tx.init)(params)
     update = jax.jit(_collectives.alone(tx.update, axes), donate_argnums=1)
 
     def turn(gradient: PyTree) -> Any:
@@ -147,27 +131,12 @@ def _time_update(
             mean, state = update(gradient, state, params)
         return mean, state
 
-    return _timing.timed(turn, inputs, seconds, ROUNDS, agree).seconds
-
-
-def _time_until_sent(
-    tx: Any,
-    like: PyTree,
-    axes: Mapping[str, int],
-    inputs: Sequence[PyTree],
-    seconds: float,
-    agree: Agree,
-) -> float:
-    """Seconds until an update has its first message ready."""
-    params, state = _start(tx, like)
-    start = jax.jit(_collectives.until_sent(tx.update, axes))
-    return _timing.timed(lambda g: start(g, state, params), inputs, seconds, ROUNDS, agree).seconds
-
-
-def _start(tx: Any, like: PyTree) -> tuple[PyTree, Any]:
-    params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
-    # Compiled, so that no two arrays share a buffer: one cannot be given away twice.
-    return params, jax.jit(tx.init)(params)
+    whole, first = _timing.timed(turn, inputs, seconds, ROUNDS, agree).seconds, 0.0
+    if apart and every == 1:  # nothing hides where steps are local
+        start = jax.jit(_collectives.until_sent(tx.update, axes))
+        begin = lambda gradient: start(gradient, state, params)  # noqa: E731
+        first = min(whole, _timing.timed(begin, inputs, seconds, ROUNDS, agree).seconds)
+    return Timing(first, whole - first, tuple(axes.values()))
 
 
 def traffic(
@@ -195,15 +164,9 @@ def traffic(
 
 
 def inputs_like(like: PyTree) -> list[PyTree]:
-    return [_random(like, seed) for seed in (0, 1)]
-
-
-def _random(like: PyTree, seed: int) -> PyTree:
-    """Heavy-tailed values, as gradients have them."""
+    """Two trees of heavy-tailed values, as gradients have them."""
     leaves, structure = jax.tree.flatten(like)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    values = [
-        (jax.random.normal(key, leaf.shape) ** 3 * 1e-3).astype(leaf.dtype)
-        for key, leaf in zip(keys, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, values)
+    keys = jax.random.split(jax.random.key(0), (2, len(leaves)))
+    trees = [jax.tree.unflatten(structure, row) for row in keys]
+    draw = lambda x, key: (jax.random.normal(key, x.shape) ** 3 * 1e-3).astype(x.dtype)  # noqa: E731
+    return [jax.tree.map(draw, like, tree) for tree in trees]

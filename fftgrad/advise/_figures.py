@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fftgrad.advise import _workers
-from fftgrad.advise._bases import BASES, dropped
+from fftgrad.advise._bases import BASES, blocks, dropped
 from fftgrad.advise._sample import BLOCK
 
 Array = npt.NDArray[Any]
@@ -63,7 +63,7 @@ class Figures(NamedTuple):
 def of(name: str, values: int, rows: Array, steps: Array, energy: float) -> Figures:
     """The figures of rows [r, n], each of a step; `energy` is that of the whole gradient."""
     own = float(np.sum(np.square(rows, dtype=np.float64)))
-    agreement = _workers.agreement(rows, steps)
+    overlap, cosine, signal = _workers.agreement(rows, steps)
     return Figures(
         name=name,
         values=values,
@@ -74,9 +74,9 @@ def of(name: str, values: int, rows: Array, steps: Array, energy: float) -> Figu
         dropped={b.name: dropped(b.squares(rows), rows.shape[1], b.reals) for b in BASES},
         spectrum=_spectrum(rows) if own else None,
         correlation=_correlation(rows) if own else None,
-        overlap=agreement.overlap,
-        cosine=agreement.cosine,
-        signal=agreement.signal,
+        overlap=overlap,
+        cosine=cosine,
+        signal=signal,
     )
 
 
@@ -85,14 +85,9 @@ def _kurtosis(rows: Array) -> float:
     return float(np.mean(np.square(squares)) / np.mean(squares) ** 2)
 
 
-def _blocks(rows: Array) -> Array:
-    fill = -rows.shape[1] % BLOCK
-    return np.pad(rows, ((0, 0), (0, fill))).reshape(-1, BLOCK)
-
-
 def _spectrum(rows: Array) -> Array:
-    c = np.square(np.abs(np.fft.rfft(_blocks(rows), norm="ortho")))
-    power: Array = np.add.reduce(c, axis=0, dtype=np.float64)
+    c = np.square(np.abs(np.fft.rfft(blocks(rows, BLOCK), norm="ortho")))
+    power: Array = np.add.reduce(c, axis=(0, 1), dtype=np.float64)
     power[1:-1] *= 2  # of a real block the upper half is not there
     bands = np.sum(power[:-1].reshape(BANDS, -1), axis=1)
     bands[-1] += power[-1]
@@ -101,10 +96,10 @@ def _spectrum(rows: Array) -> Array:
 
 def _correlation(rows: Array) -> Array:
     """Of values some places apart in a block, over the norms of both."""
-    blocks = _blocks(rows)
+    whole = blocks(rows, BLOCK)
     out = np.zeros(LAGS)
     for lag in range(1, LAGS + 1):
-        one, other = blocks[:, :-lag].ravel(), blocks[:, lag:].ravel()
+        one, other = whole[..., :-lag].ravel(), whole[..., lag:].ravel()
         norms = np.linalg.norm(one) * np.linalg.norm(other)
         out[lag - 1] = one @ other / norms if norms else 0.0
     return out

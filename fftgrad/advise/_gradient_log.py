@@ -30,6 +30,11 @@ class GradientLog(NamedTuple):
         """The numbers of the steps, ascending."""
         return tuple(self.gradients)
 
+    @property
+    def trees(self) -> list[PyTree]:
+        """The gradients of all steps and workers."""
+        return [tree for workers in self.gradients.values() for tree in workers.values()]
+
 
 def recorded(opt_state: PyTree) -> GradientLog:
     """Function: what `fg.advise.record_gradients` has kept so far, as NumPy arrays.

@@ -12,15 +12,13 @@ from jax.sharding import Mesh
 from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
+from fftgrad.advise._gradient_files import named_leaves
 from fftgrad.advise._gradient_log import GradientLog
 from fftgrad.advise._link import Link
 from fftgrad.exchanges import _layout
 
 AXIS, SLOW, FAST = "data", "slow", "fast"
 LEAST = np.finfo(np.float32).tiny
-
-Fast = tuple[int, Link]
-"""How many workers fast links join, and their link."""
 
 
 class Groups(NamedTuple):
@@ -59,7 +57,7 @@ class Groups(NamedTuple):
 def groups(
     owner: str,
     workers: int | None,
-    fast: Fast | None,
+    fast: tuple[int, Link] | None,
     axis_name: AxisName | None,
     mesh: Mesh | None = None,
 ) -> Groups:
@@ -102,7 +100,8 @@ def groups(
             f"{owner}(fast): must join as many workers as the mesh has along {names[1]!r}, got "
             f"{joined} for {mesh.shape[names[1]]}; use a mesh of {workers // joined} x {joined}."
         )
-    return Groups(dict(zip(names, (workers // joined, joined), strict=True)), name, link_of(link))
+    sizes = (workers // joined, joined)
+    return Groups(dict(zip(names, sizes, strict=True)), name, Link.of(link))
 
 
 def check_count(argument: str, value: object, remedy: str, least: int = 1) -> int:
@@ -112,11 +111,6 @@ def check_count(argument: str, value: object, remedy: str, least: int = 1) -> in
     if value < least:
         raise ValueError(f"{argument}: must be at least {least}, got {value}; {remedy}")
     return int(value)
-
-
-def link_of(link: Link | str | float) -> Link:
-    """A link, or that of a bandwidth alone."""
-    return link if isinstance(link, Link) else Link(link)
 
 
 def like_of(owner: str, params: PyTree) -> PyTree:
@@ -130,9 +124,9 @@ def like_of(owner: str, params: PyTree) -> PyTree:
 
 
 def gradients_of(owner: str, given: object, like: PyTree) -> list[PyTree] | None:
-    """Gradients like the parameters; of what was captured, those of all steps and workers."""
+    """Gradients like the parameters; of a log, those of all steps and workers."""
     if isinstance(given, GradientLog):
-        given = [tree for workers in given.gradients.values() for tree in workers.values()]
+        given = given.trees
     if given is not None and (not isinstance(given, Sequence) or isinstance(given, str)):
         raise TypeError(
             f"{owner}(gradients): must be a list of trees like params, got "
@@ -143,7 +137,7 @@ def gradients_of(owner: str, given: object, like: PyTree) -> list[PyTree] | None
 
 def _gradient(owner: str, tree: object, like: PyTree) -> PyTree:
     """A gradient as arrays, in the containers of the parameters."""
-    wanted, own = _named(like), _named(tree)
+    wanted, own = dict(named_leaves(like)), dict(named_leaves(tree))
     shapes = [{name: np.shape(leaf) for name, leaf in leaves.items()} for leaves in (wanted, own)]
     if shapes[0] != shapes[1]:
         differ = sorted(dict(shapes[0].items() ^ shapes[1].items()))
@@ -177,9 +171,3 @@ def _values(argument: str, leaf: Any) -> np.ndarray[Any, Any]:
             "that overflowed."
         )
     return values
-
-
-def _named(tree: object) -> dict[str, Any]:
-    """The leaves by their paths, as files name them."""
-    leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}

@@ -7,7 +7,7 @@ import optax
 
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice
-from fftgrad.advise import _exchange, _inputs, _units
+from fftgrad.advise import _exchange, _inputs, _link
 from fftgrad.advise._cost import Algorithm, Parts, exchange_seconds, step_seconds
 from fftgrad.advise._exchange import Timing
 from fftgrad.advise._link import Link
@@ -71,13 +71,17 @@ def predict_step(
     _inputs.check_count("predict_step(every)", every, "use 1 where each step exchanges.")
     _inputs.check_count("predict_step(buckets)", buckets, "use 1 for no overlap.")
     check_choice("predict_step(algorithm)", algorithm, get_args(Algorithm))
-    like, own = _inputs.like_of("predict_step", params), _units.seconds("predict_step(step)", step)
-    links = _links(link)
-    if isinstance(links, dict) and (missing := sorted({*axes} - {*links})):
-        raise ValueError(
-            f"predict_step(link): must have a link for each axis, got none for {missing}; add "
-            "fg.advise.Link('1gbit')."
-        )
+    like, own = _inputs.like_of("predict_step", params), _link.seconds("predict_step(step)", step)
+    links: Link | dict[str, Link]
+    if isinstance(link, Mapping):
+        links = {axis: Link.of(one) for axis, one in link.items()}
+        if missing := sorted({*axes} - {*links}):
+            raise ValueError(
+                f"predict_step(link): must have a link for each axis, got none for {missing}; add "
+                "fg.advise.Link('1gbit')."
+            )
+    else:
+        links = Link.of(link)
     if timing is None:
         timing = _exchange.time_exchange(tx, params, axes, every=every)
     _exchange.check_timing("predict_step(timing)", timing, tuple(axes.values()))
@@ -85,9 +89,3 @@ def predict_step(
     exchange = exchange_seconds(sent, links, algorithm)
     parts = Parts(own, timing.compress, exchange, timing.decompress)
     return step_seconds(parts, every=every, buckets=buckets)
-
-
-def _links(given: Link | str | float | Mapping[str, Link]) -> Link | dict[str, Link]:
-    if isinstance(given, Mapping):
-        return {axis: _inputs.link_of(link) for axis, link in given.items()}
-    return _inputs.link_of(given)

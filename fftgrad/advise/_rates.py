@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fftgrad._contracts import Codec, Step, Transform
-from fftgrad.advise import _search_codec as _fit
 from fftgrad.advise._bound import Bound
+from fftgrad.advise._search_codec import DENSE, counted, dense, filled, tried
 from fftgrad.codecs import _chain
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.selectors import Budget, TopK
@@ -45,7 +45,7 @@ class Rate(NamedTuple):
     @property
     def is_dense(self) -> bool:
         """Whether it sends something for every value."""
-        return self.codec in _fit.DENSE
+        return self.codec in DENSE
 
     @property
     def basis(self) -> Codec:
@@ -61,11 +61,11 @@ def measured(rows: Array, ratios: Sequence[float], compact: Codec) -> tuple[Rate
     """
     n = rows.shape[1]
     like = jax.ShapeDtypeStruct((n,), jnp.float32)
-    measure = functools.cache(functools.partial(_fit._measure, jnp.asarray(rows), like))
+    measure = functools.cache(functools.partial(tried, jnp.asarray(rows)))
     families = [
-        *(functools.partial(_fit._filled, basis) for basis in dict.fromkeys((Identity(), compact))),
-        *(functools.partial(_fit._counted, compact, bits, like) for bits in LEVEL_BITS),
-        *(functools.partial(_fit._dense, codec, like) for codec in _fit.DENSE),
+        *(functools.partial(filled, basis) for basis in dict.fromkeys((Identity(), compact))),
+        *(functools.partial(counted, compact, bits, like) for bits in LEVEL_BITS),
+        *(functools.partial(dense, codec, like) for codec in DENSE),
     ]
 
     @functools.cache

@@ -1,5 +1,6 @@
 """The codec that loses least of a sample of gradients, found by measuring."""
 
+import bisect
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from fftgrad.tools._wire_bytes import wire_bytes
 
 Family = Callable[[int], Codec | None]
 """What a family of codecs makes of so many bytes; None if nothing of it is so small."""
+
+Measure = Callable[[Codec], "CodecSearchRow"]
 
 TRANSFORMS = (Identity(), Dct(block=16), Dct(block=64), Fft(block=64))
 LEVEL_BITS = (3, 4, 6)
@@ -117,13 +120,12 @@ def search_codec(
     if (bytes is None) == (error is None):
         raise ValueError(
             f"search_codec(bytes, error): exactly one must be given, got bytes={bytes}, "
-            f"error={error}; use "
-            "bytes=100_000."
+            f"error={error}; use bytes=100_000."
         )
     if error is not None and not 0 < error < 1:
         raise ValueError(f"search_codec(error): must be in (0, 1), got {error}; use error=0.3.")
     like = jax.ShapeDtypeStruct(sample.shape[1:], jnp.float32)
-    measure = functools.partial(_measure, sample, like)
+    measure = functools.cache(functools.partial(tried, sample))
     if bytes is not None:
         rows = _in_bytes(bytes, like, measure)
     else:
@@ -146,8 +148,8 @@ def _sample(gradients: tuple[PyTree, ...]) -> jax.Array:
             if isinstance(leaf, Tracer):
                 raise TypeError(
                     f"search_codec({name}): must be a concrete array, because the size of a "
-                    "payload is "
-                    "static, got a traced one; call it before training, outside of jax.jit."
+                    "payload is static, got a traced one; call it before training, outside of "
+                    "jax.jit."
                 )
         leaves = [np.asarray(leaf, np.float32).ravel() for leaf in jax.tree.leaves(tree)]
         rows.append(np.concatenate([*leaves, np.zeros(0, np.float32)]))
@@ -166,96 +168,14 @@ def _sample(gradients: tuple[PyTree, ...]) -> jax.Array:
     if not np.isfinite(whole).all():
         raise ValueError(
             f"search_codec(gradients): must be finite, got {int((~np.isfinite(whole)).sum())} "
-            "values that "
-            "are not; pass the gradients of good steps."
+            "values that are not; pass the gradients of good steps."
         )
     return jnp.asarray(whole)
 
 
-def _families(like: jax.ShapeDtypeStruct, rows: list[CodecSearchRow]) -> list[Family]:
-    """What is tried after the filled messages: the best basis among their rows, and no basis."""
-    best = _chain.stages(rows[0].codec)[0] if rows else Identity()
-    basis = best if best in TRANSFORMS else Identity()
-    counted = [functools.partial(_counted, basis, bits, like) for bits in LEVEL_BITS]
-    return [*counted, *(functools.partial(_dense, codec, like) for codec in DENSE)]
-
-
-def _in_bytes(
-    size: int, like: jax.ShapeDtypeStruct, measure: Callable[[Codec], CodecSearchRow]
-) -> list[CodecSearchRow]:
-    """What every family makes of so many bytes, the least error first."""
-
-    def measured(families: Sequence[Family]) -> list[CodecSearchRow]:
-        codecs = [codec for family in families if (codec := family(size)) is not None]
-        return sorted(map(measure, codecs), key=lambda row: (row.error, row.bytes))
-
-    filled = measured(FILLED)
-    others = measured(_families(like, filled))
-    return sorted([*filled, *others], key=lambda row: (row.error, row.bytes))
-
-
-def _filled(basis: Codec, size: int) -> Codec | None:
-    return chain(basis, Budget(bytes=(size - 8) // 4 * 4)) if size >= 28 else None
-
-
-FILLED = tuple(functools.partial(_filled, basis) for basis in TRANSFORMS)
-
-
-def _counted(basis: Codec, bits: int, like: jax.ShapeDtypeStruct, size: int) -> Codec | None:
-    """With as many coefficients as fit."""
-
-    def of(k: int) -> Codec:
-        return chain(basis, TopK(k=k), LogLevels(bits=bits))
-
-    few, many = 0, like.shape[0] + 1
-    while many - few > 1:
-        middle = (few + many) // 2
-        fits = wire_bytes(of(middle), like) <= size
-        few, many = (middle, many) if fits else (few, middle)
-    return of(few) if few else None
-
-
-def _dense(codec: Codec, like: jax.ShapeDtypeStruct, size: int) -> Codec | None:
-    return codec if wire_bytes(codec, like) <= size else None
-
-
-def _within(
-    error: float, like: jax.ShapeDtypeStruct, measure: Callable[[Codec], CodecSearchRow]
-) -> list[CodecSearchRow]:
-    """Of each family the smallest within the error, if smaller than those before; the best first.
-
-    The sizes are in steps of a quarter of an octave.
-    """
-    dense = wire_bytes(Identity(), like)
-    steps = range(SIZES_PER_OCTAVE * OCTAVES)
-    sizes = [math.ceil(dense * 2 ** (-step / SIZES_PER_OCTAVE)) for step in steps]
-    rows = [measure(Identity())]
-
-    def tried(family: Family, step: int) -> CodecSearchRow | None:
-        codec = family(sizes[step]) if step < len(sizes) else None
-        row = None if codec is None else measure(codec)
-        return row if row is not None and row.error <= error else None
-
-    def improve(families: Sequence[Family], best: int) -> int:
-        for family in families:
-            if (good := tried(family, best + 1)) is None:
-                continue
-            best, high = best + 1, len(sizes)
-            while high - best > 1:
-                middle = (best + high) // 2
-                if row := tried(family, middle):
-                    best, good = middle, row
-                else:
-                    high = middle
-            rows.insert(0, good)
-        return best
-
-    improve(_families(like, rows), improve(FILLED, 0))
-    return rows
-
-
-def _measure(sample: jax.Array, like: jax.ShapeDtypeStruct, codec: Codec) -> CodecSearchRow:
-    step = Step.of(0)
+def tried(sample: jax.Array, codec: Codec) -> CodecSearchRow:
+    """What a codec sends and loses of the rows of a sample."""
+    step, like = Step.of(0), jax.ShapeDtypeStruct(sample.shape[1:], jnp.float32)
 
     @jax.jit
     def lost(row: jax.Array) -> jax.Array:
@@ -264,3 +184,72 @@ def _measure(sample: jax.Array, like: jax.ShapeDtypeStruct, codec: Codec) -> Cod
     rows = [np.asarray(lost(row), np.float64) for row in sample]
     whole = np.linalg.norm(np.asarray(sample, np.float64))
     return CodecSearchRow(codec, wire_bytes(codec, like), float(np.linalg.norm(rows) / whole))
+
+
+def filled(basis: Codec, size: int) -> Codec | None:
+    """The family of filled messages."""
+    return chain(basis, Budget(bytes=(size - 8) // 4 * 4)) if size >= 28 else None
+
+
+def counted(basis: Codec, bits: int, like: jax.ShapeDtypeStruct, size: int) -> Codec | None:
+    """The family of the largest coefficients, as many as fit."""
+
+    def of(k: int) -> Codec:
+        return chain(basis, TopK(k=k), LogLevels(bits=bits))
+
+    counts = range(1, like.size + 1)
+    most = bisect.bisect_right(counts, size, key=lambda k: wire_bytes(of(k), like))
+    return of(most) if most else None
+
+
+def dense(codec: Codec, like: jax.ShapeDtypeStruct, size: int) -> Codec | None:
+    """The family of one codec."""
+    return codec if wire_bytes(codec, like) <= size else None
+
+
+FILLED = [functools.partial(filled, basis) for basis in TRANSFORMS]
+
+
+def _others(like: jax.ShapeDtypeStruct, rows: list[CodecSearchRow]) -> list[Family]:
+    """What is tried after the filled messages: the best basis among their rows, and no basis."""
+    best = _chain.stages(rows[0].codec)[0] if rows else Identity()
+    basis = best if best in TRANSFORMS else Identity()
+    return [
+        *(functools.partial(counted, basis, bits, like) for bits in LEVEL_BITS),
+        *(functools.partial(dense, codec, like) for codec in DENSE),
+    ]
+
+
+def _in_bytes(size: int, like: jax.ShapeDtypeStruct, measure: Measure) -> list[CodecSearchRow]:
+    """What every family makes of so many bytes, the least error first."""
+
+    def measured(families: Sequence[Family]) -> list[CodecSearchRow]:
+        codecs = [codec for family in families if (codec := family(size)) is not None]
+        return sorted(map(measure, codecs), key=lambda row: (row.error, row.bytes))
+
+    rows = measured(FILLED)
+    return sorted([*rows, *measured(_others(like, rows))], key=lambda row: (row.error, row.bytes))
+
+
+def _within(error: float, like: jax.ShapeDtypeStruct, measure: Measure) -> list[CodecSearchRow]:
+    """Of each family the smallest within the error, if smaller than those before; the best first.
+
+    The sizes are in steps of a quarter of an octave.
+    """
+    whole = wire_bytes(Identity(), like)
+    steps = range(SIZES_PER_OCTAVE * OCTAVES)
+    sizes = [math.ceil(whole * 2 ** (-step / SIZES_PER_OCTAVE)) for step in steps]
+    rows, best = [measure(Identity())], 0
+
+    def row_of(family: Family, step: int) -> CodecSearchRow | None:
+        codec = family(sizes[step])
+        row = None if codec is None else measure(codec)
+        return row if row is not None and row.error <= error else None
+
+    for families in (lambda: FILLED, lambda: _others(like, rows)):
+        for family in families():
+            if best + 1 < len(sizes) and row_of(family, best + 1):
+                fails = functools.partial(lambda family, step: not row_of(family, step), family)
+                best += bisect.bisect_left(steps[best + 1 :], True, key=fails)
+                rows[:0] = filter(None, [row_of(family, best)])
+    return rows

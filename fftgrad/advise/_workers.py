@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,14 +12,6 @@ Array = npt.NDArray[Any]
 
 SHARE = 0.01
 """Of the values, those that are large."""
-
-
-class Agreement(NamedTuple):
-    """What workers have in common in one step; None where there is no second one."""
-
-    overlap: float | None
-    cosine: float | None
-    signal: float | None
 
 
 class StepPair(NamedTuple):
@@ -35,33 +28,30 @@ class StepPair(NamedTuple):
     cosine: float
 
 
-def agreement(rows: Array, steps: Array) -> Agreement:
-    """Of rows [r, n], each of another worker or step: between those of one step."""
+def agreement(rows: Array, steps: Array) -> tuple[float | None, float | None, float | None]:
+    """Overlap, cosine and signal of rows [r, n] of workers; None where no step has two of them."""
     groups = [rows[steps == step] for step in np.unique(steps)]
-    groups = [group for group in groups if len(group) > 1]
-    pairs = [(overlap(group), *_products(group)) for group in groups]
+    pairs = [(overlap(group), *_products(group)) for group in groups if len(group) > 1]
     if not pairs:
-        return Agreement(None, None, None)
-    shares, cosines, common, whole = (np.asarray(column) for column in zip(*pairs, strict=True))
-    shared, total = max(0.0, float(np.sum(common))), float(np.sum(whole))
+        return None, None, None
+    shares, cosines, common, whole = zip(*pairs, strict=True)
+    shared, total = max(0.0, sum(common)), sum(whole)
     own = total - shared
     # Equal gradients differ by rounding.
-    signal = shared / own if own > 1e-6 * total else None
-    return Agreement(_mean(shares), _mean(cosines), signal)
+    return _mean(shares), _mean(cosines), shared / own if own > 1e-6 * total else None
 
 
 def between_steps(rows: Array, of: tuple[tuple[int, int], ...]) -> tuple[StepPair, ...]:
     """Of the workers that are in two steps, one after the other."""
     place = {key: row for row, key in enumerate(of)}
-    steps = sorted({step for step, _ in of})
     found: list[StepPair] = []
-    for pair in itertools.pairwise(steps):
-        workers = [w for step, w in of if step == pair[0] and (pair[1], w) in place]
-        both = [rows[[place[pair[0], w], place[pair[1], w]]] for w in workers]
-        overlaps = _mean(np.asarray([overlap(two) for two in both]))
-        cosines = _mean(np.asarray([_products(two)[0] for two in both]))
+    for one, other in itertools.pairwise(sorted({step for step, _ in of})):
+        workers = [w for step, w in of if step == one and (other, w) in place]
+        both = [rows[[place[one, w], place[other, w]]] for w in workers]
+        overlaps = _mean(overlap(two) for two in both)
+        cosines = _mean(_products(two)[0] for two in both)
         if overlaps is not None and cosines is not None:
-            found.append(StepPair(pair, overlaps, cosines))
+            found.append(StepPair((one, other), overlaps, cosines))
     return tuple(found)
 
 
@@ -91,6 +81,6 @@ def _products(rows: Array) -> tuple[float, float, float]:
     return cosine, float(np.mean(gram[pairs])), float(np.mean(squares))
 
 
-def _mean(values: Array) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(np.mean(known)) if known.size else None
+def _mean(values: Iterable[float]) -> float | None:
+    known = [value for value in values if math.isfinite(value)]
+    return float(np.mean(known)) if known else None

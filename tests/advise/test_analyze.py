@@ -254,13 +254,6 @@ def test_files_of_others_are_one_step_of_one_worker(tmp_path):
         assert set(found[0][0]) == names
 
 
-def test_without_safetensors_it_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "safetensors.numpy", None)
-    (tmp_path / "a.safetensors").write_bytes(b"")
-    with pytest.raises(ImportError, match="pip install safetensors"):
-        fg.advise.load_gradients(tmp_path / "a.safetensors")
-
-
 @pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.safetensors"])
 @pytest.mark.parametrize("content", [b"", b"no file of arrays", b"PK\x03\x04 and no more"])
 def test_what_is_no_file_of_arrays_is_refused(tmp_path, name, content):

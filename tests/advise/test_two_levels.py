@@ -131,7 +131,9 @@ def test_all_that_is_compared_of_two_levels_is_hierarchical():
 
 def test_the_usual_rows_are_made_for_the_workers_and_their_axes(monkeypatch):
     seen = []
-    monkeypatch.setattr(advise._measure, "timings", lambda _, rows, *__: seen.extend(rows) or {})
+    monkeypatch.setattr(
+        advise._measure, "_time_rows", lambda asked, *_: seen.extend(asked.rows) or {}
+    )
     known = {"step": 0.1, "link": "1gbit", "workers": 8}
     fg.advise.measure(LIKE, fast=FAST, axis_name=("node", "gpu"), **known)
     assert tuple(seen) == _candidate.candidates(LIKE, 4, 2, "gpu")

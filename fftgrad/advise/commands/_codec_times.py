@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from fftgrad._contracts import Codec, Payload, Step
 from fftgrad.advise._timing import Task, Timed, timed_in_turn
-from fftgrad.advise.commands._progress import progress
+from fftgrad.advise.commands._show import progress
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import (
     Cast,
@@ -107,7 +107,7 @@ def inputs_of(x: np.ndarray) -> list[tuple[jax.Array, Step]]:
 def time_codecs(x: np.ndarray, names: Sequence[str], seconds: float) -> SizeTimes:
     """The times of codecs on a vector, in about so many seconds, and those of compiling."""
     inputs, like = inputs_of(x), jax.ShapeDtypeStruct(x.shape, jnp.float32)
-    tasks = [Task(jax.jit(lambda a: -a[0]), inputs)]
+    tasks: list[Task] = [(jax.jit(lambda a: -a[0]), inputs)]
     with progress("compiling", len(names)) as tell:
         for name in names:
             tasks += _both_ways(CODECS[name], inputs, like)
@@ -129,7 +129,7 @@ def _both_ways(codec: Codec, inputs: Any, like: jax.ShapeDtypeStruct) -> list[Ta
 
     payloads = [(down(one), one[1]) for one in inputs]
     jax.block_until_ready(up(payloads[0]))
-    return [Task(down, inputs), Task(up, payloads)]
+    return [(down, inputs), (up, payloads)]
 
 
 def _row(name: str, like: jax.ShapeDtypeStruct, copy: Timed, down: Timed, up: Timed) -> CodecTimes:
@@ -163,7 +163,7 @@ def time_collectives(sizes: Sequence[int], seconds: float) -> tuple[SumTime, ...
     tasks: list[Task] = []
     for n in sizes:
         whole = np.stack([np.roll(heavy_tailed(n), i) for i in range(len(devices))])
-        tasks.append(Task(mean, [jax.device_put(whole * k, spec) for k in (1.0, 2.0)]))
+        tasks.append((mean, [jax.device_put(whole * k, spec) for k in (1.0, 2.0)]))
     with progress("all-reduce", seconds) as tell:
         times = timed_in_turn(tasks, seconds / len(tasks), tell=tell)
     return tuple(SumTime(n, len(devices), time) for n, time in zip(sizes, times, strict=True))

@@ -23,33 +23,21 @@ def version(package: str) -> str:
 def machine() -> dict[str, Any]:
     """Versions, processor, memory and the devices that this process has."""
     device, *_ = devices = jax.local_devices()
-    stats = device.memory_stats() or {}
+    cpu = pathlib.Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*: (.*)$", cpu.read_text() if cpu.exists() else "", re.M)
+    affinity = getattr(os, "sched_getaffinity", None)  # of this process, where the system tells
     return {
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
         "system": platform.platform(),
-        "processor": _processor(),
-        "cores": _cores(),
+        "processor": named[1] if named else platform.processor() or platform.machine(),
+        "cores": len(affinity(0)) if affinity else os.cpu_count(),
         "memory_bytes": _memory(),
         "platform": device.platform,
         "device": device.device_kind,
         "devices": len(devices),
-        "device_memory_bytes": stats.get("bytes_limit"),
+        "device_memory_bytes": (device.memory_stats() or {}).get("bytes_limit"),
         "runtime": " ".join(device.client.platform_version.split()),
     }
-
-
-def _processor() -> str:
-    """By its name, which Linux has in a file."""
-    file = pathlib.Path("/proc/cpuinfo")
-    text = file.read_text() if file.exists() else ""
-    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    return found[1] if found else platform.processor() or platform.machine()
-
-
-def _cores() -> int | None:
-    """Those that this process may use, where the system tells."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count()
 
 
 def _memory() -> int | None:
