@@ -9,7 +9,8 @@ import pytest
 
 import fftgrad as fg
 from fftgrad.advise import _candidate, _convergence, _inputs, _plan
-from fftgrad.advise._predict import Setting, predict
+from fftgrad.advise._answer import sort
+from fftgrad.advise._model import Model
 
 LIKE = {"w": jax.ShapeDtypeStruct((1000, 1000), "float32")}
 NONE = fg.advise.Timing(0.0, 0.0)
@@ -168,21 +169,16 @@ def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
     groups = _inputs.groups("plan", workers, None, None)
     rows = _candidate.candidates(LIKE, workers)
     rows = rows[:2] + rows[2::5]  # those that are dense, and a few of the others
-    traced = [_plan._know(row, LIKE, groups.axes, NONE, None) for row in rows]
+    sent = {row.name: _plan._sent(row, LIKE, groups.axes) for row in rows}
     for _ in range(PLANS):
         bandwidth, latency, step, codec = 10 ** rng.uniform([5, -6, -4, -5], [12, -1, 1, 0])
-        timed = [
-            row._replace(timing=fg.advise.Timing(*codec * rng.random(2), groups.sizes))
-            for row in traced
-        ]
-        setting = Setting(
-            step, fg.advise.Link(bandwidth, latency), groups, int(rng.integers(1, 9)),
-            str(rng.choice(typing.get_args(_plan.Algorithm))),
+        link = fg.advise.Link(bandwidth, latency)
+        timings = {row.name: fg.advise.Timing(*codec * rng.random(2)) for row in rows}
+        algorithm = str(rng.choice(typing.get_args(_plan.Algorithm)))
+        model = Model(
+            fg.advise.Measured(step, link, workers, timings), groups, int(rng.integers(1, 9)),
+            algorithm, sent,
         )  # fmt: skip
-        dense = [row for row in timed if row.candidate.dense]
-        found = fg.advise.Plan(
-            tuple(_plan._sorted([predict(row, dense, setting) for row in timed])), workers,
-            setting.link,
-        )  # fmt: skip
-        assert found.best.seconds <= min(setting.seconds(row) for row in dense)
+        found = fg.advise.Plan(sort([model.row(row, rows, None) for row in rows]), model.measured)
+        assert found.best.seconds <= min(model.seconds(row, link) for row in rows if row.dense)
         assert found.compress == (found.best.break_even is not None)
