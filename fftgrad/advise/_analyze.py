@@ -1,18 +1,17 @@
 """What gradients look like, and which codec that speaks for."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from fftgrad._contracts import Codec, PyTree
-from fftgrad.advise import _advice, _figures, _rates, _sample, _workers
+from fftgrad.advise import _advice, _figures, _rates, _sample
 from fftgrad.advise._bases import BASES
-from fftgrad.advise._figures import Figures
-from fftgrad.advise._plain import plain
+from fftgrad.advise._figures import Figures, StepPair
 from fftgrad.advise._rates import Rate
 from fftgrad.advise._search_codec import TRANSFORMS
-from fftgrad.advise._workers import StepPair
 from fftgrad.codecs.transforms import Identity
 
 RATIOS = (100, 30, 7.5)
@@ -121,7 +120,7 @@ def analyze(
         _figures.of(piece.name, piece.values, rows[:, piece.columns], steps, energy)
         for piece in sample.pieces
     ]
-    pairs = _workers.between_steps(rows, sample.of)
+    pairs = _figures.between_steps(rows, sample.of)
     rates = _rates.measured(sample.rows, ratios, _compact(whole))
     return Analysis(
         steps=tuple(sorted({step for step, _ in sample.of})),
@@ -143,3 +142,18 @@ def _compact(whole: Figures) -> Codec:
     known = [basis for basis in BASES if basis.codec in TRANSFORMS]
     best = min(known, key=lambda basis: float(whole.dropped[basis.name][1]))
     return best.codec or Identity()
+
+
+def plain(value: Any) -> Any:
+    """The same in dicts, lists and numbers; None for one that is not finite."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(k): plain(one) for k, one in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = cast("Any", value).tolist()
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in cast("list[Any]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | None) else repr(value)

@@ -1,7 +1,7 @@
 """An exchange of any chain: what it takes on this device, and what it sends."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,11 @@ from jax.sharding import Mesh
 from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_kind
+from fftgrad._values import check_choice, check_kind
 from fftgrad.advise import _inputs, _link, _timing
-from fftgrad.advise._gradient_log import GradientLog
+from fftgrad.advise._cost import Algorithm, Parts, exchange_seconds, step_seconds
+from fftgrad.advise._link import Link
+from fftgrad.advise._record_gradients import GradientLog
 from fftgrad.advise._timing import Agree
 from fftgrad.ops import _collectives
 
@@ -170,3 +172,81 @@ def inputs_like(like: PyTree) -> list[PyTree]:
     trees = [jax.tree.unflatten(structure, row) for row in keys]
     draw = lambda x, key: (jax.random.normal(key, x.shape) ** 3 * 1e-3).astype(x.dtype)  # noqa: E731
     return [jax.tree.map(draw, like, tree) for tree in trees]
+
+
+def predict_step(
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    *,
+    step: str | float,
+    link: Link | str | float | Mapping[str, Link],
+    axes: Mapping[str, int],
+    timing: Timing | None = None,
+    every: int = 1,
+    buckets: int = 1,
+    algorithm: Algorithm = "fastest",
+) -> float:
+    """Function: what a step takes with any chain, as `plan` predicts it for its candidates.
+
+    What the chain sends is read off a trace, without devices; docs/plan.md has the model.
+
+    Args:
+      tx: the chain, without the optimizer if `step` has one already.
+      params: the parameters, or their shapes.
+      step: seconds of a step without any exchange, or a text: "300ms".
+      link: that of each worker, or its bandwidth alone: "1gbit"; or of each axis: `{"slow": ...,
+        "fast": ...}`.
+      axes: how many workers there are along each axis that the chain names: `{"data": 16}`.
+      timing: what an exchange takes on a device, from `fg.advise.time_exchange`, which is called
+        if it is left out.
+      every: the steps of which one exchanges, for local steps; with fragments, those between two
+        meetings. What is sent under no condition is sent in each.
+      buckets: in how many the gradient leaves while the backward pass runs: as many as the chain's
+        `Layout(bucket_bytes=...)` makes.
+      algorithm: of the collectives, "ring" or "tree", or for each the faster of a ring and what
+        libraries use for short messages; docs/plan.md says which use what.
+
+    Returns:
+      Seconds of a step, the mean over those with and without an exchange.
+
+    Wire: nothing is sent.
+
+    Raises:
+      TypeError: if a leaf is not what `compressed_pmean` takes.
+      ValueError: if an axis has no link, if `every` or `buckets` is not positive, if the timing is
+        of other workers, or if what is sent changes from step to step or is sent in a loop.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax
+      >>> params = jax.ShapeDtypeStruct((5000, 5000), "float32")
+      >>> dgc = fg.methods.dgc(0.001, axis_name="data")
+      >>> timing = fg.advise.Timing(compress=0.05, decompress=0.02)
+      >>> link = fg.advise.Link("1gbit", "100us")
+      >>> seconds = fg.advise.predict_step(
+      ...     dgc, params, step="300ms", link=link, axes={"data": 16}, timing=timing
+      ... )
+      >>> f"{seconds:.2f} s"
+      '0.39 s'
+    """
+    _inputs.check_count("predict_step(every)", every, "use 1 where each step exchanges.")
+    _inputs.check_count("predict_step(buckets)", buckets, "use 1 for no overlap.")
+    check_choice("predict_step(algorithm)", algorithm, get_args(Algorithm))
+    like, own = _inputs.like_of("predict_step", params), _link.seconds("predict_step(step)", step)
+    links: Link | dict[str, Link]
+    if isinstance(link, Mapping):
+        links = {axis: Link.of(one) for axis, one in link.items()}
+        if missing := sorted({*axes} - {*links}):
+            raise ValueError(
+                f"predict_step(link): must have a link for each axis, got none for {missing}; add "
+                "fg.advise.Link('1gbit')."
+            )
+    else:
+        links = Link.of(link)
+    if timing is None:
+        timing = time_exchange(tx, params, axes, every=every)
+    check_timing("predict_step(timing)", timing, tuple(axes.values()))
+    sent = traffic("predict_step(tx)", tx, like, axes, every)
+    exchange = exchange_seconds(sent, links, algorithm)
+    parts = Parts(own, timing.compress, exchange, timing.decompress)
+    return step_seconds(parts, every=every, buckets=buckets)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fftgrad._contracts import PyTree
-from fftgrad.advise._gradient_log import GradientLog
+from fftgrad.advise._record_gradients import GradientLog
 
 Array = npt.NDArray[Any]
 

@@ -7,15 +7,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
+from jax.core import Tracer
 from jax.sharding import Mesh
 
 from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad.advise._gradient_files import named_leaves
-from fftgrad.advise._gradient_log import GradientLog
 from fftgrad.advise._link import Link
+from fftgrad.advise._record_gradients import GradientLog
 from fftgrad.exchanges import _layout
+
+Array = npt.NDArray[Any]
 
 AXIS, SLOW, FAST = "data", "slow", "fast"
 LEAST = np.finfo(np.float32).tiny
@@ -124,7 +128,7 @@ def like_of(owner: str, params: PyTree) -> PyTree:
 
 
 def gradients_of(owner: str, given: object, like: PyTree) -> list[PyTree] | None:
-    """Gradients like the parameters; of a log, those of all steps and workers."""
+    """Gradients as arrays, in the containers of the parameters; of a log, all there are."""
     if isinstance(given, GradientLog):
         given = given.trees
     if given is not None and (not isinstance(given, Sequence) or isinstance(given, str)):
@@ -132,42 +136,82 @@ def gradients_of(owner: str, given: object, like: PyTree) -> list[PyTree] | None
             f"{owner}(gradients): must be a list of trees like params, got "
             f"{type(given).__name__}; pass [gradient]."
         )
-    return [_gradient(owner, tree, like) for tree in given] if given else None
+    wanted = {name: leaf.shape for name, leaf in named_leaves(like)}
+    found: list[PyTree] = []
+    for tree in given or ():
+        own = arrays_of(owner, tree)
+        shapes = {name: leaf.shape for name, leaf in own.items()}
+        if shapes != wanted:
+            name = min(dict(shapes.items() ^ wanted.items()))
+            raise ValueError(
+                f"{owner}(gradients): must be trees like params, got one that differs at {name!r}, "
+                f"where params have {wanted.get(name, 'nothing')} and it has "
+                f"{shapes.get(name, 'nothing')}; pass a list of gradients of these parameters."
+            )
+        leaves = [narrow(own[name]) for name in wanted]
+        check_values(owner, leaves)
+        found.append(jax.tree.unflatten(jax.tree.structure(like), list(map(jnp.asarray, leaves))))
+    return found or None
 
 
-def _gradient(owner: str, tree: object, like: PyTree) -> PyTree:
-    """A gradient as arrays, in the containers of the parameters."""
-    wanted, own = dict(named_leaves(like)), dict(named_leaves(tree))
-    shapes = [{name: np.shape(leaf) for name, leaf in leaves.items()} for leaves in (wanted, own)]
-    if shapes[0] != shapes[1]:
-        differ = sorted(dict(shapes[0].items() ^ shapes[1].items()))
+def alike(owner: str, trees: Mapping[str, PyTree]) -> list[dict[str, Array]]:
+    """The leaves of trees of one structure by their paths; each tree is called something."""
+    found = {where: arrays_of(owner, tree, f" at {where}") for where, tree in trees.items()}
+    shapes = {where: [(n, x.shape) for n, x in own.items()] for where, own in found.items()}
+    for where, own in shapes.items():
+        if own != next(iter(shapes.values())):
+            raise ValueError(
+                f"{owner}(gradients): must be trees of one structure, got another at {where} than "
+                f"at {next(iter(shapes))}; pass gradients of one model."
+            )
+    if not any(leaf.size for own in found.values() for leaf in own.values()):
         raise ValueError(
-            f"{owner}(gradients): must be trees like params, got one that differs at "
-            f"{differ[0]!r}, where params have {shapes[0].get(differ[0], 'nothing')} and it has "
-            f"{shapes[1].get(differ[0], 'nothing')}; pass a list of gradients of these parameters."
+            f"{owner}(gradients): must have a value at least, got none; pass what "
+            "fg.advise.recorded(opt_state) returns after a step of record_gradients(steps) has "
+            "passed, or a tree of arrays."
         )
-    leaves = [_values(f"{owner}(gradients)", own[name]) for name in wanted]
+    return list(found.values())
+
+
+def arrays_of(owner: str, tree: PyTree, where: str = "") -> dict[str, Array]:
+    """The leaves of a gradient by their paths."""
+    named = named_leaves(tree)
+    if any(isinstance(leaf, Tracer) for _, leaf in named):
+        raise TypeError(
+            f"{owner}(gradients): must be concrete arrays, got a traced one{where}; call it "
+            "outside of jax.jit."
+        )
+    arrays = {name: np.asarray(leaf) for name, leaf in named}
+    for name, leaf in arrays.items():
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"{owner}(gradients): must be of floating-point values, got {leaf.dtype} for "
+                f"{name or 'the array'}{where}; cast it, or leave it out."
+            )
+    return arrays
+
+
+def narrow(x: Array) -> Array:
+    """In float32 what no gradient is, such as float64."""
+    with np.errstate(over="ignore"):  # which is then not finite
+        return x if x.dtype in (jnp.bfloat16, jnp.float16) else x.astype(np.float32)
+
+
+def check_finite(owner: str, x: Array, where: str = "") -> None:
+    """Refuses what float32 does not hold."""
+    if bad := int(np.sum(~np.isfinite(x))):
+        raise ValueError(
+            f"{owner}(gradients): must be finite in float32, got {bad} values that are not{where}; "
+            "leave that step out."
+        )
+
+
+def check_values(owner: str, leaves: Sequence[Array] | Array) -> None:
+    """Refuses values of which there is no relative error."""
+    for leaf in leaves:
+        check_finite(owner, leaf)
     if not any(np.any(np.abs(leaf.astype(np.float32)) >= LEAST) for leaf in leaves):
         raise ValueError(
-            f"{owner}(gradients): must not be zeros, of which there is no relative error, got one "
-            "of zeros or subnormal values alone; leave it out."
+            f"{owner}(gradients): must not be all zero, got only zeros, or subnormal "
+            "values; leave it out."
         )
-    return jax.tree.unflatten(jax.tree.structure(like), list(map(jnp.asarray, leaves)))
-
-
-def _values(argument: str, leaf: Any) -> np.ndarray[Any, Any]:
-    """The values of a leaf, in float32 where a gradient's dtype cannot be wider."""
-    values = np.asarray(leaf)
-    if not jnp.issubdtype(values.dtype, jnp.floating):
-        raise TypeError(
-            f"{argument}: must be of floating-point values, got {values.dtype}; cast them."
-        )
-    if values.dtype not in (jnp.bfloat16, jnp.float16):
-        with np.errstate(over="ignore"):  # which is then not finite
-            values = values.astype(np.float32)
-    if not np.all(np.isfinite(values)):
-        raise ValueError(
-            f"{argument}: must be finite in float32, got a value that is not; leave out the steps "
-            "that overflowed."
-        )
-    return values

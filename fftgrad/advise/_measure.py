@@ -11,10 +11,10 @@ from fftgrad._contracts import PyTree
 from fftgrad.advise import _exchange, _inputs, _link, _timing
 from fftgrad.advise._candidate import Candidate, candidates, check_rows
 from fftgrad.advise._exchange import Timing
-from fftgrad.advise._gradient_log import GradientLog
 from fftgrad.advise._inputs import Groups
 from fftgrad.advise._link import Link
 from fftgrad.advise._measure_link import measure_link
+from fftgrad.advise._record_gradients import GradientLog
 from fftgrad.advise._timing import Agree
 
 Known = str | float

@@ -14,14 +14,13 @@ from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree, Step
 from fftgrad._values import check_choice
 from fftgrad.advise import _answer, _exchange, _measure
-from fftgrad.advise._answer import Plan
+from fftgrad.advise._answer import Model, Plan
 from fftgrad.advise._candidate import Candidate
 from fftgrad.advise._cost import Algorithm
 from fftgrad.advise._exchange import Timing
-from fftgrad.advise._gradient_log import GradientLog
 from fftgrad.advise._link import Link
 from fftgrad.advise._measure import Asked
-from fftgrad.advise._model import Model
+from fftgrad.advise._record_gradients import GradientLog
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._hierarchical import Hierarchical
 from fftgrad.ops import _collectives

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.core import Tracer
 
 from fftgrad._contracts import PyTree
-from fftgrad.advise._gradient_files import named_leaves
-from fftgrad.advise._gradient_log import GradientLog
+from fftgrad.advise import _inputs
+from fftgrad.advise._record_gradients import GradientLog
 
 Array = npt.NDArray[Any]
 
@@ -60,27 +58,15 @@ def take(gradients: PyTree, max_values: int) -> Sample:
             "use 4_194_304."
         )
     log = gradients if isinstance(gradients, GradientLog) else GradientLog({0: {0: gradients}})
-    trees = {(s, w): tree for s, workers in log.gradients.items() for w, tree in workers.items()}
-    if not trees:
-        raise ValueError(
-            "analyze(gradients): must hold a gradient, got none; wait until a step of "
-            "record_gradients(steps) has passed."
-        )
-    leaves = {key: _leaves(tree, key) for key, tree in trees.items()}
-    names = list(next(iter(leaves.values())))
-    sizes = [leaf.size for leaf in next(iter(leaves.values())).values()]
-    _check_alike(leaves)
-    if not sum(sizes):
-        raise ValueError(
-            "analyze(gradients): must have a value at least, got none; pass the gradients of "
-            "fg.advise.recorded(opt_state), or a tree of arrays."
-        )
-    spans = _spans(sizes, max_values // (len(trees) * BLOCK))
-    rows = np.stack([_row(own, spans, key) for key, own in leaves.items()])
-    if not rows.any():
-        raise ValueError(
-            "analyze(gradients): must not be all zero, got only zeros; pass those of other steps."
-        )
+    keys = [(step, worker) for step, workers in log.gradients.items() for worker in workers]
+    places = [f"step {step}, worker {worker}" for step, worker in keys]
+    leaves = _inputs.alike("analyze", dict(zip(places, log.trees, strict=True)))
+    names, sizes = list(leaves[0]), [leaf.size for leaf in leaves[0].values()]
+    spans = _spans(sizes, max_values // (len(keys) * BLOCK))
+    rows = np.stack([_row(own, spans) for own in leaves])
+    for row, place in zip(rows, places, strict=True):
+        _inputs.check_finite("analyze", row, f" at {place}")
+    _inputs.check_values("analyze", rows)
     counts = [sum(stop - start for start, stop in own) for own in spans]
     ends = np.cumsum(counts)
     pieces = [
@@ -94,37 +80,7 @@ def take(gradients: PyTree, max_values: int) -> Sample:
         name = f"small leaves ({np.sum(small)})"
         pieces.append(Piece(name, int(np.sum(sizes, where=small)), columns))
     unseen = [n for n, size, c in zip(names, sizes, counts, strict=True) if size >= BLOCK and not c]
-    return Sample(rows, tuple(trees), tuple(pieces), sum(sizes), tuple(unseen))
-
-
-def _leaves(tree: PyTree, key: tuple[int, int]) -> dict[str, Array]:
-    """The leaves of a tree, by their paths."""
-    named = named_leaves(tree)
-    if any(isinstance(leaf, Tracer) for _, leaf in named):
-        raise TypeError(
-            "analyze(gradients): must be concrete arrays, got a traced one; call it outside of "
-            "jax.jit, on what fg.advise.recorded returns."
-        )
-    leaves = {name: np.asarray(leaf) for name, leaf in named}
-    for name, leaf in leaves.items():
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(
-                f"analyze(gradients): must be arrays of floating-point numbers, got {leaf.dtype} "
-                f"for {name or 'the array'} at {_say(key)}; leave it out."
-            )
-    return leaves
-
-
-def _check_alike(leaves: dict[tuple[int, int], dict[str, Array]]) -> None:
-    """Refuses gradients of other leaves than the first one's."""
-    shapes = {key: [(n, leaf.shape) for n, leaf in own.items()] for key, own in leaves.items()}
-    first = next(iter(shapes))
-    for key, own in shapes.items():
-        if own != shapes[first]:
-            raise ValueError(
-                f"analyze(gradients): must be trees of one structure, got another at {_say(key)} "
-                f"than at {_say(first)}; pass gradients of one model."
-            )
+    return Sample(rows, tuple(keys), tuple(pieces), sum(sizes), tuple(unseen))
 
 
 def _spans(sizes: Sequence[int], most: int) -> list[list[tuple[int, int]]]:
@@ -142,21 +98,9 @@ def _spans(sizes: Sequence[int], most: int) -> list[list[tuple[int, int]]]:
     return spans
 
 
-def _row(
-    leaves: dict[str, Array], spans: Sequence[Sequence[tuple[int, int]]], key: tuple[int, int]
-) -> Array:
+def _row(leaves: dict[str, Array], spans: Sequence[Sequence[tuple[int, int]]]) -> Array:
     """The chosen blocks of one gradient, as one vector."""
-    parts: list[Array] = []
-    for (name, leaf), own in zip(leaves.items(), spans, strict=True):
-        parts += [leaf.ravel()[start:stop].astype(np.float32) for start, stop in own]
-        bad = sum(int(np.sum(~np.isfinite(part))) for part in parts[len(parts) - len(own) :])
-        if bad:
-            raise ValueError(
-                f"analyze(gradients): must be finite, got {name or 'an array'} with {bad} values "
-                f"that are not, at {_say(key)}; leave that step out."
-            )
-    return np.concatenate(parts)
-
-
-def _say(key: tuple[int, int]) -> str:
-    return f"step {key[0]}, worker {key[1]}"
+    pairs = zip(leaves.values(), spans, strict=True)
+    parts = [leaf.ravel()[start:stop] for leaf, own in pairs for start, stop in own]
+    with np.errstate(over="ignore"):  # which is then not finite
+        return np.concatenate([part.astype(np.float32) for part in parts])

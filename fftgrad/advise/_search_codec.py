@@ -9,15 +9,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from fftgrad._contracts import Codec, PyTree, Step
+from fftgrad.advise import _inputs
 from fftgrad.codecs import _chain
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import Cast, LloydMax, LogLevels, Sign
 from fftgrad.codecs.selectors import Budget, TopK
 from fftgrad.codecs.transforms import Dct, Fft, Hadamard, Identity
-from fftgrad.exchanges import _layout
 from fftgrad.tools._compress import compress, decompress
 from fftgrad.tools._wire_bytes import wire_bytes
 
@@ -94,7 +93,7 @@ def search_codec(
     It compiles a dozen programs: 20 to 60 seconds on a CPU.
 
     Args:
-      *gradients: trees of one structure, float32, bfloat16 or float16; a few of different steps.
+      *gradients: trees of one structure, of floating-point numbers; a few of different steps.
       bytes: what a worker may send, as `fg.wire_bytes` counts: with the header of 8 bytes, which
         the bytes of `Budget` do not have in them.
       error: the relative error that may be.
@@ -107,7 +106,7 @@ def search_codec(
     Raises:
       ValueError: if there is no gradient, they differ in shape, or hold only zeros or what is not
         finite; unless exactly one of `bytes` and `error` is given; if `bytes` are too few for any.
-      TypeError: if a leaf is no floating-point array of at most 32 bits, or is traced.
+      TypeError: if a leaf is no floating-point array, or is traced.
 
     Example:
       >>> import fftgrad as fg
@@ -116,7 +115,7 @@ def search_codec(
       >>> fg.advise.search_codec(wave, bytes=100).codec
       chain(Dct(), Budget(bytes=92))
     """
-    sample = _sample(gradients)
+    sample = _rows(gradients)
     if (bytes is None) == (error is None):
         raise ValueError(
             f"search_codec(bytes, error): exactly one must be given, got bytes={bytes}, "
@@ -138,39 +137,14 @@ def search_codec(
     return CodecSearch(*rows[0], rows=tuple(rows))
 
 
-def _sample(gradients: tuple[PyTree, ...]) -> jax.Array:
+def _rows(gradients: tuple[PyTree, ...]) -> jax.Array:
     """The gradients as rows."""
-    rows: list[np.ndarray] = []
-    for number, tree in enumerate(gradients):
-        for path, leaf in jax.tree.leaves_with_path(tree):
-            name = f"gradients[{number}]{jax.tree_util.keystr(path)}"
-            _layout.check_leaf("search_codec", name, leaf)
-            if isinstance(leaf, Tracer):
-                raise TypeError(
-                    f"search_codec({name}): must be a concrete array, because the size of a "
-                    "payload is static, got a traced one; call it before training, outside of "
-                    "jax.jit."
-                )
-        leaves = [np.asarray(leaf, np.float32).ravel() for leaf in jax.tree.leaves(tree)]
-        rows.append(np.concatenate([*leaves, np.zeros(0, np.float32)]))
-    sizes = {row.size for row in rows}
-    if len(sizes) != 1 or not all(sizes):
-        raise ValueError(
-            f"search_codec(gradients): must be trees of one structure, with a value at least, got "
-            f"{len(rows)} of {sorted(sizes)} values; pass the gradients of a few steps."
-        )
-    whole = np.stack(rows)
-    if not whole.any():
-        raise ValueError(
-            "search_codec(gradients): must not be all zero, got only zeros; pass those of other "
-            "steps."
-        )
-    if not np.isfinite(whole).all():
-        raise ValueError(
-            f"search_codec(gradients): must be finite, got {int((~np.isfinite(whole)).sum())} "
-            "values that are not; pass the gradients of good steps."
-        )
-    return jnp.asarray(whole)
+    named = {f"gradients[{number}]": tree for number, tree in enumerate(gradients)}
+    trees = _inputs.alike("search_codec", named)
+    rows = np.stack([np.concatenate([leaf.ravel() for leaf in own.values()]) for own in trees])
+    rows = rows.astype(np.float32)
+    _inputs.check_values("search_codec", rows)
+    return jnp.asarray(rows)
 
 
 def tried(sample: jax.Array, codec: Codec) -> CodecSearchRow:

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 import fftgrad as fg
 from fftgrad.advise import _bases
-from fftgrad.advise._bound import Bound
+from fftgrad.advise._rates import Bound
 
 N = 1 << 14
 RNG = np.random.default_rng(0)

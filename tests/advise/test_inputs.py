@@ -105,7 +105,7 @@ W = gradient()["w"]
         ([gradient(1e-45)], ValueError, "zeros.*leave it out"),
         ([changed(b=np.full(7, np.nan))], ValueError, "finite in float32"),
         ([changed(b=np.full(7, 1e200))], ValueError, "finite in float32"),
-        ([changed(b=np.ones(7, int))], TypeError, "floating-point values, got int64; cast"),
+        ([changed(b=np.ones(7, int))], TypeError, "floating-point values, got int64 for b; cast"),
         (gradient(), TypeError, r"got dict; pass \[gradient\]"),
         (W, TypeError, r"got ndarray; pass \[gradient\]"),
         ("gradients.npz", TypeError, r"got str; pass \[gradient\]"),

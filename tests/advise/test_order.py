@@ -9,8 +9,7 @@ import pytest
 
 import fftgrad as fg
 from fftgrad.advise import _candidate, _convergence, _inputs, _plan
-from fftgrad.advise._answer import sort
-from fftgrad.advise._model import Model
+from fftgrad.advise._answer import Model, sort
 
 LIKE = {"w": jax.ShapeDtypeStruct((1000, 1000), "float32")}
 NONE = fg.advise.Timing(0.0, 0.0)

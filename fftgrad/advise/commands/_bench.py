@@ -1,9 +1,15 @@
 """`fftgrad bench`: how fast this machine is at it."""
 
 import argparse
+import os
+import pathlib
+import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
+import jax
 import numpy as np
 from rich.console import Console
 
@@ -25,7 +31,6 @@ from fftgrad.advise.commands._codec_times import (
     time_codecs,
     time_collectives,
 )
-from fftgrad.advise.commands._machine import machine
 from fftgrad.advise.commands._show import (
     bits_per_second,
     number_of_values,
@@ -167,3 +172,42 @@ def _panel(one: SizeTimes) -> tuple[str, dict[str, dict[str, float]]]:
     }
     bars = {name: {part: 1e3 * t.seconds for part, t in own.items()} for name, own in times.items()}
     return f"{number_of_values(one.values)} values", bars
+
+
+PACKAGES = ("fftgrad", "jax", "jaxlib", "optax", "numpy")
+
+
+def version(package: str) -> str:
+    """Of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # on the path, but not installed
+        return "not installed"
+
+
+def machine() -> dict[str, Any]:
+    """Versions, processor, memory and the devices that this process has."""
+    device, *_ = devices = jax.local_devices()
+    cpu = pathlib.Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*: (.*)$", cpu.read_text() if cpu.exists() else "", re.M)
+    affinity = getattr(os, "sched_getaffinity", None)  # of this process, where the system tells
+    return {
+        "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
+        "system": platform.platform(),
+        "processor": named[1] if named else platform.processor() or platform.machine(),
+        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "memory_bytes": _memory(),
+        "platform": device.platform,
+        "device": device.device_kind,
+        "devices": len(devices),
+        "device_memory_bytes": (device.memory_stats() or {}).get("bytes_limit"),
+        "runtime": " ".join(device.client.platform_version.split()),
+    }
+
+
+def _memory() -> int | None:
+    """Bytes, where the system tells."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -13,7 +13,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from fftgrad.advise.commands import _analyze, _bench, _plan
-from fftgrad.advise.commands._machine import version
+from fftgrad.advise.commands._bench import version
 
 FAILED, USAGE, INTERRUPTED, PIPE = 1, 2, 130, 141
 
