@@ -6,13 +6,13 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from fftgrad._contracts import Codec, PyTree
+import fftgrad as fg
+from fftgrad._contracts import PyTree
 from fftgrad.advise import _advice, _figures, _rates, _sample
 from fftgrad.advise._bases import BASES
 from fftgrad.advise._figures import Figures, StepPair
 from fftgrad.advise._rates import Rate
 from fftgrad.advise._search_codec import TRANSFORMS
-from fftgrad.codecs.transforms import Identity
 
 RATIOS = (100, 30, 7.5)
 """Of hundreds: sparse codecs alone; of one bit and of four a value: dense ones, too."""
@@ -137,11 +137,11 @@ def analyze(
     )
 
 
-def _compact(whole: Figures) -> Codec:
+def _compact(whole: Figures) -> fg.Codec:
     """Of the bases that `search_codec` tries, the one in which the largest 1 % hold most."""
     known = [basis for basis in BASES if basis.codec in TRANSFORMS]
     best = min(known, key=lambda basis: float(whole.dropped[basis.name][1]))
-    return best.codec or Identity()
+    return best.codec or fg.Identity()
 
 
 def plain(value: Any) -> Any:

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fftgrad._contracts import Codec
-from fftgrad.codecs.transforms import Dct, Fft, Hadamard, Identity
+import fftgrad as fg
 from fftgrad.codecs.transforms._dct import basis
 from fftgrad.codecs.transforms._hadamard import matrix
 
@@ -29,7 +28,7 @@ class Basis(NamedTuple):
     """
 
     name: str
-    codec: Codec | None
+    codec: fg.Codec | None
     squares: Callable[[Array], Array]
     reals: int = 1
 
@@ -85,14 +84,14 @@ def walsh(x: Array) -> Array:
 
 
 BASES = (
-    Basis("none", Identity(), np.square),
-    Basis("Dct 16", Dct(block=16), _in_blocks(_dct, 16)),
-    Basis("Dct 64", Dct(block=64), _in_blocks(_dct, 64)),
+    Basis("none", fg.Identity(), np.square),
+    Basis("Dct 16", fg.Dct(block=16), _in_blocks(_dct, 16)),
+    Basis("Dct 64", fg.Dct(block=64), _in_blocks(_dct, 64)),
     Basis("Dct 4096", None, _in_blocks(_long_dct, 4096)),
-    Basis("Fft 64", Fft(block=64), _in_blocks(_fft, 64), 2),
-    Basis("Fft 4096", Fft(block=4096), _in_blocks(_fft, 4096), 2),
-    Basis("Fft whole", Fft(block=None), _in_blocks(_fft, None), 2),
-    Basis("Hadamard", Hadamard(), _in_blocks(_hadamard, 4096)),
+    Basis("Fft 64", fg.Fft(block=64), _in_blocks(_fft, 64), 2),
+    Basis("Fft 4096", fg.Fft(block=4096), _in_blocks(_fft, 4096), 2),
+    Basis("Fft whole", fg.Fft(block=None), _in_blocks(_fft, None), 2),
+    Basis("Hadamard", fg.Hadamard(), _in_blocks(_hadamard, 4096)),
 )
 
 

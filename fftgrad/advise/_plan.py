@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+import fftgrad as fg
 from fftgrad._axes import AxisName
-from fftgrad._contracts import PyTree, Step
+from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice
 from fftgrad.advise import _answer, _exchange, _measure
 from fftgrad.advise._answer import Model, Plan
@@ -22,7 +23,6 @@ from fftgrad.advise._link import Link
 from fftgrad.advise._measure import Asked
 from fftgrad.advise._record_gradients import GradientLog
 from fftgrad.exchanges import _layout
-from fftgrad.exchanges._hierarchical import Hierarchical
 from fftgrad.ops import _collectives
 
 
@@ -165,7 +165,7 @@ def _sent(
 def _error(row: Candidate, axes: Mapping[str, int], gradients: Sequence[PyTree]) -> float:
     """How far what is sent of the gradients is from them."""
     exchange, axis = row.exchange, next(iter(axes))
-    if isinstance(exchange, Hierarchical):  # whose groups keep what the links between them lose
+    if isinstance(exchange, fg.Hierarchical):  # whose groups keep what the links between them lose
         exchange = exchange.slow
     # One worker, where the exchange does not say how many, because all but one may send nothing.
     workers = getattr(exchange, "workers", 1)
@@ -174,7 +174,7 @@ def _error(row: Candidate, axes: Mapping[str, int], gradients: Sequence[PyTree])
     @jax.jit
     def lost(gradient: PyTree, unit: jax.Array) -> tuple[jax.Array, jax.Array]:
         def sent(bucket: PyTree) -> PyTree:
-            return exchange.mean(bucket, exchange.init(bucket), Step.of(0), axis).sent
+            return exchange.mean(bucket, exchange.init(bucket), fg.Step.of(0), axis).sent
 
         buckets = _layout.to_buckets(jax.tree.map(jnp.asarray, gradient), layout)
         both = [(bucket, _collectives.alone(sent, {axis: workers})(bucket)) for bucket in buckets]

@@ -10,12 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from fftgrad._contracts import Codec, Step, Transform
+import fftgrad as fg
 from fftgrad.advise._search_codec import DENSE, counted, dense, filled, tried
 from fftgrad.codecs import _chain
-from fftgrad.codecs._chain import chain
-from fftgrad.codecs.selectors import Budget, TopK
-from fftgrad.codecs.transforms import Fft, Identity
 
 Array = npt.NDArray[Any]
 
@@ -36,7 +33,7 @@ class Rate(NamedTuple):
       bound: bits a value of an ideal entropy coder at the same error, in the basis of the codec.
     """
 
-    codec: Codec
+    codec: fg.Codec
     ratio: float
     bits: float
     error: float
@@ -48,12 +45,12 @@ class Rate(NamedTuple):
         return self.codec in DENSE
 
     @property
-    def basis(self) -> Codec:
+    def basis(self) -> fg.Codec:
         """The transform in the codec; `Identity()` if there is none."""
         return _basis(self.codec)
 
 
-def measured(rows: Array, ratios: Sequence[float], compact: Codec) -> tuple[Rate, ...]:
+def measured(rows: Array, ratios: Sequence[float], compact: fg.Codec) -> tuple[Rate, ...]:
     """Candidates of `fg.advise.search_codec` at each of some sizes, the best of each size first.
 
     Sparse ones without a transform, and in the basis that is known to compact the energy; of all
@@ -63,13 +60,13 @@ def measured(rows: Array, ratios: Sequence[float], compact: Codec) -> tuple[Rate
     like = jax.ShapeDtypeStruct((n,), jnp.float32)
     measure = functools.cache(functools.partial(tried, jnp.asarray(rows)))
     families = [
-        *(functools.partial(filled, basis) for basis in dict.fromkeys((Identity(), compact))),
+        *(functools.partial(filled, basis) for basis in dict.fromkeys((fg.Identity(), compact))),
         *(functools.partial(counted, compact, bits, like) for bits in LEVEL_BITS),
         *(functools.partial(dense, codec, like) for codec in DENSE),
     ]
 
     @functools.cache
-    def bound(basis: Codec) -> Bound:
+    def bound(basis: fg.Codec) -> Bound:
         return Bound(_coefficients(basis, rows))
 
     found: list[Rate] = []
@@ -82,28 +79,28 @@ def measured(rows: Array, ratios: Sequence[float], compact: Codec) -> tuple[Rate
     return tuple(found)
 
 
-def _basis(codec: Codec) -> Codec:
-    return next((c for c in _chain.stages(codec) if isinstance(c, Transform)), Identity())
+def _basis(codec: fg.Codec) -> fg.Codec:
+    return next((c for c in _chain.stages(codec) if isinstance(c, fg.Transform)), fg.Identity())
 
 
-def _of_any_size(codec: Codec, ratio: float, n: int) -> Codec:
+def _of_any_size(codec: fg.Codec, ratio: float, n: int) -> fg.Codec:
     """With a ratio in place of bytes, and a fraction in place of a number of coefficients."""
     stages = _chain.stages(codec)
-    slots = n // 2 if any(isinstance(stage, Fft) for stage in stages) else n
+    slots = n // 2 if any(isinstance(stage, fg.Fft) for stage in stages) else n
 
-    def one(stage: Codec) -> Codec:
-        if isinstance(stage, Budget):
-            return Budget(ratio=ratio)
-        if isinstance(stage, TopK):
-            return TopK(fraction=min(1.0, float(f"{(stage.k or 1) / slots:.3g}")))
+    def one(stage: fg.Codec) -> fg.Codec:
+        if isinstance(stage, fg.Budget):
+            return fg.Budget(ratio=ratio)
+        if isinstance(stage, fg.TopK):
+            return fg.TopK(fraction=min(1.0, float(f"{(stage.k or 1) / slots:.3g}")))
         return stage
 
-    return chain(*map(one, stages))
+    return fg.chain(*map(one, stages))
 
 
-def _coefficients(transform: Codec, rows: Array) -> Array:
+def _coefficients(transform: fg.Codec, rows: Array) -> Array:
     """The coefficients [r, m] of rows, as real numbers."""
-    run = jax.jit(lambda x: transform.compress(x, (), Step.of(0)).payload.main)
+    run = jax.jit(lambda x: transform.compress(x, (), fg.Step.of(0)).payload.main)
     out = np.stack([np.asarray(run(jnp.asarray(row))) for row in rows])
     return out.view(np.float32) if np.iscomplexobj(out) else out
 

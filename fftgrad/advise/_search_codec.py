@@ -10,28 +10,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fftgrad._contracts import Codec, PyTree, Step
+import fftgrad as fg
+from fftgrad._contracts import PyTree
 from fftgrad.advise import _inputs
 from fftgrad.codecs import _chain
-from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers import Cast, LloydMax, LogLevels, Sign
-from fftgrad.codecs.selectors import Budget, TopK
-from fftgrad.codecs.transforms import Dct, Fft, Hadamard, Identity
-from fftgrad.tools._compress import compress, decompress
-from fftgrad.tools._wire_bytes import wire_bytes
 
-Family = Callable[[int], Codec | None]
+Family = Callable[[int], fg.Codec | None]
 """What a family of codecs makes of so many bytes; None if nothing of it is so small."""
 
-Measure = Callable[[Codec], "CodecSearchRow"]
+Measure = Callable[[fg.Codec], "CodecSearchRow"]
 
-TRANSFORMS = (Identity(), Dct(block=16), Dct(block=64), Fft(block=64))
+TRANSFORMS = (fg.Identity(), fg.Dct(block=16), fg.Dct(block=64), fg.Fft(block=64))
 LEVEL_BITS = (3, 4, 6)
 DENSE = (
-    Sign(),
-    *(chain(Hadamard(), LloydMax(bits=bits)) for bits in (1, 2, 3, 4)),
-    Cast("bfloat16"),
-    Identity(),
+    fg.Sign(),
+    *(fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=bits)) for bits in (1, 2, 3, 4)),
+    fg.Cast("bfloat16"),
+    fg.Identity(),
 )
 SIZES_PER_OCTAVE, OCTAVES = 4, 14
 """Of the sizes that are tried to reach an error, down from that of float32."""
@@ -46,7 +41,7 @@ class CodecSearchRow(NamedTuple):
       error: √(Σ ||g - ĝ||² / Σ ||g||²) over the sample.
     """
 
-    codec: Codec
+    codec: fg.Codec
     bytes: int
     error: float
 
@@ -62,7 +57,7 @@ class CodecSearch(NamedTuple):
         compacts these gradients.
     """
 
-    codec: Codec
+    codec: fg.Codec
     bytes: int
     error: float
     rows: tuple[CodecSearchRow, ...]
@@ -147,38 +142,38 @@ def _rows(gradients: tuple[PyTree, ...]) -> jax.Array:
     return jnp.asarray(rows)
 
 
-def tried(sample: jax.Array, codec: Codec) -> CodecSearchRow:
+def tried(sample: jax.Array, codec: fg.Codec) -> CodecSearchRow:
     """What a codec sends and loses of the rows of a sample."""
-    step, like = Step.of(0), jax.ShapeDtypeStruct(sample.shape[1:], jnp.float32)
+    step, like = fg.Step.of(0), jax.ShapeDtypeStruct(sample.shape[1:], jnp.float32)
 
     @jax.jit
     def lost(row: jax.Array) -> jax.Array:
-        return row - decompress(codec, compress(codec, row, step=step), like, step=step)
+        return row - fg.decompress(codec, fg.compress(codec, row, step=step), like, step=step)
 
     rows = [np.asarray(lost(row), np.float64) for row in sample]
     whole = np.linalg.norm(np.asarray(sample, np.float64))
-    return CodecSearchRow(codec, wire_bytes(codec, like), float(np.linalg.norm(rows) / whole))
+    return CodecSearchRow(codec, fg.wire_bytes(codec, like), float(np.linalg.norm(rows) / whole))
 
 
-def filled(basis: Codec, size: int) -> Codec | None:
+def filled(basis: fg.Codec, size: int) -> fg.Codec | None:
     """The family of filled messages."""
-    return chain(basis, Budget(bytes=(size - 8) // 4 * 4)) if size >= 28 else None
+    return fg.chain(basis, fg.Budget(bytes=(size - 8) // 4 * 4)) if size >= 28 else None
 
 
-def counted(basis: Codec, bits: int, like: jax.ShapeDtypeStruct, size: int) -> Codec | None:
+def counted(basis: fg.Codec, bits: int, like: jax.ShapeDtypeStruct, size: int) -> fg.Codec | None:
     """The family of the largest coefficients, as many as fit."""
 
-    def of(k: int) -> Codec:
-        return chain(basis, TopK(k=k), LogLevels(bits=bits))
+    def of(k: int) -> fg.Codec:
+        return fg.chain(basis, fg.TopK(k=k), fg.LogLevels(bits=bits))
 
     counts = range(1, like.size + 1)
-    most = bisect.bisect_right(counts, size, key=lambda k: wire_bytes(of(k), like))
+    most = bisect.bisect_right(counts, size, key=lambda k: fg.wire_bytes(of(k), like))
     return of(most) if most else None
 
 
-def dense(codec: Codec, like: jax.ShapeDtypeStruct, size: int) -> Codec | None:
+def dense(codec: fg.Codec, like: jax.ShapeDtypeStruct, size: int) -> fg.Codec | None:
     """The family of one codec."""
-    return codec if wire_bytes(codec, like) <= size else None
+    return codec if fg.wire_bytes(codec, like) <= size else None
 
 
 FILLED = [functools.partial(filled, basis) for basis in TRANSFORMS]
@@ -186,8 +181,8 @@ FILLED = [functools.partial(filled, basis) for basis in TRANSFORMS]
 
 def _others(like: jax.ShapeDtypeStruct, rows: list[CodecSearchRow]) -> list[Family]:
     """What is tried after the filled messages: the best basis among their rows, and no basis."""
-    best = _chain.stages(rows[0].codec)[0] if rows else Identity()
-    basis = best if best in TRANSFORMS else Identity()
+    best = _chain.stages(rows[0].codec)[0] if rows else fg.Identity()
+    basis = best if best in TRANSFORMS else fg.Identity()
     return [
         *(functools.partial(counted, basis, bits, like) for bits in LEVEL_BITS),
         *(functools.partial(dense, codec, like) for codec in DENSE),
@@ -210,10 +205,10 @@ def _within(error: float, like: jax.ShapeDtypeStruct, measure: Measure) -> list[
 
     The sizes are in steps of a quarter of an octave.
     """
-    whole = wire_bytes(Identity(), like)
+    whole = fg.wire_bytes(fg.Identity(), like)
     steps = range(SIZES_PER_OCTAVE * OCTAVES)
     sizes = [math.ceil(whole * 2 ** (-step / SIZES_PER_OCTAVE)) for step in steps]
-    rows, best = [measure(Identity())], 0
+    rows, best = [measure(fg.Identity())], 0
 
     def row_of(family: Family, step: int) -> CodecSearchRow | None:
         codec = family(sizes[step])

@@ -73,7 +73,11 @@ def test_it_finds_the_least_bytes_within_an_error():
             TypeError,
             "outside of jax.jit",
         ),
-        (lambda: fg.advise.search_codec(np.arange(9), bytes=90), TypeError, "must be of floating-point values, got int64"),
+        (
+            lambda: fg.advise.search_codec(np.arange(9), bytes=90),
+            TypeError,
+            "must be of floating-point values, got int64",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*encountered in divide:RuntimeWarning")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+import fftgrad as fg
 from fftgrad.advise import Analysis
 from fftgrad.advise._bases import KEPT
-from fftgrad.codecs.transforms import Identity
 
 Bars = Mapping[str, Mapping[str, float]]
 """The parts of each bar, by its name."""
@@ -77,7 +77,7 @@ def _rates(found: Analysis, axes: Any) -> None:
     for label, is_dense, mark in (("sparse", False, "o"), ("a few bits a value", True, "s")):
         own = [(rate.bits, rate.error) for rate in found.rates if rate.is_dense == is_dense]
         axes.plot(*np.reshape(own, (-1, 2)).T, mark, label=label)
-    ideal = sorted((r.error, r.bound) for r in found.rates if r.basis == Identity())
+    ideal = sorted((r.error, r.bound) for r in found.rates if r.basis == fg.Identity())
     errors, bits = np.reshape(ideal, (-1, 2)).T
     axes.plot(bits, errors, "k--", label="ideal coder of the values")
     axes.set(xscale="log", xlabel="bits a value", ylabel="relative error", ylim=(0, 1.1))
