@@ -148,11 +148,12 @@ def _check_timings(timings: Mapping[str, Timing], asked: Asked) -> None:
 
 def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:
     """The candidate with a gradient in buckets, unless it has its own or nothing hides."""
-    if buckets == 1 or row.every > 1 or row.layout.bucket_bytes is not None:
+    layout = row.recipe.layout
+    if buckets == 1 or row.every > 1 or layout.bucket_bytes is not None:
         return row
     total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
-    layout = dataclasses.replace(row.layout, bucket_bytes=4 * max(1, -(-total // buckets)))
-    return dataclasses.replace(row, layout=layout)
+    cut = dataclasses.replace(layout, bucket_bytes=4 * max(1, -(-total // buckets)))
+    return dataclasses.replace(row, method=dataclasses.replace(row.recipe, layout=cut))
 
 
 def _sent(
@@ -164,12 +165,12 @@ def _sent(
 
 def _error(row: Candidate, axes: Mapping[str, int], gradients: Sequence[PyTree]) -> float:
     """How far what is sent of the gradients is from them."""
-    exchange, axis = row.exchange, next(iter(axes))
+    exchange, axis = row.recipe.exchange, next(iter(axes))
     if isinstance(exchange, fg.Hierarchical):  # whose groups keep what the links between them lose
         exchange = exchange.slow
     # One worker, where the exchange does not say how many, because all but one may send nothing.
     workers = getattr(exchange, "workers", 1)
-    layout = row.layout.for_exchange(exchange)
+    layout = row.recipe.layout.for_exchange(exchange)
 
     @jax.jit
     def lost(gradient: PyTree, unit: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -17,7 +17,7 @@ from fftgrad.advise import _exchange, _measure, _timing
 LIKE = {"w": jax.ShapeDtypeStruct((30, 40), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
 ROWS = [
     fg.advise.Candidate("dense", fg.AllReduce(), dense=True),
-    fg.advise.Candidate("top-k", fg.AllGather(fg.TopK(0.1)), fg.ErrorFeedback()),
+    fg.advise.Candidate("top-k", fg.Recipe(fg.AllGather(fg.TopK(0.1)), fg.ErrorFeedback())),
 ]
 TIMINGS = {row.name: fg.advise.Timing(0.001, 0.002) for row in ROWS}
 KNOWN = {"step": "20ms", "link": "1gbit", "workers": 8, "rows": ROWS}

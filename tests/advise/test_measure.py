@@ -15,8 +15,8 @@ from fftgrad.advise._measure_link import Sent
 
 ROWS = [
     fg.advise.Candidate("dense", fg.AllReduce(), dense=True),
-    fg.advise.Candidate("signs", fg.AllGather(fg.Sign()), fg.ErrorFeedback()),
-    fg.advise.Candidate("local", fg.AllGather(fg.Sign()), fg.ErrorFeedback(), every=3),
+    fg.advise.Candidate("signs", fg.Recipe(fg.AllGather(fg.Sign()), fg.ErrorFeedback())),
+    fg.advise.Candidate("local", fg.Recipe(fg.AllGather(fg.Sign()), fg.ErrorFeedback()), every=3),
 ]
 LIKE = {"w": jax.ShapeDtypeStruct((30, 40), "float32"), "b": jax.ShapeDtypeStruct((7,), "bfloat16")}
 

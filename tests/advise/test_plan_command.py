@@ -18,7 +18,9 @@ from fftgrad.advise.commands import _plan
 ASKED = ["plan", "--workers=16", "--bandwidth=100mbit", "--step=30ms"]
 ROWS = (
     fg.advise.Candidate("dense", fg.AllReduce(), dense=True, loss="as dense"),
-    fg.advise.Candidate("signs", fg.AllGather(fg.Sign()), fg.ErrorFeedback(), loss="close"),
+    fg.advise.Candidate(
+        "signs", fg.Recipe(fg.AllGather(fg.Sign()), fg.ErrorFeedback()), loss="close"
+    ),
 )
 
 
@@ -273,7 +275,7 @@ def test_from_the_file_to_the_answer(monkeypatch, tmp_path, capsys):
     assert dense["error"] == 0.0
     assert 0.3 < signs["error"] < 1.0
     assert signs["wire_bytes"] == fg.wire_bytes(
-        ROWS[1].exchange, {"w": jnp.zeros((30, 40)), "b": jnp.zeros(40)}
+        ROWS[1].recipe, {"w": jnp.zeros((30, 40)), "b": jnp.zeros(40)}
     )
 
 
