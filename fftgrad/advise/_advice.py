@@ -20,10 +20,7 @@ MANY_ZEROS = 0.2
 
 
 def sentences(
-    whole: Figures,
-    leaves: Sequence[Figures],
-    pairs: Sequence[StepPair],
-    rates: Sequence[Rate],
+    whole: Figures, leaves: Sequence[Figures], pairs: Sequence[StepPair], rates: Sequence[Rate]
 ) -> Iterator[str]:
     """The recommendation."""
     yield _basis(whole)

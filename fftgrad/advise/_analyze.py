@@ -90,8 +90,6 @@ def analyze(
     Returns:
       An `Analysis`.
 
-    Wire: nothing is sent.
-
     Raises:
       ValueError: if there is no value, only zeros, one that is not finite in what it looks at, if
         the gradients are not alike in structure, `max_values` is too small, or a ratio is not above

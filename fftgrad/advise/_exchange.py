@@ -209,8 +209,6 @@ def predict_step(
     Returns:
       Seconds of a step, the mean over those with and without an exchange.
 
-    Wire: nothing is sent.
-
     Raises:
       TypeError: if a leaf is not what `compressed_pmean` takes.
       ValueError: if an axis has no link, if `every` or `buckets` is not positive, if the timing is

@@ -84,8 +84,6 @@ def plan(
       A `Plan`. `print(plan)` is the table, `print(plan.best)` the code. The same for the same
       arguments, where `timings` are among them.
 
-    Wire: nothing is sent.
-
     Raises:
       TypeError: if a leaf is not what `compressed_pmean` takes.
       ValueError: if `link` and `workers`, or the mesh, are missing, there is no dense row, two rows

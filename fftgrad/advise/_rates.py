@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import fftgrad as fg
-from fftgrad.advise._search_codec import DENSE, counted, dense, filled, tried
+from fftgrad.advise._search_codec import DENSE, Family, filled, others, tried
 from fftgrad.codecs import _chain
 
 Array = npt.NDArray[Any]
@@ -59,11 +59,9 @@ def measured(rows: Array, ratios: Sequence[float], compact: fg.Codec) -> tuple[R
     n = rows.shape[1]
     like = jax.ShapeDtypeStruct((n,), jnp.float32)
     measure = functools.cache(functools.partial(tried, jnp.asarray(rows)))
-    families = [
-        *(functools.partial(filled, basis) for basis in dict.fromkeys((fg.Identity(), compact))),
-        *(functools.partial(counted, compact, bits, like) for bits in LEVEL_BITS),
-        *(functools.partial(dense, codec, like) for codec in DENSE),
-    ]
+    bases = dict.fromkeys((fg.Identity(), compact))
+    families: list[Family] = [functools.partial(filled, basis) for basis in bases]
+    families += others(compact, LEVEL_BITS, like)
 
     @functools.cache
     def bound(basis: fg.Codec) -> Bound:

@@ -133,8 +133,7 @@ def _kept(due: jax.Array, updates: PyTree, slot: PyTree) -> PyTree:
 def _checked(steps: Iterable[int]) -> tuple[int, ...]:
     if not isinstance(steps, Iterable) or isinstance(steps, str):
         raise TypeError(
-            f"record_gradients(steps): must be numbers of steps, got {steps!r}; use (10, 100, "
-            "1000)."
+            f"record_gradients(steps): must be numbers of steps, got {steps!r}; use (10, 100)."
         )
     numbers = tuple(steps)
     if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
@@ -144,8 +143,7 @@ def _checked(steps: Iterable[int]) -> tuple[int, ...]:
     if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
         raise ValueError(
             "record_gradients(steps): must be one step or more, each once and from 0 on, got "
-            f"{numbers}; "
-            "use (10, 100, 1000)."
+            f"{numbers}; use (10, 100, 1000)."
         )
     return numbers
 
@@ -209,9 +207,8 @@ def recorded(opt_state: PyTree) -> GradientLog:
     if len(found) != 1:
         raise ValueError(
             "recorded(opt_state): must have the state of one record_gradients in it, got "
-            f"{len(found)}; put "
-            "fg.advise.record_gradients(steps=(10, 100)) before compressed_pmean, or pass the part "
-            "of the state."
+            f"{len(found)}; put fg.advise.record_gradients(steps=(10, 100)) before "
+            "compressed_pmean, or pass the part of the state."
         )
     (state,) = found
     taken = [_number(leaf) for leaf in jax.tree.leaves(_field(state, "taken"))]
@@ -243,11 +240,14 @@ def _rows(name: str, leaf: Any) -> dict[int, Array]:
         return dict(enumerate(np.asarray(leaf)))
     rows: dict[int, Array] = {}
     missing: dict[int, int] = {}
-    for index, values in _pieces(leaf).items():
-        workers = range(*index[0])
-        for worker, piece in zip(workers, values, strict=True):
+    pieces = {
+        tuple(part.indices(n)[:2] for part, n in zip(shard.index, leaf.shape, strict=True)): shard
+        for shard in leaf.addressable_shards
+    }  # each once, also where several devices have it
+    for (here, *where), shard in pieces.items():
+        for worker, piece in zip(range(*here), np.asarray(shard.data), strict=True):
             row = rows.setdefault(worker, np.empty(leaf.shape[1:], leaf.dtype))
-            row[tuple(slice(*span) for span in index[1:])] = piece
+            row[tuple(slice(*span) for span in where)] = piece
             missing[worker] = missing.get(worker, row.size) - piece.size
     if any(missing.values()):
         raise ValueError(
@@ -256,16 +256,6 @@ def _rows(name: str, leaf: Any) -> dict[int, Array]:
             "process_allgather(opt_state, tiled=True) first."
         )
     return rows
-
-
-def _pieces(leaf: jax.Array) -> dict[tuple[tuple[int, int], ...], Array]:
-    """What is here of an array, each part once, by where it belongs."""
-    return {
-        tuple(
-            part.indices(size)[:2] for part, size in zip(shard.index, leaf.shape, strict=True)
-        ): np.asarray(shard.data)
-        for shard in leaf.addressable_shards
-    }
 
 
 def _number(leaf: Any) -> Array:

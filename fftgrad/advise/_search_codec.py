@@ -96,8 +96,6 @@ def search_codec(
     Returns:
       A `CodecSearch`; `print` shows all that met the condition.
 
-    Wire: nothing is sent.
-
     Raises:
       ValueError: if there is no gradient, they differ in shape, or hold only zeros or what is not
         finite; unless exactly one of `bytes` and `error` is given; if `bytes` are too few for any.
@@ -120,10 +118,7 @@ def search_codec(
         raise ValueError(f"search_codec(error): must be in (0, 1), got {error}; use error=0.3.")
     like = jax.ShapeDtypeStruct(sample.shape[1:], jnp.float32)
     measure = functools.cache(functools.partial(tried, sample))
-    if bytes is not None:
-        rows = _in_bytes(bytes, like, measure)
-    else:
-        rows = _within(error or 0.0, like, measure)
+    rows = _within(error, like, measure) if error else _in_bytes(bytes or 0, like, measure)
     if not rows:
         raise ValueError(
             f"search_codec(bytes): must hold a coefficient and what goes with it, got {bytes}; use "
@@ -179,14 +174,18 @@ def dense(codec: fg.Codec, like: jax.ShapeDtypeStruct, size: int) -> fg.Codec | 
 FILLED = [functools.partial(filled, basis) for basis in TRANSFORMS]
 
 
-def _others(like: jax.ShapeDtypeStruct, rows: list[CodecSearchRow]) -> list[Family]:
-    """What is tried after the filled messages: the best basis among their rows, and no basis."""
-    best = _chain.stages(rows[0].codec)[0] if rows else fg.Identity()
-    basis = best if best in TRANSFORMS else fg.Identity()
+def others(basis: fg.Codec, bits: Sequence[int], like: jax.ShapeDtypeStruct) -> list[Family]:
+    """What is tried beside the filled messages: the largest in a basis, and dense codecs."""
     return [
-        *(functools.partial(counted, basis, bits, like) for bits in LEVEL_BITS),
+        *(functools.partial(counted, basis, width, like) for width in bits),
         *(functools.partial(dense, codec, like) for codec in DENSE),
     ]
+
+
+def _others(like: jax.ShapeDtypeStruct, rows: list[CodecSearchRow]) -> list[Family]:
+    """The same in the best basis among the rows of the filled messages."""
+    best = _chain.stages(rows[0].codec)[0] if rows else fg.Identity()
+    return others(best if best in TRANSFORMS else fg.Identity(), LEVEL_BITS, like)
 
 
 def _in_bytes(size: int, like: jax.ShapeDtypeStruct, measure: Measure) -> list[CodecSearchRow]:
