@@ -1,4 +1,4 @@
-"""What gradients look like, and which codec that speaks for."""
+"""What gradients look like, and which codec that speaks for; and results as JSON has them."""
 
 import math
 from collections.abc import Mapping, Sequence

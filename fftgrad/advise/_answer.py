@@ -1,4 +1,4 @@
-"""What a plan says: its rows, the best first."""
+"""What the model of a step says of each candidate, and in which order a plan says it."""
 
 import dataclasses
 import math

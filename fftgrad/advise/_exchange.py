@@ -1,4 +1,4 @@
-"""An exchange of any chain: what it takes on this device, and what it sends."""
+"""An exchange of any chain: what it takes here, what it sends, what a step takes with it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
@@ -70,7 +70,7 @@ def time_exchange(
     """Function: what an exchange of any chain takes on this device, without the links.
 
     It is timed as one of so many equal workers, as `fg.advise.measure` does; use it for what no
-    `fg.advise.Candidate` can say, such as `fg.methods` or an optimizer that exchanges.
+    `fg.advise.Candidate` can say, such as an optimizer that exchanges.
 
     Args:
       tx: the chain, without the optimizer if the step has one already.

@@ -1,4 +1,4 @@
-"""What a gradient, or a leaf of it, looks like."""
+"""What a gradient, or a leaf of it, looks like, and what those of workers have in common."""
 
 import itertools
 import math

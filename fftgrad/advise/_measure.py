@@ -58,31 +58,15 @@ def measure(
 ) -> Measured:
     """Function: what a plan rests on, measured on this device and over the links of a mesh.
 
+    The arguments are those of `fg.advise.plan`. `rows` may be empty, where only the step or the
+    link is of interest.
+
     An exchange is timed as one of so many equal workers, without the others: its own program with
     each collective replaced by what it would bring if all had sent the same. So one device is
     enough, for any number of workers, and decoding their payloads is in the time. What the links
     take is measured apart, by `fg.advise.measure_link`. In several processes all have to call it
     at once, with the mesh: they then begin together, the slowest of them counts, and they share
     processors as they do in training.
-
-    Args:
-      params: the parameters, or their shapes.
-      step: a function without arguments that makes one step without exchange and returns what to
-        wait for, such as `lambda: grad_step(w, x, y)`; or its seconds, or a text like "300ms".
-      workers: how many there will be; those of the mesh, if left out.
-      link: the link, if it is known: `fg.advise.Link("1gbit", "100us")`, or its bandwidth alone.
-      fast: as for `fg.advise.plan`, where groups of workers have fast links, which are given and
-        not measured.
-      mesh: the mesh whose links are measured, if `link` is left out; with `fast`, the slow ones.
-      axis_name: as for `fg.advise.plan`.
-      rows: what to time; all that `fg.advise.plan` compares, if left out.
-      gradients: trees like `params` to time with, or what `fg.advise.load_gradients` returned;
-        heavy-tailed random values of a fixed seed, if left out.
-      buckets: as for `fg.advise.plan`. With one nothing hides, and what comes before the first
-        message is not timed apart, which halves what there is to compile.
-      seconds: the time that the rounds of each candidate and collective take, about. A round of
-        each is made in any case, after two that are not counted, of which the first compiles.
-      tell: hears the name of each thing before it is timed.
 
     Returns:
       A `Measured`.

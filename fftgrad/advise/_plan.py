@@ -54,31 +54,37 @@ def plan(
     of small models, and only rows that were as dense or close to it are put before dense. Where a
     row took more steps than dense to the same loss, the order counts them.
 
+    What is not given is measured, as `fg.advise.measure` does: in several processes all have to
+    call it at once, with the mesh.
+
     Args:
       params: the parameters, or their shapes.
-      step: seconds of a step without any exchange, or a text: "300ms"; or a function that makes
-        one, which is measured.
+      step: seconds of a step without any exchange, or a text: "300ms"; or a function without
+        arguments that makes one and returns what to wait for: `lambda: grad_step(w, x, y)`.
       link: that of each worker, `fg.advise.Link("1gbit", "100us")`, or its bandwidth alone:
-        "1gbit"; measured over the mesh, if left out.
-      workers: how many there are; with `fast`, all of them; those of the mesh, if left out.
-      fast: how many workers fast links join, such as the GPUs of one machine, and their link:
-        `(8, fg.advise.Link("50GB/s", "10us"))`. The exchanges are then `Hierarchical`, over two
-        axes.
-      mesh: as for `fg.advise.measure`, whose other arguments mean the same here.
+        "1gbit"; if left out, that of the mesh; with `fast`, the slow one.
+      workers: how many there are; with `fast`, all of them; if left out, those of the mesh.
+      fast: how many workers fast links join, such as the GPUs of one machine, and their link, which
+        is not measured: `(8, fg.advise.Link("50GB/s", "10us"))`. The exchanges are then
+        `Hierarchical`, over two axes.
+      mesh: that of the workers.
       axis_name: the axis, or axes, of the workers, for the code; with `fast`, the slow axis and the
         fast one. If left out, "data", or ("slow", "fast").
-      timings: what `fg.advise.measure` found. If left out, each candidate is timed here and now,
-        which takes minutes for a large model.
+      timings: of each row by its name, as in `Measured`. If left out, each row is timed, which
+        takes minutes for a large model.
       gradients: trees like `params`, of which the errors are measured, or what
-        `fg.advise.load_gradients` returned; also to time with.
+        `fg.advise.load_gradients` returned; also to time with, in place of heavy-tailed random
+        values of a fixed seed.
       buckets: in how many the gradient leaves while the backward pass runs, all but the last of
-        which hide behind it; 1 where the compiler hides nothing. If left out, 1 on a CPU and 8
-        elsewhere, dense rows included; the code then cuts the gradient.
+        which hide behind it. With 1 nothing hides, and what comes before the first message is not
+        timed apart, which halves what there is to compile. If left out, 1 on a CPU and 8 elsewhere,
+        dense rows included; the code then cuts the gradient.
       algorithm: of the collectives, "ring" or "tree", or for each the faster of a ring and what
         libraries use for short messages; docs/plan.md says which use what.
       rows: what to compare, in place of the default candidates; one at least must be dense.
-      seconds: for the rounds of each timing.
-      tell: hears the name of each row before it is timed, such as `print`.
+      seconds: the time that the rounds of each row and collective take, about. A round of each is
+        made in any case, after two that are not counted, of which the first compiles.
+      tell: hears the name of each thing before it is timed, such as `print`.
 
     Returns:
       A `Plan`. `print(plan)` is the table, `print(plan.best)` the code. The same for the same

@@ -1,4 +1,4 @@
-"""Gradients of a few steps, kept as they came."""
+"""Gradients of a few steps: kept as they came, and read as NumPy arrays."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, get_args

@@ -1,25 +1,35 @@
-"""What a candidate sends is traced once for all plans of it."""
+"""The usual candidates of some shapes are made once, and what each sends is traced once."""
 
 import jax
 import pytest
 
-from fftgrad.advise import _plan
+from fftgrad.advise import _candidate, _measure, _plan
 
-SENT = {}
-"""By candidate, shapes and axes, from which alone it follows."""
+KNOWN = {}
+"""By function, shapes and what else it follows from."""
+
+
+def remembered(function):
+    """A function of shapes and of values that are compared, which is called once for each."""
+
+    def call(*arguments):
+        leaves, structure = jax.tree.flatten(arguments)
+        shapes = tuple(
+            (leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf for leaf in leaves
+        )
+        key = function, structure, shapes
+        if key not in KNOWN:
+            KNOWN[key] = function(*arguments)
+        return KNOWN[key]
+
+    return call
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _each_candidate_is_traced_once():
-    trace = _plan._sent
-
-    def sent(row, like, axes):
-        shapes, structure = jax.tree.flatten(like)
-        key = row, structure, tuple(leaf.shape for leaf in shapes), tuple(axes.items())
-        if key not in SENT:
-            SENT[key] = trace(row, like, axes)
-        return SENT[key]
-
+def _candidates_are_made_and_traced_once():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_plan, "_sent", sent)
+        patch.setattr(_plan, "_sent", remembered(_plan._sent))
+        usual = remembered(_candidate.candidates)
+        patch.setattr(_candidate, "candidates", usual)
+        patch.setattr(_measure, "candidates", usual)
         yield

@@ -85,6 +85,21 @@ def test_all_rows_are_timed_and_make_a_plan():
     assert {row.name for row in found.rows} == {"dense", "signs", "local"}
 
 
+def test_a_plan_measures_what_it_is_not_told():
+    heard = []
+    found = fg.advise.plan(
+        LIKE, step=lambda: jnp.ones(3), mesh=mesh_of(2), rows=ROWS[:1], seconds=0.01,
+        tell=heard.append,
+    )  # fmt: skip
+    assert heard == ["link", "step", "dense"]
+    assert (found.workers, found.measured.axis_name) == (2, "data")
+    assert list(found.measured.timings) == ["dense"]
+    assert 0 < found.measured.step < found.best.seconds
+    assert found.link.residual > 0
+    with pytest.raises(ValueError, match=r"plan\(workers, link, mesh\): .*pass mesh=mesh"):
+        fg.advise.plan(LIKE, step=1.0, workers=2)
+
+
 def test_what_cannot_hide_is_not_timed_apart():
     link = fg.advise.Link("1gbit")
     measured = fg.advise.measure(LIKE, step=1.0, workers=4, link=link, rows=ROWS[1:2], seconds=0.01)

@@ -51,7 +51,7 @@ def test_each_of_two_levels_is_on_its_links():
 
 def test_over_fast_links_the_memory_is_that_of_the_group():
     alone = {row.name: row for row in _candidate.candidates(LIKE, 4)}
-    for row in _candidate.candidates(LIKE, 4, fast=2):
+    for row in _candidate.candidates(LIKE, 4, 2):
         own = row.recipe.exchange
         assert row.recipe == fg.Recipe(own)
         assert fg.Recipe(own.slow, own.memory) == alone[row.name].recipe
