@@ -41,7 +41,7 @@ class Candidate:
     Example:
       >>> import fftgrad as fg
       >>> fg.advise.Candidate("QSGD", fg.methods.qsgd(bits=4)).code("data")
-      "fg.compressed_pmean(fg.AllGather(codec=fg.UniformLevels(bits=4)), axis_name='data')"
+      "fg.compressed_pmean(fg.AllGather(codec=fg.UniformLevels()), axis_name='data')"
     """
 
     name: str
