@@ -22,7 +22,7 @@ from fftgrad.exchanges import _layout
 Array = npt.NDArray[Any]
 
 AXIS, SLOW, FAST = "data", "slow", "fast"
-LEAST = np.finfo(np.float32).tiny
+SUBNORMAL = float(np.nextafter(np.finfo(np.float32).tiny, np.float32(0)))
 
 
 class Groups(NamedTuple):
@@ -149,7 +149,7 @@ def gradients_of(owner: str, given: object, like: PyTree) -> list[PyTree] | None
                 f"{shapes.get(name, 'nothing')}; pass a list of gradients of these parameters."
             )
         leaves = [narrow(own[name]) for name in wanted]
-        check_values(owner, leaves)
+        check_values(owner, leaves, SUBNORMAL)
         found.append(jax.tree.unflatten(jax.tree.structure(like), list(map(jnp.asarray, leaves))))
     return found or None
 
@@ -206,12 +206,12 @@ def check_finite(owner: str, x: Array, where: str = "") -> None:
         )
 
 
-def check_values(owner: str, leaves: Sequence[Array] | Array) -> None:
-    """Refuses values of which there is no relative error."""
+def check_values(owner: str, leaves: Sequence[Array] | Array, above: float = 0.0) -> None:
+    """Refuses values of which there is no relative error: not finite, or all as good as zero."""
     for leaf in leaves:
         check_finite(owner, leaf)
-    if not any(np.any(np.abs(leaf.astype(np.float32)) >= LEAST) for leaf in leaves):
+    if not any(np.any(np.abs(leaf.astype(np.float32)) > above) for leaf in leaves):
         raise ValueError(
-            f"{owner}(gradients): must not be all zero, got only zeros, or subnormal "
-            "values; leave it out."
+            f"{owner}(gradients): must not be all zero, got only zeros"
+            f"{', or subnormal values' if above else ''}; leave it out."
         )

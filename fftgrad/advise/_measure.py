@@ -93,7 +93,7 @@ def measure(
     asked = ask(
         "measure", params, step, workers, link, fast, mesh, axis_name, rows, gradients, buckets
     )
-    return answer(asked, seconds, tell)
+    return complete(asked, seconds, tell)
 
 
 class Asked(NamedTuple):
@@ -157,7 +157,7 @@ def ask(
     return Asked(owner, like, own, known, groups, mesh, chosen, inputs, buckets)
 
 
-def answer(
+def complete(
     asked: Asked,
     seconds: float,
     tell: Callable[[str], object],

@@ -128,7 +128,7 @@ def plan(
     check_choice("plan(algorithm)", algorithm, get_args(Algorithm))
     if timings is not None:
         _check_timings(timings, asked)
-    measured = _measure.answer(asked, seconds, tell, timings)
+    measured = _measure.complete(asked, seconds, tell, timings)
     axes, like = asked.groups.axes, asked.like
     chosen = tuple(_cut(row, like, asked.buckets) for row in asked.rows)
     sent = {row.name: _sent(row, like, axes) for row in chosen}

@@ -63,9 +63,7 @@ def take(gradients: PyTree, max_values: int) -> Sample:
     leaves = _inputs.alike("analyze", dict(zip(places, log.trees, strict=True)))
     names, sizes = list(leaves[0]), [leaf.size for leaf in leaves[0].values()]
     spans = _spans(sizes, max_values // (len(keys) * BLOCK))
-    rows = np.stack([_row(own, spans) for own in leaves])
-    for row, place in zip(rows, places, strict=True):
-        _inputs.check_finite("analyze", row, f" at {place}")
+    rows = np.stack([_row(*one, spans) for one in zip(leaves, places, strict=True)])
     _inputs.check_values("analyze", rows)
     counts = [sum(stop - start for start, stop in own) for own in spans]
     ends = np.cumsum(counts)
@@ -98,9 +96,12 @@ def _spans(sizes: Sequence[int], most: int) -> list[list[tuple[int, int]]]:
     return spans
 
 
-def _row(leaves: dict[str, Array], spans: Sequence[Sequence[tuple[int, int]]]) -> Array:
+def _row(leaves: dict[str, Array], place: str, spans: Sequence[Sequence[tuple[int, int]]]) -> Array:
     """The chosen blocks of one gradient, as one vector."""
-    pairs = zip(leaves.values(), spans, strict=True)
-    parts = [leaf.ravel()[start:stop] for leaf, own in pairs for start, stop in own]
-    with np.errstate(over="ignore"):  # which is then not finite
-        return np.concatenate([part.astype(np.float32) for part in parts])
+    parts: list[Array] = []
+    for (name, leaf), own in zip(leaves.items(), spans, strict=True):
+        for start, stop in own:
+            with np.errstate(over="ignore"):  # which is then not finite
+                parts.append(leaf.ravel()[start:stop].astype(np.float32))
+            _inputs.check_finite("analyze", parts[-1], f" in {name or 'the array'} at {place}")
+    return np.concatenate(parts)
