@@ -1,5 +1,6 @@
 """Eight CPU devices, strict promotion, and hypothesis profiles; before any test imports JAX."""
 
+import ctypes
 import functools
 import gc
 import hashlib
@@ -24,7 +25,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
 QUICK = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
 if jax.__version_info__ < (0, 11):  # later versions end at a flag that they do not know
-    QUICK.append("--xla_cpu_use_fusion_emitters=false")
+    QUICK += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ["XLA_FLAGS"] = " ".join([*QUICK, os.environ.get("XLA_FLAGS", "")])
 
 
@@ -45,6 +46,8 @@ def programs() -> pathlib.Path:
 jax.config.update("jax_compilation_cache_dir", str(programs()))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+LIBC, MOST = ctypes.CDLL(None), 1_000_000_000
+"""Bytes of a worker, above which it frees its programs between two groups."""
 # Tracing makes many objects that stay: looking through them again and again is a sixth of its time.
 gc.set_threshold(100_000, 20, 20)
 
@@ -52,12 +55,53 @@ hypothesis.settings.register_profile("default", max_examples=25, deadline=None, 
 hypothesis.settings.register_profile("thorough", max_examples=500, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+import cases  # noqa: E402  (after the devices)
+
 
 def pytest_report_header() -> str:
     return (
         f"jax {jax.__version__} with {jax.device_count()} {jax.default_backend()} devices; "
-        f"hypothesis profile {hypothesis.settings.get_current_profile_name()}"
+        f"hypothesis profile {hypothesis.settings.get_current_profile_name()}; "
+        f"rows by FFTGRAD_SEED={cases.SEED}"
     )
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order by row: what shares programs runs in one process, and one after the other."""
+    groups = {item: _group(item) for item in items}
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    first = {group: number for number, group in reversed(list(enumerate(groups.values())))}
+    items.sort(key=lambda item: first[groups[item]])
+
+
+def _group(item: pytest.Item) -> str:
+    """The row of a table that a test is of, if it is of one; its module otherwise."""
+    module, params = item.nodeid.split("::")[0], getattr(item, "callspec", None)
+    params = params.params if params else {}
+    if "platform" in params:  # which clears the caches when it changes
+        return f"{module} {params['platform']}"
+    rows = (cases.row_of(argument, value) for argument, value in params.items())
+    return next((row for row in rows if row), module)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ends a group: a worker would keep all that it ever compiled, several gigabytes."""
+    if nextitem is None or _group(nextitem) != _group(item):
+        _free_if_grown()
+
+
+def _free_if_grown() -> None:
+    pages = pathlib.Path("/proc/self/statm")
+    if pages.exists():
+        size = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        if size < MOST:
+            return
+    jax.clear_caches()
+    gc.collect()
+    if hasattr(LIBC, "malloc_trim"):  # or the freed gigabyte stays with the process
+        LIBC.malloc_trim(0)
 
 
 def _for(platform, *args, default, **others):
@@ -87,15 +131,10 @@ def _programs_of_this_platform(request):
 
     A module with `EVERY_PLATFORM = True` traces all of them, as it is outside the tests.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        if not getattr(request.module, "EVERY_PLATFORM", False):
-            patch.setattr(jax.lax, "platform_dependent", functools.partial(_for, "cpu"))
+    if getattr(request.module, "EVERY_PLATFORM", False):
+        jax.clear_caches()
         yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_more_programs_than_a_module_needs():
-    """A worker would keep all that it ever compiled: several gigabytes."""
-    yield
-    jax.clear_caches()
-    gc.collect()
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.lax, "platform_dependent", functools.partial(_for, "cpu"))
+        yield
