@@ -95,7 +95,7 @@ def methods() -> list[Method]:
         Method("top-k 5 %, bfloat16 residual", feedback(top_k, dtype="bfloat16")),
         Method("FFT 16, 10 %, 8 bits", feedback(fg.chain(fg.Fft(16), fg.TopK(0.1), bits))),
         Method("signs", feedback(fg.Sign(), by_leaf=True)),
-        Method("EDEN 2 bits", feedback(fg.chain(fg.Hadamard(), fg.LloydMax(bits=2)))),
+        Method("EDEN 2 bits", feedback(fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=2)))),
         Method("PowerSGD rank 2", feedback(fg.PowerSgd(rank=2), by_leaf=True)),
         Method("two stages, top-k 5 %", feedback(fg.TwoStage(fg.chain(top_k, bits), WORKERS))),
         Method("shared top-k 5 %", feedback(fg.SharedSupport(top_k))),
@@ -205,7 +205,7 @@ def residual(state: Any) -> list[jax.Array]:
 
 def is_state(node: Any) -> bool:
     """Whether it is the state of a compressed mean."""
-    return isinstance(node, fg.CompressedPmeanState)
+    return isinstance(node, fg.training.CompressedPmeanState)
 
 
 def resident_mb() -> float:
@@ -226,7 +226,7 @@ def run(method: Method, args: argparse.Namespace, mesh: Mesh) -> dict[str, Any]:
     images, labels = digits()
     chunk = program(method, mesh, images)
     params = network(0)
-    state = fg.init(method.tx, params, mesh, AXIS)
+    state = fg.init_state(method.tx, params, mesh, AXIS)
     rows = jax.NamedSharding(mesh, P(AXIS))
     copies: Any = jax.tree.map(lambda p: jnp.broadcast_to(p, (WORKERS, *p.shape)), params)
     copies = jax.device_put(copies, rows)

@@ -1,6 +1,6 @@
 """What an autoencoder makes of the largest values of gradients, beside a quantizer of 4 bits.
 
-A task is trained as `fftgrad.learned.lgc` does while its autoencoder learns: dense for 20 steps,
+A task is trained as `lgc` does while its autoencoder learns: dense for 20 steps,
 then with the exact values at the positions that a leader chooses, 0.1 % of each leaf. The values of
 all workers in each of these steps are kept. The autoencoder learns those of the first steps once,
 as `lgc` would, or many times over, and is then asked for those of later steps, which it has not
@@ -27,7 +27,7 @@ from run import Program
 from tasks import ROOT, TASKS, WORKERS, Task
 
 import fftgrad as fg
-from fftgrad import learned
+from fftgrad.contrib import learned
 
 RESULTS = ROOT / "benchmarks/results/learned"
 DENSE, LEARN, LATER = 20, 60, 20
@@ -52,28 +52,28 @@ def parse_args() -> argparse.Namespace:
 class Recorded(fg.Exchange):
     """What an exchange sends of each worker, kept in its state."""
 
-    inner: fg.Exchange
+    sums: fg.Exchange
 
     @property
     def scope(self) -> Any:
         """That of the exchange."""
-        return self.inner.scope
+        return self.sums.scope
 
     def init(self, like: Any) -> Any:
         """The state of the exchange, and nothing sent."""
         size = sum(leaf.size for leaf in jax.tree.leaves(like))
-        return self.inner.init(like), jnp.zeros((WORKERS, size))
+        return self.sums.init(like), jnp.zeros((WORKERS, size))
 
     def mean(self, x: Any, state: Any, step: fg.Step, axis_name: Any) -> fg.Reduced:
         """The mean of the exchange."""
-        out = self.inner.mean(x, state[0], step, axis_name)
+        out = self.sums.mean(x, state[0], step, axis_name)
         sent = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(out.sent)])
         rows = lax.all_gather(sent, axis_name, to="invarying")
         return out._replace(state=(out.state, rows))
 
     def wire_bytes(self, like: Any) -> int:
         """Those of the exchange."""
-        return self.inner.wire_bytes(like)
+        return self.sums.wire_bytes(like)
 
 
 def largest(name: str, like: Any) -> fg.Codec:
@@ -85,7 +85,7 @@ def largest(name: str, like: Any) -> fg.Codec:
 def recorded(task: Task, mesh: Mesh) -> np.ndarray:
     """The values of all workers at the support of each step, float32[steps, workers, k]."""
     exchange = Recorded(fg.SharedSupport(largest))
-    schedule = fg.Piecewise({0: fg.AllReduce(), DENSE: exchange})
+    schedule = fg.Scheduled({0: fg.AllReduce(), DENSE: exchange})
     tx = fg.compressed_pmean(schedule, fg.ErrorFeedback(), axis_name=AXIS)
     steps = DENSE + LEARN + LATER
     program = Program(task, Method("recorded", fixed(tx), momentum=False), steps, mesh)

@@ -10,7 +10,7 @@ import optax.contrib
 from tasks import WORKERS, Task
 
 import fftgrad as fg
-from fftgrad import learned
+from fftgrad.contrib import learned
 
 AXIS = "data"
 Transformation = optax.GradientTransformationExtraArgs
@@ -78,7 +78,7 @@ def dense_start(transform: fg.Codec, ratio: float) -> Callable[[int], Transforma
     def make(steps: int) -> Transformation:
         first, later = (fg.chain(transform, fg.Budget(ratio=r)) for r in (0.4 * ratio, 1.2 * ratio))
         schedule = {0: fg.AllGather(first), max(1, steps // 10): fg.AllGather(later)}
-        return pmean(fg.Piecewise(schedule), fg.ErrorFeedback())(steps)
+        return pmean(fg.Scheduled(schedule), fg.ErrorFeedback())(steps)
 
     return make
 
@@ -125,7 +125,7 @@ def after_dense(*stages: fg.Codec) -> dict[str, Any]:
     def make(steps: int) -> Transformation:
         schedule = {0: fg.AllReduce(), max(1, steps // 10): fg.AllGather(fg.chain(*stages))}
         leaves = fg.Layout("leaf")
-        exchange = fg.Piecewise(schedule)
+        exchange = fg.Scheduled(schedule)
         return fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, layout=leaves)
 
     return {"make": make, "momentum": False, "warm_up": 0.1, "branches": ((0,), (1,))}
@@ -169,7 +169,11 @@ def methods() -> list[Method]:
         *(
             Method(
                 f"DataLens 1 %{noise}",
-                fixed(m.datalens(fg.TopVotes(WORKERS, fraction=0.01, sigma=sigma), key=0)),
+                fixed(
+                    m.datalens(
+                        fg.contrib.votes.TopVotes(WORKERS, fraction=0.01, sigma=sigma), key=0
+                    )
+                ),
                 signs=True,
             )
             for noise, sigma in (("", 0.0), (", noise 1", 1.0), (", noise 664", 664.0))
@@ -248,7 +252,9 @@ def methods() -> list[Method]:
         Method("shared top-k 4 %", pmean(fg.SharedSupport(fg.TopK(0.04)), decayed), False),
         Method(
             "shared by the mean 4 %",
-            pmean(fg.SharedSupport(fg.TopK(0.04), chooser=fg.Drift()), decayed),
+            pmean(
+                fg.SharedSupport(fg.TopK(0.04), support=fg.exchanges.PredictedSupport()), decayed
+            ),
             momentum=False,
         ),
         # The paper's floats, whose few levels hang from the largest magnitude alone.

@@ -200,7 +200,7 @@ class Program:
 
 def is_own(node: Any) -> bool:
     """Whether each worker has its own of it."""
-    return isinstance(node, fg.PerWorker)
+    return isinstance(node, fg.exchanges.PerWorker)
 
 
 def run(program: Program, rate: float, seed: int, steps: int, every: int) -> dict[str, Any]:

@@ -27,8 +27,8 @@ import fftgrad as fg
 AXIS = "data"
 RATE = 0.5
 """In units of the task's own; there is no schedule."""
-FOUR = fg.chain(fg.Hadamard(block=256), fg.Levels(4, bucket=256, norm="max"))
-EIGHT = fg.Levels(8, bucket=256, norm="max")
+FOUR = fg.chain(fg.Hadamard(block=256), fg.UniformLevels(4, bucket=256, norm="max"))
+EIGHT = fg.UniformLevels(8, bucket=256, norm="max")
 
 
 def parse_args() -> argparse.Namespace:
@@ -107,7 +107,7 @@ class Program:
         """The state before the first step."""
         if self.way.sharded == "parameters":
             return self.inner.init(params)
-        return fg.init(self.tx, params, self.mesh, AXIS)
+        return fg.init_state(self.tx, params, self.mesh, AXIS)
 
     def _step_of_copies(self, params: Params, state: Any, batch: Any) -> Any:
         _, grads = fg.value_and_grad(self.task.loss, AXIS)(params, batch)
@@ -118,7 +118,9 @@ class Program:
         def loss(shards: Params) -> jax.Array:
             leaves, structure = jax.tree.flatten(shards)
             whole = [
-                fg.gather_parameters(leaf, AXIS, step=state[0].count, key=i, **self.gather)
+                fg.optimizers.gather_parameters(
+                    leaf, AXIS, step=state[0].count, key=i, **self.gather
+                )
                 for i, leaf in enumerate(leaves)
             ]
             return self.task.loss(jax.tree.unflatten(structure, whole), batch) / WORKERS

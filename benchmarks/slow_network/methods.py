@@ -97,7 +97,7 @@ def _sparse_loco(label: str, every: int, outer_rate: float) -> Method:
 
 def _budget(label: str, first: float, later: float, change: int) -> Method:
     first_codec, codec = (fg.chain(fg.Dct(block=64), fg.Budget(ratio=r)) for r in (first, later))
-    exchange = fg.Piecewise({0: fg.AllGather(first_codec), change: fg.AllGather(codec)})
+    exchange = fg.Scheduled({0: fg.AllGather(first_codec), change: fg.AllGather(codec)})
     return Method(label, _pmean(exchange, fg.ErrorFeedback()), momentum=False, codec=codec)
 
 
@@ -110,7 +110,7 @@ def _feedback(label: str, codec: fg.Codec, *, stages: int = 1) -> Method:
 _FOUR = fg.LogLevels(bits=4)
 _PERCENT, _MILLE = fg.TopK(fraction=0.01), fg.TopK(fraction=0.001)
 _SIGN, _BF16, _RANDOM = fg.Sign(), fg.Cast("bfloat16"), fg.RandomK(fraction=0.01)
-_LLOYD = fg.LloydMax(bits=2, block=256)
+_LLOYD = fg.codecs.LloydMax(bits=2, block=256)
 
 METHODS: dict[str, Method] = {
     "dense": Method("dense float32", _pmean(fg.AllReduce())),
