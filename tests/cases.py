@@ -194,7 +194,7 @@ def _kinds_of_codec(codec):
 def _kinds_of_exchange(exchange):
     """Its class, with a state and without, and what it is told by a word or another part."""
     options = {f"{f.name}={getattr(exchange, f.name)}" for f in dataclasses.fields(exchange)}
-    told = {option for option in options if option.startswith(("chooser", "noise", "variant"))}
+    told = {option for option in options if option.startswith(("support", "noise", "variant"))}
     state = jax.eval_shape(lambda: exchange.init(jnp.zeros(150)))
     return {type(exchange), (type(exchange), bool(jax.tree.leaves(state))), *told}
 

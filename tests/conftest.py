@@ -125,6 +125,15 @@ def platform(request, _programs_of_this_platform):
     jax.clear_caches()
 
 
+ALL_BRANCHES = jax.lax.platform_dependent
+
+
+@pytest.fixture
+def every_platform(monkeypatch):
+    """Traces the branches for all platforms, in one test."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", ALL_BRANCHES)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _programs_of_this_platform(request):
     """Traces no branch that is for other platforms, a quarter of the time of the suite.
