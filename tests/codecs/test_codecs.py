@@ -112,7 +112,14 @@ def role(name):
 
 
 @pytest.mark.parametrize("name", sample(LAWFUL, role))
-def test_the_laws_of_codecs_at_all_sizes_and_without_jit(name):
+def test_the_laws_of_codecs_without_jit(name):
+    most = MOST_ERROR.get(name, 1.5)
+    fg.testing.check_codec(CODECS[name], sizes=(1, 90), max_error=most)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAWFUL)
+def test_the_laws_of_codecs_at_all_sizes(name):
     fg.testing.check_codec(CODECS[name], max_error=MOST_ERROR.get(name, 1.5))
 
 
