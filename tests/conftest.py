@@ -4,6 +4,7 @@ import ctypes
 import functools
 import gc
 import hashlib
+import math
 import os
 import pathlib
 import platform as machine
@@ -47,7 +48,7 @@ jax.config.update("jax_compilation_cache_dir", str(programs()))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 LIBC, MOST = ctypes.CDLL(None), 1_000_000_000
-"""Bytes of a worker, above which it frees its programs between two groups."""
+"""Bytes of a worker above which it frees its programs between two groups; half more, at once."""
 # Tracing makes many objects that stay: looking through them again and again is a sixth of its time.
 gc.set_threshold(100_000, 20, 20)
 
@@ -87,17 +88,21 @@ def _group(item: pytest.Item) -> str:
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Ends a group: a worker would keep all that it ever compiled, several gigabytes."""
-    if nextitem is None or _group(nextitem) != _group(item):
-        _free_if_grown()
+    """Frees programs where a group ends: a worker would keep all that it ever compiled."""
+    ends = nextitem is None or _group(nextitem) != _group(item)
+    if _size() > (MOST if ends else 1.5 * MOST):
+        _free()
 
 
-def _free_if_grown() -> None:
+def _size() -> float:
+    """Bytes of this process; where the system does not say, too many."""
     pages = pathlib.Path("/proc/self/statm")
-    if pages.exists():
-        size = int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        if size < MOST:
-            return
+    if not pages.exists():
+        return math.inf
+    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free() -> None:
     jax.clear_caches()
     gc.collect()
     if hasattr(LIBC, "malloc_trim"):  # or the freed gigabyte stays with the process
