@@ -181,6 +181,10 @@ def kinds(name: str) -> frozenset:
         found |= _kinds_of_codec(CODECS[name])
     if name in EXCHANGES:
         found |= _kinds_of_exchange(EXCHANGES[name])
+    if name in HIERARCHIES:
+        found.add(type(HIERARCHIES[name].slow))
+    if name in MEMORIES:
+        found |= {type(MEMORIES[name]), getattr(MEMORIES[name], "dtype", None)}
     return frozenset(found)
 
 
@@ -214,13 +218,13 @@ def sample(rows, kinds=kinds, *, always=()):
     """The parameters of a law that is dear: those that are not drawn are slow.
 
     Args:
-      rows: names of codecs, exchanges or methods; or tuples, with `kinds` of their own.
+      rows: names of codecs, exchanges or methods; or any others, with `kinds` of their own.
       kinds: a function from a row to the set of its kinds.
       always: rows that the default never leaves out.
     """
     rows = list(rows)
     taken = drawn(rows, kinds, always=always)
-    params = {row: (row,) if isinstance(row, str) else row for row in rows}
+    params = {row: row if isinstance(row, tuple) else (row,) for row in rows}
     return [
         pytest.param(*values, id="-".join(map(str, values)), marks=() if row in taken else SLOW)
         for row, values in params.items()

@@ -16,6 +16,10 @@ N = 1009
 LIKE = jax.ShapeDtypeStruct((N,), jnp.float32)
 
 
+compress = jax.jit(fg.compress, static_argnums=0)
+decompress = jax.jit(fg.decompress, static_argnums=0)
+
+
 class Message(NamedTuple):
     """The buffer, what was packed into it, and what is unpacked from it: finite or not, values."""
 
