@@ -231,16 +231,6 @@ def sample(rows, kinds=kinds, *, always=()):
     ]
 
 
-def row_of(argument: str, value) -> str | None:
-    """The row of a table that a parameter of a test is, by its name there or as itself."""
-    for kind, table in {"codec": CODECS, "exchange": EXCHANGES, "method": METHODS}.items():
-        named = argument in ("name", kind) and isinstance(value, str) and value in table
-        name = value if named else next((n for n, row in table.items() if row is value), None)
-        if name is not None:
-            return f"{kind} {name}"
-    return None
-
-
 HIERARCHIES: dict[str, fg.Hierarchical] = {
     "slow gather": fg.Hierarchical("fast", 4, fg.AllGather(CODECS["top-k 6 bits"])),
     "slow gather, bfloat16": fg.Hierarchical(
@@ -363,6 +353,23 @@ def first_of_a_kind():
 def by_kind():
     """Codecs, of which one of each kind stands for the others."""
     return sample(CODECS)
+
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+@functools.cache
+def group_of(test: str) -> str:
+    """What a test, by its id, shares programs with: the row that it is of, or else its module."""
+    module, _, name = test.partition("::")
+    parameters = f"-{name.partition('[')[2].rpartition(']')[0]}-"
+    for platform in PLATFORMS:  # the caches are cleared when it changes
+        if f"-{platform}-" in parameters:
+            return f"{module} {platform}"
+    dtypes = {"bfloat16", "float16"}  # which parameters of many tests are called, too
+    rows = {*CODECS, *EXCHANGES, *METHODS} - dtypes
+    found = (row for row in rows if f"-{row}-" in parameters)
+    return max(found, key=len, default=module)
 
 
 OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}

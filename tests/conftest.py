@@ -67,29 +67,29 @@ def pytest_report_header() -> str:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """A worker gets all tests of a row: xdist's own groups get lost with the ids of pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByRow(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return cases.group_of(nodeid)
+
+    return ByRow(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order by row: what shares programs runs in one process, and one after the other."""
-    groups = {item: _group(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    first = {group: number for number, group in reversed(list(enumerate(groups.values())))}
-    items.sort(key=lambda item: first[groups[item]])
-
-
-def _group(item: pytest.Item) -> str:
-    """The row of a table that a test is of, if it is of one; its module otherwise."""
-    module, params = item.nodeid.split("::")[0], getattr(item, "callspec", None)
-    params = params.params if params else {}
-    if "platform" in params:  # which clears the caches when it changes
-        return f"{module} {params['platform']}"
-    rows = (cases.row_of(argument, value) for argument, value in params.items())
-    return next((row for row in rows if row), module)
+    """Order by row: what shares programs runs one after the other."""
+    groups = [cases.group_of(item.nodeid) for item in items]
+    first = {group: number for number, group in reversed(list(enumerate(groups)))}
+    items.sort(key=lambda item: first[cases.group_of(item.nodeid)])
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Frees programs where a group ends: a worker would keep all that it ever compiled."""
-    ends = nextitem is None or _group(nextitem) != _group(item)
+    ends = nextitem is None or cases.group_of(nextitem.nodeid) != cases.group_of(item.nodeid)
     if _size() > (MOST if ends else 1.5 * MOST):
         _free()
 
@@ -119,7 +119,9 @@ def _really_eight_devices() -> None:
 
 
 # For a TPU there are few programs of their own.
-@pytest.fixture(scope="module", params=["cpu", "cuda", pytest.param("tpu", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[*cases.PLATFORMS[:-1], pytest.param("tpu", marks=cases.SLOW)]
+)
 def platform(request, _programs_of_this_platform):
     """Runs a test also with the programs that are made for accelerators, on this platform."""
     with pytest.MonkeyPatch.context() as patch:
