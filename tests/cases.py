@@ -356,6 +356,9 @@ def by_kind():
 
 
 PLATFORMS = ("cpu", "cuda", "tpu")
+DTYPES = {"bfloat16", "float16"}
+"""Names of rows that are parameters of many other tests, too."""
+ROWS = sorted({*CODECS, *EXCHANGES, *METHODS} - DTYPES, key=lambda row: (-len(row), row))
 
 
 @functools.cache
@@ -366,10 +369,7 @@ def group_of(test: str) -> str:
     for platform in PLATFORMS:  # the caches are cleared when it changes
         if f"-{platform}-" in parameters:
             return f"{module} {platform}"
-    dtypes = {"bfloat16", "float16"}  # which parameters of many tests are called, too
-    rows = {*CODECS, *EXCHANGES, *METHODS} - dtypes
-    found = (row for row in rows if f"-{row}-" in parameters)
-    return max(found, key=len, default=module)
+    return next((row for row in ROWS if f"-{row}-" in parameters), module)
 
 
 OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
