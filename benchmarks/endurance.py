@@ -101,7 +101,12 @@ def methods() -> list[Method]:
         Method("shared top-k 5 %", feedback(fg.SharedSupport(top_k))),
         Method("integer sum, 7 levels", feedback(fg.IntegerSum(WORKERS, levels=7))),
         Method("budget 30x", feedback(fg.Budget(ratio=30))),
-        Method("DGC 5 %", fg.methods.dgc(0.05, axis_name=AXIS), rate=RATE / 10, telescopes=False),
+        Method(
+            "DGC 5 %",
+            fg.compressed_pmean(fg.methods.dgc(0.05), axis_name=AXIS),
+            rate=RATE / 10,
+            telescopes=False,
+        ),
         Method("diloco, 10 local steps", local, local=True),
     ]
 

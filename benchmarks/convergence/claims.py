@@ -64,14 +64,16 @@ def rows(steps: int, smoke: bool) -> dict[str, Method]:
     cut = round(CUT * steps)
     found = {"dense": Method("dense", pmean(fg.AllReduce()))}
     for theta in THETAS[:1] if smoke else THETAS:
-        tx = fg.methods.fft_sparsification(theta, axis_name=AXIS)
+        tx = fg.compressed_pmean(fg.methods.fft_sparsification(theta), axis_name=AXIS)
         found[f"theta {theta}"] = Method(f"theta {theta}", fixed(tx))
     for theta in FALLING[:1] if smoke else FALLING:
         name = f"theta {theta}, then 0"
-        falling = fg.methods.fft_sparsification(theta, theta_schedule={cut: 0.0}, axis_name=AXIS)
+        falling = fg.compressed_pmean(
+            fg.methods.fft_sparsification(theta, theta_schedule={cut: 0.0}), axis_name=AXIS
+        )
         found[name] = Method(name, fixed(falling))
     for uptake in UPTAKES[:1] if smoke else UPTAKES:
-        tx = fg.methods.scalecom(CHUNK, uptake, axis_name=AXIS)
+        tx = fg.compressed_pmean(fg.methods.scalecom(CHUNK, uptake), axis_name=AXIS)
         found[f"ScaleCom, uptake {uptake}"] = Method(f"ScaleCom {uptake}", fixed(tx), False)
     return found
 

@@ -54,8 +54,17 @@ class Method:
     counted: float | None = None
 
 
-def fixed(tx: Transformation) -> Callable[[int], Transformation]:
+def demo(k: int) -> Transformation:
+    """The mean of DeMo, and the signs of it."""
+    return optax.chain(
+        fg.compressed_pmean(fg.methods.demo(k), axis_name=AXIS), optax.scale_by_sign()
+    )
+
+
+def fixed(method: Transformation | fg.Recipe) -> Callable[[int], Transformation]:
     """The same transformation, whatever the number of steps."""
+    is_recipe = isinstance(method, fg.Recipe)
+    tx = fg.compressed_pmean(method, axis_name=AXIS) if is_recipe else method
 
     def make(steps: int) -> Transformation:
         del steps
@@ -110,8 +119,9 @@ def learned_codes(variant: Literal["leader", "all_reduce"]) -> dict[str, Any]:
 
     def make(steps: int) -> Transformation:
         dense, learning = max(1, steps // 10), max(1, 3 * steps // 10)
-        return learned.lgc(
-            dense_steps=dense, learning_steps=learning, variant=variant, rate=0.1, axis_name=AXIS
+        return fg.compressed_pmean(
+            learned.lgc(dense_steps=dense, learning_steps=learning, variant=variant, rate=0.1),
+            axis_name=AXIS,
         )
 
     branches, learning = ((0,), (1, 0)), ((1, 1), (1, 0, 0))
@@ -163,14 +173,16 @@ def methods() -> list[Method]:
         ),
         Method("EDEN 1 bit (DRIVE)", fixed(m.eden(bits=1)), published=32, counted=31.8),
         Method("EDEN 2 bits", fixed(m.eden(bits=2)), published=16, counted=15.9),
-        Method("majority vote", fixed(m.majority_vote()), signs=True, published=32, counted=32),
+        Method(
+            "majority vote", fixed(m.scale_by_majority_vote()), signs=True, published=32, counted=32
+        ),
         # Votes alone, with a noise that protects nobody, and with one of epsilon 8 on "lm" (delta
         # 1e-5, 200 steps). The seed is no secret.
         *(
             Method(
                 f"DataLens 1 %{noise}",
                 fixed(
-                    m.datalens(
+                    m.scale_by_datalens(
                         fg.contrib.votes.TopVotes(WORKERS, fraction=0.01, sigma=sigma), key=0
                     )
                 ),
@@ -229,7 +241,9 @@ def methods() -> list[Method]:
         Method("PowerSGD rank 4", fixed(m.power_sgd(rank=4))),
         Method("ACP-SGD rank 4", fixed(m.acp_sgd(rank=4))),
         Method(
-            "Dion rank 16", fixed(m.dion(rank=16, dense=("Embed", "params/Dense_0"))), adam=True
+            "Dion rank 16",
+            fixed(m.scale_by_dion(rank=16, dense=("Embed", "params/Dense_0"))),
+            adam=True,
         ),
         # Feedback is a momentum: the same without the optimizer's.
         Method("signSGD + EF, no momentum", fixed(m.sign_sgd()), False, published=32, counted=32),
@@ -237,8 +251,8 @@ def methods() -> list[Method]:
         Method("PowerSGD rank 1, no momentum", fixed(m.power_sgd(rank=1)), False),
         Method("PowerSGD rank 4, no momentum", fixed(m.power_sgd(rank=4)), False),
         Method("ACP-SGD rank 4, no momentum", fixed(m.acp_sgd(rank=4)), False),
-        Method("DeMo k = 32", fixed(m.demo(k=32)), signs=True),
-        Method("DeMo k = 8", fixed(m.demo(k=8)), signs=True),
+        Method("DeMo k = 32", fixed(demo(32)), signs=True),
+        Method("DeMo k = 8", fixed(demo(8)), signs=True),
         # Ours: the same feedback for all, another codec each.
         Method("top-k 4 %, 4 bits", pmean(fg.chain(fg.TopK(0.04), four), decayed), False),
         Method("DCT 64, 4 %, 4 bits", pmean(fg.chain(dct, fg.TopK(0.04), four), decayed), False),

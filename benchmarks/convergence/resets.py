@@ -93,12 +93,14 @@ def methods() -> list[Method]:
     m = fg.methods
 
     def top_k(share: float, memory: fg.Memory = FLOAT32) -> Any:
-        return after_adam(m.top_k(share, memory=memory, axis_name=AXIS))
+        return after_adam(fg.compressed_pmean(m.top_k(share, memory=memory), axis_name=AXIS))
 
     return [
         Method("top-k 1 % + EF", top_k(0.01), (0.5,)),
         Method("top-k 0.1 % + EF", top_k(0.001)),
-        Method("signSGD + EF", after_adam(m.sign_sgd(axis_name=AXIS)), (1.0,)),
+        Method(
+            "signSGD + EF", after_adam(fg.compressed_pmean(m.sign_sgd(), axis_name=AXIS)), (1.0,)
+        ),
         Method("diloco, 8 local steps", local, local=True),
         Method("diloco, residual only", local, local=True, only="residual"),
         Method("top-k 1 % + EF, bfloat16", top_k(0.01, BFLOAT16), resets=False),

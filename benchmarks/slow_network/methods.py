@@ -115,7 +115,10 @@ _LLOYD = fg.codecs.LloydMax(bits=2, block=256)
 METHODS: dict[str, Method] = {
     "dense": Method("dense float32", _pmean(fg.AllReduce())),
     "bf16": Method("bfloat16, two stages", _two_stage(_BF16), codec=_BF16),
-    "fft-paper": Method("FFT whole (paper)", _published(fg.methods.fft_sparsification())),
+    "fft-paper": Method(
+        "FFT whole (paper)",
+        _published(fg.compressed_pmean(fg.methods.fft_sparsification(), axis_name=AXIS)),
+    ),
     "fft-64": _feedback(
         "FFT 64, 4 %, 4 bits", fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.04), _FOUR)
     ),
@@ -161,17 +164,36 @@ METHODS: dict[str, Method] = {
         momentum=False,
     ),
     "redsync": Method(
-        "RedSync 0.1 %", _published(fg.methods.redsync()), momentum=False, corrects=True
+        "RedSync 0.1 %",
+        _published(fg.compressed_pmean(fg.methods.redsync(), axis_name=AXIS)),
+        momentum=False,
+        corrects=True,
     ),
-    "scalecom": Method("ScaleCom 50x", _published(fg.methods.scalecom(50)), momentum=False),
-    "qsgd": Method("QSGD 4 bits", _published(fg.methods.qsgd(bits=4))),
-    "terngrad": Method("TernGrad", _published(fg.methods.terngrad())),
-    "powersgd": Method("PowerSGD rank 4", _published(fg.methods.power_sgd(rank=4))),
+    "scalecom": Method(
+        "ScaleCom 50x",
+        _published(fg.compressed_pmean(fg.methods.scalecom(50), axis_name=AXIS)),
+        momentum=False,
+    ),
+    "qsgd": Method(
+        "QSGD 4 bits", _published(fg.compressed_pmean(fg.methods.qsgd(bits=4), axis_name=AXIS))
+    ),
+    "terngrad": Method(
+        "TernGrad", _published(fg.compressed_pmean(fg.methods.terngrad(), axis_name=AXIS))
+    ),
+    "powersgd": Method(
+        "PowerSGD rank 4",
+        _published(fg.compressed_pmean(fg.methods.power_sgd(rank=4), axis_name=AXIS)),
+    ),
     "powersgd-b0": Method(
-        "PowerSGD rank 4, no momentum", _published(fg.methods.power_sgd(rank=4)), momentum=False
+        "PowerSGD rank 4, no momentum",
+        _published(fg.compressed_pmean(fg.methods.power_sgd(rank=4), axis_name=AXIS)),
+        momentum=False,
     ),
-    "acp-sgd": Method("ACP-SGD rank 4", _published(fg.methods.acp_sgd(rank=4))),
-    "dion": Method("Dion rank 16", _published(fg.methods.dion(rank=16)), directs=True),
+    "acp-sgd": Method(
+        "ACP-SGD rank 4",
+        _published(fg.compressed_pmean(fg.methods.acp_sgd(rank=4), axis_name=AXIS)),
+    ),
+    "dion": Method("Dion rank 16", _published(fg.methods.scale_by_dion(rank=16)), directs=True),
 }
 
 PEERS: dict[str, str] = {
