@@ -282,13 +282,19 @@ MISTAKES = {
     # Compositions that do not work.
     "a method in a chain": (
         lambda: optax.chain(fg.methods.top_k(0.01), optax.sgd(0.1)),
-        TypeError,
-        r"use fg\.compressed_pmean\(method, axis_name=",
+        AttributeError,
+        r"transformation: fg\.compressed_pmean\(method, axis_name=",
+    ),
+    "no memory of a method": (
+        lambda: pmean(fg.methods.top_k(0.01), 0), TypeError, "use ErrorFeedback",
+    ),
+    "a text for a layout": (
+        lambda: pmean(fg.methods.top_k(0.01), layout=""), TypeError, r"use Layout\('leaf'\)",
     ),
     "the state of a method": (
         lambda: fg.methods.qsgd().init(jnp.ones(3)),
-        TypeError,
-        r"use fg\.compressed_pmean\(method, axis_name=",
+        AttributeError,
+        r"transformation: fg\.compressed_pmean\(method, axis_name=",
     ),
     "a weight of votes": (
         lambda: step(fg.methods.scale_by_majority_vote(), weight=3),

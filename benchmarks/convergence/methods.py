@@ -182,7 +182,7 @@ def methods() -> list[Method]:
             Method(
                 f"DataLens 1 %{noise}",
                 fixed(
-                    m.scale_by_datalens(
+                    fg.contrib.votes.scale_by_datalens(
                         fg.contrib.votes.TopVotes(WORKERS, fraction=0.01, sigma=sigma), key=0
                     )
                 ),

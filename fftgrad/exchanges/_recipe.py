@@ -22,7 +22,8 @@ class Recipe:
       layout: which leaves are compressed together.
 
     Raises:
-      TypeError: if one of them is not of its kind, or if it is put into a chain as it is.
+      TypeError: if one of them is not of its kind.
+      AttributeError: if it is put into a chain as it is.
 
     Example:
       >>> import fftgrad as fg
@@ -46,12 +47,10 @@ class Recipe:
 
     def __getattr__(self, name: str) -> NoReturn:
         """What is missing: of a transformation, which `optax.chain` asks for, with the remedy."""
+        remedy = ""
         if name in ("init", "update"):
-            raise TypeError(
-                f"{self!r}: must be made a transformation, got it in its place; use "
-                "fg.compressed_pmean(method, axis_name='data')."
-            )
-        raise AttributeError(f"Recipe has no attribute {name!r}")
+            remedy = "; make it a transformation: fg.compressed_pmean(method, axis_name='data')"
+        raise AttributeError(f"Recipe({name}): is no attribute of a method, got {self!r}{remedy}.")
 
     def __iter__(self) -> NoReturn:
         """A chain takes a transformation apart as a pair."""
@@ -62,12 +61,13 @@ def recipe_of(
     owner: str, what: Exchange | Recipe, memory: Memory | None = None, layout: Layout | None = None
 ) -> Recipe:
     """The recipe of a method or an exchange; what is given beside it takes the place of its own."""
-    if isinstance(what, Recipe):
-        memory, layout = memory or what.memory, layout or what.layout
-        what = what.exchange
-    found = what, memory or NoMemory(), layout or Layout()
-    check_parts(owner, *found)
-    return Recipe(*found)
+    if not isinstance(what, Recipe):
+        check_parts(owner, what, NoMemory(), Layout())
+        what = Recipe(what)
+    memory = what.memory if memory is None else memory
+    layout = what.layout if layout is None else layout
+    check_parts(owner, what.exchange, memory, layout)
+    return Recipe(what.exchange, memory, layout)
 
 
 def check_parts(owner: str, exchange: object, memory: object, layout: object) -> None:
