@@ -27,6 +27,7 @@ from scipy import stats
 from workloads import WORKLOADS
 
 import fftgrad as fg
+from fftgrad.advise._candidate import candidates
 
 GROUPS = (
     "alexnet-100mbit",
@@ -150,8 +151,7 @@ def decision(folder: pathlib.Path, workload: str) -> dict[str, Any]:
     source = load(folder, f"{workload}-loopback")
     runs = {r["method"]: r for c in source for r in c["runs"] if "alone_s" in r}
     workers, like = source[0]["settings"]["workers"], _like(workload)
-    planning: Any = fg.planning  # pyright: ignore[reportAttributeAccessIssue]
-    usual = {row.name: row for row in planning.candidates(like, workers)}
+    usual = {row.name: row for row in candidates(like, workers)}
     rows = {method: usual[name] for method, name in SAME.items()} | _codecs(workers)
     rows = {method: row for method, row in rows.items() if method in runs}
     found = fg.advise.plan(
@@ -180,7 +180,8 @@ def _codecs(workers: int) -> dict[str, fg.advise.Candidate]:
             exchange = fg.TwoStage(codec, workers)
         if method == "random-k":
             exchange = fg.AllReduce(codec)
-        out[method] = fg.advise.Candidate(METHODS[method].label, exchange, memory, momentum=False)
+        recipe = fg.Recipe(exchange, memory)
+        out[method] = fg.advise.Candidate(METHODS[method].label, recipe, momentum=False)
     return out
 
 

@@ -6,7 +6,7 @@ import pytest
 from cases import values
 
 from fftgrad.advise import _timing
-from fftgrad.advise._timing import Task, Timed, timed, timed_in_turn
+from fftgrad.advise._timing import Timed, timed, timed_in_turn
 
 
 class Clock:
@@ -40,16 +40,14 @@ def test_it_goes_on_until_both_are_enough(clock, seconds, least, rounds):
 
 def test_each_has_its_turn_in_a_round():
     calls = []
-    tasks = [Task(lambda x, name=name: calls.append(name + x), "12") for name in "ab"]
+    tasks = [(lambda x, name=name: calls.append(name + x), "12") for name in "ab"]
     timed_in_turn(tasks, 0.0, least_rounds=3)
     assert calls == ["a1", "a1", "b1", "b1", *("a1", "b1"), *("a2", "b2"), *("a1", "b1")]
 
 
 def test_one_that_is_done_leaves_the_rounds(clock):
     told = []
-    slow, fast = timed_in_turn(
-        [Task(clock.work, [4.0]), Task(clock.work, [1.0])], 6.0, 2, told.append
-    )
+    slow, fast = timed_in_turn([(clock.work, [4.0]), (clock.work, [1.0])], 6.0, 2, told.append)
     assert (slow.rounds, fast.rounds) == (2, 6)
     assert told == [4.0, 1.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
