@@ -145,7 +145,7 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Cells as a table in Markdown."""
     rule = "|---" * len(columns) + "|"
     lines = [f"| {' | '.join(row)} |" for row in (columns, *rows)]
-    return "\n".join([lines[0], rule, *lines[1:]])
+    return "\n".join([lines[0].replace("|  |", "| |"), rule, *lines[1:]])
 
 
 def save(figure: "Figure", folder: pathlib.Path, name: str) -> None:
