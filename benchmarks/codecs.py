@@ -151,7 +151,7 @@ def pipelines(xs: list[jax.Array]) -> list[Task]:
         for workers in (1, 8) if name in averaged else ():
 
             def mean(stacked: Any, codec: fg.Codec = codec) -> jax.Array:
-                return fg.decompress_mean(codec, stacked, like, step=STEP)
+                return fg.tools.decompress_mean(codec, stacked, like, step=STEP)
 
             stacked = [
                 jax.tree.map(

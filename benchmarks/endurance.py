@@ -131,8 +131,8 @@ class Endures(Column):
 
 def kept(state: Any) -> np.ndarray:
     """What is still to be applied: the mean residual, and that of the owners of shards."""
-    found = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, fg.CompressedPmeanState))
-    (pmean,) = (node for node in found if isinstance(node, fg.CompressedPmeanState))
+    found = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, fg.training.CompressedPmeanState))
+    (pmean,) = (node for node in found if isinstance(node, fg.training.CompressedPmeanState))
     total = gathered(residuals(pmean.memory)).mean(0)
     for owned in residuals(pmean.exchange):
         total += np.asarray(owned, np.float64).ravel()
@@ -209,7 +209,7 @@ STUDY = Study(
         feedback("top-k 5 %, bfloat16 residual", TOP_K, dtype="bfloat16"),
         feedback("FFT 16, 10 %, 8 bits", fg.chain(fg.Fft(16), fg.TopK(0.1), BITS)),
         by_leaf("signs", fg.Sign()),
-        feedback("EDEN 2 bits", fg.chain(fg.Hadamard(), fg.LloydMax(bits=2))),
+        feedback("EDEN 2 bits", fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=2))),
         by_leaf("PowerSGD rank 2", fg.PowerSgd(rank=2)),
         feedback("two stages, top-k 5 %", fg.TwoStage(fg.chain(TOP_K, BITS), WORKERS)),
         feedback("shared top-k 5 %", fg.SharedSupport(TOP_K)),

@@ -47,11 +47,11 @@ def exchanges(workers: int) -> dict[str, fg.Exchange]:
         "two stages sign": fg.TwoStage(fg.Sign(), workers),
         "shared top-k 1 %": fg.SharedSupport(fg.TopK(fraction=0.01)),
         "shared FFT 1 %": fg.SharedSupport(fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01))),
-        "shared by the mean 1 %": fg.SharedSupport(fg.TopK(fraction=0.01), chooser=fg.Drift()),
+        "shared by the mean 1 %": fg.SharedSupport(fg.TopK(fraction=0.01), chooser=fg.exchanges.PredictedSupport()),
         "random 1 %, summed": fg.AllReduce(fg.RandomK(fraction=0.01)),
         "PowerSGD rank 4": fg.PowerSgd(rank=4),
         "ternary sum": fg.IntegerSum(workers=workers),
-        "warm-up, then gather": fg.Piecewise({0: fg.AllReduce(), 1: fg.AllGather(TOP_K)}),
+        "warm-up, then gather": fg.Scheduled({0: fg.AllReduce(), 1: fg.AllGather(TOP_K)}),
     }
     if workers > TO_A_HOST:
         rows[SLOW_LINKS] = fg.Hierarchical("fast", TO_A_HOST, fg.AllGather(TOP_K))
@@ -102,7 +102,7 @@ def compile_row(name: str, exchange: fg.Exchange, workers: int, shape: tuple[int
     mesh = Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
     axis_name = axes if len(axes) > 1 else axes[0]
     tx = fg.compressed_pmean(exchange, layout=fg.Layout("leaf"), axis_name=axis_name)
-    state = fg.init(tx, np.zeros(shape, np.float32), mesh, axis_name)
+    state = fg.init_state(tx, np.zeros(shape, np.float32), mesh, axis_name)
     specs = fg.state_specs(state, axis_name)
     spread = NamedSharding(mesh, P(axis_name))
 

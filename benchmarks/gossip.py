@@ -29,7 +29,7 @@ AXIS = "data"
 RATE = 0.1
 COLUMNS = ["link_bytes", "to_1e-2", "to_1e-4", "last", "slope"]
 """Of the results: bytes over a worker's link and step, steps, and log10 of the distance."""
-GRAPHS: dict[str, fg.Graph] = {"ring": fg.Ring(), "exponential": fg.Exponential()}
+GRAPHS: dict[str, fg.contrib.gossip.Graph] = {"ring": fg.contrib.gossip.Ring(), "exponential": fg.contrib.gossip.Exponential()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Method:
     """A method on a graph, and what it sends to each neighbor."""
 
     name: str
-    make: Callable[[fg.Graph], optax.GradientTransformationExtraArgs]
+    make: Callable[[fg.contrib.gossip.Graph], optax.GradientTransformationExtraArgs]
     codec: fg.Codec
     vectors: int
 
@@ -68,8 +68,8 @@ class Method:
 def beer(name: str, codec: fg.Codec, gamma: float, gradients: fg.Codec | None = None) -> Method:
     """Compressed gradient tracking."""
 
-    def make(graph: fg.Graph) -> optax.GradientTransformationExtraArgs:
-        return fg.optimizers.beer(
+    def make(graph: fg.contrib.gossip.Graph) -> optax.GradientTransformationExtraArgs:
+        return fg.contrib.gossip.beer(
             optax.sgd(RATE), codec, graph, gamma=gamma, gradients=gradients, axis_name=AXIS
         )
 
@@ -79,8 +79,8 @@ def beer(name: str, codec: fg.Codec, gamma: float, gradients: fg.Codec | None = 
 def choco(name: str, codec: fg.Codec, gamma: float) -> Method:
     """Gossip of parameters alone."""
 
-    def make(graph: fg.Graph) -> optax.GradientTransformationExtraArgs:
-        return fg.optimizers.choco_sgd(optax.sgd(RATE), codec, graph, gamma=gamma, axis_name=AXIS)
+    def make(graph: fg.contrib.gossip.Graph) -> optax.GradientTransformationExtraArgs:
+        return fg.contrib.gossip.choco_sgd(optax.sgd(RATE), codec, graph, gamma=gamma, axis_name=AXIS)
 
     return Method(name, make, codec, 1)
 
@@ -94,9 +94,9 @@ METHODS = [
     beer("BEER, sign", fg.Sign(), 0.1),
     beer(
         "BEER, one bit, dynamic",
-        fg.DynamicSign(0.5, DECAY),
+        fg.codecs.DynamicSign(0.5, DECAY),
         0.3,
-        fg.DynamicSign(2.0, DECAY),
+        fg.codecs.DynamicSign(2.0, DECAY),
     ),
     choco("CHOCO-SGD, top-k 10 %, 6 bits", TOP, 0.15),
     choco("CHOCO-SGD, 4 bits", fg.LogLevels(bits=4), 0.6),
@@ -104,7 +104,7 @@ METHODS = [
 ]
 
 
-def run(method: Method, graph: fg.Graph, problem: Problem, steps: int) -> Any:
+def run(method: Method, graph: fg.contrib.gossip.Graph, problem: Problem, steps: int) -> Any:
     """One run, as a record."""
     h, c = problem.data()
     optimum = np.linalg.solve(h.mean(0), c.mean(0))
@@ -188,7 +188,7 @@ def main() -> None:
     graphs, methods = GRAPHS, METHODS
     if args.smoke:
         problems = [dataclasses.replace(problems[0], values=16, workers=4)]
-        graphs, methods, args.steps = {"ring": fg.Ring()}, [METHODS[1], METHODS[5]], 20
+        graphs, methods, args.steps = {"ring": fg.contrib.gossip.Ring()}, [METHODS[1], METHODS[5]], 20
     console, curves = Console(), list[Any]()
     for problem in problems:
         for name, graph in graphs.items():

@@ -25,7 +25,7 @@ from program import Column, Point, Program, Study
 from tasks import Batch, cosine
 
 import fftgrad as fg
-from fftgrad import learned
+from fftgrad.contrib import learned
 
 FRACTION = 0.001
 RATES, TURNS = (0.001, 0.1), (1, 50)
@@ -40,7 +40,7 @@ def phases(steps: int) -> tuple[int, int]:
 def exact(setting: Setting) -> Transformation:
     """The largest of each leaf as they are, after a dense start."""
     shared = fg.SharedSupport(lambda *_: fg.TopK(FRACTION))
-    phased = fg.Piecewise({0: fg.AllReduce(), max(1, phases(setting.steps)[0]): shared})
+    phased = fg.Scheduled({0: fg.AllReduce(), max(1, phases(setting.steps)[0]): shared})
     return mean(phased, fg.ErrorFeedback())(setting)
 
 

@@ -11,7 +11,7 @@ import optax.contrib
 from tasks import WORKERS
 
 import fftgrad as fg
-from fftgrad import learned
+from fftgrad.contrib import learned
 
 AXIS = "data"
 Transformation = Any
@@ -121,7 +121,7 @@ def in_turn(first: fg.Codec | fg.Exchange, later: fg.Codec, layout: fg.Layout) -
 
     def make(setting: Setting) -> Transformation:
         schedule = {0: start, max(1, setting.steps // 10): fg.AllGather(later)}
-        return mean(fg.Piecewise(schedule), fg.ErrorFeedback(), layout=layout)(setting)
+        return mean(fg.Scheduled(schedule), fg.ErrorFeedback(), layout=layout)(setting)
 
     return make
 
@@ -154,18 +154,18 @@ def learned_codes(variant: Literal["leader", "all_reduce"]) -> dict[str, Any]:
 class Seen(NamedTuple):
     """The state of what only looks on."""
 
-    gradients: fg.PerWorker
+    gradients: fg.exchanges.PerWorker
 
 
 def watched(method: Method) -> Method:
     """The same method, with each worker's gradient of the last step in its state."""
 
     def init(params: Any) -> Seen:
-        return Seen(fg.PerWorker(jax.tree.map(lambda p: jnp.zeros((1, *p.shape)), params)))
+        return Seen(fg.exchanges.PerWorker(jax.tree.map(lambda p: jnp.zeros((1, *p.shape)), params)))
 
     def update(gradient: Any, state: Seen, params: Any = None) -> tuple[Any, Seen]:
         del state, params
-        return gradient, Seen(fg.PerWorker(jax.tree.map(lambda g: g[None], gradient)))
+        return gradient, Seen(fg.exchanges.PerWorker(jax.tree.map(lambda g: g[None], gradient)))
 
     def around(setting: Setting, inner: Transformation) -> Transformation:
         look = optax.GradientTransformation(init, update)
@@ -276,7 +276,7 @@ METHODS: list[Method] = [
     *(
         Method(
             f"DataLens 1 %{noise}",
-            fixed(m.datalens(fg.TopVotes(WORKERS, fraction=0.01, sigma=sigma), key=0)),
+            fixed(m.datalens(fg.contrib.votes.TopVotes(WORKERS, fraction=0.01, sigma=sigma), key=0)),
             directs=1e-3,
         )
         for noise, sigma in (("", 0.0), (", noise 1", 1.0), (", noise 664", 664.0))
@@ -324,7 +324,7 @@ METHODS: list[Method] = [
     ours("top-k 1 %, sign", fg.chain(PERCENT, SIGN)),
     ours("two stages, top-k 4 %, 4 bits", fg.chain(LARGE, FOUR), stages=2),
     kept("shared top-k 4 %", fg.SharedSupport(LARGE), DECAYED),
-    kept("shared by the mean 4 %", fg.SharedSupport(LARGE, chooser=fg.Drift()), DECAYED),
+    kept("shared by the mean 4 %", fg.SharedSupport(LARGE, chooser=fg.exchanges.PredictedSupport()), DECAYED),
     # The paper's floats, whose few levels hang from the largest magnitude alone.
     ours("top-k 4 %, 4-bit range float", fg.chain(LARGE, fg.RangeFloat(4))),
     ours("FFT 64, 4 %, 4-bit range float", fg.chain(FFT, LARGE, fg.RangeFloat(4))),
@@ -361,8 +361,8 @@ METHODS: list[Method] = [
 """Of the tables of training, by their names there."""
 ROWS = {method.name: method for method in METHODS}
 
-_BF16, _LLOYD, _RANDOM = fg.Cast("bfloat16"), fg.LloydMax(bits=2, block=256), fg.RandomK(0.01)
-_SWITCHED = fg.Piecewise(
+_BF16, _LLOYD, _RANDOM = fg.Cast("bfloat16"), fg.codecs.LloydMax(bits=2, block=256), fg.RandomK(0.01)
+_SWITCHED = fg.Scheduled(
     {at: fg.AllGather(fg.chain(DCT, fg.Budget(ratio=r))) for at, r in ((0, 120), (6, 360))}
 )
 

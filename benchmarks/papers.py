@@ -36,7 +36,7 @@ CODECS: dict[str, fg.Codec] = {
     "FFT, not quantized": SPECTRUM,
     "FFT 64, not quantized": fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.15)),
     "top-k": fg.TopK(fraction=0.15),
-    "QSGD": fg.Levels(bits=3),
+    "QSGD": fg.UniformLevels(bits=3),
     "TernGrad": fg.Ternary(clip=None),
 }
 RIVALS = ("top-k", "QSGD", "TernGrad")
@@ -172,8 +172,8 @@ def quantized(x: np.ndarray) -> dict[str, float]:
     top, side = np.abs(kept).max(), 2 ** (BITS - 1) - 1
     even = np.round(kept / top * side) / side * top
     codecs = {
-        "tuned to [-1, 1]": fg.FixedRangeFloat.tuned(-1.0, 1.0, BITS),
-        "tuned to its range": fg.FixedRangeFloat.tuned(-float(top), float(top), BITS),
+        "tuned to [-1, 1]": fg.codecs.FixedRangeFloat.tuned(-1.0, 1.0, BITS),
+        "tuned to its range": fg.codecs.FixedRangeFloat.tuned(-float(top), float(top), BITS),
         "fitted": fg.RangeFloat(BITS),
     }
     found = {name: relative(received(codec, kept) - kept, kept) for name, codec in codecs.items()}

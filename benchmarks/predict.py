@@ -1,4 +1,4 @@
-"""What `fg.plan` predicts of the runs over slow links, beside what they took.
+"""What `fg.advise.plan` predicts of the runs over slow links, beside what they took.
 
 What a step takes without exchange, and an exchange without the other workers, comes from one file
 for each model; the bandwidth and the latency of a link from one dense run for each setting; what
@@ -84,31 +84,31 @@ def setting(content: dict[str, Any]) -> Link:
     return ("", "", True) if own["loopback"] else (own["rate"], own["delay"], False)
 
 
-def links(folder: pathlib.Path) -> dict[Link, fg.Link]:
+def links(folder: pathlib.Path) -> dict[Link, fg.advise.Link]:
     """What was measured of each, in the first file that has it."""
-    out = dict[Link, fg.Link]()
+    out = dict[Link, fg.advise.Link]()
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text())
         for run in content.get("runs", ()):
             if "shares" in run:
                 shares = tuple((kind, share) for kind, share in run["shares"])
-                link = fg.Link(run["bandwidth"], run["latency_s"], shares, run["link_residual"])
+                link = fg.advise.Link(run["bandwidth"], run["latency_s"], shares, run["link_residual"])
                 out.setdefault(setting(content), link)
     return out
 
 
 def predicted(
-    workload: str, method: str, workers: int, link: fg.Link, step: float, alone: float
+    workload: str, method: str, workers: int, link: fg.advise.Link, step: float, alone: float
 ) -> float:
     """Seconds of a step with the exchange of a method, which takes `alone` without the others."""
     own = LINKS[method]
-    return fg.predict_step(
+    return fg.advise.predict_step(
         own.assemble(Setting(workers), optax.identity()),
         _like(workload),
         step=step,
         link=link,
         axes={AXIS: workers},
-        timing=fg.Timing(0.0, alone),
+        timing=fg.advise.Timing(0.0, alone),
         every=own.every,
         algorithm="ring",  # as gloo's are, at every size
     )
@@ -143,18 +143,18 @@ def decision(folder: pathlib.Path, workload: str) -> dict[str, Any]:
     source = load(folder, f"{workload}-loopback")
     runs = {r["method"]: r for c in source for r in c["runs"] if "alone_s" in r}
     workers, like = source[0]["settings"]["workers"], _like(workload)
-    planning: Any = fg.planning  # pyright: ignore[reportAttributeAccessIssue]
-    usual = {row.name: row for row in planning.candidates(like, workers)}
+
+    usual = {row.name: row for row in fg.advise.candidates(like, workers)}
     rows = {method: usual[name] for method, name in SAME.items()} | _codecs(workers)
     rows = {method: row for method, row in rows.items() if method in runs}
-    found = fg.plan(
+    found = fg.advise.plan(
         like,
         step=runs["dense"]["gradient_s"] + runs["dense"]["optimizer_s"],
         link=links(folder)[setting(source[0])],
         workers=workers,
         rows=list(rows.values()),
         timings={
-            row.name: fg.Timing(0.0, runs[method]["alone_s"] * row.every)
+            row.name: fg.advise.Timing(0.0, runs[method]["alone_s"] * row.every)
             for method, row in rows.items()
         },
         buckets=1,
@@ -164,8 +164,8 @@ def decision(folder: pathlib.Path, workload: str) -> dict[str, Any]:
     return {"compress": found.compress, "best": found.best.name, "rows": told}
 
 
-def _codecs(workers: int) -> dict[str, fg.Candidate]:
-    memory, out = fg.ErrorFeedback(decay=0.95), dict[str, fg.Candidate]()
+def _codecs(workers: int) -> dict[str, fg.advise.Candidate]:
+    memory, out = fg.ErrorFeedback(decay=0.95), dict[str, fg.advise.Candidate]()
     for method in CODECS:
         codec = LINKS[method].codec or fg.RandomK(fraction=0.01)
         exchange: fg.Exchange = fg.AllGather(codec)
@@ -173,7 +173,7 @@ def _codecs(workers: int) -> dict[str, fg.Candidate]:
             exchange = fg.TwoStage(codec, workers)
         if method == "random-k":
             exchange = fg.AllReduce(codec)
-        out[method] = fg.Candidate(LINKS[method].name, exchange, memory, momentum=False)
+        out[method] = fg.advise.Candidate(LINKS[method].name, exchange, memory, momentum=False)
     return out
 
 

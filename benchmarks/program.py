@@ -77,7 +77,7 @@ class Program:
             leaves, structure = jax.tree.flatten(params)
             step = optax.tree.get(state, "count")
             whole = [
-                fg.gather_parameters(leaf, AXIS, step=step, key=i, **codecs)
+                fg.optimizers.gather_parameters(leaf, AXIS, step=step, key=i, **codecs)
                 for i, leaf in enumerate(leaves)
             ]
             return self.task.loss(jax.tree.unflatten(structure, whole), batch)
@@ -158,7 +158,7 @@ class Program:
 
 def is_own(node: Any) -> bool:
     """Whether each worker has its own of it."""
-    return isinstance(node, fg.PerWorker)
+    return isinstance(node, fg.exchanges.PerWorker)
 
 
 class Column:

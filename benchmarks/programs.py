@@ -116,10 +116,10 @@ CODECS: dict[str, fg.Codec] = {
     "threshold 1 %": fg.Threshold(fraction=0.01),
     "random-k 1 %": fg.RandomK(fraction=0.01),
     "chunk top-k of 100": fg.ChunkTopK(chunk=100),
-    "EDEN 2 bits": fg.chain(fg.Hadamard(), fg.LloydMax(bits=2)),
-    "64 of chunks of 4096, 2 bits": fg.chain(fg.ChunkTopK(4096, 64), fg.BinMeans(bits=2)),
+    "EDEN 2 bits": fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=2)),
+    "64 of chunks of 4096, 2 bits": fg.chain(fg.ChunkTopK(4096, 64), fg.codecs.BinMeans(bits=2)),
     "sign": fg.Sign(),
-    "levels 4 bits": fg.Levels(bits=4),
+    "levels 4 bits": fg.UniformLevels(bits=4),
     "ternary": fg.Ternary(),
 }
 GATHER = fg.AllGather(TOP_K)
@@ -141,7 +141,7 @@ STEPS: dict[str, Any] = {
         fg.PowerSgd(rank=4), fg.Layout("leaf", bucket_bytes=BUCKET.bucket_bytes)
     ),
     "top-k, one bucket": lambda: compressed(GATHER, fg.Layout()),
-    "top-k, delayed": lambda: optax.chain(fg.delay(), compressed(GATHER, fg.Layout())),
+    "top-k, delayed": lambda: optax.chain(fg.training.delay(), compressed(GATHER, fg.Layout())),
 }
 """Made late: a transformation is bound to nothing, but JAX must be up."""
 

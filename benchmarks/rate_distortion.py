@@ -58,8 +58,8 @@ FAMILIES: dict[str, list[fg.Codec]] = {
     "top-k, LogLevels(6)": kept(fg.LogLevels(6)),
     "top-k, RangeFloat(8)": kept(fg.RangeFloat(8)),
     "FFT 64, top-k, RangeFloat(8)": kept(fg.RangeFloat(8), transform=fg.Fft(block=64)),
-    "EDEN": [fg.chain(fg.Hadamard(), fg.LloydMax(bits=bits)) for bits in (1, 2, 3, 4)],
-    "Levels (QSGD)": [fg.Levels(bits=bits) for bits in (2, 4, 6, 8)],
+    "EDEN": [fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=bits)) for bits in (1, 2, 3, 4)],
+    "Levels (QSGD)": [fg.UniformLevels(bits=bits) for bits in (2, 4, 6, 8)],
     "Ternary (TernGrad)": [fg.Ternary()],
     "Sign": [fg.Sign()],
 }

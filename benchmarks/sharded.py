@@ -16,8 +16,8 @@ from tasks import Batch, constant
 
 import fftgrad as fg
 
-FOUR = fg.chain(fg.Hadamard(block=256), fg.Levels(4, bucket=256, norm="max"))
-EIGHT = fg.Levels(8, bucket=256, norm="max")
+FOUR = fg.chain(fg.Hadamard(block=256), fg.UniformLevels(4, bucket=256, norm="max"))
+EIGHT = fg.UniformLevels(8, bucket=256, norm="max")
 
 
 def of_state(name: str, gradients: fg.Codec, parameters: fg.Codec) -> Method:

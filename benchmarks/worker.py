@@ -116,7 +116,7 @@ class Trainer:
         own = jax.tree.map(lambda g: _local(g)[0], gradient)
         tx = self.method.assemble(self.setting, optax.identity())
         axes, like = {AXIS: self.job.workers}, jax.eval_shape(lambda g: g, own)
-        timing = fg.time_exchange(
+        timing = fg.advise.time_exchange(
             tx, like, axes, every=self.every, mesh=self.mesh, gradients=[own], seconds=1.0
         )
         return {"alone_s": (timing.compress + timing.decompress) / self.every}
@@ -124,10 +124,10 @@ class Trainer:
     def _time_gradient(self) -> dict[str, float]:
         """Until the slowest worker has it."""
         like = jax.eval_shape(lambda: self.task.params(0))
-        measured = fg.measure(
+        measured = fg.advise.measure(
             like,
             step=lambda: self.gradient(self.params, *self.first),
-            link=fg.Link("1gbit"),  # which is measured apart
+            link=fg.advise.Link("1gbit"),  # which is measured apart
             mesh=self.mesh,
             axis_name=AXIS,
             rows=(),
@@ -136,7 +136,7 @@ class Trainer:
         return {"gradient_s": measured.step}
 
     def _measure_link(self) -> dict[str, Any]:
-        link = fg.measure_link(self.mesh, AXIS, 1.0)
+        link = fg.advise.measure_link(self.mesh, AXIS, 1.0)
         return {
             "latency_s": link.latency,
             "bandwidth": link.bandwidth,

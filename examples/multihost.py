@@ -92,7 +92,7 @@ def train(args: argparse.Namespace) -> None:
         return optax.apply_updates(params, updates), state, jax.lax.pmean(value, "data")
 
     params = jax.device_put(first_params(), NamedSharding(mesh, P()))
-    state = fg.init(tx, params, mesh, "data")
+    state = fg.init_state(tx, params, mesh, "data")
     specs = fg.state_specs(state, "data")
     train_step = jax.jit(
         jax.shard_map(

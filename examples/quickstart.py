@@ -36,7 +36,7 @@ x = jax.random.normal(jax.random.key(1), (4096, 100))
 y = jnp.tanh(x @ w_true)
 params = {"w1": w1, "w2": w2}
 
-state = fg.init(tx, params, mesh, "data")
+state = fg.init_state(tx, params, mesh, "data")
 train = fg.data_parallel(step, mesh, "data")  # of all workers
 
 print(f"loss {loss(params, x, y):.4f}")

@@ -221,7 +221,7 @@ def train(trainer: Trainer, run: Run, progress: Progress, log: TextIO, text: Any
         return optax.apply_updates(params, updates), state, jax.lax.pmean(loss, "data")
 
     params = jax.device_put(trainer.params, NamedSharding(mesh, P()))
-    state = fg.init(tx, params, mesh, "data")
+    state = fg.init_state(tx, params, mesh, "data")
     train_step = fg.data_parallel(step, mesh, "data", donate_argnums=(0, 1))
     rng = np.random.default_rng(args.seed)
     batch = trainer.spread(sample(rng, text[0], args.batch * mesh.size, args.context))

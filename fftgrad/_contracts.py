@@ -6,34 +6,15 @@ A gradient travels through three kinds of parts:
     Memory     what a worker keeps of what it could not send.
     Exchange   the collective: compress, send, decode, average.
 
-A codec is of one of three kinds, which are also the folders of `codecs/`:
+A codec is a `Transform`, a `Selector` or a `Quantizer`. The rules for all of them:
 
-    Transform   changes the basis: linear, invertible.
-    Selector    keeps some coefficients, and knows where they belong.
-    Quantizer   gives each value a few bits. It comes last in a chain.
-
-The rules that hold for all of them:
-
-1. Configuration is a value. A part is a frozen dataclass: it compares, hashes, and its `repr` is
-   the call that makes it. It holds no arrays.
+1. Configuration is a value: a frozen dataclass, whose `repr` is the call that makes it.
 2. State is data. What changes from step to step is a pytree of arrays that the caller holds.
-3. A default is right. A part overrides what it does better or otherwise; what it leaves out
-   behaves as the base class says, in every exchange.
+3. A default is right: what a part leaves out behaves as the base class says, in every exchange.
 4. A claim (`summable`, `unbiased`) is False until it is proved and tested.
-5. A value that is not finite is never hidden. If any value of x is NaN or infinite, some value of
-   decompress(compress(x)) is. A maximum or a minimum is no evidence of finiteness, because XLA's
-   vectorized reductions drop NaN: add `fg.poison(x)` to whatever stands for all values.
+5. A value that is not finite is never hidden: some value of decompress(compress(x)) is not finite
+   then. XLA's maximum may drop NaN: add `fg.codecs.poison(x)` to whatever stands for all values.
 6. Shapes are static. Bytes follow from shapes alone.
-
-A codec of one's own, on which `fg.testing.check_codec(Half())` runs these rules:
-
-    @dataclasses.dataclass(frozen=True)
-    class Half(fg.Quantizer):
-        def compress(self, x, state, step):
-            return fg.Compressed(fg.Payload(x.astype(jnp.bfloat16)))
-
-        def decompress(self, payload, like, step):
-            return payload.main.astype(like.dtype)
 """
 
 import abc
@@ -273,9 +254,29 @@ class Exchange(abc.ABC):
         return "model"
 
     @property
+    def inner(self) -> "tuple[Exchange, ...]":
+        """The exchanges that it is made of; what follows it asks of them."""
+        return ()
+
+    @property
     def needs_loss(self) -> bool:
         """Whether `observe` must be called with the loss of each step."""
-        return False
+        return any(exchange.needs_loss for exchange in self.inner)
+
+    @property
+    def takes_weight(self) -> bool:
+        """Whether workers may have other weights in its mean; not where each has one vote."""
+        return all(exchange.takes_weight for exchange in self.inner)
+
+    @property
+    def watches_error(self) -> bool:
+        """Whether it goes by x - sent."""
+        return any(exchange.watches_error for exchange in self.inner)
+
+    @property
+    def keeps_error(self) -> bool:
+        """Whether a memory of its own keeps what it loses, so that `sent` is x."""
+        return any(exchange.keeps_error for exchange in self.inner)
 
     def init(self, like: PyTree) -> PyTree:
         """The state before the first step, for arrays like `like`."""

@@ -17,9 +17,9 @@ LIKE = {"w": jax.ShapeDtypeStruct((6, 4), "float32"), "b": jax.ShapeDtypeStruct(
 def kept(devices, names, specs):
     """The state after a step in which each worker has its row of the gradients."""
     kind = (AxisType.Auto,) * len(names)
-    mesh, tx = Mesh(devices, names, axis_types=kind), fg.capture((0,))
+    mesh, tx = Mesh(devices, names, axis_types=kind), fg.advise.record_gradients((0,))
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), LIKE)
-    state = fg.init(tx, zeros, mesh, "data", specs)
+    state = fg.init_state(tx, zeros, mesh, "data", specs)
     own = fg.state_specs(state, "data", specs)
     rows = {name: P("data", *spec) for name, spec in specs.items()}
     batch = {
@@ -41,13 +41,15 @@ if __name__ == "__main__":
     coordinator, count, number, path = sys.argv[1:]
     jax.distributed.initialize(coordinator, int(count), int(number), heartbeat_timeout_seconds=10)
     devices = np.array(jax.devices()[:WORKERS])
-    fg.save_gradients(path, fg.captured(kept(devices, ("data",), {"w": P(), "b": P()})))
+    fg.advise.save_gradients(
+        path, fg.advise.recorded(kept(devices, ("data",), {"w": P(), "b": P()}))
+    )
     halves = {"w": P(None, "model"), "b": P()}
     # Each process has both halves of its workers' gradients, and then one half of all workers'.
-    whole = fg.captured(kept(devices.reshape(2, 2), ("data", "model"), halves))
-    fg.save_gradients(f"{path}.halves", whole)
+    whole = fg.advise.recorded(kept(devices.reshape(2, 2), ("data", "model"), halves))
+    fg.advise.save_gradients(f"{path}.halves", whole)
     try:
-        fg.captured(kept(devices.reshape(2, 2).T, ("data", "model"), halves))
+        fg.advise.recorded(kept(devices.reshape(2, 2).T, ("data", "model"), halves))
     except ValueError as error:
         print(error)
     jax.distributed.shutdown()

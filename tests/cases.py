@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 import fftgrad as fg
-from fftgrad import learned
 from fftgrad.codecs._chain import stages
+from fftgrad.contrib import learned
 
 CODECS: dict[str, fg.Codec] = {
     "identity": fg.Identity(),
@@ -27,7 +27,7 @@ CODECS: dict[str, fg.Codec] = {
     "range float": fg.RangeFloat(bits=8),
     "range float truncate": fg.RangeFloat(bits=10, rounding="truncate"),
     "range float stochastic": fg.RangeFloat(bits=5, rounding="stochastic"),
-    "range float fixed": fg.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125),
+    "range float fixed": fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125),
     "range float no zero": fg.RangeFloat(bits=3, zero=False),
     "log levels": fg.LogLevels(bits=5),
     "log levels truncate": fg.LogLevels(bits=6, rounding="truncate"),
@@ -51,25 +51,31 @@ CODECS: dict[str, fg.Codec] = {
     "rotated": fg.chain(fg.Hadamard(block=32), fg.RangeFloat(bits=4, rounding="stochastic")),
     "threshold": fg.Threshold(fraction=0.1),
     "threshold exact": fg.Threshold(fraction=0.1, search="exact"),
-    "one mean": fg.chain(fg.OneSided(), fg.Threshold(fraction=0.1, reuse=2), fg.OneMean()),
+    "one mean": fg.chain(
+        fg.codecs.AlternatingSign(), fg.Threshold(fraction=0.1, reuse=2), fg.codecs.MeanMagnitude()
+    ),
     "chunk top-k": fg.ChunkTopK(chunk=10),
     "chunk top-k of spectra": fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=8, k=3)),
     "chunk top-k, many": fg.ChunkTopK(chunk=16, k=3),
     "chunk top-k, all": fg.ChunkTopK(chunk=8, k=8),
-    "bin means": fg.BinMeans(bits=2),
-    "tiles": fg.chain(fg.Tiles(block=16), fg.ChunkTopK(chunk=16, k=5), fg.BinMeans(bits=3)),
+    "bin means": fg.codecs.BinMeans(bits=2),
+    "tiles": fg.chain(
+        fg.codecs.Tiles(block=16), fg.ChunkTopK(chunk=16, k=5), fg.codecs.BinMeans(bits=3)
+    ),
     "random-k": fg.RandomK(fraction=0.25, rescale=True),
-    "adacomp": fg.AdaComp(bin_size=20),
+    "adacomp": fg.codecs.AdaComp(bin_size=20),
     "sign": fg.Sign(),
-    "dynamic sign": fg.DynamicSign(scale=8.0, decay=0.9),
-    "levels": fg.Levels(bits=4, bucket=40),
-    "levels max": fg.Levels(bits=2, norm="max"),
+    "dynamic sign": fg.codecs.DynamicSign(scale=8.0, decay=0.9),
+    "levels": fg.UniformLevels(bits=4, bucket=40),
+    "levels max": fg.UniformLevels(bits=2, norm="max"),
     "ternary": fg.Ternary(clip=None),
     "ternary clipped": fg.Ternary(),
-    "lloyd-max": fg.chain(fg.Hadamard(block=32), fg.LloydMax(bits=2, block=32)),
-    "rotated and rotated": fg.chain(fg.Hadamard(block=8), fg.Dct(block=16), fg.Levels(bits=6)),
+    "lloyd-max": fg.chain(fg.Hadamard(block=32), fg.codecs.LloydMax(bits=2, block=32)),
+    "rotated and rotated": fg.chain(
+        fg.Hadamard(block=8), fg.Dct(block=16), fg.UniformLevels(bits=6)
+    ),
     "random spectrum": fg.chain(fg.Fft(block=16), fg.RandomK(fraction=0.5)),
-    "random levels": fg.chain(fg.Hadamard(block=8), fg.RandomK(k=16), fg.Levels(bits=4)),
+    "random levels": fg.chain(fg.Hadamard(block=8), fg.RandomK(k=16), fg.UniformLevels(bits=4)),
     "cosines of rotations": fg.chain(fg.Dct(block=8), fg.Hadamard(block=16), fg.TopK(k=9)),
     "unbiased fft": fg.chain(fg.Fft(block=16), fg.RangeFloat(bits=5, rounding="stochastic")),
 }
@@ -78,8 +84,8 @@ TILED: dict[tuple[int, ...], fg.Codec] = {
     (10, 11): fg.chain(fg.Dct(block=4, shape=(10, 11)), fg.ChunkTopK(chunk=16, k=16)),
     (3, 4, 5): fg.chain(fg.Dct(block=8, shape=(12, 5)), fg.ChunkTopK(chunk=64, k=64)),
     (7,): fg.Dct(shape=(1, 7)),
-    (1, 1009): fg.Tiles(block=64, shape=(1, 1009)),
-    (11, 10): fg.chain(fg.Tiles(block=4, shape=(11, 10)), fg.ChunkTopK(chunk=16, k=16)),
+    (1, 1009): fg.codecs.Tiles(block=64, shape=(1, 1009)),
+    (11, 10): fg.chain(fg.codecs.Tiles(block=4, shape=(11, 10)), fg.ChunkTopK(chunk=16, k=16)),
     (): fg.Dct(shape=(1, 1)),
 }
 """Codecs that are made for one shape."""
@@ -93,10 +99,10 @@ HIDES_NONFINITE = {"range float fixed", "dynamic sign"}
 OWN_SCALE = {"dynamic sign"}
 """Codecs whose answer has a size that does not come from the values, and say so."""
 
-GRAPHS: dict[str, fg.Graph] = {
-    "ring": fg.Ring(),
-    "torus": fg.Torus(rows=2, columns=2),
-    "exponential": fg.Exponential(),
+GRAPHS: dict[str, fg.contrib.gossip.Graph] = {
+    "ring": fg.contrib.gossip.Ring(),
+    "torus": fg.contrib.gossip.Torus(rows=2, columns=2),
+    "exponential": fg.contrib.gossip.Exponential(),
 }
 """For 4 workers."""
 
@@ -129,8 +135,10 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "random sum": fg.AllReduce(fg.RandomK(fraction=0.25)),
     "shared support": fg.SharedSupport(fg.TopK(fraction=0.1)),
     "shared frequencies": fg.SharedSupport(fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=4))),
-    "shared by the mean": fg.SharedSupport(fg.chain(fg.Fft(block=16), fg.TopK(k=9)), fg.Drift()),
-    "led by one": fg.SharedSupport(fg.ChunkTopK(chunk=8), fg.Leader(worker=0)),
+    "shared by the mean": fg.SharedSupport(
+        fg.chain(fg.Fft(block=16), fg.TopK(k=9)), fg.exchanges.PredictedSupport()
+    ),
+    "led by one": fg.SharedSupport(fg.ChunkTopK(chunk=8), fg.exchanges.LeaderSupport(worker=0)),
     "two stages, top-k": fg.TwoStage(fg.chain(fg.TopK(k=40), fg.RangeFloat(bits=8)), workers=4),
     "gather budget": fg.AllGather(fg.Budget(ratio=5)),
     "two stages, budget": fg.TwoStage(fg.Budget(bytes=160), workers=4),
@@ -140,19 +148,19 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "shared rotations": fg.SharedSupport(CODECS["cosines of rotations"]),
     "counted sum": fg.AllReduce(fg.Fft(block=16, half=True)),
     "integer sum": fg.IntegerSum(workers=4),
-    "votes": fg.TopVotes(workers=4, k=5),
-    "votes, summed": fg.TopVotes(workers=4, fraction=0.5, sigma=0.5, clip=1.0),
-    "votes, noise of each": fg.TopVotes(workers=4, k=9, sigma=0.5, noise="local"),
+    "votes": fg.contrib.votes.TopVotes(workers=4, k=5),
+    "votes, summed": fg.contrib.votes.TopVotes(workers=4, fraction=0.5, sigma=0.5, clip=1.0),
+    "votes, noise of each": fg.contrib.votes.TopVotes(workers=4, k=9, sigma=0.5, noise="local"),
     "low rank": fg.PowerSgd(rank=2),
     "low rank in turns": fg.AcpSgd(rank=2),
-    "warm-up": fg.Piecewise({0: fg.AllReduce(), 2: fg.AllGather(CODECS["blocked"])}),
+    "warm-up": fg.Scheduled({0: fg.AllReduce(), 2: fg.AllGather(CODECS["blocked"])}),
     "learned codes": learned.LearnedCodes(
         fg.TopK(fraction=0.1), until=2, innovation=0.01, rate=0.1, autoencoder=NET
     ),
     "summed codes": learned.LearnedCodes(
         fg.ChunkTopK(chunk=8), until=0, variant="all_reduce", autoencoder=NET
     ),
-    "recovery": fg.Recover((fg.AllGather(CODECS["top-k one"]), fg.AllReduce()), max_error=2.0),
+    "recovery": fg.Fallback((fg.AllGather(CODECS["top-k one"]), fg.AllReduce()), max_error=2.0),
 }
 
 TYPICAL = {
@@ -239,31 +247,35 @@ METHODS = {
     ),
     "acp_sgd": lambda axis: fg.methods.acp_sgd(rank=2, axis_name=axis),
     "adacomp": lambda axis: fg.methods.adacomp(conv_bin=10, bin_size=20, axis_name=axis),
-    "datalens": lambda axis: fg.methods.datalens(
-        fg.TopVotes(workers=4, fraction=0.1), beta=0.25, axis_name=axis
+    "datalens": lambda axis: fg.contrib.votes.datalens(
+        fg.contrib.votes.TopVotes(workers=4, fraction=0.1), beta=0.25, axis_name=axis
     ),
     "demo": lambda axis: fg.methods.demo(k=4, block=8, axis_name=axis),
     "diloco": lambda axis: fg.optimizers.diloco(
         optax.sgd(0.1), optax.sgd(0.7, 0.9, nesterov=True), every=2, axis_name=axis
     ),
     "dion": lambda axis: fg.methods.dion(rank=2, axis_name=axis),
-    "beer": lambda axis: fg.optimizers.beer(
+    "beer": lambda axis: fg.contrib.gossip.beer(
         optax.sgd(0.1),
         fg.chain(fg.TopK(fraction=0.2), fg.LogLevels(bits=4)),
-        fg.Ring(),
+        fg.contrib.gossip.Ring(),
         gamma=0.4,
         axis_name=axis,
     ),
-    "beer one bit": lambda axis: fg.optimizers.beer(
+    "beer one bit": lambda axis: fg.contrib.gossip.beer(
         optax.sgd(0.1),
-        fg.DynamicSign(scale=1.0, decay=0.98),
-        fg.Torus(2, 2),
+        fg.codecs.DynamicSign(scale=1.0, decay=0.98),
+        fg.contrib.gossip.Torus(2, 2),
         gamma=0.4,
-        gradients=fg.DynamicSign(scale=8.0, decay=0.98),
+        gradients=fg.codecs.DynamicSign(scale=8.0, decay=0.98),
         axis_name=axis,
     ),
-    "choco_sgd": lambda axis: fg.optimizers.choco_sgd(
-        optax.sgd(0.1, momentum=0.9), fg.Sign(), fg.Exponential(), gamma=0.4, axis_name=axis
+    "choco_sgd": lambda axis: fg.contrib.gossip.choco_sgd(
+        optax.sgd(0.1, momentum=0.9),
+        fg.Sign(),
+        fg.contrib.gossip.Exponential(),
+        gamma=0.4,
+        axis_name=axis,
     ),
     "dgc": lambda axis: fg.methods.dgc(0.1, clip=2.0, axis_name=axis),
     "eden": lambda axis: fg.methods.eden(bits=2, block=64, axis_name=axis),

@@ -44,7 +44,7 @@ def main(folder, steps, every, address=None, processes=1, process=0):
     params = {"w": rng.normal(size=(8, 32)), "v": rng.normal(size=(32, 1))}
     params = jax.tree.map(lambda a: a.astype(np.float32), params)
     params = jax.device_put(params, NamedSharding(mesh, P()))
-    tree = {"params": params, "state": fg.init(tx, params, mesh, "data"), "count": 0}
+    tree = {"params": params, "state": fg.init_state(tx, params, mesh, "data"), "count": 0}
     try:
         found = checkpoint.restore(folder, tree)
         tree = found.tree

@@ -22,18 +22,18 @@ LIKE = jax.ShapeDtypeStruct((60,), "float32")
 
 def good(codec: fg.Codec, seed: int = 7) -> bytes:
     """The bytes of a payload."""
-    return fg.to_bytes(fg.compress(codec, jnp.asarray(values((60,), seed))), codec, LIKE)
+    return fg.tools.to_bytes(fg.compress(codec, jnp.asarray(values((60,), seed))), codec, LIKE)
 
 
 def check(data: bytes, known: set[bytes] | None) -> None:
     """The bytes are refused, or a payload that is written alike; of `known` ones if given."""
     try:
-        payload = fg.from_bytes(data, CODEC, LIKE)
+        payload = fg.tools.from_bytes(data, CODEC, LIKE)
     except ValueError as error:
         if not str(error).startswith("from_bytes(data): must ") or data in (known or ()):
             raise AssertionError from error
     else:
-        assert fg.to_bytes(payload, CODEC, LIKE) == data
+        assert fg.tools.to_bytes(payload, CODEC, LIKE) == data
         assert known is None or data in known
 
 
@@ -46,7 +46,7 @@ def main(corpus: pathlib.Path) -> None:
     for name, value in list(vars(_bytes).items()):
         if inspect.isfunction(value) and value.__module__ == _bytes.__name__:
             setattr(_bytes, name, atheris.instrument_func(value))
-    fg.from_bytes, fg.to_bytes = _bytes.from_bytes, _bytes.to_bytes
+    fg.tools.from_bytes, fg.tools.to_bytes = _bytes.from_bytes, _bytes.to_bytes
 
     def one(data: bytes) -> None:
         """Half of the inputs get the checksum that belongs to them, or hardly any would pass."""

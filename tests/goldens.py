@@ -63,7 +63,7 @@ def buffer(name: str) -> tuple[np.ndarray, np.ndarray]:
 def stored(file: str) -> bytes:
     """What a file holds: a payload of `SHORT`."""
     codec = CODECS[STORED[file]]
-    return fg.to_bytes(fg.compress(codec, jnp.asarray(SHORT), step=STEP), codec, SHORT)
+    return fg.tools.to_bytes(fg.compress(codec, jnp.asarray(SHORT), step=STEP), codec, SHORT)
 
 
 def updates(name: str) -> np.ndarray:

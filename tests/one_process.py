@@ -47,10 +47,10 @@ def trained(exchange, mesh, axis, param_specs=None, steps=2):
     """The parameters and the state after a few steps."""
     seen = not isinstance(exchange, fg.Hierarchical)  # which keeps what it loses to itself
     tx = optax.chain(
-        fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=axis, measure=seen),
+        fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=axis, track_error=seen),
         optax.adam(0.1),
     )
-    state = fg.init(tx, zeros(), mesh, axis, param_specs)
+    state = fg.init_state(tx, zeros(), mesh, axis, param_specs)
     specs = fg.state_specs(state, axis, param_specs)
     param_specs = param_specs or jax.tree.map(lambda _: P(), LIKE)
     rows = jax.tree.map(lambda spec: P(axis, *spec), param_specs)
@@ -93,7 +93,7 @@ def of_exchange(name):
     inside = jax.shard_map(
         lambda params, state: (
             fg.metrics(state, axis_name="data"),
-            fg.replica_checksum(params, "data").equal,
+            fg.tools.replica_checksum(params, "data").equal,
         ),
         mesh=mesh,
         in_specs=(P(), fg.state_specs(state, "data")),
@@ -133,7 +133,7 @@ def of_init():
             "a device": jax.device_put(zeros(), jax.local_devices()[0]),
             "all": spread(zeros(), dict.fromkeys(LIKE, NamedSharding(mesh, P()))),
         }.items():
-            state = fg.init(tx, params, mesh, "data")
+            state = fg.init_state(tx, params, mesh, "data")
             shape = state.memory.value.residual["w"].shape
             out[f"{kind} {name}"] = shape, digest(state, mesh)
     return out

@@ -92,7 +92,7 @@ def by_exchanges(codec):
         "gather": lambda: step(pmean(fg.AllGather(codec))),
         "two stages": lambda: step(pmean(fg.TwoStage(codec, workers=4))),
         "rule": lambda: step(pmean(fg.AllGather(lambda *_: codec))),
-        "warm-up": lambda: step(pmean(fg.Piecewise({0: fg.AllReduce(), 2: fg.AllGather(codec)}))),
+        "warm-up": lambda: step(pmean(fg.Scheduled({0: fg.AllReduce(), 2: fg.AllGather(codec)}))),
         "chain": lambda: step(pmean(fg.AllGather(chained))),
         "one array": lambda: fg.decompress(codec, fg.compress(codec, jnp.ones(9)), jnp.ones(9)),
     }
@@ -144,10 +144,10 @@ MISTAKES = {
     # One kind of part where another is expected.
     "a codec as the exchange": (lambda: pmean(TOP), TypeError, r"AllGather\(codec\)"),
     "a codec as a rung": (
-        lambda: fg.Recover((TOP, fg.AllReduce()), 0.9), ValueError, r"\(AllGather\(TopK"
+        lambda: fg.Fallback((TOP, fg.AllReduce()), 0.9), ValueError, r"\(AllGather\(TopK"
     ),
     "a codec as a stage of a schedule": (
-        lambda: fg.Piecewise({0: TOP}), TypeError, r"AllGather\(codec\)"
+        lambda: fg.Scheduled({0: TOP}), TypeError, r"AllGather\(codec\)"
     ),
     "a codec as the slow exchange": (
         lambda: fg.Hierarchical("fast", 2, TOP), TypeError, r"AllGather\(codec\)"
@@ -162,7 +162,7 @@ MISTAKES = {
         r"return a codec",
     ),
     "an exchange in compress": (lambda: fg.compress(GATHER, jnp.ones(3)), TypeError, "TopK"),
-    "an exchange in preview": (lambda: fg.preview(GATHER, jnp.ones(3)), TypeError, "TopK"),
+    "an exchange in preview": (lambda: fg.tools.preview(GATHER, jnp.ones(3)), TypeError, "TopK"),
     "a memory in wire_bytes": (
         lambda: fg.wire_bytes(FEEDBACK, jnp.ones(3)), TypeError, "pass a codec or an exchange"
     ),
@@ -186,7 +186,9 @@ MISTAKES = {
     ),
     "another policy for what is masked": (lambda: pmean(masked=True), ValueError, "use 'refuse'"),
     "no axis": (lambda: pmean(axis_name=None), TypeError, "use 'data'"),
-    "a list of axes to clip": (lambda: fg.clip_by_local_norm(1.0, ["data"]), TypeError, "'data'"),
+    "a list of axes to clip": (
+        lambda: fg.training.clip_by_local_norm(1.0, ["data"]), TypeError, "'data'"
+    ),
     "a list of fast axes": (
         lambda: fg.Hierarchical(["fast"], 2, fg.AllReduce()), TypeError, "use 'fast'"
     ),
@@ -200,7 +202,7 @@ MISTAKES = {
     ),
     # States of others.
     "the state of another exchange": (
-        lambda: step(pmean(GATHER), pmean(fg.PowerSgd(2))), ValueError, "start from fg.init"
+        lambda: step(pmean(GATHER), pmean(fg.PowerSgd(2))), ValueError, "start from fg.init_state"
     ),
     "the state of no exchange": (
         lambda: step(pmean(fg.PowerSgd(2)), pmean(GATHER, layout=fg.Layout("leaf"))),
@@ -231,7 +233,7 @@ MISTAKES = {
     "the state of other buckets": (
         lambda: step(pmean(), pmean(layout=fg.Layout("model", bucket_bytes=100))),
         ValueError,
-        "for each of the 1 buckets .*, got 5; start from fg.init",
+        "for each of the 1 buckets .*, got 5; start from fg.init_state",
     ),
     "the state of other parameters": (
         lambda: jax.vmap(
@@ -259,7 +261,7 @@ MISTAKES = {
     "a key that is no key": (lambda: step(pmean(key=0.5)), TypeError, r"got 0\.5; use key=0"),
     "a word for a key": (lambda: fg.Step.of("seed"), TypeError, r"got 'seed'; use key=0"),
     "a state without the error that is measured": (
-        lambda: step(pmean(measure=True), pmean()), ValueError, r"state\.error\).*start from"
+        lambda: step(pmean(track_error=True), pmean()), ValueError, r"state\.error\).*start from"
     ),
     "the state of another optimizer": (
         lambda: step(pmean(), optax.adam(0.1)), TypeError, "must be a CompressedPmeanState"

@@ -6,7 +6,7 @@ import pathlib
 import re
 
 import pytest
-from test_completeness import LISTED, OPTIMIZERS
+from test_completeness import BESIDE, METHOD_NAMES, OPTIMIZERS
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = (ROOT / "docs/papers.md").read_text()
@@ -44,9 +44,9 @@ def test_what_has_a_verdict_says_how_it_was_found():
             assert how, figure
 
 
-@pytest.mark.parametrize("name", sorted(LISTED | OPTIMIZERS))
+@pytest.mark.parametrize("name", sorted(METHOD_NAMES | OPTIMIZERS | BESIDE))
 def test_every_method_is_on_the_page(name):
-    assert re.search(rf"`(fg\.(methods|optimizers)\.)?{name}`", PAGE)
+    assert re.search(rf"`(fg\.(methods|optimizers|contrib\.\w+)\.)?{name}`", PAGE)
 
 
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py::\w+)`", PAGE)))

@@ -255,19 +255,21 @@ def residual_after(exchange, steps=60):
 def test_feedback_piles_up_what_few_levels_round_by_chance():
     assert residual_after(fg.IntegerSum(workers=4)) > 8
     assert residual_after(fg.AllGather(fg.Ternary())) > 8
-    assert residual_after(fg.AllGather(fg.Levels(bits=4))) > 80
+    assert residual_after(fg.AllGather(fg.UniformLevels(bits=4))) > 80
     assert residual_after(fg.IntegerSum(workers=4, levels=7)) < 0.3
     assert residual_after(fg.AllGather(fg.Sign())) < 1
 
 
 def test_clipping_comes_before_accumulation():
     grads = {"w": 100 * jnp.asarray(values((4, 50)))}
-    norm = float(jnp.linalg.norm(first_update(fg.clip_by_local_norm(2.0, AXIS), grads)["w"]))
+    norm = float(
+        jnp.linalg.norm(first_update(fg.training.clip_by_local_norm(2.0, AXIS), grads)["w"])
+    )
     np.testing.assert_allclose(norm, 2.0 / np.sqrt(4), rtol=1e-5)
     sent = first_update(fg.methods.dgc(1.0, clip=2.0), grads)["w"]
     assert float(jnp.linalg.norm(sent)) <= 1.0 + 1e-5
     with pytest.raises(ValueError, match="leave it out"):
-        fg.clip_by_local_norm(0.0, AXIS)
+        fg.training.clip_by_local_norm(0.0, AXIS)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 1e20, 3e38])
@@ -275,7 +277,7 @@ def test_a_norm_of_any_size_is_clipped(size):
     """The squares of 1e20 are no float32, and those of 1e-30 are zero."""
     grads = {"w": jnp.asarray(values((4, 100)) / 100 * size), "b": jnp.full((4, 1), size)}
     bound = size / 2
-    tx = fg.clip_by_local_norm(2 * bound, AXIS)
+    tx = fg.training.clip_by_local_norm(2 * bound, AXIS)
     clipped = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS))(grads)
     for row in range(4):
         given, found = (
@@ -291,7 +293,7 @@ def test_a_norm_of_any_size_is_clipped(size):
 @pytest.mark.parametrize("size", [3, 5_000])
 def test_clipping_hides_nothing_that_is_not_finite(bad, size):
     grads = {"w": jnp.ones((4, size)).at[:, size // 2].set(bad), "b": jnp.full((4, 2), 1e20)}
-    tx = fg.clip_by_local_norm(1.0, AXIS)
+    tx = fg.training.clip_by_local_norm(1.0, AXIS)
     clipped = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS))(grads)
     assert not np.isfinite(np.asarray(clipped["w"])).all(axis=1).any()
 

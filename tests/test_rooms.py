@@ -3,6 +3,8 @@
 import ast
 import pathlib
 import re
+import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).parent.parent / "fftgrad"
 
@@ -14,12 +16,16 @@ FLOORS = [
     ["codecs", "memories"],
     ["exchanges"],
     ["training"],
-    ["checkpoint", "learned", "methods", "privacy", "tools"],
-    ["optimizers", "testing"],
-    ["planning"],
-    ["commands"],
-    ["__init__", "__main__"],
+    ["methods", "tools"],
+    ["optimizers"],
+    ["__init__"],
+    ["testing"],
+    ["advise"],
+    ["checkpoint", "contrib"],
+    ["__main__"],
 ]
+BESIDE = {"advise", "checkpoint", "contrib", "testing"}
+"""What the core imports nothing of."""
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -31,7 +37,14 @@ def room_of(module: str) -> str:
 def imports(file: pathlib.Path) -> set[str]:
     """The modules of fftgrad that a file imports."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    tree = ast.parse(file.read_text())
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in set(ast.walk(tree)) - for_types:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -59,9 +72,9 @@ def test_every_room_has_a_floor():
 def test_the_docs_have_the_same_floors():
     """`__init__` and `__main__`, the roof, are no rooms."""
     text = (ROOT.parent / "docs" / "design.md").read_text()
-    rows = re.findall(r"^\| (\d) \| (.*?) \|", text, re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| (.*?) \|", text, re.MULTILINE)
     said = {room: int(number) for number, cell in rows for room in re.findall(r"`(\w+)", cell)}
-    assert said == {room: number for room, number in FLOOR.items() if room not in FLOORS[-1]}
+    assert said == {room: n for room, n in FLOOR.items() if room not in ("__init__", "__main__")}
 
 
 def test_nothing_imports_upward():
@@ -69,6 +82,22 @@ def test_nothing_imports_upward():
         for other in imports(file):
             own, its = room_of(module), room_of(other)
             assert FLOOR[its] < FLOOR[own] or its == own, f"{module} imports {other}"
+
+
+def test_the_core_imports_nothing_of_what_is_beside_it():
+    for module, file in files().items():
+        if room_of(module) not in {*BESIDE, "__init__", "__main__"}:
+            assert not {room_of(other) for other in imports(file)} & BESIDE, module
+
+
+def test_importing_it_loads_the_core_alone():
+    code = "import sys, fftgrad; print(*sys.modules)"
+    said = subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=ROOT.parent, capture_output=True
+    )
+    loaded = set(said.stdout.decode().split())
+    extras = {"dp_accounting", "flax", "matplotlib", "orbax", "rich", "safetensors"}
+    assert not loaded & (extras | {f"fftgrad.{room}" for room in BESIDE})
 
 
 def test_there_is_no_circle():

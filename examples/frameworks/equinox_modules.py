@@ -53,7 +53,7 @@ def step(params: Any, state: Any, x: jax.Array, y: jax.Array) -> tuple[Any, Any,
     return eqx.apply_updates(params, updates), state, jax.lax.pmean(value, "data")
 
 
-state = fg.init(tx, params, mesh, "data")
+state = fg.init_state(tx, params, mesh, "data")
 train = fg.data_parallel(step, mesh, "data", donate_argnums=1)
 losses: list[jax.Array] = []
 for x, y in batches():

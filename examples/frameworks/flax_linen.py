@@ -45,7 +45,7 @@ params = {
     "one": {"kernel": first["w1"], "bias": first["b1"]},
     "two": {"kernel": first["w2"], "bias": first["b2"]},
 }
-state = fg.init(create, params, mesh, "data")  # of all workers
+state = fg.init_state(create, params, mesh, "data")  # of all workers
 train = fg.data_parallel(step, mesh, "data", donate_argnums=0)
 losses: list[jax.Array] = []
 for x, y in batches():

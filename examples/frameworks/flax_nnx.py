@@ -59,7 +59,7 @@ def step(state: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
     return nnx.state((model, optimizer)), jax.lax.pmean(value, "data")
 
 
-state = fg.init(create, nnx.state(model, nnx.Param), mesh, "data")  # of all workers
+state = fg.init_state(create, nnx.state(model, nnx.Param), mesh, "data")  # of all workers
 train = fg.data_parallel(step, mesh, "data", donate_argnums=0)
 losses: list[jax.Array] = []
 for x, y in batches():

@@ -29,7 +29,7 @@ def step(params: Any, state: Any, x: jax.Array, y: jax.Array) -> tuple[Any, Any,
 
 
 params: Any = first_params()
-state = fg.init(tx, params, mesh, "data")
+state = fg.init_state(tx, params, mesh, "data")
 train = fg.data_parallel(step, mesh, "data", donate_argnums=1)
 losses: list[jax.Array] = []
 for x, y in batches():

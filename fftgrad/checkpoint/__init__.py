@@ -1,9 +1,18 @@
-"""Checkpoints by Orbax, of which nothing is lost: residuals, keys, counters, and their rows.
+"""Checkpoints of which nothing is lost, and states for another number of workers.
 
-`fftgrad` itself does not import it: `pip install "fftgrad[checkpoint]"`.
-May import all but `methods`, `optimizers` and `tools`.
+Saving takes an extra, Orbax: `pip install "fftgrad[checkpoint]"`. The core imports nothing of it;
+`fg.checkpoint` loads it. May import the core and `advise`.
 """
 
-from fftgrad.checkpoint._restore import Restored as Restored
-from fftgrad.checkpoint._restore import restore as restore
-from fftgrad.checkpoint._save import save as save
+from fftgrad.checkpoint._lay_out import Resharded
+from fftgrad.checkpoint._reshard import reshard_state
+from fftgrad.checkpoint._restore import Restored, restore
+from fftgrad.checkpoint._save import save
+
+__all__ = [
+    "Resharded",
+    "Restored",
+    "reshard_state",
+    "restore",
+    "save",
+]

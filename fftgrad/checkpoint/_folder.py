@@ -5,21 +5,17 @@ import json
 import os
 import pathlib
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fftgrad.training._rows import Array
+from fftgrad.checkpoint._rows import Array
 
-try:
+if TYPE_CHECKING:
     import orbax.checkpoint as ocp
-except ImportError as error:
-    raise ImportError(
-        "fftgrad.checkpoint: needs Orbax, got none; install it by pip install 'fftgrad[checkpoint]'"
-    ) from error
 
 FORMAT = 1
 """Of what `about` holds. Another meaning gets another number."""
@@ -27,11 +23,24 @@ FORMAT = 1
 ARRAYS, ABOUT = "arrays", "about"
 
 
-def manager(directory: str | os.PathLike[str], keep: int | None = None) -> ocp.CheckpointManager:
+def orbax() -> Any:
+    """Orbax, which resharding does without."""
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError as error:
+        raise ImportError(
+            "fftgrad.checkpoint: needs Orbax, got none; install it by "
+            "pip install 'fftgrad[checkpoint]'"
+        ) from error
+    return ocp
+
+
+def manager(directory: str | os.PathLike[str], keep: int | None = None) -> "ocp.CheckpointManager":
     """Orbax's manager of the folder; it writes a step aside and renames it when it is whole.
 
     Without `keep` it only reads.
     """
+    ocp = orbax()
     options = ocp.CheckpointManagerOptions(
         max_to_keep=keep,
         enable_async_checkpointing=False,

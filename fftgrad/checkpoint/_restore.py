@@ -11,11 +11,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fftgrad._contracts import PyTree
-from fftgrad.checkpoint import _folder
-from fftgrad.checkpoint._folder import ocp
-from fftgrad.training import _lay_out
-from fftgrad.training._lay_out import Missing
-from fftgrad.training._leaves import Leaf
+from fftgrad.checkpoint import _folder, _lay_out
+from fftgrad.checkpoint._lay_out import Missing
+from fftgrad.checkpoint._leaves import Leaf
 
 
 class Restored(NamedTuple):
@@ -52,14 +50,14 @@ def restore(
 ) -> Restored:
     """Function: the newest checkpoint of `checkpoint.save`, as a tree like a fresh one.
 
-        fresh = {"params": params, "state": fg.init(tx, params, mesh, "data")}
+        fresh = {"params": params, "state": fg.init_state(tx, params, mesh, "data")}
         tree, step, *_ = checkpoint.restore("runs/lm", fresh)
 
     With as many workers as before, all bits are those that were saved: to stop and go on is never
     to have stopped. With fewer or more of them, or behind another method, what each worker had not
-    sent yet is spread by the rules of `fg.reshard_state`, so that nothing is lost. What belongs
-    together is found by its path, so the containers may differ, and a parameter of another name or
-    shape is an error that names it.
+    sent yet is spread by the rules of `fg.checkpoint.reshard_state`, so that nothing is lost. What
+    belongs together is found by its path, so the containers may differ, and a parameter of another
+    name or shape is an error that names it.
 
     Every array is checked against the sum that was saved with it. A checkpoint that cannot be read,
     or does not agree with its sums, is passed over with a warning, and the one before it is taken.
@@ -71,7 +69,7 @@ def restore(
       directory: the folder that `save` wrote to.
       like: a fresh tree like the one that was saved: what has its shapes, dtypes and shardings.
       step: which checkpoint; the newest that is whole if left out.
-      lost: workers whose rows to leave out; see `fg.reshard_state`.
+      lost: workers whose rows to leave out; see `fg.checkpoint.reshard_state`.
       missing: "refuse" a checkpoint that lacks a leaf of `like`, or has other ones, or "zero", to
         keep those of `like`, leave the others behind, and warn.
 
@@ -89,7 +87,7 @@ def restore(
       >>> from fftgrad import checkpoint
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
-      >>> state = fg.init(tx, {"w": jnp.zeros(3)}, mesh, "data")
+      >>> state = fg.init_state(tx, {"w": jnp.zeros(3)}, mesh, "data")
       >>> folder = tempfile.mkdtemp()
       >>> checkpoint.save(folder, 100, state)
       >>> checkpoint.restore(folder, state).step
@@ -120,7 +118,7 @@ def restore(
 
 
 def _read(
-    manager: ocp.CheckpointManager, step: int, like: PyTree, lost: tuple[int, ...], missing: Missing
+    manager: Any, step: int, like: PyTree, lost: tuple[int, ...], missing: Missing
 ) -> _lay_out.Resharded:
     about = _agreed(lambda: _about(manager, step))
 
@@ -142,8 +140,8 @@ def _read(
     return _lay_out.lay_out(old, like, lost, missing, "restore")
 
 
-def _about(manager: ocp.CheckpointManager, step: int) -> Any:
-    about = _part(manager, step, _folder.ABOUT, ocp.args.JsonRestore())
+def _about(manager: Any, step: int) -> Any:
+    about = _part(manager, step, _folder.ABOUT, _folder.orbax().args.JsonRestore())
     if about["format"] != _folder.FORMAT:
         raise ValueError(f"format {about['format']}, not {_folder.FORMAT}: of another fftgrad")
     if about != _folder.signed(about["leaves"]):
@@ -155,15 +153,17 @@ def _of_leaf(row: Mapping[str, Any]) -> dict[str, Any]:
     return {field: row[field] for field in ("kind", "dtype", "size", "pieces")}
 
 
-def _array(manager: ocp.CheckpointManager, step: int, name: str, sharding: Any) -> Any:
-    as_it_is = ocp.RestoreArgs(restore_type=np.ndarray)
-    how = as_it_is if sharding is None else ocp.ArrayRestoreArgs(sharding=sharding)
-    args = ocp.args.PyTreeRestore(item={name: 0}, restore_args={name: how}, partial_restore=True)
+def _array(manager: Any, step: int, name: str, sharding: Any) -> Any:
+    as_it_is = _folder.orbax().RestoreArgs(restore_type=np.ndarray)
+    how = as_it_is if sharding is None else _folder.orbax().ArrayRestoreArgs(sharding=sharding)
+    args = _folder.orbax().args.PyTreeRestore(
+        item={name: 0}, restore_args={name: how}, partial_restore=True
+    )
     return _part(manager, step, _folder.ARRAYS, args)[name]
 
 
-def _part(manager: ocp.CheckpointManager, step: int, part: str, args: Any) -> Any:
-    return manager.restore(step, args=ocp.args.Composite(**{part: args}))[part]
+def _part(manager: Any, step: int, part: str, args: Any) -> Any:
+    return manager.restore(step, args=_folder.orbax().args.Composite(**{part: args}))[part]
 
 
 def _agreed(read: Callable[[], Any]) -> Any:

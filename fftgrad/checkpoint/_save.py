@@ -7,9 +7,7 @@ import jax
 import numpy as np
 
 from fftgrad._contracts import PyTree
-from fftgrad.checkpoint import _folder
-from fftgrad.checkpoint._folder import ocp
-from fftgrad.training import _copies, _leaves
+from fftgrad.checkpoint import _copies, _folder, _leaves
 
 
 def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: int = 2) -> None:
@@ -85,10 +83,10 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
             )
         manager.save(
             step,
-            args=ocp.args.Composite(
+            args=_folder.orbax().args.Composite(
                 **{
-                    _folder.ARRAYS: ocp.args.PyTreeSave(arrays),
-                    _folder.ABOUT: ocp.args.JsonSave(_folder.signed(about)),
+                    _folder.ARRAYS: _folder.orbax().args.PyTreeSave(arrays),
+                    _folder.ABOUT: _folder.orbax().args.JsonSave(_folder.signed(about)),
                 }
             ),
         )

@@ -52,7 +52,7 @@ class MedianNormClip(Average):
     Example:
       >>> import fftgrad as fg
       >>> import jax, jax.numpy as jnp
-      >>> exchange = fg.AllGather(fg.Identity(), fg.MedianNormClip())
+      >>> exchange = fg.AllGather(fg.Identity(), fg.exchanges.MedianNormClip())
       >>> x = jnp.array([[1.0], [4.0], [4.0], [1024.0]])
       >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
@@ -91,7 +91,7 @@ class TrimmedMean(Average):
     Example:
       >>> import fftgrad as fg
       >>> import jax, jax.numpy as jnp
-      >>> exchange = fg.AllGather(fg.Identity(), fg.TrimmedMean(trim=1))
+      >>> exchange = fg.AllGather(fg.Identity(), fg.exchanges.TrimmedMean(trim=1))
       >>> x = jnp.array([[1.0], [3.0], [2.0], [1000.0]])
       >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.Step(), "data").mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]

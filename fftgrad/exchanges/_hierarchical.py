@@ -11,7 +11,6 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced, Scope, Step
 from fftgrad._values import check_kind, constructor_call
 from fftgrad.exchanges import _counts, _parts, _shards
-from fftgrad.exchanges._composite import Composite, watches_error
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.ops import _finite
@@ -35,7 +34,7 @@ class HierarchicalState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Hierarchical(Composite):
+class Hierarchical(Exchange):
     """Exchange: the exact mean along a fast axis, and a compressed one along the slow axes.
 
     Each part is cut into f pieces. The f workers that fast links join each get one piece of all
@@ -68,7 +67,7 @@ class Hierarchical(Composite):
       throughout. `sent` is x: the group has it all.
 
     Raises:
-      ValueError: if `dtype` is neither, or if `slow` goes by the error (`Recover(max_error=...)`);
+      ValueError: if `dtype` is neither, or if `slow` goes by the error (`Fallback(max_error=...)`);
         while tracing, if `fast_axis` is not among the axes, has not `workers` workers, or leaves no
         other axis, or if `slow` keeps arrays that all share.
 
@@ -99,10 +98,10 @@ class Hierarchical(Composite):
             )
         check_kind("Hierarchical(slow)", self.slow, Exchange, "use AllGather(codec).")
         check_kind("Hierarchical(memory)", self.memory, Memory, "use ErrorFeedback().")
-        if watches_error(self.slow):
+        if self.slow.watches_error:
             raise ValueError(
                 "Hierarchical(slow): must not go by the error, because each piece has another and "
-                f"the pieces would part, got {self.slow!r}; give Recover a tolerance= in place of "
+                f"the pieces would part, got {self.slow!r}; give Fallback a tolerance= in place of "
                 "max_error, which goes by the loss."
             )
 
@@ -240,5 +239,5 @@ def _check_scalars(slow: Exchange, state: PyTree) -> None:
             raise ValueError(
                 f"Hierarchical(slow): must keep no arrays that all workers share, because each "
                 f"piece would have others, got {slow!r} with state{jax.tree_util.keystr(path)}; "
-                "use SharedSupport(codec, chooser=Leader()), AllGather or TwoStage."
+                "use SharedSupport(codec, support=LeaderSupport()), AllGather or TwoStage."
             )

@@ -77,7 +77,7 @@ class Policy(CodecRule):
       >>> import jax.numpy as jnp
       >>> policy = fg.Policy(fg.Rule(fg.Identity(), max_ndim=1), default=fg.TopK(fraction=0.01))
       >>> params = {"bias": jnp.ones(10), "kernel": jnp.ones((100, 10))}
-      >>> for row in fg.preview(policy, params):
+      >>> for row in fg.tools.preview(policy, params):
       ...     print(row.leaf, row.codec, row.bytes)
       bias Identity() 40.0
       kernel TopK(fraction=0.01) 52.0

@@ -23,10 +23,10 @@ from fftgrad._contracts import (
 from fftgrad._values import check_kind, constructor_call
 from fftgrad.codecs._chain import chain, stages
 from fftgrad.exchanges import _alike, _counts, _parts
-from fftgrad.exchanges._choosers import Chooser, Leader
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
+from fftgrad.exchanges._supports import LeaderSupport, Support
 from fftgrad.ops import _finite
 from fftgrad.ops._shapes import spec
 
@@ -37,21 +37,21 @@ class SharedSupportState(NamedTuple):
     Attributes:
       codecs: what each worker's transforms remember.
       selectors: what the selectors remember: each worker's where one leads, else equal on all.
-      chooser: what the chooser keeps of the parts that have a selector, equal on all workers.
+      support: what the support keeps of the parts that have a selector, equal on all workers.
     """
 
     codecs: PerWorker
     selectors: PyTree
-    chooser: list[PyTree]
+    support: list[PyTree]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SharedSupport(Exchange):
     """Exchange: all workers send the same coefficients, chosen by one or by the last means.
 
-    With `chooser=Leader()` one worker selects its k largest coefficients and broadcasts their
-    positions, in Elias-Fano code: at step t worker t mod w, or always the same one. With `Drift()`
-    no position travels: all choose by what the means so far make them expect.
+    With `support=LeaderSupport()` one worker selects its k largest coefficients and broadcasts
+    their positions, in Elias-Fano code: at step t worker t mod w, or always the same one. With
+    `PredictedSupport()` no position travels: all choose by what the means so far make them expect.
 
     All-reduces of the k values follow, so the bytes per worker do not grow with the number of
     workers, as those of `AllGather` do, and what is averaged is the same coefficients of all. A
@@ -64,7 +64,7 @@ class SharedSupport(Exchange):
     Args:
       codec: linear transforms, then a selector such as `TopK` or `ChunkTopK`; without a selector
         the part is summed dense. Or a rule from a part's name and shape to such a codec.
-      chooser: who chooses: `Leader()` or `Drift()`.
+      support: who chooses: `LeaderSupport()` or `PredictedSupport()`.
 
     Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
@@ -79,7 +79,7 @@ class SharedSupport(Exchange):
       the leader contributes, because XLA has no broadcast from a worker that is chosen at run time.
 
     Raises:
-      TypeError: if `chooser` is none.
+      TypeError: if `support` is none.
       ValueError: while tracing, if something other than linear transforms and one selector is in
         the chain, or there is no such leader.
 
@@ -98,7 +98,7 @@ class SharedSupport(Exchange):
     """
 
     codec: Codecs
-    chooser: Chooser = Leader()
+    support: Support = LeaderSupport()
 
     __repr__ = constructor_call
 
@@ -108,7 +108,12 @@ class SharedSupport(Exchange):
             parts = stages(self.codec)
             cut = next((i for i, stage in enumerate(parts) if not stage.summable), len(parts))
             _check_selector(chain(*parts[cut:]))
-        check_kind("SharedSupport(chooser)", self.chooser, Chooser, "use Leader() or Drift().")
+        check_kind(
+            "SharedSupport(support)",
+            self.support,
+            Support,
+            "use LeaderSupport() or PredictedSupport().",
+        )
 
     @property
     def scope(self) -> Scope:
@@ -122,7 +127,7 @@ class SharedSupport(Exchange):
         return SharedSupportState(
             codecs=add_worker_axis(linear.init(likes)),
             selectors=self._own(selectors.init(coefficients)),
-            chooser=self.chooser.init(list(chosen)),
+            support=self.support.init(list(chosen)),
         )
 
     def mean(
@@ -137,13 +142,13 @@ class SharedSupport(Exchange):
 
         chosen = [i for i, selector in enumerate(selectors.codecs) if _selects(selector)]
         scores = list(z)
-        for i, kept in zip(chosen, state.chooser, strict=True):
-            scores[i] = self.chooser.score(z[i], kept)
-        own = self.chooser.sends_positions
+        for i, kept in zip(chosen, state.support, strict=True):
+            scores[i] = self.support.score(z[i], kept)
+        own = self.support.sends_positions
         before = drop_worker_axis(state.selectors) if own else state.selectors
         selected = selectors.compress(tuple(scores), before, step)
         sides = [payload.side for payload in selected.payloads]
-        agreed = self.chooser.agree([sides[i] for i in chosen], step, axis_name)
+        agreed = self.support.agree([sides[i] for i in chosen], step, axis_name)
         for i, side in zip(chosen, agreed, strict=True):
             sides[i] = side
 
@@ -153,7 +158,7 @@ class SharedSupport(Exchange):
         # One more value, so that what is not chosen cannot hide a NaN; what is counted goes along,
         # multiplied by what all values are divided by.
         workers = _axes.size(axis_name)
-        leads = self.chooser.leads(step, axis_name)
+        leads = self.support.leads(step, axis_name)
         overflow = spectra.overflow + jnp.where(leads, selected.overflow, 0)
         counted = self._counts(linear, selectors, likes)
         flag = _finite.poison_unless(_alike.all_finite(vectors))[None]
@@ -173,8 +178,8 @@ class SharedSupport(Exchange):
         coefficients = back(means)
         known = _counts.over(number, coefficients, axis_name)
         after = [
-            self.chooser.update(kept, _selector(selectors, i), sides[i], known[i], step)
-            for i, kept in zip(chosen, state.chooser, strict=True)
+            self.support.update(kept, _selector(selectors, i), sides[i], known[i], step)
+            for i, kept in zip(chosen, state.support, strict=True)
         ]
         keep = functools.partial(_counts.kept_unless, step.counts)
         mean = [m + flag for m in linear.undo_linear(coefficients, likes, step)]
@@ -195,13 +200,13 @@ class SharedSupport(Exchange):
         likes = _parts.vector_likes(like)
         linear, selectors = self._split(like, likes)
         payloads = selectors.payload_spec(_mains(linear, likes))
-        sent = [p if self.chooser.sends_positions else p.main for p in payloads]
+        sent = [p if self.support.sends_positions else p.main for p in payloads]
         values = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(sent))
         return 4 + 4 * self._counts(linear, selectors, likes) + values
 
     def _own(self, state: PyTree) -> PyTree:
         """The state of the selectors: each worker's own, unless all choose alike."""
-        return add_worker_axis(state) if self.chooser.sends_positions else state
+        return add_worker_axis(state) if self.support.sends_positions else state
 
     def _split(self, like: PyTree, likes: Likes) -> tuple[Parts, Parts]:
         """The linear transforms of each part, and its selector, or `Identity` for none."""

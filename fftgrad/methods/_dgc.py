@@ -9,8 +9,8 @@ from fftgrad._contracts import AxisName, Codec, Like
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
-from fftgrad.exchanges._piecewise import Piecewise
 from fftgrad.exchanges._rules import CodecRule
+from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.memories._momentum_correction import MomentumCorrection
 from fftgrad.training._clip import clip_first
 from fftgrad.training._pmean import compressed_pmean
@@ -79,7 +79,7 @@ def dgc(
     if warm_up_steps:
         starts = [round(i * warm_up_steps / len(warm_up)) for i in range(len(warm_up))]
         stages = zip([*starts, warm_up_steps], [*warm_up, fraction], strict=True)
-        exchange = Piecewise({start: AllGather(DgcPolicy(share)) for start, share in stages})
+        exchange = Scheduled({start: AllGather(DgcPolicy(share)) for start, share in stages})
     tx = compressed_pmean(
         exchange,
         MomentumCorrection(momentum, nesterov),

@@ -11,8 +11,8 @@ from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._fft import Fft
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._piecewise import Piecewise
-from fftgrad.exchanges._recover import Recover
+from fftgrad.exchanges._fallback import Fallback
+from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.memories._no_memory import NoMemory
 from fftgrad.training._pmean import compressed_pmean
 
@@ -41,8 +41,8 @@ def fft_sparsification(
         status, bitmap, pack    indices in Elias-Fano or bitmap       TopK
         allgather, average      one collective, one inverse FFT       AllGather
         no error feedback       what is dropped is lost               NoMemory()
-        diminishing θ           another θ from given steps on         Piecewise
-        recovery                a smaller θ when it is needed         Recover
+        diminishing θ           another θ from given steps on         Scheduled
+        recovery                a smaller θ when it is needed         Fallback
 
     Args:
       theta: share of the frequencies dropped, 0 <= theta < 1; the paper's runs use 0.85.
@@ -106,10 +106,10 @@ def fft_sparsification(
         )
     if recover:
         ladder = tuple(map(exchange, (theta, *recover)))
-        chosen = Recover(ladder, max_error=max_error, tolerance=tolerance)
+        chosen = Fallback(ladder, max_error=max_error, tolerance=tolerance)
     elif theta_schedule is not None:
         thetas = {0: theta, **theta_schedule}
-        chosen = Piecewise({step: exchange(value) for step, value in thetas.items()})
+        chosen = Scheduled({step: exchange(value) for step, value in thetas.items()})
     else:
         chosen = exchange(theta)
     return compressed_pmean(chosen, memory, axis_name=axis_name)

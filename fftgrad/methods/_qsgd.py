@@ -4,7 +4,7 @@ import jax
 import optax
 
 from fftgrad._contracts import AxisName
-from fftgrad.codecs.quantizers._levels import Levels
+from fftgrad.codecs.quantizers._uniform_levels import UniformLevels
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._layout import Layout
 from fftgrad.training._pmean import compressed_pmean
@@ -35,7 +35,7 @@ def qsgd(
 
     Claims: unbiased; no memory is needed.
 
-    Differs from the paper: codes of fixed width in place of Elias coding (`Levels`).
+    Differs from the paper: codes of fixed width in place of Elias coding (`UniformLevels`).
 
     Raises:
       ValueError: if an argument is outside its part's range.
@@ -48,5 +48,5 @@ def qsgd(
     References:
       Alistarh et al., "QSGD", NeurIPS 2017, arXiv:1610.02132.
     """
-    exchange = AllGather(Levels(bits=bits, bucket=bucket))
+    exchange = AllGather(UniformLevels(bits=bits, bucket=bucket))
     return compressed_pmean(exchange, axis_name=axis_name, layout=layout, key=key)

@@ -7,15 +7,15 @@ import optax
 
 from fftgrad._contracts import AxisName, Codec, Exchange, Like
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers._one_mean import OneMean
-from fftgrad.codecs.selectors._one_sided import OneSided
+from fftgrad.codecs.quantizers._mean_magnitude import MeanMagnitude
+from fftgrad.codecs.selectors._alternating_sign import AlternatingSign
 from fftgrad.codecs.selectors._threshold import Threshold
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._piecewise import Piecewise
 from fftgrad.exchanges._rules import CodecRule
+from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.memories._momentum_correction import MomentumCorrection
 from fftgrad.training._clip import clip_first
 from fftgrad.training._pmean import compressed_pmean
@@ -43,7 +43,7 @@ class RedSyncPolicy(CodecRule):
         if self.quantize and not any(word in name for word in self.output):
             # A threshold found for one sign does not serve the other, so none is reused.
             search = "exact" if small else "binary"
-            return chain(OneSided(), Threshold(self.fraction, search), OneMean())
+            return chain(AlternatingSign(), Threshold(self.fraction, search), MeanMagnitude())
         if small:
             return TopK(fraction=self.fraction)
         return Threshold(self.fraction, reuse=self.reuse)
@@ -77,8 +77,8 @@ def redsync(
                                serves for 5 steps: `Threshold(reuse=5)`
 
     Quantized, only values of one sign are selected, another sign each step, and one mean stands for
-    all of them: `OneSided`, `Threshold` (exact below 4 MB), `OneMean`. The output layer keeps its
-    values.
+    all of them: `AlternatingSign`, `Threshold` (exact below 4 MB), `MeanMagnitude`. The output
+    layer keeps its values.
 
     Args:
       fraction: share of each layer that is sent; the paper's 0.1 %.
@@ -125,7 +125,7 @@ def redsync(
     policy = RedSyncPolicy(fraction, quantize, output, dense_below, trimmed_below, reuse)
     exchange: Exchange = AllGather(policy)
     if warm_up_steps:
-        exchange = Piecewise({0: AllReduce(), warm_up_steps: exchange})
+        exchange = Scheduled({0: AllReduce(), warm_up_steps: exchange})
     tx = compressed_pmean(
         exchange,
         MomentumCorrection(momentum, nesterov),

@@ -12,8 +12,8 @@ from fftgrad.codecs.selectors._chunk_top_k import ChunkTopK
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._piecewise import Piecewise
 from fftgrad.exchanges._rules import CodecRule
+from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.exchanges._shared_support import SharedSupport
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.training._pmean import compressed_pmean
@@ -100,5 +100,5 @@ def scalecom(
     policy = ScaleComPolicy(chunk, tuple((flops or {}).items()), dense, transform, exact)
     exchange: Exchange = SharedSupport(policy)
     if warm_up_steps:
-        exchange = Piecewise({0: AllReduce(), warm_up_steps: exchange})
+        exchange = Scheduled({0: AllReduce(), warm_up_steps: exchange})
     return compressed_pmean(exchange, ErrorFeedback(uptake=uptake), axis_name=axis_name)

@@ -29,7 +29,7 @@ def poison(x: jax.Array, axis: int | None = None) -> jax.Array:
     Example:
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
-      >>> fg.poison(jnp.array([1.0, 2.0])), fg.poison(jnp.array([1.0, jnp.inf]))
+      >>> fg.codecs.poison(jnp.array([1.0, 2.0])), fg.codecs.poison(jnp.array([1.0, jnp.inf]))
       (Array(0., dtype=float32), Array(nan, dtype=float32))
     """
     # A number less itself is zero, anything else NaN. The sum takes one pass, where XLA for CPUs

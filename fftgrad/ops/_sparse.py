@@ -19,7 +19,7 @@ class Sparse(NamedTuple):
     Example:
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
-      >>> few = fg.Sparse(jnp.array([0, 2]), jnp.array([1.0, -1.0]))
+      >>> few = fg.codecs.Sparse(jnp.array([0, 2]), jnp.array([1.0, -1.0]))
       >>> few.add_to(jnp.ones(3), scale=2.0)
       Array([ 3.,  1., -1.], dtype=float32)
     """

@@ -3,10 +3,23 @@
 May import everything but `tools`.
 """
 
-from fftgrad.optimizers._beer import beer as beer
-from fftgrad.optimizers._choco_sgd import choco_sgd as choco_sgd
-from fftgrad.optimizers._diloco import diloco as diloco
-from fftgrad.optimizers._feedback import feedback_adam as feedback_adam
-from fftgrad.optimizers._feedback import feedback_sgd as feedback_sgd
-from fftgrad.optimizers._sharded import sharded as sharded
-from fftgrad.optimizers._sparse_loco import sparse_loco as sparse_loco
+from fftgrad.exchanges._fragments import fragment
+from fftgrad.optimizers._diloco import diloco
+from fftgrad.optimizers._feedback import feedback_adam, feedback_sgd
+from fftgrad.optimizers._gather_parameters import gather_parameters
+from fftgrad.optimizers._scatter import Scattered, compressed_all_gather, compressed_psum_scatter
+from fftgrad.optimizers._sharded import sharded
+from fftgrad.optimizers._sparse_loco import sparse_loco
+
+__all__ = [
+    "Scattered",
+    "compressed_all_gather",
+    "compressed_psum_scatter",
+    "diloco",
+    "feedback_adam",
+    "feedback_sgd",
+    "fragment",
+    "gather_parameters",
+    "sharded",
+    "sparse_loco",
+]

@@ -66,7 +66,7 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree, shards: PyTre
                 "sharded(inner): must update each value by itself, because it sees shards, got one "
                 f"whose {name} rests on {value.mixed}, as with optax.clip_by_global_norm, "
                 "optax.centralize, Adafactor, Muon or noise; clip before it, by "
-                "fg.clip_by_local_norm, and use optax.adamw."
+                "fg.training.clip_by_local_norm, and use optax.adamw."
             )
     if _made(whole) != _made(_flow(inner, shards)):
         raise ValueError(BY_SHAPE)

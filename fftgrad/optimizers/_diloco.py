@@ -125,7 +125,7 @@ def diloco(
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `DilocoState`; it needs `params`.
 
-    Wire: `fg.wire_bytes(exchange, fg.fragment(params, P))` every H/P steps, which is the
+    Wire: `fg.wire_bytes(exchange, fg.optimizers.fragment(params, P))` every H/P steps, which is the
       peak, and P/H of it in the mean; in a branch of its own unless P = H. Nothing in other steps.
 
     Claims: `state.anchor` has the same bits on all workers. An outer step in which anything is not

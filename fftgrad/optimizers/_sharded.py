@@ -18,6 +18,7 @@ from fftgrad.ops import _rounding
 from fftgrad.ops._keys import as_key
 from fftgrad.optimizers._check_inner import check_extra, check_inner
 from fftgrad.optimizers._mean_loss import mean_loss
+from fftgrad.optimizers._scatter import EIGHT, FOUR
 from fftgrad.training import _non_finite, _worker
 from fftgrad.training._check_gradients import (
     ELSEWHERE,
@@ -28,7 +29,6 @@ from fftgrad.training._check_gradients import (
 )
 from fftgrad.training._own_step import own_step
 from fftgrad.training._pmean import Masked
-from fftgrad.training._sharded import EIGHT, FOUR
 from fftgrad.training._weigh import weighted
 
 OWNER = "sharded"
@@ -82,8 +82,8 @@ def sharded(
     looks at a whole leaf or tree, as clipping by a norm, Adafactor or Muon, is refused. So is what
     goes by the shape or size of a leaf, as a mask for weight decay may (by names or by `ndim` it
     is right), and what keeps the first values of the parameters, as schedule-free optimizers do.
-    Clip each worker's own gradients before it, by `fg.clip_by_local_norm(1.0, "data")` in an
-    `optax.chain`. Optimizers for parts of the parameters are an `optax.partition` as `inner`.
+    Clip each worker's own gradients before it, by `fg.training.clip_by_local_norm(1.0, "data")` in
+    an `optax.chain`. Optimizers for parts of the parameters are an `optax.partition` as `inner`.
 
     `update(..., weight=tokens)` weighs a worker's gradient, as `compressed_pmean` does. A worker's
     `value=loss` reaches `inner` as the mean over the workers, so weighed; of other extra arguments
@@ -111,7 +111,7 @@ def sharded(
 
     Claims: the parameters have the same bits on all workers. A step in which anything is not finite
       leaves all of them and the state as they were, whatever `inner` makes of it, and is counted.
-      The state is for this number of workers: `fg.reshard_state` refuses another.
+      The state is for this number of workers: `fg.checkpoint.reshard_state` refuses another.
 
     Raises:
       ValueError: if `masked` is neither; in `init`, if `inner` does not do to each shard what it
@@ -133,8 +133,8 @@ def sharded(
       Rajbhandari et al., "ZeRO", 2020, arXiv:1910.02054; Jia et al., "SDP4Bit: Toward 4-bit
       Communication Quantization in Sharded Data Parallelism", NeurIPS 2024, arXiv:2410.15526.
     """
-    check_kind(f"{OWNER}(gradients)", gradients, Codec, "use Levels(bits=8).")
-    check_kind(f"{OWNER}(parameters)", parameters, Codec, "use Levels(bits=8).")
+    check_kind(f"{OWNER}(gradients)", gradients, Codec, "use UniformLevels(bits=8).")
+    check_kind(f"{OWNER}(parameters)", parameters, Codec, "use UniformLevels(bits=8).")
     check_kind(f"{OWNER}(memory)", memory, Memory, "use ErrorFeedback().")
     check_choice(f"{OWNER}(masked)", masked, get_args(Masked))
     run: Any = optax.with_extra_args_support(inner).update

@@ -214,7 +214,8 @@ def _values(laws: Laws, codec: Codec, n: int, max_error: float) -> None:
                 not _laws.all_finite(trip(x, state, jnp.int32(number)).back), "not hidden",
                 "a value that is not finite must make some value of decompress(compress(x)) not "
                 "finite", f"finite values only, for {name}, step {number}",
-                "add fg.poison(x) (0, or NaN) to the scale or to the values sent; a maximum or "
+                "add fg.codecs.poison(x) (0, or NaN) to the scale or to the values sent; a maximum "
+                "or "
                 "minimum is no evidence.",
             )  # fmt: skip
         if n > 8:  # of fewer, one side may be all there is

@@ -40,7 +40,7 @@ def audit(compiled: jax.stages.Compiled | str) -> tuple[Collective, ...]:
 
     Returns:
       The collectives, in program order. For a step that exchanges only gradients, the sum of
-      their bytes is `fg.wire_bytes(exchange, params)`; for `Piecewise`, within each branch.
+      their bytes is `fg.wire_bytes(exchange, params)`; for `Scheduled`, within each branch.
 
     Raises:
       TypeError: if it is neither.

@@ -37,7 +37,7 @@ def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
       like: an array or `jax.ShapeDtypeStruct` of the shape that was compressed.
 
     Returns:
-      `fg.wire_bytes(codec, like)` + 16 bytes, which `fg.from_bytes` reads.
+      `fg.wire_bytes(codec, like)` + 16 bytes, which `fg.tools.from_bytes` reads.
 
     Raises:
       TypeError: if `codec` is none, or under `jax.jit`, where there are no values.
@@ -48,7 +48,7 @@ def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
       >>> codec, x = fg.TopK(k=1), jnp.array([0.0, -3.0, 1.0, 2.0])
-      >>> data = fg.to_bytes(fg.compress(codec, x), codec, x)
+      >>> data = fg.tools.to_bytes(fg.compress(codec, x), codec, x)
       >>> len(data), data[:4]
       (32, b'FFTG')
     """
@@ -68,7 +68,7 @@ def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -
     finds what was damaged; it does not tell who sent it.
 
     Args:
-      data: what `fg.to_bytes` returned.
+      data: what `fg.tools.to_bytes` returned.
       codec: the codec that made the payload.
       like: an array or `jax.ShapeDtypeStruct` of the shape that was compressed.
 
@@ -84,10 +84,10 @@ def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
       >>> codec, x = fg.TopK(k=1), jnp.array([0.0, -3.0, 1.0, 2.0])
-      >>> data = fg.to_bytes(fg.compress(codec, x), codec, x)
-      >>> fg.decompress(codec, fg.from_bytes(data, codec, x), like=x)
+      >>> data = fg.tools.to_bytes(fg.compress(codec, x), codec, x)
+      >>> fg.decompress(codec, fg.tools.from_bytes(data, codec, x), like=x)
       Array([ 0., -3.,  0.,  0.], dtype=float32)
-      >>> fg.from_bytes(data[:-1], codec, x)  # doctest: +ELLIPSIS
+      >>> fg.tools.from_bytes(data[:-1], codec, x)  # doctest: +ELLIPSIS
       Traceback (most recent call last):
       ValueError: from_bytes(data): must have 32 bytes for TopK(k=1) and (4,), got 31; ...
     """
@@ -114,7 +114,7 @@ def _fault(view: memoryview, spec: Payload, codec: Codec, like: Like) -> str:
         return length
     magic, version, zero, configuration, told = HEAD.unpack_from(view)
     if magic != MAGIC:
-        return f"must start with {MAGIC!r}, got {magic!r}; pass what fg.to_bytes returned."
+        return f"must start with {MAGIC!r}, got {magic!r}; pass what fg.tools.to_bytes returned."
     if (version, zero) != (VERSION, 0):
         return (
             f"must be of version {VERSION}, 0, got {version}, {zero}; read it with the fftgrad "
@@ -135,7 +135,8 @@ def _fault(view: memoryview, spec: Payload, codec: Codec, like: Like) -> str:
         return f"must end with its checksum, {found:#010x}, got {checksum:#010x}; fetch it anew."
     if any(map(any, _filling(view, spec))):
         return (
-            "must have zeros where a word has no value, got others; pass what fg.to_bytes returned."
+            "must have zeros where a word has no value, got others; pass what fg.tools.to_bytes "
+            "returned."
         )
     return ""
 

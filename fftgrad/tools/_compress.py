@@ -117,7 +117,7 @@ def decompress_mean(
       >>> import jax, jax.numpy as jnp
       >>> x, codec = jnp.array([[4.0, 1.0], [1.0, 2.0]]), fg.TopK(k=1)
       >>> payloads = jax.vmap(lambda row: fg.compress(codec, row))(x)
-      >>> fg.decompress_mean(codec, payloads, like=x[0])
+      >>> fg.tools.decompress_mean(codec, payloads, like=x[0])
       Array([2., 1.], dtype=float32)
     """
     several: Any = payloads

@@ -30,14 +30,14 @@ def link_bytes(
     Raises:
       TypeError: if `part` is neither, or a leaf is not what `compressed_pmean` takes.
       ValueError: if there is no worker, the exchange is made for another number of them, or the
-        bytes change by step (`Piecewise`): ask one of its exchanges, `.at(step)`.
+        bytes change by step (`Scheduled`): ask one of its exchanges, `.at(step)`.
 
     Example:
       >>> import fftgrad as fg
       >>> import jax
       >>> x = jax.ShapeDtypeStruct((1_000_000,), "float32")
-      >>> fg.link_bytes(fg.AllReduce(), x, workers=4), fg.link_bytes(fg.Sign(), x, workers=4)
-      (6000000.0, 375036.0)
+      >>> [fg.tools.link_bytes(part, x, workers=4) for part in (fg.AllReduce(), fg.Sign())]
+      [6000000.0, 375036.0]
     """
     if workers < 1:
         raise ValueError(f"link_bytes(workers): must be at least 1, got {workers}; count all.")

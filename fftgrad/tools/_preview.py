@@ -47,7 +47,7 @@ def preview(codec: Codecs, params: PyTree, layout: Layout = Layout()) -> list[Pr
     Example:
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
-      >>> fg.preview(fg.Sign(), {"w": jnp.ones((8, 8))})[0].bytes
+      >>> fg.tools.preview(fg.Sign(), {"w": jnp.ones((8, 8))})[0].bytes
       12.0
     """
     _parts.check_codec("preview", codec)

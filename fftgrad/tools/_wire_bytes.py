@@ -14,7 +14,7 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, layout: Layout = Layout()) 
 
     Found from shapes alone. The bytes are those of the concrete wire buffer, with its header, and
     those of the collective in the compiled program; `fg.audit` reads them off there. How often a
-    byte crosses a link is the collective's business: `fg.link_bytes` counts that.
+    byte crosses a link is the collective's business: `fg.tools.link_bytes` counts that.
 
     Args:
       part: a codec, or an exchange.
@@ -29,7 +29,7 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, layout: Layout = Layout()) 
     Raises:
       TypeError: if `part` is neither, or a leaf is not what `compressed_pmean` takes, such as a
         complex array.
-      ValueError: if the bytes change by step (`Piecewise`): ask one of its exchanges, `.at(step)`.
+      ValueError: if the bytes change by step (`Scheduled`): ask one of its exchanges, `.at(step)`.
 
     Example:
       >>> import fftgrad as fg

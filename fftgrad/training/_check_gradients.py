@@ -65,7 +65,8 @@ def check_replicated(params: PyTree, axis_name: AxisName, owner: str = "compress
                 f"all workers, got one that varies over {axis_name!r}: if it is sharded over the "
                 "axis, the mean would be one of gradients of different parameters. Shard the "
                 "parameters over another axis of the mesh than axis_name, or gather them by "
-                "fg.gather_parameters, whose gradients need no mean. If they are copies, pass "
+                "fg.optimizers.gather_parameters, whose gradients need no mean. If they are "
+                "copies, pass "
                 "what came in by in_specs=P(), before any cast, or nothing."
             )
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from fftgrad._contracts import PyTree
 
 _REMEDY = (
-    "start from fg.init(tx, params, mesh, axis_name), or restore into a state of the exchange, "
+    "start from fg.init_state(tx, params, mesh, axis_name), or restore into a state of the "
+    "exchange, "
     "memory and layout that made it."
 )
 
@@ -44,7 +45,7 @@ def _check_complete(found: dict[str, Any], needed: dict[str, Any], given: dict[s
                 raise ValueError(
                     f"compressed_pmean(updates{path.removeprefix(start)}): must be a gradient, "
                     f"because the state has a memory of it, {_say(found[path])}, got none; pass "
-                    "zeros for what has no gradient, or make the state by fg.init for the "
+                    "zeros for what has no gradient, or make the state by fg.init_state for the "
                     "parameters that have one."
                 )
 

@@ -22,7 +22,7 @@ def check_rows(carried: PyTree, specs: PyTree, mesh: Mesh, axis_name: AxisName) 
             raise ValueError(
                 f"data_parallel(arguments{jax.tree_util.keystr(path)}): must have one row for each "
                 f"of the {rows} workers, got {list(leaf.shape)}; make the state by "
-                "fg.init(tx, params, mesh, axis_name), and do not take a row of it."
+                "fg.init_state(tx, params, mesh, axis_name), and do not take a row of it."
             )
 
 

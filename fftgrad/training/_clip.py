@@ -34,7 +34,7 @@ def clip_by_local_norm(max_norm: float, axis_name: AxisName) -> optax.GradientTr
     Example:
       >>> import fftgrad as fg
       >>> import jax, jax.numpy as jnp
-      >>> clip = fg.clip_by_local_norm(1.0, "data")
+      >>> clip = fg.training.clip_by_local_norm(1.0, "data")
       >>> update = lambda g: clip.update(g, clip.init(g))[0]
       >>> jax.vmap(update, axis_name="data")(jnp.full((4, 1), 3.0))[0]
       Array([0.5], dtype=float32)

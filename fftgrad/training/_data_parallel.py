@@ -85,7 +85,7 @@ def data_parallel(
       >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
       >>> w, x = jnp.zeros(3), jnp.ones((2 * jax.device_count(), 3))
       >>> train = fg.data_parallel(step, mesh, "data")
-      >>> w, state = train(w, fg.init(tx, w, mesh, "data"), x)
+      >>> w, state = train(w, fg.init_state(tx, w, mesh, "data"), x)
       >>> w.tolist(), int(state.step)
       ([-1.0, -1.0, -1.0], 1)
     """
@@ -182,5 +182,5 @@ def _count_carried(args: tuple[Any, ...]) -> int:
     raise ValueError(
         "data_parallel(step): one of its arguments must have the state of compressed_pmean in it, "
         f"got {len(args)} without; call it as train(params, state, *batch), with "
-        "state = fg.init(tx, params, mesh, axis_name)."
+        "state = fg.init_state(tx, params, mesh, axis_name)."
     )

@@ -21,7 +21,8 @@ def delay() -> optax.GradientTransformationExtraArgs:
     gradients, what is applied is what would have been without it, one step later; an exchange that
     draws, or begins with a state, draws and begins a step earlier.
 
-        tx = optax.chain(fg.delay(), fg.compressed_pmean(exchange, memory, axis_name="data"), ...)
+        mean = fg.compressed_pmean(exchange, memory, axis_name="data")
+        tx = optax.chain(fg.training.delay(), mean, ...)
 
     The price is training on gradients that are a step old, and one gradient more in memory, in
     float32 whatever dtype parameters and gradients have. XLA for a CPU has no asynchronous
@@ -36,7 +37,7 @@ def delay() -> optax.GradientTransformationExtraArgs:
     Example:
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
-      >>> tx = fg.delay()
+      >>> tx = fg.training.delay()
       >>> first, state = tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
       >>> second, state = tx.update(jnp.zeros(2), state)
       >>> first.tolist(), second.tolist()

@@ -1,6 +1,6 @@
 """What a larger state has of ours in it, also where named tuples have become dicts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import jax
@@ -9,11 +9,13 @@ import optax
 
 from fftgrad._contracts import PyTree
 from fftgrad.exchanges._per_worker import OfShards, PerWorker
-from fftgrad.training._capture import CaptureState
 from fftgrad.training._pmean import CompressedPmeanState
 
 SHARDED = {"step", "skipped", "inner", "ahead", "worker"}
 """By what the state of `fg.optimizers.sharded` is known where it has become a dict."""
+
+RECORDED = {"step", "taken", "gradients"}
+"""By what that of `fg.advise.record_gradients` is known, which the core does not import."""
 
 
 def is_pmean(node: Any) -> bool:
@@ -31,16 +33,15 @@ def is_own(node: Any) -> bool:
     return isinstance(node, PerWorker)
 
 
-def is_capture(node: Any) -> bool:
-    """The state of `capture`."""
-    if isinstance(node, Mapping):
-        return set(cast("Mapping[Any, Any]", node)) == set(CaptureState._fields)
-    return isinstance(node, CaptureState)
+def is_record(node: Any) -> bool:
+    """The state of `fg.advise.record_gradients`."""
+    keys = node if isinstance(node, Mapping) else getattr(node, "_fields", ())
+    return set(cast("Iterable[Any]", keys)) == RECORDED
 
 
 def is_ours(node: Any) -> bool:
     """Any of them, beyond doubt."""
-    known = is_pmean(node) or is_capture(node) or isinstance(node, PerWorker)
+    known = is_pmean(node) or is_record(node) or isinstance(node, PerWorker)
     return known or (isinstance(node, Mapping) and set(cast("Mapping[Any, Any]", node)) >= SHARDED)
 
 
@@ -127,7 +128,7 @@ def _has_mean(part: Any, is_dict: bool) -> bool:
 
 def _of_gradients(node: Any, path: tuple[Any, ...], is_dict: bool, of: str = "") -> Iterator[str]:
     """The states of optax with floats or flags of gradients; in dicts, these by their path."""
-    if isinstance(node, PerWorker) or (is_dict and (is_own(node) or is_capture(node))):
+    if isinstance(node, PerWorker) or (is_dict and (is_own(node) or is_record(node))):
         return
     if jax.tree_util.all_leaves([node]):
         name = jax.tree_util.keystr(path) if is_dict else of

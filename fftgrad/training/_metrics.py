@@ -43,7 +43,7 @@ def metrics(
         exchange_residual   the same of memories inside the exchange (`TwoStage`, `Hierarchical`),
                       if it has some
         error         relative error of what was sent in the last good step, with
-                      `compressed_pmean(measure=True)`
+                      `compressed_pmean(track_error=True)`
         bytes, ratio  what one worker sends in one exchange, and the bytes of what is exchanged, in
                       its own dtypes, over it: a fragment, where `diloco` meets in fragments; only
                       with `exchange` and `params`
@@ -66,7 +66,7 @@ def metrics(
     Raises:
       ValueError: if there is no state of `compressed_pmean`, or one of `exchange` and `params` is
         missing; if the bytes are asked for of parts that meet in fragments of different numbers; if
-        they change by step (`Piecewise`): ask for those of `exchange.at(step)`.
+        they change by step (`Scheduled`): ask for those of `exchange.at(step)`.
 
     Example:
       >>> import fftgrad as fg
@@ -117,7 +117,7 @@ def _fragments_of(paths: list[tuple[Any, ...]]) -> int:
         raise ValueError(
             "metrics(exchange): must be that of all, which meet in fragments of the same size, got "
             f"states that meet in {sorted(found)} fragments; leave it out, and ask "
-            "fg.wire_bytes(exchange, fg.fragment(params, fragments)) for each."
+            "fg.wire_bytes(exchange, fg.optimizers.fragment(params, fragments)) for each."
         )
     return found.pop()
 

@@ -22,7 +22,7 @@ def offload(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
     copies it to the device, and what becomes of it back.
 
         tx = optax.chain(
-            fg.offload(fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data")),
+            fg.training.offload(fg.compressed_pmean(exchange, memory, axis_name="data")),
             optax.adamw(3e-4, b1=0.0),
         )
 
@@ -54,7 +54,7 @@ def offload(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
       >>> import jax, jax.numpy as jnp
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
-      >>> state = fg.init(fg.offload(tx), jnp.zeros(5), mesh, "data")
+      >>> state = fg.init_state(fg.training.offload(tx), jnp.zeros(5), mesh, "data")
       >>> state.memory.value.residual.sharding.memory_kind
       'pinned_host'
     """

@@ -11,10 +11,8 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced
 from fftgrad._values import check_choice, check_kind
 from fftgrad.exchanges import _counts, _error, _layout, _parts
-from fftgrad.exchanges._composite import keeps_error
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
-from fftgrad.exchanges._top_votes import has_votes
 from fftgrad.memories._no_memory import NoMemory
 from fftgrad.ops._keys import as_key
 from fftgrad.training import _narrow, _non_finite, _unreduced, _worker
@@ -48,8 +46,8 @@ class CompressedPmeanState(NamedTuple):
       exchange: the exchange's state, one for each bucket.
       worker: whose row this is: the worker's index in the axis and the number of workers, int32[2],
         -1 before the first update; nothing where no worker has anything of its own.
-      error: with `measure`, the relative error of what was sent in the last step in which all was
-        finite, float32; else ().
+      error: with `track_error`, the relative error of what was sent in the last step in which all
+        was finite, float32; else ().
     """
 
     step: jax.Array
@@ -71,7 +69,7 @@ def compressed_pmean(
     layout: Layout = Layout(),
     masked: Masked = "refuse",
     non_finite: NonFinite = "propagate",
-    measure: bool = False,
+    track_error: bool = False,
     key: jax.Array | int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Transformation: `jax.lax.pmean` of the gradients over an axis, compressed.
@@ -90,16 +88,16 @@ def compressed_pmean(
         )
 
     `update` runs inside `jax.shard_map` (with `check_vma` True or False), `jax.pmap`, or
-    `jax.vmap(axis_name=...)`, on gradients by `fg.value_and_grad` and a state by `fg.init`:
+    `jax.vmap(axis_name=...)`, on gradients by `fg.value_and_grad` and a state by `fg.init_state`:
 
-        state = fg.init(tx, params, mesh, "data")
+        state = fg.init_state(tx, params, mesh, "data")
         specs = fg.state_specs(state, "data")
 
     The gradients are those of one worker, so a transformation with a state that comes before it,
     such as `optax.scale_by_adam()`, needs `fg.per_worker` around it.
 
     Args:
-      exchange: how payloads travel and are averaged: `AllReduce`, `AllGather`, `Piecewise`, ...
+      exchange: how payloads travel and are averaged: `AllReduce`, `AllGather`, `Scheduled`, ...
       memory: what is done with what a step does not send.
       axis_name: the axis, or tuple of axes, over which to average; other mesh axes are left alone,
         so each shard of a sharded parameter exchanges its own piece.
@@ -110,13 +108,13 @@ def compressed_pmean(
       non_finite: what becomes of a gradient that is not finite: "propagate" shows it to all as a
         mean that is not finite, "skip" returns zeros for that mean, "drop_worker" returns the mean
         of the workers whose gradient, with what the memory added, is finite.
-      measure: whether the state keeps √(Σ ||x - sent||² / Σ ||x||²) over the workers, x being the
-        gradient with what the memory added: `error` in `fg.metrics`.
+      track_error: whether the state keeps √(Σ ||x - sent||² / Σ ||x||²) over the workers, x being
+        the gradient with what the memory added: `error` in `fg.metrics`.
       key: seed or PRNG key of codecs that draw; the step and the worker are folded in.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. Its
-      `update` takes `value=loss`, the loss of the worker, for exchanges that watch it (`Recover`),
+      `update` takes `value=loss`, the loss of the worker, for exchanges that watch it (`Fallback`),
       and `weight=tokens`, a scalar, for the mean Σ v g / Σ v: each gradient is multiplied by
       w v / Σ v before a memory sees it, and left out if v is 0, be it NaN. Those of
       `value_and_grad(has_weight=True)` are weighed already. Under `jax.jit` it also takes global
@@ -128,13 +126,13 @@ def compressed_pmean(
 
     Wire: `fg.wire_bytes(exchange, params, layout)` bytes a worker and step. All parts of a bucket
       travel together: in one collective of `AllReduce`, `AllGather`, `TopVotes`, `AcpSgd` and a
-      `SharedSupport` by `Drift()`; in two of `TwoStage`, `PowerSgd`, `IntegerSum` and another
-      `SharedSupport`; in two of `Hierarchical` and those of its slow exchange; in two of
-      `Recover(max_error=...)` and those of the exchange in use. By default there is a bucket for
-      every 2^30 parameters. `measure` adds 12 bytes, in two all-reduces, and a loss that is watched
-      4, as does a weight; with "drop_worker" it adds 8. "drop_worker" adds 4 to each sum of a
-      bucket, also of the slow exchange of `Hierarchical`, which takes another all-reduce of 4, and
-      two of 4 over model axes.
+      `SharedSupport` by `PredictedSupport()`; in two of `TwoStage`, `PowerSgd`, `IntegerSum` and
+      another `SharedSupport`; in two of `Hierarchical` and those of its slow exchange; in two of
+      `Fallback(max_error=...)` and those of the exchange in use. By default there is a bucket for
+      every 2^30 parameters. `track_error` adds 12 bytes, in two all-reduces, and a loss that is
+      watched 4, as does a weight; with "drop_worker" it adds 8. "drop_worker" adds 4 to each sum
+      of a bucket, also of the slow exchange of `Hierarchical`, which takes another all-reduce of
+      4, and two of 4 over model axes.
 
     Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
       goes back to the memory, which sends it later; without memory it is lost. An axis of one
@@ -150,14 +148,14 @@ def compressed_pmean(
       every step bad until it is made anew. It is told by `state.worker`, from the second update on.
 
     Raises:
-      ValueError: if `masked` or `non_finite` is none of these, or if `measure` is to see the error
-        of an exchange whose `sent` is x (`Hierarchical`); while tracing, if the axis is not bound,
-        if the exchange needs the loss and `value` is missing or does not vary over the axis, if
-        `weight` is no scalar, or is given to votes (`TopVotes`), if a gradient does not vary over
-        the axis (it is summed already), if `params` are known to vary over it (they are sharded
-        over it), if some gradients vary over a model axis and others do not, if a leaf is masked,
-        or if the state is not sharded over the workers, or is that of another exchange, memory or
-        layout.
+      ValueError: if `masked` or `non_finite` is none of these, or if `track_error` is to see the
+        error of an exchange whose `sent` is x (`Hierarchical`); while tracing, if the axis is not
+        bound, if the exchange needs the loss and `value` is missing or does not vary over the
+        axis, if `weight` is no scalar, or is given to votes (`TopVotes`), if a gradient does not
+        vary over the axis (it is summed already), if `params` are known to vary over it (they are
+        sharded over it), if some gradients vary over a model axis and others do not, if a leaf is
+        masked, or if the state is not sharded over the workers, or is that of another exchange,
+        memory or layout.
       TypeError: if `exchange` or `memory` is none, or `axis_name` no name; while tracing, if a leaf
         is not a floating-point array of at most 32 bits.
 
@@ -180,9 +178,10 @@ def compressed_pmean(
     layout = layout.for_exchange(exchange)
     check_choice("compressed_pmean(masked)", masked, get_args(Masked))
     check_choice("compressed_pmean(non_finite)", non_finite, get_args(NonFinite))
-    if measure and keeps_error(exchange):
+    if track_error and exchange.keeps_error:
         raise ValueError(
-            "compressed_pmean(measure): must be False for an exchange that keeps what it loses in "
+            "compressed_pmean(track_error): must be False for an exchange that keeps what it loses "
+            "in "
             f"a memory of its own, because there is no error to see, got True for {exchange!r}; "
             "log the exchange_residual of fg.metrics."
         )
@@ -196,7 +195,7 @@ def compressed_pmean(
         state = CompressedPmeanState(
             *(step, skipped, overflow, invalid, dropped, remembered, exchanged),
             worker=_worker.nobody(remembered, exchanged),
-            error=jnp.zeros((), jnp.float32) if measure else (),
+            error=jnp.zeros((), jnp.float32) if track_error else (),
         )
         # Without parameters nobody knows what is in these two, but that they are no parameters.
         return state._replace(exchange=step, worker=step) if stands_in(params) else state
@@ -213,7 +212,7 @@ def compressed_pmean(
         del extra
         if masked == "refuse":
             refuse_masked(updates)
-        refuse_weight("compressed_pmean", weight if has_votes(exchange) else None, *ONE_VOTE)
+        refuse_weight("compressed_pmean", None if exchange.takes_weight else weight, *ONE_VOTE)
         like = checked_like(updates)
         check_local(updates, axis_name)
         check_replicated(params, axis_name)
@@ -260,8 +259,8 @@ def compressed_pmean(
         finite = _non_finite.agreed([r.finite for r in reduced], workers, mean)
         mean = _non_finite.shown(non_finite, finite, mean)
         exchanged = tuple(r.state for r in reduced)
-        lost = jax.tree.map(jnp.subtract, x, sent) if measure else ()
-        error = _error.relative_error(lost, x, axis_name) if measure else ()
+        lost = jax.tree.map(jnp.subtract, x, sent) if track_error else ()
+        error = _error.relative_error(lost, x, axis_name) if track_error else ()
         remembered, exchanged = _parts.where(
             finite, (remembered, exchanged), (state.memory, state.exchange)
         )

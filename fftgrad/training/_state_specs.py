@@ -67,7 +67,8 @@ def state_specs(
     if not found:
         raise ValueError(
             "state_specs(opt_state): must have the state of compressed_pmean in it, got a "
-            f"{type(opt_state).__name__} without; pass fg.init(tx, params, mesh, axis_name) or "
+            f"{type(opt_state).__name__} without; pass fg.init_state(tx, params, mesh, axis_name) "
+            "or "
             "jax.eval_shape(tx.init, params), of a tx with compressed_pmean in it."
         )
     _find.check_order(opt_state)
@@ -86,7 +87,8 @@ def state_specs(
                 f"state_specs(param_specs{''.join(path)}): must not shard a parameter over the "
                 f"axis of the exchange, got {param_spec} for {axis_name!r}: the mean would be one "
                 "of gradients of different parameters; shard it over another axis of the mesh, or "
-                "gather it in the loss by fg.gather_parameters, with an optimizer of optax alone."
+                "gather it in the loss by fg.optimizers.gather_parameters, with an optimizer of "
+                "optax alone."
             )
     others = tuple(dict.fromkeys(name for spec in by_path.values() for name in named(spec)))
 

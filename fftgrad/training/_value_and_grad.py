@@ -30,7 +30,7 @@ def value_and_grad(
         updates, state = tx.update(grads, state, params)
         value = jax.lax.pmean(value, "data")  # to report it
 
-    An exchange that watches the loss (`Recover`) takes that of the worker, as `value=value`. What
+    An exchange that watches the loss (`Fallback`) takes that of the worker, as `value=value`. What
     reads it behind `compressed_pmean`, as `optax.polyak_sgd` does, takes the mean: from losses of
     their own the workers would make different parameters.
 

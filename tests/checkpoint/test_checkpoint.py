@@ -52,14 +52,18 @@ def in_wrappers():
         EXCHANGES["gather adaptive"],
         fg.ErrorFeedback(),
         axis_name=AXIS,
-        measure=True,
+        track_error=True,
         non_finite="drop_worker",
     )
     rate = optax.linear_schedule(1e-2, 1e-3, 5)
     after = optax.apply_if_finite(optax.inject_hyperparams(optax.adamw)(rate), 3)
     return fg.accumulate(
         optax.chain(
-            fg.capture(steps=(0, 1)), fg.per_worker(optax.adam(1e-2)), fg.delay(), mean, after
+            fg.advise.record_gradients(steps=(0, 1)),
+            fg.per_worker(optax.adam(1e-2)),
+            fg.training.delay(),
+            mean,
+            after,
         ),
         every=3,
     )
@@ -121,7 +125,7 @@ def sharded(workers, b1=0.9):
     params = jax.device_put(LIKE, NamedSharding(mesh, P()))
     tree = {
         "params": params,
-        "state": fg.init(tx, params, mesh, AXIS),
+        "state": fg.init_state(tx, params, mesh, AXIS),
         "key": jax.random.key(3),
         "n": 1,
     }
@@ -161,7 +165,7 @@ def test_with_another_number_of_workers(tmp_path, run, workers):
     train, fresh = sharded(workers)
     found = checkpoint.restore(tmp_path, fresh)
     assert found.workers == (WORKERS, workers)
-    wanted = fg.reshard_state(tree["state"], fresh["state"])
+    wanted = fg.checkpoint.reshard_state(tree["state"], fresh["state"])
     assert_same(found.tree["state"], wanted.state)
     mean = [
         np.asarray(t["state"][0].memory.value.residual["w"]).mean(0) for t in (tree, found.tree)
@@ -179,7 +183,7 @@ def local_steps(workers):
         optax.sgd(0.1), optax.sgd(1.0), every=2, exchange=fg.AllReduce(), axis_name=AXIS
     )
     first = {"w": jnp.ones(6), "v": jnp.ones((2, 3))}
-    state = fg.init(tx, first, mesh, AXIS)
+    state = fg.init_state(tx, first, mesh, AXIS)
     specs = fg.state_specs(state, AXIS)
 
     def step(rows, state):
@@ -390,7 +394,10 @@ def test_copies_that_are_equal_are_saved(tmp_path, name):
 def test_copies_that_differ_are_refused(tmp_path, name):
     """No restore would take them for what was written."""
     tree = {"fine": copies(W, W, W, W), "state": [DIVERGED[name]]}
-    for call in (lambda: checkpoint.save(tmp_path, 1, tree), lambda: fg.reshard_state(tree, 2)):
+    for call in (
+        lambda: checkpoint.save(tmp_path, 1, tree),
+        lambda: fg.checkpoint.reshard_state(tree, 2),
+    ):
         with pytest.raises(
             ValueError, match=r"\(state\.0\): must be the same on all .*; .*fg\.state_specs"
         ):

@@ -26,7 +26,7 @@ EXCHANGES = {
 
 
 def is_own(node):
-    return isinstance(node, fg.PerWorker)
+    return isinstance(node, fg.exchanges.PerWorker)
 
 
 @functools.cache
@@ -131,7 +131,7 @@ class Life(stateful.RuleBasedStateMachine):
 
     @stateful.rule(workers=st.sampled_from([1, 2, 3, 4]))
     def reshard(self, workers):
-        out = fg.reshard_state(self.state, program(self.name, workers)[0])
+        out = fg.checkpoint.reshard_state(self.state, program(self.name, workers)[0])
         self.state, self.workers = out.state, workers
 
     @stateful.rule(name=st.sampled_from(list(EXCHANGES)))
@@ -139,9 +139,9 @@ class Life(stateful.RuleBasedStateMachine):
         fresh, _ = program(name, self.workers)
         if self.name == "two stages" != name:
             with pytest.raises(ValueError, match="has no place"):
-                fg.reshard_state(self.state, fresh)
+                fg.checkpoint.reshard_state(self.state, fresh)
         else:
-            self.state = fg.reshard_state(self.state, fresh).state
+            self.state = fg.checkpoint.reshard_state(self.state, fresh).state
             self.name = name
 
     @stateful.invariant()

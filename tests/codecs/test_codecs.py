@@ -145,7 +145,7 @@ AT_THE_END = {
 def may_overflow(codec):
     """Whether it says that finite values at the end of float32 may become none."""
     return any(
-        isinstance(stage, fg.Fft | fg.Dct | fg.Hadamard | fg.LloydMax)
+        isinstance(stage, fg.Fft | fg.Dct | fg.Hadamard | fg.codecs.LloydMax)
         or getattr(stage, "rescale", False)
         for stage in stages(codec)
     )
@@ -299,10 +299,22 @@ def test_payload_spec_is_the_payload():
         (lambda: fg.RangeFloat(bits=8, mantissa=9), ValueError, "mantissa=4"),
         (lambda: fg.RangeFloat(bits=8, rounding="up"), ValueError, "nearest"),
         (lambda: fg.RangeFloat(8, rounding="stochastic", zero=False), ValueError, "zero=True"),
-        (lambda: fg.FixedRangeFloat(8, maximum=-1.0), ValueError, "minimum < 0 < maximum"),
-        (lambda: fg.FixedRangeFloat(8, maximum=1.0, eps=2.0), ValueError, "inside the range"),
-        (lambda: fg.FixedRangeFloat(4, mantissa=3, maximum=1.0, eps=1e-3), ValueError, "raise eps"),
-        (lambda: fg.FixedRangeFloat(4, maximum=1.0, minimum=-1e-9), ValueError, "more even range"),
+        (lambda: fg.codecs.FixedRangeFloat(8, maximum=-1.0), ValueError, "minimum < 0 < maximum"),
+        (
+            lambda: fg.codecs.FixedRangeFloat(8, maximum=1.0, eps=2.0),
+            ValueError,
+            "inside the range",
+        ),
+        (
+            lambda: fg.codecs.FixedRangeFloat(4, mantissa=3, maximum=1.0, eps=1e-3),
+            ValueError,
+            "raise eps",
+        ),
+        (
+            lambda: fg.codecs.FixedRangeFloat(4, maximum=1.0, minimum=-1e-9),
+            ValueError,
+            "more even range",
+        ),
         (lambda: fg.compress(fg.Identity(), jnp.arange(3)), TypeError, "optax.partition"),
         (lambda: fg.compress(fg.Identity(), jnp.ones(3, complex)), TypeError, "cast it"),
         (lambda: fg.compress(fg.TopK(k=1), jnp.ones((0, 3))), ValueError, "leave empty arrays out"),
@@ -335,15 +347,19 @@ def test_payload_spec_is_the_payload():
             "shape it came from",
         ),
         (
-            lambda: fg.decompress_mean(
+            lambda: fg.tools.decompress_mean(
                 fg.Sign(), fg.compress(fg.Sign(), jnp.ones(90)), jnp.ones(90)
             ),
             ValueError,
             "of each of 3 workers",
         ),
-        (lambda: fg.decompress_mean(fg.Sign(), (), jnp.ones(9)), ValueError, "shape it came from"),
         (
-            lambda: fg.decompress_mean(fg.Sign, (), jnp.ones(9)),
+            lambda: fg.tools.decompress_mean(fg.Sign(), (), jnp.ones(9)),
+            ValueError,
+            "shape it came from",
+        ),
+        (
+            lambda: fg.tools.decompress_mean(fg.Sign, (), jnp.ones(9)),
             TypeError,
             r"decompress_mean\(codec",
         ),
@@ -359,7 +375,7 @@ def test_payload_spec_is_the_payload():
             "shape it came from",
         ),
         (
-            lambda: fg.decompress_mean(
+            lambda: fg.tools.decompress_mean(
                 fg.Sign(), [fg.compress(fg.Sign(), jnp.ones(9))] * 2, jnp.ones(9)
             ),
             TypeError,

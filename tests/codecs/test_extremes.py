@@ -86,11 +86,11 @@ def test_almost_equal_values_survive_ternary():
 # The ends of the range
 
 QUANTIZERS = {
-    "levels": fg.Levels(bits=4, bucket=64),
-    "levels max": fg.Levels(bits=3, bucket=64, norm="max"),
+    "levels": fg.UniformLevels(bits=4, bucket=64),
+    "levels max": fg.UniformLevels(bits=3, bucket=64, norm="max"),
     "ternary": fg.Ternary(clip=None),
     "ternary clipped": fg.Ternary(),
-    "lloyd-max": fg.LloydMax(bits=2, block=64),
+    "lloyd-max": fg.codecs.LloydMax(bits=2, block=64),
     "sign": fg.Sign(),
     "range float": fg.RangeFloat(bits=8),
 }
@@ -153,9 +153,9 @@ def test_any_codes_decode_to_finite_numbers(bits, mantissa, zero):
 
 
 WITH_SCALES = {
-    "levels": fg.Levels(bits=4, bucket=64),
-    "bin means": fg.BinMeans(),
-    "lloyd-max": fg.LloydMax(bits=2, block=64),
+    "levels": fg.UniformLevels(bits=4, bucket=64),
+    "bin means": fg.codecs.BinMeans(),
+    "lloyd-max": fg.codecs.LloydMax(bits=2, block=64),
     "ternary": fg.Ternary(),
     "log levels": fg.LogLevels(bits=4),
 }
@@ -174,7 +174,10 @@ def test_a_scale_that_is_none_decodes_to_no_number(codec, bad):
 def test_what_is_beyond_a_scale_is_counted_and_so_is_a_nan():
     x = jnp.array([0.5, -2.0, np.nan, np.inf, -1.0])
     assert (
-        fg.DynamicSign(scale=1.0, decay=0.9).compress(x, (), STEP._replace(number=0)).overflow == 3
+        fg.codecs.DynamicSign(scale=1.0, decay=0.9)
+        .compress(x, (), STEP._replace(number=0))
+        .overflow
+        == 3
     )
 
 
@@ -310,14 +313,16 @@ def test_quantized_redsync_sends_the_best_of_a_layer_not_the_first():
 
 CHAINS = {
     "random-k of hadamard, levels": fg.chain(
-        fg.Hadamard(block=8), fg.RandomK(k=16), fg.Levels(bits=4)
+        fg.Hadamard(block=8), fg.RandomK(k=16), fg.UniformLevels(bits=4)
     ),
     "random-k of spectra": fg.chain(fg.Fft(block=16), fg.RandomK(k=16)),
     "random-k of spectra, range float": fg.chain(
         fg.Fft(block=16), fg.RandomK(k=16), fg.RangeFloat(bits=8)
     ),
     "top-k of two transforms": fg.chain(fg.Dct(block=16), fg.Hadamard(block=16), fg.TopK(k=12)),
-    "two transforms, levels": fg.chain(fg.Dct(block=16), fg.Hadamard(block=16), fg.Levels(bits=4)),
+    "two transforms, levels": fg.chain(
+        fg.Dct(block=16), fg.Hadamard(block=16), fg.UniformLevels(bits=4)
+    ),
     "two transforms": fg.chain(fg.Dct(block=16), fg.Hadamard(block=16)),
     "three transforms": fg.chain(
         fg.Dct(block=16), fg.Hadamard(block=16), fg.Fft(block=16), fg.TopK(k=12)
@@ -326,7 +331,7 @@ CHAINS = {
 AROUND = {
     "gather": fg.AllGather,
     "two stages": lambda codec: fg.TwoStage(codec, workers=WORKERS),
-    "piecewise": lambda codec: fg.Piecewise({0: fg.AllGather(codec)}),
+    "piecewise": lambda codec: fg.Scheduled({0: fg.AllGather(codec)}),
 }
 
 
@@ -349,10 +354,12 @@ def test_two_linear_stages_in_front_work_in_every_exchange(codec, around):
     assert_mean_is_that_of_what_was_sent(around(codec), values((WORKERS, 128)))
 
 
-@pytest.mark.parametrize("chooser", [fg.Leader(), fg.Drift()], ids=repr)
+@pytest.mark.parametrize(
+    "support", [fg.exchanges.LeaderSupport(), fg.exchanges.PredictedSupport()], ids=repr
+)
 @pytest.mark.parametrize("name", ["top-k of two transforms", "three transforms", "two transforms"])
-def test_two_linear_stages_in_front_work_in_a_shared_support(name, chooser):
-    exchange = fg.SharedSupport(CHAINS[name], chooser=chooser)
+def test_two_linear_stages_in_front_work_in_a_shared_support(name, support):
+    exchange = fg.SharedSupport(CHAINS[name], support=support)
     assert_mean_is_that_of_what_was_sent(exchange, values((WORKERS, 128)))
 
 
@@ -393,9 +400,9 @@ real_quantizers = st.one_of(
     range_floats,
     st.just(fg.Sign()),
     st.just(fg.Cast("bfloat16")),
-    st.integers(2, 6).map(lambda bits: fg.Levels(bits=bits, bucket=40)),
+    st.integers(2, 6).map(lambda bits: fg.UniformLevels(bits=bits, bucket=40)),
     st.sampled_from([None, 2.5]).map(lambda clip: fg.Ternary(clip=clip)),
-    st.integers(1, 4).map(lambda bits: fg.LloydMax(bits=bits, block=32)),
+    st.integers(1, 4).map(lambda bits: fg.codecs.LloydMax(bits=bits, block=32)),
 )
 
 
@@ -413,7 +420,7 @@ def chains(draw):
 
 def draws(codec):
     """Whether it rounds by chance: another program may then round a value to the other side."""
-    return any(word in repr(codec) for word in ("stochastic", "Levels", "Ternary"))
+    return any(word in repr(codec) for word in ("stochastic", "UniformLevels", "Ternary"))
 
 
 @given(codec=chains(), n=st.sampled_from([1, 33, 130]))
@@ -440,7 +447,7 @@ def test_any_chain_is_gathered_to_the_mean_of_what_it_decodes_to(codec, n):
 
 
 def test_two_stages_of_one_sided_values_send_the_negative_ones_too():
-    codec = fg.chain(fg.OneSided(), fg.TopK(k=4))
+    codec = fg.chain(fg.codecs.AlternatingSign(), fg.TopK(k=4))
     tx = fg.compressed_pmean(fg.TwoStage(codec, workers=2), fg.ErrorFeedback(), axis_name=AXIS)
     row = np.array([1.0, -1.0, 2.0, -2.0], np.float32)
     means, state = updates(tx, np.stack([row, row]), steps=6)
@@ -463,10 +470,12 @@ TOO_LARGE = {
     "sum": fg.AllReduce(fg.Fft(half=True)),
     "sum of a chain": fg.AllReduce(fg.chain(fg.Fft(half=True), fg.RandomK(k=4))),
     "leader": fg.SharedSupport(fg.chain(fg.Fft(half=True), fg.TopK(k=4))),
-    "drift": fg.SharedSupport(fg.chain(fg.Fft(half=True), fg.TopK(k=4)), chooser=fg.Drift()),
+    "drift": fg.SharedSupport(
+        fg.chain(fg.Fft(half=True), fg.TopK(k=4)), support=fg.exchanges.PredictedSupport()
+    ),
     "two stages": fg.TwoStage(fg.Cast("float16"), workers=WORKERS),
-    "piecewise": fg.Piecewise({0: fg.AllReduce(fg.Fft(half=True))}),
-    "recovery": fg.Recover((fg.AllReduce(fg.Fft(half=True)),), max_error=9.0),
+    "piecewise": fg.Scheduled({0: fg.AllReduce(fg.Fft(half=True))}),
+    "recovery": fg.Fallback((fg.AllReduce(fg.Fft(half=True)),), max_error=9.0),
 }
 
 
@@ -484,7 +493,7 @@ def test_every_exchange_whose_codec_may_overflow_is_tried():
     public = {e for e in vars(fg).values() if isinstance(e, type) and issubclass(e, fg.Exchange)}
     tried = {type(exchange) for exchange in TOO_LARGE.values()}
     in_meshes = {fg.Hierarchical}
-    others = {fg.PowerSgd, fg.AcpSgd, fg.IntegerSum, fg.TopVotes}
+    others = {fg.PowerSgd, fg.AcpSgd, fg.IntegerSum, fg.contrib.votes.TopVotes}
     assert public - {fg.Exchange} == tried | in_meshes | others
 
 
@@ -566,7 +575,7 @@ SHARDED = P(None, "model")
 WITH_STATE = {
     "two stages": fg.TwoStage(fg.Sign(), workers=4),
     "threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=2)),
-    "adacomp": fg.AllGather(fg.AdaComp(bin_size=20)),
+    "adacomp": fg.AllGather(fg.codecs.AdaComp(bin_size=20)),
 }
 TREES = {
     "list": ([jnp.zeros((6, 8)), jnp.zeros((4, 2))], [SHARDED, SHARDED]),

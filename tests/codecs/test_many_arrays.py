@@ -20,8 +20,9 @@ BATCH = 20_000
 TINY = float(np.finfo(np.float32).tiny)
 
 SHRINKING = (
-    fg.Budget, fg.Cast, fg.ChunkTopK, fg.Dct, fg.Fft, fg.FixedRangeFloat, fg.Hadamard,
-    fg.Identity, fg.LogLevels, fg.OneMean, fg.OneSided, fg.RandomK, fg.RangeFloat, fg.Sign,
+    fg.Budget, fg.Cast, fg.ChunkTopK, fg.Dct, fg.Fft, fg.codecs.FixedRangeFloat, fg.Hadamard,
+    fg.Identity, fg.LogLevels, fg.codecs.MeanMagnitude, fg.codecs.AlternatingSign,
+    fg.RandomK, fg.RangeFloat, fg.Sign,
     fg.Threshold, fg.TopK,
 )  # fmt: skip
 """Stages that move no vector away from itself by more than its length, but for some options."""
@@ -137,16 +138,16 @@ def own_laws(codec, x, y, unit):
         normal = (size >= float(kind.tiny)) & (size <= float(kind.max))
         bound = np.abs(x) * float(kind.eps) / 2
         yield "a normal value is rounded", np.any(normal & (np.abs(x - y) > bound), axis=1)
-    if isinstance(codec, fg.BinMeans):
+    if isinstance(codec, fg.codecs.BinMeans):
         # Of each bin the mean, so what is lost has nothing in common with any function of it.
         moments = [np.sum((x - y) * y**power, axis=1) for power in range(3)]
         yield "a value becomes the mean of its bin", np.max(np.abs(moments), axis=0) > 1e-5 * n
-    if isinstance(last, fg.LloydMax):
+    if isinstance(last, fg.codecs.LloydMax):
         yield "<x, C(x)> = ||x||²", np.abs(np.sum(x * y, axis=1) - squares) > 1e-5 * squares
-    if isinstance(codec, fg.Levels):
+    if isinstance(codec, fg.UniformLevels):
         step = np.sqrt(squares) / (2 ** (codec.bits - 1) - 1)
         yield "no further than the next level", np.abs(x - y).max(1) > step * (1 + 1e-5)
-    if isinstance(codec, fg.Ternary | fg.AdaComp):
+    if isinstance(codec, fg.Ternary | fg.codecs.AdaComp):
         size = np.abs(y).max(1, keepdims=True)
         wrong = (y != 0) & ((np.abs(y) != size) | (x * y < 0))
         yield "all values have one magnitude, and their own sign", np.any(wrong, axis=1)
@@ -165,7 +166,7 @@ def broken_laws(codec, x, y):
     x, y = x.astype(np.float64), y.astype(np.float64)
     top = np.abs(x).max(1)
     yield "what is finite stays finite", ~np.isfinite(y).all(axis=1)
-    if isinstance(codec, fg.DynamicSign):
+    if isinstance(codec, fg.codecs.DynamicSign):
         yield "all have one size", np.any(np.abs(y) != codec.scale / 2, axis=1)
         return
     yield "zero comes back as zero", (top == 0) & np.any(y != 0, axis=1)
@@ -192,10 +193,10 @@ def test_some_arrays(name):
 
 
 BINS = [
-    (fg.BinMeans(), 100),
-    (fg.BinMeans(), 4096),
-    (fg.BinMeans(bits=1), 100),
-    (fg.chain(fg.TopK(k=8), fg.BinMeans()), 100),
+    (fg.codecs.BinMeans(), 100),
+    (fg.codecs.BinMeans(), 4096),
+    (fg.codecs.BinMeans(bits=1), 100),
+    (fg.chain(fg.TopK(k=8), fg.codecs.BinMeans()), 100),
 ]
 
 
@@ -208,14 +209,14 @@ def test_a_value_is_sent_by_the_code_whose_mean_it_is_in(codec, n):
         for x in np.asarray(make(rng, (40, n)), np.float32):
             y = np.asarray(run(x, 0))
             kept = y != 0
-            assert np.count_nonzero(kept) == (n if isinstance(codec, fg.BinMeans) else 8)
+            assert np.count_nonzero(kept) == (n if isinstance(codec, fg.codecs.BinMeans) else 8)
             for value in np.unique(y[kept]):
                 np.testing.assert_allclose(np.mean(x[y == value], dtype=np.float64), value, 1e-5)
 
 
 def test_one_bit_tells_two_heaps_apart():
     x = np.array([-5.0, -4.0, 4.0, 5.0], np.float32)
-    y = jax.jit(functools.partial(round_trip, fg.BinMeans(bits=1)))(x, 0)
+    y = jax.jit(functools.partial(round_trip, fg.codecs.BinMeans(bits=1)))(x, 0)
     np.testing.assert_allclose(y, [-4.5, -4.5, 4.5, 4.5], rtol=1e-6)
 
 
@@ -236,7 +237,7 @@ def test_a_million_arrays(name, capsys):
                 assert not broken.any(), f"{law}: {where}, rows {np.flatnonzero(broken)[:9]}"
             top = np.abs(own).max(1)
             own, back, top = own[top > 0], back[top > 0], top[top > 0]
-            if not len(own) or isinstance(codec, fg.DynamicSign):
+            if not len(own) or isinstance(codec, fg.codecs.DynamicSign):
                 continue
             peak = float(np.max(np.abs(back).max(1) / np.maximum(top, TINY)))
             largest = max(largest, (peak, where))

@@ -32,14 +32,16 @@ def codes_of(codec, x):
 
 
 def test_worked_example_of_the_paper():
-    codec = fg.FixedRangeFloat(bits=8, mantissa=3, rounding="truncate", maximum=2.0, eps=0.125)
+    codec = fg.codecs.FixedRangeFloat(
+        bits=8, mantissa=3, rounding="truncate", maximum=2.0, eps=0.125
+    )
     assert codes_of(codec, [0.256, 0.125, 2.0, 0.0]) == [9, 1, 33, 0]
     assert round_trip(codec, jnp.array([0.256, -0.256])).tolist() == [0.25, -0.25]
     assert codec._window().positive == 33
 
 
 def test_worked_example_of_ten_bits():
-    codec = fg.FixedRangeFloat(bits=10, mantissa=5, maximum=1.0)
+    codec = fg.codecs.FixedRangeFloat(bits=10, mantissa=5, maximum=1.0)
     window = codec._window()
     assert window.positive == window.negative == 511
     assert float(window.eps) == pytest.approx(1.62e-5, rel=1e-3)
@@ -47,7 +49,9 @@ def test_worked_example_of_ten_bits():
 
 @given(x=st.floats(0.125, 4.0, width=32))
 def test_algorithm_1_of_the_paper(x):
-    codec = fg.FixedRangeFloat(bits=8, mantissa=3, rounding="truncate", maximum=2.0, eps=0.125)
+    codec = fg.codecs.FixedRangeFloat(
+        bits=8, mantissa=3, rounding="truncate", maximum=2.0, eps=0.125
+    )
     code = reference.paper_encode(x, 3, 0.125, 2.0)
     assert codes_of(codec, [x]) == [code]
     assert round_trip(codec, jnp.array([x])).tolist() == [reference.paper_decode(code, 3, 0.125)]
@@ -56,7 +60,7 @@ def test_algorithm_1_of_the_paper(x):
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-0.5, 0.5), (-0.25, 1.0)])
 @pytest.mark.parametrize("bits", [8, 10])
 def test_tuned_is_where_the_papers_loop_ends(low, high, bits):
-    codec = fg.FixedRangeFloat.tuned(low, high, bits)
+    codec = fg.codecs.FixedRangeFloat.tuned(low, high, bits)
     eps, positive = reference.paper_tuning(low, high, bits, codec.m)
     window = codec._window()
     assert abs(reference.count_of(codec.eps, codec.m) - reference.count_of(eps, codec.m)) <= 1
@@ -66,13 +70,13 @@ def test_tuned_is_where_the_papers_loop_ends(low, high, bits):
 
 
 def test_tuned_takes_the_papers_mantissa():
-    assert fg.FixedRangeFloat.tuned(-1.0, 1.0, 10).m == 6
-    assert fg.FixedRangeFloat.tuned(-1.0, 1.0, 8).m == 4
+    assert fg.codecs.FixedRangeFloat.tuned(-1.0, 1.0, 10).m == 6
+    assert fg.codecs.FixedRangeFloat.tuned(-1.0, 1.0, 8).m == 4
 
 
 @pytest.mark.parametrize("bits", range(2, 17))
 def test_every_width_round_trips_what_it_can_represent(bits):
-    codec = fg.FixedRangeFloat(bits=bits, maximum=1.0)
+    codec = fg.codecs.FixedRangeFloat(bits=bits, maximum=1.0)
     window = codec._window()
     grid = reference.representable(window.base, window.positive, codec.m).astype(np.float32)
     x = jnp.asarray(np.concatenate([grid, -grid, [0.0]]).astype(np.float32))
@@ -83,7 +87,7 @@ def test_every_width_round_trips_what_it_can_represent(bits):
 @pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
 def test_nearest_is_nearest_among_all(bits, zero):
-    codec = fg.FixedRangeFloat(bits=bits, maximum=1.0, zero=zero)
+    codec = fg.codecs.FixedRangeFloat(bits=bits, maximum=1.0, zero=zero)
     window = codec._window()
     x = np.clip(values((400,)) / 4, -1, 1)
     expected = reference.range_float(x, codec.m, window.base, window.positive, zero)
@@ -105,15 +109,15 @@ def test_proven_relative_error(rounding, bits, m, x):
 
 
 def test_below_eps_goes_to_the_nearer_of_zero_and_eps():
-    codec = fg.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
+    codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
     x = jnp.array([0.06, 0.0626, 0.12, -0.06, -0.0626])
     assert round_trip(codec, x).tolist() == [0.0, 0.125, 0.125, 0.0, -0.125]
-    no_zero = fg.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125, zero=False)
+    no_zero = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125, zero=False)
     assert round_trip(no_zero, x).tolist() == [0.125, 0.125, 0.125, -0.125, -0.125]
 
 
 def test_beyond_the_range_saturates_and_is_counted():
-    codec = fg.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, minimum=-1.0)
+    codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, minimum=-1.0)
     x = jnp.array([3.0, jnp.inf, 1.9, -1.5, -jnp.inf, jnp.nan])
     payload, overflow, _ = codec.compress(x, (), fg.Step())
     assert overflow == 5

@@ -195,7 +195,7 @@ class Halved(fg.Selector):
     """The first four values, halved where they are decoded, dense or sparse."""
 
     def compress(self, x, state, step):
-        return fg.Compressed(fg.Payload(x[:4] + fg.poison(x)))
+        return fg.Compressed(fg.Payload(x[:4] + fg.codecs.poison(x)))
 
     def positions(self, side, n, step):
         return jnp.arange(4, dtype=jnp.int32)
@@ -204,7 +204,7 @@ class Halved(fg.Selector):
         return super().decompress(fg.Payload(payload.main / 2), like, step)
 
     def sparse(self, payload, like, step):
-        return fg.Sparse(jnp.arange(4, dtype=jnp.int32), payload.main / 2)
+        return fg.codecs.Sparse(jnp.arange(4, dtype=jnp.int32), payload.main / 2)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -178,7 +178,7 @@ def test_a_few_coefficients_are_undone_at_their_blocks_alone(transform, monkeypa
 def test_coefficients_of_one_block_are_added_together(positions):
     codec, x, positions = fg.Dct(block=4), jnp.arange(10.0), jnp.array(positions)
     y = jax.random.normal(jax.random.key(0), (4,))
-    few = codec.at_blocks(fg.Sparse(positions, y), x, fg.Step())
+    few = codec.at_blocks(fg.codecs.Sparse(positions, y), x, fg.Step())
     assert (jnp.diff(few.positions.ravel()) > 0).all()  # also of what is nowhere
     total = few.add_to(x, 1.0)
     dense = jnp.zeros(12).at[positions].set(y, mode="drop")
@@ -187,5 +187,10 @@ def test_coefficients_of_one_block_are_added_together(positions):
 
 
 def test_a_tile_has_as_many_values_as_its_sides_say():
-    sizes = [fg.Tiles(), fg.Tiles(16), fg.Tiles(16, (3, 100)), fg.Tiles(1024, (1, 5000))]
+    sizes = [
+        fg.codecs.Tiles(),
+        fg.codecs.Tiles(16),
+        fg.codecs.Tiles(16, (3, 100)),
+        fg.codecs.Tiles(1024, (1, 5000)),
+    ]
     assert [tiles.tile_size for tiles in sizes] == [64, 16, 4 * 16, 1024]

@@ -18,7 +18,11 @@ LIKE = {
     "b": jax.ShapeDtypeStruct((7,), "float32"),
 }
 BY_LEAF = fg.Layout("leaf")
-AVERAGES = {"clipped": fg.MedianNormClip(), "trimmed": fg.TrimmedMean(trim=1), "mean": None}
+AVERAGES = {
+    "clipped": fg.exchanges.MedianNormClip(),
+    "trimmed": fg.exchanges.TrimmedMean(trim=1),
+    "mean": None,
+}
 
 
 def oracle(name, rows):
@@ -57,32 +61,36 @@ def test_they_are_what_they_say(name, workers, mode):
 def test_who_sends_nothing_has_no_vote_on_lengths():
     """Or two workers in three that had no tokens would clip the third one to nothing."""
     grads = jax.tree.map(lambda g: g.at[1:].set(0), gradients(LIKE, 3))
-    mean, _ = mean_of(fg.MedianNormClip(), 3)(grads)
+    mean, _ = mean_of(fg.exchanges.MedianNormClip(), 3)(grads)
     for key, rows in grads.items():
         np.testing.assert_allclose(mean[key][0], rows[0] / 3, rtol=1e-5)
     silent = jax.tree.map(jnp.zeros_like, grads)
-    mean, _ = mean_of(fg.MedianNormClip(), 3)(silent)
+    mean, _ = mean_of(fg.exchanges.MedianNormClip(), 3)(silent)
     assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(mean))
 
 
 def test_each_payload_is_decoded_and_none_is_larger():
     codec = fg.chain(fg.TopK(k=20), fg.LogLevels(bits=4))
     grads = jax.tree.map(lambda g: g.at[3].multiply(1000), gradients(LIKE, 4))
-    mean, _ = mean_of(fg.MedianNormClip(), 4, codec=codec)(grads)
+    mean, _ = mean_of(fg.exchanges.MedianNormClip(), 4, codec=codec)(grads)
     for key, rows in grads.items():
         flat = [jnp.ravel(row) for row in rows]
         sent = [fg.decompress(codec, fg.compress(codec, x), x) for x in flat]
         expected = oracle("clipped", np.stack(sent)).reshape(rows.shape[1:])
         np.testing.assert_allclose(mean[key][0], expected, rtol=2e-5, atol=1e-6)
-    plain, clipped = (fg.AllGather(codec, average) for average in (None, fg.MedianNormClip()))
+    plain, clipped = (
+        fg.AllGather(codec, average) for average in (None, fg.exchanges.MedianNormClip())
+    )
     assert fg.wire_bytes(plain, LIKE, BY_LEAF) == fg.wire_bytes(clipped, LIKE, BY_LEAF)
-    assert fg.link_bytes(plain, LIKE, 4, BY_LEAF) == fg.link_bytes(clipped, LIKE, 4, BY_LEAF)
+    assert fg.tools.link_bytes(plain, LIKE, 4, BY_LEAF) == fg.tools.link_bytes(
+        clipped, LIKE, 4, BY_LEAF
+    )
 
 
 @pytest.mark.parametrize("scale", [1e3, 1e30, 1e-30])
 def test_lengths_neither_overflow_nor_vanish(scale):
     grads = jax.tree.map(lambda g: g * np.float32(scale), gradients(LIKE, 4))
-    mean, _ = mean_of(fg.MedianNormClip(), 4)(grads)
+    mean, _ = mean_of(fg.exchanges.MedianNormClip(), 4)(grads)
     for key, rows in grads.items():
         found, expected = np.asarray(mean[key][0], np.float64), oracle("clipped", rows)
         np.testing.assert_allclose(found / scale, expected / scale, rtol=1e-4, atol=1e-6)
@@ -113,7 +121,9 @@ def test_a_bad_value_is_seen_and_nothing_is_left_of_nobody(name):
     assert np.asarray(state.skipped).tolist() == [1] * 4
 
 
-@pytest.mark.parametrize("average", [fg.MedianNormClip(), fg.TrimmedMean()], ids=repr)
+@pytest.mark.parametrize(
+    "average", [fg.exchanges.MedianNormClip(), fg.exchanges.TrimmedMean()], ids=repr
+)
 @pytest.mark.parametrize("counts", [(0, 0, 0, 0), (1, 1, 0, 1), (1, 1, 1, 1)], ids=repr)
 def test_what_does_not_count_is_as_nothing_whatever_it_is(average, counts):
     """Also where it is not zero; and of nobody it is zero, not a division by none."""
@@ -124,19 +134,19 @@ def test_what_does_not_count_is_as_nothing_whatever_it_is(average, counts):
     ]
     np.testing.assert_array_equal(found[1], found[0])
     left = rows[np.array(counts, bool)]
-    name = "trimmed" if isinstance(average, fg.TrimmedMean) else "clipped"
+    name = "trimmed" if isinstance(average, fg.exchanges.TrimmedMean) else "clipped"
     wanted = oracle(name, left) if len(left) else np.zeros(30)
     np.testing.assert_allclose(found[0], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_one_at_either_end_is_trimmed_unless_told_otherwise():
-    assert fg.TrimmedMean() == fg.TrimmedMean(trim=1)
+    assert fg.exchanges.TrimmedMean() == fg.exchanges.TrimmedMean(trim=1)
 
 
 @pytest.mark.parametrize("workers", [4, 3])
 def test_two_that_count_are_too_few_to_trim(workers):
     grads = jax.tree.map(lambda g: g.at[: workers - 2].set(jnp.nan), gradients(LIKE, workers))
-    mean, _ = mean_of(fg.TrimmedMean(trim=1), workers, non_finite="drop_worker")(grads)
+    mean, _ = mean_of(fg.exchanges.TrimmedMean(trim=1), workers, non_finite="drop_worker")(grads)
     for key, rows in grads.items():
         np.testing.assert_allclose(mean[key][0], np.mean(rows[-2:], axis=0), rtol=1e-5, atol=1e-6)
 
@@ -171,13 +181,13 @@ def test_one_worker_that_is_off_cannot_end_training(name, holds, attack):
 
 def test_the_program_sends_no_more_than_for_a_mean():
     codec, mesh = CODECS["top-k 6 bits"], mesh_of(4)
-    exchange = fg.AllGather(codec, fg.MedianNormClip())
+    exchange = fg.AllGather(codec, fg.exchanges.MedianNormClip())
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
     like = jax.tree.map(lambda a: jnp.ones(a.shape), LIKE)
     specs = fg.state_specs(jax.eval_shape(tx.init, like), AXIS)
     wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)  # the same for all
     update = wrap(tx.update, in_specs=(P(), specs), out_specs=(P(), specs))
-    state = fg.init(tx, like, mesh, AXIS)
+    state = fg.init_state(tx, like, mesh, AXIS)
     (found,) = fg.audit(jax.jit(update).lower(like, state).compile())
     assert found.bytes == fg.wire_bytes(exchange, LIKE)
     assert found.bytes == fg.wire_bytes(fg.AllGather(codec), LIKE)
@@ -187,8 +197,8 @@ def test_mistakes():
     with pytest.raises(TypeError, match=r"AllGather\(average\): must be an average, got 'median'"):
         fg.AllGather(fg.Sign(), "median")
     with pytest.raises(TypeError, match="which a call makes"):
-        fg.AllGather(fg.Sign(), fg.MedianNormClip)
+        fg.AllGather(fg.Sign(), fg.exchanges.MedianNormClip)
     with pytest.raises(ValueError, match=r"TrimmedMean\(trim\): must be at least 1"):
-        fg.TrimmedMean(trim=0)
+        fg.exchanges.TrimmedMean(trim=0)
     with pytest.raises(ValueError, match=r"must leave some of 4 workers, got 2.*MedianNormClip"):
-        mean_of(fg.TrimmedMean(trim=2), 4)(gradients(LIKE, 4))
+        mean_of(fg.exchanges.TrimmedMean(trim=2), 4)(gradients(LIKE, 4))

@@ -37,7 +37,7 @@ EXCHANGES = {
     "two stages": fg.TwoStage(CODECS["top-k 6 bits"], workers=4),
     "support": fg.SharedSupport(fg.TopK(fraction=0.1)),
     "integers": fg.IntegerSum(workers=4),
-    "votes": fg.TopVotes(workers=4, fraction=0.02),
+    "votes": fg.contrib.votes.TopVotes(workers=4, fraction=0.02),
     "low rank": fg.PowerSgd(rank=2),
     "low rank in turns": fg.AcpSgd(rank=2),
 }

@@ -177,8 +177,8 @@ BUFFERS = {
     "gather": (fg.AllGather(CODEC), "all_gather"),
     "first stage": (fg.TwoStage(fg.Sign(), workers=WORKERS), "all_to_all"),
     "second stage": (fg.TwoStage(fg.Sign(), workers=WORKERS), "all_gather"),
-    "piece": (fg.Piecewise({0: fg.AllGather(CODEC), 9: fg.AllReduce()}), "all_gather"),
-    "recovery": (fg.Recover((fg.AllGather(CODEC), fg.AllReduce()), max_error=9.0), "all_gather"),
+    "piece": (fg.Scheduled({0: fg.AllGather(CODEC), 9: fg.AllReduce()}), "all_gather"),
+    "recovery": (fg.Fallback((fg.AllGather(CODEC), fg.AllReduce()), max_error=9.0), "all_gather"),
 }
 
 

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, of_size, train_step
 
 import fftgrad as fg
-from fftgrad import learned
 from fftgrad.codecs import _sum
+from fftgrad.contrib import learned
 
 EVERY_PLATFORM = True
 ALL = pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
@@ -78,17 +78,17 @@ def test_mean_replicas_and_bytes(exchange, workers):
 
 def check_bytes(exchange, workers):
     found = fg.audit(compiled("shard_map", exchange, workers))
-    if isinstance(exchange, fg.Piecewise):
+    if isinstance(exchange, fg.Scheduled):
         for branch, (step, _) in enumerate(exchange.schedule):
             here = [c for c in found if c.branch == (branch,)]
             assert sum(c.bytes for c in here) == fg.wire_bytes(exchange.at(step), jnp.ones(N))
             check_link_bytes(here, exchange.at(step), workers)
         assert len(found) == len(exchange.schedule)
-    elif isinstance(exchange, fg.Recover | learned.LearnedCodes):
+    elif isinstance(exchange, fg.Fallback | learned.LearnedCodes):
         # It starts at the first rung, which XLA knows, and what it watches goes with the state.
         # So it does in the first phase.
         assert sum(c.bytes for c in found) == fg.wire_bytes(exchange.at(0), jnp.ones(N))
-        assert len(found) == (1 if isinstance(exchange, fg.Recover) else 2)
+        assert len(found) == (1 if isinstance(exchange, fg.Fallback) else 2)
         check_link_bytes(found, exchange.at(0), workers)
     else:
         sized = of_size(exchange, workers)
@@ -100,10 +100,12 @@ def check_bytes(exchange, workers):
 
 def check_link_bytes(found, exchange, workers):
     over_a_ring = sum(c.link_bytes(workers) for c in found)
-    assert fg.link_bytes(exchange, jnp.ones(N), workers) == pytest.approx(over_a_ring, rel=1e-12)
+    assert fg.tools.link_bytes(exchange, jnp.ones(N), workers) == pytest.approx(
+        over_a_ring, rel=1e-12
+    )
 
 
-BY_ERROR = fg.Recover((fg.AllGather(fg.Sign()),), max_error=9.0)
+BY_ERROR = fg.Fallback((fg.AllGather(fg.Sign()),), max_error=9.0)
 COLLECTIVES = {
     "dense": ["all-reduce"],
     "gather top-k": ["all-gather"],
@@ -177,7 +179,7 @@ def test_payloads_that_travel_otherwise_have_the_same_mean(name):
     @jax.jit
     def both(x):
         payloads = jax.vmap(lambda row: fg.compress(codec, row, step=step))(x)
-        return fg.decompress_mean(codec, payloads, x[0], step=step)
+        return fg.tools.decompress_mean(codec, payloads, x[0], step=step)
 
     def gathered(x):
         exchange = fg.AllGather(codec)
@@ -191,7 +193,7 @@ SPARSE = {
     "top-k": fg.TopK(fraction=0.1),
     "top-k 6 bits": CODECS["top-k 6 bits"],
     "threshold": fg.Threshold(fraction=0.05),
-    "ada comp": fg.AdaComp(bin_size=20, per_bin=2),
+    "ada comp": fg.codecs.AdaComp(bin_size=20, per_bin=2),
     "few blocks": fg.chain(fg.Dct(block=4), fg.TopK(k=2)),
     "few blocks of an FFT": fg.chain(fg.Fft(block=4), fg.TopK(k=2), fg.RangeFloat(8)),
 }
@@ -287,12 +289,17 @@ def test_any_number_of_workers_costs_one_inverse_transform(name, transforms):
 @pytest.mark.parametrize(
     ("exchange", "scale"),
     [
-        (fg.AllGather(fg.FixedRangeFloat(bits=8, maximum=1.0)), 1.0),
+        (fg.AllGather(fg.codecs.FixedRangeFloat(bits=8, maximum=1.0)), 1.0),
         (fg.AllGather(fg.Fft(half=True)), 1e5),
         (fg.AllGather(fg.Cast("float16")), 1e5),
         (fg.AllReduce(fg.Fft(half=True)), 1e5),
         (fg.SharedSupport(fg.chain(fg.Fft(half=True), fg.TopK(k=4))), 1e5),
-        (fg.SharedSupport(fg.chain(fg.Fft(half=True), fg.TopK(k=4)), fg.Drift()), 1e5),
+        (
+            fg.SharedSupport(
+                fg.chain(fg.Fft(half=True), fg.TopK(k=4)), fg.exchanges.PredictedSupport()
+            ),
+            1e5,
+        ),
     ],
     ids=repr,
 )
@@ -333,7 +340,7 @@ def test_several_axes_are_one(name, check_vma):
 
 
 def test_piecewise_switches_at_the_step_in_one_program():
-    schedule = fg.Piecewise(
+    schedule = fg.Scheduled(
         {4: fg.AllGather(fg.TopK(k=1)), 0: fg.AllReduce(), 2: fg.AllGather(fg.TopK(k=5))}
     )
     assert [step for step, _ in schedule.schedule] == [0, 2, 4]
@@ -358,7 +365,7 @@ def test_piecewise_switches_at_the_step_in_one_program():
 def test_low_rank_and_gathered_steps_lose_nothing_in_one_program(check_vma):
     """What `PowerSgd` sends is equal on all workers, what the others send is each one's own."""
     like = {"w": jax.ShapeDtypeStruct((10, 12), "float32")}
-    exchange = fg.Piecewise(
+    exchange = fg.Scheduled(
         {0: fg.PowerSgd(rank=2), 1: fg.AllGather(fg.TopK(k=9)), 2: fg.PowerSgd()}
     )
     layout = fg.Layout("leaf")
@@ -378,7 +385,7 @@ def test_low_rank_and_gathered_steps_lose_nothing_in_one_program(check_vma):
 
 
 def test_a_support_by_the_mean_sees_all_and_then_follows_the_drift():
-    exchange = fg.SharedSupport(fg.TopK(k=10), fg.Drift())
+    exchange = fg.SharedSupport(fg.TopK(k=10), fg.exchanges.PredictedSupport())
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
     drift = np.full(100, 0.01, np.float32)
     drift[37], drift[71] = 5.0, -5.0
@@ -405,7 +412,9 @@ def test_a_threshold_by_the_mean_is_that_of_all(check_vma):
     At first all are alike, so that all but the 12 for which there is room stay behind.
     """
     like = {"w": jax.ShapeDtypeStruct((120,), "float32")}
-    exchange = fg.SharedSupport(fg.Threshold(fraction=0.05, reuse=3), fg.Drift())
+    exchange = fg.SharedSupport(
+        fg.Threshold(fraction=0.05, reuse=3), fg.exchanges.PredictedSupport()
+    )
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
     init, update = train_step(tx, 4, check_vma=check_vma, like=like)
     state = init({"w": jnp.zeros(120)})
@@ -429,7 +438,9 @@ def test_what_stays_behind_is_counted_of_the_leader_alone():
     rows = jnp.asarray(values((4, 120))).at[0].set(1.0)
     counts = []
     for leader in range(4):
-        exchange = fg.SharedSupport(fg.Threshold(fraction=0.05), fg.Leader(worker=leader))
+        exchange = fg.SharedSupport(
+            fg.Threshold(fraction=0.05), fg.exchanges.LeaderSupport(worker=leader)
+        )
 
         def count(row, exchange=exchange):
             return exchange.mean(row, exchange.init(row), fg.Step.of(0), AXIS).overflow
@@ -439,7 +450,7 @@ def test_what_stays_behind_is_counted_of_the_leader_alone():
 
 
 def test_a_fixed_leader_leads_always():
-    exchange = fg.SharedSupport(fg.TopK(k=1), fg.Leader(worker=1))
+    exchange = fg.SharedSupport(fg.TopK(k=1), fg.exchanges.LeaderSupport(worker=1))
     x = jnp.array([[4.0, 1.0], [1.0, 2.0]])
 
     def twice(row):
@@ -451,16 +462,16 @@ def test_a_fixed_leader_leads_always():
 
 
 @pytest.mark.parametrize(
-    ("chooser", "error", "remedy"),
+    ("support", "error", "remedy"),
     [
         (lambda: "median", TypeError, r"use Leader\(\)"),
-        (lambda: fg.Leader("first"), ValueError, "lead in turn"),
-        (lambda: fg.Leader(7), ValueError, "one of 2 workers"),
+        (lambda: fg.exchanges.LeaderSupport("first"), ValueError, "lead in turn"),
+        (lambda: fg.exchanges.LeaderSupport(7), ValueError, "one of 2 workers"),
     ],
 )
-def test_who_chooses_is_checked(chooser, error, remedy):
+def test_who_chooses_is_checked(support, error, remedy):
     def mean(row):
-        exchange = fg.SharedSupport(fg.TopK(k=1), chooser())
+        exchange = fg.SharedSupport(fg.TopK(k=1), support())
         return exchange.mean(row, exchange.init(row), fg.Step.of(0), AXIS).mean
 
     with pytest.raises(error, match=remedy):
@@ -477,10 +488,10 @@ def test_exchanges_are_values(exchange):
 @pytest.mark.parametrize(
     ("make", "error", "remedy"),
     [
-        (lambda: fg.Piecewise({}), ValueError, "0: AllReduce"),
-        (lambda: fg.Piecewise({3: fg.AllReduce()}), ValueError, "0: AllReduce"),
-        (lambda: fg.Piecewise({-1: fg.AllReduce(), 0: fg.AllReduce()}), ValueError, "must be 0"),
-        (lambda: fg.Piecewise({0: fg.TopK(k=1)}), TypeError, "AllGather"),
+        (lambda: fg.Scheduled({}), ValueError, "0: AllReduce"),
+        (lambda: fg.Scheduled({3: fg.AllReduce()}), ValueError, "0: AllReduce"),
+        (lambda: fg.Scheduled({-1: fg.AllReduce(), 0: fg.AllReduce()}), ValueError, "must be 0"),
+        (lambda: fg.Scheduled({0: fg.TopK(k=1)}), TypeError, "AllGather"),
         (lambda: fg.wire_bytes(EXCHANGES["warm-up"], jnp.ones(9)), ValueError, "piecewise.at"),
     ],
 )
@@ -498,7 +509,7 @@ def test_equal_policies_are_made_for_the_same_parts():
     def policy():
         return fg.Policy(fg.Rule(fg.Identity(), max_ndim=1), default=fg.TopK(fraction=0.1))
 
-    schedule = fg.Piecewise({0: fg.AllGather(policy()), 10: fg.SharedSupport(policy())})
+    schedule = fg.Scheduled({0: fg.AllGather(policy()), 10: fg.SharedSupport(policy())})
     assert schedule.scope == policy().scope
     assert hash(schedule.scope) == hash(policy().scope)
 
@@ -515,12 +526,14 @@ class EveryFourth(fg.Selector):
 
 
 def test_a_drift_knows_positions_that_change_by_step():
-    tx = fg.compressed_pmean(fg.SharedSupport(EveryFourth(), fg.Drift()), axis_name=AXIS)
+    tx = fg.compressed_pmean(
+        fg.SharedSupport(EveryFourth(), fg.exchanges.PredictedSupport()), axis_name=AXIS
+    )
     rows = jnp.ones((4, 8))
     state = jax.vmap(tx.init)(rows)
     for _ in range(2):
         _, state = jax.vmap(tx.update, axis_name=AXIS)(rows, state)
-    assert state.exchange[0].chooser[0].age[0].tolist() == [2, 1, 3, 3, 2, 1, 3, 3]
+    assert state.exchange[0].support[0].age[0].tolist() == [2, 1, 3, 3, 2, 1, 3, 3]
 
 
 def test_a_step_without_a_gradient_does_not_end_low_rank():
@@ -544,16 +557,16 @@ def test_a_step_without_a_gradient_does_not_end_low_rank():
 def test_payloads_from_elsewhere_may_be_of_numpy_and_vary():
     codec, x = fg.TopK(k=3), rows(4)
     payloads = jax.vmap(lambda row: fg.compress(codec, row))(x)
-    expected = fg.decompress_mean(codec, payloads, x[0])
-    by_numpy = fg.decompress_mean(codec, jax.tree.map(np.asarray, payloads), x[0])
+    expected = fg.tools.decompress_mean(codec, payloads, x[0])
+    by_numpy = fg.tools.decompress_mean(codec, jax.tree.map(np.asarray, payloads), x[0])
     np.testing.assert_array_equal(by_numpy, expected)
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
     inside = jax.shard_map(
-        lambda p: fg.decompress_mean(codec, p, x[0])[None],
+        lambda p: fg.tools.decompress_mean(codec, p, x[0])[None],
         mesh=mesh,
         in_specs=P("data"),
         out_specs=P("data"),
     )(payloads)
     np.testing.assert_array_equal(inside[0], expected)
     with pytest.raises(ValueError, match="of each of 1 workers"):
-        fg.decompress_mean(codec, jax.tree.map(lambda a: a[:0], payloads), x[0])
+        fg.tools.decompress_mean(codec, jax.tree.map(lambda a: a[:0], payloads), x[0])

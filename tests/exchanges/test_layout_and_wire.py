@@ -70,7 +70,7 @@ def test_one_vector_of_all_leaves_is_cut_though_it_be_one_leaf():
 @pytest.mark.parametrize("name", [None, 3, ("a", "b"), b"a"], ids=repr)
 def test_a_scope_that_names_no_group_is_answered(name):
     layout = fg.Layout(lambda *_: name)
-    for ask in (fg.wire_bytes, fg.preview):
+    for ask in (fg.wire_bytes, fg.tools.preview):
         with pytest.raises(TypeError, match=r"Layout\(scope\): must return .*, got .*; return"):
             ask(fg.TopK(k=3), MATRICES, layout)
 

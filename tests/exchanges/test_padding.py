@@ -67,7 +67,7 @@ def as_it_comes(t, noise):
 NO_ZERO = {
     "sign": fg.Sign(),
     "range float": fg.RangeFloat(bits=3, zero=False),
-    "lloyd-max": fg.chain(fg.Hadamard(block=32), fg.LloydMax(bits=2, block=32)),
+    "lloyd-max": fg.chain(fg.Hadamard(block=32), fg.codecs.LloydMax(bits=2, block=32)),
 }
 
 

@@ -28,7 +28,7 @@ POLICY = fg.Policy(
 
 
 def test_the_first_rule_that_holds_decides():
-    rows = {row.leaf: row for row in fg.preview(POLICY, LIKE)}
+    rows = {row.leaf: row for row in fg.tools.preview(POLICY, LIKE)}
     assert {leaf: row.codec for leaf, row in rows.items()} == {
         "dense/bias": fg.Identity(),
         "dense/kernel": CODEC,
@@ -64,7 +64,7 @@ def test_another_scope_is_refused(scope):
 @pytest.mark.parametrize("codec", [CODEC, fg.Identity(), fg.Sign()], ids=repr)
 def test_a_preview_adds_up(codec, scope):
     tree = {**LIKE, "empty": jax.ShapeDtypeStruct((0, 3), "float32")}
-    rows = fg.preview(codec, tree, fg.Layout(scope))
+    rows = fg.tools.preview(codec, tree, fg.Layout(scope))
     assert [row.leaf for row in rows] == ["dense/bias", "dense/kernel", "head/kernel", "norm"]
     assert sum(r.bytes for r in rows) + 8 == pytest.approx(
         fg.wire_bytes(fg.AllGather(codec), tree, fg.Layout(scope))
@@ -74,7 +74,7 @@ def test_a_preview_adds_up(codec, scope):
 def test_a_scope_by_dtype_sees_what_the_exchange_sees():
     tree = {**LIKE, "norm": jax.ShapeDtypeStruct((3, 4), "bfloat16")}
     layout = fg.Layout(lambda _, leaf: str(leaf.dtype))
-    rows = fg.preview(CODEC, tree, layout)
+    rows = fg.tools.preview(CODEC, tree, layout)
     assert {row.part for row in rows} == {"float32"}
     assert sum(row.bytes for row in rows) + 8 == fg.wire_bytes(CODEC, tree, layout)
 
@@ -83,7 +83,7 @@ def test_a_rule_that_no_leaf_meets_is_shown():
     """A typo in a path, and a rule behind another that takes all of its leaves."""
     rules = (fg.Rule(fg.Sign(), path="haed/*"), fg.Rule(fg.Identity(), max_ndim=1))
     policy = fg.Policy(*rules, fg.Rule(fg.TopK(k=1), path="*/bias"), default=CODEC)
-    rows = fg.preview(policy, LIKE)
+    rows = fg.tools.preview(policy, LIKE)
     assert [row.leaf for row in rows] == [
         *("dense/bias", "dense/kernel", "head/kernel", "norm"),
         *(None, None),
@@ -118,7 +118,7 @@ def test_a_masked_leaf_does_not_stay_unaveraged_silently():
     [
         (lambda: fg.Policy(fg.TopK(k=1), default=CODEC), TypeError, "Rule"),
         (lambda: fg.Policy(default=fg.AllReduce()), TypeError, r"Identity\(\)"),
-        (lambda: fg.preview(CODEC, LIKE, fg.Layout("layer")), ValueError, "'model'"),
+        (lambda: fg.tools.preview(CODEC, LIKE, fg.Layout("layer")), ValueError, "'model'"),
         (
             lambda: fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS, masked="no"),
             ValueError,

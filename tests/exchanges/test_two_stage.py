@@ -36,7 +36,7 @@ def test_a_threshold_of_two_stages_serves_for_its_steps():
 
 
 def test_each_shard_has_a_state_of_its_own():
-    exchange = fg.TwoStage(fg.AdaComp(bin_size=5), workers=WORKERS)
+    exchange = fg.TwoStage(fg.codecs.AdaComp(bin_size=5), workers=WORKERS)
     (state,) = steps(exchange, [jnp.asarray(values((WORKERS, 80)))])
     residue = np.asarray(state.codecs.value[0].residue)
     assert residue.shape == (WORKERS, 1, WORKERS, 20)

@@ -96,14 +96,14 @@ def test_a_method_sends_as_many_bytes_as_it_did(name):
 
 LEAF, MODEL = fg.Layout("leaf"), fg.Layout("model")
 EXCHANGE_OF = {
-    "eden": (fg.AllGather(fg.chain(fg.Hadamard(block=64), fg.LloydMax(2, 64))), MODEL),
+    "eden": (fg.AllGather(fg.chain(fg.Hadamard(block=64), fg.codecs.LloydMax(2, 64))), MODEL),
     "feedback_adam": (fg.AllGather(fg.chain(fg.TopK(0.2), fg.LogLevels(4))), MODEL),
     "majority_vote": (fg.AllGather(fg.Sign()), MODEL),
     "power_sgd": (fg.PowerSgd(rank=2), LEAF),
     "acp_sgd": (fg.AcpSgd(rank=2), LEAF),
-    "datalens": (fg.TopVotes(WORKERS, fraction=0.1), MODEL),
+    "datalens": (fg.contrib.votes.TopVotes(WORKERS, fraction=0.1), MODEL),
     "dion": (fg.PowerSgd(rank=2), LEAF),
-    "qsgd": (fg.AllGather(fg.Levels(4, 32)), MODEL),
+    "qsgd": (fg.AllGather(fg.UniformLevels(4, 32)), MODEL),
     "random_k": (fg.AllReduce(fg.RandomK(0.1)), MODEL),
     "sign_sgd": (fg.AllGather(fg.Sign()), LEAF),
     "terngrad summed": (fg.IntegerSum(WORKERS), LEAF),

@@ -161,7 +161,7 @@ def momenta(state):
 
 
 def test_each_worker_has_a_momentum_of_its_own():
-    state = fg.init(DION, zeros(), mesh_of(WORKERS), AXIS)
+    state = fg.init_state(DION, zeros(), mesh_of(WORKERS), AXIS)
     specs = fg.state_specs(state, AXIS)
     assert specs.pmean.memory.value.residual["wide"] == jax.P(AXIS)
     assert specs.others.inner_state.mu["bias"] == jax.P()
@@ -173,8 +173,8 @@ def test_each_worker_has_a_momentum_of_its_own():
 @pytest.mark.parametrize("workers", [2, 3, 6])
 def test_another_number_of_workers_goes_on_with_the_mean_of_the_momenta(workers):
     _, state = run(DION, 3)
-    fresh = fg.init(DION, zeros(), mesh_of(workers), AXIS)
-    resharded = fg.reshard_state(state, fresh).state
+    fresh = fg.init_state(DION, zeros(), mesh_of(workers), AXIS)
+    resharded = fg.checkpoint.reshard_state(state, fresh).state
     for name, rows in momenta(resharded).items():
         assert len(rows) == workers
         np.testing.assert_allclose(rows.mean(0), momenta(state)[name].mean(0), atol=1e-5)
@@ -188,7 +188,7 @@ def test_another_number_of_workers_goes_on_with_the_mean_of_the_momenta(workers)
 def test_a_run_that_was_saved_goes_on_with_the_same_bits(tmp_path):
     _, state = run(DION, 3)
     checkpoint.save(tmp_path, 3, state)
-    fresh = fg.init(DION, zeros(), mesh_of(WORKERS), AXIS)
+    fresh = fg.init_state(DION, zeros(), mesh_of(WORKERS), AXIS)
     restored = checkpoint.restore(tmp_path, fresh).tree
     assert bits(run(DION, 2, state=restored, first=3)) == bits(run(DION, 2, state=state, first=3))
 
@@ -248,7 +248,7 @@ def test_a_shard_of_a_parameter_is_a_matrix_on_its_own(method, check_vma):
     update = jax.jit(wrap(step, in_specs=(rows, specs), out_specs=(split, specs)))
     half = {"w": jax.ShapeDtypeStruct((24, 20), "float32")}
     init, alone = train_step(method, WORKERS, like=half)
-    state, halves = fg.init(method, params, mesh, AXIS, split), [init(zeros(half))] * 2
+    state, halves = fg.init_state(method, params, mesh, AXIS, split), [init(zeros(half))] * 2
     for seed in range(3):
         grads = jnp.asarray(values((WORKERS, 24, 40), seed))
         whole, state = update({"w": grads}, state)

@@ -53,7 +53,7 @@ def trained(name):
         return optax.apply_updates(params, updates), state
 
     train = fg.data_parallel(step, mesh, AXIS)
-    state = fg.init(tx, params, mesh, AXIS)
+    state = fg.init_state(tx, params, mesh, AXIS)
     for _ in range(STEPS):
         chosen = rng.integers(0, 1437, WORKERS * BATCH)
         params, state = train(params, state, images[chosen], labels[chosen])

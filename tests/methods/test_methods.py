@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of, train_step
 
 import fftgrad as fg
+from fftgrad.advise._cost import collective_seconds
 from fftgrad.methods._redsync import RedSyncPolicy
 from fftgrad.methods._scalecom import ScaleComPolicy
 
@@ -39,17 +40,19 @@ ORACLES = {
     "adacomp full": (m.adacomp(10, 20), lambda: o.AdaComp(10, 20, per_bin=4), 1e-5),
     # As with all signs: every value, the zeros too.
     "datalens": (
-        m.datalens(fg.TopVotes(4, fraction=0.1), beta=0.25, alpha=0.5),
+        fg.contrib.votes.datalens(fg.contrib.votes.TopVotes(4, fraction=0.1), beta=0.25, alpha=0.5),
         lambda: o.DataLens(0.1, 0.25, 0.5),
         0,
     ),
     "datalens by chance": (
-        m.datalens(fg.TopVotes(4, fraction=0.3, clip=2.0), beta=0.0),
+        fg.contrib.votes.datalens(fg.contrib.votes.TopVotes(4, fraction=0.3, clip=2.0), beta=0.0),
         lambda: o.DataLens(0.3, 0.0, clip=2.0),
         0,
     ),
     "datalens with noise": (
-        m.datalens(fg.TopVotes(4, fraction=0.1, sigma=0.7), beta=0.25, key=0),
+        fg.contrib.votes.datalens(
+            fg.contrib.votes.TopVotes(4, fraction=0.1, sigma=0.7), beta=0.25, key=0
+        ),
         lambda: o.DataLens(0.1, 0.25, sigma=0.7),
         0,
     ),
@@ -275,9 +278,9 @@ def test_recovery_by_the_loss():
 @pytest.mark.parametrize(
     ("make", "remedy"),
     [
-        (lambda: fg.Recover((), max_error=1.0), "AllReduce"),
-        (lambda: fg.Recover((fg.AllReduce(),)), "tolerance=0.1"),
-        (lambda: fg.Recover((fg.AllReduce(),), max_error=-1.0), "tolerance=0.1"),
+        (lambda: fg.Fallback((), max_error=1.0), "AllReduce"),
+        (lambda: fg.Fallback((fg.AllReduce(),)), "tolerance=0.1"),
+        (lambda: fg.Fallback((fg.AllReduce(),), max_error=-1.0), "tolerance=0.1"),
         (lambda: fg.methods.fft_sparsification(theta_schedule={}, recover=(0.5,)), "not both"),
         (lambda: fg.methods.scale_by_one_bit_adam(0, 4), "a tenth"),
         (lambda: fg.methods.terngrad(dense=("x",), workers=4), "leave workers out"),
@@ -292,17 +295,16 @@ def test_recovery_by_the_loss():
         (lambda: fg.IntegerSum(0), "levels=1"),
         (lambda: fg.IntegerSum(4, clip=-1.0), "clip=2.5"),
         (lambda: fg.Ternary(clip=0.0), "clip=2.5"),
-        (lambda: fg.Levels(bits=1), "Sign"),
-        (lambda: fg.Levels(norm="l1"), "'l2'"),
-        (lambda: fg.LloydMax(bits=7), "RangeFloat"),
+        (lambda: fg.UniformLevels(bits=1), "Sign"),
+        (lambda: fg.UniformLevels(norm="l1"), "'l2'"),
+        (lambda: fg.codecs.LloydMax(bits=7), "RangeFloat"),
         (lambda: fg.Threshold(0.1, search="sort"), "'binary'"),
         (lambda: fg.Threshold(0.1, capacity=0.5), "capacity=2.0"),
-        (lambda: fg.AdaComp(0), "bin_size=500"),
+        (lambda: fg.codecs.AdaComp(0), "bin_size=500"),
         (lambda: fg.ChunkTopK(1), "chunk=64"),
         (lambda: fg.Dct(shape=(3, 0)), "for a vector"),
         (lambda: fg.RandomK(), "fraction=0.01"),
-        (lambda: fg.redsync_cost(0, 8, 0.1, latency=0.0, bandwidth=1.0), "1 Gbit/s"),
-        (lambda: fg.compress(fg.Levels(), jnp.ones(3)), "Step.of"),
+        (lambda: fg.compress(fg.UniformLevels(), jnp.ones(3)), "Step.of"),
         (lambda: fg.compress(fg.RandomK(k=1), jnp.ones(3)), "Step.of"),
         (lambda: fg.compress(fg.chain(fg.Fft(), fg.Sign()), jnp.ones(3)), "RangeFloat"),
     ],
@@ -333,7 +335,7 @@ def test_redsync_selects_by_bytes():
     assert policy("w", part(128)) == policy("w", part(4095)) == fg.TopK(fraction=0.001)
     assert policy("w", part(4096)) == fg.Threshold(0.001, reuse=5)
     quantized = RedSyncPolicy(fraction=0.001, quantize=True, output=("head",))
-    ends = fg.OneSided(), fg.OneMean()
+    ends = fg.codecs.AlternatingSign(), fg.codecs.MeanMagnitude()
     assert quantized("w", part(128)) == fg.chain(
         ends[0], fg.Threshold(0.001, search="exact"), ends[1]
     )
@@ -343,12 +345,10 @@ def test_redsync_selects_by_bytes():
 
 def test_redsync_traffic_grows_with_the_workers():
     """At 128 workers 0.1 % of the elements are 12.7 % of the dense bytes, indices aside."""
-    ideal = {"latency": 0.0, "bandwidth": 4.0}  # an element a second
-    cost = fg.redsync_cost(1_000_000, 128, 0.001, bits=32.0, **ideal)
-    np.testing.assert_allclose(cost.sparse, 0.127 * 1_000_000)
-    np.testing.assert_allclose(cost.dense, 2 * 127 / 128 * 1_000_000)
-    half = fg.redsync_cost(1_000_000, 128, 0.001, bits=32.0, dense_bits=16.0, **ideal)
-    np.testing.assert_allclose(half.dense, cost.dense / 2)
+    ideal = fg.advise.Link(4.0, 0.0)  # an element a second
+    seconds = lambda kind, size: collective_seconds(kind, size, 128, ideal, "tree")  # noqa: E731
+    np.testing.assert_allclose(seconds("all-gather", 4 * 1000), 0.127 * 1_000_000)
+    np.testing.assert_allclose(seconds("all-reduce", 4 * 1_000_000), 2 * 127 / 128 * 1_000_000)
 
 
 def test_groups_choose_each_on_its_own_in_one_collective():

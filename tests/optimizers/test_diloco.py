@@ -128,7 +128,7 @@ def test_a_worker_without_parameters_of_its_own_is_told_how_to_have_them():
     """Inside of optax it would end in branches of a cond that differ in their types."""
     inner = optax.apply_if_finite(optax.adam(0.1), 9)
     tx = fg.optimizers.diloco(inner, optax.sgd(0.7), 2, *DENSE)
-    state = fg.init(tx, jnp.zeros(N), mesh_of(WORKERS), AXIS)
+    state = fg.init_state(tx, jnp.zeros(N), mesh_of(WORKERS), AXIS)
     specs = fg.state_specs(state, AXIS)
 
     def step(w, state, x):
@@ -156,8 +156,8 @@ def test_an_optimizer_that_moves_a_copy_of_its_own_is_refused(name):
     inner = KEEPING[name]
     for make in (
         lambda: fg.optimizers.diloco(inner, optax.sgd(1.0), 4),
-        lambda: fg.optimizers.beer(inner, fg.Sign(), fg.Ring(), gamma=0.3),
-        lambda: fg.optimizers.choco_sgd(inner, fg.Sign(), fg.Ring(), gamma=0.3),
+        lambda: fg.contrib.gossip.beer(inner, fg.Sign(), fg.contrib.gossip.Ring(), gamma=0.3),
+        lambda: fg.contrib.gossip.choco_sgd(inner, fg.Sign(), fg.contrib.gossip.Ring(), gamma=0.3),
     ):
         with pytest.raises(ValueError, match=r"\(inner\): must move the parameters.*optax.adamw"):
             make().init({"w": jnp.zeros(N)})
@@ -172,7 +172,7 @@ def replicated_by_claim(tx, steps, change):
     """Parameters and state of so many steps, in which the parameters are said to be replicated."""
     mesh = mesh_of(WORKERS)
     params = {"w": jnp.zeros(N), "b": jnp.zeros((3, 2))}
-    state = fg.init(tx, params, mesh, AXIS)
+    state = fg.init_state(tx, params, mesh, AXIS)
 
     def step(params, state, x):
         updates, state = tx.update(jax.tree.map(lambda p: p - x[0, 0], params), state, params)

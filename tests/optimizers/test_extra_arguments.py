@@ -28,8 +28,12 @@ def by_loss():
 LOCAL = {
     "diloco": lambda inner: fg.optimizers.diloco(inner, optax.sgd(1.0), every=5),
     "sparse_loco": lambda inner: fg.optimizers.sparse_loco(inner, every=5, k=4, block=4),
-    "choco_sgd": lambda inner: fg.optimizers.choco_sgd(inner, fg.Sign(), fg.Ring(), gamma=1e-6),
-    "beer": lambda inner: fg.optimizers.beer(inner, fg.Sign(), fg.Ring(), gamma=1e-6),
+    "choco_sgd": lambda inner: fg.contrib.gossip.choco_sgd(
+        inner, fg.Sign(), fg.contrib.gossip.Ring(), gamma=1e-6
+    ),
+    "beer": lambda inner: fg.contrib.gossip.beer(
+        inner, fg.Sign(), fg.contrib.gossip.Ring(), gamma=1e-6
+    ),
 }
 
 
@@ -112,6 +116,6 @@ def test_an_array_that_is_for_the_rest_of_a_chain_is_not():
 
 
 def test_an_exchange_of_local_steps_that_watches_the_loss_hears_of_it():
-    exchange = fg.Recover((fg.AllGather(fg.TopK(k=2)), fg.AllReduce()), tolerance=0.5)
+    exchange = fg.Fallback((fg.AllGather(fg.TopK(k=2)), fg.AllReduce()), tolerance=0.5)
     tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(1.0), 1, exchange, fg.NoMemory())
     assert np.isfinite(moves(tx, "vmap", value=LOSS)).all()

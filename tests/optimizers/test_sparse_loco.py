@@ -138,7 +138,10 @@ def test_what_else_it_takes_is_local_steps_own():
     """A delay, a blend, a first meeting, and meetings 30 steps apart."""
     more = {"delay": 1, "blend": 0.5, "first": 2, "masked": "elsewhere", "axis_name": AXIS}
     mine = fg.optimizers.sparse_loco(optax.sgd(RATE), every=EVERY, **more)
-    parts = fg.AllGather(SparseLocoPolicy(64, 64, 2), fg.MedianNormClip()), fg.ErrorFeedback(0.95)
+    parts = (
+        fg.AllGather(SparseLocoPolicy(64, 64, 2), fg.exchanges.MedianNormClip()),
+        fg.ErrorFeedback(0.95),
+    )
     theirs = fg.optimizers.diloco(optax.sgd(RATE), optax.sgd(0.4), EVERY, *parts, **more)
     grads = gradients(2 * EVERY)
     (found, _), (expected, _) = run(mine, grads), run(theirs, grads)
@@ -173,7 +176,7 @@ TRANSFORMER = {
 
 def test_it_sends_205_times_less_than_float32_and_10_bits_a_value():
     """Where 12 bits of position and 2 of value make 146 times less."""
-    exchange = fg.AllGather(SparseLocoPolicy(64, 64, 2), fg.MedianNormClip())
+    exchange = fg.AllGather(SparseLocoPolicy(64, 64, 2), fg.exchanges.MedianNormClip())
     matrices = {k: v for k, v in TRANSFORMER.items() if "norm" not in k}
     for tree, least in ((TRANSFORMER, 204.1), (matrices, 204.7)):
         values = sum(leaf.size for leaf in tree.values())
@@ -202,9 +205,9 @@ def test_the_compiled_program_sends_what_is_said(fragments):
 
     shard = jax.shard_map(step, mesh=mesh, in_specs=(P(AXIS), specs), out_specs=(P(AXIS), specs))
     rows = jax.tree.map(lambda p: jnp.stack([p] * WORKERS), params)
-    program = jax.jit(shard).lower(rows, fg.init(tx, params, mesh, AXIS)).compile()
-    exchange = fg.AllGather(SparseLocoPolicy(64, 64, 2), fg.MedianNormClip())
-    expected = fg.wire_bytes(exchange, fg.fragment(params, fragments), BY_LEAF)
+    program = jax.jit(shard).lower(rows, fg.init_state(tx, params, mesh, AXIS)).compile()
+    exchange = fg.AllGather(SparseLocoPolicy(64, 64, 2), fg.exchanges.MedianNormClip())
+    expected = fg.wire_bytes(exchange, fg.optimizers.fragment(params, fragments), BY_LEAF)
     assert sum(c.bytes for c in fg.audit(program)) == expected
 
 
@@ -235,7 +238,7 @@ def test_a_worker_with_a_rate_too_high_does_not_end_training():
         errors = jax.tree.map(lambda a, t: jnp.mean(jnp.abs(a[0] - t)), state.anchor, target)
         return max(map(float, jax.tree.leaves(errors)))
 
-    assert trained(fg.MedianNormClip()) < 0.25
+    assert trained(fg.exchanges.MedianNormClip()) < 0.25
     assert not trained(None) < 10
 
 

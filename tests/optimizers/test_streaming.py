@@ -144,10 +144,10 @@ def test_the_first_meeting_is_when_it_is_said(first):
 def test_kernels_are_cut_where_they_are_long():
     """Cut along an axis of three, each of eight meetings would send a third."""
     shape = {"kernel": jnp.zeros((3, 3, 64, 128))}
-    part = fg.fragment(shape, 8)
+    part = fg.optimizers.fragment(shape, 8)
     assert part["kernel"].shape == (3, 3, 8, 128)
-    assert fg.fragment(shape, 100)["kernel"].shape == (3, 3, 64, 2)
-    assert fg.fragment(shape, 3)["kernel"].shape == (1, 3, 64, 128)
+    assert fg.optimizers.fragment(shape, 100)["kernel"].shape == (3, 3, 64, 2)
+    assert fg.optimizers.fragment(shape, 3)["kernel"].shape == (1, 3, 64, 128)
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
@@ -215,7 +215,7 @@ def test_each_step_sends_as_much_and_in_no_branch():
             updates, state = tx.update(own[1], state, own[0])
             return jax.tree.map(lambda a: a[None], updates), state
 
-        state = fg.init(tx, params, mesh, AXIS)
+        state = fg.init_state(tx, params, mesh, AXIS)
         rows = jax.tree.map(lambda a: jnp.zeros((WORKERS, *a.shape)), params)
         program = jax.jit(
             jax.shard_map(
@@ -223,7 +223,7 @@ def test_each_step_sends_as_much_and_in_no_branch():
             )
         )
         found = fg.audit(program.lower(rows, state, rows).compile())
-        part = fg.fragment(params, fragments)
+        part = fg.optimizers.fragment(params, fragments)
         assert sum(c.bytes for c in found) == fg.wire_bytes(codec, part)
         assert {c.branch for c in found} == {branch}
         assert fg.wire_bytes(codec, part) < fg.wire_bytes(codec, params) / fragments + 24
@@ -301,4 +301,4 @@ def test_bad_arguments_are_answered_with_the_remedy(options, remedy):
     with pytest.raises(ValueError, match=remedy):
         make(**options)
     with pytest.raises(ValueError, match="use 10"):
-        fg.fragment(jnp.zeros(3), 0)
+        fg.optimizers.fragment(jnp.zeros(3), 0)

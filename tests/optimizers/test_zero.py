@@ -17,8 +17,8 @@ from parallel import AXIS, mesh_of
 import fftgrad as fg
 
 LOSSLESS = {"gradients": fg.Identity(), "parameters": fg.Identity()}
-EIGHT = fg.Levels(bits=8, bucket=256, norm="max")
-FOUR = fg.chain(fg.Hadamard(block=256), fg.Levels(bits=4, bucket=256, norm="max"))
+EIGHT = fg.UniformLevels(bits=8, bucket=256, norm="max")
+FOUR = fg.chain(fg.Hadamard(block=256), fg.UniformLevels(bits=4, bucket=256, norm="max"))
 ODD = {
     "w": jnp.asarray(values((5, 3))),
     "scalar": jnp.float32(2.0),
@@ -39,7 +39,7 @@ def trained(tx, params, mesh, axes=AXIS, steps=4, change=None, **options):
 
     program = fg.data_parallel(step, mesh, axes, **options)
     params = jax.tree.map(jnp.copy, params)
-    state = fg.init(tx, params, mesh, axes)
+    state = fg.init_state(tx, params, mesh, axes)
     for i in range(steps):
         if i == 2 and change is not None:
             state = change(state)
@@ -92,11 +92,12 @@ def test_leaves_of_any_size_are_updated_as_by_the_inner_optimizer(shape, axes, o
 
 def test_arrays_without_a_value_go_through_the_collectives():
     x = jnp.zeros((4, 0, 3))
-    scatter = jax.vmap(lambda x: fg.compressed_psum_scatter(x, AXIS), axis_name=AXIS)
-    gather = jax.vmap(lambda x: fg.compressed_all_gather(x, AXIS), axis_name=AXIS)
+    scatter = jax.vmap(lambda x: fg.optimizers.compressed_psum_scatter(x, AXIS), axis_name=AXIS)
+    gather = jax.vmap(lambda x: fg.optimizers.compressed_all_gather(x, AXIS), axis_name=AXIS)
     out = scatter(x)
     assert out.shard.shape == out.sent.shape == gather(x).shape == (4, 0, 3)
-    whole = jax.vmap(lambda x: fg.compressed_psum_scatter(x, AXIS, scatter_dimension=1).shard,
+    scatter = fg.optimizers.compressed_psum_scatter
+    whole = jax.vmap(lambda x: scatter(x, AXIS, scatter_dimension=1).shard,
                      axis_name=AXIS)(jnp.zeros((4, 0, 8)))  # fmt: skip
     assert whole.shape == (4, 0, 2)
 
@@ -130,11 +131,11 @@ def test_a_state_of_another_worker_is_seen_by_all(inner, check_vma):
 def test_with_other_workers_only_the_shards_start_anew():
     tx = {n: fg.optimizers.sharded(optax.adam(0.01), n, memory=fg.ErrorFeedback()) for n in (4, 2)}
     params, state = trained(tx[4], ODD, mesh_of(4))
-    fresh = fg.init(tx[2], params, mesh_of(2), AXIS)
+    fresh = fg.init_state(tx[2], params, mesh_of(2), AXIS)
     with pytest.raises(ValueError, match="must have the leaves of the new one"):
-        fg.reshard_state(state, fresh)
+        fg.checkpoint.reshard_state(state, fresh)
     with pytest.warns(RuntimeWarning, match="missing='zero'"):
-        new = fg.reshard_state(state, fresh, missing="zero").state
+        new = fg.checkpoint.reshard_state(state, fresh, missing="zero").state
     assert bits((new.inner, new.ahead, new.worker)) == bits(
         (fresh.inner, fresh.ahead, fresh.worker)
     )
@@ -175,7 +176,7 @@ def on_a_model_axis(tx, manual=("data", "model"), spoil=None):
 
     place = jax.tree.map(lambda spec: NamedSharding(mesh, spec), SHARDED)
     params = jax.device_put(wide(), place)
-    state = fg.init(tx, params, mesh, "data", SHARDED if "model" in manual else None)
+    state = fg.init_state(tx, params, mesh, "data", SHARDED if "model" in manual else None)
     if "model" in manual:
         run = fg.data_parallel(step, mesh, "data", param_specs=SHARDED)
     else:
@@ -244,7 +245,7 @@ def test_the_compiled_program_sends_what_is_predicted(codecs, ratio):
     workers, (there, back) = 8, codecs
     tx = fg.optimizers.sharded(optax.adam(0.01), workers, gradients=there, parameters=back)
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), LIKE)
-    state = fg.init(tx, params, mesh_of(workers), AXIS)
+    state = fg.init_state(tx, params, mesh_of(workers), AXIS)
 
     def step(params, state, rows):
         return apply(tx, jax.tree.map(lambda r: r[0], rows), params, state)
@@ -252,7 +253,7 @@ def test_the_compiled_program_sends_what_is_predicted(codecs, ratio):
     program = fg.data_parallel(step, mesh_of(workers), AXIS)
     found = fg.audit(program.lower(params, state, gradients(LIKE, workers)).compile())
     assert sum(c.bytes for c in found) == predicted(there, back, workers, LIKE)
-    exact = fg.link_bytes(fg.AllReduce(), LIKE, workers)
+    exact = fg.tools.link_bytes(fg.AllReduce(), LIKE, workers)
     assert exact > ratio * sum(c.link_bytes(workers) for c in found)
 
 
@@ -278,7 +279,7 @@ def language_model(sharded, steps, width, layers, context):
     def whole(shards, count):
         leaves, structure = jax.tree.flatten(shards)
         gathered = [
-            fg.gather_parameters(leaf, AXIS, parameters=EIGHT, step=count, key=i)
+            fg.optimizers.gather_parameters(leaf, AXIS, parameters=EIGHT, step=count, key=i)
             for i, leaf in enumerate(leaves)
         ]
         return jax.tree.unflatten(structure, gathered)
@@ -301,7 +302,7 @@ def language_model(sharded, steps, width, layers, context):
     else:
         dense = optax.chain(fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS), inner)
         tx = fg.optimizers.sharded(inner, 8) if sharded else dense
-        state = fg.init(tx, params, mesh, AXIS)
+        state = fg.init_state(tx, params, mesh, AXIS)
         train = fg.data_parallel(of_copies, mesh, AXIS)
     rng = np.random.default_rng(0)
     for _ in range(steps):

@@ -183,7 +183,7 @@ def test_a_state_that_starts_from_a_constant_is_made_on_a_mesh():
     """There JAX types the constant for a leaf without axes, and not that for its shard."""
     tx = sharded(optax.chain(optax.scale_by_rms(), optax.scale(-0.1)))
     params = {"w": jnp.ones((3, 2)), "scale": jnp.float32(1.0)}
-    assert int(fg.init(tx, params, mesh_of(WORKERS), AXIS).step) == 0
+    assert int(fg.init_state(tx, params, mesh_of(WORKERS), AXIS).step) == 0
 
 
 @pytest.mark.parametrize("name", ALLOWED)

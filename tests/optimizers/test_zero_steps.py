@@ -120,7 +120,7 @@ def test_beside_an_axis_that_xla_has_it_counts_by_its_weight_too(kind):
         return optax.apply_updates(params, moves), state
 
     with jax.set_mesh(mesh):
-        state = fg.init(tx, jnp.zeros(12), mesh, AXIS)
+        state = fg.init_state(tx, jnp.zeros(12), mesh, AXIS)
         specs = fg.state_specs(state, AXIS)
         run = jax.jit(jax.shard_map(
             step, mesh=mesh, in_specs=(P(), specs, P(AXIS), P(AXIS)), out_specs=(P(), specs),
@@ -181,7 +181,7 @@ def test_leaves_that_another_one_averages_may_be_hidden():
 @pytest.mark.parametrize("which", ["updates", "params"])
 def test_summed_gradients_and_sharded_parameters_are_refused(which):
     tx = fg.optimizers.sharded(optax.sgd(0.1), WORKERS, axis_name=AXIS)
-    state = fg.init(tx, PARAMS, mesh_of(WORKERS), AXIS)
+    state = fg.init_state(tx, PARAMS, mesh_of(WORKERS), AXIS)
     specs = fg.state_specs(state, AXIS)
 
     def step(own, state, same):

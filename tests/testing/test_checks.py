@@ -12,7 +12,8 @@ from jax import lax
 from parallel import mesh_of
 
 import fftgrad as fg
-from fftgrad import learned, testing
+from fftgrad import testing
+from fftgrad.contrib import learned
 
 frozen = dataclasses.dataclass(frozen=True)
 MAX_ERROR = {"range float no zero": math.inf}
@@ -206,7 +207,7 @@ class WrongSparse(fg.Selector):
 
     def sparse(self, payload, like, step):
         (n,) = like.shape
-        return fg.Sparse(self.positions(payload.side, n, step), 2 * payload.main)
+        return fg.codecs.Sparse(self.positions(payload.side, n, step), 2 * payload.main)
 
 
 @frozen
@@ -282,7 +283,7 @@ class Wrapping(First):
 
     def compress(self, x, state, step):
         places = jnp.arange(8) * (x.size // 8)
-        return fg.Compressed(fg.Payload(x[places] + fg.poison(x), places.astype(jnp.uint8)))
+        return fg.Compressed(fg.Payload(x[places] + fg.codecs.poison(x), places.astype(jnp.uint8)))
 
     def positions(self, side, n, step):
         return side.astype(jnp.int32)
@@ -360,7 +361,7 @@ class DeadZone(Whole):
         return True
 
     def changed(self, x, number):
-        return jnp.where(jnp.abs(x) < jnp.max(jnp.abs(x)) / 20, 0.0, x) + fg.poison(x)
+        return jnp.where(jnp.abs(x) < jnp.max(jnp.abs(x)) / 20, 0.0, x) + fg.codecs.poison(x)
 
 
 @frozen
@@ -394,13 +395,13 @@ class FlipsLater(Whole):
 @frozen
 class Nothing(Whole):
     def changed(self, x, number):
-        return jnp.zeros_like(x) + fg.poison(x)
+        return jnp.zeros_like(x) + fg.codecs.poison(x)
 
 
 @frozen
 class NothingLater(Whole):
     def changed(self, x, number):
-        return jnp.where(number % 7 == 0, x, 0.0) + fg.poison(x)
+        return jnp.where(number % 7 == 0, x, 0.0) + fg.codecs.poison(x)
 
 
 @frozen
@@ -463,7 +464,7 @@ class OffsetTransform(Same):
 class DeadTransform(Same):
     def decompress(self, payload, like, step):
         x = payload.main
-        return jnp.where(jnp.abs(x) < jnp.max(jnp.abs(x)) / 20, 0.0, x) + fg.poison(x)
+        return jnp.where(jnp.abs(x) < jnp.max(jnp.abs(x)) / 20, 0.0, x) + fg.codecs.poison(x)
 
 
 @frozen
@@ -503,7 +504,7 @@ BROKEN_CODECS = [
     (Local(), "receiver", "step.shared"),
     (ByMean(), "finite", "that may be zero"),
     (Booleans(), "bytes", "pack what has fewer"),
-    (fg.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125), "not hidden", "poison"),
+    (fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125), "not hidden", "poison"),
     (WrongSparse(), "sparse", "leave `sparse` out"),
     (WrongSum(), "summable", "do not claim"),
     (Wraps(), "summable", "do not claim"),
@@ -548,7 +549,7 @@ class Signs(Plain):
     """A sign of size one, whatever the values are."""
 
     def compress(self, x, state, step):
-        return fg.Compressed(fg.Payload(jnp.sign(x) + fg.poison(x)))
+        return fg.Compressed(fg.Payload(jnp.sign(x) + fg.codecs.poison(x)))
 
 
 def test_an_answer_with_a_size_of_its_own_passes_where_that_is_said():

@@ -13,7 +13,7 @@ import fftgrad as fg
 
 
 def check(tree):
-    return fg.replica_checksum(tree, AXIS)
+    return fg.tools.replica_checksum(tree, AXIS)
 
 
 def rows(dtype="float32"):

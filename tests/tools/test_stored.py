@@ -38,29 +38,33 @@ def equal(a, b):
 def test_a_payload_comes_back_bit_for_bit(name):
     codec, x = CODECS[name], values((7, 15))
     payload = jax.jit(lambda x: fg.compress(codec, x, step=STEP))(x)
-    data = fg.to_bytes(payload, codec, x)
+    data = fg.tools.to_bytes(payload, codec, x)
     assert len(data) == fg.wire_bytes(codec, x) + 16
     for kind in (bytes, bytearray, memoryview):
-        assert equal(fg.from_bytes(kind(data), codec, x), payload)
+        assert equal(fg.tools.from_bytes(kind(data), codec, x), payload)
 
 
 @pytest.mark.parametrize("shape", TILED, ids=str)
 def test_so_does_that_of_a_codec_for_one_shape(shape):
     codec, x = TILED[shape], jnp.asarray(values(shape))
     payload = fg.compress(codec, x)
-    assert equal(fg.from_bytes(fg.to_bytes(payload, codec, x), codec, x), payload)
+    assert equal(fg.tools.from_bytes(fg.tools.to_bytes(payload, codec, x), codec, x), payload)
 
 
 def test_bits_that_are_no_number_come_back_too():
     x = jnp.asarray(np.array([np.nan, -0.0, np.inf, 1e-40], np.float32))
     payload = fg.Payload(x)
-    assert equal(fg.from_bytes(fg.to_bytes(payload, fg.Identity(), x), fg.Identity(), x), payload)
+    assert equal(
+        fg.tools.from_bytes(fg.tools.to_bytes(payload, fg.Identity(), x), fg.Identity(), x), payload
+    )
 
 
 def test_payloads_of_numpy_are_written_as_others():
     payload = fg.compress(fg.Sign(), jnp.asarray(VECTOR))
     fetched = jax.tree.map(np.asarray, payload)
-    assert fg.to_bytes(fetched, fg.Sign(), VECTOR) == fg.to_bytes(payload, fg.Sign(), VECTOR)
+    assert fg.tools.to_bytes(fetched, fg.Sign(), VECTOR) == fg.tools.to_bytes(
+        payload, fg.Sign(), VECTOR
+    )
 
 
 def test_the_format_is_the_documented_one():
@@ -70,7 +74,7 @@ def test_the_format_is_the_documented_one():
     words = struct.pack("<fI", -3.0, 1 << 1)
     data = b"FFTG" + struct.pack("<HHIQ", 1, 0, configuration, 8) + words
     data += struct.pack("<I", zlib.crc32(data))
-    assert fg.to_bytes(fg.compress(codec, jnp.asarray(x)), codec, x) == data
+    assert fg.tools.to_bytes(fg.compress(codec, jnp.asarray(x)), codec, x) == data
 
 
 # Golden files
@@ -83,11 +87,11 @@ def test_the_golden_files_are_these():
 @pytest.mark.parametrize("file", goldens.STORED)
 def test_an_old_file_is_read_and_written_alike(file):
     codec, data = CODECS[goldens.STORED[file]], (goldens.BYTES / file).read_bytes()
-    payload = fg.from_bytes(data, codec, VECTOR)
-    assert fg.to_bytes(payload, codec, VECTOR) == data
+    payload = fg.tools.from_bytes(data, codec, VECTOR)
+    assert fg.tools.to_bytes(payload, codec, VECTOR) == data
     if file not in ROUNDED:
         assert goldens.stored(file) == data
-    made = fg.from_bytes(goldens.stored(file), codec, VECTOR)
+    made = fg.tools.from_bytes(goldens.stored(file), codec, VECTOR)
     old, new = (fg.decompress(codec, p, VECTOR, step=goldens.STEP) for p in (payload, made))
     np.testing.assert_allclose(old, new, rtol=1e-5, atol=1e-5)
 
@@ -105,16 +109,16 @@ def test_every_flip_of_a_bit_is_refused():
         bad = bytearray(GOOD)
         bad[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ValueError, match=r"from_bytes\(data\): must .*, got .*; \w"):
-            fg.from_bytes(bad, CODEC, LIKE)
+            fg.tools.from_bytes(bad, CODEC, LIKE)
 
 
 def test_every_length_but_one_is_refused():
     for length in range(len(GOOD)):
         with pytest.raises(ValueError, match=rf"must have {len(GOOD)} bytes .* got {length}; "):
-            fg.from_bytes(GOOD[:length], CODEC, LIKE)
+            fg.tools.from_bytes(GOOD[:length], CODEC, LIKE)
     for more in (b"\0", GOOD[-4:], GOOD):
         with pytest.raises(ValueError, match=rf"must have {len(GOOD)} bytes"):
-            fg.from_bytes(GOOD + more, CODEC, LIKE)
+            fg.tools.from_bytes(GOOD + more, CODEC, LIKE)
 
 
 def sealed(data):
@@ -136,16 +140,16 @@ def sealed(data):
 def test_a_head_that_is_none_is_refused_though_its_checksum_be_right(place, new, words):
     bad = sealed(GOOD[:place] + new + GOOD[place + len(new) :])
     with pytest.raises(ValueError, match=words):
-        fg.from_bytes(bad, CODEC, LIKE)
+        fg.tools.from_bytes(bad, CODEC, LIKE)
 
 
 def test_what_fills_a_word_must_be_zero():
     """Or two files would mean the same payload."""
     codec, x = fg.Cast("bfloat16"), jnp.arange(3.0)
-    data = fg.to_bytes(fg.compress(codec, x), codec, x)
+    data = fg.tools.to_bytes(fg.compress(codec, x), codec, x)
     assert data[26:28] == b"\0\0"
     with pytest.raises(ValueError, match="zeros"):
-        fg.from_bytes(sealed(data[:27] + b"\1" + data[28:]), codec, x)
+        fg.tools.from_bytes(sealed(data[:27] + b"\1" + data[28:]), codec, x)
 
 
 @pytest.mark.parametrize(
@@ -160,9 +164,9 @@ def test_what_fills_a_word_must_be_zero():
 )
 def test_another_codec_or_shape_is_refused(codec, like):
     mine = CODECS["top-k 4 bits"]
-    data = fg.to_bytes(fg.compress(mine, jnp.asarray(VECTOR)), mine, VECTOR)
+    data = fg.tools.to_bytes(fg.compress(mine, jnp.asarray(VECTOR)), mine, VECTOR)
     with pytest.raises(ValueError, match=r"made by .*, got that of another codec, shape"):
-        fg.from_bytes(data, codec, like)
+        fg.tools.from_bytes(data, codec, like)
 
 
 def test_another_dtype_is_not():
@@ -170,25 +174,25 @@ def test_another_dtype_is_not():
     x = jnp.asarray(VECTOR, jnp.bfloat16)
     payload = fg.compress(CODEC, x)
     like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-    assert equal(fg.from_bytes(fg.to_bytes(payload, CODEC, x), CODEC, like), payload)
+    assert equal(fg.tools.from_bytes(fg.tools.to_bytes(payload, CODEC, x), CODEC, like), payload)
 
 
 @pytest.mark.parametrize("data", ["text", None, 3, np.zeros(90, np.uint8), memoryview(GOOD)[::2]])
 def test_what_is_no_bytes_is_answered(data):
     with pytest.raises(TypeError, match=r"from_bytes\(data\): must be bytes.*; read"):
-        fg.from_bytes(data, CODEC, LIKE)
+        fg.tools.from_bytes(data, CODEC, LIKE)
 
 
 def test_other_mistakes_are_answered():
     empty = jnp.zeros((0, 3))
     with pytest.raises(TypeError, match=r"from_bytes\(codec\)"):
-        fg.from_bytes(GOOD, fg.TopK, LIKE)
+        fg.tools.from_bytes(GOOD, fg.TopK, LIKE)
     with pytest.raises(ValueError, match=r"from_bytes\(like\): must have a value"):
-        fg.from_bytes(GOOD, CODEC, empty)
+        fg.tools.from_bytes(GOOD, CODEC, empty)
     with pytest.raises(ValueError, match=r"to_bytes\(like\): must have a value"):
-        fg.to_bytes(fg.Payload(jnp.zeros(0)), CODEC, empty)
+        fg.tools.to_bytes(fg.Payload(jnp.zeros(0)), CODEC, empty)
     with pytest.raises(ValueError, match=r"to_bytes\(payload\): must be what"):
-        fg.to_bytes(fg.Payload(jnp.zeros(3)), CODEC, LIKE)
+        fg.tools.to_bytes(fg.Payload(jnp.zeros(3)), CODEC, LIKE)
 
 
 def test_no_memory_is_taken_before_the_size_is_right():
@@ -197,7 +201,7 @@ def test_no_memory_is_taken_before_the_size_is_right():
     for data in (large, memoryview(large)[:-7], GOOD[:12] + b"\xff" * 8 + GOOD[20:]):
         tracemalloc.start()
         with pytest.raises(ValueError, match="must"):
-            fg.from_bytes(data, CODEC, LIKE)
+            fg.tools.from_bytes(data, CODEC, LIKE)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 1 << 18, peak

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 from cases import values
 
-from fftgrad.tools import _timing
-from fftgrad.tools._timing import Task, Timed, timed, timed_in_turn
+from fftgrad.advise import _timing
+from fftgrad.advise._timing import Task, Timed, timed, timed_in_turn
 
 
 class Clock:

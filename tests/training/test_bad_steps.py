@@ -57,12 +57,20 @@ def assert_no_trace(update, before, good, place):
 
 
 ADAPTIVE = {
-    "adacomp": fg.AllGather(fg.AdaComp(bin_size=20)),
+    "adacomp": fg.AllGather(fg.codecs.AdaComp(bin_size=20)),
     "reused threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=3)),
-    "threshold of all": fg.SharedSupport(fg.Threshold(fraction=0.1, reuse=3), fg.Drift()),
-    "one sided": fg.AllGather(fg.chain(fg.OneSided(), fg.Threshold(fraction=0.1), fg.OneMean())),
-    "two stages of one side": fg.TwoStage(fg.chain(fg.OneSided(), fg.TopK(k=8)), workers=WORKERS),
-    "recovery of two stages": fg.Recover((fg.TwoStage(fg.Sign(), workers=WORKERS),), max_error=9.0),
+    "threshold of all": fg.SharedSupport(
+        fg.Threshold(fraction=0.1, reuse=3), fg.exchanges.PredictedSupport()
+    ),
+    "one sided": fg.AllGather(
+        fg.chain(fg.codecs.AlternatingSign(), fg.Threshold(fraction=0.1), fg.codecs.MeanMagnitude())
+    ),
+    "two stages of one side": fg.TwoStage(
+        fg.chain(fg.codecs.AlternatingSign(), fg.TopK(k=8)), workers=WORKERS
+    ),
+    "recovery of two stages": fg.Fallback(
+        (fg.TwoStage(fg.Sign(), workers=WORKERS),), max_error=9.0
+    ),
 }
 STATEFUL = [
     "adacomp",
@@ -107,11 +115,11 @@ def test_a_bad_bucket_does_not_make_the_next_one_overflow(exchange):
 
 KEEPS = {
     "server memory": fg.TwoStage(fg.Sign(), workers=WORKERS),
-    "state of a codec": fg.AllGather(fg.AdaComp(bin_size=20)),
-    "state in two stages": fg.TwoStage(fg.AdaComp(bin_size=8), workers=WORKERS),
+    "state of a codec": fg.AllGather(fg.codecs.AdaComp(bin_size=20)),
+    "state in two stages": fg.TwoStage(fg.codecs.AdaComp(bin_size=8), workers=WORKERS),
     "factors": fg.PowerSgd(rank=2),
     "factors in turns": fg.AcpSgd(rank=2),
-    "drift": fg.SharedSupport(fg.TopK(k=9), chooser=fg.Drift()),
+    "drift": fg.SharedSupport(fg.TopK(k=9), support=fg.exchanges.PredictedSupport()),
 }
 
 
@@ -252,7 +260,7 @@ def test_apply_if_finite_behind_an_optimizer_skips_one_step_and_no_more(make):
 def levels_rise(x, max_error):
     """Whether the second step is dense, on each worker."""
     ladder = (fg.AllGather(fg.TopK(k=1)), fg.AllReduce())
-    tx = fg.compressed_pmean(fg.Recover(ladder, max_error=max_error), axis_name=AXIS)
+    tx = fg.compressed_pmean(fg.Fallback(ladder, max_error=max_error), axis_name=AXIS)
     init, update = vmapped(tx, len(x))
     state = init(x)
     for _ in range(2):
@@ -287,7 +295,7 @@ def test_recovery_judges_by_the_errors_of_all_workers():
     assert levels_rise(x, max_error=0.8) == [False] * WORKERS
 
 
-BY_ERROR = fg.Recover((fg.AllReduce(),), max_error=0.5)
+BY_ERROR = fg.Fallback((fg.AllReduce(),), max_error=0.5)
 HIERARCHY = fg.Hierarchical("fast", 4, fg.AllReduce())
 
 
@@ -295,10 +303,10 @@ HIERARCHY = fg.Hierarchical("fast", 4, fg.AllReduce())
     "make",
     [
         lambda: fg.Hierarchical("fast", 4, BY_ERROR),
-        lambda: fg.Hierarchical("fast", 4, fg.Piecewise({0: fg.AllReduce(), 9: BY_ERROR})),
-        lambda: fg.Hierarchical("fast", 4, fg.Recover((BY_ERROR,), tolerance=0.1)),
-        lambda: fg.Recover((HIERARCHY, fg.AllReduce()), max_error=0.5),
-        lambda: fg.Recover((fg.AllReduce(), fg.Piecewise({0: HIERARCHY})), max_error=0.5),
+        lambda: fg.Hierarchical("fast", 4, fg.Scheduled({0: fg.AllReduce(), 9: BY_ERROR})),
+        lambda: fg.Hierarchical("fast", 4, fg.Fallback((BY_ERROR,), tolerance=0.1)),
+        lambda: fg.Fallback((HIERARCHY, fg.AllReduce()), max_error=0.5),
+        lambda: fg.Fallback((fg.AllReduce(), fg.Scheduled({0: HIERARCHY})), max_error=0.5),
     ],
 )
 def test_recovery_by_the_error_of_a_hierarchy_is_refused(make):
@@ -309,18 +317,18 @@ def test_recovery_by_the_error_of_a_hierarchy_is_refused(make):
 
 def test_the_error_of_a_hierarchy_is_not_measured():
     with pytest.raises(ValueError, match="exchange_residual"):
-        fg.compressed_pmean(HIERARCHY, axis_name=AXES, measure=True)
+        fg.compressed_pmean(HIERARCHY, axis_name=AXES, track_error=True)
 
 
 # Recovery: by the loss
 
-BY_LOSS = fg.Recover((fg.AllGather(fg.TopK(k=1)), fg.AllReduce()), tolerance=0.1, smoothing=0.0)
+BY_LOSS = fg.Fallback((fg.AllGather(fg.TopK(k=1)), fg.AllReduce()), tolerance=0.1, smoothing=0.0)
 AROUND = {
     "recover": BY_LOSS,
-    "piecewise": fg.Piecewise({0: BY_LOSS}),
-    "later piece": fg.Piecewise({0: fg.AllGather(fg.TopK(k=1)), 1: BY_LOSS}),
-    "piecewise twice": fg.Piecewise({0: fg.Piecewise({0: BY_LOSS})}),
-    "recover twice": fg.Recover((BY_LOSS,), max_error=100.0),
+    "piecewise": fg.Scheduled({0: BY_LOSS}),
+    "later piece": fg.Scheduled({0: fg.AllGather(fg.TopK(k=1)), 1: BY_LOSS}),
+    "piecewise twice": fg.Scheduled({0: fg.Scheduled({0: BY_LOSS})}),
+    "recover twice": fg.Fallback((BY_LOSS,), max_error=100.0),
 }
 LOSSES = [4.0, 2.0, 2.15, 2.3, 1.0, 1.0]
 
@@ -349,7 +357,7 @@ def test_the_loss_reaches_what_recovers_by_it(exchange):
     assert sent_by_step(tx, over, same_rows, LOSSES) == [1, 1, 1, 1, 20, 20]
 
 
-@pytest.mark.parametrize("slow", [BY_LOSS, fg.Piecewise({0: BY_LOSS})], ids=["recover", "pieces"])
+@pytest.mark.parametrize("slow", [BY_LOSS, fg.Scheduled({0: BY_LOSS})], ids=["recover", "pieces"])
 def test_the_loss_reaches_what_recovers_in_a_hierarchy(slow):
     tx = fg.compressed_pmean(fg.Hierarchical("fast", 4, slow, fg.NoMemory()), axis_name=AXES)
 
@@ -371,16 +379,16 @@ def test_a_loss_that_is_not_finite_is_seen_by_what_recovers():
 
 
 def by_loss(k):
-    return fg.Recover((fg.AllGather(fg.TopK(k=k)), fg.AllReduce()), tolerance=0.1, smoothing=0.0)
+    return fg.Fallback((fg.AllGather(fg.TopK(k=k)), fg.AllReduce()), tolerance=0.1, smoothing=0.0)
 
 
 SPREAD = np.r_[3.0, 2.0, np.full(18, 0.1)].astype(np.float32)
 """Sending one value of it has a relative error of 0.56, two one of 0.12."""
 GATHERS = fg.AllGather(fg.TopK(k=1)), fg.AllGather(fg.TopK(k=2))
 ROSE = {
-    "an exchange within": fg.Recover((by_loss(1), by_loss(2)), max_error=0.3),
-    "the next level": fg.Recover((*GATHERS, fg.AllReduce()), 0.3, tolerance=0.1, smoothing=0.0),
-    "a later piece": fg.Piecewise({0: by_loss(1), 1: by_loss(2)}),
+    "an exchange within": fg.Fallback((by_loss(1), by_loss(2)), max_error=0.3),
+    "the next level": fg.Fallback((*GATHERS, fg.AllReduce()), 0.3, tolerance=0.1, smoothing=0.0),
+    "a later piece": fg.Scheduled({0: by_loss(1), 1: by_loss(2)}),
 }
 
 
@@ -438,7 +446,7 @@ def test_the_time_to_compile_does_not_grow_with_the_square_of_the_leaves():
 def test_a_bad_step_tells_recovery_nothing_by_its_loss_either():
     """Or one bad batch of one worker would end compression for the run."""
     ladder = (fg.AllGather(fg.TopK(k=5)), fg.AllReduce())
-    tx = fg.compressed_pmean(fg.Recover(ladder, tolerance=0.5), axis_name=AXIS)
+    tx = fg.compressed_pmean(fg.Fallback(ladder, tolerance=0.5), axis_name=AXIS)
     rows = jnp.asarray(values((WORKERS, 40)))
     update = jax.jit(jax.vmap(lambda g, s, loss: tx.update(g, s, value=loss), axis_name=AXIS))
     state, levels = jax.vmap(tx.init)(rows), []
@@ -473,7 +481,7 @@ def test_votes_on_sparse_gradients_are_counted():
 def test_recovery_by_the_error_works_beside_a_model_axis():
     mesh = jax.make_mesh((4, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
     ladder = (fg.AllGather(fg.TopK(k=2)), fg.AllReduce())
-    tx = fg.compressed_pmean(fg.Recover(ladder, max_error=0.8), axis_name=AXIS)
+    tx = fg.compressed_pmean(fg.Fallback(ladder, max_error=0.8), axis_name=AXIS)
     specs = fg.state_specs(jax.eval_shape(tx.init, jnp.zeros((16, 4))), AXIS, P(None, "model"))
 
     def step(grads):

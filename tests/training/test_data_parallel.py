@@ -104,7 +104,7 @@ def test_it_is_shard_map_written_out_to_the_bit(kind, check_vma):
     """From arrays on the host, on an Explicit mesh too."""
     tx, mesh = transformation(), grid(kind)
     run = fg.data_parallel(stepper(tx), mesh, AXIS, check_vma=check_vma)
-    out = train(run, fg.init(tx, PARAMS, mesh, AXIS))
+    out = train(run, fg.init_state(tx, PARAMS, mesh, AXIS))
     assert_same(out, by_hand(check_vma))
     assert run._cache_size() <= 2  # the first parameters lie elsewhere
     specs = fg.state_specs(out[1], AXIS)
@@ -116,7 +116,7 @@ def test_it_is_shard_map_written_out_to_the_bit(kind, check_vma):
 def test_by_vmap_it_is_the_same_to_rounding(kind):
     tx, mesh = transformation(), grid(kind)
     run = fg.data_parallel(stepper(tx), mesh, AXIS, by="vmap")
-    out = train(run, fg.init(tx, PARAMS, mesh, AXIS))
+    out = train(run, fg.init_state(tx, PARAMS, mesh, AXIS))
     assert_close(out, by_hand())
     assert int(out[1][0].skipped) == 0
     assert jax.tree.leaves(out[1][0].memory)[0].sharding.spec[0] == AXIS
@@ -129,7 +129,7 @@ def test_by_vmap_it_is_the_same_to_rounding(kind):
 def test_a_restored_state_that_lies_on_no_mesh(kind, by):
     """As it is read from a file: nothing but the wrapper then names the devices."""
     mesh, tx = grid(kind), transformation()
-    state = fg.init(tx, first(), mesh, AXIS)
+    state = fg.init_state(tx, first(), mesh, AXIS)
     run = fg.data_parallel(stepper(tx), mesh, AXIS, by=by)
     got = run(*jax.device_get((first(), state)), X[0], Y[0])
     wanted = run(first(), state, X[0], Y[0])
@@ -140,7 +140,7 @@ def test_a_restored_state_that_lies_on_no_mesh(kind, by):
 def test_parameters_over_another_axis(kind):
     tx, mesh = transformation(), grid(kind, (4, 2), (AXIS, "model"))
     run = fg.data_parallel(stepper(tx, split_loss), mesh, AXIS, param_specs=SHARDED)
-    out = train(run, fg.init(tx, PARAMS, mesh, AXIS, SHARDED))
+    out = train(run, fg.init_state(tx, PARAMS, mesh, AXIS, SHARDED))
     assert_same(out, by_hand(split=True))
     assert out[0]["up"].sharding.shard_shape((6, 16)) == (6, 8)
 
@@ -150,14 +150,14 @@ def test_it_runs_inside_a_mesh_that_is_set(by):
     tx, mesh = transformation(), grid(AxisType.Explicit)
     with jax.set_mesh(mesh):
         run = fg.data_parallel(stepper(tx), mesh, AXIS, by=by)
-        assert_close(train(run, fg.init(tx, PARAMS, mesh, AXIS)), by_hand())
+        assert_close(train(run, fg.init_state(tx, PARAMS, mesh, AXIS)), by_hand())
 
 
 @WAYS
 def test_donated_buffers_are_taken(by):
     tx, mesh = transformation(), grid()
     run = fg.data_parallel(stepper(tx), mesh, AXIS, by=by, donate_argnums=(0, 1))
-    state = fg.init(tx, PARAMS, mesh, AXIS)
+    state = fg.init_state(tx, PARAMS, mesh, AXIS)
     params = jax.device_put(first(), NamedSharding(mesh, P()))
     args = params, state, *(jax.device_put(a[0], NamedSharding(mesh, P(AXIS))) for a in (X, Y))
     aliased = run.lower(*args).compile().memory_analysis().alias_size_in_bytes
@@ -165,7 +165,7 @@ def test_donated_buffers_are_taken(by):
     assert aliased == rows
     run(*args)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((params, state[0].memory)))
-    assert_close(train(run, fg.init(tx, PARAMS, mesh, AXIS)), by_hand())
+    assert_close(train(run, fg.init_state(tx, PARAMS, mesh, AXIS)), by_hand())
 
 
 @WAYS
@@ -177,7 +177,7 @@ def test_a_train_state_is_one_argument(by):
         _, grads = fg.value_and_grad(state.apply_fn, AXIS)(state.params, *batch)
         return (state.apply_gradients(grads=grads),)
 
-    state = first_state.replace(opt_state=fg.init(tx, PARAMS, mesh, AXIS))
+    state = first_state.replace(opt_state=fg.init_state(tx, PARAMS, mesh, AXIS))
     run = fg.data_parallel(step, mesh, AXIS, by=by)
     for batch in zip(X, Y, strict=True):
         (state,) = run(state, batch)
@@ -196,7 +196,7 @@ def test_what_all_workers_share_goes_before_the_state():
         return params, average, count + 1, state, value
 
     run = fg.data_parallel(step, mesh, AXIS)
-    carried = first(), ema.init(first()), 0, fg.init(tx, PARAMS, mesh, AXIS)
+    carried = first(), ema.init(first()), 0, fg.init_state(tx, PARAMS, mesh, AXIS)
     for x, y in zip(X, Y, strict=True):
         *carried, value = run(*carried, x, y)
     assert_same((carried[0], carried[3], value), by_hand())
@@ -211,7 +211,7 @@ def test_several_axes_by_vmap_are_as_by_shard_map():
     def result(by, kind):
         mesh = grid(kind, (2, 4), axes)
         run = fg.data_parallel(stepper(tx, axis_name=axes), mesh, axes, by=by)
-        return train(run, fg.init(tx, PARAMS, mesh, axes))
+        return train(run, fg.init_state(tx, PARAMS, mesh, axes))
 
     some, others = result("shard_map", AxisType.Auto), result("vmap", AxisType.Explicit)
     assert_close((some[0], some[2]), (others[0], others[2]))
@@ -228,7 +228,7 @@ def sent(exchange, mesh, by):
         return stepper(tx)(params, state, x, y)[:2]
 
     run = fg.data_parallel(step, mesh, AXIS, by=by)
-    state = fg.init(tx, PARAMS, mesh, AXIS)
+    state = fg.init_state(tx, PARAMS, mesh, AXIS)
     return fg.audit(run.lower(first(), state, X[0], Y[0]).compile())
 
 
@@ -298,7 +298,7 @@ WRONG = {
 def test_wrong_results_are_answered_while_tracing(step, remedy, by):
     tx, mesh = transformation(), grid()
     run = fg.data_parallel(step, mesh, AXIS, by=by)
-    state = fg.init(tx, PARAMS, mesh, AXIS)
+    state = fg.init_state(tx, PARAMS, mesh, AXIS)
     with pytest.raises(ValueError, match=rf"data_parallel\(step\): .*{remedy}"):
         jax.eval_shape(run, first(), state, X[0], Y[0])
 
@@ -306,7 +306,9 @@ def test_wrong_results_are_answered_while_tracing(step, remedy, by):
 def test_the_result_that_differs_is_named():
     run = fg.data_parallel(WRONG["a worker's loss"][0], grid(), AXIS)
     with pytest.raises(ValueError, match=r"got results\[2\], which varies over 'data'"):
-        jax.eval_shape(run, first(), fg.init(transformation(), PARAMS, grid(), AXIS), X[0], Y[0])
+        jax.eval_shape(
+            run, first(), fg.init_state(transformation(), PARAMS, grid(), AXIS), X[0], Y[0]
+        )
 
 
 class Velocity(NamedTuple):
@@ -333,14 +335,14 @@ def test_a_state_before_the_mean_that_differs_is_answered_with_the_remedy(by):
         tx = optax.chain(tx, transformation())
         run = fg.data_parallel(stepper(tx), grid(), AXIS, by=by)
         with pytest.raises(ValueError, match=match):
-            jax.eval_shape(run, first(), fg.init(tx, PARAMS, grid(), AXIS), X[0], Y[0])
+            jax.eval_shape(run, first(), fg.init_state(tx, PARAMS, grid(), AXIS), X[0], Y[0])
 
 
 @WAYS
 @KINDS
 def test_wrong_arguments_are_answered_while_tracing(by, kind):
     tx, mesh = transformation(), grid(kind)
-    state = fg.init(tx, PARAMS, mesh, AXIS)
+    state = fg.init_state(tx, PARAMS, mesh, AXIS)
     run = fg.data_parallel(GOOD, mesh, AXIS, by=by)
     for args, remedy in [
         ((first(), X[0], Y[0]), r"state = fg\.init\(tx, params, mesh, axis_name\)"),

@@ -12,9 +12,9 @@ from parallel import AXIS, MODES, everywhere
 import fftgrad as fg
 
 WORKERS = 4
-TWO_BITS = fg.Levels(bits=2, bucket=16, norm="max")
-FOUR = fg.chain(fg.Hadamard(block=256), fg.Levels(bits=4, bucket=256, norm="max"))
-EIGHT = fg.Levels(bits=8, bucket=256, norm="max")
+TWO_BITS = fg.UniformLevels(bits=2, bucket=16, norm="max")
+FOUR = fg.chain(fg.Hadamard(block=256), fg.UniformLevels(bits=4, bucket=256, norm="max"))
+EIGHT = fg.UniformLevels(bits=8, bucket=256, norm="max")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -27,7 +27,7 @@ def test_shards_follow_each_other_along_any_axis(axis, parameters, mode):
     factors = jnp.asarray(values((WORKERS, *whole.shape), seed=1))
 
     def loss(shard, factor):
-        found = fg.gather_parameters(
+        found = fg.optimizers.gather_parameters(
             shard, AXIS, fg.Identity(), parameters=parameters, dimension=axis, step=0
         )
         return jnp.sum(found * factor), found
@@ -47,7 +47,9 @@ def results(step, key):
     """What a gather and its gradient are in a step, with codecs that draw."""
 
     def loss(shard, factor):
-        found = fg.gather_parameters(shard, AXIS, TWO_BITS, parameters=TWO_BITS, step=step, key=key)
+        found = fg.optimizers.gather_parameters(
+            shard, AXIS, TWO_BITS, parameters=TWO_BITS, step=step, key=key
+        )
         return jnp.sum(found * factor), found
 
     def both(shard, factor):
@@ -67,7 +69,7 @@ def test_steps_and_keys_draw_anew_on_both_ways():
 
 def test_there_is_no_default_for_the_step():
     """Draws that repeat in each step add up."""
-    gather = jax.vmap(lambda x: fg.gather_parameters(x, AXIS), axis_name=AXIS)
+    gather = jax.vmap(lambda x: fg.optimizers.gather_parameters(x, AXIS), axis_name=AXIS)
     with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'step'"):
         gather(jnp.ones((WORKERS, 4)))
 
@@ -78,10 +80,10 @@ def test_there_is_no_default_for_the_step():
 @pytest.mark.parametrize(
     ("function", "argument", "codec"),
     [
-        (fg.compressed_psum_scatter, "codec", FOUR),
-        (fg.gather_parameters, "gradients", FOUR),
+        (fg.optimizers.compressed_psum_scatter, "codec", FOUR),
+        (fg.optimizers.gather_parameters, "gradients", FOUR),
         (fg.optimizers.sharded, "gradients", FOUR),
-        (fg.compressed_all_gather, "codec", EIGHT),
+        (fg.optimizers.compressed_all_gather, "codec", EIGHT),
         (fg.optimizers.sharded, "parameters", EIGHT),
     ],
 )
@@ -95,9 +97,9 @@ def test_gradients_with_an_outlier_lose_less_by_the_rotation():
 
     def error(**codec):
         scatter = jax.vmap(
-            lambda x: fg.compressed_psum_scatter(x, AXIS, **codec).shard, axis_name=AXIS
+            lambda x: fg.optimizers.compressed_psum_scatter(x, AXIS, **codec).shard, axis_name=AXIS
         )
         apart = (np.asarray(scatter(x)) - exact)[:, 1:256]  # beside the outlier
         return np.linalg.norm(apart)
 
-    assert error() < 0.7 * error(codec=fg.Levels(bits=4, bucket=256, norm="max"))
+    assert error() < 0.7 * error(codec=fg.UniformLevels(bits=4, bucket=256, norm="max"))

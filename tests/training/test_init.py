@@ -17,7 +17,7 @@ import fftgrad as fg
 PARAMS = {"up": jnp.ones((6, 16)), "down": jnp.ones((16, 2))}
 SHARDED = {"up": P(None, "model"), "down": P("model", None)}
 SPARSE = fg.AllGather(fg.TopK(fraction=0.2))
-DRIFT = fg.SharedSupport(fg.TopK(fraction=0.2), chooser=fg.Drift())
+DRIFT = fg.SharedSupport(fg.TopK(fraction=0.2), support=fg.exchanges.PredictedSupport())
 
 
 def transformation(exchange=SPARSE):
@@ -43,7 +43,7 @@ def assert_same(a, b):
 def test_it_is_the_recipe(exchange):
     tx = transformation(exchange)
     init, _ = train_step(tx, 8, like=PARAMS)
-    assert_same(fg.init(tx, PARAMS, mesh_of(8), AXIS), init(PARAMS))
+    assert_same(fg.init_state(tx, PARAMS, mesh_of(8), AXIS), init(PARAMS))
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -54,7 +54,7 @@ def test_parameters_over_a_model_axis(kind, placed):
     if placed:
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), SHARDED)
         params = jax.device_put(params, shardings)
-    state = fg.init(tx, params, mesh, "data", SHARDED)
+    state = fg.init_state(tx, params, mesh, "data", SHARDED)
     specs = fg.state_specs(jax.eval_shape(tx.init, PARAMS), "data", SHARDED)
     make = jax.shard_map(tx.init, mesh=grid(), in_specs=(SHARDED,), out_specs=specs)
     expected = jax.jit(make)(PARAMS)
@@ -75,7 +75,7 @@ def test_a_program_of_three_calls_trains(kind):
     x = np.random.default_rng(0).standard_normal((64, 6)).astype(np.float32)
     x = jax.device_put(x, NamedSharding(mesh, P(AXIS)))
     w = jax.device_put(jnp.zeros(6), NamedSharding(mesh, P()))
-    state = fg.init(tx, w, mesh, AXIS)
+    state = fg.init_state(tx, w, mesh, AXIS)
     specs = fg.state_specs(state, AXIS)
 
     def step(w, state, x):
@@ -95,7 +95,7 @@ def test_a_program_of_three_calls_trains(kind):
 
 def test_another_axis_than_the_mesh_has_is_refused():
     with pytest.raises(ValueError, match=r"init\(axis_name\).*'date'.*use one of these"):
-        fg.init(transformation(), PARAMS, mesh_of(2), "date")
+        fg.init_state(transformation(), PARAMS, mesh_of(2), "date")
 
 
 def test_a_function_makes_the_state_of_a_framework():
@@ -107,11 +107,11 @@ def test_a_function_makes_the_state_of_a_framework():
 
         def apply(self, params): ...
 
-    state = fg.init(
+    state = fg.init_state(
         lambda params: TrainState.create(apply_fn=Model().apply, params=params, tx=tx),
         PARAMS, mesh, AXIS,
     )  # fmt: skip
-    assert_same(state.opt_state, fg.init(tx, PARAMS, mesh, AXIS))
+    assert_same(state.opt_state, fg.init_state(tx, PARAMS, mesh, AXIS))
     np.testing.assert_array_equal(state.params["up"], PARAMS["up"])
     assert state.tx is tx
 
@@ -152,7 +152,7 @@ def test_arrays_that_lie_over_the_axis_of_the_exchange_are_refused(kind):
     tx = fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS)
     params = {"w": jax.device_put(jnp.ones((16, 3)), NamedSharding(mesh, P(AXIS)))}
     with pytest.raises(ValueError, match=r"init\(params\['w'\]\): must be whole .* name another"):
-        fg.init(tx, params, mesh, AXIS)
+        fg.init_state(tx, params, mesh, AXIS)
 
 
 def test_a_state_is_sharded_as_the_parameter_with_the_longest_path():
@@ -170,7 +170,7 @@ def test_a_state_of_fewer_axes_is_not_sharded_as_its_parameter():
     factored = optax.scale_by_factored_rms(min_dim_size_to_factor=4)
     tx = optax.chain(fg.compressed_pmean(SPARSE, axis_name="data"), factored)
     specs = fg.state_specs(jax.eval_shape(tx.init, PARAMS), "data", SHARDED)
-    state = fg.init(tx, PARAMS, grid(), "data", SHARDED)
+    state = fg.init_state(tx, PARAMS, grid(), "data", SHARDED)
     for leaf, spec in zip(jax.tree.leaves(state), jax.tree.leaves(specs), strict=True):
         assert len(spec) <= leaf.ndim
     # Shaped like the parameter, or a piece of rows or columns for each shard.
@@ -242,8 +242,8 @@ WITH_LIKES_OF_PARAMS = {
     # A shard of a parameter has not its shape.
     **{name: METHODS[name](AXIS) for name in METHODS if name != "sharded"},
     "accumulate": transformation(),
-    "delay": optax.chain(fg.delay(), fg.methods.top_k(0.1)),
-    "no memory, factors": fg.compressed_pmean(fg.PowerSgd(1), axis_name=AXIS, measure=True),
+    "delay": optax.chain(fg.training.delay(), fg.methods.top_k(0.1)),
+    "no memory, factors": fg.compressed_pmean(fg.PowerSgd(1), axis_name=AXIS, track_error=True),
 }
 
 
@@ -318,7 +318,10 @@ AHEAD = {
     "in an accumulation": lambda tx: fg.accumulate(optax.chain(tx, COMPRESSED), 2),
     "of shards": lambda tx: optax.chain(tx, fg.optimizers.sharded(optax.adam(0.1), 4)),
     "of a gossip": lambda tx: optax.chain(
-        tx, fg.optimizers.choco_sgd(optax.sgd(0.1), fg.Sign(), fg.Ring(), gamma=0.1)
+        tx,
+        fg.contrib.gossip.choco_sgd(
+            optax.sgd(0.1), fg.Sign(), fg.contrib.gossip.Ring(), gamma=0.1
+        ),
     ),
 }  # fmt: skip
 
@@ -353,8 +356,8 @@ def test_a_state_of_scalars_is_refused():
         optax.inject_hyperparams(optax.sgd)(0.1),
         optax.masked(fg.per_worker(ADAM), {"up": True, "down": False}),
         optax.add_noise(0.1, 0.9, jax.random.key(0)),
-        fg.delay(),
-        fg.capture(steps=(0,)),
+        fg.training.delay(),
+        fg.advise.record_gradients(steps=(0,)),
         fg.accumulate(optax.clip(1.0), 2),
     ],
     ids=["clip", "schedule", "sgd", "nested", "masked", "hyperparameters", "own", "noise", "delay",

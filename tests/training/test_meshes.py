@@ -87,7 +87,7 @@ def test_only_compressed_bytes_take_the_slow_links(exchange):
     assert {c.kind for c in fast} == {"all-to-all", "all-gather"}
     itemsize = 4 if exchange.dtype == "float32" else 2
     assert sum(c.bytes for c in fast) == itemsize * (4 * 30 + 4 + 30) + 4  # a count goes along
-    if isinstance(exchange.slow, fg.Piecewise):
+    if isinstance(exchange.slow, fg.Scheduled):
         for branch, (step, _) in enumerate(exchange.slow.schedule):
             expected = fg.wire_bytes(exchange.slow.at(step), piece)
             assert sum(c.bytes for c in slow if c.branch == (branch,)) == expected
@@ -98,8 +98,8 @@ def test_only_compressed_bytes_take_the_slow_links(exchange):
 
 RUNGS = HIERARCHIES["slow gather"], HIERARCHIES["slow gather, bfloat16"]
 WITHIN = {
-    "piecewise": fg.Piecewise(dict(enumerate(RUNGS))),
-    "recover": fg.Recover(RUNGS, tolerance=0.1),
+    "piecewise": fg.Scheduled(dict(enumerate(RUNGS))),
+    "recover": fg.Fallback(RUNGS, tolerance=0.1),
 }
 
 
@@ -116,7 +116,7 @@ def test_a_hierarchy_sends_its_bytes_within_another_exchange(exchange, check_vma
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_hierarchy_counts_what_overflows_on_all_workers(dtype):
     """More than bfloat16 holds exactly, so that it has to travel as it is."""
-    codec = fg.FixedRangeFloat(bits=8, maximum=1.0)
+    codec = fg.codecs.FixedRangeFloat(bits=8, maximum=1.0)
     tx = fg.compressed_pmean(
         fg.Hierarchical("fast", 4, fg.AllGather(codec), fg.NoMemory(), dtype), axis_name=AXES
     )
@@ -190,8 +190,10 @@ def test_wrong_axes_are_answered_with_the_remedy(exchange, axis_name, remedy):
 
 
 def test_a_hierarchy_refuses_what_pieces_cannot_share():
-    exchange = fg.Hierarchical("fast", 4, fg.SharedSupport(fg.TopK(k=3), fg.Drift()))
-    with pytest.raises(ValueError, match="chooser=Leader"):
+    exchange = fg.Hierarchical(
+        "fast", 4, fg.SharedSupport(fg.TopK(k=3), fg.exchanges.PredictedSupport())
+    )
+    with pytest.raises(ValueError, match="support=LeaderSupport"):
         exchange.init(LIKE)
 
 
@@ -333,7 +335,7 @@ def test_shards_accumulate(check_vma):
 
     def updates_of(tx, steps):
         on = mesh(4, 2, ("data", "model"))
-        state = fg.init(tx, jax.tree.map(jnp.asarray, PARAMS), on, "data", SHARDED)
+        state = fg.init_state(tx, jax.tree.map(jnp.asarray, PARAMS), on, "data", SHARDED)
         specs = fg.state_specs(state, "data", SHARDED)
         run = jax.shard_map(
             lambda rows, state: tx.update(jax.tree.map(lambda g: g[0], rows), state),
@@ -447,7 +449,7 @@ def partly_manual(kind, manual):
 
     whole = manual == {"data", "model"}
     params = put(PARAMS, jax.tree.map(lambda _: P(), PARAMS) if whole else SHARDED)
-    state = fg.init(tx, params, axes, "data", None if whole else SHARDED)
+    state = fg.init_state(tx, params, axes, "data", None if whole else SHARDED)
     specs = fg.state_specs(state, "data")
     ins = P(), specs, P("data"), P("data")
     run = jax.jit(

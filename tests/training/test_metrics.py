@@ -55,7 +55,7 @@ def test_counts_and_the_norm_of_the_residual():
 
 
 def test_values_beyond_a_range_are_counted():
-    codec = fg.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
+    codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
     state = trained(pmean(fg.AllGather(codec)), steps=1)
     assert int(fg.metrics(state)["overflow"]) == int(state.overflow) > 0
 
@@ -92,9 +92,9 @@ TRANSFORMATIONS = {
         pmean(), optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
     ),
     "apply_if_finite": optax.chain(pmean(), optax.apply_if_finite(optax.sgd(0.1), 3)),
-    "delay": optax.chain(fg.delay(), pmean()),
+    "delay": optax.chain(fg.training.delay(), pmean()),
     "dgc": fg.methods.dgc(0.1),
-    "clip": optax.chain(fg.clip_by_local_norm(1.0, AXIS), pmean()),
+    "clip": optax.chain(fg.training.clip_by_local_norm(1.0, AXIS), pmean()),
 }
 
 
@@ -143,7 +143,7 @@ def test_memories_inside_an_exchange_have_a_key_of_their_own():
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_the_error_of_a_step_is_measured(check_vma):
-    init, update = train_step(pmean(measure=True), WORKERS, check_vma=check_vma, like=LIKE)
+    init, update = train_step(pmean(track_error=True), WORKERS, check_vma=check_vma, like=LIKE)
     grads = gradients(LIKE, WORKERS)
     _, state = update(grads, init(zeros()))
     # In the first step what was not sent is the residual.
@@ -158,7 +158,7 @@ def test_the_error_of_a_step_is_measured(check_vma):
 
 def test_an_empty_leaf_has_no_error():
     like = {**LIKE, "empty": jax.ShapeDtypeStruct((0, 3), "float32")}
-    init, update = train_step(pmean(measure=True), WORKERS, like=like)
+    init, update = train_step(pmean(track_error=True), WORKERS, like=like)
     start = init({**zeros(), "empty": jnp.zeros((0, 3))})
     _, state = update(gradients(like, WORKERS), start)
     assert 0.0 < float(state.error) < 1.0
@@ -169,7 +169,7 @@ def test_an_empty_leaf_has_no_error():
 def test_measuring_costs_twelve_bytes_and_changes_no_bit():
     grads, found, means = gradients(LIKE, WORKERS), [], []
     for measure in (False, True):
-        init, update = train_step(pmean(measure=measure), WORKERS, like=LIKE)
+        init, update = train_step(pmean(track_error=measure), WORKERS, like=LIKE)
         state = init(zeros())
         means.append(update(grads, state)[0])
         found.append(sum(c.bytes for c in fg.audit(update.lower(grads, state).compile())))
@@ -191,7 +191,7 @@ def test_bytes_are_those_of_the_program():
     assert found["ratio"] == (2 * 110 + 4 * 7) / found["bytes"]
     with pytest.raises(ValueError, match=r"\.at\("):
         fg.metrics(
-            tx.init(zeros()), exchange=fg.Piecewise({0: fg.AllReduce(), 5: SPARSE}), params=LIKE
+            tx.init(zeros()), exchange=fg.Scheduled({0: fg.AllReduce(), 5: SPARSE}), params=LIKE
         )
 
 
@@ -207,7 +207,7 @@ MEETINGS = {
 def test_bytes_are_those_of_a_meeting(make, options, fragments):
     """Against the compiled program, in which the meeting is the only collective of its size."""
     tx = make(optax.sgd(0.1), optax.sgd(0.7), 8, SPARSE, axis_name=AXIS, **options)
-    state = fg.init(tx, zeros(), mesh_of(WORKERS), AXIS)
+    state = fg.init_state(tx, zeros(), mesh_of(WORKERS), AXIS)
     found = fg.metrics(state, exchange=SPARSE, params=LIKE)
     specs = fg.state_specs(state, AXIS)
 
@@ -220,7 +220,7 @@ def test_bytes_are_those_of_a_meeting(make, options, fragments):
     )
     audited = fg.audit(jax.jit(run).lower(gradients(LIKE, WORKERS), state).compile())
     assert found["bytes"] == sum(c.bytes for c in audited)
-    part = fg.fragment(LIKE, fragments)
+    part = fg.optimizers.fragment(LIKE, fragments)
     assert found["ratio"] == 4 * sum(s.size for s in part.values()) / found["bytes"]
 
 
@@ -238,7 +238,7 @@ def test_bytes_of_which_exchange_must_be_clear():
         fg.metrics(state, exchange=SPARSE, params=LIKE)
     one = {k: v for k, v in state.inner_states.items() if k == "often"}
     part = fg.metrics(one, exchange=SPARSE, params={"w": LIKE["w"]})
-    assert part["bytes"] == fg.wire_bytes(SPARSE, fg.fragment({"w": LIKE["w"]}, 8))
+    assert part["bytes"] == fg.wire_bytes(SPARSE, fg.optimizers.fragment({"w": LIKE["w"]}, 8))
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
@@ -246,7 +246,9 @@ def test_states_whose_tuples_have_become_dicts_are_read_alike(fragments):
     nnx = pytest.importorskip("flax.nnx")
     model = nnx.Linear(10, 11, rngs=nnx.Rngs(0))
     if fragments == 1:
-        tx = optax.chain(pmean(fg.TwoStage(fg.Sign(), workers=4), measure=True), optax.adam(0.1))
+        tx = optax.chain(
+            pmean(fg.TwoStage(fg.Sign(), workers=4), track_error=True), optax.adam(0.1)
+        )
     else:
         tx = fg.optimizers.diloco(optax.adam(0.1), optax.sgd(0.7), 4, fragments=2)
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))

@@ -91,8 +91,8 @@ def counters(state):
 
 def per_worker(state):
     """What of a state is kept of each worker, a row each."""
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, fg.PerWorker))
-    return [node for node in nodes if isinstance(node, fg.PerWorker)]
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, fg.exchanges.PerWorker))
+    return [node for node in nodes if isinstance(node, fg.exchanges.PerWorker)]
 
 
 # Nobody bad, somebody bad, everybody bad: every exchange
@@ -176,15 +176,17 @@ OF_ANY_SIZE = [
 
 
 # Codecs for which zero is as good as another value: what they make of it must not count either.
-ONE_BIT = fg.DynamicSign(scale=4.0, decay=0.9)
-NO_ZERO = fg.FixedRangeFloat(bits=6, maximum=8.0, eps=0.1, zero=False)
+ONE_BIT = fg.codecs.DynamicSign(scale=4.0, decay=0.9)
+NO_ZERO = fg.codecs.FixedRangeFloat(bits=6, maximum=8.0, eps=0.1, zero=False)
 ZERO_LESS = {
     "one bit": fg.AllGather(ONE_BIT),
     "one bit of few": fg.AllGather(fg.chain(fg.TopK(k=20), ONE_BIT)),
     "no zero, rotated": fg.AllGather(fg.chain(fg.Hadamard(block=16), NO_ZERO)),
-    "no zero, clipped": fg.AllGather(NO_ZERO, fg.MedianNormClip()),
+    "no zero, clipped": fg.AllGather(NO_ZERO, fg.exchanges.MedianNormClip()),
     "sum of signs": fg.AllReduce(Signs()),
-    "few of the signs": fg.SharedSupport(fg.chain(Signs(), fg.TopK(k=20)), fg.Leader(worker=0)),
+    "few of the signs": fg.SharedSupport(
+        fg.chain(Signs(), fg.TopK(k=20)), fg.exchanges.LeaderSupport(worker=0)
+    ),
 }
 
 
@@ -321,7 +323,7 @@ LAW = {
     "signs": fg.AllGather(fg.Sign()),
     "random sum": fg.AllReduce(fg.RandomK(fraction=0.25)),
     "leaders": fg.SharedSupport(fg.chain(fg.Fft(block=8), fg.TopK(fraction=0.1))),
-    "drift": fg.SharedSupport(fg.TopK(fraction=0.1), fg.Drift()),
+    "drift": fg.SharedSupport(fg.TopK(fraction=0.1), fg.exchanges.PredictedSupport()),
     "two stages": fg.TwoStage(fg.Sign(), workers=WORKERS),
     "two stages of few": fg.TwoStage(fg.TopK(k=20), workers=WORKERS),
     "one bit": ZERO_LESS["one bit"],
@@ -332,7 +334,7 @@ LAW = {
     "low rank": fg.PowerSgd(rank=2),
     "low rank in turns": fg.AcpSgd(rank=2),
     "integers": fg.IntegerSum(workers=WORKERS, levels=7),
-    "warm-up": fg.Piecewise({0: fg.PowerSgd(rank=2), 3: fg.AllGather(fg.TopK(k=9))}),
+    "warm-up": fg.Scheduled({0: fg.PowerSgd(rank=2), 3: fg.AllGather(fg.TopK(k=9))}),
 }
 NARROW = ["gather", "two stages", "low rank", "low rank in turns"]
 WHO_IS_BAD = [[], [2], [0, 1], [0, 1, 2, 3], [3], [0], [1, 2, 3], []]
@@ -410,7 +412,9 @@ def test_the_law_holds_for_gradients_of_any_scales(name, seed):
 
 
 def test_an_owner_that_is_dropped_still_keeps_its_shard_for_all():
-    exchange = fg.TwoStage(fg.chain(fg.OneSided(), fg.AdaComp(bin_size=4)), workers=WORKERS)
+    exchange = fg.TwoStage(
+        fg.chain(fg.codecs.AlternatingSign(), fg.codecs.AdaComp(bin_size=4)), workers=WORKERS
+    )
     init, update = mapped(exchange, "drop_worker")
     _, before = update(grads(), init(grads()))
     _, after = update(spoiled(grads(1), [2]), before)
@@ -421,10 +425,10 @@ def test_an_owner_that_is_dropped_still_keeps_its_shard_for_all():
 
 
 STATEFUL = {
-    "adacomp": fg.AllGather(fg.AdaComp(bin_size=20)),
+    "adacomp": fg.AllGather(fg.codecs.AdaComp(bin_size=20)),
     "reused threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=3)),
     "leader's threshold": fg.SharedSupport(fg.Threshold(fraction=0.1, reuse=3)),
-    "warm-up": fg.Piecewise({0: fg.AllGather(fg.AdaComp(bin_size=20)), 9: fg.AllReduce()}),
+    "warm-up": fg.Scheduled({0: fg.AllGather(fg.codecs.AdaComp(bin_size=20)), 9: fg.AllReduce()}),
 }
 
 
@@ -451,7 +455,7 @@ def test_any_memory_of_a_dropped_worker_stays(memory):
 
 def test_a_dropped_leader_chooses_where_and_the_others_what():
     """The positions are those of zeros; the values there are the mean of the others."""
-    exchange = fg.SharedSupport(fg.TopK(k=10), fg.Leader(worker=0))
+    exchange = fg.SharedSupport(fg.TopK(k=10), fg.exchanges.LeaderSupport(worker=0))
     init, update = mapped(exchange, "drop_worker", memory=fg.NoMemory())
     rows = grads()
     mean, _ = update(spoiled(rows, [0]), init(rows))
@@ -464,7 +468,7 @@ def test_a_dropped_leader_chooses_where_and_the_others_what():
 
 def test_what_a_group_keeps_is_not_that_of_a_worker():
     """The codec of a hierarchy sees the mean of four workers, of which three may count."""
-    exchange = fg.Hierarchical("fast", 4, fg.AllGather(fg.AdaComp(bin_size=4)))
+    exchange = fg.Hierarchical("fast", 4, fg.AllGather(fg.codecs.AdaComp(bin_size=4)))
     tx = fg.compressed_pmean(exchange, axis_name=("slow", "fast"), non_finite="drop_worker")
 
     def twice(function):
@@ -480,11 +484,11 @@ def test_what_a_group_keeps_is_not_that_of_a_worker():
 
 def test_a_drift_knows_the_mean_of_those_that_count():
     """What it keeps of a value that was sent is its mean, or one step would outweigh others."""
-    exchange = fg.SharedSupport(fg.TopK(k=10), fg.Drift())
+    exchange = fg.SharedSupport(fg.TopK(k=10), fg.exchanges.PredictedSupport())
     init, update = mapped(exchange, "drop_worker", memory=fg.NoMemory())
     mean, state = update(spoiled(grads(), [1, 2]), init(grads()))
     mean = np.abs(np.concatenate([np.asarray(mean[leaf][0]).ravel() for leaf in PAIR]))
-    rate = np.asarray(state.exchange[0].chooser[0].rate[0])
+    rate = np.asarray(state.exchange[0].support[0].rate[0])
     assert np.count_nonzero(mean) == 10
     np.testing.assert_allclose(rate[mean > 0], mean[mean > 0], rtol=1e-6)
 
@@ -570,7 +574,7 @@ def test_an_exchange_that_does_not_tell_costs_one_sum_of_four_bytes():
     assert all(c.kind == "all-reduce" for c in drop)
 
 
-PARTLY_TOLD = fg.Piecewise({0: Plain(), 1: fg.AllGather(fg.Identity()), 2: fg.AllReduce()})
+PARTLY_TOLD = fg.Scheduled({0: Plain(), 1: fg.AllGather(fg.Identity()), 2: fg.AllReduce()})
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -594,7 +598,7 @@ def test_a_hierarchy_costs_one_sum_of_four_bytes_more():
         tx = fg.compressed_pmean(
             HIERARCHIES["slow gather"], axis_name=axes, layout=BUCKETS, non_finite=policy
         )
-        state = fg.init(tx, {"a": jnp.zeros(60), "b": jnp.zeros(60)}, mesh, axes)
+        state = fg.init_state(tx, {"a": jnp.zeros(60), "b": jnp.zeros(60)}, mesh, axes)
         specs = fg.state_specs(state, axes)
 
         def step(rows, state):
@@ -616,7 +620,7 @@ def model_step(policy, exchange=EXCHANGES["gather top-k"]):
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, non_finite=policy)
     param_specs = {"w": P("model")}
     params = {"w": jnp.zeros(40)}
-    state = fg.init(tx, params, mesh, AXIS, param_specs)
+    state = fg.init_state(tx, params, mesh, AXIS, param_specs)
     specs = fg.state_specs(state, AXIS, param_specs)
 
     def step(rows, state):
@@ -688,7 +692,7 @@ def test_a_mean_beyond_a_leaf_is_skipped(policy):
 def test_a_dropped_workers_loss_tells_recovery_nothing():
     """Its NaN would end compression for the run; that of a worker that counts does."""
     ladder = (fg.AllGather(fg.TopK(k=5)), fg.AllReduce())
-    exchange = fg.Recover(ladder, tolerance=0.5, smoothing=0.0)
+    exchange = fg.Fallback(ladder, tolerance=0.5, smoothing=0.0)
     tx = fg.compressed_pmean(exchange, axis_name=AXIS, non_finite="drop_worker")
     update = jax.jit(jax.vmap(lambda g, s, v: tx.update(g, s, value=v), axis_name=AXIS))
     rows = jnp.asarray(values((WORKERS, 40)))
@@ -714,8 +718,8 @@ def test_a_dropped_workers_loss_tells_recovery_nothing():
     ids=["top-k", "one bit", "one bit in two stages"],
 )
 def test_the_error_is_that_of_the_workers_that_count(codec, first):
-    exchange = fg.Recover((first(codec), fg.AllReduce()), max_error=9.0)
-    init, update = mapped(exchange, "drop_worker", memory=fg.NoMemory(), measure=True)
+    exchange = fg.Fallback((first(codec), fg.AllReduce()), max_error=9.0)
+    init, update = mapped(exchange, "drop_worker", memory=fg.NoMemory(), track_error=True)
     rows = grads()
     _, state = update(spoiled(rows, [2]), init(rows))
     three = [np.asarray(rows[k])[[0, 1, 3]].reshape(3, -1) for k in PAIR]

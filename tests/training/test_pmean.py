@@ -478,7 +478,7 @@ def test_what_overflows_is_summed_over_the_model_axis():
     mesh = Mesh(
         np.array(jax.devices()).reshape(4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
     )
-    exchange = fg.AllGather(fg.FixedRangeFloat(bits=8, maximum=1.0))
+    exchange = fg.AllGather(fg.codecs.FixedRangeFloat(bits=8, maximum=1.0))
     tx = fg.compressed_pmean(exchange, axis_name=AXIS)
 
     def step(rows):

@@ -170,7 +170,9 @@ STATEFUL = {
         fg.TwoStage(fg.Sign(), WORKERS), fg.ErrorFeedback(), axis_name=AXIS
     ),
     "chain": optax.chain(
-        fg.delay(), fg.compressed_pmean(TOP_K, fg.ErrorFeedback(), axis_name=AXIS), optax.adam(0.1)
+        fg.training.delay(),
+        fg.compressed_pmean(TOP_K, fg.ErrorFeedback(), axis_name=AXIS),
+        optax.adam(0.1),
     ),
 }
 ZEROS = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), LIKE)
@@ -186,7 +188,7 @@ def train(tx, *, by="shard_map", check_vma=True, state=None):
 
     trained = fg.data_parallel(step, mesh, AXIS, by=by, check_vma=check_vma, donate_argnums=(0, 1))
     params = jax.device_put(ZEROS, jax.NamedSharding(mesh, jax.P()))
-    state = fg.init(tx, params, mesh, AXIS) if state is None else state
+    state = fg.init_state(tx, params, mesh, AXIS) if state is None else state
     for count in range(4):
         params, state = trained(params, state, gradients(LIKE, WORKERS, seed=count))
     return params, state, trained
@@ -194,8 +196,8 @@ def train(tx, *, by="shard_map", check_vma=True, state=None):
 
 def kinds(state):
     """Where the floating-point numbers lie that each worker has of its own."""
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, fg.PerWorker))
-    own = jax.tree.leaves([node for node in nodes if isinstance(node, fg.PerWorker)])
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, fg.exchanges.PerWorker))
+    own = jax.tree.leaves([node for node in nodes if isinstance(node, fg.exchanges.PerWorker)])
     return {a.sharding.memory_kind for a in own if jnp.issubdtype(a.dtype, jnp.floating)}
 
 
@@ -206,7 +208,7 @@ def kinds(state):
 @pytest.mark.parametrize("name", STATEFUL)
 def test_on_the_host_it_is_the_same_to_the_bit(name, by, checked):
     params, state, _ = train(STATEFUL[name], by=by, check_vma=checked)
-    found, after, step = train(fg.offload(STATEFUL[name]), by=by, check_vma=checked)
+    found, after, step = train(fg.training.offload(STATEFUL[name]), by=by, check_vma=checked)
     assert kinds(state) == {"device"}
     assert kinds(after) == {"pinned_host"}
     assert step._cache_size() == 1
@@ -217,7 +219,7 @@ def test_on_the_host_it_is_the_same_to_the_bit(name, by, checked):
 
 def test_metrics_read_what_lies_on_the_host():
     _, near, _ = train(STATEFUL["feedback"])
-    _, far, _ = train(fg.offload(STATEFUL["feedback"]))
+    _, far, _ = train(fg.training.offload(STATEFUL["feedback"]))
     for measure in (fg.metrics, jax.jit(fg.metrics)):
         assert measure(far)["residual"] == measure(near)["residual"] > 0
 
@@ -226,7 +228,7 @@ def test_a_state_on_the_devices_goes_to_the_host():
     """As it is after a restore."""
     _, near, _ = train(STATEFUL["feedback"])
     assert kinds(near) == {"device"}
-    _, far, _ = train(fg.offload(STATEFUL["feedback"]), state=near)
+    _, far, _ = train(fg.training.offload(STATEFUL["feedback"]), state=near)
     assert kinds(far) == {"pinned_host"}
 
 
@@ -237,4 +239,4 @@ def test_without_such_memory_it_says_so(monkeypatch):
     with pytest.raises(
         ValueError, match=r"offload\(tx\).*'pinned_host', got \['device'\].*bfloat16"
     ):
-        fg.offload(STATEFUL["feedback"]).init(ZEROS)
+        fg.training.offload(STATEFUL["feedback"]).init(ZEROS)

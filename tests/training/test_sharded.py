@@ -16,7 +16,7 @@ import fftgrad as fg
 from fftgrad.exchanges import _shards
 
 WORKERS = 4
-LEVELS = fg.Levels(bits=8, bucket=16, norm="max")
+LEVELS = fg.UniformLevels(bits=8, bucket=16, norm="max")
 SIGN, TOP = fg.Sign(), fg.TopK(fraction=0.25)
 
 
@@ -40,9 +40,11 @@ def test_without_loss_they_are_those_of_jax(mode, axis):
     x = jnp.asarray(values((WORKERS, 8, 12, 4)))
 
     def both(x):
-        ours = fg.compressed_psum_scatter(x, AXIS, fg.Identity(), scatter_dimension=axis)
+        ours = fg.optimizers.compressed_psum_scatter(x, AXIS, fg.Identity(), scatter_dimension=axis)
         theirs = jax.lax.psum_scatter(x, AXIS, scatter_dimension=axis % 3, tiled=True)
-        whole = fg.compressed_all_gather(ours.shard, AXIS, fg.Identity(), gather_dimension=axis)
+        whole = fg.optimizers.compressed_all_gather(
+            ours.shard, AXIS, fg.Identity(), gather_dimension=axis
+        )
         other = jax.lax.all_gather(theirs, AXIS, axis=axis % 3, tiled=True)
         return ours.shard, theirs, fg_vary(whole), other, ours.sent, x
 
@@ -62,7 +64,7 @@ def fg_vary(x):
 def test_a_shard_is_the_sum_of_what_its_owner_got(codec, axis):
     x = jnp.asarray(values((WORKERS, 8, 12)))
     scatter = functools.partial(
-        fg.compressed_psum_scatter, axis_name=AXIS, codec=codec, scatter_dimension=axis
+        fg.optimizers.compressed_psum_scatter, axis_name=AXIS, codec=codec, scatter_dimension=axis
     )
     got = jax.vmap(scatter, axis_name=AXIS)(x)
     for owner in range(WORKERS):
@@ -78,7 +80,7 @@ def test_a_shard_is_the_sum_of_what_its_owner_got(codec, axis):
 def test_a_gathered_shard_is_a_whole_vector_to_its_codec():
     """All k coefficients of each shard, at the bytes of that codec and that vector."""
     codec, shards = fg.TopK(k=8), jnp.asarray(values((WORKERS, 24)))
-    gather = functools.partial(fg.compressed_all_gather, axis_name=AXIS, codec=codec)
+    gather = functools.partial(fg.optimizers.compressed_all_gather, axis_name=AXIS, codec=codec)
     whole = jax.vmap(gather, axis_name=AXIS)(shards)[0]
     np.testing.assert_array_equal(whole, np.ravel([decoded(codec, x, 1) for x in shards]))
     assert np.count_nonzero(whole) == WORKERS * 8
@@ -95,7 +97,7 @@ def test_feedback_sends_all_in_the_end():
 
     def steps(x):
         def one(residual, _):
-            out = fg.compressed_psum_scatter(x + residual, AXIS, TOP)
+            out = fg.optimizers.compressed_psum_scatter(x + residual, AXIS, TOP)
             return x + residual - out.sent, out.shard
 
         residual, shards = jax.lax.scan(one, jnp.zeros_like(x), None, length=200)
@@ -108,7 +110,9 @@ def test_feedback_sends_all_in_the_end():
     np.testing.assert_allclose(shard, exact, atol=0.05 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("codec", [TOP, fg.Levels(4, 16, norm="max")], ids=["top-k", "levels"])
+@pytest.mark.parametrize(
+    "codec", [TOP, fg.UniformLevels(4, 16, norm="max")], ids=["top-k", "levels"]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_differences_do_not_add_up(dtype, codec):
     """After 200 gathers as near as after 20."""
@@ -119,7 +123,7 @@ def test_differences_do_not_add_up(dtype, codec):
         def one(carry, i):
             shard, whole = carry
             shard = shard + drift * jnp.cos(0.1 * i)
-            whole = fg.compressed_all_gather(
+            whole = fg.optimizers.compressed_all_gather(
                 shard.astype(jnp.float32), AXIS, codec, reference=whole
             )
             exact = jax.lax.all_gather(shard, AXIS, tiled=True)
@@ -141,9 +145,13 @@ def test_differences_do_not_add_up(dtype, codec):
 
 def test_what_is_not_finite_is_seen():
     x = jnp.asarray(values((WORKERS, 8))).at[2, 3].set(jnp.nan)
-    shard = jax.vmap(lambda x: fg.compressed_psum_scatter(x, AXIS, SIGN).shard, axis_name=AXIS)(x)
+    shard = jax.vmap(
+        lambda x: fg.optimizers.compressed_psum_scatter(x, AXIS, SIGN).shard, axis_name=AXIS
+    )(x)
     assert np.isnan(shard).tolist() == [[False] * 2, [True] * 2, [False] * 2, [False] * 2]
-    whole = jax.vmap(lambda x: fg.compressed_all_gather(x, AXIS, SIGN), axis_name=AXIS)(x)
+    whole = jax.vmap(lambda x: fg.optimizers.compressed_all_gather(x, AXIS, SIGN), axis_name=AXIS)(
+        x
+    )
     assert np.isnan(whole).all()
 
 
@@ -151,7 +159,9 @@ def test_each_step_and_each_worker_has_its_own_dither():
     x = jnp.broadcast_to(jnp.linspace(-1.0, 1.0, 64), (WORKERS, 64))
 
     def sent(x, step):
-        return fg.compressed_psum_scatter(x, AXIS, fg.Levels(bits=2), step=step).sent
+        return fg.optimizers.compressed_psum_scatter(
+            x, AXIS, fg.UniformLevels(bits=2), step=step
+        ).sent
 
     rows = [jax.vmap(sent, (0, None), axis_name=AXIS)(x, step) for step in (0, 1)]
     assert len({np.asarray(row).tobytes() for step in rows for row in step}) == 2 * WORKERS
@@ -184,7 +194,7 @@ def test_the_gradient_of_a_gather_is_a_scatter(check_vma):
         return jnp.mean((x @ w) ** 2)
 
     def sharded(shard, x, step, **options):
-        return loss(fg.gather_parameters(shard, AXIS, step=step, **options), x) / WORKERS
+        return loss(fg.optimizers.gather_parameters(shard, AXIS, step=step, **options), x) / WORKERS
 
     expected, exact = jax.value_and_grad(loss)(w, x)
     dense = functools.partial(sharded, gradients=fg.Identity())
@@ -208,15 +218,19 @@ def test_the_bytes_of_a_gather_are_those_of_the_program():
 
     def sent(kind, **options):
         def loss(shard, x, step):
-            return jnp.mean((x @ fg.gather_parameters(shard, AXIS, step=step, **options)) ** 2)
+            return jnp.mean(
+                (x @ fg.optimizers.gather_parameters(shard, AXIS, step=step, **options)) ** 2
+            )
 
         found = fg.audit(compiled(loss).lower(w, x, jnp.int32(0)).compile())
         return sum(c.bytes for c in found if c.kind == kind and c.bytes > 100)
 
     size = w.size // WORKERS
     assert sent("all-gather") == 4 * size
-    assert sent("all-gather", parameters=fg.Levels(8, bucket=256)) == 8 + size + 4 * size // 256
-    four, eight = (fg.Levels(bits, bucket=256) for bits in (4, 8))
+    assert (
+        sent("all-gather", parameters=fg.UniformLevels(8, bucket=256)) == 8 + size + 4 * size // 256
+    )
+    four, eight = (fg.UniformLevels(bits, bucket=256) for bits in (4, 8))
     assert sent("all-to-all", gradients=four) == WORKERS * (8 + size // 2 + 4 * size // 256)
     assert sent("all-to-all", gradients=eight) <= 4 * w.size / 3.8
     assert sent("all-to-all") <= 4 * w.size / 7.5
@@ -232,7 +246,7 @@ def run(tx, steps, check_vma=True, params=None, spoil=None):
     """Parameters, state and compiled step, after steps on gradients that differ by worker."""
     params = params or {k: jnp.asarray(values(s, seed=7)) for k, s in SHAPES.items()}
     mesh = mesh_of(WORKERS)
-    state = fg.init(tx, params, mesh, AXIS)
+    state = fg.init_state(tx, params, mesh, AXIS)
     specs = fg.state_specs(state, AXIS)
 
     def step(params, state, rows):
@@ -352,7 +366,7 @@ def test_a_bad_step_leaves_no_trace(inner, memory, check_vma):
 
 
 def test_its_bytes_are_those_of_two_stages():
-    codec = fg.Levels(bits=4, bucket=32)
+    codec = fg.UniformLevels(bits=4, bucket=32)
     tx = fg.optimizers.sharded(optax.sgd(0.1), WORKERS, gradients=codec, parameters=codec)
     params, state, program = run(tx, 0)
     sent = fg.audit(program.lower(params, state, gradients(LIKE, WORKERS)).compile())
@@ -363,10 +377,10 @@ def test_its_bytes_are_those_of_two_stages():
 def test_another_number_of_workers_is_refused():
     tx = fg.optimizers.sharded(optax.adam(0.1), WORKERS)
     _, state, _ = run(tx, 1)
-    same = fg.reshard_state(state, WORKERS).state
+    same = fg.checkpoint.reshard_state(state, WORKERS).state
     np.testing.assert_array_equal(same.ahead.value.value[0], state.ahead.value.value[0])
     with pytest.raises(ValueError, match=r"must be a fresh state, .* kept of each shard, got 2"):
-        fg.reshard_state(state, 2)
+        fg.checkpoint.reshard_state(state, 2)
 
 
 @pytest.mark.parametrize(
@@ -409,19 +423,19 @@ def test_mistakes():
     x = jnp.ones((WORKERS, 6, 4))
     on = functools.partial(jax.vmap, axis_name=AXIS)
     with pytest.raises(ValueError, match=r"multiple of 4.*axis 0, got \(6, 4\); pad it"):
-        on(lambda x: fg.compressed_psum_scatter(x, AXIS).shard)(x)
+        on(lambda x: fg.optimizers.compressed_psum_scatter(x, AXIS).shard)(x)
     with pytest.raises(ValueError, match=r"scatter_dimension\): must be an axis"):
-        on(lambda x: fg.compressed_psum_scatter(x, AXIS, scatter_dimension=2).shard)(x)
+        on(lambda x: fg.optimizers.compressed_psum_scatter(x, AXIS, scatter_dimension=2).shard)(x)
     with pytest.raises(ValueError, match=r"reference\): must be of shape \(24, 4\).*got \(6, 4\)"):
-        on(lambda x: fg.compressed_all_gather(x, AXIS, reference=x))(x)
+        on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS, reference=x))(x)
     with pytest.raises(TypeError, match="float array of at most 32 bits, got int32"):
-        on(lambda x: fg.compressed_all_gather(x, AXIS))(x.astype(jnp.int32))
+        on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS))(x.astype(jnp.int32))
     with pytest.raises(TypeError, match=r"codec\): must be a codec, got 8"):
-        on(lambda x: fg.compressed_all_gather(x, AXIS, 8))(x)
+        on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS, 8))(x)
     with pytest.raises(TypeError, match=r"gather_parameters\(gradients\): must be a codec"):
-        on(lambda x: fg.gather_parameters(x, AXIS, fg.Sign, step=0))(x)
+        on(lambda x: fg.optimizers.gather_parameters(x, AXIS, fg.Sign, step=0))(x)
     with pytest.raises(ValueError, match="the axis must be bound where it is called"):
-        fg.gather_parameters(x[0], AXIS, step=0)
+        fg.optimizers.gather_parameters(x[0], AXIS, step=0)
     with pytest.raises(ValueError, match=r"sharded\(workers\): must be the size of the axis"):
         run(fg.optimizers.sharded(optax.sgd(0.1), 2), 1)
     tx = fg.optimizers.sharded(optax.sgd(0.1), WORKERS)

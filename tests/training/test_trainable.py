@@ -94,7 +94,7 @@ def test_a_training_step_sends_and_keeps_the_trained_leaves_alone(check_vma, mas
         moves, state = tx.update(grads, state, params)
         return optax.apply_updates(params, moves), state
 
-    state = fg.init(tx, params, mesh, AXIS)
+    state = fg.init_state(tx, params, mesh, AXIS)
     train = fg.data_parallel(step, mesh, AXIS, check_vma=check_vma)
     trained = jax.tree.map(lambda keep, leaf: leaf if keep else None, by_names(params), params)
     found = fg.audit(train.lower(params, state, batch).compile())
@@ -112,11 +112,11 @@ def test_a_training_step_sends_and_keeps_the_trained_leaves_alone(check_vma, mas
 def test_its_state_is_saved_and_goes_on_with_other_workers(tmp_path):
     tx = fg.trainable(optimizer(), MASK)
     params = jax.tree.map(lambda s: jnp.full(s.shape, 0.5), LIKE)
-    state = fg.init(tx, params, mesh_of(WORKERS), AXIS)
+    state = fg.init_state(tx, params, mesh_of(WORKERS), AXIS)
     own = state[0].memory.value.residual["layers"][0]["lora"]
     state[0].memory.value.residual["layers"][0]["lora"] = own + jnp.arange(4.0)[:, None, None]
-    fresh = fg.init(tx, params, mesh_of(2), AXIS)
-    moved = fg.reshard_state(state, fresh).state
+    fresh = fg.init_state(tx, params, mesh_of(2), AXIS)
+    moved = fg.checkpoint.reshard_state(state, fresh).state
     checkpoint.save(tmp_path / "run", 1, {"state": state})
     restored = checkpoint.restore(tmp_path / "run", {"state": fresh}).tree["state"]
     for found in (moved, restored):
@@ -132,7 +132,7 @@ def test_it_follows_the_sharding_of_the_parameters():
     specs = jax.tree.map(lambda _: P(), params)
     specs["layers"][0]["lora"] = P(None, "model")
     specs["base"]["w"] = P("model")
-    state = fg.init(tx, params, mesh, AXIS, specs)
+    state = fg.init_state(tx, params, mesh, AXIS, specs)
     assert state[0].memory.value.residual["layers"][0]["lora"].sharding.spec == P(
         AXIS, None, "model"
     )
@@ -183,7 +183,7 @@ def test_the_optimizer_of_nnx_trains_an_adapter(way):
         optimizer.update(model, grads)
         return nnx.state((model, optimizer)), jax.lax.pmean(value, AXIS)
 
-    state = fg.init(create, nnx.state(model), mesh, AXIS)
+    state = fg.init_state(create, nnx.state(model), mesh, AXIS)
     train = fg.data_parallel(step, mesh, AXIS)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((8, 6)), jnp.float32)
     losses = []

@@ -50,7 +50,7 @@ def accumulated(params, x, spec=REPLICATED):
 def made(tx, mesh, spec=REPLICATED):
     specs = jax.tree.map(lambda _: spec, PARAMS)
     params = jax.tree.map(jnp.asarray, PARAMS)
-    state = fg.init(tx, params, mesh, "data", specs)
+    state = fg.init_state(tx, params, mesh, "data", specs)
     x = np.random.default_rng(0).normal(size=(MICROBATCHES, 32, 40)).astype(np.float32)
     params = jax.device_put(params, NamedSharding(mesh, spec))
     return params, state, jax.device_put(x, NamedSharding(mesh, P(None, "data")))

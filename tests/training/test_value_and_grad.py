@@ -262,7 +262,7 @@ def test_outside_the_axis_it_says_where_it_belongs():
         fg.value_and_grad(loss, AXIS)(PARAMS, X[0], Y[0])
 
 
-WATCHING = fg.Recover((fg.AllGather(fg.TopK(fraction=0.5)), fg.AllReduce()), tolerance=0.1)
+WATCHING = fg.Fallback((fg.AllGather(fg.TopK(fraction=0.5)), fg.AllReduce()), tolerance=0.1)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -175,10 +175,10 @@ def test_every_method_weighs_the_gradients_or_refuses(name):
 
 AROUND = {
     "accumulate": lambda tx: fg.accumulate(tx, 2),
-    "delay": lambda tx: optax.chain(fg.delay(), tx),
-    "capture": lambda tx: optax.chain(fg.capture((0,)), tx),
-    "clip_by_local_norm": lambda tx: optax.chain(fg.clip_by_local_norm(1e9, AXIS), tx),
-    "offload": fg.offload,
+    "delay": lambda tx: optax.chain(fg.training.delay(), tx),
+    "capture": lambda tx: optax.chain(fg.advise.record_gradients((0,)), tx),
+    "clip_by_local_norm": lambda tx: optax.chain(fg.training.clip_by_local_norm(1e9, AXIS), tx),
+    "offload": fg.training.offload,
     "per_worker": lambda tx: optax.chain(fg.per_worker(optax.trace(0.5)), tx),
     "optax.partition": lambda tx: optax.partition({"all": tx}, "all"),
     "optax.inject_hyperparams": lambda tx: optax.chain(
@@ -202,7 +202,7 @@ def test_what_stands_around_it_passes_a_weight_on_or_refuses(name):
 @pytest.mark.parametrize("non_finite", ["propagate", "drop_worker"])
 def test_a_loss_that_is_watched_is_weighed_too(non_finite):
     """A worker without examples has none: 0/0; one that is left out does not weigh."""
-    exchange = fg.Recover((fg.AllGather(fg.TopK(k=5)), DENSE), tolerance=9.0, smoothing=0.0)
+    exchange = fg.Fallback((fg.AllGather(fg.TopK(k=5)), DENSE), tolerance=9.0, smoothing=0.0)
     tx = pmean(exchange, non_finite=non_finite)
     weights = jnp.array([3.0, 1.0, 1.0, 0.0])
     run = everywhere(
@@ -222,12 +222,12 @@ def test_a_loss_that_is_watched_is_weighed_too(non_finite):
     assert np.all(np.asarray(state.exchange[0].level) == 0)
 
 
-VOTING = fg.TopVotes(workers=WORKERS, k=5)
+VOTING = fg.contrib.votes.TopVotes(workers=WORKERS, k=5)
 
 
 @pytest.mark.parametrize(
     "exchange",
-    [VOTING, fg.Piecewise({0: DENSE, 2: VOTING}), fg.Recover((VOTING, DENSE), max_error=1.0)],
+    [VOTING, fg.Scheduled({0: DENSE, 2: VOTING}), fg.Fallback((VOTING, DENSE), max_error=1.0)],
     ids=repr,
 )
 def test_votes_have_no_weights(exchange):

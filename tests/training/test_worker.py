@@ -25,7 +25,7 @@ def grads(seed):
 
 
 def is_own(node):
-    return isinstance(node, fg.PerWorker)
+    return isinstance(node, fg.exchanges.PerWorker)
 
 
 def rows(state, change):
@@ -145,7 +145,7 @@ def test_it_changes_no_bit(name):
     tx = fg.compressed_pmean(fg.AllReduce(), MEMORIES[name], axis_name=AXIS)
     zeros = jax.tree.map(lambda g: -0.0 * np.abs(g), grads(0))
     run = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS))
-    silent = tx.init(LIKE)._replace(worker=fg.PerWorker(()))
+    silent = tx.init(LIKE)._replace(worker=fg.exchanges.PerWorker(()))
     without = jax.jit(jax.vmap(lambda g: tx.update(g, silent)[0], axis_name=AXIS))
     for batch in (zeros, grads(1)):
         for a, b in zip(jax.tree.leaves(run(batch)), jax.tree.leaves(without(batch)), strict=True):

@@ -84,7 +84,7 @@ def test_it_is_as_without_the_wrapper(make, check_vma):
 
 @CHECKED
 def test_delayed_it_is_a_step_late(check_vma):
-    delayed = optax.chain(fg.delay(), compressed(), optax.sgd(0.1))
+    delayed = optax.chain(fg.training.delay(), compressed(), optax.sgd(0.1))
     updates, _ = run(delayed, 4, check_vma=check_vma)
     assert all(np.all(leaf == 0) for leaf in updates[0].values())
     assert_close(updates[1:], plain()[:3])
@@ -99,8 +99,10 @@ def test_a_delayed_gradient_keeps_its_bits_and_the_state_its_dtype(dtypes, check
     grads = [
         jax.tree.map(lambda g: g.astype(of_grads), gradients(LIKE, 4, seed=seed)) for seed in (1, 2)
     ]
-    run = everywhere("shard_map" if check_vma else "shard_map unchecked", fg.delay().update, 4)
-    start = jax.tree.map(lambda a: jnp.stack([a] * 4), fg.delay().init(params))
+    run = everywhere(
+        "shard_map" if check_vma else "shard_map unchecked", fg.training.delay().update, 4
+    )
+    start = jax.tree.map(lambda a: jnp.stack([a] * 4), fg.training.delay().init(params))
     _, state = run(grads[0], start)
     assert jax.tree.map(lambda a: a.dtype, state) == jax.tree.map(lambda a: a.dtype, start)
     late, _ = run(grads[1], state)
@@ -110,7 +112,7 @@ def test_a_delayed_gradient_keeps_its_bits_and_the_state_its_dtype(dtypes, check
 
 def test_delayed_no_collective_waits_for_the_gradient():
     """Nothing that is sent depends on this step's gradients, nor they on what is received."""
-    tx = optax.chain(fg.delay(), compressed(), optax.sgd(0.1))
+    tx = optax.chain(fg.training.delay(), compressed(), optax.sgd(0.1))
     assert not reads_gradient(tx, leaf="w")
     assert reads_gradient(optax.chain(compressed(), optax.sgd(0.1)), leaf="w")
 
@@ -214,7 +216,9 @@ AROUND = {
     "a mean alone": compressed,
     "a sharded optimizer": lambda: fg.optimizers.sharded(optax.adam(0.1), 4, axis_name=AXIS),
     "local steps": lambda: fg.optimizers.diloco(optax.adam(0.1), optax.sgd(1.0), 4),
-    "a gossip": lambda: fg.optimizers.choco_sgd(optax.sgd(0.1), fg.Sign(), fg.Ring(), gamma=0.1),
+    "a gossip": lambda: fg.contrib.gossip.choco_sgd(
+        optax.sgd(0.1), fg.Sign(), fg.contrib.gossip.Ring(), gamma=0.1
+    ),
     "itself": lambda: optax.apply_if_finite(in_chain(), 3),
     "an accumulation": in_accumulate,
 }
@@ -228,7 +232,7 @@ def test_apply_if_finite_around_it_is_refused(name):
         ValueError, match=r"apply_if_finite must not be around .* put it behind"
     )
     with refused:
-        fg.init(tx, ZEROS, mesh_of(4), AXIS)
+        fg.init_state(tx, ZEROS, mesh_of(4), AXIS)
     state = jax.eval_shape(tx.init, ZEROS)
     with refused:
         fg.state_specs(state, AXIS)

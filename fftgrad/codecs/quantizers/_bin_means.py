@@ -50,7 +50,8 @@ class BinMeans(Quantizer):
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
       >>> x = jnp.array([-5.0, -4.0, 4.0, 5.0])
-      >>> fg.decompress(fg.BinMeans(bits=2), fg.compress(fg.BinMeans(bits=2), x), like=x)
+      >>> codec = fg.codecs.BinMeans(bits=2)
+      >>> fg.decompress(codec, fg.compress(codec, x), like=x)
       Array([-4.5, -4.5,  4.5,  4.5], dtype=float32)
 
     References:

@@ -48,7 +48,7 @@ class DynamicSign(Quantizer):
     Example:
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
-      >>> x, codec = jnp.array([0.9, -0.3, 0.1]), fg.DynamicSign(scale=1.0, decay=0.75)
+      >>> x, codec = jnp.array([0.9, -0.3, 0.1]), fg.codecs.DynamicSign(scale=1.0, decay=0.75)
       >>> step = fg.Step(number=2)
       >>> fg.decompress(codec, fg.compress(codec, x, step=step), like=x, step=step)
       Array([ 0.28125, -0.28125,  0.28125], dtype=float32)

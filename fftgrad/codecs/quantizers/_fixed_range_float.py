@@ -54,7 +54,7 @@ class FixedRangeFloat(Quantizer):
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
       >>> x = jnp.array([0.256, -2.5, 0.01])
-      >>> codec = fg.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
+      >>> codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
       >>> fg.decompress(codec, fg.compress(codec, x), like=x)
       Array([ 0.25, -2.  ,  0.  ], dtype=float32)
 
@@ -121,7 +121,7 @@ class FixedRangeFloat(Quantizer):
 
         Example:
           >>> import fftgrad as fg
-          >>> fg.FixedRangeFloat.tuned(-1.0, 1.0, bits=10).m
+          >>> fg.codecs.FixedRangeFloat.tuned(-1.0, 1.0, bits=10).m
           6
         """
         free = cls(bits, maximum, minimum, rounding="truncate")

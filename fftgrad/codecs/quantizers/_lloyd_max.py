@@ -48,7 +48,8 @@ class LloydMax(Quantizer):
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
       >>> x = jnp.array([1.0, -1.0, 1.0, 1.0])
-      >>> fg.decompress(fg.LloydMax(bits=1), fg.compress(fg.LloydMax(bits=1), x), like=x)
+      >>> codec = fg.codecs.LloydMax(bits=1)
+      >>> fg.decompress(codec, fg.compress(codec, x), like=x)
       Array([ 1., -1.,  1.,  1.], dtype=float32)
 
     References:

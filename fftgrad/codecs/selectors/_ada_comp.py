@@ -59,7 +59,8 @@ class AdaComp(Selector):
     Example:
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
-      >>> codec, x = fg.AdaComp(bin_size=4), jnp.array([0.1, 4.0, 0.0, 0.2, 0.1, 0.0, -2.0, 0.3])
+      >>> codec = fg.codecs.AdaComp(bin_size=4)
+      >>> x = jnp.array([0.1, 4.0, 0.0, 0.2, 0.1, 0.0, -2.0, 0.3])
       >>> fg.decompress(codec, fg.compress(codec, x), like=x)
       Array([ 0.,  3.,  0.,  0.,  0.,  0., -3.,  0.], dtype=float32)
 

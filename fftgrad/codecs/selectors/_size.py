@@ -33,7 +33,7 @@ def check_static(name: str, value: Any, kind: Any) -> None:
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         raise TypeError(
             f"{name}: must be a Python {wanted}, because the size of the payload is static, got "
-            f"{value!r}; to change it while training use Piecewise, and under "
+            f"{value!r}; to change it while training use Scheduled, and under "
             "optax.inject_hyperparams name it in static_args."
         )
     raise TypeError(

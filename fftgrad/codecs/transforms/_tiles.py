@@ -41,7 +41,7 @@ class Tiles(Transform):
     Example:
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
-      >>> fg.compress(fg.Tiles(block=2, shape=(2, 3)), jnp.arange(6.0)).main
+      >>> fg.compress(fg.codecs.Tiles(block=2, shape=(2, 3)), jnp.arange(6.0)).main
       Array([0., 1., 3., 4., 2., 0., 5., 0.], dtype=float32)
 
     References:

@@ -1,0 +1,155 @@
+"""What gradients look like, and which codec that speaks for."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from fftgrad._contracts import Codec, PyTree
+from fftgrad.advise import _advice, _figures, _rates, _sample, _workers
+from fftgrad.advise._bases import BASES
+from fftgrad.advise._figures import Figures
+from fftgrad.advise._rates import Rate
+from fftgrad.advise._search_codec import TRANSFORMS
+from fftgrad.advise._workers import StepPair
+from fftgrad.codecs.transforms import Identity
+
+RATIOS = (100, 30, 7.5)
+"""Of hundreds: sparse codecs alone; of one bit and of four a value: dense ones, too."""
+
+
+class Analysis(NamedTuple):
+    """What `fg.advise.analyze` found. `print` shows the recommendation.
+
+    Attributes:
+      steps: the numbers of the steps.
+      workers: the numbers of the workers.
+      values: how many values one gradient has.
+      sampled: how many of them were looked at, in each step and worker: all, or blocks of 4096.
+      seed: by which the blocks were drawn.
+      unseen: leaves of 4096 values or more of which no block was drawn.
+      whole: the figures of the whole gradient, all leaves as one vector.
+      leaves: those of each leaf of 4096 values or more, and of all smaller ones, as one.
+      between_steps: what the gradients of one step and of the next one captured have in common.
+      rates: what codecs make of it, from the smallest size to the largest, the best of each first.
+      recommendation: what follows, each sentence with the figures that it rests on.
+    """
+
+    steps: tuple[int, ...]
+    workers: tuple[int, ...]
+    values: int
+    sampled: int
+    seed: int
+    unseen: tuple[str, ...]
+    whole: Figures
+    leaves: tuple[Figures, ...]
+    between_steps: tuple[StepPair, ...]
+    rates: tuple[Rate, ...]
+    recommendation: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self.recommendation)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as JSON has it: dicts, lists and numbers; a codec as its `repr`."""
+        return _plain(self)
+
+
+def analyze(
+    gradients: PyTree, *, max_values: int = 1 << 22, ratios: Sequence[float] = RATIOS
+) -> Analysis:
+    """Function: what gradients look like, and which basis, codec and exchange that speaks for.
+
+    Before a codec is chosen, it tells whether there is anything to choose: how few coefficients
+    hold the energy, in which basis; whether neighbors are alike; whether workers agree on what is
+    large; and what candidates of `fg.advise.search_codec` lose at some sizes, beside an ideal
+    entropy coder. docs/analyze.md says how to read each figure.
+
+    If there are more than `max_values` values, over all steps and workers, it looks at whole blocks
+    of 4096 of a leaf, one drawn from each of so many equal stretches of the gradient, at the same
+    positions in all of them. The draw is fixed: the same gradients give the same analysis.
+
+    The codecs are measured on all leaves as one vector, and their `bound` is that of uniform steps
+    with a dead zone, with as many bits as the entropy of the levels: it knows nothing of places, so
+    that a codec may be below it where large values cluster. Each size compiles four to ten
+    programs; three sizes take most of a minute on a CPU, and the rest takes seconds.
+
+    Args:
+      gradients: what `fg.advise.recorded` or `fg.advise.load_gradients` returned, or a tree of
+        arrays, as of one step and worker; of floating-point numbers of any dtype, looked at in
+        float32.
+      max_values: how many values to look at, at least 4096.
+      ratios: the sizes at which to measure codecs: how many times fewer bytes than float32; none
+        for no codecs.
+
+    Returns:
+      An `Analysis`.
+
+    Wire: nothing is sent.
+
+    Raises:
+      ValueError: if there is no value, only zeros, one that is not finite in what it looks at, if
+        the gradients are not alike in structure, `max_values` is too small, or a ratio is not above
+        1.
+      TypeError: if a leaf is not an array of floating-point numbers, or is traced.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import numpy as np
+      >>> wave = np.sin(np.arange(8192, dtype=np.float32) / 9)
+      >>> found = fg.advise.analyze({"w": wave}, ratios=())
+      >>> found.whole.best, found.recommendation[0][:35]
+      ('Fft whole', 'Transform by Fft(block=None) before')
+    """
+    sample = _sample.take(gradients, max_values)
+    if not all(ratio > 1 for ratio in ratios):
+        raise ValueError(
+            f"analyze(ratios): must be above 1, got {tuple(ratios)}; use (100, 30, 7.5)."
+        )
+    # Of the powers of two, so that no bit changes: squares neither overflow nor vanish.
+    rows = np.ldexp(sample.rows, -np.frexp(np.max(np.abs(sample.rows)))[1])
+    steps = np.asarray([step for step, _ in sample.of])
+    energy = float(np.sum(np.square(rows, dtype=np.float64)))
+    whole = _figures.of("all", sample.values, rows, steps, energy)
+    leaves = [
+        _figures.of(piece.name or "the array", piece.values, rows[:, piece.columns], steps, energy)
+        for piece in sample.pieces
+    ]
+    columns, count, values = sample.pooled
+    if columns.size:
+        name = f"small leaves ({count})"
+        leaves.append(_figures.of(name, values, rows[:, columns], steps, energy))
+    pairs = _workers.between_steps(rows, sample.of)
+    rates = _rates.measured(sample.rows, ratios, _compact(whole))
+    return Analysis(
+        steps=tuple(sorted({step for step, _ in sample.of})),
+        workers=tuple(sorted({worker for _, worker in sample.of})),
+        values=sample.values,
+        sampled=rows.shape[1],
+        seed=_sample.SEED,
+        unseen=sample.unseen,
+        whole=whole,
+        leaves=tuple(leaves),
+        between_steps=pairs,
+        rates=rates,
+        recommendation=tuple(_advice.sentences(whole, leaves, pairs, rates)),
+    )
+
+
+def _compact(whole: Figures) -> Codec:
+    """Of the bases that `search_codec` tries, the one in which the largest 1 % hold most."""
+    known = [basis for basis in BASES if basis.codec in TRANSFORMS]
+    best = min(known, key=lambda basis: float(whole.dropped[basis.name][1]))
+    return best.codec or Identity()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = cast("Any", value)._asdict()
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in cast("tuple[Any, ...]", value)]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return repr(value) if isinstance(value, Codec) else value

@@ -1,0 +1,136 @@
+"""The frame of the command line: the commands, their help, errors and exit codes."""
+
+import argparse
+import functools
+import os
+import re
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, Protocol
+
+from rich.console import Console
+
+from fftgrad.advise.commands import _analyze, _bench, _plan
+from fftgrad.advise.commands._machine import version
+
+DONE, FAILED, USAGE, INTERRUPTED, PIPE = 0, 1, 2, 130, 141
+
+EXIT_CODES = """\
+exit codes:
+  0    done, whatever the answer is
+  1    the run failed
+  2    something that was passed is not right: one line on stderr says what is
+  130  interrupted
+  141  nobody reads standard output any more
+"""
+
+DESCRIPTION = """\
+Gradient exchange that costs what the information in a gradient costs: whether
+it pays for you, which way, and how fast this machine is at it.
+"""
+
+RULE = re.compile(r"[\w.]+\(.*?\): ", re.DOTALL)
+"""How an error of the library about an argument starts: `object(argument): rule ...`."""
+
+WIDTH = 79
+
+
+class Command(Protocol):
+    """What a module of a command has."""
+
+    @property
+    def HELP(self) -> str:  # noqa: N802 (a constant of a module)
+        """What it answers, in one line."""
+        ...
+
+    @property
+    def EPILOG(self) -> str:  # noqa: N802 (a constant of a module)
+        """Examples."""
+        ...
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments of the command to its parser."""
+
+    def run(self, args: argparse.Namespace, console: Console) -> int:
+        """Runs it; returns the exit code."""
+        ...
+
+
+COMMANDS: Mapping[str, Command] = {"plan": _plan, "analyze": _analyze, "bench": _bench}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Says it, and how to get help."""
+        self.exit(USAGE, f"{self.prog}: {message} (--help tells more)\n")
+
+
+class Output(Console):
+    """Standard output, of which a reader may have enough."""
+
+    def on_broken_pipe(self) -> None:
+        """Leaves the answer to the frame."""
+        raise BrokenPipeError
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    formatter = functools.partial(argparse.RawDescriptionHelpFormatter, width=WIDTH)
+    examples = "\n".join(command.EPILOG for command in COMMANDS.values())
+    parser = Parser(
+        prog="fftgrad",
+        description=DESCRIPTION,
+        epilog=f"{examples}\n{EXIT_CODES}",
+        formatter_class=formatter,
+    )
+    parser.add_argument("--version", action="version", version=f"fftgrad {version('fftgrad')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        own = commands.add_parser(
+            name,
+            help=command.HELP,
+            description=command.HELP,
+            epilog=f"{command.EPILOG}\n{EXIT_CODES}",
+            formatter_class=formatter,
+        )
+        command.add_arguments(own)
+        own.add_argument("--traceback", action="store_true", help="where an error comes from")
+    return parser
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code. Bad usage and --help leave by SystemExit."""
+    try:
+        try:
+            args = make_parser().parse_args(argv)
+            return _answer(args)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more when it ends, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE
+
+
+def _answer(args: argparse.Namespace) -> int:
+    """The exit code of a command, whose errors become one line."""
+    try:
+        return COMMANDS[args.command].run(args, Output())
+    except (BrokenPipeError, ModuleNotFoundError):
+        raise
+    except KeyboardInterrupt:
+        print("fftgrad: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if args.traceback:
+            traceback.print_exc()
+        text = " ".join(str(error).split())
+        if isinstance(error, ValueError | TypeError) and RULE.match(text):
+            print(f"fftgrad: {text}", file=sys.stderr)
+            return USAGE
+        hint = "" if args.traceback else " (--traceback shows where)"
+        print(f"fftgrad: {type(error).__name__}: {text}{hint}", file=sys.stderr)
+        return FAILED

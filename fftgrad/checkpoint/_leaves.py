@@ -1,0 +1,236 @@
+"""What each leaf of a state is, to whom it belongs, and how to get it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fftgrad._contracts import PyTree
+from fftgrad.checkpoint._rows import Array
+from fftgrad.exchanges._hierarchical import HierarchicalState
+from fftgrad.exchanges._per_worker import OfShards, PerWorker
+from fftgrad.exchanges._two_stage import TwoStageState
+from fftgrad.training import _find
+
+Kind = Literal[
+    "shared",
+    "index",
+    "own",
+    "residual",
+    "shards",
+    "pieces",
+    "fixed",
+    "warm",
+    "own warm",
+    "shard warm",
+    "cut",
+    "seen",
+]
+"""What a leaf is.
+
+shared      equal on all workers
+index       whose row it is
+own         a row for each worker
+residual    the same, of a memory: what the worker has not sent yet
+shards      a row for each worker, its shard of what is joined and cut again (`TwoStage`)
+pieces      a row for each worker, its piece of what its group has (`Hierarchical`)
+fixed       a row for each worker, of no use to another number of them: shards of pieces, `OfShards`
+warm        what an exchange has learned
+own warm    the same, with a row for each worker
+shard warm  the same, of shards
+cut         how shards and pieces were cut
+seen        what `record_gradients` kept, of no use to another number of workers
+"""
+
+LEARNED: tuple[Kind, ...] = ("warm", "own warm", "shard warm", "cut", "index", "seen")
+"""What may start anew without a word."""
+
+ROWLESS: tuple[Kind, ...] = ("shared", "warm")
+"""What has no rows."""
+
+
+class Leaf(NamedTuple):
+    """A leaf of a state.
+
+    Attributes:
+      kind: what it is.
+      shape: its shape, with all rows.
+      dtype: its dtype, as text.
+      read: gets its values to a sharding, or to the host if that is None; of keys, their data.
+      size: of shards and pieces, of how many values they are.
+      pieces: of what `Hierarchical` keeps, into how many pieces a group cuts.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[jax.sharding.Sharding | None], Array | jax.Array]
+    size: int = 0
+    pieces: int = 0
+
+    def on_host(self) -> Array:
+        """Its values on the host."""
+        return np.asarray(self.read(None))
+
+    @property
+    def is_key(self) -> bool:
+        """Whether it holds typed PRNG keys."""
+        return self.dtype.startswith("key<")
+
+
+def describe(tree: PyTree, owner: str) -> dict[str, Leaf]:
+    """The leaves of a tree in their order, by their paths."""
+    out: dict[str, Leaf] = {}
+    for path, leaf, kind, size, pieces in _walk((), tree, "shared"):
+        name = name_of(path)
+        if name in out:
+            raise ValueError(
+                f"{owner}(state): must have one leaf at a path, got two at {name}; rename a key."
+            )
+        if kind == "residual" and not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            kind = "own warm"  # a counter of a memory, which nothing was lost to
+        reader = _reader(name, leaf, owner)
+        out[name] = Leaf(kind, jnp.shape(leaf), _dtype(leaf), reader, size, pieces)
+    return out
+
+
+def name_of(path: tuple[Any, ...]) -> str:
+    """A path as text: keys, positions and fields alike, so that containers may differ."""
+    keys = (jax.tree_util.keystr((key,), simple=True) for key in path)
+    return ".".join(quote(key, safe=" ").replace(".", "%2E") for key in keys)
+
+
+def workers_of(leaves: Mapping[str, Leaf]) -> int:
+    """For how many workers a state was made; 1 if none has anything of its own."""
+    kinds: list[Kind] = ["index", "own", "seen", "fixed"]
+    known = (leaf for kind in kinds for leaf in leaves.values() if leaf.kind == kind and leaf.shape)
+    return next((leaf.shape[0] for leaf in known), 1)
+
+
+def with_rows(leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
+    """The same, where the parameters of workers that train on their own have rows.
+
+    Beside the state of `diloco` they are what has the path of a leaf of its anchor at the end of
+    its own, and the shape of that with an axis of workers before it.
+    """
+    mean, workers = "pmean.0.step", workers_of(leaves)
+    states = [name.removesuffix(mean) for name in leaves if f".{name}".endswith(f".{mean}")]
+    shapes = [
+        (state, name.removeprefix(f"{state}anchor"), (workers, *leaf.shape))
+        for state in states
+        for name, leaf in leaves.items()
+        if f"{name}.".startswith(f"{state}anchor.")
+    ]
+
+    def is_row(name: str, leaf: Leaf) -> bool:
+        return leaf.kind == "shared" and any(
+            not name.startswith(state) and f".{name}".endswith(end) and leaf.shape == shape
+            for state, end, shape in shapes
+        )
+
+    return {n: leaf._replace(kind="own") if is_row(n, leaf) else leaf for n, leaf in leaves.items()}
+
+
+def check_rows(leaves: Mapping[str, Leaf], owner: str) -> None:
+    """Refuses a state that is to have other rows and has them as pmap has."""
+    for name, leaf in leaves.items():
+        if leaf.kind == "index" and len(leaf.shape) != 2:
+            raise ValueError(
+                f"{owner}(state): must have a row for each worker, got {name} of shape "
+                f"{leaf.shape}, as under pmap or vmap; drop the second axis of what each worker "
+                "has of its own, as a[:, 0], and take the rest from one of them."
+            )
+
+
+Found = tuple[tuple[Any, ...], Any, Kind, int, int]
+
+
+def _walk(path: tuple[Any, ...], node: Any, kind: Kind) -> Iterator[Found]:
+    if kind == "shared" and _find.is_pmean(node):
+        for key, value in _find.children(node):
+            yield from _walk((*path, key), value, _FIELDS.get(_find.text(key), "shared"))
+    elif kind == "shared" and isinstance(node, OfShards):
+        yield from _each(path, node, "fixed")
+    elif kind == "shared" and isinstance(node, PerWorker):
+        yield from _each(path, node, "own")
+    elif kind == "shared" and _find.is_record(node):
+        for key, value in _find.children(node):
+            found: Kind = "shared" if _find.text(key) == "step" else "seen"
+            yield from _each((*path, key), value, found)
+    elif kind == "warm" and isinstance(node, TwoStageState | HierarchicalState):
+        yield from _walk_cut(path, node)
+    elif kind == "warm" and _find.is_own(node):
+        yield from _each(path, node, "own warm")
+    elif jax.tree_util.all_leaves([node]):
+        yield path, node, kind, 0, 0
+    else:
+        for key, value in _find.children(node):
+            yield from _walk((*path, key), value, kind)
+
+
+_FIELDS: dict[str, Kind] = {"memory": "residual", "worker": "index", "exchange": "warm"}
+
+
+def _walk_cut(path: tuple[Any, ...], node: TwoStageState | HierarchicalState) -> Iterator[Found]:
+    two_stage = isinstance(node, TwoStageState)
+    sizes, shards = map(_values, node.cut.value)
+    pieces = 0 if two_stage or shards is None else int(shards.flat[0])
+    for key, value in _find.children(node):
+        field, here = _find.text(key), (*path, key)
+        if field == "cut":
+            yield from _each(here, value, "cut", pieces)
+        elif field in ("server", "memory"):
+            # Each field of a memory's state has a leaf for each part, in their order.
+            found = _each(here, value, "shards" if two_stage else "pieces")
+            for number, (inner, leaf, *_) in enumerate(found):
+                size = 0 if sizes is None else int(sizes.flat[number % sizes.shape[-1]])
+                yield inner, leaf, "shards" if two_stage else "pieces", size, pieces
+        elif two_stage:
+            yield from _each(here, value, "shard warm")
+        else:
+            # What is kept of a piece, or of a shard of one, is that of the same piece only.
+            for inner, leaf, kind, *_ in _walk(here, value, "warm"):
+                yield inner, leaf, _OF_PIECES.get(kind, kind), 0, 0
+
+
+_OF_PIECES: dict[Kind, Kind] = {"shards": "fixed", "own warm": "shard warm", "cut": "shard warm"}
+
+
+def _each(path: tuple[Any, ...], node: Any, kind: Kind, pieces: int = 0) -> Iterator[Found]:
+    for inner, leaf in jax.tree.leaves_with_path(node):
+        yield (*path, *inner), leaf, kind, 0, pieces
+
+
+def _values(leaf: Any) -> Array | None:
+    """What is here of an array whose rows are equal, if it has values."""
+    if isinstance(leaf, jax.Array):
+        leaf = leaf.addressable_shards[0].data
+    return np.asarray(leaf) if isinstance(leaf, np.ndarray | jax.Array) else None
+
+
+def _reader(name: str, leaf: Any, owner: str) -> Callable[[Any], Array | jax.Array]:
+    def read(sharding: jax.sharding.Sharding | None) -> Array | jax.Array:
+        if sharding is not None and isinstance(leaf, jax.Array):
+            return jax.device_put(leaf, sharding)
+        here = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+        if not (here or leaf.is_fully_replicated):
+            raise ValueError(
+                f"{owner}(state): must be on devices of this process, got {name} on those of "
+                "several; save it with fftgrad.checkpoint.save and restore it."
+            )
+        return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+    return read
+
+
+def _dtype(leaf: Any) -> str:
+    if _is_key(leaf):
+        return f"key<{jax.random.key_impl(leaf)}>"
+    return str(jnp.result_type(leaf))
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,50 @@
+"""The values of one sign, then those of the other."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class AlternatingSign(Selector):
+    """Selector: keep the positive values in one step, the negative ones in the next.
+
+    What is kept has one sign, so a selector and `MeanMagnitude` behind it can send positions and
+    one number. The rest stays in the memory for the next step. Zeros stand where something is left
+    out, so every value keeps its place.
+
+    Shapes: x float32[n] -> main float32[n], side ().
+
+    Wire: nothing of its own.
+
+    Claims: biased; not summable: what it drops differs by step.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp
+      >>> fg.compress(fg.codecs.AlternatingSign(), jnp.array([1.0, -2.0, 3.0])).main
+      Array([1., 0., 3.], dtype=float32)
+
+    References:
+      Fang et al., "RedSync", JPDC 133, 2019, arXiv:1808.04357.
+    """
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        other = jnp.where(jnp.asarray(step.number) % 2 == 0, x < 0, x > 0)
+        return Compressed(Payload(jnp.where(other & jnp.isfinite(x), 0.0, x)))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        return payload.main
+
+    def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
+        return jnp.arange(n, dtype=jnp.int32)
+
+    def at(self, x: jax.Array, side: PyTree, step: Step) -> jax.Array:
+        raise ValueError(
+            "AlternatingSign.at(x): a sign is no set of positions that other workers could use, "
+            "got "
+            "AlternatingSign() where a support is shared; use TopK or ChunkTopK."
+        )

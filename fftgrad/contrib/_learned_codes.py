@@ -1,0 +1,272 @@
+"""A mean of the values at a shared support, in a code that an autoencoder learns on the way."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, Codec, Exchange, PyTree, Reduced, Scope, Selector, Step
+from fftgrad._values import check_choice, check_kind, constructor_call
+from fftgrad.codecs import _spec
+from fftgrad.codecs.selectors._top_k import TopK
+from fftgrad.codecs.transforms._identity import Identity
+from fftgrad.contrib import _phases
+from fftgrad.contrib._autoencoder import Autoencoder
+from fftgrad.contrib._round import Outcome, Round, chosen
+from fftgrad.exchanges import _alike, _counts, _parts, _switch, _wire
+from fftgrad.exchanges._all_reduce import AllReduce
+from fftgrad.exchanges._parts import Likes, Parts
+from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._rules import Codecs
+from fftgrad.exchanges._supports import LeaderSupport
+from fftgrad.ops import _finite
+
+Variant = Literal["leader", "all_reduce"]
+
+
+class LearnedCodesState(NamedTuple):
+    """State of `LearnedCodes`.
+
+    Attributes:
+      selectors: what each worker's selectors remember.
+      autoencoder: its parameters, equal on all workers once codes travel.
+      error: its relative error in the last step in which it learned, float32[1]; 1 before.
+      agreed: whether the parameters of one worker have gone to all since they learned, bool[1].
+    """
+
+    selectors: PerWorker
+    autoencoder: PyTree
+    error: jax.Array
+    agreed: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class LearnedCodes(Exchange):
+    """Exchange: the coefficients that one worker chooses, in a code that is learned meanwhile.
+
+    As in `SharedSupport` a leader chooses the positions of its largest values. Until step `until`
+    all workers send all others their values there, exactly, and each makes the same step of descent
+    of an autoencoder E, D on them. From then on codes travel. With u_i the values of worker i in
+    units of their root mean square, and L the leader,
+
+        "leader":      D(E(u_L)) + b J_i,  J_i the largest of u_i - D(E(u_L)), which each sends,
+        "all_reduce":  D(Σ_i g_i E(u_i) / Σ_i g_i), the codes being summed by an all-reduce,
+
+    stands for u_i, and g_i times that for worker i's values, where g_i, the scale that travels, is
+    the factor by which its own code comes closest to them: 0, so that nothing is sent, if none
+    does better. The autoencoder learns to decode what it will have to, half of its loss, and to
+    give the codes of all workers little variance, the other half.
+
+    Behind a dense start it is `Scheduled({0: AllReduce(), 200: LearnedCodes(codec, until=500)})`.
+
+    Args:
+      codec: a selector of a fixed number of values, such as `TopK`; or a rule from a part's name
+        and shape to one, or to `Identity()` for what travels dense.
+      until: the step from which codes travel; None to learn for ever, 0 never to.
+      variant: "leader" or "all_reduce".
+      innovation: the share of its values that each worker sends of what the leader's code lacks;
+        at least one value.
+      rate: of the autoencoder's descent, which is plain, with gradients of length 1 at the most.
+      leader: who leads: `LeaderSupport()`, all in turn, or `LeaderSupport(worker=0)`.
+      autoencoder: its layers.
+
+    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
+
+    Wire: the words of all positions once, and 4 bytes a value of the parts that travel dense. While
+      it learns, 8 + 4k bytes to all. With a leader, a code of 2 bytes a number, k / 4 of them by
+      default, once, and 12 bytes and the innovation, 4m and positions, to all. With an all-reduce 8
+      bytes and codes of 4 bytes a number. The step from which codes travel has the autoencoder's
+      parameters too, 4 bytes each, from one worker to all. `.at(step).wire_bytes(x)`.
+
+    Claims: all workers get the same bits. What is sent of a worker's values is their mean in both
+      variants, to rounding, so that error feedback loses nothing. With a leader ||x - sent||² <=
+      ||x||², whatever the autoencoder has learned; with an all-reduce that need not be so, because
+      `sent` is g_i (D(c) + D'(c) (E(u_i) - c)), c the mean code, D' the derivative: a decoder that
+      is not linear has no other share of each worker in its mean. If anything is not finite
+      anywhere the mean is NaN throughout.
+
+    Differs from the paper: its full text was not at hand, and this follows its abstract and a
+      public implementation. One code for the values of all parts, in the order of positions, with
+      zeros to whole strides, instead of one for each layer: one run of the encoder. The scales g_i,
+      and units of root mean squares, are ours; so is that an innovation is what the code lacks, and
+      not the largest values themselves, that gradients are clipped, that the leader's code travels
+      in bfloat16, and that the autoencoder learns what its variant decodes: every worker's values
+      from the leader's code, or the mean from the mean code.
+
+    Raises:
+      ValueError: if `until` is negative or a rate not positive; while tracing, if something other
+        than a selector of a fixed number of values is to choose, or the bytes are asked for that
+        change by step.
+      TypeError: if `leader` or `autoencoder` is none.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> from fftgrad.contrib import learned
+      >>> import jax.numpy as jnp
+      >>> exchange = learned.LearnedCodes(fg.TopK(fraction=0.01), until=500)
+      >>> [fg.wire_bytes(exchange.at(step), jnp.ones(100_000)) for step in (0, 500)]
+      [5084, 1604]
+
+    References:
+      Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning", TNNLS 2021,
+      arXiv:2103.08870.
+    """
+
+    codec: Codecs
+    until: int | None
+    variant: Variant = "leader"
+    innovation: float = 1e-5
+    rate: float = 1e-3
+    leader: LeaderSupport = LeaderSupport()
+    autoencoder: Autoencoder = Autoencoder()
+
+    __repr__ = constructor_call
+
+    def __post_init__(self) -> None:
+        _parts.check_codec("LearnedCodes", self.codec)
+        if isinstance(self.codec, Codec):
+            _check_selector(self.codec)
+        if self.until is not None and self.until < 0:
+            raise ValueError(
+                f"LearnedCodes(until): must be a step, from 0 on, got {self.until}; use 500, or "
+                "None to learn for ever."
+            )
+        if not (0 < self.innovation <= 1 and self.rate > 0):
+            raise ValueError(
+                "LearnedCodes(innovation, rate): must be a share in (0, 1] and a positive rate, "
+                f"got {self.innovation} and {self.rate}; use 1e-5 and 1e-3."
+            )
+        check_choice("LearnedCodes(variant)", self.variant, get_args(Variant))
+        check_kind("LearnedCodes(leader)", self.leader, LeaderSupport, "use LeaderSupport().")
+        check_kind("LearnedCodes(autoencoder)", self.autoencoder, Autoencoder, "use Autoencoder().")
+
+    @property
+    def scope(self) -> Scope:
+        return _parts.scope_of(self.codec)
+
+    def at(self, step: int) -> "LearnedCodes":
+        """The exchange of the phase of a step: one that only learns, or one that only codes."""
+        learns = self.until is None or step < self.until
+        return dataclasses.replace(self, until=None if learns else 0)
+
+    def init(self, like: PyTree) -> LearnedCodesState:
+        likes = _parts.vector_likes(like)
+        return LearnedCodesState(
+            selectors=add_worker_axis(self._codec(like, likes).init(likes)),
+            autoencoder=self.autoencoder.init(),
+            error=jnp.ones((1,), jnp.float32),
+            agreed=jnp.zeros((1,), bool),
+        )
+
+    def mean(self, x: PyTree, state: LearnedCodesState, step: Step, axis_name: AxisName) -> Reduced:
+        likes, vectors = _parts.vector_likes(x), _parts.vectors(x)
+        codec, before = self._codec(x, likes), drop_worker_axis(state.selectors)
+        if not chosen(codec):
+            dense = AllReduce()
+            return dense.mean(x, dense.init(x), step, axis_name)._replace(state=state)
+        found = codec.compress(vectors, before, step)
+        turn = Round(codec, likes, vectors, found.payloads, self.leader, step, axis_name)
+        out, agreed = self._outcome(turn, state)
+        nan = _finite.poison_unless(out.finite)
+        mean = [part + nan for part in turn.whole(out.mean, out.dense, out.sides)]
+        sent = turn.whole(out.sent, turn.dense, out.sides)
+        selectors = _counts.kept_unless(step.counts, found.state, before)
+        return Reduced(
+            mean=_parts.rebuild(mean, x),
+            sent=_parts.rebuild(sent, x),
+            finite=out.finite & _alike.all_finite(mean),
+            overflow=0,
+            state=LearnedCodesState(add_worker_axis(selectors), out.autoencoder, out.error, agreed),
+            workers=out.workers,
+            invalid=out.invalid,
+        )
+
+    def _outcome(self, turn: Round, state: LearnedCodesState) -> tuple[Outcome, jax.Array]:
+        """What the phase of the step comes to, and whether the autoencoder is that of all."""
+        net, pick = self.autoencoder, self._pick(turn.codec, turn.likes)
+        leading = self.variant == "leader"
+
+        def learn(params: PyTree) -> Outcome:
+            return _phases.learn(turn, net, params, pick if leading else None, self.rate)
+
+        def code(params: PyTree) -> Outcome:
+            if self.until:
+                # Equal up to then only as far as devices add up alike.
+                params = lax.cond(state.agreed[0], lambda p: p, turn.broadcast, params)
+            if leading:
+                return _phases.code_by_leader(turn, net, params, pick, state.error)
+            return _phases.code_by_sum(turn, net, params, state.error)
+
+        def typed_alike(phase: Callable[[PyTree], Outcome]) -> Callable[[PyTree], Outcome]:
+            def run(params: PyTree) -> Outcome:
+                out = phase(params)
+                return jax.tree.map(lambda leaf: _axes.vary_like(leaf, out.mean), out)
+
+            return run
+
+        if self.until is None:
+            return learn(state.autoencoder), state.agreed
+        if self.until == 0:
+            return code(state.autoencoder), state.agreed
+        learns = jnp.asarray(turn.step.number < self.until)
+        phases = (typed_alike(learn), typed_alike(code))
+        return lax.cond(learns, *phases, state.autoencoder), ~learns[None]
+
+    def wire_bytes(self, like: PyTree) -> int:
+        if self.until:
+            phases = (self.at(0), self.at(self.until))
+            return _switch.common_bytes("LearnedCodes", phases, like)
+        likes = _parts.vector_likes(like)
+        codec = self._codec(like, likes)
+        if not chosen(codec):
+            return AllReduce().wire_bytes(like)
+        payloads = codec.payload_spec(likes)
+        k = sum(math.prod(payloads[i].main.shape) for i in chosen(codec))
+        code = math.prod(self.autoencoder.code_shape(k))
+        dense = sum(4 * math.prod(p.main.shape) for p in payloads) - 4 * k
+        always = dense + sum(4 * leaf.size for leaf in jax.tree.leaves([p.side for p in payloads]))
+        vector = jax.ShapeDtypeStruct((k,), jnp.float32)
+        if self.until is None:
+            return always + _wire.nbytes(vector)
+        if self.variant == "all_reduce":
+            return always + 8 + 4 * code
+        gain = jax.ShapeDtypeStruct((1,), jnp.float32)
+        innovation = _spec.payload_spec(self._pick(codec, likes), vector)
+        words = -(-code * jnp.dtype(_phases.CODE_DTYPE).itemsize // 4)
+        return always + 4 * words + _wire.nbytes((gain, innovation))
+
+    def link_bytes(self, like: PyTree, workers: int) -> float:
+        if self.until:
+            phases = (self.at(0), self.at(self.until))
+            return _switch.common_link_bytes("LearnedCodes", phases, like, workers)
+        return super().link_bytes(like, workers)
+
+    def _codec(self, like: PyTree, likes: Likes) -> Parts:
+        codec = _parts.codec_of(self.codec, like)
+        for part, vector in zip(codec.codecs, likes, strict=True):
+            _check_selector(part)
+            if _spec.counts_overflow(part, vector):
+                raise ValueError(
+                    f"LearnedCodes(codec): must select a fixed number of values, got {part!r}; use "
+                    "TopK or ChunkTopK."
+                )
+        return codec
+
+    def _pick(self, codec: Parts, likes: Likes) -> TopK:
+        """The innovation of a worker, of all the values at the support."""
+        n = sum(math.prod(likes[i].shape) for i in chosen(codec))
+        return TopK(k=math.ceil(self.innovation * n))
+
+
+def _check_selector(codec: Codec) -> None:
+    if not (codec == Identity() or (isinstance(codec, Selector) and not codec.last)):
+        raise ValueError(
+            "LearnedCodes(codec): must be a selector such as TopK, or Identity() for what travels "
+            f"dense, because the autoencoder codes the values, got {codec!r}; leave transforms and "
+            "quantizers out."
+        )

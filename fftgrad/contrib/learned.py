@@ -1,0 +1,17 @@
+"""Codes that are learned on the way, by an autoencoder in Flax.
+
+It takes an extra: `pip install "fftgrad[learned]"`.
+"""
+
+from fftgrad.contrib._autoencoder import Autoencoder
+from fftgrad.contrib._learn import learn
+from fftgrad.contrib._learned_codes import LearnedCodes, LearnedCodesState
+from fftgrad.contrib._lgc import lgc
+
+__all__ = [
+    "Autoencoder",
+    "LearnedCodes",
+    "LearnedCodesState",
+    "learn",
+    "lgc",
+]

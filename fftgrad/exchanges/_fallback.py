@@ -1,0 +1,166 @@
+"""Less compression where it hurts."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, Scope, Step
+from fftgrad._values import constructor_call
+from fftgrad.exchanges import _error, _parts, _switch
+from fftgrad.ops import _collectives
+
+
+class FallbackState(NamedTuple):
+    """State, equal on all workers.
+
+    Attributes:
+      level: which exchange is in use from now on.
+      ran: which one ran in the last step, of which the loss tells.
+      exchanges: the state of each.
+      loss: the smoothed loss; not finite before the first.
+      best: the least smoothed loss since the level was reached.
+    """
+
+    level: jax.Array
+    ran: jax.Array
+    exchanges: tuple[PyTree, ...]
+    loss: jax.Array
+    best: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Fallback(Exchange):
+    """Exchange: go to the next, milder one when the error or the loss says so, never back.
+
+    The exchanges are compiled into one program and `lax.switch` runs one, so nothing is recompiled
+    at the change. After a step the level rises by one if
+
+        √(Σ_i ||x_i - sent_i||² / Σ_i ||x_i||²) > max_error, over the workers i, or
+        the smoothed loss exceeds (1 + tolerance) times the least since the level was reached, or
+        is not finite; the loss comes by `tx.update(grads, state, params, value=loss)`. A step whose
+        gradients are not finite is skipped, and tells nothing.
+
+    Args:
+      ladder: the exchanges, the one that compresses most first.
+      max_error: the relative error of what is sent, 0 < max_error; None does not watch it.
+      tolerance: by how much the loss may rise, 0.1 for a tenth; None does not watch it.
+      smoothing: weight of the past in the smoothed loss.
+
+    Shapes: as the exchanges.
+
+    Wire: of the exchange in use, `.at(level).wire_bytes(x)`, and 12 bytes if the error is watched.
+
+    Claims: those of the exchange in use.
+
+    Differs from the paper: it says that lowering theta recovers a failed run; when to, is ours.
+
+    Raises:
+      ValueError: if there are no exchanges, nothing is watched, a bound is not positive, or
+        `max_error` is to watch an exchange whose `sent` is x (`Hierarchical`).
+
+    Example:
+      >>> import fftgrad as fg
+      >>> exchange = fg.Fallback((fg.AllGather(fg.TopK(fraction=0.01)), fg.AllReduce()), 0.9)
+      >>> exchange.at(1)
+      AllReduce()
+
+    References:
+      Wang et al., HPDC 2020, arXiv:1811.08596.
+    """
+
+    ladder: tuple[Exchange, ...]
+    max_error: float | None = None
+    tolerance: float | None = None
+    smoothing: float = 0.9
+
+    __repr__ = constructor_call
+
+    def __post_init__(self) -> None:
+        if not self.ladder or not all(isinstance(rung, Exchange) for rung in self.ladder):
+            raise ValueError(
+                f"Fallback(ladder): must be a tuple of exchanges, got {self.ladder!r}; for example "
+                "(AllGather(TopK(fraction=0.01)), AllReduce())."
+            )
+        bounds = [bound for bound in (self.max_error, self.tolerance) if bound is not None]
+        if not bounds or min(bounds) <= 0 or not 0 <= self.smoothing < 1:
+            raise ValueError(
+                f"Fallback(max_error, tolerance, smoothing): one bound must be given, bounds "
+                f"positive and smoothing in [0, 1), got {self.max_error}, {self.tolerance} and "
+                f"{self.smoothing}; use max_error=0.9 or tolerance=0.1."
+            )
+        blind = [rung for rung in self.ladder if rung.keeps_error]
+        if self.max_error is not None and blind:
+            raise ValueError(
+                "Fallback(max_error): must be None for an exchange that keeps what it loses in a "
+                f"memory of its own, because there is no error to see, got {self.max_error} for "
+                f"{blind[0]!r}; use tolerance=0.1, which goes by the loss."
+            )
+
+    def at(self, level: int) -> Exchange:
+        """The exchange of a level."""
+        return self.ladder[level]
+
+    def init(self, like: PyTree) -> FallbackState:
+        return FallbackState(
+            level=jnp.zeros((), jnp.int32),
+            ran=jnp.zeros((), jnp.int32),
+            exchanges=tuple(rung.init(like) for rung in self.ladder),
+            loss=jnp.full((), jnp.inf, jnp.float32),
+            best=jnp.full((), jnp.inf, jnp.float32),
+        )
+
+    @property
+    def scope(self) -> Scope | None:
+        return _switch.common_scope("Fallback", self.ladder)
+
+    @property
+    def inner(self) -> tuple[Exchange, ...]:
+        return self.ladder
+
+    @property
+    def needs_loss(self) -> bool:
+        return self.tolerance is not None or super().needs_loss
+
+    @property
+    def watches_error(self) -> bool:
+        return self.max_error is not None or super().watches_error
+
+    def mean(self, x: PyTree, state: FallbackState, step: Step, axis_name: AxisName) -> Reduced:
+        out = _switch.switch(state.level, self.ladder, x, state.exchanges, step, axis_name)
+        state = state._replace(ran=state.level, exchanges=out.state)
+        if self.max_error is not None:
+            lost = jax.tree.map(jnp.subtract, x, out.sent)
+            too_much = _error.relative_error(lost, x, axis_name) > self.max_error
+            state = self._rise(state, too_much)  # undone where a step is bad
+        return out._replace(state=state)
+
+    def observe(self, state: FallbackState, loss: jax.Array, step: Step) -> FallbackState:
+        exchanges = _switch.observe(state.ran, self.ladder, state.exchanges, loss, step)
+        state = state._replace(exchanges=exchanges)
+        if self.tolerance is None:
+            return state
+        smoothed = self.smoothing * state.loss + (1 - self.smoothing) * loss
+        smoothed = jnp.where(jnp.isfinite(state.loss), smoothed, loss)
+        seen = state._replace(loss=smoothed, best=jnp.fmin(state.best, smoothed))
+        worse = ~(smoothed <= state.best + self.tolerance * jnp.abs(state.best))
+        told = self._rise(seen, jnp.isfinite(state.best) & worse | ~jnp.isfinite(loss))
+        # If the error has ended the level in this step, the loss says nothing of the next one.
+        return _parts.where(state.ran == state.level, told, state)
+
+    def wire_bytes(self, like: PyTree) -> int:
+        watched = 12 * (self.max_error is not None)
+        return _switch.common_bytes("Fallback", self.ladder, like) + watched
+
+    def link_bytes(self, like: PyTree, workers: int) -> float:
+        watched = 12 * (self.max_error is not None) * _collectives.RING["all-reduce"](workers)
+        return _switch.common_link_bytes("Fallback", self.ladder, like, workers) + watched
+
+    def _rise(self, state: FallbackState, condition: jax.Array) -> FallbackState:
+        start = jnp.full((), jnp.inf, jnp.float32)
+        return state._replace(
+            level=jnp.minimum(state.level + condition.astype(jnp.int32), len(self.ladder) - 1),
+            loss=jnp.where(condition, start, state.loss),
+            best=jnp.where(condition, start, state.best),
+        )

@@ -1,0 +1,97 @@
+"""The sharded state in one call."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh, PartitionSpec
+
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, PyTree
+from fftgrad.training._state_specs import named, state_specs
+
+
+def init_state(
+    tx: optax.GradientTransformation | Callable[[Any], Any],
+    params: optax.Params,
+    mesh: Mesh,
+    axis_name: AxisName,
+    param_specs: PyTree | None = None,
+) -> Any:
+    """Function: the state of an optax transformation, sharded over the workers of a mesh.
+
+    It is `tx.init(params)` on every worker, under `jax.shard_map`, with the specs of
+    `fg.state_specs`: what each worker has of its own gets one row for each of them. A state that is
+    made outside of `shard_map` and passed as replicated has one row for all.
+
+        state = fg.init_state(tx, params, mesh, "data")
+        train = fg.data_parallel(step, mesh, "data")
+
+    Where a framework keeps the state of the optimizer in one of its own, give it the function that
+    makes that: `lambda params: TrainState.create(apply_fn=apply, params=params, tx=tx)`.
+
+    Args:
+      tx: an optax transformation with `compressed_pmean` in it, or a function of the parameters
+        that makes any state with its state in it.
+      params: the parameters: global arrays, or arrays of each process, on its host or on devices
+        of its own, that are equal on all processes; JAX raises where they differ.
+      mesh: the mesh of the training step, with axes of type Auto or Explicit.
+      axis_name: the axis, or axes, of the workers.
+      param_specs: the parameters' own PartitionSpecs, in a tree like theirs; all replicated if
+        left out.
+
+    Returns:
+      The state, of global arrays.
+
+    Raises:
+      ValueError: if there is no state of `compressed_pmean` in it, if the mesh does not have the
+        axis, or if a parameter is sharded over it.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax, jax.numpy as jnp
+      >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
+      >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
+      >>> state = fg.init_state(tx, {"w": jnp.zeros((3, 4))}, mesh, "data")
+      >>> state.memory.value.residual["w"].shape == (jax.device_count(), 3, 4)
+      True
+    """
+    _axes.check_mesh("init_state(axis_name)", mesh, axis_name)
+    make: Any = getattr(tx, "init", tx)
+    state = jax.eval_shape(make, params)
+    specs = state_specs(state, axis_name, param_specs)
+    ins = PartitionSpec() if param_specs is None else param_specs
+    if param_specs is None:
+        _refuse_sharded(params, axis_name)
+    if mesh.is_multi_process:
+        params = jax.tree.map(_to_host, params)
+    mapped = jax.shard_map(
+        # As a list, because what a framework keeps beside its arrays need not equal itself.
+        lambda own: jax.tree.leaves(make(own)),
+        mesh=mesh,
+        in_specs=(ins,),
+        out_specs=jax.tree.leaves(specs, is_leaf=lambda node: isinstance(node, PartitionSpec)),
+    )
+    leaves = jax.jit(mapped)(jax.device_put(params, _axes.shardings(mesh, ins)))
+    return jax.tree.unflatten(jax.tree.structure(state), leaves)
+
+
+def _refuse_sharded(params: PyTree, axis_name: AxisName) -> None:
+    own = set(_axes.names(axis_name))
+    for path, leaf in jax.tree.leaves_with_path(params):
+        spec = getattr(getattr(leaf, "sharding", None), "spec", PartitionSpec())
+        if not own.isdisjoint(named(spec)):
+            raise ValueError(
+                f"init_state(params{jax.tree_util.keystr(path)}): must be whole on every worker "
+                "along "
+                f"{axis_name!r}, or sharded over other axes, got {spec}; name another axis_name, "
+                "because gradients of different parameters have no mean, or gather them in the "
+                "loss by fg.optimizers.gather_parameters, and use an optimizer of optax alone."
+            )
+
+
+def _to_host(leaf: Any) -> Any:
+    """What only this process has, as a value: JAX moves no array to devices of other processes."""
+    is_own = isinstance(leaf, jax.Array) and leaf.is_fully_addressable
+    return jax.device_get(leaf) if is_own else leaf

@@ -1,0 +1,126 @@
+"""The command: tables of 80 columns, JSON, figures, and what it says when something is wrong."""
+
+import argparse
+import io
+import json
+import re
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+import fftgrad as fg
+from fftgrad.__main__ import main
+from fftgrad.advise.commands import _analyze
+
+N = 8192
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def gradients(tmp_path_factory):
+    """Two steps of two workers."""
+    path = tmp_path_factory.mktemp("gradients") / "gradients.npz"
+    common = RNG.standard_t(3, N)
+    trees = [
+        {
+            "layers": [{"a long name of a kernel that goes on": common + RNG.normal(size=N)}],
+            "bias": RNG.normal(size=100),
+        }
+        for _ in range(4)
+    ]
+    steps = {3: dict(enumerate(trees[:2])), 5: dict(enumerate(trees[2:]))}
+    fg.advise.save_gradients(path, fg.advise.GradientLog(steps))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def ratios(monkeypatch):
+    """The sizes at which codecs are measured: none, where a test does not ask for them."""
+    some: list[float] = []
+    monkeypatch.setattr(
+        _analyze, "analyze", lambda tree, **options: fg.advise.analyze(tree, ratios=some, **options)
+    )
+    return some
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser(prog="fftgrad analyze")
+    _analyze.add_arguments(parser)
+    out = io.StringIO()
+    code = _analyze.run(parser.parse_args([*map(str, arguments)]), Console(file=out, width=80))
+    return code, out.getvalue()
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+def test_it_shows_tables_and_writes_what_it_is_asked_for(gradients, tmp_path, ratios):
+    ratios.append(30)
+    code, out = run(gradients, "--json", tmp_path / "a.json", "--figures", tmp_path / "figures")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert not re.search(r"\b(nan|inf)\b", out)
+    back = json.loads((tmp_path / "a.json").read_text())
+    for basis, errors in back["whole"]["dropped"].items():
+        assert re.search(rf"{basis} +{errors[0]:.3f} +{errors[1]:.3f} +{errors[2]:.3f}", out)
+    assert "steps 3, 5; workers 0, 1" in out
+    assert "two workers, one step" in out
+    assert "one worker, steps 3 and 5" in out
+    assert "…" in out
+    said = " ".join(out[out.index("Recommendation") :].split())
+    assert all(sentence in said for sentence in back["recommendation"])
+    assert said.endswith(back["recommendation"][-1])
+    figures = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert figures == ["compaction.png", "rate_distortion.png", "spectrum.png"]
+    for name in figures:
+        assert (tmp_path / "figures" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_on_standard_output_is_all_there_is(gradients):
+    code, out = run(gradients, "--json", "-", "--max-values", 4 * 4096)
+    assert code == 0
+    found = json.loads(out)
+    assert (found["values"], found["sampled"]) == (N + 100, 4096)
+
+
+def test_of_a_plain_array_there_is_no_table_of_leaves_or_workers(tmp_path):
+    np.save(tmp_path / "a.npy", RNG.normal(size=N).astype(np.float32))
+    code, out = run(tmp_path / "a.npy")
+    assert code == 0
+    assert "Leaves" not in out
+    assert "In common" not in out
+
+
+def test_dtypes_that_numpy_does_not_name_are_read(tmp_path):
+    values = RNG.normal(size=N).astype(jnp.bfloat16)
+    np.savez(tmp_path / "a.npz", w=values, steps=np.arange(3))
+    code, out = run(tmp_path / "a.npz", "--json", "-")
+    assert code == 0
+    assert json.loads(out)["values"] == N
+
+
+def test_what_is_wrong_is_said_in_a_line(tmp_path, capsys, monkeypatch, gradients):
+    with pytest.raises(SystemExit, match="2"):
+        main(["analyze", str(tmp_path / "nowhere.npz")])
+    assert "nowhere.npz" in capsys.readouterr().err
+    np.save(tmp_path / "zeros.npy", np.zeros(9))
+    assert main(["analyze", str(tmp_path / "zeros.npy")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "only zeros" in err
+    assert err.count("\n") == 1
+    with pytest.raises(SystemExit, match="2"):
+        main(["analyze", str(gradients), "--figures", str(tmp_path / "zeros.npy")])
+    assert "must be a folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["analyze", str(gradients), "--figures", str(tmp_path / "zeros.npy" / "in it")])
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["analyze", str(gradients), "--figures", str(tmp_path)]) == 2
+    assert "fftgrad[cli]" in capsys.readouterr().err
+
+
+def test_it_has_a_line_of_help_and_examples():
+    assert "\n" not in _analyze.HELP
+    assert "fftgrad analyze" in _analyze.EPILOG

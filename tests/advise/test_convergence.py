@@ -1,0 +1,82 @@
+"""What is said of the loss is what the committed runs say."""
+
+import json
+import pathlib
+import statistics
+import sys
+
+import pytest
+
+from fftgrad.advise import _convergence
+
+BENCHMARKS = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def figures():
+    sys.path[:0] = [
+        str(BENCHMARKS / "convergence"),
+        str(BENCHMARKS),
+        str(BENCHMARKS.parent / "examples"),
+    ]
+    try:
+        import figures
+
+        yield figures
+    finally:
+        del sys.path[:3]
+        for name in ("figures", "methods", "tasks"):
+            sys.modules.pop(name, None)
+
+
+def test_the_classes_are_those_of_the_committed_runs(figures):
+    def runs(steps):
+        path = BENCHMARKS / f"results/convergence/steps-{steps}.json"
+        return json.loads(path.read_text())["runs"]
+
+    lm, digits = figures.chosen(runs(200), "lm"), figures.chosen(runs(200), "digits")
+    longer = [figures.chosen(runs(steps), "lm") for steps in (2000, 400)]
+
+    def mean(rows, key):
+        return statistics.mean(row[key] for row in rows)
+
+    for name, seen in _convergence.SEEN.items():
+        loss = 100 * (mean(lm[name], "loss") / mean(lm["dense"], "loss") - 1)
+        lost = 100 * (mean(digits["dense"], "accuracy") - mean(digits[name], "accuracy"))
+        assert seen[:2] == pytest.approx((loss, lost), abs=0.051), name
+        later = [
+            100 * (mean(rows[name], "loss") / mean(rows["dense"], "loss") - 1)
+            for rows in longer
+            if name in rows
+        ]
+        if seen.later is None:
+            assert not later, name
+        else:
+            assert seen.later == pytest.approx(later[0], abs=0.051), name
+
+
+def test_so_are_those_of_steps():
+    folder = BENCHMARKS / "results/slow_network"
+    runs = [
+        run
+        for path in folder.glob("lm-100mbit*.json")
+        for run in json.loads(path.read_text())["runs"]
+    ]
+    steps = {name: [r["assessed"][-1][0] for r in runs if r["method"] == name] for name in
+             ("dense", *_convergence.LONGER)}  # fmt: skip
+    dense = statistics.mean(steps.pop("dense"))
+    for name, taken in steps.items():
+        assert _convergence.LONGER[name].steps == pytest.approx(
+            statistics.mean(taken) / dense, abs=0.01
+        )
+
+
+def test_kinds():
+    seen, longer = _convergence.Seen, _convergence.Longer
+    assert seen(1.0, 0.5).kind == "as dense"
+    assert seen(1.1, 0.0).kind == seen(0.0, 0.6).kind == seen(3.0, 1.0).kind == "close"
+    assert seen(3.1, 0.0).kind == seen(0.0, 1.1).kind == "check"
+    assert seen(0.0, 0.0, 2.0).kind == seen(2.0, 0.0, 0.0).kind == "close"
+    assert seen(0.0, 0.0, 9.0).kind == "worse"
+    assert seen(8.1, 0.0).kind == seen(0.0, 2.1).kind == "worse"
+    assert [longer(x).kind for x in (1.2, 1.3, 1.6)] == ["close", "check", "worse"]

@@ -1,0 +1,188 @@
+"""What a plan says of speed, and what it puts first."""
+
+import math
+import typing
+
+import jax
+import numpy as np
+import pytest
+
+import fftgrad as fg
+from fftgrad.advise import _candidate, _convergence, _inputs, _plan
+from fftgrad.advise._predict import Setting, predict
+
+LIKE = {"w": jax.ShapeDtypeStruct((1000, 1000), "float32")}
+NONE = fg.advise.Timing(0.0, 0.0)
+DENSE = fg.advise.Candidate("dense", fg.AllReduce(), dense=True, loss="as dense")
+
+
+def planned(row, timing=NONE, link="100gbit", workers=4, step="100ms", **options):
+    """The rows of a plan of dense and another row, which takes nothing here if nothing is said."""
+    timings = {"dense": NONE, row.name: timing}
+    found = fg.advise.plan(
+        LIKE, step=step, link=link, workers=workers, rows=[DENSE, row],
+        timings=timings, buckets=1,
+        **options,
+    )  # fmt: skip
+    return found, next(one for one in found.rows if one.name == row.name)
+
+
+def faster_by(factor, **options):
+    """The rows where an identical exchange is so many times as fast, and the decision."""
+    row = fg.advise.Candidate("other", fg.AllReduce(), loss="close", **options)
+    slow = fg.advise.Timing(0.0, 0.1 * (factor - 1))
+    timings = {"dense": slow, "other": NONE}
+    found = fg.advise.plan(
+        LIKE, step=0.1, link=fg.advise.Link(1e15, 0.0), workers=4, rows=[DENSE, row],
+        timings=timings,
+        buckets=1,
+    )  # fmt: skip
+    return [one.name for one in found.rows]
+
+
+def test_a_row_has_to_be_a_tenth_faster():
+    assert faster_by(1.05) == ["dense", "other"]
+    assert faster_by(1.09) == ["dense", "other"]
+    assert faster_by(1.11) == ["other", "dense"]
+
+
+def test_a_row_has_to_be_faster_to_the_same_loss():
+    assert faster_by(1.12, steps=1.13) == ["dense", "other"]
+    assert faster_by(1.23, steps=1.13) == ["dense", "other"]
+    assert faster_by(1.25, steps=1.13) == ["other", "dense"]
+
+
+def test_the_order_is_that_of_seconds_to_the_same_loss():
+    rows = [DENSE, *(fg.advise.Candidate(f"{steps}", fg.AllReduce(), loss="close", steps=steps)
+                     for steps in (1.3, 1.0, 1.2))]  # fmt: skip
+    timings = {row.name: fg.advise.Timing(0.0, 1.0) if row.dense else NONE for row in rows}
+    found = fg.advise.plan(
+        LIKE, step=0.1, link="1gbit", workers=4, rows=rows, timings=timings, buckets=1
+    )
+    assert [row.name for row in found.rows] == ["1.0", "1.2", "1.3", "dense"]
+    assert [row.to_loss / row.seconds for row in found.rows] == pytest.approx([1, 1.2, 1.3, 1])
+
+
+def test_the_steps_of_the_default_rows_are_those_that_were_seen():
+    rows = {row.name: row for row in _candidate.candidates(LIKE, 4)}
+    seen = _convergence.LONGER
+    for name, method in {
+        "signs, two stages": "sign",
+        "2 bits, two stages": "lloyd-max",
+        "4 local steps, signs": "local-4",
+        "8 local steps, signs": "local-8",
+    }.items():
+        assert (rows[name].steps, rows[name].loss) == (seen[method].steps, seen[method].kind)
+    assert {row.steps for row in rows.values()} == {1.0, *(one.steps for one in seen.values())}
+
+
+def test_who_keeps_its_momentum():
+    rows = {row.name: row.momentum for row in _candidate.candidates(LIKE, 4)}
+    for name in ("dense float32", "QSGD 4 bits", "2 bits, two stages", "4 local steps, signs"):
+        assert rows[name], name
+    for name in ("signs, two stages", "top-k 4 %, 4 bits", "PowerSGD rank 4", "ACP-SGD rank 4"):
+        assert not rows[name], name
+
+
+def test_a_row_that_loses_over_slow_links_says_so():
+    """In a ring a gather has half the rounds of a sum, and so wins where bytes cost nothing."""
+    row = fg.advise.Candidate("gather", fg.AllGather(fg.UniformLevels(bits=4)))
+    own = {"timing": fg.advise.Timing(0.0, 0.003), "workers": 64, "algorithm": "ring"}
+    found, told = planned(row, link=fg.advise.Link("100mbit", "100us"), **own)
+    assert told.speed_up < 0.3
+    assert told.break_even == 0
+    assert not found.compress
+    _, told = planned(row, link=fg.advise.Link(1e14, "100us"), **own)
+    assert told.speed_up > 1
+    assert told.break_even == math.inf
+
+
+@pytest.mark.parametrize("link", ["1mbit", "100mbit", "10gbit", "10tbit"])
+def test_a_row_pays_below_a_faster_link_if_it_pays_here(link):
+    """Whatever is faster here has its break-even above this link, and nothing else has."""
+    link, workers = fg.advise.Link(link, "100us"), 64
+    some = ("dense float32", "dense bfloat16", "QSGD 4 bits", "EDEN 1 bit (DRIVE)", "budget 300x")
+    rows = [row for row in _candidate.candidates(LIKE, workers) if row.name in some]
+    times = {row.name: fg.advise.Timing(0.0, 0.0 if row.dense else 0.002) for row in rows}
+    found = fg.advise.plan(
+        LIKE, step="100ms", link=link, workers=workers, rows=rows, timings=times, buckets=1
+    )
+    for row in found.rows:
+        if row.break_even is not None:
+            assert (row.break_even > link.bandwidth) == (row.speed_up > 1), row.name
+
+
+def test_a_row_that_wins_between_two_links_has_the_upper_one():
+    """Over slow links a sum of bfloat16 wins, over fast ones whoever takes nothing here."""
+    half = fg.advise.Candidate(
+        "half", fg.TwoStage(fg.Cast("bfloat16"), 4, fg.NoMemory()), dense=True
+    )
+    eight = fg.advise.Candidate("8 bits", fg.TwoStage(fg.UniformLevels(bits=8), 4, fg.NoMemory()))
+    times = {
+        "dense": NONE,
+        "half": fg.advise.Timing(0.0, 0.01),
+        "8 bits": fg.advise.Timing(0.0, 0.002),
+    }
+    rows = [DENSE, half, eight]
+
+    def told(rate):
+        found = fg.advise.plan(
+            LIKE, step="1ms", link=fg.advise.Link(rate, 0.0), workers=4, rows=rows, timings=times,
+            buckets=1,
+        )  # fmt: skip
+        return next(row for row in found.rows if row.name == "8 bits")
+
+    at = told(1e8).break_even
+    assert told(at).speed_up == pytest.approx(1, rel=1e-6)
+    assert told(0.99 * at).speed_up > 1 > told(1.01 * at).speed_up
+    assert told(1e11).break_even == pytest.approx(at, rel=1e-6)
+
+
+def test_the_parts_of_a_step_are_its_seconds():
+    """Also of local steps, of which each has its share of an exchange."""
+    rows = _candidate.candidates(LIKE, 4)
+    times = {row.name: fg.advise.Timing(0.004, 0.008) for row in rows}
+    found = fg.advise.plan(
+        LIKE, step="20ms", link="100mbit", workers=4, rows=rows, timings=times, buckets=1
+    )
+    for row in found.rows:
+        assert sum(row.parts) == pytest.approx(row.seconds), row.name
+        assert row.parts.decompress == pytest.approx(0.008 / row.every)
+
+
+def test_low_ranks_are_for_matrices():
+    low = {"PowerSGD rank 4", "ACP-SGD rank 4"}
+    assert low <= {row.name for row in _candidate.candidates(LIKE, 4)}
+    vector = jax.ShapeDtypeStruct((99,), "float32")
+    assert not low & {row.name for row in _candidate.candidates(vector, 4)}
+
+
+PLANS = 80
+"""For each number of workers."""
+
+
+@pytest.mark.parametrize("workers", [4, 512])
+def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
+    """Whatever the link, the step, and what an exchange takes on the device."""
+    rng = np.random.default_rng(workers)
+    groups = _inputs.groups("plan", workers, None, None)
+    rows = _candidate.candidates(LIKE, workers)
+    rows = rows[:2] + rows[2::5]  # those that are dense, and a few of the others
+    traced = [_plan._know(row, LIKE, groups.axes, NONE, None) for row in rows]
+    for _ in range(PLANS):
+        bandwidth, latency, step, codec = 10 ** rng.uniform([5, -6, -4, -5], [12, -1, 1, 0])
+        timed = [
+            row._replace(timing=fg.advise.Timing(*codec * rng.random(2), groups.sizes))
+            for row in traced
+        ]
+        setting = Setting(
+            step, fg.advise.Link(bandwidth, latency), groups, int(rng.integers(1, 9)),
+            str(rng.choice(typing.get_args(_plan.Algorithm))),
+        )  # fmt: skip
+        dense = [row for row in timed if row.candidate.dense]
+        found = fg.advise.Plan(
+            tuple(_plan._sorted([predict(row, dense, setting) for row in timed])), workers,
+            setting.link,
+        )  # fmt: skip
+        assert found.best.seconds <= min(setting.seconds(row) for row in dense)
+        assert found.compress == (found.best.break_even is not None)

@@ -1,0 +1,318 @@
+"""Plans: what is predicted, what is put first, and that the code given is the code meant."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from parallel import train_step
+
+import fftgrad as fg
+from fftgrad.advise import _candidate
+
+LIKE = {
+    "w": jax.ShapeDtypeStruct((400, 500), "float32"),
+    "b": jax.ShapeDtypeStruct((40,), "float32"),
+}
+WORKERS = 4
+
+
+def timings(rows, seconds=1e-3):
+    """Dense takes less to handle than what is compressed."""
+    return {
+        row.name: fg.advise.Timing(seconds / 10, seconds / 10)
+        if row.dense
+        else fg.advise.Timing(seconds, 2 * seconds)
+        for row in rows
+    }
+
+
+@functools.cache
+def usual(link="100mbit"):
+    """Tracing all candidates takes a while."""
+    return plan(link)
+
+
+def plan(link="100mbit", like=LIKE, workers=WORKERS, fast=1, seconds=1e-3, **kwargs):
+    rows = kwargs.pop("rows", _candidate.candidates(like, workers // fast, fast))
+    known = {"step": "20ms", "buckets": 1, "timings": timings(rows, seconds)} | kwargs
+    return fg.advise.plan(like, link=link, workers=workers, rows=rows, **known)
+
+
+def by_name(found):
+    return {row.name: row for row in found.rows}
+
+
+def test_a_row_is_the_sum_of_its_parts():
+    found = by_name(plan(link=fg.advise.Link("100mbit", "1ms")))
+    dense = found["dense float32"]
+    sent = 4 * 200_040 * 2 * 3 / 4
+    assert dense.link_bytes == sent
+    assert dense.parts.exchange == pytest.approx(6e-3 + sent / 1.25e7)
+    assert dense.seconds == pytest.approx(0.02 + 2e-4 + dense.parts.exchange)
+    local = found["4 local steps, signs"]
+    each = found["signs, two stages"]
+    assert local.seconds - 0.02 == pytest.approx((each.seconds - 0.02) / 4, rel=0.05)
+    assert local.wire_bytes == fg.wire_bytes(fg.TwoStage(fg.Sign(), 4), LIKE) / 4
+
+
+def test_bytes_are_those_of_the_exchange():
+    rows = _candidate.candidates(LIKE, WORKERS)
+    found = by_name(plan(rows=rows))
+    for row in rows:
+        told = found[row.name]
+        sent = fg.wire_bytes(row.exchange, LIKE, row.layout) / row.every
+        assert told.wire_bytes == pytest.approx(sent), row.name
+        over = fg.tools.link_bytes(row.exchange, LIKE, WORKERS, row.layout) / row.every
+        assert told.link_bytes == pytest.approx(over), row.name
+
+
+def test_a_slow_link_is_compressed_and_a_fast_one_not():
+    slow, fast = usual("100mbit"), usual("100gbit")
+    assert slow.compress
+    assert slow.best.speed_up > 2
+    assert slow.best.loss in ("as dense", "close")
+    assert not fast.compress
+    assert fast.best.name.startswith("dense")
+    assert str(fast.best).startswith("fg.compressed_pmean(")
+
+
+def test_the_best_dense_is_what_others_are_compared_with():
+    found = usual("1gbit")
+    dense = [row for row in found.rows if row.break_even is None]
+    best = min(row.seconds for row in dense)
+    for row in found.rows:
+        assert row.speed_up == pytest.approx(best / row.seconds)
+    assert {row.name for row in dense} == {"dense float32", "dense bfloat16"}
+
+
+def test_what_is_hardly_faster_or_trains_worse_comes_after_dense():
+    rows = [
+        fg.advise.Candidate("dense", fg.AllReduce(), dense=True, loss="as dense"),
+        fg.advise.Candidate("same", fg.AllReduce(), loss="as dense"),
+        fg.advise.Candidate("worse", fg.AllGather(fg.Sign()), loss="worse"),
+        fg.advise.Candidate("unknown", fg.AllGather(fg.TopK(0.001))),
+        fg.advise.Candidate("good", fg.AllGather(fg.TopK(0.01)), loss="close"),
+    ]
+    assert [row.name for row in plan(rows=rows).rows] == [
+        "good",
+        "dense",
+        "same",
+        "unknown",
+        "worse",
+    ]
+    assert plan("100gbit", rows=rows).best.name == "dense"
+
+
+def test_a_break_even_is_where_both_take_as_long():
+    found = by_name(usual("1gbit"))
+    rows = [row for row in _candidate.candidates(LIKE, 4) if row.dense or "top-k 1 " in row.name]
+    rate = found["top-k 1 %, 3 bits"].break_even
+    assert 1e6 < rate < 1e12
+    at, below, above = (
+        by_name(plan(fg.advise.Link(x), rows=rows))["top-k 1 %, 3 bits"].speed_up
+        for x in (rate, rate / 2, 2 * rate)
+    )
+    assert at == pytest.approx(1, rel=1e-3)
+    assert below > 1 > above
+
+
+def test_break_evens_without_an_end():
+    rows = [
+        fg.advise.Candidate("dense", fg.AllReduce(), dense=True),
+        fg.advise.Candidate("free", fg.AllGather(fg.Sign())),
+        fg.advise.Candidate("never", fg.AllGather(fg.Identity())),
+    ]
+    free = {
+        "dense": fg.advise.Timing(1.0, 0.0),
+        "free": fg.advise.Timing(0.0, 0.0),
+        "never": fg.advise.Timing(2.0, 0.0),
+    }
+    found = by_name(plan(fg.advise.Link("1gbit", 0.0), rows=rows, timings=free, workers=8))
+    assert found["free"].break_even == math.inf
+    assert found["never"].break_even == 0.0
+    assert found["dense"].break_even is None
+
+
+@pytest.mark.parametrize("fast", [1, 2])
+def test_the_code_makes_what_was_meant(fast):
+    workers = 4 * fast
+    rows = _candidate.candidates(LIKE, 4, fast)
+    link = (2, fg.advise.Link("50GB/s", "10us"))
+    found = by_name(plan(workers=workers, fast=fast, rows=rows) if fast == 1 else fg.advise.plan(
+        LIKE, step="20ms", link="1gbit", workers=workers, fast=link, rows=rows,
+        timings=timings(rows), buckets=1,
+    ))  # fmt: skip
+    axis = "data" if fast == 1 else ("slow", "fast")
+    for row in rows:
+        code, space = found[row.name].code, {"fg": fg, "optax": optax}
+        assert code.startswith(("fg.compressed_pmean(", "fg.optimizers.diloco(")), code
+        made = eval(code, space | {"optimizer": optax.sgd(0.1)})
+        meant = jax.eval_shape(row.transformation(axis).init, LIKE)
+        assert jax.tree.leaves(jax.eval_shape(made.init, LIKE)) == jax.tree.leaves(meant)
+        inside = code.removeprefix("fg.compressed_pmean(").removesuffix(f", axis_name={axis!r})")
+        if row.every == 1 and row.layout == fg.Layout():
+            parts = eval(f"({inside},)", space)
+            assert parts[0] == row.exchange
+            assert parts[1:] == (() if row.memory == fg.NoMemory() else (row.memory,))
+
+
+def test_the_best_trains():
+    """The line as printed, in a chain, on real devices."""
+    for row in [row for row in usual().rows if row.every == 1][:3]:
+        made = eval(row.code, {"fg": fg, "optax": optax})
+        like = jax.tree.map(lambda a: jnp.ones(a.shape), LIKE)
+        init, update = train_step(optax.chain(made, optax.sgd(0.1)), WORKERS, like=like)
+        grads = jax.tree.map(lambda a: jnp.ones((WORKERS, *a.shape)), LIKE)
+        updates, _ = update(grads, init(like))
+        assert np.all(np.isfinite(updates["w"]))
+        assert np.any(updates["w"])
+
+
+def test_what_is_printed_is_python():
+    """With what feedback asks of the optimizer."""
+    rows = by_name(usual())
+    kept, gone = rows["EDEN 1 bit (DRIVE)"], rows["top-k 1 %, 3 bits"]
+    assert str(kept) == kept.code
+    assert str(gone).startswith(f"{gone.code}  # before an optimizer without momentum")
+    assert eval(str(gone), {"fg": fg}).init(jnp.zeros(9)).step == 0
+
+
+def test_small_leaves_are_dense_where_that_costs_little():
+    like = {"w": jnp.zeros((1000, 1000)), "b": jnp.zeros(50), "scale": jnp.zeros(7)}
+    rows = {row.name: row for row in _candidate.candidates(like, 4)}
+    codec = rows["top-k 4 %, 4 bits"].exchange.codec
+    assert isinstance(codec, fg.Policy)
+    of_leaf = {row.leaf: row.codec for row in fg.tools.preview(codec, like)}
+    assert of_leaf["b"] == of_leaf["scale"] == fg.Identity()
+    assert of_leaf["w"] == fg.chain(fg.TopK(0.04), fg.LogLevels(bits=4))
+    plain = fg.wire_bytes(fg.AllGather(of_leaf["w"]), like)
+    assert plain < fg.wire_bytes(fg.AllGather(codec), like) <= 1.05 * plain
+    alike = {"a": jnp.zeros((100, 100)), "b": jnp.zeros((100, 100))}
+    for row in _candidate.candidates(alike, 4):
+        assert not isinstance(getattr(row.exchange, "codec", None), fg.Policy)
+
+
+def test_buckets_hide_what_they_can_and_are_in_the_code():
+    one, many = by_name(usual("1gbit")), by_name(plan("1gbit", buckets=4))
+    dense = one["dense float32"], many["dense float32"]
+    assert dense[1].seconds < dense[0].seconds
+    assert "layout=fg.Layout(bucket_bytes=200040)" in dense[1].code
+    assert many["4 local steps, signs"].seconds == one["4 local steps, signs"].seconds
+    assert "layout" not in many["4 local steps, signs"].code
+    assert (
+        "layout=fg.Layout(scope='leaf', bucket_bytes=200040)" in many["TernGrad, shared scale"].code
+    )
+
+
+def test_each_bucket_has_its_latency_and_its_header():
+    """As Agarwal et al. count: all but the last hide, and each goes around on its own."""
+    rows = [
+        fg.advise.Candidate("dense", fg.AllReduce(), dense=True),
+        fg.advise.Candidate("signs", fg.AllGather(fg.Sign())),
+    ]
+    free = {row.name: fg.advise.Timing(0.0, 0.0) for row in rows}
+    link = fg.advise.Link("100gbit", "1ms")
+    found = by_name(plan(link, rows=rows, buckets=5, timings=free, algorithm="ring"))
+    dense, over = found["dense"], 4 * 200_040 * 1.5 / link.bandwidth
+    assert dense.parts.exchange == pytest.approx(5 * 6e-3 + over)
+    assert dense.seconds == pytest.approx(4 * 6e-3 + 0.8 * over + 6e-3 + 0.2 * over)
+    cut = fg.Layout(bucket_bytes=4 * 200_040 // 5)
+    assert found["signs"].wire_bytes == fg.wire_bytes(fg.Sign(), LIKE, cut)
+    assert found["signs"].link_bytes == fg.tools.link_bytes(fg.Sign(), LIKE, 4, cut)
+
+
+def test_errors_are_those_of_what_is_sent():
+    rng = np.random.default_rng(0)
+    gradient = {k: rng.standard_t(3, v.shape).astype(np.float32) for k, v in LIKE.items()}
+    rows = [
+        fg.advise.Candidate("dense", fg.AllReduce(), dense=True),
+        fg.advise.Candidate("top-k", fg.AllGather(fg.TopK(0.1)), fg.ErrorFeedback()),
+        fg.advise.Candidate("shared", fg.SharedSupport(fg.TopK(0.1)), fg.ErrorFeedback()),
+    ]
+    found = by_name(plan(rows=rows, gradients=[gradient, gradient]))
+    flat = np.concatenate([gradient["b"].ravel(), gradient["w"].ravel()]).astype(np.float64)
+    kept = np.sort(flat**2)[::-1][: math.ceil(0.1 * flat.size)].sum()
+    assert found["dense"].error == 0
+    assert found["top-k"].error == pytest.approx(math.sqrt(1 - kept / (flat**2).sum()), rel=1e-4)
+    assert found["shared"].error == pytest.approx(found["top-k"].error, rel=1e-4)
+    assert by_name(plan(rows=rows))["top-k"].error is None
+
+
+def test_it_is_deterministic():
+    found = usual("1gbit")
+    assert found == plan("1gbit")
+    assert str(found).count("\n") == len(found.rows)
+    assert all(len(line) <= 80 for line in str(found).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "remedy"),
+    [
+        (lambda: plan(rows=[fg.advise.Candidate("a", fg.AllReduce())]), ValueError, "dense=True"),
+        (
+            lambda: plan(rows=[fg.advise.Candidate("a", fg.AllReduce(), dense=True)] * 2),
+            ValueError,
+            "rename one",
+        ),
+        (lambda: plan(timings={}), ValueError, "measure with the same"),
+        (
+            lambda: fg.advise.plan(jnp.zeros(3, int), step=1, link=1e6, workers=2),
+            TypeError,
+            "cast it",
+        ),
+        (lambda: plan(step="soon"), ValueError, "use '300ms'"),
+        (lambda: plan(link="fast"), ValueError, "use '1gbit'"),
+        (lambda: plan(workers=1), ValueError, "at least 2"),
+        (lambda: plan(buckets=0), ValueError, "at least 1"),
+        (
+            lambda: fg.advise.plan(
+                LIKE,
+                step=1.0,
+                link="1gbit",
+                workers=6,
+                fast=(4, fg.advise.Link("1gbit")),
+                timings={},
+            ),
+            ValueError,
+            "leave it out",
+        ),
+        (
+            lambda: fg.advise.plan(
+                LIKE,
+                step=1.0,
+                link="1gbit",
+                workers=4,
+                fast=(4, fg.advise.Link("1gbit")),
+                timings={},
+            ),
+            ValueError,
+            "two groups at least",
+        ),
+        (lambda: fg.advise.Candidate("a", fg.Sign()), TypeError, "AllGather"),
+        (
+            lambda: fg.advise.Candidate("a", fg.AllReduce(), every=2, layout=fg.Layout("leaf")),
+            ValueError,
+            "leave it to the exchange",
+        ),
+        (lambda: fg.advise.Candidate("a", fg.AllReduce(), every=0), ValueError, "use 4"),
+        (
+            lambda: plan(
+                rows=[
+                    fg.advise.Candidate("dense", fg.AllReduce(), dense=True),
+                    fg.advise.Candidate(
+                        "warm", fg.Scheduled({0: fg.AllReduce(), 9: fg.AllReduce()})
+                    ),
+                ]
+            ),
+            ValueError,
+            "plan those that it is made of",
+        ),
+    ],
+)
+def test_mistakes(make, error, remedy):
+    with pytest.raises(error, match=remedy):
+        make()

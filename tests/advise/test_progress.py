@@ -1,0 +1,38 @@
+"""Who waits at a terminal sees how far it is; no one else does."""
+
+import threading
+
+import pytest
+
+from fftgrad.advise.commands._progress import progress, waiting
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.mark.usefixtures("terminal")
+def test_at_a_terminal_it_is_drawn_by_no_thread_of_its_own(capsys):
+    threads = threading.active_count()
+    with progress("compiling", 4) as tell, waiting("timing here"):
+        tell(1)
+        assert threading.active_count() == threads
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "compiling" in err
+
+
+@pytest.mark.usefixtures("terminal")
+def test_what_goes_on_is_named(capsys):
+    with waiting("timing here") as tell:
+        tell("top-k 1 %")
+    assert "timing here: top-k 1 %" in capsys.readouterr().err
+
+
+def test_elsewhere_nothing_is_written(capsys):
+    with progress("compiling", 4) as tell, waiting("timing here") as say:
+        tell(4)
+        say("top-k 1 %")
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,92 @@
+"""Numbers as people write and read them."""
+
+import argparse
+import json
+import math
+from typing import NamedTuple
+
+import pytest
+
+from fftgrad.advise.commands import _json
+from fftgrad.advise.commands._arguments import count, counts, number
+from fftgrad.advise.commands._text import (
+    bits_per_second,
+    number_of_values,
+    quantity,
+    three_digits,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("250000", 250_000),
+        ("25M", 25_000_000),
+        ("1.5G", 1_500_000_000),
+        ("7B", 7_000_000_000),
+        ("10k", 10_000),
+        ("64Ki", 65_536),
+        ("16Mi", 16_777_216),
+        ("0.5Ki", 512),
+    ],
+)
+def test_counts(text, value):
+    assert count(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "0", "-3", "1.5", "M", "3m", "1e6", "2 M", "0.1Ki", "nan"])
+def test_what_is_no_count(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="must be a number of values"):
+        count(text)
+
+
+def test_several_counts_and_numbers_with_or_without_units():
+    assert counts("1Mi,16Mi") == (2**20, 2**24)
+    assert number("1.25e8") == 1.25e8
+    assert number("1gbit") == "1gbit"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.3123, "s", "312 ms"),
+        (4e6, "B", "4 MB"),
+        (999.6, "B", "1 kB"),
+        (0.00099996, "s", "1 ms"),
+        (18_220, "B", "18.2 kB"),
+        (1.2e-5, "s", "12 µs"),
+        (3e-12, "s", "0.003 ns"),
+        (5e15, "B", "5,000 TB"),
+        (0, "s", "0 s"),
+        (math.inf, "s", "inf s"),
+        (-0.02, "s", "-20 ms"),
+    ],
+)
+def test_quantities(value, unit, text):
+    assert quantity(value, unit) == text
+
+
+def test_the_other_numbers():
+    assert bits_per_second(1.25e8) == "1 Gbit/s"
+    assert [three_digits(x) for x in (1976.3, 0.51234, 31.97, 12345)] == [
+        "1,980",
+        "0.512",
+        "32",
+        "12,300",
+    ]
+    sizes = (2**20, 3 * 2**29, 2**16, 607, 25_000_000)
+    assert [number_of_values(n) for n in sizes] == ["1Mi", "1536Mi", "64Ki", "607", "25,000,000"]
+
+
+class Row(NamedTuple):
+    name: str
+    below: float | None
+
+
+def test_json_has_no_number_that_is_none(tmp_path):
+    record = {"rows": (Row("a", math.inf), Row("b", 0.5)), 3: [math.nan, None, True]}
+    _json.write(record, tmp_path / "x.json", None)
+    text = (tmp_path / "x.json").read_text()
+    rows = [{"name": "a", "below": None}, {"name": "b", "below": 0.5}]
+    assert json.loads(text) == {"rows": rows, "3": [None, None, True]}

@@ -1,0 +1,422 @@
+"""A state goes on with another number of workers, and nothing that was not sent is lost."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import EXCHANGES, HIERARCHIES, MEMORIES, SLOW, typically
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, mesh_of, of_size, unshard
+
+import fftgrad as fg
+from fftgrad.checkpoint import _rows
+
+LIKE = {"w": jax.ShapeDtypeStruct((19, 7), "float32"), "b": jax.ShapeDtypeStruct((20,), "float32")}
+SIZE = 19 * 7 + 20
+ZEROS = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), LIKE)
+
+
+def grads(workers, seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda s: rng.standard_t(3, (workers, *s.shape)).astype(np.float32), LIKE)
+
+
+def is_own(node):
+    return isinstance(node, fg.exchanges.PerWorker)
+
+
+def to_rows(stacked):
+    """What vmap has of each worker, [N, 1, ...] or [N, ...], as shard_map has it."""
+
+    def of(node):
+        if is_own(node):
+            return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), node)
+        return jax.tree.map(lambda a: a[0], node)
+
+    return jax.tree.map(of, stacked, is_leaf=is_own)
+
+
+def to_stacked(rows, workers):
+    def of(node):
+        if is_own(node):
+            return jax.tree.map(lambda a: jnp.asarray(a)[:, None], node)
+        return jax.tree.map(lambda a: jnp.stack([jnp.asarray(a)] * workers), node)
+
+    return jax.tree.map(of, rows, is_leaf=is_own)
+
+
+def fresh(tx, workers):
+    return to_rows(jax.vmap(tx.init, axis_size=workers, in_axes=None)(ZEROS))
+
+
+def run(tx, state, workers, steps, seed):
+    """The state as rows after some steps, the sum of mean gradients, and that of what came."""
+    update = jax.jit(jax.vmap(lambda g, s: tx.update(g, s, value=jnp.float32(1)), axis_name=AXIS))
+    state = to_stacked(state, workers)
+    came = gone = 0.0
+    for step in range(steps):
+        g = grads(workers, seed + step)
+        mean, state = update(g, state)
+        came = came + flat(g, workers).mean(0)
+        gone = gone + flat(mean, workers)[0]
+    assert state.skipped.tolist() == [0] * workers
+    return to_rows(state), came, gone
+
+
+def flat(tree, workers):
+    rows = [np.asarray(a, np.float64).reshape(workers, -1) for a in jax.tree.leaves(tree)]
+    return np.concatenate(rows, axis=1)
+
+
+def waiting(state, workers):
+    """The mean of what was not sent yet."""
+    held = flat(state.memory.value.residual, workers).mean(0)
+    exchange = state.exchange[0]
+    if hasattr(exchange, "server") and jax.tree.leaves(exchange.server):
+        (part,) = exchange.server.value.residual
+        held = held + unshard(np.asarray(part, np.float64), SIZE)
+    return held
+
+
+@pytest.mark.parametrize("before", [1, 3, 4, 7, 8])
+@pytest.mark.parametrize("after", [1, 2, 3, 4, 6, 8, 16])
+def test_rows_are_spread_by_the_intervals(before, after):
+    rows = np.random.default_rng(before).standard_normal((before, 5)).astype(np.float32)
+    new = _rows.spread(rows, after)
+    weights = np.zeros((after, before))
+    for j in range(after):
+        for i in range(before):
+            low, high = max(j / after, i / before), min((j + 1) / after, (i + 1) / before)
+            weights[j, i] = after * max(0.0, high - low)
+    np.testing.assert_allclose(new, weights @ rows, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(new.mean(0, np.float64), rows.mean(0, np.float64), atol=1e-6)
+    if before == after:
+        np.testing.assert_array_equal(new, rows)
+
+
+@pytest.mark.parametrize("n", [1, 5, 12, 13])
+@pytest.mark.parametrize("shards", [1, 3, 4, 16])
+def test_shards_are_cut_as_the_exchange_cuts_them(n, shards):
+    from fftgrad.exchanges import _shards
+
+    x = np.arange(1.0, n + 1, dtype=np.float32)
+    wanted = np.asarray(_shards.to_shards(jnp.asarray(x), shards)[0])
+    np.testing.assert_array_equal(_rows.cut(x, shards), wanted)
+    np.testing.assert_array_equal(_rows.join(wanted, n), x)
+
+
+@pytest.mark.parametrize("after", [4, 6, 3, *(pytest.param(n, marks=SLOW) for n in (1, 16))])
+@pytest.mark.parametrize(
+    "name", ["gather top-k", "two stages", "low rank", "low rank in turns", "gather adaptive"]
+)
+def test_nothing_is_lost_with_another_number_of_workers(name, after):
+    """8 workers, then another number of them, then 8 again."""
+    came = gone = 0.0
+    state = None
+    for number, workers in enumerate((8, after, 8)):
+        exchange = of_size(EXCHANGES[name], workers)
+        tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
+        start = fresh(tx, workers)
+        if state is not None:
+            held = waiting(state, state.memory.value.residual["b"].shape[0])
+            out = fg.checkpoint.reshard_state(state, start)
+            np.testing.assert_allclose(waiting(out.state, workers), held, rtol=1e-5, atol=1e-6)
+            start = jax.tree.map(jnp.asarray, out.state)
+            assert out.left == ()
+        state, more, sent = run(tx, start, workers, 2, 10 * number)
+        came, gone = came + more, gone + sent
+    np.testing.assert_allclose(gone + waiting(state, 8), came, rtol=2e-4, atol=2e-5)
+    assert int(state.step) == 6
+
+
+@pytest.mark.parametrize("name", typically(EXCHANGES))
+def test_the_same_number_is_the_identity(name):
+    tx = fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
+    state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
+    for to in (4, fresh(tx, 4)):
+        out = fg.checkpoint.reshard_state(state, to)
+        assert (out.workers, out.anew, out.left) == ((4, 4), (), ())
+        for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(out.state), strict=True):
+            np.testing.assert_array_equal(old, new)
+        assert jax.tree.structure(state) == jax.tree.structure(out.state)
+
+
+@pytest.mark.parametrize("after", [3, 8])
+@pytest.mark.parametrize("name", typically(EXCHANGES))
+def test_every_exchange_goes_on(name, after):
+    """What is made for a fresh state runs, and by the number alone it has the same shapes."""
+    tx = fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
+    state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
+    other = fg.compressed_pmean(of_size(EXCHANGES[name], after), fg.ErrorFeedback(), axis_name=AXIS)
+    out = fg.checkpoint.reshard_state(state, fresh(other, after))
+    shapes = jax.tree.map(jnp.shape, fresh(other, after))
+    assert jax.tree.map(jnp.shape, out.state) == shapes
+    if name != "two stages, one sign":
+        assert jax.tree.map(np.shape, fg.checkpoint.reshard_state(state, after).state) == shapes
+    else:
+        with pytest.raises(ValueError, match="must be a fresh state"):
+            fg.checkpoint.reshard_state(state, after)
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_every_memory_is_spread(name):
+    tx = fg.compressed_pmean(EXCHANGES["gather top-k"], MEMORIES[name], axis_name=AXIS)
+    state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
+    out = fg.checkpoint.reshard_state(state, 6)
+    for old, new in zip(
+        jax.tree.leaves(state.memory), jax.tree.leaves(out.state.memory), strict=True
+    ):
+        old, new = (np.asarray(a, np.float64) for a in (old, new))
+        assert np.any(old != 0)
+        near = 2e-2 if name == "narrow feedback" else 1e-6
+        np.testing.assert_allclose(new.mean(0), old.mean(0), rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("groups", [(2, 4), (3, 4), (1, 4), (2, 2), (4, 2), (2, 3)])
+def test_groups_are_joined_and_cut_again(groups):
+    def state_of(groups, fill):
+        slow, fast = groups
+        exchange = dataclasses.replace(HIERARCHIES["slow gather"], workers=fast)
+        tx = fg.compressed_pmean(exchange, axis_name=("slow", "fast"))
+        state = fresh(tx, slow * fast)
+        if fill is None:
+            return state
+        pieces = np.concatenate([_rows.cut(row, fast) for row in fill])
+        memory = jax.tree.map(lambda _: jnp.asarray(pieces), state.exchange[0].memory)
+        return state._replace(exchange=(state.exchange[0]._replace(memory=memory),))
+
+    x = np.random.default_rng(0).standard_normal((2, SIZE)).astype(np.float32)
+    old = state_of((2, 4), x)
+    out = fg.checkpoint.reshard_state(old, state_of(groups, None))
+    (residual,) = jax.tree.leaves(out.state.exchange[0].memory)
+    slow, fast = groups
+    rows = residual.reshape(slow, fast, -1)
+    joined = np.stack([unshard(row, SIZE) for row in np.asarray(rows)])
+    np.testing.assert_allclose(joined, _rows.spread(x, slow), rtol=1e-6)
+    if fast == 4:
+        for a, b in zip(
+            jax.tree.leaves(out.state.exchange),
+            jax.tree.leaves(fg.checkpoint.reshard_state(old, slow * fast).state.exchange),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match="multiple of the 4 fast workers"):
+        fg.checkpoint.reshard_state(old, 6)
+
+
+def test_what_a_lost_worker_took_along_is_said():
+    tx = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
+    state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
+    rows = flat(state.memory.value.residual, 4)
+    out = fg.checkpoint.reshard_state(state, 3, lost=(1,))
+    np.testing.assert_allclose(out.lost, np.linalg.norm(rows[1]) / np.linalg.norm(rows), rtol=1e-6)
+    np.testing.assert_array_equal(flat(out.state.memory.value.residual, 3), rows[[0, 2, 3]])
+    for wrong in [(4,), (0, 1, 2, 3), (-1,)]:
+        with pytest.raises(ValueError, match="some of the workers 0 to 3"):
+            fg.checkpoint.reshard_state(state, 3, lost=wrong)
+
+
+OTHERS = {
+    "codec": (fg.AllGather(fg.Sign()), {}),
+    "bits": (fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=4))), {}),
+    "exchange": (fg.SharedSupport(fg.TopK(fraction=0.2)), {}),
+    "rank": (fg.PowerSgd(rank=3), {}),
+    "turns": (fg.AcpSgd(rank=2), {}),
+    "scope": (fg.AllGather(fg.TopK(fraction=0.1)), {"layout": fg.Layout("leaf")}),
+    "buckets": (fg.AllGather(fg.TopK(fraction=0.1)), {"layout": fg.Layout(bucket_bytes=100)}),
+    "two stages": (fg.TwoStage(fg.Sign(), workers=4), {}),
+}
+
+
+@pytest.mark.parametrize("after", [4, 3])
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_residual_goes_on_behind_another_method(name, after):
+    old = fg.compressed_pmean(fg.PowerSgd(rank=2), fg.ErrorFeedback(), axis_name=AXIS)
+    state, _, _ = run(old, fresh(old, 4), 4, 2, 0)
+    exchange, more = OTHERS[name]
+    tx = fg.compressed_pmean(of_size(exchange, after), fg.ErrorFeedback(), axis_name=AXIS, **more)
+    out = fg.checkpoint.reshard_state(state, fresh(tx, after))
+    np.testing.assert_allclose(waiting(out.state, after), waiting(state, 4), rtol=1e-5, atol=1e-6)
+    _, _, gone = run(tx, jax.tree.map(jnp.asarray, out.state), after, 1, 5)
+    assert np.all(np.isfinite(gone))
+
+
+@pytest.mark.parametrize("after", [4, 3])
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_a_residual_goes_on_in_another_dtype(dtypes, after):
+    old, new = (
+        fg.compressed_pmean(
+            EXCHANGES["gather top-k"], fg.ErrorFeedback(dtype=dtype), axis_name=AXIS
+        )
+        for dtype in dtypes
+    )
+    state, _, _ = run(old, fresh(old, 4), 4, 2, 0)
+    out = fg.checkpoint.reshard_state(state, fresh(new, after))
+    assert out.state.memory.value.residual["w"].dtype == dtypes[1]
+    held, wanted = (
+        flat(jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), s.memory.value.residual), n).mean(
+            0
+        )
+        for s, n in ((out.state, after), (state, 4))
+    )
+    np.testing.assert_allclose(held, wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_what_would_be_lost_is_refused():
+    two = fg.compressed_pmean(EXCHANGES["two stages"], fg.ErrorFeedback(), axis_name=AXIS)
+    gather = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
+    dgc = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.MomentumCorrection(0.9), axis_name=AXIS)
+    state, _, _ = run(two, fresh(two, 4), 4, 1, 0)
+    with pytest.raises(ValueError, match=r"exchange\.0\.server\.value\.residual\.0 has no place"):
+        fg.checkpoint.reshard_state(state, fresh(gather, 4))
+    with pytest.warns(RuntimeWarning, match="has no place"):
+        fg.checkpoint.reshard_state(state, fresh(gather, 4), missing="zero")
+
+    state, _, _ = run(gather, fresh(gather, 4), 4, 1, 0)
+    with pytest.raises(ValueError, match=r"velocity\.b must be float32\[4, 20\], got nothing"):
+        fg.checkpoint.reshard_state(state, fresh(dgc, 4))
+    with pytest.warns(RuntimeWarning, match="velocity"):
+        out = fg.checkpoint.reshard_state(state, fresh(dgc, 4), missing="zero")
+    np.testing.assert_array_equal(
+        out.state.memory.value.residual["w"], state.memory.value.residual["w"]
+    )
+
+
+def test_a_parameter_of_another_name_or_shape_is_named():
+    tx = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
+    state = fresh(tx, 4)
+    like = jax.vmap(tx.init, axis_size=4, in_axes=None)
+    for params, match in [
+        ({"w": jnp.zeros((19, 7)), "c": jnp.zeros(20)}, r"residual\.c must be .*residual\.b has"),
+        ({"w": jnp.zeros((7, 19)), "b": jnp.zeros(20)}, r"residual\.w must be float32\[4, 7, 19\]"),
+        ({"w": jnp.zeros((19, 7))}, r"residual\.b has no place"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            fg.checkpoint.reshard_state(state, to_rows(like(params)))
+
+
+def test_it_is_placed_where_the_fresh_state_is_and_trains():
+    """From 8 devices to 3 of them, through fg.init_state and data_parallel, with Adam behind it."""
+    states = []
+    for workers in (8, 3):
+        mesh = mesh_of(workers)
+        tx = optax.chain(
+            fg.per_worker(optax.scale_by_adam()),
+            fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS),
+            optax.adam(1e-2),
+        )
+
+        def step(params, state, g, tx=tx):
+            updates, state = tx.update(jax.tree.map(lambda a: a[0], g), state, params)
+            return optax.apply_updates(params, updates), state
+
+        train = fg.data_parallel(step, mesh, AXIS)
+        params = jax.device_put(ZEROS, NamedSharding(mesh, P()))
+        state = fg.init_state(tx, params, mesh, AXIS)
+        if states:
+            want = jax.tree.map(lambda a: a.sharding, state)
+            state = fg.checkpoint.reshard_state(states[0], state).state
+            assert jax.tree.map(lambda a: a.sharding, state) == want
+            assert int(state[2][0].count) == 2
+            assert np.all(np.asarray(state[0].value.count) == 2)
+        for seed in range(2):
+            params, state = train(params, state, grads(workers, seed))
+        states.append(state)
+        assert int(state[1].skipped) == 0
+    assert int(states[1][1].step) == 4
+
+
+def test_keys_of_workers_stay_different():
+    keys = fg.exchanges.PerWorker(jax.random.split(jax.random.key(0), 2))
+    out = fg.checkpoint.reshard_state(
+        {"rng": keys}, {"rng": fg.exchanges.PerWorker(jax.random.split(jax.random.key(1), 4))}
+    )
+    data = np.asarray(jax.random.key_data(out.state["rng"].value))
+    assert len(np.unique(data, axis=0)) == 4
+
+
+def test_a_state_of_pmap_is_refused():
+    tx = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
+    stacked = jax.vmap(tx.init, axis_size=4, in_axes=None)(ZEROS)
+    with pytest.raises(ValueError, match="as under pmap or vmap"):
+        fg.checkpoint.reshard_state(stacked, 2)
+
+
+def test_cut_off_rows_are_found():
+    """Rows 0 to 3 of 8 have the right index: the number of workers tells."""
+    tx = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
+    state, _, _ = run(tx, fresh(tx, 8), 8, 1, 0)
+    short = to_stacked(
+        jax.tree.map(
+            lambda n: jax.tree.map(lambda a: a[:4], n) if is_own(n) else n, state, is_leaf=is_own
+        ),
+        4,
+    )
+    mean, after = jax.jit(jax.vmap(tx.update, axis_name=AXIS))(grads(4, 0), short)
+    assert after.skipped.tolist() == [1] * 4
+    assert np.all(np.isnan(mean["w"]))
+
+
+@pytest.mark.parametrize(
+    "wrap", [fg.exchanges.PerWorker, lambda rows: rows], ids=["wrapped", "bare"]
+)
+def test_the_parameters_of_local_workers_are_spread(wrap):
+    """Between two outer steps of diloco each worker has parameters of its own: their mean stays.
+
+    Bare ones are known by the anchor in the state.
+    """
+    tx = fg.optimizers.diloco(optax.adam(0.1), optax.sgd(1.0), every=3, axis_name=AXIS)
+    states = jax.vmap(tx.init, axis_size=4, in_axes=None)(ZEROS)
+    local = jax.tree.map(lambda a: jnp.zeros((4, *a.shape)), ZEROS)
+    for seed in range(2):
+        updates, states = jax.jit(jax.vmap(tx.update, axis_name=AXIS))(
+            grads(4, seed), states, local
+        )
+        local = optax.apply_updates(local, updates)
+    old = {"params": wrap(local), "state": to_rows(states)}
+    fresh = {
+        "params": wrap(jax.tree.map(lambda a: jnp.zeros((6, *a.shape)), ZEROS)),
+        "state": to_rows(jax.vmap(tx.init, axis_size=6, in_axes=None)(ZEROS)),
+    }
+    out = fg.checkpoint.reshard_state(old, fresh)
+    for a, b in zip(
+        jax.tree.leaves(fg.checkpoint.reshard_state(old, 6).state["params"]),
+        jax.tree.leaves(out.state["params"]),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+    for name, rows in zip(("b", "w"), jax.tree.leaves(out.state["params"]), strict=True):
+        before, after = np.asarray(local[name]), np.asarray(rows)
+        assert after.shape == (6, *before.shape[1:])
+        np.testing.assert_allclose(after.mean(0), before.mean(0), rtol=1e-5, atol=1e-6)
+        moments = [np.asarray(t["state"].inner.value[0].mu[name]) for t in (old, out.state)]
+        np.testing.assert_allclose(moments[1].mean(0), moments[0].mean(0), rtol=1e-5, atol=1e-6)
+    assert np.all(np.asarray(out.state["state"].inner.value[0].count) == 2)
+    assert int(out.state["state"].step) == 2
+
+
+def test_rows_that_nothing_tells_to_be_such_are_answered_with_the_remedy():
+    """To start them anew would undo the training beside a state that goes on."""
+    tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(1.0), every=3, axis_name=AXIS)
+    fresh = {
+        n: {
+            "rows": {"other": jnp.zeros((n, *ZEROS["w"].shape))},
+            "state": to_rows(jax.vmap(tx.init, axis_size=n, in_axes=None)(ZEROS)),
+        }
+        for n in (4, 6)
+    }
+    with pytest.raises(
+        ValueError, match=r"rows\.other must be .*broadcast_to.*fg\.PerWorker"
+    ) as got:
+        fg.checkpoint.reshard_state(fresh[4], fresh[6])
+    assert "missing='zero'" not in str(got.value)
+    # What only looks like rows: the shape of a parameter that all workers share.
+    shared = {"rows": {"w": jnp.ones((4, 7))}, "state": fresh[4]["state"]}
+    new = {"rows": {"w": jnp.ones((4, 7))}, "state": fresh[6]["state"]}
+    np.testing.assert_array_equal(
+        fg.checkpoint.reshard_state(shared, new).state["rows"]["w"], np.ones((4, 7))
+    )

@@ -1,0 +1,117 @@
+"""The threshold of DataLens, and who may know its noise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from parallel import AXIS, everywhere, train_step
+
+import fftgrad as fg
+
+
+def updates(votes, x, beta, alpha=1.0, dtype="float32", **options):
+    tx = fg.contrib.votes.datalens(votes, beta, alpha, axis_name=AXIS, **options)
+    run = everywhere("vmap", lambda g: tx.update(g, tx.init(g))[0], votes.workers)
+    out = run(jnp.asarray(x, dtype))
+    assert out.dtype == dtype
+    return np.asarray(out.astype(jnp.float32))
+
+
+def column(up, down, workers=10):
+    """The gradients of one coordinate: so many workers vote for it, so many against it."""
+    return [1.0] * up + [-1.0] * down + [0.0] * (workers - up - down)
+
+
+SUMS = {(3, 0): 3, (4, 0): 4, (0, 3): -3, (0, 4): -4, (5, 2): 3, (6, 1): 5, (2, 2): 0, (0, 0): 0}
+X = np.stack([column(*pair) for pair in SUMS], axis=1)
+F = np.array(list(SUMS.values()))
+
+
+# The threshold of 0.3 · 10 votes is 3 of them, which is not above it, though 0.3 is no binary
+# fraction, and the leaves have few bits.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.2, 0.29, 0.2999, 0.3, 0.31, 0.4, 0.5, 0.9, 1.0, 2.0])
+def test_above_below_between_and_at_the_threshold(beta, dtype):
+    votes = fg.contrib.votes.TopVotes(workers=10, fraction=1.0)
+    bound = round(10 * beta, 6)
+    wanted = 0.5 * ((bound < F).astype(float) - (-bound > F))
+    for row in updates(votes, X, beta, alpha=0.5, dtype=dtype):
+        np.testing.assert_array_equal(row, wanted)
+
+
+@pytest.mark.parametrize("workers", range(1, 40))
+def test_a_share_that_the_votes_have_exactly_is_not_above_it(workers):
+    x = np.tril(np.ones((workers, workers)))  # j + 1 votes less than there are, for each j
+    votes = fg.contrib.votes.TopVotes(workers=workers, fraction=1.0)
+    for count in {1, workers // 3, workers // 2, workers - 1, workers} - {0}:
+        got = updates(votes, x, beta=count / workers)[0]
+        np.testing.assert_array_equal(got, np.arange(workers, 0, -1) > count)
+
+
+def test_with_a_threshold_of_all_votes_nothing_moves_without_noise():
+    x = np.ones((10, 8))
+    votes = fg.contrib.votes.TopVotes(workers=10, fraction=1.0)
+    assert np.all(updates(votes, x, beta=1.0) == 0)
+    assert np.all(updates(votes, x, beta=0.99) == 1)
+    noisy = fg.contrib.votes.TopVotes(workers=10, fraction=1.0, sigma=5.0)
+    assert set(np.unique(updates(noisy, np.ones((10, 400)), beta=1.0, key=1))) >= {0.0, 1.0}
+
+
+def test_a_value_that_is_not_finite_is_seen_by_all():
+    votes = fg.contrib.votes.TopVotes(workers=4, k=3)
+    x = np.ones((4, 9), np.float32)
+    for bad in (np.nan, np.inf):
+        x[2, 5] = bad
+        assert np.all(np.isnan(updates(votes, x, beta=0.5)))
+
+
+@pytest.mark.parametrize("noise", ["shared", "local"])
+def test_the_key_decides_the_noise(noise):
+    votes = fg.contrib.votes.TopVotes(workers=4, k=1, sigma=5.0, noise=noise)
+    zeros = np.zeros((4, 1000), np.float32)
+    one, same, other = (updates(votes, zeros, 0.1, key=key) for key in (1, jax.random.key(1), 2))
+    np.testing.assert_array_equal(one, same)
+    assert np.all(one == one[0])
+    assert abs(np.mean(one[0] * other[0])) <= 5 / np.sqrt(1000)
+    assert np.mean(one[0] != 0) > 0.8
+
+
+def test_a_leaf_that_is_no_gradient_is_refused():
+    tx = fg.contrib.votes.datalens(fg.contrib.votes.TopVotes(workers=4, k=1), axis_name=AXIS)
+    with pytest.raises(TypeError, match="cast it"):
+        everywhere("vmap", lambda g: tx.update(g, tx.init(g))[0], 4)(jnp.ones((4, 3), jnp.int32))
+
+
+def test_a_quadratic_is_found_with_noise_on_the_votes():
+    """Ten workers agree on most signs: what is learned survives noise of a few votes."""
+    target = np.linspace(-1, 1, 64).astype(np.float32)
+    votes = fg.contrib.votes.TopVotes(workers=8, fraction=0.25, sigma=2.0)
+    tx = optax.chain(
+        fg.contrib.votes.datalens(votes, beta=0.5, key=3, axis_name=AXIS), optax.sgd(0.02)
+    )
+    like = {"w": jax.ShapeDtypeStruct((64,), "float32")}
+    init, update = train_step(tx, 8, like=like)
+    w, rng = jnp.zeros(64), np.random.default_rng(0)
+    state = init({"w": w})
+    for _ in range(400):
+        noise = 0.1 * rng.normal(size=(8, 64)).astype(np.float32)
+        change, state = update({"w": (w - target)[None] + noise}, state)
+        w = w + change["w"]
+    assert float(np.mean((w - target) ** 2)) < 0.1 * float(np.mean(target**2))
+    assert fg.metrics(state)["step"] == 400
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "remedy"),
+    [
+        (lambda v: fg.contrib.votes.datalens(v, beta=-0.1), ValueError, r"use beta=0\.1"),
+        (lambda v: fg.contrib.votes.datalens(v, beta=float("nan")), ValueError, r"use beta=0\.1"),
+        (lambda v: fg.contrib.votes.datalens(v, alpha=0.0), ValueError, "use alpha=1"),
+        (lambda _: fg.contrib.votes.datalens(fg.AllReduce()), TypeError, r"use TopVotes\("),
+        (lambda v: fg.contrib.votes.datalens(v), ValueError, "os.urandom"),
+    ],
+)
+def test_what_is_no_method_is_refused(make, error, remedy):
+    with pytest.raises(error, match=remedy):
+        make(fg.contrib.votes.TopVotes(workers=4, k=3, sigma=1.0))

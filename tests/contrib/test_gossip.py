@@ -1,0 +1,736 @@
+"""Gossip with neighbors: the papers, the mean, what goes wrong, and the bytes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference_gossip as oracles
+from cases import GRAPHS, values
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, MODES, everywhere, mesh_of
+
+import fftgrad as fg
+from fftgrad import _axes, checkpoint
+from fftgrad.contrib import _gossip
+from fftgrad.exchanges._layout import Layout
+
+WORKERS, N = 8, 24
+K = 5
+TOP = fg.TopK(k=K)
+
+
+def least_squares(seed=0, workers=WORKERS, n=N, rows=40):
+    """H_i and c_i of f_i(x) = x'H_i x / 2 - c_i'x: another optimum on each worker, float64."""
+    rng = np.random.default_rng(seed)
+    a = rng.standard_normal((workers, rows, n))
+    target = rng.standard_normal(n) + rng.standard_normal((workers, n))
+    b = np.einsum("wri,wi->wr", a, target)
+    h = np.einsum("wri,wrj->wij", a, a) / rows
+    return h, np.einsum("wri,wr->wi", a, b) / rows
+
+
+H, C = least_squares()
+OPTIMUM = np.linalg.solve(H.mean(0), C.mean(0))
+
+
+def gradient(x, h=H, c=C):
+    return np.einsum("wij,wj->wi", h, x) - c
+
+
+def loss_gradient(x, h, c):
+    return jnp.dot(h, x, precision="highest") - c
+
+
+def trained(tx, steps, mode="vmap", h=H, c=C, watch=None):
+    """The parameters of all workers after so many steps, in rows, and the state."""
+    workers, n = c.shape
+    h, c = jnp.asarray(h, jnp.float32), jnp.asarray(c, jnp.float32)
+    x = jnp.zeros((workers, n))
+    if mode.startswith("shard_map"):
+        mesh = mesh_of(workers)
+        state = fg.init_state(tx, jnp.zeros(n), mesh, AXIS)
+        specs = fg.state_specs(state, AXIS)
+
+        def step(rows, state, h, c):
+            moves, state = tx.update(loss_gradient(rows[0], h[0], c[0]), state, rows[0])
+            return (rows[0] + moves)[None], state
+
+        run = jax.jit(
+            jax.shard_map(
+                step,
+                mesh=mesh,
+                in_specs=(P(AXIS), specs, P(AXIS), P(AXIS)),
+                out_specs=(P(AXIS), specs),
+                check_vma=mode == "shard_map",
+            )
+        )
+        x = jax.device_put(x, NamedSharding(mesh, P(AXIS)))
+    else:
+
+        def own(x, state, h, c):
+            moves, state = tx.update(loss_gradient(x, h, c), state, x)
+            return x + moves, state
+
+        run = everywhere(mode, own, workers)
+        state = jax.vmap(tx.init)(x)
+    for t in range(steps):
+        x, state = run(x, state, h, c)
+        if watch is not None:
+            watch(t, np.asarray(x), state)
+    assert getattr(run, "_cache_size", lambda: 1)() <= 2
+    return np.asarray(x), state
+
+
+MATRICES = {
+    "ring": (fg.contrib.gossip.Ring(), oracles.ring(WORKERS)),
+    "torus": (fg.contrib.gossip.Torus(2, 4), oracles.torus(2, 4)),
+    "exponential": (fg.contrib.gossip.Exponential(), oracles.exponential(WORKERS)),
+}
+COMPRESS = {
+    "top-k": (TOP, lambda x: oracles.top_k(x, K)),
+    "sign": (fg.Sign(), oracles.sign),
+}
+
+
+# Graphs
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8, 16])
+def test_weights_are_those_of_the_definition(workers):
+    np.testing.assert_allclose(fg.contrib.gossip.Ring().weights(workers), oracles.ring(workers))
+    np.testing.assert_allclose(
+        fg.contrib.gossip.Exponential().weights(workers), oracles.exponential(workers)
+    )
+    for rows in (r for r in range(1, workers + 1) if workers % r == 0):
+        torus = fg.contrib.gossip.Torus(rows, workers // rows)
+        np.testing.assert_allclose(
+            torus.weights(workers), oracles.torus(rows, workers // rows), atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+def test_weights_keep_the_mean_and_mix(graph):
+    w = graph.weights(4)
+    np.testing.assert_allclose(w.sum(0), 1)
+    np.testing.assert_allclose(w, w.T)
+    assert np.diag(w).min() > 0
+    second = np.sort(np.abs(np.linalg.eigvalsh(w)))[-2]
+    np.testing.assert_allclose(graph.spectral_gap(4), 1 - second)
+    assert 0 < graph.spectral_gap(4) <= 1
+    assert graph.degree(4) == np.count_nonzero(w[0]) - 1
+    assert eval(repr(graph), dict(vars(fg.contrib.gossip))) == graph
+
+
+def test_degrees_and_gaps_that_the_docstrings_say():
+    ring, exponential = fg.contrib.gossip.Ring(), fg.contrib.gossip.Exponential()
+    assert [ring.degree(w) for w in (1, 2, 3, 64)] == [0, 1, 2, 2]
+    assert [exponential.degree(w) for w in (8, 16, 64)] == [5, 7, 11]
+    gaps = [round(ring.spectral_gap(w), 4) for w in (8, 16, 64)]
+    assert gaps == [0.1953, 0.0507, 0.0032]
+    assert [round(exponential.spectral_gap(w), 2) for w in (8, 16, 64)] == [0.67, 0.5, 0.33]
+
+
+class Own(fg.contrib.gossip.Graph):
+    def __init__(self, *neighbors):
+        self.found = neighbors
+
+    def neighbors(self, workers):
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("neighbors", "rule"),
+    [
+        ([(1, 2, 0)], "the inverse of each"),
+        ([(1, 2, 0), (1, 2, 0)], "the inverse of each"),
+        ([(1, 1, 0)], "permutations of 3 workers"),
+        ([(1, 0)], "permutations of 3 workers"),
+    ],
+)
+def test_a_graph_that_would_lose_the_mean_is_refused(neighbors, rule):
+    with pytest.raises(ValueError, match=rf"{rule}.*use Ring"):
+        Own(*neighbors).weights(3)
+    np.testing.assert_allclose(Own((1, 2, 0), (2, 0, 1)).weights(3), np.full((3, 3), 1 / 3))
+
+
+# The papers
+
+
+@pytest.mark.parametrize("graph", MATRICES)
+@pytest.mark.parametrize("codec", COMPRESS)
+def test_choco_sgd_is_the_paper(graph, codec):
+    (mine, w), (compressor, compress) = MATRICES[graph], COMPRESS[codec]
+    tx = fg.contrib.gossip.choco_sgd(optax.sgd(0.05, momentum=0.5), compressor, mine, gamma=0.3)
+    oracle = oracles.Choco(np.zeros((WORKERS, N)), w, 0.3, 0.05, compress)
+    x, state = trained(tx, 30)
+    for _ in range(30):
+        oracle.step(gradient, momentum=0.5)
+    np.testing.assert_allclose(x, oracle.x, atol=2e-5)
+    links = state.neighbors.links.value.value
+    own = np.stack([oracle.copies[i][i] for i in range(WORKERS)])
+    np.testing.assert_allclose(links.trees[0].copy[:, 0], own, atol=2e-5)
+    drawn = links.trees[0].pull[:, 0] / (mine.degree(WORKERS) + 1)
+    np.testing.assert_allclose(drawn, w @ own - own, atol=2e-5)
+
+
+@pytest.mark.parametrize("graph", MATRICES)
+@pytest.mark.parametrize("codec", COMPRESS)
+def test_beer_is_the_paper(graph, codec):
+    (mine, w), (compressor, compress) = MATRICES[graph], COMPRESS[codec]
+    tx = fg.contrib.gossip.beer(optax.sgd(0.05), compressor, mine, gamma=0.3)
+    oracle = oracles.Beer(np.zeros((WORKERS, N)), w, 0.3, 0.05, compress)
+    x, state = trained(tx, 30)
+    for _ in range(30):
+        oracle.step(gradient)
+    np.testing.assert_allclose(x, oracle.x, atol=2e-5)
+    tracked, known = state.neighbors.links.value.value.trees
+    np.testing.assert_allclose(tracked.copy[:, 0], oracle.g, atol=2e-5)
+    np.testing.assert_allclose(known.copy[:, 0], oracle.h, atol=2e-5)
+    np.testing.assert_allclose(state.estimate.value.of_all[:, 0], oracle.v, atol=2e-5)
+
+
+def test_beer_has_another_codec_for_gradients_if_told():
+    tx = fg.contrib.gossip.beer(
+        optax.sgd(0.05), TOP, fg.contrib.gossip.Ring(), gamma=0.3, gradients=fg.Sign()
+    )
+    oracle = oracles.Beer(
+        np.zeros((WORKERS, N)), oracles.ring(WORKERS), 0.3, 0.05, COMPRESS["top-k"][1], oracles.sign
+    )
+    x, _ = trained(tx, 20)
+    for _ in range(20):
+        oracle.step(gradient)
+    np.testing.assert_allclose(x, oracle.x, atol=2e-5)
+
+
+@pytest.mark.parametrize("make", [fg.contrib.gossip.choco_sgd, fg.contrib.gossip.beer])
+@pytest.mark.parametrize("mode", [m for m in MODES if m != "vmap"])
+def test_all_ways_to_run_it_agree(make, mode):
+    tx = make(optax.sgd(0.05), fg.chain(TOP, fg.LogLevels(4)), fg.contrib.gossip.Ring(), gamma=0.3)
+    expected, _ = trained(tx, 6)
+    if mode == "pmap":
+        found, _ = trained(tx, 6, mode)
+    else:
+        found, state = trained(tx, 6, mode)
+        assert [int(i) for i in state.neighbors.worker.value.value[:, 0]] == list(range(WORKERS))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+# Gossip
+
+
+def exact(graph, rounds, x, gamma=1.0):
+    """Gossip alone: no gradient."""
+    tx = fg.contrib.gossip.choco_sgd(optax.sgd(0.0), fg.Identity(), graph, gamma=gamma)
+
+    def one(x, state):
+        moves, state = tx.update(jnp.zeros_like(x), state, x)
+        return x + moves, state
+
+    run = jax.jit(jax.vmap(one, axis_name=AXIS))
+    state = jax.vmap(tx.init)(jnp.zeros_like(x))
+    for _ in range(rounds):
+        x, state = run(x, state)
+    return np.asarray(x)
+
+
+ROWS = jnp.asarray(values((WORKERS, 30), seed=4))
+
+
+@pytest.mark.parametrize("graph", MATRICES)
+@pytest.mark.parametrize("gamma", [1.0, 0.4])
+def test_without_loss_it_is_exact_gossip(graph, gamma):
+    mine, w = MATRICES[graph]
+    mixing = np.eye(WORKERS) + gamma * (w - np.eye(WORKERS))
+    expected = np.linalg.matrix_power(mixing, 3) @ np.asarray(ROWS, np.float64)
+    np.testing.assert_allclose(exact(mine, 3, ROWS, gamma), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("graph", "workers"),
+    [
+        (fg.contrib.gossip.Ring(), 1),
+        (fg.contrib.gossip.Ring(), 2),
+        (fg.contrib.gossip.Ring(), 3),
+        (fg.contrib.gossip.Exponential(), 5),
+        (fg.contrib.gossip.Torus(1, 3), 3),
+    ],
+)
+def test_where_all_hear_all_one_round_is_the_mean(graph, workers):
+    np.testing.assert_allclose(graph.weights(workers), np.full((workers, workers), 1 / workers))
+    mean = np.tile(np.asarray(ROWS)[:workers].mean(0), (workers, 1))
+    np.testing.assert_allclose(exact(graph, 1, ROWS[:workers]), mean, atol=1e-5)
+
+
+@pytest.mark.parametrize("codec", [TOP, fg.Sign(), fg.codecs.DynamicSign(2.0, 0.99)], ids=repr)
+def test_gossip_keeps_the_mean(codec):
+    """With any loss the mean moves by the mean of the updates, as if there were no gossip."""
+    tx = fg.contrib.gossip.choco_sgd(optax.sgd(1.0), codec, fg.contrib.gossip.Ring(), gamma=0.3)
+    grads = jnp.asarray(values((60, WORKERS, N), seed=2))
+
+    def one(x, state, g):
+        moves, state = tx.update(g, state, x)
+        return x + moves, state
+
+    run = jax.jit(jax.vmap(one, axis_name=AXIS))
+    x = jnp.zeros((WORKERS, N))
+    state = jax.vmap(tx.init)(x)
+    for g in grads:
+        x, state = run(x, state, g)
+    expected = -np.asarray(grads, np.float64).mean(1).sum(0)
+    np.testing.assert_allclose(np.asarray(x, np.float64).mean(0), expected, atol=2e-4)
+
+
+def test_consensus_is_reached_through_a_lossy_codec():
+    tx = fg.contrib.gossip.choco_sgd(
+        optax.sgd(0.0), fg.TopK(fraction=0.2), fg.contrib.gossip.Ring(), gamma=0.2
+    )
+
+    def one(x, state):
+        moves, state = tx.update(jnp.zeros_like(x), state, x)
+        return x + moves, state
+
+    run = jax.jit(jax.vmap(one, axis_name=AXIS))
+    x, state = ROWS, jax.vmap(tx.init)(jnp.zeros_like(ROWS))
+    start = float(fg.contrib.gossip.consensus_distance(x))
+    for _ in range(300):
+        x, state = run(x, state)
+    assert float(fg.contrib.gossip.consensus_distance(x)) < 1e-3 * start
+
+
+def heard(codec, graph, x, mode="vmap", layout=Layout("model")):
+    """What every worker holds to have been said by itself, and the pull that it found."""
+    like = {"w": jax.ShapeDtypeStruct(x.shape[1:], jnp.float32)}
+
+    def one(x):
+        step = fg.Step.of(0)._replace(local=jax.random.fold_in(jax.random.key(1), 3))
+        state = _gossip.init((codec,), like, layout)
+        return _gossip.tell((codec,), ({"w": x},), graph, state, step, AXIS, layout)
+
+    return everywhere(mode, one, x.shape[0])(x)
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map"])
+@pytest.mark.parametrize(
+    "codec", [fg.chain(TOP, fg.LogLevels(4)), fg.Sign(), fg.UniformLevels(bits=3)], ids=repr
+)
+def test_a_neighbor_hears_the_bits_that_the_sender_adds(codec, mode):
+    """Of two workers each has the difference to the other, rounded once."""
+    told = heard(codec, fg.contrib.gossip.Ring(), ROWS[:2], mode)
+    sent, pull = np.asarray(told.sent[0]["w"]), np.asarray(told.pull[0]["w"])
+    expected = sent[::-1] - sent
+    assert expected.any()
+    assert pull.tobytes() == expected.tobytes()
+
+
+def test_several_buckets_are_one_after_another():
+    whole = heard(fg.Identity(), fg.contrib.gossip.Ring(), ROWS)
+    cut = heard(
+        fg.Identity(), fg.contrib.gossip.Ring(), ROWS, layout=Layout("model", bucket_bytes=28)
+    )
+    np.testing.assert_array_equal(whole.pull[0]["w"], cut.pull[0]["w"])
+    assert cut.skipped.tolist() == [0] * WORKERS
+
+
+# What goes wrong
+
+
+def gossip_of(
+    bad_from=None, worker=2, codec=TOP, make=fg.contrib.gossip.choco_sgd, steps=60, **sgd
+):
+    """Steps in which one worker's gradient is NaN in one; parameters by step."""
+    inner = optax.sgd(0.05)
+    inner = optax.apply_if_finite(inner, 1000) if sgd.get("guard") else inner
+    tx = make(inner, codec, fg.contrib.gossip.Ring(), gamma=0.3)
+    h, c = jnp.asarray(H, jnp.float32), jnp.asarray(C, jnp.float32)
+
+    def one(x, state, h, c, bad):
+        g = loss_gradient(x, h, c)
+        moves, state = tx.update(jnp.where(bad, jnp.nan, g), state, x)
+        return x + moves, state
+
+    run = jax.jit(jax.vmap(one, axis_name=AXIS))
+    x = jnp.zeros((WORKERS, N))
+    state = jax.vmap(tx.init)(x)
+    for t in range(steps):
+        bad = jnp.arange(WORKERS) == (worker if t == bad_from else -1)
+        x, state = run(x, state, h, c, bad)
+    return np.asarray(x), state
+
+
+def links_of(state):
+    return jax.tree.map(lambda a: np.asarray(a)[:, 0], state.neighbors.links.value.value)
+
+
+def agrees(state, w):
+    """Whether every worker's pull is that of the copies that all workers have of themselves."""
+    for tree in links_of(state).trees:
+        copy = tree.copy.astype(np.float64)
+        np.testing.assert_allclose(tree.pull / 3, w @ copy - copy, atol=2e-5)
+
+
+@pytest.mark.parametrize("make", [fg.contrib.gossip.choco_sgd, fg.contrib.gossip.beer])
+@pytest.mark.parametrize("codec", [TOP, fg.codecs.DynamicSign(2.0, 0.995)], ids=repr)
+def test_a_worker_that_is_lost_stays_seen_and_spoils_no_other(make, codec):
+    x, state = gossip_of(10, make=make, codec=codec)
+    assert np.isnan(x[2]).all()
+    assert np.isfinite(np.delete(x, 2, axis=0)).all()
+    links = links_of(state)
+    assert links.skipped.tolist() == [0, 50, 50, 50, 0, 0, 0, 0]
+    assert links.invalid.tolist() == [0] * WORKERS
+    agrees(state, oracles.ring(WORKERS))
+
+
+def test_a_codec_forgets_what_was_not_said():
+    codec = fg.Threshold(fraction=K / N, search="binary", reuse=4)
+    before, after = (
+        links_of(gossip_of(10, codec=codec, steps=steps)[1]).codecs for steps in (10, 13)
+    )
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        np.testing.assert_array_equal(new[2], old[2])
+        assert not np.array_equal(new, old)
+
+
+@pytest.mark.parametrize("make", [fg.contrib.gossip.choco_sgd, fg.contrib.gossip.beer])
+def test_a_bad_gradient_that_the_inner_optimizer_leaves_out_leaves_no_trace(make):
+    x, state = gossip_of(10, make=make, guard=True)
+    fine, other = gossip_of(None, make=make, guard=True)
+    assert np.isfinite(x).all()
+    assert max(links_of(state).skipped) <= 1  # beer's estimate is not told then
+    agrees(state, oracles.ring(WORKERS))
+    assert max(links_of(other).skipped) == 0
+    if (
+        make is fg.contrib.gossip.beer
+    ):  # still that of the gradients, with what neighbors drew it by
+        estimate = jax.tree.map(lambda a: np.asarray(a, np.float64).sum(0), state.estimate.value)
+        np.testing.assert_allclose(estimate.of_all, estimate.own, atol=1e-4)
+    # The same in the end, but for what one gradient of one worker does.
+    assert np.linalg.norm(x - fine) < 0.1 * np.linalg.norm(fine)
+
+
+def altered(monkeypatch, steps, at):
+    """The state once a bit of what worker 3 hears from its first neighbor flips in one step."""
+    tx = fg.contrib.gossip.choco_sgd(optax.sgd(0.05), TOP, fg.contrib.gossip.Ring(), gamma=0.3)
+    permute = _axes.permute
+
+    def flips(x, axis_name, sources):
+        words = permute(x, axis_name, sources)
+        hit = (jax.lax.axis_index(axis_name) == 3) & (sources[3] == 4) & jnp.bool_(at == "now")
+        return words.at[-1].set(words[-1] ^ jnp.where(hit, jnp.uint32(1 << 7), jnp.uint32(0)))
+
+    monkeypatch.setattr(_axes, "permute", flips)
+    return trained(tx, steps)
+
+
+def test_an_altered_buffer_is_counted_and_poisons_who_got_it(monkeypatch):
+    x, state = altered(monkeypatch, 1, "now")
+    links = links_of(state)
+    assert links.invalid.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
+    assert np.isnan(x[3]).all()
+    assert np.isfinite(np.delete(x, 3, axis=0)).all()
+    assert np.isnan(links.trees[0].pull[3]).all()
+    assert np.isfinite(links.trees[0].copy).all()
+    monkeypatch.undo()
+    _, fine = altered(monkeypatch, 1, "never")
+    assert links_of(fine).invalid.tolist() == [0] * WORKERS
+
+
+def test_workers_of_different_steps_do_not_understand_each_other():
+    tx = fg.contrib.gossip.choco_sgd(optax.sgd(0.05), TOP, fg.contrib.gossip.Ring(), gamma=0.3)
+    x = jnp.zeros((WORKERS, N))
+    state = jax.vmap(tx.init)(x)._replace(step=jnp.arange(WORKERS, dtype=jnp.int32) // 4)
+    run = jax.vmap(lambda x, s: tx.update(jnp.ones_like(x), s, x)[1], axis_name=AXIS)
+    found = links_of(jax.jit(run)(x, state)).invalid
+    assert found.tolist() == [1, 0, 0, 1, 1, 0, 0, 1]
+
+
+def test_another_workers_state_is_noticed():
+    tx = fg.contrib.gossip.beer(optax.sgd(0.05), TOP, fg.contrib.gossip.Ring(), gamma=0.3)
+    _, state = trained(tx, 3)
+    swapped = jax.tree.map(lambda a: a[::-1] if np.ndim(a) > 1 else a, state)
+    x = jnp.zeros((WORKERS, N))
+    run = jax.jit(jax.vmap(lambda x, s: tx.update(x, s, x), axis_name=AXIS))
+    run(x, state)
+    moves, after = run(x, swapped)
+    moves, after = run(x + moves, after)
+    assert np.isnan(moves).all()
+
+
+def test_a_flag_of_overflow_is_kept_for_a_scale_that_is_too_small():
+    tx = fg.contrib.gossip.choco_sgd(
+        optax.sgd(0.05), fg.codecs.DynamicSign(1e-3, 0.9), fg.contrib.gossip.Ring(), gamma=0.3
+    )
+    _, state = trained(tx, 5)
+    assert min(links_of(state).overflow) > 0
+    tx = fg.contrib.gossip.choco_sgd(
+        optax.sgd(0.05), fg.codecs.DynamicSign(4.0, 0.99), fg.contrib.gossip.Ring(), gamma=0.3
+    )
+    _, state = trained(tx, 5)
+    assert max(links_of(state).overflow) == 0
+
+
+# The one-bit quantizer
+
+
+@pytest.mark.parametrize("number", [0, 1, 37])
+def test_what_is_within_the_scale_is_halved(number):
+    codec = fg.codecs.DynamicSign(scale=3.0, decay=0.9)
+    step, scale = fg.Step(number=number), 3.0 * 0.9**number
+    x = np.linspace(-scale, scale, 101).astype(np.float32) * np.float32(1 - 1e-6)
+    x[[3, 50]] = [0.0, -0.0]
+    out = jax.jit(lambda x: codec.compress(x, (), step))(x)
+    y = np.asarray(codec.decompress(out.payload, jnp.asarray(x), step))
+    np.testing.assert_allclose(y, np.where(x < 0, -scale / 2, scale / 2), rtol=1e-5)
+    assert np.abs(x - y).max() <= scale / 2 * (1 + 1e-5)
+    assert int(out.overflow) == 0
+    beyond = int(np.sum(np.abs(2 * x) > scale))
+    assert int(codec.compress(jnp.asarray(2 * x), (), step).overflow) == beyond == 49
+    assert int(codec.compress(jnp.array([jnp.nan, 0.0]), (), step).overflow) == 1
+    assert fg.wire_bytes(codec, x) == 8 + 4 * 4
+
+
+# Linear convergence
+
+
+def log_distances(tx, steps, h, c):
+    optimum = np.linalg.solve(h.mean(0), c.mean(0))
+    out = []
+
+    def watch(_, x, __):
+        out.append(np.log10(np.linalg.norm(x - optimum) / np.linalg.norm(optimum)))
+
+    trained(tx, steps, h=h, c=c, watch=watch)
+    return np.array(out)
+
+
+LINEAR = {
+    "exact": (fg.Identity(), None, 1.0, 0.1),
+    "top-k": (TOP, None, 0.3, 0.1),
+    "4 bits": (fg.LogLevels(bits=4), None, 0.5, 0.1),
+    "sign": (fg.Sign(), None, 0.3, 0.1),
+    "one bit": (fg.codecs.DynamicSign(1.0, 0.98), fg.codecs.DynamicSign(8.0, 0.98), 0.4, 0.05),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_beer_converges_linearly_where_choco_sgd_stops(name):
+    codec, gradients, gamma, rate = LINEAR[name]
+    h, c = least_squares(seed=7)
+    tx = fg.contrib.gossip.beer(
+        optax.sgd(rate), codec, fg.contrib.gossip.Ring(), gamma=gamma, gradients=gradients
+    )
+    curve = log_distances(tx, 800, h, c)
+    assert curve[-1] < -4.9
+    # A straight line: as steep in the last half of the way to 10^-4 as in the half before.
+    there = int(np.argmax(curve < -4))
+    early, late = (np.polyfit(range(k), part, 1)[0] for part, k in halves(curve[20:there]))
+    assert early < 0
+    assert 0.6 < early / late < 2.5
+    choco = fg.contrib.gossip.choco_sgd(
+        optax.sgd(rate), codec, fg.contrib.gossip.Ring(), gamma=gamma
+    )
+    assert log_distances(choco, 400, h, c)[-1] > -1
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_up_to_its_largest_gamma_a_graph_does_not_overshoot(name):
+    """A step size of a fifth diverges at 1.0 on all three graphs."""
+    graph, w = MATRICES[name]
+    largest = graph.largest_gamma(WORKERS)
+    smallest = np.linalg.eigvalsh(np.eye(WORKERS) + largest * (w - np.eye(WORKERS))).min()
+    np.testing.assert_allclose(smallest, 0, atol=1e-9)
+    for gamma, right in ((largest, True), (1.0, False)):
+        tx = fg.contrib.gossip.beer(optax.sgd(0.2), fg.Identity(), graph, gamma=gamma)
+        x, _ = trained(tx, 200)
+        apart = np.linalg.norm(x - OPTIMUM) / np.linalg.norm(OPTIMUM)
+        assert (apart < 1e-3) == right
+
+
+def test_where_nothing_overshoots_gamma_is_one():
+    assert [fg.contrib.gossip.Ring().largest_gamma(workers) for workers in (1, 2, 3)] == [1.0] * 3
+
+
+def halves(curve):
+    middle = len(curve) // 2
+    return [(part, len(part)) for part in (curve[:middle], curve[middle:])]
+
+
+@pytest.mark.parametrize("graph", MATRICES)
+@pytest.mark.parametrize("codec", [fg.Identity(), fg.LogLevels(bits=4)], ids=repr)
+def test_what_neighbors_draw_sums_to_nothing(graph, codec):
+    """Or the estimates of the gradient would drift, all in one direction, and for good."""
+    tx = fg.contrib.gossip.beer(optax.sgd(0.1), codec, MATRICES[graph][0], gamma=0.5)
+    totals = []
+
+    def watch(_, __, state):
+        links, estimate = links_of(state), state.estimate.value
+        for tree in links.trees:
+            drawn = tree.pull.astype(np.float64) + tree.rest
+            assert np.abs(drawn.sum(0)).max() < 1e-10
+        apart = np.asarray(estimate.of_all, np.float64) - np.asarray(estimate.own, np.float64)
+        totals.append(np.abs(apart.sum((0, 1))).max())
+
+    trained(tx, 150, watch=watch)
+    assert max(totals) < 2e-5
+
+
+# Bytes
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("codec", [fg.chain(TOP, fg.LogLevels(4)), fg.Sign()], ids=repr)
+def test_what_is_sent_is_one_buffer_to_each_neighbor(name, codec):
+    graph, _ = MATRICES[name]
+    like = {"w": jnp.zeros((10, 11)), "b": jnp.zeros(7)}
+    sent = fg.wire_bytes(codec, like)
+    for make, size in ((fg.contrib.gossip.choco_sgd, sent), (fg.contrib.gossip.beer, 2 * sent - 8)):
+        tx = make(optax.sgd(0.1), codec, graph, gamma=0.3)
+        mesh = mesh_of(WORKERS)
+        specs = fg.state_specs(jax.eval_shape(tx.init, like), AXIS)
+
+        def step(rows, state, tx=tx):
+            own = jax.tree.map(lambda a: a[0], rows)
+            moves, state = tx.update(own, state, own)
+            return jax.tree.map(lambda a: a[None], moves), state
+
+        run = jax.shard_map(step, mesh=mesh, in_specs=(P(AXIS), specs), out_specs=(P(AXIS), specs))
+        rows = jax.tree.map(lambda a: jnp.zeros((WORKERS, *a.shape)), like)
+        program = jax.jit(run).lower(rows, fg.init_state(tx, like, mesh, AXIS)).compile()
+        found = fg.audit(program)
+        assert [c.kind for c in found] == ["collective-permute"] * graph.degree(WORKERS)
+        assert {(c.dtype, c.bytes, c.branch) for c in found} == {("u32", size, ())}
+        assert sum(c.link_bytes(WORKERS) for c in found) == graph.degree(WORKERS) * size
+
+
+def test_two_workers_send_to_each_other_once_and_one_to_nobody():
+    for workers, wanted in ((2, 1), (1, 0)):
+        tx = fg.contrib.gossip.choco_sgd(
+            optax.sgd(0.1), fg.Sign(), fg.contrib.gossip.Ring(), gamma=0.5
+        )
+        own = lambda x, tx=tx: tx.update(x, tx.init(jnp.zeros(9)), x)[0]  # noqa: E731
+        run = everywhere("shard_map", own, workers)
+        found = fg.audit(run.lower(ROWS[:workers, :9]).compile())
+        assert len(found) == wanted
+
+
+# States
+
+
+PARAMS = {"w": jnp.zeros((10, 11)), "b": [jnp.zeros(7), jnp.zeros(())]}
+
+
+def test_the_state_is_sharded_by_rows():
+    tx = fg.contrib.gossip.beer(optax.adam(0.1), TOP, fg.contrib.gossip.Ring(), gamma=0.3)
+    specs = fg.state_specs(jax.eval_shape(tx.init, PARAMS), AXIS)
+    assert specs.step == P()
+    others = jax.tree.leaves(specs._replace(step=None), is_leaf=lambda node: isinstance(node, P))
+    assert {spec[0] for spec in others} == {AXIS}
+    by_model = {"w": P(None, "model"), "b": [P(), P()]}
+    specs = fg.state_specs(jax.eval_shape(tx.init, PARAMS), AXIS, by_model)
+    links = specs.neighbors.links.value.value
+    for tree in (*specs.estimate.value, *(part for t in links.trees for part in t)):
+        assert tree["w"] == P(AXIS, None, "model")
+
+
+def test_a_state_is_saved_and_restored(tmp_path):
+    tx = fg.contrib.gossip.beer(optax.sgd(0.05), TOP, fg.contrib.gossip.Ring(), gamma=0.3)
+    mesh = mesh_of(WORKERS)
+    _, state = trained(tx, 4, "shard_map")
+    checkpoint.save(tmp_path, 4, state)
+    again, *_ = checkpoint.restore(tmp_path, fg.init_state(tx, jnp.zeros(N), mesh, AXIS))
+    for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_another_number_of_workers_is_refused():
+    tx = fg.contrib.gossip.choco_sgd(optax.sgd(0.05), TOP, fg.contrib.gossip.Ring(), gamma=0.3)
+    state = fg.init_state(tx, jnp.zeros(N), mesh_of(8), AXIS)
+    with pytest.raises(ValueError, match=r"neighbors.*missing='zero'"):
+        fg.checkpoint.reshard_state(state, fg.init_state(tx, jnp.zeros(N), mesh_of(4), AXIS))
+
+
+# Consensus
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e25, 1e-30])
+def test_consensus_distance_is_the_definition(scale):
+    rows = {"a": ROWS * scale, "b": ROWS[:, :3].reshape(WORKERS, 3, 1) * scale}
+    flat = np.concatenate(
+        [np.asarray(a, np.float64).reshape(WORKERS, -1) for a in rows.values()], 1
+    )
+    wanted = np.sqrt(np.mean(np.sum((flat - flat.mean(0)) ** 2, 1)))
+    np.testing.assert_allclose(fg.contrib.gossip.consensus_distance(rows), wanted, rtol=1e-5)
+    for mode in MODES:
+        inside = everywhere(
+            mode, lambda own: fg.contrib.gossip.consensus_distance(own, AXIS), WORKERS
+        )(rows)
+        np.testing.assert_allclose(inside, [wanted] * WORKERS, rtol=1e-5)
+    assert np.isnan(fg.contrib.gossip.consensus_distance({"a": ROWS.at[3, 3].set(jnp.nan)}))
+    assert float(fg.contrib.gossip.consensus_distance(jnp.ones((4, 3)))) == 0.0
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "remedy"),
+    [
+        (
+            lambda m: m(optax.sgd(1.0), TOP, fg.contrib.gossip.Ring(), gamma=0.0),
+            ValueError,
+            r"gamma.*use 1\.0",
+        ),
+        (
+            lambda m: m(optax.sgd(1.0), TOP, fg.contrib.gossip.Ring(), gamma=1.5),
+            ValueError,
+            r"gamma.*use 1\.0",
+        ),
+        (
+            lambda m: m(optax.sgd(1.0), TOP, fg.contrib.gossip.Ring, gamma=0.5),
+            TypeError,
+            "Ring\\(...\\)",
+        ),
+        (
+            lambda m: m(optax.sgd(1.0), fg.TopK, fg.contrib.gossip.Ring(), gamma=0.5),
+            TypeError,
+            "codec",
+        ),
+        (
+            lambda m: m(
+                optax.sgd(1.0), TOP, fg.contrib.gossip.Ring(), gamma=0.5, axis_name=["data"]
+            ),
+            TypeError,
+            "axis",
+        ),
+    ],
+)
+@pytest.mark.parametrize("method", [fg.contrib.gossip.choco_sgd, fg.contrib.gossip.beer])
+def test_bad_arguments_are_answered_with_the_remedy(method, make, error, remedy):
+    with pytest.raises(error, match=remedy):
+        make(method)
+
+
+@pytest.mark.parametrize("make", [fg.contrib.gossip.choco_sgd, fg.contrib.gossip.beer])
+def test_bad_calls_are_answered_with_the_remedy(make):
+    tx = make(optax.sgd(0.1), TOP, fg.contrib.gossip.Torus(2, 2), gamma=0.5)
+    state = jax.vmap(tx.init)(ROWS[:4])
+    call = lambda p: jax.vmap(lambda g, s: tx.update(g, s, p), axis_name=AXIS)  # noqa: E731
+    with pytest.raises(ValueError, match=r"tx\.update\(grads, state, params\)"):
+        call(None)(ROWS[:4], state)
+    with pytest.raises(ValueError, match="as many places"):
+        call(ROWS[0])(ROWS, jax.vmap(tx.init)(ROWS))
+    specs = fg.state_specs(jax.eval_shape(tx.init, ROWS[0]), AXIS)
+    run = jax.shard_map(
+        lambda g, s, p: tx.update(g[0], s, p),
+        mesh=mesh_of(4),
+        in_specs=(P(AXIS), specs, P()),
+        out_specs=(P(AXIS), specs),
+    )
+    with pytest.raises(ValueError, match="leading axis of workers"):
+        run(ROWS[:4], fg.init_state(tx, ROWS[0], mesh_of(4), AXIS), ROWS[0])
+    for bad in ({"scale": 0.0, "decay": 0.9}, {"scale": 1.0, "decay": 0.5}):
+        with pytest.raises(ValueError, match="use"):
+            fg.codecs.DynamicSign(**bad)
+    with pytest.raises(ValueError, match="product"):
+        fg.contrib.gossip.Torus(0, 4)

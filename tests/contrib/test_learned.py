@@ -1,0 +1,426 @@
+"""Learned codes: the oracle, the phases, what travels, and what is kept."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference_learned as oracle
+from cases import gradients, values
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, MODES, everywhere, mesh_of, train_step
+
+import fftgrad as fg
+from fftgrad import checkpoint
+from fftgrad.contrib import _learn as _training
+from fftgrad.contrib import learned
+from fftgrad.contrib._lgc import LgcPolicy
+
+WORKERS, UNTIL = 4, 3
+NET = learned.Autoencoder(encoder=(3, 2), code=2, decoder=(2, 3), seed=2)
+LIKE = {
+    "head": jax.ShapeDtypeStruct((9,), "float32"),
+    "in": jax.ShapeDtypeStruct((20, 6), "float32"),
+    "out": jax.ShapeDtypeStruct((150,), "float32"),
+}
+ZEROS = jax.tree.map(lambda s: jnp.zeros(s.shape), LIKE)
+K = 12 + 15
+VARIANTS = ("leader", "all_reduce")
+
+
+def exchange(variant, until=UNTIL, dense=("head",), **options):
+    options = {"innovation": 0.01, "rate": 0.3, "autoencoder": NET, **options}
+    return learned.LearnedCodes(LgcPolicy(0.1, dense), until, variant, **options)
+
+
+def pmean(variant, **options):
+    return fg.compressed_pmean(exchange(variant, **options), fg.ErrorFeedback(), axis_name=AXIS)
+
+
+@functools.cache
+def compiled(variant, mode="shard_map"):
+    tx = pmean(variant)
+    if mode in ("vmap", "pmap"):
+        init = everywhere(mode, tx.init, WORKERS)
+        update = everywhere(mode, lambda g, s: tx.update(g, s), WORKERS)
+        return lambda: init(jax.tree.map(lambda a: jnp.stack([a] * WORKERS), ZEROS)), update
+    init, update = train_step(tx, WORKERS, check_vma=mode == "shard_map", like=LIKE)
+    return lambda: init(ZEROS), update
+
+
+def as_float64(tree):
+    return jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
+
+
+# The oracle
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_six_steps_on_four_workers_are_those_of_the_equations(variant):
+    init, update = compiled(variant)
+    state = init()
+    numpy = oracle.LearnedCodes(
+        as_float64(NET.init()), UNTIL, variant == "leader", 0.1, ("head",), 0.01, 0.3
+    )
+    residuals = [{n: np.zeros(s.shape) for n, s in LIKE.items()} for _ in range(WORKERS)]
+    for step in range(2 * UNTIL):
+        grads = gradients(LIKE, WORKERS, seed=step)
+        got, state = update(grads, state)
+        rows = [
+            {n: np.ravel(grads[n][w] + residuals[w][n]).astype(np.float64) for n in LIKE}
+            for w in range(WORKERS)
+        ]
+        wanted, sent = numpy(rows)
+        for w in range(WORKERS):
+            residuals[w] = {n: (rows[w][n] - sent[w][n]).reshape(LIKE[n].shape) for n in LIKE}
+        for n in LIKE:
+            assert close(np.ravel(got[n]), wanted[n]), (step, n)
+            held = np.stack([r[n] for r in residuals])
+            assert close(state.memory.value.residual[n], held), (step, n)
+        assert float(state.exchange[0].error[0]) == pytest.approx(numpy.error, rel=1e-4)
+        for a, b in zip(
+            jax.tree.leaves(state.exchange[0].autoencoder),
+            jax.tree.leaves(numpy.params),
+            strict=True,
+        ):
+            np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def close(found, wanted):
+    return np.linalg.norm(found - wanted) <= 1e-3 * np.linalg.norm(wanted) + 1e-6
+
+
+def test_the_layers_are_those_of_the_equations():
+    """With an innovation, which adds what `weight` says at its own place and nothing elsewhere."""
+    for net in (NET, learned.Autoencoder(encoder=(8, 4, 6), code=3, decoder=(2, 5, 4))):
+        params, row = net.init(), values((29,))
+        given = np.zeros(29)
+        given[[3, 28]] = 2.0, -1.0
+        same = as_float64(params)
+        code = net.encode(params, jnp.asarray(row))
+        np.testing.assert_allclose(code, oracle.encode(same, row), atol=1e-4)
+        assert code.shape == net.code_shape(29)
+        found = net.decode(params, code, 29) + net.weight(params) * given
+        wanted = oracle.decode(same, np.asarray(code, np.float64), given)
+        np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+def test_the_default_has_the_layers_of_the_paper():
+    net = learned.Autoencoder()
+    shapes = [s.shape for s in jax.tree.leaves(jax.eval_shape(net.init)) if len(s.shape) == 3]
+    encoder = [(3, 1, 64), (3, 64, 128), (3, 128, 256), (3, 256, 64), (1, 64, 4)]
+    decoder = [(3, 4, 32), (3, 32, 64), (3, 64, 128), (3, 128, 32), (1, 33, 1)]
+    assert sorted(shapes) == sorted(encoder + decoder)
+    assert net.code_shape(100) == (7, 4)
+
+
+# The phases, in one program
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_all_phases_run_everywhere_and_replicas_are_equal(variant, mode):
+    init, update = compiled(variant, mode)
+    _, reference = compiled(variant)
+    state, other = init(), compiled(variant)[0]()
+    for step in range(2 * UNTIL):
+        grads = gradients(LIKE, WORKERS, seed=step)
+        mean, state = update(grads, state)
+        if mode == "shard_map":
+            rows = [s.data for leaf in mean.values() for s in leaf.addressable_shards]
+            rows = np.asarray([np.concatenate([np.ravel(r) for r in rows[w::4]]) for w in range(4)])
+        else:
+            wanted, other = reference(grads, other)
+        if mode in ("vmap", "pmap"):
+            own = state.exchange[0].autoencoder
+            rows = np.asarray(jnp.concatenate([m.reshape(4, -1) for m in mean.values()], 1))
+            learnt = np.concatenate([np.reshape(p, (4, -1)) for p in jax.tree.leaves(own)], 1)
+            assert learnt.tobytes() == learnt[:1].tobytes() * 4
+            mean = jax.tree.map(lambda m: m[0], mean)
+        if mode in ("vmap", "pmap", "shard_map"):
+            assert rows.tobytes() == rows[:1].tobytes() * 4
+        if mode != "shard_map":
+            for n in LIKE:
+                np.testing.assert_allclose(mean[n], wanted[n], rtol=1e-3, atol=1e-4)
+    if mode != "pmap":
+        assert update._cache_size() == 1
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_is_lost_in_any_phase(variant):
+    """Σ applied + mean residual = Σ mean gradients, and the mean is that of what was sent."""
+    init, update = compiled(variant, "vmap")
+    state = init()
+    applied, wanted = (jax.tree.map(lambda s: np.zeros(s.shape), LIKE) for _ in range(2))
+    for step in range(3 * UNTIL):
+        grads = gradients(LIKE, WORKERS, seed=step)
+        before = state.memory.value.residual
+        mean, state = update(grads, state)
+        for n in LIKE:
+            held = np.asarray(before[n] - state.memory.value.residual[n])[:, 0]
+            np.testing.assert_allclose(mean[n][0], (grads[n] + held).mean(0), atol=1e-5)
+            applied[n] += np.asarray(mean[n][0], np.float64)
+            wanted[n] += np.asarray(grads[n], np.float64).mean(0)
+            left = np.asarray(state.memory.value.residual[n]).mean((0, 1))
+            np.testing.assert_allclose(applied[n] + left, wanted[n], atol=1e-4)
+            assert np.any(mean[n])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_with_a_leader_no_worker_is_worse_off_whatever_was_learned(seed):
+    net = learned.Autoencoder(encoder=(3, 2), code=2, decoder=(2, 3), seed=seed)
+    phase = exchange("leader", until=0, dense=(), autoencoder=net)
+    x = jnp.asarray(values((WORKERS, 150), seed)) * jnp.array([[1.0], [1e3], [1e-3], [0.0]])
+
+    def sent(row):
+        return phase.mean(row, phase.init(row), fg.Step.of(0, seed), AXIS).sent
+
+    lost = np.linalg.norm(x - everywhere("vmap", sent, WORKERS)(x), axis=1)
+    before = np.linalg.norm(x, axis=1)
+    assert np.all(lost <= before * (1 + 1e-6))
+    assert lost[3] == 0
+
+
+def test_workers_that_are_alike_have_what_their_own_code_says():
+    phase = exchange("all_reduce", until=0, dense=())
+    row = jnp.asarray(values((150,), seed=7))
+
+    def both(x):
+        out = phase.mean(x, phase.init(x), fg.Step.of(0), AXIS)
+        return out.mean, out.sent
+
+    mean, sent = everywhere("vmap", both, WORKERS)(jnp.stack([row] * WORKERS))
+    np.testing.assert_allclose(mean, sent, atol=1e-6)
+    support = np.sort(np.argsort(-np.abs(row))[:15])
+    size, unit = oracle.units(np.asarray(row, np.float64)[support])
+    params = as_float64(NET.init())
+    found = oracle.decode(params, oracle.encode(params, unit), np.zeros(15))
+    wanted = oracle.gain(size, unit, found) * found
+    assert np.any(wanted)
+    np.testing.assert_allclose(mean[0][support], wanted, atol=1e-4)
+
+
+# What travels
+
+
+def collectives(variant, dense, until, like=LIKE):
+    tx = pmean(variant, until=until, dense=dense)
+    init, update = train_step(tx, WORKERS, like=like)
+    return fg.audit(update.lower(gradients(like, WORKERS), jax.eval_shape(init, like)).compile())
+
+
+@pytest.mark.parametrize("dense", [(), ("head",)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_phase_sends_the_bytes_that_it_says(variant, dense):
+    whole = exchange(variant, dense=dense)
+    found = collectives(variant, dense, UNTIL)
+    weights = sum(p.size for p in jax.tree.leaves(jax.eval_shape(NET.init)))
+    by_branch = {}
+    for c in found:
+        by_branch.setdefault(c.branch, []).append(c)
+    assert set(by_branch) == {(1,), (0,), (0, 0)}
+    for branch, step in (((1,), 0), ((0,), UNTIL)):
+        said = fg.wire_bytes(whole.at(step), LIKE)
+        assert sum(c.bytes for c in by_branch[branch]) == said
+        links = sum(c.link_bytes(WORKERS) for c in by_branch[branch])
+        assert fg.tools.link_bytes(whole.at(step), LIKE, WORKERS) == pytest.approx(links)
+    assert [(c.kind, c.bytes) for c in by_branch[0, 0]] == [("all-reduce", 4 * weights)]
+    summed = variant == "all_reduce"
+    assert len(by_branch[1,]) == 2 + bool(dense)
+    assert len(by_branch[0,]) == 2 + (bool(dense) and not summed)
+    for asked in (fg.wire_bytes, lambda *args: fg.tools.link_bytes(*args, WORKERS)):
+        with pytest.raises(ValueError, match=r"learnedcodes.at\("):
+            asked(whole, LIKE)
+
+
+def test_a_code_takes_four_bits_a_value_of_a_leader_and_eight_of_each():
+    like, k = jax.ShapeDtypeStruct((1_600_000,), "float32"), 1600
+    positions = fg.wire_bytes(fg.SharedSupport(fg.TopK(k=k)), like) - 4 - 4 * k
+    for variant, bits in (("leader", 4), ("all_reduce", 8)):
+        coded = learned.LearnedCodes(fg.TopK(k=k), 0, variant, innovation=1e-6)
+        beside = fg.wire_bytes(coded, like) - positions - k * bits // 8
+        assert 0 < beside <= 40
+    learns = fg.wire_bytes(learned.LearnedCodes(fg.TopK(k=k), None), like)
+    assert learns == positions + 8 + 4 * k
+
+
+def test_a_bucket_of_dense_leaves_alone_is_a_dense_mean():
+    phase = exchange("leader", dense=("a", "b"))
+    like = {"a": jax.ShapeDtypeStruct((5,), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
+    tx = fg.compressed_pmean(phase, axis_name=AXIS)
+    grads = gradients(like, WORKERS)
+    mean = everywhere("vmap", lambda g: tx.update(g, tx.init(g))[0], WORKERS)(grads)
+    for n in like:
+        np.testing.assert_allclose(mean[n][0], grads[n].mean(0), rtol=1e-6)
+    assert fg.wire_bytes(phase.at(0), like) == 48
+
+
+# Replicas
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_parameters_that_differ_become_those_of_one_worker_before_codes_travel(variant):
+    """As a device may add up otherwise in each run."""
+    init, update = compiled(variant, "vmap")
+    state = init()
+    for step in range(UNTIL):
+        _, state = update(gradients(LIKE, WORKERS, seed=step), state)
+    (own,) = state.exchange
+    shift = 0.01 * jnp.arange(WORKERS)
+    differ = jax.tree.map(
+        lambda p: p + shift.reshape(WORKERS, *[1] * (p.ndim - 1)), own.autoencoder
+    )
+    state = state._replace(exchange=(own._replace(autoencoder=differ),))
+    for step in range(UNTIL, UNTIL + 2):
+        mean, state = update(gradients(LIKE, WORKERS, seed=step), state)
+        for leaf in jax.tree.leaves(mean):
+            assert np.asarray(leaf).tobytes() == np.asarray(leaf[:1]).tobytes() * WORKERS
+    for now, then in zip(
+        jax.tree.leaves(state.exchange[0].autoencoder), jax.tree.leaves(differ), strict=True
+    ):
+        np.testing.assert_array_equal(now, jnp.stack([then[UNTIL % WORKERS]] * WORKERS))
+
+
+# Learning
+
+
+def family(step):
+    """Values of one form, whose size and bend change from step to step and worker to worker."""
+    rng = np.random.default_rng(step)
+    places = np.linspace(0, 3, 32)
+    bends = 1 + rng.normal(size=(WORKERS, 1)) * 0.05
+    return jnp.asarray(np.exp(rng.normal()) * np.sin(bends * places + 0.5), jnp.float32)
+
+
+@pytest.mark.parametrize("pick", [fg.TopK(k=1), None])
+def test_it_learns_what_has_a_form(pick):
+    net = learned.Autoencoder(encoder=(8, 8), code=2, decoder=(8, 8))
+
+    @jax.jit
+    def run(params, number, rows):
+        return _training.learn(net, params, rows, number % WORKERS, pick, 0.1)
+
+    params, errors = net.init(), []
+    for step in range(400):
+        params, error = run(params, jnp.int32(step), family(step))
+        errors.append(float(error))
+    assert np.mean(errors[:10]) > 0.5
+    assert np.mean(errors[-20:]) < 0.25
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_what_is_not_finite_moves_nothing(bad):
+    params = NET.init()
+    rows = jnp.asarray(values((WORKERS, 30))).at[1, 7].set(bad)
+    out = jax.jit(lambda p, r: _training.learn(NET, p, r, 0, fg.TopK(k=1), 0.1))(params, rows)
+    assert all(np.all(np.isfinite(p)) for p in jax.tree.leaves(out.params))
+    if not bad < 1e39:
+        for a, b in zip(jax.tree.leaves(out.params), jax.tree.leaves(params), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("pick", [fg.TopK(k=1), None])
+def test_a_worker_without_values_teaches_nothing(pick):
+    rows = jnp.asarray(values((WORKERS, 30)))
+    three = _training.learn(NET, NET.init(), rows[:3], 1, pick, 0.1)
+    four = _training.learn(NET, NET.init(), rows.at[3].set(0), 1, pick, 0.1)
+    for a, b in zip(jax.tree.leaves(three), jax.tree.leaves(four), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_bad_step_teaches_nothing():
+    init, update = compiled("leader")
+    _, before = update(gradients(LIKE, WORKERS), init())
+    grads = gradients(LIKE, WORKERS, seed=1)
+    mean, after = update({**grads, "out": grads["out"].at[2, 3].set(jnp.nan)}, before)
+    assert all(np.all(np.isnan(leaf)) for leaf in jax.tree.leaves(mean))
+    for a, b in zip(jax.tree.leaves(before.exchange), jax.tree.leaves(after.exchange), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# State
+
+
+@pytest.mark.parametrize("stop", [UNTIL - 1, UNTIL, UNTIL + 1])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_to_stop_and_go_on_is_never_to_have_stopped(variant, stop, tmp_path):
+    tx, (_, update) = pmean(variant), compiled(variant)
+    state = fg.init_state(tx, ZEROS, mesh_of(WORKERS), AXIS)
+    for step in range(UNTIL + 2):
+        if step == stop:
+            checkpoint.save(tmp_path, step, state)
+            fresh = fg.init_state(tx, ZEROS, mesh_of(WORKERS), AXIS)
+            restored = checkpoint.restore(tmp_path, fresh).tree
+        _, state = update(gradients(LIKE, WORKERS, seed=step), state)
+    for step in range(stop, UNTIL + 2):
+        _, restored = update(gradients(LIKE, WORKERS, seed=step), restored)
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert set(fg.metrics(state)) >= {"step", "residual"}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_shard_of_a_model_has_an_autoencoder_of_its_own(variant):
+    mesh = jax.make_mesh((4, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
+    specs = {"w": P("model")}
+    tx = pmean(variant, until=1, dense=())
+    params = jax.device_put({"w": jnp.zeros((80, 3))}, {"w": NamedSharding(mesh, specs["w"])})
+    state = fg.init_state(tx, params, mesh, AXIS, specs)
+    state_specs = fg.state_specs(state, AXIS, specs)
+
+    def update(grads, state):
+        return tx.update(jax.tree.map(lambda g: g[0], grads), state)
+
+    run = jax.jit(
+        jax.shard_map(
+            update,
+            mesh=mesh,
+            in_specs=({"w": P(AXIS, "model")}, state_specs),
+            out_specs=(specs, state_specs),
+        )
+    )
+    for step in range(3):
+        mean, state = run({"w": jnp.asarray(values((4, 80, 3), step))}, state)
+        assert np.all(np.isfinite(mean["w"]))
+    (own,) = state.exchange
+    first, second = np.split(np.asarray(own.autoencoder["encoder"]["Conv_0"]["kernel"]), 2)
+    assert not np.array_equal(first, second)
+    assert own.error.shape == (2,)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "remedy"),
+    [
+        (lambda: learned.LearnedCodes(fg.TopK(k=1), -1), ValueError, "None to learn for ever"),
+        (lambda: exchange("leader", innovation=0.0), ValueError, "use 1e-5"),
+        (lambda: exchange("leader", rate=-1.0), ValueError, "and 1e-3"),
+        (lambda: exchange("ring"), ValueError, "use 'leader'"),
+        (
+            lambda: exchange("leader", leader=fg.exchanges.PredictedSupport()),
+            TypeError,
+            r"use LeaderSupport\(\)",
+        ),
+        (lambda: exchange("leader", autoencoder=3), TypeError, r"use Autoencoder\(\)"),
+        (lambda: learned.LearnedCodes(fg.Fft(), 3), ValueError, "leave transforms"),
+        (
+            lambda: learned.LearnedCodes(fg.chain(fg.TopK(k=1), fg.Sign()), 3),
+            ValueError,
+            "leave transforms",
+        ),
+        (
+            lambda: learned.LearnedCodes(fg.Threshold(fraction=0.1), 3).init(jnp.ones(40)),
+            ValueError,
+            "use TopK or ChunkTopK",
+        ),
+        (lambda: learned.Autoencoder(encoder=(3,)), ValueError, "as many layers of both"),
+        (lambda: learned.Autoencoder(code=0), ValueError, "positive"),
+    ],
+)
+def test_mistakes_are_answered_with_the_remedy(make, error, remedy):
+    with pytest.raises(error, match=remedy):
+        make()

@@ -1,0 +1,154 @@
+"""The accountant is the closed form, and what it counts is what the program sends."""
+
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fftgrad as fg
+from fftgrad.contrib import votes as privacy
+
+N = 1000
+LIKE = {
+    "a": jax.ShapeDtypeStruct((20, 30), "bfloat16"),
+    "b": jax.ShapeDtypeStruct((399,), "float32"),
+    "c": jax.ShapeDtypeStruct((), "float32"),
+}
+ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024]
+
+
+def votes(k=25, sigma=100.0, workers=1000, **options):
+    return fg.contrib.votes.TopVotes(workers=workers, k=k, sigma=sigma, **options)
+
+
+def by_hand(k, sigma, steps, delta, share=1.0):
+    """The best order of T · 2 a k / sigma², turned into epsilon as by Canonne et al., 2020."""
+    best = math.inf
+    for a in ORDERS:
+        rdp = steps * 2 * a * k / (share * sigma**2)
+        best = min(best, rdp + math.log1p(-1 / a) - math.log(delta * a) / (a - 1))
+    return max(best, 0.0)
+
+
+@pytest.mark.parametrize("order", [1.5, 2.0, 10.0, 200.0])
+@pytest.mark.parametrize(("k", "sigma"), [(1, 1.0), (25, 100.0), (300, 7.5)])
+def test_a_step_has_the_papers_closed_form(k, sigma, order):
+    assert privacy.rdp(votes(k, sigma), jnp.zeros(N), order) == pytest.approx(
+        2 * order * k / sigma**2, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-8])
+@pytest.mark.parametrize("steps", [1, 100, 10_000])
+@pytest.mark.parametrize(("k", "sigma"), [(1, 1.0), (25, 100.0), (300, 7.5), (10, 5000.0)])
+def test_the_accountant_is_the_closed_form_at_its_best_order(k, sigma, steps, delta):
+    found = privacy.epsilon(votes(k, sigma), jnp.zeros(N), steps=steps, delta=delta)
+    assert found == pytest.approx(by_hand(k, sigma, steps, delta), rel=1e-9)
+    # Above what is exactly right for Gaussians, which add up to one; but for a small one by little.
+    multiplier = sigma / math.sqrt(4 * k * steps)
+    exact = dp_accounting.get_epsilon_gaussian(multiplier, delta)
+    assert exact <= found * (1 + 1e-9)
+    if 0.3 < exact < 10:
+        assert found <= 1.3 * exact
+
+
+def test_delta_of_an_epsilon_by_numpy():
+    """The probability that the privacy loss of the Gaussian mechanism is above it, by sampling."""
+    found = privacy.epsilon(votes(25, 20.0), jnp.zeros(N), steps=4, delta=0.05)
+    distance = math.sqrt(4 * 25 * 4) / 20.0
+    z = np.random.default_rng(0).normal(size=1_000_000)
+    loss = distance * z + distance**2 / 2
+    delta = np.mean(np.maximum(0.0, 1 - np.exp(found - loss)))
+    assert 0 < delta <= 0.05
+
+
+def test_more_noise_fewer_votes_and_fewer_steps_tell_less():
+    def epsilon(k=25, sigma=100.0, steps=100, delta=1e-5):
+        return privacy.epsilon(votes(k, sigma), jnp.zeros(N), steps=steps, delta=delta)
+
+    for name, rising in {
+        "k": (5, 25, 50),
+        "steps": (1, 10, 100),
+        "sigma": (200.0, 100.0, 50.0),
+    }.items():
+        found = [epsilon(**{name: value}) for value in rising]
+        assert found == sorted(found)
+        assert len(set(found)) == 3
+    assert epsilon(delta=1e-3) < epsilon(delta=1e-6)
+    assert epsilon(steps=0) == 0
+    assert epsilon(sigma=0.0) == math.inf
+    assert privacy.rdp(votes(sigma=0.0), jnp.zeros(N), 2.0) == math.inf
+
+
+# Of 1000 values in leaves of 600, 399 and 1: what each layout votes on.
+LAYOUTS = {
+    "model": (fg.Layout(), 25, 100),
+    "leaf": (fg.Layout("leaf"), 25 + 25 + 1, 60 + 40 + 1),
+    "groups": (fg.Layout(lambda path, _: "ab" if path in "ab" else path), 25 + 1, 100 + 1),
+    # Four pieces of 250 values each.
+    "pieces": (fg.Layout(bucket_bytes=1000), 4 * 25, 4 * 25),
+}
+
+
+@pytest.mark.parametrize(("layout", "k", "tenth"), LAYOUTS.values(), ids=LAYOUTS)
+def test_all_parts_of_all_buckets_count(layout, k, tenth):
+    exchange = votes(25)
+    assert privacy.sensitivity(exchange, LIKE, layout=layout) == math.sqrt(4 * k)
+    found = privacy.rdp(exchange, LIKE, 2.0, layout=layout)
+    assert found == pytest.approx(4 * k / 100.0**2)
+    wanted = by_hand(k, 100.0, 10, 1e-5)
+    found = privacy.epsilon(exchange, LIKE, steps=10, delta=1e-5, layout=layout)
+    assert found == pytest.approx(wanted)
+    fraction = fg.contrib.votes.TopVotes(workers=1000, fraction=0.1, sigma=1.0)
+    assert privacy.sensitivity(fraction, LIKE, layout=layout) == math.sqrt(4 * tenth)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_sensitivity_is_what_the_opposite_gradient_of_a_worker_does(name):
+    """Through `compressed_pmean`, and no further: so no part is forgotten, or counted twice."""
+    rng, layout = np.random.default_rng(0), LAYOUTS[name][0]
+    rows = {n: jnp.asarray(rng.normal(size=(3, *s.shape)), "float32") for n, s in LIKE.items()}
+    flipped = {name: leaf.at[1].multiply(-1) for name, leaf in rows.items()}
+    for exchange in (
+        fg.contrib.votes.TopVotes(3, k=25),
+        fg.contrib.votes.TopVotes(3, fraction=0.1),
+    ):
+        tx = fg.compressed_pmean(exchange, axis_name="data", layout=layout)
+        mean = jax.jit(jax.vmap(lambda g, tx=tx: tx.update(g, tx.init(g))[0], axis_name="data"))
+        moved = jax.tree.map(lambda a, b: 3 * (a[0] - b[0]), mean(rows), mean(flipped))
+        length = math.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in moved.values()))
+        assert length == pytest.approx(privacy.sensitivity(exchange, LIKE, layout=layout))
+
+
+def test_what_colluding_workers_know_of_the_noise_is_no_noise():
+    local = votes(25, 100.0, workers=8, noise="local")
+    for colluding in (0, 1, 7):
+        share = (8 - colluding) / 8
+        found = privacy.rdp(local, jnp.zeros(N), 3.0, colluding=colluding)
+        assert found == pytest.approx(2 * 3.0 * 25 / (share * 100.0**2))
+        found = privacy.epsilon(local, jnp.zeros(N), steps=7, delta=1e-5, colluding=colluding)
+        assert found == pytest.approx(by_hand(25, 100.0, 7, 1e-5, share))
+    assert privacy.epsilon(votes(), jnp.zeros(N), steps=7, delta=1e-5, colluding=0) > 0
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "remedy"),
+    [
+        (lambda v, x: privacy.rdp(v, x, 1.0), ValueError, "use order=2"),
+        (lambda _, x: privacy.rdp(fg.AllReduce(), x, 2.0), TypeError, "pass the TopVotes"),
+        (lambda _, x: privacy.sensitivity(fg.TopK(k=3), x), TypeError, "pass the TopVotes"),
+        (lambda v, x: privacy.rdp(v, x, 2.0, colluding=1), ValueError, "noise='local'"),
+        (lambda v, x: privacy.rdp(v, x, 2.0, colluding=1000), ValueError, "use 0 for"),
+        (lambda v, x: privacy.rdp(v, x, 2.0, colluding=-1), ValueError, "use 0 for"),
+        (lambda v, x: privacy.epsilon(v, x, steps=1, delta=0.0), ValueError, "use delta=1e-5"),
+        (lambda v, x: privacy.epsilon(v, x, steps=1, delta=1.0), ValueError, "use delta=1e-5"),
+        (lambda v, x: privacy.epsilon(v, x, steps=-1, delta=0.1), ValueError, "count all steps"),
+        (lambda _, x: privacy.epsilon(None, x, steps=1, delta=0.1), TypeError, "pass the TopVotes"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(call, error, remedy):
+    with pytest.raises(error, match=remedy):
+        call(votes(), jnp.zeros(N))

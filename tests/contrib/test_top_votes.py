@@ -1,0 +1,345 @@
+"""Votes and their noise: the NumPy oracle, the distribution, and what one worker can change."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from cases import values
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from parallel import AXIS, everywhere
+
+import fftgrad as fg
+
+N = 200
+GATHERED = fg.contrib.votes.TopVotes(workers=4, k=7)
+SUMMED = fg.contrib.votes.TopVotes(workers=4, k=120)
+
+
+def one_step(exchange, number=0):
+    def run(x):
+        # The randomness of `compressed_pmean`: one key, and the worker's own.
+        step = fg.Step.of(7, number)
+        step = step._replace(local=jax.random.fold_in(step.local, jax.lax.axis_index(AXIS)))
+        out = exchange.mean(x, exchange.init(x), step, AXIS)
+        return out.mean, out.sent
+
+    return run
+
+
+def run(exchange, x, number=0, mode="vmap"):
+    mean, sent = everywhere(mode, one_step(exchange, number), len(x))(jnp.asarray(x))
+    return np.asarray(mean), np.asarray(sent)
+
+
+def rows(workers=4, n=N, seed=0):
+    return values((workers, n), seed)
+
+
+# Votes
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map"])
+@pytest.mark.parametrize("exchange", [GATHERED, SUMMED], ids=repr)
+def test_the_mean_of_votes_is_the_numpy_oracle_bit_for_bit(exchange, mode):
+    x = rows()
+    x[1, :150] = 0  # fewer than 120 differ from zero
+    mean, sent = run(exchange, x, mode=mode)
+    votes = np.stack([reference.votes(row, exchange.k) for row in x])
+    np.testing.assert_array_equal(sent, votes)
+    np.testing.assert_array_equal(mean, np.tile(votes.sum(0) / 4, (4, 1)).astype(np.float32))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_worker_votes_on_k_and_not_on_zeros(seed):
+    x = rows(seed=seed)
+    x[3] = 0
+    x[2, 5:] = 0
+    for exchange in (GATHERED, SUMMED, fg.contrib.votes.TopVotes(4, k=7, clip=0.5)):
+        _, sent = run(exchange, x)
+        assert set(np.unique(sent)) <= {-1.0, 0.0, 1.0}
+        wanted = [exchange.k, exchange.k, 5, 0]
+        assert np.count_nonzero(sent, axis=1).tolist() == wanted
+
+
+@pytest.mark.parametrize("clip", [0.5, 1e9])
+def test_votes_by_chance_have_the_papers_chance(clip):
+    """P(1) = 1/2 + x / 2b; each of 2,000 copies of five values within 5 sigma of it."""
+    copies = 2000
+    one = np.array([1.0, -0.4, 0.25, -0.1, 0.02])
+    x = np.tile(one, copies)[None].astype(np.float32)
+    _, sent = run(fg.contrib.votes.TopVotes(workers=1, fraction=1.0, clip=clip), x)
+    up = (sent.reshape(copies, 5) == 1).mean(0)
+    bound = min(clip, 1.0)
+    chance = 0.5 + np.clip(one, -bound, bound) / (2 * bound)
+    assert np.all(sent != 0)
+    assert np.all(np.abs(up - chance) <= 5 * np.sqrt(chance * (1 - chance) / copies))
+
+
+def test_workers_draw_their_votes_on_their_own():
+    x = np.tile(rows(1), (4, 1))
+    _, sent = run(fg.contrib.votes.TopVotes(workers=4, fraction=1.0, clip=1e9), x)
+    assert len({row.tobytes() for row in sent}) == 4
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-20, 1e20, 3e37])
+def test_votes_do_not_depend_on_the_size_of_gradients(scale):
+    x = rows()
+    for exchange in (GATHERED, fg.contrib.votes.TopVotes(4, k=7, clip=1e38)):
+        _, sent = run(exchange, np.float32(scale) * x)
+        wanted = run(exchange, x)[1]
+        # What is near one half by chance may round to the other side.
+        assert np.mean(sent != wanted) <= (0 if exchange.clip is None else 0.01)
+
+
+# What one worker can change
+
+
+@functools.cache
+def program(exchange):
+    return jax.jit(jax.vmap(one_step(exchange), axis_name=AXIS))
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 6, 15]), st.sampled_from([None, 0.7]))
+def test_another_gradient_of_a_worker_moves_the_sum_by_at_most_2_root_k(seed, k, clip):
+    rng = np.random.default_rng(seed)
+    before = rng.normal(size=(3, 20)).astype(np.float32)
+    after = before.copy()
+    after[1] = rng.choice([-1, 1]) * before[1] if seed % 2 else rng.normal(size=20)
+    exchange = fg.contrib.votes.TopVotes(workers=3, k=k, clip=clip)
+    moved = 3 * np.subtract(*(program(exchange)(x)[0][0] for x in (after, before)))
+    assert np.linalg.norm(moved) <= np.sqrt(4 * k) * (1 + 1e-6)
+
+
+def test_and_the_opposite_gradient_moves_it_so_far():
+    x = rows()
+    other = x.copy()
+    other[2] = -x[2]
+    for exchange in (GATHERED, SUMMED):
+        moved = 4 * (run(exchange, other)[0][0] - run(exchange, x)[0][0])
+        assert np.linalg.norm(moved) == pytest.approx(np.sqrt(4 * exchange.k))
+
+
+# Noise
+
+
+MANY = 20_000
+
+
+def noise_of(exchange, number=0, workers=4, mode="vmap"):
+    """The noise on the sum, where there are no votes."""
+    mean, sent = run(exchange, np.zeros((workers, MANY), np.float32), number, mode)
+    return workers * mean.astype(np.float64), sent.astype(np.float64)
+
+
+def is_normal(draws, sigma):
+    """Mean, variance, and the shares within one, two and three sigma, within 5 of their own."""
+    n = draws.size
+    assert abs(draws.mean()) <= 5 * sigma / np.sqrt(n)
+    assert abs(draws.var() / sigma**2 - 1) <= 5 * np.sqrt(2 / n)
+    for times, share in ((1, 0.682689), (2, 0.954500), (3, 0.997300)):
+        found = np.mean(np.abs(draws) <= times * sigma)
+        assert abs(found - share) <= 5 * np.sqrt(share * (1 - share) / n)
+
+
+def correlation(a, b):
+    return abs(np.mean(a * b) / np.sqrt(np.mean(a**2) * np.mean(b**2)))
+
+
+FEW = 5 / np.sqrt(MANY)
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map"])
+@pytest.mark.parametrize("noise", ["shared", "local"])
+def test_the_noise_has_the_stated_variance_on_the_sum(noise, mode):
+    exchange = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=2.5, noise=noise)
+    total, sent = noise_of(exchange, mode=mode)
+    assert np.all(total == total[0])
+    is_normal(total[0], 2.5)
+    np.testing.assert_allclose(sent.sum(0), total[0], atol=1e-4)
+    if noise == "shared":
+        assert np.all(sent == sent[0])
+    else:
+        for row in sent:
+            is_normal(row, 2.5 / np.sqrt(4))
+        for i in range(4):
+            for j in range(i):
+                assert correlation(sent[i], sent[j]) <= FEW
+
+
+@pytest.mark.parametrize("noise", ["shared", "local"])
+def test_the_noise_is_another_in_each_step_and_part(noise):
+    exchange = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=1.0, noise=noise)
+    first, second = (noise_of(exchange, number)[0][0] for number in (0, 0))
+    np.testing.assert_array_equal(first, second)
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS, layout=fg.Layout("leaf"))
+
+    def two_steps(grads):
+        state = tx.init(grads)
+        one, state = tx.update(grads, state)
+        return one, tx.update(grads, state)[0]
+
+    zeros = {"a": jnp.zeros((4, MANY)), "b": jnp.zeros((4, MANY))}
+    one, other = everywhere("vmap", two_steps, 4)(zeros)
+    draws = [np.asarray(tree[leaf][0]) for tree in (one, other) for leaf in ("a", "b")]
+    for i, a in enumerate(draws):
+        is_normal(4 * a.astype(np.float64), 1.0)
+        for b in draws[:i]:
+            assert correlation(a, b) <= FEW
+
+
+@pytest.mark.parametrize("sigma", [0.3, 50.0, 5000.0])
+@pytest.mark.parametrize("noise", ["shared", "local"])
+def test_noise_and_votes_are_on_one_grid_and_add_up_exactly(noise, sigma):
+    x = rows()
+    for quiet in (GATHERED, SUMMED):
+        exchange = fg.contrib.votes.TopVotes(4, k=quiet.k, sigma=sigma, noise=noise)
+        silent, noisy = (4 * run(exchange, a)[0][0].astype(np.float64) for a in (0 * x, x))
+        np.testing.assert_array_equal(noisy - silent, 4 * run(quiet, x)[0][0])
+        own = sigma if noise == "shared" else sigma / 2
+        grid = min(1.0, 2.0 ** (np.floor(np.log2(own)) - 10))
+        assert np.all(silent % grid == 0)
+        assert np.any(silent % (2 * grid) != 0)
+
+
+@pytest.mark.parametrize("noise", ["shared", "local"])
+def test_equal_sums_have_equal_bits_whatever_was_voted(noise):
+    """For three workers too, whose third is no float."""
+    exchange = fg.contrib.votes.TopVotes(workers=3, fraction=1.0, sigma=2.0, noise=noise)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (3, 5000)).astype(np.float32)
+    mean, _ = run(exchange, signs)
+    by_sum = {}
+    for value in mean[0]:
+        by_sum.setdefault(round(float(value) * 3 * 1024), set()).add(value.tobytes())
+    assert len(by_sum) > 1000
+    assert {len(bits) for bits in by_sum.values()} == {1}
+
+
+@pytest.mark.parametrize("noise", ["shared", "local"])
+def test_the_mean_is_that_of_what_those_who_count_sent(noise):
+    exchange = fg.contrib.votes.TopVotes(workers=4, k=7, sigma=0.5, noise=noise)
+
+    def step(x, counts):
+        own = fg.Step.of(7)._replace(counts=counts)
+        own = own.fold_local(jax.lax.axis_index(AXIS))
+        out = exchange.mean(jnp.where(counts, x, 0.0), exchange.init(x), own, AXIS)
+        return out.mean, out.sent, out.workers
+
+    counts = np.array([True, True, False, True])
+    mean, sent, workers = jax.vmap(step, axis_name=AXIS)(rows(), counts)
+    assert workers.tolist() == [3] * 4
+    among = counts if noise == "shared" else np.ones(4, bool)
+    np.testing.assert_allclose(4 * mean[0], np.asarray(sent)[among].sum(0), atol=1e-4)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("noise", ["shared", "local"])
+def test_noise_on_shards_of_a_model_is_refused(noise, check_vma):
+    """Two shards would have the same noise, and their difference would tell the votes."""
+    mesh = jax.make_mesh((4, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
+    exchange = fg.contrib.votes.TopVotes(workers=4, k=2, sigma=2.0, noise=noise)
+    spec = P(AXIS, "model")
+    shards = jax.shard_map(
+        one_step(exchange), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
+    )
+    with pytest.raises(ValueError, match="vote on whole gradients"):
+        jax.eval_shape(shards, jnp.ones((4, 8)))
+    quiet = fg.contrib.votes.TopVotes(workers=4, k=2)
+    shards = jax.shard_map(
+        one_step(quiet), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
+    )
+    jax.eval_shape(shards, jnp.ones((4, 8)))
+
+
+def test_each_worker_may_have_a_key_of_its_own():
+    """And then nobody can find the shares of the others; the result is still one for all."""
+    exchange = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=2.0, noise="local")
+
+    def step(x, key):
+        tx = fg.compressed_pmean(exchange, axis_name=AXIS, key=key)
+        return tx.update(x, tx.init(x))[0]
+
+    x, keys = np.zeros((4, MANY), np.float32), jax.random.split(jax.random.key(3), 4)
+    for mode in ("shard_map", "vmap"):
+        mean = np.asarray(everywhere(mode, step, 4)(x, keys), np.float64)
+        assert np.all(mean == mean[0])
+        is_normal(4 * mean[0], 2.0)
+    other = np.asarray(everywhere("vmap", step, 4)(x, keys.at[0].set(jax.random.key(9))))
+    # Three quarters of the variance is that of the three whose keys are the same.
+    assert correlation(mean[0], other[0]) == pytest.approx(0.75, abs=0.02)
+
+
+def test_a_worker_that_is_left_out_has_no_votes_but_its_noise():
+    x = rows()
+    x[2, 9] = np.nan
+    for noise in ("shared", "local"):
+        exchange = fg.contrib.votes.TopVotes(workers=4, k=7, sigma=0.5, noise=noise)
+        tx = fg.compressed_pmean(exchange, axis_name=AXIS, non_finite="drop_worker")
+        step = everywhere("vmap", lambda g, tx=tx: tx.update(g, tx.init(g))[0], 4)
+        found, silent = np.asarray(step(x))[0], np.asarray(step(np.zeros_like(x)))[0]
+        votes = np.sum([reference.votes(x[i], 7) for i in (0, 1, 3)], axis=0)
+        np.testing.assert_allclose(found, (votes + 4 * silent) / 3, atol=1e-5)
+
+
+# Bytes
+
+
+@pytest.mark.parametrize("workers", [2, 8, 64, 400])
+@pytest.mark.parametrize("fraction", [0.001, 0.01, 0.1, 1.0])
+def test_votes_travel_in_the_smaller_of_two_ways(workers, fraction):
+    n = 10_000
+    exchange = fg.contrib.votes.TopVotes(workers, fraction=fraction)
+    k = reference.kept(fraction, n)
+    positions = fg.wire_bytes(fg.AllGather(fg.TopK(k=k)), jnp.ones(n)) - 4 * k
+    gather = positions + 4 * -(-k // 20)
+    digits = int(32 / np.log2(2 * workers + 1))
+    summed = 4 * (-(-n // digits) + 1)
+    over_links = {gather: (workers - 1) * gather, summed: 2 * (workers - 1) / workers * summed}
+    found = fg.wire_bytes(exchange, jnp.ones(n))
+    assert over_links[found] == min(over_links.values())
+    local = fg.contrib.votes.TopVotes(workers, fraction=fraction, sigma=1.0, noise="local")
+    assert fg.wire_bytes(local, jnp.ones(n)) == 4 * n
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "remedy"),
+    [
+        (lambda: fg.contrib.votes.TopVotes(4), ValueError, r"use TopVotes\(fraction=0.01\)"),
+        (
+            lambda: fg.contrib.votes.TopVotes(4, fraction=0.1, k=3),
+            ValueError,
+            r"use TopVotes\(fraction=0.01\)",
+        ),
+        (lambda: fg.contrib.votes.TopVotes(4, k=jnp.int32(3)), TypeError, "name it in static_args"),
+        (lambda: fg.contrib.votes.TopVotes(0, k=3), ValueError, "use that of the axis"),
+        (lambda: fg.contrib.votes.TopVotes(1 << 15, k=3), ValueError, "below 32768"),
+        (lambda: fg.contrib.votes.TopVotes(4, k=3, sigma=-1.0), ValueError, "use 0 for no noise"),
+        (
+            lambda: fg.contrib.votes.TopVotes(4, k=3, sigma=float("nan")),
+            ValueError,
+            "use 0 for no noise",
+        ),
+        (lambda: fg.contrib.votes.TopVotes(4, k=3, clip=0.0), ValueError, "use clip=2.5"),
+        (lambda: fg.contrib.votes.TopVotes(4, k=3, noise="none"), ValueError, "use 'shared'"),
+        (lambda: run(fg.contrib.votes.TopVotes(3, k=3), rows()), ValueError, "use workers=4"),
+    ],
+)
+def test_what_makes_no_votes_is_refused(make, error, remedy):
+    with pytest.raises(error, match=remedy):
+        make()
+
+
+@pytest.mark.parametrize("noise", ["shared", "local"])
+def test_noise_wants_a_key(noise):
+    exchange = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=1.0, noise=noise)
+
+    def mean(x):
+        return exchange.mean(x, exchange.init(x), fg.Step(), AXIS).mean
+
+    with pytest.raises(ValueError, match="pass step="):
+        everywhere("vmap", mean, 4)(jnp.ones((4, 9)))
