@@ -149,10 +149,8 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def save(figure: "Figure", folder: pathlib.Path, name: str) -> None:
-    """Writes a figure to where the docs show it; beside the results if those are in another place.
-
-    Each figure is committed once.
-    """
-    place = FIGURES if folder.is_relative_to(RESULTS) else folder
-    place.mkdir(parents=True, exist_ok=True)
-    figure.savefig(place / name, dpi=110)
+    """Writes a figure beside its results; that of committed ones is where the docs show it."""
+    shown = FIGURES / name
+    here = shown if folder.is_relative_to(RESULTS) and shown.exists() else folder / name
+    here.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(here, dpi=110)

@@ -13,6 +13,7 @@ mean, and what is lost of the mean if one worker chooses, beside its own best ch
 
 import itertools
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ CHUNK = 50
 """Values for each one that ScaleCom sends."""
 
 
-def cut(peak: float, steps: int) -> optax.Schedule:
+def cut(peak: float, steps: int) -> Callable[[int], Any]:
     """A constant rate that falls to a tenth once."""
     return optax.piecewise_constant_schedule(peak, {round(CUT * steps): 0.1})
 

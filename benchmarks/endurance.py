@@ -22,7 +22,17 @@ import optax
 from _record import POINTS, markdown, save
 from claims import gathered
 from matplotlib.figure import Figure
-from methods import AXIS, Make, Method, Setting, Transformation, gradients_of, mean, watched
+from methods import (
+    AXIS,
+    Make,
+    Method,
+    Setting,
+    Transformation,
+    gradients_of,
+    mean,
+    onlooker,
+    watched,
+)
 from program import Column, Point, Program, Study
 from tasks import Batch
 
@@ -41,13 +51,8 @@ class Applied(NamedTuple):
 def descent(name: str, exchange: Make) -> Method:
     """Plain descent behind an exchange; what it applies is kept in the state."""
 
-    def update(updates: Any, state: Applied, params: Any = None) -> tuple[Any, Applied]:
-        del state, params
-        return updates, Applied(updates)
-
     def seen(setting: Setting) -> Transformation:
-        look = optax.GradientTransformation(lambda p: Applied(optax.tree.zeros_like(p)), update)
-        return optax.chain(exchange(setting), look)
+        return optax.chain(exchange(setting), onlooker(Applied))
 
     return watched(Method(name, seen, momentum=False, corrects=True))
 
@@ -131,7 +136,9 @@ class Endures(Column):
 
 def kept(state: Any) -> np.ndarray:
     """What is still to be applied: the mean residual, and that of the owners of shards."""
-    found = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, fg.training.CompressedPmeanState))
+    found = jax.tree.leaves(
+        state, is_leaf=lambda node: isinstance(node, fg.training.CompressedPmeanState)
+    )
     (pmean,) = (node for node in found if isinstance(node, fg.training.CompressedPmeanState))
     total = gathered(residuals(pmean.memory)).mean(0)
     for owned in residuals(pmean.exchange):

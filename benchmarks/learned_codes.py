@@ -1,7 +1,7 @@
 """What an autoencoder makes of the largest values of gradients, beside a quantizer of 4 bits.
 
-A task is trained as `fftgrad.learned.lgc` does while its autoencoder learns: dense for a fifth of
-the steps, then with the exact values at the positions that a leader chooses, 0.1 % of each leaf.
+A task is trained as `fg.contrib.learned.lgc` does while its autoencoder learns: dense for a fifth
+of the steps, then with the exact values at the positions that a leader chooses, 0.1 % of each leaf.
 The values of all workers in each of these steps are kept. The autoencoder learns those of the first
 steps once, as `lgc` would, or many times over, and is then asked for those of later steps, which it
 has not seen. Errors are relative: of every worker's values from the leader's code and one value of

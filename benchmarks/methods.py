@@ -5,13 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 import optax.contrib
 from tasks import WORKERS
 
 import fftgrad as fg
-from fftgrad.contrib import learned
+from fftgrad.contrib import learned, votes
 
 AXIS = "data"
 Transformation = Any
@@ -152,24 +151,32 @@ def learned_codes(variant: Literal["leader", "all_reduce"]) -> dict[str, Any]:
 
 
 class Seen(NamedTuple):
-    """The state of what only looks on."""
+    """Each worker's gradient of the last step."""
 
     gradients: fg.exchanges.PerWorker
 
 
-def watched(method: Method) -> Method:
-    """The same method, with each worker's gradient of the last step in its state."""
+def onlooker(keep: Callable[[Any], Any]) -> optax.GradientTransformation:
+    """Changes nothing; its state is what is kept of the updates."""
 
-    def init(params: Any) -> Seen:
-        return Seen(fg.exchanges.PerWorker(jax.tree.map(lambda p: jnp.zeros((1, *p.shape)), params)))
+    def init(params: Any) -> Any:
+        return keep(optax.tree.zeros_like(params))
 
-    def update(gradient: Any, state: Seen, params: Any = None) -> tuple[Any, Seen]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del state, params
-        return gradient, Seen(fg.exchanges.PerWorker(jax.tree.map(lambda g: g[None], gradient)))
+        return updates, keep(updates)
+
+    return optax.GradientTransformation(init, update)
+
+
+def watched(method: Method) -> Method:
+    """The same method, with the workers' gradients in its state."""
+
+    def keep(gradient: Any) -> Seen:
+        return Seen(fg.exchanges.PerWorker(jax.tree.map(lambda g: g[None], gradient)))
 
     def around(setting: Setting, inner: Transformation) -> Transformation:
-        look = optax.GradientTransformation(init, update)
-        return optax.chain(look, method.assemble(setting, inner))
+        return optax.chain(onlooker(keep), method.assemble(setting, inner))
 
     return dataclasses.replace(method, around=around)
 
@@ -276,7 +283,7 @@ METHODS: list[Method] = [
     *(
         Method(
             f"DataLens 1 %{noise}",
-            fixed(m.datalens(fg.contrib.votes.TopVotes(WORKERS, fraction=0.01, sigma=sigma), key=0)),
+            fixed(votes.datalens(votes.TopVotes(WORKERS, fraction=0.01, sigma=sigma), key=0)),
             directs=1e-3,
         )
         for noise, sigma in (("", 0.0), (", noise 1", 1.0), (", noise 664", 664.0))
@@ -324,7 +331,11 @@ METHODS: list[Method] = [
     ours("top-k 1 %, sign", fg.chain(PERCENT, SIGN)),
     ours("two stages, top-k 4 %, 4 bits", fg.chain(LARGE, FOUR), stages=2),
     kept("shared top-k 4 %", fg.SharedSupport(LARGE), DECAYED),
-    kept("shared by the mean 4 %", fg.SharedSupport(LARGE, chooser=fg.exchanges.PredictedSupport()), DECAYED),
+    kept(
+        "shared by the mean 4 %",
+        fg.SharedSupport(LARGE, support=fg.exchanges.PredictedSupport()),
+        DECAYED,
+    ),
     # The paper's floats, whose few levels hang from the largest magnitude alone.
     ours("top-k 4 %, 4-bit range float", fg.chain(LARGE, fg.RangeFloat(4))),
     ours("FFT 64, 4 %, 4-bit range float", fg.chain(FFT, LARGE, fg.RangeFloat(4))),
@@ -361,7 +372,11 @@ METHODS: list[Method] = [
 """Of the tables of training, by their names there."""
 ROWS = {method.name: method for method in METHODS}
 
-_BF16, _LLOYD, _RANDOM = fg.Cast("bfloat16"), fg.codecs.LloydMax(bits=2, block=256), fg.RandomK(0.01)
+_BF16, _LLOYD, _RANDOM = (
+    fg.Cast("bfloat16"),
+    fg.codecs.LloydMax(bits=2, block=256),
+    fg.RandomK(0.01),
+)
 _SWITCHED = fg.Scheduled(
     {at: fg.AllGather(fg.chain(DCT, fg.Budget(ratio=r))) for at, r in ((0, 120), (6, 360))}
 )

@@ -1,7 +1,7 @@
 """One worker in PyTorch: DistributedDataParallel over gloo, with the hooks that come with it.
 
-The models are twins of those in `tasks.py` and of the language model, with submodules named as Flax names them, so that
-the same file of parameters fits both.
+The models are twins of those in `tasks.py`, with submodules named as Flax names them, so that the
+same file of parameters fits both.
 """
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
 
@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from job import Framework, Job, timed, work
+from tasks import WORKLOADS, Task
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
-from tasks import WORKLOADS, Task
 
 BUCKET_MB = 1024  # PowerSGD crashes on gloo where there is more than one bucket
 

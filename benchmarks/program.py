@@ -44,7 +44,8 @@ class Program:
         self.setting = Setting(mesh.size, steps)
         spread, whole = P(AXIS), P()
         tx = self.transformation(0.0)
-        state = jax.eval_shape(tx.init, jax.eval_shape(lambda: task.params(0)))
+        common = task.params(0)
+        state = jax.eval_shape(tx.init, common)
         if method.shards is None:
             ins, specs = whole, fg.state_specs(state, AXIS)
         else:  # what belongs to a parameter is sharded as it is
@@ -58,7 +59,7 @@ class Program:
             in_specs=(outs, specs, spread, whole),
             out_specs=(outs, specs, spread),
         )
-        params, state = self.start(0)
+        params, state = self.fresh(common)
         batch = self.put(next(task.batches(0, mesh.size)), spread)
         rate = self.put(jnp.float32(0), whole)
         self.compiled = jax.jit(mapped).lower(params, state, batch, rate).compile()
@@ -193,7 +194,7 @@ def run(
     """One training run, as a record; the rate is in units of the task's own."""
     task, method, steps = program.task, program.method, program.setting.steps
     at, batches = program.start(seed), task.batches(seed, program.mesh.size)
-    dense = sum(leaf.nbytes for leaf in jax.tree.leaves(task.params(seed)))
+    dense = sum(leaf.nbytes for leaf in jax.tree.leaves(program.common(at)))
     # A step of Adam has about the size of its rate, as one of signs has.
     rates = schedule(rate * (task.rate if method.directs is None else method.directs), steps)
     losses = collections.deque[jax.Array](maxlen=15)

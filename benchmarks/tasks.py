@@ -27,18 +27,18 @@ WORKERS = 8
 Params = Any
 Batch = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 Draw = Callable[[np.random.Generator, int], Batch]
-Schedule = Callable[[float, int], optax.Schedule]
+Schedule = Callable[[float, int], Callable[[int], Any]]
 
 
 # Learning rates, from their peak and the number of steps
 
 
-def cosine(peak: float, steps: int) -> optax.Schedule:
+def cosine(peak: float, steps: int) -> Callable[[int], Any]:
     """A rise, and half a cosine down to a tenth."""
     return optax.warmup_cosine_decay_schedule(0.0, peak, max(1, steps // 10), steps + 1, peak / 10)
 
 
-def plateau(peak: float, steps: int) -> optax.Schedule:
+def plateau(peak: float, steps: int) -> Callable[[int], Any]:
     """A short rise, a plateau, and a straight fall to nothing in the last three tenths."""
     rise, fall = max(1, steps // 20), max(1, 3 * steps // 10)
     parts = [
@@ -49,13 +49,13 @@ def plateau(peak: float, steps: int) -> optax.Schedule:
     return optax.join_schedules(parts, [rise, steps - fall])
 
 
-def rise(peak: float, steps: int) -> optax.Schedule:
+def rise(peak: float, steps: int) -> Callable[[int], Any]:
     """A rise over ten steps, and then constant, so that a loss does not wait for the end."""
     del steps
     return optax.linear_schedule(peak / 10, peak, 9)
 
 
-def constant(peak: float, steps: int) -> optax.Schedule:
+def constant(peak: float, steps: int) -> Callable[[int], Any]:
     """The same in all steps."""
     del steps
     return optax.constant_schedule(peak)
@@ -86,8 +86,7 @@ class Task:
 
     def params(self, seed: int) -> Params:
         """The first parameters."""
-        init = jax.jit(self.model.init)
-        return init(jax.random.key(seed), jnp.asarray(self.held_out[0][0][:1]))
+        return self._init(jax.random.key(seed), jnp.asarray(self.held_out[0][0][:1]))
 
     def loss(self, params: Params, batch: Any) -> jax.Array:
         """Mean cross-entropy in nats."""
@@ -104,6 +103,10 @@ class Task:
         """The means over the held-out batches."""
         found = [self._evaluate(params, batch) for batch in self.held_out]
         return {key: float(np.mean([one[key] for one in found])) for key in found[0]}
+
+    @functools.cached_property
+    def _init(self) -> Callable[[jax.Array, jax.Array], Params]:
+        return jax.jit(self.model.init)
 
     @functools.cached_property
     def _evaluate(self) -> Callable[[Params, Batch], dict[str, jax.Array]]:

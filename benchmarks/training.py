@@ -148,9 +148,9 @@ def best(listed: list[Point]) -> list[Point]:
 def frontier(runs: list[Any]) -> Figure:
     """Final loss against compression ratio: a panel for each task, a number for each method."""
     tasks = list(dict.fromkeys(r["task"] for r in runs))
-    figure = Figure(figsize=(12, 6.4 * len(tasks) + 2.6))
+    figure = Figure(figsize=(12, 6.4 * len(tasks) + 3.6))
     FigureCanvasAgg(figure)  # which measures text
-    *panels, below = figure.subplots(len(tasks) + 1, 1, height_ratios=[6.4] * len(tasks) + [1.9])
+    *panels, below = figure.subplots(len(tasks) + 1, 1, height_ratios=[6.4] * len(tasks) + [2.9])
     figure.subplots_adjust(left=0.07, right=0.985, top=0.97, bottom=0.01)
     for axes, task in zip(panels, tasks, strict=True):
         panel(axes, points(runs, task))
@@ -195,7 +195,7 @@ def panel(axes: Axes, listed: list[Point]) -> None:
         axes.plot(point.ratio, min(point.change, above), marker, color=color, markersize=6)
     axes.plot([], [], color="0.75", label="from the best seed to the worst")
     axes.plot([], [], "^", color="C0", label="above the panel, at the loss given")
-    axes.legend(loc="upper left")
+    axes.legend(loc="lower right")
     number_all(axes, [p._replace(change=min(p.change, above)) for p in listed], listed, top)
 
 
@@ -218,10 +218,10 @@ def number_all(axes: Axes, drawn: list[Point], listed: list[Point], top: float) 
     around = [(np.cos(a), np.sin(a)) for a in np.linspace(0, 2 * np.pi, 16, endpoint=False)]
     for point, (x, y) in zip(listed, at, strict=True):
         text = str(point.number) + (f": {point.change:+.0f} %" if point.change > top else "")
-        wide = 4.0 * len(text) + 5
+        wide = 6.5 * len(text) + 4
         for away, (dx, dy) in itertools.product(range(12, 100, 4), around):
             place = x + (away + wide / 2) * dx, y + away * dy
-            box = Bbox.from_bounds(place[0] - wide / 2, place[1] - 6, wide, 12)
+            box = Bbox.from_bounds(place[0] - wide / 2, place[1] - 7, wide, 14)
             if not any(box.overlaps(other) for other in taken):
                 taken.append(box)
                 line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6} if away > 16 else None
@@ -236,10 +236,7 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     """The table of all tasks, and the figure."""
     print(markdown(results))
     picture = "frontier.png" if name == COMMITTED else f"frontier-{name}.png"
-    if all(
-        "dense" in chosen(results["runs"], task) for task in {r["task"] for r in results["runs"]}
-    ):
-        save(frontier(results["runs"]), folder if name == COMMITTED else folder, picture)
+    save(frontier(results["runs"]), folder, picture)
 
 
 STUDY = Study(

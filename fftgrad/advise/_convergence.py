@@ -58,7 +58,7 @@ SEEN = {
     "budget 300x": Seen(1.6, 0.6, 8.0),
     "two stages, top-k 4 %, 4 bits": Seen(0.4, 0.1, 5.4),
 }
-"""By the names of `benchmarks/convergence/methods.py`: two seeds, after 2,000 steps one."""
+"""By the names of `benchmarks/methods.py`: two seeds, after 2,000 steps one."""
 
 LONGER = {
     "sign": Longer(1.4),
@@ -66,4 +66,4 @@ LONGER = {
     "local-4": Longer(1.2),
     "local-8": Longer(1.33),
 }
-"""By the names of `benchmarks/slow_network/methods.py`, over links of 100 Mbit/s."""
+"""By the names of `benchmarks/methods.py`, over links of 100 Mbit/s."""
