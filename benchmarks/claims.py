@@ -21,7 +21,7 @@ import numpy as np
 import optax
 from _record import markdown as table
 from methods import AXIS, ROWS, Method, Setting, Transformation, fixed, gradients_of, watched
-from program import Column, Point, Study, seeds_of
+from program import Column, Point, Study
 from tasks import Batch
 
 import fftgrad as fg
@@ -114,7 +114,7 @@ def markdown(results: Any) -> str:
 
     def mean(task: str, name: str, key: str, digits: int, scale: float = 1.0) -> str:
         own = [run for run in runs if (run["task"], run["method"]) == (task, name)]
-        seeds = seeds_of(own, key)
+        seeds = [run[key] for run in own if key in run]
         return f"{scale * float(np.mean(seeds)):.{digits}f}" if seeds else ""
 
     losses, alike = list[list[str]](), list[list[str]]()

@@ -268,8 +268,3 @@ class Study:
 def score(record: Any) -> float:
     """Lower is better; a run that diverged is worst."""
     return record["loss"] if np.isfinite(record["loss"]) else float("inf")
-
-
-def seeds_of(runs: list[Any], key: str) -> list[float]:
-    """What runs have under a key, where they have it."""
-    return [run[key] for run in runs if key in run]

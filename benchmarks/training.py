@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from methods import AXIS, METHODS, Method, Setting, Transformation, gradients_of, watched
-from program import Program, Study, score, seeds_of
+from program import Program, Study, score
 from tasks import Params, Task
 
 TITLES = {
@@ -101,7 +101,7 @@ def cells_of(own: list[Any], dense: list[Any], error: float | None, classes: boo
     change = 100 * (np.mean(losses) / np.mean([r["loss"] for r in dense]) - 1)
     cells = [f"{ratio:.1f}", f"{ratio / 2:.1f}", f"{error:.2f}" if error else ""]
     cells += [f"{np.mean(losses):.3f} ± {np.ptp(losses) / 2:.3f}", f"{change:+.1f} %"]
-    return cells + [f"{100 * np.mean(seeds_of(own, 'accuracy')):.1f} %"] * classes
+    return cells + [f"{100 * np.mean([r['accuracy'] for r in own]):.1f} %" for _ in range(classes)]
 
 
 # Figure
