@@ -54,50 +54,38 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A method on a graph, and what it sends to each neighbor."""
+    """A method, what it sends to each neighbor, and how far it follows them.
+
+    Attributes:
+      optimizer: BEER, which tracks gradients, or CHOCO-SGD, which sends parameters alone.
+      gradients: what encodes BEER's gradients, if it is not the same codec.
+    """
 
     name: str
-    make: Callable[[gossip.Graph], optax.GradientTransformationExtraArgs]
+    optimizer: Callable[..., optax.GradientTransformationExtraArgs]
     codec: fg.Codec
-    vectors: int
+    gamma: float
+    gradients: fg.Codec | None = None
+
+    def make(self, graph: gossip.Graph) -> optax.GradientTransformationExtraArgs:
+        """The method on a graph."""
+        own = {"gradients": self.gradients} if self.gradients else {}
+        descent, gamma = optax.sgd(RATE), self.gamma
+        return self.optimizer(descent, self.codec, graph, gamma=gamma, axis_name=AXIS, **own)
 
 
-def beer(name: str, codec: fg.Codec, gamma: float, gradients: fg.Codec | None = None) -> Method:
-    """Compressed gradient tracking."""
-
-    def make(graph: gossip.Graph) -> optax.GradientTransformationExtraArgs:
-        return gossip.beer(
-            optax.sgd(RATE), codec, graph, gamma=gamma, gradients=gradients, axis_name=AXIS
-        )
-
-    return Method(name, make, codec, 2)
-
-
-def choco(name: str, codec: fg.Codec, gamma: float) -> Method:
-    """Gossip of parameters alone."""
-
-    def make(graph: gossip.Graph) -> optax.GradientTransformationExtraArgs:
-        return gossip.choco_sgd(optax.sgd(RATE), codec, graph, gamma=gamma, axis_name=AXIS)
-
-    return Method(name, make, codec, 1)
-
-
-TOP = fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=6))
-DECAY = 0.992
+BEER, CHOCO = gossip.beer, gossip.choco_sgd
+TOP, FOUR = fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=6)), fg.LogLevels(bits=4)
+FAST, SLOW = (fg.codecs.DynamicSign(scale, 0.992) for scale in (2.0, 0.5))
 METHODS = [
-    beer("gradient tracking, float32", fg.Identity(), 1.0),
-    beer("BEER, top-k 10 %, 6 bits", TOP, 0.15),
-    beer("BEER, 4 bits", fg.LogLevels(bits=4), 0.6),
-    beer("BEER, sign", fg.Sign(), 0.1),
-    beer(
-        "BEER, one bit, dynamic",
-        fg.codecs.DynamicSign(0.5, DECAY),
-        0.3,
-        fg.codecs.DynamicSign(2.0, DECAY),
-    ),
-    choco("CHOCO-SGD, top-k 10 %, 6 bits", TOP, 0.15),
-    choco("CHOCO-SGD, 4 bits", fg.LogLevels(bits=4), 0.6),
-    choco("decentralized SGD, float32", fg.Identity(), 1.0),
+    Method("gradient tracking, float32", BEER, fg.Identity(), 1.0),
+    Method("BEER, top-k 10 %, 6 bits", BEER, TOP, 0.15),
+    Method("BEER, 4 bits", BEER, FOUR, 0.6),
+    Method("BEER, sign", BEER, fg.Sign(), 0.1),
+    Method("BEER, one bit, dynamic", BEER, SLOW, 0.3, FAST),
+    Method("CHOCO-SGD, top-k 10 %, 6 bits", CHOCO, TOP, 0.15),
+    Method("CHOCO-SGD, 4 bits", CHOCO, FOUR, 0.6),
+    Method("decentralized SGD, float32", CHOCO, fg.Identity(), 1.0),
 ]
 
 
@@ -127,7 +115,8 @@ def run(method: Method, graph: gossip.Graph, problem: Problem, steps: int) -> An
     apart = np.asarray(path, np.float64) - optimum
     distances = np.sqrt((apart**2).sum(-1).mean(-1)) / np.linalg.norm(optimum)
     logs = np.log10(np.concatenate([[1.0], distances]))
-    each = method.vectors * (fg.wire_bytes(method.codec, x[0]) - 8) + 8
+    vectors = 2 if method.optimizer is BEER else 1
+    each = vectors * (fg.wire_bytes(method.codec, x[0]) - 8) + 8
     sent = each * graph.degree(problem.workers)
     record: dict[str, Any] = {"problem": problem.name, "graph": repr(graph), "method": method.name}
     record |= {"link_bytes": sent, "last": round(float(logs[-1]), 2)}
