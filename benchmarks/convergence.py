@@ -6,8 +6,10 @@ written after each run, and runs whose results are there already are not repeate
 """
 
 import argparse
+import functools
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import claims
@@ -78,18 +80,21 @@ class Runner:
         """All rows on a task."""
         best: dict[str, float] = {}
         for method in rows:
-            programs: list[Program] = []  # compiled when the first run needs it
+            # Compiled when the first run needs it.
+            program = functools.cache(
+                functools.partial(Program, task, method, self.args.steps, self.mesh)
+            )
             first, *others = self.study.resets(method, self.args.steps)
             known = best.get(self.study.variants.get(method.name, ""))
             rates = self.study.known.get(method.name, self.study.rates)
             rates = self.args.rates or rates if known is None else [known]
             if self.args.smoke:
                 rates, others = rates[:1], others[:1]
-            tried = [self.get(task, method, programs, rate, 0, first) for rate in rates]
+            tried = [self.get(task, method, program, rate, 0, first) for rate in rates]
             best[method.name] = rate = min(tried, key=score)["rate"]
             for seed in range(self.args.seeds):
                 for reset in (first, *others):
-                    self.get(task, method, programs, rate, seed, reset)
+                    self.get(task, method, program, rate, seed, reset)
         if self.study.errors is not None:
             known = self.results.setdefault("errors", {}).setdefault(task.name, {})
             missing = [method for method in rows if method.name not in known]
@@ -101,7 +106,7 @@ class Runner:
         self,
         task: Task,
         method: Method,
-        programs: list[Program],
+        program: Callable[[], Program],
         rate: float,
         seed: int,
         reset: Reset,
@@ -112,11 +117,8 @@ class Runner:
         for record in self.results["runs"]:
             if all(record.get(name, 0) == value for name, value in key.items()):
                 return record
-        if not programs:
-            programs.append(Program(task, method, self.args.steps, self.mesh))
         schedule = self.study.schedule or task.schedule
-        column = self.study.column(programs[0])
-        record = run(programs[0], rate, seed, schedule, reset, column)
+        record = run(program(), rate, seed, schedule, reset, self.study.column(program()))
         self.results["runs"].append(record)
         self.write()
         told = ("loss", "ratio", "ms_per_step")

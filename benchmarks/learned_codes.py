@@ -11,6 +11,7 @@ leader's values.
 
 import itertools
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -68,38 +69,39 @@ class Learned(Column):
             {"code": f"LogLevels({bits})", "later": quantized(rows, fg.LogLevels(bits), seen)}
             for bits in (2, 3, 4)
         ]
-        for variant, turns, rate in itertools.product(("leader", "all_reduce"), TURNS, RATES):
-            last, later = taught(rows, seen, variant, rate, turns)
-            code = {"code": variant, "k": k, "rate": rate, "turns": turns}
-            found.append(code | {"learned": last, "later": later})
+        for variant in ("leader", "all_reduce"):
+            errors = taught(rows, seen, variant)
+            for turns, rate in itertools.product(TURNS, RATES):
+                last, later = errors(rate, turns)
+                code = {"code": variant, "k": k, "rate": rate, "turns": turns}
+                found.append(code | {"learned": last, "later": later})
         return {"errors": found}
 
 
-def taught(
-    rows: jax.Array, seen: int, variant: str, rate: float, turns: int
-) -> tuple[float, float]:
-    """The errors of the last learned steps, and of those that come later."""
+def taught(rows: jax.Array, seen: int, variant: str) -> Callable[[float, int], list[float]]:
+    """The errors of the last learned steps, and of those that come later, by rate and turns."""
     net, pick = learned.Autoencoder(), fg.TopK(k=1) if variant == "leader" else None
-    workers = rows.shape[1]
+    items = jnp.arange(len(rows), dtype=jnp.int32), rows
 
-    def learn(params: Any, item: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+    def learn(params: Any, item: tuple[jax.Array, jax.Array], rate: Any) -> Any:
         number, values = item
-        return learned.learn(net, params, values, number % workers, pick, rate)
-
-    def error(params: Any, item: tuple[jax.Array, jax.Array]) -> jax.Array:
-        number, values = item
-        return learned.learn(net, params, values, number % workers, pick, 0.0).error
+        return learned.learn(net, params, values, number % rows.shape[1], pick, rate)
 
     @jax.jit
-    def run(items: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def run(items: tuple[jax.Array, jax.Array], rate: jax.Array, turns: jax.Array) -> jax.Array:
+        first = jax.tree.map(lambda a: a[:seen], items)
+
         def turn(_: jax.Array, params: Any) -> Any:
-            return lax.scan(learn, params, jax.tree.map(lambda a: a[:seen], items))[0]
+            return lax.scan(lambda net, item: learn(net, item, rate), params, first)[0]
 
         params = lax.fori_loop(0, turns, turn, net.init())
-        return lax.map(lambda item: error(params, item), items)
+        return lax.map(lambda item: learn(params, item, 0.0).error, items)
 
-    found = np.asarray(run((jnp.arange(len(rows), dtype=jnp.int32), rows)))
-    return float(np.mean(found[max(0, seen - 10) : seen])), float(np.mean(found[seen:]))
+    def errors(rate: float, turns: int) -> list[float]:
+        found = np.asarray(run(items, jnp.float32(rate), jnp.int32(turns)))
+        return [float(np.mean(part)) for part in (found[max(0, seen - 10) : seen], found[seen:])]
+
+    return errors
 
 
 def quantized(rows: jax.Array, codec: fg.Codec, seen: int) -> float:

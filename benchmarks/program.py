@@ -47,22 +47,23 @@ class Program:
         common = task.params(0)
         state = jax.eval_shape(tx.init, common)
         if method.shards is None:
-            ins, specs = whole, fg.state_specs(state, AXIS)
+            self.common_spec, specs = whole, fg.state_specs(state, AXIS)
         else:  # what belongs to a parameter is sharded as it is
-            ins, specs = spread, jax.tree.map(lambda a: spread if a.ndim else whole, state)
-        outs = spread if method.own else ins
-        init = jax.shard_map(tx.init, mesh=mesh, in_specs=ins, out_specs=specs)
-        self.init = jax.jit(init)
+            self.common_spec = spread
+            specs = jax.tree.map(lambda a: spread if a.ndim else whole, state)
+        self.spec = spread if method.own else self.common_spec
+        self.init = jax.jit(
+            jax.shard_map(tx.init, mesh=mesh, in_specs=self.common_spec, out_specs=specs)
+        )
         mapped = jax.shard_map(
             self._step,
             mesh=mesh,
-            in_specs=(outs, specs, spread, whole),
-            out_specs=(outs, specs, spread),
+            in_specs=(self.spec, specs, spread, whole),
+            out_specs=(self.spec, specs, spread),
         )
-        params, state = self.fresh(common)
         batch = self.put(next(task.batches(0, mesh.size)), spread)
         rate = self.put(jnp.float32(0), whole)
-        self.compiled = jax.jit(mapped).lower(params, state, batch, rate).compile()
+        self.compiled = jax.jit(mapped).lower(*self.fresh(common), batch, rate).compile()
 
     def transformation(self, rate: Any) -> Transformation:
         """The whole optimizer."""
@@ -94,21 +95,12 @@ class Program:
         """On all devices."""
         return jax.device_put(value, NamedSharding(self.mesh, spec))
 
-    def spread(self, common: Params) -> Params:
-        """What is trained, from what all workers have in common."""
+    def fresh(self, common: Params) -> Point:
+        """Before the first step, from parameters that all workers have in common."""
+        state = self.init(self.put(common, self.common_spec))
         if self.method.own:
             common = jax.tree.map(lambda p: jnp.stack([p] * self.mesh.size), common)
-        is_whole = not self.method.own and self.method.shards is None
-        return self.put(common, P() if is_whole else P(AXIS))
-
-    def start(self, seed: int) -> Point:
-        """Before the first step."""
-        return self.fresh(self.task.params(seed))
-
-    def fresh(self, common: Params) -> Point:
-        """Before the first step from these parameters."""
-        ins = P() if self.method.shards is None else P(AXIS)
-        return Point(self.spread(common), self.init(self.put(common, ins)))
+        return Point(self.put(common, self.spec), state)
 
     def common(self, at: Point) -> Params:
         """The parameters that all workers have in common."""
@@ -193,7 +185,8 @@ def run(
 ) -> dict[str, Any]:
     """One training run, as a record; the rate is in units of the task's own."""
     task, method, steps = program.task, program.method, program.setting.steps
-    at, batches = program.start(seed), task.batches(seed, program.mesh.size)
+    at = program.fresh(task.params(seed))
+    batches = task.batches(seed, program.mesh.size)
     dense = sum(leaf.nbytes for leaf in jax.tree.leaves(program.common(at)))
     # A step of Adam has about the size of its rate, as one of signs has.
     rates = schedule(rate * (task.rate if method.directs is None else method.directs), steps)

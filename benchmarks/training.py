@@ -38,7 +38,7 @@ def errors(task: Task, rows: list[Method], mesh: Mesh) -> Iterator[tuple[str, fl
     if not rows:
         return
     program = Program(task, watched(METHODS[0]), 50, mesh)
-    batches, at = task.batches(0, mesh.size), program.start(0)
+    batches, at = task.batches(0, mesh.size), program.fresh(task.params(0))
     for batch in itertools.islice(batches, 51):
         at, _ = program.step(at, batch, task.rate / 2)
     own = gradients_of(at.state)
