@@ -99,8 +99,9 @@ class Endures(Column):
         if self.program.method.own:
             anchor = whole(self.program.common(before))
             applied = anchor - whole(self.program.common(after))
-            due = count % EVERY == 0
-            given = due * (anchor - gathered(before.params) + RATE * given)
+            # As the workers compute it, or the rounding of a step would count as lost.
+            own = np.float32(gathered(before.params)) - np.float32(RATE) * np.float32(given)
+            given = (count % EVERY == 0) * (anchor - own)
         else:
             applied = whole(optax.tree.get(after.state, "applied"))
         self.wanted += given.mean(0)
