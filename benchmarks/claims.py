@@ -20,7 +20,7 @@ import jax
 import numpy as np
 import optax
 from _record import markdown as table
-from methods import AXIS, ROWS, Method, Setting, Transformation, fixed, gradients_of, watched
+from methods import ROWS, Method, Setting, fed_back, gradients_of, watched
 from program import Column, Point, Study
 from tasks import Batch
 
@@ -39,24 +39,23 @@ def cut(peak: float, steps: int) -> Callable[[int], Any]:
 
 def theta(share: float) -> Method:
     """The FFT paper's method."""
-    tx = fg.methods.fft_sparsification(share, axis_name=AXIS)
-    return Method(f"theta {share}", fixed(tx))
+    return Method(f"theta {share}", fg.methods.fft_sparsification(share))
 
 
 def falling(share: float) -> Method:
     """The same, with nothing dropped where the rate has fallen."""
 
-    def make(setting: Setting) -> Transformation:
+    def make(setting: Setting) -> fg.Recipe:
         end = {round(CUT * setting.steps): 0.0}
-        return fg.methods.fft_sparsification(share, theta_schedule=end, axis_name=AXIS)
+        return fg.methods.fft_sparsification(share, theta_schedule=end)
 
     return Method(f"theta {share}, then 0", make, phases=((CUT, (0,)),), later=(1,))
 
 
 def scalecom(uptake: float) -> Method:
     """ScaleCom without the optimizer's momentum."""
-    tx = fg.methods.scalecom(CHUNK, uptake, axis_name=AXIS)
-    return watched(Method(f"ScaleCom, uptake {uptake}", fixed(tx), momentum=False))
+    own = fg.methods.scalecom(CHUNK, uptake)
+    return watched(fed_back(f"ScaleCom, uptake {uptake}", own))
 
 
 class Similarity(Column):

@@ -14,7 +14,7 @@ import ctypes
 import gc
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -24,12 +24,11 @@ from claims import gathered
 from matplotlib.figure import Figure
 from methods import (
     AXIS,
-    Make,
     Method,
     Setting,
     Transformation,
+    fed_back,
     gradients_of,
-    mean,
     onlooker,
     watched,
 )
@@ -48,28 +47,19 @@ class Applied(NamedTuple):
     applied: Any
 
 
-def descent(name: str, exchange: Make) -> Method:
+def descent(name: str, exchange: fg.Recipe, scale: float = 1.0) -> Method:
     """Plain descent behind an exchange; what it applies is kept in the state."""
-
-    def seen(setting: Setting) -> Transformation:
-        return optax.chain(exchange(setting), onlooker(Applied))
-
-    return watched(Method(name, seen, momentum=False, corrects=True))
+    mean = fg.compressed_pmean(exchange, axis_name=AXIS)
+    seen = optax.chain(mean, optax.scale(scale), onlooker(Applied))
+    return watched(fed_back(name, seen, corrects=True))
 
 
-def feedback(name: str, exchange: fg.Exchange | fg.Codec, **kept: Any) -> Method:
+def feedback(
+    name: str, exchange: fg.Exchange | fg.Codec, scope: Literal["leaf"] | None = None, **kept: Any
+) -> Method:
     """A method with feedback that forgets nothing."""
-    return descent(name, mean(exchange, fg.ErrorFeedback(**kept)))
-
-
-def by_leaf(name: str, exchange: fg.Exchange | fg.Codec) -> Method:
-    """The same for each leaf on its own."""
-    return descent(name, mean(exchange, fg.ErrorFeedback(), layout=fg.Layout("leaf")))
-
-
-def dgc(_: Setting) -> Transformation:
-    """Momentum that is forgotten where it is sent, so at a tenth of the rate."""
-    return optax.chain(fg.methods.dgc(0.05, axis_name=AXIS), optax.scale(0.1))
+    exchange = fg.AllGather(exchange) if isinstance(exchange, fg.Codec) else exchange
+    return descent(name, fg.Recipe(exchange, fg.ErrorFeedback(**kept), fg.Layout(scope)))
 
 
 def local(_: Setting, inner: Transformation) -> Transformation:
@@ -216,14 +206,14 @@ STUDY = Study(
         feedback("top-k 5 %", TOP_K),
         feedback("top-k 5 %, bfloat16 residual", TOP_K, dtype="bfloat16"),
         feedback("FFT 16, 10 %, 8 bits", fg.chain(fg.Fft(16), fg.TopK(0.1), BITS)),
-        by_leaf("signs", fg.Sign()),
+        feedback("signs", fg.Sign(), "leaf"),
         feedback("EDEN 2 bits", fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=2))),
-        by_leaf("PowerSGD rank 2", fg.PowerSgd(rank=2)),
+        feedback("PowerSGD rank 2", fg.PowerSgd(rank=2), "leaf"),
         feedback("two stages, top-k 5 %", fg.TwoStage(fg.chain(TOP_K, BITS), WORKERS)),
         feedback("shared top-k 5 %", fg.SharedSupport(TOP_K)),
         feedback("integer sum, 7 levels", fg.IntegerSum(WORKERS, levels=7)),
         feedback("budget 30x", fg.Budget(ratio=30)),
-        descent(DGC, dgc),
+        descent(DGC, fg.methods.dgc(0.05), scale=0.1),
         watched(
             Method(
                 "diloco, 10 local steps",

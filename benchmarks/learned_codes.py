@@ -21,7 +21,7 @@ import optax
 from _record import markdown
 from claims import gathered
 from jax import lax
-from methods import Method, Setting, Transformation, gradients_of, mean, watched
+from methods import Setting, fed_back, gradients_of, watched
 from program import Column, Point, Program, Study
 from tasks import Batch, cosine
 
@@ -38,11 +38,11 @@ def phases(steps: int) -> tuple[int, int]:
     return steps // 5, 3 * steps // 5
 
 
-def exact(setting: Setting) -> Transformation:
+def exact(setting: Setting) -> fg.Recipe:
     """The largest of each leaf as they are, after a dense start."""
     shared = fg.SharedSupport(lambda *_: fg.TopK(FRACTION))
     phased = fg.Scheduled({0: fg.AllReduce(), max(1, phases(setting.steps)[0]): shared})
-    return mean(phased, fg.ErrorFeedback())(setting)
+    return fg.Recipe(phased, fg.ErrorFeedback())
 
 
 class Learned(Column):
@@ -130,9 +130,7 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
 STUDY = Study(
     folder="learned",
     file="errors",
-    rows=[
-        watched(Method("exact values", exact, momentum=False, phases=((0.2, (0,)),), later=(1,)))
-    ],
+    rows=[watched(fed_back("exact values", exact, phases=((0.2, (0,)),), later=(1,)))],
     show=show,
     tasks=("lm", "digits"),
     steps=100,

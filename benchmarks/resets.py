@@ -42,7 +42,7 @@ def local(name: str) -> Method:
 def with_memory(name: str, memory: fg.Memory) -> Method:
     """A row of top-k with another memory."""
     share = 0.01 if name.startswith(TOP_K) else 0.001
-    return fed_back(name, fg.methods.top_k(share, memory=memory, axis_name=AXIS))
+    return fed_back(name, fg.methods.top_k(share, memory=memory))
 
 
 def labels(steps: int) -> dict[int, str]:

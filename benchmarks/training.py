@@ -44,8 +44,7 @@ def errors(task: Task, rows: list[Method], mesh: Mesh) -> Iterator[tuple[str, fl
     own = gradients_of(at.state)
     exact = jax.tree.map(lambda g: g.mean(0), own)
     for row in rows:
-        assert row.exchange is not None
-        tx = row.exchange(Setting(mesh.size, 50))
+        tx = row.mean(Setting(mesh.size, 50))
 
         def mean(rows: Params, tx: Transformation = tx) -> Params:
             own = jax.tree.map(lambda g: g[0], rows)

@@ -45,6 +45,7 @@ from fftgrad.exchanges import (
     Layout,
     Policy,
     PowerSgd,
+    Recipe,
     Rule,
     Scheduled,
     SharedSupport,
@@ -79,6 +80,7 @@ __all__ = [  # noqa: RUF022
     "trainable",
     "per_worker",
     "accumulate",
+    "Recipe",
     "Layout",
     # Codecs
     "chain",

@@ -231,30 +231,37 @@ HIERARCHIES: dict[str, fg.Hierarchical] = {
 """Exchanges over two axes, ("slow", "fast") of 2 and 4 workers."""
 
 METHODS = {
-    "fft_sparsification": lambda axis: fg.methods.fft_sparsification(axis_name=axis),
-    "fft_sparsification blocked": lambda axis: fg.methods.fft_sparsification(
-        theta=0.9, bits=8, block=64, memory=fg.ErrorFeedback(), axis_name=axis
+    "fft_sparsification": lambda axis: fg.compressed_pmean(
+        fg.methods.fft_sparsification(), axis_name=axis
     ),
-    "fft_sparsification diminishing": lambda axis: fg.methods.fft_sparsification(
-        theta_schedule={0: 0.9, 1: 0.5, 3: 0.0}, axis_name=axis
+    "fft_sparsification blocked": lambda axis: fg.compressed_pmean(
+        fg.methods.fft_sparsification(theta=0.9, bits=8, block=64, memory=fg.ErrorFeedback()),
+        axis_name=axis,
     ),
-    "fft_sparsification recovery": lambda axis: fg.methods.fft_sparsification(
-        recover=(0.5, 0.0), max_error=0.1, axis_name=axis
+    "fft_sparsification diminishing": lambda axis: fg.compressed_pmean(
+        fg.methods.fft_sparsification(theta_schedule={0: 0.9, 1: 0.5, 3: 0.0}), axis_name=axis
+    ),
+    "fft_sparsification recovery": lambda axis: fg.compressed_pmean(
+        fg.methods.fft_sparsification(recover=(0.5, 0.0), max_error=0.1), axis_name=axis
     ),
     "feedback_adam": lambda axis: fg.optimizers.feedback_adam(0.1, 0.2, axis_name=axis),
     "feedback_sgd": lambda axis: fg.optimizers.feedback_sgd(
         0.1, 0.5, 0.2, transform=fg.Dct(block=16), axis_name=axis
     ),
-    "acp_sgd": lambda axis: fg.methods.acp_sgd(rank=2, axis_name=axis),
-    "adacomp": lambda axis: fg.methods.adacomp(conv_bin=10, bin_size=20, axis_name=axis),
-    "datalens": lambda axis: fg.contrib.votes.datalens(
+    "acp_sgd": lambda axis: fg.compressed_pmean(fg.methods.acp_sgd(rank=2), axis_name=axis),
+    "adacomp": lambda axis: fg.compressed_pmean(
+        fg.methods.adacomp(conv_bin=10, bin_size=20), axis_name=axis
+    ),
+    "scale_by_datalens": lambda axis: fg.contrib.votes.scale_by_datalens(
         fg.contrib.votes.TopVotes(workers=4, fraction=0.1), beta=0.25, axis_name=axis
     ),
-    "demo": lambda axis: fg.methods.demo(k=4, block=8, axis_name=axis),
+    "demo": lambda axis: optax.chain(
+        fg.compressed_pmean(fg.methods.demo(k=4, block=8), axis_name=axis), optax.scale_by_sign()
+    ),
     "diloco": lambda axis: fg.optimizers.diloco(
         optax.sgd(0.1), optax.sgd(0.7, 0.9, nesterov=True), every=2, axis_name=axis
     ),
-    "dion": lambda axis: fg.methods.dion(rank=2, axis_name=axis),
+    "scale_by_dion": lambda axis: fg.methods.scale_by_dion(rank=2, axis_name=axis),
     "beer": lambda axis: fg.contrib.gossip.beer(
         optax.sgd(0.1),
         fg.chain(fg.TopK(fraction=0.2), fg.LogLevels(bits=4)),
@@ -277,41 +284,53 @@ METHODS = {
         gamma=0.4,
         axis_name=axis,
     ),
-    "dgc": lambda axis: fg.methods.dgc(0.1, clip=2.0, axis_name=axis),
-    "eden": lambda axis: fg.methods.eden(bits=2, block=64, axis_name=axis),
-    "lgc": lambda axis: learned.lgc(
-        0.1,
-        dense=("last", "scalar"),
-        dense_steps=1,
-        learning_steps=2,
-        autoencoder=NET,
+    "dgc": lambda axis: optax.chain(
+        fg.training.clip_by_local_norm(2.0, axis),
+        fg.compressed_pmean(fg.methods.dgc(0.1), axis_name=axis),
+    ),
+    "eden": lambda axis: fg.compressed_pmean(fg.methods.eden(bits=2, block=64), axis_name=axis),
+    "lgc": lambda axis: fg.compressed_pmean(
+        learned.lgc(
+            0.1, dense=("last", "scalar"), dense_steps=1, learning_steps=2, autoencoder=NET
+        ),
         axis_name=axis,
     ),
-    "majority_vote": lambda axis: fg.methods.majority_vote(axis_name=axis),
+    "scale_by_majority_vote": lambda axis: fg.methods.scale_by_majority_vote(axis_name=axis),
     "scale_by_one_bit_adam": lambda axis: fg.methods.scale_by_one_bit_adam(
         3, workers=4, axis_name=axis
     ),
-    "power_sgd": lambda axis: fg.methods.power_sgd(rank=2, axis_name=axis),
-    "qsgd": lambda axis: fg.methods.qsgd(bits=4, bucket=32, axis_name=axis),
-    "random_k": lambda axis: fg.methods.random_k(0.1, axis_name=axis),
-    "redsync": lambda axis: fg.methods.redsync(
-        0.1, dense_below=100, trimmed_below=300, axis_name=axis
+    "power_sgd": lambda axis: fg.compressed_pmean(fg.methods.power_sgd(rank=2), axis_name=axis),
+    "qsgd": lambda axis: fg.compressed_pmean(fg.methods.qsgd(bits=4, bucket=32), axis_name=axis),
+    "random_k": lambda axis: fg.compressed_pmean(fg.methods.random_k(0.1), axis_name=axis),
+    "redsync": lambda axis: fg.compressed_pmean(
+        fg.methods.redsync(0.1, dense_below=100, trimmed_below=300), axis_name=axis
     ),
-    "redsync quantized": lambda axis: fg.methods.redsync(
-        0.1, quantize=True, output=("scalar",), dense_below=100, trimmed_below=300, axis_name=axis
+    "redsync quantized": lambda axis: fg.compressed_pmean(
+        fg.methods.redsync(
+            0.1, quantize=True, output=("scalar",), dense_below=100, trimmed_below=300
+        ),
+        axis_name=axis,
     ),
-    "scalecom": lambda axis: fg.methods.scalecom(10, uptake=0.3, axis_name=axis),
-    "scalecom frequencies": lambda axis: fg.methods.scalecom(
-        10, transform=fg.Fft(block=16), exact=True, axis_name=axis
+    "scalecom": lambda axis: fg.compressed_pmean(
+        fg.methods.scalecom(10, uptake=0.3), axis_name=axis
     ),
-    "sign_sgd": lambda axis: fg.methods.sign_sgd(axis_name=axis),
+    "scalecom frequencies": lambda axis: fg.compressed_pmean(
+        fg.methods.scalecom(10, transform=fg.Fft(block=16), exact=True), axis_name=axis
+    ),
+    "sign_sgd": lambda axis: fg.compressed_pmean(fg.methods.sign_sgd(), axis_name=axis),
     "sharded": lambda axis: fg.optimizers.sharded(optax.adam(0.1), 4, axis_name=axis),
     "sparse_loco": lambda axis: fg.optimizers.sparse_loco(
         optax.sgd(0.1), every=2, k=4, block=4, axis_name=axis
     ),
-    "terngrad": lambda axis: fg.methods.terngrad(dense=("scalar",), axis_name=axis),
-    "terngrad summed": lambda axis: fg.methods.terngrad(workers=4, axis_name=axis),
-    "top_k": lambda axis: fg.methods.top_k(0.1, layout=fg.Layout("leaf"), axis_name=axis),
+    "terngrad": lambda axis: fg.compressed_pmean(
+        fg.methods.terngrad(dense=("scalar",)), axis_name=axis
+    ),
+    "terngrad summed": lambda axis: fg.compressed_pmean(
+        fg.methods.terngrad(workers=4), axis_name=axis
+    ),
+    "top_k": lambda axis: fg.compressed_pmean(
+        fg.methods.top_k(0.1), layout=fg.Layout("leaf"), axis_name=axis
+    ),
 }
 
 OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}

@@ -74,7 +74,7 @@ EXTRAS = {
 """What a room, or a file, may import besides."""
 METHOD_NAMES = set(fg.methods.__all__)
 OPTIMIZERS = {"diloco", "feedback_adam", "feedback_sgd", "sharded", "sparse_loco"}
-BESIDE = {"lgc", "datalens", "beer", "choco_sgd"}
+BESIDE = {"lgc", "scale_by_datalens", "beer", "choco_sgd"}
 """Methods and optimizers of `contrib`."""
 SCHEDULES = {"diminishing_theta"}
 ROLES = (
@@ -189,7 +189,8 @@ def test_making_a_transformation_starts_no_backend():
     """Or jax.distributed could not be initialized after it."""
     code = (
         "import fftgrad as fg;"
-        "fg.methods.fft_sparsification(theta_schedule={0: 0.9, 5: 0.0});"
+        "method = fg.methods.fft_sparsification(theta_schedule={0: 0.9, 5: 0.0});"
+        "fg.compressed_pmean(method, axis_name='data');"
         "fg.codecs.FixedRangeFloat.tuned(-1.0, 1.0, bits=8), fg.Cast('bfloat16');"
         "from jax._src import xla_bridge;"
         "assert not xla_bridge.backends_are_initialized()"

@@ -164,7 +164,9 @@ MISTAKES = {
     "an exchange in compress": (lambda: fg.compress(GATHER, jnp.ones(3)), TypeError, "TopK"),
     "an exchange in preview": (lambda: fg.tools.preview(GATHER, jnp.ones(3)), TypeError, "TopK"),
     "a memory in wire_bytes": (
-        lambda: fg.wire_bytes(FEEDBACK, jnp.ones(3)), TypeError, "pass a codec or an exchange"
+        lambda: fg.wire_bytes(FEEDBACK, jnp.ones(3)),
+        TypeError,
+        "pass a codec, an exchange or a method",
     ),
     "swapped": (lambda: pmean(FEEDBACK, GATHER), TypeError, "the exchange comes first"),
     # A class in place of a value.
@@ -278,14 +280,26 @@ MISTAKES = {
         r"metrics\(exchange\): must be .*; wrap a codec",
     ),
     # Compositions that do not work.
+    "a method in a chain": (
+        lambda: optax.chain(fg.methods.top_k(0.01), optax.sgd(0.1)),
+        TypeError,
+        r"use fg\.compressed_pmean\(method, axis_name=",
+    ),
+    "the state of a method": (
+        lambda: fg.methods.qsgd().init(jnp.ones(3)),
+        TypeError,
+        r"use fg\.compressed_pmean\(method, axis_name=",
+    ),
     "a weight of votes": (
-        lambda: step(fg.methods.majority_vote(), weight=3), ValueError, "leave it out, or use a"
+        lambda: step(fg.methods.scale_by_majority_vote(), weight=3),
+        ValueError,
+        "leave it out, or use a",
     ),
     "a weight of several gradients": (
         lambda: step(fg.accumulate(pmean(), 2), weight=3), ValueError, "has_weight=True"
     ),
     "a leaf frozen by optax": (
-        lambda: step(optax.masked(fg.methods.sign_sgd(), {"w": False})),
+        lambda: step(optax.masked(pmean(fg.methods.sign_sgd()), {"w": False})),
         ValueError,
         r"use fg\.trainable\(tx, mask\)",
     ),

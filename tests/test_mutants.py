@@ -784,19 +784,19 @@ MUTANTS = {
         "tests/exchanges/test_acp_sgd.py -k end_nothing",
     ),
     "a direction has the length of the gradient": Mutant(
-        "methods/_dion.py",
+        "methods/_scale_by_dion.py",
         "length = jnp.sqrt(jnp.sum(jnp.square(scaled), axis=0, keepdims=True))",
         "length = jnp.ones_like(top)",
         "tests/methods/test_dion.py -k one_length",
     ),
     "in and out change places": Mutant(
-        "methods/_dion.py",
+        "methods/_scale_by_dion.py",
         "(columns / rows) ** 0.5",
         "(rows / columns) ** 0.5",
         "tests/methods/test_dion.py -k one_length",
     ),
     "the other transformation moves on a bad step": Mutant(
-        "methods/_dion.py",
+        "methods/_scale_by_dion.py",
         "_parts.where(finite, moved, state.others)",
         "moved",
         "tests/methods/test_dion.py -k leaves_no_trace",

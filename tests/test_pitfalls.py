@@ -50,7 +50,7 @@ def run(tx, like, steps, seed=0):
 def test_low_rank_factors_are_averaged_not_summed():
     matrix = jnp.asarray(values((10, 6)))
     same = {"w": jnp.stack([matrix] * 4)}
-    got = first_update(fg.methods.power_sgd(rank=2), same)["w"]
+    got = first_update(fg.compressed_pmean(fg.methods.power_sgd(rank=2), axis_name=AXIS), same)["w"]
     u, s, vt = np.linalg.svd(matrix)
     assert np.linalg.norm(got) <= np.linalg.norm(matrix)
     best = np.linalg.norm(matrix - (u[:, :2] * s[:2]) @ vt[:2])
@@ -59,7 +59,10 @@ def test_low_rank_factors_are_averaged_not_summed():
 
 def test_the_first_update_of_sign_feedback_has_the_size_of_a_gradient():
     grads = {"w": jnp.asarray(values((4, 50)))}
-    update = first_update(optax.chain(fg.methods.sign_sgd(), optax.sgd(0.01)), grads)["w"]
+    update = first_update(
+        optax.chain(fg.compressed_pmean(fg.methods.sign_sgd(), axis_name=AXIS), optax.sgd(0.01)),
+        grads,
+    )["w"]
     assert np.abs(update).max() <= 0.01 * np.abs(grads["w"]).mean(1).max() + 1e-6
 
 
@@ -83,7 +86,9 @@ def test_momentum_is_applied_once(nesterov):
         "w": jax.ShapeDtypeStruct((10, 6), "float32"),
         "b": jax.ShapeDtypeStruct((7,), "float32"),
     }
-    tx = optax.chain(fg.methods.dgc(1.0, nesterov=nesterov), optax.sgd(0.1))
+    tx = optax.chain(
+        fg.compressed_pmean(fg.methods.dgc(1.0, nesterov=nesterov), axis_name=AXIS), optax.sgd(0.1)
+    )
     applied, _, _ = run(tx, like, 5)
     dense = optax.chain(
         fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS), optax.sgd(0.1, 0.9, nesterov=nesterov)
@@ -230,7 +235,9 @@ def test_residuals_belong_to_parameters_not_to_buckets():
 
 def test_a_row_without_gradient_does_not_run_away_under_signs():
     like = {"w": jax.ShapeDtypeStruct((4, 8), "float32")}
-    init, update = train_step(fg.methods.sign_sgd(), 4, like=like)
+    init, update = train_step(
+        fg.compressed_pmean(fg.methods.sign_sgd(), axis_name=AXIS), 4, like=like
+    )
     state = init({"w": jnp.zeros((4, 8))})
     walked, size = np.zeros(8), 0.0
     for step in range(60):
@@ -266,7 +273,13 @@ def test_clipping_comes_before_accumulation():
         jnp.linalg.norm(first_update(fg.training.clip_by_local_norm(2.0, AXIS), grads)["w"])
     )
     np.testing.assert_allclose(norm, 2.0 / np.sqrt(4), rtol=1e-5)
-    sent = first_update(fg.methods.dgc(1.0, clip=2.0), grads)["w"]
+    sent = first_update(
+        optax.chain(
+            fg.training.clip_by_local_norm(2.0, AXIS),
+            fg.compressed_pmean(fg.methods.dgc(1.0), axis_name=AXIS),
+        ),
+        grads,
+    )["w"]
     assert float(jnp.linalg.norm(sent)) <= 1.0 + 1e-5
     with pytest.raises(ValueError, match="leave it out"):
         fg.training.clip_by_local_norm(0.0, AXIS)
@@ -299,7 +312,12 @@ def test_clipping_hides_nothing_that_is_not_finite(bad, size):
 
 
 @pytest.mark.parametrize(
-    "method", [fg.methods.qsgd(bucket=4), fg.methods.eden(block=4), fg.methods.terngrad()]
+    "method",
+    [
+        fg.compressed_pmean(fg.methods.qsgd(bucket=4), axis_name=AXIS),
+        fg.compressed_pmean(fg.methods.eden(block=4), axis_name=AXIS),
+        fg.compressed_pmean(fg.methods.terngrad(), axis_name=AXIS),
+    ],
 )
 def test_zeros_give_zeros_and_nan_stays_nan(method):
     grads = {"w": jnp.zeros((4, 12)).at[:, :4].set(1.0)}
@@ -312,7 +330,11 @@ def test_zeros_give_zeros_and_nan_stays_nan(method):
 
 def test_low_rank_survives_zeros_and_recovers():
     like = {"w": jax.ShapeDtypeStruct((10, 6), "float32")}
-    init, update = train_step(fg.methods.power_sgd(rank=2, memory=fg.NoMemory()), 4, like=like)
+    init, update = train_step(
+        fg.compressed_pmean(fg.methods.power_sgd(rank=2, memory=fg.NoMemory()), axis_name=AXIS),
+        4,
+        like=like,
+    )
     state = init({"w": jnp.zeros((10, 6))})
     zero = {"w": jnp.zeros((4, 10, 6))}
     for grads in (zero, zero, gradients(like, 4)):

@@ -9,7 +9,7 @@ import fftgrad as fg
 
 AXIS, WORKERS = "data", 4
 TYPICAL = {"beer", "choco_sgd", "diloco", "sparse_loco", "top_k"}
-OWN_ADAM = {"dion", "feedback_adam", "sharded"}
+OWN_ADAM = {"scale_by_dion", "feedback_adam", "sharded"}
 """Optax's Adam takes a power of a float and a count, which strict promotion refuses."""
 STEP = fg.Step.of(3)
 

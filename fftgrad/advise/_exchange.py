@@ -94,7 +94,7 @@ def time_exchange(
     Example:
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
-      >>> dgc = fg.methods.dgc(0.01, axis_name="data")
+      >>> dgc = fg.compressed_pmean(fg.methods.dgc(0.01), axis_name="data")
       >>> timing = fg.advise.time_exchange(dgc, jnp.zeros(1000), {"data": 4}, seconds=0.01)
       >>> timing.compress > 0
       True

@@ -59,7 +59,7 @@ def predict_step(
       >>> import fftgrad as fg
       >>> import jax
       >>> params = jax.ShapeDtypeStruct((5000, 5000), "float32")
-      >>> dgc = fg.methods.dgc(0.001, axis_name="data")
+      >>> dgc = fg.compressed_pmean(fg.methods.dgc(0.001), axis_name="data")
       >>> timing = fg.advise.Timing(compress=0.05, decompress=0.02)
       >>> link = fg.advise.Link("1gbit", "100us")
       >>> seconds = fg.advise.predict_step(

@@ -2,19 +2,17 @@
 
 import dataclasses
 
-import optax
-
-from fftgrad._contracts import AxisName, Codec, Exchange, Like, Memory
+from fftgrad._contracts import Codec, Exchange, Like, Memory
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.contrib._autoencoder import Autoencoder
 from fftgrad.contrib._learned_codes import LearnedCodes, Variant
 from fftgrad.exchanges._all_reduce import AllReduce
+from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._rules import CodecRule
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.exchanges._supports import LeaderSupport
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.training._pmean import compressed_pmean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +42,7 @@ def lgc(
     leader: int | None = None,
     autoencoder: Autoencoder = Autoencoder(),
     memory: Memory = ErrorFeedback(),
-    axis_name: AxisName = "data",
-) -> optax.GradientTransformationExtraArgs:
+) -> Recipe:
     """Method: an autoencoder learns the values of the top k, and then its codes travel.
 
     For `dense_steps` gradients travel dense. For `learning_steps` the workers send the values at
@@ -66,10 +63,9 @@ def lgc(
       leader: who chooses the positions; None for all in turn.
       autoencoder: its layers.
       memory: what is done with what a step does not send.
-      axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation, to be chained before the optimizer.
+      A `Recipe`.
 
     Wire: of the n values of the leaves that are not dense, k = fraction · n, in the end 4 bits a
       value from one worker, or 8 from each with "all_reduce", and positions once.
@@ -84,9 +80,9 @@ def lgc(
       ValueError: if an argument is outside its range.
 
     Example:
+      >>> import fftgrad as fg
       >>> from fftgrad.contrib import learned
-      >>> import optax
-      >>> tx = optax.chain(learned.lgc(dense=("embed", "head")), optax.sgd(0.1))
+      >>> tx = fg.compressed_pmean(learned.lgc(dense=("embed", "head")), axis_name="data")
 
     References:
       Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning", TNNLS 2021,
@@ -108,4 +104,4 @@ def lgc(
     )
     if dense_steps:
         exchange = Scheduled({0: AllReduce(), dense_steps: exchange})
-    return compressed_pmean(exchange, memory, axis_name=axis_name)
+    return Recipe(exchange, memory)

@@ -43,7 +43,7 @@ class TopVotes(Exchange):
     or, with `clip`, by chance: P(v = 1) = 1/2 + x / 2b on S_i, with b the smaller of `clip` and the
     largest |x_i|. Whatever a worker has to say, it moves the sum by at most √(4k) = 2√k in
     length, so that noise bounds what the mean tells of it: `fftgrad.contrib.votes.epsilon` has the
-    figures, `fg.contrib.votes.datalens` the threshold that belongs to it.
+    figures, `fg.contrib.votes.scale_by_datalens` the threshold that belongs to it.
 
     The noise is that of the Gaussian mechanism only against those who do not know it. "shared" is
     drawn from `step.shared`, which all workers have: it covers what is told to others, of the mean

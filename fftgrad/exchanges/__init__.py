@@ -14,6 +14,7 @@ from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker
 from fftgrad.exchanges._policy import Policy, Rule
 from fftgrad.exchanges._power_sgd import PowerSgd
+from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._rules import CodecRule
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.exchanges._shared_support import SharedSupport
@@ -36,6 +37,7 @@ __all__ = [
     "Policy",
     "PowerSgd",
     "PredictedSupport",
+    "Recipe",
     "Rule",
     "Scheduled",
     "SharedSupport",

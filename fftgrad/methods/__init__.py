@@ -9,14 +9,14 @@ from fftgrad.methods._adacomp import adacomp
 from fftgrad.methods._demo import demo
 from fftgrad.methods._dgc import dgc
 from fftgrad.methods._diminishing_theta import diminishing_theta
-from fftgrad.methods._dion import dion
 from fftgrad.methods._eden import eden
 from fftgrad.methods._fft_sparsification import fft_sparsification
-from fftgrad.methods._majority_vote import majority_vote
 from fftgrad.methods._power_sgd import power_sgd
 from fftgrad.methods._qsgd import qsgd
 from fftgrad.methods._random_k import random_k
 from fftgrad.methods._redsync import redsync
+from fftgrad.methods._scale_by_dion import scale_by_dion
+from fftgrad.methods._scale_by_majority_vote import scale_by_majority_vote
 from fftgrad.methods._scale_by_one_bit_adam import scale_by_one_bit_adam
 from fftgrad.methods._scalecom import scalecom
 from fftgrad.methods._sign_sgd import sign_sgd
@@ -29,14 +29,14 @@ __all__ = [
     "demo",
     "dgc",
     "diminishing_theta",
-    "dion",
     "eden",
     "fft_sparsification",
-    "majority_vote",
     "power_sgd",
     "qsgd",
     "random_k",
     "redsync",
+    "scale_by_dion",
+    "scale_by_majority_vote",
     "scale_by_one_bit_adam",
     "scalecom",
     "sign_sgd",

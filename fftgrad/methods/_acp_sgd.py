@@ -1,29 +1,24 @@
 """ACP-SGD."""
 
-import optax
-
-from fftgrad._contracts import AxisName, Memory
+from fftgrad._contracts import Memory
 from fftgrad.exchanges._acp_sgd import AcpSgd
+from fftgrad.exchanges._recipe import Recipe
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.training._pmean import compressed_pmean
 
 
 def acp_sgd(
     rank: int = 4,
     *,
     memory: Memory = ErrorFeedback(),
-    axis_name: AxisName = "data",
-) -> optax.GradientTransformationExtraArgs:
+) -> Recipe:
     """Method: the gradient of each matrix by two thin factors, one a step, with error feedback.
 
     Args:
       rank: columns of a factor; the paper's is 4 for ResNets and 32 for BERT.
       memory: the paper's feedback, without decay.
-      axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation, to be chained before the optimizer, with its momentum: the paper
-      applies it after decompressing.
+      A `Recipe`.
 
     Wire: about 2 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other
       leaves, in one all-reduce, whatever the number of workers (`AcpSgd`).
@@ -38,11 +33,10 @@ def acp_sgd(
 
     Example:
       >>> import fftgrad as fg
-      >>> import optax
-      >>> tx = optax.chain(fg.methods.acp_sgd(rank=4), optax.sgd(0.1, momentum=0.9))
+      >>> tx = fg.compressed_pmean(fg.methods.acp_sgd(rank=4), axis_name="data")
 
     References:
       Zhang et al., "Evaluation and Optimization of Gradient Compression for Distributed Deep
       Learning", ICDCS 2023, arXiv:2306.08881.
     """
-    return compressed_pmean(AcpSgd(rank), memory, axis_name=axis_name)
+    return Recipe(AcpSgd(rank), memory)

@@ -2,14 +2,12 @@
 
 import dataclasses
 
-import optax
-
-from fftgrad._contracts import AxisName, Codec, Like
+from fftgrad._contracts import Codec, Like
 from fftgrad.codecs.selectors._ada_comp import AdaComp
 from fftgrad.exchanges._all_gather import AllGather
+from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._rules import CodecRule
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.training._pmean import compressed_pmean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,19 +27,16 @@ def adacomp(
     conv_bin: int = 50,
     bin_size: int = 500,
     per_bin: float = 4.0,
-    *,
-    axis_name: AxisName = "data",
-) -> optax.GradientTransformationExtraArgs:
+) -> Recipe:
     """Method: in each bin, send what would exceed its maximum if the last gradient came again.
 
     Args:
       conv_bin: values per bin of leaves with more than two axes.
       bin_size: values per bin of all others.
       per_bin: how many values a bin has room for in the message, on average; see `AdaComp`.
-      axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation, to be chained before the optimizer.
+      A `Recipe`.
 
     Wire: for bins of 500 and room for 4: 0.08 bits a value; for bins of 50, 0.53.
 
@@ -54,11 +49,10 @@ def adacomp(
 
     Example:
       >>> import fftgrad as fg
-      >>> import optax
-      >>> tx = optax.chain(fg.methods.adacomp(), optax.sgd(0.1))
+      >>> tx = fg.compressed_pmean(fg.methods.adacomp(), axis_name="data")
 
     References:
       Chen et al., "AdaComp", AAAI 2018, arXiv:1712.02679.
     """
     exchange = AllGather(AdaCompPolicy(conv_bin, bin_size, per_bin))
-    return compressed_pmean(exchange, ErrorFeedback(), axis_name=axis_name)
+    return Recipe(exchange, ErrorFeedback())

@@ -2,17 +2,15 @@
 
 import dataclasses
 
-import optax
-
-from fftgrad._contracts import AxisName, Codec, Like
+from fftgrad._contracts import Codec, Like
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.selectors._chunk_top_k import ChunkTopK
 from fftgrad.codecs.transforms import _tiling
 from fftgrad.codecs.transforms._dct import Dct
 from fftgrad.exchanges._all_gather import AllGather
+from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._rules import CodecRule
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.training._pmean import compressed_pmean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +30,7 @@ def demo(
     k: int = 32,
     block: int = 64,
     decay: float = 0.999,
-    *,
-    axis_name: AxisName = "data",
-) -> optax.GradientTransformationExtraArgs:
+) -> Recipe:
     """Method: a momentum on each worker, whose fast cosines are sent and taken out; sign descent.
 
         D = decay · D + g,   C = DCT of D by tiles,   q = the k largest of each tile,
@@ -47,11 +43,9 @@ def demo(
       k: coefficients sent of each tile; the authors' runs use 32 of 4096, and 8 for 85x.
       block: largest side of a tile; a leaf of one axis has tiles of `block` values.
       decay: of the momentum.
-      axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation whose updates are signs: to be chained before
-      `optax.add_decayed_weights` and `optax.scale(-lr)`.
+      A `Recipe`. Its mean is followed by `optax.scale_by_sign()`, and that by `optax.scale(-rate)`.
 
     Wire: k (32 + 9) bits a tile of 4096 for k = 32; the authors' code takes 96.
 
@@ -67,15 +61,9 @@ def demo(
 
     Example:
       >>> import fftgrad as fg
-      >>> import optax
-      >>> tx = optax.chain(fg.methods.demo(k=32), optax.scale(-4e-4))
+      >>> tx = fg.compressed_pmean(fg.methods.demo(k=32), axis_name="data")
 
     References:
       Peng, Quesnelle and Kingma, "DeMo: Decoupled Momentum Optimization", 2024, arXiv:2411.19870.
     """
-    tx = compressed_pmean(
-        AllGather(DeMoPolicy(k, block)),
-        ErrorFeedback(decay),
-        axis_name=axis_name,
-    )
-    return optax.with_extra_args_support(optax.chain(tx, optax.scale_by_sign()))
+    return Recipe(AllGather(DeMoPolicy(k, block)), ErrorFeedback(decay))

@@ -3,17 +3,14 @@
 import dataclasses
 from collections.abc import Sequence
 
-import optax
-
-from fftgrad._contracts import AxisName, Codec, Like
+from fftgrad._contracts import Codec, Like
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
+from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._rules import CodecRule
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.memories._momentum_correction import MomentumCorrection
-from fftgrad.training._clip import clip_first
-from fftgrad.training._pmean import compressed_pmean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +28,9 @@ def dgc(
     *,
     momentum: float = 0.9,
     nesterov: bool = False,
-    clip: float | None = None,
     warm_up: Sequence[float] = (0.25, 0.0625, 0.015625, 0.004),
     warm_up_steps: int = 0,
-    axis_name: AxisName = "data",
-) -> optax.GradientTransformationExtraArgs:
+) -> Recipe:
     """Method: top-k of each layer, with momentum correction, masking, clipping and warm-up.
 
         plain      u = m u + g,     v = v + u        Nesterov   u = m (u + g),   v = v + u + g
@@ -45,13 +40,12 @@ def dgc(
       fraction: share of each layer that is sent, in the end.
       momentum: m; the optimizer behind must have none.
       nesterov: whether the momentum is Nesterov's.
-      clip: bound of the gradient's norm, 1/√w of it on each of w workers; None does not clip.
       warm_up: densities before that, each for a w_th of the warm-up.
       warm_up_steps: length of the warm-up, four epochs in the paper; 0 for none.
-      axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation, to be chained before `optax.sgd` without momentum.
+      A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient before:
+      `fg.training.clip_by_local_norm(max_norm, axis_name)` in front of `compressed_pmean`.
 
     Wire: fraction · n (34 + log2(1/fraction)) bits, and 4 bytes for each value of leaves of one
       axis.
@@ -68,8 +62,8 @@ def dgc(
 
     Example:
       >>> import fftgrad as fg
-      >>> import optax
-      >>> tx = optax.chain(fg.methods.dgc(fraction=0.01, warm_up_steps=400), optax.sgd(0.1))
+      >>> method = fg.methods.dgc(fraction=0.01, warm_up_steps=400)
+      >>> tx = fg.compressed_pmean(method, axis_name="data")
 
     References:
       Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed
@@ -80,9 +74,4 @@ def dgc(
         starts = [round(i * warm_up_steps / len(warm_up)) for i in range(len(warm_up))]
         stages = zip([*starts, warm_up_steps], [*warm_up, fraction], strict=True)
         exchange = Scheduled({start: AllGather(DgcPolicy(share)) for start, share in stages})
-    tx = compressed_pmean(
-        exchange,
-        MomentumCorrection(momentum, nesterov),
-        axis_name=axis_name,
-    )
-    return clip_first(tx, clip, axis_name)
+    return Recipe(exchange, MomentumCorrection(momentum, nesterov))

@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-import optax
-
-from fftgrad._contracts import AxisName, Exchange, Memory
+from fftgrad._contracts import Exchange, Memory
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers._range_float import RangeFloat
 from fftgrad.codecs.selectors._top_k import TopK
@@ -12,9 +10,9 @@ from fftgrad.codecs.transforms._fft import Fft
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._fallback import Fallback
+from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.memories._no_memory import NoMemory
-from fftgrad.training._pmean import compressed_pmean
 
 
 def fft_sparsification(
@@ -27,8 +25,7 @@ def fft_sparsification(
     max_error: float | None = None,
     tolerance: float | None = None,
     memory: Memory = NoMemory(),
-    axis_name: AxisName = "data",
-) -> optax.GradientTransformationExtraArgs:
+) -> Recipe:
     """Method: keep the largest frequencies of the gradient, in few bits each.
 
     The paper's symbols, and what stands for them here:
@@ -58,10 +55,9 @@ def fft_sparsification(
       tolerance: by how much the loss may rise, 0.1 for a tenth; it comes by
         `tx.update(grads, state, params, value=loss)`.
       memory: the paper has none; `ErrorFeedback()` keeps what is dropped.
-      axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation, to be chained before the optimizer.
+      A `Recipe`.
 
     Wire: for n parameters, k = (1 - θ) n/2 complex coefficients of 2N bits, with about
       2 + log2(1/(1 - θ)) bits for the index of each: 1.85 bits a parameter at θ = 0.85, N = 10.
@@ -80,8 +76,7 @@ def fft_sparsification(
 
     Example:
       >>> import fftgrad as fg
-      >>> import optax
-      >>> tx = optax.chain(fg.methods.fft_sparsification(theta=0.85), optax.sgd(0.1, momentum=0.9))
+      >>> tx = fg.compressed_pmean(fg.methods.fft_sparsification(theta=0.85), axis_name="data")
 
     References:
       Wang et al., "FFT-based Gradient Sparsification for the Distributed Training of Deep Neural
@@ -112,4 +107,4 @@ def fft_sparsification(
         chosen = Scheduled({step: exchange(value) for step, value in thetas.items()})
     else:
         chosen = exchange(theta)
-    return compressed_pmean(chosen, memory, axis_name=axis_name)
+    return Recipe(chosen, memory)

@@ -3,9 +3,7 @@
 import dataclasses
 import math
 
-import optax
-
-from fftgrad._contracts import AxisName, Codec, Exchange, Like
+from fftgrad._contracts import Codec, Exchange, Like
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers._mean_magnitude import MeanMagnitude
 from fftgrad.codecs.selectors._alternating_sign import AlternatingSign
@@ -14,11 +12,10 @@ from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
+from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._rules import CodecRule
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.memories._momentum_correction import MomentumCorrection
-from fftgrad.training._clip import clip_first
-from fftgrad.training._pmean import compressed_pmean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +51,13 @@ def redsync(
     *,
     momentum: float = 0.9,
     nesterov: bool = False,
-    clip: float | None = None,
     quantize: bool = False,
     output: tuple[str, ...] = (),
     dense_below: int = 128 * 1024,
     trimmed_below: int = 4 * 1024 * 1024,
     reuse: int = 5,
     warm_up_steps: int = 0,
-    axis_name: AxisName = "data",
-) -> optax.GradientTransformationExtraArgs:
+) -> Recipe:
     """Method: residual gradient compression, with a selection that suits the size of each layer.
 
         u = m u + g,   v = v + u      (Nesterov: u = m (u + g), v = v + u + g)
@@ -84,7 +79,6 @@ def redsync(
       fraction: share of each layer that is sent; the paper's 0.1 %.
       momentum: m; the optimizer behind must have none.
       nesterov: whether the momentum is Nesterov's.
-      clip: bound of the gradient's norm, 1/√w of it on each of w workers; None does not clip.
       quantize: whether to send one mean in place of values.
       output: words in the paths of the output layer's leaves, which are not quantized.
       dense_below: bytes below which a layer travels dense.
@@ -92,10 +86,10 @@ def redsync(
       reuse: for how many steps a threshold serves.
       warm_up_steps: for how many steps everything travels dense, in an all-reduce: the paper found
         this faster than a warm-up at higher densities.
-      axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation, to be chained before `optax.sgd` without momentum.
+      A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient before:
+      `fg.training.clip_by_local_norm(max_norm, axis_name)` in front of `compressed_pmean`.
 
     Wire: one message for all layers. Top-k: 34 + log2(1/fraction) bits a value. Threshold: a
       message of fixed capacity 2k that carries its true length; what more passes stays in the
@@ -115,8 +109,7 @@ def redsync(
 
     Example:
       >>> import fftgrad as fg
-      >>> import optax
-      >>> tx = optax.chain(fg.methods.redsync(fraction=0.001, axis_name="data"), optax.sgd(0.1))
+      >>> tx = fg.compressed_pmean(fg.methods.redsync(fraction=0.001), axis_name="data")
 
     References:
       Fang, Fu, Yang and Hsieh, "RedSync: Reducing Synchronization Bandwidth for Distributed Deep
@@ -126,9 +119,4 @@ def redsync(
     exchange: Exchange = AllGather(policy)
     if warm_up_steps:
         exchange = Scheduled({0: AllReduce(), warm_up_steps: exchange})
-    tx = compressed_pmean(
-        exchange,
-        MomentumCorrection(momentum, nesterov),
-        axis_name=axis_name,
-    )
-    return clip_first(tx, clip, axis_name)
+    return Recipe(exchange, MomentumCorrection(momentum, nesterov))

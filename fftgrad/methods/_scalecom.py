@@ -4,19 +4,17 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-import optax
-
-from fftgrad._contracts import AxisName, Codec, Exchange, Like
+from fftgrad._contracts import Codec, Exchange, Like
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.selectors._chunk_top_k import ChunkTopK
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_reduce import AllReduce
+from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._rules import CodecRule
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.exchanges._shared_support import SharedSupport
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.training._pmean import compressed_pmean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +53,7 @@ def scalecom(
     transform: Codec = Identity(),
     exact: bool = False,
     warm_up_steps: int = 0,
-    axis_name: AxisName = "data",
-) -> optax.GradientTransformationExtraArgs:
+) -> Recipe:
     """Method: one worker in turn chooses the coefficients of all, summed by an all-reduce.
 
         p_i = m_i + g_i,   I = the largest of p_leader in each chunk, leader = t mod w
@@ -73,10 +70,9 @@ def scalecom(
         then shared in the frequency domain, which the paper does not do.
       exact: whether to take the k largest of the leaf instead, with Elias-Fano indices.
       warm_up_steps: for how many steps everything travels dense; the paper takes 1 to 5 epochs.
-      axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation, to be chained before the optimizer.
+      A `Recipe`.
 
     Wire: n / chunk · (32 + log2(chunk)) bits, whatever the number of workers.
 
@@ -90,8 +86,7 @@ def scalecom(
 
     Example:
       >>> import fftgrad as fg
-      >>> import optax
-      >>> tx = optax.chain(fg.methods.scalecom(chunk=100, uptake=0.1), optax.sgd(0.1, momentum=0.9))
+      >>> tx = fg.compressed_pmean(fg.methods.scalecom(chunk=100, uptake=0.1), axis_name="data")
 
     References:
       Chen et al., "ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient
@@ -101,4 +96,4 @@ def scalecom(
     exchange: Exchange = SharedSupport(policy)
     if warm_up_steps:
         exchange = Scheduled({0: AllReduce(), warm_up_steps: exchange})
-    return compressed_pmean(exchange, ErrorFeedback(uptake=uptake), axis_name=axis_name)
+    return Recipe(exchange, ErrorFeedback(uptake=uptake))

@@ -1,32 +1,26 @@
 """signSGD with error feedback."""
 
-import optax
-
-from fftgrad._contracts import AxisName, Memory
+from fftgrad._contracts import Memory
 from fftgrad.codecs.quantizers._sign import Sign
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._recipe import Recipe
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.training._pmean import compressed_pmean
 
 
 def sign_sgd(
     *,
     memory: Memory = ErrorFeedback(),
-    layout: Layout = Layout("leaf"),
-    axis_name: AxisName = "data",
-) -> optax.GradientTransformationExtraArgs:
+) -> Recipe:
     """Method: send signs and one mean magnitude, keep the error for later.
 
         p = e + g,   Δ = (||p||₁ / d) sign(p),   e' = p - Δ,   apply mean Δ.
 
     Args:
       memory: the paper's feedback, without decay.
-      layout: what has one magnitude, leaves as in the authors' code; see `Layout`.
-      axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation, to be chained before an optimizer without momentum.
+      A `Recipe`.
 
     Wire: 1 bit a value, really, and 4 bytes a part.
 
@@ -41,11 +35,10 @@ def sign_sgd(
 
     Example:
       >>> import fftgrad as fg
-      >>> import optax
-      >>> tx = optax.chain(fg.methods.sign_sgd(), optax.sgd(0.1))
+      >>> tx = fg.compressed_pmean(fg.methods.sign_sgd(), axis_name="data")
 
     References:
       Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
       ICML 2019, arXiv:1901.09847.
     """
-    return compressed_pmean(AllGather(Sign()), memory, axis_name=axis_name, layout=layout)
+    return Recipe(AllGather(Sign()), memory, Layout("leaf"))

@@ -1,16 +1,13 @@
 """Top-k sparsification with error feedback."""
 
-import optax
-
-from fftgrad._contracts import AxisName, Codec, Memory
+from fftgrad._contracts import Codec, Memory
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers._log_levels import LogLevels
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
-from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._recipe import Recipe
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.training._pmean import compressed_pmean
 
 
 def top_k(
@@ -19,9 +16,7 @@ def top_k(
     *,
     transform: Codec = Identity(),
     memory: Memory = ErrorFeedback(),
-    layout: Layout = Layout(),
-    axis_name: AxisName = "data",
-) -> optax.GradientTransformationExtraArgs:
+) -> Recipe:
     """Method: send the largest values of the gradient, keep the rest for later.
 
         a = e + g,   s = the k largest of a,   e' = a - s,   apply mean s.
@@ -31,11 +26,9 @@ def top_k(
       bits: width of a value sent, by `LogLevels`; None sends float32, as the papers do.
       transform: a linear transform before the selection, such as `Dct(block=64)`.
       memory: what is done with the rest; the paper's feedback, without decay.
-      layout: what k is counted over, and what travels at once; see `Layout`.
-      axis_name: the axis of the workers.
 
     Returns:
-      An optax transformation, to be chained before an optimizer without momentum.
+      A `Recipe`.
 
     Wire: k (32 + 2 + floor(log2(1/fraction))) bits, or `bits` in place of 32: the customary
       float32 and int32 take 64 k.
@@ -49,12 +42,11 @@ def top_k(
 
     Example:
       >>> import fftgrad as fg
-      >>> import optax
-      >>> tx = optax.chain(fg.methods.top_k(fraction=0.01), optax.sgd(0.1))
+      >>> tx = fg.compressed_pmean(fg.methods.top_k(fraction=0.01), axis_name="data")
 
     References:
       Aji and Heafield, EMNLP 2017, arXiv:1704.05021. Stich et al., NeurIPS 2018, arXiv:1809.07599.
     """
     sparse = chain(transform, TopK(fraction=fraction))
     codec = sparse if bits is None else chain(sparse, LogLevels(bits=bits))
-    return compressed_pmean(AllGather(codec), memory, axis_name=axis_name, layout=layout)
+    return Recipe(AllGather(codec), memory)

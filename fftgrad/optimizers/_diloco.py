@@ -12,7 +12,7 @@ from fftgrad._contracts import AxisName, Exchange, Memory
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import LogLevels
 from fftgrad.codecs.selectors import TopK
-from fftgrad.exchanges import AllGather, _fragments
+from fftgrad.exchanges import AllGather, Recipe, _fragments
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import ErrorFeedback
 from fftgrad.optimizers import _left
@@ -50,8 +50,8 @@ def diloco(
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation,
     every: int,
-    exchange: Exchange = SPARSE,
-    memory: Memory = DECAYED,
+    exchange: Exchange | Recipe = SPARSE,
+    memory: Memory | None = None,
     *,
     fragments: int = 1,
     delay: int = 0,
@@ -113,8 +113,10 @@ def diloco(
       inner: the optimizer of each worker, complete with its learning rate.
       outer: the optimizer of what all have in common, to which the mean change is the gradient.
       every: H, the number of inner steps between two meetings of a fragment.
-      exchange: how the changes travel and are averaged.
-      memory: what is done with what an outer step does not send.
+      exchange: how the changes travel and are averaged, or a method, such as
+        `fg.methods.eden()`.
+      memory: what is done with what an outer step does not send; if left out, the recipe's, or
+        error feedback with decay 0.95.
       fragments: P, a divisor of H.
       delay: τ, the inner steps between an exchange and its effect, below H.
       blend: α, the share of its own parameters that a worker keeps at a meeting.
@@ -163,6 +165,8 @@ def diloco(
     """
     first = _checked(every, fragments, delay, blend, first)
     period = every // fragments
+    if memory is None and not isinstance(exchange, Recipe):
+        memory = DECAYED
     compressed: Any = compressed_pmean(exchange, memory, axis_name=axis_name, masked=masked)
     run_inner: Any = optax.with_extra_args_support(inner).update
     run_outer: Any = optax.with_extra_args_support(outer).update

@@ -13,6 +13,7 @@ from fftgrad.exchanges._layout import Layout
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.methods._top_k import top_k
 from fftgrad.training._check_gradients import checked_like
+from fftgrad.training._pmean import compressed_pmean
 
 
 def feedback_adam(
@@ -143,10 +144,8 @@ def _behind_feedback(
     *steps: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
     """Top-k with feedback, then the steps, which forget a gradient that is not finite."""
-    memory = ErrorFeedback(decay)
-    compressed: Any = top_k(
-        fraction, bits, transform=transform, memory=memory, layout=layout, axis_name=axis_name
-    )
+    method = top_k(fraction, bits, transform=transform, memory=ErrorFeedback(decay))
+    compressed: Any = compressed_pmean(method, axis_name=axis_name, layout=layout)
     optimizer = optax.with_extra_args_support(optax.chain(*steps))
 
     def init(params: optax.Params) -> tuple[Any, Any]:

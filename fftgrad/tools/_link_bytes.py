@@ -3,11 +3,12 @@
 from fftgrad._contracts import Codec, Exchange, PyTree
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Layout
-from fftgrad.tools._wire_bytes import exchange_of
+from fftgrad.exchanges._recipe import Recipe
+from fftgrad.tools._wire_bytes import asked_about
 
 
 def link_bytes(
-    part: Codec | Exchange, like: PyTree, workers: int, layout: Layout = Layout()
+    part: Codec | Exchange | Recipe, like: PyTree, workers: int, layout: Layout | None = None
 ) -> float:
     """Function: the bytes that each of so many workers sends over its link per step.
 
@@ -17,10 +18,10 @@ def link_bytes(
     number of workers, and equal to what `fg.audit` reads off the compiled program.
 
     Args:
-      part: a codec, or an exchange.
+      part: a codec, an exchange, or a method.
       like: an array, a `jax.ShapeDtypeStruct`, or a pytree of them: the gradient.
       workers: how many there are, w. Of `Hierarchical` all, and its slow links are counted alone.
-      layout: the one that `compressed_pmean` is given.
+      layout: the one that `compressed_pmean` is given, if any.
 
     Returns:
       Bytes that leave a worker; as many arrive.
@@ -41,5 +42,5 @@ def link_bytes(
     """
     if workers < 1:
         raise ValueError(f"link_bytes(workers): must be at least 1, got {workers}; count all.")
-    exchange = exchange_of("link_bytes", part, like)
-    return _layout.link_bytes(exchange, like, workers, layout)
+    recipe = asked_about("link_bytes", part, like, layout)
+    return _layout.link_bytes(recipe.exchange, like, workers, recipe.layout)

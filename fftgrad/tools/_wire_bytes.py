@@ -7,9 +7,10 @@ from fftgrad._values import check_kind
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._recipe import Recipe, recipe_of
 
 
-def wire_bytes(part: Codec | Exchange, like: PyTree, layout: Layout = Layout()) -> int:
+def wire_bytes(part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | None = None) -> int:
     """Function: the exact number of bytes that one worker hands to the collective per step.
 
     Found from shapes alone. The bytes are those of the concrete wire buffer, with its header, and
@@ -17,9 +18,9 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, layout: Layout = Layout()) 
     byte crosses a link is the collective's business: `fg.tools.link_bytes` counts that.
 
     Args:
-      part: a codec, or an exchange.
+      part: a codec, an exchange, or a method, such as `fg.methods.top_k(0.01)`.
       like: an array, a `jax.ShapeDtypeStruct`, or a pytree of them: the gradient.
-      layout: the one that `compressed_pmean` is given.
+      layout: the one that `compressed_pmean` is given, if any.
 
     Returns:
       Bytes, as a Python int.
@@ -40,15 +41,19 @@ def wire_bytes(part: Codec | Exchange, like: PyTree, layout: Layout = Layout()) 
       >>> fg.wire_bytes(fg.chain(fg.TopK(fraction=0.01), fg.LogLevels(bits=6)), x)
       18220
     """
-    return _layout.wire_bytes(exchange_of("wire_bytes", part, like), like, layout)
+    recipe = asked_about("wire_bytes", part, like, layout)
+    return _layout.wire_bytes(recipe.exchange, like, recipe.layout)
 
 
-def exchange_of(owner: str, part: Codec | Exchange, like: PyTree) -> Exchange:
-    """The exchange that is asked about; `AllGather`, for a codec."""
-    exchange = AllGather(part) if isinstance(part, Codec) else part
-    remedy = "pass a codec or an exchange, such as PowerSgd(4)."
+def asked_about(
+    owner: str, part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | None
+) -> Recipe:
+    """What would exchange it; `AllGather`, for a codec."""
+    what = AllGather(part) if isinstance(part, Codec) else part
+    remedy = "pass a codec, an exchange or a method, such as PowerSgd(4)."
     if isinstance(part, optax.GradientTransformation):
         remedy = "pass the exchange it is made with; of a compiled step fg.audit reads the bytes."
-    check_kind(f"{owner}(part)", exchange, Exchange, remedy)
+    if not isinstance(what, Recipe):
+        check_kind(f"{owner}(part)", what, Exchange, remedy)
     _layout.check_tree(owner, "like", like)
-    return exchange
+    return recipe_of(owner, what, layout=layout)

@@ -66,12 +66,3 @@ def clip_by_local_norm(max_norm: float, axis_name: AxisName) -> optax.GradientTr
         return jax.tree.map(clip, updates, wide), state
 
     return optax.GradientTransformation(optax.identity().init, update)
-
-
-def clip_first(
-    tx: optax.GradientTransformationExtraArgs, max_norm: float | None, axis_name: AxisName
-) -> optax.GradientTransformationExtraArgs:
-    """The transformation, after `clip_by_local_norm` unless there is nothing to clip at."""
-    if max_norm is None:
-        return tx
-    return optax.with_extra_args_support(optax.chain(clip_by_local_norm(max_norm, axis_name), tx))

@@ -11,18 +11,18 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree
-from fftgrad._values import check_kind
 from fftgrad.exchanges import _fragments, _layout
 from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.training import _find
 
 
 def metrics(
     opt_state: PyTree,
     *,
-    exchange: Exchange | None = None,
+    exchange: Exchange | Recipe | None = None,
     params: PyTree = None,
-    layout: Layout = Layout(),
+    layout: Layout | None = None,
     axis_name: AxisName | None = None,
 ) -> dict[str, Any]:
     """Function: what an optimizer state says of its exchange, as a flat dict of scalars.
@@ -54,7 +54,7 @@ def metrics(
         `optax.partition`, each key begins with the path of its state. Call it with the global
         state, outside the axis, in or outside of `jax.jit`, and, where there are several processes,
         in all of them: the residual has rows on each.
-      exchange: that of the transformation, for the bytes.
+      exchange: that of the transformation, or its method, for the bytes.
       params: a tree like the gradient, or its shapes, for the bytes.
       layout: as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers, to call it inside them, where each worker sees
@@ -93,16 +93,15 @@ def metrics(
             "metrics(exchange, params): must be given both, because bytes follow from both, got "
             f"exchange={exchange!r} and {'no ' if params is None else ''}params; pass both or none."
         )
-    if exchange is not None:
-        check_kind("metrics(exchange)", exchange, Exchange, "wrap a codec as AllGather(codec).")
+    recipe = None if exchange is None else recipe_of("metrics", exchange, layout=layout)
     out: dict[str, Any] = {}
     for path, state in states:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         before = f"{name}/" if len(states) > 1 else ""
         out |= {before + key: value for key, value in _of_state(state, axis_name).items()}
-    if exchange is not None:
+    if recipe is not None:
         like = _fragments.fragment(params, _fragments_of([path for path, _ in states]))
-        sent = _layout.wire_bytes(exchange, like, layout)
+        sent = _layout.wire_bytes(recipe.exchange, like, recipe.layout)
         dense = sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(like))
         out |= {"bytes": sent, "ratio": dense / max(sent, 1)}
     return out

@@ -9,11 +9,11 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree, Reduced
-from fftgrad._values import check_choice, check_kind
+from fftgrad._values import check_choice
 from fftgrad.exchanges import _counts, _error, _layout, _parts
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
-from fftgrad.memories._no_memory import NoMemory
+from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.ops._keys import as_key
 from fftgrad.training import _narrow, _non_finite, _unreduced, _worker
 from fftgrad.training._check_gradients import (
@@ -62,11 +62,11 @@ class CompressedPmeanState(NamedTuple):
 
 
 def compressed_pmean(
-    exchange: Exchange,
-    memory: Memory = NoMemory(),
+    exchange: Exchange | Recipe,
+    memory: Memory | None = None,
     *,
     axis_name: AxisName,
-    layout: Layout = Layout(),
+    layout: Layout | None = None,
     masked: Masked = "refuse",
     non_finite: NonFinite = "propagate",
     track_error: bool = False,
@@ -97,11 +97,13 @@ def compressed_pmean(
     such as `optax.scale_by_adam()`, needs `fg.per_worker` around it.
 
     Args:
-      exchange: how payloads travel and are averaged: `AllReduce`, `AllGather`, `Scheduled`, ...
-      memory: what is done with what a step does not send.
+      exchange: how payloads travel and are averaged: `AllReduce`, `AllGather`, `Scheduled`, ...; or
+        a method, `fg.methods.top_k(0.01)`, which is a `Recipe` of exchange, memory and layout.
+      memory: what is done with what a step does not send; nothing, or the recipe's, if left out.
       axis_name: the axis, or tuple of axes, over which to average; other mesh axes are left alone,
         so each shard of a sharded parameter exchanges its own piece.
-      layout: what is compressed on its own, and what travels at once; see `Layout`.
+      layout: what is compressed on its own, and what travels at once; see `Layout`. If left out,
+        the recipe's, or what the exchange is made for.
       masked: what to do with leaves that `optax.masked` or `optax.partition` hides from it, and
         that it therefore does not average: "refuse" them, or "elsewhere", to say that another
         transformation averages them.
@@ -171,11 +173,10 @@ def compressed_pmean(
       Wang et al., HPDC 2020, arXiv:1811.08596, without memory; Stich et al., NeurIPS 2018,
       arXiv:1809.07599, with error feedback.
     """
-    check_kind("compressed_pmean(exchange)", exchange, Exchange, _remedy(exchange))
-    check_kind("compressed_pmean(memory)", memory, Memory, "use ErrorFeedback().")
+    recipe = recipe_of("compressed_pmean", exchange, memory, layout)
+    exchange, memory = recipe.exchange, recipe.memory
+    layout = recipe.layout.for_exchange(exchange)
     _axes.check_names("compressed_pmean(axis_name)", axis_name)
-    check_kind("compressed_pmean(layout)", layout, Layout, "use Layout('leaf').")
-    layout = layout.for_exchange(exchange)
     check_choice("compressed_pmean(masked)", masked, get_args(Masked))
     check_choice("compressed_pmean(non_finite)", non_finite, get_args(NonFinite))
     if track_error and exchange.keeps_error:
@@ -286,10 +287,3 @@ def compressed_pmean(
         )
 
     return optax.GradientTransformationExtraArgs(init, _unreduced.in_parts(update, axis_name))
-
-
-def _remedy(exchange: object) -> str:
-    """What to pass instead of what is no exchange."""
-    if isinstance(exchange, Memory):
-        return f"the exchange comes first: compressed_pmean(exchange, {exchange!r}, ...)."
-    return "wrap a codec as AllGather(codec)."

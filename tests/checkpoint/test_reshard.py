@@ -410,7 +410,7 @@ def test_rows_that_nothing_tells_to_be_such_are_answered_with_the_remedy():
         for n in (4, 6)
     }
     with pytest.raises(
-        ValueError, match=r"rows\.other must be .*broadcast_to.*fg\.PerWorker"
+        ValueError, match=r"rows\.other must be .*broadcast_to.*fg\.exchanges\.PerWorker"
     ) as got:
         fg.checkpoint.reshard_state(fresh[4], fresh[6])
     assert "missing='zero'" not in str(got.value)

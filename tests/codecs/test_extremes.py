@@ -299,7 +299,7 @@ def test_an_exact_threshold_sends_the_largest_and_no_zeros():
 
 def test_quantized_redsync_sends_the_best_of_a_layer_not_the_first():
     """A layer of 1.6 MB: of its positive values, the 400 largest must be among what is sent."""
-    tx = fg.methods.redsync(0.001, quantize=True, axis_name=AXIS)
+    tx = fg.compressed_pmean(fg.methods.redsync(0.001, quantize=True), axis_name=AXIS)
     row = values((400_000,))
     (mean,), _ = updates(tx, np.stack([row] * 2))
     best = np.argsort(-row)[:400]
@@ -370,7 +370,7 @@ def test_two_linear_stages_are_summed(name):
 
 def test_top_k_takes_a_chain_of_transforms():
     transform = fg.chain(fg.Dct(block=16), fg.Hadamard(block=16))
-    tx = fg.methods.top_k(0.1, transform=transform, axis_name=AXIS)
+    tx = fg.compressed_pmean(fg.methods.top_k(0.1, transform=transform), axis_name=AXIS)
     (mean,), _ = updates(tx, values((WORKERS, 128)))
     assert np.all(np.isfinite(mean))
     assert np.any(mean)

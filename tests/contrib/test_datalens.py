@@ -11,7 +11,7 @@ import fftgrad as fg
 
 
 def updates(votes, x, beta, alpha=1.0, dtype="float32", **options):
-    tx = fg.contrib.votes.datalens(votes, beta, alpha, axis_name=AXIS, **options)
+    tx = fg.contrib.votes.scale_by_datalens(votes, beta, alpha, axis_name=AXIS, **options)
     run = everywhere("vmap", lambda g: tx.update(g, tx.init(g))[0], votes.workers)
     out = run(jnp.asarray(x, dtype))
     assert out.dtype == dtype
@@ -78,7 +78,9 @@ def test_the_key_decides_the_noise(noise):
 
 
 def test_a_leaf_that_is_no_gradient_is_refused():
-    tx = fg.contrib.votes.datalens(fg.contrib.votes.TopVotes(workers=4, k=1), axis_name=AXIS)
+    tx = fg.contrib.votes.scale_by_datalens(
+        fg.contrib.votes.TopVotes(workers=4, k=1), axis_name=AXIS
+    )
     with pytest.raises(TypeError, match="cast it"):
         everywhere("vmap", lambda g: tx.update(g, tx.init(g))[0], 4)(jnp.ones((4, 3), jnp.int32))
 
@@ -88,7 +90,7 @@ def test_a_quadratic_is_found_with_noise_on_the_votes():
     target = np.linspace(-1, 1, 64).astype(np.float32)
     votes = fg.contrib.votes.TopVotes(workers=8, fraction=0.25, sigma=2.0)
     tx = optax.chain(
-        fg.contrib.votes.datalens(votes, beta=0.5, key=3, axis_name=AXIS), optax.sgd(0.02)
+        fg.contrib.votes.scale_by_datalens(votes, beta=0.5, key=3, axis_name=AXIS), optax.sgd(0.02)
     )
     like = {"w": jax.ShapeDtypeStruct((64,), "float32")}
     init, update = train_step(tx, 8, like=like)
@@ -105,11 +107,19 @@ def test_a_quadratic_is_found_with_noise_on_the_votes():
 @pytest.mark.parametrize(
     ("make", "error", "remedy"),
     [
-        (lambda v: fg.contrib.votes.datalens(v, beta=-0.1), ValueError, r"use beta=0\.1"),
-        (lambda v: fg.contrib.votes.datalens(v, beta=float("nan")), ValueError, r"use beta=0\.1"),
-        (lambda v: fg.contrib.votes.datalens(v, alpha=0.0), ValueError, "use alpha=1"),
-        (lambda _: fg.contrib.votes.datalens(fg.AllReduce()), TypeError, r"use TopVotes\("),
-        (lambda v: fg.contrib.votes.datalens(v), ValueError, "os.urandom"),
+        (lambda v: fg.contrib.votes.scale_by_datalens(v, beta=-0.1), ValueError, r"use beta=0\.1"),
+        (
+            lambda v: fg.contrib.votes.scale_by_datalens(v, beta=float("nan")),
+            ValueError,
+            r"use beta=0\.1",
+        ),
+        (lambda v: fg.contrib.votes.scale_by_datalens(v, alpha=0.0), ValueError, "use alpha=1"),
+        (
+            lambda _: fg.contrib.votes.scale_by_datalens(fg.AllReduce()),
+            TypeError,
+            r"use TopVotes\(",
+        ),
+        (lambda v: fg.contrib.votes.scale_by_datalens(v), ValueError, "os.urandom"),
     ],
 )
 def test_what_is_no_method_is_refused(make, error, remedy):

@@ -51,7 +51,9 @@ def test_both_kinds_of_steps_send_one_sum_of_the_bytes_that_were_said(turn):
 
 
 def test_one_program_has_one_sum_outside_of_the_condition():
-    init, update = train_step(fg.methods.acp_sgd(rank=2), WORKERS, like=MODEL)
+    init, update = train_step(
+        fg.compressed_pmean(fg.methods.acp_sgd(rank=2), axis_name=AXIS), WORKERS, like=MODEL
+    )
     state = init(zeros(MODEL))
     for seed in range(4):
         _, state = update(gradients(MODEL, WORKERS, seed), state)
@@ -92,7 +94,9 @@ LIKE = {"w": jax.ShapeDtypeStruct((12, 10), "float32"), "b": jax.ShapeDtypeStruc
 
 def test_bad_steps_are_no_turns():
     """With every other step bad a count of steps would let the same factor travel forever."""
-    init, update = train_step(fg.methods.acp_sgd(rank=2), WORKERS, like=LIKE)
+    init, update = train_step(
+        fg.compressed_pmean(fg.methods.acp_sgd(rank=2), axis_name=AXIS), WORKERS, like=LIKE
+    )
     plain = state = init(zeros(LIKE))
     for seed in range(6):
         grads = gradients(LIKE, WORKERS, seed)
@@ -108,7 +112,7 @@ def test_bad_steps_are_no_turns():
 
 
 def test_the_turn_is_saved_with_the_factors(tmp_path):
-    tx = fg.methods.acp_sgd(rank=2)
+    tx = fg.compressed_pmean(fg.methods.acp_sgd(rank=2), axis_name=AXIS)
     init, update = train_step(tx, WORKERS, like=LIKE)
     state = init(zeros(LIKE))
     for seed in range(3):

@@ -23,7 +23,7 @@ LIKE = {
     "bias": jax.ShapeDtypeStruct((7,), "float32"),
 }
 RANK = 2
-DION = fg.methods.dion(rank=RANK, dense=("embed",))
+DION = fg.methods.scale_by_dion(rank=RANK, dense=("embed",))
 
 
 def zeros(like=LIKE):
@@ -64,7 +64,7 @@ def test_gradients_whose_squares_no_float_holds_give_the_same_directions(scale):
 
 
 def test_what_is_named_and_what_is_no_matrix_goes_through_the_others():
-    tx = fg.methods.dion(rank=RANK, others=optax.trace(0.5), dense=("embed",))
+    tx = fg.methods.scale_by_dion(rank=RANK, others=optax.trace(0.5), dense=("embed",))
     (_, update), _ = run(tx, 2)
     means = [jax.tree.map(lambda g: g.mean(0), gradients(LIKE, WORKERS, seed)) for seed in (0, 1)]
     for name in ("embed", "bias"):
@@ -74,7 +74,7 @@ def test_what_is_named_and_what_is_no_matrix_goes_through_the_others():
 
 def test_a_matrix_that_travels_in_pieces_goes_through_the_others(monkeypatch):
     monkeypatch.setattr(_layout, "BUCKET_LIMIT", 300)
-    tx = fg.methods.dion(rank=RANK, others=optax.identity())
+    tx = fg.methods.scale_by_dion(rank=RANK, others=optax.identity())
     (update,), _ = run(tx, 1)
     mean = jax.tree.map(lambda g: g.mean(0), gradients(LIKE, WORKERS, 0))
     np.testing.assert_allclose(update["wide"], mean["wide"], rtol=1e-5, atol=1e-5)
@@ -128,7 +128,7 @@ def test_a_bad_step_gives_no_update_and_leaves_no_trace(name, bad):
 
 
 def test_others_that_would_hide_it_do_not():
-    tx = fg.methods.dion(rank=RANK, others=optax.scale_by_sign())
+    tx = fg.methods.scale_by_dion(rank=RANK, others=optax.scale_by_sign())
     init, update = train_step(tx, WORKERS, like=LIKE)
     grads = gradients(LIKE, WORKERS)
     updates, _ = update({**grads, "bias": grads["bias"].at[1, 0].set(np.inf)}, init(zeros()))
@@ -195,7 +195,7 @@ def test_a_run_that_was_saved_goes_on_with_the_same_bits(tmp_path):
 
 def test_a_state_of_another_rank_is_refused():
     _, state = run(DION, 1)
-    other = fg.methods.dion(rank=3, dense=("embed",))
+    other = fg.methods.scale_by_dion(rank=3, dense=("embed",))
     _, update = train_step(other, WORKERS, like=LIKE)
     with pytest.raises(ValueError, match=r"as init makes it for Directions\(rank=3"):
         update(gradients(LIKE, WORKERS), state)
@@ -217,7 +217,7 @@ def test_directions_are_those_of_the_transpose_where_the_mean_has_two_large_ones
     kernel = (left * [3.0, 1.0]) @ right.T
     grads = {"w": jnp.stack([jnp.asarray(kernel, jnp.float32)] * WORKERS)}
     like = {"w": jax.ShapeDtypeStruct((12, 40), "float32")}
-    init, update = train_step(fg.methods.dion(rank=2), WORKERS, like=like)
+    init, update = train_step(fg.methods.scale_by_dion(rank=2), WORKERS, like=like)
     state = init(zeros(like))
     for _ in range(30):
         found, state = update(grads, state)
@@ -233,7 +233,12 @@ def test_directions_are_those_of_the_transpose_where_the_mean_has_two_large_ones
 
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize(
-    "method", [fg.methods.dion(rank=2), fg.methods.acp_sgd(rank=2)], ids=["dion", "acp_sgd"]
+    "method",
+    [
+        fg.methods.scale_by_dion(rank=2),
+        fg.compressed_pmean(fg.methods.acp_sgd(rank=2), axis_name=AXIS),
+    ],
+    ids=["scale_by_dion", "acp_sgd"],
 )
 def test_a_shard_of_a_parameter_is_a_matrix_on_its_own(method, check_vma):
     mesh = jax.make_mesh((WORKERS, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)

@@ -34,30 +34,43 @@ LIKE = {
     "last": jax.ShapeDtypeStruct((7,), "float32"),
 }
 m, o = fg.methods, oracles
+pmean = functools.partial(fg.compressed_pmean, axis_name=AXIS)
 ORACLES = {
     # Room for whole bins: the paper. Room for four of each, by position: as documented.
     "adacomp": (m.adacomp(10, 20, per_bin=20.0), lambda: o.AdaComp(10, 20), 1e-5),
     "adacomp full": (m.adacomp(10, 20), lambda: o.AdaComp(10, 20, per_bin=4), 1e-5),
     # As with all signs: every value, the zeros too.
-    "datalens": (
-        fg.contrib.votes.datalens(fg.contrib.votes.TopVotes(4, fraction=0.1), beta=0.25, alpha=0.5),
+    "scale_by_datalens": (
+        fg.contrib.votes.scale_by_datalens(
+            fg.contrib.votes.TopVotes(4, fraction=0.1), beta=0.25, alpha=0.5
+        ),
         lambda: o.DataLens(0.1, 0.25, 0.5),
         0,
     ),
-    "datalens by chance": (
-        fg.contrib.votes.datalens(fg.contrib.votes.TopVotes(4, fraction=0.3, clip=2.0), beta=0.0),
+    "scale_by_datalens by chance": (
+        fg.contrib.votes.scale_by_datalens(
+            fg.contrib.votes.TopVotes(4, fraction=0.3, clip=2.0), beta=0.0
+        ),
         lambda: o.DataLens(0.3, 0.0, clip=2.0),
         0,
     ),
-    "datalens with noise": (
-        fg.contrib.votes.datalens(
+    "scale_by_datalens with noise": (
+        fg.contrib.votes.scale_by_datalens(
             fg.contrib.votes.TopVotes(4, fraction=0.1, sigma=0.7), beta=0.25, key=0
         ),
         lambda: o.DataLens(0.1, 0.25, sigma=0.7),
         0,
     ),
-    "demo": (m.demo(4, 8, 0.9), lambda: o.DeMo(4, 8, 0.9), 0),
-    "dgc": (m.dgc(0.1, clip=2.0), lambda: o.Dgc(0.1, clip=2.0), 1e-5),
+    "demo": (
+        optax.chain(pmean(m.demo(4, 8, 0.9)), optax.scale_by_sign()),
+        lambda: o.DeMo(4, 8, 0.9),
+        0,
+    ),
+    "dgc": (
+        optax.chain(fg.training.clip_by_local_norm(2.0, AXIS), pmean(m.dgc(0.1))),
+        lambda: o.Dgc(0.1, clip=2.0),
+        1e-5,
+    ),
     "dgc Nesterov": (
         m.dgc(0.1, nesterov=True),
         lambda: o.Dgc(0.1, nesterov=True),
@@ -73,10 +86,10 @@ ORACLES = {
         lambda: o.FeedbackSgd(0.1, 0.9, 0.1, 0.5),
         1e-5,
     ),
-    "dion": (m.dion(rank=2, decay=0.9), lambda: o.Dion(2, 0.9), 1e-3),
+    "scale_by_dion": (m.scale_by_dion(rank=2, decay=0.9), lambda: o.Dion(2, 0.9), 1e-3),
     "eden": (m.eden(bits=2, block=64), lambda: o.Eden(64), 1e-3),
     "fft_sparsification": (m.fft_sparsification(), lambda: o.FftSparsification(), 2.0**-7),
-    "majority_vote": (m.majority_vote(), lambda: o.MajorityVote(), 0),
+    "scale_by_majority_vote": (m.scale_by_majority_vote(), lambda: o.MajorityVote(), 0),
     # Four equal chunks: the paper. Others have their last value twice in the magnitude, as
     # documented: up to 3e-3 in the first compressed steps, until signs flip and the runs part.
     "scale_by_one_bit_adam": (m.scale_by_one_bit_adam(8, 4), lambda: o.OneBitAdam(8), 1e-4),
@@ -103,7 +116,10 @@ ORACLES = {
         1e-5,
     ),
     "redsync Nesterov": (
-        m.redsync(0.05, dense_below=100, trimmed_below=2000, reuse=1, nesterov=True, clip=3.0),
+        optax.chain(
+            fg.training.clip_by_local_norm(3.0, AXIS),
+            pmean(m.redsync(0.05, dense_below=100, trimmed_below=2000, reuse=1, nesterov=True)),
+        ),
         lambda: o.RedSync(0.05, 100, 2000, reuse=1, nesterov=True, clip=3.0),
         1e-5,
     ),
@@ -128,7 +144,7 @@ ORACLES = {
     "sign_sgd": (m.sign_sgd(), lambda: o.SignSgd(), 1e-5),
     "terngrad": (m.terngrad(dense=("last",)), lambda: o.TernGrad(2.5, ("last",)), 1e-5),
     "terngrad summed": (m.terngrad(workers=4), lambda: o.TernGrad(2.5, shared=True), 1e-5),
-    "top_k": (m.top_k(0.1, layout=fg.Layout("leaf")), lambda: o.TopK(0.1), 1e-5),
+    "top_k": (pmean(m.top_k(0.1), layout=fg.Layout("leaf")), lambda: o.TopK(0.1), 1e-5),
 }
 
 EVEN = {"scale_by_one_bit_adam"}
@@ -137,7 +153,8 @@ EVEN = {"scale_by_one_bit_adam"}
 
 @pytest.mark.parametrize("name", ORACLES)
 def test_twenty_steps_on_four_workers_are_the_papers(name):
-    tx, make, tolerance = ORACLES[name]
+    method, make, tolerance = ORACLES[name]
+    tx = pmean(method) if isinstance(method, fg.Recipe) else method
     oracle = make()
     like = {**LIKE, "last": jax.ShapeDtypeStruct((8,), "float32")} if name in EVEN else LIKE
     init, update = train_step(tx, 4, like=like)
@@ -157,10 +174,11 @@ def test_twenty_steps_on_four_workers_are_the_papers(name):
                 np.testing.assert_array_equal(got[leaf][sure], expected[leaf][sure])
 
 
-@pytest.mark.parametrize("name", ["acp_sgd", "dion", "power_sgd"])
+@pytest.mark.parametrize("name", ["acp_sgd", "scale_by_dion", "power_sgd"])
 def test_what_each_worker_keeps_is_the_papers(name):
     """The updates of low rank show the mean of it only."""
-    tx, make, tolerance = ORACLES[name]
+    method, make, tolerance = ORACLES[name]
+    tx = pmean(method) if isinstance(method, fg.Recipe) else method
     oracle = make()
     init, update = train_step(tx, 4, like=LIKE)
     state = init(jax.tree.map(lambda s: jnp.zeros(s.shape), LIKE))
@@ -168,7 +186,7 @@ def test_what_each_worker_keeps_is_the_papers(name):
         grads = gradients(LIKE, 4, seed=step)
         _, state = update(grads, state)
         oracle([{n: np.asarray(g[w], np.float64) for n, g in grads.items()} for w in range(4)])
-    kept = (state.pmean if name == "dion" else state).memory.value.residual
+    kept = (state.pmean if name == "scale_by_dion" else state).memory.value.residual
     for leaf in ("conv", "head"):
         for worker, row in enumerate(np.asarray(kept[leaf])):
             expected = oracle.state[worker][leaf]
@@ -183,7 +201,9 @@ def test_every_method_has_an_oracle():
 
 def test_a_diminishing_theta_changes_the_bytes_not_the_program():
     like = {"w": jax.ShapeDtypeStruct((1000,), "float32")}
-    tx = fg.methods.fft_sparsification(theta_schedule={0: 0.9, 1: 0.5, 3: 0.0}, axis_name=AXIS)
+    tx = fg.compressed_pmean(
+        fg.methods.fft_sparsification(theta_schedule={0: 0.9, 1: 0.5, 3: 0.0}), axis_name=AXIS
+    )
     init, update = train_step(tx, 4, like=like)
     grads = gradients(like, 4)
     state = init({"w": jnp.zeros(1000)})
@@ -202,7 +222,7 @@ def test_a_diminishing_theta_changes_the_bytes_not_the_program():
 @pytest.mark.parametrize("theta", [-0.1, 1.0, 15])
 def test_theta_out_of_range(theta):
     with pytest.raises(ValueError, match=r"the paper uses 0\.85"):
-        fg.methods.fft_sparsification(theta=theta)
+        fg.compressed_pmean(fg.methods.fft_sparsification(theta=theta), axis_name=AXIS)
 
 
 def test_theta_falls_with_the_learning_rate():
@@ -214,7 +234,7 @@ def test_theta_falls_with_the_learning_rate():
     for step in range(100):
         theta = thetas[max(s for s in steps if s <= step)]
         assert theta**2 <= 8.1 * float(eta(step)) * (1 + 1e-5)
-    fg.methods.fft_sparsification(theta_schedule=thetas)
+    fg.compressed_pmean(fg.methods.fft_sparsification(theta_schedule=thetas), axis_name=AXIS)
     assert fg.methods.diminishing_theta(0.1, 10.0, 5, thetas=(0.3,)) == {0: 0.3}
     with pytest.raises(ValueError, match="learning_rate_0"):
         fg.methods.diminishing_theta(0.1, 0.0, 5)
@@ -225,7 +245,9 @@ def test_theta_falls_with_the_learning_rate():
 @functools.cache
 def recovering(**bounds):
     """`init` and `update` with the loss, compiled once for each kind of bounds."""
-    tx = fg.methods.fft_sparsification(0.9, recover=(0.5, 0.0), axis_name=AXIS, **bounds)
+    tx = fg.compressed_pmean(
+        fg.methods.fft_sparsification(0.9, recover=(0.5, 0.0), **bounds), axis_name=AXIS
+    )
     specs = fg.state_specs(jax.eval_shape(tx.init, RECOVERED), AXIS)
     wrap = functools.partial(jax.shard_map, mesh=mesh_of(4))
 
@@ -281,17 +303,27 @@ def test_recovery_by_the_loss():
         (lambda: fg.Fallback((), max_error=1.0), "AllReduce"),
         (lambda: fg.Fallback((fg.AllReduce(),)), "tolerance=0.1"),
         (lambda: fg.Fallback((fg.AllReduce(),), max_error=-1.0), "tolerance=0.1"),
-        (lambda: fg.methods.fft_sparsification(theta_schedule={}, recover=(0.5,)), "not both"),
+        (
+            lambda: fg.compressed_pmean(
+                fg.methods.fft_sparsification(theta_schedule={}, recover=(0.5,)), axis_name=AXIS
+            ),
+            "not both",
+        ),
         (lambda: fg.methods.scale_by_one_bit_adam(0, 4), "a tenth"),
-        (lambda: fg.methods.terngrad(dense=("x",), workers=4), "leave workers out"),
+        (
+            lambda: fg.compressed_pmean(
+                fg.methods.terngrad(dense=("x",), workers=4), axis_name=AXIS
+            ),
+            "leave workers out",
+        ),
         (lambda: fg.optimizers.feedback_sgd(0.1, momentum=1.0), "or 0.0"),
         (lambda: fg.Layout("layer"), "'model'"),
         (lambda: fg.MomentumCorrection(1.0), "ErrorFeedback"),
         (lambda: fg.ErrorFeedback(uptake=0.0), "large batches"),
         (lambda: fg.PowerSgd(0), "rank=2"),
-        (lambda: fg.methods.acp_sgd(rank=0), "rank=2"),
-        (lambda: fg.methods.dion(rank=0), "rank=64"),
-        (lambda: fg.methods.dion(decay=1.0), "use 0.95"),
+        (lambda: fg.compressed_pmean(fg.methods.acp_sgd(rank=0), axis_name=AXIS), "rank=2"),
+        (lambda: fg.methods.scale_by_dion(rank=0), "rank=64"),
+        (lambda: fg.methods.scale_by_dion(decay=1.0), "use 0.95"),
         (lambda: fg.IntegerSum(0), "levels=1"),
         (lambda: fg.IntegerSum(4, clip=-1.0), "clip=2.5"),
         (lambda: fg.Ternary(clip=0.0), "clip=2.5"),

@@ -86,7 +86,7 @@ def test_buckets_and_parts_add_up():
                 fg.Scheduled({0: fg.AllReduce(), 5: fg.AllGather(fg.Sign())}), jnp.ones(99), 4
             ),
             ValueError,
-            "piecewise.at",
+            "scheduled.at",
         ),
     ],
 )

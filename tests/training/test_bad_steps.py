@@ -472,7 +472,7 @@ def test_a_bad_step_of_the_warm_up_is_not_counted():
 
 
 def test_votes_on_sparse_gradients_are_counted():
-    tx = fg.methods.majority_vote(axis_name=AXIS)
+    tx = fg.methods.scale_by_majority_vote(axis_name=AXIS)
     rows = jnp.zeros((WORKERS, 100)).at[:, :3].set(-0.5)
     found, _ = jax.vmap(tx.update, axis_name=AXIS)(rows, jax.vmap(tx.init)(rows))
     assert found[0, :3].tolist() == [-1.0] * 3

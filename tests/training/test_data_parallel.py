@@ -345,7 +345,7 @@ def test_wrong_arguments_are_answered_while_tracing(by, kind):
     state = fg.init_state(tx, PARAMS, mesh, AXIS)
     run = fg.data_parallel(GOOD, mesh, AXIS, by=by)
     for args, remedy in [
-        ((first(), X[0], Y[0]), r"state = fg\.init\(tx, params, mesh, axis_name\)"),
+        ((first(), X[0], Y[0]), r"state = fg\.init_state\(tx, params, mesh, axis_name\)"),
         ((first(), state, X[0][:9], Y[0]), r"batch\[0\].*8 workers.*float32\[9, 6\]; give each"),
         ((first(), state, X[0], 1.0), r"batch\[1\].*put it before the state among the arguments"),
         (

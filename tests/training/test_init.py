@@ -94,7 +94,7 @@ def test_a_program_of_three_calls_trains(kind):
 
 
 def test_another_axis_than_the_mesh_has_is_refused():
-    with pytest.raises(ValueError, match=r"init\(axis_name\).*'date'.*use one of these"):
+    with pytest.raises(ValueError, match=r"init_state\(axis_name\).*'date'.*use one of these"):
         fg.init_state(transformation(), PARAMS, mesh_of(2), "date")
 
 
@@ -151,7 +151,9 @@ def test_arrays_that_lie_over_the_axis_of_the_exchange_are_refused(kind):
     mesh = Mesh(np.array(jax.devices()), (AXIS,), axis_types=(kind,))
     tx = fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS)
     params = {"w": jax.device_put(jnp.ones((16, 3)), NamedSharding(mesh, P(AXIS)))}
-    with pytest.raises(ValueError, match=r"init\(params\['w'\]\): must be whole .* name another"):
+    with pytest.raises(
+        ValueError, match=r"init_state\(params\['w'\]\): must be whole .* name another"
+    ):
         fg.init_state(tx, params, mesh, AXIS)
 
 
@@ -242,7 +244,9 @@ WITH_LIKES_OF_PARAMS = {
     # A shard of a parameter has not its shape.
     **{name: METHODS[name](AXIS) for name in METHODS if name != "sharded"},
     "accumulate": transformation(),
-    "delay": optax.chain(fg.training.delay(), fg.methods.top_k(0.1)),
+    "delay": optax.chain(
+        fg.training.delay(), fg.compressed_pmean(fg.methods.top_k(0.1), axis_name=AXIS)
+    ),
     "no memory, factors": fg.compressed_pmean(fg.PowerSgd(1), axis_name=AXIS, track_error=True),
 }
 
@@ -282,7 +286,7 @@ def _is_masked(node):
 # What comes before the mean
 
 
-COMPRESSED = fg.methods.top_k(fraction=0.1)
+COMPRESSED = fg.compressed_pmean(fg.methods.top_k(fraction=0.1), axis_name=AXIS)
 ADAM = optax.adam(0.1)
 DIFFERS = {
     "a state": (optax.scale_by_adam(), "ScaleByAdamState"),

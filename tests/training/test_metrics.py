@@ -93,7 +93,7 @@ TRANSFORMATIONS = {
     ),
     "apply_if_finite": optax.chain(pmean(), optax.apply_if_finite(optax.sgd(0.1), 3)),
     "delay": optax.chain(fg.training.delay(), pmean()),
-    "dgc": fg.methods.dgc(0.1),
+    "dgc": fg.compressed_pmean(fg.methods.dgc(0.1), axis_name=AXIS),
     "clip": optax.chain(fg.training.clip_by_local_norm(1.0, AXIS), pmean()),
 }
 
@@ -234,7 +234,9 @@ def test_bytes_of_which_exchange_must_be_clear():
         for name, p in (("often", 8), ("seldom", 2))
     }
     state = optax.partition(parts, labels).init(zeros())
-    with pytest.raises(ValueError, match=r"fragments of the same size.*fg\.fragment\(params"):
+    with pytest.raises(
+        ValueError, match=r"fragments of the same size.*fg\.optimizers\.fragment\(params"
+    ):
         fg.metrics(state, exchange=SPARSE, params=LIKE)
     one = {k: v for k, v in state.inner_states.items() if k == "often"}
     part = fg.metrics(one, exchange=SPARSE, params={"w": LIKE["w"]})

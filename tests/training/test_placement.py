@@ -18,7 +18,13 @@ SPARSE = fg.AllGather(fg.chain(fg.TopK(fraction=0.2), fg.RangeFloat(8)))
 PLACEMENTS = {
     "before the optimizer": (fg.optimizers.feedback_adam(0.05, 0.2), {"residual"}),
     "on the momentum: DeMo": (
-        optax.chain(fg.methods.demo(k=4, block=8, decay=0.9), optax.scale(-0.02)),
+        optax.chain(
+            optax.chain(
+                fg.compressed_pmean(fg.methods.demo(k=4, block=8, decay=0.9), axis_name=AXIS),
+                optax.scale_by_sign(),
+            ),
+            optax.scale(-0.02),
+        ),
         {"residual"},
     ),
     "on the momentum: 1-bit Adam": (

@@ -46,7 +46,7 @@ def optimizer():
     )
 
 
-QUICK = {"diloco", "dion", "feedback_adam", "sharded"}
+QUICK = {"diloco", "scale_by_dion", "feedback_adam", "sharded"}
 
 
 @pytest.mark.parametrize(

@@ -120,12 +120,20 @@ LIKE = {
     "w": jax.ShapeDtypeStruct((6, 8), "float32"),
     "scalar": jax.ShapeDtypeStruct((4,), "float32"),
 }
-VOTES, PARAMETERS = {"datalens", "majority_vote"}, {"beer", "choco_sgd"}
+VOTES, PARAMETERS = {"scale_by_datalens", "scale_by_majority_vote"}, {"beer", "choco_sgd"}
 LOCAL = {"diloco", "sparse_loco"}
 """What has no weights; and what weighs at a meeting what a worker has changed since."""
 
 
-QUICK = {"demo", "dgc", "dion", "diloco", "feedback_adam", "scale_by_one_bit_adam", "sharded"}
+QUICK = {
+    "demo",
+    "dgc",
+    "scale_by_dion",
+    "diloco",
+    "feedback_adam",
+    "scale_by_one_bit_adam",
+    "sharded",
+}
 """Methods that are more than one `compressed_pmean`, of which one row stands for the others."""
 
 

@@ -95,7 +95,7 @@ def test_every_exchange_passes_it_on(name):
 
 
 def test_unreplicating_is_found():
-    tx = fg.methods.top_k(fraction=0.2)
+    tx = fg.compressed_pmean(fg.methods.top_k(fraction=0.2), axis_name=AXIS)
     run = jax.pmap(tx.update, axis_name=AXIS, devices=jax.devices()[:WORKERS])
     everywhere = functools.partial(
         jax.tree.map, lambda a: jnp.broadcast_to(a, (WORKERS, *jnp.shape(a)))

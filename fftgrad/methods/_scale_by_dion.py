@@ -20,7 +20,7 @@ ADAM = optax.scale_by_adam()
 
 
 class DionState(NamedTuple):
-    """State of `dion`.
+    """State of `scale_by_dion`.
 
     Attributes:
       pmean: the momentum of each worker, which is what its memory holds, and the factors.
@@ -31,7 +31,7 @@ class DionState(NamedTuple):
     others: optax.OptState
 
 
-def dion(
+def scale_by_dion(
     rank: int = 64,
     decay: float = 0.95,
     others: optax.GradientTransformation = ADAM,
@@ -90,7 +90,7 @@ def dion(
     Example:
       >>> import fftgrad as fg
       >>> import optax
-      >>> method = fg.methods.dion(rank=16, dense=("embed", "head"))
+      >>> method = fg.methods.scale_by_dion(rank=16, dense=("embed", "head"))
       >>> tx = optax.chain(method, optax.scale_by_learning_rate(0.01))
 
     References:
@@ -98,9 +98,9 @@ def dion(
       arXiv:2504.05295.
     """
     if rank < 1:
-        raise ValueError(f"dion(rank): must be at least 1, got {rank}; use rank=64.")
+        raise ValueError(f"scale_by_dion(rank): must be at least 1, got {rank}; use rank=64.")
     if not 0.0 <= decay < 1.0:
-        raise ValueError(f"dion(decay): must be in [0, 1), got {decay}; use 0.95.")
+        raise ValueError(f"scale_by_dion(decay): must be in [0, 1), got {decay}; use 0.95.")
     exchange = Directions(rank, decay, dense)
     directions: Any = compressed_pmean(exchange, ErrorFeedback(), axis_name=axis_name)
 

@@ -18,7 +18,7 @@ TIE = 1e-6
 """A mean of votes this near the threshold is at it: 3 · float32(1/10) is above 0.3."""
 
 
-def datalens(
+def scale_by_datalens(
     votes: TopVotes,
     beta: float = 0.1,
     alpha: float = 1.0,
@@ -66,22 +66,28 @@ def datalens(
       >>> import fftgrad as fg
       >>> import optax
       >>> votes = fg.contrib.votes.TopVotes(workers=8, fraction=0.01)
-      >>> tx = optax.chain(fg.contrib.votes.datalens(votes, beta=0.1), optax.sgd(1e-3))
+      >>> tx = optax.chain(fg.contrib.votes.scale_by_datalens(votes, beta=0.1), optax.sgd(1e-3))
 
     References:
       Wang et al., "DataLens: Scalable Privacy Preserving Training via Gradient Compression and
       Aggregation", CCS 2021, arXiv:2103.11109.
     """
-    check_kind("datalens(votes)", votes, TopVotes, "use TopVotes(workers=8, fraction=0.01).")
+    check_kind(
+        "scale_by_datalens(votes)", votes, TopVotes, "use TopVotes(workers=8, fraction=0.01)."
+    )
     if not 0 <= beta < math.inf:
-        raise ValueError(f"datalens(beta): must not be negative, got {beta}; use beta=0.1.")
+        raise ValueError(
+            f"scale_by_datalens(beta): must not be negative, got {beta}; use beta=0.1."
+        )
     if not 0 < alpha < math.inf:
-        raise ValueError(f"datalens(alpha): must be positive and finite, got {alpha}; use alpha=1.")
+        raise ValueError(
+            f"scale_by_datalens(alpha): must be positive and finite, got {alpha}; use alpha=1."
+        )
     if votes.sigma and key is None:
         raise ValueError(
-            f"datalens(key): must be a secret key, because whoever knows it can take the noise off "
-            f"again, got none with sigma={votes.sigma}; pass jax.random.wrap_key_data(np.frombuffer"
-            "(os.urandom(8), np.uint32)), the same on all workers."
+            "scale_by_datalens(key): must be a secret key, because whoever knows it can take the "
+            f"noise off again, got none with sigma={votes.sigma}; pass jax.random.wrap_key_data("
+            "np.frombuffer(os.urandom(8), np.uint32)), the same on all workers."
         )
     pmean = compressed_pmean(
         votes, axis_name=axis_name, layout=layout, key=0 if key is None else key

@@ -14,7 +14,9 @@ from fftgrad.training._pmean import compressed_pmean
 from fftgrad.training._weigh import ONE_VOTE, refuse_weight
 
 
-def majority_vote(*, axis_name: AxisName = "data") -> optax.GradientTransformationExtraArgs:
+def scale_by_majority_vote(
+    *, axis_name: AxisName = "data"
+) -> optax.GradientTransformationExtraArgs:
     """Method: every worker votes on the direction of each parameter, with one bit.
 
         update = sign(Σ_i sign(g_i)),   0 in a tie.
@@ -38,7 +40,7 @@ def majority_vote(*, axis_name: AxisName = "data") -> optax.GradientTransformati
     Example:
       >>> import fftgrad as fg
       >>> import optax
-      >>> tx = optax.chain(fg.methods.majority_vote(), optax.sgd(1e-3))
+      >>> tx = optax.chain(fg.methods.scale_by_majority_vote(), optax.sgd(1e-3))
 
     References:
       Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault Tolerant",
@@ -49,7 +51,7 @@ def majority_vote(*, axis_name: AxisName = "data") -> optax.GradientTransformati
         updates: optax.Updates, state: Any, params: Any = None, **extra: Any
     ) -> tuple[optax.Updates, Any]:
         del params
-        refuse_weight("majority_vote", extra.get("weight"), *ONE_VOTE)
+        refuse_weight("scale_by_majority_vote", extra.get("weight"), *ONE_VOTE)
         # One for zero too, so that all votes have one magnitude; what is not finite becomes NaN.
         own = jax.tree.map(lambda g: jnp.where(g < 0, -1.0, 1.0).astype(g.dtype) + (g - g), updates)
         return own, state

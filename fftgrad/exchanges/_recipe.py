@@ -1,0 +1,80 @@
+"""What a method is made of."""
+
+import dataclasses
+from typing import NoReturn
+
+from fftgrad._contracts import Exchange, Memory
+from fftgrad._values import check_kind, constructor_call
+from fftgrad.exchanges._layout import Layout
+from fftgrad.memories._no_memory import NoMemory
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Recipe:
+    """Value: what a published method is made of; `fg.methods` has one function for each.
+
+    `compressed_pmean` makes a transformation of it; `diloco` exchanges by it; `fg.wire_bytes` and
+    `fg.tools.link_bytes` tell its bytes, and nothing is compiled for that.
+
+    Args:
+      exchange: what travels, and how it is averaged.
+      memory: what becomes of what was not sent.
+      layout: which leaves are compressed together.
+
+    Raises:
+      TypeError: if one of them is not of its kind, or if it is put into a chain as it is.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp
+      >>> method = fg.methods.top_k(fraction=0.01)
+      >>> method == fg.Recipe(fg.AllGather(fg.TopK(fraction=0.01)), fg.ErrorFeedback())
+      True
+      >>> fg.wire_bytes(method, jnp.zeros(10_000))
+      520
+      >>> tx = fg.compressed_pmean(method, axis_name="data")
+    """
+
+    exchange: Exchange
+    memory: Memory = NoMemory()
+    layout: Layout = Layout()
+
+    __repr__ = constructor_call
+
+    def __post_init__(self) -> None:
+        check_parts("Recipe", self.exchange, self.memory, self.layout)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """What is missing: of a transformation, which `optax.chain` asks for, with the remedy."""
+        if name in ("init", "update"):
+            raise TypeError(
+                f"{self!r}: must be made a transformation, got it in its place; use "
+                "fg.compressed_pmean(method, axis_name='data')."
+            )
+        raise AttributeError(f"Recipe has no attribute {name!r}")
+
+    def __iter__(self) -> NoReturn:
+        """A chain takes a transformation apart as a pair."""
+        self.__getattr__("init")
+
+
+def recipe_of(
+    owner: str, what: Exchange | Recipe, memory: Memory | None = None, layout: Layout | None = None
+) -> Recipe:
+    """The recipe of a method or an exchange; what is given beside it takes the place of its own."""
+    if isinstance(what, Recipe):
+        memory, layout = memory or what.memory, layout or what.layout
+        what = what.exchange
+    found = what, memory or NoMemory(), layout or Layout()
+    check_parts(owner, *found)
+    return Recipe(*found)
+
+
+def check_parts(owner: str, exchange: object, memory: object, layout: object) -> None:
+    """Refuses what is none of these."""
+    remedy = "wrap a codec as AllGather(codec)."
+    if isinstance(exchange, Memory):
+        remedy = f"the exchange comes first: {owner}(exchange, {exchange!r}, ...)."
+    check_kind(f"{owner}(exchange)", exchange, Exchange, remedy)
+    check_kind(f"{owner}(memory)", memory, Memory, "use ErrorFeedback().")
+    check_kind(f"{owner}(layout)", layout, Layout, "use Layout('leaf').")
