@@ -1,9 +1,9 @@
 """What is said of the loss is what the committed runs say."""
 
+import importlib
 import json
 import pathlib
 import statistics
-import sys
 
 import pytest
 
@@ -24,21 +24,10 @@ RUNS = {
 BENCHMARKS = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def figures():
-    sys.path[:0] = [
-        str(BENCHMARKS / "convergence"),
-        str(BENCHMARKS),
-        str(BENCHMARKS.parent / "examples"),
-    ]
-    try:
-        import figures
-
-        yield figures
-    finally:
-        del sys.path[:3]
-        for name in ("figures", "methods", "tasks"):
-            sys.modules.pop(name, None)
+@pytest.fixture
+def figures(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("training")
 
 
 def test_the_classes_are_those_of_the_committed_runs(figures):

@@ -25,15 +25,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import network as net
-from job import HEADERS, ROOT, Job
-from rich import box
+from _record import ROOT, few, head, parser, table, text, thin
+from job import Job, save_params
+from methods import LINKS, PEERS
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from tasks import WORKLOADS
 
 HERE = pathlib.Path(__file__).parent
-RESULTS = ROOT / "benchmarks/results/slow_network"
-
 # Large arrays come and go in every step. The allocator would return each to the kernel, which
 # clears a page for every 4 KiB the next time: that took longer than the arithmetic. And what is cut
 # off for alignment must not wait in a list of small blocks: between two arrays, it keeps their
@@ -48,34 +48,37 @@ PATIENCE = 900.0
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    add = parser.add_argument
-    add("--workers", type=int, default=4, help="processes; with two, gloo's links jam each other")
-    add("--rate", default="1gbit", help="of each link and direction, such as 100mbit")
-    add("--delay", default="", help="of each packet, such as 0.5ms")
-    add("--loopback", action="store_true", help="no namespaces, no limits")
-    add("--workload", default="lm", help="alexnet, resnet or lm")
-    add("--method", default="dense,fft-64", help="names from methods.py, in this order; or all")
-    add("--steps", type=int, default=10, help="optimizer steps of a run")
-    add("--warm", type=int, default=2, help="of them, first ones that step times leave out")
-    add("--repeats", type=int, default=1, help="turns in which each method runs once")
-    add("--seed", type=int, default=0, help="of parameters and batches; grows with the turn")
-    add("--assess-every", type=int, default=0, help="steps between held-out assessments")
-    add("--until-dense", type=float, default=0.0, metavar="FACTOR", help="compressed runs go on "
-        "until they are as good as their framework's dense run in the end, for at most so many "
-        "times its steps")  # fmt: skip
-    add("--fault", default="", help="kill:STEP or drop:STEP, of the last worker's process or link")
-    add("--threads", type=int, default=1, help="of each worker")
-    add("--out", type=pathlib.Path, default=RESULTS, help="folder for the results")
-    add("--name", default="run", help="of the file written")
-    add("--smoke", action="store_true", help="2 workers, 5 steps of tiny models over loopback")
-    args = parser.parse_args(argv)
+    out = parser(
+        __doc__,
+        "slow_network",
+        workers=(4, "processes; with two, gloo's links jam each other"),
+        rate=("1gbit", "of each link and direction, such as 100mbit"),
+        delay=("", "of each packet, such as 0.5ms"),
+        loopback=(False, "no namespaces, no limits"),
+        workload=("lm", "alexnet, resnet or lm"),
+        method=("dense,fft-64", "names of LINKS in methods.py, in this order; or all"),
+        steps=(10, "optimizer steps of a run"),
+        warm=(2, "of them, first ones that step times leave out"),
+        repeats=(1, "turns in which each method runs once"),
+        seed=(0, "of parameters and batches; grows with the turn"),
+        assess_every=(0, "steps between held-out assessments"),
+        until_dense=(0.0, "compressed runs go on until they are as good as their framework's dense "
+                     "run in the end, for at most so many times its steps"),
+        fault=("", "kill:STEP or drop:STEP, of the last worker's process or link"),
+        threads=(1, "of each worker"),
+        name=("run", "of the file written"),
+        show=(False, "run nothing, print the tables of what is there and draw the figures"),
+    )  # fmt: skip
+    args = out.parse_args(argv)
     if args.smoke:
         args.workers, args.steps, args.loopback = 2, 5, True
         args.assess_every = 5
     return args
+
+
+def dense_of(method: str) -> str:
+    """The dense method of the same framework."""
+    return "torch" if method in PEERS else "dense"
 
 
 # Runs
@@ -101,23 +104,17 @@ class Run:
     )
     events: list[tuple[float, str]] = dataclasses.field(default_factory=list[tuple[float, str]])
 
-    def steps(self, worker: int = 0) -> list[dict[str, Any]]:
-        """A worker's lines about steps."""
-        return [line for line in self.lines[worker] if "step" in line] if self.lines else []
+    def having(self, key: str, worker: int = 0) -> list[dict[str, Any]]:
+        """A worker's lines with this key: "step", "assessed", or a note that is written once."""
+        return [line for line in self.lines[worker] if key in line] if self.lines else []
 
     def assessed(self) -> list[tuple[int, float, float]]:
         """Steps, clock and metric of each assessment."""
-        lines = self.lines[0] if self.lines else []
-        return [(x["after"], x["clock"], x["assessed"]) for x in lines if "assessed" in x]
-
-    def note(self, key: str) -> dict[str, Any]:
-        """What worker 0 wrote once, under that key."""
-        lines = self.lines[0] if self.lines else []
-        return next((line[key] for line in lines if key in line), {})
+        return [(x["after"], x["clock"], x["assessed"]) for x in self.having("assessed")]
 
     def median(self, key: str, warm: int) -> float:
         """Of worker 0's steps once warm; of their means, where not every step has an exchange."""
-        values = [step[key] for step in self.steps() if key in step]
+        values = [step[key] for step in self.having("step") if key in step]
         values = values[warm:] or values
         cycles = range(0, max(1, len(values) - self.every + 1), self.every)
         means = [statistics.mean(values[i : i + self.every]) for i in cycles if values]
@@ -127,7 +124,7 @@ class Run:
         """Bytes and packets that a worker sends in a step."""
         each = list[list[int]]()
         for worker in range(len(self.lines)):
-            steps = self.steps(worker)[args.warm :]
+            steps = self.having("step", worker)[args.warm :]
             whole = len(steps) // self.every * self.every  # a part would count too few exchanges
             each += [step["sent"] for step in steps[: whole or None]]
         if not each:
@@ -138,14 +135,11 @@ class Run:
 
     def record(self, args: argparse.Namespace) -> dict[str, Any]:
         """The run as JSON."""
-        from _record import few, thin
-
         count, packets = self.sent(args)
-        mean_loss = [
-            statistics.mean(step["loss"] for step in steps)
-            for steps in zip(*(self.steps(i) for i in range(len(self.lines))), strict=False)
-        ]
-        keys = sorted({key for step in self.steps() for key in step if key.endswith("_s")})
+        steps = [self.having("step", worker) for worker in range(len(self.lines))]
+        losses = [statistics.mean(x["loss"] for x in same) for same in zip(*steps, strict=False)]
+        keys = sorted({key for step in steps[0] for key in step if key.endswith("_s")})
+        notes = {key: found[0][key] for key in ("phases", "facts") if (found := self.having(key))}
         return {
             "method": self.method,
             "label": self.label,
@@ -154,12 +148,12 @@ class Run:
             "status": self.status,
             "step_s": self.median("seconds", args.warm),
             **{key: self.median(key, args.warm) for key in keys},
-            **self.note("phases"),
+            **notes.get("phases", {}),
             "sent_bytes": count,
             "sent_packets": packets,
-            "facts": self.note("facts"),
-            "seconds": [round(step["seconds"], 4) for step in self.steps()],
-            "losses": few([round(loss, 4) for loss in mean_loss]),
+            "facts": notes.get("facts", {}),
+            "seconds": [round(step["seconds"], 4) for step in steps[0]],
+            "losses": few([round(loss, 4) for loss in losses]),
             "assessed": thin(self.assessed()),
             "events": self.events,
         }
@@ -176,8 +170,7 @@ class Supervisor:
     def start(self, run: Run, steps: int, target: float | None) -> "list[subprocess.Popen[bytes]]":
         """One process for each worker."""
         args, port = self.args, net.free_port()
-        peer = run.method.startswith("torch")
-        script = HERE / ("peer.py" if peer else "worker.py")
+        script = HERE / ("peer.py" if run.method in PEERS else "worker.py")
         processes = list["subprocess.Popen[bytes]"]()
         for worker in range(args.workers):
             job = Job(
@@ -217,7 +210,7 @@ class Supervisor:
             "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
             **os.environ,
             **MEMORY,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
+            "PYTHONPATH": str(ROOT),
             "JAX_PLATFORMS": "cpu",
             "PJRT_NPROC": threads,
             "OMP_NUM_THREADS": threads,
@@ -244,12 +237,12 @@ class Supervisor:
                         if process.returncode:
                             event = f"worker {worker} ended with code {process.returncode}"
                             run.events.append((round(now - begin, 1), event))
-                count = sum(map(len, run.lines))
+                count, done = sum(map(len, run.lines)), len(run.having("step"))
                 if count != moved[0]:
                     moved = count, now
-                if len(run.steps()):
+                if done:
                     run.status = "running"
-                for event in fault.due(len(run.steps()), now, processes, self):
+                for event in fault.due(done, now, processes, self):
                     run.events.append((round(now - begin, 1), event))
                 broken = any(codes.values()) and fault.kind != "kill"
                 if broken or now - moved[1] > PATIENCE:
@@ -289,9 +282,6 @@ def priority() -> tuple[str, ...]:
         return ()
     allowed = subprocess.run([*command, "true"], capture_output=True, check=False)
     return command if allowed.returncode == 0 else ()
-
-
-# Faults
 
 
 @dataclasses.dataclass
@@ -338,39 +328,28 @@ class Fault:
 
 def plan(args: argparse.Namespace) -> list[Run]:
     """All runs, in order."""
-    from methods import METHODS, PEERS
-
     fault = Fault.parse(args.fault, args.workers - 1)
     if fault.kind == "drop" and args.loopback:
         raise SystemExit("--fault: a link can only drop where it is limited; leave --loopback out")
     if args.delay and args.loopback:
         raise SystemExit("--delay: packets over loopback cannot be delayed; leave --loopback out")
-    labels = {name: method.label for name, method in METHODS.items()} | PEERS
+    if args.workload not in WORKLOADS:
+        raise SystemExit(f"--workload: must be one of {','.join(WORKLOADS)}, got {args.workload}")
+    labels = {name: method.name for name, method in LINKS.items()} | PEERS
     names = list(labels) if args.method == "all" else args.method.split(",")
     unknown = [name for name in names if name not in labels]
     if unknown:
         raise SystemExit(f"--method: there is no {unknown[0]}; choose from {','.join(labels)}")
     if any(name in PEERS for name in names) and not importlib.util.find_spec("torch"):
         raise SystemExit('--method: PyTorch\'s need torch; pip install -e ".[bench]"')
-    every = {name: METHODS[name].every for name in names if name in METHODS}
+    every = {name: LINKS[name].every for name in names if name in LINKS}
     turns = range(args.repeats)
     return [Run(n, labels[n], turn, every.get(n, 1)) for turn in turns for n in names]
 
 
-def prepare(args: argparse.Namespace, folder: pathlib.Path) -> None:
-    """Checks the workload, and writes the first parameters of each repeat."""
-    from workloads import WORKLOADS, save_params
-
-    if args.workload not in WORKLOADS:
-        raise SystemExit(f"--workload: must be one of {','.join(WORKLOADS)}, got {args.workload}")
-    workload = WORKLOADS[args.workload](args.smoke)
-    for repeat in range(args.repeats):
-        save_params(workload.params(args.seed + repeat), str(folder / f"params{repeat}.npz"))
-
-
 def goal(run: Run, runs: list[Run], args: argparse.Namespace) -> tuple[int, float | None]:
     """How many steps at most, and the metric at which to stop before."""
-    dense = "torch" if run.method.startswith("torch") else "dense"
+    dense = dense_of(run.method)
     if args.until_dense and run.method != dense:
         for other in runs:
             if (other.method, other.repeat) == (dense, run.repeat) and other.assessed():
@@ -378,51 +357,30 @@ def goal(run: Run, runs: list[Run], args: argparse.Namespace) -> tuple[int, floa
     return args.steps, None
 
 
-def table(runs: list[Run], args: argparse.Namespace) -> Table:
-    """One row for each run that has begun, and how it compares with its framework's dense run."""
+def progress(runs: list[Run], args: argparse.Namespace) -> Table:
+    """One row for each run that has begun."""
     where = "loopback, no limit" if args.loopback else f"{args.rate} {args.delay}".strip()
-    columns = (
-        "",
-        "steps",
-        "loss",
-        "held\nout",
-        "s a\nstep",
-        "com-\npute",
-        "MB\nsent",
-        "pre-\ndicted",
-    )
-    out = Table(*columns, "times\ndense", "", box=box.SIMPLE_HEAD, padding=0)
-    out.title = f"{args.workload}, {args.workers} workers, {where}"
-    for column in out.columns:
-        column.justify, column.no_wrap = "right", True
-    out.columns[0].justify = "left"
+    rows: list[list[Any]] = []
     for run in runs:
-        if run.status == "waiting":
-            continue
-        steps, assessed = run.steps(), run.assessed()
-        dense = "torch" if run.method.startswith("torch") else "dense"
-        base = [r.median("seconds", args.warm) for r in runs if r.method == dense and r.steps()]
-        seconds = run.median("seconds", args.warm)
-        count, packets = run.sent(args)
-        link = run.note("facts").get("link_bytes")
-        out.add_row(
-            run.label,
-            str(len(steps)),
-            f"{steps[-1]['loss']:.3f}" if steps else "",
-            f"{assessed[-1][2]:.3f}" if assessed else "",
-            f"{seconds:.2f}" if steps else "",
-            f"{run.median('compute_s', args.warm):.2f}" if steps else "",
-            f"{count / 1e6:.3f}" if steps else "",
-            f"{(link + HEADERS * packets) / 1e6:.3f}" if link and steps else "",
-            f"{statistics.median(base) / seconds:.2f}" if base and steps else "",
-            run.status,
-        )
-    return out
+        steps, assessed = run.having("step"), run.assessed()
+        if run.status != "waiting":
+            loss = f"{steps[-1]['loss']:.3f}" if steps else None
+            held_out = f"{assessed[-1][2]:.3f}" if assessed else None
+            times = [f"{run.median(key, args.warm):.2f}" for key in ("seconds", "compute_s")]
+            sent = f"{run.sent(args)[0] / 1e6:.3f}"
+            rows.append([run.label, len(steps), loss, held_out, *times, sent, run.status])
+    columns = ("", "steps", "loss", "held\nout", "s a\nstep", "gra-\ndient", "MB\nsent", "")
+    return table(f"{args.workload}, {args.workers} workers, {where}", columns, rows)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Everything, and what there is of it if it is interrupted."""
     args = parse_args(argv)
+    if args.show:
+        import links  # which draws
+
+        links.show(args.out)
+        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ctrl-C: clean up, and write
     console, runs = Console(), plan(args)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -433,19 +391,18 @@ def main(argv: list[str] | None = None) -> None:
             namespaces = stack.enter_context(net.namespaces(args.workers, args.delay))
             namespaces.limit(args.rate)
             network = namespaces
-        prepare(args, folder)
+        for repeat in range(args.repeats):
+            params = WORKLOADS[args.workload](args.smoke).params(args.seed + repeat)
+            save_params(params, str(folder / f"params{repeat}.npz"))
         supervisor = Supervisor(args, network, folder)
         live = stack.enter_context(Live(console=console, refresh_per_second=2))
         for run in runs:
             try:
                 for _ in supervisor.watch(run, *goal(run, runs, args)):
-                    live.update(table(runs, args))
+                    live.update(progress(runs, args))
             finally:
-                live.update(table(runs, args))
+                live.update(progress(runs, args))
                 write(runs, args)
-            if not console.is_terminal:  # where a live table is drawn only once, in the end
-                seconds = run.median("seconds", args.warm)
-                console.print(f"{run.label}: {run.status}, {seconds:.2f} s a step")
             if run.status != "done" and not args.fault:
                 console.print(supervisor.complaint(), markup=False, highlight=False)
     console.print(f"written: {args.out / args.name}.json")
@@ -455,9 +412,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def write(runs: list[Run], args: argparse.Namespace) -> None:
     """What there is so far, as JSON."""
-    from _record import head, text
-
-    settings = {k: v for k, v in vars(args).items() if k not in {"out", "name"}}
+    settings = {k: v for k, v in vars(args).items() if k not in {"out", "name", "show"}}
     records = [run.record(args) for run in runs if run.lines]
     content = head() | {"settings": settings, "realtime": bool(priority()), "runs": records}
     (args.out / f"{args.name}.json").write_text(text(content, "runs"))

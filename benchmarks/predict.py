@@ -6,25 +6,19 @@ travels from shapes alone. The machine is shared, and some runs are of days on w
 the gradients of a file's runs say by how much, one number for the file.
 """
 
-import argparse
 import json
 import pathlib
 import statistics
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
-import matplotlib as mpl
 import optax
-from figures import RESULTS
-from job import ROOT
+from _record import RESULTS, head, parser, save, table, text
 from matplotlib.figure import Figure
-from methods import AXIS, METHODS
-from rich import box
+from methods import AXIS, LINKS, Setting
 from rich.console import Console
-from rich.table import Table
 from scipy import stats
-from workloads import WORKLOADS
+from tasks import WORKLOADS
 
 import fftgrad as fg
 from fftgrad.advise._candidate import candidates
@@ -55,7 +49,8 @@ SAME = {
 CODECS = ("top-k", "top-k-mille", "two-stage", "random-k", "fft-16", "fft-64")
 """Methods that are a codec, of whose loss a plan knows nothing."""
 PLANNED = ("alexnet", "resnet")
-Setting = tuple[str, str, bool]
+MEASURED = RESULTS / "slow_network"
+Link = tuple[str, str, bool]
 """Rate, delay, and whether it was over loopback."""
 
 
@@ -84,15 +79,15 @@ def load(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
-def setting(content: dict[str, Any]) -> Setting:
+def setting(content: dict[str, Any]) -> Link:
     """Where a file was measured."""
     own = content["settings"]
     return ("", "", True) if own["loopback"] else (own["rate"], own["delay"], False)
 
 
-def links(folder: pathlib.Path) -> dict[Setting, fg.advise.Link]:
-    """The link of each setting, by the first file that has one."""
-    out = dict[Setting, fg.advise.Link]()
+def links(folder: pathlib.Path) -> dict[Link, fg.advise.Link]:
+    """What was measured of each, in the first file that has it."""
+    out = dict[Link, fg.advise.Link]()
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text())
         for run in content.get("runs", ()):
@@ -109,9 +104,9 @@ def predicted(
     workload: str, method: str, workers: int, link: fg.advise.Link, step: float, alone: float
 ) -> float:
     """Seconds of a step with the exchange of a method, which takes `alone` without the others."""
-    own = METHODS[method]
+    own = LINKS[method]
     return fg.advise.predict_step(
-        own.assemble(workers, optax.identity()),
+        own.assemble(Setting(workers), optax.identity()),
         _like(workload),
         step=step,
         link=link,
@@ -127,7 +122,7 @@ def points(folder: pathlib.Path) -> list[Point]:
     found, by_setting = list[Point](), links(folder)
     for group in GROUPS:
         contents = load(folder, group)
-        runs = [r for c in contents for r in c["runs"] if r["method"] in METHODS]
+        runs = [r for c in contents for r in c["runs"] if r["method"] in LINKS]
         runs = [r for r in runs if r["status"] == "done"]
         if not runs or setting(contents[0]) not in by_setting:
             continue
@@ -139,7 +134,7 @@ def points(folder: pathlib.Path) -> list[Point]:
             if "alone_s" not in timed.get(method, {}):
                 continue
             step = slower * (timed["dense"]["gradient_s"] + timed["dense"]["optimizer_s"])
-            alone = slower * timed[method]["alone_s"] * METHODS[method].every
+            alone = slower * timed[method]["alone_s"] * LINKS[method].every
             seconds = predicted(own["workload"], method, own["workers"], link, step, alone)
             measured = statistics.median(r["step_s"] for r in runs if r["method"] == method)
             found.append(Point(group, method, seconds, measured))
@@ -174,14 +169,14 @@ def decision(folder: pathlib.Path, workload: str) -> dict[str, Any]:
 def _codecs(workers: int) -> dict[str, fg.advise.Candidate]:
     memory, out = fg.ErrorFeedback(decay=0.95), dict[str, fg.advise.Candidate]()
     for method in CODECS:
-        codec = METHODS[method].codec or fg.RandomK(fraction=0.01)
+        codec = LINKS[method].codec or fg.RandomK(fraction=0.01)
         exchange: fg.Exchange = fg.AllGather(codec)
         if method == "two-stage":
             exchange = fg.TwoStage(codec, workers)
         if method == "random-k":
             exchange = fg.AllReduce(codec)
         recipe = fg.Recipe(exchange, memory)
-        out[method] = fg.advise.Candidate(METHODS[method].label, recipe, momentum=False)
+        out[method] = fg.advise.Candidate(LINKS[method].name, recipe, momentum=False)
     return out
 
 
@@ -223,28 +218,8 @@ def summary(found: list[Point]) -> dict[str, Any]:
     }
 
 
-def table(found: Iterable[Point]) -> Table:
-    """A row for each point."""
-    out = Table("", "", "predicted", "measured", "error", box=box.SIMPLE_HEAD)
-    for column in out.columns[2:]:
-        column.justify = "right"
-    last = ""
-    for point in found:
-        shown = "" if point.group == last else point.group
-        last = point.group
-        out.add_row(
-            shown,
-            METHODS[point.method].label,
-            f"{point.predicted:.3g} s",
-            f"{point.measured:.3g} s",
-            f"{point.error:+.0%}",
-        )
-    return out
-
-
-def draw(found: list[Point], path: pathlib.Path) -> None:
+def draw(found: list[Point]) -> Figure:
     """Measured against predicted, on logarithmic axes."""
-    mpl.use("agg")
     figure = Figure(figsize=(6, 5), layout="constrained")
     axes = figure.add_subplot()
     for group in dict.fromkeys(point.group for point in found):
@@ -258,39 +233,40 @@ def draw(found: list[Point], path: pathlib.Path) -> None:
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     axes.set(xlabel="predicted, s a step", ylabel="measured, s a step")
     axes.legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=130)
+    return figure
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     """Prints the table, and writes the points and the figure."""
-    from _record import head, text  # where job.py has put its folder on the path
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "benchmarks/results/predicted")
-    args = parser.parse_args(argv)
-    found = points(args.results)
-    told = summary(found)
-    console = Console()
-    console.print(table(found))
-    console.print_json(json.dumps(told))
-    args.out.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {"group": p.group, "method": p.method}
-        | {k: round(getattr(p, k), 4) for k in ("predicted", "measured", "error")}
+    args = parser(__doc__, "predicted").parse_args()
+    found, console = points(MEASURED), Console()
+    cells = [
+        [
+            p.group,
+            LINKS[p.method].name,
+            f"{p.predicted:.3g}",
+            f"{p.measured:.3g}",
+            f"{p.error:+.0%}",
+        ]
         for p in found
     ]
-    used = {setting(load(args.results, group)[0]) for group in GROUPS}
-    own = {
-        " ".join(map(str, key)): repr(link)
-        for key, link in links(args.results).items()
-        if key in used
+    columns = ("", "method", "predicted, s a step", "measured", "error")
+    console.print(table("What a plan predicts", columns, cells))
+    used = {setting(load(MEASURED, group)[0]) for group in GROUPS}
+    known = links(MEASURED).items()
+    told = summary(found) | {
+        "links": {" ".join(map(str, key)): repr(link) for key, link in known if key in used},
+        "plans": {f"{name}-loopback": decision(MEASURED, name) for name in PLANNED},
     }
-    plans = {f"{workload}-loopback": decision(args.results, workload) for workload in PLANNED}
-    console.print_json(json.dumps(plans))
-    content = told | {"links": own, "plans": plans, "rows": rows}
-    (args.out / "predicted.json").write_text(text(head() | content, "rows"))
-    draw(found, args.out / "predicted.png")
+    console.print_json(json.dumps(told))
+    numbers = ("predicted", "measured", "error")
+    rows = [
+        {"group": p.group, "method": p.method} | {k: round(getattr(p, k), 4) for k in numbers}
+        for p in found
+    ]
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "predicted.json").write_text(text(head() | told | {"rows": rows}, "rows"))
+    save(draw(found), args.out, "predicted.png")
 
 
 if __name__ == "__main__":

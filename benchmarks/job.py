@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple, TextIO
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
-sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
+import jax
+import numpy as np
 
 FAILED = 3
 HEADERS = 66
@@ -60,23 +60,35 @@ class Job:
         return cls(**json.loads(text))
 
 
-class Traffic(NamedTuple):
-    """What has left by an interface since it exists."""
-
-    bytes: int
-    packets: int
-
-    def since(self, earlier: "Traffic") -> "Traffic":
-        """The difference."""
-        return Traffic(self.bytes - earlier.bytes, self.packets - earlier.packets)
+def save_params(params: Any, path: str) -> None:
+    """Parameters as a NumPy archive, by path."""
+    leaves = jax.tree.leaves_with_path(params)
+    named: dict[str, Any] = {
+        jax.tree_util.keystr(p, simple=True, separator="/"): np.asarray(x) for p, x in leaves
+    }
+    np.savez(path, **named)
 
 
-def traffic(interface: str) -> Traffic:
-    """The kernel's count for an interface of this process's namespace."""
+def load_params(path: str) -> Any:
+    """The inverse, as nested dicts."""
+    params: Any = {}
+    with np.load(path) as archive:
+        for name in archive.files:
+            *parents, last = name.split("/")
+            node = params
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = archive[name]
+    return params
+
+
+def traffic(interface: str) -> tuple[int, int]:
+    """Bytes and packets that have left by an interface of this process's namespace."""
     for line in pathlib.Path("/proc/self/net/dev").read_text().splitlines():
         name, _, counts = line.partition(":")
         if name.strip() == interface:
-            return Traffic(*map(int, counts.split()[8:10]))
+            count, packets = counts.split()[8:10]
+            return int(count), int(packets)
     raise ValueError(f"there is no interface {interface}")
 
 
@@ -144,7 +156,7 @@ def _train(job: Job, framework: Framework, lines: TextIO) -> None:
         before, start = traffic(job.interface), time.perf_counter()
         phases = framework.step(step)
         seconds = time.perf_counter() - start
-        sent = traffic(job.interface).since(before)
+        sent = [now - then for now, then in zip(traffic(job.interface), before, strict=True)]
         clock += seconds
         write(step=step, seconds=seconds, clock=clock, loss=framework.loss(), **phases, sent=sent)
         if period and (step + 1) % period == 0:

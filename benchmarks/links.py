@@ -1,6 +1,5 @@
-"""Figures and tables of what `run.py` wrote: loss against time, parts of a step, speed-up."""
+"""Tables and figures of runs over slow links: loss against time, parts of a step, speed-up."""
 
-import argparse
 import collections
 import json
 import pathlib
@@ -9,14 +8,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from job import HEADERS, ROOT
+from _record import markdown, save
+from job import HEADERS
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from network import bits_per_second
 
-RESULTS = ROOT / "benchmarks/results/slow_network"
 PARTS = {
     "compute_s": ("gradient", "#9aa5b1"),
     "optimizer_s": ("optimizer", "#c9d1d9"),
@@ -131,50 +129,40 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def step_table(folder: pathlib.Path, name: str) -> str:
-    """What a step takes, as Markdown."""
-    rows, all_turns = methods(folder, name), turns(folder, name)
-    out = [
-        "| | s a step | of it gradient | wire | MB over the link | predicted | "
-        "times as fast as its framework's dense float32 | as the best dense of its framework |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for method, run in rows.items():
+    """What a step takes."""
+    all_turns, rows = turns(folder, name), list[list[str]]()
+    for method, run in methods(folder, name).items():
         link, same = run["facts"].get("link_bytes"), all_turns[method].values()
         predicted = f"{(link + HEADERS * run['sent_packets']) / 1e6:.4g}" if link else ""
         wire = f"{run['wire_s']:.2f}" if "wire_s" in run else ""
-        to_dense, to_best = leads(all_turns, method, lambda run, _: run["step_s"])
-        out.append(
-            f"| {run['label']} | {spread([r['step_s'] for r in same], 2)} | "
-            f"{run['compute_s']:.2f} | {wire} | {run['sent_bytes'] / 1e6:.4g} | {predicted} | "
-            f"{spread(to_dense, 2)} | {spread(to_best, 2)} |"
-        )
-    return "\n".join(out)
+        leading = leads(all_turns, method, lambda run, _: run["step_s"])
+        sent = f"{run['sent_bytes'] / 1e6:.4g}"
+        cells = [spread([r["step_s"] for r in same], 2), f"{run['compute_s']:.2f}", wire, sent]
+        rows.append([run["label"], *cells, predicted, *(spread(lead, 2) for lead in leading)])
+    columns = ["", "s a step", "of it gradient", "wire", "MB over the link", "predicted"]
+    columns += ["times as fast as its framework's dense float32"]
+    return markdown([*columns, "as the best dense of its framework"], rows)
 
 
 def target_table(folder: pathlib.Path, name: str) -> str:
-    """When each was as good as its framework's dense float32 run in the end, as Markdown."""
-    rows, all_turns = methods(folder, name), turns(folder, name)
-    out = [
-        "| | s a step | MB over the link | steps | seconds | "
-        "times shorter than dense float32 | than the best dense |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for method, run in rows.items():
+    """When each was as good as its framework's dense float32 run in the end."""
+    all_turns, rows = turns(folder, name), list[list[str]]()
+    for method, run in methods(folder, name).items():
         same = all_turns[method].values()
         pairs = [(opponents(all_turns, own)[0], own) for own in same]
         there = [when for dense, own in pairs if dense and (when := reached(own, dense))]
-        to_dense, to_best = leads(all_turns, method, seconds_to)
         steps = ", ".join(str(when[0]) for when in there)
         missed = len(same) - len(there)
         if missed:
             often = f" ({missed} of {len(same)})" if there else ""
             steps = f"{steps}; not in {max(len(r['seconds']) for r in same)}{often}"
-        out.append(
-            f"| {run['label']} | {run['step_s']:.2f} | {run['sent_bytes'] / 1e6:.4g} | "
-            f"{steps.removeprefix('; ')} | {spread([when[1] for when in there], 1)} | "
-            f"{spread(to_dense, 2)} | {spread(to_best, 2)} |"
-        )
-    return "\n".join(out)
+        cells = [f"{run['step_s']:.2f}", f"{run['sent_bytes'] / 1e6:.4g}", steps.removeprefix("; ")]
+        seconds = spread([when[1] for when in there], 1)
+        leading = leads(all_turns, method, seconds_to)
+        rows.append([run["label"], *cells, seconds, *(spread(lead, 2) for lead in leading)])
+    columns = ["", "s a step", "MB over the link", "steps", "seconds"]
+    columns += ["times shorter than dense float32", "than the best dense"]
+    return markdown(columns, rows)
 
 
 def in_as_many_steps(folder: pathlib.Path, name: str) -> str:
@@ -300,11 +288,8 @@ def break_evens(rows: dict[str, Record]) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Draws all of them, and prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="folder of the JSON")
-    folder = parser.parse_args().results
+def show(folder: pathlib.Path) -> None:
+    """Prints the tables of all files, and draws the figures."""
     names = [path.stem for path in sorted(folder.glob("*.json"))]
     for name in (n for n in names if not re.fullmatch(r".+-\d", n)):
         print(f"{name}\n")
@@ -312,15 +297,5 @@ def main() -> None:
             print(f"{target_table(folder, name)}\n\n{in_as_many_steps(folder, name)}\n")
         else:
             print(f"{step_table(folder, name)}\n")
-    mpl.use("agg")
-    for name, draw in (
-        ("time_to_loss", time_to_loss),
-        ("breakdown", breakdown),
-        ("speed_up", speed_up),
-    ):
-        draw(folder).savefig(folder / f"{name}.png", dpi=120)
-        print(f"written: {folder}/{name}.png")
-
-
-if __name__ == "__main__":
-    main()
+    for draw in (time_to_loss, breakdown, speed_up):
+        save(draw(folder), folder, f"{draw.__name__}.png")

@@ -1,7 +1,7 @@
 """One worker in PyTorch: DistributedDataParallel over gloo, with the hooks that come with it.
 
-The models are twins of those in `workloads.py`, with submodules named as Flax names them, so that
-the same file of parameters fits both.
+The models are twins of those in `tasks.py`, with submodules named as Flax names them, so that the
+same file of parameters fits both.
 """
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
 
@@ -16,16 +16,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from job import Framework, Job, timed, work
+from tasks import WORKLOADS, Task
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
-from workloads import WORKLOADS, Workload
 
 BUCKET_MB = 1024  # PowerSGD crashes on gloo where there is more than one bucket
 
 
 class AlexNet(nn.Module):
-    """The twin of `workloads.AlexNet`."""
+    """The twin of `tasks.AlexNet`."""
 
     def __init__(self, width: int, hidden: int, classes: int, side: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class AlexNet(nn.Module):
 
 
 class Block(nn.Module):
-    """The twin of `models.Block`."""
+    """The twin of `tasks.Block`."""
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The twin of `models.ResNet`."""
+    """The twin of `tasks.ResNet`."""
 
     def __init__(self, depth: int, width: int) -> None:
         super().__init__()
@@ -134,10 +134,11 @@ class ByteLM(nn.Module):
         return self.Dense_0(self.LayerNorm_0(x))
 
 
-def twin(workload: Workload, path: str) -> Any:
-    """The workload's model in PyTorch, with the parameters of a file."""
-    model, shape = workload.model, workload.held_out[0].shape
-    match workload.name:
+def twin(task: Task, path: str) -> Any:
+    """The task's model in PyTorch, with the parameters of a file."""
+    model: Any = task.model
+    shape = task.held_out[0][0].shape
+    match task.name:
         case "alexnet":
             side = functools.reduce(
                 lambda s, _: (s - 3) // 2 + 1, range(3), (shape[1] - 7) // 4 + 1
@@ -181,11 +182,11 @@ def prepare(job: Job) -> Framework:
         world_size=job.workers,
         timeout=datetime.timedelta(seconds=600),
     )
-    workload = WORKLOADS[job.workload](job.smoke)
+    task = WORKLOADS[job.workload](job.smoke)
     powersgd = job.method == "torch-powersgd"
     if powersgd:
         dist._DEFAULT_FIRST_BUCKET_BYTES = BUCKET_MB * 2**20
-    plain = twin(workload, job.params)
+    plain = twin(task, job.params)
     extra = {"bucket_cap_mb": BUCKET_MB} if powersgd else {}
     model = DistributedDataParallel(plain, **extra)
     if powersgd:
@@ -195,11 +196,11 @@ def prepare(job: Job) -> Framework:
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     elif job.method == "torch-fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    if workload.adam:
-        optimizer = torch.optim.Adam(model.parameters(), workload.rate, (0.9, 0.99), fused=True)
+    if task.adam:
+        optimizer = torch.optim.Adam(model.parameters(), task.rate, (0.9, 0.99), fused=True)
     else:
-        optimizer = torch.optim.SGD(model.parameters(), workload.rate, 0.9, fused=True)
-    batches = workload.batches(job.worker, job.seed)
+        optimizer = torch.optim.SGD(model.parameters(), task.rate, 0.9, fused=True)
+    batches, rates = task.batches((job.seed, job.worker), 1), task.schedule(task.rate, job.steps)
     held: dict[str, Any] = {}
 
     def loss(logits: Any, labels: Any) -> Any:
@@ -226,8 +227,7 @@ def prepare(job: Job) -> Framework:
 
     def step(number: int) -> dict[str, float]:
         backward(*tensors(next(batches)))
-        rate: Any = workload.schedule(number)
-        finish(float(rate))
+        finish(float(rates(number)))
         return {}
 
     def agree(value: float) -> float:
@@ -236,14 +236,14 @@ def prepare(job: Job) -> Framework:
         return float(total)
 
     def assess() -> float:
-        inputs, labels = tensors(workload.held_out)
+        inputs, labels = tensors(task.held_out[0])
         with torch.no_grad():
             logits = plain(inputs)
-        if workload.metric == "loss":
+        if task.metric == "loss":
             return float(loss(logits, labels))
         return float((logits.argmax(-1) == labels).float().mean())
 
-    first = tensors(next(workload.batches(job.worker, job.seed)))
+    first = tensors(next(task.batches((job.seed, job.worker), 1)))
 
     def phases() -> dict[str, float]:
         # Communication overlaps the backward pass, so only the rest of it shows in a step.
@@ -252,7 +252,7 @@ def prepare(job: Job) -> Framework:
         return {"compute_s": compute, "optimizer_s": timed(lambda: finish(0.0), agree)}
 
     facts = {"parameters": sum(p.numel() for p in plain.parameters())}
-    rises = workload.metric == "accuracy"
+    rises = task.metric == "accuracy"
     return Framework(step, lambda: float(held["loss"]), assess, agree, phases, rises, facts)
 
 

@@ -14,15 +14,15 @@ import optax
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from job import Framework, Job, timed, work
-from methods import AXIS, METHODS
-from workloads import WORKLOADS, load_params
+from job import Framework, Job, load_params, timed, work
+from methods import AXIS, LINKS, Method, Setting
+from tasks import WORKLOADS, Task
 
 import fftgrad as fg
 
 
 class Trainer:
-    """A workload under a method, compiled: a program for the gradient, and one for the update.
+    """A task under a method, compiled: a program for the gradient, and one for the update.
 
     The parameters and the state are held here and nowhere else, because a step donates them. With
     local steps the parameters differ between the workers; each process has its own copy of what
@@ -30,18 +30,20 @@ class Trainer:
     """
 
     def __init__(self, job: Job) -> None:
-        self.job, self.method = job, METHODS[job.method]
-        self.workload = WORKLOADS[job.workload](job.smoke)
+        self.job, self.method = job, LINKS[job.method]
+        self.task = WORKLOADS[job.workload](job.smoke)
+        self.setting = Setting(job.workers, job.steps)
         self.mesh = jax.make_mesh((job.workers,), (AXIS,), axis_types=(AxisType.Auto,))
-        self.tail = self.method.tail(self.workload.adam, self.workload.schedule)
-        self.tx = self.method.assemble(job.workers, self.tail)
+        self.tail = clipped(self.method, self.task)
+        self.tx = self.method.assemble(self.setting, self.tail)
         params = load_params(job.params)
         specs = fg.state_specs(jax.eval_shape(self.tx.init, params), AXIS)
         self.params: Any = jax.device_put(params, NamedSharding(self.mesh, P()))
         self.state: Any = self.compiled(self.tx.init, P(), specs, self.params)(self.params)
 
-        self.batches = self.workload.batches(job.worker, job.seed)
-        self.first = [self.put(x) for x in next(self.workload.batches(job.worker, job.seed))]
+        self.batches = self.task.batches((job.seed, job.worker), 1)
+        first = next(self.task.batches((job.seed, job.worker), 1))
+        self.first = [self.put(x) for x in first]
         inputs = self.params, *self.first
         self.gradient = self.compiled(self._gradient, (P(), P(AXIS), P(AXIS)), P(AXIS), *inputs)
         inputs = self.params, self.state, self.gradient(*inputs)[1]
@@ -72,7 +74,7 @@ class Trainer:
         return jax.jit(mapped, donate_argnums=donate).lower(*args).compile()
 
     def _gradient(self, params: Any, inputs: jax.Array, labels: jax.Array) -> Any:
-        return _add_axis(jax.value_and_grad(self.workload.loss)(params, inputs, labels))
+        return _add_axis(jax.value_and_grad(self.task.loss)(params, (inputs, labels)))
 
     def _update(self, tx: Any, params: Any, state: Any, gradient: Any) -> Any:
         own = jax.tree.map(lambda g: g[0], gradient)
@@ -96,8 +98,7 @@ class Trainer:
     def assess(self) -> float:
         """The held-out metric, of what all workers have in common."""
         common = getattr(self.state, "anchor", self.params)
-        own = jax.tree.map(_local, common)
-        return float(jax.jit(self.workload.assess)(own, *self.workload.held_out))
+        return self.task.assess(jax.tree.map(_local, common))[self.task.metric]
 
     def phases(self) -> dict[str, Any]:
         """Seconds a step of what is inside of the update. There is no training after it.
@@ -113,7 +114,7 @@ class Trainer:
 
     def _time_alone(self, gradient: Any) -> dict[str, float]:
         own = jax.tree.map(lambda g: _local(g)[0], gradient)
-        tx = self.method.assemble(self.job.workers, optax.identity())
+        tx = self.method.assemble(self.setting, optax.identity())
         axes, like = {AXIS: self.job.workers}, jax.eval_shape(lambda g: g, own)
         timing = fg.advise.time_exchange(
             tx, like, axes, every=self.every, mesh=self.mesh, gradients=[own], seconds=1.0
@@ -122,7 +123,7 @@ class Trainer:
 
     def _time_gradient(self) -> dict[str, float]:
         """Until the slowest worker has it."""
-        like = jax.eval_shape(lambda: self.workload.params(0))
+        like = jax.eval_shape(lambda: self.task.params(0))
         measured = fg.advise.measure(
             like,
             step=lambda: self.gradient(self.params, *self.first),
@@ -180,6 +181,13 @@ class Trainer:
         return timed(run, self.agree)
 
 
+def clipped(method: Method, task: Task) -> optax.GradientTransformation:
+    """What follows the exchange, on gradients that are not too long."""
+    inner = method.inner(task.adam, task.schedule(method.pace * task.rate, 0))
+    clip = optax.identity() if method.directs is not None else optax.clip_by_global_norm(1.0)
+    return optax.chain(clip, inner)
+
+
 def _add_axis(tree: Any) -> Any:
     return jax.tree.map(lambda x: x[None], tree)
 
@@ -218,7 +226,7 @@ def prepare(job: Job) -> Framework:
         trainer.assess,
         trainer.agree,
         trainer.phases,
-        trainer.workload.metric == "accuracy",
+        trainer.task.metric == "accuracy",
         facts,
         trainer.every,
     )
