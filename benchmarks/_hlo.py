@@ -160,7 +160,7 @@ class Program:
     def overlaps(self, *, at_least: int = 0) -> list[tuple[str, int]]:
         """Each collective of the entry, and how many products of matrices run beside it.
 
-        Only collectives whose result has at least that many values count.
+        Only collectives whose result has at least that many bytes count.
         """
         begun: dict[str, int] = {}
         out: list[tuple[str, int]] = []
@@ -171,7 +171,7 @@ class Program:
                 begun[instruction.name] = products
             elif instruction.op.endswith("-done"):
                 (start,) = re.findall(r"-done\(.*?%([\w.\-]+)\)", instruction.line)
-                if _values(instruction.line) >= at_least:
+                if instruction.nbytes >= at_least:
                     out.append((instruction.op.removesuffix("-done"), products - begun[start]))
         return out
 
@@ -213,12 +213,3 @@ def _is_product(instruction: Instruction) -> bool:
     return instruction.op in ("fusion", "custom-call") and bool(
         re.search(r"gemm|cublas|dot_general", instruction.name + instruction.line)
     )
-
-
-def _values(line: str) -> int:
-    """How many values the result of an instruction has."""
-    shape = re.search(r"= \(?\w+\[([\d,]*)\]", line)
-    size = 1
-    for length in filter(None, shape[1].split(",") if shape else ()):
-        size *= int(length)
-    return size

@@ -1,5 +1,6 @@
-"""What every result file says of its own making, and how much it keeps of curves and digits."""
+"""What the benchmarks share around their results: command line, result file, tables and figures."""
 
+import argparse
 import json
 import os
 import pathlib
@@ -7,29 +8,61 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from rich import box
+from rich.table import Table
 
-RESULTS = pathlib.Path(__file__).parent / "results"
-DATA = pathlib.Path(__file__).parent / "data"
+if TYPE_CHECKING:  # the workers of a run over a network draw nothing
+    from matplotlib.figure import Figure
+
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks/results"
+DATA = ROOT / "benchmarks/data"
+FIGURES = ROOT / "docs/figures"
 POINTS = 20
 """The most points that a result file keeps of a curve."""
+
+
+def parser(doc: str | None, folder: str, /, **options: tuple[Any, str]) -> argparse.ArgumentParser:
+    """A command line with `--out` and `--smoke`, and an option for each keyword.
+
+    Args:
+      doc: what the program does.
+      folder: where its committed results lie, in `RESULTS`.
+      **options: default value and help. The default has the type; a list takes several values.
+    """
+    out = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    place = RESULTS / folder
+    out.add_argument("--out", type=pathlib.Path, default=place, help="folder for the results")
+    out.add_argument("--smoke", action="store_true", help="a short run of something tiny")
+    for name, (default, told) in options.items():
+        kind: dict[str, Any] = {"default": default, "help": told}
+        if isinstance(default, bool):
+            kind["action"] = "store_true"
+        elif isinstance(default, list):
+            kind |= {"type": type(default[0]), "nargs": "+"}
+        else:
+            kind["type"] = type(default)
+        out.add_argument(f"--{name.replace('_', '-')}", **kind)
+    return out
+
+
+# Result files
 
 
 def head() -> dict[str, Any]:
     """The command, the commit, the machine and the versions."""
     commit = ""
     if git := shutil.which("git"):
-        commit = subprocess.run(
-            [git, "rev-parse", "--short", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=pathlib.Path(__file__).parent,
-        ).stdout.strip()
+        command = [git, "rev-parse", "--short", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        commit = done.stdout.strip()
     kind = jax.devices()[0].device_kind
     return {
         "command": " ".join(["python", *sys.argv]),
@@ -41,6 +74,12 @@ def head() -> dict[str, Any]:
             "numpy": np.__version__,
         },
     }
+
+
+def write(path: pathlib.Path, content: dict[str, Any], rows: str = "") -> None:
+    """Writes a result file: what is under the key `rows` has a line for each, all else has one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text(content, rows) if rows else compact(content))
 
 
 def text(content: dict[str, Any], rows: str) -> str:
@@ -87,3 +126,31 @@ def thin(curve: Sequence[Any]) -> list[Any]:
     good = next(i for i, p in enumerate(curve) if (p[-1] >= end if rises else p[-1] <= end))
     evenly = {round(i * (len(curve) - 1) / (POINTS - 2)) for i in range(POINTS - 1)}
     return [curve[i] for i in sorted(evenly | {good})]
+
+
+# Tables and figures
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """Cells for a terminal, the numbers at the right; what is None is left empty."""
+    out = Table(*columns, title=title, box=box.SIMPLE_HEAD)
+    for row in rows:
+        out.add_row(*("" if cell is None else str(cell) for cell in row))
+    for column in out.columns[1:]:
+        column.justify = "right"
+    return out
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells as a table in Markdown."""
+    rule = "|---" * len(columns) + "|"
+    lines = [f"| {' | '.join(row)} |" for row in (columns, *rows)]
+    return "\n".join([lines[0].replace("|  |", "| |"), rule, *lines[1:]])
+
+
+def save(figure: "Figure", folder: pathlib.Path, name: str) -> None:
+    """Writes a figure beside its results; that of committed ones is where the docs show it."""
+    shown = FIGURES / name
+    here = shown if folder.is_relative_to(RESULTS) and shown.exists() else folder / name
+    here.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(here, dpi=110)

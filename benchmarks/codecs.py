@@ -6,7 +6,6 @@ to length; each tile has a sign and a scale of its own, so that no magnitude rep
 """
 
 import argparse
-import collections
 import dataclasses
 import importlib
 import importlib.util
@@ -18,13 +17,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib as mpl
 import numpy as np
-from _record import DATA, RESULTS, head, text
+from _record import head, parser, save, table, write
+from gradients import SAVED
 from jax import lax
-from rich import box
+from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
 import fftgrad as fg
 
@@ -95,40 +93,28 @@ def compiled(what: str, kind: str, function: Any, inputs: list[Any], **fields: A
 
 
 def stages(xs: list[jax.Array]) -> list[Task]:
-    """The parts that top-k 1 % and the FFT pipeline are made of."""
-    n = xs[0].size
-    top = fg.TopK(fraction=0.01)
-    like = jax.ShapeDtypeStruct((n,), "float32")
+    """Parts that top-k 1 % and the FFT pipeline are made of."""
+    n, top, fft = xs[0].size, fg.TopK(fraction=0.01), fg.Fft(block=BLOCK)
     sparse = [jax.jit(lambda x: fg.compress(top, x))(x) for x in xs]
     kept = [payload.main for payload in sparse]
-    few = jax.ShapeDtypeStruct(kept[0].shape, "float32")
-    codes = [jax.jit(lambda v: fg.compress(BYTES, v))(v) for v in kept]
     places = [top.positions(payload.side, n, STEP) for payload in sparse]
-    in_place: Any = {"indices_are_sorted": True, "unique_indices": True}
-    fft = fg.Fft(block=BLOCK)
     spectra = [jnp.fft.rfft(x.reshape(-1, BLOCK), norm="ortho") for x in xs]
-    slots = [jax.jit(lambda x: fg.compress(fft, x))(x) for x in xs]
+    in_place: Any = {"indices_are_sorted": True, "unique_indices": True}
 
-    def task(what: str, function: Any, inputs: list[Any]) -> Task:
-        return compiled(what, "stage", function, inputs)
+    def scatter(item: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return jnp.zeros(n).at[item[1]].set(item[0], **in_place)
 
-    return [
-        task("read once: max |x|", lambda x: jnp.max(jnp.abs(x)), xs),
-        task("select, index and gather", lambda x: fg.compress(top, x), xs),
-        task("gather values", lambda a: a[0][a[1]], list(zip(xs, places, strict=True))),
-        task("quantize and pack", lambda v: fg.compress(BYTES, v), kept),
-        task("unpack and decode", lambda p: fg.decompress(BYTES, p, few), codes),
-        task("indices to positions", lambda p: top.positions(p.side, n, STEP), sparse),
-        task(
-            "scatter",
-            lambda a: jnp.zeros(n).at[a[1]].set(a[0], **in_place),
-            list(zip(kept, places, strict=True)),
-        ),
-        task("rfft 4096", lambda x: jnp.fft.rfft(x.reshape(-1, BLOCK)), xs),
-        task("Fft 4096", lambda x: fg.compress(fft, x), xs),
-        task("irfft 4096", lambda c: jnp.fft.irfft(c, n=BLOCK, norm="ortho"), spectra),
-        task("Fft 4096, back", lambda p: fg.decompress(fft, p, like), slots),
-    ]
+    rows: dict[str, tuple[Any, list[Any]]] = {
+        "read once: max |x|": (lambda x: jnp.max(jnp.abs(x)), xs),
+        "select, index and gather": (lambda x: fg.compress(top, x), xs),
+        "quantize and pack": (lambda v: fg.compress(BYTES, v), kept),
+        "indices to positions": (lambda p: top.positions(p.side, n, STEP), sparse),
+        "scatter": (scatter, list(zip(kept, places, strict=True))),
+        "rfft 4096": (lambda x: jnp.fft.rfft(x.reshape(-1, BLOCK)), xs),
+        "Fft 4096": (lambda x: fg.compress(fft, x), xs),
+        "irfft 4096": (lambda c: jnp.fft.irfft(c, n=BLOCK, norm="ortho"), spectra),
+    }
+    return [compiled(what, "stage", *row) for what, row in rows.items()]
 
 
 def pipelines(xs: list[jax.Array]) -> list[Task]:
@@ -248,96 +234,89 @@ def measure(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: list[dict[str, Any]]) -> Table:
+def shown(rows: list[dict[str, Any]]) -> list[list[Any]]:
     """The rows, for a person."""
-    columns = (
-        "n",
-        "",
-        "",
-        "ms",
-        "GB/s",
-        "copies",
-        "bits a\nvalue",
-        "temporaries\n/ input",
-        "compile\ns",
-    )
-    out = Table(*columns, box=box.SIMPLE_HEAD)
-    for row in rows:
-        bits, temp, seconds = row["wire_bytes"], row["temp"], row["compile_s"]
-        out.add_row(
+
+    def told(value: float | None, digits: int) -> str | None:
+        return None if value is None else f"{value:.{digits}f}"
+
+    return [
+        [
             f"2^{row['n'].bit_length() - 1}",
             row["what"],
             row["kind"],
-            f"{row['ms']:.2f}",
-            f"{row['gb_per_s']:.2f}",
-            f"{row['copies']:.2f}",
-            "" if bits is None else f"{8 * bits / row['n']:.3f}",
-            "" if temp is None else f"{temp:.2f}",
-            "" if seconds is None else f"{seconds:.1f}",
-        )
-    return out
+            *(told(row[key], 2) for key in ("ms", "gb_per_s", "copies")),
+            told(row["wire_bytes"] and 8 * row["wire_bytes"] / row["n"], 3),
+            told(row["temp"], 2),
+            told(row["compile_s"], 1),
+        ]
+        for row in rows
+    ]
 
 
-def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
+COLUMNS = (
+    "n",
+    "",
+    "",
+    "ms",
+    "GB/s",
+    "copies",
+    "bits a\nvalue",
+    "temporaries\n/ input",
+    "compile\ns",
+)
+LINES = {
+    ("memory copy", "copy"): "k-",
+    ("top-k 1 %, 8 bits", "compress"): "C0o-",
+    ("top-k 1 %, 8 bits", "decompress"): "C0o:",
+    ("FFT 4096, 5 %, 8 bits", "compress"): "C1s-",
+    ("DCT 64, 5 %, 8 bits", "compress"): "C2^-",
+    ("lax.top_k 1 %", "peer"): "C3x--",
+    ("torch.topk 1 %", "peer"): "C4x--",
+    ("torch rfft 4096 + topk 5 %", "peer"): "C5x--",
+}
+
+
+def plot(rows: list[dict[str, Any]]) -> Figure:
     """Time against n: the copy, compressing, and peers."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    lines: dict[tuple[str, str], list[tuple[int, float]]] = collections.defaultdict(list)
-    for row in rows:
-        lines[row["what"], row["kind"]].append((row["n"], row["ms"]))
-    shown = {
-        ("memory copy", "copy"): "k-",
-        ("top-k 1 %, 8 bits", "compress"): "C0o-",
-        ("top-k 1 %, 8 bits", "decompress"): "C0o:",
-        ("FFT 4096, 5 %, 8 bits", "compress"): "C1s-",
-        ("DCT 64, 5 %, 8 bits", "compress"): "C2^-",
-        ("lax.top_k 1 %", "peer"): "C3x--",
-        ("torch.topk 1 %", "peer"): "C4x--",
-        ("torch rfft 4096 + topk 5 %", "peer"): "C5x--",
-    }
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for (what, kind), style in shown.items():
-        if points := lines[what, kind]:
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for (what, kind), style in LINES.items():
+        points = [(r["n"], r["ms"]) for r in rows if (r["what"], r["kind"]) == (what, kind)]
+        if points:
             label = what if kind in ("copy", "peer") else f"{what}: {kind}"
             axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
     axes.set(xscale="log", yscale="log", xlabel="values", ylabel="ms")
     axes.set_xscale("log", base=2)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
 def main() -> None:
     """Measures, prints, and writes cpu.json and codecs.png, or gpu.json and codecs_gpu.png."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--log2n", type=int, nargs="+", default=[20, 22, 24, 26], help="lengths")
-    parser.add_argument("--repeats", type=int, default=11, help="rounds")
-    parser.add_argument("--budget", type=float, default=2000, help="ms for one row")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "gpu"])
-    parser.add_argument("--gradient", type=pathlib.Path, default=DATA / "gradient.npy")
-    parser.add_argument(
-        "--out", type=pathlib.Path, default=RESULTS / "codecs", help="folder for the results"
-    )
-    parser.add_argument("--smoke", action="store_true", help="short vectors, few rounds")
-    args = parser.parse_args()
+    args = parser(
+        __doc__,
+        "codecs",
+        log2n=([20, 22, 24, 26], "lengths"),
+        repeats=(11, "rounds"),
+        budget=(2000.0, "ms for one row"),
+        device=("cpu", "cpu or gpu"),
+        gradient=(SAVED, "what the data is made of"),
+    ).parse_args()
     if args.smoke:
         args.log2n, args.repeats = [16], 3
     jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[args.device])
     record: dict[str, Any] = head() | {"rows": []}
     record["versions"]["torch"] = torch.__version__ if torch else None
     name = "codecs" if args.device == "cpu" else f"codecs_{args.device}"
-    args.out.mkdir(parents=True, exist_ok=True)
     for log2n in args.log2n:
         rows = measure(2**log2n, args)
-        Console(width=110).print(table(rows))
+        Console(width=110).print(table("", COLUMNS, shown(rows)))
         record["rows"] = sorted([*record["rows"], *rows], key=lambda row: row["n"])
         # After each length, so that an interrupted run leaves what it has.
-        (args.out / f"{args.device}.json").write_text(text(record, "rows"))
-        plot(record["rows"], args.out / f"{name}.png")
+        write(args.out / f"{args.device}.json", record, "rows")
+        save(plot(record["rows"]), args.out, f"{name}.png")
 
 
 if __name__ == "__main__":

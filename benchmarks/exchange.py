@@ -8,21 +8,19 @@ of one machine: the times are those of all of them together on its cores, withou
 import argparse
 import dataclasses
 import json
-import os
-import pathlib
 import statistics
 import time
 from typing import Any
 
 import jax
-import matplotlib as mpl
 import numpy as np
-from _record import DATA, RESULTS, head, text
+from _record import head, parser, save, write
+from _record import markdown as table
+from gradients import SAVED
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
+from program import simulated
 
 import fftgrad as fg
 
@@ -80,15 +78,13 @@ class Row:
     def record(self) -> dict[str, Any]:
         """The row as JSON."""
         fields = ("name", "workers", "handed", "link", "compile_s")
-        return {
-            **{field: getattr(self, field) for field in fields},
-            "ms": statistics.median(self.times),
-        }
+        ms = {"ms": statistics.median(self.times)}
+        return {field: getattr(self, field) for field in fields} | ms
 
 
 def gradients(shape: tuple[int, int], workers: int) -> np.ndarray[Any, Any]:
     """The saved gradient, with noise of each worker's own."""
-    gradient = np.load(DATA / "gradient.npy")
+    gradient = np.load(SAVED)
     common = np.resize(gradient, shape)
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((workers, *shape), np.float32)
@@ -145,24 +141,14 @@ def measure(workers: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     return [row.record() for row in rows]
 
 
-def table(records: list[dict[str, Any]], field: str, title: str, unit: float) -> Table:
-    """One row an exchange, one column a number of workers."""
-    counts = sorted({record["workers"] for record in records})
-    out = Table("exchange", *map(str, counts), title=title)
-    for name in dict.fromkeys(record["name"] for record in records):
-        own = {r["workers"]: r[field] for r in records if r["name"] == name}
-        out.add_row(name, *(f"{own[n] / unit:,.1f}" if n in own else "" for n in counts))
-    return out
-
-
 def markdown(records: list[dict[str, Any]]) -> str:
     """What crosses a link in kB, how many times less that is than bfloat16's, and times."""
     counts = sorted({record["workers"] for record in records})
     compared = [n for n in COMPARED if n in counts]
     of = {(record["name"], record["workers"]): record for record in records}
-    head = ["exchange", f"{counts[0]} workers", *map(str, counts[1:])]
-    head += [f"bf16 / wire at {n}" for n in compared] + [f"ms at {n}" for n in compared[:1]]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    columns = ["exchange", f"{counts[0]} workers", *map(str, counts[1:])]
+    columns += [f"bf16 / wire at {n}" for n in compared] + [f"ms at {n}" for n in compared[:1]]
+    rows: list[list[str]] = []
     for name in dict.fromkeys(record["name"] for record in records):
         link = {n: of[name, n]["link"] for n in counts if (name, n) in of}
         cells = [name, *(f"{link[n] / 1e3:,.1f}" if n in link else "" for n in counts)]
@@ -171,14 +157,12 @@ def markdown(records: list[dict[str, Any]]) -> str:
         cells += [
             f"{of[NARROW, n]['link'] / link[n]:.1f}" if n in against else "" for n in compared
         ]
-        cells += [f"{of[name, n]['ms']:.0f}" if n in link else "" for n in compared[:1]]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells + [f"{of[name, n]['ms']:.0f}" if n in link else "" for n in compared[:1]])
+    return table(columns, rows)
 
 
-def plot(records: list[dict[str, Any]], path: pathlib.Path) -> None:
+def plot(records: list[dict[str, Any]]) -> Figure:
     """Bytes over a worker's link against the number of workers."""
-    mpl.use("agg")
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots()
     for number, name in enumerate(dict.fromkeys(record["name"] for record in records)):
@@ -199,43 +183,33 @@ def plot(records: list[dict[str, Any]], path: pathlib.Path) -> None:
     axes.set_ylabel("bytes over a worker's link a step, each way")
     axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=100)
+    return figure
 
 
 def main() -> None:
     """Measures, prints, and writes cpu.json and exchange.png."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    add = parser.add_argument
-    add("--workers", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
-    add("--side", type=int, default=1024, help="of the square gradient")
-    add("--rounds", type=int, default=5)
-    add("--out", type=pathlib.Path, default=RESULTS / "exchange", help="folder for the results")
-    add("--smoke", action="store_true", help="few workers, a small gradient")
-    add("--show", action="store_true", help="run nothing, print what is there as Markdown")
-    args = parser.parse_args()
+    args = parser(
+        __doc__,
+        "exchange",
+        workers=([2, 4, 8, 16, 32, 64], "how many"),
+        side=(1024, "of the square gradient"),
+        rounds=(5, "that are timed"),
+        show=(False, "run nothing, print what is there"),
+    ).parse_args()
     if args.show:
         print(markdown(json.loads((args.out / "cpu.json").read_text())["rows"]))
         return
     if args.smoke:
         args.workers, args.side, args.rounds = [2], 64, 1
-    # Or their shared pool of threads may be full of devices that wait for each other.
-    os.environ.setdefault("PJRT_NPROC", str(4 * max(args.workers)))
-    jax.config.update("jax_num_cpu_devices", max(args.workers))
     jax.config.update("jax_platforms", "cpu")
-    args.out.mkdir(parents=True, exist_ok=True)
+    simulated(max(args.workers))
     record: dict[str, Any] = {**head(), "values": args.side**2, "rows": []}
-    console = Console(width=120)
     for workers in args.workers:
         record["rows"] += measure(workers, args)
         # After each number, so that an interrupted run leaves what it has.
-        (args.out / "cpu.json").write_text(text(record, "rows"))
-        plot(record["rows"], args.out / "exchange.png")
-    title = f"a step of {args.side**2:,} values"
-    console.print(table(record["rows"], "handed", f"kB handed to collectives, {title}", 1e3))
-    console.print(table(record["rows"], "link", f"kB over a link each way, {title}", 1e3))
-    console.print(table(record["rows"], "ms", f"ms of all workers on one machine, {title}", 1.0))
+        write(args.out / "cpu.json", record, "rows")
+        save(plot(record["rows"]), args.out, "exchange.png")
+    print(markdown(record["rows"]))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,7 @@ on the problem `tuned`; on `other`, with another seed and another condition numb
 used.
 """
 
-import argparse
 import dataclasses
-import json
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,21 +15,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from _record import head
+from _record import head, parser, save, table, write
+from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
 import fftgrad as fg
+from fftgrad.contrib import gossip
 
-ROOT = pathlib.Path(__file__).parent.parent
 AXIS = "data"
 RATE = 0.1
 COLUMNS = ["link_bytes", "to_1e-2", "to_1e-4", "last", "slope"]
 """Of the results: bytes over a worker's link and step, steps, and log10 of the distance."""
-GRAPHS: dict[str, fg.contrib.gossip.Graph] = {
-    "ring": fg.contrib.gossip.Ring(),
-    "exponential": fg.contrib.gossip.Exponential(),
-}
+GRAPHS: list[gossip.Graph] = [gossip.Ring(), gossip.Exponential()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,56 +54,42 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A method on a graph, and what it sends to each neighbor."""
+    """A method, what it sends to each neighbor, and how far it follows them.
+
+    Attributes:
+      optimizer: BEER, which tracks gradients, or CHOCO-SGD, which sends parameters alone.
+      gradients: what encodes BEER's gradients, if it is not the same codec.
+    """
 
     name: str
-    make: Callable[[fg.contrib.gossip.Graph], optax.GradientTransformationExtraArgs]
+    optimizer: Callable[..., optax.GradientTransformationExtraArgs]
     codec: fg.Codec
-    vectors: int
+    gamma: float
+    gradients: fg.Codec | None = None
+
+    def make(self, graph: gossip.Graph) -> optax.GradientTransformationExtraArgs:
+        """The method on a graph."""
+        own = {"gradients": self.gradients} if self.gradients else {}
+        descent, gamma = optax.sgd(RATE), self.gamma
+        return self.optimizer(descent, self.codec, graph, gamma=gamma, axis_name=AXIS, **own)
 
 
-def beer(name: str, codec: fg.Codec, gamma: float, gradients: fg.Codec | None = None) -> Method:
-    """Compressed gradient tracking."""
-
-    def make(graph: fg.contrib.gossip.Graph) -> optax.GradientTransformationExtraArgs:
-        return fg.contrib.gossip.beer(
-            optax.sgd(RATE), codec, graph, gamma=gamma, gradients=gradients, axis_name=AXIS
-        )
-
-    return Method(name, make, codec, 2)
-
-
-def choco(name: str, codec: fg.Codec, gamma: float) -> Method:
-    """Gossip of parameters alone."""
-
-    def make(graph: fg.contrib.gossip.Graph) -> optax.GradientTransformationExtraArgs:
-        return fg.contrib.gossip.choco_sgd(
-            optax.sgd(RATE), codec, graph, gamma=gamma, axis_name=AXIS
-        )
-
-    return Method(name, make, codec, 1)
-
-
-TOP = fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=6))
-DECAY = 0.992
+BEER, CHOCO = gossip.beer, gossip.choco_sgd
+TOP, FOUR = fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=6)), fg.LogLevels(bits=4)
+FAST, SLOW = (fg.codecs.DynamicSign(scale, 0.992) for scale in (2.0, 0.5))
 METHODS = [
-    beer("gradient tracking, float32", fg.Identity(), 1.0),
-    beer("BEER, top-k 10 %, 6 bits", TOP, 0.15),
-    beer("BEER, 4 bits", fg.LogLevels(bits=4), 0.6),
-    beer("BEER, sign", fg.Sign(), 0.1),
-    beer(
-        "BEER, one bit, dynamic",
-        fg.codecs.DynamicSign(0.5, DECAY),
-        0.3,
-        fg.codecs.DynamicSign(2.0, DECAY),
-    ),
-    choco("CHOCO-SGD, top-k 10 %, 6 bits", TOP, 0.15),
-    choco("CHOCO-SGD, 4 bits", fg.LogLevels(bits=4), 0.6),
-    choco("decentralized SGD, float32", fg.Identity(), 1.0),
+    Method("gradient tracking, float32", BEER, fg.Identity(), 1.0),
+    Method("BEER, top-k 10 %, 6 bits", BEER, TOP, 0.15),
+    Method("BEER, 4 bits", BEER, FOUR, 0.6),
+    Method("BEER, sign", BEER, fg.Sign(), 0.1),
+    Method("BEER, one bit, dynamic", BEER, SLOW, 0.3, FAST),
+    Method("CHOCO-SGD, top-k 10 %, 6 bits", CHOCO, TOP, 0.15),
+    Method("CHOCO-SGD, 4 bits", CHOCO, FOUR, 0.6),
+    Method("decentralized SGD, float32", CHOCO, fg.Identity(), 1.0),
 ]
 
 
-def run(method: Method, graph: fg.contrib.gossip.Graph, problem: Problem, steps: int) -> Any:
+def run(method: Method, graph: gossip.Graph, problem: Problem, steps: int) -> Any:
     """One run, as a record."""
     h, c = problem.data()
     optimum = np.linalg.solve(h.mean(0), c.mean(0))
@@ -135,7 +115,8 @@ def run(method: Method, graph: fg.contrib.gossip.Graph, problem: Problem, steps:
     apart = np.asarray(path, np.float64) - optimum
     distances = np.sqrt((apart**2).sum(-1).mean(-1)) / np.linalg.norm(optimum)
     logs = np.log10(np.concatenate([[1.0], distances]))
-    each = method.vectors * (fg.wire_bytes(method.codec, x[0]) - 8) + 8
+    vectors = 2 if method.optimizer is BEER else 1
+    each = vectors * (fg.wire_bytes(method.codec, x[0]) - 8) + 8
     sent = each * graph.degree(problem.workers)
     record: dict[str, Any] = {"problem": problem.name, "graph": repr(graph), "method": method.name}
     record |= {"link_bytes": sent, "last": round(float(logs[-1]), 2)}
@@ -149,16 +130,12 @@ def run(method: Method, graph: fg.contrib.gossip.Graph, problem: Problem, steps:
     return record, points
 
 
-def draw(curves: list[Any], path: pathlib.Path) -> None:
+def draw(curves: list[Any]) -> Figure:
     """The distance on a ring against steps, and against bytes over a worker's link."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     problems = list(dict.fromkeys(record["problem"] for record, _ in curves))
-    figure, axes = pyplot.subplots(len(problems), 2, figsize=(11, 4 * len(problems)), sharey=True)
-    for row, problem in zip(np.atleast_2d(axes), problems, strict=True):
+    figure = Figure(figsize=(11, 4 * len(problems)), layout="constrained")
+    axes = figure.subplots(len(problems), 2, sharey=True, squeeze=False)
+    for row, problem in zip(axes, problems, strict=True):
         own = [c for c in curves if c[0]["problem"] == problem and c[0]["graph"] == "Ring()"]
         for index, (record, points) in enumerate(own):
             steps, logs = (np.array(side) for side in zip(*points, strict=True))
@@ -170,55 +147,31 @@ def draw(curves: list[Any], path: pathlib.Path) -> None:
         row[1].set(xlabel="bytes over a worker's link", xscale="log", title=problem)
         for axis in row:
             axis.grid(alpha=0.3)
-    figure.legend(
-        *np.atleast_2d(axes)[0, 0].get_legend_handles_labels(),
-        ncols=3,
-        fontsize=8,
-        loc="lower center",
-    )
-    figure.tight_layout(rect=(0, 0.08, 1, 1))
-    figure.savefig(path, dpi=100)
+    handles = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*handles, ncols=3, fontsize=8, loc="outside lower center")
+    return figure
 
 
 def main() -> None:
     """Measures, writes JSON and a figure, and shows a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "benchmarks/results/gossip")
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--smoke", action="store_true", help="a tiny problem, few steps")
-    args = parser.parse_args()
+    args = parser(__doc__, "gossip", steps=(1500, "of each run")).parse_args()
     problems = [Problem("tuned", 0, 5.0), Problem("other", 1, 10.0)]
     graphs, methods = GRAPHS, METHODS
     if args.smoke:
         problems = [dataclasses.replace(problems[0], values=16, workers=4)]
-        graphs, methods, args.steps = (
-            {"ring": fg.contrib.gossip.Ring()},
-            [METHODS[1], METHODS[5]],
-            20,
-        )
-    console, curves = Console(), list[Any]()
+        graphs, methods, args.steps = GRAPHS[:1], [METHODS[1], METHODS[5]], 20
+    curves, found = list[Any](), dict[str, Any]()
     for problem in problems:
-        for name, graph in graphs.items():
-            title = f"{problem.name}, {name}, {problem.workers} workers"
-            table = Table("", "bytes a step", "to 1e-2", "to 1e-4", "last", title=title)
-            for method in methods:
-                record, points = run(method, graph, problem, args.steps)
-                curves.append((record, points))
-                cells = (record["link_bytes"], record["to_1e-2"], record["to_1e-4"])
-                table.add_row(method.name, *map(str, cells), f"{record['last']:.2f}")
-            console.print(table)
-    args.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {}
-    for record, _ in curves:
-        graphs_of = found.setdefault(record["problem"], {})
-        graphs_of.setdefault(record["graph"], {})[record["method"]] = [record[c] for c in COLUMNS]
-    content = {**head(), "columns": COLUMNS, "found": found}
-    text = json.dumps(content, separators=(",", ":"))
-    (args.out / "least_squares.json").write_text(text + "\n")
-    draw(curves, args.out / "gossip.png")
-    console.print(f"written: {args.out}")
+        for graph in graphs:
+            own = [run(method, graph, problem, args.steps) for method in methods]
+            curves += own
+            rows = {record["method"]: [record[c] for c in COLUMNS] for record, _ in own}
+            found.setdefault(problem.name, {})[repr(graph)] = rows
+            title = f"{problem.name}, {graph!r}, {problem.workers} workers"
+            cells = [[name, *row] for name, row in rows.items()]
+            Console().print(table(title, ("", *COLUMNS), cells))
+    write(args.out / "least_squares.json", {**head(), "columns": COLUMNS, "found": found})
+    save(draw(curves), args.out, "gossip.png")
 
 
 if __name__ == "__main__":

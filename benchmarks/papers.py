@@ -8,24 +8,18 @@ of single values, which is that paper's measure, and by the relative error. RedS
 are written down here as its published re-implementations have them.
 """
 
-import argparse
-import dataclasses
 import functools
-import json
 import math
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import gradients
 import jax
 import jax.numpy as jnp
 import numpy as np
-import rate_distortion
-from _record import DATA, RESULTS, head
-from models import ResNet
-from rate_distortion import train_lm
+from _record import head, parser, table, write
+from gradients import Gradient
 from rich.console import Console
-from rich.table import Table
 
 import fftgrad as fg
 
@@ -46,52 +40,12 @@ STOP = 0.2
 """Where both of RedSync's published searches stop, or how far they go down at once."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Gradient:
-    """A gradient in one vector.
-
-    Attributes:
-      layers: of each leaf, in order, how many values it has and whether it is of the last layer.
-    """
-
-    name: str
-    values: np.ndarray
-    layers: list[tuple[int, bool]]
-
-
-def parse_args() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    add = parser.add_argument
-    add("--out", type=pathlib.Path, default=RESULTS / "papers")
-    add("--steps", type=int, default=60, help="of training before the second gradient")
-    add("--smoke", action="store_true", help="a tiny model alone")
-    return parser.parse_args()
-
-
-def gradients(args: argparse.Namespace) -> list[Gradient]:
-    """Both gradients, with the layers of their models; with `--smoke` a tiny one."""
-    image, trained = jnp.zeros((1, 8, 8, 1)), rate_distortion.convolutions(args)
-    if args.smoke:
-        return [Gradient("convolutions", trained, layers(ResNet(1, 4, pre=True), image))]
-    tokens, saved = jnp.zeros((1, 128), jnp.int32), np.load(DATA / "gradient.npy")
-    return [
-        Gradient("language model", saved, layers(train_lm.ByteLM(96, 2), tokens)),
-        Gradient("convolutions", trained, layers(ResNet(2, 64, pre=True), image)),
-    ]
-
-
-def layers(model: Any, example: jax.Array) -> list[tuple[int, bool]]:
-    """The leaves of a model, in the order of its gradient's."""
-    params = jax.eval_shape(lambda: model.init(jax.random.key(0), example))
-    found = jax.tree_util.tree_flatten_with_path(params)[0]
-    # In both models the last layer is the only one that hangs from the root by this name.
-    return [
-        (math.prod(leaf.shape), jax.tree_util.keystr(path).startswith("['params']['Dense_0']"))
-        for path, leaf in found
-    ]
+def both(smoke: bool, steps: int) -> list[Gradient]:
+    """Both gradients, with the layers of their models; of a smoke run a tiny one."""
+    conv, job = gradients.convolutions(smoke), gradients.main_job(smoke)
+    found = Gradient("convolutions", gradients.trained(conv, steps), gradients.layers(conv))
+    saved = Gradient("language model", np.load(gradients.SAVED), gradients.layers(job))
+    return [found] if smoke else [saved, found]
 
 
 # Errors
@@ -239,42 +193,21 @@ def searched(x: np.ndarray, fraction: float) -> dict[str, Any]:
 
 def main() -> None:
     """Measures, writes JSON, and shows tables."""
-    args = parse_args()
-    console = Console()
-    rows: list[Any] = []
-    for gradient in gradients(args):
-        x = gradient.values
-        found = errors(gradient)
-        rows.append(
-            {
-                "gradient": gradient.name,
-                "values": x.size,
-                **found,
-                "quantized": quantized(x),
-                "clipped": clipped(gradient),
-                "searches": [searched(x, fraction) for fraction in FRACTIONS],
-            }
-        )
+    out = parser(__doc__, "papers", steps=(60, "of training before the second gradient"))
+    args, console, rows = out.parse_args(), Console(), list[dict[str, Any]]()
+    for gradient in both(args.smoke, args.steps):
+        x, found = gradient.values, errors(gradient)
+        own: dict[str, Any] = {"quantized": quantized(x), "clipped": clipped(gradient)}
+        own["searches"] = [searched(x, fraction) for fraction in FRACTIONS]
+        rows.append({"gradient": gradient.name, "values": x.size, **found, **own})
+        cells = [
+            [name, f"{error:.3f}", *(told.get(name) for told in (found["smaller"], found["below"]))]
+            for name, error in found["relative"].items()
+        ]
         title = f"{gradient.name}: the paper's FFT below all others at {found['below_all']:.1%}"
-        table = Table("", "relative error", "FFT smaller", "FFT below", title=title)
-        for name, error in found["relative"].items():
-            shares = [found[key].get(name) for key in ("smaller", "below")]
-            table.add_row(name, f"{error:.3f}", *("" if s is None else f"{s:.1%}" for s in shares))
-        console.print(table)
-        console.print(rows[-1]["quantized"], rows[-1]["clipped"], *rows[-1]["searches"])
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / "errors.json"
-    path.write_text(json.dumps(rounded(head() | {"rows": rows})) + "\n")
-    console.print(f"written: {path}")
-
-
-def rounded(content: Any) -> Any:
-    """With four digits of each number, which is more than the page shows."""
-    if isinstance(content, float):
-        return float(f"{content:.4g}")
-    if isinstance(content, dict):
-        return {key: rounded(value) for key, value in content.items()}
-    return [rounded(value) for value in content] if isinstance(content, list) else content
+        console.print(table(title, ("", "relative error", "FFT smaller", "FFT below"), cells))
+        console.print(own)
+    write(args.out / "errors.json", head() | {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ and `jax[tpu]` for `--target v5e`.
 import argparse
 import functools
 import importlib.util
-import json
 import os
 import pathlib
 import time
@@ -92,7 +91,7 @@ import jax.numpy as jnp  # noqa: E402  (after the settings)
 import numpy as np  # noqa: E402  (after the settings)
 import optax  # noqa: E402  (after the settings)
 from _hlo import Program  # noqa: E402  (after the settings)
-from _record import head, short  # noqa: E402  (after the settings)
+from _record import head, table, write  # noqa: E402  (after the settings)
 from jax.experimental import topologies  # noqa: E402  (after the settings)
 from jax.sharding import (  # noqa: E402  (after the settings)
     AxisType,
@@ -102,7 +101,6 @@ from jax.sharding import (  # noqa: E402  (after the settings)
 )
 from jax.sharding import PartitionSpec as P  # noqa: E402  (after the settings)
 from rich.console import Console  # noqa: E402  (after the settings)
-from rich.table import Table  # noqa: E402  (after the settings)
 
 import fftgrad as fg  # noqa: E402  (after the settings)
 
@@ -255,7 +253,7 @@ def step_rows(devices: Any) -> list[dict[str, Any]]:
         step = functools.partial(alone if name in LOCAL else together, tx)
         found, program = step_facts(step, tx, mesh, params, x, local=name in LOCAL)
         # The few values of an all-reduce of a flag or a count are no payload.
-        collectives = program.overlaps(at_least=1000)
+        collectives = program.overlaps(at_least=4000)
         out.append(
             {
                 "step": name,
@@ -334,54 +332,32 @@ def step_facts(
 
 
 def main() -> None:
-    """Compiles everything, prints two tables and writes JSON."""
-    devices = topology().devices
-    console = Console()
+    """Compiles everything, prints tables and writes JSON."""
+    devices, console = topology().devices, Console()
     codecs = codec_rows(devices)
-    table = Table(*("codec", "", "kernels", "host syncs", "temporary MB", "compile s"))
-    for row in codecs:
-        table.add_row(
-            row["codec"],
-            row["way"],
-            str(row["kernels"]),
-            str(row["host_syncs"]),
-            f"{row['temporary_bytes'] / 1e6:.0f}",
-            f"{row['compile_s']:.1f}",
-        )
-    console.print(table)
+    cells = [[r["codec"], r["way"], f"{r['temporary_bytes'] / 1e6:.0f}", *costs(r)] for r in codecs]
+    console.print(table("Codecs", ("", "", "temporary MB", *COSTS), cells))
     steps = step_rows(devices) if ARGS.target == "h100" else []
-    if steps:
-        table = Table(
-            *("step", "collectives", "with products beside", "kernels", "host syncs", "compile s")
-        )
-        for row in steps:
-            table.add_row(
-                row["step"],
-                str(len(row["collectives"])),
-                f"{row['overlapped']} ({', '.join(str(n) for _, n in row['collectives'])})",
-                str(row["kernels"]),
-                str(row["host_syncs"]),
-                f"{row['compile_s']:.1f}",
-            )
-        console.print(table)
+    cells = [
+        [r["step"], f"{r['overlapped']} of {[n for _, n in r['collectives']]}", *costs(r)]
+        for r in steps
+    ]
+    console.print(table("Steps", ("", "collectives with products beside", *COSTS), cells))
     updates = update_rows(devices) if ARGS.target == "h100" else []
-    if updates:
-        table = Table(*("update", "reads and writes", "temporaries", "kernels", "host syncs"))
-        for row in updates:
-            table.add_row(
-                row["update"],
-                f"{row['traffic_in_gradients']:.1f}",
-                f"{row['temporaries_in_gradients']:.1f}",
-                str(row["kernels"]),
-                str(row["host_syncs"]),
-            )
-        console.print(table)
-    ARGS.out.mkdir(parents=True, exist_ok=True)
+    both = ("traffic_in_gradients", "temporaries_in_gradients")
+    cells = [[r["update"], *(f"{r[key]:.1f}" for key in both), *costs(r)] for r in updates]
+    console.print(table("Updates", ("", "reads and writes", "temporaries", *COSTS), cells))
     record = head() | {"target": ARGS.target, "flags": os.environ.get("XLA_FLAGS", "")}
-    path = ARGS.out / f"{ARGS.target}.json"
     record |= {"codecs": codecs, "steps": steps, "updates": updates}
-    path.write_text(json.dumps(short(record)) + "\n")
-    console.print(f"written: {path}")
+    write(ARGS.out / f"{ARGS.target}.json", record)
+
+
+COSTS = ("kernels", "host syncs", "compile s")
+
+
+def costs(row: dict[str, Any]) -> list[str]:
+    """What all rows have."""
+    return [str(row["kernels"]), str(row["host_syncs"]), f"{row['compile_s']:.1f}"]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,17 @@
 """Configuration as values: how they print, and how what is none is refused."""
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def value(cls: type[T]) -> type[T]:
+    """A frozen dataclass whose `repr` is the call that makes it."""
+    if "__repr__" not in vars(cls):
+        cls.__repr__ = constructor_call
+    return dataclasses.dataclass(frozen=True, repr=False)(cls)
 
 
 def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:

@@ -1,5 +1,10 @@
 """The one table: every codec, memory, exchange, method and leaf shape that the laws run over."""
 
+import dataclasses
+import functools
+import hashlib
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -163,54 +168,67 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "recovery": fg.Fallback((fg.AllGather(CODECS["top-k one"]), fg.AllReduce()), max_error=2.0),
 }
 
-TYPICAL = {
-    "dense",
-    "counted sum",
-    "gather top-k",
-    "gather adaptive",
-    "shared support",
-    "shared by the mean",
-    "two stages",
-    "integer sum",
-    "votes",
-    "votes, noise of each",
-    "low rank",
-    "low rank in turns",
-    "warm-up",
-    "learned codes",
-    "recovery",
-}
-"""Exchanges of every class, and of every kind of state and collective."""
-
-
 SLOW = pytest.mark.slow
+SEED = int(os.environ.get("FFTGRAD_SEED", "0"))
+"""Draws which rows of a dear law the default runs: printed in pytest's header."""
 
 
-def typically(names):
-    """Rows of a law that takes seconds for each; `pytest -m slow` sees to the others."""
-    return [n if n in TYPICAL else pytest.param(n, marks=SLOW) for n in names]
+@functools.cache
+def kinds(name: str) -> frozenset:
+    """What a row of a table is a kind of: no law goes without one of each kind."""
+    found = {name.split()[0]} if name in METHODS else set()
+    if name in CODECS:
+        found |= _kinds_of_codec(CODECS[name])
+    if name in EXCHANGES:
+        found |= _kinds_of_exchange(EXCHANGES[name])
+    if name in HIERARCHIES:
+        found.add(type(HIERARCHIES[name].slow))
+    if name in MEMORIES:
+        found |= {type(MEMORIES[name]), getattr(MEMORIES[name], "dtype", None)}
+    return frozenset(found)
 
 
-def plain(methods):
-    """Those of one word; their variants are slow."""
-    return [n if " " not in n else pytest.param(n, marks=SLOW) for n in methods]
+def _kinds_of_codec(codec):
+    """Its class; or, of a chain, its length and the classes that are in chains only."""
+    alone = {type(row) for row in CODECS.values() if len(stages(row)) == 1}
+    parts = stages(codec)
+    return {len(parts), *(type(p) for p in parts if len(parts) == 1 or type(p) not in alone)}
 
 
-def first_of_a_kind():
-    """The codecs with a stage of a class that no row before has, and two chains in use."""
-    found, seen = {"blocked", "rotated"}, set()
-    for name, codec in CODECS.items():
-        kinds = {type(stage) for stage in stages(codec)}
-        if kinds - seen:
-            found.add(name)
-        seen |= kinds
-    return found
+def _kinds_of_exchange(exchange):
+    """Its class, with a state and without, and what it is told by a word or another part."""
+    options = {f"{f.name}={getattr(exchange, f.name)}" for f in dataclasses.fields(exchange)}
+    told = {option for option in options if option.startswith(("support", "noise", "variant"))}
+    state = jax.eval_shape(lambda: exchange.init(jnp.zeros(150)))
+    return {type(exchange), (type(exchange), bool(jax.tree.leaves(state))), *told}
 
 
-def by_kind():
-    """Codecs, of which the first of a kind stand for the others; those are slow."""
-    first = first_of_a_kind()
-    return [n if n in first else pytest.param(n, marks=SLOW) for n in CODECS]
+def drawn(rows, kinds=kinds, *, always=()) -> set:
+    """The rows that the default runs of a law: `always`, and of every kind one that is drawn."""
+    order = sorted(rows, key=lambda row: hashlib.sha256(f"{SEED} {row}".encode()).digest())
+    taken, seen = set(always), set()
+    for row in (*always, *order):
+        if kinds(row) - seen:
+            taken.add(row)
+            seen |= kinds(row)
+    return taken
+
+
+def sample(rows, kinds=kinds, *, always=()):
+    """The parameters of a law that is dear: those that are not drawn are slow.
+
+    Args:
+      rows: names of codecs, exchanges or methods; or any others, with `kinds` of their own.
+      kinds: a function from a row to the set of its kinds.
+      always: rows that the default never leaves out.
+    """
+    rows = list(rows)
+    taken = drawn(rows, kinds, always=always)
+    params = {row: row if isinstance(row, tuple) else (row,) for row in rows}
+    return [
+        pytest.param(*values, id="-".join(map(str, values)), marks=() if row in taken else SLOW)
+        for row, values in params.items()
+    ]
 
 
 HIERARCHIES: dict[str, fg.Hierarchical] = {
@@ -332,6 +350,46 @@ METHODS = {
         fg.methods.top_k(0.1), layout=fg.Layout("leaf"), axis_name=axis
     ),
 }
+
+TYPICAL = drawn(EXCHANGES)
+
+
+def typically(names):
+    """Exchanges, of which one of each kind stands for the others."""
+    return sample(names)
+
+
+def plain(methods):
+    """Methods, of which one variant stands for the others."""
+    return sample(methods)
+
+
+def first_of_a_kind():
+    """The codecs that stand for the others."""
+    return drawn(CODECS)
+
+
+def by_kind():
+    """Codecs, of which one of each kind stands for the others."""
+    return sample(CODECS)
+
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+DTYPES = {"bfloat16", "float16"}
+"""Names of rows that are parameters of many other tests, too."""
+ROWS = sorted({*CODECS, *EXCHANGES, *METHODS} - DTYPES, key=lambda row: (-len(row), row))
+
+
+@functools.cache
+def group_of(test: str) -> str:
+    """What a test, by its id, shares programs with: the row that it is of, or else its module."""
+    module, _, name = test.partition("::")
+    parameters = f"-{name.partition('[')[2].rpartition(']')[0]}-"
+    for platform in PLATFORMS:  # the caches are cleared when it changes
+        if f"-{platform}-" in parameters:
+            return f"{module} {platform}"
+    return next((row for row in ROWS if f"-{row}-" in parameters), module)
+
 
 OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 """How users compile; the suite does without, to save time, but then XLA rounds otherwise."""

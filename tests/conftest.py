@@ -1,8 +1,10 @@
 """Eight CPU devices, strict promotion, and hypothesis profiles; before any test imports JAX."""
 
+import ctypes
 import functools
 import gc
 import hashlib
+import math
 import os
 import pathlib
 import platform as machine
@@ -24,7 +26,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
 QUICK = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
 if jax.__version_info__ < (0, 11):  # later versions end at a flag that they do not know
-    QUICK.append("--xla_cpu_use_fusion_emitters=false")
+    QUICK += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ["XLA_FLAGS"] = " ".join([*QUICK, os.environ.get("XLA_FLAGS", "")])
 
 
@@ -45,6 +47,8 @@ def programs() -> pathlib.Path:
 jax.config.update("jax_compilation_cache_dir", str(programs()))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+LIBC, MOST = ctypes.CDLL(None), 1_000_000_000
+"""Bytes of a worker above which it frees its programs between two groups; half more, at once."""
 # Tracing makes many objects that stay: looking through them again and again is a sixth of its time.
 gc.set_threshold(100_000, 20, 20)
 
@@ -52,12 +56,57 @@ hypothesis.settings.register_profile("default", max_examples=25, deadline=None, 
 hypothesis.settings.register_profile("thorough", max_examples=500, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+import cases  # noqa: E402  (after the devices)
+
 
 def pytest_report_header() -> str:
     return (
         f"jax {jax.__version__} with {jax.device_count()} {jax.default_backend()} devices; "
-        f"hypothesis profile {hypothesis.settings.get_current_profile_name()}"
+        f"hypothesis profile {hypothesis.settings.get_current_profile_name()}; "
+        f"rows by FFTGRAD_SEED={cases.SEED}"
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """A worker gets all tests of a row: xdist's own groups get lost with the ids of pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByRow(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return cases.group_of(nodeid)
+
+    return ByRow(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order by row: what shares programs runs one after the other."""
+    groups = [cases.group_of(item.nodeid) for item in items]
+    first = {group: number for number, group in reversed(list(enumerate(groups)))}
+    items.sort(key=lambda item: first[cases.group_of(item.nodeid)])
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Frees programs where a group ends: a worker would keep all that it ever compiled."""
+    ends = nextitem is None or cases.group_of(nextitem.nodeid) != cases.group_of(item.nodeid)
+    if _size() > (MOST if ends else 1.5 * MOST):
+        _free()
+
+
+def _size() -> float:
+    """Bytes of this process; where the system does not say, too many."""
+    pages = pathlib.Path("/proc/self/statm")
+    if not pages.exists():
+        return math.inf
+    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free() -> None:
+    jax.clear_caches()
+    gc.collect()
+    if hasattr(LIBC, "malloc_trim"):  # or the freed gigabyte stays with the process
+        LIBC.malloc_trim(0)
 
 
 def _for(platform, *args, default, **others):
@@ -70,7 +119,9 @@ def _really_eight_devices() -> None:
 
 
 # For a TPU there are few programs of their own.
-@pytest.fixture(scope="module", params=["cpu", "cuda", pytest.param("tpu", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[*cases.PLATFORMS[:-1], pytest.param("tpu", marks=cases.SLOW)]
+)
 def platform(request, _programs_of_this_platform):
     """Runs a test also with the programs that are made for accelerators, on this platform."""
     with pytest.MonkeyPatch.context() as patch:
@@ -81,21 +132,25 @@ def platform(request, _programs_of_this_platform):
     jax.clear_caches()
 
 
+ALL_BRANCHES = jax.lax.platform_dependent
+
+
+@pytest.fixture
+def every_platform(monkeypatch):
+    """Traces the branches for all platforms, in one test."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", ALL_BRANCHES)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _programs_of_this_platform(request):
     """Traces no branch that is for other platforms, a quarter of the time of the suite.
 
     A module with `EVERY_PLATFORM = True` traces all of them, as it is outside the tests.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        if not getattr(request.module, "EVERY_PLATFORM", False):
-            patch.setattr(jax.lax, "platform_dependent", functools.partial(_for, "cpu"))
+    if getattr(request.module, "EVERY_PLATFORM", False):
+        jax.clear_caches()
         yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_more_programs_than_a_module_needs():
-    """A worker would keep all that it ever compiled: several gigabytes."""
-    yield
-    jax.clear_caches()
-    gc.collect()
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.lax, "platform_dependent", functools.partial(_for, "cpu"))
+        yield

@@ -7,16 +7,16 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import messages
 import numpy as np
 from cases import CODECS, EXCHANGES, METHODS, gradients, values
 
 import fftgrad as fg
-from fftgrad.ops import _wire
 
 FILE = pathlib.Path(__file__).parent / "goldens.npz"
 AXIS, WORKERS, STEPS = "data", 4, 4
-STEP = fg.Step.of(3)
-VECTOR = values((1009,), seed=5)
+STEP = messages.STEP
+VECTOR = values((messages.N,), seed=5)
 LIKE = {
     "conv": jax.ShapeDtypeStruct((3, 3, 4, 8), "float32"),
     "head": jax.ShapeDtypeStruct((20, 32), "float32"),
@@ -41,24 +41,10 @@ STORED = {
 """The files of `BYTES`, and their codecs."""
 
 
-def seed(name: str) -> jax.Array:
-    """What the checksum of the buffer starts from."""
-    made_by = _wire.configuration((CODECS[name],), (jax.typeof(jnp.asarray(VECTOR)),))
-    return _wire.seed(made_by, STEP.number, STEP.skipped)
-
-
 def buffer(name: str) -> tuple[np.ndarray, np.ndarray]:
     """The words that a codec sends for `VECTOR`, and what they decode to."""
-    codec = CODECS[name]
-
-    @jax.jit
-    def both(x):
-        payload = fg.compress(codec, x, step=STEP)
-        words = _wire.pack(_wire.NOTHING, payload, seed(name))
-        return words, fg.decompress(codec, payload, x, step=STEP)
-
-    words, decoded = both(jnp.asarray(VECTOR))
-    return np.asarray(words), np.asarray(decoded)
+    sent = messages.message(CODECS[name], VECTOR)
+    return sent.words, sent.values
 
 
 def stored(file: str) -> bytes:

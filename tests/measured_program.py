@@ -25,7 +25,7 @@ if __name__ == "__main__":
     devices = np.array(jax.devices())
     like, rows = jax.ShapeDtypeStruct((5000,), "float32"), [
         fg.advise.Candidate("dense", fg.AllReduce(), dense=True),
-        fg.advise.Candidate("signs", fg.AllGather(fg.Sign()), fg.ErrorFeedback()),
+        fg.advise.Candidate("signs", fg.Recipe(fg.AllGather(fg.Sign()), fg.ErrorFeedback())),
     ]  # fmt: skip
     mesh = Mesh(devices, ("data",), axis_types=(AxisType.Auto,))
     flat = fg.advise.measure(like, step=step, mesh=mesh, rows=rows, buckets=2, seconds=0.05)

@@ -9,6 +9,7 @@ import runpy
 import subprocess
 import sys
 
+import jax
 import pytest
 from cases import CODECS, EXCHANGES, GRAPHS, HIERARCHIES, MEMORIES, METHODS, TILED, TYPICAL
 
@@ -69,7 +70,6 @@ EXTRAS = {
     "commands": {"matplotlib", "rich"},
     "_epsilon.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
-    "_gradient_files.py": {"safetensors"},
 }
 """What a room, or a file, may import besides."""
 METHOD_NAMES = set(fg.methods.__all__)
@@ -137,13 +137,23 @@ EXPLAINED = {
 """What has a role and an example: all but contracts and the named tuples that functions return."""
 
 
+@pytest.fixture
+def _examples_are_compiled(monkeypatch):
+    """Outside jit each operation is a program, of which examples have thousands."""
+    vmap = jax.vmap
+    monkeypatch.setattr(jax, "vmap", lambda *args, **kwargs: jax.jit(vmap(*args, **kwargs)))
+    for name in ("compress", "decompress"):
+        monkeypatch.setattr(fg, name, jax.jit(getattr(fg, name), static_argnums=0))
+
+
+@pytest.mark.usefixtures("_examples_are_compiled")
 @pytest.mark.parametrize("name", sorted(EXPLAINED))
 def test_public_docstrings_run(name):
     value = PUBLIC[name]
     text = inspect.getdoc(value) or ""
     assert re.match(rf"({ROLES}): ", text)
     tests = doctest.DocTestFinder(recurse=inspect.isclass(value)).find(
-        value, name, globs={"jax": __import__("jax")}
+        value, name, globs={"jax": jax}
     )
     examples = [test for test in tests if test.examples]
     assert examples

@@ -1,15 +1,10 @@
 """Buffers and results are what they were: old payloads can be read, and a refactoring shows."""
 
 import goldens
-import jax
-import jax.numpy as jnp
+import messages
 import numpy as np
 import pytest
 from cases import CODECS, EXCHANGES, METHODS, plain, typically
-
-import fftgrad as fg
-from fftgrad.codecs._spec import payload_spec
-from fftgrad.ops import _wire
 
 GOLDEN = np.load(goldens.FILE)
 
@@ -22,14 +17,7 @@ def test_the_file_holds_every_row_of_the_table_and_no_other():
 
 @pytest.mark.parametrize("name", CODECS)
 def test_an_old_buffer_decodes_to_what_it_did(name):
-    codec, like = CODECS[name], jnp.asarray(goldens.VECTOR)
-
-    @jax.jit
-    def read(words):
-        header, payload = _wire.unpack(words, payload_spec(codec, like), goldens.seed(name))
-        return header.finite, fg.decompress(codec, payload, like, step=goldens.STEP)
-
-    finite, decoded = read(jnp.asarray(GOLDEN[f"words {name}"]))
+    finite, decoded = messages.receiver(CODECS[name])(GOLDEN[f"words {name}"])
     assert finite
     np.testing.assert_allclose(decoded, GOLDEN[f"values {name}"], rtol=1e-5, atol=1e-5)
 

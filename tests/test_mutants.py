@@ -201,7 +201,7 @@ MUTANTS = {
         "tests/optimizers/test_diloco.py -k 'another_worker and host'",
     ),
     "a sharded optimizer sees a loss that is not weighed": Mutant(
-        "optimizers/_mean_loss.py",
+        "optimizers/_local.py",
         "lax.pmean(weighted(own, weight, axis_name), axis_name)",
         "lax.pmean(own, axis_name)",
         "tests/optimizers/test_extra_arguments.py -k 'owners and vmap'",
@@ -213,7 +213,7 @@ MUTANTS = {
         "tests/optimizers/test_narrow.py -k 'feedback_adam and float16 and not bfloat16'",
     ),
     "a gather has one dither in every step": Mutant(
-        "optimizers/_gather_parameters.py",
+        "optimizers/_scatter.py",
         "scatter_dimension=axis, step=step, key=key",
         "scatter_dimension=axis, key=key",
         "tests/training/test_gather_parameters.py -k draw_anew",
@@ -291,7 +291,7 @@ MUTANTS = {
         "tests/codecs/test_extremes.py -k scale_that_is_none",
     ),
     "a NaN is within any scale": Mutant(
-        "codecs/quantizers/_dynamic_sign.py",
+        "codecs/quantizers/_sign.py",
         "beyond = ~(jnp.abs(x) <= self._now(step))",
         "beyond = jnp.abs(x) > self._now(step)",
         "tests/codecs/test_extremes.py -k beyond_a_scale",
@@ -615,13 +615,13 @@ MUTANTS = {
         "tests/contrib/test_top_votes.py -k 'stated_variance and local-vmap'",
     ),
     "zero votes": Mutant(
-        "codecs/quantizers/_vote.py",
+        "codecs/quantizers/_sign.py",
         "jnp.where(x == 0, 1, jnp.where(up, 2, 0))",
         "jnp.where(up, 2, 0)",
         "tests/contrib/test_top_votes.py -k not_on_zeros",
     ),
     "the votes of one bucket count": Mutant(
-        "contrib/_sensitivity.py",
+        "contrib/_epsilon.py",
         "sum(map(votes.votes, buckets))",
         "votes.votes(buckets[0])",
         "tests/contrib/test_privacy.py -k opposite",

@@ -69,7 +69,7 @@ def test_every_command_is_a_script_or_a_letter_that_is_explained():
     used = set()
     for *_, how in ROWS:
         for part in how.split(", ") if how else []:
-            command = re.fullmatch(r"`python ([\w/.]+)( --?[\w-]+( \w+)?)*`", part)
+            command = re.fullmatch(r"`python ([\w/.]+)( \w+)?( --?[\w-]+( \w+)?)*`", part)
             if command:
                 assert (ROOT / command[1]).is_file(), part
             elif part in letters:
@@ -89,7 +89,8 @@ def test_the_count_is_that_of_the_tables():
 # The figures of the two result files.
 
 ERRORS = {row["gradient"]: row for row in json.loads((RESULTS / "errors.json").read_text())["rows"]}
-TRAINING = json.loads((RESULTS / "training.json").read_text())
+TRAINING = json.loads((RESULTS / "training.json").read_text())["runs"]
+TASKS = list(dict.fromkeys(run["task"] for run in TRAINING))
 
 
 def figures(*words):
@@ -150,7 +151,7 @@ def test_the_clipping_is_that_of_the_file():
 
 
 def mean(task, name, key):
-    seeds = TRAINING["tasks"][task][name][key]
+    seeds = [run[key] for run in TRAINING if (run["task"], run["method"]) == (task, name)]
     return sum(seeds) / len(seeds)
 
 
@@ -168,7 +169,8 @@ def test_what_thetas_do_to_training_is_what_the_file_says(claim, names):
     told = figures(claim)
     assert ", ".join(f"{100 * mean('digits', name, 'accuracy'):.1f}" for name in names) in told
     assert f"{100 * mean('digits', 'dense', 'accuracy'):.1f}" in told
-    for task, found in TRAINING["tasks"].items():
+    for task in TASKS:
+        found = {run["method"] for run in TRAINING if run["task"] == task}
         losses = [f"{mean(task, name, 'loss'):.3f}" for name in names if name in found]
         assert f"{', '.join(losses)} (dense {mean(task, 'dense', 'loss'):.3f})" in told
 
@@ -184,11 +186,11 @@ def test_what_falling_recovers_is_what_the_file_says():
 
 def test_likeness_is_what_the_file_says():
     told = figures("residuals are alike")
-    for task in TRAINING["tasks"]:
+    for task in TASKS:
         plain, low = (f"ScaleCom, uptake {uptake}" for uptake in (1.0, 0.1))
         cosines = [f"{mean(task, name, 'residuals'):.2f}" for name in (plain, low)]
         assert f"{task} {' and '.join(cosines)}" in told
         assert f"{mean(task, plain, 'overlap'):.2f}" in told
-    for task in TRAINING["tasks"]:
+    for task in TASKS:
         both = [f"{mean(task, name, 'loss'):.3f}" for name in (plain, low)]
         assert f"{task} {' and '.join(both)}" in figures("low-pass filter")

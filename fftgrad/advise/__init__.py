@@ -6,19 +6,16 @@ The core imports nothing of it; `fg.advise` loads it. May import everything but 
 from fftgrad.advise._analyze import Analysis, analyze
 from fftgrad.advise._answer import Plan, PlanRow
 from fftgrad.advise._candidate import Candidate
-from fftgrad.advise._exchange import Timing, time_exchange
-from fftgrad.advise._figures import Figures
+from fftgrad.advise._exchange import Timing, predict_step, time_exchange
+from fftgrad.advise._figures import Figures, StepPair
 from fftgrad.advise._gradient_files import load_gradients, save_gradients
-from fftgrad.advise._gradient_log import GradientLog, recorded
 from fftgrad.advise._link import Link
 from fftgrad.advise._measure import Measured, measure
 from fftgrad.advise._measure_link import measure_link
 from fftgrad.advise._plan import plan
-from fftgrad.advise._predict_step import predict_step
 from fftgrad.advise._rates import Rate
-from fftgrad.advise._record_gradients import record_gradients
+from fftgrad.advise._record_gradients import GradientLog, record_gradients, recorded
 from fftgrad.advise._search_codec import CodecSearch, CodecSearchRow, search_codec
-from fftgrad.advise._workers import StepPair
 
 __all__ = [
     "Analysis",

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from fftgrad.advise._bases import BASES
-from fftgrad.advise._figures import Figures
+from fftgrad.advise._figures import SHARE, Figures, StepPair
 from fftgrad.advise._rates import Rate
-from fftgrad.advise._workers import SHARE, StepPair
 
 BETTER = 0.97
 """A basis pays if it loses less than this share of what no basis loses."""
@@ -21,10 +20,7 @@ MANY_ZEROS = 0.2
 
 
 def sentences(
-    whole: Figures,
-    leaves: Sequence[Figures],
-    pairs: Sequence[StepPair],
-    rates: Sequence[Rate],
+    whole: Figures, leaves: Sequence[Figures], pairs: Sequence[StepPair], rates: Sequence[Rate]
 ) -> Iterator[str]:
     """The recommendation."""
     yield _basis(whole)

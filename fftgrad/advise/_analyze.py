@@ -1,18 +1,18 @@
-"""What gradients look like, and which codec that speaks for."""
+"""What gradients look like, and which codec that speaks for; and results as JSON has them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from fftgrad._contracts import Codec, PyTree
-from fftgrad.advise import _advice, _figures, _rates, _sample, _workers
+import fftgrad as fg
+from fftgrad._contracts import PyTree
+from fftgrad.advise import _advice, _figures, _rates, _sample
 from fftgrad.advise._bases import BASES
-from fftgrad.advise._figures import Figures
+from fftgrad.advise._figures import Figures, StepPair
 from fftgrad.advise._rates import Rate
 from fftgrad.advise._search_codec import TRANSFORMS
-from fftgrad.advise._workers import StepPair
-from fftgrad.codecs.transforms import Identity
 
 RATIOS = (100, 30, 7.5)
 """Of hundreds: sparse codecs alone; of one bit and of four a value: dense ones, too."""
@@ -52,7 +52,12 @@ class Analysis(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as JSON has it: dicts, lists and numbers; a codec as its `repr`."""
-        return _plain(self)
+        return plain(self)
+
+    def most_energy(self, count: int) -> list[Figures]:
+        """So many leaves, those of the most energy; none where the gradient is one leaf."""
+        leaves = sorted(self.leaves, key=lambda leaf: -leaf.energy)
+        return leaves[:count] if len(leaves) > 1 else []
 
 
 def analyze(
@@ -85,8 +90,6 @@ def analyze(
     Returns:
       An `Analysis`.
 
-    Wire: nothing is sent.
-
     Raises:
       ValueError: if there is no value, only zeros, one that is not finite in what it looks at, if
         the gradients are not alike in structure, `max_values` is too small, or a ratio is not above
@@ -112,14 +115,10 @@ def analyze(
     energy = float(np.sum(np.square(rows, dtype=np.float64)))
     whole = _figures.of("all", sample.values, rows, steps, energy)
     leaves = [
-        _figures.of(piece.name or "the array", piece.values, rows[:, piece.columns], steps, energy)
+        _figures.of(piece.name, piece.values, rows[:, piece.columns], steps, energy)
         for piece in sample.pieces
     ]
-    columns, count, values = sample.pooled
-    if columns.size:
-        name = f"small leaves ({count})"
-        leaves.append(_figures.of(name, values, rows[:, columns], steps, energy))
-    pairs = _workers.between_steps(rows, sample.of)
+    pairs = _figures.between_steps(rows, sample.of)
     rates = _rates.measured(sample.rows, ratios, _compact(whole))
     return Analysis(
         steps=tuple(sorted({step for step, _ in sample.of})),
@@ -136,20 +135,23 @@ def analyze(
     )
 
 
-def _compact(whole: Figures) -> Codec:
+def _compact(whole: Figures) -> fg.Codec:
     """Of the bases that `search_codec` tries, the one in which the largest 1 % hold most."""
     known = [basis for basis in BASES if basis.codec in TRANSFORMS]
     best = min(known, key=lambda basis: float(whole.dropped[basis.name][1]))
-    return best.codec or Identity()
+    return best.codec or fg.Identity()
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        value = cast("Any", value)._asdict()
+def plain(value: Any) -> Any:
+    """The same in dicts, lists and numbers; None for one that is not finite."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in cast("Mapping[str, Any]", value).items()}
-    if isinstance(value, tuple):
-        return [_plain(one) for one in cast("tuple[Any, ...]", value)]
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return repr(value) if isinstance(value, Codec) else value
+        return {str(k): plain(one) for k, one in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = cast("Any", value).tolist()
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in cast("list[Any]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | None) else repr(value)

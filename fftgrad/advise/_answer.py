@@ -1,10 +1,22 @@
-"""What a plan says: its rows, the best first."""
+"""What the model of a step says of each candidate, and in which order a plan says it."""
 
+import dataclasses
+import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from fftgrad.advise._candidate import Candidate
 from fftgrad.advise._convergence import Loss
-from fftgrad.advise._cost import Parts
+from fftgrad.advise._cost import Algorithm, Parts, exchange_seconds, step_seconds
+from fftgrad.advise._inputs import Groups
 from fftgrad.advise._link import Link
+from fftgrad.advise._measure import Measured
+from fftgrad.ops._collectives import Collective
+
+ACCEPTED: tuple[Loss, ...] = ("as dense", "close")
+MARGIN = 0.1
+"""By how much a row must be faster to the same loss than the best dense to be put before it: what
+is predicted has an error of about that."""
 
 
 class PlanRow(NamedTuple):
@@ -43,6 +55,11 @@ class PlanRow(NamedTuple):
     parts: Parts
 
     @property
+    def is_dense(self) -> bool:
+        """Whether the others are compared with it."""
+        return self.break_even is None
+
+    @property
     def to_loss(self) -> float:
         """Seconds that it takes to get as far as dense gets in a step."""
         return self.seconds * self.steps
@@ -61,14 +78,21 @@ class Plan(NamedTuple):
     Attributes:
       rows: the best first: the fastest to the same loss of those that trained like dense, or nearly
         so; a dense row, if none of them is a tenth faster. Then all whose loss is to be checked.
-      workers: how many there are.
-      link: of each worker.
-      compress: whether the first row compresses.
+      measured: what it rests on: the step, the link, the workers, and what each candidate takes.
     """
 
     rows: tuple[PlanRow, ...]
-    workers: int
-    link: Link
+    measured: Measured
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return self.measured.workers
+
+    @property
+    def link(self) -> Link:
+        """That of each worker."""
+        return self.measured.link
 
     @property
     def best(self) -> PlanRow:
@@ -76,9 +100,14 @@ class Plan(NamedTuple):
         return self.rows[0]
 
     @property
+    def dense(self) -> PlanRow:
+        """The fastest dense row."""
+        return min((row for row in self.rows if row.is_dense), key=lambda row: row.seconds)
+
+    @property
     def compress(self) -> bool:
         """Whether compressing pays; if not, the best is dense."""
-        return self.best.break_even is not None
+        return not self.best.is_dense
 
     def __str__(self) -> str:
         head = f"{'':32}{'s a step':>9}{'x dense':>9}{'MB/link':>10}  loss"
@@ -88,3 +117,90 @@ class Plan(NamedTuple):
             for row in self.rows
         ]
         return "\n".join([head, *lines])
+
+
+def sort(rows: list[PlanRow]) -> tuple[PlanRow, ...]:
+    """The rows as a plan has them."""
+    best_dense = min(row.seconds for row in rows if row.is_dense)
+
+    def place(row: PlanRow) -> tuple[int, float]:
+        if row.is_dense:
+            return 1, row.seconds
+        if row.loss not in ACCEPTED:
+            return 3, row.to_loss
+        return (0 if row.to_loss * (1 + MARGIN) < best_dense else 2), row.to_loss
+
+    return tuple(sorted(rows, key=place))
+
+
+SLOWEST, FASTEST = 1e3, 1e13
+"""Bytes per second between which a break-even is searched."""
+
+
+class Model(NamedTuple):
+    """What is the same for all rows; the timings and the collectives are by their names."""
+
+    measured: Measured
+    groups: Groups
+    buckets: int
+    algorithm: Algorithm
+    sent: Mapping[str, tuple[Collective, ...]]
+
+    def parts(self, row: Candidate, link: Link) -> Parts:
+        """The parts of a step that exchanges."""
+        exchange = exchange_seconds(self.sent[row.name], self.groups.links(link), self.algorithm)
+        timing = self.measured.timings[row.name]
+        return Parts(self.measured.step, timing.compress, exchange, timing.decompress)
+
+    def seconds(self, row: Candidate, link: Link) -> float:
+        """Those of a step, the mean over those with and without an exchange."""
+        return step_seconds(self.parts(row, link), every=row.every, buckets=self.buckets)
+
+    def best_dense(self, rows: tuple[Candidate, ...], link: Link) -> float:
+        """Seconds of the fastest dense row."""
+        return min(self.seconds(row, link) for row in rows if row.dense)
+
+    def row(self, own: Candidate, rows: tuple[Candidate, ...], error: float | None) -> PlanRow:
+        """What a plan says of one of the rows."""
+        link, every = self.measured.link, own.every
+        seconds, parts = self.seconds(own, link), self.parts(own, link)
+        slow = [c for c in self.sent[own.name] if self.groups.slow in (c.axes or ())]
+        return PlanRow(
+            name=own.name,
+            code=own.code(self.groups.axis_name),
+            seconds=seconds,
+            speed_up=self.best_dense(rows, link) / seconds,
+            wire_bytes=sum(c.bytes for c in slow) / every,
+            link_bytes=sum(c.link_bytes(c.workers or 1) for c in slow) / every,
+            break_even=None if own.dense else self.break_even(own, rows),
+            error=error,
+            loss=own.loss,
+            steps=own.steps,
+            every=every,
+            momentum=own.momentum,
+            parts=Parts(parts.step, *(part / every for part in parts[1:])),
+        )
+
+    def break_even(self, row: Candidate, rows: tuple[Candidate, ...]) -> float:
+        """The bandwidth where the best dense row begins to be faster, looked for from this link on.
+
+        Upwards, if the row is faster here; else downwards. Either end may be without one: an
+        exchange of fewer rounds and more bytes wins over fast links alone.
+        """
+
+        def is_faster(bandwidth: float) -> bool:
+            link = dataclasses.replace(self.measured.link, bandwidth=bandwidth)
+            return self.seconds(row, link) < self.best_dense(rows, link)
+
+        at = self.measured.link.bandwidth
+        here = is_faster(at)
+        factor = 2.0 if here else 0.5
+        while is_faster(at * factor) == here:
+            at *= factor
+            if at > FASTEST if here else at < SLOWEST:
+                return math.inf if here else 0.0
+        low, high = sorted((at, at * factor))
+        for _ in range(50):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if is_faster(middle) else (low, middle)
+        return low

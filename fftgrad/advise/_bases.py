@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fftgrad._contracts import Codec
-from fftgrad.codecs.transforms import Dct, Fft, Hadamard, Identity
+import fftgrad as fg
 from fftgrad.codecs.transforms._dct import basis
 from fftgrad.codecs.transforms._hadamard import matrix
 
@@ -29,41 +28,32 @@ class Basis(NamedTuple):
     """
 
     name: str
-    codec: Codec | None
+    codec: fg.Codec | None
     squares: Callable[[Array], Array]
     reals: int = 1
 
 
-def _blocks(rows: Array, block: int) -> Array:
-    """The rows [r, n] in blocks [r, c, b], of which the last is filled with zeros."""
+def blocks(rows: Array, size: int) -> Array:
+    """The rows [r, n] in blocks [r, c, size], of which the last is filled with zeros."""
     count, n = rows.shape
-    fill = -n % block
-    return np.pad(rows, ((0, 0), (0, fill))).reshape(count, -1, block)
+    return np.pad(rows, ((0, 0), (0, -n % size))).reshape(count, -1, size)
 
 
-def _flat(blocks: Array) -> Array:
-    return blocks.reshape(blocks.shape[0], -1)
+def _in_blocks(squares: Callable[[Array], Array], size: int | None) -> Callable[[Array], Array]:
+    """The squares of blocks of a size, or of rows as a whole, as rows again."""
+
+    def run(rows: Array) -> Array:
+        even = rows.shape[1] + rows.shape[1] % 2
+        return squares(blocks(rows, size or even)).reshape(len(rows), -1)
+
+    return run
 
 
-def _none(rows: Array) -> Array:
-    return np.square(rows)
+def _dct(x: Array) -> Array:
+    return np.square(x @ basis(x.shape[-1]))
 
 
-def _dct(block: int) -> Callable[[Array], Array]:
-    matrix = basis(block)
-    return lambda rows: _flat(np.square(_blocks(rows, block) @ matrix))
-
-
-def _long_dct(block: int) -> Callable[[Array], Array]:
-    """By a fast algorithm: the product is for short blocks."""
-
-    def squares(rows: Array) -> Array:
-        return _flat(np.square(_cosines(_blocks(rows, block))))
-
-    return squares
-
-
-def _cosines(x: Array) -> Array:
+def _long_dct(x: Array) -> Array:
     """The orthonormal DCT-II of the last axis, by a Fourier transform of the reordered values.
 
     Makhoul, "A fast cosine transform in one and two dimensions", IEEE Trans. ASSP, 1980.
@@ -72,27 +62,19 @@ def _cosines(x: Array) -> Array:
     z = np.fft.fft(np.concatenate([x[..., ::2], x[..., ::-2]], axis=-1), norm="ortho")
     turned = (z * np.exp(-0.5j * np.pi * np.arange(n) / n).astype(z.dtype)).real * math.sqrt(2)
     turned[..., 0] *= math.sqrt(0.5)
-    return turned
+    return np.square(turned)
 
 
-def _fft(block: int) -> Callable[[Array], Array]:
-    return lambda rows: _flat(_slots(_blocks(rows, block)))
-
-
-def _whole(rows: Array) -> Array:
-    return _slots(np.pad(rows, ((0, 0), (0, rows.shape[1] % 2))))
-
-
-def _slots(x: Array) -> Array:
-    """The squares of the complex coefficients along the last axis, as `Fft` has them."""
+def _fft(x: Array) -> Array:
+    """The complex coefficients along the last axis, as `Fft` has them."""
     c = np.square(np.abs(np.fft.rfft(x, norm="ortho")))
     return np.concatenate([c[..., :1] + c[..., -1:], 2 * c[..., 1:-1]], axis=-1)
 
 
-def _hadamard(rows: Array) -> Array:
-    blocks = _blocks(rows, 4096)
-    signs = np.random.default_rng(0).integers(0, 2, blocks.shape[1:], np.int8) * np.float32(2) - 1
-    return _flat(np.square(walsh(blocks * signs)))
+def _hadamard(x: Array) -> Array:
+    """After random signs, which are others than those of the library."""
+    signs = np.random.default_rng(0).integers(0, 2, x.shape[1:], np.int8) * np.float32(2) - 1
+    return np.square(walsh(x * signs))
 
 
 def walsh(x: Array) -> Array:
@@ -102,14 +84,14 @@ def walsh(x: Array) -> Array:
 
 
 BASES = (
-    Basis("none", Identity(), _none),
-    Basis("Dct 16", Dct(block=16), _dct(16)),
-    Basis("Dct 64", Dct(block=64), _dct(64)),
-    Basis("Dct 4096", None, _long_dct(4096)),
-    Basis("Fft 64", Fft(block=64), _fft(64), 2),
-    Basis("Fft 4096", Fft(block=4096), _fft(4096), 2),
-    Basis("Fft whole", Fft(block=None), _whole, 2),
-    Basis("Hadamard", Hadamard(), _hadamard),
+    Basis("none", fg.Identity(), np.square),
+    Basis("Dct 16", fg.Dct(block=16), _in_blocks(_dct, 16)),
+    Basis("Dct 64", fg.Dct(block=64), _in_blocks(_dct, 64)),
+    Basis("Dct 4096", None, _in_blocks(_long_dct, 4096)),
+    Basis("Fft 64", fg.Fft(block=64), _in_blocks(_fft, 64), 2),
+    Basis("Fft 4096", fg.Fft(block=4096), _in_blocks(_fft, 4096), 2),
+    Basis("Fft whole", fg.Fft(block=None), _in_blocks(_fft, None), 2),
+    Basis("Hadamard", fg.Hadamard(), _in_blocks(_hadamard, 4096)),
 )
 
 

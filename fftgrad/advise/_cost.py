@@ -16,9 +16,10 @@ without latency, in which compressing and decompressing take as long.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, get_args
 
+from fftgrad._values import check_choice
 from fftgrad.advise._link import Link
 from fftgrad.ops._collectives import RING, Collective
 
@@ -26,15 +27,11 @@ Algorithm = Literal["fastest", "ring", "tree"]
 """How a collective goes around: rings take a round a worker, trees (halving and doubling) lg w; the
 fastest is for each collective the faster of a ring and what libraries use for short messages."""
 
-ROUNDS: dict[str, dict[str, Callable[[int], float]]] = {
-    "ring": {"all-reduce": lambda w: 2 * (w - 1)},
-    "tree": {
-        "all-reduce": lambda w: 2 * math.log2(w),
-        "all-gather": math.log2,
-        "reduce-scatter": math.log2,
-        "collective-broadcast": math.log2,
-    },
-}
+TREES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "collective-broadcast": 1}
+"""How often a tree goes up or down."""
+
+PIPELINED = {"all-reduce": 2.0}
+"""How often a byte leaves a worker of a tree that is a pipeline, up and down, as those of NCCL."""
 
 
 class Parts(NamedTuple):
@@ -53,45 +50,31 @@ class Parts(NamedTuple):
     decompress: float
 
 
-WHOLE = {"all-reduce": 2.0}
-"""How often a byte leaves a worker of a tree that is a pipeline, up and down, as those of NCCL."""
-
-
 def rounds(kind: str, workers: int, algorithm: Literal["ring", "tree"] = "ring") -> float:
-    """Function: how often a collective pays the latency."""
-    if kind in ROUNDS[algorithm]:
-        return ROUNDS[algorithm][kind](workers)
-    return 1.0 if kind == "collective-permute" else workers - 1.0
+    """How often a collective pays the latency."""
+    if algorithm == "tree" and kind in TREES:
+        return TREES[kind] * math.log2(workers)
+    if kind == "collective-permute":
+        return 1.0
+    return (2.0 if kind == "all-reduce" else 1.0) * (workers - 1)
 
 
 def collective_seconds(
     kind: str, size: float, workers: int, link: Link, algorithm: Algorithm = "fastest"
 ) -> float:
-    """Function: what a collective takes to which each of so many workers hands `size` bytes.
+    """What a collective takes to which each of so many workers hands `size` bytes.
 
     In a ring and by halving and doubling as many bytes leave a worker. The fastest is a ring or, of
     a sum, a pipelined tree, in which each byte goes up and down: w/(w - 1) times as many in lg w
     rounds each way; all other collectives double or halve, but all-to-alls.
-
-    Args:
-      kind: as in `fg.tools.Collective`.
-      size: bytes of one worker.
-      workers: how many take part.
-      link: that of each worker.
-      algorithm: "fastest", "ring" or "tree"; of an all-to-all each worker sends to each in any
-        case.
     """
-    if algorithm not in get_args(Algorithm):
-        raise ValueError(
-            f"collective_seconds(algorithm): must be one of {get_args(Algorithm)}, got "
-            f"{algorithm!r}; use 'fastest'."
-        )
+    check_choice("collective_seconds(algorithm)", algorithm, get_args(Algorithm))
     if workers == 1:
         return 0.0
     over = size * RING[kind](workers)
     if algorithm != "fastest":
         return link_seconds(kind, rounds(kind, workers, algorithm), over, link)
-    most = max(over, size * WHOLE.get(kind, 0.0))
+    most = max(over, size * PIPELINED.get(kind, 0.0))
     return min(
         link_seconds(kind, rounds(kind, workers), over, link),
         link_seconds(kind, rounds(kind, workers, "tree"), most, link),
@@ -99,7 +82,7 @@ def collective_seconds(
 
 
 def link_seconds(kind: str, rounds: float, over: float, link: Link) -> float:
-    """Function: what so many rounds take that send `over` bytes over a link in all."""
+    """What so many rounds take that send `over` bytes over a link in all."""
     return rounds * link.latency + over / (link.bandwidth * dict(link.shares).get(kind, 1.0))
 
 
@@ -108,13 +91,9 @@ def exchange_seconds(
     links: Link | Mapping[str, Link],
     algorithm: Algorithm = "fastest",
 ) -> float:
-    """Function: what collectives take one after the other.
+    """What collectives take one after the other.
 
-    Args:
-      collectives: from a trace or a compiled program, each with its number of workers.
-      links: the link of every worker, or one for each axis; the slowest of its axes holds up a
-        collective along several.
-      algorithm: "fastest", "ring" or "tree".
+    With a link for each axis, the slowest of its axes holds up a collective along several.
     """
 
     def seconds(c: Collective) -> float:
@@ -126,13 +105,9 @@ def exchange_seconds(
 
 
 def step_seconds(parts: Parts, *, every: int = 1, buckets: int = 1) -> float:
-    """Function: what a step takes.
+    """What a step takes, of which one of H = `every` exchanges, in B = `buckets`.
 
-    Args:
-      parts: seconds of the parts; compress, exchange and decompress of one exchange.
-      every: H, steps between two exchanges, of which the mean is taken.
-      buckets: B, in how many messages the gradient leaves while it is found; 1 if nothing hides
-        anything. Where there are local steps, nothing does.
+    Where there are local steps, nothing hides.
     """
     step, compress, exchange, decompress = parts
     if every > 1:

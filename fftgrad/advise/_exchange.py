@@ -1,7 +1,7 @@
-"""An exchange of any chain: what it takes on this device, and what it sends."""
+"""An exchange of any chain: what it takes here, what it sends, what a step takes with it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,11 @@ from jax.sharding import Mesh
 from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_kind
-from fftgrad.advise import _inputs, _timing, _together, _units
-from fftgrad.advise._gradient_log import GradientLog
+from fftgrad._values import check_choice, check_kind
+from fftgrad.advise import _inputs, _link, _timing
+from fftgrad.advise._cost import Algorithm, Parts, exchange_seconds, step_seconds
+from fftgrad.advise._link import Link
+from fftgrad.advise._record_gradients import GradientLog
 from fftgrad.advise._timing import Agree
 from fftgrad.ops import _collectives
 
@@ -47,7 +49,7 @@ def check_timing(argument: str, timing: object, workers: tuple[int, ...]) -> Non
     check_kind(argument, timing, Timing, remedy)
     assert isinstance(timing, Timing)
     for part in timing[:2]:
-        _units.seconds(argument, part)
+        _link.seconds(argument, part)
     if timing.workers not in ((), workers):
         raise ValueError(
             f"{argument}: must be of the workers that are planned for, {workers} along the axes, "
@@ -68,7 +70,7 @@ def time_exchange(
     """Function: what an exchange of any chain takes on this device, without the links.
 
     It is timed as one of so many equal workers, as `fg.advise.measure` does; use it for what no
-    `fg.advise.Candidate` can say, such as `fg.methods` or an optimizer that exchanges.
+    `fg.advise.Candidate` can say, such as an optimizer that exchanges.
 
     Args:
       tx: the chain, without the optimizer if the step has one already.
@@ -104,7 +106,7 @@ def time_exchange(
     inputs = _inputs.gradients_of("time_exchange", gradients, like) or inputs_like(like)
     if mesh is not None:
         _axes.check_mesh("time_exchange(axes)", mesh, tuple(axes))
-    agree = _together.agreement(mesh, axis_of(axes))
+    agree = _timing.agreement(mesh, axis_of(axes))
     return timing_of(tx, like, axes, inputs, seconds, every, agree)
 
 
@@ -114,30 +116,14 @@ def timing_of(
     axes: Mapping[str, int],
     inputs: Sequence[PyTree],
     seconds: float,
-    every: int,
-    agree: Agree,
+    every: int = 1,
+    agree: Agree = float,
     apart: bool = True,
 ) -> Timing:
-    whole, first = _time_update(tx, like, axes, inputs, seconds, every, agree), 0.0
-    if apart and every == 1:  # nothing hides where steps are local
-        first = min(whole, _time_until_sent(tx, like, axes, inputs, seconds, agree))
-    return Timing(first, whole - first, tuple(axes.values()))
-
-
-def _time_update(
-    tx: Any,
-    like: PyTree,
-    axes: Mapping[str, int],
-    inputs: Sequence[PyTree],
-    seconds: float,
-    every: int,
-    agree: Agree,
-) -> float:
-    """Seconds that an update with an exchange takes here.
-
-    Of a transformation with local steps, those of so many updates, of which one has an exchange.
-    """
-    params, state = _start(tx, like)
+    """What `every` updates take, of which one exchanges; with `apart`, until the first message."""
+    params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
+    # Compiled, so that no two arrays share a buffer: one cannot be given away twice.
+    state = jax.jit(tx.init)(params)
     update = jax.jit(_collectives.alone(tx.update, axes), donate_argnums=1)
 
     def turn(gradient: PyTree) -> Any:
@@ -147,27 +133,12 @@ def _time_update(
             mean, state = update(gradient, state, params)
         return mean, state
 
-    return _timing.timed(turn, inputs, seconds, ROUNDS, agree).seconds
-
-
-def _time_until_sent(
-    tx: Any,
-    like: PyTree,
-    axes: Mapping[str, int],
-    inputs: Sequence[PyTree],
-    seconds: float,
-    agree: Agree,
-) -> float:
-    """Seconds until an update has its first message ready."""
-    params, state = _start(tx, like)
-    start = jax.jit(_collectives.until_sent(tx.update, axes))
-    return _timing.timed(lambda g: start(g, state, params), inputs, seconds, ROUNDS, agree).seconds
-
-
-def _start(tx: Any, like: PyTree) -> tuple[PyTree, Any]:
-    params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
-    # Compiled, so that no two arrays share a buffer: one cannot be given away twice.
-    return params, jax.jit(tx.init)(params)
+    whole, first = _timing.timed(turn, inputs, seconds, ROUNDS, agree).seconds, 0.0
+    if apart and every == 1:  # nothing hides where steps are local
+        start = jax.jit(_collectives.until_sent(tx.update, axes))
+        begin = lambda gradient: start(gradient, state, params)  # noqa: E731
+        first = min(whole, _timing.timed(begin, inputs, seconds, ROUNDS, agree).seconds)
+    return Timing(first, whole - first, tuple(axes.values()))
 
 
 def traffic(
@@ -195,15 +166,85 @@ def traffic(
 
 
 def inputs_like(like: PyTree) -> list[PyTree]:
-    return [_random(like, seed) for seed in (0, 1)]
-
-
-def _random(like: PyTree, seed: int) -> PyTree:
-    """Heavy-tailed values, as gradients have them."""
+    """Two trees of heavy-tailed values, as gradients have them."""
     leaves, structure = jax.tree.flatten(like)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    values = [
-        (jax.random.normal(key, leaf.shape) ** 3 * 1e-3).astype(leaf.dtype)
-        for key, leaf in zip(keys, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, values)
+    keys = jax.random.split(jax.random.key(0), (2, len(leaves)))
+    trees = [jax.tree.unflatten(structure, row) for row in keys]
+    draw = lambda x, key: (jax.random.normal(key, x.shape) ** 3 * 1e-3).astype(x.dtype)  # noqa: E731
+    return [jax.tree.map(draw, like, tree) for tree in trees]
+
+
+def predict_step(
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    *,
+    step: str | float,
+    link: Link | str | float | Mapping[str, Link],
+    axes: Mapping[str, int],
+    timing: Timing | None = None,
+    every: int = 1,
+    buckets: int = 1,
+    algorithm: Algorithm = "fastest",
+) -> float:
+    """Function: what a step takes with any chain, as `plan` predicts it for its candidates.
+
+    What the chain sends is read off a trace, without devices; docs/plan.md has the model.
+
+    Args:
+      tx: the chain, without the optimizer if `step` has one already.
+      params: the parameters, or their shapes.
+      step: seconds of a step without any exchange, or a text: "300ms".
+      link: that of each worker, or its bandwidth alone: "1gbit"; or of each axis: `{"slow": ...,
+        "fast": ...}`.
+      axes: how many workers there are along each axis that the chain names: `{"data": 16}`.
+      timing: what an exchange takes on a device, from `fg.advise.time_exchange`, which is called
+        if it is left out.
+      every: the steps of which one exchanges, for local steps; with fragments, those between two
+        meetings. What is sent under no condition is sent in each.
+      buckets: in how many the gradient leaves while the backward pass runs: as many as the chain's
+        `Layout(bucket_bytes=...)` makes.
+      algorithm: of the collectives, "ring" or "tree", or for each the faster of a ring and what
+        libraries use for short messages; docs/plan.md says which use what.
+
+    Returns:
+      Seconds of a step, the mean over those with and without an exchange.
+
+    Raises:
+      TypeError: if a leaf is not what `compressed_pmean` takes.
+      ValueError: if an axis has no link, if `every` or `buckets` is not positive, if the timing is
+        of other workers, or if what is sent changes from step to step or is sent in a loop.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax
+      >>> params = jax.ShapeDtypeStruct((5000, 5000), "float32")
+      >>> dgc = fg.compressed_pmean(fg.methods.dgc(0.001), axis_name="data")
+      >>> timing = fg.advise.Timing(compress=0.05, decompress=0.02)
+      >>> link = fg.advise.Link("1gbit", "100us")
+      >>> seconds = fg.advise.predict_step(
+      ...     dgc, params, step="300ms", link=link, axes={"data": 16}, timing=timing
+      ... )
+      >>> f"{seconds:.2f} s"
+      '0.39 s'
+    """
+    _inputs.check_count("predict_step(every)", every, "use 1 where each step exchanges.")
+    _inputs.check_count("predict_step(buckets)", buckets, "use 1 for no overlap.")
+    check_choice("predict_step(algorithm)", algorithm, get_args(Algorithm))
+    like, own = _inputs.like_of("predict_step", params), _link.seconds("predict_step(step)", step)
+    links: Link | dict[str, Link]
+    if isinstance(link, Mapping):
+        links = {axis: Link.of(one) for axis, one in link.items()}
+        if missing := sorted({*axes} - {*links}):
+            raise ValueError(
+                f"predict_step(link): must have a link for each axis, got none for {missing}; add "
+                "fg.advise.Link('1gbit')."
+            )
+    else:
+        links = Link.of(link)
+    if timing is None:
+        timing = time_exchange(tx, params, axes, every=every)
+    check_timing("predict_step(timing)", timing, tuple(axes.values()))
+    sent = traffic("predict_step(tx)", tx, like, axes, every)
+    exchange = exchange_seconds(sent, links, algorithm)
+    parts = Parts(own, timing.compress, exchange, timing.decompress)
+    return step_seconds(parts, every=every, buckets=buckets)

@@ -1,9 +1,10 @@
 """Gradients in files: what `recorded` returns as .npz, and the files of others."""
 
+import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,12 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fftgrad._contracts import PyTree
-from fftgrad.advise._gradient_log import GradientLog
+from fftgrad.advise._record_gradients import GradientLog
 
 Array = npt.NDArray[Any]
 
 OURS = re.compile(r"(\d+)/(\d+)/(.*)", re.DOTALL)
 """The name of an array: step, worker, and the path of the leaf."""
+
+FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
+"""What .safetensors calls the dtypes of gradients."""
 
 
 def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
@@ -53,25 +57,26 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
             f"save_gradients(log): must be a GradientLog, got a {type(log).__name__}; pass "
             "fg.advise.recorded(opt_state)."
         )
-    arrays: dict[str, Array] = {}
+    saved: dict[str, Array] = {}
     for step, workers in log.gradients.items():
         for worker, tree in workers.items():
             for name, leaf in named_leaves(tree):
                 key = f"{step}/{worker}/{name}"
-                if key in arrays:
+                if key in saved:
                     raise ValueError(
                         "save_gradients(log): must have one leaf at a path, got two at "
                         f"{name!r}; rename a key."
                     )
-                arrays[key] = leaf.astype(np.float32) if leaf.dtype == jnp.bfloat16 else leaf
-    if not arrays:
+                own = np.asarray(leaf)
+                saved[key] = own.astype(np.float32) if own.dtype == jnp.bfloat16 else own
+    if not saved:
         raise ValueError(
             "save_gradients(log): must hold a gradient, got none; wait until a step of "
             "record_gradients(steps) has passed."
         )
     with pathlib.Path(path).with_suffix(pathlib.Path(path).suffix or ".npz").open("wb") as file:
         write: Any = np.savez
-        write(file, **arrays)
+        write(file, **saved)
 
 
 def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
@@ -82,7 +87,9 @@ def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
         .npz of save_gradients    the steps and workers that were recorded
         .npz of other arrays      one tree, as of step 0 and worker 0
         .npy                      one array, the same
-        .safetensors              one tree, the same; needs the package safetensors
+        .safetensors              one tree, the same
+
+    Arrays of other than floating-point numbers are no gradients, and left out.
 
     Args:
       *paths: a file, or several, such as one of each process; together they must have each step of
@@ -92,9 +99,9 @@ def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
       A `GradientLog`. Each tree is a dict from paths to arrays, whatever containers it had.
 
     Raises:
-      ValueError: if there is no file, one that cannot be read, no array in it, or a gradient twice.
+      ValueError: if there is no file, one that cannot be read, one without a value of floating
+        point, or a gradient twice.
       FileNotFoundError: if a file is not there.
-      ImportError: for .safetensors, if that package is not installed.
 
     Example:
       >>> import tempfile
@@ -109,72 +116,75 @@ def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
         raise ValueError("load_gradients(*paths): must be one file or more, got none; pass one.")
     found: dict[int, dict[int, dict[str, Array]]] = {}
     for path in map(pathlib.Path, paths):
-        arrays = _read(path)
-        names = {key: OURS.fullmatch(key) for key in arrays}
-        ours = bool(arrays) and all(names.values())
-        own: dict[int, dict[int, dict[str, Array]]] = {}
-        for key, array in arrays.items():
-            step, worker, leaf = _split(names[key]) if ours else (0, 0, key)
-            own.setdefault(step, {}).setdefault(worker, {})[leaf] = array
-        for step, workers in own.items():
-            known = found.setdefault(step, {})
-            if twice := known.keys() & workers.keys():
+        named = dict(arrays(path))
+        ours = [name.groups() for name in map(OURS.fullmatch, named) if name]
+        names = ours if len(ours) == len(named) else [(0, 0, name) for name in named]
+        known = {(step, worker) for step, workers in found.items() for worker in workers}
+        for (step, worker, leaf), array in zip(names, named.values(), strict=True):
+            if (key := (int(step), int(worker))) in known:
                 raise ValueError(
                     f"load_gradients({path}): must have gradients that the files before it do not "
-                    f"have, got step {step} of workers {sorted(twice)} again; pass each file once."
+                    f"have, got step {key[0]} of workers [{key[1]}] again; pass each file once."
                 )
-            known |= workers
+            found.setdefault(key[0], {}).setdefault(key[1], {})[leaf] = array
     return GradientLog({step: dict(sorted(found[step].items())) for step in sorted(found)})
 
 
-def named_leaves(tree: PyTree) -> list[tuple[str, Array]]:
-    """The leaves of a tree as NumPy arrays, by their paths as text."""
-    return [
-        (jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(leaf))
-        for path, leaf in jax.tree.leaves_with_path(tree)
-    ]
-
-
-def _split(name: Any) -> tuple[int, int, str]:
-    step, worker, leaf = name.groups()
-    return int(step), int(worker), leaf
-
-
-def _read(path: pathlib.Path) -> Mapping[str, Array]:
-    """The arrays of a file, by their names."""
+def arrays(path: pathlib.Path) -> Iterator[tuple[str, Array]]:
+    """The floating-point arrays of a file and their names, one after the other."""
     path.open("rb").close()  # whose errors name the file
+    values = 0
     try:
-        arrays = _safetensors(path) if path.suffix == ".safetensors" else _numpy(path)
-    except ImportError:
-        raise
+        for name, array in _safetensors(path) if path.suffix == ".safetensors" else _numpy(path):
+            # NumPy saves bfloat16 as two bytes without a name.
+            own = array.view(jnp.bfloat16) if array.dtype == np.dtype("V2") else array
+            if jnp.issubdtype(own.dtype, jnp.floating):
+                values += own.size
+                yield name, own
     except Exception as error:  # what parsers raise for damaged files is not documented
         # NumPy takes whatever it does not know for pickled objects, and offers to load them.
         reason = "other content" if "pickle" in str(error) else f"{type(error).__name__}: {error}"
         raise ValueError(
             f"load_gradients({path}): must be a whole .npz, .npy or .safetensors file of arrays, "
-            f"got {reason}; save it again by fg.advise.save_gradients."
+            f"got {reason}; save it again by fg.advise.save_gradients or np.savez(file, **arrays)."
         ) from error
-    if not arrays:
+    if not values:
         raise ValueError(
-            f"load_gradients({path}): must have an array in it, got none; save what "
+            f"load_gradients({path}): must have floating-point values, got none; save what "
             "fg.advise.recorded(opt_state) returns after a step of record_gradients(steps) has "
-            "passed."
+            "passed, or arrays by np.savez(file, **arrays)."
         )
-    return arrays
 
 
-def _numpy(path: pathlib.Path) -> dict[str, Array]:
-    with path.open("rb") as file:
-        loaded = np.load(file, allow_pickle=False)
-        return {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
+    """The leaves of a tree by their paths as text."""
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    ]
 
 
-def _safetensors(path: pathlib.Path) -> dict[str, Array]:
-    try:
-        from safetensors.numpy import load_file
-    except ImportError as error:
-        raise ImportError(
-            f"load_gradients({path}): needs the package safetensors, got {error}; install it by "
-            "pip install safetensors, or save the arrays by numpy.savez."
-        ) from error
-    return load_file(path)
+def _numpy(path: pathlib.Path) -> Iterator[tuple[str, Array]]:
+    with path.open("rb") as file:  # which NumPy leaves open where it cannot read it
+        loaded: Any = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            yield "", loaded
+        else:
+            yield from loaded.items()
+
+
+def _safetensors(path: pathlib.Path) -> Iterator[tuple[str, Array]]:
+    """The format is a length, a header of JSON, and the bytes of all tensors without gaps."""
+    whole = np.memmap(path, np.uint8, "r")
+    start = 8 + int.from_bytes(whole[:8].tobytes(), "little")
+    header = dict(json.loads(whole[8:start].tobytes()))
+    header.pop("__metadata__", None)
+    body, end = np.asarray(whole[start:]), 0
+    for name, tensor in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end, before = *tensor["data_offsets"], end
+        if begin != before:
+            raise ValueError(f"the bytes of {name} are not behind those of the tensor before")
+        if tensor["dtype"] in FLOATS:
+            yield name, body[begin:end].view(FLOATS[tensor["dtype"]]).reshape(tensor["shape"])
+    if end != body.size:
+        raise ValueError(f"{body.size - end} bytes behind the last tensor")

@@ -7,20 +7,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
+from jax.core import Tracer
 from jax.sharding import Mesh
 
 from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
-from fftgrad.advise._gradient_log import GradientLog
+from fftgrad.advise._gradient_files import named_leaves
 from fftgrad.advise._link import Link
+from fftgrad.advise._record_gradients import GradientLog
 from fftgrad.exchanges import _layout
 
-AXIS, SLOW, FAST = "data", "slow", "fast"
-LEAST = np.finfo(np.float32).tiny
+Array = npt.NDArray[Any]
 
-Fast = tuple[int, Link]
-"""How many workers fast links join, and their link."""
+AXIS, SLOW, FAST = "data", "slow", "fast"
+SUBNORMAL = float(np.nextafter(np.finfo(np.float32).tiny, np.float32(0)))
 
 
 class Groups(NamedTuple):
@@ -59,7 +61,7 @@ class Groups(NamedTuple):
 def groups(
     owner: str,
     workers: int | None,
-    fast: Fast | None,
+    fast: tuple[int, Link] | None,
     axis_name: AxisName | None,
     mesh: Mesh | None = None,
 ) -> Groups:
@@ -102,7 +104,8 @@ def groups(
             f"{owner}(fast): must join as many workers as the mesh has along {names[1]!r}, got "
             f"{joined} for {mesh.shape[names[1]]}; use a mesh of {workers // joined} x {joined}."
         )
-    return Groups(dict(zip(names, (workers // joined, joined), strict=True)), name, link_of(link))
+    sizes = (workers // joined, joined)
+    return Groups(dict(zip(names, sizes, strict=True)), name, Link.of(link))
 
 
 def check_count(argument: str, value: object, remedy: str, least: int = 1) -> int:
@@ -112,11 +115,6 @@ def check_count(argument: str, value: object, remedy: str, least: int = 1) -> in
     if value < least:
         raise ValueError(f"{argument}: must be at least {least}, got {value}; {remedy}")
     return int(value)
-
-
-def link_of(link: Link | str | float) -> Link:
-    """A link, or that of a bandwidth alone."""
-    return link if isinstance(link, Link) else Link(link)
 
 
 def like_of(owner: str, params: PyTree) -> PyTree:
@@ -130,56 +128,90 @@ def like_of(owner: str, params: PyTree) -> PyTree:
 
 
 def gradients_of(owner: str, given: object, like: PyTree) -> list[PyTree] | None:
-    """Gradients like the parameters; of what was captured, those of all steps and workers."""
+    """Gradients as arrays, in the containers of the parameters; of a log, all there are."""
     if isinstance(given, GradientLog):
-        given = [tree for workers in given.gradients.values() for tree in workers.values()]
+        given = given.trees
     if given is not None and (not isinstance(given, Sequence) or isinstance(given, str)):
         raise TypeError(
             f"{owner}(gradients): must be a list of trees like params, got "
             f"{type(given).__name__}; pass [gradient]."
         )
-    return [_gradient(owner, tree, like) for tree in given] if given else None
+    wanted = {name: leaf.shape for name, leaf in named_leaves(like)}
+    found: list[PyTree] = []
+    for tree in given or ():
+        own = arrays_of(owner, tree)
+        shapes = {name: leaf.shape for name, leaf in own.items()}
+        if shapes != wanted:
+            name = min(dict(shapes.items() ^ wanted.items()))
+            raise ValueError(
+                f"{owner}(gradients): must be trees like params, got one that differs at {name!r}, "
+                f"where params have {wanted.get(name, 'nothing')} and it has "
+                f"{shapes.get(name, 'nothing')}; pass a list of gradients of these parameters."
+            )
+        leaves = [narrow(own[name]) for name in wanted]
+        check_values(owner, leaves, SUBNORMAL)
+        found.append(jax.tree.unflatten(jax.tree.structure(like), list(map(jnp.asarray, leaves))))
+    return found or None
 
 
-def _gradient(owner: str, tree: object, like: PyTree) -> PyTree:
-    """A gradient as arrays, in the containers of the parameters."""
-    wanted, own = _named(like), _named(tree)
-    shapes = [{name: np.shape(leaf) for name, leaf in leaves.items()} for leaves in (wanted, own)]
-    if shapes[0] != shapes[1]:
-        differ = sorted(dict(shapes[0].items() ^ shapes[1].items()))
+def alike(owner: str, trees: Mapping[str, PyTree]) -> list[dict[str, Array]]:
+    """The leaves of trees of one structure by their paths; each tree is called something."""
+    found = {where: arrays_of(owner, tree, f" at {where}") for where, tree in trees.items()}
+    shapes = {where: [(n, x.shape) for n, x in own.items()] for where, own in found.items()}
+    for where, own in shapes.items():
+        if own != next(iter(shapes.values())):
+            raise ValueError(
+                f"{owner}(gradients): must be trees of one structure, got another at {where} than "
+                f"at {next(iter(shapes))}; pass gradients of one model."
+            )
+    if not any(leaf.size for own in found.values() for leaf in own.values()):
         raise ValueError(
-            f"{owner}(gradients): must be trees like params, got one that differs at "
-            f"{differ[0]!r}, where params have {shapes[0].get(differ[0], 'nothing')} and it has "
-            f"{shapes[1].get(differ[0], 'nothing')}; pass a list of gradients of these parameters."
+            f"{owner}(gradients): must have a value at least, got none; pass what "
+            "fg.advise.recorded(opt_state) returns after a step of record_gradients(steps) has "
+            "passed, or a tree of arrays."
         )
-    leaves = [_values(f"{owner}(gradients)", own[name]) for name in wanted]
-    if not any(np.any(np.abs(leaf.astype(np.float32)) >= LEAST) for leaf in leaves):
-        raise ValueError(
-            f"{owner}(gradients): must not be zeros, of which there is no relative error, got one "
-            "of zeros or subnormal values alone; leave it out."
-        )
-    return jax.tree.unflatten(jax.tree.structure(like), list(map(jnp.asarray, leaves)))
+    return list(found.values())
 
 
-def _values(argument: str, leaf: Any) -> np.ndarray[Any, Any]:
-    """The values of a leaf, in float32 where a gradient's dtype cannot be wider."""
-    values = np.asarray(leaf)
-    if not jnp.issubdtype(values.dtype, jnp.floating):
+def arrays_of(owner: str, tree: PyTree, where: str = "") -> dict[str, Array]:
+    """The leaves of a gradient by their paths."""
+    named = named_leaves(tree)
+    if any(isinstance(leaf, Tracer) for _, leaf in named):
         raise TypeError(
-            f"{argument}: must be of floating-point values, got {values.dtype}; cast them."
+            f"{owner}(gradients): must be concrete arrays, got a traced one{where}; call it "
+            "outside of jax.jit."
         )
-    if values.dtype not in (jnp.bfloat16, jnp.float16):
-        with np.errstate(over="ignore"):  # which is then not finite
-            values = values.astype(np.float32)
-    if not np.all(np.isfinite(values)):
+    arrays = {name: np.asarray(leaf) for name, leaf in named}
+    for name, leaf in arrays.items():
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"{owner}(gradients): must be of floating-point values, got {leaf.dtype} for "
+                f"{name or 'the array'}{where}; cast it, or leave it out."
+            )
+    return arrays
+
+
+def narrow(x: Array) -> Array:
+    """In float32 what no gradient is, such as float64."""
+    with np.errstate(over="ignore"):  # which is then not finite
+        return x if x.dtype in (jnp.bfloat16, jnp.float16) else x.astype(np.float32)
+
+
+def check_finite(owner: str, x: Array, where: str = "") -> None:
+    """Refuses what float32 does not hold."""
+    if bad := int(np.sum(~np.isfinite(x))):
         raise ValueError(
-            f"{argument}: must be finite in float32, got a value that is not; leave out the steps "
-            "that overflowed."
+            f"{owner}(gradients): must be finite in float32, got {bad} values that are not{where}; "
+            "leave that step out."
         )
-    return values
 
 
-def _named(tree: object) -> dict[str, Any]:
-    """The leaves by their paths, as files name them."""
-    leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+def check_values(owner: str, leaves: Sequence[Array] | Array, above: float = 0.0) -> None:
+    """Refuses values of which there is no relative error: not finite, or all as good as zero."""
+    for leaf in leaves:
+        check_finite(owner, leaf)
+    if not any(np.any(np.abs(leaf.astype(np.float32)) > above) for leaf in leaves):
+        raise ValueError(
+            f"{owner}(gradients): must not be all zero, got only zeros"
+            f"{', or subnormal values' if above else ''}; leave it out."
+        )

@@ -1,10 +1,16 @@
-"""A link between workers."""
+"""A link between workers, and rates and times as people write them."""
 
 import dataclasses
+import re
+from decimal import Decimal
 
 from fftgrad._values import constructor_call
-from fftgrad.advise import _units
 from fftgrad.ops._collectives import RING
+
+SECONDS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "ns": "1e-9", "min": "60"}
+PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+NUMBER = re.compile(r"\s*(-?[0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*(\S*)\s*", re.IGNORECASE)
+RATE = re.compile(r"([kmgt]?)(bit|b|B)(?:/s|ps)?", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -12,8 +18,7 @@ class Link:
     """Value: what a message takes between two workers: latency + bytes / bandwidth.
 
     `fg.advise.measure` finds both for a mesh. Where they are given, the bandwidth is what a
-    collective
-    gets: of the line rate of an Ethernet TCP leaves 94 to 96 %.
+    collective gets: of the line rate of an Ethernet TCP leaves 94 to 96 %.
 
     Args:
       bandwidth: bytes per second in each direction, or a text: "1gbit", "100 Mbit/s", "25GB/s".
@@ -50,9 +55,8 @@ class Link:
         residual: float = 0.0,
     ) -> None:
         set_field = object.__setattr__
-        rate = _units.bytes_per_second("Link(bandwidth)", bandwidth)
-        set_field(self, "bandwidth", rate)
-        set_field(self, "latency", _units.seconds("Link(latency)", latency))
+        set_field(self, "bandwidth", bytes_per_second("Link(bandwidth)", bandwidth))
+        set_field(self, "latency", seconds("Link(latency)", latency))
         for kind, share in shares:
             if kind not in RING or not 0 < share <= 1:
                 raise ValueError(
@@ -61,3 +65,51 @@ class Link:
                 )
         set_field(self, "shares", shares)
         set_field(self, "residual", residual)
+
+    @classmethod
+    def of(cls, link: "Link | str | float") -> "Link":
+        """A link, or that of a bandwidth alone."""
+        return link if isinstance(link, Link) else cls(link)
+
+
+def seconds(argument: str, value: str | float) -> float:
+    """A time in seconds: a number, or a text such as "300ms", "50us", "1.5s"."""
+    remedy = "use '300ms'."
+    if isinstance(value, str):
+        match = NUMBER.fullmatch(value)
+        if not match or match[2] not in SECONDS:
+            raise ValueError(
+                f"{argument}: must be seconds, or a text with a unit of {', '.join(SECONDS)}, got "
+                f"{value!r}; {remedy}"
+            )
+        # In decimals, so that 100us is 1e-4.
+        value = float(Decimal(match[1]) * Decimal(SECONDS[match[2]]))
+    if not 0 <= _number(argument, value, remedy) < float("inf"):
+        raise ValueError(f"{argument}: must be finite and not negative, got {value}; {remedy}")
+    return float(value)
+
+
+def bytes_per_second(argument: str, value: str | float) -> float:
+    """A rate in bytes per second: a number, or a text such as "1gbit", "100 Mbit/s", "25GB/s"."""
+    remedy = "use '1gbit' or '125MB/s'."
+    if isinstance(value, str):
+        match = NUMBER.fullmatch(value)
+        unit = match and RATE.fullmatch(match[2])
+        if not match or not unit:
+            raise ValueError(
+                f"{argument}: must be bytes per second, or a text in bit/s or B/s, got {value!r}; "
+                f"{remedy}"
+            )
+        # As the field writes it: Gb is a gigabit, GB a gigabyte.
+        value = float(match[1]) * PREFIXES[unit[1].lower()] * (1.0 if unit[2] == "B" else 0.125)
+    if not 0 < _number(argument, value, remedy) < float("inf"):
+        raise ValueError(f"{argument}: must be positive and finite, got {value}; {remedy}")
+    return float(value)
+
+
+def _number(argument: str, value: object, remedy: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(
+            f"{argument}: must be a number or a text, got {type(value).__name__}; {remedy}"
+        )
+    return value

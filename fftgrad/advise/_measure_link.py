@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from fftgrad import _axes
 from fftgrad._axes import AxisName
-from fftgrad.advise import _cost, _timing, _together
+from fftgrad.advise import _cost, _timing
 from fftgrad.advise._link import Link
 from fftgrad.ops import _collectives
 
@@ -21,7 +21,7 @@ SIZES = (1 << 13, 1 << 18, 1 << 22, 1 << 25)
 """Bytes of the whole vector that a collective is about."""
 
 
-class Timed(NamedTuple):
+class Sent(NamedTuple):
     """What a collective took.
 
     Attributes:
@@ -76,7 +76,7 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
             f"measure_link(mesh): must have two workers at least along {axis_name!r}, got "
             f"{workers}; give the link as Link('1gbit', '100us')."
         )
-    found, longest = list[Timed](), dict[int, float]()
+    found, longest = list[Sent](), dict[int, float]()
     for size in SIZES:
         if len(longest) > 1 and _is_long(longest, size, seconds):
             break
@@ -84,8 +84,8 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
             own = size // workers if kind == "all-gather" else size
             took = _time(mesh, axis_name, collective, own, seconds)
             over = own * _collectives.RING[kind](workers)
-            found.append(Timed(kind, _cost.rounds(kind, workers), over, took))
-        longest[size] = max(timed.seconds for timed in found[-len(COLLECTIVES) :])
+            found.append(Sent(kind, _cost.rounds(kind, workers), over, took))
+        longest[size] = max(sent.seconds for sent in found[-len(COLLECTIVES) :])
     return fit(found)
 
 
@@ -98,14 +98,14 @@ def _is_long(longest: dict[int, float], size: int, seconds: float) -> bool:
     return (last - before) / (large - small) * (size - large) > 4 * max(seconds, last)
 
 
-def fit(found: list[Timed]) -> Link:
+def fit(found: list[Sent]) -> Link:
     """The link: its bandwidth by what the largest messages take more than the smallest.
 
     Not by the line nearest to all: links let short messages pass at once that long ones pay for, so
     that the small would raise the bandwidth. Its latency is what is left of the smallest.
     """
     rates, rest = dict[str, float](), list[float]()
-    for kind in dict.fromkeys(timed.kind for timed in found):
+    for kind in dict.fromkeys(sent.kind for sent in found):
         own = sorted((t for t in found if t.kind == kind), key=lambda t: t.bytes)
         small, large = own[0], own[-1]
         if small.bytes == large.bytes:
@@ -140,8 +140,8 @@ def _time(
 
     spec = P(axis_name)
     mapped = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    inputs = [_together.full(mesh, axis_name, words * workers, float(n)) for n in (1, 2)]
-    agree = _together.agreement(mesh, axis_name)
+    inputs = [_timing.full(mesh, axis_name, words * workers, float(n)) for n in (1, 2)]
+    agree = _timing.agreement(mesh, axis_name)
     return _timing.timed(jax.jit(mapped), inputs, seconds, agree=agree).seconds
 
 

@@ -3,42 +3,37 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+import fftgrad as fg
 from fftgrad._axes import AxisName
-from fftgrad._contracts import Channel, PyTree, Step
+from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice
-from fftgrad.advise import _exchange, _inputs, _measure, _units
-from fftgrad.advise._answer import Plan, PlanRow
+from fftgrad.advise import _answer, _exchange, _measure
+from fftgrad.advise._answer import Model, Plan
 from fftgrad.advise._candidate import Candidate
-from fftgrad.advise._convergence import Loss
 from fftgrad.advise._cost import Algorithm
 from fftgrad.advise._exchange import Timing
-from fftgrad.advise._gradient_log import GradientLog
-from fftgrad.advise._inputs import Fast
 from fftgrad.advise._link import Link
-from fftgrad.advise._predict import Known, Setting, predict
+from fftgrad.advise._measure import Asked
+from fftgrad.advise._record_gradients import GradientLog
 from fftgrad.exchanges import _layout
-from fftgrad.exchanges._hierarchical import Hierarchical
 from fftgrad.ops import _collectives
-
-ACCEPTED: tuple[Loss, ...] = ("as dense", "close")
-MARGIN = 0.1
-"""By how much a row must be faster to the same loss than the best dense to be put before it: what
-is predicted has an error of about that."""
 
 
 def plan(
     params: PyTree,
     *,
-    step: str | float,
-    link: Link | str | float,
-    workers: int,
-    fast: Fast | None = None,
+    step: Callable[[], Any] | str | float,
+    link: Link | str | float | None = None,
+    workers: int | None = None,
+    fast: tuple[int, Link] | None = None,
+    mesh: Mesh | None = None,
     axis_name: AxisName | None = None,
     timings: Mapping[str, Timing] | None = None,
     gradients: Sequence[PyTree] | GradientLog | None = None,
@@ -59,41 +54,48 @@ def plan(
     of small models, and only rows that were as dense or close to it are put before dense. Where a
     row took more steps than dense to the same loss, the order counts them.
 
+    What is not given is measured, as `fg.advise.measure` does: in several processes all have to
+    call it at once, with the mesh.
+
     Args:
       params: the parameters, or their shapes.
-      step: seconds of a step without any exchange, or a text: "300ms".
+      step: seconds of a step without any exchange, or a text: "300ms"; or a function without
+        arguments that makes one and returns what to wait for: `lambda: grad_step(w, x, y)`.
       link: that of each worker, `fg.advise.Link("1gbit", "100us")`, or its bandwidth alone:
-        "1gbit".
-      workers: how many there are; with `fast`, all of them.
-      fast: how many workers fast links join, such as the GPUs of one machine, and their link:
-        `(8, fg.advise.Link("50GB/s", "10us"))`. The exchanges are then `Hierarchical`, over two
-        axes.
+        "1gbit"; if left out, that of the mesh; with `fast`, the slow one.
+      workers: how many there are; with `fast`, all of them; if left out, those of the mesh.
+      fast: how many workers fast links join, such as the GPUs of one machine, and their link, which
+        is not measured: `(8, fg.advise.Link("50GB/s", "10us"))`. The exchanges are then
+        `Hierarchical`, over two axes.
+      mesh: that of the workers.
       axis_name: the axis, or axes, of the workers, for the code; with `fast`, the slow axis and the
         fast one. If left out, "data", or ("slow", "fast").
-      timings: what `fg.advise.measure` found. If left out, each candidate is timed here and now,
-        which takes minutes for a large model.
+      timings: of each row by its name, as in `Measured`. If left out, each row is timed, which
+        takes minutes for a large model.
       gradients: trees like `params`, of which the errors are measured, or what
-        `fg.advise.load_gradients` returned; also to time with.
+        `fg.advise.load_gradients` returned; also to time with, in place of heavy-tailed random
+        values of a fixed seed.
       buckets: in how many the gradient leaves while the backward pass runs, all but the last of
-        which hide behind it; 1 where the compiler hides nothing. If left out, 1 on a CPU and 8
-        elsewhere, dense rows included; the code then cuts the gradient.
+        which hide behind it. With 1 nothing hides, and what comes before the first message is not
+        timed apart, which halves what there is to compile. If left out, 1 on a CPU and 8 elsewhere,
+        dense rows included; the code then cuts the gradient.
       algorithm: of the collectives, "ring" or "tree", or for each the faster of a ring and what
         libraries use for short messages; docs/plan.md says which use what.
       rows: what to compare, in place of the default candidates; one at least must be dense.
-      seconds: for the rounds of each timing.
-      tell: hears the name of each row before it is timed, such as `print`.
+      seconds: the time that the rounds of each row and collective take, about. A round of each is
+        made in any case, after two that are not counted, of which the first compiles.
+      tell: hears the name of each thing before it is timed, such as `print`.
 
     Returns:
       A `Plan`. `print(plan)` is the table, `print(plan.best)` the code. The same for the same
       arguments, where `timings` are among them.
 
-    Wire: nothing is sent.
-
     Raises:
       TypeError: if a leaf is not what `compressed_pmean` takes.
-      ValueError: if there is no dense row, two rows have one name, a timing is missing, is negative
-        or of other workers, the workers are no multiple of the fast ones, or no more than those, or
-        gradients are not like `params`, are zeros or not finite.
+      ValueError: if `link` and `workers`, or the mesh, are missing, there is no dense row, two rows
+        have one name, a timing is missing, is negative or of other workers, the workers are no
+        multiple of the fast ones, or no more than those, or gradients are not like `params`, are
+        zeros or not finite.
 
     Example:
       >>> import fftgrad as fg
@@ -114,73 +116,71 @@ def plan(
       Agarwal et al., "On the Utility of Gradient Compression in Distributed Training Systems",
       MLSys 2022, arXiv:2103.00543: of 200 set-ups 6 beat well-tuned dense training.
     """
-    groups = _inputs.groups("plan", workers, fast, axis_name)
-    like = _inputs.like_of("plan", params)
-    inputs = _inputs.gradients_of("plan", gradients, like)
-    chosen = _measure.chosen_rows("plan", rows, like, groups)
-    _check_dense(chosen)
+    asked = _measure.ask(
+        "plan", params, step, workers, link, fast, mesh, axis_name, rows, gradients, buckets
+    )
+    if not any(row.dense for row in asked.rows):
+        raise ValueError(
+            "plan(rows): must have a dense row to compare with, got "
+            f"{[row.name for row in asked.rows]}; add "
+            "fg.advise.Candidate('dense', fg.AllReduce(), dense=True)."
+        )
     check_choice("plan(algorithm)", algorithm, get_args(Algorithm))
-    buckets, link = _measure.bucket_count("plan", buckets), _inputs.link_of(link)
-    setting = Setting(_units.seconds("plan(step)", step), link, groups, buckets, algorithm)
-    if timings is None:
-        apart = buckets > 1
-        timings = _measure.timings(like, chosen, groups.axes, inputs, seconds, tell, apart=apart)
-    _check_timings(timings, chosen, groups.sizes)
-    if buckets > 1:
-        chosen = [_cut(row, _bucket_bytes(like, buckets)) for row in chosen]
-    known = [_know(row, like, groups.axes, timings[row.name], inputs) for row in chosen]
-    dense = [row for row in known if row.candidate.dense]
-    return Plan(tuple(_sorted([predict(row, dense, setting) for row in known])), workers, link)
+    if timings is not None:
+        _check_timings(timings, asked)
+    measured = _measure.complete(asked, seconds, tell, timings)
+    axes, like = asked.groups.axes, asked.like
+    chosen = tuple(_cut(row, like, asked.buckets) for row in asked.rows)
+    sent = {row.name: _sent(row, like, axes) for row in chosen}
+    model = Model(measured, asked.groups, asked.buckets, algorithm, sent)
+    errors = [_error(row, axes, asked.gradients) if asked.gradients else None for row in chosen]
+    found = [model.row(row, chosen, e) for row, e in zip(chosen, errors, strict=True)]
+    return Plan(_answer.sort(found), measured)
 
 
-def _check_dense(rows: Sequence[Candidate]) -> None:
-    if not any(row.dense for row in rows):
-        raise ValueError(
-            f"plan(rows): must have a dense row to compare with, got {[row.name for row in rows]}; "
-            "add fg.advise.Candidate('dense', fg.AllReduce(), dense=True)."
-        )
-
-
-def _check_timings(
-    timings: Mapping[str, Timing], rows: Sequence[Candidate], workers: tuple[int, ...]
-) -> None:
+def _check_timings(timings: Mapping[str, Timing], asked: Asked) -> None:
     given: object = timings
-    missing = [row.name for row in rows if not isinstance(given, Mapping) or row.name not in given]
-    if missing:
-        raise ValueError(
-            f"plan(timings): must have all rows, got none of {missing[0]!r}; measure with the same "
-            "rows, or leave timings out."
-        )
-    for row in rows:
-        _exchange.check_timing(f"plan(timings[{row.name!r}])", timings[row.name], workers)
+    for row in asked.rows:
+        if not isinstance(given, Mapping) or row.name not in given:
+            raise ValueError(
+                f"plan(timings): must have all rows, got none of {row.name!r}; measure with the "
+                "same rows, or leave timings out."
+            )
+        argument = f"plan(timings[{row.name!r}])"
+        _exchange.check_timing(argument, timings[row.name], asked.groups.sizes)
 
 
-def _know(
-    row: Candidate,
-    like: PyTree,
-    axes: Mapping[str, int],
-    timing: Timing,
-    gradients: Sequence[PyTree] | None,
-) -> Known:
-    error = _error(row, axes, gradients) if gradients else None
+def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:
+    """The candidate with a gradient in buckets, unless it has its own or nothing hides."""
+    layout = row.recipe.layout
+    if buckets == 1 or row.every > 1 or layout.bucket_bytes is not None:
+        return row
+    total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
+    cut = dataclasses.replace(layout, bucket_bytes=4 * max(1, -(-total // buckets)))
+    return dataclasses.replace(row, method=dataclasses.replace(row.recipe, layout=cut))
+
+
+def _sent(
+    row: Candidate, like: PyTree, axes: Mapping[str, int]
+) -> tuple[_collectives.Collective, ...]:
     tx = row.transformation(_exchange.axis_of(axes))
-    sent = _exchange.traffic("plan(rows)", tx, like, axes, row.every)
-    return Known(row, sent, timing, error)
+    return _exchange.traffic("plan(rows)", tx, like, axes, row.every)
 
 
 def _error(row: Candidate, axes: Mapping[str, int], gradients: Sequence[PyTree]) -> float:
     """How far what is sent of the gradients is from them."""
-    exchange, axis = row.exchange, next(iter(axes))
-    if isinstance(exchange, Hierarchical):  # whose groups keep what the links between them lose
+    exchange, axis = row.recipe.exchange, next(iter(axes))
+    if isinstance(exchange, fg.Hierarchical):  # whose groups keep what the links between them lose
         exchange = exchange.slow
     # One worker, where the exchange does not say how many, because all but one may send nothing.
     workers = getattr(exchange, "workers", 1)
-    layout = row.layout.for_exchange(exchange)
+    layout = row.recipe.layout.for_exchange(exchange)
 
     @jax.jit
     def lost(gradient: PyTree, unit: jax.Array) -> tuple[jax.Array, jax.Array]:
         def sent(bucket: PyTree) -> PyTree:
-            return exchange.mean(bucket, exchange.init(bucket), Channel(axis, Step.of(0))).sent
+            channel = fg.exchanges.Channel(axis, fg.Step.of(0))
+            return exchange.mean(bucket, exchange.init(bucket), channel).sent
 
         buckets, _ = _layout.to_buckets(jax.tree.map(jnp.asarray, gradient), layout)
         both = [(bucket, _collectives.alone(sent, {axis: workers})(bucket)) for bucket in buckets]
@@ -196,29 +196,3 @@ def _error(row: Candidate, axes: Mapping[str, int], gradients: Sequence[PyTree])
         unit = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(gradient) if leaf.size)
         sums += np.asarray(lost(gradient, jnp.float32(unit)), np.float64) * unit**2
     return math.sqrt(sums[0] / sums[1])
-
-
-def _bucket_bytes(like: PyTree, buckets: int) -> int:
-    total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
-    return 4 * max(1, -(-total // buckets))
-
-
-def _cut(row: Candidate, bucket_bytes: int) -> Candidate:
-    """The candidate with a gradient in buckets, unless it has its own or nothing hides."""
-    if row.every > 1 or row.layout.bucket_bytes is not None:
-        return row
-    layout = dataclasses.replace(row.layout, bucket_bytes=bucket_bytes)
-    return dataclasses.replace(row, layout=layout)
-
-
-def _sorted(rows: list[PlanRow]) -> list[PlanRow]:
-    best_dense = min(row.seconds for row in rows if row.break_even is None)
-
-    def place(row: PlanRow) -> tuple[int, float]:
-        if row.break_even is None:
-            return 1, row.seconds
-        if row.loss not in ACCEPTED:
-            return 3, row.to_loss
-        return (0 if row.to_loss * (1 + MARGIN) < best_dense else 2), row.to_loss
-
-    return sorted(rows, key=place)

@@ -1,5 +1,6 @@
 """The codec that loses least of a sample of gradients, found by measuring."""
 
+import bisect
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -8,28 +9,24 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from fftgrad._contracts import Codec, PyTree, Step
+import fftgrad as fg
+from fftgrad._contracts import PyTree
+from fftgrad.advise import _inputs
 from fftgrad.codecs import _chain
-from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers import Cast, LloydMax, LogLevels, Sign
-from fftgrad.codecs.selectors import Budget, TopK
-from fftgrad.codecs.transforms import Dct, Fft, Hadamard, Identity
-from fftgrad.exchanges import _layout
-from fftgrad.tools._compress import compress, decompress
-from fftgrad.tools._wire_bytes import wire_bytes
 
-Family = Callable[[int], Codec | None]
+Family = Callable[[int], fg.Codec | None]
 """What a family of codecs makes of so many bytes; None if nothing of it is so small."""
 
-TRANSFORMS = (Identity(), Dct(block=16), Dct(block=64), Fft(block=64))
+Measure = Callable[[fg.Codec], "CodecSearchRow"]
+
+TRANSFORMS = (fg.Identity(), fg.Dct(block=16), fg.Dct(block=64), fg.Fft(block=64))
 LEVEL_BITS = (3, 4, 6)
 DENSE = (
-    Sign(),
-    *(chain(Hadamard(), LloydMax(bits=bits)) for bits in (1, 2, 3, 4)),
-    Cast("bfloat16"),
-    Identity(),
+    fg.Sign(),
+    *(fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=bits)) for bits in (1, 2, 3, 4)),
+    fg.Cast("bfloat16"),
+    fg.Identity(),
 )
 SIZES_PER_OCTAVE, OCTAVES = 4, 14
 """Of the sizes that are tried to reach an error, down from that of float32."""
@@ -44,7 +41,7 @@ class CodecSearchRow(NamedTuple):
       error: √(Σ ||g - ĝ||² / Σ ||g||²) over the sample.
     """
 
-    codec: Codec
+    codec: fg.Codec
     bytes: int
     error: float
 
@@ -60,7 +57,7 @@ class CodecSearch(NamedTuple):
         compacts these gradients.
     """
 
-    codec: Codec
+    codec: fg.Codec
     bytes: int
     error: float
     rows: tuple[CodecSearchRow, ...]
@@ -91,7 +88,7 @@ def search_codec(
     It compiles a dozen programs: 20 to 60 seconds on a CPU.
 
     Args:
-      *gradients: trees of one structure, float32, bfloat16 or float16; a few of different steps.
+      *gradients: trees of one structure, of floating-point numbers; a few of different steps.
       bytes: what a worker may send, as `fg.wire_bytes` counts: with the header of 8 bytes, which
         the bytes of `Budget` do not have in them.
       error: the relative error that may be.
@@ -99,12 +96,10 @@ def search_codec(
     Returns:
       A `CodecSearch`; `print` shows all that met the condition.
 
-    Wire: nothing is sent.
-
     Raises:
       ValueError: if there is no gradient, they differ in shape, or hold only zeros or what is not
         finite; unless exactly one of `bytes` and `error` is given; if `bytes` are too few for any.
-      TypeError: if a leaf is no floating-point array of at most 32 bits, or is traced.
+      TypeError: if a leaf is no floating-point array, or is traced.
 
     Example:
       >>> import fftgrad as fg
@@ -113,21 +108,17 @@ def search_codec(
       >>> fg.advise.search_codec(wave, bytes=100).codec
       chain(Dct(), Budget(bytes=92))
     """
-    sample = _sample(gradients)
+    sample = _rows(gradients)
     if (bytes is None) == (error is None):
         raise ValueError(
             f"search_codec(bytes, error): exactly one must be given, got bytes={bytes}, "
-            f"error={error}; use "
-            "bytes=100_000."
+            f"error={error}; use bytes=100_000."
         )
     if error is not None and not 0 < error < 1:
         raise ValueError(f"search_codec(error): must be in (0, 1), got {error}; use error=0.3.")
     like = jax.ShapeDtypeStruct(sample.shape[1:], jnp.float32)
-    measure = functools.partial(_measure, sample, like)
-    if bytes is not None:
-        rows = _in_bytes(bytes, like, measure)
-    else:
-        rows = _within(error or 0.0, like, measure)
+    measure = functools.cache(functools.partial(tried, sample))
+    rows = _within(error, like, measure) if error else _in_bytes(bytes or 0, like, measure)
     if not rows:
         raise ValueError(
             f"search_codec(bytes): must hold a coefficient and what goes with it, got {bytes}; use "
@@ -136,131 +127,97 @@ def search_codec(
     return CodecSearch(*rows[0], rows=tuple(rows))
 
 
-def _sample(gradients: tuple[PyTree, ...]) -> jax.Array:
+def _rows(gradients: tuple[PyTree, ...]) -> jax.Array:
     """The gradients as rows."""
-    rows: list[np.ndarray] = []
-    for number, tree in enumerate(gradients):
-        for path, leaf in jax.tree.leaves_with_path(tree):
-            name = f"gradients[{number}]{jax.tree_util.keystr(path)}"
-            _layout.check_leaf("search_codec", name, leaf)
-            if isinstance(leaf, Tracer):
-                raise TypeError(
-                    f"search_codec({name}): must be a concrete array, because the size of a "
-                    "payload is "
-                    "static, got a traced one; call it before training, outside of jax.jit."
-                )
-        leaves = [np.asarray(leaf, np.float32).ravel() for leaf in jax.tree.leaves(tree)]
-        rows.append(np.concatenate([*leaves, np.zeros(0, np.float32)]))
-    sizes = {row.size for row in rows}
-    if len(sizes) != 1 or not all(sizes):
-        raise ValueError(
-            f"search_codec(gradients): must be trees of one structure, with a value at least, got "
-            f"{len(rows)} of {sorted(sizes)} values; pass the gradients of a few steps."
-        )
-    whole = np.stack(rows)
-    if not whole.any():
-        raise ValueError(
-            "search_codec(gradients): must not be all zero, got only zeros; pass those of other "
-            "steps."
-        )
-    if not np.isfinite(whole).all():
-        raise ValueError(
-            f"search_codec(gradients): must be finite, got {int((~np.isfinite(whole)).sum())} "
-            "values that "
-            "are not; pass the gradients of good steps."
-        )
-    return jnp.asarray(whole)
+    named = {f"gradients[{number}]": tree for number, tree in enumerate(gradients)}
+    trees = _inputs.alike("search_codec", named)
+    rows = np.stack([np.concatenate([leaf.ravel() for leaf in own.values()]) for own in trees])
+    rows = rows.astype(np.float32)
+    _inputs.check_values("search_codec", rows)
+    return jnp.asarray(rows)
 
 
-def _families(like: jax.ShapeDtypeStruct, rows: list[CodecSearchRow]) -> list[Family]:
-    """What is tried after the filled messages: the best basis among their rows, and no basis."""
-    best = _chain.stages(rows[0].codec)[0] if rows else Identity()
-    basis = best if best in TRANSFORMS else Identity()
-    counted = [functools.partial(_counted, basis, bits, like) for bits in LEVEL_BITS]
-    return [*counted, *(functools.partial(_dense, codec, like) for codec in DENSE)]
+def tried(sample: jax.Array, codec: fg.Codec) -> CodecSearchRow:
+    """What a codec sends and loses of the rows of a sample."""
+    step, like = fg.Step.of(0), jax.ShapeDtypeStruct(sample.shape[1:], jnp.float32)
+
+    @jax.jit
+    def lost(row: jax.Array) -> jax.Array:
+        return row - fg.decompress(codec, fg.compress(codec, row, step=step), like, step=step)
+
+    rows = [np.asarray(lost(row), np.float64) for row in sample]
+    whole = np.linalg.norm(np.asarray(sample, np.float64))
+    return CodecSearchRow(codec, fg.wire_bytes(codec, like), float(np.linalg.norm(rows) / whole))
 
 
-def _in_bytes(
-    size: int, like: jax.ShapeDtypeStruct, measure: Callable[[Codec], CodecSearchRow]
-) -> list[CodecSearchRow]:
+def filled(basis: fg.Codec, size: int) -> fg.Codec | None:
+    """The family of filled messages."""
+    return fg.chain(basis, fg.Budget(bytes=(size - 8) // 4 * 4)) if size >= 28 else None
+
+
+def counted(basis: fg.Codec, bits: int, like: jax.ShapeDtypeStruct, size: int) -> fg.Codec | None:
+    """The family of the largest coefficients, as many as fit."""
+
+    def of(k: int) -> fg.Codec:
+        return fg.chain(basis, fg.TopK(k=k), fg.LogLevels(bits=bits))
+
+    counts = range(1, like.size + 1)
+    most = bisect.bisect_right(counts, size, key=lambda k: fg.wire_bytes(of(k), like))
+    return of(most) if most else None
+
+
+def dense(codec: fg.Codec, like: jax.ShapeDtypeStruct, size: int) -> fg.Codec | None:
+    """The family of one codec."""
+    return codec if fg.wire_bytes(codec, like) <= size else None
+
+
+FILLED = [functools.partial(filled, basis) for basis in TRANSFORMS]
+
+
+def others(basis: fg.Codec, bits: Sequence[int], like: jax.ShapeDtypeStruct) -> list[Family]:
+    """What is tried beside the filled messages: the largest in a basis, and dense codecs."""
+    return [
+        *(functools.partial(counted, basis, width, like) for width in bits),
+        *(functools.partial(dense, codec, like) for codec in DENSE),
+    ]
+
+
+def _others(like: jax.ShapeDtypeStruct, rows: list[CodecSearchRow]) -> list[Family]:
+    """The same in the best basis among the rows of the filled messages."""
+    best = _chain.stages(rows[0].codec)[0] if rows else fg.Identity()
+    return others(best if best in TRANSFORMS else fg.Identity(), LEVEL_BITS, like)
+
+
+def _in_bytes(size: int, like: jax.ShapeDtypeStruct, measure: Measure) -> list[CodecSearchRow]:
     """What every family makes of so many bytes, the least error first."""
 
     def measured(families: Sequence[Family]) -> list[CodecSearchRow]:
         codecs = [codec for family in families if (codec := family(size)) is not None]
         return sorted(map(measure, codecs), key=lambda row: (row.error, row.bytes))
 
-    filled = measured(FILLED)
-    others = measured(_families(like, filled))
-    return sorted([*filled, *others], key=lambda row: (row.error, row.bytes))
+    rows = measured(FILLED)
+    return sorted([*rows, *measured(_others(like, rows))], key=lambda row: (row.error, row.bytes))
 
 
-def _filled(basis: Codec, size: int) -> Codec | None:
-    return chain(basis, Budget(bytes=(size - 8) // 4 * 4)) if size >= 28 else None
-
-
-FILLED = tuple(functools.partial(_filled, basis) for basis in TRANSFORMS)
-
-
-def _counted(basis: Codec, bits: int, like: jax.ShapeDtypeStruct, size: int) -> Codec | None:
-    """With as many coefficients as fit."""
-
-    def of(k: int) -> Codec:
-        return chain(basis, TopK(k=k), LogLevels(bits=bits))
-
-    few, many = 0, like.shape[0] + 1
-    while many - few > 1:
-        middle = (few + many) // 2
-        fits = wire_bytes(of(middle), like) <= size
-        few, many = (middle, many) if fits else (few, middle)
-    return of(few) if few else None
-
-
-def _dense(codec: Codec, like: jax.ShapeDtypeStruct, size: int) -> Codec | None:
-    return codec if wire_bytes(codec, like) <= size else None
-
-
-def _within(
-    error: float, like: jax.ShapeDtypeStruct, measure: Callable[[Codec], CodecSearchRow]
-) -> list[CodecSearchRow]:
+def _within(error: float, like: jax.ShapeDtypeStruct, measure: Measure) -> list[CodecSearchRow]:
     """Of each family the smallest within the error, if smaller than those before; the best first.
 
     The sizes are in steps of a quarter of an octave.
     """
-    dense = wire_bytes(Identity(), like)
+    whole = fg.wire_bytes(fg.Identity(), like)
     steps = range(SIZES_PER_OCTAVE * OCTAVES)
-    sizes = [math.ceil(dense * 2 ** (-step / SIZES_PER_OCTAVE)) for step in steps]
-    rows = [measure(Identity())]
+    sizes = [math.ceil(whole * 2 ** (-step / SIZES_PER_OCTAVE)) for step in steps]
+    rows, best = [measure(fg.Identity())], 0
 
-    def tried(family: Family, step: int) -> CodecSearchRow | None:
-        codec = family(sizes[step]) if step < len(sizes) else None
+    def row_of(family: Family, step: int) -> CodecSearchRow | None:
+        codec = family(sizes[step])
         row = None if codec is None else measure(codec)
         return row if row is not None and row.error <= error else None
 
-    def improve(families: Sequence[Family], best: int) -> int:
-        for family in families:
-            if (good := tried(family, best + 1)) is None:
-                continue
-            best, high = best + 1, len(sizes)
-            while high - best > 1:
-                middle = (best + high) // 2
-                if row := tried(family, middle):
-                    best, good = middle, row
-                else:
-                    high = middle
-            rows.insert(0, good)
-        return best
-
-    improve(_families(like, rows), improve(FILLED, 0))
+    for families in (lambda: FILLED, lambda: _others(like, rows)):
+        for family in families():
+            if best + 1 < len(sizes) and row_of(family, best + 1):
+                fails = functools.partial(lambda family, step: not row_of(family, step), family)
+                best += bisect.bisect_left(steps[best + 1 :], True, key=fails)
+                rows[:0] = filter(None, [row_of(family, best)])
     return rows
-
-
-def _measure(sample: jax.Array, like: jax.ShapeDtypeStruct, codec: Codec) -> CodecSearchRow:
-    step = Step.of(0)
-
-    @jax.jit
-    def lost(row: jax.Array) -> jax.Array:
-        return row - decompress(codec, compress(codec, row, step=step), like, step=step)
-
-    rows = [np.asarray(lost(row), np.float64) for row in sample]
-    whole = np.linalg.norm(np.asarray(sample, np.float64))
-    return CodecSearchRow(codec, wire_bytes(codec, like), float(np.linalg.norm(rows) / whole))

@@ -6,6 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fftgrad import _axes
+from fftgrad._axes import AxisName
+
+Task = tuple[Callable[[Any], Any], Sequence[Any]]
+"""A function of one input, whose result is waited for, and inputs of one shape, in turn."""
+
+Agree = Callable[[float], float]
+"""Gives all workers the greatest of their numbers, when all have come that far."""
 
 
 class Timed(NamedTuple):
@@ -24,22 +37,6 @@ class Timed(NamedTuple):
     rounds: int
 
 
-class Task(NamedTuple):
-    """Something to time.
-
-    Attributes:
-      run: a function of one input; what it returns is waited for.
-      inputs: of one shape; each round takes the next one in turn.
-    """
-
-    run: Callable[[Any], Any]
-    inputs: Sequence[Any]
-
-
-Agree = Callable[[float], float]
-"""Gives all workers the greatest of their numbers, when all have come that far."""
-
-
 def timed(
     run: Callable[[Any], Any],
     inputs: Sequence[Any],
@@ -53,7 +50,7 @@ def timed(
     all others will use. Workers that agree begin together, the slowest counts, and all make the
     same rounds.
     """
-    (time_of_it,) = timed_in_turn([Task(run, inputs)], seconds, least_rounds, agree=agree)
+    (time_of_it,) = timed_in_turn([(run, inputs)], seconds, least_rounds, agree=agree)
     return time_of_it
 
 
@@ -61,7 +58,7 @@ def timed_in_turn(
     tasks: Sequence[Task],
     seconds: float,
     least_rounds: int = 3,
-    tell: Callable[[float], object] | None = None,
+    tell: Callable[[float], object] = lambda _: None,
     agree: Agree = float,
 ) -> tuple[Timed, ...]:
     """How long each task takes, over at least so many seconds and so many rounds of each.
@@ -92,6 +89,32 @@ def timed_in_turn(
             times[i].append(elapsed)
             # With what agreeing takes, which over a slow link may be far more than the task.
             used[i] += time.perf_counter() - begun
-            if tell:
-                tell(elapsed)
+            tell(elapsed)
     return tuple(Timed(statistics.median(t), min(t), max(t), len(t)) for t in times)
+
+
+def agreement(mesh: Mesh | None, axis_name: AxisName) -> Agree:
+    """The agreement among the workers of a mesh; of one process alone, there is nobody to ask."""
+    if mesh is None or jax.process_count() == 1:
+        return float
+    workers = _axes.mesh_size(mesh, axis_name)
+    program = jax.jit(
+        jax.shard_map(
+            lambda x: lax.pmax(x, axis_name), mesh=mesh, in_specs=P(axis_name), out_specs=P(),
+            check_vma=False,
+        )
+    )  # fmt: skip
+
+    def agree(value: float) -> float:
+        return float(program(full(mesh, axis_name, workers, value)).addressable_shards[0].data[0])
+
+    return agree
+
+
+def full(mesh: Mesh, axis_name: AxisName, size: int, value: float) -> jax.Array:
+    """A vector of one value, cut along the axis; each process makes its own part."""
+    return jax.make_array_from_callback(
+        (size,),
+        NamedSharding(mesh, P(axis_name)),
+        lambda index: np.full(size, value, np.float32)[index],
+    )

@@ -1,18 +1,17 @@
 """Composition of codecs."""
 
-import dataclasses
 import itertools
 
 import jax
 
 from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Sparse, Step
-from fftgrad._values import check_kind
+from fftgrad._values import check_kind, value
 from fftgrad.codecs import _call, _plan
 from fftgrad.codecs._spec import payload_spec
 from fftgrad.codecs.transforms._identity import Identity
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Chain(Codec):
     """Codec: several codecs, each working on the main part of the one before. See `chain`."""
 

@@ -71,31 +71,26 @@ def beer(
         x_i ← x_i + γ Σ_j W_ij (x̂_j - x̂_i) + inner(v_i),
         x̂_j ← x̂_j + C(x_j - x̂_j),
 
-    where both C travel in one buffer. The mean of the v_i is the mean gradient, so what `choco_sgd`
-    loses where the workers' data differ is not lost: with exact gradients of a strongly convex
-    function it converges linearly to the optimum, at a constant learning rate and with a codec that
-    loses something in every step. Gradients of small batches leave the floor that they leave
-    anywhere.
+    where both C travel in one buffer. The mean of the v_i is the mean gradient. So, unlike
+    `choco_sgd`, it converges linearly to the optimum where the workers' data differ, with exact
+    gradients of a strongly convex function, a constant learning rate and a lossy codec.
 
     The parameters differ between the workers, as with `choco_sgd`, whose remarks on that hold here.
-    Kept are eight vectors, whatever the degree: x̂ and v̂; what neighbors draw x and v to, each
-    with what rounding dropped of it; v, and the last ∇f.
+    A worker keeps eight vectors, whatever the degree: x̂ and v̂; the pulls of the neighbors on x
+    and v, each with what rounding dropped of it; v, and the last ∇f.
 
-    It is the relative at hand of COLD, whose innovations x - x̂ these are; with `DynamicSign` for
-    the codecs one bit of a value travels, as in Dyna-COLD. COLD's own update is not reproduced: its
-    text was not at hand.
+    With `DynamicSign` for the codecs one bit of a value travels, as in Dyna-COLD. COLD's own update
+    is not reproduced: its text was not at hand.
 
     Args:
       inner: what is done with v, with the learning rate η in it: `optax.sgd(η)` is the paper's.
       codec: C, or a rule from a part to its codec; a contraction.
       graph: `Ring()`, `Torus(rows, columns)` or `Exponential()`.
-      gamma: γ, above 0 and at most 1: `graph.largest_gamma(workers)` for a codec without loss, 0.75
-        on a ring of 8 and 0.67 on a torus of 2 x 4, and about the share of the energy that the
-        codec keeps of that for another. With λ the smallest eigenvalue of W, differences between
-        workers come back with the other sign where γ (1 - λ) > 1, and the tracked gradient with
-        them: 1.0 diverges at smaller learning rates.
-      gradients: the C of the tracked gradients, where it is to be another, as a `DynamicSign` of
-        another scale.
+      gamma: γ, in (0, 1]: `graph.largest_gamma(workers)`, 0.75 on a ring of 8 and 0.67 on a torus
+        of 2 x 4, times about the share of the energy that the codec keeps. With λ the smallest
+        eigenvalue of W, differences between workers change their sign where γ (1 - λ) > 1: 1.0
+        diverges at smaller learning rates.
+      gradients: another C for the tracked gradients, such as a `DynamicSign` of another scale.
       layout: what is compressed on its own, and what travels at once; see `Layout`.
       key: seed or PRNG key of codecs that draw, equal on all workers.
       axis_name: the axis, or axes, of the workers.
@@ -109,8 +104,8 @@ def beer(
 
     Claims: the mean over the workers of what `inner` gets is the mean of their gradients, up to
       rounding. A gradient that is not finite makes this worker's update so, unless `inner` leaves
-      it out, as `optax.apply_if_finite(optax.sgd(η), 100)` does; the estimate goes on from the one
-      before. What `choco_sgd` says of what is not finite, and of altered buffers, holds here.
+      it out, as `optax.apply_if_finite(optax.sgd(η), 100)` does; the estimate keeps its last value.
+      The claims of `choco_sgd` on parameters that are not finite and altered buffers hold here.
 
     Differs from the paper: x̂ starts as the common first parameters, not as zero; steps begin with
       the gradient, as in the authors' code; `inner` may be any optimizer.

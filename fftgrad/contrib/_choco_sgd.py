@@ -54,16 +54,15 @@ def choco_sgd(
         q_i = C(x_i - x̂_i),   x̂_j ← x̂_j + q_j   for the worker itself and its neighbors j,
         x_i ← x_i + γ Σ_j W_ij (x̂_j - x̂_i).
 
-    No collective is of all workers: what a worker sends crosses its own link once for each
-    neighbor, however many workers there are. It is a whole optimizer and needs nothing after it.
+    A worker sends once to each neighbor, however many workers there are. It is a whole optimizer.
 
-    The parameters *differ between the workers*, for good: under `jax.shard_map` they have a leading
-    axis of workers, as with `diloco`. `fg.contrib.gossip.consensus_distance` says by how much, and
-    their mean is what to evaluate and save. All workers start from the same ones. With a constant
-    learning rate and data that differ it ends at a distance from the optimum; `beer` does not.
+    The parameters *differ between the workers*: under `jax.shard_map` they have a leading axis of
+    workers, as with `diloco`. All start from the same ones; `fg.contrib.gossip.consensus_distance`
+    says how far they are apart. Evaluate and save their mean. With a constant learning rate and
+    data that differ it ends at a distance from the optimum; `beer` does not.
 
-    Kept are three vectors, whatever the degree: x̂_i, Σ_j (x̂_j - x̂_i) over the neighbors, and
-    what rounding dropped of that.
+    A worker keeps three vectors, whatever the degree: x̂_i, Σ_j (x̂_j - x̂_i) over the neighbors,
+    and what rounding dropped of that.
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate, as
@@ -84,16 +83,13 @@ def choco_sgd(
     Wire: `fg.wire_bytes(codec, params, layout)` bytes in one buffer, which is sent to each of
       `graph.degree(workers)` neighbors.
 
-    Claims: gossip keeps the mean: that of the parameters moves by the mean of what `inner` says, up
-      to rounding. A worker whose parameters are not finite tells nothing: it and its neighbors
-      leave its copy as it was, alike, and count that in `skipped`. Its own parameters stay what
-      they are: no update leads back from a NaN. A buffer that was altered makes the receiver's
-      parameters NaN, because the copies no longer agree, and counts in `invalid`. Take the mean of
-      the parameters that are finite, then, and start the state anew; so does another number of
-      workers.
+    Claims: the mean of the parameters moves by the mean of what `inner` says, up to rounding. A
+      worker whose parameters are not finite sends nothing: it and its neighbors leave its copy as
+      it was and count that in `skipped`. Its own parameters stay NaN. An altered buffer makes the
+      receiver's parameters NaN, because the copies no longer agree, and counts in `invalid`. Then,
+      and for another number of workers, make a new state from the mean of the finite parameters.
 
-    Differs from the paper: copies start as the common first parameters, not as zero, so nothing has
-      to be told of these.
+    Differs from the paper: copies start as the common first parameters, not as zero.
 
     Raises:
       ValueError: if `gamma` is out of its range; in `init`, if `inner` makes the parameters of a

@@ -1,10 +1,10 @@
 """What neighbors tell each other of how their vectors moved.
 
-A worker tells by how much what the others hold to be its vector lacks of it, compressed, and all
-of them, itself among them, add what was told. Kept of it are three vectors, whatever the degree:
-the worker's own public copy, the pull of its neighbors, Σ_j (copy_j - copy_i), and what rounding
-dropped of the pull. Over all workers pulls sum to zero. Where rounding kept a rest of that
-for good, a method that adds up pulls, as `beer` does, would drift away from its optimum.
+A worker sends the compressed difference between its vector and its neighbors' copy of it, and
+everyone, itself too, adds that to the copy. It keeps three vectors, whatever the degree: its own
+public copy, the pull of its neighbors, Σ_j (copy_j - copy_i), and what rounding dropped of the
+pull. Over all workers the pulls sum to zero; without the dropped rest they would not, and a method
+that adds up pulls, as `beer` does, would drift away from its optimum.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ import optax
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import Channel, PyTree, Step
+from fftgrad._contracts import AxisName, Channel, PyTree, Step
 from fftgrad.contrib import _graphs
 from fftgrad.contrib._graphs import Graph
 from fftgrad.exchanges import _layout, _parts
 from fftgrad.exchanges._layout import Bucket, Join, Layout
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._rules import Codecs
-from fftgrad.ops import _finite, _two_sum, _wire
+from fftgrad.ops import _finite, _norms, _rounding, _wire
 
 
 class Told(NamedTuple):
@@ -124,7 +124,7 @@ def _add(codec: Parts, buffers: jax.Array, likes: Likes, step: Step) -> tuple[_w
         # Of two neighbors one has the negative of what the other has, to the bit. Weights are for
         # later: a product could become part of a sum, without the rounding of its own.
         draws = [theirs - own for theirs, own in zip(vectors, said, strict=True)]
-        both = [_two_sum.two_sum(*pair) for pair in zip(sums.pull, draws, strict=True)]
+        both = [_rounding.two_sum(*pair) for pair in zip(sums.pull, draws, strict=True)]
         rest = tuple(r + lost for r, (_, lost) in zip(sums.rest, both, strict=True))
         return _Sums(said, tuple(total for total, _ in both), rest), header
 
@@ -172,3 +172,49 @@ def _rebuild(flat: Vectors, buckets: Sequence[Bucket]) -> list[Any]:
 
 def _trees(buckets: list[list[Any]], joins: Sequence[Join]) -> tuple[Any, ...]:
     return tuple(join(_axes.whole([row[i] for row in buckets])) for i, join in enumerate(joins))
+
+
+def consensus_distance(params: PyTree, axis_name: AxisName | None = None) -> jax.Array:
+    """Function: how far apart the workers' parameters are, where they differ.
+
+    √(Σ_i ||x_i - x̄||² / w), with x_i all parameters of worker i of w and x̄ their mean: the root
+    mean square distance from the mean. It is 0.0 where all are equal, and NaN where one is not
+    finite. Beside `||x̄||` it says whether gossip keeps up with training.
+
+    Args:
+      params: without `axis_name`, the parameters of all workers, each leaf with a leading axis of
+        workers; with it, the worker's own.
+      axis_name: the axis, or axes, of the workers, to call it inside them.
+
+    Returns:
+      float32[], the same on all workers.
+
+    Wire: with `axis_name`, a dense all-reduce of the parameters and two of 4 bytes: for now and
+      then. Without it, what JAX needs to take the mean of a sharded axis.
+
+    Raises:
+      ValueError: while tracing, if the axis is not bound.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax, jax.numpy as jnp
+      >>> rows = {"w": jnp.array([[0.0, 1.0], [2.0, 1.0]])}
+      >>> fg.contrib.gossip.consensus_distance(rows).item()
+      1.0
+      >>> mine = lambda own: fg.contrib.gossip.consensus_distance(own, "data")
+      >>> jax.vmap(mine, axis_name="data")(rows).tolist()
+      [1.0, 1.0]
+    """
+    wide = jax.tree.map(lambda a: jnp.asarray(a).astype(jnp.float32), params)
+    if axis_name is None:
+        workers = next((len(leaf) for leaf in jax.tree.leaves(wide)), 1)
+        apart = jax.tree.map(lambda a: a - jnp.mean(a, axis=0, keepdims=True), wide)
+        unit = _norms.unit_for(_norms.top(apart))
+        return unit * jnp.sqrt(_norms.square(apart, unit) / workers)
+    _axes.size(axis_name, "consensus_distance")
+    varied = jax.tree.map(lambda a: _axes.vary(a, axis_name), wide)
+    apart = jax.tree.map(lambda a: a - lax.pmean(a, axis_name), varied)
+    unit = _norms.unit_for(lax.pmax(_norms.top(apart), axis_name))
+    unit = _axes.over_other_axes(lax.pmax, unit)
+    square = lax.pmean(_norms.square(apart, unit), axis_name)
+    return unit * jnp.sqrt(_axes.over_other_axes(lax.psum, square))

@@ -21,13 +21,13 @@ from fftgrad._contracts import (
     State,
     Tally,
 )
-from fftgrad._values import check_choice, check_kind, constructor_call
+from fftgrad._values import check_choice, check_kind, value
 from fftgrad.codecs import _spec
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.contrib import _phases
 from fftgrad.contrib._autoencoder import Autoencoder
-from fftgrad.contrib._round import Outcome, Round, chosen
+from fftgrad.contrib._phases import Outcome, Round, chosen
 from fftgrad.exchanges import _parts, _switch
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._parts import Likes, Parts
@@ -52,7 +52,7 @@ class LearnedCodesState(NamedTuple):
     agreed: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class LearnedCodes(Exchange):
     """Exchange: the coefficients that one worker chooses, in a code that is learned meanwhile.
 
@@ -64,10 +64,9 @@ class LearnedCodes(Exchange):
         "leader":      D(E(u_L)) + b J_i,  J_i the largest of u_i - D(E(u_L)), which each sends,
         "all_reduce":  D(Σ_i g_i E(u_i) / Σ_i g_i), the codes being summed by an all-reduce,
 
-    stands for u_i, and g_i times that for worker i's values, where g_i, the scale that travels, is
-    the factor by which its own code comes closest to them: 0, so that nothing is sent, if none
-    does better. The autoencoder learns to decode what it will have to, half of its loss, and to
-    give the codes of all workers little variance, the other half.
+    stands for u_i, and g_i times that for worker i's values. The scale g_i is the factor by which
+    its own code comes closest to them, or 0, so that nothing is sent, if no factor helps. Half of
+    the loss of the autoencoder is its error, the other half the variance of the workers' codes.
 
     Behind a dense start it is `Scheduled({0: AllReduce(), 200: LearnedCodes(codec, until=500)})`.
 
@@ -97,13 +96,12 @@ class LearnedCodes(Exchange):
       is not linear has no other share of each worker in its mean. If anything is not finite
       anywhere the mean is NaN throughout.
 
-    Differs from the paper: its full text was not at hand, and this follows its abstract and a
-      public implementation. One code for the values of all parts, in the order of positions, with
-      zeros to whole strides, instead of one for each layer: one run of the encoder. The scales g_i,
-      and units of root mean squares, are ours; so is that an innovation is what the code lacks, and
-      not the largest values themselves, that gradients are clipped, that the leader's code travels
-      in bfloat16, and that the autoencoder learns what its variant decodes: every worker's values
-      from the leader's code, or the mean from the mean code.
+    Differs from the paper: this follows its abstract and a public implementation, because the full
+      text was not at hand. One code for the values of all parts, padded with zeros to whole
+      strides, instead of one for each layer. Ours are the scales g_i, units of root mean squares,
+      innovations that are what the code lacks instead of the largest values, clipped gradients, a
+      leader's code in bfloat16, and that the autoencoder learns what its variant decodes: every
+      worker's values from the leader's code, or the mean from the mean code.
 
     Raises:
       ValueError: if `until` is negative or a rate not positive; while tracing, if something other
@@ -131,8 +129,6 @@ class LearnedCodes(Exchange):
     rate: float = 1e-3
     leader: LeaderSupport = LeaderSupport()
     autoencoder: Autoencoder = Autoencoder()
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _parts.check_codec("LearnedCodes", self.codec)

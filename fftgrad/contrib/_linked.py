@@ -15,7 +15,7 @@ from fftgrad.exchanges import _parts
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
-from fftgrad.ops import _two_sum
+from fftgrad.ops import _rounding
 from fftgrad.optimizers._local import check_own
 from fftgrad.training import _worker
 from fftgrad.training._check_gradients import check_local, refuse_masked
@@ -158,7 +158,7 @@ def tell(
 
 
 def _moved(old: Copied, sent: PyTree, pull: PyTree, rest: PyTree) -> Copied:
-    sums = jax.tree.map(_two_sum.two_sum, old.pull, pull)
+    sums = jax.tree.map(_rounding.two_sum, old.pull, pull)
     total, lost = jax.tree.transpose(jax.tree.structure(old.pull), jax.tree.structure((0, 0)), sums)
     return Copied(
         copy=jax.tree.map(jnp.add, old.copy, sent),

@@ -1,6 +1,5 @@
 """Votes on the signs of the largest values, summed, with noise."""
 
-import dataclasses
 import math
 from typing import Literal, get_args
 
@@ -9,11 +8,11 @@ import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, Exchange, PyTree, Reduced, State, Step
-from fftgrad._values import check_choice, constructor_call
+from fftgrad._values import check_choice, value
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import _ternary
-from fftgrad.codecs.quantizers._vote import Vote
-from fftgrad.codecs.selectors import _size
+from fftgrad.codecs.quantizers._sign import Vote
+from fftgrad.codecs.selectors import _top_k
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.exchanges import _digit_sum, _parts
 from fftgrad.exchanges._all_gather import AllGather
@@ -30,7 +29,7 @@ GRID_BITS = 10
 """The noise is a multiple of a power of two, about so much smaller than its deviation."""
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class TopVotes(Exchange):
     """Exchange: each worker votes on the signs of its k largest values; their mean, with noise.
 
@@ -43,13 +42,12 @@ class TopVotes(Exchange):
     length, so that noise bounds what the mean tells of it: `fftgrad.contrib.votes.epsilon` has the
     figures, `fg.contrib.votes.scale_by_datalens` the threshold that belongs to it.
 
-    The noise is that of the Gaussian mechanism only against those who do not know it. "shared" is
-    drawn from `step.shared`, which all workers have: it covers what is told to others, of the mean
-    or of a model that was trained with it, if the key of `compressed_pmean` is no one else's; its
-    default, 0, is everyone's. "local" is the sum of shares of variance sigma² / w, each drawn from
-    `step.local`: where every worker has a key of its own and the sum is a secure one, which JAX's
-    is not, c workers together still face (w - c) / w of the variance. The page on privacy has the
-    table.
+    The noise protects only against those who do not know it. "shared" is drawn from `step.shared`,
+    which all workers have: it covers what others learn of the mean or the trained model, if nobody
+    else has the key of `compressed_pmean`, whose default, 0, everybody has. "local" is the sum of
+    shares of variance sigma² / w, each drawn from `step.local`: if every worker has its own key and
+    the sum is a secure one, which JAX's is not, c workers together face (w - c) / w of the
+    variance. The page on privacy has the table.
 
     Args:
       workers: w, the number of workers: how the votes travel follows from it.
@@ -68,11 +66,9 @@ class TopVotes(Exchange):
       One collective.
 
     Claims: biased. All workers get the same bits. `sent` is the votes of the worker with its share
-      of the noise, so that the mean is that of `sent`; it has the size of votes, not of gradients,
-      and `ErrorFeedback` makes little sense. Zero votes for nothing, so there are fewer than k
-      where fewer differ from zero. A worker that does not count has no votes, but its share of the
-      noise. If anything is not finite anywhere the mean is NaN throughout, which tells all that it
-      was: that is not private.
+      of the noise, so the mean is that of `sent`; `ErrorFeedback` makes little sense for votes.
+      Zeros do not vote. A worker that does not count has no votes, but its share of the noise. If
+      anything is not finite anywhere the mean is NaN throughout, which is not private.
 
     Differs from the paper: votes travel to all workers, without a server; the threshold comes
       after the exchange; zero votes for nothing, where the paper draws; no random projection.
@@ -105,10 +101,8 @@ class TopVotes(Exchange):
     clip: float | None = None
     noise: Noise = "shared"
 
-    __repr__ = constructor_call
-
     def __post_init__(self) -> None:
-        _size.check("TopVotes", self.fraction, self.k)
+        _top_k.check_size("TopVotes", self.fraction, self.k)
         _ternary.check_clip("TopVotes", self.clip)
         check_choice("TopVotes(noise)", self.noise, get_args(Noise))
         if self.workers < 1 or _digit_sum.base(1, self.workers) > 1 << 16:
@@ -132,7 +126,7 @@ class TopVotes(Exchange):
     def votes(self, like: PyTree) -> int:
         """On how many values of all parts together a worker votes."""
         parts = _parts.vector_likes(like)
-        return sum(_size.count(self.fraction, self.k, part.shape[0]) for part in parts)
+        return sum(_top_k.kept(self.fraction, self.k, part.shape[0]) for part in parts)
 
     def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         _axes.check_workers("TopVotes", self.workers, channel.axis_name)

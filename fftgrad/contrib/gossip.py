@@ -2,7 +2,7 @@
 
 from fftgrad.contrib._beer import beer
 from fftgrad.contrib._choco_sgd import choco_sgd
-from fftgrad.contrib._consensus_distance import consensus_distance
+from fftgrad.contrib._gossip import consensus_distance
 from fftgrad.contrib._graphs import Exponential, Graph, Ring, Torus
 
 __all__ = [

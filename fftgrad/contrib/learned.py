@@ -3,8 +3,7 @@
 It takes an extra: `pip install "fftgrad[learned]"`.
 """
 
-from fftgrad.contrib._autoencoder import Autoencoder
-from fftgrad.contrib._learn import learn
+from fftgrad.contrib._autoencoder import Autoencoder, learn
 from fftgrad.contrib._learned_codes import LearnedCodes, LearnedCodesState
 from fftgrad.contrib._lgc import lgc
 

@@ -3,10 +3,8 @@
 The accountant takes an extra: `pip install "fftgrad[privacy]"`.
 """
 
-from fftgrad.contrib._epsilon import epsilon
-from fftgrad.contrib._rdp import rdp
+from fftgrad.contrib._epsilon import epsilon, rdp, sensitivity
 from fftgrad.contrib._scale_by_datalens import scale_by_datalens
-from fftgrad.contrib._sensitivity import sensitivity
 from fftgrad.contrib._top_votes import TopVotes
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import NoReturn
 from fftgrad._contracts import Exchange, Memory
 from fftgrad._values import check_kind, constructor_call
 from fftgrad.exchanges._layout import Layout
-from fftgrad.memories._no_memory import NoMemory
+from fftgrad.memories._error_feedback import NoMemory
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

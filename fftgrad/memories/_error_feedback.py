@@ -1,15 +1,40 @@
-"""Error feedback."""
+"""Error feedback, and no memory at all."""
 
-import dataclasses
 from typing import Literal, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Memory, PyTree
-from fftgrad._values import constructor_call
-from fftgrad.memories import _narrow
-from fftgrad.memories._narrow import NarrowState
+from fftgrad._values import check_choice, value
+from fftgrad.ops import _hash, _rounding
+
+
+class NarrowState(NamedTuple):
+    """State: a residual in bfloat16.
+
+    Attributes:
+      residual: what earlier steps could not send, shaped like the gradient.
+      rounds: how often it was rounded, int32[]: after each, other draws.
+    """
+
+    residual: PyTree
+    rounds: jax.Array
+
+
+def keep(residual: PyTree, rounds: jax.Array) -> NarrowState:
+    """The state of a float32 residual, rounded up or down by chance."""
+    (seed,) = _hash.bits(rounds.astype(jnp.uint32), jnp.uint32(0), 1)
+
+    def one(x: jax.Array) -> jax.Array:
+        flat = x.ravel()
+        # By their bits as well, or leaves and workers would round alike at the same positions.
+        own = seed ^ jax.lax.bitcast_convert_type(flat, jnp.uint32)
+        draws = _hash.bits(jnp.uint32(0), own, x.size)
+        return _rounding.to_bfloat16(flat, draws).reshape(x.shape)
+
+    return NarrowState(jax.tree.map(one, residual), rounds + 1)
+
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -23,7 +48,7 @@ class ErrorFeedbackState(NamedTuple):
 State = ErrorFeedbackState | NarrowState
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class ErrorFeedback(Memory):
     """Memory: add to each gradient what earlier steps could not send.
 
@@ -35,13 +60,12 @@ class ErrorFeedback(Memory):
     itself a momentum: an optimizer behind it does better without its own (b1 = 0).
 
     An uptake below 1 is ScaleCom's low-pass filter. It makes the residuals of the workers more
-    alike, which is what lets one worker choose the coefficients of all, and damps the noise that a
-    large learning rate puts into them. A coefficient that is sent keeps (1 - u) e of its residual.
+    alike, so that one worker can choose the coefficients of all, and damps the noise of a large
+    learning rate. A coefficient that is sent keeps (1 - u) e of its residual.
 
-    In bfloat16 the residual takes half of the memory. It is rounded up or down by chance, because
-    to the nearest a gradient below 1/256 of the residual would never get into it. The draws are a
-    hash of the position, of how often it was rounded and of the value's own bits, so a run that is
-    repeated has the same ones, and workers need no key for theirs to differ.
+    A bfloat16 residual takes half of the memory. It is rounded up or down by chance: rounded to the
+    nearest, a gradient below 1/256 of the residual would be lost. The draws are a hash of the
+    position, the count of roundings and the value's bits, so no key is needed and a run repeats.
 
     Args:
       decay: d, share of the residual that survives a step, 0 <= d <= 1.
@@ -54,10 +78,9 @@ class ErrorFeedback(Memory):
 
     Wire: nothing, whatever the dtype: what is exchanged is float32 in any case.
 
-    Claims: for d = 1, Σ mean sent + mean e / u = Σ mean gradient. In bfloat16 that is so in
-      expectation only, taking the hash for random: each rounding is unbiased, but up to 2^-7 of a
-      value is lost or added by it for good. A step whose mean is not finite leaves the residual as
-      it was.
+    Claims: for d = 1, Σ mean sent + mean e / u = Σ mean gradient. In bfloat16 that holds in
+      expectation, taking the hash for random: each rounding is unbiased, but loses or adds up to
+      2^-7 of a value. A step whose mean is not finite leaves the residual as it was.
 
     Raises:
       ValueError: if `decay` is outside [0, 1] or `uptake` outside (0, 1], or `dtype` is neither.
@@ -82,8 +105,6 @@ class ErrorFeedback(Memory):
     uptake: float = 1.0
     dtype: Dtype = "float32"
 
-    __repr__ = constructor_call
-
     def __post_init__(self) -> None:
         if not 0.0 <= self.decay <= 1.0:
             raise ValueError(
@@ -95,18 +116,13 @@ class ErrorFeedback(Memory):
                 f"ErrorFeedback(uptake): must be in (0, 1], got {self.uptake}; use 1.0, or 0.1 for "
                 "large batches."
             )
-        if self.dtype not in get_args(Dtype):
-            raise ValueError(
-                f"ErrorFeedback(dtype): must be one of {get_args(Dtype)}, got {self.dtype!r}; use "
-                "'float32', or 'bfloat16' for half of the memory."
-            )
+        check_choice("ErrorFeedback(dtype)", self.dtype, get_args(Dtype))
 
     def init(self, like: PyTree) -> State:
+        residual = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, self.dtype), like)
         if self.dtype == "bfloat16":
-            return _narrow.zeros(like)
-        return ErrorFeedbackState(
-            jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), like)
-        )
+            return NarrowState(residual, jnp.zeros((), jnp.int32))
+        return ErrorFeedbackState(residual)
 
     def compensate(self, grad: PyTree, state: State) -> tuple[PyTree, State]:
         return jax.tree.map(lambda g, e: g + self.decay * e, grad, _wide(state)), state
@@ -126,9 +142,26 @@ class ErrorFeedback(Memory):
 
     def _keep(self, residual: PyTree, state: State) -> State:
         if self.dtype == "bfloat16":
-            return _narrow.keep(residual, cast("NarrowState", state).rounds)
+            return keep(residual, cast("NarrowState", state).rounds)
         return ErrorFeedbackState(residual)
 
 
 def _wide(state: State) -> PyTree:
     return jax.tree.map(lambda e: e.astype(jnp.float32), state.residual)
+
+
+@value
+class NoMemory(Memory):
+    """Memory: none; what a step does not send is lost, as in the FFT paper.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> fg.NoMemory().init(None)
+      ()
+
+    References:
+      Wang et al., HPDC 2020, arXiv:1811.08596.
+    """
+
+    def update(self, x: PyTree, sent: PyTree, mean: PyTree, state: PyTree) -> PyTree:
+        return state

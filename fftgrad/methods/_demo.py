@@ -5,7 +5,7 @@ import dataclasses
 from fftgrad._contracts import Codec, Like
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.selectors._chunk_top_k import ChunkTopK
-from fftgrad.codecs.transforms import _tiling
+from fftgrad.codecs.transforms import _tiles
 from fftgrad.codecs.transforms._dct import Dct
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._recipe import Recipe
@@ -21,7 +21,7 @@ class DeMoPolicy(CodecRule):
     block: int
 
     def __call__(self, name: str, like: Like) -> Codec:
-        transform = Dct(self.block, shape=_tiling.shape_of(like))
+        transform = Dct(self.block, shape=_tiles.shape_of(like))
         chunk = max(2, transform.tile_size)
         return chain(transform, ChunkTopK(chunk=chunk, k=min(self.k, chunk)))
 

@@ -6,7 +6,7 @@ from fftgrad.codecs.quantizers._lloyd_max import LloydMax
 from fftgrad.codecs.transforms._hadamard import Hadamard
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._recipe import Recipe
-from fftgrad.memories._no_memory import NoMemory
+from fftgrad.memories._error_feedback import NoMemory
 
 
 def eden(

@@ -12,7 +12,7 @@ from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._fallback import Fallback
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._scheduled import Scheduled
-from fftgrad.memories._no_memory import NoMemory
+from fftgrad.memories._error_feedback import NoMemory
 
 
 def fft_sparsification(

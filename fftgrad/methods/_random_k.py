@@ -4,8 +4,7 @@ from fftgrad._contracts import Memory
 from fftgrad.codecs.selectors._random_k import RandomK
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._recipe import Recipe
-from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.memories._no_memory import NoMemory
+from fftgrad.memories._error_feedback import ErrorFeedback, NoMemory
 
 
 def random_k(

@@ -5,7 +5,7 @@ import math
 
 from fftgrad._contracts import Codec, Exchange, Like
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers._mean_magnitude import MeanMagnitude
+from fftgrad.codecs.quantizers._sign import MeanMagnitude
 from fftgrad.codecs.selectors._alternating_sign import AlternatingSign
 from fftgrad.codecs.selectors._threshold import Threshold
 from fftgrad.codecs.selectors._top_k import TopK

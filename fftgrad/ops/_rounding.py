@@ -1,4 +1,4 @@
-"""Rounding to a narrower dtype: to the nearest, where what it drops is counted, or by chance."""
+"""Rounding: to the nearest, by chance, with saturation; and sums that keep what it drops."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad.ops._shapes import PyTree
+from fftgrad.ops.packing import _bitmap
 
 
 def rounded(x: jax.Array, dtype: Any) -> jax.Array:
@@ -46,3 +47,21 @@ def to_bfloat16(x: jax.Array, draws: jax.Array) -> jax.Array:
     cut = jnp.where(beyond, raw, moved) >> 16
     near = lax.bitcast_convert_type(cut.astype(jnp.uint16), jnp.bfloat16)
     return jnp.where(jnp.isnan(x), jnp.nan, near)
+
+
+def saturating_cast(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """`x` in a narrower dtype, and how many of its values are beyond the range of that.
+
+    Finite values stay finite; infinities and NaN stay what they are, for the exchange to see.
+    """
+    largest = float(jnp.finfo(dtype).max)
+    overflow = _bitmap.count(*_bitmap.pack(jnp.abs(x.astype(jnp.float32)) > largest))
+    bounded = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
+    return bounded.astype(dtype), overflow
+
+
+def two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both parts of a + b: as it is rounded, and what that drops."""
+    total = a + b
+    of_b = total - a
+    return total, (a - (total - of_b)) + (b - of_b)

@@ -6,8 +6,12 @@ May import everything but `tools`.
 from fftgrad.exchanges._fragments import fragment
 from fftgrad.optimizers._diloco import diloco
 from fftgrad.optimizers._feedback import feedback_adam, feedback_sgd
-from fftgrad.optimizers._gather_parameters import gather_parameters
-from fftgrad.optimizers._scatter import Scattered, compressed_all_gather, compressed_psum_scatter
+from fftgrad.optimizers._scatter import (
+    Scattered,
+    compressed_all_gather,
+    compressed_psum_scatter,
+    gather_parameters,
+)
 from fftgrad.optimizers._sharded import sharded
 from fftgrad.optimizers._sparse_loco import sparse_loco
 

@@ -16,8 +16,7 @@ from fftgrad.exchanges import AllGather, Recipe, _fragments
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import ErrorFeedback
 from fftgrad.optimizers import _left
-from fftgrad.optimizers._local import check_follows, check_own
-from fftgrad.optimizers._mean_loss import mean_loss
+from fftgrad.optimizers._local import check_follows, check_own, mean_loss
 from fftgrad.training import _worker
 from fftgrad.training._pmean import CompressedPmeanState, Masked, compressed_pmean
 
@@ -70,44 +69,36 @@ def diloco(
 
         θ̄ ← θ̄ + outer(C(θ̄ - θ)),   θ ← θ̄.
 
-    It is a whole optimizer and needs nothing after it: `optax.adamw(3e-4)` for inner and
-    `optax.sgd(0.7, momentum=0.9, nesterov=True)` for outer are DiLoCo's; the default exchange and
-    memory, with `optax.sgd(1.0)` for outer, are near to SparseLoCo, which is `sparse_loco`.
+    It is a whole optimizer. DiLoCo takes `optax.adamw(3e-4)` for inner and
+    `optax.sgd(0.7, momentum=0.9, nesterov=True)` for outer; `sparse_loco` is SparseLoCo.
 
     *Streaming.* With P fragments the workers meet every H/P steps, each time with another P-th of
-    the rows of every leaf, so that the link is never asked for the whole model at once. With a
-    delay of τ steps, what is exchanged at a step takes effect τ steps later,
-
-        θ ← α θ + (1 - α) θ̄,
-
-    with the blend α, in those rows: of what it learned meanwhile, a worker keeps α. Such an
-    exchange depends on nothing that the step computes, and with `fragments=every` it is in no
-    branch either: a compiler can run it beside the backward pass. Then the link carries the same
-    bytes in every step.
+    the rows of every leaf, so the whole model never travels at once. With a delay of τ steps, what
+    is exchanged takes effect τ steps later, by θ ← α θ + (1 - α) θ̄ in those rows: a worker keeps
+    the share α of what it learned meanwhile. Such an exchange depends on nothing that the step
+    computes. With `fragments=every` it is in no branch either, so a compiler can run it beside the
+    backward pass, and every step sends the same bytes.
 
         fg.optimizers.diloco(adamw, nesterov, 30, fragments=30, delay=1, blend=0.5)
 
-    Fragments by depth, or meetings at different intervals, are several of it in one
-    `optax.partition`, each with its own `every` and `first`, and `masked="elsewhere"`; then `inner`
-    sees the leaves of its own part alone.
+    For fragments by depth, or meetings at different intervals, put several `diloco` in one
+    `optax.partition`, each with its own `every` and `first`, and `masked="elsewhere"`; `inner` then
+    sees the leaves of its own part only.
 
-    Between two outer steps the parameters differ between the workers, so they are sharded as the
-    inner state is: with a leading axis of workers under `jax.shard_map`. Without fragments and
-    delay they are `state.anchor` after an outer step, up to one rounding, because an optax update
-    is added to them: evaluate and save `state.anchor`, from which the workers' parameters are
-    counted and which does not drift.
+    Between two outer steps the parameters differ between the workers, so they need a leading axis
+    of workers under `jax.shard_map`, as the inner state does. Evaluate and save `state.anchor`:
+    after an outer step, without fragments and delay, the parameters equal it up to one rounding.
 
-    A worker's parameters must be where its last update left or found them, or the anchor. Elsewhere
-    they are another's, as those are that a program with `check_vma=False` takes for replicated,
-    once they are saved and restored. They make the next meeting a bad one, which is counted in
-    `skipped` of `state.pmean`, and after which all start from the anchor, with fragments in that
-    one. Looked at are a few values of each leaf, and most of them must differ; nothing is, where
-    the mesh has other axes, or where parameters were elsewhere after the update before, too.
+    A worker's parameters must be where its last update left or found them, or at the anchor.
+    Elsewhere they belong to another worker, as happens when a program with `check_vma=False` saves
+    them as replicated. The next meeting is then a bad step, counted in `skipped` of `state.pmean`,
+    and all start from the anchor again, with fragments in that one. Checked are a few values of
+    each leaf, most of which must differ. Nothing is checked where the mesh has other axes, or where
+    the parameters were elsewhere after the update before as well.
 
-    `update(..., weight=tokens)` at a meeting weighs what a worker changed, as `compressed_pmean`
-    weighs gradients; one with weight 0 sends only what its memory kept. `value=loss` and other
-    extra arguments reach `inner` as they are, and the mean of the losses at a meeting reaches
-    `outer`.
+    `update(..., weight=tokens)` at a meeting weighs what a worker changed; one with weight 0 sends
+    only what its memory kept. `value=loss` and other extra arguments reach `inner` as they are;
+    `outer` gets the mean of the losses at a meeting.
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate.
@@ -132,9 +123,8 @@ def diloco(
 
     Claims: `state.anchor` has the same bits on all workers. An outer step in which anything is not
       finite leaves `anchor`, the outer state and the memory as they were, and the workers whose
-      parameters are finite go back to it. No update leads back from a NaN in a worker's parameters,
-      and then no outer step is taken any more: let `inner` be
-      `optax.apply_if_finite(optax.adamw(3e-4), 100)`, which leaves such a gradient out.
+      parameters are finite go back to `anchor`. A NaN in a worker's parameters stays, and stops all
+      outer steps; `optax.apply_if_finite(optax.adamw(3e-4), 100)` as `inner` prevents it.
 
     Raises:
       ValueError: if `every`, `fragments`, `delay`, `blend` or `first` is out of its range; in
@@ -142,12 +132,10 @@ def diloco(
         while tracing, if `params` is missing, or known to be the same on all workers.
 
     Differs from the papers: the notebook of DiLoCo's authors makes a new inner optimizer in each
-      phase; here it keeps its moments. Which is better depends on the task: in 30 phases of 10
-      steps of AdamW, 5 seeds, each at its best rate, new ones ended lower in a regression (0.011
-      against 0.019), and higher on digits (0.20 against 0.17). SparseLoCo takes the largest of
-      chunks of 4096, in 2 bits; the default takes the largest of all, 3 %, in 4 bits. The fragments
-      of Streaming DiLoCo are layers; these are rows of every layer, so that all are of as many
-      bytes and one program does for all.
+      phase; here it keeps its moments. In 30 phases of 10 steps of AdamW, 5 seeds, each at its best
+      rate, new ones ended lower in a regression (0.011 against 0.019), and higher on digits (0.20
+      against 0.17). The fragments of Streaming DiLoCo are layers; these are rows of every layer, so
+      that all have as many bytes and share one program.
 
     Example:
       >>> import fftgrad as fg

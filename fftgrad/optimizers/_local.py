@@ -1,12 +1,15 @@
 """What optimizers have in common whose parameters differ between the workers."""
 
 import jax
+import jax.numpy as jnp
 import optax
+from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad.optimizers import _dataflow
 from fftgrad.optimizers._dataflow import Value
+from fftgrad.training._weigh import weighted
 
 
 def check_own(owner: str, params: PyTree, axis_name: AxisName) -> None:
@@ -42,3 +45,11 @@ def check_follows(owner: str, inner: optax.GradientTransformation, params: PyTre
                 "it keeps, as optax.contrib.schedule_free does: its copies would never meet; use "
                 "optax.adamw, and let the loss pull towards what is kept."
             )
+
+
+def mean_loss(
+    value: jax.Array | float, weight: jax.Array | float | None, axis_name: AxisName
+) -> jax.Array:
+    """The mean over the workers of their losses, each counted by its weight, float32[]."""
+    own = _axes.vary(jnp.asarray(value, jnp.float32), axis_name)
+    return lax.pmean(weighted(own, weight, axis_name), axis_name)

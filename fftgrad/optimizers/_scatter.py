@@ -1,6 +1,6 @@
 """Collectives for what is sharded over the axis of the workers themselves."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,12 @@ from fftgrad.codecs.quantizers import UniformLevels
 from fftgrad.codecs.transforms import Hadamard
 from fftgrad.exchanges import _halves
 from fftgrad.exchanges._parts import Likes, Parts
+from fftgrad.ops._keys import as_key
 
 EIGHT = UniformLevels(bits=8, bucket=256, norm="max")
 FOUR = chain(Hadamard(block=256), UniformLevels(bits=4, bucket=256, norm="max"))
+
+REMEDY = "pass UniformLevels(bits=8)."
 
 
 class Scattered(NamedTuple):
@@ -42,10 +45,8 @@ def compressed_psum_scatter(
 ) -> Scattered:
     """Function: `jax.lax.psum_scatter(x, axis_name, tiled=True)`, compressed.
 
-    Each worker cuts `x` along an axis into a shard for each worker, compresses each shard and sends
-    it to its owner, who decodes and sums what it got. It is what FSDP and ZeRO do with gradients.
-
-    With error feedback the caller keeps what was not sent:
+    What FSDP and ZeRO do with gradients: `x` is cut along an axis into a shard for each worker, who
+    sums what it gets of its own. With error feedback the caller keeps what was not sent:
 
         out = fg.optimizers.compressed_psum_scatter(gradient + residual, "data", codec)
         residual = gradient + residual - out.sent
@@ -54,25 +55,20 @@ def compressed_psum_scatter(
       x: float array of at most 32 bits; its length along `scatter_dimension` is a multiple of the
         number of workers w.
       axis_name: the axis, or axes, of the workers.
-      codec: of one shard, a vector of x.size / w values; a number of coefficients to keep, such as
-        TopK's k, is that of the whole `x`. The default is 4 bits after a rotation.
+      codec: of one shard, a vector of x.size / w values, though TopK's k is that of the whole `x`.
+        The default is 4 bits after a rotation.
       scatter_dimension: the axis of `x` that is cut.
-      step: number of the step, equal on all workers: codecs draw anew in each. Leave it out only
-        where nothing is drawn, because draws that are the same in each step add up to a bias.
+      step: number of the step, equal on all workers. A codec that draws needs it: equal draws in
+        every step add up to a bias.
       key: a seed or key, equal on all workers.
-
-    Returns:
-      A `Scattered`.
 
     Wire: w buffers, each of 8 bytes and the payload of x.size / w values.
 
-    Claims: unbiased if the codec is. A shard of which any worker had something that is not finite,
-      or whose buffers are not of this codec and step, is NaN throughout on its owner, and there
-      only.
+    Claims: unbiased if the codec is. Where a worker's part of a shard is not finite, or its buffer
+      is of another codec or step, that shard is all NaN, on its owner only.
 
     Raises:
-      ValueError: while tracing, if the axis of `x` is no multiple of the number of workers, or
-        `axis_name` is not bound.
+      ValueError: while tracing, if the axis of `x` is no multiple of the number of workers.
       TypeError: while tracing, if `x` is no float array of at most 32 bits, or `codec` no codec.
 
     Example:
@@ -125,34 +121,29 @@ def compressed_all_gather(
 ) -> jax.Array:
     """Function: `jax.lax.all_gather(shard, axis_name, tiled=True)`, compressed.
 
-    With a `reference`, the array as all workers had it before, each sends the *difference* of its
-    shard from that. What one gather loses is then part of the next difference: the result stays
-    near to the shards, whatever the codec, where quantized values would keep their error.
-    Parameters differ little from one step to the next, so a few bits do.
+    With a `reference`, the array that all workers had before, each worker sends the *difference* of
+    its shard from it. What one gather loses is part of the next difference, so errors do not add
+    up, and as parameters change little in a step, a few bits are enough.
 
     Args:
       shard: this worker's float array.
       axis_name: the axis, or axes, of the workers.
-      codec: of the vector of shard.size values, as it is: TopK's k is that of each worker's shard,
-        and not of the whole. The default has 8 bits a value.
-      reference: what the last gather returned, the same bits on all workers; none sends values.
+      codec: of one shard, a vector; TopK's k is that of the shard. The default has 8 bits a value.
+      reference: what the last gather returned, the same bits on all workers; None sends values.
       gather_dimension: the axis along which the shards follow each other.
-      step: number of the step, equal on all workers: codecs draw anew in each. Leave it out only
-        where nothing is drawn, because draws that are the same in each step add up to a bias.
+      step: as for `compressed_psum_scatter`.
       key: a seed or key, equal on all workers.
 
     Returns:
       The whole array, the same bits on all workers, of the dtype of `reference`, or of `shard`.
 
-    Wire: one buffer, of `fg.wire_bytes(codec, shard)` bytes: 8 and the payload of shard.size
-      values. A ring sends it w - 1 times.
+    Wire: one buffer of `fg.wire_bytes(codec, shard)` bytes, which a ring sends w - 1 times.
 
-    Claims: if anything is not finite anywhere, or any buffer is not of this codec and step, the
-      result is NaN throughout, on all workers.
+    Claims: if a shard is not finite, or a buffer is of another codec or step, the result is all
+      NaN, on all workers.
 
     Raises:
-      ValueError: while tracing, if `reference` is not of the shape of the result, or `axis_name` is
-        not bound.
+      ValueError: while tracing, if `reference` is not of the shape of the result.
       TypeError: while tracing, if `shard` is no float array of at most 32 bits, or `codec` none.
 
     Example:
@@ -183,15 +174,14 @@ def compressed_all_gather(
     if not shard.size:
         return jnp.zeros(expected, dtype)
     front, likes = jnp.moveaxis(shard.astype(jnp.float32), axis, 0), _likes(shard.size)
-    whole = (workers * front.shape[0], *front.shape[1:])
     sends, before = front.ravel(), None
     if reference is not None:
         before = jnp.moveaxis(reference.astype(jnp.float32), axis, 0).reshape(workers, -1)
         sends = sends - jnp.take(before, channel.index, axis=0)
     (rows,) = _halves.to_all(parts, (sends,), parts.init(likes), likes, channel).vectors
     rows = rows if before is None else before + rows
-    out = jnp.moveaxis(rows.reshape(whole), 0, axis)
-    return out.astype(dtype)
+    whole = rows.reshape(workers * front.shape[0], *front.shape[1:])
+    return jnp.moveaxis(whole, 0, axis).astype(dtype)
 
 
 def _start(
@@ -202,7 +192,7 @@ def _start(
     step: jax.Array | int,
     key: jax.Array | int,
 ) -> Channel:
-    check_kind(f"{owner}(codec)", codec, Codec, "pass UniformLevels(bits=8).")
+    check_kind(f"{owner}(codec)", codec, Codec, REMEDY)
     _axes.size(axis_name, owner)
     if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         raise TypeError(
@@ -223,3 +213,88 @@ def axis_of(owner: str, argument: str, axis: int, x: jax.Array) -> int:
 
 def _likes(size: int) -> Likes:
     return (jax.ShapeDtypeStruct((size,), jnp.float32),)
+
+
+def gather_parameters(
+    shard: jax.Array,
+    axis_name: AxisName,
+    gradients: Codec = FOUR,
+    *,
+    parameters: Codec | None = None,
+    dimension: int = 0,
+    step: jax.Array | int,
+    key: jax.Array | int = 0,
+) -> jax.Array:
+    """Function: the whole of sharded parameters, whose gradient comes back compressed.
+
+    For a loss under `jax.shard_map` with parameters sharded over the workers (FSDP, ZeRO-3). It is
+    `jax.lax.all_gather(shard, axis_name, axis=dimension, tiled=True)`, but its gradient is
+    `compressed_psum_scatter` of the cotangents: the *sum* over the workers, as with the gather of
+    JAX. Divide the loss by their number for the mean. Any optimizer that treats each value by
+    itself can follow, on the shards.
+
+    A differentiated function keeps no state, so there is no error feedback: take unbiased codecs,
+    such as the default, and a `step` that changes.
+
+    Args:
+      shard: this worker's float array.
+      axis_name: the axis, or axes, of the workers.
+      gradients: the codec of the gradients' shards.
+      parameters: the codec of the parameters; None gathers them as they are.
+      dimension: the axis along which the shards follow each other.
+      step: number of the step, equal on all workers.
+      key: a seed or key, equal on all workers; another for each array of a model.
+
+    Returns:
+      The whole array, of the dtype of `shard`.
+
+    Wire: forward as `compressed_all_gather`, or the shard itself; backward as
+      `compressed_psum_scatter`.
+
+    Claims: the gradient is unbiased if `gradients` is.
+
+    Raises:
+      TypeError: while tracing, if `shard` is no float array of at most 32 bits, or a codec none.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax, jax.numpy as jnp
+      >>> def loss(shard, x):
+      ...     w = fg.optimizers.gather_parameters(shard, "data", fg.Identity(), step=0)
+      ...     return jnp.sum(w * x) / 2
+      >>> shards, x = jnp.array([[1.0], [2.0]]), jnp.array([[1.0, 2.0], [3.0, 4.0]])
+      >>> jax.vmap(jax.grad(loss), axis_name="data")(shards, x)
+      Array([[2.],
+             [3.]], dtype=float32)
+
+    References:
+      Wang et al., "ZeRO++", 2023, arXiv:2306.10209; Jia et al., "SDP4Bit", NeurIPS 2024,
+      arXiv:2410.15526, which gathers differences: `fg.optimizers.sharded` does.
+    """
+    check_kind("gather_parameters(gradients)", gradients, Codec, REMEDY)
+    if parameters is not None:
+        check_kind("gather_parameters(parameters)", parameters, Codec, REMEDY)
+    _axes.size(axis_name, "gather_parameters")
+    axis = axis_of("gather_parameters", "dimension", dimension, shard)
+
+    @jax.custom_vjp
+    def gather(shard: jax.Array, step: jax.Array, key: jax.Array) -> jax.Array:
+        if parameters is None:
+            return lax.all_gather(shard, axis_name, axis=axis, tiled=True)
+        whole = compressed_all_gather(
+            shard, axis_name, parameters, gather_dimension=axis, step=step, key=key
+        )
+        return _axes.vary(whole, axis_name)  # each worker's loss has a gradient of its own
+
+    def forward(shard: jax.Array, step: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
+        return gather(shard, step, key), (step, key)
+
+    def backward(kept: Any, cotangent: jax.Array) -> Any:
+        step, key = kept
+        out = compressed_psum_scatter(
+            cotangent, axis_name, gradients, scatter_dimension=axis, step=step, key=key
+        )
+        return out.shard, None, None
+
+    gather.defvjp(forward, backward)
+    return gather(shard, jnp.asarray(step), as_key(key))

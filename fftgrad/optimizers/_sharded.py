@@ -16,7 +16,7 @@ from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, 
 from fftgrad.memories import NoMemory
 from fftgrad.ops import _finite, _rounding
 from fftgrad.optimizers._check_inner import check_extra, check_inner
-from fftgrad.optimizers._mean_loss import mean_loss
+from fftgrad.optimizers._local import mean_loss
 from fftgrad.optimizers._scatter import EIGHT, FOUR
 from fftgrad.training import _non_finite, _worker
 from fftgrad.training._check_gradients import (
@@ -71,25 +71,23 @@ def sharded(
         g_i ← mean of the workers' compressed gradients of shard i,   φ ← φ + inner(g_i),
         θ ← θ + C(φ - θ)   on all workers.
 
-    The owner's φ has the precision of float32, whatever θ is, and what C loses of the difference is
-    in the next one: errors of the way back do not add up. It is a whole optimizer and needs nothing
-    after it.
+    φ is float32, whatever θ is, and what C loses of a difference is part of the next one, so its
+    errors do not add up. It is a whole optimizer.
 
     The inner optimizer sees flat shards, (size, 1, ...) with as many axes as the leaf, so it has to
-    update each value by itself, as Adam, SGD, Lion and their schedules and weight decay do; what
-    looks at a whole leaf or tree, as clipping by a norm, Adafactor or Muon, is refused. So is what
-    goes by the shape or size of a leaf, as a mask for weight decay may (by names or by `ndim` it
-    is right), and what keeps the first values of the parameters, as schedule-free optimizers do.
-    Clip each worker's own gradients before it, by `fg.training.clip_by_local_norm(1.0, "data")` in
-    an `optax.chain`. Optimizers for parts of the parameters are an `optax.partition` as `inner`.
+    update each value by itself, as Adam, SGD, Lion and their schedules and weight decay do. Refused
+    is one that looks at a whole leaf or tree (clipping by a norm, Adafactor, Muon), that goes by
+    the shape or size of a leaf (a mask may go by names or `ndim`), or that keeps the first values
+    of the parameters (schedule-free). Clip each worker's own gradients before it, by
+    `fg.training.clip_by_local_norm(1.0, "data")`. Different optimizers for parts of the parameters
+    are an `optax.partition` as `inner`.
 
-    `update(..., weight=tokens)` weighs a worker's gradient, as `compressed_pmean` does. A worker's
-    `value=loss` reaches `inner` as the mean over the workers, so weighed; of other extra arguments
-    it may read scalars, which must be equal on all workers.
+    `update(..., weight=tokens)` weighs a worker's gradient, as `compressed_pmean` does. `inner`
+    gets `value=loss` as the weighted mean over the workers, and may read other extra arguments that
+    are scalars, equal on all workers.
 
     Args:
-      inner: the optimizer of each shard, complete with its learning rate. It is read from its
-        traced program whether a shard is enough for it.
+      inner: the optimizer of each shard, complete with its learning rate.
       workers: w, the number of workers.
       gradients: the codec of the gradients; 4 bits after a rotation, if left out.
       parameters: the codec of the differences; 8 bits, if left out.

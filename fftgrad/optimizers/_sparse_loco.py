@@ -8,7 +8,7 @@ from fftgrad._contracts import AxisName, Codec, Like
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import BinMeans
 from fftgrad.codecs.selectors import ChunkTopK
-from fftgrad.codecs.transforms import Tiles, _tiling
+from fftgrad.codecs.transforms import Tiles, _tiles
 from fftgrad.exchanges import AllGather, Average, MedianNormClip
 from fftgrad.exchanges._rules import CodecRule
 from fftgrad.memories import ErrorFeedback
@@ -27,7 +27,7 @@ class SparseLocoPolicy(CodecRule):
     bits: int
 
     def __call__(self, name: str, like: Like) -> Codec:
-        transform = Tiles(self.block, shape=_tiling.shape_of(like))
+        transform = Tiles(self.block, shape=_tiles.shape_of(like))
         chunk = max(2, transform.tile_size)
         return chain(transform, ChunkTopK(chunk, min(self.k, chunk)), BinMeans(self.bits))
 
@@ -57,10 +57,9 @@ def sparse_loco(
         e ← decay · e + (θ̄ - θ),   q = 2 bits of the k largest of each tile of e,   e ← e - q,
         θ̄ ← θ̄ - outer_rate · mean of q_i · min(1, median_j ||q_j|| / ||q_i||),   θ ← θ̄,
 
-    with lengths by leaf. It is `diloco` with `AllGather(rule, MedianNormClip())`, where the rule
-    gives each leaf `chain(Tiles(64, shape), ChunkTopK(4096, 64), BinMeans(2))`, with
-    `ErrorFeedback(0.95)` and plain descent outside; what that says of the parameters, of
-    `state.anchor` and of bad values holds here, too.
+    with lengths by leaf. It is `diloco` with plain descent as the outer optimizer,
+    `ErrorFeedback(0.95)`, and `AllGather(rule, MedianNormClip())`, where the rule gives each leaf
+    `chain(Tiles(64, shape), ChunkTopK(4096, 64), BinMeans(2))`.
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate, as `optax.adamw(3e-4)`.

@@ -1,6 +1,6 @@
 """The laws of codecs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,8 +36,16 @@ class Trip(NamedTuple):
     there: jax.Array | None
 
 
+Run = Callable[[jax.Array, PyTree, jax.Array], Trip]
+"""From a vector, a state and a step's number."""
+
+
 def check_codec(
-    codec: Codec, sizes: Sequence[int] = SIZES, *, max_error: float = _laws.MAX_ERROR
+    codec: Codec,
+    sizes: Sequence[int] = SIZES,
+    *,
+    max_error: float = _laws.MAX_ERROR,
+    eager: bool = True,
 ) -> None:
     """Function: run the laws of the contract on a codec of one's own.
 
@@ -58,6 +66,8 @@ def check_codec(
       max_error: the most that ||x - C(x)|| / ||x|| may be, where the codec does not claim to be
         unbiased; 1.0 for a contraction, which error feedback needs; inf for one whose answer has a
         size that does not come from the values, as that of a sign without a scale.
+      eager: whether to run it outside `jax.jit` too, for the law "jit". Each of its operations is
+        compiled for that, which takes most of the time of a check.
 
     Raises:
       AssertionError: if it breaks a law: which, for what input, and what to do.
@@ -79,11 +89,14 @@ def check_codec(
     for n in sizes:
         _shapes(laws, codec, n)
     small = min((n for n in sizes if n > 8), default=max(sizes))
-    _programs(laws, codec, small)
+    trips = {n: _compiled(codec, n) for n in sizes}
+    if eager:
+        _eager(laws, codec, trips[small], small)
+    _programs(laws, codec, trips[small], small)
     if isinstance(codec, Transform):
         _claims.no_state_and_no_side(laws, codec, small)
-    for n in sizes:
-        _values(laws, codec, n, max_error)
+    for n, trip in trips.items():
+        _values(laws, codec, trip, n, max_error)
     if isinstance(codec, Transform):
         _claims.transform(laws, codec, small)
     if codec.summable:
@@ -166,53 +179,68 @@ def _shapes(laws: Laws, codec: Codec, n: int) -> None:
         laws.need(isinstance(quarter, Codec), "shapes", rule, f"{quarter!r}", "return self.")
 
 
-def _programs(laws: Laws, codec: Codec, n: int) -> None:
-    """Laws: jit, vmap, receiver, sparse, and that the buffer decodes to the same."""
-    pure = "use no random numbers but those of the step's keys, and nothing outside the arguments."
-    x = jnp.asarray(np.stack([_laws.values(n, seed) for seed in range(3)]))
-    state = start(codec, n)
+def _compiled(codec: Codec, n: int) -> Run:
+    """One step of a vector of that length, compiled."""
 
-    def run(x: jax.Array) -> Trip:
-        return _trip(codec, x, state, step_of())
+    def run(x: jax.Array, state: PyTree, number: jax.Array) -> Trip:
+        return _trip(codec, x, state, step_of()._replace(number=number))
 
-    plain, again = run(x[0]), run(x[0])
-    compiled = jax.jit(run)
-    rows = [compiled(row) for row in x]
+    return jax.jit(run, compiler_options=_laws.options(n))
+
+
+def _back(codec: Codec, x: jax.Array, state: PyTree) -> jax.Array:
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return codec.decompress(codec.compress(x, state, step_of()).payload, like, step_of())
+
+
+PURE = "use no random numbers but those of the step's keys, and nothing outside the arguments."
+
+
+def _eager(laws: Laws, codec: Codec, trip: Run, n: int) -> None:
+    """Law: jit changes nothing."""
+    x, state = jnp.asarray(_laws.values(n)), start(codec, n)
     name = f"heavy-tailed values, float32[{n}]"
+    plain, again = _back(codec, x, state), _back(codec, x, state)
     laws.need(
-        _laws.bits_equal(plain.back, again.back), "jit", "two calls must give the same bits",
-        f"others for {name}", pure,
+        _laws.bits_equal(plain, again), "jit", "two calls must give the same bits",
+        f"others for {name}", PURE,
     )  # fmt: skip
-    laws.near("jit", f"jit must change nothing for {name}", rows[0].back, plain.back, pure)
+    compiled = trip(x, state, jnp.int32(0)).back
+    laws.near("jit", f"jit must change nothing for {name}", compiled, plain, PURE)
+
+
+def _programs(laws: Laws, codec: Codec, trip: Run, n: int) -> None:
+    """Laws: vmap is a loop, and a state keeps its shapes."""
+    x, state = jnp.stack([_laws.values(n, seed) for seed in range(3)]), start(codec, n)
+    rows = [trip(row, state, jnp.int32(0)) for row in x]
     each = jnp.stack([row.back for row in rows])
-    laws.near("vmap", f"vmap must be a loop for {name}", jax.jit(jax.vmap(run))(x).back, each, pure)
-    step = step_of(5)
-    after = jax.jit(lambda x, s: codec.compress(x, s, step).state)(x[1], rows[0].state)
+    together = jax.jit(jax.vmap(lambda row: _back(codec, row, state)))(x)
+    laws.near(
+        "vmap", f"vmap must be a loop for heavy-tailed values, float32[{n}]", together, each,
+        PURE,
+    )  # fmt: skip
+    after = jax.eval_shape(trip, x[1], rows[0].state, jnp.int32(1)).state
     laws.same_spec(
         "shapes", "the state after two steps", after, state, "keep its shapes from step to step."
     )
 
 
-def _values(laws: Laws, codec: Codec, n: int, max_error: float) -> None:
+def _values(laws: Laws, codec: Codec, trip: Run, n: int, max_error: float) -> None:
     """Laws on the values that all codecs see, in each of the first steps, as the state goes on."""
-
-    def run(x: jax.Array, state: PyTree, number: jax.Array) -> Trip:
-        return _trip(codec, x, state, step_of()._replace(number=number))
-
-    trip = jax.jit(run, compiler_options=_laws.options(n))
     state = start(codec, n)
     for number in range(_laws.STEPS[-1] + 1):
         good, bad = _laws.finite_values(n), _laws.bad_values(n)
         if 0 < number < _laws.STEPS[-1]:  # a few, so that eight steps take little longer than two
             good, bad = {}, dict(list(bad.items())[:1])
         good[ORDINARY] = _laws.values(n, seed=number)
-        found = {name: trip(x, state, jnp.int32(number)) for name, x in good.items()}
+        found = {name: trip(jnp.asarray(x), state, jnp.int32(number)) for name, x in good.items()}
         when = f"float32[{n}], step {number}"
         for name, x in good.items():
             _good(laws, codec, x, found[name], f"for {name}, {when}")
         for name, x in bad.items():
+            back = trip(jnp.asarray(x), state, jnp.int32(number)).back
             laws.need(
-                not _laws.all_finite(trip(x, state, jnp.int32(number)).back), "not hidden",
+                not _laws.all_finite(back), "not hidden",
                 "a value that is not finite must make some value of decompress(compress(x)) not "
                 "finite", f"finite values only, for {name}, step {number}",
                 "add fg.codecs.poison(x) (0, or NaN) to the scale or to the values sent; a maximum "

@@ -4,10 +4,9 @@ from fftgrad.ops._collectives import Collective
 from fftgrad.tools._audit import audit
 from fftgrad.tools._bytes import from_bytes, to_bytes
 from fftgrad.tools._compress import compress, decompress, decompress_mean
-from fftgrad.tools._link_bytes import link_bytes
 from fftgrad.tools._preview import PreviewRow, preview
 from fftgrad.tools._replicas import Replicas, replica_checksum
-from fftgrad.tools._wire_bytes import wire_bytes
+from fftgrad.tools._wire_bytes import link_bytes, wire_bytes
 
 __all__ = [
     "Collective",

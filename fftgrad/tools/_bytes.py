@@ -28,8 +28,8 @@ TAIL = struct.Struct("<I")
 def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
     """Function: a payload as bytes, for storage and for transports that are no collective.
 
-    The format is that of docs/wire-format.md, the same on every machine. The bytes name the codec
-    and the shape by a checksum, and hold neither: keep both, and the step of a codec that draws.
+    The format is that of docs/wire-format.md, the same on every machine. The bytes hold only a
+    checksum of codec and shape: keep both, and the step of a codec that draws.
 
     Args:
       payload: what `fg.compress` returned.
@@ -63,9 +63,8 @@ def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
 def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -> Payload:
     """Function: the payload, bit for bit, that `to_bytes` made these bytes of.
 
-    It reads what may come from anywhere. The size follows from codec and shape and is checked
-    first, nothing is executed, and no more memory is taken than a valid payload needs. A checksum
-    finds what was damaged; it does not tell who sent it.
+    The bytes may come from anywhere: their size is checked first, nothing is executed, and no more
+    memory is taken than a valid payload needs. A checksum finds damage, not who sent it.
 
     Args:
       data: what `fg.tools.to_bytes` returned.

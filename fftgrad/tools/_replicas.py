@@ -26,9 +26,8 @@ class Replicas(NamedTuple):
 def replica_checksum(tree: PyTree, axis_name: AxisName) -> Replicas:
     """Function: whether all workers of an axis hold the same bits, by a hash of them.
 
-    Parameters are replicated only as long as every worker applies the same bits. A difference of
-    one bit grows, silently; this finds it for one pass over the data and 8 bytes on the wire. Where
-    it finds one, the state of one worker repairs it:
+    A difference of one bit between replicas grows without an error. This finds it for one pass over
+    the data and 8 bytes on the wire. The state of one worker repairs it:
 
         first = jax.lax.axis_index("data") == 0
         params = jax.tree.map(

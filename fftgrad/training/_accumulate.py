@@ -31,18 +31,17 @@ class AccumulateState(NamedTuple):
 def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformation:
     """Transformation: another one, once every k steps, on the mean of k gradients.
 
-    Each worker adds up its own gradients; only their mean is exchanged, so the link is used once in
-    k steps, and error feedback sees what it would of one batch k times as large. In between the
-    updates are zeros. What rounding a mean to the dtype of a narrow leaf drops is part of the next.
+    Each worker adds up its own gradients and only their mean is exchanged: the link is used once in
+    k steps, as for one batch k times as large. In between the updates are zeros. What is lost by
+    rounding a mean to the dtype of a narrow leaf is added to the next.
 
         tx = fg.accumulate(
             optax.chain(fg.compressed_pmean(exchange, memory, axis_name="data"), optax.adamw(3e-4)),
             every=4,
         )
 
-    `optax.MultiSteps` cannot stand in for it: it runs what is inside it in every step and throws
-    the result away, collectives included, and its sum, which differs between the workers, counts
-    as replicated, which `jax.shard_map` refuses with `check_vma=True`.
+    Do not use `optax.MultiSteps` for this: it exchanges in every step and throws most results away,
+    and its sum, which differs between the workers, is typed as replicated.
 
     Args:
       tx: what to do with the mean, with `compressed_pmean` in it.
@@ -93,15 +92,12 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
 
         def wait(inner: PyTree) -> Any:
             like, *_ = jax.eval_shape(emit, inner)
-            return jax.tree.map(_zeros_like, like), total, inner
+            # Typed alike: a mean over the workers may still vary along another axis.
+            zeros = jax.tree.map(lambda a: _axes.vary_like(jnp.zeros(a.shape, a.dtype), a), like)
+            return zeros, total, inner
 
         due = (state.step + 1) % every == 0
         out, total, inner = lax.cond(due, emit, wait, state.inner)
         return out, AccumulateState(state.step + 1, add_worker_axis(total), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _zeros_like(a: Any) -> jax.Array:
-    # Typed alike: a mean over the workers may still vary along another axis.
-    return _axes.vary_like(jnp.zeros(a.shape, a.dtype), a)

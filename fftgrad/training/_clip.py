@@ -15,9 +15,9 @@ from fftgrad.ops import _norms
 def clip_by_local_norm(max_norm: float, axis_name: AxisName) -> optax.GradientTransformation:
     """Transformation: clip the norm of one worker's gradient at max_norm / √w.
 
-    For w workers whose gradients are independent, the norm of the sum grows as √w, so this bounds
-    it as clipping the sum at `max_norm` would, before anything accumulates in a residual. It goes
-    before `compressed_pmean` in the chain; clipping after it would see what was sent instead.
+    The norm of a sum of w independent gradients grows as √w, so this bounds it as clipping the sum
+    at `max_norm` would. It goes before `compressed_pmean` in the chain, before anything accumulates
+    in a residual.
 
     Args:
       max_norm: bound of the norm of the sum over all leaves, positive.

@@ -9,6 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
+from fftgrad._values import check_choice
 from fftgrad.training import _find
 from fftgrad.training._check_step import check_result, check_rows, check_shares, say_differs
 from fftgrad.training._state_specs import state_specs
@@ -38,19 +39,18 @@ def data_parallel(
         train = fg.data_parallel(step, mesh, "data")
         params, state, value = train(params, state, x, y)  # of all workers
 
-    The arguments up to the one with the state of `compressed_pmean` in it are carried from step to
+    The arguments up to the one that holds the state of `compressed_pmean` are carried from step to
     step: (params, state), or one `TrainState`, or (params, statistics, state). A worker gets its
     rows of what `fg.state_specs` shards, and all of the rest. The arguments after them are the
-    batch, of which each worker gets its share of the leading axis. `step` returns what is carried,
-    in the same order, and after it whatever else is the same on all workers, such as a mean loss.
+    batch, split over the leading axis. `step` returns what is carried, in the same order, and then
+    whatever else is the same on all workers, such as a mean loss.
 
-    `by="vmap"` is the same step without `shard_map`: `jax.vmap(step, spmd_axis_name=axis_name)`
-    under `jax.jit`, where XLA's partitioner places the workers. Parameters come out unmapped, or
-    XLA would add a dense all-reduce. Four things are worse there: both sides of a `lax.cond` that
-    depends on the worker are computed; of several axes none can be gathered over at once, as
-    `AllGather` does, because JAX cannot; a loop that waits for the slowest worker asks all in each
-    turn, in one byte; and XLA gathers what it cannot split, before jax 0.12 a Fourier transform
-    (`Fft` of blocks above 64 values). `fg.audit` shows what travels.
+    `by="vmap"` is `jax.vmap(step, spmd_axis_name=axis_name)` under `jax.jit`, without `shard_map`:
+    XLA's partitioner places the workers. Four things are worse there: both sides of a `lax.cond`
+    that depends on the worker are computed; JAX cannot gather over several axes at once, as
+    `AllGather` does; each turn of a loop that depends on the worker sends one byte; and XLA gathers
+    what it cannot split, before jax 0.12 an `Fft` of blocks above 64. `fg.audit` shows what
+    travels.
 
     Args:
       step: a function (*carried, *batch) -> (*carried, *others) of one worker.
@@ -91,10 +91,7 @@ def data_parallel(
     """
     _axes.check_names("data_parallel(axis_name)", axis_name)
     _axes.check_mesh("data_parallel(axis_name)", mesh, axis_name)
-    if by not in get_args(By):
-        raise ValueError(
-            f"data_parallel(by): must be one of {get_args(By)}, got {by!r}; use 'shard_map'."
-        )
+    check_choice("data_parallel(by)", by, get_args(By))
     if by == "vmap" and param_specs is not None:
         raise ValueError(
             "data_parallel(param_specs): must be left out with by='vmap', where the gradient is "

@@ -14,19 +14,16 @@ from fftgrad.training._weigh import refuse_weight
 def delay() -> optax.GradientTransformationExtraArgs:
     """Transformation: the gradients of the step before; zeros in the first step.
 
-    In front of `compressed_pmean`, it makes all of the exchange depend on the state alone. Nothing
-    of it then waits for this step's gradients, nor they for it, and a compiler with asynchronous
-    collectives may let the link work while the next forward and backward pass run. The memory of
-    `compressed_pmean` goes with the late gradient, so error feedback loses nothing. For equal
-    gradients, what is applied is what would have been without it, one step later; an exchange that
-    draws, or begins with a state, draws and begins a step earlier.
+    In front of `compressed_pmean`, it makes the exchange depend on the state alone. So a compiler
+    with asynchronous collectives can run it beside the forward and backward pass. Error feedback
+    loses nothing. For equal gradients, the updates are those without it, one step later, but an
+    exchange that draws, or begins with a state, does so a step earlier.
 
         mean = fg.compressed_pmean(exchange, memory, axis_name="data")
         tx = optax.chain(fg.training.delay(), mean, ...)
 
-    The price is training on gradients that are a step old, and one gradient more in memory, in
-    float32 whatever dtype parameters and gradients have. XLA for a CPU has no asynchronous
-    collectives, so there it gains nothing.
+    The price: gradients are a step old, and a float32 gradient more is kept. XLA for a CPU has no
+    asynchronous collectives, so there it gains nothing.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`.

@@ -22,8 +22,7 @@ def init_state(
     """Function: the state of an optax transformation, sharded over the workers of a mesh.
 
     It is `tx.init(params)` on every worker, under `jax.shard_map`, with the specs of
-    `fg.state_specs`: what each worker has of its own gets one row for each of them. A state that is
-    made outside of `shard_map` and passed as replicated has one row for all.
+    `fg.state_specs`: what each worker has of its own gets a row for each worker.
 
         state = fg.init_state(tx, params, mesh, "data")
         train = fg.data_parallel(step, mesh, "data")

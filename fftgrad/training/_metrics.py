@@ -27,8 +27,7 @@ def metrics(
 ) -> dict[str, Any]:
     """Function: what an optimizer state says of its exchange, as a flat dict of scalars.
 
-    For any logger: `wandb.log(fg.metrics(opt_state))`. It reads the state and nothing else, so it
-    costs nothing where it is not called, and no step waits for the host. The keys:
+    For any logger: `wandb.log(fg.metrics(opt_state))`. It reads only the state. The keys:
 
         step          updates so far
         skipped       of them, those in which something was not finite

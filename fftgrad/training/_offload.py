@@ -16,25 +16,22 @@ KIND = "pinned_host"
 def offload(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Transformation: another one, whose residuals wait in the memory of the host.
 
-    Between two steps, and while a step computes its gradient, a residual only takes up room: 4
-    bytes a parameter, on each device. Here all that each worker has of its own in floating-point
-    numbers (residuals, velocities, late gradients) lies in pinned memory of the host. An update
-    copies it to the device, and what becomes of it back.
+    While a step computes its gradient, a residual only takes up room: 4 bytes a parameter, on each
+    device. Here all floating-point state of each worker's own (residuals, velocities, late
+    gradients) lies in pinned memory of the host. An update copies it to the device, and back.
 
         tx = optax.chain(
             fg.training.offload(fg.compressed_pmean(exchange, memory, axis_name="data")),
             optax.adamw(3e-4, b1=0.0),
         )
 
-    It goes around `compressed_pmean`, or around all of a chain. The update itself needs the
-    residual on the device as before, so it saves nothing where the update, and not the gradient,
-    is what needs the most memory; and each step waits for two copies over the bus of the host. With
-    `fg.ErrorFeedback(dtype="bfloat16")` they are half as long. A state that comes back from a file
-    may lie on the devices: the first update moves it, at the price of compiling twice.
+    It goes around `compressed_pmean`, or around all of a chain. It saves nothing where the update
+    needs more memory than the gradient, and each step waits for two copies over the bus of the
+    host, which `fg.ErrorFeedback(dtype="bfloat16")` halves. A state from a file may lie on the
+    devices: the first update moves it, and the step compiles twice.
 
-    On a CPU both memories are the same, so there it gains nothing; it was not tried on a GPU.
-    Compiled for an H100 the program writes the new residuals to the memory of the host by
-    asynchronous copies.
+    On a CPU both memories are the same, so it gains nothing; it was not tried on a GPU. Compiled
+    for an H100 the program copies the new residuals to the host asynchronously.
 
     Args:
       tx: `compressed_pmean`, or a transformation with it inside.

@@ -10,10 +10,9 @@ from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worke
 def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Transformation: another one, of which each worker keeps a state of its own.
 
-    A transformation that comes before `compressed_pmean` sees the gradients of one worker only, so
-    its state differs between workers and cannot be sharded as the parameters are. This one puts it
-    under a leading axis of workers, which `fg.state_specs` shards. It compresses the update of a
-    local preconditioner:
+    What comes before `compressed_pmean` sees the gradients of one worker only, so its state differs
+    between the workers. This gives the state a leading axis of workers, which `fg.state_specs`
+    shards. To compress the update of a local preconditioner:
 
         tx = optax.chain(
             fg.per_worker(optax.scale_by_adam()),

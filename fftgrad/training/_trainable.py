@@ -19,19 +19,18 @@ def trainable(
 ) -> optax.GradientTransformationExtraArgs:
     """Transformation: another one, of the leaves that are trained; the others stay as they are.
 
-    For fine-tuning with frozen leaves, as by LoRA. For the transformation inside, frozen leaves are
-    not there: they have no share in what a selector takes, no bytes, no residual and no moments. It
-    goes around all of a chain, and around any method or optimizer:
+    For fine-tuning with frozen leaves, as by LoRA. The transformation inside does not see frozen
+    leaves: they take no bytes, no residual and no moments. Put it around the whole chain:
 
         lora = lambda params: jax.tree_util.tree_map_with_path(
             lambda path, _: "lora" in jax.tree_util.keystr(path), params
         )
         tx = fg.trainable(fg.optimizers.feedback_adam(3e-4, axis_name="data"), lora)
 
-    What stands behind it in a chain sees zeros for frozen leaves, and by a weight decay would move
-    them. A mask behind an exchange, as `optax.freeze` or an `optax.partition` around the optimizer
-    alone, comes too late: gradients of frozen leaves are compressed with the others, take most of a
-    top-k, and pile up in the residual. Nobody can know.
+    What comes after it in a chain sees zeros for frozen leaves, and a weight decay there would move
+    them. A mask after the exchange, as `optax.freeze` or an `optax.partition` around the optimizer
+    alone, is too late: gradients of frozen leaves are compressed with the others, take most of a
+    top-k, and pile up in the residual, without an error.
 
     Args:
       tx: any optax transformation; complete, with its learning rate.

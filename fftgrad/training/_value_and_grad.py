@@ -22,17 +22,17 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """Function: `jax.value_and_grad` of the loss of one worker's own batch.
 
-    It is what `compressed_pmean` takes. Under `jax.shard_map(check_vma=True)` the gradient of
-    replicated parameters is summed over the workers before anyone sees it, unless they are typed as
-    varying over the axis: this does it. Elsewhere there is nothing to do.
+    It is what `compressed_pmean` takes. Under `jax.shard_map(check_vma=True)` JAX sums the gradient
+    of replicated parameters over the workers, unless they are typed as varying over the axis, which
+    this does. Elsewhere there is nothing to do.
 
         value, grads = fg.value_and_grad(loss, "data")(params, x, y)
         updates, state = tx.update(grads, state, params)
         value = jax.lax.pmean(value, "data")  # to report it
 
     An exchange that watches the loss (`Fallback`) takes that of the worker, as `value=value`. What
-    reads it behind `compressed_pmean`, as `optax.polyak_sgd` does, takes the mean: from losses of
-    their own the workers would make different parameters.
+    reads it behind `compressed_pmean`, as `optax.polyak_sgd` does, must take the mean, or the
+    parameters would differ.
 
     The loss is the mean over the worker's batch, and the mean over the workers is that over all
     batches where these have the same size. Where they have not, as with tokens under a mask, let

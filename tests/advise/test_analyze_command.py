@@ -13,6 +13,7 @@ from rich.console import Console
 
 import fftgrad as fg
 from fftgrad.__main__ import main
+from fftgrad.advise import _rates
 from fftgrad.advise.commands import _analyze
 
 N = 8192
@@ -36,35 +37,40 @@ def gradients(tmp_path_factory):
     return path
 
 
+RATES = (
+    fg.advise.Rate(fg.Budget(ratio=30), 30, 1.07, 0.24, 1.15),
+    fg.advise.Rate(fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=4)), 30, 1.07, 0.33, 0.75),
+    fg.advise.Rate(fg.Sign(), 30, 1.0, 0.9, 0.004),
+)
+
+
 @pytest.fixture(autouse=True)
-def ratios(monkeypatch):
-    """The sizes at which codecs are measured: none, where a test does not ask for them."""
-    some: list[float] = []
-    monkeypatch.setattr(
-        _analyze, "analyze", lambda tree, **options: fg.advise.analyze(tree, ratios=some, **options)
-    )
-    return some
+def _codecs_are_known(monkeypatch):
+    """To measure them takes most of a minute."""
+    monkeypatch.setattr(_rates, "measured", lambda *_: RATES)
 
 
 def run(*arguments):
+    """What a command prints."""
     parser = argparse.ArgumentParser(prog="fftgrad analyze")
     _analyze.add_arguments(parser)
     out = io.StringIO()
-    code = _analyze.run(parser.parse_args([*map(str, arguments)]), Console(file=out, width=80))
-    return code, out.getvalue()
+    _analyze.run(parser.parse_args([*map(str, arguments)]), Console(file=out, width=80))
+    return out.getvalue()
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")
-def test_it_shows_tables_and_writes_what_it_is_asked_for(gradients, tmp_path, ratios):
-    ratios.append(30)
-    code, out = run(gradients, "--json", tmp_path / "a.json", "--figures", tmp_path / "figures")
-    assert code == 0
+def test_it_shows_tables_and_writes_what_it_is_asked_for(gradients, tmp_path):
+    out = run(gradients, "--json", tmp_path / "a.json", "--figures", tmp_path / "figures")
     assert max(map(len, out.splitlines())) <= 80
     assert not re.search(r"\b(nan|inf)\b", out)
     back = json.loads((tmp_path / "a.json").read_text())
     for basis, errors in back["whole"]["dropped"].items():
         assert re.search(rf"{basis} +{errors[0]:.3f} +{errors[1]:.3f} +{errors[2]:.3f}", out)
     assert "steps 3, 5; workers 0, 1" in out
+    for rate in RATES:
+        row = f"{re.escape(repr(rate.codec))} +{rate.bits:.3g} +{rate.error:.3f} +{rate.bound:.3g}"
+        assert re.search(row, out)
     assert "two workers, one step" in out
     assert "one worker, steps 3 and 5" in out
     assert "…" in out
@@ -78,16 +84,14 @@ def test_it_shows_tables_and_writes_what_it_is_asked_for(gradients, tmp_path, ra
 
 
 def test_json_on_standard_output_is_all_there_is(gradients):
-    code, out = run(gradients, "--json", "-", "--max-values", 4 * 4096)
-    assert code == 0
+    out = run(gradients, "--json", "-", "--max-values", 4 * 4096)
     found = json.loads(out)
     assert (found["values"], found["sampled"]) == (N + 100, 4096)
 
 
 def test_of_a_plain_array_there_is_no_table_of_leaves_or_workers(tmp_path):
     np.save(tmp_path / "a.npy", RNG.normal(size=N).astype(np.float32))
-    code, out = run(tmp_path / "a.npy")
-    assert code == 0
+    out = run(tmp_path / "a.npy")
     assert "Leaves" not in out
     assert "In common" not in out
 
@@ -95,8 +99,7 @@ def test_of_a_plain_array_there_is_no_table_of_leaves_or_workers(tmp_path):
 def test_dtypes_that_numpy_does_not_name_are_read(tmp_path):
     values = RNG.normal(size=N).astype(jnp.bfloat16)
     np.savez(tmp_path / "a.npz", w=values, steps=np.arange(3))
-    code, out = run(tmp_path / "a.npz", "--json", "-")
-    assert code == 0
+    out = run(tmp_path / "a.npz", "--json", "-")
     assert json.loads(out)["values"] == N
 
 

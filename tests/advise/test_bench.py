@@ -10,7 +10,7 @@ from cases import values
 
 import fftgrad as fg
 from fftgrad.__main__ import main
-from fftgrad.advise.commands import _bench, _files
+from fftgrad.advise.commands import _bench
 from fftgrad.advise.commands._codec_times import CODECS, heavy_tailed, inputs_of, time_codecs
 
 
@@ -124,9 +124,3 @@ def test_gradients_that_tell_nothing_are_refused(tmp_path, capsys, bad):
     np.save(file, np.full(100, bad, np.float32))
     assert main(["bench", "--smoke", "--gradients", str(file)]) == 2
     assert "gradients of a good step" in capsys.readouterr().err
-
-
-def test_files_and_sizes_do_not_mix_with_what_is_no_gradient(tmp_path):
-    np.savez(tmp_path / "counts.npz", count=np.arange(3))
-    with pytest.raises(ValueError, match=r"np\.savez"):
-        _files.arrays("bench(--gradients)", tmp_path / "counts.npz")

@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from cases import values
 
 import fftgrad as fg
 from fftgrad.__main__ import main
-from fftgrad.advise.commands import _files
+from fftgrad.advise import _gradient_files
 
 TREE = {
     "layer/w": values((10, 11)),
@@ -43,37 +42,24 @@ def file(request, tmp_path):
 
 
 def test_floating_point_arrays_come_back_by_name(file):
-    found = _files.arrays("plan(--gradients)", file)
+    found = fg.advise.load_gradients(file).gradients[0][0]
     assert list(found) == list(TREE)
     for name, x in TREE.items():
         assert (found[name].dtype, found[name].shape) == (x.dtype, x.shape)
         assert found[name].tobytes() == x.tobytes()
 
 
-def test_shapes_are_those_of_the_arrays(file):
-    like = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in TREE.items()}
-    assert _files.shapes("plan(--params)", file) == like
+def test_they_are_read_one_after_the_other(file):
+    read = _gradient_files.arrays(file)
+    assert [name for name, _ in (next(read), next(read))] == list(TREE)[:2]
 
 
-def test_one_array_has_the_name_of_its_file_and_is_no_float64(tmp_path):
-    np.save(tmp_path / "gradient.npy", values((9,)).astype(np.float64))
-    found = _files.arrays("bench(--gradients)", tmp_path / "gradient.npy")
-    assert {name: x.dtype for name, x in found.items()} == {"gradient": np.float32}
-    np.testing.assert_array_equal(found["gradient"], values((9,)))
-
-
-@pytest.mark.parametrize(
-    ("read", "kept"),
-    [
-        *((_files.arrays, kept) for kept in (0, 4, 60, -1)),
-        *((_files.shapes, kept) for kept in (0, 4, 60)),  # they are in the header
-    ],
-)
-def test_a_file_that_was_cut_off_is_refused(file, read, kept):
+@pytest.mark.parametrize("kept", [0, 4, 60, -1])
+def test_a_file_that_was_cut_off_is_refused(file, kept):
     whole = file.read_bytes()
     file.write_bytes(whole[:kept])
-    with pytest.raises(ValueError, match=r"(?s)^plan\(--params\): must be .* np\.savez"):
-        read("plan(--params)", file)
+    with pytest.raises(ValueError, match=r"(?s)^load_gradients\(.*\): must be .* np\.savez"):
+        fg.advise.load_gradients(file)
 
 
 @pytest.mark.parametrize("text", [b"{}", b"[1]", b'{"w": 3}', b'{"w": {"dtype": "F32"}}'])
@@ -81,13 +67,29 @@ def test_a_header_of_another_kind_is_refused(tmp_path, text):
     file = tmp_path / "x.safetensors"
     file.write_bytes(len(text).to_bytes(8, "little") + text)
     with pytest.raises(ValueError, match=r"np\.savez"):
-        _files.arrays("plan(--params)", file)
+        fg.advise.load_gradients(file)
+
+
+@pytest.mark.parametrize("ends", [[4, 40], [0, 32], [4, 32]])
+def test_tensors_follow_one_another_without_gaps(tmp_path, ends):
+    file, body = tmp_path / "x.safetensors", bytes(40)
+    header = {"w": {"dtype": "F32", "shape": [(ends[1] - ends[0]) // 4], "data_offsets": ends}}
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + body)
+    with pytest.raises(ValueError, match="behind"):
+        fg.advise.load_gradients(file)
+
+
+def test_a_file_without_a_gradient_is_refused(tmp_path):
+    np.savez(tmp_path / "counts.npz", count=np.arange(3), none=np.zeros((0, 3)))
+    with pytest.raises(ValueError, match=r"got none; .*np\.savez"):
+        fg.advise.load_gradients(tmp_path / "counts.npz")
 
 
 def test_nothing_in_a_file_is_run(tmp_path):
     np.save(tmp_path / "objects.npy", np.array([print], dtype=object), allow_pickle=True)
-    with pytest.raises(ValueError, match="cannot be read"):
-        _files.arrays("plan(--params)", tmp_path / "objects.npy")
+    with pytest.raises(ValueError, match="got other content"):
+        fg.advise.load_gradients(tmp_path / "objects.npy")
 
 
 DAMAGES = 150
@@ -110,12 +112,6 @@ FORMATS = {
     "one.npy": lambda path: np.save(path, TREE["layer/w"]),
     "other.safetensors": lambda path: safetensors(path, TREE),
 }
-READ = {
-    "load": fg.advise.load_gradients,
-    "gradients": lambda path: _files.gradients("plan(--gradients)", path),
-    "arrays": lambda path: _files.arrays("plan(--params)", path),
-    "shapes": lambda path: _files.shapes("plan(--params)", path),
-}
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -126,12 +122,11 @@ def test_a_damaged_file_is_refused_by_its_name_or_read(tmp_path, name):
     refused = []
     for _ in range(DAMAGES):
         file.write_bytes(damaged(whole, rng))
-        for read in READ.values():
-            try:
-                read(file)
-            except ValueError as error:
-                refused.append(str(error))
-    assert len(refused) > 0.4 * DAMAGES * len(READ)
+        try:
+            fg.advise.load_gradients(file)
+        except ValueError as error:
+            refused.append(str(error))
+    assert len(refused) > 0.4 * DAMAGES
     assert all(str(file) in text and "; " in text for text in refused)
 
 

@@ -12,12 +12,12 @@ from jax.sharding import AxisType, Mesh
 from parallel import mesh_of
 
 import fftgrad as fg
-from fftgrad.advise import _exchange, _measure
+from fftgrad.advise import _exchange, _measure, _timing
 
 LIKE = {"w": jax.ShapeDtypeStruct((30, 40), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
 ROWS = [
     fg.advise.Candidate("dense", fg.AllReduce(), dense=True),
-    fg.advise.Candidate("top-k", fg.AllGather(fg.TopK(0.1)), fg.ErrorFeedback()),
+    fg.advise.Candidate("top-k", fg.Recipe(fg.AllGather(fg.TopK(0.1)), fg.ErrorFeedback())),
 ]
 TIMINGS = {row.name: fg.advise.Timing(0.001, 0.002) for row in ROWS}
 KNOWN = {"step": "20ms", "link": "1gbit", "workers": 8, "rows": ROWS}
@@ -44,7 +44,7 @@ def nothing_is_timed(monkeypatch):
     def never(*_, **__):
         pytest.fail("it began to time")
 
-    monkeypatch.setattr(_exchange, "_time_update", never)
+    monkeypatch.setattr(_exchange, "timing_of", never)
     monkeypatch.setattr(_measure, "measure_link", never)
     return monkeypatch
 
@@ -105,7 +105,7 @@ W = gradient()["w"]
         ([gradient(1e-45)], ValueError, "zeros.*leave it out"),
         ([changed(b=np.full(7, np.nan))], ValueError, "finite in float32"),
         ([changed(b=np.full(7, 1e200))], ValueError, "finite in float32"),
-        ([changed(b=np.ones(7, int))], TypeError, "floating-point values, got int64; cast"),
+        ([changed(b=np.ones(7, int))], TypeError, "floating-point values, got int64 for b; cast"),
         (gradient(), TypeError, r"got dict; pass \[gradient\]"),
         (W, TypeError, r"got ndarray; pass \[gradient\]"),
         ("gradients.npz", TypeError, r"got str; pass \[gradient\]"),
@@ -129,13 +129,13 @@ def test_what_is_given_is_what_is_timed_with(monkeypatch):
     """In arrays of a device, so that no transfer is in the time."""
     seen = []
 
-    def timing_of(_, __, axes, inputs, *rest):
-        seen.append((axes, inputs, *rest))
+    def timing_of(_, __, axes, inputs, seconds, every, agree, **apart):
+        seen.append((axes, inputs, seconds, every, agree, apart))
         return fg.advise.Timing(0.0, 1.0, tuple(axes.values()))
 
     monkeypatch.setattr(_exchange, "timing_of", timing_of)
     agree = lambda value: value  # noqa: E731 (its identity is looked at)
-    monkeypatch.setattr(_measure._together, "agreement", lambda *_: agree)
+    monkeypatch.setattr(_timing, "agreement", lambda *_: agree)
     given = [gradient(), gradient(seed=1)]
     fg.advise.measure(LIKE, gradients=given, buckets=2, seconds=0.25, **KNOWN)
     fg.advise.plan(LIKE, gradients=given, buckets=2, seconds=0.25, **KNOWN)
@@ -148,7 +148,8 @@ def test_what_is_given_is_what_is_timed_with(monkeypatch):
         for tree, own in zip(inputs, given, strict=True):
             assert all(isinstance(leaf, jax.Array) for leaf in tree.values())
             jax.tree.map(np.testing.assert_array_equal, tree, own)
-    assert all(rest[4] is agree for rest in seen[:2])
+    assert all(rest[4] is agree for rest in seen)
+    assert [rest[5] for rest in seen] == [{"apart": True}] * 4 + [{}]
 
 
 # Workers, links and timings
@@ -157,7 +158,7 @@ def test_what_is_given_is_what_is_timed_with(monkeypatch):
 def test_timings_are_of_the_workers_that_are_planned_for():
     fast = (4, fg.advise.Link("50GB/s"))
     flat = {name: timing._replace(workers=(8,)) for name, timing in TIMINGS.items()}
-    assert plan(timings=flat) == plan()
+    assert plan(timings=flat).rows == plan().rows
     for options in ({"workers": 64}, {"workers": 8, "fast": fast}):
         with pytest.raises(ValueError, match=r"plan\(timings\['dense'\]\): .*the same workers"):
             plan(timings=flat, **options)
@@ -246,7 +247,7 @@ def test_a_share_of_a_link_is_a_share():
 
 
 def test_a_link_may_be_a_bandwidth_alone(monkeypatch):
-    monkeypatch.setattr(_measure, "timings", lambda *_, **__: {})
+    monkeypatch.setattr(_measure, "_time_rows", lambda *_: {})
     assert fg.advise.measure(LIKE, **KNOWN).link == fg.advise.Link("1gbit")
     tx, options = (
         ROWS[0].transformation("data"),

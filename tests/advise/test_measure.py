@@ -10,13 +10,13 @@ import pytest
 from parallel import mesh_of
 
 import fftgrad as fg
-from fftgrad.advise import _exchange, _measure, _measure_link
-from fftgrad.advise._measure_link import Timed
+from fftgrad.advise import _exchange, _measure_link
+from fftgrad.advise._measure_link import Sent
 
 ROWS = [
     fg.advise.Candidate("dense", fg.AllReduce(), dense=True),
-    fg.advise.Candidate("signs", fg.AllGather(fg.Sign()), fg.ErrorFeedback()),
-    fg.advise.Candidate("local", fg.AllGather(fg.Sign()), fg.ErrorFeedback(), every=3),
+    fg.advise.Candidate("signs", fg.Recipe(fg.AllGather(fg.Sign()), fg.ErrorFeedback())),
+    fg.advise.Candidate("local", fg.Recipe(fg.AllGather(fg.Sign()), fg.ErrorFeedback()), every=3),
 ]
 LIKE = {"w": jax.ShapeDtypeStruct((30, 40), "float32"), "b": jax.ShapeDtypeStruct((7,), "bfloat16")}
 
@@ -26,7 +26,7 @@ def test_a_link_is_found_from_what_collectives_take():
     share = {"all-reduce": 1.0, "all-gather": 0.95, "all-to-all": 0.6}
     rows = [(k, rounds, size) for k, rounds in zip(share, (6, 3, 3), strict=True)
             for size in (1e4, 1e6, 1e8)]  # fmt: skip
-    exact = [Timed(k, r, s, r * 2e-4 + s / 1e8 / share[k]) for k, r, s in rows]
+    exact = [Sent(k, r, s, r * 2e-4 + s / 1e8 / share[k]) for k, r, s in rows]
     link = _measure_link.fit(exact)
     assert (link.latency, link.bandwidth) == pytest.approx((2e-4, 1e8))
     assert dict(link.shares) == pytest.approx({"all-gather": 0.95, "all-to-all": 0.6})
@@ -39,7 +39,7 @@ def test_a_link_is_found_from_what_collectives_take():
 
 def test_short_messages_that_pass_at_once_do_not_raise_the_bandwidth():
     """Links let so many bytes through before they slow down."""
-    found = [Timed("all-gather", 3, s, max(1e-4, (s - 5e4) / 1e7)) for s in (1e4, 1e6, 1e7)]
+    found = [Sent("all-gather", 3, s, max(1e-4, (s - 5e4) / 1e7)) for s in (1e4, 1e6, 1e7)]
     link = _measure_link.fit(found)
     assert link.bandwidth == pytest.approx(1e7, rel=0.01)
     assert link.latency < 1e-4
@@ -47,7 +47,7 @@ def test_short_messages_that_pass_at_once_do_not_raise_the_bandwidth():
 
 def test_a_link_never_has_a_negative_latency():
     sizes = (1e3, 1e6, 1e8)
-    link = _measure_link.fit([Timed("all-gather", 3, s, s / 1e8 * 0.99) for s in sizes])
+    link = _measure_link.fit([Sent("all-gather", 3, s, s / 1e8 * 0.99) for s in sizes])
     assert link.latency == 0
     assert link.bandwidth > 0
 
@@ -72,7 +72,7 @@ def test_all_rows_are_timed_and_make_a_plan():
     measured = fg.advise.measure(
         LIKE, step="20ms", mesh=mesh_of(4), rows=ROWS, buckets=2, seconds=0.01, tell=heard.append
     )
-    assert heard == ["link", "step", "dense", "signs", "local"]
+    assert heard == ["link", "dense", "signs", "local"]
     assert (measured.workers, measured.step) == (4, 0.02)
     assert {timing.workers for timing in measured.timings.values()} == {(4,)}
     assert list(measured.timings) == ["dense", "signs", "local"]
@@ -83,6 +83,21 @@ def test_all_rows_are_timed_and_make_a_plan():
     assert measured.timings["local"].compress == 0
     found = fg.advise.plan(LIKE, rows=ROWS, **measured._asdict())
     assert {row.name for row in found.rows} == {"dense", "signs", "local"}
+
+
+def test_a_plan_measures_what_it_is_not_told():
+    heard = []
+    found = fg.advise.plan(
+        LIKE, step=lambda: jnp.ones(3), mesh=mesh_of(2), rows=ROWS[:1], seconds=0.01,
+        tell=heard.append,
+    )  # fmt: skip
+    assert heard == ["link", "step", "dense"]
+    assert (found.workers, found.measured.axis_name) == (2, "data")
+    assert list(found.measured.timings) == ["dense"]
+    assert 0 < found.measured.step < found.best.seconds
+    assert found.link.residual > 0
+    with pytest.raises(ValueError, match=r"plan\(workers, link, mesh\): .*pass mesh=mesh"):
+        fg.advise.plan(LIKE, step=1.0, workers=2)
 
 
 def test_what_cannot_hide_is_not_timed_apart():
@@ -219,18 +234,19 @@ def test_more_workers_take_longer_to_decode():
     codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.5))
     row = fg.advise.Candidate("fft", fg.AllGather(codec))
     few, many = (
-        _measure.timings(like, [row], {"data": workers}, None, 0.05)["fft"] for workers in (2, 128)
+        fg.advise.time_exchange(row.transformation("data"), like, {"data": workers}, seconds=0.05)
+        for workers in (2, 128)
     )
     assert many.decompress > few.decompress
 
 
 def test_what_is_timed_with_is_no_zeros():
-    tree = _exchange._random(LIKE, 0)
+    tree, other = _exchange.inputs_like(LIKE)
     assert tree["b"].dtype == jnp.bfloat16
     flat = np.asarray(tree["w"]).ravel()
     assert np.all(flat != 0)
     assert np.mean(flat**4) / np.mean(flat**2) ** 2 > 10  # heavy tails
-    assert not np.array_equal(flat, np.asarray(_exchange._random(LIKE, 1)["w"]).ravel())
+    assert not np.array_equal(flat, np.asarray(other["w"]).ravel())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 import fftgrad as fg
 from fftgrad.advise import _candidate, _convergence, _inputs, _plan
-from fftgrad.advise._predict import Setting, predict
+from fftgrad.advise._answer import Model, sort
 
 LIKE = {"w": jax.ShapeDtypeStruct((1000, 1000), "float32")}
 NONE = fg.advise.Timing(0.0, 0.0)
@@ -65,15 +65,10 @@ def test_the_order_is_that_of_seconds_to_the_same_loss():
 
 def test_the_steps_of_the_default_rows_are_those_that_were_seen():
     rows = {row.name: row for row in _candidate.candidates(LIKE, 4)}
-    seen = _convergence.LONGER
-    for name, method in {
-        "signs, two stages": "sign",
-        "2 bits, two stages": "lloyd-max",
-        "4 local steps, signs": "local-4",
-        "8 local steps, signs": "local-8",
-    }.items():
-        assert (rows[name].steps, rows[name].loss) == (seen[method].steps, seen[method].kind)
-    assert {row.steps for row in rows.values()} == {1.0, *(one.steps for one in seen.values())}
+    unknown = {"top-k 0.1 %, 4 bits"}
+    assert rows.keys() - _convergence.SEEN.keys() == unknown
+    for name, seen in _convergence.SEEN.items():
+        assert (rows[name].steps, rows[name].loss) == (seen.steps, seen.kind)
 
 
 def test_who_keeps_its_momentum():
@@ -140,7 +135,8 @@ def test_a_row_that_wins_between_two_links_has_the_upper_one():
 
 def test_the_parts_of_a_step_are_its_seconds():
     """Also of local steps, of which each has its share of an exchange."""
-    rows = _candidate.candidates(LIKE, 4)
+    some = ("dense float32", "top-k 1 %, 3 bits", "4 local steps, signs")
+    rows = [row for row in _candidate.candidates(LIKE, 4) if row.name in some]
     times = {row.name: fg.advise.Timing(0.004, 0.008) for row in rows}
     found = fg.advise.plan(
         LIKE, step="20ms", link="100mbit", workers=4, rows=rows, timings=times, buckets=1
@@ -168,21 +164,16 @@ def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
     groups = _inputs.groups("plan", workers, None, None)
     rows = _candidate.candidates(LIKE, workers)
     rows = rows[:2] + rows[2::5]  # those that are dense, and a few of the others
-    traced = [_plan._know(row, LIKE, groups.axes, NONE, None) for row in rows]
+    sent = {row.name: _plan._sent(row, LIKE, groups.axes) for row in rows}
     for _ in range(PLANS):
         bandwidth, latency, step, codec = 10 ** rng.uniform([5, -6, -4, -5], [12, -1, 1, 0])
-        timed = [
-            row._replace(timing=fg.advise.Timing(*codec * rng.random(2), groups.sizes))
-            for row in traced
-        ]
-        setting = Setting(
-            step, fg.advise.Link(bandwidth, latency), groups, int(rng.integers(1, 9)),
-            str(rng.choice(typing.get_args(_plan.Algorithm))),
+        link = fg.advise.Link(bandwidth, latency)
+        timings = {row.name: fg.advise.Timing(*codec * rng.random(2)) for row in rows}
+        algorithm = str(rng.choice(typing.get_args(_plan.Algorithm)))
+        model = Model(
+            fg.advise.Measured(step, link, workers, timings), groups, int(rng.integers(1, 9)),
+            algorithm, sent,
         )  # fmt: skip
-        dense = [row for row in timed if row.candidate.dense]
-        found = fg.advise.Plan(
-            tuple(_plan._sorted([predict(row, dense, setting) for row in timed])), workers,
-            setting.link,
-        )  # fmt: skip
-        assert found.best.seconds <= min(setting.seconds(row) for row in dense)
+        found = fg.advise.Plan(sort([model.row(row, rows, None) for row in rows]), model.measured)
+        assert found.best.seconds <= min(model.seconds(row, link) for row in rows if row.dense)
         assert found.compress == (found.best.break_even is not None)

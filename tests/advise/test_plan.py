@@ -64,9 +64,9 @@ def test_bytes_are_those_of_the_exchange():
     found = by_name(plan(rows=rows))
     for row in rows:
         told = found[row.name]
-        sent = fg.wire_bytes(row.exchange, LIKE, row.layout) / row.every
+        sent = fg.wire_bytes(row.recipe, LIKE) / row.every
         assert told.wire_bytes == pytest.approx(sent), row.name
-        over = fg.tools.link_bytes(row.exchange, LIKE, WORKERS, row.layout) / row.every
+        over = fg.tools.link_bytes(row.recipe, LIKE, WORKERS) / row.every
         assert told.link_bytes == pytest.approx(over), row.name
 
 
@@ -154,10 +154,8 @@ def test_the_code_makes_what_was_meant(fast):
         meant = jax.eval_shape(row.transformation(axis).init, LIKE)
         assert jax.tree.leaves(jax.eval_shape(made.init, LIKE)) == jax.tree.leaves(meant)
         inside = code.removeprefix("fg.compressed_pmean(").removesuffix(f", axis_name={axis!r})")
-        if row.every == 1 and row.layout == fg.Layout():
-            parts = eval(f"({inside},)", space)
-            assert parts[0] == row.exchange
-            assert parts[1:] == (() if row.memory == fg.NoMemory() else (row.memory,))
+        if row.every == 1 and row.recipe.layout == fg.Layout():
+            assert fg.Recipe(*eval(f"({inside},)", space)) == row.recipe
 
 
 def test_the_best_trains():
@@ -184,7 +182,7 @@ def test_what_is_printed_is_python():
 def test_small_leaves_are_dense_where_that_costs_little():
     like = {"w": jnp.zeros((1000, 1000)), "b": jnp.zeros(50), "scale": jnp.zeros(7)}
     rows = {row.name: row for row in _candidate.candidates(like, 4)}
-    codec = rows["top-k 4 %, 4 bits"].exchange.codec
+    codec = rows["top-k 4 %, 4 bits"].recipe.exchange.codec
     assert isinstance(codec, fg.Policy)
     of_leaf = {row.leaf: row.codec for row in fg.tools.preview(codec, like)}
     assert of_leaf["b"] == of_leaf["scale"] == fg.Identity()
@@ -193,11 +191,13 @@ def test_small_leaves_are_dense_where_that_costs_little():
     assert plain < fg.wire_bytes(fg.AllGather(codec), like) <= 1.05 * plain
     alike = {"a": jnp.zeros((100, 100)), "b": jnp.zeros((100, 100))}
     for row in _candidate.candidates(alike, 4):
-        assert not isinstance(getattr(row.exchange, "codec", None), fg.Policy)
+        assert not isinstance(getattr(row.recipe.exchange, "codec", None), fg.Policy)
 
 
 def test_buckets_hide_what_they_can_and_are_in_the_code():
-    one, many = by_name(usual("1gbit")), by_name(plan("1gbit", buckets=4))
+    some = ("dense float32", "4 local steps, signs", "TernGrad, shared scale")
+    rows = [row for row in _candidate.candidates(LIKE, WORKERS) if row.name in some]
+    one, many = (by_name(plan("1gbit", rows=rows, buckets=buckets)) for buckets in (1, 4))
     dense = one["dense float32"], many["dense float32"]
     assert dense[1].seconds < dense[0].seconds
     assert "layout=fg.Layout(bucket_bytes=200040)" in dense[1].code
@@ -230,8 +230,10 @@ def test_errors_are_those_of_what_is_sent():
     gradient = {k: rng.standard_t(3, v.shape).astype(np.float32) for k, v in LIKE.items()}
     rows = [
         fg.advise.Candidate("dense", fg.AllReduce(), dense=True),
-        fg.advise.Candidate("top-k", fg.AllGather(fg.TopK(0.1)), fg.ErrorFeedback()),
-        fg.advise.Candidate("shared", fg.SharedSupport(fg.TopK(0.1)), fg.ErrorFeedback()),
+        fg.advise.Candidate("top-k", fg.Recipe(fg.AllGather(fg.TopK(0.1)), fg.ErrorFeedback())),
+        fg.advise.Candidate(
+            "shared", fg.Recipe(fg.SharedSupport(fg.TopK(0.1)), fg.ErrorFeedback())
+        ),
     ]
     found = by_name(plan(rows=rows, gradients=[gradient, gradient]))
     flat = np.concatenate([gradient["b"].ravel(), gradient["w"].ravel()]).astype(np.float64)
@@ -294,7 +296,7 @@ def test_it_is_deterministic():
         ),
         (lambda: fg.advise.Candidate("a", fg.Sign()), TypeError, "AllGather"),
         (
-            lambda: fg.advise.Candidate("a", fg.AllReduce(), every=2, layout=fg.Layout("leaf")),
+            lambda: fg.advise.Candidate("a", fg.methods.sign_sgd(), every=2),
             ValueError,
             "leave it to the exchange",
         ),

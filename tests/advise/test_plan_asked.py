@@ -10,7 +10,7 @@ from cases import values
 from fftgrad import advise
 from fftgrad.__main__ import main
 from fftgrad.advise import _candidate
-from fftgrad.advise._plan import ACCEPTED
+from fftgrad.advise._answer import ACCEPTED
 from fftgrad.advise.commands import _plan
 
 PAGE = pathlib.Path(__file__).parent.parent.parent / "docs/command-line.md"
@@ -20,7 +20,7 @@ PAGE = pathlib.Path(__file__).parent.parent.parent / "docs/command-line.md"
     ("argv", "remedy"),
     [
         (["--workers=1", "--step=1"], "workers): must be at least 2"),
-        (["--workers=4", "--step=-1"], "measure(step): must be finite"),
+        (["--workers=4", "--step=-1"], "plan(step): must be finite"),
         (["--workers=4", "--step=soon"], "use '300ms'"),
         (["--workers=4", "--step=1", "--fast=3", "--fast-bandwidth=1e9"], "leave it out"),
     ],
@@ -40,7 +40,7 @@ def test_gradients_of_other_parameters_are_refused(tmp_path, capsys):
     files = ["--params", "params.npz", "--gradients", "gradients.npz"]
     files = [str(tmp_path / one) if one.endswith("npz") else one for one in files]
     assert main(["plan", "--workers=16", "--bandwidth=100mbit", "--step=30ms", *files]) == 2
-    assert "measure(gradients): must be trees like params" in capsys.readouterr().err
+    assert "plan(gradients): must be trees like params" in capsys.readouterr().err
 
 
 def test_the_page_shows_rows_as_they_are_classed_and_ordered():

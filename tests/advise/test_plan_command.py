@@ -12,13 +12,15 @@ from cases import values
 import fftgrad as fg
 from fftgrad import advise
 from fftgrad.__main__ import main
-from fftgrad.advise import _candidate
+from fftgrad.advise import _candidate, plan
 from fftgrad.advise.commands import _plan
 
 ASKED = ["plan", "--workers=16", "--bandwidth=100mbit", "--step=30ms"]
 ROWS = (
     fg.advise.Candidate("dense", fg.AllReduce(), dense=True, loss="as dense"),
-    fg.advise.Candidate("signs", fg.AllGather(fg.Sign()), fg.ErrorFeedback(), loss="close"),
+    fg.advise.Candidate(
+        "signs", fg.Recipe(fg.AllGather(fg.Sign()), fg.ErrorFeedback()), loss="close"
+    ),
 )
 
 
@@ -27,29 +29,35 @@ def _eighty_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def measured(link="100mbit"):
+SOME = {
+    "dense float32", "dense bfloat16", "QSGD 4 bits", "top-k 4 %, 4 bits",
+    "top-k 0.1 %, 4 bits", "4 local steps, signs", "8 local steps, signs",
+}  # fmt: skip
+
+
+def planned(link):
     """As if dense took no time here, and all others the same."""
-    rows = _candidate.candidates(_plan.squares(250_000), 16)
+    like = _plan.squares(250_000)
+    rows = [row for row in _candidate.candidates(like, 16) if row.name in SOME]
     times = {True: fg.advise.Timing(0.0, 0.0), False: fg.advise.Timing(0.001, 0.002)}
-    return fg.advise.Measured(
-        0.03, fg.advise.Link(link), 16, {row.name: times[row.dense] for row in rows}
-    )
+    timings = {row.name: times[row.dense] for row in rows}
+    return fg.advise.plan(
+        like, step=0.03, link=link, workers=16, rows=rows, timings=timings, buckets=1,
+        algorithm="ring",
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def pays():
-    """A plan of all candidates over a slow link, with errors."""
-    found = fg.advise.plan(
-        _plan.squares(250_000), **measured()._asdict(), buckets=1, algorithm="ring"
-    )
+    """A plan over a slow link, with errors."""
+    found = planned("100mbit")
     return found._replace(rows=tuple(row._replace(error=0.5123) for row in found.rows))
 
 
 @pytest.fixture(scope="module")
 def does_not_pay():
     """The same over a fast link."""
-    known = measured(link="100gbit")._asdict()
-    return fg.advise.plan(_plan.squares(250_000), **known, buckets=1, algorithm="ring")
+    return planned("100gbit")
 
 
 @pytest.fixture
@@ -57,49 +65,42 @@ def asked(monkeypatch, pays):
     """What the library is asked; `asked["answer"]` is the plan that it makes."""
     calls = {"answer": pays}
 
-    def measure(params, **others):
-        others.pop("tell")("a candidate")
-        calls["measure"] = {"params": params, **others}
-        return measured()
-
     def plan(params, **others):
-        calls["plan"] = {"params": params, **others}
+        others.pop("tell")("a candidate")
+        calls.update(others, params=params)
         return calls["answer"]
 
-    monkeypatch.setattr(advise, "measure", measure)
     monkeypatch.setattr(advise, "plan", plan)
     return calls
 
 
 def test_what_is_asked_reaches_the_library(asked):
     assert main([*ASKED, "--parameters=25M", "--latency=2ms", "--buckets=4", "--seconds=0.1"]) == 0
-    assert asked["measure"]["link"] == fg.advise.Link("100mbit", "2ms")
-    assert (asked["measure"]["workers"], asked["measure"]["step"]) == (16, "30ms")
-    assert (asked["measure"]["seconds"], asked["measure"]["gradients"]) == (0.1, None)
-    assert asked["plan"]["timings"] == measured().timings
-    assert (asked["plan"]["buckets"], asked["plan"]["step"]) == (4, 0.03)
-    assert asked["plan"]["algorithm"] == "fastest"
-    assert (asked["measure"]["fast"], asked["measure"]["axis_name"]) == (None, None)
+    assert asked["link"] == fg.advise.Link("100mbit", "2ms")
+    assert (asked["workers"], asked["step"]) == (16, "30ms")
+    assert (asked["seconds"], asked["gradients"]) == (0.1, None)
+    assert (asked["buckets"], asked["algorithm"]) == (4, "fastest")
+    assert (asked["fast"], asked["axis_name"]) == (None, None)
     assert main([*ASKED[:2], "--bandwidth=1.25e8", "--step=0.3", "--parameters=1k"]) == 0
-    assert asked["measure"]["link"].bandwidth == 1.25e8
-    assert asked["measure"]["step"] == 0.3
+    assert asked["link"].bandwidth == 1.25e8
+    assert asked["step"] == 0.3
 
 
 def test_a_latency_of_100_us_is_usual(asked):
     assert main([*ASKED, "--parameters=1k"]) == 0
-    assert asked["measure"]["link"] == fg.advise.Link("100mbit", 1e-4)
+    assert asked["link"] == fg.advise.Link("100mbit", 1e-4)
 
 
 def test_two_levels_the_algorithm_and_the_axis_reach_the_library(asked):
     levels = ["--fast=8", "--fast-bandwidth=50GB/s", "--fast-latency=20us"]
     assert main([*ASKED, "--parameters=1k", *levels, "--algorithm=tree"]) == 0
-    assert asked["measure"]["fast"] == (8, fg.advise.Link("50GB/s", "20us"))
-    assert asked["plan"]["algorithm"] == "tree"
+    assert asked["fast"] == (8, fg.advise.Link("50GB/s", "20us"))
+    assert asked["algorithm"] == "tree"
     assert main([*ASKED, "--parameters=1k", *levels[:2], "--axis-name=node,gpu"]) == 0
-    assert asked["measure"]["fast"] == (8, fg.advise.Link("50GB/s", "10us"))
-    assert asked["measure"]["axis_name"] == ("node", "gpu")
+    assert asked["fast"] == (8, fg.advise.Link("50GB/s", "10us"))
+    assert asked["axis_name"] == ("node", "gpu")
     assert main([*ASKED, "--parameters=1k", "--axis-name=replica"]) == 0
-    assert asked["measure"]["axis_name"] == "replica"
+    assert asked["axis_name"] == "replica"
 
 
 @pytest.mark.parametrize("parameters", [1, 15, 16, 1000, 25_000_000, 2**31])
@@ -116,14 +117,13 @@ def test_the_tree_is_that_of_the_files(asked, tmp_path):
     np.savez(gradients, w=values((3, 4), 1), b=values((4,), 1))
     shapes = {"w": (3, 4), "b": (4,)}
     assert main([*ASKED, "--params", str(params), "--gradients", str(gradients)]) == 0
-    for call in (asked["measure"], asked["plan"]):
-        assert call["params"] == {
-            name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()
-        }
-        (gradient,) = call["gradients"]
-        np.testing.assert_array_equal(gradient["w"], values((3, 4), 1))
+    assert asked["params"] == {
+        name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()
+    }
+    (gradient,) = asked["gradients"]
+    np.testing.assert_array_equal(gradient["w"], values((3, 4), 1))
     assert main([*ASKED, "--gradients", str(gradients)]) == 0
-    assert jax.tree.map(jnp.shape, asked["plan"]["params"]) == shapes
+    assert jax.tree.map(jnp.shape, asked["params"]) == shapes
 
 
 def test_a_file_of_several_steps_and_workers_is_one_model(asked, tmp_path):
@@ -132,9 +132,9 @@ def test_a_file_of_several_steps_and_workers_is_one_model(asked, tmp_path):
     captured = fg.advise.GradientLog({step: dict.fromkeys((0, 1, 2), tree) for step in (10, 100)})
     fg.advise.save_gradients(tmp_path / "gradients.npz", captured)
     assert main([*ASKED, "--gradients", str(tmp_path / "gradients.npz")]) == 0
-    assert jax.tree.map(jnp.shape, asked["plan"]["params"]) == {"w": (3, 4), "b": (4,)}
-    assert len(asked["plan"]["gradients"]) == _plan.SAMPLES
-    np.testing.assert_array_equal(asked["plan"]["gradients"][-1]["w"], tree["w"])
+    assert jax.tree.map(jnp.shape, asked["params"]) == {"w": (3, 4), "b": (4,)}
+    assert len(asked["gradients"]) == _plan.SAMPLES
+    np.testing.assert_array_equal(asked["gradients"][-1]["w"], tree["w"])
 
 
 @pytest.mark.usefixtures("asked")
@@ -185,7 +185,7 @@ def test_a_gradient_that_is_too_small_to_matter_gets_no_table(asked, capsys):
     rows = [row for row in ROWS if row.dense or row.name == "signs"]
     timings = {row.name: fg.advise.Timing(0.0, 0.0) for row in rows}
     like = _plan.squares(3)
-    asked["answer"] = fg.advise.plan(
+    asked["answer"] = plan(
         like, step="30ms", link="100mbit", workers=16, rows=rows, timings=timings, buckets=1
     )
     assert main([*ASKED, "--parameters=3"]) == 0
@@ -275,7 +275,7 @@ def test_from_the_file_to_the_answer(monkeypatch, tmp_path, capsys):
     assert dense["error"] == 0.0
     assert 0.3 < signs["error"] < 1.0
     assert signs["wire_bytes"] == fg.wire_bytes(
-        ROWS[1].exchange, {"w": jnp.zeros((30, 40)), "b": jnp.zeros(40)}
+        ROWS[1].recipe, {"w": jnp.zeros((30, 40)), "b": jnp.zeros(40)}
     )
 
 
@@ -312,10 +312,11 @@ def test_files_of_other_dtypes_are_gradients(asked, tmp_path):
     tree = {"w": values((3, 4)).astype(np.float64), "b": values((4,)).astype(jnp.bfloat16)}
     np.savez(tmp_path / "gradients.npz", step=np.arange(3), **tree)
     assert main([*ASKED, "--gradients", str(tmp_path / "gradients.npz")]) == 0
-    (gradient,) = asked["plan"]["gradients"]
-    assert {name: leaf.dtype for name, leaf in gradient.items()} == {
-        "w": np.float32, "b": jnp.bfloat16
-    }  # fmt: skip
+    (gradient,) = asked["gradients"]
+    for found in (asked["params"], gradient):
+        assert {name: leaf.dtype for name, leaf in found.items()} == {
+            "w": np.float32 if found is asked["params"] else np.float64, "b": jnp.bfloat16
+        }  # fmt: skip
     np.testing.assert_array_equal(gradient["w"], values((3, 4)))
     np.savez(tmp_path / "counts.npz", step=np.arange(3))
     assert main([*ASKED, "--gradients", str(tmp_path / "counts.npz")]) == 2

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from fftgrad.advise.commands._progress import progress, waiting
+from fftgrad.advise.commands._show import progress
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def terminal(monkeypatch):
 @pytest.mark.usefixtures("terminal")
 def test_at_a_terminal_it_is_drawn_by_no_thread_of_its_own(capsys):
     threads = threading.active_count()
-    with progress("compiling", 4) as tell, waiting("timing here"):
+    with progress("compiling", 4) as tell:
         tell(1)
         assert threading.active_count() == threads
     out, err = capsys.readouterr()
@@ -26,13 +26,13 @@ def test_at_a_terminal_it_is_drawn_by_no_thread_of_its_own(capsys):
 
 @pytest.mark.usefixtures("terminal")
 def test_what_goes_on_is_named(capsys):
-    with waiting("timing here") as tell:
-        tell("top-k 1 %")
+    with progress("timing here") as tell:
+        tell(name="top-k 1 %")
     assert "timing here: top-k 1 %" in capsys.readouterr().err
 
 
 def test_elsewhere_nothing_is_written(capsys):
-    with progress("compiling", 4) as tell, waiting("timing here") as say:
+    with progress("compiling", 4) as tell, progress("timing here") as say:
         tell(4)
-        say("top-k 1 %")
+        say(name="top-k 1 %")
     assert capsys.readouterr() == ("", "")

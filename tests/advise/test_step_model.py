@@ -5,7 +5,7 @@ import math
 import pytest
 
 import fftgrad as fg
-from fftgrad.advise import _units
+from fftgrad.advise import _link
 from fftgrad.advise._cost import Parts, collective_seconds, exchange_seconds, rounds, step_seconds
 
 LINK = fg.advise.Link(1e6, 1e-3)
@@ -138,7 +138,7 @@ def test_the_fft_papers_ratio_is_that_of_two_workers_without_latency(gigabits, p
     ],
 )
 def test_rates(text, value):
-    assert _units.bytes_per_second("link", text) == pytest.approx(value)
+    assert _link.bytes_per_second("link", text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_rates(text, value):
     ],
 )
 def test_times(text, value):
-    assert _units.seconds("step", text) == pytest.approx(value)
+    assert _link.seconds("step", text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import pytest
 
-from fftgrad.advise.commands import _json
 from fftgrad.advise.commands._arguments import count, counts, number
-from fftgrad.advise.commands._text import (
+from fftgrad.advise.commands._show import (
     bits_per_second,
     number_of_values,
     quantity,
     three_digits,
+    write_json,
 )
 
 
@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
 def test_json_has_no_number_that_is_none(tmp_path):
     record = {"rows": (Row("a", math.inf), Row("b", 0.5)), 3: [math.nan, None, True]}
-    _json.write(record, tmp_path / "x.json", None)
+    write_json(record, tmp_path / "x.json", None)
     text = (tmp_path / "x.json").read_text()
     rows = [{"name": "a", "below": None}, {"name": "b", "below": 0.5}]
     assert json.loads(text) == {"rows": rows, "3": [None, None, True]}

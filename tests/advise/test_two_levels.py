@@ -51,9 +51,10 @@ def test_each_of_two_levels_is_on_its_links():
 
 def test_over_fast_links_the_memory_is_that_of_the_group():
     alone = {row.name: row for row in _candidate.candidates(LIKE, 4)}
-    for row in _candidate.candidates(LIKE, 4, fast=2):
-        assert (row.exchange.memory, row.memory) == (alone[row.name].memory, fg.NoMemory())
-        assert row.exchange.slow == alone[row.name].exchange
+    for row in _candidate.candidates(LIKE, 4, 2):
+        own = row.recipe.exchange
+        assert row.recipe == fg.Recipe(own)
+        assert fg.Recipe(own.slow, own.memory) == alone[row.name].recipe
 
 
 def planned(**options):
@@ -121,7 +122,7 @@ def test_what_is_measured_of_two_levels_makes_a_plan_of_them():
 
 def test_all_that_is_compared_of_two_levels_is_hierarchical():
     rows = _candidate.candidates(LIKE, 4, 2)
-    assert all(isinstance(row.exchange, fg.Hierarchical) for row in rows)
+    assert all(isinstance(row.recipe.exchange, fg.Hierarchical) for row in rows)
     names = {row.name for row in rows}
     assert {"4 local steps, signs", "8 local steps, signs"} <= names
     assert not [name for name in names if "rank" in name]
@@ -131,7 +132,9 @@ def test_all_that_is_compared_of_two_levels_is_hierarchical():
 
 def test_the_usual_rows_are_made_for_the_workers_and_their_axes(monkeypatch):
     seen = []
-    monkeypatch.setattr(advise._measure, "timings", lambda _, rows, *__: seen.extend(rows) or {})
+    monkeypatch.setattr(
+        advise._measure, "_time_rows", lambda asked, *_: seen.extend(asked.rows) or {}
+    )
     known = {"step": 0.1, "link": "1gbit", "workers": 8}
     fg.advise.measure(LIKE, fast=FAST, axis_name=("node", "gpu"), **known)
     assert tuple(seen) == _candidate.candidates(LIKE, 4, 2, "gpu")

@@ -38,7 +38,10 @@ def private_names(source):
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_scripts_use_public_names_only(script):
     source = script.read_text()
-    extras = {f"from fftgrad import {room}" for room in ("checkpoint", "learned", "privacy")}
+    extras = {"from fftgrad import checkpoint"}
+    extras |= {
+        f"from fftgrad.contrib import {own}" for own in ("gossip", "learned", "learned, votes")
+    }
     allowed = {"import fftgrad as fg"} | extras
     assert set(imports_of_fftgrad(source)) <= allowed
     assert not list(private_names(source))

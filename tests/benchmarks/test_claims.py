@@ -13,30 +13,21 @@ import pytest
 BENCHMARKS = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
 
 
-def imported(monkeypatch, folder, name):
-    """A module of a folder of the benchmarks; folders have modules of the same name."""
-
-    def forget():
-        for known, module in list(sys.modules.items()):
-            path = getattr(module, "__file__", None)
-            if path and BENCHMARKS in pathlib.Path(path).parents:
-                del sys.modules[known]
-
-    forget()
-    for place in {BENCHMARKS, BENCHMARKS / folder, BENCHMARKS.parent / "examples"}:
-        monkeypatch.syspath_prepend(str(place))
-    yield importlib.import_module(name)
-    forget()
+@pytest.fixture
+def imported(monkeypatch):
+    """Imports a module of the benchmarks."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
 
 
 @pytest.fixture
-def papers(monkeypatch):
-    yield from imported(monkeypatch, ".", "papers")
+def papers(imported):
+    return imported("papers")
 
 
 @pytest.fixture
-def claims(monkeypatch):
-    yield from imported(monkeypatch, "convergence", "claims")
+def claims(imported):
+    return imported("claims")
 
 
 def test_shares_of_ranks_and_of_values(papers):
@@ -76,12 +67,12 @@ def test_clipping_is_by_layer_at_two_and_a_half_deviations(papers):
     assert found["degrees"] == pytest.approx(math.degrees(math.acos(cosine)), rel=1e-4)
 
 
-def test_the_layers_are_those_of_the_models(papers):
-    tokens = np.zeros((1, 128), np.int32)
-    found = papers.layers(papers.train_lm.ByteLM(96, 2), tokens)
-    assert sum(size for size, _ in found) == np.load(papers.DATA / "gradient.npy").size
+def test_the_layers_are_those_of_the_models(imported):
+    gradients = imported("gradients")
+    found = gradients.layers(gradients.main_job(smoke=False))
+    assert sum(size for size, _ in found) == np.load(gradients.SAVED).size
     assert [size for size, last in found if last] == [96 * 256]
-    conv = papers.layers(papers.ResNet(1, 4, pre=True), np.zeros((1, 8, 8, 1), np.float32))
+    conv = gradients.layers(gradients.convolutions(smoke=True))
     assert [size for size, last in conv if last] == [10, 160]
 
 
@@ -126,31 +117,33 @@ def test_residuals_that_are_alike(claims):
 
 
 def test_thetas_fall_where_the_rate_does(claims):
-    found = claims.rows(180, smoke=False)
-    assert next(iter(found)) == "dense"
+    found = [method.name for method in claims.STUDY.rows]
+    assert found[0] == "dense"
     assert {f"theta {theta}" for theta in (0.5, 0.7, 0.85, 0.9, 0.99)} < set(found)
     assert {"theta 0.9, then 0", "theta 0.99, then 0"} < set(found)
-    assert round(claims.CUT * 180) == 130
+    rates = [float(claims.cut(2.0, 180)(step)) for step in (0, 129, 130, 179)]
+    assert rates == pytest.approx([2.0, 2.0, 0.2, 0.2])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "written"), [("papers", "errors"), ("convergence/claims", "training")]
+    ("script", "written"), [("papers.py", "errors"), ("convergence.py claims", "training")]
 )
 def test_a_smoke_run_writes_its_results(script, written, tmp_path):
-    command = [sys.executable, BENCHMARKS / f"{script}.py", "--smoke", "--out", tmp_path]
+    script, *study = script.split()
+    command = [sys.executable, BENCHMARKS / script, *study, "--smoke", "--out", tmp_path]
     subprocess.run(command, check=True, capture_output=True, timeout=600)
     content = json.loads((tmp_path / f"{written}.json").read_text())
     assert content["command"].startswith("python ")
-    if script == "papers":
+    if not study:
         (row,) = content["rows"]
         assert 0 < row["relative"]["top-k"] < row["relative"]["FFT (paper)"] < 1
         assert len(row["searches"]) == 2
     else:
-        assert content["steps"] == 3
-        for name, found in content["tasks"]["digits"].items():
-            assert len(found["loss"]) == 1
-            assert ("overlap" in found) == name.startswith("ScaleCom")
+        assert len(content["runs"]) == 4
+        for run in content["runs"]:
+            assert (run["task"], run["steps"], run["seed"]) == ("digits", 4, 0)
+            assert ("overlap" in run) == run["method"].startswith("ScaleCom")
 
 
 def test_the_page_has_the_tables_of_its_results(claims):
@@ -161,7 +154,8 @@ def test_the_page_has_the_tables_of_its_results(claims):
 
 
 def test_a_table_has_the_means_of_the_seeds(claims):
-    tasks = {"digits": {"dense": {"loss": [0.1, 0.2], "accuracy": [0.5, 1.0]}}}
-    first, second = claims.markdown({"tasks": tasks}).split("\n\n")
+    seeds = [{"loss": 0.1, "accuracy": 0.5}, {"loss": 0.2, "accuracy": 1.0}]
+    runs = [{"task": "digits", "method": "dense", **seed} for seed in seeds]
+    first, second = claims.markdown({"runs": runs}).split("\n\n")
     assert first.splitlines()[2] == "| dense | 0.150 | 75.0 | |"
     assert len(second.splitlines()) == 2

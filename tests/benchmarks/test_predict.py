@@ -73,13 +73,8 @@ def test_the_table_is_that_of_the_file():
 
 @pytest.fixture
 def predict(monkeypatch):
-    for folder in ("examples", "benchmarks", "benchmarks/slow_network"):
-        monkeypatch.syspath_prepend(str(ROOT / folder))
-    for name in ("methods", "figures"):
-        monkeypatch.delitem(importlib.import_module("sys").modules, name, raising=False)
-    yield importlib.import_module("predict")
-    for name in ("methods", "figures", "predict"):
-        importlib.import_module("sys").modules.pop(name, None)
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("predict")
 
 
 def test_the_file_is_what_the_results_make(predict, monkeypatch):

@@ -17,15 +17,14 @@ import jax
 import numpy as np
 import pytest
 
-FOLDER = pathlib.Path(__file__).parent.parent.parent / "benchmarks/slow_network"
+FOLDER = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
 ADDRESS = "10.77.0.1"
 
 
 @pytest.fixture
 def modules(monkeypatch):
     """Imports a module of the benchmark, wherever other tests have imported some of them before."""
-    for folder in (FOLDER.parent.parent / "examples", FOLDER.parent, FOLDER):
-        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.syspath_prepend(str(FOLDER))
     return importlib.import_module
 
 
@@ -235,7 +234,7 @@ def test_rates_and_delays(modules):
 
 
 def start(tmp_path, *arguments):
-    command = [sys.executable, str(FOLDER / "run.py"), "--smoke", "--out", str(tmp_path)]
+    command = [sys.executable, str(FOLDER / "slow_network.py"), "--smoke", "--out", str(tmp_path)]
     environment = {k: v for k, v in os.environ.items() if k != "PJRT_NPROC"}
     return subprocess.Popen(
         [*command, *arguments],
@@ -302,12 +301,12 @@ def test_a_killed_worker_ends_the_run(tmp_path):
     assert not processes_with(str(tmp_path))
 
 
-def test_what_is_not_there_is_answered(modules, tmp_path):
-    run = modules("run")
+def test_what_is_not_there_is_answered(modules):
+    run = modules("slow_network")
     with pytest.raises(SystemExit, match="--method: there is no zip; choose from dense,bf16,"):
         run.plan(run.parse_args(["--method", "dense,zip"]))
     with pytest.raises(SystemExit, match="--workload: must be one of alexnet,resnet,lm, got cat"):
-        run.prepare(run.parse_args(["--workload", "cat"]), tmp_path)
+        run.plan(run.parse_args(["--workload", "cat"]))
     with pytest.raises(SystemExit, match="--fault: must be kill:STEP or drop:STEP, got melt:3"):
         run.plan(run.parse_args(["--fault", "melt:3"]))
     with pytest.raises(SystemExit, match="--fault: a link can only drop where it is limited"):
@@ -317,7 +316,7 @@ def test_what_is_not_there_is_answered(modules, tmp_path):
 
 
 def test_a_step_is_the_mean_over_those_that_share_an_exchange(modules):
-    run = modules("run").Run("local-4", "", 0, every=4)
+    run = modules("slow_network").Run("local-4", "", 0, every=4)
     steps = [{"step": i, "seconds": s} for i, s in enumerate([9, 9, 1, 1, 1, 5, 1, 1, 2, 6, 7])]
     run.lines = [steps]
     assert run.median("seconds", 2) == pytest.approx((2.0 + 2.5) / 2)  # what is over, is left out
@@ -338,8 +337,7 @@ def test_what_takes_long_is_timed_less_often(modules, monkeypatch, long, runs):
 
 def test_tables_compare_with_the_dense_run_of_the_same_framework(modules, tmp_path):
     pytest.importorskip("matplotlib")
-    modules("job")
-    figures = modules("figures")
+    figures = modules("links")
 
     def run(method, step, losses, repeat=0):
         return {
@@ -413,31 +411,30 @@ def test_tables_compare_with_the_dense_run_of_the_same_framework(modules, tmp_pa
 
 @pytest.mark.parametrize("name", ["resnet", "lm"])
 def test_parameters_survive_their_file(modules, tmp_path, name):
-    workloads = modules("workloads")
-    params = workloads.WORKLOADS[name](True).params(0)
-    workloads.save_params(params, str(tmp_path / "params.npz"))
-    loaded = workloads.load_params(str(tmp_path / "params.npz"))
+    task, job = modules("tasks").WORKLOADS[name](True), modules("job")
+    params = task.params(0)
+    job.save_params(params, str(tmp_path / "params.npz"))
+    loaded = job.load_params(str(tmp_path / "params.npz"))
     assert jax.tree.structure(loaded) == jax.tree.structure(params)
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
-    schedule, rate = workloads.WORKLOADS[name](True).schedule, workloads.WORKLOADS[name](True).rate
-    rates = [float(schedule(step)) for step in (0, 4, 9, 50)]
-    np.testing.assert_allclose(rates, [rate / 10, rate / 2, rate, rate], rtol=1e-6)
+    schedule = task.schedule(task.rate, 100)
+    rates = [float(schedule(step)) / task.rate for step in (0, 4, 9, 50)]
+    np.testing.assert_allclose(rates, [0.1, 0.5, 1, 1], rtol=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["alexnet", "resnet", "lm"])
 def test_models_in_both_frameworks_are_the_same_function(modules, tmp_path, name):
     torch = pytest.importorskip("torch")
-    modules("job")
-    workload = modules("workloads").WORKLOADS[name](True)
-    params = workload.params(0)
+    task = modules("tasks").WORKLOADS[name](True)
+    params = task.params(0)
     path = str(tmp_path / "params.npz")
-    modules("workloads").save_params(params, path)
-    inputs = workload.held_out[0][:3]
-    expected = workload.model.apply(params, inputs)
+    modules("job").save_params(params, path)
+    inputs = task.held_out[0][0][:3]
+    expected = task.model.apply(params, inputs)
     as_tensor = torch.from_numpy(np.ascontiguousarray(inputs))
     if inputs.dtype != np.float32:
         as_tensor = as_tensor.long()
     with torch.no_grad():
-        got = modules("peer").twin(workload, path)(as_tensor)
+        got = modules("peer").twin(task, path)(as_tensor)
     np.testing.assert_allclose(got.numpy(), expected, atol=1e-4)

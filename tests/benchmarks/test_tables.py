@@ -4,7 +4,6 @@ import importlib
 import json
 import pathlib
 import re
-import sys
 
 import pytest
 
@@ -13,28 +12,19 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 
 
+LINKS = BENCHMARKS / "results/slow_network"
+
+
 @pytest.fixture
 def imported(monkeypatch):
-    """Imports a module of a folder of the benchmarks; folders have modules of the same name."""
-
-    def forget():
-        for name, module in list(sys.modules.items()):
-            path = getattr(module, "__file__", None)
-            if path and BENCHMARKS in pathlib.Path(path).parents:
-                del sys.modules[name]
-
-    def load(folder, name):
-        monkeypatch.syspath_prepend(str(BENCHMARKS / folder))
-        return importlib.import_module(name)
-
-    forget()
-    yield load
-    forget()
+    """Imports a module of the benchmarks."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
 
 
 @pytest.fixture
 def figures(imported):
-    return imported("slow_network", "figures")
+    return imported("links")
 
 
 def page(name):
@@ -58,13 +48,13 @@ STEPS = ("alexnet-1gbit", "alexnet-100mbit", "alexnet-loopback")
 
 def test_the_page_on_slow_links_has_the_tables_of_its_results(figures):
     text = page("docs/slow-links.md")
-    tables = [figures.target_table(figures.RESULTS, name) for name in (*TIMES, *MORE_TIMES)]
-    tables += [figures.step_table(figures.RESULTS, name) for name in STEPS]
+    tables = [figures.target_table(LINKS, name) for name in (*TIMES, *MORE_TIMES)]
+    tables += [figures.step_table(LINKS, name) for name in STEPS]
     for table in tables:
         assert table in text
     assert len(re.findall(r"^\| \| s a step", text, re.MULTILINE)) == len(tables)
     for name in TIMES:
-        said = figures.in_as_many_steps(figures.RESULTS, name).removesuffix(".")
+        said = figures.in_as_many_steps(LINKS, name).removesuffix(".")
         assert said
         assert said in on_one_line(text)
 
@@ -72,7 +62,7 @@ def test_the_page_on_slow_links_has_the_tables_of_its_results(figures):
 def test_the_page_on_slow_links_says_up_to_which_bandwidth(figures):
     section = page("docs/slow-links.md").split("## Up to which bandwidth")[1].split("##")[0]
     section = on_one_line(section)
-    found = figures.methods(figures.RESULTS, "alexnet-1gbit")
+    found = figures.methods(LINKS, "alexnet-1gbit")
     evens = {method: f"{rate / 1e9:.1f}" for method, rate in figures.break_evens(found).items()}
     known = sorted(float(rate) for method, rate in evens.items() if method != "bf16")
     assert f"between {known[0]} Gbit/s (top-k 1 %) and {known[-1]} Gbit/s (random-k)" in section
@@ -86,7 +76,7 @@ def test_the_page_on_slow_links_says_up_to_which_bandwidth(figures):
 
 
 def test_no_best_dense_is_named_where_none_in_16_bits_was_run(figures):
-    by_label = {name: rows(figures.step_table(figures.RESULTS, name)) for name in STEPS}
+    by_label = {name: rows(figures.step_table(LINKS, name)) for name in STEPS}
     assert {cells[-1] for cells in by_label["alexnet-100mbit"].values()} == {""}
     # Without a limit float32 is the best dense, of both frameworks.
     assert all(cells[-1] == cells[-2] for cells in by_label["alexnet-loopback"].values())
@@ -98,7 +88,7 @@ def test_no_best_dense_is_named_where_none_in_16_bits_was_run(figures):
 
 def test_the_readme_has_what_was_measured_against_the_best_dense(figures):
     text = page("README.md")
-    turns = {n: figures.turns(figures.RESULTS, n) for n in ("alexnet-1gbit", *TIMES[:2])}
+    turns = {n: figures.turns(LINKS, n) for n in ("alexnet-1gbit", *TIMES[:2])}
 
     def lead(name, method, seconds=figures.seconds_to):
         (value,) = figures.leads(turns[name], method, seconds)[1]
@@ -110,7 +100,7 @@ def test_the_readme_has_what_was_measured_against_the_best_dense(figures):
     first, second = figures.leads(turns["lm-100mbit"], "stream-4", figures.seconds_to)[0]
     assert f"[{first:.1f} and {second:.1f} times](docs/slow-links.md" in text
     assert f"| {lead('lm-100mbit', 'stream-4'):.1f} times sooner (one seed)" in text
-    said = figures.in_as_many_steps(figures.RESULTS, "lm-100mbit")
+    said = figures.in_as_many_steps(LINKS, "lm-100mbit")
     as_long = float(re.search(r"([\d.]+) times", said)[1])
     assert f"{as_long:.1f} times sooner than its first 60 steps" in text
     both = [turns[name]["bf16"][0]["assessed"] for name in TIMES[:2]]
@@ -128,7 +118,7 @@ def test_the_readme_has_what_was_measured_against_the_best_dense(figures):
 
 
 def test_the_page_on_meshes_has_the_table_of_its_results(imported):
-    exchange = imported(".", "exchange")
+    exchange = imported("exchange")
     records = json.loads((BENCHMARKS / "results/exchange/cpu.json").read_text())["rows"]
     table = exchange.markdown(records)
     assert table in page("docs/meshes.md")
@@ -144,10 +134,21 @@ def test_the_page_on_meshes_has_the_table_of_its_results(imported):
 def test_the_page_on_training_has_the_tables_of_its_results(imported, name):
     results = json.loads((BENCHMARKS / f"results/convergence/{name}.json").read_text())
     text = page("docs/training.md")
-    found = rows(imported("convergence", "figures").markdown(results))
+    found = rows(imported("training").markdown(results))
     assert "dense" in found
     for method, (published, counted, *cells) in found.items():
         known = [published, counted] if name == "steps-200" else []
         for columns in ([*known, *cells[:5]], cells[5:]):
             if any(columns):
                 assert f"| {' | '.join([method, *columns])} |" in text
+
+
+@pytest.mark.parametrize(
+    ("study", "name"), [("resets", "training"), ("endurance", "training"), ("sharded", "meshes")]
+)
+def test_the_pages_have_the_tables_of_the_studies(imported, capsys, monkeypatch, study, name):
+    found = imported("convergence").STUDIES[study]
+    monkeypatch.setattr(imported(study), "save", lambda *_: None, raising=False)
+    folder = BENCHMARKS / "results" / found.folder
+    found.show(json.loads((folder / f"{found.file}.json").read_text()), folder, found.file)
+    assert capsys.readouterr().out.strip() in page(f"docs/{name}.md")

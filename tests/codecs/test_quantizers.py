@@ -7,18 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from cases import floats, values
+from cases import floats, sample, values
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from messages import compress, decompress
 
 import fftgrad as fg
 from fftgrad.ops.packing import _codes
 
 ROUNDINGS = ["nearest", "truncate", "stochastic"]
+unpack = jax.jit(_codes.unpack, static_argnums=(1, 2))
 
 
-compress = jax.jit(fg.compress, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
+def overflow(codec, x):
+    return codec.compress(x, (), fg.Step.of(0)).overflow
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -28,7 +32,7 @@ def round_trip(codec, x, key=0):
 
 
 def codes_of(codec, x):
-    return _codes.unpack(compress(codec, jnp.asarray(x)).main, codec.bits, len(x)).tolist()
+    return unpack(compress(codec, jnp.asarray(x)).main, codec.bits, len(x)).tolist()
 
 
 def test_worked_example_of_the_paper():
@@ -119,9 +123,8 @@ def test_below_eps_goes_to_the_nearer_of_zero_and_eps():
 def test_beyond_the_range_saturates_and_is_counted():
     codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, minimum=-1.0)
     x = jnp.array([3.0, jnp.inf, 1.9, -1.5, -jnp.inf, jnp.nan])
-    payload, overflow, _ = codec.compress(x, (), fg.Step())
-    assert overflow == 5
-    y = fg.decompress(codec, payload, x).tolist()
+    assert overflow(codec, x) == 5
+    y = round_trip(codec, x).tolist()
     assert y == [2.0, 2.0, 1.875, -1.0, -1.0, 2.0]
 
 
@@ -132,7 +135,7 @@ def test_a_fitted_range_reaches_the_largest_value():
         top = jnp.argmax(jnp.abs(x))
         y = round_trip(codec, x)
         assert abs(float(y[top] - x[top])) <= 2.0**-codec.m * abs(float(x[top]))
-        assert codec.compress(x, (), fg.Step.of(0)).overflow == 0
+        assert overflow(codec, x) == 0
 
 
 @pytest.mark.parametrize("largest", [3.4028235e38, 3.3e38, 1e-37, 1.2e-38])
@@ -144,7 +147,7 @@ def test_ranges_at_both_ends_of_float32(largest):
         np.testing.assert_allclose(y[:2], x[:2], rtol=0.07)
 
 
-@pytest.mark.parametrize("bits", [4, 5, 6, 8, 10, 12, 16])
+@pytest.mark.parametrize("bits", sample([4, 5, 6, 8, 10, 12, 16], lambda bits: {bits > 8}))
 def test_the_chosen_mantissa_is_the_best_on_normal_data(bits):
     x = np.random.default_rng(0).standard_normal(20_000).astype(np.float32)
     x = jnp.asarray(np.clip(x, -5, 5)).at[0].set(5.0)
@@ -159,19 +162,23 @@ def test_the_chosen_mantissa_is_the_best_on_normal_data(bits):
 @given(data=st.data())
 def test_arbitrary_codes_decode_to_finite_values(data):
     for codec in (fg.RangeFloat(8), fg.RangeFloat(16, mantissa=1), fg.RangeFloat(7, zero=False)):
-        like = jax.ShapeDtypeStruct((20,), jnp.float32)
         words = data.draw(hnp.arrays(np.uint32, _codes.words_for(20, codec.bits)))
         scale = data.draw(floats(127).map(abs))
-        y = codec.decompress(fg.Payload(jnp.asarray(words), jnp.float32(scale)), like, fg.Step())
+        y = decompress(codec, fg.Payload(jnp.asarray(words), jnp.float32(scale)), jnp.zeros(20))
         assert bool(jnp.all(jnp.isfinite(y)))
 
 
 def test_complex_values_are_quantized_in_both_parts():
     z = jnp.asarray(values((50,)) + 1j * values((50,), 1)).astype(jnp.complex64)
     codec = fg.RangeFloat(bits=12)
-    payload = codec.compress(z, (), fg.Step()).payload
+
+    @jax.jit
+    def both_ways(z):
+        payload = codec.compress(z, (), fg.Step()).payload
+        return payload, codec.decompress(payload, z, fg.Step())
+
+    payload, y = both_ways(z)
     assert payload.main.size == _codes.words_for(100, 12)
-    y = codec.decompress(payload, z, fg.Step())
     assert y.dtype == z.dtype
     assert float(jnp.max(jnp.abs(y - z))) <= 2.0**-codec.m * float(jnp.max(jnp.abs(z)))
 
@@ -183,6 +190,5 @@ def test_bfloat16_travels_as_two_bytes():
 
 def test_cast_saturates_and_counts():
     x = jnp.array([1e6, -70000.0, 5.0, jnp.inf])
-    payload, overflow, _ = fg.Cast("float16").compress(x, (), fg.Step())
-    assert payload.main.tolist() == [65504.0, -65504.0, 5.0, float("inf")]
-    assert overflow == 3
+    assert compress(fg.Cast("float16"), x).main.tolist() == [65504.0, -65504.0, 5.0, float("inf")]
+    assert overflow(fg.Cast("float16"), x) == 3

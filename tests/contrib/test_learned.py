@@ -14,7 +14,7 @@ from parallel import AXIS, MODES, everywhere, mesh_of, train_step
 
 import fftgrad as fg
 from fftgrad import checkpoint
-from fftgrad.contrib import _learn as _training
+from fftgrad.contrib import _autoencoder as _training
 from fftgrad.contrib import learned
 from fftgrad.contrib._lgc import LgcPolicy
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import EXCHANGES, HIERARCHIES, typically
+from cases import EXCHANGES, HIERARCHIES, sample
 from jax import lax
 from parallel import AXIS, everywhere, of_size
 
@@ -40,7 +40,7 @@ def pmean(exchange, axis=AXIS):
     return two_steps
 
 
-@pytest.mark.parametrize("name", typically(ALIKE))
+@pytest.mark.parametrize("name", sample(ALIKE))
 def test_one_of_equal_workers_computes_what_all_of_them_get(name):
     exchange = of_size(EXCHANGES[name], 3)
     together = everywhere("vmap", pmean(exchange), 3)(np.stack([X, X, X]))
@@ -182,7 +182,7 @@ def test_what_is_received_is_not_folded_away():
     assert many - some > 0.5 * (some - few) > 0
 
 
-@pytest.mark.parametrize("name", HIERARCHIES)
+@pytest.mark.parametrize("name", sample(HIERARCHIES))
 def test_hierarchies_over_two_axes(name):
     exchange = HIERARCHIES[name]
     axes = {"slow": 2, "fast": 4}

@@ -1,16 +1,15 @@
-"""Tables and figures of what gradients look like."""
+"""`fftgrad analyze`: what gradients look like."""
 
 import argparse
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fftgrad.advise import Analysis, Figures, analyze
+from fftgrad.advise import Analysis, Figures, analyze, load_gradients
 from fftgrad.advise._bases import BASES, KEPT
-from fftgrad.advise.commands import _analyze_figures, _files, _json
-from fftgrad.advise.commands._arguments import in_file, out_file, out_folder, tells
+from fftgrad.advise.commands._arguments import add_json, in_file, is_read_by_people, png_folder
+from fftgrad.advise.commands._show import progress, table, write_json
 
 HELP = "what gradients look like, and which codec that speaks for"
 
@@ -22,6 +21,7 @@ those of two processes, with figures and all numbers:
   fftgrad analyze process0.npz process1.npz --figures out --json all.json
 """
 
+LEAF = "leaf", "values", "energy", "zeros", "kurt.", "lag 1", "none", "best", "error"
 LEAVES = 12
 """The table has so many, those of the most energy."""
 
@@ -29,42 +29,29 @@ LEAVES = 12
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     add = parser.add_argument
-    add(
-        "gradients",
-        nargs="+",
-        type=in_file,
-        help="a file of save_gradients, or one of each process; or .npz, .npy or .safetensors "
-        "with one tree of arrays",
-    )
-    add(
-        "--json",
-        type=out_file,
-        metavar="FILE",
-        help="write all numbers as JSON; - for standard output, and nothing else there",
-    )
-    add("--figures", metavar="FOLDER", type=out_folder, help="write three PNG files there")
-    add(
-        "--max-values",
-        type=int,
-        default=1 << 22,
-        help="how many values to look at, over all steps and workers (default: %(default)s)",
-    )
+    text = """a file of save_gradients, or one of each process; or .npz, .npy or .safetensors with
+        one tree of arrays"""
+    add("gradients", nargs="+", type=in_file, help=text)
+    add_json(parser)
+    add("--figures", metavar="FOLDER", type=png_folder, help="write three PNG files there")
+    text = "how many values to look at, over all steps and workers (default: %(default)s)"
+    add("--max-values", type=int, default=1 << 22, help=text)
 
 
-def run(args: argparse.Namespace, console: Console) -> int:
-    """Loads, analyzes, shows; the exit code."""
-    pyplot = _analyze_figures.plotter() if args.figures else None
-    gradients = _files.gradients("analyze(gradients)", *args.gradients)
-    # On standard error, so that what is written to standard output can be read by a program.
-    with Console(stderr=True).status("measuring codecs takes a minute or two"):
+def run(args: argparse.Namespace, console: Console) -> None:
+    """Loads, analyzes, shows."""
+    gradients = load_gradients(*args.gradients)
+    with progress("measuring codecs takes a minute or two"):
         found = analyze(gradients, max_values=args.max_values)
-    paths = _analyze_figures.draw(found, args.figures, pyplot) if args.figures else []
-    _json.write(found.as_dict(), args.json, console)
-    if tells(args):
-        for path in paths:
-            console.print(f"written: {path}", highlight=False)
+    write_json(found.as_dict(), args.json, console)
+    if args.figures:
+        from fftgrad.advise.commands import _draw  # only here: the rest works without matplotlib
+
+        for path in _draw.analysis(found, args.figures):
+            if is_read_by_people(args):
+                console.print(f"written: {path}", highlight=False)
+    if is_read_by_people(args):
         show(found, console)
-    return 0
 
 
 def show(found: Analysis, console: Console) -> None:
@@ -77,10 +64,10 @@ def show(found: Analysis, console: Console) -> None:
         "In common: places of the largest 1 % (1 % by chance), and the cosine": _common(found),
         "Codecs: bits a value, and those of an ideal coder at the same error": _rates(found),
     }
-    for title, table in tables.items():
-        if table.row_count:
+    for title, one in tables.items():
+        if one.row_count:
             console.print(title, style="bold")
-            console.print(table)
+            console.print(one)
     console.print("Recommendation", style="bold")
     for sentence in found.recommendation:
         console.print(f"- {sentence}", markup=False, highlight=False)
@@ -99,39 +86,30 @@ def _about(found: Analysis) -> str:
     )
 
 
-def _table(*columns: str) -> Table:
-    """The first column of words, the others of numbers."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", overflow="fold")
-    return table
-
-
 def _compaction(found: Analysis) -> Table:
     kept = [f"{share:.1%} kept" for share in KEPT]
-    table = _table("basis", *kept)
+    out = table("basis", *kept, padding=1)
     for basis in BASES:
-        table.add_row(basis.name, *(f"{e:.3f}" for e in found.whole.dropped[basis.name]))
-    return table
+        out.add_row(basis.name, *(f"{e:.3f}" for e in found.whole.dropped[basis.name]))
+    return out
 
 
 def _neighbors(found: Analysis) -> Table:
-    table = _table("", *(str(n) for n in range(1, 9)))
+    out = table("", *map(str, range(1, 9)), padding=1)
     whole = found.whole
     if whole.correlation is not None and whole.spectrum is not None:
         flat = whole.spectrum * whole.spectrum.size
-        table.add_row("lag", *(f"{r:.2f}" for r in whole.correlation))
-        table.add_row("low bands", *(f"{s:.2f}" for s in flat[:8]))
-        table.add_row("high bands", *(f"{s:.2f}" for s in flat[8:]))
-    return table
+        out.add_row("lag", *(f"{r:.2f}" for r in whole.correlation))
+        out.add_row("low bands", *(f"{s:.2f}" for s in flat[:8]))
+        out.add_row("high bands", *(f"{s:.2f}" for s in flat[8:]))
+    return out
 
 
 def _leaves(found: Analysis) -> Table:
-    most = sorted(found.leaves, key=lambda leaf: -leaf.energy)[:LEAVES]
-    table = _table("leaf", "values", "energy", "zeros", "kurt.", "lag 1", "none", "best", "error")
-    for leaf in most if len(found.leaves) > 1 else []:
-        table.add_row(*_leaf(leaf))
-    return table
+    out = table(*LEAF, padding=1)
+    for leaf in found.most_energy(LEAVES):
+        out.add_row(*_leaf(leaf))
+    return out
 
 
 def _leaf(leaf: Figures) -> Sequence[str]:
@@ -150,28 +128,28 @@ def _leaf(leaf: Figures) -> Sequence[str]:
 
 
 def _common(found: Analysis) -> Table:
-    table = _table("", "places", "cosine", "signal/noise")
+    out = table("", "places", "cosine", "signal/noise", padding=1)
     whole = found.whole
     if whole.overlap is not None:
         figures = (whole.cosine, ".3f"), (whole.signal, ".3g")
         shown = (_number(*figure) for figure in figures)
-        table.add_row("two workers, one step", f"{whole.overlap:.1%}", *shown)
+        out.add_row("two workers, one step", f"{whole.overlap:.1%}", *shown)
     for pair in found.between_steps:
         name = f"one worker, steps {pair.steps[0]} and {pair.steps[1]}"
-        table.add_row(name, f"{pair.overlap:.1%}", f"{pair.cosine:.3f}", "")
-    return table
+        out.add_row(name, f"{pair.overlap:.1%}", f"{pair.cosine:.3f}", "")
+    return out
 
 
 def _rates(found: Analysis) -> Table:
-    table = _table("codec", "bits", "error", "ideal")
+    out = table("codec", "bits", "error", "ideal", padding=1)
     ratio = None
     for rate in found.rates:
         if ratio not in (None, rate.ratio):
-            table.add_section()
+            out.add_section()
         ratio = rate.ratio
         figures = f"{rate.bits:.3g}", f"{rate.error:.3f}", f"{rate.bound:.3g}"
-        table.add_row(repr(rate.codec), *figures)
-    return table
+        out.add_row(repr(rate.codec), *figures)
+    return out
 
 
 def _number(value: float | None, form: str) -> str:

@@ -1,4 +1,4 @@
-"""What arguments of several commands mean."""
+"""What arguments of several commands mean; what is wrong is said before a long run."""
 
 import argparse
 import importlib
@@ -6,17 +6,9 @@ import pathlib
 import re
 
 COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKMGB]|[KMG]i)?")
-FACTORS = {
-    "": 1,
-    "k": 10**3,
-    "K": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "B": 10**9,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-}
+FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9} | {
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30
+}  # fmt: skip
 
 
 def count(text: str) -> int:
@@ -37,11 +29,8 @@ def counts(text: str) -> tuple[int, ...]:
 
 def seconds(text: str) -> float:
     """A positive number of seconds to spend."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
+    value = number(text)
+    if isinstance(value, str) or not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be seconds, above 0, got {text!r}")
     return value
 
@@ -54,6 +43,11 @@ def number(text: str) -> float | str:
         return text
 
 
+def names(text: str) -> str | tuple[str, ...]:
+    """The name of an axis, or several, with commas between them."""
+    return tuple(text.split(",")) if "," in text else text
+
+
 def in_file(text: str) -> pathlib.Path:
     """A file to read."""
     path = pathlib.Path(text)
@@ -63,15 +57,22 @@ def in_file(text: str) -> pathlib.Path:
 
 
 def out_file(text: str) -> pathlib.Path:
-    """A file to write, in a folder that is there: said before a long run and not after it."""
+    """A file to write."""
     path = pathlib.Path(text)
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"must be a file in a folder that exists, got {text!r}")
     return path
 
 
-def out_folder(text: str) -> pathlib.Path:
-    """A folder to write to, which may have to be made."""
+def png_file(text: str) -> pathlib.Path:
+    """A figure to write, by a package that may be missing."""
+    importlib.import_module("matplotlib")
+    return out_file(text)
+
+
+def png_folder(text: str) -> pathlib.Path:
+    """A folder for figures, which may have to be made."""
+    importlib.import_module("matplotlib")
     path = pathlib.Path(text)
     there = next(one for one in (path, *path.absolute().parents) if one.exists())
     if not there.is_dir():
@@ -79,29 +80,12 @@ def out_folder(text: str) -> pathlib.Path:
     return path
 
 
-def names(text: str) -> str | tuple[str, ...]:
-    """The name of an axis, or several, with commas between them."""
-    several = tuple(text.split(","))
-    return text if len(several) == 1 else several
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The argument `--json`."""
+    text = "write all numbers as JSON; - for standard output, and nothing else there"
+    parser.add_argument("--json", type=out_file, metavar="FILE", help=text)
 
 
-def png_file(text: str) -> pathlib.Path:
-    """A figure to write, by a package that may be missing: also said before a long run."""
-    importlib.import_module("matplotlib")
-    return out_file(text)
-
-
-def add_outputs(parser: argparse.ArgumentParser, figure: str) -> None:
-    """The arguments `--json` and `--png`."""
-    parser.add_argument(
-        "--json",
-        type=out_file,
-        metavar="FILE",
-        help="write all numbers as JSON; - for standard output, and nothing else there",
-    )
-    parser.add_argument("--png", type=png_file, metavar="FILE", help=f"draw {figure}")
-
-
-def tells(args: argparse.Namespace) -> bool:
+def is_read_by_people(args: argparse.Namespace) -> bool:
     """Whether standard output is for people."""
     return str(args.json) != "-"

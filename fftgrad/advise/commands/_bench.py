@@ -1,15 +1,28 @@
 """`fftgrad bench`: how fast this machine is at it."""
 
 import argparse
+import os
+import pathlib
+import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
+import jax
 import numpy as np
 from rich.console import Console
 
+from fftgrad.advise import load_gradients
 from fftgrad.advise._timing import Timed
-from fftgrad.advise.commands import _files, _json
-from fftgrad.advise.commands._arguments import add_outputs, counts, in_file, seconds, tells
+from fftgrad.advise.commands._arguments import (
+    add_json,
+    counts,
+    in_file,
+    is_read_by_people,
+    png_file,
+    seconds,
+)
 from fftgrad.advise.commands._codec_times import (
     CODECS,
     SizeTimes,
@@ -18,13 +31,13 @@ from fftgrad.advise.commands._codec_times import (
     time_codecs,
     time_collectives,
 )
-from fftgrad.advise.commands._machine import machine
-from fftgrad.advise.commands._text import (
+from fftgrad.advise.commands._show import (
     bits_per_second,
     number_of_values,
     quantity,
     table,
     three_digits,
+    write_json,
 )
 
 HELP = "how fast this machine compresses: a report to read, or to attach to an issue"
@@ -43,69 +56,57 @@ faster link it takes longer than the bytes that it saves of float32."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `bench`."""
-    data = parser.add_mutually_exclusive_group()
-    data.add_argument(
-        "--sizes",
-        type=counts,
-        default=(2**20, 2**24),
-        metavar="N,N",
-        help="lengths of the random, heavy-tailed vectors (default: 1Mi,16Mi)",
-    )
-    data.add_argument(
-        "--gradients",
-        type=in_file,
-        metavar="FILE",
-        help="time on these instead: .npz, .npy, .safetensors",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=seconds,
-        default=10.0,
-        metavar="S",
-        help="how long to time each length, about; compiling comes on top (default: 10)",
-    )
-    parser.add_argument("--smoke", action="store_true", help="try it: few codecs, 64Ki values")
-    add_outputs(parser, "the times of the codecs as bars")
+    add = parser.add_mutually_exclusive_group().add_argument
+    text = "lengths of the random, heavy-tailed vectors (default: 1Mi,16Mi)"
+    add("--sizes", type=counts, default=(2**20, 2**24), metavar="N,N", help=text)
+    text = "time on these instead: .npz, .npy, .safetensors"
+    add("--gradients", type=in_file, metavar="FILE", help=text)
+    add = parser.add_argument
+    text = "how long to time each length, about; compiling comes on top (default: 10)"
+    add("--seconds", type=seconds, default=10.0, metavar="S", help=text)
+    add("--smoke", action="store_true", help="try it: few codecs, 64Ki values")
+    add_json(parser)
+    add("--png", type=png_file, metavar="FILE", help="draw the times of the codecs as bars")
 
 
-def run(args: argparse.Namespace, console: Console) -> int:
+def run(args: argparse.Namespace, console: Console) -> None:
     """Times, prints and writes the report."""
     names = SMOKE if args.smoke else tuple(CODECS)
     seconds = min(args.seconds, 0.1) if args.smoke else args.seconds
-    here = machine()
-    if tells(args):
+    here, told = machine(), is_read_by_people(args)
+    if told:
         _show_machine(here, console)
     sized: list[SizeTimes] = []
     for x in _vectors(args):
         sized.append(time_codecs(x, names, seconds))
-        if tells(args):
+        if told:
             _show_sized(sized[-1], console)
     largest = max(one.values for one in sized)
     sums = time_collectives([max(1, largest // part) for part in (256, 16, 1)], seconds)
-    if tells(args):
+    if told:
         _show_sums(sums, console)
-    _json.write(here | {"sizes": sized, "all_reduce": sums}, args.json, console)
+    write_json(here | {"sizes": sized, "all_reduce": sums}, args.json, console)
     if args.png:
-        from fftgrad.advise.commands import _bars  # only here: the rest works without matplotlib
+        from fftgrad.advise.commands import _draw  # only here: the rest works without matplotlib
 
-        _bars.draw(_panels(sized), "ms", args.png)
-    return 0
+        _draw.bars(dict(map(_panel, sized)), "ms", args.png)
 
 
 def _vectors(args: argparse.Namespace) -> Iterator[np.ndarray]:
     """What to time on, one after the other."""
-    if args.gradients:
-        found = _files.arrays("bench(--gradients)", args.gradients)
-        whole = np.concatenate([np.ravel(x).astype(np.float32) for x in found.values()])
-        if not whole.any() or not np.isfinite(whole).all():
-            raise ValueError(
-                f"bench(--gradients): must be finite, and not all zero, got {args.gradients}; pass "
-                "the gradients of a good step."
-            )
-        yield whole
+    if not args.gradients:
+        yield from map(heavy_tailed, (2**16,) if args.smoke else args.sizes)
         return
-    for n in (2**16,) if args.smoke else args.sizes:
-        yield heavy_tailed(n)
+    trees = load_gradients(args.gradients).trees
+    whole = np.concatenate([np.ravel(leaf) for tree in trees for leaf in tree.values()])
+    with np.errstate(over="ignore"):  # what float32 cannot hold is not finite
+        whole = whole.astype(np.float32)
+    if not whole.any() or not np.isfinite(whole).all():
+        raise ValueError(
+            f"bench(--gradients): must be finite, and not all zero, got {args.gradients}; pass "
+            "the gradients of a good step."
+        )
+    yield whole
 
 
 def _show_machine(here: Mapping[str, Any], console: Console) -> None:
@@ -164,15 +165,49 @@ def _show_sums(sums: Sequence[SumTime], console: Console) -> None:
     console.print(out)
 
 
-def _panels(sized: Sequence[SizeTimes]) -> dict[str, dict[str, dict[str, float]]]:
+def _panel(one: SizeTimes) -> tuple[str, dict[str, dict[str, float]]]:
     """A bar for each codec, in milliseconds."""
-    return {
-        f"{number_of_values(one.values)} values": {
-            row.name: {
-                "compress": 1e3 * row.compress.seconds,
-                "decompress": 1e3 * row.decompress.seconds,
-            }
-            for row in one.codecs
-        }
-        for one in sized
+    times = {
+        row.name: {"compress": row.compress, "decompress": row.decompress} for row in one.codecs
     }
+    bars = {name: {part: 1e3 * t.seconds for part, t in own.items()} for name, own in times.items()}
+    return f"{number_of_values(one.values)} values", bars
+
+
+PACKAGES = ("fftgrad", "jax", "jaxlib", "optax", "numpy")
+
+
+def version(package: str) -> str:
+    """Of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # on the path, but not installed
+        return "not installed"
+
+
+def machine() -> dict[str, Any]:
+    """Versions, processor, memory and the devices that this process has."""
+    device, *_ = devices = jax.local_devices()
+    cpu = pathlib.Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*: (.*)$", cpu.read_text() if cpu.exists() else "", re.M)
+    affinity = getattr(os, "sched_getaffinity", None)  # of this process, where the system tells
+    return {
+        "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES},
+        "system": platform.platform(),
+        "processor": named[1] if named else platform.processor() or platform.machine(),
+        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "memory_bytes": _memory(),
+        "platform": device.platform,
+        "device": device.device_kind,
+        "devices": len(devices),
+        "device_memory_bytes": (device.memory_stats() or {}).get("bytes_limit"),
+        "runtime": " ".join(device.client.platform_version.split()),
+    }
+
+
+def _memory() -> int | None:
+    """Bytes, where the system tells."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

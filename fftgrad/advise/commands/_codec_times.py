@@ -9,39 +9,25 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from fftgrad._contracts import Codec, Payload, Step
+import fftgrad as fg
 from fftgrad.advise._timing import Task, Timed, timed_in_turn
-from fftgrad.advise.commands._progress import progress
-from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers import (
-    Cast,
-    LloydMax,
-    LogLevels,
-    RangeFloat,
-    Sign,
-    Ternary,
-    UniformLevels,
-)
-from fftgrad.codecs.selectors import Budget, ChunkTopK, RandomK, Threshold, TopK
-from fftgrad.codecs.transforms import Dct, Fft, Hadamard
-from fftgrad.tools._compress import compress, decompress
-from fftgrad.tools._wire_bytes import wire_bytes
+from fftgrad.advise.commands._show import progress
 
-CODECS: dict[str, Codec] = {
-    "bfloat16": Cast("bfloat16"),
-    "8 bits": RangeFloat(bits=8),
-    "QSGD, 4 bits": UniformLevels(bits=4),
-    "ternary": Ternary(),
-    "sign": Sign(),
-    "EDEN, 2 bits": chain(Hadamard(), LloydMax(bits=2)),
-    "top-k 1 %": chain(TopK(fraction=0.01), LogLevels(bits=4)),
-    "top-k 0.1 %": chain(TopK(fraction=0.001), LogLevels(bits=4)),
-    "threshold 1 %": chain(Threshold(fraction=0.01), LogLevels(bits=4)),
-    "random-k 1 %": RandomK(fraction=0.01),
-    "FFT 64, 1 %": chain(Fft(block=64), TopK(fraction=0.01), LogLevels(bits=4)),
-    "DCT 64, DeMo": chain(Dct(block=64), ChunkTopK(chunk=64), Cast("bfloat16")),
-    "DCT 64, budget": chain(Dct(block=64), Budget(ratio=100)),
-    "budget": Budget(ratio=100),
+CODECS: dict[str, fg.Codec] = {
+    "bfloat16": fg.Cast("bfloat16"),
+    "8 bits": fg.RangeFloat(bits=8),
+    "QSGD, 4 bits": fg.UniformLevels(bits=4),
+    "ternary": fg.Ternary(),
+    "sign": fg.Sign(),
+    "EDEN, 2 bits": fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=2)),
+    "top-k 1 %": fg.chain(fg.TopK(fraction=0.01), fg.LogLevels(bits=4)),
+    "top-k 0.1 %": fg.chain(fg.TopK(fraction=0.001), fg.LogLevels(bits=4)),
+    "threshold 1 %": fg.chain(fg.Threshold(fraction=0.01), fg.LogLevels(bits=4)),
+    "random-k 1 %": fg.RandomK(fraction=0.01),
+    "FFT 64, 1 %": fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01), fg.LogLevels(bits=4)),
+    "DCT 64, DeMo": fg.chain(fg.Dct(block=64), fg.ChunkTopK(chunk=64), fg.Cast("bfloat16")),
+    "DCT 64, budget": fg.chain(fg.Dct(block=64), fg.Budget(ratio=100)),
+    "budget": fg.Budget(ratio=100),
 }
 """One of each family, by short names."""
 
@@ -96,10 +82,10 @@ def heavy_tailed(n: int) -> np.ndarray:
     return white[1:] + np.float32(0.5) * white[:-1]
 
 
-def inputs_of(x: np.ndarray) -> list[tuple[jax.Array, Step]]:
+def inputs_of(x: np.ndarray) -> list[tuple[jax.Array, fg.Step]]:
     """A vector in three places and scales, each with randomness of its own."""
     return [
-        (jnp.asarray(np.roll(x, i * (x.size // INPUTS)) * np.float32(1 + i)), Step.of(i, i))
+        (jnp.asarray(np.roll(x, i * (x.size // INPUTS)) * np.float32(1 + i)), fg.Step.of(i, i))
         for i in range(INPUTS)
     ]
 
@@ -107,7 +93,7 @@ def inputs_of(x: np.ndarray) -> list[tuple[jax.Array, Step]]:
 def time_codecs(x: np.ndarray, names: Sequence[str], seconds: float) -> SizeTimes:
     """The times of codecs on a vector, in about so many seconds, and those of compiling."""
     inputs, like = inputs_of(x), jax.ShapeDtypeStruct(x.shape, jnp.float32)
-    tasks = [Task(jax.jit(lambda a: -a[0]), inputs)]
+    tasks: list[Task] = [(jax.jit(lambda a: -a[0]), inputs)]
     with progress("compiling", len(names)) as tell:
         for name in names:
             tasks += _both_ways(CODECS[name], inputs, like)
@@ -118,23 +104,23 @@ def time_codecs(x: np.ndarray, names: Sequence[str], seconds: float) -> SizeTime
     return SizeTimes(x.size, copy, tuple(_row(name, like, copy, *both) for name, *both in rows))
 
 
-def _both_ways(codec: Codec, inputs: Any, like: jax.ShapeDtypeStruct) -> list[Task]:
+def _both_ways(codec: fg.Codec, inputs: Any, like: jax.ShapeDtypeStruct) -> list[Task]:
     @jax.jit
-    def down(a: tuple[jax.Array, Step]) -> Payload:
-        return compress(codec, a[0], step=a[1])
+    def down(a: tuple[jax.Array, fg.Step]) -> fg.Payload:
+        return fg.compress(codec, a[0], step=a[1])
 
     @jax.jit
-    def up(a: tuple[Payload, Step]) -> jax.Array:
-        return decompress(codec, a[0], like, step=a[1])
+    def up(a: tuple[fg.Payload, fg.Step]) -> jax.Array:
+        return fg.decompress(codec, a[0], like, step=a[1])
 
     payloads = [(down(one), one[1]) for one in inputs]
     jax.block_until_ready(up(payloads[0]))
-    return [Task(down, inputs), Task(up, payloads)]
+    return [(down, inputs), (up, payloads)]
 
 
 def _row(name: str, like: jax.ShapeDtypeStruct, copy: Timed, down: Timed, up: Timed) -> CodecTimes:
     codec, dense = CODECS[name], 4 * like.size
-    sent, both = wire_bytes(codec, like), down.seconds + up.seconds
+    sent, both = fg.wire_bytes(codec, like), down.seconds + up.seconds
     return CodecTimes(
         name=name,
         codec=repr(codec),
@@ -163,7 +149,7 @@ def time_collectives(sizes: Sequence[int], seconds: float) -> tuple[SumTime, ...
     tasks: list[Task] = []
     for n in sizes:
         whole = np.stack([np.roll(heavy_tailed(n), i) for i in range(len(devices))])
-        tasks.append(Task(mean, [jax.device_put(whole * k, spec) for k in (1.0, 2.0)]))
+        tasks.append((mean, [jax.device_put(whole * k, spec) for k in (1.0, 2.0)]))
     with progress("all-reduce", seconds) as tell:
         times = timed_in_turn(tasks, seconds / len(tasks), tell=tell)
     return tuple(SumTime(n, len(devices), time) for n, time in zip(sizes, times, strict=True))

@@ -7,14 +7,15 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import NoReturn, Protocol
+from types import ModuleType
+from typing import NoReturn
 
 from rich.console import Console
 
 from fftgrad.advise.commands import _analyze, _bench, _plan
-from fftgrad.advise.commands._machine import version
+from fftgrad.advise.commands._bench import version
 
-DONE, FAILED, USAGE, INTERRUPTED, PIPE = 0, 1, 2, 130, 141
+FAILED, USAGE, INTERRUPTED, PIPE = 1, 2, 130, 141
 
 EXIT_CODES = """\
 exit codes:
@@ -33,31 +34,7 @@ it pays for you, which way, and how fast this machine is at it.
 RULE = re.compile(r"[\w.]+\(.*?\): ", re.DOTALL)
 """How an error of the library about an argument starts: `object(argument): rule ...`."""
 
-WIDTH = 79
-
-
-class Command(Protocol):
-    """What a module of a command has."""
-
-    @property
-    def HELP(self) -> str:  # noqa: N802 (a constant of a module)
-        """What it answers, in one line."""
-        ...
-
-    @property
-    def EPILOG(self) -> str:  # noqa: N802 (a constant of a module)
-        """Examples."""
-        ...
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments of the command to its parser."""
-
-    def run(self, args: argparse.Namespace, console: Console) -> int:
-        """Runs it; returns the exit code."""
-        ...
-
-
-COMMANDS: Mapping[str, Command] = {"plan": _plan, "analyze": _analyze, "bench": _bench}
+COMMANDS: Mapping[str, ModuleType] = {"plan": _plan, "analyze": _analyze, "bench": _bench}
 
 
 class Parser(argparse.ArgumentParser):
@@ -78,7 +55,7 @@ class Output(Console):
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    formatter = functools.partial(argparse.RawDescriptionHelpFormatter, width=WIDTH)
+    formatter = functools.partial(argparse.RawDescriptionHelpFormatter, width=79)
     examples = "\n".join(command.EPILOG for command in COMMANDS.values())
     parser = Parser(
         prog="fftgrad",
@@ -105,8 +82,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Bad usage and --help leave by SystemExit."""
     try:
         try:
-            args = make_parser().parse_args(argv)
-            return _answer(args)
+            return _answer(make_parser().parse_args(argv))
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -118,7 +94,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 def _answer(args: argparse.Namespace) -> int:
     """The exit code of a command, whose errors become one line."""
     try:
-        return COMMANDS[args.command].run(args, Output())
+        COMMANDS[args.command].run(args, Output())
     except (BrokenPipeError, ModuleNotFoundError):
         raise
     except KeyboardInterrupt:
@@ -134,3 +110,4 @@ def _answer(args: argparse.Namespace) -> int:
         hint = "" if args.traceback else " (--traceback shows where)"
         print(f"fftgrad: {type(error).__name__}: {text}{hint}", file=sys.stderr)
         return FAILED
+    return 0

@@ -3,7 +3,7 @@
 import argparse
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,26 @@ from rich.console import Console
 
 from fftgrad import advise
 from fftgrad.advise import Link, Plan, PlanRow
-from fftgrad.advise.commands import _files, _json
-from fftgrad.advise.commands._arguments import tells
-from fftgrad.advise.commands._plan_arguments import MATRICES
-from fftgrad.advise.commands._plan_arguments import add_arguments as add_arguments
-from fftgrad.advise.commands._progress import waiting
-from fftgrad.advise.commands._text import bits_per_second, quantity, table, three_digits
+from fftgrad.advise._cost import Algorithm
+from fftgrad.advise._gradient_files import arrays
+from fftgrad.advise.commands._arguments import (
+    add_json,
+    count,
+    in_file,
+    is_read_by_people,
+    names,
+    number,
+    png_file,
+    seconds,
+)
+from fftgrad.advise.commands._show import (
+    bits_per_second,
+    progress,
+    quantity,
+    table,
+    three_digits,
+    write_json,
+)
 
 HELP = "whether compression pays over your link, which one, and the code for it"
 EPILOG = """\
@@ -33,20 +47,55 @@ below: over a faster link the best dense wins. loss: what came of it in short
 runs of small models with 8 workers, of two stages of signs or of 2 bits and
 local steps with 4."""
 
-SAMPLES = 4
+MATRICES, SAMPLES = 16, 4
 
 TRIFLE = 1e-3
 """The share of a step below which the bytes of a gradient do not matter."""
 
 
-def run(args: argparse.Namespace, console: Console) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `plan`."""
+    add = parser.add_mutually_exclusive_group().add_argument
+    text = f"how many, as 25M: in {MATRICES} square matrices, and a vector of the rest"
+    add("--parameters", type=count, metavar="N", help=text)
+    text = "the parameters, of which the shapes are read: .npz, .npy, .safetensors"
+    add("--params", type=in_file, metavar="FILE", help=text)
+    add = parser.add_argument
+    text = "those of a step, to measure errors on; without --params also the shapes"
+    add("--gradients", type=in_file, metavar="FILE", help=text)
+    add("--workers", type=count, required=True, metavar="N", help="how many")
+    text = "of the link of a worker: 100mbit, 1gbit, or bytes per second as a number"
+    add("--bandwidth", type=number, required=True, metavar="RATE", help=text)
+    text = "of a message: 2ms, or seconds as a number (default: 100us)"
+    add("--latency", type=number, default="100us", metavar="TIME", help=text)
+    text = "what a step takes without any exchange: 300ms, or seconds as a number"
+    add("--step", type=number, required=True, metavar="TIME", help=text)
+    text = "how many workers fast links join, such as the GPUs of one machine"
+    add("--fast", type=count, metavar="N", help=text)
+    add("--fast-bandwidth", type=number, metavar="RATE", help="of the fast links: 50GB/s")
+    text = "of the fast links (default: 10us)"
+    add("--fast-latency", type=number, default="10us", metavar="TIME", help=text)
+    text = "of the workers, for the code (default: data; with --fast: slow,fast)"
+    add("--axis-name", type=names, metavar="NAME", help=text)
+    text = "of the collectives (default: for each the faster of a ring and a tree)"
+    add("--algorithm", choices=get_args(Algorithm), default="fastest", help=text)
+    add("--buckets", type=count, metavar="N", help="in how many a gradient travels")
+    text = "how long to time each codec on this machine (default: 0.5)"
+    add("--seconds", type=seconds, default=0.5, metavar="S", help=text)
+    add("--top", type=count, default=10, metavar="N", help="rows to show (default: 10)")
+    add_json(parser)
+    text = "draw what a step is made of as bars"
+    add("--png", type=png_file, metavar="FILE", help=text)
+
+
+def run(args: argparse.Namespace, console: Console) -> None:
     """Plans, and prints the table, the answer and the code."""
-    link = Link(args.bandwidth, args.latency)
-    samples = _samples(args)
-    params = _params(args, samples)
-    with waiting("timing here") as tell:
-        measured = advise.measure(
-            params,
+    link, samples = Link(args.bandwidth, args.latency), None
+    if args.gradients:
+        samples = advise.load_gradients(args.gradients).trees[:SAMPLES]
+    with progress("timing here") as tell:
+        found = advise.plan(
+            _params(args, samples),
             step=args.step,
             workers=args.workers,
             link=link,
@@ -54,48 +103,48 @@ def run(args: argparse.Namespace, console: Console) -> int:
             axis_name=args.axis_name,
             gradients=samples,
             buckets=args.buckets,
+            algorithm=args.algorithm,
             seconds=args.seconds,
-            tell=tell,
+            tell=lambda name: tell(name=name),
         )
-    found = advise.plan(
-        params,
-        **measured._asdict(),
-        gradients=samples,
-        buckets=args.buckets,
-        algorithm=args.algorithm,
-    )
-    dense = min((row for row in found.rows if row.break_even is None), key=_seconds)
     shown = list(found.rows[: args.top])
-    if dense not in shown:
-        shown.append(dense)
-    if tells(args) and (why := _too_small(found, dense)):
-        console.print(f"{why}\n", markup=False, highlight=False)
-    elif tells(args):
-        _show(shown, console)
-        console.print(f"\n{answer(found, dense)}\n", markup=False, highlight=False)
-    if tells(args):
+    if found.dense not in shown:
+        shown.append(found.dense)
+    if is_read_by_people(args):
+        why = _too_small(found)
+        if not why:
+            _show(shown, console)
+            console.print()
+        console.print(f"{why or answer(found)}\n", markup=False, highlight=False)
         console.print(found.best.code, markup=False, highlight=False, soft_wrap=True)
-    record = measured._asdict() | {"link": vars(link), "device": jax.devices()[0].device_kind}
-    if measured.fast:
-        record["fast"] = {"workers": measured.fast[0], "link": vars(measured.fast[1])}
-    rows = [row._asdict() | {"pays_below": _below(row.break_even)} for row in found.rows]
-    answers = {"compress": found.compress, "best": found.best.name, "rows": rows}
-    _json.write(record | answers, args.json, console)
+    write_json(_record(found), args.json, console)
     if args.png:
-        from fftgrad.advise.commands import _bars  # only here: the rest works without matplotlib
+        from fftgrad.advise.commands import _draw  # only here: the rest works without matplotlib
 
-        bars = {
-            row.name: {part: 1e3 * time for part, time in row.parts._asdict().items()}
-            for row in shown
-        }
+        times = {row.name: row.parts._asdict() for row in shown}
+        bars = {name: {part: 1e3 * t for part, t in own.items()} for name, own in times.items()}
         title = f"a step, {args.workers} workers, {bits_per_second(link.bandwidth)}"
         wholes = {row.name: 1e3 * row.seconds for row in shown}
-        _bars.draw({title: bars}, "ms, predicted", args.png, wholes)
-    return 0
+        _draw.bars({title: bars}, "ms, predicted", args.png, wholes)
 
 
-def _too_small(found: Plan, dense: PlanRow) -> str:
+def _record(found: Plan) -> dict[str, Any]:
+    """All that is known of a plan, for programs."""
+    measured = found.measured._asdict() | {"link": vars(found.link)}
+    if found.measured.fast:
+        workers, link = found.measured.fast
+        measured["fast"] = {"workers": workers, "link": vars(link)}
+    return measured | {
+        "device": jax.devices()[0].device_kind,
+        "compress": found.compress,
+        "best": found.best.name,
+        "rows": [row._asdict() | {"pays_below": _below(row.break_even)} for row in found.rows],
+    }
+
+
+def _too_small(found: Plan) -> str:
     """Why there is nothing to gain, if the bytes of dense take next to nothing of a step."""
+    dense = found.dense
     takes = dense.link_bytes / found.link.bandwidth
     if found.compress or takes > TRIFLE * dense.seconds:
         return ""
@@ -105,13 +154,12 @@ def _too_small(found: Plan, dense: PlanRow) -> str:
     )
 
 
-def answer(found: Plan, dense: PlanRow) -> str:
+def answer(found: Plan) -> str:
     """The plan in a sentence or two."""
-    best = found.best
+    best, dense = found.best, found.dense
     takes = f"{best.name} takes {quantity(best.seconds, 's')} a step"
     if not found.compress:
-        compressed = [row for row in found.rows if row.break_even is not None]
-        other = min(compressed, key=_seconds)
+        other = min((row for row in found.rows if not row.is_dense), key=lambda row: row.seconds)
         rule = ""
         if other.seconds < best.seconds:
             rule = (
@@ -139,10 +187,6 @@ def answer(found: Plan, dense: PlanRow) -> str:
     )
 
 
-def _seconds(row: PlanRow) -> float:
-    return row.seconds
-
-
 def squares(parameters: int) -> dict[str, jax.ShapeDtypeStruct]:
     """A model of so many parameters: square matrices, and a vector of the rest."""
     side = math.isqrt(parameters // MATRICES)
@@ -165,27 +209,24 @@ def _fast(args: argparse.Namespace) -> tuple[int, Link] | None:
     return args.fast and (args.fast, Link(args.fast_bandwidth, args.fast_latency))
 
 
-def _samples(args: argparse.Namespace) -> list[Any] | None:
-    """Gradients of steps and workers, at most so many; None, if there is no file of them."""
-    if args.gradients is None:
-        return None
-    captured = _files.gradients("plan(--gradients)", args.gradients)
-    trees = [tree for workers in captured.gradients.values() for tree in workers.values()]
-    return trees[:SAMPLES]
-
-
 def _params(args: argparse.Namespace, samples: list[Any] | None) -> Any:
     """The shapes of the parameters, by whatever tells them."""
-    if args.params:
-        return _files.shapes("plan(--params)", args.params)
     if args.parameters:
         return squares(args.parameters)
+    if args.params:
+        return {name: _like(x) for name, x in arrays(args.params)}
     if samples:
-        return samples[0]
+        return jax.tree.map(_like, samples[0])
     raise ValueError(
         "plan(--parameters): must be given, or --params or --gradients, got none of them; use "
         "--parameters 25M."
     )
+
+
+def _like(x: Any) -> jax.ShapeDtypeStruct:
+    """In float32 what no gradient is, such as float64."""
+    narrow = x.dtype in (jnp.bfloat16, jnp.float16)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype if narrow else jnp.float32)
 
 
 def _show(rows: Sequence[PlanRow], console: Console) -> None:

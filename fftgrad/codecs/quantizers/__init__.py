@@ -2,13 +2,10 @@
 
 from fftgrad.codecs.quantizers._bin_means import BinMeans
 from fftgrad.codecs.quantizers._cast import Cast
-from fftgrad.codecs.quantizers._dynamic_sign import DynamicSign
-from fftgrad.codecs.quantizers._fixed_range_float import FixedRangeFloat
 from fftgrad.codecs.quantizers._lloyd_max import LloydMax
 from fftgrad.codecs.quantizers._log_levels import LogLevels
-from fftgrad.codecs.quantizers._mean_magnitude import MeanMagnitude
-from fftgrad.codecs.quantizers._range_float import RangeFloat
-from fftgrad.codecs.quantizers._sign import Sign
+from fftgrad.codecs.quantizers._range_float import FixedRangeFloat, RangeFloat
+from fftgrad.codecs.quantizers._sign import DynamicSign, MeanMagnitude, Sign
 from fftgrad.codecs.quantizers._ternary import Ternary
 from fftgrad.codecs.quantizers._uniform_levels import UniformLevels
 

@@ -1,13 +1,11 @@
 """Few bins around the mean, each decoded as the mean of what is in it."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops.packing import _codes
 
@@ -16,7 +14,7 @@ SPAN = 6.0
 """Standard deviations that the bins cover together."""
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class BinMeans(Quantizer):
     """Quantizer: 2^bits bins of equal width around the mean; a value becomes the mean of its bin.
 
@@ -60,8 +58,6 @@ class BinMeans(Quantizer):
     """
 
     bits: int = 2
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= MAX_BITS:

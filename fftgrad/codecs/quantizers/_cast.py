@@ -1,6 +1,5 @@
 """A narrower dtype."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -8,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad.codecs._saturate import saturating_cast
+from fftgrad._values import value
+from fftgrad.ops._rounding import saturating_cast
 
 DTYPES = (
     "bfloat16",
@@ -24,7 +24,7 @@ DTYPES = (
 """Those that have a sign and whole bytes."""
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class Cast(Quantizer):
     """Quantizer: round each value to a narrower floating-point dtype.
 

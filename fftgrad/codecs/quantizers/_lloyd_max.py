@@ -1,6 +1,5 @@
 """The best few values for a normal distribution."""
 
-import dataclasses
 import functools
 import math
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _rows
 from fftgrad.ops.packing import _codes
@@ -17,7 +16,7 @@ from fftgrad.ops.packing import _codes
 MAX_BITS = 6
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class LloydMax(Quantizer):
     """Quantizer: round to the 2^bits values that serve a normal distribution best, and rescale.
 
@@ -60,8 +59,6 @@ class LloydMax(Quantizer):
 
     bits: int = 1
     block: int = 4096
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= MAX_BITS or self.block < 1:

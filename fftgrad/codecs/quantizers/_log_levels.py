@@ -1,6 +1,5 @@
 """Levels in geometric progression between the smallest and the largest magnitude."""
 
-import dataclasses
 import math
 from typing import NamedTuple
 
@@ -10,14 +9,14 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _scale, _window
 from fftgrad.codecs.quantizers._window import Rounding
 from fftgrad.ops import _finite
 from fftgrad.ops.packing import _codes
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class LogLevels(Quantizer):
     """Quantizer: geometric levels between the smallest and the largest magnitude of the payload.
 
@@ -26,19 +25,16 @@ class LogLevels(Quantizer):
 
         r = (high / low)^(1/L),   cell j = [low r^j, low r^(j+1)),   c_j = 2 low r^(j+1) / (r + 1),
 
-    a code is the cell of |x| and a sign, and decodes to ±c_j: the point whose largest relative
-    error in the cell is least, (r - 1) / (r + 1), and the mean of the cell where the density falls
-    as |x|^-3, near to what gradients have. So no value is worse than not sent, whatever the data.
-    If there are zeros, the first code is theirs, and there are L - 1 cells.
-
-    A complex value has L = 2^N cells of its modulus, and as many sectors of its angle; c_j is then
-    shortened by cos(π/L), so that no value is worse than not sent.
+    a code is the cell of |x| and a sign, and decodes to ±c_j, whose largest relative error in the
+    cell is least, (r - 1) / (r + 1): no value is worse than not sent. If there are zeros, they have
+    the first code, and there are L - 1 cells. A complex value has L = 2^N cells of its modulus, and
+    as many sectors of its angle; c_j is then shortened by cos(π/L), for the same reason.
 
     Args:
       bits: N, 2 <= N <= 16.
-      rounding: "nearest"; "truncate", to the lower end of the cell; or "stochastic", up or down by
-        chance between points of equal ratio from low to high, and zero (draws from `step.local`).
-        Real and imaginary parts are then values of their own.
+      rounding: "nearest"; "truncate", to the lower end of the cell; or "stochastic", by chance
+        between zero and points of equal ratio from low to high (draws from `step.local`), with real
+        and imaginary parts as values of their own.
 
     Shapes: x float32[k] -> main uint32[ceil(kN/32)], side float32[2];
       x complex64[k] -> main uint32[ceil(2kN/32)].
@@ -50,9 +46,8 @@ class LogLevels(Quantizer):
       stochastic. A payload with a NaN or an infinity decodes to NaN throughout; subnormal values
       count as zero.
 
-    Differs from the paper: the paper's floats, `FixedRangeFloat` and `RangeFloat`, have evenly
-      spaced values inside a binade, and are fitted to the largest magnitude alone, so that with few
-      bits most of what is kept falls below their smallest value.
+    Differs from the paper: its floats (`FixedRangeFloat`, `RangeFloat`) are fitted to the largest
+      magnitude alone, so with few bits most of what is kept falls below their smallest value.
 
     Raises:
       ValueError: if an argument is out of range; while tracing, if the input is not a float or
@@ -74,8 +69,6 @@ class LogLevels(Quantizer):
 
     bits: int
     rounding: Rounding = "nearest"
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _window.check_format("LogLevels", self.bits, None, self.rounding, zero=True)

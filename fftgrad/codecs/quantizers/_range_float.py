@@ -1,19 +1,21 @@
-"""Floating-point numbers of N bits over the range of the data."""
+"""Floating-point numbers of N bits, over the range of the data or over one that is given."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _window
 from fftgrad.codecs.quantizers._window import Rounding, Window
 from fftgrad.ops import _finite
-from fftgrad.ops.packing import _codes
+from fftgrad.ops.packing import _bitmap, _codes
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class RangeFloat(Quantizer):
     """Quantizer: N-bit floats with m mantissa bits, up to the largest magnitude of the payload.
 
@@ -27,17 +29,16 @@ class RangeFloat(Quantizer):
         P + 1 ... 2P          -eps ... -max,       code = P + b(x) - base + 1.
 
     Without a code for zero (`zero=False`) all move down by one, and P = 2^(N-1). Values below eps
-    become 0 or eps, whichever is nearer (eps if there is no zero; 0 when truncating; by chance in
-    proportion when rounding stochastically).
+    become 0 or eps, whichever is nearer (eps if there is no zero; 0 when truncating; by chance when
+    rounding stochastically).
 
     Args:
       bits: N, 2 <= N <= 16.
-      mantissa: m, 1 <= m <= N. None: the m with the smallest expected squared error for normal
-        values whose largest is 5 standard deviations, 3/7 · 4^-m + √(2/π) · (5 eps/max)³ up to a
-        common factor: rounding inside a binade, and what falls below eps. Data with heavier tails,
-        such as a raw gradient of layers of different scale, wants a smaller m.
+      mantissa: m, 1 <= m <= N. None: the m with the smallest expected squared error,
+        3/7 · 4^-m + √(2/π) · (5 eps/max)³ up to a factor, for normal values whose largest is 5
+        standard deviations. Heavier tails, as of layers of different scale, want a smaller m.
       rounding: "nearest", "truncate" (the paper's) or "stochastic" (draws from `step.local`).
-      zero: whether zero has a code. Where zero cannot occur it may be False.
+      zero: whether zero has a code.
 
     Shapes: x float32[k] -> main uint32[ceil(kN/32)], side float32[];
       x complex64[k] -> main uint32[ceil(2kN/32)], real parts first.
@@ -74,8 +75,6 @@ class RangeFloat(Quantizer):
     rounding: Rounding = "nearest"
     zero: bool = True
 
-    __repr__ = constructor_call
-
     def __post_init__(self) -> None:
         _window.check_format("RangeFloat", self.bits, self.mantissa, self.rounding, zero=self.zero)
 
@@ -106,3 +105,142 @@ class RangeFloat(Quantizer):
     def _window(self, largest: jax.Array) -> Window:
         codes = _window.codes(self.bits, zero=self.zero)
         return _window.fitted(largest, codes, self.m, self.rounding, zero=self.zero)
+
+
+@value
+class FixedRangeFloat(Quantizer):
+    """Quantizer: N-bit floats with m mantissa bits, over the range (eps, max) and its mirror.
+
+    The codes are those of `RangeFloat`, but the window does not follow the data, and it may reach
+    further on one side. With base = b(eps) they are
+
+        0                     zero
+        1 ... P               eps ... max,         code = b(x) - base + 1
+        P + 1 ... P + Q       -eps ... minimum,    code = P + b(x) - base + 1
+
+    with P + Q + 1 <= 2^N. Values beyond the range saturate.
+
+    Args:
+      bits: N, 2 <= N <= 16.
+      maximum: largest value.
+      minimum: most negative value. None: -maximum.
+      eps: smallest positive value. None: as small as the codes allow.
+      mantissa: m, 1 <= m <= N; None chooses as `RangeFloat` does.
+      rounding: "nearest", "truncate" (the paper's) or "stochastic" (draws from `step.local`).
+      zero: whether zero has a code.
+
+    Shapes: x float32[k] -> main uint32[ceil(kN/32)], side ();
+      x complex64[k] -> main uint32[ceil(2kN/32)], real parts first.
+
+    Wire: 4 ceil(kN/32) bytes (2k for complex).
+
+    Claims: relative error of every value with eps <= |x| <= max at most 2^-(m+1) (nearest) or 2^-m
+      (truncate); biased; not summable. What is out of range saturates, NaN as well, and is counted
+      in `overflow`; the exchange's header carries the finite flag.
+
+    Differs from the paper: rounds to nearest unless told to truncate; zero, tiny values and
+      negative codes, on which the paper is silent, as in `RangeFloat`.
+
+    Raises:
+      ValueError: if an argument is out of range, or the codes do not reach from eps to max.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax.numpy as jnp
+      >>> x = jnp.array([0.256, -2.5, 0.01])
+      >>> codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
+      >>> fg.decompress(codec, fg.compress(codec, x), like=x)
+      Array([ 0.25, -2.  ,  0.  ], dtype=float32)
+
+    References:
+      Wang et al., HPDC 2020, arXiv:1811.08596, section 3.1.2.
+    """
+
+    bits: int
+    maximum: float
+    minimum: float | None = None
+    eps: float | None = None
+    mantissa: int | None = None
+    rounding: Rounding = "nearest"
+    zero: bool = True
+
+    def __post_init__(self) -> None:
+        owner = "FixedRangeFloat"
+        _window.check_format(owner, self.bits, self.mantissa, self.rounding, zero=self.zero)
+        minimum, maximum = self._range
+        least = float(np.finfo(np.float32).tiny)
+        if not (
+            minimum < 0 and least <= min(maximum, -minimum) and math.isfinite(maximum - minimum)
+        ):
+            raise ValueError(
+                f"{owner}(minimum, maximum): must be finite, minimum < 0 < maximum, got {minimum} "
+                f"and {maximum}; a one-sided range is not supported."
+            )
+        if self.eps is not None and not least <= self.eps <= min(maximum, -minimum):
+            raise ValueError(
+                f"{owner}(eps): must be positive and inside the range ({minimum}, {maximum}), got "
+                f"{self.eps}; leave it out to fit it."
+            )
+        window, codes = self._window(), _window.codes(self.bits, zero=self.zero)
+        if min(window.positive, window.negative) < 1:
+            raise ValueError(
+                f"{owner}(minimum, maximum): {self.bits} bits do not reach down to the smaller "
+                f"side, got {minimum} and {maximum}; take a more even range or more bits."
+            )
+        if window.positive + window.negative > codes:
+            raise ValueError(
+                f"{owner}(eps): {self.bits} bits with mantissa {self.m} have {codes} codes, got a "
+                f"range that needs {window.positive + window.negative}; raise eps, or take fewer "
+                "mantissa bits."
+            )
+
+    @classmethod
+    def tuned(cls, minimum: float, maximum: float, bits: int) -> "FixedRangeFloat":
+        """Constructor: the paper's tuning of a fixed range.
+
+        For each m the paper moves eps until the most negative code decodes to `minimum`; that eps
+        has a closed form. The paper states no rule for m; ours has the smallest expected error.
+
+        Args:
+          minimum: most negative value, for example -1.
+          maximum: largest value, for example 1.
+          bits: N.
+
+        Returns:
+          A FixedRangeFloat with `mantissa` and `eps` filled in, which truncates.
+
+        Example:
+          >>> import fftgrad as fg
+          >>> fg.codecs.FixedRangeFloat.tuned(-1.0, 1.0, bits=10).m
+          6
+        """
+        free = cls(bits, maximum, minimum, rounding="truncate")
+        eps = _window.value_of(int(free._window().base), free.m)
+        return dataclasses.replace(free, mantissa=free.m, eps=eps)
+
+    @property
+    def m(self) -> int:
+        """The number of mantissa bits, given or chosen."""
+        return _window.mantissa(self.mantissa, self.bits, zero=self.zero)
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        return (-self.maximum if self.minimum is None else self.minimum), self.maximum
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        values = _window.as_real("FixedRangeFloat", x)
+        low, high = self._range
+        inside = (values >= low) & (values <= high)
+        overflow = values.size - _bitmap.count(*_bitmap.pack(inside))
+        noise = _window.noise(self, self.rounding, step, values.size)
+        codes = self._window().encode(values, self.rounding, noise)
+        return Compressed(Payload(_codes.pack(codes, self.bits)), overflow)
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        codes = _codes.unpack(payload.main, self.bits, _window.count(like))
+        return _window.shaped(self._window().decode(codes), like)
+
+    def _window(self) -> Window:
+        low, high = self._range
+        codes = _window.codes(self.bits, zero=self.zero)
+        return _window.fixed(low, high, self.eps, codes, self.m, self.rounding, zero=self.zero)

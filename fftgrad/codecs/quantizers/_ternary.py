@@ -1,19 +1,18 @@
 """Three values, five to a byte."""
 
-import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _finite
 from fftgrad.ops.packing import _digits
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Ternary(Quantizer):
     """Quantizer: -s, 0 or s for each value, by chance.
 
@@ -52,8 +51,6 @@ class Ternary(Quantizer):
     """
 
     clip: float | None = 2.5
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         check_clip("Ternary", self.clip)

@@ -1,6 +1,5 @@
 """Evenly spaced levels, rounded to at random."""
 
-import dataclasses
 import math
 from typing import Literal, get_args
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import check_choice, value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _rows
 from fftgrad.ops.packing import _codes
@@ -20,7 +19,7 @@ LARGEST = float(np.finfo(np.float32).max) * (1 - 2**-20)
 """No norm is larger, or the largest level could be rounded to infinity."""
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class UniformLevels(Quantizer):
     """Quantizer: round each value to one of 2s + 1 even levels, up or down by chance.
 
@@ -64,20 +63,13 @@ class UniformLevels(Quantizer):
     bucket: int = 512
     norm: Norm = "l2"
 
-    __repr__ = constructor_call
-
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 16 or self.bucket < 1:
             raise ValueError(
                 "UniformLevels(bits, bucket): must be 2 <= bits <= 16 and bucket >= 1, got "
-                f"{self.bits} "
-                f"and {self.bucket}; for one bit use Sign()."
+                f"{self.bits} and {self.bucket}; for one bit use Sign()."
             )
-        if self.norm not in get_args(Norm):
-            raise ValueError(
-                f"UniformLevels(norm): must be one of {get_args(Norm)}, got {self.norm!r}; use "
-                "'l2'."
-            )
+        check_choice("UniformLevels(norm)", self.norm, get_args(Norm))
 
     @property
     def unbiased(self) -> bool:

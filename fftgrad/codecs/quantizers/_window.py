@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Like, Step
+from fftgrad._values import check_choice
 from fftgrad.codecs.quantizers import _scale
 
 MAX_BITS = 16
@@ -161,11 +162,7 @@ def check_format(owner: str, bits: int, given: int | None, rounding: str, *, zer
             f"{owner}(mantissa): must be in 1..{bits}, got {given}; use "
             f"mantissa={best_mantissa(codes(bits, zero=zero), bits)}."
         )
-    if rounding not in get_args(Rounding):
-        raise ValueError(
-            f"{owner}(rounding): must be one of {get_args(Rounding)}, got {rounding!r}; use "
-            "'nearest'."
-        )
+    check_choice(f"{owner}(rounding)", rounding, get_args(Rounding))
     if rounding == "stochastic" and not zero:
         raise ValueError(
             f"{owner}(zero): stochastic rounding needs a code for zero to stay unbiased, got "

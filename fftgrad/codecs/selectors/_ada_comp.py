@@ -1,6 +1,5 @@
 """AdaComp's selection: what the last gradient carries over its bin's maximum."""
 
-import dataclasses
 import math
 from typing import NamedTuple
 
@@ -8,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, Selector, Sparse, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.selectors import _limited
 from fftgrad.ops import _finite, _rows
 from fftgrad.ops.packing import _bitmap
@@ -27,16 +26,14 @@ class AdaCompSide(NamedTuple):
     support: _limited.Support
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class AdaComp(Selector):
     """Selector: in each bin, what would exceed the bin's maximum if the gradient came again.
 
-    With x the residue plus the gradient g, and g_b the largest |x_i| of bin b, i travels if
-    |x_i + g_i| >= g_b, as its sign. All values of the vector have one magnitude, the mean of g_b.
-    How many travel adapts itself to the data, up to the capacity of the message.
-
-    The gradient is told from the residue by remembering what the last step left behind, so this
-    belongs behind `ErrorFeedback()`.
+    With x the residue plus the gradient g, and g_b the largest |x_i| of bin b, the sign of x_i is
+    sent if |x_i + g_i| >= g_b. All values have one magnitude, the mean of g_b. How many travel
+    depends on the data, up to the capacity of the message. It finds g by remembering what the last
+    step left behind, so it belongs behind `ErrorFeedback()`.
 
     Args:
       bin_size: values per bin; the paper uses 50 for convolutions, 500 for other layers.
@@ -71,8 +68,6 @@ class AdaComp(Selector):
 
     bin_size: int = 500
     per_bin: float = 4.0
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         if self.bin_size < 1 or not 0 < self.per_bin <= self.bin_size:

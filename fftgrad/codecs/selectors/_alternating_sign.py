@@ -1,14 +1,13 @@
 """The values of one sign, then those of the other."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Step
+from fftgrad._values import value
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class AlternatingSign(Selector):
     """Selector: keep the positive values in one step, the negative ones in the next.
 
@@ -45,6 +44,5 @@ class AlternatingSign(Selector):
     def at(self, x: jax.Array, side: PyTree, step: Step) -> jax.Array:
         raise ValueError(
             "AlternatingSign.at(x): a sign is no set of positions that other workers could use, "
-            "got "
-            "AlternatingSign() where a support is shared; use TopK or ChunkTopK."
+            "got AlternatingSign() where a support is shared; use TopK or ChunkTopK."
         )

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _window
-from fftgrad.codecs.selectors import _fill, _size
+from fftgrad.codecs.selectors import _fill, _top_k
 from fftgrad.ops import _scan
 from fftgrad.ops.packing import _exp_golomb
 
@@ -32,30 +32,26 @@ class BudgetSide(NamedTuple):
     words: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Budget(Selector):
     """Selector: as many of the largest coefficients as fit, in steps of the smallest of them.
 
-    With a step T, x_i is sent if q_i = floor(|x_i| / T) is not zero: as q_i and its sign, and as
-    the gap, how many coefficients before it are not sent. Both are coded by exponential-Golomb
-    codes, gaps of an order r that suits them, q of order 0: 1 + r + 2 floor(log2((gap >> r) + 1))
-    and 2 + 2 floor(log2 q) bits. So large coefficients have more levels than small ones, and where
-    the support clusters, in layers or rows, positions take few bits. T is the smallest that fits,
-    of 32 an octave, but no smaller than about 2^-16 of the largest coefficient: what is smaller
-    than that is not sent, however many bytes there are. What bits are left are filled with the
-    first of those that the next step would add, as q = 1.
+    With a step T, x_i is sent if q_i = floor(|x_i| / T) is not zero: as q_i, its sign, and the gap,
+    the number of coefficients not sent before it. Both have exponential-Golomb codes, gaps of a
+    fitted order r, q of order 0: 1 + r + 2 floor(log2((gap >> r) + 1)) and 2 + 2 floor(log2 q)
+    bits. So large coefficients have more levels, and positions that cluster take few bits. T is the
+    smallest that fits, of 32 an octave, but at least about 2^-16 of the largest coefficient. The
+    bits left are filled with the first of those that the next step would add, as q = 1.
 
     q stands for 2q(q + 1) / (2q + 1) steps, the point of [q, q + 1] whose largest relative error is
-    least: no coefficient is worse than not sent.
-
-    It selects and quantizes, so it comes last in a chain. Of a complex vector, the real and
-    imaginary parts are coefficients of their own.
+    least: no coefficient is worse than not sent. It selects and quantizes, so it comes last in a
+    chain. Real and imaginary parts are coefficients of their own.
 
     Args:
-      ratio: how many times fewer bytes than the vector has in float32 (complex64), whatever the
-        gradient's own dtype is: `Budget(ratio=100)` sends a bfloat16 gradient in 50 times fewer.
-      bytes: how many bytes, instead, for each vector that is compressed on its own: each bucket or
-        leaf of a `Layout`. `TwoStage` gives each of its w shards a w-th.
+      ratio: the bytes of the vector in float32 (complex64) over those sent: `Budget(ratio=100)`
+        sends a bfloat16 gradient in 50 times fewer bytes.
+      bytes: how many, instead, for each bucket or leaf of a `Layout`. `TwoStage` gives each of its
+        w shards a w-th.
 
     Shapes: x float32[n] | complex64[n] -> main float32[1], the step; side uint32 words.
 
@@ -95,16 +91,14 @@ class Budget(Selector):
     ratio: float | None = None
     bytes: int | None = None
 
-    __repr__ = constructor_call
-
     def __post_init__(self) -> None:
         if (self.ratio is None) == (self.bytes is None):
             raise ValueError(
                 f"Budget(ratio, bytes): exactly one must be given, got ratio={self.ratio}, "
                 f"bytes={self.bytes}; use Budget(ratio=100)."
             )
-        _size.check_static("Budget(ratio)", self.ratio, float | int)
-        _size.check_static("Budget(bytes)", self.bytes, int)
+        _top_k.check_static("Budget(ratio)", self.ratio, float | int)
+        _top_k.check_static("Budget(bytes)", self.bytes, int)
         if self.ratio is not None and not 1 <= self.ratio < math.inf:
             raise ValueError(f"Budget(ratio): must be at least 1, got {self.ratio}; use ratio=100.")
         if self.bytes is not None and self.bytes < HEAD + 12:
@@ -152,9 +146,8 @@ class Budget(Selector):
         return self._decoded(payload, like)
 
     def positions(self, side: BudgetSide, n: int, step: Step) -> jax.Array:
-        return self._decoded(
-            Payload(jnp.ones((1,)), side), jax.ShapeDtypeStruct((n,), jnp.float32)
-        ).positions
+        like = jax.ShapeDtypeStruct((n,), jnp.float32)
+        return self._decoded(Payload(jnp.ones((1,)), side), like).positions
 
     def _decoded(self, payload: Payload, like: Like) -> Sparse:
         n, most = _window.count(like), self._most(like)

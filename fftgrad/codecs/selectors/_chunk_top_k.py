@@ -1,19 +1,17 @@
 """The largest coefficients of each chunk."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import Compressed, Payload, PyTree, Selector, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.selectors._top_k import keys
 from fftgrad.ops import _rows
 from fftgrad.ops.packing import _codes, _indices
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class ChunkTopK(Selector):
     """Selector: keep the k coefficients of largest magnitude in each chunk.
 
@@ -51,8 +49,6 @@ class ChunkTopK(Selector):
 
     chunk: int
     k: int = 1
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         if self.chunk < 2 or not 1 <= self.k <= self.chunk:

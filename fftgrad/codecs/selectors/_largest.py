@@ -1,14 +1,13 @@
 """The k largest of n keys: exactly, without a sort or a scan of n values.
 
-On a CPU, where a pass over the data is what costs, and a branch nothing, a sample of the keys
-brackets the k-th largest. One pass over the keys finds on which side of the bracket each one is, as
-two bitmaps, and counts prove that the bracket holds. The few keys inside it are compacted, and
-bisected bit by bit. Where the proof fails, which random data does once in ten thousand times, the
-bracket is bisected over all of the keys first: at most 31 more passes.
+On a CPU, where passes over the data cost and branches do not, a sample of the keys brackets the
+k-th largest. One pass tells on which side of the bracket each key is, as two bitmaps, and counts
+prove that the bracket holds. The few keys inside it are compacted and bisected bit by bit. Where
+the proof fails, once in ten thousand times on random data, the bracket is first bisected over all
+of the keys: at most 31 more passes.
 
-On an accelerator a branch makes the host wait, and a small kernel costs as much as a pass over
-millions of values. There eight passes find the k-th largest digit by digit, whatever the data, and
-a ninth tells who is above it: a straight program.
+On an accelerator a branch makes the host wait. There eight passes find the k-th largest digit by
+digit, whatever the data, and a ninth tells which keys are above it.
 """
 
 import functools

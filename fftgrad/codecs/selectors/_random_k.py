@@ -6,18 +6,17 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
-from fftgrad._values import constructor_call
-from fftgrad.codecs.selectors import _size
+from fftgrad._values import value
+from fftgrad.codecs.selectors import _top_k
 from fftgrad.ops import _finite, _hash
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class RandomK(Selector):
     """Selector: keep k coefficients at random positions, the same on all workers.
 
-    The vector is cut into k intervals of n/k values, one more or less, and one position is drawn
-    in each from `step.shared`. No position is drawn twice, none travels, and payloads may be
-    summed.
+    The vector is cut into k intervals of about n/k values, and one position is drawn in each from
+    `step.shared`. No position travels, and payloads may be summed.
 
     Args:
       fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
@@ -29,8 +28,8 @@ class RandomK(Selector):
 
     Wire: 4k bytes, 8k if complex.
 
-    Claims: summable; unbiased if it rescales. If anything is not finite, nothing in the result is;
-      what is kept is not either where n/k times that is more than float32 holds.
+    Claims: summable; unbiased if it rescales. If anything is not finite, nothing in the result is.
+      A kept value overflows where n/k times it is more than float32 holds.
 
     Differs from the paper: one position from each of k intervals, where it draws k of all n. Each
       coefficient has the same chance, and the positions come in order, without a shuffle.
@@ -53,10 +52,8 @@ class RandomK(Selector):
     k: int | None = None
     rescale: bool = False
 
-    __repr__ = constructor_call
-
     def __post_init__(self) -> None:
-        _size.check("RandomK", self.fraction, self.k)
+        _top_k.check_size("RandomK", self.fraction, self.k)
 
     @property
     def summable(self) -> bool:
@@ -73,7 +70,7 @@ class RandomK(Selector):
         return Compressed(Payload(kept + _finite.poison(x).astype(x.dtype)))
 
     def shard(self, parts: int) -> "RandomK":
-        return dataclasses.replace(self, k=_size.shard(self.k, parts))
+        return dataclasses.replace(self, k=_top_k.shard_k(self.k, parts))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
@@ -93,7 +90,7 @@ class RandomK(Selector):
                 f"{self!r}(step): the positions are drawn, got a step without a key; pass "
                 "step=fg.Step.of(key) to compress, and the same to decompress."
             )
-        k = _size.count(self.fraction, self.k, n)
+        k = _top_k.kept(self.fraction, self.k, n)
         width, longer = divmod(n, k)
         interval = jnp.arange(k, dtype=jnp.int32)
         start = interval * width + jnp.minimum(interval, longer)

@@ -1,6 +1,5 @@
 """Whatever is above a threshold, found by a short search."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -12,8 +11,8 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import Compressed, Like, Selector, Step
-from fftgrad._values import constructor_call
-from fftgrad.codecs.selectors import _largest, _limited, _size
+from fftgrad._values import check_choice, value
+from fftgrad.codecs.selectors import _largest, _limited, _top_k
 from fftgrad.codecs.selectors._top_k import keys
 from fftgrad.ops import _count, _rows
 from fftgrad.ops.packing import _bitmap
@@ -32,15 +31,14 @@ class ThresholdState(NamedTuple):
     age: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Threshold(Selector):
     """Selector: keep what is larger than a threshold, in a message that carries its length.
 
     With μ the mean and M the maximum of |x_i|, the threshold is μ + r (M - μ). "binary" bisects r
-    in [0, 1] until between k and 2k coefficients are larger (below μ, if fewer than k exceed it),
-    and orders none. "exact" takes the k largest of those that are not zero. The message has a fixed
-    capacity; what does not fit stays behind, the highest positions first, and is counted in
-    `overflow`.
+    in [0, 1] until between k and 2k coefficients are larger (below μ, if fewer than k exceed it).
+    "exact" takes the k largest that are not zero. What exceeds the capacity of the message stays
+    behind, the highest positions first, and is counted in `overflow`.
 
     Args:
       fraction: share of the n coefficients aimed at; k = ceil(fraction · n).
@@ -57,9 +55,8 @@ class Threshold(Selector):
     Claims: biased; not summable; every value kept is exact.
 
     Differs from the paper: the published code stops at a step of 0.2; here r is halved 8 times, and
-      then the bits of the threshold 12 times, which are about its logarithm: that comes to within
-      4 % of any size, however far the largest is from the others. Both searches end for any input,
-      also for one whose values are all equal.
+      then the bits of the threshold, about its logarithm, 12 times: that comes to within 4 % of any
+      size. Both searches end for any input, also where all values are equal.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -81,15 +78,9 @@ class Threshold(Selector):
     capacity: float = 2.0
     reuse: int = 1
 
-    __repr__ = constructor_call
-
     def __post_init__(self) -> None:
-        _size.check("Threshold", self.fraction, None)
-        if self.search not in get_args(Search):
-            raise ValueError(
-                f"Threshold(search): must be one of {get_args(Search)}, got {self.search!r}; use "
-                "'binary'."
-            )
+        _top_k.check_size("Threshold", self.fraction, None)
+        check_choice("Threshold(search)", self.search, get_args(Search))
         if self.capacity < 1 or self.reuse < 1:
             raise ValueError(
                 f"Threshold(capacity, reuse): must be at least 1, got {self.capacity} and "
@@ -105,7 +96,7 @@ class Threshold(Selector):
         return ThresholdState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
 
     def compress(self, x: jax.Array, state: ThresholdState, step: Step) -> Compressed:
-        k = _size.count(self.fraction, None, x.size)
+        k = _top_k.kept(self.fraction, None, x.size)
         if self.search == "exact":
             words, after = _largest_but_zero(x, k), state
         else:
@@ -133,7 +124,7 @@ class Threshold(Selector):
         return words, ThresholdState(threshold, age + 1)
 
     def _capacity(self, n: int) -> int:
-        k = _size.count(self.fraction, None, n)
+        k = _top_k.kept(self.fraction, None, n)
         return k if self.search == "exact" else min(n, math.ceil(round(self.capacity * k, 6)))
 
 

@@ -1,28 +1,77 @@
 """The k coefficients of largest magnitude."""
 
 import dataclasses
+import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
-from fftgrad._values import constructor_call
-from fftgrad.codecs.selectors import _largest, _size
+from fftgrad._values import value
+from fftgrad.codecs.selectors import _largest
 from fftgrad.ops.packing import _indices
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+def check_size(owner: str, fraction: float | None, k: int | None) -> None:
+    """Refuses what does not say how many of n are kept."""
+    if (fraction is None) == (k is None):
+        raise ValueError(
+            f"{owner}(fraction, k): exactly one must be given, got fraction={fraction}, k={k}; use "
+            f"{owner}(fraction=0.01)."
+        )
+    check_static(f"{owner}(fraction)", fraction, float | int)
+    check_static(f"{owner}(k)", k, int)
+    if fraction is not None and not 0 < fraction <= 1:
+        raise ValueError(
+            f"{owner}(fraction): the share kept must be in (0, 1], got {fraction}; to drop a share "
+            f"theta use {owner}(fraction=1 - theta)."
+        )
+    if k is not None and k < 1:
+        raise ValueError(f"{owner}(k): must be at least 1, got {k}; use {owner}(k=1).")
+
+
+def check_static(name: str, value: Any, kind: Any) -> None:
+    """Refuses what is not a Python number of this kind."""
+    if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
+        return
+    wanted = "int" if kind is int else "int or float"
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        raise TypeError(
+            f"{name}: must be a Python {wanted}, because the size of the payload is static, got "
+            f"{value!r}; to change it while training use Scheduled, and under "
+            "optax.inject_hyperparams name it in static_args."
+        )
+    raise TypeError(
+        f"{name}: must be a Python {wanted}, got {value!r}; pass a number without quotes"
+        f"{', such as 100' if kind is int else ', such as 0.01'}."
+    )
+
+
+def kept(fraction: float | None, k: int | None, n: int) -> int:
+    """How many of n are kept."""
+    if k is not None:
+        return min(k, n)
+    # Rounded first: 0.07 * 100 is a little above 7 in binary.
+    return max(1, math.ceil(round((fraction or 0.0) * n, 6)))
+
+
+def shard_k(k: int | None, parts: int) -> int | None:
+    """How many are kept of each of several equal parts of a vector of which k are kept."""
+    return None if k is None else -(-k // parts)
+
+
+@value
 class TopK(Selector):
     """Selector: keep the k coefficients of largest magnitude.
 
     For x in R^n or C^n let S be the positions of the k largest |x_i|, the lowest position first
-    among equals. The payload is (x_i), i in S, in order of position, and S. A complex coefficient
-    counts by its modulus and has one index. Exactly k are kept, whatever the data: no sort, a
-    sampled bracket of the k-th magnitude is proved by counting, then bisected. NaN counts as larger
-    than everything, so it is kept and seen. A complex coefficient of two subnormal parts counts as
-    zero.
+    among equals. The payload is (x_i), i in S, in order of position, and S. Exactly k are kept,
+    whatever the data, and found without a sort. A complex coefficient counts by its modulus, as
+    zero if both parts are subnormal. NaN counts as larger than everything, so it is seen.
 
     Args:
       fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
@@ -57,10 +106,8 @@ class TopK(Selector):
     fraction: float | None = None
     k: int | None = None
 
-    __repr__ = constructor_call
-
     def __post_init__(self) -> None:
-        _size.check("TopK", self.fraction, self.k)
+        check_size("TopK", self.fraction, self.k)
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         if x.ndim != 1 or not jnp.issubdtype(x.dtype, jnp.inexact):
@@ -77,7 +124,7 @@ class TopK(Selector):
         return Compressed(Payload(x[positions], code))
 
     def shard(self, parts: int) -> "TopK":
-        return dataclasses.replace(self, k=_size.shard(self.k, parts))
+        return dataclasses.replace(self, k=shard_k(self.k, parts))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
@@ -100,7 +147,7 @@ class TopK(Selector):
         return _indices.decode(side, self._k(n), n)
 
     def _k(self, n: int) -> int:
-        return _size.count(self.fraction, self.k, n)
+        return kept(self.fraction, self.k, n)
 
 
 def keys(x: jax.Array) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:

@@ -60,8 +60,8 @@ def at_blocks(
 ) -> Sparse:
     """The inverse transform of a few coefficients, at the blocks that they are in.
 
-    The coefficients of a block are first brought together, so that each value is there once: sums
-    in an order of their own would differ between replicas.
+    The coefficients of a block are first brought together, because sums in another order would
+    differ between replicas.
 
     Args:
       coefficients: k of them, of the dtype that `inverse` takes.

@@ -1,21 +1,19 @@
 """The discrete cosine transform of blocks or tiles, by products of matrices."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
-from fftgrad._values import constructor_call
-from fftgrad.codecs.transforms import _blocks, _tiling
+from fftgrad._values import value
+from fftgrad.codecs.transforms import _blocks, _tiles
 from fftgrad.ops import _rows
 
 MAX_BLOCK = 1024
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Dct(Transform):
     """Transform: the orthonormal cosine transform (DCT-II) of blocks of the vector, or of tiles.
 
@@ -23,8 +21,8 @@ class Dct(Transform):
 
         y_j = s_j √(2/b) Σ_t x_t cos(π (2t + 1) j / 2b),   s_0 = √½, s_j = 1 otherwise,
 
-    an isometry: Σ y_j² = Σ x_t². It is a product with a b × b matrix, which for the small blocks
-    that keep a gradient's place beats any fast algorithm on a machine that multiplies well.
+    an isometry: Σ y_j² = Σ x_t². It is a product with a b × b matrix, which for small blocks beats
+    any fast algorithm.
 
     With a `shape` the vector is a matrix of that shape, padded with zeros to tiles of at most b × b
     values, each of which is transformed along both axes. The coefficients of a tile come one after
@@ -33,9 +31,8 @@ class Dct(Transform):
     Args:
       block: the length b of a block, or the largest side of a tile: a power of two up to 1024. A
         vector or an axis shorter than that is one block of the next power of two.
-      shape: rows and columns of the matrix; a leaf of more axes is a matrix whose columns are its
-        last axis. None: the vector has no shape. Use it with `Layout("leaf")` and a rule that
-        gives each leaf its shape.
+      shape: rows and columns of the matrix; the columns of a leaf of more axes are its last axis.
+        Use it with `Layout("leaf")` and a rule that gives each leaf its shape.
 
     Shapes: x float32[n] -> main float32[b · ceil(n/b)], or float32[tiles · tile_size]; side ().
 
@@ -44,9 +41,9 @@ class Dct(Transform):
     Claims: summable; unbiased and lossless to rounding. One non-finite value makes its whole
       block or tile non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
 
-    Differs from the paper: DeMo transforms each tensor in tiles whose sides are the largest
-      divisors of its axes up to 64, which for a prime axis is 1, no transform at all; here axes are
-      padded. Without a shape, blocks are cut from the one vector that all leaves make.
+    Differs from the paper: the sides of DeMo's tiles are the largest divisors of a tensor's axes up
+      to 64, for a prime axis 1, no transform at all; here axes are padded. Without a shape, blocks
+      are cut from the one vector of all leaves.
 
     Raises:
       ValueError: if `block` is not a power of two in 2..1024, or `shape` is not rows and columns;
@@ -69,16 +66,14 @@ class Dct(Transform):
     block: int = 64
     shape: tuple[int, int] | None = None
 
-    __repr__ = constructor_call
-
     def __post_init__(self) -> None:
         _blocks.check_block("Dct", self.block, MAX_BLOCK)
-        _tiling.check_shape("Dct", self.shape)
+        _tiles.check_shape("Dct", self.shape)
 
     @property
     def tile_size(self) -> int:
         """Values of one tile, or of a block where there is no shape."""
-        return _tiling.Tiling.of(self.shape or (1, self.block), self.block).size
+        return _tiles.Tiling.of(self.shape or (1, self.block), self.block).size
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _blocks.check_vector("Dct", x)
@@ -87,8 +82,8 @@ class Dct(Transform):
             rows = _rows.rows(x, block)
             coefficients = _blocks.by_chunks(lambda r: _blocks.times(r, basis(block)), rows)
             return Compressed(Payload(coefficients.ravel()))
-        _tiling.check_fills(self, x, self.shape)
-        tiling = _tiling.Tiling.of(self.shape, self.block)
+        _tiles.check_fills(self, x, self.shape)
+        tiling = _tiles.Tiling.of(self.shape, self.block)
         tiles = tiling.cut(x)
         return Compressed(
             Payload(_both("aibj,ik,jl->abkl", tiles, tiling.high, tiling.wide).ravel())
@@ -101,7 +96,7 @@ class Dct(Transform):
             rows = payload.main.reshape(-1, block)
             inverse = basis(block).T
             return _blocks.by_chunks(lambda r: _blocks.times(r, inverse), rows).ravel()[:n]
-        tiling = _tiling.Tiling.of(self.shape, self.block)
+        tiling = _tiles.Tiling.of(self.shape, self.block)
         (down, across), high, wide = tiling.grid, tiling.high, tiling.wide
         tiles = payload.main.reshape(down, across, high, wide)
         return tiling.join(_both("abkl,ik,jl->aibj", tiles, high, wide))

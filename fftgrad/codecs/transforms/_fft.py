@@ -1,6 +1,5 @@
 """The real Fourier transform, in blocks or whole."""
 
-import dataclasses
 import math
 
 import jax
@@ -9,16 +8,16 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
-from fftgrad._values import constructor_call
-from fftgrad.codecs._saturate import saturating_cast
+from fftgrad._values import value
 from fftgrad.codecs.transforms import _blocks
 from fftgrad.ops import _rows
+from fftgrad.ops._rounding import saturating_cast
 
 PRODUCT = 64
 """The longest block for which a product with a matrix beats a fast algorithm."""
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Fft(Transform):
     """Transform: the orthonormal real Fourier transform of each block of the vector.
 
@@ -27,14 +26,12 @@ class Fft(Transform):
 
         z_0 = c_0 + i c_{b/2},   z_j = √2 c_j   (0 < j < b/2).
 
-    Nothing is stored twice, no slot is wasted, and x -> z is an isometry: Σ|z_j|² = Σ x_t². What
-    a selector drops by modulus is thus the error, exactly.
+    x -> z is an isometry: Σ|z_j|² = Σ x_t². What a selector drops by modulus is the error, exactly.
 
     Args:
       block: the length b of a block, a power of two; a vector shorter than that is one block of
         the next power of two. None: the whole vector is one block, padded to the next even number
-        whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, as few equal blocks as that
-        allows, because no library transforms more in 4 GiB. Small blocks keep the energy's place.
+        whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, as few equal blocks as possible.
       half: round the vector to float16 before the transform, saturating at ±65504 and
         counting what does.
 
@@ -66,8 +63,6 @@ class Fft(Transform):
 
     block: int | None = 256
     half: bool = False
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         if self.block is not None:

@@ -1,6 +1,5 @@
 """The Walsh-Hadamard transform of blocks, after random signs."""
 
-import dataclasses
 import math
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Step, Transform
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.transforms import _blocks
 from fftgrad.ops import _hash, _rows
 
@@ -17,16 +16,14 @@ MAX_BLOCK = 1 << 24
 FACTOR = 64
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Hadamard(Transform):
     """Transform: random signs, then the orthonormal Hadamard transform of each block.
 
     The vector is padded with zeros to blocks of b values, and a block x goes to y = H D x, with D
-    a diagonal of signs and H the b × b Hadamard matrix over √b. H² = I, so x = D H y. It spreads
-    what is concentrated: every coefficient of a block is about as large as the others, which is
-    what a quantizer with one scale wants, and the contrary of what a selector wants.
-
-    H is a Kronecker product, so it takes log b / log 64 products with matrices of at most 64 × 64.
+    a diagonal of signs and H the b × b Hadamard matrix over √b. H² = I, so x = D H y. It makes all
+    coefficients of a block about equally large, which suits a quantizer with one scale, and not a
+    selector. It takes log b / log 64 products with matrices of at most 64 × 64.
 
     Args:
       block: the length b of a block, a power of two; a vector shorter than that is one block of
@@ -62,8 +59,6 @@ class Hadamard(Transform):
 
     block: int = 4096
     signs: bool = True
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _blocks.check_block("Hadamard", self.block, MAX_BLOCK)

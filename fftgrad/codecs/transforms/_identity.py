@@ -1,13 +1,12 @@
 """The transform that does nothing."""
 
-import dataclasses
-
 import jax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Step, Transform
+from fftgrad._values import value
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class Identity(Transform):
     """Transform: the vector itself, for dense baselines.
 

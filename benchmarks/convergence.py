@@ -1,0 +1,149 @@
+"""What each method does to training: the same model, data, seeds and steps, at the bytes it sends.
+
+A study has rows, which are methods, and asks more of each run than its loss. The learning rate of
+a row is the best of a grid, on the first seed; the other seeds run at that rate. Results are
+written after each run, and runs whose results are there already are not repeated.
+"""
+
+import argparse
+import functools
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import claims
+import endurance
+import learned_codes
+import resets
+import sharded
+import training
+from _record import RESULTS, compact, head
+from methods import Method
+from program import Program, Reset, Study, run, score, simulated
+from rich.console import Console
+from tasks import TASKS, Task
+
+STUDIES: dict[str, Study] = {
+    "methods": training.STUDY,
+    "claims": claims.STUDY,
+    "resets": resets.STUDY,
+    "sharded": sharded.STUDY,
+    "endurance": endurance.STUDY,
+    "learned": learned_codes.STUDY,
+}
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line; what is not said is the study's own."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("study", nargs="?", default="methods", choices=STUDIES)
+    add("--tasks", help="which tasks, by comma")
+    add("--methods", default="", help="parts of names, by semicolon; all if empty")
+    add("--steps", type=int, help="optimizer steps of each run")
+    add("--seeds", type=int, help="how many seeds")
+    add("--rates", help="learning rates tried, by comma, in units of the task's own")
+    add("--out", type=pathlib.Path, help="folder for the results")
+    add("--name", help="of the file written")
+    add("--show", action="store_true", help="run nothing, show what is there")
+    add("--smoke", action="store_true", help="a few steps of tiny models")
+    args = parser.parse_args(argv)
+    study = STUDIES[args.study]
+    args.tasks = args.tasks.split(",") if args.tasks else list(study.tasks)
+    args.methods = [word for word in args.methods.split(";") if word]
+    args.rates = [float(rate) for rate in args.rates.split(",")] if args.rates else None
+    args.steps = args.steps or (study.few if args.smoke else study.steps)
+    args.seeds = args.seeds or (1 if args.smoke else study.seeds)
+    args.out = args.out or RESULTS / study.folder
+    args.name = args.name or study.file or f"steps-{args.steps}"
+    return args
+
+
+class Runner:
+    """The runs of a study, of which only those are made that are not there."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.study, self.console = args, STUDIES[args.study], Console()
+        self.mesh = simulated(self.study.workers)
+        self.path = args.out / f"{args.name}.json"
+        self.results: dict[str, Any] = {**head(), "workers": self.study.workers, "runs": []}
+        if self.path.exists() and not args.smoke:
+            self.results = json.loads(self.path.read_text())
+
+    def write(self) -> None:
+        """What there is so far."""
+        self.args.out.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(compact(self.results))
+
+    def train(self, task: Task, rows: list[Method]) -> None:
+        """All rows on a task."""
+        best: dict[str, float] = {}
+        for method in rows:
+            # Compiled when the first run needs it.
+            program = functools.cache(
+                functools.partial(Program, task, method, self.args.steps, self.mesh)
+            )
+            first, *others = self.study.resets(method, self.args.steps)
+            known = best.get(self.study.variants.get(method.name, ""))
+            rates = self.study.known.get(method.name, self.study.rates)
+            rates = self.args.rates or rates if known is None else [known]
+            if self.args.smoke:
+                rates, others = rates[:1], others[:1]
+            tried = [self.get(task, method, program, rate, 0, first) for rate in rates]
+            best[method.name] = rate = min(tried, key=score)["rate"]
+            for seed in range(self.args.seeds):
+                for reset in (first, *others):
+                    self.get(task, method, program, rate, seed, reset)
+        if self.study.errors is not None:
+            known = self.results.setdefault("errors", {}).setdefault(task.name, {})
+            missing = [method for method in rows if method.name not in known]
+            for name, error in self.study.errors(task, missing, self.mesh):
+                known[name] = error
+                self.write()
+
+    def get(
+        self,
+        task: Task,
+        method: Method,
+        program: Callable[[], Program],
+        rate: float,
+        seed: int,
+        reset: Reset,
+    ) -> dict[str, Any]:
+        """A run, as a record."""
+        key = {"task": task.name, "method": method.name, "rate": rate, "seed": seed}
+        key |= {"steps": self.args.steps, "reset_every": reset.every}
+        for record in self.results["runs"]:
+            if all(record.get(name, 0) == value for name, value in key.items()):
+                return record
+        schedule = self.study.schedule or task.schedule
+        record = run(program(), rate, seed, schedule, reset, self.study.column(program()))
+        self.results["runs"].append(record)
+        self.write()
+        told = ("loss", "ratio", "ms_per_step")
+        self.console.print({**key, **{name: record[name] for name in told}})
+        return record
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs what is missing, and shows all that there is."""
+    args = parse_args(argv)
+    runner, study = Runner(args), STUDIES[args.study]
+
+    def chosen(name: str) -> bool:
+        if args.methods:
+            return any(word in name for word in args.methods)
+        return not args.smoke or name in study.smoke
+
+    if not args.show:
+        rows = [method for method in study.rows if chosen(method.name)]
+        for task in (TASKS[name](args.smoke) for name in args.tasks[: 1 if args.smoke else None]):
+            # Muon stands for Adam.
+            runner.train(task, [method for method in rows if task.adam or not method.muon])
+    study.show(runner.results, args.out, args.name)
+    runner.console.print(f"of {runner.path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,390 @@
+"""How gradients are exchanged: the methods that are compared, and the optimizer behind each."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import optax
+import optax.contrib
+from tasks import WORKERS
+
+import fftgrad as fg
+from fftgrad.contrib import learned, votes
+
+AXIS = "data"
+Transformation = Any
+"""Of optax, with extra arguments."""
+Branch = tuple[int, ...]
+
+
+class Setting(NamedTuple):
+    """What a method is told of its run."""
+
+    workers: int = WORKERS
+    steps: int = 200
+
+
+Exchange = fg.Recipe | Transformation | Callable[[Setting], fg.Recipe | Transformation]
+Around = Callable[[Setting, Transformation], Transformation]
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """What replaces the dense mean, and what the optimizer behind it needs for that.
+
+    Attributes:
+      exchange: in front of the optimizer; a function of the setting where it depends on that.
+      published: the ratio as papers count it, without indices and scales.
+      counted: with indices of 32 bits, and scales, as most implementations send them.
+      around: in place of an exchange, a whole optimizer made of another one.
+      momentum: whether the optimizer keeps its momentum. Feedback is one already.
+      corrects: whether the memory has the momentum that the optimizer lacks.
+      directs: of a method whose updates only need a rate, that rate.
+      muon: whether the optimizer is Muon, with Adam for what is no matrix.
+      every: steps to an exchange.
+      own: whether the workers have parameters of their own in between.
+      shards: of parameters that lie sharded over the workers, how they are gathered.
+      phases: shares of the steps in which other branches of the program run at first, and these.
+      later: the branch that runs after them.
+      once: one that runs once before that.
+      codec: what encodes the whole gradient, where one codec does; to time it on its own.
+      pace: the learning rate over slow links, in units of the task's.
+    """
+
+    name: str
+    exchange: Exchange = None
+    published: float | None = None
+    counted: float | None = None
+    around: Around | None = None
+    momentum: bool = True
+    corrects: bool = False
+    directs: float | None = None
+    muon: bool = False
+    every: int = 1
+    own: bool = False
+    shards: Mapping[str, Any] | None = None
+    phases: tuple[tuple[float, Branch], ...] = ()
+    later: Branch = ()
+    once: Branch | None = None
+    codec: fg.Codec | None = None
+    pace: float = 1.0
+
+    def inner(self, adam: bool, rate: Any) -> Transformation:
+        """The optimizer without the exchange; the rate is a number, an array or a schedule."""
+        descend = optax.scale_by_learning_rate(rate)
+        if self.directs is not None:
+            return descend
+        if self.muon:  # with updates as long as Adam's, whose rates then fit
+            return optax.contrib.muon(rate, consistent_rms=0.2, adam_b2=0.99)
+        if adam:
+            return optax.chain(
+                optax.scale_by_adam(b1=0.9 if self.momentum else 0, b2=0.99), descend
+            )
+        # Momentum 0.9 makes ten times of a gradient, unless the memory does.
+        factor = 1.0 if self.corrects else 10.0
+        return optax.chain(optax.trace(0.9) if self.momentum else optax.scale(factor), descend)
+
+    def mean(self, setting: Setting) -> Transformation:
+        """The exchange."""
+        what = self.exchange(setting) if callable(self.exchange) else self.exchange
+        return fg.compressed_pmean(what, axis_name=AXIS) if isinstance(what, fg.Recipe) else what
+
+    def assemble(self, setting: Setting, inner: Transformation) -> Transformation:
+        """The whole optimizer."""
+        if self.around is not None:
+            return self.around(setting, inner)
+        return optax.chain(self.mean(setting), inner)
+
+
+# What a run looks at
+
+
+class Seen(NamedTuple):
+    """Each worker's gradient of the last step."""
+
+    gradients: fg.exchanges.PerWorker
+
+
+def onlooker(keep: Callable[[Any], Any]) -> optax.GradientTransformation:
+    """Changes nothing; its state is what is kept of the updates."""
+
+    def init(params: Any) -> Any:
+        return keep(optax.tree.zeros_like(params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del state, params
+        return updates, keep(updates)
+
+    return optax.GradientTransformation(init, update)
+
+
+def watched(method: Method) -> Method:
+    """The same method, with the workers' gradients in its state."""
+
+    def keep(gradient: Any) -> Seen:
+        return Seen(fg.exchanges.PerWorker(jax.tree.map(lambda g: g[None], gradient)))
+
+    def around(setting: Setting, inner: Transformation) -> Transformation:
+        return optax.chain(onlooker(keep), method.assemble(setting, inner))
+
+    return dataclasses.replace(method, around=around)
+
+
+def gradients_of(state: Any) -> Any:
+    """The rows that `watched` has kept."""
+    return optax.tree.get(state, "gradients").value
+
+
+# Kinds of rows
+
+
+def fed_back(name: str, exchange: Exchange, *ratios: Any, **options: Any) -> Method:
+    """With feedback, and so with an optimizer that has no momentum."""
+    return Method(name, exchange, *ratios, momentum=False, **options)
+
+
+def plain(method: Method) -> Method:
+    """Feedback is a momentum: the same without the optimizer's."""
+    return dataclasses.replace(method, name=f"{method.name}, no momentum", momentum=False)
+
+
+def ours(name: str, *stages: fg.Codec, memory: fg.Memory | None = None) -> Method:
+    """The same feedback for all, another codec each."""
+    codec = fg.chain(*stages)
+    return fed_back(name, fg.Recipe(fg.AllGather(codec), memory or DECAYED), codec=codec)
+
+
+def by_owners(name: str, *stages: fg.Codec) -> Method:
+    """The same by owners of shards, in two stages."""
+    codec = fg.chain(*stages)
+    return fed_back(
+        name, lambda own: fg.Recipe(fg.TwoStage(codec, own.workers), DECAYED), codec=codec
+    )
+
+
+def starting(
+    name: str, first: fg.Exchange, *stages: fg.Codec, scope: Literal["leaf"] | None = None
+) -> Method:
+    """Another exchange in the first tenth of the steps; all feedback is kept."""
+
+    def make(setting: Setting) -> fg.Recipe:
+        later = fg.AllGather(fg.chain(*stages))
+        schedule = fg.Scheduled({0: first, max(1, setting.steps // 10): later})
+        return fg.Recipe(schedule, FEEDBACK, fg.Layout(scope))
+
+    return fed_back(name, make, phases=((0.1, (0,)),), later=(1,))
+
+
+def by_ratio(name: str, transform: fg.Codec, ratio: float) -> Method:
+    """As many bytes in all, of which a quarter go into the first tenth of the steps."""
+    first = fg.AllGather(fg.chain(transform, fg.Budget(ratio=0.4 * ratio)))
+    return starting(name, first, transform, fg.Budget(ratio=1.2 * ratio))
+
+
+def learned_codes(name: str, variant: Literal["leader", "all_reduce"]) -> Method:
+    """Dense for a tenth of the steps, learning for three, and codes; all leaves alike."""
+
+    def make(own: Setting) -> fg.Recipe:
+        dense, learning = max(1, own.steps // 10), max(1, 3 * own.steps // 10)
+        return learned.lgc(dense_steps=dense, learning_steps=learning, variant=variant, rate=0.1)
+
+    phases = ((0.1, (0,)), (0.3, (1, 1)))
+    return fed_back(name, make, phases=phases, later=(1, 0), once=(1, 0, 0))
+
+
+def local(name: str, every: int, **options: Any) -> Method:
+    """Local steps, then signs of what they changed, with plain descent outside."""
+
+    def around(setting: Setting, inner: Transformation) -> Transformation:
+        signs = fg.Recipe(fg.TwoStage(SIGN, setting.workers), DECAYED)
+        return fg.optimizers.diloco(inner, optax.sgd(1.0), every, signs, axis_name=AXIS, **options)
+
+    often = every // options.get("fragments", 1)
+    return Method(name, around=around, every=often, own=True, codec=SIGN)
+
+
+def sparse_loco(name: str, every: int, outer_rate: float) -> Method:
+    """As run at 72 billion parameters, but for how often and how far."""
+
+    def around(_: Setting, inner: Transformation) -> Transformation:
+        return fg.optimizers.sparse_loco(inner, every=every, outer_rate=outer_rate, axis_name=AXIS)
+
+    return Method(name, around=around, every=every, own=True)
+
+
+def demo(k: int) -> Transformation:
+    """The signs of DeMo's mean."""
+    return optax.chain(fg.compressed_pmean(m.demo(k), axis_name=AXIS), optax.scale_by_sign())
+
+
+# Rows: a name, an exchange, and the ratios that are published and counted
+
+m = fg.methods
+DECAYED, FEEDBACK = fg.ErrorFeedback(decay=0.95), fg.ErrorFeedback()
+FOUR, SIGN, DCT, FFT = fg.LogLevels(4), fg.Sign(), fg.Dct(block=64), fg.Fft(block=64)
+LARGE, PERCENT, MILLE = fg.TopK(0.04), fg.TopK(0.01), fg.TopK(0.001)
+TRIMMED: Any = {"dense_below": 1024, "trimmed_below": 32768}
+OUTPUT = ("params/Dense_0",)
+LATE: Any = {"delay": 1, "blend": 0.5}
+
+SIGN_SGD = Method("signSGD + EF", m.sign_sgd(), 32, 32)
+SCALECOM = Method("ScaleCom 50x", m.scalecom(50), 50, 25)
+POWER_SGD_1 = Method("PowerSGD rank 1", m.power_sgd(rank=1))
+POWER_SGD = Method("PowerSGD rank 4", m.power_sgd(rank=4))
+ACP_SGD = Method("ACP-SGD rank 4", m.acp_sgd(rank=4))
+
+METHODS: list[Method] = [
+    Method("dense", fg.Recipe(fg.AllReduce()), 1, 1),
+    Method("bfloat16", fg.Recipe(fg.AllGather(fg.Cast("bfloat16"))), 2, 2),
+    # The FFT paper's own comparison, at its settings.
+    Method("FFT (paper)", m.fft_sparsification(), 21.3, 16),
+    Method("top-k 15 % (paper)", m.top_k(0.15, memory=fg.NoMemory()), 6.67, 3.33),
+    Method("QSGD 3 bits (paper)", m.qsgd(bits=3), 10.6, 10.4),
+    Method("TernGrad no clip (paper)", m.terngrad(clip=None, dense=OUTPUT), 16, 16),
+    # Methods as published.
+    Method("QSGD 4 bits", m.qsgd(bits=4), 8, 7.9),
+    Method("TernGrad", m.terngrad(), 16, 16),
+    Method("TernGrad, shared scale", lambda own: m.terngrad(workers=own.workers), 16, 6.4),
+    Method("EDEN 1 bit (DRIVE)", m.eden(bits=1), 32, 31.8),
+    Method("EDEN 2 bits", m.eden(bits=2), 16, 15.9),
+    Method("majority vote", m.scale_by_majority_vote(), 32, 32, directs=1e-3),
+    # Votes alone, with a noise that protects nobody, and with one of epsilon 8 on "lm" (delta
+    # 1e-5, 200 steps). The seed is no secret.
+    *(
+        Method(
+            f"DataLens 1 %{noise}",
+            votes.scale_by_datalens(votes.TopVotes(WORKERS, fraction=0.01, sigma=sigma), key=0),
+            directs=1e-3,
+        )
+        for noise, sigma in (("", 0.0), (", noise 1", 1.0), (", noise 664", 664.0))
+    ),
+    SIGN_SGD,
+    Method(
+        "1-bit Adam",
+        lambda own: m.scale_by_one_bit_adam(max(1, own.steps // 5), own.workers, b2=0.99),
+        32,
+        16,
+        directs=8e-3,
+        phases=((0.2, (1,)),),
+        later=(0,),
+    ),
+    fed_back("top-k 1 % + EF", m.top_k(0.01), 100, 50),
+    fed_back("random-k 10 % + EF", m.random_k(0.1), 10, 10),
+    fed_back("DGC 1 %", m.dgc(0.01), 100, 50, corrects=True),
+    fed_back("RedSync 1 %", m.redsync(0.01, **TRIMMED), 100, 50, corrects=True),
+    fed_back(
+        "RedSync 1 %, quantized",
+        m.redsync(0.01, quantize=True, output=OUTPUT, **TRIMMED),
+        200,
+        100,
+        corrects=True,
+    ),
+    SCALECOM,
+    Method("ScaleCom 50x, FFT 64", m.scalecom(50, transform=FFT, exact=True), 50, 25),
+    Method("AdaComp", m.adacomp(conv_bin=50, bin_size=500), 100),
+    POWER_SGD_1,
+    POWER_SGD,
+    ACP_SGD,
+    Method("Dion rank 16", m.scale_by_dion(rank=16, dense=("Embed", *OUTPUT)), directs=8e-3),
+    *map(plain, (SIGN_SGD, SCALECOM, POWER_SGD_1, POWER_SGD, ACP_SGD)),
+    Method("DeMo k = 32", demo(32), directs=1e-3),
+    Method("DeMo k = 8", demo(8), directs=1e-3),
+    # Ours.
+    ours("top-k 4 %, 4 bits", LARGE, FOUR),
+    ours("DCT 64, 4 %, 4 bits", DCT, LARGE, FOUR),
+    ours("FFT 64, 4 %, 4 bits", FFT, LARGE, FOUR),
+    ours("top-k 1 %, sign", PERCENT, SIGN),
+    by_owners("two stages, top-k 4 %, 4 bits", LARGE, FOUR),
+    fed_back("shared top-k 4 %", fg.Recipe(fg.SharedSupport(LARGE), DECAYED)),
+    fed_back(
+        "shared by the mean 4 %",
+        fg.Recipe(fg.SharedSupport(LARGE, support=fg.exchanges.PredictedSupport()), DECAYED),
+    ),
+    # The paper's floats, whose few levels hang from the largest magnitude alone.
+    ours("top-k 4 %, 4-bit range float", LARGE, fg.RangeFloat(4)),
+    ours("FFT 64, 4 %, 4-bit range float", FFT, LARGE, fg.RangeFloat(4)),
+    ours("top-k 1 %, 3 bits", PERCENT, fg.LogLevels(3)),
+    fed_back("top-k 0.1 %, 4 bits + EF", m.top_k(0.001, bits=4)),
+    # A message filled with as many of the largest as fit; with all that is not sent kept, because
+    # a fine message has little to forget; and with a quarter of the bytes in the first tenth.
+    *(ours(f"budget {ratio}x", fg.Budget(ratio=ratio)) for ratio in (100, 300, 1000)),
+    *(ours(f"DCT 64, budget {ratio}x", DCT, fg.Budget(ratio=ratio)) for ratio in (100, 300)),
+    ours("budget 100x, no decay", fg.Budget(ratio=100), memory=FEEDBACK),
+    *(
+        ours(f"DCT 64, budget {ratio}x, no decay", DCT, fg.Budget(ratio=ratio), memory=FEEDBACK)
+        for ratio in (100, 300)
+    ),
+    *(by_ratio(f"DCT 64, budget {ratio}x, dense start", DCT, ratio) for ratio in (100, 300, 1000)),
+    by_ratio("budget 300x, dense start", fg.Identity(), 300),
+    # An autoencoder's codes of 0.1 % of each leaf, and the same values in others.
+    learned_codes("LGC leader, 0.1 %", "leader"),
+    learned_codes("LGC all-reduce, 0.1 %", "all_reduce"),
+    starting("top-k 0.1 %, dense start", fg.AllReduce(), MILLE, scope="leaf"),
+    starting("top-k 0.1 %, 4 bits, dense start", fg.AllReduce(), MILLE, FOUR, scope="leaf"),
+    ours("DCT 64, 1 %, sign", DCT, PERCENT, SIGN),
+    # Each worker trains on its own in between.
+    local("8 local steps, sign", 8),
+    local("8 local steps in 8 fragments, sign", 8, fragments=8, **LATE),
+    local("4 local steps in 4 fragments, sign", 4, fragments=4, **LATE),
+    dataclasses.replace(local("8 local steps of Muon, sign", 8), muon=True),
+    sparse_loco("SparseLoCo, 8 local steps, outer 1.0", 8, 1.0),
+    sparse_loco("SparseLoCo, 8 local steps, outer 0.4", 8, 0.4),
+]
+"""Of the tables of training, by their names there."""
+ROWS = {method.name: method for method in METHODS}
+
+
+def renamed(name: str, row: str, **changes: Any) -> Method:
+    """A row of the tables of training, under another name."""
+    return dataclasses.replace(ROWS[row], name=name, **changes)
+
+
+BF16, LLOYD = fg.Cast("bfloat16"), fg.codecs.LloydMax(bits=2, block=256)
+SWITCHED = fg.Scheduled(
+    {at: fg.AllGather(fg.chain(DCT, fg.Budget(ratio=r))) for at, r in ((0, 120), (6, 360))}
+)
+LINKS: dict[str, Method] = {
+    "dense": renamed("dense float32", "dense"),
+    "bf16": Method(
+        "bfloat16, two stages", lambda own: fg.Recipe(fg.TwoStage(BF16, own.workers)), codec=BF16
+    ),
+    "fft-paper": renamed("FFT whole (paper)", "FFT (paper)"),
+    "fft-64": ROWS["FFT 64, 4 %, 4 bits"],
+    "fft-16": ours("FFT 16, 0.1 %, 4 bits", fg.Fft(block=16), MILLE, FOUR),
+    "budget": fed_back("DCT 64, budget 120, later 360", fg.Recipe(SWITCHED, FEEDBACK)),
+    "top-k": ours("top-k 1 %, 4 bits", PERCENT, FOUR),
+    "top-k-mille": ours("top-k 0.1 %, 4 bits", MILLE, FOUR),
+    "two-stage": by_owners("top-k 1 %, two stages", PERCENT, FOUR),
+    "sign": by_owners("sign, two stages", SIGN),
+    "lloyd-max": Method(
+        "Lloyd-Max 2 bits, two stages",
+        lambda own: fg.Recipe(fg.TwoStage(LLOYD, own.workers), fg.ErrorFeedback(decay=0.9)),
+        codec=LLOYD,
+    ),
+    **{f"local-{n}": local(f"{n} local steps, sign", n) for n in (4, 6, 8, 16)},
+    "stream-4-fast": renamed(
+        "4 local steps in 4 fragments, twice the rate",
+        "4 local steps in 4 fragments, sign",
+        pace=2.0,
+    ),
+    "sparse-loco-8": renamed("SparseLoCo, 8 local steps", "SparseLoCo, 8 local steps, outer 1.0"),
+    "stream-4": renamed("4 local steps in 4 fragments", "4 local steps in 4 fragments, sign"),
+    "random-k": fed_back("random-k 1 %", fg.Recipe(fg.AllReduce(fg.RandomK(0.01)), DECAYED)),
+    "redsync": fed_back("RedSync 0.1 %", m.redsync(), corrects=True),
+    "scalecom": renamed("ScaleCom 50x", "ScaleCom 50x", momentum=False),
+    "qsgd": ROWS["QSGD 4 bits"],
+    "terngrad": ROWS["TernGrad"],
+    "powersgd": POWER_SGD,
+    "powersgd-b0": plain(POWER_SGD),
+    "acp-sgd": ACP_SGD,
+    "dion": Method("Dion rank 16", m.scale_by_dion(rank=16), directs=1e-3),
+}
+"""Of the runs over slow links, by the names of their command line."""
+
+PEERS: dict[str, str] = {
+    "torch": "PyTorch DDP",
+    "torch-fp16": "PyTorch DDP, fp16 hook",
+    "torch-powersgd": "PyTorch DDP, PowerSGD rank 4",
+}
+"""PyTorch's DistributedDataParallel, and two of the hooks that come with it."""

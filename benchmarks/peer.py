@@ -1,0 +1,261 @@
+"""One worker in PyTorch: DistributedDataParallel over gloo, with the hooks that come with it.
+
+The models are twins of those in `tasks.py`, with submodules named as Flax names them, so that the
+same file of parameters fits both.
+"""
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
+
+import datetime
+import functools
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from job import Framework, Job, timed, work
+from tasks import WORKLOADS, Task
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+BUCKET_MB = 1024  # PowerSGD crashes on gloo where there is more than one bucket
+
+
+class AlexNet(nn.Module):
+    """The twin of `tasks.AlexNet`."""
+
+    def __init__(self, width: int, hidden: int, classes: int, side: int) -> None:
+        super().__init__()
+        c = width
+        self.Conv_0 = nn.Conv2d(1, c, 11, 4, 2)
+        self.Conv_1 = nn.Conv2d(c, 3 * c, 5, padding=2)
+        self.Conv_2 = nn.Conv2d(3 * c, 6 * c, 3, padding=1)
+        self.Conv_3 = nn.Conv2d(6 * c, 4 * c, 3, padding=1)
+        self.Conv_4 = nn.Conv2d(4 * c, 4 * c, 3, padding=1)
+        self.Dense_0 = nn.Linear(4 * c * side * side, hidden)
+        self.Dense_1 = nn.Linear(hidden, hidden)
+        self.Dense_2 = nn.Linear(hidden, classes)
+
+    def forward(self, x: Any) -> Any:  # (B, H, W, 1) -> (B, classes)
+        pool = functools.partial(F.max_pool2d, kernel_size=3, stride=2)
+        x = pool(F.relu(self.Conv_0(x.permute(0, 3, 1, 2))))
+        x = pool(F.relu(self.Conv_1(x)))
+        x = F.relu(self.Conv_3(F.relu(self.Conv_2(x))))
+        x = pool(F.relu(self.Conv_4(x)))
+        x = x.permute(0, 2, 3, 1).flatten(1)  # as Flax orders what it flattens
+        return self.Dense_2(F.relu(self.Dense_1(F.relu(self.Dense_0(x)))))
+
+
+class Block(nn.Module):
+    """The twin of `tasks.Block`."""
+
+    def __init__(self, before: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.Conv_0 = nn.Conv2d(before, channels, 3, stride, 1, bias=False)
+        self.GroupNorm_0 = nn.GroupNorm(4, channels, eps=1e-6)
+        self.Conv_1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.GroupNorm_1 = nn.GroupNorm(4, channels, eps=1e-6)
+        self.Conv_2 = None
+        if stride != 1 or before != channels:
+            self.Conv_2 = nn.Conv2d(before, channels, 1, stride, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        y = F.relu(self.GroupNorm_0(self.Conv_0(x)))
+        y = self.GroupNorm_1(self.Conv_1(y))
+        return F.relu((x if self.Conv_2 is None else self.Conv_2(x)) + y)
+
+
+class ResNet(nn.Module):
+    """The twin of `tasks.ResNet`."""
+
+    def __init__(self, depth: int, width: int) -> None:
+        super().__init__()
+        self.Conv_0 = nn.Conv2d(1, width, 3, padding=1, bias=False)
+        self.GroupNorm_0 = nn.GroupNorm(4, width, eps=1e-6)
+        before = width
+        for index in range(3 * depth):
+            stage = index // depth
+            stride = 2 if stage > 0 and index % depth == 0 else 1
+            self.add_module(f"Block_{index}", Block(before, width * 2**stage, stride))
+            before = width * 2**stage
+        self.blocks = [f"Block_{index}" for index in range(3 * depth)]
+        self.Dense_0 = nn.Linear(before, 10)
+
+    def forward(self, x: Any) -> Any:  # (B, 8, 8, 1) -> (B, 10)
+        x = F.relu(self.GroupNorm_0(self.Conv_0(x.permute(0, 3, 1, 2))))
+        for name in self.blocks:
+            x = getattr(self, name)(x)
+        return self.Dense_0(x.mean((2, 3)))
+
+
+class Layer(nn.Module):
+    """The twin of `train_lm.Layer`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = max(1, width // 32)
+        self.LayerNorm_0 = nn.LayerNorm(width, eps=1e-6, bias=False)
+        self.Dense_0 = nn.Linear(width, 3 * width, bias=False)
+        self.Dense_1 = nn.Linear(width, width, bias=False)
+        self.LayerNorm_1 = nn.LayerNorm(width, eps=1e-6, bias=False)
+        self.Dense_2 = nn.Linear(width, 4 * width, bias=False)
+        self.Dense_3 = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Any) -> Any:  # (B, T, D) -> (B, T, D)
+        batch, length, width = x.shape
+        qkv = self.Dense_0(self.LayerNorm_0(x)).reshape(batch, length, 3, self.heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, H, T, D/H)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.Dense_1(y.transpose(1, 2).reshape(batch, length, width))
+        y = F.gelu(self.Dense_2(self.LayerNorm_1(x)), approximate="tanh")
+        return x + self.Dense_3(y)
+
+
+class ByteLM(nn.Module):
+    """The twin of `train_lm.ByteLM`."""
+
+    def __init__(self, width: int, layers: int, context: int) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.zeros(context, width))
+        self.Embed_0 = nn.Embedding(256, width)
+        self.layers = [f"Layer_{index}" for index in range(layers)]
+        for name in self.layers:
+            self.add_module(name, Layer(width))
+        self.LayerNorm_0 = nn.LayerNorm(width, eps=1e-6, bias=False)
+        self.Dense_0 = nn.Linear(width, 256, bias=False)
+
+    def forward(self, tokens: Any) -> Any:  # (B, T) -> (B, T, 256)
+        x = self.Embed_0(tokens) + self.position
+        for name in self.layers:
+            x = getattr(self, name)(x)
+        return self.Dense_0(self.LayerNorm_0(x))
+
+
+def twin(task: Task, path: str) -> Any:
+    """The task's model in PyTorch, with the parameters of a file."""
+    model: Any = task.model
+    shape = task.held_out[0][0].shape
+    match task.name:
+        case "alexnet":
+            side = functools.reduce(
+                lambda s, _: (s - 3) // 2 + 1, range(3), (shape[1] - 7) // 4 + 1
+            )
+            out = AlexNet(model.width, model.hidden, model.classes, side)
+        case "resnet":
+            out = ResNet(model.depth, model.width)
+        case _:
+            out = ByteLM(model.width, model.layers, shape[1])
+    with np.load(path) as archive:
+        names = {name: name.removeprefix("params/").replace("/", ".") for name in archive.files}
+        state = {
+            _renamed(new): torch.from_numpy(_turned(new, archive[old]))
+            for old, new in names.items()
+        }
+    out.load_state_dict(state)
+    return out
+
+
+def _renamed(name: str) -> str:
+    for flax in (".kernel", ".scale", ".embedding"):
+        name = name.replace(flax, ".weight")
+    return name
+
+
+def _turned(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Flax multiplies from the left, and has channels last."""
+    if name.endswith(".kernel"):
+        array = array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
+    return np.ascontiguousarray(array)
+
+
+def prepare(job: Job) -> Framework:
+    """The model under DistributedDataParallel, with the hook of the method."""
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    host, _, port = job.coordinator.partition(":")
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{host}:{port}",
+        rank=job.worker,
+        world_size=job.workers,
+        timeout=datetime.timedelta(seconds=600),
+    )
+    task = WORKLOADS[job.workload](job.smoke)
+    powersgd = job.method == "torch-powersgd"
+    if powersgd:
+        dist._DEFAULT_FIRST_BUCKET_BYTES = BUCKET_MB * 2**20
+    plain = twin(task, job.params)
+    extra = {"bucket_cap_mb": BUCKET_MB} if powersgd else {}
+    model = DistributedDataParallel(plain, **extra)
+    if powersgd:
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None, matrix_approximation_rank=4, start_powerSGD_iter=2
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif job.method == "torch-fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    if task.adam:
+        optimizer = torch.optim.Adam(model.parameters(), task.rate, (0.9, 0.99), fused=True)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), task.rate, 0.9, fused=True)
+    batches, rates = task.batches((job.seed, job.worker), 1), task.schedule(task.rate, job.steps)
+    held: dict[str, Any] = {}
+
+    def loss(logits: Any, labels: Any) -> Any:
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+    def backward(inputs: Any, labels: Any) -> None:
+        optimizer.zero_grad(set_to_none=False)
+        held["loss"] = loss(model(inputs), labels)
+        held["loss"].backward()
+
+    def tensors(batch: Any) -> list[Any]:
+        inputs, labels = batch
+        if inputs.dtype != np.float32:
+            inputs = inputs.astype(np.int64)
+        return [
+            torch.from_numpy(np.ascontiguousarray(x)) for x in (inputs, labels.astype(np.int64))
+        ]
+
+    def finish(rate: float) -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+
+    def step(number: int) -> dict[str, float]:
+        backward(*tensors(next(batches)))
+        finish(float(rates(number)))
+        return {}
+
+    def agree(value: float) -> float:
+        total = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(total)
+        return float(total)
+
+    def assess() -> float:
+        inputs, labels = tensors(task.held_out[0])
+        with torch.no_grad():
+            logits = plain(inputs)
+        if task.metric == "loss":
+            return float(loss(logits, labels))
+        return float((logits.argmax(-1) == labels).float().mean())
+
+    first = tensors(next(task.batches((job.seed, job.worker), 1)))
+
+    def phases() -> dict[str, float]:
+        # Communication overlaps the backward pass, so only the rest of it shows in a step.
+        with model.no_sync():
+            compute = timed(lambda: backward(*first), agree)
+        return {"compute_s": compute, "optimizer_s": timed(lambda: finish(0.0), agree)}
+
+    facts = {"parameters": sum(p.numel() for p in plain.parameters())}
+    rises = task.metric == "accuracy"
+    return Framework(step, lambda: float(held["loss"]), assess, agree, phases, rises, facts)
+
+
+if __name__ == "__main__":
+    work(Job.loads(sys.argv[1]), prepare)
+    os._exit(0)  # gloo sometimes aborts while it is taken down

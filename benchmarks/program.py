@@ -1,0 +1,263 @@
+"""A task under a method, compiled for simulated workers; and a run of it, as a record."""
+
+import collections
+import dataclasses
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from methods import AXIS, Method, Setting, Transformation
+from tasks import WORKERS, Batch, Params, Schedule, Task
+
+import fftgrad as fg
+
+
+def simulated(workers: int) -> Mesh:
+    """So many devices of this machine's CPU."""
+    # Or their shared pool of threads may be full of devices that wait for each other.
+    os.environ.setdefault("PJRT_NPROC", str(4 * workers))
+    jax.config.update("jax_num_cpu_devices", workers)
+    return Mesh(np.array(jax.devices("cpu")[:workers]), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+class Point(NamedTuple):
+    """Where a run is: what a step starts from."""
+
+    params: Params
+    state: Any
+
+
+class Program:
+    """A task under a method, compiled once for all rates and seeds."""
+
+    def __init__(self, task: Task, method: Method, steps: int, mesh: Mesh) -> None:
+        self.task, self.method, self.mesh = task, method, mesh
+        self.setting = Setting(mesh.size, steps)
+        spread, whole = P(AXIS), P()
+        tx = self.transformation(0.0)
+        common = task.params(0)
+        state = jax.eval_shape(tx.init, common)
+        if method.shards is None:
+            self.common_spec, specs = whole, fg.state_specs(state, AXIS)
+        else:  # what belongs to a parameter is sharded as it is
+            self.common_spec = spread
+            specs = jax.tree.map(lambda a: spread if a.ndim else whole, state)
+        self.spec = spread if method.own else self.common_spec
+        self.init = jax.jit(
+            jax.shard_map(tx.init, mesh=mesh, in_specs=self.common_spec, out_specs=specs)
+        )
+        mapped = jax.shard_map(
+            self._step,
+            mesh=mesh,
+            in_specs=(self.spec, specs, spread, whole),
+            out_specs=(self.spec, specs, spread),
+        )
+        batch = self.put(next(task.batches(0, mesh.size)), spread)
+        rate = self.put(jnp.float32(0), whole)
+        self.compiled = jax.jit(mapped).lower(*self.fresh(common), batch, rate).compile()
+
+    def transformation(self, rate: Any) -> Transformation:
+        """The whole optimizer."""
+        return self.method.assemble(self.setting, self.method.inner(self.task.adam, rate))
+
+    def _step(self, params: Params, state: Any, batch: Any, rate: jax.Array) -> Any:
+        own = jax.tree.map(lambda row: row[0], params) if self.method.own else params
+        codecs = self.method.shards
+
+        def loss(params: Params, batch: Any) -> jax.Array:
+            if codecs is None:
+                return self.task.loss(params, batch)
+            leaves, structure = jax.tree.flatten(params)
+            step = optax.tree.get(state, "count")
+            whole = [
+                fg.optimizers.gather_parameters(leaf, AXIS, step=step, key=i, **codecs)
+                for i, leaf in enumerate(leaves)
+            ]
+            return self.task.loss(jax.tree.unflatten(structure, whole), batch)
+
+        value, gradient = fg.value_and_grad(loss, AXIS)(own, batch)
+        if codecs is not None:  # what is scattered back is a sum
+            gradient = optax.tree.scale(1 / self.mesh.size, gradient)
+        updates, state = self.transformation(rate).update(gradient, state, own)
+        own = optax.apply_updates(own, updates)
+        return jax.tree.map(lambda p: p[None], own) if self.method.own else own, state, value[None]
+
+    def put(self, value: Any, spec: P) -> Any:
+        """On all devices."""
+        return jax.device_put(value, NamedSharding(self.mesh, spec))
+
+    def fresh(self, common: Params) -> Point:
+        """Before the first step, from parameters that all workers have in common."""
+        state = self.init(self.put(common, self.common_spec))
+        if self.method.own:
+            common = jax.tree.map(lambda p: jnp.stack([p] * self.mesh.size), common)
+        return Point(self.put(common, self.spec), state)
+
+    def common(self, at: Point) -> Params:
+        """The parameters that all workers have in common."""
+        return optax.tree.get(at.state, "anchor") if self.method.own else at.params
+
+    def step(self, at: Point, batch: Batch, rate: float) -> tuple[Point, jax.Array]:
+        """The next point, and the loss of each worker."""
+        now = self.put(jnp.float32(rate), P())
+        params, state, loss = self.compiled(*at, self.put(batch, P(AXIS)), now)
+        return Point(params, state), loss
+
+    def forget(self, at: Point, only: str = "") -> Point:
+        """What is left of a checkpoint without what each worker has of its own.
+
+        With `only`, without the fields of this name alone.
+        """
+        fresh = self.fresh(self.common(at))
+        if only:
+            field = jax.tree_util.GetAttrKey(only)
+            return at._replace(
+                state=jax.tree_util.tree_map_with_path(
+                    lambda path, old, new: new if field in path else old, at.state, fresh.state
+                )
+            )
+        state = jax.tree.map(
+            lambda old, new: new if is_own(old) else old, at.state, fresh.state, is_leaf=is_own
+        )
+        return fresh._replace(state=state)
+
+    def sent(self) -> tuple[float, float]:
+        """Bytes that a worker hands to collectives: in a late step, and in the mean of all."""
+        method, steps = self.method, self.setting.steps
+        by_branch: collections.Counter[tuple[int, ...]] = collections.Counter()
+        for collective in fg.audit(self.compiled):
+            by_branch[collective.branch] += collective.bytes
+        if method.own:
+            every = sum(by_branch.values()) / method.every
+            return every, every
+        later, total, rest = by_branch[method.later], 0, steps
+        for share, branch in method.phases:
+            count = round(share * steps)
+            total += count * by_branch[branch]
+            rest -= count
+        if method.once is not None and rest < steps:
+            total += by_branch[method.once]
+        return later, (total + rest * later) / steps
+
+
+def is_own(node: Any) -> bool:
+    """Whether each worker has its own of it."""
+    return isinstance(node, fg.exchanges.PerWorker)
+
+
+class Column:
+    """What a study asks of a run, beside its loss and its bytes: nothing here.
+
+    Attributes:
+      program: of the run.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def see(self, count: int, before: Point, after: Point) -> None:
+        """Looks at a step, the first of which has the count 1."""
+
+    def record(self, end: Point, batch: Batch) -> dict[str, Any]:
+        """What it has to say, at the end; the batch is the one that would be next."""
+        del end, batch
+        return {}
+
+
+class Reset(NamedTuple):
+    """After how many steps each what a worker has of its own is lost, or fields of this name."""
+
+    every: int = 0
+    only: str = ""
+
+
+def run(
+    program: Program, rate: float, seed: int, schedule: Schedule, reset: Reset, column: Column
+) -> dict[str, Any]:
+    """One training run, as a record; the rate is in units of the task's own."""
+    task, method, steps = program.task, program.method, program.setting.steps
+    at = program.fresh(task.params(seed))
+    batches = task.batches(seed, program.mesh.size)
+    dense = sum(leaf.nbytes for leaf in jax.tree.leaves(program.common(at)))
+    # A step of Adam has about the size of its rate, as one of signs has.
+    rates = schedule(rate * (task.rate if method.directs is None else method.directs), steps)
+    losses = collections.deque[jax.Array](maxlen=15)
+    start = time.perf_counter()
+    for count in range(steps):
+        if reset.every and count and count % reset.every == 0:
+            at = program.forget(at, reset.only)
+        before, batch = at, next(batches)
+        at, loss = program.step(at, batch, float(rates(count)))
+        column.see(count + 1, before, at)
+        losses.append(loss)
+    last = statistics.mean(float(np.mean(loss)) for loss in losses)  # which waits for the last
+    elapsed = time.perf_counter() - start
+    later, mean = program.sent()
+    return {
+        "task": task.name,
+        "method": method.name,
+        "rate": rate,
+        "seed": seed,
+        "steps": steps,
+        "reset_every": reset.every,
+        **task.assess(program.common(at)),
+        "bytes": later,
+        "ratio": dense / later,
+        "mean_ratio": dense / mean,
+        "training_loss": round(last, 4),
+        "ms_per_step": 1e3 * elapsed / steps,
+        **column.record(at, next(batches)),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Rows, and how each is run and shown.
+
+    Attributes:
+      folder: of the result file, in `benchmarks/results`.
+      file: its name; empty for one by the number of steps.
+      rows: what is trained with.
+      show: prints tables and writes figures of the results, for a folder and a file's name.
+      tasks: names of what is trained.
+      rates: learning rates tried on the first seed, in units of the task's own.
+      known: of some rows, those rates in place of all.
+      variants: rows that run at the rate of another, and are compared with it.
+      resets: those of a row in so many steps; the first is for choosing the rate.
+      schedule: of the learning rate, where it is not the task's own.
+      column: what else is asked of a run.
+      errors: of the rows on a task, what is asked without a run.
+      smoke: the rows of a smoke run, and its steps.
+    """
+
+    folder: str
+    file: str
+    rows: list[Method]
+    show: Callable[[dict[str, Any], pathlib.Path, str], None]
+    tasks: tuple[str, ...] = ("lm",)
+    steps: int = 200
+    seeds: int = 2
+    workers: int = WORKERS
+    rates: tuple[float, ...] = (1.0,)
+    known: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict[str, Any])
+    variants: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    resets: Callable[[Method, int], tuple[Reset, ...]] = lambda *_: (Reset(),)
+    schedule: Schedule | None = None
+    column: type[Column] = Column
+    errors: Callable[[Task, list[Method], Mesh], Iterator[tuple[str, float]]] | None = None
+    smoke: tuple[str, ...] = ()
+    few: int = 4
+
+
+def score(record: Any) -> float:
+    """Lower is better; a run that diverged is worst."""
+    return record["loss"] if np.isfinite(record["loss"]) else float("inf")

@@ -1,0 +1,423 @@
+"""Train over slow links, in real processes: what a step takes, and when a loss is reached.
+
+Each worker is a process in a network namespace of its own, and its link is limited in both
+directions. Methods run one after the other, in turns, from the same parameters on the same batches.
+The clock counts training alone: neither compiling nor assessing. Limits need root and iproute2;
+`--loopback` runs without them.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import network as net
+from _record import ROOT, few, head, parser, table, text, thin
+from job import Job, save_params
+from methods import LINKS, PEERS
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from tasks import WORKLOADS
+
+HERE = pathlib.Path(__file__).parent
+# Large arrays come and go in every step. The allocator would return each to the kernel, which
+# clears a page for every 4 KiB the next time: that took longer than the arithmetic. And what is cut
+# off for alignment must not wait in a list of small blocks: between two arrays, it keeps their
+# places from being used again, and the heap grows.
+MEMORY = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.arena_max=1"
+    ":glibc.malloc.trim_threshold=68719476736:glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0"
+}
+PATIENCE = 900.0
+"""Seconds without a step after which a run counts as stuck."""
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    out = parser(
+        __doc__,
+        "slow_network",
+        workers=(4, "processes; with two, gloo's links jam each other"),
+        rate=("1gbit", "of each link and direction, such as 100mbit"),
+        delay=("", "of each packet, such as 0.5ms"),
+        loopback=(False, "no namespaces, no limits"),
+        workload=("lm", "alexnet, resnet or lm"),
+        method=("dense,fft-64", "names of LINKS in methods.py, in this order; or all"),
+        steps=(10, "optimizer steps of a run"),
+        warm=(2, "of them, first ones that step times leave out"),
+        repeats=(1, "turns in which each method runs once"),
+        seed=(0, "of parameters and batches; grows with the turn"),
+        assess_every=(0, "steps between held-out assessments"),
+        until_dense=(0.0, "compressed runs go on until they are as good as their framework's dense "
+                     "run in the end, for at most so many times its steps"),
+        fault=("", "kill:STEP or drop:STEP, of the last worker's process or link"),
+        threads=(1, "of each worker"),
+        name=("run", "of the file written"),
+        show=(False, "run nothing, print the tables of what is there and draw the figures"),
+    )  # fmt: skip
+    args = out.parse_args(argv)
+    if args.smoke:
+        args.workers, args.steps, args.loopback = 2, 5, True
+        args.assess_every = 5
+    return args
+
+
+def dense_of(method: str) -> str:
+    """The dense method of the same framework."""
+    return "torch" if method in PEERS else "dense"
+
+
+# Runs
+
+
+@dataclasses.dataclass
+class Run:
+    """One training run, and what came of it.
+
+    Attributes:
+      every: steps to an exchange.
+      lines: what each worker has written so far.
+      events: what happened to workers and links, and when, in seconds since the run began.
+    """
+
+    method: str
+    label: str
+    repeat: int
+    every: int = 1
+    status: str = "waiting"
+    lines: list[list[dict[str, Any]]] = dataclasses.field(
+        default_factory=list[list[dict[str, Any]]]
+    )
+    events: list[tuple[float, str]] = dataclasses.field(default_factory=list[tuple[float, str]])
+
+    def having(self, key: str, worker: int = 0) -> list[dict[str, Any]]:
+        """A worker's lines with this key: "step", "assessed", or a note that is written once."""
+        return [line for line in self.lines[worker] if key in line] if self.lines else []
+
+    def assessed(self) -> list[tuple[int, float, float]]:
+        """Steps, clock and metric of each assessment."""
+        return [(x["after"], x["clock"], x["assessed"]) for x in self.having("assessed")]
+
+    def median(self, key: str, warm: int) -> float:
+        """Of worker 0's steps once warm; of their means, where not every step has an exchange."""
+        values = [step[key] for step in self.having("step") if key in step]
+        values = values[warm:] or values
+        cycles = range(0, max(1, len(values) - self.every + 1), self.every)
+        means = [statistics.mean(values[i : i + self.every]) for i in cycles if values]
+        return statistics.median(means) if means else float("nan")
+
+    def sent(self, args: argparse.Namespace) -> tuple[float, float]:
+        """Bytes and packets that a worker sends in a step."""
+        each = list[list[int]]()
+        for worker in range(len(self.lines)):
+            steps = self.having("step", worker)[args.warm :]
+            whole = len(steps) // self.every * self.every  # a part would count too few exchanges
+            each += [step["sent"] for step in steps[: whole or None]]
+        if not each:
+            return 0, 0
+        count, packets = (statistics.mean(x) for x in zip(*each, strict=True))
+        sharing = args.workers if args.loopback else 1  # workers to an interface
+        return count / sharing, packets / sharing
+
+    def record(self, args: argparse.Namespace) -> dict[str, Any]:
+        """The run as JSON."""
+        count, packets = self.sent(args)
+        steps = [self.having("step", worker) for worker in range(len(self.lines))]
+        losses = [statistics.mean(x["loss"] for x in same) for same in zip(*steps, strict=False)]
+        keys = sorted({key for step in steps[0] for key in step if key.endswith("_s")})
+        notes = {key: found[0][key] for key in ("phases", "facts") if (found := self.having(key))}
+        return {
+            "method": self.method,
+            "label": self.label,
+            "repeat": self.repeat,
+            "every": self.every,
+            "status": self.status,
+            "step_s": self.median("seconds", args.warm),
+            **{key: self.median(key, args.warm) for key in keys},
+            **notes.get("phases", {}),
+            "sent_bytes": count,
+            "sent_packets": packets,
+            "facts": notes.get("facts", {}),
+            "seconds": [round(step["seconds"], 4) for step in steps[0]],
+            "losses": few([round(loss, 4) for loss in losses]),
+            "assessed": thin(self.assessed()),
+            "events": self.events,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Supervisor:
+    """Starts the workers of a run, watches them, and ends them."""
+
+    args: argparse.Namespace
+    network: net.Network
+    folder: pathlib.Path
+
+    def start(self, run: Run, steps: int, target: float | None) -> "list[subprocess.Popen[bytes]]":
+        """One process for each worker."""
+        args, port = self.args, net.free_port()
+        script = HERE / ("peer.py" if run.method in PEERS else "worker.py")
+        processes = list["subprocess.Popen[bytes]"]()
+        for worker in range(args.workers):
+            job = Job(
+                worker=worker,
+                workers=args.workers,
+                coordinator=f"{self.network.address(0)}:{port}",
+                interface=self.network.interface,
+                workload=args.workload,
+                method=run.method,
+                steps=steps,
+                seed=args.seed + run.repeat,
+                params=str(self.folder / f"params{run.repeat}.npz"),
+                target=target,
+                assess_every=args.assess_every,
+                folder=str(self.folder),
+                smoke=args.smoke,
+            )
+            (self.folder / f"worker{worker}.jsonl").unlink(missing_ok=True)
+            command = [*priority(), sys.executable, str(script), job.dumps()]
+            with (self.folder / f"worker{worker}.log").open("wb") as log:
+                processes.append(
+                    subprocess.Popen(
+                        self.network.command(worker, command),
+                        env=self.environment(),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,  # Ctrl-C is for the supervisor
+                    )
+                )
+        return processes
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a worker."""
+        threads = str(self.args.threads)
+        return {
+            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
+            **os.environ,
+            **MEMORY,
+            "PYTHONPATH": str(ROOT),
+            "JAX_PLATFORMS": "cpu",
+            "PJRT_NPROC": threads,
+            "OMP_NUM_THREADS": threads,
+            # Threads that spin, at real-time priority, would keep their own work from running.
+            "OPENBLAS_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": self.network.interface,
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+
+    def watch(self, run: Run, steps: int, target: float | None) -> Iterator[None]:
+        """The run, from beginning to end; yields a few times a second."""
+        fault = Fault.parse(self.args.fault, self.args.workers - 1)
+        run.status, begin, moved = "starting", time.monotonic(), (0, time.monotonic())
+        processes = self.start(run, steps, target)
+        codes: dict[int, int] = {}
+        try:
+            while len(codes) < len(processes):
+                time.sleep(0.1)
+                now = time.monotonic()
+                run.lines = [self.read(worker) for worker in range(len(processes))]
+                for worker, process in enumerate(processes):
+                    if worker not in codes and process.poll() is not None:
+                        codes[worker] = process.returncode
+                        if process.returncode:
+                            event = f"worker {worker} ended with code {process.returncode}"
+                            run.events.append((round(now - begin, 1), event))
+                count, done = sum(map(len, run.lines)), len(run.having("step"))
+                if count != moved[0]:
+                    moved = count, now
+                if done:
+                    run.status = "running"
+                for event in fault.due(done, now, processes, self):
+                    run.events.append((round(now - begin, 1), event))
+                broken = any(codes.values()) and fault.kind != "kill"
+                if broken or now - moved[1] > PATIENCE:
+                    break
+                yield
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.wait()
+            run.lines = [self.read(worker) for worker in range(len(processes))]
+            done = len(codes) == len(processes) and not any(codes.values())
+            run.status = "done" if done else "failed" if codes else "stopped"
+
+    def read(self, worker: int) -> list[dict[str, Any]]:
+        """What a worker has written; not the line that it is writing."""
+        with contextlib.suppress(FileNotFoundError):
+            text = (self.folder / f"worker{worker}.jsonl").read_text()
+            return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+        return []
+
+    def complaint(self) -> str:
+        """The last lines of the logs."""
+        logs = [path.read_text(errors="replace") for path in sorted(self.folder.glob("*.log"))]
+        return "\n".join("\n".join(log.splitlines()[-12:]) for log in logs if "Error" in log)
+
+
+@functools.cache
+def priority() -> tuple[str, ...]:
+    """What gives a process real-time priority, where that is allowed.
+
+    gloo's thread spins while the holder of a lock is not scheduled: with few cores, that costs a
+    small collective a tick of the kernel's clock, which is more than the collective.
+    """
+    command = ("chrt", "-r", "1")
+    if not shutil.which("chrt"):
+        return ()
+    allowed = subprocess.run([*command, "true"], capture_output=True, check=False)
+    return command if allowed.returncode == 0 else ()
+
+
+@dataclasses.dataclass
+class Fault:
+    """What happens to a worker, or its link, when a run has made so many steps."""
+
+    kind: str
+    step: int
+    worker: int
+    until: float | None = None
+    happened: bool = False
+
+    @classmethod
+    def parse(cls, text: str, worker: int) -> "Fault":
+        """From "kill:20" or "drop:20"; "" is none."""
+        kind, _, step = text.partition(":")
+        if text and (kind not in {"kill", "drop"} or not step.isdecimal()):
+            raise SystemExit(f"--fault: must be kill:STEP or drop:STEP, got {text}")
+        return cls(kind, int(step or 0), worker)
+
+    def due(
+        self, steps: int, now: float, processes: "list[subprocess.Popen[bytes]]", at: Supervisor
+    ) -> Iterator[str]:
+        """Does what is due, and tells of it."""
+        network, rate = at.network, at.args.rate
+        if self.kind and not self.happened and steps >= self.step:
+            self.happened = True
+            if self.kind == "kill":
+                processes[self.worker].send_signal(signal.SIGKILL)
+                yield f"worker {self.worker} killed"
+            elif isinstance(network, net.Namespaces):
+                tenth = f"{net.bits_per_second(rate) / 1e7:g}mbit"
+                network.limit(tenth, [self.worker])
+                self.until = now + 30
+                yield f"link of worker {self.worker} down to {tenth}"
+        if self.until is not None and now >= self.until and isinstance(network, net.Namespaces):
+            self.until = None
+            network.limit(rate, [self.worker])
+            yield f"link of worker {self.worker} back at {rate}"
+
+
+# The whole
+
+
+def plan(args: argparse.Namespace) -> list[Run]:
+    """All runs, in order."""
+    fault = Fault.parse(args.fault, args.workers - 1)
+    if fault.kind == "drop" and args.loopback:
+        raise SystemExit("--fault: a link can only drop where it is limited; leave --loopback out")
+    if args.delay and args.loopback:
+        raise SystemExit("--delay: packets over loopback cannot be delayed; leave --loopback out")
+    if args.workload not in WORKLOADS:
+        raise SystemExit(f"--workload: must be one of {','.join(WORKLOADS)}, got {args.workload}")
+    labels = {name: method.name for name, method in LINKS.items()} | PEERS
+    names = list(labels) if args.method == "all" else args.method.split(",")
+    unknown = [name for name in names if name not in labels]
+    if unknown:
+        raise SystemExit(f"--method: there is no {unknown[0]}; choose from {','.join(labels)}")
+    if any(name in PEERS for name in names) and not importlib.util.find_spec("torch"):
+        raise SystemExit('--method: PyTorch\'s need torch; pip install -e ".[bench]"')
+    every = {name: LINKS[name].every for name in names if name in LINKS}
+    turns = range(args.repeats)
+    return [Run(n, labels[n], turn, every.get(n, 1)) for turn in turns for n in names]
+
+
+def goal(run: Run, runs: list[Run], args: argparse.Namespace) -> tuple[int, float | None]:
+    """How many steps at most, and the metric at which to stop before."""
+    dense = dense_of(run.method)
+    if args.until_dense and run.method != dense:
+        for other in runs:
+            if (other.method, other.repeat) == (dense, run.repeat) and other.assessed():
+                return round(args.until_dense * args.steps), other.assessed()[-1][2]
+    return args.steps, None
+
+
+def progress(runs: list[Run], args: argparse.Namespace) -> Table:
+    """One row for each run that has begun."""
+    where = "loopback, no limit" if args.loopback else f"{args.rate} {args.delay}".strip()
+    rows: list[list[Any]] = []
+    for run in runs:
+        steps, assessed = run.having("step"), run.assessed()
+        if run.status != "waiting":
+            loss = f"{steps[-1]['loss']:.3f}" if steps else None
+            held_out = f"{assessed[-1][2]:.3f}" if assessed else None
+            times = [f"{run.median(key, args.warm):.2f}" for key in ("seconds", "compute_s")]
+            sent = f"{run.sent(args)[0] / 1e6:.3f}"
+            rows.append([run.label, len(steps), loss, held_out, *times, sent, run.status])
+    columns = ("", "steps", "loss", "held\nout", "s a\nstep", "gra-\ndient", "MB\nsent", "")
+    return table(f"{args.workload}, {args.workers} workers, {where}", columns, rows)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Everything, and what there is of it if it is interrupted."""
+    args = parse_args(argv)
+    if args.show:
+        import links  # which draws
+
+        links.show(args.out)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ctrl-C: clean up, and write
+    console, runs = Console(), plan(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        network: net.Network = net.Loopback()
+        if not args.loopback:
+            namespaces = stack.enter_context(net.namespaces(args.workers, args.delay))
+            namespaces.limit(args.rate)
+            network = namespaces
+        for repeat in range(args.repeats):
+            params = WORKLOADS[args.workload](args.smoke).params(args.seed + repeat)
+            save_params(params, str(folder / f"params{repeat}.npz"))
+        supervisor = Supervisor(args, network, folder)
+        live = stack.enter_context(Live(console=console, refresh_per_second=2))
+        for run in runs:
+            try:
+                for _ in supervisor.watch(run, *goal(run, runs, args)):
+                    live.update(progress(runs, args))
+            finally:
+                live.update(progress(runs, args))
+                write(runs, args)
+            if run.status != "done" and not args.fault:
+                console.print(supervisor.complaint(), markup=False, highlight=False)
+    console.print(f"written: {args.out / args.name}.json")
+    if any(run.status != "done" for run in runs) and not args.fault:
+        raise SystemExit(1)
+
+
+def write(runs: list[Run], args: argparse.Namespace) -> None:
+    """What there is so far, as JSON."""
+    settings = {k: v for k, v in vars(args).items() if k not in {"out", "name", "show"}}
+    records = [run.record(args) for run in runs if run.lines]
+    content = head() | {"settings": settings, "realtime": bool(priority()), "runs": records}
+    (args.out / f"{args.name}.json").write_text(text(content, "runs"))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

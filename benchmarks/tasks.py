@@ -1,0 +1,358 @@
+"""What is trained: models, their data, and the optimizer that people use for each.
+
+A task is the same for every method, and in both frameworks: the same first parameters, the same
+batches in the same order, the same held-out data.
+"""
+
+import dataclasses
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from _record import ROOT
+
+sys.path.insert(0, str(ROOT / "examples"))
+
+import train_lm
+
+WORKERS = 8
+"""That are simulated where nothing else is said."""
+Params = Any
+Batch = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+Draw = Callable[[np.random.Generator, int], Batch]
+Schedule = Callable[[float, int], Callable[[int], Any]]
+
+
+# Learning rates, from their peak and the number of steps
+
+
+def cosine(peak: float, steps: int) -> Callable[[int], Any]:
+    """A rise, and half a cosine down to a tenth."""
+    return optax.warmup_cosine_decay_schedule(0.0, peak, max(1, steps // 10), steps + 1, peak / 10)
+
+
+def plateau(peak: float, steps: int) -> Callable[[int], Any]:
+    """A short rise, a plateau, and a straight fall to nothing in the last three tenths."""
+    rise, fall = max(1, steps // 20), max(1, 3 * steps // 10)
+    parts = [
+        optax.linear_schedule(0.0, peak, rise),
+        optax.constant_schedule(peak),
+        optax.linear_schedule(peak, 0.0, fall + 1),
+    ]
+    return optax.join_schedules(parts, [rise, steps - fall])
+
+
+def rise(peak: float, steps: int) -> Callable[[int], Any]:
+    """A rise over ten steps, and then constant, so that a loss does not wait for the end."""
+    del steps
+    return optax.linear_schedule(peak / 10, peak, 9)
+
+
+def constant(peak: float, steps: int) -> Callable[[int], Any]:
+    """The same in all steps."""
+    del steps
+    return optax.constant_schedule(peak)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """A model, its data, and its optimizer.
+
+    Attributes:
+      model: from inputs to logits; `peer.py` has twins of some.
+      rate: the peak of the learning rate, of SGD with momentum 0.9 or, if `adam`, of Adam.
+      batch: examples per worker and step.
+      draw: that many random examples to train on.
+      held_out: batches to assess on.
+      metric: what counts of the assessment, "loss" (falls) or "accuracy" (rises).
+    """
+
+    name: str
+    model: nn.Module
+    adam: bool
+    rate: float
+    batch: int
+    draw: Draw
+    held_out: tuple[Batch, ...]
+    metric: str = "loss"
+    schedule: Schedule = cosine
+
+    def params(self, seed: int) -> Params:
+        """The first parameters."""
+        return self._init(jax.random.key(seed), jnp.asarray(self.held_out[0][0][:1]))
+
+    def loss(self, params: Params, batch: Any) -> jax.Array:
+        """Mean cross-entropy in nats."""
+        logits: Any = self.model.apply(params, batch[0])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
+
+    def batches(self, seed: int | tuple[int, int], workers: int) -> Iterator[Batch]:
+        """Those of so many workers together."""
+        rng = np.random.default_rng(seed)
+        while True:
+            yield self.draw(rng, workers * self.batch)
+
+    def assess(self, params: Params) -> dict[str, float]:
+        """The means over the held-out batches."""
+        found = [self._evaluate(params, batch) for batch in self.held_out]
+        return {key: float(np.mean([one[key] for one in found])) for key in found[0]}
+
+    @functools.cached_property
+    def _init(self) -> Callable[[jax.Array, jax.Array], Params]:
+        return jax.jit(self.model.init)
+
+    @functools.cached_property
+    def _evaluate(self) -> Callable[[Params, Batch], dict[str, jax.Array]]:
+        def evaluate(params: Params, batch: Batch) -> dict[str, jax.Array]:
+            found = {"loss": self.loss(params, batch)}
+            if self.metric == "accuracy":
+                logits: Any = self.model.apply(params, batch[0])
+                found["accuracy"] = (logits.argmax(-1) == batch[1]).mean()
+            return found
+
+        return jax.jit(evaluate)
+
+
+# Models
+
+
+class Block(nn.Module):
+    """Two convolutions around which the input goes.
+
+    Attributes:
+      pre: whether the nonlinearity comes before the convolutions, instead of after the sum.
+    """
+
+    channels: int
+    stride: int = 1
+    pre: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # (B, H, W, C)
+        # PyTorch pads both sides by one; where the stride is 2, "SAME" pads one side only.
+        padding = "SAME" if self.pre else 1
+        y = nn.relu(x) if self.pre else x
+        y = nn.Conv(self.channels, (3, 3), self.stride, padding=padding, use_bias=False)(y)
+        y = nn.relu(nn.GroupNorm(num_groups=4)(y))
+        y = nn.Conv(self.channels, (3, 3), padding=padding, use_bias=False)(y)
+        y = nn.GroupNorm(num_groups=4)(y)
+        if x.shape != y.shape:
+            x = nn.Conv(self.channels, (1, 1), self.stride, padding=0, use_bias=False)(x)
+        return x + y if self.pre else nn.relu(x + y)
+
+
+class ResNet(nn.Module):
+    """The residual network of 6 `depth` + 2 layers for images of 8 × 8: ResNet-32 for a depth of 5.
+
+    Attributes:
+      depth: blocks of each of the three stages.
+      width: channels of the first stage.
+      pre: whether blocks begin with their nonlinearity.
+    """
+
+    depth: int
+    width: int = 16
+    pre: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # (B, 8, 8, 1) -> (B, 10)
+        x = nn.Conv(self.width, (3, 3), padding=1, use_bias=False)(x)
+        if not self.pre:
+            x = nn.relu(nn.GroupNorm(num_groups=4)(x))
+        for stage in range(3):
+            for block in range(self.depth):
+                stride = 2 if stage > 0 and block == 0 else 1
+                x = Block(self.width * 2**stage, stride, self.pre)(x)
+        return nn.Dense(10)(nn.relu(x).mean((1, 2)))
+
+
+class AlexNet(nn.Module):
+    """Krizhevsky's one-weird-trick variant of AlexNet: 61 million parameters at full width."""
+
+    width: int = 64
+    hidden: int = 4096
+    classes: int = 1000
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # (B, 224, 224, 1) -> (B, 1000)
+        c = self.width
+        pool = functools.partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2))
+        x = pool(nn.relu(nn.Conv(c, (11, 11), 4, padding=2)(x)))
+        x = pool(nn.relu(nn.Conv(3 * c, (5, 5), padding=2)(x)))
+        x = nn.relu(nn.Conv(6 * c, (3, 3), padding=1)(x))
+        x = nn.relu(nn.Conv(4 * c, (3, 3), padding=1)(x))
+        x = pool(nn.relu(nn.Conv(4 * c, (3, 3), padding=1)(x)))
+        x = x.reshape(x.shape[0], -1)
+        x = nn.relu(nn.Dense(self.hidden)(x))
+        x = nn.relu(nn.Dense(self.hidden)(x))
+        return nn.Dense(self.classes)(x)
+
+
+class TwoLayers(nn.Module):
+    """2,560 parameters in three leaves."""
+
+    hidden: int = 34
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # (B, 8, 8, 1) -> (B, 10)
+        normal, h = nn.initializers.normal, self.hidden
+        bias = self.param("b", nn.initializers.zeros, (h + 10,))
+        down = self.param("down", normal(h**-0.5), (h, 10))
+        up = self.param("up", normal(1 / 8), (64, h))
+        return nn.relu(x.reshape(-1, 64) @ up + bias[:h]) @ down + bias[h:]
+
+
+# Data
+
+
+def digits(size: int = 8) -> tuple[Batch, Batch]:
+    """scikit-learn's digits, blown up to `size`: 1,437 images to train on and 360 held out."""
+    data: Any = importlib.import_module("sklearn.datasets").load_digits()
+    images = (data.images[..., None] / 8 - 1).astype(np.float32)
+    labels = data.target.astype(np.int32)
+    order = np.random.default_rng(0).permutation(len(labels))
+    images = images.repeat(size // 8, 1).repeat(size // 8, 2)
+    train, test = order[360:], order[:360]
+    return (images[train], labels[train]), (images[test], labels[test])
+
+
+def images_of(examples: Batch) -> Draw:
+    """Draws images and their labels."""
+
+    def draw(rng: np.random.Generator, count: int) -> Batch:
+        chosen = rng.choice(len(examples[1]), count, replace=False)
+        return examples[0][chosen], examples[1][chosen]
+
+    return draw
+
+
+def with_noise(examples: Batch, share: float) -> Draw:
+    """Draws images, and a share of their labels at random, so that gradients do not vanish."""
+
+    def draw(rng: np.random.Generator, count: int) -> Batch:
+        chosen = rng.integers(len(examples[1]), size=count)
+        noisy = rng.random(count) < share
+        return examples[0][chosen], np.where(
+            noisy, rng.integers(10, size=count), examples[1][chosen]
+        )
+
+    return draw
+
+
+def passages_of(text: np.ndarray[Any, Any], context: int) -> Draw:
+    """Draws passages, and what follows each of their bytes."""
+
+    def draw(rng: np.random.Generator, count: int) -> Batch:
+        passages = train_lm.sample(rng, text, count, context)
+        return passages[:, :-1], passages[:, 1:]
+
+    return draw
+
+
+def prose() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Python's reference manual, of which every tenth topic is held out."""
+    topics = importlib.import_module("pydoc_data.topics").topics
+    texts = [topics[name].encode() for name in sorted(topics)]
+    parts = [text for i, text in enumerate(texts) if i % 10 != 9], texts[9::10]
+    train, held_out = (np.frombuffer(b"\n".join(part), np.uint8) for part in parts)
+    return train, held_out
+
+
+# Tasks
+
+
+def language_model(
+    name: str,
+    rate: float,
+    texts: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
+    sizes: tuple[int, int, int, int],
+    assessed: tuple[int, int],
+    schedule: Schedule,
+) -> Task:
+    """Nats per byte of a text, by Adam.
+
+    Args:
+      name: of the task.
+      rate: the peak of the learning rate.
+      texts: to train on, and to assess on.
+      sizes: bytes of context, width, layers, and passages per worker.
+      assessed: batches that are held out, and passages of each.
+      schedule: of the learning rate.
+    """
+    context, width, layers, batch = sizes
+    draw, rng = passages_of(texts[1], context), np.random.default_rng(1)
+    held_out = tuple(draw(rng, assessed[1]) for _ in range(assessed[0]))
+    model, draw = train_lm.ByteLM(width, layers), passages_of(texts[0], context)
+    return Task(name, model, True, rate, batch, draw, held_out, schedule=schedule)
+
+
+TINY = (16, 32, 1, 2)
+
+
+def _source(smoke: bool) -> Task:
+    sizes, assessed = (TINY, (1, 8)) if smoke else ((64, 64, 2, 4), (8, 256))
+    return language_model("lm", 8e-3, train_lm.corpus(), sizes, assessed, cosine)
+
+
+def _prose(smoke: bool) -> Task:
+    sizes, assessed = (TINY, (1, 8)) if smoke else ((96, 96, 3, 2), (8, 256))
+    return language_model("prose", 4e-3, prose(), sizes, assessed, plateau)
+
+
+def _digits(smoke: bool) -> Task:
+    train, test = digits()
+    model, batch = ResNet(1, 4 if smoke else 16, pre=True), 2 if smoke else 16
+    return Task("digits", model, False, 0.05, batch, images_of(train), (test,), "accuracy")
+
+
+def _noisy_digits(smoke: bool) -> Task:
+    del smoke
+    both = tuple(np.concatenate(parts) for parts in zip(*digits(), strict=True))
+    whole = both[0], both[1]
+    draw = with_noise(whole, 0.2)
+    return Task("noisy digits", TwoLayers(), False, 0.1, 16, draw, (whole,), schedule=constant)
+
+
+TASKS: dict[str, Callable[[bool], Task]] = {
+    "lm": _source,
+    "digits": _digits,
+    "prose": _prose,
+    "noisy digits": _noisy_digits,
+}
+"""Small ones, for many runs; smaller still with `True`."""
+
+
+def _alexnet(smoke: bool) -> Task:
+    """The FFT paper's 250 MB of gradient, and little to compute for it: 2 images per worker."""
+    train, (images, labels) = digits(64 if smoke else 224)
+    model = AlexNet(width=4, hidden=64) if smoke else AlexNet()
+    held_out = ((images[:32], labels[:32]),)
+    return Task("alexnet", model, False, 0.01, 2, images_of(train), held_out, schedule=rise)
+
+
+def _resnet(smoke: bool) -> Task:
+    """Half a million parameters that take long to compute: compression has little to win here."""
+    train, test = digits()
+    model, draw = ResNet(1, 8) if smoke else ResNet(5), images_of(train)
+    return Task("resnet", model, False, 0.1, 16, draw, (test,), "accuracy", rise)
+
+
+def _large_source(smoke: bool) -> Task:
+    """A transformer of 10.1 million parameters on the source of Python's standard library."""
+    sizes, count = (TINY, 4) if smoke else ((128, 320, 8, 2), 32)
+    return language_model("lm", 1e-3, train_lm.corpus(), sizes, (1, count), rise)
+
+
+WORKLOADS: dict[str, Callable[[bool], Task]] = {
+    "alexnet": _alexnet,
+    "resnet": _resnet,
+    "lm": _large_source,
+}
+"""Larger ones, for slow links."""

@@ -1,0 +1,70 @@
+"""What each codec sends for a vector, and what comes of it there: two programs a codec, for all."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fftgrad as fg
+from fftgrad.codecs._spec import payload_spec
+from fftgrad.ops import _wire
+
+STEP = fg.Step.of(3)
+N = 1009
+LIKE = jax.ShapeDtypeStruct((N,), jnp.float32)
+
+
+compress = jax.jit(fg.compress, static_argnums=0)
+decompress = jax.jit(fg.decompress, static_argnums=0)
+
+
+class Message(NamedTuple):
+    """The buffer, what was packed into it, and what is unpacked from it: finite or not, values."""
+
+    words: np.ndarray
+    payload: fg.Payload
+    finite: bool
+    values: np.ndarray
+
+
+def seed(codec: fg.Codec) -> jax.Array:
+    """What the checksum of the buffer starts from."""
+    return _wire.seed(_wire.configuration((codec,), (LIKE,)), STEP.number, STEP.skipped)
+
+
+@functools.cache
+def sender(codec: fg.Codec):
+    """The program from a vector to a buffer and its payload."""
+
+    def send(x):
+        payload = fg.compress(codec, x, step=STEP)
+        return _wire.pack(_wire.NOTHING, payload, seed(codec)), payload
+
+    return jax.jit(send)
+
+
+@functools.cache
+def receiver(codec: fg.Codec):
+    """The program from a buffer to whether its sender's values were finite, and to values."""
+
+    def receive(words):
+        header, payload = _wire.unpack(words, payload_spec(codec, LIKE), seed(codec))
+        return header.finite, fg.decompress(codec, payload, LIKE, step=STEP)
+
+    return jax.jit(receive)
+
+
+def message(codec: fg.Codec, x: np.ndarray) -> Message:
+    """A vector float32[N], sent and received."""
+    x = np.asarray(x, np.float32)
+    return _message(codec, x.tobytes())
+
+
+@functools.cache
+def _message(codec: fg.Codec, data: bytes) -> Message:
+    words, payload = sender(codec)(np.frombuffer(data, np.float32))
+    finite, values = receiver(codec)(words)
+    payload = jax.tree.map(np.asarray, payload)
+    return Message(np.asarray(words), payload, bool(finite), np.asarray(values))
