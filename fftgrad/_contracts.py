@@ -26,8 +26,8 @@ import jax.numpy as jnp
 
 from fftgrad._axes import AxisName as AxisName
 from fftgrad._channel import Channel as Channel
-from fftgrad._channel import Step as Step
-from fftgrad._channel import Tally as Tally
+from fftgrad._step import Step as Step
+from fftgrad._step import Tally as Tally
 from fftgrad.ops import _collectives
 from fftgrad.ops._shapes import Like as Like
 from fftgrad.ops._shapes import PyTree as PyTree

@@ -75,7 +75,7 @@ MUTANTS = {
         "tests/training/test_bad_steps.py -k keeps_survives",
     ),
     "a bucket does not hear of the others' bad step": Mutant(
-        "_channel.py",
+        "_step.py",
         "finite=jnp.all(jnp.stack(every)) if every",
         "finite=every[0] if every",
         "tests/training/test_bad_steps.py -k changes_no_bucket",

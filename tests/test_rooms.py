@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "fftgrad"
 FLOORS = [
     ["_axes", "_values"],
     ["ops"],
+    ["_step"],
     ["_channel"],
     ["_contracts"],
     ["codecs", "memories"],
@@ -125,4 +126,4 @@ def test_a_room_says_what_belongs_there():
 
 def test_few_modules_are_loose():
     loose = {file.stem for file in ROOT.glob("*.py")}
-    assert loose == {"__init__", "__main__", "_axes", "_channel", "_contracts", "_values"}
+    assert loose == {"__init__", "__main__", "_axes", "_channel", "_contracts", "_step", "_values"}

@@ -189,8 +189,7 @@ def compressed_pmean(
     if track_error and exchange.keeps_error:
         raise ValueError(
             "compressed_pmean(track_error): must be False for an exchange that keeps what it loses "
-            "in "
-            f"a memory of its own, because there is no error to see, got True for {exchange!r}; "
+            f"in a memory of its own, because there is no error to see, got True for {exchange!r}; "
             "log the exchange_residual of fg.metrics."
         )
 

@@ -1,0 +1,78 @@
+"""What a step knows of itself, and what it learns of all workers."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fftgrad.ops import _finite, _keys
+
+
+class Step(NamedTuple):
+    """What a step knows of itself: its number, and its randomness; `Step()` has none.
+
+    Attributes:
+      number: how many steps there were before, int32, equal on all workers.
+      shared: a key equal on all workers: random supports, random signs. Decompressing may use it.
+      local: a key that differs between workers: dither. Decompressing must not use it, because
+        the receiver has another one.
+      skipped: how many steps left no trace. Checksums include it, so a worker that skipped a step
+        alone is detected.
+    """
+
+    number: jax.Array | int = 0
+    shared: jax.Array | None = None
+    local: jax.Array | None = None
+    skipped: jax.Array | int = 0
+
+    @classmethod
+    def of(cls, key: jax.Array | int, number: jax.Array | int = 0) -> "Step":
+        """The step of a worker that is on its own, from a seed or a key."""
+        shared, local = jax.random.split(_keys.as_key(key))
+        return cls(number, shared, local)
+
+    def fold(self, other: jax.Array | int) -> "Step":
+        """The same step with other randomness, for one of several things done in it."""
+        if self.shared is None:
+            return self
+        return self.fold_local(other)._replace(shared=jax.random.fold_in(self.shared, other))
+
+    def fold_local(self, other: jax.Array | int) -> "Step":
+        """The same step with other local randomness only."""
+        if self.local is None:
+            return self
+        return self._replace(local=jax.random.fold_in(self.local, other))
+
+
+class Tally(NamedTuple):
+    """What an exchange learned of all workers on the way, the same on all of them.
+
+    Attributes:
+      finite: False if a header said that something was not finite, or a buffer was invalid, bool[].
+        A sum needs no header: what is not finite in it shows in the mean.
+      overflow: how many values the codecs could not represent, int32[].
+      workers: how many workers participate, int32[]; None if nothing that travelled said so.
+      invalid: how many buffers were altered, or were of another step or configuration, int32[].
+    """
+
+    finite: jax.Array | bool = True
+    overflow: jax.Array | int = 0
+    workers: jax.Array | None = None
+    invalid: jax.Array | int = 0
+
+    @property
+    def poison(self) -> jax.Array:
+        """0.0 if all is finite, else NaN: to be added to a mean."""
+        return _finite.poison_unless(jnp.asarray(self.finite))
+
+    @classmethod
+    def of_all(cls, tallies: "Sequence[Tally]") -> "Tally":
+        """The tally of several exchanges in one step, from which the same workers are missing."""
+        every = [jnp.asarray(tally.finite) for tally in tallies]
+        return cls(
+            finite=jnp.all(jnp.stack(every)) if every else jnp.ones((), bool),
+            overflow=sum((jnp.asarray(t.overflow, jnp.int32) for t in tallies), jnp.int32(0)),
+            workers=tallies[0].workers if tallies else None,
+            invalid=sum((jnp.asarray(t.invalid, jnp.int32) for t in tallies), jnp.int32(0)),
+        )
