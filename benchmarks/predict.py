@@ -21,7 +21,6 @@ from scipy import stats
 from tasks import WORKLOADS
 
 import fftgrad as fg
-from fftgrad.advise._candidate import candidates
 
 GROUPS = (
     "alexnet-100mbit",
@@ -146,7 +145,7 @@ def decision(folder: pathlib.Path, workload: str) -> dict[str, Any]:
     source = load(folder, f"{workload}-loopback")
     runs = {r["method"]: r for c in source for r in c["runs"] if "alone_s" in r}
     workers, like = source[0]["settings"]["workers"], _like(workload)
-    usual = {row.name: row for row in candidates(like, workers)}
+    usual = {row.name: row for row in fg.advise.candidates(like, workers)}
     rows = {method: usual[name] for method, name in SAME.items()} | _codecs(workers)
     rows = {method: row for method, row in rows.items() if method in runs}
     found = fg.advise.plan(

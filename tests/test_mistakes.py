@@ -209,7 +209,7 @@ MISTAKES = {
     "the state of no exchange": (
         lambda: step(pmean(fg.PowerSgd(2)), pmean(GATHER, layout=fg.Layout("leaf"))),
         ValueError,
-        r"state\.exchange\[0\]\.factors\[0\]\): must be float32\[10, 2\].*nothing there",
+        r"state\.exchange\[0\]\.shared\.factors\[0\]\): must be float32\[10, 2\].*nothing there",
     ),
     "the state of another rank": (
         lambda: step(pmean(fg.PowerSgd(2)), pmean(fg.PowerSgd(4))),

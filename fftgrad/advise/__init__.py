@@ -5,7 +5,7 @@ The core imports nothing of it; `fg.advise` loads it. May import everything but 
 
 from fftgrad.advise._analyze import Analysis, analyze
 from fftgrad.advise._answer import Plan, PlanRow
-from fftgrad.advise._candidate import Candidate
+from fftgrad.advise._candidate import Candidate, candidates
 from fftgrad.advise._exchange import Timing, predict_step, time_exchange
 from fftgrad.advise._figures import Figures, StepPair
 from fftgrad.advise._gradient_files import load_gradients, save_gradients
@@ -32,6 +32,7 @@ __all__ = [
     "StepPair",
     "Timing",
     "analyze",
+    "candidates",
     "load_gradients",
     "measure",
     "measure_link",

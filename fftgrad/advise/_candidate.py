@@ -117,7 +117,10 @@ def check_rows(owner: str, rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
 def candidates(
     like: PyTree, workers: int, fast: int = 1, fast_axis: str = FAST
 ) -> tuple[Candidate, ...]:
-    """What a plan compares: dense, every family that fits, and local steps.
+    """Function: what a plan compares by itself: dense, every family that fits, and local steps.
+
+    To compare your own beside them: `fg.advise.plan(..., rows=[*fg.advise.candidates(params, 8),
+    mine])`.
 
     Args:
       like: the gradient, or its shapes; low ranks are for those that have matrices, which the
@@ -125,6 +128,15 @@ def candidates(
       workers: how many there are along the slow axis.
       fast: how many are joined by fast links, at each of them.
       fast_axis: the name of their axis.
+
+    Returns:
+      The rows, of which the first is dense float32.
+
+    Example:
+      >>> import fftgrad as fg
+      >>> import jax
+      >>> fg.advise.candidates(jax.ShapeDtypeStruct((1000,), "float32"), workers=8)[0].name
+      'dense float32'
     """
     top_k, dct = fg.methods.top_k, fg.Dct(64)
     feedback, decayed = fg.ErrorFeedback(), fg.ErrorFeedback(decay=0.95)
