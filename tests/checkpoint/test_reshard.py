@@ -274,7 +274,9 @@ def test_what_would_be_lost_is_refused():
     gather = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
     dgc = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.MomentumCorrection(0.9), axis_name=AXIS)
     state, _, _ = run(two, fresh(two, 4), 4, 1, 0)
-    with pytest.raises(ValueError, match=r"exchange\.0\.server\.value\.residual\.0 has no place"):
+    with pytest.raises(
+        ValueError, match=r"exchange\.0\.shards\.value\.memory\.residual\.0 has no place"
+    ):
         fg.checkpoint.reshard_state(state, fresh(gather, 4))
     with pytest.warns(RuntimeWarning, match="has no place"):
         fg.checkpoint.reshard_state(state, fresh(gather, 4), missing="zero")

@@ -306,7 +306,9 @@ def heard(codec, graph, x, mode="vmap", layout=Layout("model")):
     def one(x):
         step = fg.Step.of(0)._replace(local=jax.random.fold_in(jax.random.key(1), 3))
         state = _gossip.init((codec,), like, layout)
-        return _gossip.tell((codec,), ({"w": x},), graph, state, step, AXIS, layout)
+        return _gossip.tell(
+            (codec,), ({"w": x},), graph, state, fg.exchanges.Channel(AXIS, step), layout
+        )
 
     return everywhere(mode, one, x.shape[0])(x)
 

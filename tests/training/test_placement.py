@@ -29,7 +29,7 @@ PLACEMENTS = {
     ),
     "on the momentum: 1-bit Adam": (
         optax.chain(fg.methods.scale_by_one_bit_adam(20, WORKERS), optax.scale(-0.02)),
-        {"residual", "server"},
+        {"residual", "shards"},
     ),
     "on the local update": (
         optax.chain(
@@ -73,7 +73,7 @@ def test_parameters_stay_equal_and_only_what_is_said_differs(placement):
     for path, spec in jax.tree.leaves_with_path(specs):
         if spec == P(AXIS):
             names = [getattr(entry, "name", "") for entry in path]
-            found |= {name for name in names if name in ("residual", "server", "nu")}
+            found |= {name for name in names if name in ("residual", "shards", "nu")}
     assert found == differs
     for leaf, spec in zip(jax.tree.leaves(state), jax.tree.leaves(specs), strict=True):
         if spec == P():  # replicated, as typing by axes has proved

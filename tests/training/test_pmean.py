@@ -169,7 +169,7 @@ def kept_inside(state, shape):
     if not kept:
         return 0.0
     (shards,) = jax.tree.leaves(kept.memory)
-    if not int(kept.number.flat[0]):
+    if not int(np.asarray(kept.number).flat[0]):
         whole = unshard(np.asarray(shards, np.float64).reshape(4, -1), 117)
     else:
         pieces = shards
