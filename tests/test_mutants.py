@@ -660,7 +660,7 @@ MUTANTS = {
         "exchanges/_shared_support.py",
         "overflow = spectra.overflow + jnp",
         "overflow = jnp",
-        "tests/exchanges/test_exchanges.py -k 'overflow_is_counted and Drift'",
+        "tests/exchanges/test_exchanges.py -k 'overflow_is_counted and PredictedSupport'",
     ),
     "what those who do not lead leave behind is counted": Mutant(
         "exchanges/_shared_support.py",
