@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any, TypeVar, dataclass_transform
 
+import numpy as np
+
 T = TypeVar("T")
 
 
@@ -38,6 +40,15 @@ def check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None
         raise ValueError(
             f"{argument}: must be one of {choices}, got {value!r}; use {choices[0]!r}."
         )
+
+
+def check_count(argument: str, value: object, remedy: str, least: int = 1) -> int:
+    """Refuses what counts nothing: no whole number, or too small a one."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{argument}: must be a whole number, got {value!r}; {remedy}")
+    if value < least:
+        raise ValueError(f"{argument}: must be at least {least}, got {value}; {remedy}")
+    return int(value)
 
 
 def constructor_call(self: Any) -> str:

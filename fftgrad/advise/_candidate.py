@@ -11,9 +11,9 @@ import optax
 
 import fftgrad as fg
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad._values import check_choice, check_kind, constructor_call
+from fftgrad._values import check_choice, check_count, check_kind, constructor_call
 from fftgrad.advise._convergence import SEEN, Loss
-from fftgrad.advise._inputs import FAST, check_count
+from fftgrad.advise._inputs import FAST
 from fftgrad.exchanges._recipe import recipe_of
 
 NAME = re.compile(r"(?<![\w.'])(([A-Z]\w*|chain)\()")

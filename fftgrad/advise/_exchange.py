@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_choice, check_kind
+from fftgrad._values import check_choice, check_count, check_kind
 from fftgrad.advise import _inputs, _link, _timing
 from fftgrad.advise._cost import Algorithm, Parts, exchange_seconds, step_seconds
 from fftgrad.advise._link import Link
@@ -101,7 +101,7 @@ def time_exchange(
       >>> timing.compress > 0
       True
     """
-    _inputs.check_count("time_exchange(every)", every, "use 1 where each step exchanges.")
+    check_count("time_exchange(every)", every, "use 1 where each step exchanges.")
     like = _inputs.like_of("time_exchange", params)
     inputs = _inputs.gradients_of("time_exchange", gradients, like) or inputs_like(like)
     if mesh is not None:
@@ -227,8 +227,8 @@ def predict_step(
       >>> f"{seconds:.2f} s"
       '0.39 s'
     """
-    _inputs.check_count("predict_step(every)", every, "use 1 where each step exchanges.")
-    _inputs.check_count("predict_step(buckets)", buckets, "use 1 for no overlap.")
+    check_count("predict_step(every)", every, "use 1 where each step exchanges.")
+    check_count("predict_step(buckets)", buckets, "use 1 for no overlap.")
     check_choice("predict_step(algorithm)", algorithm, get_args(Algorithm))
     like, own = _inputs.like_of("predict_step", params), _link.seconds("predict_step(step)", step)
     links: Link | dict[str, Link]

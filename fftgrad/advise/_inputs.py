@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
+from fftgrad._values import check_count
 from fftgrad.advise._gradient_files import named_leaves
 from fftgrad.advise._link import Link
 from fftgrad.advise._record_gradients import GradientLog
@@ -106,15 +107,6 @@ def groups(
         )
     sizes = (workers // joined, joined)
     return Groups(dict(zip(names, sizes, strict=True)), name, Link.of(link))
-
-
-def check_count(argument: str, value: object, remedy: str, least: int = 1) -> int:
-    """Refuses what is no number of workers, of steps, or of buckets."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{argument}: must be a whole number, got {value!r}; {remedy}")
-    if value < least:
-        raise ValueError(f"{argument}: must be at least {least}, got {value}; {remedy}")
-    return int(value)
 
 
 def like_of(owner: str, params: PyTree) -> PyTree:

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
+from fftgrad._values import check_count
 from fftgrad.advise import _exchange, _inputs, _link, _timing
 from fftgrad.advise._candidate import Candidate, candidates, check_rows
 from fftgrad.advise._exchange import Timing
@@ -151,7 +152,7 @@ def ask(
         chosen = check_rows(owner, rows)
     if buckets is None:  # XLA hides nothing on a CPU
         buckets = 1 if jax.default_backend() == "cpu" else 8
-    _inputs.check_count(f"{owner}(buckets)", buckets, "use 1 for no overlap.")
+    check_count(f"{owner}(buckets)", buckets, "use 1 for no overlap.")
     own = step if callable(step) else _link.seconds(f"{owner}(step)", step)
     known = None if link is None else Link.of(link)
     return Asked(owner, like, own, known, groups, mesh, chosen, inputs, buckets)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from fftgrad._contracts import PyTree
+from fftgrad._values import check_count
 from fftgrad.advise._record_gradients import NOTHING
 from fftgrad.checkpoint import _copies, _leaves
 from fftgrad.checkpoint._lay_out import Missing, Plan, Resharded, lay_out, shape_of_shards
@@ -86,8 +87,7 @@ def reshard_state(
     here = {n: a for n, a in leaves if getattr(a, "is_fully_addressable", False)}
     _copies.check_copies(here, "reshard_state")
     if isinstance(to, int):
-        if isinstance(to, bool) or to < 1:
-            raise ValueError(f"reshard_state(to): must be at least 1, got {to!r}; use 4.")
+        check_count("reshard_state(to)", to, "use 4.")
         to = _of_workers(state, old, to)
     return lay_out(old, to, tuple(lost), missing, "reshard_state")
 

@@ -10,6 +10,7 @@ import optax
 from jax import lax
 
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State
+from fftgrad._values import check_count
 from fftgrad.exchanges import _low_rank
 from fftgrad.ops import _joined
 
@@ -91,8 +92,7 @@ class AcpSgd(Exchange):
     rank: int = 2
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"AcpSgd(rank): must be at least 1, got {self.rank}; use rank=2.")
+        check_count("AcpSgd(rank)", self.rank, "use rank=2.")
 
     @property
     def scope(self) -> Scope:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._values import constructor_call
+from fftgrad._values import check_count, constructor_call
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.exchanges._parts import Vectors
 
@@ -107,10 +107,7 @@ class TrimmedMean(Average):
     __repr__ = constructor_call
 
     def __post_init__(self) -> None:
-        if self.trim < 1:
-            raise ValueError(
-                f"TrimmedMean(trim): must be at least 1, got {self.trim}; leave it out."
-            )
+        check_count("TrimmedMean(trim)", self.trim, "leave it out.")
 
     def of(self, decode: Decode, sent: Any, counts: jax.Array) -> Vectors:
         (workers,) = counts.shape

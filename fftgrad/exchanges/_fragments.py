@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import PyTree
+from fftgrad._values import check_count
 
 
 def fragment(params: PyTree, fragments: int) -> PyTree:
@@ -39,8 +40,7 @@ def fragment(params: PyTree, fragments: int) -> PyTree:
       >>> part["w"].shape, fg.wire_bytes(fg.AllReduce(), part)
       ((10, 8), 324)
     """
-    if fragments < 1:
-        raise ValueError(f"fragment(fragments): must be at least 1, got {fragments}; use 10.")
+    check_count("fragment(fragments)", fragments, "use 10.")
     return jax.eval_shape(lambda tree: take(tree, jnp.int32(0), fragments), params)
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State
+from fftgrad._values import check_count
 from fftgrad.exchanges import _low_rank
 
 
@@ -62,8 +63,7 @@ class PowerSgd(Exchange):
     rank: int = 2
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"PowerSgd(rank): must be at least 1, got {self.rank}; use rank=2.")
+        check_count("PowerSgd(rank)", self.rank, "use rank=2.")
 
     @property
     def scope(self) -> Scope:

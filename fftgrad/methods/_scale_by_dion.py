@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fftgrad._contracts import AxisName, Channel, Exchange, Like, PyTree, Reduced, Scope, State
+from fftgrad._values import check_count
 from fftgrad.exchanges import _layout, _low_rank, _parts
 from fftgrad.exchanges._power_sgd import PowerSgd
 from fftgrad.memories._error_feedback import ErrorFeedback
@@ -97,8 +98,7 @@ def scale_by_dion(
       Ahn, Xu, Abreu and Langford, "Dion: Distributed Orthonormalized Updates", 2025,
       arXiv:2504.05295.
     """
-    if rank < 1:
-        raise ValueError(f"scale_by_dion(rank): must be at least 1, got {rank}; use rank=64.")
+    check_count("scale_by_dion(rank)", rank, "use rank=64.")
     if not 0.0 <= decay < 1.0:
         raise ValueError(f"scale_by_dion(decay): must be in [0, 1), got {decay}; use 0.95.")
     exchange = Directions(rank, decay, dense)

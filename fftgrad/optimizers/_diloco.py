@@ -9,6 +9,7 @@ import optax
 from jax import lax
 
 from fftgrad._contracts import AxisName, Exchange, Memory
+from fftgrad._values import check_count
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import LogLevels
 from fftgrad.codecs.selectors import TopK
@@ -259,8 +260,7 @@ def _if(due: jax.Array, always: bool, then: Callable[[jax.Array], Any], otherwis
 
 def _checked(every: int, fragments: int, delay: int, blend: float, first: int | None) -> int:
     """The steps before the first meeting, once all arguments are known to be right."""
-    if every < 1:
-        raise ValueError(f"diloco(every): must be at least 1, got {every}; use 50.")
+    check_count("diloco(every)", every, "use 50.")
     if fragments < 1 or every % fragments:
         raise ValueError(
             f"diloco(fragments): must be a divisor of every={every}, got {fragments}; use {every} "
@@ -272,6 +272,8 @@ def _checked(every: int, fragments: int, delay: int, blend: float, first: int | 
         )
     if not 0 <= blend < 1:
         raise ValueError(f"diloco(blend): must be at least 0 and below 1, got {blend}; use 0.5.")
-    if first is not None and first < 1:
-        raise ValueError(f"diloco(first): must be at least 1, got {first}; use {every}.")
-    return every // fragments if first is None else first
+    return (
+        every // fragments
+        if first is None
+        else check_count("diloco(first)", first, f"use {every}.")
+    )

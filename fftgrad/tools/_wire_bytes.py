@@ -3,7 +3,7 @@
 import optax
 
 from fftgrad._contracts import Codec, Exchange, PyTree
-from fftgrad._values import check_kind
+from fftgrad._values import check_count, check_kind
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._layout import Layout
@@ -92,7 +92,6 @@ def link_bytes(
       >>> [fg.tools.link_bytes(part, x, workers=4) for part in (fg.AllReduce(), fg.Sign())]
       [6000000.0, 375036.0]
     """
-    if workers < 1:
-        raise ValueError(f"link_bytes(workers): must be at least 1, got {workers}; count all.")
+    check_count("link_bytes(workers)", workers, "count all.")
     recipe = asked_about("link_bytes", part, like, layout)
     return _layout.link_bytes(recipe.exchange, like, workers, recipe.layout)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
-from fftgrad._values import value
+from fftgrad._values import check_count, value
 from fftgrad.codecs.selectors import _largest
 from fftgrad.ops.packing import _indices
 
@@ -30,8 +30,8 @@ def check_size(owner: str, fraction: float | None, k: int | None) -> None:
             f"{owner}(fraction): the share kept must be in (0, 1], got {fraction}; to drop a share "
             f"theta use {owner}(fraction=1 - theta)."
         )
-    if k is not None and k < 1:
-        raise ValueError(f"{owner}(k): must be at least 1, got {k}; use {owner}(k=1).")
+    if k is not None:
+        check_count(f"{owner}(k)", k, f"use {owner}(k=1).")
 
 
 def check_static(name: str, value: Any, kind: Any) -> None:
