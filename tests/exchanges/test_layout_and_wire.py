@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CODECS, TREE, gradients, values
+from cases import CODECS, TREE, gradients, sample, values
 
 import fftgrad as fg
 from fftgrad.codecs._spec import payload_spec
@@ -108,8 +108,9 @@ def test_more_than_2_to_the_30_parameters_are_split():
 SEED = jnp.uint32(0x1234_5678)
 
 
-@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-def test_a_payload_survives_the_wire_bit_for_bit(codec):
+@pytest.mark.parametrize("name", sample(CODECS))
+def test_a_payload_survives_the_wire_bit_for_bit(name):
+    codec = CODECS[name]
     x = jnp.asarray(values((101,)))
 
     @jax.jit
