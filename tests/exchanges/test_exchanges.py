@@ -13,7 +13,7 @@ from cases import CODECS, EXCHANGES, SLOW, gradients, kinds, sample, values
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, of_size, train_step
-from updates import collectives
+from updates import collectives, sharded
 
 import fftgrad as fg
 from fftgrad.codecs import _sum
@@ -105,10 +105,7 @@ def check_link_bytes(found, exchange, workers):
     )
 
 
-OTHERS = {
-    "recovery by the error": fg.Fallback((fg.AllGather(fg.Sign()),), max_error=9.0),
-    "few votes": fg.contrib.votes.TopVotes(workers=4, k=1),
-}
+BY_ERROR = fg.Fallback((fg.AllGather(fg.Sign()),), max_error=9.0)
 COLLECTIVES = {
     "dense": ["all-reduce"],
     "gather top-k": ["all-gather"],
@@ -116,7 +113,6 @@ COLLECTIVES = {
     "shared support": ["all-reduce"] * 2,
     "shared by the mean": ["all-reduce"],
     "integer sum": ["all-reduce"] * 2,
-    "few votes": ["all-gather"],
     "votes, summed": ["all-reduce"],
     "votes, noise of each": ["all-reduce"],
     "low rank": ["all-reduce"] * 2,
@@ -128,12 +124,22 @@ COLLECTIVES = {
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_all_parts_travel_together(name):
     """In as many collectives as the docstring of `compressed_pmean` says."""
-    exchange = {**EXCHANGES, **OTHERS}[name]
+    exchange = {**EXCHANGES, "recovery by the error": BY_ERROR}[name]
     found = sorted(c.kind for c in collectives(exchange, layout=fg.Layout("leaf")))
     # XLA for a CPU makes an all-to-all of one array for each receiver.
     assert [k for i, k in enumerate(found) if k != "all-to-all" or i == len(found) - 1] == (
         COLLECTIVES[name]
     )
+
+
+def test_few_votes_are_gathered_together():
+    like = {
+        "a": jax.ShapeDtypeStruct((12, 10), "float32"),
+        "b": jax.ShapeDtypeStruct((8,), "float32"),
+    }
+    init, update = sharded(EXCHANGES["votes"], like=like, layout=fg.Layout("leaf"))
+    found = fg.audit(update.lower(gradients(like, 4), jax.eval_shape(init, like)).compile())
+    assert [c.kind for c in found] == ["all-gather"]
 
 
 @pytest.mark.parametrize("name", sample(CODECS))
