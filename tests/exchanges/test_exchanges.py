@@ -403,7 +403,7 @@ def test_a_support_by_the_mean_sees_all_and_then_follows_the_drift():
         return tx.update(grad, state)
 
     run = everywhere("vmap", step, 2)
-    state = jax.vmap(tx.init)(x)
+    state = jax.jit(jax.vmap(tx.init))(x)
     times_sent = np.zeros((60, 100), int)
     for t in range(60):
         mean, state = run(x, state)
@@ -545,9 +545,10 @@ def test_a_drift_knows_positions_that_change_by_step():
         fg.SharedSupport(EveryFourth(), fg.exchanges.PredictedSupport()), axis_name=AXIS
     )
     rows = jnp.ones((4, 8))
-    state = jax.vmap(tx.init)(rows)
+    state = jax.jit(jax.vmap(tx.init))(rows)
+    update = everywhere("vmap", lambda g, s: tx.update(g, s), 4)
     for _ in range(2):
-        _, state = jax.vmap(tx.update, axis_name=AXIS)(rows, state)
+        _, state = update(rows, state)
     assert state.exchange[0].shared.support[0].age[0].tolist() == [2, 1, 3, 3, 2, 1, 3, 3]
 
 

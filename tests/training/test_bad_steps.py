@@ -453,7 +453,7 @@ def test_a_bad_step_of_the_warm_up_is_not_counted():
     tx = fg.methods.scale_by_one_bit_adam(1, WORKERS, axis_name=AXIS)
     rows = jnp.asarray(values((WORKERS, 16)))
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    start = jax.vmap(tx.init)(rows)
+    start = jax.jit(jax.vmap(tx.init))(rows)
     _, after = update(rows.at[0, 0].set(jnp.nan), start)
     for good in (start, after):
         found, _ = update(rows, good)

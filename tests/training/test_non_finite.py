@@ -717,7 +717,7 @@ def test_what_comes_behind_sees_zeros_or_the_mean_of_the_others():
         )
         update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
         rows = jnp.asarray(values((WORKERS, 20)))
-        _, state = update(rows, jax.vmap(tx.init)(rows))
+        _, state = update(rows, jax.jit(jax.vmap(tx.init))(rows))
         out, state = update(rows.at[2, 3].set(np.nan), state)
         moments[policy] = np.asarray(state[1].inner_state.mu[0])
         assert np.all(np.isfinite(out))
