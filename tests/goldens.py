@@ -69,7 +69,7 @@ def means(name: str) -> np.ndarray:
 
 
 def _run(tx, params, grads) -> np.ndarray:
-    state = jax.vmap(tx.init, axis_name=AXIS)(params)
+    state = jax.jit(jax.vmap(tx.init, axis_name=AXIS))(params)
     run = jax.jit(jax.vmap(lambda g, s, p: tx.update(g, s, p), axis_name=AXIS))
     out = []
     for grad in grads:
