@@ -3,6 +3,7 @@
 `python tests/make_goldens.py` makes them anew, after a change of format that raised the version.
 """
 
+import functools
 import pathlib
 
 import jax
@@ -53,25 +54,36 @@ def stored(file: str) -> bytes:
     return fg.tools.to_bytes(fg.compress(codec, jnp.asarray(SHORT), step=STEP), codec, SHORT)
 
 
+@functools.cache
+def mapped(tx):
+    """`init` and `update` on all workers, compiled once for all laws."""
+    run = jax.jit(jax.vmap(lambda g, s, p: tx.update(g, s, p), axis_name=AXIS))
+    return jax.jit(jax.vmap(tx.init, axis_name=AXIS)), run
+
+
+@functools.cache
+def method(name: str):
+    """`init` and `update` of a method on all workers."""
+    return mapped(METHODS[name](AXIS))
+
+
 def updates(name: str) -> np.ndarray:
     """The updates of a method on every worker, step by step."""
-    tx = METHODS[name](AXIS)
     params = jax.tree.map(lambda s: jnp.zeros((WORKERS, *s.shape)), LIKE)
     grads = [gradients(LIKE, WORKERS, seed=step) for step in range(STEPS)]
-    return _run(tx, params, grads)
+    return _run(method(name), params, grads)
 
 
 def means(name: str) -> np.ndarray:
     """The means of an exchange behind error feedback, step by step."""
     x = jnp.asarray(values((WORKERS, 152), seed=9))
     tx = fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
-    return _run(tx, x, [x * (1 + step) for step in range(STEPS)])
+    return _run(mapped(tx), x, [x * (1 + step) for step in range(STEPS)])
 
 
-def _run(tx, params, grads) -> np.ndarray:
-    state = jax.jit(jax.vmap(tx.init, axis_name=AXIS))(params)
-    run = jax.jit(jax.vmap(lambda g, s, p: tx.update(g, s, p), axis_name=AXIS))
-    out = []
+def _run(programs, params, grads) -> np.ndarray:
+    init, run = programs
+    state, out = init(params), []
     for grad in grads:
         update, state = run(grad, state, params)
         rows = [np.asarray(leaf).reshape(WORKERS, -1) for leaf in jax.tree.leaves(update)]

@@ -8,23 +8,24 @@ import signal
 import time
 import warnings
 
+import goldens
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from cases import EXCHANGES, MEMORIES, METHODS, plain, typically
+from cases import EXCHANGES, MEMORIES, METHODS, gradients, sample
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of
 from processes import ROOT, free_port, running
+from updates import PAIR, WORKERS, mapped
 
 import fftgrad as fg
 from fftgrad import checkpoint
 from fftgrad.checkpoint import _folder
 
-WORKERS = 4
 LIKE = {"w": jnp.zeros((3, 3, 8)), "b": jnp.zeros(20)}
 PROGRAM = str(ROOT / "tests/checkpoint_program.py")
 
@@ -79,33 +80,36 @@ def in_fragments():
 OTHERS = {"wrappers": in_wrappers, "fragments": in_fragments}
 
 
-def rows_of(name):
-    """A transformation of the tables, by its name."""
-    if name in OTHERS:
-        return OTHERS[name]()
-    if name in METHODS:
-        return METHODS[name](AXIS)
+def feedback():
+    return fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
+
+
+def programs_of(name):
+    """The shapes of gradients, `init` and `update`, of a row of the tables."""
+    if name in EXCHANGES:
+        return PAIR, *mapped(EXCHANGES[name])
     if name in MEMORIES:
-        return fg.compressed_pmean(EXCHANGES["gather top-k"], MEMORIES[name], axis_name=AXIS)
-    return fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
+        return PAIR, *mapped(EXCHANGES["gather top-k"], memory=MEMORIES[name])
+    return goldens.LIKE, *(
+        goldens.method(name) if name in METHODS else goldens.mapped(OTHERS[name]())
+    )
 
 
-@pytest.mark.parametrize("name", [*plain(METHODS), *typically(EXCHANGES), *MEMORIES, *OTHERS])
+@pytest.mark.parametrize("name", [*sample(METHODS), *sample(EXCHANGES), *MEMORIES, *OTHERS])
 def test_two_halves_are_the_whole(tmp_path, name):
     """Saved after two of four steps, restored into a fresh state, gone on with: the same bits."""
-    tx = rows_of(name)
-    update = everywhere("vmap", lambda g, s, p: tx.update(g, s, p, **loss), WORKERS)
-    loss = {"value": jnp.float32(1)} if name in EXCHANGES else {}
-    params = jax.tree.map(lambda p: jnp.zeros((WORKERS, *p.shape)), LIKE)
-    state = fresh = jax.vmap(tx.init, axis_name=AXIS)(params)
+    like, init, update = programs_of(name)
+    params = jax.tree.map(lambda p: jnp.zeros((WORKERS, *p.shape)), like)
+    params = (params,) if like is goldens.LIKE else ()
+    state = fresh = init(params[0] if params else gradients(like, WORKERS))
     for seed in range(4):
         if seed == 2:
             checkpoint.save(tmp_path, seed, state)
-        updates, state = update(grads(seed), state, params)
+        updates, state = update(gradients(like, WORKERS, seed), state, *params)
     again, step, *_ = checkpoint.restore(tmp_path, fresh)
     assert step == 2
     for seed in range(2, 4):
-        other, again = update(grads(seed), again, params)
+        other, again = update(gradients(like, WORKERS, seed), again, *params)
     assert_same(again, state)
     assert_same(other, updates)
 
@@ -114,7 +118,7 @@ def sharded(workers, b1=0.9):
     """A mesh, a transformation on it, a step, and a fresh tree."""
     mesh = mesh_of(workers)
     tx = optax.chain(
-        fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS),
+        feedback(),
         optax.adam(1e-2, b1=b1),
     )
 
@@ -225,7 +229,7 @@ def test_the_rows_of_local_steps_go_on_with_another_number_of_workers(tmp_path):
 
 
 def test_under_pmap(tmp_path):
-    tx = rows_of("gather top-k")
+    tx = feedback()
     update = everywhere("pmap", tx.update, WORKERS)
     state = fresh = jax.pmap(tx.init, devices=jax.devices()[:WORKERS])(grads(0))
     _, state = update(grads(0), state)
@@ -407,7 +411,7 @@ def test_copies_that_differ_are_refused(tmp_path, name):
 
 def test_a_state_that_is_passed_as_replicated_is_not_saved(tmp_path):
     """It trains, and each device keeps its own residual under the name of all."""
-    tx = optax.chain(rows_of("gather top-k"), optax.adam(1e-2))
+    tx = optax.chain(feedback(), optax.adam(1e-2))
     run = jax.jit(
         jax.shard_map(
             lambda g, s: tx.update(jax.tree.map(lambda a: a[0], g), s),
