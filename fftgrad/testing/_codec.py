@@ -74,7 +74,6 @@ def check_codec(
 
     Example:
       >>> import dataclasses
-      >>> import fftgrad as fg
       >>> @dataclasses.dataclass(frozen=True)
       ... class Half(fg.Quantizer):
       ...     def compress(self, x, state, step):

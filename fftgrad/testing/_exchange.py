@@ -67,8 +67,6 @@ def check_exchange(
       ValueError: if there are too few devices.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax
       >>> like = jax.ShapeDtypeStruct((150,), "float32")
       >>> fg.testing.check_exchange(fg.AllGather(fg.TopK(fraction=0.1)), like)
     """

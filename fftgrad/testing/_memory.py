@@ -38,7 +38,6 @@ def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = Fals
       AssertionError: if it breaks a law: which, for what input, and what to do.
 
     Example:
-      >>> import fftgrad as fg
       >>> fg.testing.check_memory(fg.ErrorFeedback(), telescopes=True)
       >>> fg.testing.check_memory(fg.ErrorFeedback(decay=0.9))
     """
