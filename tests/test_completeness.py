@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import pytest
 from cases import CODECS, EXCHANGES, GRAPHS, HIERARCHIES, MEMORIES, METHODS, TILED, TYPICAL
 
@@ -152,9 +153,8 @@ def test_public_docstrings_run(name):
     value = PUBLIC[name]
     text = inspect.getdoc(value) or ""
     assert re.match(rf"({ROLES}): ", text)
-    tests = doctest.DocTestFinder(recurse=inspect.isclass(value)).find(
-        value, name, globs={"jax": jax}
-    )
+    names = {"fg": fg, "jax": jax, "jnp": jnp}
+    tests = doctest.DocTestFinder(recurse=inspect.isclass(value)).find(value, name, globs=names)
     examples = [test for test in tests if test.examples]
     assert examples
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)

@@ -12,7 +12,7 @@ from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice, check_count, check_kind
-from fftgrad.advise import _inputs, _link, _timing
+from fftgrad.advise import _alone, _inputs, _link, _timing
 from fftgrad.advise._cost import Algorithm, Parts, exchange_seconds, step_seconds
 from fftgrad.advise._link import Link
 from fftgrad.advise._record_gradients import GradientLog
@@ -124,7 +124,7 @@ def timing_of(
     params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
     # Compiled, so that no two arrays share a buffer: one cannot be given away twice.
     state = jax.jit(tx.init)(params)
-    update = jax.jit(_collectives.alone(tx.update, axes), donate_argnums=1)
+    update = jax.jit(_alone.alone(tx.update, axes), donate_argnums=1)
 
     def turn(gradient: PyTree) -> Any:
         nonlocal state
@@ -135,7 +135,7 @@ def timing_of(
 
     whole, first = _timing.timed(turn, inputs, seconds, ROUNDS, agree).seconds, 0.0
     if apart and every == 1:  # nothing hides where steps are local
-        start = jax.jit(_collectives.until_sent(tx.update, axes))
+        start = jax.jit(_alone.until_sent(tx.update, axes))
         begin = lambda gradient: start(gradient, state, params)  # noqa: E731
         first = min(whole, _timing.timed(begin, inputs, seconds, ROUNDS, agree).seconds)
     return Timing(first, whole - first, tuple(axes.values()))

@@ -14,7 +14,7 @@ import fftgrad as fg
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice
-from fftgrad.advise import _answer, _exchange, _measure
+from fftgrad.advise import _alone, _answer, _exchange, _measure
 from fftgrad.advise._answer import Model, Plan
 from fftgrad.advise._candidate import Candidate
 from fftgrad.advise._cost import Algorithm
@@ -183,7 +183,7 @@ def _error(row: Candidate, axes: Mapping[str, int], gradients: Sequence[PyTree])
             return exchange.mean(bucket, exchange.init(bucket), channel).sent
 
         buckets, _ = _layout.to_buckets(jax.tree.map(jnp.asarray, gradient), layout)
-        both = [(bucket, _collectives.alone(sent, {axis: workers})(bucket)) for bucket in buckets]
+        both = [(bucket, _alone.alone(sent, {axis: workers})(bucket)) for bucket in buckets]
         pairs = [p for x, y in both for p in zip(*map(jax.tree.leaves, (x, y)), strict=True)]
         total = jnp.zeros(())
         return (

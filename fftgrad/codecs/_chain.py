@@ -74,12 +74,7 @@ def chain(*codecs: Codec) -> Codec:
 
     Claims: summable if every stage is; unbiased if every stage is and all but the last are linear.
 
-    Raises:
-      TypeError: if an argument is not a codec.
-      ValueError: if something follows what has to come last.
-
     Example:
-      >>> import fftgrad as fg
       >>> fg.chain(fg.Fft(block=64), fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=8)))
       chain(Fft(block=64), TopK(fraction=0.1), RangeFloat(bits=8))
     """

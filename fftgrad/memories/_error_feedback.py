@@ -82,12 +82,7 @@ class ErrorFeedback(Memory):
       expectation, taking the hash for random: each rounding is unbiased, but loses or adds up to
       2^-7 of a value. A step whose mean is not finite leaves the residual as it was.
 
-    Raises:
-      ValueError: if `decay` is outside [0, 1] or `uptake` outside (0, 1], or `dtype` is neither.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> memory = fg.ErrorFeedback()
       >>> g = jnp.array([1.0, 2.0])
       >>> x, state = memory.compensate(g, memory.init(g))
@@ -96,9 +91,7 @@ class ErrorFeedback(Memory):
 
     References:
       Seide et al., Interspeech 2014. Stich et al., NeurIPS 2018, arXiv:1809.07599. Karimireddy et
-      al., ICML 2019, arXiv:1901.09847. Chen et al., "ScaleCom: Scalable Sparsified Gradient
-      Compression for Communication-Efficient Distributed Training", NeurIPS 2020,
-      arXiv:2104.11125.
+      al., ICML 2019, arXiv:1901.09847. Chen et al., NeurIPS 2020, arXiv:2104.11125.
     """
 
     decay: float = 1.0
@@ -155,7 +148,6 @@ class NoMemory(Memory):
     """Memory: none; what a step does not send is lost, as in the FFT paper.
 
     Example:
-      >>> import fftgrad as fg
       >>> fg.NoMemory().init(None)
       ()
 

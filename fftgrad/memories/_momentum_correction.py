@@ -47,12 +47,7 @@ class MomentumCorrection(Memory):
     Differs from the paper: what quantization takes from a value that was sent stays in the
       residual, which the papers clear there.
 
-    Raises:
-      ValueError: if `momentum` is outside [0, 1).
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> memory, g = fg.MomentumCorrection(momentum=0.5), jnp.array([1.0, 2.0])
       >>> x, state = memory.compensate(g, memory.init(g))
       >>> state = memory.update(x, sent=jnp.array([0.0, 2.0]), mean=x, state=state)
@@ -60,8 +55,7 @@ class MomentumCorrection(Memory):
       (Array([1., 0.], dtype=float32), Array([2.5, 2. ], dtype=float32))
 
     References:
-      Lin et al., "Deep Gradient Compression", ICLR 2018, arXiv:1712.01887. Fang et al., "RedSync",
-      JPDC 133, 2019, arXiv:1808.04357.
+      Lin et al., ICLR 2018, arXiv:1712.01887. Fang et al., JPDC 133, 2019, arXiv:1808.04357.
     """
 
     momentum: float = 0.9

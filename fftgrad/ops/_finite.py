@@ -35,8 +35,6 @@ def poison(x: jax.Array, axis: int | None = None) -> jax.Array:
     Shapes: x float[...] | complex[...] -> its real dtype [], or x's shape without `axis`.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> fg.codecs.poison(jnp.array([1.0, 2.0])), fg.codecs.poison(jnp.array([1.0, jnp.inf]))
       (Array(0., dtype=float32), Array(nan, dtype=float32))
     """

@@ -17,8 +17,6 @@ class Sparse(NamedTuple):
       values: what is there, of the same shape.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> few = fg.codecs.Sparse(jnp.array([0, 2]), jnp.array([1.0, -1.0]))
       >>> few.add_to(jnp.ones(3), scale=2.0)
       Array([ 3.,  1., -1.], dtype=float32)

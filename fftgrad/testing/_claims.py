@@ -1,7 +1,5 @@
 """What kinds of codecs promise, and what a codec claims."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,9 +14,9 @@ LOST = 5e-3
 WORKERS = 8
 
 
-def step_of(seed: Any = 3) -> Step:
-    """The step of all checks."""
-    return Step.of(seed)
+def step_of(number: jax.Array | int = 0) -> Step:
+    """The step of that number, in all checks."""
+    return Step.of(3, number)
 
 
 def start(codec: Codec, n: int) -> PyTree:
@@ -26,68 +24,22 @@ def start(codec: Codec, n: int) -> PyTree:
     return codec.init(jax.ShapeDtypeStruct((n,), jnp.float32))
 
 
-def positions(
-    laws: Laws, x: np.ndarray, main: Any, places: Any, there: Any, back: Any, where: str
-) -> None:
-    """Law: a selector's positions ascend and differ, and the values of main belong there.
-
-    Args:
-      laws: of the selector.
-      x: what was compressed.
-      main: the values of the payload; None for codes.
-      places: the positions.
-      there: what `at(x)` returned.
-      back: what was decompressed.
-      where: which values these are, for the error.
-    """
-    places, there, back = map(np.asarray, (places, there, back))
-    n, shape = x.size, places.shape if main is None else np.shape(main)
-    remedy = "sort the positions, and give what is nowhere n, n + 1, ..."
-    laws.need(
-        places.dtype == np.int32 and places.shape == shape, "positions",
-        f"they must be int32{list(shape)}, one for each value of main",
-        f"{places.dtype}{list(places.shape)} {where}", remedy,
-    )  # fmt: skip
-    laws.need(
-        np.all(np.diff(places.astype(np.int64)) > 0) and np.all(places >= 0),
-        "positions", "they must be at least 0, ascend and differ",
-        f"{places[:8].tolist()}... {where}", remedy,
-    )  # fmt: skip
-    inside = places < n
-    laws.need(
-        main is None or np.array_equal(back[places[inside]], np.asarray(main)[inside]),
-        "positions", "decompress must put the values of main there", f"other values {where}",
-        "leave `decompress` out: the default is right.",
-    )  # fmt: skip
-    laws.need(
-        np.array_equal(there, np.where(inside, x[np.minimum(places, n - 1)], 0)),
-        "positions", "at(x) must be the values of x there", f"{there[:4].tolist()}... {where}",
-        "leave `at` out: the default is right.",
-    )  # fmt: skip
-
-
-def no_state_and_no_side(laws: Laws, codec: Transform, n: int) -> None:
-    """Law: all that a transform makes of a vector is its coefficients."""
-    x = jax.ShapeDtypeStruct((n,), jnp.float32)
-    out = jax.eval_shape(lambda x: codec.compress(x, start(codec, n), step_of()), x)
+def transform(laws: Laws, codec: Transform, n: int) -> None:
+    """Law: it sends coefficients only, is undone, and `at_blocks` returns what they stand for."""
+    like = jax.ShapeDtypeStruct((n,), jnp.float32)
+    out = jax.eval_shape(lambda x: codec.compress(x, start(codec, n), step_of()), like)
     more = jax.tree.leaves((out.payload.side, out.state))
     laws.need(
         not more, "transform", "it must have no state, and send nothing beside its coefficients",
         f"{more}", "derive what does from fg.Codec.",
     )  # fmt: skip
 
-
-def transform(laws: Laws, codec: Transform, n: int) -> None:
-    """Law: it is undone, and `at_blocks` returns what coefficients stand for."""
-    like = jax.ShapeDtypeStruct((n,), jnp.float32)
-    blocks = codec.reach(n) < n
-
     @jax.jit
     def run(x: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        step = step_of()._replace(number=number)
+        step = step_of(number)
         main = codec.compress(x, (), step).payload.main
         back = codec.decompress(Payload(main), like, step)
-        if not blocks:
+        if codec.reach(n) >= n:  # it has no blocks
             return back, back, back
         at = jnp.arange(0, main.size, 7)
         few = codec.at_blocks(Sparse(at, main[at]), like, step).put_into(jnp.zeros(n))
@@ -100,15 +52,13 @@ def transform(laws: Laws, codec: Transform, n: int) -> None:
     }
     for number in _laws.STEPS:
         for name, x in inputs.items():
+            where = f"for {name}, float32[{n}], step {number}"
             back, few, wanted = run(jnp.asarray(x), jnp.int32(number))
-            laws.near(
-                "transform", f"it must be undone, for {name}, float32[{n}], step {number}", back, x,
-                "derive what loses values from fg.Codec or fg.Selector.", most=LOST,
-            )  # fmt: skip
-            laws.near(
-                "transform", f"at_blocks must return what the coefficients stand for, for {name}",
-                few, wanted, "return n from `reach`, and it is not called.",
-            )  # fmt: skip
+            remedy = "derive what loses values from fg.Codec or fg.Selector."
+            laws.near("transform", "it must be undone", back, x, where, remedy, most=LOST)
+            rule = "at_blocks must return what the coefficients stand for"
+            remedy = "return n from `reach`, and it is not called."
+            laws.near("transform", rule, few, wanted, where, remedy)
 
 
 def summable(laws: Laws, codec: Codec, n: int) -> None:
@@ -117,14 +67,13 @@ def summable(laws: Laws, codec: Codec, n: int) -> None:
 
     @jax.jit
     def both(x: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
-        state, step = start(codec, n), step_of()._replace(number=number)
+        state, step = start(codec, n), step_of(number)
         out = jax.vmap(lambda row: codec.compress(row, state, step).payload)(x)
         each = jax.vmap(lambda payload: codec.decompress(payload, like, step))(out)
         total = jax.tree.map(lambda a: jnp.sum(a, 0, dtype=a.dtype), out)
         return codec.decompress(total, like, step), each.sum(0)
 
     own = np.stack([_laws.values(n, seed) for seed in range(WORKERS)])
-    remedy = "do not claim `summable`; AllGather takes codecs that are not."
     inputs = {
         "unrelated": own,
         "related": own + 4 * own[:1],
@@ -133,20 +82,17 @@ def summable(laws: Laws, codec: Codec, n: int) -> None:
     }
     spoiled = own.copy()
     spoiled[3, n // 2] = np.nan
+    remedy = "do not claim `summable`; AllGather takes codecs that are not."
     for number in _laws.STEPS:
+        when = f"{WORKERS} rows, float32[{n}], step {number}"
         for name, x in inputs.items():
             whole, each = both(x, jnp.int32(number))
-            distance = _laws.relative(whole, each)
-            laws.need(
-                distance <= 1e-2, "summable", "the sum of payloads must decode to the sum",
-                f"a relative difference of {distance:.3g} for {WORKERS} {name} rows, float32[{n}], "
-                f"step {number}", remedy,
-            )  # fmt: skip
+            rule = "the sum of payloads must decode to the sum"
+            laws.near("summable", rule, whole, each, f"for {name} {when}", remedy, most=1e-2)
         laws.need(
             not _laws.all_finite(both(spoiled, jnp.int32(number))[0]), "summable",
             "a NaN must get through the sum of payloads",
-            f"finite values only, for a NaN at position {n // 2} of one of {WORKERS} rows, step "
-            f"{number}", remedy,
+            f"finite values for a NaN at position {n // 2} of one of {when}", remedy,
         )  # fmt: skip
 
 

@@ -21,6 +21,11 @@ SIZES = (1, 90, 5_000, 65_537)
 """XLA's vectorized maximum drops a NaN from some thousand values on."""
 
 
+PURE = "use no random numbers but those of the step's keys, and nothing outside the arguments."
+PACKED = "send numbers of 8, 16 or 32 bits: pack what has fewer."
+DEFAULT = "leave `{}` out: the default is right."
+
+
 class Trip(NamedTuple):
     """What a codec makes of a vector, and back; `places` and `there` are a selector's."""
 
@@ -74,7 +79,6 @@ def check_codec(
 
     Example:
       >>> import dataclasses
-      >>> import fftgrad as fg
       >>> @dataclasses.dataclass(frozen=True)
       ... class Half(fg.Quantizer):
       ...     def compress(self, x, state, step):
@@ -90,41 +94,42 @@ def check_codec(
         _shapes(laws, codec, n)
     small = min((n for n in sizes if n > 8), default=max(sizes))
     trips = {n: _compiled(codec, n) for n in sizes}
-    if eager:
-        _eager(laws, codec, trips[small], small)
-    _programs(laws, codec, trips[small], small)
-    if isinstance(codec, Transform):
-        _claims.no_state_and_no_side(laws, codec, small)
-    for n, trip in trips.items():
-        _values(laws, codec, trip, n, max_error)
+    _programs(laws, codec, trips[small], small, eager)
     if isinstance(codec, Transform):
         _claims.transform(laws, codec, small)
+    for n, trip in trips.items():
+        _values(laws, codec, trip, n, max_error)
     if codec.summable:
         _claims.summable(laws, codec, small)
     if codec.unbiased:
         _claims.unbiased(laws, codec, small)
 
 
+def _compiled(codec: Codec, n: int) -> Run:
+    """One step of a vector of that length, compiled."""
+    return jax.jit(
+        lambda x, state, number: _trip(codec, x, state, step_of(number)),
+        compiler_options=_laws.options(n),
+    )
+
+
 def _trip(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Trip:
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    out: Compressed = codec.compress(x, state, step)
-    back = codec.decompress(out.payload, like, step)
-    made_by = _wire.configuration((codec,), (like,))
-    seed = _wire.seed(made_by, step.number, step.skipped)
-    buffer = _wire.pack(_wire.Header(jnp.ones((), bool), out.overflow), out.payload, seed)
+    out = codec.compress(x, state, step)
+    seed = _wire.seed(_wire.configuration((codec,), (like,)), step.number, step.skipped)
+    buffer = _wire.pack(_wire.Header(True, out.overflow), out.payload, seed)
     received = _wire.unpack(buffer, out.payload, seed)[1]
-    other = step if step.local is None else step._replace(local=jax.random.key(77))
-    total = jnp.linspace(-1.0, 1.0, x.size)
+    other = step._replace(local=jax.random.key(77))
     selector, side = codec if isinstance(codec, Selector) else None, out.payload.side
     return Trip(
         payload=out.payload,
         overflow=jnp.asarray(out.overflow),
         state=out.state,
-        back=back,
+        back=codec.decompress(out.payload, like, step),
         buffer=buffer,
         from_buffer=codec.decompress(received, like, step),
         elsewhere=codec.decompress(out.payload, like, other),
-        added=_sum.add(codec, total, out.payload, 0.5, step),
+        added=_sum.add(codec, jnp.linspace(-1.0, 1.0, x.size), out.payload, 0.5, step),
         places=selector.positions(side, x.size, step) if selector else None,
         there=selector.at(x, side, step) if selector else None,
     )
@@ -143,27 +148,15 @@ def _shapes(laws: Laws, codec: Codec, n: int) -> None:
         )  # fmt: skip
     with laws.running("shapes", rule, remedy):
         back: Any = jax.eval_shape(lambda p: codec.decompress(p, like, step_of()), out.payload)
-    laws.same_spec(
-        "shapes", f"decompress for float32[{n}]", back, like,
-        "reshape and cast what decompress returns to `like`.",
-    )  # fmt: skip
-    with laws.running(
-        "bytes", f"a payload for float32[{n}] must fit into a buffer of uint32",
-        "send numbers of 8, 16 or 32 bits: pack what has fewer.",
-    ):  # fmt: skip
-        jax.eval_shape(
-            lambda payload: _wire.pack(_wire.NOTHING, payload, jnp.uint32(0)), out.payload
-        )
+    same = "reshape and cast what decompress returns to `like`."
+    laws.same_spec(f"decompress for float32[{n}]", back, like, same)
+    with laws.running("bytes", f"a payload for float32[{n}] must fit into uint32 words", PACKED):
+        jax.eval_shape(lambda p: _wire.pack(_wire.NOTHING, p, jnp.uint32(0)), out.payload)
     with laws.running("shapes", rule, remedy):
         trip: Any = jax.eval_shape(lambda x: _trip(codec, x, start(codec, n), step_of()), like)
-    laws.same_spec(
-        "shapes", "the next state", trip.state, jax.eval_shape(lambda: start(codec, n)),
-        "return a state of the structure, shapes and dtypes that init makes.",
-    )  # fmt: skip
-    laws.same_spec(
-        "shapes", "overflow", trip.overflow, jax.ShapeDtypeStruct((), jnp.int32),
-        "count in one int32, as jnp.sum(bad, dtype=jnp.int32), or return 0.",
-    )  # fmt: skip
+    laws.same_state(trip.state, jax.eval_shape(lambda: start(codec, n)))
+    counted = "count in one int32, as jnp.sum(bad, dtype=jnp.int32), or return 0."
+    laws.same_spec("overflow", trip.overflow, jax.ShapeDtypeStruct((), jnp.int32), counted)
     laws.need(
         codec.last or jnp.issubdtype(out.payload.main.dtype, jnp.inexact), "shapes",
         "`main` must hold values, unless the codec comes last", f"{out.payload.main.dtype}",
@@ -179,50 +172,24 @@ def _shapes(laws: Laws, codec: Codec, n: int) -> None:
         laws.need(isinstance(quarter, Codec), "shapes", rule, f"{quarter!r}", "return self.")
 
 
-def _compiled(codec: Codec, n: int) -> Run:
-    """One step of a vector of that length, compiled."""
-
-    def run(x: jax.Array, state: PyTree, number: jax.Array) -> Trip:
-        return _trip(codec, x, state, step_of()._replace(number=number))
-
-    return jax.jit(run, compiler_options=_laws.options(n))
-
-
-def _back(codec: Codec, x: jax.Array, state: PyTree) -> jax.Array:
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return codec.decompress(codec.compress(x, state, step_of()).payload, like, step_of())
-
-
-PURE = "use no random numbers but those of the step's keys, and nothing outside the arguments."
-
-
-def _eager(laws: Laws, codec: Codec, trip: Run, n: int) -> None:
-    """Law: jit changes nothing."""
-    x, state = jnp.asarray(_laws.values(n)), start(codec, n)
-    name = f"heavy-tailed values, float32[{n}]"
-    plain, again = _back(codec, x, state), _back(codec, x, state)
-    laws.need(
-        _laws.bits_equal(plain, again), "jit", "two calls must give the same bits",
-        f"others for {name}", PURE,
-    )  # fmt: skip
-    compiled = trip(x, state, jnp.int32(0)).back
-    laws.near("jit", f"jit must change nothing for {name}", compiled, plain, PURE)
-
-
-def _programs(laws: Laws, codec: Codec, trip: Run, n: int) -> None:
-    """Laws: vmap is a loop, and a state keeps its shapes."""
+def _programs(laws: Laws, codec: Codec, trip: Run, n: int, eager: bool) -> None:
+    """Laws: jit changes nothing, vmap is a loop, and a state keeps its shapes."""
     x, state = jnp.stack([_laws.values(n, seed) for seed in range(3)]), start(codec, n)
     rows = [trip(row, state, jnp.int32(0)) for row in x]
+    where = f"for heavy-tailed values, float32[{n}]"
+
+    def back(row: jax.Array) -> jax.Array:
+        payload = codec.compress(row, state, step_of()).payload
+        return codec.decompress(payload, jax.ShapeDtypeStruct((n,), jnp.float32), step_of())
+
+    if eager:
+        plain, again = np.asarray(back(x[0])), np.asarray(back(x[0]))
+        same, rule = plain.tobytes() == again.tobytes(), "two calls must give the same bits"
+        laws.need(same, "jit", rule, f"others {where}", PURE)
+        laws.near("jit", "jit must change nothing", rows[0].back, plain, where, PURE)
     each = jnp.stack([row.back for row in rows])
-    together = jax.jit(jax.vmap(lambda row: _back(codec, row, state)))(x)
-    laws.near(
-        "vmap", f"vmap must be a loop for heavy-tailed values, float32[{n}]", together, each,
-        PURE,
-    )  # fmt: skip
-    after = jax.eval_shape(trip, x[1], rows[0].state, jnp.int32(1)).state
-    laws.same_spec(
-        "shapes", "the state after two steps", after, state, "keep its shapes from step to step."
-    )
+    laws.near("vmap", "vmap must be a loop", jax.jit(jax.vmap(back))(x), each, where, PURE)
+    laws.same_state(jax.eval_shape(trip, x[1], rows[0].state, jnp.int32(1)).state, state)
 
 
 def _values(laws: Laws, codec: Codec, trip: Run, n: int, max_error: float) -> None:
@@ -239,18 +206,14 @@ def _values(laws: Laws, codec: Codec, trip: Run, n: int, max_error: float) -> No
             _good(laws, codec, x, found[name], f"for {name}, {when}")
         for name, x in bad.items():
             back = trip(jnp.asarray(x), state, jnp.int32(number)).back
-            laws.need(
-                not _laws.all_finite(back), "not hidden",
-                "a value that is not finite must make some value of decompress(compress(x)) not "
-                "finite", f"finite values only, for {name}, step {number}",
+            laws.not_hidden(
+                back, "some value of decompress(compress(x))", f"for {name}, {when}",
                 "add fg.codecs.poison(x) (0, or NaN) to the scale or to the values sent; a maximum "
-                "or "
-                "minimum is no evidence.",
+                "or minimum is no evidence.",
             )  # fmt: skip
         if n > 8:  # of fewer, one side may be all there is
-            laws.along(
-                "what comes back", good[ORDINARY], found[ORDINARY].back, f"for {ORDINARY}, {when}"
-            )
+            where = f"for {ORDINARY}, {when}"
+            laws.along("what comes back", good[ORDINARY], found[ORDINARY].back, where)
         for name, x in good.items() if not codec.unbiased else ():
             laws.bounded(
                 "what comes back", x, found[name].back, max_error, f"for {name}, {when}",
@@ -263,29 +226,44 @@ def _values(laws: Laws, codec: Codec, trip: Run, n: int, max_error: float) -> No
 
 def _good(laws: Laws, codec: Codec, x: np.ndarray, out: Trip, where: str) -> None:
     """Laws: finite, bytes, receiver, sparse, positions; of what was made of finite values."""
-    laws.need(
-        _laws.all_finite(out.back), "finite", "what was finite must stay finite",
-        f"a value that is not, {where}",
-        "divide by no scale that may be zero or overflow, and clip before casting.",
-    )  # fmt: skip
-    laws.need(
-        _laws.relative(out.from_buffer, out.back) <= 1e-5, "bytes",
-        "what comes out of the buffer must decode to the same", f"other values {where}",
-        "send numbers of 8, 16 or 32 bits: pack what has fewer.",
-    )  # fmt: skip
-    laws.need(
-        _laws.relative(out.elsewhere, out.back) <= 1e-5, "receiver",
-        "decompress must not use step.local, which the receiver has not", f"it used {where}",
-        "use step.shared for what both sides draw, step.local in compress only.",
-    )  # fmt: skip
+    divided = "divide by no scale that may be zero or overflow, and clip before casting."
+    laws.finite(out.back, where, divided)
+    rule = "what comes out of the buffer must decode to the same"
+    laws.near("bytes", rule, out.from_buffer, out.back, where, PACKED, most=1e-5)
+    rule = "decompress must not use step.local, which the receiver has not"
+    remedy = "use step.shared for what both sides draw, step.local in compress only."
+    laws.near("receiver", rule, out.elsewhere, out.back, where, remedy, most=1e-5)
     if out.places is not None:
-        main = None if codec.last else out.payload.main
-        _claims.positions(laws, x, main, out.places, out.there, out.back, where)
+        _positions(laws, codec, x, out, where)
     if np.abs(x).max() < 1e6:
         wanted = np.linspace(-1.0, 1.0, x.size) + 0.5 * np.asarray(out.back, np.float64)
-        distance = _laws.relative(out.added, wanted)
-        laws.need(
-            distance <= 1e-4, "sparse", "sparse must return what decompress returns",
-            f"a relative difference of {distance:.3g} {where}",
-            "leave `sparse` out: the default is right.",
-        )  # fmt: skip
+        rule, remedy = "sparse must return what decompress returns", DEFAULT.format("sparse")
+        laws.near("sparse", rule, out.added, wanted, where, remedy, most=1e-4)
+
+
+def _positions(laws: Laws, codec: Codec, x: np.ndarray, out: Trip, where: str) -> None:
+    """Law: a selector's positions ascend and differ, and the values of main belong there."""
+    places, there, back = map(np.asarray, (out.places, out.there, out.back))
+    main = None if codec.last else np.asarray(out.payload.main)
+    shape = places.shape if main is None else main.shape
+    inside = places < x.size
+    remedy = "sort the positions, and give what is nowhere n, n + 1, ..."
+    laws.need(
+        places.dtype == np.int32 and places.shape == shape, "positions",
+        f"they must be int32{list(shape)}, one for each value of main",
+        f"{places.dtype}{list(places.shape)} {where}", remedy,
+    )  # fmt: skip
+    laws.need(
+        np.all(np.diff(places.astype(np.int64)) > 0) and np.all(places >= 0), "positions",
+        "they must be at least 0, ascend and differ", f"{places[:8].tolist()}... {where}", remedy,
+    )  # fmt: skip
+    laws.need(
+        main is None or np.array_equal(back[places[inside]], main[inside]), "positions",
+        "decompress must put the values of main there", f"other values {where}",
+        DEFAULT.format("decompress"),
+    )  # fmt: skip
+    laws.need(
+        np.array_equal(there, np.where(inside, x[np.minimum(places, x.size - 1)], 0)), "positions",
+        "at(x) must be the values of x there", f"{there[:4].tolist()}... {where}",
+        DEFAULT.format("at"),
+    )  # fmt: skip

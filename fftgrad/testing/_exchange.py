@@ -67,8 +67,6 @@ def check_exchange(
       ValueError: if there are too few devices.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax
       >>> like = jax.ShapeDtypeStruct((150,), "float32")
       >>> fg.testing.check_exchange(fg.AllGather(fg.TopK(fraction=0.1)), like)
     """
@@ -107,7 +105,7 @@ def _check(
 ) -> None:
     name = ", ".join(f"float32{list(leaf.shape)}" for leaf in jax.tree.leaves(like))
     size = sum(leaf.size for leaf in jax.tree.leaves(like))
-    workers, axes = math.prod(mesh.devices.shape), tuple(mesh.axis_names)
+    workers, axes = mesh.size, tuple(mesh.axis_names)
     axis: AxisName = axes[0] if len(axes) == 1 else axes
 
     def one(
@@ -124,68 +122,59 @@ def _check(
     rule = f"it must trace under shard_map with check_vma=True, for {name}"
     remedy = "average by the collectives of the channel, and keep what differs in State.own."
     with laws.running("shapes", rule, remedy):
-        sharded = sharded_over(exchange, one, like, mesh, axis)
-        state = jax.eval_shape(sharded.init)
+        init, run = sharded_over(exchange, one, like, mesh, axis)
+        state = jax.eval_shape(init)
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((workers, *a.shape), a.dtype), like)
-        number = jax.ShapeDtypeStruct((), jnp.int32)
-        out: Reduced = jax.eval_shape(sharded.run, rows, state, number)
-        lowered = jax.jit(sharded.run).lower(rows, state, number)
-        program = lowered.compile(compiler_options=_laws.options(size))
+        args = rows, state, jax.ShapeDtypeStruct((), jnp.int32)
+        out: Reduced = jax.eval_shape(run, *args)
+        program = jax.jit(run).lower(*args).compile(compiler_options=_laws.options(size))
     _shapes(laws, out, rows, state, workers)
     _bytes(laws, exchange, like, audit(program), name)
 
-    start = state = jax.jit(sharded.init)()
+    start = state = jax.jit(init)()
     first = None
     for number in range(_laws.STEPS[-1] + 1):
-        inputs = inputs_of(like, workers, number)
-        inputs = inputs if number == 0 else {USUAL: inputs[USUAL]}
-        for what, x in inputs.items():
+        inputs, when = inputs_of(like, workers, number), f"{name}, step {number}"
+        for what, x in inputs.items() if number == 0 else ((USUAL, inputs[USUAL]),):
             got: Any = program(x, state, np.int32(number))
-            where = f"for {what}, {name}, step {number}"
-            _good(laws, got, workers, mean_of_sent and "subnormal" not in what, where)
+            _good(laws, got, workers, mean_of_sent, f"for {what}, {when}")
         got = program(inputs[USUAL], state, np.int32(number))
         if size > 8 and max_error < math.inf:  # of fewer values, all may be left for later
-            where = f"for {USUAL}, {name}, step {number}"
-            x, mean = (
-                jax.tree.map(lambda a: np.asarray(a).mean(0), a) for a in (inputs[USUAL], got.mean)
-            )
-            laws.along("the mean", x, mean, where)
-            laws.bounded(
-                "the mean", x, mean, max_error, where,
-                "divide by the workers; or say max_error=math.inf, if it has still to learn.",
-            )  # fmt: skip
+            x, mean = (_mean(tree) for tree in (inputs[USUAL], got.mean))
+            laws.along("the mean", x, mean, f"for {USUAL}, {when}")
+            remedy = "divide by the workers; or say max_error=math.inf, if it has still to learn."
+            laws.bounded("the mean", x, mean, max_error, f"for {USUAL}, {when}", remedy)
         if number in _laws.STEPS:
-            _bad(laws, program, inputs[USUAL], workers, state, number, name)
+            _bad(laws, program, inputs[USUAL], workers, state, number, when)
         first = first or got
         state = got.state
     assert first
     _under_vmap(laws, exchange, one, like, mesh, first.mean, name)
     if some:
-        run = jax.jit(sharded_over(exchange, one, like, mesh, axis, some=True).run)
+        run = jax.jit(sharded_over(exchange, one, like, mesh, axis, some=True)[1])
         _workers(laws, lambda *x: run(x, start, np.int32(0)), like, workers, mean_of_sent, name)
+
+
+def _mean(tree: PyTree) -> PyTree:
+    """The mean of the rows of a tree."""
+    return jax.tree.map(lambda a: np.asarray(a, np.float64).mean(0), tree)
 
 
 def _good(laws: Laws, got: Reduced, workers: int, mean_of_sent: bool, where: str) -> None:
     """Laws: replicas, finite, mean; of what was made of finite values."""
+    rows = [np.asarray(a) for a in jax.tree.leaves((got.mean, got.tally))]
     laws.need(
-        all(np.asarray(a).tobytes() == workers * np.asarray(a)[:1].tobytes()
-            for a in jax.tree.leaves((got.mean, got.tally))), "replicas",
+        all(a.tobytes() == workers * a[:1].tobytes() for a in rows), "replicas",
         "mean and tally must be the same bits on all workers", f"others {where}",
         "add payloads in the order of the workers, and draw by step.shared.",
     )  # fmt: skip
-    laws.need(
-        _laws.all_finite(got.mean) and _laws.all_finite(got.sent) and np.all(got.tally.finite),
-        "finite", "what was finite must stay finite, and be called so",
-        f"something that is not {where}", "divide by the workers before adding.",
-    )  # fmt: skip
+    laws.finite((got.mean, got.sent), where, "divide by the workers before adding.")
+    rule, remedy = "finite values must be called so", "use jnp.all(jnp.isfinite(x))."
+    laws.need(np.all(got.tally.finite), "finite", rule, f"another tally {where}", remedy)
     if mean_of_sent:
-        sent = jax.tree.map(lambda a: np.asarray(a, np.float64).mean(0), got.sent)
-        distance = _laws.relative(jax.tree.map(lambda a: a[0], got.mean), sent)
-        laws.need(
-            distance <= 1e-3, "mean", "mean must be the mean over the workers of what they sent",
-            f"a relative difference of {distance:.3g} {where}",
-            "return what the others received as `sent`, or say mean_of_sent=False.",
-        )  # fmt: skip
+        rule = "mean must be the mean over the workers of what they sent"
+        remedy = "return what the others received as `sent`, or say mean_of_sent=False."
+        laws.near("mean", rule, _mean(got.mean), _mean(got.sent), where, remedy, most=1e-3)
 
 
 def _workers(
@@ -206,27 +195,21 @@ def _workers(
         "leave it out: who wants it asks.",
     )  # fmt: skip
     if mean_of_sent:
-        sent = jax.tree.map(lambda a: np.asarray(a, np.float64)[counts].sum(0) / workers, got.sent)
-        distance = _laws.relative(jax.tree.map(lambda a: a[0], got.mean), sent)
-        laws.need(
-            distance <= 1e-3, "workers",
-            "what a worker that does not participate sends must not count in the mean over all",
-            f"a relative difference of {distance:.3g}, {name}",
-            "send zeros for it, by a code that stands for them, or leave its payload out.",
-        )  # fmt: skip
+        rule = "what a worker that does not participate sends must not count in the mean over all"
+        remedy = "send zeros for it, by a code that stands for them, or leave its payload out."
+        sent = _mean(jax.tree.map(kept, got.sent))
+        laws.near("workers", rule, _mean(got.mean), sent, f"for {name}", remedy, most=1e-3)
 
 
 def _shapes(laws: Laws, out: Reduced, rows: PyTree, state: PyTree, workers: int) -> None:
     remedy = "reshape and cast it to what x has."
-    laws.same_spec("shapes", "mean, a row a worker,", out.mean, rows, remedy)
-    laws.same_spec("shapes", "sent, a row a worker,", out.sent, rows, remedy)
+    laws.same_spec("mean, a row a worker,", out.mean, rows, remedy)
+    laws.same_spec("sent, a row a worker,", out.sent, rows, remedy)
     flag = jax.ShapeDtypeStruct((workers,), jnp.bool_)
-    laws.same_spec("shapes", "finite, a row a worker,", out.tally.finite, flag, "use jnp.all.")
+    laws.same_spec("finite, a row a worker,", out.tally.finite, flag, "use jnp.all.")
     count = jax.ShapeDtypeStruct((workers,), jnp.int32)
-    laws.same_spec("shapes", "overflow, a row a worker,", out.tally.overflow, count, "return 0.")
-    laws.same_spec(
-        "shapes", "the next state", out.state, state, "return a state like that of init."
-    )
+    laws.same_spec("overflow, a row a worker,", out.tally.overflow, count, "return 0.")
+    laws.same_state(out.state, state)
 
 
 def _bytes(
@@ -236,10 +219,8 @@ def _bytes(
         promised = exchange.wire_bytes(like)
     except ValueError:  # they change by step
         return
-    always = sum(c.bytes for c in found if not c.branch)
-    branches = {c.branch for c in found if c.branch} or {()}
-    for branch in branches:
-        sent = always + sum(c.bytes for c in found if branch and c.branch == branch)
+    for branch in {c.branch for c in found if c.branch} or {()}:
+        sent = sum(c.bytes for c in found if c.branch in ((), branch))
         laws.need(
             sent == promised, "bytes",
             f"the compiled program must send the {promised} bytes of wire_bytes, for {name}",
@@ -265,31 +246,26 @@ def _under_vmap(
 
     for axis in reversed(mesh.axis_names):
         run = jax.vmap(run, axis_name=axis)
-    laws.near(
-        "vmap", f"jax.vmap must give what shard_map does, for {name}", jax.jit(run)(shaped), mean,
-        "ask jax.lax for the size and the index of the axis, not jax.devices().",
-    )  # fmt: skip
+    remedy = "ask jax.lax for the size and the index of the axis, not jax.devices()."
+    rule = "jax.vmap must give what shard_map does"
+    laws.near("vmap", rule, jax.jit(run)(shaped), mean, f"for {name}", remedy)
 
 
 def _bad(
-    laws: Laws, program: Any, good: PyTree, workers: int, state: PyTree, step: int, name: str
+    laws: Laws, program: Any, good: PyTree, workers: int, state: PyTree, step: int, when: str
 ) -> None:
-    leaves, structure = jax.tree.flatten(good)
-    for number, leaf in enumerate(leaves):
+    for number, leaf in enumerate(jax.tree.leaves(good)):
         n = leaf.size // workers
         places = sorted({0, n // 2, n - 1})
         for index, position in enumerate(places if step == 0 else places[:1]):
-            worker = index % workers
             for bad in _laws.BAD if step == 0 else _laws.BAD[:1]:
-                rows = np.array(leaf).reshape(workers, n)
-                rows[worker, position] = bad
-                spoiled = [*leaves[:number], rows.reshape(leaf.shape), *leaves[number + 1 :]]
-                got: Any = program(jax.tree.unflatten(structure, spoiled), state, np.int32(step))
-                means = [np.asarray(a).reshape(workers, -1) for a in jax.tree.leaves(got.mean)]
-                seen = ~np.isfinite(np.concatenate(means, axis=1)).all(axis=1)
-                where = f"for {bad} at position {position} of worker {worker}, {name}, step {step}"
-                laws.need(
-                    seen.all(), "not hidden", "the mean must not be finite on any worker",
-                    f"a finite mean on workers {np.flatnonzero(~seen).tolist()} {where}",
-                    "send a flag with the payload: fftgrad.ops._finite.all_finite(x).",
-                )  # fmt: skip
+                worker = index % workers
+                x = _laws.spoiled(good, number, worker * n + position, bad)
+                mean = program(x, state, np.int32(step)).mean
+                for other in range(workers):
+                    where = f"for {bad} at position {position} of worker {worker}, {when}"
+                    laws.not_hidden(
+                        jax.tree.map(lambda a, row=other: np.asarray(a)[row], mean),
+                        f"the mean of worker {other}", where,
+                        "send a flag with the payload: fftgrad.ops._finite.all_finite(x).",
+                    )  # fmt: skip

@@ -42,12 +42,14 @@ class Laws:
     check: str
     part: Any
 
-    def need(self, holds: object, law: str, rule: str, got: str, remedy: str) -> None:
+    def need(
+        self, holds: object, law: str, rule: str, got: str, remedy: str,
+        cause: Exception | None = None,
+    ) -> None:  # fmt: skip
         """Raises AssertionError, which names the law and the remedy, unless it holds."""
         if not bool(holds):
-            raise AssertionError(
-                f"{self.check}({self.part!r}): law {law!r}: {rule}, got {got}; {remedy}"
-            )
+            broken = f"{self.check}({self.part!r}): law {law!r}: {rule}, got {got}; {remedy}"
+            raise AssertionError(broken) from cause
 
     @contextlib.contextmanager
     def running(self, law: str, rule: str, remedy: str) -> Generator[None]:
@@ -58,10 +60,7 @@ class Laws:
             raise
         except Exception as error:
             first = str(error).strip().split("\n", 1)[0]
-            raise AssertionError(
-                f"{self.check}({self.part!r}): law {law!r}: {rule}, got "
-                f"{type(error).__name__}: {first}; {remedy}"
-            ) from error
+            self.need(False, law, rule, f"{type(error).__name__}: {first}", remedy, error)
 
     def value(self, kind: type) -> None:
         """Law: configuration is a value."""
@@ -72,22 +71,39 @@ class Laws:
             same = copy.deepcopy(self.part)
             equal = bool(same == self.part) and hash(same) == hash(self.part)
         self.need(equal, "value", rule, "a copy that is not equal to it", remedy)
-        is_value = dataclasses.is_dataclass(self.part) and _frozen(type(self.part))
+        fields: Any = getattr(type(self.part), "__dataclass_params__", None)
+        is_value = fields is not None and fields.frozen
         self.need(is_value, "value", rule, "a class that is no frozen dataclass", remedy)
         self.need(" at 0x" not in repr(self.part), "value", rule, repr(self.part), remedy)
 
-    def same_spec(self, law: str, what: str, found: PyTree, wanted: PyTree, remedy: str) -> None:
+    def same_spec(self, what: str, found: PyTree, wanted: PyTree, remedy: str) -> None:
         """Law: shapes are static: two trees have the same structure, shapes and dtypes."""
         one, other = spec(jax.eval_shape(lambda: found)), spec(jax.eval_shape(lambda: wanted))
-        rule = f"{what} must be like {other}"
-        self.need(one == other, law, rule, f"{one}", remedy)
+        self.need(one == other, "shapes", f"{what} must be like {other}", f"{one}", remedy)
+
+    def same_state(self, found: PyTree, wanted: PyTree) -> None:
+        """Law: a state keeps its shapes from step to step."""
+        remedy = "return a state of the structure, shapes and dtypes that init makes."
+        self.same_spec("the next state", found, wanted, remedy)
 
     def near(
-        self, law: str, rule: str, found: Any, wanted: Any, remedy: str, most: float = FLIPPED
-    ) -> None:
+        self, law: str, rule: str, found: Any, wanted: Any, where: str, remedy: str,
+        most: float = FLIPPED,
+    ) -> None:  # fmt: skip
         """Law: two results are equal, but for a few values that round elsewhere."""
         distance = relative(found, wanted)
-        self.need(distance <= most, law, rule, f"a relative difference of {distance:.3g}", remedy)
+        got = f"a relative difference of {distance:.3g} {where}"
+        self.need(distance <= most, law, rule, got, remedy)
+
+    def finite(self, tree: PyTree, where: str, remedy: str) -> None:
+        """Law: what was finite stays finite."""
+        rule, got = "what was finite must stay finite", f"a value that is not, {where}"
+        self.need(all_finite(tree), "finite", rule, got, remedy)
+
+    def not_hidden(self, tree: PyTree, what: str, where: str, remedy: str) -> None:
+        """Law: a value that is not finite is seen."""
+        rule = f"a value that is not finite must make {what} not finite"
+        self.need(not all_finite(tree), "not hidden", rule, f"finite values {where}", remedy)
 
     def along(self, what: str, x: PyTree, back: PyTree, where: str) -> None:
         """Law: what comes of x points along x."""
@@ -109,10 +125,6 @@ class Laws:
             f"{what} must be at most {max_error:g} ||x|| away from x",
             f"{error:.3g} for ||x|| = {norm:.3g}, {where}", remedy,
         )  # fmt: skip
-
-
-def _frozen(kind: Any) -> bool:
-    return bool(kind.__dataclass_params__.frozen)
 
 
 def values(n: int, seed: int = 0) -> np.ndarray:
@@ -162,6 +174,14 @@ def tree_of(like: PyTree, seed: int = 0) -> PyTree:
     return jax.tree.unflatten(structure, made)
 
 
+def spoiled(tree: PyTree, number: int, position: int, bad: float) -> PyTree:
+    """The tree, with something else at one position of one leaf."""
+    leaves, structure = jax.tree.flatten(tree)
+    values = np.array(leaves[number])
+    values.reshape(-1)[position] = bad
+    return jax.tree.unflatten(structure, [*leaves[:number], values, *leaves[number + 1 :]])
+
+
 def flat(tree: PyTree) -> np.ndarray:
     """All values of a tree as one float64 vector."""
     leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)]
@@ -191,9 +211,3 @@ def relative(found: PyTree, wanted: PyTree) -> float:
 def all_finite(tree: PyTree) -> bool:
     """Whether all values are finite, on the host: NumPy drops no NaN."""
     return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in jax.tree.leaves(tree))
-
-
-def bits_equal(one: PyTree, other: PyTree) -> bool:
-    """Whether two trees hold the same bits."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)

@@ -17,13 +17,6 @@ NOT_TOLD = -1
 """Workers that an exchange does not tell."""
 
 
-class Sharded:
-    """`init` and one step on global arrays, a row a worker."""
-
-    init: Callable[[], PyTree]
-    run: Callable[..., Any]
-
-
 def sharded_over(
     exchange: Exchange,
     one: Callable[..., Reduced],
@@ -32,8 +25,11 @@ def sharded_over(
     axis: AxisName,
     *,
     some: bool = False,
-) -> Sharded:
-    """The exchange under `shard_map`; with `some`, a row of whether each worker participates."""
+) -> tuple[Callable[[], PyTree], Callable[..., Reduced]]:
+    """`init` and one step under `shard_map`, on global arrays with a row a worker.
+
+    With `some`, the first argument is the rows, and whether each worker participates.
+    """
     rows, shared = PartitionSpec(axis), PartitionSpec()
     specs = State(shared, rows, rows)
     out_specs: Any = (rows, rows, specs, rows)
@@ -47,13 +43,11 @@ def sharded_over(
         mean, sent, tally = jax.tree.map(lambda a: a[None], (out.mean, out.sent, tally))
         return mean, sent, add_rows(out.state), tally
 
-    made = Sharded()
-    made.init = jax.shard_map(
+    init = jax.shard_map(
         lambda: add_rows(exchange.init(like)), mesh=mesh, in_specs=(), out_specs=specs
     )
     run = jax.shard_map(row, mesh=mesh, in_specs=(rows, specs, shared), out_specs=out_specs)
-    made.run = lambda *args: Reduced(*run(*args))
-    return made
+    return init, lambda *args: Reduced(*run(*args))
 
 
 def inputs_of(like: PyTree, workers: int, step: int) -> dict[str, PyTree]:

@@ -47,8 +47,6 @@ def audit(compiled: jax.stages.Compiled | str) -> tuple[Collective, ...]:
       ValueError: if the text is not that of a compiled program.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> step = jax.jit(lambda x: 2 * x).lower(jnp.ones(3)).compile()
       >>> fg.audit(step)  # nothing is sent
       ()

@@ -45,8 +45,6 @@ def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
         empty.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> codec, x = fg.TopK(k=1), jnp.array([0.0, -3.0, 1.0, 2.0])
       >>> data = fg.tools.to_bytes(fg.compress(codec, x), codec, x)
       >>> len(data), data[:4]
@@ -80,8 +78,6 @@ def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -
         another format or version, or were made by another codec or from another shape.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> codec, x = fg.TopK(k=1), jnp.array([0.0, -3.0, 1.0, 2.0])
       >>> data = fg.tools.to_bytes(fg.compress(codec, x), codec, x)
       >>> fg.decompress(codec, fg.tools.from_bytes(data, codec, x), like=x)

@@ -41,8 +41,6 @@ def compress(codec: Codec, x: jax.Array, *, step: Step = Step()) -> Payload:
         and the step has no key.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> codec = fg.TopK(k=2)
       >>> x = jnp.array([0.0, -3.0, 1.0, 2.0])
       >>> fg.decompress(codec, fg.compress(codec, x), like=x)
@@ -76,8 +74,6 @@ def decompress(codec: Codec, payload: Payload, like: Like, *, step: Step = Step(
       ValueError: while tracing, if the payload is not of the shapes that the codec makes of `like`.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> x = jnp.linspace(-1.0, 1.0, 256).reshape(16, 16)
       >>> codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.25), fg.RangeFloat(bits=10))
       >>> x_hat = fg.decompress(codec, fg.compress(codec, x), like=x)
@@ -113,8 +109,6 @@ def decompress_mean(
         `like`, stacked. Shapes are all there is to tell by: 20 and 21 signs are packed alike.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> x, codec = jnp.array([[4.0, 1.0], [1.0, 2.0]]), fg.TopK(k=1)
       >>> payloads = jax.vmap(lambda row: fg.compress(codec, row))(x)
       >>> fg.tools.decompress_mean(codec, payloads, like=x[0])

@@ -46,8 +46,6 @@ def preview(codec: Codecs, params: PyTree, layout: Layout = Layout()) -> list[Pr
       because a pattern has a typo or an earlier rule takes all that it is for.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> fg.tools.preview(fg.Sign(), {"w": jnp.ones((8, 8))})[0].bytes
       12.0
     """

@@ -48,8 +48,6 @@ def replica_checksum(tree: PyTree, axis_name: AxisName) -> Replicas:
       TypeError: while tracing, if an array has another width.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> check = lambda x: fg.tools.replica_checksum({"w": x}, "data").equal
       >>> jax.vmap(check, axis_name="data")(jnp.array([[1.0, 2.0], [1.0, 2.0]])).tolist()
       [True, True]

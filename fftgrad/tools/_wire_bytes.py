@@ -33,8 +33,6 @@ def wire_bytes(part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | N
       ValueError: if the bytes change by step (`Scheduled`): ask one of its exchanges, `.at(step)`.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax
       >>> x = jax.ShapeDtypeStruct((1_000_000,), "float32")
       >>> fg.wire_bytes(fg.AllReduce(), x)
       4000000
@@ -86,8 +84,6 @@ def link_bytes(
         bytes change by step (`Scheduled`): ask one of its exchanges, `.at(step)`.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax
       >>> x = jax.ShapeDtypeStruct((1_000_000,), "float32")
       >>> [fg.tools.link_bytes(part, x, workers=4) for part in (fg.AllReduce(), fg.Sign())]
       [6000000.0, 375036.0]

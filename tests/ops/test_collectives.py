@@ -9,6 +9,7 @@ from jax import lax
 from parallel import AXIS, everywhere, of_size
 
 import fftgrad as fg
+from fftgrad.advise import _alone
 from fftgrad.ops import _collectives
 
 X = np.random.default_rng(0).standard_t(3, (300,)).astype(np.float32)
@@ -44,7 +45,7 @@ def pmean(exchange, axis=AXIS):
 def test_one_of_equal_workers_computes_what_all_of_them_get(name):
     exchange = of_size(EXCHANGES[name], 3)
     together = everywhere("vmap", pmean(exchange), 3)(np.stack([X, X, X]))
-    alone = jax.jit(_collectives.alone(pmean(exchange), {AXIS: 3}))(X)
+    alone = jax.jit(_alone.alone(pmean(exchange), {AXIS: 3}))(X)
     if isinstance(exchange, fg.TwoStage):  # it has the first shard of all
         size = -(-X.size // 3)
         np.testing.assert_array_equal(alone[:size], together[0][:size])
@@ -77,7 +78,7 @@ NAMES += ("psum_scatter", "psum_scatter tiled", "ppermute")
 def test_every_collective(name):
     x = np.arange(24, dtype=np.float32).reshape(6, 4)
     of_all = everywhere("shard_map unchecked", lambda x: collective(name, x), 3)(np.stack([x] * 3))
-    alone = _collectives.alone(lambda x: collective(name, x), {AXIS: 3})(x)
+    alone = _alone.alone(lambda x: collective(name, x), {AXIS: 3})(x)
     np.testing.assert_array_equal(alone, of_all[0])
     (found,) = _collectives.collectives(lambda x: collective(name, x), {AXIS: 3}, x)
     (audited,) = (
@@ -102,7 +103,7 @@ def test_axes_of_other_names_are_left_to_jax():
 
     found = _collectives.collectives(both, {"slow": 5, "fast": 2}, X)
     assert [(c.workers, c.axes) for c in found] == [(10, ("slow", "fast")), (2, ("fast",))]
-    total, pair = _collectives.alone(both, {"slow": 5, "fast": 2})(jnp.ones(3))
+    total, pair = _alone.alone(both, {"slow": 5, "fast": 2})(jnp.ones(3))
     assert total == 30
     np.testing.assert_array_equal(pair, 2 * np.ones(3))
 
@@ -117,7 +118,7 @@ def test_types_are_named_as_the_compiler_does(dtype, name):
 
 
 def test_the_one_is_the_first():
-    assert _collectives.alone(lambda: lax.axis_index(AXIS), {AXIS: 4})() == 0
+    assert _alone.alone(lambda: lax.axis_index(AXIS), {AXIS: 4})() == 0
 
 
 def test_workers_in_groups_are_those_of_a_group():
@@ -126,7 +127,7 @@ def test_workers_in_groups_are_those_of_a_group():
 
     (found,) = _collectives.collectives(pairs, {AXIS: 4}, X)
     assert found.workers == 2
-    np.testing.assert_array_equal(_collectives.alone(pairs, {AXIS: 4})(X), 2 * X)
+    np.testing.assert_array_equal(_alone.alone(pairs, {AXIS: 4})(X), 2 * X)
 
 
 def test_conditionals_are_followed():
@@ -136,12 +137,12 @@ def test_conditionals_are_followed():
 
         return jax.jit(inner)(x)
 
-    run = jax.jit(_collectives.alone(either, {AXIS: 4}))
+    run = jax.jit(_alone.alone(either, {AXIS: 4}))
     np.testing.assert_array_equal(run(X, True), 4 * X)
     np.testing.assert_array_equal(run(X, False), X + 1)
     (found,) = _collectives.collectives(either, {AXIS: 4}, X, True)
     assert (found.kind, found.branch) == ("all-reduce", (1,))
-    (_, kept, _) = (*_collectives.until_sent(either, {AXIS: 4})(X, True), None)[:3]
+    (_, kept, _) = (*_alone.until_sent(either, {AXIS: 4})(X, True), None)[:3]
     np.testing.assert_array_equal(kept, X)
 
 
@@ -150,10 +151,10 @@ def test_the_first_that_is_sent():
         words = lax.all_gather(2 * x, AXIS)
         return lax.psum(jnp.sum(words), AXIS)
 
-    (first,) = _collectives.until_sent(send, {AXIS: 4})(X)
+    (first,) = _alone.until_sent(send, {AXIS: 4})(X)
     np.testing.assert_array_equal(first, 2 * X)
-    assert _collectives.until_sent(lambda x: 2 * x, {AXIS: 4})(X) == ()
-    compiled = jax.jit(_collectives.until_sent(send, {AXIS: 4})).lower(X).compile()
+    assert _alone.until_sent(lambda x: 2 * x, {AXIS: 4})(X) == ()
+    compiled = jax.jit(_alone.until_sent(send, {AXIS: 4})).lower(X).compile()
     assert compiled.cost_analysis()["flops"] <= X.size
 
 
@@ -162,7 +163,7 @@ def test_a_collective_in_a_loop_is_refused():
         return lax.fori_loop(0, 3, lambda _, x: lax.pmean(x, AXIS), x)
 
     with pytest.raises(NotImplementedError, match="time it on real devices"):
-        _collectives.alone(loop, {AXIS: 4})(X)
+        _alone.alone(loop, {AXIS: 4})(X)
     for around in (loop, lambda x: lax.fori_loop(0, 2, lambda _, x: jax.jit(loop)(x), x)):
         (found,) = _collectives.collectives(around, {AXIS: 4}, X)
         assert found.repeated
@@ -175,7 +176,7 @@ def test_what_is_received_is_not_folded_away():
     codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.1), fg.RangeFloat(bits=8))
 
     def flops(workers):
-        run = _collectives.alone(pmean(fg.AllGather(codec)), {AXIS: workers})
+        run = _alone.alone(pmean(fg.AllGather(codec)), {AXIS: workers})
         return jax.jit(run).lower(jnp.zeros(1 << 14)).compile().cost_analysis()["flops"]
 
     few, some, many = map(flops, (2, 9, 16))
@@ -186,5 +187,5 @@ def test_what_is_received_is_not_folded_away():
 def test_hierarchies_over_two_axes(name):
     exchange = HIERARCHIES[name]
     axes = {"slow": 2, "fast": 4}
-    mean = jax.jit(_collectives.alone(pmean(exchange, ("slow", "fast")), axes))(X)
+    mean = jax.jit(_alone.alone(pmean(exchange, ("slow", "fast")), axes))(X)
     assert np.all(np.isfinite(mean))

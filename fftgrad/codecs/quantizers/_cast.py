@@ -39,13 +39,7 @@ class Cast(Quantizer):
       again. Relative error of a normal value at most 2^-8 for bfloat16, 2^-11 for float16. Finite
       values beyond the range saturate and are counted; NaN stays NaN.
 
-    Raises:
-      TypeError: if `dtype` is not such a dtype; while tracing, if the
-        input is not a float vector.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> fg.compress(fg.Cast("bfloat16"), jnp.array([1.0, 1.001])).main
       Array([1, 1], dtype=bfloat16)
     """

@@ -39,22 +39,15 @@ class LloydMax(Quantizer):
 
     Differs from the paper: whole bits only.
 
-    Raises:
-      ValueError: if an argument is out of range; while tracing, if the input is not a float32
-        vector.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> x = jnp.array([1.0, -1.0, 1.0, 1.0])
       >>> codec = fg.codecs.LloydMax(bits=1)
       >>> fg.decompress(codec, fg.compress(codec, x), like=x)
       Array([ 1., -1.,  1.,  1.], dtype=float32)
 
     References:
-      Vargaftik et al., "DRIVE", NeurIPS 2021, arXiv:2105.08339. Vargaftik et al., "EDEN:
-      Communication-Efficient and Robust Distributed Mean Estimation for Federated Learning", ICML
-      2022, arXiv:2108.08842.
+      Vargaftik et al., NeurIPS 2021, arXiv:2105.08339. Vargaftik et al., ICML 2022,
+      arXiv:2108.08842.
     """
 
     bits: int = 1

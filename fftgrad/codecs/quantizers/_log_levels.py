@@ -49,22 +49,15 @@ class LogLevels(Quantizer):
     Differs from the paper: its floats (`FixedRangeFloat`, `RangeFloat`) are fitted to the largest
       magnitude alone, so with few bits most of what is kept falls below their smallest value.
 
-    Raises:
-      ValueError: if an argument is out of range; while tracing, if the input is not a float or
-        complex vector, or rounding is stochastic and the step has no key.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> x = jnp.array([1.0, -9.0, 3.5, 0.0])
       >>> codec = fg.LogLevels(bits=3)
       >>> fg.decompress(codec, fg.compress(codec, x), like=x).round(1)
       Array([ 1.4, -5.8,  2.8,  0. ], dtype=float32)
 
     References:
-      Miyashita, Lee and Murmann, "Convolutional Neural Networks using Logarithmic Data
-      Representation", 2016, arXiv:1603.01025. Wang et al., HPDC 2020, arXiv:1811.08596, for a range
-      tuned to the data.
+      Miyashita, Lee and Murmann, 2016, arXiv:1603.01025. Wang et al., HPDC 2020, arXiv:1811.08596,
+      for a range tuned to the data.
     """
 
     bits: int

@@ -54,13 +54,7 @@ class RangeFloat(Quantizer):
       (`FixedRangeFloat.tuned`); zero, tiny values and negative codes, on which the paper is silent,
       as above.
 
-    Raises:
-      ValueError: if an argument is out of range; while tracing, if the input is not a float or
-        complex vector, or rounding is stochastic and the step has no key.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> x = jnp.array([0.26, -2.0, 0.001])
       >>> codec = fg.RangeFloat(bits=5, mantissa=2)
       >>> fg.decompress(codec, fg.compress(codec, x), like=x)
@@ -141,12 +135,7 @@ class FixedRangeFloat(Quantizer):
     Differs from the paper: rounds to nearest unless told to truncate; zero, tiny values and
       negative codes, on which the paper is silent, as in `RangeFloat`.
 
-    Raises:
-      ValueError: if an argument is out of range, or the codes do not reach from eps to max.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> x = jnp.array([0.256, -2.5, 0.01])
       >>> codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
       >>> fg.decompress(codec, fg.compress(codec, x), like=x)
@@ -210,7 +199,6 @@ class FixedRangeFloat(Quantizer):
           A FixedRangeFloat with `mantissa` and `eps` filled in, which truncates.
 
         Example:
-          >>> import fftgrad as fg
           >>> fg.codecs.FixedRangeFloat.tuned(-1.0, 1.0, bits=10).m
           6
         """

@@ -34,20 +34,13 @@ class Ternary(Quantizer):
       which is nothing where all values are about equal; when clipping, its code takes s = clip · σ
       even where no value is as large.
 
-    Raises:
-      ValueError: if `clip` is not positive; while tracing, if the input is not a float32 vector,
-        or the step has no key.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)
       >>> fg.decompress(fg.Ternary(), fg.compress(fg.Ternary(), x, step=step), like=x)
       Array([ 0.,  2., -2.], dtype=float32)
 
     References:
-      Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep
-      Learning", NeurIPS 2017, arXiv:1705.07878.
+      Wen et al., NeurIPS 2017, arXiv:1705.07878.
     """
 
     clip: float | None = 2.5

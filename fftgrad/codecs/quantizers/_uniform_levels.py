@@ -42,21 +42,14 @@ class UniformLevels(Quantizer):
     Differs from the paper: codes of fixed width in place of Elias coding, whose size follows the
       data.
 
-    Raises:
-      ValueError: if an argument is out of range; while tracing, if the input is not a float32
-        vector, or the step has no key.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)
       >>> codec = fg.UniformLevels(bits=2, norm="max")
       >>> fg.decompress(codec, fg.compress(codec, x, step=step), like=x)
       Array([ 0.,  2., -2.], dtype=float32)
 
     References:
-      Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding",
-      NeurIPS 2017, arXiv:1610.02132.
+      Alistarh et al., NeurIPS 2017, arXiv:1610.02132.
     """
 
     bits: int = 4

@@ -50,20 +50,14 @@ class AdaComp(Selector):
     Differs from the paper: positions in Elias-Fano code, about half of its 8 or 16 bits an entry;
       a fixed capacity; a bin of zeros sends nothing.
 
-    Raises:
-      ValueError: if an argument is out of range.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> codec = fg.codecs.AdaComp(bin_size=4)
       >>> x = jnp.array([0.1, 4.0, 0.0, 0.2, 0.1, 0.0, -2.0, 0.3])
       >>> fg.decompress(codec, fg.compress(codec, x), like=x)
       Array([ 0.,  3.,  0.,  0.,  0.,  0., -3.,  0.], dtype=float32)
 
     References:
-      Chen et al., "AdaComp: Adaptive Residual Gradient Compression for Data-Parallel Distributed
-      Training", AAAI 2018, arXiv:1712.02679.
+      Chen et al., AAAI 2018, arXiv:1712.02679.
     """
 
     bin_size: int = 500

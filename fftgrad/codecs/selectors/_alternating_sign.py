@@ -22,13 +22,11 @@ class AlternatingSign(Selector):
     Claims: biased; not summable: what it drops differs by step.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> fg.compress(fg.codecs.AlternatingSign(), jnp.array([1.0, -2.0, 3.0])).main
       Array([1., 0., 3.], dtype=float32)
 
     References:
-      Fang et al., "RedSync", JPDC 133, 2019, arXiv:1808.04357.
+      Fang et al., JPDC 133, 2019, arXiv:1808.04357.
     """
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:

@@ -32,19 +32,14 @@ class ChunkTopK(Selector):
 
     Claims: biased; not summable; ||x - C(x)||² <= (1 - k/c) ||x||².
 
-    Raises:
-      ValueError: if `chunk` or `k` is out of range.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> x = jnp.array([1.0, -4.0, 0.2, 0.1])
       >>> fg.decompress(fg.ChunkTopK(chunk=2), fg.compress(fg.ChunkTopK(chunk=2), x), x)
       Array([ 0. , -4. ,  0.2,  0. ], dtype=float32)
 
     References:
-      Chen et al., "ScaleCom", NeurIPS 2020, arXiv:2104.11125. Peng, Quesnelle and Kingma, "DeMo",
-      2024, arXiv:2411.19870.
+      Chen et al., NeurIPS 2020, arXiv:2104.11125. Peng, Quesnelle and Kingma, 2024,
+      arXiv:2411.19870.
     """
 
     chunk: int

@@ -34,18 +34,12 @@ class RandomK(Selector):
     Differs from the paper: one position from each of k intervals, where it draws k of all n. Each
       coefficient has the same chance, and the positions come in order, without a shuffle.
 
-    Raises:
-      ValueError: unless exactly one of `fraction` and `k` is given and in range; if the step has no
-        key.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> fg.compress(fg.RandomK(k=2), jnp.array([1.0, 1.0, 2.0, 2.0]), step=fg.Step.of(0)).main
       Array([1., 2.], dtype=float32)
 
     References:
-      Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, arXiv:1809.07599.
+      Stich, Cordonnier and Jaggi, NeurIPS 2018, arXiv:1809.07599.
     """
 
     fraction: float | None = None

@@ -58,19 +58,13 @@ class Threshold(Selector):
       then the bits of the threshold, about its logarithm, 12 times: that comes to within 4 % of any
       size. Both searches end for any input, also where all values are equal.
 
-    Raises:
-      ValueError: if an argument is out of range.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> x = jnp.array([1.0, -9.0, 2.0, 8.0, 0.5, 0.1, 0.0, 0.2])
       >>> fg.decompress(fg.Threshold(fraction=0.25), fg.compress(fg.Threshold(fraction=0.25), x), x)
       Array([ 0., -9.,  0.,  8.,  0.,  0.,  0.,  0.], dtype=float32)
 
     References:
-      Fang et al., "RedSync: Reducing Synchronization Bandwidth for Distributed Deep Learning
-      Training System", JPDC 133, 2019, arXiv:1808.04357.
+      Fang et al., JPDC 133, 2019, arXiv:1808.04357.
     """
 
     fraction: float

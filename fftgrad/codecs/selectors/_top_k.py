@@ -87,20 +87,14 @@ class TopK(Selector):
     Differs from the paper: the paper sends a bitmap always, and selects exactly by a sort or
       approximately by buckets.
 
-    Raises:
-      ValueError: unless exactly one of `fraction` and `k` is given and in range.
-      TypeError: if it is traced: the size of the payload has to be static.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> fg.compress(fg.TopK(fraction=0.5), jnp.array([1.0, -4.0, 2.0, 0.5])).main
       Array([-4.,  2.], dtype=float32)
 
     References:
       Wang et al., HPDC 2020, arXiv:1811.08596. Elias, "Efficient Storage and Retrieval by Content
-      and Address of Static Files", J. ACM 21(2), 1974. Aji and Heafield, "Sparse Communication for
-      Distributed Gradient Descent", EMNLP 2017, arXiv:1704.05021.
+      and Address of Static Files", J. ACM 21(2), 1974. Aji and Heafield, EMNLP 2017,
+      arXiv:1704.05021.
     """
 
     fraction: float | None = None

@@ -45,13 +45,7 @@ class Dct(Transform):
       to 64, for a prime axis 1, no transform at all; here axes are padded. Without a shape, blocks
       are cut from the one vector of all leaves.
 
-    Raises:
-      ValueError: if `block` is not a power of two in 2..1024, or `shape` is not rows and columns;
-        while tracing, if the input is not a float32 vector, or does not fill the matrix.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> y = fg.compress(fg.Dct(block=4), jnp.array([1.0, 1.0, 1.0, 1.0, 3.0])).main
       >>> y.shape, bool(jnp.allclose(y[:4], jnp.array([2.0, 0.0, 0.0, 0.0]), atol=1e-6))
       ((8,), True)
@@ -60,7 +54,7 @@ class Dct(Transform):
 
     References:
       Ahmed, Natarajan and Rao, "Discrete Cosine Transform", IEEE Trans. Computers, 1974. Peng,
-      Quesnelle and Kingma, "DeMo: Decoupled Momentum Optimization", 2024, arXiv:2411.19870.
+      Quesnelle and Kingma, 2024, arXiv:2411.19870.
     """
 
     block: int = 64

@@ -41,20 +41,13 @@ class Hadamard(Transform):
 
     Differs from the paper: DRIVE rotates each vector whole; here blocks of fixed length are.
 
-    Raises:
-      ValueError: if `block` is not a power of two in 2..2^24; while tracing, if the input is not a
-        float32 vector, or `signs` and the step has no key.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> x = jnp.array([8.0, 0.0, 0.0, 0.0])
       >>> fg.compress(fg.Hadamard(block=4, signs=False), x).main
       Array([4., 4., 4., 4.], dtype=float32)
 
     References:
-      Vargaftik et al., "DRIVE: One-bit Distributed Mean Estimation", NeurIPS 2021,
-      arXiv:2105.08339.
+      Vargaftik et al., NeurIPS 2021, arXiv:2105.08339.
     """
 
     block: int = 4096

@@ -17,7 +17,6 @@ class Identity(Transform):
     Claims: summable; unbiased; lossless, bit for bit.
 
     Example:
-      >>> import fftgrad as fg
       >>> fg.wire_bytes(fg.Identity(), like=jax.ShapeDtypeStruct((100,), "float32"))  # + header
       408
     """

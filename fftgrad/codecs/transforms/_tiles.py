@@ -97,19 +97,12 @@ class Tiles(Transform):
     Differs from the paper: SparseLoCo's code cuts an axis at its largest divisor up to 64, which
       for a prime axis is 1, no tile at all; here axes are padded.
 
-    Raises:
-      ValueError: if `block` is not a power of two in 2..1024, or `shape` is not rows and columns;
-        while tracing, if the input is not a float32 vector, or does not fill the matrix.
-
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> fg.compress(fg.codecs.Tiles(block=2, shape=(2, 3)), jnp.arange(6.0)).main
       Array([0., 1., 3., 4., 2., 0., 5., 0.], dtype=float32)
 
     References:
-      Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
-      arXiv:2508.15706.
+      Sarfi et al., 2025, arXiv:2508.15706.
     """
 
     block: int = 64
