@@ -51,7 +51,8 @@ def buffer(name: str) -> tuple[np.ndarray, np.ndarray]:
 def stored(file: str) -> bytes:
     """What a file holds: a payload of `SHORT`."""
     codec = CODECS[STORED[file]]
-    return fg.tools.to_bytes(fg.compress(codec, jnp.asarray(SHORT), step=STEP), codec, SHORT)
+    payload = messages.compress(codec, SHORT.astype(np.float32), step=STEP)
+    return fg.tools.to_bytes(payload, codec, SHORT)
 
 
 @functools.cache
