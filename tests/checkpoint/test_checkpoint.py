@@ -525,20 +525,13 @@ def test_it_is_no_pickle(tmp_path, run):
     assert not [f for f in tmp_path.rglob("*") if f.is_file() and f.read_bytes()[:1] == b"\x80"]
 
 
-def told(process):
-    """What the program prints. Gloo prints too, from several threads into each other's lines."""
-    lines = process.out.read_text().splitlines()
-    return [
-        line for line in lines if line.startswith(("restored", "anew", "saved", "refused", "bits"))
-    ]
-
-
+@pytest.mark.processes
 def test_a_new_process_goes_on(tmp_path):
     """Steps in several processes, one of which is killed, are those of one that is not."""
     cache = tmp_path / "compiled"
     with running(tmp_path, [[PROGRAM, str(tmp_path / "whole"), "20", "50"]], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
-        wanted = told(p)[-1]
+        wanted = p.told[-1]
     folder = str(tmp_path / "halves")
     with running(tmp_path, [[PROGRAM, folder, "5", "5"]], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
@@ -546,16 +539,17 @@ def test_a_new_process_goes_on(tmp_path):
         assert p.said("saved 9")  # and is then in a step, or in the next checkpoint
         p.popen.send_signal(signal.SIGKILL)
         assert p.wait() == -signal.SIGKILL
-        done = int(told(p)[-1].split()[1])
+        done = int(p.told[-1].split()[1])
     saved = max(int(f.name) for f in pathlib.Path(folder).iterdir() if f.name.isdigit())
     assert saved >= done
     with running(tmp_path, [[PROGRAM, folder, str(20 - saved), "50"]], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
-        assert told(p)[0] == f"restored {saved} ({WORKERS}, {WORKERS})"
-        assert told(p)[-1] == wanted
+        assert p.told[0] == f"restored {saved} ({WORKERS}, {WORKERS})"
+        assert p.told[-1] == wanted
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_it_may_be_killed_at_any_instant(tmp_path):
     """20 kills at random instants, in steps and in writes: each next process goes on as if none."""
     cache, folder = tmp_path / "compiled", str(tmp_path / "run")
@@ -567,19 +561,20 @@ def test_it_may_be_killed_at_any_instant(tmp_path):
             time.sleep(rng.uniform(0, 0.1))
             p.popen.send_signal(signal.SIGKILL)
             p.wait()
-            restored = int(told(p)[0].split()[1]) if done else 0
+            restored = int(p.told[0].split()[1]) if done else 0
             assert restored >= done
-            done = int(told(p)[-1].split()[1])
+            done = int(p.told[-1].split()[1])
     whole = str(tmp_path / "whole")
     with running(tmp_path, [[PROGRAM, whole, str(done + 3), "9999"]], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
-        wanted = told(p)[-1]
+        wanted = p.told[-1]
     saved = max(int(f.name) for f in pathlib.Path(folder).iterdir() if f.name.isdigit())
     with running(tmp_path, [[PROGRAM, folder, str(done + 3 - saved), "9999"]], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
-        assert told(p)[-1] == wanted
+        assert p.told[-1] == wanted
 
 
+@pytest.mark.processes
 def test_several_processes_save_and_another_number_goes_on(tmp_path):
     """Two processes of two workers, of which one is killed; then one process of its own."""
     cache, folder = tmp_path / "compiled", str(tmp_path / "run")
@@ -596,12 +591,12 @@ def test_several_processes_save_and_another_number_goes_on(tmp_path):
         assert time.monotonic() - start < 20
     with running(tmp_path, commands("1", "1"), cache=cache) as both:
         assert [p.wait() for p in both] == [0, 0], [p.err.read_text() for p in both]
-        assert all("restored" in told(p)[0] and "(4, 4)" in told(p)[0] for p in both)
-        assert all("refused save(w): must be the same" in told(p)[-2] for p in both)
+        assert all("restored" in p.told[0] and "(4, 4)" in p.told[0] for p in both)
+        assert all("refused save(w): must be the same" in p.told[-2] for p in both)
     own = {"JAX_NUM_CPU_DEVICES": "3"}
     with running(tmp_path, [[PROGRAM, folder, "1", "9"]], [own], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
-        assert "(4, 3)" in told(p)[0]
+        assert "(4, 3)" in p.told[0]
 
 
 def test_orbax_is_no_import_of_the_library():
