@@ -7,6 +7,7 @@ import numpy as np
 from cases import gradients
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from processes import tell
 
 import fftgrad as fg
 
@@ -51,5 +52,5 @@ if __name__ == "__main__":
     try:
         fg.advise.recorded(kept(devices.reshape(2, 2).T, ("data", "model"), halves))
     except ValueError as error:
-        print(error)
+        tell(error)
     jax.distributed.shutdown()

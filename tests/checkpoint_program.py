@@ -7,6 +7,7 @@ import hashlib
 import sys
 
 import jax
+from processes import tell
 
 
 def main(folder, steps, every, address=None, processes=1, process=0):
@@ -48,9 +49,9 @@ def main(folder, steps, every, address=None, processes=1, process=0):
     try:
         found = checkpoint.restore(folder, tree)
         tree = found.tree
-        print("restored", found.step, found.workers, flush=True)
+        tell("restored", found.step, found.workers)
     except FileNotFoundError:
-        print("anew", flush=True)
+        tell("anew")
     params, state = tree["params"], tree["state"]
     sharding = NamedSharding(mesh, P("data"))
     for count in range(tree["count"], tree["count"] + steps):
@@ -62,7 +63,7 @@ def main(folder, steps, every, address=None, processes=1, process=0):
         done = count + 1
         if done % every == 0:
             checkpoint.save(folder, done, {"params": params, "state": state, "count": done})
-            print("saved", done, flush=True)
+            tell("saved", done)
     if processes > 1:
         own = jax.device_put(np.full(3, process, np.float32), jax.local_devices()[0])
         parts = [jax.device_put(own, device) for device in jax.local_devices()]
@@ -70,11 +71,10 @@ def main(folder, steps, every, address=None, processes=1, process=0):
         try:
             checkpoint.save(folder, 10**6, {"fine": params, "w": copies})
         except ValueError as error:
-            print("refused", error, flush=True)
+            tell("refused", str(error).replace("\n", " "))
     shards = [s for a in jax.tree.leaves((params, state)) for s in a.addressable_shards]
-    print(
-        "bits", hashlib.sha256(b"".join(np.asarray(s.data).tobytes() for s in shards)).hexdigest()
-    )
+    bits = b"".join(np.asarray(shard.data).tobytes() for shard in shards)
+    tell("bits", hashlib.sha256(bits).hexdigest())
     if address is not None:
         jax.distributed.shutdown()
 

@@ -47,6 +47,8 @@ def programs() -> pathlib.Path:
 jax.config.update("jax_compilation_cache_dir", str(programs()))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+LIMIT = 600
+"""Seconds that a test of several processes may take, on a machine that has other things to do."""
 LIBC, MOST = ctypes.CDLL(None), 1_000_000_000
 """Bytes of a worker above which it frees its programs between two groups; half more, at once."""
 # Tracing makes many objects that stay: looking through them again and again is a sixth of its time.
@@ -81,7 +83,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order by row: what shares programs runs one after the other."""
+    """Order by row: what shares programs runs one after the other. Programs get a time limit."""
+    for item in items:
+        if item.get_closest_marker("processes"):
+            item.add_marker(pytest.mark.timeout(LIMIT))
     groups = [cases.group_of(item.nodeid) for item in items]
     first = {group: number for number, group in reversed(list(enumerate(groups)))}
     items.sort(key=lambda item: first[cases.group_of(item.nodeid)])

@@ -11,6 +11,7 @@ import optax
 from cases import EXCHANGES, gradients
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from processes import tell
 
 import fftgrad as fg
 
@@ -148,5 +149,5 @@ def report(names):
 if __name__ == "__main__":
     coordinator, count, number, *names = sys.argv[1:]
     jax.distributed.initialize(coordinator, int(count), int(number), heartbeat_timeout_seconds=10)
-    print(json.dumps(report(names)), flush=True)
+    tell(json.dumps(report(names)))
     jax.distributed.shutdown()

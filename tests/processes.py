@@ -16,25 +16,44 @@ WORKERS = 4
 """Devices of all processes together."""
 
 
+TOLD = "FFTGRAD_TESTS_TOLD"
+"""The environment variable with the file into which a program tells the test that started it."""
+
+
+def tell(*words: object) -> None:
+    """A line for the test. Gloo prints too, from several threads into lines of the output."""
+    with pathlib.Path(os.environ[TOLD]).open("a") as file:
+        file.write(" ".join(map(str, words)) + "\n")
+
+
 class Process(NamedTuple):
     """One of them, and what it has written so far."""
 
     popen: "subprocess.Popen[bytes]"
     out: pathlib.Path
     err: pathlib.Path
+    lines: pathlib.Path
+
+    @property
+    def told(self) -> list[str]:
+        """The lines that it has told."""
+        return self.lines.read_text().splitlines()
 
     def wait(self, seconds: float = 240.0) -> int:
         """Its exit code. The limit is for a machine that has other things to do."""
         return self.popen.wait(seconds)
 
     def said(self, text: str, seconds: float = 240.0) -> bool:
-        """Whether it has printed a text before the time was over, or it ended."""
+        """Whether it has printed or told a text before the time was over, or it ended."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.popen.poll() is None:
-            if text in self.out.read_text():
+            if self._said(text):
                 return True
             time.sleep(0.02)
-        return text in self.out.read_text()
+        return self._said(text)
+
+    def _said(self, text: str) -> bool:
+        return text in self.out.read_text() or text in self.lines.read_text()
 
 
 def free_port() -> int:
@@ -67,16 +86,17 @@ def running(
     try:
         for number, command in enumerate(commands):
             own = environments[number] if environments else {}
-            out, err = folder / f"{number}.out", folder / f"{number}.err"
+            out, err, told = (folder / f"{number}.{kind}" for kind in ("out", "err", "told"))
+            told.write_text("")
             with out.open("wb") as stdout, err.open("wb") as stderr:
                 popen = subprocess.Popen(
                     [sys.executable, *command],
-                    env={**os.environ, **common, **own},
+                    env={**os.environ, **common, TOLD: str(told), **own},
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
                 )
-            processes.append(Process(popen, out, err))
+            processes.append(Process(popen, out, err, told))
         yield processes
     finally:
         for process in processes:

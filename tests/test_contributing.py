@@ -39,6 +39,12 @@ def test_the_example_refuses_with_the_remedy(int8):
         int8(steps=0)
 
 
+def test_the_example_keeps_the_largest_values_finite(int8):
+    for n in (6, 90, 1009):
+        x = jnp.full(n, jnp.finfo("float32").max)
+        assert np.all(np.isfinite(fg.decompress(int8(), fg.compress(int8(), x), x)))
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_the_example_hides_nothing(int8, bad):
     x = jnp.asarray(values((65_537,))).at[17].set(bad)

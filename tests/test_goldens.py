@@ -4,15 +4,13 @@ import goldens
 import messages
 import numpy as np
 import pytest
-from cases import CODECS, EXCHANGES, METHODS, plain, typically
+from cases import CODECS, EXCHANGES, METHODS, sample
 
 GOLDEN = np.load(goldens.FILE)
 
 
 def test_the_file_holds_every_row_of_the_table_and_no_other():
-    rows = [f"{kind} {name}" for name in CODECS for kind in ("words", "values")]
-    rows += [f"updates {name}" for name in METHODS] + [f"means {name}" for name in EXCHANGES]
-    assert set(GOLDEN) == set(rows)
+    assert set(GOLDEN) == set(goldens.makers()), "run python tests/make_goldens.py"
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -38,11 +36,11 @@ def close(new: np.ndarray, old: np.ndarray) -> np.ndarray:
     return np.mean(np.isclose(new, old, rtol=1e-3, atol=1e-4 * np.abs(old).max()))
 
 
-@pytest.mark.parametrize("name", plain(METHODS))
+@pytest.mark.parametrize("name", sample(METHODS))
 def test_a_method_does_what_it_did(name):
     assert close(goldens.updates(name), GOLDEN[f"updates {name}"]) >= 0.97
 
 
-@pytest.mark.parametrize("name", typically(EXCHANGES))
+@pytest.mark.parametrize("name", sample(EXCHANGES))
 def test_an_exchange_does_what_it_did(name):
     assert close(goldens.means(name), GOLDEN[f"means {name}"]) >= 0.97

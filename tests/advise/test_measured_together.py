@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from measured_program import SLEEPS
 from processes import ROOT, free_port, running
 
@@ -10,13 +11,14 @@ import fftgrad as fg
 PROGRAM = str(ROOT / "tests/measured_program.py")
 
 
+@pytest.mark.processes
 def test_two_processes_find_the_same(tmp_path):
     coordinator = f"127.0.0.1:{free_port()}"
     commands = [[PROGRAM, coordinator, "2", str(number)] for number in range(2)]
     with running(tmp_path, commands, cache=tmp_path / "compiled") as processes:
         for process in processes:
             assert process.wait() == 0, process.err.read_text()
-        said = [json.loads(process.out.read_text().splitlines()[-1]) for process in processes]
+        said = [json.loads(process.told[-1]) for process in processes]
     assert said[0] == said[1]
     flat, pairs, link, step = said[0]
     assert max(SLEEPS) <= step < 100 * max(SLEEPS)

@@ -217,6 +217,7 @@ def test_of_parameters_sharded_over_a_model_axis_it_returns_the_whole():
     assert_captured(fg.advise.recorded(step(batch, state)), (0,), workers=2)
 
 
+@pytest.mark.processes
 def test_each_process_has_the_rows_of_its_own_workers(tmp_path):
     """And all of them together those of all, also where each has a shard of the parameters."""
     address = f"localhost:{free_port()}"
@@ -228,7 +229,7 @@ def test_each_process_has_the_rows_of_its_own_workers(tmp_path):
     with running(tmp_path, commands, cache=tmp_path / "compiled") as processes:
         for process in processes:
             assert process.wait() == 0, process.err.read_text()
-            assert "process_allgather" in process.out.read_text()
+            assert "process_allgather" in process.told[0]
     assert [list(fg.advise.load_gradients(file).gradients[0]) for file in files] == [[0, 1], [2, 3]]
     halves = [tmp_path / f"{number}.npz.halves" for number in range(2)]
     for paths, workers in ((files, 4), (halves, 2)):

@@ -25,6 +25,7 @@ def records(folder):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.processes
 def test_it_writes_table_picture_and_metrics(job, tmp_path, capsys):
     job["main"](["--smoke", "--runs", "dense,blocked", "--out", str(tmp_path)])
     assert "FFT 64" in capsys.readouterr().out
@@ -67,6 +68,7 @@ for file in sys.argv[1:]:
 """
 
 
+@pytest.mark.processes
 def test_in_each_framework_training_ends_with_the_same_bits():
     """From the same parameters, on the same batches, with error feedback.
 

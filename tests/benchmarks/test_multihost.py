@@ -8,6 +8,7 @@ import signal
 import pytest
 from processes import ROOT, free_port, running
 
+pytestmark = pytest.mark.processes
 SCRIPT = str(ROOT / "examples/multihost.py")
 ENDLESS = ["--steps", "1000000000", "--batch", "8"]
 

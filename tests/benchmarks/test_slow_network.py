@@ -249,6 +249,7 @@ def results(tmp_path):
     return json.loads((tmp_path / "run.json").read_text())["runs"]
 
 
+@pytest.mark.processes
 def test_two_workers_train_alike_and_their_bytes_are_those_of_the_program(tmp_path):
     with start(tmp_path, "--method", "dense,fft-64,local-4") as job:
         output, _ = job.communicate(timeout=300)
@@ -273,6 +274,7 @@ def test_two_workers_train_alike_and_their_bytes_are_those_of_the_program(tmp_pa
     assert not processes_with(str(tmp_path))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ending", ["SIGTERM", "SIGKILL"])
 def test_no_worker_outlives_its_supervisor(tmp_path, ending):
     with start(tmp_path, "--method", "dense", "--steps", "5") as job:
@@ -286,6 +288,7 @@ def test_no_worker_outlives_its_supervisor(tmp_path, ending):
         assert not list(tmp_path.glob("tmp*"))
 
 
+@pytest.mark.processes
 def test_a_killed_worker_ends_the_run(tmp_path):
     with start(tmp_path, "--method", "dense", "--fault", "kill:2") as job:
         output, _ = job.communicate(timeout=300)

@@ -8,23 +8,24 @@ import signal
 import time
 import warnings
 
+import goldens
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from cases import EXCHANGES, MEMORIES, METHODS, plain, typically
+from cases import EXCHANGES, MEMORIES, METHODS, gradients, sample
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of
 from processes import ROOT, free_port, running
+from updates import PAIR, WORKERS, mapped
 
 import fftgrad as fg
 from fftgrad import checkpoint
 from fftgrad.checkpoint import _folder
 
-WORKERS = 4
 LIKE = {"w": jnp.zeros((3, 3, 8)), "b": jnp.zeros(20)}
 PROGRAM = str(ROOT / "tests/checkpoint_program.py")
 
@@ -79,33 +80,36 @@ def in_fragments():
 OTHERS = {"wrappers": in_wrappers, "fragments": in_fragments}
 
 
-def rows_of(name):
-    """A transformation of the tables, by its name."""
-    if name in OTHERS:
-        return OTHERS[name]()
-    if name in METHODS:
-        return METHODS[name](AXIS)
+def feedback():
+    return fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
+
+
+def programs_of(name):
+    """The shapes of gradients, `init` and `update`, of a row of the tables."""
+    if name in EXCHANGES:
+        return PAIR, *mapped(EXCHANGES[name])
     if name in MEMORIES:
-        return fg.compressed_pmean(EXCHANGES["gather top-k"], MEMORIES[name], axis_name=AXIS)
-    return fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
+        return PAIR, *mapped(EXCHANGES["gather top-k"], memory=MEMORIES[name])
+    return goldens.LIKE, *(
+        goldens.method(name) if name in METHODS else goldens.mapped(OTHERS[name]())
+    )
 
 
-@pytest.mark.parametrize("name", [*plain(METHODS), *typically(EXCHANGES), *MEMORIES, *OTHERS])
+@pytest.mark.parametrize("name", [*sample(METHODS), *sample(EXCHANGES), *MEMORIES, *OTHERS])
 def test_two_halves_are_the_whole(tmp_path, name):
     """Saved after two of four steps, restored into a fresh state, gone on with: the same bits."""
-    tx = rows_of(name)
-    update = everywhere("vmap", lambda g, s, p: tx.update(g, s, p, **loss), WORKERS)
-    loss = {"value": jnp.float32(1)} if name in EXCHANGES else {}
-    params = jax.tree.map(lambda p: jnp.zeros((WORKERS, *p.shape)), LIKE)
-    state = fresh = jax.vmap(tx.init, axis_name=AXIS)(params)
+    like, init, update = programs_of(name)
+    params = jax.tree.map(lambda p: jnp.zeros((WORKERS, *p.shape)), like)
+    params = (params,) if like is goldens.LIKE else ()
+    state = fresh = init(params[0] if params else gradients(like, WORKERS))
     for seed in range(4):
         if seed == 2:
             checkpoint.save(tmp_path, seed, state)
-        updates, state = update(grads(seed), state, params)
+        updates, state = update(gradients(like, WORKERS, seed), state, *params)
     again, step, *_ = checkpoint.restore(tmp_path, fresh)
     assert step == 2
     for seed in range(2, 4):
-        other, again = update(grads(seed), again, params)
+        other, again = update(gradients(like, WORKERS, seed), again, *params)
     assert_same(again, state)
     assert_same(other, updates)
 
@@ -114,7 +118,7 @@ def sharded(workers, b1=0.9):
     """A mesh, a transformation on it, a step, and a fresh tree."""
     mesh = mesh_of(workers)
     tx = optax.chain(
-        fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS),
+        feedback(),
         optax.adam(1e-2, b1=b1),
     )
 
@@ -225,7 +229,7 @@ def test_the_rows_of_local_steps_go_on_with_another_number_of_workers(tmp_path):
 
 
 def test_under_pmap(tmp_path):
-    tx = rows_of("gather top-k")
+    tx = feedback()
     update = everywhere("pmap", tx.update, WORKERS)
     state = fresh = jax.pmap(tx.init, devices=jax.devices()[:WORKERS])(grads(0))
     _, state = update(grads(0), state)
@@ -407,7 +411,7 @@ def test_copies_that_differ_are_refused(tmp_path, name):
 
 def test_a_state_that_is_passed_as_replicated_is_not_saved(tmp_path):
     """It trains, and each device keeps its own residual under the name of all."""
-    tx = optax.chain(rows_of("gather top-k"), optax.adam(1e-2))
+    tx = optax.chain(feedback(), optax.adam(1e-2))
     run = jax.jit(
         jax.shard_map(
             lambda g, s: tx.update(jax.tree.map(lambda a: a[0], g), s),
@@ -521,20 +525,13 @@ def test_it_is_no_pickle(tmp_path, run):
     assert not [f for f in tmp_path.rglob("*") if f.is_file() and f.read_bytes()[:1] == b"\x80"]
 
 
-def told(process):
-    """What the program prints. Gloo prints too, from several threads into each other's lines."""
-    lines = process.out.read_text().splitlines()
-    return [
-        line for line in lines if line.startswith(("restored", "anew", "saved", "refused", "bits"))
-    ]
-
-
+@pytest.mark.processes
 def test_a_new_process_goes_on(tmp_path):
     """Steps in several processes, one of which is killed, are those of one that is not."""
     cache = tmp_path / "compiled"
     with running(tmp_path, [[PROGRAM, str(tmp_path / "whole"), "20", "50"]], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
-        wanted = told(p)[-1]
+        wanted = p.told[-1]
     folder = str(tmp_path / "halves")
     with running(tmp_path, [[PROGRAM, folder, "5", "5"]], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
@@ -542,16 +539,17 @@ def test_a_new_process_goes_on(tmp_path):
         assert p.said("saved 9")  # and is then in a step, or in the next checkpoint
         p.popen.send_signal(signal.SIGKILL)
         assert p.wait() == -signal.SIGKILL
-        done = int(told(p)[-1].split()[1])
+        done = int(p.told[-1].split()[1])
     saved = max(int(f.name) for f in pathlib.Path(folder).iterdir() if f.name.isdigit())
     assert saved >= done
     with running(tmp_path, [[PROGRAM, folder, str(20 - saved), "50"]], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
-        assert told(p)[0] == f"restored {saved} ({WORKERS}, {WORKERS})"
-        assert told(p)[-1] == wanted
+        assert p.told[0] == f"restored {saved} ({WORKERS}, {WORKERS})"
+        assert p.told[-1] == wanted
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_it_may_be_killed_at_any_instant(tmp_path):
     """20 kills at random instants, in steps and in writes: each next process goes on as if none."""
     cache, folder = tmp_path / "compiled", str(tmp_path / "run")
@@ -563,19 +561,20 @@ def test_it_may_be_killed_at_any_instant(tmp_path):
             time.sleep(rng.uniform(0, 0.1))
             p.popen.send_signal(signal.SIGKILL)
             p.wait()
-            restored = int(told(p)[0].split()[1]) if done else 0
+            restored = int(p.told[0].split()[1]) if done else 0
             assert restored >= done
-            done = int(told(p)[-1].split()[1])
+            done = int(p.told[-1].split()[1])
     whole = str(tmp_path / "whole")
     with running(tmp_path, [[PROGRAM, whole, str(done + 3), "9999"]], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
-        wanted = told(p)[-1]
+        wanted = p.told[-1]
     saved = max(int(f.name) for f in pathlib.Path(folder).iterdir() if f.name.isdigit())
     with running(tmp_path, [[PROGRAM, folder, str(done + 3 - saved), "9999"]], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
-        assert told(p)[-1] == wanted
+        assert p.told[-1] == wanted
 
 
+@pytest.mark.processes
 def test_several_processes_save_and_another_number_goes_on(tmp_path):
     """Two processes of two workers, of which one is killed; then one process of its own."""
     cache, folder = tmp_path / "compiled", str(tmp_path / "run")
@@ -592,12 +591,12 @@ def test_several_processes_save_and_another_number_goes_on(tmp_path):
         assert time.monotonic() - start < 20
     with running(tmp_path, commands("1", "1"), cache=cache) as both:
         assert [p.wait() for p in both] == [0, 0], [p.err.read_text() for p in both]
-        assert all("restored" in told(p)[0] and "(4, 4)" in told(p)[0] for p in both)
-        assert all("refused save(w): must be the same" in told(p)[-2] for p in both)
+        assert all("restored" in p.told[0] and "(4, 4)" in p.told[0] for p in both)
+        assert all("refused save(w): must be the same" in p.told[-2] for p in both)
     own = {"JAX_NUM_CPU_DEVICES": "3"}
     with running(tmp_path, [[PROGRAM, folder, "1", "9"]], [own], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
-        assert "(4, 3)" in told(p)[0]
+        assert "(4, 3)" in p.told[0]
 
 
 def test_orbax_is_no_import_of_the_library():

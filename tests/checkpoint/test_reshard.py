@@ -1,13 +1,14 @@
 """A state goes on with another number of workers, and nothing that was not sent is lost."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import EXCHANGES, HIERARCHIES, MEMORIES, SLOW, typically
+from cases import EXCHANGES, HIERARCHIES, MEMORIES, SLOW, sample
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, mesh_of, of_size, unshard
@@ -49,14 +50,25 @@ def to_stacked(rows, workers):
     return jax.tree.map(of, rows, is_leaf=is_own)
 
 
+@functools.cache
+def feedback(exchange, memory=fg.ErrorFeedback(), **options):  # noqa: B008 (a value)
+    """One transformation for all tests, which then share its programs."""
+    return fg.compressed_pmean(exchange, memory, axis_name=AXIS, **options)
+
+
+@functools.cache
+def updating(tx):
+    return jax.jit(jax.vmap(lambda g, s: tx.update(g, s, value=jnp.float32(1)), axis_name=AXIS))
+
+
+@functools.cache
 def fresh(tx, workers):
-    return to_rows(jax.vmap(tx.init, axis_size=workers, in_axes=None)(ZEROS))
+    return to_rows(jax.jit(jax.vmap(tx.init, axis_size=workers, in_axes=None))(ZEROS))
 
 
 def run(tx, state, workers, steps, seed):
     """The state as rows after some steps, the sum of mean gradients, and that of what came."""
-    update = jax.jit(jax.vmap(lambda g, s: tx.update(g, s, value=jnp.float32(1)), axis_name=AXIS))
-    state = to_stacked(state, workers)
+    update, state = updating(tx), to_stacked(state, workers)
     came = gone = 0.0
     for step in range(steps):
         g = grads(workers, seed + step)
@@ -120,7 +132,7 @@ def test_nothing_is_lost_with_another_number_of_workers(name, after):
     state = None
     for number, workers in enumerate((8, after, 8)):
         exchange = of_size(EXCHANGES[name], workers)
-        tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
+        tx = feedback(exchange)
         start = fresh(tx, workers)
         if state is not None:
             held = waiting(state, state.memory.value.residual["b"].shape[0])
@@ -134,9 +146,9 @@ def test_nothing_is_lost_with_another_number_of_workers(name, after):
     assert int(state.step) == 6
 
 
-@pytest.mark.parametrize("name", typically(EXCHANGES))
+@pytest.mark.parametrize("name", sample(EXCHANGES))
 def test_the_same_number_is_the_identity(name):
-    tx = fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
+    tx = feedback(EXCHANGES[name])
     state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
     for to in (4, fresh(tx, 4)):
         out = fg.checkpoint.reshard_state(state, to)
@@ -147,12 +159,12 @@ def test_the_same_number_is_the_identity(name):
 
 
 @pytest.mark.parametrize("after", [3, 8])
-@pytest.mark.parametrize("name", typically(EXCHANGES))
+@pytest.mark.parametrize("name", sample(EXCHANGES))
 def test_every_exchange_goes_on(name, after):
     """What is made for a fresh state runs, and by the number alone it has the same shapes."""
-    tx = fg.compressed_pmean(EXCHANGES[name], fg.ErrorFeedback(), axis_name=AXIS)
+    tx = feedback(EXCHANGES[name])
     state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
-    other = fg.compressed_pmean(of_size(EXCHANGES[name], after), fg.ErrorFeedback(), axis_name=AXIS)
+    other = feedback(of_size(EXCHANGES[name], after))
     out = fg.checkpoint.reshard_state(state, fresh(other, after))
     shapes = jax.tree.map(jnp.shape, fresh(other, after))
     assert jax.tree.map(jnp.shape, out.state) == shapes
@@ -165,7 +177,7 @@ def test_every_exchange_goes_on(name, after):
 
 @pytest.mark.parametrize("name", MEMORIES)
 def test_every_memory_is_spread(name):
-    tx = fg.compressed_pmean(EXCHANGES["gather top-k"], MEMORIES[name], axis_name=AXIS)
+    tx = feedback(EXCHANGES["gather top-k"], MEMORIES[name])
     state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
     out = fg.checkpoint.reshard_state(state, 6)
     for old, new in zip(
@@ -212,7 +224,7 @@ def test_groups_are_joined_and_cut_again(groups):
 
 
 def test_what_a_lost_worker_took_along_is_said():
-    tx = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
+    tx = feedback(EXCHANGES["gather top-k"])
     state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
     rows = flat(state.memory.value.residual, 4)
     out = fg.checkpoint.reshard_state(state, 3, lost=(1,))
@@ -238,10 +250,10 @@ OTHERS = {
 @pytest.mark.parametrize("after", [4, 3])
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_residual_goes_on_behind_another_method(name, after):
-    old = fg.compressed_pmean(fg.PowerSgd(rank=2), fg.ErrorFeedback(), axis_name=AXIS)
+    old = feedback(fg.PowerSgd(rank=2))
     state, _, _ = run(old, fresh(old, 4), 4, 2, 0)
     exchange, more = OTHERS[name]
-    tx = fg.compressed_pmean(of_size(exchange, after), fg.ErrorFeedback(), axis_name=AXIS, **more)
+    tx = feedback(of_size(exchange, after), **more)
     out = fg.checkpoint.reshard_state(state, fresh(tx, after))
     np.testing.assert_allclose(waiting(out.state, after), waiting(state, 4), rtol=1e-5, atol=1e-6)
     _, _, gone = run(tx, jax.tree.map(jnp.asarray, out.state), after, 1, 5)
@@ -252,10 +264,7 @@ def test_a_residual_goes_on_behind_another_method(name, after):
 @pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_a_residual_goes_on_in_another_dtype(dtypes, after):
     old, new = (
-        fg.compressed_pmean(
-            EXCHANGES["gather top-k"], fg.ErrorFeedback(dtype=dtype), axis_name=AXIS
-        )
-        for dtype in dtypes
+        feedback(EXCHANGES["gather top-k"], fg.ErrorFeedback(dtype=dtype)) for dtype in dtypes
     )
     state, _, _ = run(old, fresh(old, 4), 4, 2, 0)
     out = fg.checkpoint.reshard_state(state, fresh(new, after))
@@ -270,9 +279,9 @@ def test_a_residual_goes_on_in_another_dtype(dtypes, after):
 
 
 def test_what_would_be_lost_is_refused():
-    two = fg.compressed_pmean(EXCHANGES["two stages"], fg.ErrorFeedback(), axis_name=AXIS)
-    gather = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
-    dgc = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.MomentumCorrection(0.9), axis_name=AXIS)
+    two = feedback(EXCHANGES["two stages"])
+    gather = feedback(EXCHANGES["gather top-k"])
+    dgc = feedback(EXCHANGES["gather top-k"], fg.MomentumCorrection(0.9))
     state, _, _ = run(two, fresh(two, 4), 4, 1, 0)
     with pytest.raises(
         ValueError, match=r"exchange\.0\.shards\.value\.memory\.residual\.0 has no place"
@@ -292,7 +301,7 @@ def test_what_would_be_lost_is_refused():
 
 
 def test_a_parameter_of_another_name_or_shape_is_named():
-    tx = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
+    tx = feedback(EXCHANGES["gather top-k"])
     state = fresh(tx, 4)
     like = jax.vmap(tx.init, axis_size=4, in_axes=None)
     for params, match in [
@@ -311,7 +320,7 @@ def test_it_is_placed_where_the_fresh_state_is_and_trains():
         mesh = mesh_of(workers)
         tx = optax.chain(
             fg.per_worker(optax.scale_by_adam()),
-            fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS),
+            feedback(EXCHANGES["gather top-k"]),
             optax.adam(1e-2),
         )
 
@@ -345,7 +354,7 @@ def test_keys_of_workers_stay_different():
 
 
 def test_a_state_of_pmap_is_refused():
-    tx = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
+    tx = feedback(EXCHANGES["gather top-k"])
     stacked = jax.vmap(tx.init, axis_size=4, in_axes=None)(ZEROS)
     with pytest.raises(ValueError, match="as under pmap or vmap"):
         fg.checkpoint.reshard_state(stacked, 2)
@@ -353,7 +362,7 @@ def test_a_state_of_pmap_is_refused():
 
 def test_cut_off_rows_are_found():
     """Rows 0 to 3 of 8 have the right index: the number of workers tells."""
-    tx = fg.compressed_pmean(EXCHANGES["gather top-k"], fg.ErrorFeedback(), axis_name=AXIS)
+    tx = feedback(EXCHANGES["gather top-k"])
     state, _, _ = run(tx, fresh(tx, 8), 8, 1, 0)
     short = to_stacked(
         jax.tree.map(

@@ -183,7 +183,7 @@ def test_what_differs_between_the_workers_is_sent_too(exchange, least, most):
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
     rows = jnp.asarray(values((WORKERS, 12, 15)))
     run = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    state, lengths = jax.vmap(tx.init)(rows), []
+    state, lengths = jax.jit(jax.vmap(tx.init))(rows), []
     for _ in range(320):
         _, state = run(rows, state)
         lengths.append(np.linalg.norm(state.memory.value.residual))

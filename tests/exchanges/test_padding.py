@@ -124,7 +124,7 @@ def test_shards_of_nothing_but_padding_lose_nothing(codec, n):
     )
     step = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
     rows = np.random.default_rng(n).standard_normal((8, n)).astype(np.float32)
-    state = jax.vmap(tx.init)(jnp.asarray(rows))
+    state = jax.jit(jax.vmap(tx.init))(jnp.asarray(rows))
     applied = np.zeros(n)
     for _ in range(6):
         mean, state = step(rows, state)

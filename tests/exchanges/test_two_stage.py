@@ -15,7 +15,7 @@ def steps(exchange, rows):
     """The states after each step."""
     tx = fg.compressed_pmean(exchange, axis_name=AXIS)
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    state = jax.vmap(tx.init)(rows[0])
+    state = jax.jit(jax.vmap(tx.init))(rows[0])
     states = []
     for row in rows:
         _, state = update(row, state)

@@ -19,7 +19,7 @@ import fftgrad as fg
 STEPS, WORKERS = 4, 8
 KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda k: k.name)
 WAYS = pytest.mark.parametrize("by", ["shard_map", "vmap"])
-SPARSE = fg.AllGather(fg.chain(fg.TopK(fraction=0.2), fg.RangeFloat(8)))
+SPARSE = fg.AllGather(fg.chain(fg.ChunkTopK(chunk=5), fg.RangeFloat(8)))
 PARAMS = {"up": values((6, 16), 1) / 3, "down": values((16, 2), 2) / 3}
 SHARDED = {"up": P(None, "model"), "down": P("model", None)}
 X, Y = values((STEPS, 32, 6), 3), np.tanh(values((STEPS, 32, 2), 4))

@@ -254,7 +254,7 @@ WITH_LIKES_OF_PARAMS = {
 @pytest.mark.parametrize("tx", WITH_LIKES_OF_PARAMS.values(), ids=WITH_LIKES_OF_PARAMS)
 def test_optax_finds_what_is_shaped_like_parameters(tx):
     """Residuals, velocities and moments by the place of a parameter; exchanges as a whole."""
-    state = tx.init(PARAMS)
+    state = jax.eval_shape(tx.init, PARAMS)
     places = {"up": "at up", "down": "at down"}
     found = optax.tree_utils.tree_map_params(
         tx,

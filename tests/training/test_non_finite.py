@@ -8,17 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES, SLOW, gradients, typically, values
+from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES, SLOW, gradients, sample, values
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
-from parallel import AXIS, everywhere, of_size, train_step
+from parallel import AXIS, train_step
+from updates import BUCKETS, PAIR, WORKERS, collectives, mapped, sharded
 
 import fftgrad as fg
 
-WORKERS = 4
-PAIR = {"a": jax.ShapeDtypeStruct((8, 8), "float32"), "b": jax.ShapeDtypeStruct((8, 8), "float32")}
-BUCKETS = fg.Layout("leaf", 256)  # a leaf each
-ALL = pytest.mark.parametrize("name", typically(EXCHANGES))
+ALL = pytest.mark.parametrize("name", sample(EXCHANGES))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,19 +41,6 @@ class Plain(fg.Exchange):
 
     def wire_bytes(self, like):
         return sum(4 * leaf.size for leaf in jax.tree.leaves(like))
-
-
-@functools.cache
-def mapped(exchange, policy, workers=WORKERS, memory=None, **options):
-    """`init` and `update` under vmap, compiled once for all tests; with error feedback."""
-    tx = fg.compressed_pmean(
-        of_size(exchange, workers),
-        fg.ErrorFeedback() if memory is None else memory,
-        axis_name=AXIS,
-        non_finite=policy,
-        **options,
-    )
-    return jax.vmap(tx.init), everywhere("vmap", lambda g, s: tx.update(g, s), workers)
 
 
 def grads(seed=0, tree=PAIR, workers=WORKERS):
@@ -188,7 +173,7 @@ ZERO_LESS = {
 }
 
 
-@pytest.mark.parametrize("name", [*typically(OF_ANY_SIZE), *ZERO_LESS])
+@pytest.mark.parametrize("name", [*sample(OF_ANY_SIZE), *ZERO_LESS])
 def test_the_others_have_the_mean_that_they_would_have_on_their_own(name):
     """Over three steps, the last worker being bad in all of them."""
     exchange = {**EXCHANGES, **ZERO_LESS}[name]
@@ -265,11 +250,10 @@ BY_GROUPS = {
 def in_groups(name, policy="drop_worker", memory=fg.ErrorFeedback()):  # noqa: B008 (a value)
     exchange = fg.Hierarchical("fast", 4, BY_GROUPS[name], memory)
     tx = fg.compressed_pmean(exchange, axis_name=("slow", "fast"), non_finite=policy)
-    twice = [
-        jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow")
+    return [
+        jax.jit(jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow"))
         for function in (tx.init, tx.update)
     ]
-    return twice[0], jax.jit(twice[1])
 
 
 @pytest.mark.parametrize(
@@ -474,11 +458,11 @@ def test_what_a_group_keeps_is_not_that_of_a_worker():
     tx = fg.compressed_pmean(exchange, axis_name=("slow", "fast"), non_finite="drop_worker")
 
     def twice(function):
-        return jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow")
+        return jax.jit(jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow"))
 
-    rows = jnp.asarray(values((2, 4, 60)))
-    _, before = twice(tx.update)(rows, twice(tx.init)(rows))
-    _, after = twice(tx.update)(rows.at[1, 2, 7].set(np.nan), before)
+    rows, update = jnp.asarray(values((2, 4, 60))), twice(tx.update)
+    _, before = update(rows, twice(tx.init)(rows))
+    _, after = update(rows.at[1, 2, 7].set(np.nan), before)
     old, new = (state.exchange[0].shards.value for state in (before, after))
     for was, became in ((old.memory, new.memory), (old.learned, new.learned)):
         assert jax.tree.leaves(was)
@@ -517,13 +501,10 @@ MAPPED = [
 
 
 @pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=SLOW)])
-@pytest.mark.parametrize("name", MAPPED)
+@pytest.mark.parametrize("name", sample(MAPPED))
 def test_under_shard_map_it_is_the_same(name, check_vma):
     exchange = EXCHANGES[name]
-    tx = fg.compressed_pmean(
-        exchange, fg.ErrorFeedback(), axis_name=AXIS, layout=BUCKETS, non_finite="drop_worker"
-    )
-    init, update = train_step(tx, WORKERS, check_vma=check_vma, like=PAIR)
+    init, update = sharded(exchange, "drop_worker", check_vma=check_vma, layout=BUCKETS)
     init_other, other = mapped(exchange, "drop_worker", layout=BUCKETS)
     state, state_other = init(jax.tree.map(jnp.zeros_like, row(grads(), 0))), init_other(grads())
     for seed, bad in enumerate([[], [1], [0, 1, 2, 3], [0, 3]]):
@@ -553,26 +534,19 @@ COSTS = {  # bytes in a sum that is made anyway
 
 @pytest.mark.parametrize("name", COSTS)
 def test_nothing_more_is_sent_than_a_value_in_a_sum(name):
-    def found(policy):
-        exchange = EXCHANGES[name]
-        layout = fg.Layout("leaf")
-        tx = fg.compressed_pmean(exchange, axis_name=AXIS, layout=layout, non_finite=policy)
-        init, update = train_step(tx, WORKERS, like=PAIR)
-        return fg.audit(update.lower(grads(), jax.eval_shape(init, PAIR)).compile())
-
-    plain, skip, drop = map(found, ("propagate", "skip", "drop_worker"))
+    plain, skip, drop = (
+        collectives(EXCHANGES[name], policy, layout=fg.Layout("leaf"))
+        for policy in ("propagate", "skip", "drop_worker")
+    )
     assert [c.kind for c in plain] == [c.kind for c in skip] == [c.kind for c in drop]
     assert sum(c.bytes for c in skip) == sum(c.bytes for c in plain)
     assert sum(c.bytes for c in drop) == sum(c.bytes for c in plain) + COSTS[name]
 
 
 def test_an_exchange_that_does_not_tell_costs_one_sum_of_four_bytes():
-    def found(policy):
-        tx = fg.compressed_pmean(Plain(), axis_name=AXIS, layout=BUCKETS, non_finite=policy)
-        init, update = train_step(tx, WORKERS, like=PAIR)
-        return fg.audit(update.lower(grads(), jax.eval_shape(init, PAIR)).compile())
-
-    plain, drop = found("propagate"), found("drop_worker")
+    plain, drop = (
+        collectives(Plain(), policy, layout=BUCKETS) for policy in ("propagate", "drop_worker")
+    )
     assert sum(c.bytes for c in drop) == sum(c.bytes for c in plain) + 4
     assert all(c.kind == "all-reduce" for c in drop)
 
@@ -699,7 +673,7 @@ def test_a_dropped_workers_loss_tells_recovery_nothing():
     tx = fg.compressed_pmean(exchange, axis_name=AXIS, non_finite="drop_worker")
     update = jax.jit(jax.vmap(lambda g, s, v: tx.update(g, s, value=v), axis_name=AXIS))
     rows = jnp.asarray(values((WORKERS, 40)))
-    state, seen = jax.vmap(tx.init)(rows), []
+    state, seen = jax.jit(jax.vmap(tx.init))(rows), []
     losses = np.array([1.0, 1.0, 5.0, 1.0])  # without worker 2 the mean is 1
     for bad_gradient, bad_loss in ((0, 0), (1, 1), (1, 0), (0, 1)):
         loss = np.where(np.arange(WORKERS) == 2, np.nan if bad_loss else 5.0, losses)
@@ -743,7 +717,7 @@ def test_what_comes_behind_sees_zeros_or_the_mean_of_the_others():
         )
         update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
         rows = jnp.asarray(values((WORKERS, 20)))
-        _, state = update(rows, jax.vmap(tx.init)(rows))
+        _, state = update(rows, jax.jit(jax.vmap(tx.init))(rows))
         out, state = update(rows.at[2, 3].set(np.nan), state)
         moments[policy] = np.asarray(state[1].inner_state.mu[0])
         assert np.all(np.isfinite(out))

@@ -19,7 +19,7 @@ def reports(folder, names):
     with running(folder, commands, cache=folder / "compiled") as processes:
         for process in processes:
             assert process.wait() == 0, process.err.read_text()
-        return [json.loads(process.out.read_text().splitlines()[-1]) for process in processes]
+        return [json.loads(process.told[-1]) for process in processes]
 
 
 def assert_close(found, wanted):
@@ -37,6 +37,7 @@ def assert_close(found, wanted):
         assert found == wanted
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "names",
     [

@@ -27,8 +27,12 @@ def rows_of(x, axis, workers):
 
 def decoded(codec, x, workers=WORKERS):
     """What a codec makes of an array of any shape, for one of so many shards."""
-    codec, flat = codec.shard(workers), jnp.ravel(x)
-    return np.asarray(fg.decompress(codec, fg.compress(codec, flat), flat)).reshape(x.shape)
+    return np.asarray(round_trip(codec.shard(workers), np.ravel(x))).reshape(x.shape)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def round_trip(codec, flat):
+    return fg.decompress(codec, fg.compress(codec, flat), flat)
 
 
 # The two collectives
@@ -66,11 +70,11 @@ def test_a_shard_is_the_sum_of_what_its_owner_got(codec, axis):
     scatter = functools.partial(
         fg.optimizers.compressed_psum_scatter, axis_name=AXIS, codec=codec, scatter_dimension=axis
     )
-    got = jax.vmap(scatter, axis_name=AXIS)(x)
+    got = everywhere("vmap", scatter, WORKERS)(x)
     for owner in range(WORKERS):
-        parts = [jnp.asarray(rows_of(row, axis, WORKERS)[owner], jnp.float32) for row in x]
+        parts = [rows_of(row, axis, WORKERS)[owner].astype(np.float32) for row in x]
         # A shard is compressed as it lies with the cut axis in front.
-        sent = [np.moveaxis(decoded(codec, jnp.moveaxis(p, axis, 0)), 0, axis) for p in parts]
+        sent = [np.moveaxis(decoded(codec, np.moveaxis(p, axis, 0)), 0, axis) for p in parts]
         np.testing.assert_array_equal(got.shard[owner], functools.reduce(np.add, sent))
         for worker in range(WORKERS):
             told = rows_of(got.sent[worker], axis, WORKERS)[owner]
@@ -81,7 +85,7 @@ def test_a_gathered_shard_is_a_whole_vector_to_its_codec():
     """All k coefficients of each shard, at the bytes of that codec and that vector."""
     codec, shards = fg.TopK(k=8), jnp.asarray(values((WORKERS, 24)))
     gather = functools.partial(fg.optimizers.compressed_all_gather, axis_name=AXIS, codec=codec)
-    whole = jax.vmap(gather, axis_name=AXIS)(shards)[0]
+    whole = everywhere("vmap", gather, WORKERS)(shards)[0]
     np.testing.assert_array_equal(whole, np.ravel([decoded(codec, x, 1) for x in shards]))
     assert np.count_nonzero(whole) == WORKERS * 8
 
@@ -103,7 +107,7 @@ def test_feedback_sends_all_in_the_end():
         residual, shards = jax.lax.scan(one, jnp.zeros_like(x), None, length=200)
         return residual, jnp.mean(shards, axis=0)
 
-    residual, shard = jax.vmap(steps, axis_name=AXIS)(x)
+    residual, shard = everywhere("vmap", steps, WORKERS)(x)
     exact = np.asarray(x, np.float64).sum(0).reshape(WORKERS, 4, 6)
     lost = rows_of(np.asarray(residual, np.float64).sum(0) / 200, 0, WORKERS)
     np.testing.assert_allclose(np.asarray(shard) + lost, exact, rtol=1e-4, atol=1e-4)
@@ -135,7 +139,7 @@ def test_differences_do_not_add_up(dtype, codec):
         )
         return whole, errors
 
-    whole, errors = jax.vmap(steps, axis_name=AXIS)(shards, drift)
+    whole, errors = everywhere("vmap", steps, WORKERS)(shards, drift)
     for row in whole:
         np.testing.assert_array_equal(row, whole[0])
     assert whole.dtype == dtype
@@ -145,13 +149,13 @@ def test_differences_do_not_add_up(dtype, codec):
 
 def test_what_is_not_finite_is_seen():
     x = jnp.asarray(values((WORKERS, 8))).at[2, 3].set(jnp.nan)
-    shard = jax.vmap(
-        lambda x: fg.optimizers.compressed_psum_scatter(x, AXIS, SIGN).shard, axis_name=AXIS
-    )(x)
+
+    def both(x):
+        scattered = fg.optimizers.compressed_psum_scatter(x, AXIS, SIGN).shard
+        return scattered, fg.optimizers.compressed_all_gather(x, AXIS, SIGN)
+
+    shard, whole = everywhere("vmap", both, WORKERS)(x)
     assert np.isnan(shard).tolist() == [[False] * 2, [True] * 2, [False] * 2, [False] * 2]
-    whole = jax.vmap(lambda x: fg.optimizers.compressed_all_gather(x, AXIS, SIGN), axis_name=AXIS)(
-        x
-    )
     assert np.isnan(whole).all()
 
 
@@ -163,10 +167,10 @@ def test_each_step_and_each_worker_has_its_own_dither():
             x, AXIS, fg.UniformLevels(bits=2), step=step
         ).sent
 
-    rows = [jax.vmap(sent, (0, None), axis_name=AXIS)(x, step) for step in (0, 1)]
+    run = jax.jit(jax.vmap(sent, (0, None), axis_name=AXIS))
+    rows = [run(x, step) for step in (0, 1)]
     assert len({np.asarray(row).tobytes() for step in rows for row in step}) == 2 * WORKERS
-    again = jax.vmap(sent, (0, None), axis_name=AXIS)(x, 1)
-    np.testing.assert_array_equal(again, rows[1])
+    np.testing.assert_array_equal(run(x, 1), rows[1])
 
 
 # In a loss

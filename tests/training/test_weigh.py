@@ -66,7 +66,7 @@ def test_a_worker_without_weight_still_sends_what_it_kept():
     """Σ of the means and of what is left is Σ of the weighted gradients, with feedback."""
     tx = pmean(fg.AllGather(fg.TopK(k=5)), fg.ErrorFeedback())
     program = everywhere("vmap", lambda g, s, v: tx.update(g, s, weight=v), WORKERS)
-    state = jax.vmap(tx.init)(GRADS)
+    state = jax.jit(jax.vmap(tx.init))(GRADS)
     total, applied = np.zeros(50), np.zeros(50)
     rng = np.random.default_rng(1)
     for _ in range(12):
@@ -216,7 +216,7 @@ def test_a_loss_that_is_watched_is_weighed_too(non_finite):
     run = everywhere(
         "vmap", lambda g, s, v, loss: tx.update(g, s, weight=v, value=loss)[1], WORKERS
     )
-    state = jax.vmap(tx.init)(GRADS)
+    state = jax.jit(jax.vmap(tx.init))(GRADS)
     bad = GRADS.copy()
     bad[1] = np.nan
     of_bad = 5 / 4 if non_finite == "drop_worker" else 8 / 5  # else it is that of before

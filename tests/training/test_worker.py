@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import EXCHANGES, MEMORIES, typically
+from cases import EXCHANGES, MEMORIES, gradients, sample
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from parallel import AXIS, mesh_of, of_size, train_step
+from parallel import AXIS, mesh_of, train_step
+from updates import PAIR, WORKERS, mapped
 
 import fftgrad as fg
 
-WORKERS = 4
 LIKE = {"w": jnp.zeros((5, 8)), "b": jnp.zeros(3)}
 SPARSE = fg.AllGather(fg.TopK(fraction=0.2))
 
@@ -76,20 +76,15 @@ def test_a_state_of_another_worker_poisons_the_mean(check_vma, wrong):
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", typically(EXCHANGES))
+@pytest.mark.parametrize("name", sample(EXCHANGES))
 def test_every_exchange_passes_it_on(name):
-    tx = fg.compressed_pmean(of_size(EXCHANGES[name], WORKERS), fg.ErrorFeedback(), axis_name=AXIS)
-
-    def step(grad, state):
-        return tx.update(grad, state, value=jnp.float32(1.0))
-
-    run = jax.jit(jax.vmap(step, axis_name=AXIS))
-    state = jax.vmap(tx.init, axis_size=WORKERS, in_axes=None)(LIKE)
-    _, state = run(grads(0), state)
-    _, good = run(grads(1), state)
+    init, run = mapped(EXCHANGES[name])
+    first, second = (gradients(PAIR, WORKERS, seed) for seed in range(2))
+    _, state = run(first, init(first))
+    _, good = run(second, state)
     assert good.skipped.tolist() == [0] * WORKERS
-    copy = jax.tree.map(lambda a: jnp.repeat(a[:1], WORKERS, 0), state)  # as pmap's unreplicate
-    mean, bad = run(grads(1), copy)
+    copy = jax.tree.map(lambda a: np.repeat(a[:1], WORKERS, 0), state)  # as pmap's unreplicate
+    mean, bad = run(second, copy)
     assert bad.skipped.tolist() == [1] * WORKERS
     assert any(np.any(~np.isfinite(leaf)) for leaf in jax.tree.leaves(mean))
 
