@@ -48,7 +48,7 @@ MUTANTS = {
         "testing/_laws.py",
         "inner > 0,",
         "inner != 0,",
-        "tests/testing/test_checks.py -k 'broken_codec and Flips'",
+        "tests/testing/test_checks.py -k 'broken_codec and flips-'",
     ),
     "the memory moves on a bad step": Mutant(
         "training/_pmean.py",
@@ -558,7 +558,7 @@ MUTANTS = {
         "testing/_laws.py",
         "STEPS = (0, 1, 2, 7)",
         "STEPS = (0,)",
-        "tests/testing/test_checks.py -k FirstStepOnly",
+        "tests/testing/test_checks.py -k first_step_only",
     ),
     "a bucket does not wait for the one before it": Mutant(
         "training/_travel.py",

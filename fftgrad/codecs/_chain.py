@@ -70,9 +70,10 @@ def chain(*codecs: Codec) -> Codec:
       *codecs: the stages, in the order a gradient meets them: transforms and selectors, then at
         most one quantizer.
 
-    Wire: the last `main` part and all the `side` parts.
-
     Claims: summable if every stage is; unbiased if every stage is and all but the last are linear.
+
+    Raises:
+      ValueError: if something follows what has to come last.
 
     Example:
       >>> fg.chain(fg.Fft(block=64), fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=8)))

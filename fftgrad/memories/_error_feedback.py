@@ -63,9 +63,9 @@ class ErrorFeedback(Memory):
     alike, so that one worker can choose the coefficients of all, and damps the noise of a large
     learning rate. A coefficient that is sent keeps (1 - u) e of its residual.
 
-    A bfloat16 residual takes half of the memory. It is rounded up or down by chance: rounded to the
-    nearest, a gradient below 1/256 of the residual would be lost. The draws are a hash of the
-    position, the count of roundings and the value's bits, so no key is needed and a run repeats.
+    A bfloat16 residual is rounded up or down by chance: rounded to the nearest, a gradient below
+    1/256 of the residual would be lost. The draws are a hash of the position, the count of
+    roundings and the value's bits, so no key is needed and a run repeats.
 
     Args:
       decay: d, share of the residual that survives a step, 0 <= d <= 1.
@@ -76,22 +76,19 @@ class ErrorFeedback(Memory):
     Shapes: residual float32 or bfloat16, shaped like the gradient, on each worker; with bfloat16
       a count as well, int32[].
 
-    Wire: nothing, whatever the dtype: what is exchanged is float32 in any case.
-
     Claims: for d = 1, Σ mean sent + mean e / u = Σ mean gradient. In bfloat16 that holds in
       expectation, taking the hash for random: each rounding is unbiased, but loses or adds up to
       2^-7 of a value. A step whose mean is not finite leaves the residual as it was.
 
     Example:
-      >>> memory = fg.ErrorFeedback()
-      >>> g = jnp.array([1.0, 2.0])
+      >>> memory, g = fg.ErrorFeedback(), jnp.array([1.0, 2.0])
       >>> x, state = memory.compensate(g, memory.init(g))
       >>> memory.update(x, sent=jnp.array([0.0, 2.0]), mean=x, state=state).residual
       Array([1., 0.], dtype=float32)
 
     References:
       Seide et al., Interspeech 2014. Stich et al., NeurIPS 2018, arXiv:1809.07599. Karimireddy et
-      al., ICML 2019, arXiv:1901.09847. Chen et al., NeurIPS 2020, arXiv:2104.11125.
+      al., ICML 2019, arXiv:1901.09847. Chen et al., NeurIPS 2020, arXiv:2104.11125 (ScaleCom).
     """
 
     decay: float = 1.0
@@ -145,14 +142,11 @@ def _wide(state: State) -> PyTree:
 
 @value
 class NoMemory(Memory):
-    """Memory: none; what a step does not send is lost, as in the FFT paper.
+    """Memory: none; what a step does not send is lost, as in the FFT paper (arXiv:1811.08596).
 
     Example:
       >>> fg.NoMemory().init(None)
       ()
-
-    References:
-      Wang et al., HPDC 2020, arXiv:1811.08596.
     """
 
     def update(self, x: PyTree, sent: PyTree, mean: PyTree, state: PyTree) -> PyTree:

@@ -39,8 +39,6 @@ class MomentumCorrection(Memory):
 
     Shapes: velocity and residual float32, shaped like the gradient, on each worker.
 
-    Wire: nothing.
-
     Claims: without masking and for plain momentum, Σ mean applied + mean v = Σ mean velocity. A
       step whose mean is not finite leaves both as they were.
 
@@ -55,7 +53,7 @@ class MomentumCorrection(Memory):
       (Array([1., 0.], dtype=float32), Array([2.5, 2. ], dtype=float32))
 
     References:
-      Lin et al., ICLR 2018, arXiv:1712.01887. Fang et al., JPDC 133, 2019, arXiv:1808.04357.
+      Lin et al., ICLR 2018, arXiv:1712.01887 (DGC). Fang et al., JPDC 133, 2019, arXiv:1808.04357.
     """
 
     momentum: float = 0.9

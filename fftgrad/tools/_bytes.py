@@ -32,17 +32,12 @@ def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
     checksum of codec and shape: keep both, and the step of a codec that draws.
 
     Args:
-      payload: what `fg.compress` returned.
+      payload: what `fg.compress` returned; not under `jax.jit`, where there are no values.
       codec: the codec that made it.
       like: an array or `jax.ShapeDtypeStruct` of the shape that was compressed.
 
     Returns:
       `fg.wire_bytes(codec, like)` + 16 bytes, which `fg.tools.from_bytes` reads.
-
-    Raises:
-      TypeError: if `codec` is none, or under `jax.jit`, where there are no values.
-      ValueError: if the payload is not of the shapes that the codec makes of `like`, or that is
-        empty.
 
     Example:
       >>> codec, x = fg.TopK(k=1), jnp.array([0.0, -3.0, 1.0, 2.0])
@@ -69,11 +64,7 @@ def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -
       codec: the codec that made the payload.
       like: an array or `jax.ShapeDtypeStruct` of the shape that was compressed.
 
-    Returns:
-      The payload, for `fg.decompress`.
-
     Raises:
-      TypeError: if `data` is no bytes, or `codec` no codec.
       ValueError: if the bytes were cut off, have others behind them, were altered anywhere, are of
         another format or version, or were made by another codec or from another shape.
 
@@ -82,9 +73,6 @@ def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -
       >>> data = fg.tools.to_bytes(fg.compress(codec, x), codec, x)
       >>> fg.decompress(codec, fg.tools.from_bytes(data, codec, x), like=x)
       Array([ 0., -3.,  0.,  0.], dtype=float32)
-      >>> fg.tools.from_bytes(data[:-1], codec, x)  # doctest: +ELLIPSIS
-      Traceback (most recent call last):
-      ValueError: from_bytes(data): must have 32 bytes for TopK(k=1) and (4,), got 31; ...
     """
     if not isinstance(data, bytes | bytearray | memoryview) or not memoryview(data).c_contiguous:
         raise TypeError(

@@ -29,20 +29,15 @@ def compress(codec: Codec, x: jax.Array, *, step: Step = Step()) -> Payload:
         the number of the step, for codecs that change by step.
 
     Returns:
-      The payload. `fg.decompress` with the same codec and `like=x` gives the array back.
-
-    Shapes: x float[...] -> main and side as the codec states.
-
-    Wire: `fg.wire_bytes(codec, like=x)` bytes, header included.
+      The payload, in `fg.wire_bytes(codec, like=x)` bytes, header included. `fg.decompress` with
+      the same codec and `like=x` gives the array back.
 
     Raises:
-      TypeError: if `x` is not a floating-point array of at most 32 bits.
-      ValueError: while tracing, if `x` is empty, the codec does not fit the shape, or it draws
-        and the step has no key.
+      ValueError: if `x` is empty, the codec does not fit the shape, or it draws and the step has no
+        key.
 
     Example:
-      >>> codec = fg.TopK(k=2)
-      >>> x = jnp.array([0.0, -3.0, 1.0, 2.0])
+      >>> codec, x = fg.TopK(k=2), jnp.array([0.0, -3.0, 1.0, 2.0])
       >>> fg.decompress(codec, fg.compress(codec, x), like=x)
       Array([ 0., -3.,  0.,  2.], dtype=float32)
     """
@@ -57,7 +52,7 @@ def compress(codec: Codec, x: jax.Array, *, step: Step = Step()) -> Payload:
 
 
 def decompress(codec: Codec, payload: Payload, like: Like, *, step: Step = Step()) -> jax.Array:
-    """Function: the array that a payload stands for.
+    """Function: the array, shaped like `like` and of its dtype, that a payload stands for.
 
     Pure; works under `jax.jit`, `jax.vmap` and `jax.eval_shape`.
 
@@ -67,11 +62,8 @@ def decompress(codec: Codec, payload: Payload, like: Like, *, step: Step = Step(
       like: an array or `jax.ShapeDtypeStruct` with the shape and dtype wanted.
       step: that given to `fg.compress`; its local key is not used.
 
-    Returns:
-      An array with the shape and dtype of `like`.
-
     Raises:
-      ValueError: while tracing, if the payload is not of the shapes that the codec makes of `like`.
+      ValueError: if the payload is not of the shapes that the codec makes of `like`.
 
     Example:
       >>> x = jnp.linspace(-1.0, 1.0, 256).reshape(16, 16)
@@ -96,17 +88,13 @@ def decompress_mean(
     Args:
       codec: the codec that made the payloads.
       payloads: what `fg.compress` returned to each of w workers, stacked: leaves [w, ...].
-      like: an array or `jax.ShapeDtypeStruct` with the shape and dtype wanted.
-      step: that given to `fg.compress`; its local key is not used.
-
-    Returns:
-      An array with the shape and dtype of `like`.
+      like: as for `fg.decompress`, and so is `step`.
+      step: that given to `fg.compress`.
 
     Raises:
-      TypeError: if the payloads are a list; `jax.tree.map(lambda *x: jnp.stack(x), *payloads)`
-        stacks them.
-      ValueError: while tracing, if the payloads are not of the shapes that the codec makes of
-        `like`, stacked. Shapes are all there is to tell by: 20 and 21 signs are packed alike.
+      TypeError: if the payloads are a list.
+      ValueError: if they are not of the shapes that the codec makes of `like`, stacked. Shapes are
+        all there is to tell by: 20 and 21 signs are packed alike.
 
     Example:
       >>> x, codec = jnp.array([[4.0, 1.0], [1.0, 2.0]]), fg.TopK(k=1)

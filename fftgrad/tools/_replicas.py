@@ -41,12 +41,6 @@ def replica_checksum(tree: PyTree, axis_name: AxisName) -> Replicas:
       tree: arrays of 8, 16 or 32 bits a value, such as parameters or an optimizer's state.
       axis_name: the axis, or axes, of the workers.
 
-    Returns:
-      A `Replicas`.
-
-    Raises:
-      TypeError: while tracing, if an array has another width.
-
     Example:
       >>> check = lambda x: fg.tools.replica_checksum({"w": x}, "data").equal
       >>> jax.vmap(check, axis_name="data")(jnp.array([[1.0, 2.0], [1.0, 2.0]])).tolist()

@@ -13,8 +13,8 @@ from fftgrad.exchanges._recipe import Recipe, recipe_of
 def wire_bytes(part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | None = None) -> int:
     """Function: the exact number of bytes that one worker hands to the collective per step.
 
-    Found from shapes alone. The bytes are those of the concrete wire buffer, with its header, and
-    those of the collective in the compiled program; `fg.audit` reads them off there. How often a
+    Found from shapes alone: a header of 8 bytes, main and side, each rounded up to 4 bytes. They
+    are those of the collective in the compiled program, where `fg.audit` reads them. How often a
     byte crosses a link is the collective's business: `fg.tools.link_bytes` counts that.
 
     Args:
@@ -22,14 +22,9 @@ def wire_bytes(part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | N
       like: an array, a `jax.ShapeDtypeStruct`, or a pytree of them: the gradient.
       layout: the one that `compressed_pmean` is given, if any.
 
-    Returns:
-      Bytes, as a Python int.
-
-    Wire: this function defines it: header (8 bytes) + main + side, each rounded up to 4 bytes.
-
     Raises:
-      TypeError: if `part` is neither, or a leaf is not what `compressed_pmean` takes, such as a
-        complex array.
+      TypeError: if `part` is none of them, or a leaf is not what `compressed_pmean` takes, such as
+        a complex array.
       ValueError: if the bytes change by step (`Scheduled`): ask one of its exchanges, `.at(step)`.
 
     Example:
@@ -62,26 +57,19 @@ def link_bytes(
 ) -> float:
     """Function: the bytes that each of so many workers sends over its link per step.
 
-    `fg.wire_bytes` counts what a worker hands to the collectives; this counts how often each byte
-    leaves it where the workers form a ring: an all-gather sends a buffer w - 1 times, an all-reduce
-    2 (w - 1) / w times, an all-to-all (w - 1) / w times. Found by tracing, without devices, for any
-    number of workers, and equal to what `fg.audit` reads off the compiled program.
+    This counts how often each byte of `fg.wire_bytes` leaves a worker where the workers form a
+    ring: an all-gather sends a buffer w - 1 times, an all-reduce 2 (w - 1) / w times, an all-to-all
+    (w - 1) / w times. Found by tracing, without devices, for any number of workers, and equal to
+    what `fg.audit` reads off the compiled program.
 
     Args:
-      part: a codec, an exchange, or a method.
-      like: an array, a `jax.ShapeDtypeStruct`, or a pytree of them: the gradient.
+      part: as for `fg.wire_bytes`, and so are `like` and `layout`.
+      like: the gradient.
       workers: how many there are, w. Of `Hierarchical` all, and its slow links are counted alone.
       layout: the one that `compressed_pmean` is given, if any.
 
-    Returns:
-      Bytes that leave a worker; as many arrive.
-
-    Wire: nothing is sent.
-
     Raises:
-      TypeError: if `part` is neither, or a leaf is not what `compressed_pmean` takes.
-      ValueError: if there is no worker, the exchange is made for another number of them, or the
-        bytes change by step (`Scheduled`): ask one of its exchanges, `.at(step)`.
+      ValueError: as `fg.wire_bytes`; or if the exchange is made for another number of workers.
 
     Example:
       >>> x = jax.ShapeDtypeStruct((1_000_000,), "float32")

@@ -22,18 +22,14 @@ class BinMeans(Quantizer):
 
         q = clip(round((v - m) / (6σ / B) + B/2), 0, B - 1),
 
-    and is decoded as the mean of all values with that code, which travels beside the codes. With
-    one bit the codes are 0 up to the mean and 1 above it.
-
-    Meant for what a selector of the largest leaves: two heaps of values of either sign, with few
-    between, whose means the bins find.
+    and is decoded as the mean of all values with that code. With one bit the codes are 0 up to the
+    mean and 1 above it. Meant for what a selector of the largest leaves: two heaps of values of
+    either sign, with few between.
 
     Args:
       bits: width of a code, 1 <= bits <= 4; 2 is SparseLoCo's.
 
-    Shapes: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[2^bits].
-
-    Wire: n · bits / 8 + 4 · 2^bits bytes.
+    Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[2^bits].
 
     Claims: biased, though the sum of all values is kept; not summable. A payload with a NaN or an
       infinity decodes to NaN.
@@ -42,8 +38,7 @@ class BinMeans(Quantizer):
       not a number; one bit parts at the mean, where its formula would leave one bin nearly all.
 
     Example:
-      >>> x = jnp.array([-5.0, -4.0, 4.0, 5.0])
-      >>> codec = fg.codecs.BinMeans(bits=2)
+      >>> x, codec = jnp.array([-5.0, -4.0, 4.0, 5.0]), fg.codecs.BinMeans(bits=2)
       >>> fg.decompress(codec, fg.compress(codec, x), like=x)
       Array([-4.5, -4.5,  4.5,  4.5], dtype=float32)
 

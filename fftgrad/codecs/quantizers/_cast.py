@@ -31,9 +31,8 @@ class Cast(Quantizer):
     Args:
       dtype: bfloat16, float16, or a float8 dtype; by name or as a dtype.
 
-    Shapes: x float32[n] -> main dtype[n], side ().
-
-    Wire: 2n bytes for bfloat16, really: the buffer is bit-cast, so no collective widens it.
+    Wire: x float32[n] -> main dtype[n]; 2n bytes for bfloat16, because the buffer is bit-cast and
+      no collective widens it.
 
     Claims: biased (rounds to nearest); not summable, because a sum of narrow numbers is rounded
       again. Relative error of a normal value at most 2^-8 for bfloat16, 2^-11 for float16. Finite

@@ -29,9 +29,7 @@ class LloydMax(Quantizer):
       bits: width of a code, 1 <= bits <= 6. One bit is DRIVE, more are EDEN.
       block: values per scale; that of the rotation before it.
 
-    Shapes: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[ceil(n/block)].
-
-    Wire: n · bits / 8 + 4 ceil(n/block) bytes.
+    Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[ceil(n/block)].
 
     Claims: not summable. Not claimed to be unbiased: the proof takes a uniform rotation, of which
       the Hadamard transform with random signs is an approximation. A block with a NaN or an
@@ -40,14 +38,12 @@ class LloydMax(Quantizer):
     Differs from the paper: whole bits only.
 
     Example:
-      >>> x = jnp.array([1.0, -1.0, 1.0, 1.0])
-      >>> codec = fg.codecs.LloydMax(bits=1)
+      >>> x, codec = jnp.array([1.0, -1.0, 1.0, 1.0]), fg.codecs.LloydMax(bits=1)
       >>> fg.decompress(codec, fg.compress(codec, x), like=x)
       Array([ 1., -1.,  1.,  1.], dtype=float32)
 
     References:
-      Vargaftik et al., NeurIPS 2021, arXiv:2105.08339. Vargaftik et al., ICML 2022,
-      arXiv:2108.08842.
+      Vargaftik et al., NeurIPS 2021, arXiv:2105.08339 (DRIVE); ICML 2022, arXiv:2108.08842 (EDEN).
     """
 
     bits: int = 1

@@ -36,10 +36,7 @@ class LogLevels(Quantizer):
         between zero and points of equal ratio from low to high (draws from `step.local`), with real
         and imaginary parts as values of their own.
 
-    Shapes: x float32[k] -> main uint32[ceil(kN/32)], side float32[2];
-      x complex64[k] -> main uint32[ceil(2kN/32)].
-
-    Wire: 4 ceil(kN/32) + 8 bytes (2k for complex).
+    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[2]; 2k for complex64[k].
 
     Claims: relative error of every value at most (r - 1) / (r + 1) for nearest, 1 - 1/r for
       truncate, but for float32 rounding; less than 1 for complex values. Not summable; unbiased if
@@ -50,8 +47,7 @@ class LogLevels(Quantizer):
       magnitude alone, so with few bits most of what is kept falls below their smallest value.
 
     Example:
-      >>> x = jnp.array([1.0, -9.0, 3.5, 0.0])
-      >>> codec = fg.LogLevels(bits=3)
+      >>> x, codec = jnp.array([1.0, -9.0, 3.5, 0.0]), fg.LogLevels(bits=3)
       >>> fg.decompress(codec, fg.compress(codec, x), like=x).round(1)
       Array([ 1.4, -5.8,  2.8,  0. ], dtype=float32)
 

@@ -40,10 +40,8 @@ class RangeFloat(Quantizer):
       rounding: "nearest", "truncate" (the paper's) or "stochastic" (draws from `step.local`).
       zero: whether zero has a code.
 
-    Shapes: x float32[k] -> main uint32[ceil(kN/32)], side float32[];
-      x complex64[k] -> main uint32[ceil(2kN/32)], real parts first.
-
-    Wire: 4 ceil(kN/32) + 4 bytes (2k for complex).
+    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[]; 2k for complex64[k], real parts
+      first.
 
     Claims: relative error of every value with |x| >= eps at most 2^-(m+1) (nearest) or 2^-m
       (truncate); not summable; unbiased if stochastic. A payload with a NaN or an infinity decodes
@@ -55,8 +53,7 @@ class RangeFloat(Quantizer):
       as above.
 
     Example:
-      >>> x = jnp.array([0.26, -2.0, 0.001])
-      >>> codec = fg.RangeFloat(bits=5, mantissa=2)
+      >>> x, codec = jnp.array([0.26, -2.0, 0.001]), fg.RangeFloat(bits=5, mantissa=2)
       >>> fg.decompress(codec, fg.compress(codec, x), like=x)
       Array([ 0.25, -2.  ,  0.  ], dtype=float32)
 
@@ -103,14 +100,13 @@ class RangeFloat(Quantizer):
 
 @value
 class FixedRangeFloat(Quantizer):
-    """Quantizer: N-bit floats with m mantissa bits, over the range (eps, max) and its mirror.
+    """Quantizer: the floats of `RangeFloat` over a range that is given and need not be symmetric.
 
-    The codes are those of `RangeFloat`, but the window does not follow the data, and it may reach
-    further on one side. With base = b(eps) they are
+    With base = b(eps), P values from eps to `maximum` and Q from -eps to `minimum`, the codes are
 
         0                     zero
-        1 ... P               eps ... max,         code = b(x) - base + 1
-        P + 1 ... P + Q       -eps ... minimum,    code = P + b(x) - base + 1
+        1 ... P               eps ... maximum,     code = b(x) - base + 1
+        P + 1 ... P + Q       -eps ... minimum,    code = P + b(x) - base + 1,
 
     with P + Q + 1 <= 2^N. Values beyond the range saturate.
 
@@ -119,21 +115,20 @@ class FixedRangeFloat(Quantizer):
       maximum: largest value.
       minimum: most negative value. None: -maximum.
       eps: smallest positive value. None: as small as the codes allow.
-      mantissa: m, 1 <= m <= N; None chooses as `RangeFloat` does.
-      rounding: "nearest", "truncate" (the paper's) or "stochastic" (draws from `step.local`).
+      mantissa: as in `RangeFloat`, and so are `rounding` and `zero`.
+      rounding: "nearest", "truncate" or "stochastic".
       zero: whether zero has a code.
 
-    Shapes: x float32[k] -> main uint32[ceil(kN/32)], side ();
-      x complex64[k] -> main uint32[ceil(2kN/32)], real parts first.
+    Wire: x float32[k] -> main uint32[ceil(kN/32)]; 2k for complex64[k], real parts first.
 
-    Wire: 4 ceil(kN/32) bytes (2k for complex).
+    Claims: the errors of `RangeFloat` for eps <= |x| <= max; biased; not summable. What is out of
+      range saturates, NaN as well, and is counted in `overflow`; the exchange's header carries the
+      finite flag.
 
-    Claims: relative error of every value with eps <= |x| <= max at most 2^-(m+1) (nearest) or 2^-m
-      (truncate); biased; not summable. What is out of range saturates, NaN as well, and is counted
-      in `overflow`; the exchange's header carries the finite flag.
+    Differs from the paper: as `RangeFloat` does, but for the range.
 
-    Differs from the paper: rounds to nearest unless told to truncate; zero, tiny values and
-      negative codes, on which the paper is silent, as in `RangeFloat`.
+    Raises:
+      ValueError: if the codes do not reach from eps to the ends of the range.
 
     Example:
       >>> x = jnp.array([0.256, -2.5, 0.01])

@@ -18,9 +18,7 @@ class Sign(Quantizer):
 
     C(x) = (||x||₁ / n) sign(x), with sign(0) = 1: one bit cannot say zero.
 
-    Shapes: x float32[n] -> main uint32[ceil(n/32)], side float32[1].
-
-    Wire: 4 ceil(n/32) + 4 bytes: 1 bit a value, really.
+    Wire: x float32[n] -> main uint32[ceil(n/32)], side float32[1].
 
     Claims: biased; not summable; ||x - C(x)||² = (1 - ||x||₁² / (n ||x||²)) ||x||². A payload with
       a NaN or an infinity decodes to NaN or infinities throughout.
@@ -62,9 +60,7 @@ class DynamicSign(Quantizer):
       scale: s_0, at least the largest value of the first step.
       decay: 0 < decay <= 1, and above 1/2, or no step can follow.
 
-    Shapes: x float32[n] -> main uint32[ceil(n/32)], side ().
-
-    Wire: 4 ceil(n/32) bytes: 1 bit a value, and no scale.
+    Wire: x float32[n] -> main uint32[ceil(n/32)]; no scale.
 
     Claims: |x_i| <= s_t for all i implies |x_i - C(x)_i| <= s_t / 2; biased; not summable. Zero
       does not come back as zero, and a NaN comes back as a number; the exchange's header carries
@@ -143,13 +139,10 @@ class Vote(Quantizer):
 class MeanMagnitude(Quantizer):
     """Quantizer: the mean of the values that are not zero, for each of them.
 
-    Meant for values of one sign, as `AlternatingSign` and `Threshold` leave them: positions and a
-    single number travel. All values become the mean, zeros among them too, so it goes behind a
-    selector that keeps none.
+    Meant for values of one sign, as `AlternatingSign` and `Threshold` leave them. All values become
+    the mean, zeros among them too, so it goes behind a selector that keeps none.
 
-    Shapes: x float32[k] -> main float32[1], side ().
-
-    Wire: 4 bytes.
+    Wire: x float32[k] -> main float32[1].
 
     Claims: biased; not summable.
 

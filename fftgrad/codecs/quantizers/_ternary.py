@@ -23,9 +23,8 @@ class Ternary(Quantizer):
       clip: in units of σ; the paper's networks use 2.5. None leaves the values as they are, and
         one large value then makes all others zero most of the time.
 
-    Shapes: x float32[n] -> main uint32[ceil(n/20)], side float32[1].
-
-    Wire: 4 ceil(n/20) + 4 bytes: 1.6 bits a value, five to a byte; the paper takes 2.
+    Wire: x float32[n] -> main uint32[ceil(n/20)], side float32[1]: 1.6 bits a value; the paper
+      takes 2.
 
     Claims: unbiased if it does not clip; not summable (`IntegerSum` shares the scale and sums). A
       payload with a NaN or an infinity decodes to NaN.

@@ -32,9 +32,7 @@ class UniformLevels(Quantizer):
       bucket: values per norm; a longer one sends fewer norms and has the larger error.
       norm: "l2" (the paper's) or "max", whose levels all get used.
 
-    Shapes: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[ceil(n/bucket)].
-
-    Wire: n · bits / 8 + 4 ceil(n/bucket) bytes.
+    Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[ceil(n/bucket)].
 
     Claims: unbiased; not summable; E||x - C(x)||² <= min(d/s², √d/s) ||x||² for buckets of d. A
       bucket with a NaN or an infinity decodes to NaN.
@@ -49,7 +47,7 @@ class UniformLevels(Quantizer):
       Array([ 0.,  2., -2.], dtype=float32)
 
     References:
-      Alistarh et al., NeurIPS 2017, arXiv:1610.02132.
+      Alistarh et al., NeurIPS 2017, arXiv:1610.02132 (QSGD).
     """
 
     bits: int = 4

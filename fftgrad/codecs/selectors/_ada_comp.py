@@ -40,10 +40,8 @@ class AdaComp(Selector):
       per_bin: how many values a bin has room for on average; what is more stays behind, the
         highest positions first, and is counted in `overflow`.
 
-    Shapes: x float32[n] -> main uint32[ceil(c/32)], c = min(n, ceil(per_bin · n / bin_size)),
-      side uint32 words and a float32.
-
-    Wire: c bits for signs, c (2 + log2(n/c)) for positions, 8 bytes.
+    Wire: x float32[n] -> main uint32[ceil(c/32)], signs, c = min(n, ceil(per_bin · n / bin_size));
+      side c (2 + log2(n/c)) bits of positions, and 8 bytes.
 
     Claims: biased; not summable.
 

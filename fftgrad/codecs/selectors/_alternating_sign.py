@@ -12,12 +12,9 @@ class AlternatingSign(Selector):
     """Selector: keep the positive values in one step, the negative ones in the next.
 
     What is kept has one sign, so a selector and `MeanMagnitude` behind it can send positions and
-    one number. The rest stays in the memory for the next step. Zeros stand where something is left
-    out, so every value keeps its place.
+    one number. Zeros stand where something is left out, so every value keeps its place.
 
-    Shapes: x float32[n] -> main float32[n], side ().
-
-    Wire: nothing of its own.
+    Wire: x float32[n] -> main float32[n].
 
     Claims: biased; not summable: what it drops differs by step.
 

@@ -45,7 +45,8 @@ class Budget(Selector):
 
     q stands for 2q(q + 1) / (2q + 1) steps, the point of [q, q + 1] whose largest relative error is
     least: no coefficient is worse than not sent. It selects and quantizes, so it comes last in a
-    chain. Real and imaginary parts are coefficients of their own.
+    chain. Real and imaginary parts are coefficients of their own. With an error this small,
+    `ErrorFeedback()` without decay trained best; see docs/training.md.
 
     Args:
       ratio: the bytes of the vector in float32 (complex64) over those sent: `Budget(ratio=100)`
@@ -53,31 +54,30 @@ class Budget(Selector):
       bytes: how many, instead, for each bucket or leaf of a `Layout`. `TwoStage` gives each of its
         w shards a w-th.
 
-    Shapes: x float32[n] | complex64[n] -> main float32[1], the step; side uint32 words.
-
-    Wire: 4 floor(bytes / 4) bytes, with bytes = 4n / ratio (8n if complex), but at least 20
-      whatever the ratio is; an exchange adds 8, its header. No more coefficients are sent than
-      leave 6 bits to each.
+    Wire: x float32[n] | complex64[n] -> main float32[1], the step; side uint32 words. In all
+      4 floor(bytes / 4) bytes, with bytes = 4n / ratio (8n if complex), but at least 20. No more
+      coefficients are sent than leave 6 bits to each.
 
     Claims: biased; not summable; the relative error of a coefficient that is sent is at most 1/3,
       of those that fill the last bits 3/8, but for float32 rounding, and where it is beyond 2^15
       steps at most 2^-15. What it sends is the same on all platforms, to the bit. Coefficients
       below 2^-125 count as zero.
 
-    With an error this small, `ErrorFeedback()` without decay trained best; see docs/training.md.
-
     Differs from the paper: QSGD draws its levels by chance, in units of the norm; gaps and levels
       there are in recursive Elias codes, which are read one after the other.
 
+    Raises:
+      TypeError: if an argument is traced: the size of the payload has to be static.
+
     Example:
-      >>> x = 1.0 / (1.0 + jnp.arange(1000.0))
-      >>> back = fg.decompress(fg.Budget(ratio=50), fg.compress(fg.Budget(ratio=50), x), like=x)
+      >>> x, codec = 1.0 / (1.0 + jnp.arange(1000.0)), fg.Budget(ratio=50)
+      >>> back = fg.decompress(codec, fg.compress(codec, x), like=x)
       >>> int(jnp.sum(back != 0)), bool(jnp.linalg.norm(back - x) < 0.1 * jnp.linalg.norm(x))
       (96, True)
 
     References:
       Alistarh et al., NeurIPS 2017, arXiv:1610.02132, for levels and gaps in Elias codes. Teuhola,
-      Information Processing Letters 7(6), 1978, for the code.
+      "A Compression Method for Clustered Bit-Vectors", Information Processing Letters 7(6), 1978.
     """
 
     ratio: float | None = None

@@ -16,30 +16,27 @@ class ChunkTopK(Selector):
     """Selector: keep the k coefficients of largest magnitude in each chunk.
 
     The vector is padded with zeros to chunks of c values, and no part of it goes without. With
-    k = 1 it is one pass over the data: ScaleCom's chunk-wise quasi-sort.
-
-    Positions travel as offsets in their chunks, or all together in Elias-Fano code or as a bitmap,
-    whichever is shortest; where all are kept, not at all.
+    k = 1 it is one pass over the data: ScaleCom's chunk-wise quasi-sort. Positions travel as
+    offsets in their chunks, or all together in Elias-Fano code or as a bitmap, whichever is
+    shortest; where all are kept, not at all.
 
     Args:
       chunk: c, at least 2; a shorter vector is one chunk.
       k: how many of each chunk are kept, 1 <= k <= chunk.
 
-    Shapes: x float32[n] | complex64[n] -> main of that dtype [k · ceil(n/c)], side uint32 words.
-
-    Wire: with m = k · ceil(n/c), 32 m bits of values, 32 m more if complex, and at most
+    Wire: x float32[n] | complex64[n] -> main of that dtype [m], m = k · ceil(n/c); side at most
       m · min(ceil(log2 c), 2 + floor(log2 c/k)) bits of positions; 0 if k = c.
 
     Claims: biased; not summable; ||x - C(x)||² <= (1 - k/c) ||x||².
 
     Example:
-      >>> x = jnp.array([1.0, -4.0, 0.2, 0.1])
-      >>> fg.decompress(fg.ChunkTopK(chunk=2), fg.compress(fg.ChunkTopK(chunk=2), x), x)
+      >>> x, codec = jnp.array([1.0, -4.0, 0.2, 0.1]), fg.ChunkTopK(chunk=2)
+      >>> fg.decompress(codec, fg.compress(codec, x), x)
       Array([ 0. , -4. ,  0.2,  0. ], dtype=float32)
 
     References:
-      Chen et al., NeurIPS 2020, arXiv:2104.11125. Peng, Quesnelle and Kingma, 2024,
-      arXiv:2411.19870.
+      Chen et al., NeurIPS 2020, arXiv:2104.11125 (ScaleCom). Peng, Quesnelle and Kingma, 2024,
+      arXiv:2411.19870 (DeMo).
     """
 
     chunk: int

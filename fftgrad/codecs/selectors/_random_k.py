@@ -24,9 +24,7 @@ class RandomK(Selector):
       rescale: whether to multiply what is kept by n/k, the inverse of its chance, so that the
         result is right on average. With error feedback that would send the residual n/k times.
 
-    Shapes: x float32[n] | complex64[n] -> main of that dtype [k], side ().
-
-    Wire: 4k bytes, 8k if complex.
+    Wire: x float32[n] | complex64[n] -> main of that dtype [k].
 
     Claims: summable; unbiased if it rescales. If anything is not finite, nothing in the result is.
       A kept value overflows where n/k times it is more than float32 holds.

@@ -47,10 +47,8 @@ class Threshold(Selector):
       reuse: for how many steps a threshold serves before it is searched for again, or until more
         pass it than the message holds; only for "binary".
 
-    Shapes: x float32[n] | complex64[n] -> main of that dtype [c], c = min(n, ceil(capacity · k)),
-      side uint32 words.
-
-    Wire: 4c bytes (8c if complex), about c (2 + log2(n/c))/8 for positions, 4 for the length.
+    Wire: x float32[n] | complex64[n] -> main of that dtype [c], c = min(n, ceil(capacity · k));
+      side about c (2 + log2(n/c))/8 bytes of positions, 4 for the length.
 
     Claims: biased; not summable; every value kept is exact.
 
@@ -64,7 +62,7 @@ class Threshold(Selector):
       Array([ 0., -9.,  0.,  8.,  0.,  0.,  0.,  0.], dtype=float32)
 
     References:
-      Fang et al., JPDC 133, 2019, arXiv:1808.04357.
+      Fang et al., JPDC 133, 2019, arXiv:1808.04357 (RedSync).
     """
 
     fraction: float

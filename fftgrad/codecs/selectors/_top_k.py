@@ -77,24 +77,24 @@ class TopK(Selector):
       fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
       k: how many are kept, instead; all n where n < k.
 
-    Shapes: x float32[n] | complex64[n] -> main of that dtype [k], side uint32 words.
-
-    Wire: 4k bytes (8k if complex) + the smaller of k(2 + floor(log2(n/k)))/8 (Elias-Fano) and
-      n/8 (bitmap) bytes; no index at all where k = n.
+    Wire: x float32[n] | complex64[n] -> main of that dtype [k]; side the smaller of
+      k(2 + floor(log2(n/k)))/8 (Elias-Fano) and n/8 (bitmap) bytes; nothing where k = n.
 
     Claims: biased; not summable; ||x - C(x)||² <= (1 - k/n) ||x||².
 
     Differs from the paper: the paper sends a bitmap always, and selects exactly by a sort or
       approximately by buckets.
 
+    Raises:
+      TypeError: if an argument is traced: the size of the payload has to be static.
+
     Example:
       >>> fg.compress(fg.TopK(fraction=0.5), jnp.array([1.0, -4.0, 2.0, 0.5])).main
       Array([-4.,  2.], dtype=float32)
 
     References:
-      Wang et al., HPDC 2020, arXiv:1811.08596. Elias, "Efficient Storage and Retrieval by Content
-      and Address of Static Files", J. ACM 21(2), 1974. Aji and Heafield, EMNLP 2017,
-      arXiv:1704.05021.
+      Wang et al., HPDC 2020, arXiv:1811.08596. Elias, J. ACM 21(2), 1974, for the code. Aji and
+      Heafield, EMNLP 2017, arXiv:1704.05021.
     """
 
     fraction: float | None = None

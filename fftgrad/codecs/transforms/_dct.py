@@ -34,9 +34,7 @@ class Dct(Transform):
       shape: rows and columns of the matrix; the columns of a leaf of more axes are its last axis.
         Use it with `Layout("leaf")` and a rule that gives each leaf its shape.
 
-    Shapes: x float32[n] -> main float32[b · ceil(n/b)], or float32[tiles · tile_size]; side ().
-
-    Wire: 4 bytes a coefficient where nothing follows it in a chain.
+    Wire: x float32[n] -> main float32[b · ceil(n/b)], or float32[tiles · tile_size].
 
     Claims: summable; unbiased and lossless to rounding. One non-finite value makes its whole
       block or tile non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
@@ -49,12 +47,10 @@ class Dct(Transform):
       >>> y = fg.compress(fg.Dct(block=4), jnp.array([1.0, 1.0, 1.0, 1.0, 3.0])).main
       >>> y.shape, bool(jnp.allclose(y[:4], jnp.array([2.0, 0.0, 0.0, 0.0]), atol=1e-6))
       ((8,), True)
-      >>> jnp.abs(fg.compress(fg.Dct(block=2, shape=(2, 3)), jnp.ones(6)).main).round(3)
-      Array([2., 0., 0., 0., 1., 1., 0., 0.], dtype=float32)
 
     References:
       Ahmed, Natarajan and Rao, "Discrete Cosine Transform", IEEE Trans. Computers, 1974. Peng,
-      Quesnelle and Kingma, 2024, arXiv:2411.19870.
+      Quesnelle and Kingma, 2024, arXiv:2411.19870 (DeMo).
     """
 
     block: int = 64

@@ -29,15 +29,14 @@ class Fft(Transform):
     x -> z is an isometry: Σ|z_j|² = Σ x_t². What a selector drops by modulus is the error, exactly.
 
     Args:
-      block: the length b of a block, a power of two; a vector shorter than that is one block of
-        the next power of two. None: the whole vector is one block, padded to the next even number
-        whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, as few equal blocks as possible.
+      block: the length b of a block, a power of two up to 2^28; a vector shorter than that is one
+        block of the next power of two. None: the whole vector is one block, padded to the next even
+        number whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, as few equal blocks as
+        possible.
       half: round the vector to float16 before the transform, saturating at ±65504 and
         counting what does.
 
-    Shapes: x float32[n] -> main complex64[b/2 · ceil(n/b)], side ().
-
-    Wire: 4b · ceil(n/b) bytes where nothing follows it in a chain.
+    Wire: x float32[n] -> main complex64[b/2 · ceil(n/b)].
 
     Claims: summable; unbiased and lossless to rounding, unless `half`. One non-finite value makes
       its whole block non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.

@@ -26,15 +26,13 @@ class Hadamard(Transform):
     selector. It takes log b / log 64 products with matrices of at most 64 × 64.
 
     Args:
-      block: the length b of a block, a power of two; a vector shorter than that is one block of
-        the next power of two.
+      block: the length b of a block, a power of two up to 2^24; a vector shorter than that is one
+        block of the next power of two.
       signs: whether to flip signs at random first, drawn from `step.shared`, the same on all
         workers and other ones each step. Without them H maps some vectors, a constant one for
         example, to a single coefficient.
 
-    Shapes: x float32[n] -> main float32[b · ceil(n/b)], side ().
-
-    Wire: 4b · ceil(n/b) bytes where nothing follows it in a chain. The signs are never sent.
+    Wire: x float32[n] -> main float32[b · ceil(n/b)]. The signs are never sent.
 
     Claims: summable; unbiased and lossless to rounding; an isometry. One non-finite value makes
       its whole block non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
@@ -47,7 +45,7 @@ class Hadamard(Transform):
       Array([4., 4., 4., 4.], dtype=float32)
 
     References:
-      Vargaftik et al., NeurIPS 2021, arXiv:2105.08339.
+      Vargaftik et al., NeurIPS 2021, arXiv:2105.08339 (DRIVE).
     """
 
     block: int = 4096

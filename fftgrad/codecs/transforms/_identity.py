@@ -10,9 +10,7 @@ from fftgrad._values import value
 class Identity(Transform):
     """Transform: the vector itself, for dense baselines.
 
-    Shapes: x dtype[n] -> main dtype[n], side ().
-
-    Wire: 4n bytes for float32.
+    Wire: x dtype[n] -> main dtype[n].
 
     Claims: summable; unbiased; lossless, bit for bit.
 

@@ -84,13 +84,10 @@ class Tiles(Transform):
     Args:
       block: the largest side of a tile: a power of two up to 1024. An axis shorter than that is one
         tile of the next power of two.
-      shape: rows and columns of the matrix; a leaf of more axes is a matrix whose columns are its
-        last axis. None: the vector has no shape, and blocks take the place of tiles. Use it with
-        `Layout("leaf")` and a rule that gives each leaf its shape.
+      shape: rows and columns of the matrix, as in `Dct`. None: the vector has no shape, and blocks
+        take the place of tiles.
 
-    Shapes: x float32[n] -> main float32[tiles · tile_size], padded with zeros; side ().
-
-    Wire: 4 bytes a value where nothing follows it in a chain.
+    Wire: x float32[n] -> main float32[tiles · tile_size], padded with zeros.
 
     Claims: summable; unbiased and lossless.
 
@@ -102,7 +99,7 @@ class Tiles(Transform):
       Array([0., 1., 3., 4., 2., 0., 5., 0.], dtype=float32)
 
     References:
-      Sarfi et al., 2025, arXiv:2508.15706.
+      Sarfi et al., 2025, arXiv:2508.15706 (SparseLoCo).
     """
 
     block: int = 64
