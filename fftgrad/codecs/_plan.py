@@ -4,7 +4,6 @@ The functions here work on the stages of a chain. `sides` are theirs, in order.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +16,8 @@ SPARSE = 16
 """Blocks are undone one by one where those that hold a coefficient hold 1 value in 16, or fewer."""
 
 
-class Blocks(NamedTuple):
-    """A chain that is undone at the blocks of its coefficients."""
-
-    transform: Transform
-    selector: Selector
-    rest: tuple[Codec, ...]
+Blocks = tuple[Transform, Selector, tuple[Codec, ...]]
+"""A chain that is undone at the blocks of its coefficients."""
 
 
 def sparse_blocks(stages: Sequence[Codec], like: Like) -> Blocks | None:
@@ -34,7 +29,7 @@ def sparse_blocks(stages: Sequence[Codec], like: Like) -> Blocks | None:
             (n,) = like.shape
             kept = payload_spec(selector, payload_spec(transform, like).main).main
             few = SPARSE * kept.size * transform.reach(n) <= n
-            return Blocks(transform, selector, tuple(rest)) if few else None
+            return (transform, selector, tuple(rest)) if few else None
         case _:
             return None
 
@@ -84,8 +79,8 @@ def _author(selector: Selector, name: str) -> type:
 def _at_blocks(
     blocks: Blocks, main: jax.Array, sides: Sequence[PyTree], like: Like, step: Step
 ) -> Sparse | None:
-    coefficients = payload_spec(blocks.transform, like).main
-    kept = payload_spec(blocks.selector, coefficients).main
-    values = undo(blocks.rest, main, sides[2:], kept, step)
-    few = blocks.selector.sparse(Payload(values, sides[1]), coefficients, step)
-    return None if few is None else blocks.transform.at_blocks(few, like, step)
+    transform, selector, rest = blocks
+    coefficients = payload_spec(transform, like).main
+    values = undo(rest, main, sides[2:], payload_spec(selector, coefficients).main, step)
+    few = selector.sparse(Payload(values, sides[1]), coefficients, step)
+    return None if few is None else transform.at_blocks(few, like, step)

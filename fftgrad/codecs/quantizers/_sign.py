@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import value
+from fftgrad._values import check_within, value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _finite
 from fftgrad.ops.packing import _bitmap, _digits
@@ -83,15 +83,9 @@ class DynamicSign(Quantizer):
     decay: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale < math.inf:
-            raise ValueError(
-                f"DynamicSign(scale): must be positive, got {self.scale}; use the largest value of "
-                "the first step."
-            )
-        if not 0.5 < self.decay <= 1:
-            raise ValueError(
-                f"DynamicSign(decay): must be above 1/2 and at most 1, got {self.decay}; use 0.98."
-            )
+        remedy = "use the largest value of the first step."
+        check_within("DynamicSign(scale)", self.scale, "(0, inf)", remedy)
+        check_within("DynamicSign(decay)", self.decay, "(0.5, 1]", "use 0.98.")
 
     def _now(self, step: Step) -> jax.Array:
         number = jnp.asarray(step.number, jnp.float32)
