@@ -351,29 +351,6 @@ METHODS = {
     ),
 }
 
-TYPICAL = drawn(EXCHANGES)
-
-
-def typically(names):
-    """Exchanges, of which one of each kind stands for the others."""
-    return sample(names)
-
-
-def plain(methods):
-    """Methods, of which one variant stands for the others."""
-    return sample(methods)
-
-
-def first_of_a_kind():
-    """The codecs that stand for the others."""
-    return drawn(CODECS)
-
-
-def by_kind():
-    """Codecs, of which one of each kind stands for the others."""
-    return sample(CODECS)
-
-
 PLATFORMS = ("cpu", "cuda", "tpu")
 DTYPES = {"bfloat16", "float16"}
 """Names of rows that are parameters of many other tests, too."""

@@ -4,6 +4,7 @@ import json
 
 import jax
 import jax.numpy as jnp
+import messages
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -155,8 +156,8 @@ def test_dense_gradients_want_few_bits_and_sparse_ones_a_selector():
         best = found.rates[0]
         assert json.loads(json.dumps(found.as_dict()))["rates"][0]["codec"] == repr(best.codec)
         step = fg.Step.of(0)
-        payload = fg.compress(best.codec, gradient, step=step)
-        back = fg.decompress(best.codec, payload, gradient, step=step)
+        payload = messages.compress(best.codec, gradient, step=step)
+        back = messages.decompress(best.codec, payload, gradient, step=step)
         error = np.linalg.norm(back - gradient) / np.linalg.norm(gradient)
         assert best.error == pytest.approx(error, abs=0.01)
 
