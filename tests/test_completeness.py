@@ -122,7 +122,8 @@ def test_every_graph_is_in_the_table():
 
 
 def test_every_class_of_exchange_is_drawn():
-    assert {type(EXCHANGES[name]) for name in drawn(EXCHANGES)} == {type(e) for e in EXCHANGES.values()}
+    every = {type(exchange) for exchange in EXCHANGES.values()}
+    assert {type(EXCHANGES[name]) for name in drawn(EXCHANGES)} == every
 
 
 def test_every_support_is_in_the_table():
