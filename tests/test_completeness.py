@@ -139,16 +139,7 @@ EXPLAINED = {
 """What has a role and an example: all but contracts and the named tuples that functions return."""
 
 
-@pytest.fixture
-def _examples_are_compiled(monkeypatch):
-    """Outside jit each operation is a program, of which examples have thousands."""
-    vmap = jax.vmap
-    monkeypatch.setattr(jax, "vmap", lambda *args, **kwargs: jax.jit(vmap(*args, **kwargs)))
-    for name in ("compress", "decompress"):
-        monkeypatch.setattr(fg, name, jax.jit(getattr(fg, name), static_argnums=0))
-
-
-@pytest.mark.usefixtures("_examples_are_compiled")
+@pytest.mark.usefixtures("examples_are_compiled")
 @pytest.mark.parametrize("name", sorted(EXPLAINED))
 def test_public_docstrings_run(name):
     value = PUBLIC[name]
