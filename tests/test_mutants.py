@@ -543,7 +543,7 @@ MUTANTS = {
         "tests/codecs/test_budget.py -k golomb",
     ),
     "a selector is summed as the class above it decodes": Mutant(
-        "codecs/_plan.py",
+        "codecs/_chain.py",
         " if _has_sparse(selector):",
         ":",
         "tests/codecs/test_selectors.py -k its_own_way",
