@@ -51,6 +51,15 @@ def check_count(argument: str, value: object, remedy: str, least: int = 1) -> in
     return int(value)
 
 
+def check_within(argument: str, value: float, interval: str, remedy: str) -> None:
+    """Refuses a number outside of an interval such as "[0, 1)"."""
+    low, high = map(float, interval[1:-1].split(", "))
+    above = low <= value if interval[0] == "[" else low < value
+    below = value <= high if interval[-1] == "]" else value < high
+    if not (above and below):
+        raise ValueError(f"{argument}: must be in {interval}, got {value}; {remedy}")
+
+
 def _constructor_call(self: Any) -> str:
     """The `repr` of a configuration: the call that makes it, without what it leaves at default."""
     given = (

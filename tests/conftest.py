@@ -60,6 +60,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 
 import cases  # noqa: E402  (after the devices)
 
+import fftgrad as fg  # noqa: E402  (after the devices)
+
 
 def pytest_report_header() -> str:
     return (
@@ -121,6 +123,15 @@ def _for(platform, *args, default, **others):
 @pytest.fixture(scope="session", autouse=True)
 def _really_eight_devices() -> None:
     assert jax.device_count() == DEVICES
+
+
+@pytest.fixture
+def examples_are_compiled(monkeypatch):
+    """Outside jit each operation is a program, of which examples have thousands."""
+    vmap = jax.vmap
+    monkeypatch.setattr(jax, "vmap", lambda *args, **kwargs: jax.jit(vmap(*args, **kwargs)))
+    for name in ("compress", "decompress"):
+        monkeypatch.setattr(fg, name, jax.jit(getattr(fg, name), static_argnums=0))
 
 
 # For a TPU there are few programs of their own.

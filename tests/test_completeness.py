@@ -12,7 +12,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from cases import CODECS, EXCHANGES, GRAPHS, HIERARCHIES, MEMORIES, METHODS, TILED, TYPICAL
+from cases import CODECS, EXCHANGES, GRAPHS, HIERARCHIES, MEMORIES, METHODS, TILED, drawn
 
 import fftgrad as fg
 from fftgrad.codecs._chain import Chain, stages
@@ -121,8 +121,9 @@ def test_every_graph_is_in_the_table():
     assert {type(graph) for graph in GRAPHS.values()} == parts(fg.contrib.gossip.Graph)
 
 
-def test_every_class_of_exchange_is_typical():
-    assert {type(EXCHANGES[name]) for name in TYPICAL} == {type(e) for e in EXCHANGES.values()}
+def test_every_class_of_exchange_is_drawn():
+    every = {type(exchange) for exchange in EXCHANGES.values()}
+    assert {type(EXCHANGES[name]) for name in drawn(EXCHANGES)} == every
 
 
 def test_every_support_is_in_the_table():
@@ -138,16 +139,7 @@ EXPLAINED = {
 """What has a role and an example: all but contracts and the named tuples that functions return."""
 
 
-@pytest.fixture
-def _examples_are_compiled(monkeypatch):
-    """Outside jit each operation is a program, of which examples have thousands."""
-    vmap = jax.vmap
-    monkeypatch.setattr(jax, "vmap", lambda *args, **kwargs: jax.jit(vmap(*args, **kwargs)))
-    for name in ("compress", "decompress"):
-        monkeypatch.setattr(fg, name, jax.jit(getattr(fg, name), static_argnums=0))
-
-
-@pytest.mark.usefixtures("_examples_are_compiled")
+@pytest.mark.usefixtures("examples_are_compiled")
 @pytest.mark.parametrize("name", sorted(EXPLAINED))
 def test_public_docstrings_run(name):
     value = PUBLIC[name]

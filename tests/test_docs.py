@@ -25,6 +25,7 @@ def blocks(page):
         yield "\n" * line + found[1]
 
 
+@pytest.mark.usefixtures("examples_are_compiled")
 @pytest.mark.parametrize(
     "page",
     [

@@ -543,7 +543,7 @@ MUTANTS = {
         "tests/codecs/test_budget.py -k golomb",
     ),
     "a selector is summed as the class above it decodes": Mutant(
-        "codecs/_plan.py",
+        "codecs/_chain.py",
         " if _has_sparse(selector):",
         ":",
         "tests/codecs/test_selectors.py -k its_own_way",
@@ -615,7 +615,7 @@ MUTANTS = {
         "tests/contrib/test_top_votes.py -k 'stated_variance and local-vmap'",
     ),
     "zero votes": Mutant(
-        "codecs/quantizers/_sign.py",
+        "contrib/_top_votes.py",
         "jnp.where(x == 0, 1, jnp.where(up, 2, 0))",
         "jnp.where(up, 2, 0)",
         "tests/contrib/test_top_votes.py -k not_on_zeros",

@@ -1,14 +1,36 @@
-"""Composition of codecs."""
+"""Composition of codecs, and how it is undone.
+
+It is undone stage by stage, or where few coefficients are left, at their blocks only. `sides` are
+those of the stages, in order.
+"""
 
 import itertools
+from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 
-from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Sparse, Step
+from fftgrad._contracts import (
+    Codec,
+    Compressed,
+    Like,
+    Payload,
+    PyTree,
+    Selector,
+    Sparse,
+    Step,
+    Transform,
+)
 from fftgrad._values import check_kind, value
-from fftgrad.codecs import _call, _plan
+from fftgrad.codecs import _call
 from fftgrad.codecs._spec import payload_spec
 from fftgrad.codecs.transforms._identity import Identity
+
+SPARSE = 16
+"""Blocks are undone one by one where those that hold a coefficient hold 1 value in 16, or fewer."""
+
+Blocks = tuple[Transform, Selector, tuple[Codec, ...]]
+"""A chain that is undone at the blocks of its coefficients."""
 
 
 @value
@@ -54,7 +76,7 @@ class Chain(Codec):
         return Compressed(Payload(x, tuple(sides)), overflow, tuple(after))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
-        return _plan.undo(self.stages, payload.main, payload.side, like, step)
+        return _undo(self.stages, payload.main, payload.side, like, step)
 
     def shard(self, parts: int) -> "Codec":
         return Chain(tuple(stage.shard(parts) for stage in self.stages))
@@ -125,7 +147,7 @@ def split_linear(codec: Codec, like: Like) -> tuple[Codec, Codec]:
 
 def split_for_sum(codec: Codec, like: Like) -> tuple[Codec, Codec]:
     """What is undone once for the sum of many payloads, and what for each of them."""
-    if _plan.sparse_blocks(stages(codec), like):
+    if sparse_blocks(stages(codec), like):
         return Identity(), codec
     return split_linear(codec, like)
 
@@ -133,11 +155,70 @@ def split_for_sum(codec: Codec, like: Like) -> tuple[Codec, Codec]:
 def undo_linear(codec: Codec, total: jax.Array, like: Like, step: Step) -> jax.Array:
     """The vector that a sum of the main parts of a linear prefix stands for."""
     parts = stages(codec)
-    return _plan.undo(parts, total, ((),) * len(parts), like, step)
+    return _undo(parts, total, ((),) * len(parts), like, step)
+
+
+def sparse_blocks(stages: Sequence[Codec], like: Like) -> Blocks | None:
+    """The plan for a chain that leaves hardly any block a coefficient; None for any other."""
+    match stages:
+        case (Transform() as transform, Selector() as selector, *rest):
+            if selector.last or selector.summable or not _has_sparse(selector):
+                return None
+            (n,) = like.shape
+            kept = payload_spec(selector, payload_spec(transform, like).main).main
+            few = SPARSE * kept.size * transform.reach(n) <= n
+            return (transform, selector, tuple(rest)) if few else None
+        case _:
+            return None
+
+
+def _undo(
+    stages: Sequence[Codec], main: jax.Array, sides: Sequence[PyTree], like: Like, step: Step
+) -> jax.Array:
+    """The vector, shaped like `like`, that the stages made into `main` and `sides`."""
+    if not stages:
+        return main
+    if (blocks := sparse_blocks(stages, like)) and (
+        few := _at_blocks(blocks, main, sides, like, step)
+    ):
+        return few.put_into(jnp.zeros(like.shape, like.dtype))
+    likes = [like]
+    for stage in stages[:-1]:
+        likes.append(payload_spec(stage, likes[-1]).main)
+    for stage, side, target in reversed(list(zip(stages, sides, likes, strict=True))):
+        main = _call.decompress(stage, Payload(main, side), target, step)
+    return main
 
 
 def sparse(codec: Codec, payload: Payload, like: Like, step: Step) -> Sparse | None:
     """What a payload stands for as values at few positions; None where it is not sparse."""
     parts = stages(codec)
-    sides = payload.side if isinstance(codec, Chain) else (payload.side,)
-    return _plan.sparse(parts, payload.main, sides, like, step)
+    main, sides = payload.main, payload.side if isinstance(codec, Chain) else (payload.side,)
+    if blocks := sparse_blocks(parts, like):
+        return _at_blocks(blocks, main, sides, like, step)
+    match parts:
+        case (Selector() as selector, *rest) if _has_sparse(selector):
+            values = _undo(rest, main, sides[1:], payload_spec(selector, like).main, step)
+            return selector.sparse(Payload(values, sides[0]), like, step)
+        case _:
+            return None
+
+
+def _has_sparse(selector: Selector) -> bool:
+    """Whether its `sparse` was written with its `decompress` or after it, and so agrees with it."""
+    return issubclass(_author(selector, "sparse"), _author(selector, "decompress"))
+
+
+def _author(selector: Selector, name: str) -> type:
+    """The class that defines what a selector has by this name."""
+    return next(kind for kind in type(selector).__mro__ if name in vars(kind))
+
+
+def _at_blocks(
+    blocks: Blocks, main: jax.Array, sides: Sequence[PyTree], like: Like, step: Step
+) -> Sparse | None:
+    transform, selector, rest = blocks
+    coefficients = payload_spec(transform, like).main
+    values = _undo(rest, main, sides[2:], payload_spec(selector, coefficients).main, step)
+    few = selector.sparse(Payload(values, sides[1]), coefficients, step)
+    return None if few is None else transform.at_blocks(few, like, step)

@@ -1,7 +1,7 @@
 """What a codec makes of a vector, from shapes alone."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -10,32 +10,20 @@ from fftgrad.codecs import _call
 from fftgrad.ops._shapes import spec
 
 
-class PayloadSpec(NamedTuple):
-    """What `codec.compress` returns for vectors of one shape.
-
-    Attributes:
-      payload: its shapes and dtypes.
-      counts: whether it counts values that it cannot represent.
-    """
-
-    payload: Payload
-    counts: bool
-
-
 def payload_spec(codec: Codec, like: Like) -> Payload:
     """The shapes and dtypes of a payload."""
-    return _spec(codec, like.shape, like.dtype).payload
+    return _spec(codec, like.shape, like.dtype)[0]
 
 
 def counts_overflow(codec: Codec, like: Like) -> bool:
     """Whether the codec counts values that it cannot represent."""
-    return _spec(codec, like.shape, like.dtype).counts
+    return _spec(codec, like.shape, like.dtype)[1]
 
 
 # Each spec traces the codec, and one step asks for the same ones many times. A codec is a value,
 # so it can be a key.
 @functools.lru_cache(maxsize=4096)
-def _spec(codec: Codec, shape: tuple[int, ...], dtype: Any) -> PayloadSpec:
+def _spec(codec: Codec, shape: tuple[int, ...], dtype: Any) -> tuple[Payload, bool]:
     like = jax.ShapeDtypeStruct(shape, dtype)
     counts = False
 
@@ -48,4 +36,4 @@ def _spec(codec: Codec, shape: tuple[int, ...], dtype: Any) -> PayloadSpec:
     state = jax.eval_shape(lambda: codec.init(like))
     # Shapes and dtypes only: what else JAX notes there belongs to where it was asked first.
     shapes = spec(jax.eval_shape(payload, like, state))
-    return PayloadSpec(shapes, counts)
+    return shapes, counts

@@ -7,11 +7,22 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Channel, Exchange, PyTree, Reduced, State, Step
+from fftgrad._contracts import (
+    AxisName,
+    Channel,
+    Compressed,
+    Exchange,
+    Like,
+    Payload,
+    PyTree,
+    Quantizer,
+    Reduced,
+    State,
+    Step,
+)
 from fftgrad._values import check_choice, value
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers import _ternary
-from fftgrad.codecs.quantizers._sign import Vote
+from fftgrad.codecs.quantizers import _scale, _ternary
 from fftgrad.codecs.selectors import _top_k
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.exchanges import _digit_sum, _parts
@@ -19,6 +30,7 @@ from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._parts import Vectors
 from fftgrad.ops import _finite, _joined
+from fftgrad.ops.packing import _digits
 
 Noise = Literal["shared", "local"]
 
@@ -236,3 +248,25 @@ def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array
         grid * jnp.round(scale / grid * jax.random.normal(jax.random.fold_in(own, i), part.shape))
         for i, part in enumerate(_parts.vector_likes(like))
     ]
+
+
+@value
+class Vote(Quantizer):
+    """Quantizer: -1, 0 or 1 for each value that `TopVotes` selects; zero does not vote.
+
+    It has no place for a NaN: the header of the buffer tells. With `clip` it votes by chance.
+    """
+
+    clip: float | None = None
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        _scale.check_real("Vote", x)
+        up = x > 0
+        if self.clip is not None:
+            bound = jnp.minimum(_finite.largest(x), self.clip)
+            up = _scale.noise(self, step, x.size) < 0.5 + _scale.in_units(x, bound, 0.5)
+        digits = jnp.where(x == 0, 1, jnp.where(up, 2, 0)).astype(jnp.uint32)
+        return Compressed(Payload(_digits.pack(digits, 3)))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        return _digits.unpack(payload.main, 3, math.prod(like.shape)).astype(jnp.float32) - 1

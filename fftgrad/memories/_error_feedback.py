@@ -1,51 +1,27 @@
 """Error feedback, and no memory at all."""
 
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Memory, PyTree
-from fftgrad._values import check_choice, value
+from fftgrad._values import check_choice, check_within, value
 from fftgrad.ops import _hash, _rounding
-
-
-class NarrowState(NamedTuple):
-    """State: a residual in bfloat16.
-
-    Attributes:
-      residual: what earlier steps could not send, shaped like the gradient.
-      rounds: how often it was rounded, int32[]: after each, other draws.
-    """
-
-    residual: PyTree
-    rounds: jax.Array
-
-
-def keep(residual: PyTree, rounds: jax.Array) -> NarrowState:
-    """The state of a float32 residual, rounded up or down by chance."""
-    (seed,) = _hash.bits(rounds.astype(jnp.uint32), jnp.uint32(0), 1)
-
-    def one(x: jax.Array) -> jax.Array:
-        flat = x.ravel()
-        # By their bits as well, or leaves and workers would round alike at the same positions.
-        own = seed ^ jax.lax.bitcast_convert_type(flat, jnp.uint32)
-        draws = _hash.bits(jnp.uint32(0), own, x.size)
-        return _rounding.to_bfloat16(flat, draws).reshape(x.shape)
-
-    return NarrowState(jax.tree.map(one, residual), rounds + 1)
-
 
 Dtype = Literal["float32", "bfloat16"]
 
 
 class ErrorFeedbackState(NamedTuple):
-    """State: what earlier steps could not send, float32, shaped like the gradient."""
+    """State of `ErrorFeedback`.
+
+    Attributes:
+      residual: what earlier steps could not send, shaped like the gradient.
+      rounds: how often it was rounded to bfloat16, int32[]: after each, other draws. None: never.
+    """
 
     residual: PyTree
-
-
-State = ErrorFeedbackState | NarrowState
+    rounds: jax.Array | None = None
 
 
 @value
@@ -96,48 +72,55 @@ class ErrorFeedback(Memory):
     dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.decay <= 1.0:
-            raise ValueError(
-                f"ErrorFeedback(decay): must be in [0, 1], got {self.decay}; use 1.0 to lose "
-                "nothing, 0.95 in front of Adam."
-            )
-        if not 0.0 < self.uptake <= 1.0:
-            raise ValueError(
-                f"ErrorFeedback(uptake): must be in (0, 1], got {self.uptake}; use 1.0, or 0.1 for "
-                "large batches."
-            )
+        remedy = "use 1.0 to lose nothing, 0.95 in front of Adam."
+        check_within("ErrorFeedback(decay)", self.decay, "[0, 1]", remedy)
+        remedy = "use 1.0, or 0.1 for large batches."
+        check_within("ErrorFeedback(uptake)", self.uptake, "(0, 1]", remedy)
         check_choice("ErrorFeedback(dtype)", self.dtype, get_args(Dtype))
 
-    def init(self, like: PyTree) -> State:
+    def init(self, like: PyTree) -> ErrorFeedbackState:
         residual = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, self.dtype), like)
-        if self.dtype == "bfloat16":
-            return NarrowState(residual, jnp.zeros((), jnp.int32))
-        return ErrorFeedbackState(residual)
+        rounds = jnp.zeros((), jnp.int32) if self.dtype == "bfloat16" else None
+        return ErrorFeedbackState(residual, rounds)
 
-    def compensate(self, grad: PyTree, state: State) -> tuple[PyTree, State]:
+    def compensate(
+        self, grad: PyTree, state: ErrorFeedbackState
+    ) -> tuple[PyTree, ErrorFeedbackState]:
         return jax.tree.map(lambda g, e: g + self.decay * e, grad, _wide(state)), state
 
-    def update(self, x: PyTree, sent: PyTree, mean: PyTree, state: State) -> State:
+    def update(
+        self, x: PyTree, sent: PyTree, mean: PyTree, state: ErrorFeedbackState
+    ) -> ErrorFeedbackState:
         def residual(e: jax.Array, x: jax.Array, sent: jax.Array) -> jax.Array:
             if self.uptake == 1.0:  # XLA would still read e, for the sake of its NaNs
                 return x - sent
             return (1 - self.uptake) * (self.decay * e) + self.uptake * (x - sent)
 
-        return self._keep(jax.tree.map(residual, _wide(state), x, sent), state)
+        return _kept(jax.tree.map(residual, _wide(state), x, sent), state.rounds)
 
-    def put_back(self, lost: PyTree, state: State) -> State:
-        return self._keep(
-            jax.tree.map(lambda e, lost: e + self.uptake * lost, _wide(state), lost), state
-        )
-
-    def _keep(self, residual: PyTree, state: State) -> State:
-        if self.dtype == "bfloat16":
-            return keep(residual, cast("NarrowState", state).rounds)
-        return ErrorFeedbackState(residual)
+    def put_back(self, lost: PyTree, state: ErrorFeedbackState) -> ErrorFeedbackState:
+        more = jax.tree.map(lambda e, lost: e + self.uptake * lost, _wide(state), lost)
+        return _kept(more, state.rounds)
 
 
-def _wide(state: State) -> PyTree:
+def _wide(state: ErrorFeedbackState) -> PyTree:
     return jax.tree.map(lambda e: e.astype(jnp.float32), state.residual)
+
+
+def _kept(residual: PyTree, rounds: jax.Array | None) -> ErrorFeedbackState:
+    """The state of a float32 residual; in bfloat16, rounded up or down by chance."""
+    if rounds is None:
+        return ErrorFeedbackState(residual)
+    (seed,) = _hash.bits(rounds.astype(jnp.uint32), jnp.uint32(0), 1)
+
+    def one(x: jax.Array) -> jax.Array:
+        flat = x.ravel()
+        # By their bits as well, or leaves and workers would round alike at the same positions.
+        own = seed ^ jax.lax.bitcast_convert_type(flat, jnp.uint32)
+        draws = _hash.bits(jnp.uint32(0), own, x.size)
+        return _rounding.to_bfloat16(flat, draws).reshape(x.shape)
+
+    return ErrorFeedbackState(jax.tree.map(one, residual), rounds + 1)
 
 
 @value

@@ -1,12 +1,12 @@
 """Momentum on each worker, before the residual."""
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Memory, PyTree
+from fftgrad._values import check_within, value
 
 
 class MomentumCorrectionState(NamedTuple):
@@ -16,7 +16,7 @@ class MomentumCorrectionState(NamedTuple):
     residual: PyTree
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class MomentumCorrection(Memory):
     """Memory: accumulate the velocity instead of the gradient, and forget it where it was sent.
 
@@ -61,11 +61,8 @@ class MomentumCorrection(Memory):
     masking: bool = True
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.momentum < 1.0:
-            raise ValueError(
-                f"MomentumCorrection(momentum): must be in [0, 1), got {self.momentum}; use 0.9, "
-                "or ErrorFeedback() for none."
-            )
+        remedy = "use 0.9, or ErrorFeedback() for none."
+        check_within("MomentumCorrection(momentum)", self.momentum, "[0, 1)", remedy)
 
     def init(self, like: PyTree) -> MomentumCorrectionState:
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), like)

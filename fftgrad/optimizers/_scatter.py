@@ -10,8 +10,8 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, Codec
 from fftgrad._values import check_kind
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers import UniformLevels
-from fftgrad.codecs.transforms import Hadamard
+from fftgrad.codecs.quantizers._uniform_levels import UniformLevels
+from fftgrad.codecs.transforms._hadamard import Hadamard
 from fftgrad.exchanges import _halves
 from fftgrad.exchanges._parts import Likes, Parts
 from fftgrad.ops._keys import as_key

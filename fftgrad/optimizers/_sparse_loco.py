@@ -6,9 +6,10 @@ import optax
 
 from fftgrad._contracts import AxisName, Codec, Like
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers import BinMeans
-from fftgrad.codecs.selectors import ChunkTopK
-from fftgrad.codecs.transforms import Tiles, _tiles
+from fftgrad.codecs.quantizers._bin_means import BinMeans
+from fftgrad.codecs.selectors._chunk_top_k import ChunkTopK
+from fftgrad.codecs.transforms import _tiles
+from fftgrad.codecs.transforms._tiles import Tiles
 from fftgrad.exchanges import AllGather, Average, MedianNormClip
 from fftgrad.exchanges._rules import CodecRule
 from fftgrad.memories import ErrorFeedback

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from messages import compress, decompress
 
 import fftgrad as fg
-from fftgrad.codecs import _plan
+from fftgrad.codecs import _chain
 from fftgrad.codecs.transforms import _blocks
 
 LENGTHS = [1, 2, 3, 7, 16, 17, 100, 127, 1009]
@@ -164,11 +164,11 @@ def test_a_few_coefficients_are_undone_at_their_blocks_alone(transform, monkeypa
         rows = jnp.stack([x, -2 * x[::-1]])
         return jax.jit(one)(x), jax.jit(jax.vmap(mean, axis_name="data"))(rows)[0]
 
-    assert _plan.sparse_blocks(codec.stages, x)
+    assert _chain.sparse_blocks(codec.stages, x)
     sparse = both()
     assert jnp.count_nonzero(sparse[0]) <= 2 * transform.block
-    monkeypatch.setattr(_plan, "SPARSE", x.size)
-    assert not _plan.sparse_blocks(codec.stages, x)
+    monkeypatch.setattr(_chain, "SPARSE", x.size)
+    assert not _chain.sparse_blocks(codec.stages, x)
     for few, dense in zip(sparse, both(), strict=True):
         np.testing.assert_allclose(few, dense, rtol=1e-5, atol=1e-6 * np.abs(dense).max())
 

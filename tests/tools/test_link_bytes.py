@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import HIERARCHIES
+from cases import HIERARCHIES, sample
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -29,7 +29,7 @@ def exchanges():
     return exchange.exchanges
 
 
-@pytest.mark.parametrize("workers", [2, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize("workers", sample([2, 4, 8, 16, 32, 64], lambda w: {w > 8}))
 def test_what_was_audited_for_2_to_64_workers(exchanges, workers):
     side = int(AUDITED["values"] ** 0.5)
     like = jax.ShapeDtypeStruct((side, side), jnp.float32)
@@ -42,7 +42,7 @@ def test_what_was_audited_for_2_to_64_workers(exchanges, workers):
     assert not audited
 
 
-@pytest.mark.parametrize("name", sorted(set(HIERARCHIES) - {"slow warm-up"}))
+@pytest.mark.parametrize("name", sample(sorted(set(HIERARCHIES) - {"slow warm-up"})))
 def test_the_slow_links_of_a_hierarchy(name):
     exchange, axes = HIERARCHIES[name], ("slow", "fast")
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), axes, axis_types=(AxisType.Auto,) * 2)

@@ -5,11 +5,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import value
+from fftgrad._values import check_within, value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops.packing import _codes
 
-MAX_BITS = 4
 SPAN = 6.0
 """Standard deviations that the bins cover together."""
 
@@ -49,11 +48,7 @@ class BinMeans(Quantizer):
     bits: int = 2
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= MAX_BITS:
-            raise ValueError(
-                f"BinMeans(bits): must be in 1..{MAX_BITS}, got {self.bits}; for more bits use "
-                "LogLevels."
-            )
+        check_within("BinMeans(bits)", self.bits, "[1, 4]", "for more bits use LogLevels.")
 
     @property
     def _middle(self) -> float:

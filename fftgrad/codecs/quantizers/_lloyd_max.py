@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import value
+from fftgrad._values import check_count, check_within, value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _rows
 from fftgrad.ops.packing import _codes
-
-MAX_BITS = 6
 
 
 @value
@@ -50,11 +48,8 @@ class LloydMax(Quantizer):
     block: int = 4096
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= MAX_BITS or self.block < 1:
-            raise ValueError(
-                f"LloydMax(bits, block): must be 1 <= bits <= {MAX_BITS} and block >= 1, got "
-                f"{self.bits} and {self.block}; for more bits use RangeFloat."
-            )
+        check_within("LloydMax(bits)", self.bits, "[1, 6]", "for more bits use RangeFloat.")
+        check_count("LloydMax(block)", self.block, "use block=4096.")
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _scale.check_real("LloydMax", x)

@@ -1,4 +1,4 @@
-"""Signs and votes, and one magnitude for all: at most two bits a value."""
+"""Signs, and one magnitude for all."""
 
 import math
 
@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import value
+from fftgrad._values import check_within, value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _finite
-from fftgrad.ops.packing import _bitmap, _digits
+from fftgrad.ops.packing import _bitmap
 
 
 @value
@@ -83,15 +83,9 @@ class DynamicSign(Quantizer):
     decay: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale < math.inf:
-            raise ValueError(
-                f"DynamicSign(scale): must be positive, got {self.scale}; use the largest value of "
-                "the first step."
-            )
-        if not 0.5 < self.decay <= 1:
-            raise ValueError(
-                f"DynamicSign(decay): must be above 1/2 and at most 1, got {self.decay}; use 0.98."
-            )
+        remedy = "use the largest value of the first step."
+        check_within("DynamicSign(scale)", self.scale, "(0, inf)", remedy)
+        check_within("DynamicSign(decay)", self.decay, "(0.5, 1]", "use 0.98.")
 
     def _now(self, step: Step) -> jax.Array:
         number = jnp.asarray(step.number, jnp.float32)
@@ -107,32 +101,6 @@ class DynamicSign(Quantizer):
         half = self._now(step) / 2
         negative = _bitmap.unpack(payload.main, math.prod(like.shape))
         return jnp.where(negative, -half, half).astype(like.dtype)
-
-
-@value
-class Vote(Quantizer):
-    """Quantizer: -1, 0 or 1 for each value; what `TopVotes` sends of those that it selects.
-
-    Not public, because it has no place for a NaN: the header of the buffer tells.
-
-    Attributes:
-      clip: None for the sign; b for a vote by chance, P(1) = 1/2 + x_i / 2 min(b, max |x|). Zero
-        does not vote.
-    """
-
-    clip: float | None = None
-
-    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        _scale.check_real("Vote", x)
-        up = x > 0
-        if self.clip is not None:
-            bound = jnp.minimum(_finite.largest(x), self.clip)
-            up = _scale.noise(self, step, x.size) < 0.5 + _scale.in_units(x, bound, 0.5)
-        digits = jnp.where(x == 0, 1, jnp.where(up, 2, 0)).astype(jnp.uint32)
-        return Compressed(Payload(_digits.pack(digits, 3)))
-
-    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
-        return _digits.unpack(payload.main, 3, math.prod(like.shape)).astype(jnp.float32) - 1
 
 
 @value

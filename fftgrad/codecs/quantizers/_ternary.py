@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import value
+from fftgrad._values import check_within, value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _finite
 from fftgrad.ops.packing import _digits
@@ -65,8 +65,8 @@ class Ternary(Quantizer):
 
 def check_clip(owner: str, clip: float | None) -> None:
     """Refuses a bound that is not positive."""
-    if clip is not None and not clip > 0:
-        raise ValueError(f"{owner}(clip): must be positive or None, got {clip}; use clip=2.5.")
+    if clip is not None:
+        check_within(f"{owner}(clip)", clip, "(0, inf]", "use clip=2.5, or None for no bound.")
 
 
 def clipped(x: jax.Array, clip: float | None) -> tuple[jax.Array, jax.Array]:

@@ -13,10 +13,8 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Like, Step
-from fftgrad._values import check_choice
+from fftgrad._values import check_choice, check_within
 from fftgrad.codecs.quantizers import _scale
-
-MAX_BITS = 16
 
 Rounding = Literal["nearest", "truncate", "stochastic"]
 
@@ -152,16 +150,11 @@ def mantissa(given: int | None, bits: int, *, zero: bool) -> int:
 
 def check_format(owner: str, bits: int, given: int | None, rounding: str, *, zero: bool) -> None:
     """Refuses a width, a mantissa or a rounding that is none."""
-    if not 2 <= bits <= MAX_BITS:
-        raise ValueError(
-            f"{owner}(bits): must be in 2..{MAX_BITS}, got {bits}; for more bits use no quantizer, "
-            "for one bit keep signs only."
-        )
-    if given is not None and not 1 <= given <= bits:
-        raise ValueError(
-            f"{owner}(mantissa): must be in 1..{bits}, got {given}; use "
-            f"mantissa={best_mantissa(codes(bits, zero=zero), bits)}."
-        )
+    remedy = "for more bits use no quantizer, for one bit keep signs only."
+    check_within(f"{owner}(bits)", bits, "[2, 16]", remedy)
+    if given is not None:
+        remedy = f"use mantissa={mantissa(None, bits, zero=zero)}."
+        check_within(f"{owner}(mantissa)", given, f"[1, {bits}]", remedy)
     check_choice(f"{owner}(rounding)", rounding, get_args(Rounding))
     if rounding == "stochastic" and not zero:
         raise ValueError(

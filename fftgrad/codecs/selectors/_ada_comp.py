@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, Selector, Sparse, Step
-from fftgrad._values import value
+from fftgrad._values import check_count, check_within, value
 from fftgrad.codecs.selectors import _limited
 from fftgrad.ops import _finite, _rows
 from fftgrad.ops.packing import _bitmap
@@ -62,11 +62,8 @@ class AdaComp(Selector):
     per_bin: float = 4.0
 
     def __post_init__(self) -> None:
-        if self.bin_size < 1 or not 0 < self.per_bin <= self.bin_size:
-            raise ValueError(
-                f"AdaComp(bin_size, per_bin): must be positive, and no more per bin than it has, "
-                f"got {self.bin_size} and {self.per_bin}; use bin_size=500, per_bin=4."
-            )
+        check_count("AdaComp(bin_size)", self.bin_size, "use bin_size=500.")
+        check_within("AdaComp(per_bin)", self.per_bin, f"(0, {self.bin_size}]", "use per_bin=4.")
 
     def init(self, like: Like) -> AdaCompState:
         return AdaCompState(jnp.zeros(like.shape, jnp.float32))

@@ -1,7 +1,6 @@
 """As many of the largest coefficients as a message of fixed size holds."""
 
 import dataclasses
-import math
 from typing import NamedTuple
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
-from fftgrad._values import value
+from fftgrad._values import check_count, check_within, value
 from fftgrad.codecs.quantizers import _window
 from fftgrad.codecs.selectors import _fill, _top_k
 from fftgrad.ops import _scan
@@ -17,6 +16,8 @@ from fftgrad.ops.packing import _exp_golomb
 
 HEAD = 8
 """Bytes before the codes: the step, and how many coefficients there are."""
+
+LEAST = HEAD + 12
 
 BITS = 6
 """No more coefficients than would leave each of them so many bits."""
@@ -91,13 +92,11 @@ class Budget(Selector):
             )
         _top_k.check_static("Budget(ratio)", self.ratio, float | int)
         _top_k.check_static("Budget(bytes)", self.bytes, int)
-        if self.ratio is not None and not 1 <= self.ratio < math.inf:
-            raise ValueError(f"Budget(ratio): must be at least 1, got {self.ratio}; use ratio=100.")
-        if self.bytes is not None and self.bytes < HEAD + 12:
-            raise ValueError(
-                f"Budget(bytes): must be at least {HEAD + 12}, for one coefficient and the head, "
-                f"got {self.bytes}; use bytes={HEAD + 12}."
-            )
+        if self.ratio is not None:
+            check_within("Budget(ratio)", self.ratio, "[1, inf)", "use ratio=100.")
+        if self.bytes is not None:
+            remedy = f"use bytes={LEAST}, one coefficient and the head."
+            check_count("Budget(bytes)", self.bytes, remedy, least=LEAST)
 
     @property
     def last(self) -> bool:
@@ -106,7 +105,7 @@ class Budget(Selector):
     def shard(self, parts: int) -> "Budget":
         if self.bytes is None:
             return self
-        return dataclasses.replace(self, bytes=max(HEAD + 12, self.bytes // parts))
+        return dataclasses.replace(self, bytes=max(LEAST, self.bytes // parts))
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         values = _window.as_real("Budget", x)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import Compressed, Payload, PyTree, Selector, Step
-from fftgrad._values import value
+from fftgrad._values import check_count, check_within, value
 from fftgrad.codecs.selectors._top_k import keys
 from fftgrad.ops import _rows
 from fftgrad.ops.packing import _codes, _indices
@@ -43,11 +43,8 @@ class ChunkTopK(Selector):
     k: int = 1
 
     def __post_init__(self) -> None:
-        if self.chunk < 2 or not 1 <= self.k <= self.chunk:
-            raise ValueError(
-                f"ChunkTopK(chunk, k): must be 1 <= k <= chunk and chunk >= 2, got {self.chunk} "
-                f"and {self.k}; use ChunkTopK(chunk=64, k=1)."
-            )
+        check_count("ChunkTopK(chunk)", self.chunk, "use ChunkTopK(chunk=64).", least=2)
+        check_within("ChunkTopK(k)", self.k, f"[1, {self.chunk}]", "use k=1.")
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         chunk, k = self._sizes(x.size)

@@ -11,7 +11,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import Compressed, Like, Selector, Step
-from fftgrad._values import check_choice, value
+from fftgrad._values import check_choice, check_count, check_within, value
 from fftgrad.codecs.selectors import _largest, _limited, _top_k
 from fftgrad.codecs.selectors._top_k import keys
 from fftgrad.ops import _count, _rows
@@ -73,11 +73,8 @@ class Threshold(Selector):
     def __post_init__(self) -> None:
         _top_k.check_size("Threshold", self.fraction, None)
         check_choice("Threshold(search)", self.search, get_args(Search))
-        if self.capacity < 1 or self.reuse < 1:
-            raise ValueError(
-                f"Threshold(capacity, reuse): must be at least 1, got {self.capacity} and "
-                f"{self.reuse}; use capacity=2.0, reuse=1."
-            )
+        check_within("Threshold(capacity)", self.capacity, "[1, inf]", "use capacity=2.0.")
+        check_count("Threshold(reuse)", self.reuse, "use reuse=1.")
         if self.search == "exact" and self.reuse > 1:
             raise ValueError(
                 f"Threshold(reuse): an exact search finds no threshold to use again, got "

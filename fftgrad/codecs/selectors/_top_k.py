@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
-from fftgrad._values import check_count, value
+from fftgrad._values import check_count, check_within, value
 from fftgrad.codecs.selectors import _largest
 from fftgrad.ops.packing import _indices
 
@@ -25,11 +25,9 @@ def check_size(owner: str, fraction: float | None, k: int | None) -> None:
         )
     check_static(f"{owner}(fraction)", fraction, float | int)
     check_static(f"{owner}(k)", k, int)
-    if fraction is not None and not 0 < fraction <= 1:
-        raise ValueError(
-            f"{owner}(fraction): the share kept must be in (0, 1], got {fraction}; to drop a share "
-            f"theta use {owner}(fraction=1 - theta)."
-        )
+    if fraction is not None:
+        remedy = f"it is what is kept: to drop a share theta use {owner}(fraction=1 - theta)."
+        check_within(f"{owner}(fraction)", fraction, "(0, 1]", remedy)
     if k is not None:
         check_count(f"{owner}(k)", k, f"use {owner}(k=1).")
 
