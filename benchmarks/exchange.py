@@ -60,17 +60,12 @@ def exchanges(workers: int) -> dict[str, fg.Exchange]:
 
 @dataclasses.dataclass
 class Row:
-    """One exchange among one number of workers.
-
-    Attributes:
-      handed: bytes that a worker hands to its collectives.
-      link: bytes that then cross its link in each direction, in a ring.
-    """
+    """One exchange among one number of workers."""
 
     name: str
     workers: int
-    handed: int
-    link: float
+    handed: int  # bytes that a worker hands to its collectives
+    link: float  # bytes that then cross its link in each direction, in a ring
     compile_s: float
     run: Any
     times: list[float] = dataclasses.field(default_factory=list[float])

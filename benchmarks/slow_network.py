@@ -86,22 +86,18 @@ def dense_of(method: str) -> str:
 
 @dataclasses.dataclass
 class Run:
-    """One training run, and what came of it.
-
-    Attributes:
-      every: steps to an exchange.
-      lines: what each worker has written so far.
-      events: what happened to workers and links, and when, in seconds since the run began.
-    """
+    """One training run, and what came of it."""
 
     method: str
     label: str
     repeat: int
-    every: int = 1
+    every: int = 1  # steps to an exchange
     status: str = "waiting"
+    # what each worker has written so far
     lines: list[list[dict[str, Any]]] = dataclasses.field(
         default_factory=list[list[dict[str, Any]]]
     )
+    # what happened to workers and links, and when, in seconds since the run began
     events: list[tuple[float, str]] = dataclasses.field(default_factory=list[tuple[float, str]])
 
     def having(self, key: str, worker: int = 0) -> list[dict[str, Any]]:

@@ -18,19 +18,12 @@ KEPT = (0.1, 0.01, 0.001)
 
 
 class Basis(NamedTuple):
-    """A change of basis.
+    """A change of basis."""
 
-    Attributes:
-      name: what tables call it.
-      codec: the transform of the library, if there is one for it.
-      squares: from rows [r, n] to the squared coefficients [r, m] of each.
-      reals: how many real numbers a coefficient has.
-    """
-
-    name: str
-    codec: fg.Codec | None
-    squares: Callable[[Array], Array]
-    reals: int = 1
+    name: str  # what tables call it
+    codec: fg.Codec | None  # the transform of the library, if there is one for it
+    squares: Callable[[Array], Array]  # from rows [r, n] to the squared coefficients [r, m] of each
+    reals: int = 1  # how many real numbers a coefficient has
 
 
 def blocks(rows: Array, size: int) -> Array:

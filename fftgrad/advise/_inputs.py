@@ -27,17 +27,11 @@ SUBNORMAL = float(np.nextafter(np.finfo(np.float32).tiny, np.float32(0)))
 
 
 class Groups(NamedTuple):
-    """How workers are joined.
+    """How workers are joined."""
 
-    Attributes:
-      axes: how many there are along each axis, the slow one first.
-      axis_name: by which a step calls them.
-      fast: the link of the second axis, if there is one.
-    """
-
-    axes: Mapping[str, int]
-    axis_name: AxisName
-    fast: Link | None
+    axes: Mapping[str, int]  # how many there are along each axis, the slow one first
+    axis_name: AxisName  # by which a step calls them
+    fast: Link | None  # the link of the second axis, if there is one
 
     @property
     def sizes(self) -> tuple[int, ...]:

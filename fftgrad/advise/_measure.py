@@ -98,28 +98,17 @@ def measure(
 
 
 class Asked(NamedTuple):
-    """What is to be measured, or planned for, once all of it is known to be right.
+    """What is to be measured, or planned for, once all of it is known to be right."""
 
-    Attributes:
-      owner: the function, for errors.
-      like: the gradient, by its shapes.
-      step, link: what is known of them; a function, or None, is measured.
-      groups: the workers.
-      mesh: the one whose links are measured, or None.
-      rows: the candidates.
-      gradients: those that are given, or None.
-      buckets: in how many the gradient leaves.
-    """
-
-    owner: str
-    like: PyTree
-    step: Callable[[], Any] | float
+    owner: str  # the function, for errors
+    like: PyTree  # the gradient, by its shapes
+    step: Callable[[], Any] | float  # what is known of them; a function, or None, is measured
     link: Link | None
-    groups: Groups
-    mesh: Mesh | None
-    rows: tuple[Candidate, ...]
-    gradients: list[PyTree] | None
-    buckets: int
+    groups: Groups  # the workers
+    mesh: Mesh | None  # the one whose links are measured, or None
+    rows: tuple[Candidate, ...]  # the candidates
+    gradients: list[PyTree] | None  # those that are given, or None
+    buckets: int  # in how many the gradient leaves
 
 
 def ask(

@@ -22,19 +22,12 @@ SIZES = (1 << 13, 1 << 18, 1 << 22, 1 << 25)
 
 
 class Sent(NamedTuple):
-    """What a collective took.
+    """What a collective took."""
 
-    Attributes:
-      kind: of it.
-      rounds: how often its latency counts.
-      bytes: that left each worker.
-      seconds: the median.
-    """
-
-    kind: str
-    rounds: float
-    bytes: float
-    seconds: float
+    kind: str  # of it
+    rounds: float  # how often its latency counts
+    bytes: float  # that left each worker
+    seconds: float  # the median
 
 
 def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0) -> Link:
