@@ -137,7 +137,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A residual network of 6 `depth` + 2 layers for images of 8 × 8: ResNet-32 for a depth of 5."""
+    """A residual network of 6 `depth` + 2 layers for images of 8 × 8: with 5, ResNet-32."""
 
     depth: int  # blocks of each of the three stages
     width: int = 16  # channels of the first stage

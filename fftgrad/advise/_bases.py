@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 import fftgrad as fg
+from fftgrad.advise._record_gradients import Array
 from fftgrad.codecs.transforms._dct import basis
 from fftgrad.codecs.transforms._hadamard import matrix
-
-Array = npt.NDArray[Any]
 
 KEPT = (0.1, 0.01, 0.001)
 """Of the coefficients, counted in real numbers."""

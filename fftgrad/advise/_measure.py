@@ -74,12 +74,6 @@ def measure(
 
     Wire: what `fg.advise.measure_link` sends, if it measures the link.
 
-    Raises:
-      TypeError: if a leaf is not what `compressed_pmean` takes.
-      ValueError: if neither `link` nor `mesh` is given, or neither `workers` nor `mesh`; if there
-        is one worker, the mesh lacks an axis, `step` returns no array, or gradients are not like
-        `params`, are zeros or not finite.
-
     Example:
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp

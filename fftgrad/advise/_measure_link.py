@@ -52,9 +52,6 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
 
     Wire: up to twice 32 MiB over each link, three times or more.
 
-    Raises:
-      ValueError: if the mesh has no such axis, or the axis only one worker.
-
     Example:
       >>> import fftgrad as fg
       >>> import jax

@@ -1,16 +1,13 @@
 """The values that are looked at: all, or whole blocks drawn from each stretch of the gradient."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fftgrad._contracts import PyTree
 from fftgrad.advise import _inputs
-from fftgrad.advise._record_gradients import GradientLog
-
-Array = npt.NDArray[Any]
+from fftgrad.advise._record_gradients import Array, GradientLog
 
 BLOCK = 4096
 """So many neighbors are taken together, so that what ties them is seen."""
