@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple, TextIO
 
-import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 FAILED = 3
 HEADERS = 66
@@ -54,24 +54,14 @@ class Job:
 
 def save_params(params: Any, path: str) -> None:
     """Parameters as a NumPy archive, by path."""
-    leaves = jax.tree.leaves_with_path(params)
-    named: dict[str, Any] = {
-        jax.tree_util.keystr(p, simple=True, separator="/"): np.asarray(x) for p, x in leaves
-    }
+    named: Any = flatten_dict(params, sep="/")
     np.savez(path, **named)
 
 
 def load_params(path: str) -> Any:
     """The inverse, as nested dicts."""
-    params: Any = {}
     with np.load(path) as archive:
-        for name in archive.files:
-            *parents, last = name.split("/")
-            node = params
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[last] = archive[name]
-    return params
+        return unflatten_dict(dict(archive), sep="/")
 
 
 def traffic(interface: str) -> tuple[int, int]:

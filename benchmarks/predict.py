@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
-from _record import RESULTS, head, parser, save, table, text
+from _record import RESULTS, head, parser, save, table, write
 from links import load
 from matplotlib.figure import Figure
 from methods import AXIS, LINKS, Setting
@@ -242,8 +242,7 @@ def main() -> None:
         {"group": p.group, "method": p.method} | {k: round(getattr(p, k), 4) for k in numbers}
         for p in found
     ]
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "predicted.json").write_text(text(head() | told | {"rows": rows}, "rows"))
+    write(args.out / "predicted.json", head() | told | {"rows": rows}, "rows")
     save(draw(found), args.out, "predicted.png")
 
 

@@ -25,7 +25,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import network as net
-from _record import ROOT, few, head, parser, table, text, thin
+from _record import ROOT, few, head, parser, table, thin
+from _record import write as write_file
 from job import Job, save_params
 from methods import LINKS, PEERS
 from rich.console import Console
@@ -411,7 +412,7 @@ def write(runs: list[Run], args: argparse.Namespace) -> None:
     settings = {k: v for k, v in vars(args).items() if k not in {"out", "name", "show"}}
     records = [run.record(args) for run in runs if run.lines]
     content = head() | {"settings": settings, "realtime": bool(priority()), "runs": records}
-    (args.out / f"{args.name}.json").write_text(text(content, "runs"))
+    write_file(args.out / f"{args.name}.json", content, "runs")
 
 
 if __name__ == "__main__":
