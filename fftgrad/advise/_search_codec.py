@@ -160,7 +160,7 @@ def counted(basis: fg.Codec, bits: int, like: jax.ShapeDtypeStruct, size: int) -
     def of(k: int) -> fg.Codec:
         return fg.chain(basis, fg.TopK(k=k), fg.LogLevels(bits=bits))
 
-    counts = range(1, like.size + 1)
+    counts = range(1, min(like.size, 8 * size // bits) + 1)
     most = bisect.bisect_right(counts, size, key=lambda k: fg.wire_bytes(of(k), like))
     return of(most) if most else None
 
