@@ -9,8 +9,9 @@ from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Step, Transform
 from fftgrad._values import value
+from fftgrad.codecs import _call
 from fftgrad.codecs.transforms import _blocks
-from fftgrad.ops import _hash, _rows
+from fftgrad.ops import _rows
 
 MAX_BLOCK = 1 << 24
 FACTOR = 64
@@ -70,12 +71,8 @@ class Hadamard(Transform):
         return rows.ravel()[:n]
 
     def _flip(self, rows: jax.Array, step: Step) -> jax.Array:
-        if step.shared is None:
-            raise ValueError(
-                f"{self!r}(step): the signs are drawn, got a step without a key; pass "
-                "step=fg.Step.of(key) to compress, and the same to decompress, or use signs=False."
-            )
-        bits = _hash.keyed_bits(step.shared, rows.size).reshape(rows.shape)
+        remedy = " to compress, and the same to decompress, or use signs=False"
+        bits = _call.drawn_bits(self, step.shared, rows.size, remedy).reshape(rows.shape)
         flipped = lax.bitcast_convert_type(rows, jnp.uint32) ^ (bits & jnp.uint32(1 << 31))
         return lax.bitcast_convert_type(flipped, jnp.float32)
 
