@@ -12,7 +12,7 @@ T = TypeVar("T")
 def value(cls: type[T]) -> type[T]:
     """A frozen dataclass whose `repr` is the call that makes it."""
     if "__repr__" not in vars(cls):
-        cls.__repr__ = constructor_call
+        cls.__repr__ = _constructor_call
     return dataclasses.dataclass(frozen=True, repr=False)(cls)
 
 
@@ -60,7 +60,7 @@ def check_within(argument: str, value: float, interval: str, remedy: str) -> Non
         raise ValueError(f"{argument}: must be in {interval}, got {value}; {remedy}")
 
 
-def constructor_call(self: Any) -> str:
+def _constructor_call(self: Any) -> str:
     """The `repr` of a configuration: the call that makes it, without what it leaves at default."""
     given = (
         f"{field.name}={getattr(self, field.name)!r}"

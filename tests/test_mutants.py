@@ -549,9 +549,9 @@ MUTANTS = {
         "tests/codecs/test_selectors.py -k its_own_way",
     ),
     "a skipped step counts what overflows": Mutant(
-        "training/_pmean.py",
-        "overflow = jnp.where(finite, out.tally.overflow, 0)",
-        "overflow = jnp.asarray(out.tally.overflow)",
+        "training/_non_finite.py",
+        "jnp.where(finite, tally.overflow, 0)",
+        "jnp.asarray(tally.overflow)",
         "tests/training/test_bad_steps.py -k bad_bucket",
     ),
     "a law of codecs holds in the first step only": Mutant(
@@ -675,9 +675,9 @@ MUTANTS = {
         "tests/exchanges/test_exchanges.py -k 'threshold_by_the_mean and True'",
     ),
     "one shard's overflow stands for all": Mutant(
-        "training/_pmean.py",
-        "over_other_axes(lax.psum, overflow)",
-        "over_other_axes(lax.pmax, overflow)",
+        "training/_non_finite.py",
+        "over_other_axes(lax.psum, jnp.where(finite, tally.overflow, 0))",
+        "over_other_axes(lax.pmax, jnp.where(finite, tally.overflow, 0))",
         "tests/training/test_pmean.py -k summed_over_the_model_axis",
     ),
     "a chain claims more than is right on average": Mutant(
@@ -826,8 +826,8 @@ MUTANTS = {
     ),
     "a worker that is left out forgets what it had to send": Mutant(
         "training/_pmean.py",
-        "remembered = channel.kept(remembered, before)",
-        "pass",
+        "(channel.kept(remembered, before), after,",
+        "(remembered, after,",
         "tests/training/test_non_finite.py -k any_memory",
     ),
     "the loss of a worker that is left out is told": Mutant(

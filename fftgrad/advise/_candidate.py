@@ -11,7 +11,7 @@ import optax
 
 import fftgrad as fg
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad._values import check_choice, check_count, check_kind, constructor_call
+from fftgrad._values import check_choice, check_count, check_kind, value
 from fftgrad.advise._convergence import SEEN, Loss
 from fftgrad.advise._inputs import FAST
 from fftgrad.exchanges._recipe import recipe_of
@@ -19,7 +19,7 @@ from fftgrad.exchanges._recipe import recipe_of
 NAME = re.compile(r"(?<![\w.'])(([A-Z]\w*|chain)\()")
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Candidate:
     """Value: a way to exchange gradients, which `fg.advise.plan` compares with others.
 
@@ -52,8 +52,6 @@ class Candidate:
     momentum: bool = True
     loss: Loss = "not measured"
     steps: float = 1.0
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         own = self.recipe

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from decimal import Decimal
 
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.ops._collectives import RING
 
 SECONDS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "ns": "1e-9", "min": "60"}
@@ -13,7 +13,7 @@ NUMBER = re.compile(r"\s*(-?[0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*(\S*)\s*", re.IG
 RATE = re.compile(r"([kmgt]?)(bit|b|B)(?:/s|ps)?", re.IGNORECASE)
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Link:
     """Value: what a message takes between two workers: latency + bytes / bandwidth.
 
@@ -44,8 +44,6 @@ class Link:
     latency: float
     shares: tuple[tuple[str, float], ...] = ()
     residual: float = dataclasses.field(default=0.0, compare=False)
-
-    __repr__ = constructor_call
 
     def __init__(
         self,

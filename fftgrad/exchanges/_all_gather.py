@@ -1,13 +1,11 @@
 """A mean of payloads that cannot be summed as they are."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
 from fftgrad._channel import Received
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Step
-from fftgrad._values import check_kind, constructor_call
+from fftgrad._values import check_kind, value
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._averages import Average
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
@@ -15,7 +13,7 @@ from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _wire
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class AllGather(Exchange):
     """Exchange: every worker sends its payload to all, and all decode and average all of them.
 
@@ -58,8 +56,6 @@ class AllGather(Exchange):
 
     codec: Codecs
     average: Average | None = None
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _parts.check_codec("AllGather", self.codec)

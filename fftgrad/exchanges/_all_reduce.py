@@ -1,7 +1,5 @@
 """A sum of payloads by one all-reduce."""
 
-import dataclasses
-
 import jax
 
 from fftgrad._contracts import (
@@ -14,7 +12,7 @@ from fftgrad._contracts import (
     Selector,
     State,
 )
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs import _chain
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges import _parts
@@ -22,7 +20,7 @@ from fftgrad.exchanges._parts import Parts, Payloads
 from fftgrad.exchanges._rules import Codecs
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class AllReduce(Exchange):
     """Exchange: sum the payloads with one all-reduce; without a codec, the dense mean.
 
@@ -54,8 +52,6 @@ class AllReduce(Exchange):
     """
 
     codec: Codecs = Identity()
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _parts.check_codec("AllReduce", self.codec)

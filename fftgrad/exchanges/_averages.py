@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._values import check_count, constructor_call
+from fftgrad._values import check_count, value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.exchanges._parts import Vectors
 
@@ -73,7 +73,7 @@ class MedianNormClip(Average):
         return _weighted_mean(decode, sent, jnp.where(counts[:, None], clip, 0.0), counts)
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class TrimmedMean(Average):
     """Value: an average; in each coordinate the mean without the largest and the smallest.
 
@@ -103,8 +103,6 @@ class TrimmedMean(Average):
     """
 
     trim: int = 1
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         check_count("TrimmedMean(trim)", self.trim, "leave it out.")

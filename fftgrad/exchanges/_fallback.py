@@ -1,6 +1,5 @@
 """Less compression where it hurts."""
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.exchanges import _switch
 from fftgrad.ops import _collectives
 
@@ -31,7 +30,7 @@ class FallbackState(NamedTuple):
     best: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Fallback(Exchange):
     """Exchange: go to the next, milder one when the error or the loss says so, never back.
 
@@ -75,8 +74,6 @@ class Fallback(Exchange):
     max_error: float | None = None
     tolerance: float | None = None
     smoothing: float = 0.9
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         if not self.ladder or not all(isinstance(rung, Exchange) for rung in self.ladder):

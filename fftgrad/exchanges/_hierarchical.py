@@ -1,6 +1,5 @@
 """An exact mean over fast links, and a compressed one over slow links."""
 
-import dataclasses
 from typing import Literal, get_args
 
 import jax
@@ -20,7 +19,7 @@ from fftgrad._contracts import (
     Step,
     Tally,
 )
-from fftgrad._values import check_kind, constructor_call
+from fftgrad._values import check_kind, value
 from fftgrad.exchanges import _shards
 from fftgrad.exchanges._shards import Shards
 from fftgrad.memories._error_feedback import ErrorFeedback
@@ -29,7 +28,7 @@ from fftgrad.ops import _finite, _joined
 FastDtype = Literal["float32", "bfloat16"]
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Hierarchical(Exchange):
     """Exchange: the exact mean along a fast axis, and a compressed one along the slow axes.
 
@@ -83,8 +82,6 @@ class Hierarchical(Exchange):
     slow: Exchange
     memory: Memory = ErrorFeedback()
     dtype: FastDtype = "float32"
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _axes.check_names("Hierarchical(fast_axis)", self.fast_axis)

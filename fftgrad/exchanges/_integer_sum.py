@@ -1,18 +1,16 @@
 """A sum of small integers, several to a word."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, State
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.codecs.quantizers import _scale, _ternary
 from fftgrad.exchanges import _digit_sum, _parts
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class IntegerSum(Exchange):
     """Exchange: all workers round to the levels of one shared scale, and sum the integers packed.
 
@@ -63,8 +61,6 @@ class IntegerSum(Exchange):
     workers: int
     levels: int = 1
     clip: float | None = 2.5
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _ternary.check_clip("IntegerSum", self.clip)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Exchange, Like, PyTree, Scope
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 
 BUCKET_LIMIT = 2**30
 """Most values in a bucket: positions are int32, and a transform of it is 4 GiB, cuFFT's limit."""
@@ -52,7 +52,7 @@ class Member(NamedTuple):
     leaf: Any
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Layout:
     """Function: how a gradient is laid out for the exchange: what forms a part, and a bucket.
 
@@ -86,8 +86,6 @@ class Layout:
 
     scope: Scope | None = None
     bucket_bytes: int | None = None
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         if self.scope not in ("model", "leaf", None) and not callable(self.scope):

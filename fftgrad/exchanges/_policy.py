@@ -5,13 +5,13 @@ import fnmatch
 import math
 
 from fftgrad._contracts import Codec, Like, Scope
-from fftgrad._values import check_kind, constructor_call
+from fftgrad._values import check_kind, value
 from fftgrad.exchanges._rules import CodecRule
 
 _GROUP = "rule "
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Rule:
     """Function: a codec, and the leaves that it is for: those that meet every condition.
 
@@ -36,8 +36,6 @@ class Rule:
     path: str = "*"
     max_ndim: int | None = None
     max_size: int | None = None
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         check_kind("Rule(codec)", self.codec, Codec, "use Identity() to send these leaves dense.")

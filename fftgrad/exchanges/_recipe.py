@@ -1,15 +1,14 @@
 """What a method is made of."""
 
-import dataclasses
 from typing import NoReturn
 
 from fftgrad._contracts import Exchange, Memory
-from fftgrad._values import check_kind, constructor_call
+from fftgrad._values import check_kind, value
 from fftgrad.exchanges._layout import Layout
 from fftgrad.memories._error_feedback import NoMemory
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class Recipe:
     """Value: what a published method is made of; `fg.methods` has one function for each.
 
@@ -39,8 +38,6 @@ class Recipe:
     exchange: Exchange
     memory: Memory = NoMemory()
     layout: Layout = Layout()
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         check_parts("Recipe", self.exchange, self.memory, self.layout)

@@ -1,6 +1,5 @@
 """A sum of coefficients that one worker chooses for all, or that all know already."""
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -17,7 +16,7 @@ from fftgrad._contracts import (
     Selector,
     State,
 )
-from fftgrad._values import check_kind, constructor_call
+from fftgrad._values import check_kind, value
 from fftgrad.codecs._chain import chain, stages
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
@@ -51,7 +50,7 @@ class Agreed(NamedTuple):
     selectors: PyTree = ()
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class SharedSupport(Exchange):
     """Exchange: all workers send the same coefficients, chosen by one or by the last means.
 
@@ -105,8 +104,6 @@ class SharedSupport(Exchange):
 
     codec: Codecs
     support: Support = LeaderSupport()
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _parts.check_codec("SharedSupport", self.codec)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Channel, Like, Payload, PyTree, Selector, Step
-from fftgrad._values import constructor_call
+from fftgrad._values import value
 from fftgrad.ops._shapes import spec
 
 
@@ -47,7 +47,7 @@ class Support(abc.ABC):
         return kept
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class LeaderSupport(Support):
     """Value: one worker chooses its largest coefficients, and broadcasts their positions.
 
@@ -67,8 +67,6 @@ class LeaderSupport(Support):
     """
 
     worker: int | None = None
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         if self.worker is not None and (not isinstance(self.worker, int) or self.worker < 0):

@@ -1,13 +1,11 @@
 """A mean whose bytes do not grow with the workers: shards to their owners, and back to all."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._contracts import Channel, Exchange, Memory, PyTree, Reduced, Scope, State
-from fftgrad._values import check_kind, constructor_call
+from fftgrad._values import check_kind, value
 from fftgrad.exchanges import _halves, _parts, _shards
 from fftgrad.exchanges._parts import Likes, Parts
 from fftgrad.exchanges._rules import Codecs
@@ -16,7 +14,7 @@ from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.ops import _wire
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@value
 class TwoStage(Exchange):
     """Exchange: compressed shards to the worker that owns them, and their compressed mean to all.
 
@@ -62,8 +60,6 @@ class TwoStage(Exchange):
     codec: Codecs
     workers: int
     server_memory: Memory = ErrorFeedback()
-
-    __repr__ = constructor_call
 
     def __post_init__(self) -> None:
         _parts.check_codec("TwoStage", self.codec)

@@ -1,6 +1,6 @@
 """What is done with a gradient that is not finite."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,9 +50,20 @@ def hide_bad(policy: NonFinite, finite: jax.Array, mean: PyTree) -> PyTree:
     return jax.tree.map(lambda m: jnp.where(finite, m, 0), mean)
 
 
-def left_out(tally: Tally, finite: jax.Array, axis_name: AxisName) -> jax.Array | int:
-    """How many workers a step went without."""
-    if tally.workers is None:
-        return 0
-    missing = _axes.size(axis_name) - _axes.over_other_axes(lax.pmin, tally.workers)
-    return jnp.where(finite, missing, 0)
+def counters(
+    before: Any, tally: Tally, finite: jax.Array, axis_name: AxisName
+) -> dict[str, jax.Array]:
+    """Those of a state after a step."""
+    missing: jax.Array | int = 0
+    if tally.workers is not None:
+        missing = _axes.size(axis_name) - _axes.over_other_axes(lax.pmin, tally.workers)
+    # What is bad in one bucket makes all later ones so, whose values then count for nothing.
+    overflow = _axes.over_other_axes(lax.psum, jnp.where(finite, tally.overflow, 0))
+    invalid = (jnp.asarray(tally.invalid) > 0).astype(jnp.int32)
+    return {
+        "step": before.step + 1,
+        "skipped": before.skipped + 1 - finite.astype(jnp.int32),
+        "overflow": before.overflow + overflow,
+        "invalid": before.invalid + _axes.over_other_axes(lax.pmax, invalid),
+        "dropped": before.dropped + jnp.where(finite, missing, 0),
+    }

@@ -5,7 +5,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, Exchange, Memory, PyTree, State
@@ -21,7 +20,6 @@ from fftgrad.exchanges._per_worker import (
 )
 from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.ops import _rounding
-from fftgrad.ops._keys import as_key
 from fftgrad.training import _non_finite, _unreduced, _worker
 from fftgrad.training._check_gradients import (
     check_local,
@@ -32,7 +30,7 @@ from fftgrad.training._check_gradients import (
 from fftgrad.training._check_state import check_state
 from fftgrad.training._non_finite import NonFinite
 from fftgrad.training._stands_in import stands_in
-from fftgrad.training._travel import travel
+from fftgrad.training._travel import observed, travel
 from fftgrad.training._value_and_grad import check_own
 from fftgrad.training._weigh import ONE_VOTE, mean_loss, refuse_weight, weighted
 
@@ -208,6 +206,28 @@ def compressed_pmean(
         # Without parameters nobody knows what is in these two, but that they are no parameters.
         return state._replace(exchange=step, worker=step) if stands_in(params) else state
 
+    def check(updates: PyTree, state: Any, params: PyTree | None, value: Any, weight: Any) -> None:
+        """Refuses what `update` cannot exchange."""
+        if masked == "refuse":
+            refuse_masked(updates)
+        refuse_weight("compressed_pmean", None if exchange.takes_weight else weight, *ONE_VOTE)
+        wanted = jax.eval_shape(init, updates)
+        check_local(updates, axis_name)
+        check_replicated(params, axis_name)
+        if exchange.needs_loss and value is None:
+            raise ValueError(
+                f"compressed_pmean.update(value): {exchange!r} watches the loss, got none; call "
+                "tx.update(grads, state, params, value=loss) with the loss of this worker."
+            )
+        if exchange.needs_loss:
+            check_own("compressed_pmean.update(value)", value, axis_name)
+        check_state(state, wanted, f"{exchange!r}, {memory!r} and {layout!r}", updates)
+
+    def error_of(x: PyTree, sent: PyTree, channel: Channel) -> Any:
+        if not track_error:
+            return ()
+        return channel.relative_error(jax.tree.map(jnp.subtract, x, sent), x)
+
     def update(
         updates: optax.Updates,
         state: Any,
@@ -218,14 +238,12 @@ def compressed_pmean(
         **extra: Any,
     ) -> tuple[optax.Updates, Any]:
         del extra
-        _check_call(exchange, masked, axis_name, updates, params, value, weight)
-        made_by = f"{exchange!r}, {memory!r} and {layout!r}"
-        check_state(state, jax.eval_shape(init, updates), made_by, updates)
+        check(updates, state, params, value, weight)
         before, states = drop_worker_axis(state.memory), tuple(map(drop_rows, state.exchange))
         mine, worker = _worker.check_owner(state.worker, axis_name)
         # Here and not above: making a key starts the backend, and a transformation may be made
         # before jax.distributed is initialized.
-        channel = Channel.of(axis_name, as_key(key), state.step, state.skipped)
+        channel = Channel.of(axis_name, key, state.step, state.skipped)
 
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         grads = weighted(grads, weight, axis_name, non_finite)
@@ -237,29 +255,19 @@ def compressed_pmean(
         mean, rounded = _rounding.narrowed(out.mean, updates)
         if rounded is not None:
             remembered = memory.put_back(rounded, remembered)
-        remembered = channel.kept(remembered, before)
+        after = out.states
+        if exchange.needs_loss:
+            loss = mean_loss(value, weight, channel, out.tally)
+            after = observed(exchange, after, loss, channel.step)
 
         finite = _non_finite.all_finite(out.tally, mean)
         remembered, states, error = optax.tree.where(
             finite,
-            (remembered, out.states, _error(x, out.sent, channel) if track_error else ()),
+            (channel.kept(remembered, before), after, error_of(x, out.sent, channel)),
             (before, states, state.error),
         )
-        if exchange.needs_loss:
-            loss = mean_loss(value, weight, channel, out.tally)
-            # A step that leaves no trace has no loss either.
-            shared = [exchange.observe(s.shared, loss, channel.step) for s in states]
-            shared = optax.tree.where(finite, shared, [s.shared for s in states])
-            states = tuple(s._replace(shared=new) for s, new in zip(states, shared, strict=True))
-        # What is bad in one bucket makes all later ones so, whose values then count for nothing.
-        overflow = jnp.where(finite, out.tally.overflow, 0)
-        invalid = (jnp.asarray(out.tally.invalid) > 0).astype(jnp.int32)
         return _non_finite.hide_bad(non_finite, finite, mean), CompressedPmeanState(
-            step=state.step + 1,
-            skipped=state.skipped + 1 - finite.astype(jnp.int32),
-            overflow=state.overflow + _axes.over_other_axes(lax.psum, overflow),
-            invalid=state.invalid + _axes.over_other_axes(lax.pmax, invalid),
-            dropped=state.dropped + _non_finite.left_out(out.tally, finite, axis_name),
+            **_non_finite.counters(state, out.tally, finite, axis_name),
             memory=add_worker_axis(remembered),
             exchange=tuple(map(add_rows, states)),
             worker=worker,
@@ -267,32 +275,3 @@ def compressed_pmean(
         )
 
     return optax.GradientTransformationExtraArgs(init, _unreduced.in_parts(update, axis_name))
-
-
-def _check_call(
-    exchange: Exchange,
-    masked: Masked,
-    axis_name: AxisName,
-    updates: PyTree,
-    params: PyTree | None,
-    value: jax.Array | None,
-    weight: jax.Array | float | None,
-) -> None:
-    """Refuses what `update` cannot exchange."""
-    if masked == "refuse":
-        refuse_masked(updates)
-    refuse_weight("compressed_pmean", None if exchange.takes_weight else weight, *ONE_VOTE)
-    checked_like(updates)
-    check_local(updates, axis_name)
-    check_replicated(params, axis_name)
-    if exchange.needs_loss and value is None:
-        raise ValueError(
-            f"compressed_pmean.update(value): {exchange!r} watches the loss, got none; call "
-            "tx.update(grads, state, params, value=loss) with the loss of this worker."
-        )
-    if exchange.needs_loss:
-        check_own("compressed_pmean.update(value)", value, axis_name)
-
-
-def _error(x: PyTree, sent: PyTree, channel: Channel) -> jax.Array:
-    return channel.relative_error(jax.tree.map(jnp.subtract, x, sent), x)

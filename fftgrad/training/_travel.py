@@ -2,10 +2,11 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
-from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, State, Tally
+from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, State, Step, Tally
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Layout
 from fftgrad.ops import _finite
@@ -56,3 +57,10 @@ def travel(
         states=tuple(out.state for out in outs),
         tally=tally,
     )
+
+
+def observed(
+    exchange: Exchange, states: tuple[State, ...], loss: jax.Array, step: Step
+) -> tuple[State, ...]:
+    """The states once the exchange knows the loss."""
+    return tuple(s._replace(shared=exchange.observe(s.shared, loss, step)) for s in states)
