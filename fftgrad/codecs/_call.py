@@ -10,7 +10,6 @@ from typing import Any
 import jax
 
 from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Step
-from fftgrad.ops import _hash
 
 
 def compress(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Compressed:
@@ -41,16 +40,6 @@ def decompress(codec: Codec, payload: Payload, like: Like, step: Step) -> jax.Ar
             "reshape it, and cast it by .astype(like.dtype)."
         )
     return out
-
-
-def drawn_bits(owner: object, key: jax.Array | None, count: int, remedy: str) -> jax.Array:
-    """Random bits uint32[count] by a key of the step, which has to have one."""
-    if key is None:
-        raise ValueError(
-            f"{owner!r}(step): draws by chance, got a step without a key; pass "
-            f"step=fg.Step.of(key){remedy}."
-        )
-    return _hash.keyed_bits(key, count)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -6,8 +6,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Step
-from fftgrad.codecs import _call
-from fftgrad.ops import _finite
+from fftgrad.ops import _finite, _hash
 
 TINY = np.float32(np.finfo(np.float32).tiny)
 
@@ -51,7 +50,7 @@ def noise(owner: object, step: Step, count: int) -> jax.Array:
 
 def noise_bits(owner: object, step: Step, count: int) -> jax.Array:
     """Random bits uint32[count], others for each worker."""
-    return _call.drawn_bits(owner, step.local, count, ", with another key for each call")
+    return _hash.drawn_bits(owner, step.local, count, ", with another key for each call")
 
 
 def to_levels(x: jax.Array, scale: jax.Array, levels: int, uniform: jax.Array) -> jax.Array:

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
 from fftgrad._values import value
-from fftgrad.codecs import _call
 from fftgrad.codecs.selectors import _top_k
-from fftgrad.ops import _finite
+from fftgrad.ops import _finite, _hash
 
 
 @value
@@ -84,5 +83,5 @@ class RandomK(Selector):
         start = interval * width + jnp.minimum(interval, longer)
         size = width + (interval < longer).astype(jnp.int32)
         remedy = " to compress, and the same to decompress"
-        offset = _call.drawn_bits(self, step.shared, k, remedy) % size.astype(jnp.uint32)
+        offset = _hash.drawn_bits(self, step.shared, k, remedy) % size.astype(jnp.uint32)
         return start + offset.astype(jnp.int32), size.astype(jnp.float32)

@@ -9,9 +9,8 @@ from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Step, Transform
 from fftgrad._values import value
-from fftgrad.codecs import _call
 from fftgrad.codecs.transforms import _blocks
-from fftgrad.ops import _rows
+from fftgrad.ops import _hash, _rows
 
 MAX_BLOCK = 1 << 24
 FACTOR = 64
@@ -72,7 +71,7 @@ class Hadamard(Transform):
 
     def _flip(self, rows: jax.Array, step: Step) -> jax.Array:
         remedy = " to compress, and the same to decompress, or use signs=False"
-        bits = _call.drawn_bits(self, step.shared, rows.size, remedy).reshape(rows.shape)
+        bits = _hash.drawn_bits(self, step.shared, rows.size, remedy).reshape(rows.shape)
         flipped = lax.bitcast_convert_type(rows, jnp.uint32) ^ (bits & jnp.uint32(1 << 31))
         return lax.bitcast_convert_type(flipped, jnp.float32)
 
