@@ -71,17 +71,13 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What running a computation takes.
+    """What running a computation takes."""
 
-    Attributes:
-      kernels: launches, loops times their trips, conditionals by their cheapest branch.
-      host_syncs: how often the host waits for a value from the device to know what comes next.
-      traffic: bytes that the kernels read and write. Of what a kernel only slices or gathers from,
-        what it takes counts; of what it scatters into, in place, what it puts there, twice.
-    """
-
-    kernels: int = 0
+    kernels: int = 0  # launches, loops times their trips, conditionals by their cheapest branch
+    # how often the host waits for a value from the device to know what comes next
     host_syncs: int = 0
+    # bytes that the kernels read and write. Of what a kernel only slices or gathers from, what it
+    # takes counts; of what it scatters into, in place, what it puts there, twice
     traffic: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":

@@ -77,22 +77,14 @@ def head() -> dict[str, Any]:
 
 
 def write(path: pathlib.Path, content: dict[str, Any], rows: str = "") -> None:
-    """Writes a result file: what is under the key `rows` has a line for each, all else has one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text(content, rows) if rows else compact(content))
-
-
-def text(content: dict[str, Any], rows: str) -> str:
-    """A result file as JSON: what is under the key `rows` has a line for each."""
+    """Writes a result file: all on one line, or what is under the key `rows` on a line for each."""
     content = short(content)
-    others = json.dumps({key: value for key, value in content.items() if key != rows}, indent=1)
-    lines = ",\n".join(f"  {json.dumps(row)}" for row in content[rows])
-    return f'{others[:-2]},\n "{rows}": [\n{lines}\n ]\n}}\n'
-
-
-def compact(content: dict[str, Any]) -> str:
-    """A result file of hundreds of rows as JSON: one line without blanks."""
-    return json.dumps(short(content), separators=(",", ":")) + "\n"
+    text = json.dumps(content, separators=(",", ":"))
+    if rows:
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in content.pop(rows))
+        text = f'{json.dumps(content, indent=1)[:-2]},\n "{rows}": [\n{lines}\n ]\n}}'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
 
 
 def short(content: Any) -> Any:

@@ -18,7 +18,7 @@ import learned_codes
 import resets
 import sharded
 import training
-from _record import RESULTS, compact, head
+from _record import RESULTS, head, write
 from methods import Method
 from program import Program, Reset, Study, run, score, simulated
 from rich.console import Console
@@ -73,8 +73,7 @@ class Runner:
 
     def write(self) -> None:
         """What there is so far."""
-        self.args.out.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(compact(self.results))
+        write(self.path, self.results)
 
     def train(self, task: Task, rows: list[Method]) -> None:
         """All rows on a task."""

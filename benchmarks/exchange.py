@@ -6,10 +6,9 @@ of one machine: the times are those of all of them together on its cores, withou
 """
 
 import argparse
-import dataclasses
 import json
-import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -58,30 +57,6 @@ def exchanges(workers: int) -> dict[str, fg.Exchange]:
     return rows
 
 
-@dataclasses.dataclass
-class Row:
-    """One exchange among one number of workers.
-
-    Attributes:
-      handed: bytes that a worker hands to its collectives.
-      link: bytes that then cross its link in each direction, in a ring.
-    """
-
-    name: str
-    workers: int
-    handed: int
-    link: float
-    compile_s: float
-    run: Any
-    times: list[float] = dataclasses.field(default_factory=list[float])
-
-    def record(self) -> dict[str, Any]:
-        """The row as JSON."""
-        fields = ("name", "workers", "handed", "link", "compile_s")
-        ms = {"ms": statistics.median(self.times)}
-        return {field: getattr(self, field) for field in fields} | ms
-
-
 def gradients(shape: tuple[int, int], workers: int) -> np.ndarray[Any, Any]:
     """The saved gradient, with noise of each worker's own."""
     gradient = np.load(SAVED)
@@ -91,8 +66,10 @@ def gradients(shape: tuple[int, int], workers: int) -> np.ndarray[Any, Any]:
     return common * (1 + noise)
 
 
-def compile_row(name: str, exchange: fg.Exchange, workers: int, shape: tuple[int, int]) -> Row:
-    """The exchange of one matrix, compiled and audited."""
+def compile_row(
+    name: str, exchange: fg.Exchange, workers: int, shape: tuple[int, int]
+) -> tuple[dict[str, Any], Callable[[], None]]:
+    """The exchange of one matrix, compiled and audited: what is known of it, and how to run it."""
     devices = np.array(jax.devices("cpu")[:workers])
     axes: tuple[str, ...] = ("data",)
     if isinstance(exchange, fg.Hierarchical):
@@ -123,7 +100,8 @@ def compile_row(name: str, exchange: fg.Exchange, workers: int, shape: tuple[int
         out, held[0] = program(rows, held[0])
         jax.block_until_ready((out, held[0]))
 
-    return Row(name, workers, handed, link, elapsed, run)
+    row = {"name": name, "workers": workers, "handed": handed, "link": link, "compile_s": elapsed}
+    return row, run
 
 
 def measure(workers: int, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -132,13 +110,14 @@ def measure(workers: int, args: argparse.Namespace) -> list[dict[str, Any]]:
         compile_row(name, exchange, workers, (args.side, args.side))
         for name, exchange in exchanges(workers).items()
     ]
-    for turn in range(args.rounds + 1):
-        for row in rows:
+    times = np.zeros((args.rounds + 1, len(rows)))
+    for turn in times:
+        for place, (_, run) in enumerate(rows):
             start = time.perf_counter()
-            row.run()
-            if turn:  # the first is for warming up
-                row.times.append(1e3 * (time.perf_counter() - start))
-    return [row.record() for row in rows]
+            run()
+            turn[place] = 1e3 * (time.perf_counter() - start)
+    medians = np.median(times[1:], axis=0)  # the first is for warming up
+    return [row | {"ms": float(ms)} for (row, _), ms in zip(rows, medians, strict=True)]
 
 
 def markdown(records: list[dict[str, Any]]) -> str:

@@ -54,18 +54,14 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A method, what it sends to each neighbor, and how far it follows them.
-
-    Attributes:
-      optimizer: BEER, which tracks gradients, or CHOCO-SGD, which sends parameters alone.
-      gradients: what encodes BEER's gradients, if it is not the same codec.
-    """
+    """A method, what it sends to each neighbor, and how far it follows them."""
 
     name: str
+    # BEER, which tracks gradients, or CHOCO-SGD, which sends parameters alone
     optimizer: Callable[..., optax.GradientTransformationExtraArgs]
     codec: fg.Codec
     gamma: float
-    gradients: fg.Codec | None = None
+    gradients: fg.Codec | None = None  # what encodes BEER's gradients, if it is not the same codec
 
     def make(self, graph: gossip.Graph) -> optax.GradientTransformationExtraArgs:
         """The method on a graph."""

@@ -21,14 +21,11 @@ SAVED = DATA / "gradient.npy"
 
 @dataclasses.dataclass(frozen=True)
 class Gradient:
-    """A gradient in one vector.
-
-    Attributes:
-      layers: of each leaf, in order, how many values it has and whether it is of the last layer.
-    """
+    """A gradient in one vector."""
 
     name: str
     values: np.ndarray
+    # of each leaf, in order, how many values it has and whether it is of the last layer
     layers: list[tuple[int, bool]]
 
 

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple, TextIO
 
-import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 FAILED = 3
 HEADERS = 66
@@ -26,28 +26,20 @@ LONG = 100.0
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One worker's part of one training run.
-
-    Attributes:
-      coordinator: address and port of worker 0's service.
-      params: file with the first parameters.
-      target: the held-out metric at which to stop, if it is reached before `steps`.
-      assess_every: steps between assessments; 0 for none.
-      folder: where to write.
-    """
+    """One worker's part of one training run."""
 
     worker: int
     workers: int
-    coordinator: str
+    coordinator: str  # address and port of worker 0's service
     interface: str
     workload: str
     method: str
     steps: int
     seed: int
-    params: str
-    target: float | None
-    assess_every: int
-    folder: str
+    params: str  # file with the first parameters
+    target: float | None  # the held-out metric at which to stop, if it is reached before `steps`
+    assess_every: int  # steps between assessments; 0 for none
+    folder: str  # where to write
     smoke: bool
 
     def dumps(self) -> str:
@@ -62,24 +54,14 @@ class Job:
 
 def save_params(params: Any, path: str) -> None:
     """Parameters as a NumPy archive, by path."""
-    leaves = jax.tree.leaves_with_path(params)
-    named: dict[str, Any] = {
-        jax.tree_util.keystr(p, simple=True, separator="/"): np.asarray(x) for p, x in leaves
-    }
+    named: Any = flatten_dict(params, sep="/")
     np.savez(path, **named)
 
 
 def load_params(path: str) -> Any:
     """The inverse, as nested dicts."""
-    params: Any = {}
     with np.load(path) as archive:
-        for name in archive.files:
-            *parents, last = name.split("/")
-            node = params
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[last] = archive[name]
-    return params
+        return unflatten_dict(dict(archive), sep="/")
 
 
 def traffic(interface: str) -> tuple[int, int]:
@@ -93,26 +75,19 @@ def traffic(interface: str) -> tuple[int, int]:
 
 
 class Framework(NamedTuple):
-    """What differs between JAX and PyTorch, once a worker is ready to train.
+    """What differs between JAX and PyTorch, once a worker is ready to train."""
 
-    Attributes:
-      step: makes one step on the next batch, and returns the seconds of its phases.
-      loss: the loss of this worker's batch in the last step.
-      assess: the held-out metric of the present parameters.
-      agree: the sum of a number over the workers, when all have come that far.
-      phases: seconds of the parts that can only be timed apart, after training.
-      rises: whether the metric gets better by rising.
-      facts: what else is to be noted.
-      every: steps to an exchange, between two of which nothing is assessed: the workers differ.
-    """
-
+    # makes one step on the next batch, and returns the seconds of its phases
     step: Callable[[int], dict[str, float]]
-    loss: Callable[[], float]
-    assess: Callable[[], float]
+    loss: Callable[[], float]  # the loss of this worker's batch in the last step
+    assess: Callable[[], float]  # the held-out metric of the present parameters
+    # the sum of a number over the workers, when all have come that far
     agree: Callable[[float], float]
+    # seconds of the parts that can only be timed apart, after training
     phases: Callable[[], dict[str, float]]
-    rises: bool
-    facts: dict[str, Any]
+    rises: bool  # whether the metric gets better by rising
+    facts: dict[str, Any]  # what else is to be noted
+    # steps to an exchange, between two of which nothing is assessed: the workers differ
     every: int = 1
 
 

@@ -31,19 +31,20 @@ Record = dict[str, Any]
 Turns = dict[str, dict[int, Record]]
 
 
-def runs(folder: pathlib.Path, name: str) -> list[Record]:
-    """The finished runs of a file and of those that go on with it, `name-2.json` and so on.
+def load(folder: pathlib.Path, name: str) -> list[Record]:
+    """A file, and those that go on with it, `name-2.json` and so on."""
+    paths = (folder / f"{name}.json", *sorted(folder.glob(f"{name}-[0-9].json")))
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
 
-    Each has its turn: runs of one turn have the same first parameters and batches.
-    """
-    out = list[Record]()
-    for path in (folder / f"{name}.json", *sorted(folder.glob(f"{name}-[0-9].json"))):
-        if path.exists():
-            content = json.loads(path.read_text())
-            for run in content["runs"]:
-                if run["status"] == "done":
-                    out.append(run | {"turn": content["settings"]["seed"] + run["repeat"]})
-    return out
+
+def runs(folder: pathlib.Path, name: str) -> list[Record]:
+    """The finished runs of a file. Those of one turn have the same first parameters and batches."""
+    return [
+        run | {"turn": content["settings"]["seed"] + run["repeat"]}
+        for content in load(folder, name)
+        for run in content["runs"]
+        if run["status"] == "done"
+    ]
 
 
 def turns(folder: pathlib.Path, name: str) -> Turns:

@@ -31,44 +31,30 @@ Around = Callable[[Setting, Transformation], Transformation]
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """What replaces the dense mean, and what the optimizer behind it needs for that.
-
-    Attributes:
-      exchange: in front of the optimizer; a function of the setting where it depends on that.
-      published: the ratio as papers count it, without indices and scales.
-      counted: with indices of 32 bits, and scales, as most implementations send them.
-      around: in place of an exchange, a whole optimizer made of another one.
-      momentum: whether the optimizer keeps its momentum. Feedback is one already.
-      corrects: whether the memory has the momentum that the optimizer lacks.
-      directs: of a method whose updates only need a rate, that rate.
-      muon: whether the optimizer is Muon, with Adam for what is no matrix.
-      every: steps to an exchange.
-      own: whether the workers have parameters of their own in between.
-      shards: of parameters that lie sharded over the workers, how they are gathered.
-      phases: shares of the steps in which other branches of the program run at first, and these.
-      later: the branch that runs after them.
-      once: one that runs once before that.
-      codec: what encodes the whole gradient, where one codec does; to time it on its own.
-      pace: the learning rate over slow links, in units of the task's.
-    """
+    """What replaces the dense mean, and what the optimizer behind it needs for that."""
 
     name: str
+    # in front of the optimizer; a function of the setting where it depends on that
     exchange: Exchange = None
-    published: float | None = None
+    published: float | None = None  # the ratio as papers count it, without indices and scales
+    # with indices of 32 bits, and scales, as most implementations send them
     counted: float | None = None
-    around: Around | None = None
-    momentum: bool = True
-    corrects: bool = False
-    directs: float | None = None
-    muon: bool = False
-    every: int = 1
-    own: bool = False
+    around: Around | None = None  # in place of an exchange, a whole optimizer made of another one
+    momentum: bool = True  # whether the optimizer keeps its momentum. Feedback is one already
+    corrects: bool = False  # whether the memory has the momentum that the optimizer lacks
+    directs: float | None = None  # of a method whose updates only need a rate, that rate
+    muon: bool = False  # whether the optimizer is Muon, with Adam for what is no matrix
+    every: int = 1  # steps to an exchange
+    own: bool = False  # whether the workers have parameters of their own in between
+    # of parameters that lie sharded over the workers, how they are gathered
     shards: Mapping[str, Any] | None = None
+    # shares of the steps in which other branches of the program run at first, and these
     phases: tuple[tuple[float, Branch], ...] = ()
-    later: Branch = ()
-    once: Branch | None = None
+    later: Branch = ()  # the branch that runs after them
+    once: Branch | None = None  # one that runs once before that
+    # what encodes the whole gradient, where one codec does; to time it on its own
     codec: fg.Codec | None = None
-    pace: float = 1.0
+    pace: float = 1.0  # the learning rate over slow links, in units of the task's
 
     def inner(self, adam: bool, rate: Any) -> Transformation:
         """The optimizer without the exchange; the rate is a number, an array or a schedule."""
@@ -85,9 +71,13 @@ class Method:
         factor = 1.0 if self.corrects else 10.0
         return optax.chain(optax.trace(0.9) if self.momentum else optax.scale(factor), descend)
 
+    def made(self, setting: Setting) -> Any:
+        """The exchange, as it is for a setting."""
+        return self.exchange(setting) if callable(self.exchange) else self.exchange
+
     def mean(self, setting: Setting) -> Transformation:
-        """The exchange."""
-        what = self.exchange(setting) if callable(self.exchange) else self.exchange
+        """The exchange as a transformation."""
+        what = self.made(setting)
         return fg.compressed_pmean(what, axis_name=AXIS) if isinstance(what, fg.Recipe) else what
 
     def assemble(self, setting: Setting, inner: Transformation) -> Transformation:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
-from _record import RESULTS, head, parser, save, table, text
+from _record import RESULTS, head, parser, save, table, write
+from links import load
 from matplotlib.figure import Figure
 from methods import AXIS, LINKS, Setting
 from rich.console import Console
@@ -54,28 +55,17 @@ Link = tuple[str, str, bool]
 
 
 class Point(NamedTuple):
-    """One method in one setting.
-
-    Attributes:
-      predicted: seconds of a step.
-      measured: the median over the turns.
-    """
+    """One method in one setting."""
 
     group: str
     method: str
-    predicted: float
-    measured: float
+    predicted: float  # seconds of a step
+    measured: float  # the median over the turns
 
     @property
     def error(self) -> float:
         """In proportion to what was measured."""
         return self.predicted / self.measured - 1
-
-
-def load(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
-    """The file of a group, and those that go on with it."""
-    paths = [folder / f"{name}.json", *sorted(folder.glob(f"{name}-[0-9].json"))]
-    return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
 def setting(content: dict[str, Any]) -> Link:
@@ -146,7 +136,10 @@ def decision(folder: pathlib.Path, workload: str) -> dict[str, Any]:
     runs = {r["method"]: r for c in source for r in c["runs"] if "alone_s" in r}
     workers, like = source[0]["settings"]["workers"], _like(workload)
     usual = {row.name: row for row in fg.advise.candidates(like, workers)}
-    rows = {method: usual[name] for method, name in SAME.items()} | _codecs(workers)
+    rows = {method: usual[name] for method, name in SAME.items()}
+    for method in CODECS:
+        recipe = LINKS[method].made(Setting(workers))
+        rows[method] = fg.advise.Candidate(LINKS[method].name, recipe, momentum=False)
     rows = {method: row for method, row in rows.items() if method in runs}
     found = fg.advise.plan(
         like,
@@ -163,20 +156,6 @@ def decision(folder: pathlib.Path, workload: str) -> dict[str, Any]:
     )
     told = [{"row": r.name, "times": round(r.speed_up, 3), "loss": r.loss} for r in found.rows]
     return {"compress": found.compress, "best": found.best.name, "rows": told}
-
-
-def _codecs(workers: int) -> dict[str, fg.advise.Candidate]:
-    memory, out = fg.ErrorFeedback(decay=0.95), dict[str, fg.advise.Candidate]()
-    for method in CODECS:
-        codec = LINKS[method].codec or fg.RandomK(fraction=0.01)
-        exchange: fg.Exchange = fg.AllGather(codec)
-        if method == "two-stage":
-            exchange = fg.TwoStage(codec, workers)
-        if method == "random-k":
-            exchange = fg.AllReduce(codec)
-        recipe = fg.Recipe(exchange, memory)
-        out[method] = fg.advise.Candidate(LINKS[method].name, recipe, momentum=False)
-    return out
 
 
 def _like(workload: str) -> Any:
@@ -263,8 +242,7 @@ def main() -> None:
         {"group": p.group, "method": p.method} | {k: round(getattr(p, k), 4) for k in numbers}
         for p in found
     ]
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "predicted.json").write_text(text(head() | told | {"rows": rows}, "rows"))
+    write(args.out / "predicted.json", head() | told | {"rows": rows}, "rows")
     save(draw(found), args.out, "predicted.png")
 
 

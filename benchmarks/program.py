@@ -221,40 +221,30 @@ def run(
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Rows, and how each is run and shown.
+    """Rows, and how each is run and shown."""
 
-    Attributes:
-      folder: of the result file, in `benchmarks/results`.
-      file: its name; empty for one by the number of steps.
-      rows: what is trained with.
-      show: prints tables and writes figures of the results, for a folder and a file's name.
-      tasks: names of what is trained.
-      rates: learning rates tried on the first seed, in units of the task's own.
-      known: of some rows, those rates in place of all.
-      variants: rows that run at the rate of another, and are compared with it.
-      resets: those of a row in so many steps; the first is for choosing the rate.
-      schedule: of the learning rate, where it is not the task's own.
-      column: what else is asked of a run.
-      errors: of the rows on a task, what is asked without a run.
-      smoke: the rows of a smoke run, and its steps.
-    """
-
-    folder: str
-    file: str
-    rows: list[Method]
+    folder: str  # of the result file, in `benchmarks/results`
+    file: str  # its name; empty for one by the number of steps
+    rows: list[Method]  # what is trained with
+    # prints tables and writes figures of the results, for a folder and a file's name
     show: Callable[[dict[str, Any], pathlib.Path, str], None]
-    tasks: tuple[str, ...] = ("lm",)
+    tasks: tuple[str, ...] = ("lm",)  # names of what is trained
     steps: int = 200
     seeds: int = 2
     workers: int = WORKERS
+    # learning rates tried on the first seed, in units of the task's own
     rates: tuple[float, ...] = (1.0,)
+    # of some rows, those rates in place of all
     known: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict[str, Any])
+    # rows that run at the rate of another, and are compared with it
     variants: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    # those of a row in so many steps; the first is for choosing the rate
     resets: Callable[[Method, int], tuple[Reset, ...]] = lambda *_: (Reset(),)
-    schedule: Schedule | None = None
-    column: type[Column] = Column
+    schedule: Schedule | None = None  # of the learning rate, where it is not the task's own
+    column: type[Column] = Column  # what else is asked of a run
+    # of the rows on a task, what is asked without a run
     errors: Callable[[Task, list[Method], Mesh], Iterator[tuple[str, float]]] | None = None
-    smoke: tuple[str, ...] = ()
+    smoke: tuple[str, ...] = ()  # the rows of a smoke run, and its steps
     few: int = 4
 
 

@@ -25,7 +25,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import network as net
-from _record import ROOT, few, head, parser, table, text, thin
+from _record import ROOT, few, head, parser, table, thin
+from _record import write as write_file
 from job import Job, save_params
 from methods import LINKS, PEERS
 from rich.console import Console
@@ -86,22 +87,18 @@ def dense_of(method: str) -> str:
 
 @dataclasses.dataclass
 class Run:
-    """One training run, and what came of it.
-
-    Attributes:
-      every: steps to an exchange.
-      lines: what each worker has written so far.
-      events: what happened to workers and links, and when, in seconds since the run began.
-    """
+    """One training run, and what came of it."""
 
     method: str
     label: str
     repeat: int
-    every: int = 1
+    every: int = 1  # steps to an exchange
     status: str = "waiting"
+    # what each worker has written so far
     lines: list[list[dict[str, Any]]] = dataclasses.field(
         default_factory=list[list[dict[str, Any]]]
     )
+    # what happened to workers and links, and when, in seconds since the run began
     events: list[tuple[float, str]] = dataclasses.field(default_factory=list[tuple[float, str]])
 
     def having(self, key: str, worker: int = 0) -> list[dict[str, Any]]:
@@ -415,7 +412,7 @@ def write(runs: list[Run], args: argparse.Namespace) -> None:
     settings = {k: v for k, v in vars(args).items() if k not in {"out", "name", "show"}}
     records = [run.record(args) for run in runs if run.lines]
     content = head() | {"settings": settings, "realtime": bool(priority()), "runs": records}
-    (args.out / f"{args.name}.json").write_text(text(content, "runs"))
+    write_file(args.out / f"{args.name}.json", content, "runs")
 
 
 if __name__ == "__main__":

@@ -63,25 +63,16 @@ def constant(peak: float, steps: int) -> Callable[[int], Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
-    """A model, its data, and its optimizer.
-
-    Attributes:
-      model: from inputs to logits; `peer.py` has twins of some.
-      rate: the peak of the learning rate, of SGD with momentum 0.9 or, if `adam`, of Adam.
-      batch: examples per worker and step.
-      draw: that many random examples to train on.
-      held_out: batches to assess on.
-      metric: what counts of the assessment, "loss" (falls) or "accuracy" (rises).
-    """
+    """A model, its data, and its optimizer."""
 
     name: str
-    model: nn.Module
+    model: nn.Module  # from inputs to logits; `peer.py` has twins of some
     adam: bool
-    rate: float
-    batch: int
-    draw: Draw
-    held_out: tuple[Batch, ...]
-    metric: str = "loss"
+    rate: float  # the peak of the learning rate, of SGD with momentum 0.9 or, if `adam`, of Adam
+    batch: int  # examples per worker and step
+    draw: Draw  # that many random examples to train on
+    held_out: tuple[Batch, ...]  # batches to assess on
+    metric: str = "loss"  # what counts of the assessment, "loss" (falls) or "accuracy" (rises)
     schedule: Schedule = cosine
 
     def params(self, seed: int) -> Params:
@@ -124,14 +115,11 @@ class Task:
 
 
 class Block(nn.Module):
-    """Two convolutions around which the input goes.
-
-    Attributes:
-      pre: whether the nonlinearity comes before the convolutions, instead of after the sum.
-    """
+    """Two convolutions around which the input goes."""
 
     channels: int
     stride: int = 1
+    # whether the nonlinearity comes before the convolutions, instead of after the sum
     pre: bool = False
 
     @nn.compact
@@ -149,17 +137,11 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The residual network of 6 `depth` + 2 layers for images of 8 × 8: ResNet-32 for a depth of 5.
+    """A residual network of 6 `depth` + 2 layers for images of 8 × 8: with 5, ResNet-32."""
 
-    Attributes:
-      depth: blocks of each of the three stages.
-      width: channels of the first stage.
-      pre: whether blocks begin with their nonlinearity.
-    """
-
-    depth: int
-    width: int = 16
-    pre: bool = False
+    depth: int  # blocks of each of the three stages
+    width: int = 16  # channels of the first stage
+    pre: bool = False  # whether blocks begin with their nonlinearity
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # (B, 8, 8, 1) -> (B, 10)

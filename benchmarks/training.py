@@ -107,18 +107,12 @@ def cells_of(own: list[Any], dense: list[Any], error: float | None, classes: boo
 
 
 class Point(NamedTuple):
-    """A method in the figure.
+    """A method in the figure."""
 
-    Attributes:
-      number: of the method, the same in all panels.
-      change: final loss relative to dense in per cent, the mean over seeds.
-      low, high: the same of the best and the worst seed.
-    """
-
-    number: int
+    number: int  # of the method, the same in all panels
     ratio: float
-    change: float
-    low: float
+    change: float  # final loss relative to dense in per cent, the mean over seeds
+    low: float  # the same of the best and the worst seed
     high: float
 
 

@@ -844,8 +844,8 @@ MUTANTS = {
     ),
     "the last value of a longer shard is dropped": Mutant(
         "checkpoint/_rows.py",
-        "head, rest = rows[:longer], rows[longer:, :-1]",
-        "head, rest = rows[: longer - 1], rows[longer - 1 :, :-1]",
+        "row[: least + (i < longer)]",
+        "row[: least + (i < longer - 1)]",
         "tests/checkpoint/test_reshard.py -k cut_as_the_exchange",
     ),
     "workers that grew in number share a key": Mutant(

@@ -66,16 +66,13 @@ def _codec(rates: Sequence[Rate]) -> Iterator[str]:
         )
         return
     other = min(others, key=lambda rate: rate.error)
+    kind, of_others = "sparse", "codec of a few bits for each value"
     if best.is_dense:
-        yield (
-            f"{size} your gradients are dense: {best.codec!r} has an error of {best.error:.3f}, "
-            f"the best sparse codec, {other.codec!r}, {other.error:.3f}."
-        )
-    else:
-        yield (
-            f"{size} your gradients are sparse: {best.codec!r} has an error of {best.error:.3f}, "
-            f"the best codec of a few bits for each value, {other.codec!r}, {other.error:.3f}."
-        )
+        kind, of_others = "dense", "sparse codec"
+    yield (
+        f"{size} your gradients are {kind}: {best.codec!r} has an error of {best.error:.3f}, "
+        f"the best {of_others}, {other.codec!r}, {other.error:.3f}."
+    )
 
 
 def _support(whole: Figures, pairs: Sequence[StepPair]) -> Iterator[str]:

@@ -90,12 +90,6 @@ def analyze(
     Returns:
       An `Analysis`.
 
-    Raises:
-      ValueError: if there is no value, only zeros, one that is not finite in what it looks at, if
-        the gradients are not alike in structure, `max_values` is too small, or a ratio is not above
-        1.
-      TypeError: if a leaf is not an array of floating-point numbers, or is traced.
-
     Example:
       >>> import fftgrad as fg
       >>> import numpy as np

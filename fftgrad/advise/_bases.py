@@ -2,35 +2,26 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 import fftgrad as fg
+from fftgrad.advise._record_gradients import Array
 from fftgrad.codecs.transforms._dct import basis
 from fftgrad.codecs.transforms._hadamard import matrix
-
-Array = npt.NDArray[Any]
 
 KEPT = (0.1, 0.01, 0.001)
 """Of the coefficients, counted in real numbers."""
 
 
 class Basis(NamedTuple):
-    """A change of basis.
+    """A change of basis."""
 
-    Attributes:
-      name: what tables call it.
-      codec: the transform of the library, if there is one for it.
-      squares: from rows [r, n] to the squared coefficients [r, m] of each.
-      reals: how many real numbers a coefficient has.
-    """
-
-    name: str
-    codec: fg.Codec | None
-    squares: Callable[[Array], Array]
-    reals: int = 1
+    name: str  # what tables call it
+    codec: fg.Codec | None  # the transform of the library, if there is one for it
+    squares: Callable[[Array], Array]  # from rows [r, n] to the squared coefficients [r, m] of each
+    reals: int = 1  # how many real numbers a coefficient has
 
 
 def blocks(rows: Array, size: int) -> Array:

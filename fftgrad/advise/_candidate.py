@@ -11,7 +11,7 @@ import optax
 
 import fftgrad as fg
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad._values import check_choice, check_count, check_kind, value
+from fftgrad._values import check_choice, check_count, check_kind, check_within, value
 from fftgrad.advise._convergence import SEEN, Loss
 from fftgrad.advise._inputs import FAST
 from fftgrad.exchanges._recipe import recipe_of
@@ -33,11 +33,6 @@ class Candidate:
       loss: what to expect of the loss.
       steps: how many times dense's steps it takes to dense's loss: a plan's order counts them.
 
-    Raises:
-      TypeError: if `method` is neither.
-      ValueError: if `every` or `steps` is not positive, if `loss` is none of the classes, or if
-        local steps have a layout.
-
     Example:
       >>> import fftgrad as fg
       >>> fg.advise.Candidate("QSGD", fg.methods.qsgd(bits=4)).code("data")
@@ -57,11 +52,8 @@ class Candidate:
         own = self.recipe
         check_count("Candidate(every)", self.every, "use 4.")
         check_choice("Candidate(loss)", self.loss, get_args(Loss))
-        if not 0 < self.steps < math.inf:
-            raise ValueError(
-                f"Candidate(steps): must be positive and finite, got {self.steps}; use 1.2 for a "
-                "fifth more than dense's."
-            )
+        remedy = "use 1.2 for a fifth more than dense's."
+        check_within("Candidate(steps)", self.steps, "(0, inf)", remedy)
         if self.every > 1 and own.layout != fg.Layout():
             raise ValueError(
                 f"Candidate(method): must have no layout with local steps, got {own.layout!r}; "

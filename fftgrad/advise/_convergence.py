@@ -7,16 +7,11 @@ Loss = Literal["as dense", "close", "check", "worse", "not measured"]
 
 
 class Seen(NamedTuple):
-    """What came of 200 steps with a method, beside dense's, in `benchmarks/convergence`.
+    """What came of 200 steps with a method, beside dense's, in `benchmarks/convergence`."""
 
-    Attributes:
-      loss: of a language model, in per cent above dense's.
-      accuracy: of a network on digits, in points below dense's.
-      later: as `loss`, after 2,000 steps, or else 400; None if there was no such run.
-    """
-
-    loss: float
-    accuracy: float
+    loss: float  # of a language model, in per cent above dense's
+    accuracy: float  # of a network on digits, in points below dense's
+    # as `loss`, after 2,000 steps, or else 400; None if there was no such run
     later: float | None = None
     steps = 1.0
 

@@ -88,11 +88,6 @@ def time_exchange(
 
     Wire: nothing is sent but, with a mesh, one number a round.
 
-    Raises:
-      TypeError: if a leaf is not what `compressed_pmean` takes.
-      ValueError: if `every` is not positive, if gradients are not like `params`, are zeros or not
-        finite, or if the mesh lacks an axis.
-
     Example:
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
@@ -210,9 +205,7 @@ def predict_step(
       Seconds of a step, the mean over those with and without an exchange.
 
     Raises:
-      TypeError: if a leaf is not what `compressed_pmean` takes.
-      ValueError: if an axis has no link, if `every` or `buckets` is not positive, if the timing is
-        of other workers, or if what is sent changes from step to step or is sent in a loop.
+      ValueError: if what is sent changes from step to step, or is sent in a loop.
 
     Example:
       >>> import fftgrad as fg

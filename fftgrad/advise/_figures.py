@@ -3,15 +3,13 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fftgrad.advise._bases import BASES, blocks, dropped
+from fftgrad.advise._record_gradients import Array
 from fftgrad.advise._sample import BLOCK
-
-Array = npt.NDArray[Any]
 
 BANDS = 16
 LAGS = 8

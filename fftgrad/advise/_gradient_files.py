@@ -10,12 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
 from fftgrad._contracts import PyTree
-from fftgrad.advise._record_gradients import GradientLog
-
-Array = npt.NDArray[Any]
+from fftgrad.advise._record_gradients import Array, GradientLog
 
 OURS = re.compile(r"(\d+)/(\d+)/(.*)", re.DOTALL)
 """The name of an array: step, worker, and the path of the leaf."""
@@ -38,9 +35,7 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
       log: what `fg.advise.recorded` returned.
 
     Raises:
-      TypeError: if it is no `GradientLog`.
       ValueError: if nothing is recorded yet, or two leaves have one path.
-      OSError: if it cannot be written.
 
     Example:
       >>> import tempfile
@@ -99,9 +94,8 @@ def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
       A `GradientLog`. Each tree is a dict from paths to arrays, whatever containers it had.
 
     Raises:
-      ValueError: if there is no file, one that cannot be read, one without a value of floating
-        point, or a gradient twice.
-      FileNotFoundError: if a file is not there.
+      ValueError: if a file cannot be read or has no floating-point value, or a gradient is there
+        twice.
 
     Example:
       >>> import tempfile

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax.core import Tracer
 from jax.sharding import Mesh
 
@@ -17,27 +16,19 @@ from fftgrad._contracts import PyTree
 from fftgrad._values import check_count
 from fftgrad.advise._gradient_files import named_leaves
 from fftgrad.advise._link import Link
-from fftgrad.advise._record_gradients import GradientLog
+from fftgrad.advise._record_gradients import Array, GradientLog
 from fftgrad.exchanges import _layout
-
-Array = npt.NDArray[Any]
 
 AXIS, SLOW, FAST = "data", "slow", "fast"
 SUBNORMAL = float(np.nextafter(np.finfo(np.float32).tiny, np.float32(0)))
 
 
 class Groups(NamedTuple):
-    """How workers are joined.
+    """How workers are joined."""
 
-    Attributes:
-      axes: how many there are along each axis, the slow one first.
-      axis_name: by which a step calls them.
-      fast: the link of the second axis, if there is one.
-    """
-
-    axes: Mapping[str, int]
-    axis_name: AxisName
-    fast: Link | None
+    axes: Mapping[str, int]  # how many there are along each axis, the slow one first
+    axis_name: AxisName  # by which a step calls them
+    fast: Link | None  # the link of the second axis, if there is one
 
     @property
     def sizes(self) -> tuple[int, ...]:

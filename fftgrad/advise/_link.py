@@ -29,11 +29,6 @@ class Link:
       residual: the relative error, in the root mean square, with which the two explain what was
         measured; 0 where nothing was.
 
-    Raises:
-      ValueError: if the bandwidth is not positive, the latency negative, a text has no unit, or a
-        share is none of a kind of collective.
-      TypeError: if either is no number and no text.
-
     Example:
       >>> import fftgrad as fg
       >>> fg.advise.Link("1gbit", "100us")

@@ -74,12 +74,6 @@ def measure(
 
     Wire: what `fg.advise.measure_link` sends, if it measures the link.
 
-    Raises:
-      TypeError: if a leaf is not what `compressed_pmean` takes.
-      ValueError: if neither `link` nor `mesh` is given, or neither `workers` nor `mesh`; if there
-        is one worker, the mesh lacks an axis, `step` returns no array, or gradients are not like
-        `params`, are zeros or not finite.
-
     Example:
       >>> import fftgrad as fg
       >>> import jax.numpy as jnp
@@ -98,28 +92,17 @@ def measure(
 
 
 class Asked(NamedTuple):
-    """What is to be measured, or planned for, once all of it is known to be right.
+    """What is to be measured, or planned for, once all of it is known to be right."""
 
-    Attributes:
-      owner: the function, for errors.
-      like: the gradient, by its shapes.
-      step, link: what is known of them; a function, or None, is measured.
-      groups: the workers.
-      mesh: the one whose links are measured, or None.
-      rows: the candidates.
-      gradients: those that are given, or None.
-      buckets: in how many the gradient leaves.
-    """
-
-    owner: str
-    like: PyTree
-    step: Callable[[], Any] | float
+    owner: str  # the function, for errors
+    like: PyTree  # the gradient, by its shapes
+    step: Callable[[], Any] | float  # what is known of them; a function, or None, is measured
     link: Link | None
-    groups: Groups
-    mesh: Mesh | None
-    rows: tuple[Candidate, ...]
-    gradients: list[PyTree] | None
-    buckets: int
+    groups: Groups  # the workers
+    mesh: Mesh | None  # the one whose links are measured, or None
+    rows: tuple[Candidate, ...]  # the candidates
+    gradients: list[PyTree] | None  # those that are given, or None
+    buckets: int  # in how many the gradient leaves
 
 
 def ask(

@@ -22,19 +22,12 @@ SIZES = (1 << 13, 1 << 18, 1 << 22, 1 << 25)
 
 
 class Sent(NamedTuple):
-    """What a collective took.
+    """What a collective took."""
 
-    Attributes:
-      kind: of it.
-      rounds: how often its latency counts.
-      bytes: that left each worker.
-      seconds: the median.
-    """
-
-    kind: str
-    rounds: float
-    bytes: float
-    seconds: float
+    kind: str  # of it
+    rounds: float  # how often its latency counts
+    bytes: float  # that left each worker
+    seconds: float  # the median
 
 
 def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0) -> Link:
@@ -58,9 +51,6 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
       ring: on CPUs, whose library knows nothing else, plan with `algorithm="ring"`.
 
     Wire: up to twice 32 MiB over each link, three times or more.
-
-    Raises:
-      ValueError: if the mesh has no such axis, or the axis only one worker.
 
     Example:
       >>> import fftgrad as fg

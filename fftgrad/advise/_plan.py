@@ -91,11 +91,8 @@ def plan(
       arguments, where `timings` are among them.
 
     Raises:
-      TypeError: if a leaf is not what `compressed_pmean` takes.
-      ValueError: if `link` and `workers`, or the mesh, are missing, there is no dense row, two rows
-        have one name, a timing is missing, is negative or of other workers, the workers are no
-        multiple of the fast ones, or no more than those, or gradients are not like `params`, are
-        zeros or not finite.
+      ValueError: if there is no dense row, two rows have one name, or a timing is missing or of
+        other workers.
 
     Example:
       >>> import fftgrad as fg

@@ -3,18 +3,16 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
 import fftgrad as fg
+from fftgrad.advise._record_gradients import Array
 from fftgrad.advise._search_codec import DENSE, Family, filled, others, tried
 from fftgrad.codecs import _chain
-
-Array = npt.NDArray[Any]
 
 LEVEL_BITS = (4, 6)
 

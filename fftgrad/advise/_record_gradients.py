@@ -13,10 +13,11 @@ from jax.core import Tracer
 
 from fftgrad import _axes
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_choice
+from fftgrad._values import check_choice, check_count
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.training import _find
 
+Array = npt.NDArray[Any]
 Dtype = Literal["float32", "bfloat16"]
 
 NOTHING = -1
@@ -72,10 +73,6 @@ def record_gradients(
       An `optax.GradientTransformation` whose state is a `RecordState`.
 
     Claims: in float32, what is kept is the worker's gradient to the bit.
-
-    Raises:
-      ValueError: if there is no step, one twice or a negative one, or `dtype` is neither.
-      TypeError: if `steps` are no whole numbers.
 
     Example:
       >>> import fftgrad as fg
@@ -135,20 +132,11 @@ def _checked(steps: Iterable[int]) -> tuple[int, ...]:
         raise TypeError(
             f"record_gradients(steps): must be numbers of steps, got {steps!r}; use (10, 100)."
         )
-    numbers = tuple(steps)
-    if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
-        raise TypeError(
-            f"record_gradients(steps): must be whole numbers, got {numbers}; use (10, 100)."
-        )
-    if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
-        raise ValueError(
-            "record_gradients(steps): must be one step or more, each once and from 0 on, got "
-            f"{numbers}; use (10, 100, 1000)."
-        )
+    owner, remedy = "record_gradients(steps)", "use (10, 100, 1000)."
+    numbers = tuple(check_count(owner, step, remedy, least=0) for step in steps)
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(f"{owner}: must be one step or more, each once, got {numbers}; {remedy}")
     return numbers
-
-
-Array = npt.NDArray[Any]
 
 
 class GradientLog(NamedTuple):
@@ -192,7 +180,6 @@ def recorded(opt_state: PyTree) -> GradientLog:
     Raises:
       ValueError: if there is no `record_gradients` in it, or several; if a worker's gradient is
         spread over devices of several processes, because the parameters are.
-      TypeError: if the state is traced.
 
     Example:
       >>> import fftgrad as fg

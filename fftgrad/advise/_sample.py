@@ -1,16 +1,13 @@
 """The values that are looked at: all, or whole blocks drawn from each stretch of the gradient."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fftgrad._contracts import PyTree
 from fftgrad.advise import _inputs
-from fftgrad.advise._record_gradients import GradientLog
-
-Array = npt.NDArray[Any]
+from fftgrad.advise._record_gradients import Array, GradientLog
 
 BLOCK = 4096
 """So many neighbors are taken together, so that what ties them is seen."""
@@ -19,35 +16,22 @@ SEED = 0
 
 
 class Piece(NamedTuple):
-    """What is in the sample of a leaf, or of all leaves of less than a block.
+    """What is in the sample of a leaf, or of all leaves of less than a block."""
 
-    Attributes:
-      name: the path of the leaf, or how many leaves they are.
-      values: how many values it has in one gradient.
-      columns: the columns of the sample that are its own.
-    """
-
-    name: str
-    values: int
-    columns: slice | Array
+    name: str  # the path of the leaf, or how many leaves they are
+    values: int  # how many values it has in one gradient
+    columns: slice | Array  # the columns of the sample that are its own
 
 
 class Sample(NamedTuple):
-    """Values of the same positions in the gradient of each step and worker.
+    """Values of the same positions in the gradient of each step and worker."""
 
-    Attributes:
-      rows: the values, float32[r, n], in the order of the gradient.
-      of: the step and the worker of each row.
-      pieces: the leaves with a block of values or more, in order; then the smaller ones, as one.
-      values: how many values one gradient has.
-      unseen: the larger leaves of which nothing is in the sample.
-    """
-
-    rows: Array
-    of: tuple[tuple[int, int], ...]
+    rows: Array  # the values, float32[r, n], in the order of the gradient
+    of: tuple[tuple[int, int], ...]  # the step and the worker of each row
+    # the leaves with a block of values or more, in order; then the smaller ones, as one
     pieces: tuple[Piece, ...]
-    values: int
-    unseen: tuple[str, ...]
+    values: int  # how many values one gradient has
+    unseen: tuple[str, ...]  # the larger leaves of which nothing is in the sample
 
 
 def take(gradients: PyTree, max_values: int) -> Sample:

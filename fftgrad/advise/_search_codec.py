@@ -12,6 +12,7 @@ import numpy as np
 
 import fftgrad as fg
 from fftgrad._contracts import PyTree
+from fftgrad._values import check_within
 from fftgrad.advise import _inputs
 from fftgrad.codecs import _chain
 
@@ -97,9 +98,7 @@ def search_codec(
       A `CodecSearch`; `print` shows all that met the condition.
 
     Raises:
-      ValueError: if there is no gradient, they differ in shape, or hold only zeros or what is not
-        finite; unless exactly one of `bytes` and `error` is given; if `bytes` are too few for any.
-      TypeError: if a leaf is no floating-point array, or is traced.
+      ValueError: unless one of `bytes` and `error` is given; if `bytes` are too few for any.
 
     Example:
       >>> import fftgrad as fg
@@ -114,8 +113,8 @@ def search_codec(
             f"search_codec(bytes, error): exactly one must be given, got bytes={bytes}, "
             f"error={error}; use bytes=100_000."
         )
-    if error is not None and not 0 < error < 1:
-        raise ValueError(f"search_codec(error): must be in (0, 1), got {error}; use error=0.3.")
+    if error is not None:
+        check_within("search_codec(error)", error, "(0, 1)", "use error=0.3.")
     like = jax.ShapeDtypeStruct(sample.shape[1:], jnp.float32)
     measure = functools.cache(functools.partial(tried, sample))
     rows = _within(error, like, measure) if error else _in_bytes(bytes or 0, like, measure)

@@ -22,19 +22,12 @@ Agree = Callable[[float], float]
 
 
 class Timed(NamedTuple):
-    """What a run takes.
+    """What a run takes."""
 
-    Attributes:
-      seconds: the median over the rounds.
-      least: of the fastest round.
-      most: of the slowest round.
-      rounds: how many there were.
-    """
-
-    seconds: float
-    least: float
-    most: float
-    rounds: int
+    seconds: float  # the median over the rounds
+    least: float  # of the fastest round
+    most: float  # of the slowest round
+    rounds: int  # how many there were
 
 
 def timed(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import PyTree
+from fftgrad._values import check_choice
 from fftgrad.checkpoint import _leaves, _rows
 from fftgrad.checkpoint._leaves import Leaf
 from fftgrad.checkpoint._rows import Array
@@ -55,10 +56,7 @@ def lay_out(
     old: Mapping[str, Leaf], into: PyTree, lost: tuple[int, ...], missing: Missing, owner: str
 ) -> Resharded:
     """The leaves of an old state as a tree like `into`."""
-    if missing not in get_args(Missing):
-        raise ValueError(
-            f"{owner}(missing): must be one of {get_args(Missing)}, got {missing!r}; use 'refuse'."
-        )
+    check_choice(f"{owner}(missing)", missing, get_args(Missing))
     old, new = _leaves.with_rows(old), _leaves.with_rows(_leaves.describe(into, owner))
     before, after = _leaves.workers_of(old), _leaves.workers_of(new)
     plan = Plan(before, after, [i for i in range(before) if i not in lost])

@@ -50,23 +50,15 @@ ROWLESS: tuple[Kind, ...] = ("shared", "warm")
 
 
 class Leaf(NamedTuple):
-    """A leaf of a state.
+    """A leaf of a state."""
 
-    Attributes:
-      kind: what it is.
-      shape: its shape, with all rows.
-      dtype: its dtype, as text.
-      read: gets its values to a sharding, or to the host if that is None; of keys, their data.
-      size: of shards, of how many values they are.
-      pieces: of shards, how many there are of each part; 0 for one for each worker.
-    """
-
-    kind: Kind
-    shape: tuple[int, ...]
-    dtype: str
+    kind: Kind  # what it is
+    shape: tuple[int, ...]  # its shape, with all rows
+    dtype: str  # its dtype, as text
+    # gets its values to a sharding, or to the host if that is None; of keys, their data
     read: Callable[[jax.sharding.Sharding | None], Array | jax.Array]
-    size: int = 0
-    pieces: int = 0
+    size: int = 0  # of shards, of how many values they are
+    pieces: int = 0  # of shards, how many there are of each part; 0 for one for each worker
 
     def on_host(self) -> Array:
         """Its values on the host."""

@@ -1,6 +1,6 @@
 """The rows of one number of workers as the rows of another, on the host."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,28 +43,17 @@ def _wide(dtype: np.dtype[np.generic]) -> type[np.inexact]:
 
 def join(rows: Array, size: int) -> Array:
     """What `shards` cut, for shards [w, s, ...] along the first two axes."""
-    w = len(rows)
-    longer = size % w
-    if longer == 0:
-        return rows.reshape(-1, *rows.shape[2:])[:size]
-    head, rest = rows[:longer], rows[longer:, :-1]
-    return np.concatenate([part.reshape(-1, *rows.shape[2:]) for part in (head, rest)])
+    least, longer = divmod(size, len(rows))
+    return np.concatenate([row[: least + (i < longer)] for i, row in enumerate(rows)])
 
 
 def cut(joined: Array, shards: int) -> Array:
     """A vector [n, ...] in shards [w, ceil(n / w), ...], as the exchanges cut theirs."""
-    size, longer = divmod(len(joined), shards)
-    if longer == 0:
-        return joined.reshape(shards, size, *joined.shape[1:])
-    ends: Sequence[int] = np.cumsum([size + (i < longer) for i in range(shards)])[:-1].tolist()
-    parts = np.split(joined, ends)
-    return np.stack([_filled(part, size + 1) for part in parts])
+    size = -(-len(joined) // shards)
+    return np.stack([_filled(part, size) for part in np.array_split(joined, shards)])
 
 
 def _filled(part: Array, size: int) -> Array:
-    missing = size - len(part)
-    if missing == 0:
-        return part
-    # As the exchanges fill: with the last value, or zero where there is none.
-    last = part[-1:] if len(part) else np.zeros((1, *part.shape[1:]), part.dtype)
-    return np.concatenate([part, np.repeat(last, missing, axis=0)])
+    """As the exchanges fill: with the last value, or zero where there is none."""
+    rest = [(0, size - len(part)), *((0, 0) for _ in part.shape[1:])]
+    return np.pad(part, rest, mode="edge" if len(part) else "constant")

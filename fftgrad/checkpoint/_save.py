@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from fftgrad._contracts import PyTree
+from fftgrad._values import check_count
 from fftgrad.checkpoint import _copies, _folder, _leaves
 
 
@@ -32,11 +33,8 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
         to if a file is found to be damaged.
 
     Raises:
-      ValueError: if a checkpoint of this step or a later one is there, if there is nothing to save,
-        if two leaves have one path, if copies of an array differ between devices, or if `keep` is
-        less than 2.
-      TypeError: if a leaf is no array and no number.
-      OSError: or what Orbax raises if it cannot write.
+      ValueError: if a checkpoint of this step or a later one is there, two leaves have one path, or
+        copies of an array differ between devices.
 
     Example:
       >>> import tempfile
@@ -47,12 +45,8 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
       >>> checkpoint.restore(folder, {"w": jnp.zeros(2)}).tree
       {'w': Array([0., 1.], dtype=float32)}
     """
-    if keep < 2:
-        raise ValueError(
-            f"save(keep): must be at least 2, got {keep}; a damaged checkpoint leaves none else."
-        )
-    if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
-        raise ValueError(f"save(step): must be an int of at least 0, got {step!r}; pass int(step).")
+    check_count("save(keep)", keep, "a damaged checkpoint leaves none else.", least=2)
+    check_count("save(step)", step, "pass int(step).", least=0)
     _check_leaves(tree)
     leaves = _leaves.describe(tree, "save")
     _copies.check_copies(dict(zip(leaves, jax.tree.leaves(tree), strict=True)), "save")

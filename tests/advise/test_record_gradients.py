@@ -255,8 +255,8 @@ def test_flax_states_have_it_as_dicts():
     [
         (lambda: fg.advise.record_gradients(()), ValueError, r"use \(10, 100, 1000\)"),
         (lambda: fg.advise.record_gradients((1, 1)), ValueError, "each once"),
-        (lambda: fg.advise.record_gradients((-1,)), ValueError, "from 0 on"),
-        (lambda: fg.advise.record_gradients((1.5,)), TypeError, "whole numbers"),
+        (lambda: fg.advise.record_gradients((-1,)), ValueError, "at least 0, got -1"),
+        (lambda: fg.advise.record_gradients((1.5,)), TypeError, "whole number, got 1.5"),
         (lambda: fg.advise.record_gradients(10), TypeError, "got 10; use"),
         (lambda: fg.advise.record_gradients((1,), dtype="int8"), ValueError, "use 'float32'"),
         (lambda: fg.advise.recorded({}), ValueError, "got 0; put fg.advise.record_gradients"),

@@ -452,7 +452,7 @@ def test_what_is_refused(tmp_path):
         with pytest.raises(ValueError, match="must be later than the newest"):
             checkpoint.save(tmp_path, step, {"w": jnp.zeros(2)})
     for step in ("2", -1, True, 2.0):
-        with pytest.raises(ValueError, match=r"pass int\(step\)"):
+        with pytest.raises((TypeError, ValueError), match=r"pass int\(step\)"):
             checkpoint.save(tmp_path, step, {"w": jnp.zeros(2)})
     for empty in ({}, None, {"w": jnp.zeros((0, 2))}):
         with pytest.raises(ValueError, match="must have a value to save"):

@@ -35,28 +35,18 @@ INPUTS = 3
 
 
 class CodecTimes(NamedTuple):
-    """One codec at one size.
+    """One codec at one size."""
 
-    Attributes:
-      name: a short one.
-      codec: the call that makes it.
-      compress, decompress: seconds.
-      bytes_per_second: of float32 input, while compressing.
-      copies: both together, in times of a memory copy.
-      wire_bytes: of one payload.
-      ratio: bytes of float32 / wire bytes.
-      pays_below: bytes per second. Of two workers over a faster link, none gains by it: it saves
-        fewer bytes than the link would have sent in the time it takes.
-    """
-
-    name: str
-    codec: str
-    compress: Timed
+    name: str  # a short one
+    codec: str  # the call that makes it
+    compress: Timed  # seconds
     decompress: Timed
-    bytes_per_second: float
-    copies: float
-    wire_bytes: int
-    ratio: float
+    bytes_per_second: float  # of float32 input, while compressing
+    copies: float  # both together, in times of a memory copy
+    wire_bytes: int  # of one payload
+    ratio: float  # bytes of float32 / wire bytes
+    # bytes per second. Of two workers over a faster link, none gains by it: it saves fewer bytes
+    # than the link would have sent in the time it takes
     pays_below: float
 
 
