@@ -48,8 +48,6 @@ class Channel:
       participates: whether this worker participates, bool[]; None if all workers do.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> mean = lambda x: fg.exchanges.Channel("data").mean([x])[0][0]
       >>> jax.vmap(mean, axis_name="data")(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
       [[2.0, 3.0], [2.0, 3.0]]

@@ -1,6 +1,7 @@
 """Buffers and results are what they were: old payloads can be read, and a refactoring shows."""
 
 import goldens
+import jax.numpy as jnp
 import messages
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ def test_the_file_holds_every_row_of_the_table_and_no_other():
 
 @pytest.mark.parametrize("name", CODECS)
 def test_an_old_buffer_decodes_to_what_it_did(name):
-    finite, decoded = messages.receiver(CODECS[name])(GOLDEN[f"words {name}"])
+    finite, decoded = messages.receiver(CODECS[name])(jnp.asarray(GOLDEN[f"words {name}"]))
     assert finite
     np.testing.assert_allclose(decoded, GOLDEN[f"values {name}"], rtol=1e-5, atol=1e-5)
 

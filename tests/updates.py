@@ -22,10 +22,15 @@ def _transformation(exchange, policy, workers, memory, options):
 
 
 @functools.cache
+def _mapped(exchange, policy, workers, memory, options):
+    tx = _transformation(exchange, policy, workers, memory, dict(options))
+    return jax.jit(jax.vmap(tx.init)), everywhere("vmap", lambda g, s: tx.update(g, s), workers)
+
+
 def mapped(exchange, policy="propagate", workers=WORKERS, memory=FEEDBACK, **options):
     """`init` and `update` under vmap, of stacked gradients and states."""
-    tx = _transformation(exchange, policy, workers, memory, options)
-    return jax.jit(jax.vmap(tx.init)), everywhere("vmap", lambda g, s: tx.update(g, s), workers)
+    # A cache tells an argument that is left at its default from one that is given.
+    return _mapped(exchange, policy, workers, memory, tuple(sorted(options.items())))
 
 
 @functools.cache
@@ -44,8 +49,11 @@ def sharded(exchange, policy="propagate", memory=FEEDBACK, *, check_vma=True, li
 
 
 @functools.cache
-def collectives(exchange, policy="propagate", **options):
-    """What the program of an update for `PAIR` under shard_map sends, without memory."""
-    init, update = sharded(exchange, policy, fg.NoMemory(), **options)
+def _collectives(init, update):
     lowered = update.lower(gradients(PAIR, WORKERS), jax.eval_shape(init, PAIR))
     return fg.audit(lowered.compile())
+
+
+def collectives(exchange, policy="propagate", **options):
+    """What the program of an update for `PAIR` under shard_map sends, without memory."""
+    return _collectives(*sharded(exchange, policy, fg.NoMemory(), **options))

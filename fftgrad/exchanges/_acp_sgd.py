@@ -74,8 +74,6 @@ class AcpSgd(Exchange):
       ValueError: if `rank` is not positive.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> exchange = fg.AcpSgd(rank=1)
       >>> x = jnp.outer(jnp.arange(4.0), jnp.arange(5.0))[None]
       >>> def twice(x):
@@ -85,8 +83,7 @@ class AcpSgd(Exchange):
       True
 
     References:
-      Zhang, Li, Shi, Chu and Li, "Evaluation and Optimization of Gradient Compression for
-      Distributed Deep Learning", ICDCS 2023, arXiv:2306.08881.
+      Zhang, Li, Shi, Chu and Li, ICDCS 2023, arXiv:2306.08881.
     """
 
     rank: int = 2

@@ -45,8 +45,6 @@ class AllGather(Exchange):
       ValueError: while tracing, if the codec does not fit the shape.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> exchange = fg.AllGather(fg.TopK(k=1))
       >>> x = jnp.array([[4.0, 1.0], [1.0, 2.0]])
       >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean

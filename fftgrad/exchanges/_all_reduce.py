@@ -42,8 +42,6 @@ class AllReduce(Exchange):
       ValueError: if the codec is not summable.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> x = jnp.outer(jnp.arange(4.0), jnp.array([1.0, 2.0]))
       >>> exchange = fg.AllReduce()
       >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean

@@ -50,8 +50,6 @@ class MedianNormClip(Average):
       the middle, where the authors' code takes the lower one.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> exchange = fg.AllGather(fg.Identity(), fg.exchanges.MedianNormClip())
       >>> x = jnp.array([[1.0], [4.0], [4.0], [1024.0]])
       >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
@@ -89,8 +87,6 @@ class TrimmedMean(Average):
       ValueError: if `trim` is below 1; while tracing, if it leaves nothing of so many workers.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> exchange = fg.AllGather(fg.Identity(), fg.exchanges.TrimmedMean(trim=1))
       >>> x = jnp.array([[1.0], [3.0], [2.0], [1000.0]])
       >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
@@ -98,8 +94,7 @@ class TrimmedMean(Average):
       Array([2.5], dtype=float32)
 
     References:
-      Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
-      2018, arXiv:1803.01498.
+      Yin et al., ICML 2018, arXiv:1803.01498.
     """
 
     trim: int = 1

@@ -61,7 +61,6 @@ class Fallback(Exchange):
         `max_error` is to watch an exchange whose `sent` is x (`Hierarchical`).
 
     Example:
-      >>> import fftgrad as fg
       >>> exchange = fg.Fallback((fg.AllGather(fg.TopK(fraction=0.01)), fg.AllReduce()), 0.9)
       >>> exchange.at(1)
       AllReduce()

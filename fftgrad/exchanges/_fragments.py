@@ -34,8 +34,6 @@ def fragment(params: PyTree, fragments: int) -> PyTree:
       ValueError: if `fragments` is not positive.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> part = fg.optimizers.fragment({"w": jnp.zeros((100, 8)), "b": jnp.zeros(8)}, 10)
       >>> part["w"].shape, fg.wire_bytes(fg.AllReduce(), part)
       ((10, 8), 324)

@@ -67,8 +67,6 @@ class Hierarchical(Exchange):
         other axis, or if `slow` keeps arrays that all share.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> exchange = fg.Hierarchical("fast", 2, slow=fg.AllGather(fg.TopK(k=1)))
       >>> x = jnp.array([[[4.0, 1.0], [2.0, 3.0]], [[0.0, 0.0], [2.0, 0.0]]])
       >>> channel = fg.exchanges.Channel(("slow", "fast"))

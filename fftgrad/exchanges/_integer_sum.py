@@ -45,8 +45,6 @@ class IntegerSum(Exchange):
         workers.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> exchange = fg.IntegerSum(workers=2, clip=None)
       >>> x = jnp.array([[4.0, 0.0], [4.0, 4.0]])
       >>> channel = fg.exchanges.Channel("data", fg.Step.of(0))
@@ -55,7 +53,7 @@ class IntegerSum(Exchange):
       Array([4., 2.], dtype=float32)
 
     References:
-      Wen et al., "TernGrad", NeurIPS 2017, arXiv:1705.07878 (scaler sharing).
+      Wen et al., NeurIPS 2017, arXiv:1705.07878 (scaler sharing).
     """
 
     workers: int

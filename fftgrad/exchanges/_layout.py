@@ -77,8 +77,6 @@ class Layout:
       TypeError: if `bucket_bytes` is no int; while tracing, if the function returns no name.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> params = {"w": jnp.ones((100, 100)), "b": jnp.ones(100)}
       >>> fg.wire_bytes(fg.AllGather(fg.Sign()), params, fg.Layout("leaf"))
       1284

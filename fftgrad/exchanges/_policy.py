@@ -25,8 +25,6 @@ class Rule:
       TypeError: if `codec` is none.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> rule = fg.Rule(fg.Identity(), path="*/bias", max_size=100)
       >>> rule.holds("dense/bias", jnp.ones(3)), rule.holds("dense/kernel", jnp.ones(3))
       (True, False)
@@ -71,8 +69,6 @@ class Policy(CodecRule):
       ValueError: while tracing, if the parts are not those of its own `scope`.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> policy = fg.Policy(fg.Rule(fg.Identity(), max_ndim=1), default=fg.TopK(fraction=0.01))
       >>> params = {"bias": jnp.ones(10), "kernel": jnp.ones((100, 10))}
       >>> for row in fg.tools.preview(policy, params):

@@ -47,8 +47,6 @@ class PowerSgd(Exchange):
       ValueError: if `rank` is not positive.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> exchange = fg.PowerSgd(rank=1)
       >>> x = jnp.outer(jnp.arange(4.0), jnp.arange(5.0))[None]
       >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
@@ -56,8 +54,7 @@ class PowerSgd(Exchange):
       True
 
     References:
-      Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
-      Distributed Optimization", NeurIPS 2019, arXiv:1905.13727.
+      Vogels, Karimireddy and Jaggi, NeurIPS 2019, arXiv:1905.13727.
     """
 
     rank: int = 2

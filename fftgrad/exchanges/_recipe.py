@@ -25,8 +25,6 @@ class Recipe:
       AttributeError: if it is put into a chain as it is.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> method = fg.methods.top_k(fraction=0.01)
       >>> method == fg.Recipe(fg.AllGather(fg.TopK(fraction=0.01)), fg.ErrorFeedback())
       True

@@ -33,7 +33,6 @@ class Scheduled(Exchange):
       TypeError: if a step is not an int or a value not an exchange.
 
     Example:
-      >>> import fftgrad as fg
       >>> exchange = fg.Scheduled({0: fg.AllReduce(), 500: fg.AllGather(fg.TopK(fraction=0.01))})
       >>> exchange.at(499), exchange.at(500)
       (AllReduce(), AllGather(codec=TopK(fraction=0.01)))

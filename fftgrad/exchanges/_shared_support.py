@@ -89,8 +89,6 @@ class SharedSupport(Exchange):
         the chain, or there is no such leader.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> exchange = fg.SharedSupport(fg.TopK(k=1))
       >>> x = jnp.array([[4.0, 1.0], [1.0, 2.0]])
       >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
@@ -98,8 +96,7 @@ class SharedSupport(Exchange):
       Array([2.5, 0. ], dtype=float32)
 
     References:
-      Chen et al., "ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient
-      Distributed Training", NeurIPS 2020, arXiv:2104.11125.
+      Chen et al., NeurIPS 2020, arXiv:2104.11125.
     """
 
     codec: Codecs

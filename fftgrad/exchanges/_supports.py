@@ -58,12 +58,11 @@ class LeaderSupport(Support):
       ValueError: if the number is negative; while tracing, if there is no such worker.
 
     Example:
-      >>> import fftgrad as fg
       >>> fg.SharedSupport(fg.TopK(k=10), support=fg.exchanges.LeaderSupport(worker=0))
       SharedSupport(codec=TopK(k=10), support=LeaderSupport(worker=0))
 
     References:
-      Chen et al., "ScaleCom", NeurIPS 2020, arXiv:2104.11125.
+      Chen et al., NeurIPS 2020, arXiv:2104.11125.
     """
 
     worker: int | None = None
@@ -129,8 +128,6 @@ class PredictedSupport(Support):
     Differs from the paper: this choice is ours.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> exchange = fg.SharedSupport(fg.TopK(k=10), fg.exchanges.PredictedSupport())
       >>> fg.wire_bytes(exchange, jnp.ones(1000))
       44

@@ -45,8 +45,6 @@ class TwoStage(Exchange):
       ValueError: while tracing, if the axis has not `workers` workers.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> exchange = fg.TwoStage(fg.Sign(), workers=2)
       >>> x = jnp.array([[2.0, 1.0], [2.0, -1.0]])
       >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
@@ -54,7 +52,7 @@ class TwoStage(Exchange):
       Array([2., 0.], dtype=float32)
 
     References:
-      Tang et al., "1-bit Adam", ICML 2021, arXiv:2102.02888.
+      Tang et al., ICML 2021, arXiv:2102.02888.
     """
 
     codec: Codecs

@@ -23,6 +23,16 @@ def keyed_bits(key: jax.Array, count: int) -> jax.Array:
     return bits(first, second, count)
 
 
+def drawn_bits(owner: object, key: jax.Array | None, count: int, remedy: str) -> jax.Array:
+    """Those of a key of the step, which the owner needs."""
+    if key is None:
+        raise ValueError(
+            f"{owner!r}(step): draws by chance, got a step without a key; pass "
+            f"step=fg.Step.of(key){remedy}."
+        )
+    return keyed_bits(key, count)
+
+
 def _mix(x: jax.Array) -> jax.Array:
     """A bijection of uint32 that changes half of the bits for each bit changed.
 

@@ -57,7 +57,6 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
         that of the last gradient is not that of all.
 
     Example:
-      >>> import fftgrad as fg
       >>> import jax.numpy as jnp, optax
       >>> tx = fg.accumulate(optax.sgd(1.0), every=2)
       >>> first, state = tx.update(jnp.ones(1), tx.init(jnp.ones(1)))

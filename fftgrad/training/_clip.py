@@ -32,15 +32,13 @@ def clip_by_local_norm(max_norm: float, axis_name: AxisName) -> optax.GradientTr
       ValueError: if `max_norm` is not positive; while tracing, if the axis is not bound.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> clip = fg.training.clip_by_local_norm(1.0, "data")
       >>> update = lambda g: clip.update(g, clip.init(g))[0]
       >>> jax.vmap(update, axis_name="data")(jnp.full((4, 1), 3.0))[0]
       Array([0.5], dtype=float32)
 
     References:
-      Lin et al., "Deep Gradient Compression", ICLR 2018, arXiv:1712.01887.
+      Lin et al., ICLR 2018, arXiv:1712.01887.
     """
     _axes.check_names("clip_by_local_norm(axis_name)", axis_name)
     if not max_norm > 0:

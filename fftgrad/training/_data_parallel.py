@@ -76,8 +76,6 @@ def data_parallel(
         differs between the workers.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> tx = fg.compressed_pmean(fg.AllReduce(), axis_name="data")
       >>> def step(w, state, x):
       ...     grad, state = tx.update(jnp.mean(x, axis=0), state, w)

@@ -32,8 +32,6 @@ def delay() -> optax.GradientTransformationExtraArgs:
       ValueError: while tracing, if `update` gets a `weight`, which is not that of the step before.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> tx = fg.training.delay()
       >>> first, state = tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
       >>> second, state = tx.update(jnp.zeros(2), state)
@@ -41,8 +39,7 @@ def delay() -> optax.GradientTransformationExtraArgs:
       ([0.0, 0.0], [1.0, 1.0])
 
     References:
-      Stich and Karimireddy, "The Error-Feedback Framework: Better Rates for SGD with Delayed
-      Gradients and Compressed Updates", JMLR 21, 2020, arXiv:1909.05350.
+      Stich and Karimireddy, JMLR 21, 2020, arXiv:1909.05350.
     """
 
     def init(params: optax.Params) -> PerWorker:

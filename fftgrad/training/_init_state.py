@@ -48,8 +48,6 @@ def init_state(
         axis, or if a parameter is sharded over it.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
       >>> state = fg.init_state(tx, {"w": jnp.zeros((3, 4))}, mesh, "data")

@@ -68,8 +68,6 @@ def metrics(
         they change by step (`Scheduled`): ask for those of `exchange.at(step)`.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> exchange, params = fg.AllGather(fg.Sign()), {"w": jnp.ones(320)}
       >>> tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data")
       >>> found = fg.metrics(tx.init(params), exchange=exchange, params=params)

@@ -47,8 +47,6 @@ def offload(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
       ValueError: by `init`, if the devices have no such memory.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
       >>> state = fg.init_state(fg.training.offload(tx), jnp.zeros(5), mesh, "data")

@@ -30,7 +30,6 @@ def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation
       takes besides, such as `value=loss`, `tx` gets if it takes it.
 
     Example:
-      >>> import fftgrad as fg
       >>> import jax.numpy as jnp, optax
       >>> fg.per_worker(optax.trace(0.9)).init({"w": jnp.zeros(3)}).value.trace["w"].shape
       (1, 3)

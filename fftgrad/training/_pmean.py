@@ -167,8 +167,6 @@ def compressed_pmean(
         is not a floating-point array of at most 32 bits.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=1)), axis_name="data")
       >>> step = lambda grad: tx.update(grad, tx.init(grad))[0]
       >>> jax.vmap(step, axis_name="data")({"w": jnp.array([[4.0, 1.0], [1.0, 2.0]])})["w"][0]

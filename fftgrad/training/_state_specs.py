@@ -48,8 +48,6 @@ def state_specs(
         is around what exchanges.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> state = jax.eval_shape(tx.init, {"w": jnp.zeros((3, 4))})
       >>> tuple(fg.state_specs(state, "data").memory.value.residual["w"])

@@ -51,7 +51,6 @@ def trainable(
       TypeError: while tracing, if a leaf of the mask is no bool.
 
     Example:
-      >>> import fftgrad as fg
       >>> import jax.numpy as jnp, optax
       >>> params = {"kernel": jnp.ones(3), "lora": jnp.ones(2)}
       >>> tx = fg.trainable(optax.sgd(1.0), {"kernel": False, "lora": True})
@@ -59,7 +58,7 @@ def trainable(
       [0.0, 0.0, 0.0]
 
     References:
-      Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, arXiv:2106.09685.
+      Hu et al., ICLR 2022, arXiv:2106.09685.
     """
     run = optax.with_extra_args_support(tx).update
 

@@ -83,8 +83,6 @@ def value_and_grad(
       TypeError: while tracing, if `has_weight` and the loss returns no pair.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> loss = lambda w, x, mask: (jnp.sum(mask * w * x), jnp.sum(mask))
       >>> grad = fg.value_and_grad(loss, "data", has_weight=True)
       >>> x, mask = jnp.array([[1.0, 2.0], [6.0, 0.0]]), jnp.array([[1, 1], [1, 0]])

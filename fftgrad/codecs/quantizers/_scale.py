@@ -50,12 +50,7 @@ def noise(owner: object, step: Step, count: int) -> jax.Array:
 
 def noise_bits(owner: object, step: Step, count: int) -> jax.Array:
     """Random bits uint32[count], others for each worker."""
-    if step.local is None:
-        raise ValueError(
-            f"{owner!r}.compress(step): rounding draws, got a step without a key; pass "
-            "step=fg.Step.of(key), with another key for each call."
-        )
-    return _hash.keyed_bits(step.local, count)
+    return _hash.drawn_bits(owner, step.local, count, ", with another key for each call")
 
 
 def to_levels(x: jax.Array, scale: jax.Array, levels: int, uniform: jax.Array) -> jax.Array:

@@ -77,15 +77,11 @@ class RandomK(Selector):
 
     def _draw(self, n: int, step: Step) -> tuple[jax.Array, jax.Array]:
         """The positions, and the width of their intervals: one over the chance of each."""
-        if step.shared is None:
-            raise ValueError(
-                f"{self!r}(step): the positions are drawn, got a step without a key; pass "
-                "step=fg.Step.of(key) to compress, and the same to decompress."
-            )
         k = _top_k.kept(self.fraction, self.k, n)
         width, longer = divmod(n, k)
         interval = jnp.arange(k, dtype=jnp.int32)
         start = interval * width + jnp.minimum(interval, longer)
         size = width + (interval < longer).astype(jnp.int32)
-        offset = _hash.keyed_bits(step.shared, k) % size.astype(jnp.uint32)
+        remedy = " to compress, and the same to decompress"
+        offset = _hash.drawn_bits(self, step.shared, k, remedy) % size.astype(jnp.uint32)
         return start + offset.astype(jnp.int32), size.astype(jnp.float32)

@@ -70,12 +70,8 @@ class Hadamard(Transform):
         return rows.ravel()[:n]
 
     def _flip(self, rows: jax.Array, step: Step) -> jax.Array:
-        if step.shared is None:
-            raise ValueError(
-                f"{self!r}(step): the signs are drawn, got a step without a key; pass "
-                "step=fg.Step.of(key) to compress, and the same to decompress, or use signs=False."
-            )
-        bits = _hash.keyed_bits(step.shared, rows.size).reshape(rows.shape)
+        remedy = " to compress, and the same to decompress, or use signs=False"
+        bits = _hash.drawn_bits(self, step.shared, rows.size, remedy).reshape(rows.shape)
         flipped = lax.bitcast_convert_type(rows, jnp.uint32) ^ (bits & jnp.uint32(1 << 31))
         return lax.bitcast_convert_type(flipped, jnp.float32)
 
