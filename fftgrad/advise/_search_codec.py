@@ -101,8 +101,6 @@ def search_codec(
       ValueError: unless one of `bytes` and `error` is given; if `bytes` are too few for any.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> wave = jnp.sin(jnp.arange(512.0) / 9)
       >>> fg.advise.search_codec(wave, bytes=100).codec
       chain(Dct(), Budget(bytes=92))

@@ -82,15 +82,12 @@ def restore(
 
     Example:
       >>> import tempfile
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
-      >>> from fftgrad import checkpoint
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
       >>> state = fg.init_state(tx, {"w": jnp.zeros(3)}, mesh, "data")
       >>> folder = tempfile.mkdtemp()
-      >>> checkpoint.save(folder, 100, state)
-      >>> checkpoint.restore(folder, state).step
+      >>> fg.checkpoint.save(folder, 100, state)
+      >>> fg.checkpoint.restore(folder, state).step
       100
     """
     damaged: list[str] = []

@@ -38,11 +38,9 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
 
     Example:
       >>> import tempfile
-      >>> import jax.numpy as jnp
-      >>> from fftgrad import checkpoint
       >>> folder = tempfile.mkdtemp()
-      >>> checkpoint.save(folder, 3, {"w": jnp.arange(2.0)})
-      >>> checkpoint.restore(folder, {"w": jnp.zeros(2)}).tree
+      >>> fg.checkpoint.save(folder, 3, {"w": jnp.arange(2.0)})
+      >>> fg.checkpoint.restore(folder, {"w": jnp.zeros(2)}).tree
       {'w': Array([0., 1.], dtype=float32)}
     """
     check_count("save(keep)", keep, "a damaged checkpoint leaves none else.", least=2)
