@@ -70,6 +70,10 @@ class Leaf(NamedTuple):
         return self.dtype.startswith("key<")
 
 
+TOLD = ("kind", "dtype", "size", "pieces")
+"""What a checkpoint says of a leaf as it is."""
+
+
 def describe(tree: PyTree, owner: str) -> dict[str, Leaf]:
     """The leaves of a tree in their order, by their paths."""
     out: dict[str, Leaf] = {}

@@ -54,14 +54,8 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
         array = jax.random.key_data(value) if leaf.is_key else _as_array(value)
         if array.size:  # Orbax writes no array without a value
             arrays[name] = array
-        about[name] = {
-            "kind": leaf.kind,
-            "shape": list(leaf.shape),
-            "dtype": leaf.dtype,
-            "size": leaf.size,
-            "pieces": leaf.pieces,
-            "sum": _folder.total(array),
-        }
+        told = {field: getattr(leaf, field) for field in _leaves.TOLD}
+        about[name] = told | {"shape": list(leaf.shape), "sum": _folder.total(array)}
     if not arrays:
         raise ValueError(
             "save(tree): must have a value to save, got none; pass {'params': ..., 'state': ...}."
