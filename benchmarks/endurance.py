@@ -22,16 +22,7 @@ import optax
 from _record import POINTS, markdown, save
 from claims import gathered
 from matplotlib.figure import Figure
-from methods import (
-    AXIS,
-    Method,
-    Setting,
-    Transformation,
-    fed_back,
-    gradients_of,
-    onlooker,
-    watched,
-)
+from methods import AXIS, Method, Setting, Transformation, fed_back, gradients_of, onlooker, watched
 from program import Column, Point, Program, Study
 from tasks import Batch
 

@@ -21,10 +21,7 @@ from methods import AXIS, METHODS, Method, Setting, Transformation, gradients_of
 from program import Program, Study, score
 from tasks import Params, Task
 
-TITLES = {
-    "lm": "Language model, Adam",
-    "digits": "Residual network on digits, SGD",
-}
+TITLES = {"lm": "Language model, Adam", "digits": "Residual network on digits, SGD"}
 COMMITTED = "steps-200"
 """The run of the figure in the documentation."""
 

@@ -91,7 +91,6 @@ def analyze(
       An `Analysis`.
 
     Example:
-      >>> import fftgrad as fg
       >>> import numpy as np
       >>> wave = np.sin(np.arange(8192, dtype=np.float32) / 9)
       >>> found = fg.advise.analyze({"w": wave}, ratios=())

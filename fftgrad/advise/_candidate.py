@@ -34,7 +34,6 @@ class Candidate:
       steps: how many times dense's steps it takes to dense's loss: a plan's order counts them.
 
     Example:
-      >>> import fftgrad as fg
       >>> fg.advise.Candidate("QSGD", fg.methods.qsgd(bits=4)).code("data")
       "fg.compressed_pmean(fg.AllGather(codec=fg.UniformLevels()), axis_name='data')"
     """
@@ -123,8 +122,6 @@ def candidates(
       The rows, of which the first is dense float32.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax
       >>> fg.advise.candidates(jax.ShapeDtypeStruct((1000,), "float32"), workers=8)[0].name
       'dense float32'
     """

@@ -89,8 +89,6 @@ def time_exchange(
     Wire: nothing is sent but, with a mesh, one number a round.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> dgc = fg.compressed_pmean(fg.methods.dgc(0.01), axis_name="data")
       >>> timing = fg.advise.time_exchange(dgc, jnp.zeros(1000), {"data": 4}, seconds=0.01)
       >>> timing.compress > 0
@@ -208,8 +206,6 @@ def predict_step(
       ValueError: if what is sent changes from step to step, or is sent in a loop.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax
       >>> params = jax.ShapeDtypeStruct((5000, 5000), "float32")
       >>> dgc = fg.compressed_pmean(fg.methods.dgc(0.001), axis_name="data")
       >>> timing = fg.advise.Timing(compress=0.05, decompress=0.02)

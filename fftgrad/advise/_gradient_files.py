@@ -39,7 +39,6 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
 
     Example:
       >>> import tempfile
-      >>> import fftgrad as fg
       >>> import numpy as np
       >>> file = tempfile.mkdtemp() + "/gradients.npz"
       >>> log = fg.advise.GradientLog({10: {0: {"w": np.ones(2, np.float32)}}})
@@ -99,7 +98,6 @@ def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
 
     Example:
       >>> import tempfile
-      >>> import fftgrad as fg
       >>> import numpy as np
       >>> file = tempfile.mkdtemp() + "/gradients.npz"
       >>> fg.advise.save_gradients(file, fg.advise.GradientLog({10: {0: {"a": {"b": np.ones(2)}}}}))

@@ -30,7 +30,6 @@ class Link:
         measured; 0 where nothing was.
 
     Example:
-      >>> import fftgrad as fg
       >>> fg.advise.Link("1gbit", "100us")
       Link(bandwidth=125000000.0, latency=0.0001)
     """

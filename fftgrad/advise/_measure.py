@@ -75,8 +75,6 @@ def measure(
     Wire: what `fg.advise.measure_link` sends, if it measures the link.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> rows = [fg.advise.Candidate("dense", fg.AllReduce(), dense=True)]
       >>> link = fg.advise.Link("1gbit", "100us")
       >>> measured = fg.advise.measure(

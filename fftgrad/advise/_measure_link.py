@@ -53,8 +53,6 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
     Wire: up to twice 32 MiB over each link, three times or more.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax
       >>> mesh = jax.make_mesh((2,), ("data",))
       >>> fg.advise.measure_link(mesh, "data", seconds=0.1).bandwidth > 0
       True

@@ -95,8 +95,6 @@ def plan(
         other workers.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax
       >>> params = jax.ShapeDtypeStruct((1000, 1000), "float32")
       >>> from fftgrad.advise import Candidate, Timing
       >>> dense = Candidate("dense", fg.AllReduce(), dense=True)

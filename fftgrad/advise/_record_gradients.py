@@ -75,8 +75,6 @@ def record_gradients(
     Claims: in float32, what is kept is the worker's gradient to the bit.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> tx = fg.advise.record_gradients(steps=(1,))
       >>> state = tx.init(jnp.zeros(2))
       >>> for value in (3.0, 4.0, 5.0):
@@ -182,8 +180,6 @@ def recorded(opt_state: PyTree) -> GradientLog:
         spread over devices of several processes, because the parameters are.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> tx = fg.advise.record_gradients(steps=(0, 7))
       >>> grads = {"w": jnp.array([1.0, -2.0])}
       >>> _, state = tx.update(grads, tx.init(grads))

@@ -101,8 +101,6 @@ def search_codec(
       ValueError: unless one of `bytes` and `error` is given; if `bytes` are too few for any.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> wave = jnp.sin(jnp.arange(512.0) / 9)
       >>> fg.advise.search_codec(wave, bytes=100).codec
       chain(Dct(), Budget(bytes=92))
@@ -160,7 +158,7 @@ def counted(basis: fg.Codec, bits: int, like: jax.ShapeDtypeStruct, size: int) -
     def of(k: int) -> fg.Codec:
         return fg.chain(basis, fg.TopK(k=k), fg.LogLevels(bits=bits))
 
-    counts = range(1, like.size + 1)
+    counts = range(1, min(like.size, 8 * size // bits) + 1)
     most = bisect.bisect_right(counts, size, key=lambda k: fg.wire_bytes(of(k), like))
     return of(most) if most else None
 

@@ -9,10 +9,4 @@ from fftgrad.checkpoint._reshard import reshard_state
 from fftgrad.checkpoint._restore import Restored, restore
 from fftgrad.checkpoint._save import save
 
-__all__ = [
-    "Resharded",
-    "Restored",
-    "reshard_state",
-    "restore",
-    "save",
-]
+__all__ = ["Resharded", "Restored", "reshard_state", "restore", "save"]

@@ -70,6 +70,10 @@ class Leaf(NamedTuple):
         return self.dtype.startswith("key<")
 
 
+TOLD = ("kind", "dtype", "size", "pieces")
+"""What a checkpoint says of a leaf as it is."""
+
+
 def describe(tree: PyTree, owner: str) -> dict[str, Leaf]:
     """The leaves of a tree in their order, by their paths."""
     out: dict[str, Leaf] = {}
@@ -175,13 +179,12 @@ def _shards(path: tuple[Any, ...], node: Shards, nested: bool) -> Iterator[Found
             yield from _walk(here, value, "shard warm")
         elif field == "memory":
             # Each field of a memory's state has a leaf for each part, in their order.
+            if nested:
+                yield from _each(here, value, "fixed")
+                continue
             for place, (inner, leaf, *_) in enumerate(_each(here, value, "shards")):
                 size = 0 if sizes is None else int(sizes.flat[place % sizes.shape[-1]])
-                yield (
-                    (inner, leaf, "fixed", 0, 0)
-                    if nested
-                    else (*(inner, leaf, "shards", size, pieces),)
-                )
+                yield inner, leaf, "shards", size, pieces
         else:
             yield from _each(here, value, "shard warm" if nested else "cut", pieces)
 

@@ -74,8 +74,6 @@ def reshard_state(
         for codecs in `TwoStage` that remember: then pass a fresh state.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
       >>> state = fg.init_state(tx, {"w": jnp.zeros(3)}, mesh, "data")

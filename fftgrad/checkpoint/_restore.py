@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from fftgrad._contracts import PyTree
 from fftgrad.checkpoint import _folder, _lay_out
 from fftgrad.checkpoint._lay_out import Missing
-from fftgrad.checkpoint._leaves import Leaf
+from fftgrad.checkpoint._leaves import TOLD, Leaf
 
 
 class Restored(NamedTuple):
@@ -82,15 +82,12 @@ def restore(
 
     Example:
       >>> import tempfile
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
-      >>> from fftgrad import checkpoint
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
       >>> state = fg.init_state(tx, {"w": jnp.zeros(3)}, mesh, "data")
       >>> folder = tempfile.mkdtemp()
-      >>> checkpoint.save(folder, 100, state)
-      >>> checkpoint.restore(folder, state).step
+      >>> fg.checkpoint.save(folder, 100, state)
+      >>> fg.checkpoint.restore(folder, state).step
       100
     """
     damaged: list[str] = []
@@ -134,7 +131,11 @@ def _read(
         return lambda sharding: _agreed(lambda: checked(sharding))
 
     old = {
-        name: Leaf(read=reader(name, row), shape=tuple(row["shape"]), **_of_leaf(row))
+        name: Leaf(
+            read=reader(name, row),
+            shape=tuple(row["shape"]),
+            **{field: row[field] for field in TOLD},
+        )
         for name, row in about["leaves"].items()
     }
     return _lay_out.lay_out(old, like, lost, missing, "restore")
@@ -147,10 +148,6 @@ def _about(manager: Any, step: int) -> Any:
     if about != _folder.signed(about["leaves"]):
         raise ValueError("what it says of its leaves is not what was saved")
     return about
-
-
-def _of_leaf(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {field: row[field] for field in ("kind", "dtype", "size", "pieces")}
 
 
 def _array(manager: Any, step: int, name: str, sharding: Any) -> Any:

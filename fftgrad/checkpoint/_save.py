@@ -38,11 +38,9 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
 
     Example:
       >>> import tempfile
-      >>> import jax.numpy as jnp
-      >>> from fftgrad import checkpoint
       >>> folder = tempfile.mkdtemp()
-      >>> checkpoint.save(folder, 3, {"w": jnp.arange(2.0)})
-      >>> checkpoint.restore(folder, {"w": jnp.zeros(2)}).tree
+      >>> fg.checkpoint.save(folder, 3, {"w": jnp.arange(2.0)})
+      >>> fg.checkpoint.restore(folder, {"w": jnp.zeros(2)}).tree
       {'w': Array([0., 1.], dtype=float32)}
     """
     check_count("save(keep)", keep, "a damaged checkpoint leaves none else.", least=2)
@@ -56,14 +54,8 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
         array = jax.random.key_data(value) if leaf.is_key else _as_array(value)
         if array.size:  # Orbax writes no array without a value
             arrays[name] = array
-        about[name] = {
-            "kind": leaf.kind,
-            "shape": list(leaf.shape),
-            "dtype": leaf.dtype,
-            "size": leaf.size,
-            "pieces": leaf.pieces,
-            "sum": _folder.total(array),
-        }
+        told = {field: getattr(leaf, field) for field in _leaves.TOLD}
+        about[name] = told | {"shape": list(leaf.shape), "sum": _folder.total(array)}
     if not arrays:
         raise ValueError(
             "save(tree): must have a value to save, got none; pass {'params': ..., 'state': ...}."

@@ -1,5 +1,6 @@
 """What is captured is each worker's own gradient of these steps, to the bit, and nothing else."""
 
+import functools
 import re
 
 import captured_program
@@ -25,6 +26,7 @@ STEPS = (3, 0, 9)
 BATCHES = [gradients(LIKE, WORKERS, seed=seed) for seed in range(5)]
 
 
+@functools.cache
 def compressed():
     exchange = fg.AllGather(fg.TopK(fraction=0.1))
     return optax.chain(
@@ -32,6 +34,7 @@ def compressed():
     )
 
 
+@functools.cache
 def with_capture(steps=STEPS):
     return optax.chain(fg.advise.record_gradients(steps), compressed())
 
@@ -40,7 +43,10 @@ def start(tx, workers=WORKERS):
     return fg.init_state(tx, ZEROS, mesh_of(workers), AXIS)
 
 
+@functools.cache
 def trainer(tx, workers=WORKERS, **options):
+    """Compiled once for each transformation."""
+
     def step(params, state, own):
         updates, state = tx.update(jax.tree.map(lambda g: g[0], own), state, params)
         return optax.apply_updates(params, updates), state

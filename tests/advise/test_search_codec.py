@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import values
+from cases import SLOW, values
 
 import fftgrad as fg
+from fftgrad.advise import _search_codec
 
 N = 512
 WAVE = np.sin(np.arange(N) / 9).astype(np.float32)
@@ -34,6 +35,16 @@ def test_it_finds_the_basis_that_compacts(gradient, basis):
     assert repr(found.codec) in str(found)
 
 
+@pytest.fixture(params=["few", pytest.param("all", marks=SLOW)])
+def families(request, monkeypatch):
+    """What is tried compiles a program each: here one of each kind, or all."""
+    if request.param == "few":
+        monkeypatch.setattr(_search_codec, "FILLED", _search_codec.FILLED[:2])
+        monkeypatch.setattr(_search_codec, "LEVEL_BITS", (4,))
+        monkeypatch.setattr(_search_codec, "DENSE", (fg.Sign(), fg.Cast("bfloat16")))
+
+
+@pytest.mark.usefixtures("families")
 def test_the_error_is_that_of_the_whole_sample():
     tree = {"a": jnp.asarray(SPIKES[:200]), "b": jnp.asarray(SPIKES[200:]).reshape(24, 13)}
     more = jax.tree.map(lambda leaf: 3 * leaf[::-1], tree)
@@ -42,6 +53,7 @@ def test_the_error_is_that_of_the_whole_sample():
     assert found.error == pytest.approx(error_of(found.codec, *rows), rel=1e-3)
 
 
+@pytest.mark.usefixtures("families")
 def test_it_finds_the_least_bytes_within_an_error():
     found = fg.advise.search_codec(SPIKES, error=0.02)
     assert found.error <= 0.02
