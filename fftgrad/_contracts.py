@@ -246,6 +246,11 @@ class Exchange(abc.ABC):
         return any(exchange.watches_error for exchange in self.inner)
 
     @property
+    def tells_finite(self) -> bool:
+        """Whether the mean is finite where its tally says so, and need not be looked at."""
+        return False
+
+    @property
     def keeps_error(self) -> bool:
         """Whether a memory of its own keeps what it loses, so that `sent` is x."""
         return any(exchange.keeps_error for exchange in self.inner)

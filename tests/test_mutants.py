@@ -68,6 +68,12 @@ MUTANTS = {
         "    if True:\n        return any(",
         "tests/training/test_init.py -k are_no_mistake",
     ),
+    "a sum of chosen values counts as finite": Mutant(
+        "exchanges/_all_reduce.py",
+        "finite=_finite.all_finite(means)",
+        "finite=True",
+        "tests/exchanges/test_nonfinite.py -k 'any_exchange and random and 5000'",
+    ),
     "the exchange moves on a bad step": Mutant(
         "training/_pmean.py",
         "            (before, states, state.error),",

@@ -41,7 +41,9 @@ def travel(
         if outs:
             bucket = _finite.nan_unless(jnp.asarray(outs[-1].tally.finite), bucket)
         out = exchange.mean(bucket, state, channel.fold(i))
-        finite = jnp.asarray(out.tally.finite) & _finite.all_finite(out.mean)
+        finite = jnp.asarray(out.tally.finite)
+        if not exchange.tells_finite:
+            finite &= _finite.all_finite(out.mean)
         own = channel.kept(out.state.own, state.own)
         outs.append(
             out._replace(state=out.state._replace(own=own), tally=out.tally._replace(finite=finite))

@@ -1,13 +1,14 @@
 """Votes and their noise: the NumPy oracle, the distribution, and what one worker can change."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from cases import values
+from cases import sample, values
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType
@@ -193,8 +194,10 @@ def test_the_noise_is_another_in_each_step_and_part(noise):
             assert correlation(a, b) <= FEW
 
 
-@pytest.mark.parametrize("sigma", [0.3, 50.0, 5000.0])
-@pytest.mark.parametrize("noise", ["shared", "local"])
+@pytest.mark.parametrize(
+    ("noise", "sigma"),
+    sample(itertools.product(["shared", "local"], [0.3, 50.0, 5000.0]), frozenset),
+)
 def test_noise_and_votes_are_on_one_grid_and_add_up_exactly(noise, sigma):
     x = rows()
     for quiet in (GATHERED, SUMMED):

@@ -1,5 +1,6 @@
 """Where a residual is kept: in bfloat16, rounded by chance, and in the memory of the host."""
 
+import functools
 import types
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import EXCHANGES, SLOW, TREE, gradients, values
+from cases import EXCHANGES, TREE, gradients, sample, values
 from parallel import AXIS, everywhere, mesh_of
 
 import fftgrad as fg
@@ -178,15 +179,20 @@ STATEFUL = {
 ZEROS = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), LIKE)
 
 
-def train(tx, *, by="shard_map", check_vma=True, state=None):
-    """Parameters and state after some steps, and the compiled step."""
-    mesh = mesh_of(WORKERS)
-
+@functools.cache
+def compiled(tx, by, check_vma):
     def step(params, state, grads):
         updates, state = tx.update(jax.tree.map(lambda g: g[0], grads), state, params)
         return optax.apply_updates(params, updates), state
 
-    trained = fg.data_parallel(step, mesh, AXIS, by=by, check_vma=check_vma, donate_argnums=(0, 1))
+    return fg.data_parallel(
+        step, mesh_of(WORKERS), AXIS, by=by, check_vma=check_vma, donate_argnums=(0, 1)
+    )
+
+
+def train(tx, *, by="shard_map", check_vma=True, state=None):
+    """Parameters and state after some steps, and the compiled step."""
+    mesh, trained = mesh_of(WORKERS), compiled(tx, by, check_vma)
     params = jax.device_put(ZEROS, jax.NamedSharding(mesh, jax.P()))
     state = fg.init_state(tx, params, mesh, AXIS) if state is None else state
     for count in range(4):
@@ -201,11 +207,13 @@ def kinds(state):
     return {a.sharding.memory_kind for a in own if jnp.issubdtype(a.dtype, jnp.floating)}
 
 
+WAYS = [("shard_map", True), ("shard_map", False), ("vmap", True)]
+
+
 @pytest.mark.parametrize(
-    ("by", "checked"),
-    [("shard_map", True), pytest.param("shard_map", False, marks=SLOW), ("vmap", True)],
+    ("name", "by", "checked"),
+    sample([(name, *way) for name in STATEFUL for way in WAYS], lambda row: {row[0], row[1:]}),
 )
-@pytest.mark.parametrize("name", STATEFUL)
 def test_on_the_host_it_is_the_same_to_the_bit(name, by, checked):
     params, state, _ = train(STATEFUL[name], by=by, check_vma=checked)
     found, after, step = train(fg.training.offload(STATEFUL[name]), by=by, check_vma=checked)
