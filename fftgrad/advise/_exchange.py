@@ -196,8 +196,7 @@ def predict_step(
         meetings. What is sent under no condition is sent in each.
       buckets: in how many the gradient leaves while the backward pass runs: as many as the chain's
         `Layout(bucket_bytes=...)` makes.
-      algorithm: of the collectives, "ring" or "tree", or for each the faster of a ring and what
-        libraries use for short messages; docs/plan.md says which use what.
+      algorithm: of the collectives, as in `fg.advise.plan`.
 
     Returns:
       Seconds of a step, the mean over those with and without an exchange.

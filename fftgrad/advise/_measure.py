@@ -18,9 +18,6 @@ from fftgrad.advise._measure_link import measure_link
 from fftgrad.advise._record_gradients import GradientLog
 from fftgrad.advise._timing import Agree
 
-Known = str | float
-"""Seconds, or a text such as "300ms"."""
-
 
 class Measured(NamedTuple):
     """What a plan rests on; `plan(params, **measured._asdict())` makes one of it.
@@ -106,9 +103,9 @@ class Asked(NamedTuple):
 def ask(
     owner: str,
     params: PyTree,
-    step: Callable[[], Any] | Known,
+    step: Callable[[], Any] | str | float,
     workers: int | None,
-    link: Link | Known | None,
+    link: Link | str | float | None,
     fast: tuple[int, Link] | None,
     mesh: Mesh | None,
     axis_name: AxisName | None,
