@@ -73,7 +73,6 @@ class Autoencoder:
 
     Example:
       >>> from fftgrad.contrib import learned
-      >>> import jax.numpy as jnp
       >>> net = learned.Autoencoder(encoder=(8, 8), decoder=(8, 8))
       >>> net.encode(net.init(), jnp.ones(10)).shape
       (3, 4)
@@ -240,8 +239,6 @@ def learn(
       The next parameters, and the relative error of what the old ones decode.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> from fftgrad.contrib import learned
       >>> net = learned.Autoencoder(encoder=(8, 8), decoder=(8, 8))
       >>> values = jnp.ones((2, 16))

@@ -117,9 +117,8 @@ def beer(
       TypeError: if `codec` or `gradients` is no codec, or `graph` no graph.
 
     Example:
-      >>> import fftgrad as fg
       >>> from fftgrad.contrib import gossip
-      >>> import jax, jax.numpy as jnp, optax
+      >>> import optax
       >>> tx = gossip.beer(optax.sgd(0.5), fg.Sign(), gossip.Ring(), gamma=0.5)
       >>> @jax.jit
       ... @lambda step: jax.vmap(step, axis_name="data")

@@ -98,9 +98,8 @@ def choco_sgd(
       TypeError: if `codec` is no codec, or `graph` no graph.
 
     Example:
-      >>> import fftgrad as fg
       >>> from fftgrad.contrib import gossip
-      >>> import jax, jax.numpy as jnp, optax
+      >>> import optax
       >>> tx = gossip.choco_sgd(optax.sgd(1.0), fg.Identity(), gossip.Ring(), gamma=1.0)
       >>> step = lambda grad, x: x + tx.update(grad, tx.init(jnp.zeros(1)), x)[0]
       >>> grads = jnp.array([[-1.0], [-2.0], [-6.0]])  # of three workers, that all hear each other

@@ -29,7 +29,6 @@ def sensitivity(votes: TopVotes, like: PyTree, *, layout: Layout = Layout()) -> 
       TypeError: if `votes` is no `TopVotes`.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> from fftgrad.contrib import votes
       >>> noisy = votes.TopVotes(workers=8, k=25)
       >>> votes.sensitivity(noisy, {"w": jnp.zeros((10, 10)), "b": jnp.zeros(10)})
@@ -86,7 +85,6 @@ def rdp(
       TypeError: if `votes` is no `TopVotes`.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> from fftgrad.contrib import votes
       >>> votes.rdp(votes.TopVotes(workers=8, k=25, sigma=10.0), jnp.zeros(100), order=2.0)
       1.0
@@ -139,7 +137,6 @@ def epsilon(
       TypeError: if `votes` is no `TopVotes`.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> from fftgrad.contrib import votes
       >>> noisy = votes.TopVotes(workers=1000, k=25, sigma=100.0)
       >>> round(votes.epsilon(noisy, jnp.zeros(1000), steps=100, delta=1e-5), 2)

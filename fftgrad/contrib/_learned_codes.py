@@ -110,9 +110,7 @@ class LearnedCodes(Exchange):
       TypeError: if `leader` or `autoencoder` is none.
 
     Example:
-      >>> import fftgrad as fg
       >>> from fftgrad.contrib import learned
-      >>> import jax.numpy as jnp
       >>> exchange = learned.LearnedCodes(fg.TopK(fraction=0.01), until=500)
       >>> [fg.wire_bytes(exchange.at(step), jnp.ones(100_000)) for step in (0, 500)]
       [5084, 1604]

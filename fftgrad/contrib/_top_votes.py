@@ -92,8 +92,6 @@ class TopVotes(Exchange):
       TypeError: if a size is traced.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> exchange = fg.contrib.votes.TopVotes(workers=2, k=2)
       >>> x = jnp.array([[4.0, -1.0, 0.5], [2.0, 0.5, -3.0]])
       >>> channel = fg.exchanges.Channel("data", fg.Step.of(0))

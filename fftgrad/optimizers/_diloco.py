@@ -139,10 +139,8 @@ def diloco(
       that all have as many bytes and share one program.
 
     Example:
-      >>> import fftgrad as fg
       >>> import optax
       >>> tx = fg.optimizers.diloco(optax.adamw(3e-4), optax.sgd(1.0), every=50)
-      >>> import jax, jax.numpy as jnp
       >>> jax.eval_shape(tx.init, jnp.zeros(9)).anchor.shape
       (9,)
 

@@ -72,8 +72,6 @@ def compressed_psum_scatter(
       TypeError: while tracing, if `x` is no float array of at most 32 bits, or `codec` no codec.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> x = jnp.array([[1.0, 2.0, -3.0, 4.0], [1.0, 2.0, 3.0, 4.0]])
       >>> scatter = lambda x: fg.optimizers.compressed_psum_scatter(x, "data", fg.Identity()).shard
       >>> jax.vmap(scatter, axis_name="data")(x)
@@ -147,8 +145,6 @@ def compressed_all_gather(
       TypeError: while tracing, if `shard` is no float array of at most 32 bits, or `codec` none.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> shards, before = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1.0, 2.0, 2.5, 4.5])
       >>> from fftgrad.optimizers import compressed_all_gather
       >>> gather = lambda s: compressed_all_gather(s, "data", fg.Sign(), reference=before)
@@ -257,8 +253,6 @@ def gather_parameters(
       TypeError: while tracing, if `shard` is no float array of at most 32 bits, or a codec none.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> def loss(shard, x):
       ...     w = fg.optimizers.gather_parameters(shard, "data", fg.Identity(), step=0)
       ...     return jnp.sum(w * x) / 2

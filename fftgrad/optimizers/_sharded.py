@@ -119,8 +119,7 @@ def sharded(
       here; differences are taken to what all workers have, so that nothing adds up.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp, optax
+      >>> import optax
       >>> tx = fg.optimizers.sharded(optax.adam(1e-3), workers=4)
       >>> jax.eval_shape(tx.init, {"w": jnp.zeros((10, 8))}).inner.value.value[0].mu["w"].shape
       (1, 20, 1)
