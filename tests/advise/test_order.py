@@ -16,14 +16,16 @@ NONE = fg.advise.Timing(0.0, 0.0)
 DENSE = fg.advise.Candidate("dense", fg.AllReduce(), dense=True, loss="as dense")
 
 
+def plan(step="100ms", link="1gbit", workers=4, **options):
+    return fg.advise.plan(LIKE, step=step, link=link, workers=workers, buckets=1, **options)
+
+
 def planned(row, timing=NONE, link="100gbit", workers=4, step="100ms", **options):
     """The rows of a plan of dense and another row, which takes nothing here if nothing is said."""
     timings = {"dense": NONE, row.name: timing}
-    found = fg.advise.plan(
-        LIKE, step=step, link=link, workers=workers, rows=[DENSE, row],
-        timings=timings, buckets=1,
-        **options,
-    )  # fmt: skip
+    found = plan(
+        step=step, link=link, workers=workers, rows=[DENSE, row], timings=timings, **options
+    )
     return found, next(one for one in found.rows if one.name == row.name)
 
 
@@ -32,11 +34,7 @@ def faster_by(factor, **options):
     row = fg.advise.Candidate("other", fg.AllReduce(), loss="close", **options)
     slow = fg.advise.Timing(0.0, 0.1 * (factor - 1))
     timings = {"dense": slow, "other": NONE}
-    found = fg.advise.plan(
-        LIKE, step=0.1, link=fg.advise.Link(1e15, 0.0), workers=4, rows=[DENSE, row],
-        timings=timings,
-        buckets=1,
-    )  # fmt: skip
+    found = plan(step=0.1, link=fg.advise.Link(1e15, 0.0), rows=[DENSE, row], timings=timings)
     return [one.name for one in found.rows]
 
 
@@ -56,9 +54,7 @@ def test_the_order_is_that_of_seconds_to_the_same_loss():
     rows = [DENSE, *(fg.advise.Candidate(f"{steps}", fg.AllReduce(), loss="close", steps=steps)
                      for steps in (1.3, 1.0, 1.2))]  # fmt: skip
     timings = {row.name: fg.advise.Timing(0.0, 1.0) if row.dense else NONE for row in rows}
-    found = fg.advise.plan(
-        LIKE, step=0.1, link="1gbit", workers=4, rows=rows, timings=timings, buckets=1
-    )
+    found = plan(step=0.1, rows=rows, timings=timings)
     assert [row.name for row in found.rows] == ["1.0", "1.2", "1.3", "dense"]
     assert [row.to_loss / row.seconds for row in found.rows] == pytest.approx([1, 1.2, 1.3, 1])
 
@@ -99,9 +95,7 @@ def test_a_row_pays_below_a_faster_link_if_it_pays_here(link):
     some = ("dense float32", "dense bfloat16", "QSGD 4 bits", "EDEN 1 bit (DRIVE)", "budget 300x")
     rows = [row for row in _candidate.candidates(LIKE, workers) if row.name in some]
     times = {row.name: fg.advise.Timing(0.0, 0.0 if row.dense else 0.002) for row in rows}
-    found = fg.advise.plan(
-        LIKE, step="100ms", link=link, workers=workers, rows=rows, timings=times, buckets=1
-    )
+    found = plan(link=link, workers=workers, rows=rows, timings=times)
     for row in found.rows:
         if row.break_even is not None:
             assert (row.break_even > link.bandwidth) == (row.speed_up > 1), row.name
@@ -121,10 +115,7 @@ def test_a_row_that_wins_between_two_links_has_the_upper_one():
     rows = [DENSE, half, eight]
 
     def told(rate):
-        found = fg.advise.plan(
-            LIKE, step="1ms", link=fg.advise.Link(rate, 0.0), workers=4, rows=rows, timings=times,
-            buckets=1,
-        )  # fmt: skip
+        found = plan(step="1ms", link=fg.advise.Link(rate, 0.0), rows=rows, timings=times)
         return next(row for row in found.rows if row.name == "8 bits")
 
     at = told(1e8).break_even
@@ -138,9 +129,7 @@ def test_the_parts_of_a_step_are_its_seconds():
     some = ("dense float32", "top-k 1 %, 3 bits", "4 local steps, signs")
     rows = [row for row in _candidate.candidates(LIKE, 4) if row.name in some]
     times = {row.name: fg.advise.Timing(0.004, 0.008) for row in rows}
-    found = fg.advise.plan(
-        LIKE, step="20ms", link="100mbit", workers=4, rows=rows, timings=times, buckets=1
-    )
+    found = plan(step="20ms", link="100mbit", rows=rows, timings=times)
     for row in found.rows:
         assert sum(row.parts) == pytest.approx(row.seconds), row.name
         assert row.parts.decompress == pytest.approx(0.008 / row.every)

@@ -262,6 +262,15 @@ def test_it_is_deterministic():
     assert all(len(line) <= 80 for line in str(found).splitlines())
 
 
+DENSE = fg.advise.Candidate("dense", fg.AllReduce(), dense=True)
+CHANGES = fg.advise.Candidate("warm", fg.Scheduled({0: fg.AllReduce(), 9: fg.AllReduce()}))
+
+
+def over_fast_links(workers):
+    fast = (4, fg.advise.Link("1gbit"))
+    return fg.advise.plan(LIKE, step=1.0, link="1gbit", workers=workers, fast=fast, timings={})
+
+
 @pytest.mark.parametrize(
     ("make", "error", "remedy"),
     [
@@ -281,30 +290,8 @@ def test_it_is_deterministic():
         (lambda: plan(link="fast"), ValueError, "use '1gbit'"),
         (lambda: plan(workers=1), ValueError, "at least 2"),
         (lambda: plan(buckets=0), ValueError, "at least 1"),
-        (
-            lambda: fg.advise.plan(
-                LIKE,
-                step=1.0,
-                link="1gbit",
-                workers=6,
-                fast=(4, fg.advise.Link("1gbit")),
-                timings={},
-            ),
-            ValueError,
-            "leave it out",
-        ),
-        (
-            lambda: fg.advise.plan(
-                LIKE,
-                step=1.0,
-                link="1gbit",
-                workers=4,
-                fast=(4, fg.advise.Link("1gbit")),
-                timings={},
-            ),
-            ValueError,
-            "two groups at least",
-        ),
+        (lambda: over_fast_links(6), ValueError, "leave it out"),
+        (lambda: over_fast_links(4), ValueError, "two groups at least"),
         (lambda: fg.advise.Candidate("a", fg.Sign()), TypeError, "AllGather"),
         (
             lambda: fg.advise.Candidate("a", fg.methods.sign_sgd(), every=2),
@@ -312,18 +299,7 @@ def test_it_is_deterministic():
             "leave it to the exchange",
         ),
         (lambda: fg.advise.Candidate("a", fg.AllReduce(), every=0), ValueError, "use 4"),
-        (
-            lambda: plan(
-                rows=[
-                    fg.advise.Candidate("dense", fg.AllReduce(), dense=True),
-                    fg.advise.Candidate(
-                        "warm", fg.Scheduled({0: fg.AllReduce(), 9: fg.AllReduce()})
-                    ),
-                ]
-            ),
-            ValueError,
-            "plan those that it is made of",
-        ),
+        (lambda: plan(rows=[DENSE, CHANGES]), ValueError, "plan those that it is made of"),
     ],
 )
 def test_mistakes(make, error, remedy):
