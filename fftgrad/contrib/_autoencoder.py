@@ -78,8 +78,7 @@ class Autoencoder:
       (3, 4)
 
     References:
-      Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning", TNNLS 2021,
-      arXiv:2103.08870.
+      Abrahamyan et al., TNNLS 2021, arXiv:2103.08870.
     """
 
     encoder: tuple[int, ...] = (64, 128, 256, 64)

@@ -107,9 +107,7 @@ def choco_sgd(
       Array([3., 3., 3.], dtype=float32)
 
     References:
-      Koloskova et al., "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
-      Communication", ICML 2019, arXiv:1902.00340; "Decentralized Deep Learning with Arbitrary
-      Communication Compression", ICLR 2020, arXiv:1907.09356.
+      Koloskova et al., ICML 2019, arXiv:1902.00340; ICLR 2020, arXiv:1907.09356.
     """
     _gossip.check(OWNER, (codec,), graph, gamma, axis_name)
     layout = _gossip.layout_of(layout, codec)

@@ -35,7 +35,7 @@ def sensitivity(votes: TopVotes, like: PyTree, *, layout: Layout = Layout()) -> 
       10.0
 
     References:
-      Wang et al., "DataLens", CCS 2021, arXiv:2103.11109.
+      Wang et al., CCS 2021, arXiv:2103.11109.
     """
     check_kind("sensitivity(votes)", votes, TopVotes, "pass the TopVotes of the training.")
     buckets = _layout.bucket_likes(like, layout.for_exchange(votes))
@@ -90,8 +90,7 @@ def rdp(
       1.0
 
     References:
-      Mironov, "Rényi Differential Privacy", CSF 2017, arXiv:1702.07476. Wang et al., "DataLens",
-      CCS 2021, arXiv:2103.11109.
+      Mironov, CSF 2017, arXiv:1702.07476. Wang et al., CCS 2021, arXiv:2103.11109.
     """
     check_kind("rdp(votes)", votes, TopVotes, "pass the TopVotes of the training.")
     if not order > 1:
@@ -143,8 +142,7 @@ def epsilon(
       4.73
 
     References:
-      Mironov, "Rényi Differential Privacy", CSF 2017, arXiv:1702.07476. Wang et al., "DataLens",
-      CCS 2021, arXiv:2103.11109.
+      Mironov, CSF 2017, arXiv:1702.07476. Wang et al., CCS 2021, arXiv:2103.11109.
     """
     check_kind("epsilon(votes)", votes, TopVotes, "pass the TopVotes of the training.")
     if not isinstance(steps, int) or steps < 0:

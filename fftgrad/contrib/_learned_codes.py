@@ -116,8 +116,7 @@ class LearnedCodes(Exchange):
       [5084, 1604]
 
     References:
-      Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning", TNNLS 2021,
-      arXiv:2103.08870.
+      Abrahamyan et al., TNNLS 2021, arXiv:2103.08870.
     """
 
     codec: Codecs

@@ -59,8 +59,7 @@ def lgc(
       >>> tx = fg.compressed_pmean(learned.lgc(dense=("embed", "head")), axis_name="data")
 
     References:
-      Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning", TNNLS 2021,
-      arXiv:2103.08870.
+      Abrahamyan et al., TNNLS 2021, arXiv:2103.08870.
     """
     check_count("lgc(dense_steps)", dense_steps, "use 200.", least=0)
     check_count("lgc(learning_steps)", learning_steps, "use 300.", least=0)

@@ -68,8 +68,7 @@ def scale_by_datalens(
       >>> tx = optax.chain(fg.contrib.votes.scale_by_datalens(votes, beta=0.1), optax.sgd(1e-3))
 
     References:
-      Wang et al., "DataLens: Scalable Privacy Preserving Training via Gradient Compression and
-      Aggregation", CCS 2021, arXiv:2103.11109.
+      Wang et al., CCS 2021, arXiv:2103.11109.
     """
     check_kind(
         "scale_by_datalens(votes)", votes, TopVotes, "use TopVotes(workers=8, fraction=0.01)."

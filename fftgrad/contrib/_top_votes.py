@@ -100,8 +100,7 @@ class TopVotes(Exchange):
       Array([ 1. , -0.5, -0.5], dtype=float32)
 
     References:
-      Wang et al., "DataLens: Scalable Privacy Preserving Training via Gradient Compression and
-      Aggregation", CCS 2021, arXiv:2103.11109.
+      Wang et al., CCS 2021, arXiv:2103.11109.
     """
 
     workers: int

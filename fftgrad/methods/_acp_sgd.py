@@ -24,7 +24,6 @@ def acp_sgd(rank: int = 4, *, memory: Memory = ErrorFeedback()) -> Recipe:
       >>> tx = fg.compressed_pmean(fg.methods.acp_sgd(rank=4), axis_name="data")
 
     References:
-      Zhang et al., "Evaluation and Optimization of Gradient Compression for Distributed Deep
-      Learning", ICDCS 2023, arXiv:2306.08881.
+      Zhang et al., ICDCS 2023, arXiv:2306.08881.
     """
     return Recipe(AcpSgd(rank), memory)

@@ -41,6 +41,6 @@ def adacomp(conv_bin: int = 50, bin_size: int = 500, per_bin: float = 4.0) -> Re
       >>> tx = fg.compressed_pmean(fg.methods.adacomp(), axis_name="data")
 
     References:
-      Chen et al., "AdaComp", AAAI 2018, arXiv:1712.02679.
+      Chen et al., AAAI 2018, arXiv:1712.02679.
     """
     return Recipe(AllGather(AdaCompPolicy(conv_bin, bin_size, per_bin)), ErrorFeedback())

@@ -60,6 +60,6 @@ def demo(k: int = 32, block: int = 64, decay: float = 0.999) -> Recipe:
       >>> tx = fg.compressed_pmean(fg.methods.demo(k=32), axis_name="data")
 
     References:
-      Peng, Quesnelle and Kingma, "DeMo: Decoupled Momentum Optimization", 2024, arXiv:2411.19870.
+      Peng, Quesnelle and Kingma, 2024, arXiv:2411.19870.
     """
     return Recipe(AllGather(LargestOfTiles(Dct, k, block)), ErrorFeedback(decay))

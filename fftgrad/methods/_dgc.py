@@ -58,8 +58,7 @@ def dgc(
       >>> tx = fg.compressed_pmean(method, axis_name="data")
 
     References:
-      Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed
-      Training", ICLR 2018, arXiv:1712.01887.
+      Lin et al., ICLR 2018, arXiv:1712.01887.
     """
     exchange = AllGather(DgcPolicy(fraction))
     if warm_up_steps:

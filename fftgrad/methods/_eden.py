@@ -29,8 +29,8 @@ def eden(bits: int = 1, block: int = 4096, *, memory: Memory = NoMemory()) -> Re
       >>> tx = fg.compressed_pmean(fg.methods.eden(bits=2), axis_name="data")
 
     References:
-      Vargaftik et al., "DRIVE", NeurIPS 2021, arXiv:2105.08339. Vargaftik et al., "EDEN", ICML
-      2022, arXiv:2108.08842.
+      Vargaftik et al., NeurIPS 2021, arXiv:2105.08339. Vargaftik et al., ICML 2022,
+      arXiv:2108.08842.
     """
     codec = chain(Hadamard(block), LloydMax(bits, block))
     return Recipe(AllGather(codec), memory)

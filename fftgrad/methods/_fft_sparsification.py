@@ -74,8 +74,7 @@ def fft_sparsification(
       >>> tx = fg.compressed_pmean(fg.methods.fft_sparsification(theta=0.85), axis_name="data")
 
     References:
-      Wang et al., "FFT-based Gradient Sparsification for the Distributed Training of Deep Neural
-      Networks", HPDC 2020, arXiv:1811.08596.
+      Wang et al., HPDC 2020, arXiv:1811.08596.
     """
 
     def exchange(theta: float) -> Exchange:

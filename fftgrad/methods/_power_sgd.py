@@ -24,6 +24,6 @@ def power_sgd(rank: int = 2, *, memory: Memory = ErrorFeedback()) -> Recipe:
       >>> tx = fg.compressed_pmean(fg.methods.power_sgd(rank=2), axis_name="data")
 
     References:
-      Vogels et al., "PowerSGD", NeurIPS 2019, arXiv:1905.13727.
+      Vogels et al., NeurIPS 2019, arXiv:1905.13727.
     """
     return Recipe(PowerSgd(rank), memory)

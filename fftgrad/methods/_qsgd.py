@@ -23,6 +23,6 @@ def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
       >>> tx = fg.compressed_pmean(fg.methods.qsgd(bits=4), axis_name="data")
 
     References:
-      Alistarh et al., "QSGD", NeurIPS 2017, arXiv:1610.02132.
+      Alistarh et al., NeurIPS 2017, arXiv:1610.02132.
     """
     return Recipe(AllGather(UniformLevels(bits=bits, bucket=bucket)))

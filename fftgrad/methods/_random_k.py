@@ -25,7 +25,7 @@ def random_k(fraction: float = 0.01, *, memory: Memory = ErrorFeedback()) -> Rec
       >>> tx = fg.compressed_pmean(fg.methods.random_k(fraction=0.01), axis_name="data")
 
     References:
-      Stich et al., "Sparsified SGD with Memory", NeurIPS 2018, arXiv:1809.07599.
+      Stich et al., NeurIPS 2018, arXiv:1809.07599.
     """
     codec = RandomK(fraction=fraction, rescale=memory == NoMemory())
     return Recipe(AllReduce(codec), memory)

@@ -23,11 +23,11 @@ class RedSyncPolicy(CodecRule):
     """Rule: dense, trimmed top-k or threshold search, by the bytes of a leaf."""
 
     fraction: float
-    quantize: bool
-    output: tuple[str, ...]
-    dense_below: int
-    trimmed_below: int
-    reuse: int
+    quantize: bool = False
+    output: tuple[str, ...] = ()
+    dense_below: int = 128 * 1024
+    trimmed_below: int = 4 * 1024 * 1024
+    reuse: int = 5
 
     def __call__(self, name: str, like: Like) -> Codec:
         size = 4 * math.prod(like.shape)
@@ -100,8 +100,7 @@ def redsync(
       >>> tx = fg.compressed_pmean(fg.methods.redsync(fraction=0.001), axis_name="data")
 
     References:
-      Fang, Fu, Yang and Hsieh, "RedSync: Reducing Synchronization Bandwidth for Distributed Deep
-      Learning Training System", JPDC 133, 2019, arXiv:1808.04357.
+      Fang, Fu, Yang and Hsieh, JPDC 133, 2019, arXiv:1808.04357.
     """
     policy = RedSyncPolicy(fraction, quantize, output, dense_below, trimmed_below, reuse)
     exchange: Exchange = AllGather(policy)

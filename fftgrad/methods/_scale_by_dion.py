@@ -88,8 +88,7 @@ def scale_by_dion(
       >>> tx = optax.chain(method, optax.scale_by_learning_rate(0.01))
 
     References:
-      Ahn, Xu, Abreu and Langford, "Dion: Distributed Orthonormalized Updates", 2025,
-      arXiv:2504.05295.
+      Ahn, Xu, Abreu and Langford, 2025, arXiv:2504.05295.
     """
     check_count("scale_by_dion(rank)", rank, "use rank=64.")
     if not 0.0 <= decay < 1.0:

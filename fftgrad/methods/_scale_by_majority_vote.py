@@ -42,8 +42,7 @@ def scale_by_majority_vote(
       >>> tx = optax.chain(fg.methods.scale_by_majority_vote(), optax.sgd(1e-3))
 
     References:
-      Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault Tolerant",
-      ICLR 2019, arXiv:1810.05291.
+      Bernstein et al., ICLR 2019, arXiv:1810.05291.
     """
 
     def vote(

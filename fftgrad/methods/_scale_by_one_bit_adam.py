@@ -75,8 +75,7 @@ def scale_by_one_bit_adam(
       >>> tx = optax.chain(fg.methods.scale_by_one_bit_adam(1000, workers=8), optax.scale(-1e-3))
 
     References:
-      Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's
-      Convergence Speed", ICML 2021, arXiv:2102.02888.
+      Tang et al., ICML 2021, arXiv:2102.02888.
     """
     check_count("scale_by_one_bit_adam(warm_up_steps)", warm_up_steps, "use a tenth of training.")
     dense: Any = compressed_pmean(AllReduce(), axis_name=axis_name)

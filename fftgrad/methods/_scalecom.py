@@ -22,10 +22,10 @@ class ScaleComPolicy(CodecRule):
     """Rule: the chunk of each leaf."""
 
     chunk: int
-    flops: tuple[tuple[str, float], ...]
-    dense: tuple[str, ...]
-    transform: Codec
-    exact: bool
+    flops: tuple[tuple[str, float], ...] = ()
+    dense: tuple[str, ...] = ()
+    transform: Codec = Identity()
+    exact: bool = False
 
     def __call__(self, name: str, like: Like) -> Codec:
         n, chunk = math.prod(like.shape), self._chunk(name)
@@ -79,8 +79,7 @@ def scalecom(
       >>> tx = fg.compressed_pmean(fg.methods.scalecom(chunk=100, uptake=0.1), axis_name="data")
 
     References:
-      Chen et al., "ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient
-      Distributed Training", NeurIPS 2020, arXiv:2104.11125.
+      Chen et al., NeurIPS 2020, arXiv:2104.11125.
     """
     policy = ScaleComPolicy(chunk, tuple((flops or {}).items()), dense, transform, exact)
     exchange: Exchange = SharedSupport(policy)

@@ -28,7 +28,6 @@ def sign_sgd(*, memory: Memory = ErrorFeedback()) -> Recipe:
       >>> tx = fg.compressed_pmean(fg.methods.sign_sgd(), axis_name="data")
 
     References:
-      Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
-      ICML 2019, arXiv:1901.09847.
+      Karimireddy et al., ICML 2019, arXiv:1901.09847.
     """
     return Recipe(AllGather(Sign()), memory, Layout("leaf"))

@@ -37,7 +37,7 @@ def terngrad(
       >>> tx = fg.compressed_pmean(fg.methods.terngrad(dense=("head",)), axis_name="data")
 
     References:
-      Wen et al., "TernGrad", NeurIPS 2017, arXiv:1705.07878.
+      Wen et al., NeurIPS 2017, arXiv:1705.07878.
     """
     if workers is not None and dense:
         raise ValueError(

@@ -145,9 +145,7 @@ def diloco(
       (9,)
 
     References:
-      Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023,
-      arXiv:2311.08105; "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512.
-      Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
+      Douillard et al., 2023, arXiv:2311.08105; 2025, arXiv:2501.18512. Sarfi et al., 2025,
       arXiv:2508.15706.
     """
     first = _checked(every, fragments, delay, blend, first)

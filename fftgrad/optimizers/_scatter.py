@@ -79,8 +79,7 @@ def compressed_psum_scatter(
              [0., 8.]], dtype=float32)
 
     References:
-      Wang et al., "ZeRO++", 2023, arXiv:2306.10209; Jia et al., "SDP4Bit", NeurIPS 2024,
-      arXiv:2410.15526.
+      Wang et al., 2023, arXiv:2306.10209; Jia et al., NeurIPS 2024, arXiv:2410.15526.
     """
     owner = "compressed_psum_scatter"
     channel = _start(owner, x, codec, axis_name, step, key)
@@ -152,8 +151,7 @@ def compressed_all_gather(
       Array([1., 2., 3., 4.], dtype=float32)
 
     References:
-      Jia et al., "SDP4Bit: Toward 4-bit Communication Quantization in Sharded Data Parallelism",
-      NeurIPS 2024, arXiv:2410.15526.
+      Jia et al., NeurIPS 2024, arXiv:2410.15526.
     """
     owner = "compressed_all_gather"
     channel = _start(owner, shard, codec, axis_name, step, key)
@@ -262,8 +260,8 @@ def gather_parameters(
              [3.]], dtype=float32)
 
     References:
-      Wang et al., "ZeRO++", 2023, arXiv:2306.10209; Jia et al., "SDP4Bit", NeurIPS 2024,
-      arXiv:2410.15526, which gathers differences: `fg.optimizers.sharded` does.
+      Wang et al., 2023, arXiv:2306.10209; Jia et al., NeurIPS 2024, arXiv:2410.15526, which gathers
+      differences: `fg.optimizers.sharded` does.
     """
     check_kind("gather_parameters(gradients)", gradients, Codec, REMEDY)
     if parameters is not None:

@@ -125,8 +125,7 @@ def sharded(
       (1, 20, 1)
 
     References:
-      Rajbhandari et al., "ZeRO", 2020, arXiv:1910.02054; Jia et al., "SDP4Bit: Toward 4-bit
-      Communication Quantization in Sharded Data Parallelism", NeurIPS 2024, arXiv:2410.15526.
+      Rajbhandari et al., 2020, arXiv:1910.02054; Jia et al., NeurIPS 2024, arXiv:2410.15526.
     """
     check_kind(f"{OWNER}(gradients)", gradients, Codec, "use UniformLevels(bits=8).")
     check_kind(f"{OWNER}(parameters)", parameters, Codec, "use UniformLevels(bits=8).")

@@ -53,7 +53,12 @@ def sparse_loco(
       bits: of each value.
       decay: of what could not be sent.
       average: what takes the place of the mean; None for the mean.
-      fragments, delay, blend, first, masked, axis_name: as for `diloco`.
+      fragments: as for `diloco`.
+      delay: as for `diloco`.
+      blend: as for `diloco`.
+      first: as for `diloco`.
+      masked: as for `diloco`.
+      axis_name: the axis, or axes, of the workers.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `DilocoState`.
@@ -75,8 +80,7 @@ def sparse_loco(
       (9,)
 
     References:
-      Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
-      arXiv:2508.15706; as run in "Covenant-72B", 2026, arXiv:2603.08163.
+      Sarfi et al., 2025, arXiv:2508.15706; as run in 2026, arXiv:2603.08163.
     """
     return diloco(
         inner,
