@@ -213,9 +213,9 @@ MUTANTS = {
         "tests/optimizers/test_extra_arguments.py -k 'owners and vmap'",
     ),
     "feedback_adam computes in float16": Mutant(
-        "optimizers/_feedback.py",
-        "leaf.astype(jnp.float32)",
-        "leaf",
+        "training/_check_gradients.py",
+        "return optax.tree.cast(tree, jnp.float32)",
+        "return tree",
         "tests/optimizers/test_narrow.py -k 'feedback_adam and float16 and not bfloat16'",
     ),
     "a gather has one dither in every step": Mutant(

@@ -73,14 +73,12 @@ class Autoencoder:
 
     Example:
       >>> from fftgrad.contrib import learned
-      >>> import jax.numpy as jnp
       >>> net = learned.Autoencoder(encoder=(8, 8), decoder=(8, 8))
       >>> net.encode(net.init(), jnp.ones(10)).shape
       (3, 4)
 
     References:
-      Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning", TNNLS 2021,
-      arXiv:2103.08870.
+      Abrahamyan et al., TNNLS 2021, arXiv:2103.08870.
     """
 
     encoder: tuple[int, ...] = (64, 128, 256, 64)
@@ -240,8 +238,6 @@ def learn(
       The next parameters, and the relative error of what the old ones decode.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax.numpy as jnp
       >>> from fftgrad.contrib import learned
       >>> net = learned.Autoencoder(encoder=(8, 8), decoder=(8, 8))
       >>> values = jnp.ones((2, 16))

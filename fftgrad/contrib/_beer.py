@@ -117,9 +117,8 @@ def beer(
       TypeError: if `codec` or `gradients` is no codec, or `graph` no graph.
 
     Example:
-      >>> import fftgrad as fg
       >>> from fftgrad.contrib import gossip
-      >>> import jax, jax.numpy as jnp, optax
+      >>> import optax
       >>> tx = gossip.beer(optax.sgd(0.5), fg.Sign(), gossip.Ring(), gamma=0.5)
       >>> @jax.jit
       ... @lambda step: jax.vmap(step, axis_name="data")
@@ -134,10 +133,8 @@ def beer(
       ['3.000', '3.000', '3.000', '3.000']
 
     References:
-      Zhao et al., "BEER: Fast O(1/T) Rate for Decentralized Nonconvex Optimization with
-      Communication Compression", NeurIPS 2022, arXiv:2201.13320. Zhang et al., "Innovation
-      Compression for Communication-efficient Distributed Optimization with Linear Convergence"
-      (COLD), IEEE TAC 2023, arXiv:2105.06697.
+      Zhao et al., NeurIPS 2022, arXiv:2201.13320. Zhang et al., (COLD), IEEE TAC 2023,
+      arXiv:2105.06697.
     """
     codecs = (codec if gradients is None else gradients, codec)
     _gossip.check(OWNER, codecs, graph, gamma, axis_name)

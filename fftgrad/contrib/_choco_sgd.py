@@ -98,9 +98,8 @@ def choco_sgd(
       TypeError: if `codec` is no codec, or `graph` no graph.
 
     Example:
-      >>> import fftgrad as fg
       >>> from fftgrad.contrib import gossip
-      >>> import jax, jax.numpy as jnp, optax
+      >>> import optax
       >>> tx = gossip.choco_sgd(optax.sgd(1.0), fg.Identity(), gossip.Ring(), gamma=1.0)
       >>> step = lambda grad, x: x + tx.update(grad, tx.init(jnp.zeros(1)), x)[0]
       >>> grads = jnp.array([[-1.0], [-2.0], [-6.0]])  # of three workers, that all hear each other
@@ -108,9 +107,7 @@ def choco_sgd(
       Array([3., 3., 3.], dtype=float32)
 
     References:
-      Koloskova et al., "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
-      Communication", ICML 2019, arXiv:1902.00340; "Decentralized Deep Learning with Arbitrary
-      Communication Compression", ICLR 2020, arXiv:1907.09356.
+      Koloskova et al., ICML 2019, arXiv:1902.00340; ICLR 2020, arXiv:1907.09356.
     """
     _gossip.check(OWNER, (codec,), graph, gamma, axis_name)
     layout = _gossip.layout_of(layout, codec)

@@ -29,14 +29,13 @@ def sensitivity(votes: TopVotes, like: PyTree, *, layout: Layout = Layout()) -> 
       TypeError: if `votes` is no `TopVotes`.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> from fftgrad.contrib import votes
       >>> noisy = votes.TopVotes(workers=8, k=25)
       >>> votes.sensitivity(noisy, {"w": jnp.zeros((10, 10)), "b": jnp.zeros(10)})
       10.0
 
     References:
-      Wang et al., "DataLens", CCS 2021, arXiv:2103.11109.
+      Wang et al., CCS 2021, arXiv:2103.11109.
     """
     check_kind("sensitivity(votes)", votes, TopVotes, "pass the TopVotes of the training.")
     buckets = _layout.bucket_likes(like, layout.for_exchange(votes))
@@ -86,14 +85,12 @@ def rdp(
       TypeError: if `votes` is no `TopVotes`.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> from fftgrad.contrib import votes
       >>> votes.rdp(votes.TopVotes(workers=8, k=25, sigma=10.0), jnp.zeros(100), order=2.0)
       1.0
 
     References:
-      Mironov, "Rényi Differential Privacy", CSF 2017, arXiv:1702.07476. Wang et al., "DataLens",
-      CCS 2021, arXiv:2103.11109.
+      Mironov, CSF 2017, arXiv:1702.07476. Wang et al., CCS 2021, arXiv:2103.11109.
     """
     check_kind("rdp(votes)", votes, TopVotes, "pass the TopVotes of the training.")
     if not order > 1:
@@ -139,15 +136,13 @@ def epsilon(
       TypeError: if `votes` is no `TopVotes`.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> from fftgrad.contrib import votes
       >>> noisy = votes.TopVotes(workers=1000, k=25, sigma=100.0)
       >>> round(votes.epsilon(noisy, jnp.zeros(1000), steps=100, delta=1e-5), 2)
       4.73
 
     References:
-      Mironov, "Rényi Differential Privacy", CSF 2017, arXiv:1702.07476. Wang et al., "DataLens",
-      CCS 2021, arXiv:2103.11109.
+      Mironov, CSF 2017, arXiv:1702.07476. Wang et al., CCS 2021, arXiv:2103.11109.
     """
     check_kind("epsilon(votes)", votes, TopVotes, "pass the TopVotes of the training.")
     if not isinstance(steps, int) or steps < 0:

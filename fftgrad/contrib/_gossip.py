@@ -196,8 +196,6 @@ def consensus_distance(params: PyTree, axis_name: AxisName | None = None) -> jax
       ValueError: while tracing, if the axis is not bound.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> rows = {"w": jnp.array([[0.0, 1.0], [2.0, 1.0]])}
       >>> fg.contrib.gossip.consensus_distance(rows).item()
       1.0

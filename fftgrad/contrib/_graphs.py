@@ -131,8 +131,7 @@ class Exponential(Graph):
       (5, 0.67)
 
     References:
-      Ying et al., "Exponential Graph is Provably Efficient for Decentralized Deep Training",
-      NeurIPS 2021, arXiv:2110.13363, whose graph hears one side only.
+      Ying et al., NeurIPS 2021, arXiv:2110.13363, whose graph hears one side only.
     """
 
     def neighbors(self, workers: int) -> tuple[Permutation, ...]:

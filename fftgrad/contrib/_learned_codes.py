@@ -110,16 +110,13 @@ class LearnedCodes(Exchange):
       TypeError: if `leader` or `autoencoder` is none.
 
     Example:
-      >>> import fftgrad as fg
       >>> from fftgrad.contrib import learned
-      >>> import jax.numpy as jnp
       >>> exchange = learned.LearnedCodes(fg.TopK(fraction=0.01), until=500)
       >>> [fg.wire_bytes(exchange.at(step), jnp.ones(100_000)) for step in (0, 500)]
       [5084, 1604]
 
     References:
-      Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning", TNNLS 2021,
-      arXiv:2103.08870.
+      Abrahamyan et al., TNNLS 2021, arXiv:2103.08870.
     """
 
     codec: Codecs

@@ -1,33 +1,16 @@
 """LGC: learned gradient compression."""
 
-import dataclasses
-
-from fftgrad._contracts import Codec, Exchange, Like, Memory
+from fftgrad._contracts import Exchange, Memory
+from fftgrad._values import check_count
 from fftgrad.codecs.selectors._top_k import TopK
-from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.contrib._autoencoder import Autoencoder
 from fftgrad.contrib._learned_codes import LearnedCodes, Variant
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._rules import CodecRule
+from fftgrad.exchanges._rules import DenseByName
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.exchanges._supports import LeaderSupport
 from fftgrad.memories._error_feedback import ErrorFeedback
-
-
-@dataclasses.dataclass(frozen=True)
-class LgcPolicy(CodecRule):
-    """Rule: which leaves travel dense.
-
-    Attributes are the arguments of `lgc` of the same names.
-    """
-
-    fraction: float
-    dense: tuple[str, ...]
-
-    def __call__(self, name: str, like: Like) -> Codec:
-        dense = any(word in name for word in self.dense)
-        return Identity() if dense else TopK(fraction=self.fraction)
 
 
 def lgc(
@@ -56,45 +39,32 @@ def lgc(
         these are only you know.
       dense_steps: for how many steps everything travels dense.
       learning_steps: for how many steps after them the autoencoder learns.
-      variant: "leader", one worker sends its code and each its innovation; or "all_reduce", the
-        codes of all workers are averaged.
-      innovation: share of its values that each worker adds to the leader's code.
-      rate: of the autoencoder's descent.
-      leader: who chooses the positions; None for all in turn.
-      autoencoder: its layers.
+      leader: the number of the worker that chooses the positions; None for all in turn.
+      variant: as for `LearnedCodes`.
+      innovation: as for `LearnedCodes`.
+      rate: as for `LearnedCodes`.
+      autoencoder: as for `LearnedCodes`.
       memory: what is done with what a step does not send.
-
-    Returns:
-      A `Recipe`.
 
     Wire: of the n values of the leaves that are not dense, k = fraction · n, in the end 4 bits a
       value from one worker, or 8 from each with "all_reduce", and positions once.
 
-    Claims: parameters equal on all workers; with the default memory nothing is lost
-      (`ErrorFeedback`). By docs/training.md a quantizer of 4 bits has far less error at the bits
-      of the leader's code.
+    Claims: with the default memory nothing is lost (`ErrorFeedback`). By docs/training.md a
+      quantizer of 4 bits has far less error at the bits of the leader's code.
 
     Differs from the paper: see `LearnedCodes`. The memory is plain error feedback.
 
-    Raises:
-      ValueError: if an argument is outside its range.
-
     Example:
-      >>> import fftgrad as fg
       >>> from fftgrad.contrib import learned
       >>> tx = fg.compressed_pmean(learned.lgc(dense=("embed", "head")), axis_name="data")
 
     References:
-      Abrahamyan et al., "Learned Gradient Compression for Distributed Deep Learning", TNNLS 2021,
-      arXiv:2103.08870.
+      Abrahamyan et al., TNNLS 2021, arXiv:2103.08870.
     """
-    if min(dense_steps, learning_steps) < 0:
-        raise ValueError(
-            f"lgc(dense_steps, learning_steps): must not be negative, got {dense_steps} and "
-            f"{learning_steps}; use 200 and 300."
-        )
+    check_count("lgc(dense_steps)", dense_steps, "use 200.", least=0)
+    check_count("lgc(learning_steps)", learning_steps, "use 300.", least=0)
     exchange: Exchange = LearnedCodes(
-        LgcPolicy(fraction, dense),
+        DenseByName(dense, TopK(fraction=fraction)),
         dense_steps + learning_steps,
         variant=variant,
         innovation=innovation,

@@ -11,7 +11,7 @@ from fftgrad._contracts import AxisName
 from fftgrad._values import check_kind
 from fftgrad.contrib._top_votes import TopVotes
 from fftgrad.exchanges._layout import Layout
-from fftgrad.training._check_gradients import checked_like
+from fftgrad.training._check_gradients import widened
 from fftgrad.training._pmean import compressed_pmean
 
 TIE = 1e-6
@@ -63,14 +63,12 @@ def scale_by_datalens(
       TypeError: if `votes` is no `TopVotes`.
 
     Example:
-      >>> import fftgrad as fg
       >>> import optax
       >>> votes = fg.contrib.votes.TopVotes(workers=8, fraction=0.01)
       >>> tx = optax.chain(fg.contrib.votes.scale_by_datalens(votes, beta=0.1), optax.sgd(1e-3))
 
     References:
-      Wang et al., "DataLens: Scalable Privacy Preserving Training via Gradient Compression and
-      Aggregation", CCS 2021, arXiv:2103.11109.
+      Wang et al., CCS 2021, arXiv:2103.11109.
     """
     check_kind(
         "scale_by_datalens(votes)", votes, TopVotes, "use TopVotes(workers=8, fraction=0.01)."
@@ -96,10 +94,8 @@ def scale_by_datalens(
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, Any]:
-        checked_like(updates)
         # Wide, because a mean that is rounded to a leaf's dtype may pass the threshold.
-        wide = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
-        mean, state = pmean.update(wide, state, params, **extra)
+        mean, state = pmean.update(widened(updates), state, params, **extra)
 
         def counted(share: jax.Array, own: jax.Array) -> jax.Array:
             # Of a NaN the sign is one.

@@ -92,8 +92,6 @@ class TopVotes(Exchange):
       TypeError: if a size is traced.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> exchange = fg.contrib.votes.TopVotes(workers=2, k=2)
       >>> x = jnp.array([[4.0, -1.0, 0.5], [2.0, 0.5, -3.0]])
       >>> channel = fg.exchanges.Channel("data", fg.Step.of(0))
@@ -102,8 +100,7 @@ class TopVotes(Exchange):
       Array([ 1. , -0.5, -0.5], dtype=float32)
 
     References:
-      Wang et al., "DataLens: Scalable Privacy Preserving Training via Gradient Compression and
-      Aggregation", CCS 2021, arXiv:2103.11109.
+      Wang et al., CCS 2021, arXiv:2103.11109.
     """
 
     workers: int

@@ -1,10 +1,12 @@
 """Which codec each part gets."""
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import TypeAlias
 
 from fftgrad._contracts import Codec, Like, Scope
+from fftgrad.codecs.transforms._identity import Identity
 
 
 class CodecRule(abc.ABC):
@@ -21,6 +23,17 @@ class CodecRule(abc.ABC):
     @abc.abstractmethod
     def __call__(self, name: str, like: Like) -> Codec:
         """The codec of one part."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseByName(CodecRule):
+    """Rule: leaves with one of these words in their paths travel dense, the others by a codec."""
+
+    words: tuple[str, ...]
+    codec: Codec
+
+    def __call__(self, name: str, like: Like) -> Codec:
+        return Identity() if any(word in name for word in self.words) else self.codec
 
 
 Codecs: TypeAlias = Codec | CodecRule | Callable[[str, Like], Codec]

@@ -1,7 +1,8 @@
 """Methods: what papers publish, as combinations of parts.
 
-Each is a step of an optax chain: it returns a transformation that goes before an optimizer, unless
-its name says `scale_by_`, as in optax. May import everything but `optimizers` and `tools`.
+Each returns a `Recipe`, of which `compressed_pmean` makes a step of an optax chain; its claims hold
+for all of them. What is named `scale_by_` is a transformation already, as in optax. May import
+everything but `optimizers` and `tools`.
 """
 
 from fftgrad.methods._acp_sgd import acp_sgd

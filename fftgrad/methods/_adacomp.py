@@ -23,11 +23,7 @@ class AdaCompPolicy(CodecRule):
         return AdaComp(bin_size=size, per_bin=min(self.per_bin, size))
 
 
-def adacomp(
-    conv_bin: int = 50,
-    bin_size: int = 500,
-    per_bin: float = 4.0,
-) -> Recipe:
+def adacomp(conv_bin: int = 50, bin_size: int = 500, per_bin: float = 4.0) -> Recipe:
     """Method: in each bin, send what would exceed its maximum if the last gradient came again.
 
     Args:
@@ -35,24 +31,16 @@ def adacomp(
       bin_size: values per bin of all others.
       per_bin: how many values a bin has room for in the message, on average; see `AdaComp`.
 
-    Returns:
-      A `Recipe`.
-
     Wire: for bins of 500 and room for 4: 0.08 bits a value; for bins of 50, 0.53.
 
     Claims: nothing is lost: what is not sent, or sent rounded, stays in the residual.
 
     Differs from the paper: a message of fixed capacity; see `AdaComp`.
 
-    Raises:
-      ValueError: if an argument is outside its part's range.
-
     Example:
-      >>> import fftgrad as fg
       >>> tx = fg.compressed_pmean(fg.methods.adacomp(), axis_name="data")
 
     References:
-      Chen et al., "AdaComp", AAAI 2018, arXiv:1712.02679.
+      Chen et al., AAAI 2018, arXiv:1712.02679.
     """
-    exchange = AllGather(AdaCompPolicy(conv_bin, bin_size, per_bin))
-    return Recipe(exchange, ErrorFeedback())
+    return Recipe(AllGather(AdaCompPolicy(conv_bin, bin_size, per_bin)), ErrorFeedback())

@@ -7,6 +7,8 @@ from fftgrad.codecs._chain import chain
 from fftgrad.codecs.selectors._chunk_top_k import ChunkTopK
 from fftgrad.codecs.transforms import _tiles
 from fftgrad.codecs.transforms._dct import Dct
+from fftgrad.codecs.transforms._identity import Identity
+from fftgrad.codecs.transforms._tiles import Tiles
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._rules import CodecRule
@@ -14,23 +16,21 @@ from fftgrad.memories._error_feedback import ErrorFeedback
 
 
 @dataclasses.dataclass(frozen=True)
-class DeMoPolicy(CodecRule):
-    """Rule: the largest cosines of each tile of a leaf."""
+class LargestOfTiles(CodecRule):
+    """Rule: the k largest values, or cosines, of each tile of a leaf."""
 
+    transform: type[Dct] | type[Tiles]
     k: int
     block: int
+    quantizer: Codec = Identity()
 
     def __call__(self, name: str, like: Like) -> Codec:
-        transform = Dct(self.block, shape=_tiles.shape_of(like))
+        transform = self.transform(self.block, shape=_tiles.shape_of(like))
         chunk = max(2, transform.tile_size)
-        return chain(transform, ChunkTopK(chunk=chunk, k=min(self.k, chunk)))
+        return chain(transform, ChunkTopK(chunk, min(self.k, chunk)), self.quantizer)
 
 
-def demo(
-    k: int = 32,
-    block: int = 64,
-    decay: float = 0.999,
-) -> Recipe:
+def demo(k: int = 32, block: int = 64, decay: float = 0.999) -> Recipe:
     """Method: a momentum on each worker, whose fast cosines are sent and taken out; sign descent.
 
         D = decay · D + g,   C = DCT of D by tiles,   q = the k largest of each tile,
@@ -49,21 +49,17 @@ def demo(
 
     Wire: k (32 + 9) bits a tile of 4096 for k = 32; the authors' code takes 96.
 
-    Claims: biased; parameters equal on all workers.
+    Claims: biased.
 
     Differs from the paper: the mean is over all workers, where its code divides by the number that
       sent a coefficient, which makes what few send weigh as much as what all do; axes are padded to
-      whole tiles; the learning rate does not enter the momentum, which sign descent cannot tell
-      while it is constant.
-
-    Raises:
-      ValueError: if an argument is outside its part's range.
+      whole tiles; the learning rate does not enter the momentum, which makes no difference to sign
+      descent while it is constant.
 
     Example:
-      >>> import fftgrad as fg
       >>> tx = fg.compressed_pmean(fg.methods.demo(k=32), axis_name="data")
 
     References:
-      Peng, Quesnelle and Kingma, "DeMo: Decoupled Momentum Optimization", 2024, arXiv:2411.19870.
+      Peng, Quesnelle and Kingma, 2024, arXiv:2411.19870.
     """
-    return Recipe(AllGather(DeMoPolicy(k, block)), ErrorFeedback(decay))
+    return Recipe(AllGather(LargestOfTiles(Dct, k, block)), ErrorFeedback(decay))

@@ -33,14 +33,11 @@ def dgc(
 ) -> Recipe:
     """Method: top-k of each layer, with momentum correction, masking, clipping and warm-up.
 
-        plain      u = m u + g,     v = v + u        Nesterov   u = m (u + g),   v = v + u + g
-        send the k largest of v in each layer;       u, v = 0 where sent.
-
     Args:
       fraction: share of each layer that is sent, in the end.
-      momentum: m; the optimizer behind must have none.
-      nesterov: whether the momentum is Nesterov's.
-      warm_up: densities before that, each for a w_th of the warm-up.
+      momentum: of `MomentumCorrection`; the optimizer behind must have none.
+      nesterov: whether it is Nesterov's.
+      warm_up: densities before that, each for an equal part of the warm-up.
       warm_up_steps: length of the warm-up, four epochs in the paper; 0 for none.
 
     Returns:
@@ -52,22 +49,16 @@ def dgc(
 
     Claims: without clipping, what is not sent stays in v.
 
-    Differs from the paper: a leaf with no more non-zero values than are sent keeps its velocity, as
-      a dense one does, so what sparse gradients move grows as with a momentum, by up to
-      1 / (1 - m); exact selection, where it takes the threshold of a sample; weight decay
-      is the optimizer's business; leaves of one axis travel dense in the same collective.
-
-    Raises:
-      ValueError: if an argument is out of range.
+    Differs from the paper: sparse gradients keep their velocity (`MomentumCorrection`); exact
+      selection, where it takes the threshold of a sample; weight decay is the optimizer's business;
+      leaves of one axis travel dense in the same collective.
 
     Example:
-      >>> import fftgrad as fg
       >>> method = fg.methods.dgc(fraction=0.01, warm_up_steps=400)
       >>> tx = fg.compressed_pmean(method, axis_name="data")
 
     References:
-      Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed
-      Training", ICLR 2018, arXiv:1712.01887.
+      Lin et al., ICLR 2018, arXiv:1712.01887.
     """
     exchange = AllGather(DgcPolicy(fraction))
     if warm_up_steps:

@@ -33,11 +33,7 @@ def diminishing_theta(
     Differs from the paper: its θ there is a relative error, but its experiments use the share of
       frequencies dropped, as this does.
 
-    Raises:
-      ValueError: if `smoothness` or `steps` is not positive, or a theta outside [0, 1).
-
     Example:
-      >>> import fftgrad as fg
       >>> import optax
       >>> eta = optax.piecewise_constant_schedule(0.01, {30: 0.1, 60: 0.1})
       >>> fg.methods.diminishing_theta(eta, smoothness=81.0, steps=90, thetas=(0.9, 0.25))

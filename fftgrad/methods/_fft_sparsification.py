@@ -56,9 +56,6 @@ def fft_sparsification(
         `tx.update(grads, state, params, value=loss)`.
       memory: the paper has none; `ErrorFeedback()` keeps what is dropped.
 
-    Returns:
-      A `Recipe`.
-
     Wire: for n parameters, k = (1 - θ) n/2 complex coefficients of 2N bits, with about
       2 + log2(1/(1 - θ)) bits for the index of each: 1.85 bits a parameter at θ = 0.85, N = 10.
 
@@ -71,16 +68,13 @@ def fft_sparsification(
       a dense all-reduce.
 
     Raises:
-      ValueError: if a theta is outside [0, 1), both `theta_schedule` and `recover` are given, or
-        an argument is outside its part's range.
+      ValueError: if both `theta_schedule` and `recover` are given.
 
     Example:
-      >>> import fftgrad as fg
       >>> tx = fg.compressed_pmean(fg.methods.fft_sparsification(theta=0.85), axis_name="data")
 
     References:
-      Wang et al., "FFT-based Gradient Sparsification for the Distributed Training of Deep Neural
-      Networks", HPDC 2020, arXiv:1811.08596.
+      Wang et al., HPDC 2020, arXiv:1811.08596.
     """
 
     def exchange(theta: float) -> Exchange:

@@ -5,10 +5,7 @@ from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._recipe import Recipe
 
 
-def qsgd(
-    bits: int = 4,
-    bucket: int = 512,
-) -> Recipe:
+def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
     """Method: round the gradient to a few levels per bucket, right on average.
 
     Args:
@@ -16,24 +13,16 @@ def qsgd(
         buckets of 512 for 4 bits; the FFT paper compares with 3 bits.
       bucket: values per norm.
 
-    Returns:
-      A `Recipe`.
-
     Wire: n · bits / 8 + 4n / bucket bytes.
 
     Claims: unbiased; no memory is needed.
 
     Differs from the paper: codes of fixed width in place of Elias coding (`UniformLevels`).
 
-    Raises:
-      ValueError: if an argument is outside its part's range.
-
     Example:
-      >>> import fftgrad as fg
       >>> tx = fg.compressed_pmean(fg.methods.qsgd(bits=4), axis_name="data")
 
     References:
-      Alistarh et al., "QSGD", NeurIPS 2017, arXiv:1610.02132.
+      Alistarh et al., NeurIPS 2017, arXiv:1610.02132.
     """
-    exchange = AllGather(UniformLevels(bits=bits, bucket=bucket))
-    return Recipe(exchange)
+    return Recipe(AllGather(UniformLevels(bits=bits, bucket=bucket)))

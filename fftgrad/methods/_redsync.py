@@ -20,10 +20,7 @@ from fftgrad.memories._momentum_correction import MomentumCorrection
 
 @dataclasses.dataclass(frozen=True)
 class RedSyncPolicy(CodecRule):
-    """Rule: dense, trimmed top-k or threshold search, by the bytes of a leaf.
-
-    Attributes are the arguments of `redsync` of the same names.
-    """
+    """Rule: dense, trimmed top-k or threshold search, by the bytes of a leaf."""
 
     fraction: float
     quantize: bool = False
@@ -60,16 +57,12 @@ def redsync(
 ) -> Recipe:
     """Method: residual gradient compression, with a selection that suits the size of each layer.
 
-        u = m u + g,   v = v + u      (Nesterov: u = m (u + g), v = v + u + g)
-        send the selected of v in each layer;   u, v = 0 where sent.
+    What is sent of a layer follows from its bytes:
 
-    The selection of a layer follows from its bytes:
-
-        below 128 KB           dense
-        to 4 MB                trimmed top-k: exact top-k of what a falling threshold lets pass,
-                               which are the k largest: `TopK`
-        above                  threshold by binary search, k to 2k values, no top-k; the threshold
-                               serves for 5 steps: `Threshold(reuse=5)`
+        below 128 KB     all
+        to 4 MB          the k largest: `TopK`
+        above            k to 2k values above a threshold, which is found by binary search and
+                         serves for 5 steps: `Threshold(reuse=5)`
 
     Quantized, only values of one sign are selected, another sign each step, and one mean stands for
     all of them: `AlternatingSign`, `Threshold` (exact below 4 MB), `MeanMagnitude`. The output
@@ -77,8 +70,8 @@ def redsync(
 
     Args:
       fraction: share of each layer that is sent; the paper's 0.1 %.
-      momentum: m; the optimizer behind must have none.
-      nesterov: whether the momentum is Nesterov's.
+      momentum: of `MomentumCorrection`; the optimizer behind must have none.
+      nesterov: whether it is Nesterov's.
       quantize: whether to send one mean in place of values.
       output: words in the paths of the output layer's leaves, which are not quantized.
       dense_below: bytes below which a layer travels dense.
@@ -99,21 +92,15 @@ def redsync(
     Claims: without clipping, what is not sent stays in v.
 
     Differs from the paper: a threshold that more than 2k pass is searched for again before its
-      time. A leaf with no more non-zero values than are sent keeps its velocity, as a dense one
-      does. What the mean in place of a value takes from it stays in the residual.
-      Its full text was not at hand: sizes, reuse and alternation of signs follow its abstract and
-      published code by others.
-
-    Raises:
-      ValueError: if an argument is outside its part's range.
+      time; sparse gradients keep their velocity, and what the mean in place of a value takes from
+      it stays in the residual (`MomentumCorrection`). Its full text was not at hand: sizes, reuse
+      and alternation of signs follow its abstract and published code by others.
 
     Example:
-      >>> import fftgrad as fg
       >>> tx = fg.compressed_pmean(fg.methods.redsync(fraction=0.001), axis_name="data")
 
     References:
-      Fang, Fu, Yang and Hsieh, "RedSync: Reducing Synchronization Bandwidth for Distributed Deep
-      Learning Training System", JPDC 133, 2019, arXiv:1808.04357.
+      Fang, Fu, Yang and Hsieh, JPDC 133, 2019, arXiv:1808.04357.
     """
     policy = RedSyncPolicy(fraction, quantize, output, dense_below, trimmed_below, reuse)
     exchange: Exchange = AllGather(policy)

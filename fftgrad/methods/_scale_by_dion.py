@@ -14,7 +14,7 @@ from fftgrad.exchanges import _layout, _low_rank, _parts
 from fftgrad.exchanges._power_sgd import PowerSgd
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.ops import _finite, _norms
-from fftgrad.training._check_gradients import checked_like
+from fftgrad.training._check_gradients import widened
 from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
 
 ADAM = optax.scale_by_adam()
@@ -70,13 +70,11 @@ def scale_by_dion(
       An optax transformation whose updates are directions: to be chained before
       `optax.add_decayed_weights` and `optax.scale_by_learning_rate`. Its state is a `DionState`.
 
-    Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
-
     Wire: 4 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other leaves, in
       two all-reduces, whatever the number of workers.
 
-    Claims: parameters equal on all workers. A step in which anything is not finite gives an update
-      of NaN, and leaves momenta, factors and the state of `others` as they were.
+    Claims: a step in which anything is not finite gives an update of NaN, and leaves momenta,
+      factors and the state of `others` as they were.
 
     Differs from the paper: the orthonormal factor P belongs to `in`, because the kernel is the
       transpose of the authors' weight. A later version of their code orthonormalizes the factor of
@@ -84,19 +82,13 @@ def scale_by_dion(
       become matrices; a matrix that a factorization would not make smaller goes to `others`. Of a
       parameter that is sharded over another axis each shard is a matrix on its own.
 
-    Raises:
-      ValueError: if `rank` is not positive or `decay` outside [0, 1); while tracing, as
-        `compressed_pmean` does.
-
     Example:
-      >>> import fftgrad as fg
       >>> import optax
       >>> method = fg.methods.scale_by_dion(rank=16, dense=("embed", "head"))
       >>> tx = optax.chain(method, optax.scale_by_learning_rate(0.01))
 
     References:
-      Ahn, Xu, Abreu and Langford, "Dion: Distributed Orthonormalized Updates", 2025,
-      arXiv:2504.05295.
+      Ahn, Xu, Abreu and Langford, 2025, arXiv:2504.05295.
     """
     check_count("scale_by_dion(rank)", rank, "use rank=64.")
     if not 0.0 <= decay < 1.0:
@@ -114,18 +106,18 @@ def scale_by_dion(
     )
 
     def init(params: optax.Params) -> DionState:
-        wide = _widened(params)
+        wide = widened(params)
         return DionState(directions.init(wide), beside.init(wide))
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, DionState]:
         # Widened, because what rounding drops of a direction is nothing for the momentum to keep.
-        found, pmean = directions.update(_widened(updates), state.pmean, params, **extra)
+        found, pmean = directions.update(widened(updates), state.pmean, params, **extra)
         found, moved = beside.update(found, state.others, params, **extra)
         finite = pmean.skipped == state.pmean.skipped
         found = _finite.nan_unless(finite, found)
-        narrow = jax.tree.map(lambda u, g: u.astype(g.dtype), found, updates)
+        narrow = optax.tree.cast_like(found, updates)
         return narrow, DionState(pmean, optax.tree.where(finite, moved, state.others))
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -186,11 +178,6 @@ class Directions(Exchange):
         """The parts, of which those that are named are vectors, and so no matrices."""
         parts = _parts.parts_of(x)
         return [part.value.ravel() if self.is_named(part.name) else part.value for part in parts]
-
-
-def _widened(tree: PyTree) -> PyTree:
-    checked_like(tree)
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
 
 
 def _scale(matrix: jax.Array) -> float:

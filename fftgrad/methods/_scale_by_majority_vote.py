@@ -35,16 +35,14 @@ def scale_by_majority_vote(
     Differs from the paper: all workers gather the votes and count them, without a server.
 
     Raises:
-      ValueError: while tracing, if the axis is not bound, or if `update` gets a `weight`.
+      ValueError: while tracing, if `update` gets a `weight`.
 
     Example:
-      >>> import fftgrad as fg
       >>> import optax
       >>> tx = optax.chain(fg.methods.scale_by_majority_vote(), optax.sgd(1e-3))
 
     References:
-      Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault Tolerant",
-      ICLR 2019, arXiv:1810.05291.
+      Bernstein et al., ICLR 2019, arXiv:1810.05291.
     """
 
     def vote(

@@ -8,6 +8,7 @@ import optax
 from jax import lax
 
 from fftgrad._contracts import AxisName, PyTree
+from fftgrad._values import check_count
 from fftgrad.codecs.quantizers._sign import Sign
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._layout import Layout
@@ -49,7 +50,8 @@ def scale_by_one_bit_adam(
     workers are the residuals of both stages; moments and parameters are equal.
 
     Args:
-      warm_up_steps: T, at least 1; the paper's BERT takes 23,000 of 118,000.
+      warm_up_steps: T, at least 1, or the second moment would stay zero; the paper's BERT takes
+        23,000 of 118,000.
       workers: number of workers.
       b1: decay of the momentum.
       b2: decay of the second moment.
@@ -62,29 +64,20 @@ def scale_by_one_bit_adam(
 
     Wire: 4n bytes a step in warm-up, then 1 bit a value in each of the two stages.
 
-    Claims: parameters equal on all workers; both errors are fed back. A step in which anything is
-      not finite gives an update that is not finite, and leaves the moments as they were.
+    Claims: both errors are fed back. A step in which anything is not finite gives an update that is
+      not finite, and leaves the moments as they were.
 
     Differs from the paper: one magnitude for each shard of a part, where it has one for all; keeps
       Adam's bias correction, with that of v frozen at T, so that the step's size does not jump.
 
-    Raises:
-      ValueError: if `warm_up_steps` is not positive: the second moment would stay zero.
-
     Example:
-      >>> import fftgrad as fg
       >>> import optax
       >>> tx = optax.chain(fg.methods.scale_by_one_bit_adam(1000, workers=8), optax.scale(-1e-3))
 
     References:
-      Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's
-      Convergence Speed", ICML 2021, arXiv:2102.02888.
+      Tang et al., ICML 2021, arXiv:2102.02888.
     """
-    if warm_up_steps < 1:
-        raise ValueError(
-            f"scale_by_one_bit_adam(warm_up_steps): must be at least 1, or the second moment stays "
-            f"zero, got {warm_up_steps}; use a tenth of the training."
-        )
+    check_count("scale_by_one_bit_adam(warm_up_steps)", warm_up_steps, "use a tenth of training.")
     dense: Any = compressed_pmean(AllReduce(), axis_name=axis_name)
     compressed: Any = compressed_pmean(
         TwoStage(Sign(), workers=workers),
@@ -107,7 +100,7 @@ def scale_by_one_bit_adam(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, Any]:
         del params
-        grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        grads: Any = optax.tree.cast(updates, jnp.float32)
         # Here, because what is exchanged later has the momentum of all in it.
         grads = weighted(grads, extra.get("weight"), axis_name)
 

@@ -19,10 +19,7 @@ from fftgrad.memories._error_feedback import ErrorFeedback
 
 @dataclasses.dataclass(frozen=True)
 class ScaleComPolicy(CodecRule):
-    """Rule: the chunk of each leaf.
-
-    Attributes are the arguments of `scalecom` of the same names.
-    """
+    """Rule: the chunk of each leaf."""
 
     chunk: int
     flops: tuple[tuple[str, float], ...] = ()
@@ -71,26 +68,18 @@ def scalecom(
       exact: whether to take the k largest of the leaf instead, with Elias-Fano indices.
       warm_up_steps: for how many steps everything travels dense; the paper takes 1 to 5 epochs.
 
-    Returns:
-      A `Recipe`.
-
     Wire: n / chunk · (32 + log2(chunk)) bits, whatever the number of workers.
 
-    Claims: parameters equal on all workers; for any uptake nothing is lost (`ErrorFeedback`).
+    Claims: for any uptake nothing is lost (`ErrorFeedback`).
 
     Differs from the paper: leaves that are no longer than a chunk travel dense. Chunks by FLOPs are
       those of 32 samples a worker, scaling with the batch is left to the caller's numbers.
 
-    Raises:
-      ValueError: if an argument is outside its part's range.
-
     Example:
-      >>> import fftgrad as fg
       >>> tx = fg.compressed_pmean(fg.methods.scalecom(chunk=100, uptake=0.1), axis_name="data")
 
     References:
-      Chen et al., "ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient
-      Distributed Training", NeurIPS 2020, arXiv:2104.11125.
+      Chen et al., NeurIPS 2020, arXiv:2104.11125.
     """
     policy = ScaleComPolicy(chunk, tuple((flops or {}).items()), dense, transform, exact)
     exchange: Exchange = SharedSupport(policy)

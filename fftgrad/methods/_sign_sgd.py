@@ -8,19 +8,13 @@ from fftgrad.exchanges._recipe import Recipe
 from fftgrad.memories._error_feedback import ErrorFeedback
 
 
-def sign_sgd(
-    *,
-    memory: Memory = ErrorFeedback(),
-) -> Recipe:
+def sign_sgd(*, memory: Memory = ErrorFeedback()) -> Recipe:
     """Method: send signs and one mean magnitude, keep the error for later.
 
         p = e + g,   Δ = (||p||₁ / d) sign(p),   e' = p - Δ,   apply mean Δ.
 
     Args:
       memory: the paper's feedback, without decay.
-
-    Returns:
-      A `Recipe`.
 
     Wire: 1 bit a value, really, and 4 bytes a part.
 
@@ -30,15 +24,10 @@ def sign_sgd(
       learning rate comes after. For a constant rate that is the same; where the rate falls, what
       was kept is applied at the new rate.
 
-    Raises:
-      ValueError: while tracing, if the axis is not bound.
-
     Example:
-      >>> import fftgrad as fg
       >>> tx = fg.compressed_pmean(fg.methods.sign_sgd(), axis_name="data")
 
     References:
-      Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
-      ICML 2019, arXiv:1901.09847.
+      Karimireddy et al., ICML 2019, arXiv:1901.09847.
     """
     return Recipe(AllGather(Sign()), memory, Layout("leaf"))

@@ -1,33 +1,16 @@
 """TernGrad."""
 
-import dataclasses
-
-from fftgrad._contracts import Codec, Exchange, Like
+from fftgrad._contracts import Exchange
 from fftgrad.codecs.quantizers._ternary import Ternary
-from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._integer_sum import IntegerSum
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._rules import CodecRule
-
-
-@dataclasses.dataclass(frozen=True)
-class TernGradPolicy(CodecRule):
-    """Rule: which leaves are ternary, and which are not quantized."""
-
-    clip: float | None
-    dense: tuple[str, ...]
-
-    def __call__(self, name: str, like: Like) -> Codec:
-        return Identity() if any(word in name for word in self.dense) else Ternary(clip=self.clip)
+from fftgrad.exchanges._rules import DenseByName
 
 
 def terngrad(
-    clip: float | None = 2.5,
-    *,
-    dense: tuple[str, ...] = (),
-    workers: int | None = None,
+    clip: float | None = 2.5, *, dense: tuple[str, ...] = (), workers: int | None = None
 ) -> Recipe:
     """Method: -s, 0 or s for each value of a layer, right on average.
 
@@ -39,9 +22,6 @@ def terngrad(
       workers: if given, the scale is shared, and the ternaries of that many workers are summed on
         the way (`IntegerSum`); `dense` must then be empty.
 
-    Returns:
-      A `Recipe`.
-
     Wire: 1.6 bits a value and 4 bytes a layer; with a shared scale 4.6 bits a value for 8 workers,
       in an all-reduce.
 
@@ -51,21 +31,20 @@ def terngrad(
       magnitude (`Ternary`).
 
     Raises:
-      ValueError: if an argument is out of range, or both `dense` and `workers` are given.
+      ValueError: if both `dense` and `workers` are given.
 
     Example:
-      >>> import fftgrad as fg
       >>> tx = fg.compressed_pmean(fg.methods.terngrad(dense=("head",)), axis_name="data")
 
     References:
-      Wen et al., "TernGrad", NeurIPS 2017, arXiv:1705.07878.
+      Wen et al., NeurIPS 2017, arXiv:1705.07878.
     """
     if workers is not None and dense:
         raise ValueError(
             f"terngrad(dense): must be empty where integers are summed, got {dense}; leave workers "
             "out, or keep those leaves out with optax.partition."
         )
-    exchange: Exchange = AllGather(TernGradPolicy(clip, dense))
+    exchange: Exchange = AllGather(DenseByName(dense, Ternary(clip=clip)))
     if workers is not None:
         exchange = IntegerSum(workers=workers, clip=clip)
     return Recipe(exchange, layout=Layout("leaf"))

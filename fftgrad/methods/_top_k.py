@@ -27,9 +27,6 @@ def top_k(
       transform: a linear transform before the selection, such as `Dct(block=64)`.
       memory: what is done with the rest; the paper's feedback, without decay.
 
-    Returns:
-      A `Recipe`.
-
     Wire: k (32 + 2 + floor(log2(1/fraction))) bits, or `bits` in place of 32: the customary
       float32 and int32 take 64 k.
 
@@ -37,11 +34,7 @@ def top_k(
 
     Differs from the paper: indices in Elias-Fano code.
 
-    Raises:
-      ValueError: if an argument is outside its part's range.
-
     Example:
-      >>> import fftgrad as fg
       >>> tx = fg.compressed_pmean(fg.methods.top_k(fraction=0.01), axis_name="data")
 
     References:

@@ -139,17 +139,13 @@ def diloco(
       that all have as many bytes and share one program.
 
     Example:
-      >>> import fftgrad as fg
       >>> import optax
       >>> tx = fg.optimizers.diloco(optax.adamw(3e-4), optax.sgd(1.0), every=50)
-      >>> import jax, jax.numpy as jnp
       >>> jax.eval_shape(tx.init, jnp.zeros(9)).anchor.shape
       (9,)
 
     References:
-      Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023,
-      arXiv:2311.08105; "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512.
-      Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
+      Douillard et al., 2023, arXiv:2311.08105; 2025, arXiv:2501.18512. Sarfi et al., 2025,
       arXiv:2508.15706.
     """
     first = _checked(every, fragments, delay, blend, first)

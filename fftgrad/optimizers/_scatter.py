@@ -72,8 +72,6 @@ def compressed_psum_scatter(
       TypeError: while tracing, if `x` is no float array of at most 32 bits, or `codec` no codec.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> x = jnp.array([[1.0, 2.0, -3.0, 4.0], [1.0, 2.0, 3.0, 4.0]])
       >>> scatter = lambda x: fg.optimizers.compressed_psum_scatter(x, "data", fg.Identity()).shard
       >>> jax.vmap(scatter, axis_name="data")(x)
@@ -81,8 +79,7 @@ def compressed_psum_scatter(
              [0., 8.]], dtype=float32)
 
     References:
-      Wang et al., "ZeRO++", 2023, arXiv:2306.10209; Jia et al., "SDP4Bit", NeurIPS 2024,
-      arXiv:2410.15526.
+      Wang et al., 2023, arXiv:2306.10209; Jia et al., NeurIPS 2024, arXiv:2410.15526.
     """
     owner = "compressed_psum_scatter"
     channel = _start(owner, x, codec, axis_name, step, key)
@@ -147,8 +144,6 @@ def compressed_all_gather(
       TypeError: while tracing, if `shard` is no float array of at most 32 bits, or `codec` none.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> shards, before = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1.0, 2.0, 2.5, 4.5])
       >>> from fftgrad.optimizers import compressed_all_gather
       >>> gather = lambda s: compressed_all_gather(s, "data", fg.Sign(), reference=before)
@@ -156,8 +151,7 @@ def compressed_all_gather(
       Array([1., 2., 3., 4.], dtype=float32)
 
     References:
-      Jia et al., "SDP4Bit: Toward 4-bit Communication Quantization in Sharded Data Parallelism",
-      NeurIPS 2024, arXiv:2410.15526.
+      Jia et al., NeurIPS 2024, arXiv:2410.15526.
     """
     owner = "compressed_all_gather"
     channel = _start(owner, shard, codec, axis_name, step, key)
@@ -257,8 +251,6 @@ def gather_parameters(
       TypeError: while tracing, if `shard` is no float array of at most 32 bits, or a codec none.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp
       >>> def loss(shard, x):
       ...     w = fg.optimizers.gather_parameters(shard, "data", fg.Identity(), step=0)
       ...     return jnp.sum(w * x) / 2
@@ -268,8 +260,8 @@ def gather_parameters(
              [3.]], dtype=float32)
 
     References:
-      Wang et al., "ZeRO++", 2023, arXiv:2306.10209; Jia et al., "SDP4Bit", NeurIPS 2024,
-      arXiv:2410.15526, which gathers differences: `fg.optimizers.sharded` does.
+      Wang et al., 2023, arXiv:2306.10209; Jia et al., NeurIPS 2024, arXiv:2410.15526, which gathers
+      differences: `fg.optimizers.sharded` does.
     """
     check_kind("gather_parameters(gradients)", gradients, Codec, REMEDY)
     if parameters is not None:

@@ -119,15 +119,13 @@ def sharded(
       here; differences are taken to what all workers have, so that nothing adds up.
 
     Example:
-      >>> import fftgrad as fg
-      >>> import jax, jax.numpy as jnp, optax
+      >>> import optax
       >>> tx = fg.optimizers.sharded(optax.adam(1e-3), workers=4)
       >>> jax.eval_shape(tx.init, {"w": jnp.zeros((10, 8))}).inner.value.value[0].mu["w"].shape
       (1, 20, 1)
 
     References:
-      Rajbhandari et al., "ZeRO", 2020, arXiv:1910.02054; Jia et al., "SDP4Bit: Toward 4-bit
-      Communication Quantization in Sharded Data Parallelism", NeurIPS 2024, arXiv:2410.15526.
+      Rajbhandari et al., 2020, arXiv:1910.02054; Jia et al., NeurIPS 2024, arXiv:2410.15526.
     """
     check_kind(f"{OWNER}(gradients)", gradients, Codec, "use UniformLevels(bits=8).")
     check_kind(f"{OWNER}(parameters)", parameters, Codec, "use UniformLevels(bits=8).")

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from fftgrad import _axes
@@ -17,6 +18,12 @@ def checked_like(tree: PyTree, owner: str = "compressed_pmean") -> PyTree:
     for path, leaf in jax.tree.leaves_with_path(tree):
         _layout.check_leaf(owner, f"updates{jax.tree_util.keystr(path)}", leaf)
     return _layout.like(tree)
+
+
+def widened(tree: PyTree) -> Any:
+    """The tree in float32, once each leaf is one that can be exchanged."""
+    checked_like(tree)
+    return optax.tree.cast(tree, jnp.float32)
 
 
 def check_local(updates: PyTree, axis_name: AxisName, owner: str = "compressed_pmean") -> None:

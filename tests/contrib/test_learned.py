@@ -16,7 +16,7 @@ import fftgrad as fg
 from fftgrad import checkpoint
 from fftgrad.contrib import _autoencoder as _training
 from fftgrad.contrib import learned
-from fftgrad.contrib._lgc import LgcPolicy
+from fftgrad.exchanges._rules import DenseByName
 
 WORKERS, UNTIL = 4, 3
 NET = learned.Autoencoder(encoder=(3, 2), code=2, decoder=(2, 3), seed=2)
@@ -32,7 +32,9 @@ VARIANTS = ("leader", "all_reduce")
 
 def exchange(variant, until=UNTIL, dense=("head",), **options):
     options = {"innovation": 0.01, "rate": 0.3, "autoencoder": NET, **options}
-    return learned.LearnedCodes(LgcPolicy(0.1, dense), until, variant, **options)
+    return learned.LearnedCodes(
+        DenseByName(dense, fg.TopK(fraction=0.1)), until, variant, **options
+    )
 
 
 def pmean(variant, **options):
