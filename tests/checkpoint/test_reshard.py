@@ -242,7 +242,7 @@ OTHERS = {
     "rank": (fg.PowerSgd(rank=3), {}),
     "turns": (fg.AcpSgd(rank=2), {}),
     "scope": (fg.AllGather(fg.TopK(fraction=0.1)), {"layout": fg.Layout("leaf")}),
-    "buckets": (fg.AllGather(fg.TopK(fraction=0.1)), {"layout": fg.Layout(bucket_bytes=100)}),
+    "buckets": (fg.AllGather(fg.TopK(fraction=0.1)), {"layout": fg.Layout(bucket_bytes=300)}),
     "two stages": (fg.TwoStage(fg.Sign(), workers=4), {}),
 }
 
