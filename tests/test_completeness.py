@@ -204,6 +204,7 @@ def test_the_quickstart_stays_short():
     assert len((ROOT / "examples/quickstart.py").read_text().splitlines()) < 60
 
 
+@pytest.mark.processes
 def test_quickstart_runs(capsys):
     runpy.run_path(str(ROOT / "examples/quickstart.py"), run_name="__main__")
     assert "ratio" in capsys.readouterr().out

@@ -240,9 +240,9 @@ def learn(
     Example:
       >>> from fftgrad.contrib import learned
       >>> net = learned.Autoencoder(encoder=(8, 8), decoder=(8, 8))
-      >>> values = jnp.ones((2, 16))
-      >>> params, first = learned.learn(net, net.init(), values, 0, None, rate=0.1)
-      >>> bool(learned.learn(net, params, values, 0, None, rate=0.0).error < first)
+      >>> step = jax.jit(lambda p: learned.learn(net, p, jnp.ones((2, 16)), 0, None, rate=0.1))
+      >>> params, first = step(net.init())
+      >>> bool(step(params).error < first)
       True
     """
     # Without this a gradient along another axis of the mesh would be summed over it.
