@@ -248,5 +248,5 @@ def test_bad_arguments_are_those_of_its_parts():
         fg.optimizers.sparse_loco(optax.sgd(1.0), block=48).init(jnp.ones((5, 5)))
     with pytest.raises(ValueError, match=r"ChunkTopK\(k\): must be in \[1, "):
         fg.optimizers.sparse_loco(optax.sgd(1.0), k=0).init(jnp.ones((5, 5)))
-    with pytest.raises(ValueError, match=r"BinMeans\(bits\): must be in 1\.\.4"):
+    with pytest.raises(ValueError, match=r"BinMeans\(bits\): must be in \[1, 4\]"):
         fg.optimizers.sparse_loco(optax.sgd(1.0), bits=8).init(jnp.ones((5, 5)))
