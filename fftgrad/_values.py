@@ -42,17 +42,22 @@ def check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None
         )
 
 
-def check_count(argument: str, value: object, remedy: str, least: int = 1) -> int:
-    """Refuses what counts nothing: no whole number, or too small a one."""
+def check_count(
+    argument: str, value: object, remedy: str, least: int = 1, most: int | None = None
+) -> int:
+    """Refuses what counts nothing: no whole number, or one that is too small or too large."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{argument}: must be a whole number, got {value!r}; {remedy}")
-    if value < least:
-        raise ValueError(f"{argument}: must be at least {least}, got {value}; {remedy}")
+    if value < least or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"in [{least}, {most}]"
+        raise ValueError(f"{argument}: must be {bounds}, got {value}; {remedy}")
     return int(value)
 
 
 def check_within(argument: str, value: float, interval: str, remedy: str) -> None:
-    """Refuses a number outside of an interval such as "[0, 1)"."""
+    """Refuses what is no number, or one outside of an interval such as "[0, 1)"."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"{argument}: must be a number, got {value!r}; {remedy}")
     low, high = map(float, interval[1:-1].split(", "))
     above = low <= value if interval[0] == "[" else low < value
     below = value <= high if interval[-1] == "]" else value < high

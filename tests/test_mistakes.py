@@ -338,6 +338,23 @@ MISTAKES = {
         ValueError,
         r"use TwoStage\(Cast\(dtype='bfloat16'\), workers=w\)",
     ),
+    # Counts that are none.
+    "half a step of delay": (
+        lambda: fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(1.0), 4, delay=2.5, axis_name=AXIS),
+        TypeError,
+        r"diloco\(delay\): must be a whole number, got 2\.5",
+    ),
+    "half a level": (
+        lambda: fg.IntegerSum(4, levels=1.5), TypeError, r"IntegerSum\(levels\): must be a whole"
+    ),
+    "one value as a share": (lambda: fg.TopK(1), TypeError, r"use TopK\(k=1\), or fraction=1\.0"),
+    "bits as a float": (lambda: fg.LogLevels(bits=4.0), TypeError, "a whole number, got 4.0"),
+    "a block as a float": (lambda: fg.Dct(block=64.0), TypeError, "a whole number, got 64.0"),
+    "workers as a float": (lambda: fg.TwoStage(fg.Sign(), 4.0), TypeError, "a whole number"),
+    "a rule for no leaf": (
+        lambda: fg.Rule(fg.Identity(), max_ndim=-1), ValueError, r"Rule\(max_ndim\): must be"
+    ),
+    "a decay in quotes": (lambda: fg.ErrorFeedback("0.9"), TypeError, "must be a number, got"),
     # Arrays that cannot be sent.
     "complex in wire_bytes": (
         lambda: fg.wire_bytes(TOP, COMPLEX), TypeError, r"got complex64; cast it"

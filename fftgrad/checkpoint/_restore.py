@@ -90,6 +90,13 @@ def restore(
       >>> fg.checkpoint.restore(folder, state).step
       100
     """
+    for leaf in jax.tree.leaves(like):
+        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+        if isinstance(mesh, jax.sharding.AbstractMesh):
+            raise ValueError(
+                "restore(like): must lie on devices, or say on which, got shardings over a mesh "
+                "without any, as jax.eval_shape makes them; pass a fresh state of fg.init_state."
+            )
     damaged: list[str] = []
     with _folder.manager(directory) as manager:
         steps = sorted(manager.all_steps(), reverse=True)

@@ -20,7 +20,7 @@ from fftgrad._contracts import (
     State,
     Step,
 )
-from fftgrad._values import check_choice, value
+from fftgrad._values import check_choice, check_count, value
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import _scale, _ternary
 from fftgrad.codecs.selectors import _top_k
@@ -114,7 +114,8 @@ class TopVotes(Exchange):
         _top_k.check_size("TopVotes", self.fraction, self.k)
         _ternary.check_clip("TopVotes", self.clip)
         check_choice("TopVotes(noise)", self.noise, get_args(Noise))
-        if self.workers < 1 or _digit_sum.base(1, self.workers) > 1 << 16:
+        check_count("TopVotes(workers)", self.workers, "use that of the axis.")
+        if _digit_sum.base(1, self.workers) > 1 << 16:
             raise ValueError(
                 f"TopVotes(workers): must be positive and below 32768, got {self.workers}; use "
                 "that of the axis."

@@ -19,7 +19,7 @@ from fftgrad._contracts import (
     Step,
     Tally,
 )
-from fftgrad._values import check_kind, value
+from fftgrad._values import check_count, check_kind, value
 from fftgrad.exchanges import _shards
 from fftgrad.exchanges._shards import Shards
 from fftgrad.memories._error_feedback import ErrorFeedback
@@ -88,6 +88,7 @@ class Hierarchical(Exchange):
                 f"Hierarchical(dtype): must be one of {get_args(FastDtype)}, got {self.dtype!r}; "
                 "use 'float32' for an exact mean."
             )
+        check_count("Hierarchical(workers)", self.workers, "use that of the fast axis.")
         check_kind("Hierarchical(slow)", self.slow, Exchange, "use AllGather(codec).")
         check_kind("Hierarchical(memory)", self.memory, Memory, "use ErrorFeedback().")
         if self.slow.watches_error:

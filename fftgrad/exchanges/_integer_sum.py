@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, State
-from fftgrad._values import value
+from fftgrad._values import check_count, value
 from fftgrad.codecs.quantizers import _scale, _ternary
 from fftgrad.exchanges import _digit_sum, _parts
 
@@ -62,11 +62,12 @@ class IntegerSum(Exchange):
 
     def __post_init__(self) -> None:
         _ternary.check_clip("IntegerSum", self.clip)
-        base = _digit_sum.base(self.levels, self.workers)
-        if self.workers < 1 or self.levels < 1 or base > 1 << 16:
+        check_count("IntegerSum(workers)", self.workers, "use that of the axis.")
+        check_count("IntegerSum(levels)", self.levels, "use levels=1.")
+        if _digit_sum.base(self.levels, self.workers) > 1 << 16:
             raise ValueError(
-                f"IntegerSum(workers, levels): must be positive, and 2 · levels · workers below "
-                f"65536, got {self.workers} and {self.levels}; use levels=1."
+                "IntegerSum(workers, levels): must have 2 · levels · workers below 65536, got "
+                f"{self.workers} and {self.levels}; use levels=1."
             )
 
     def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:

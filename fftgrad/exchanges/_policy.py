@@ -5,7 +5,7 @@ import fnmatch
 import math
 
 from fftgrad._contracts import Codec, Like, Scope
-from fftgrad._values import check_kind, value
+from fftgrad._values import check_count, check_kind, value
 from fftgrad.exchanges._rules import CodecRule
 
 _GROUP = "rule "
@@ -37,6 +37,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         check_kind("Rule(codec)", self.codec, Codec, "use Identity() to send these leaves dense.")
+        for field in ("max_ndim", "max_size"):
+            if (most := getattr(self, field)) is not None:
+                check_count(f"Rule({field})", most, "leave it out for all.", least=0)
 
     def holds(self, path: str, leaf: Like) -> bool:
         """Whether the leaf meets every condition."""

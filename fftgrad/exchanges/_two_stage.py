@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._contracts import Channel, Exchange, Memory, PyTree, Reduced, Scope, State
-from fftgrad._values import check_kind, value
+from fftgrad._values import check_count, check_kind, value
 from fftgrad.exchanges import _halves, _parts, _shards
 from fftgrad.exchanges._parts import Likes, Parts
 from fftgrad.exchanges._rules import Codecs
@@ -61,6 +61,7 @@ class TwoStage(Exchange):
 
     def __post_init__(self) -> None:
         _parts.check_codec("TwoStage", self.codec)
+        check_count("TwoStage(workers)", self.workers, "use that of the axis.")
         check_kind("TwoStage(server_memory)", self.server_memory, Memory, "use ErrorFeedback().")
 
     @property

@@ -86,7 +86,7 @@ def fft_sparsification(
         if theta == 0:
             return AllReduce()
         fft = Fft(block=block, half=True)
-        return AllGather(chain(fft, TopK(fraction=1 - theta), RangeFloat(bits=bits)))
+        return AllGather(chain(fft, TopK(fraction=1.0 - theta), RangeFloat(bits=bits)))
 
     if recover and theta_schedule is not None:
         raise ValueError(

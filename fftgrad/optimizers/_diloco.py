@@ -257,12 +257,14 @@ def _if(due: jax.Array, always: bool, then: Callable[[jax.Array], Any], otherwis
 def _checked(every: int, fragments: int, delay: int, blend: float, first: int | None) -> int:
     """The steps before the first meeting, once all arguments are known to be right."""
     check_count("diloco(every)", every, "use 50.")
-    if fragments < 1 or every % fragments:
+    check_count("diloco(fragments)", fragments, f"use {every} to send as much in each step.")
+    check_count("diloco(delay)", delay, "use 1.", least=0)
+    if every % fragments:
         raise ValueError(
             f"diloco(fragments): must be a divisor of every={every}, got {fragments}; use {every} "
             "to send as much in each step."
         )
-    if not 0 <= delay < every:
+    if delay >= every:
         raise ValueError(
             f"diloco(delay): must be at least 0 and below every={every}, got {delay}; use 1."
         )

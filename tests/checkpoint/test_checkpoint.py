@@ -162,6 +162,18 @@ def test_it_comes_back_where_it_was(tmp_path, run):
     assert_same(checkpoint.restore(tmp_path, shapes).tree, tree["state"])
 
 
+def test_shapes_that_lie_nowhere_are_no_damage(tmp_path, run):
+    _, _, tree = run
+    checkpoint.save(tmp_path, 1, tree["state"])
+    mesh = jax.sharding.AbstractMesh((WORKERS,), (AXIS,))
+    like = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, P())),
+        tree["state"],
+    )
+    with pytest.raises(ValueError, match=r"restore\(like\): .*; pass a fresh state"):
+        checkpoint.restore(tmp_path, like)
+
+
 @pytest.mark.parametrize("workers", [8, 3, 1])
 def test_with_another_number_of_workers(tmp_path, run, workers):
     _, _, tree = run

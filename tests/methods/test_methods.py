@@ -328,7 +328,7 @@ def test_recovery_by_the_loss():
         (lambda: fg.compressed_pmean(fg.methods.acp_sgd(rank=0), axis_name=AXIS), "rank=2"),
         (lambda: fg.methods.scale_by_dion(rank=0), "rank=64"),
         (lambda: fg.methods.scale_by_dion(decay=1.0), "use 0.95"),
-        (lambda: fg.IntegerSum(0), "levels=1"),
+        (lambda: fg.IntegerSum(0), "that of the axis"),
         (lambda: fg.IntegerSum(4, clip=-1.0), "clip=2.5"),
         (lambda: fg.Ternary(clip=0.0), "clip=2.5"),
         (lambda: fg.UniformLevels(bits=1), "Sign"),

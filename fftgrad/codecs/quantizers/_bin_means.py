@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import check_within, value
+from fftgrad._values import check_count, value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops.packing import _codes
 
@@ -48,7 +48,7 @@ class BinMeans(Quantizer):
     bits: int = 2
 
     def __post_init__(self) -> None:
-        check_within("BinMeans(bits)", self.bits, "[1, 4]", "for more bits use LogLevels.")
+        check_count("BinMeans(bits)", self.bits, "for more bits use LogLevels.", 1, 4)
 
     @property
     def _middle(self) -> float:

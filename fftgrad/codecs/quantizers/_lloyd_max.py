@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import check_count, check_within, value
+from fftgrad._values import check_count, value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _rows
 from fftgrad.ops.packing import _codes
@@ -48,7 +48,7 @@ class LloydMax(Quantizer):
     block: int = 4096
 
     def __post_init__(self) -> None:
-        check_within("LloydMax(bits)", self.bits, "[1, 6]", "for more bits use RangeFloat.")
+        check_count("LloydMax(bits)", self.bits, "for more bits use RangeFloat.", 1, 6)
         check_count("LloydMax(block)", self.block, "use block=4096.")
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:

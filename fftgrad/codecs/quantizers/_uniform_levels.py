@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import check_choice, check_count, check_within, value
+from fftgrad._values import check_choice, check_count, value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.ops import _rows
 from fftgrad.ops.packing import _codes
@@ -55,7 +55,7 @@ class UniformLevels(Quantizer):
     norm: Norm = "l2"
 
     def __post_init__(self) -> None:
-        check_within("UniformLevels(bits)", self.bits, "[2, 16]", "for one bit use Sign().")
+        check_count("UniformLevels(bits)", self.bits, "for one bit use Sign().", 2, 16)
         check_count("UniformLevels(bucket)", self.bucket, "use bucket=512.")
         check_choice("UniformLevels(norm)", self.norm, get_args(Norm))
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Like, Step
-from fftgrad._values import check_choice, check_within
+from fftgrad._values import check_choice, check_count
 from fftgrad.codecs.quantizers import _scale
 
 Rounding = Literal["nearest", "truncate", "stochastic"]
@@ -151,10 +151,10 @@ def mantissa(given: int | None, bits: int, *, zero: bool) -> int:
 def check_format(owner: str, bits: int, given: int | None, rounding: str, *, zero: bool) -> None:
     """Refuses a width, a mantissa or a rounding that is none."""
     remedy = "for more bits use no quantizer, for one bit keep signs only."
-    check_within(f"{owner}(bits)", bits, "[2, 16]", remedy)
+    check_count(f"{owner}(bits)", bits, remedy, 2, 16)
     if given is not None:
         remedy = f"use mantissa={mantissa(None, bits, zero=zero)}."
-        check_within(f"{owner}(mantissa)", given, f"[1, {bits}]", remedy)
+        check_count(f"{owner}(mantissa)", given, remedy, 1, bits)
     check_choice(f"{owner}(rounding)", rounding, get_args(Rounding))
     if rounding == "stochastic" and not zero:
         raise ValueError(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import Compressed, Payload, PyTree, Selector, Step
-from fftgrad._values import check_count, check_within, value
+from fftgrad._values import check_count, value
 from fftgrad.codecs.selectors._top_k import keys
 from fftgrad.ops import _rows
 from fftgrad.ops.packing import _codes, _indices
@@ -44,7 +44,7 @@ class ChunkTopK(Selector):
 
     def __post_init__(self) -> None:
         check_count("ChunkTopK(chunk)", self.chunk, "use ChunkTopK(chunk=64).", least=2)
-        check_within("ChunkTopK(k)", self.k, f"[1, {self.chunk}]", "use k=1.")
+        check_count("ChunkTopK(k)", self.k, "use k=1.", 1, self.chunk)
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         chunk, k = self._sizes(x.size)

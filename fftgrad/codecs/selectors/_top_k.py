@@ -25,6 +25,11 @@ def check_size(owner: str, fraction: float | None, k: int | None) -> None:
         )
     check_static(f"{owner}(fraction)", fraction, float | int)
     check_static(f"{owner}(k)", k, int)
+    if isinstance(fraction, int) and fraction == 1:
+        raise TypeError(
+            f"{owner}(fraction): must be a float, because 1 may be meant as one value, got 1; use "
+            f"{owner}(k=1), or fraction=1.0 for all."
+        )
     if fraction is not None:
         remedy = f"it is what is kept: to drop a share theta use {owner}(fraction=1 - theta)."
         check_within(f"{owner}(fraction)", fraction, "(0, 1]", remedy)

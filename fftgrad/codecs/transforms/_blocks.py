@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Sparse
+from fftgrad._values import check_count
 from fftgrad.ops import _scan
 
 CHUNK = 1 << 28
@@ -17,6 +18,7 @@ space of a library nothing passes 4 GiB, where cuFFT gives up."""
 
 def check_block(owner: str, block: int, most: int) -> None:
     """Refuses what is not a power of two from 2 to `most`."""
+    check_count(f"{owner}(block)", block, "use block=64.", least=0)
     if not 2 <= block <= most or block & (block - 1):
         raise ValueError(
             f"{owner}(block): must be a power of two in 2..{most}, got {block}; use block=64."
