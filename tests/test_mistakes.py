@@ -354,6 +354,12 @@ MISTAKES = {
     "a rule for no leaf": (
         lambda: fg.Rule(fg.Identity(), max_ndim=-1), ValueError, r"Rule\(max_ndim\): must be"
     ),
+    "a method that is not called": (
+        lambda: pmean(fg.methods.top_k), TypeError, r"call it, as top_k\(\.\.\.\)"
+    ),
+    "shards for half a worker": (
+        lambda: fg.optimizers.sharded(optax.sgd(0.1), 4.0, axis_name=AXIS), TypeError, "whole"
+    ),
     "a decay in quotes": (lambda: fg.ErrorFeedback("0.9"), TypeError, "must be a number, got"),
     # Arrays that cannot be sent.
     "complex in wire_bytes": (

@@ -1,5 +1,6 @@
 """What a method is made of."""
 
+import inspect
 from typing import NoReturn
 
 from fftgrad._contracts import Exchange, Memory
@@ -70,6 +71,10 @@ def check_parts(owner: str, exchange: object, memory: object, layout: object) ->
     remedy = "wrap a codec as AllGather(codec)."
     if isinstance(exchange, Memory):
         remedy = f"the exchange comes first: {owner}(exchange, {exchange!r}, ...)."
+    elif inspect.isfunction(exchange):
+        remedy = f"pass what a method returns: call it, as {exchange.__name__}(...)."
+    elif isinstance(exchange, Recipe):
+        remedy = "it is a method already; for an exchange in another take its .exchange."
     check_kind(f"{owner}(exchange)", exchange, Exchange, remedy)
     check_kind(f"{owner}(memory)", memory, Memory, "use ErrorFeedback().")
     check_kind(f"{owner}(layout)", layout, Layout, "use Layout('leaf').")

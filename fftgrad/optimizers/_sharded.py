@@ -9,7 +9,7 @@ import optax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, Codec, Memory, PyTree, Tally
-from fftgrad._values import check_choice, check_kind
+from fftgrad._values import check_choice, check_count, check_kind
 from fftgrad.exchanges import _halves, _parts, _shards
 from fftgrad.exchanges._parts import Vectors
 from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
@@ -131,6 +131,7 @@ def sharded(
     check_kind(f"{OWNER}(parameters)", parameters, Codec, "use UniformLevels(bits=8).")
     check_kind(f"{OWNER}(memory)", memory, Memory, "use ErrorFeedback().")
     check_choice(f"{OWNER}(masked)", masked, get_args(Masked))
+    check_count(f"{OWNER}(workers)", workers, "use the number of workers along the axis.")
     run: Any = optax.with_extra_args_support(inner).update
 
     def init(params: optax.Params) -> ShardedState:
