@@ -193,7 +193,7 @@ def test_it_sends_205_times_less_than_float32_and_10_bits_a_value():
 @pytest.mark.parametrize("fragments", [1, EVERY])
 def test_the_compiled_program_sends_what_is_said(fragments):
     tx = fg.optimizers.sparse_loco(
-        optax.adam(0.1), every=EVERY, fragments=fragments, delay=fragments > 1
+        optax.adam(0.1), every=EVERY, fragments=fragments, delay=int(fragments > 1)
     )
     params = {name: jnp.zeros(s) for name, s in SHAPES.items()}
     mesh = mesh_of(WORKERS)
