@@ -37,7 +37,7 @@ class ErrorFeedback(Memory):
 
     An uptake below 1 is ScaleCom's low-pass filter. It makes the residuals of the workers more
     alike, so that one worker can choose the coefficients of all, and damps the noise of a large
-    learning rate. A coefficient that is sent keeps (1 - u) e of its residual.
+    learning rate. A coefficient that is sent keeps (1 - u) d e.
 
     A bfloat16 residual is rounded up or down by chance: rounded to the nearest, a gradient below
     1/256 of the residual would be lost. The draws are a hash of the position, the count of
