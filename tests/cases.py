@@ -203,6 +203,24 @@ def _kinds_of_exchange(exchange):
     return {type(exchange), (type(exchange), bool(jax.tree.leaves(state))), *told}
 
 
+@functools.cache
+def kinds_of_state(name: str) -> frozenset:
+    """What a checkpoint can tell apart: the types in a state, and who keeps arrays in it."""
+    if name in METHODS:
+        init = jax.vmap(METHODS[name]("data").init, axis_name="data")
+        state = jax.eval_shape(init, {"w": jnp.zeros((4, 16, 32)), "b": jnp.zeros((4, 8))})
+        return frozenset(_types(jax.tree.structure(state)))
+    state = jax.eval_shape(lambda: EXCHANGES[name].init(jnp.zeros(150)))
+    whose = tuple(bool(jax.tree.leaves(field)) for field in state)
+    return frozenset({*_types(jax.tree.structure(state)), whose})
+
+
+def _types(structure) -> set:
+    data = structure.node_data()
+    own = {data[0]} if data else set()
+    return own.union(*map(_types, structure.children()))
+
+
 def drawn(rows, kinds=kinds, *, always=()) -> set:
     """The rows that the default runs of a law: `always`, and of every kind one that is drawn."""
     order = sorted(rows, key=lambda row: hashlib.sha256(f"{SEED} {row}".encode()).digest())

@@ -146,12 +146,14 @@ for w in {workers}:
     return [tuple(map(float, line.split())) for line in out.stdout.splitlines()]
 
 
+@pytest.mark.processes
 def test_bytes_of_a_shared_support_do_not_grow_with_the_workers():
     found = link_bytes("SharedSupport(fg.ChunkTopK(100))", 64_000, (2, 8, 64))
     # 640 values, their offsets of 7 bits, and the finite flag.
     assert [handed for handed, _ in found] == [4 * 640 + 7 * 640 // 8 + 4] * 3
 
 
+@pytest.mark.processes
 def test_bytes_of_two_stages_grow_as_those_of_a_dense_all_reduce():
     """Which sends 2 (w - 1) / w of the vector over a ring; beside that, flat within 5 %."""
     codec = "fg.chain(fg.TopK(fraction=0.01), fg.RangeFloat(8))"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Scope, Step
 from fftgrad._values import check_kind
@@ -135,7 +136,7 @@ class Parts:
         *arrays: Sequence[PyTree],
     ) -> list[Any]:
         """`verb(codec, *static, (number, *array))` of each part."""
-        numbers = jnp.arange(len(self.codecs), dtype=jnp.int32)
+        numbers = np.arange(len(self.codecs), dtype=np.int32)
         rows = list(zip(numbers, *arrays, strict=True))
         # What decodes together need not have been encoded together, and has to draw the same.
         together = _keys.is_same_under_vmap(step.shared)
@@ -145,8 +146,10 @@ class Parts:
         return list(zip(self.codecs, *others, strict=True))
 
 
-def _own(step: Step, number: jax.Array) -> Step:
+def _own(step: Step, number: jax.Array | np.int32) -> Step:
     """The step of a part: the first one has the randomness of the step, every other its own."""
+    if isinstance(number, np.int32):  # a part that is like no other
+        return step.fold(number) if number else step
     return jax.tree.map(functools.partial(jnp.where, number == 0), step, step.fold(number))
 
 

@@ -6,6 +6,8 @@ rounds, more than all the rest of a codec. Statistically tested; not for secrets
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 
 def bits(first: jax.Array, second: jax.Array, count: int) -> jax.Array:
@@ -38,6 +40,10 @@ def _mix(x: jax.Array) -> jax.Array:
 
     Two rounds of xor-shift and multiply, with constants from Wellons' search for low bias.
     """
-    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
-    return x ^ (x >> 16)
+    x = lax.mul(_fold(x, 16), np.uint32(0x7FEB352D))
+    x = lax.mul(_fold(x, 15), np.uint32(0x846CA68B))
+    return _fold(x, 16)
+
+
+def _fold(x: jax.Array, shift: int) -> jax.Array:
+    return lax.bitwise_xor(x, lax.shift_right_logical(x, np.uint32(shift)))

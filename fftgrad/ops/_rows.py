@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 Encode = Callable[..., tuple[jax.Array, ...]]
 
@@ -27,4 +28,7 @@ def whole_then_rest(encode: Encode, group: int, *vectors: jax.Array) -> tuple[ja
 
 def rows(vector: jax.Array, length: int) -> jax.Array:
     """The vector in rows of that length, the last one filled with zeros."""
-    return jnp.pad(vector, (0, -vector.size % length)).reshape(-1, length)
+    missing = -vector.size % length
+    if missing:
+        vector = lax.pad(vector, vector.dtype.type(0), ((0, missing, 0),))
+    return lax.reshape(vector, (vector.size // length, length))

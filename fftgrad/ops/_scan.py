@@ -23,7 +23,7 @@ def cumsum(x: jax.Array) -> jax.Array:
 
 
 def _cumsum_in_order(x: jax.Array) -> jax.Array:
-    rows = _scan_rows(x, jnp.add)
+    rows = _scan_rows(x, lax.add)
     totals = rows[:, -1]
     return (rows + (lax.cumsum(totals) - totals)[:, None]).ravel()[: x.size]
 
@@ -33,7 +33,7 @@ def _cumsum_at_once(x: jax.Array) -> jax.Array:
     totals = jnp.sum(_rows.rows(x, ROW), axis=1, dtype=jnp.int32)
     few = totals.size <= QUADRATIC
     before = _sums_before(totals) if few else lax.cumsum(totals) - totals
-    return (_scan_rows(x, jnp.add) + before[:, None]).ravel()[: x.size]
+    return (_scan_rows(x, lax.add) + before[:, None]).ravel()[: x.size]
 
 
 def _sums_before(x: jax.Array) -> jax.Array:
@@ -43,16 +43,16 @@ def _sums_before(x: jax.Array) -> jax.Array:
 
 def cummax(x: jax.Array) -> jax.Array:
     """Running maxima of int32[n], none of them negative."""
-    rows = _scan_rows(x, jnp.maximum)
+    rows = _scan_rows(x, lax.max)
     before = jnp.pad(lax.cummax(rows[:, -1]), (1, 0))[:-1]
     return jnp.maximum(rows, before[:, None]).ravel()[: x.size]
 
 
 def _scan_rows(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
     """Running results inside each row; zero is neutral."""
-    rows = _rows.rows(x, ROW)
-    step = 1
+    rows, step = _rows.rows(x, ROW), 1
     while step < ROW:
-        rows = combine(rows, jnp.pad(rows[:, :-step], ((0, 0), (step, 0))))
+        moved = lax.pad(rows, rows.dtype.type(0), ((0, 0, 0), (step, -step, 0)))
+        rows = combine(rows, moved)
         step *= 2
     return rows

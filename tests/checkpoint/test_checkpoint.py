@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from cases import EXCHANGES, MEMORIES, METHODS, gradients, sample
+from cases import EXCHANGES, MEMORIES, METHODS, gradients, kinds_of_state, sample
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of
@@ -95,7 +95,10 @@ def programs_of(name):
     )
 
 
-@pytest.mark.parametrize("name", [*sample(METHODS), *sample(EXCHANGES), *MEMORIES, *OTHERS])
+@pytest.mark.parametrize(
+    "name",
+    [*sample(METHODS, kinds_of_state), *sample(EXCHANGES, kinds_of_state), *MEMORIES, *OTHERS],
+)
 def test_two_halves_are_the_whole(tmp_path, name):
     """Saved after two of four steps, restored into a fresh state, gone on with: the same bits."""
     like, init, update = programs_of(name)

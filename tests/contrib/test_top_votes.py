@@ -33,8 +33,13 @@ def one_step(exchange, number=0):
     return run
 
 
+@functools.cache
+def program(exchange, number, mode, workers):
+    return everywhere(mode, one_step(exchange, number), workers)
+
+
 def run(exchange, x, number=0, mode="vmap"):
-    mean, sent = everywhere(mode, one_step(exchange, number), len(x))(jnp.asarray(x))
+    mean, sent = program(exchange, number, mode, len(x))(jnp.asarray(x))
     return np.asarray(mean), np.asarray(sent)
 
 

@@ -13,7 +13,6 @@ from parallel import AXIS, everywhere
 import fftgrad as fg
 from fftgrad.exchanges import _alike
 
-EVERY_PLATFORM = True
 WORKERS = 4
 STEP = fg.Step.of(3)
 QUICK = {

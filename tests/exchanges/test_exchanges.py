@@ -19,7 +19,6 @@ import fftgrad as fg
 from fftgrad.codecs import _sum
 from fftgrad.contrib import learned
 
-EVERY_PLATFORM = True
 N = 150
 
 
@@ -55,6 +54,7 @@ SIZES = sample(
 """Four workers for each kind: their programs serve other laws, too."""
 
 
+@pytest.mark.usefixtures("every_platform")
 @pytest.mark.parametrize(("name", "mode"), WAYS)
 def test_every_way_of_running_it_agrees(name, mode):
     x, exchange = rows(4), EXCHANGES[name]

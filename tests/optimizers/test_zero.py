@@ -324,15 +324,11 @@ def language_model(sharded, steps, width, layers, context):
 SMALL = {"steps": 60, "width": 32, "layers": 1, "context": 32}
 
 
-@pytest.mark.parametrize("sharded", sample(["parameters", "optimizer"], lambda _: {"sharded"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", ["parameters", "optimizer"])
 @pytest.mark.parametrize(
     "sizes",
-    [
-        SMALL,
-        pytest.param(
-            {"steps": 200, "width": 64, "layers": 2, "context": 64}, marks=pytest.mark.slow
-        ),
-    ],
+    [SMALL, {"steps": 200, "width": 64, "layers": 2, "context": 64}],
     ids=["small", "as in the docs"],
 )
 def test_a_sharded_language_model_trains_as_the_replicated_one(sharded, sizes):

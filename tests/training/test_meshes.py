@@ -16,7 +16,6 @@ from parallel import of_size, unshard
 
 import fftgrad as fg
 
-EVERY_PLATFORM = True
 AXES = ("slow", "fast")
 LIKE = {"w": jax.ShapeDtypeStruct((10, 11), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
 ALL = pytest.mark.parametrize("exchange", HIERARCHIES.values(), ids=HIERARCHIES)
@@ -461,6 +460,7 @@ def partly_manual(kind, manual):
     return params, state, fg.audit(run.lower(params, state, x, x[:, :1]).compile())
 
 
+@pytest.mark.usefixtures("every_platform")
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda k: k.name)
 def test_with_the_data_axis_alone_manual_the_model_axis_is_xlas(kind):
     """Over data a worker sends what it does with whole parameters, and trains as it does."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fftgrad.ops import _scan
@@ -137,15 +138,15 @@ def _places() -> jax.Array:
 
 
 def _population(words: jax.Array) -> jax.Array:
-    return lax.population_count(words).astype(jnp.int32)
+    return lax.convert_element_type(lax.population_count(words), jnp.int32)
 
 
 def _select_in_word(word: jax.Array, rank: jax.Array) -> jax.Array:
-    position = jnp.zeros_like(rank)
+    position = lax.full_like(rank, 0)
     for width in (16, 8, 4, 2, 1):
-        below = _population(word & jnp.uint32((1 << width) - 1))
-        above = rank >= below
-        rank = jnp.where(above, rank - below, rank)
-        word = jnp.where(above, word >> width, word)
-        position = jnp.where(above, position + width, position)
+        below = _population(lax.bitwise_and(word, np.uint32((1 << width) - 1)))
+        above = lax.ge(rank, below)
+        rank = lax.select(above, lax.sub(rank, below), rank)
+        word = lax.select(above, lax.shift_right_logical(word, np.uint32(width)), word)
+        position = lax.select(above, lax.add(position, np.int32(width)), position)
     return position

@@ -30,10 +30,10 @@ def pack(codes: jax.Array, bits: int) -> jax.Array:
     columns = [jnp.zeros((grouped.shape[0],), jnp.uint32) for _ in range(words_per_group)]
     for j in range(per_group):
         word, offset = divmod(j * bits, 32)
-        code = grouped[:, j]
-        columns[word] = columns[word] | (code << offset)
+        code = lax.index_in_dim(grouped, j, axis=1, keepdims=False)
+        columns[word] = columns[word] | lax.shift_left(code, np.uint32(offset))
         if offset + bits > 32:
-            columns[word + 1] = columns[word + 1] | (code >> (32 - offset))
+            columns[word + 1] = lax.shift_right_logical(code, np.uint32(32 - offset))
     return jnp.stack(columns, axis=1).ravel()[: words_for(codes.size, bits)]
 
 
