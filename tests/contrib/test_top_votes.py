@@ -34,12 +34,12 @@ def one_step(exchange, number=0):
 
 
 @functools.cache
-def program(exchange, number, mode, workers):
+def everywhere_of(exchange, number, mode, workers):
     return everywhere(mode, one_step(exchange, number), workers)
 
 
 def run(exchange, x, number=0, mode="vmap"):
-    mean, sent = program(exchange, number, mode, len(x))(jnp.asarray(x))
+    mean, sent = everywhere_of(exchange, number, mode, len(x))(jnp.asarray(x))
     return np.asarray(mean), np.asarray(sent)
 
 
