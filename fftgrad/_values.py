@@ -34,6 +34,15 @@ def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
         ) from None
 
 
+def check_transformation(argument: str, value: object) -> None:
+    """Refuses what has no `init` and `update`, such as a rate, an exchange or a method."""
+    if not (hasattr(value, "init") and hasattr(value, "update")):
+        raise TypeError(
+            f"{argument}: must be an optax transformation, got {value!r}; pass one such as "
+            "optax.sgd(0.1), or fg.compressed_pmean(exchange, axis_name='data')."
+        )
+
+
 def check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
     """Refuses what is none of the choices, of which the first is the default."""
     if value not in choices:

@@ -8,6 +8,7 @@ import math
 import os
 import pathlib
 import platform as machine
+import sys
 
 DEVICES = 8
 # The devices share one pool of threads: where all of its threads wait in a collective, nothing is
@@ -47,10 +48,11 @@ def programs() -> pathlib.Path:
 jax.config.update("jax_compilation_cache_dir", str(programs()))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+TESTS = str(pathlib.Path(__file__).parent)
 LIMIT = 600
 """Seconds that a test of several processes may take, on a machine that has other things to do."""
-LIBC, MOST = ctypes.CDLL(None), 1_000_000_000
-"""Bytes of a worker above which it frees its programs between two groups; half more, at once."""
+LIBC, MOST = ctypes.CDLL(None), 1_400_000_000
+"""Bytes of a worker above which it frees its programs between two groups; a fifth more, at once."""
 # Tracing makes many objects that stay: looking through them again and again is a sixth of its time.
 gc.set_threshold(100_000, 20, 20)
 
@@ -113,7 +115,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Frees programs where a group ends: a worker would keep all that it ever compiled."""
     ends = nextitem is None or cases.group_of(nextitem.nodeid) != cases.group_of(item.nodeid)
-    if _size() > (MOST if ends else 1.5 * MOST):
+    if _size() > (MOST if ends else 1.2 * MOST):
         _free()
 
 
@@ -126,6 +128,10 @@ def _size() -> float:
 
 
 def _free() -> None:
+    for module in list(sys.modules.values()):
+        if str(getattr(module, "__file__", "")).startswith(TESTS):
+            for function in vars(module).values():  # which keep programs that they compiled
+                getattr(function, "cache_clear", bool)()
     jax.clear_caches()
     gc.collect()
     if hasattr(LIBC, "malloc_trim"):  # or the freed gigabyte stays with the process

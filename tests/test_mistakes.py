@@ -144,7 +144,7 @@ MISTAKES = {
     # One kind of part where another is expected.
     "a codec as the exchange": (lambda: pmean(TOP), TypeError, r"AllGather\(codec\)"),
     "a codec as a rung": (
-        lambda: fg.Fallback((TOP, fg.AllReduce()), 0.9), ValueError, r"\(AllGather\(TopK"
+        lambda: fg.Fallback((TOP, fg.AllReduce()), 0.9), TypeError, r"ladder\[0\].*AllGather\(codec"
     ),
     "a codec as a stage of a schedule": (
         lambda: fg.Scheduled({0: TOP}), TypeError, r"AllGather\(codec\)"
@@ -153,7 +153,40 @@ MISTAKES = {
         lambda: fg.Hierarchical("fast", 2, TOP), TypeError, r"AllGather\(codec\)"
     ),
     "a codec as the memory": (lambda: pmean(GATHER, TOP), TypeError, r"use ErrorFeedback\(\)"),
-    "an exchange as the codec": (lambda: fg.AllGather(fg.AllReduce()), TypeError, "TopK"),
+    "an exchange as the codec": (
+        lambda: fg.AllGather(fg.AllReduce()), TypeError, "an exchange already; pass it as it is"
+    ),
+    "a list as the ladder": (
+        lambda: fg.Fallback([GATHER, fg.AllReduce()], 0.9), ValueError, "must be a tuple of"
+    ),
+    "a method behind a fast axis": (
+        lambda: fg.Hierarchical("fast", 2, fg.methods.top_k()), TypeError, r"take its \.exchange"
+    ),
+    "a rate as the optimizer": (
+        lambda: fg.optimizers.diloco(0.1, optax.sgd(1.0), 4), TypeError, r"diloco\(inner\): must be"
+    ),
+    "an optimizer that is not called": (
+        lambda: fg.accumulate(optax.sgd, 2), TypeError, r"pass one such as optax\.sgd\(0\.1\)"
+    ),
+    "a method in init_state": (
+        lambda: fg.init_state(fg.methods.top_k(), jnp.ones(3), mesh_of(4), AXIS),
+        TypeError,
+        r"init_state\(tx\): must be an optax transformation",
+    ),
+    "the part behind what it is for": (
+        lambda: fg.wire_bytes(jnp.ones(3), TOP), TypeError, r"wire_bytes\(part, like\)"
+    ),
+    "a short name of a dtype": (
+        lambda: fg.Cast("bf16"), TypeError, r"got 'bf16'; use Cast\('bfloat16'\)"
+    ),
+    "a tile without values to send": (
+        lambda: fg.methods.demo(k=0), ValueError, r"must be at least 1, got 0; use k=32"
+    ),
+    "one lost worker": (
+        lambda: fg.checkpoint.reshard_state(pmean().init(jnp.ones(3)), 3, lost=2),
+        TypeError,
+        r"reshard_state\(lost\): must be a list of workers, got 2; use \[2\]",
+    ),
     "an exchange in a chain": (lambda: fg.chain(TOP, fg.AllReduce()), TypeError, "TopK"),
     "an exchange in a rule": (lambda: fg.Rule(fg.AllReduce()), TypeError, r"use Identity\(\)"),
     "an exchange from a rule": (

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -50,6 +50,13 @@ class Plan(NamedTuple):
     @property
     def same(self) -> bool:
         return self.before == self.after == len(self.alive)
+
+
+def numbers(lost: Iterable[int], owner: str) -> tuple[int, ...]:
+    """Those of the lost workers."""
+    if isinstance(lost, int):
+        raise TypeError(f"{owner}(lost): must be a list of workers, got {lost}; use [{lost}].")
+    return tuple(lost)
 
 
 def lay_out(

@@ -10,7 +10,14 @@ from fftgrad._contracts import PyTree
 from fftgrad._values import check_count
 from fftgrad.advise._record_gradients import NOTHING
 from fftgrad.checkpoint import _copies, _leaves
-from fftgrad.checkpoint._lay_out import Missing, Plan, Resharded, lay_out, shape_of_shards
+from fftgrad.checkpoint._lay_out import (
+    Missing,
+    Plan,
+    Resharded,
+    lay_out,
+    numbers,
+    shape_of_shards,
+)
 from fftgrad.checkpoint._leaves import Leaf
 from fftgrad.training import _worker
 
@@ -87,7 +94,7 @@ def reshard_state(
     if isinstance(to, int):
         check_count("reshard_state(to)", to, "use 4.")
         to = _of_workers(state, old, to)
-    return lay_out(old, to, tuple(lost), missing, "reshard_state")
+    return lay_out(old, to, numbers(lost, "reshard_state"), missing, "reshard_state")
 
 
 def _of_workers(state: PyTree, old: Mapping[str, Leaf], workers: int) -> PyTree:

@@ -97,12 +97,13 @@ def restore(
                 "restore(like): must lie on devices, or say on which, got shardings over a mesh "
                 "without any, as jax.eval_shape makes them; pass a fresh state of fg.init_state."
             )
+    gone = _lay_out.numbers(lost, "restore")
     damaged: list[str] = []
     with _folder.manager(directory) as manager:
         steps = sorted(manager.all_steps(), reverse=True)
         for number in steps if step is None else [n for n in steps if n == step]:
             try:
-                resharded = _read(manager, number, like, tuple(lost), missing)
+                resharded = _read(manager, number, like, gone, missing)
             except DamagedError as error:
                 damaged.append(f"step {number}: {error}")
                 warnings.warn(

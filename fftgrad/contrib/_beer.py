@@ -8,6 +8,7 @@ import optax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName
+from fftgrad._values import check_transformation
 from fftgrad.contrib import _linked as _gossip
 from fftgrad.contrib._graphs import Graph
 from fftgrad.contrib._linked import Linked
@@ -136,6 +137,7 @@ def beer(
       Zhao et al., NeurIPS 2022, arXiv:2201.13320. Zhang et al., (COLD), IEEE TAC 2023,
       arXiv:2105.06697.
     """
+    check_transformation(f"{OWNER}(inner)", inner)
     codecs = (codec if gradients is None else gradients, codec)
     _gossip.check(OWNER, codecs, graph, gamma, axis_name)
     layout = _gossip.layout_of(layout, codec)

@@ -8,6 +8,7 @@ import optax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName
+from fftgrad._values import check_transformation
 from fftgrad.contrib import _linked as _gossip
 from fftgrad.contrib._graphs import Graph
 from fftgrad.contrib._linked import Linked
@@ -109,6 +110,7 @@ def choco_sgd(
     References:
       Koloskova et al., ICML 2019, arXiv:1902.00340; ICLR 2020, arXiv:1907.09356.
     """
+    check_transformation(f"{OWNER}(inner)", inner)
     _gossip.check(OWNER, (codec,), graph, gamma, axis_name)
     layout = _gossip.layout_of(layout, codec)
 

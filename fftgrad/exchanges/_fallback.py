@@ -9,6 +9,7 @@ import optax
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Step
 from fftgrad._values import value
 from fftgrad.exchanges import _switch
+from fftgrad.exchanges._recipe import check_exchange
 from fftgrad.ops import _collectives
 
 
@@ -75,11 +76,13 @@ class Fallback(Exchange):
     smoothing: float = 0.9
 
     def __post_init__(self) -> None:
-        if not self.ladder or not all(isinstance(rung, Exchange) for rung in self.ladder):
+        if not self.ladder or not isinstance(self.ladder, tuple):
             raise ValueError(
                 f"Fallback(ladder): must be a tuple of exchanges, got {self.ladder!r}; for example "
                 "(AllGather(TopK(fraction=0.01)), AllReduce())."
             )
+        for number, rung in enumerate(self.ladder):
+            check_exchange(f"Fallback(ladder[{number}])", rung)
         bounds = [bound for bound in (self.max_error, self.tolerance) if bound is not None]
         if not bounds or min(bounds) <= 0 or not 0 <= self.smoothing < 1:
             raise ValueError(

@@ -21,6 +21,7 @@ from fftgrad._contracts import (
 )
 from fftgrad._values import check_count, check_kind, value
 from fftgrad.exchanges import _shards
+from fftgrad.exchanges._recipe import check_exchange
 from fftgrad.exchanges._shards import Shards
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.ops import _finite, _joined
@@ -89,7 +90,7 @@ class Hierarchical(Exchange):
                 "use 'float32' for an exact mean."
             )
         check_count("Hierarchical(workers)", self.workers, "use that of the fast axis.")
-        check_kind("Hierarchical(slow)", self.slow, Exchange, "use AllGather(codec).")
+        check_exchange("Hierarchical(slow)", self.slow)
         check_kind("Hierarchical(memory)", self.memory, Memory, "use ErrorFeedback().")
         if self.slow.watches_error:
             raise ValueError(

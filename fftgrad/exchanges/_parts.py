@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Scope, Step
+from fftgrad._contracts import Codec, Compressed, Exchange, Like, Payload, PyTree, Scope, Step
 from fftgrad._values import check_kind
 from fftgrad.codecs import _call, _chain, _spec, _sum
 from fftgrad.exchanges import _alike
@@ -185,6 +185,8 @@ def check_codec(owner: str, codec: object) -> None:
     """Refuses what is neither a codec nor a rule."""
     if isinstance(codec, Codec | type) or not callable(codec):
         remedy = "pass a value such as TopK(fraction=0.01), or a rule from a part to its codec."
+        if isinstance(codec, Exchange):
+            remedy = "it is an exchange already; pass it as it is, or its codec here."
         check_kind(f"{owner}(codec)", codec, Codec, remedy)
 
 

@@ -71,10 +71,17 @@ def check_parts(owner: str, exchange: object, memory: object, layout: object) ->
     remedy = "wrap a codec as AllGather(codec)."
     if isinstance(exchange, Memory):
         remedy = f"the exchange comes first: {owner}(exchange, {exchange!r}, ...)."
-    elif inspect.isfunction(exchange):
+    check_exchange(f"{owner}(exchange)", exchange, remedy)
+    check_kind(f"{owner}(memory)", memory, Memory, "use ErrorFeedback().")
+    check_kind(f"{owner}(layout)", layout, Layout, "use Layout('leaf').")
+
+
+def check_exchange(
+    argument: str, exchange: object, remedy: str = "wrap a codec as AllGather(codec)."
+) -> None:
+    """Refuses what is no exchange, such as a method, which has one."""
+    if inspect.isfunction(exchange):
         remedy = f"pass what a method returns: call it, as {exchange.__name__}(...)."
     elif isinstance(exchange, Recipe):
         remedy = "it is a method already; for an exchange in another take its .exchange."
-    check_kind(f"{owner}(exchange)", exchange, Exchange, remedy)
-    check_kind(f"{owner}(memory)", memory, Memory, "use ErrorFeedback().")
-    check_kind(f"{owner}(layout)", layout, Layout, "use Layout('leaf').")
+    check_kind(argument, exchange, Exchange, remedy)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Step
-from fftgrad._values import check_kind
 from fftgrad.exchanges import _switch
+from fftgrad.exchanges._recipe import check_exchange
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -48,12 +48,7 @@ class Scheduled(Exchange):
                     f"Scheduled(schedule): must map int steps to exchanges, got {step!r}; use "
                     "{0: AllReduce(), 500: exchange}."
                 )
-            check_kind(
-                f"Scheduled(schedule[{step}])",
-                exchange,
-                Exchange,
-                "wrap a codec as AllGather(codec).",
-            )
+            check_exchange(f"Scheduled(schedule[{step}])", exchange)
         if 0 not in pairs or min(pairs) < 0:
             raise ValueError(
                 f"Scheduled(schedule): the first step must be 0, got {sorted(pairs)}; add "

@@ -3,6 +3,7 @@
 import dataclasses
 
 from fftgrad._contracts import Codec, Like
+from fftgrad._values import check_count
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.selectors._chunk_top_k import ChunkTopK
 from fftgrad.codecs.transforms import _tiles
@@ -23,6 +24,10 @@ class LargestOfTiles(CodecRule):
     k: int
     block: int
     quantizer: Codec = Identity()
+
+    def __post_init__(self) -> None:
+        check_count("LargestOfTiles(k)", self.k, "use k=32.")
+        self.transform(self.block)
 
     def __call__(self, name: str, like: Like) -> Codec:
         transform = self.transform(self.block, shape=_tiles.shape_of(like))

@@ -9,7 +9,7 @@ import optax
 from jax import lax
 
 from fftgrad._contracts import AxisName, Exchange, Memory
-from fftgrad._values import check_count
+from fftgrad._values import check_count, check_transformation
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers._log_levels import LogLevels
 from fftgrad.codecs.selectors._top_k import TopK
@@ -128,6 +128,7 @@ def diloco(
       outer steps; `optax.apply_if_finite(optax.adamw(3e-4), 100)` as `inner` prevents it.
 
     Raises:
+      TypeError: if `inner` or `outer` is no transformation.
       ValueError: if `every`, `fragments`, `delay`, `blend` or `first` is out of its range; in
         `init`, if `inner` makes the parameters of a copy that it keeps, as schedule-free does;
         while tracing, if `params` is missing, or known to be the same on all workers.
@@ -148,6 +149,8 @@ def diloco(
       Douillard et al., 2023, arXiv:2311.08105; 2025, arXiv:2501.18512. Sarfi et al., 2025,
       arXiv:2508.15706.
     """
+    check_transformation("diloco(inner)", inner)
+    check_transformation("diloco(outer)", outer)
     first = _checked(every, fragments, delay, blend, first)
     period = every // fragments
     if memory is None and not isinstance(exchange, Recipe):

@@ -9,7 +9,7 @@ import optax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, Codec, Memory, PyTree, Tally
-from fftgrad._values import check_choice, check_count, check_kind
+from fftgrad._values import check_choice, check_count, check_kind, check_transformation
 from fftgrad.exchanges import _halves, _parts, _shards
 from fftgrad.exchanges._parts import Vectors
 from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
@@ -127,6 +127,7 @@ def sharded(
     References:
       Rajbhandari et al., 2020, arXiv:1910.02054; Jia et al., NeurIPS 2024, arXiv:2410.15526.
     """
+    check_transformation(f"{OWNER}(inner)", inner)
     check_kind(f"{OWNER}(gradients)", gradients, Codec, "use UniformLevels(bits=8).")
     check_kind(f"{OWNER}(parameters)", parameters, Codec, "use UniformLevels(bits=8).")
     check_kind(f"{OWNER}(memory)", memory, Memory, "use ErrorFeedback().")

@@ -47,8 +47,8 @@ def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
     """
     payload = jax.tree.map(jnp.asarray, payload)
     check_payload("to_bytes(payload)", codec, payload, _vector("to_bytes", like), ())
-    leaves = [np.asarray(_wire.to_words(leaf)) for leaf in jax.tree.leaves(payload)]
-    words = b"".join(leaf.astype("<u4").tobytes() for leaf in leaves)
+    leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(payload)]
+    words = b"".join(leaf + bytes(-len(leaf) % 4) for leaf in leaves)
     data = HEAD.pack(MAGIC, VERSION, 0, _configuration(codec, like), len(words)) + words
     return data + TAIL.pack(zlib.crc32(data))
 
@@ -84,8 +84,12 @@ def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -
     fault = _fault(view, spec, codec, like)
     if fault:
         raise ValueError(f"from_bytes(data): {fault}")
-    words = np.frombuffer(view, "<u4", _size(spec) // 4, HEAD.size).astype(np.uint32)
-    return _wire.from_words(jnp.asarray(words), spec)
+    leaves, structure = jax.tree.flatten(spec)
+    values = [
+        np.frombuffer(view[start:end], leaf.dtype).reshape(leaf.shape)
+        for leaf, (start, end, _) in zip(leaves, _places(leaves), strict=True)
+    ]
+    return jax.tree.unflatten(structure, map(jnp.array, values))
 
 
 def _fault(view: memoryview, spec: Payload, codec: Codec, like: Like) -> str:
@@ -116,7 +120,7 @@ def _fault(view: memoryview, spec: Payload, codec: Codec, like: Like) -> str:
     found = zlib.crc32(view[: -TAIL.size])
     if checksum != found:
         return f"must end with its checksum, {found:#010x}, got {checksum:#010x}; fetch it anew."
-    if any(map(any, _filling(view, spec))):
+    if any(any(view[end:filled]) for _, end, filled in _places(jax.tree.leaves(spec))):
         return (
             "must have zeros where a word has no value, got others; pass what fg.tools.to_bytes "
             "returned."
@@ -143,9 +147,8 @@ def _configuration(codec: Codec, like: Like) -> int:
     return _wire.configuration((codec,), (jax.ShapeDtypeStruct(like.shape, jnp.float32),))
 
 
-def _filling(view: memoryview, spec: Payload) -> list[memoryview]:
-    """What fills the last word of each leaf."""
-    leaves = jax.tree.leaves(spec)
+def _places(leaves: list[Like]) -> list[tuple[int, int, int]]:
+    """Where the bytes of each leaf start and end, and where its last word ends."""
     used = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves]
-    starts = itertools.accumulate((-(-n // 4) * 4 for n in used), initial=HEAD.size)
-    return [view[a + n : a + -(-n // 4) * 4] for a, n in zip(starts, used, strict=False)]
+    stops = itertools.accumulate((-(-n // 4) * 4 for n in used), initial=HEAD.size)
+    return [(a, a + n, b) for n, (a, b) in zip(used, itertools.pairwise(stops), strict=True)]

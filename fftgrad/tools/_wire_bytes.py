@@ -44,6 +44,8 @@ def asked_about(
     """What would exchange it; `AllGather`, for a codec."""
     what = AllGather(part) if isinstance(part, Codec) else part
     remedy = "pass a codec, an exchange or a method, such as PowerSgd(4)."
+    if isinstance(like, Codec | Exchange | Recipe):
+        remedy = f"the part comes first: {owner}(part, like)."
     if isinstance(part, optax.GradientTransformation):
         remedy = "pass the exchange it is made with; of a compiled step fg.audit reads the bytes."
     if not isinstance(what, Recipe):

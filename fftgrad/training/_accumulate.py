@@ -9,7 +9,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_count
+from fftgrad._values import check_count, check_transformation
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.ops import _rounding
 from fftgrad.training._weigh import refuse_weight
@@ -64,6 +64,7 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
       >>> first.tolist(), second.tolist()
       ([0.0], [-2.0])
     """
+    check_transformation("accumulate(tx)", tx)
     check_count("accumulate(every)", every, "use 1 for each.")
 
     def init(params: optax.Params) -> AccumulateState:

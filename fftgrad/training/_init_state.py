@@ -9,6 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
+from fftgrad._values import check_transformation
 from fftgrad.training._state_specs import named, state_specs
 
 
@@ -56,6 +57,8 @@ def init_state(
     """
     _axes.check_mesh("init_state(axis_name)", mesh, axis_name)
     make: Any = getattr(tx, "init", tx)
+    if not callable(make):
+        check_transformation("init_state(tx)", tx)
     state = jax.eval_shape(make, params)
     specs = state_specs(state, axis_name, param_specs)
     ins = PartitionSpec() if param_specs is None else param_specs

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fftgrad._contracts import PyTree
+from fftgrad._values import check_transformation
 from fftgrad.exchanges._per_worker import PerWorker
 
 KIND = "pinned_host"
@@ -53,6 +54,7 @@ def offload(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
       >>> state.memory.value.residual.sharding.memory_kind
       'pinned_host'
     """
+    check_transformation("offload(tx)", tx)
     run = optax.with_extra_args_support(tx).update
 
     def init(params: optax.Params) -> Any:

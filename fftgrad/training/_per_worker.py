@@ -4,6 +4,7 @@ from typing import Any
 
 import optax
 
+from fftgrad._values import check_transformation
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 
 
@@ -34,6 +35,7 @@ def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation
       >>> fg.per_worker(optax.trace(0.9)).init({"w": jnp.zeros(3)}).value.trace["w"].shape
       (1, 3)
     """
+    check_transformation("per_worker(tx)", tx)
     run = optax.with_extra_args_support(tx).update
 
     def init(params: optax.Params) -> PerWorker:

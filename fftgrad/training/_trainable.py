@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from fftgrad._contracts import PyTree
+from fftgrad._values import check_transformation
 from fftgrad.training._stands_in import stands_in
 
 Mask = PyTree | Callable[[PyTree], PyTree]
@@ -60,6 +61,7 @@ def trainable(
     References:
       Hu et al., ICLR 2022, arXiv:2106.09685.
     """
+    check_transformation("trainable(tx)", tx)
     run = optax.with_extra_args_support(tx).update
 
     def init(params: optax.Params) -> Any:

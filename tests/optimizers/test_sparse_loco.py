@@ -245,8 +245,8 @@ def test_a_worker_with_a_rate_too_high_does_not_end_training():
 
 def test_bad_arguments_are_those_of_its_parts():
     with pytest.raises(ValueError, match=r"Tiles\(block\): must be a power of two"):
-        fg.optimizers.sparse_loco(optax.sgd(1.0), block=48).init(jnp.ones((5, 5)))
-    with pytest.raises(ValueError, match=r"ChunkTopK\(k\): must be in \[1, "):
-        fg.optimizers.sparse_loco(optax.sgd(1.0), k=0).init(jnp.ones((5, 5)))
+        fg.optimizers.sparse_loco(optax.sgd(1.0), block=48)
+    with pytest.raises(ValueError, match=r"LargestOfTiles\(k\): must be at least 1, got 0"):
+        fg.optimizers.sparse_loco(optax.sgd(1.0), k=0)
     with pytest.raises(ValueError, match=r"BinMeans\(bits\): must be in \[1, 4\]"):
         fg.optimizers.sparse_loco(optax.sgd(1.0), bits=8).init(jnp.ones((5, 5)))

@@ -46,7 +46,10 @@ class Cast(Quantizer):
     dtype: Any
 
     def __post_init__(self) -> None:
-        name = np.dtype(self.dtype).name
+        try:
+            name = np.dtype(self.dtype).name
+        except TypeError:  # of a name that is none, such as "bf16"
+            name = repr(self.dtype)
         if name not in DTYPES:
             raise TypeError(
                 f"Cast(dtype): must be a signed floating-point dtype of 8 or 16 bits, one of "
