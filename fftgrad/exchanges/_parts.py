@@ -146,10 +146,10 @@ class Parts:
         return list(zip(self.codecs, *others, strict=True))
 
 
-def _own(step: Step, number: jax.Array | np.int32) -> Step:
+def _own(step: Step, number: jax.Array | np.generic) -> Step:
     """The step of a part: the first one has the randomness of the step, every other its own."""
-    if isinstance(number, np.int32):  # a part that is like no other
-        return step.fold(number) if number else step
+    if isinstance(number, np.generic):  # a part that is like no other
+        return step.fold(int(number)) if number else step
     return jax.tree.map(functools.partial(jnp.where, number == 0), step, step.fold(number))
 
 

@@ -325,6 +325,20 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(tmp_path, run, how):
     gc.collect()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_lost_are_lost_from_an_older_checkpoint_too(tmp_path, run):
+    """Though they are told by what can be read once."""
+    _, fresh, tree = run
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, {**tree, "n": step})
+    damage(tmp_path / "2" / "about" / "metadata", "truncated")
+    with pytest.warns(RuntimeWarning, match="passes over step 2"):
+        found = checkpoint.restore(tmp_path, fresh, lost=iter([1]))
+    assert found.step == 1
+    assert found.lost > 0
+    gc.collect()
+
+
 def test_other_bits_than_were_saved_are_seen(tmp_path):
     """Where the files are whole and hold something else: the sums tell."""
     checkpoint.save(tmp_path, 1, {"w": jnp.arange(5.0)})
