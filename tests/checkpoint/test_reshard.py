@@ -30,6 +30,7 @@ def is_own(node):
     return isinstance(node, fg.exchanges.PerWorker)
 
 
+@jax.jit
 def to_rows(stacked):
     """What vmap has of each worker, [N, 1, ...] or [N, ...], as shard_map has it."""
 
@@ -41,6 +42,7 @@ def to_rows(stacked):
     return jax.tree.map(of, stacked, is_leaf=is_own)
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def to_stacked(rows, workers):
     def of(node):
         if is_own(node):

@@ -239,7 +239,7 @@ def test_the_mean_is_that_of_what_those_who_count_sent(noise):
         return out.mean, out.sent, out.tally.workers
 
     counts = np.array([True, True, False, True])
-    mean, sent, workers = jax.vmap(step, axis_name=AXIS)(rows(), counts)
+    mean, sent, workers = jax.jit(jax.vmap(step, axis_name=AXIS))(rows(), counts)
     assert workers.tolist() == [3] * 4
     among = counts if noise == "shared" else np.ones(4, bool)
     np.testing.assert_allclose(4 * mean[0], np.asarray(sent)[among].sum(0), atol=1e-4)

@@ -83,7 +83,8 @@ def test_every_exchange_passes_it_on(name):
     _, state = run(first, init(first))
     _, good = run(second, state)
     assert good.skipped.tolist() == [0] * WORKERS
-    copy = jax.tree.map(lambda a: np.repeat(a[:1], WORKERS, 0), state)  # as pmap's unreplicate
+    # As pmap's unreplicate does.
+    copy = jax.tree.map(lambda a: np.repeat(np.asarray(a)[:1], WORKERS, 0), state)
     mean, bad = run(second, copy)
     assert bad.skipped.tolist() == [1] * WORKERS
     assert any(np.any(~np.isfinite(leaf)) for leaf in jax.tree.leaves(mean))
