@@ -156,7 +156,7 @@ MUTANTS = {
         "optimizers/_sharded.py",
         "back.init(likes), likes, channel.fold(1)",
         "back.init(likes), likes, channel.fold(0)",
-        "tests/optimizers/test_zero_steps.py -k drawn_to_receive",
+        "tests/optimizers/test_zero_steps.py -k draws_of_its_own",
     ),
     "a sharded optimizer goes by the sizes of leaves": Mutant(
         "optimizers/_check_inner.py",
