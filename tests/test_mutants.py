@@ -26,6 +26,12 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
+    "an owner does not pass on that what it got was not finite": Mutant(
+        "_channel.py",
+        "finite &= jnp.asarray(received.finite)",
+        "finite &= True",
+        "tests/optimizers/test_zero_steps.py -k 'hides and none'",
+    ),
     "the parts of a sum count as the workers' own gradients": Mutant(
         "training/_unreduced.py",
         "part * workers",
