@@ -162,17 +162,6 @@ MISTAKES = {
     "a method behind a fast axis": (
         lambda: fg.Hierarchical("fast", 2, fg.methods.top_k()), TypeError, r"take its \.exchange"
     ),
-    "a rate as the optimizer": (
-        lambda: fg.optimizers.diloco(0.1, optax.sgd(1.0), 4), TypeError, r"diloco\(inner\): must be"
-    ),
-    "an optimizer that is not called": (
-        lambda: fg.accumulate(optax.sgd, 2), TypeError, r"pass one such as optax\.sgd\(0\.1\)"
-    ),
-    "a method in init_state": (
-        lambda: fg.init_state(fg.methods.top_k(), jnp.ones(3), mesh_of(4), AXIS),
-        TypeError,
-        r"init_state\(tx\): must be an optax transformation",
-    ),
     "the part behind what it is for": (
         lambda: fg.wire_bytes(jnp.ones(3), TOP), TypeError, r"wire_bytes\(part, like\)"
     ),
@@ -413,6 +402,39 @@ MISTAKES = {
         "cast it, or keep it out",
     ),
 }  # fmt: skip
+
+
+SGD = optax.sgd(0.1)
+RING = fg.contrib.gossip.Ring()
+TAKE_ONE = {
+    "accumulate(tx)": lambda tx: fg.accumulate(tx, 2),
+    "beer(inner)": lambda tx: fg.contrib.gossip.beer(tx, TOP, RING, gamma=0.1),
+    "choco_sgd(inner)": lambda tx: fg.contrib.gossip.choco_sgd(tx, TOP, RING, gamma=0.1),
+    "diloco(inner)": lambda tx: fg.optimizers.diloco(tx, SGD, 4),
+    "diloco(outer)": lambda tx: fg.optimizers.diloco(SGD, tx, 4),
+    "init_state(tx)": lambda tx: fg.init_state(tx, jnp.ones(3), mesh_of(4), AXIS),
+    "offload(tx)": fg.training.offload,
+    "per_worker(tx)": fg.training.per_worker,
+    "predict_step(tx)": lambda tx: fg.advise.predict_step(
+        tx, jnp.ones(3), step=0.1, link="1gbit", axes={AXIS: 4}
+    ),
+    "scale_by_dion(others)": lambda tx: fg.methods.scale_by_dion(others=tx),
+    "sharded(inner)": lambda tx: fg.optimizers.sharded(tx, 4),
+    "time_exchange(tx)": lambda tx: fg.advise.time_exchange(tx, jnp.ones(3), {AXIS: 4}),
+    "trainable(tx)": lambda tx: fg.trainable(tx, {"w": True}),
+}
+"""What takes a transformation of optax."""
+
+
+@pytest.mark.parametrize("argument", TAKE_ONE)
+def test_what_is_no_transformation_is_refused(argument):
+    makers = [optax.sgd] if argument != "init_state(tx)" else []  # which takes functions, too
+    for wrong in (0.1, fg.methods.top_k(), fg.TopK(k=1), *makers):
+        with pytest.raises(TypeError) as error:
+            TAKE_ONE[argument](wrong)
+        assert f"{argument}: must be an optax transformation, got {wrong!r}; pass one such" in str(
+            error.value
+        )
 
 
 @pytest.mark.parametrize("name", MISTAKES)

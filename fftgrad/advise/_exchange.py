@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_choice, check_count, check_kind
+from fftgrad._values import check_choice, check_count, check_kind, check_transformation
 from fftgrad.advise import _alone, _inputs, _link, _timing
 from fftgrad.advise._cost import Algorithm, Parts, exchange_seconds, step_seconds
 from fftgrad.advise._link import Link
@@ -94,6 +94,7 @@ def time_exchange(
       >>> timing.compress > 0
       True
     """
+    check_transformation("time_exchange(tx)", tx)
     check_count("time_exchange(every)", every, "use 1 where each step exchanges.")
     like = _inputs.like_of("time_exchange", params)
     inputs = _inputs.gradients_of("time_exchange", gradients, like) or inputs_like(like)
@@ -215,6 +216,7 @@ def predict_step(
       >>> f"{seconds:.2f} s"
       '0.39 s'
     """
+    check_transformation("predict_step(tx)", tx)
     check_count("predict_step(every)", every, "use 1 where each step exchanges.")
     check_count("predict_step(buckets)", buckets, "use 1 for no overlap.")
     check_choice("predict_step(algorithm)", algorithm, get_args(Algorithm))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fftgrad._contracts import AxisName, Channel, Exchange, Like, PyTree, Reduced, Scope, State
-from fftgrad._values import check_count
+from fftgrad._values import check_count, check_transformation
 from fftgrad.exchanges import _layout, _low_rank, _parts
 from fftgrad.exchanges._power_sgd import PowerSgd
 from fftgrad.memories._error_feedback import ErrorFeedback
@@ -90,6 +90,7 @@ def scale_by_dion(
     References:
       Ahn, Xu, Abreu and Langford, 2025, arXiv:2504.05295.
     """
+    check_transformation("scale_by_dion(others)", others)
     check_count("scale_by_dion(rank)", rank, "use rank=64.")
     if not 0.0 <= decay < 1.0:
         raise ValueError(f"scale_by_dion(decay): must be in [0, 1), got {decay}; use 0.95.")

@@ -56,9 +56,9 @@ def init_state(
       True
     """
     _axes.check_mesh("init_state(axis_name)", mesh, axis_name)
-    make: Any = getattr(tx, "init", tx)
-    if not callable(make):
+    if not callable(tx):
         check_transformation("init_state(tx)", tx)
+    make: Any = getattr(tx, "init", tx)
     state = jax.eval_shape(make, params)
     specs = state_specs(state, axis_name, param_specs)
     ins = PartitionSpec() if param_specs is None else param_specs
