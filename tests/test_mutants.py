@@ -26,6 +26,12 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
+    "parts of other sizes share what is drawn": Mutant(
+        "exchanges/_parts.py",
+        "return step.fold(int(number)) if number else step",
+        "return step",
+        "tests/methods/test_bytes.py -k 'other_sizes and gather'",
+    ),
     "an owner does not pass on that what it got was not finite": Mutant(
         "_channel.py",
         "finite &= jnp.asarray(received.finite)",

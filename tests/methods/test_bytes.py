@@ -220,3 +220,16 @@ def test_no_two_parts_or_buckets_share_what_is_drawn(exchange, rows, bucket_byte
     layout = fg.Layout("leaf", bucket_bytes)
     got = sent(exchange, x, layout=layout)
     assert different(row for rows in got.values() for row in rows) == rows
+
+
+@pytest.mark.parametrize(("exchange", "rows"), DRAWING.values(), ids=DRAWING)
+def test_nor_do_parts_of_other_sizes(exchange, rows):
+    """Which start with the same values, of which one is the largest, and go on with zeros."""
+    x = {
+        name: np.zeros((2, size), np.float32)
+        for name, size in zip("abc", (40, 42, 44), strict=True)
+    }
+    for leaf in x.values():
+        leaf[:, :20] = values((20,))
+    got = sent(exchange, x, layout=fg.Layout("leaf"))
+    assert different(row[:20] for rows in got.values() for row in rows) == rows
