@@ -26,6 +26,12 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
+    "what integers were sent is in units of the largest": Mutant(
+        "exchanges/_integer_sum.py",
+        "part * (scale / self.levels)",
+        "part * scale",
+        "tests/exchanges/test_exchanges.py -k sent_of_integers",
+    ),
     "parts of other sizes share what is drawn": Mutant(
         "exchanges/_parts.py",
         "return step.fold(int(number)) if number else step",

@@ -263,6 +263,12 @@ def test_a_fixed_range_cannot_hide_divergence_in_an_exchange():
     assert np.all(np.isnan(mean))
 
 
+@pytest.mark.parametrize("levels", [1, 7])
+def test_what_is_sent_of_integers_averages_to_the_mean(levels):
+    mean, sent = program("vmap", fg.IntegerSum(workers=4, levels=levels), 4)(rows(4))
+    np.testing.assert_allclose(np.asarray(sent, np.float64).mean(0), mean[0], rtol=1e-5, atol=1e-6)
+
+
 def test_dividing_first_keeps_a_large_mean_finite():
     x = jnp.full((4, 10), 3e38)
     for exchange in (fg.AllReduce(), fg.AllGather(fg.Identity()), fg.AllGather(fg.TopK(k=3))):
