@@ -25,7 +25,7 @@ CHAINS = {name: codec for name, codec in CODECS.items() if name not in SINGLE}
 # `AllGather` of one codec is a row of the codecs.
 OTHERS = {name: e for name, e in EXCHANGES.items() if not isinstance(e, fg.AllGather)}
 # These make numbers of it, so that an owner knows it from the headers alone.
-HIDING = {f"owners, {name}": fg.TwoStage(CODECS[name], WORKERS) for name in HIDES_NONFINITE}
+HIDING = {f"owners, {name}": fg.TwoStage(CODECS[name], WORKERS) for name in sorted(HIDES_NONFINITE)}
 
 
 def rows_of(table, default, slow, names=None):
