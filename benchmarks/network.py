@@ -18,10 +18,16 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
-TIED = ("setpriv", "--pdeathsig", "KILL")  # to the life of its parent
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
 DELAY = pathlib.Path(__file__).parent / "delay.py"
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command line of a process that the kernel kills with this one, its parent."""
+    # A parent that died before the kernel was told to is another one by then.
+    alive = ["sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
+    return ["setpriv", "--pdeathsig", "KILL", *alive, *command]
 
 
 def bits_per_second(rate: str) -> float:
@@ -69,7 +75,7 @@ class Loopback:
 
     def command(self, worker: int, command: Sequence[str]) -> list[str]:
         """The command, which the kernel kills with this process."""
-        return [*TIED, *command] if shutil.which(TIED[0]) else list(command)
+        return tied(command) if shutil.which("setpriv") else list(command)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,13 +96,8 @@ class Namespaces:
 
     def enter(self, pid: int, command: Sequence[str]) -> list[str]:
         """The command line that runs a command in the namespaces of a process."""
-        return [
-            *TIED,
-            "nsenter",
-            f"--net=/proc/{pid}/ns/net",
-            f"--uts=/proc/{pid}/ns/uts",
-            *command,
-        ]
+        spaces = [f"--net=/proc/{pid}/ns/net", f"--uts=/proc/{pid}/ns/uts"]
+        return tied(["nsenter", *spaces, *command])
 
     def command(self, worker: int, command: Sequence[str]) -> list[str]:
         """The command in a worker's namespaces."""
@@ -125,7 +126,7 @@ def namespaces(workers: int, delay: str = "") -> Generator[Namespaces]:
     holders = list[subprocess.Popen[bytes]]()
     try:
         for _ in range(workers + 1):
-            hold = [*TIED, "unshare", "--net", "--uts", "sleep", "infinity"]
+            hold = tied(["unshare", "--net", "--uts", "sleep", "infinity"])
             holders.append(subprocess.Popen(hold, start_new_session=True))
         network = Namespaces(holders[0].pid, tuple(holder.pid for holder in holders[1:]))
         for holder in holders:
@@ -188,7 +189,7 @@ def _make_links(network: Namespaces) -> None:
 def _start_late_links(network: Namespaces, late: float) -> "subprocess.Popen[bytes]":
     # Not every kernel has a queue that delays packets, but programs can be links in all of them.
     pairs = [f"{pid}:eth0-{network.hub}:port{i}" for i, pid in enumerate(network.workers)]
-    command = [*TIED, sys.executable, str(DELAY), str(late / 2), *pairs]
+    command = tied([sys.executable, str(DELAY), str(late / 2), *pairs])
     return subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
 
 

@@ -204,6 +204,14 @@ def test_nothing_is_left_of_namespaces(ending):
     assert interfaces() == here
 
 
+@limited
+def test_what_is_tied_to_another_parent_does_not_start(modules):
+    """As that of a parent that is gone by then, which the kernel would never kill."""
+    command = modules("network").tied(["true"])
+    assert subprocess.run(command, check=False).returncode == 0
+    assert subprocess.run(["sh", "-c", '"$@"; exit $?', "sh", *command], check=False).returncode
+
+
 def test_without_root_it_says_so(modules, monkeypatch):
     network = modules("network")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
