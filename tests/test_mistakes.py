@@ -154,7 +154,7 @@ MISTAKES = {
     ),
     "a codec as the memory": (lambda: pmean(GATHER, TOP), TypeError, r"use ErrorFeedback\(\)"),
     "an exchange as the codec": (
-        lambda: fg.AllGather(fg.AllReduce()), TypeError, "an exchange already; pass it as it is"
+        lambda: fg.AllGather(fg.AllReduce()), TypeError, "an exchange already; pass its codec"
     ),
     "a list as the ladder": (
         lambda: fg.Fallback([GATHER, fg.AllReduce()], 0.9), ValueError, "must be a tuple of"
@@ -197,6 +197,32 @@ MISTAKES = {
     "a class as the memory": (
         lambda: pmean(GATHER, fg.ErrorFeedback), TypeError, r"ErrorFeedback\(\.\.\.\)"
     ),
+    "a list in a chain": (lambda: fg.chain([TOP, fg.Sign()]), TypeError, r"chain\(\*codecs\)"),
+    "a list in a schedule": (lambda: fg.Scheduled([fg.AllReduce()]), TypeError, "{0: AllReduce"),
+    "a method in a schedule": (
+        lambda: fg.Scheduled({0: fg.methods.top_k(0.1)}),
+        TypeError,
+        r"\.exchange here.*\.memory and \.layout beside",
+    ),
+    "an axis before the loss": (
+        lambda: fg.value_and_grad(AXIS, jnp.sum),
+        TypeError,
+        r"value_and_grad\(loss, axis_name\)",
+    ),
+    "a tree before the folder": (
+        lambda: fg.checkpoint.restore(GRADS, "folder"),
+        TypeError,
+        r"restore\(directory, like\)",
+    ),
+    "a word for the key of a mean": (lambda: pmean(key="a"), TypeError, "pmean.*key=0"),
+    "half a seed": (lambda: pmean(key=1.5), TypeError, "pmean.*key=0"),
+    "weights": (lambda: step(pmean(), weights=1.0), TypeError, "weight=weights"),
+    "whole numbers to compress": (
+        lambda: fg.compress(TOP, jnp.arange(3)),
+        TypeError,
+        "out of what is differentiated",
+    ),
+    "k that is no whole number": (lambda: fg.TopK(k=2.0), TypeError, "pass 100"),
     "a class in a chain": (lambda: fg.chain(fg.Fft, TOP), TypeError, r"Fft\(\.\.\.\)"),
     "a part that cannot be hashed": (lambda: pmean(Step()), TypeError, "frozen=True"),
     # Names of axes.
@@ -444,6 +470,23 @@ def test_a_mistake_is_answered_with_the_remedy(name):
         make()
     first = str(caught.value)
     assert re.match(r"[\w.]+\([^;]*\): .*, got .*; .*\.", first, re.DOTALL), first
+
+
+@pytest.mark.parametrize(
+    "swap",
+    [
+        lambda model: fg.wire_bytes(model, GATHER),
+        lambda model: fg.init_state(model, pmean(), mesh_of(1), AXIS),
+        lambda model: fg.tools.link_bytes(GATHER, 8, model),
+    ],
+    ids=["wire_bytes", "init_state", "link_bytes"],
+)
+def test_a_whole_model_does_not_hide_the_remedy(swap):
+    model = {f"layer {i}": {"w": np.ones((8, 8), np.float32)} for i in range(100)}
+    with pytest.raises(TypeError) as error:
+        swap(model)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 600
 
 
 @pytest.mark.parametrize("seed", [np.int64(3), np.uint8(3), jnp.int32(3)], ids=repr)

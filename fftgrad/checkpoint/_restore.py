@@ -11,6 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fftgrad._contracts import PyTree
+from fftgrad._values import shown
 from fftgrad.checkpoint import _folder, _lay_out
 from fftgrad.checkpoint._lay_out import Missing
 from fftgrad.checkpoint._leaves import TOLD, Leaf
@@ -97,6 +98,11 @@ def restore(
                 "restore(like): must lie on devices, or say on which, got shardings over a mesh "
                 "without any, as jax.eval_shape makes them; pass a fresh state of fg.init_state."
             )
+    if not isinstance(directory, str | os.PathLike):
+        raise TypeError(
+            f"restore(directory): must be a path, got {shown(directory)}; the folder comes first: "
+            "restore(directory, like)."
+        )
     gone = _lay_out.numbers(lost, "restore")
     damaged: list[str] = []
     with _folder.manager(directory) as manager:

@@ -102,9 +102,10 @@ def chain(*codecs: Codec) -> Codec:
       chain(Fft(block=64), TopK(fraction=0.1), RangeFloat(bits=8))
     """
     for position, codec in enumerate(codecs):
-        check_kind(
-            f"chain(codecs[{position}])", codec, Codec, "pass a value such as TopK(fraction=0.01)."
-        )
+        remedy = "pass a value such as TopK(fraction=0.01)."
+        if isinstance(codec, list | tuple):
+            remedy = "unpack them, as chain(*codecs)."
+        check_kind(f"chain(codecs[{position}])", codec, Codec, remedy)
     every = (stage for codec in codecs for stage in stages(codec))
     flat = tuple(stage for stage in every if stage != Identity())
     for before, after in itertools.pairwise(flat):

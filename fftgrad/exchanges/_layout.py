@@ -119,8 +119,8 @@ def check_leaf(owner: str, name: str, leaf: Any) -> None:
     if dtype is None or dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         raise TypeError(
             f"{owner}({name}): must be a float32, bfloat16 or float16 array, got "
-            f"{type(leaf).__name__ if dtype is None else dtype}; cast it, or keep it out of the "
-            "exchange with optax.partition."
+            f"{type(leaf).__name__ if dtype is None else dtype}; cast it, or keep it out of what "
+            "is differentiated."
         )
 
 

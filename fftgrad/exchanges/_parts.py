@@ -186,7 +186,7 @@ def check_codec(owner: str, codec: object) -> None:
     if isinstance(codec, Codec | type) or not callable(codec):
         remedy = "pass a value such as TopK(fraction=0.01), or a rule from a part to its codec."
         if isinstance(codec, Exchange):
-            remedy = "it is an exchange already; pass it as it is, or its codec here."
+            remedy = "it is an exchange already; pass its codec, or use it in place of this one."
         check_kind(f"{owner}(codec)", codec, Codec, remedy)
 
 

@@ -83,5 +83,8 @@ def check_exchange(
     if inspect.isfunction(exchange):
         remedy = f"pass what a method returns: call it, as {exchange.__name__}(...)."
     elif isinstance(exchange, Recipe):
-        remedy = "it is a method already; for an exchange in another take its .exchange."
+        remedy = (
+            "it is a method: take its .exchange here, and give compressed_pmean its .memory and "
+            ".layout beside it."
+        )
     check_kind(argument, exchange, Exchange, remedy)

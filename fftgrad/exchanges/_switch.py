@@ -90,7 +90,7 @@ def common_link_bytes(
 def _common(asked: str, owner: str, sizes: Sequence[_Size]) -> _Size:
     if len(set(sizes)) > 1:
         raise ValueError(
-            f"{asked}({owner}): the bytes change by step, got {sorted(set(sizes))}; ask "
-            f"{asked}({owner.lower()}.at(...), ...)."
+            f"{asked}({owner}): the bytes change by step, got {sorted(set(sizes))}; ask for "
+            "those of exchange.at(step), with the layout of the method, if it is of one."
         )
     return sizes[0]

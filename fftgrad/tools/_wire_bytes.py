@@ -25,7 +25,7 @@ def wire_bytes(part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | N
     Raises:
       TypeError: if `part` is none of them, or a leaf is not what `compressed_pmean` takes, such as
         a complex array.
-      ValueError: if the bytes change by step (`Scheduled`): ask one of its exchanges, `.at(step)`.
+      ValueError: if the bytes change by step (`Scheduled`): ask for those of `exchange.at(step)`.
 
     Example:
       >>> x = jax.ShapeDtypeStruct((1_000_000,), "float32")

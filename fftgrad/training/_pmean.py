@@ -19,7 +19,7 @@ from fftgrad.exchanges._per_worker import (
     drop_worker_axis,
 )
 from fftgrad.exchanges._recipe import Recipe, recipe_of
-from fftgrad.ops import _rounding
+from fftgrad.ops import _keys, _rounding
 from fftgrad.training import _non_finite, _unreduced, _worker
 from fftgrad.training._check_gradients import (
     check_local,
@@ -32,7 +32,7 @@ from fftgrad.training._non_finite import NonFinite
 from fftgrad.training._stands_in import stands_in
 from fftgrad.training._travel import observed, travel
 from fftgrad.training._value_and_grad import check_own
-from fftgrad.training._weigh import ONE_VOTE, mean_loss, refuse_weight, weighted
+from fftgrad.training._weigh import ONE_VOTE, mean_loss, refuse_mistyped, refuse_weight, weighted
 
 Masked = Literal["refuse", "elsewhere"]
 
@@ -180,6 +180,7 @@ def compressed_pmean(
     exchange, memory = recipe.exchange, recipe.memory
     layout = recipe.layout.for_exchange(exchange)
     _axes.check_names("compressed_pmean(axis_name)", axis_name)
+    _keys.check_key("compressed_pmean(key)", key)
     check_choice("compressed_pmean(masked)", masked, get_args(Masked))
     check_choice("compressed_pmean(non_finite)", non_finite, get_args(NonFinite))
     if track_error and exchange.keeps_error:
@@ -235,7 +236,7 @@ def compressed_pmean(
         weight: jax.Array | float | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, Any]:
-        del extra
+        refuse_mistyped("compressed_pmean", extra)
         check(updates, state, params, value, weight)
         before, states = drop_worker_axis(state.memory), tuple(map(drop_rows, state.exchange))
         mine, worker = _worker.check_owner(state.worker, axis_name)

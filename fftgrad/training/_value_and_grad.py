@@ -10,6 +10,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName
+from fftgrad._values import shown
 
 
 def value_and_grad(
@@ -80,7 +81,7 @@ def value_and_grad(
     Raises:
       ValueError: while tracing, if the axis is not bound, or if JAX knows that the loss, the sum or
         the weight does not vary over the axis.
-      TypeError: while tracing, if `has_weight` and the loss returns no pair.
+      TypeError: if the loss is no function; while tracing, if `has_weight` and it returns no pair.
 
     Example:
       >>> loss = lambda w, x, mask: (jnp.sum(mask * w * x), jnp.sum(mask))
@@ -90,6 +91,11 @@ def value_and_grad(
       >>> values.mean().item(), grads.mean().item()
       (6.0, 3.0)
     """
+    if not callable(loss):
+        raise TypeError(
+            f"value_and_grad(loss): must be a function, got {shown(loss)}; the loss comes first: "
+            "value_and_grad(loss, axis_name)."
+        )
 
     def own(*args: Any, **kwargs: Any) -> Any:
         out = loss(*args, **kwargs)

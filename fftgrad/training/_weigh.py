@@ -1,5 +1,6 @@
 """Weights of the workers in a mean."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ ONE_VOTE = (
     "each worker has one vote, however long its gradient is",
     "leave it out, or use a method that averages gradients",
 )
+MISTYPED = frozenset({"weights", "sample_weight", "sample_weights"})
 IN_THE_LOSS = (
     "take the gradients by fg.value_and_grad(has_weight=True), whose plain mean is the weighted one"
 )
@@ -63,6 +65,15 @@ def mean_loss(
         mean = lax.pmean(channel.counted(loss), axis_name)
         return channel.of_participants(mean, tally)
     return lax.pmean(weighted(loss, channel.counted(weight), axis_name), axis_name)
+
+
+def refuse_mistyped(owner: str, extra: Mapping[str, Any]) -> None:
+    """Refuses what would be a weight: optax hands on all arguments, and none is missed."""
+    for name in MISTYPED & extra.keys():
+        raise TypeError(
+            f"{owner}.update({name}): must be called weight, got {name}, which has no effect; "
+            f"pass it as weight={name}, or not at all."
+        )
 
 
 def refuse_weight(owner: str, weight: Any, because: str, remedy: str = IN_THE_LOSS) -> None:

@@ -356,7 +356,7 @@ def test_payload_spec_is_the_payload():
         (lambda: fg.TopK(fraction=0.1, k=2), ValueError, "exactly one"),
         (lambda: fg.TopK(fraction=85), ValueError, "1 - theta"),
         (lambda: fg.TopK(k=0), ValueError, "k=1"),
-        (lambda: fg.TopK(k=True), TypeError, "pass a number without quotes"),
+        (lambda: fg.TopK(k=True), TypeError, "pass 100"),
         (lambda: fg.Cast("float32"), TypeError, "bfloat16"),
         (lambda: fg.Cast("int8"), TypeError, "bfloat16"),
         (lambda: fg.RangeFloat(bits=1), ValueError, "signs"),
@@ -380,7 +380,7 @@ def test_payload_spec_is_the_payload():
             ValueError,
             "more even range",
         ),
-        (lambda: fg.compress(fg.Identity(), jnp.arange(3)), TypeError, "optax.partition"),
+        (lambda: fg.compress(fg.Identity(), jnp.arange(3)), TypeError, "differentiated"),
         (lambda: fg.compress(fg.Identity(), jnp.ones(3, complex)), TypeError, "cast it"),
         (lambda: fg.compress(fg.TopK(k=1), jnp.ones((0, 3))), ValueError, "leave empty arrays out"),
         (

@@ -237,7 +237,7 @@ def test_each_phase_sends_the_bytes_that_it_says(variant, dense):
     assert len(by_branch[1,]) == 2 + bool(dense)
     assert len(by_branch[0,]) == 2 + (bool(dense) and not summed)
     for asked in (fg.wire_bytes, lambda *args: fg.tools.link_bytes(*args, WORKERS)):
-        with pytest.raises(ValueError, match=r"learnedcodes.at\("):
+        with pytest.raises(ValueError, match=r"exchange.at\("):
             asked(whole, LIKE)
 
 

@@ -513,7 +513,7 @@ def test_exchanges_are_values(exchange):
         (lambda: fg.Scheduled({3: fg.AllReduce()}), ValueError, "0: AllReduce"),
         (lambda: fg.Scheduled({-1: fg.AllReduce(), 0: fg.AllReduce()}), ValueError, "must be 0"),
         (lambda: fg.Scheduled({0: fg.TopK(k=1)}), TypeError, "AllGather"),
-        (lambda: fg.wire_bytes(EXCHANGES["warm-up"], jnp.ones(9)), ValueError, "scheduled.at"),
+        (lambda: fg.wire_bytes(EXCHANGES["warm-up"], jnp.ones(9)), ValueError, "exchange.at"),
     ],
 )
 def test_bad_schedules_are_answered_with_the_remedy(make, error, remedy):

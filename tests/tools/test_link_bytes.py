@@ -70,7 +70,7 @@ def test_buckets_and_parts_add_up():
     [
         (lambda: fg.tools.link_bytes(fg.Sign(), jnp.ones(9), 0), ValueError, "count all"),
         (lambda: fg.tools.link_bytes("sign", jnp.ones(9), 4), TypeError, "PowerSgd"),
-        (lambda: fg.tools.link_bytes(fg.Sign(), jnp.ones(9, int), 4), TypeError, "optax.partition"),
+        (lambda: fg.tools.link_bytes(fg.Sign(), jnp.ones(9, int), 4), TypeError, "differentiated"),
         (
             lambda: fg.tools.link_bytes(fg.TwoStage(fg.Sign(), 4), jnp.ones(9), 8),
             ValueError,
@@ -86,7 +86,7 @@ def test_buckets_and_parts_add_up():
                 fg.Scheduled({0: fg.AllReduce(), 5: fg.AllGather(fg.Sign())}), jnp.ones(99), 4
             ),
             ValueError,
-            "scheduled.at",
+            "exchange.at",
         ),
     ],
 )

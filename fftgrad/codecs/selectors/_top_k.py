@@ -49,8 +49,8 @@ def check_static(name: str, value: Any, kind: Any) -> None:
             "optax.inject_hyperparams name it in static_args."
         )
     raise TypeError(
-        f"{name}: must be a Python {wanted}, got {value!r}; pass a number without quotes"
-        f"{', such as 100' if kind is int else ', such as 0.01'}."
+        f"{name}: must be a Python {wanted}, got {value!r}; pass "
+        f"{'100, or the like' if kind is int else '0.01, or the like'}."
     )
 
 
