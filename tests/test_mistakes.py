@@ -455,7 +455,7 @@ TAKE_ONE = {
 @pytest.mark.parametrize("argument", TAKE_ONE)
 def test_what_is_no_transformation_is_refused(argument):
     makers = [optax.sgd] if argument != "init_state(tx)" else []  # which takes functions, too
-    for wrong in (0.1, fg.methods.top_k(), fg.TopK(k=1), *makers):
+    for wrong in (0.1, fg.methods.top_k(), fg.TopK(k=1), fg.NoMemory(), *makers):
         with pytest.raises(TypeError) as error:
             TAKE_ONE[argument](wrong)
         assert f"{argument}: must be an optax transformation, got {wrong!r}; pass one such" in str(

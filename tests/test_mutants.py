@@ -68,6 +68,48 @@ MUTANTS = {
         "inner != 0,",
         "tests/testing/test_checks.py -k 'broken_codec and flips-'",
     ),
+    "a lost worker that is replaced is not lost": Mutant(
+        "checkpoint/_lay_out.py",
+        "self.before == self.after == len(self.alive)",
+        "self.before == self.after",
+        "tests/checkpoint/test_reshard.py -k place_of_a_lost",
+    ),
+    "what a lost worker owned is not counted": Mutant(
+        "checkpoint/_lay_out.py",
+        '("residual", "shards")',
+        '("residual",)',
+        "tests/checkpoint/test_reshard.py -k place_of_a_lost",
+    ),
+    "thresholds of other shards go on": Mutant(
+        "checkpoint/_lay_out.py",
+        '"seen", "shard warm", "fixed"',
+        '"seen", "fixed"',
+        "tests/checkpoint/test_reshard.py -k shard_starts_anew",
+    ),
+    "the overflow of one bucket hides that of another": Mutant(
+        "_step.py",
+        "overflow=sum((jnp.asarray(t.overflow, jnp.int32) for t in tallies), jnp.int32(0))",
+        "overflow=jnp.max(jnp.stack([jnp.asarray(t.overflow, jnp.int32) for t in tallies]))",
+        "tests/training/test_metrics.py -k beyond_a_range",
+    ),
+    "a worker that is dropped ends a level": Mutant(
+        "exchanges/_fallback.py",
+        "lost = channel.counted(jax.tree.map(jnp.subtract, x, out.sent))",
+        "lost = jax.tree.map(jnp.subtract, x, out.sent)",
+        "tests/training/test_non_finite.py -k ends_no_level",
+    ),
+    "two alike parts draw with one that is not": Mutant(
+        "exchanges/_parts.py",
+        "number == 0",
+        "number == 1",
+        "tests/methods/test_bytes.py -k other_sizes",
+    ),
+    "the sum of weights may overflow": Mutant(
+        "training/_weigh.py",
+        "jnp.where(total < jnp.inf, total, jnp.nan)",
+        "total",
+        "tests/training/test_weigh.py -k beyond_float32",
+    ),
     "the memory moves on a bad step": Mutant(
         "training/_pmean.py",
         "            (before, states, state.error),",

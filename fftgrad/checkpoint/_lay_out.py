@@ -54,7 +54,7 @@ class Plan(NamedTuple):
 
 def numbers(lost: Iterable[int], owner: str) -> tuple[int, ...]:
     """Those of the lost workers."""
-    if isinstance(lost, int):
+    if isinstance(lost, int | np.integer | np.ndarray | jax.Array) and not np.ndim(lost):
         raise TypeError(f"{owner}(lost): must be a list of workers, got {lost}; use [{lost}].")
     return tuple(lost)
 
@@ -66,6 +66,8 @@ def lay_out(
     check_choice(f"{owner}(missing)", missing, get_args(Missing))
     old, new = _leaves.with_rows(old), _leaves.with_rows(_leaves.describe(into, owner))
     before, after = _leaves.workers_of(old), _leaves.workers_of(new)
+    if all(leaf.kind in _leaves.ROWLESS for leaf in old.values()):
+        lost = ()  # they had nothing of their own
     plan = Plan(before, after, [i for i in range(before) if i not in lost])
     if not plan.alive or not set(lost) <= set(range(before)):
         raise ValueError(
@@ -102,7 +104,7 @@ def lay_out(
     if unlike:
         warnings.warn(f"{owner}(missing='zero'): {said}.", RuntimeWarning, stacklevel=3)
     leaves = [
-        like if (carry := carriers.get(name)) is None else carry(like)
+        like if (carry := carriers.get(name)) is None or not np.size(like) else carry(like)
         for name, like in zip(new, jax.tree.leaves(into), strict=True)
     ]
     share = _lost_share(old, plan) if lost else 0.0

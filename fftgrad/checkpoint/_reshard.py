@@ -91,9 +91,8 @@ def reshard_state(
     leaves = zip(old, jax.tree.leaves(state), strict=True)
     here = {n: a for n, a in leaves if getattr(a, "is_fully_addressable", False)}
     _copies.check_copies(here, "reshard_state")
-    if isinstance(to, int):
-        check_count("reshard_state(to)", to, "use 4.")
-        to = _of_workers(state, old, to)
+    if isinstance(to, int | np.integer):
+        to = _of_workers(state, old, check_count("reshard_state(to)", to, "use 4."))
     return lay_out(old, to, numbers(lost, "reshard_state"), missing, "reshard_state")
 
 

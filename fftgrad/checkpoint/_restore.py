@@ -184,7 +184,8 @@ def _agreed(read: Callable[[], Any]) -> Any:
         value = read()
     # Whatever Orbax and what it stands on raise for a file that is not as it was.
     except Exception as error:
-        problem = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        said = next(iter(str(error).splitlines()), "")
+        problem = f"{type(error).__name__}: {said[:200]}"
     fine = not problem
     if jax.process_count() > 1:
         fine = bool(np.all(multihost_utils.process_allgather(np.asarray(fine))))

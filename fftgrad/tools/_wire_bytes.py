@@ -42,10 +42,13 @@ def asked_about(
     owner: str, part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | None
 ) -> Recipe:
     """What would exchange it; `AllGather`, for a codec."""
+    if isinstance(like, Codec | Exchange | Recipe):
+        raise TypeError(
+            f"{owner}(like): must be a gradient, or its shapes, got {like!r}; give the part first, "
+            f"and then what it is for: {owner}(part, like)."
+        )
     what = AllGather(part) if isinstance(part, Codec) else part
     remedy = "pass a codec, an exchange or a method, such as PowerSgd(4)."
-    if isinstance(like, Codec | Exchange | Recipe):
-        remedy = f"the part comes first: {owner}(part, like)."
     if isinstance(part, optax.GradientTransformation):
         remedy = "pass the exchange it is made with; of a compiled step fg.audit reads the bytes."
     if not isinstance(what, Recipe):

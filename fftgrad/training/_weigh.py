@@ -31,7 +31,8 @@ def weighted(
     """What a worker hands to a mean so that it counts by its weight: w v / Σ v times it.
 
     The workers that "drop_worker" leaves out are neither among these w nor in the sum. A weight
-    that is negative or not finite makes the mean NaN. Without one, all workers count alike.
+    that is negative or not finite, or a sum beyond float32, makes the mean NaN. Without one, all
+    workers count alike.
     """
     if weight is None:
         return tree
@@ -49,7 +50,9 @@ def weighted(
     if takes_part is not None:
         workers = lax.psum(takes_part.astype(jnp.float32), axis_name)
         total = jnp.where(takes_part, own, 0)
-    share = own / jnp.maximum(lax.psum(total, axis_name), jnp.finfo(jnp.float32).tiny)
+    total = lax.psum(total, axis_name)
+    total = jnp.where(total < jnp.inf, total, jnp.nan)
+    share = own / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
     return jax.tree.map(lambda leaf: (share * workers * leaf).astype(leaf.dtype), tree)
 
 

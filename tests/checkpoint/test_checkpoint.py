@@ -335,8 +335,37 @@ def test_the_lost_are_lost_from_an_older_checkpoint_too(tmp_path, run):
     with pytest.warns(RuntimeWarning, match="passes over step 2"):
         found = checkpoint.restore(tmp_path, fresh, lost=iter([1]))
     assert found.step == 1
-    assert found.lost > 0
+    known = fg.checkpoint.reshard_state(tree["state"], fresh["state"], lost=[1])
+    assert found.lost == known.lost > 0
+    assert_same(found.tree["state"], known.state)
     gc.collect()
+
+
+def test_what_is_empty_comes_back(tmp_path):
+    keys = jax.random.split(jax.random.key(0), 3)
+    tree = {"a": jnp.zeros((3, 0)), "keys": keys[:0], "w": jnp.ones(2)}
+    checkpoint.save(tmp_path, 1, tree)
+    found = checkpoint.restore(tmp_path, tree).tree
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), found) == jax.tree.map(
+        lambda a: (a.shape, a.dtype), tree
+    )
+
+
+def test_an_error_without_a_word_is_damage_too(tmp_path, monkeypatch):
+    from fftgrad.checkpoint import _restore
+
+    tree, read = {"w": jnp.ones(2)}, _restore._array
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, tree)
+
+    def late(manager, step, name, sharding):
+        if step == 2:
+            raise TimeoutError
+        return read(manager, step, name, sharding)
+
+    monkeypatch.setattr(_restore, "_array", late)
+    with pytest.warns(RuntimeWarning, match="damaged: TimeoutError"):
+        assert checkpoint.restore(tmp_path, tree).step == 1
 
 
 def test_other_bits_than_were_saved_are_seen(tmp_path):

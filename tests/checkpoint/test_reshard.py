@@ -237,6 +237,49 @@ def test_what_a_lost_worker_took_along_is_said():
             fg.checkpoint.reshard_state(state, 3, lost=wrong)
 
 
+def test_who_takes_the_place_of_a_lost_worker_gets_nothing_of_its():
+    tx = feedback(fg.TwoStage(fg.Sign(), workers=4))
+    state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
+    kept = flat(state.memory.value, 4), flat(state.exchange[0].shards.value.memory, 4)
+    out = fg.checkpoint.reshard_state(state, fresh(tx, 4), lost=(1,))
+    new = out.state.memory.value, out.state.exchange[0].shards.value.memory
+    np.testing.assert_allclose(flat(new[0], 4), _rows.spread(kept[0][[0, 2, 3]], 4), rtol=1e-6)
+    np.testing.assert_array_equal(flat(new[1], 4), kept[1] * np.array([[1], [0], [1], [1]]))
+    both = np.concatenate(kept, axis=1)
+    np.testing.assert_allclose(out.lost, np.linalg.norm(both[1]) / np.linalg.norm(both), rtol=1e-6)
+
+
+def test_of_who_had_nothing_of_its_own_nothing_is_lost():
+    tx = feedback(fg.AllReduce(), fg.NoMemory())
+    state = fresh(tx, 4)
+    out = fg.checkpoint.reshard_state(state, state, lost=(3,))
+    assert out.lost == 0
+    jax.tree.map(np.testing.assert_array_equal, out.state, state)
+
+
+def test_numbers_of_numpy_are_numbers_of_workers():
+    tx = feedback(EXCHANGES["gather top-k"])
+    state = fresh(tx, 4)
+    found = fg.checkpoint.reshard_state(state, np.int64(3), lost=np.array([2]))
+    assert found.workers == (4, 3)
+    for one in (np.int64(2), np.array(2)):
+        with pytest.raises(TypeError, match=r"list of workers, got 2; use \[2\]"):
+            fg.checkpoint.reshard_state(state, 3, lost=one)
+
+
+def test_what_is_no_number_is_that_of_the_first_interval():
+    assert _rows.spread(np.arange(8), 3).tolist() == [0, 2, 5]
+
+
+def test_a_threshold_of_a_shard_starts_anew():
+    codecs = fg.codecs.AlternatingSign(), fg.Threshold(fraction=0.1, reuse=2)
+    codec = fg.chain(*codecs, fg.codecs.MeanMagnitude())
+    before, after = (feedback(fg.TwoStage(codec, workers=w)) for w in (4, 2))
+    state, _, _ = run(before, fresh(before, 4), 4, 1, 0)
+    out = fg.checkpoint.reshard_state(state, fresh(after, 2))
+    assert "exchange.0.shards.value.learned.0.1.threshold" in out.anew
+
+
 OTHERS = {
     "codec": (fg.AllGather(fg.Sign()), {}),
     "bits": (fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=4))), {}),

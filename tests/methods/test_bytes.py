@@ -222,13 +222,11 @@ def test_no_two_parts_or_buckets_share_what_is_drawn(exchange, rows, bucket_byte
     assert different(row for rows in got.values() for row in rows) == rows
 
 
+@pytest.mark.parametrize("sizes", [(40, 42, 44), (40, 44, 44)], ids=["unlike", "two alike"])
 @pytest.mark.parametrize(("exchange", "rows"), DRAWING.values(), ids=DRAWING)
-def test_nor_do_parts_of_other_sizes(exchange, rows):
+def test_nor_do_parts_of_other_sizes(exchange, rows, sizes):
     """Which start with the same values, of which one is the largest, and go on with zeros."""
-    x = {
-        name: np.zeros((2, size), np.float32)
-        for name, size in zip("abc", (40, 42, 44), strict=True)
-    }
+    x = {name: np.zeros((2, size), np.float32) for name, size in zip("abc", sizes, strict=True)}
     for leaf in x.values():
         leaf[:, :20] = values((20,))
     got = sent(exchange, x, layout=fg.Layout("leaf"))

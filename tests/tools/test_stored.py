@@ -153,6 +153,14 @@ def test_what_fills_a_word_must_be_zero():
         fg.tools.from_bytes(sealed(data[:27] + b"\1" + data[28:]), codec, x)
 
 
+def test_so_must_what_fills_the_word_of_a_leaf_before():
+    codec, x = fg.chain(fg.TopK(k=3), fg.Cast("bfloat16")), jnp.arange(1.0, 61.0)
+    data = fg.tools.to_bytes(fg.compress(codec, x), codec, x)
+    assert data[26:28] == b"\0\0"
+    with pytest.raises(ValueError, match="zeros"):
+        fg.tools.from_bytes(sealed(data[:26] + b"\1" + data[27:]), codec, x)
+
+
 @pytest.mark.parametrize(
     ("codec", "like"),
     [

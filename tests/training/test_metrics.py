@@ -58,6 +58,10 @@ def test_values_beyond_a_range_are_counted():
     codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
     state = trained(pmean(fg.AllGather(codec)), steps=1)
     assert int(fg.metrics(state)["overflow"]) == int(state.overflow) > 0
+    tx = pmean(fg.AllGather(codec), layout=fg.Layout("leaf", 160))
+    far = dict.fromkeys("ab", jnp.full((2, 40), 1e9))
+    found = jax.vmap(lambda g: tx.update(g, tx.init(g))[1], axis_name=AXIS)(far)
+    assert found.overflow.tolist() == [2 * 2 * 40] * 2  # of two workers and two buckets
 
 
 def test_jit_changes_nothing_and_calls_no_host():

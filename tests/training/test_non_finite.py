@@ -707,6 +707,17 @@ def test_the_error_is_that_of_the_workers_that_count(codec, first):
     assert np.all(np.asarray(state.exchange[0].shared.level) == 0)
 
 
+def test_who_is_dropped_ends_no_level():
+    rows = jnp.asarray([[8.0, -8.0, 8.0, -8.0]] * 3 + [[np.nan] * 4])
+    ladder = fg.AllGather(fg.codecs.DynamicSign(scale=8.0, decay=0.99)), fg.AllReduce()
+    tx = fg.compressed_pmean(
+        fg.Fallback(ladder, max_error=0.55), axis_name=AXIS, non_finite="drop_worker"
+    )
+    state = jax.vmap(lambda g: tx.update(g, tx.init(g))[1], axis_name=AXIS)(rows)
+    assert not np.any(state.skipped)
+    assert not np.any(state.exchange[0].shared.level)
+
+
 def test_what_comes_behind_sees_zeros_or_the_mean_of_the_others():
     """`apply_if_finite` finds nothing behind a policy; Adam's moments decay in a skipped step."""
     moments = {}

@@ -62,6 +62,11 @@ def test_a_bad_weight_is_not_hidden(bad):
     assert np.all(np.isnan(mean_of(pmean())(GRADS, weights)))
 
 
+def test_weights_whose_sum_is_beyond_float32_are_seen():
+    weights = np.full(WORKERS, 3e38, np.float32)
+    assert np.all(np.isnan(mean_of(pmean())(GRADS, weights)))
+
+
 def test_a_worker_without_weight_still_sends_what_it_kept():
     """Σ of the means and of what is left is Σ of the weighted gradients, with feedback."""
     tx = pmean(fg.AllGather(fg.TopK(k=5)), fg.ErrorFeedback())
