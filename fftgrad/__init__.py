@@ -68,8 +68,7 @@ from fftgrad.training import (
 if _TYPE_CHECKING:
     from fftgrad import advise, checkpoint, contrib, testing
 
-# In reading order.
-__all__ = [  # noqa: RUF022
+__all__ = [  # noqa: RUF022 (in reading order)
     # Training
     "compressed_pmean",
     "value_and_grad",

@@ -16,14 +16,14 @@ def value(cls: type[T]) -> type[T]:
     return dataclasses.dataclass(frozen=True, repr=False)(cls)
 
 
-SHOWN = 300
+LONGEST = 300
 """The most characters of a value that an error shows: a model's parameters fill screens."""
 
 
-def shown(value: object) -> str:
+def brief(value: object) -> str:
     """A value as an error shows it: on one line, and only the beginning of a long one."""
     text = " ".join(repr(value).split())
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
@@ -33,7 +33,7 @@ def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
             remedy = f"pass a value, which a call makes, as {value.__name__}(...)."
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise TypeError(
-            f"{argument}: must be {article} {kind.__name__.lower()}, got {shown(value)}; {remedy}"
+            f"{argument}: must be {article} {kind.__name__.lower()}, got {brief(value)}; {remedy}"
         )
     try:
         hash(value)
@@ -49,7 +49,7 @@ def check_transformation(argument: str, value: object) -> None:
     methods = hasattr(value, "init") and hasattr(value, "update")
     if not methods or hasattr(value, "compensate"):
         raise TypeError(
-            f"{argument}: must be an optax transformation, got {shown(value)}; pass one "
+            f"{argument}: must be an optax transformation, got {brief(value)}; pass one "
             "such as optax.sgd(0.1), or fg.compressed_pmean(exchange, axis_name='data')."
         )
 
@@ -67,7 +67,7 @@ def check_count(
 ) -> int:
     """Refuses what counts nothing: no whole number, or one that is too small or too large."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{argument}: must be a whole number, got {shown(value)}; {remedy}")
+        raise TypeError(f"{argument}: must be a whole number, got {brief(value)}; {remedy}")
     if value < least or (most is not None and value > most):
         bounds = f"at least {least}" if most is None else f"in [{least}, {most}]"
         raise ValueError(f"{argument}: must be {bounds}, got {value}; {remedy}")
@@ -77,7 +77,7 @@ def check_count(
 def check_within(argument: str, value: float, interval: str, remedy: str) -> None:
     """Refuses what is no number, or one outside of an interval such as "[0, 1)"."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"{argument}: must be a number, got {shown(value)}; {remedy}")
+        raise TypeError(f"{argument}: must be a number, got {brief(value)}; {remedy}")
     low, high = map(float, interval[1:-1].split(", "))
     above = low <= value if interval[0] == "[" else low < value
     below = value <= high if interval[-1] == "]" else value < high

@@ -103,8 +103,12 @@ def lay_out(
         )
     if unlike:
         warnings.warn(f"{owner}(missing='zero'): {said}.", RuntimeWarning, stacklevel=3)
+
+    def no_keys(name: str) -> bool:  # which the host has no dtype for
+        return new[name].is_key and not math.prod(new[name].shape)
+
     leaves = [
-        like if (carry := carriers.get(name)) is None or not np.size(like) else carry(like)
+        like if (carry := carriers.get(name)) is None or no_keys(name) else carry(like)
         for name, like in zip(new, jax.tree.leaves(into), strict=True)
     ]
     share = _lost_share(old, plan) if lost else 0.0

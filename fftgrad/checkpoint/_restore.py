@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fftgrad._contracts import PyTree
-from fftgrad._values import shown
+from fftgrad._values import brief
 from fftgrad.checkpoint import _folder, _lay_out
 from fftgrad.checkpoint._lay_out import Missing
 from fftgrad.checkpoint._leaves import TOLD, Leaf
@@ -100,7 +100,7 @@ def restore(
             )
     if not isinstance(directory, str | os.PathLike):
         raise TypeError(
-            f"restore(directory): must be a path, got {shown(directory)}; the folder comes first: "
+            f"restore(directory): must be a path, got {brief(directory)}; the folder comes first: "
             "restore(directory, like)."
         )
     gone = _lay_out.numbers(lost, "restore")

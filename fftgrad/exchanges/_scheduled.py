@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Step
-from fftgrad._values import shown
+from fftgrad._values import brief
 from fftgrad.exchanges import _switch
 from fftgrad.exchanges._recipe import check_exchange
 
@@ -44,7 +44,7 @@ class Scheduled(Exchange):
     def __init__(self, schedule: Mapping[int, Exchange]) -> None:
         if not isinstance(schedule, Mapping):
             raise TypeError(
-                f"Scheduled(schedule): must map steps to exchanges, got {shown(schedule)}; use "
+                f"Scheduled(schedule): must map steps to exchanges, got {brief(schedule)}; use "
                 "{0: AllReduce(), 500: exchange}."
             )
         pairs = dict(schedule)

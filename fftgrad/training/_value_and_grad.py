@@ -10,7 +10,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName
-from fftgrad._values import shown
+from fftgrad._values import brief
 
 
 def value_and_grad(
@@ -93,7 +93,7 @@ def value_and_grad(
     """
     if not callable(loss):
         raise TypeError(
-            f"value_and_grad(loss): must be a function, got {shown(loss)}; the loss comes first: "
+            f"value_and_grad(loss): must be a function, got {brief(loss)}; the loss comes first: "
             "value_and_grad(loss, axis_name)."
         )
 

@@ -345,10 +345,13 @@ def test_what_is_empty_comes_back(tmp_path):
     keys = jax.random.split(jax.random.key(0), 3)
     tree = {"a": jnp.zeros((3, 0)), "keys": keys[:0], "w": jnp.ones(2)}
     checkpoint.save(tmp_path, 1, tree)
-    found = checkpoint.restore(tmp_path, tree).tree
-    assert jax.tree.map(lambda a: (a.shape, a.dtype), found) == jax.tree.map(
-        lambda a: (a.shape, a.dtype), tree
-    )
+    assert_same(checkpoint.restore(tmp_path, tree).tree["w"], tree["w"])
+    shapes = {**tree, "a": jax.ShapeDtypeStruct((3, 0), "float32", sharding=tree["a"].sharding)}
+    for like in (tree, shapes):
+        found = checkpoint.restore(tmp_path, like).tree
+        for name in ("a", "keys"):
+            assert isinstance(found[name], jax.Array)
+            assert (found[name].shape, found[name].dtype) == (tree[name].shape, tree[name].dtype)
 
 
 def test_an_error_without_a_word_is_damage_too(tmp_path, monkeypatch):

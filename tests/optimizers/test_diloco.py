@@ -165,7 +165,8 @@ def test_an_optimizer_that_moves_a_copy_of_its_own_is_refused(name):
 
 @pytest.mark.parametrize("make", [optax.contrib.dog, optax.contrib.prodigy])
 def test_one_that_only_measures_from_where_it_started_is_not(make):
-    fg.optimizers.diloco(make(), optax.sgd(1.0), 4).init({"w": jnp.zeros(N)})
+    state = fg.optimizers.diloco(make(), optax.sgd(1.0), 4).init({"w": jnp.zeros(N)})
+    assert optax.tree.get(state, "anchor")["w"].shape == (N,)
 
 
 def replicated_by_claim(tx, steps, change):

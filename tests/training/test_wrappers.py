@@ -251,7 +251,8 @@ def test_apply_if_finite_around_it_is_refused(name):
     ids=["behind", "in a sharded optimizer", "in local steps", "of each worker"],
 )
 def test_apply_if_finite_elsewhere_is_not(tx):
-    fg.state_specs(jax.eval_shape(tx.init, ZEROS), AXIS)
+    state = jax.eval_shape(tx.init, ZEROS)
+    assert jax.tree.structure(fg.state_specs(state, AXIS)) == jax.tree.structure(state)
 
 
 def test_what_an_update_needs_besides_reaches_the_transformation_of_a_worker():
