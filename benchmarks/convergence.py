@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import claims
+import ends
 import endurance
 import learned_codes
 import resets
@@ -22,10 +23,12 @@ from _record import RESULTS, head, write
 from methods import Method
 from program import Program, Reset, Study, run, score, simulated
 from rich.console import Console
+from held_out import HELD_OUT
 from tasks import TASKS, Task
 
 STUDIES: dict[str, Study] = {
     "methods": training.STUDY,
+    "ends": ends.STUDY,
     "claims": claims.STUDY,
     "resets": resets.STUDY,
     "sharded": sharded.STUDY,
@@ -81,7 +84,9 @@ class Runner:
         for method in rows:
             # Compiled when the first run needs it.
             program = functools.cache(
-                functools.partial(Program, task, method, self.args.steps, self.mesh)
+                functools.partial(
+                    Program, task, method, self.args.steps, self.mesh, self.study.devices
+                )
             )
             first, *others = self.study.resets(method, self.args.steps)
             known = best.get(self.study.variants.get(method.name, ""))
@@ -90,6 +95,13 @@ class Runner:
             if self.args.smoke:
                 rates, others = rates[:1], others[:1]
             tried = [self.get(task, method, program, rate, 0, first) for rate in rates]
+            while self.study.inside and not self.args.smoke:
+                rate = min(tried, key=score)["rate"]
+                further = {min(rates): rate / 2, max(rates): 2 * rate}.get(rate)
+                if further is None:
+                    break
+                rates = [*rates, further]
+                tried.append(self.get(task, method, program, further, 0, first))
             best[method.name] = rate = min(tried, key=score)["rate"]
             for seed in range(self.args.seeds):
                 for reset in (first, *others):
@@ -137,9 +149,9 @@ def main(argv: list[str] | None = None) -> None:
 
     if not args.show:
         rows = [method for method in study.rows if chosen(method.name)]
-        for task in (TASKS[name](args.smoke) for name in args.tasks[: 1 if args.smoke else None]):
-            # Muon stands for Adam.
-            runner.train(task, [method for method in rows if task.adam or not method.muon])
+        for task in ((TASKS | HELD_OUT)[name](args.smoke) for name in args.tasks[: 1 if args.smoke else None]):
+            # Muon stands for Adam, and so does Adam with a lead.
+            runner.train(task, [method for method in rows if task.adam or not (method.muon or method.lead)])
     study.show(runner.results, args.out, args.name)
     runner.console.print(f"of {runner.path}")
 

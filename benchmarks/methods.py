@@ -43,6 +43,8 @@ class Method:
     momentum: bool = True  # whether the optimizer keeps its momentum. Feedback is one already
     corrects: bool = False  # whether the memory has the momentum that the optimizer lacks
     directs: float | None = None  # of a method whose updates only need a rate, that rate
+    # the share of the momentum in Adam's update, the rest of which is the gradient itself; None: all
+    lead: float | None = None
     muon: bool = False  # whether the optimizer is Muon, with Adam for what is no matrix
     every: int = 1  # steps to an exchange
     own: bool = False  # whether the workers have parameters of their own in between
@@ -63,6 +65,10 @@ class Method:
             return descend
         if self.muon:  # with updates as long as Adam's, whose rates then fit
             return optax.contrib.muon(rate, consistent_rms=0.2, adam_b2=0.99)
+        if adam and self.lead is not None:  # QHAdam, arXiv:1810.06801
+            nu = self.lead
+            ahead = optax.contrib.scale_by_ademamix(0.0, 0.99, 0.9, alpha=nu / (1 - nu))
+            return optax.chain(ahead, optax.scale(1 - nu), descend)
         if adam:
             return optax.chain(
                 optax.scale_by_adam(b1=0.9 if self.momentum else 0, b2=0.99), descend

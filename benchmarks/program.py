@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import os
 import pathlib
 import statistics
@@ -37,10 +38,15 @@ class Point(NamedTuple):
 
 
 class Program:
-    """A task under a method, compiled once for all rates and seeds."""
+    """A task under a method, compiled once for all rates and seeds.
 
-    def __init__(self, task: Task, method: Method, steps: int, mesh: Mesh) -> None:
-        self.task, self.method, self.mesh = task, method, mesh
+    The workers are devices; or, in half of the time, rows of one device's arrays (`vmap`).
+    """
+
+    def __init__(
+        self, task: Task, method: Method, steps: int, mesh: Mesh, devices: bool = True
+    ) -> None:
+        self.task, self.method, self.mesh, self.devices = task, method, mesh, devices
         self.setting = Setting(mesh.size, steps)
         spread, whole = P(AXIS), P()
         tx = self.transformation(0.0)
@@ -52,18 +58,49 @@ class Program:
             self.common_spec = spread
             specs = jax.tree.map(lambda a: spread if a.ndim else whole, state)
         self.spec = spread if method.own else self.common_spec
-        self.init = jax.jit(
-            jax.shard_map(tx.init, mesh=mesh, in_specs=self.common_spec, out_specs=specs)
+        self.init = jax.jit(self._over_workers(tx.init, (self.common_spec,), specs))
+        args, results = (self.spec, specs, spread, whole), (self.spec, specs, spread)
+        self.on_devices = jax.jit(
+            jax.shard_map(self._step, mesh=mesh, in_specs=args, out_specs=results)
         )
-        mapped = jax.shard_map(
-            self._step,
-            mesh=mesh,
-            in_specs=(self.spec, specs, spread, whole),
-            out_specs=(self.spec, specs, spread),
+        self.train = jax.jit(self._over_workers(self._step, args, results))
+
+    def _over_workers(self, function: Callable[..., Any], args: Any, results: Any) -> Any:
+        """The function of each worker, as one of all."""
+        if self.devices:
+            return jax.shard_map(function, mesh=self.mesh, in_specs=args, out_specs=results)
+
+        def axes(specs: Any) -> Any:
+            return jax.tree.map(
+                lambda spec: 0 if AXIS in spec else None, specs, is_leaf=lambda s: isinstance(s, P)
+            )
+
+        def rows(tree: Any, specs: Any, shape: Callable[[Any], Any]) -> Any:
+            return jax.tree.map(
+                lambda spec, part: jax.tree.map(shape, part) if AXIS in spec else part,
+                specs,
+                tree,
+                is_leaf=lambda s: isinstance(s, P),
+            )
+
+        mapped = jax.vmap(
+            function,
+            in_axes=axes(args),
+            out_axes=axes(results),
+            axis_name=AXIS,
+            axis_size=self.mesh.size,
         )
-        batch = self.put(next(task.batches(0, mesh.size)), spread)
-        rate = self.put(jnp.float32(0), whole)
-        self.compiled = jax.jit(mapped).lower(*self.fresh(common), batch, rate).compile()
+        apart = lambda a: a.reshape(self.mesh.size, -1, *a.shape[1:])  # noqa: E731
+        joined = lambda a: a.reshape(-1, *a.shape[2:])  # noqa: E731
+        return lambda *given: rows(mapped(*rows(given, args, apart)), results, joined)
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """For devices, whose collectives can be counted."""
+        common = self.task.params(0)
+        batch = self.put(next(self.task.batches(0, self.mesh.size)), P(AXIS))
+        rate = self.put(jnp.float32(0), P())
+        return self.on_devices.lower(*self.fresh(common), batch, rate).compile()
 
     def transformation(self, rate: Any) -> Transformation:
         """The whole optimizer."""
@@ -93,7 +130,7 @@ class Program:
 
     def put(self, value: Any, spec: P) -> Any:
         """On all devices."""
-        return jax.device_put(value, NamedSharding(self.mesh, spec))
+        return jax.device_put(value, NamedSharding(self.mesh, spec)) if self.devices else value
 
     def fresh(self, common: Params) -> Point:
         """Before the first step, from parameters that all workers have in common."""
@@ -109,7 +146,8 @@ class Program:
     def step(self, at: Point, batch: Batch, rate: float) -> tuple[Point, jax.Array]:
         """The next point, and the loss of each worker."""
         now = self.put(jnp.float32(rate), P())
-        params, state, loss = self.compiled(*at, self.put(batch, P(AXIS)), now)
+        step = self.compiled if self.devices else self.train
+        params, state, loss = step(*at, self.put(batch, P(AXIS)), now)
         return Point(params, state), loss
 
     def forget(self, at: Point, only: str = "") -> Point:
@@ -234,6 +272,8 @@ class Study:
     workers: int = WORKERS
     # learning rates tried on the first seed, in units of the task's own
     rates: tuple[float, ...] = (1.0,)
+    inside: bool = False  # whether others are tried until the best has a neighbour on both sides
+    devices: bool = True  # whether the workers are devices, and not rows of one device's arrays
     # of some rows, those rates in place of all
     known: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict[str, Any])
     # rows that run at the rate of another, and are compared with it

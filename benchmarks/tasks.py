@@ -294,6 +294,10 @@ def _digits(smoke: bool) -> Task:
     return Task("digits", model, False, 0.05, batch, images_of(train), (test,), "accuracy")
 
 
+def _digits_by_adam(smoke: bool) -> Task:
+    return dataclasses.replace(_digits(smoke), name="digits by Adam", adam=True, rate=4e-3)
+
+
 def _noisy_digits(smoke: bool) -> Task:
     del smoke
     both = tuple(np.concatenate(parts) for parts in zip(*digits(), strict=True))
@@ -306,6 +310,7 @@ TASKS: dict[str, Callable[[bool], Task]] = {
     "lm": _source,
     "digits": _digits,
     "prose": _prose,
+    "digits by Adam": _digits_by_adam,
     "noisy digits": _noisy_digits,
 }
 """Small ones, for many runs; smaller still with `True`."""

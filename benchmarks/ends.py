@@ -1,0 +1,104 @@
+"""The loss at the end of training, on tasks that nobody chose settings on.
+
+Settings are chosen on the tasks "lm", "prose" and "digits by Adam" (`--tasks`). Then each row runs
+once on the tasks of `held_out.py`. The learning rate of every row, dense too, is swept by factors
+of two until the best has a worse one on both sides. Dense is the better of Adam and Muon.
+"""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import optax
+from _record import markdown
+from held_out import HELD_OUT
+from methods import AXIS, FEEDBACK, Method, Setting, Transformation, renamed
+from program import Study
+from training import chosen
+
+import fftgrad as fg
+
+TUNING = ("lm", "prose", "digits by Adam")
+DENSE = ("dense, Adam", "dense, Muon")
+
+
+def filled(name: str, ratio: float, **options: Any) -> Method:
+    """A message filled with the largest, behind feedback."""
+    exchange = fg.AllGather(fg.Budget(ratio=ratio))
+    return Method(name, fg.Recipe(exchange, FEEDBACK), **options)
+
+
+def local(name: str, every: int, ratio: float, **options: Any) -> Method:
+    """Local steps, and a filled message of what they changed."""
+
+    def around(_: Setting, inner: Transformation) -> Transformation:
+        exchange = fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), FEEDBACK)
+        return fg.optimizers.diloco(inner, optax.sgd(1.0), every, exchange, axis_name=AXIS)
+
+    return Method(name, around=around, every=every, own=True, **options)
+
+
+METHODS: list[Method] = [
+    renamed("dense, Adam", "dense"),
+    renamed("dense, Muon", "dense", muon=True),
+    filled("100x, Adam with lead 0.5", 100, lead=0.5),
+    filled("30x, Muon", 30, muon=True),
+    filled("30x, Adam with lead 0.7", 30, lead=0.7),
+    filled("300x, Adam with lead 0.5", 300, lead=0.5),
+    filled("100x, Muon", 100, muon=True),
+    local("4 local steps of Muon, 25x", 4, 25, muon=True),
+    filled("100x, Adam without momentum", 100, momentum=False),
+    renamed("EDEN 1 bit, Adam", "EDEN 1 bit (DRIVE)"),
+    local("4 local steps of Adam, 25x", 4, 25),
+    renamed("dense, Adam with lead 0.5", "dense", lead=0.5),
+]
+
+
+def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
+    """The tables: losses and their distance from the best dense, and the rates."""
+    del folder, name
+    runs = results["runs"]
+    tasks = list(dict.fromkeys(run["task"] for run in runs))
+    found = {task: chosen(runs, task) for task in tasks}
+    columns = ["method", "fewer bytes"]
+    for task in tasks:
+        columns += [f"{task}: loss", "to the best dense", "rate", "seeds"]
+    rows: list[list[str]] = []
+    for method in dict.fromkeys(run["method"] for run in runs):
+        one = next(run for run in runs if run["method"] == method)
+        cells = [method, f"{one['mean_ratio']:.0f}"]
+        for task in tasks:
+            own = found[task].get(method, [])
+            dense = [means(found[task], name) for name in DENSE]
+            cells += cells_of(own, min(dense))
+        rows.append(cells)
+    print(markdown(columns, rows))
+
+
+def means(found: dict[str, list[Any]], name: str) -> float:
+    """The mean loss of a row, over its seeds."""
+    return float(np.mean([run["loss"] for run in found[name]])) if name in found else float("inf")
+
+
+def cells_of(own: list[Any], dense: float) -> list[str]:
+    """Those of a row on a task."""
+    if not own:
+        return [""] * 4
+    losses = [run["loss"] for run in own]
+    loss, half = float(np.mean(losses)), np.ptp(losses) / 2
+    change = f"{100 * (loss / dense - 1):+.1f} %" if np.isfinite(dense) else ""
+    return [f"{loss:.4f} ± {half:.4f}", change, f"{own[0]['rate']:g}", str(len(own))]
+
+
+STUDY = Study(
+    folder="convergence",
+    file="ends",
+    rows=METHODS,
+    show=show,
+    tasks=tuple(HELD_OUT),
+    steps=1000,
+    rates=(0.5, 1.0, 2.0),
+    inside=True,
+    devices=False,
+    smoke=("dense, Adam", "100x, Adam with lead 0.5", "4 local steps of Muon, 25x"),
+)

@@ -1,0 +1,205 @@
+"""Tasks that no setting of this project was chosen on: each row runs on them once.
+
+They differ from those of `tasks.py` in their data, widths, depths and batches. The data come with
+packages that the tests need anyway.
+"""
+
+import functools
+import importlib
+import pathlib
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import train_lm
+from flax import nnx
+from tasks import Batch, Params, Task, cosine, images_of, language_model, passages_of
+
+# Data
+
+
+def source_of(package: str, limit: int = 4_000_000) -> tuple[Any, Any]:
+    """The Python source of a package without its tests, of which every tenth file is held out."""
+    root = pathlib.Path(importlib.import_module(package).__file__ or "").parent
+    files = [file for file in sorted(root.rglob("*.py")) if "test" not in file.as_posix()]
+    chosen = np.random.default_rng(0).permutation(len(files))
+    texts = [files[i].read_bytes() for i in chosen]
+    parts = [text for i, text in enumerate(texts) if i % 10 != 9], texts[9::10]
+    train, held_out = (np.frombuffer(b"\n".join(part)[:limit], np.uint8) for part in parts)
+    return train, held_out
+
+
+def names() -> tuple[Any, Any]:
+    """The names of Unicode's characters in a random order, but for the long series of ideographs."""
+    found = (unicodedata.name(chr(code), "") for code in range(0x110000))
+    kept = [name for name in found if name and not name.startswith(("CJK", "HANGUL S", "TANGUT I"))]
+    order = np.random.default_rng(0).permutation(len(kept))
+    lines = [kept[i].encode() for i in order]
+    parts = lines[len(lines) // 10 :], lines[: len(lines) // 10]
+    train, held_out = (np.frombuffer(b"\n".join(part), np.uint8) for part in parts)
+    return train, held_out
+
+
+def patches(size: int = 16) -> tuple[Batch, Batch]:
+    """Squares of two photographs, each turned by one of four right angles, which is to be found.
+
+    The last fifth of each photograph is held out.
+    """
+    load: Any = importlib.import_module("sklearn.datasets").load_sample_images
+    rng, parts = np.random.default_rng(0), ([], [])
+    for photograph in load().images:
+        pixels = photograph.astype(np.float32) / 128 - 1
+        border = 4 * pixels.shape[1] // 5
+        for part, area, count in zip(
+            parts, (pixels[:, :border], pixels[:, border:]), (8000, 500), strict=True
+        ):
+            rows, columns = (rng.integers(0, n - size, count) for n in area.shape[:2])
+            part += [area[r : r + size, c : c + size] for r, c in zip(rows, columns, strict=True)]
+    whole: list[Batch] = []
+    for part in parts:
+        turns = rng.integers(0, 4, len(part)).astype(np.int32)
+        turned = [np.rot90(one, k) for one, k in zip(part, turns, strict=True)]
+        whole.append((np.stack(turned), turns))
+    return whole[0], whole[1]
+
+
+# Models
+
+
+class Convolutions(nn.Module):
+    """Convolutions and pooling, and two layers behind them, without normalization."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:  # (B, 16, 16, 3) -> (B, 4)
+        for scale in (1, 2, 4):
+            x = nn.relu(nn.Conv(scale * self.width, (3, 3))(x))
+            x = nn.max_pool(x, (2, 2), (2, 2))
+        x = nn.relu(nn.Dense(8 * self.width)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(4)(x)
+
+
+class Mixed(nnx.Module):
+    """A gated recurrent language model over bytes, of Flax NNX, which computes in bfloat16."""
+
+    def __init__(self, width: int, layers: int, rngs: nnx.Rngs) -> None:
+        half: Any = {"dtype": jnp.bfloat16, "rngs": rngs}
+        self.embed = nnx.Embed(256, width, **half)
+        self.gates = nnx.List([nnx.Linear(width, 3 * width, **half) for _ in range(layers)])
+        self.up = nnx.List([nnx.Linear(width, 3 * width, **half) for _ in range(layers)])
+        self.down = nnx.List([nnx.Linear(3 * width, width, **half) for _ in range(layers)])
+        self.norms = nnx.List([nnx.RMSNorm(width, **half) for _ in range(2 * layers + 1)])
+        self.out = nnx.Linear(width, 256, **half)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:  # (B, T) -> (B, T, 256)
+        x = self.embed(tokens)
+        for i, (gates, up, down) in enumerate(zip(self.gates, self.up, self.down, strict=True)):
+            forget, value, out = jnp.split(gates(self.norms[2 * i](x)), 3, -1)
+            x = x + nn.silu(out) * averaged(nn.sigmoid(forget), value)
+            x = x + down(nn.gelu(up(self.norms[2 * i + 1](x))))
+        return self.out(self.norms[-1](x)).astype(jnp.float32)
+
+
+def averaged(forget: jax.Array, value: jax.Array) -> jax.Array:
+    """A moving average along the second axis, each step with its own decay."""
+
+    def joined(a: Any, b: Any) -> Any:
+        return a[0] * b[0], a[1] * b[0] + b[1]
+
+    decay, new = forget.astype(jnp.float32), ((1 - forget) * value).astype(jnp.float32)
+    return jax.lax.associative_scan(joined, (decay, new), axis=1)[1].astype(value.dtype)
+
+
+class Functional:
+    """A model of Flax NNX as the pair of functions that a task wants."""
+
+    def __init__(self, make: Callable[[nnx.Rngs], nnx.Module]) -> None:
+        self.make = make
+        self.graph = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))[0]
+
+    def init(self, key: jax.Array, x: jax.Array) -> Params:
+        """The first parameters, as nested dicts."""
+        del x
+        return nnx.to_pure_dict(nnx.state(self.make(nnx.Rngs(key))))
+
+    def apply(self, params: Params, x: jax.Array) -> Any:
+        """What the model makes of a batch."""
+        state = nnx.split(nnx.eval_shape(lambda: self.make(nnx.Rngs(0))))[1]
+        nnx.replace_by_pure_dict(state, params)
+        model: Any = nnx.merge(self.graph, state)
+        return model(x)
+
+
+class FineTuning(Task):
+    """A task that begins where a dense run on other data ended."""
+
+    def params(self, seed: int) -> Params:
+        """The same for all seeds."""
+        del seed
+        return self._trained
+
+    @functools.cached_property
+    def _trained(self) -> Params:
+        first, steps = jax.random.key(0), 2 if self.held_out[0][0].shape[1] < 32 else 600
+        params = self.model.init(first, jnp.asarray(self.held_out[0][0][:1]))
+        tx = optax.adam(cosine(8e-3, steps), b2=0.99)
+        draw, rng = passages_of(train_lm.corpus()[0], self.held_out[0][0].shape[1]), 17
+
+        @jax.jit
+        def step(params: Params, state: Any, batch: Batch) -> tuple[Params, Any]:
+            updates, state = tx.update(jax.grad(self.loss)(params, batch), state)
+            return optax.apply_updates(params, updates), state
+
+        generator, state = np.random.default_rng(rng), tx.init(params)
+        for _ in range(steps):
+            params, state = step(params, state, draw(generator, 32))
+        return params
+
+
+# Tasks
+
+
+def _photographs(smoke: bool) -> Task:
+    train, test = patches()
+    if smoke:
+        test = test[0][:8], test[1][:8]
+    model, batch = Convolutions(4 if smoke else 24), 2 if smoke else 8
+    return Task("photographs", model, True, 2e-3, batch, images_of(train), (test,))
+
+
+def _names(smoke: bool) -> Task:
+    sizes, assessed = ((16, 32, 1, 2), (1, 8)) if smoke else ((32, 48, 4, 4), (8, 256))
+    return language_model("names", 8e-3, names(), sizes, assessed, cosine)
+
+
+def _mixed(smoke: bool) -> Task:
+    texts, (context, batch, count) = source_of("scipy"), (16, 2, 8) if smoke else (64, 3, 256)
+    draw, rng = passages_of(texts[1], context), np.random.default_rng(1)
+    held_out = tuple(draw(rng, count) for _ in range(1 if smoke else 8))
+    model: Any = Functional(lambda rngs: Mixed(32 if smoke else 80, 1 if smoke else 2, rngs))
+    return Task("nnx", model, True, 4e-3, batch, passages_of(texts[0], context), held_out)
+
+
+def _fine_tuning(smoke: bool) -> Task:
+    texts, (context, width, layers) = source_of("numpy"), (16, 32, 1) if smoke else (48, 64, 3)
+    draw, rng = passages_of(texts[1], context), np.random.default_rng(1)
+    held_out = tuple(draw(rng, 8 if smoke else 256) for _ in range(1 if smoke else 8))
+    model = train_lm.ByteLM(width, layers)
+    return FineTuning(
+        "fine-tuning", model, True, 5e-4, 2, passages_of(texts[0], context), held_out
+    )
+
+
+HELD_OUT: dict[str, Callable[[bool], Task]] = {
+    "photographs": _photographs,
+    "names": _names,
+    "nnx": _mixed,
+    "fine-tuning": _fine_tuning,
+}
+"""By name; smaller ones with `True`."""
