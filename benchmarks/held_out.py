@@ -18,7 +18,7 @@ import numpy as np
 import optax
 import train_lm
 from flax import nnx
-from tasks import Batch, Params, Task, cosine, images_of, language_model, passages_of
+from tasks import Batch, Draw, Params, Task, cosine, language_model, passages_of
 
 # Data
 
@@ -45,27 +45,32 @@ def names() -> tuple[Any, Any]:
     return train, held_out
 
 
-def patches(size: int = 16) -> tuple[Batch, Batch]:
-    """Squares of two photographs, each turned by one of four right angles, which is to be found.
+def photographs(size: int = 16, levels: int = 16) -> tuple[Draw, Batch]:
+    """Squares of two photographs without the four pixels in their middle, whose brightness is asked.
 
     The last fifth of each photograph is held out.
     """
     load: Any = importlib.import_module("sklearn.datasets").load_sample_images
-    rng, parts = np.random.default_rng(0), ([], [])
-    for photograph in load().images:
-        pixels = photograph.astype(np.float32) / 128 - 1
-        border = 4 * pixels.shape[1] // 5
-        for part, area, count in zip(
-            parts, (pixels[:, :border], pixels[:, border:]), (8000, 500), strict=True
-        ):
-            rows, columns = (rng.integers(0, n - size, count) for n in area.shape[:2])
-            part += [area[r : r + size, c : c + size] for r, c in zip(rows, columns, strict=True)]
-    whole: list[Batch] = []
-    for part in parts:
-        turns = rng.integers(0, 4, len(part)).astype(np.int32)
-        turned = [np.rot90(one, k) for one, k in zip(part, turns, strict=True)]
-        whole.append((np.stack(turned), turns))
-    return whole[0], whole[1]
+    views = [
+        np.lib.stride_tricks.sliding_window_view(image, (size, size), (0, 1))
+        for image in load().images
+    ]
+    border, middle = 4 * views[0].shape[1] // 5, slice(size // 2 - 1, size // 2 + 1)
+
+    def squares(rng: np.random.Generator, count: int, low: int, high: int) -> Batch:
+        which = rng.integers(0, len(views), count)
+        rows, columns = rng.integers(0, views[0].shape[0], count), rng.integers(low, high, count)
+        found = [views[i][r, c] for i, r, c in zip(which, rows, columns, strict=True)]
+        pixels = np.stack(found).transpose(0, 2, 3, 1).astype(np.float32)
+        asked = pixels[:, middle, middle].mean((1, 2, 3)) * levels / 256
+        pixels[:, middle, middle] = 128
+        return pixels / 128 - 1, asked.astype(np.int32)
+
+    def draw(rng: np.random.Generator, count: int) -> Batch:
+        return squares(rng, count, 0, border - size)
+
+    held_out = squares(np.random.default_rng(1), 2000, border, views[0].shape[1])
+    return draw, held_out
 
 
 # Models
@@ -77,12 +82,12 @@ class Convolutions(nn.Module):
     width: int
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:  # (B, 16, 16, 3) -> (B, 4)
+    def __call__(self, x: jax.Array) -> jax.Array:  # (B, 16, 16, 3) -> (B, 16)
         for scale in (1, 2, 4):
             x = nn.relu(nn.Conv(scale * self.width, (3, 3))(x))
             x = nn.max_pool(x, (2, 2), (2, 2))
         x = nn.relu(nn.Dense(8 * self.width)(x.reshape(x.shape[0], -1)))
-        return nn.Dense(4)(x)
+        return nn.Dense(16)(x)
 
 
 class Mixed(nnx.Module):
@@ -166,11 +171,9 @@ class FineTuning(Task):
 
 
 def _photographs(smoke: bool) -> Task:
-    train, test = patches()
-    if smoke:
-        test = test[0][:8], test[1][:8]
-    model, batch = Convolutions(4 if smoke else 24), 2 if smoke else 8
-    return Task("photographs", model, True, 2e-3, batch, images_of(train), (test,))
+    draw, (images, levels) = photographs()
+    test, batch = (images[:8], levels[:8]) if smoke else (images, levels), 2 if smoke else 8
+    return Task("photographs", Convolutions(4 if smoke else 24), True, 2e-3, batch, draw, (test,))
 
 
 def _names(smoke: bool) -> Task:
