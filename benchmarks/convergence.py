@@ -19,16 +19,18 @@ import learned_codes
 import resets
 import sharded
 import training
+import variants
 from _record import RESULTS, head, write
+from held_out import HELD_OUT
 from methods import Method
 from program import Program, Reset, Study, run, score, simulated
 from rich.console import Console
-from held_out import HELD_OUT
 from tasks import TASKS, Task
 
 STUDIES: dict[str, Study] = {
     "methods": training.STUDY,
     "ends": ends.STUDY,
+    "variants": variants.STUDY,
     "claims": claims.STUDY,
     "resets": resets.STUDY,
     "sharded": sharded.STUDY,
@@ -149,9 +151,10 @@ def main(argv: list[str] | None = None) -> None:
 
     if not args.show:
         rows = [method for method in study.rows if chosen(method.name)]
-        for task in ((TASKS | HELD_OUT)[name](args.smoke) for name in args.tasks[: 1 if args.smoke else None]):
+        for name in args.tasks[: 1 if args.smoke else None]:
+            task = (TASKS | HELD_OUT)[name](args.smoke)
             # Muon stands for Adam, and so does Adam with a lead.
-            runner.train(task, [method for method in rows if task.adam or not (method.muon or method.lead)])
+            runner.train(task, [row for row in rows if task.adam or not row.for_adam])
     study.show(runner.results, args.out, args.name)
     runner.console.print(f"of {runner.path}")
 

@@ -55,24 +55,18 @@ METHODS: list[Method] = [
 
 
 def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
-    """The tables: losses and their distance from the best dense, and the rates."""
+    """The table: of each row and task the loss, its distance from the best dense, and the rate."""
     del folder, name
     runs = results["runs"]
     tasks = list(dict.fromkeys(run["task"] for run in runs))
     found = {task: chosen(runs, task) for task in tasks}
-    columns = ["method", "fewer bytes"]
-    for task in tasks:
-        columns += [f"{task}: loss", "to the best dense", "rate", "seeds"]
     rows: list[list[str]] = []
-    for method in dict.fromkeys(run["method"] for run in runs):
-        one = next(run for run in runs if run["method"] == method)
-        cells = [method, f"{one['mean_ratio']:.0f}"]
-        for task in tasks:
-            own = found[task].get(method, [])
-            dense = [means(found[task], name) for name in DENSE]
-            cells += cells_of(own, min(dense))
-        rows.append(cells)
-    print(markdown(columns, rows))
+    for method in (row.name for row in METHODS):
+        own = [run for run in runs if run["method"] == method]
+        if own:
+            cells = [cell_of(found[task], method) for task in tasks]
+            rows.append([method, f"{own[0]['mean_ratio']:.0f}", *cells])
+    print(markdown(["method", "fewer bytes", *tasks], rows))
 
 
 def means(found: dict[str, list[Any]], name: str) -> float:
@@ -80,14 +74,13 @@ def means(found: dict[str, list[Any]], name: str) -> float:
     return float(np.mean([run["loss"] for run in found[name]])) if name in found else float("inf")
 
 
-def cells_of(own: list[Any], dense: float) -> list[str]:
-    """Those of a row on a task."""
-    if not own:
-        return [""] * 4
-    losses = [run["loss"] for run in own]
-    loss, half = float(np.mean(losses)), np.ptp(losses) / 2
-    change = f"{100 * (loss / dense - 1):+.1f} %" if np.isfinite(dense) else ""
-    return [f"{loss:.4f} ± {half:.4f}", change, f"{own[0]['rate']:g}", str(len(own))]
+def cell_of(found: dict[str, list[Any]], method: str) -> str:
+    """That of a row on a task; the rate is in units of the task's."""
+    if method not in found:
+        return ""
+    loss, dense = means(found, method), min(means(found, name) for name in DENSE)
+    change = f", {100 * (loss / dense - 1):+.1f} %" if method not in DENSE else ""
+    return f"{loss:.3f}{change} ({found[method][0]['rate']:g})"
 
 
 STUDY = Study(

@@ -35,7 +35,7 @@ def source_of(package: str, limit: int = 4_000_000) -> tuple[Any, Any]:
 
 
 def names() -> tuple[Any, Any]:
-    """The names of Unicode's characters in a random order, but for the long series of ideographs."""
+    """The names of Unicode's characters in a random order, without the long series."""
     found = (unicodedata.name(chr(code), "") for code in range(0x110000))
     kept = [name for name in found if name and not name.startswith(("CJK", "HANGUL S", "TANGUT I"))]
     order = np.random.default_rng(0).permutation(len(kept))
@@ -46,7 +46,7 @@ def names() -> tuple[Any, Any]:
 
 
 def photographs(size: int = 16, levels: int = 16) -> tuple[Draw, Batch]:
-    """Squares of two photographs without the four pixels in their middle, whose brightness is asked.
+    """Squares of two photographs without the pixels in their middle, whose brightness is asked.
 
     The last fifth of each photograph is held out.
     """
@@ -82,7 +82,8 @@ class Convolutions(nn.Module):
     width: int
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:  # (B, 16, 16, 3) -> (B, 16)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, 16, 16, 3) -> (B, 16)."""
         for scale in (1, 2, 4):
             x = nn.relu(nn.Conv(scale * self.width, (3, 3))(x))
             x = nn.max_pool(x, (2, 2), (2, 2))
@@ -102,7 +103,8 @@ class Mixed(nnx.Module):
         self.norms = nnx.List([nnx.RMSNorm(width, **half) for _ in range(2 * layers + 1)])
         self.out = nnx.Linear(width, 256, **half)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:  # (B, T) -> (B, T, 256)
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """(B, T) -> (B, T, 256)."""
         x = self.embed(tokens)
         for i, (gates, up, down) in enumerate(zip(self.gates, self.up, self.down, strict=True)):
             forget, value, out = jnp.split(gates(self.norms[2 * i](x)), 3, -1)
@@ -153,7 +155,8 @@ class FineTuning(Task):
     def _trained(self) -> Params:
         first, steps = jax.random.key(0), 2 if self.held_out[0][0].shape[1] < 32 else 600
         params = self.model.init(first, jnp.asarray(self.held_out[0][0][:1]))
-        tx = optax.adam(cosine(8e-3, steps), b2=0.99)
+        rate: Any = cosine(8e-3, steps)
+        tx = optax.adam(rate, b2=0.99)
         draw, rng = passages_of(train_lm.corpus()[0], self.held_out[0][0].shape[1]), 17
 
         @jax.jit
@@ -194,9 +197,7 @@ def _fine_tuning(smoke: bool) -> Task:
     draw, rng = passages_of(texts[1], context), np.random.default_rng(1)
     held_out = tuple(draw(rng, 8 if smoke else 256) for _ in range(1 if smoke else 8))
     model = train_lm.ByteLM(width, layers)
-    return FineTuning(
-        "fine-tuning", model, True, 5e-4, 2, passages_of(texts[0], context), held_out
-    )
+    return FineTuning("fine-tuning", model, True, 5e-4, 2, passages_of(texts[0], context), held_out)
 
 
 HELD_OUT: dict[str, Callable[[bool], Task]] = {

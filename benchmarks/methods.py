@@ -43,7 +43,7 @@ class Method:
     momentum: bool = True  # whether the optimizer keeps its momentum. Feedback is one already
     corrects: bool = False  # whether the memory has the momentum that the optimizer lacks
     directs: float | None = None  # of a method whose updates only need a rate, that rate
-    # the share of the momentum in Adam's update, the rest of which is the gradient itself; None: all
+    # the share of the momentum in Adam's update, whose rest is the gradient itself; None: all
     lead: float | None = None
     muon: bool = False  # whether the optimizer is Muon, with Adam for what is no matrix
     every: int = 1  # steps to an exchange
@@ -57,6 +57,11 @@ class Method:
     # what encodes the whole gradient, where one codec does; to time it on its own
     codec: fg.Codec | None = None
     pace: float = 1.0  # the learning rate over slow links, in units of the task's
+
+    @property
+    def for_adam(self) -> bool:
+        """Whether it takes the place of Adam, and of nothing else."""
+        return self.muon or self.lead is not None
 
     def inner(self, adam: bool, rate: Any) -> Transformation:
         """The optimizer without the exchange; the rate is a number, an array or a schedule."""

@@ -280,9 +280,14 @@ METHODS = {
     "fft_sparsification recovery": lambda axis: fg.compressed_pmean(
         fg.methods.fft_sparsification(recover=(0.5, 0.0), max_error=0.1), axis_name=axis
     ),
-    "feedback_adam": lambda axis: fg.optimizers.feedback_adam(0.1, 0.2, axis_name=axis),
+    "feedback_adam": lambda axis: fg.optimizers.feedback_adam(
+        0.1, fg.methods.top_k(0.2, bits=4), axis_name=axis
+    ),
     "feedback_sgd": lambda axis: fg.optimizers.feedback_sgd(
-        0.1, 0.5, 0.2, transform=fg.Dct(block=16), axis_name=axis
+        0.1,
+        0.5,
+        fg.methods.top_k(0.2, bits=4, transform=fg.Dct(block=16)),
+        axis_name=axis,
     ),
     "acp_sgd": lambda axis: fg.compressed_pmean(fg.methods.acp_sgd(rank=2), axis_name=axis),
     "adacomp": lambda axis: fg.compressed_pmean(

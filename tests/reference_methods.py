@@ -97,14 +97,23 @@ class TopK(Oracle):
 
 
 class FeedbackSgd(Oracle):
-    """Top-k of all leaves together, feedback that decays, a factor in place of momentum."""
+    """Top-k of all leaves together, feedback, and quasi-hyperbolic momentum (arXiv:1810.06801)."""
 
-    def __init__(self, learning_rate, momentum, fraction, decay):
+    def __init__(self, learning_rate, momentum, fraction, nu, decay=1.0):
         super().__init__()
-        self.factor, self.fraction, self.decay = learning_rate / (1 - momentum), fraction, decay
+        self.rate, self.momentum, self.nu = learning_rate, momentum, nu
+        self.fraction, self.decay, self.m = fraction, decay, None
 
     def step(self, grads):
-        return {name: -self.factor * leaf for name, leaf in self.average(grads).items()}
+        led = self.led(self.average(grads))
+        return {name: -self.rate / (1 - self.momentum) * leaf for name, leaf in led.items()}
+
+    def led(self, g, correct=1.0):
+        self.m = zeros(g) if self.m is None else self.m
+        for name, leaf in g.items():
+            self.m[name] = self.momentum * self.m[name] + (1 - self.momentum) * leaf
+        nu = self.nu
+        return {name: (1 - nu) * leaf + nu * self.m[name] / correct for name, leaf in g.items()}
 
     def average(self, grads):
         sent = []
@@ -117,10 +126,10 @@ class FeedbackSgd(Oracle):
 
 
 class FeedbackAdam(FeedbackSgd):
-    """The same in front of Adam without momentum."""
+    """The same in front of Adam's root (QHAdam)."""
 
-    def __init__(self, learning_rate, fraction, decay=0.95, b2=0.99):
-        super().__init__(learning_rate, 0.0, fraction, decay)
+    def __init__(self, learning_rate, fraction, nu, b2=0.99):
+        super().__init__(learning_rate, 0.9, fraction, nu)
         self.b2, self.v = b2, None
 
     def step(self, grads):
@@ -128,10 +137,11 @@ class FeedbackAdam(FeedbackSgd):
         self.v = zeros(g) if self.v is None else self.v
         for name, leaf in g.items():
             self.v[name] = self.b2 * self.v[name] + (1 - self.b2) * leaf**2
+        led = self.led(g, 1 - self.momentum ** (self.t + 1))
         correct = 1 - self.b2 ** (self.t + 1)
         return {
-            name: -self.factor * leaf / (np.sqrt(self.v[name] / correct) + 1e-8)
-            for name, leaf in g.items()
+            name: -self.rate * leaf / (np.sqrt(self.v[name] / correct) + 1e-8)
+            for name, leaf in led.items()
         }
 
 

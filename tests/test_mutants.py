@@ -428,11 +428,17 @@ MUTANTS = {
         "moved",
         "tests/training/test_bad_steps.py -k optimizer_recovers",
     ),
-    "feedback_adam ignores its bits": Mutant(
+    "feedback_adam ignores its exchange": Mutant(
         "optimizers/_feedback.py",
-        "fraction, bits, transform=transform,",
-        "fraction, None, transform=transform,",
-        "tests/methods/test_bytes.py -k 'bits and feedback_adam'",
+        "recipe_of(owner, exchange, memory, layout)",
+        "recipe_of(owner, FILLED, memory, layout)",
+        "tests/methods/test_bytes.py -k 'fills and feedback_adam'",
+    ),
+    "feedback_adam does not lead": Mutant(
+        "optimizers/_feedback.py",
+        "(1 - nu) * g + nu * m",
+        "m",
+        "tests/optimizers/test_feedback.py -k lead",
     ),
     "the header has another version": Mutant(
         "ops/_wire.py",

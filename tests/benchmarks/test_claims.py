@@ -1,6 +1,5 @@
 """What the benchmarks of the papers' claims compute, on vectors whose answer is known."""
 
-import importlib
 import json
 import math
 import pathlib
@@ -11,13 +10,6 @@ import numpy as np
 import pytest
 
 BENCHMARKS = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
-
-
-@pytest.fixture
-def imported(monkeypatch):
-    """Imports a module of the benchmarks."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
 
 
 @pytest.fixture

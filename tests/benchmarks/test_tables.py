@@ -1,6 +1,5 @@
 """The tables of README and docs are those that the benchmarks make of the committed results."""
 
-import importlib
 import json
 import pathlib
 import re
@@ -13,13 +12,6 @@ BENCHMARKS = ROOT / "benchmarks"
 
 
 LINKS = BENCHMARKS / "results/slow_network"
-
-
-@pytest.fixture
-def imported(monkeypatch):
-    """Imports a module of the benchmarks."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
 
 
 @pytest.fixture

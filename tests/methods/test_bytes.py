@@ -113,13 +113,13 @@ def test_a_method_sends_what_its_exchange_says(name):
     assert [fg.wire_bytes(exchange, LIKE, layout=layout)] == GOLDEN[name]
 
 
-@pytest.mark.parametrize("bits", [None, 2, 6, 8])
 @pytest.mark.parametrize("name", ["feedback_adam", "feedback_sgd"])
-def test_the_bits_of_an_optimizer_are_those_on_the_wire(name, bits):
+def test_an_optimizer_fills_a_hundredth_or_sends_what_it_is_given(name):
     make = getattr(fg.optimizers, name)
-    tx = make(0.1, fraction=0.2, bits=bits, axis_name=AXIS)
-    codec = fg.TopK(0.2) if bits is None else fg.chain(fg.TopK(0.2), fg.LogLevels(bits))
-    assert list(sent_by(tx).values()) == [fg.wire_bytes(fg.AllGather(codec), LIKE)]
+    exchange = fg.AllGather(fg.Budget(ratio=20))
+    for given, sent in (((), fg.AllGather(fg.Budget(ratio=100))), ((exchange,), exchange)):
+        tx = make(0.1, **dict(zip(("exchange",), given, strict=False)), axis_name=AXIS)
+        assert list(sent_by(tx).values()) == [fg.wire_bytes(sent, LIKE)]
 
 
 # The head of a buffer

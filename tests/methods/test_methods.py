@@ -77,13 +77,15 @@ ORACLES = {
         1e-5,
     ),
     "feedback_adam": (
-        fg.optimizers.feedback_adam(0.1, 0.1, None),
-        lambda: o.FeedbackAdam(0.1, 0.1),
+        fg.optimizers.feedback_adam(0.1, fg.AllGather(fg.TopK(0.1)), nu=0.7),
+        lambda: o.FeedbackAdam(0.1, 0.1, 0.7),
         1e-4,
     ),
     "feedback_sgd": (
-        fg.optimizers.feedback_sgd(0.1, 0.9, 0.1, None, decay=0.5),
-        lambda: o.FeedbackSgd(0.1, 0.9, 0.1, 0.5),
+        fg.optimizers.feedback_sgd(
+            0.1, 0.8, fg.AllGather(fg.TopK(0.1)), fg.ErrorFeedback(decay=0.5)
+        ),
+        lambda: o.FeedbackSgd(0.1, 0.8, 0.1, 0.5, decay=0.5),
         1e-5,
     ),
     "scale_by_dion": (m.scale_by_dion(rank=2, decay=0.9), lambda: o.Dion(2, 0.9), 1e-3),

@@ -189,11 +189,11 @@ def test_a_gradient_too_large_for_its_float16_leaf_is_a_bad_step():
 
 
 def feedback_adam():
-    return fg.optimizers.feedback_adam(0.1, fraction=0.2, bits=None, axis_name=AXIS)
+    return fg.optimizers.feedback_adam(0.1, fg.AllGather(fg.TopK(0.2)), axis_name=AXIS)
 
 
 def feedback_sgd():
-    return fg.optimizers.feedback_sgd(0.1, 0.9, fraction=0.2, axis_name=AXIS)
+    return fg.optimizers.feedback_sgd(0.1, 0.9, fg.AllGather(fg.TopK(0.2)), axis_name=AXIS)
 
 
 def one_bit_adam(warm_up_steps):

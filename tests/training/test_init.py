@@ -71,7 +71,7 @@ def test_parameters_over_a_model_axis(kind, placed):
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_program_of_three_calls_trains(kind):
     mesh = Mesh(np.array(jax.devices()), (AXIS,), axis_types=(kind,))
-    tx = fg.optimizers.feedback_sgd(0.02, fraction=0.2)
+    tx = fg.optimizers.feedback_sgd(0.02, exchange=fg.AllGather(fg.TopK(0.2)))
     x = np.random.default_rng(0).standard_normal((64, 6)).astype(np.float32)
     x = jax.device_put(x, NamedSharding(mesh, P(AXIS)))
     w = jax.device_put(jnp.zeros(6), NamedSharding(mesh, P()))

@@ -16,7 +16,7 @@ import fftgrad as fg
 WORKERS = 4
 SPARSE = fg.AllGather(fg.chain(fg.TopK(fraction=0.2), fg.RangeFloat(8)))
 PLACEMENTS = {
-    "before the optimizer": (fg.optimizers.feedback_adam(0.05, 0.2), {"residual"}),
+    "before the optimizer": (fg.optimizers.feedback_adam(0.05, SPARSE), {"residual"}),
     "on the momentum: DeMo": (
         optax.chain(
             optax.chain(

@@ -1,0 +1,198 @@
+"""What else was tried so that compressed training ends where dense does, on a tuning task.
+
+Momentum behind feedback, other memories, other places of the compression, and Muon's own knobs.
+What loses here has no place in the library.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from _record import markdown
+from ends import DENSE, filled, means
+from methods import AXIS, DCT, FEEDBACK, Method, Transformation, by_ratio, renamed
+from program import Study
+from training import chosen
+
+import fftgrad as fg
+
+# Memories
+
+
+class Estimate(fg.ErrorFeedback):
+    """EF21 (arXiv:2106.05203): what is sent is how far the gradient is from an estimate of it.
+
+    The estimates of all workers are the sums of what they sent, and so is their mean.
+    """
+
+    def compensate(self, grad: Any, state: Any) -> tuple[Any, Any]:
+        """The difference."""
+        return jax.tree.map(jnp.subtract, grad, state.residual), state
+
+    def update(self, x: Any, sent: Any, mean: Any, state: Any) -> Any:
+        """The next estimate."""
+        del x, mean
+        return state._replace(residual=jax.tree.map(jnp.add, state.residual, sent))
+
+
+@dataclasses.dataclass(frozen=True)
+class Momentum(fg.ErrorFeedback):
+    """As DeMo and Dion: each worker's momentum is sent, and loses a share of what was sent."""
+
+    decay: float = 0.9
+
+    def update(self, x: Any, sent: Any, mean: Any, state: Any) -> Any:
+        """The momentum that is left."""
+        del mean
+        rest = jax.tree.map(lambda x, sent: x - (1 - self.decay) * sent, x, sent)
+        return state._replace(residual=rest)
+
+
+# Exchanges
+
+
+@dataclasses.dataclass(frozen=True)
+class Preconditioned(fg.Exchange):
+    """Gradients in units of the root of their mean square, which all workers know."""
+
+    codec: fg.Codec
+    decay: float = 0.99
+    floor: float = 0.01  # of a unit, as a share of that of all
+
+    @property
+    def scope(self) -> Any:
+        """All values in one vector."""
+        return "model"
+
+    def init(self, like: Any) -> fg.exchanges.State:
+        """Squares of nothing."""
+        inner = fg.AllGather(self.codec).init(like)
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape), like)
+        return inner._replace(shared=(inner.shared, zeros, jnp.zeros(())))
+
+    def mean(self, x: Any, state: Any, channel: Any) -> fg.Reduced:
+        """The mean of the scaled ones, scaled back."""
+        shared, squares, weight = state.shared
+        known = weight > 0
+
+        def unit(square: jax.Array) -> jax.Array:
+            square = square / jnp.where(known, weight, 1.0)
+            whole = jnp.sqrt(square.mean())
+            one = jnp.sqrt(square) + self.floor * whole
+            return jnp.where(known & (whole > 0), one, 1.0)
+
+        units = jax.tree.map(unit, squares)
+        scaled = jax.tree.map(jnp.divide, x, units)
+        out = fg.AllGather(self.codec).mean(scaled, state._replace(shared=shared), channel)
+        mean, sent = (jax.tree.map(jnp.multiply, tree, units) for tree in (out.mean, out.sent))
+        d = self.decay
+        squares = jax.tree.map(lambda v, g: d * v + (1 - d) * g * g, squares, mean)
+        after = out.state._replace(shared=(out.state.shared, squares, d * weight + 1 - d))
+        return out._replace(mean=mean, sent=sent, state=after)
+
+    def wire_bytes(self, like: Any) -> int:
+        """Those of the codec."""
+        return fg.AllGather(self.codec).wire_bytes(like)
+
+
+# Rows
+
+FILLED = fg.Budget(ratio=100)
+
+
+def late(name: str, **options: Any) -> Method:
+    """Dense gradients of the step before."""
+
+    def exchange(_: Any) -> Transformation:
+        mean = fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS)
+        return optax.chain(fg.training.delay(), mean)
+
+    return Method(name, exchange, **options)
+
+
+def ef21(name: str, **options: Any) -> Method:
+    """The mean of the estimates is the sum of the means."""
+
+    def exchange(_: Any) -> Transformation:
+        recipe = fg.Recipe(fg.AllGather(FILLED), Estimate())
+        return optax.chain(fg.compressed_pmean(recipe, axis_name=AXIS), optax.trace(1.0))
+
+    return Method(name, exchange, **options)
+
+
+def with_memory(name: str, memory: fg.Memory, **options: Any) -> Method:
+    """100 times fewer bytes."""
+    return Method(name, fg.Recipe(fg.AllGather(FILLED), memory), **options)
+
+
+def scaled(name: str, **options: Any) -> Method:
+    """100 times fewer bytes, of scaled gradients."""
+    return Method(name, fg.Recipe(Preconditioned(FILLED), FEEDBACK), **options)
+
+
+MUON: Any = {"muon": True}
+METHODS: list[Method] = [
+    renamed("dense, Adam", "dense"),
+    renamed("dense, Muon", "dense", muon=True),
+    renamed("dense, Adam, lead 0.5", "dense", lead=0.5),
+    late("dense, a step late, Adam"),
+    late("dense, a step late, Adam, lead 0.5", lead=0.5),
+    late("dense, a step late, Muon", muon=True),
+    filled("100x, Adam", 100),
+    *(filled(f"100x, Adam, lead {nu}", 100, lead=nu) for nu in (0.0, 0.3, 0.5, 0.7, 0.85)),
+    Method(
+        "100x in DCT blocks, Adam, lead 0.5",
+        fg.Recipe(fg.AllGather(fg.chain(DCT, FILLED)), FEEDBACK),
+        lead=0.5,
+    ),
+    dataclasses.replace(
+        by_ratio("100x in DCT blocks, dense start, Adam, lead 0.5", DCT, 100),
+        momentum=True,
+        lead=0.5,
+    ),
+    with_memory("100x, decay 0.95, Adam, lead 0.5", fg.ErrorFeedback(decay=0.95), lead=0.5),
+    with_memory("100x of each worker's momentum, Adam's root", Momentum(), momentum=False),
+    ef21("100x, EF21, Adam"),
+    ef21("100x, EF21, Adam without momentum", momentum=False),
+    scaled("100x in units of Adam's root, lead 0.5", lead=0.5),
+    filled("100x, Muon", 100, **MUON),
+    scaled("100x in units of Adam's root, Muon", **MUON),
+    with_memory("100x of each worker's momentum 0.95, Muon", Momentum(decay=0.95), **MUON),
+    Method("EDEN 1 bit, Muon", fg.methods.eden(bits=1), **MUON),
+    Method("EDEN 2 bits, Muon", fg.methods.eden(bits=2), **MUON),
+    Method(
+        "EDEN 1 bit, feedback, Muon", fg.Recipe(fg.methods.eden(bits=1).exchange, FEEDBACK), **MUON
+    ),
+]
+
+
+def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
+    """Loss and rate of each row, by how it ends."""
+    del folder, name
+    runs = results["runs"]
+    rows: list[list[str]] = []
+    for task in dict.fromkeys(run["task"] for run in runs):
+        found = chosen(runs, task)
+        best = min(means(found, name) for name in DENSE)
+        for method, own in found.items():
+            loss = means(found, method)
+            change, ratio = f"{100 * (loss / best - 1):+.1f} %", f"{own[0]['mean_ratio']:.0f}"
+            rows.append([task, method, ratio, f"{own[0]['rate']:g}", f"{loss:.3f}", change])
+    print(markdown(["task", "method", "fewer bytes", "rate", "loss", "to the best dense"], rows))
+
+
+STUDY = Study(
+    folder="convergence",
+    file="variants",
+    rows=METHODS,
+    show=show,
+    steps=1000,
+    seeds=1,
+    rates=(0.5, 1.0, 2.0),
+    inside=True,
+    devices=False,
+    smoke=("dense, Adam", "100x, EF21, Adam", "100x in units of Adam's root, lead 0.5"),
+)

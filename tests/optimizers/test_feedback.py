@@ -1,0 +1,146 @@
+"""Momentum and error feedback: how far a late gradient may be trusted, and how fast feedback is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from parallel import AXIS
+
+import fftgrad as fg
+
+DENSE = fg.AllReduce()
+
+
+def of_workers(transformation):
+    """The update of one worker of two that are alike."""
+    return jax.vmap(transformation.update, axis_name=AXIS, axis_size=2)
+
+
+def started(transformation, like):
+    return jax.tree.map(lambda a: jnp.stack([a, a]), transformation.init(like))
+
+
+# The largest stable rate times curvature
+
+
+def largest(nu, late, b=0.9):
+    """Of z^d (z - 1)(z - b) + k ((1 - nu)(z - b) + nu (1 - b) z), all of whose roots are inside."""
+
+    def radius(k):
+        own = np.polymul([1.0, -1.0], [1.0, -b])
+        own = np.concatenate([own, np.zeros(late)])
+        return abs(np.roots(np.polyadd(own, k * np.array([1 - nu + nu * (1 - b), -b * (1 - nu)]))))
+
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if radius(middle).max() < 1 else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize(("late", "nu"), [(0, 1.0), (0, 0.5), (1, 1.0), (1, 0.5), (1, 0.0)])
+def test_a_lead_trains_as_far_as_the_theory_says(late, nu):
+    """On half the square of x, a thousand steps."""
+
+    @jax.jit
+    def end(rate):
+        sgd = fg.optimizers.feedback_sgd(rate / 10, 0.9, DENSE, nu=nu, axis_name=AXIS)
+        tx = optax.chain(*[fg.training.delay()] * late, sgd)
+        update, x = of_workers(tx), jnp.ones((2, 1))
+
+        def step(at, _):
+            x, state = at
+            moves, state = update(x, state)
+            return (x + moves, state), None
+
+        return jax.lax.scan(step, (x, started(tx, x[0])), length=1000)[0][0]
+
+    edge = largest(nu, late)
+    assert jnp.abs(end(0.95 * edge)).max() < 0.1
+    assert not jnp.abs(end(1.05 * edge)).max() <= 1
+
+
+def test_behind_a_delay_a_lead_is_stable_where_momentum_is_not():
+    assert largest(1.0, 0) == pytest.approx(38, rel=1e-3)
+    assert largest(1.0, 1) == pytest.approx(1.0, rel=0.02)
+    assert largest(0.5, 1) > 1.5 * largest(1.0, 1)
+
+
+# The rates of arXiv:2506.05271
+
+
+def contraction(small, large, lost):
+    """The best step of feedback and of EF21 for curvatures in between, and its worst case."""
+    root = lost**0.5
+    step = 2 / (large + small) * (1 - root) / (1 + root)
+    gap = large - small
+    spread = (gap**2 + 16 * large * small * root / (1 + root) ** 2) ** 0.5
+    multiplier = step / (large + small) * ((1 - root) * gap + (1 + root) * spread)
+    return step, root + (1 + root) * gap * multiplier / 4
+
+
+@pytest.mark.parametrize(("large", "lost", "rate"), [(2.0, 0.25, 0.632556), (10.0, 0.5, 0.939368)])
+def test_the_worst_case_is_the_published_one(large, lost, rate):
+    assert contraction(1.0, large, lost)[1] == pytest.approx(rate, abs=1e-6)
+
+
+def curvatures(large, n, seed):
+    """A random quadratic with these extremes, as a matrix."""
+    rng = np.random.default_rng(seed)
+    basis = np.linalg.qr(rng.standard_normal((n, n)))[0]
+    spectrum = np.concatenate([[1.0, large], rng.uniform(1.0, large, n - 2)])
+    return jnp.asarray(basis * spectrum @ basis.T, jnp.float32)
+
+
+@pytest.mark.parametrize("large", [2.0, 10.0])
+@pytest.mark.parametrize(("k", "n"), [(12, 16), (8, 16)])
+def test_feedback_contracts_as_its_worst_case_allows(k, n, large):
+    """Top-k of n loses at most 1 - k/n; the Lyapunov function is that of Theorem 1."""
+    lost = 1 - k / n
+    step, bound = contraction(1.0, large, lost)
+    c = 1 / (2 + lost**-0.5)
+    tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=k)), fg.ErrorFeedback(), axis_name=AXIS)
+    update = jax.jit(of_workers(tx))
+
+    def energy(x, state):
+        e = step * np.asarray(optax.tree.get(state, "residual"), np.float64).reshape(2, -1)[0]
+        return (c * x @ x - 2 * c * x @ e + (1 - c) * e @ e) / c
+
+    for seed in range(4):
+        hessian = curvatures(large, n, seed)
+        x = jax.random.normal(jax.random.key(seed), (n,))
+        state = started(tx, x)
+        before = energy(np.asarray(x, np.float64), state)
+        for _ in range(25):
+            mean, state = update(jnp.stack([hessian @ x] * 2), state)
+            x = x - step * mean[0]
+            after = energy(np.asarray(x, np.float64), state)
+            assert after <= bound * before * (1 + 1e-4) + 1e-12
+            before = after
+
+
+@pytest.mark.parametrize("large", [2.0, 10.0])
+@pytest.mark.parametrize(("k", "n"), [(12, 16), (8, 16)])
+def test_ef21_contracts_as_fast_with_the_same_codec(k, n, large):
+    """What is sent is the change of an estimate; Theorem 2."""
+    lost = 1 - k / n
+    step, bound = contraction(1.0, large, lost)
+    c, codec = 1 / (2 + lost**0.5), fg.TopK(k=k)
+    sent = jax.jit(lambda x: fg.decompress(codec, fg.compress(codec, x), x))
+
+    def energy(g, d):
+        g, d = np.asarray(g, np.float64), np.asarray(d, np.float64)
+        return ((1 - c) * g @ g - 2 * c * g @ d + c * d @ d) / c
+
+    for seed in range(4):
+        hessian = curvatures(large, n, seed)
+        x = jax.random.normal(jax.random.key(seed), (n,))
+        estimate = sent(hessian @ x)
+        before = energy(hessian @ x, estimate)
+        for _ in range(25):
+            x = x - step * estimate
+            estimate = estimate + sent(hessian @ x - estimate)
+            after = energy(hessian @ x, estimate)
+            assert after <= bound * before * (1 + 1e-4) + 1e-12
+            before = after
