@@ -143,6 +143,15 @@ MOMENTUM = fg.MomentumCorrection()
 MISTAKES = {
     # One kind of part where another is expected.
     "a codec as the exchange": (lambda: pmean(TOP), TypeError, r"AllGather\(codec\)"),
+    "a share of the values as the exchange": (
+        lambda: fg.optimizers.feedback_adam(0.1, 0.04), TypeError, r"_adam\(exchange\): .*got 0"
+    ),
+    "more than all as the average's share": (
+        lambda: fg.optimizers.feedback_sgd(0.1, nu=1.5), ValueError, r"feedback_sgd\(nu\).*use 0.5"
+    ),
+    "an average that never moves": (
+        lambda: fg.optimizers.feedback_adam(0.1, b1=1.0), ValueError, r"_adam\(b1\).*use 0.9"
+    ),
     "a codec as a rung": (
         lambda: fg.Fallback((TOP, fg.AllReduce()), 0.9), TypeError, r"ladder\[0\].*AllGather\(codec"
     ),

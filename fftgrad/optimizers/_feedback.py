@@ -65,7 +65,7 @@ def feedback_adam(
       that is not finite, and leaves the state of Adam as it was.
 
     Raises:
-      ValueError: if `nu` is outside [0, 1].
+      ValueError: if `nu` is outside [0, 1], or `b1` or `b2` outside [0, 1).
 
     Example:
       >>> tx = fg.optimizers.feedback_adam(learning_rate=3e-4, axis_name="data")
@@ -74,6 +74,8 @@ def feedback_adam(
       Stich et al., NeurIPS 2018, arXiv:1809.07599. Ma and Yarats, ICLR 2019, arXiv:1810.06801
       (QHAdam).
     """
+    for name, decay in (("b1", b1), ("b2", b2)):
+        check_within(f"feedback_adam({name})", decay, "[0, 1)", "use 0.9 and 0.99.")
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
