@@ -144,7 +144,7 @@ class Functional:
 
 
 class FineTuning(Task):
-    """A task that begins where a dense run on other data ended."""
+    """A task that begins where a dense run on other data ended, and has little data of its own."""
 
     def params(self, seed: int) -> Params:
         """The same for all seeds."""
@@ -193,7 +193,10 @@ def _mixed(smoke: bool) -> Task:
 
 
 def _fine_tuning(smoke: bool) -> Task:
-    texts, (context, width, layers) = source_of("numpy"), (16, 32, 1) if smoke else (48, 64, 3)
+    texts, (context, width, layers) = (
+        source_of("numpy", 100_000),
+        (16, 32, 1) if smoke else (48, 64, 3),
+    )
     draw, rng = passages_of(texts[1], context), np.random.default_rng(1)
     held_out = tuple(draw(rng, 8 if smoke else 256) for _ in range(1 if smoke else 8))
     model = train_lm.ByteLM(width, layers)
