@@ -5,6 +5,7 @@ once on the tasks of `held_out.py`. The learning rate of every row, dense too, i
 of two until the best has a worse one on both sides. Dense is the better of Adam and Muon.
 """
 
+import functools
 import pathlib
 from typing import Any
 
@@ -38,19 +39,32 @@ def local(name: str, every: int, ratio: float, **options: Any) -> Method:
     return Method(name, around=around, every=every, own=True, **options)
 
 
+def adam(nu: float) -> Any:
+    """Ours, with that share of the average."""
+    return functools.partial(fg.optimizers.feedback_adam, nu=nu)
+
+
+def muon(lead: float) -> Any:
+    """Ours, with so much of the normalized gradient."""
+    return functools.partial(fg.optimizers.feedback_muon, lead=lead)
+
+
 METHODS: list[Method] = [
     renamed("dense, Adam", "dense"),
     renamed("dense, Muon", "dense", muon=True),
-    filled("100x, Adam with lead 0.5", 100, lead=0.5),
-    filled("30x, Muon", 30, muon=True),
-    filled("30x, Adam with lead 0.7", 30, lead=0.7),
-    filled("300x, Adam with lead 0.5", 300, lead=0.5),
+    filled("100x, Muon, lead 0.5", 100, optimizer=muon(0.5)),
+    filled("30x, Muon, lead 0.3", 30, optimizer=muon(0.3)),
+    filled("100x, Adam, nu 0.5", 100, optimizer=adam(0.5)),
+    filled("300x, Muon, lead 0.5", 300, optimizer=muon(0.5)),
+    filled("30x, Adam, nu 0.7", 30, optimizer=adam(0.7)),
+    renamed("dense, Muon, lead 0.3", "dense", optimizer=muon(0.3)),
+    renamed("dense, Adam, nu 0.5", "dense", optimizer=adam(0.5)),
     filled("100x, Muon", 100, muon=True),
-    local("4 local steps of Muon, 25x", 4, 25, muon=True),
+    filled("30x, Muon", 30, muon=True),
     filled("100x, Adam without momentum", 100, momentum=False),
     renamed("EDEN 1 bit, Adam", "EDEN 1 bit (DRIVE)"),
+    local("4 local steps of Muon, 25x", 4, 25, muon=True),
     local("4 local steps of Adam, 25x", 4, 25),
-    renamed("dense, Adam with lead 0.5", "dense", lead=0.5),
 ]
 
 
@@ -93,5 +107,5 @@ STUDY = Study(
     rates=(0.5, 1.0, 2.0),
     inside=True,
     devices=False,
-    smoke=("dense, Adam", "100x, Adam with lead 0.5", "4 local steps of Muon, 25x"),
+    smoke=("dense, Adam", "100x, Muon, lead 0.5", "4 local steps of Adam, 25x"),
 )

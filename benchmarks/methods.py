@@ -1,6 +1,7 @@
 """How gradients are exchanged: the methods that are compared, and the optimizer behind each."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -43,8 +44,8 @@ class Method:
     momentum: bool = True  # whether the optimizer keeps its momentum. Feedback is one already
     corrects: bool = False  # whether the memory has the momentum that the optimizer lacks
     directs: float | None = None  # of a method whose updates only need a rate, that rate
-    # the share of the momentum in Adam's update, whose rest is the gradient itself; None: all
-    lead: float | None = None
+    # one of ours that takes the exchange itself, in place of the task's Adam
+    optimizer: Callable[..., Transformation] | None = None
     muon: bool = False  # whether the optimizer is Muon, with Adam for what is no matrix
     every: int = 1  # steps to an exchange
     own: bool = False  # whether the workers have parameters of their own in between
@@ -61,19 +62,17 @@ class Method:
     @property
     def for_adam(self) -> bool:
         """Whether it takes the place of Adam, and of nothing else."""
-        return self.muon or self.lead is not None
+        return self.muon or self.optimizer is not None
 
     def inner(self, adam: bool, rate: Any) -> Transformation:
         """The optimizer without the exchange; the rate is a number, an array or a schedule."""
         descend = optax.scale_by_learning_rate(rate)
         if self.directs is not None:
             return descend
+        if self.optimizer is not None:
+            return functools.partial(self.optimizer, rate)
         if self.muon:  # with updates as long as Adam's, whose rates then fit
             return optax.contrib.muon(rate, consistent_rms=0.2, adam_b2=0.99)
-        if adam and self.lead is not None:  # QHAdam, arXiv:1810.06801
-            nu = self.lead
-            ahead = optax.contrib.scale_by_ademamix(0.0, 0.99, 0.9, alpha=nu / (1 - nu))
-            return optax.chain(ahead, optax.scale(1 - nu), descend)
         if adam:
             return optax.chain(
                 optax.scale_by_adam(b1=0.9 if self.momentum else 0, b2=0.99), descend
@@ -95,6 +94,8 @@ class Method:
         """The whole optimizer."""
         if self.around is not None:
             return self.around(setting, inner)
+        if self.optimizer is not None:
+            return inner(self.made(setting), axis_name=AXIS)
         return optax.chain(self.mean(setting), inner)
 
 

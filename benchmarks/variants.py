@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 from _record import markdown
-from ends import DENSE, filled, means
-from methods import AXIS, DCT, FEEDBACK, Method, Transformation, by_ratio, renamed
+from ends import DENSE, adam, filled, means, muon
+from methods import AXIS, DCT, FEEDBACK, Method, Setting, Transformation, by_ratio, renamed
 from program import Study
 from training import chosen
 
@@ -106,11 +106,21 @@ FILLED = fg.Budget(ratio=100)
 def late(name: str, **options: Any) -> Method:
     """Dense gradients of the step before."""
 
-    def exchange(_: Any) -> Transformation:
-        mean = fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS)
-        return optax.chain(fg.training.delay(), mean)
+    def around(_: Setting, inner: Transformation) -> Transformation:
+        mean: Any = fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS)
+        return optax.chain(fg.training.delay(), mean, inner)
 
-    return Method(name, exchange, **options)
+    return Method(name, around=around, **options)
+
+
+def late_adam(name: str, nu: float) -> Method:
+    """The same before our Adam."""
+
+    def optimizer(rate: Any, exchange: Any, axis_name: str) -> Transformation:
+        whole = adam(nu)(rate, exchange, axis_name=axis_name)
+        return optax.chain(fg.training.delay(), whole)
+
+    return renamed(name, "dense", optimizer=optimizer)
 
 
 def ef21(name: str, **options: Any) -> Method:
@@ -137,27 +147,30 @@ MUON: Any = {"muon": True}
 METHODS: list[Method] = [
     renamed("dense, Adam", "dense"),
     renamed("dense, Muon", "dense", muon=True),
-    renamed("dense, Adam, lead 0.5", "dense", lead=0.5),
+    renamed("dense, Adam, nu 0.5", "dense", optimizer=adam(0.5)),
     late("dense, a step late, Adam"),
-    late("dense, a step late, Adam, lead 0.5", lead=0.5),
+    late_adam("dense, a step late, Adam, nu 0.5", 0.5),
     late("dense, a step late, Muon", muon=True),
     filled("100x, Adam", 100),
-    *(filled(f"100x, Adam, lead {nu}", 100, lead=nu) for nu in (0.0, 0.3, 0.5, 0.7, 0.85)),
+    *(filled(f"100x, Adam, nu {nu}", 100, optimizer=adam(nu)) for nu in (0.0, 0.3, 0.5, 0.7, 0.85)),
+    *(filled(f"100x, Muon, lead {c}", 100, optimizer=muon(c)) for c in (0.1, 0.3, 0.5, 0.8)),
     Method(
-        "100x in DCT blocks, Adam, lead 0.5",
+        "100x in DCT blocks, Adam, nu 0.5",
         fg.Recipe(fg.AllGather(fg.chain(DCT, FILLED)), FEEDBACK),
-        lead=0.5,
+        optimizer=adam(0.5),
     ),
     dataclasses.replace(
-        by_ratio("100x in DCT blocks, dense start, Adam, lead 0.5", DCT, 100),
+        by_ratio("100x in DCT blocks, dense start, Adam, nu 0.5", DCT, 100),
         momentum=True,
-        lead=0.5,
+        optimizer=adam(0.5),
     ),
-    with_memory("100x, decay 0.95, Adam, lead 0.5", fg.ErrorFeedback(decay=0.95), lead=0.5),
+    with_memory(
+        "100x, decay 0.95, Adam, nu 0.5", fg.ErrorFeedback(decay=0.95), optimizer=adam(0.5)
+    ),
     with_memory("100x of each worker's momentum, Adam's root", Momentum(), momentum=False),
     ef21("100x, EF21, Adam"),
     ef21("100x, EF21, Adam without momentum", momentum=False),
-    scaled("100x in units of Adam's root, lead 0.5", lead=0.5),
+    scaled("100x in units of Adam's root, nu 0.5", optimizer=adam(0.5)),
     filled("100x, Muon", 100, **MUON),
     scaled("100x in units of Adam's root, Muon", **MUON),
     with_memory("100x of each worker's momentum 0.95, Muon", Momentum(decay=0.95), **MUON),
@@ -194,5 +207,5 @@ STUDY = Study(
     rates=(0.5, 1.0, 2.0),
     inside=True,
     devices=False,
-    smoke=("dense, Adam", "100x, EF21, Adam", "100x in units of Adam's root, lead 0.5"),
+    smoke=("dense, Adam", "100x, EF21, Adam", "100x in units of Adam's root, nu 0.5"),
 )

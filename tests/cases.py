@@ -283,6 +283,9 @@ METHODS = {
     "feedback_adam": lambda axis: fg.optimizers.feedback_adam(
         0.1, fg.methods.top_k(0.2, bits=4), axis_name=axis
     ),
+    "feedback_muon": lambda axis: fg.optimizers.feedback_muon(
+        0.1, fg.methods.top_k(0.2, bits=4), axis_name=axis
+    ),
     "feedback_sgd": lambda axis: fg.optimizers.feedback_sgd(
         0.1,
         0.5,

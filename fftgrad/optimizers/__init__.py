@@ -5,7 +5,7 @@ May import everything but `tools`.
 
 from fftgrad.exchanges._fragments import fragment
 from fftgrad.optimizers._diloco import diloco
-from fftgrad.optimizers._feedback import feedback_adam, feedback_sgd
+from fftgrad.optimizers._feedback import feedback_adam, feedback_muon, feedback_sgd
 from fftgrad.optimizers._scatter import (
     Scattered,
     compressed_all_gather,
@@ -21,6 +21,7 @@ __all__ = [
     "compressed_psum_scatter",
     "diloco",
     "feedback_adam",
+    "feedback_muon",
     "feedback_sgd",
     "fragment",
     "gather_parameters",

@@ -54,6 +54,7 @@ GOLDEN = {
     "fft_sparsification diminishing": [164, 628, DENSE],
     "fft_sparsification recovery": [12, 228, 628, DENSE],
     "feedback_adam": [208],
+    "feedback_muon": [208],
     "feedback_sgd": [208],
     "acp_sgd": [476],
     "adacomp": [196],
@@ -113,7 +114,7 @@ def test_a_method_sends_what_its_exchange_says(name):
     assert [fg.wire_bytes(exchange, LIKE, layout=layout)] == GOLDEN[name]
 
 
-@pytest.mark.parametrize("name", ["feedback_adam", "feedback_sgd"])
+@pytest.mark.parametrize("name", ["feedback_adam", "feedback_muon", "feedback_sgd"])
 def test_an_optimizer_fills_a_hundredth_or_sends_what_it_is_given(name):
     make = getattr(fg.optimizers, name)
     exchange = fg.AllGather(fg.Budget(ratio=20))

@@ -144,3 +144,25 @@ def test_ef21_contracts_as_fast_with_the_same_codec(k, n, large):
             after = energy(hessian @ x, estimate)
             assert after <= bound * before * (1 + 1e-4) + 1e-12
             before = after
+
+
+# Muon
+
+
+def test_a_muon_that_leads_is_muon_and_a_normalized_gradient():
+    """Without compression, on a matrix, a vector and a stack of matrices."""
+    shapes = {"w": (6, 4), "b": (4,), "c": (2, 3, 4)}
+    plain = optax.contrib.muon(0.1, nesterov=False, adam_b2=0.99, consistent_rms=0.2)
+    tx = fg.optimizers.feedback_muon(0.1, DENSE, lead=0.3, axis_name=AXIS)
+    update = jax.jit(of_workers(tx))
+    like = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+    state, alone, square = started(tx, like), plain.init(like), like
+    for count in range(1, 4):
+        keys = jax.random.split(jax.random.key(count), 3)
+        g = {n: jax.random.normal(k, shapes[n]) for n, k in zip(shapes, keys, strict=True)}
+        moves, state = update(jax.tree.map(lambda a: jnp.stack([a, a]), g), state)
+        expected, alone = plain.update(g, alone, like)
+        square = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, square, g)
+        for name, move in expected.items():
+            root = jnp.sqrt(square[name] / (1 - 0.99**count))
+            np.testing.assert_allclose(moves[name][0], move - 0.03 * g[name] / root, rtol=2e-4)
