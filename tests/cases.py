@@ -111,6 +111,7 @@ GRAPHS: dict[str, fg.contrib.gossip.Graph] = {
 }
 """For 4 workers."""
 
+DECAYED = fg.ErrorFeedback(decay=0.95)
 MEMORIES: dict[str, fg.Memory] = {
     "none": fg.NoMemory(),
     "feedback": fg.ErrorFeedback(),
@@ -281,15 +282,16 @@ METHODS = {
         fg.methods.fft_sparsification(recover=(0.5, 0.0), max_error=0.1), axis_name=axis
     ),
     "feedback_adam": lambda axis: fg.optimizers.feedback_adam(
-        0.1, fg.methods.top_k(0.2, bits=4), axis_name=axis
+        0.1, fg.methods.top_k(0.2, 4, memory=DECAYED), nu=0.0, axis_name=axis
     ),
     "feedback_muon": lambda axis: fg.optimizers.feedback_muon(
-        0.1, fg.methods.top_k(0.2, bits=4), axis_name=axis
+        0.1, fg.methods.top_k(0.2, 4), axis_name=axis
     ),
     "feedback_sgd": lambda axis: fg.optimizers.feedback_sgd(
         0.1,
         0.5,
-        fg.methods.top_k(0.2, bits=4, transform=fg.Dct(block=16)),
+        fg.methods.top_k(0.2, 4, transform=fg.Dct(block=16), memory=DECAYED),
+        nu=0.0,
         axis_name=axis,
     ),
     "acp_sgd": lambda axis: fg.compressed_pmean(fg.methods.acp_sgd(rank=2), axis_name=axis),
