@@ -136,7 +136,13 @@ def test_the_page_on_training_has_the_tables_of_its_results(imported, name):
 
 
 @pytest.mark.parametrize(
-    ("study", "name"), [("resets", "training"), ("endurance", "training"), ("sharded", "meshes")]
+    ("study", "name"),
+    [
+        ("ends", "training"),
+        ("resets", "training"),
+        ("endurance", "training"),
+        ("sharded", "meshes"),
+    ],
 )
 def test_the_pages_have_the_tables_of_the_studies(imported, capsys, monkeypatch, study, name):
     found = imported("convergence").STUDIES[study]
