@@ -145,6 +145,40 @@ class FeedbackAdam(FeedbackSgd):
         }
 
 
+class FeedbackMuon(FeedbackSgd):
+    """Five steps of Newton-Schulz on an average of 0.95, Adam for what is no matrix; a lead."""
+
+    def __init__(self, learning_rate, fraction, lead):
+        super().__init__(learning_rate, 0.0, fraction, 0.0)
+        self.lead, self.averages = lead, {}
+
+    def average_of(self, kind, decay, tree):
+        """A moving average, corrected for its start."""
+        old = self.averages.setdefault(kind, zeros(tree))
+        for name, leaf in tree.items():
+            old[name] = decay * old[name] + (1 - decay) * leaf
+        return {name: leaf / (1 - decay ** (self.t + 1)) for name, leaf in old.items()}
+
+    def step(self, grads):
+        g = self.average(grads)
+        slow, first = self.average_of("slow", 0.95, g), self.average_of("first", 0.9, g)
+        square = self.average_of("square", 0.99, {name: leaf**2 for name, leaf in g.items()})
+        root = {name: np.sqrt(leaf) + 1e-8 for name, leaf in square.items()}
+        moves = {}
+        for name, leaf in g.items():
+            move = self.orthogonal(slow[name]) if leaf.ndim == 2 else first[name] / root[name]
+            moves[name] = -self.rate * (move + self.lead * leaf / root[name])
+        return moves
+
+    @staticmethod
+    def orthogonal(x):
+        scale, x = 0.2 * np.sqrt(max(x.shape)), x / (np.linalg.norm(x) + 1e-8)
+        for _ in range(5):
+            square = x @ x.T
+            x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+        return scale * x
+
+
 class RandomK(Oracle):
     def __init__(self, fraction):
         super().__init__()

@@ -81,6 +81,11 @@ ORACLES = {
         lambda: o.FeedbackAdam(0.1, 0.1, 0.7),
         1e-4,
     ),
+    "feedback_muon": (
+        fg.optimizers.feedback_muon(0.1, fg.AllGather(fg.TopK(0.1)), lead=0.3),
+        lambda: o.FeedbackMuon(0.1, 0.1, 0.3),
+        1e-3,
+    ),
     "feedback_sgd": (
         fg.optimizers.feedback_sgd(
             0.1, 0.8, fg.AllGather(fg.TopK(0.1)), fg.ErrorFeedback(decay=0.5)
