@@ -19,7 +19,6 @@ from training import chosen
 
 import fftgrad as fg
 
-TUNING = ("lm", "prose", "digits by Adam")
 DENSE = ("dense, Adam", "dense, Muon")
 
 

@@ -90,8 +90,13 @@ class Program:
             axis_name=AXIS,
             axis_size=self.mesh.size,
         )
-        apart = lambda a: a.reshape(self.mesh.size, -1, *a.shape[1:])  # noqa: E731
-        joined = lambda a: a.reshape(-1, *a.shape[2:])  # noqa: E731
+
+        def apart(a: Any) -> Any:
+            return a.reshape(self.mesh.size, -1, *a.shape[1:])
+
+        def joined(a: Any) -> Any:
+            return a.reshape(-1, *a.shape[2:])
+
         return lambda *given: rows(mapped(*rows(given, args, apart)), results, joined)
 
     @functools.cached_property

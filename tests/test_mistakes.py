@@ -149,6 +149,9 @@ MISTAKES = {
     "more than all as the average's share": (
         lambda: fg.optimizers.feedback_sgd(0.1, nu=1.5), ValueError, r"feedback_sgd\(nu\).*use 0.5"
     ),
+    "a lead that goes back": (
+        lambda: fg.optimizers.feedback_muon(0.1, lead=-0.5), ValueError, r"_muon\(lead\).*use 0.5"
+    ),
     "an average that never moves": (
         lambda: fg.optimizers.feedback_adam(0.1, b1=1.0), ValueError, r"_adam\(b1\).*use 0.9"
     ),

@@ -166,3 +166,19 @@ def test_a_muon_that_leads_is_muon_and_a_normalized_gradient():
         for name, move in expected.items():
             root = jnp.sqrt(square[name] / (1 - 0.99**count))
             np.testing.assert_allclose(moves[name][0], move - 0.03 * g[name] / root, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["feedback_adam", "feedback_muon", "feedback_sgd"])
+def test_zeros_single_values_and_prime_lengths_at_the_defaults(name):
+    """Zeros move nothing; ones move what is sent of them downwards, and nothing upwards."""
+    tx = getattr(fg.optimizers, name)(0.1)
+    like = {"one": jnp.zeros(1), "dot": jnp.zeros((1, 1)), "prime": jnp.zeros(7)}
+    update, state = jax.jit(of_workers(tx)), started(tx, like)
+    for value in (0.0, 1.0):
+        g = jax.tree.map(lambda a, value=value: jnp.full((2, *a.shape), value), like)
+        moves = update(g, state)[0]
+        for move in jax.tree.leaves(moves):
+            assert jnp.isfinite(move).all()
+            assert (move <= 0).all()
+            assert value or not move.any()
+        assert any(move.any() for move in jax.tree.leaves(moves)) == bool(value)

@@ -192,6 +192,10 @@ def feedback_adam():
     return fg.optimizers.feedback_adam(0.1, fg.AllGather(fg.TopK(0.2)), axis_name=AXIS)
 
 
+def feedback_muon():
+    return fg.optimizers.feedback_muon(0.1, fg.AllGather(fg.TopK(0.2)), axis_name=AXIS)
+
+
 def feedback_sgd():
     return fg.optimizers.feedback_sgd(0.1, 0.9, fg.AllGather(fg.TopK(0.2)), axis_name=AXIS)
 
@@ -205,6 +209,7 @@ def one_bit_adam(warm_up_steps):
 
 OPTIMIZERS = {
     "feedback_adam": feedback_adam,
+    "feedback_muon": feedback_muon,
     "feedback_sgd": feedback_sgd,
     "one_bit_adam in warm-up": lambda: one_bit_adam(5),
     "one_bit_adam after warm-up": lambda: one_bit_adam(1),

@@ -28,7 +28,7 @@ class LogLevels(Quantizer):
     a code is the cell of |x| and a sign, and decodes to ±c_j, whose largest relative error in the
     cell is least, (r - 1) / (r + 1): no value is worse than not sent. If there are zeros, they have
     the first code, and there are L - 1 cells. A complex value has L = 2^N cells of its modulus, and
-    as many sectors of its angle; c_j is then brief by cos(π/L), for the same reason.
+    as many sectors of its angle; c_j is then shortened by cos(π/L), for the same reason.
 
     Args:
       bits: N, 2 <= N <= 16.
