@@ -12,7 +12,7 @@ import fftgrad as fg
 
 use_cpu_devices()
 mesh = jax.make_mesh((jax.device_count(),), ("data",))
-tx = fg.optimizers.feedback_adam(4e-3, axis_name="data")
+tx = fg.optimizers.feedback_adam(4e-3, fg.methods.top_k(0.01), axis_name="data")
 
 
 class Model(nnx.Module):

@@ -16,7 +16,7 @@ from flax import jax_utils
 import fftgrad as fg
 
 use_cpu_devices()
-tx = fg.optimizers.feedback_adam(4e-3, axis_name="data")
+tx = fg.optimizers.feedback_adam(4e-3, fg.methods.top_k(0.01), axis_name="data")
 
 
 def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:

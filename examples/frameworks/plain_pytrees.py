@@ -11,7 +11,7 @@ import fftgrad as fg
 
 use_cpu_devices()
 mesh = jax.make_mesh((jax.device_count(),), ("data",))
-tx = fg.optimizers.feedback_adam(4e-3, axis_name="data")
+tx = fg.optimizers.feedback_adam(4e-3, fg.methods.top_k(0.01), axis_name="data")
 
 
 def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
