@@ -17,6 +17,7 @@ import ends
 import endurance
 import learned_codes
 import resets
+import seconds
 import sharded
 import training
 import variants
@@ -32,6 +33,7 @@ STUDIES: dict[str, Study] = {
     "ends": ends.STUDY,
     "variants": variants.STUDY,
     "claims": claims.STUDY,
+    "large": seconds.STUDY,
     "resets": resets.STUDY,
     "sharded": sharded.STUDY,
     "endurance": endurance.STUDY,

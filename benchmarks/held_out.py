@@ -6,7 +6,6 @@ packages that the tests need anyway.
 
 import functools
 import importlib
-import pathlib
 import unicodedata
 from collections.abc import Callable
 from typing import Any
@@ -18,20 +17,19 @@ import numpy as np
 import optax
 import train_lm
 from flax import nnx
-from tasks import Batch, Draw, Params, Task, cosine, language_model, passages_of
+from tasks import (
+    WORKLOADS,
+    Batch,
+    Draw,
+    Params,
+    Task,
+    cosine,
+    language_model,
+    passages_of,
+    source_of,
+)
 
 # Data
-
-
-def source_of(package: str, limit: int = 4_000_000) -> tuple[Any, Any]:
-    """The Python source of a package without its tests, of which every tenth file is held out."""
-    root = pathlib.Path(importlib.import_module(package).__file__ or "").parent
-    files = [file for file in sorted(root.rglob("*.py")) if "test" not in file.as_posix()]
-    chosen = np.random.default_rng(0).permutation(len(files))
-    texts = [files[i].read_bytes() for i in chosen]
-    parts = [text for i, text in enumerate(texts) if i % 10 != 9], texts[9::10]
-    train, held_out = (np.frombuffer(b"\n".join(part)[:limit], np.uint8) for part in parts)
-    return train, held_out
 
 
 def names() -> tuple[Any, Any]:
@@ -208,5 +206,6 @@ HELD_OUT: dict[str, Callable[[bool], Task]] = {
     "names": _names,
     "nnx": _mixed,
     "fine-tuning": _fine_tuning,
+    "large": WORKLOADS["large"],
 }
 """By name; smaller ones with `True`."""
