@@ -143,7 +143,18 @@ def scaled(name: str, **options: Any) -> Method:
     return Method(name, fg.Recipe(Preconditioned(FILLED), FEEDBACK), **options)
 
 
+def local(name: str, every: int, exchange: Any, outer: Transformation, **options: Any) -> Method:
+    """Local steps, and an outer optimizer for the mean of what they changed."""
+
+    def around(_: Setting, inner: Transformation) -> Transformation:
+        return fg.optimizers.diloco(inner, outer, every, exchange, axis_name=AXIS)
+
+    return Method(name, around=around, every=every, own=True, **options)
+
+
 MUON: Any = {"muon": True}
+WHOLE, NESTEROV = fg.Recipe(fg.AllReduce()), optax.sgd(0.7, 0.9, nesterov=True)
+QUARTER = fg.Recipe(fg.AllGather(fg.Budget(ratio=25)), FEEDBACK)
 METHODS: list[Method] = [
     renamed("dense, Adam", "dense"),
     renamed("dense, Muon", "dense", muon=True),
@@ -171,6 +182,18 @@ METHODS: list[Method] = [
     ef21("100x, EF21, Adam"),
     ef21("100x, EF21, Adam without momentum", momentum=False),
     scaled("100x in units of Adam's root, nu 0.5", optimizer=adam(0.5)),
+    *(filled(f"300x, Muon, lead {c}", 300, optimizer=muon(c)) for c in (0.5, 0.8)),
+    filled("300x, Adam, nu 0.5", 300, optimizer=adam(0.5)),
+    renamed("dense, Muon, lead 0.3", "dense", optimizer=muon(0.3)),
+    filled("30x, Muon, lead 0.3", 30, optimizer=muon(0.3)),
+    filled("30x, Adam, nu 0.7", 30, optimizer=adam(0.7)),
+    Method("EDEN 1 bit, Muon, lead 0.3", fg.methods.eden(bits=1), optimizer=muon(0.3)),
+    Method("EDEN 2 bits, Muon, lead 0.3", fg.methods.eden(bits=2), optimizer=muon(0.3)),
+    local("4 local steps of Adam, dense", 4, WHOLE, optax.sgd(1.0)),
+    local("4 local steps of Adam, dense, outer Nesterov", 4, WHOLE, NESTEROV),
+    local("4 local steps of Muon, dense, outer Nesterov", 4, WHOLE, NESTEROV, **MUON),
+    local("4 local steps of Adam, 25x, outer Nesterov", 4, QUARTER, NESTEROV),
+    local("4 local steps of Muon, 25x, outer Nesterov", 4, QUARTER, NESTEROV, **MUON),
     filled("100x, Muon", 100, **MUON),
     scaled("100x in units of Adam's root, Muon", **MUON),
     with_memory("100x of each worker's momentum 0.95, Muon", Momentum(decay=0.95), **MUON),
