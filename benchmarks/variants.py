@@ -13,7 +13,17 @@ import jax.numpy as jnp
 import optax
 from _record import markdown
 from ends import DENSE, adam, filled, means, muon
-from methods import AXIS, DCT, FEEDBACK, Method, Setting, Transformation, by_ratio, renamed
+from methods import (
+    AXIS,
+    DCT,
+    FEEDBACK,
+    POWER_SGD,
+    Method,
+    Setting,
+    Transformation,
+    by_ratio,
+    renamed,
+)
 from program import Study
 from training import chosen
 
@@ -189,6 +199,9 @@ METHODS: list[Method] = [
     filled("30x, Adam, nu 0.7", 30, optimizer=adam(0.7)),
     Method("EDEN 1 bit, Muon, lead 0.3", fg.methods.eden(bits=1), optimizer=muon(0.3)),
     Method("EDEN 2 bits, Muon, lead 0.3", fg.methods.eden(bits=2), optimizer=muon(0.3)),
+    POWER_SGD,
+    renamed("PowerSGD rank 4, Adam, nu 0.7", "PowerSGD rank 4", optimizer=adam(0.7)),
+    renamed("PowerSGD rank 4, Muon, lead 0.3", "PowerSGD rank 4", optimizer=muon(0.3)),
     local("4 local steps of Adam, dense", 4, WHOLE, optax.sgd(1.0)),
     local("4 local steps of Adam, dense, outer Nesterov", 4, WHOLE, NESTEROV),
     local("4 local steps of Muon, dense, outer Nesterov", 4, WHOLE, NESTEROV, **MUON),
