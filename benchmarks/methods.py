@@ -381,6 +381,15 @@ LINKS: dict[str, Method] = {
     "powersgd-b0": plain(POWER_SGD),
     "acp-sgd": ACP_SGD,
     "dion": Method("Dion rank 16", m.scale_by_dion(rank=16), directs=1e-3),
+    "dense-muon": renamed("dense float32, Muon", "dense", muon=True),
+    **{
+        f"muon-{ratio}x": Method(
+            f"{ratio}x, Muon, lead {lead}",
+            fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), FEEDBACK),
+            optimizer=functools.partial(fg.optimizers.feedback_muon, lead=lead),
+        )
+        for ratio, lead in ((30, 0.3), (100, 0.5))
+    },
 }
 """Of the runs over slow links, by the names of their command line."""
 

@@ -139,7 +139,7 @@ def decision(folder: pathlib.Path, workload: str) -> dict[str, Any]:
     rows = {method: usual[name] for method, name in SAME.items()}
     for method in CODECS:
         recipe = LINKS[method].made(Setting(workers))
-        rows[method] = fg.advise.Candidate(LINKS[method].name, recipe, momentum=False)
+        rows[method] = fg.advise.Candidate(LINKS[method].name, recipe)
     rows = {method: row for method, row in rows.items() if method in runs}
     found = fg.advise.plan(
         like,

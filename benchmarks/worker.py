@@ -109,12 +109,17 @@ class Trainer:
         out = {"wire_s": self._time_wire() / self.every} | self._time_gradient()
         if self.method.codec is not None:
             out["encode_s"] = self._time_encode(self.method.codec, gradient) / self.every
-        out |= {"optimizer_s": self._time_optimizer(gradient)} | self._time_alone(gradient)
+        if self.method.optimizer is None:
+            out["optimizer_s"] = self._time_optimizer(gradient)
+        out |= self._time_alone(gradient)
         return out | (self._measure_link() if self.job.method == "dense" else {})
 
     def _time_alone(self, gradient: Any) -> dict[str, float]:
         own = jax.tree.map(lambda g: _local(g)[0], gradient)
-        tx = self.method.assemble(self.setting, optax.identity())
+        if self.method.optimizer is None:
+            tx = self.method.assemble(self.setting, optax.identity())
+        else:
+            tx = self.method.mean(self.setting)
         axes, like = {AXIS: self.job.workers}, jax.eval_shape(lambda g: g, own)
         timing = fg.advise.time_exchange(
             tx, like, axes, every=self.every, mesh=self.mesh, gradients=[own], seconds=1.0
@@ -181,9 +186,11 @@ class Trainer:
         return timed(run, self.agree)
 
 
-def clipped(method: Method, task: Task) -> optax.GradientTransformation:
-    """What follows the exchange, on gradients that are not too long."""
-    inner = method.inner(task.adam, task.schedule(method.pace * task.rate, 0))
+def clipped(method: Method, task: Task) -> Any:
+    """What follows the exchange, on gradients that are not too long; or one of our optimizers."""
+    inner = method.inner(task.adam, task.schedule(method.pace * task.rate, 1))
+    if method.optimizer is not None:
+        return inner
     clip = optax.identity() if method.directs is not None else optax.clip_by_global_norm(1.0)
     return optax.chain(clip, inner)
 

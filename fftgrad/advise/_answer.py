@@ -24,7 +24,8 @@ class PlanRow(NamedTuple):
 
     Attributes:
       name: the candidate's.
-      code: the expression that makes it, to put before the optimizer; with local steps, around it.
+      code: the expression that makes it, to put before the optimizer, in its place if it is a whole
+        one, or with local steps around it.
       seconds: a step takes, predicted, the mean over those with and without an exchange.
       speed_up: how many times the steps of the best dense row.
       wire_bytes: that a worker hands to the collectives, each step on average.
@@ -36,7 +37,7 @@ class PlanRow(NamedTuple):
       loss: what to expect of the loss, from short runs of small models with 8 workers, or 4.
       steps: how many times dense's steps it took to dense's loss there, where that is known.
       every: steps between two exchanges.
-      momentum: whether the optimizer keeps its momentum.
+      whole: whether the code is a whole optimizer, in place of the user's.
       parts: the seconds of a step's parts; those of an exchange are a step's share.
     """
 
@@ -51,7 +52,7 @@ class PlanRow(NamedTuple):
     loss: Loss
     steps: float
     every: int
-    momentum: bool
+    whole: bool
     parts: Parts
 
     @property
@@ -67,9 +68,7 @@ class PlanRow(NamedTuple):
     def __str__(self) -> str:
         if self.every > 1:
             return f"{self.code}  # around your optimizer; parameters have a row for each worker"
-        if self.momentum:
-            return self.code
-        return f"{self.code}  # before an optimizer without momentum: feedback is one"
+        return f"{self.code}  # in place of your optimizer" if self.whole else self.code
 
 
 class Plan(NamedTuple):
@@ -177,7 +176,7 @@ class Model(NamedTuple):
             loss=own.loss,
             steps=own.steps,
             every=every,
-            momentum=own.momentum,
+            whole=own.optimizer is not None,
             parts=Parts(parts.step, *(part / every for part in parts[1:])),
         )
 

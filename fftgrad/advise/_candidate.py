@@ -1,10 +1,11 @@
 """A way to exchange gradients, and those that a plan compares unless it is given others."""
 
 import dataclasses
+import functools
 import math
 import re
-from collections.abc import Sequence
-from typing import get_args
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
 
 import jax
 import optax
@@ -29,7 +30,8 @@ class Candidate:
       every: H, the steps between two exchanges; with more than one each worker trains on its own
         meanwhile, as by `fg.optimizers.diloco`.
       dense: whether it is one of those with which the others are compared.
-      momentum: whether the optimizer keeps its momentum; error feedback is one already.
+      optimizer: the whole optimizer that it trained with, in place of the user's, such as
+        `fg.optimizers.feedback_adam` or a `functools.partial` of it.
       loss: what to expect of the loss.
       steps: how many times dense's steps it takes to dense's loss: a plan's order counts them.
 
@@ -43,7 +45,7 @@ class Candidate:
     _: dataclasses.KW_ONLY
     every: int = 1
     dense: bool = False
-    momentum: bool = True
+    optimizer: Callable[..., Any] | None = None
     loss: Loss = "not measured"
     steps: float = 1.0
 
@@ -73,14 +75,18 @@ class Candidate:
         )
 
     def code(self, axis_name: AxisName) -> str:
-        """The expression that makes it, where `fg` is fftgrad and `optimizer` the user's own."""
-        own = self.recipe
+        """The expression that makes it; `optimizer` and `learning_rate` are the user's own."""
+        own, whole = self.recipe, self.optimizer
         parts, function = [repr(own.exchange)], "fg.compressed_pmean"
         if self.every > 1:
             parts.insert(0, f"optimizer, optax.sgd(1.0), {self.every}")
             function = "fg.optimizers.diloco"
-        if self.every > 1 or own.memory != fg.NoMemory():
+        elif whole is not None:
+            parts.insert(0, "learning_rate")
+            function = f"fg.optimizers.{getattr(whole, 'func', whole).__name__}"
+        if self.every > 1 or whole is not None or own.memory != fg.NoMemory():
             parts.append(repr(own.memory))
+        parts += [f"{name}={value!r}" for name, value in getattr(whole, "keywords", {}).items()]
         if own.layout != fg.Layout():
             parts.append(f"layout={own.layout!r}")
         inside = NAME.sub(lambda found: f"fg.{_room(found[2])}{found[1]}", ", ".join(parts))
@@ -131,30 +137,41 @@ def candidates(
     signs = fg.Recipe(fg.TwoStage(fg.Sign(), workers), decayed)
     two_bits = fg.TwoStage(fg.codecs.LloydMax(bits=2, block=256), workers)
     four_bits = fg.chain(fg.TopK(0.04), fg.LogLevels(bits=4))
-    filled = fg.AllGather(fg.chain(dct, fg.Budget(ratio=100)))
+    muon = fg.optimizers.feedback_muon
+    late = functools.partial(fg.optimizers.feedback_adam, nu=0.0)  # as these rows trained
     rows = [
         _row("dense float32", fg.Recipe(fg.AllReduce()), dense=True),
         _row("dense bfloat16", fg.Recipe(halves), dense=True),
         _row("QSGD 4 bits", fg.methods.qsgd(bits=4)),
         _row("EDEN 1 bit (DRIVE)", fg.methods.eden()),
         _row("TernGrad, shared scale", fg.methods.terngrad(workers=workers)),
-        _row("random-k 10 %", fg.methods.random_k(0.1)),
-        _row("shared top-k 4 %", fg.Recipe(fg.SharedSupport(fg.TopK(0.04)), decayed)),
-        _row("top-k 4 %, 4 bits", top_k(0.04, 4, memory=decayed)),
-        _row("top-k 1 %, 3 bits", top_k(0.01, 3, memory=decayed)),
-        _row("top-k 0.1 %, 4 bits", top_k(0.001, 4, memory=decayed)),
-        _row("two stages, top-k 4 %, 4 bits", fg.Recipe(fg.TwoStage(four_bits, workers), decayed)),
-        _row("DCT 64, 4 %, 4 bits", top_k(0.04, 4, transform=dct, memory=decayed)),
-        _row("DCT 64, budget 100x, no decay", fg.Recipe(filled, feedback)),
-        _row("budget 300x", fg.Recipe(fg.AllGather(fg.Budget(ratio=300)), decayed)),
-        _row("signs, two stages", signs),
-        _row("2 bits, two stages", fg.Recipe(two_bits, fg.ErrorFeedback(decay=0.9)), momentum=True),
-        _row("4 local steps, signs", signs, every=4, momentum=True),
-        _row("8 local steps, signs", signs, every=8, momentum=True),
+        _row("random-k 10 %", fg.methods.random_k(0.1), optimizer=late),
+        _row(
+            "shared top-k 4 %", fg.Recipe(fg.SharedSupport(fg.TopK(0.04)), decayed), optimizer=late
+        ),
+        _row("top-k 4 %, 4 bits", top_k(0.04, 4, memory=decayed), optimizer=late),
+        _row(
+            "two stages, top-k 4 %, 4 bits",
+            fg.Recipe(fg.TwoStage(four_bits, workers), decayed),
+            optimizer=late,
+        ),
+        _row("DCT 64, 4 %, 4 bits", top_k(0.04, 4, transform=dct, memory=decayed), optimizer=late),
+        *(
+            _row(
+                f"budget {ratio}x, Muon with a lead",
+                fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), feedback),
+                optimizer=functools.partial(muon, lead=lead),
+            )
+            for ratio, lead in ((30, 0.3), (100, 0.5), (300, 0.5))
+        ),
+        _row("signs, two stages", signs, optimizer=late),
+        _row("2 bits, two stages", fg.Recipe(two_bits, fg.ErrorFeedback(decay=0.9))),
+        _row("4 local steps, signs", signs, every=4),
+        _row("8 local steps, signs", signs, every=8),
     ]
     if fast == 1 and any(len(leaf.shape) >= 2 for leaf in jax.tree.leaves(like)):
-        rows.append(_row("PowerSGD rank 4", fg.methods.power_sgd(4)))
-        rows.append(_row("ACP-SGD rank 4", fg.methods.acp_sgd(4)))
+        rows.append(_row("PowerSGD rank 4", fg.methods.power_sgd(4), optimizer=late))
+        rows.append(_row("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=late))
     rows = [row if row.dense or row.every > 1 else _with_small_dense(row, like) for row in rows]
     if fast > 1:
         whole = [row for row in rows if row.recipe.layout == fg.Layout()]
@@ -163,16 +180,21 @@ def candidates(
 
 
 def _row(
-    name: str, recipe: fg.Recipe, *, every: int = 1, dense: bool = False, momentum: bool = False
+    name: str,
+    recipe: fg.Recipe,
+    *,
+    every: int = 1,
+    dense: bool = False,
+    optimizer: Callable[..., Any] | None = None,
 ) -> Candidate:
-    """With what was seen of it; without a memory the optimizer keeps its momentum."""
+    """With what was seen of it."""
     seen = SEEN.get(name)
     return Candidate(
         name,
         recipe,
         every=every,
         dense=dense,
-        momentum=momentum or recipe.memory == fg.NoMemory(),
+        optimizer=optimizer,
         loss=seen.kind if seen else "not measured",
         steps=seen.steps if seen else 1.0,
     )

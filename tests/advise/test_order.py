@@ -67,12 +67,17 @@ def test_the_steps_of_the_default_rows_are_those_that_were_seen():
         assert (rows[name].steps, rows[name].loss) == (seen.steps, seen.kind)
 
 
-def test_who_keeps_its_momentum():
-    rows = {row.name: row.momentum for row in _candidate.candidates(LIKE, 4)}
+def test_who_trained_with_an_optimizer_of_its_own():
+    rows = {row.name: row.optimizer for row in _candidate.candidates(LIKE, 4)}
     for name in ("dense float32", "QSGD 4 bits", "2 bits, two stages", "4 local steps, signs"):
-        assert rows[name], name
+        assert rows[name] is None, name
     for name in ("signs, two stages", "top-k 4 %, 4 bits", "PowerSGD rank 4", "ACP-SGD rank 4"):
-        assert not rows[name], name
+        assert rows[name].func is fg.optimizers.feedback_adam, name
+        assert rows[name].keywords == {"nu": 0.0}, name
+    leads = {30: 0.3, 100: 0.5, 300: 0.5}
+    for ratio, lead in leads.items():
+        own = rows[f"budget {ratio}x, Muon with a lead"]
+        assert (own.func, own.keywords) == (fg.optimizers.feedback_muon, {"lead": lead})
 
 
 def test_a_row_that_loses_over_slow_links_says_so():
@@ -92,7 +97,7 @@ def test_a_row_that_loses_over_slow_links_says_so():
 def test_a_row_pays_below_a_faster_link_if_it_pays_here(link):
     """Whatever is faster here has its break-even above this link, and nothing else has."""
     link, workers = fg.advise.Link(link, "100us"), 64
-    some = ("dense float32", "dense bfloat16", "QSGD 4 bits", "EDEN 1 bit (DRIVE)", "budget 300x")
+    some = ("dense float32", "dense bfloat16", "QSGD 4 bits", "EDEN 1 bit (DRIVE)", "signs, two stages")
     rows = [row for row in _candidate.candidates(LIKE, workers) if row.name in some]
     times = {row.name: fg.advise.Timing(0.0, 0.0 if row.dense else 0.002) for row in rows}
     found = plan(link=link, workers=workers, rows=rows, timings=times)
@@ -126,7 +131,7 @@ def test_a_row_that_wins_between_two_links_has_the_upper_one():
 
 def test_the_parts_of_a_step_are_its_seconds():
     """Also of local steps, of which each has its share of an exchange."""
-    some = ("dense float32", "top-k 1 %, 3 bits", "4 local steps, signs")
+    some = ("dense float32", "top-k 4 %, 4 bits", "4 local steps, signs")
     rows = [row for row in _candidate.candidates(LIKE, 4) if row.name in some]
     times = {row.name: fg.advise.Timing(0.004, 0.008) for row in rows}
     found = plan(step="20ms", link="100mbit", rows=rows, timings=times)

@@ -31,7 +31,7 @@ def _eighty_columns(monkeypatch):
 
 SOME = {
     "dense float32", "dense bfloat16", "QSGD 4 bits", "top-k 4 %, 4 bits",
-    "top-k 0.1 %, 4 bits", "4 local steps, signs", "8 local steps, signs",
+    "signs, two stages", "4 local steps, signs", "8 local steps, signs",
 }  # fmt: skip
 
 
@@ -161,14 +161,14 @@ def test_steps_to_the_loss_are_told(asked, pays, capsys):
     assert "it took 1.25 times the steps to dense's loss, which leaves 1.6 times" in out
 
 
-def test_an_optimizer_that_must_have_no_momentum_is_named(asked, pays, capsys):
+def test_a_whole_optimizer_is_called_one(asked, pays, capsys):
     assert main([*ASKED, "--parameters=25M"]) == 0
-    assert pays.best.momentum
-    assert "momentum" not in capsys.readouterr().out
-    rows = (pays.best._replace(momentum=False, every=1), *pays.rows[1:])
+    assert not pays.best.whole
+    assert "in place of your" not in capsys.readouterr().out
+    rows = (pays.best._replace(whole=True, every=1), *pays.rows[1:])
     asked["answer"] = pays._replace(rows=rows)
     assert main([*ASKED, "--parameters=25M"]) == 0
-    assert "without momentum" in " ".join(capsys.readouterr().out.split())
+    assert "takes the place of your optimizer" in " ".join(capsys.readouterr().out.split())
 
 
 def test_where_dense_is_best_it_says_so_and_that_is_no_failure(asked, does_not_pay, capsys):

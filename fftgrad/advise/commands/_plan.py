@@ -170,7 +170,7 @@ def answer(found: Plan) -> str:
             f"Do not compress: {takes}; the fastest that compresses, {other.name}, takes "
             f"{quantity(other.seconds, 's')} (loss: {other.loss}).{rule}"
         )
-    steps, optimizer = "", "" if best.momentum else " Use an optimizer without momentum."
+    steps, optimizer = "", " It takes the place of your optimizer." if best.whole else ""
     if best.steps != 1:
         steps = (
             f" In runs it took {three_digits(best.steps)} times the steps to dense's loss, which "
