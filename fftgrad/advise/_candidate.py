@@ -195,7 +195,7 @@ def _row(
         every=every,
         dense=dense,
         optimizer=optimizer,
-        loss=seen.kind if seen else "not measured",
+        loss="as dense" if dense else seen.kind if seen else "not measured",
         steps=seen.steps if seen else 1.0,
     )
 

@@ -3,11 +3,32 @@
 from typing import Literal, NamedTuple
 
 Loss = Literal["as dense", "close", "check", "worse", "not measured"]
-"""What to expect of the loss, from short runs of small models: yours may differ."""
+"""What to expect of the loss, from runs of small models: yours may differ."""
 
 
-class Seen(NamedTuple):
-    """What came of 200 steps with a method, beside dense's, in `benchmarks/convergence`."""
+class HeldOut(NamedTuple):
+    """The loss after 1,000 steps, in per cent above the better of dense Adam and dense Muon.
+
+    Of four tasks that no setting was chosen on, with 8 workers: `benchmarks/held_out.py`.
+    """
+
+    mean: float  # over the tasks
+    worst: float  # of them
+    steps = 1.0
+
+    @property
+    def kind(self) -> Loss:
+        """As dense within 1 %, close within 3 %, to check within 8 %, in the mean of the tasks."""
+        if self.mean <= 1:
+            return "as dense"
+        return "close" if self.mean <= 3 else "check" if self.mean <= 8 else "worse"
+
+
+class Tuned(NamedTuple):
+    """What came of 200 steps beside dense's, on the tasks that settings were chosen on.
+
+    That does not travel to other models, so none is better than to be checked.
+    """
 
     loss: float  # of a language model, in per cent above dense's
     accuracy: float  # of a network on digits, in points below dense's
@@ -17,12 +38,8 @@ class Seen(NamedTuple):
 
     @property
     def kind(self) -> Loss:
-        """As dense within 1 % and half a point, close within 3 % and one, to check within 8 %."""
+        """To check within 8 % and two points."""
         loss = self.loss if self.later is None else max(self.loss, self.later)
-        if loss <= 1 and self.accuracy <= 0.5:
-            return "as dense"
-        if loss <= 3 and self.accuracy <= 1:
-            return "close"
         return "check" if loss <= 8 and self.accuracy <= 2 else "worse"
 
 
@@ -33,29 +50,27 @@ class Longer(NamedTuple):
 
     @property
     def kind(self) -> Loss:
-        """Close within a fifth more, to check within a half more."""
-        return "close" if self.steps <= 1.2 else "check" if self.steps <= 1.5 else "worse"
+        """To check within a half more: the model and its rate are those that settings met."""
+        return "check" if self.steps <= 1.5 else "worse"
 
 
-SEEN: dict[str, Seen | Longer] = {
-    "dense float32": Seen(0.0, 0.0, 0.0),
-    "dense bfloat16": Seen(-0.1, 0.0),
-    "QSGD 4 bits": Seen(0.4, -0.3),
-    "TernGrad, shared scale": Seen(1.3, 0.0),
-    "EDEN 1 bit (DRIVE)": Seen(0.7, 0.0, 2.7),
-    "random-k 10 %": Seen(-0.3, 0.1),
-    "PowerSGD rank 4": Seen(0.2, 0.7, 1.1),
-    "ACP-SGD rank 4": Seen(2.3, 0.3),
-    "shared top-k 4 %": Seen(1.4, 0.6),
-    "top-k 4 %, 4 bits": Seen(-0.9, 0.3, 2.6),
-    "top-k 1 %, 3 bits": Seen(1.7, 0.4, 9.3),
-    "DCT 64, 4 %, 4 bits": Seen(-2.0, 0.6, 0.5),
-    "DCT 64, budget 100x, no decay": Seen(-2.3, 0.0, -1.7),
-    "budget 300x": Seen(1.6, 0.6, 8.0),
-    "two stages, top-k 4 %, 4 bits": Seen(0.4, 0.1, 5.4),
+SEEN: dict[str, HeldOut | Tuned | Longer] = {
+    "budget 30x, Muon with a lead": HeldOut(0.0, 0.0),
+    "budget 100x, Muon with a lead": HeldOut(0.0, 0.0),
+    "budget 300x, Muon with a lead": HeldOut(0.0, 0.0),
+    "QSGD 4 bits": Tuned(0.4, -0.3),
+    "TernGrad, shared scale": Tuned(1.3, 0.0),
+    "EDEN 1 bit (DRIVE)": Tuned(0.7, 0.0, 2.7),
+    "random-k 10 %": Tuned(-0.3, 0.1),
+    "PowerSGD rank 4": Tuned(0.2, 0.7, 1.1),
+    "ACP-SGD rank 4": Tuned(2.3, 0.3),
+    "shared top-k 4 %": Tuned(1.4, 0.6),
+    "top-k 4 %, 4 bits": Tuned(-0.9, 0.3, 2.6),
+    "DCT 64, 4 %, 4 bits": Tuned(-2.0, 0.6, 0.5),
+    "two stages, top-k 4 %, 4 bits": Tuned(0.4, 0.1, 5.4),
     "signs, two stages": Longer(1.4),
     "2 bits, two stages": Longer(1.13),
     "4 local steps, signs": Longer(1.2),
     "8 local steps, signs": Longer(1.33),
 }
-"""Of each candidate: two seeds, after 2,000 steps one; `Longer` over links of 100 Mbit/s."""
+"""Of each candidate that is not dense: two seeds, after 2,000 steps one; `Longer` over links of 100 Mbit/s."""

@@ -10,8 +10,9 @@ import pytest
 from fftgrad.advise import _convergence
 
 RUNS = {
-    "dense float32": "dense",
-    "dense bfloat16": "bfloat16",
+    "budget 30x, Muon with a lead": "30x, Muon, lead 0.3",
+    "budget 100x, Muon with a lead": "100x, Muon, lead 0.5",
+    "budget 300x, Muon with a lead": "300x, Muon, lead 0.5",
     "random-k 10 %": "random-k 10 % + EF",
     "PowerSGD rank 4": "PowerSGD rank 4, no momentum",
     "ACP-SGD rank 4": "ACP-SGD rank 4, no momentum",
@@ -43,7 +44,7 @@ def test_the_classes_are_those_of_the_committed_runs(figures):
 
     for row, seen in _convergence.SEEN.items():
         name = RUNS.get(row, row)
-        if isinstance(seen, _convergence.Longer):
+        if not isinstance(seen, _convergence.Tuned):
             continue
         loss = 100 * (mean(lm[name], "loss") / mean(lm["dense"], "loss") - 1)
         lost = 100 * (mean(digits["dense"], "accuracy") - mean(digits[name], "accuracy"))
@@ -57,6 +58,21 @@ def test_the_classes_are_those_of_the_committed_runs(figures):
             assert not later, name
         else:
             assert seen.later == pytest.approx(later[0], abs=0.051), name
+
+
+def test_so_are_those_of_the_held_out_tasks(figures):
+    ends = importlib.import_module("ends")
+    runs = json.loads((BENCHMARKS / "results/convergence/ends.json").read_text())["runs"]
+    held_out = {r: s for r, s in _convergence.SEEN.items() if isinstance(s, _convergence.HeldOut)}
+    assert held_out
+    for row, seen in held_out.items():
+        above = []
+        for task in sorted({run["task"] for run in runs}):
+            found = figures.chosen(runs, task)
+            best = min(ends.means(found, name) for name in ends.DENSE)
+            above.append(100 * (ends.means(found, RUNS[row]) / best - 1))
+        assert len(above) == 4
+        assert seen == pytest.approx((statistics.mean(above), max(above)), abs=0.051), row
 
 
 def test_so_are_those_of_steps():
@@ -78,11 +94,9 @@ def test_so_are_those_of_steps():
 
 
 def test_kinds():
-    seen, longer = _convergence.Seen, _convergence.Longer
-    assert seen(1.0, 0.5).kind == "as dense"
-    assert seen(1.1, 0.0).kind == seen(0.0, 0.6).kind == seen(3.0, 1.0).kind == "close"
-    assert seen(3.1, 0.0).kind == seen(0.0, 1.1).kind == "check"
-    assert seen(0.0, 0.0, 2.0).kind == seen(2.0, 0.0, 0.0).kind == "close"
-    assert seen(0.0, 0.0, 9.0).kind == "worse"
-    assert seen(8.1, 0.0).kind == seen(0.0, 2.1).kind == "worse"
-    assert [longer(x).kind for x in (1.2, 1.3, 1.6)] == ["close", "check", "worse"]
+    held_out, tuned, longer = _convergence.HeldOut, _convergence.Tuned, _convergence.Longer
+    kinds = [held_out(mean, 9.0).kind for mean in (-1.0, 1.0, 3.0, 8.0, 8.1)]
+    assert kinds == ["as dense", "as dense", "close", "check", "worse"]
+    assert tuned(-2.0, 0.0).kind == tuned(8.0, 2.0).kind == tuned(0.0, 0.0, 8.0).kind == "check"
+    assert tuned(0.0, 0.0, 9.0).kind == tuned(8.1, 0.0).kind == tuned(0.0, 2.1).kind == "worse"
+    assert [longer(x).kind for x in (1.2, 1.5, 1.6)] == ["check", "check", "worse"]
