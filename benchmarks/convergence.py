@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import claims
+import downstream
 import ends
 import endurance
 import learned_codes
@@ -34,6 +35,7 @@ STUDIES: dict[str, Study] = {
     "variants": variants.STUDY,
     "claims": claims.STUDY,
     "large": seconds.STUDY,
+    "downstream": downstream.STUDY,
     "resets": resets.STUDY,
     "sharded": sharded.STUDY,
     "endurance": endurance.STUDY,

@@ -141,6 +141,22 @@ class Functional:
         return model(x)
 
 
+def trained(task: Task, params: Params, peak: float, steps: int, batch: int) -> Params:
+    """After so many dense steps of Adam, by one worker."""
+    rate: Any = cosine(peak, steps)
+    tx = optax.adam(rate, b2=0.99)
+
+    @jax.jit
+    def step(params: Params, state: Any, batch: Batch) -> tuple[Params, Any]:
+        updates, state = tx.update(jax.grad(task.loss)(params, batch), state)
+        return optax.apply_updates(params, updates), state
+
+    rng, state = np.random.default_rng(17), tx.init(params)
+    for _ in range(steps):
+        params, state = step(params, state, task.draw(rng, batch))
+    return params
+
+
 class FineTuning(Task):
     """A task that begins where a dense run on other data ended, and has little data of its own."""
 
@@ -151,21 +167,9 @@ class FineTuning(Task):
 
     @functools.cached_property
     def _trained(self) -> Params:
-        first, steps = jax.random.key(0), 2 if self.held_out[0][0].shape[1] < 32 else 600
-        params = self.model.init(first, jnp.asarray(self.held_out[0][0][:1]))
-        rate: Any = cosine(8e-3, steps)
-        tx = optax.adam(rate, b2=0.99)
-        draw, rng = passages_of(train_lm.corpus()[0], self.held_out[0][0].shape[1]), 17
-
-        @jax.jit
-        def step(params: Params, state: Any, batch: Batch) -> tuple[Params, Any]:
-            updates, state = tx.update(jax.grad(self.loss)(params, batch), state)
-            return optax.apply_updates(params, updates), state
-
-        generator, state = np.random.default_rng(rng), tx.init(params)
-        for _ in range(steps):
-            params, state = step(params, state, draw(generator, 32))
-        return params
+        smoke = self.held_out[0][0].shape[1] < 32
+        before = pretraining(smoke)
+        return trained(before, before.params(0), before.rate, 2 if smoke else 600, 32)
 
 
 # Tasks
@@ -190,6 +194,12 @@ def _mixed(smoke: bool) -> Task:
     return Task("nnx", model, True, 4e-3, batch, passages_of(texts[0], context), held_out)
 
 
+def pretraining(smoke: bool) -> Task:
+    """What fine-tuning begins after: the same model, on the source of Python's library."""
+    sizes, assessed = ((16, 32, 1, 2), (1, 8)) if smoke else ((48, 64, 3, 2), (8, 256))
+    return language_model("pretraining", 8e-3, train_lm.corpus(), sizes, assessed, cosine)
+
+
 def _fine_tuning(smoke: bool) -> Task:
     texts, (context, width, layers) = (
         source_of("numpy", 100_000),
@@ -207,5 +217,6 @@ HELD_OUT: dict[str, Callable[[bool], Task]] = {
     "nnx": _mixed,
     "fine-tuning": _fine_tuning,
     "large": WORKLOADS["large"],
+    "pretraining": pretraining,
 }
 """By name; smaller ones with `True`."""

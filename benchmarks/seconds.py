@@ -4,11 +4,14 @@
 in which a loss is reached. No setting was chosen on this task.
 """
 
+import itertools
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
-from _record import markdown
+import links
+from _record import RESULTS, markdown, save
 from ends import DENSE, adam, filled, means, muon
+from matplotlib.figure import Figure
 from methods import POWER_SGD, Method, renamed
 from program import Column, Point, Study
 from tasks import Batch
@@ -50,18 +53,100 @@ METHODS: list[Method] = [
 ]
 
 
+LINKS = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
+SLOW = RESULTS / "slow_network"
+
+
+class Timed(NamedTuple):
+    """Something that was timed over links, and how it learns."""
+
+    label: str
+    row: str
+    method: str  # of `slow_network.py`
+    color: str | None = None  # in the figure
+
+
+TIMED = (
+    Timed("PyTorch DDP, Adam", "dense, Adam", "torch", "#8b949e"),
+    Timed("dense Adam, float32", "dense, Adam", "dense"),
+    Timed("dense Adam, bfloat16", "dense, Adam", "bf16"),
+    Timed("dense Muon, float32", "dense, Muon", "dense-muon", "#24292f"),
+    Timed("PyTorch's PowerSGD rank 4", "PowerSGD rank 4", "torch-powersgd", "#bf8700"),
+    Timed("PowerSGD rank 4", "PowerSGD rank 4", "powersgd"),
+    Timed("4 local steps, signs", "4 local steps in 4 fragments, signs", "stream-4", "#1a7f37"),
+    Timed("feedback_muon, 100x", "100x, Muon, lead 0.5", "muon-100x", "#0969da"),
+)
+"""The curves are ours also for PyTorch, whose arithmetic is the same."""
+
+
+def reached(curve: list[Any], loss: float) -> float | None:
+    """The step at which a curve is as low, between two assessments along a straight line."""
+    if curve[0][1] <= loss:
+        return curve[0][0]
+    for (before, high), (after, low) in itertools.pairwise(curve):
+        if low <= loss:
+            return after - (after - before) * (loss - low) / (high - low)
+    return None
+
+
 def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
-    """Of each row the loss, and when it was as low as the better dense row ends."""
-    del folder, name
-    found = chosen(results["runs"], "large")
-    best = min(means(found, row) for row in DENSE)
+    """Of each row the loss; the seconds to the losses of both dense rows; and the curves."""
+    found = {row: runs[0] for row, runs in chosen(results["runs"], "large").items()}
+    best = min(means({row: [run] for row, run in found.items()}, row) for row in DENSE)
     rows: list[list[str]] = []
-    for method, (run, *_) in found.items():
-        reached = next((step for step, loss in run["curve"] if loss <= best), None)
+    for method, run in found.items():
         cells = [method, f"{run['mean_ratio']:.0f}", f"{run['rate']:g}", f"{run['loss']:.3f}"]
-        rows.append([*cells, f"{100 * (run['loss'] / best - 1):+.1f} %", str(reached or "")])
-    titles = ["method", "fewer bytes", "rate", "loss", "to the best dense", "as low after"]
-    print(markdown(titles, rows))
+        rows.append([*cells, f"{100 * (run['loss'] / best - 1):+.1f} %"])
+    print(markdown(["method", "fewer bytes", "rate", "loss", "to the best dense"], rows))
+    print(markdown(*products(found)))
+    save(figure(found), folder, f"{name}.png")
+
+
+def products(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows: the steps to each dense row's loss, times the seconds of a step."""
+    titles, rows = ["", "steps"], list[list[str]]()
+    goals = [name for name in DENSE if name in found]
+    for link in LINKS.values():
+        titles += [f"s a step, {link}", *(f"to the loss of {goal}" for goal in goals)]
+    taken = {link: links.methods(SLOW, f"large-{link}") for link in LINKS}
+    for timed in (timed for timed in TIMED if timed.row in found):
+        curve = found[timed.row]["curve"]
+        steps = [reached(curve, found[goal]["loss"]) for goal in goals]
+        cells = [timed.label, ", ".join(f"{count:.0f}" if count else "never" for count in steps)]
+        for link in LINKS:
+            each = taken[link].get(timed.method, {}).get("step_s")
+            cells.append(f"{each:.2f}" if each else "")
+            cells += [f"{count * each:.0f} s" if count and each else "" for count in steps]
+        rows.append(cells)
+    return titles, rows
+
+
+def figure(found: dict[str, Any]) -> Figure:
+    """Held-out loss against seconds of training, a panel for each link."""
+    out = Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, (link, title) in zip(out.subplots(1, 2, sharey=True), LINKS.items(), strict=True):
+        taken = links.methods(SLOW, f"large-{link}")
+        for timed in TIMED:
+            if timed.color is None or timed.row not in found or timed.method not in taken:
+                continue
+            steps, losses = zip(*found[timed.row]["curve"], strict=True)
+            seconds = [count * taken[timed.method]["step_s"] for count in steps]
+            axes.plot(seconds, losses, color=timed.color)
+            axes.annotate(
+                timed.label,
+                (seconds[-1], losses[-1]),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                color=timed.color,
+            )
+        axes.set(title=title, xlabel="seconds of 1,000 steps", xscale="log")
+        axes.spines[["top", "right"]].set_visible(False)
+        low, high = axes.get_xlim()
+        axes.set_xlim(low, high * (high / low) ** 0.5)  # room for the labels
+    out.axes[0].set_ylabel("held-out loss")
+    return out
 
 
 STUDY = Study(
