@@ -34,7 +34,7 @@ STUDIES: dict[str, Study] = {
     "ends": ends.STUDY,
     "variants": variants.STUDY,
     "claims": claims.STUDY,
-    "large": seconds.STUDY,
+    "seconds": seconds.STUDY,
     "downstream": downstream.STUDY,
     "resets": resets.STUDY,
     "sharded": sharded.STUDY,

@@ -91,6 +91,7 @@ def reached(curve: list[Any], loss: float) -> float | None:
 
 def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     """Of each row the loss; the seconds to the losses of both dense rows; and the curves."""
+    del name
     found = {row: runs[0] for row, runs in chosen(results["runs"], "large").items()}
     best = min(means({row: [run] for row, run in found.items()}, row) for row in DENSE)
     rows: list[list[str]] = []
@@ -99,7 +100,7 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
         rows.append([*cells, f"{100 * (run['loss'] / best - 1):+.1f} %"])
     print(markdown(["method", "fewer bytes", "rate", "loss", "to the best dense"], rows))
     print(markdown(*products(found)))
-    save(figure(found), folder, f"{name}.png")
+    save(figure(found), folder, "seconds_to_end.png")
 
 
 def products(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -151,7 +152,7 @@ def figure(found: dict[str, Any]) -> Figure:
 
 STUDY = Study(
     folder="convergence",
-    file="large",
+    file="seconds",
     rows=METHODS,
     show=show,
     tasks=("large",),

@@ -98,7 +98,13 @@ def test_a_row_that_loses_over_slow_links_says_so():
 def test_a_row_pays_below_a_faster_link_if_it_pays_here(link):
     """Whatever is faster here has its break-even above this link, and nothing else has."""
     link, workers = fg.advise.Link(link, "100us"), 64
-    some = ("dense float32", "dense bfloat16", "QSGD 4 bits", "EDEN 1 bit (DRIVE)", "signs, two stages")
+    some = (
+        "dense float32",
+        "dense bfloat16",
+        "QSGD 4 bits",
+        "EDEN 1 bit (DRIVE)",
+        "signs, two stages",
+    )
     rows = [row for row in _candidate.candidates(LIKE, workers) if row.name in some]
     times = {row.name: fg.advise.Timing(0.0, 0.0 if row.dense else 0.002) for row in rows}
     found = plan(link=link, workers=workers, rows=rows, timings=times)

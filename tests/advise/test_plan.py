@@ -119,7 +119,11 @@ def test_what_is_hardly_faster_or_trains_worse_comes_after_dense():
 
 def test_a_break_even_is_where_both_take_as_long():
     found = by_name(usual("1gbit"))
-    rows = [row for row in _candidate.candidates(LIKE, 4) if row.dense or row.name == "top-k 4 %, 4 bits"]
+    rows = [
+        row
+        for row in _candidate.candidates(LIKE, 4)
+        if row.dense or row.name == "top-k 4 %, 4 bits"
+    ]
     rate = found["top-k 4 %, 4 bits"].break_even
     assert 1e6 < rate < 1e12
     at, below, above = (

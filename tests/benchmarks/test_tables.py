@@ -139,6 +139,8 @@ def test_the_page_on_training_has_the_tables_of_its_results(imported, name):
     ("study", "name"),
     [
         ("ends", "training"),
+        ("seconds", "slow-links"),
+        ("downstream", "training"),
         ("resets", "training"),
         ("endurance", "training"),
         ("sharded", "meshes"),
