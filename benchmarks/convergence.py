@@ -69,6 +69,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+WIDEST = 12
+"""Rates that are tried at most, lest none of them trains."""
+
+
 class Runner:
     """The runs of a study, of which only those are made that are not there."""
 
@@ -101,7 +105,7 @@ class Runner:
             if self.args.smoke:
                 rates, others = rates[:1], others[:1]
             tried = [self.get(task, method, program, rate, 0, first) for rate in rates]
-            while self.study.inside and not self.args.smoke:
+            while self.study.inside and not self.args.smoke and len(rates) < WIDEST:
                 rate = min(tried, key=score)["rate"]
                 further = {min(rates): rate / 2, max(rates): 2 * rate}.get(rate)
                 if further is None:

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import train_lm
 from flax import nnx
 from tasks import (
     WORKLOADS,
@@ -27,6 +26,7 @@ from tasks import (
     language_model,
     passages_of,
     source_of,
+    train_lm,
 )
 
 # Data

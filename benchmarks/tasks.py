@@ -251,7 +251,9 @@ def prose() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 def source_of(package: str, limit: int = 4_000_000) -> tuple[Any, Any]:
     """The Python source of a package without its tests, of which every tenth file is held out."""
     root = pathlib.Path(importlib.import_module(package).__file__ or "").parent
-    files = [file for file in sorted(root.rglob("*.py")) if "test" not in file.as_posix()]
+    files = [
+        file for file in sorted(root.rglob("*.py")) if "test" not in str(file.relative_to(root))
+    ]
     chosen = np.random.default_rng(0).permutation(len(files))
     texts = [files[i].read_bytes() for i in chosen]
     parts = [text for i, text in enumerate(texts) if i % 10 != 9], texts[9::10]

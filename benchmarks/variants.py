@@ -50,9 +50,13 @@ class Estimate(fg.ErrorFeedback):
 
 @dataclasses.dataclass(frozen=True)
 class Momentum(fg.ErrorFeedback):
-    """As DeMo and Dion: each worker's momentum is sent, and loses a share of what was sent."""
+    """Each worker's momentum is sent, and loses a share of what was sent, as Dion's does."""
 
     decay: float = 0.9
+
+    def compensate(self, grad: Any, state: Any) -> tuple[Any, Any]:
+        """The momentum; it decays by what is sent of it, and not here."""
+        return jax.tree.map(jnp.add, grad, state.residual), state
 
     def update(self, x: Any, sent: Any, mean: Any, state: Any) -> Any:
         """The momentum that is left."""

@@ -34,7 +34,7 @@ class Trainer:
         self.task = WORKLOADS[job.workload](job.smoke)
         self.setting = Setting(job.workers, job.steps)
         self.mesh = jax.make_mesh((job.workers,), (AXIS,), axis_types=(AxisType.Auto,))
-        self.tail = clipped(self.method, self.task)
+        self.tail = clipped(self.method, self.task, job.steps)
         self.tx = self.method.assemble(self.setting, self.tail)
         params = load_params(job.params)
         specs = fg.state_specs(jax.eval_shape(self.tx.init, params), AXIS)
@@ -186,9 +186,9 @@ class Trainer:
         return timed(run, self.agree)
 
 
-def clipped(method: Method, task: Task) -> Any:
+def clipped(method: Method, task: Task, steps: int) -> Any:
     """What follows the exchange, on gradients that are not too long; or one of our optimizers."""
-    inner = method.inner(task.adam, task.schedule(method.pace * task.rate, 1))
+    inner = method.inner(task.adam, task.schedule(method.pace * task.rate, steps))
     if method.optimizer is not None:
         return inner
     clip = optax.identity() if method.directs is not None else optax.clip_by_global_norm(1.0)

@@ -68,7 +68,8 @@ class PlanRow(NamedTuple):
     def __str__(self) -> str:
         if self.every > 1:
             return f"{self.code}  # around your optimizer; parameters have a row for each worker"
-        return f"{self.code}  # in place of your optimizer" if self.whole else self.code
+        note = "  # in place of your optimizer, at a learning rate of its own"
+        return self.code + note if self.whole else self.code
 
 
 class Plan(NamedTuple):

@@ -17,6 +17,8 @@ from fftgrad.advise._convergence import SEEN, Loss
 from fftgrad.advise._inputs import FAST
 from fftgrad.exchanges._recipe import recipe_of
 
+OURS = (fg.optimizers.feedback_adam, fg.optimizers.feedback_muon, fg.optimizers.feedback_sgd)
+"""Whole optimizers that a plan can name."""
 NAME = re.compile(r"(?<![\w.'])(([A-Z]\w*|chain)\()")
 
 
@@ -55,10 +57,28 @@ class Candidate:
         check_choice("Candidate(loss)", self.loss, get_args(Loss))
         remedy = "use 1.2 for a fifth more than dense's."
         check_within("Candidate(steps)", self.steps, "(0, inf)", remedy)
+        self._check_optimizer()
         if self.every > 1 and own.layout != fg.Layout():
             raise ValueError(
                 f"Candidate(method): must have no layout with local steps, got {own.layout!r}; "
                 "leave it to the exchange."
+            )
+
+    def _check_optimizer(self) -> None:
+        whole = self.optimizer
+        if whole is None:
+            return
+        options = getattr(whole, "keywords", {}).values()
+        if (
+            getattr(whole, "func", whole) not in OURS
+            or getattr(whole, "args", ())
+            or self.every > 1
+            or not all(isinstance(option, int | float) for option in options)
+        ):
+            raise ValueError(
+                "Candidate(optimizer): must be one of ours that exchanges in every step, or a "
+                f"functools.partial of it with numbers by name, got {whole!r} with every="
+                f"{self.every}; use functools.partial(fg.optimizers.feedback_adam, nu=0.5)."
             )
 
     @property
@@ -67,11 +87,23 @@ class Candidate:
         return recipe_of("Candidate", self.method)
 
     def transformation(self, axis_name: AxisName) -> optax.GradientTransformationExtraArgs:
-        """What exchanges the gradients; with local steps, around an optimizer that does nothing."""
+        """What exchanges the gradients; with local steps, around an optimizer that does nothing.
+
+        A whole optimizer too, because what it takes beside the exchange is part of its step.
+        """
+        own = self.recipe
+        if self.optimizer is not None:
+            return self.optimizer(
+                0.0,
+                exchange=own.exchange,
+                memory=own.memory,
+                layout=own.layout,
+                axis_name=axis_name,
+            )
         if self.every == 1:
-            return fg.compressed_pmean(self.recipe, axis_name=axis_name)
+            return fg.compressed_pmean(own, axis_name=axis_name)
         return fg.optimizers.diloco(
-            optax.identity(), optax.sgd(1.0), self.every, self.recipe, axis_name=axis_name
+            optax.identity(), optax.sgd(1.0), self.every, own, axis_name=axis_name
         )
 
     def code(self, axis_name: AxisName) -> str:
@@ -81,10 +113,10 @@ class Candidate:
         if self.every > 1:
             parts.insert(0, f"optimizer, optax.sgd(1.0), {self.every}")
             function = "fg.optimizers.diloco"
-        elif whole is not None:
-            parts.insert(0, "learning_rate")
+        if whole is not None:
+            parts = [f"learning_rate, exchange={own.exchange!r}, memory={own.memory!r}"]
             function = f"fg.optimizers.{getattr(whole, 'func', whole).__name__}"
-        if self.every > 1 or whole is not None or own.memory != fg.NoMemory():
+        elif self.every > 1 or own.memory != fg.NoMemory():
             parts.append(repr(own.memory))
         parts += [f"{name}={value!r}" for name, value in getattr(whole, "keywords", {}).items()]
         if own.layout != fg.Layout():
@@ -162,7 +194,7 @@ def candidates(
                 fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), feedback),
                 optimizer=functools.partial(muon, lead=lead),
             )
-            for ratio, lead in ((30, 0.3), (100, 0.5), (300, 0.5))
+            for ratio, lead in ((30, 0.3), (100, 0.5))
         ),
         _row("signs, two stages", signs, optimizer=late),
         _row("2 bits, two stages", fg.Recipe(two_bits, fg.ErrorFeedback(decay=0.9))),

@@ -5,7 +5,8 @@ May import everything but `tools`.
 
 from fftgrad.exchanges._fragments import fragment
 from fftgrad.optimizers._diloco import diloco
-from fftgrad.optimizers._feedback import feedback_adam, feedback_muon, feedback_sgd
+from fftgrad.optimizers._feedback import feedback_adam, feedback_sgd
+from fftgrad.optimizers._feedback_muon import feedback_muon
 from fftgrad.optimizers._scatter import (
     Scattered,
     compressed_all_gather,

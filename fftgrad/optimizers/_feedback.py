@@ -1,19 +1,21 @@
-"""Adam, Muon and SGD behind error feedback, with settings that were measured together."""
+"""Adam and SGD behind error feedback, with settings that were measured together."""
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
-import optax.contrib
 
+from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory
 from fftgrad._values import check_within
 from fftgrad.codecs.selectors._budget import Budget
 from fftgrad.exchanges import AllGather, Recipe
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._recipe import recipe_of
-from fftgrad.memories import ErrorFeedback
+from fftgrad.memories import ErrorFeedback, NoMemory
 from fftgrad.training._check_gradients import widened
+from fftgrad.training._non_finite import NonFinite
 from fftgrad.training._pmean import compressed_pmean
 
 FILLED = AllGather(Budget(ratio=100))
@@ -29,7 +31,10 @@ def feedback_adam(
     b1: float = 0.9,
     b2: float = 0.99,
     eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    mask: Any = None,
     layout: Layout | None = None,
+    non_finite: NonFinite = "propagate",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: a compressed mean with error feedback, and an Adam that leads it.
@@ -53,7 +58,10 @@ def feedback_adam(
       b1: decay of the average.
       b2: decay of Adam's second moment.
       eps: added to its root.
+      weight_decay: of `optax.adamw`, in units of the learning rate.
+      mask: which leaves decay, as for `optax.adamw`; all if left out.
       layout: what the largest are counted over; see `Layout`.
+      non_finite: as for `compressed_pmean`, but that "skip" leaves out the whole step.
       axis_name: the axis of the workers.
 
     Returns:
@@ -63,11 +71,11 @@ def feedback_adam(
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
 
-    Claims: parameters equal on all workers. A step in which anything is not finite gives an update
-      that is not finite, and leaves the state of Adam as it was.
+    Claims: parameters equal on all workers. A step in which anything is not finite, be it the
+      square of a gradient, gives an update that is not finite, and leaves Adam's state as it was.
 
     Raises:
-      ValueError: if `nu` is outside [0, 1], or `b1` or `b2` outside [0, 1).
+      ValueError: if `nu` is outside [0, 1], or `b1` or `b2` outside [0, 1), or a number negative.
 
     Example:
       >>> tx = fg.optimizers.feedback_adam(learning_rate=3e-4, axis_name="data")
@@ -88,97 +96,11 @@ def feedback_adam(
         led = _led(nu, updates, average)
         return jax.tree.map(lambda u, v: u / (v**0.5 + eps), led, square), state
 
-    return _behind_feedback(
+    return behind_feedback(
         "feedback_adam",
-        (exchange, memory, layout, axis_name),
+        (exchange, memory, layout, non_finite, axis_name),
         optax.GradientTransformation(adam.init, update),
-        optax.scale_by_learning_rate(learning_rate),
-    )
-
-
-def feedback_muon(
-    learning_rate: optax.ScalarOrSchedule,
-    exchange: Exchange | Recipe = FILLED,
-    memory: Memory | None = None,
-    *,
-    lead: float = 0.5,
-    beta: float = 0.95,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    eps: float = 1e-8,
-    layout: Layout | None = None,
-    axis_name: AxisName = "data",
-) -> optax.GradientTransformationExtraArgs:
-    """Optimizer: a compressed mean with error feedback, and a Muon with a gradient beside it.
-
-    Muon sends all directions of an averaged gradient equally far, so noise in its average costs
-    much, and so does a delay. With g the mean gradient, m its average of decay beta and v that of
-    its square,
-
-        u = 0.2 √max(rows, columns) orthogonal(m) + lead g / (√v + eps)
-
-    for matrices; for other leaves the first term is Adam's. The average alone may be slow and free
-    of noise, because the second term, in which noise turns nothing else, answers at once.
-
-    Args:
-      learning_rate: of Muon, whose updates are as long as Adam's (`consistent_rms=0.2`); a number
-        or an optax schedule.
-      exchange: as for `feedback_adam`, and so are `memory`, `layout` and `axis_name`.
-      memory: what is done with what a step does not send.
-      lead: how much of the normalized gradient: 0.3 at 30 times fewer bytes, 0.5 at 100.
-      beta: decay of Muon's average, which is not Nesterov's.
-      b1: decay of Adam's average.
-      b2: decay of the average of squares.
-      eps: added to its root.
-      layout: what the largest are counted over; see `Layout`.
-      axis_name: the axis of the workers.
-
-    Returns:
-      A whole optimizer, as `optax.contrib.muon` is.
-
-    Wire: that of the exchange.
-
-    Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32. Leaves of two
-      axes are matrices.
-
-    Claims: parameters equal on all workers. After a step that is not finite, as `feedback_adam`.
-
-    Raises:
-      ValueError: if `lead` is negative, or a decay outside [0, 1).
-
-    Differs from the paper: Muon has Nesterov's momentum, and no second term.
-
-    Example:
-      >>> tx = fg.optimizers.feedback_muon(learning_rate=3e-3, axis_name="data")
-
-    References:
-      Jordan et al., 2024, https://kellerjordan.github.io/posts/muon (Muon). Stich et al., NeurIPS
-      2018, arXiv:1809.07599.
-    """
-    for name, decay in (("beta", beta), ("b1", b1), ("b2", b2)):
-        check_within(f"feedback_muon({name})", decay, "[0, 1)", "use 0.95, 0.9 and 0.99.")
-    check_within("feedback_muon(lead)", lead, "[0, inf)", "use 0.5, or 0.0 for Muon alone.")
-    slow = optax.contrib.muon(
-        -1.0, beta=beta, eps=eps, nesterov=False, adam_b1=b1, adam_b2=b2, consistent_rms=0.2
-    )
-    quick = optax.scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True)
-
-    def init(params: optax.Params) -> tuple[Any, Any]:
-        return slow.init(params), quick.init(params)
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        del params
-        # Muon wants parameters for a weight decay that is zero here.
-        orthogonal, averages = slow.update(updates, state[0], updates)
-        normal, squares = quick.update(updates, state[1])
-        led = jax.tree.map(lambda o, n: o + lead * n, orthogonal, normal)
-        return led, (averages, squares)
-
-    return _behind_feedback(
-        "feedback_muon",
-        (exchange, memory, layout, axis_name),
-        optax.GradientTransformation(init, update),
-        optax.scale_by_learning_rate(learning_rate),
+        *descent("feedback_adam", learning_rate, weight_decay, mask),
     )
 
 
@@ -190,6 +112,7 @@ def feedback_sgd(
     *,
     nu: float = 0.5,
     layout: Layout | None = None,
+    non_finite: NonFinite = "propagate",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: a compressed mean with error feedback, and an SGD whose momentum leads it.
@@ -204,10 +127,11 @@ def feedback_sgd(
     Args:
       learning_rate: as for `optax.sgd(learning_rate, momentum)`, a number or an optax schedule.
       momentum: of the dense optimizer that this replaces.
-      exchange: as for `feedback_adam`, and so are `memory`, `layout` and `axis_name`.
+      exchange: as for `feedback_adam`, and so are the other arguments.
       memory: what is done with what a step does not send.
       nu: share of the average in the update.
       layout: what the largest are counted over; see `Layout`.
+      non_finite: what becomes of a step that is not finite.
       axis_name: the axis of the workers.
 
     Returns:
@@ -218,7 +142,7 @@ def feedback_sgd(
     Claims: parameters equal on all workers. After a step that is not finite, as `feedback_adam`.
 
     Raises:
-      ValueError: if `momentum` is outside [0, 1), or `nu` outside [0, 1].
+      ValueError: if `momentum` is outside [0, 1), or `nu` outside [0, 1], or the rate negative.
 
     Example:
       >>> tx = fg.optimizers.feedback_sgd(learning_rate=0.05, momentum=0.9, axis_name="data")
@@ -236,11 +160,11 @@ def feedback_sgd(
         average, state = ema.update(updates, state, params)
         return optax.tree.scale(1 / (1 - momentum), _led(nu, updates, average)), state
 
-    return _behind_feedback(
+    return behind_feedback(
         "feedback_sgd",
-        (exchange, memory, layout, axis_name),
+        (exchange, memory, layout, non_finite, axis_name),
         optax.GradientTransformation(ema.init, update),
-        optax.scale_by_learning_rate(learning_rate),
+        *descent("feedback_sgd", learning_rate),
     )
 
 
@@ -248,18 +172,32 @@ def _led(nu: float, new: Any, average: Any) -> Any:
     return jax.tree.map(lambda g, m: (1 - nu) * g + nu * m, new, average)
 
 
-def _behind_feedback(
+def descent(
+    owner: str, learning_rate: optax.ScalarOrSchedule, weight_decay: float = 0.0, mask: Any = None
+) -> tuple[optax.GradientTransformation, ...]:
+    """What makes a step of a direction."""
+    if not callable(learning_rate) and not isinstance(learning_rate, jax.Array):
+        remedy = "use 3e-4, or an optax schedule."
+        check_within(f"{owner}(learning_rate)", learning_rate, "[0, inf)", remedy)
+    check_within(f"{owner}(weight_decay)", weight_decay, "[0, inf)", "use 0.1, or 0.0 for none.")
+    decay = [optax.add_decayed_weights(weight_decay, mask)] if weight_decay else []
+    return *decay, optax.scale_by_learning_rate(learning_rate)
+
+
+def behind_feedback(
     owner: str,
-    mean: tuple[Exchange | Recipe, Memory | None, Layout | None, AxisName],
+    mean: tuple[Exchange | Recipe, Memory | None, Layout | None, NonFinite, AxisName],
     *steps: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """A compressed mean, then the steps, which forget a gradient that is not finite."""
-    exchange, memory, layout, axis_name = mean
+    """A compressed mean, then the steps, of which one that is not finite leaves no trace."""
+    exchange, memory, layout, non_finite, axis_name = mean
     if memory is None and not isinstance(exchange, Recipe):
-        memory = ErrorFeedback()
+        keeps = isinstance(exchange, Exchange) and exchange.keeps_error
+        memory = NoMemory() if keeps else ErrorFeedback()
     recipe = recipe_of(owner, exchange, memory, layout)
-    compressed: Any = compressed_pmean(recipe, axis_name=axis_name)
+    compressed: Any = compressed_pmean(recipe, axis_name=axis_name, non_finite=non_finite)
     optimizer = optax.with_extra_args_support(optax.chain(*steps))
+    instead = jnp.nan if non_finite == "propagate" else 0.0
 
     def init(params: optax.Params) -> tuple[Any, Any]:
         # In float16 an eps of 1e-8 is zero, and so is the square of 1e-4.
@@ -272,7 +210,10 @@ def _behind_feedback(
         before, own = state
         mean, after = compressed.update(widened(updates), before, params, **extra)
         moves, moved = optimizer.update(mean, own, params, **extra)
+        finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(moved)]
+        good = _axes.everywhere(jnp.all(jnp.stack([after.skipped == before.skipped, *finite])))
+        moves = jax.tree.map(lambda move: jnp.where(good, move, instead), moves)
         moves = optax.tree.cast_like(moves, updates)
-        return moves, (after, optax.tree.where(after.skipped == before.skipped, moved, own))
+        return moves, (after, optax.tree.where(good, moved, own))
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -75,7 +75,7 @@ def test_who_trained_with_an_optimizer_of_its_own():
     for name in ("signs, two stages", "top-k 4 %, 4 bits", "PowerSGD rank 4", "ACP-SGD rank 4"):
         assert rows[name].func is fg.optimizers.feedback_adam, name
         assert rows[name].keywords == {"nu": 0.0}, name
-    leads = {30: 0.3, 100: 0.5, 300: 0.5}
+    leads = {30: 0.3, 100: 0.5}
     for ratio, lead in leads.items():
         own = rows[f"budget {ratio}x, Muon with a lead"]
         assert (own.func, own.keywords) == (fg.optimizers.feedback_muon, {"lead": lead})

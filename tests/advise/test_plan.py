@@ -166,17 +166,18 @@ def test_the_code_makes_what_was_meant(fast, choose):
         code, space = found[row.name].code, {"fg": fg, "optax": optax}
         made = eval(code, space | {"optimizer": optax.sgd(0.1), "learning_rate": 0.1})
         meant = jax.tree.leaves(jax.eval_shape(row.transformation(axis).init, LIKE))
-        got = jax.tree.leaves(jax.eval_shape(made.init, LIKE))
-        assert got[: len(meant)] == meant  # a whole optimizer has averages behind it
-        head, own = "fg.compressed_pmean(", ""
+        assert jax.tree.leaves(jax.eval_shape(made.init, LIKE)) == meant
+        head = "fg.optimizers.diloco(optimizer, " if row.every > 1 else "fg.compressed_pmean("
         if row.optimizer is not None:
             head = f"fg.optimizers.{row.optimizer.func.__name__}(learning_rate, "
-            own = "".join(f", {name}={x}" for name, x in row.optimizer.keywords.items())
-        head = "fg.optimizers.diloco(optimizer, " if row.every > 1 else head
+            numbers = "".join(f"{name}={x}, " for name, x in row.optimizer.keywords.items())
+            assert f", {numbers}" in code
         assert code.startswith(head)
-        inside = code.removeprefix(head).removesuffix(f", axis_name={axis!r})").removesuffix(own)
-        if row.every == 1 and row.recipe.layout == fg.Layout():
-            assert fg.Recipe(*eval(f"({inside},)", space)) == row.recipe
+        if row.every > 1 or row.recipe.layout != fg.Layout():
+            continue
+        inside = code.removeprefix(head).removesuffix(f", axis_name={axis!r})")
+        inside = re.sub(r", (nu|lead)=[\d.]+$", "", inside)
+        assert eval(f"fg.Recipe({inside})", space) == row.recipe
 
 
 def test_the_best_trains():
@@ -197,7 +198,7 @@ def test_what_is_printed_is_python():
     rows = by_name(usual())
     kept, gone = rows["EDEN 1 bit (DRIVE)"], rows["top-k 4 %, 4 bits"]
     assert str(kept) == kept.code
-    assert str(gone) == f"{gone.code}  # in place of your optimizer"
+    assert str(gone) == f"{gone.code}  # in place of your optimizer, at a learning rate of its own"
     assert "feedback_adam(learning_rate, " in gone.code
     state = eval(str(gone), {"fg": fg, "learning_rate": 0.1}).init(jnp.zeros(9))
     assert optax.tree.get(state, "residual") is not None
@@ -318,3 +319,25 @@ def over_fast_links(workers):
 def test_mistakes(make, error, remedy):
     with pytest.raises(error, match=remedy):
         make()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "every"),
+    [
+        (optax.adam, 1),
+        (3, 1),
+        (functools.partial(fg.optimizers.feedback_adam, 0.1), 1),
+        (functools.partial(fg.optimizers.feedback_muon, lead=np.float32(0.3)), 1),
+        (fg.optimizers.feedback_adam, 4),
+    ],
+)
+def test_an_optimizer_that_no_line_could_name_is_refused(optimizer, every):
+    with pytest.raises(ValueError, match=r"Candidate\(optimizer\): must be one of ours"):
+        fg.advise.Candidate("mine", fg.AllReduce(), optimizer=optimizer, every=every)
+
+
+def test_a_momentum_of_sgd_has_its_place_in_the_line():
+    mine = functools.partial(fg.optimizers.feedback_sgd, momentum=0.5)
+    row = fg.advise.Candidate("mine", fg.methods.top_k(0.1), optimizer=mine)
+    made = eval(row.code("data"), {"fg": fg, "learning_rate": 0.1})
+    assert made.init(jnp.zeros(9))[1] is not None

@@ -152,8 +152,11 @@ def test_ef21_contracts_as_fast_with_the_same_codec(k, n, large):
 def test_a_muon_that_leads_is_muon_and_a_normalized_gradient():
     """Without compression, on a matrix, a vector and a stack of matrices."""
     shapes = {"w": (6, 4), "b": (4,), "c": (2, 3, 4)}
-    plain = optax.contrib.muon(0.1, nesterov=False, adam_b2=0.99, consistent_rms=0.2)
-    tx = fg.optimizers.feedback_muon(0.1, DENSE, lead=0.3, axis_name=AXIS)
+    own = {"beta": 0.8, "eps": 1e-2}
+    plain = optax.contrib.muon(
+        0.1, **own, nesterov=False, adam_b1=0.7, adam_b2=0.95, consistent_rms=0.2
+    )
+    tx = fg.optimizers.feedback_muon(0.1, DENSE, lead=0.3, b1=0.7, b2=0.95, **own, axis_name=AXIS)
     update = jax.jit(of_workers(tx))
     like = {name: jnp.zeros(shape) for name, shape in shapes.items()}
     state, alone, square = started(tx, like), plain.init(like), like
@@ -162,10 +165,109 @@ def test_a_muon_that_leads_is_muon_and_a_normalized_gradient():
         g = {n: jax.random.normal(k, shapes[n]) for n, k in zip(shapes, keys, strict=True)}
         moves, state = update(jax.tree.map(lambda a: jnp.stack([a, a]), g), state)
         expected, alone = plain.update(g, alone, like)
-        square = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, square, g)
+        square = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * g * g, square, g)
         for name, move in expected.items():
-            root = jnp.sqrt(square[name] / (1 - 0.99**count))
+            root = jnp.sqrt(square[name] / (1 - 0.95**count)) + 1e-2
             np.testing.assert_allclose(moves[name][0], move - 0.03 * g[name] / root, rtol=2e-4)
+
+
+def test_an_adam_that_leads_has_the_decays_and_the_eps_that_it_is_given():
+    own = {"b1": 0.7, "b2": 0.95, "eps": 1e-2}
+    plain = optax.adam(0.1, **own)
+    tx = fg.optimizers.feedback_adam(0.1, DENSE, nu=1.0, **own, axis_name=AXIS)
+    like = jnp.zeros(5)
+    state, alone, update = started(tx, like), plain.init(like), jax.jit(of_workers(tx))
+    for count in range(3):
+        g = jax.random.normal(jax.random.key(count), (5,))
+        moves, state = update(jnp.stack([g, g]), state)
+        expected, alone = plain.update(g, alone)
+        np.testing.assert_allclose(moves[0], expected, rtol=1e-4)
+
+
+WHOLE = {
+    "feedback_adam": fg.optimizers.feedback_adam,
+    "feedback_muon": fg.optimizers.feedback_muon,
+}
+
+
+@pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
+def test_weights_decay_as_those_of_adamw(make):
+    """By the rate of each step, and only where they are to."""
+    like = {"w": jnp.full((3, 2), 2.0), "b": jnp.full(3, 2.0)}
+    rate = optax.linear_schedule(0.1, 0.3, 2)
+    plain = make(rate, DENSE, axis_name=AXIS)
+    mask = {"w": True, "b": False}
+    decaying = make(rate, DENSE, weight_decay=0.5, mask=mask, axis_name=AXIS)
+    g = jax.tree.map(lambda a: jnp.ones((2, *a.shape)), like)
+    params = jax.tree.map(lambda a: jnp.stack([a, a]), like)
+    one, other = started(plain, like), started(decaying, like)
+    for lr in (0.1, 0.2, 0.3):
+        expected, one = of_workers(plain)(g, one, params)
+        moves, other = of_workers(decaying)(g, other, params)
+        np.testing.assert_allclose(moves["w"], expected["w"] - lr * 0.5 * 2.0, rtol=1e-5)
+        np.testing.assert_array_equal(moves["b"], expected["b"])
+
+
+def test_an_embedding_can_be_kept_from_muon():
+    """As in optax: what has no dimension numbers is Adam's."""
+    like = {"embed": jnp.zeros((6, 4)), "w": jnp.zeros((6, 4))}
+    numbers = {"embed": None, "w": optax.contrib.MuonDimensionNumbers()}
+    tx = fg.optimizers.feedback_muon(
+        0.1, DENSE, lead=0.0, muon_weight_dimension_numbers=numbers, axis_name=AXIS
+    )
+    g = jax.random.normal(jax.random.key(0), (2, 6, 4))
+    g = {"embed": jnp.stack([g[0], g[0]]), "w": jnp.stack([g[0], g[0]])}
+    moves, _ = of_workers(tx)(g, started(tx, like))
+    np.testing.assert_allclose(moves["embed"], -0.1 * jnp.sign(g["embed"]), rtol=1e-4)
+    assert jnp.abs(moves["w"] - moves["embed"]).max() > 0.01
+
+
+@pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
+@pytest.mark.parametrize("bad", [jnp.nan, 3e20])
+def test_a_step_that_is_skipped_leaves_everything_as_it_was(make, bad):
+    """Also one whose gradient is finite and its square is not: Adam's root would stay infinite."""
+    like, states = jnp.ones((3, 2)), []
+    g = jax.random.normal(jax.random.key(0), (2, 3, 2))
+    for steps in ((g, g.at[0, 0, 0].set(bad), g), (g, g)):
+        tx = make(0.1, DENSE, fg.NoMemory(), non_finite="skip", axis_name=AXIS)
+        update, state, moved = jax.jit(of_workers(tx)), started(tx, like), []
+        for each in steps:
+            moves, state = update(each, state)
+            moved.append(moves)
+        states.append((moved[-1], jax.tree.leaves(state[1])))
+        if len(steps) == 3:
+            assert not moved[1].any()
+    for one, other in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_array_equal(one, other)
+    loud = make(0.1, DENSE, axis_name=AXIS)
+    moves, _ = of_workers(loud)(g.at[0, 0, 0].set(bad), started(loud, like))
+    assert jnp.isnan(moves).all()
+
+
+def test_a_piece_of_a_matrix_is_refused():
+    tx = fg.optimizers.feedback_muon(0.1, DENSE, axis_name=AXIS)
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 2), (AXIS, "model"), auto, devices=jax.devices()[:4])
+    spec = jax.P(AXIS, "model")
+
+    def step(g):
+        return tx.update(g, tx.init(g))[0]
+
+    with pytest.raises(
+        ValueError, match=r"whole on each worker, got a gradient  ?that varies over"
+    ):
+        jax.eval_shape(
+            jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=spec), jnp.ones((4, 4))
+        )
+
+
+def test_an_exchange_with_a_memory_of_its_own_gets_no_other():
+    """What it keeps would be kept twice."""
+    codec = fg.AllGather(fg.TopK(0.1))
+    within = fg.Hierarchical("fast", 2, slow=codec, memory=fg.ErrorFeedback())
+    tx = fg.optimizers.feedback_adam(0.1, within, axis_name=("slow", "fast"))
+    state = jax.eval_shape(tx.init, jnp.zeros(8))
+    assert not jax.tree.leaves(state[0].memory)
 
 
 @pytest.mark.parametrize("name", ["feedback_adam", "feedback_muon", "feedback_sgd"])

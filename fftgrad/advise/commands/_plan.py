@@ -170,7 +170,9 @@ def answer(found: Plan) -> str:
             f"Do not compress: {takes}; the fastest that compresses, {other.name}, takes "
             f"{quantity(other.seconds, 's')} (loss: {other.loss}).{rule}"
         )
-    steps, optimizer = "", " It takes the place of your optimizer." if best.whole else ""
+    steps = optimizer = ""
+    if best.whole:
+        optimizer = " It takes the place of your optimizer, at a learning rate of its own."
     if best.steps != 1:
         steps = (
             f" In runs it took {three_digits(best.steps)} times the steps to dense's loss, which "
