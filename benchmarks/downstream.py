@@ -45,7 +45,7 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     line = [(run["loss"], run["after"]) for run in runs if run["method"] == DENSE]
     rows: list[list[str]] = []
     for run in runs:
-        expected = np.interp(run["loss"], *zip(*line, strict=True)) if line else np.nan
+        expected = np.interp(run["loss"], *np.transpose(line)) if line else np.nan
         losses = (f"{run[key]:.3f}" for key in ("loss", "before", "after"))
         rows.append([run["method"], str(run["steps"]), *losses, f"{expected:.3f}"])
     titles = ["method", "steps", "loss", "of the other text", "after fine-tuning"]

@@ -17,6 +17,8 @@ from program import Column, Point, Study
 from tasks import Batch
 from training import chosen
 
+import fftgrad as fg
+
 ASSESSED = 20
 """Times in a run."""
 
@@ -47,6 +49,7 @@ METHODS: list[Method] = [
     renamed("dense, Muon", "dense", muon=True),
     filled("100x, Muon, lead 0.5", 100, optimizer=muon(0.5)),
     filled("30x, Muon, lead 0.3", 30, optimizer=muon(0.3)),
+    Method("EDEN 1 bit, Muon, lead 0.3", fg.methods.eden(bits=1), optimizer=muon(0.3)),
     filled("100x, Adam, nu 0.5", 100, optimizer=adam(0.5)),
     POWER_SGD,
     renamed("4 local steps in 4 fragments, signs", "4 local steps in 4 fragments, sign"),
