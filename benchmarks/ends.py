@@ -60,6 +60,7 @@ METHODS: list[Method] = [
     filled("100x, Muon", 100, muon=True),
     filled("30x, Muon", 30, muon=True),
     filled("100x, Adam without momentum", 100, momentum=False),
+    renamed("EDEN 1 bit, Muon, lead 0.3", "EDEN 1 bit (DRIVE)", optimizer=muon(0.3)),
     renamed("EDEN 1 bit, Adam", "EDEN 1 bit (DRIVE)"),
     local("4 local steps of Muon, 25x", 4, 25, muon=True),
     local("4 local steps of Adam, 25x", 4, 25),

@@ -346,6 +346,7 @@ BF16, LLOYD = fg.Cast("bfloat16"), fg.codecs.LloydMax(bits=2, block=256)
 SWITCHED = fg.Scheduled(
     {at: fg.AllGather(fg.chain(DCT, fg.Budget(ratio=r))) for at, r in ((0, 120), (6, 360))}
 )
+MUON = functools.partial(fg.optimizers.feedback_muon, lead=0.3)
 LINKS: dict[str, Method] = {
     "dense": renamed("dense float32", "dense"),
     "bf16": Method(
@@ -382,6 +383,12 @@ LINKS: dict[str, Method] = {
     "acp-sgd": ACP_SGD,
     "dion": Method("Dion rank 16", m.scale_by_dion(rank=16), directs=1e-3),
     "dense-muon": renamed("dense float32, Muon", "dense", muon=True),
+    "bf16-muon": Method(
+        "bfloat16, two stages, Muon",
+        lambda own: fg.Recipe(fg.TwoStage(BF16, own.workers)),
+        muon=True,
+    ),
+    "muon-eden": Method("EDEN 1 bit, Muon, lead 0.3", m.eden(bits=1), optimizer=MUON),
     **{
         f"muon-{ratio}x": Method(
             f"{ratio}x, Muon, lead {lead}",

@@ -74,10 +74,13 @@ TIMED = (
     Timed("dense Adam, float32", "dense, Adam", "dense"),
     Timed("dense Adam, bfloat16", "dense, Adam", "bf16"),
     Timed("dense Muon, float32", "dense, Muon", "dense-muon", "#24292f"),
+    Timed("dense Muon, bfloat16", "dense, Muon", "bf16-muon"),
     Timed("PyTorch's PowerSGD rank 4", "PowerSGD rank 4", "torch-powersgd", "#bf8700"),
     Timed("PowerSGD rank 4", "PowerSGD rank 4", "powersgd"),
     Timed("4 local steps, signs", "4 local steps in 4 fragments, signs", "stream-4", "#1a7f37"),
     Timed("feedback_muon, 100x", "100x, Muon, lead 0.5", "muon-100x", "#0969da"),
+    Timed("feedback_muon, 30x", "30x, Muon, lead 0.3", "muon-30x"),
+    Timed("feedback_muon, EDEN", "EDEN 1 bit, Muon, lead 0.3", "muon-eden", "#8250df"),
 )
 """The curves are ours also for PyTorch, whose arithmetic is the same."""
 
