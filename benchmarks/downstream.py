@@ -45,9 +45,10 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     line = [(run["loss"], run["after"]) for run in runs if run["method"] == DENSE]
     rows: list[list[str]] = []
     for run in runs:
-        expected = np.interp(run["loss"], *np.transpose(line)) if line else np.nan
-        losses = (f"{run[key]:.3f}" for key in ("loss", "before", "after"))
-        rows.append([run["method"], str(run["steps"]), *losses, f"{expected:.3f}"])
+        losses = [f"{run[key]:.3f}" for key in ("loss", "before", "after")]
+        between = line and line[0][0] <= run["loss"] <= line[-1][0]
+        expected = f"{np.interp(run['loss'], *np.transpose(line)):.3f}" if between else ""
+        rows.append([run["method"], str(run["steps"]), *losses, expected])
     titles = ["method", "steps", "loss", "of the other text", "after fine-tuning"]
     print(markdown([*titles, "dense after as low a loss"], rows))
 

@@ -383,11 +383,6 @@ LINKS: dict[str, Method] = {
     "acp-sgd": ACP_SGD,
     "dion": Method("Dion rank 16", m.scale_by_dion(rank=16), directs=1e-3),
     "dense-muon": renamed("dense float32, Muon", "dense", muon=True),
-    "bf16-muon": Method(
-        "bfloat16, two stages, Muon",
-        lambda own: fg.Recipe(fg.TwoStage(BF16, own.workers)),
-        muon=True,
-    ),
     "muon-eden": Method("EDEN 1 bit, Muon, lead 0.3", m.eden(bits=1), optimizer=MUON),
     **{
         f"muon-{ratio}x": Method(
