@@ -91,8 +91,8 @@ def check_around(state: PyTree) -> None:
                 "state_specs(opt_state): optax.apply_if_finite must not be around what exchanges, "
                 "because each worker would decide by its own gradient whether to take part, and "
                 "the others wait for it, got it around compressed_pmean or fg.optimizers.sharded; "
-                "put it behind compressed_pmean in the chain, or leave it out: sharded undoes a bad "
-                "step by itself, and so does feedback_adam(non_finite='skip')."
+                "put it behind compressed_pmean in the chain, or leave it out: sharded undoes a "
+                "bad step by itself, and so does feedback_adam(non_finite='skip')."
             )
 
 

@@ -43,9 +43,9 @@ your own model, and what each method loses of its gradients:
 LEGEND = """\
 times: the steps that it makes in one step of the best dense. codec: compressing
 and decompressing, timed here. link: bytes that leave a worker in a step. pays
-below: over a faster link the best dense wins. loss: what came of it in short
-runs of small models with 8 workers, of two stages of signs or of 2 bits and
-local steps with 4."""
+below: over a faster link the best dense wins. loss: as dense and close are of
+small models that no setting was chosen on, with 8 workers; check and worse of
+others, which need not travel."""
 
 MATRICES, SAMPLES = 16, 4
 
