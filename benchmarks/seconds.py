@@ -41,7 +41,7 @@ class Curve(Column):
     def record(self, end: Point, batch: Batch) -> dict[str, Any]:
         """The curve."""
         del end, batch
-        return {"curve": self.losses}
+        return {"assessed": self.losses}
 
 
 METHODS: list[Method] = [
@@ -110,7 +110,7 @@ def products(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         titles += [f"s a step, {link}", *(f"to the loss of {goal}" for goal in goals)]
     taken = {link: links.methods(SLOW, f"large-{link}") for link in LINKS}
     for timed in (timed for timed in TIMED if timed.row in found):
-        curve = found[timed.row]["curve"]
+        curve = found[timed.row]["assessed"]
         steps = [reached(curve, round(found[goal]["loss"], 4)) for goal in goals]
         cells = [timed.label, ", ".join(f"{count:.0f}" if count else "never" for count in steps)]
         for link in LINKS:
@@ -129,7 +129,7 @@ def figure(found: dict[str, Any]) -> Figure:
         for timed in TIMED:
             if timed.color is None or timed.row not in found or timed.method not in taken:
                 continue
-            steps, losses = zip(*found[timed.row]["curve"], strict=True)
+            steps, losses = zip(*found[timed.row]["assessed"], strict=True)
             seconds = [count * taken[timed.method]["step_s"] for count in steps]
             axes.plot(seconds, losses, color=timed.color)
             axes.annotate(

@@ -424,7 +424,7 @@ MUTANTS = {
     ),
     "an optimizer keeps a bad step": Mutant(
         "optimizers/_feedback.py",
-        "optax.tree.where(after.skipped == before.skipped, moved, own)",
+        "optax.tree.where(good, moved, own)",
         "moved",
         "tests/training/test_bad_steps.py -k optimizer_recovers",
     ),

@@ -19,6 +19,13 @@ from fftgrad.exchanges._recipe import recipe_of
 
 OURS = (fg.optimizers.feedback_adam, fg.optimizers.feedback_muon, fg.optimizers.feedback_sgd)
 """Whole optimizers that a plan can name."""
+LATE = functools.partial(fg.optimizers.feedback_adam, nu=0.0)
+"""As rows trained that have met no held-out task."""
+MUON = {
+    ratio: functools.partial(fg.optimizers.feedback_muon, lead=lead)
+    for ratio, lead in ((30, 0.3), (100, 0.5))
+}
+"""By how many times fewer bytes are sent."""
 NAME = re.compile(r"(?<![\w.'])(([A-Z]\w*|chain)\()")
 
 
@@ -169,41 +176,39 @@ def candidates(
     signs = fg.Recipe(fg.TwoStage(fg.Sign(), workers), decayed)
     two_bits = fg.TwoStage(fg.codecs.LloydMax(bits=2, block=256), workers)
     four_bits = fg.chain(fg.TopK(0.04), fg.LogLevels(bits=4))
-    muon = fg.optimizers.feedback_muon
-    late = functools.partial(fg.optimizers.feedback_adam, nu=0.0)  # as these rows trained
     rows = [
         _row("dense float32", fg.Recipe(fg.AllReduce()), dense=True),
         _row("dense bfloat16", fg.Recipe(halves), dense=True),
         _row("QSGD 4 bits", fg.methods.qsgd(bits=4)),
         _row("EDEN 1 bit (DRIVE)", fg.methods.eden()),
         _row("TernGrad, shared scale", fg.methods.terngrad(workers=workers)),
-        _row("random-k 10 %", fg.methods.random_k(0.1), optimizer=late),
+        _row("random-k 10 %", fg.methods.random_k(0.1), optimizer=LATE),
         _row(
-            "shared top-k 4 %", fg.Recipe(fg.SharedSupport(fg.TopK(0.04)), decayed), optimizer=late
+            "shared top-k 4 %", fg.Recipe(fg.SharedSupport(fg.TopK(0.04)), decayed), optimizer=LATE
         ),
-        _row("top-k 4 %, 4 bits", top_k(0.04, 4, memory=decayed), optimizer=late),
+        _row("top-k 4 %, 4 bits", top_k(0.04, 4, memory=decayed), optimizer=LATE),
         _row(
             "two stages, top-k 4 %, 4 bits",
             fg.Recipe(fg.TwoStage(four_bits, workers), decayed),
-            optimizer=late,
+            optimizer=LATE,
         ),
-        _row("DCT 64, 4 %, 4 bits", top_k(0.04, 4, transform=dct, memory=decayed), optimizer=late),
+        _row("DCT 64, 4 %, 4 bits", top_k(0.04, 4, transform=dct, memory=decayed), optimizer=LATE),
         *(
             _row(
                 f"budget {ratio}x, Muon with a lead",
                 fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), feedback),
-                optimizer=functools.partial(muon, lead=lead),
+                optimizer=muon,
             )
-            for ratio, lead in ((30, 0.3), (100, 0.5))
+            for ratio, muon in MUON.items()
         ),
-        _row("signs, two stages", signs, optimizer=late),
+        _row("signs, two stages", signs, optimizer=LATE),
         _row("2 bits, two stages", fg.Recipe(two_bits, fg.ErrorFeedback(decay=0.9))),
         _row("4 local steps, signs", signs, every=4),
         _row("8 local steps, signs", signs, every=8),
     ]
     if fast == 1 and any(len(leaf.shape) >= 2 for leaf in jax.tree.leaves(like)):
-        rows.append(_row("PowerSGD rank 4", fg.methods.power_sgd(4), optimizer=late))
-        rows.append(_row("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=late))
+        rows.append(_row("PowerSGD rank 4", fg.methods.power_sgd(4), optimizer=LATE))
+        rows.append(_row("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=LATE))
     rows = [row if row.dense or row.every > 1 else _with_small_dense(row, like) for row in rows]
     if fast > 1:
         whole = [row for row in rows if row.recipe.layout == fg.Layout()]

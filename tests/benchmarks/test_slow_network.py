@@ -316,7 +316,9 @@ def test_what_is_not_there_is_answered(modules):
     run = modules("slow_network")
     with pytest.raises(SystemExit, match="--method: there is no zip; choose from dense,bf16,"):
         run.plan(run.parse_args(["--method", "dense,zip"]))
-    with pytest.raises(SystemExit, match="--workload: must be one of alexnet,resnet,lm, got cat"):
+    with pytest.raises(
+        SystemExit, match="--workload: must be one of alexnet,resnet,lm,large, got cat"
+    ):
         run.plan(run.parse_args(["--workload", "cat"]))
     with pytest.raises(SystemExit, match="--fault: must be kill:STEP or drop:STEP, got melt:3"):
         run.plan(run.parse_args(["--fault", "melt:3"]))
