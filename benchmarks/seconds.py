@@ -98,6 +98,7 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
         cells = [method, f"{run['mean_ratio']:.0f}", f"{run['rate']:g}", f"{run['loss']:.3f}"]
         rows.append([*cells, f"{100 * (run['loss'] / best - 1):+.1f} %"])
     print(markdown(["method", "fewer bytes", "rate", "loss", "to the best dense"], rows))
+    print()
     print(markdown(*products(found)))
     save(figure(found), folder, "seconds_to_end.png")
 

@@ -34,7 +34,7 @@ class PlanRow(NamedTuple):
         it is faster over this link, the next one above, inf if dense wins over none; if it is not,
         the next one below, 0 if it wins over none. None for dense.
       error: the relative error of what is sent of a gradient, if one was given.
-      loss: what to expect of the loss, from short runs of small models with 8 workers, or 4.
+      loss: what to expect of the loss at the end, from runs of small models with 8 workers, or 4.
       steps: how many times dense's steps it took to dense's loss there, where that is known.
       every: steps between two exchanges.
       whole: whether the code is a whole optimizer, in place of the user's.
