@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory
 from fftgrad._values import check_within
 from fftgrad.codecs.selectors._budget import Budget
@@ -71,8 +70,9 @@ def feedback_adam(
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
 
-    Claims: parameters equal on all workers. A step in which anything is not finite, be it the
-      square of a gradient, gives an update that is not finite, and leaves Adam's state as it was.
+    Claims: parameters equal on all workers. A step in which anything is not finite gives an update
+      that is not finite, and leaves Adam's state as it was. As in `optax.adam`, a finite gradient
+      above 1e19, whose square is not finite, makes the root infinite for good.
 
     Raises:
       ValueError: if `nu` is outside [0, 1], or `b1` or `b2` outside [0, 1), or a number negative.
@@ -210,8 +210,7 @@ def behind_feedback(
         before, own = state
         mean, after = compressed.update(widened(updates), before, params, **extra)
         moves, moved = optimizer.update(mean, own, params, **extra)
-        finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(moved)]
-        good = _axes.everywhere(jnp.all(jnp.stack([after.skipped == before.skipped, *finite])))
+        good = after.skipped == before.skipped
         moves = jax.tree.map(lambda move: jnp.where(good, move, instead), moves)
         moves = optax.tree.cast_like(moves, updates)
         return moves, (after, optax.tree.where(good, moved, own))
