@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 from _record import markdown
-from ends import filled, local, muon
+from ends import filled, muon
 from held_out import HELD_OUT, trained
-from methods import Method, renamed
+from methods import Method, local_filled, renamed
 from program import Column, Point, Study
 from tasks import Batch
 
@@ -34,7 +34,7 @@ METHODS: list[Method] = [
     renamed(DENSE, "dense"),
     renamed("dense, Muon", "dense", muon=True),
     filled("100x, Muon, lead 0.5", 100, optimizer=muon(0.5)),
-    local("4 local steps of Adam, 25x", 4, 25),
+    local_filled("4 local steps of Adam, 25x", 4, 25),
 ]
 
 

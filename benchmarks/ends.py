@@ -10,9 +10,8 @@ import pathlib
 from typing import Any
 
 import numpy as np
-import optax
 from _record import markdown
-from methods import AXIS, FEEDBACK, Method, Setting, Transformation, renamed
+from methods import FEEDBACK, Method, local_filled, renamed
 from program import Study
 from training import chosen
 
@@ -25,16 +24,6 @@ def filled(name: str, ratio: float, **options: Any) -> Method:
     """A message filled with the largest, behind feedback."""
     exchange = fg.AllGather(fg.Budget(ratio=ratio))
     return Method(name, fg.Recipe(exchange, FEEDBACK), **options)
-
-
-def local(name: str, every: int, ratio: float, **options: Any) -> Method:
-    """Local steps, and a filled message of what they changed."""
-
-    def around(_: Setting, inner: Transformation) -> Transformation:
-        exchange = fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), FEEDBACK)
-        return fg.optimizers.diloco(inner, optax.sgd(1.0), every, exchange, axis_name=AXIS)
-
-    return Method(name, around=around, every=every, own=True, **options)
 
 
 def adam(nu: float) -> Any:
@@ -62,8 +51,8 @@ METHODS: list[Method] = [
     filled("100x, Adam without momentum", 100, momentum=False),
     renamed("EDEN 1 bit, Muon, lead 0.3", "EDEN 1 bit (DRIVE)", optimizer=muon(0.3)),
     renamed("EDEN 1 bit, Adam", "EDEN 1 bit (DRIVE)"),
-    local("4 local steps of Muon, 25x", 4, 25, muon=True),
-    local("4 local steps of Adam, 25x", 4, 25),
+    local_filled("4 local steps of Muon, 25x", 4, 25, muon=True),
+    local_filled("4 local steps of Adam, 25x", 4, 25),
 ]
 
 

@@ -206,6 +206,16 @@ def local(name: str, every: int, **options: Any) -> Method:
     return Method(name, around=around, every=often, own=True, codec=SIGN)
 
 
+def local_filled(name: str, every: int, ratio: float, **options: Any) -> Method:
+    """Local steps, then a filled message of what they changed, behind feedback."""
+
+    def around(_: Setting, inner: Transformation) -> Transformation:
+        exchange = fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), FEEDBACK)
+        return fg.optimizers.diloco(inner, optax.sgd(1.0), every, exchange, axis_name=AXIS)
+
+    return Method(name, around=around, every=every, own=True, **options)
+
+
 def sparse_loco(name: str, every: int, outer_rate: float) -> Method:
     """As run at 72 billion parameters, but for how often and how far."""
 
@@ -347,11 +357,12 @@ SWITCHED = fg.Scheduled(
     {at: fg.AllGather(fg.chain(DCT, fg.Budget(ratio=r))) for at, r in ((0, 120), (6, 360))}
 )
 MUON = functools.partial(fg.optimizers.feedback_muon, lead=0.3)
+NARROW = Method(
+    "bfloat16, two stages", lambda own: fg.Recipe(fg.TwoStage(BF16, own.workers)), codec=BF16
+)
 LINKS: dict[str, Method] = {
     "dense": renamed("dense float32", "dense"),
-    "bf16": Method(
-        "bfloat16, two stages", lambda own: fg.Recipe(fg.TwoStage(BF16, own.workers)), codec=BF16
-    ),
+    "bf16": NARROW,
     "fft-paper": renamed("FFT whole (paper)", "FFT (paper)"),
     "fft-64": ROWS["FFT 64, 4 %, 4 bits"],
     "fft-16": ours("FFT 16, 0.1 %, 4 bits", fg.Fft(block=16), MILLE, FOUR),
@@ -383,6 +394,8 @@ LINKS: dict[str, Method] = {
     "acp-sgd": ACP_SGD,
     "dion": Method("Dion rank 16", m.scale_by_dion(rank=16), directs=1e-3),
     "dense-muon": renamed("dense float32, Muon", "dense", muon=True),
+    "bf16-muon": dataclasses.replace(NARROW, name="bfloat16, Muon", muon=True),
+    "muon-local-4": local_filled("4 local steps of Muon, 25x", 4, 25, muon=True),
     "muon-eden": Method("EDEN 1 bit, Muon, lead 0.3", m.eden(bits=1), optimizer=MUON),
     **{
         f"muon-{ratio}x": Method(

@@ -12,7 +12,7 @@ import links
 from _record import RESULTS, markdown, save
 from ends import DENSE, adam, filled, means, muon
 from matplotlib.figure import Figure
-from methods import POWER_SGD, Method, renamed
+from methods import POWER_SGD, Method, local_filled, renamed
 from program import Column, Point, Study
 from tasks import Batch
 from training import chosen
@@ -51,6 +51,7 @@ METHODS: list[Method] = [
     filled("30x, Muon, lead 0.3", 30, optimizer=muon(0.3)),
     Method("EDEN 1 bit, Muon, lead 0.3", fg.methods.eden(bits=1), optimizer=muon(0.3)),
     filled("100x, Adam, nu 0.5", 100, optimizer=adam(0.5)),
+    local_filled("4 local steps of Muon, 25x", 4, 25, muon=True),
     POWER_SGD,
     renamed("4 local steps in 4 fragments, signs", "4 local steps in 4 fragments, sign"),
 ]
@@ -72,7 +73,9 @@ class Timed(NamedTuple):
 TIMED = (
     Timed("dense Adam, float32", "dense, Adam", "dense", "#8b949e"),
     Timed("dense Muon, float32", "dense, Muon", "dense-muon", "#24292f"),
+    Timed("dense Muon, bfloat16", "dense, Muon", "bf16-muon", "#57606a"),
     Timed("feedback_muon, 100x", "100x, Muon, lead 0.5", "muon-100x", "#0969da"),
+    Timed("4 local steps of Muon, 100x", "4 local steps of Muon, 25x", "muon-local-4", "#1a7f37"),
     Timed("feedback_muon, EDEN", "EDEN 1 bit, Muon, lead 0.3", "muon-eden", "#8250df"),
 )
 """What was timed over both links."""

@@ -167,8 +167,16 @@ def local(name: str, every: int, exchange: Any, outer: Transformation, **options
 
 
 MUON: Any = {"muon": True}
-WHOLE, NESTEROV = fg.Recipe(fg.AllReduce()), optax.sgd(0.7, 0.9, nesterov=True)
+WHOLE = fg.Recipe(fg.AllReduce())
 QUARTER = fg.Recipe(fg.AllGather(fg.Budget(ratio=25)), FEEDBACK)
+MULOCO = fg.Recipe(fg.AllGather(fg.LogLevels(4)), fg.ErrorFeedback(decay=0.9))
+
+
+def nesterov(rate: float, momentum: float) -> Transformation:
+    """An outer optimizer."""
+    return optax.sgd(rate, momentum, nesterov=True)
+
+
 METHODS: list[Method] = [
     renamed("dense, Adam", "dense"),
     renamed("dense, Muon", "dense", muon=True),
@@ -207,10 +215,12 @@ METHODS: list[Method] = [
     renamed("PowerSGD rank 4, Adam, nu 0.7", "PowerSGD rank 4", optimizer=adam(0.7)),
     renamed("PowerSGD rank 4, Muon, lead 0.3", "PowerSGD rank 4", optimizer=muon(0.3)),
     local("4 local steps of Adam, dense", 4, WHOLE, optax.sgd(1.0)),
-    local("4 local steps of Adam, dense, outer Nesterov", 4, WHOLE, NESTEROV),
-    local("4 local steps of Muon, dense, outer Nesterov", 4, WHOLE, NESTEROV, **MUON),
-    local("4 local steps of Adam, 25x, outer Nesterov", 4, QUARTER, NESTEROV),
-    local("4 local steps of Muon, 25x, outer Nesterov", 4, QUARTER, NESTEROV, **MUON),
+    local("4 local steps of Adam, dense, outer Nesterov", 4, WHOLE, nesterov(0.7, 0.9)),
+    local("4 local steps of Muon, dense", 4, WHOLE, optax.sgd(1.0), **MUON),
+    local("4 local steps of Muon, outer momentum 0.5", 4, WHOLE, nesterov(0.7, 0.5), **MUON),
+    local("4 local steps of Muon, 25x", 4, QUARTER, optax.sgd(1.0), **MUON),
+    local("30 local steps of Muon, dense", 30, WHOLE, nesterov(0.8, 0.9), **MUON),
+    local("30 local steps of Muon, 4 bits (MuLoCo)", 30, MULOCO, nesterov(0.8, 0.9), **MUON),
     filled("100x, Muon", 100, **MUON),
     scaled("100x in units of Adam's root, Muon", **MUON),
     with_memory("100x of each worker's momentum 0.95, Muon", Momentum(decay=0.95), **MUON),

@@ -72,7 +72,7 @@ class ErrorFeedback(Memory):
     dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
-        remedy = "use 1.0 to lose nothing, 0.95 in front of Adam."
+        remedy = "use 1.0, which loses nothing."
         check_within("ErrorFeedback(decay)", self.decay, "[0, 1]", remedy)
         remedy = "use 1.0, or 0.1 for large batches."
         check_within("ErrorFeedback(uptake)", self.uptake, "(0, 1]", remedy)

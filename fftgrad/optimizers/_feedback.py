@@ -85,8 +85,8 @@ def feedback_adam(
       (QHAdam).
     """
     for name, decay in (("b1", b1), ("b2", b2)):
-        check_within(f"feedback_adam({name})", decay, "[0, 1)", "use 0.9 and 0.99.")
-    check_within("feedback_adam(nu)", nu, "[0, 1]", WHOLE)
+        check_number(f"feedback_adam({name})", decay, "[0, 1)", "use 0.9 and 0.99.")
+    check_number("feedback_adam(nu)", nu, "[0, 1]", WHOLE)
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -152,8 +152,8 @@ def feedback_sgd(
       (QHM).
     """
     remedy = "use that of the dense optimizer, or 0.0."
-    check_within("feedback_sgd(momentum)", momentum, "[0, 1)", remedy)
-    check_within("feedback_sgd(nu)", nu, "[0, 1]", WHOLE)
+    check_number("feedback_sgd(momentum)", momentum, "[0, 1)", remedy)
+    check_number("feedback_sgd(nu)", nu, "[0, 1]", WHOLE)
     ema = optax.ema(momentum, debias=False)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -172,15 +172,22 @@ def _led(nu: float, new: Any, average: Any) -> Any:
     return jax.tree.map(lambda g, m: (1 - nu) * g + nu * m, new, average)
 
 
+def check_number(argument: str, number: Any, interval: str, remedy: str) -> None:
+    """Refuses a number outside of an interval, unless it is an array, as injected ones are."""
+    if not isinstance(number, jax.Array):
+        check_within(argument, number, interval, remedy)
+
+
 def descent(
     owner: str, learning_rate: optax.ScalarOrSchedule, weight_decay: float = 0.0, mask: Any = None
 ) -> tuple[optax.GradientTransformation, ...]:
     """What makes a step of a direction."""
-    if not callable(learning_rate) and not isinstance(learning_rate, jax.Array):
+    if not callable(learning_rate):
         remedy = "use 3e-4, or an optax schedule."
-        check_within(f"{owner}(learning_rate)", learning_rate, "[0, inf)", remedy)
-    check_within(f"{owner}(weight_decay)", weight_decay, "[0, inf)", "use 0.1, or 0.0 for none.")
-    decay = [optax.add_decayed_weights(weight_decay, mask)] if weight_decay else []
+        check_number(f"{owner}(learning_rate)", learning_rate, "[0, inf)", remedy)
+    check_number(f"{owner}(weight_decay)", weight_decay, "[0, inf)", "use 0.1, or 0.0 for none.")
+    none = not isinstance(weight_decay, jax.Array) and weight_decay == 0
+    decay = [] if none else [optax.add_decayed_weights(weight_decay, mask)]
     return *decay, optax.scale_by_learning_rate(learning_rate)
 
 

@@ -8,10 +8,9 @@ import optax.contrib
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory
-from fftgrad._values import check_within
 from fftgrad.exchanges import Recipe
 from fftgrad.exchanges._layout import Layout
-from fftgrad.optimizers._feedback import FILLED, behind_feedback, descent
+from fftgrad.optimizers._feedback import FILLED, behind_feedback, check_number, descent
 from fftgrad.training._non_finite import NonFinite
 
 
@@ -85,8 +84,8 @@ def feedback_muon(
       2018, arXiv:1809.07599.
     """
     for name, decay in (("beta", beta), ("b1", b1), ("b2", b2)):
-        check_within(f"feedback_muon({name})", decay, "[0, 1)", "use 0.95, 0.9 and 0.99.")
-    check_within("feedback_muon(lead)", lead, "[0, inf)", "use 0.5, or 0.0 for Muon alone.")
+        check_number(f"feedback_muon({name})", decay, "[0, 1)", "use 0.95, 0.9 and 0.99.")
+    check_number("feedback_muon(lead)", lead, "[0, inf)", "use 0.5, or 0.0 for Muon alone.")
     slow = optax.contrib.muon(
         -1.0,
         beta=beta,

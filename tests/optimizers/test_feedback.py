@@ -208,6 +208,24 @@ def test_weights_decay_as_those_of_adamw(make):
         np.testing.assert_array_equal(moves["b"], expected["b"])
 
 
+@pytest.mark.parametrize("name", ["feedback_adam", "feedback_muon", "feedback_sgd"])
+def test_numbers_may_be_injected(name):
+    """As into optax's own optimizers, and so may the decay of weights, which begins at zero."""
+    make, like = getattr(fg.optimizers, name), jnp.ones((3, 2))
+    plain = make(0.1, exchange=DENSE, axis_name=AXIS)
+    tx = optax.inject_hyperparams(make)(0.1, exchange=DENSE, axis_name=AXIS)
+    one, other, params = started(plain, like), started(tx, like), jnp.stack([like, like])
+    g = jax.random.normal(jax.random.key(0), (2, 3, 2))
+    expected, one = of_workers(plain)(g, one, params)
+    moves, other = of_workers(tx)(g, other, params)
+    np.testing.assert_allclose(moves, expected, rtol=1e-5)
+    if "weight_decay" in other.hyperparams:
+        other.hyperparams["weight_decay"] += 0.5
+        expected, _ = of_workers(plain)(g, one, params)
+        moves, _ = of_workers(tx)(g, other, params)
+        np.testing.assert_allclose(moves, expected - 0.1 * 0.5, rtol=1e-4)
+
+
 def test_an_embedding_can_be_kept_from_muon():
     """As in optax: what has no dimension numbers is Adam's."""
     like = {"embed": jnp.zeros((6, 4)), "w": jnp.zeros((6, 4))}
