@@ -68,15 +68,16 @@ class Timed(NamedTuple):
     row: str
     method: str  # of `slow_network.py`
     color: str | None = None  # in the figure
+    shift: int = 0  # of the label there, in points
 
 
 TIMED = (
     Timed("dense Adam, float32", "dense, Adam", "dense", "#8b949e"),
     Timed("dense Muon, float32", "dense, Muon", "dense-muon", "#24292f"),
-    Timed("dense Muon, bfloat16", "dense, Muon", "bf16-muon", "#57606a"),
-    Timed("feedback_muon, 100x", "100x, Muon, lead 0.5", "muon-100x", "#0969da"),
+    Timed("dense Muon, bfloat16", "dense, Muon", "bf16-muon", "#57606a", -9),
+    Timed("feedback_muon, 100x", "100x, Muon, lead 0.5", "muon-100x", "#0969da", 3),
     Timed("4 local steps of Muon, 100x", "4 local steps of Muon, 25x", "muon-local-4", "#1a7f37"),
-    Timed("feedback_muon, EDEN", "EDEN 1 bit, Muon, lead 0.3", "muon-eden", "#8250df"),
+    Timed("feedback_muon, EDEN", "EDEN 1 bit, Muon, lead 0.3", "muon-eden", "#8250df", 9),
 )
 """What was timed over both links."""
 
@@ -139,7 +140,7 @@ def figure(found: dict[str, Any]) -> Figure:
             axes.annotate(
                 timed.label,
                 (seconds[-1], losses[-1]),
-                (4, 0),
+                (4, timed.shift),
                 textcoords="offset points",
                 va="center",
                 fontsize=8,
@@ -147,6 +148,7 @@ def figure(found: dict[str, Any]) -> Figure:
             )
         axes.set(title=title, xlabel="seconds of 1,000 steps", xscale="log")
         axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(y=0.1)
         low, high = axes.get_xlim()
         axes.set_xlim(low, high * (high / low) ** 0.5)  # room for the labels
     out.axes[0].set_ylabel("held-out loss")

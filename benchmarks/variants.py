@@ -169,6 +169,7 @@ def local(name: str, every: int, exchange: Any, outer: Transformation, **options
 MUON: Any = {"muon": True}
 WHOLE = fg.Recipe(fg.AllReduce())
 QUARTER = fg.Recipe(fg.AllGather(fg.Budget(ratio=25)), FEEDBACK)
+ONE_BIT = fg.Hadamard(), fg.codecs.LloydMax(bits=1)
 MULOCO = fg.Recipe(fg.AllGather(fg.LogLevels(4)), fg.ErrorFeedback(decay=0.9))
 
 
@@ -211,15 +212,24 @@ METHODS: list[Method] = [
     filled("30x, Adam, nu 0.7", 30, optimizer=adam(0.7)),
     Method("EDEN 1 bit, Muon, lead 0.3", fg.methods.eden(bits=1), optimizer=muon(0.3)),
     Method("EDEN 2 bits, Muon, lead 0.3", fg.methods.eden(bits=2), optimizer=muon(0.3)),
+    Method(
+        "EDEN 1 bit of a random third, Muon, lead 0.3",
+        fg.Recipe(fg.AllGather(fg.chain(fg.RandomK(0.32, rescale=True), *ONE_BIT))),
+        optimizer=muon(0.3),
+    ),
+    Method(
+        "EDEN 1 bit of a random third, feedback, Muon, lead 0.5",
+        fg.Recipe(fg.AllGather(fg.chain(fg.RandomK(0.32), *ONE_BIT)), FEEDBACK),
+        optimizer=muon(0.5),
+    ),
     POWER_SGD,
     renamed("PowerSGD rank 4, Adam, nu 0.7", "PowerSGD rank 4", optimizer=adam(0.7)),
     renamed("PowerSGD rank 4, Muon, lead 0.3", "PowerSGD rank 4", optimizer=muon(0.3)),
     local("4 local steps of Adam, dense", 4, WHOLE, optax.sgd(1.0)),
     local("4 local steps of Adam, dense, outer Nesterov", 4, WHOLE, nesterov(0.7, 0.9)),
     local("4 local steps of Muon, dense", 4, WHOLE, optax.sgd(1.0), **MUON),
-    local("4 local steps of Muon, outer momentum 0.5", 4, WHOLE, nesterov(0.7, 0.5), **MUON),
+    local("4 local steps of Muon, dense, outer Nesterov", 4, WHOLE, nesterov(0.7, 0.9), **MUON),
     local("4 local steps of Muon, 25x", 4, QUARTER, optax.sgd(1.0), **MUON),
-    local("30 local steps of Muon, dense", 30, WHOLE, nesterov(0.8, 0.9), **MUON),
     local("30 local steps of Muon, 4 bits (MuLoCo)", 30, MULOCO, nesterov(0.8, 0.9), **MUON),
     filled("100x, Muon", 100, **MUON),
     scaled("100x in units of Adam's root, Muon", **MUON),

@@ -44,7 +44,7 @@ def feedback_muon(
 
     Args:
       learning_rate: of Muon, whose updates are as long as Adam's (`consistent_rms=0.2`); a number
-        or an optax schedule.
+        or an optax schedule. Try dense Muon's and half of it.
       exchange: as for `feedback_adam`, and so are the arguments that both have.
       memory: what is done with what a step does not send.
       lead: how much of the normalized gradient: 0.3 at 30 times fewer bytes, 0.5 at 100.
