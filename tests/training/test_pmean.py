@@ -211,7 +211,7 @@ def test_decay_is_the_formula():
     state = memory.update(x, jnp.array([0.0, 2.0]), x, state)
     x, _ = memory.compensate(jnp.array([1.0, 1.0]), state)
     assert x.tolist() == [1.5, 1.0]
-    with pytest.raises(ValueError, match=r"0\.95 in front of Adam"):
+    with pytest.raises(ValueError, match=r"in \[0, 1\], got 1.5; use 1.0, which loses nothing"):
         fg.ErrorFeedback(decay=1.5)
 
 
