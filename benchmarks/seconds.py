@@ -79,7 +79,7 @@ TIMED = (
     Timed("4 local steps of Muon, 100x", "4 local steps of Muon, 25x", "muon-local-4", "#1a7f37"),
     Timed("feedback_muon, EDEN", "EDEN 1 bit, Muon, lead 0.3", "muon-eden", "#8250df", 9),
 )
-"""What was timed over both links."""
+"""What was timed over a link; each is shown where its losses are there too."""
 
 
 def reached(curve: list[Any], loss: float) -> float | None:
