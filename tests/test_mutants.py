@@ -604,8 +604,8 @@ MUTANTS = {
     ),
     "equal coefficients come all at once": Mutant(
         "codecs/selectors/_fill.py",
-        "ahead = index < -(-k // CUTS) * cut",
-        "ahead = index < 0",
+        "jnp.where(index < cut, magnitude * units[1], reaches)",
+        "jnp.where(index < 0, magnitude * units[1], reaches)",
         "tests/codecs/test_budget.py -k sent_in_part",
     ),
     "what is not sent moves the codes behind it": Mutant(

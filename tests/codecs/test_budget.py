@@ -189,7 +189,7 @@ def test_both_searches_find_the_finest_level(x, ratio):
         order = _fill.order_of(candidates)
         digits = _fill._by_digits(candidates, order, words)
         growth = _fill._by_growth(candidates, order, words)
-        taken = [_fill._words_at(candidates, order, digits + more) for more in (0, 1)]
+        taken = [_fill.Lanes.of(candidates).words(order, digits + more) for more in (0, 1)]
         return digits, growth, *taken
 
     digits, growth, taken, more = map(int, found(x.astype(np.float32)))

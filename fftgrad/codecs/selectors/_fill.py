@@ -10,7 +10,7 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad.codecs.selectors import _largest
 from fftgrad.codecs.selectors._top_k import keys
-from fftgrad.ops import _finite, _scan
+from fftgrad.ops import _finite, _rows, _scan
 from fftgrad.ops.packing import _bitmap, _exp_golomb
 
 ORDERS = 16
@@ -28,6 +28,12 @@ GROWTH = 1.5
 """About how many octaves of words an octave of levels takes."""
 
 TINY = float(jnp.finfo(jnp.float32).tiny)
+
+LANE, BLOCK, SAMPLED = 32, 128, 8
+"""Candidates in a lane, lanes in a block, and the blocks of which one is in the sample."""
+
+FEW = 1 << 11
+"""A sample of fewer words is no guide."""
 
 LEAST = -110
 """No scale is below 2**-110, or the finest steps would be no normal numbers."""
@@ -69,12 +75,10 @@ class Candidates(NamedTuple):
 
     def at(self, level: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Which coefficients a level sends, bool[k], and their q, int32[k], at least 1."""
-        index, k = lax.iota(jnp.int32, self.magnitude.size), self.magnitude.size
-        fineness, cut = level // CUTS, level % CUTS
-        # One part after the other comes to the next fineness, or equal ones would come all at once.
-        reaches = self.magnitude * resolution(fineness)
-        ahead = index < -(-k // CUTS) * cut
-        kept = jnp.where(ahead, self.magnitude * resolution(fineness + 1), reaches) >= 1.0
+        index, part = lax.iota(jnp.int32, self.magnitude.size), -(-self.magnitude.size // CUTS)
+        fineness, cut = level // CUTS, part * (level % CUTS)
+        units = resolution(fineness), resolution(fineness + 1)
+        reaches, kept = _reach(self.magnitude, index, cut, units)
         return kept, jnp.maximum(reaches.astype(jnp.int32), 1)
 
 
@@ -114,19 +118,80 @@ def finest(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
     )
 
 
-def _words_at(candidates: Candidates, order: jax.Array, level: jax.Array) -> jax.Array:
-    """How many words the codes of a level take."""
-    kept, q = candidates.at(level)
-    gaps = gaps_of(candidates.positions, kept)
-    exponents = _exp_golomb.exponents(gaps, order) + _exp_golomb.exponents(q - 1, 0)
-    total = jnp.sum(jnp.where(kept, exponents, 0), dtype=jnp.int32)
-    count = jnp.sum(kept, dtype=jnp.int32)
-    return _exp_golomb.words_for(2 * count, total, (order + 1) * count)
+class Lanes(NamedTuple):
+    """Candidates as columns, each with the next 32 of them.
+
+    A pass over columns keeps what came before in a register, where a running maximum over all
+    candidates is a dozen passes.
+
+    Attributes:
+      positions: int32[LANE, m].
+      magnitude: float32[LANE, m], zero after the last candidate.
+      start: the number of each column's first candidate, int32[m].
+      part: how many candidates a cut has, int32[].
+    """
+
+    positions: jax.Array
+    magnitude: jax.Array
+    start: jax.Array
+    part: jax.Array
+
+    @classmethod
+    def of(cls, candidates: Candidates) -> "Lanes":
+        """All candidates."""
+        k = candidates.positions.size
+        # Padded here, because a bound check in the passes would keep them from being vectorized.
+        columns = [
+            _rows.rows(jnp.pad(x, (0, -k % (LANE * BLOCK))), LANE).T
+            for x in (candidates.positions, candidates.magnitude)
+        ]
+        start = LANE * lax.iota(jnp.int32, columns[0].shape[1])
+        return cls(*columns, start, jnp.int32(-(-k // CUTS)))
+
+    def sample(self) -> "Lanes":
+        """Some blocks of them, whose gaps but for the first are as they were."""
+        few = (
+            x.reshape(*x.shape[:-1], -1, BLOCK)[..., ::SAMPLED, :].reshape(*x.shape[:-1], -1)
+            for x in self[:3]
+        )
+        return Lanes(*few, self.part)
+
+    def words(self, order: jax.Array, level: jax.Array) -> jax.Array:
+        """How many words the codes of a level take."""
+        fineness, cut = level // CUTS, level % CUTS
+        units = resolution(fineness), resolution(fineness + 1)
+        row = lax.broadcasted_iota(jnp.int32, self.positions.shape, 0)
+        reaches, kept = _reach(self.magnitude, self.start[None] + row, self.part * cut, units)
+        first = jnp.min(jnp.where(kept, self.positions, jnp.iinfo(jnp.int32).max), axis=0)
+        end = jnp.max(jnp.where(kept, self.positions + 1, 0), axis=0)
+        before = jnp.pad(_scan.cummax(end), (1, 0))[:-1]
+        outer = jnp.where(end > 0, _exp_golomb.exponents(first - before, order), 0)
+        last, inner = jnp.full_like(end, -1), jnp.zeros_like(end)
+        for i in range(LANE):
+            reaches, kept = _reach(self.magnitude[i], self.start + i, self.part * cut, units)
+            at, q = self.positions[i], jnp.maximum(reaches.astype(jnp.int32), 1)
+            gap = jnp.where(last < 0, 0, _exp_golomb.exponents(at - last - 1, order))
+            # A lane has less than 2**16 bits of exponents, so its count can stand above them.
+            more = gap + _exp_golomb.exponents(q - 1, 0) + (1 << 16)
+            inner = inner + jnp.where(kept, more, 0)
+            last = jnp.where(kept, at, last)
+        count = jnp.sum(inner >> 16, dtype=jnp.int32)
+        total = jnp.sum(inner & (1 << 16) - 1, dtype=jnp.int32) + jnp.sum(outer, dtype=jnp.int32)
+        return _exp_golomb.words_for(2 * count, total, (order + 1) * count)
+
+
+def _reach(
+    magnitude: jax.Array, index: jax.Array, cut: jax.Array, units: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Magnitudes in steps, and which of them are kept."""
+    reaches = magnitude * units[0]
+    # One part after the other comes to the next fineness, or equal ones would come all at once.
+    return reaches, jnp.where(index < cut, magnitude * units[1], reaches) >= 1.0
 
 
 def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
     """It, three bits at a time, without a loop of unknown length."""
-    words_at = jax.vmap(functools.partial(_words_at, candidates, order))
+    words_at = jax.vmap(functools.partial(Lanes.of(candidates).words, order))
 
     def settle(i: jax.Array, level: jax.Array) -> jax.Array:
         shift = LEVEL_BITS - DIGIT_BITS * (i + 1)
@@ -157,17 +222,37 @@ class _Bracket(NamedTuple):
 
 
 def _by_growth(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
-    """It, in a loop of few turns, because the words grow evenly with the level: by secants."""
-    at_first = GROWTH / (PER_OCTAVE * CUTS)
+    """It, in a loop of few turns, because the words grow evenly with the level.
+
+    A sample says where to begin, so that no more than three or four turns are over all candidates.
+    """
+    lanes, slope = Lanes.of(candidates), jnp.float32(GROWTH / (PER_OCTAVE * CUTS))
+    # All candidates together take about half of the words, where each has one level.
+    least = jnp.maximum(jnp.min(candidates.magnitude), 2.0**-OCTAVES)
+    first = jnp.round(-jnp.log2(least) * (PER_OCTAVE * CUTS)).astype(jnp.int32)
+    few = lanes.sample()
+    share = words * few.start.size // lanes.start.size
+    if share >= FEW:
+        found = _by_secants(few, order, share, first, slope)
+        first, slope = found.low, found.slope
+    return _by_secants(lanes, order, words, first, slope).low
+
+
+def _by_secants(
+    lanes: Lanes, order: jax.Array, words: int, first: jax.Array, slope: jax.Array
+) -> _Bracket:
+    """The levels between which the words are what they are to be, as a bracket of one."""
+    usual = GROWTH / (PER_OCTAVE * CUTS)
 
     def narrow(b: _Bracket) -> _Bracket:
-        found = _words_at(candidates, order, b.next)
+        found = lanes.words(order, b.next)
         fits = found <= words
         low, high = jnp.where(fits, b.next, b.low), jnp.where(fits, b.high, b.next)
         excess = jnp.log2(jnp.maximum(found, 1).astype(jnp.float32) / words)
-        slope = (excess - b.excess) / (b.next - b.tried).astype(jnp.float32)
-        slope = jnp.clip(slope, at_first / 3, at_first * 10)
-        slope = jnp.where(b.turn == 0, at_first, slope)
+        away = (b.next - b.tried).astype(jnp.float32)
+        slope = jnp.clip((excess - b.excess) / away, usual / 3, usual * 10)
+        # Of neighbours it tells more of their cuts than of the growth.
+        slope = jnp.where((b.turn == 0) | (jnp.abs(away) < 4), b.slope, slope)
         # Rounded to the far side, so that the bracket closes from both.
         away = -excess / slope
         away = jnp.where(fits, jnp.ceil(away), jnp.floor(away)).astype(jnp.int32)
@@ -177,12 +262,9 @@ def _by_growth(candidates: Candidates, order: jax.Array, words: int) -> jax.Arra
         following = jnp.clip(following, low + 1, high - 1)
         return _Bracket(low, high, following, b.turn + 1, b.next, excess, slope)
 
-    zero = _axes.vary_like(jnp.int32(0), candidates.magnitude)
-    # All candidates together take about half of the words, where each has one level.
-    least = jnp.maximum(jnp.min(candidates.magnitude), 2.0**-OCTAVES)
-    first = jnp.round(-jnp.log2(least) * (PER_OCTAVE * CUTS)).astype(jnp.int32)
+    zero = _axes.vary_like(jnp.int32(0), lanes.magnitude)
+    start = jnp.clip(first, 1, LEVELS - 1)
+    slope = _axes.vary_like(slope, lanes.magnitude)
     unknown = zero.astype(jnp.float32)
-    start = _Bracket(
-        zero, zero + LEVELS, jnp.clip(first, 1, LEVELS - 1), zero, zero, unknown, unknown
-    )
-    return lax.while_loop(lambda b: b.high - b.low > 1, narrow, start).low
+    bracket = _Bracket(zero, zero + LEVELS, start, zero, zero, unknown, slope)
+    return lax.while_loop(lambda b: b.high - b.low > 1, narrow, bracket)

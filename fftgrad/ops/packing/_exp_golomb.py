@@ -12,11 +12,13 @@ before it.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fftgrad import _axes
 from fftgrad.ops import _scan
 from fftgrad.ops.packing import _bitmap
 
@@ -54,9 +56,10 @@ def encode(
     index = _scan.cumsum(ones) - ones
     end = before + len(each) * index - 1
     start = before + sum(orders) * index
-    stream = jnp.zeros((words,), jnp.uint32)
-    unary = stream
-    for number, order, exponent in zip(numbers, orders, each, strict=True):
+
+    def add(_: jax.Array, carry: Any) -> Any:
+        unary, stream, end, start, ((number, order), *others) = carry
+        exponent = jnp.where(used, exponents(number, order), 0)
         end = end + exponent + 1
         unary = _add(unary, end // WORD, _bit(end), used)
         # v less its leading one, and with what q has more than v >> order.
@@ -64,7 +67,12 @@ def encode(
         place = (start % WORD).astype(jnp.uint32)
         stream = _add(stream, start // WORD, rest << place, used)
         stream = _add(stream, start // WORD + 1, (rest >> 1) >> (WORD - 1 - place), used)
-        start = start + exponent + order
+        return unary, stream, end, start + exponent + order, [*others, (number, order)]
+
+    # A loop, whose carry is in memory: without one XLA finds all of it anew for each scatter.
+    empty = _axes.vary_like(jnp.zeros((words,), jnp.uint32), end)
+    columns = list(zip(numbers, (_axes.vary_like(jnp.int32(o), end) for o in orders), strict=True))
+    unary, stream, *_ = lax.fori_loop(0, len(columns), add, (empty, empty, end, start, columns))
     return unary | stream[::-1]
 
 
