@@ -65,11 +65,16 @@ class PlanRow(NamedTuple):
         """Seconds that it takes to get as far as dense gets in a step."""
         return self.seconds * self.steps
 
+    @property
+    def place(self) -> str:
+        """Where it goes, if not into a chain."""
+        local = "; parameters have a row for each worker" if self.every > 1 else ""
+        if self.whole:
+            return f"in place of your optimizer, at a learning rate of its own{local}"
+        return f"around your optimizer{local}" if local else ""
+
     def __str__(self) -> str:
-        if self.every > 1:
-            return f"{self.code}  # around your optimizer; parameters have a row for each worker"
-        note = "  # in place of your optimizer, at a learning rate of its own"
-        return self.code + note if self.whole else self.code
+        return f"{self.code}  # {self.place}" if self.place else self.code
 
 
 class Plan(NamedTuple):

@@ -18,7 +18,9 @@ from fftgrad.advise._inputs import FAST
 from fftgrad.exchanges._recipe import recipe_of
 
 OURS = (fg.optimizers.feedback_adam, fg.optimizers.feedback_muon, fg.optimizers.feedback_sgd)
-"""Whole optimizers that a plan can name."""
+"""Whole optimizers that a plan can name, which exchange in every step."""
+INNER = (optax.contrib.muon,)
+"""Those that it can name for local steps, where the user's own is not what was seen."""
 LATE = functools.partial(fg.optimizers.feedback_adam, nu=0.0)
 """As rows trained that have met no held-out task."""
 MUON = {
@@ -26,6 +28,7 @@ MUON = {
     for ratio, lead in ((30, 0.3), (100, 0.5))
 }
 """By how many times fewer bytes are sent."""
+LOCAL_MUON = functools.partial(optax.contrib.muon, consistent_rms=0.2, adam_b2=0.99)
 NAME = re.compile(r"(?<![\w.'])(([A-Z]\w*|chain)\()")
 
 
@@ -40,7 +43,8 @@ class Candidate:
         meanwhile, as by `fg.optimizers.diloco`.
       dense: whether it is one of those with which the others are compared.
       optimizer: the whole optimizer that it trained with, in place of the user's, such as
-        `fg.optimizers.feedback_adam` or a `functools.partial` of it.
+        `fg.optimizers.feedback_adam` or a `functools.partial` of it; with local steps that of a
+        worker, `optax.contrib.muon`.
       loss: what to expect of the loss.
       steps: how many times dense's steps it takes to dense's loss: a plan's order counts them.
 
@@ -77,15 +81,15 @@ class Candidate:
             return
         options = getattr(whole, "keywords", {}).values()
         if (
-            getattr(whole, "func", whole) not in OURS
+            getattr(whole, "func", whole) not in (OURS if self.every == 1 else INNER)
             or getattr(whole, "args", ())
-            or self.every > 1
             or not all(isinstance(option, int | float) for option in options)
         ):
             raise ValueError(
-                "Candidate(optimizer): must be one of ours that exchanges in every step, or a "
-                f"functools.partial of it with numbers by name, got {whole!r} with every="
-                f"{self.every}; use functools.partial(fg.optimizers.feedback_adam, nu=0.5)."
+                "Candidate(optimizer): must be one of fg.optimizers' with feedback, or, with local "
+                "steps, optax.contrib.muon, or a functools.partial of it with numbers by name, got "
+                f"{whole!r} with every={self.every}; use "
+                "functools.partial(fg.optimizers.feedback_adam, nu=0.5)."
             )
 
     @property
@@ -94,40 +98,42 @@ class Candidate:
         return recipe_of("Candidate", self.method)
 
     def transformation(self, axis_name: AxisName) -> optax.GradientTransformationExtraArgs:
-        """What exchanges the gradients; with local steps, around an optimizer that does nothing.
+        """What exchanges the gradients; with local steps, around an optimizer.
 
         A whole optimizer too, because what it takes beside the exchange is part of its step.
         """
-        own = self.recipe
-        if self.optimizer is not None:
-            return self.optimizer(
-                0.0,
-                exchange=own.exchange,
-                memory=own.memory,
-                layout=own.layout,
-                axis_name=axis_name,
-            )
-        if self.every == 1:
+        own, whole = self.recipe, self.optimizer
+        if self.every > 1:
+            inner = whole(0.0) if whole else optax.identity()
+            return fg.optimizers.diloco(inner, optax.sgd(1.0), self.every, own, axis_name=axis_name)
+        if whole is None:
             return fg.compressed_pmean(own, axis_name=axis_name)
-        return fg.optimizers.diloco(
-            optax.identity(), optax.sgd(1.0), self.every, own, axis_name=axis_name
+        return whole(
+            0.0,
+            exchange=own.exchange,
+            memory=own.memory,
+            layout=own.layout,
+            axis_name=axis_name,
         )
 
     def code(self, axis_name: AxisName) -> str:
         """The expression that makes it; `optimizer` and `learning_rate` are the user's own."""
         own, whole = self.recipe, self.optimizer
-        parts, function = [repr(own.exchange)], "fg.compressed_pmean"
+        made = getattr(whole, "func", whole)
+        options = [f"{k}={option!r}" for k, option in getattr(whole, "keywords", {}).items()]
+        exchange, memory = repr(own.exchange), repr(own.memory)
+        layout = [] if own.layout == fg.Layout() else [f"layout={own.layout!r}"]
         if self.every > 1:
-            parts.insert(0, f"optimizer, optax.sgd(1.0), {self.every}")
+            inner = ", ".join(["learning_rate", *options])
+            inner = f"optax.contrib.{made.__name__}({inner})" if made else "optimizer"
             function = "fg.optimizers.diloco"
-        if whole is not None:
-            parts = [f"learning_rate, exchange={own.exchange!r}, memory={own.memory!r}"]
-            function = f"fg.optimizers.{getattr(whole, 'func', whole).__name__}"
-        elif self.every > 1 or own.memory != fg.NoMemory():
-            parts.append(repr(own.memory))
-        parts += [f"{name}={value!r}" for name, value in getattr(whole, "keywords", {}).items()]
-        if own.layout != fg.Layout():
-            parts.append(f"layout={own.layout!r}")
+            parts = [inner, "optax.sgd(1.0)", str(self.every), exchange, memory]
+        elif made:
+            function = f"fg.optimizers.{made.__name__}"
+            parts = ["learning_rate", f"exchange={exchange}", f"memory={memory}", *options, *layout]
+        else:
+            function = "fg.compressed_pmean"
+            parts = [exchange, *([] if own.memory == fg.NoMemory() else [memory]), *layout]
         inside = NAME.sub(lambda found: f"fg.{_room(found[2])}{found[1]}", ", ".join(parts))
         return f"{function}({inside}, axis_name={axis_name!r})"
 
@@ -205,6 +211,12 @@ def candidates(
         _row("2 bits, two stages", fg.Recipe(two_bits, fg.ErrorFeedback(decay=0.9))),
         _row("4 local steps, signs", signs, every=4),
         _row("8 local steps, signs", signs, every=8),
+        _row(
+            "4 local steps of Muon, 25x",
+            fg.Recipe(fg.AllGather(fg.Budget(ratio=25)), feedback),
+            every=4,
+            optimizer=LOCAL_MUON,
+        ),
     ]
     if fast == 1 and any(len(leaf.shape) >= 2 for leaf in jax.tree.leaves(like)):
         rows.append(_row("PowerSGD rank 4", fg.methods.power_sgd(4), optimizer=LATE))

@@ -57,6 +57,7 @@ class Longer(NamedTuple):
 SEEN: dict[str, HeldOut | Tuned | Longer] = {
     "budget 30x, Muon with a lead": HeldOut(0.7, 4.2),
     "budget 100x, Muon with a lead": HeldOut(1.8, 4.9),
+    "4 local steps of Muon, 25x": HeldOut(3.0, 6.0),
     "QSGD 4 bits": Tuned(0.4, -0.3),
     "TernGrad, shared scale": Tuned(1.3, 0.0),
     "EDEN 1 bit (DRIVE)": Tuned(0.7, 0.0, 2.7),

@@ -5,6 +5,7 @@ import typing
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import fftgrad as fg
@@ -79,6 +80,11 @@ def test_who_trained_with_an_optimizer_of_its_own():
     for ratio, lead in leads.items():
         own = rows[f"budget {ratio}x, Muon with a lead"]
         assert (own.func, own.keywords) == (fg.optimizers.feedback_muon, {"lead": lead})
+    own = rows["4 local steps of Muon, 25x"]
+    assert (own.func, own.keywords) == (
+        optax.contrib.muon,
+        {"consistent_rms": 0.2, "adam_b2": 0.99},
+    )
 
 
 def test_a_row_that_loses_over_slow_links_says_so():

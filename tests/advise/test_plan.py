@@ -170,8 +170,10 @@ def test_the_code_makes_what_was_meant(fast, choose):
         head = "fg.optimizers.diloco(optimizer, " if row.every > 1 else "fg.compressed_pmean("
         if row.optimizer is not None:
             head = f"fg.optimizers.{row.optimizer.func.__name__}(learning_rate, "
-            numbers = "".join(f"{name}={x}, " for name, x in row.optimizer.keywords.items())
-            assert f", {numbers}" in code
+            if row.every > 1:
+                head = "fg.optimizers.diloco(optax.contrib.muon(learning_rate, "
+            numbers = ", ".join(f"{name}={x}" for name, x in row.optimizer.keywords.items())
+            assert f", {numbers}{')' if row.every > 1 else ', '}" in code
         assert code.startswith(head)
         if row.every > 1 or row.recipe.layout != fg.Layout():
             continue
@@ -329,10 +331,11 @@ def test_mistakes(make, error, remedy):
         (functools.partial(fg.optimizers.feedback_adam, 0.1), 1),
         (functools.partial(fg.optimizers.feedback_muon, lead=np.float32(0.3)), 1),
         (fg.optimizers.feedback_adam, 4),
+        (optax.contrib.muon, 1),
     ],
 )
 def test_an_optimizer_that_no_line_could_name_is_refused(optimizer, every):
-    with pytest.raises(ValueError, match=r"Candidate\(optimizer\): must be one of ours"):
+    with pytest.raises(ValueError, match=r"Candidate\(optimizer\): must be one of fg"):
         fg.advise.Candidate("mine", fg.AllReduce(), optimizer=optimizer, every=every)
 
 

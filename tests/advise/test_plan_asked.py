@@ -64,5 +64,5 @@ def test_the_page_shows_rows_as_they_are_classed_and_ordered():
     assert f"{shown[0][2]} times the steps of the best dense: {best.name} takes" in said
     assert f"Loss: {best.loss}." in said
     whole = best.optimizer is not None
-    assert ("takes the place of your optimizer" in said) == whole
+    assert ("goes in place of your optimizer" in said) == whole
     assert block.splitlines()[-1] == best.code("data")

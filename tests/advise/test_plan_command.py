@@ -164,7 +164,7 @@ def test_steps_to_the_loss_are_told(asked, pays, capsys):
 def test_a_whole_optimizer_is_called_one(asked, pays, capsys):
     assert main([*ASKED, "--parameters=25M"]) == 0
     assert pays.best.whole
-    said = "takes the place of your optimizer"
+    said = "goes in place of your optimizer"
     assert said in " ".join(capsys.readouterr().out.split())
     asked["answer"] = pays._replace(rows=(pays.best._replace(whole=False), *pays.rows[1:]))
     assert main([*ASKED, "--parameters=25M"]) == 0
@@ -209,9 +209,11 @@ def test_local_steps_go_around_an_optimizer(asked, pays, capsys):
     local = next(row for row in pays.rows if row.every > 1)
     asked["answer"] = pays._replace(rows=(local, *pays.rows))
     assert main([*ASKED, "--parameters=25M"]) == 0
-    assert "around your optimizer, and parameters have a row" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"It goes {local.place}. See docs/meshes.md, Local steps." in said
+    assert local.place == "around your optimizer; parameters have a row for each worker"
+    whole = local._replace(whole=True)
+    assert whole.place.startswith("in place of your optimizer, at a learning rate of its own; par")
     assert str(local).startswith(f"{local.code}  # around your optimizer")
 
 

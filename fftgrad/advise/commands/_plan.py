@@ -170,22 +170,18 @@ def answer(found: Plan) -> str:
             f"Do not compress: {takes}; the fastest that compresses, {other.name}, takes "
             f"{quantity(other.seconds, 's')} (loss: {other.loss}).{rule}"
         )
-    steps = optimizer = ""
-    if best.whole:
-        optimizer = " It takes the place of your optimizer, at a learning rate of its own."
+    place = f" It goes {best.place}." if best.place else ""
+    if best.every > 1:
+        place += " See docs/meshes.md, Local steps."
+    steps = ""
     if best.steps != 1:
         steps = (
             f" In runs it took {three_digits(best.steps)} times the steps to dense's loss, which "
             f"leaves {three_digits(best.speed_up / best.steps)} times."
         )
-    if best.every > 1:
-        optimizer = (
-            " It goes around your optimizer, and parameters have a row for each worker "
-            "(docs/meshes.md, Local steps)."
-        )
     return (
         f"{three_digits(best.speed_up)} times the steps of the best dense: {takes} in place of "
-        f"{quantity(dense.seconds, 's')} ({dense.name}). Loss: {best.loss}.{steps}{optimizer}"
+        f"{quantity(dense.seconds, 's')} ({dense.name}). Loss: {best.loss}.{steps}{place}"
     )
 
 
