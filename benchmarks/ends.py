@@ -51,6 +51,8 @@ METHODS: list[Method] = [
     filled("100x, Adam without momentum", 100, momentum=False),
     renamed("EDEN 1 bit, Muon, lead 0.3", "EDEN 1 bit (DRIVE)", optimizer=muon(0.3)),
     renamed("EDEN 1 bit, Adam", "EDEN 1 bit (DRIVE)"),
+    renamed("PowerSGD rank 4, Muon, lead 0.3", "PowerSGD rank 4", optimizer=muon(0.3)),
+    renamed("PowerSGD rank 4, Adam, nu 0.7", "PowerSGD rank 4", optimizer=adam(0.7)),
     local_filled("4 local steps of Muon, 25x", 4, 25, muon=True),
     local_filled("4 local steps of Adam, 25x", 4, 25),
 ]

@@ -397,6 +397,12 @@ LINKS: dict[str, Method] = {
     "bf16-muon": dataclasses.replace(NARROW, name="bfloat16, Muon", muon=True),
     "muon-local-4": local_filled("4 local steps of Muon, 25x", 4, 25, muon=True),
     "muon-eden": Method("EDEN 1 bit, Muon, lead 0.3", m.eden(bits=1), optimizer=MUON),
+    "adam-powersgd": renamed(
+        "PowerSGD rank 4, Adam, nu 0.7",
+        "PowerSGD rank 4",
+        optimizer=functools.partial(fg.optimizers.feedback_adam, nu=0.7),
+    ),
+    "muon-powersgd": renamed("PowerSGD rank 4, Muon, lead 0.3", "PowerSGD rank 4", optimizer=MUON),
     **{
         f"muon-{ratio}x": Method(
             f"{ratio}x, Muon, lead {lead}",

@@ -53,6 +53,8 @@ METHODS: list[Method] = [
     filled("100x, Adam, nu 0.5", 100, optimizer=adam(0.5)),
     local_filled("4 local steps of Muon, 25x", 4, 25, muon=True),
     POWER_SGD,
+    renamed("PowerSGD rank 4, Adam, nu 0.7", "PowerSGD rank 4", optimizer=adam(0.7)),
+    renamed("PowerSGD rank 4, Muon, lead 0.3", "PowerSGD rank 4", optimizer=muon(0.3)),
     renamed("4 local steps in 4 fragments, signs", "4 local steps in 4 fragments, sign"),
 ]
 
@@ -68,16 +70,26 @@ class Timed(NamedTuple):
     row: str
     method: str  # of `slow_network.py`
     color: str | None = None  # in the figure
-    shift: int = 0  # of the label there, in points
+    offset: tuple[int, int] = (4, 0)  # of the label there, in points
 
 
 TIMED = (
-    Timed("dense Adam, float32", "dense, Adam", "dense", "#8b949e"),
+    Timed("dense Adam, float32", "dense, Adam", "dense"),
+    Timed("dense Adam, bfloat16", "dense, Adam", "bf16", "#8b949e", (4, 6)),
     Timed("dense Muon, float32", "dense, Muon", "dense-muon", "#24292f"),
-    Timed("dense Muon, bfloat16", "dense, Muon", "bf16-muon", "#57606a", -9),
-    Timed("feedback_muon, 100x", "100x, Muon, lead 0.5", "muon-100x", "#0969da", 3),
+    Timed("dense Muon, bfloat16", "dense, Muon", "bf16-muon", "#57606a", (4, -9)),
+    Timed(
+        "feedback_adam, PowerSGD",
+        "PowerSGD rank 4, Adam, nu 0.7",
+        "adam-powersgd",
+        "#bf3989",
+        (-4, -6),
+    ),
+    Timed("feedback_muon, PowerSGD", "PowerSGD rank 4, Muon, lead 0.3", "muon-powersgd"),
+    Timed("feedback_muon, 100x", "100x, Muon, lead 0.5", "muon-100x", "#0969da", (4, 3)),
     Timed("4 local steps of Muon, 100x", "4 local steps of Muon, 25x", "muon-local-4", "#1a7f37"),
-    Timed("feedback_muon, EDEN", "EDEN 1 bit, Muon, lead 0.3", "muon-eden", "#8250df", 9),
+    Timed("feedback_muon, EDEN", "EDEN 1 bit, Muon, lead 0.3", "muon-eden"),
+    Timed("PyTorch's PowerSGD, Adam", "PowerSGD rank 4", "torch-powersgd"),
 )
 """What was timed over a link; each is shown where its losses are there too."""
 
@@ -140,8 +152,9 @@ def figure(found: dict[str, Any]) -> Figure:
             axes.annotate(
                 timed.label,
                 (seconds[-1], losses[-1]),
-                (4, timed.shift),
+                timed.offset,
                 textcoords="offset points",
+                ha="left" if timed.offset[0] > 0 else "right",
                 va="center",
                 fontsize=8,
                 color=timed.color,
@@ -150,7 +163,7 @@ def figure(found: dict[str, Any]) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(y=0.1)
         low, high = axes.get_xlim()
-        axes.set_xlim(low, high * (high / low) ** 0.5)  # room for the labels
+        axes.set_xlim(low / (high / low) ** 0.1, high * (high / low) ** 0.5)  # room for the labels
     out.axes[0].set_ylabel("held-out loss")
     return out
 

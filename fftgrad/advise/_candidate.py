@@ -23,6 +23,7 @@ INNER = (optax.contrib.muon,)
 """Those that it can name for local steps, where the user's own is not what was seen."""
 LATE = functools.partial(fg.optimizers.feedback_adam, nu=0.0)
 """As rows trained that have met no held-out task."""
+LED = functools.partial(fg.optimizers.feedback_adam, nu=0.7)
 MUON = {
     ratio: functools.partial(fg.optimizers.feedback_muon, lead=lead)
     for ratio, lead in ((30, 0.3), (100, 0.5))
@@ -219,8 +220,12 @@ def candidates(
         ),
     ]
     if fast == 1 and any(len(leaf.shape) >= 2 for leaf in jax.tree.leaves(like)):
-        rows.append(_row("PowerSGD rank 4", fg.methods.power_sgd(4), optimizer=LATE))
-        rows.append(_row("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=LATE))
+        power_sgd = fg.methods.power_sgd(4)
+        rows += [
+            _row("PowerSGD rank 4, Muon with a lead", power_sgd, optimizer=MUON[30]),
+            _row("PowerSGD rank 4", power_sgd, optimizer=LED),
+            _row("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=LATE),
+        ]
     rows = [row if row.dense or row.every > 1 else _with_small_dense(row, like) for row in rows]
     if fast > 1:
         whole = [row for row in rows if row.recipe.layout == fg.Layout()]

@@ -141,20 +141,22 @@ class Lanes(NamedTuple):
         """All candidates."""
         k = candidates.positions.size
         # Padded here, because a bound check in the passes would keep them from being vectorized.
-        columns = [
-            _rows.rows(jnp.pad(x, (0, -k % (LANE * BLOCK))), LANE).T
+        missing = -k % (LANE * BLOCK)
+        positions, magnitude = (
+            _rows.rows(jnp.pad(x, (0, missing)), LANE).T
             for x in (candidates.positions, candidates.magnitude)
-        ]
-        start = LANE * lax.iota(jnp.int32, columns[0].shape[1])
-        return cls(*columns, start, jnp.int32(-(-k // CUTS)))
+        )
+        start = LANE * lax.iota(jnp.int32, positions.shape[1])
+        return cls(positions, magnitude, start, jnp.int32(-(-k // CUTS)))
 
     def sample(self) -> "Lanes":
         """Some blocks of them, whose gaps but for the first are as they were."""
-        few = (
-            x.reshape(*x.shape[:-1], -1, BLOCK)[..., ::SAMPLED, :].reshape(*x.shape[:-1], -1)
-            for x in self[:3]
-        )
-        return Lanes(*few, self.part)
+
+        def few(x: jax.Array) -> jax.Array:
+            blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
+            return blocks[..., ::SAMPLED, :].reshape(*x.shape[:-1], -1)
+
+        return Lanes(few(self.positions), few(self.magnitude), few(self.start), self.part)
 
     def words(self, order: jax.Array, level: jax.Array) -> jax.Array:
         """How many words the codes of a level take."""
