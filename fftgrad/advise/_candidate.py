@@ -222,7 +222,7 @@ def candidates(
     if fast == 1 and any(len(leaf.shape) >= 2 for leaf in jax.tree.leaves(like)):
         power_sgd = fg.methods.power_sgd(4)
         rows += [
-            _row("PowerSGD rank 4, Muon with a lead", power_sgd, optimizer=MUON[30]),
+            _row("PowerSGD 4, Muon with a lead", power_sgd, optimizer=MUON[30]),
             _row("PowerSGD rank 4", power_sgd, optimizer=LED),
             _row("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=LATE),
         ]

@@ -15,7 +15,7 @@ RUNS = {
     "budget 30x, Muon with a lead": "30x, Muon, lead 0.3",
     "budget 100x, Muon with a lead": "100x, Muon, lead 0.5",
     "random-k 10 %": "random-k 10 % + EF",
-    "PowerSGD rank 4, Muon with a lead": "PowerSGD rank 4, Muon, lead 0.3",
+    "PowerSGD 4, Muon with a lead": "PowerSGD rank 4, Muon, lead 0.3",
     "PowerSGD rank 4": "PowerSGD rank 4, Adam, nu 0.7",
     "ACP-SGD rank 4": "ACP-SGD rank 4, no momentum",
     "signs, two stages": "sign",
