@@ -11,6 +11,7 @@ bit that is set, which rank and select find; where the other half is follows fro
 before it.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,10 +70,15 @@ def encode(
         stream = _add(stream, start // WORD + 1, (rest >> 1) >> (WORD - 1 - place), used)
         return unary, stream, end, start + exponent + order, [*others, (number, order)]
 
-    # A loop, whose carry is in memory: without one XLA finds all of it anew for each scatter.
     empty = _axes.vary_like(jnp.zeros((words,), jnp.uint32), end)
     columns = list(zip(numbers, (_axes.vary_like(jnp.int32(o), end) for o in orders), strict=True))
-    unary, stream, *_ = lax.fori_loop(0, len(columns), add, (empty, empty, end, start, columns))
+    write = functools.partial(lax.fori_loop, 0, len(columns), add)
+    # On a CPU a loop, whose carry is in memory: without one XLA finds it anew for each scatter.
+    unary, stream, *_ = lax.platform_dependent(
+        (empty, empty, end, start, columns),
+        cpu=write,
+        default=functools.partial(write, unroll=True),
+    )
     return unary | stream[::-1]
 
 
