@@ -69,7 +69,8 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
         own = [run for run in runs if run["method"] == method]
         if own:
             cells = [cell_of(found[task], method) for task in tasks]
-            rows.append([method, f"{own[0]['mean_ratio']:.0f}", *cells])
+            ratios = sorted({f"{run['mean_ratio']:.0f}" for run in own}, key=int)
+            rows.append([method, " to ".join(dict.fromkeys((ratios[0], ratios[-1]))), *cells])
     print(markdown(["method", "fewer bytes", *tasks], rows))
 
 

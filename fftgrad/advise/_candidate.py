@@ -80,18 +80,27 @@ class Candidate:
         whole = self.optimizer
         if whole is None:
             return
+        allowed, remedy = OURS, "functools.partial(fg.optimizers.feedback_adam, nu=0.5)"
+        if self.every > 1:
+            allowed, remedy = INNER, "functools.partial(optax.contrib.muon, consistent_rms=0.2)"
         options = getattr(whole, "keywords", {}).values()
         if (
-            getattr(whole, "func", whole) not in (OURS if self.every == 1 else INNER)
+            getattr(whole, "func", whole) not in allowed
             or getattr(whole, "args", ())
             or not all(isinstance(option, int | float) for option in options)
         ):
+            names = " or ".join(function.__name__ for function in allowed)
             raise ValueError(
-                "Candidate(optimizer): must be one of fg.optimizers' with feedback, or, with local "
-                "steps, optax.contrib.muon, or a functools.partial of it with numbers by name, got "
-                f"{whole!r} with every={self.every}; use "
-                "functools.partial(fg.optimizers.feedback_adam, nu=0.5)."
+                f"Candidate(optimizer): must be {names}, or a functools.partial of it with numbers "
+                f"by name, with every={self.every}, got {whole!r}; use {remedy}."
             )
+        try:
+            whole(1.0)
+        except TypeError as error:
+            raise ValueError(
+                f"Candidate(optimizer): must take a rate and its options, got {whole!r}: {error}; "
+                f"use {remedy}."
+            ) from error
 
     @property
     def recipe(self) -> fg.Recipe:
@@ -101,16 +110,17 @@ class Candidate:
     def transformation(self, axis_name: AxisName) -> optax.GradientTransformationExtraArgs:
         """What exchanges the gradients; with local steps, around an optimizer.
 
-        A whole optimizer too, because what it takes beside the exchange is part of its step.
+        A whole optimizer too, because what it takes beside the exchange is part of its step. Its
+        rate is not zero, or local steps would have nothing to send.
         """
         own, whole = self.recipe, self.optimizer
         if self.every > 1:
-            inner = whole(0.0) if whole else optax.identity()
+            inner = whole(1.0) if whole else optax.identity()
             return fg.optimizers.diloco(inner, optax.sgd(1.0), self.every, own, axis_name=axis_name)
         if whole is None:
             return fg.compressed_pmean(own, axis_name=axis_name)
         return whole(
-            0.0,
+            1.0,
             exchange=own.exchange,
             memory=own.memory,
             layout=own.layout,
@@ -212,14 +222,12 @@ def candidates(
         _row("2 bits, two stages", fg.Recipe(two_bits, fg.ErrorFeedback(decay=0.9))),
         _row("4 local steps, signs", signs, every=4),
         _row("8 local steps, signs", signs, every=8),
-        _row(
-            "4 local steps of Muon, 25x",
-            fg.Recipe(fg.AllGather(fg.Budget(ratio=25)), feedback),
-            every=4,
-            optimizer=LOCAL_MUON,
-        ),
     ]
-    if fast == 1 and any(len(leaf.shape) >= 2 for leaf in jax.tree.leaves(like)):
+    matrices = any(len(leaf.shape) >= 2 for leaf in jax.tree.leaves(like))
+    if matrices:
+        quarter = fg.Recipe(fg.AllGather(fg.Budget(ratio=25)), feedback)
+        rows.append(_row("4 local steps of Muon, 25x", quarter, every=4, optimizer=LOCAL_MUON))
+    if matrices and fast == 1:
         power_sgd = fg.methods.power_sgd(4)
         rows += [
             _row("PowerSGD 4, Muon with a lead", power_sgd, optimizer=MUON[30]),

@@ -92,7 +92,7 @@ def diloco(
 
     A worker's parameters must be where its last update left or found them, or at the anchor.
     Elsewhere they belong to another worker, as happens when a program with `check_vma=False` saves
-    them as replicated. The next meeting is then a bad step, counted in `skipped` of `state.pmean`,
+    them as replicated. The next meeting is then a bad step, counted in `skipped` of `fg.metrics`,
     and all start from the anchor again, with fragments in that one. Checked are a few values of
     each leaf, most of which must differ. Nothing is checked where the mesh has other axes, or where
     the parameters were elsewhere after the update before as well.

@@ -13,7 +13,7 @@ from cases import SLOW, drawn
 from parallel import train_step
 
 import fftgrad as fg
-from fftgrad.advise import _candidate
+from fftgrad.advise import _alone, _candidate
 
 LIKE = {
     "w": jax.ShapeDtypeStruct((400, 500), "float32"),
@@ -332,11 +332,23 @@ def test_mistakes(make, error, remedy):
         (functools.partial(fg.optimizers.feedback_muon, lead=np.float32(0.3)), 1),
         (fg.optimizers.feedback_adam, 4),
         (optax.contrib.muon, 1),
+        (functools.partial(optax.contrib.muon, learning_rate=0.1), 4),
+        (functools.partial(fg.optimizers.feedback_muon, nu=0.7), 1),
     ],
 )
 def test_an_optimizer_that_no_line_could_name_is_refused(optimizer, every):
-    with pytest.raises(ValueError, match=r"Candidate\(optimizer\): must be one of fg"):
+    with pytest.raises(ValueError, match=r"Candidate\(optimizer\): must"):
         fg.advise.Candidate("mine", fg.AllReduce(), optimizer=optimizer, every=every)
+
+
+def test_local_steps_of_a_named_optimizer_have_something_to_send():
+    like = jax.ShapeDtypeStruct((64, 64), "float32")
+    (row,) = (r for r in _candidate.candidates(like, 4) if r.every > 1 and r.optimizer is not None)
+    tx, params = row.transformation("data"), jnp.zeros((64, 64))
+    state, update = tx.init(params), jax.jit(_alone.alone(tx.update, {"data": 4}))
+    for _ in range(row.every):
+        _, state = update(jnp.ones((64, 64)), state, params)
+    assert jnp.any(optax.tree.get(state, "anchor") != 0)
 
 
 def test_a_momentum_of_sgd_has_its_place_in_the_line():

@@ -198,6 +198,31 @@ def test_both_searches_find_the_finest_level(x, ratio):
     assert more > words or digits == LEVELS - 1
 
 
+@pytest.mark.parametrize("name", ["layers", "two scales"])
+def test_words_are_counted_across_columns_as_one_after_the_other(name):
+    """Of more candidates than a block has, sparse ones among them."""
+    x, codec = SEARCHED[name].astype(np.float32), fg.Budget(ratio=8)
+    levels = jnp.arange(1, LEVELS, 31)
+
+    def plainly(candidates, order, level):
+        kept, q = candidates.at(level)
+        gaps, count = _fill.gaps_of(candidates.positions, kept), jnp.sum(kept)
+        exponents = _exp_golomb.exponents(gaps, order) + _exp_golomb.exponents(q - 1, 0)
+        total = jnp.sum(jnp.where(kept, exponents, 0))
+        return _exp_golomb.words_for(2 * count, total, (order + 1) * count)
+
+    @jax.jit
+    def both(x):
+        candidates = _fill.Candidates.of(x, codec._most(x))
+        order, lanes = _fill.order_of(candidates), _fill.Lanes.of(candidates)
+        wanted = jax.lax.map(lambda level: plainly(candidates, order, level), levels)
+        return jax.lax.map(lambda level: lanes.words(order, level), levels), wanted
+
+    found, wanted = both(x)
+    assert codec._most(x) > 2 * _fill.LANE * _fill.BLOCK
+    np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("others", [0.0, 1e-20, 1.0, 1e30])
 def test_what_is_not_finite_is_seen_among_any_others(bad, others):

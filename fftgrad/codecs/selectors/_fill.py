@@ -226,7 +226,7 @@ class _Bracket(NamedTuple):
 def _by_growth(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
     """It, in a loop of few turns, because the words grow evenly with the level.
 
-    A sample says where to begin, so that no more than three or four turns are over all candidates.
+    Of many candidates a sample says where to begin, so that few turns are over all of them.
     """
     lanes, slope = Lanes.of(candidates), jnp.float32(GROWTH / (PER_OCTAVE * CUTS))
     # All candidates together take about half of the words, where each has one level.
