@@ -406,6 +406,7 @@ def test_a_search_for_a_threshold_ends(search, x):
 def test_64_bits_change_nothing():
     """Sums of small integers become wide with them, and branches then differ in dtype."""
     codecs = [fg.TopK(k=5), fg.Threshold(fraction=0.1), fg.chain(fg.TopK(k=9), fg.RangeFloat(6))]
+    codecs.append(fg.Budget(ratio=300))
     x = values((70_000,))
     narrow = [round_trip(codec, jnp.asarray(x)) for codec in codecs]
     with jax.enable_x64(True):

@@ -197,7 +197,7 @@ def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Arra
 
     def settle(i: jax.Array, level: jax.Array) -> jax.Array:
         shift = LEVEL_BITS - DIGIT_BITS * (i + 1)
-        higher = level + (jnp.arange(1, 1 << DIGIT_BITS) << shift)
+        higher = level + (jnp.arange(1, 1 << DIGIT_BITS, dtype=jnp.int32) << shift)
         return level + (jnp.sum(words_at(higher) <= words, dtype=jnp.int32) << shift)
 
     zero = _axes.vary_like(jnp.int32(0), candidates.magnitude)
