@@ -52,7 +52,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--methods", default="", help="parts of names, by semicolon; all if empty")
     add("--steps", type=int, help="optimizer steps of each run")
     add("--seeds", type=int, help="how many seeds")
-    add("--rates", help="learning rates tried, by comma, in units of the task's own")
+    add("--rates", help="the learning rates tried, by comma, in units of the task's own")
     add("--out", type=pathlib.Path, help="folder for the results")
     add("--name", help="of the file written")
     add("--show", action="store_true", help="run nothing, show what is there")
@@ -105,7 +105,8 @@ class Runner:
             if self.args.smoke:
                 rates, others = rates[:1], others[:1]
             tried = [self.get(task, method, program, rate, 0, first) for rate in rates]
-            while self.study.inside and not self.args.smoke and len(rates) < WIDEST:
+            sweeps = self.study.inside and not self.args.rates and not self.args.smoke
+            while sweeps and len(rates) < WIDEST:
                 rate = min(tried, key=score)["rate"]
                 further = {min(rates): rate / 2, max(rates): 2 * rate}.get(rate)
                 if further is None:

@@ -1,7 +1,7 @@
 """What fits a message: candidates, levels at which they are sent, and the finest that fits."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -163,20 +163,25 @@ class Lanes(NamedTuple):
         fineness, cut = level // CUTS, level % CUTS
         units = resolution(fineness), resolution(fineness + 1)
         row = lax.broadcasted_iota(jnp.int32, self.positions.shape, 0)
-        reaches, kept = _reach(self.magnitude, self.start[None] + row, self.part * cut, units)
+        _, kept = _reach(self.magnitude, self.start[None] + row, self.part * cut, units)
         first = jnp.min(jnp.where(kept, self.positions, jnp.iinfo(jnp.int32).max), axis=0)
         end = jnp.max(jnp.where(kept, self.positions + 1, 0), axis=0)
         before = jnp.pad(_scan.cummax(end), (1, 0))[:-1]
         outer = jnp.where(end > 0, _exp_golomb.exponents(first - before, order), 0)
-        last, inner = jnp.full_like(end, -1), jnp.zeros_like(end)
-        for i in range(LANE):
-            reaches, kept = _reach(self.magnitude[i], self.start + i, self.part * cut, units)
-            at, q = self.positions[i], jnp.maximum(reaches.astype(jnp.int32), 1)
+
+        def follow(carry: tuple[jax.Array, ...], row: tuple[jax.Array, ...]) -> Any:
+            last, inner = carry
+            i, at, magnitude = row
+            reaches, kept = _reach(magnitude, self.start + i, self.part * cut, units)
             gap = jnp.where(last < 0, 0, _exp_golomb.exponents(at - last - 1, order))
+            q = jnp.maximum(reaches.astype(jnp.int32), 1)
             # A lane has less than 2**16 bits of exponents, so its count can stand above them.
             more = gap + _exp_golomb.exponents(q - 1, 0) + (1 << 16)
-            inner = inner + jnp.where(kept, more, 0)
-            last = jnp.where(kept, at, last)
+            return (jnp.where(kept, at, last), inner + jnp.where(kept, more, 0)), None
+
+        rows = lax.iota(jnp.int32, LANE), self.positions, self.magnitude
+        carry = jnp.full_like(end, -1), jnp.zeros_like(end)
+        (_, inner), _ = lax.scan(follow, carry, rows, unroll=LANE)
         count = jnp.sum(inner >> 16, dtype=jnp.int32)
         total = jnp.sum(inner & (1 << 16) - 1, dtype=jnp.int32) + jnp.sum(outer, dtype=jnp.int32)
         return _exp_golomb.words_for(2 * count, total, (order + 1) * count)
