@@ -141,7 +141,7 @@ def test_the_page_on_training_has_the_tables_of_its_results(imported, name):
         ("downstream", "downstream", "training"),
         ("resets", "resets", "training"),
         ("endurance", "endurance", "training"),
-        ("sharded", "sharded", "meshes"),
+        ("sharded", "lm", "meshes"),
     ],
 )
 def test_the_pages_have_the_tables_of_the_studies(imported, capsys, monkeypatch, study, file, name):
