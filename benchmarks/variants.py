@@ -175,7 +175,10 @@ def dion2(rate: Any, exchange: Any, axis_name: str, fraction: float = 0.25) -> T
         fg.compressed_pmean(fg.AllReduce(), masked="elsewhere", axis_name=axis_name),
         optax.scale_by_adam(0.9, 0.99),
     )
-    kinds: Any = lambda params: jax.tree.map(lambda a: a.ndim == 2, params)  # noqa: E731
+
+    def kinds(params: Any) -> Any:
+        return jax.tree.map(lambda a: a.ndim == 2, params)
+
     both: dict[Any, Any] = {True: optax.GradientTransformation(init, update), False: rest}
     return optax.chain(optax.partition(both, kinds), optax.scale_by_learning_rate(rate))
 
