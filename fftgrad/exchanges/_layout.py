@@ -5,6 +5,7 @@ A part is compressed on its own; the parts of a bucket travel together.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 
 from fftgrad._contracts import Exchange, Like, PyTree, Scope
 from fftgrad._values import value
+from fftgrad.ops import _joined
 
 BUCKET_LIMIT = 2**30
 """Most values in a bucket: positions are int32, and a transform of it is 4 GiB, cuFFT's limit."""
@@ -246,17 +248,21 @@ def _cut(leaves: list[jax.Array], size: int) -> list[jax.Array]:
 
 def _uncut(vectors: list[jax.Array], likes: list[Like]) -> list[jax.Array]:
     """The leaves that `_cut` made into `vectors`."""
-    out: list[jax.Array] = []
-    number = start = 0
-    for leaf in likes:
-        missing = math.prod(leaf.shape)
-        parts = [jnp.zeros((0,), jnp.float32)]
+    number, room = 0, vectors[0].size if vectors else 0
+    sizes: list[list[int]] = [[] for _ in vectors]
+    counts: list[int] = []  # of the pieces of each leaf
+    for like in likes:
+        missing = math.prod(like.shape)
+        counts.append(0)
         while missing:
-            part = vectors[number][start : start + missing]
-            parts.append(part)
-            missing -= part.size
-            start += part.size
-            if start == vectors[number].size:
-                number, start = number + 1, 0
-        out.append(jnp.concatenate(parts).reshape(leaf.shape))
-    return out
+            if not room:
+                number += 1
+                room = vectors[number].size
+            sizes[number].append(min(room, missing))
+            counts[-1] += 1
+            missing -= sizes[number][-1]
+            room -= sizes[number][-1]
+    pieces = (p for v, own in zip(vectors, sizes, strict=True) for p in _joined.cut(v, own))
+    leaves = [list(itertools.islice(pieces, count)) for count in counts]
+    joined = [jnp.concatenate(own) if own else jnp.zeros((0,), jnp.float32) for own in leaves]
+    return [leaf.reshape(like.shape) for leaf, like in zip(joined, likes, strict=True)]

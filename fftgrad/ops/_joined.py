@@ -1,16 +1,66 @@
-"""Several arrays as one vector, for one collective of them all, and back."""
+"""Several arrays as one, for one collective or one program of them all, and back."""
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import custom_vmap
+
+FEW = 8
+"""Pieces of which so many may have a kernel each."""
 
 
-def cut(x: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
-    """Consecutive pieces of a vector, of these sizes."""
-    return jnp.split(x, list(itertools.accumulate(sizes))[:-1]) if sizes else []
+def cut(x: jax.Array, sizes: Sequence[int], axis: int = 0) -> list[jax.Array]:
+    """Consecutive pieces of an array, of these sizes along the axis.
+
+    XLA makes one kernel for all readers of pieces that are equal, but not where each piece is at a
+    place of its own that the compiler knows. Compiling a hundred leaves took three times as long.
+    """
+    starts = list(itertools.accumulate(sizes, initial=0))[:-1]
+    known = functools.partial(_at, starts, sizes, axis)
+    if len(sizes) < FEW or not x.size:
+        return known(x)
+
+    def hidden(x: jax.Array) -> list[jax.Array]:
+        def places() -> list[jax.Array]:
+            return [jnp.int32(start) for start in starts]
+
+        # What a branch returns may be anything, for all that the compiler looks at.
+        return _at(lax.cond(x.ravel()[0] == 0, places, places), sizes, axis, x)
+
+    @custom_vmap
+    def pieces(x: jax.Array) -> list[jax.Array]:
+        # Elsewhere a branch would wait for the device.
+        return lax.platform_dependent(x, cpu=hidden, default=known)
+
+    @pieces.def_vmap
+    def _(size: int, batched: list[bool], x: jax.Array) -> tuple[Any, Any]:
+        del size, batched
+        return cut(x, sizes, axis + 1), [True] * len(sizes)
+
+    return pieces(x)
+
+
+def _at(starts: Sequence[Any], sizes: Sequence[int], axis: int, x: jax.Array) -> list[jax.Array]:
+    zeros = [0] * x.ndim
+
+    def one(start: Any, size: int) -> jax.Array:
+        if isinstance(start, int):
+            return lax.slice_in_dim(x, start, start + size, axis=axis)
+        place, shape = list[Any](zeros), list(x.shape)
+        place[axis], shape[axis] = start, size
+        return lax.dynamic_slice(x, place, shape, allow_negative_indices=False)
+
+    return [one(start, size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def unstack(x: jax.Array) -> list[jax.Array]:
+    """What `jnp.stack` made one array of."""
+    return [row.reshape(x.shape[1:]) for row in cut(x, [1] * x.shape[0])]
 
 
 def as_one(

@@ -4,7 +4,6 @@ Bit-cast, because a collective may change the width of a dtype: XLA widens bfloa
 a CPU. Integers of 32 bits survive everywhere.
 """
 
-import itertools
 import math
 import re
 import zlib
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad.ops import _hash, _rows
+from fftgrad.ops import _hash, _joined, _rows
 from fftgrad.ops._shapes import Like, PyTree
 
 VERSION = 2
@@ -110,8 +109,7 @@ def to_words(leaf: jax.Array) -> jax.Array:
 def from_words(words: jax.Array, like: PyTree) -> PyTree:
     """The leaves, shaped like `like`, whose words follow each other."""
     leaves, structure = jax.tree.flatten(like)
-    stops = itertools.accumulate(map(_words, leaves), initial=0)
-    pieces = [words[a:b] for a, b in itertools.pairwise(stops)]
+    pieces = _joined.cut(words, list(map(_words, leaves)))
     return jax.tree.unflatten(structure, map(_leaf, pieces, leaves))
 
 

@@ -1,0 +1,61 @@
+"""Arrays as one and back: pieces are those of NumPy, and readers of equal ones share a kernel."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fftgrad.ops import _joined
+
+SIZES = [3, 1, 0, 4, 4, 3, 2, 4, 4, 4]
+X = np.random.default_rng(0).normal(size=(6, sum(SIZES))).astype(np.float32)
+
+
+@pytest.mark.usefixtures("platform")
+@pytest.mark.parametrize("sizes", [SIZES, [29], [20, 9]], ids=["many", "one", "two"])
+def test_pieces_follow_each_other_along_any_axis(sizes):
+    stops = np.cumsum(sizes)[:-1]
+    ways = {
+        "first": (_joined.cut(jnp.asarray(X[0]), sizes), np.split(X[0], stops)),
+        "last": (_joined.cut(jnp.asarray(X), sizes, 1), np.split(X, stops, 1)),
+        "rows": (
+            jax.vmap(lambda row: _joined.cut(row, sizes))(jnp.asarray(X)),
+            np.split(X, stops, 1),
+        ),
+        "columns": (
+            jax.vmap(lambda column: _joined.cut(column, sizes), 1, 1)(jnp.asarray(X.T)),
+            np.split(X.T, stops, 0),
+        ),
+        "rows of rows": (
+            jax.vmap(jax.vmap(lambda row: _joined.cut(row, sizes)))(X.reshape(2, 3, -1)),
+            np.split(X.reshape(2, 3, -1), stops, 2),
+        ),
+    }
+    for name, (pieces, wanted) in ways.items():
+        for piece, right in zip(pieces, wanted, strict=True):
+            np.testing.assert_array_equal(piece, right, err_msg=name)
+
+
+@pytest.mark.usefixtures("platform")
+def test_unstack_is_the_inverse_of_stack():
+    rows = [jnp.asarray(X[:, i : i + 2]) for i in range(_joined.FEW + 2)]
+    for row, right in zip(_joined.unstack(jnp.stack(rows)), rows, strict=True):
+        np.testing.assert_array_equal(row, right)
+
+
+@pytest.mark.usefixtures("every_platform")
+@pytest.mark.parametrize("axis", [0, 1])
+def test_readers_of_equal_pieces_are_one_kernel(axis):
+    """As the compiler sees them; it makes equal ones once."""
+
+    def read(x):
+        return [jnp.sin(piece) / (1 + piece) for piece in _joined.cut(x, [16] * 20, axis)]
+
+    x = jnp.ones((320,) if axis == 0 else (2, 320))
+    text = jax.jit(read).lower(x).compile().as_text()
+    bodies = re.findall(r"\n%fused_computation\S* \(.*?\n(.*?)\n}", text, re.DOTALL)
+    readers = [re.sub(r"(%[\w-]+)[.\w-]*|, metadata={.*?}", r"\1", body) for body in bodies]
+    assert sum("sine" in body for body in readers) == 20
+    assert len({body for body in readers if "sine" in body}) == 1
