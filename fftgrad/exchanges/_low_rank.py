@@ -5,9 +5,11 @@ from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Channel, Like, PyTree, Tally
+from fftgrad.exchanges import _alike
 
 
 def shape_of(like: Like, rank: int) -> tuple[int, int] | None:
@@ -53,12 +55,14 @@ def join(
 
 def random_factors(like: PyTree, rank: int, axis: int) -> list[jax.Array]:
     """A factor of each matrix, as long as the matrix is along the axis; equal on all workers."""
-    found = [shape_of(leaf, rank) for leaf in jax.tree.leaves(like)]
-    return [
-        jax.random.normal(jax.random.key(i), (shape[axis], rank), jnp.float32)
-        for i, shape in enumerate(found)
-        if shape is not None
-    ]
+
+    def drawn(length: int, seed: jax.Array) -> jax.Array:
+        return jax.random.normal(jax.random.key(seed), (length, rank), jnp.float32)
+
+    found = enumerate(shape_of(leaf, rank) for leaf in jax.tree.leaves(like))
+    lengths = {i: shape[axis] for i, shape in found if shape is not None}
+    seeds = np.array(list(lengths), np.uint32)
+    return _alike.each(drawn, [(length,) for length in lengths.values()], list(seeds))
 
 
 def orthonormal(factor: jax.Array) -> jax.Array:
