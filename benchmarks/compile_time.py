@@ -2,14 +2,13 @@
 
 Each row is a process of its own, without a cache of compiled programs: a training step of so many
 leaves, of the eight shapes of a transformer's block, on 8 devices of this machine, is made, traced
-and compiled. Nothing of it is timed while it runs.
+and compiled.
 
     python benchmarks/compile_time.py
-    python benchmarks/compile_time.py --leaves 400 --only top-k
+    python benchmarks/compile_time.py --show
 """
 
-import argparse
-import functools
+import itertools
 import json
 import os
 import subprocess
@@ -22,6 +21,7 @@ import _record
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import fftgrad as fg
@@ -37,16 +37,17 @@ BLOCK = {
     "mlp/down": (4 * WIDTH, WIDTH),
     "mlp/down_bias": (WIDTH,),
 }
+Make = Callable[[], optax.GradientTransformation]
 
 
-def exchanged(method: Any, **options: Any) -> Callable[[], optax.GradientTransformation]:
+def exchanged(method: Any, **options: Any) -> Make:
     """A method before Adam."""
     return lambda: optax.chain(
         fg.compressed_pmean(method, axis_name="data", **options), optax.adamw(1e-3)
     )
 
 
-def filled(make: Any, **options: Any) -> Callable[[], optax.GradientTransformation]:
+def filled(make: Any, **options: Any) -> Make:
     """An optimizer of ours with a filled message."""
     exchange = fg.AllGather(fg.Budget(ratio=100))
     return lambda: make(
@@ -54,7 +55,7 @@ def filled(make: Any, **options: Any) -> Callable[[], optax.GradientTransformati
     )
 
 
-def local(**options: Any) -> Callable[[], optax.GradientTransformation]:
+def local(**options: Any) -> Make:
     """Local steps of Adam."""
     signs = fg.TwoStage(fg.Sign(), WORKERS)
     return lambda: fg.optimizers.diloco(
@@ -62,27 +63,29 @@ def local(**options: Any) -> Callable[[], optax.GradientTransformation]:
     )
 
 
-ROWS: dict[str, Callable[[], optax.GradientTransformation]] = {
+ROWS: dict[str, Make] = {
     "dense": exchanged(fg.AllReduce()),
-    "top-k": exchanged(fg.methods.top_k(0.01)),
-    "top-k, by leaf": exchanged(fg.methods.top_k(0.01), layout=fg.Layout("leaf")),
+    "EDEN, 1 bit": exchanged(fg.methods.eden()),
+    "PowerSGD, rank 4": exchanged(fg.methods.power_sgd(4)),
+    "top-k 1 %": exchanged(fg.methods.top_k(0.01)),
+    "top-k 1 %, by leaf": exchanged(fg.methods.top_k(0.01), layout=fg.Layout("leaf")),
     "DGC": exchanged(fg.methods.dgc(0.001)),
-    "EDEN 1 bit": exchanged(fg.methods.eden()),
-    "PowerSGD 4": exchanged(fg.methods.power_sgd(4)),
-    "100x, feedback Adam": filled(fg.optimizers.feedback_adam),
-    "100x, Muon with a lead": filled(fg.optimizers.feedback_muon, lead=0.5),
-    "local steps": local(),
-    "local steps, 4 fragments": local(fragments=4, delay=1),
+    "100x, feedback_adam": filled(fg.optimizers.feedback_adam),
+    "100x, feedback_muon": filled(fg.optimizers.feedback_muon, lead=0.5),
+    "local steps, signs": local(),
+    "local steps, 4 fragments, delay": local(fragments=4, delay=1),
     "SparseLoCo": lambda: fg.optimizers.sparse_loco(optax.adamw(1e-3), every=4, axis_name="data"),
     "sharded": lambda: fg.optimizers.sharded(optax.adamw(1e-3), WORKERS, axis_name="data"),
 }
+LOCAL = ("local steps, signs", "local steps, 4 fragments, delay", "SparseLoCo")
+PARTS = ("init_s", "trace_s", "compile_s")
 
 
 def params_of(leaves: int) -> dict[str, jax.Array]:
     """So many leaves, of the shapes of blocks."""
     shapes = list(BLOCK.items())
-    names = [(f"{i // len(shapes):03d}/{shapes[i % len(shapes)][0]}", i) for i in range(leaves)]
-    return {name: jnp.zeros(shapes[i % len(shapes)][1]) for name, i in names}
+    each = [(i // len(shapes), *shapes[i % len(shapes)]) for i in range(leaves)]
+    return {f"{number:03d}/{name}": jnp.zeros(shape) for number, name, shape in each}
 
 
 def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
@@ -91,16 +94,14 @@ def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
 
 
 def seconds_of(name: str, leaves: int) -> dict[str, float]:
-    """What a new user waits for, with all that it stands for traced anew."""
-    params, tx = params_of(leaves), ROWS[name]()
-    mesh = jax.make_mesh((WORKERS,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    is_local = name.startswith(("local", "SparseLoCo"))
-    jax.block_until_ready(jax.jit(jnp.sin)(jnp.ones(4)))  # not a part of it: the backend's own start
+    """What a new user waits for, in this process."""
+    params, tx, is_local = params_of(leaves), ROWS[name](), name in LOCAL
+    mesh = jax.make_mesh((WORKERS,), ("data",), axis_types=(AxisType.Auto,))
+    jax.block_until_ready(jax.jit(jnp.sin)(jnp.ones(4)))  # the start of the backend is no part
     marks = [time.perf_counter()]
     state = jax.block_until_ready(fg.init_state(tx, params, mesh, "data"))
     marks.append(time.perf_counter())
-    specs = fg.state_specs(state, "data")
-    own = P("data") if is_local else P()
+    specs, own = fg.state_specs(state, "data"), P("data") if is_local else P()
 
     def step(params: Any, state: Any, x: jax.Array) -> Any:
         if is_local:
@@ -115,35 +116,64 @@ def seconds_of(name: str, leaves: int) -> dict[str, float]:
     )
     if is_local:
         params = {name: jnp.stack([leaf] * WORKERS) for name, leaf in params.items()}
-    marks.append(time.perf_counter())
+    begun = time.perf_counter()
     lowered = train.lower(params, state, jnp.ones((WORKERS, 4)))
-    marks.append(time.perf_counter())
+    marks.append(marks[-1] + time.perf_counter() - begun)
+    begun = time.perf_counter()
     lowered.compile()
-    marks.append(time.perf_counter())
-    return {"init": marks[1] - marks[0], "trace": marks[3] - marks[2], "compile": marks[4] - marks[3]}
+    marks.append(marks[-1] + time.perf_counter() - begun)
+    each = itertools.pairwise(marks)
+    return dict(zip(PARTS, (end - start for start, end in each), strict=True))
 
 
-def measure(args: argparse.Namespace) -> None:
+def measured(args: Any) -> list[dict[str, Any]]:
     """Each row in a process of its own."""
-    rows: list[dict[str, Any]] = []
-    environment = os.environ | {
-        "JAX_NUM_CPU_DEVICES": str(WORKERS), "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0"
+    alone = os.environ | {
+        "JAX_ENABLE_COMPILATION_CACHE": "0",
+        "JAX_NUM_CPU_DEVICES": str(WORKERS),
+        "JAX_PLATFORMS": "cpu",
     }
-    for leaves in args.leaves:
-        for name in (name for name in ROWS if args.only in name):
+    rows: list[dict[str, Any]] = []
+    for leaves in [8] if args.smoke else args.leaves:
+        for name in [name for name in ROWS if args.only in name][: 2 if args.smoke else None]:
             command = [sys.executable, __file__, "--row", name, "--leaves", str(leaves)]
-            out = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+            out = subprocess.run(command, env=alone, check=True, stdout=subprocess.PIPE, text=True)
             rows.append({"row": name, "leaves": leaves, **json.loads(out.stdout.splitlines()[-1])})
-            print(rows[-1], flush=True)
+            print(*rows[-1].values(), flush=True)
+    return rows
+
+
+def show(record: dict[str, Any]) -> str:
+    """The table of the documentation: seconds of the parts, and for more leaves all of them."""
+    few, *more = sorted({row["leaves"] for row in record["rows"]})
+    of = {(row["row"], row["leaves"]): row for row in record["rows"]}
+    columns = [f"{few} leaves", "state", "trace", "compile", "all", *(f"{n} leaves" for n in more)]
+    cells: list[list[str]] = []
+    for name in dict.fromkeys(row["row"] for row in record["rows"]):
+        parts = [of[name, few][part] for part in PARTS]
+        others = [sum(of[name, n][part] for part in PARTS) for n in more]
+        cells.append([name, *(f"{x:.1f}" for x in (*parts, sum(parts), *others))])
+    return _record.markdown(columns, cells)
+
+
+def main() -> None:
+    """Measures, or shows what was."""
+    parser = _record.parser(
+        __doc__,
+        "compile",
+        leaves=([100, 400], "leaves of the models"),
+        only=("", "rows whose name contains this"),
+        row=("", "one row, in this process"),
+        show=(False, "the table of what was measured"),
+    )
+    args = parser.parse_args()
+    if args.row:
+        print(json.dumps(seconds_of(args.row, args.leaves[0])))
+    elif args.show:
+        print(show(json.loads((args.out / "cpu.json").read_text())))
+    else:
+        _record.write(args.out / "cpu.json", _record.head() | {"rows": measured(args)}, "rows")
 
 
 if __name__ == "__main__":
-    p = argparse.ArgumentParser()
-    p.add_argument("--leaves", type=int, nargs="+", default=[100])
-    p.add_argument("--only", default="")
-    p.add_argument("--row", default="")
-    a = p.parse_args()
-    if a.row:
-        print(json.dumps({k: round(v, 2) for k, v in seconds_of(a.row, a.leaves[0]).items()}))
-    else:
-        measure(a)
+    main()

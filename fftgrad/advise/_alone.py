@@ -74,7 +74,7 @@ def _apply(
         # Kept whole: a compiler that knew that all workers sent the same would decode it once.
         return lax.optimization_barrier([_received(eqn, workers, x) for x in args])
     inner = list(_collectives.programs_in(eqn))
-    if any(_has(program, {*_collectives.KINDS, "axis_index"}) for program in inner):
+    if any(has(program, {*_collectives.KINDS, "axis_index"}) for program in inner):
         return _apply_inside(eqn, inner, axes, args, sent)
     out = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
     return out if eqn.primitive.multiple_results else [out]
@@ -88,7 +88,7 @@ def _apply_inside(
     sent: list[Sequence[Any]],
 ) -> Sequence[Any]:
     if eqn.primitive.name == "cond":
-        if any(_has(program, {*_collectives.KINDS}) for program in inner):
+        if any(has(program, {*_collectives.KINDS}) for program in inner):
             sent.append(args)
 
         def branch(closed: Any) -> Callable[..., Any]:
@@ -104,11 +104,11 @@ def _apply_inside(
     return _evaluate(inner[0], getattr(closed, "consts", ()), axes, args, sent)
 
 
-def _has(jaxpr: core.Jaxpr, names: set[str]) -> bool:
+def has(jaxpr: core.Jaxpr, names: set[str]) -> bool:
     """Whether any of the primitives is in it, however deep."""
     if any(eqn.primitive.name in names for eqn in jaxpr.eqns):
         return True
-    return any(_has(inner, names) for eqn in jaxpr.eqns for inner in _collectives.programs_in(eqn))
+    return any(has(inner, names) for eqn in jaxpr.eqns for inner in _collectives.programs_in(eqn))
 
 
 def _received(eqn: core.JaxprEqn, workers: int, x: Any) -> Any:

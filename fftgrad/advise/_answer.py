@@ -38,6 +38,10 @@ class PlanRow(NamedTuple):
       steps: how many times dense's steps it took to dense's loss there, where that is known.
       every: steps between two exchanges.
       whole: whether the code is a whole optimizer, in place of the user's.
+      memory: bytes that a worker keeps for it from step to step, with the state of the optimizer
+        where that is a whole one.
+      compile: seconds until it could begin, tracing included, where its times are from; 0 where
+        that is not known.
       parts: the seconds of a step's parts; those of an exchange are a step's share.
     """
 
@@ -53,6 +57,8 @@ class PlanRow(NamedTuple):
     steps: float
     every: int
     whole: bool
+    memory: int
+    compile: float
     parts: Parts
 
     @property
@@ -84,10 +90,12 @@ class Plan(NamedTuple):
       rows: the best first: the fastest to the same loss of those that trained like dense, or nearly
         so; a dense row, if none of them is a tenth faster. Then all whose loss is to be checked.
       measured: what it rests on: the step, the link, the workers, and what each candidate takes.
+      source: where the times of the codecs are from, as a sentence.
     """
 
     rows: tuple[PlanRow, ...]
     measured: Measured
+    source: str = ""
 
     @property
     def workers(self) -> int:
@@ -121,7 +129,7 @@ class Plan(NamedTuple):
             f"{row.loss}"
             for row in self.rows
         ]
-        return "\n".join([head, *lines])
+        return "\n".join([head, *lines, *filter(None, [self.source])])
 
 
 def sort(rows: list[PlanRow]) -> tuple[PlanRow, ...]:
@@ -143,13 +151,14 @@ SLOWEST, FASTEST = 1e3, 1e13
 
 
 class Model(NamedTuple):
-    """What is the same for all rows; the timings and the collectives are by their names."""
+    """What is the same for all rows; what each has of its own is by their names."""
 
     measured: Measured
     groups: Groups
     buckets: int
     algorithm: Algorithm
     sent: Mapping[str, tuple[Collective, ...]]
+    memory: Mapping[str, int]
 
     def parts(self, row: Candidate, link: Link) -> Parts:
         """The parts of a step that exchanges."""
@@ -183,6 +192,8 @@ class Model(NamedTuple):
             steps=own.steps,
             every=every,
             whole=own.optimizer is not None,
+            memory=self.memory[own.name],
+            compile=self.measured.timings[own.name].compile,
             parts=Parts(parts.step, *(part / every for part in parts[1:])),
         )
 

@@ -1,6 +1,7 @@
 """An exchange of any chain: what it takes here, what it sends, what a step takes with it."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -12,7 +13,7 @@ from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice, check_count, check_kind, check_transformation
-from fftgrad.advise import _alone, _inputs, _link, _timing
+from fftgrad.advise import _alone, _inputs, _link, _memory, _period, _timing
 from fftgrad.advise._cost import Algorithm, Parts, exchange_seconds, step_seconds
 from fftgrad.advise._link import Link
 from fftgrad.advise._record_gradients import GradientLog
@@ -30,11 +31,13 @@ class Timing(NamedTuple):
       compress: seconds until the first message can leave.
       decompress: seconds of all else: decoding what all workers sent, memory, the mean.
       workers: how many there were along each axis; () if that is not known.
+      compile: seconds until it could begin, tracing included; 0 if that is not known.
     """
 
     compress: float
     decompress: float
     workers: tuple[int, ...] = ()
+    compile: float = 0.0
 
 
 def axis_of(axes: Mapping[str, int]) -> AxisName:
@@ -62,7 +65,7 @@ def time_exchange(
     params: PyTree,
     axes: Mapping[str, int],
     *,
-    every: int = 1,
+    every: int | None = None,
     mesh: Mesh | None = None,
     gradients: Sequence[PyTree] | GradientLog | None = None,
     seconds: float = 0.5,
@@ -76,8 +79,8 @@ def time_exchange(
       tx: the chain, without the optimizer if the step has one already.
       params: the parameters, or their shapes.
       axes: how many workers there are along each axis that it names: `{"data": 16}`.
-      every: the updates of which one exchanges, for local steps; all of them are timed. With
-        fragments, those between two meetings.
+      every: the updates of which one exchanges, all of which are timed. If left out, those of the
+        chain; another number is only for fragments that are streamed in each step.
       mesh: in several processes, the mesh, so that all begin together and the slowest counts.
       gradients: trees like `params` to time with, or what `fg.advise.load_gradients` returned;
         heavy-tailed random values, if left out.
@@ -95,54 +98,67 @@ def time_exchange(
       True
     """
     check_transformation("time_exchange(tx)", tx)
-    check_count("time_exchange(every)", every, "use 1 where each step exchanges.")
     like = _inputs.like_of("time_exchange", params)
-    inputs = _inputs.gradients_of("time_exchange", gradients, like) or inputs_like(like)
+    every = _period.period("time_exchange", tx, like, axes, every)
+    given = _inputs.gradients_of("time_exchange", gradients, like)
     if mesh is not None:
         _axes.check_mesh("time_exchange(axes)", mesh, tuple(axes))
     agree = _timing.agreement(mesh, axis_of(axes))
-    return timing_of(tx, like, axes, inputs, seconds, every, agree)
+    inputs = lambda: given or inputs_like(like)  # noqa: E731
+    return timing_of("time_exchange", tx, like, axes, inputs, seconds, every, agree)
 
 
 def timing_of(
+    owner: str,
     tx: Any,
     like: PyTree,
     axes: Mapping[str, int],
-    inputs: Sequence[PyTree],
+    inputs: Callable[[], Sequence[PyTree]],
     seconds: float,
     every: int = 1,
     agree: Agree = float,
     apart: bool = True,
 ) -> Timing:
-    """What `every` updates take, of which one exchanges; with `apart`, until the first message."""
+    """What `every` updates take, of which one exchanges; with `apart`, until the first message.
+
+    Nothing is made of what it works on before it is known to fit into memory.
+    """
+    update = jax.jit(_alone.alone(tx.update, axes), donate_argnums=1)
+    begun = time.perf_counter()
+    whole = update.lower(like, jax.eval_shape(tx.init, like), like).compile()
+    compiled = time.perf_counter() - begun
+    _memory.check(owner, whole, like)
     params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
     # Compiled, so that no two arrays share a buffer: one cannot be given away twice.
-    state = jax.jit(tx.init)(params)
-    update = jax.jit(_alone.alone(tx.update, axes), donate_argnums=1)
+    state, gradients = jax.jit(tx.init)(params), inputs()
 
     def turn(gradient: PyTree) -> Any:
         nonlocal state
         mean = None
         for _ in range(every):
-            mean, state = update(gradient, state, params)
+            mean, state = whole(gradient, state, params)
         return mean, state
 
-    whole, first = _timing.timed(turn, inputs, seconds, ROUNDS, agree).seconds, 0.0
+    took, first = _timing.timed(turn, gradients, seconds, ROUNDS, agree).seconds, 0.0
     if apart and every == 1:  # nothing hides where steps are local
         start = jax.jit(_alone.until_sent(tx.update, axes))
         begin = lambda gradient: start(gradient, state, params)  # noqa: E731
-        first = min(whole, _timing.timed(begin, inputs, seconds, ROUNDS, agree).seconds)
-    return Timing(first, whole - first, tuple(axes.values()))
+        first = min(took, _timing.timed(begin, gradients, seconds, ROUNDS, agree).seconds)
+    return Timing(first, took - first, tuple(axes.values()), compiled)
 
 
 def traffic(
-    argument: str, tx: Any, like: PyTree, axes: Mapping[str, int], every: int = 1
+    argument: str,
+    tx: Any,
+    like: PyTree,
+    state: PyTree,
+    axes: Mapping[str, int],
+    every: int = 1,
 ) -> tuple[_collectives.Collective, ...]:
     """The collectives of a transformation, which came as an `argument`, in so many steps.
 
     What it sends under a condition it sends in one of them, all else in each.
     """
-    state = jax.eval_shape(tx.init, like)
     found = _collectives.collectives(tx.update, axes, like, state, like)
     if any(c.repeated for c in found):
         raise ValueError(
@@ -176,7 +192,7 @@ def predict_step(
     link: Link | str | float | Mapping[str, Link],
     axes: Mapping[str, int],
     timing: Timing | None = None,
-    every: int = 1,
+    every: int | None = None,
     buckets: int = 1,
     algorithm: Algorithm = "fastest",
 ) -> float:
@@ -193,8 +209,8 @@ def predict_step(
       axes: how many workers there are along each axis that the chain names: `{"data": 16}`.
       timing: what an exchange takes on a device, from `fg.advise.time_exchange`, which is called
         if it is left out.
-      every: the steps of which one exchanges, for local steps; with fragments, those between two
-        meetings. What is sent under no condition is sent in each.
+      every: the steps of which one exchanges. If left out, those of the chain; another number is
+        only for fragments that are streamed in each step, all of which are counted.
       buckets: in how many the gradient leaves while the backward pass runs: as many as the chain's
         `Layout(bucket_bytes=...)` makes.
       algorithm: of the collectives, as in `fg.advise.plan`.
@@ -203,7 +219,8 @@ def predict_step(
       Seconds of a step, the mean over those with and without an exchange.
 
     Raises:
-      ValueError: if what is sent changes from step to step, or is sent in a loop.
+      ValueError: if what is sent changes from step to step, or is sent in a loop, or `every` is
+        not that of the chain.
 
     Example:
       >>> params = jax.ShapeDtypeStruct((5000, 5000), "float32")
@@ -217,7 +234,6 @@ def predict_step(
       '0.39 s'
     """
     check_transformation("predict_step(tx)", tx)
-    check_count("predict_step(every)", every, "use 1 where each step exchanges.")
     check_count("predict_step(buckets)", buckets, "use 1 for no overlap.")
     check_choice("predict_step(algorithm)", algorithm, get_args(Algorithm))
     like, own = _inputs.like_of("predict_step", params), _link.seconds("predict_step(step)", step)
@@ -231,10 +247,12 @@ def predict_step(
             )
     else:
         links = Link.of(link)
+    every = _period.period("predict_step", tx, like, axes, every)
     if timing is None:
         timing = time_exchange(tx, params, axes, every=every)
     check_timing("predict_step(timing)", timing, tuple(axes.values()))
-    sent = traffic("predict_step(tx)", tx, like, axes, every)
+    state = jax.eval_shape(tx.init, like)
+    sent = traffic("predict_step(tx)", tx, like, state, axes, every)
     exchange = exchange_seconds(sent, links, algorithm)
     parts = Parts(own, timing.compress, exchange, timing.decompress)
     return step_seconds(parts, every=every, buckets=buckets)

@@ -103,11 +103,16 @@ def groups(
 def like_of(owner: str, params: PyTree) -> PyTree:
     """The shapes of parameters, in float32."""
     _layout.check_tree(owner, "params", params)
-    if not sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)):
+    if not count(params):
         raise ValueError(
             f"{owner}(params): must have values, got none; pass the parameters, or their shapes."
         )
     return _layout.like(params)
+
+
+def count(params: PyTree) -> int:
+    """How many values they have."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 def gradients_of(owner: str, given: object, like: PyTree) -> list[PyTree] | None:

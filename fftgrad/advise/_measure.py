@@ -1,5 +1,6 @@
 """What a plan rests on, measured: the step, the link, and what each candidate takes here."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from jax.sharding import Mesh
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_count
-from fftgrad.advise import _exchange, _inputs, _link, _timing
+from fftgrad.advise import _exchange, _inputs, _link, _memory, _timing
 from fftgrad.advise._candidate import Candidate, candidates, check_rows
 from fftgrad.advise._exchange import Timing
 from fftgrad.advise._inputs import Groups
@@ -17,6 +18,9 @@ from fftgrad.advise._link import Link
 from fftgrad.advise._measure_link import measure_link
 from fftgrad.advise._record_gradients import GradientLog
 from fftgrad.advise._timing import Agree
+
+LINE = (1 << 20, 1 << 22)
+"""Values of the models that are timed in place of a larger one."""
 
 
 class Measured(NamedTuple):
@@ -98,6 +102,7 @@ class Asked(NamedTuple):
     rows: tuple[Candidate, ...]  # the candidates
     gradients: list[PyTree] | None  # those that are given, or None
     buckets: int  # in how many the gradient leaves
+    default: bool  # whether the candidates are those that are compared unless others are given
 
 
 def ask(
@@ -133,7 +138,8 @@ def ask(
     check_count(f"{owner}(buckets)", buckets, "use 1 for no overlap.")
     own = step if callable(step) else _link.seconds(f"{owner}(step)", step)
     known = None if link is None else Link.of(link)
-    return Asked(owner, like, own, known, groups, mesh, chosen, inputs, buckets)
+    default = rows is None
+    return Asked(owner, like, own, known, groups, mesh, chosen, inputs, buckets, default)
 
 
 def complete(
@@ -141,9 +147,12 @@ def complete(
     seconds: float,
     tell: Callable[[str], object],
     timings: Mapping[str, Timing] | None = None,
+    exact: bool = True,
 ) -> Measured:
-    """All that is not known, measured."""
+    """All that is not known, measured; large models by two small ones, unless it is to be exact."""
     groups, mesh, link, step = asked.groups, asked.mesh, asked.link, asked.step
+    if timings is None and exact:
+        _memory.check_least(asked.owner, asked.like)
     if link is None:
         assert mesh is not None
         tell("link")
@@ -153,7 +162,7 @@ def complete(
         tell("step")
         step = _time_step(asked.owner, step, seconds, agree)
     if timings is None:
-        timings = _time_rows(asked, seconds, tell, agree)
+        timings = _time_rows(asked, seconds, tell, agree, exact)
     fast = None if groups.fast is None else (groups.sizes[1], groups.fast)
     return Measured(step, link, groups.workers, timings, fast, groups.axis_name)
 
@@ -172,15 +181,51 @@ def _time_step(owner: str, step: Callable[[], Any], seconds: float, agree: Agree
 
 
 def _time_rows(
-    asked: Asked, seconds: float, tell: Callable[[str], object], agree: Agree
+    asked: Asked, seconds: float, tell: Callable[[str], object], agree: Agree, exact: bool
 ) -> dict[str, Timing]:
     """What each candidate takes on this device, by its name."""
-    axes, inputs = asked.groups.axes, asked.gradients or _exchange.inputs_like(asked.like)
-    out = dict[str, Timing]()
+    likes = [asked.like] if exact or is_small(asked.like) else _sizes(asked.like)
+    own = asked.gradients if len(likes) == 1 else None
+    inputs = [functools.cache(functools.partial(_inputs_of, own, like)) for like in likes]
+    axes, out = asked.groups.axes, dict[str, Timing]()
     for row in asked.rows:
         tell(row.name)
         tx = row.transformation(_exchange.axis_of(axes))
-        out[row.name] = _exchange.timing_of(
-            tx, asked.like, axes, inputs, seconds, row.every, agree, apart=asked.buckets > 1
-        )
+        took = [
+            _exchange.timing_of(
+                asked.owner, tx, like, axes, made, seconds, row.every, agree,
+                apart=asked.buckets > 1,
+            )
+            for like, made in zip(likes, inputs, strict=True)
+        ]  # fmt: skip
+        out[row.name] = took[0] if len(likes) == 1 else _line(took, likes, asked.like)
     return out
+
+
+def _inputs_of(gradients: list[PyTree] | None, like: PyTree) -> list[PyTree]:
+    return gradients or _exchange.inputs_like(like)
+
+
+def is_small(like: PyTree) -> bool:
+    """Whether it is timed as it is in any case."""
+    return _inputs.count(like) <= LINE[-1]
+
+
+def _sizes(like: PyTree) -> list[PyTree]:
+    """Smaller models, with matrices of the same form."""
+
+    def small(leaf: Any, share: float) -> Any:
+        by = share ** (1 / max(1, len(leaf.shape)))
+        shape = tuple(max(1, round(rows * by)) for rows in leaf.shape)
+        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    shares = [values / _inputs.count(like) for values in LINE]
+    return [jax.tree.map(functools.partial(small, share=share), like) for share in shares]
+
+
+def _line(took: Sequence[Timing], likes: Sequence[PyTree], like: PyTree) -> Timing:
+    """What a line through two sizes says of a third."""
+    few, many = map(_inputs.count, likes)
+    by = (_inputs.count(like) - many) / (many - few)
+    parts = (max(0.0, b - a) * by + b for a, b in zip(*(t[:2] for t in took), strict=True))
+    return Timing(*parts, took[1].workers, took[1].compile)

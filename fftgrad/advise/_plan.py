@@ -14,7 +14,7 @@ import fftgrad as fg
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice
-from fftgrad.advise import _alone, _answer, _exchange, _measure
+from fftgrad.advise import _alone, _answer, _exchange, _measure, _table
 from fftgrad.advise._answer import Model, Plan
 from fftgrad.advise._candidate import Candidate
 from fftgrad.advise._cost import Algorithm
@@ -40,6 +40,7 @@ def plan(
     buckets: int | None = None,
     algorithm: Algorithm = "fastest",
     rows: Sequence[Candidate] | None = None,
+    measure: bool = False,
     seconds: float = 0.5,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Plan:
@@ -70,8 +71,9 @@ def plan(
       mesh: that of the workers.
       axis_name: the axis, or axes, of the workers, for the code; with `fast`, the slow axis and the
         fast one. If left out, "data", or ("slow", "fast").
-      timings: of each row by its name, as in `Measured`. If left out, each row is timed, which
-        takes minutes for a large model.
+      timings: of each row by its name, as in `Measured`. If left out, those of the default rows
+        come from a table of a named machine, by how long a memory copy takes here, and rows of your
+        own are timed, of more than four million values by a line through two smaller models.
       gradients: trees like `params`, of which the errors are measured, or what
         `fg.advise.load_gradients` returned; also to time with, in place of heavy-tailed random
         values of a fixed seed.
@@ -82,6 +84,8 @@ def plan(
       algorithm: of the collectives, "ring" or "tree", or for each the faster of a ring and what
         libraries use for short messages; docs/plan.md says which use what.
       rows: what to compare, in place of the default candidates; one at least must be dense.
+      measure: whether each row is timed here for the model as it is, which takes minutes, and the
+        memory of it.
       seconds: the time that the rounds of each row and collective take, about. A round of each is
         made in any case, after two that are not counted, of which the first compiles.
       tell: hears the name of each thing before it is timed, such as `print`.
@@ -91,8 +95,8 @@ def plan(
       arguments, where `timings` are among them.
 
     Raises:
-      ValueError: if there is no dense row, two rows have one name, or a timing is missing or of
-        other workers.
+      ValueError: if there is no dense row, two rows have one name, a timing is missing or of other
+        workers, or what is to be timed does not fit into memory.
 
     Example:
       >>> params = jax.ShapeDtypeStruct((1000, 1000), "float32")
@@ -122,14 +126,33 @@ def plan(
     check_choice("plan(algorithm)", algorithm, get_args(Algorithm))
     if timings is not None:
         _check_timings(timings, asked)
-    measured = _measure.complete(asked, seconds, tell, timings)
+    timings, source = _timings(asked, timings, measure)
+    measured = _measure.complete(asked, seconds, tell, timings, exact=measure)
     axes, like = asked.groups.axes, asked.like
     chosen = tuple(_cut(row, like, asked.buckets) for row in asked.rows)
-    sent = {row.name: _sent(row, like, axes) for row in chosen}
-    model = Model(measured, asked.groups, asked.buckets, algorithm, sent)
+    known = {row.name: _sent(row, like, axes) for row in chosen}
+    sent = {name: own for name, (own, _) in known.items()}
+    kept = {name: own for name, (_, own) in known.items()}
+    model = Model(measured, asked.groups, asked.buckets, algorithm, sent, kept)
     errors = [_error(row, axes, asked.gradients) if asked.gradients else None for row in chosen]
     found = [model.row(row, chosen, e) for row, e in zip(chosen, errors, strict=True)]
-    return Plan(_answer.sort(found), measured)
+    return Plan(_answer.sort(found), measured, source)
+
+
+def _timings(
+    asked: Asked, given: Mapping[str, Timing] | None, measure: bool
+) -> tuple[Mapping[str, Timing] | None, str]:
+    """What is known of them, None if they are to be measured, and where they are from."""
+    if given is not None:
+        return given, "Codec times: as given."
+    if asked.default and not measure:
+        return _table.timings(asked.rows, asked.like, asked.groups)
+    if measure or _measure.is_small(asked.like):
+        return None, "Codec times: measured here."
+    return None, (
+        "Codec times: measured here for 1 and 4 million values, and a line through both; "
+        "measure=True times the model as it is."
+    )
 
 
 def _check_timings(timings: Mapping[str, Timing], asked: Asked) -> None:
@@ -156,9 +179,12 @@ def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:
 
 def _sent(
     row: Candidate, like: PyTree, axes: Mapping[str, int]
-) -> tuple[_collectives.Collective, ...]:
+) -> tuple[tuple[_collectives.Collective, ...], int]:
+    """What a worker sends, and the bytes of the state that it keeps."""
     tx = row.transformation(_exchange.axis_of(axes))
-    return _exchange.traffic("plan(rows)", tx, like, axes, row.every)
+    state = jax.eval_shape(tx.init, like)
+    sent = _exchange.traffic("plan(rows)", tx, like, state, axes, row.every)
+    return sent, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
 def _error(row: Candidate, axes: Mapping[str, int], gradients: Sequence[PyTree]) -> float:

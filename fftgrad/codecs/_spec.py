@@ -7,6 +7,7 @@ import jax
 
 from fftgrad._contracts import Codec, Like, Payload, PyTree, Step
 from fftgrad.codecs import _call
+from fftgrad.ops import _platform
 from fftgrad.ops._shapes import spec
 
 
@@ -33,7 +34,8 @@ def _spec(codec: Codec, shape: tuple[int, ...], dtype: Any) -> tuple[Payload, bo
         counts = not isinstance(out.overflow, int)
         return out.payload
 
-    state = jax.eval_shape(lambda: codec.init(like))
-    # Shapes and dtypes only: what else JAX notes there belongs to where it was asked first.
-    shapes = spec(jax.eval_shape(payload, like, state))
+    with _platform.one():
+        state = jax.eval_shape(lambda: codec.init(like))
+        # Shapes and dtypes only: what else JAX notes there belongs to where it was asked first.
+        shapes = spec(jax.eval_shape(payload, like, state))
     return shapes, counts

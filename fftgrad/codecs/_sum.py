@@ -10,6 +10,7 @@ from jax import lax
 from fftgrad._contracts import Codec, Payload, Sparse, Step
 from fftgrad.codecs import _chain
 from fftgrad.codecs._spec import payload_spec
+from fftgrad.ops import _platform
 from fftgrad.ops._shapes import spec
 
 UNROLLED, LARGE = 8, 1 << 16
@@ -50,7 +51,7 @@ def add_each(
 
     if jax.eval_shape(sparse, payload_spec(codec, like)) is None:
         return one_by_one(total, payloads)
-    return lax.platform_dependent(total, payloads, cpu=one_by_one, default=at_once)
+    return _platform.dependent(total, payloads, cpu=one_by_one, default=at_once)
 
 
 def _fold(total: jax.Array, rows: Any, add: Callable[[jax.Array, Any], jax.Array]) -> jax.Array:

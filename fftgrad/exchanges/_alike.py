@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import PyTree
-from fftgrad.ops import _joined
+from fftgrad.ops import _joined, _platform
 
 SMALL = 1 << 15
 """Up to how many values at a time parts go side by side on a CPU, too."""
@@ -64,6 +64,4 @@ def _run_stacked(run: Callable[[PyTree], PyTree], stacked: PyTree) -> PyTree:
     if max((leaf[0].size for leaf in jax.tree.leaves(stacked)), default=0) <= SMALL:
         return side_by_side(stacked)
     # Side by side both sides of a branch are taken, which on a CPU costs more passes.
-    return lax.platform_dependent(
-        stacked, cpu=functools.partial(lax.map, run), default=side_by_side
-    )
+    return _platform.dependent(stacked, cpu=functools.partial(lax.map, run), default=side_by_side)

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from fftgrad.ops import _platform
+
 Axes = Mapping[str, int]
 """The size of each axis by its name."""
 
@@ -67,8 +69,9 @@ class Collective(NamedTuple):
 
 def collectives(function: Callable[..., Any], axes: Axes, *likes: Any) -> tuple[Collective, ...]:
     """Every collective that `function` calls for arguments like `likes`, in its order."""
-    closed = jax.make_jaxpr(function, axis_env=list(axes.items()))(*likes)
-    return tuple(_walk(closed.jaxpr, axes, (), repeated=False))
+    with _platform.one():
+        closed = jax.make_jaxpr(function, axis_env=list(axes.items()))(*likes)
+    return tuple(_walk(closed.jaxpr, axes, (), False, {}))
 
 
 def link_bytes(function: Callable[..., Any], axes: Axes, *likes: Any) -> float:
@@ -83,8 +86,16 @@ def link_bytes(function: Callable[..., Any], axes: Axes, *likes: Any) -> float:
 
 
 def _walk(
-    jaxpr: core.Jaxpr, axes: Axes, branch: tuple[int, ...], *, repeated: bool
+    jaxpr: core.Jaxpr,
+    axes: Axes,
+    branch: tuple[int, ...],
+    repeated: bool,
+    silent: dict[int, core.Jaxpr],
 ) -> Iterator[Collective]:
+    """Those of a program; `silent` has the programs without any, which need no second look."""
+    if id(jaxpr) in silent:
+        return
+    quiet = True
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name in KINDS:
@@ -95,14 +106,17 @@ def _walk(
                 size = math.prod(shape) * dtype.itemsize
                 workers = group_size(eqn, along, axes)
                 kind, short = KINDS[name], _short(dtype)
+                quiet = False
                 yield Collective(kind, short, shape, size, branch, repeated, workers, along)
-        elif name == "cond":
-            for number, inner in enumerate(programs_in(eqn)):
-                yield from _walk(inner, axes, (*branch, number), repeated=repeated)
-        else:
-            loop = name in ("while", "scan")
-            for inner in programs_in(eqn):
-                yield from _walk(inner, axes, branch, repeated=repeated or loop)
+            continue
+        loop = repeated or name in ("while", "scan")
+        for number, inner in enumerate(programs_in(eqn)):
+            under = (*branch, number) if name == "cond" else branch
+            for found in _walk(inner, axes, under, loop, silent):
+                quiet = False
+                yield found
+    if quiet:
+        silent[id(jaxpr)] = jaxpr  # kept, so that its number stays its own
 
 
 def programs_in(eqn: core.JaxprEqn) -> Iterator[core.Jaxpr]:

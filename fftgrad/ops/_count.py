@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fftgrad.ops import _platform
+
 LONG_ROW = 1 << 12
 """What an accelerator counts in one row: few rows are left to add up."""
 
@@ -18,7 +20,7 @@ def counts(masks: Sequence[jax.Array]) -> list[jax.Array]:
     """
     # XLA for TPUs makes one pass of sums that are written one by one, and of one reduction with
     # many results many; for CPUs and GPUs it is the other way round.
-    return lax.platform_dependent(list(masks), tpu=_one_by_one, default=_together)
+    return _platform.dependent(list(masks), tpu=_one_by_one, default=_together)
 
 
 def _one_by_one(masks: list[jax.Array]) -> list[jax.Array]:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from fftgrad.ops import _platform
+
 FEW = 8
 """Pieces of which so many may have a kernel each."""
 
@@ -35,7 +37,7 @@ def cut(x: jax.Array, sizes: Sequence[int], axis: int = 0) -> list[jax.Array]:
     @custom_vmap
     def pieces(x: jax.Array) -> list[jax.Array]:
         # Elsewhere a branch would wait for the device.
-        return lax.platform_dependent(x, cpu=hidden, default=known)
+        return _platform.dependent(x, cpu=hidden, default=known)
 
     @pieces.def_vmap
     def _(size: int, batched: list[bool], x: jax.Array) -> tuple[Any, Any]:

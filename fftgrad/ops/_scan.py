@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad.ops import _rows
+from fftgrad.ops import _platform, _rows
 
 ROW = 128
 QUADRATIC = 1 << 13
@@ -19,7 +19,7 @@ QUADRATIC = 1 << 13
 
 def cumsum(x: jax.Array) -> jax.Array:
     """Inclusive running sums of int32[n]."""
-    return lax.platform_dependent(x, cpu=_cumsum_in_order, default=_cumsum_at_once)
+    return _platform.dependent(x, cpu=_cumsum_in_order, default=_cumsum_at_once)
 
 
 def _cumsum_in_order(x: jax.Array) -> jax.Array:

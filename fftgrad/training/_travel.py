@@ -1,14 +1,25 @@
 """A tree through an exchange, bucket by bucket."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
-from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, State, Step, Tally
+from fftgrad._contracts import (
+    AxisName,
+    Channel,
+    Exchange,
+    PyTree,
+    Reduced,
+    State,
+    Step,
+    Tally,
+)
 from fftgrad.exchanges import _layout
-from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._layout import Bucket, Layout
 from fftgrad.ops import _finite
 
 
@@ -33,6 +44,7 @@ def travel(
 ) -> Travelled:
     """The mean of a float32 tree."""
     buckets, join = _layout.to_buckets(_axes.whole(x), layout)
+    run = _traced_once(exchange, channel.axis_name) if len(buckets) > 1 else exchange.mean
     outs: list[Reduced] = []
     for i, (bucket, state) in enumerate(zip(buckets, states, strict=True)):
         # One after the other: a scheduler that may work on many at a time puts all their
@@ -40,7 +52,7 @@ def travel(
         # bucket is so in the next, a dependency that no compiler may drop.
         if outs:
             bucket = _finite.nan_unless(jnp.asarray(outs[-1].tally.finite), bucket)
-        out = exchange.mean(bucket, state, channel.fold(i))
+        out = run(bucket, state, channel.fold(i))
         finite = jnp.asarray(out.tally.finite)
         if not exchange.tells_finite:
             finite &= _finite.all_finite(out.mean)
@@ -59,6 +71,24 @@ def travel(
         states=tuple(out.state for out in outs),
         tally=tally,
     )
+
+
+def _traced_once(exchange: Exchange, axis_name: AxisName) -> Callable[..., Reduced]:
+    """`exchange.mean`, traced once for buckets that are alike; a large model has dozens."""
+
+    @jax.jit
+    def mean(parts: Bucket, state: State, step: Step, among: jax.Array | None) -> Reduced:
+        return exchange.mean(parts, state, Channel(axis_name, step, among))
+
+    def run(bucket: Bucket, state: State, channel: Channel) -> Reduced:
+        # Which piece of a group it is matters to the layout alone.
+        parts = tuple(dataclasses.replace(part, piece=0) for part in bucket)
+        out = mean(parts, state, channel.step, channel.participates)
+        like = jax.tree.structure(bucket)
+        back = (jax.tree.unflatten(like, jax.tree.leaves(tree)) for tree in (out.mean, out.sent))
+        return Reduced(*back, state=out.state, tally=out.tally)
+
+    return run
 
 
 def observed(

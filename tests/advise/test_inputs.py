@@ -129,8 +129,8 @@ def test_what_is_given_is_what_is_timed_with(monkeypatch):
     """In arrays of a device, so that no transfer is in the time."""
     seen = []
 
-    def timing_of(_, __, axes, inputs, seconds, every, agree, **apart):
-        seen.append((axes, inputs, seconds, every, agree, apart))
+    def timing_of(_, __, ___, axes, inputs, seconds, every, agree, **apart):
+        seen.append((axes, inputs(), seconds, every, agree, apart))
         return fg.advise.Timing(0.0, 1.0, tuple(axes.values()))
 
     monkeypatch.setattr(_exchange, "timing_of", timing_of)

@@ -159,7 +159,8 @@ def local_steps(fragments, exchange=fg.AllReduce()):  # noqa: B008
 def test_what_is_sent_in_each_step_counts_in_each():
     """Also where `every` says that most have no exchange."""
     each = 4 * 8000 / 1e6
-    assert predicted(fg.compressed_pmean(fg.AllReduce(), axis_name="data"), 4) == each
+    assert predicted(fg.compressed_pmean(fg.AllReduce(), axis_name="data")) == each / 4
+    assert predicted(local_steps(1), None) == pytest.approx(each / 4)
     assert predicted(local_steps(1), 4) == pytest.approx(each / 4)
     assert predicted(local_steps(4), step=1.0) == pytest.approx(1 + each / 4)  # nothing hides
     for every in (1, 4):
@@ -211,9 +212,9 @@ def test_local_steps_are_timed_until_they_meet(monkeypatch):
         return _exchange._timing.Timed(1.0, 1.0, 1.0, 1)
 
     monkeypatch.setattr(_exchange._timing, "timed", once)
-    assert fg.advise.time_exchange(local_steps(1), LIKE, {"data": 2}, every=4) == fg.advise.Timing(
-        0.0, 1.0, (2,)
-    )
+    found = fg.advise.time_exchange(local_steps(1), LIKE, {"data": 2})
+    assert found[:3] == (0.0, 1.0, (2,))
+    assert found.compile > 0
     assert ended == [4]
 
 

@@ -172,7 +172,7 @@ def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
     groups = _inputs.groups("plan", workers, None, None)
     rows = _candidate.candidates(LIKE, workers)
     rows = rows[:2] + rows[2::5]  # those that are dense, and a few of the others
-    sent = {row.name: _plan._sent(row, LIKE, groups.axes) for row in rows}
+    sent = {row.name: _plan._sent(row, LIKE, groups.axes)[0] for row in rows}
     for _ in range(PLANS):
         bandwidth, latency, step, codec = 10 ** rng.uniform([5, -6, -4, -5], [12, -1, 1, 0])
         link = fg.advise.Link(bandwidth, latency)
@@ -180,7 +180,7 @@ def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
         algorithm = str(rng.choice(typing.get_args(_plan.Algorithm)))
         model = Model(
             fg.advise.Measured(step, link, workers, timings), groups, int(rng.integers(1, 9)),
-            algorithm, sent,
+            algorithm, sent, dict.fromkeys(sent, 0),
         )  # fmt: skip
         found = fg.advise.Plan(sort([model.row(row, rows, None) for row in rows]), model.measured)
         assert found.best.seconds <= min(model.seconds(row, link) for row in rows if row.dense)

@@ -1,6 +1,7 @@
 """`fftgrad plan`: whether compression pays over a link, and which."""
 
 import argparse
+import gc
 import math
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -41,11 +42,17 @@ your own model, and what each method loses of its gradients:
 """
 
 LEGEND = """\
+Order: what ends as dense or close, if it is a tenth faster; dense; all else.
 times: the steps that it makes in one step of the best dense. codec: compressing
-and decompressing, timed here. link: bytes that leave a worker in a step. pays
-below: over a faster link the best dense wins. loss: as dense and close are of
-small models that no setting was chosen on, with 8 workers; check and worse of
-others, which need not travel."""
+and decompressing. link: bytes that leave a worker in a step. pays below: over a
+faster link the best dense wins. loss: as dense and close are of small models
+that no setting was chosen on, with 8 workers; check and worse of others, which
+need not travel."""
+ALSO = """\
+keeps: bytes of its state on a worker. compiles: after how long it could begin,
+where it was timed."""
+WIDE = 100
+"""The columns of a terminal that has room for that."""
 
 MATRICES, SAMPLES = 16, 4
 
@@ -80,7 +87,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "of the collectives (default: for each the faster of a ring and a tree)"
     add("--algorithm", choices=get_args(Algorithm), default="fastest", help=text)
     add("--buckets", type=count, metavar="N", help="in how many a gradient travels")
-    text = "how long to time each codec on this machine (default: 0.5)"
+    text = "time each codec on this machine, for all of the model: minutes, and its memory"
+    add("--measure", action="store_true", help=text)
+    text = "how long to time each of them (default: 0.5)"
     add("--seconds", type=seconds, default=0.5, metavar="S", help=text)
     add("--top", type=count, default=10, metavar="N", help="rows to show (default: 10)")
     add_json(parser)
@@ -93,17 +102,21 @@ def run(args: argparse.Namespace, console: Console) -> None:
     link, samples = Link(args.bandwidth, args.latency), None
     if args.gradients:
         samples = advise.load_gradients(args.gradients).trees[:SAMPLES]
-    with progress("timing here") as tell:
+    gc.disable()  # which takes a quarter of tracing, and finds nothing in a run of seconds
+    params, fast = _params(args, samples), _fast(args)
+    rows = len(advise.candidates(params, args.workers)) if args.measure else None
+    with progress("timing", rows, aside=True) as tell:
         found = advise.plan(
-            _params(args, samples),
+            params,
             step=args.step,
             workers=args.workers,
             link=link,
-            fast=_fast(args),
+            fast=fast,
             axis_name=args.axis_name,
             gradients=samples,
             buckets=args.buckets,
             algorithm=args.algorithm,
+            measure=args.measure,
             seconds=args.seconds,
             tell=lambda name: tell(name=name),
         )
@@ -113,7 +126,7 @@ def run(args: argparse.Namespace, console: Console) -> None:
     if is_read_by_people(args):
         why = _too_small(found)
         if not why:
-            _show(shown, console)
+            _show(shown, found.source, console)
             console.print()
         console.print(f"{why or answer(found)}\n", markup=False, highlight=False)
         console.print(found.best.code, markup=False, highlight=False, soft_wrap=True)
@@ -135,6 +148,7 @@ def _record(found: Plan) -> dict[str, Any]:
         workers, link = found.measured.fast
         measured["fast"] = {"workers": workers, "link": vars(link)}
     return measured | {
+        "source": found.source,
         "device": jax.devices()[0].device_kind,
         "compress": found.compress,
         "best": found.best.name,
@@ -227,10 +241,14 @@ def _like(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype if narrow else jnp.float32)
 
 
-def _show(rows: Sequence[PlanRow], console: Console) -> None:
+def _show(rows: Sequence[PlanRow], source: str, console: Console) -> None:
+    wide = console.width >= WIDE
+    also = ("keeps", "compiles") if wide else ()
     errors = ("error",) if any(row.error is not None for row in rows) else ()
-    out = table("exchange", "a step", "times", "codec", "link", *errors, "pays below", "loss")
+    numbers = "a step", "times", "codec", "link", *also, *errors, "pays below", "loss"
+    out = table("exchange", *numbers)
     for row in rows:
+        compiles = quantity(row.compile, "s") if row.compile else ""
         error = "" if row.error is None else three_digits(row.error)
         out.add_row(
             row.name,
@@ -238,12 +256,14 @@ def _show(rows: Sequence[PlanRow], console: Console) -> None:
             three_digits(row.speed_up),
             quantity(row.parts.compress + row.parts.decompress, "s"),
             quantity(row.link_bytes, "B"),
+            *((quantity(row.memory, "B"), compiles) if wide else ()),
             *(error for _ in errors),
             _below(row.break_even),
             row.loss,
         )
     console.print(out)
-    console.print(LEGEND, markup=False, highlight=False)
+    for text in (LEGEND, *([ALSO] if wide else []), source):
+        console.print(text, markup=False, highlight=False)
 
 
 def _below(break_even: float | None) -> str:

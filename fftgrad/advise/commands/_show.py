@@ -75,21 +75,29 @@ def write_json(record: Any, path: pathlib.Path | None, console: Console) -> None
 
 
 @contextlib.contextmanager
-def progress(what: str, total: float | None = None) -> Generator[Callable[..., None]]:
+def progress(
+    what: str, total: float | None = None, aside: bool = False
+) -> Generator[Callable[..., None]]:
     """A bar on standard error, if that is a terminal; it is gone at the end.
 
     What it gives takes how much more is done, and the name of what comes next. It draws only when
-    it is called: a thread that draws would disturb what is being timed.
+    it is called: a thread that draws would disturb what is being timed. Elsewhere, `aside`, it
+    writes a line for each name.
     """
-    console = Console(stderr=True, highlight=False)
-    drawn = -math.inf
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    drawn, begun, done = -math.inf, time.monotonic(), 0.0
     with Progress(
         console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task(what, total=total)
 
         def tell(more: float = 1.0, name: str = "") -> None:
-            nonlocal drawn
+            nonlocal drawn, done
+            if aside and name and not console.is_terminal:
+                left = (time.monotonic() - begun) * ((total or 0) - done) / done if done else 0
+                about = f", about {quantity(left, 's')} left" if left > 0 else ""
+                console.print(f"{what} {done + 1:g}/{total or '?'}: {name}{about}", markup=False)
+            done += more
             bar.update(task, advance=more, description=f"{what}: {name}" if name else what)
             if name or time.monotonic() - drawn > EVERY:
                 bar.refresh()

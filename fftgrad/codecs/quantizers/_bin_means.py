@@ -7,6 +7,7 @@ from jax import lax
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
 from fftgrad._values import check_count, value
 from fftgrad.codecs.quantizers import _scale
+from fftgrad.ops import _platform
 from fftgrad.ops.packing import _codes
 
 SPAN = 6.0
@@ -58,7 +59,7 @@ class BinMeans(Quantizer):
         _scale.check_real("BinMeans", x)
         top, _ = _scale.norms(x[None])
         y = _scale.in_units(x, top[0], 1.0)  # so that no square overflows
-        codes = lax.platform_dependent(y, cpu=self._codes_in_a_loop, default=self._codes_kept)
+        codes = _platform.dependent(y, cpu=self._codes_in_a_loop, default=self._codes_kept)
         means = jnp.stack([_mean_where(codes == code, y) for code in range(2**self.bits)])
         side = means * _scale.divisor(top[0])
         return Compressed(Payload(_codes.pack(codes, self.bits), side))

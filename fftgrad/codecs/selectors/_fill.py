@@ -10,7 +10,7 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad.codecs.selectors import _largest
 from fftgrad.codecs.selectors._top_k import keys
-from fftgrad.ops import _finite, _rows, _scan
+from fftgrad.ops import _finite, _platform, _rows, _scan
 from fftgrad.ops.packing import _bitmap, _exp_golomb
 
 ORDERS = 16
@@ -110,7 +110,7 @@ def order_of(candidates: Candidates) -> jax.Array:
 def finest(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:
     """The highest level whose codes fit; nothing is sent at level zero."""
     # The words grow with the level: to send one more takes more than its gap saves.
-    return lax.platform_dependent(
+    return _platform.dependent(
         candidates,
         order,
         cpu=functools.partial(_by_growth, words=words),

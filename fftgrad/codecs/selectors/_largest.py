@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad.ops import _count, _hash, _rows
+from fftgrad.ops import _count, _hash, _platform, _rows
 from fftgrad.ops.packing import _bitmap
 
 SAMPLE = 1 << 15
@@ -56,7 +56,7 @@ def largest(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _bit
     """
     if x.size <= SAMPLE:
         return _by_threshold(x, key, k)
-    return lax.platform_dependent(
+    return _platform.dependent(
         x,
         cpu=functools.partial(_by_bracket, key=key, k=k),
         default=functools.partial(_by_threshold, key=key, k=k),
@@ -183,7 +183,7 @@ def _best(keys: jax.Array, wanted: jax.Array) -> _bitmap.Ranked:
 
 def _kth_largest(keys: jax.Array, wanted: jax.Array | int) -> jax.Array:
     """The largest t with at least `wanted` keys from t on."""
-    return lax.platform_dependent(
+    return _platform.dependent(
         keys, jnp.int32(wanted), cpu=_kth_largest_by_rows, default=_kth_largest_at_once
     )
 

@@ -14,7 +14,7 @@ from fftgrad._contracts import Compressed, Like, Selector, Step
 from fftgrad._values import check_choice, check_count, check_within, value
 from fftgrad.codecs.selectors import _largest, _limited, _top_k
 from fftgrad.codecs.selectors._top_k import keys
-from fftgrad.ops import _count, _rows
+from fftgrad.ops import _count, _platform, _rows
 from fftgrad.ops.packing import _bitmap
 
 Search = Literal["binary", "exact"]
@@ -153,7 +153,7 @@ def _bisect(magnitude: jax.Array, k: int) -> jax.Array:
     found = above(low) <= 2 * k
     # Varying like the data, as a loop's carry has to be where that is tracked.
     start = Bisection(low, top, found, _axes.vary_like(jnp.int32(0), top))
-    return lax.platform_dependent(
+    return _platform.dependent(
         magnitude,
         start,
         cpu=functools.partial(_in_a_loop, k=k),

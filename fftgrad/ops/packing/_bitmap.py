@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fftgrad.ops import _scan
+from fftgrad.ops import _platform, _scan
 from fftgrad.ops.packing import _codes
 
 WORD = 32
@@ -65,7 +65,7 @@ def select(bitmap: Ranked, count: int) -> jax.Array:
 
     Where fewer bits are set the rest is unspecified, but within the bitmap.
     """
-    found = lax.platform_dependent(
+    found = _platform.dependent(
         bitmap,
         cuda=functools.partial(_select_by_bit, count=count),
         rocm=functools.partial(_select_by_bit, count=count),
@@ -99,7 +99,7 @@ def _select_by_bit(bitmap: Ranked, count: int) -> jax.Array:
 
 def first(bitmap: Ranked, count: jax.Array | int) -> Ranked:
     """The bitmap of the first `count` of the bits that are set."""
-    kept = lax.platform_dependent(
+    kept = _platform.dependent(
         bitmap, jnp.int32(count), cpu=_first_to_a_word, default=_first_of_each_word
     )
     return Ranked(kept, jnp.minimum(bitmap.before, count))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fftgrad.ops import _rows
+from fftgrad.ops import _platform, _rows
 
 PIECE = 1 << 16
 
@@ -44,7 +44,7 @@ def unpack(words: jax.Array, base: int, count: int) -> jax.Array:
     """Words back to digits uint32[count]."""
     if per_word(base) == 1:
         return words[:count]
-    digits = lax.platform_dependent(
+    digits = _platform.dependent(
         words,
         cpu=functools.partial(_digits_in_pieces, base=base),
         default=functools.partial(_digits, base=base),

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad.ops import _scan
+from fftgrad.ops import _platform, _scan
 from fftgrad.ops.packing import _bitmap
 
 WORD = 32
@@ -74,7 +74,7 @@ def encode(
     columns = list(zip(numbers, (_axes.vary_like(jnp.int32(o), end) for o in orders), strict=True))
     write = functools.partial(lax.fori_loop, 0, len(columns), add)
     # On a CPU a loop, whose carry is in memory: without one XLA finds it anew for each scatter.
-    unary, stream, *_ = lax.platform_dependent(
+    unary, stream, *_ = _platform.dependent(
         (empty, empty, end, start, columns),
         cpu=write,
         default=functools.partial(write, unroll=True),

@@ -1,0 +1,79 @@
+"""The parameters of models that others train, by their names and shapes."""
+
+import math
+from collections.abc import Callable
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def gpt2() -> Shapes:
+    """GPT-2 with 124 million parameters (12 layers)."""
+    d = 768
+    block = {
+        "ln_1/scale": (d,),
+        "ln_1/bias": (d,),
+        "attn/c_attn/kernel": (d, 3 * d),
+        "attn/c_attn/bias": (3 * d,),
+        "attn/c_proj/kernel": (d, d),
+        "attn/c_proj/bias": (d,),
+        "ln_2/scale": (d,),
+        "ln_2/bias": (d,),
+        "mlp/c_fc/kernel": (d, 4 * d),
+        "mlp/c_fc/bias": (4 * d,),
+        "mlp/c_proj/kernel": (4 * d, d),
+        "mlp/c_proj/bias": (d,),
+    }
+    first = {"wte/embedding": (50257, d), "wpe/embedding": (1024, d)}
+    return first | _layers("h", 12, block) | {"ln_f/scale": (d,), "ln_f/bias": (d,)}
+
+
+def gpt_neo() -> Shapes:
+    """GPT-Neo with 1.3 billion parameters (24 layers)."""
+    d = 2048
+    block = {
+        "ln_1/scale": (d,),
+        "ln_1/bias": (d,),
+        "attn/q_proj/kernel": (d, d),
+        "attn/k_proj/kernel": (d, d),
+        "attn/v_proj/kernel": (d, d),
+        "attn/out_proj/kernel": (d, d),
+        "attn/out_proj/bias": (d,),
+        "ln_2/scale": (d,),
+        "ln_2/bias": (d,),
+        "mlp/c_fc/kernel": (d, 4 * d),
+        "mlp/c_fc/bias": (4 * d,),
+        "mlp/c_proj/kernel": (4 * d, d),
+        "mlp/c_proj/bias": (d,),
+    }
+    first = {"wte/embedding": (50257, d), "wpe/embedding": (2048, d)}
+    return first | _layers("h", 24, block) | {"ln_f/scale": (d,), "ln_f/bias": (d,)}
+
+
+def llama3() -> Shapes:
+    """Llama 3 with 8 billion parameters (32 layers)."""
+    d, of_keys, hidden, words = 4096, 1024, 14336, 128256
+    block = {
+        "attention_norm": (d,),
+        "attention/wq": (d, d),
+        "attention/wk": (d, of_keys),
+        "attention/wv": (d, of_keys),
+        "attention/wo": (d, d),
+        "ffn_norm": (d,),
+        "feed_forward/w1": (d, hidden),
+        "feed_forward/w2": (hidden, d),
+        "feed_forward/w3": (d, hidden),
+    }
+    first = {"tok_embeddings": (words, d)}
+    return first | _layers("layers", 32, block) | {"norm": (d,), "output": (d, words)}
+
+
+MODELS: dict[str, Callable[[], Shapes]] = {"124M": gpt2, "1.3B": gpt_neo, "8B": llama3}
+
+
+def count(shapes: Shapes) -> int:
+    """How many values they have."""
+    return sum(map(math.prod, shapes.values()))
+
+
+def _layers(name: str, layers: int, block: Shapes) -> Shapes:
+    return {f"{name}/{i}/{leaf}": shape for i in range(layers) for leaf, shape in block.items()}

@@ -1,0 +1,47 @@
+"""Whether what is about to be timed fits into the memory that there is."""
+
+import pathlib
+import re
+from typing import Any
+
+import jax
+
+from fftgrad._contracts import PyTree
+from fftgrad.advise import _inputs
+
+LEAST = 6
+"""Arrays like the parameters: these, two gradients, a memory, and two for what comes of them."""
+
+
+def check_least(owner: str, like: PyTree) -> None:
+    """Refuses a model that no row could be timed for, before anything is compiled."""
+    _refuse(owner, _inputs.count(like), LEAST * 4 * _inputs.count(like))
+
+
+def check(owner: str, program: jax.stages.Compiled, like: PyTree) -> None:
+    """Refuses a program that does not fit, beside the second gradient that it is timed with."""
+    used, values = program.memory_analysis(), _inputs.count(like)
+    if used is not None:
+        sizes = used.argument_size_in_bytes + used.output_size_in_bytes + used.temp_size_in_bytes
+        _refuse(owner, values, sizes + 4 * values)
+
+
+def _refuse(owner: str, values: int, needs: int) -> None:
+    free = available()
+    if free is not None and needs > free:
+        raise ValueError(
+            f"{owner}(params): must fit into the memory of this device to be timed, got {values:,} "
+            f"values, which take {needs / 1e9:.3g} GB or more where {free / 1e9:.3g} are free; "
+            "leave measure out of fg.advise.plan, or time it on a larger machine."
+        )
+
+
+def available() -> int | None:
+    """Bytes that are free on the default device; None if nobody says."""
+    device: Any = jax.devices()[0]
+    if device.platform != "cpu":
+        stats = device.memory_stats() or {}
+        return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
+    known = pathlib.Path("/proc/meminfo")
+    found = re.search(r"MemAvailable:\s+(\d+) kB", known.read_text()) if known.exists() else None
+    return int(found[1]) * 1024 if found else None

@@ -1,0 +1,127 @@
+"""What a plan's candidates took on a machine that is named, for when nothing may be timed."""
+
+import functools
+import importlib.resources
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fftgrad as fg
+from fftgrad._contracts import PyTree
+from fftgrad.advise import _inputs, _timing
+from fftgrad.advise._candidate import Candidate
+from fftgrad.advise._exchange import Timing
+from fftgrad.advise._inputs import Groups
+
+TABLE = importlib.resources.files("fftgrad.advise") / "timings.json"
+COPY_VALUES = 1 << 22
+MUONS = (fg.optimizers.feedback_muon, optax.contrib.muon)
+ITERATIONS = 5
+"""Of an orthogonalization."""
+TICK = 1e-7
+PASSES = 4
+"""Over a gradient, of what groups of workers with fast links do first and last."""
+
+
+class Point(NamedTuple):
+    """What a row took for so many values and workers: seconds."""
+
+    values: int
+    workers: int
+    compress: float
+    decompress: float
+    compile: float
+
+
+@functools.cache
+def load() -> Mapping[str, Any]:
+    """The table: its machine, and the points of each row by its name."""
+    found = json.loads(TABLE.read_text())
+    found["rows"] = {row["name"]: [Point(*p) for p in row["points"]] for row in found["rows"]}
+    return found
+
+
+def timings(
+    rows: Sequence[Candidate], like: PyTree, groups: Groups
+) -> tuple[dict[str, Timing], str]:
+    """What the rows would take here, and a sentence that says where that is from."""
+    table, here = load(), copy_seconds()
+    slower = here / table["copy_seconds"]
+    found = {row.name: _scaled(_of(row, like, groups), slower, groups.sizes) for row in rows}
+    device = jax.devices()[0]
+    guess = "" if device.platform == "cpu" else f", which for a {device.platform} is a guess"
+    said = (
+        f"Codec times: measured on {table['machine']}, times {slower:.2g}, as a memory copy takes "
+        f"here{guess}. With --measure, or measure=True, they are measured here."
+    )
+    return found, said
+
+
+def copy_seconds() -> float:
+    """What a copy of some values takes, to where others were: fresh memory takes its own time."""
+    copy = jax.jit(lambda x, into: x + 0 * into[0], donate_argnums=1)
+    x, into = (jnp.ones(COPY_VALUES, jnp.float32) for _ in range(2))
+
+    def again(x: jax.Array) -> jax.Array:
+        nonlocal into
+        into = copy(x, into)
+        return into
+
+    return _timing.timed(again, [x], 0.1, 5).least
+
+
+def orthogonalizing(like: PyTree) -> float:
+    """Multiplications and additions of Muon, for all matrices."""
+    shapes = (sorted(leaf.shape) for leaf in jax.tree.leaves(like) if len(leaf.shape) == 2)
+    return float(sum(ITERATIONS * (4 * a * a * b + 2 * a**3) for a, b in shapes))
+
+
+def _scaled(timing: Timing, by: float, sizes: tuple[int, ...]) -> Timing:
+    return Timing(timing.compress * by, timing.decompress * by, sizes, timing.compile)
+
+
+def _of(row: Candidate, like: PyTree, groups: Groups) -> Timing:
+    """On the machine of the table."""
+    table, slow = load(), groups.sizes[0]
+    joined = groups.workers // slow
+    values = _inputs.count(like)
+    points = table["rows"][row.name]
+    most = max(p.workers for p in points)
+    line = [p for p in points if p.workers == most]
+    compress, decompress = (
+        _at([(p.values, getattr(p, part)) for p in line], values // joined)
+        for part in ("compress", "decompress")
+    )
+    others = (slow - most) * _each_worker(points) * values / joined
+    decompress = max(decompress * slow / most, decompress + others)
+    if is_muon(row):
+        rate = table["muon_flops_per_second"] / row.every
+        decompress += orthogonalizing(like) / rate
+    if joined > 1:
+        decompress += PASSES * table["copy_seconds"] * values / COPY_VALUES
+    return Timing(compress, decompress, compile=max(p.compile for p in points))
+
+
+def is_muon(row: Candidate) -> bool:
+    return getattr(row.optimizer, "func", row.optimizer) in MUONS
+
+
+def _each_worker(points: Sequence[Point]) -> float:
+    """Seconds that decoding takes for each value and worker."""
+    few, many = (p for p in points if [q.values for q in points].count(p.values) == 2)
+    return max(0.0, many.decompress - few.decompress) / (many.workers - few.workers) / few.values
+
+
+def _at(points: Sequence[tuple[int, float]], values: int) -> float:
+    """Between two sizes by a power of it; beyond the largest in proportion."""
+    sizes, seconds = zip(*points, strict=True)
+    if values >= sizes[-1]:
+        return seconds[-1] * values / sizes[-1]
+    logs = np.log(np.maximum(seconds, TICK))
+    return float(np.exp(np.interp(math.log(max(values, 1)), np.log(sizes), logs)))

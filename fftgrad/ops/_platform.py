@@ -1,0 +1,27 @@
+"""Programs that differ by platform: all are traced, and the one that runs is compiled."""
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jax import lax
+
+_ONE = contextvars.ContextVar("one_platform", default=False)
+
+
+def dependent(*args: Any, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:
+    """`lax.platform_dependent`, or only the default where nothing but shapes is asked for."""
+    if _ONE.get():
+        return default(*args)
+    return lax.platform_dependent(*args, default=default, **branches)
+
+
+@contextlib.contextmanager
+def one() -> Iterator[None]:
+    """Traces one platform, for what is the same on all: shapes and collectives."""
+    token = _ONE.set(True)
+    try:
+        yield
+    finally:
+        _ONE.reset(token)
