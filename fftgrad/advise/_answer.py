@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -129,7 +130,7 @@ class Plan(NamedTuple):
             f"{row.loss}"
             for row in self.rows
         ]
-        return "\n".join([head, *lines, *filter(None, [self.source])])
+        return "\n".join([head, *lines, *textwrap.wrap(self.source, 80)])
 
 
 def sort(rows: list[PlanRow]) -> tuple[PlanRow, ...]:

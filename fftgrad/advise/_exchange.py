@@ -99,10 +99,10 @@ def time_exchange(
     """
     check_transformation("time_exchange(tx)", tx)
     like = _inputs.like_of("time_exchange", params)
-    every = _period.period("time_exchange", tx, like, axes, every)
     given = _inputs.gradients_of("time_exchange", gradients, like)
     if mesh is not None:
         _axes.check_mesh("time_exchange(axes)", mesh, tuple(axes))
+    every = _period.period("time_exchange", tx, like, axes, every)
     agree = _timing.agreement(mesh, axis_of(axes))
     inputs = lambda: given or inputs_like(like)  # noqa: E731
     return timing_of("time_exchange", tx, like, axes, inputs, seconds, every, agree)

@@ -227,5 +227,14 @@ def _line(took: Sequence[Timing], likes: Sequence[PyTree], like: PyTree) -> Timi
     """What a line through two sizes says of a third."""
     few, many = map(_inputs.count, likes)
     by = (_inputs.count(like) - many) / (many - few)
-    parts = (max(0.0, b - a) * by + b for a, b in zip(*(t[:2] for t in took), strict=True))
-    return Timing(*parts, took[1].workers, took[1].compile)
+    small, large = took
+
+    def at(a: float, b: float) -> float:
+        return b + by * max(0.0, b - a)
+
+    return Timing(
+        at(small.compress, large.compress),
+        at(small.decompress, large.decompress),
+        large.workers,
+        large.compile,
+    )

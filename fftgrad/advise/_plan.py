@@ -145,7 +145,7 @@ def _timings(
     """What is known of them, None if they are to be measured, and where they are from."""
     if given is not None:
         return given, "Codec times: as given."
-    if asked.default and not measure:
+    if asked.default and not measure and _table.has(asked.rows):
         return _table.timings(asked.rows, asked.like, asked.groups)
     if measure or _measure.is_small(asked.like):
         return None, "Codec times: measured here."

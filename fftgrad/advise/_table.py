@@ -47,6 +47,11 @@ def load() -> Mapping[str, Any]:
     return found
 
 
+def has(rows: Sequence[Candidate]) -> bool:
+    """Whether all of them are in it."""
+    return {row.name for row in rows} <= {*load()["rows"]}
+
+
 def timings(
     rows: Sequence[Candidate], like: PyTree, groups: Groups
 ) -> tuple[dict[str, Timing], str]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from jax import lax
@@ -18,7 +18,7 @@ def dependent(*args: Any, default: Callable[..., Any], **branches: Callable[...,
 
 
 @contextlib.contextmanager
-def one() -> Iterator[None]:
+def one() -> Generator[None]:
     """Traces one platform, for what is the same on all: shapes and collectives."""
     token = _ONE.set(True)
     try:

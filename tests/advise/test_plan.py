@@ -274,7 +274,8 @@ def test_errors_are_those_of_what_is_sent():
 def test_it_is_deterministic():
     found = usual("1gbit")
     assert found == plan("1gbit")
-    assert str(found).count("\n") == len(found.rows)
+    assert str(found).count("\n") == len(found.rows) + 1
+    assert str(found).endswith(found.source)
     assert all(len(line) <= 80 for line in str(found).splitlines())
 
 

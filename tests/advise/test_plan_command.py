@@ -78,12 +78,29 @@ def test_what_is_asked_reaches_the_library(asked):
     assert main([*ASKED, "--parameters=25M", "--latency=2ms", "--buckets=4", "--seconds=0.1"]) == 0
     assert asked["link"] == fg.advise.Link("100mbit", "2ms")
     assert (asked["workers"], asked["step"]) == (16, "30ms")
-    assert (asked["seconds"], asked["gradients"]) == (0.1, None)
+    assert (asked["seconds"], asked["gradients"], asked["measure"]) == (0.1, None, False)
     assert (asked["buckets"], asked["algorithm"]) == (4, "fastest")
     assert (asked["fast"], asked["axis_name"]) == (None, None)
     assert main([*ASKED[:2], "--bandwidth=1.25e8", "--step=0.3", "--parameters=1k"]) == 0
     assert asked["link"].bandwidth == 1.25e8
     assert asked["step"] == 0.3
+
+
+def test_measuring_tells_how_far_it_is_also_into_a_file(asked, capsys):
+    assert main([*ASKED, "--parameters=1k", "--measure"]) == 0
+    assert asked["measure"] is True
+    rows = len(_candidate.candidates(_plan.squares(1000), 16))
+    assert f"timing 1/{rows}: a candidate\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.usefixtures("asked")
+def test_a_wide_terminal_sees_what_it_keeps_and_how_long_it_compiles(monkeypatch, capsys, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main([*ASKED, "--parameters=1k"]) == 0
+    out = capsys.readouterr().out
+    assert ("keeps" in out and "compiles" in out) == (columns == 100)
+    assert "Codec times: as given." in out
 
 
 def test_a_latency_of_100_us_is_usual(asked):
@@ -247,7 +264,7 @@ def test_json_is_all_rows_and_nothing_else(pays, capsys):
     assert report["link"]["bandwidth"] == 12_500_000.0
     assert report["workers"] == 16
     assert report["timings"]["dense float32"] == {
-        "compress": 0.0, "decompress": 0.0, "workers": []
+        "compress": 0.0, "decompress": 0.0, "workers": [], "compile": 0.0
     }  # fmt: skip
     assert [one["name"] for one in report["rows"]] == [row.name for row in pays.rows]
     for one, row in zip(report["rows"], pays.rows, strict=True):

@@ -1,9 +1,10 @@
 """`fftgrad plan`: whether compression pays over a link, and which."""
 
 import argparse
+import contextlib
 import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, get_args
 
 import jax
@@ -102,10 +103,9 @@ def run(args: argparse.Namespace, console: Console) -> None:
     link, samples = Link(args.bandwidth, args.latency), None
     if args.gradients:
         samples = advise.load_gradients(args.gradients).trees[:SAMPLES]
-    gc.disable()  # which takes a quarter of tracing, and finds nothing in a run of seconds
     params, fast = _params(args, samples), _fast(args)
     rows = len(advise.candidates(params, args.workers)) if args.measure else None
-    with progress("timing", rows, aside=True) as tell:
+    with progress("timing", rows, aside=True) as tell, _all_kept():
         found = advise.plan(
             params,
             step=args.step,
@@ -139,6 +139,16 @@ def run(args: argparse.Namespace, console: Console) -> None:
         title = f"a step, {args.workers} workers, {bits_per_second(link.bandwidth)}"
         wholes = {row.name: 1e3 * row.seconds for row in shown}
         _draw.bars({title: bars}, "ms, predicted", args.png, wholes)
+
+
+@contextlib.contextmanager
+def _all_kept() -> Generator[None]:
+    """Without the collector, which takes a quarter of tracing and finds nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _record(found: Plan) -> dict[str, Any]:
