@@ -8,16 +8,21 @@ in an environment of its own:
     pip install -e ".[bench]" "jax[cuda12]==$(python -c 'import jax; print(jax.__version__)')"
     python benchmarks/programs.py --target h100
 
-and `jax[tpu]` for `--target v5e`.
+and `jax[tpu]` for `--target v5e`. `--models` compiles the update of large models instead, for 8 and
+64 devices along a data axis, and for 8 beside a model axis of 8; `--show` prints their table.
 """
 
 import argparse
 import functools
 import importlib.util
+import json
+import math
 import os
 import pathlib
 import time
 from typing import Any
+
+from models import MODELS
 
 HERE = pathlib.Path(__file__).parent
 PLUGINS = {"h100": ("jax_plugins.xla_cuda12", "jax[cuda12]"), "v5e": ("libtpu", "jax[tpu]")}
@@ -50,6 +55,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--target", choices=PLUGINS, default="h100")
     parser.add_argument("--values", type=int, default=1 << 24, help="length of the vector")
     parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--models", nargs="*", choices=MODELS, help="large models, or all of them")
+    parser.add_argument("--show", action="store_true", help="the table of the models' results")
     parser.add_argument("--layers", type=int, default=LAYERS, help="of the step: one bucket each")
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "results/programs")
     return parser.parse_args()
@@ -91,7 +98,7 @@ import jax.numpy as jnp  # noqa: E402  (after the settings)
 import numpy as np  # noqa: E402  (after the settings)
 import optax  # noqa: E402  (after the settings)
 from _hlo import Program  # noqa: E402  (after the settings)
-from _record import head, table, write  # noqa: E402  (after the settings)
+from _record import head, markdown, table, write  # noqa: E402  (after the settings)
 from jax.experimental import topologies  # noqa: E402  (after the settings)
 from jax.sharding import (  # noqa: E402  (after the settings)
     AxisType,
@@ -171,12 +178,48 @@ UPDATES: dict[str, Any] = {
 }
 
 
-def topology() -> Any:
+BUDGET = fg.AllGather(fg.Budget(ratio=100))
+
+
+def whole(make: Any, exchange: fg.Exchange, **options: Any) -> Any:
+    """An optimizer of ours."""
+    return make(1e-3, exchange=exchange, memory=fg.ErrorFeedback(), axis_name="data", **options)
+
+
+def before_adam(exchange: fg.Exchange) -> Any:
+    """An exchange without memory, before the usual optimizer."""
+    return optax.chain(fg.compressed_pmean(exchange, axis_name="data"), optax.adamw(1e-3))
+
+
+RECOMMENDED: dict[str, Any] = {
+    "dense float32": lambda _: before_adam(fg.AllReduce()),
+    "dense bfloat16": lambda w: before_adam(fg.TwoStage(fg.Cast("bfloat16"), w, fg.NoMemory())),
+    "EDEN 1 bit": lambda _: before_adam(fg.methods.eden().exchange),
+    "PowerSGD 4, feedback_adam": lambda _: whole(
+        fg.optimizers.feedback_adam, fg.PowerSgd(rank=4), nu=0.7
+    ),
+    "100x, feedback_adam": lambda _: whole(fg.optimizers.feedback_adam, BUDGET),
+    "100x, feedback_muon": lambda _: whole(fg.optimizers.feedback_muon, BUDGET, lead=0.5),
+    "4 local steps, 25x": lambda _: fg.optimizers.diloco(
+        optax.adamw(1e-3),
+        optax.sgd(1.0),
+        4,
+        fg.AllGather(fg.Budget(ratio=25)),
+        fg.ErrorFeedback(),
+        axis_name="data",
+    ),
+}
+"""By the number of workers; of a model axis beside them each device exchanges its own piece."""
+MESHES = ((8, 1), (64, 1), (8, 8))
+
+
+def topology(devices: int = WORKERS) -> Any:
     """The devices to compile for."""
     if ARGS.target == "h100":
         config = (HERE / "h100.textproto").read_text()
+        form = f"1x{devices // WORKERS}x{WORKERS}"
         return topologies.get_topology_desc(
-            platform="cuda", topology_name="", target_config=config, topology=f"1x1x{WORKERS}"
+            platform="cuda", topology_name="", target_config=config, topology=form
         )
     return topologies.get_topology_desc("v5e:2x4", "tpu")
 
@@ -292,6 +335,90 @@ def update_rows(devices: Any) -> list[dict[str, Any]]:
     return out
 
 
+def model_rows() -> list[dict[str, Any]]:
+    """The update of large models in bfloat16, from the gradients of the workers."""
+    out: list[dict[str, Any]] = []
+    for model in ARGS.models or MODELS:
+        for workers, pieces in MESHES:
+            mesh = mesh_of(workers, pieces)
+            for name, make in RECOMMENDED.items():
+                # A Muon orthogonalizes whole matrices.
+                if ARGS.only in name and not (pieces > 1 and "muon" in name):
+                    out.append({"model": model, "workers": workers, "pieces": pieces, "row": name})
+                    out[-1] |= model_facts(MODELS[model](), mesh, make(workers), "local" in name)
+                    print(*out[-1].values(), flush=True)
+    return out
+
+
+def mesh_of(workers: int, pieces: int) -> Mesh:
+    """Devices along a data axis, and along a model axis where there is one."""
+    devices = np.array(topology(workers * pieces).devices).reshape(workers, pieces)
+    return Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def model_facts(shapes: Any, mesh: Mesh, tx: Any, local: bool) -> dict[str, Any]:
+    """What compiling an update gives: in place, each device with its piece of each matrix."""
+    workers, pieces = mesh.shape["data"], mesh.shape["model"]
+    whole = {name: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for name, shape in shapes.items()}
+    # The last axis of each leaf: what is sharded and what is not cannot travel in one buffer.
+    own = {name: P(*[None] * (len(shape) - 1), "model") for name, shape in shapes.items()}
+    specs = own if pieces > 1 else dict.fromkeys(shapes, P())
+    like = jax.eval_shape(tx.init, whole)
+    state_specs = fg.state_specs(like, "data", specs)
+
+    def placed(leaf: Any, spec: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    def rows(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct((workers, *leaf.shape), leaf.dtype)
+
+    def state_rows(leaf: Any, spec: Any) -> Any:
+        own = bool(spec) and spec[0] == "data"
+        return jax.ShapeDtypeStruct((workers, *leaf.shape[1:]) if own else leaf.shape, leaf.dtype)
+
+    of_each = {name: P("data", *spec) for name, spec in specs.items()}
+
+    def step(params: Any, state: Any, grads: Any) -> Any:
+        grads = {name: row[0] for name, row in grads.items()}
+        if local:
+            params = {name: row[0] for name, row in params.items()}
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        return {name: leaf[None] for name, leaf in params.items()} if local else params, state
+
+    laid_out = of_each if local else specs
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(laid_out, state_specs, of_each),
+        out_specs=(laid_out, state_specs),
+    )
+    state = jax.tree.map(state_rows, like, state_specs)
+    state = jax.tree.map(placed, state, state_specs)
+    params = {name: rows(leaf) if local else leaf for name, leaf in whole.items()}
+    found, program = facts(
+        jax.jit(mapped, donate_argnums=(0, 1)),
+        {name: placed(leaf, laid_out[name]) for name, leaf in params.items()},
+        state,
+        {name: placed(rows(leaf), of_each[name]) for name, leaf in whole.items()},
+    )
+    kept = sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(state)
+    )
+    collectives = [kind for kind, _ in program.overlaps(at_least=4000)]
+    gradient = 4 * sum(math.prod(leaf.shape) for leaf in whole.values()) / pieces
+    return {
+        "trace_s": found["trace_s"],
+        "compile_s": found["compile_s"],
+        "kernels": found["kernels"],
+        "host_syncs": found["host_syncs"],
+        "collectives": len(collectives),
+        "temporaries_in_gradients": float(found["temporary_bytes"] / gradient),
+        "state_in_gradients": float(kept / gradient),
+    }
+
+
 def chosen(rows: dict[str, Any]) -> list[tuple[str, Any]]:
     """The transformations that are asked for, by name."""
     return [(name, make()) for name, make in rows.items() if ARGS.only in name]
@@ -331,8 +458,44 @@ def step_facts(
     return facts(jitted, params, jax.tree.map(placed, like, specs), batch)
 
 
+def models_table(record: dict[str, Any]) -> str:
+    """A line for each model, mesh and row."""
+    columns = (
+        "model",
+        "mesh",
+        "row",
+        "compile s",
+        "kernels",
+        "collectives",
+        "temporaries",
+        "state",
+    )
+    cells = [
+        [
+            r["model"],
+            f"{r['workers']}" if r["pieces"] == 1 else f"{r['workers']} × {r['pieces']}",
+            r["row"],
+            f"{r['trace_s'] + r['compile_s']:.0f}",
+            str(r["kernels"]),
+            str(r["collectives"]),
+            f"{r['temporaries_in_gradients']:.1f}",
+            f"{r['state_in_gradients']:.1f}",
+        ]
+        for r in record["rows"]
+    ]
+    return markdown(columns, cells)
+
+
 def main() -> None:
     """Compiles everything, prints tables and writes JSON."""
+    models = ARGS.out / f"{ARGS.target}-models.json"
+    if ARGS.show:
+        print(models_table(json.loads(models.read_text())))
+        return
+    if ARGS.models is not None:
+        record = head() | {"target": ARGS.target, "flags": os.environ.get("XLA_FLAGS", "")}
+        write(models, record | {"rows": model_rows()}, "rows")
+        return
     devices, console = topology().devices, Console()
     codecs = codec_rows(devices)
     cells = [[r["codec"], r["way"], f"{r['temporary_bytes'] / 1e6:.0f}", *costs(r)] for r in codecs]

@@ -15,6 +15,8 @@ from fftgrad.ops._shapes import spec
 
 UNROLLED, LARGE = 8, 1 << 16
 """Up to how many payloads, and from how many values on, payloads are added without a loop."""
+DECODED = 8
+"""Arrays that decoding takes for each value that is sent."""
 
 
 def add(
@@ -44,14 +46,36 @@ def add_each(
     def one_by_one(total: jax.Array, payloads: Payload) -> jax.Array:
         return _fold(total, (payloads, scales), lambda t, row: add(codec, t, row[0], row[1], step))
 
-    def at_once(total: jax.Array, payloads: Payload) -> jax.Array:
+    def together(total: jax.Array, group: tuple[Payload, jax.Array]) -> jax.Array:
         # Only the sum has an order. What comes before it takes the kernels of a single payload.
-        rows = jax.vmap(sparse)(payloads)
-        return _fold(total, (rows, scales), lambda t, row: row[0].add_to(t, row[1]))
+        rows = jax.vmap(sparse)(group[0])
+        return _fold(total, (rows, group[1]), lambda t, row: row[0].add_to(t, row[1]))
 
-    if jax.eval_shape(sparse, payload_spec(codec, like)) is None:
+    few = jax.eval_shape(sparse, payload_spec(codec, like))
+    if few is None:
         return one_by_one(total, payloads)
+    size = _together(workers[0], few.positions.size, total.size)
+
+    def at_once(total: jax.Array, payloads: Payload) -> jax.Array:
+        if size == workers[0]:
+            return together(total, (payloads, scales))
+        groups = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (payloads, scales))
+        return lax.scan(lambda total, group: (together(total, group), None), total, groups)[0]
+
     return _platform.dependent(total, payloads, cpu=one_by_one, default=at_once)
+
+
+def _together(workers: int, slots: int, size: int) -> int:
+    """How many payloads are decoded side by side: a divisor of their number.
+
+    All of them, unless what is decoded would take more memory than what it is added to.
+    """
+    most = max(1, size // (DECODED * max(1, slots)))
+    return (
+        workers
+        if size < LARGE
+        else max(d for d in range(1, workers + 1) if not workers % d and d <= most)
+    )
 
 
 def _fold(total: jax.Array, rows: Any, add: Callable[[jax.Array, Any], jax.Array]) -> jax.Array:
