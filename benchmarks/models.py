@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
+
+from _record import markdown
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -73,6 +76,34 @@ MODELS: dict[str, Callable[[], Shapes]] = {"124M": gpt2, "1.3B": gpt_neo, "8B": 
 def count(shapes: Shapes) -> int:
     """How many values they have."""
     return sum(map(math.prod, shapes.values()))
+
+
+def show(record: dict[str, Any]) -> str:
+    """The table of what compiling their updates gave: a line for each model, mesh and row."""
+    columns = (
+        "model",
+        "mesh",
+        "row",
+        "compile s",
+        "kernels",
+        "collectives",
+        "temporaries",
+        "state",
+    )
+    cells = [
+        [
+            r["model"],
+            f"{r['workers']}" if r["pieces"] == 1 else f"{r['workers']} × {r['pieces']}",
+            r["row"],
+            f"{r['trace_s'] + r['compile_s']:.0f}",
+            str(r["kernels"]),
+            str(r["collectives"]),
+            f"{r['temporaries_in_gradients']:.1f}",
+            f"{r['state_in_gradients']:.1f}",
+        ]
+        for r in record["rows"]
+    ]
+    return markdown(columns, cells)
 
 
 def _layers(name: str, layers: int, block: Shapes) -> Shapes:

@@ -22,7 +22,7 @@ import pathlib
 import time
 from typing import Any
 
-from models import MODELS
+from models import MODELS, show
 
 HERE = pathlib.Path(__file__).parent
 PLUGINS = {"h100": ("jax_plugins.xla_cuda12", "jax[cuda12]"), "v5e": ("libtpu", "jax[tpu]")}
@@ -98,7 +98,7 @@ import jax.numpy as jnp  # noqa: E402  (after the settings)
 import numpy as np  # noqa: E402  (after the settings)
 import optax  # noqa: E402  (after the settings)
 from _hlo import Program  # noqa: E402  (after the settings)
-from _record import head, markdown, table, write  # noqa: E402  (after the settings)
+from _record import head, table, write  # noqa: E402  (after the settings)
 from jax.experimental import topologies  # noqa: E402  (after the settings)
 from jax.sharding import (  # noqa: E402  (after the settings)
     AxisType,
@@ -458,39 +458,11 @@ def step_facts(
     return facts(jitted, params, jax.tree.map(placed, like, specs), batch)
 
 
-def models_table(record: dict[str, Any]) -> str:
-    """A line for each model, mesh and row."""
-    columns = (
-        "model",
-        "mesh",
-        "row",
-        "compile s",
-        "kernels",
-        "collectives",
-        "temporaries",
-        "state",
-    )
-    cells = [
-        [
-            r["model"],
-            f"{r['workers']}" if r["pieces"] == 1 else f"{r['workers']} × {r['pieces']}",
-            r["row"],
-            f"{r['trace_s'] + r['compile_s']:.0f}",
-            str(r["kernels"]),
-            str(r["collectives"]),
-            f"{r['temporaries_in_gradients']:.1f}",
-            f"{r['state_in_gradients']:.1f}",
-        ]
-        for r in record["rows"]
-    ]
-    return markdown(columns, cells)
-
-
 def main() -> None:
     """Compiles everything, prints tables and writes JSON."""
     models = ARGS.out / f"{ARGS.target}-models.json"
     if ARGS.show:
-        print(models_table(json.loads(models.read_text())))
+        print(show(json.loads(models.read_text())))
         return
     if ARGS.models is not None:
         record = head() | {"target": ARGS.target, "flags": os.environ.get("XLA_FLAGS", "")}

@@ -121,14 +121,32 @@ def test_a_missing_compiler_is_named():
     assert "jax[tpu]" in done.stderr
 
 
-@pytest.mark.slow
-def test_kernels_do_not_grow(tmp_path):
+@pytest.fixture
+def _compiler_for_gpus():
     try:
         found = importlib.util.find_spec("jax_plugins.xla_cuda12")
     except ModuleNotFoundError:
         found = None
     if found is None:
         pytest.skip("needs the compiler of jax[cuda12]")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_compiler_for_gpus")
+def test_a_large_model_takes_no_more_for_more_workers(tmp_path):
+    command = [sys.executable, BENCHMARKS / "programs.py", "--models", "124M", "--out", tmp_path]
+    subprocess.run([*command, "--only", "100x, feedback_adam"], check=True, capture_output=True)
+    few, many, pieces = json.loads((tmp_path / "h100-models.json").read_text())["rows"]
+    assert many["temporaries_in_gradients"] < 1.5 * few["temporaries_in_gradients"]
+    for row in (few, many, pieces):
+        assert row["collectives"] == 1
+        assert row["host_syncs"] == 0
+        assert row["state_in_gradients"] < 3.1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_compiler_for_gpus")
+def test_kernels_do_not_grow(tmp_path):
     command = [sys.executable, BENCHMARKS / "programs.py", "--out", tmp_path, "--layers", "2"]
     subprocess.run(command, check=True, capture_output=True)
     record = json.loads((tmp_path / "h100.json").read_text())

@@ -150,3 +150,29 @@ def test_the_pages_have_the_tables_of_the_studies(imported, capsys, monkeypatch,
     folder = BENCHMARKS / "results" / found.folder
     found.show(json.loads((folder / f"{file}.json").read_text()), folder, file)
     assert capsys.readouterr().out.strip() in page(f"docs/{name}.md")
+
+
+@pytest.mark.parametrize(
+    ("module", "file"), [("compile_time", "compile/cpu"), ("models", "programs/h100-models")]
+)
+def test_the_page_on_codecs_has_the_tables_of_what_is_compiled(imported, module, file):
+    record = json.loads((BENCHMARKS / f"results/{file}.json").read_text())
+    assert imported(module).show(record) in page("docs/codec-cost.md")
+
+
+def test_the_large_models_are_of_the_sizes_that_they_are_named_by(imported):
+    models = imported("models")
+    counts = {name: models.count(make()) for name, make in models.MODELS.items()}
+    assert counts == {"124M": 124_439_808, "1.3B": 1_315_575_808, "8B": 8_030_261_248}
+
+
+def test_what_a_large_model_takes_is_bounded():
+    """Of what was compiled: no wait for the host but in a branch, and memory that a device has."""
+    record = json.loads((BENCHMARKS / "results/programs/h100-models.json").read_text())
+    for row in record["rows"]:
+        local = "local" in row["row"]
+        assert row["host_syncs"] == local, row
+        buckets = {"124M": 1, "1.3B": 2, "8B": 8}[row["model"]] if row["pieces"] == 1 else 1
+        assert local or row["collectives"] in (buckets, 2 * buckets), row
+        assert row["temporaries_in_gradients"] < 8, row
+        assert row["state_in_gradients"] < 3.1, row
