@@ -12,6 +12,7 @@ from jax import lax
 from fftgrad._values import check_count, value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.exchanges._parts import Vectors
+from fftgrad.ops import _joined
 
 Decode = Callable[[Any], Vectors]
 
@@ -137,7 +138,8 @@ def _weighted_mean(decode: Decode, sent: Any, weights: jax.Array, counts: jax.Ar
 
     def add(totals: Vectors, row: Any) -> tuple[Vectors, None]:
         payload, own = row
-        return tuple(t + w * v for t, w, v in zip(totals, own, decode(payload), strict=True)), None
+        each = zip(totals, _joined.unstack(own), decode(payload), strict=True)
+        return tuple(t + w * v for t, w, v in each), None
 
     like = jax.eval_shape(decode, jax.tree.map(lambda leaf: leaf[0], sent))
     zeros = tuple(jnp.zeros(v.shape, v.dtype) for v in like)

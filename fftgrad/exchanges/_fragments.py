@@ -8,6 +8,7 @@ the last ones begin with rows that belong to those before, and these are masked.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,27 +51,30 @@ def take(tree: PyTree, number: jax.Array, fragments: int) -> PyTree:
     def one(leaf: jax.Array) -> jax.Array:
         if not leaf.ndim:
             return jnp.where(number == 0, leaf, 0)
-        axis = _axis(leaf.shape, fragments)
-        start, own = _where(leaf.shape[axis], number, fragments)
-        rows = lax.dynamic_slice_in_dim(leaf, start, own.size, axis)
-        return jnp.where(_over(own, leaf.ndim, axis), rows, 0)
+        place = _place(leaf.shape, number, fragments)
+        rows = place.rows_of(leaf)
+        return rows if place.own is None else jnp.where(place.own, rows, 0)
 
     return jax.tree.map(one, tree)
 
 
-def put(tree: PyTree, part: PyTree, number: jax.Array, fragments: int, due: jax.Array) -> PyTree:
+def put(
+    tree: PyTree, part: PyTree, number: jax.Array, fragments: int, due: jax.Array | bool
+) -> PyTree:
     """The tree with another fragment `number`, if that is due; else as it was."""
+    if fragments == 1 and due is True:
+        return part
 
     def one(leaf: jax.Array, new: jax.Array) -> jax.Array:
         if fragments == 1:
             return jnp.where(due, new, leaf)
         if not leaf.ndim:
             return jnp.where(due & (number == 0), new, leaf)
-        axis = _axis(leaf.shape, fragments)
-        start, own = _where(leaf.shape[axis], number, fragments)
-        wanted = _over(own & due, leaf.ndim, axis)
-        rows = lax.dynamic_slice_in_dim(leaf, start, own.size, axis)
-        return lax.dynamic_update_slice_in_dim(leaf, jnp.where(wanted, new, rows), start, axis)
+        place = _place(leaf.shape, number, fragments)
+        wanted = due if place.own is None else place.own & due
+        if wanted is not True:
+            new = jnp.where(wanted, new, place.rows_of(leaf))
+        return lax.dynamic_update_slice(leaf, new, place.start, allow_negative_indices=False)
 
     return jax.tree.map(one, tree, part)
 
@@ -83,9 +87,11 @@ def select(states: Sequence[PyTree], number: jax.Array) -> PyTree:
 
 
 def replace(
-    states: Sequence[PyTree], new: PyTree, number: jax.Array, due: jax.Array
+    states: Sequence[PyTree], new: PyTree, number: jax.Array, due: jax.Array | bool
 ) -> tuple[PyTree, ...]:
     """The states, with another one of fragment `number` if that is due."""
+    if len(states) == 1 and due is True:
+        return (new,)
 
     def one(i: int, old: PyTree) -> PyTree:
         wanted = due if len(states) == 1 else due & (number == i)
@@ -94,23 +100,37 @@ def replace(
     return tuple(one(i, old) for i, old in enumerate(states))
 
 
+class Place(NamedTuple):
+    """Where the rows of a fragment are in a leaf."""
+
+    start: tuple[jax.Array, ...]  # of a slice
+    sizes: tuple[int, ...]  # of it
+    # which rows of the slice belong to no fragment before, as they broadcast; None where all do
+    own: jax.Array | None
+
+    def rows_of(self, leaf: jax.Array) -> jax.Array:
+        """The slice."""
+        return lax.dynamic_slice(leaf, self.start, self.sizes, allow_negative_indices=False)
+
+
+def _place(shape: Sequence[int], number: jax.Array, fragments: int) -> Place:
+    axis = _axis(shape, fragments)
+    rows = shape[axis]
+    each = -(-rows // fragments)
+    wanted = number * each
+    first = jnp.minimum(wanted, rows - each)
+    start = tuple(first if i == axis else jnp.zeros_like(first) for i in range(len(shape)))
+    sizes = tuple(each if i == axis else size for i, size in enumerate(shape))
+    if rows % fragments == 0:
+        return Place(start, sizes, None)
+    own = first + jnp.arange(each) >= wanted
+    return Place(start, sizes, jnp.expand_dims(own, [i for i in range(len(shape)) if i != axis]))
+
+
 def _axis(shape: Sequence[int], fragments: int) -> int:
     """The axis whose rows are dealt out."""
     enough = (axis for axis, rows in enumerate(shape) if rows >= fragments)
     return next(enough, max(range(len(shape)), key=lambda axis: shape[axis]))
-
-
-def _where(rows: int, number: jax.Array, fragments: int) -> tuple[jax.Array, jax.Array]:
-    """The first row of a slice, and which of its rows are the fragment's own, bool[rows]."""
-    each = -(-rows // fragments)
-    wanted = number * each
-    start = jnp.minimum(wanted, rows - each)
-    return start, start + jnp.arange(each) >= wanted
-
-
-def _over(own: jax.Array, ndim: int, axis: int) -> jax.Array:
-    """What holds for each row, for each value of it."""
-    return jnp.expand_dims(own, [other for other in range(ndim) if other != axis])
 
 
 def _select(number: jax.Array, cases: Sequence[jax.Array]) -> jax.Array:

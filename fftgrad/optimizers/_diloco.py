@@ -204,7 +204,7 @@ def diloco(
         due, number = meeting(state.step + (0 if delay else 1))
         lost, follows = _left.look(params, state.anchor, drop_worker_axis(state.left))
 
-        def meet(now: jax.Array) -> tuple[Any, Any, Any]:
+        def meet(now: jax.Array | bool) -> tuple[Any, Any, Any]:
             anchor = _fragments.take(state.anchor, number, fragments)
             outside = _fragments.select(state.outer, number)
             before = _fragments.select(state.pmean, number)
@@ -221,7 +221,7 @@ def diloco(
                 _fragments.replace(state.pmean, pmean, number, now),
             )
 
-        def join(now: jax.Array, anchor: Any, number: jax.Array) -> Any:
+        def join(now: jax.Array | bool, anchor: Any, number: jax.Array) -> Any:
             def back(own: jax.Array, common: jax.Array, before: jax.Array) -> jax.Array:
                 kept = blend * own + (1 - blend) * common if blend else common
                 return kept.astype(own.dtype) - before
@@ -230,7 +230,7 @@ def diloco(
             moved = jax.tree.map(back, *trees)
             return _fragments.put(updates, moved, number, fragments, now)
 
-        def meet_and_join(now: jax.Array) -> tuple[Any, Any]:
+        def meet_and_join(now: jax.Array | bool) -> tuple[Any, Any]:
             met = meet(now)
             return met, (updates if delay else join(now, met[0], number))
 
@@ -247,14 +247,16 @@ def diloco(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _if(due: jax.Array, always: bool, then: Callable[[jax.Array], Any], otherwise: Any) -> Any:
+def _if(
+    due: jax.Array, always: bool, then: Callable[[jax.Array | bool], Any], otherwise: Any
+) -> Any:
     """`then(due)` if it is due, else `otherwise`; where it always may be, in no branch.
 
     What is in a branch runs alone, and what is in none runs beside the backward pass.
     """
     if always:
         return then(due)
-    return lax.cond(due, lambda: then(jnp.bool_(True)), lambda: otherwise)
+    return lax.cond(due, lambda: then(True), lambda: otherwise)
 
 
 def _checked(every: int, fragments: int, delay: int, blend: float, first: int | None) -> int:
