@@ -590,6 +590,36 @@ MUTANTS = {
         "lambda t, row: row[0].add_to(t, 1.0)",
         "tests/exchanges/test_exchanges.py -k 'at_once and ada'",
     ),
+    "more payloads are decoded side by side than the sum has room for": Mutant(
+        "codecs/_sum.py",
+        "size // (DECODED * max(1, slots))",
+        "size // max(1, slots)",
+        "tests/codecs/test_sum.py -k room",
+    ),
+    "stacked pieces are cut along another axis": Mutant(
+        "ops/_joined.py",
+        "return cut(x, sizes, axis + 1), [True]",
+        "return cut(x, sizes, axis), [True]",
+        "tests/ops/test_joined.py",
+    ),
+    "the places of pieces are no secret": Mutant(
+        "ops/_joined.py",
+        "cpu=hidden, default=known",
+        "cpu=known, default=known",
+        "tests/ops/test_joined.py -k kernel",
+    ),
+    "a table knows no workers": Mutant(
+        "advise/_table.py",
+        "others = (slow - most) *",
+        "others = 0 * (slow - most) *",
+        "tests/advise/test_table.py -k workers",
+    ),
+    "any number of steps to an exchange will do": Mutant(
+        "advise/_period.py",
+        "given == found or streams",
+        "given or streams",
+        "tests/advise/test_table.py -k refused_unless",
+    ),
     "rows of no block are all at the same place": Mutant(
         "codecs/transforms/_blocks.py",
         "owners = beyond + jnp.arange(k, dtype=jnp.int32)",
@@ -670,8 +700,8 @@ MUTANTS = {
     ),
     "the buckets share what is drawn": Mutant(
         "training/_travel.py",
-        "exchange.mean(bucket, state, channel.fold(i))",
-        "exchange.mean(bucket, state, channel)",
+        "run(bucket, state, channel.fold(i))",
+        "run(bucket, state, channel)",
         "tests/methods/test_bytes.py -k 'what_is_drawn and gather and 160'",
     ),
     "the parts of an integer sum share what is drawn": Mutant(

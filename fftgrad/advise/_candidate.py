@@ -15,6 +15,7 @@ from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check_choice, check_count, check_kind, check_within, value
 from fftgrad.advise._convergence import SEEN, Loss
 from fftgrad.advise._inputs import FAST
+from fftgrad.exchanges._layout import BUCKET_LIMIT
 from fftgrad.exchanges._recipe import recipe_of
 
 OURS = (fg.optimizers.feedback_adam, fg.optimizers.feedback_muon, fg.optimizers.feedback_sgd)
@@ -223,7 +224,11 @@ def candidates(
         _row("4 local steps, signs", signs, every=4),
         _row("8 local steps, signs", signs, every=8),
     ]
-    matrices = any(len(leaf.shape) >= 2 for leaf in jax.tree.leaves(like))
+    # A larger one is cut, and dense to those that look for low ranks.
+    matrices = any(
+        len(leaf.shape) >= 2 and math.prod(leaf.shape) <= BUCKET_LIMIT
+        for leaf in jax.tree.leaves(like)
+    )
     if matrices:
         quarter = fg.Recipe(fg.AllGather(fg.Budget(ratio=25)), feedback)
         rows.append(_row("4 local steps of Muon, 25x", quarter, every=4, optimizer=LOCAL_MUON))

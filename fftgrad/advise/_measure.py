@@ -151,7 +151,7 @@ def complete(
 ) -> Measured:
     """All that is not known, measured; large models by two small ones, unless it is to be exact."""
     groups, mesh, link, step = asked.groups, asked.mesh, asked.link, asked.step
-    if timings is None and exact:
+    if timings is None and exact and asked.rows:
         _memory.check_least(asked.owner, asked.like)
     if link is None:
         assert mesh is not None
@@ -215,7 +215,7 @@ def _sizes(like: PyTree) -> list[PyTree]:
     """Smaller models, with matrices of the same form."""
 
     def small(leaf: Any, share: float) -> Any:
-        by = share ** (1 / max(1, len(leaf.shape)))
+        by = share ** (1 / max(1, sum(rows > 1 for rows in leaf.shape)))
         shape = tuple(max(1, round(rows * by)) for rows in leaf.shape)
         return jax.ShapeDtypeStruct(shape, leaf.dtype)
 

@@ -9,8 +9,8 @@ import jax
 from fftgrad._contracts import PyTree
 from fftgrad.advise import _inputs
 
-LEAST = 6
-"""Arrays like the parameters: these, two gradients, a memory, and two for what comes of them."""
+LEAST = 3
+"""Arrays like the parameters: these and two gradients."""
 
 
 def check_least(owner: str, like: PyTree) -> None:
@@ -22,23 +22,25 @@ def check(owner: str, program: jax.stages.Compiled, like: PyTree) -> None:
     """Refuses a program that does not fit, beside the second gradient that it is timed with."""
     used, values = program.memory_analysis(), _inputs.count(like)
     if used is not None:
-        sizes = used.argument_size_in_bytes + used.output_size_in_bytes + used.temp_size_in_bytes
+        results = used.output_size_in_bytes - used.alias_size_in_bytes
+        sizes = used.argument_size_in_bytes + results + used.temp_size_in_bytes
         _refuse(owner, values, sizes + 4 * values)
 
 
 def _refuse(owner: str, values: int, needs: int) -> None:
     free = available()
+    remedy = "leave measure out, or " if owner == "plan" else ""
     if free is not None and needs > free:
         raise ValueError(
             f"{owner}(params): must fit into the memory of this device to be timed, got {values:,} "
             f"values, which take {needs / 1e9:.3g} GB or more where {free / 1e9:.3g} are free; "
-            "leave measure out of fg.advise.plan, or time it on a larger machine."
+            f"{remedy}time it on a larger machine."
         )
 
 
 def available() -> int | None:
     """Bytes that are free on the default device; None if nobody says."""
-    device: Any = jax.devices()[0]
+    device: Any = jax.local_devices()[0]
     if device.platform != "cpu":
         stats = device.memory_stats() or {}
         return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None

@@ -14,7 +14,7 @@ import fftgrad as fg
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice
-from fftgrad.advise import _alone, _answer, _exchange, _measure, _table
+from fftgrad.advise import _alone, _answer, _exchange, _measure, _table, _timing
 from fftgrad.advise._answer import Model, Plan
 from fftgrad.advise._candidate import Candidate
 from fftgrad.advise._cost import Algorithm
@@ -146,7 +146,8 @@ def _timings(
     if given is not None:
         return given, "Codec times: as given."
     if asked.default and not measure and _table.has(asked.rows):
-        return _table.timings(asked.rows, asked.like, asked.groups)
+        agree = _timing.agreement(asked.mesh, asked.groups.axis_name)
+        return _table.timings(asked.rows, asked.like, asked.groups, agree)
     if measure or _measure.is_small(asked.like):
         return None, "Codec times: measured here."
     return None, (

@@ -18,9 +18,12 @@ from fftgrad.advise import _inputs, _timing
 from fftgrad.advise._candidate import Candidate
 from fftgrad.advise._exchange import Timing
 from fftgrad.advise._inputs import Groups
+from fftgrad.advise._timing import Agree
 
 TABLE = importlib.resources.files("fftgrad.advise") / "timings.json"
 COPY_VALUES = 1 << 22
+COPYING = 0.2
+"""Seconds in which one copy at least is not disturbed."""
 MUONS = (fg.optimizers.feedback_muon, optax.contrib.muon)
 ITERATIONS = 5
 """Of an orthogonalization."""
@@ -53,13 +56,13 @@ def has(rows: Sequence[Candidate]) -> bool:
 
 
 def timings(
-    rows: Sequence[Candidate], like: PyTree, groups: Groups
+    rows: Sequence[Candidate], like: PyTree, groups: Groups, agree: Agree = float
 ) -> tuple[dict[str, Timing], str]:
     """What the rows would take here, and a sentence that says where that is from."""
-    table, here = load(), copy_seconds()
+    table, here = load(), agree(copy_seconds())
     slower = here / table["copy_seconds"]
     found = {row.name: _scaled(_of(row, like, groups), slower, groups.sizes) for row in rows}
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     guess = "" if device.platform == "cpu" else f", which for a {device.platform} is a guess"
     said = (
         f"Codec times: measured on {table['machine']}, times {slower:.2g}, as a memory copy takes "
@@ -70,15 +73,12 @@ def timings(
 
 def copy_seconds() -> float:
     """What a copy of some values takes, to where others were: fresh memory takes its own time."""
-    copy = jax.jit(lambda x, into: x + 0 * into[0], donate_argnums=1)
-    x, into = (jnp.ones(COPY_VALUES, jnp.float32) for _ in range(2))
-
-    def again(x: jax.Array) -> jax.Array:
-        nonlocal into
-        into = copy(x, into)
-        return into
-
-    return _timing.timed(again, [x], 0.1, 5).least
+    if jax.default_backend() == "cpu":  # on one thread: others may have the other processors
+        x, into = (np.ones(COPY_VALUES, np.float32) for _ in range(2))
+        run = lambda x: np.copyto(into, x)  # noqa: E731
+        return _timing.timed(run, [x], COPYING, 5).least
+    copy = jax.jit(lambda x: x * 2.0)
+    return _timing.timed(copy, [jnp.ones(COPY_VALUES, jnp.float32)], COPYING, 5).least
 
 
 def orthogonalizing(like: PyTree) -> float:
@@ -103,14 +103,20 @@ def _of(row: Candidate, like: PyTree, groups: Groups) -> Timing:
         _at([(p.values, getattr(p, part)) for p in line], values // joined)
         for part in ("compress", "decompress")
     )
-    others = (slow - most) * _each_worker(points) * values / joined
-    decompress = max(decompress * slow / most, decompress + others)
+    if isinstance(_gathered(row), fg.AllGather):  # what others sent is decoded by each worker
+        others = (slow - most) * _each_worker(points) * values / joined
+        decompress = max(decompress * min(1.0, slow / most), decompress + others)
     if is_muon(row):
         rate = table["muon_flops_per_second"] / row.every
         decompress += orthogonalizing(like) / rate
     if joined > 1:
         decompress += PASSES * table["copy_seconds"] * values / COPY_VALUES
     return Timing(compress, decompress, compile=max(p.compile for p in points))
+
+
+def _gathered(row: Candidate) -> fg.Exchange:
+    exchange = row.recipe.exchange
+    return exchange.slow if isinstance(exchange, fg.Hierarchical) else exchange
 
 
 def is_muon(row: Candidate) -> bool:

@@ -68,14 +68,13 @@ def add_each(
 def _together(workers: int, slots: int, size: int) -> int:
     """How many payloads are decoded side by side: a divisor of their number.
 
-    All of them, unless what is decoded would take more memory than what it is added to.
+    All of them, unless what is decoded would take more memory than what it is added to: `DECODED`
+    arrays of so many slots each. Of a prime number of workers it is then one at a time.
     """
+    if size < LARGE:
+        return workers
     most = max(1, size // (DECODED * max(1, slots)))
-    return (
-        workers
-        if size < LARGE
-        else max(d for d in range(1, workers + 1) if not workers % d and d <= most)
-    )
+    return max(d for d in range(1, workers + 1) if workers % d == 0 and d <= most)
 
 
 def _fold(total: jax.Array, rows: Any, add: Callable[[jax.Array, Any], jax.Array]) -> jax.Array:

@@ -17,14 +17,14 @@ FEW = 8
 
 
 def cut(x: jax.Array, sizes: Sequence[int], axis: int = 0) -> list[jax.Array]:
-    """Consecutive pieces of an array, of these sizes along the axis.
+    """Consecutive pieces of an array, of these sizes along the axis, which is counted from 0.
 
     XLA makes one kernel for all readers of pieces that are equal, but not where each piece is at a
     place of its own that the compiler knows. Compiling a hundred leaves took three times as long.
     """
     starts = list(itertools.accumulate(sizes, initial=0))[:-1]
     known = functools.partial(_at, starts, sizes, axis)
-    if len(sizes) < FEW or not x.size:
+    if len(sizes) < FEW or not x.size or not jnp.issubdtype(x.dtype, jnp.number):
         return known(x)
 
     def hidden(x: jax.Array) -> list[jax.Array]:
@@ -35,25 +35,29 @@ def cut(x: jax.Array, sizes: Sequence[int], axis: int = 0) -> list[jax.Array]:
         return _at(lax.cond(x.ravel()[0] == 0, places, places), sizes, axis, x)
 
     @custom_vmap
-    def pieces(x: jax.Array) -> list[jax.Array]:
+    def batched(x: jax.Array) -> list[jax.Array]:
         # Elsewhere a branch would wait for the device.
         return _platform.dependent(x, cpu=hidden, default=known)
 
-    @pieces.def_vmap
-    def _(size: int, batched: list[bool], x: jax.Array) -> tuple[Any, Any]:
-        del size, batched
+    @batched.def_vmap
+    def _(size: int, in_batched: list[bool], x: jax.Array) -> tuple[Any, Any]:
+        del size, in_batched
         return cut(x, sizes, axis + 1), [True] * len(sizes)
 
+    @jax.custom_jvp
+    def pieces(x: jax.Array) -> list[jax.Array]:
+        return batched(x)
+
+    # A rule for `vmap` alone has no transpose.
+    pieces.defjvp(lambda primals, tangents: (pieces(*primals), known(*tangents)))
     return pieces(x)
 
 
 def _at(starts: Sequence[Any], sizes: Sequence[int], axis: int, x: jax.Array) -> list[jax.Array]:
-    zeros = [0] * x.ndim
-
     def one(start: Any, size: int) -> jax.Array:
         if isinstance(start, int):
             return lax.slice_in_dim(x, start, start + size, axis=axis)
-        place, shape = list[Any](zeros), list(x.shape)
+        place, shape = [jnp.int32(0)] * x.ndim, list(x.shape)
         place[axis], shape[axis] = start, size
         return lax.dynamic_slice(x, place, shape, allow_negative_indices=False)
 

@@ -5,8 +5,10 @@ import contextvars
 from collections.abc import Callable, Generator
 from typing import Any
 
+import jax
 from jax import lax
 
+OTHER = "TF32_TF32_F32_X3"
 _ONE = contextvars.ContextVar("one_platform", default=False)
 
 
@@ -22,6 +24,9 @@ def one() -> Generator[None]:
     """Traces one platform, for what is the same on all: shapes and collectives."""
     token = _ONE.set(True)
     try:
-        yield
+        # JAX keeps traces by settings such as this one, which no shape depends on. Under another
+        # than that of the program it never takes a trace of one platform for one of all.
+        with jax.default_matmul_precision(OTHER):
+            yield
     finally:
         _ONE.reset(token)

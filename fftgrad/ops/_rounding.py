@@ -57,7 +57,8 @@ def saturating_cast(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     largest = float(jnp.finfo(dtype).max)
     overflow = _bitmap.count(*_bitmap.pack(jnp.abs(x.astype(jnp.float32)) > largest))
     bounded = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
-    return bounded.astype(dtype), overflow
+    # Rounded before: XLA may leave out a cast whose result is cast back.
+    return rounded(bounded.astype(jnp.float32), dtype).astype(dtype), overflow
 
 
 def two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:

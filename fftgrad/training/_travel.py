@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from fftgrad._contracts import (
     Tally,
 )
 from fftgrad.exchanges import _layout
-from fftgrad.exchanges._layout import Bucket, Layout
+from fftgrad.exchanges._layout import Bucket, Layout, Part
 from fftgrad.ops import _finite
 
 
@@ -81,14 +81,24 @@ def _traced_once(exchange: Exchange, axis_name: AxisName) -> Callable[..., Reduc
         return exchange.mean(parts, state, Channel(axis_name, step, among))
 
     def run(bucket: Bucket, state: State, channel: Channel) -> Reduced:
-        # Which piece of a group it is matters to the layout alone.
-        parts = tuple(dataclasses.replace(part, piece=0) for part in bucket)
-        out = mean(parts, state, channel.step, channel.participates)
-        like = jax.tree.structure(bucket)
-        back = (jax.tree.unflatten(like, jax.tree.leaves(tree)) for tree in (out.mean, out.sent))
-        return Reduced(*back, state=out.state, tally=out.tally)
+        out = mean(_alike(bucket), _alike(state), channel.step, channel.participates)
+        likes = (bucket, bucket, state)
+        back = (
+            jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
+            for like, tree in zip(likes, out[:3], strict=True)
+        )
+        return Reduced(*back, out.tally)
 
     return run
+
+
+def _alike(tree: PyTree) -> PyTree:
+    """The same whatever pieces of their groups its parts are, which the layout alone reads."""
+
+    def first(node: Any) -> Any:
+        return dataclasses.replace(node, piece=0) if isinstance(node, Part) else node
+
+    return jax.tree.map(first, tree, is_leaf=lambda node: isinstance(node, Part))
 
 
 def observed(
