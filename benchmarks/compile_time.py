@@ -161,7 +161,7 @@ def main() -> None:
     parser = _record.parser(
         __doc__,
         "compile",
-        leaves=([100, 400], "leaves of the models"),
+        leaves=([100], "leaves of the models"),
         only=("", "rows whose name contains this"),
         row=("", "one row, in this process"),
         show=(False, "the table of what was measured"),

@@ -413,3 +413,18 @@ def test_64_bits_change_nothing():
         wide = [jax.jit(functools.partial(round_trip, codec))(jnp.asarray(x)) for codec in codecs]
     for one, other in zip(narrow, wide, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.usefixtures("every_platform")
+def test_64_bits_change_nothing_of_many_leaves():
+    leaves = {str(i): jnp.asarray(values((2, 30), i)) for i in range(10)}
+
+    def mean(leaves):
+        tx = fg.compressed_pmean(fg.AllGather(fg.Sign()), axis_name="data")
+        step = lambda own: tx.update(own, tx.init(own))[0]  # noqa: E731
+        return jax.jit(jax.vmap(step, axis_name="data"))(leaves)
+
+    narrow = mean(leaves)
+    with jax.enable_x64(True):
+        wide = mean(leaves)
+    jax.tree.map(np.testing.assert_array_equal, narrow, wide)

@@ -1,5 +1,6 @@
 """`fftgrad plan`: it hands on what it is asked, and says what the plan says."""
 
+import gc
 import json
 import math
 
@@ -84,6 +85,13 @@ def test_what_is_asked_reaches_the_library(asked):
     assert main([*ASKED[:2], "--bandwidth=1.25e8", "--step=0.3", "--parameters=1k"]) == 0
     assert asked["link"].bandwidth == 1.25e8
     assert asked["step"] == 0.3
+
+
+@pytest.mark.usefixtures("asked")
+def test_the_collector_of_garbage_is_as_it_was():
+    assert gc.isenabled()
+    main([*ASKED, "--parameters=1k"])
+    assert gc.isenabled()
 
 
 def test_measuring_tells_how_far_it_is_also_into_a_file(asked, capsys):

@@ -67,6 +67,27 @@ def test_beyond_it_grows_with_the_values_and_with_the_workers():
     assert all(few[name].decompress <= many[name].decompress for name in few)
 
 
+@pytest.mark.usefixtures("same_machine")
+def test_only_what_is_gathered_costs_more_with_more_workers():
+    few, usual, many = timings(MOST, 2), timings(MOST, 16), timings(MOST, 1024)
+    gathered = {name for name in usual if many[name].decompress > 1.01 * usual[name].decompress}
+    rows = fg.advise.candidates(squares(MOST), 16)
+    assert gathered == {r.name for r in rows if isinstance(r.recipe.exchange, fg.AllGather)}
+    for name in gathered:
+        assert 0 < few[name].decompress < usual[name].decompress
+        assert few[name].compress == usual[name].compress
+
+
+@pytest.mark.usefixtures("same_machine")
+def test_behind_fast_links_each_has_a_piece():
+    values, table = 8 * MOST, _table.load()
+    whole, pieces = timings(MOST), timings(values, 16, 8)
+    passes = _table.PASSES * table["copy_seconds"] * values / _table.COPY_VALUES
+    for name in ("QSGD 4 bits", "top-k 4 %, 4 bits"):
+        assert pieces[name].compress == pytest.approx(whole[name].compress)
+        assert pieces[name].decompress == pytest.approx(whole[name].decompress + passes)
+
+
 def test_muon_is_charged_for_the_shapes_of_its_matrices():
     square, flat = jnp.zeros((64, 64)), jnp.zeros((4, 1024))
     assert _table.orthogonalizing({"a": square}) == 5 * 6 * 64**3
@@ -136,16 +157,29 @@ def test_smaller_models_have_matrices_of_the_same_form():
     for small, values in zip(_measure._sizes(like), _measure.LINE, strict=True):
         assert sum(leaf.size for leaf in small.values()) == pytest.approx(values, rel=0.01)
         assert small["w"].shape[0] / small["w"].shape[1] == pytest.approx(4, rel=0.01)
+    for shape in ((1, 400_000_000), (1, 1, 1, 400_000_000)):
+        flat = _measure._sizes(jax.ShapeDtypeStruct(shape, "float32"))
+        assert [leaf.size for leaf in flat] == [*_measure.LINE]
+
+
+def test_times_that_fall_are_no_line():
+    like = jax.ShapeDtypeStruct((400_000_000,), "float32")
+    took = [fg.advise.Timing(0.3, 0.1), fg.advise.Timing(0.2, 0.2)]
+    found = _measure._line(took, _measure._sizes(like), like)
+    assert found.compress == 0.2
+    assert found.decompress > 3
 
 
 @pytest.mark.usefixtures("untimed")
 def test_what_does_not_fit_is_refused_before_anything_is_made(monkeypatch):
     monkeypatch.setattr(_memory, "available", lambda: 10**9)
     like = jax.ShapeDtypeStruct((1_300_000_000,), "float32")
-    with pytest.raises(ValueError, match=r"1,300,000,000 values, which take 31.2 GB.*1 are free"):
+    said = r"1,300,000,000 values, which take 15.6 GB.*1 are free; leave measure out, or time"
+    with pytest.raises(ValueError, match=said):
         fg.advise.plan(like, step="1s", link=LINK, workers=16, measure=True)
-    with pytest.raises(ValueError, match=r"measure\(params\): must fit into the memory"):
+    with pytest.raises(ValueError, match=r"measure\(params\): must fit .*; time it on a larger"):
         fg.advise.measure(like, step="1s", link=LINK, workers=16)
+    assert fg.advise.measure(like, step="1s", link=LINK, workers=16, rows=[]).step == 1.0
 
 
 def test_what_a_program_needs_is_compared_with_what_is_free(monkeypatch):
@@ -155,6 +189,20 @@ def test_what_a_program_needs_is_compared_with_what_is_free(monkeypatch):
     monkeypatch.setattr(_exchange, "inputs_like", lambda _: pytest.fail("it was made"))
     with pytest.raises(ValueError, match=r"time_exchange\(params\): must fit"):
         fg.advise.time_exchange(tx, like, {"data": 4}, seconds=0.01)
+
+
+def test_what_is_updated_in_place_counts_once(monkeypatch):
+    """Arguments and results share memory; the second gradient is beside them."""
+    state = jnp.zeros(1000)
+    like = jax.ShapeDtypeStruct((1000,), "float32")
+    program = jax.jit(lambda g, s: s + g, donate_argnums=1).lower(like, state).compile()
+    for free, fits in ((12_000, True), (11_999, False)):
+        monkeypatch.setattr(_memory, "available", lambda free=free: free)
+        if fits:
+            _memory.check("plan", program, like)
+        else:
+            with pytest.raises(ValueError, match="must fit"):
+                _memory.check("plan", program, like)
 
 
 def test_what_is_free_is_known_here():
@@ -184,6 +232,37 @@ def test_the_steps_to_an_exchange_are_those_of_the_chain(tx, steps):
     like = jax.ShapeDtypeStruct((8, 6), "float32")
     assert _period.period("predict_step", tx, like, {"data": 2}, None) == steps
     assert _period.period("predict_step", tx, like, {"data": 2}, steps) == steps
+
+
+def sometimes(condition, first=False):
+    """Sends by a condition on its counter; of the branches the first or the second sends."""
+
+    def update(updates, state, params=None):
+        del params
+        both = (lambda x: x, lambda x: jax.lax.pmean(x, "data"))
+        one, other = both[::-1] if first else both
+        return jax.lax.cond(condition(state), other, one, updates), state + 1
+
+    return optax.GradientTransformation(lambda _: jnp.int32(0), update)
+
+
+def test_other_conditions_are_those_of_the_chain_or_not_known():
+    like = jax.ShapeDtypeStruct((8, 6), "float32")
+    period = lambda tx, given=None: _period.period("x", tx, like, {"data": 2}, given)  # noqa: E731
+    assert period(sometimes(lambda step: step % 5 == 0)) == 5
+    assert period(sometimes(lambda step: step % 5 != 0, first=True)) == 5
+    assert period(sometimes(lambda step: step % 5000 == 0)) == 5000
+    unknown = {
+        "by the worker": sometimes(lambda _: jax.lax.axis_index("data") == 0),
+        "counted elsewhere": optax.MultiSteps(
+            fg.compressed_pmean(fg.AllReduce(), axis_name="data"), 4
+        ).gradient_transformation(),
+        "inside": optax.apply_if_finite(local(), 3),
+    }
+    for name, tx in unknown.items():
+        assert period(tx, 4) == 4, name
+    always = optax.chain(sometimes(lambda step: step < 3), sometimes(lambda step: step > 3))
+    assert period(always, 7) == 7
 
 
 def test_other_steps_to_an_exchange_are_refused_unless_it_is_streamed():

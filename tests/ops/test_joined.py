@@ -59,3 +59,29 @@ def test_readers_of_equal_pieces_are_one_kernel(axis):
     readers = [re.sub(r"(%[\w-]+)[.\w-]*|, metadata={.*?}", r"\1", body) for body in bodies]
     assert sum("sine" in body for body in readers) == 20
     assert len({body for body in readers if "sine" in body}) == 1
+
+
+@pytest.mark.usefixtures("platform")
+def test_pieces_may_be_of_anything_and_of_nothing():
+    keys = jax.random.split(jax.random.key(0), _joined.FEW)
+    for key, own in zip(_joined.unstack(keys), keys, strict=True):
+        assert jax.random.key_data(key).tolist() == jax.random.key_data(own).tolist()
+    assert [p.shape for p in _joined.cut(jnp.zeros(0), [0] * 9)] == [(0,)] * 9
+    with jax.enable_x64(True):
+        pieces = _joined.cut(jnp.arange(20.0), [2] * 10)
+    assert [p.tolist() for p in pieces[:2]] == [[0.0, 1.0], [2.0, 3.0]]
+
+
+@pytest.mark.usefixtures("every_platform")
+def test_pieces_have_derivatives_both_ways():
+    weights = jnp.arange(1.0, 11.0)
+
+    def total(x):
+        return sum(w * piece.sum() for w, piece in zip(weights, _joined.cut(x, [2] * 10)))  # noqa: B905
+
+    right = jnp.repeat(weights, 2)
+    np.testing.assert_array_equal(jax.grad(total)(jnp.ones(20)), right)
+    rows = jnp.ones((3, 20))
+    np.testing.assert_array_equal(jax.vmap(jax.grad(total))(rows), jnp.stack([right] * 3))
+    _, tangent = jax.jvp(total, (jnp.ones(20),), (jnp.ones(20),))
+    assert tangent == right.sum()

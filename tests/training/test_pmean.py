@@ -620,3 +620,35 @@ def test_workers_round_independently():
         same
     )
     assert len({row.tobytes() for row in np.asarray(residual)}) == 4
+
+
+def test_buckets_that_are_alike_are_traced_once():
+    """Also with a memory of the exchange's own, whose parts are of other pieces."""
+    seen = []
+
+    class Seen(fg.AllReduce):
+        def mean(self, x, state, channel):
+            seen.append(x)
+            return super().mean(x, state, channel)
+
+    x = {"w": jnp.arange(1024.0).reshape(8, 128)}
+    tx = fg.compressed_pmean(Seen(), axis_name=AXIS, layout=fg.Layout(bucket_bytes=512))
+    out = jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name=AXIS)({"w": x["w"][None]})
+    np.testing.assert_array_equal(out["w"][0], x["w"])
+    assert len(seen) == 1
+
+
+def test_levels_have_a_memory_in_each_bucket():
+    exchange = fg.Hierarchical("fast", 2, fg.AllGather(fg.TopK(fraction=0.5)))
+    tx = fg.compressed_pmean(
+        exchange, axis_name=("slow", "fast"), layout=fg.Layout(bucket_bytes=512)
+    )
+    x = jnp.arange(4.0 * 1024).reshape(2, 2, 8, 128)
+
+    def two_steps(x):
+        _, state = tx.update(x, tx.init(x))
+        return tx.update(x, state)[0]
+
+    out = jax.vmap(jax.vmap(two_steps, axis_name="fast"), axis_name="slow")(x)
+    assert np.isfinite(out).all()
+    np.testing.assert_array_equal(out[0, 0], out[1, 1])

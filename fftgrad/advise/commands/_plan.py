@@ -43,7 +43,8 @@ your own model, and what each method loses of its gradients:
 """
 
 LEGEND = """\
-Order: what ends as dense or close, if it is a tenth faster; dense; all else.
+Order: by seconds to the same loss, first what ends as dense or close and is a
+tenth faster than dense, then dense, then all else of those, then the others.
 times: the steps that it makes in one step of the best dense. codec: compressing
 and decompressing. link: bytes that leave a worker in a step. pays below: over a
 faster link the best dense wins. loss: as dense and close are of small models
