@@ -82,12 +82,12 @@ def _traced_once(exchange: Exchange, axis_name: AxisName) -> Callable[..., Reduc
 
     def run(bucket: Bucket, state: State, channel: Channel) -> Reduced:
         out = mean(_alike(bucket), _alike(state), channel.step, channel.participates)
-        likes = (bucket, bucket, state)
-        back = (
-            jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
-            for like, tree in zip(likes, out[:3], strict=True)
-        )
-        return Reduced(*back, out.tally)
+
+        def back(like: PyTree, tree: PyTree) -> PyTree:
+            return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
+
+        averaged, sent = back(bucket, out.mean), back(bucket, out.sent)
+        return Reduced(averaged, sent, back(state, out.state), out.tally)
 
     return run
 
