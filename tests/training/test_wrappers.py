@@ -143,19 +143,24 @@ def reads_gradient(tx, leaf, nth=0, zeros=ZEROS):
 
         return jax.make_jaxpr(update, axis_env=[(AXIS, 4)])(value)
 
-    jaxpr = sent(zeros[leaf]).jaxpr
-    tainted, found = set(jaxpr.invars), []
-    for eqn in jaxpr.eqns:
-        inputs = [v for v in eqn.invars if not hasattr(v, "val")]
-        touched = any(v in tainted for v in inputs)
-        if eqn.primitive.name == "all_gather":
-            found.append(touched)
-        if eqn.primitive.name == "optimization_barrier":
-            # XLA drops what goes through one and is not read behind it.
-            pairs = zip(eqn.invars, eqn.outvars, strict=True)
-            tainted |= {out for given, out in pairs if given in tainted}
-        elif touched:
-            tainted |= set(eqn.outvars)
+    found = []
+
+    def follow(jaxpr, touched):
+        """Which results depend on the arguments that are touched."""
+        tainted = {v for v, own in zip(jaxpr.invars, touched, strict=True) if own}
+        for eqn in jaxpr.eqns:
+            inputs = [not hasattr(v, "val") and v in tainted for v in eqn.invars]
+            outputs = [any(inputs)] * len(eqn.outvars)
+            if eqn.primitive.name == "all_gather":
+                found.append(any(inputs))
+            elif eqn.primitive.name == "optimization_barrier":
+                outputs = inputs  # XLA drops what goes through one and is not read behind it
+            elif eqn.primitive.name in ("jit", "pjit"):
+                outputs = follow(eqn.params["jaxpr"].jaxpr, inputs)
+            tainted |= {v for v, own in zip(eqn.outvars, outputs, strict=True) if own}
+        return [not hasattr(v, "val") and v in tainted for v in jaxpr.outvars]
+
+    follow(sent(zeros[leaf]).jaxpr, [True])
     return found[nth]
 
 
