@@ -126,8 +126,8 @@ def timing_of(
     update = jax.jit(_alone.alone(tx.update, axes), donate_argnums=1)
     begun = time.perf_counter()
     whole = update.lower(like, jax.eval_shape(tx.init, like), like).compile()
-    compiled = time.perf_counter() - begun
-    _memory.check(owner, whole, like)
+    compiled = agree(time.perf_counter() - begun)
+    _memory.check(owner, whole, like, agree)
     params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
     # Compiled, so that no two arrays share a buffer: one cannot be given away twice.
     state, gradients = jax.jit(tx.init)(params), inputs()

@@ -151,13 +151,13 @@ def complete(
 ) -> Measured:
     """All that is not known, measured; large models by two small ones, unless it is to be exact."""
     groups, mesh, link, step = asked.groups, asked.mesh, asked.link, asked.step
+    agree = _timing.agreement(mesh, groups.axis_name)
     if timings is None and exact and asked.rows:
-        _memory.check_least(asked.owner, asked.like)
+        _memory.check_least(asked.owner, asked.like, agree)
     if link is None:
         assert mesh is not None
         tell("link")
         link = measure_link(mesh, groups.axis_name if groups.fast is None else groups.slow, seconds)
-    agree = _timing.agreement(mesh, groups.axis_name)
     if callable(step):
         tell("step")
         step = _time_step(asked.owner, step, seconds, agree)
