@@ -81,7 +81,8 @@ def write(path: pathlib.Path, content: dict[str, Any], rows: str = "") -> None:
     content = short(content)
     text = json.dumps(content, separators=(",", ":"))
     if rows:
-        lines = ",\n".join(f"  {json.dumps(row)}" for row in content.pop(rows))
+        each = (json.dumps(row, separators=(",", ":")) for row in content.pop(rows))
+        lines = ",\n".join(f"  {row}" for row in each)
         text = f'{json.dumps(content, indent=1)[:-2]},\n "{rows}": [\n{lines}\n ]\n}}'
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n")

@@ -123,7 +123,7 @@ def seconds_of(name: str, leaves: int) -> dict[str, float]:
     lowered.compile()
     marks.append(marks[-1] + time.perf_counter() - begun)
     each = itertools.pairwise(marks)
-    return dict(zip(PARTS, (end - start for start, end in each), strict=True))
+    return dict(zip(PARTS, (round(end - start, 3) for start, end in each), strict=True))
 
 
 def measured(args: Any) -> list[dict[str, Any]]:

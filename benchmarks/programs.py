@@ -414,8 +414,8 @@ def model_facts(shapes: Any, mesh: Mesh, tx: Any, local: bool) -> dict[str, Any]
         "kernels": found["kernels"],
         "host_syncs": found["host_syncs"],
         "collectives": len(collectives),
-        "temporaries_in_gradients": float(found["temporary_bytes"] / gradient),
-        "state_in_gradients": float(kept / gradient),
+        "temporaries_in_gradients": round(found["temporary_bytes"] / gradient, 3),
+        "state_in_gradients": round(kept / gradient, 3),
     }
 
 
@@ -465,8 +465,7 @@ def main() -> None:
         print(show(json.loads(models.read_text())))
         return
     if ARGS.models is not None:
-        record = head() | {"target": ARGS.target, "flags": os.environ.get("XLA_FLAGS", "")}
-        write(models, record | {"rows": model_rows()}, "rows")
+        write(models, head() | {"target": ARGS.target, "rows": model_rows()}, "rows")
         return
     devices, console = topology().devices, Console()
     codecs = codec_rows(devices)

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
@@ -59,9 +59,10 @@ def init_state(
     if not callable(tx):
         check_transformation("init_state(tx)", tx)
     make: Any = getattr(tx, "init", tx)
-    state = jax.eval_shape(make, params)
-    specs = state_specs(state, axis_name, param_specs)
     ins = PartitionSpec() if param_specs is None else param_specs
+    # Of the pieces that a device has, which may travel in fewer buckets than the whole.
+    state = jax.eval_shape(make, _pieces(params, ins, mesh))
+    specs = state_specs(state, axis_name, param_specs)
     if param_specs is None:
         _refuse_sharded(params, axis_name)
     if mesh.is_multi_process:
@@ -89,6 +90,18 @@ def _refuse_sharded(params: PyTree, axis_name: AxisName) -> None:
                 "because gradients of different parameters have no mean, or gather them in the "
                 "loss by fg.optimizers.gather_parameters, and use an optimizer of optax alone."
             )
+
+
+def _pieces(params: PyTree, specs: PyTree, mesh: Mesh) -> PyTree:
+    """The shapes of what one device has of the parameters."""
+
+    def own(spec: PartitionSpec, leaves: PyTree) -> PyTree:
+        whole = NamedSharding(mesh, spec)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(whole.shard_shape(leaf.shape), leaf.dtype), leaves
+        )
+
+    return jax.tree.map(own, specs, params, is_leaf=lambda node: isinstance(node, PartitionSpec))
 
 
 def _to_host(leaf: Any) -> Any:

@@ -409,3 +409,23 @@ def test_the_order_is_seen_where_tuples_have_become_dicts(ahead):
     by_number = serialization.to_state_dict(jax.eval_shape(make(ADAM).init, PARAMS))
     with refuses_order(r".*\['mu'\].*"):
         fg.state_specs(by_number, AXIS)
+
+
+def test_pieces_of_a_large_model_travel_in_fewer_buckets_than_the_whole(monkeypatch):
+    monkeypatch.setattr("fftgrad.exchanges._layout.BUCKET_LIMIT", 100)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), (AXIS, "model"),
+                axis_types=(AxisType.Auto,) * 2)  # fmt: skip
+    tx = fg.compressed_pmean(fg.AllGather(fg.Sign()), fg.ErrorFeedback(), axis_name=AXIS)
+    params, specs = {"w": jnp.ones((8, 64))}, {"w": P(None, "model")}
+    state = fg.init_state(tx, params, mesh, AXIS, specs)
+    assert len(state.exchange) == 2  # of 128 values, where 512 would take 6
+    of_state = fg.state_specs(state, AXIS, specs)
+    step = jax.shard_map(
+        lambda g, s: tx.update({"w": g["w"][0]}, s),
+        mesh=mesh,
+        in_specs=({"w": P(AXIS, None, "model")}, of_state),
+        out_specs=(specs, of_state),
+    )
+    mean, after = jax.jit(step)({"w": jnp.ones((2, 8, 64))}, state)
+    np.testing.assert_array_equal(mean["w"], np.ones((8, 64)))
+    assert int(after.step) == 1
