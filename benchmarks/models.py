@@ -98,8 +98,8 @@ def show(record: dict[str, Any]) -> str:
             f"{r['trace_s'] + r['compile_s']:.0f}",
             str(r["kernels"]),
             str(r["collectives"]),
-            f"{r['temporaries_in_gradients']:.1f}",
-            f"{r['state_in_gradients']:.1f}",
+            f"{r['temporaries']:.1f}",
+            f"{r['state']:.1f}",
         ]
         for r in record["rows"]
     ]
