@@ -12,44 +12,14 @@ Shapes = dict[str, tuple[int, ...]]
 def gpt2() -> Shapes:
     """GPT-2 with 124 million parameters (12 layers)."""
     d = 768
-    block = {
-        "ln_1/scale": (d,),
-        "ln_1/bias": (d,),
-        "attn/c_attn/kernel": (d, 3 * d),
-        "attn/c_attn/bias": (3 * d,),
-        "attn/c_proj/kernel": (d, d),
-        "attn/c_proj/bias": (d,),
-        "ln_2/scale": (d,),
-        "ln_2/bias": (d,),
-        "mlp/c_fc/kernel": (d, 4 * d),
-        "mlp/c_fc/bias": (4 * d,),
-        "mlp/c_proj/kernel": (4 * d, d),
-        "mlp/c_proj/bias": (d,),
-    }
-    first = {"wte/embedding": (50257, d), "wpe/embedding": (1024, d)}
-    return first | _layers("h", 12, block) | {"ln_f/scale": (d,), "ln_f/bias": (d,)}
+    return _gpt(d, 12, 1024, {"c_attn": (d, 3 * d), "c_proj": (d, d)}, biases=("c_attn", "c_proj"))
 
 
 def gpt_neo() -> Shapes:
     """GPT-Neo with 1.3 billion parameters (24 layers)."""
     d = 2048
-    block = {
-        "ln_1/scale": (d,),
-        "ln_1/bias": (d,),
-        "attn/q_proj/kernel": (d, d),
-        "attn/k_proj/kernel": (d, d),
-        "attn/v_proj/kernel": (d, d),
-        "attn/out_proj/kernel": (d, d),
-        "attn/out_proj/bias": (d,),
-        "ln_2/scale": (d,),
-        "ln_2/bias": (d,),
-        "mlp/c_fc/kernel": (d, 4 * d),
-        "mlp/c_fc/bias": (4 * d,),
-        "mlp/c_proj/kernel": (4 * d, d),
-        "mlp/c_proj/bias": (d,),
-    }
-    first = {"wte/embedding": (50257, d), "wpe/embedding": (2048, d)}
-    return first | _layers("h", 24, block) | {"ln_f/scale": (d,), "ln_f/bias": (d,)}
+    heads = {f"{name}_proj": (d, d) for name in ("q", "k", "v", "out")}
+    return _gpt(d, 24, 2048, heads, biases=("out_proj",))
 
 
 def llama3() -> Shapes:
@@ -104,6 +74,24 @@ def show(record: dict[str, Any]) -> str:
         for r in record["rows"]
     ]
     return markdown(columns, cells)
+
+
+def _gpt(d: int, layers: int, words: int, attention: Shapes, biases: tuple[str, ...]) -> Shapes:
+    """What these have in common, around an attention, for texts of so many words."""
+    block = _norm("ln_1", d)
+    for name, shape in attention.items():
+        block[f"attn/{name}/kernel"] = shape
+        if name in biases:
+            block[f"attn/{name}/bias"] = shape[1:]
+    block |= _norm("ln_2", d)
+    for name, shape in {"c_fc": (d, 4 * d), "c_proj": (4 * d, d)}.items():
+        block |= {f"mlp/{name}/kernel": shape, f"mlp/{name}/bias": shape[1:]}
+    first = {"wte/embedding": (50257, d), "wpe/embedding": (words, d)}
+    return first | _layers("h", layers, block) | _norm("ln_f", d)
+
+
+def _norm(name: str, d: int) -> Shapes:
+    return {f"{name}/scale": (d,), f"{name}/bias": (d,)}
 
 
 def _layers(name: str, layers: int, block: Shapes) -> Shapes:

@@ -14,7 +14,7 @@ import fftgrad as fg
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice
-from fftgrad.advise import _alone, _answer, _exchange, _measure, _table, _timing
+from fftgrad.advise import _alone, _answer, _exchange, _inputs, _measure, _table, _timing
 from fftgrad.advise._answer import Model, Plan
 from fftgrad.advise._candidate import Candidate
 from fftgrad.advise._cost import Algorithm
@@ -173,7 +173,7 @@ def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:
     layout = row.recipe.layout
     if buckets == 1 or row.every > 1 or layout.bucket_bytes is not None:
         return row
-    total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
+    total = _inputs.count(like)
     cut = dataclasses.replace(layout, bucket_bytes=4 * max(1, -(-total // buckets)))
     return dataclasses.replace(row, method=dataclasses.replace(row.recipe, layout=cut))
 

@@ -28,6 +28,7 @@ MUONS = (fg.optimizers.feedback_muon, optax.contrib.muon)
 ITERATIONS = 5
 """Of an orthogonalization."""
 TICK = 1e-7
+"""The shortest time that is told from none."""
 PASSES = 4
 """Over a gradient, of what groups of workers with fast links do first and last."""
 
@@ -106,7 +107,7 @@ def _of(row: Candidate, like: PyTree, groups: Groups) -> Timing:
     if isinstance(_gathered(row), fg.AllGather):  # what others sent is decoded by each worker
         others = (slow - most) * _each_worker(points) * values / joined
         decompress = max(decompress * min(1.0, slow / most), decompress + others)
-    if is_muon(row):
+    if getattr(row.optimizer, "func", row.optimizer) in MUONS:
         rate = table["muon_flops_per_second"] / row.every
         decompress += orthogonalizing(like) / rate
     if joined > 1:
@@ -117,10 +118,6 @@ def _of(row: Candidate, like: PyTree, groups: Groups) -> Timing:
 def _gathered(row: Candidate) -> fg.Exchange:
     exchange = row.recipe.exchange
     return exchange.slow if isinstance(exchange, fg.Hierarchical) else exchange
-
-
-def is_muon(row: Candidate) -> bool:
-    return getattr(row.optimizer, "func", row.optimizer) in MUONS
 
 
 def _each_worker(points: Sequence[Point]) -> float:

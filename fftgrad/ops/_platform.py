@@ -9,6 +9,8 @@ import jax
 from jax import lax
 
 OTHER = "TF32_TF32_F32_X3"
+"""A precision of products that no program has by default."""
+
 _ONE = contextvars.ContextVar("one_platform", default=False)
 
 

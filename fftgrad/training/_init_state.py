@@ -59,9 +59,11 @@ def init_state(
     if not callable(tx):
         check_transformation("init_state(tx)", tx)
     make: Any = getattr(tx, "init", tx)
-    ins = PartitionSpec() if param_specs is None else param_specs
-    # Of the pieces that a device has, which may travel in fewer buckets than the whole.
-    state = jax.eval_shape(make, _pieces(params, ins, mesh))
+    ins, pieces = PartitionSpec(), params
+    if param_specs is not None:
+        # What a device has may travel in fewer buckets than the whole.
+        ins, pieces = param_specs, _pieces(params, param_specs, mesh)
+    state = jax.eval_shape(make, pieces)
     specs = state_specs(state, axis_name, param_specs)
     if param_specs is None:
         _refuse_sharded(params, axis_name)
@@ -96,10 +98,13 @@ def _pieces(params: PyTree, specs: PyTree, mesh: Mesh) -> PyTree:
     """The shapes of what one device has of the parameters."""
 
     def own(spec: PartitionSpec, leaves: PyTree) -> PyTree:
-        whole = NamedSharding(mesh, spec)
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(whole.shard_shape(leaf.shape), leaf.dtype), leaves
-        )
+        def piece(leaf: Any) -> jax.ShapeDtypeStruct:
+            like = jax.typeof(leaf)
+            return jax.ShapeDtypeStruct(
+                NamedSharding(mesh, spec).shard_shape(like.shape), like.dtype
+            )
+
+        return jax.tree.map(piece, leaves)
 
     return jax.tree.map(own, specs, params, is_leaf=lambda node: isinstance(node, PartitionSpec))
 

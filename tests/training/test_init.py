@@ -429,3 +429,13 @@ def test_pieces_of_a_large_model_travel_in_fewer_buckets_than_the_whole(monkeypa
     mean, after = jax.jit(step)({"w": jnp.ones((2, 8, 64))}, state)
     np.testing.assert_array_equal(mean["w"], np.ones((8, 64)))
     assert int(after.step) == 1
+
+
+@pytest.mark.parametrize("specs", [None, {"scale": P(), "w": P()}], ids=["whole", "by specs"])
+def test_parameters_that_are_no_arrays_are_made_or_refused_in_words(specs):
+    tx = fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS)
+    mesh = mesh_of(2)
+    state = fg.init_state(tx, {"scale": 1.0, "w": jnp.ones(3)}, mesh, AXIS, specs)
+    assert int(state.step) == 0
+    with pytest.raises(TypeError, match=r"updates\['scale'\].*float32.*got int32; cast it"):
+        fg.init_state(tx, {"scale": 1, "w": jnp.ones(3)}, mesh, AXIS, specs)

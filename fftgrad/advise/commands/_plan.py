@@ -105,7 +105,7 @@ def run(args: argparse.Namespace, console: Console) -> None:
     if args.gradients:
         samples = advise.load_gradients(args.gradients).trees[:SAMPLES]
     params, fast = _params(args, samples), _fast(args)
-    rows = len(advise.candidates(params, args.workers)) if args.measure else None
+    rows = _rows(params, args) if args.measure else None
     with progress("timing", rows, aside=True) as tell, _all_kept():
         found = advise.plan(
             params,
@@ -140,6 +140,12 @@ def run(args: argparse.Namespace, console: Console) -> None:
         title = f"a step, {args.workers} workers, {bits_per_second(link.bandwidth)}"
         wholes = {row.name: 1e3 * row.seconds for row in shown}
         _draw.bars({title: bars}, "ms, predicted", args.png, wholes)
+
+
+def _rows(params: Any, args: argparse.Namespace) -> int:
+    """How many there are to time."""
+    joined = args.fast or 1
+    return len(advise.candidates(params, args.workers // joined, joined))
 
 
 @contextlib.contextmanager
