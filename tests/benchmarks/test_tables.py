@@ -176,3 +176,44 @@ def test_what_a_large_model_takes_is_bounded():
         assert local or row["collectives"] in (buckets, 2 * buckets), row
         assert row["temporaries"] < 8, row
         assert row["state"] < 3.1, row
+
+
+PROGRAMS = {
+    "dense": "dense",
+    "top-k": "gather of top-k 1 %, 8 bits",
+    "sign": "gather of signs",
+    "random-k": "random-k 1 %, summed",
+    "PowerSGD": "PowerSGD rank 4",
+    "top-k, one bucket": "top-k, one bucket",
+    "top-k, delayed": "top-k, one bucket, `fg.training.delay()`",
+    "8 local steps in 8 fragments": "`diloco`, 8 local steps in 8 fragments, delay 1",
+    "8 local steps": "`diloco`, 8 local steps, delay 1",
+}
+
+
+def test_the_pages_have_what_programs_for_an_h100_take():
+    record = json.loads((BENCHMARKS / "results/programs/h100.json").read_text())
+    codecs, meshes = page("docs/codec-cost.md"), page("docs/meshes.md")
+    for there, back in zip(record["codecs"][::2], record["codecs"][1::2], strict=True):
+        cells = [there["codec"], there["kernels"], there["host_syncs"], *passes(there)]
+        cells += [back["kernels"], *passes(back)]
+        assert f"| {' | '.join(map(str, cells))} |" in codecs
+    for row in record["updates"]:
+        takes = f"{row['traffic_in_gradients']:.1f} | {row['kernels']}"
+        assert f"| {row['update']} | {takes} | {row['temporaries_in_gradients']:.1f} |" in codecs
+    for row in record["steps"]:
+        beside = [products for _, products in row["collectives"]]
+        cells = [len(beside), row["overlapped"]] if beside else ["1, in a branch", 0]
+        if len(beside) == 1 and row["overlapped"]:
+            cells[1] = f"1, with {beside[0]} products"
+        cells = [PROGRAMS[row["step"]], *cells, row["kernels"], f"{row['compile_s']:.1f}"]
+        assert f"| {' | '.join(map(str, cells))} |" in meshes
+
+
+def passes(row):
+    """Reads and writes, in vectors, and the estimate in microseconds."""
+    return f"{row['traffic_bytes'] / 4 / row['values']:.1f}", f"{estimate(row):.0f}"
+
+
+def estimate(row):
+    return row["traffic_bytes"] / 3.35e6 + 3 * row["kernels"]
