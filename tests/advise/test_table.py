@@ -95,7 +95,7 @@ def test_muon_is_charged_for_the_shapes_of_its_matrices():
 
 
 @pytest.mark.usefixtures("untimed")
-@pytest.mark.parametrize("values", [30_000, 3_000_000_000])
+@pytest.mark.parametrize("values", [30_000, 1_300_000_000])
 def test_any_size_is_answered_without_timing_anything(values):
     found = fg.advise.plan(squares(values), step="300ms", link=LINK, workers=16)
     assert {row.name for row in found.rows} == {*found.measured.timings}
