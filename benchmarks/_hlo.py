@@ -144,7 +144,9 @@ class Program:
             result = _origin(result, body)
             if result.op in PUTS:
                 in_place.add(_origin(body[result.operands[0]], body).name)
-                total += 2 * body[result.operands[PUTS[result.op]]].nbytes
+                # Of updates that are found on the way many may be for nowhere.
+                put = body[result.operands[PUTS[result.op]]].nbytes
+                total += 2 * min(put, result.nbytes)
             else:
                 total += result.nbytes
         for parameter in (i for i in body.values() if i.op == "parameter"):

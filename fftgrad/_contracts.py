@@ -163,6 +163,11 @@ class Quantizer(Codec):
 class Memory(abc.ABC):
     """What a worker remembers between steps. Works leaf by leaf on float32 pytrees."""
 
+    @property
+    def needs_sent(self) -> bool:
+        """Whether `update` goes by more than x - sent; if not, it may get (x - sent, zeros)."""
+        return True
+
     def init(self, like: PyTree) -> PyTree:
         """The state before the first step, for gradients shaped like `like`."""
         return ()
@@ -195,7 +200,7 @@ class State(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """What an exchange returns; `mean` and `sent` are shaped like `x`.
+    """What an exchange returns; `mean`, `sent` and `left` are shaped like `x`.
 
     Attributes:
       mean: the average of what all workers sent, the same bits on all of them. Some value of it is
@@ -205,12 +210,14 @@ class Reduced(NamedTuple):
       state: the exchange's next state. The caller keeps the old one after a step that is not
         finite: a bad step leaves no trace.
       tally: what the workers learned of each other on the way.
+      left: x - sent, where the exchange finds it without a vector of what it sent; else None.
     """
 
     mean: PyTree
     sent: PyTree
     state: State = State()
     tally: Tally = Tally()
+    left: PyTree = None
 
 
 class Exchange(abc.ABC):

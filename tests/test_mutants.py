@@ -644,6 +644,30 @@ MUTANTS = {
         "exponents(*c)",
         "tests/codecs/test_budget.py -k golomb",
     ),
+    "what is left holds what was sent": Mutant(
+        "codecs/_sum.py",
+        "few.add_to(vector, -1.0)",
+        "vector",
+        "tests/exchanges/test_exchanges.py -k gather",
+    ),
+    "a worker that is left out remembers another's place": Mutant(
+        "training/_travel.py",
+        "left = channel.counted(join(_axes.whole([out.left for out in outs])))",
+        "left = join(_axes.whole([out.left for out in outs]))",
+        "tests/training/test_non_finite.py",
+    ),
+    "the word behind a code loses its first bits": Mutant(
+        "ops/packing/_stream.py",
+        "jnp.where(_word_and_bit(place)[0] == at, pending, over)",
+        "jnp.where(_word_and_bit(place)[0] == at, pending, 0)",
+        "tests/codecs/test_budget.py -k golomb",
+    ),
+    "a running sum starts anew in each turn": Mutant(
+        "ops/_scan.py",
+        "carry = combine(carry, value)",
+        "carry = combine(jnp.int32(0), value)",
+        "tests/ops",
+    ),
     "a selector is summed as the class above it decodes": Mutant(
         "codecs/_chain.py",
         " if _has_sparse(selector):",

@@ -29,6 +29,14 @@ def add(
     return few.add_to(total, scale)
 
 
+def left(
+    codec: Codec, vector: jax.Array, payload: Payload, sent: jax.Array, step: Step
+) -> jax.Array:
+    """`vector` - `sent`, what the payload stands for; in place where that is sparse."""
+    few = _chain.sparse(codec, payload, spec(vector), step)
+    return vector - sent if few is None else few.add_to(vector, -1.0)
+
+
 def add_each(
     codec: Codec, total: jax.Array, payloads: Payload, scale: jax.Array | float, step: Step
 ) -> jax.Array:

@@ -79,6 +79,7 @@ class AllGather(Exchange):
             sent=_parts.rebuild(sent, x),
             state=State(own=out.state),
             tally=got.tally,
+            left=_parts.rebuild(codec.left(vectors, out.payloads, sent, step), x),
         )
 
     def wire_bytes(self, like: PyTree) -> int:

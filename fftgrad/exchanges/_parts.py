@@ -63,6 +63,15 @@ class Parts:
 
         return tuple(self._each(one, step, (likes,), payloads))
 
+    def left(self, vectors: Vectors, payloads: Payloads, sent: Vectors, step: Step) -> Vectors:
+        """`vectors` - `sent`, what one worker's payloads stand for."""
+
+        def one(codec: Codec, row: Any) -> jax.Array:
+            number, vector, payload, sent = row
+            return _sum.left(codec, vector, payload, sent, _own(step, number))
+
+        return tuple(self._each(one, step, (), vectors, payloads, sent))
+
     def mean(
         self,
         payloads: Payloads,

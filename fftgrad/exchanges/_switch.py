@@ -31,6 +31,7 @@ def switch(
             tally = Tally.of_all([channel.complete(out.tally)])
             return out._replace(
                 sent=jax.tree.map(_axes.vary_like, out.sent, x),
+                left=None,
                 state=join([*states[:position], out.state, *states[position + 1 :]]),
                 tally=jax.tree.map(lambda leaf: _axes.vary_like(leaf, like), tally),
             )

@@ -78,6 +78,10 @@ class ErrorFeedback(Memory):
         check_within("ErrorFeedback(uptake)", self.uptake, "(0, 1]", remedy)
         check_choice("ErrorFeedback(dtype)", self.dtype, get_args(Dtype))
 
+    @property
+    def needs_sent(self) -> bool:
+        return False
+
     def init(self, like: PyTree) -> ErrorFeedbackState:
         residual = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, self.dtype), like)
         rounds = jnp.zeros((), jnp.int32) if self.dtype == "bfloat16" else None
@@ -131,6 +135,10 @@ class NoMemory(Memory):
       >>> fg.NoMemory().init(None)
       ()
     """
+
+    @property
+    def needs_sent(self) -> bool:
+        return False
 
     def update(self, x: PyTree, sent: PyTree, mean: PyTree, state: PyTree) -> PyTree:
         return state

@@ -137,7 +137,7 @@ def _check(
         inputs, when = inputs_of(like, workers, number), f"{name}, step {number}"
         for what, x in inputs.items() if number == 0 else ((USUAL, inputs[USUAL]),):
             got: Any = program(x, state, np.int32(number))
-            _good(laws, got, workers, mean_of_sent, f"for {what}, {when}")
+            _good(laws, x, got, workers, mean_of_sent, f"for {what}, {when}")
         got = program(inputs[USUAL], state, np.int32(number))
         if size > 8 and max_error < math.inf:  # of fewer values, all may be left for later
             x, mean = (_mean(tree) for tree in (inputs[USUAL], got.mean))
@@ -160,8 +160,10 @@ def _mean(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda a: np.asarray(a, np.float64).mean(0), tree)
 
 
-def _good(laws: Laws, got: Reduced, workers: int, mean_of_sent: bool, where: str) -> None:
-    """Laws: replicas, finite, mean; of what was made of finite values."""
+def _good(
+    laws: Laws, x: PyTree, got: Reduced, workers: int, mean_of_sent: bool, where: str
+) -> None:
+    """Laws: replicas, finite, left, mean; of what was made of finite values."""
     rows = [np.asarray(a) for a in jax.tree.leaves((got.mean, got.tally))]
     laws.need(
         all(a.tobytes() == workers * a[:1].tobytes() for a in rows), "replicas",
@@ -169,6 +171,12 @@ def _good(laws: Laws, got: Reduced, workers: int, mean_of_sent: bool, where: str
         "add payloads in the order of the workers, and draw by step.shared.",
     )  # fmt: skip
     laws.finite((got.mean, got.sent), where, "divide by the workers before adding.")
+    left = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), x, got.sent)
+    same = jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), b), got.left, left)
+    laws.need(
+        all(jax.tree.leaves(same)), "left", "left must be x - sent, to the bit",
+        f"other values {where}", "leave it out.",
+    )  # fmt: skip
     rule, remedy = "finite values must be called so", "use jnp.all(jnp.isfinite(x))."
     laws.need(np.all(got.tally.finite), "finite", rule, f"another tally {where}", remedy)
     if mean_of_sent:

@@ -48,6 +48,8 @@ def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = Fals
     _programs(laws, memory, like)
     _leaves(laws, memory, like)
     _values(laws, memory, like)
+    if not memory.needs_sent:
+        _left(laws, memory, like)
     if telescopes:
         _telescopes(laws, memory, like)
 
@@ -120,6 +122,17 @@ def _values(laws: Laws, memory: Memory, like: PyTree) -> None:
                 where = f"for {bad} in leaf {number}, in the {when} step"
                 remedy = "clip nothing, and replace no NaN: the exchange undoes the step."
                 laws.not_hidden(x, "what is exchanged", where, remedy)
+
+
+def _left(laws: Laws, memory: Memory, like: PyTree) -> None:
+    first, second = _laws.tree_of(like, 3), _laws.tree_of(like, 4)
+    _, before = _steps(memory, first, second)
+    x, state = memory.compensate(second, before)
+    sent, zeros = _largest(x), jax.tree.map(jnp.zeros_like, x)
+    left = jax.tree.map(jnp.subtract, x, sent)
+    got, wanted = (memory.update(*pair, sent, state) for pair in ((left, zeros), (x, sent)))
+    rule = "a memory without needs_sent must make the same of (x - sent, zeros) as of (x, sent)"
+    laws.near("left", rule, got, wanted, "", "go by x - sent alone, or leave needs_sent out.")
 
 
 def _telescopes(laws: Laws, memory: Memory, like: PyTree) -> None:

@@ -32,7 +32,7 @@ def sharded_over(
     """
     rows, shared = PartitionSpec(axis), PartitionSpec()
     specs = State(shared, rows, rows)
-    out_specs: Any = (rows, rows, specs, rows)
+    out_specs: Any = (rows, rows, specs, rows, rows)
 
     def row(x: PyTree, state: State, number: jax.Array) -> Any:
         own, state = jax.tree.map(lambda a: a[0], x), drop_rows(state)
@@ -40,8 +40,10 @@ def sharded_over(
         tally = Tally.of_all([out.tally])
         if tally.workers is None:
             tally = tally._replace(workers=jnp.int32(NOT_TOLD))
-        mean, sent, tally = jax.tree.map(lambda a: a[None], (out.mean, out.sent, tally))
-        return mean, sent, add_rows(out.state), tally
+        left = jax.tree.map(jnp.subtract, own[0] if some else own, out.sent)
+        left = left if out.left is None else out.left
+        mean, sent, tally, left = jax.tree.map(lambda a: a[None], (out.mean, out.sent, tally, left))
+        return mean, sent, add_rows(out.state), tally, left
 
     init = jax.shard_map(
         lambda: add_rows(exchange.init(like)), mesh=mesh, in_specs=(), out_specs=specs

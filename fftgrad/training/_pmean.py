@@ -222,10 +222,8 @@ def compressed_pmean(
             check_own("compressed_pmean.update(value)", value, axis_name)
         check_state(state, wanted, f"{exchange!r}, {memory!r} and {layout!r}", updates)
 
-    def error_of(x: PyTree, sent: PyTree, channel: Channel) -> Any:
-        if not track_error:
-            return ()
-        return channel.relative_error(jax.tree.map(jnp.subtract, x, sent), x)
+    def error_of(x: PyTree, left: PyTree, channel: Channel) -> Any:
+        return channel.relative_error(left, x) if track_error else ()
 
     def update(
         updates: optax.Updates,
@@ -250,7 +248,8 @@ def compressed_pmean(
         channel = channel.among(_non_finite.participates(non_finite, x, mine, axis_name))
         x = channel.counted(x)
         out = travel(exchange, x, states, channel, layout)
-        remembered = memory.update(x, out.sent, out.mean, compensated)
+        pair = (x, out.sent) if memory.needs_sent else (out.left, optax.tree.zeros_like(x))
+        remembered = memory.update(*pair, out.mean, compensated)
         mean, rounded = _rounding.narrowed(out.mean, updates)
         if rounded is not None:
             remembered = memory.put_back(rounded, remembered)
@@ -262,7 +261,7 @@ def compressed_pmean(
         finite = _non_finite.all_finite(out.tally, mean)
         remembered, states, error = optax.tree.where(
             finite,
-            (channel.kept(remembered, before), after, error_of(x, out.sent, channel)),
+            (channel.kept(remembered, before), after, error_of(x, out.left, channel)),
             (before, states, state.error),
         )
         return _non_finite.hide_bad(non_finite, finite, mean), CompressedPmeanState(

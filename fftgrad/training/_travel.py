@@ -29,12 +29,14 @@ class Travelled(NamedTuple):
     Attributes:
       mean: over the workers that participate.
       sent: what the others received of this worker's; zeros if it does not participate.
+      left: x - sent.
       states: of the exchange, one for each bucket.
       tally: of all buckets; its `finite` is that of the means, too.
     """
 
     mean: PyTree
     sent: PyTree
+    left: PyTree
     states: tuple[State, ...]
     tally: Tally
 
@@ -65,9 +67,15 @@ def travel(
     mean, sent = (
         join(_axes.whole(trees)) for trees in ([o.mean for o in outs], [o.sent for o in outs])
     )
+    sent = channel.counted(sent)
+    if any(out.left is None for out in outs):
+        left = jax.tree.map(jnp.subtract, x, sent)
+    else:
+        left = channel.counted(join(_axes.whole([out.left for out in outs])))
     return Travelled(
         mean=channel.of_participants(mean, tally),
-        sent=channel.counted(sent),
+        sent=sent,
+        left=left,
         states=tuple(out.state for out in outs),
         tally=tally,
     )
@@ -87,7 +95,8 @@ def _traced_once(exchange: Exchange, axis_name: AxisName) -> Callable[..., Reduc
             return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
 
         averaged, sent = back(bucket, out.mean), back(bucket, out.sent)
-        return Reduced(averaged, sent, back(state, out.state), out.tally)
+        left = None if out.left is None else back(bucket, out.left)
+        return Reduced(averaged, sent, back(state, out.state), out.tally, left)
 
     return run
 

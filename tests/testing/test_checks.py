@@ -540,6 +540,7 @@ BROKEN_EXCHANGES = [
     ),
     (Dense("hides", lambda a, _: jnp.nan_to_num(a)), "not hidden", "all_finite"),
     (Dense("flattens", out=flattens), "shapes", "reshape"),
+    (Dense("leaves all", out=lambda out, _: out._replace(left=out.sent)), "left", "leave it out"),
     (Dense("no vmap", out=twice_under_vmap), "vmap", "jax.lax"),
     (fg.TwoStage(fg.Sign(), workers=4), "mean", "mean_of_sent=False"),
     (fg.TwoStage(fg.Sign(), workers=3), "shapes", "collectives of the channel"),
@@ -567,6 +568,7 @@ def test_the_unbroken_ones_pass():
 class Kept(fg.Memory):
     """What is left, and what is put back."""
 
+    needs_sent = False
     name: str
     start: Callable = unseen(zeros)
     add: Callable = unseen(lambda grad, state: jax.tree.map(jnp.add, grad, state))
@@ -604,6 +606,23 @@ def clips_later(x, e):
     return jnp.where(jnp.any(e != 0), jnp.nan_to_num(x), x)
 
 
+@frozen
+class Undecayed(fg.Memory):
+    """A claim that `fg.MomentumCorrection`, which masks where something was sent, does not make."""
+
+    needs_sent = False
+    inner: fg.Memory = fg.MomentumCorrection()
+
+    def init(self, like):
+        return self.inner.init(like)
+
+    def compensate(self, grad, state):
+        return self.inner.compensate(grad, state)
+
+    def update(self, x, sent, mean, state):
+        return self.inner.update(x, sent, mean, state)
+
+
 FORGETFUL = Kept(
     "forgets later",
     lambda like: (zeros(like), jnp.zeros((), jnp.int32)),
@@ -631,6 +650,7 @@ BROKEN_MEMORIES = [
         "what put_back is given",
     ),
     (fg.NoMemory(), "telescopes", "keep x - sent"),
+    (Undecayed(), "left", "leave needs_sent out"),
     (fg.ErrorFeedback(decay=0.9), "telescopes", "keep x - sent"),
 ]
 
