@@ -645,10 +645,10 @@ MUTANTS = {
         "tests/codecs/test_budget.py -k golomb",
     ),
     "what is left holds what was sent": Mutant(
-        "codecs/_sum.py",
-        "few.add_to(vector, -1.0)",
-        "vector",
-        "tests/exchanges/test_exchanges.py -k gather",
+        "exchanges/_parts.py",
+        "_sum.add(codec, vector, payload, -1.0, _own(step, number))",
+        "vector + 0 * _sum.add(codec, vector, payload, -1.0, _own(step, number))",
+        "tests/testing/test_checks.py -k library_pass",
     ),
     "a worker that is left out remembers another's place": Mutant(
         "training/_travel.py",

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._contracts import Codec, Payload, Sparse, Step
+from fftgrad._contracts import Codec, Like, Payload, Sparse, Step
 from fftgrad.codecs import _chain
 from fftgrad.codecs._spec import payload_spec
 from fftgrad.ops import _platform
@@ -29,12 +29,12 @@ def add(
     return few.add_to(total, scale)
 
 
-def left(
-    codec: Codec, vector: jax.Array, payload: Payload, sent: jax.Array, step: Step
-) -> jax.Array:
-    """`vector` - `sent`, what the payload stands for; in place where that is sparse."""
-    few = _chain.sparse(codec, payload, spec(vector), step)
-    return vector - sent if few is None else few.add_to(vector, -1.0)
+def is_sparse(codec: Codec, like: Like, step: Step) -> bool:
+    """Whether payloads stand for values at few positions."""
+    few = jax.eval_shape(
+        lambda payload: _chain.sparse(codec, payload, like, step), payload_spec(codec, like)
+    )
+    return few is not None
 
 
 def add_each(

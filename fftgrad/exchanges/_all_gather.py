@@ -73,13 +73,14 @@ class AllGather(Exchange):
         vectors, likes = _parts.vectors(x), _parts.vector_likes(x)
         out = codec.compress(vectors, state.own, step)
         sent = codec.decompress(out.payloads, likes, step)
+        left = codec.left(vectors, out.payloads, step)
         got = channel.gather(out.payloads, codec.number(likes), of=vectors, overflow=out.overflow)
         return Reduced(
             mean=_parts.rebuild(decode_mean(codec, got, likes, step, self.average), x),
             sent=_parts.rebuild(sent, x),
             state=State(own=out.state),
             tally=got.tally,
-            left=_parts.rebuild(codec.left(vectors, out.payloads, sent, step), x),
+            left=None if left is None else _parts.rebuild(left, x),
         )
 
     def wire_bytes(self, like: PyTree) -> int:

@@ -63,14 +63,17 @@ class Parts:
 
         return tuple(self._each(one, step, (likes,), payloads))
 
-    def left(self, vectors: Vectors, payloads: Payloads, sent: Vectors, step: Step) -> Vectors:
-        """`vectors` - `sent`, what one worker's payloads stand for."""
+    def left(self, vectors: Vectors, payloads: Payloads, step: Step) -> Vectors | None:
+        """What `vectors` have beside what one worker's payloads stand for; None if not sparse."""
+        # To subtract what is not may be one operation with how it was found, and round otherwise.
+        if not all(_sum.is_sparse(*pair, step) for pair in self._with(map(spec, vectors))):
+            return None
 
         def one(codec: Codec, row: Any) -> jax.Array:
-            number, vector, payload, sent = row
-            return _sum.left(codec, vector, payload, sent, _own(step, number))
+            number, vector, payload = row
+            return _sum.add(codec, vector, payload, -1.0, _own(step, number))
 
-        return tuple(self._each(one, step, (), vectors, payloads, sent))
+        return tuple(self._each(one, step, (), vectors, payloads))
 
     def mean(
         self,

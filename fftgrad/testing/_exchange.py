@@ -171,12 +171,14 @@ def _good(
         "add payloads in the order of the workers, and draw by step.shared.",
     )  # fmt: skip
     laws.finite((got.mean, got.sent), where, "divide by the workers before adding.")
-    left = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), x, got.sent)
-    same = jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), b), got.left, left)
-    laws.need(
-        all(jax.tree.leaves(same)), "left", "left must be x - sent, to the bit",
-        f"other values {where}", "leave it out.",
-    )  # fmt: skip
+    if got.left is not None:
+        left = [
+            np.asarray(a) - b for a, b in zip(*map(jax.tree.leaves, (x, got.sent)), strict=True)
+        ]
+        laws.need(
+            all(map(np.array_equal, jax.tree.leaves(got.left), left)), "left",
+            "left must be x - sent, to the bit", f"other values {where}", "leave it out.",
+        )  # fmt: skip
     rule, remedy = "finite values must be called so", "use jnp.all(jnp.isfinite(x))."
     laws.need(np.all(got.tally.finite), "finite", rule, f"another tally {where}", remedy)
     if mean_of_sent:

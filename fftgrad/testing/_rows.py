@@ -40,9 +40,9 @@ def sharded_over(
         tally = Tally.of_all([out.tally])
         if tally.workers is None:
             tally = tally._replace(workers=jnp.int32(NOT_TOLD))
-        left = jax.tree.map(jnp.subtract, own[0] if some else own, out.sent)
-        left = left if out.left is None else out.left
-        mean, sent, tally, left = jax.tree.map(lambda a: a[None], (out.mean, out.sent, tally, left))
+        mean, sent, tally, left = jax.tree.map(
+            lambda a: a[None], (out.mean, out.sent, tally, out.left)
+        )
         return mean, sent, add_rows(out.state), tally, left
 
     init = jax.shard_map(

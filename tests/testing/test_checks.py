@@ -42,6 +42,7 @@ def test_memories_of_the_library_pass(name):
     "name",
     [
         "dense",
+        "gather top-k",
         "random sum",
         "shared frequencies",
         "two stages",
