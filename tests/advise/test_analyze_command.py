@@ -96,6 +96,22 @@ def test_of_a_plain_array_there_is_no_table_of_leaves_or_workers(tmp_path):
     assert "In common" not in out
 
 
+def test_plain_files_are_of_workers_or_steps_as_it_is_said(tmp_path, capsys):
+    files = [str(tmp_path / f"{i}.npy") for i in range(3)]
+    for file in files:
+        np.save(file, RNG.normal(size=N).astype(np.float32))
+    assert main(["analyze", *files]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"analyze: {files[1]}: must have gradients that the files before it do not" in line
+    assert line.endswith("say --each worker for files of a worker each, or --each step.")
+    for each, steps, workers in (("worker", [0], [0, 1, 2]), ("step", [0, 1, 2], [0])):
+        found = json.loads(run(*files, "--each", each, "--json", "-"))
+        assert found["steps"] == steps
+        assert found["workers"] == workers
+    with pytest.raises(SystemExit, match="2"):
+        main(["analyze", *files, "--each", "day"])
+
+
 def test_dtypes_that_numpy_does_not_name_are_read(tmp_path):
     values = RNG.normal(size=N).astype(jnp.bfloat16)
     np.savez(tmp_path / "a.npz", w=values, steps=np.arange(3))
