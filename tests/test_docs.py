@@ -62,7 +62,7 @@ for page in map(pathlib.Path, sys.argv[2:]):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_python_blocks_run_on_one_device(tmp_path):
     found = [str(page) for page in PAGES if any(blocks(page)) and NEEDS not in page.read_text()]
     done = subprocess.run(
