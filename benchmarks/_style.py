@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -51,7 +52,7 @@ KINDS = (
 DASHES = ("-", (0, (5, 1.6)), (0, (1, 1.4)))
 PATCH: dict[str, Any] = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
 """Under a name that crosses a curve."""
-RC = {
+RC: dict[Any, Any] = {
     "figure.constrained_layout.h_pad": 0.05,
     "figure.facecolor": PAPER,
     "axes.facecolor": PAPER,
@@ -157,8 +158,8 @@ def apart(
 
 
 def _end(line: Line2D) -> tuple[float, float]:
-    x, y = line.get_data()
-    return float(x[-1]), float(y[-1])  # pyright: ignore[reportIndexIssue]
+    x, y = (np.asarray(side, np.float64) for side in (line.get_xdata(), line.get_ydata()))
+    return float(x[-1]), float(y[-1])
 
 
 def _height(axes: Axes, point: tuple[float, float]) -> float:
