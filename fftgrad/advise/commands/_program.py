@@ -90,5 +90,5 @@ def program(found: Plan, row: PlanRow, about: str) -> str:
         yours="".join(yours),
         tx=row.code if local or row.whole else chained,
         rows=16 * own.workers,
-        axis=repr(joined.axis_name).replace("'", '"'),
+        axis=repr(joined.axis_name),
     )

@@ -109,8 +109,7 @@ def progress(
             if not console.is_terminal and now - written >= aside:
                 left = (now - begun) * ((total or 0) - done) / done if done else 0
                 about = f", about {quantity(left, 's')} left" if left > 0 else ""
-                at = done + (1 if name else more)
-                of = f" {at:.0f}/{total:.0f}" if total else ""
+                of = f" {done + more:.0f}/{total:.0f}" if total else ""
                 named = f": {name}" if name else ""
                 console.print(f"{what}{of}{named}{about}", markup=False)
                 written = now
