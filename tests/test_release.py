@@ -103,6 +103,7 @@ def test_without_an_address_there_are_no_dead_links(build):
     text = build["readme"](TEXT, "", "v1")
     assert text.startswith("See the plan and [JAX](https://jax.dev), or [here](#links).\n")
     assert "docs/" not in text
+    assert "Loss" not in text
     assert "<" not in text
     assert "a = b[0](c)  # [not](a/link.md)" in text
     assert build["urls"]("") == {}

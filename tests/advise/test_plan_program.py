@@ -62,6 +62,7 @@ def test_a_program_of_a_row_trains(planned, capsys, name):
     source = printed(capsys, f"--program={name}")
     row = next(row for row in found.rows if row.name == name)
     assert row.code in source
+    assert "(128, 100)" in source  # rows of the batch, 16 for each of eight workers
     assert max(map(len, source.split("import jax\n")[0].splitlines())) < 100
     assert ("rows[0]" in source) == (row.every > 1)
     assert ("optax.sgd(0.3)" in source) == (not row.whole and row.every == 1)

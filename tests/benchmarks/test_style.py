@@ -95,8 +95,9 @@ def test_ours_dense_and_peers_never_look_alike(style, imported):
 
 
 def test_methods_of_one_kind_differ_by_their_dashes(style):
-    looks = style.styles(["top-k 1 %", "PowerSGD rank 4", "top-k 0.1 %", "top-k 1 %"])
+    looks = style.styles(["top-k 1 %", "PowerSGD rank 4", "top-k 1 %", "top-k 0.1 %"])
     assert list(looks) == ["top-k 1 %", "PowerSGD rank 4", "top-k 0.1 %"]
+    assert [look["linestyle"] for look in looks.values()] == ["-", "-", style.DASHES[1]]
     pairs = {(look["color"], str(look["linestyle"])) for look in looks.values()}
     assert len(pairs) == 3
 
@@ -109,6 +110,10 @@ def test_labels_keep_apart_in_their_order_and_inside(style):
     assert heights[0] >= 0
     assert heights[-1] == pytest.approx(90.0)
     assert style.apart({"a": 500.0}, 12.0, 0.0, 100.0) == {"a": 100.0}
+    for ends in ({"a": 99.0, "b": 98.0, "c": 100.0}, {"a": 1.0, "b": 2.0, "c": 0.0}):
+        heights = list(style.apart(ends, 12.0, 0.0, 100.0).values())
+        assert 0 <= heights[0] <= heights[-1] <= 100
+        assert min(np.diff(heights)) > 11.9
 
 
 def test_a_name_stands_behind_its_curve_in_its_color(style):
