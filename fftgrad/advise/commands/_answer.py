@@ -31,7 +31,7 @@ TRIFLE = 1e-3
 """The share of a step below which the bytes of a gradient do not matter."""
 
 
-def too_small(found: Plan) -> str:
+def _too_small(found: Plan) -> str:
     """Why there is nothing to gain, if the bytes of dense take next to nothing of a step."""
     dense = found.dense
     takes = dense.link_bytes / found.link.bandwidth
@@ -80,7 +80,7 @@ def beside(row: PlanRow, dense: PlanRow) -> str:
 
 def show(found: Plan, rows: Sequence[PlanRow], console: Console) -> None:
     """The table of some rows, the answer, and the code of the best row."""
-    why = too_small(found)
+    why = _too_small(found)
     if not why:
         _table(rows, console)
         paragraph(found.source, console)
