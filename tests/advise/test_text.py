@@ -50,7 +50,7 @@ def test_times_and_rates_have_units():
     for read, text in ((time, "300"), (rate, "1.25e8"), (time, "nan"), (rate, "inf")):
         with pytest.raises(argparse.ArgumentTypeError, match="must have a unit, as "):
             read(text)
-    with pytest.raises(argparse.ArgumentTypeError, match="^must be finite and not negative"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^must be finite and not negative"):
         time("-1ms")
 
 
