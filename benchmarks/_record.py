@@ -143,7 +143,8 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def save(figure: "Figure", folder: pathlib.Path, name: str) -> None:
     """Writes a figure beside its results; that of committed ones is where the docs show it."""
-    shown = FIGURES / name
-    here = shown if folder.is_relative_to(RESULTS) and shown.exists() else folder / name
-    here.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(here, dpi=110)
+    import _style  # only here: the workers of a run over a network draw nothing
+
+    shown = FIGURES / f"{name}.svg"
+    here = shown if folder.is_relative_to(RESULTS) and shown.exists() else folder / f"{name}.svg"
+    _style.write(figure, here)

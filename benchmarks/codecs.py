@@ -9,19 +9,23 @@ import argparse
 import dataclasses
 import importlib
 import importlib.util
+import json
 import pathlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import _style as style
 import jax
 import jax.numpy as jnp
 import numpy as np
 from _record import head, parser, save, table, write
+from _style import label_ends, styles
 from gradients import SAVED
 from jax import lax
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from rich.console import Console
 
 import fftgrad as fg
@@ -265,36 +269,34 @@ COLUMNS = (
     "temporaries\n/ input",
     "compile\ns",
 )
-LINES = {
-    ("memory copy", "copy"): "k-",
-    ("top-k 1 %, 8 bits", "compress"): "C0o-",
-    ("top-k 1 %, 8 bits", "decompress"): "C0o:",
-    ("FFT 4096, 5 %, 8 bits", "compress"): "C1s-",
-    ("DCT 64, 5 %, 8 bits", "compress"): "C2^-",
-    ("lax.top_k 1 %", "peer"): "C3x--",
-    ("torch.topk 1 %", "peer"): "C4x--",
-    ("torch rfft 4096 + topk 5 %", "peer"): "C5x--",
+SHOWN = {
+    ("memory copy", "copy"): "memory copy",
+    ("top-k 1 %, 8 bits", "compress"): "top-k 1 %, 8 bits",
+    ("FFT 4096, 5 %, 8 bits", "compress"): "FFT 4096, 5 %, 8 bits",
+    ("lax.top_k 1 %", "peer"): "lax.top_k 1 %",
+    ("torch.topk 1 %", "peer"): "torch.topk 1 %",
 }
+"""The curves of the figure, by their names in it."""
 
 
 def plot(rows: list[dict[str, Any]]) -> Figure:
     """Time against n: the copy, compressing, and peers."""
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = style.figure(3.8)
     axes = figure.subplots()
-    for (what, kind), style in LINES.items():
+    looks, lines = styles(SHOWN.values()), dict[str, Line2D]()
+    for (what, kind), name in SHOWN.items():
         points = [(r["n"], r["ms"]) for r in rows if (r["what"], r["kind"]) == (what, kind)]
         if points:
-            label = what if kind in ("copy", "peer") else f"{what}: {kind}"
-            axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
-    axes.set(xscale="log", yscale="log", xlabel="values", ylabel="ms")
+            (lines[name],) = axes.plot(*zip(*points, strict=True), marker=".", **looks[name])
+    axes.set(yscale="log", xlabel="values", title="Milliseconds to compress")
     axes.set_xscale("log", base=2)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.yaxis.set_major_formatter("{x:g}")
+    label_ends(axes, lines)
     return figure
 
 
 def main() -> None:
-    """Measures, prints, and writes cpu.json and codecs.png, or gpu.json and codecs_gpu.png."""
+    """Measures, prints, and writes cpu.json and codecs.svg, or gpu.json and codecs_gpu.svg."""
     args = parser(
         __doc__,
         "codecs",
@@ -303,20 +305,25 @@ def main() -> None:
         budget=(2000.0, "ms for one row"),
         device=("cpu", "cpu or gpu"),
         gradient=(SAVED, "what the data is made of"),
+        show=(False, "run nothing, draw what is there"),
     ).parse_args()
+    name = "codecs" if args.device == "cpu" else f"codecs_{args.device}"
+    if args.show:
+        path = args.out / f"{args.device}.json"
+        save(plot(json.loads(path.read_text())["rows"]), args.out, name)
+        return
     if args.smoke:
         args.log2n, args.repeats = [16], 3
     jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[args.device])
     record: dict[str, Any] = head() | {"rows": []}
     record["versions"]["torch"] = torch.__version__ if torch else None
-    name = "codecs" if args.device == "cpu" else f"codecs_{args.device}"
     for log2n in args.log2n:
         rows = measure(2**log2n, args)
         Console(width=110).print(table("", COLUMNS, shown(rows)))
         record["rows"] = sorted([*record["rows"], *rows], key=lambda row: row["n"])
         # After each length, so that an interrupted run leaves what it has.
         write(args.out / f"{args.device}.json", record, "rows")
-        save(plot(record["rows"]), args.out, f"{name}.png")
+        save(plot(record["rows"]), args.out, name)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,14 @@ import os
 import pathlib
 from typing import Any, Literal, NamedTuple
 
+import _style as style
 import jax
 import numpy as np
 import optax
 from _record import POINTS, markdown, save
+from _style import label_ends, styles
 from claims import gathered
-from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from methods import AXIS, Method, Setting, Transformation, fed_back, gradients_of, onlooker, watched
 from program import Column, Point, Program, Study
 from tasks import Batch
@@ -155,15 +157,18 @@ def resident_mb() -> float:
 def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     """Residual, telescoping error and memory over time: a table, and a line a method."""
     del name
-    figure = Figure(figsize=(13, 4.8), layout="constrained")
-    axes: Any = figure.subplots(1, 3)
+    figure = style.figure(7.4)
+    axes: Any = figure.subplots(3, 1, sharex=True)
     rows: list[list[str]] = []
-    for index, run in enumerate(results["runs"]):
+    looks = styles(SHOWN)
+    lines: list[dict[str, Line2D]] = [{}, {}, {}]
+    for run in results["runs"]:
         residual, gaps = run["residual"], [gap for gap in run["telescoping"] if gap is not None]
-        style: Any = {"color": f"C{index % 10}", "linestyle": "--" if index > 9 else "-"}
-        axes[0].plot(run["step"], residual, label=run["method"], **style)
-        axes[1].plot(run["step"][: len(gaps)], gaps, **style)
-        axes[2].plot(run["step"], np.subtract(run["resident_mb"], run["resident_mb"][0]), **style)
+        if own := looks.get(run["method"]):
+            memory = np.subtract(run["resident_mb"], run["resident_mb"][0])
+            for i, curve in enumerate((residual, gaps, memory)):
+                shown = run["step"][: len(curve)]
+                (lines[i][run["method"]],) = axes[i].plot(shown, curve, **own)
         lengths = [residual[0], max(residual), residual[-1], max(run["mean_residual"])]
         equal = "yes" if run["replicas_equal"] else "no"
         ends = [f"{gap:.1e}" for gap in (gaps[0], gaps[-1])] if gaps else ["", ""]
@@ -178,17 +183,23 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     ]
     columns += ["largest of the mean", f"telescoping after {first:,}", f"after {last:,}"]
     print(markdown(columns, rows))
-    axes[0].set(yscale="log", title="norm of the residual")
-    axes[1].set(yscale="log", title="relative telescoping error")
-    axes[2].set(title="resident memory, MB above the first point")
-    for axis in axes:
-        axis.set(xlabel="steps")
-        axis.grid(alpha=0.3)
-    handles = axes[0].get_legend_handles_labels()
-    figure.legend(*handles, fontsize=8, ncols=4, loc="outside lower center")
-    save(figure, folder, "endurance.png")
+    axes[0].set(yscale="log", title="Norm of the residual")
+    axes[1].set(yscale="log", title="Relative telescoping error")
+    axes[2].set(title="Resident memory, MB above the first point", xlabel="steps")
+    axes[2].xaxis.set_major_formatter("{x:,.0f}")
+    for axis, own in zip(axes, lines, strict=True):
+        label_ends(axis, own)
+    save(figure, folder, "endurance")
 
 
+SHOWN = (
+    "top-k 5 %",
+    "top-k 5 %, bfloat16 residual",
+    "FFT 16, 10 %, 8 bits",
+    "signs",
+    "PowerSGD rank 2",
+)
+"""The curves of the figure; the table has all."""
 TOP_K, BITS = fg.TopK(fraction=0.05), fg.RangeFloat(bits=8)
 STUDY = Study(
     folder="endurance",

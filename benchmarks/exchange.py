@@ -11,14 +11,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import _style as style
 import jax
 import numpy as np
 from _record import head, parser, save, write
 from _record import markdown as table
+from _style import label_ends, styles
 from gradients import SAVED
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from program import simulated
 
 import fftgrad as fg
@@ -140,43 +143,50 @@ def markdown(records: list[dict[str, Any]]) -> str:
     return table(columns, rows)
 
 
+SHOWN = {
+    "dense": "dense",
+    "bfloat16, two stages": "dense, 16 bits",
+    "gather top-k 1 %": "top-k 1 %, gathered",
+    "two stages top-k 1 %": "top-k 1 %, two stages",
+    "PowerSGD rank 4": "PowerSGD rank 4",
+}
+"""The curves of the figure, by their names in it."""
+
+
 def plot(records: list[dict[str, Any]]) -> Figure:
     """Bytes over a worker's link against the number of workers."""
-    figure = Figure(figsize=(10, 6), layout="constrained")
+    figure = style.figure(3.8)
     axes = figure.subplots()
-    for number, name in enumerate(dict.fromkeys(record["name"] for record in records)):
+    looks, lines = styles(SHOWN.values()), dict[str, Line2D]()
+    for name, shown in SHOWN.items():
         own = [r for r in records if r["name"] == name]
-        style = ("-", "--", ":")[number // 5 % 3]
-        axes.plot(
-            [r["workers"] for r in own],
-            [r["link"] for r in own],
-            marker=".",
-            linestyle=style,
-            color=f"C{number % 10}",
-            label=name,
-        )
+        if own:
+            spots = [r["workers"] for r in own], [r["link"] for r in own]
+            (lines[shown],) = axes.plot(*spots, marker=".", **looks[shown])
     counts = sorted({record["workers"] for record in records})
     axes.set(xscale="log", yscale="log", xlabel="workers", xticks=counts)
     axes.set_xticklabels(list(map(str, counts)))
     axes.minorticks_off()
-    axes.set_ylabel("bytes over a worker's link a step, each way")
-    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    axes.grid(alpha=0.3)
+    axes.set_title("Bytes over a worker's link a step, each way")
+    axes.set_yticks([1e4, 1e5, 1e6, 1e7], ["10 kB", "100 kB", "1 MB", "10 MB"])
+    label_ends(axes, lines)
     return figure
 
 
 def main() -> None:
-    """Measures, prints, and writes cpu.json and exchange.png."""
+    """Measures, prints, and writes cpu.json and exchange.svg."""
     args = parser(
         __doc__,
         "exchange",
         workers=([2, 4, 8, 16, 32, 64], "how many"),
         side=(1024, "of the square gradient"),
         rounds=(5, "that are timed"),
-        show=(False, "run nothing, print what is there"),
+        show=(False, "run nothing, print and draw what is there"),
     ).parse_args()
     if args.show:
-        print(markdown(json.loads((args.out / "cpu.json").read_text())["rows"]))
+        records = json.loads((args.out / "cpu.json").read_text())["rows"]
+        print(markdown(records))
+        save(plot(records), args.out, "exchange")
         return
     if args.smoke:
         args.workers, args.side, args.rounds = [2], 64, 1
@@ -187,7 +197,7 @@ def main() -> None:
         record["rows"] += measure(workers, args)
         # After each number, so that an interrupted run leaves what it has.
         write(args.out / "cpu.json", record, "rows")
-        save(plot(record["rows"]), args.out, "exchange.png")
+        save(plot(record["rows"]), args.out, "exchange")
     print(markdown(record["rows"]))
 
 

@@ -11,12 +11,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import _style as style
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from _record import head, parser, save, table, write
+from _style import styles
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from rich.console import Console
 
 import fftgrad as fg
@@ -126,25 +129,34 @@ def run(method: Method, graph: gossip.Graph, problem: Problem, steps: int) -> An
     return record, points
 
 
+SHOWN = {
+    "gradient tracking, float32": "gradient tracking, float32",
+    "BEER, top-k 10 %, 6 bits": "BEER, top-k 10 %",
+    "BEER, one bit, dynamic": "BEER, one bit",
+    "CHOCO-SGD, top-k 10 %, 6 bits": "CHOCO-SGD, top-k 10 %",
+    "CHOCO-SGD, 4 bits": "CHOCO-SGD, 4 bits",
+}
+"""The curves of the figure, by their names in it."""
+
+
 def draw(curves: list[Any]) -> Figure:
     """The distance on a ring against steps, and against bytes over a worker's link."""
     problems = list(dict.fromkeys(record["problem"] for record, _ in curves))
-    figure = Figure(figsize=(11, 4 * len(problems)), layout="constrained")
+    figure = style.figure(0.7 + 2.6 * len(problems))
     axes = figure.subplots(len(problems), 2, sharey=True, squeeze=False)
+    looks, lines = styles(SHOWN.values()), dict[str, Line2D]()
     for row, problem in zip(axes, problems, strict=True):
         own = [c for c in curves if c[0]["problem"] == problem and c[0]["graph"] == "Ring()"]
-        for index, (record, points) in enumerate(own):
+        for record, points in own:
             steps, logs = (np.array(side) for side in zip(*points, strict=True))
-            style = "-" if "BEER" in record["method"] else "--"
-            options: Any = {"color": f"C{index}", "linestyle": style, "linewidth": 1.2}
-            row[0].plot(steps, logs, label=record["method"], **options)
-            row[1].plot(steps[1:] * record["link_bytes"], logs[1:], **options)
-        row[0].set(xlabel="steps", ylabel="log10 distance to the optimum", title=problem)
-        row[1].set(xlabel="bytes over a worker's link", xscale="log", title=problem)
-        for axis in row:
-            axis.grid(alpha=0.3)
-    handles = axes[0, 0].get_legend_handles_labels()
-    figure.legend(*handles, ncols=3, fontsize=8, loc="outside lower center")
+            if name := SHOWN.get(record["method"]):
+                (lines[name],) = row[0].plot(steps, logs, **looks[name])
+                row[1].plot(steps[1:] * record["link_bytes"], logs[1:], **looks[name])
+        row[0].set(ylabel="log10 distance", title=f"Problem: {problem}")
+        row[1].set(xscale="log")
+    axes[-1, 0].set(xlabel="steps")
+    axes[-1, 1].set(xlabel="bytes over a worker's link")
+    figure.legend(lines.values(), lines, ncols=2, loc="outside upper center")
     return figure
 
 
@@ -167,7 +179,7 @@ def main() -> None:
             cells = [[name, *row] for name, row in rows.items()]
             Console().print(table(title, ("", *COLUMNS), cells))
     write(args.out / "least_squares.json", {**head(), "columns": COLUMNS, "found": found})
-    save(draw(curves), args.out, "gossip.png")
+    save(draw(curves), args.out, "gossip")
 
 
 if __name__ == "__main__":

@@ -8,22 +8,39 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import _style as style
 import numpy as np
 from _record import markdown, save
+from _style import styles
 from job import HEADERS
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 from network import bits_per_second
 
 PARTS = {
-    "compute_s": ("gradient", "#9aa5b1"),
-    "optimizer_s": ("optimizer", "#c9d1d9"),
-    "encode_s": ("encode", "#2f81f7"),
-    "decode_s": ("decode, memory", "#79b8ff"),
-    "wire_s": ("wire", "#f0883e"),
-    "hook_s": ("PyTorch's exchange, not overlapped", "#ffc680"),
+    "compute_s": ("gradient", style.MUTED),
+    "optimizer_s": ("optimizer", style.INK),
+    "encode_s": ("encode", style.LOW_RANK),
+    "decode_s": ("decode, memory", style.BASIS),
+    "wire_s": ("wire", style.FEW_BITS),
+    "hook_s": ("PyTorch's exchange", style.PEER),
 }
-LINES = ("dense", "bf16", "top-k", "top-k-mille", "fft-16", "powersgd", "random-k")
+EVENS = ("dense", "bf16", "top-k", "top-k-mille", "fft-16", "powersgd", "random-k")
+LINES = ("fft-16", "top-k-mille", "powersgd", "top-k")
+"""Those of the figure."""
+SHOWN = {
+    "local-4": "4 local steps, signs",
+    "powersgd": "PowerSGD rank 4",
+    "sign": "signs, two stages",
+    "bf16": "dense, 16 bits",
+    "torch-powersgd": "PyTorch, PowerSGD rank 4",
+}
+"""The curves of the figure, by their names in it."""
+BARS = (
+    "random-k", "top-k-mille", "top-k", "fft-16", "powersgd", "local-4", "sign", "qsgd", "bf16",
+    "dense", "torch", "torch-fp16", "torch-powersgd",
+)  # fmt: skip
 SIXTEEN = {"dense": "bf16", "torch": "torch-fp16"}
 """The dense mean of each framework in float32, and in 16 bits."""
 DENSE = {"dense", SIXTEEN["dense"]}
@@ -194,36 +211,34 @@ def in_as_many_steps(folder: pathlib.Path, name: str) -> str:
 def time_to_loss(folder: pathlib.Path) -> Figure:
     """Held-out loss of the language model against the time that training took, for each rate."""
     rates = [name for name in ("100mbit", "1gbit") if runs(folder, f"lm-{name}")]
-    figure = Figure(figsize=(4 + 4 * len(rates), 4), layout="constrained")
-    panels: Any = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
-    lines = dict[str, Any]()  # one of each label, over all panels
+    figure = style.figure(0.4 + 3 * len(rates))
+    panels: Any = figure.subplots(len(rates), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    looks = styles(SHOWN.values())
     for axes, rate in zip(panels, rates, strict=True):
+        lines = dict[str, Line2D]()
         for run in runs(folder, f"lm-{rate}"):
-            if run["turn"] == 0 and run["assessed"]:
+            name = SHOWN.get(run["method"], "")
+            if name and name not in lines and run["turn"] == 0 and run["assessed"]:
                 _, clock, loss = zip(*run["assessed"], strict=True)
-                label, dashed = run["label"], "--" if run["method"].startswith("torch") else "-"
-                color = lines[label].get_color() if label in lines else f"C{len(lines)}"
-                style = {"color": color, "label": label, "marker": ".", "markersize": 4}
-                (line,) = axes.plot(clock, loss, dashed, **style)
-                lines.setdefault(label, line)
+                (lines[name],) = axes.plot(clock, loss, **looks[name])
         axes.set(
             xscale="log",
-            xlabel="seconds of training",
-            title=f"links of {rate[:-4]} {rate[-4].upper()}bit/s",
+            ylabel="held-out loss, nats a byte",
+            title=f"Links of {rate[:-4]} {rate[-4].upper()}bit/s",
         )
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("held-out loss, nats per byte")
-    figure.legend(handles=list(lines.values()), fontsize=8, loc="outside right upper")
+        axes.legend(lines.values(), lines, loc="upper right")
+    panels[-1].set_xlabel("seconds of training")
     return figure
 
 
 def breakdown(folder: pathlib.Path, name: str = "alexnet-1gbit") -> Figure:
     """What a step of the 61 million parameters takes, and what for."""
-    rows = sorted(methods(folder, name).values(), key=lambda run: run["step_s"])
-    figure = Figure(figsize=(10, 0.5 + 0.32 * len(rows)), layout="constrained")
+    found = methods(folder, name)
+    rows = sorted((found[m] for m in BARS if m in found), key=lambda run: run["step_s"])
+    figure = style.figure(1.3 + 0.33 * len(rows))
     axes = figure.subplots()
     left = np.zeros(len(rows))
     for part, (label, color) in PARTS.items():
@@ -231,40 +246,37 @@ def breakdown(folder: pathlib.Path, name: str = "alexnet-1gbit") -> Figure:
         axes.barh([run["label"] for run in rows], width, left=left, label=label, color=color)
         left += width
     axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.margins(y=0.01)
     axes.set_xlabel("seconds a step, 4 workers on links of 1 Gbit/s")
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=3)
     return figure
 
 
 def speed_up(folder: pathlib.Path) -> Figure:
     """How many times faster than the best dense, measured and as the bytes alone would have it."""
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = style.figure(4.2)
     axes = figure.subplots()
     rows, rates = methods(folder, "alexnet-1gbit"), np.logspace(7, 11, 200)
-    evens = break_evens(rows)
-    for index, method in enumerate(LINES):
-        if method in rows and rows.keys() >= DENSE:
-            best = np.minimum(*(step_at(rows[m], rates) for m in DENSE))
-            label = rows[method]["label"]
-            if method in evens:
-                even = evens[method] / 1e9
-                label += f": even at {even:.1f} Gbit/s" if np.isfinite(even) else ": always faster"
-            axes.plot(rates, best / step_at(rows[method], rates), color=f"C{index}", label=label)
+    shown = [method for method in LINES if method in rows and rows.keys() >= DENSE]
+    looks = dict(zip(shown, styles(rows[m]["label"] for m in shown).values(), strict=True))
+    lines = dict[str, Line2D]()
+    for method in shown:
+        best = np.minimum(*(step_at(rows[m], rates) for m in DENSE))
+        label = rows[method]["label"]
+        (lines[label],) = axes.plot(rates, best / step_at(rows[method], rates), **looks[method])
     for rate in ("100mbit", "1gbit"):
-        rows = methods(folder, f"alexnet-{rate}")
-        for index, method in enumerate(LINES):
-            if method in rows and rows.keys() >= DENSE:
-                ratio = min(rows[m]["step_s"] for m in DENSE) / rows[method]["step_s"]
-                axes.plot(bits_per_second(rate), ratio, "o", color=f"C{index}")
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="bit/s of each link",
-        ylabel="times as fast as the best dense",
-    )
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize=8)
+        own = methods(folder, f"alexnet-{rate}")
+        for method in shown:
+            if method in own and own.keys() >= DENSE:
+                ratio = min(own[m]["step_s"] for m in DENSE) / own[method]["step_s"]
+                axes.plot(bits_per_second(rate), ratio, "o", color=looks[method]["color"])
+    axes.axhline(1.0, color=style.INK, linewidth=0.8)
+    axes.annotate("the best dense", (1.2e7, 1.0), (0, 4), textcoords="offset points")
+    axes.set(xscale="log", yscale="log", xlabel="bit/s of each link")
+    axes.set(ylabel="times as fast as the best dense")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend(lines.values(), lines, loc="upper right")
     return figure
 
 
@@ -281,10 +293,10 @@ def break_even(dense: Record, run: Record) -> float:
 
 
 def break_evens(rows: dict[str, Record]) -> dict[str, float]:
-    """The rate in bit/s beyond which another dense mean is faster, of each line but float32's."""
+    """The rate in bit/s beyond which another dense mean is faster, of each method but float32's."""
     return {
         method: min(break_even(rows[dense], rows[method]) for dense in DENSE - {method})
-        for method in LINES[1:]
+        for method in EVENS[1:]
         if method in rows and rows.keys() >= DENSE
     }
 
@@ -299,4 +311,4 @@ def show(folder: pathlib.Path) -> None:
         else:
             print(f"{step_table(folder, name)}\n")
     for draw in (time_to_loss, breakdown, speed_up):
-        save(draw(folder), folder, f"{draw.__name__}.png")
+        save(draw(folder), folder, draw.__name__)

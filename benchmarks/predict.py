@@ -11,6 +11,7 @@ import pathlib
 import statistics
 from typing import Any, NamedTuple
 
+import _style as style
 import jax
 import optax
 from _record import RESULTS, head, parser, save, table, write
@@ -196,27 +197,48 @@ def summary(found: list[Point]) -> dict[str, Any]:
     }
 
 
+NAMES = {"lm": "language model", "resnet": "ResNet", "alexnet": "AlexNet"}
+MARKS = {"lm": (style.INK, "o"), "resnet": (style.FEW_BITS, "s"), "alexnet": (style.BASIS, "^")}
+NEW = ("lm-250mbit", "resnet-250mbit", "lm-1gbit-2ms")
+"""Settings that no other run has."""
+
+
 def draw(found: list[Point]) -> Figure:
-    """Measured against predicted, on logarithmic axes."""
-    figure = Figure(figsize=(6, 5), layout="constrained")
+    """Measured against predicted, on logarithmic axes; filled where the setting was new."""
+    figure = style.figure(5.2)
     axes = figure.add_subplot()
-    for group in dict.fromkeys(point.group for point in found):
-        own = [point for point in found if point.group == group]
-        axes.plot([p.predicted for p in own], [p.measured for p in own], "o", ms=5, label=group)
     low = 0.8 * min(min(p.predicted, p.measured) for p in found)
     high = 1.25 * max(max(p.predicted, p.measured) for p in found)
-    axes.plot([low, high], [low, high], color="#9aa5b1", lw=1)
+    axes.plot([low, high], [low, high], color=style.MUTED, lw=1)
     band = [0.7 * low, 0.7 * high], [1.3 * low, 1.3 * high]
-    axes.fill_between([low, high], *band, color="#9aa5b1", alpha=0.15, lw=0)
+    axes.fill_between([low, high], *band, color=style.GRID, lw=0, label="within 30 %")
+    for workload, name in NAMES.items():
+        color, mark = MARKS[workload]
+        own = [point for point in found if point.group.startswith(workload)]
+        for is_new in (False, True):
+            some = [point for point in own if (point.group in NEW) == is_new]
+            if some:
+                filled = color if is_new else "none"
+                label = f"{name}, {'new settings' if is_new else 'settings of other runs'}"
+                spots = [p.predicted for p in some], [p.measured for p in some]
+                axes.plot(*spots, mark, ms=6, mec=color, mfc=filled, label=label)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
-    axes.set(xlabel="predicted, s a step", ylabel="measured, s a step")
-    axes.legend(fontsize=8, frameon=False)
+    axes.set(xlabel="predicted seconds a step", ylabel="measured seconds a step")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    axes.legend(loc="upper left")
     return figure
 
 
 def main() -> None:
     """Prints the table, and writes the points and the figure."""
-    args = parser(__doc__, "predicted").parse_args()
+    show = (False, "predict nothing, draw what is there")
+    args = parser(__doc__, "predicted", show=show).parse_args()
+    if args.show:
+        rows = json.loads((args.out / "predicted.json").read_text())["rows"]
+        fields = Point._fields
+        save(draw([Point(*(row[name] for name in fields)) for row in rows]), args.out, "predicted")
+        return
     found, console = points(MEASURED), Console()
     cells = [
         [
@@ -243,7 +265,7 @@ def main() -> None:
         for p in found
     ]
     write(args.out / "predicted.json", head() | told | {"rows": rows}, "rows")
-    save(draw(found), args.out, "predicted.png")
+    save(draw(found), args.out, "predicted")
 
 
 if __name__ == "__main__":

@@ -8,16 +8,20 @@ of where the values are, so a codec that does may be below it.
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from typing import Any
 
+import _style as style
 import gradients
 import jax
 import jax.numpy as jnp
 import numpy as np
 from _record import head, parser, save, table, write
+from _style import styles
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from rich.console import Console
 
 import fftgrad as fg
@@ -119,24 +123,43 @@ def at(points: list[Point], error: float) -> float | None:
     return math.exp(float(np.interp(-math.log(error), errors, bits)))
 
 
+SHOWN = {
+    "Budget": "Budget",
+    "top-k, LogLevels(4)": "top-k, 4 bits",
+    CUSTOMARY: "top-k, int32",
+    "EDEN": "EDEN",
+}
+"""The curves of the figure, by their names in it."""
+TITLES = {
+    "lm": "A gradient of a language model",
+    "conv": "A gradient of convolutions",
+    "heavy tail": "Random values with a heavy tail",
+}
+
+
 def draw(rows: list[Any]) -> Figure:
-    """Error against bits of each family, for each vector, beside the bound."""
-    figure = Figure(figsize=(13, 4.5), layout="constrained")
-    axes: Any = figure.subplots(1, len(rows), sharey=True)
-    for axis, row in zip(axes, rows, strict=True):
-        for index, (family, points) in enumerate(row["points"].items()):
+    """Error against bits of some families, for each vector, beside the bound."""
+    figure = style.figure(0.5 + 2.5 * len(rows))
+    panels: Any = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
+    looks = styles([*SHOWN.values(), BOUND])
+    for axes, row in zip(panels, rows, strict=True):
+        lines = dict[str, Line2D]()
+        for family, name in SHOWN.items():
+            points = row["points"][family]
             bits, errors = zip(*((p["bits"], p["error"]) for p in points), strict=True)
-            style = ".-" if len(bits) > 1 else "o"
-            color = "black" if family == CUSTOMARY else f"C{index}"
-            axis.plot(bits, errors, style, color=color, label=family, linewidth=1)
+            (lines[name],) = axes.plot(bits, errors, marker=".", **looks[name])
         bits, errors = zip(*((p["bits"], p["error"]) for p in row["bound"]), strict=True)
-        axis.plot(bits, errors, "k--", label="entropy bound")
-        axis.set(xscale="log", title=row["vector"], xlabel="bits a value", ylim=(0, 1.1))
-        axis.grid(alpha=0.3)
-    axes[0].set(ylabel="relative error")
-    handles = axes[0].get_legend_handles_labels()
-    figure.legend(*handles, fontsize=8, ncols=4, loc="outside lower center")
+        (lines[BOUND],) = axes.plot(bits, errors, **looks[BOUND])
+        axes.set(xscale="log", title=TITLES[row["vector"]], ylim=(0, 1.05))
+        axes.set_ylabel("relative error")
+        if axes is panels[0]:
+            figure.legend(lines.values(), lines, ncols=3, loc="outside upper center")
+    panels[-1].set_xlabel("bits a value")
+    panels[-1].xaxis.set_major_formatter("{x:g}")
     return figure
+
+
+BOUND = "entropy bound"
 
 
 def row(vector: str, x: np.ndarray, few: bool) -> dict[str, Any]:
@@ -164,8 +187,16 @@ def row(vector: str, x: np.ndarray, few: bool) -> dict[str, Any]:
 
 def main() -> None:
     """Measures, writes JSON and a figure, and shows a table."""
-    out = parser(__doc__, "rate_distortion", steps=(60, "of training before the gradient"))
-    args = out.parse_args()
+    args = parser(
+        __doc__,
+        "rate_distortion",
+        steps=(60, "of training before the gradient"),
+        show=(False, "run nothing, draw what is there"),
+    ).parse_args()
+    if args.show:
+        path = args.out / "errors.json"
+        save(draw(json.loads(path.read_text())["rows"]), args.out, "rate_distortion")
+        return
     count = 10_000 if args.smoke else 3_000_000
     vectors = {
         "lm": gradients.trained(gradients.small_source(args.smoke), args.steps),
@@ -184,7 +215,7 @@ def main() -> None:
         columns = ["", *(f"{share:.1%}" for share in TARGETS)]
         Console().print(table(title, columns, cells))
     write(args.out / "errors.json", head() | {"rows": rows})
-    save(draw(rows), args.out, "rate_distortion.png")
+    save(draw(rows), args.out, "rate_distortion")
 
 
 if __name__ == "__main__":

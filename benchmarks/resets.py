@@ -10,9 +10,11 @@ import pathlib
 import statistics
 from typing import Any
 
+import _style as style
 import optax
 from _record import markdown, save
-from matplotlib.figure import Figure
+from _style import label_ends, styles
+from matplotlib.lines import Line2D
 from methods import AXIS, ROWS, Method, Setting, Transformation, fed_back, plain
 from program import Column, Point, Reset, Study, score
 from tasks import Batch
@@ -104,22 +106,22 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     steps = results["runs"][0]["steps"]
     rows, often = chosen(results["runs"]), labels(steps)
     cells: list[list[str]] = []
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    figure = style.figure(4.2)
     axes = figure.subplots()
-    for index, name in enumerate(rows):
+    looks, lines = styles(name for name in rows if name not in VARIANTS), dict[str, Line2D]()
+    for name in rows:
         found, base = changes(name, rows), rows[VARIANTS.get(name, name)][0]
         kept = rows[name].get(0, base)
         told = [f"{kept[0]['rate']:g}", f"{statistics.mean(r['loss'] for r in kept):.3f}"]
         says = [", ".join(f"{x:+.1f} %" for x in found.get(every, [])) for every in often]
         cells.append([name, *told, says[0] if name in VARIANTS else "", *says[1:]])
+        if name not in looks:  # it has a column of the table
+            continue
         seeds = {i: found[every] for i, every in enumerate(often) if every in found}
-        means, style = (
-            [statistics.mean(own) for own in seeds.values()],
-            "s" if len(seeds) < 2 else "-",
-        )
-        axes.plot(list(seeds), means, style, color=f"C{index}", label=name)
+        means = [statistics.mean(own) for own in seeds.values()]
+        (lines[name],) = axes.plot(list(seeds), means, **looks[name])
         for at, own in seeds.items():
-            axes.plot([at] * len(own), own, ".", color=f"C{index}")
+            axes.plot([at] * len(own), own, ".", color=looks[name]["color"])
     columns = [
         "method",
         "rate",
@@ -129,13 +131,12 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     ]
     print(markdown(columns, cells))
     axes.set_xticks(range(len(often)), list(often.values()))
-    axes.axhline(0, color="black", linewidth=1)
-    axes.set(xlabel="residuals lost", ylabel="held-out loss, % above residuals that are kept")
+    axes.axhline(0, color=style.INK, linewidth=1)
+    axes.set(xlabel="residuals lost", title="Held-out loss, % above residuals that are kept")
     axes.set_yscale("symlog", linthresh=1)
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    save(figure, folder, "resets.png")
+    label_ends(axes, lines)
+    save(figure, folder, "resets")
 
 
 STUDY = Study(

@@ -8,10 +8,15 @@ import itertools
 import pathlib
 from typing import Any, NamedTuple
 
+import _style as style
 import links
+import numpy as np
 from _record import RESULTS, markdown, save
+from _style import label_ends, styles
 from ends import DENSE, adam, filled, means, muon
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from methods import POWER_SGD, Method, local_filled, renamed
 from program import Column, Point, Study
 from tasks import Batch
@@ -69,27 +74,27 @@ class Timed(NamedTuple):
     label: str
     row: str
     method: str  # of `slow_network.py`
-    color: str | None = None  # in the figure
-    offset: tuple[int, int] = (4, 0)  # of the label there, in points
+    shown: str = ""  # its name in the figures, if it is in them
 
 
 TIMED = (
     Timed("dense Adam, float32", "dense, Adam", "dense"),
-    Timed("dense Adam, bfloat16", "dense, Adam", "bf16", "#8b949e", (4, 6)),
-    Timed("dense Muon, float32", "dense, Muon", "dense-muon", "#24292f"),
-    Timed("dense Muon, bfloat16", "dense, Muon", "bf16-muon", "#57606a", (4, -9)),
+    Timed("dense Adam, bfloat16", "dense, Adam", "bf16", "dense Adam, 16 bits"),
+    Timed("dense Muon, float32", "dense, Muon", "dense-muon"),
+    Timed("dense Muon, bfloat16", "dense, Muon", "bf16-muon", "dense Muon, 16 bits"),
     Timed(
         "feedback_adam, PowerSGD",
         "PowerSGD rank 4, Adam, nu 0.7",
         "adam-powersgd",
-        "#bf3989",
-        (-4, -6),
+        "fftgrad: PowerSGD, Adam",
     ),
     Timed("feedback_muon, PowerSGD", "PowerSGD rank 4, Muon, lead 0.3", "muon-powersgd"),
-    Timed("feedback_muon, 100x", "100x, Muon, lead 0.5", "muon-100x", "#0969da", (4, 3)),
-    Timed("4 local steps of Muon, 100x", "4 local steps of Muon, 25x", "muon-local-4", "#1a7f37"),
+    Timed("feedback_muon, 100x", "100x, Muon, lead 0.5", "muon-100x", "fftgrad: budget 100x, Muon"),
+    Timed("4 local steps of Muon, 100x", "4 local steps of Muon, 25x", "muon-local-4"),
     Timed("feedback_muon, EDEN", "EDEN 1 bit, Muon, lead 0.3", "muon-eden"),
-    Timed("PyTorch's PowerSGD, Adam", "PowerSGD rank 4", "torch-powersgd"),
+    Timed(
+        "PyTorch's PowerSGD, Adam", "PowerSGD rank 4", "torch-powersgd", "PyTorch: PowerSGD, Adam"
+    ),
 )
 """What was timed over a link; each is shown where its losses are there too."""
 
@@ -116,7 +121,8 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     print(markdown(["method", "fewer bytes", "rate", "loss", "to the best dense"], rows))
     print()
     print(markdown(*products(found)))
-    save(figure(found), folder, "seconds_to_end.png")
+    save(figure(found), folder, "seconds_to_end")
+    save(hero(found), folder, "hero")
 
 
 def products(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -138,33 +144,62 @@ def products(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return titles, rows
 
 
+def curves(found: dict[str, Any], link: str, axes: Axes) -> dict[str, Line2D]:
+    """Held-out loss against seconds of training over a link, by the name in the figure."""
+    taken = links.methods(SLOW, f"large-{link}")
+    shown = [t for t in TIMED if t.shown and t.row in found and t.method in taken]
+    looks = styles(timed.shown for timed in TIMED if timed.shown)
+    lines = dict[str, Line2D]()
+    for timed in shown:
+        steps, losses = zip(*found[timed.row]["assessed"], strict=True)
+        seconds = [count * taken[timed.method]["step_s"] for count in steps]
+        (lines[timed.shown],) = axes.plot(seconds, losses, **looks[timed.shown])
+    axes.set(xlabel="seconds of 1,000 steps", xscale="log", ylabel="held-out loss")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    return lines
+
+
 def figure(found: dict[str, Any]) -> Figure:
-    """Held-out loss against seconds of training, a panel for each link."""
-    out = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, (link, title) in zip(out.subplots(1, 2, sharey=True), LINKS.items(), strict=True):
-        taken = links.methods(SLOW, f"large-{link}")
-        for timed in TIMED:
-            if timed.color is None or timed.row not in found or timed.method not in taken:
-                continue
-            steps, losses = zip(*found[timed.row]["assessed"], strict=True)
-            seconds = [count * taken[timed.method]["step_s"] for count in steps]
-            axes.plot(seconds, losses, color=timed.color)
-            axes.annotate(
-                timed.label,
-                (seconds[-1], losses[-1]),
-                timed.offset,
-                textcoords="offset points",
-                ha="left" if timed.offset[0] > 0 else "right",
-                va="center",
-                fontsize=8,
-                color=timed.color,
-            )
-        axes.set(title=title, xlabel="seconds of 1,000 steps", xscale="log")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.margins(y=0.1)
-        low, high = axes.get_xlim()
-        axes.set_xlim(low / (high / low) ** 0.1, high * (high / low) ** 0.5)  # room for the labels
-    out.axes[0].set_ylabel("held-out loss")
+    """A panel for each link."""
+    out = style.figure(6.4)
+    for axes, (link, title) in zip(out.subplots(2, 1, sharey=True), LINKS.items(), strict=True):
+        lines = curves(found, link, axes)
+        axes.set_title(f"Links of {title}")
+        axes.set_xlim(9, 3_000)
+        label_ends(axes, lines, room=0.5)
+    return out
+
+
+def hero(found: dict[str, Any]) -> Figure:
+    """The seconds until each has the loss at which dense Adam ends, over the slow link."""
+    goal, taken = round(found[DENSE[0]]["loss"], 4), links.methods(SLOW, "large-100mbit")
+    rows = list[tuple[float, str, str]]()
+    for timed in (t for t in TIMED if t.shown and t.row in found and t.method in taken):
+        steps, each = reached(found[timed.row]["assessed"], goal), taken[timed.method]["step_s"]
+        if steps is None:
+            last = found[timed.row]["assessed"][-1][0]
+            rows.append((0.0, timed.shown, f"not in {last:,} steps, {last * each:,.0f} s"))
+        else:
+            rows.append((steps * each, timed.shown, f"{steps * each:,.0f} s"))
+    rows.sort(key=lambda row: row[0] or np.inf)
+    out = style.figure(0.75 + 0.42 * len(rows))
+    axes = out.subplots()
+    for place, (seconds, name, said) in enumerate(rows):
+        axes.barh(place, seconds, height=0.62, color=style.color(name))
+        told: Any = {"color": style.color(name), "weight": "bold", "va": "center"}
+        axes.annotate(said, (seconds, place), (5, 0), textcoords="offset points", **told)
+    axes.set_yticks(range(len(rows)), [name for _, name, _ in rows])
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.grid(visible=False)
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_xticks([])
+    out.suptitle(
+        "Links of 100 Mbit/s: seconds until the loss at which dense Adam ends",
+        fontsize=style.POINTS,
+        weight="bold",
+    )
     return out
 
 

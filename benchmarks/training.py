@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import _style as style
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,23 +107,35 @@ def cells_of(own: list[Any], dense: list[Any], error: float | None, classes: boo
 class Point(NamedTuple):
     """A method in the figure."""
 
-    number: int  # of the method, the same in all panels
+    name: str
     ratio: float
     change: float  # final loss relative to dense in per cent, the mean over seeds
     low: float  # the same of the best and the worst seed
     high: float
 
 
+NAMED = (
+    "bfloat16",
+    "TernGrad",
+    "PowerSGD rank 4",
+    "DGC 1 %",
+    "top-k 1 %, 4 bits",
+    "majority vote",
+)
+"""Methods with a name in the figure, beside the frontier's; the table has all."""
+MOST = 12
+"""How many have one at most."""
+
+
 def points(runs: list[Any], task: str) -> list[Point]:
     """Every method of a task but dense."""
     rows = chosen(runs, task)
     dense = np.mean([r["loss"] for r in rows.pop("dense")])
-    numbers = {method.name: number for number, method in enumerate(METHODS)}
     out: list[Point] = []
     for name, own in rows.items():
         changes = [100 * (r["loss"] / dense - 1) for r in own]
         ends = float(np.mean(changes)), min(changes), max(changes)
-        out.append(Point(numbers[name], own[0]["mean_ratio"], *ends))
+        out.append(Point(name, own[0]["mean_ratio"], *ends))
     return out
 
 
@@ -136,57 +149,41 @@ def best(listed: list[Point]) -> list[Point]:
 
 
 def frontier(runs: list[Any]) -> Figure:
-    """Final loss against compression ratio: a panel for each task, a number for each method."""
+    """Final loss against compression ratio: a panel for each task."""
     tasks = list(dict.fromkeys(r["task"] for r in runs))
-    figure = Figure(figsize=(12, 6.4 * len(tasks) + 3.6))
+    figure = style.figure(0.3 + 4.1 * len(tasks))
     FigureCanvasAgg(figure)  # which measures text
-    *panels, below = figure.subplots(len(tasks) + 1, 1, height_ratios=[6.4] * len(tasks) + [2.9])
-    figure.subplots_adjust(left=0.07, right=0.985, top=0.97, bottom=0.01)
+    panels: Any = figure.subplots(len(tasks), 1, squeeze=False)[:, 0]
     for axes, task in zip(panels, tasks, strict=True):
-        panel(axes, points(runs, task))
         steps = max(r["steps"] for r in runs if r["task"] == task)
         axes.set_title(f"{TITLES.get(task, task)}: loss after {steps} steps")
-    ran = {r["method"] for r in runs}
-    names = [(i, m.name) for i, m in enumerate(METHODS) if m.name in ran and m.name != "dense"]
-    below.axis("off")
-    height, columns = -(-len(names) // 4), 4
-    for index, (number, name) in enumerate(names):
-        column, row = divmod(index, height)
-        x, y = column / columns, 0.95 - row / height
-        below.text(x + 0.025, y, str(number), ha="right", va="top", weight="bold", fontsize=9)
-        below.text(x + 0.033, y, name, va="top", fontsize=9)
+        axes.set_ylabel("held-out loss above dense, %")
+        listed = points(runs, task)
+        name_all(axes, *panel(axes, listed))
+    panels[-1].set_xlabel("times fewer bytes than the dense gradient has")
     return figure
 
 
-def panel(axes: Axes, listed: list[Point]) -> None:
-    """Draws one task."""
+def panel(axes: Axes, listed: list[Point]) -> tuple[list[Point], list[Point]]:
+    """Draws one task; returns the points to name, and all that are in the panel."""
     top = ceiling([p.change for p in listed])
     inside, edge = [p for p in listed if p.change <= top], best(listed)
-    bottom = min(0.0, *(p.low for p in inside))
+    bottom = min(0.0, *(p.change for p in inside))
     height = top - bottom
-    above = top + 0.06 * height
-    axes.set(xscale="log", ylim=(bottom - 0.06 * height, top + 0.13 * height))
+    axes.set(xscale="log", ylim=(bottom - 0.14 * height, top + 0.08 * height))
     axes.set_xlim(1, 1.9 * max(p.ratio for p in listed))
-    axes.set_xlabel("compression ratio: bytes of the dense gradient / bytes sent")
-    axes.set_ylabel("held-out loss relative to dense, %")
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.grid(alpha=0.25, which="both")
-    axes.axhline(0, color="black", linewidth=1)
-    axes.annotate("dense", (1, 0), (4, 3), textcoords="offset points")
+    axes.axhline(0, color=style.INK, linewidth=1)
     stairs = [(1.0, edge[0].change)]
     for point in edge:
         stairs += [(stairs[-1][0], point.change), (point.ratio, point.change)]
-    axes.plot(*zip(*stairs, strict=True), color="C1", zorder=2, label="frontier")
+    axes.plot(*zip(*stairs, strict=True), color=style.MUTED, linewidth=1, zorder=2)
+    shown = [p for p in inside if p in edge or p.name in NAMED][:MOST]
     for point in inside:
-        ends = point.low, min(point.high, top)
-        axes.plot([point.ratio] * 2, ends, color="0.75", linewidth=1, zorder=1)
-    for point in listed:
-        color, marker = "C1" if point in edge else "C0", "o" if point in inside else "^"
-        axes.plot(point.ratio, min(point.change, above), marker, color=color, markersize=6)
-    axes.plot([], [], color="0.75", label="from the best seed to the worst")
-    axes.plot([], [], "^", color="C0", label="above the panel, at the loss given")
-    axes.legend(loc="lower right")
-    number_all(axes, [p._replace(change=min(p.change, above)) for p in listed], listed, top)
+        color = style.color(point.name) if point in shown else style.FAINT
+        size, order = (7, 4) if point in shown else (4.5, 3)
+        axes.plot(point.ratio, point.change, "o", color=color, markersize=size, zorder=order)
+    return shown, inside
 
 
 def ceiling(changes: Sequence[float]) -> float:
@@ -197,35 +194,51 @@ def ceiling(changes: Sequence[float]) -> float:
     return most if most <= limit else max(c for c in changes if c <= limit)
 
 
-def number_all(axes: Axes, drawn: list[Point], listed: list[Point], top: float) -> None:
-    """Writes the number of each point where nothing else is: near it, or at the end of a line."""
+def name_all(axes: Axes, named: list[Point], inside: list[Point]) -> None:
+    """Writes names where nothing else is: near the point, or at the end of a line."""
     canvas: Any = axes.get_figure()
     canvas.draw_without_rendering()
-    at = [axes.transData.transform((p.ratio, p.change)) for p in drawn]
-    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in at]
-    legend: Any = axes.get_legend()
-    taken.append(legend.get_window_extent())
-    around = [(np.cos(a), np.sin(a)) for a in np.linspace(0, 2 * np.pi, 16, endpoint=False)]
-    for point, (x, y) in zip(listed, at, strict=True):
-        text = str(point.number) + (f": {point.change:+.0f} %" if point.change > top else "")
-        wide = 6.5 * len(text) + 4
-        for away, (dx, dy) in itertools.product(range(12, 100, 4), around):
+    scale, panel = canvas.dpi / 72, axes.get_window_extent()
+    at = {p.name: axes.transData.transform((p.ratio, p.change)) for p in inside}
+    taken = [
+        Bbox.from_bounds(x - 4 * scale, y - 4 * scale, 8 * scale, 8 * scale) for x, y in at.values()
+    ]
+    around = [(np.cos(a), np.sin(a)) for a in np.linspace(0, 2 * np.pi, 24, endpoint=False)]
+    high = 1.25 * style.POINTS * scale
+    for point in named:
+        x, y = at[point.name]
+        wide = 0.6 * style.POINTS * scale * len(point.name)
+        for away, (dx, dy) in itertools.product(np.arange(10, 150, 4) * scale, around):
             place = x + (away + wide / 2) * dx, y + away * dy
-            box = Bbox.from_bounds(place[0] - wide / 2, place[1] - 7, wide, 14)
-            if not any(box.overlaps(other) for other in taken):
-                taken.append(box)
-                line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6} if away > 16 else None
-                spot: Any = axes.transData.inverted().transform(place)
-                centered: Any = {"ha": "center", "va": "center", "fontsize": 8}
-                ends = (point.ratio, min(point.change, drawn[listed.index(point)].change))
-                axes.annotate(text, ends, spot, arrowprops=line, **centered)
-                break
+            box = Bbox.from_bounds(place[0] - wide / 2, place[1] - high / 2, wide, high)
+            if any(box.overlaps(other) for other in taken) or not _within(box, panel):
+                continue
+            taken.append(box)
+            far = away > 16 * scale
+            line = {"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.7} if far else None
+            spot: Any = axes.transData.inverted().transform(place)
+            axes.annotate(
+                point.name,
+                (point.ratio, point.change),
+                spot,
+                arrowprops=line,
+                ha="center",
+                va="center",
+                color=style.color(point.name),
+                bbox=style.PATCH,
+                zorder=5,
+            )
+            break
+
+
+def _within(box: Bbox, panel: Any) -> bool:
+    return box.x0 >= panel.x0 and box.x1 <= panel.x1 and box.y0 >= panel.y0 and box.y1 <= panel.y1
 
 
 def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     """The table of all tasks, and the figure."""
     print(markdown(results))
-    picture = "frontier.png" if name == COMMITTED else f"frontier-{name}.png"
+    picture = "frontier" if name == COMMITTED else f"frontier-{name}"
     save(frontier(results["runs"]), folder, picture)
 
 

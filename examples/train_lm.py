@@ -339,8 +339,9 @@ def plot(runs: list[Run], path: pathlib.Path) -> None:
             continue
         smooth = np.convolve(run.losses, np.ones(window) / window, "valid")
         steps = np.arange(window, len(run.losses) + 1)
-        by_step.plot(steps, smooth, label=run.name)
-        by_bytes.plot(steps * run.sent / 1e6, smooth, label=run.name)
+        color = "black" if run.name == "dense" else None  # the others have those of matplotlib
+        by_step.plot(steps, smooth, label=run.name, color=color)
+        by_bytes.plot(steps * run.sent / 1e6, smooth, label=run.name, color=color)
     by_step.set(xlabel="step", ylabel="training loss, nats per byte (mean of 9 steps)")
     by_bytes.set(xlabel="MB that each worker has handed to the network", xscale="log")
     by_step.legend()

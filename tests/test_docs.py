@@ -3,6 +3,8 @@
 import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -36,14 +38,41 @@ def blocks(page):
     ],
     ids=lambda page: page.name,
 )
-def test_python_blocks_run_as_printed(page, capsys):
-    """None raises, and what a page prints is finite."""
+def test_python_blocks_run_as_printed(page, capsys, monkeypatch, tmp_path):
+    """None raises, in a folder without files, and what a page prints is finite."""
+    monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
     for source in blocks(page):
         exec(compile(source, str(page), "exec"), namespace)
     out = capsys.readouterr().out
     assert ("print(" in page.read_text()) == bool(out)
     assert not re.search(r"\b(nan|inf)\b", out), out
+
+
+NEEDS = "The blocks of this page need 8 devices"
+ONE_DEVICE = """\
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+import test_docs
+for page in map(pathlib.Path, sys.argv[2:]):
+    print(page.name)
+    namespace = {"__name__": "__main__"}
+    for source in test_docs.blocks(page):
+        exec(compile(source, str(page), "exec"), namespace)
+"""
+
+
+@pytest.mark.processes
+def test_python_blocks_run_on_one_device(tmp_path):
+    found = [str(page) for page in PAGES if any(blocks(page)) and NEEDS not in page.read_text()]
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_DEVICE, str(ROOT / "tests"), *found],
+        cwd=tmp_path,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-200:] + done.stderr[-2000:]
 
 
 @pages
@@ -72,6 +101,37 @@ def anchors(page):
     headings = re.findall(r"^#+ (.*)$", CODE.sub("", page.read_text()), re.MULTILINE)
     plain = (re.sub(r"[^\w\- ]", "", heading) for heading in headings)
     return {heading.strip().lower().replace(" ", "-") for heading in plain}
+
+
+def named():
+    """The pages of the site by their paths, each with the name that the navigation shows."""
+    site = (ROOT / "mkdocs.yml").read_text()
+    found = re.findall(r"^ +- (?:(.+): )?(\S+\.md)$", site, re.MULTILINE)
+    return {
+        path: name or (ROOT / "docs" / path).read_text().split("\n", 1)[0].removeprefix("# ")
+        for name, path in found
+    }
+
+
+def test_lists_of_pages_call_them_as_the_navigation_does():
+    known = named()
+    assert len(known) == len(list((ROOT / "docs").rglob("*.md")))
+    index = (ROOT / "docs/index.md").read_text()
+    rows = "\n".join(line for line in index.splitlines() if line.startswith("|"))
+    listed = {path: text for text, path in re.findall(r"\[([^\]]*)\]\(([\w/-]+\.md)\)", rows)}
+    assert listed == {path: name for path, name in known.items() if path != "index.md"}
+    _, _, links = (ROOT / "README.md").read_text().partition("\n## Links\n")
+    listed = re.findall(r"\[([^\]]*)\]\(docs/([\w/-]+\.md)\)", links)
+    assert len(listed) > 10
+    for text, path in listed:
+        assert text == known[path]
+
+
+def test_a_wrapped_sentence_of_returns_stays_one():
+    """Without these settings each of its lines is shown as a value of its own."""
+    site = (ROOT / "mkdocs.yml").read_text()
+    assert "returns_multiple_items: false" in site
+    assert "returns_named_value: false" in site
 
 
 @pages

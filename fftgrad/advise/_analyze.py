@@ -1,7 +1,7 @@
 """What gradients look like, and which codec that speaks for; and results as JSON has them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -61,7 +61,11 @@ class Analysis(NamedTuple):
 
 
 def analyze(
-    gradients: PyTree, *, max_values: int = 1 << 22, ratios: Sequence[float] = RATIOS
+    gradients: PyTree,
+    *,
+    max_values: int = 1 << 22,
+    ratios: Sequence[float] = RATIOS,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Analysis:
     """Function: what gradients look like, and which basis, codec and exchange that speaks for.
 
@@ -86,6 +90,7 @@ def analyze(
       max_values: how many values to look at, at least 4096.
       ratios: the sizes at which to measure codecs: how many times fewer bytes than float32; none
         for no codecs.
+      tell: hears what is measured, before it is, such as `print`.
 
     Returns:
       An `Analysis`.
@@ -112,7 +117,7 @@ def analyze(
         for piece in sample.pieces
     ]
     pairs = _figures.between_steps(rows, sample.of)
-    rates = _rates.measured(sample.rows, ratios, _compact(whole))
+    rates = _rates.measured(sample.rows, ratios, _compact(whole), tell)
     return Analysis(
         steps=tuple(sorted({step for step, _ in sample.of})),
         workers=tuple(sorted({worker for _, worker in sample.of})),

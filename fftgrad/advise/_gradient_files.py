@@ -5,14 +5,17 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import PyTree
+from fftgrad._values import check_choice
 from fftgrad.advise._record_gradients import Array, GradientLog
+
+Each = Literal["worker", "step"]
 
 OURS = re.compile(r"(\d+)/(\d+)/(.*)", re.DOTALL)
 """The name of an array: step, worker, and the path of the leaf."""
@@ -73,7 +76,7 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
         write(file, **saved)
 
 
-def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
+def load_gradients(*paths: str | os.PathLike[str], each: Each | None = None) -> GradientLog:
     """Function: gradients from files, for `fg.advise.analyze`.
 
     What may be in them:
@@ -88,6 +91,9 @@ def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
     Args:
       *paths: a file, or several, such as one of each process; together they must have each step of
         a worker once.
+      each: what files are that do not say their step and worker: "worker" for those of worker 0, 1,
+        2 and so on at one step, in the order in which they come, "step" for steps of one worker. It
+        must be said for more than one of them.
 
     Returns:
       A `GradientLog`. Each tree is a dict from paths to arrays, whatever containers it had.
@@ -106,17 +112,28 @@ def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
     """
     if not paths:
         raise ValueError("load_gradients(*paths): must be one file or more, got none; pass one.")
+    if each is not None:
+        check_choice("load_gradients(each)", each, get_args(Each))
     found: dict[int, dict[int, dict[str, Array]]] = {}
+    plain = 0
     for path in map(pathlib.Path, paths):
         named = dict(arrays(path))
         ours = [name.groups() for name in map(OURS.fullmatch, named) if name]
-        names = ours if len(ours) == len(named) else [(0, 0, name) for name in named]
+        names, remedy = ours, "pass each file once."
+        if len(ours) < len(named):
+            place = (plain, 0) if each == "step" else (0, plain if each else 0)
+            names, plain = [(*place, name) for name in named], plain + 1
+            if not each:
+                remedy = (
+                    "its arrays do not say of which step and worker they are: say each='worker' "
+                    "for files of a worker each, or each='step'."
+                )
         known = {(step, worker) for step, workers in found.items() for worker in workers}
         for (step, worker, leaf), array in zip(names, named.values(), strict=True):
             if (key := (int(step), int(worker))) in known:
                 raise ValueError(
                     f"load_gradients({path}): must have gradients that the files before it do not "
-                    f"have, got step {key[0]} of workers [{key[1]}] again; pass each file once."
+                    f"have, got step {key[0]} of workers [{key[1]}] again; {remedy}"
                 )
             found.setdefault(key[0], {}).setdefault(key[1], {})[leaf] = array
     return GradientLog({step: dict(sorted(found[step].items())) for step in sorted(found)})

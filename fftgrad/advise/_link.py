@@ -10,7 +10,11 @@ from fftgrad.ops._collectives import RING
 SECONDS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "ns": "1e-9", "min": "60"}
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 NUMBER = re.compile(r"\s*(-?[0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*(\S*)\s*", re.IGNORECASE)
-RATE = re.compile(r"([kmgt]?)(bit|b|B)(?:/s|ps)?", re.IGNORECASE)
+BITS = re.compile(r"(?P<prefix>[kmgt]?)(?P<unit>bit)s?(?:/s|ps)?", re.IGNORECASE)
+LETTER = re.compile(r"(?P<prefix>[kKMGT]?)(?P<unit>[bB])(?:/s|ps)")
+"""As the field writes it: Gb/s is a gigabit a second, GB/s a gigabyte."""
+EITHER = re.compile(r"[kmgt]?b(?:/s|ps)?", re.IGNORECASE)
+"""Whose case tells nothing: who writes 1gb may mean either, and one is eight times the other."""
 
 
 @value
@@ -86,14 +90,16 @@ def bytes_per_second(argument: str, value: str | float) -> float:
     remedy = "use '1gbit' or '125MB/s'."
     if isinstance(value, str):
         match = NUMBER.fullmatch(value)
-        unit = match and RATE.fullmatch(match[2])
+        written = match[2] if match else ""
+        unit = BITS.fullmatch(written) or LETTER.fullmatch(written)
         if not match or not unit:
+            unclear = ", which may be bits or bytes" if EITHER.fullmatch(written) else ""
             raise ValueError(
-                f"{argument}: must be bytes per second, or a text in bit/s or B/s, got {value!r}; "
-                f"{remedy}"
+                f"{argument}: must be bytes per second, or a text in bit/s or B/s, got {value!r}"
+                f"{unclear}; {remedy}"
             )
-        # As the field writes it: Gb is a gigabit, GB a gigabyte.
-        value = float(match[1]) * PREFIXES[unit[1].lower()] * (1.0 if unit[2] == "B" else 0.125)
+        factor = 1.0 if unit["unit"] == "B" else 0.125
+        value = float(match[1]) * PREFIXES[unit["prefix"].lower()] * factor
     if not 0 < _number(argument, value, remedy) < float("inf"):
         raise ValueError(f"{argument}: must be positive and finite, got {value}; {remedy}")
     return float(value)

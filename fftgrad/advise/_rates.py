@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -48,7 +48,9 @@ class Rate(NamedTuple):
         return _basis(self.codec)
 
 
-def measured(rows: Array, ratios: Sequence[float], compact: fg.Codec) -> tuple[Rate, ...]:
+def measured(
+    rows: Array, ratios: Sequence[float], compact: fg.Codec, tell: Callable[[str], object]
+) -> tuple[Rate, ...]:
     """Candidates of `fg.advise.search_codec` at each of some sizes, the best of each size first.
 
     Sparse ones without a transform, and in the basis that is known to compact the energy; of all
@@ -67,6 +69,7 @@ def measured(rows: Array, ratios: Sequence[float], compact: fg.Codec) -> tuple[R
 
     found: list[Rate] = []
     for ratio in sorted(ratios, reverse=True):
+        tell(f"codecs of {ratio:g} times fewer bytes")
         size = int(4 * n / ratio)
         codecs = [codec for family in families if (codec := family(size)) is not None]
         for codec, sent, error in sorted(map(measure, codecs), key=lambda row: row.error):

@@ -143,7 +143,9 @@ def test_the_bound_of_a_uniform_variable():
 
 def test_dense_gradients_want_few_bits_and_sparse_ones_a_selector():
     for gradient, dense in ((WHITE[:4096], True), (HEAVY[:4096], False)):
-        found = fg.advise.analyze({"w": gradient}, ratios=(28,))
+        told = list[str]()
+        found = fg.advise.analyze({"w": gradient}, ratios=(28,), tell=told.append)
+        assert told == ["codecs of 28 times fewer bytes"]
         assert bool(says(found, "your gradients are dense")) == dense
         assert bool(says(found, "your gradients are sparse")) != dense
         assert [rate.error for rate in found.rates] == sorted(rate.error for rate in found.rates)
@@ -235,6 +237,14 @@ def test_gradients_go_to_a_file_and_back(tmp_path):
     fg.advise.save_gradients(tmp_path / "b.npz", fg.advise.GradientLog({20: {0: tree}}))
     both = fg.advise.load_gradients(tmp_path / "own.npz", tmp_path / "b.npz")
     assert list(both.gradients[20]) == [0, 1]
+    np.save(tmp_path / "c.npy", WHITE)
+    files = [tmp_path / name for name in ("c.npy", "own.npz", "c.npy")]
+    joined = fg.advise.load_gradients(*files, each="worker").gradients
+    assert {step: list(workers) for step, workers in joined.items()} == {
+        0: [0, 1],  # the plain ones count alone
+        7: [0, 1],
+        20: [1],
+    }
     assert plain(both).values == 9
     with pytest.raises(ValueError, match=r"step 20 of workers \[0\] again"):
         fg.advise.load_gradients(tmp_path / "b.npz", tmp_path / "b.npz")
@@ -294,6 +304,7 @@ TWO = {0: {0: {"w": WHITE}, 1: {"v": WHITE}}}
             "rename a key",
         ),
         (fg.advise.load_gradients, ValueError, "pass one"),
+        (lambda: fg.advise.load_gradients("x", each="day"), ValueError, "use 'worker'"),
         (lambda: fg.advise.load_gradients("nowhere.npz"), FileNotFoundError, "nowhere"),
     ],
 )

@@ -9,12 +9,13 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 import fftgrad as fg
 from fftgrad.__main__ import main
 from fftgrad.advise import _rates
-from fftgrad.advise.commands import _analyze
+from fftgrad.advise.commands import _analyze, _draw
 
 N = 8192
 RNG = np.random.default_rng(0)
@@ -83,6 +84,46 @@ def test_it_shows_tables_and_writes_what_it_is_asked_for(gradients, tmp_path):
         assert (tmp_path / "figures" / name).read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_leaf_of_less_than_a_block_has_no_curve_of_its_spectrum():
+    """Which 100 biases would have, and would set the scale for all."""
+    axes = Figure().subplots()
+    leaves = {f"w{i}": RNG.normal(size=N) for i in range(7)} | {"bias": 1e3 * np.ones(100)}
+    found = fg.advise.analyze(leaves, ratios=())
+    _draw._spectrum(found, axes)
+    curves = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    assert len(curves) == 5
+    assert "all" in curves
+    assert not any("small" in name for name in curves)
+    assert all(len(found.whole.spectrum) == len(curve) for curve in curves.values())
+
+
+def test_each_point_of_the_rates_names_its_codec(gradients):
+    axes = Figure().subplots()
+    found = fg.advise.analyze(fg.advise.load_gradients(gradients), ratios=())
+    _draw._rates(found._replace(rates=RATES), axes)
+    shown = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
+    assert shown.pop("ideal coder of the values")
+    assert shown == {
+        "Budget": [[1.07, 0.24]],
+        "Sign": [[1.0, 0.9]],
+        "TopK, LogLevels": [[1.07, 0.33]],
+    }
+    known = {line.get_color() for line in axes.get_lines()}
+    assert len(known) == 4
+
+
+def test_few_bases_are_drawn_and_no_basis_always(gradients):
+    axes = Figure().subplots()
+    found = fg.advise.analyze(fg.advise.load_gradients(gradients), ratios=())
+    _draw._compaction(found, axes)
+    names = [line.get_label() for line in axes.get_lines()]
+    assert names[0] == "none"
+    assert names[1] == min(
+        (n for n in found.whole.dropped if n != "none"), key=lambda n: found.whole.dropped[n][1]
+    )
+    assert len(names) == 5
+
+
 def test_json_on_standard_output_is_all_there_is(gradients):
     out = run(gradients, "--json", "-", "--max-values", 4 * 4096)
     found = json.loads(out)
@@ -94,6 +135,22 @@ def test_of_a_plain_array_there_is_no_table_of_leaves_or_workers(tmp_path):
     out = run(tmp_path / "a.npy")
     assert "Leaves" not in out
     assert "In common" not in out
+
+
+def test_plain_files_are_of_workers_or_steps_as_it_is_said(tmp_path, capsys):
+    files = [str(tmp_path / f"{i}.npy") for i in range(3)]
+    for file in files:
+        np.save(file, RNG.normal(size=N).astype(np.float32))
+    assert main(["analyze", *files]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"analyze: {files[1]}: must have gradients that the files before it do not" in line
+    assert line.endswith("say --each worker for files of a worker each, or --each step.")
+    for each, steps, workers in (("worker", [0], [0, 1, 2]), ("step", [0, 1, 2], [0])):
+        found = json.loads(run(*files, "--each", each, "--json", "-"))
+        assert found["steps"] == steps
+        assert found["workers"] == workers
+    with pytest.raises(SystemExit, match="2"):
+        main(["analyze", *files, "--each", "day"])
 
 
 def test_dtypes_that_numpy_does_not_name_are_read(tmp_path):

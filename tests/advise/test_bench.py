@@ -84,10 +84,21 @@ def test_every_codec_runs_and_its_table_fits(monkeypatch, capsys):
     monkeypatch.setattr(_bench, "time_collectives", lambda *_: ())
     assert main(["bench", "--sizes", "4Ki"]) == 0
     out = capsys.readouterr().out
-    lines = out.splitlines()
-    assert max(map(len, lines)) <= 80
+    assert "copies" in out
+    assert_rows(out.splitlines(), 80)
+    monkeypatch.setenv("COLUMNS", "60")  # where what follows from other columns is left out
+    assert main(["bench", "--sizes", "4Ki"]) == 0
+    out = capsys.readouterr().out
+    assert "copies" not in out
+    assert_rows(out.splitlines(), 60)
+
+
+def assert_rows(lines, width):
+    """Each codec has one line, with its whole name and the bandwidth at its end."""
+    assert max(map(len, lines)) <= width
     for name in CODECS:
-        assert any(line.startswith(name + " ") for line in lines), name
+        (line,) = (line for line in lines if line.startswith(name + " "))
+        assert line.rstrip().endswith("bit/s"), line
 
 
 def test_what_is_longer_than_dense_never_pays(monkeypatch):

@@ -98,6 +98,7 @@ def test_the_version_is_that_of_the_library(capsys):
         (("bench", "--gradients", "nowhere.npz"), "must be a file that exists"),
         (("bench", "--json", "nowhere/report.json"), "in a folder that exists"),
         (("bench", "--png", "."), "in a folder that exists"),
+        (("bench", "--png", "report.svg"), "must be a file that ends in .png"),
         (("bench", "--sizes", "1Mi", "--gradients", __file__), "not allowed with"),
         (("bench", "--gradients", __file__), "got other content"),
     ],
@@ -114,7 +115,24 @@ def test_an_error_of_the_library_is_its_own_line(capsys, monkeypatch):
     raising(monkeypatch, ValueError("TopK(k): must be 1 or more,\n  got 0; use k=1."))
     code, out, err = said(capsys, "bench")
     assert (code, out) == (2, "")
-    assert err == "fftgrad: TopK(k): must be 1 or more, got 0; use k=1.\n"
+    assert err == "fftgrad bench: TopK(k): must be 1 or more, got 0; use k=1.\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            "bench(seconds): must be short; use seconds=3.",
+            "--seconds: must be short; use --seconds 3.",
+        ),
+        ("bench(sizes): is wrong; use smoke=True.", "--sizes: is wrong; use --smoke."),
+        ("bench(png): is wrong; use k=1.", "png: is wrong; use k=1."),  # which was not passed
+        ("load_gradients(a (b).npz): is bad; use json='x'.", "a (b).npz: is bad; use --json x."),
+    ],
+)
+def test_errors_speak_of_flags(capsys, monkeypatch, error, line):
+    raising(monkeypatch, ValueError(error))
+    assert said(capsys, "bench") == (2, "", f"fftgrad bench: {line}\n")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from cases import values
 
 from fftgrad import advise
 from fftgrad.__main__ import main
-from fftgrad.advise import _candidate
+from fftgrad.advise import _candidate, _memory
 from fftgrad.advise._answer import ACCEPTED, MARGIN
 from fftgrad.advise.commands import _plan
 
@@ -19,15 +19,18 @@ PAGE = pathlib.Path(__file__).parent.parent.parent / "docs/command-line.md"
 @pytest.mark.parametrize(
     ("argv", "remedy"),
     [
-        (["--workers=1", "--step=1"], "workers): must be at least 2"),
-        (["--workers=4", "--step=-1"], "plan(step): must be finite"),
-        (["--workers=4", "--step=soon"], "use '300ms'"),
-        (["--workers=4", "--step=1", "--fast=3", "--fast-bandwidth=1e9"], "leave it out"),
+        (
+            ["--fast=3", "--fast-bandwidth=1GB/s"],
+            "plan: --fast: must be a divisor of the 4",
+        ),
+        (["--axis-name=a,b", "--fast=4", "--fast-bandwidth=1GB/s"], "plan: --fast: must leave two"),
+        (["--axis-name=a", "--fast=2", "--fast-bandwidth=1GB/s"], "plan: --axis-name: must name"),
     ],
 )
 def test_what_the_library_refuses_is_said_at_once(monkeypatch, capsys, argv, remedy):
     monkeypatch.setattr(advise._exchange, "timing_of", lambda *_: pytest.fail("it was timed"))
-    assert main(["plan", "--bandwidth=100mbit", "--parameters=1k", *argv]) == 2
+    known = ["--bandwidth=100mbit", "--parameters=1k", "--workers=4", "--step=1s"]
+    assert main(["plan", *known, *argv]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     (line,) = err.splitlines()
@@ -40,7 +43,14 @@ def test_gradients_of_other_parameters_are_refused(tmp_path, capsys):
     files = ["--params", "params.npz", "--gradients", "gradients.npz"]
     files = [str(tmp_path / one) if one.endswith("npz") else one for one in files]
     assert main(["plan", "--workers=16", "--bandwidth=100mbit", "--step=30ms", *files]) == 2
-    assert "plan(gradients): must be trees like params" in capsys.readouterr().err
+    assert "plan: --gradients: must be trees like params" in capsys.readouterr().err
+
+
+def test_a_model_without_a_file_has_no_flag_of_one(monkeypatch, capsys):
+    monkeypatch.setattr(_memory, "available", lambda: 1000)
+    asked = ["plan", "--parameters=1M", "--workers=4", "--bandwidth=100mbit", "--step=1s"]
+    assert main([*asked, "--measure"]) == 2
+    assert "fftgrad plan: params: must fit into the memory" in capsys.readouterr().err
 
 
 def test_the_page_shows_rows_as_they_are_classed_and_ordered():

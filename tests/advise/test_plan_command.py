@@ -1,6 +1,7 @@
 """`fftgrad plan`: it hands on what it is asked, and says what the plan says."""
 
 import gc
+import itertools
 import json
 import math
 
@@ -78,11 +79,11 @@ def asked(monkeypatch, pays):
 def test_what_is_asked_reaches_the_library(asked):
     assert main([*ASKED, "--parameters=25M", "--latency=2ms", "--buckets=4", "--seconds=0.1"]) == 0
     assert asked["link"] == fg.advise.Link("100mbit", "2ms")
-    assert (asked["workers"], asked["step"]) == (16, "30ms")
+    assert (asked["workers"], asked["step"]) == (16, 0.03)
     assert (asked["seconds"], asked["gradients"], asked["measure"]) == (0.1, None, False)
     assert (asked["buckets"], asked["algorithm"]) == (4, "fastest")
     assert (asked["fast"], asked["axis_name"]) == (None, None)
-    assert main([*ASKED[:2], "--bandwidth=1.25e8", "--step=0.3", "--parameters=1k"]) == 0
+    assert main([*ASKED[:2], "--bandwidth=125MB/s", "--step=0.3s", "--parameters=1k"]) == 0
     assert asked["link"].bandwidth == 1.25e8
     assert asked["step"] == 0.3
 
@@ -99,6 +100,22 @@ def test_measuring_tells_how_far_it_is_also_into_a_file(asked, capsys):
     assert asked["measure"] is True
     rows = len(_candidate.candidates(_plan.squares(1000), 16))
     assert f"timing 1/{rows}: a candidate\n" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("columns", [40, 60, 120])
+def test_prose_is_as_wide_as_the_terminal(monkeypatch, capsys, columns):
+    """No line that was full before is broken again, and none ends in a space."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main([*ASKED, "--parameters=1k"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("Order: "))
+    prose = lines[first:-2]
+    assert max(map(len, prose)) <= columns
+    assert not any(line.endswith(" ") for line in prose)
+    for line, following in itertools.pairwise(prose):
+        if line and following and not following.startswith(("Codec times", "measured")):
+            assert len(line) + 1 + len(following.split()[0]) > columns, line
 
 
 @pytest.mark.parametrize("columns", [80, 100])
@@ -235,7 +252,7 @@ def test_local_steps_go_around_an_optimizer(asked, pays, capsys):
     asked["answer"] = pays._replace(rows=(local, *pays.rows))
     assert main([*ASKED, "--parameters=25M"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert f"It goes {local.place}. See docs/meshes.md, Local steps." in said
+    assert f"It goes {local.place}. --program prints how." in said
     assert local.place == "around your optimizer; parameters have a row for each worker"
     whole = local._replace(whole=True)
     assert whole.place.startswith("in place of your optimizer, at a learning rate of its own; par")
@@ -317,7 +334,31 @@ def test_from_the_file_to_the_answer(monkeypatch, tmp_path, capsys):
         ([*ASKED, "--params", __file__], "np.savez(file, **arrays)"),
         ([*ASKED, "--parameters=1k", "--bandwidth=fast"], "use '1gbit' or '125MB/s'"),
         ([*ASKED, "--parameters=1k", "--bandwidth=-1gbit"], "must be positive and finite"),
-        ([*ASKED, "--parameters=1k", "--latency=-1"], "use '300ms'"),
+        ([*ASKED, "--parameters=1k", "--latency=-1ms"], "--latency: must be finite and not neg"),
+        ([*ASKED, "--parameters=1k", "--latency", "-1ms"], "--latency: must be finite and not neg"),
+        ([*ASKED, "--parameters=1k", "--latency", "-.5ms"], "--latency: must be finite and not n"),
+        ([*ASKED, "--parameters=1k", "--step=300"], "--step: must have a unit, as 300ms or 0.3s"),
+        ([*ASKED, "--parameters=1k", "--bandwidth=1e9"], "must have a unit, as 1Gbit/s or 125MB/s"),
+        (
+            [*ASKED, "--parameters=1k", "--bandwidth=1gb"],
+            "--bandwidth: must be bytes per second",
+        ),
+        ([*ASKED, "--parameters=1k", "--bandwidth=1gB"], "which may be bits or bytes; use '1gbit'"),
+        (
+            [*ASKED, "--parameters=1k", "--workers=0"],
+            "--workers: must be a whole number, 2 or",
+        ),
+        ([*ASKED, "--parameters=1k", "--workers=1.5"], "--workers: must be a whole number, 2 or"),
+        (
+            [*ASKED, "--parameters=1k", "--buckets=0"],
+            "--buckets: must be a whole number, 1 or",
+        ),
+        ([*ASKED, "--parameters=1k", "--png=plan.jpg"], "--png: must be a file that ends in .png"),
+        (
+            [*ASKED, "--parameters=1k", "--program=mine"],
+            "--program: must be the name of a row",
+        ),
+        ([*ASKED, "--parameters=1k", "--program", "--json=-"], "use --json FILE"),
         ([*ASKED, "--parameters=1k", "--fast=8"], "use --fast 8 --fast-bandwidth 50GB/s"),
         ([*ASKED, "--parameters=1k", "--fast-bandwidth=1GB/s"], "use --fast 8"),
         ([*ASKED, "--parameters=1k", "--algorithm=star"], "invalid choice"),

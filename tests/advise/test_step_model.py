@@ -134,6 +134,11 @@ def test_the_fft_papers_ratio_is_that_of_two_workers_without_latency(gigabits, p
         ("1.6Tbit", 2e11),
         ("25Gb/s", 3.125e9),
         ("1.5e3 kB/s", 1.5e6),
+        ("1Gbit/s", 1.25e8),
+        ("1GBIT", 1.25e8),
+        ("1 GBps", 1e9),
+        ("100Mbits/s", 1.25e7),
+        ("8b/s", 1.0),
         (125e6, 125e6),
     ],
 )
@@ -164,6 +169,15 @@ def test_times(text, value):
         (lambda: fg.advise.Link("1gbit", "100"), ValueError, "use '300ms'"),
         (lambda: fg.advise.Link("1 g"), ValueError, "use '1gbit'"),
         (lambda: fg.advise.Link(0.0), ValueError, "positive and finite"),
+        *(
+            (
+                lambda text=text: fg.advise.Link(text),
+                ValueError,
+                "may be bits or bytes; use",
+            )
+            for text in ("1gb", "1gB", "1Gb", "1GB", "1gb/s", "1gBps", "100mb", "8b")
+        ),
+        (lambda: fg.advise.Link("1Gbyte"), ValueError, "got '1Gbyte'; use"),
         (lambda: fg.advise.Link("0bit"), ValueError, "positive and finite"),
         (lambda: fg.advise.Link(math.inf), ValueError, "positive and finite"),
         (lambda: fg.advise.Link(math.nan), ValueError, "positive and finite"),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fftgrad.advise.commands._arguments import count, counts, number
+from fftgrad.advise.commands._arguments import at_least, count, counts, rate, time
 from fftgrad.advise.commands._show import (
     bits_per_second,
     number_of_values,
@@ -41,10 +41,24 @@ def test_what_is_no_count(text):
         count(text)
 
 
-def test_several_counts_and_numbers_with_or_without_units():
+def test_several_counts():
     assert counts("1Mi,16Mi") == (2**20, 2**24)
-    assert number("1.25e8") == 1.25e8
-    assert number("1gbit") == "1gbit"
+
+
+def test_times_and_rates_have_units():
+    assert (time("300ms"), time("1.5 s"), rate("1Gbit/s")) == (0.3, 1.5, 1.25e8)
+    for read, text in ((time, "300"), (rate, "1.25e8"), (time, "nan"), (rate, "inf")):
+        with pytest.raises(argparse.ArgumentTypeError, match="must have a unit, as "):
+            read(text)
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^must be finite and not negative"):
+        time("-1ms")
+
+
+@pytest.mark.parametrize("text", ["1", "0", "-3", "2.0", "2k", "", "two"])
+def test_what_is_not_as_many_as_there_must_be(text):
+    assert at_least(2)("2") == 2
+    with pytest.raises(argparse.ArgumentTypeError, match="a whole number, 2 or more, got"):
+        at_least(2)(text)
 
 
 @pytest.mark.parametrize(

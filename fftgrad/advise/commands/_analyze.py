@@ -2,14 +2,23 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import get_args
 
 from rich.console import Console
 from rich.table import Table
 
 from fftgrad.advise import Analysis, Figures, analyze, load_gradients
+from fftgrad.advise._analyze import RATIOS
 from fftgrad.advise._bases import BASES, KEPT
-from fftgrad.advise.commands._arguments import add_json, in_file, is_read_by_people, png_folder
-from fftgrad.advise.commands._show import progress, table, write_json
+from fftgrad.advise._gradient_files import Each
+from fftgrad.advise.commands._arguments import (
+    add_json,
+    count,
+    in_file,
+    is_read_by_people,
+    png_folder,
+)
+from fftgrad.advise.commands._show import paragraph, progress, table, write_json
 
 HELP = "what gradients look like, and which codec that speaks for"
 
@@ -19,6 +28,8 @@ them:
   fftgrad analyze gradients.npz
 those of two processes, with figures and all numbers:
   fftgrad analyze process0.npz process1.npz --figures out --json all.json
+arrays that say nothing of their worker, a file of each:
+  fftgrad analyze worker0.npz worker1.npz --each worker
 """
 
 LEAF = "leaf", "values", "energy", "zeros", "kurt.", "lag 1", "none", "best", "error"
@@ -32,17 +43,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = """a file of save_gradients, or one of each process; or .npz, .npy or .safetensors with
         one tree of arrays"""
     add("gradients", nargs="+", type=in_file, help=text)
+    text = "what a file is that does not say its step and worker, if there are several"
+    add("--each", choices=get_args(Each), help=text)
     add_json(parser)
     add("--figures", metavar="FOLDER", type=png_folder, help="write three PNG files there")
     text = "how many values to look at, over all steps and workers (default: %(default)s)"
-    add("--max-values", type=int, default=1 << 22, help=text)
+    add("--max-values", type=count, default=1 << 22, metavar="N", help=text)
 
 
 def run(args: argparse.Namespace, console: Console) -> None:
     """Loads, analyzes, shows."""
-    gradients = load_gradients(*args.gradients)
-    with progress("measuring codecs takes a minute or two"):
-        found = analyze(gradients, max_values=args.max_values)
+    gradients = load_gradients(*args.gradients, each=args.each)
+    with progress("a minute or two", len(RATIOS), aside=0.0) as tell:
+        found = analyze(gradients, max_values=args.max_values, tell=lambda name: tell(name=name))
     write_json(found.as_dict(), args.json, console)
     if args.figures:
         from fftgrad.advise.commands import _draw  # only here: the rest works without matplotlib
@@ -70,7 +83,7 @@ def show(found: Analysis, console: Console) -> None:
             console.print(one)
     console.print("Recommendation", style="bold")
     for sentence in found.recommendation:
-        console.print(f"- {sentence}", markup=False, highlight=False)
+        paragraph(f"- {sentence}", console)
 
 
 def _about(found: Analysis) -> str:

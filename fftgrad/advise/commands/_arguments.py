@@ -4,6 +4,9 @@ import argparse
 import importlib
 import pathlib
 import re
+from collections.abc import Callable
+
+from fftgrad.advise import _link
 
 COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKMGB]|[KMG]i)?")
 FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9} | {
@@ -12,7 +15,7 @@ FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9} | 
 
 
 def count(text: str) -> int:
-    """How many: "250000", "25M", "1.5G", "16Mi"."""
+    """How many values: "250000", "25M", "1.5G", "16Mi"."""
     found = COUNT.fullmatch(text)
     value = float(found[1]) * FACTORS[found[2] or ""] if found else 0
     if value < 1 or value != int(value):
@@ -22,6 +25,19 @@ def count(text: str) -> int:
     return int(value)
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """How many of what is not counted in millions, such as workers."""
+
+    def whole(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(
+                f"must be a whole number, {least} or more, got {text!r}"
+            )
+        return int(text)
+
+    return whole
+
+
 def counts(text: str) -> tuple[int, ...]:
     """Several, with commas between them."""
     return tuple(count(part) for part in text.split(","))
@@ -29,18 +45,36 @@ def counts(text: str) -> tuple[int, ...]:
 
 def seconds(text: str) -> float:
     """A positive number of seconds to spend."""
-    value = number(text)
-    if isinstance(value, str) or not 0 < value < float("inf"):
+    if not _is_number(text) or not 0 < float(text) < float("inf"):
         raise argparse.ArgumentTypeError(f"must be seconds, above 0, got {text!r}")
-    return value
+    return float(text)
 
 
-def number(text: str) -> float | str:
-    """A number, or a text with a unit, which the library reads."""
+def time(text: str) -> float:
+    """Seconds, of a text with a unit: who types 300 may mean milliseconds."""
+    return _with_unit(_link.seconds, text, "300ms or 0.3s")
+
+
+def rate(text: str) -> float:
+    """Bytes per second, of a text with a unit."""
+    return _with_unit(_link.bytes_per_second, text, "1Gbit/s or 125MB/s")
+
+
+def _with_unit(read: Callable[[str, str], float], text: str, example: str) -> float:
+    if _is_number(text):
+        raise argparse.ArgumentTypeError(f"must have a unit, as {example}, got {text!r}")
     try:
-        return float(text)
+        return read("", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from error
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
     except ValueError:
-        return text
+        return False
+    return True
 
 
 def names(text: str) -> str | tuple[str, ...]:
@@ -67,7 +101,10 @@ def out_file(text: str) -> pathlib.Path:
 def png_file(text: str) -> pathlib.Path:
     """A figure to write, by a package that may be missing."""
     importlib.import_module("matplotlib")
-    return out_file(text)
+    path = out_file(text)
+    if path.suffix.lower() != ".png":
+        raise argparse.ArgumentTypeError(f"must be a file that ends in .png, got {text!r}")
+    return path
 
 
 def png_folder(text: str) -> pathlib.Path:

@@ -34,6 +34,7 @@ from fftgrad.advise.commands._codec_times import (
 from fftgrad.advise.commands._show import (
     bits_per_second,
     number_of_values,
+    paragraph,
     quantity,
     table,
     three_digits,
@@ -48,10 +49,13 @@ the machine and its codecs, and a report of it:
 """
 
 SMOKE = ("bfloat16", "top-k 1 %", "sign")
-LEGEND = """\
-spread: the median above the fastest round. GB/s: of float32, compressing.
-copies: both ways, in memory copies. pays below: between two workers over a
-faster link it takes longer than the bytes that it saves of float32."""
+SPREAD = "spread: the median above the fastest round. GB/s: of float32, compressing."
+COPIES = "copies: both ways, in memory copies."
+BELOW = """\
+pays below: between two workers over a faster link it takes longer than the bytes that it saves of
+float32."""
+ROOM = 80
+"""The columns of a terminal that has room for all; a narrower one shows no derived ones."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,23 +133,28 @@ def _show_sized(one: SizeTimes, console: Console) -> None:
         f"\n{number_of_values(one.values)} values, {quantity(size, 'B')}; "
         f"a copy of them takes {quantity(one.copy.seconds, 's')}, {speed}"
     )
-    columns = ("com-\npress", "decom-\npress", "spread", "GB/s", "copies", "sent", "ratio")
-    out = table("codec", *columns, "pays below", title=title)
+    has_room = console.width >= ROOM
+    derived = ("spread", "GB/s", "copies") if has_room else ()
+    columns = ("com-\npress", "decom-\npress", *derived, "sent", "ratio", "pays below")
+    out = table("codec", *columns, title=title)
     for row in one.codecs:
         spread = max(_spread(row.compress), _spread(row.decompress))
+        derived = (
+            f"{spread:.0%}",
+            three_digits(row.bytes_per_second / 1e9),
+            three_digits(row.copies),
+        )
         out.add_row(
             row.name,
             quantity(row.compress.seconds, "s"),
             quantity(row.decompress.seconds, "s"),
-            f"{spread:.0%}",
-            three_digits(row.bytes_per_second / 1e9),
-            three_digits(row.copies),
+            *(derived if has_room else ()),
             quantity(row.wire_bytes, "B"),
             three_digits(row.ratio),
             bits_per_second(row.pays_below),
         )
     console.print(out)
-    console.print(LEGEND, markup=False, highlight=False)
+    paragraph(f"{SPREAD} {COPIES} {BELOW}" if has_room else BELOW, console)
 
 
 def _spread(time: Timed) -> float:

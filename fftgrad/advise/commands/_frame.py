@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -31,14 +31,27 @@ Gradient exchange that costs what the information in a gradient costs: whether
 it pays for you, which way, and how fast this machine is at it.
 """
 
-RULE = re.compile(r"[\w.]+\(.*?\): ", re.DOTALL)
-"""How an error of the library about an argument starts: `object(argument): rule ...`."""
+RULE = re.compile(r"([\w.]+)\((.*?)\): (.*)", re.DOTALL)
+"""An error of the library about an argument: `object(argument): rule ...`."""
+KEYWORD = re.compile(r"\b(\w+)=(True|'[^']*'|[\w.]+)")
+"""An argument in a remedy: each='worker'."""
+
+READER = "load_gradients"
+"""Whose argument is a file that the user named."""
 
 COMMANDS: Mapping[str, ModuleType] = {"plan": _plan, "analyze": _analyze, "bench": _bench}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser whose errors are one line, and that takes -1ms for a value, and not for a flag."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._negative_number_matcher = re.compile(r"-\.?\d")
+
+    def flags(self) -> dict[str, str]:
+        """What the user types for each argument; nothing for those that only have a place."""
+        return {one.dest: max(one.option_strings, key=len, default="") for one in self._actions}
 
     def error(self, message: str) -> NoReturn:
         """Says it, and how to get help."""
@@ -75,6 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
         )
         command.add_arguments(own)
         own.add_argument("--traceback", action="store_true", help="where an error comes from")
+        own.set_defaults(flags=own.flags())
     return parser
 
 
@@ -104,10 +118,30 @@ def _answer(args: argparse.Namespace) -> int:
         if args.traceback:
             traceback.print_exc()
         text = " ".join(str(error).split())
-        if isinstance(error, ValueError | TypeError) and RULE.match(text):
-            print(f"fftgrad: {text}", file=sys.stderr)
+        if isinstance(error, ValueError | TypeError) and (said := RULE.fullmatch(text)):
+            print(f"fftgrad {args.command}: {_by_flags(said, args)}", file=sys.stderr)
             return USAGE
         hint = "" if args.traceback else " (--traceback shows where)"
         print(f"fftgrad: {type(error).__name__}: {text}{hint}", file=sys.stderr)
         return FAILED
     return 0
+
+
+def _by_flags(said: re.Match[str], args: argparse.Namespace) -> str:
+    """An error of the library in the words of the command line."""
+    owner, argument, rule = said.groups()
+    flags: Mapping[str, str] = args.flags
+    where = f"{owner}({argument})"
+    if argument.startswith("--") or owner == READER:
+        where = argument
+    elif owner == args.command:
+        given = getattr(args, argument, None) is not None
+        where = (given and flags.get(argument)) or argument
+
+    def flag(found: re.Match[str]) -> str:
+        name = flags.get(found[1])
+        if not name:
+            return found[0]
+        return name if found[2] == "True" else f"{name} {found[2].strip(chr(39))}"
+
+    return f"{where}: {KEYWORD.sub(flag, rule)}"

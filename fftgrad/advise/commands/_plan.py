@@ -12,25 +12,26 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from fftgrad import advise
-from fftgrad.advise import Link, Plan, PlanRow
+from fftgrad.advise import Link, Plan
 from fftgrad.advise._cost import Algorithm
 from fftgrad.advise._gradient_files import arrays
+from fftgrad.advise.commands._answer import answer, below, beside, show
 from fftgrad.advise.commands._arguments import (
     add_json,
+    at_least,
     count,
     in_file,
     is_read_by_people,
     names,
-    number,
     png_file,
+    rate,
     seconds,
+    time,
 )
+from fftgrad.advise.commands._program import program
 from fftgrad.advise.commands._show import (
     bits_per_second,
     progress,
-    quantity,
-    table,
-    three_digits,
     write_json,
 )
 
@@ -40,26 +41,15 @@ EPILOG = """\
   fftgrad plan --parameters 25M --workers 16 --bandwidth 1gbit --step 300ms
 your own model, and what each method loses of its gradients:
   fftgrad plan --gradients step.npz --workers 16 --bandwidth 1gbit --step 300ms
+a program to begin with, of the best row:
+  fftgrad plan --parameters 25M --workers 16 --bandwidth 1gbit --step 300ms \\
+    --program
 """
-
-LEGEND = """\
-Order: by seconds to the same loss, first what ends as dense or close and is a
-tenth faster than dense, then dense, then all else of those, then the others.
-times: the steps that it makes in one step of the best dense. codec: compressing
-and decompressing. link: bytes that leave a worker in a step. pays below: over a
-faster link the best dense wins. loss: as dense and close are of small models
-that no setting was chosen on, with 8 workers; check and worse of others, which
-need not travel."""
-ALSO = """\
-keeps: bytes of its state on a worker. compiles: after how long it could begin,
-where it was timed."""
-WIDE = 100
-"""The columns of a terminal that has room for that."""
 
 MATRICES, SAMPLES = 16, 4
 
-TRIFLE = 1e-3
-"""The share of a step below which the bytes of a gradient do not matter."""
+BEST = ""
+"""What `--program` is without a name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,28 +62,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "those of a step, to measure errors on; without --params also the shapes"
     add("--gradients", type=in_file, metavar="FILE", help=text)
-    add("--workers", type=count, required=True, metavar="N", help="how many")
-    text = "of the link of a worker: 100mbit, 1gbit, or bytes per second as a number"
-    add("--bandwidth", type=number, required=True, metavar="RATE", help=text)
-    text = "of a message: 2ms, or seconds as a number (default: 100us)"
-    add("--latency", type=number, default="100us", metavar="TIME", help=text)
-    text = "what a step takes without any exchange: 300ms, or seconds as a number"
-    add("--step", type=number, required=True, metavar="TIME", help=text)
+    add("--workers", type=at_least(2), required=True, metavar="N", help="how many")
+    text = "of the link of a worker: 100mbit, 1Gbit/s, 125MB/s"
+    add("--bandwidth", type=rate, required=True, metavar="RATE", help=text)
+    text = "of a message: 2ms, 50us (default: 100us)"
+    add("--latency", type=time, default="100us", metavar="TIME", help=text)
+    text = "what a step takes without any exchange: 300ms, 1.5s"
+    add("--step", type=time, required=True, metavar="TIME", help=text)
     text = "how many workers fast links join, such as the GPUs of one machine"
-    add("--fast", type=count, metavar="N", help=text)
-    add("--fast-bandwidth", type=number, metavar="RATE", help="of the fast links: 50GB/s")
+    add("--fast", type=at_least(2), metavar="N", help=text)
+    add("--fast-bandwidth", type=rate, metavar="RATE", help="of the fast links: 50GB/s")
     text = "of the fast links (default: 10us)"
-    add("--fast-latency", type=number, default="10us", metavar="TIME", help=text)
+    add("--fast-latency", type=time, default="10us", metavar="TIME", help=text)
     text = "of the workers, for the code (default: data; with --fast: slow,fast)"
     add("--axis-name", type=names, metavar="NAME", help=text)
     text = "of the collectives (default: for each the faster of a ring and a tree)"
     add("--algorithm", choices=get_args(Algorithm), default="fastest", help=text)
-    add("--buckets", type=count, metavar="N", help="in how many a gradient travels")
+    add("--buckets", type=at_least(1), metavar="N", help="in how many a gradient travels")
     text = "time each codec on this machine, for all of the model: minutes, and its memory"
     add("--measure", action="store_true", help=text)
     text = "how long to time each of them (default: 0.5)"
     add("--seconds", type=seconds, default=0.5, metavar="S", help=text)
-    add("--top", type=count, default=10, metavar="N", help="rows to show (default: 10)")
+    add("--top", type=at_least(1), default=10, metavar="N", help="rows to show (default: 10)")
+    text = "print a whole program in place of the table: of the best row, or of that of this name"
+    add("--program", nargs="?", const=BEST, metavar="ROW", help=text)
     add_json(parser)
     text = "draw what a step is made of as bars"
     add("--png", type=png_file, metavar="FILE", help=text)
@@ -105,8 +97,9 @@ def run(args: argparse.Namespace, console: Console) -> None:
     if args.gradients:
         samples = advise.load_gradients(args.gradients).trees[:SAMPLES]
     params, fast = _params(args, samples), _fast(args)
-    rows = _rows(params, args) if args.measure else None
-    with progress("timing", rows, aside=True) as tell, _all_kept():
+    _check_program(params, args)
+    rows = len(_rows(params, args)) if args.measure else None
+    with progress("timing", rows, aside=0.0) as tell, _all_kept():
         found = advise.plan(
             params,
             step=args.step,
@@ -124,13 +117,12 @@ def run(args: argparse.Namespace, console: Console) -> None:
     shown = list(found.rows[: args.top])
     if found.dense not in shown:
         shown.append(found.dense)
-    if is_read_by_people(args):
-        why = _too_small(found)
-        if not why:
-            _show(shown, found.source, console)
-            console.print()
-        console.print(f"{why or answer(found)}\n", markup=False, highlight=False)
-        console.print(found.best.code, markup=False, highlight=False, soft_wrap=True)
+    if args.program is not None:
+        row = next((row for row in found.rows if row.name == args.program), found.best)
+        about = answer(found) if row == found.best else beside(row, found.dense)
+        console.out(program(found, row, about), highlight=False, end="")
+    elif is_read_by_people(args):
+        show(found, shown, console)
     write_json(_record(found), args.json, console)
     if args.png:
         from fftgrad.advise.commands import _draw  # only here: the rest works without matplotlib
@@ -142,10 +134,27 @@ def run(args: argparse.Namespace, console: Console) -> None:
         _draw.bars({title: bars}, "ms, predicted", args.png, wholes)
 
 
-def _rows(params: Any, args: argparse.Namespace) -> int:
-    """How many there are to time."""
+def _rows(params: Any, args: argparse.Namespace) -> Sequence[advise.Candidate]:
+    """Those that are compared."""
     joined = args.fast or 1
-    return len(advise.candidates(params, args.workers // joined, joined))
+    return advise.candidates(params, args.workers // joined, joined)
+
+
+def _check_program(params: Any, args: argparse.Namespace) -> None:
+    """Refuses a program of no row, before anything is timed."""
+    if args.program is None:
+        return
+    if not is_read_by_people(args):
+        raise ValueError(
+            "plan(--program): must have standard output for itself, got --json - too; use --json "
+            "FILE."
+        )
+    known = [row.name for row in _rows(params, args)]
+    if args.program not in (BEST, *known):
+        raise ValueError(
+            f"plan(--program): must be the name of a row, got {args.program!r}; use one of "
+            f"{', '.join(map(repr, known))}."
+        )
 
 
 @contextlib.contextmanager
@@ -171,51 +180,8 @@ def _record(found: Plan) -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         "compress": found.compress,
         "best": found.best.name,
-        "rows": [row._asdict() | {"pays_below": _below(row.break_even)} for row in found.rows],
+        "rows": [row._asdict() | {"pays_below": below(row.break_even)} for row in found.rows],
     }
-
-
-def _too_small(found: Plan) -> str:
-    """Why there is nothing to gain, if the bytes of dense take next to nothing of a step."""
-    dense = found.dense
-    takes = dense.link_bytes / found.link.bandwidth
-    if found.compress or takes > TRIFLE * dense.seconds:
-        return ""
-    return (
-        f"Do not compress: the gradient is too small to matter. Its bytes take "
-        f"{quantity(takes, 's')} of a step of {quantity(dense.seconds, 's')} ({dense.name})."
-    )
-
-
-def answer(found: Plan) -> str:
-    """The plan in a sentence or two."""
-    best, dense = found.best, found.dense
-    takes = f"{best.name} takes {quantity(best.seconds, 's')} a step"
-    if not found.compress:
-        other = min((row for row in found.rows if not row.is_dense), key=lambda row: row.seconds)
-        rule = ""
-        if other.seconds < best.seconds:
-            rule = (
-                " It would have to be a tenth faster to the same loss, and the loss of a class "
-                "that is not to be checked."
-            )
-        return (
-            f"Do not compress: {takes}; the fastest that compresses, {other.name}, takes "
-            f"{quantity(other.seconds, 's')} (loss: {other.loss}).{rule}"
-        )
-    place = f" It goes {best.place}." if best.place else ""
-    if best.every > 1:
-        place += " See docs/meshes.md, Local steps."
-    steps = ""
-    if best.steps != 1:
-        steps = (
-            f" In runs it took {three_digits(best.steps)} times the steps to dense's loss, which "
-            f"leaves {three_digits(best.speed_up / best.steps)} times."
-        )
-    return (
-        f"{three_digits(best.speed_up)} times the steps of the best dense: {takes} in place of "
-        f"{quantity(dense.seconds, 's')} ({dense.name}). Loss: {best.loss}.{steps}{place}"
-    )
 
 
 def squares(parameters: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -258,37 +224,3 @@ def _like(x: Any) -> jax.ShapeDtypeStruct:
     """In float32 what no gradient is, such as float64."""
     narrow = x.dtype in (jnp.bfloat16, jnp.float16)
     return jax.ShapeDtypeStruct(x.shape, x.dtype if narrow else jnp.float32)
-
-
-def _show(rows: Sequence[PlanRow], source: str, console: Console) -> None:
-    wide = console.width >= WIDE
-    also = ("keeps", "compiles") if wide else ()
-    errors = ("error",) if any(row.error is not None for row in rows) else ()
-    numbers = "a step", "times", "codec", "link", *also, *errors, "pays below", "loss"
-    out = table("exchange", *numbers)
-    for row in rows:
-        compiles = quantity(row.compile, "s") if row.compile else ""
-        error = "" if row.error is None else three_digits(row.error)
-        out.add_row(
-            row.name,
-            quantity(row.seconds, "s"),
-            three_digits(row.speed_up),
-            quantity(row.parts.compress + row.parts.decompress, "s"),
-            quantity(row.link_bytes, "B"),
-            *((quantity(row.memory, "B"), compiles) if wide else ()),
-            *(error for _ in errors),
-            _below(row.break_even),
-            row.loss,
-        )
-    console.print(out)
-    for text in (LEGEND, *([ALSO] if wide else []), source):
-        console.print(text, markup=False, highlight=False)
-
-
-def _below(break_even: float | None) -> str:
-    """A break-even for people; None is that of dense."""
-    if break_even is None:
-        return ""
-    if not break_even:
-        return "never"
-    return "any link" if math.isinf(break_even) else bits_per_second(break_even)

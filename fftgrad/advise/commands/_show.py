@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import pathlib
+import textwrap
 import time
 from collections.abc import Callable, Generator
 from typing import Any
@@ -18,6 +19,8 @@ from fftgrad.advise._analyze import plain
 PREFIXES = {-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T"}
 EVERY = 0.1
 """Seconds between two drawings."""
+SELDOM = 10.0
+"""Seconds between two lines where there is no terminal, such as in a log."""
 
 
 def quantity(value: float, unit: str) -> str:
@@ -63,6 +66,14 @@ def table(first: str, *numbers: str, title: str = "", padding: int = 0) -> Table
     return out
 
 
+def paragraph(text: str, console: Console) -> None:
+    """Prose, in lines as long as there is room for."""
+    lines = textwrap.wrap(
+        " ".join(text.split()), console.width, break_on_hyphens=False, break_long_words=False
+    )
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
 def write_json(record: Any, path: pathlib.Path | None, console: Console) -> None:
     """Writes a record to a file; to the console for "-", and nowhere for None."""
     if path is None:
@@ -76,27 +87,32 @@ def write_json(record: Any, path: pathlib.Path | None, console: Console) -> None
 
 @contextlib.contextmanager
 def progress(
-    what: str, total: float | None = None, aside: bool = False
+    what: str, total: float | None = None, aside: float = SELDOM
 ) -> Generator[Callable[..., None]]:
     """A bar on standard error, if that is a terminal; it is gone at the end.
 
     What it gives takes how much more is done, and the name of what comes next. It draws only when
-    it is called: a thread that draws would disturb what is being timed. Elsewhere, `aside`, it
-    writes a line for each name.
+    it is called: a thread that draws would disturb what is being timed. Elsewhere it writes a line,
+    but none before `aside` seconds have passed since the last, or since it began.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    drawn, begun, done = -math.inf, time.monotonic(), 0.0
+    begun = written = time.monotonic()
+    drawn, done = -math.inf, 0.0
     with Progress(
         console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task(what, total=total)
 
         def tell(more: float = 1.0, name: str = "") -> None:
-            nonlocal drawn, done
-            if aside and name and not console.is_terminal:
-                left = (time.monotonic() - begun) * ((total or 0) - done) / done if done else 0
+            nonlocal drawn, written, done
+            now = time.monotonic()
+            if not console.is_terminal and now - written >= aside:
+                left = (now - begun) * ((total or 0) - done) / done if done else 0
                 about = f", about {quantity(left, 's')} left" if left > 0 else ""
-                console.print(f"{what} {done + 1:g}/{total or '?'}: {name}{about}", markup=False)
+                of = f" {done + more:.0f}/{total:.0f}" if total else ""
+                named = f": {name}" if name else ""
+                console.print(f"{what}{of}{named}{about}", markup=False)
+                written = now
             done += more
             bar.update(task, advance=more, description=f"{what}: {name}" if name else what)
             if name or time.monotonic() - drawn > EVERY:
