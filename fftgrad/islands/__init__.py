@@ -1,0 +1,13 @@
+"""Islands: programs that train together over nothing but a store of objects.
+
+Nobody waits for who dies, and nothing but the store is in common: no `jax.distributed` over all,
+no server. Stores take an extra, `pip install "fftgrad[islands]"`. The core imports nothing of it;
+`fg.islands` loads it. May import the core.
+"""
+
+from fftgrad.islands._island import Island
+from fftgrad.islands._programs import nesterov
+from fftgrad.islands._settings import Settings
+from fftgrad.islands._store import open_store
+
+__all__ = ["Island", "Settings", "nesterov", "open_store"]

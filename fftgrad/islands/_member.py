@@ -1,0 +1,412 @@
+"""The protocol of an island, without threads, clocks and stores: it yields what it asks of them.
+
+A run is a chain of rounds. What all hold before round r + 1 is a pure function of what they hold
+before round r, of the manifest of r, and of the contributions that it names; so all have the same
+bits, whoever computes them, and whenever. Whoever first sees that all have come, or that the
+deadline is over, writes the manifest by create-if-absent, and whoever is second obeys the first. A
+crash between any two requests leaves the old round or the new one, because nothing else decides.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fftgrad._contracts import PyTree
+from fftgrad.exchanges import AllGather
+from fftgrad.islands import (
+    _anchor,
+    _claim,
+    _contribution,
+    _frame,
+    _housekeeping,
+    _judge,
+    _keys,
+    _manifest,
+)
+from fftgrad.islands._anchor import Anchor
+from fftgrad.islands._contribution import Contribution
+from fftgrad.islands._frame import DamagedError
+from fftgrad.islands._keys import Who
+from fftgrad.islands._manifest import Entry, Manifest
+from fftgrad.islands._model import Model, Tree
+from fftgrad.islands._programs import Outer, Programs, on_host
+from fftgrad.islands._requests import Clock, List, Read, Steps, Wait, settle
+from fftgrad.islands._settings import Settings, read_settings
+from fftgrad.memories import ErrorFeedback
+
+PATIENCE = 10
+"""How many deadlines an island waits for objects that have to be there."""
+
+
+class LostError(RuntimeError):
+    """The store has not what an island needs to go on."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Change:
+    """What an island learned in its inner steps."""
+
+    tree: Tree  # parameters that it started from, minus those it has
+    base: int  # the round before which all held what it started from
+    weight: float
+    loss: float | None
+
+
+class Outcome(NamedTuple):
+    """What became of a change.
+
+    Attributes:
+      round: the one that it was for.
+      counted: whether it is in the mean of that round, or in none.
+      kept: whether the memory has it, to be sent in a later round.
+      reason: why it does not count.
+    """
+
+    round: int
+    counted: bool
+    kept: bool = False
+    reason: str = ""
+
+
+class Pending(NamedTuple):
+    """A contribution whose round is not closed yet."""
+
+    round: int
+    data: bytes
+    sent: Tree  # what it stands for
+    memory: Any  # that of the island, if it counts
+    states: Any  # those of the codecs, if it counts
+
+
+class Member:
+    """An island as the others see it.
+
+    Every method that is a generator may be dropped at any request, or be stopped by an error of the
+    store, and called again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        *,
+        outer: Outer,
+        memory: ErrorFeedback,
+        settings: Settings | None = None,
+    ) -> None:
+        self.name = _keys.check_name(name)
+        self.model, self.outer, self.memory = model, outer, memory
+        self.asked = settings
+        self.traffic: Mapping[str, int] = {}  # that of whoever runs its steps
+        self.who = Who(name, 0)
+        self.answered: set[int] = set()
+        self.anchor: Anchor
+        self.opened = 0.0
+        self.is_lost = False
+        with on_host():
+            self.kept: Any = jax.device_get(memory.init(model.likes))
+        self.states: Any = None
+        self.pending: Pending | None = None
+        self.awaited = -1  # the round of the last contribution
+        self._is_written = False
+        self._change: Change | None = None  # the last one, which is handed in once
+        self.outcomes: list[Outcome] = []
+        self._fetched: dict[Who, bytes] = {}
+        self._model = _digest(model.described)
+
+    @property
+    def residual(self) -> Tree:
+        """What its memory keeps, and what is handed in and may not count yet."""
+        if self.pending is None:
+            return self.kept.residual
+        return self.memory.put_back(self.pending.sent, self.pending.memory).residual
+
+    def put_back(self, lost: Tree) -> None:
+        """Takes into the memory what was not sent after all."""
+        with on_host():
+            self.kept = jax.device_get(self.memory.put_back(lost, self.kept))
+
+    @property
+    def programs(self) -> Programs:
+        """Those of the round that is open."""
+        shapes = tuple((path, like.shape) for path, like in self.model.likes.items())
+        return Programs(shapes, self.anchor.settings.exchange)
+
+    @property
+    def known(self) -> tuple[AllGather, ...]:
+        """Exchanges that this program has itself."""
+        return (self.asked.exchange,) if self.asked else ()
+
+    def start(self, params: Tree) -> Steps[None]:
+        """Joins a run, or begins one with these parameters."""
+        settings = yield from self._enter()
+        self.who = yield from _claim.claim(self.name, settings.deadline)
+        found = yield from self._newest_anchor(-1)
+        if found is None:
+            first = _anchor.first(params, self.outer, settings)
+            data = yield from settle(_keys.anchor(0), _anchor.write(first))
+            found = self._read_anchor(data)
+        yield from self._take(found)
+        yield from self.catch_up()
+        self._check_settings()
+
+    def _enter(self) -> Steps[Settings]:
+        """The settings of the run's first round, once it is known to be one of this model."""
+        mine = self.asked or Settings()
+        about = {"format": _frame.FORMAT, "model": self.model.described, "settings": mine.as_dict()}
+        text = json.dumps(about, sort_keys=True, indent=1).encode()
+        run = _frame.read_json((yield from settle(_keys.RUN, text)))
+        if run.get("format") != _frame.FORMAT:
+            raise ValueError(
+                f"Island(url): must be of format {_frame.FORMAT}, got a run of format "
+                f"{run.get('format')!r}; take the fftgrad that wrote it, or another folder."
+            )
+        theirs = run.get("model")
+        if theirs != self.model.described:
+            differs = [row for row in self.model.described if row not in (theirs or ())]
+            raise ValueError(
+                "Island(url): must be the run of this model, got that of another, which has no "
+                f"{differs[0] if differs else 'so few leaves'}; take another folder."
+            )
+        return read_settings(run.get("settings"), self.known)
+
+    def _check_settings(self) -> None:
+        """Refuses settings that differ from those in force, and say that they are the same."""
+        mine, theirs = self.asked, self.anchor.settings
+        if mine and mine.version == theirs.version and mine != theirs:
+            differ = [k for k, v in mine.as_dict().items() if theirs.as_dict()[k] != v]
+            raise ValueError(
+                f"Island(settings): must be those of the run, {theirs}, got another {differ[0]}; "
+                f"propose others by version={theirs.version + 1}, or leave them out."
+            )
+
+    # Rounds
+
+    def catch_up(self) -> Steps[None]:
+        """Obeys all manifests that there are."""
+        while (data := (yield Read(_keys.manifest(self.anchor.round)))) is not None:
+            yield from self._obey(_manifest.read(data))
+
+    def answer(self) -> Steps[None]:
+        """Tells others who claim the name that it is taken; an error if one has it already."""
+        yield from _claim.answer(self.who, self.answered)
+
+    def hand_in(self, change: Change) -> Steps[None]:
+        """All that an island does in a round, from what it learned to what all hold after it."""
+        yield from self.contribute(change)
+        yield from self.finish()
+
+    def contribute(self, change: Change) -> Steps[None]:
+        """Prepares what was learned for the open round, if it can count; once for each change."""
+        if change is self._change:
+            return
+        yield from self.answer()
+        yield from self.catch_up()
+        number, settings = self.anchor.round, self.anchor.settings
+        reason = ""
+        if number - change.base > settings.stale:
+            reason = f"stale: starts from round {change.base}"
+        elif not all(np.isfinite(leaf).all() for leaf in change.tree.values()):
+            reason = "not finite"
+        elif self.is_lost:
+            reason = "holds another anchor"
+        if reason:
+            self.outcomes.append(Outcome(number, False, reason=reason))
+            self._change = change
+            return
+        own = zlib.crc32(str(self.who).encode())
+        states = self.programs.init() if self.states is None else self.states
+        payloads, sent, kept, states = self.programs.compress(
+            self.memory, change.tree, self.kept, states, number, own
+        )
+        mine = self.asked
+        blobs = self.programs.to_bytes(payloads)
+        header = Contribution(
+            self.who,
+            round=number,
+            base=change.base,
+            anchor=self.anchor.digest,
+            settings=settings.digest,
+            model=self._model,
+            weight=change.weight,
+            loss=change.loss,
+            held=norm(jax.tree.leaves(kept)),
+            traffic=dict(self.traffic),
+            wish=mine.as_dict() if mine and mine.version > settings.version else None,
+            blobs=[],
+        )
+        data = _contribution.write(header, blobs)
+        self.pending = Pending(number, data, sent, kept, states)
+        self.awaited, self._is_written, self._change = number, False, change
+        self._fetched[self.who] = data
+
+    def finish(self) -> Steps[None]:
+        """Waits until the round of the last contribution is closed, or closes it."""
+        pause = self.anchor.settings.deadline / 50
+        while self.anchor.round <= self.awaited or self.pending:
+            if self.pending and not self._is_written:
+                key = _keys.contribution(self.pending.round, self.who)
+                if (yield from settle(key, self.pending.data)) != self.pending.data:
+                    raise _claim.NameTakenError(self.name, "under which another one contributes")
+                self._is_written = True
+            keys = yield List(_keys.round_folder(self.awaited))
+            if self.anchor.round > self.awaited or _keys.manifest(self.awaited) in keys:
+                data = yield Read(_keys.manifest(self.awaited))
+                if data is not None:
+                    yield from self._obey(_manifest.read(data))
+            else:
+                yield from self._look(_judge.contributors(keys))
+            if self.anchor.round <= self.awaited or self.pending:
+                over = self.opened + self.anchor.settings.deadline - (yield Clock())
+                yield Wait(max(0.01, min(pause, over) if over > 0 else pause))
+                pause = min(1.5 * pause, self.anchor.settings.deadline / 10)
+
+    def _look(self, here: Mapping[Who, str]) -> Steps[None]:
+        """Reads what has come to the open round, and closes it if nobody need be waited for."""
+        for who, key in here.items():
+            if who not in self._fetched and (data := (yield Read(key))) is not None:
+                self._fetched[who] = data
+        waited = (yield Clock()) - self.opened
+        if waited < self.anchor.settings.deadline and not _judge.is_complete(
+            self.anchor, self._fetched
+        ):
+            return
+        manifest = _judge.judge(
+            self.anchor, self._model, self.programs, self._fetched, self.who, waited, self.known
+        )
+        if manifest is not None:
+            data = yield from settle(_keys.manifest(manifest.round), _manifest.write(manifest))
+            yield from self._obey(_manifest.read(data))
+
+    def _obey(self, manifest: Manifest) -> Steps[None]:
+        """Takes the outer step of a round. It ends either before it or after it."""
+        self._resolve(manifest)
+        before = self.anchor
+        if manifest.round != before.round:
+            return
+        if manifest.anchor != before.digest:
+            self.is_lost = True
+            yield from self._take_newer()
+            return
+        sent: list[Any] = []
+        for entry in manifest.counted:
+            data = yield from self._fetch(manifest.round, entry)
+            if data is None:
+                yield from self._take_newer()
+                return
+            sent.append(self.programs.from_bytes(_contribution.read(data).blobs))
+        params, outer = self.programs.advance(
+            self.outer,
+            before.settings.rate,
+            (before.params, before.outer),
+            sent,
+            manifest.shares,
+            manifest.round,
+        )
+        settings = before.settings
+        if manifest.settings is not None:
+            settings = read_settings(manifest.settings, self.known)
+        expected = manifest.expected
+        yield from self._take(_anchor.make(before.round + 1, params, outer, settings, expected))
+        if manifest.by == self.who:
+            yield from _housekeeping.keep(self.anchor)
+
+    def _fetch(self, number: int, entry: Entry) -> Steps[bytes | None]:
+        """The bytes that a manifest names; None if the store has them no more."""
+        end = (yield Clock()) + self.anchor.settings.deadline
+        while True:
+            data = self._fetched.get(entry.who)
+            if data is None:
+                data = yield Read(_keys.contribution(number, entry.who))
+            if data is not None and _contribution.digest(data) == entry.sha256:
+                return data
+            self._fetched.pop(entry.who, None)
+            newer = yield from self._newest_number()
+            now = yield Clock()
+            if newer > number or now >= end:
+                return None
+            yield Wait(max(0.01, min(self.anchor.settings.deadline / 10, end - now)))
+
+    def _resolve(self, manifest: Manifest) -> None:
+        """What a manifest means for what this island handed in."""
+        pending = self.pending
+        if pending is None or pending.round != manifest.round:
+            return
+        self.pending = None
+        if any(entry.who == self.who for entry in manifest.counted):
+            self.kept, self.states = pending.memory, pending.states
+            self.outcomes.append(Outcome(manifest.round, True))
+            return
+        refused = {refusal.who: refusal.reason for refusal in manifest.refused}
+        if self.who in refused:  # as it was: what is off must not come back
+            self.outcomes.append(Outcome(manifest.round, False, reason=refused[self.who]))
+            return
+        self.kept = pending.memory
+        self.put_back(pending.sent)
+        self.outcomes.append(Outcome(manifest.round, False, kept=True, reason="late"))
+
+    # Anchors
+
+    def _take(self, anchor: Anchor) -> Steps[None]:
+        if getattr(self, "anchor", anchor).settings.exchange != anchor.settings.exchange:
+            self.states = None
+        self.anchor = anchor
+        self._fetched.clear()
+        self.opened = yield Clock()
+
+    def _take_newer(self) -> Steps[None]:
+        """Waits for an anchor of a later round than this island has come to, and takes it."""
+        deadline = self.anchor.settings.deadline
+        end = (yield Clock()) + PATIENCE * deadline
+        while (found := (yield from self._newest_anchor(self.anchor.round))) is None:
+            if (yield Clock()) >= end:
+                raise LostError(
+                    f"Island: must find an anchor after round {self.anchor.round}, because it "
+                    f"cannot go on from there, got none in {PATIENCE * deadline:.0f} s; see whether "
+                    "another island writes any."
+                )
+            yield Wait(deadline / 4)
+        self.is_lost = False
+        yield from self._take(found)
+
+    def _newest_number(self) -> Steps[int]:
+        numbers = [_keys.number_of(key) for key in (yield List(_keys.ANCHORS))]
+        return max((number for number in numbers if number is not None), default=-1)
+
+    def _newest_anchor(self, after: int) -> Steps[Anchor | None]:
+        """The newest anchor after a round that is whole."""
+        keys = yield List(_keys.ANCHORS)
+        numbers = {number for key in keys if (number := _keys.number_of(key)) is not None}
+        problem: DamagedError | None = None
+        for number in sorted((n for n in numbers if n > after), reverse=True):
+            data = yield Read(_keys.anchor(number))
+            if data is not None:
+                try:
+                    return self._read_anchor(data)
+                except DamagedError as error:
+                    problem = error
+        if problem and after < 0:
+            raise ValueError(
+                f"Island(url): must have an anchor that is whole, got an {problem}; take another "
+                "folder, or the outer optimizer of the run."
+            )
+        return None
+
+    def _read_anchor(self, data: bytes) -> Anchor:
+        return _anchor.read(data, self.model, self.outer, self.known)
+
+
+def norm(leaves: list[Any]) -> float:
+    """The length of several arrays together."""
+    return math.sqrt(sum(float(np.sum(np.square(leaf, dtype=np.float64))) for leaf in leaves))
+
+
+def _digest(found: PyTree) -> str:
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
