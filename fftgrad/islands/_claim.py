@@ -1,7 +1,5 @@
 """Who has a name. Two islands under one name would take each other for themselves."""
 
-import secrets
-
 from fftgrad.islands import _keys
 from fftgrad.islands._keys import Who
 from fftgrad.islands._requests import Clock, Create, List, Steps, Wait, settle
@@ -12,34 +10,37 @@ NEW, OLD = b"new", b"old"
 class NameTakenError(ValueError):
     """Another island has the name."""
 
-    def __init__(self, name: str, what: str) -> None:
+    def __init__(self, name: str, what: str = "which a living island has") -> None:
         super().__init__(
             f"Island(name): must be of one island at a time, got {name!r}, {what}; take another "
             "name."
         )
 
 
-def claim(name: str, grace: float) -> Steps[Who]:
+def claim(name: str, grace: float, nonce: bytes) -> Steps[Who]:
     """The name for a new start of an island, unless one that lives has it.
 
     Where an earlier start of it did not end in an orderly way it is asked, and has so many seconds
-    to answer. Both then try to write the same object, and who comes first has the name.
+    to answer. Both then try to write the same object, and who comes first has the name. By `nonce`
+    a start knows its own claim again.
     """
     before = yield from _claims(name)
-    who = Who(name, max(before, default=0) + 1)
-    nonce = secrets.token_bytes(16)
-    if (yield from settle(_keys.claim(who), nonce)) != nonce:
-        raise NameTakenError(name, "which two claim at once")
-    ended = [number for number, said in before.items() if "left" in said]
+    number = max(before, default=1)
+    while (yield from settle(_keys.claim(Who(name, number)), nonce)) != nonce:
+        before.setdefault(number, set())
+        number += 1
+    before.pop(number, None)
+    who = Who(name, number)
+    alive = [number for number, said in before.items() if "left" not in said]
     end = (yield Clock()) + grace
-    while len(ended) < len(before) and (now := (yield Clock())) < end:
+    while alive and (now := (yield Clock())) < end:
         if "taken" in (yield from _claims(name)).get(who.incarnation, ()):
             break
         yield Wait(min(grace / 10, end - now))
     if (yield from settle(_keys.claim(who, "taken"), NEW)) != NEW:
         yield from leave(who)
-        raise NameTakenError(name, "which a living island has")
-    for number in set(before).difference(ended):  # so that nobody asks them again
+        raise NameTakenError(name)
+    for number in alive:  # so that nobody asks them again
         yield from leave(Who(name, number))
     return who
 

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import secrets
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -114,12 +115,14 @@ class Member:
             self.kept: Any = jax.device_get(memory.init(model.likes))
         self.states: Any = None
         self.pending: Pending | None = None
+        self._own = b""  # the last contribution
         self.awaited = -1  # the round of the last contribution
         self._is_written = False
         self._change: Change | None = None  # the last one, which is handed in once
         self.outcomes: list[Outcome] = []
         self._fetched: dict[Who, bytes] = {}
         self._model = _digest(model.described)
+        self._nonce = secrets.token_bytes(16)
 
     @property
     def residual(self) -> Tree:
@@ -147,7 +150,7 @@ class Member:
     def start(self, params: Tree) -> Steps[None]:
         """Joins a run, or begins one with these parameters."""
         settings = yield from self._enter()
-        self.who = yield from _claim.claim(self.name, settings.deadline)
+        self.who = yield from _claim.claim(self.name, settings.deadline, self._nonce)
         found = yield from self._newest_anchor(-1)
         if found is None:
             first = _anchor.first(params, self.outer, settings)
@@ -244,8 +247,8 @@ class Member:
         )
         data = _contribution.write(header, blobs)
         self.pending = Pending(number, data, sent, kept, states)
+        self._own = data
         self.awaited, self._is_written, self._change = number, False, change
-        self._fetched[self.who] = data
 
     def finish(self) -> Steps[None]:
         """Waits until the round of the last contribution is closed, or closes it."""
@@ -270,20 +273,27 @@ class Member:
 
     def _look(self, here: Mapping[Who, str]) -> Steps[None]:
         """Reads what has come to the open round, and closes it if nobody need be waited for."""
-        for who, key in here.items():
-            if who not in self._fetched and (data := (yield Read(key))) is not None:
-                self._fetched[who] = data
+        for who in set(here).difference([self.who]):
+            yield from self._read(who)
         waited = (yield Clock()) - self.opened
         if waited < self.anchor.settings.deadline and not _judge.is_complete(
-            self.anchor, self._fetched
+            self.anchor, {self.who, *self._fetched}
         ):
             return
+        yield from self._read(self.who)  # back, as the others will
         manifest = _judge.judge(
             self.anchor, self._model, self.programs, self._fetched, self.who, waited, self.known
         )
         if manifest is not None:
             data = yield from settle(_keys.manifest(manifest.round), _manifest.write(manifest))
             yield from self._obey(_manifest.read(data))
+
+    def _read(self, who: Who) -> Steps[None]:
+        """Reads a contribution to the open round, once."""
+        if who not in self._fetched:
+            data = yield Read(_keys.contribution(self.anchor.round, who))
+            if data is not None:
+                self._fetched[who] = data
 
     def _obey(self, manifest: Manifest) -> Steps[None]:
         """Takes the outer step of a round. It ends either before it or after it."""
@@ -322,12 +332,11 @@ class Member:
         """The bytes that a manifest names; None if the store has them no more."""
         end = (yield Clock()) + self.anchor.settings.deadline
         while True:
-            data = self._fetched.get(entry.who)
-            if data is None:
+            data = self._own if entry.who == self.who else self._fetched.get(entry.who)
+            if data is None or _contribution.digest(data) != entry.sha256:
                 data = yield Read(_keys.contribution(number, entry.who))
             if data is not None and _contribution.digest(data) == entry.sha256:
                 return data
-            self._fetched.pop(entry.who, None)
             newer = yield from self._newest_number()
             now = yield Clock()
             if newer > number or now >= end:

@@ -106,12 +106,12 @@ class Programs:
     ) -> tuple[list[Payloads], Tree, Any, Any]:
         """What to send of a change: payloads, what they stand for, and both states after it."""
         with on_host():
-            return jax.device_get(_compress(self, memory, change, kept, states, number, own))
+            return jax.device_get(_compress(self, memory, change, kept, states, np.int32(number), np.uint32(own)))
 
     def decode(self, payloads: list[Payloads], number: int) -> list[Array]:
         """What the payloads of one contribution stand for, as vectors."""
         with on_host():
-            return jax.device_get(_decode(self, payloads, number))
+            return jax.device_get(_decode(self, payloads, np.int32(number)))
 
     def advance(
         self,
@@ -136,7 +136,7 @@ class Programs:
         weights = np.zeros((size,), np.float32)
         weights[: len(shares)] = shares
         with on_host():
-            return jax.device_get(_advance(self, outer, rate, state, stacked, weights, number))
+            return jax.device_get(_advance(self, outer, rate, state, stacked, weights, np.int32(number)))
 
     def to_bytes(self, payloads: list[Payloads]) -> list[bytes]:
         """The payloads as `fg.tools.to_bytes` writes them, one after the other."""
