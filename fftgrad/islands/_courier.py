@@ -50,8 +50,7 @@ class Courier:
         """Whether nothing is under way, after so many seconds at most."""
         done = self._idle.wait(seconds)
         if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+            raise self._error
         return done
 
     def close(self) -> None:
@@ -61,7 +60,7 @@ class Courier:
         self._thread.join()
         try:
             Performer(self.performer._store, retries=0).run(_claim.leave(self.member.who))
-        except (StoreError, PermissionError):  # then those who come later ask and wait
+        except StoreError:  # then those who come later ask and wait
             return
 
     def _work(self) -> None:

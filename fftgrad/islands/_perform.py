@@ -60,7 +60,7 @@ class Performer:
         for last in range(self._retries, -1, -1):
             try:
                 return self._ask(request)
-            except (PermissionError, TypeError, ValueError):
+            except (TypeError, ValueError):
                 raise
             except Exception as error:
                 if _is_refusal(error) or not last:
@@ -98,7 +98,7 @@ class Performer:
 
 def _is_refusal(error: Exception) -> bool:
     """Whether another try would be refused as well."""
-    return type(error).__name__ in (
+    return isinstance(error, PermissionError) or type(error).__name__ in (
         "PermissionDeniedError",
         "UnauthenticatedError",
         "NotSupportedError",

@@ -1,6 +1,5 @@
 """An account on a server, by SFTP."""
 
-import errno
 import getpass
 import posixpath
 import secrets
@@ -141,7 +140,13 @@ class SftpStore:
                 if self._client is None:
                     self._client = self.connect()
                 return run(self._client)
-            except BaseException as error:
-                if not (isinstance(error, OSError) and error.errno in (errno.EACCES, errno.ENOENT)):
-                    self._client = None
+            except BaseException:
+                client, self._client = self._client, None
+                if client is not None:
+                    self.disconnect(client)
                 raise
+
+    def disconnect(self, client: Any) -> None:
+        """Ends a session."""
+        client.close()
+        client.ssh.close()

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 TIMEOUT = 30.0
-"""Seconds that a request may take."""
+"""Seconds that a request by SFTP may take; obstore's have as many."""
 
 EXTRA = "pip install 'fftgrad[islands]'"
 
@@ -83,7 +83,7 @@ class ObjectStore:
             elif parts.scheme in ("", "file"):
                 self._store = LocalStore(parts.path or url, mkdir=True)
             else:
-                self._store = from_url(url, client_options={"timeout": f"{TIMEOUT:.0f}s"})
+                self._store = from_url(url, retry_config={"max_retries": 0})  # we do, and count
         except (BaseError, ValueError) as error:
             raise ValueError(
                 f"open_store(url): must be that of a store, got {url!r} ({_first_line(error)}); use "
