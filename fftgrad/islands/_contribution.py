@@ -25,6 +25,7 @@ class Contribution(NamedTuple):
     held: float  # norm of what the island's memory keeps after it
     traffic: dict[str, int]  # requests and bytes since the island started
     wish: dict[str, Any] | None  # settings that it proposes
+    fault: str  # why its sender hands in nothing; it says that it is there
     blobs: list[memoryview]
 
 
@@ -37,6 +38,7 @@ PLAIN = {
     "weight": float,
     "held": float,
     "traffic": dict,
+    "fault": str,
 }
 """What a header has besides, and of which type."""
 

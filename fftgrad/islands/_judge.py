@@ -47,12 +47,18 @@ def judge(
     found: Mapping[Who, bytes],
     by: Who,
     waited: float,
+    back: Iterable[str] = (),
     known: tuple[AllGather, ...] = (),
 ) -> Manifest | None:
     """The manifest of a round as this island sees it; None if it may not write it.
 
-    An island that holds another anchor than most of those who came leaves it to them.
+    An island that holds another anchor than most of those who came leaves it to them. Where nothing
+    counts the round is closed all the same, and changes nothing, or its open end would be in the
+    way of all. The next
+    round waits for those who are `back`, too, and for those who say that they have nothing to hand
+    in, but are there.
     """
+    back = set(back)
     seen: list[Seen] = []
     refused: dict[Who, str] = {}
     held: list[str] = []
@@ -61,6 +67,8 @@ def judge(
             contribution = _contribution.read(data)
             if contribution.round == anchor.round and contribution.model == model:
                 held.append(contribution.anchor)
+            if contribution.who == who and contribution.fault:
+                back.add(who.island)
             _check(contribution, who, anchor, model)
             payloads = programs.from_bytes(contribution.blobs)
             norm = _norm(programs, payloads, anchor.round)
@@ -75,10 +83,8 @@ def judge(
     refused |= others
     seen, others = _within(seen, anchor.settings.limit)
     refused |= others
-    if not seen:
-        return None
     settings = _proposed(seen, anchor, known)
-    counted = [_entry(one) for one in seen]
+    counted = _entries(seen, anchor.settings.limit)
     came = {who.island for who in found}
     return Manifest(
         round=anchor.round,
@@ -87,7 +93,7 @@ def judge(
         counted=counted,
         refused=[Refusal(*who, reason) for who, reason in sorted(refused.items())],
         missed=sorted(set(anchor.expected or ()) - came),
-        expected=_expected(counted, anchor, settings),
+        expected=_expected(counted, back, came, anchor, settings),
         settings=settings.as_dict() if settings else None,
         waited=waited,
     )
@@ -101,6 +107,8 @@ def _check(contribution: Contribution, who: Who, anchor: Anchor, model: str) -> 
         raise DamagedError(f"for round {contribution.round}")
     if contribution.model != model:
         raise DamagedError("of another model")
+    if contribution.fault:
+        raise DamagedError(contribution.fault)
     if contribution.settings != anchor.settings.digest:
         raise DamagedError("made by other settings")
     if contribution.anchor != anchor.digest:
@@ -126,36 +134,37 @@ def _newest(seen: list[Seen]) -> tuple[list[Seen], dict[Who, str]]:
 
 
 def _within(seen: list[Seen], limit: float) -> tuple[list[Seen], dict[Who, str]]:
-    """Those whose norms and weights are no more than `limit` times the median's."""
-    kept, refused = list[Seen](), dict[Who, str]()
-    if not seen:
-        return kept, refused
+    """Those whose norms are no more than `limit` times the median's."""
     norm = statistics.median_low([one.norm for one in seen if one.norm] or [0.0])
-    weight = statistics.median_low(one.contribution.weight for one in seen)
+    long = [one for one in seen if one.norm > limit * norm]
+    said = {
+        one.contribution.who: f"norm {one.norm:.3g}, the median has {norm:.3g}" for one in long
+    }
+    return [one for one in seen if one not in long], said
+
+
+def _entries(seen: list[Seen], limit: float) -> list[Entry]:
+    """What the manifest says of those that count. No weight is above `limit` times the median's:
+
+    an island that trained on alone while it was cut off has learned more, but not without bound.
+    """
+    most = limit * statistics.median_low([one.contribution.weight for one in seen] or [0.0])
+    found: list[Entry] = []
     for one in seen:
-        own = one.contribution.weight
-        if one.norm > limit * norm:
-            refused[one.contribution.who] = f"norm {one.norm:.3g}, the median has {norm:.3g}"
-        elif own > limit * weight:
-            refused[one.contribution.who] = f"weight {own:.3g}, the median has {weight:.3g}"
-        else:
-            kept.append(one)
-    return kept, refused
-
-
-def _entry(one: Seen) -> Entry:
-    header = one.contribution
-    return Entry(
-        *header.who,
-        sha256=_contribution.digest(one.data),
-        size=len(one.data),
-        weight=header.weight,
-        base=header.base,
-        loss=header.loss,
-        norm=one.norm,
-        held=header.held,
-        traffic=header.traffic,
-    )
+        header = one.contribution
+        entry = Entry(
+            *header.who,
+            sha256=_contribution.digest(one.data),
+            size=len(one.data),
+            weight=min(header.weight, most),
+            base=header.base,
+            loss=header.loss,
+            norm=one.norm,
+            held=header.held,
+            traffic=header.traffic,
+        )
+        found.append(entry)
+    return found
 
 
 def _proposed(seen: list[Seen], anchor: Anchor, known: tuple[AllGather, ...]) -> Settings | None:
@@ -175,15 +184,20 @@ def _version(settings: Settings) -> int:
 
 
 def _expected(
-    counted: list[Entry], anchor: Anchor, settings: Settings | None
+    counted: list[Entry],
+    back: set[str],
+    came: set[str],
+    anchor: Anchor,
+    settings: Settings | None,
 ) -> list[str] | None:
-    """Whom the next round waits for: those that kept pace.
+    """Whom the next round waits for: those that kept pace, and those that are back.
 
     Not a slow one, whose change starts from a round before: it comes when it can.
     """
     if settings and settings.islands != anchor.settings.islands:
         return None
-    return [e.island for e in counted if e.base == anchor.round] or [e.island for e in counted]
+    pace = {entry.island for entry in counted if entry.base == anchor.round}
+    return sorted(pace | back or came)
 
 
 def contributors(keys: Iterable[str]) -> dict[Who, str]:

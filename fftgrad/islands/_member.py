@@ -81,7 +81,7 @@ class Pending(NamedTuple):
 
     round: int
     data: bytes
-    sent: Tree  # what it stands for
+    sent: Tree | None  # what it stands for; None: nothing, it only says that the island is there
     memory: Any  # that of the island, if it counts
     states: Any  # those of the codecs, if it counts
 
@@ -110,7 +110,6 @@ class Member:
         self.answered: set[int] = set()
         self.anchor: Anchor
         self.opened = 0.0
-        self.is_lost = False
         with on_host():
             self.kept: Any = jax.device_get(memory.init(model.likes))
         self.states: Any = None
@@ -121,13 +120,14 @@ class Member:
         self._change: Change | None = None  # the last one, which is handed in once
         self.outcomes: list[Outcome] = []
         self._fetched: dict[Who, bytes] = {}
+        self._named: set[Who] | None = None  # in the last manifest, if the island obeyed it
         self._model = _digest(model.described)
         self._nonce = secrets.token_bytes(16)
 
     @property
     def residual(self) -> Tree:
         """What its memory keeps, and what is handed in and may not count yet."""
-        if self.pending is None:
+        if self.pending is None or self.pending.sent is None:
             return self.kept.residual
         return self.memory.put_back(self.pending.sent, self.pending.memory).residual
 
@@ -213,24 +213,19 @@ class Member:
         yield from self.answer()
         yield from self.catch_up()
         number, settings = self.anchor.round, self.anchor.settings
-        reason = ""
+        fault = ""
         if number - change.base > settings.stale:
-            reason = f"stale: starts from round {change.base}"
+            fault = f"stale: starts from round {change.base}"
         elif not all(np.isfinite(leaf).all() for leaf in change.tree.values()):
-            reason = "not finite"
-        elif self.is_lost:
-            reason = "holds another anchor"
-        if reason:
-            self.outcomes.append(Outcome(number, False, reason=reason))
-            self._change = change
-            return
-        own = zlib.crc32(str(self.who).encode())
-        states = self.programs.init() if self.states is None else self.states
-        payloads, sent, kept, states = self.programs.compress(
-            self.memory, change.tree, self.kept, states, number, own
-        )
+            fault = "not finite"
+        blobs, sent, kept, states = list[bytes](), None, self.kept, self.states
+        if not fault:
+            own = zlib.crc32(str(self.who).encode())
+            payloads, sent, kept, states = self.programs.compress(
+                self.memory, change.tree, kept, states or self.programs.init(), number, own
+            )
+            blobs = self.programs.to_bytes(payloads)
         mine = self.asked
-        blobs = self.programs.to_bytes(payloads)
         header = Contribution(
             self.who,
             round=number,
@@ -243,6 +238,7 @@ class Member:
             held=norm(jax.tree.leaves(kept)),
             traffic=dict(self.traffic),
             wish=mine.as_dict() if mine and mine.version > settings.version else None,
+            fault=fault,
             blobs=[],
         )
         data = _contribution.write(header, blobs)
@@ -282,11 +278,25 @@ class Member:
             return
         yield from self._read(self.who)  # back, as the others will
         manifest = _judge.judge(
-            self.anchor, self._model, self.programs, self._fetched, self.who, waited, self.known
+            self.anchor,
+            self._model,
+            self.programs,
+            self._fetched,
+            self.who,
+            waited,
+            (yield from self._late()),
+            self.known,
         )
         if manifest is not None:
             data = yield from settle(_keys.manifest(manifest.round), _manifest.write(manifest))
             yield from self._obey(_manifest.read(data))
+
+    def _late(self) -> Steps[list[str]]:
+        """Who came to the round before when it was closed, and is there again."""
+        if self._named is None:
+            return []
+        keys = yield List(_keys.round_folder(self.anchor.round - 1))
+        return [who.island for who in _judge.contributors(keys) if who not in self._named]
 
     def _read(self, who: Who) -> Steps[None]:
         """Reads a contribution to the open round, once."""
@@ -302,7 +312,6 @@ class Member:
         if manifest.round != before.round:
             return
         if manifest.anchor != before.digest:
-            self.is_lost = True
             yield from self._take_newer()
             return
         sent: list[Any] = []
@@ -312,19 +321,22 @@ class Member:
                 yield from self._take_newer()
                 return
             sent.append(self.programs.from_bytes(_contribution.read(data).blobs))
-        params, outer = self.programs.advance(
-            self.outer,
-            before.settings.rate,
-            (before.params, before.outer),
-            sent,
-            manifest.shares,
-            manifest.round,
-        )
+        params, outer = before.params, before.outer
+        if sent:
+            params, outer = self.programs.advance(
+                self.outer,
+                before.settings.rate,
+                (params, outer),
+                sent,
+                manifest.shares,
+                manifest.round,
+            )
         settings = before.settings
         if manifest.settings is not None:
             settings = read_settings(manifest.settings, self.known)
         expected = manifest.expected
         yield from self._take(_anchor.make(before.round + 1, params, outer, settings, expected))
+        self._named = {one.who for one in (*manifest.counted, *manifest.refused)}
         if manifest.by == self.who:
             yield from _housekeeping.keep(self.anchor)
 
@@ -354,8 +366,9 @@ class Member:
             self.outcomes.append(Outcome(manifest.round, True))
             return
         refused = {refusal.who: refusal.reason for refusal in manifest.refused}
-        if self.who in refused:  # as it was: what is off must not come back
-            self.outcomes.append(Outcome(manifest.round, False, reason=refused[self.who]))
+        if pending.sent is None or self.who in refused:  # as it was: what is off must not come back
+            reason = refused.get(self.who, "late, with nothing handed in")
+            self.outcomes.append(Outcome(manifest.round, False, reason=reason))
             return
         self.kept = pending.memory
         self.put_back(pending.sent)
@@ -367,6 +380,7 @@ class Member:
         if getattr(self, "anchor", anchor).settings.exchange != anchor.settings.exchange:
             self.states = None
         self.anchor = anchor
+        self._named = None
         self._fetched.clear()
         self.opened = yield Clock()
 
@@ -382,7 +396,6 @@ class Member:
                     "another island writes any."
                 )
             yield Wait(deadline / 4)
-        self.is_lost = False
         yield from self._take(found)
 
     def _newest_number(self) -> Steps[int]:

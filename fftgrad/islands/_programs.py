@@ -87,10 +87,11 @@ class Programs:
         return bucket, codec, _parts.vector_likes(bucket)
 
     @property
-    def wire_bytes(self) -> int:
-        """Bytes of the payloads of a contribution."""
-        spec = self._spec
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(spec))
+    def stored_bytes(self) -> int:
+        """Bytes of the payloads of a contribution, as `to_bytes` writes them."""
+        around = _bytes.HEAD.size + _bytes.TAIL.size
+        parts = (payload for bucket in self._spec for payload in bucket)
+        return sum(around + _bytes._size(payload) for payload in parts)
 
     @property
     def _spec(self) -> list[Payloads]:

@@ -5,8 +5,9 @@ and to read, list and remove objects. Folders and buckets are obstore's, which d
 hard link of a complete file, and by If-None-Match on S3 and Azure and ifGenerationMatch on GCS.
 """
 
+import pathlib
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 TIMEOUT = 30.0
 """Seconds that a request by SFTP may take; obstore's have as many."""
@@ -34,13 +35,14 @@ class Store(Protocol):
         ...
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str, *, make: bool = True) -> Store:
     """Function: the store at a URL.
 
     Args:
       url: file:///folder, or a folder's path; s3://bucket/folder, gs://, az://, and what else
         obstore reads, with credentials as it finds them; memory://; sftp://user@host:port/folder,
         with the keys of the user's SSH agent and the hosts of known_hosts.
+      make: whether to make a folder of this machine that is not there.
 
     Returns:
       What has `create`, `read`, `list` and `delete`, as `Island` takes it in place of a URL.
@@ -61,13 +63,13 @@ def open_store(url: str) -> Store:
         from fftgrad.islands._sftp import SftpStore  # only here: the rest works without paramiko
 
         return SftpStore(url)
-    return ObjectStore(url)
+    return ObjectStore(url, make)
 
 
 class ObjectStore:
     """A folder or a bucket, by obstore."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, make: bool = True) -> None:
         try:
             import obstore
             from obstore.exceptions import AlreadyExistsError, BaseError
@@ -81,10 +83,10 @@ class ObjectStore:
             if parts.scheme == "memory":
                 self._store: Any = MemoryStore()
             elif parts.scheme in ("", "file"):
-                self._store = LocalStore(parts.path or url, mkdir=True)
+                self._store = LocalStore(pathlib.Path(unquote(parts.path)).absolute(), mkdir=make)
             else:
                 self._store = from_url(url, retry_config={"max_retries": 0})  # we do, and count
-        except (BaseError, ValueError) as error:
+        except (BaseError, OSError, ValueError) as error:
             raise ValueError(
                 f"open_store(url): must be that of a store, got {url!r} ({_first_line(error)}); use "
                 "file:///folder, s3://bucket/folder, gs://bucket/folder or sftp://host/folder."

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from fftgrad.advise.commands import _analyze, _bench, _plan
+from fftgrad.advise.commands import _analyze, _bench, _islands, _plan
 from fftgrad.advise.commands._bench import version
 
 FAILED, USAGE, INTERRUPTED, PIPE = 1, 2, 130, 141
@@ -34,7 +34,12 @@ it pays for you, which way, and how fast this machine is at it.
 RULE = re.compile(r"[\w.]+\(.*?\): ", re.DOTALL)
 """How an error of the library about an argument starts: `object(argument): rule ...`."""
 
-COMMANDS: Mapping[str, ModuleType] = {"plan": _plan, "analyze": _analyze, "bench": _bench}
+COMMANDS: Mapping[str, ModuleType] = {
+    "plan": _plan,
+    "analyze": _analyze,
+    "bench": _bench,
+    "islands": _islands,
+}
 
 
 class Parser(argparse.ArgumentParser):
