@@ -54,7 +54,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--island", help=argparse.SUPPRESS)  # the name, in the process of one
     args = parser.parse_args(argv)
     if args.smoke:
-        args.rounds, args.kill, args.back, args.deadline, args.pace = 20, 2, 3, 3.0, 0.05
+        args.rounds, args.kill, args.back, args.deadline, args.pace = 16, 2, 3, 2.0, 0.08
         args.every, args.delay, args.batch, args.context = 10, 2, 2, 32
         args.width, args.layers = 32, 1
     return args
@@ -66,7 +66,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def train(args: argparse.Namespace, log: Any) -> None:
     """One island, from the newest anchor of the store to the last round."""
     model = ByteLM(args.width, args.layers)
-    first = model.init(jax.random.key(0), jnp.zeros((1, args.context), jnp.int32))
+    first = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, args.context), jnp.int32))
     settings = fg.islands.Settings(
         fg.AllGather(CODEC, fg.exchanges.MedianNormClip()),
         every=args.every,

@@ -14,7 +14,8 @@ import numpy as np
 
 import fftgrad as fg
 from fftgrad.islands import _contribution, _keys, _manifest
-from fftgrad.islands._member import Change, Member
+from fftgrad.islands._ledger import Change
+from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model
 from fftgrad.islands._perform import StoreError
 from fftgrad.islands._requests import Clock, Create, Delete, List, Read, Wait
@@ -36,8 +37,8 @@ class Faults:
 class World:
     """A store, and a clock that nobody sees."""
 
-    def __init__(self, seed: int, faults: Faults = Faults()) -> None:  # noqa: B008
-        self.random, self.faults = random.Random(seed), faults
+    def __init__(self, seed: int, faults: Faults | None = None) -> None:
+        self.random, self.faults = random.Random(seed), faults or Faults()
         self.now = 0.0
         self.objects: dict[str, bytes] = {}
         self.made: dict[str, float] = {}  # when an object can be listed
@@ -188,7 +189,7 @@ class Actor:
 
     def learned(self) -> Any:
         """What it handed in, and had to be counted or kept."""
-        fates = self.member.outcomes + [None] * len(self.changes)
+        fates = self.member.ledger.outcomes + [None] * len(self.changes)
         taken = [
             change
             for change, fate in zip(self.changes, fates, strict=False)
@@ -215,7 +216,7 @@ class Actor:
 
     def check_law(self) -> None:
         """What was applied + what its memory holds = what it learned."""
-        held = total([self.counted(), self.member.residual])
+        held = total([self.counted(), self.member.ledger.residual])
         learned = self.learned()
         for path in PARAMS:
             np.testing.assert_allclose(held[path], learned[path], atol=1e-4)
@@ -226,7 +227,7 @@ def total(trees: list[Any]) -> Any:
     return {path: sum((tree[path] for tree in trees), zero[path]) for path in PARAMS}
 
 
-def run(world: World, actors: list[Actor], revive: Callable[[Actor], Actor | None]) -> list[Actor]:
+def run(actors: list[Actor], revive: Callable[[Actor], Actor | None]) -> list[Actor]:
     """Until all are over. Who died may come back as another actor. All that there ever were."""
     everyone = list(actors)
     while actors:

@@ -5,10 +5,8 @@ no server. Stores take an extra, `pip install "fftgrad[islands]"`. The core impo
 `fg.islands` loads it. May import the core.
 """
 
-from fftgrad.islands._claim import NameTakenError
 from fftgrad.islands._island import Island
-from fftgrad.islands._member import LostError, Outcome
-from fftgrad.islands._perform import StoreError
+from fftgrad.islands._ledger import Outcome
 from fftgrad.islands._programs import nesterov
 from fftgrad.islands._settings import Settings
 from fftgrad.islands._sizing import Sizing, sizing
@@ -18,14 +16,11 @@ from fftgrad.islands._store import open_store
 __all__ = [
     "Island",
     "IslandStatus",
-    "LostError",
-    "NameTakenError",
     "Outcome",
     "RoundStatus",
     "Settings",
     "Sizing",
     "Status",
-    "StoreError",
     "nesterov",
     "open_store",
     "sizing",

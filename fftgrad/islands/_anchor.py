@@ -40,7 +40,7 @@ def make(
     names = None if expected is None else tuple(expected)
     total = zlib.crc32(repr((number, settings.digest, names)).encode())
     for leaf in jax.tree.leaves((params, outer)):
-        total = zlib.crc32(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8), total)
+        total = zlib.crc32(np.ascontiguousarray(leaf).data.cast("B") if leaf.size else b"", total)
     return Anchor(number, params, outer, settings, names, f"{total:08x}")
 
 
@@ -64,9 +64,7 @@ def write(anchor: Anchor) -> bytes:
     return _frame.pack(MAGIC, header, [np.ascontiguousarray(leaf).tobytes() for leaf in leaves])
 
 
-def read(
-    data: bytes, model: Model, outer: Outer, known: tuple[AllGather, ...] = ()
-) -> Anchor:
+def read(data: bytes, model: Model, outer: Outer, known: tuple[AllGather, ...] = ()) -> Anchor:
     """The anchor again, for this model and outer optimizer; what is of others is refused."""
     header, blobs = _frame.unpack(MAGIC, data)
     try:

@@ -5,7 +5,8 @@ import threading
 from typing import Any
 
 from fftgrad.islands import _claim
-from fftgrad.islands._member import Change, Member
+from fftgrad.islands._ledger import Change
+from fftgrad.islands._member import Member
 from fftgrad.islands._perform import Performer, StoreError
 from fftgrad.islands._requests import Steps
 from fftgrad.islands._store import Store

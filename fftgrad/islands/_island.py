@@ -2,8 +2,7 @@
 
 import math
 import time
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -12,7 +11,8 @@ from fftgrad._contracts import PyTree
 from fftgrad._values import check_count, check_kind, check_within
 from fftgrad.islands import _together
 from fftgrad.islands._courier import Courier
-from fftgrad.islands._member import Change, Member, Outcome
+from fftgrad.islands._ledger import Change, Outcome
+from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model, Tree
 from fftgrad.islands._programs import Outer, nesterov
 from fftgrad.islands._settings import Settings
@@ -21,6 +21,8 @@ from fftgrad.memories import ErrorFeedback
 
 GO_ON, JOIN, FAIL = range(3)
 """What the first process of an island tells the others of a step."""
+
+PLAIN = ErrorFeedback()
 
 OVERDUE = 3
 """Deadlines after a meeting until a step waits for it: those of its round and the two after it."""
@@ -78,14 +80,13 @@ class Island:
     Raises:
       ValueError: if the URL, the name or the settings are none, the store has a run of another
         model, format or outer optimizer, or the name is that of an island that lives.
-      StoreError: if the store cannot be read or written.
+      ConnectionError: if the store cannot be read or written.
 
     Example:
       >>> settings = fg.islands.Settings(fg.AllGather(fg.Identity()), every=1, rate=1.0)
-      >>> sgd = lambda rate: optax.sgd(rate)
       >>> with fg.islands.Island("memory://", "a", jnp.zeros(2), settings=settings) as island:
       ...     island.step(island.params + 1.0)
-      Array([1.33, 1.33], dtype=float32)
+      Array([1.9, 1.9], dtype=float32)
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Island:
         *,
         settings: Settings | None = None,
         outer: Outer = nesterov,
-        memory: ErrorFeedback = ErrorFeedback(),
+        memory: ErrorFeedback = PLAIN,
         delay: int = 0,
         blend: float = 0.0,
         residual: Tree | None = None,
@@ -138,7 +139,7 @@ class Island:
     ) -> Courier:
         member = Member(name, self._model, outer=outer, memory=memory, settings=settings)
         if residual is not None:
-            member.put_back(residual)
+            member.ledger.put_back(residual)
         courier = Courier(member, store)
         courier.start(member.start(host))
         if self._delay >= member.anchor.settings.every:
@@ -161,10 +162,9 @@ class Island:
           loss: for those who look at the run; it is read at the meeting.
 
         Raises:
-          StoreError: never: while the store does not answer the island trains on alone, and
-            `island.trouble` says what is wrong.
-          NameTakenError: if another start of the island has its name by now.
-          LostError: if the store has not what the island needs to go on.
+          ValueError: if another start of the island has its name by now.
+          RuntimeError: if the store has not what the island needs to go on. Not where it does not
+            answer: the island trains on alone, and `trouble` says why.
         """
         if not (math.isfinite(weight) and weight > 0):
             raise ValueError(
@@ -262,7 +262,7 @@ class Island:
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each contribution."""
-        return tuple(self._member.outcomes)
+        return tuple(self._member.ledger.outcomes)
 
     @property
     def traffic(self) -> dict[str, int]:
@@ -277,8 +277,7 @@ class Island:
     @property
     def residual(self) -> Tree:
         """What the island has not sent yet, by path: what a checkpoint of it has to have."""
-        self._member  # noqa: B018 (the first process alone has it)
-        return dict(self._member.residual)
+        return dict(self._member.ledger.residual)
 
     def finish(self) -> PyTree:
         """Waits for what is under way, a deadline at most; what all have in common then."""
@@ -293,13 +292,8 @@ class Island:
         if self._courier is not None:
             self._courier.close()
 
-    def __enter__(self) -> "Island":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -137,16 +137,14 @@ def _within(seen: list[Seen], limit: float) -> tuple[list[Seen], dict[Who, str]]
     """Those whose norms are no more than `limit` times the median's."""
     norm = statistics.median_low([one.norm for one in seen if one.norm] or [0.0])
     long = [one for one in seen if one.norm > limit * norm]
-    said = {
-        one.contribution.who: f"norm {one.norm:.3g}, the median has {norm:.3g}" for one in long
-    }
+    said = {one.contribution.who: f"norm {one.norm:.3g}, the median has {norm:.3g}" for one in long}
     return [one for one in seen if one not in long], said
 
 
 def _entries(seen: list[Seen], limit: float) -> list[Entry]:
-    """What the manifest says of those that count. No weight is above `limit` times the median's:
+    """What the manifest says of those that count, none above `limit` times the median weight.
 
-    an island that trained on alone while it was cut off has learned more, but not without bound.
+    An island that trained on alone while it was cut off has learned more, but not without bound.
     """
     most = limit * statistics.median_low([one.contribution.weight for one in seen] or [0.0])
     found: list[Entry] = []

@@ -7,37 +7,31 @@ deadline is over, writes the manifest by create-if-absent, and whoever is second
 crash between any two requests leaves the old round or the new one, because nothing else decides.
 """
 
-import dataclasses
 import hashlib
 import json
-import math
 import secrets
 import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import numpy as np
-
-from fftgrad._contracts import PyTree
 from fftgrad.exchanges import AllGather
 from fftgrad.islands import (
     _anchor,
+    _anchors,
     _claim,
     _contribution,
-    _frame,
-    _housekeeping,
     _judge,
     _keys,
     _manifest,
+    _run,
 )
 from fftgrad.islands._anchor import Anchor
 from fftgrad.islands._contribution import Contribution
-from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import Who
+from fftgrad.islands._ledger import Change, Ledger, norm
 from fftgrad.islands._manifest import Entry, Manifest
 from fftgrad.islands._model import Model, Tree
-from fftgrad.islands._programs import Outer, Programs, on_host
+from fftgrad.islands._programs import Outer, Programs
 from fftgrad.islands._requests import Clock, List, Read, Steps, Wait, settle
 from fftgrad.islands._settings import Settings, read_settings
 from fftgrad.memories import ErrorFeedback
@@ -48,42 +42,6 @@ PATIENCE = 10
 
 class LostError(RuntimeError):
     """The store has not what an island needs to go on."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Change:
-    """What an island learned in its inner steps."""
-
-    tree: Tree  # parameters that it started from, minus those it has
-    base: int  # the round before which all held what it started from
-    weight: float
-    loss: float | None
-
-
-class Outcome(NamedTuple):
-    """What became of a change.
-
-    Attributes:
-      round: the one that it was for.
-      counted: whether it is in the mean of that round, or in none.
-      kept: whether the memory has it, to be sent in a later round.
-      reason: why it does not count.
-    """
-
-    round: int
-    counted: bool
-    kept: bool = False
-    reason: str = ""
-
-
-class Pending(NamedTuple):
-    """A contribution whose round is not closed yet."""
-
-    round: int
-    data: bytes
-    sent: Tree | None  # what it stands for; None: nothing, it only says that the island is there
-    memory: Any  # that of the island, if it counts
-    states: Any  # those of the codecs, if it counts
 
 
 class Member:
@@ -103,38 +61,23 @@ class Member:
         settings: Settings | None = None,
     ) -> None:
         self.name = _keys.check_name(name)
-        self.model, self.outer, self.memory = model, outer, memory
+        self.model, self.outer = model, outer
+        self.ledger = Ledger(memory, model)
         self.asked = settings
         self.traffic: Mapping[str, int] = {}  # that of whoever runs its steps
         self.who = Who(name, 0)
         self.answered: set[int] = set()
         self.anchor: Anchor
         self.opened = 0.0
-        with on_host():
-            self.kept: Any = jax.device_get(memory.init(model.likes))
-        self.states: Any = None
-        self.pending: Pending | None = None
         self._own = b""  # the last contribution
         self.awaited = -1  # the round of the last contribution
         self._is_written = False
         self._change: Change | None = None  # the last one, which is handed in once
-        self.outcomes: list[Outcome] = []
         self._fetched: dict[Who, bytes] = {}
         self._named: set[Who] | None = None  # in the last manifest, if the island obeyed it
-        self._model = _digest(model.described)
+        text = json.dumps(model.described, sort_keys=True)
+        self._model = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._nonce = secrets.token_bytes(16)
-
-    @property
-    def residual(self) -> Tree:
-        """What its memory keeps, and what is handed in and may not count yet."""
-        if self.pending is None or self.pending.sent is None:
-            return self.kept.residual
-        return self.memory.put_back(self.pending.sent, self.pending.memory).residual
-
-    def put_back(self, lost: Tree) -> None:
-        """Takes into the memory what was not sent after all."""
-        with on_host():
-            self.kept = jax.device_get(self.memory.put_back(lost, self.kept))
 
     @property
     def programs(self) -> Programs:
@@ -149,46 +92,16 @@ class Member:
 
     def start(self, params: Tree) -> Steps[None]:
         """Joins a run, or begins one with these parameters."""
-        settings = yield from self._enter()
+        settings = yield from _run.enter(self.model, self.asked, self.known)
         self.who = yield from _claim.claim(self.name, settings.deadline, self._nonce)
-        found = yield from self._newest_anchor(-1)
+        found = yield from _anchors.newest(self._read_anchor, -1)
         if found is None:
             first = _anchor.first(params, self.outer, settings)
             data = yield from settle(_keys.anchor(0), _anchor.write(first))
             found = self._read_anchor(data)
         yield from self._take(found)
         yield from self.catch_up()
-        self._check_settings()
-
-    def _enter(self) -> Steps[Settings]:
-        """The settings of the run's first round, once it is known to be one of this model."""
-        mine = self.asked or Settings()
-        about = {"format": _frame.FORMAT, "model": self.model.described, "settings": mine.as_dict()}
-        text = json.dumps(about, sort_keys=True, indent=1).encode()
-        run = _frame.read_json((yield from settle(_keys.RUN, text)))
-        if run.get("format") != _frame.FORMAT:
-            raise ValueError(
-                f"Island(url): must be of format {_frame.FORMAT}, got a run of format "
-                f"{run.get('format')!r}; take the fftgrad that wrote it, or another folder."
-            )
-        theirs = run.get("model")
-        if theirs != self.model.described:
-            differs = [row for row in self.model.described if row not in (theirs or ())]
-            raise ValueError(
-                "Island(url): must be the run of this model, got that of another, which has no "
-                f"{differs[0] if differs else 'so few leaves'}; take another folder."
-            )
-        return read_settings(run.get("settings"), self.known)
-
-    def _check_settings(self) -> None:
-        """Refuses settings that differ from those in force, and say that they are the same."""
-        mine, theirs = self.asked, self.anchor.settings
-        if mine and mine.version == theirs.version and mine != theirs:
-            differ = [k for k, v in mine.as_dict().items() if theirs.as_dict()[k] != v]
-            raise ValueError(
-                f"Island(settings): must be those of the run, {theirs}, got another {differ[0]}; "
-                f"propose others by version={theirs.version + 1}, or leave them out."
-            )
+        _run.check_settings(self.asked, self.anchor.settings)
 
     # Rounds
 
@@ -216,15 +129,12 @@ class Member:
         fault = ""
         if number - change.base > settings.stale:
             fault = f"stale: starts from round {change.base}"
-        elif not all(np.isfinite(leaf).all() for leaf in change.tree.values()):
+        elif not change.is_finite:
             fault = "not finite"
-        blobs, sent, kept, states = list[bytes](), None, self.kept, self.states
+        blobs, pending = list[bytes](), self.ledger.nothing(number)
         if not fault:
             own = zlib.crc32(str(self.who).encode())
-            payloads, sent, kept, states = self.programs.compress(
-                self.memory, change.tree, kept, states or self.programs.init(), number, own
-            )
-            blobs = self.programs.to_bytes(payloads)
+            blobs, pending = self.ledger.compress(self.programs, change, number, own)
         mine = self.asked
         header = Contribution(
             self.who,
@@ -235,24 +145,24 @@ class Member:
             model=self._model,
             weight=change.weight,
             loss=change.loss,
-            held=norm(jax.tree.leaves(kept)),
+            held=norm(pending.memory),
             traffic=dict(self.traffic),
             wish=mine.as_dict() if mine and mine.version > settings.version else None,
             fault=fault,
             blobs=[],
         )
         data = _contribution.write(header, blobs)
-        self.pending = Pending(number, data, sent, kept, states)
+        self.ledger.pending = pending._replace(data=data)
         self._own = data
         self.awaited, self._is_written, self._change = number, False, change
 
     def finish(self) -> Steps[None]:
         """Waits until the round of the last contribution is closed, or closes it."""
         pause = self.anchor.settings.deadline / 50
-        while self.anchor.round <= self.awaited or self.pending:
-            if self.pending and not self._is_written:
-                key = _keys.contribution(self.pending.round, self.who)
-                if (yield from settle(key, self.pending.data)) != self.pending.data:
+        while self.anchor.round <= self.awaited or self.ledger.pending:
+            if self.ledger.pending and not self._is_written:
+                key = _keys.contribution(self.awaited, self.who)
+                if (yield from settle(key, self._own)) != self._own:
                     raise _claim.NameTakenError(self.name, "under which another one contributes")
                 self._is_written = True
             keys = yield List(_keys.round_folder(self.awaited))
@@ -262,7 +172,7 @@ class Member:
                     yield from self._obey(_manifest.read(data))
             else:
                 yield from self._look(_judge.contributors(keys))
-            if self.anchor.round <= self.awaited or self.pending:
+            if self.anchor.round <= self.awaited or self.ledger.pending:
                 over = self.opened + self.anchor.settings.deadline - (yield Clock())
                 yield Wait(max(0.01, min(pause, over) if over > 0 else pause))
                 pause = min(1.5 * pause, self.anchor.settings.deadline / 10)
@@ -307,7 +217,7 @@ class Member:
 
     def _obey(self, manifest: Manifest) -> Steps[None]:
         """Takes the outer step of a round. It ends either before it or after it."""
-        self._resolve(manifest)
+        self.ledger.resolve(manifest, self.who)
         before = self.anchor
         if manifest.round != before.round:
             return
@@ -338,7 +248,7 @@ class Member:
         yield from self._take(_anchor.make(before.round + 1, params, outer, settings, expected))
         self._named = {one.who for one in (*manifest.counted, *manifest.refused)}
         if manifest.by == self.who:
-            yield from _housekeeping.keep(self.anchor)
+            yield from _anchors.keep(self.anchor)
 
     def _fetch(self, number: int, entry: Entry) -> Steps[bytes | None]:
         """The bytes that a manifest names; None if the store has them no more."""
@@ -349,36 +259,17 @@ class Member:
                 data = yield Read(_keys.contribution(number, entry.who))
             if data is not None and _contribution.digest(data) == entry.sha256:
                 return data
-            newer = yield from self._newest_number()
+            newer = yield from _anchors.numbers()
             now = yield Clock()
-            if newer > number or now >= end:
+            if (newer and newer[-1] > number) or now >= end:
                 return None
             yield Wait(max(0.01, min(self.anchor.settings.deadline / 10, end - now)))
-
-    def _resolve(self, manifest: Manifest) -> None:
-        """What a manifest means for what this island handed in."""
-        pending = self.pending
-        if pending is None or pending.round != manifest.round:
-            return
-        self.pending = None
-        if any(entry.who == self.who for entry in manifest.counted):
-            self.kept, self.states = pending.memory, pending.states
-            self.outcomes.append(Outcome(manifest.round, True))
-            return
-        refused = {refusal.who: refusal.reason for refusal in manifest.refused}
-        if pending.sent is None or self.who in refused:  # as it was: what is off must not come back
-            reason = refused.get(self.who, "late, with nothing handed in")
-            self.outcomes.append(Outcome(manifest.round, False, reason=reason))
-            return
-        self.kept = pending.memory
-        self.put_back(pending.sent)
-        self.outcomes.append(Outcome(manifest.round, False, kept=True, reason="late"))
 
     # Anchors
 
     def _take(self, anchor: Anchor) -> Steps[None]:
         if getattr(self, "anchor", anchor).settings.exchange != anchor.settings.exchange:
-            self.states = None
+            self.ledger.forget_codecs()
         self.anchor = anchor
         self._named = None
         self._fetched.clear()
@@ -388,47 +279,15 @@ class Member:
         """Waits for an anchor of a later round than this island has come to, and takes it."""
         deadline = self.anchor.settings.deadline
         end = (yield Clock()) + PATIENCE * deadline
-        while (found := (yield from self._newest_anchor(self.anchor.round))) is None:
+        while (found := (yield from _anchors.newest(self._read_anchor, self.anchor.round))) is None:
             if (yield Clock()) >= end:
                 raise LostError(
                     f"Island: must find an anchor after round {self.anchor.round}, because it "
-                    f"cannot go on from there, got none in {PATIENCE * deadline:.0f} s; see whether "
-                    "another island writes any."
+                    f"cannot go on from there, got none in {PATIENCE * deadline:.0f} s; see "
+                    "whether another island writes any."
                 )
             yield Wait(deadline / 4)
         yield from self._take(found)
 
-    def _newest_number(self) -> Steps[int]:
-        numbers = [_keys.number_of(key) for key in (yield List(_keys.ANCHORS))]
-        return max((number for number in numbers if number is not None), default=-1)
-
-    def _newest_anchor(self, after: int) -> Steps[Anchor | None]:
-        """The newest anchor after a round that is whole."""
-        keys = yield List(_keys.ANCHORS)
-        numbers = {number for key in keys if (number := _keys.number_of(key)) is not None}
-        problem: DamagedError | None = None
-        for number in sorted((n for n in numbers if n > after), reverse=True):
-            data = yield Read(_keys.anchor(number))
-            if data is not None:
-                try:
-                    return self._read_anchor(data)
-                except DamagedError as error:
-                    problem = error
-        if problem and after < 0:
-            raise ValueError(
-                f"Island(url): must have an anchor that is whole, got an {problem}; take another "
-                "folder, or the outer optimizer of the run."
-            )
-        return None
-
     def _read_anchor(self, data: bytes) -> Anchor:
         return _anchor.read(data, self.model, self.outer, self.known)
-
-
-def norm(leaves: list[Any]) -> float:
-    """The length of several arrays together."""
-    return math.sqrt(sum(float(np.sum(np.square(leaf, dtype=np.float64))) for leaf in leaves))
-
-
-def _digest(found: PyTree) -> str:
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]

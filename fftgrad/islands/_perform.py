@@ -13,7 +13,7 @@ T = TypeVar("T")
 RETRIES = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 
-COUNTED = ("creates", "reads", "lists", "deletes", "written", "read")
+COUNTED: tuple[str, ...] = ("creates", "reads", "lists", "deletes", "written", "read")
 """Requests by kind, and bytes both ways."""
 
 
@@ -37,7 +37,7 @@ class Performer:
         retries: int = RETRIES,
     ) -> None:
         self._store, self._clock, self._wait, self._retries = store, clock, wait, retries
-        self.traffic = dict.fromkeys(COUNTED, 0)
+        self.traffic: dict[str, int] = dict.fromkeys(COUNTED, 0)
 
     def run(self, steps: Steps[T]) -> T:
         """What comes of steps, each of which is tried several times."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fftgrad._contracts import Memory, Payload, PyTree, Step
+from fftgrad._contracts import Codec, Like, Memory, Payload, PyTree, Step
 from fftgrad.exchanges import AllGather, TrimmedMean, _layout, _parts
 from fftgrad.exchanges._layout import Bucket, Layout
 from fftgrad.exchanges._parts import Likes, Parts, Payloads
@@ -77,7 +77,7 @@ class Programs:
         return [self._with_codecs(b) for b in _layout.bucket_likes(self._like, self._layout)]
 
     @functools.cached_property
-    def _of_parts(self) -> list[tuple[Any, jax.ShapeDtypeStruct]]:
+    def _of_parts(self) -> list[tuple[Codec, Like]]:
         """The codec and the vector of each part, in the order in which they are written."""
         pairs = [zip(codec.codecs, likes, strict=True) for _, codec, likes in self._buckets]
         return [pair for bucket in pairs for pair in bucket]
@@ -107,7 +107,9 @@ class Programs:
     ) -> tuple[list[Payloads], Tree, Any, Any]:
         """What to send of a change: payloads, what they stand for, and both states after it."""
         with on_host():
-            return jax.device_get(_compress(self, memory, change, kept, states, np.int32(number), np.uint32(own)))
+            return jax.device_get(
+                _compress(self, memory, change, kept, states, np.int32(number), np.uint32(own))
+            )
 
     def decode(self, payloads: list[Payloads], number: int) -> list[Array]:
         """What the payloads of one contribution stand for, as vectors."""
@@ -137,7 +139,9 @@ class Programs:
         weights = np.zeros((size,), np.float32)
         weights[: len(shares)] = shares
         with on_host():
-            return jax.device_get(_advance(self, outer, rate, state, stacked, weights, np.int32(number)))
+            return jax.device_get(
+                _advance(self, outer, rate, state, stacked, weights, np.int32(number))
+            )
 
     def to_bytes(self, payloads: list[Payloads]) -> list[bytes]:
         """The payloads as `fg.tools.to_bytes` writes them, one after the other."""

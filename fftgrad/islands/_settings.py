@@ -54,7 +54,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_kind(
-            "Settings(exchange)", self.exchange, AllGather, "use fg.AllGather(codec), which gathers."
+            "Settings(exchange)",
+            self.exchange,
+            AllGather,
+            "use fg.AllGather(codec), which gathers.",
         )
         for name in ("every", "islands", "anchors"):
             check_count(f"Settings({name})", getattr(self, name), "use 10.")
@@ -81,10 +84,11 @@ def read_settings(found: object, known: tuple[AllGather, ...] = ()) -> Settings:
     names = {field.name for field in dataclasses.fields(Settings)}
     if not isinstance(found, dict) or set(found) != names:
         raise DamagedError(f"settings must have {sorted(names)}")
-    text = found["exchange"]
+    told: dict[str, Any] = dict(found)
+    text = told.pop("exchange")
     exchange = next((one for one in known if repr(one) == text), None)
     try:
-        return Settings(**found | {"exchange": exchange or _evaluate(text)})
+        return Settings(exchange or _evaluate(text), **told)
     except (TypeError, ValueError) as error:
         raise DamagedError(f"settings that this program cannot have: {error}") from None
 

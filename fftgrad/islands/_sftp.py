@@ -8,7 +8,10 @@ import threading
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from fftgrad.islands._store import EXTRA, TIMEOUT
+from fftgrad.islands._object_store import EXTRA
+
+TIMEOUT = 30.0
+"""Seconds that a request may take."""
 
 UPLOADS = "uploads"
 """The folder, beside the objects, in which they are written before they get their names."""

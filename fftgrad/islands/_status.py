@@ -124,7 +124,9 @@ def status(store: str | Store, rounds: int = 20) -> Status:
 def _look(rounds: int) -> Steps[Status]:
     data = yield Read(_keys.RUN)
     if data is None:
-        raise ValueError("status(store): must have a run, got a store without run.json; see its URL.")
+        raise ValueError(
+            "status(store): must have a run, got a store without run.json; see its URL."
+        )
     if (version := _frame.read_json(data).get("format")) != _frame.FORMAT:
         raise ValueError(
             f"status(store): must be of format {_frame.FORMAT}, got {version!r}; take the fftgrad "
@@ -134,10 +136,10 @@ def _look(rounds: int) -> Steps[Status]:
     anchor = max((number for number in numbers if number is not None), default=0)
     keys = yield List(_keys.ROUNDS, _keys.round_folder(max(0, anchor - rounds)))
     last = max((_number(key) for key in keys if key.endswith(_keys.MANIFEST)), default=-1)
-    manifests: list[Manifest] = []
+    texts: list[bytes | None] = []
     for number in range(max(0, last + 1 - rounds), last + 1):
-        if (data := (yield Read(_keys.manifest(number)))) is not None:
-            manifests.append(_manifest.read(data))
+        texts.append((yield Read(_keys.manifest(number))))  # noqa: PERF401 (a generator)
+    manifests = [_manifest.read(text) for text in texts if text is not None]
     came = _judge.contributors(key for key in keys if _number(key) == last + 1)
     names = sorted(
         {e.island for m in manifests for e in (*m.counted, *m.refused)}

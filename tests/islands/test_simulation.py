@@ -14,18 +14,18 @@ from fftgrad.islands import _anchor, _contribution, _keys
 from fftgrad.islands._requests import Create
 
 
-def ends(actor):
+def ends(_):
     return None
 
 
 def test_three_islands_hold_the_same_bits_and_lose_nothing():
     world = World(0)
-    everyone = run(world, [Actor(world, name, 6, 10.0) for name in "abc"], ends)
+    everyone = run([Actor(world, name, 6, 10.0) for name in "abc"], ends)
     digests = same_bits(everyone)
     assert set(digests) == set(range(7))
     for actor in everyone:
         assert actor.failure is None
-        assert [outcome.counted for outcome in actor.member.outcomes] == [True] * 6
+        assert [outcome.counted for outcome in actor.member.ledger.outcomes] == [True] * 6
         actor.check_law()
 
 
@@ -44,7 +44,7 @@ def lives(seed, faults, lives=6):
         return again
 
     paces = {"a": 10.0, "b": 10.0, "c": 25.0}
-    everyone = run(world, [Actor(world, name, 8, pace) for name, pace in paces.items()], revive)
+    everyone = run([Actor(world, name, 8, pace) for name, pace in paces.items()], revive)
     digests = same_bits(everyone)
     assert max(digests) == len(world.manifests())
     for actor in everyone:
@@ -79,7 +79,7 @@ def test_what_dies_with_an_island_is_what_the_last_manifest_says():
             return super().change(tree, base)
 
     actors[2] = Mortal(world, "c", 6, 10.0)
-    _, _, dead = run(world, actors, ends)
+    _, _, dead = run(actors, ends)
     last = [e for m in world.manifests() for e in m.counted if e.island == "c"][-1]
     lost = total([change.tree for change in dead.changes[:-1]])
     counted = dead.counted()
@@ -94,12 +94,12 @@ def test_nobody_stops_for_longer_than_the_deadline():
     """A slow island is waited for by nobody, and counts in the rounds that it comes to."""
     world = World(4)
     paces = {"a": 10.0, "b": 11.0, "c": 20.0}
-    everyone = run(world, [Actor(world, name, 8, pace) for name, pace in paces.items()], ends)
+    everyone = run([Actor(world, name, 8, pace) for name, pace in paces.items()], ends)
     same_bits(everyone)
     slack = 20 * 1.0  # requests, of a second each
     assert max(actor.stopped for actor in everyone) < SETTINGS.deadline + slack
     slow = everyone[2]
-    assert sum(outcome.counted for outcome in slow.member.outcomes) >= 4
+    assert sum(outcome.counted for outcome in slow.member.ledger.outcomes) >= 4
     slow.check_law()
 
 
@@ -119,7 +119,7 @@ class Bad(Actor):
 
 
 def with_header(**changes):
-    def spoil(member, data):
+    def spoil(_, data):
         contribution = _contribution.read(data)
         blobs = [bytes(blob) for blob in contribution.blobs]
         return _contribution.write(contribution._replace(**changes), blobs)
@@ -151,10 +151,10 @@ POISON = {
     "of weight nan": with_header(weight=float("nan")),
     "says that it is of a": with_header(who=_keys.Who("a", 1)),
     "for round 1": with_header(round=1),
-    "altered": lambda member, data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
-    "altered, or cut off": lambda member, data: data[:-9],
-    "cut off": lambda member, data: b"",
-    "no object that starts": lambda member, data: b"x" * 300,
+    "altered": lambda _, data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
+    "altered, or cut off": lambda _, data: data[:-9],
+    "cut off": lambda *_: b"",
+    "no object that starts": lambda *_: b"x" * 300,
 }
 
 
@@ -163,7 +163,7 @@ def test_what_is_poisoned_counts_nowhere_and_is_named(reason):
     world = World(5)
     everyone = [Actor(world, name, 5, 10.0) for name in "ab"]
     everyone.append(Bad(world, "c", 5, 10.0, spoil=POISON[reason]))
-    run(world, list(everyone), ends)
+    run(list(everyone), ends)
     same_bits(everyone)
     manifest = world.manifests()[2]
     assert [entry.island for entry in manifest.counted] == ["a", "b"]
@@ -172,7 +172,7 @@ def test_what_is_poisoned_counts_nowhere_and_is_named(reason):
     assert re.search(reason, said), said
     for actor in everyone[:2]:
         actor.check_law()
-    fates = [o for o in everyone[2].member.outcomes if not o.counted]
+    fates = [o for o in everyone[2].member.ledger.outcomes if not o.counted]
     assert [(fate.round, fate.reason) for fate in fates] == [(2, said)]
     assert all(np.isfinite(leaf).all() for leaf in everyone[0].member.anchor.params.values())
 
@@ -181,7 +181,7 @@ def test_a_weight_counts_for_no_more_than_the_limit():
     world = World(5)
     everyone = [Actor(world, name, 3, 10.0) for name in "ab"]
     everyone.append(Bad(world, "c", 3, 10.0, spoil=with_header(weight=1e9)))
-    run(world, list(everyone), ends)
+    run(list(everyone), ends)
     same_bits(everyone)
     assert [entry.weight for entry in world.manifests()[2].counted] == [1.0, 1.0, SETTINGS.limit]
 
@@ -197,8 +197,8 @@ def test_who_is_alone_and_too_old_goes_on_from_the_next_round():
 
     alone = Old(world, "a", 4, 10.0)
     alone.bases = []
-    run(world, [alone], ends)
-    fates = [(fate.counted, fate.reason) for fate in alone.member.outcomes]
+    run([alone], ends)
+    fates = [(fate.counted, fate.reason) for fate in alone.member.ledger.outcomes]
     assert fates == [(True, ""), (False, "stale: starts from round -9"), (True, ""), (True, "")]
     assert alone.bases == [0, 1, 2, 3]
     alone.check_law()
@@ -214,9 +214,9 @@ def test_what_came_too_late_is_sent_in_the_next_round():
             return 100.0 * (getattr(request, "key", "") == _keys.contribution(1, self.member.who))
 
     c = Late(world, "c", 4, 10.0)
-    everyone = run(world, [a, b, c], ends)
+    everyone = run([a, b, c], ends)
     same_bits(everyone)
-    fate = next(o for o in c.member.outcomes if o.round == 1)
+    fate = next(o for o in c.member.ledger.outcomes if o.round == 1)
     assert (fate.counted, fate.kept, fate.reason) == (False, True, "late")
     assert world.manifests()[1].missed == ["c"]
     for actor in everyone:
@@ -245,12 +245,12 @@ def test_whoever_holds_other_bits_is_found_and_takes_the_next_anchor():
 
     actors[2] = Flipped(world, "c", 12, 10.0)
     actors[2].flipped = False
-    everyone = run(world, list(actors), ends)
+    everyone = run(list(actors), ends)
     same_bits(everyone)
     said = [(m.round, r.island, r.reason) for m in world.manifests() for r in m.refused]
     assert said[0][:2] == (4, "c")
     assert "holds another anchor" in said[0][2]
-    assert everyone[2].member.outcomes[-1].counted
+    assert everyone[2].member.ledger.outcomes[-1].counted
 
 
 def test_settings_change_at_a_round_for_all():
@@ -264,7 +264,7 @@ def test_settings_change_at_a_round_for_all():
     actors.append(Actor(world, "c", 4, 10.0, settings=other))
     actors.append(Actor(world, "d", 4, 10.0, settings=None))
     actors[2].ready = actors[3].ready = 60.0
-    everyone = run(world, actors, ends)
+    everyone = run(actors, ends)
     same_bits(everyone)
     (begins,) = [m.round for m in world.manifests() if m.settings]
     assert world.manifests()[begins].expected is None

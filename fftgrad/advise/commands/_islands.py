@@ -77,9 +77,7 @@ def _islands(found: Status) -> Table:
         counts = (one.last, one.lag, one.counted, one.missed, one.refused)
         size, held = quantity(one.size, "B"), three_digits(one.held)
         traffic = quantity(one.traffic, "B")
-        out.add_row(
-            one.island, *map(str, counts), loss, size, held, f"{one.requests:,}", traffic
-        )
+        out.add_row(one.island, *map(str, counts), loss, size, held, f"{one.requests:,}", traffic)
     return out
 
 
