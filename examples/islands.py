@@ -39,10 +39,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=int, default=30, help="rounds until the end")
     add("--every", type=int, default=15, help="H, inner steps to a round")
     add("--delay", type=int, default=3, help="inner steps that go on meanwhile")
-    add("--deadline", type=float, default=6.0, help="seconds for which a round waits for one")
+    add("--deadline", type=float, default=8.0, help="seconds for which a round waits for one")
     add("--kill", type=int, default=8, help=f"round in which {KILLED} is killed")
     add("--back", type=int, default=18, help="round in which it is started again")
-    add("--pace", type=float, default=0.0, help="seconds that a step takes at least")
+    add("--pace", type=float, default=0.15, help="seconds that a step takes at least")
     add("--batch", type=int, default=4, help="sequences of an island and step")
     add("--context", type=int, default=128, help="bytes per sequence")
     add("--width", type=int, default=96, help="width of the transformer")
@@ -188,7 +188,7 @@ def plot(
             fontsize=8,
         )
     above.set(xlabel="seconds", ylabel="training loss, nats per byte")
-    above.legend(loc="lower left")
+    above.legend(loc="upper right")
     rounds = [one.round for one in seen.rounds]
     for row, name in enumerate(found):
         there = [one.round for one in seen.rounds if name in one.counted]

@@ -66,7 +66,7 @@ class Island:
     Shapes: what all have in common is float32, whatever the parameters' dtype.
 
     Wire: a contribution is `fg.wire_bytes(exchange, params)` + 8 bytes for each part, and a header
-      of some 600; each island writes one and reads those of the others in each round.
+      of some 400; each island writes one and reads those of the others in each round.
 
     Claims: all islands hold the same bits after a round: they decode the same contributions in the
       order of the manifest, by the same program on one CPU device. The bits are those of jaxlib and

@@ -11,7 +11,7 @@ from fftgrad.islands._programs import Programs
 from fftgrad.islands._settings import Settings
 
 DAY = 86_400.0
-HEADER = 700
+HEADER = 450
 """Bytes of a contribution besides its payloads, about."""
 
 
@@ -63,7 +63,7 @@ def sizing(params: PyTree, settings: Settings, islands: int, seconds: float) -> 
       >>> like = jax.ShapeDtypeStruct((1_000_000,), jnp.float32)
       >>> day = fg.islands.sizing(like, fg.islands.Settings(), islands=4, seconds=300.0)
       >>> day.rounds, day.contribution, round(day.read / 1e6)
-      (288.0, 42144, 40)
+      (288.0, 41894, 40)
       >>> round(day.cost(4, per_put=5e-6, per_get=4e-7), 3)
       0.177
     """
