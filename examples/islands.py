@@ -39,7 +39,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=int, default=30, help="rounds until the end")
     add("--every", type=int, default=15, help="H, inner steps to a round")
     add("--delay", type=int, default=3, help="inner steps that go on meanwhile")
-    add("--deadline", type=float, default=8.0, help="seconds for which a round waits for one")
+    add("--deadline", type=float, default=6.0, help="seconds for which a round waits for one")
     add("--kill", type=int, default=8, help=f"round in which {KILLED} is killed")
     add("--back", type=int, default=18, help="round in which it is started again")
     add("--pace", type=float, default=0.15, help="seconds that a step takes at least")

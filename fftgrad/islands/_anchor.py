@@ -40,7 +40,7 @@ def make(
     names = None if expected is None else tuple(expected)
     total = zlib.crc32(repr((number, settings.digest, names)).encode())
     for leaf in jax.tree.leaves((params, outer)):
-        total = zlib.crc32(np.ascontiguousarray(leaf).data.cast("B") if leaf.size else b"", total)
+        total = zlib.crc32(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data, total)
     return Anchor(number, params, outer, settings, names, f"{total:08x}")
 
 
@@ -77,10 +77,11 @@ def read(data: bytes, model: Model, outer: Outer, known: tuple[AllGather, ...] =
     likes, structure = jax.tree.flatten(wanted)
     if told != [[str(like.dtype), list(like.shape)] for like in likes]:
         raise DamagedError("anchor of other parameters, or of another outer optimizer")
-    leaves = [
-        np.frombuffer(blob, like.dtype).reshape(like.shape)
-        for blob, like in zip(blobs, likes, strict=True)
-    ]
+    try:
+        pairs = zip(blobs, likes, strict=True)
+        leaves = [np.frombuffer(blob, like.dtype).reshape(like.shape) for blob, like in pairs]
+    except ValueError:
+        raise DamagedError("anchor of other sizes than it says") from None
     params, state = jax.tree.unflatten(structure, leaves)
     found = make(number, params, state, settings, expected)
     if found.digest != digest:

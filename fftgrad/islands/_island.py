@@ -176,24 +176,27 @@ class Island:
             self._losses.append(loss)
         if self._sent is None and self._steps - self._last >= self._every:
             self._meet(params)
-        if self._sent is not None and self._steps - self._sent[0] >= self._delay:
-            told = GO_ON
-            failure: BaseException | None = None
-            if self._courier is not None:
-                try:
-                    told = JOIN if self._courier.wait(self._patience()) else GO_ON
-                except Exception as error:
-                    told, failure = FAIL, error
-            told = _together.agree(told)
-            if told == FAIL:
-                raise failure or RuntimeError("Island: its first process failed.")
-            if told == JOIN:
-                return self._rejoin(params)
-        return params
+        is_due = self._sent is not None and self._steps - self._sent[0] >= self._delay
+        return self._rejoin(params) if is_due and self._is_done(self._patience()) else params
+
+    def _is_done(self, seconds: float) -> bool:
+        """Whether what is under way is over, on all processes alike."""
+        told = JOIN
+        failure: BaseException | None = None
+        if self._courier is not None:
+            try:
+                told = JOIN if self._courier.wait(seconds) else GO_ON
+            except Exception as error:
+                told, failure = FAIL, error
+        told = _together.agree(told)
+        if told == FAIL:
+            raise failure or RuntimeError("Island: its first process failed.")
+        return told == JOIN
 
     def _patience(self) -> float:
         """Seconds for which a step may wait."""
-        assert self._sent is not None
+        if self._sent is None or self._courier is None:
+            return 0.0
         at, when = self._sent
         deadline = self._member.anchor.settings.deadline
         is_meeting = not self._delay and self._steps == at
@@ -281,8 +284,9 @@ class Island:
 
     def finish(self) -> PyTree:
         """Waits for what is under way, a deadline at most; what all have in common then."""
-        if self._courier is not None and self._sent is not None:
-            self._courier.wait(self._member.anchor.settings.deadline)
+        if self._sent is not None:
+            deadline = self._member.anchor.settings.deadline if self._courier else 0.0
+            self._is_done(deadline)
         self._sent = None
         self._take_anchor(self._start)
         return self._model.to_params(self._start, self.params)

@@ -73,9 +73,10 @@ class Ledger:
     @property
     def residual(self) -> Tree:
         """What the memory keeps, and what is handed in and may not count yet."""
-        if self.pending is None or self.pending.sent is None:
+        pending = self.pending  # which a thread may resolve meanwhile
+        if pending is None or pending.sent is None:
             return self._kept.residual
-        return self._put_back(self.pending.sent, self.pending.memory).residual
+        return self._put_back(pending.sent, pending.memory).residual
 
     def put_back(self, lost: Tree) -> None:
         """Takes into the memory what was not sent after all."""
@@ -104,18 +105,18 @@ class Ledger:
         pending = self.pending
         if pending is None or pending.round != manifest.round:
             return
-        self.pending = None
+        refused = {refusal.who: refusal.reason for refusal in manifest.refused}
         if any(entry.who == who for entry in manifest.counted):
             self._kept, self._states = pending.memory, pending.states
-            self.outcomes.append(Outcome(manifest.round, True))
-            return
-        refused = {refusal.who: refusal.reason for refusal in manifest.refused}
-        if pending.sent is None or who in refused:  # as it was: what is off must not come back
+            outcome = Outcome(manifest.round, True)
+        elif pending.sent is None or who in refused:  # as it was: what is off must not come back
             reason = refused.get(who, "late, with nothing handed in")
-            self.outcomes.append(Outcome(manifest.round, False, reason=reason))
-            return
-        self._kept = self._put_back(pending.sent, pending.memory)
-        self.outcomes.append(Outcome(manifest.round, False, kept=True, reason="late"))
+            outcome = Outcome(manifest.round, False, reason=reason)
+        else:
+            self._kept = self._put_back(pending.sent, pending.memory)
+            outcome = Outcome(manifest.round, False, kept=True, reason="late")
+        self.outcomes.append(outcome)
+        self.pending = None
 
     def _put_back(self, lost: Tree, kept: Any) -> Any:
         with on_host():

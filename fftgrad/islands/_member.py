@@ -67,8 +67,10 @@ class Member:
         self.traffic: Mapping[str, int] = {}  # that of whoever runs its steps
         self.who = Who(name, 0)
         self.answered: set[int] = set()
+        # Since it has taken an anchor: that, when it was taken, and the programs of its codecs.
         self.anchor: Anchor
         self.opened = 0.0
+        self.programs: Programs
         self._own = b""  # the last contribution
         self.awaited = -1  # the round of the last contribution
         self._is_written = False
@@ -80,12 +82,6 @@ class Member:
         self._nonce = secrets.token_bytes(16)
 
     @property
-    def programs(self) -> Programs:
-        """Those of the round that is open."""
-        shapes = tuple((path, like.shape) for path, like in self.model.likes.items())
-        return Programs(shapes, self.anchor.settings.exchange)
-
-    @property
     def known(self) -> tuple[AllGather, ...]:
         """Exchanges that this program has itself."""
         return (self.asked.exchange,) if self.asked else ()
@@ -95,10 +91,15 @@ class Member:
         settings = yield from _run.enter(self.model, self.asked, self.known)
         self.who = yield from _claim.claim(self.name, settings.deadline, self._nonce)
         found = yield from _anchors.newest(self._read_anchor, -1)
-        if found is None:
+        if found is None and (yield Read(_keys.manifest(0))) is None:
             first = _anchor.first(params, self.outer, settings)
             data = yield from settle(_keys.anchor(0), _anchor.write(first))
             found = self._read_anchor(data)
+        if found is None:
+            raise LostError(
+                "Island: must find an anchor, because the run has begun, got none; see who removes "
+                "objects of the store."
+            )
         yield from self._take(found)
         yield from self.catch_up()
         _run.check_settings(self.asked, self.anchor.settings)
@@ -108,7 +109,13 @@ class Member:
     def catch_up(self) -> Steps[None]:
         """Obeys all manifests that there are."""
         while (data := (yield Read(_keys.manifest(self.anchor.round)))) is not None:
-            yield from self._obey(_manifest.read(data))
+            manifest = _manifest.read(data)
+            if manifest.round != self.anchor.round:
+                raise LostError(
+                    f"Island: must find the manifest of round {self.anchor.round} where it belongs,"
+                    f" got that of round {manifest.round}; see who writes into the store."
+                )
+            yield from self._obey(manifest)
 
     def answer(self) -> Steps[None]:
         """Tells others who claim the name that it is taken; an error if one has it already."""
@@ -268,12 +275,14 @@ class Member:
     # Anchors
 
     def _take(self, anchor: Anchor) -> Steps[None]:
-        if getattr(self, "anchor", anchor).settings.exchange != anchor.settings.exchange:
+        opened = yield Clock()
+        exchange = anchor.settings.exchange
+        if not hasattr(self, "programs") or self.programs.exchange != exchange:
+            shapes = tuple((path, like.shape) for path, like in self.model.likes.items())
+            self.programs = Programs(shapes, exchange)
             self.ledger.forget_codecs()
-        self.anchor = anchor
-        self._named = None
+        self.anchor, self.opened, self._named = anchor, opened, None
         self._fetched.clear()
-        self.opened = yield Clock()
 
     def _take_newer(self) -> Steps[None]:
         """Waits for an anchor of a later round than this island has come to, and takes it."""

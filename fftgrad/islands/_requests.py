@@ -58,8 +58,8 @@ def settle(key: str, data: bytes) -> Steps[bytes]:
 
     It may be run again after any crash, and after an answer that was lost.
     """
-    if (yield Create(key, data)):
-        return data
-    while (found := (yield Read(key))) is None:  # there, and not to be seen yet
-        yield Wait(0.1)
-    return found
+    while not (yield Create(key, data)):
+        if (found := (yield Read(key))) is not None:
+            return found
+        yield Wait(0.1)  # there, and not to be seen yet; or removed since
+    return data

@@ -272,3 +272,70 @@ def test_settings_change_at_a_round_for_all():
         assert actor.failure is None, actor.failure
         assert actor.member.anchor.settings == other
     assert len(world.manifests()[begins + 1].counted) == 4
+
+
+@pytest.mark.parametrize("begins", range(10))
+def test_one_may_join_at_every_round(begins):
+    """It holds the same bits from then on, nothing of it is lost, and soon all wait for it."""
+    world = World(20 + begins)
+    actors = [Actor(world, name, 12, 10.0) for name in "ab"]
+    joiner = Actor(world, "c", 4, 10.0)
+    joiner.ready = 12.0 * begins
+    everyone = run([*actors, joiner], ends)
+    digests = same_bits(everyone)
+    assert joiner.digests[max(digests)] == digests[max(digests)]
+    fates = joiner.member.ledger.outcomes
+    assert all(fate.counted or fate.kept for fate in fates)
+    assert fates[-1].counted
+    for actor in everyone:
+        actor.check_law()
+
+
+def test_who_comes_back_after_what_it_needs_is_gone_takes_the_newest_anchor():
+    """It was cut off for longer than contributions are kept, with one of its own on the way."""
+    world = World(30)
+
+    class CutOff(Actor):
+        def postpones(self, request):
+            return 400.0 * (getattr(request, "key", "") == _keys.contribution(2, self.member.who))
+
+    others = [Actor(world, name, 30, 10.0) for name in "ab"]
+    everyone = run([*others, CutOff(world, "c", 5, 10.0)], ends)
+    digests = same_bits(everyone)
+    back = everyone[2]
+    assert back.digests[max(digests)] == digests[max(digests)]
+    skipped = set(range(max(digests))) - set(back.digests)
+    assert len(skipped) > 2 * SETTINGS.anchors
+    assert _keys.contribution(3, others[0].member.who) in world.removed
+    assert next(o for o in back.member.ledger.outcomes if o.round == 2).kept
+    back.check_law()
+
+
+def test_all_die_and_one_comes_back():
+    world = World(31)
+
+    class Mortal(Actor):
+        def change(self, tree, base):
+            self.dead = base == 4
+            return super().change(tree, base)
+
+    first = run([Mortal(world, name, 9, 10.0) for name in "abc"], ends)
+    assert all(actor.dead for actor in first)
+    alone = Actor(world, "b", 3, 10.0)
+    run([alone], ends)
+    digests = same_bits([*first, alone])
+    assert max(digests) == 7
+    assert [outcome.counted for outcome in alone.member.ledger.outcomes] == [True] * 3
+
+
+def test_two_that_start_at_once_under_one_name_are_one():
+    world = World(32)
+    twins = [Actor(world, "a", 3, 10.0) for _ in range(2)]
+    other = Actor(world, "b", 3, 10.0)
+    everyone = run([*twins, other], ends)
+    same_bits(everyone)
+    failed = [twin for twin in twins if twin.failure]
+    assert len(failed) == 1
+    assert "which a living island has" in str(failed[0].failure)
+    for manifest in world.manifests():
+        assert len({entry.island for entry in manifest.counted}) == len(manifest.counted)
