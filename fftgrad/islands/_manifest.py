@@ -83,7 +83,7 @@ def read(data: bytes) -> Manifest:
         found["counted"] = [Entry(**entry) for entry in found["counted"]]
         found["refused"] = [Refusal(**refusal) for refusal in found["refused"]]
         manifest = Manifest(**found)
-        if not all(share > 0 for share in manifest.shares):
+        if type(manifest.round) is not int or not all(share > 0 for share in manifest.shares):
             raise ValueError
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         raise DamagedError("manifest: must name what counts, got something else.") from None
