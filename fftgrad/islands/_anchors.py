@@ -5,10 +5,18 @@ from collections.abc import Callable
 from fftgrad.islands import _anchor, _keys
 from fftgrad.islands._anchor import Anchor
 from fftgrad.islands._frame import DamagedError
-from fftgrad.islands._requests import Create, Delete, List, Read, Steps
+from fftgrad.islands._requests import Clock, Create, Delete, List, Read, Steps, Wait
 
 ANCHORS_KEPT = 2
 """So that there is one to go back to if the newest is damaged."""
+
+
+PATIENCE = 10
+"""How many deadlines an island waits for an anchor that has to come."""
+
+
+class LostError(RuntimeError):
+    """The store has not what an island needs to go on."""
 
 
 def numbers() -> Steps[list[int]]:
@@ -32,6 +40,20 @@ def newest(read: Callable[[bytes], Anchor], after: int) -> Steps[Anchor | None]:
             "folder, or the outer optimizer of the run."
         )
     return None
+
+
+def later(read: Callable[[bytes], Anchor], after: int, deadline: float) -> Steps[Anchor]:
+    """The newest anchor after a round, for an island that cannot go on from there by itself."""
+    end = (yield Clock()) + PATIENCE * deadline
+    while (found := (yield from newest(read, after))) is None:
+        if (yield Clock()) >= end:
+            raise LostError(
+                f"Island: must find an anchor after round {after}, because it cannot go on from "
+                f"there, got none in {PATIENCE * deadline:.0f} s; see whether another island "
+                "writes any."
+            )
+        yield Wait(deadline / 4)
+    return found
 
 
 def keep(anchor: Anchor) -> Steps[None]:

@@ -65,7 +65,7 @@ class Ledger:
     def __init__(self, memory: ErrorFeedback, model: Model) -> None:
         self.outcomes: list[Outcome] = []
         self.pending: Pending | None = None
-        self._memory = memory
+        self.memory = memory
         with on_host():
             self._kept: Any = jax.device_get(memory.init(model.likes))
         self._states: Any = None
@@ -92,7 +92,7 @@ class Ledger:
         """What to send of a change, and what will have to be kept; the bytes are the caller's."""
         states = self._states or programs.init()
         payloads, sent, kept, states = programs.compress(
-            self._memory, change.tree, self._kept, states, number, own
+            self.memory, change.tree, self._kept, states, number, own
         )
         return programs.to_bytes(payloads), Pending(number, b"", sent, kept, states)
 
@@ -120,7 +120,7 @@ class Ledger:
 
     def _put_back(self, lost: Tree, kept: Any) -> Any:
         with on_host():
-            return jax.device_get(self._memory.put_back(lost, kept))
+            return jax.device_get(self.memory.put_back(lost, kept))
 
 
 def norm(tree: Any) -> float:

@@ -26,6 +26,7 @@ from fftgrad.islands import (
     _run,
 )
 from fftgrad.islands._anchor import Anchor
+from fftgrad.islands._anchors import LostError
 from fftgrad.islands._contribution import Contribution
 from fftgrad.islands._keys import Who
 from fftgrad.islands._ledger import Change, Ledger, norm
@@ -35,13 +36,6 @@ from fftgrad.islands._programs import Outer, Programs
 from fftgrad.islands._requests import Clock, List, Read, Steps, Wait, settle
 from fftgrad.islands._settings import Settings, read_settings
 from fftgrad.memories import ErrorFeedback
-
-PATIENCE = 10
-"""How many deadlines an island waits for objects that have to be there."""
-
-
-class LostError(RuntimeError):
-    """The store has not what an island needs to go on."""
 
 
 class Member:
@@ -101,6 +95,10 @@ class Member:
                 "objects of the store."
             )
         yield from self._take(found)
+        settings = self.anchor.settings
+        state = self.anchor.params, self.anchor.outer
+        memory = self.ledger.memory
+        self.programs.try_out(memory, self.outer, settings.rate, state, settings.islands)
         yield from self.catch_up()
         _run.check_settings(self.asked, self.anchor.settings)
 
@@ -285,18 +283,10 @@ class Member:
         self._fetched.clear()
 
     def _take_newer(self) -> Steps[None]:
-        """Waits for an anchor of a later round than this island has come to, and takes it."""
-        deadline = self.anchor.settings.deadline
-        end = (yield Clock()) + PATIENCE * deadline
-        while (found := (yield from _anchors.newest(self._read_anchor, self.anchor.round))) is None:
-            if (yield Clock()) >= end:
-                raise LostError(
-                    f"Island: must find an anchor after round {self.anchor.round}, because it "
-                    f"cannot go on from there, got none in {PATIENCE * deadline:.0f} s; see "
-                    "whether another island writes any."
-                )
-            yield Wait(deadline / 4)
-        yield from self._take(found)
+        """Takes an anchor of a later round than this island has come to, once there is one."""
+        now = self.anchor
+        later = _anchors.later(self._read_anchor, now.round, now.settings.deadline)
+        yield from self._take((yield from later))
 
     def _read_anchor(self, data: bytes) -> Anchor:
         return _anchor.read(data, self.model, self.outer, self.known)

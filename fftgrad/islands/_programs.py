@@ -143,6 +143,22 @@ class Programs:
                 _advance(self, outer, rate, state, stacked, weights, np.int32(number))
             )
 
+    def try_out(
+        self, memory: Memory, outer: Outer, rate: float, state: tuple[Tree, PyTree], islands: int
+    ) -> None:
+        """Compiles all of it, before the first step: a codec that does not fit is an error there.
+
+        And it would be in the way of the first round, which has a deadline.
+        """
+        with on_host():
+            kept = memory.init(self._like)
+        nothing = {path: np.zeros(shape, np.float32) for path, shape in self.shapes}
+        payloads, *_ = self.compress(memory, nothing, kept, self.init(), 0, 0)
+        payloads = self.from_bytes([memoryview(blob) for blob in self.to_bytes(payloads)])
+        self.decode(payloads, 0)
+        for size in (1 << bits for bits in range((islands - 1).bit_length() + 1)):
+            self.advance(outer, rate, state, [payloads] * size, [1.0 / size] * size, 0)
+
     def to_bytes(self, payloads: list[Payloads]) -> list[bytes]:
         """The payloads as `fg.tools.to_bytes` writes them, one after the other."""
         flat = [payload for bucket in payloads for payload in bucket]
