@@ -17,12 +17,10 @@ from fftgrad.islands._model import Model, Tree
 from fftgrad.islands._programs import Outer, nesterov
 from fftgrad.islands._settings import Settings
 from fftgrad.islands._store import Store, open_store
-from fftgrad.memories import ErrorFeedback
+from fftgrad.memories._error_feedback import ErrorFeedback
 
 GO_ON, JOIN, FAIL = range(3)
 """What the first process of an island tells the others of a step."""
-
-PLAIN = ErrorFeedback()
 
 OVERDUE = 3
 """Deadlines after a meeting until a step waits for it: those of its round and the two after it."""
@@ -97,7 +95,7 @@ class Island:
         *,
         settings: Settings | None = None,
         outer: Outer = nesterov,
-        memory: ErrorFeedback = PLAIN,
+        memory: ErrorFeedback = ErrorFeedback(),
         delay: int = 0,
         blend: float = 0.0,
         residual: Tree | None = None,
@@ -285,8 +283,7 @@ class Island:
     def finish(self) -> PyTree:
         """Waits for what is under way, a deadline at most; what all have in common then."""
         if self._sent is not None:
-            deadline = self._member.anchor.settings.deadline if self._courier else 0.0
-            self._is_done(deadline)
+            self._is_done(self._member.anchor.settings.deadline if self._courier else 0.0)
         self._sent = None
         self._take_anchor(self._start)
         return self._model.to_params(self._start, self.params)
