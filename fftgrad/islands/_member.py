@@ -101,6 +101,7 @@ class Member:
         self.programs.try_out(memory, self.outer, settings.rate, state, settings.islands)
         yield from self.catch_up()
         _run.check_settings(self.asked, self.anchor.settings)
+        self.opened = yield Clock()  # compiling took a while
 
     # Rounds
 
