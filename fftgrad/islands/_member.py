@@ -89,11 +89,8 @@ class Member:
             first = _anchor.first(params, self.outer, settings)
             data = yield from settle(_keys.anchor(0), _anchor.write(first))
             found = self._read_anchor(data)
-        if found is None:
-            raise LostError(
-                "Island: must find an anchor, because the run has begun, got none; see who removes "
-                "objects of the store."
-            )
+        if found is None:  # removed, or not listed yet
+            found = yield from _anchors.later(self._read_anchor, -1, settings.deadline)
         yield from self._take(found)
         settings = self.anchor.settings
         state = self.anchor.params, self.anchor.outer

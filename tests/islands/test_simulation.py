@@ -55,18 +55,26 @@ def lives(seed, faults, lives=6):
     return world, everyone
 
 
-@hypothesis.settings(max_examples=10)
+FAULTS = {
+    "few": {"dies": 0.01, "errs": 0.02, "lag": 3.0},
+    "many, and listings later than the deadline": {"dies": 0.05, "errs": 0.2, "lag": 100.0},
+}
+
+
+@pytest.mark.parametrize("faults", FAULTS)
+@hypothesis.settings(max_examples=6)
 @hypothesis.given(st.integers(0, 2**32))
-def test_a_crash_at_any_request_leaves_the_old_round_or_the_new_one(seed):
+def test_a_crash_at_any_request_leaves_the_old_round_or_the_new_one(faults, seed):
     """They come back under their names. All that lived through a round hold its bits."""
-    lives(seed, Faults(dies=0.01, errs=0.02, lag=3.0))
+    lives(seed, Faults(**FAULTS[faults]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 600, 100))
-def test_of_many_crashes(first):
+@pytest.mark.parametrize("faults", FAULTS)
+def test_of_many_crashes(faults, first):
     for seed in range(first, first + 100):
-        lives(seed, Faults(dies=0.02, errs=0.05, lag=5.0), 12)
+        lives(seed, Faults(**FAULTS[faults]), 30)
 
 
 def test_what_dies_with_an_island_is_what_the_last_manifest_says():
