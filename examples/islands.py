@@ -54,7 +54,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--island", help=argparse.SUPPRESS)  # the name, in the process of one
     args = parser.parse_args(argv)
     if args.smoke:
-        args.rounds, args.kill, args.back, args.deadline, args.pace = 16, 2, 3, 2.0, 0.08
+        args.rounds, args.kill, args.back, args.deadline, args.pace = 14, 1, 2, 2.0, 0.08
         args.every, args.delay, args.batch, args.context = 10, 2, 2, 32
         args.width, args.layers = 32, 1
     return args
