@@ -66,7 +66,7 @@ from fftgrad.training import (
 )
 
 if _TYPE_CHECKING:
-    from fftgrad import advise, checkpoint, contrib, testing
+    from fftgrad import advise, checkpoint, contrib, islands, testing
 
 __all__ = [  # noqa: RUF022 (in reading order)
     # Training
@@ -143,12 +143,13 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "advise",
     "checkpoint",
     "contrib",
+    "islands",
     "testing",
 ]
 
 
 def __getattr__(name: str) -> object:
-    if name in ("advise", "checkpoint", "contrib", "testing"):
+    if name in ("advise", "checkpoint", "contrib", "islands", "testing"):
         return _import_module(f"fftgrad.{name}")
     raise AttributeError(f"module 'fftgrad' has no attribute {name!r}")
 

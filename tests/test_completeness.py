@@ -30,6 +30,7 @@ ROOMS = {
     "checkpoint.": fg.checkpoint,
     "testing.": fg.testing,
     "advise.": fg.advise,
+    "islands.": fg.islands,
     "contrib.gossip.": fg.contrib.gossip,
     "contrib.votes.": fg.contrib.votes,
     "contrib.learned.": fg.contrib.learned,
@@ -71,6 +72,8 @@ EXTRAS = {
     "commands": {"matplotlib", "rich"},
     "_epsilon.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
+    "_object_store.py": {"obstore"},
+    "_sftp.py": {"paramiko"},
 }
 """What a room, or a file, may import besides."""
 METHOD_NAMES = set(fg.methods.__all__)
@@ -108,7 +111,13 @@ def test_every_method_is_in_the_table():
 
 def test_few_names_are_on_top():
     assert sum("." not in name for name in PUBLIC) <= 60
-    assert set(fg.__all__) <= set(dir(fg)) | {"advise", "checkpoint", "contrib", "testing"}
+    assert set(fg.__all__) <= set(dir(fg)) | {
+        "advise",
+        "checkpoint",
+        "contrib",
+        "islands",
+        "testing",
+    }
 
 
 def test_a_part_is_abstract_or_final():

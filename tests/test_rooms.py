@@ -21,12 +21,12 @@ FLOORS = [
     ["methods", "tools"],
     ["optimizers"],
     ["__init__"],
-    ["testing"],
+    ["islands", "testing"],
     ["advise"],
     ["checkpoint", "contrib"],
     ["__main__"],
 ]
-BESIDE = {"advise", "checkpoint", "contrib", "testing"}
+BESIDE = {"advise", "checkpoint", "contrib", "islands", "testing"}
 """What the core imports nothing of."""
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -99,6 +99,7 @@ def test_importing_it_loads_the_core_alone():
     )
     loaded = set(said.stdout.decode().split())
     extras = {"dp_accounting", "flax", "matplotlib", "orbax", "rich", "safetensors"}
+    extras |= {"obstore", "paramiko"}
     assert not loaded & (extras | {f"fftgrad.{room}" for room in BESIDE})
 
 

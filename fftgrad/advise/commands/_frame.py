@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from fftgrad.advise.commands import _analyze, _bench, _plan
+from fftgrad.advise.commands import _analyze, _bench, _islands, _plan
 from fftgrad.advise.commands._bench import version
 
 FAILED, USAGE, INTERRUPTED, PIPE = 1, 2, 130, 141
@@ -39,7 +39,12 @@ KEYWORD = re.compile(r"\b(\w+)=(True|'[^']*'|[\w.]+)")
 READER = "load_gradients"
 """Whose argument is a file that the user named."""
 
-COMMANDS: Mapping[str, ModuleType] = {"plan": _plan, "analyze": _analyze, "bench": _bench}
+COMMANDS: Mapping[str, ModuleType] = {
+    "plan": _plan,
+    "analyze": _analyze,
+    "bench": _bench,
+    "islands": _islands,
+}
 
 
 class Parser(argparse.ArgumentParser):

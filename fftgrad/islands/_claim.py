@@ -1,0 +1,72 @@
+"""Who has a name. Two islands under one name would take each other for themselves."""
+
+from fftgrad.islands import _keys
+from fftgrad.islands._keys import Who
+from fftgrad.islands._requests import Clock, Create, List, Steps, Wait, settle
+
+NEW, OLD = b"new", b"old"
+
+
+class NameTakenError(ValueError):
+    """Another island has the name."""
+
+    def __init__(self, name: str, what: str = "which a living island has") -> None:
+        super().__init__(
+            f"Island(name): must be of one island at a time, got {name!r}, {what}; take another "
+            "name."
+        )
+
+
+def claim(name: str, grace: float, nonce: bytes) -> Steps[Who]:
+    """The name for a new start of an island, unless one that lives has it.
+
+    Where an earlier start of it did not end in an orderly way it is asked, and has so many seconds
+    to answer. Both then try to write the same object, and who comes first has the name. By `nonce`
+    a start knows its own claim again.
+    """
+    before = yield from _claims(name)
+    number = max(before, default=1)
+    while (yield from settle(_keys.claim(Who(name, number)), nonce)) != nonce:
+        before.setdefault(number, set())
+        number += 1
+    before.pop(number, None)
+    who = Who(name, number)
+    alive = [number for number, said in before.items() if "left" not in said]
+    end = (yield Clock()) + grace
+    while alive and (now := (yield Clock())) < end:
+        if "taken" in (yield from _claims(name)).get(who.incarnation, ()):
+            break
+        yield Wait(min(grace / 10, end - now))
+    if (yield from settle(_keys.claim(who, "taken"), NEW)) != NEW:
+        yield from leave(who)
+        raise NameTakenError(name)
+    for number in alive:  # so that nobody asks them again
+        yield from leave(Who(name, number))
+    return who
+
+
+def answer(who: Who, answered: set[int]) -> Steps[None]:
+    """Tells those who claim the name that it is taken; raises if one has it already.
+
+    `answered` are those who have been told, to which it adds.
+    """
+    for number in sorted((yield from _claims(who.island))):
+        if number > who.incarnation and number not in answered:
+            if (yield from settle(_keys.claim(Who(who.island, number), "taken"), OLD)) != OLD:
+                raise NameTakenError(who.island, f"which start {number} of it took over")
+            answered.add(number)
+
+
+def leave(who: Who) -> Steps[None]:
+    """Says that a start of an island is over."""
+    yield Create(_keys.claim(who, "left"), b"")
+
+
+def _claims(name: str) -> Steps[dict[int, set[str]]]:
+    """What is said of each start of an island."""
+    found: dict[int, set[str]] = {}
+    for key in (yield List(_keys.claims(name))):
+        number, _, said = key.removeprefix(_keys.claims(name)).partition(".")
+        if number.isdigit():
+            found.setdefault(int(number), set()).add(said)
+    return found

@@ -1,0 +1,75 @@
+"""What an island hands in to a round."""
+
+import hashlib
+import math
+from typing import Any, NamedTuple
+
+from fftgrad.islands import _frame
+from fftgrad.islands._frame import DamagedError
+from fftgrad.islands._keys import NAME, Who
+
+MAGIC = b"FFTC"
+
+
+class Contribution(NamedTuple):
+    """Its header, and its payloads by `fg.tools.to_bytes`."""
+
+    who: Who  # whose it is
+    round: int  # the round that it is for
+    base: int  # the round from whose parameters the change is counted
+    anchor: str  # digest of what the island held before the round
+    settings: str  # digest of the settings that it was made by
+    model: str  # digest of paths, shapes and dtypes
+    weight: float  # in the mean, such as tokens
+    loss: float | None  # mean loss of the inner steps, for people
+    held: float  # norm of what the island's memory keeps after it
+    traffic: dict[str, int]  # requests and bytes since the island started
+    wish: dict[str, Any] | None  # settings that it proposes
+    fault: str  # why its sender hands in nothing; it says that it is there
+    blobs: list[memoryview]
+
+
+PLAIN = {
+    "round": int,
+    "base": int,
+    "anchor": str,
+    "settings": str,
+    "model": str,
+    "weight": float,
+    "held": float,
+    "traffic": dict,
+    "fault": str,
+}
+"""What a header has besides, and of which type."""
+
+
+def write(contribution: Contribution, blobs: list[bytes]) -> bytes:
+    """The bytes of a contribution."""
+    header = {name: getattr(contribution, name) for name in (*PLAIN, "loss", "wish")}
+    header |= contribution.who._asdict()
+    return _frame.pack(MAGIC, header, blobs)
+
+
+def read(data: bytes) -> Contribution:
+    """The contribution again; what is wrong with other bytes is a `DamagedError`."""
+    header, blobs = _frame.unpack(MAGIC, data)
+    if set(header) != {*PLAIN, "loss", "wish", "island", "incarnation"}:
+        raise DamagedError("with another header")
+    for name, kind in PLAIN.items():
+        if type(header[name]) is not kind:
+            raise DamagedError(f"with {name} {header[name]!r}")
+    name, incarnation = header.pop("island"), header.pop("incarnation")
+    if not (isinstance(name, str) and NAME.fullmatch(name) and type(incarnation) is int):
+        raise DamagedError("of no island")
+    if not (math.isfinite(header["weight"]) and header["weight"] > 0):
+        raise DamagedError(f"of weight {header['weight']}")
+    if not all(type(count) is int for count in header["traffic"].values()):
+        raise DamagedError("with traffic that is no counts")
+    if type(header["loss"]) not in (float, type(None)):
+        raise DamagedError(f"with loss {header['loss']!r}")
+    return Contribution(Who(name, incarnation), blobs=blobs, **header)
+
+
+def digest(data: bytes) -> str:
+    """By which a manifest names the bytes of a contribution."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,300 @@
+"""An island: what a training program calls."""
+
+import math
+import time
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from fftgrad._contracts import PyTree
+from fftgrad._values import check_count, check_kind, check_within
+from fftgrad.islands import _together
+from fftgrad.islands._courier import Courier
+from fftgrad.islands._ledger import Change, Outcome
+from fftgrad.islands._member import Member
+from fftgrad.islands._model import Model, Tree
+from fftgrad.islands._programs import Outer, nesterov
+from fftgrad.islands._settings import Settings
+from fftgrad.islands._store import Store, open_store
+from fftgrad.memories._error_feedback import ErrorFeedback
+
+GO_ON, JOIN, FAIL = range(3)
+"""What the first process of an island tells the others of a step."""
+
+OVERDUE = 3
+"""Deadlines after a meeting until a step waits for it: those of its round and the two after it."""
+
+
+class Island:
+    """Function: joins a run whose islands share a store and nothing else, and trains on in it.
+
+    An island is any JAX program: one process or many, on its own mesh. It trains on its own, and
+    every H steps hands in what it changed, compressed; with θ̄ what all have in common,
+
+        θ̄ ← θ̄ + outer(Σ share · C(θ̄ - θ)),   θ ← blend · θ + (1 - blend) · θ̄.
+
+    That is `fg.optimizers.diloco` without a program in common. Who dies is missed once, at the
+    deadline of a round, and may come back under its name; all others go on.
+
+        with fg.islands.Island("s3://bucket/run", "site-1", params, delay=5, blend=0.5) as island:
+            params = island.params
+            for batch in batches:
+                params, state, loss = train(params, state, batch)
+                params = island.step(params, weight=batch.size, loss=loss)
+
+    A thread writes, lists, reads and decodes beside the steps that follow. A step waits for it only
+    where `delay` is 0, at a meeting, and where the deadlines of three rounds have passed since the
+    last one; never longer than one deadline, after which the island trains on alone.
+
+    Args:
+      store: a URL, as for `open_store`, or what that returns.
+      name: of the island, by which others know it; of one island at a time.
+      params: float32, bfloat16 or float16 arrays. Those of who comes first begin the run; shapes,
+        dtypes and paths have to be the same for all.
+      settings: what all agree on; those of the store if left out. Others are proposed to all by a
+        higher `version`.
+      outer: from the rate of the settings to the optimizer of what all have in common, the same
+        function for all.
+      memory: of what a contribution does not send.
+      delay: τ, inner steps between a meeting and its effect, below H.
+      blend: α, the share of its own parameters that an island keeps then.
+      residual: `island.residual` of an earlier start, so that nothing of it is lost.
+
+    Shapes: what all have in common is float32, whatever the parameters' dtype.
+
+    Wire: a contribution is `fg.wire_bytes(exchange, params)` + 8 bytes for each part, and a header
+      of some 400; each island writes one and reads those of the others in each round.
+
+    Claims: all islands hold the same bits after a round: they decode the same contributions in the
+      order of the manifest, by the same program on one CPU device. The bits are those of jaxlib and
+      the instruction set; an island with others is found at its next contribution, because that
+      has a digest of what it holds, and takes the next anchor of the store. For a memory with decay
+      1, what the manifests counted of an island + its residual = what it handed in, to float32
+      rounding; what came too late is in the residual. What was refused, and the residual of an
+      island that died, are lost, and manifests have their norms. A crash at any instant leaves the
+      old round or the new one.
+
+    Raises:
+      ValueError: if the URL, the name or the settings are none, the store has a run of another
+        model, format or outer optimizer, or the name is that of an island that lives.
+      ConnectionError: if the store cannot be read or written.
+
+    Example:
+      >>> settings = fg.islands.Settings(fg.AllGather(fg.Identity()), every=1, rate=1.0)
+      >>> with fg.islands.Island("memory://", "a", jnp.zeros(2), settings=settings) as island:
+      ...     island.step(island.params + 1.0)
+      Array([1.9, 1.9], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        store: str | Store,
+        name: str,
+        params: PyTree,
+        *,
+        settings: Settings | None = None,
+        outer: Outer = nesterov,
+        memory: ErrorFeedback = ErrorFeedback(),
+        delay: int = 0,
+        blend: float = 0.0,
+        residual: Tree | None = None,
+    ) -> None:
+        if settings is not None:
+            check_kind("Island(settings)", settings, Settings, "use fg.islands.Settings().")
+        check_kind("Island(memory)", memory, ErrorFeedback, "use fg.ErrorFeedback().")
+        check_count("Island(delay)", delay, "use 1.", least=0)
+        check_within("Island(blend)", blend, "[0, 1)", "use 0.5.")
+        self._delay, self._blend = delay, blend
+        self._model = Model.of(params)
+        host = self._model.to_host(params)
+        self._courier: Courier | None = None
+        failure: Exception | None = None
+        if _together.is_first():
+            try:
+                found = open_store(store) if isinstance(store, str) else store
+                self._courier = self._join(found, name, host, settings, outer, memory, residual)
+            except Exception as error:
+                failure = error
+        if _together.agree(FAIL if failure else JOIN) == FAIL:
+            raise failure or RuntimeError("Island: the first process of it could not join.")
+        self._steps, self._weight = 0, 0.0
+        self._losses: list[Any] = []
+        self._sent: tuple[int, float] | None = None  # at which step, and when
+        self._last = 0  # the step of the last meeting
+        self._take_anchor(host)
+        self.params: PyTree = self._model.to_params(self._start, params)
+
+    def _join(
+        self,
+        store: Store,
+        name: str,
+        host: Tree,
+        settings: Settings | None,
+        outer: Outer,
+        memory: ErrorFeedback,
+        residual: Tree | None,
+    ) -> Courier:
+        member = Member(name, self._model, outer=outer, memory=memory, settings=settings)
+        if residual is not None:
+            member.ledger.put_back(residual)
+        courier = Courier(member, store)
+        courier.start(member.start(host))
+        if self._delay >= member.anchor.settings.every:
+            courier.close()
+            raise ValueError(
+                f"Island(delay): must be below every={member.anchor.settings.every} of the "
+                f"settings, got {self._delay}; use 1."
+            )
+        return courier
+
+    def step(
+        self, params: PyTree, *, weight: float = 1.0, loss: jax.Array | float | None = None
+    ) -> PyTree:
+        """The parameters to go on with after an inner step, mostly those that are given.
+
+        Args:
+          params: those after the step. They may be donated to the next one.
+          weight: of the step in the mean of all islands, such as its tokens; those of a round add
+            up.
+          loss: for those who look at the run; it is read at the meeting.
+
+        Raises:
+          ValueError: if another start of the island has its name by now.
+          RuntimeError: if the store has not what the island needs to go on. Not where it does not
+            answer: the island trains on alone, and `trouble` says why.
+        """
+        if not (math.isfinite(weight) and weight > 0):
+            raise ValueError(
+                f"Island.step(weight): must be positive, got {weight}; pass the tokens of the step."
+            )
+        self._steps += 1
+        self._weight += weight
+        if loss is not None:
+            self._losses.append(loss)
+        if self._sent is None and self._steps - self._last >= self._every:
+            self._meet(params)
+        is_due = self._sent is not None and self._steps - self._sent[0] >= self._delay
+        return self._rejoin(params) if is_due and self._is_done(self._patience()) else params
+
+    def _is_done(self, seconds: float) -> bool:
+        """Whether what is under way is over, on all processes alike."""
+        told = JOIN
+        failure: BaseException | None = None
+        if self._courier is not None:
+            try:
+                told = JOIN if self._courier.wait(seconds) else GO_ON
+            except Exception as error:
+                told, failure = FAIL, error
+        told = _together.agree(told)
+        if told == FAIL:
+            raise failure or RuntimeError("Island: its first process failed.")
+        return told == JOIN
+
+    def _patience(self) -> float:
+        """Seconds for which a step may wait."""
+        if self._sent is None or self._courier is None:
+            return 0.0
+        at, when = self._sent
+        deadline = self._member.anchor.settings.deadline
+        is_meeting = not self._delay and self._steps == at
+        is_overdue = time.monotonic() - when > OVERDUE * deadline
+        if is_meeting or (is_overdue and (self._steps - at) % self._every == 0):
+            return deadline
+        return 0.0
+
+    def _meet(self, params: PyTree) -> None:
+        own = self._model.to_host(params)
+        losses = [float(loss) for loss in jax.device_get(self._losses)]
+        mean = float(np.mean(losses)) if losses else math.nan
+        if self._courier is not None:
+            tree = {path: self._start[path] - own[path] for path in own}
+            loss = mean if math.isfinite(mean) else None
+            self._courier.send(Change(tree, self._base, self._weight, loss))
+        self._sent = self._steps, time.monotonic()
+        self._last, self._weight = self._steps, 0.0
+        self._losses.clear()
+
+    def _rejoin(self, params: PyTree) -> PyTree:
+        self._sent = None
+        self._take_anchor(self._start)
+        joined = self._start
+        if self._blend:
+            own = self._model.to_host(params)
+            share = np.float32(self._blend)
+            joined = {
+                path: share * own[path] + (1 - share) * leaf
+                if np.isfinite(own[path]).all()
+                else leaf
+                for path, leaf in joined.items()
+            }
+        return self._model.to_params(joined, params)
+
+    def _take_anchor(self, like: Tree) -> None:
+        """What the next change is counted from: what all have in common now."""
+        known = (like, np.int64(0), np.int64(0))
+        if self._courier is not None:
+            anchor = self._member.anchor
+            known = (anchor.params, np.int64(anchor.round), np.int64(anchor.settings.every))
+        tree, base, every = _together.share(known)
+        self._start = self._model.as_held(tree)
+        self._base, self._every = int(base), int(every)
+
+    @property
+    def _member(self) -> Member:
+        assert self._courier is not None, "Island: only its first process knows that."
+        return self._courier.member
+
+    @property
+    def round(self) -> int:
+        """The round that is open for the island, from whose beginning its parameters are."""
+        return self._base
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force; in the first process, as all that follows."""
+        return self._member.anchor.settings
+
+    @property
+    def digest(self) -> str:
+        """By which what islands hold is compared: equal bits, equal digests."""
+        return self._member.anchor.digest
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What became of each contribution."""
+        return tuple(self._member.ledger.outcomes)
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """Requests by kind, and bytes both ways, since the island started."""
+        return dict(self._courier.performer.traffic) if self._courier else {}
+
+    @property
+    def trouble(self) -> str:
+        """Why the store was not reached in the last try; empty if it was."""
+        return self._courier.trouble if self._courier else ""
+
+    @property
+    def residual(self) -> Tree:
+        """What the island has not sent yet, by path: what a checkpoint of it has to have."""
+        return dict(self._member.ledger.residual)
+
+    def finish(self) -> PyTree:
+        """Waits for what is under way, a deadline at most; what all have in common then."""
+        if self._sent is not None:
+            self._is_done(self._member.anchor.settings.deadline if self._courier else 0.0)
+        self._sent = None
+        self._take_anchor(self._start)
+        return self._model.to_params(self._start, self.params)
+
+    def close(self) -> None:
+        """Leaves the run: the name is free at once, and no round waits for it twice."""
+        if self._courier is not None:
+            self._courier.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

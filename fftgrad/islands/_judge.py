@@ -1,0 +1,204 @@
+"""Which contributions count in a round, and why others do not."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from fftgrad.exchanges import AllGather
+from fftgrad.islands import _contribution, _keys
+from fftgrad.islands._anchor import Anchor
+from fftgrad.islands._contribution import Contribution
+from fftgrad.islands._frame import DamagedError
+from fftgrad.islands._keys import Who
+from fftgrad.islands._manifest import Entry, Manifest, Refusal
+from fftgrad.islands._programs import Programs
+from fftgrad.islands._settings import Settings, read_settings
+
+
+class Seen(NamedTuple):
+    """A contribution that nothing is wrong with, taken alone."""
+
+    contribution: Contribution
+    data: bytes
+    norm: float
+
+
+def is_complete(anchor: Anchor, here: Iterable[Who]) -> bool:
+    """Whether those that a round waits for have come, by the keys that are there."""
+    names = {who.island for who in here}
+    if anchor.expected is None:
+        return len(names) >= anchor.settings.islands
+    return len(names & set(anchor.expected)) >= needed(anchor)
+
+
+def needed(anchor: Anchor) -> int:
+    """How many of those expected close a round at once."""
+    expected = anchor.settings.islands if anchor.expected is None else len(anchor.expected)
+    return math.ceil(anchor.settings.quorum * expected)
+
+
+def judge(
+    anchor: Anchor,
+    model: str,
+    programs: Programs,
+    found: Mapping[Who, bytes],
+    by: Who,
+    waited: float,
+    back: Iterable[str] = (),
+    known: tuple[AllGather, ...] = (),
+) -> Manifest | None:
+    """The manifest of a round as this island sees it; None if it may not write it.
+
+    An island that holds another anchor than most of those who came leaves it to them. Where nothing
+    counts the round is closed all the same, and changes nothing, or its open end would be in the
+    way of all. The next
+    round waits for those who are `back`, too, and for those who say that they have nothing to hand
+    in, but are there.
+    """
+    back = set(back)
+    seen: list[Seen] = []
+    refused: dict[Who, str] = {}
+    held: list[str] = []
+    for who, data in sorted(found.items()):
+        try:
+            contribution = _contribution.read(data)
+            if contribution.round == anchor.round and contribution.model == model:
+                held.append(contribution.anchor)
+            if contribution.who == who and contribution.fault:
+                back.add(who.island)
+            _check(contribution, who, anchor, model)
+            payloads = programs.from_bytes(contribution.blobs)
+            norm = _norm(programs, payloads, anchor.round)
+            if not math.isfinite(norm):
+                raise DamagedError("not finite")
+            seen.append(Seen(contribution, data, norm))
+        except DamagedError as error:
+            refused[who] = str(error)
+    if held.count(anchor.digest) < max(map(held.count, held), default=0):
+        return None
+    seen, others = _newest(seen)
+    refused |= others
+    seen, others = _within(seen, anchor.settings.limit)
+    refused |= others
+    settings = _proposed(seen, anchor, known)
+    counted = _entries(seen, anchor.settings.limit)
+    came = {who.island for who in found}
+    return Manifest(
+        round=anchor.round,
+        by=by,
+        anchor=anchor.digest,
+        counted=counted,
+        refused=[Refusal(*who, reason) for who, reason in sorted(refused.items())],
+        missed=sorted(set(anchor.expected or ()) - came),
+        expected=_expected(counted, back, came, anchor, settings),
+        settings=settings.as_dict() if settings else None,
+        waited=waited,
+    )
+
+
+def _check(contribution: Contribution, who: Who, anchor: Anchor, model: str) -> None:
+    number = anchor.round
+    if contribution.who != who:
+        raise DamagedError(f"says that it is of {contribution.who}")
+    if contribution.round != number:
+        raise DamagedError(f"for round {contribution.round}")
+    if contribution.model != model:
+        raise DamagedError("of another model")
+    if contribution.fault:
+        raise DamagedError(contribution.fault)
+    if contribution.settings != anchor.settings.digest:
+        raise DamagedError("made by other settings")
+    if contribution.anchor != anchor.digest:
+        raise DamagedError(f"holds another anchor, {contribution.anchor}")
+    if contribution.base > number:
+        raise DamagedError(f"starts from round {contribution.base}, which is not there yet")
+    if number - contribution.base > anchor.settings.stale:
+        raise DamagedError(f"stale: starts from round {contribution.base}")
+
+
+def _norm(programs: Programs, payloads: object, number: int) -> float:
+    vectors = programs.decode(payloads, number)  # type: ignore[arg-type]
+    squares = (np.dot(wide, wide) for wide in (v.astype(np.float64) for v in vectors))
+    return math.sqrt(sum(map(float, squares)))
+
+
+def _newest(seen: list[Seen]) -> tuple[list[Seen], dict[Who, str]]:
+    """Of each name the newest incarnation."""
+    newest = {one.contribution.who.island: one.contribution.who for one in seen}  # they ascend
+    kept = [one for one in seen if one.contribution.who in newest.values()]
+    others = [one.contribution.who for one in seen if one not in kept]
+    return kept, dict.fromkeys(others, "of an earlier start of its name")
+
+
+def _within(seen: list[Seen], limit: float) -> tuple[list[Seen], dict[Who, str]]:
+    """Those whose norms are no more than `limit` times the median's."""
+    norm = statistics.median_low([one.norm for one in seen if one.norm] or [0.0])
+    long = [one for one in seen if one.norm > limit * norm]
+    said = {one.contribution.who: f"norm {one.norm:.3g}, the median has {norm:.3g}" for one in long}
+    return [one for one in seen if one not in long], said
+
+
+def _entries(seen: list[Seen], limit: float) -> list[Entry]:
+    """What the manifest says of those that count, none above `limit` times the median weight.
+
+    An island that trained on alone while it was cut off has learned more, but not without bound.
+    """
+    most = limit * statistics.median_low([one.contribution.weight for one in seen] or [0.0])
+    found: list[Entry] = []
+    for one in seen:
+        header = one.contribution
+        entry = Entry(
+            *header.who,
+            sha256=_contribution.digest(one.data),
+            size=len(one.data),
+            weight=min(header.weight, most),
+            base=header.base,
+            loss=header.loss,
+            norm=one.norm,
+            held=header.held,
+            traffic=header.traffic,
+        )
+        found.append(entry)
+    return found
+
+
+def _proposed(seen: list[Seen], anchor: Anchor, known: tuple[AllGather, ...]) -> Settings | None:
+    """The settings of the highest version that is proposed and can be read; None: no others."""
+    best = anchor.settings
+    for one in seen:
+        try:
+            if one.contribution.wish is not None:
+                best = max(best, read_settings(one.contribution.wish, known), key=_version)
+        except DamagedError:  # one of its own, which an island that has it will write
+            continue
+    return None if best is anchor.settings else best
+
+
+def _version(settings: Settings) -> int:
+    return settings.version
+
+
+def _expected(
+    counted: list[Entry],
+    back: set[str],
+    came: set[str],
+    anchor: Anchor,
+    settings: Settings | None,
+) -> list[str] | None:
+    """Whom the next round waits for: those that kept pace, and those that are back.
+
+    Not a slow one, whose change starts from a round before: it comes when it can.
+    """
+    if settings and settings.islands != anchor.settings.islands:
+        return None
+    pace = {entry.island for entry in counted if entry.base == anchor.round}
+    return sorted(pace | back or came)
+
+
+def contributors(keys: Iterable[str]) -> dict[Who, str]:
+    """Whose contributions are among the keys of a round."""
+    found = ((_keys.contributor(key), key) for key in keys)
+    return {who: key for who, key in found if who}

@@ -1,0 +1,290 @@
+"""The protocol of an island, without threads, clocks and stores: it yields what it asks of them.
+
+A run is a chain of rounds. What all hold before round r + 1 is a pure function of what they hold
+before round r, of the manifest of r, and of the contributions that it names; so all have the same
+bits, whoever computes them, and whenever. Whoever first sees that all have come, or that the
+deadline is over, writes the manifest by create-if-absent, and whoever is second obeys the first. A
+crash between any two requests leaves the old round or the new one, because nothing else decides.
+"""
+
+import hashlib
+import json
+import secrets
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from fftgrad.exchanges import AllGather
+from fftgrad.islands import (
+    _anchor,
+    _anchors,
+    _claim,
+    _contribution,
+    _judge,
+    _keys,
+    _manifest,
+    _run,
+)
+from fftgrad.islands._anchor import Anchor
+from fftgrad.islands._anchors import LostError
+from fftgrad.islands._contribution import Contribution
+from fftgrad.islands._keys import Who
+from fftgrad.islands._ledger import Change, Ledger, norm
+from fftgrad.islands._manifest import Entry, Manifest
+from fftgrad.islands._model import Model, Tree
+from fftgrad.islands._programs import Outer, Programs
+from fftgrad.islands._requests import Clock, List, Read, Steps, Wait, settle
+from fftgrad.islands._settings import Settings, read_settings
+from fftgrad.memories import ErrorFeedback
+
+
+class Member:
+    """An island as the others see it.
+
+    Every method that is a generator may be dropped at any request, or be stopped by an error of the
+    store, and called again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        *,
+        outer: Outer,
+        memory: ErrorFeedback,
+        settings: Settings | None = None,
+    ) -> None:
+        self.name = _keys.check_name(name)
+        self.model, self.outer = model, outer
+        self.ledger = Ledger(memory, model)
+        self.asked = settings
+        self.traffic: Mapping[str, int] = {}  # that of whoever runs its steps
+        self.who = Who(name, 0)
+        self.answered: set[int] = set()
+        # Since it has taken an anchor: that, when it was taken, and the programs of its codecs.
+        self.anchor: Anchor
+        self.opened = 0.0
+        self.programs: Programs
+        self._own = b""  # the last contribution
+        self.awaited = -1  # the round of the last contribution
+        self._is_written = False
+        self._change: Change | None = None  # the last one, which is handed in once
+        self._fetched: dict[Who, bytes] = {}
+        self._named: set[Who] | None = None  # in the last manifest, if the island obeyed it
+        text = json.dumps(model.described, sort_keys=True)
+        self._model = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._nonce = secrets.token_bytes(16)
+
+    @property
+    def known(self) -> tuple[AllGather, ...]:
+        """Exchanges that this program has itself."""
+        return (self.asked.exchange,) if self.asked else ()
+
+    def start(self, params: Tree) -> Steps[None]:
+        """Joins a run, or begins one with these parameters."""
+        settings = yield from _run.enter(self.model, self.asked, self.known)
+        self.who = yield from _claim.claim(self.name, settings.deadline, self._nonce)
+        found = yield from _anchors.newest(self._read_anchor, -1)
+        if found is None and (yield Read(_keys.manifest(0))) is None:
+            first = _anchor.first(params, self.outer, settings)
+            data = yield from settle(_keys.anchor(0), _anchor.write(first))
+            found = self._read_anchor(data)
+        if found is None:  # removed, or not listed yet
+            found = yield from _anchors.later(self._read_anchor, -1, settings.deadline)
+        yield from self._take(found)
+        settings = self.anchor.settings
+        state = self.anchor.params, self.anchor.outer
+        memory = self.ledger.memory
+        self.programs.try_out(memory, self.outer, settings.rate, state, settings.islands)
+        yield from self.catch_up()
+        _run.check_settings(self.asked, self.anchor.settings)
+        self.opened = yield Clock()  # compiling took a while
+
+    # Rounds
+
+    def catch_up(self) -> Steps[None]:
+        """Obeys all manifests that there are."""
+        while (data := (yield Read(_keys.manifest(self.anchor.round)))) is not None:
+            manifest = _manifest.read(data)
+            if manifest.round != self.anchor.round:
+                raise LostError(
+                    f"Island: must find the manifest of round {self.anchor.round} where it belongs,"
+                    f" got that of round {manifest.round}; see who writes into the store."
+                )
+            yield from self._obey(manifest)
+
+    def answer(self) -> Steps[None]:
+        """Tells others who claim the name that it is taken; an error if one has it already."""
+        yield from _claim.answer(self.who, self.answered)
+
+    def hand_in(self, change: Change) -> Steps[None]:
+        """All that an island does in a round, from what it learned to what all hold after it."""
+        yield from self.contribute(change)
+        yield from self.finish()
+
+    def contribute(self, change: Change) -> Steps[None]:
+        """Prepares what was learned for the open round, if it can count; once for each change."""
+        if change is self._change:
+            return
+        yield from self.answer()
+        yield from self.catch_up()
+        number, settings = self.anchor.round, self.anchor.settings
+        fault = ""
+        if number - change.base > settings.stale:
+            fault = f"stale: starts from round {change.base}"
+        elif not change.is_finite:
+            fault = "not finite"
+        blobs, pending = list[bytes](), self.ledger.nothing(number)
+        if not fault:
+            own = zlib.crc32(str(self.who).encode())
+            blobs, pending = self.ledger.compress(self.programs, change, number, own)
+        mine = self.asked
+        header = Contribution(
+            self.who,
+            round=number,
+            base=change.base,
+            anchor=self.anchor.digest,
+            settings=settings.digest,
+            model=self._model,
+            weight=change.weight,
+            loss=change.loss,
+            held=norm(pending.memory),
+            traffic=dict(self.traffic),
+            wish=mine.as_dict() if mine and mine.version > settings.version else None,
+            fault=fault,
+            blobs=[],
+        )
+        data = _contribution.write(header, blobs)
+        self.ledger.pending = pending._replace(data=data)
+        self._own = data
+        self.awaited, self._is_written, self._change = number, False, change
+
+    def finish(self) -> Steps[None]:
+        """Waits until the round of the last contribution is closed, or closes it."""
+        pause = self.anchor.settings.deadline / 50
+        while self.anchor.round <= self.awaited or self.ledger.pending:
+            if self.ledger.pending and not self._is_written:
+                key = _keys.contribution(self.awaited, self.who)
+                if (yield from settle(key, self._own)) != self._own:
+                    raise _claim.NameTakenError(self.name, "under which another one contributes")
+                self._is_written = True
+            keys = yield List(_keys.round_folder(self.awaited))
+            if self.anchor.round > self.awaited or _keys.manifest(self.awaited) in keys:
+                data = yield Read(_keys.manifest(self.awaited))
+                if data is not None:
+                    yield from self._obey(_manifest.read(data))
+            else:
+                yield from self._look(_judge.contributors(keys))
+            if self.anchor.round <= self.awaited or self.ledger.pending:
+                over = self.opened + self.anchor.settings.deadline - (yield Clock())
+                yield Wait(max(0.01, min(pause, over) if over > 0 else pause))
+                pause = min(1.5 * pause, self.anchor.settings.deadline / 10)
+
+    def _look(self, here: Mapping[Who, str]) -> Steps[None]:
+        """Reads what has come to the open round, and closes it if nobody need be waited for."""
+        for who in set(here).difference([self.who]):
+            yield from self._read(who)
+        waited = (yield Clock()) - self.opened
+        if waited < self.anchor.settings.deadline and not _judge.is_complete(
+            self.anchor, {self.who, *self._fetched}
+        ):
+            return
+        yield from self._read(self.who)  # back, as the others will
+        manifest = _judge.judge(
+            self.anchor,
+            self._model,
+            self.programs,
+            self._fetched,
+            self.who,
+            waited,
+            (yield from self._late()),
+            self.known,
+        )
+        if manifest is not None:
+            data = yield from settle(_keys.manifest(manifest.round), _manifest.write(manifest))
+            yield from self._obey(_manifest.read(data))
+
+    def _late(self) -> Steps[list[str]]:
+        """Who came to the round before when it was closed, and is there again."""
+        if self._named is None:
+            return []
+        keys = yield List(_keys.round_folder(self.anchor.round - 1))
+        return [who.island for who in _judge.contributors(keys) if who not in self._named]
+
+    def _read(self, who: Who) -> Steps[None]:
+        """Reads a contribution to the open round, once."""
+        if who not in self._fetched:
+            data = yield Read(_keys.contribution(self.anchor.round, who))
+            if data is not None:
+                self._fetched[who] = data
+
+    def _obey(self, manifest: Manifest) -> Steps[None]:
+        """Takes the outer step of a round. It ends either before it or after it."""
+        self.ledger.resolve(manifest, self.who)
+        before = self.anchor
+        if manifest.round != before.round:
+            return
+        if manifest.anchor != before.digest:
+            yield from self._take_newer()
+            return
+        sent: list[Any] = []
+        for entry in manifest.counted:
+            data = yield from self._fetch(manifest.round, entry)
+            if data is None:
+                yield from self._take_newer()
+                return
+            sent.append(self.programs.from_bytes(_contribution.read(data).blobs))
+        params, outer = before.params, before.outer
+        if sent:
+            params, outer = self.programs.advance(
+                self.outer,
+                before.settings.rate,
+                (params, outer),
+                sent,
+                manifest.shares,
+                manifest.round,
+            )
+        settings = before.settings
+        if manifest.settings is not None:
+            settings = read_settings(manifest.settings, self.known)
+        expected = manifest.expected
+        yield from self._take(_anchor.make(before.round + 1, params, outer, settings, expected))
+        self._named = {one.who for one in (*manifest.counted, *manifest.refused)}
+        if manifest.by == self.who:
+            yield from _anchors.keep(self.anchor)
+
+    def _fetch(self, number: int, entry: Entry) -> Steps[bytes | None]:
+        """The bytes that a manifest names; None if the store has them no more."""
+        end = (yield Clock()) + self.anchor.settings.deadline
+        while True:
+            data = self._own if entry.who == self.who else self._fetched.get(entry.who)
+            if data is None or _contribution.digest(data) != entry.sha256:
+                data = yield Read(_keys.contribution(number, entry.who))
+            if data is not None and _contribution.digest(data) == entry.sha256:
+                return data
+            newer = yield from _anchors.numbers()
+            now = yield Clock()
+            if (newer and newer[-1] > number) or now >= end:
+                return None
+            yield Wait(max(0.01, min(self.anchor.settings.deadline / 10, end - now)))
+
+    # Anchors
+
+    def _take(self, anchor: Anchor) -> Steps[None]:
+        opened = yield Clock()
+        exchange = anchor.settings.exchange
+        if not hasattr(self, "programs") or self.programs.exchange != exchange:
+            shapes = tuple((path, like.shape) for path, like in self.model.likes.items())
+            self.programs = Programs(shapes, exchange)
+            self.ledger.forget_codecs()
+        self.anchor, self.opened, self._named = anchor, opened, None
+        self._fetched.clear()
+
+    def _take_newer(self) -> Steps[None]:
+        """Takes an anchor of a later round than this island has come to, once there is one."""
+        now = self.anchor
+        later = _anchors.later(self._read_anchor, now.round, now.settings.deadline)
+        yield from self._take((yield from later))
+
+    def _read_anchor(self, data: bytes) -> Anchor:
+        return _anchor.read(data, self.model, self.outer, self.known)

@@ -1,0 +1,72 @@
+"""The parameters of an island's program, and the same on the host, by their paths."""
+
+import dataclasses
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fftgrad._contracts import PyTree
+from fftgrad.exchanges import _layout
+from fftgrad.islands import _together
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Tree: TypeAlias = dict[str, Array]
+"""Leaves by path, float32: the same for islands that keep them in other containers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What a program trains: the paths, shapes and dtypes of its parameters, in their order."""
+
+    structure: Any
+    paths: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, params: PyTree) -> "Model":
+        """That of these parameters."""
+        _layout.check_tree("Island", "params", params)
+        found, structure = jax.tree.flatten_with_path(params)
+        paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]
+        if not paths or len(set(paths)) < len(paths):
+            raise ValueError(
+                f"Island(params): must have arrays at paths that differ, got {paths}; rename a key."
+            )
+        shapes = tuple(tuple(leaf.shape) for _, leaf in found)
+        dtypes = tuple(str(leaf.dtype) for _, leaf in found)
+        return cls(structure, tuple(paths), shapes, dtypes)
+
+    @property
+    def described(self) -> list[list[Any]]:
+        """Path, shape and dtype of each leaf, as JSON has them, in the order of the paths."""
+        rows = zip(self.paths, self.shapes, self.dtypes, strict=True)
+        return sorted([path, list(shape), dtype] for path, shape, dtype in rows)
+
+    @property
+    def likes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The shapes of `Tree`s of it."""
+        return {
+            path: jax.ShapeDtypeStruct(shape, jnp.float32)
+            for path, shape in sorted(zip(self.paths, self.shapes, strict=True))
+        }
+
+    def to_host(self, params: PyTree) -> Tree:
+        """A copy of the parameters, which may be donated or moved afterwards."""
+        leaves = [_together.to_host(leaf) for leaf in jax.tree.leaves(params)]
+        return dict(sorted(zip(self.paths, leaves, strict=True)))
+
+    def as_held(self, tree: Tree) -> Tree:
+        """The same as a program in these dtypes holds it."""
+        dtypes = dict(zip(self.paths, self.dtypes, strict=True))
+        return {path: leaf.astype(dtypes[path]).astype(np.float32) for path, leaf in tree.items()}
+
+    def to_params(self, tree: Tree, like: PyTree) -> PyTree:
+        """The parameters of the program, on the devices on which those it has are."""
+        leaves = [
+            _together.to_devices(tree[path], leaf)
+            for path, leaf in zip(self.paths, jax.tree.leaves(like), strict=True)
+        ]
+        return jax.tree.unflatten(self.structure, leaves)

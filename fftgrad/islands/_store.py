@@ -1,0 +1,60 @@
+"""Where objects are: a folder, a bucket, or an account on a server, by its URL.
+
+Of a store only these are asked: to make an object if there is none of its key, whole or not at all,
+and to read, list and remove objects.
+"""
+
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from fftgrad.islands._object_store import ObjectStore
+from fftgrad.islands._sftp import SftpStore
+
+
+class Store(Protocol):
+    """Contract: what islands ask of a store. Keys are relative to the URL."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Makes an object if there is none; whether it did. Nobody ever sees a part of it."""
+        ...
+
+    def read(self, key: str) -> bytes | None:
+        """The bytes of an object; None if there is none."""
+        ...
+
+    def list(self, folder: str, after: str = "") -> list[str]:
+        """The keys under a folder, those after `after` at least."""
+        ...
+
+    def delete(self, keys: tuple[str, ...]) -> None:
+        """Removes objects, which need not be there."""
+        ...
+
+
+def open_store(url: str, *, make: bool = True) -> Store:
+    """Function: the store at a URL.
+
+    Args:
+      url: file:///folder, or a folder's path; s3://bucket/folder, gs://, az://, and what else
+        obstore reads, with credentials as it finds them; memory://; sftp://user@host:port/folder,
+        with the keys of the user's SSH agent and the hosts of known_hosts.
+      make: whether to make a folder of this machine that is not there.
+
+    Returns:
+      What has `create`, `read`, `list` and `delete`, as `Island` takes it in place of a URL.
+
+    Raises:
+      ValueError: if the URL is none of a store.
+      ImportError: if the extra is not installed.
+
+    Example:
+      >>> store = fg.islands.open_store("memory://")
+      >>> store.create("a/b", b"first"), store.create("a/b", b"second"), store.read("a/b")
+      (True, False, b'first')
+    """
+    if not isinstance(url, str) or not url:
+        raise TypeError(f"open_store(url): must be text, got {url!r}; use 's3://bucket/run'.")
+    scheme = urlsplit(url).scheme
+    if scheme == "sftp":
+        return SftpStore(url)
+    return ObjectStore(url, make)

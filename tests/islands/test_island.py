@@ -1,0 +1,314 @@
+"""An island as a program calls it: its steps, its thread, and what it refuses."""
+
+import functools
+import json
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from parallel import mesh_of
+
+import fftgrad as fg
+from fftgrad.islands import Settings, _keys
+from fftgrad.islands._perform import StoreError
+
+pytest.importorskip("obstore")
+DENSE = fg.AllGather(fg.Identity())
+QUICK = Settings(DENSE, every=2, rate=1.0, deadline=2.0)
+
+
+def memory():
+    return fg.islands.open_store("memory://")
+
+
+@functools.cache
+def descent(rate):
+    return optax.sgd(rate)
+
+
+def together(store, names, program, **options):
+    """Each island in a thread of its own; what the programs return."""
+    found, errors = {}, []
+
+    def run(name):
+        try:
+            with fg.islands.Island(store, name, jnp.zeros(3), **options) as island:
+                found[name] = program(island, name)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    return found
+
+
+def test_it_is_diloco_without_a_program_in_common():
+    """Two islands and two workers that take the same inner steps."""
+    pushes = {"a": np.float32([1.0, 2.0, 3.0]), "b": np.float32([3.0, -2.0, 1.0])}
+    settings = Settings(DENSE, every=2, rate=0.5, islands=2, deadline=30.0)
+
+    def program(island, name):
+        params, seen = island.params, []
+        for step in range(8):
+            params = island.step(params + 0.1 * (step + 1) * pushes[name])
+            seen.append(np.asarray(params))
+        return np.stack(seen)
+
+    found = together(memory(), "ab", program, settings=settings)
+    tx = fg.optimizers.diloco(
+        optax.sgd(1.0), fg.islands.nesterov(0.5), 2, DENSE, fg.NoMemory(), axis_name="data"
+    )
+
+    def worker(push):
+        def step(carry, number):
+            params, state = carry
+            updates, state = tx.update(-0.1 * (number + 1) * push, state, params)
+            params = optax.apply_updates(params, updates)
+            return (params, state), params
+
+        return jax.lax.scan(step, (jnp.zeros(3), tx.init(jnp.zeros(3))), jnp.arange(8.0))[1]
+
+    rows = jax.jit(jax.vmap(worker, axis_name="data"))(jnp.stack([pushes["a"], pushes["b"]]))
+    np.testing.assert_allclose(np.stack([found["a"], found["b"]]), rows, rtol=1e-5)
+
+
+def test_weights_are_those_of_the_round():
+    """(1 · 3 + 3 · 1) / 4 in place of the mean."""
+    settings = Settings(DENSE, every=2, rate=1.0, islands=2, deadline=30.0)
+
+    def program(island, name):
+        push, weight = {"a": (3.0, 0.5), "b": (1.0, 1.5)}[name]
+        params = island.step(island.params, weight=weight)
+        return island.step(params + push, weight=weight)
+
+    found = together(memory(), "ab", program, settings=settings, outer=descent)
+    np.testing.assert_allclose(found["a"], 1.5)
+    np.testing.assert_array_equal(found["a"], found["b"])
+
+
+def test_with_a_delay_it_goes_on_and_keeps_a_share():
+    settings = Settings(DENSE, every=4, rate=0.5, deadline=20.0)
+    with fg.islands.Island(
+        memory(), "a", jnp.zeros(3), settings=settings, outer=descent, delay=2, blend=0.25
+    ) as island:
+        params = island.params
+        for _ in range(4):
+            params = island.step(params + 1.0)
+        np.testing.assert_array_equal(params, np.full(3, 4.0))  # sent, and gone on
+        params = island.step(params + 1.0)
+        np.testing.assert_array_equal(params, np.full(3, 5.0))
+        assert island._courier.wait(20.0)
+        params = island.step(params + 1.0)
+        np.testing.assert_allclose(params, np.full(3, 0.25 * 6.0 + 0.75 * 2.0))
+        assert island.round == 1
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_narrow_parameters_lose_nothing_of_a_small_step(dtype):
+    """What all have in common is float32: 256 steps of 1/1024 reach 1.25 from 1."""
+    settings = Settings(DENSE, every=1, rate=1 / 16, deadline=20.0)
+    params = {"w": jnp.ones(3, dtype)}
+    with fg.islands.Island(memory(), "a", params, settings=settings, outer=descent) as island:
+        params = island.params
+        for _ in range(16):
+            params = island.step({"w": params["w"] + jnp.asarray(1 / 64, dtype)})
+        assert params["w"].dtype == dtype
+        np.testing.assert_allclose(island._member.anchor.params["w"], 1 + 16 / 1024)
+
+
+def test_other_meshes_hold_the_same_bits():
+    """One has its parameters on one device, one in shards on eight, one in shards on two."""
+    like = {"w": jnp.zeros((16, 8)), "b": jnp.zeros(8)}
+    codec = fg.chain(fg.Fft(block=16), fg.TopK(fraction=0.3), fg.LogLevels(bits=4))
+    settings = Settings(fg.AllGather(codec), every=1, islands=3, deadline=30.0)
+    store, found = memory(), {}
+
+    def run(name, devices):
+        place = NamedSharding(mesh_of(devices), P("data"))
+        mine = jax.tree.map(lambda leaf: jax.device_put(leaf, place), like)
+        with fg.islands.Island(store, name, mine, settings=settings) as island:
+            params, rng = island.params, np.random.default_rng(devices)
+            for _ in range(3):
+                push = {k: rng.standard_normal(v.shape, np.float32) for k, v in like.items()}
+                params = island.step(jax.tree.map(lambda a, b: a - 0.1 * b, params, push))
+                assert params["w"].sharding == place
+            found[name] = island.digest, [o.counted for o in island.outcomes]
+
+    threads = [threading.Thread(target=run, args=x) for x in [("a", 1), ("b", 8), ("c", 2)]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert len({digest for digest, _ in found.values()}) == 1
+    assert all(counted == [True] * 3 for _, counted in found.values())
+
+
+def test_who_leaves_and_comes_back_goes_on_from_what_all_hold():
+    store = memory()
+    with fg.islands.Island(store, "a", jnp.zeros(3), settings=QUICK, outer=descent) as island:
+        params = island.params
+        for _ in range(4):
+            params = island.step(params + 1.0)
+        digest, residual = island.digest, island.residual
+    start = time.monotonic()
+    with fg.islands.Island(
+        store, "a", jnp.full(3, 7.0), outer=descent, residual=residual
+    ) as island:
+        assert time.monotonic() - start < QUICK.deadline / 2  # it had left its name
+        assert (island.digest, island.round) == (digest, 2)
+        np.testing.assert_array_equal(island.params, params)
+        assert island.settings == QUICK
+
+
+class Cut:
+    """A store that is away for as long as somebody says."""
+
+    def __init__(self, store):
+        self.store, self.away = store, False
+
+    def __getattr__(self, name):
+        if self.away:
+            raise OSError("no route to it")
+        return getattr(self.store, name)
+
+
+def test_while_the_store_is_away_it_trains_on_alone(monkeypatch):
+    monkeypatch.setattr("fftgrad.islands._courier.PAUSE", 0.05)
+    monkeypatch.setattr("fftgrad.islands._perform.FIRST_PAUSE", 0.01)
+    store = Cut(memory())
+    settings = Settings(DENSE, every=2, rate=1.0, deadline=0.3)
+    with fg.islands.Island(store, "a", jnp.zeros(3), settings=settings, outer=descent) as island:
+        params = island.params
+        store.away = True
+        start = time.monotonic()
+        for _ in range(6):
+            params = island.step(params + 1.0)
+        assert time.monotonic() - start < 2.0  # one deadline
+        np.testing.assert_array_equal(params, np.full(3, 6.0))
+        while not island.trouble:
+            time.sleep(0.01)
+        assert "no route to it" in island.trouble
+        store.away = False
+        assert island._courier.wait(20.0)
+        params = island.step(params + 1.0)
+        assert island.outcomes[0].counted
+        assert not island.trouble
+
+
+def test_wrong_runs_are_refused_before_the_first_step_and_left_as_they_are():
+    store = memory()
+    make = functools.partial(fg.islands.Island, store)
+    make("a", {"w": jnp.zeros(3)}, settings=QUICK).close()
+    before = {key: store.read(key) for key in store.list("") if not key.startswith("islands/")}
+    with pytest.raises(ValueError, match=r"model, got that of another, which has no \['w', \[4\]"):
+        make("b", {"w": jnp.zeros(4)})
+    with pytest.raises(ValueError, match="propose others by version=1"):
+        make("b", {"w": jnp.zeros(3)}, settings=Settings(DENSE, every=3))
+    with pytest.raises(ValueError, match="the outer optimizer of the run"):
+        make("c", {"w": jnp.zeros(3)}, outer=optax.adam)
+    with pytest.raises(ValueError, match="letters, digits, _ and -"):
+        make("a/b", {"w": jnp.zeros(3)})
+    with pytest.raises(TypeError, match="must be a float32, bfloat16 or float16 array"):
+        make("d", {"w": jnp.zeros(3, jnp.int32)})
+    with pytest.raises(ValueError, match="below every=2"):
+        make("e", {"w": jnp.zeros(3)}, delay=2)
+    after = {key: store.read(key) for key in store.list("") if not key.startswith("islands/")}
+    assert after == before
+
+
+def test_another_format_is_refused():
+    store = memory()
+    store.create(_keys.RUN, json.dumps({"format": 99}).encode())
+    with pytest.raises(ValueError, match="must be of format 1, got a run of format 99"):
+        fg.islands.Island(store, "a", jnp.zeros(3))
+
+
+def test_two_of_one_name_are_told_apart():
+    store = memory()
+    settings = Settings(DENSE, every=2, deadline=0.8)
+    with fg.islands.Island(store, "a", jnp.zeros(3), settings=settings) as island:
+        with pytest.raises(ValueError, match="'a', which a living island has; take another name"):
+            fg.islands.Island(store, "a", jnp.zeros(3))
+        params = island.params
+        for _ in range(2):
+            params = island.step(params + 1.0)
+        assert island.outcomes[0].counted
+
+
+def test_who_is_taken_for_dead_and_lives_is_told(monkeypatch):
+    """One that does not answer in time loses its name, and says so at its next step."""
+    store = memory()
+    settings = Settings(DENSE, every=1, deadline=0.4)
+    island = fg.islands.Island(store, "a", jnp.zeros(3), settings=settings)
+    monkeypatch.setattr(island._courier.member, "answer", lambda: (_ for _ in ()))
+    with fg.islands.Island(store, "a", jnp.zeros(3)) as other:
+        assert other.round == 0
+        monkeypatch.undo()
+        time.sleep(0.3)
+        with pytest.raises(ValueError, match="start 2 of it took over"):
+            island.step(island.params + 1.0)
+    island.close()
+
+
+def test_a_store_that_is_not_there_is_answered_before_the_first_step(monkeypatch):
+    monkeypatch.setattr("fftgrad.islands._perform.FIRST_PAUSE", 0.01)
+    store = Cut(memory())
+    store.away = True
+    with pytest.raises(StoreError, match="no route to it"):
+        fg.islands.Island(store, "a", jnp.zeros(3))
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
+def test_a_weight_is_positive(weight):
+    with (
+        fg.islands.Island(memory(), "a", jnp.zeros(3), settings=QUICK) as island,
+        pytest.raises(ValueError, match="pass the tokens of the step"),
+    ):
+        island.step(island.params, weight=weight)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"every": 0}, {"rate": 0.0}, {"quorum": 1.5}, {"deadline": 0}, {"limit": 0.5}, {"stale": -1}],
+    ids=str,
+)
+def test_settings_have_ranges(arguments):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=rf"Settings\({name}\): must be"):
+        Settings(**arguments)
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        fg.AllGather(fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.05), fg.LogLevels(bits=8))),
+        fg.AllGather(fg.Budget(ratio=100), fg.exchanges.MedianNormClip()),
+        fg.AllGather(fg.codecs.Tiles(64, shape=(3, 4)), fg.exchanges.TrimmedMean(trim=2)),
+    ],
+    ids=repr,
+)
+def test_settings_are_text_that_is_read_without_running_it(exchange):
+    settings = Settings(exchange, every=7, version=2)
+    text = json.loads(json.dumps(settings.as_dict()))
+    assert fg.islands._settings.read_settings(text) == settings
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["__import__('os').system('true')", "AllGather(codec=open('x'))", "TopK(k=1)", "(" * 5000, "1"],
+)
+def test_settings_of_another_kind_are_refused(text):
+    told = Settings().as_dict() | {"exchange": text}
+    with pytest.raises(ValueError, match="settings that this program cannot have"):
+        fg.islands._settings.read_settings(told)

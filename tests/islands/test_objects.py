@@ -1,0 +1,202 @@
+"""What is in the store: its bytes, what becomes of altered ones, and the mean of contributions."""
+
+import functools
+import json
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import strategies as st
+from simulation import PARAMS, SETTINGS
+
+import fftgrad as fg
+from fftgrad.islands import _anchor, _contribution, _manifest
+from fftgrad.islands._contribution import Contribution
+from fftgrad.islands._frame import DamagedError
+from fftgrad.islands._keys import Who
+from fftgrad.islands._manifest import Entry, Manifest, Refusal
+from fftgrad.islands._model import Model
+from fftgrad.islands._programs import Programs
+
+SHAPES = (("b", (3,)), ("w", (4, 4)))
+MODEL = Model.of(PARAMS)
+
+
+@functools.cache
+def descent(rate):
+    return optax.sgd(rate)
+
+
+def trees(count):
+    rng = np.random.default_rng(0)
+    return [{k: rng.standard_normal(s).astype(np.float32) for k, s in SHAPES} for _ in range(count)]
+
+
+def payloads(programs, tree):
+    return programs.compress(fg.NoMemory(), tree, (), programs.init(), 5, 7)[0]
+
+
+def mean(exchange, changes, shares):
+    """The step that plain descent takes by these changes."""
+    programs = Programs(SHAPES, exchange)
+    zero = {k: np.zeros(s, np.float32) for k, s in SHAPES}
+    sent = [payloads(programs, change) for change in changes]
+    state = (zero, descent(1.0).init(zero))
+    params, _ = programs.advance(descent, 1.0, state, sent, shares, 5)
+    return {k: -leaf for k, leaf in params.items()}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_the_mean_is_weighted_and_copies_count_nothing(count):
+    changes, shares = trees(count), np.arange(1, count + 1) / sum(range(1, count + 1))
+    found = mean(fg.AllGather(fg.Identity()), changes, shares)
+    for path, _ in SHAPES:
+        wanted = sum(s * change[path] for s, change in zip(shares, changes, strict=True))
+        np.testing.assert_allclose(found[path], wanted, atol=1e-6)
+
+
+def test_a_long_contribution_is_cut_to_the_median():
+    one, two, long = trees(3)
+    long = {k: 50 * leaf for k, leaf in long.items()}
+    exchange = fg.AllGather(fg.Identity(), fg.exchanges.MedianNormClip())
+    found = mean(exchange, [one, two, long], [1 / 3] * 3)
+    norms = [float(optax.tree.norm(change)) for change in (one, two, long)]
+    cut = [min(1.0, np.median(norms) / norm) for norm in norms]
+    for path, _ in SHAPES:
+        wanted = sum(c * v[path] for c, v in zip(cut, (one, two, long), strict=True)) / 3
+        np.testing.assert_allclose(found[path], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_the_ends_are_trimmed_where_there_are_enough(count):
+    changes = trees(count)
+    exchange = fg.AllGather(fg.Identity(), fg.exchanges.TrimmedMean(trim=1))
+    found = mean(exchange, changes, [1 / count] * count)
+    for path, _ in SHAPES:
+        ordered = np.sort(np.stack([change[path] for change in changes]), axis=0)
+        kept = ordered[1:-1] if count > 2 else ordered
+        np.testing.assert_allclose(found[path], kept.mean(0), atol=1e-5)
+
+
+def by_leaf(name, _):
+    return fg.TopK(k=2) if name == "w" else fg.Identity()
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        fg.chain(fg.Dct(block=4), fg.TopK(fraction=0.5)),
+        fg.RandomK(k=4),
+        fg.Budget(ratio=4),
+        by_leaf,
+    ],
+    ids=["dct", "random-k", "budget", "rule"],
+)
+def test_others_decode_what_was_sent(codec):
+    """Also of codecs that draw, and of a rule by leaf."""
+    programs = Programs(SHAPES, fg.AllGather(codec))
+    (tree,) = trees(1)
+    own, sent, *_ = programs.compress(fg.NoMemory(), tree, (), programs.init(), 5, 7)
+    blobs = programs.to_bytes(own)
+    assert sum(map(len, blobs)) == programs.stored_bytes
+    again = programs.from_bytes([memoryview(blob) for blob in blobs])
+    vectors = np.concatenate(programs.decode(again, 5))
+    np.testing.assert_allclose(vectors, np.concatenate([sent[k].ravel() for k, _ in SHAPES]))
+
+
+def contribution():
+    programs = Programs(SHAPES, SETTINGS.exchange)
+    header = Contribution(
+        Who("a", 1), 3, 2, "00", "11", "22", 1.5, None, 0.25, {"reads": 3}, None, "", []
+    )
+    return _contribution.write(header, programs.to_bytes(payloads(programs, trees(1)[0])))
+
+
+def manifest():
+    entry = Entry("a", 1, "00", 100, 1.5, 2, None, 3.0, 0.25, {"reads": 3})
+    refusal = Refusal("b", 2, "altered")
+    return _manifest.write(
+        Manifest(3, Who("a", 1), "00", [entry], [refusal], ["c"], ["a"], None, 1.0)
+    )
+
+
+def anchor():
+    return _anchor.write(_anchor.first(PARAMS, fg.islands.nesterov, SETTINGS))
+
+
+READ = {
+    "contribution": _contribution.read,
+    "manifest": _manifest.read,
+    "anchor": lambda data: _anchor.read(data, MODEL, fg.islands.nesterov),
+}
+WRITE = {
+    "contribution": lambda c: _contribution.write(c, [bytes(blob) for blob in c.blobs]),
+    "manifest": _manifest.write,
+    "anchor": _anchor.write,
+}
+WRITTEN = {"contribution": contribution(), "manifest": manifest(), "anchor": anchor()}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_an_object_is_read_as_it_was_written(kind):
+    assert WRITE[kind](READ[kind](WRITTEN[kind])) == WRITTEN[kind]
+
+
+@pytest.mark.parametrize("kind", READ)
+@hypothesis.given(st.data())
+def test_altered_bytes_are_refused_or_mean_something(kind, data):
+    """Never another error than the one that says so, and none of an array is ever other bits."""
+    written, read = WRITTEN[kind], READ[kind]
+    at = data.draw(st.integers(0, len(written) - 1))
+    new = data.draw(st.binary(max_size=4))
+    altered = written[:at] + new + written[at + data.draw(st.integers(0, 4)) :]
+    hypothesis.assume(altered != written)
+    try:
+        read(altered)
+    except DamagedError:
+        return
+    assert kind == "manifest"  # JSON, whose truth is that it was made once
+
+
+@pytest.mark.parametrize("kind", READ)
+@hypothesis.given(st.binary(max_size=100))
+def test_any_bytes_are_refused(kind, data):
+    with pytest.raises(DamagedError):
+        READ[kind](data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"counted": 3},
+        {"counted": [{"island": "a"}]},
+        {"by": "a"},
+        {"round": None},
+        {"format": 2},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_manifest_of_another_kind_is_refused(change):
+    with pytest.raises(DamagedError):
+        _manifest.read(json.dumps(json.loads(WRITTEN["manifest"]) | change).encode())
+
+
+def test_an_anchor_is_of_its_outer_optimizer():
+    with pytest.raises(DamagedError, match="another outer optimizer"):
+        _anchor.read(WRITTEN["anchor"], MODEL, optax.adam)
+    other = Model.of({"w": jnp.zeros((4, 4))})
+    with pytest.raises(DamagedError, match="other parameters"):
+        _anchor.read(WRITTEN["anchor"], other, fg.islands.nesterov)
+
+
+def test_what_is_on_the_host_is_on_one_cpu_device():
+    """Whatever the default device of the program is."""
+    with jax.default_device(jax.devices()[3]):
+        found = mean(fg.AllGather(fg.Identity()), trees(2), [0.5, 0.5])
+    again = mean(fg.AllGather(fg.Identity()), trees(2), [0.5, 0.5])
+    for path, _ in SHAPES:
+        np.testing.assert_array_equal(found[path], again[path])

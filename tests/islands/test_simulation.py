@@ -1,0 +1,349 @@
+"""Islands on a simulated store, at whose every request they may die: the heart of the proof."""
+
+import dataclasses
+import re
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from simulation import PARAMS, SETTINGS, Actor, Faults, World, run, same_bits, total
+
+import fftgrad as fg
+from fftgrad.islands import _anchor, _contribution, _keys
+from fftgrad.islands._requests import Create
+
+
+def ends(_):
+    return None
+
+
+def test_three_islands_hold_the_same_bits_and_lose_nothing():
+    world = World(0)
+    everyone = run([Actor(world, name, 6, 10.0) for name in "abc"], ends)
+    digests = same_bits(everyone)
+    assert set(digests) == set(range(7))
+    for actor in everyone:
+        assert actor.failure is None
+        assert [outcome.counted for outcome in actor.member.ledger.outcomes] == [True] * 6
+        actor.check_law()
+
+
+def lives(seed, faults, lives=6):
+    """Three islands, the last of which is slow; those that die come back, so often in all."""
+    world = World(seed, faults)
+    left = [lives]
+
+    def revive(actor):
+        if not left[0] or world.now > 1e5:
+            world.faults.dies = 0.0
+            return None
+        left[0] -= 1
+        again = Actor(world, actor.name, 6, actor.pace)
+        again.ready += world.random.uniform(0, 200)
+        return again
+
+    paces = {"a": 10.0, "b": 10.0, "c": 25.0}
+    everyone = run([Actor(world, name, 8, pace) for name, pace in paces.items()], revive)
+    digests = same_bits(everyone)
+    assert max(digests) == len(world.manifests())
+    for actor in everyone:
+        assert actor.failure is None, actor.failure
+        if not actor.dead:
+            actor.check_law()
+            assert actor.digests[max(digests)] == digests[max(digests)]
+    return world, everyone
+
+
+FAULTS = {
+    "few": {"dies": 0.01, "errs": 0.02, "lag": 3.0},
+    "many, and listings later than the deadline": {"dies": 0.05, "errs": 0.2, "lag": 100.0},
+}
+
+
+@pytest.mark.parametrize("faults", FAULTS)
+@hypothesis.settings(max_examples=6)
+@hypothesis.given(st.integers(0, 2**32))
+def test_a_crash_at_any_request_leaves_the_old_round_or_the_new_one(faults, seed):
+    """They come back under their names. All that lived through a round hold its bits."""
+    lives(seed, Faults(**FAULTS[faults]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 600, 100))
+@pytest.mark.parametrize("faults", FAULTS)
+def test_of_many_crashes(faults, first):
+    for seed in range(first, first + 100):
+        lives(seed, Faults(**FAULTS[faults]), 30)
+
+
+def test_what_dies_with_an_island_is_what_the_last_manifest_says():
+    world = World(3)
+    actors = [Actor(world, name, 6, 10.0) for name in "abc"]
+
+    class Mortal(Actor):
+        def change(self, tree, base):
+            self.dead = base == 4
+            return super().change(tree, base)
+
+    actors[2] = Mortal(world, "c", 6, 10.0)
+    _, _, dead = run(actors, ends)
+    last = [e for m in world.manifests() for e in m.counted if e.island == "c"][-1]
+    lost = total([change.tree for change in dead.changes[:-1]])
+    counted = dead.counted()
+    norm = np.sqrt(sum(np.sum((lost[p] - counted[p]) ** 2) for p in PARAMS))
+    assert last.held == pytest.approx(norm, rel=1e-5)
+    assert [m.missed for m in world.manifests() if m.missed] == [["c"]]
+    waited = [m.waited for m in world.manifests()]
+    assert waited[4] >= SETTINGS.deadline > max(waited[5:])
+
+
+def test_nobody_stops_for_longer_than_the_deadline():
+    """A slow island is waited for by nobody, and counts in the rounds that it comes to."""
+    world = World(4)
+    paces = {"a": 10.0, "b": 11.0, "c": 20.0}
+    everyone = run([Actor(world, name, 8, pace) for name, pace in paces.items()], ends)
+    same_bits(everyone)
+    slack = 20 * 1.0  # requests, of a second each
+    assert max(actor.stopped for actor in everyone) < SETTINGS.deadline + slack
+    slow = everyone[2]
+    assert sum(outcome.counted for outcome in slow.member.ledger.outcomes) >= 4
+    slow.check_law()
+
+
+class Bad(Actor):
+    """An island that hands in something else in round 2."""
+
+    def __init__(self, *args, spoil):
+        super().__init__(*args)
+        self.spoil = spoil
+
+    def spoiled(self, request):
+        if getattr(request, "key", "") != _keys.contribution(2, self.member.who):
+            return request
+        if not isinstance(request, Create):
+            return request
+        return request._replace(data=self.spoil(self.member, request.data))
+
+
+def with_header(**changes):
+    def spoil(_, data):
+        contribution = _contribution.read(data)
+        blobs = [bytes(blob) for blob in contribution.blobs]
+        return _contribution.write(contribution._replace(**changes), blobs)
+
+    return spoil
+
+
+def with_values(value):
+    def spoil(member, data):
+        tree = {path: np.full(leaf.shape, value, np.float32) for path, leaf in PARAMS.items()}
+        states = member.programs.init()
+        payloads, *_ = member.programs.compress(
+            fg.NoMemory(), tree, (), states, member.anchor.round, 0
+        )
+        blobs = member.programs.to_bytes(payloads)
+        return _contribution.write(_contribution.read(data), blobs)
+
+    return spoil
+
+
+POISON = {
+    "not finite": with_values(np.nan),
+    "norm .*, the median has": with_values(1e4),
+    "of another model": with_header(model="0"),
+    "made by other settings": with_header(settings="0"),
+    "holds another anchor": with_header(anchor="0"),
+    "stale: starts from round": with_header(base=-1),
+    "not there yet": with_header(base=3),
+    "of weight nan": with_header(weight=float("nan")),
+    "says that it is of a": with_header(who=_keys.Who("a", 1)),
+    "for round 1": with_header(round=1),
+    "altered": lambda _, data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
+    "altered, or cut off": lambda _, data: data[:-9],
+    "cut off": lambda *_: b"",
+    "no object that starts": lambda *_: b"x" * 300,
+}
+
+
+@pytest.mark.parametrize("reason", POISON)
+def test_what_is_poisoned_counts_nowhere_and_is_named(reason):
+    world = World(5)
+    everyone = [Actor(world, name, 5, 10.0) for name in "ab"]
+    everyone.append(Bad(world, "c", 5, 10.0, spoil=POISON[reason]))
+    run(list(everyone), ends)
+    same_bits(everyone)
+    manifest = world.manifests()[2]
+    assert [entry.island for entry in manifest.counted] == ["a", "b"]
+    ((island, _, said),) = manifest.refused
+    assert island == "c"
+    assert re.search(reason, said), said
+    for actor in everyone[:2]:
+        actor.check_law()
+    fates = [o for o in everyone[2].member.ledger.outcomes if not o.counted]
+    assert [(fate.round, fate.reason) for fate in fates] == [(2, said)]
+    assert all(np.isfinite(leaf).all() for leaf in everyone[0].member.anchor.params.values())
+
+
+def test_a_weight_counts_for_no_more_than_the_limit():
+    world = World(5)
+    everyone = [Actor(world, name, 3, 10.0) for name in "ab"]
+    everyone.append(Bad(world, "c", 3, 10.0, spoil=with_header(weight=1e9)))
+    run(list(everyone), ends)
+    same_bits(everyone)
+    assert [entry.weight for entry in world.manifests()[2].counted] == [1.0, 1.0, SETTINGS.limit]
+
+
+def test_who_is_alone_and_too_old_goes_on_from_the_next_round():
+    """Nothing counts in its round, which is closed all the same."""
+    world = World(9)
+
+    class Old(Actor):
+        def change(self, tree, base):
+            self.bases.append(base)
+            return super().change(tree, -9 if len(self.bases) == 2 else base)
+
+    alone = Old(world, "a", 4, 10.0)
+    alone.bases = []
+    run([alone], ends)
+    fates = [(fate.counted, fate.reason) for fate in alone.member.ledger.outcomes]
+    assert fates == [(True, ""), (False, "stale: starts from round -9"), (True, ""), (True, "")]
+    assert alone.bases == [0, 1, 2, 3]
+    alone.check_law()
+
+
+def test_what_came_too_late_is_sent_in_the_next_round():
+    """One writes its contribution after the others have closed the round."""
+    world = World(6)
+    a, b = (Actor(world, name, 4, 10.0) for name in "ab")
+
+    class Late(Actor):
+        def postpones(self, request):
+            return 100.0 * (getattr(request, "key", "") == _keys.contribution(1, self.member.who))
+
+    c = Late(world, "c", 4, 10.0)
+    everyone = run([a, b, c], ends)
+    same_bits(everyone)
+    fate = next(o for o in c.member.ledger.outcomes if o.round == 1)
+    assert (fate.counted, fate.kept, fate.reason) == (False, True, "late")
+    assert world.manifests()[1].missed == ["c"]
+    for actor in everyone:
+        actor.check_law()
+
+
+def test_whoever_holds_other_bits_is_found_and_takes_the_next_anchor():
+    world = World(7)
+    actors = [Actor(world, name, 12, 10.0) for name in "abc"]
+
+    class Flipped(Actor):
+        def turn(self):
+            anchor = getattr(self.member, "anchor", None)
+            if anchor and anchor.round == 4 and not self.flipped:
+                self.flipped = True
+                w = anchor.params["w"] + np.float32(1e-6)
+                tree = anchor.params | {"w": w}
+                self.member.anchor = _anchor.make(
+                    4, tree, anchor.outer, anchor.settings, anchor.expected
+                )
+            super().turn()
+
+        def note(self):
+            if not self.flipped or self.member.anchor.round != 4:
+                super().note()
+
+    actors[2] = Flipped(world, "c", 12, 10.0)
+    actors[2].flipped = False
+    everyone = run(list(actors), ends)
+    same_bits(everyone)
+    said = [(m.round, r.island, r.reason) for m in world.manifests() for r in m.refused]
+    assert said[0][:2] == (4, "c")
+    assert "holds another anchor" in said[0][2]
+    assert everyone[2].member.ledger.outcomes[-1].counted
+
+
+def test_settings_change_at_a_round_for_all():
+    """One comes back with another codec, rate and number of islands."""
+    world = World(8)
+    exchange = fg.AllGather(fg.chain(fg.TopK(fraction=0.5), fg.LogLevels(bits=4)))
+    other = dataclasses.replace(
+        SETTINGS, exchange=exchange, rate=0.3, islands=4, version=1, deadline=90.0
+    )
+    actors = [Actor(world, name, 8, 10.0) for name in "ab"]
+    actors.append(Actor(world, "c", 4, 10.0, settings=other))
+    actors.append(Actor(world, "d", 4, 10.0, settings=None))
+    actors[2].ready = actors[3].ready = 60.0
+    everyone = run(actors, ends)
+    same_bits(everyone)
+    (begins,) = [m.round for m in world.manifests() if m.settings]
+    assert world.manifests()[begins].expected is None
+    for actor in everyone:
+        assert actor.failure is None, actor.failure
+        assert actor.member.anchor.settings == other
+    assert len(world.manifests()[begins + 1].counted) == 4
+
+
+@pytest.mark.parametrize("begins", range(10))
+def test_one_may_join_at_every_round(begins):
+    """It holds the same bits from then on, nothing of it is lost, and soon all wait for it."""
+    world = World(20 + begins)
+    actors = [Actor(world, name, 12, 10.0) for name in "ab"]
+    joiner = Actor(world, "c", 4, 10.0)
+    joiner.ready = 12.0 * begins
+    everyone = run([*actors, joiner], ends)
+    digests = same_bits(everyone)
+    assert joiner.digests[max(digests)] == digests[max(digests)]
+    fates = joiner.member.ledger.outcomes
+    assert all(fate.counted or fate.kept for fate in fates)
+    assert fates[-1].counted
+    for actor in everyone:
+        actor.check_law()
+
+
+def test_who_comes_back_after_what_it_needs_is_gone_takes_the_newest_anchor():
+    """It was cut off for longer than contributions are kept, with one of its own on the way."""
+    world = World(30)
+
+    class CutOff(Actor):
+        def postpones(self, request):
+            return 400.0 * (getattr(request, "key", "") == _keys.contribution(2, self.member.who))
+
+    others = [Actor(world, name, 30, 10.0) for name in "ab"]
+    everyone = run([*others, CutOff(world, "c", 5, 10.0)], ends)
+    digests = same_bits(everyone)
+    back = everyone[2]
+    assert back.digests[max(digests)] == digests[max(digests)]
+    skipped = set(range(max(digests))) - set(back.digests)
+    assert len(skipped) > 2 * SETTINGS.anchors
+    assert _keys.contribution(3, others[0].member.who) in world.removed
+    assert next(o for o in back.member.ledger.outcomes if o.round == 2).kept
+    back.check_law()
+
+
+def test_all_die_and_one_comes_back():
+    world = World(31)
+
+    class Mortal(Actor):
+        def change(self, tree, base):
+            self.dead = base == 4
+            return super().change(tree, base)
+
+    first = run([Mortal(world, name, 9, 10.0) for name in "abc"], ends)
+    assert all(actor.dead for actor in first)
+    alone = Actor(world, "b", 3, 10.0)
+    run([alone], ends)
+    digests = same_bits([*first, alone])
+    assert max(digests) == 7
+    assert [outcome.counted for outcome in alone.member.ledger.outcomes] == [True] * 3
+
+
+def test_two_that_start_at_once_under_one_name_are_one():
+    world = World(32)
+    twins = [Actor(world, "a", 3, 10.0) for _ in range(2)]
+    other = Actor(world, "b", 3, 10.0)
+    everyone = run([*twins, other], ends)
+    same_bits(everyone)
+    failed = [twin for twin in twins if twin.failure]
+    assert len(failed) == 1
+    assert "which a living island has" in str(failed[0].failure)
+    for manifest in world.manifests():
+        assert len({entry.island for entry in manifest.counted}) == len(manifest.counted)

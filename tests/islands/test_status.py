@@ -1,0 +1,122 @@
+"""What a store says of its run, to programs and to people."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+from simulation import SETTINGS, Actor, World, run
+
+import fftgrad as fg
+from fftgrad.__main__ import main
+from fftgrad.islands._model import Model
+from fftgrad.islands._programs import Programs
+
+pytest.importorskip("obstore")
+
+
+class Reader:
+    """The store of a simulated world."""
+
+    def __init__(self, world):
+        self.world = world
+
+    def read(self, key):
+        return self.world.objects.get(key)
+
+    def list(self, folder, after=""):
+        return [key for key in self.world.objects if key.startswith(folder) and key > after]
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Three islands, of which one dies after three rounds."""
+    world = World(11)
+
+    class Mortal(Actor):
+        def change(self, tree, base):
+            self.dead = base == 3
+            return super().change(tree, base)
+
+    actors = [Actor(world, "a", 8, 10.0), Actor(world, "b", 8, 10.0), Mortal(world, "c", 8, 10.0)]
+    run(actors, lambda _: None)
+    return world
+
+
+def test_it_says_who_came_and_who_did_not(world):
+    found = fg.islands.status(Reader(world))
+    assert (found.open, found.anchor, found.came) == (8, 6, [])
+    a, b, c = found.islands
+    assert (a.counted, b.counted, c.counted) == (8, 8, 3)
+    assert (a.lag, b.lag, c.lag) == (0, 0, 5)
+    assert (a.missed, b.missed, c.missed) == (0, 0, 1)
+    assert [one.missed for one in found.rounds if one.missed] == [["c"]]
+    assert all(one.loss == pytest.approx(0.5) for one in found.rounds)
+    assert c.held > 0
+    assert found.rounds[3].waited >= SETTINGS.deadline
+    assert len(fg.islands.status(Reader(world), rounds=3).rounds) == 3
+
+
+def test_its_json_is_json(world):
+    found = fg.islands.status(Reader(world))
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["open"] == 8
+
+
+@pytest.fixture
+def folder(tmp_path, world):
+    store = fg.islands.open_store(str(tmp_path))
+    for key, data in world.objects.items():
+        store.create(key, data)
+    return str(tmp_path)
+
+
+def test_the_command_shows_a_table(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["islands", "status", folder]) == 0
+    out = capsys.readouterr().out
+    assert "c did not come" in out
+    assert "open: round 8, came: nobody yet; newest anchor: round 6" in out
+
+
+def test_the_command_writes_json(folder, capsys):
+    assert main(["islands", "status", folder, "--json", "-", "--rounds", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["round"] for one in found["rounds"]] == [6, 7]
+
+
+def test_it_watches_until_it_is_interrupted(folder, monkeypatch):
+    looks = []
+
+    def sleep(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("fftgrad.advise.commands._islands.time.sleep", sleep)
+    assert main(["islands", "status", folder, "--watch", "--every", "7"]) == 130
+    assert looks == [7.0, 7.0, 7.0]
+
+
+def test_where_there_is_no_run_it_says_so(tmp_path, capsys):
+    assert main(["islands", "status", str(tmp_path)]) == 2
+    assert "must have a run" in capsys.readouterr().err
+    assert main(["islands", "status", str(tmp_path / "none")]) == 2
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_day_has_the_bytes_of_its_contributions():
+    """Sizes by shapes are those of what is written."""
+    params = {"w": jnp.zeros((100, 30)), "b": jnp.zeros(30)}
+    store = fg.islands.open_store("memory://")
+    settings = fg.islands.Settings(every=1, deadline=5.0)
+    with fg.islands.Island(store, "a", params, settings=settings) as island:
+        island.step(jax.tree.map(lambda leaf: leaf + 1.0, island.params))
+        (entry,) = island._member._named
+        data = store.read(f"rounds/000000000/{entry}")
+    day = fg.islands.sizing(params, settings, islands=4, seconds=100.0)
+    assert day.contribution == pytest.approx(len(data), abs=150)
+    model = Model.of(params)
+    shapes = tuple((path, like.shape) for path, like in model.likes.items())
+    assert day.contribution > Programs(shapes, settings.exchange).stored_bytes
+    assert day.rounds == 864
+    assert day.read == pytest.approx(864 * (3.25 * day.contribution + 4 * 400))

@@ -1,0 +1,254 @@
+"""Stores: one law for a folder, memory, S3 and SFTP."""
+
+import concurrent.futures
+import contextlib
+import os
+import pathlib
+import select
+import shutil
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+import fftgrad as fg
+from fftgrad.islands import _perform, _sftp
+from fftgrad.islands._perform import Performer, StoreError
+from fftgrad.islands._requests import Create, Delete, List, Read, settle
+
+SERVERS = ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "sftp-server")
+
+
+@contextlib.contextmanager
+def folder(path):
+    yield lambda: fg.islands.open_store(path.as_uri())
+
+
+@contextlib.contextmanager
+def memory(_):
+    store = fg.islands.open_store("memory://")
+    yield lambda: store
+
+
+@contextlib.contextmanager
+def s3(_):
+    """Moto, a mock that has If-None-Match as S3 has it."""
+    moto = pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
+    server = moto.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    told = {
+        "AWS_ENDPOINT": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in told.items():
+                patch.setenv(name, value)
+            client = boto3.client("s3", endpoint_url=told["AWS_ENDPOINT"], region_name="us-east-1")
+            client.create_bucket(Bucket="bucket")
+            yield lambda: fg.islands.open_store("s3://bucket/run")
+    finally:
+        server.stop()
+
+
+class End(socket.socket):
+    """An end of a pipe, which takes itself for a channel of SSH."""
+
+    def get_name(self):
+        return "pipe"
+
+    def recv_ready(self):
+        return bool(select.select([self], [], [], 0)[0])
+
+
+class Piped(_sftp.SftpStore):
+    """OpenSSH's own server, without a network: at the other end of a socket."""
+
+    def connect(self):
+        paramiko = pytest.importorskip("paramiko")
+        here, there = socket.socketpair()
+        program = next(filter(None, map(shutil.which, (os.environ.get("SFTP_SERVER"), *SERVERS))))
+        server = subprocess.Popen([program], stdin=there, stdout=there)
+        there.close()
+        client = paramiko.SFTPClient(End(fileno=here.detach()))
+        client.server = server
+        return client
+
+    def disconnect(self, client):
+        client.sock.close()
+        client.server.kill()
+        client.server.wait()
+
+
+@contextlib.contextmanager
+def sftp(path):
+    pytest.importorskip("paramiko")
+    if not any(map(shutil.which, filter(None, (os.environ.get("SFTP_SERVER"), *SERVERS)))):
+        pytest.skip("there is no sftp-server of OpenSSH")
+    made = []
+
+    def store():
+        made.append(Piped(f"sftp://host{path}/run"))
+        return made[-1]
+
+    yield store
+    for one in made:
+        if one._client is not None:
+            one.disconnect(one._client)
+
+
+@pytest.fixture(params=[folder, memory, s3, sftp], ids=lambda kind: kind.__name__)
+def make(request, tmp_path):
+    pytest.importorskip("obstore")
+    with request.param(tmp_path) as make:
+        yield make
+
+
+def test_an_object_is_made_once_and_listed(make):
+    store = make()
+    assert store.read("a/b/c") is None
+    assert list(store.list("a/")) == []
+    assert store.create("a/b/c", b"first")
+    assert not store.create("a/b/c", b"second")
+    assert store.create("a/b/d", b"")
+    assert store.create("ab", b"x")
+    assert (store.read("a/b/c"), store.read("a/b/d")) == (b"first", b"")
+    assert sorted(store.list("a/")) == ["a/b/c", "a/b/d"]
+    assert "a/b/d" in store.list("a/", "a/b/c")
+    store.delete(("a/b/c", "a/b/none"))
+    assert store.read("a/b/c") is None
+    assert store.create("a/b/c", b"third")
+
+
+def test_of_many_at_once_one_wins(make):
+    stores = [make() for _ in range(8)]
+    start = threading.Barrier(len(stores))
+
+    def create(number):
+        start.wait()
+        return stores[number].create("rounds/manifest", bytes([number]) * 1000)
+
+    with concurrent.futures.ThreadPoolExecutor(len(stores)) as pool:
+        won = list(pool.map(create, range(len(stores))))
+    assert sum(won) == 1
+    assert stores[0].read("rounds/manifest") == bytes([won.index(True)]) * 1000
+
+
+def test_nobody_sees_a_part_of_an_object(make):
+    writer, reader = make(), make()
+    data = os.urandom(1 << 22)
+    seen, done = [], threading.Event()
+
+    def read():
+        while not done.is_set():
+            seen.append(reader.read("big/object"))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    time.sleep(0.01)
+    writer.create("big/object", data)
+    done.set()
+    thread.join()
+    assert {None if one is None else len(one) for one in seen} <= {None, len(data)}
+    assert reader.read("big/object") == data
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("ftp://host/folder", "must be that of a store"),
+        ("nonsense://x", "must be that of a store"),
+        ("az://bucket/x", "must be that of a store"),
+        ("sftp:///folder", "must have a host"),
+    ],
+)
+def test_a_wrong_url_is_answered(url, says):
+    pytest.importorskip("paramiko")
+    with pytest.raises(ValueError, match=says):
+        fg.islands.open_store(url).read("a")
+
+
+BOUNDS = 0.2, 0.4, 0.8
+
+
+class Flaky:
+    """A store whose first requests fail."""
+
+    def __init__(self, fails, error=None, effect=False):
+        self.fails, self.error, self.effect = fails, error or OSError("away"), effect
+        self.objects = {}
+
+    def create(self, key, data):
+        if self.effect:
+            self.objects.setdefault(key, data)
+        self._maybe()
+        return self.objects.setdefault(key, data) is data and not self.effect
+
+    def read(self, key):
+        self._maybe()
+        return self.objects.get(key)
+
+    def list(self, folder, after=""):
+        self._maybe()
+        return list(self.objects)
+
+    def delete(self, keys):
+        self._maybe()
+
+    def _maybe(self):
+        self.fails -= 1
+        if self.fails >= 0:
+            raise self.error
+
+
+def test_requests_are_tried_again_with_longer_pauses_and_counted():
+    pauses = []
+    performer = Performer(Flaky(3), wait=pauses.append)
+    assert performer.run(iter_of(Create("a", b"123"))) is True
+    assert len(pauses) == 3
+    assert all(0.5 <= pause / bound <= 1 for pause, bound in zip(pauses, BOUNDS, strict=True))
+    assert performer.run(iter_of(Read("a"))) == b"123"
+    performer.run(iter_of(List("")))
+    performer.run(iter_of(Delete(("a", "b"))))
+    counted = {"creates": 4, "reads": 1, "lists": 1, "deletes": 2, "written": 12, "read": 3}
+    assert performer.traffic == counted
+
+
+def iter_of(request):
+    return (yield request)
+
+
+def test_a_store_that_stays_away_is_an_error():
+    performer = Performer(Flaky(100), wait=bool)
+    with pytest.raises(StoreError, match=r"must read 'a', got OSError: away; see whether"):
+        performer.run(iter_of(Read("a")))
+    assert performer.traffic["reads"] == _perform.RETRIES + 1
+
+
+def test_what_is_forbidden_is_not_tried_again():
+    performer = Performer(Flaky(100, PermissionError("no")), wait=bool)
+    with pytest.raises(StoreError, match="credentials may read, write"):
+        performer.run(iter_of(Create("a", b"")))
+    assert performer.traffic["creates"] == 1
+
+
+def test_an_answer_that_was_lost_changes_nothing():
+    """The object was made, and the second try finds it."""
+    performer = Performer(Flaky(1, effect=True), wait=bool)
+    assert performer.run(settle("a", b"mine")) == b"mine"
+
+
+def test_a_folder_that_may_not_be_written_is_answered(tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("the superuser may write everywhere")
+    pathlib.Path(tmp_path).chmod(0o500)
+    performer = Performer(fg.islands.open_store(str(tmp_path)), wait=bool)
+    with pytest.raises(StoreError):
+        performer.run(iter_of(Create("a", b"")))
