@@ -165,7 +165,10 @@ class Memory(abc.ABC):
 
     @property
     def needs_sent(self) -> bool:
-        """Whether `update` goes by more than x - sent; if not, it may get (x - sent, zeros)."""
+        """Whether `update` goes by more than x - sent; if not, it may get (x - sent, zeros).
+
+        A subclass with an `update` of its own has to say so again.
+        """
         return True
 
     def init(self, like: PyTree) -> PyTree:
@@ -210,7 +213,7 @@ class Reduced(NamedTuple):
       state: the exchange's next state. The caller keeps the old one after a step that is not
         finite: a bad step leaves no trace.
       tally: what the workers learned of each other on the way.
-      left: x - sent, where the exchange finds it without a vector of what it sent; else None.
+      left: x - sent, or None. It is read where the exchange `finds_left`.
     """
 
     mean: PyTree
@@ -251,6 +254,11 @@ class Exchange(abc.ABC):
     def watches_error(self) -> bool:
         """Whether it goes by x - sent."""
         return any(exchange.watches_error for exchange in self.inner)
+
+    @property
+    def finds_left(self) -> bool:
+        """Whether `mean` may return `left`, found without a vector of what was sent."""
+        return False
 
     @property
     def tells_finite(self) -> bool:

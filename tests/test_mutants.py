@@ -650,11 +650,23 @@ MUTANTS = {
         "vector + 0 * _sum.add(codec, vector, payload, -1.0, _own(step, number))",
         "tests/testing/test_checks.py -k library_pass",
     ),
-    "a worker that is left out remembers another's place": Mutant(
+    "an update of one's own gets zeros for what was sent": Mutant(
+        "training/_pmean.py",
+        ' or not knows(memory, "needs_sent", "update")',
+        "",
+        "tests/training/test_pmean.py -k of_ones_own",
+    ),
+    "what an inner exchange left is that of the outer one": Mutant(
         "training/_travel.py",
-        "left = channel.counted(join(_axes.whole([out.left for out in outs])))",
-        "left = join(_axes.whole([out.left for out in outs]))",
-        "tests/training/test_non_finite.py",
+        'exchange.finds_left and knows(exchange, "finds_left", "mean")',
+        "True",
+        "tests/training/test_pmean.py -k of_ones_own",
+    ),
+    "the last code loses its end": Mutant(
+        "ops/packing/_stream.py",
+        "return _stored(self.words, _word_and_bit(self.place)[0], self.pending)[:-1]",
+        "return self.words[:-1]",
+        "tests/codecs/test_budget.py -k golomb",
     ),
     "the word behind a code loses its first bits": Mutant(
         "ops/packing/_stream.py",

@@ -21,7 +21,7 @@ from fftgrad._contracts import (
     Step,
     Transform,
 )
-from fftgrad._values import check_kind, value
+from fftgrad._values import check_kind, knows, value
 from fftgrad.codecs import _call
 from fftgrad.codecs._spec import payload_spec
 from fftgrad.codecs.transforms._identity import Identity
@@ -206,13 +206,7 @@ def sparse(codec: Codec, payload: Payload, like: Like, step: Step) -> Sparse | N
 
 
 def _has_sparse(selector: Selector) -> bool:
-    """Whether its `sparse` was written with its `decompress` or after it, and so agrees with it."""
-    return issubclass(_author(selector, "sparse"), _author(selector, "decompress"))
-
-
-def _author(selector: Selector, name: str) -> type:
-    """The class that defines what a selector has by this name."""
-    return next(kind for kind in type(selector).__mro__ if name in vars(kind))
+    return knows(selector, "sparse", "decompress")
 
 
 def _at_blocks(

@@ -160,7 +160,6 @@ class TopVotes(Exchange):
         return out._replace(
             mean=jax.tree.map(noisy, out.mean, draws),
             sent=jax.tree.map(lambda votes, noise: votes + noise / voters, out.sent, draws),
-            left=None,
         )
 
     def wire_bytes(self, like: PyTree) -> int:

@@ -64,6 +64,10 @@ class AllGather(Exchange):
     def scope(self) -> Scope:
         return _parts.scope_of(self.codec)
 
+    @property
+    def finds_left(self) -> bool:
+        return True
+
     def init(self, like: PyTree) -> State:
         codec = _parts.codec_of(self.codec, like)
         return State(own=codec.init(_parts.vector_likes(like)))

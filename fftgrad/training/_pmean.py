@@ -8,7 +8,7 @@ import optax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, Exchange, Memory, PyTree, State
-from fftgrad._values import check_choice
+from fftgrad._values import check_choice, knows
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import (
@@ -248,7 +248,8 @@ def compressed_pmean(
         channel = channel.among(_non_finite.participates(non_finite, x, mine, axis_name))
         x = channel.counted(x)
         out = travel(exchange, x, states, channel, layout)
-        pair = (x, out.sent) if memory.needs_sent else (out.left, optax.tree.zeros_like(x))
+        needs_sent = memory.needs_sent or not knows(memory, "needs_sent", "update")
+        pair = (x, out.sent) if needs_sent else (out.left, optax.tree.zeros_like(x))
         remembered = memory.update(*pair, out.mean, compensated)
         mean, rounded = _rounding.narrowed(out.mean, updates)
         if rounded is not None:

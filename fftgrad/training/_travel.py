@@ -18,6 +18,7 @@ from fftgrad._contracts import (
     Step,
     Tally,
 )
+from fftgrad._values import knows
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Bucket, Layout, Part
 from fftgrad.ops import _finite
@@ -68,10 +69,11 @@ def travel(
         join(_axes.whole(trees)) for trees in ([o.mean for o in outs], [o.sent for o in outs])
     )
     sent = channel.counted(sent)
-    if any(out.left is None for out in outs):
-        left = jax.tree.map(jnp.subtract, x, sent)
-    else:
+    found = exchange.finds_left and knows(exchange, "finds_left", "mean")
+    if found and all(out.left is not None for out in outs):
         left = channel.counted(join(_axes.whole([out.left for out in outs])))
+    else:
+        left = jax.tree.map(jnp.subtract, x, sent)
     return Travelled(
         mean=channel.of_participants(mean, tally),
         sent=sent,

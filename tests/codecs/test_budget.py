@@ -83,6 +83,12 @@ def test_numbers_are_in_exponential_golomb_codes(order):
     decode = jax.jit(_exp_golomb.decode, static_argnums=2)
     found = np.stack(decode(words, (jnp.int32(order), 1), 300), axis=1)
     np.testing.assert_array_equal(found[: len(rows)], rows)
+    # The second half of the last row's code is in a word behind that where it begins.
+    last = (np.int32([0, 2**20]), np.int32([0, 2**15]), np.array([False, True]))
+    words = jax.jit(_exp_golomb.encode, static_argnums=3)(
+        last[:2], (jnp.int32(order), 1), last[2], 9
+    )
+    assert words.tolist() == message([(2**20, 2**15)], (order, 1), 9)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.01, 0.001])

@@ -1,5 +1,6 @@
 """compressed_pmean as an optax transformation: chains, states, errors, and training."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -72,6 +73,77 @@ def test_every_way_of_running_it_agrees_with_feedback():
     for other in results[1:]:
         for a, b in zip(jax.tree.leaves(results[0]), jax.tree.leaves(other), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+FEW = fg.AllGather(fg.TopK(fraction=0.2))
+
+
+def of_twice(exchange, x, state, channel):
+    """What an exchange makes of twice the gradient, halved."""
+    out = exchange.mean(jax.tree.map(lambda a: 2 * a, x), state, channel)
+    mean, sent = (jax.tree.map(lambda a: a / 2, tree) for tree in (out.mean, out.sent))
+    return out._replace(mean=mean, sent=sent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Around(fg.Exchange):
+    """An exchange in one of one's own."""
+
+    def init(self, like):
+        return FEW.init(like)
+
+    def mean(self, x, state, channel):
+        return of_twice(FEW, x, state, channel)
+
+    def wire_bytes(self, like):
+        return FEW.wire_bytes(like)
+
+
+@dataclasses.dataclass(frozen=True)
+class Heir(fg.AllGather):
+    """One that inherits all but its mean."""
+
+    def mean(self, x, state, channel):
+        return of_twice(super(), x, state, channel)
+
+
+class Record(fg.NoMemory):
+    """A memory of all that was sent."""
+
+    def init(self, like):
+        return jax.tree.map(jnp.zeros_like, like)
+
+    def update(self, x, sent, mean, state):
+        return jax.tree.map(jnp.add, state, sent)
+
+
+def few_steps(exchange, memory):
+    """What is applied in three steps, the gradients, and what the memory holds, of all workers."""
+    tx = fg.compressed_pmean(exchange, memory, axis_name=AXIS)
+    rows = [gradients(jax.ShapeDtypeStruct((50,), "float32"), 4, seed=seed) for seed in range(3)]
+
+    def run(*grads):
+        state, means = tx.init(grads[0]), 0.0
+        for grad in grads:
+            mean, state = tx.update(grad, state)
+            means += mean
+        return means, state.memory.value
+
+    means, held = jax.jit(jax.vmap(run, axis_name=AXIS))(*rows)
+    return means[0], sum(rows), held
+
+
+@pytest.mark.parametrize("exchange", [FEW, Around(), Heir(FEW.codec)], ids=repr)
+def test_exchanges_of_ones_own_lose_nothing(exchange):
+    applied, grads, held = few_steps(exchange, fg.ErrorFeedback())
+    (residual,) = jax.tree.leaves(held)
+    left = np.asarray(residual).reshape(4, -1).mean(0)
+    np.testing.assert_allclose(applied + left, grads.mean(0), atol=1e-6)
+
+
+def test_memories_of_ones_own_see_what_was_sent():
+    applied, _, held = few_steps(FEW, Record())
+    np.testing.assert_allclose(held.reshape(4, -1).mean(0), applied, atol=1e-6)
 
 
 FEEDS_BACK = dict.fromkeys(
