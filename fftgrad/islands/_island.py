@@ -19,8 +19,8 @@ from fftgrad.islands._settings import Settings
 from fftgrad.islands._store import Store, open_store
 from fftgrad.memories._error_feedback import ErrorFeedback
 
-GO_ON, JOIN, FAIL = range(3)
-"""What the first process of an island tells the others of a step."""
+GO_ON, JOIN, FAIL = range(3)  # what the first process of an island tells the others of a step
+PATIENCE = 1.25  # deadlines for which a step waits: that of a round, and the time to close it
 
 OVERDUE = 3
 """Deadlines after a meeting until a step waits for it: those of its round and the two after it."""
@@ -45,7 +45,7 @@ class Island:
 
     A thread writes, lists, reads and decodes beside the steps that follow. A step waits for it only
     where `delay` is 0, at a meeting, and where the deadlines of three rounds have passed since the
-    last one; never longer than one deadline, after which the island trains on alone.
+    last one; never longer than a deadline and a quarter, after which the island trains on alone.
 
     Args:
       store: a URL, as for `open_store`, or what that returns.
@@ -121,7 +121,7 @@ class Island:
         self._steps, self._weight = 0, 0.0
         self._losses: list[Any] = []
         self._sent: tuple[int, float] | None = None  # at which step, and when
-        self._last = 0  # the step of the last meeting
+        self._last = 0  # step of the last meeting
         self._take_anchor(host)
         self.params: PyTree = self._model.to_params(self._start, params)
 
@@ -200,7 +200,7 @@ class Island:
         is_meeting = not self._delay and self._steps == at
         is_overdue = time.monotonic() - when > OVERDUE * deadline
         if is_meeting or (is_overdue and (self._steps - at) % self._every == 0):
-            return deadline
+            return PATIENCE * deadline
         return 0.0
 
     def _meet(self, params: PyTree) -> None:
@@ -281,9 +281,9 @@ class Island:
         return dict(self._member.ledger.residual)
 
     def finish(self) -> PyTree:
-        """Waits for what is under way, a deadline at most; what all have in common then."""
+        """Waits for what is under way, a deadline and a quarter at most; what all have in common then."""
         if self._sent is not None:
-            self._is_done(self._member.anchor.settings.deadline if self._courier else 0.0)
+            self._is_done(PATIENCE * self.settings.deadline if self._courier else 0.0)
         self._sent = None
         self._take_anchor(self._start)
         return self._model.to_params(self._start, self.params)

@@ -34,6 +34,12 @@ def is_complete(anchor: Anchor, here: Iterable[Who]) -> bool:
     return len(names & set(anchor.expected)) >= needed(anchor)
 
 
+def is_begun(anchor: Anchor, here: Iterable[Who]) -> bool:
+    """Whether one of those that a round waits for has come."""
+    expected = anchor.expected or None
+    return expected is None or any(who.island in expected for who in here)
+
+
 def needed(anchor: Anchor) -> int:
     """How many of those expected close a round at once."""
     expected = anchor.settings.islands if anchor.expected is None else len(anchor.expected)

@@ -52,7 +52,7 @@ class Manifest(NamedTuple):
     missed: list[str]  # who was expected and did not come
     expected: list[str] | None  # whom the next round waits for; None: so many as settings say
     settings: dict[str, Any] | None  # in force from the next round on, if they change
-    waited: float  # seconds that the writer saw the round open
+    waited: float  # seconds from the hand-in of the writer until it closed the round
 
     @property
     def shares(self) -> list[float]:

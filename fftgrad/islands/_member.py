@@ -28,9 +28,10 @@ from fftgrad.islands import (
 from fftgrad.islands._anchor import Anchor
 from fftgrad.islands._anchors import LostError
 from fftgrad.islands._contribution import Contribution
+from fftgrad.islands._fetch import fetch
 from fftgrad.islands._keys import Who
 from fftgrad.islands._ledger import Change, Ledger, norm
-from fftgrad.islands._manifest import Entry, Manifest
+from fftgrad.islands._manifest import Manifest
 from fftgrad.islands._model import Model, Tree
 from fftgrad.islands._programs import Outer, Programs
 from fftgrad.islands._requests import Clock, List, Read, Steps, Wait, settle
@@ -61,9 +62,11 @@ class Member:
         self.traffic: Mapping[str, int] = {}  # that of whoever runs its steps
         self.who = Who(name, 0)
         self.answered: set[int] = set()
-        # Since it has taken an anchor: that, when it was taken, and the programs of its codecs.
+        # Since it has taken an anchor: that, and the programs of its codecs.
         self.anchor: Anchor
-        self.opened = 0.0
+        self.free = 0.0  # since when nothing of it is under way: it takes inner steps
+        self.handed = 0.0  # when it handed in
+        self.begun: float | None = None  # when it saw that one of those expected had
         self.programs: Programs
         self._own = b""  # the last contribution
         self.awaited = -1  # the round of the last contribution
@@ -91,14 +94,14 @@ class Member:
             found = self._read_anchor(data)
         if found is None:  # removed, or not listed yet
             found = yield from _anchors.later(self._read_anchor, -1, settings.deadline)
-        yield from self._take(found)
+        self._take(found)
         settings = self.anchor.settings
         state = self.anchor.params, self.anchor.outer
         memory = self.ledger.memory
         self.programs.try_out(memory, self.outer, settings.rate, state, settings.islands)
         yield from self.catch_up()
         _run.check_settings(self.asked, self.anchor.settings)
-        self.opened = yield Clock()  # compiling took a while
+        self.free = yield Clock()
 
     # Rounds
 
@@ -155,6 +158,7 @@ class Member:
             blobs=[],
         )
         data = _contribution.write(header, blobs)
+        self.handed, self.begun = (yield Clock()), None
         self.ledger.pending = pending._replace(data=data)
         self._own = data
         self.awaited, self._is_written, self._change = number, False, change
@@ -176,18 +180,19 @@ class Member:
             else:
                 yield from self._look(_judge.contributors(keys))
             if self.anchor.round <= self.awaited or self.ledger.pending:
-                over = self.opened + self.anchor.settings.deadline - (yield Clock())
+                over = self._end - (yield Clock())
                 yield Wait(max(0.01, min(pause, over) if over > 0 else pause))
                 pause = min(1.5 * pause, self.anchor.settings.deadline / 10)
+        self.free = yield Clock()
 
     def _look(self, here: Mapping[Who, str]) -> Steps[None]:
         """Reads what has come to the open round, and closes it if nobody need be waited for."""
         for who in set(here).difference([self.who]):
             yield from self._read(who)
-        waited = (yield Clock()) - self.opened
-        if waited < self.anchor.settings.deadline and not _judge.is_complete(
-            self.anchor, {self.who, *self._fetched}
-        ):
+        now, come = (yield Clock()), {self.who, *self._fetched}
+        if self.begun is None and _judge.is_begun(self.anchor, come):
+            self.begun = now
+        if now < self._end and not _judge.is_complete(self.anchor, come):
             return
         yield from self._read(self.who)  # back, as the others will
         manifest = _judge.judge(
@@ -196,13 +201,26 @@ class Member:
             self.programs,
             self._fetched,
             self.who,
-            waited,
+            now - self.handed,
             (yield from self._late()),
             self.known,
         )
         if manifest is not None:
             data = yield from settle(_keys.manifest(manifest.round), _manifest.write(manifest))
             yield from self._obey(_manifest.read(data))
+
+    @property
+    def _end(self) -> float:
+        """When it closes the open round with those that came.
+
+        A deadline after one of those expected: inner steps may take longer than any deadline. Where
+        none of them comes it gives them as long as its own inner steps took, and no more, because
+        they may all be dead.
+        """
+        begun = self.begun
+        if begun is None:
+            begun = self.handed + (self.handed - self.free)
+        return begun + self.anchor.settings.deadline
 
     def _late(self) -> Steps[list[str]]:
         """Who came to the round before when it was closed, and is there again."""
@@ -229,7 +247,8 @@ class Member:
             return
         sent: list[Any] = []
         for entry in manifest.counted:
-            data = yield from self._fetch(manifest.round, entry)
+            mine = self._own if entry.who == self.who else self._fetched.get(entry.who)
+            data = yield from fetch(manifest.round, entry, mine, before.settings.deadline)
             if data is None:
                 yield from self._take_newer()
                 return
@@ -248,43 +267,27 @@ class Member:
         if manifest.settings is not None:
             settings = read_settings(manifest.settings, self.known)
         expected = manifest.expected
-        yield from self._take(_anchor.make(before.round + 1, params, outer, settings, expected))
+        self._take(_anchor.make(before.round + 1, params, outer, settings, expected))
         self._named = {one.who for one in (*manifest.counted, *manifest.refused)}
         if manifest.by == self.who:
             yield from _anchors.keep(self.anchor)
 
-    def _fetch(self, number: int, entry: Entry) -> Steps[bytes | None]:
-        """The bytes that a manifest names; None if the store has them no more."""
-        end = (yield Clock()) + self.anchor.settings.deadline
-        while True:
-            data = self._own if entry.who == self.who else self._fetched.get(entry.who)
-            if data is None or _contribution.digest(data) != entry.sha256:
-                data = yield Read(_keys.contribution(number, entry.who))
-            if data is not None and _contribution.digest(data) == entry.sha256:
-                return data
-            newer = yield from _anchors.numbers()
-            now = yield Clock()
-            if (newer and newer[-1] > number) or now >= end:
-                return None
-            yield Wait(max(0.01, min(self.anchor.settings.deadline / 10, end - now)))
-
     # Anchors
 
-    def _take(self, anchor: Anchor) -> Steps[None]:
-        opened = yield Clock()
+    def _take(self, anchor: Anchor) -> None:
         exchange = anchor.settings.exchange
         if not hasattr(self, "programs") or self.programs.exchange != exchange:
             shapes = tuple((path, like.shape) for path, like in self.model.likes.items())
             self.programs = Programs(shapes, exchange)
             self.ledger.forget_codecs()
-        self.anchor, self.opened, self._named = anchor, opened, None
+        self.anchor, self.begun, self._named = anchor, None, None
         self._fetched.clear()
 
     def _take_newer(self) -> Steps[None]:
         """Takes an anchor of a later round than this island has come to, once there is one."""
         now = self.anchor
         later = _anchors.later(self._read_anchor, now.round, now.settings.deadline)
-        yield from self._take((yield from later))
+        self._take((yield from later))
 
     def _read_anchor(self, data: bytes) -> Anchor:
         return _anchor.read(data, self.model, self.outer, self.known)

@@ -29,8 +29,9 @@ class Settings:
       rate: of the outer optimizer, to whose function it is given.
       islands: how many the first round waits for.
       quorum: share of the islands expected that closes a round at once.
-      deadline: seconds after which a round is closed with those that came, from when an island saw
-        it open, and after which a name that nobody answers for is free.
+      deadline: seconds after which a round is closed with those that came, from when an island that
+        has handed in sees that one of those expected has, and after which a name that nobody
+        answers for is free. Inner steps may take longer.
       stale: how many rounds old the parameters may be from which a contribution starts.
       limit: how many times the median of their norms, and of their weights, one may have.
       anchors: rounds between two anchors.

@@ -57,7 +57,7 @@ class RoundStatus(NamedTuple):
       refused: who was refused, by name, and why.
       loss: the mean of the losses of those who counted, by their weights.
       size: bytes of what counted.
-      waited: seconds that the writer of the manifest saw it open.
+      waited: seconds from the hand-in of the writer of the manifest until it closed the round.
     """
 
     round: int

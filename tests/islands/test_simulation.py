@@ -111,6 +111,51 @@ def test_nobody_stops_for_longer_than_the_deadline():
     slow.check_law()
 
 
+class Steady(Actor):
+    """Whose inner steps take about as long each time."""
+
+    spread = 0.01
+
+
+def test_a_round_may_take_longer_than_the_deadline():
+    """Inner steps of 600 s under a deadline of 60: all count in every round."""
+    world = World(40)
+    everyone = run([Steady(world, name, 6, 600.0) for name in "abc"], ends)
+    same_bits(everyone)
+    assert [len(manifest.counted) for manifest in world.manifests()] == [3] * 6
+    for actor in everyone:
+        actor.check_law()
+
+
+def test_of_long_rounds_a_slow_island_counts_in_some_and_closes_none_alone():
+    world = World(41)
+    paces = {"a": 600.0, "b": 603.0, "c": 1000.0}
+    everyone = run([Steady(world, name, 9, pace) for name, pace in paces.items()], ends)
+    same_bits(everyone)
+    counted = [{entry.island for entry in manifest.counted} for manifest in world.manifests()]
+    assert all({"a", "b"} <= names for names in counted[:9])
+    assert 3 <= sum("c" in names for names in counted[:9]) < 9
+    assert max(actor.stopped for actor in everyone[:2]) < SETTINGS.deadline + 20.0
+
+
+def test_of_long_rounds_who_is_left_alone_goes_on():
+    world = World(42)
+
+    class Mortal(Steady):
+        def change(self, tree, base):
+            self.dead = base == 2
+            return super().change(tree, base)
+
+    actors = [Mortal(world, name, 6, 600.0) for name in "ab"]
+    joiner = Steady(world, "c", 4, 900.0)
+    joiner.ready = 1500.0
+    everyone = run([*actors, joiner], ends)
+    assert joiner.failure is None
+    assert [outcome.counted for outcome in joiner.member.ledger.outcomes] == [True] * 4
+    assert joiner.stopped < 1.5 * 900.0 + SETTINGS.deadline
+    same_bits(everyone)
+
+
 class Bad(Actor):
     """An island that hands in something else in round 2."""
 
