@@ -44,6 +44,7 @@ class Courier:
 
     def send(self, change: Change) -> None:
         """Has a change handed in."""
+        self.member.sent = change
         self._idle.clear()
         self._jobs.put(change)
 

@@ -13,8 +13,9 @@ from fftgrad.islands import _together
 from fftgrad.islands._courier import Courier
 from fftgrad.islands._ledger import Change, Outcome
 from fftgrad.islands._member import Member
-from fftgrad.islands._model import Model, Tree
+from fftgrad.islands._model import Model, Tree, blended
 from fftgrad.islands._programs import Outer, nesterov
+from fftgrad.islands._residual import Residual
 from fftgrad.islands._settings import Settings
 from fftgrad.islands._store import Store, open_store
 from fftgrad.memories._error_feedback import ErrorFeedback
@@ -59,7 +60,8 @@ class Island:
       memory: of what a contribution does not send.
       delay: τ, inner steps between a meeting and its effect, below H.
       blend: α, the share of its own parameters that an island keeps then.
-      residual: `island.residual` of an earlier start, so that nothing of it is lost.
+      residual: `island.residual` of an earlier start, so that nothing of it is lost. The manifests
+        say what became of its last contribution; one that is too old is left out, with a warning.
 
     Shapes: what all have in common is float32, whatever the parameters' dtype.
 
@@ -98,7 +100,7 @@ class Island:
         memory: ErrorFeedback = ErrorFeedback(),
         delay: int = 0,
         blend: float = 0.0,
-        residual: Tree | None = None,
+        residual: Residual | None = None,
     ) -> None:
         if settings is not None:
             check_kind("Island(settings)", settings, Settings, "use fg.islands.Settings().")
@@ -133,11 +135,11 @@ class Island:
         settings: Settings | None,
         outer: Outer,
         memory: ErrorFeedback,
-        residual: Tree | None,
+        residual: Residual | None,
     ) -> Courier:
-        member = Member(name, self._model, outer=outer, memory=memory, settings=settings)
-        if residual is not None:
-            member.ledger.put_back(residual)
+        member = Member(
+            name, self._model, outer=outer, memory=memory, settings=settings, residual=residual
+        )
         courier = Courier(member, store)
         courier.start(member.start(host))
         if self._delay >= member.anchor.settings.every:
@@ -220,14 +222,7 @@ class Island:
         self._take_anchor(self._start)
         joined = self._start
         if self._blend:
-            own = self._model.to_host(params)
-            share = np.float32(self._blend)
-            joined = {
-                path: share * own[path] + (1 - share) * leaf
-                if np.isfinite(own[path]).all()
-                else leaf
-                for path, leaf in joined.items()
-            }
+            joined = blended(self._model.to_host(params), joined, self._blend)
         return self._model.to_params(joined, params)
 
     def _take_anchor(self, like: Tree) -> None:
@@ -276,12 +271,12 @@ class Island:
         return self._courier.trouble if self._courier else ""
 
     @property
-    def residual(self) -> Tree:
-        """What the island has not sent yet, by path: what a checkpoint of it has to have."""
-        return dict(self._member.ledger.residual)
+    def residual(self) -> Residual:
+        """What the island has not sent yet: what a checkpoint of it has to have."""
+        return self._member.ledger.saved(self._member.who, self._member.sent)
 
     def finish(self) -> PyTree:
-        """Waits for what is under way, a deadline and a quarter at most; what all have in common then."""
+        """What all have in common, after a deadline and a quarter for what is under way at most."""
         if self._sent is not None:
             self._is_done(PATIENCE * self.settings.deadline if self._courier else 0.0)
         self._sent = None

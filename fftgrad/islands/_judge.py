@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import Who
 from fftgrad.islands._manifest import Entry, Manifest, Refusal
 from fftgrad.islands._programs import Programs
+from fftgrad.islands._requests import List, Steps
 from fftgrad.islands._settings import Settings, read_settings
 
 
@@ -208,3 +209,11 @@ def contributors(keys: Iterable[str]) -> dict[Who, str]:
     """Whose contributions are among the keys of a round."""
     found = ((_keys.contributor(key), key) for key in keys)
     return {who: key for who, key in found if who}
+
+
+def late(number: int, named: Collection[Who] | None) -> Steps[list[str]]:
+    """Who came to a round when it was closed, and is there again; None: it is not known."""
+    if named is None:
+        return []
+    keys = yield List(_keys.round_folder(number))
+    return [who.island for who in contributors(keys) if who not in named]

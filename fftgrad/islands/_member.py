@@ -7,8 +7,6 @@ deadline is over, writes the manifest by create-if-absent, and whoever is second
 crash between any two requests leaves the old round or the new one, because nothing else decides.
 """
 
-import hashlib
-import json
 import secrets
 import zlib
 from collections.abc import Mapping
@@ -23,6 +21,7 @@ from fftgrad.islands import (
     _judge,
     _keys,
     _manifest,
+    _residual,
     _run,
 )
 from fftgrad.islands._anchor import Anchor
@@ -35,6 +34,7 @@ from fftgrad.islands._manifest import Manifest
 from fftgrad.islands._model import Model, Tree
 from fftgrad.islands._programs import Outer, Programs
 from fftgrad.islands._requests import Clock, List, Read, Steps, Wait, settle
+from fftgrad.islands._residual import Residual
 from fftgrad.islands._settings import Settings, read_settings
 from fftgrad.memories import ErrorFeedback
 
@@ -54,15 +54,18 @@ class Member:
         outer: Outer,
         memory: ErrorFeedback,
         settings: Settings | None = None,
+        residual: Residual | None = None,
     ) -> None:
         self.name = _keys.check_name(name)
+        if residual is not None:
+            _residual.check(residual, name, model)
+        self._former = residual
         self.model, self.outer = model, outer
         self.ledger = Ledger(memory, model)
         self.asked = settings
         self.traffic: Mapping[str, int] = {}  # that of whoever runs its steps
         self.who = Who(name, 0)
         self.answered: set[int] = set()
-        # Since it has taken an anchor: that, and the programs of its codecs.
         self.anchor: Anchor
         self.free = 0.0  # since when nothing of it is under way: it takes inner steps
         self.handed = 0.0  # when it handed in
@@ -71,11 +74,11 @@ class Member:
         self._own = b""  # the last contribution
         self.awaited = -1  # the round of the last contribution
         self._is_written = False
+        self.sent: Change | None = None  # to be handed in, the last one of the program
         self._change: Change | None = None  # the last one, which is handed in once
         self._fetched: dict[Who, bytes] = {}
         self._named: set[Who] | None = None  # in the last manifest, if the island obeyed it
-        text = json.dumps(model.described, sort_keys=True)
-        self._model = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._model = model.digest
         self._nonce = secrets.token_bytes(16)
 
     @property
@@ -101,7 +104,18 @@ class Member:
         self.programs.try_out(memory, self.outer, settings.rate, state, settings.islands)
         yield from self.catch_up()
         _run.check_settings(self.asked, self.anchor.settings)
+        yield from self._recall()
         self.free = yield Clock()
+
+    def _recall(self) -> Steps[None]:
+        """Takes up what an earlier start had not sent, once it is known what became of that."""
+        tree = None
+        if (former := self._former) is not None:
+            if (yield from _residual.is_open(former, self.name, self.anchor.round)):
+                self.awaited, self.handed = self.anchor.round, (yield Clock())
+                yield from self.finish()
+            tree = yield from _residual.left(former, self.name, self.anchor.round)
+        self.ledger.begin(self.anchor.round, tree)
 
     # Rounds
 
@@ -159,7 +173,7 @@ class Member:
         )
         data = _contribution.write(header, blobs)
         self.handed, self.begun = (yield Clock()), None
-        self.ledger.pending = pending._replace(data=data)
+        self.ledger.hand_in(pending, change)
         self._own = data
         self.awaited, self._is_written, self._change = number, False, change
 
@@ -202,7 +216,7 @@ class Member:
             self._fetched,
             self.who,
             now - self.handed,
-            (yield from self._late()),
+            (yield from _judge.late(self.anchor.round - 1, self._named)),
             self.known,
         )
         if manifest is not None:
@@ -221,13 +235,6 @@ class Member:
         if begun is None:
             begun = self.handed + (self.handed - self.free)
         return begun + self.anchor.settings.deadline
-
-    def _late(self) -> Steps[list[str]]:
-        """Who came to the round before when it was closed, and is there again."""
-        if self._named is None:
-            return []
-        keys = yield List(_keys.round_folder(self.anchor.round - 1))
-        return [who.island for who in _judge.contributors(keys) if who not in self._named]
 
     def _read(self, who: Who) -> Steps[None]:
         """Reads a contribution to the open round, once."""

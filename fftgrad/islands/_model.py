@@ -1,6 +1,8 @@
 """The parameters of an island's program, and the same on the host, by their paths."""
 
 import dataclasses
+import hashlib
+import json
 from typing import Any, TypeAlias
 
 import jax
@@ -46,6 +48,12 @@ class Model:
         return sorted([path, list(shape), dtype] for path, shape, dtype in rows)
 
     @property
+    def digest(self) -> str:
+        """By which two models are told apart."""
+        text = json.dumps(self.described, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
     def likes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The shapes of `Tree`s of it."""
         return {
@@ -70,3 +78,12 @@ class Model:
             for path, leaf in zip(self.paths, jax.tree.leaves(like), strict=True)
         ]
         return jax.tree.unflatten(self.structure, leaves)
+
+
+def blended(own: Tree, common: Tree, share: float) -> Tree:
+    """A share of an island's own leaves, where they are finite, and the rest of the common ones."""
+    kept = np.float32(share)
+    return {
+        path: kept * own[path] + (1 - kept) * leaf if np.isfinite(own[path]).all() else leaf
+        for path, leaf in common.items()
+    }

@@ -312,3 +312,95 @@ def test_settings_of_another_kind_are_refused(text):
     told = Settings().as_dict() | {"exchange": text}
     with pytest.raises(ValueError, match="settings that this program cannot have"):
         fg.islands._settings.read_settings(told)
+
+
+GREEDY = Settings(fg.AllGather(fg.TopK(k=1)), every=1, rate=1.0, deadline=0.5)
+PUSH = jnp.float32([4.0, 3.0, 2.0, 1.0])
+
+
+def greedy(store, residual=None, name="a", settings=GREEDY):
+    return fg.islands.Island(
+        store, name, jnp.zeros(4), settings=settings, outer=descent, residual=residual
+    )
+
+
+def test_a_residual_that_is_too_old_is_left_out():
+    """What was sent since would be sent again."""
+    store = memory()
+    with greedy(store) as island:
+        params = island.step(island.params + PUSH)
+        residual = island.residual
+        for _ in range(2):
+            params = island.step(params)
+    np.testing.assert_array_equal(params, [4.0, 3.0, 2.0, 0.0])
+    with pytest.warns(UserWarning, match="or it would be sent twice"):
+        again = greedy(store, residual)
+    with again:
+        for _ in range(4):
+            params = again.step(params)
+    np.testing.assert_array_equal(params, [4.0, 3.0, 2.0, 0.0])
+
+
+def test_a_residual_of_the_last_round_is_sent_once():
+    store = memory()
+    with greedy(store) as island:
+        island.step(island.params + PUSH)
+        residual = island.residual
+    with greedy(store, residual) as island:
+        params = island.params
+        for _ in range(4):
+            params = island.step(params)
+    np.testing.assert_array_equal(params, PUSH)
+
+
+def test_a_contribution_that_is_open_at_the_end_is_counted_once(monkeypatch):
+    store = memory()
+    settings = Settings(GREEDY.exchange, every=1, rate=1.0, islands=2, deadline=3.0)
+    island = greedy(store, settings=settings)
+    monkeypatch.setattr(island, "_patience", lambda: 0.0)
+    island.step(island.params + PUSH)
+    while not store.list(_keys.ROUNDS):
+        time.sleep(0.01)
+    residual = island.residual
+    island.close()
+    np.testing.assert_array_equal(residual.sent[""] + residual.after[""], -PUSH)
+    with greedy(store, residual, settings=None) as island:
+        assert island.round == 1  # it waited for the others, and closed the round
+        params = island.params
+        np.testing.assert_array_equal(params, [4.0, 0.0, 0.0, 0.0])
+        for _ in range(4):
+            params = island.step(params)
+    np.testing.assert_array_equal(params, PUSH)
+
+
+def test_a_change_that_is_under_way_is_in_the_residual(monkeypatch):
+    monkeypatch.setattr("fftgrad.islands._courier.PAUSE", 0.05)
+    monkeypatch.setattr("fftgrad.islands._perform.FIRST_PAUSE", 0.01)
+    store = Cut(memory())
+    with greedy(store) as island:
+        store.away = True
+        island.step(island.params + PUSH)
+        residual = island.residual
+    np.testing.assert_array_equal(residual.after[""], -PUSH)
+    store.away = False
+    with greedy(store, residual) as island:
+        params = island.params
+        for _ in range(5):
+            params = island.step(params)
+    np.testing.assert_array_equal(params, PUSH)
+
+
+def test_a_residual_is_checked():
+    store = memory()
+    with greedy(store) as island:
+        residual = island.residual
+    with pytest.raises(TypeError, match="must be a Residual, got dict"):
+        greedy(store, {"": np.zeros(4)})
+    with pytest.raises(ValueError, match="must be of 'b', got another's"):
+        greedy(store, residual, "b")
+    with pytest.raises(ValueError, match=r"must have \{'': \(4,\)\}, got \{'': \(1,\)\}"):
+        greedy(store, residual._replace(after={"": np.zeros(1)}))
+    with pytest.raises(ValueError, match="must be finite"):
+        greedy(store, residual._replace(sent={"": np.full(4, np.nan)}))
+    with pytest.raises(ValueError, match="of this run, got one of round 9"):
+        greedy(store, residual._replace(round=np.int64(9)))
