@@ -5,7 +5,7 @@ from collections.abc import Callable
 from fftgrad.islands import _anchor, _keys
 from fftgrad.islands._anchor import Anchor
 from fftgrad.islands._frame import DamagedError
-from fftgrad.islands._requests import Clock, Create, Delete, List, Read, Steps, Wait
+from fftgrad.islands._requests import Clock, Create, Delete, List, Read, Steps, Wait, settle
 
 ANCHORS_KEPT = 2
 """So that there is one to go back to if the newest is damaged."""
@@ -53,6 +53,16 @@ def later(read: Callable[[bytes], Anchor], after: int, deadline: float) -> Steps
                 "writes any."
             )
         yield Wait(deadline / 4)
+    return found
+
+
+def enter(read: Callable[[bytes], Anchor], first: Anchor, deadline: float) -> Steps[Anchor]:
+    """The newest anchor of a run, which begins with a first one if it has none."""
+    found = yield from newest(read, -1)
+    if found is None and (yield Read(_keys.manifest(0))) is None:
+        found = read((yield from settle(_keys.anchor(0), _anchor.write(first))))
+    if found is None:  # removed, or not listed yet
+        found = yield from later(read, -1, deadline)
     return found
 
 

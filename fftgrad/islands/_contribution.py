@@ -1,7 +1,6 @@
 """What an island hands in to a round."""
 
 import hashlib
-import math
 from typing import Any, NamedTuple
 
 from fftgrad.islands import _frame
@@ -9,6 +8,9 @@ from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import NAME, Who
 
 MAGIC = b"FFTC"
+
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e18
+"""So that every share is a positive float32, and the sum of all is finite."""
 
 
 class Contribution(NamedTuple):
@@ -61,7 +63,7 @@ def read(data: bytes) -> Contribution:
     name, incarnation = header.pop("island"), header.pop("incarnation")
     if not (isinstance(name, str) and NAME.fullmatch(name) and type(incarnation) is int):
         raise DamagedError("of no island")
-    if not (math.isfinite(header["weight"]) and header["weight"] > 0):
+    if not LEAST_WEIGHT <= header["weight"] <= MOST_WEIGHT:
         raise DamagedError(f"of weight {header['weight']}")
     if not all(type(count) is int for count in header["traffic"].values()):
         raise DamagedError("with traffic that is no counts")

@@ -4,7 +4,6 @@ import queue
 import threading
 from typing import Any
 
-from fftgrad.islands import _claim
 from fftgrad.islands._ledger import Change
 from fftgrad.islands._member import Member
 from fftgrad.islands._perform import Performer, StoreError
@@ -61,11 +60,17 @@ class Courier:
         self._jobs.put(None)
         self._thread.join()
         try:
-            Performer(self.performer._store, retries=0).run(_claim.leave(self.member.who))
+            Performer(self.performer._store, retries=0).run(self.member.leave())
         except StoreError:  # then those who come later ask and wait
             return
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # for the program, which would wait for ever
+            self._fail(error)
+
+    def _serve(self) -> None:
         while not self._closing.is_set():
             try:
                 change = self._jobs.get(timeout=self.member.anchor.settings.deadline / 4)
@@ -88,10 +93,13 @@ class Courier:
         except _Closed:
             return True
         except BaseException as error:  # for the program, at its next step
-            self._error = error
-            self._closing.set()
-            self._idle.set()
+            self._fail(error)
         return True
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._closing.set()
+        self._idle.set()
 
     def _wait(self, seconds: float) -> None:
         if self._closing.wait(seconds):

@@ -6,17 +6,19 @@ from typing import Any, Self
 
 import jax
 import numpy as np
+import optax
 
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_count, check_kind, check_within
 from fftgrad.islands import _together
+from fftgrad.islands._contribution import LEAST_WEIGHT, MOST_WEIGHT
 from fftgrad.islands._courier import Courier
 from fftgrad.islands._ledger import Change, Outcome
 from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model, Tree, blended
-from fftgrad.islands._programs import Outer, nesterov
+from fftgrad.islands._programs import Outer
 from fftgrad.islands._residual import Residual
-from fftgrad.islands._settings import Settings
+from fftgrad.islands._settings import MOST_STEPS, Settings
 from fftgrad.islands._store import Store, open_store
 from fftgrad.memories._error_feedback import ErrorFeedback
 
@@ -56,7 +58,7 @@ class Island:
       settings: what all agree on; those of the store if left out. Others are proposed to all by a
         higher `version`.
       outer: from the rate of the settings to the optimizer of what all have in common, the same
-        function for all.
+        function for all. Behind error feedback of a sparse codec `fg.islands.nesterov` diverged.
       memory: of what a contribution does not send.
       delay: τ, inner steps between a meeting and its effect, below H.
       blend: α, the share of its own parameters that an island keeps then.
@@ -86,7 +88,7 @@ class Island:
       >>> settings = fg.islands.Settings(fg.AllGather(fg.Identity()), every=1, rate=1.0)
       >>> with fg.islands.Island("memory://", "a", jnp.zeros(2), settings=settings) as island:
       ...     island.step(island.params + 1.0)
-      Array([1.9, 1.9], dtype=float32)
+      Array([1., 1.], dtype=float32)
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Island:
         params: PyTree,
         *,
         settings: Settings | None = None,
-        outer: Outer = nesterov,
+        outer: Outer = optax.sgd,
         memory: ErrorFeedback = ErrorFeedback(),
         delay: int = 0,
         blend: float = 0.0,
@@ -166,9 +168,10 @@ class Island:
           RuntimeError: if the store has not what the island needs to go on. Not where it does not
             answer: the island trains on alone, and `trouble` says why.
         """
-        if not (math.isfinite(weight) and weight > 0):
+        if not LEAST_WEIGHT <= weight <= MOST_WEIGHT / MOST_STEPS:
             raise ValueError(
-                f"Island.step(weight): must be positive, got {weight}; pass the tokens of the step."
+                f"Island.step(weight): must be {LEAST_WEIGHT:g} to {MOST_WEIGHT / MOST_STEPS:g}, "
+                f"got {weight}; pass the tokens of the step."
             )
         self._steps += 1
         self._weight += weight

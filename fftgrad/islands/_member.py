@@ -35,7 +35,7 @@ from fftgrad.islands._model import Model, Tree
 from fftgrad.islands._programs import Outer, Programs
 from fftgrad.islands._requests import Clock, List, Read, Steps, Wait, settle
 from fftgrad.islands._residual import Residual
-from fftgrad.islands._settings import Settings, read_settings
+from fftgrad.islands._settings import Settings
 from fftgrad.memories import ErrorFeedback
 
 
@@ -79,6 +79,7 @@ class Member:
         self._fetched: dict[Who, bytes] = {}
         self._named: set[Who] | None = None  # in the last manifest, if the island obeyed it
         self._model = model.digest
+        self._run = b""  # the object of the store that says which run it is
         self._nonce = secrets.token_bytes(16)
 
     @property
@@ -88,20 +89,17 @@ class Member:
 
     def start(self, params: Tree) -> Steps[None]:
         """Joins a run, or begins one with these parameters."""
-        settings = yield from _run.enter(self.model, self.asked, self.known)
+        mine = self.asked or Settings()
+        first = _anchor.first(params, self.outer, mine)
+        if self.asked:  # before anything of them is written
+            _anchor.try_out(first, self.model, self.outer, self.ledger.memory)
+        settings, self._run = yield from _run.enter(self.model, mine, self.known)
         self.who = yield from _claim.claim(self.name, settings.deadline, self._nonce)
-        found = yield from _anchors.newest(self._read_anchor, -1)
-        if found is None and (yield Read(_keys.manifest(0))) is None:
-            first = _anchor.first(params, self.outer, settings)
-            data = yield from settle(_keys.anchor(0), _anchor.write(first))
-            found = self._read_anchor(data)
-        if found is None:  # removed, or not listed yet
-            found = yield from _anchors.later(self._read_anchor, -1, settings.deadline)
+        first = _anchor.first(params, self.outer, settings)
+        found = yield from _anchors.enter(self._read_anchor, first, settings.deadline)
+        if found.settings != self.asked:
+            _anchor.try_out(found, self.model, self.outer, self.ledger.memory)
         self._take(found)
-        settings = self.anchor.settings
-        state = self.anchor.params, self.anchor.outer
-        memory = self.ledger.memory
-        self.programs.try_out(memory, self.outer, settings.rate, state, settings.islands)
         yield from self.catch_up()
         _run.check_settings(self.asked, self.anchor.settings)
         yield from self._recall()
@@ -136,8 +134,14 @@ class Member:
 
     def hand_in(self, change: Change) -> Steps[None]:
         """All that an island does in a round, from what it learned to what all hold after it."""
+        yield from _run.stay(self._run)
         yield from self.contribute(change)
         yield from self.finish()
+
+    def leave(self) -> Steps[None]:
+        """Says that the name is free."""
+        yield from _run.stay(self._run)
+        yield from _claim.leave(self.who)
 
     def contribute(self, change: Change) -> Steps[None]:
         """Prepares what was learned for the open round, if it can count; once for each change."""
@@ -220,6 +224,7 @@ class Member:
             self.known,
         )
         if manifest is not None:
+            yield from _run.stay(self._run)
             data = yield from settle(_keys.manifest(manifest.round), _manifest.write(manifest))
             yield from self._obey(_manifest.read(data))
 
@@ -260,21 +265,7 @@ class Member:
                 yield from self._take_newer()
                 return
             sent.append(self.programs.from_bytes(_contribution.read(data).blobs))
-        params, outer = before.params, before.outer
-        if sent:
-            params, outer = self.programs.advance(
-                self.outer,
-                before.settings.rate,
-                (params, outer),
-                sent,
-                manifest.shares,
-                manifest.round,
-            )
-        settings = before.settings
-        if manifest.settings is not None:
-            settings = read_settings(manifest.settings, self.known)
-        expected = manifest.expected
-        self._take(_anchor.make(before.round + 1, params, outer, settings, expected))
+        self._take(_anchor.after(before, manifest, sent, self.programs, self.outer, self.known))
         self._named = {one.who for one in (*manifest.counted, *manifest.refused)}
         if manifest.by == self.who:
             yield from _anchors.keep(self.anchor)
@@ -284,8 +275,7 @@ class Member:
     def _take(self, anchor: Anchor) -> None:
         exchange = anchor.settings.exchange
         if not hasattr(self, "programs") or self.programs.exchange != exchange:
-            shapes = tuple((path, like.shape) for path, like in self.model.likes.items())
-            self.programs = Programs(shapes, exchange)
+            self.programs = Programs.of(self.model, exchange)
             self.ledger.forget_codecs()
         self.anchor, self.begun, self._named = anchor, None, None
         self._fetched.clear()

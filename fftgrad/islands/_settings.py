@@ -12,6 +12,10 @@ from fftgrad.exchanges import AllGather
 from fftgrad.islands._frame import DamagedError
 from fftgrad.optimizers._diloco import SPARSE
 
+MOST_STEPS = 1_000_000
+LONGEST_DEADLINE = 7 * 86_400.0
+MOST_TRIM = 1_000
+
 
 @value
 class Settings:
@@ -64,9 +68,18 @@ class Settings:
             check_count(f"Settings({name})", getattr(self, name), "use 10.")
         for name in ("stale", "version"):
             check_count(f"Settings({name})", getattr(self, name), "use 1.", least=0)
+        for name in ("every", "islands", "anchors"):
+            if getattr(self, name) > MOST_STEPS:
+                raise ValueError(
+                    f"Settings({name}): must be at most {MOST_STEPS}, got {getattr(self, name)}; "
+                    "use 50."
+                )
+        if isinstance(average := self.exchange.average, exchanges.TrimmedMean):
+            check_within("Settings(exchange).trim", average.trim, f"[0, {MOST_TRIM}]", "use 1.")
         check_within("Settings(rate)", self.rate, "(0, inf)", "use 0.7.")
         check_within("Settings(quorum)", self.quorum, "(0, 1]", "use 1.0, to wait for all.")
-        check_within("Settings(deadline)", self.deadline, "(0, inf)", "use 60.0.")
+        deadlines = f"(0, {LONGEST_DEADLINE:g}]"
+        check_within("Settings(deadline)", self.deadline, deadlines, "use 60.0.")
         check_within("Settings(limit)", self.limit, "[1, inf)", "use 10.0.")
 
     def as_dict(self) -> dict[str, Any]:

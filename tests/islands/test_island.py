@@ -1,5 +1,6 @@
 """An island as a program calls it: its steps, its thread, and what it refuses."""
 
+import dataclasses
 import functools
 import json
 import threading
@@ -64,7 +65,7 @@ def test_it_is_diloco_without_a_program_in_common():
             seen.append(np.asarray(params))
         return np.stack(seen)
 
-    found = together(memory(), "ab", program, settings=settings)
+    found = together(memory(), "ab", program, settings=settings, outer=fg.islands.nesterov)
     tx = fg.optimizers.diloco(
         optax.sgd(1.0), fg.islands.nesterov(0.5), 2, DENSE, fg.NoMemory(), axis_name="data"
     )
@@ -404,3 +405,101 @@ def test_a_residual_is_checked():
         greedy(store, residual._replace(sent={"": np.full(4, np.nan)}))
     with pytest.raises(ValueError, match="of this run, got one of round 9"):
         greedy(store, residual._replace(round=np.int64(9)))
+
+
+@pytest.mark.parametrize("weight", [1e-318, 1e-7, 1e13, 1e308, float("inf")])
+def test_a_weight_is_one_that_every_share_can_have(weight):
+    with (
+        fg.islands.Island(memory(), "a", jnp.zeros(3), settings=QUICK) as island,
+        pytest.raises(ValueError, match=r"must be 1e-06 to 1e\+12, got"),
+    ):
+        island.step(island.params, weight=weight)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"every": 10**10},
+        {"deadline": 1e10},
+        {"anchors": 10**10},
+        {"islands": 10**10},
+        {"exchange": fg.AllGather(fg.Identity(), fg.exchanges.TrimmedMean(trim=10**8))},
+    ],
+    ids=["every", "deadline", "anchors", "islands", "trim"],
+)
+def test_settings_are_none_that_nobody_can_run(arguments):
+    """A member may propose any: what is refused is in force nowhere."""
+    (name,) = arguments
+    with pytest.raises(ValueError, match=rf"Settings\({name}\)"):
+        Settings(**arguments)
+
+
+def test_a_folder_that_went_away_is_not_made_again(tmp_path, monkeypatch):
+    """An island would begin another run there, alone, and go on in the old one when it is back."""
+    monkeypatch.setattr("fftgrad.islands._courier.PAUSE", 0.05)
+    folder, away = tmp_path / "store", tmp_path / "away"
+    with fg.islands.Island(
+        str(folder), "a", jnp.zeros(3), settings=dataclasses.replace(QUICK, deadline=0.4)
+    ) as island:
+        params = island.params
+        for _ in range(2):
+            params = island.step(params + 1.0)
+        folder.rename(away)
+        for _ in range(4):
+            params = island.step(params + 1.0)
+        while not island.trouble:
+            time.sleep(0.01)
+        assert "must have the run.json of this run, got none" in island.trouble
+        assert not folder.exists()
+        away.rename(folder)
+        assert island._courier.wait(20.0)
+        island.step(params)
+        assert [outcome.counted for outcome in island.outcomes] == [True, True]
+        assert not island.trouble
+        folder.rename(away)
+    assert not folder.exists()
+
+
+def test_a_sparse_codec_converges_by_the_default_outer_step():
+    """Nesterov's momentum behind error feedback diverges on it."""
+    x = jax.random.normal(jax.random.key(0), (64, 16))
+    y = x @ jnp.linspace(-1.0, 1.0, 16)
+    exchange = fg.AllGather(fg.chain(fg.TopK(fraction=0.03), fg.LogLevels(bits=4)))
+    settings = Settings(exchange, every=5)
+    train = jax.jit(lambda w: w - 0.02 * jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w))
+    with fg.islands.Island(memory(), "a", jnp.zeros(16), settings=settings) as island:
+        w = island.params
+        for _ in range(500):
+            w = island.step(train(w))
+    assert float(jnp.mean((x @ w - y) ** 2)) < 0.05
+
+
+UNFIT = fg.AllGather(fg.codecs.Tiles(64, shape=(3, 4)))
+
+
+def test_a_codec_that_does_not_fit_is_written_nowhere():
+    store = memory()
+    with pytest.raises(ValueError, match="Tiles"):
+        fg.islands.Island(store, "a", jnp.zeros(5), settings=Settings(UNFIT))
+    assert store.list("") == []
+    with fg.islands.Island(store, "a", jnp.zeros(5), settings=QUICK) as island:
+        before = store.list("")
+        proposal = dataclasses.replace(QUICK, exchange=UNFIT, version=1)
+        with pytest.raises(ValueError, match="Tiles"):
+            fg.islands.Island(store, "b", jnp.zeros(5), settings=proposal)
+        assert store.list("") == before
+        for _ in range(2):
+            island.step(island.params)
+        assert island.settings == QUICK
+
+
+def test_what_ends_the_thread_reaches_the_program(monkeypatch):
+    with fg.islands.Island(memory(), "a", jnp.zeros(3), settings=QUICK) as island:
+
+        def broken(*_):
+            raise OverflowError("timeout value is too large")
+
+        monkeypatch.setattr(island._courier, "_try", broken)
+        island.step(island.params)
+        with pytest.raises(OverflowError, match="too large"):
+            island.step(island.params)
