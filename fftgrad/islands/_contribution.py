@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from fftgrad.islands import _frame
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import NAME, Who
+from fftgrad.islands._settings import MOST_STEPS
 
 MAGIC = b"FFTC"
 
@@ -29,6 +30,16 @@ class Contribution(NamedTuple):
     wish: dict[str, Any] | None  # settings that it proposes
     fault: str  # why its sender hands in nothing; it says that it is there
     blobs: list[memoryview]
+
+
+def check_weight(weight: float) -> None:
+    """Refuses the weight of a step of which a round could not have as many as it may have."""
+    most = MOST_WEIGHT / MOST_STEPS
+    if not LEAST_WEIGHT <= weight <= most:
+        raise ValueError(
+            f"Island.step(weight): must be {LEAST_WEIGHT:g} to {most:g}, got {weight}; pass the "
+            "tokens of the step."
+        )
 
 
 PLAIN = {

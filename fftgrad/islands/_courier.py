@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import warnings
 from typing import Any
 
 from fftgrad.islands._ledger import Change
@@ -29,12 +30,18 @@ class Courier:
         self.member = member
         self.performer = Performer(store, wait=self._wait)
         member.traffic = self.performer.traffic
-        self.trouble = ""  # of the last try, while the store does not answer
+        self._told = ""  # trouble that the program was warned of
+        self._unreached = ""  # of the last try, while the store does not answer
         self._error: BaseException | None = None
         self._jobs: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
         self._idle, self._closing = threading.Event(), threading.Event()
         self._idle.set()
         self._thread = threading.Thread(target=self._work, name="fftgrad-island", daemon=True)
+
+    @property
+    def trouble(self) -> str:
+        """Why the store was not reached in the last try, or why nothing of the island counts."""
+        return self._unreached or self.member.trouble
 
     def start(self, steps: Steps[Any]) -> None:
         """Runs the first steps here, where errors belong, and the thread from then on."""
@@ -52,6 +59,9 @@ class Courier:
         done = self._idle.wait(seconds)
         if self._error is not None:
             raise self._error
+        if (trouble := self.member.trouble) and trouble != self._told:
+            self._told = trouble
+            warnings.warn(f"Island: {trouble}.", UserWarning, stacklevel=4)
         return done
 
     def close(self) -> None:
@@ -86,9 +96,9 @@ class Courier:
         """Whether it is over, be it with an error that another try would have as well."""
         try:
             self.performer.run(steps(*args))
-            self.trouble = ""
+            self._unreached = ""
         except StoreError as error:
-            self.trouble = str(error)
+            self._unreached = str(error)
             return False
         except _Closed:
             return True

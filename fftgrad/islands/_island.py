@@ -11,14 +11,14 @@ import optax
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_count, check_kind, check_within
 from fftgrad.islands import _together
-from fftgrad.islands._contribution import LEAST_WEIGHT, MOST_WEIGHT
+from fftgrad.islands._contribution import check_weight
 from fftgrad.islands._courier import Courier
 from fftgrad.islands._ledger import Change, Outcome
 from fftgrad.islands._member import Member
-from fftgrad.islands._model import Model, Tree, blended
+from fftgrad.islands._model import Model, Tree, blended, check_finite
 from fftgrad.islands._programs import Outer
 from fftgrad.islands._residual import Residual
-from fftgrad.islands._settings import MOST_STEPS, Settings
+from fftgrad.islands._settings import Settings
 from fftgrad.islands._store import Store, open_store
 from fftgrad.memories._error_feedback import ErrorFeedback
 
@@ -112,6 +112,8 @@ class Island:
         self._delay, self._blend = delay, blend
         self._model = Model.of(params)
         host = self._model.to_host(params)
+        check_finite(host)
+        self._is_closed = False
         self._courier: Courier | None = None
         failure: Exception | None = None
         if _together.is_first():
@@ -168,11 +170,10 @@ class Island:
           RuntimeError: if the store has not what the island needs to go on. Not where it does not
             answer: the island trains on alone, and `trouble` says why.
         """
-        if not LEAST_WEIGHT <= weight <= MOST_WEIGHT / MOST_STEPS:
-            raise ValueError(
-                f"Island.step(weight): must be {LEAST_WEIGHT:g} to {MOST_WEIGHT / MOST_STEPS:g}, "
-                f"got {weight}; pass the tokens of the step."
-            )
+        check_weight(weight)
+        if self._is_closed:
+            raise RuntimeError("Island.step: must come before close(), got one after it.")
+        self._model.check(params)
         self._steps += 1
         self._weight += weight
         if loss is not None:
@@ -270,7 +271,7 @@ class Island:
 
     @property
     def trouble(self) -> str:
-        """Why the store was not reached in the last try; empty if it was."""
+        """Why the store was not reached, or why nothing of this island counts; else empty."""
         return self._courier.trouble if self._courier else ""
 
     @property
@@ -279,7 +280,7 @@ class Island:
         return self._member.ledger.saved(self._member.who, self._member.sent)
 
     def finish(self) -> PyTree:
-        """What all have in common, after a deadline and a quarter for what is under way at most."""
+        """What all have in common, without the steps since the last meeting; waits as `step`."""
         if self._sent is not None:
             self._is_done(PATIENCE * self.settings.deadline if self._courier else 0.0)
         self._sent = None
@@ -288,6 +289,7 @@ class Island:
 
     def close(self) -> None:
         """Leaves the run: the name is free at once, and no round waits for it twice."""
+        self._is_closed = True
         if self._courier is not None:
             self._courier.close()
 

@@ -18,6 +18,14 @@ from fftgrad.islands._programs import Programs
 from fftgrad.islands._requests import List, Steps
 from fftgrad.islands._settings import Settings, read_settings
 
+OVERDUE = 3
+"""Deadlines after its end for which a round may be open, before that is told."""
+
+SPLIT = (
+    "round {} stays open: this island holds another anchor than most who came, and none of them "
+    "closes it"
+)
+
 
 class Seen(NamedTuple):
     """A contribution that nothing is wrong with, taken alone."""

@@ -56,6 +56,10 @@ class Pending(NamedTuple):
     states: Any  # those of the codecs, if it counts
 
 
+REFUSALS = 2
+"""Contributions in a row whose refusal is told."""
+
+
 class Book(NamedTuple):
     """What a ledger has at one moment: a thread writes, and a program may read at any."""
 
@@ -122,6 +126,14 @@ class Ledger:
         """Takes a change, which is pending from then on."""
         book = self._book
         self._book = book._replace(pending=pending, taken=change, last=pending.round)
+
+    @property
+    def trouble(self) -> str:
+        """What is said where the last contributions were refused; empty else."""
+        last = self.outcomes[-REFUSALS:]
+        if len(last) < REFUSALS or any(outcome.counted or outcome.kept for outcome in last):
+            return ""
+        return f"the last {REFUSALS} contributions were refused: {last[-1].reason}"
 
     def forget_codecs(self) -> None:
         """Starts the codecs anew, because there are others."""

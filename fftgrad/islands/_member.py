@@ -7,6 +7,7 @@ deadline is over, writes the manifest by create-if-absent, and whoever is second
 crash between any two requests leaves the old round or the new one, because nothing else decides.
 """
 
+import math
 import secrets
 import zlib
 from collections.abc import Mapping
@@ -57,14 +58,14 @@ class Member:
         residual: Residual | None = None,
     ) -> None:
         self.name = _keys.check_name(name)
-        if residual is not None:
-            _residual.check(residual, name, model)
+        _residual.check(residual, name, model)
         self._former = residual
         self.model, self.outer = model, outer
         self.ledger = Ledger(memory, model)
         self.asked = settings
         self.traffic: Mapping[str, int] = {}  # that of whoever runs its steps
         self.who = Who(name, 0)
+        self.trouble = ""  # why nothing of it counts
         self.answered: set[int] = set()
         self.anchor: Anchor
         self.free = 0.0  # since when nothing of it is under way: it takes inner steps
@@ -79,6 +80,7 @@ class Member:
         self._fetched: dict[Who, bytes] = {}
         self._named: set[Who] | None = None  # in the last manifest, if the island obeyed it
         self._model = model.digest
+        self._told = -math.inf  # when it last looked for others who claim the name
         self._run = b""  # the object of the store that says which run it is
         self._nonce = secrets.token_bytes(16)
 
@@ -90,16 +92,18 @@ class Member:
     def start(self, params: Tree) -> Steps[None]:
         """Joins a run, or begins one with these parameters."""
         mine = self.asked or Settings()
-        first = _anchor.first(params, self.outer, mine)
         if self.asked:  # before anything of them is written
+            first = _anchor.first(params, self.outer, mine)
             _anchor.try_out(first, self.model, self.outer, self.ledger.memory)
         settings, self._run = yield from _run.enter(self.model, mine, self.known)
-        self.who = yield from _claim.claim(self.name, settings.deadline, self._nonce)
         first = _anchor.first(params, self.outer, settings)
         found = yield from _anchors.enter(self._read_anchor, first, settings.deadline)
         if found.settings != self.asked:
             _anchor.try_out(found, self.model, self.outer, self.ledger.memory)
         self._take(found)
+        yield from self.catch_up()
+        grace = self.anchor.settings.deadline  # those in force, by which others answer
+        self.who = yield from _claim.claim(self.name, grace, self._nonce)
         yield from self.catch_up()
         _run.check_settings(self.asked, self.anchor.settings)
         yield from self._recall()
@@ -120,7 +124,7 @@ class Member:
     def catch_up(self) -> Steps[None]:
         """Obeys all manifests that there are."""
         while (data := (yield Read(_keys.manifest(self.anchor.round)))) is not None:
-            manifest = _manifest.read(data)
+            manifest = _manifest.read(data, self.anchor.round)
             if manifest.round != self.anchor.round:
                 raise LostError(
                     f"Island: must find the manifest of round {self.anchor.round} where it belongs,"
@@ -130,7 +134,10 @@ class Member:
 
     def answer(self) -> Steps[None]:
         """Tells others who claim the name that it is taken; an error if one has it already."""
-        yield from _claim.answer(self.who, self.answered)
+        now = yield Clock()
+        if now - self._told >= self.anchor.settings.deadline / 4:
+            yield from _claim.answer(self.who, self.answered)
+            self._told = now
 
     def hand_in(self, change: Change) -> Steps[None]:
         """All that an island does in a round, from what it learned to what all hold after it."""
@@ -190,6 +197,7 @@ class Member:
                 if (yield from settle(key, self._own)) != self._own:
                     raise _claim.NameTakenError(self.name, "under which another one contributes")
                 self._is_written = True
+            yield from self.answer()
             keys = yield List(_keys.round_folder(self.awaited))
             if self.anchor.round > self.awaited or _keys.manifest(self.awaited) in keys:
                 data = yield Read(_keys.manifest(self.awaited))
@@ -201,6 +209,7 @@ class Member:
                 over = self._end - (yield Clock())
                 yield Wait(max(0.01, min(pause, over) if over > 0 else pause))
                 pause = min(1.5 * pause, self.anchor.settings.deadline / 10)
+        self.trouble = self.ledger.trouble
         self.free = yield Clock()
 
     def _look(self, here: Mapping[Who, str]) -> Steps[None]:
@@ -227,6 +236,8 @@ class Member:
             yield from _run.stay(self._run)
             data = yield from settle(_keys.manifest(manifest.round), _manifest.write(manifest))
             yield from self._obey(_manifest.read(data))
+        elif now > self._end + _judge.OVERDUE * self.anchor.settings.deadline:
+            self.trouble = _judge.SPLIT.format(self.anchor.round)
 
     @property
     def _end(self) -> float:
@@ -273,9 +284,8 @@ class Member:
     # Anchors
 
     def _take(self, anchor: Anchor) -> None:
-        exchange = anchor.settings.exchange
-        if not hasattr(self, "programs") or self.programs.exchange != exchange:
-            self.programs = Programs.of(self.model, exchange)
+        if not hasattr(self, "programs") or self.programs.exchange != anchor.settings.exchange:
+            self.programs = Programs.of(self.model, anchor.settings.exchange)
             self.ledger.forget_codecs()
         self.anchor, self.begun, self._named = anchor, None, None
         self._fetched.clear()
@@ -283,7 +293,7 @@ class Member:
     def _take_newer(self) -> Steps[None]:
         """Takes an anchor of a later round than this island has come to, once there is one."""
         now = self.anchor
-        later = _anchors.later(self._read_anchor, now.round, now.settings.deadline)
+        later = _anchors.later(self._read_anchor, now.round, now.settings.deadline, self.answer)
         self._take((yield from later))
 
     def _read_anchor(self, data: bytes) -> Anchor:

@@ -61,6 +61,25 @@ class Model:
             for path, shape in sorted(zip(self.paths, self.shapes, strict=True))
         }
 
+    def check(self, params: PyTree) -> None:
+        """Refuses other parameters than those of the model."""
+        leaves, structure = jax.tree.flatten(params)
+        if structure != self.structure:
+            found = [jax.tree_util.keystr(p, simple=True, separator="/") for p in _paths(params)]
+            if tuple(found) != self.paths:
+                raise ValueError(
+                    f"Island.step(params): must have {list(self.paths)}, got {found}; pass the "
+                    "parameters of the island."
+                )
+        for path, shape, dtype, leaf in zip(
+            self.paths, self.shapes, self.dtypes, leaves, strict=True
+        ):
+            if (np.shape(leaf), str(leaf.dtype)) != (shape, dtype):
+                raise ValueError(
+                    f"Island.step(params): must have {dtype}{list(shape)} at {path!r}, got "
+                    f"{leaf.dtype}{list(np.shape(leaf))}; pass the parameters of the island."
+                )
+
     def to_host(self, params: PyTree) -> Tree:
         """A copy of the parameters, which may be donated or moved afterwards."""
         leaves = [_together.to_host(leaf) for leaf in jax.tree.leaves(params)]
@@ -78,6 +97,18 @@ class Model:
             for path, leaf in zip(self.paths, jax.tree.leaves(like), strict=True)
         ]
         return jax.tree.unflatten(self.structure, leaves)
+
+
+def _paths(params: PyTree) -> list[Any]:
+    return [path for path, _ in jax.tree.flatten_with_path(params)[0]]
+
+
+def check_finite(tree: Tree) -> None:
+    """Refuses parameters that no run can begin with."""
+    if bad := [path for path, leaf in tree.items() if not np.isfinite(leaf).all()]:
+        raise ValueError(
+            f"Island(params): must be finite, got {bad}, which are not; see where they are from."
+        )
 
 
 def blended(own: Tree, common: Tree, share: float) -> Tree:

@@ -44,7 +44,9 @@ def checksum(name: str) -> int:
 
 
 def check(residual: object, name: str, model: Model) -> None:
-    """Refuses what is no residual of this island and model."""
+    """Refuses what is no residual of this island and model; None is none."""
+    if residual is None:
+        return
     remedy = "pass what island.residual was, or leave it out."
     if not isinstance(residual, Residual):
         raise TypeError(

@@ -503,3 +503,53 @@ def test_what_ends_the_thread_reaches_the_program(monkeypatch):
         island.step(island.params)
         with pytest.raises(OverflowError, match="too large"):
             island.step(island.params)
+
+
+def test_parameters_that_are_not_finite_begin_no_run():
+    store = memory()
+    with pytest.raises(ValueError, match=r"must be finite, got \['w'\]"):
+        fg.islands.Island(store, "a", {"w": jnp.full(3, jnp.nan)})
+    assert store.list("") == []
+
+
+def test_a_step_takes_the_parameters_of_the_island():
+    params = {"b": jnp.zeros(3), "w": jnp.zeros(3)}
+    with fg.islands.Island(memory(), "a", params, settings=QUICK) as island:
+        with pytest.raises(ValueError, match=r"must have \['b', 'w'\], got \['b2', 'w'\]"):
+            island.step({"b2": jnp.zeros(3), "w": jnp.zeros(3)})
+        with pytest.raises(ValueError, match=r"float32\[3\] at 'b', got float32\[1\]"):
+            island.step({"b": jnp.zeros(1), "w": jnp.zeros(3)})
+        with pytest.raises(ValueError, match=r"float32\[3\] at 'w', got bfloat16\[3\]"):
+            island.step({"b": jnp.zeros(3), "w": jnp.zeros(3, jnp.bfloat16)})
+    with pytest.raises(RuntimeError, match="before close"):
+        island.step(params)
+
+
+def test_who_waits_in_a_round_keeps_its_name():
+    store = memory()
+    settings = Settings(DENSE, every=1, islands=2, deadline=1.5)
+    with fg.islands.Island(store, "a", jnp.zeros(3), settings=settings) as island:
+        meeting = threading.Thread(target=island.step, args=(island.params,))
+        meeting.start()
+        with pytest.raises(ValueError, match="which a living island has"):
+            fg.islands.Island(store, "a", jnp.zeros(3))
+        meeting.join()
+
+
+def test_a_url_of_a_file_has_a_path():
+    with pytest.raises(ValueError, match="must have a folder's path"):
+        fg.islands.open_store("file://")
+
+
+def test_who_is_refused_again_and_again_is_told():
+    with fg.islands.Island(memory(), "a", jnp.zeros(3), settings=QUICK) as island:
+        params = jnp.full(3, jnp.nan)
+        for _ in range(3):
+            island.step(params)
+        assert not island.trouble
+        with pytest.warns(UserWarning, match="last 2 contributions were refused: not finite"):
+            island.step(params)
+        assert "not finite" in island.trouble
+        for _ in range(2):
+            params = island.step(island.params)
+        assert not island.trouble
