@@ -107,12 +107,14 @@ class Ledger:
             after, nothing = open_.memory, open_.sent
         if sent is not None and sent is not book.taken and sent.is_finite:
             before, after = (self._put_back(sent.tree, state) for state in (before, after))
-        trees = [
+        wide = [
             {path: np.asarray(leaf, np.float32) for path, leaf in tree.items()}
-            for tree in (after.residual, before.residual, nothing)
+            for tree in (after.residual, before.residual)
         ]
         name = np.uint32(_residual.checksum(who.island))
-        return Residual(*trees, np.int64(book.last), name, np.int64(who.incarnation))
+        return Residual(
+            wide[0], wide[1], nothing, np.int64(book.last), name, np.int64(who.incarnation)
+        )
 
     def begin(self, number: int, tree: Tree | None) -> None:
         """What the memory has before the first contribution, to a round or later."""

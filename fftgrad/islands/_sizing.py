@@ -65,7 +65,7 @@ def sizing(params: PyTree, settings: Settings, islands: int, seconds: float) -> 
       >>> day.rounds, day.contribution, round(day.read / 1e6)
       (288.0, 41894, 40)
       >>> round(day.cost(4, per_put=5e-6, per_get=4e-7), 3)
-      0.177
+      0.178
     """
     check_count("sizing(islands)", islands, "use 4.")
     check_within("sizing(seconds)", seconds, "(0, inf)", "use 300.0.")
