@@ -48,7 +48,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--width", type=int, default=96, help="width of the transformer")
     add("--layers", type=int, default=2, help="layers of the transformer")
     add("--lr", type=float, default=2e-3, help="learning rate of Adam, the inner optimizer")
-    add("--outer-lr", type=float, default=0.7, help="learning rate of the outer optimizer")
+    add("--outer-lr", type=float, default=1.0, help="learning rate of the outer optimizer")
     add("--out", type=pathlib.Path, default=pathlib.Path("runs"), help="folder for the results")
     add("--smoke", action="store_true", help="a few rounds of a tiny model, to see that it runs")
     add("--island", help=argparse.SUPPRESS)  # the name, in the process of one

@@ -82,6 +82,8 @@ class World:
 class Actor:
     """One start of an island, and what its program does."""
 
+    spread = 0.5  # of the pace
+
     def __init__(self, world: World, name: str, rounds: int, pace: float, **options: Any) -> None:
         self.world, self.name, self.rounds, self.pace = world, name, rounds, pace
         model = Model.of(PARAMS)
@@ -113,7 +115,9 @@ class Actor:
         member, random = self.member, self.world.random
         yield from self._again(lambda: member.start(PARAMS))
         for _ in range(self.rounds):
-            yield Wait(self.pace * random.uniform(0.5, 1.5))  # its inner steps
+            yield Wait(
+                self.pace * random.uniform(1 - self.spread, 1 + self.spread)
+            )  # its inner steps
             rng = np.random.default_rng(random.getrandbits(32))
             tree = {k: rng.standard_normal(v.shape).astype(np.float32) for k, v in PARAMS.items()}
             change = self.change(tree, member.anchor.round)

@@ -8,6 +8,7 @@ no server. Stores take an extra, `pip install "fftgrad[islands]"`. The core impo
 from fftgrad.islands._island import Island
 from fftgrad.islands._ledger import Outcome
 from fftgrad.islands._programs import nesterov
+from fftgrad.islands._residual import Residual
 from fftgrad.islands._settings import Settings
 from fftgrad.islands._sizing import Sizing, sizing
 from fftgrad.islands._status import IslandStatus, RoundStatus, Status, status
@@ -17,6 +18,7 @@ __all__ = [
     "Island",
     "IslandStatus",
     "Outcome",
+    "Residual",
     "RoundStatus",
     "Settings",
     "Sizing",

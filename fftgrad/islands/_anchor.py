@@ -7,12 +7,14 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fftgrad._contracts import PyTree
+from fftgrad._contracts import Memory, PyTree
 from fftgrad.exchanges import AllGather
+from fftgrad.exchanges._parts import Payloads
 from fftgrad.islands import _frame
 from fftgrad.islands._frame import DamagedError
+from fftgrad.islands._manifest import Manifest
 from fftgrad.islands._model import Array, Model, Tree
-from fftgrad.islands._programs import Outer, on_host
+from fftgrad.islands._programs import Outer, Programs, on_host
 from fftgrad.islands._settings import Settings, read_settings
 
 MAGIC = b"FFTA"
@@ -49,6 +51,30 @@ def first(params: Tree, outer: Outer, settings: Settings) -> Anchor:
     with on_host():
         state = jax.device_get(outer(settings.rate).init(params))
     return make(0, params, jax.tree.map(np.asarray, state), settings, None)
+
+
+def after(
+    before: Anchor,
+    manifest: Manifest,
+    sent: Sequence[list[Payloads]],
+    programs: Programs,
+    outer: Outer,
+    known: tuple[AllGather, ...],
+) -> Anchor:
+    """What all hold after a round: the outer step on what its manifest counts, in its order."""
+    settings, state = before.settings, (before.params, before.outer)
+    if sent:
+        state = programs.advance(outer, settings.rate, state, sent, manifest.shares, manifest.round)
+    if manifest.settings is not None:
+        settings = read_settings(manifest.settings, known)
+    return make(before.round + 1, *state, settings, manifest.expected)
+
+
+def try_out(anchor: Anchor, model: Model, outer: Outer, memory: Memory) -> None:
+    """Compiles what a round from this anchor takes; a codec that does not fit is an error here."""
+    settings, state = anchor.settings, (anchor.params, anchor.outer)
+    programs = Programs.of(model, settings.exchange)
+    programs.try_out(memory, outer, settings.rate, state, settings.islands)
 
 
 def write(anchor: Anchor) -> bytes:

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from fftgrad.islands import _anchor, _keys
 from fftgrad.islands._anchor import Anchor
 from fftgrad.islands._frame import DamagedError
-from fftgrad.islands._requests import Clock, Create, Delete, List, Read, Steps, Wait
+from fftgrad.islands._requests import Clock, Create, Delete, List, Read, Steps, Wait, settle
 
 ANCHORS_KEPT = 2
 """So that there is one to go back to if the newest is damaged."""
 
 
-PATIENCE = 10
-"""How many deadlines an island waits for an anchor that has to come."""
+PATIENCE = 100
+"""For how many deadlines no round may be closed while an island waits for an anchor."""
 
 
 class LostError(RuntimeError):
@@ -42,17 +42,39 @@ def newest(read: Callable[[bytes], Anchor], after: int) -> Steps[Anchor | None]:
     return None
 
 
-def later(read: Callable[[bytes], Anchor], after: int, deadline: float) -> Steps[Anchor]:
+def later(
+    read: Callable[[bytes], Anchor],
+    after: int,
+    deadline: float,
+    meanwhile: Callable[[], Steps[None]] | None = None,
+) -> Steps[Anchor]:
     """The newest anchor after a round, for an island that cannot go on from there by itself."""
     end = (yield Clock()) + PATIENCE * deadline
+    closed: set[str] = set()
     while (found := (yield from newest(read, after))) is None:
+        keys = yield List(_keys.ROUNDS, _keys.round_folder(max(0, after)))
+        if now := {key for key in keys if key.endswith(_keys.MANIFEST)} - closed:
+            closed |= now
+            end = (yield Clock()) + PATIENCE * deadline
         if (yield Clock()) >= end:
             raise LostError(
                 f"Island: must find an anchor after round {after}, because it cannot go on from "
-                f"there, got none in {PATIENCE * deadline:.0f} s; see whether another island "
-                "writes any."
+                f"there, got none, and no round closed in {PATIENCE * deadline:.0f} s; "
+                "see whether another island writes any."
             )
+        if meanwhile is not None:
+            yield from meanwhile()
         yield Wait(deadline / 4)
+    return found
+
+
+def enter(read: Callable[[bytes], Anchor], first: Anchor, deadline: float) -> Steps[Anchor]:
+    """The newest anchor of a run, which begins with a first one if it has none."""
+    found = yield from newest(read, -1)
+    if found is None and (yield Read(_keys.manifest(0))) is None:
+        found = read((yield from settle(_keys.anchor(0), _anchor.write(first))))
+    if found is None:  # removed, or not listed yet
+        found = yield from later(read, -1, deadline)
     return found
 
 

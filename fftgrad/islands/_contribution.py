@@ -1,14 +1,17 @@
 """What an island hands in to a round."""
 
 import hashlib
-import math
 from typing import Any, NamedTuple
 
 from fftgrad.islands import _frame
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import NAME, Who
+from fftgrad.islands._settings import MOST_STEPS
 
 MAGIC = b"FFTC"
+
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e18
+"""So that every share is a positive float32, and the sum of all is finite."""
 
 
 class Contribution(NamedTuple):
@@ -27,6 +30,16 @@ class Contribution(NamedTuple):
     wish: dict[str, Any] | None  # settings that it proposes
     fault: str  # why its sender hands in nothing; it says that it is there
     blobs: list[memoryview]
+
+
+def check_weight(weight: float) -> None:
+    """Refuses the weight of a step of which a round could not have as many as it may have."""
+    most = MOST_WEIGHT / MOST_STEPS
+    if not LEAST_WEIGHT <= weight <= most:
+        raise ValueError(
+            f"Island.step(weight): must be {LEAST_WEIGHT:g} to {most:g}, got {weight}; pass the "
+            "tokens of the step."
+        )
 
 
 PLAIN = {
@@ -61,7 +74,7 @@ def read(data: bytes) -> Contribution:
     name, incarnation = header.pop("island"), header.pop("incarnation")
     if not (isinstance(name, str) and NAME.fullmatch(name) and type(incarnation) is int):
         raise DamagedError("of no island")
-    if not (math.isfinite(header["weight"]) and header["weight"] > 0):
+    if not LEAST_WEIGHT <= header["weight"] <= MOST_WEIGHT:
         raise DamagedError(f"of weight {header['weight']}")
     if not all(type(count) is int for count in header["traffic"].values()):
         raise DamagedError("with traffic that is no counts")

@@ -2,9 +2,9 @@
 
 import queue
 import threading
+import warnings
 from typing import Any
 
-from fftgrad.islands import _claim
 from fftgrad.islands._ledger import Change
 from fftgrad.islands._member import Member
 from fftgrad.islands._perform import Performer, StoreError
@@ -30,12 +30,18 @@ class Courier:
         self.member = member
         self.performer = Performer(store, wait=self._wait)
         member.traffic = self.performer.traffic
-        self.trouble = ""  # of the last try, while the store does not answer
+        self._told = ""  # trouble that the program was warned of
+        self._unreached = ""  # of the last try, while the store does not answer
         self._error: BaseException | None = None
         self._jobs: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
         self._idle, self._closing = threading.Event(), threading.Event()
         self._idle.set()
         self._thread = threading.Thread(target=self._work, name="fftgrad-island", daemon=True)
+
+    @property
+    def trouble(self) -> str:
+        """Why the store was not reached in the last try, or why nothing of the island counts."""
+        return self._unreached or self.member.trouble
 
     def start(self, steps: Steps[Any]) -> None:
         """Runs the first steps here, where errors belong, and the thread from then on."""
@@ -44,6 +50,7 @@ class Courier:
 
     def send(self, change: Change) -> None:
         """Has a change handed in."""
+        self.member.sent = change
         self._idle.clear()
         self._jobs.put(change)
 
@@ -52,6 +59,9 @@ class Courier:
         done = self._idle.wait(seconds)
         if self._error is not None:
             raise self._error
+        if (trouble := self.member.trouble) and trouble != self._told:
+            self._told = trouble
+            warnings.warn(f"Island: {trouble}.", UserWarning, stacklevel=4)
         return done
 
     def close(self) -> None:
@@ -60,11 +70,17 @@ class Courier:
         self._jobs.put(None)
         self._thread.join()
         try:
-            Performer(self.performer._store, retries=0).run(_claim.leave(self.member.who))
+            Performer(self.performer._store, retries=0).run(self.member.leave())
         except StoreError:  # then those who come later ask and wait
             return
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # for the program, which would wait for ever
+            self._fail(error)
+
+    def _serve(self) -> None:
         while not self._closing.is_set():
             try:
                 change = self._jobs.get(timeout=self.member.anchor.settings.deadline / 4)
@@ -80,17 +96,20 @@ class Courier:
         """Whether it is over, be it with an error that another try would have as well."""
         try:
             self.performer.run(steps(*args))
-            self.trouble = ""
+            self._unreached = ""
         except StoreError as error:
-            self.trouble = str(error)
+            self._unreached = str(error)
             return False
         except _Closed:
             return True
         except BaseException as error:  # for the program, at its next step
-            self._error = error
-            self._closing.set()
-            self._idle.set()
+            self._fail(error)
         return True
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._closing.set()
+        self._idle.set()
 
     def _wait(self, seconds: float) -> None:
         if self._closing.wait(seconds):

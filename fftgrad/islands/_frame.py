@@ -15,6 +15,10 @@ HEAD = struct.Struct("<4sHHI")
 TAIL = struct.Struct("<I")
 
 
+MOST_PARTS = 100_000
+"""Of an object; each takes memory, be it empty."""
+
+
 class DamagedError(ValueError):
     """Bytes that are not those of an object of this format."""
 
@@ -43,6 +47,8 @@ def unpack(magic: bytes, data: bytes) -> tuple[dict[str, Any], list[memoryview]]
     sizes = header.pop("sizes", None)
     if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes):
         raise DamagedError("without the sizes of its parts")
+    if len(sizes) > MOST_PARTS:
+        raise DamagedError(f"of {len(sizes)} parts, more than {MOST_PARTS}")
     if sum(sizes) != len(rest):
         raise DamagedError("of other sizes than it says")
     blobs: list[memoryview] = []

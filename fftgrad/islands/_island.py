@@ -6,21 +6,24 @@ from typing import Any, Self
 
 import jax
 import numpy as np
+import optax
 
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_count, check_kind, check_within
 from fftgrad.islands import _together
+from fftgrad.islands._contribution import check_weight
 from fftgrad.islands._courier import Courier
 from fftgrad.islands._ledger import Change, Outcome
 from fftgrad.islands._member import Member
-from fftgrad.islands._model import Model, Tree
-from fftgrad.islands._programs import Outer, nesterov
+from fftgrad.islands._model import Model, Tree, blended, check_finite
+from fftgrad.islands._programs import Outer
+from fftgrad.islands._residual import Residual
 from fftgrad.islands._settings import Settings
 from fftgrad.islands._store import Store, open_store
 from fftgrad.memories._error_feedback import ErrorFeedback
 
-GO_ON, JOIN, FAIL = range(3)
-"""What the first process of an island tells the others of a step."""
+GO_ON, JOIN, FAIL = range(3)  # what the first process of an island tells the others of a step
+PATIENCE = 1.25  # deadlines for which a step waits: that of a round, and the time to close it
 
 OVERDUE = 3
 """Deadlines after a meeting until a step waits for it: those of its round and the two after it."""
@@ -45,7 +48,7 @@ class Island:
 
     A thread writes, lists, reads and decodes beside the steps that follow. A step waits for it only
     where `delay` is 0, at a meeting, and where the deadlines of three rounds have passed since the
-    last one; never longer than one deadline, after which the island trains on alone.
+    last one; never longer than a deadline and a quarter, after which the island trains on alone.
 
     Args:
       store: a URL, as for `open_store`, or what that returns.
@@ -55,11 +58,12 @@ class Island:
       settings: what all agree on; those of the store if left out. Others are proposed to all by a
         higher `version`.
       outer: from the rate of the settings to the optimizer of what all have in common, the same
-        function for all.
+        function for all. Behind error feedback of a sparse codec `fg.islands.nesterov` diverged.
       memory: of what a contribution does not send.
       delay: τ, inner steps between a meeting and its effect, below H.
       blend: α, the share of its own parameters that an island keeps then.
-      residual: `island.residual` of an earlier start, so that nothing of it is lost.
+      residual: `island.residual` of an earlier start, so that nothing of it is lost. The manifests
+        say what became of its last contribution; one that is too old is left out, with a warning.
 
     Shapes: what all have in common is float32, whatever the parameters' dtype.
 
@@ -84,7 +88,7 @@ class Island:
       >>> settings = fg.islands.Settings(fg.AllGather(fg.Identity()), every=1, rate=1.0)
       >>> with fg.islands.Island("memory://", "a", jnp.zeros(2), settings=settings) as island:
       ...     island.step(island.params + 1.0)
-      Array([1.9, 1.9], dtype=float32)
+      Array([1., 1.], dtype=float32)
     """
 
     def __init__(
@@ -94,11 +98,11 @@ class Island:
         params: PyTree,
         *,
         settings: Settings | None = None,
-        outer: Outer = nesterov,
+        outer: Outer = optax.sgd,
         memory: ErrorFeedback = ErrorFeedback(),
         delay: int = 0,
         blend: float = 0.0,
-        residual: Tree | None = None,
+        residual: Residual | None = None,
     ) -> None:
         if settings is not None:
             check_kind("Island(settings)", settings, Settings, "use fg.islands.Settings().")
@@ -108,6 +112,8 @@ class Island:
         self._delay, self._blend = delay, blend
         self._model = Model.of(params)
         host = self._model.to_host(params)
+        check_finite(host)
+        self._is_closed = False
         self._courier: Courier | None = None
         failure: Exception | None = None
         if _together.is_first():
@@ -121,7 +127,7 @@ class Island:
         self._steps, self._weight = 0, 0.0
         self._losses: list[Any] = []
         self._sent: tuple[int, float] | None = None  # at which step, and when
-        self._last = 0  # the step of the last meeting
+        self._last = 0  # step of the last meeting
         self._take_anchor(host)
         self.params: PyTree = self._model.to_params(self._start, params)
 
@@ -133,11 +139,11 @@ class Island:
         settings: Settings | None,
         outer: Outer,
         memory: ErrorFeedback,
-        residual: Tree | None,
+        residual: Residual | None,
     ) -> Courier:
-        member = Member(name, self._model, outer=outer, memory=memory, settings=settings)
-        if residual is not None:
-            member.ledger.put_back(residual)
+        member = Member(
+            name, self._model, outer=outer, memory=memory, settings=settings, residual=residual
+        )
         courier = Courier(member, store)
         courier.start(member.start(host))
         if self._delay >= member.anchor.settings.every:
@@ -164,10 +170,10 @@ class Island:
           RuntimeError: if the store has not what the island needs to go on. Not where it does not
             answer: the island trains on alone, and `trouble` says why.
         """
-        if not (math.isfinite(weight) and weight > 0):
-            raise ValueError(
-                f"Island.step(weight): must be positive, got {weight}; pass the tokens of the step."
-            )
+        check_weight(weight)
+        if self._is_closed:
+            raise RuntimeError("Island.step: must come before close(), got one after it.")
+        self._model.check(params)
         self._steps += 1
         self._weight += weight
         if loss is not None:
@@ -200,7 +206,7 @@ class Island:
         is_meeting = not self._delay and self._steps == at
         is_overdue = time.monotonic() - when > OVERDUE * deadline
         if is_meeting or (is_overdue and (self._steps - at) % self._every == 0):
-            return deadline
+            return PATIENCE * deadline
         return 0.0
 
     def _meet(self, params: PyTree) -> None:
@@ -220,14 +226,7 @@ class Island:
         self._take_anchor(self._start)
         joined = self._start
         if self._blend:
-            own = self._model.to_host(params)
-            share = np.float32(self._blend)
-            joined = {
-                path: share * own[path] + (1 - share) * leaf
-                if np.isfinite(own[path]).all()
-                else leaf
-                for path, leaf in joined.items()
-            }
+            joined = blended(self._model.to_host(params), joined, self._blend)
         return self._model.to_params(joined, params)
 
     def _take_anchor(self, like: Tree) -> None:
@@ -272,24 +271,25 @@ class Island:
 
     @property
     def trouble(self) -> str:
-        """Why the store was not reached in the last try; empty if it was."""
+        """Why the store was not reached, or why nothing of this island counts; else empty."""
         return self._courier.trouble if self._courier else ""
 
     @property
-    def residual(self) -> Tree:
-        """What the island has not sent yet, by path: what a checkpoint of it has to have."""
-        return dict(self._member.ledger.residual)
+    def residual(self) -> Residual:
+        """What the island has not sent yet: what a checkpoint of it has to have."""
+        return self._member.ledger.saved(self._member.who, self._member.sent)
 
     def finish(self) -> PyTree:
-        """Waits for what is under way, a deadline at most; what all have in common then."""
+        """What all have in common, without the steps since the last meeting; waits as `step`."""
         if self._sent is not None:
-            self._is_done(self._member.anchor.settings.deadline if self._courier else 0.0)
+            self._is_done(PATIENCE * self.settings.deadline if self._courier else 0.0)
         self._sent = None
         self._take_anchor(self._start)
         return self._model.to_params(self._start, self.params)
 
     def close(self) -> None:
         """Leaves the run: the name is free at once, and no round waits for it twice."""
+        self._is_closed = True
         if self._courier is not None:
             self._courier.close()
 

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,16 @@ from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import Who
 from fftgrad.islands._manifest import Entry, Manifest, Refusal
 from fftgrad.islands._programs import Programs
+from fftgrad.islands._requests import List, Steps
 from fftgrad.islands._settings import Settings, read_settings
+
+OVERDUE = 3
+"""Deadlines after its end for which a round may be open, before that is told."""
+
+SPLIT = (
+    "round {} stays open: this island holds another anchor than most who came, and none of them "
+    "closes it"
+)
 
 
 class Seen(NamedTuple):
@@ -32,6 +41,12 @@ def is_complete(anchor: Anchor, here: Iterable[Who]) -> bool:
     if anchor.expected is None:
         return len(names) >= anchor.settings.islands
     return len(names & set(anchor.expected)) >= needed(anchor)
+
+
+def is_begun(anchor: Anchor, here: Iterable[Who]) -> bool:
+    """Whether one of those that a round waits for has come."""
+    expected = anchor.expected or None
+    return expected is None or any(who.island in expected for who in here)
 
 
 def needed(anchor: Anchor) -> int:
@@ -202,3 +217,11 @@ def contributors(keys: Iterable[str]) -> dict[Who, str]:
     """Whose contributions are among the keys of a round."""
     found = ((_keys.contributor(key), key) for key in keys)
     return {who: key for who, key in found if who}
+
+
+def late(number: int, named: Collection[Who] | None) -> Steps[list[str]]:
+    """Who came to a round when it was closed, and is there again; None: it is not known."""
+    if named is None:
+        return []
+    keys = yield List(_keys.round_folder(number))
+    return [who.island for who in contributors(keys) if who not in named]

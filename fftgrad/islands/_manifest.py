@@ -1,9 +1,10 @@
 """The manifest of a round: which contributions count. It is the truth, whoever wrote it."""
 
 import json
+import zlib
 from typing import Any, NamedTuple
 
-from fftgrad.islands import _frame
+from fftgrad.islands import _frame, _keys
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import Who
 
@@ -52,7 +53,7 @@ class Manifest(NamedTuple):
     missed: list[str]  # who was expected and did not come
     expected: list[str] | None  # whom the next round waits for; None: so many as settings say
     settings: dict[str, Any] | None  # in force from the next round on, if they change
-    waited: float  # seconds that the writer saw the round open
+    waited: float  # seconds from the hand-in of the writer until it closed the round
 
     @property
     def shares(self) -> list[float]:
@@ -66,18 +67,35 @@ def write(manifest: Manifest) -> bytes:
     found = manifest._asdict() | {"format": _frame.FORMAT, "by": manifest.by._asdict()}
     found["counted"] = [entry._asdict() for entry in manifest.counted]
     found["refused"] = [refusal._asdict() for refusal in manifest.refused]
+    return _text(found | {"crc32": zlib.crc32(_text(found))})
+
+
+def _text(found: dict[str, Any]) -> bytes:
     return json.dumps(found, sort_keys=True, indent=1).encode()
 
 
-def read(data: bytes) -> Manifest:
-    """The manifest again."""
+def read(data: bytes, number: int | None = None) -> Manifest:
+    """The manifest again; its round is for the error, and may be unknown."""
+    try:
+        return _read(data)
+    except DamagedError as error:
+        key = _keys.MANIFEST if number is None else _keys.manifest(number)
+        raise DamagedError(
+            f"{key}: {error}; put back what it was, or go on in another folder."
+        ) from None
+
+
+def _read(data: bytes) -> Manifest:
     found = _frame.read_json(data)
-    version = found.pop("format", None)
+    total, version = found.pop("crc32", None), found.get("format")
     if version != _frame.FORMAT:
         raise DamagedError(
             f"manifest: must be of format {_frame.FORMAT}, got {version!r}; take the fftgrad that "
             "wrote the store."
         )
+    if total != zlib.crc32(_text(found)):
+        raise DamagedError("altered")
+    found.pop("format")
     try:
         found["by"] = Who(**found["by"])
         found["counted"] = [Entry(**entry) for entry in found["counted"]]

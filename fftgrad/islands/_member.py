@@ -7,8 +7,7 @@ deadline is over, writes the manifest by create-if-absent, and whoever is second
 crash between any two requests leaves the old round or the new one, because nothing else decides.
 """
 
-import hashlib
-import json
+import math
 import secrets
 import zlib
 from collections.abc import Mapping
@@ -23,18 +22,21 @@ from fftgrad.islands import (
     _judge,
     _keys,
     _manifest,
+    _residual,
     _run,
 )
 from fftgrad.islands._anchor import Anchor
 from fftgrad.islands._anchors import LostError
 from fftgrad.islands._contribution import Contribution
+from fftgrad.islands._fetch import fetch
 from fftgrad.islands._keys import Who
 from fftgrad.islands._ledger import Change, Ledger, norm
-from fftgrad.islands._manifest import Entry, Manifest
+from fftgrad.islands._manifest import Manifest
 from fftgrad.islands._model import Model, Tree
 from fftgrad.islands._programs import Outer, Programs
 from fftgrad.islands._requests import Clock, List, Read, Steps, Wait, settle
-from fftgrad.islands._settings import Settings, read_settings
+from fftgrad.islands._residual import Residual
+from fftgrad.islands._settings import Settings
 from fftgrad.memories import ErrorFeedback
 
 
@@ -53,26 +55,33 @@ class Member:
         outer: Outer,
         memory: ErrorFeedback,
         settings: Settings | None = None,
+        residual: Residual | None = None,
     ) -> None:
         self.name = _keys.check_name(name)
+        _residual.check(residual, name, model)
+        self._former = residual
         self.model, self.outer = model, outer
         self.ledger = Ledger(memory, model)
         self.asked = settings
         self.traffic: Mapping[str, int] = {}  # that of whoever runs its steps
         self.who = Who(name, 0)
+        self.trouble = ""  # why nothing of it counts
         self.answered: set[int] = set()
-        # Since it has taken an anchor: that, when it was taken, and the programs of its codecs.
         self.anchor: Anchor
-        self.opened = 0.0
+        self.free = 0.0  # since when nothing of it is under way: it takes inner steps
+        self.handed = 0.0  # when it handed in
+        self.begun: float | None = None  # when it saw that one of those expected had
         self.programs: Programs
         self._own = b""  # the last contribution
         self.awaited = -1  # the round of the last contribution
         self._is_written = False
+        self.sent: Change | None = None  # to be handed in, the last one of the program
         self._change: Change | None = None  # the last one, which is handed in once
         self._fetched: dict[Who, bytes] = {}
         self._named: set[Who] | None = None  # in the last manifest, if the island obeyed it
-        text = json.dumps(model.described, sort_keys=True)
-        self._model = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._model = model.digest
+        self._told = -math.inf  # when it last looked for others who claim the name
+        self._run = b""  # the object of the store that says which run it is
         self._nonce = secrets.token_bytes(16)
 
     @property
@@ -82,30 +91,40 @@ class Member:
 
     def start(self, params: Tree) -> Steps[None]:
         """Joins a run, or begins one with these parameters."""
-        settings = yield from _run.enter(self.model, self.asked, self.known)
-        self.who = yield from _claim.claim(self.name, settings.deadline, self._nonce)
-        found = yield from _anchors.newest(self._read_anchor, -1)
-        if found is None and (yield Read(_keys.manifest(0))) is None:
-            first = _anchor.first(params, self.outer, settings)
-            data = yield from settle(_keys.anchor(0), _anchor.write(first))
-            found = self._read_anchor(data)
-        if found is None:  # removed, or not listed yet
-            found = yield from _anchors.later(self._read_anchor, -1, settings.deadline)
-        yield from self._take(found)
-        settings = self.anchor.settings
-        state = self.anchor.params, self.anchor.outer
-        memory = self.ledger.memory
-        self.programs.try_out(memory, self.outer, settings.rate, state, settings.islands)
+        mine = self.asked or Settings()
+        if self.asked:  # before anything of them is written
+            first = _anchor.first(params, self.outer, mine)
+            _anchor.try_out(first, self.model, self.outer, self.ledger.memory)
+        settings, self._run = yield from _run.enter(self.model, mine, self.known)
+        first = _anchor.first(params, self.outer, settings)
+        found = yield from _anchors.enter(self._read_anchor, first, settings.deadline)
+        if found.settings != self.asked:
+            _anchor.try_out(found, self.model, self.outer, self.ledger.memory)
+        self._take(found)
+        yield from self.catch_up()
+        grace = self.anchor.settings.deadline  # those in force, by which others answer
+        self.who = yield from _claim.claim(self.name, grace, self._nonce)
         yield from self.catch_up()
         _run.check_settings(self.asked, self.anchor.settings)
-        self.opened = yield Clock()  # compiling took a while
+        yield from self._recall()
+        self.free = yield Clock()
+
+    def _recall(self) -> Steps[None]:
+        """Takes up what an earlier start had not sent, once it is known what became of that."""
+        tree = None
+        if (former := self._former) is not None:
+            if (yield from _residual.is_open(former, self.name, self.anchor.round)):
+                self.awaited, self.handed = self.anchor.round, (yield Clock())
+                yield from self.finish()
+            tree = yield from _residual.left(former, self.name, self.anchor.round)
+        self.ledger.begin(self.anchor.round, tree)
 
     # Rounds
 
     def catch_up(self) -> Steps[None]:
         """Obeys all manifests that there are."""
         while (data := (yield Read(_keys.manifest(self.anchor.round)))) is not None:
-            manifest = _manifest.read(data)
+            manifest = _manifest.read(data, self.anchor.round)
             if manifest.round != self.anchor.round:
                 raise LostError(
                     f"Island: must find the manifest of round {self.anchor.round} where it belongs,"
@@ -115,12 +134,21 @@ class Member:
 
     def answer(self) -> Steps[None]:
         """Tells others who claim the name that it is taken; an error if one has it already."""
-        yield from _claim.answer(self.who, self.answered)
+        now = yield Clock()
+        if now - self._told >= self.anchor.settings.deadline / 4:
+            yield from _claim.answer(self.who, self.answered)
+            self._told = now
 
     def hand_in(self, change: Change) -> Steps[None]:
         """All that an island does in a round, from what it learned to what all hold after it."""
+        yield from _run.stay(self._run)
         yield from self.contribute(change)
         yield from self.finish()
+
+    def leave(self) -> Steps[None]:
+        """Says that the name is free."""
+        yield from _run.stay(self._run)
+        yield from _claim.leave(self.who)
 
     def contribute(self, change: Change) -> Steps[None]:
         """Prepares what was learned for the open round, if it can count; once for each change."""
@@ -155,7 +183,8 @@ class Member:
             blobs=[],
         )
         data = _contribution.write(header, blobs)
-        self.ledger.pending = pending._replace(data=data)
+        self.handed, self.begun = (yield Clock()), None
+        self.ledger.hand_in(pending, change)
         self._own = data
         self.awaited, self._is_written, self._change = number, False, change
 
@@ -168,6 +197,7 @@ class Member:
                 if (yield from settle(key, self._own)) != self._own:
                     raise _claim.NameTakenError(self.name, "under which another one contributes")
                 self._is_written = True
+            yield from self.answer()
             keys = yield List(_keys.round_folder(self.awaited))
             if self.anchor.round > self.awaited or _keys.manifest(self.awaited) in keys:
                 data = yield Read(_keys.manifest(self.awaited))
@@ -176,18 +206,20 @@ class Member:
             else:
                 yield from self._look(_judge.contributors(keys))
             if self.anchor.round <= self.awaited or self.ledger.pending:
-                over = self.opened + self.anchor.settings.deadline - (yield Clock())
+                over = self._end - (yield Clock())
                 yield Wait(max(0.01, min(pause, over) if over > 0 else pause))
                 pause = min(1.5 * pause, self.anchor.settings.deadline / 10)
+        self.trouble = self.ledger.trouble
+        self.free = yield Clock()
 
     def _look(self, here: Mapping[Who, str]) -> Steps[None]:
         """Reads what has come to the open round, and closes it if nobody need be waited for."""
         for who in set(here).difference([self.who]):
             yield from self._read(who)
-        waited = (yield Clock()) - self.opened
-        if waited < self.anchor.settings.deadline and not _judge.is_complete(
-            self.anchor, {self.who, *self._fetched}
-        ):
+        now, come = (yield Clock()), {self.who, *self._fetched}
+        if self.begun is None and _judge.is_begun(self.anchor, come):
+            self.begun = now
+        if now < self._end and not _judge.is_complete(self.anchor, come):
             return
         yield from self._read(self.who)  # back, as the others will
         manifest = _judge.judge(
@@ -196,20 +228,29 @@ class Member:
             self.programs,
             self._fetched,
             self.who,
-            waited,
-            (yield from self._late()),
+            now - self.handed,
+            (yield from _judge.late(self.anchor.round - 1, self._named)),
             self.known,
         )
         if manifest is not None:
+            yield from _run.stay(self._run)
             data = yield from settle(_keys.manifest(manifest.round), _manifest.write(manifest))
             yield from self._obey(_manifest.read(data))
+        elif now > self._end + _judge.OVERDUE * self.anchor.settings.deadline:
+            self.trouble = _judge.SPLIT.format(self.anchor.round)
 
-    def _late(self) -> Steps[list[str]]:
-        """Who came to the round before when it was closed, and is there again."""
-        if self._named is None:
-            return []
-        keys = yield List(_keys.round_folder(self.anchor.round - 1))
-        return [who.island for who in _judge.contributors(keys) if who not in self._named]
+    @property
+    def _end(self) -> float:
+        """When it closes the open round with those that came.
+
+        A deadline after one of those expected: inner steps may take longer than any deadline. Where
+        none of them comes it gives them as long as its own inner steps took, and no more, because
+        they may all be dead.
+        """
+        begun = self.begun
+        if begun is None:
+            begun = self.handed + (self.handed - self.free)
+        return begun + self.anchor.settings.deadline
 
     def _read(self, who: Who) -> Steps[None]:
         """Reads a contribution to the open round, once."""
@@ -229,62 +270,31 @@ class Member:
             return
         sent: list[Any] = []
         for entry in manifest.counted:
-            data = yield from self._fetch(manifest.round, entry)
+            mine = self._own if entry.who == self.who else self._fetched.get(entry.who)
+            data = yield from fetch(manifest.round, entry, mine, before.settings.deadline)
             if data is None:
                 yield from self._take_newer()
                 return
             sent.append(self.programs.from_bytes(_contribution.read(data).blobs))
-        params, outer = before.params, before.outer
-        if sent:
-            params, outer = self.programs.advance(
-                self.outer,
-                before.settings.rate,
-                (params, outer),
-                sent,
-                manifest.shares,
-                manifest.round,
-            )
-        settings = before.settings
-        if manifest.settings is not None:
-            settings = read_settings(manifest.settings, self.known)
-        expected = manifest.expected
-        yield from self._take(_anchor.make(before.round + 1, params, outer, settings, expected))
+        self._take(_anchor.after(before, manifest, sent, self.programs, self.outer, self.known))
         self._named = {one.who for one in (*manifest.counted, *manifest.refused)}
         if manifest.by == self.who:
             yield from _anchors.keep(self.anchor)
 
-    def _fetch(self, number: int, entry: Entry) -> Steps[bytes | None]:
-        """The bytes that a manifest names; None if the store has them no more."""
-        end = (yield Clock()) + self.anchor.settings.deadline
-        while True:
-            data = self._own if entry.who == self.who else self._fetched.get(entry.who)
-            if data is None or _contribution.digest(data) != entry.sha256:
-                data = yield Read(_keys.contribution(number, entry.who))
-            if data is not None and _contribution.digest(data) == entry.sha256:
-                return data
-            newer = yield from _anchors.numbers()
-            now = yield Clock()
-            if (newer and newer[-1] > number) or now >= end:
-                return None
-            yield Wait(max(0.01, min(self.anchor.settings.deadline / 10, end - now)))
-
     # Anchors
 
-    def _take(self, anchor: Anchor) -> Steps[None]:
-        opened = yield Clock()
-        exchange = anchor.settings.exchange
-        if not hasattr(self, "programs") or self.programs.exchange != exchange:
-            shapes = tuple((path, like.shape) for path, like in self.model.likes.items())
-            self.programs = Programs(shapes, exchange)
+    def _take(self, anchor: Anchor) -> None:
+        if not hasattr(self, "programs") or self.programs.exchange != anchor.settings.exchange:
+            self.programs = Programs.of(self.model, anchor.settings.exchange)
             self.ledger.forget_codecs()
-        self.anchor, self.opened, self._named = anchor, opened, None
+        self.anchor, self.begun, self._named = anchor, None, None
         self._fetched.clear()
 
     def _take_newer(self) -> Steps[None]:
         """Takes an anchor of a later round than this island has come to, once there is one."""
         now = self.anchor
-        later = _anchors.later(self._read_anchor, now.round, now.settings.deadline)
-        yield from self._take((yield from later))
+        later = _anchors.later(self._read_anchor, now.round, now.settings.deadline, self.answer)
+        self._take((yield from later))
 
     def _read_anchor(self, data: bytes) -> Anchor:
         return _anchor.read(data, self.model, self.outer, self.known)

@@ -1,6 +1,8 @@
 """The parameters of an island's program, and the same on the host, by their paths."""
 
 import dataclasses
+import hashlib
+import json
 from typing import Any, TypeAlias
 
 import jax
@@ -46,12 +48,37 @@ class Model:
         return sorted([path, list(shape), dtype] for path, shape, dtype in rows)
 
     @property
+    def digest(self) -> str:
+        """By which two models are told apart."""
+        text = json.dumps(self.described, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
     def likes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The shapes of `Tree`s of it."""
         return {
             path: jax.ShapeDtypeStruct(shape, jnp.float32)
             for path, shape in sorted(zip(self.paths, self.shapes, strict=True))
         }
+
+    def check(self, params: PyTree) -> None:
+        """Refuses other parameters than those of the model."""
+        leaves, structure = jax.tree.flatten(params)
+        if structure != self.structure:
+            found = [jax.tree_util.keystr(p, simple=True, separator="/") for p in _paths(params)]
+            if tuple(found) != self.paths:
+                raise ValueError(
+                    f"Island.step(params): must have {list(self.paths)}, got {found}; pass the "
+                    "parameters of the island."
+                )
+        for path, shape, dtype, leaf in zip(
+            self.paths, self.shapes, self.dtypes, leaves, strict=True
+        ):
+            if (np.shape(leaf), str(leaf.dtype)) != (shape, dtype):
+                raise ValueError(
+                    f"Island.step(params): must have {dtype}{list(shape)} at {path!r}, got "
+                    f"{leaf.dtype}{list(np.shape(leaf))}; pass the parameters of the island."
+                )
 
     def to_host(self, params: PyTree) -> Tree:
         """A copy of the parameters, which may be donated or moved afterwards."""
@@ -70,3 +97,24 @@ class Model:
             for path, leaf in zip(self.paths, jax.tree.leaves(like), strict=True)
         ]
         return jax.tree.unflatten(self.structure, leaves)
+
+
+def _paths(params: PyTree) -> list[Any]:
+    return [path for path, _ in jax.tree.flatten_with_path(params)[0]]
+
+
+def check_finite(tree: Tree) -> None:
+    """Refuses parameters that no run can begin with."""
+    if bad := [path for path, leaf in tree.items() if not np.isfinite(leaf).all()]:
+        raise ValueError(
+            f"Island(params): must be finite, got {bad}, which are not; see where they are from."
+        )
+
+
+def blended(own: Tree, common: Tree, share: float) -> Tree:
+    """A share of an island's own leaves, where they are finite, and the rest of the common ones."""
+    kept = np.float32(share)
+    return {
+        path: kept * own[path] + (1 - kept) * leaf if np.isfinite(own[path]).all() else leaf
+        for path, leaf in common.items()
+    }

@@ -24,6 +24,10 @@ class ObjectStore:
         self._obstore, self._exists = obstore, AlreadyExistsError
         self.url = url
         parts = urlsplit(url)
+        if parts.scheme == "file" and (parts.netloc or not parts.path.strip("/")):
+            raise ValueError(
+                f"open_store(url): must have a folder's path, got {url!r}; use file:///folder."
+            )
         try:
             if parts.scheme == "memory":
                 self._store: Any = MemoryStore()

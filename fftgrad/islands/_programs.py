@@ -20,7 +20,7 @@ from fftgrad.exchanges import AllGather, TrimmedMean, _layout, _parts
 from fftgrad.exchanges._layout import Bucket, Layout
 from fftgrad.exchanges._parts import Likes, Parts, Payloads
 from fftgrad.islands._frame import DamagedError
-from fftgrad.islands._model import Array, Tree
+from fftgrad.islands._model import Array, Model, Tree
 from fftgrad.tools import _bytes
 
 Outer = Callable[[float], optax.GradientTransformation]
@@ -63,6 +63,11 @@ class Programs:
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     exchange: AllGather
+
+    @classmethod
+    def of(cls, model: Model, exchange: AllGather) -> "Programs":
+        """Those of a model."""
+        return cls(tuple((path, like.shape) for path, like in model.likes.items()), exchange)
 
     @functools.cached_property
     def _like(self) -> dict[str, jax.ShapeDtypeStruct]:

@@ -5,16 +5,19 @@ import json
 from fftgrad.exchanges import AllGather
 from fftgrad.islands import _frame, _keys
 from fftgrad.islands._model import Model
-from fftgrad.islands._requests import Steps, settle
+from fftgrad.islands._perform import StoreError
+from fftgrad.islands._requests import Read, Steps, settle
 from fftgrad.islands._settings import Settings, read_settings
 
 
-def enter(model: Model, asked: Settings | None, known: tuple[AllGather, ...]) -> Steps[Settings]:
-    """The settings of the run's first round, once it is known to be one of this model."""
-    mine = asked or Settings()
+def enter(
+    model: Model, mine: Settings, known: tuple[AllGather, ...]
+) -> Steps[tuple[Settings, bytes]]:
+    """The settings of the first round of a run of this model, and the run's bytes."""
     about = {"format": _frame.FORMAT, "model": model.described, "settings": mine.as_dict()}
     text = json.dumps(about, sort_keys=True, indent=1).encode()
-    run = _frame.read_json((yield from settle(_keys.RUN, text)))
+    data = yield from settle(_keys.RUN, text)
+    run = _frame.read_json(data)
     if run.get("format") != _frame.FORMAT:
         raise ValueError(
             f"Island(store): must be of format {_frame.FORMAT}, got a run of format "
@@ -27,7 +30,21 @@ def enter(model: Model, asked: Settings | None, known: tuple[AllGather, ...]) ->
             "Island(store): must be the run of this model, got that of another, which has no "
             f"{differs[0] if differs else 'so few leaves'}; take another folder."
         )
-    return read_settings(run.get("settings"), known)
+    return read_settings(run.get("settings"), known), data
+
+
+def stay(data: bytes) -> Steps[None]:
+    """An error where the store is not that of the run any more: nothing may be written into it.
+
+    A folder whose disk is not mounted is one, and would be begun anew by the first to write.
+    """
+    found = yield Read(_keys.RUN)
+    if found != data:
+        got = "none" if found is None else "that of another run"
+        raise StoreError(
+            f"store: must have the run.json of this run, got {got}; see whether its disk is "
+            "mounted, and whether somebody removed it."
+        )
 
 
 def check_settings(mine: Settings | None, theirs: Settings) -> None:

@@ -12,6 +12,10 @@ from fftgrad.exchanges import AllGather
 from fftgrad.islands._frame import DamagedError
 from fftgrad.optimizers._diloco import SPARSE
 
+MOST_STEPS = 1_000_000
+LONGEST_DEADLINE = 7 * 86_400.0
+MOST_TRIM = 1_000
+
 
 @value
 class Settings:
@@ -29,8 +33,9 @@ class Settings:
       rate: of the outer optimizer, to whose function it is given.
       islands: how many the first round waits for.
       quorum: share of the islands expected that closes a round at once.
-      deadline: seconds after which a round is closed with those that came, from when an island saw
-        it open, and after which a name that nobody answers for is free.
+      deadline: seconds after which a round is closed with those that came, from when an island that
+        has handed in sees that one of those expected has, and after which a name that nobody
+        answers for is free. Inner steps may take longer.
       stale: how many rounds old the parameters may be from which a contribution starts.
       limit: how many times the median of their norms, and of their weights, one may have.
       anchors: rounds between two anchors.
@@ -63,9 +68,18 @@ class Settings:
             check_count(f"Settings({name})", getattr(self, name), "use 10.")
         for name in ("stale", "version"):
             check_count(f"Settings({name})", getattr(self, name), "use 1.", least=0)
+        for name in ("every", "islands", "anchors"):
+            if getattr(self, name) > MOST_STEPS:
+                raise ValueError(
+                    f"Settings({name}): must be at most {MOST_STEPS}, got {getattr(self, name)}; "
+                    "use 50."
+                )
+        if isinstance(average := self.exchange.average, exchanges.TrimmedMean):
+            check_within("Settings(exchange).trim", average.trim, f"[0, {MOST_TRIM}]", "use 1.")
         check_within("Settings(rate)", self.rate, "(0, inf)", "use 0.7.")
         check_within("Settings(quorum)", self.quorum, "(0, 1]", "use 1.0, to wait for all.")
-        check_within("Settings(deadline)", self.deadline, "(0, inf)", "use 60.0.")
+        deadlines = f"(0, {LONGEST_DEADLINE:g}]"
+        check_within("Settings(deadline)", self.deadline, deadlines, "use 60.0.")
         check_within("Settings(limit)", self.limit, "[1, inf)", "use 10.0.")
 
     def as_dict(self) -> dict[str, Any]:

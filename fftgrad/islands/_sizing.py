@@ -65,13 +65,12 @@ def sizing(params: PyTree, settings: Settings, islands: int, seconds: float) -> 
       >>> day.rounds, day.contribution, round(day.read / 1e6)
       (288.0, 41894, 40)
       >>> round(day.cost(4, per_put=5e-6, per_get=4e-7), 3)
-      0.177
+      0.178
     """
     check_count("sizing(islands)", islands, "use 4.")
     check_within("sizing(seconds)", seconds, "(0, inf)", "use 300.0.")
     model = Model.of(params)
-    shapes = tuple((path, like.shape) for path, like in model.likes.items())
-    programs = Programs(shapes, settings.exchange)
+    programs = Programs.of(model, settings.exchange)
     contribution = programs.stored_bytes + HEADER
     rounds = DAY / seconds
     anchor = 2 * 4 * sum(leaf.size for leaf in jax.tree.leaves(model.likes))  # with a momentum
@@ -84,7 +83,7 @@ def sizing(params: PyTree, settings: Settings, islands: int, seconds: float) -> 
         written=rounds * (contribution + manifest / islands) + anchors * anchor,
         read=rounds * ((islands - 1 + 1 / islands) * contribution + manifest),
         puts=rounds * (1 + 1 / islands) + anchors,
-        gets=rounds * (islands - 1 + 3),
+        gets=rounds * (islands - 1 + 4 + 1 / islands),
         lists=rounds * (1 + POLLS) + asks + 2 * anchors,
         stored=2 * anchor + 3 * settings.anchors * islands * contribution,
     )

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from fftgrad._values import check_count
 from fftgrad.islands import _frame, _judge, _keys, _manifest
-from fftgrad.islands._manifest import Entry, Manifest
+from fftgrad.islands._frame import DamagedError
+from fftgrad.islands._keys import Who
+from fftgrad.islands._manifest import Entry, Manifest, Refusal
 from fftgrad.islands._perform import Performer
 from fftgrad.islands._requests import List, Read, Steps
 from fftgrad.islands._store import Store, open_store
@@ -57,7 +59,7 @@ class RoundStatus(NamedTuple):
       refused: who was refused, by name, and why.
       loss: the mean of the losses of those who counted, by their weights.
       size: bytes of what counted.
-      waited: seconds that the writer of the manifest saw it open.
+      waited: seconds from the hand-in of the writer of the manifest until it closed the round.
     """
 
     round: int
@@ -136,10 +138,11 @@ def _look(rounds: int) -> Steps[Status]:
     anchor = max((number for number in numbers if number is not None), default=0)
     keys = yield List(_keys.ROUNDS, _keys.round_folder(max(0, anchor - rounds)))
     last = max((_number(key) for key in keys if key.endswith(_keys.MANIFEST)), default=-1)
-    texts: list[bytes | None] = []
+    manifests: list[Manifest] = []
     for number in range(max(0, last + 1 - rounds), last + 1):
-        texts.append((yield Read(_keys.manifest(number))))  # noqa: PERF401 (a generator)
-    manifests = [_manifest.read(text) for text in texts if text is not None]
+        text = yield Read(_keys.manifest(number))
+        if text is not None:
+            manifests.append(_readable(text, number))
     came = _judge.contributors(key for key in keys if _number(key) == last + 1)
     names = sorted(
         {e.island for m in manifests for e in (*m.counted, *m.refused)}
@@ -152,6 +155,15 @@ def _look(rounds: int) -> Steps[Status]:
         islands=[_of_island(name, manifests, last) for name in names],
         rounds=[_of_round(manifest) for manifest in manifests],
     )
+
+
+def _readable(text: bytes, number: int) -> Manifest:
+    """A manifest; of a damaged one, what is wrong with it in place of a refusal."""
+    try:
+        return _manifest.read(text, number)
+    except DamagedError as error:
+        said = Refusal("?", 0, str(error))
+        return Manifest(number, Who("?", 0), "", [], [said], [], None, None, 0.0)
 
 
 def _number(key: str) -> int:

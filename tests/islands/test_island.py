@@ -1,5 +1,6 @@
 """An island as a program calls it: its steps, its thread, and what it refuses."""
 
+import dataclasses
 import functools
 import json
 import threading
@@ -64,7 +65,7 @@ def test_it_is_diloco_without_a_program_in_common():
             seen.append(np.asarray(params))
         return np.stack(seen)
 
-    found = together(memory(), "ab", program, settings=settings)
+    found = together(memory(), "ab", program, settings=settings, outer=fg.islands.nesterov)
     tx = fg.optimizers.diloco(
         optax.sgd(1.0), fg.islands.nesterov(0.5), 2, DENSE, fg.NoMemory(), axis_name="data"
     )
@@ -312,3 +313,243 @@ def test_settings_of_another_kind_are_refused(text):
     told = Settings().as_dict() | {"exchange": text}
     with pytest.raises(ValueError, match="settings that this program cannot have"):
         fg.islands._settings.read_settings(told)
+
+
+GREEDY = Settings(fg.AllGather(fg.TopK(k=1)), every=1, rate=1.0, deadline=0.5)
+PUSH = jnp.float32([4.0, 3.0, 2.0, 1.0])
+
+
+def greedy(store, residual=None, name="a", settings=GREEDY):
+    return fg.islands.Island(
+        store, name, jnp.zeros(4), settings=settings, outer=descent, residual=residual
+    )
+
+
+def test_a_residual_that_is_too_old_is_left_out():
+    """What was sent since would be sent again."""
+    store = memory()
+    with greedy(store) as island:
+        params = island.step(island.params + PUSH)
+        residual = island.residual
+        for _ in range(2):
+            params = island.step(params)
+    np.testing.assert_array_equal(params, [4.0, 3.0, 2.0, 0.0])
+    with pytest.warns(UserWarning, match="or it would be sent twice"):
+        again = greedy(store, residual)
+    with again:
+        for _ in range(4):
+            params = again.step(params)
+    np.testing.assert_array_equal(params, [4.0, 3.0, 2.0, 0.0])
+
+
+def test_a_residual_of_the_last_round_is_sent_once():
+    store = memory()
+    with greedy(store) as island:
+        island.step(island.params + PUSH)
+        residual = island.residual
+    with greedy(store, residual) as island:
+        params = island.params
+        for _ in range(4):
+            params = island.step(params)
+    np.testing.assert_array_equal(params, PUSH)
+
+
+def test_a_contribution_that_is_open_at_the_end_is_counted_once(monkeypatch):
+    store = memory()
+    settings = Settings(GREEDY.exchange, every=1, rate=1.0, islands=2, deadline=3.0)
+    island = greedy(store, settings=settings)
+    monkeypatch.setattr(island, "_patience", lambda: 0.0)
+    island.step(island.params + PUSH)
+    while not store.list(_keys.ROUNDS):
+        time.sleep(0.01)
+    residual = island.residual
+    island.close()
+    np.testing.assert_array_equal(residual.sent[""] + residual.after[""], -PUSH)
+    with greedy(store, residual, settings=None) as island:
+        assert island.round == 1  # it waited for the others, and closed the round
+        params = island.params
+        np.testing.assert_array_equal(params, [4.0, 0.0, 0.0, 0.0])
+        for _ in range(4):
+            params = island.step(params)
+    np.testing.assert_array_equal(params, PUSH)
+
+
+def test_a_change_that_is_under_way_is_in_the_residual(monkeypatch):
+    monkeypatch.setattr("fftgrad.islands._courier.PAUSE", 0.05)
+    monkeypatch.setattr("fftgrad.islands._perform.FIRST_PAUSE", 0.01)
+    store = Cut(memory())
+    with greedy(store) as island:
+        store.away = True
+        island.step(island.params + PUSH)
+        residual = island.residual
+    np.testing.assert_array_equal(residual.after[""], -PUSH)
+    store.away = False
+    with greedy(store, residual) as island:
+        params = island.params
+        for _ in range(5):
+            params = island.step(params)
+    np.testing.assert_array_equal(params, PUSH)
+
+
+def test_a_residual_is_checked():
+    store = memory()
+    with greedy(store) as island:
+        residual = island.residual
+    with pytest.raises(TypeError, match="must be a Residual, got dict"):
+        greedy(store, {"": np.zeros(4)})
+    with pytest.raises(ValueError, match="must be of 'b', got another's"):
+        greedy(store, residual, "b")
+    with pytest.raises(ValueError, match=r"must have \{'': \(4,\)\}, got \{'': \(1,\)\}"):
+        greedy(store, residual._replace(after={"": np.zeros(1)}))
+    with pytest.raises(ValueError, match="must be finite"):
+        greedy(store, residual._replace(sent={"": np.full(4, np.nan)}))
+    with pytest.raises(ValueError, match="of this run, got one of round 9"):
+        greedy(store, residual._replace(round=np.int64(9)))
+
+
+@pytest.mark.parametrize("weight", [1e-318, 1e-7, 1e13, 1e308, float("inf")])
+def test_a_weight_is_one_that_every_share_can_have(weight):
+    with (
+        fg.islands.Island(memory(), "a", jnp.zeros(3), settings=QUICK) as island,
+        pytest.raises(ValueError, match=r"must be 1e-06 to 1e\+12, got"),
+    ):
+        island.step(island.params, weight=weight)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"every": 10**10},
+        {"deadline": 1e10},
+        {"anchors": 10**10},
+        {"islands": 10**10},
+        {"exchange": fg.AllGather(fg.Identity(), fg.exchanges.TrimmedMean(trim=10**8))},
+    ],
+    ids=["every", "deadline", "anchors", "islands", "trim"],
+)
+def test_settings_are_none_that_nobody_can_run(arguments):
+    """A member may propose any: what is refused is in force nowhere."""
+    (name,) = arguments
+    with pytest.raises(ValueError, match=rf"Settings\({name}\)"):
+        Settings(**arguments)
+
+
+def test_a_folder_that_went_away_is_not_made_again(tmp_path, monkeypatch):
+    """An island would begin another run there, alone, and go on in the old one when it is back."""
+    monkeypatch.setattr("fftgrad.islands._courier.PAUSE", 0.05)
+    folder, away = tmp_path / "store", tmp_path / "away"
+    with fg.islands.Island(
+        str(folder), "a", jnp.zeros(3), settings=dataclasses.replace(QUICK, deadline=0.4)
+    ) as island:
+        params = island.params
+        for _ in range(2):
+            params = island.step(params + 1.0)
+        folder.rename(away)
+        for _ in range(4):
+            params = island.step(params + 1.0)
+        while not island.trouble:
+            time.sleep(0.01)
+        assert "must have the run.json of this run, got none" in island.trouble
+        assert not folder.exists()
+        away.rename(folder)
+        assert island._courier.wait(20.0)
+        island.step(params)
+        assert [outcome.counted for outcome in island.outcomes] == [True, True]
+        assert not island.trouble
+        folder.rename(away)
+    assert not folder.exists()
+
+
+def test_a_sparse_codec_converges_by_the_default_outer_step():
+    """Nesterov's momentum behind error feedback diverges on it."""
+    x = jax.random.normal(jax.random.key(0), (64, 16))
+    y = x @ jnp.linspace(-1.0, 1.0, 16)
+    exchange = fg.AllGather(fg.chain(fg.TopK(fraction=0.03), fg.LogLevels(bits=4)))
+    settings = Settings(exchange, every=5)
+    train = jax.jit(lambda w: w - 0.02 * jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w))
+    with fg.islands.Island(memory(), "a", jnp.zeros(16), settings=settings) as island:
+        w = island.params
+        for _ in range(500):
+            w = island.step(train(w))
+    assert float(jnp.mean((x @ w - y) ** 2)) < 0.05
+
+
+UNFIT = fg.AllGather(fg.codecs.Tiles(64, shape=(3, 4)))
+
+
+def test_a_codec_that_does_not_fit_is_written_nowhere():
+    store = memory()
+    with pytest.raises(ValueError, match="Tiles"):
+        fg.islands.Island(store, "a", jnp.zeros(5), settings=Settings(UNFIT))
+    assert store.list("") == []
+    with fg.islands.Island(store, "a", jnp.zeros(5), settings=QUICK) as island:
+        before = store.list("")
+        proposal = dataclasses.replace(QUICK, exchange=UNFIT, version=1)
+        with pytest.raises(ValueError, match="Tiles"):
+            fg.islands.Island(store, "b", jnp.zeros(5), settings=proposal)
+        assert store.list("") == before
+        for _ in range(2):
+            island.step(island.params)
+        assert island.settings == QUICK
+
+
+def test_what_ends_the_thread_reaches_the_program(monkeypatch):
+    with fg.islands.Island(memory(), "a", jnp.zeros(3), settings=QUICK) as island:
+
+        def broken(*_):
+            raise OverflowError("timeout value is too large")
+
+        monkeypatch.setattr(island._courier, "_try", broken)
+        island.step(island.params)
+        with pytest.raises(OverflowError, match="too large"):
+            island.step(island.params)
+
+
+def test_parameters_that_are_not_finite_begin_no_run():
+    store = memory()
+    with pytest.raises(ValueError, match=r"must be finite, got \['w'\]"):
+        fg.islands.Island(store, "a", {"w": jnp.full(3, jnp.nan)})
+    assert store.list("") == []
+
+
+def test_a_step_takes_the_parameters_of_the_island():
+    params = {"b": jnp.zeros(3), "w": jnp.zeros(3)}
+    with fg.islands.Island(memory(), "a", params, settings=QUICK) as island:
+        with pytest.raises(ValueError, match=r"must have \['b', 'w'\], got \['b2', 'w'\]"):
+            island.step({"b2": jnp.zeros(3), "w": jnp.zeros(3)})
+        with pytest.raises(ValueError, match=r"float32\[3\] at 'b', got float32\[1\]"):
+            island.step({"b": jnp.zeros(1), "w": jnp.zeros(3)})
+        with pytest.raises(ValueError, match=r"float32\[3\] at 'w', got bfloat16\[3\]"):
+            island.step({"b": jnp.zeros(3), "w": jnp.zeros(3, jnp.bfloat16)})
+    with pytest.raises(RuntimeError, match="before close"):
+        island.step(params)
+
+
+def test_who_waits_in_a_round_keeps_its_name():
+    store = memory()
+    settings = Settings(DENSE, every=1, islands=2, deadline=1.5)
+    with fg.islands.Island(store, "a", jnp.zeros(3), settings=settings) as island:
+        meeting = threading.Thread(target=island.step, args=(island.params,))
+        meeting.start()
+        with pytest.raises(ValueError, match="which a living island has"):
+            fg.islands.Island(store, "a", jnp.zeros(3))
+        meeting.join()
+
+
+def test_a_url_of_a_file_has_a_path():
+    with pytest.raises(ValueError, match="must have a folder's path"):
+        fg.islands.open_store("file://")
+
+
+def test_who_is_refused_again_and_again_is_told():
+    with fg.islands.Island(memory(), "a", jnp.zeros(3), settings=QUICK) as island:
+        params = jnp.full(3, jnp.nan)
+        for _ in range(3):
+            island.step(params)
+        assert not island.trouble
+        with pytest.warns(UserWarning, match="last 2 contributions were refused: not finite"):
+            island.step(params)
+        assert "not finite" in island.trouble
+        for _ in range(2):
+            params = island.step(island.params)
+        assert not island.trouble

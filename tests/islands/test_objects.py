@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simulation import PARAMS, SETTINGS
 
 import fftgrad as fg
-from fftgrad.islands import _anchor, _contribution, _manifest
+from fftgrad.islands import _anchor, _contribution, _frame, _manifest
 from fftgrad.islands._contribution import Contribution
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import Who
@@ -200,3 +200,16 @@ def test_what_is_on_the_host_is_on_one_cpu_device():
     again = mean(fg.AllGather(fg.Identity()), trees(2), [0.5, 0.5])
     for path, _ in SHAPES:
         np.testing.assert_array_equal(found[path], again[path])
+
+
+def test_a_damaged_manifest_is_named():
+    with pytest.raises(DamagedError, match=r"rounds/000000007/manifest.json: altered; put back"):
+        _manifest.read(WRITTEN["manifest"].replace(b'"weight": 1.5', b'"weight": 1.6'), 7)
+    with pytest.raises(DamagedError, match=r"rounds/000000007/manifest.json: no JSON"):
+        _manifest.read(b"{", 7)
+
+
+def test_an_object_has_no_more_parts_than_any_needs():
+    data = _frame.pack(b"TEST", {}, [b""] * 100_001)
+    with pytest.raises(DamagedError, match="of 100001 parts"):
+        _frame.unpack(b"TEST", data)

@@ -111,6 +111,51 @@ def test_nobody_stops_for_longer_than_the_deadline():
     slow.check_law()
 
 
+class Steady(Actor):
+    """Whose inner steps take about as long each time."""
+
+    spread = 0.01
+
+
+def test_a_round_may_take_longer_than_the_deadline():
+    """Inner steps of 600 s under a deadline of 60: all count in every round."""
+    world = World(40)
+    everyone = run([Steady(world, name, 6, 600.0) for name in "abc"], ends)
+    same_bits(everyone)
+    assert [len(manifest.counted) for manifest in world.manifests()] == [3] * 6
+    for actor in everyone:
+        actor.check_law()
+
+
+def test_of_long_rounds_a_slow_island_counts_in_some_and_closes_none_alone():
+    world = World(41)
+    paces = {"a": 600.0, "b": 603.0, "c": 1000.0}
+    everyone = run([Steady(world, name, 9, pace) for name, pace in paces.items()], ends)
+    same_bits(everyone)
+    counted = [{entry.island for entry in manifest.counted} for manifest in world.manifests()]
+    assert all({"a", "b"} <= names for names in counted[:9])
+    assert 3 <= sum("c" in names for names in counted[:9]) < 9
+    assert max(actor.stopped for actor in everyone[:2]) < SETTINGS.deadline + 20.0
+
+
+def test_of_long_rounds_who_is_left_alone_goes_on():
+    world = World(42)
+
+    class Mortal(Steady):
+        def change(self, tree, base):
+            self.dead = base == 2
+            return super().change(tree, base)
+
+    actors = [Mortal(world, name, 6, 600.0) for name in "ab"]
+    joiner = Steady(world, "c", 4, 900.0)
+    joiner.ready = 1500.0
+    everyone = run([*actors, joiner], ends)
+    assert joiner.failure is None
+    assert [outcome.counted for outcome in joiner.member.ledger.outcomes] == [True] * 4
+    assert joiner.stopped < 1.5 * 900.0 + SETTINGS.deadline
+    same_bits(everyone)
+
+
 class Bad(Actor):
     """An island that hands in something else in round 2."""
 
@@ -157,6 +202,8 @@ POISON = {
     "stale: starts from round": with_header(base=-1),
     "not there yet": with_header(base=3),
     "of weight nan": with_header(weight=float("nan")),
+    "of weight 1e-318": with_header(weight=1e-318),
+    r"of weight 1e\+308": with_header(weight=1e308),
     "says that it is of a": with_header(who=_keys.Who("a", 1)),
     "for round 1": with_header(round=1),
     "altered": lambda _, data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
@@ -180,7 +227,7 @@ def test_what_is_poisoned_counts_nowhere_and_is_named(reason):
     assert re.search(reason, said), said
     for actor in everyone[:2]:
         actor.check_law()
-    fates = [o for o in everyone[2].member.ledger.outcomes if not o.counted]
+    fates = [o for o in everyone[2].member.ledger.outcomes if not (o.counted or o.kept)]
     assert [(fate.round, fate.reason) for fate in fates] == [(2, said)]
     assert all(np.isfinite(leaf).all() for leaf in everyone[0].member.anchor.params.values())
 
@@ -210,6 +257,34 @@ def test_who_is_alone_and_too_old_goes_on_from_the_next_round():
     assert fates == [(True, ""), (False, "stale: starts from round -9"), (True, ""), (True, "")]
     assert alone.bases == [0, 1, 2, 3]
     alone.check_law()
+
+
+def test_a_round_that_nobody_may_close_is_told():
+    """One holds other bits than the two that came and died."""
+    world = World(12)
+
+    class Mortal(Actor):
+        def turn(self):
+            super().turn()
+            mine = [o for o in world.objects if o.startswith(f"rounds/000000001/{self.name}.")]
+            self.dead = self.dead or bool(mine)
+
+    class Flipped(Actor):
+        def change(self, tree, base):
+            anchor = self.member.anchor
+            if base == 1:
+                other = anchor.params | {"w": anchor.params["w"] + np.float32(1)}
+                self.member.anchor = _anchor.make(
+                    1, other, anchor.outer, anchor.settings, anchor.expected
+                )
+            return super().change(tree, base)
+
+        def note(self):
+            self.dead = bool(getattr(self, "member", None) and self.member.trouble)
+
+    left = Flipped(world, "c", 3, 60.0)
+    run([Mortal(world, "a", 3, 10.0), Mortal(world, "b", 3, 10.0), left], ends)
+    assert "round 1 stays open: this island holds another anchor" in left.member.trouble
 
 
 def test_what_came_too_late_is_sent_in_the_next_round():
@@ -347,3 +422,31 @@ def test_two_that_start_at_once_under_one_name_are_one():
     assert "which a living island has" in str(failed[0].failure)
     for manifest in world.manifests():
         assert len({entry.island for entry in manifest.counted}) == len(manifest.counted)
+
+
+def test_who_waits_for_an_anchor_waits_while_rounds_are_closed():
+    """Anchors come every so many long rounds."""
+    world = World(43)
+    settings = dataclasses.replace(SETTINGS, anchors=9)
+
+    class Flipped(Steady):
+        def change(self, tree, base):
+            anchor = self.member.anchor
+            if base == 1:
+                other = anchor.params | {"w": anchor.params["w"] + np.float32(1)}
+                self.member.anchor = _anchor.make(
+                    1, other, anchor.outer, anchor.settings, anchor.expected
+                )
+            return super().change(tree, base)
+
+        def note(self):
+            if len(self.changes) < 2 or self.member.anchor.round > 1:
+                super().note()
+
+    actors = [Steady(world, name, 14, 900.0, settings=settings) for name in "ab"]
+    flipped = Flipped(world, "c", 4, 900.0, settings=settings)
+    everyone = run([*actors, flipped], ends)
+    same_bits(everyone)
+    assert flipped.failure is None
+    assert len(flipped.member.ledger.outcomes) == 4
+    assert max(flipped.digests) == max(actors[0].digests)

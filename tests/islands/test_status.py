@@ -1,14 +1,18 @@
 """What a store says of its run, to programs and to people."""
 
+import io
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
 import pytest
+from rich.console import Console
 from simulation import SETTINGS, Actor, World, run
 
 import fftgrad as fg
 from fftgrad.__main__ import main
+from fftgrad.advise.commands import _islands
 from fftgrad.islands._model import Model
 from fftgrad.islands._programs import Programs
 
@@ -120,3 +124,20 @@ def test_a_day_has_the_bytes_of_its_contributions():
     assert day.contribution > Programs(shapes, settings.exchange).stored_bytes
     assert day.rounds == 864
     assert day.read == pytest.approx(864 * (3.25 * day.contribution + 4 * 400))
+
+
+def test_what_a_member_wrote_is_shown_as_text():
+    """Neither markup nor what moves the cursor."""
+    one = fg.islands.RoundStatus(3, "a", ["a"], [], {"b": "[/nothing] \x1b[2J"}, None, 0, 1.0)
+    found = fg.islands.Status(4, ["c\n"], 0, [], [one])
+    console = Console(width=120, file=io.StringIO())
+    console.print(_islands.show(found))
+    assert "b: [/nothing] ?[2J" in console.file.getvalue()
+    assert "c?;" in console.file.getvalue()
+
+
+def test_a_damaged_manifest_is_told_beside_the_others(folder):
+    (pathlib.Path(folder) / "rounds/000000005/manifest.json").write_text("{")
+    found = fg.islands.status(folder)
+    assert len(found.rounds) == 8
+    assert "rounds/000000005/manifest.json: no JSON" in found.rounds[5].refused["?"]

@@ -5,6 +5,7 @@ import time
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from fftgrad.advise.commands._arguments import add_json, count, is_read_by_people, seconds
@@ -60,7 +61,7 @@ def show(found: Status) -> Table:
     out = Table.grid()
     out.add_row(_islands(found))
     out.add_row(_rounds(found))
-    came = ", ".join(found.came) or "nobody yet"
+    came = _plain(", ".join(found.came)) or "nobody yet"
     out.add_row(f"open: round {found.open}, came: {came}; newest anchor: round {found.anchor}")
     out.add_row(
         "lag: rounds since it last counted. held: norm of what its memory kept then,\n"
@@ -73,11 +74,12 @@ def _islands(found: Status) -> Table:
     names = "last", "lag", "counted", "missed", "refused", "loss", "size", "held"
     out = table("island", *names, "requests", "traffic")
     for one in found.islands:
+        name = _plain(one.island)
         loss = "" if one.loss is None else f"{one.loss:.4f}"
         counts = (one.last, one.lag, one.counted, one.missed, one.refused)
         size, held = quantity(one.size, "B"), three_digits(one.held)
         traffic = quantity(one.traffic, "B")
-        out.add_row(one.island, *map(str, counts), loss, size, held, f"{one.requests:,}", traffic)
+        out.add_row(name, *map(str, counts), loss, size, held, f"{one.requests:,}", traffic)
     return out
 
 
@@ -88,10 +90,16 @@ def _rounds(found: Status) -> Table:
         loss = "" if one.loss is None else f"{one.loss:.4f}"
         size, waited = quantity(one.size, "B"), quantity(one.waited, "s")
         counted = f"{len(one.counted)}"
-        out.add_row(str(one.round), counted, loss, size, waited, one.by, _others(one))
+        by, others = _plain(one.by), _plain(_others(one))
+        out.add_row(str(one.round), counted, loss, size, waited, by, others)
     return out
 
 
 def _others(one: RoundStatus) -> str:
     missed = [f"{name} did not come" for name in one.missed]
     return "; ".join(missed + [f"{name}: {reason}" for name, reason in one.refused.items()])
+
+
+def _plain(text: str) -> str:
+    """What a member wrote, without what would move the cursor or be read as markup."""
+    return escape("".join(mark if mark.isprintable() else "?" for mark in text))

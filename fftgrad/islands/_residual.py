@@ -1,0 +1,107 @@
+"""What an island has not sent, as a checkpoint has it, and what of it a later start may send."""
+
+import warnings
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fftgrad.islands import _keys, _manifest
+from fftgrad.islands._keys import Who
+from fftgrad.islands._model import Model, Tree
+from fftgrad.islands._requests import Read, Steps
+
+
+class Residual(NamedTuple):
+    """What an island has not sent, and whose fate is open: arrays only, for any checkpoint.
+
+    Attributes:
+      after: what its memory has if its last contribution counts, by path.
+      before: what it has if that is refused.
+      sent: what that stands for, which goes back into the memory if it comes too late; zeros if
+        its round is closed.
+      round: the last one to which the island contributed, or that before it started.
+      name: checksum of the island's name, uint32.
+      incarnation: which start of the island it is of.
+
+    Example:
+      >>> with fg.islands.Island("memory://", "a", {"w": jnp.zeros(2)}) as island:
+      ...     island.residual.after
+      {'w': array([0., 0.], dtype=float32)}
+    """
+
+    after: Tree
+    before: Tree
+    sent: Tree
+    round: Any
+    name: Any
+    incarnation: Any
+
+
+def checksum(name: str) -> int:
+    """By which a residual knows whose it is."""
+    return zlib.crc32(name.encode())
+
+
+def check(residual: object, name: str, model: Model) -> None:
+    """Refuses what is no residual of this island and model; None is none."""
+    if residual is None:
+        return
+    remedy = "pass what island.residual was, or leave it out."
+    if not isinstance(residual, Residual):
+        raise TypeError(
+            f"Island(residual): must be a Residual, got {type(residual).__name__}; {remedy}"
+        )
+    if int(residual.name) != checksum(name):
+        raise ValueError(f"Island(residual): must be of {name!r}, got another's; {remedy}")
+    likes = {path: like.shape for path, like in model.likes.items()}
+    for part in (residual.after, residual.before, residual.sent):
+        found = {path: np.shape(leaf) for path, leaf in part.items()}
+        if found != likes:
+            raise ValueError(f"Island(residual): must have {likes}, got {found}; {remedy}")
+        if not all(np.isfinite(np.asarray(leaf, np.float32)).all() for leaf in part.values()):
+            raise ValueError(f"Island(residual): must be finite, got what is not; {remedy}")
+
+
+def is_open(residual: Residual, name: str, opened: int) -> Steps[bool]:
+    """Whether its last contribution is in the open round."""
+    number = int(residual.round)
+    if number > opened:
+        raise ValueError(
+            f"Island(residual): must be of this run, got one of round {number}, while round "
+            f"{opened} is open; leave it out."
+        )
+    if number < opened:
+        return False
+    own = Who(name, int(residual.incarnation))
+    return (yield Read(_keys.contribution(number, own))) is not None
+
+
+def left(residual: Residual, name: str, opened: int) -> Steps[Tree | None]:
+    """What the memory has after the rounds that are closed; None where nothing is known of it.
+
+    The manifests say what became of the last contribution. Where they count a later one of the
+    island, that has sent of what the residual has, nobody knows how much.
+    """
+    own = Who(name, int(residual.incarnation))
+    fate = {path: residual.after[path] + residual.sent[path] for path in residual.after}
+    for number in range(max(0, int(residual.round)), opened):
+        data = yield Read(_keys.manifest(number))
+        if data is None:
+            continue
+        manifest = _manifest.read(data)
+        counted = [entry.who for entry in manifest.counted if entry.island == name]
+        if number == residual.round and own in counted:
+            fate = residual.after
+        elif any(who.incarnation >= own.incarnation for who in counted):
+            warnings.warn(
+                f"Island(residual): must be as new as the last contribution of {name!r}, got one "
+                f"of round {int(residual.round)}, and round {number} counts it again; it is left "
+                "out, or it would be sent twice. Save island.residual after each round.",
+                UserWarning,
+                stacklevel=2,
+            )
+            return None
+        elif number == residual.round and own in [refusal.who for refusal in manifest.refused]:
+            fate = residual.before
+    return {path: np.asarray(leaf, np.float32) for path, leaf in fate.items()}
