@@ -123,7 +123,9 @@ def test_few_names_are_on_top():
 def test_a_part_is_abstract_or_final():
     rows = [*CODECS.values(), *TILED.values(), *MEMORIES.values(), *EXCHANGES.values()]
     for kind in {type(part) for row in rows for part in stages(row)}:
-        assert kind.__subclasses__() == [], kind
+        # Those of tests and benchmarks may be in the same process.
+        ours = [heir for heir in kind.__subclasses__() if heir.__module__.startswith("fftgrad")]
+        assert ours == [], kind
 
 
 def test_every_graph_is_in_the_table():
