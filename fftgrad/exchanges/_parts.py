@@ -66,7 +66,8 @@ class Parts:
     def left(self, vectors: Vectors, payloads: Payloads, step: Step) -> Vectors | None:
         """What `vectors` have beside what one worker's payloads stand for; None if not sparse."""
         # To subtract what is not may be one operation with how it was found, and round otherwise.
-        if not all(_sum.is_sparse(*pair, step) for pair in self._with(map(spec, vectors))):
+        pairs = self._with(tuple(map(spec, vectors)))
+        if not all(_sum.is_sparse(codec, like, step) for codec, like in pairs):
             return None
 
         def one(codec: Codec, row: Any) -> jax.Array:
