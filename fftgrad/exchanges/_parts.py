@@ -66,7 +66,7 @@ class Parts:
     def left(self, vectors: Vectors, payloads: Payloads, step: Step) -> Vectors | None:
         """What `vectors` have beside what one worker's payloads stand for; None if not sparse."""
         # To subtract what is not may be one operation with how it was found, and round otherwise.
-        pairs = self._with(tuple(map(spec, vectors)))
+        pairs = dict.fromkeys(self._with(tuple(map(spec, vectors))))
         if not all(_sum.is_sparse(codec, like, step) for codec, like in pairs):
             return None
 
