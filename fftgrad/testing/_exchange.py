@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, Exchange, PyTree, Reduced, State, Step
+from fftgrad._values import knows
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Layout
 from fftgrad.testing import _laws
@@ -137,7 +138,13 @@ def _check(
         inputs, when = inputs_of(like, workers, number), f"{name}, step {number}"
         for what, x in inputs.items() if number == 0 else ((USUAL, inputs[USUAL]),):
             got: Any = program(x, state, np.int32(number))
-            _good(laws, x, got, workers, mean_of_sent, f"for {what}, {when}")
+            _good(laws, got, workers, mean_of_sent, f"for {what}, {when}")
+            if (
+                got.left is not None
+                and exchange.finds_left
+                and knows(exchange, "finds_left", "mean")
+            ):
+                _left(laws, x, got, f"for {what}, {when}")
         got = program(inputs[USUAL], state, np.int32(number))
         if size > 8 and max_error < math.inf:  # of fewer values, all may be left for later
             x, mean = (_mean(tree) for tree in (inputs[USUAL], got.mean))
@@ -160,10 +167,17 @@ def _mean(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda a: np.asarray(a, np.float64).mean(0), tree)
 
 
-def _good(
-    laws: Laws, x: PyTree, got: Reduced, workers: int, mean_of_sent: bool, where: str
-) -> None:
-    """Laws: replicas, finite, left, mean; of what was made of finite values."""
+def _left(laws: Laws, x: PyTree, got: Reduced, where: str) -> None:
+    pairs = zip(*map(jax.tree.leaves, (x, got.sent)), strict=True)
+    left = [np.asarray(a) - np.asarray(b) for a, b in pairs]
+    laws.need(
+        all(map(np.array_equal, jax.tree.leaves(got.left), left)), "left",
+        "left must be x - sent, to the bit", f"other values {where}", "leave it out.",
+    )  # fmt: skip
+
+
+def _good(laws: Laws, got: Reduced, workers: int, mean_of_sent: bool, where: str) -> None:
+    """Laws: replicas, finite, mean; of what was made of finite values."""
     rows = [np.asarray(a) for a in jax.tree.leaves((got.mean, got.tally))]
     laws.need(
         all(a.tobytes() == workers * a[:1].tobytes() for a in rows), "replicas",
@@ -171,14 +185,6 @@ def _good(
         "add payloads in the order of the workers, and draw by step.shared.",
     )  # fmt: skip
     laws.finite((got.mean, got.sent), where, "divide by the workers before adding.")
-    if got.left is not None:
-        left = [
-            np.asarray(a) - b for a, b in zip(*map(jax.tree.leaves, (x, got.sent)), strict=True)
-        ]
-        laws.need(
-            all(map(np.array_equal, jax.tree.leaves(got.left), left)), "left",
-            "left must be x - sent, to the bit", f"other values {where}", "leave it out.",
-        )  # fmt: skip
     rule, remedy = "finite values must be called so", "use jnp.all(jnp.isfinite(x))."
     laws.need(np.all(got.tally.finite), "finite", rule, f"another tally {where}", remedy)
     if mean_of_sent:

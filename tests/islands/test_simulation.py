@@ -117,6 +117,19 @@ class Steady(Actor):
     spread = 0.01
 
 
+class Otherwise:
+    """Who holds other bits from round 1 on."""
+
+    def change(self, tree, base):
+        anchor = self.member.anchor
+        if base == 1:
+            other = anchor.params | {"w": anchor.params["w"] + np.float32(1)}
+            self.member.anchor = _anchor.make(
+                1, other, anchor.outer, anchor.settings, anchor.expected
+            )
+        return super().change(tree, base)
+
+
 def test_a_round_may_take_longer_than_the_deadline():
     """Inner steps of 600 s under a deadline of 60: all count in every round."""
     world = World(40)
@@ -269,16 +282,7 @@ def test_a_round_that_nobody_may_close_is_told():
             mine = [o for o in world.objects if o.startswith(f"rounds/000000001/{self.name}.")]
             self.dead = self.dead or bool(mine)
 
-    class Flipped(Actor):
-        def change(self, tree, base):
-            anchor = self.member.anchor
-            if base == 1:
-                other = anchor.params | {"w": anchor.params["w"] + np.float32(1)}
-                self.member.anchor = _anchor.make(
-                    1, other, anchor.outer, anchor.settings, anchor.expected
-                )
-            return super().change(tree, base)
-
+    class Flipped(Otherwise, Actor):
         def note(self):
             self.dead = bool(getattr(self, "member", None) and self.member.trouble)
 
@@ -429,16 +433,7 @@ def test_who_waits_for_an_anchor_waits_while_rounds_are_closed():
     world = World(43)
     settings = dataclasses.replace(SETTINGS, anchors=9)
 
-    class Flipped(Steady):
-        def change(self, tree, base):
-            anchor = self.member.anchor
-            if base == 1:
-                other = anchor.params | {"w": anchor.params["w"] + np.float32(1)}
-                self.member.anchor = _anchor.make(
-                    1, other, anchor.outer, anchor.settings, anchor.expected
-                )
-            return super().change(tree, base)
-
+    class Flipped(Otherwise, Steady):
         def note(self):
             if len(self.changes) < 2 or self.member.anchor.round > 1:
                 super().note()
