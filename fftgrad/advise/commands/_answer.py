@@ -52,8 +52,8 @@ def answer(found: Plan) -> str:
         rule = ""
         if other.seconds < best.seconds:
             rule = (
-                " It would have to be a tenth faster to the same loss, and the loss of a class "
-                "that is not to be checked."
+                " To be recommended it would have to be a tenth faster to the same loss, and "
+                "to have ended at a loss like dense's in runs on other tasks."
             )
         return (
             f"Do not compress: {takes}; the fastest that compresses, {other.name}, takes "
