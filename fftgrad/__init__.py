@@ -151,7 +151,10 @@ __all__ = [  # noqa: RUF022 (in reading order)
 def __getattr__(name: str) -> object:
     if name in ("advise", "checkpoint", "contrib", "islands", "testing"):
         return _import_module(f"fftgrad.{name}")
-    raise AttributeError(f"module 'fftgrad' has no attribute {name!r}")
+    rooms = codecs, exchanges, memories, methods, optimizers, tools, training
+    there = [room.__name__ for room in rooms if name in room.__all__]
+    remedy = f"; there is {there[0]}.{name}" if there else ""
+    raise AttributeError(f"module 'fftgrad' has no attribute {name!r}{remedy}")
 
 
 try:

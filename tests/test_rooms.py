@@ -6,6 +6,10 @@ import re
 import subprocess
 import sys
 
+import pytest
+
+import fftgrad as fg
+
 ROOT = pathlib.Path(__file__).parent.parent / "fftgrad"
 
 # From the ground up: what stands in a line may import the lines below it, and itself.
@@ -128,3 +132,16 @@ def test_a_room_says_what_belongs_there():
 def test_few_modules_are_loose():
     loose = {file.stem for file in ROOT.glob("*.py")}
     assert loose == {"__init__", "__main__", "_axes", "_channel", "_contracts", "_step", "_values"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("LloydMax", "; there is fftgrad.codecs.LloydMax"),
+        ("power_sgd", "; there is fftgrad.methods.power_sgd"),
+        ("nothing", ""),
+    ],
+)
+def test_a_name_that_is_in_a_room_is_found(name, said):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'{said}$"):
+        getattr(fg, name)

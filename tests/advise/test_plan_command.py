@@ -247,6 +247,23 @@ def test_a_faster_row_that_is_not_the_answer_has_a_reason(asked, does_not_pay, c
         assert ("have to be a tenth faster" in " ".join(capsys.readouterr().out.split())) == said
 
 
+def test_what_codec_times_decide_is_said(asked, does_not_pay, capsys):
+    """A codec that was timed on a CPU is no reason not to compress between GPUs."""
+    best, other = does_not_pay.best, next(r for r in does_not_pay.rows if r.break_even is not None)
+    step = best.seconds
+    for loss, codec, said in (("close", 9 * step, True), ("check", 9 * step, False)):
+        parts = other.parts._replace(compress=codec / 3, decompress=codec * 2 / 3)
+        slow = other._replace(
+            name="slow", loss=loss, steps=1.0, seconds=codec + step / 2, parts=parts
+        )
+        for row, told in ((slow, said), (slow._replace(seconds=codec + 2 * step), False)):
+            asked["answer"] = does_not_pay._replace(rows=(best, row))
+            assert main([*ASKED, "--parameters=25M"]) == 0
+            out = " ".join(capsys.readouterr().out.split())
+            assert ("Codec times decide that: slow takes" in out) == told
+            assert ("as timed on this CPU. If others train, plan there." in out) == told
+
+
 def test_local_steps_go_around_an_optimizer(asked, pays, capsys):
     local = next(row for row in pays.rows if row.every > 1)
     asked["answer"] = pays._replace(rows=(local, *pays.rows))

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Sequence
 
+import jax
 from rich.console import Console
 
 from fftgrad.advise import Plan, PlanRow
+from fftgrad.advise._answer import ACCEPTED, MARGIN
 from fftgrad.advise.commands._show import (
     bits_per_second,
     paragraph,
@@ -57,9 +59,29 @@ def answer(found: Plan) -> str:
             )
         return (
             f"Do not compress: {takes}; the fastest that compresses, {other.name}, takes "
-            f"{quantity(other.seconds, 's')} (loss: {other.loss}).{rule}"
+            f"{quantity(other.seconds, 's')} (loss: {other.loss}).{rule}{_by_codecs(found)}"
         )
     return beside(best, found.dense)
+
+
+def _by_codecs(found: Plan) -> str:
+    """Which row would be recommended but for what its codec takes, and that may be quicker."""
+
+    def codec(row: PlanRow) -> float:
+        return row.parts.compress + row.parts.decompress
+
+    def by_link(row: PlanRow) -> float:
+        return row.to_loss * (1 - codec(row) / row.seconds)
+
+    close = [row for row in found.rows if not row.is_dense and row.loss in ACCEPTED]
+    least = min((by_link(row) for row in found.rows if row.is_dense), default=0.0)
+    if not close or by_link(quick := min(close, key=by_link)) * (1 + MARGIN) >= least:
+        return ""
+    return (
+        f" Codec times decide that: {quick.name} takes {quantity(quick.seconds, 's')}, "
+        f"{quantity(codec(quick), 's')} of it by its codec as timed on this "
+        f"{jax.default_backend().upper()}. If others train, plan there."
+    )
 
 
 def beside(row: PlanRow, dense: PlanRow) -> str:
