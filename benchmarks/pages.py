@@ -69,13 +69,6 @@ CHOICES = {
 LIKE = jax.ShapeDtypeStruct((1024, 1024), "float32")
 """One matrix, so that no leaf is small."""
 WORKERS = 8
-YOURS = """\
-import optax
-
-import fftgrad as fg
-
-learning_rate = 3e-3  # find yours
-"""
 
 
 def candidates() -> dict[str, fg.advise.Candidate]:
@@ -117,12 +110,6 @@ def kept(row: fg.advise.Candidate) -> float:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / (4 * LIKE.size)
 
 
-def lines() -> str:
-    """What to paste for each of them."""
-    each = [f"# {name}\ntx = {candidates()[name].code('data')}" for name in CHOICES]
-    return "\n".join(["```python", YOURS, "\n\n".join(each), "```"])
-
-
 # What was measured
 
 
@@ -149,7 +136,6 @@ def paired(which: int) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "choose": choices,
     "choose-short": lambda: without(choices(), "keeps"),
-    "lines": lines,
     **{
         name: functools.partial(links.target_table, LINKS, name)
         for name in ("lm-100mbit", "lm-1gbit", "lm-1gbit-quiet", "lm-50ms", "resnet-100mbit")
