@@ -1,10 +1,9 @@
 """Fills the tables of README and docs from the committed results.
 
 A page has a line `<!-- table: NAME -->` before each of them, and `<!-- end -->` behind it; what is
-between is written anew. `--check` writes nothing, and names the pages that would change.
+between is written anew.
 """
 
-import argparse
 import functools
 import json
 import re
@@ -170,19 +169,12 @@ def filled(text: str) -> str:
 
 
 def main() -> None:
-    """Writes the pages, or names those that are not what the results make."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing, fail if a page differs"
-    )
-    check = parser.parse_args().check
-    other = [page for page in PAGES if filled(page.read_text()) != page.read_text()]
-    for page in other:
-        print(page.relative_to(ROOT))
-        if not check:
-            page.write_text(filled(page.read_text()))
-    if check and other:
-        raise SystemExit(1)
+    """Writes the pages that are not what the results make, and names them."""
+    for page in PAGES:
+        text = page.read_text()
+        if filled(text) != text:
+            page.write_text(filled(text))
+            print(page)
 
 
 if __name__ == "__main__":

@@ -93,12 +93,17 @@ def test_a_line_of_the_page_is_that_of_the_plan(imported):
     assert len(shown) == len(own)
 
 
-def test_a_table_that_is_not_the_results_is_replaced(imported, monkeypatch):
-    pages = imported("pages")
+def test_a_table_that_is_not_the_results_is_replaced(imported, monkeypatch, tmp_path, capsys):
+    pages, file = imported("pages"), tmp_path / "page.md"
     monkeypatch.setattr(pages, "TABLES", {"one": lambda: "| 1 |"})
     text = "Before.\n\n<!-- table: one -->\n\n| 0 |\n|---|\n\n<!-- end -->\n\nBehind.\n"
-    assert pages.filled(text) == text.replace("| 0 |\n|---|", "| 1 |")
-    assert pages.filled(pages.filled(text)) == pages.filled(text)
+    file.write_text(text)
+    monkeypatch.setattr(pages, "PAGES", [file])
+    pages.main()
+    assert file.read_text() == text.replace("| 0 |\n|---|", "| 1 |")
+    assert capsys.readouterr().out == f"{file}\n"
+    pages.main()
+    assert not capsys.readouterr().out
 
 
 def test_no_table_of_slow_links_is_written_by_hand(imported):
