@@ -39,8 +39,13 @@ METHODS: list[Method] = [
 
 
 def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
-    """Losses of the task, and of the other text before and after fine-tuning."""
+    """The table."""
     del folder, name
+    print(tables(results))
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Losses of the task, and of the other text before and after fine-tuning."""
     runs = sorted(results["runs"], key=lambda run: run["loss"])
     line = [(run["loss"], run["after"]) for run in runs if run["method"] == DENSE]
     rows: list[list[str]] = []
@@ -50,7 +55,7 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
         expected = f"{np.interp(run['loss'], *np.transpose(line)):.3f}" if between else ""
         rows.append([run["method"], str(run["steps"]), *losses, expected])
     titles = ["method", "steps", "loss", "of the other text", "after fine-tuning"]
-    print(markdown([*titles, "dense after as low a loss"], rows))
+    return markdown([*titles, "dense after as low a loss"], rows)
 
 
 STUDY = Study(

@@ -59,8 +59,13 @@ METHODS: list[Method] = [
 
 
 def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
-    """The table: of each row and task the loss, its distance from the best dense, and the rate."""
+    """The table."""
     del folder, name
+    print(tables(results))
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Of each row and task the loss, its distance from the best dense, and the rate."""
     runs = results["runs"]
     tasks = list(dict.fromkeys(run["task"] for run in runs))
     found = {task: chosen(runs, task) for task in tasks}
@@ -71,7 +76,7 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
             cells = [cell_of(found[task], method) for task in tasks]
             ratios = sorted({f"{run['mean_ratio']:.0f}" for run in own}, key=int)
             rows.append([method, " to ".join(dict.fromkeys((ratios[0], ratios[-1]))), *cells])
-    print(markdown(["method", "fewer bytes", *tasks], rows))
+    return markdown(["method", "fewer bytes", *tasks], rows)
 
 
 def means(found: dict[str, list[Any]], name: str) -> float:

@@ -23,6 +23,7 @@ import optax
 from _record import POINTS, markdown, save
 from _style import label_ends, styles
 from claims import gathered
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from methods import AXIS, Method, Setting, Transformation, fed_back, gradients_of, onlooker, watched
 from program import Column, Point, Program, Study
@@ -157,18 +158,20 @@ def resident_mb() -> float:
 def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     """Residual, telescoping error and memory over time: a table, and a line a method."""
     del name
-    figure = style.figure(7.4)
-    axes: Any = figure.subplots(3, 1, sharex=True)
+    print(tables(results))
+    save(draw(results), folder, "endurance")
+
+
+def errors(run: dict[str, Any]) -> list[float]:
+    """What is lost of the sums, where that is known."""
+    return [gap for gap in run["telescoping"] if gap is not None]
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Of each method whether replicas stayed equal, lengths of residuals, and what sums lost."""
     rows: list[list[str]] = []
-    looks = styles(SHOWN)
-    lines: list[dict[str, Line2D]] = [{}, {}, {}]
     for run in results["runs"]:
-        residual, gaps = run["residual"], [gap for gap in run["telescoping"] if gap is not None]
-        if own := looks.get(run["method"]):
-            memory = np.subtract(run["resident_mb"], run["resident_mb"][0])
-            for i, curve in enumerate((residual, gaps, memory)):
-                shown = run["step"][: len(curve)]
-                (lines[i][run["method"]],) = axes[i].plot(shown, curve, **own)
+        residual, gaps = run["residual"], errors(run)
         lengths = [residual[0], max(residual), residual[-1], max(run["mean_residual"])]
         equal = "yes" if run["replicas_equal"] else "no"
         ends = [f"{gap:.1e}" for gap in (gaps[0], gaps[-1])] if gaps else ["", ""]
@@ -182,14 +185,27 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
         f"after {last:,}",
     ]
     columns += ["largest of the mean", f"telescoping after {first:,}", f"after {last:,}"]
-    print(markdown(columns, rows))
+    return markdown(columns, rows)
+
+
+def draw(results: dict[str, Any]) -> Figure:
+    """Residual, telescoping error and memory over time, a line a method."""
+    figure = style.figure(7.4)
+    axes: Any = figure.subplots(3, 1, sharex=True)
+    looks = styles(SHOWN)
+    lines: list[dict[str, Line2D]] = [{}, {}, {}]
+    for run in (run for run in results["runs"] if run["method"] in looks):
+        memory = np.subtract(run["resident_mb"], run["resident_mb"][0])
+        for i, curve in enumerate((run["residual"], errors(run), memory)):
+            shown, own = run["step"][: len(curve)], looks[run["method"]]
+            (lines[i][run["method"]],) = axes[i].plot(shown, curve, **own)
     axes[0].set(yscale="log", title="Norm of the residual")
     axes[1].set(yscale="log", title="Relative telescoping error")
     axes[2].set(title="Resident memory, MB above the first point", xlabel="steps")
     axes[2].xaxis.set_major_formatter("{x:,.0f}")
     for axis, own in zip(axes, lines, strict=True):
         label_ends(axis, own)
-    save(figure, folder, "endurance")
+    return figure
 
 
 SHOWN = (

@@ -14,6 +14,7 @@ import _style as style
 import optax
 from _record import markdown, save
 from _style import label_ends, styles
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from methods import AXIS, ROWS, Method, Setting, Transformation, fed_back, plain
 from program import Column, Point, Reset, Study, score
@@ -103,25 +104,21 @@ def changes(name: str, rows: Rows) -> dict[int, list[float]]:
 
 def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     """What resets add to the loss: a table, and a figure with a line a method, a dot a seed."""
-    steps = results["runs"][0]["steps"]
-    rows, often = chosen(results["runs"]), labels(steps)
+    del name
+    print(tables(results))
+    save(draw(results), folder, "resets")
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Of each method the loss, and what resets add to it, a figure a seed."""
+    rows, often = chosen(results["runs"]), labels(results["runs"][0]["steps"])
     cells: list[list[str]] = []
-    figure = style.figure(4.2)
-    axes = figure.subplots()
-    looks, lines = styles(name for name in rows if name not in VARIANTS), dict[str, Line2D]()
     for name in rows:
         found, base = changes(name, rows), rows[VARIANTS.get(name, name)][0]
         kept = rows[name].get(0, base)
         told = [f"{kept[0]['rate']:g}", f"{statistics.mean(r['loss'] for r in kept):.3f}"]
         says = [", ".join(f"{x:+.1f} %" for x in found.get(every, [])) for every in often]
         cells.append([name, *told, says[0] if name in VARIANTS else "", *says[1:]])
-        if name not in looks:  # it has a column of the table
-            continue
-        seeds = {i: found[every] for i, every in enumerate(often) if every in found}
-        means = [statistics.mean(own) for own in seeds.values()]
-        (lines[name],) = axes.plot(list(seeds), means, **looks[name])
-        for at, own in seeds.items():
-            axes.plot([at] * len(own), own, ".", color=looks[name]["color"])
     columns = [
         "method",
         "rate",
@@ -129,14 +126,29 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
         "to plain",
         *(f"reset {o}" for o in list(often.values())[1:]),
     ]
-    print(markdown(columns, cells))
+    return markdown(columns, cells)
+
+
+def draw(results: dict[str, Any]) -> Figure:
+    """What resets add to the loss, a line a method, a dot a seed; variants have a column."""
+    rows, often = chosen(results["runs"]), labels(results["runs"][0]["steps"])
+    figure = style.figure(4.2)
+    axes = figure.subplots()
+    looks, lines = styles(name for name in rows if name not in VARIANTS), dict[str, Line2D]()
+    for name in looks:
+        found = changes(name, rows)
+        seeds = {i: found[every] for i, every in enumerate(often) if every in found}
+        means = [statistics.mean(own) for own in seeds.values()]
+        (lines[name],) = axes.plot(list(seeds), means, **looks[name])
+        for at, own in seeds.items():
+            axes.plot([at] * len(own), own, ".", color=looks[name]["color"])
     axes.set_xticks(range(len(often)), list(often.values()))
     axes.axhline(0, color=style.INK, linewidth=1)
     axes.set(xlabel="residuals lost", title="Held-out loss, % above residuals that are kept")
     axes.set_yscale("symlog", linthresh=1)
     axes.yaxis.set_major_formatter("{x:g}")
     label_ends(axes, lines)
-    save(figure, folder, "resets")
+    return figure
 
 
 STUDY = Study(

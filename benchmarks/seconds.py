@@ -110,19 +110,29 @@ def reached(curve: list[Any], loss: float) -> float | None:
 
 
 def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
-    """Of each row the loss; the seconds to the losses of both dense rows; and the curves."""
+    """The tables, and the curves."""
     del name
-    found = {row: runs[0] for row, runs in chosen(results["runs"], "large").items()}
+    print(tables(results))
+    found = rows_of(results)
+    save(figure(found), folder, "seconds_to_end")
+    save(hero(found), folder, "hero")
+
+
+def rows_of(results: dict[str, Any]) -> dict[str, Any]:
+    """The run of each row."""
+    return {row: runs[0] for row, runs in chosen(results["runs"], "large").items()}
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Of each row the loss; and the seconds to the losses of both dense rows."""
+    found = rows_of(results)
     best = min(means({row: [run] for row, run in found.items()}, row) for row in DENSE)
     rows: list[list[str]] = []
     for method, run in found.items():
         cells = [method, f"{run['mean_ratio']:.0f}", f"{run['rate']:g}", f"{run['loss']:.3f}"]
         rows.append([*cells, f"{100 * (run['loss'] / best - 1):+.1f} %"])
-    print(markdown(["method", "fewer bytes", "rate", "loss", "to the best dense"], rows))
-    print()
-    print(markdown(*products(found)))
-    save(figure(found), folder, "seconds_to_end")
-    save(hero(found), folder, "hero")
+    losses = markdown(["method", "fewer bytes", "rate", "loss", "to the best dense"], rows)
+    return f"{losses}\n\n{markdown(*products(found))}"
 
 
 def products(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

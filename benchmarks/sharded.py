@@ -50,8 +50,13 @@ class Bytes(Column):
 
 
 def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
-    """The table of the page."""
+    """The table."""
     del folder, name
+    print(tables(results))
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The losses of each row, what it sends, and what a worker keeps."""
     runs = results["runs"]
     base = {run["seed"]: run["loss"] for run in runs if run["method"] == runs[0]["method"]}
     rows: list[list[str]] = []
@@ -63,7 +68,7 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
         rows.append([name, losses, to_dense, *sent, f"{own[0]['state_bytes']:,}"])
     columns = ["", "loss of each seed", "to dense", "bytes over the link"]
     columns += ["times fewer than float32", "state a worker, bytes"]
-    print(markdown(columns, rows))
+    return markdown(columns, rows)
 
 
 STUDY = Study(

@@ -14,6 +14,8 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+SHOWN = re.compile(r"you should see\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"\d[\d.]*(?:e[+-]?\d+)?")
 PATH = re.compile(r"(?<![\w/.:-])((?:benchmarks|docs|examples|fftgrad|tests)/[\w./-]*\w/?)")
 
 pages = pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -47,6 +49,10 @@ def test_python_blocks_run_as_printed(page, capsys, monkeypatch, tmp_path):
     out = capsys.readouterr().out
     assert ("print(" in page.read_text()) == bool(out)
     assert not re.search(r"\b(nan|inf)\b", out), out
+    for shown in SHOWN.findall(page.read_text()):
+        assert NUMBER.sub("", out) == NUMBER.sub("", shown)
+        numbers = [float(number) for number in NUMBER.findall(shown)]
+        assert [float(number) for number in NUMBER.findall(out)] == pytest.approx(numbers, rel=0.1)
 
 
 NEEDS = "The blocks of this page need 8 devices"
@@ -142,6 +148,17 @@ def test_files_that_a_page_names_exist(page):
 
 def test_the_readme_stays_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+REFERENCE = {"design.md", "glossary.md", "wire-format.md"}
+
+
+def test_readme_and_guide_can_be_read():
+    """The guide is all but results, the reference and tutorials; code counts."""
+    readme, *others = PAGES
+    assert len(readme.read_text().split()) <= 750
+    guide = [page for page in others if page.parent.name == "docs" and page.name not in REFERENCE]
+    assert sum(len(page.read_text().split()) for page in (readme, *guide)) <= 20_000
 
 
 def test_every_figure_is_shown():

@@ -9,7 +9,7 @@ import pytest
 from test_completeness import BESIDE, METHOD_NAMES, OPTIMIZERS
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGE = (ROOT / "docs/papers.md").read_text()
+PAGE = (ROOT / "docs/results/papers.md").read_text()
 RESULTS = ROOT / "benchmarks/results/papers"
 VERDICTS = ("reproduced", "in part", "not reproduced", "not comparable", "not measured")
 HEADER = "| claim | the paper's figure | our set-up | our figure | verdict | command or test |"

@@ -72,7 +72,7 @@ def analyze(
     Before a codec is chosen, it tells whether there is anything to choose: how few coefficients
     hold the energy, in which basis; whether neighbors are alike; whether workers agree on what is
     large; and what candidates of `fg.advise.search_codec` lose at some sizes, beside an ideal
-    entropy coder. docs/analyze.md says how to read each figure.
+    entropy coder. docs/api/advise.md says how to read each figure.
 
     If there are more than `max_values` values, over all steps and workers, it looks at whole blocks
     of 4096 of a leaf, one drawn from each of so many equal stretches of the gradient, at the same

@@ -198,7 +198,8 @@ def predict_step(
 ) -> float:
     """Function: what a step takes with any chain, as `plan` predicts it for its candidates.
 
-    What the chain sends is read off a trace, without devices; docs/plan.md has the model.
+    What the chain sends is read off a trace, without devices; docs/results/predictions.md has
+    the model.
 
     Args:
       tx: the chain, without the optimizer if `step` has one already.

@@ -48,8 +48,9 @@ def plan(
 
     It predicts the seconds of a step for a dense mean in float32 and in bfloat16, for every family
     of exchange and codec that fits, and for local steps: the step itself, what the exchange takes
-    on this device, and what its collectives take over the links; docs/plan.md has the model, and
-    how far it was from measured runs. Then it says which is fastest, which may be none.
+    on this device, and what its collectives take over the links; docs/results/predictions.md has
+    the model, and how far it was from measured runs. Then it says which is fastest, which may be
+    none.
 
     Speed is not all: a row trains with other gradients. `loss` says what came of that in short runs
     of small models, and only rows that were as dense or close to it are put before dense. Where a
@@ -82,7 +83,8 @@ def plan(
         timed apart, which halves what there is to compile. If left out, 1 on a CPU and 8 elsewhere,
         dense rows included; the code then cuts the gradient.
       algorithm: of the collectives, "ring" or "tree", or for each the faster of a ring and what
-        libraries use for short messages; docs/plan.md says which use what.
+        libraries use for short messages; docs/results/predictions.md says which use
+        what.
       rows: what to compare, in place of the default candidates; one at least must be dense.
       measure: whether each row is timed here for the model as it is, which takes minutes, and the
         memory of it.

@@ -49,7 +49,7 @@ def lgc(
     Wire: of the n values of the leaves that are not dense, k = fraction · n, in the end 4 bits a
       value from one worker, or 8 from each with "all_reduce", and positions once.
 
-    Claims: with the default memory nothing is lost (`ErrorFeedback`). By docs/training.md a
+    Claims: with the default memory nothing is lost (`ErrorFeedback`). By docs/results/training.md a
       quantizer of 4 bits has far less error at the bits of the leader's code.
 
     Differs from the paper: see `LearnedCodes`. The memory is plain error feedback.

@@ -63,7 +63,7 @@ def value_and_grad(
 
     A sum over another axis of the mesh, of a model that is sharded over it, is right with
     `check_vma=True` alone: else what lies before it gets its gradient as many times as that axis is
-    long, as by `jax.grad`. docs/meshes.md has a form that is right there.
+    long, as by `jax.grad`. docs/api/wrappers.md has a form that is right there.
 
     Args:
       loss: a function of the parameters and a worker's batch to its scalar loss; with `has_weight`

@@ -43,15 +43,10 @@ def test_the_results_show_what_the_page_says(problem, graph):
         assert runs[name]["to_1e-4"] is None
 
 
-def test_the_table_of_the_page_is_that_of_the_results():
-    content = json.loads(RESULTS.read_text())
-    page = (BENCHMARKS.parent / "docs/gossip.md").read_text()
-    for name, row in content["found"]["tuned"]["Ring()"].items():
-        size, _, steps, last, _ = row
-        other = content["found"]["other"]["Ring()"][name][2:4]
-        cells = [name, f"{size:,}"]
-        for there, end in ((steps, last), other):
-            cells += (
-                [f"{there:,}", f"{there * size / 1000:,.0f}"] if there else ["", f"stops: {end}"]
-            )
-        assert f"| {' | '.join(cells)} |" in page
+def test_a_table_has_what_a_method_takes_or_where_it_stops(imported):
+    there, stops = [100, 5, 2000, -4.0, None], [10, 5, None, -1.5, None]
+    found = {"tuned": {"Ring()": {"a": there, "b": stops}}}
+    found["other"] = {"Ring()": {"a": stops, "b": there}}
+    first, second = imported("gossip").tables({"found": found}).splitlines()[2:]
+    assert first == "| a | 100 | 2,000 | 200 |  | stops: -1.5 |"
+    assert second == "| b | 10 |  | stops: -1.5 | 2,000 | 20 |"

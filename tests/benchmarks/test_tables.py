@@ -1,10 +1,14 @@
 """The tables of README and docs are those that the benchmarks make of the committed results."""
 
+import ast
 import json
 import pathlib
 import re
 
 import pytest
+
+import fftgrad as fg
+from fftgrad.advise._answer import ACCEPTED
 
 pytest.importorskip("matplotlib")
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -27,6 +31,11 @@ def on_one_line(text):
     return " ".join(text.split())
 
 
+def table_of(text, start):
+    """The lines of the table that starts so."""
+    return start + text.partition(f"\n{start}")[2].partition("\n\n")[0]
+
+
 def rows(table):
     """The cells of a Markdown table, by the first of each row."""
     lines = [line.strip("|").split("|") for line in table.splitlines()]
@@ -34,17 +43,78 @@ def rows(table):
 
 
 TIMES = ("lm-100mbit", "lm-1gbit", "resnet-100mbit")
-MORE_TIMES = ("lm-1gbit-quiet", "lm-50ms")
 STEPS = ("alexnet-1gbit", "alexnet-100mbit", "alexnet-loopback")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def test_the_page_on_slow_links_has_the_tables_of_its_results(figures):
-    text = page("docs/slow-links.md")
-    tables = [figures.target_table(LINKS, name) for name in (*TIMES, *MORE_TIMES)]
-    tables += [figures.step_table(LINKS, name) for name in STEPS]
-    for table in tables:
-        assert table in text
-    assert len(re.findall(r"^\| \| s a step", text, re.MULTILINE)) == len(tables)
+@pytest.mark.parametrize("file", PAGES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_page_has_the_tables_that_the_results_make(imported, file):
+    text = file.read_text()
+    assert imported("pages").filled(text) == text
+    assert text.count("<!-- table: ") == text.count("<!-- end -->")
+
+
+def test_every_table_is_on_a_page(imported):
+    pages = imported("pages")
+    found = [name for file in PAGES for _, name, _ in pages.BLOCK.findall(file.read_text())]
+    assert sorted(found) == sorted(pages.TABLES)
+
+
+def test_readme_and_page_choose_among_what_a_plan_recommends(imported):
+    pages = imported("pages")
+    recommended = {row.name for row in pages.candidates().values() if row.loss in ACCEPTED}
+    assert set(pages.CHOICES) == recommended
+    for name in ("README.md", "docs/choose.md"):
+        shown = [cells[0] for cells in rows(table_of(page(name), "| take it if |")).values()]
+        assert shown == list(pages.CHOICES)
+
+
+def test_what_a_plan_answers_is_among_them(imported):
+    """The command that README and pages ask, and the answer of that on the command line."""
+    asked = "fftgrad plan --parameters 1M --workers 4 --bandwidth 100mbit --step 200ms\n"
+    pages = [page(name) for name in ("README.md", "docs/choose.md", "docs/command-line.md")]
+    assert all(text.count(asked) == 1 for text in pages)
+    answer = re.findall(r"of the best dense: (.*?) takes", on_one_line(pages[-1]))
+    assert set(answer) <= set(imported("pages").CHOICES)
+    assert len(answer) == 1
+
+
+def test_a_line_of_the_page_is_that_of_the_plan(imported):
+    """Of any link: what a plan says to paste depends on the row alone."""
+    pages, text = imported("pages"), page("docs/choose.md")
+    own = [row for row in pages.candidates().values() if row.loss in ACCEPTED]
+    known = {row.name: fg.advise.Timing(0.0, 0.0) for row in own}
+    options = {"step": "30ms", "link": "100mbit", "workers": pages.WORKERS, "buckets": 1}
+    found = fg.advise.plan(pages.LIKE, rows=own, timings=known, **options)
+    shown = re.findall(r"^# ([^\n]*)\ntx = (.*?)(?=^$|^```)", text, re.MULTILINE | re.DOTALL)
+    assert {name: ast.dump(ast.parse(code)) for name, code in shown} == {
+        row.name: ast.dump(ast.parse(row.code)) for row in found.rows
+    }
+    assert len(shown) == len(own)
+
+
+def test_a_table_that_is_not_the_results_is_replaced(imported, monkeypatch, tmp_path, capsys):
+    pages, file = imported("pages"), tmp_path / "page.md"
+    monkeypatch.setattr(pages, "TABLES", {"one": lambda: "| 1 |"})
+    text = "Before.\n\n<!-- table: one -->\n\n| 0 |\n|---|\n\n<!-- end -->\n\nBehind.\n"
+    file.write_text(text)
+    monkeypatch.setattr(pages, "PAGES", [file])
+    pages.main()
+    assert file.read_text() == text.replace("| 0 |\n|---|", "| 1 |")
+    assert capsys.readouterr().out == f"{file}\n"
+    pages.main()
+    assert not capsys.readouterr().out
+
+
+def test_no_table_of_slow_links_is_written_by_hand(imported):
+    text = page("docs/results/slow-links.md")
+    left = imported("pages").BLOCK.sub("", text)
+    assert re.search(r"^\| \| s a step", text, re.MULTILINE)
+    assert not re.search(r"^\| \| s a step", left, re.MULTILINE)
+
+
+def test_the_page_on_slow_links_has_the_sentences_of_its_results(figures):
+    text = page("docs/results/slow-links.md")
     for name in TIMES:
         said = figures.in_as_many_steps(LINKS, name).removesuffix(".")
         assert said
@@ -52,7 +122,7 @@ def test_the_page_on_slow_links_has_the_tables_of_its_results(figures):
 
 
 def test_the_page_on_slow_links_says_up_to_which_bandwidth(figures):
-    section = page("docs/slow-links.md").split("## Up to which bandwidth")[1].split("##")[0]
+    section = page("docs/results/slow-links.md").split("## Up to which bandwidth")[1].split("##")[0]
     section = on_one_line(section)
     found = figures.methods(LINKS, "alexnet-1gbit")
     evens = {method: f"{rate / 1e9:.1f}" for method, rate in figures.break_evens(found).items()}
@@ -84,13 +154,14 @@ def test_the_readme_has_what_was_measured_of_early_losses(figures):
         figures.turns(LINKS, "lm-100mbit"), "stream-4", figures.seconds_to
     )
     first, second = (f"{value:.1f}" for value in dense)
-    assert f"[{first} and {second} times](docs/slow-links.md" in text
+    assert f"[{first} and {second} times](docs/results/slow-links.md" in text
     assert f"{best:.1f} times sooner than bfloat16" in text
 
 
 def test_the_headline_has_the_seconds_of_the_table():
     """Of links of 100 Mbit/s, to the last loss of dense Adam."""
-    table = page("docs/slow-links.md").partition("| | steps | s a step")[2].partition("\n\n")[0]
+    text = page("docs/results/slow-links.md")
+    table = text.partition("| | steps | s a step")[2].partition("\n\n")[0]
     takes = {
         label: int(cells[2].removesuffix(" s")) for label, cells in rows(table).items() if cells[2]
     }
@@ -106,12 +177,10 @@ def test_the_headline_has_the_seconds_of_the_table():
         assert f"dense Adam in bfloat16 after {takes['dense Adam, bfloat16']:,} s" in headline
 
 
-def test_the_page_on_meshes_has_the_table_of_its_results(imported):
+def test_a_table_of_exchanges_compares_with_bfloat16(imported):
     exchange = imported("exchange")
     records = json.loads((BENCHMARKS / "results/exchange/cpu.json").read_text())["rows"]
-    table = exchange.markdown(records)
-    assert table in page("docs/meshes.md")
-    found = rows(table)
+    found = rows(exchange.markdown(records))
     assert found["bfloat16, two stages"][-3:-1] == ["1.0", "1.0"]
     assert found["gather top-k 1 %"][-3:-1] == ["24.1", "3.0"]
     assert found["hierarchical, slow links"][-3:] == ["", "", ""]
@@ -119,45 +188,28 @@ def test_the_page_on_meshes_has_the_table_of_its_results(imported):
     assert rows(exchange.markdown(few))["dense"] == ["4,194.3", "6,291.5"]
 
 
-@pytest.mark.parametrize("name", ["steps-200", "prose-400"])
-def test_the_page_on_training_has_the_tables_of_its_results(imported, name):
-    results = json.loads((BENCHMARKS / f"results/convergence/{name}.json").read_text())
-    text = page("docs/training.md")
-    found = rows(imported("training").markdown(results))
-    assert "dense" in found
-    for method, (published, counted, *cells) in found.items():
-        known = [published, counted] if name == "steps-200" else []
-        for columns in ([*known, *cells[:5]], cells[5:]):
-            if any(columns):
-                assert f"| {' | '.join([method, *columns])} |" in text
+STUDIES = {
+    "ends": "convergence/ends",
+    "seconds": "convergence/seconds",
+    "downstream": "convergence/downstream",
+    "resets": "resets/resets",
+    "endurance": "endurance/endurance",
+    "sharded": "sharded/lm",
+}
 
 
-@pytest.mark.parametrize(
-    ("study", "file", "name"),
-    [
-        ("ends", "ends", "training"),
-        ("ends", "ends-2000", "training"),
-        ("seconds", "seconds", "slow-links"),
-        ("downstream", "downstream", "training"),
-        ("resets", "resets", "training"),
-        ("endurance", "endurance", "training"),
-        ("sharded", "lm", "meshes"),
-    ],
-)
-def test_the_pages_have_the_tables_of_the_studies(imported, capsys, monkeypatch, study, file, name):
-    found = imported("convergence").STUDIES[study]
-    monkeypatch.setattr(imported(study), "save", lambda *_: None, raising=False)
-    folder = BENCHMARKS / "results" / found.folder
-    found.show(json.loads((folder / f"{file}.json").read_text()), folder, file)
-    assert capsys.readouterr().out.strip() in page(f"docs/{name}.md")
+@pytest.mark.parametrize(("study", "file"), STUDIES.items(), ids=str)
+def test_a_study_shows_its_tables(imported, capsys, monkeypatch, study, file):
+    module, path = imported(study), BENCHMARKS / f"results/{file}.json"
+    monkeypatch.setattr(module, "save", lambda *_: None, raising=False)
+    results = json.loads(path.read_text())
+    module.STUDY.show(results, path.parent, path.stem)
+    assert capsys.readouterr().out.strip() == module.tables(results)
 
 
-@pytest.mark.parametrize(
-    ("module", "file"), [("compile_time", "compile/cpu"), ("models", "programs/h100-models")]
-)
-def test_the_page_on_codecs_has_the_tables_of_what_is_compiled(imported, module, file):
-    record = json.loads((BENCHMARKS / f"results/{file}.json").read_text())
-    assert imported(module).show(record) in page("docs/codec-cost.md")
+def test_columns_can_be_left_out(imported):
+    table = "| a | b | c |\n|---|---|---|\n| 1 |  | 3 |"
+    assert imported("pages").without(table, "b") == "| a | c |\n|---|---|\n| 1 | 3 |"
 
 
 def test_the_large_models_are_of_the_sizes_that_they_are_named_by(imported):
@@ -193,7 +245,7 @@ PROGRAMS = {
 
 def test_the_pages_have_what_programs_for_an_h100_take():
     record = json.loads((BENCHMARKS / "results/programs/h100.json").read_text())
-    codecs, meshes = page("docs/codec-cost.md"), page("docs/meshes.md")
+    codecs, exchanges = page("docs/results/codec-cost.md"), page("docs/results/exchanges.md")
     for there, back in zip(record["codecs"][::2], record["codecs"][1::2], strict=True):
         cells = [there["codec"], there["kernels"], there["host_syncs"], *passes(there)]
         cells += [back["kernels"], *passes(back)]
@@ -207,7 +259,7 @@ def test_the_pages_have_what_programs_for_an_h100_take():
         if len(beside) == 1 and row["overlapped"]:
             cells[1] = f"1, with {beside[0]} products"
         cells = [PROGRAMS[row["step"]], *cells, row["kernels"], f"{row['compile_s']:.1f}"]
-        assert f"| {' | '.join(map(str, cells))} |" in meshes
+        assert f"| {' | '.join(map(str, cells))} |" in exchanges
 
 
 def passes(row):

@@ -282,7 +282,7 @@ def test_shards_compress_their_own_piece(exchange, check_vma):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_a_sum_over_the_model_axis_needs_to_be_checked_or_divided(check_vma):
-    """As docs/meshes.md says: unchecked, what lies before it gets its gradient twice."""
+    """As docs/api/wrappers.md says: unchecked, what lies before it gets its gradient twice."""
     params = {**PARAMS, "bias": np.float32([0.1])}
     specs = {**SHARDED, "bias": P()}
     x = values((32, 6), seed=3)
@@ -396,7 +396,7 @@ def test_sharded_and_replicated_gradients_do_not_share_a_buffer():
     [(True, False, True), (False, False, False), (False, True, True)],
 )
 def test_who_hears_of_a_bad_shard(check_vma, remedy, agreed):
-    """As docs/meshes.md says: unchecked, the shards of a model axis decide each for itself."""
+    """As docs/api/wrappers.md has it: unchecked, each shard of a model axis decides for itself."""
     tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=3)), fg.ErrorFeedback(), axis_name="data")
     grads = gradients({"w": jax.ShapeDtypeStruct((16,), "float32")}, 4)["w"].at[1, 9].set(np.nan)
 

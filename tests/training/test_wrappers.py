@@ -1,4 +1,4 @@
-"""The wrappers around compressed_pmean, each inside each other: the table in docs/meshes.md."""
+"""Wrappers around compressed_pmean, each inside each other: the table in docs/api/wrappers.md."""
 
 import functools
 

@@ -47,7 +47,7 @@ class Budget(Selector):
     q stands for 2q(q + 1) / (2q + 1) steps, the point of [q, q + 1] whose largest relative error is
     least: no coefficient is worse than not sent. It selects and quantizes, so it comes last in a
     chain. Real and imaginary parts are coefficients of their own. With an error this small,
-    `ErrorFeedback()` without decay trained best; see docs/training.md.
+    `ErrorFeedback()` without decay trained best; see docs/results/training.md.
 
     Args:
       ratio: the bytes of the vector in float32 (complex64) over those sent: `Budget(ratio=100)`

@@ -1,0 +1,181 @@
+"""Fills the tables of README and docs from the committed results.
+
+A page has a line `<!-- table: NAME -->` before each of them, and `<!-- end -->` behind it; what is
+between is written anew.
+"""
+
+import functools
+import json
+import re
+import statistics
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import claims
+import compile_time
+import downstream
+import ends
+import endurance
+import exchange
+import gossip
+import jax
+import links
+import models
+import optax
+import resets
+import seconds
+import sharded
+import training
+from _record import RESULTS, ROOT, markdown
+
+import fftgrad as fg
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"(<!-- table: (\S+) -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
+LINKS = RESULTS / "slow_network"
+
+
+@functools.cache
+def load(path: str) -> Any:
+    """A result file."""
+    return json.loads((RESULTS / f"{path}.json").read_text())
+
+
+# Which method to choose: what a plan recommends, which is what ends as dense or close to it
+
+
+class Choice(NamedTuple):
+    """A row of a plan that is recommended."""
+
+    when: str  # to take it
+    run: str = ""  # what the runs of held-out tasks call it; of a dense mean nothing
+    ratio: int = 1  # of a dense mean, float32 over what it sends
+
+
+CHOICES = {
+    "dense float32": Choice("10 Gbit/s and more"),
+    "dense bfloat16": Choice("slower links", ratio=2),
+    "budget 30x, Muon with a lead": Choice("the last loss counts", "30x, Muon, lead 0.3"),
+    "budget 100x, Muon with a lead": Choice("few workers, slower still", "100x, Muon, lead 0.5"),
+    "PowerSGD 4, Muon with a lead": Choice(
+        "many workers; quick to compute", "PowerSGD rank 4, Muon, lead 0.3"
+    ),
+    "4 local steps of Muon, 25x": Choice(
+        "high latency; early losses", "4 local steps of Muon, 25x"
+    ),
+}
+"""By the names that a plan has for them, which are those of `fg.advise.candidates`."""
+LIKE = jax.ShapeDtypeStruct((1024, 1024), "float32")
+"""One matrix, so that no leaf is small."""
+WORKERS = 8
+
+
+def candidates() -> dict[str, fg.advise.Candidate]:
+    """The rows of a plan by their names."""
+    return {row.name: row for row in fg.advise.candidates(LIKE, WORKERS)}
+
+
+def choices() -> str:
+    """When to take what, at how many fewer bytes, what it costs, and what a worker keeps."""
+    rows = [
+        [choice.when, name, *seen(choice), f"{kept(candidates()[name]):.1f}"]
+        for name, choice in CHOICES.items()
+    ]
+    columns = ["take it if", "row of a plan", "fewer bytes than float32 (bfloat16)"]
+    return markdown([*columns, "loss (at worst)", "keeps"], rows)
+
+
+def seen(choice: Choice) -> list[str]:
+    """How many times fewer bytes it sends, and its losses, as runs of held-out tasks have them."""
+    if not choice.run:
+        return [f"{choice.ratio} ({choice.ratio / 2:g})", "dense"]
+    runs = load("convergence/ends")["runs"]
+    ratios = sorted({round(run["mean_ratio"]) for run in runs if run["method"] == choice.run})
+    ends_of = dict.fromkeys((ratios[0], ratios[-1]))
+    fewer, narrow = (" to ".join(f"{r / by:g}" for r in ends_of) for by in (1, 2))
+    above: list[float] = []
+    for task in dict.fromkeys(run["task"] for run in runs):
+        found = training.chosen(runs, task)
+        best = min(ends.means(found, name) for name in ends.DENSE)
+        above.append(100 * (ends.means(found, choice.run) / best - 1))
+    return [f"{fewer} ({narrow})", f"{statistics.mean(above):+.1f} % ({max(above):+.1f} %)"]
+
+
+def kept(row: fg.advise.Candidate) -> float:
+    """The state of a worker in gradients; with Adam's, where it is no whole optimizer."""
+    tx = row.transformation("data")
+    whole = tx if row.optimizer else optax.chain(tx, optax.adam(1.0))
+    leaves = jax.tree.leaves(jax.eval_shape(whole.init, LIKE))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / (4 * LIKE.size)
+
+
+# What was measured
+
+
+def without(table: str, *columns: str) -> str:
+    """A table without some of its columns."""
+    lines = [line.strip("|").split("|") for line in table.splitlines()]
+    left = [i for i, cell in enumerate(lines[0]) if cell.strip() not in columns]
+    return "\n".join(f"|{'|'.join(line[i] for i in left)}|" for line in lines)
+
+
+def trained(file: str, task: str) -> str:
+    """What became of a task by each method; ratios of papers are of those that have them."""
+    found = load(f"convergence/{file}")
+    runs = [run for run in found["runs"] if run["task"] == task]
+    table = training.markdown(found | {"runs": runs}).replace(f"{task}: ", "")
+    return table if task == "lm" else without(table, "published", "counted")
+
+
+def paired(which: int) -> str:
+    """One of the two tables of what the papers claim of training."""
+    return claims.markdown(load("papers/training")).split("\n\n")[which]
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "choose": choices,
+    "choose-short": lambda: without(choices(), "keeps"),
+    **{
+        name: functools.partial(links.target_table, LINKS, name)
+        for name in ("lm-100mbit", "lm-1gbit", "lm-1gbit-quiet", "lm-50ms", "resnet-100mbit")
+    },
+    **{
+        name: functools.partial(links.step_table, LINKS, name)
+        for name in ("alexnet-1gbit", "alexnet-100mbit", "alexnet-loopback")
+    },
+    "seconds": lambda: seconds.tables(load("convergence/seconds")),
+    "ends": lambda: ends.tables(load("convergence/ends")),
+    "ends-2000": lambda: ends.tables(load("convergence/ends-2000")),
+    "downstream": lambda: downstream.tables(load("convergence/downstream")),
+    "lm": lambda: trained("steps-200", "lm"),
+    "digits": lambda: trained("steps-200", "digits"),
+    "prose": lambda: trained("prose-400", "prose"),
+    "resets": lambda: resets.tables(load("resets/resets")),
+    "endurance": lambda: endurance.tables(load("endurance/endurance")),
+    "sharded": lambda: sharded.tables(load("sharded/lm")),
+    "exchange": lambda: exchange.markdown(load("exchange/cpu")["rows"]),
+    "compile": lambda: compile_time.show(load("compile/cpu")),
+    "models": lambda: models.show(load("programs/h100-models")),
+    "gossip": lambda: gossip.tables(load("gossip/least_squares")),
+    "claims-losses": lambda: paired(0),
+    "claims-residuals": lambda: paired(1),
+}
+"""What is between the two lines of each name."""
+
+
+def filled(text: str) -> str:
+    """A page with the tables that the results make."""
+    return BLOCK.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", text)
+
+
+def main() -> None:
+    """Writes the pages that are not what the results make, and names them."""
+    for page in PAGES:
+        text = page.read_text()
+        if filled(text) != text:
+            page.write_text(filled(text))
+            print(page)
+
+
+if __name__ == "__main__":
+    main()
