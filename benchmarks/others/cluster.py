@@ -1,8 +1,9 @@
 """What others measured on their clusters, beside what `fg.advise.predict_step` says of it.
 
 Each file of `clusters/` is one source: whose, where, and rows of a bandwidth, workers, bytes and
-seconds. A row is predicted twice: with the bandwidth as it is stated or as iperf measured it, and,
-where the source has a reference run over the same link, with what a collective got there. No other
+seconds. A row is predicted with the bandwidth as it is stated or as iperf measured it; where
+`short_queue.py` has done to such a link what NCCL does, with the share of it that rings got there;
+and where the source has a reference run over the same link, with what its collective got. No other
 figure is taken from the runs that are predicted.
 """
 
@@ -22,11 +23,12 @@ import fftgrad as fg
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))  # what the benchmarks share
 import _style as style
-from _record import head, markdown, parser, save, table, write
+from _record import RESULTS, head, markdown, parser, save, table, write
 
 SOURCES = ("l40s", "one_bit_adam", "p3dn", "horovod", "ddp")
 FILES = pathlib.Path(__file__).parent / "clusters"
 AXIS = "data"
+EMULATED = RESULTS / "others/short_queue.json"
 SENT_ALIKE = "DiLoCo", "LocalSGD"
 """Averages of parameters every H steps, which send the same."""
 
@@ -116,29 +118,47 @@ def passing_on(run: Run) -> optax.GradientTransformation:
     return optax.stateless(update)
 
 
-def predicted(run: Run, bandwidth: float) -> float:
-    """Seconds of a step over links of such a bandwidth."""
+def predicted(run: Run, link: fg.advise.Link | float) -> float:
+    """Seconds of a step over such links, or links of such a bandwidth."""
     return fg.advise.predict_step(
         chain(run),
         jax.ShapeDtypeStruct((run.gradient // 4,), "float32"),
         step=run.step,
-        link=bandwidth,
+        link=link,
         axes={AXIS: run.workers},
         timing=fg.advise.Timing(0.0, 0.0),
         buckets=run.buckets,
     )
 
 
+def emulated(setting: str) -> fg.advise.Link | None:
+    """A limited link of the L40S, with the share that each collective got of one here."""
+    rows = json.loads(EMULATED.read_text())["rows"]
+    many = max(row["connections"] for row in rows)
+    kinds = {"all-reduce": "all-reduce", "broadcast": "collective-permute"}
+    limits = {fg.advise.Link(row["rate"]): row["rate"] for row in rows}
+    if setting == "no limit" or (link := fg.advise.Link(setting)) not in limits:
+        return None
+    shares = tuple(
+        (kinds[row["kind"]], min(1.0, statistics.median(row["share"])))
+        for row in rows
+        if row["connections"] == many and row["rate"] == limits[link]
+    )
+    return fg.advise.Link(link.bandwidth, link.latency, shares)
+
+
 def row_of(run: Run) -> dict[str, Any]:
     """A run and what is predicted of it, in seconds a step.
 
-    `by_reference` is what the bandwidth of the reference run makes, if there is another run;
-    `gradient_alone` leaves out the broadcast.
+    `by_emulation` is what a link of `short_queue.py` makes, `by_reference` what the bandwidth of
+    the reference run does, if there are any; `gradient_alone` leaves out the broadcast.
     """
     told = ("source", "kind", "setting", "workers", "held_back", "reference", "name", "measured")
     by_reference = run.got and not run.reference
+    link = emulated(run.setting) if run.source == "l40s" else None
     return {key: getattr(run, key) for key in told} | {
         "predicted": predicted(run, run.bandwidth),
+        "by_emulation": link and predicted(run, link),
         "by_reference": predicted(run, run.got) if by_reference else None,
         "gradient_alone": predicted(run._replace(passed_on=0), run.bandwidth),
     }
@@ -181,12 +201,17 @@ class Group(NamedTuple):
 LIMITED = {"held_back": (False,)}
 GROUPS = {
     "L40S, DiLoCo": Group("l40s", "predicted", {"kind": ("DiLoCo",)} | LIMITED),
+    "L40S, DiLoCo, by the emulated link": Group(
+        "l40s", "by_emulation", {"kind": ("DiLoCo",)} | LIMITED
+    ),
     "L40S, LocalSGD, held back": Group("l40s", "predicted", {"kind": ("LocalSGD",)}),
+    "L40S, LocalSGD, by the emulated link": Group("l40s", "by_emulation", {"kind": ("LocalSGD",)}),
     "L40S, LocalSGD, by the rate of DiLoCo, H = 1": Group(
         "l40s", "by_reference", {"kind": ("LocalSGD",)}
     ),
     "L40S, DDP, its gradient alone": Group("l40s", "gradient_alone", {"kind": ("DDP",)} | LIMITED),
     "L40S, DDP, with its broadcast": Group("l40s", "predicted", {"kind": ("DDP",)} | LIMITED),
+    "L40S, DDP, by the emulated link": Group("l40s", "by_emulation", {"kind": ("DDP",)} | LIMITED),
     "L40S, DDP, by the rate of DiLoCo, H = 1": Group(
         "l40s", "by_reference", {"kind": ("DDP",)} | LIMITED
     ),
@@ -285,13 +310,23 @@ def main() -> None:
             row["setting"],
             f"{row['kind']} {row['name']}",
             f"{row['predicted']:.3g}",
+            row["by_emulation"] and f"{row['by_emulation']:.3g}",
             row["by_reference"] and f"{row['by_reference']:.3g}",
             f"{row['measured']:.3g}",
             f"{row['predicted'] / row['measured'] - 1:+.0%}",
         ]
         for row in rows
     ]
-    columns = ("", "link", "what", "predicted, s", "by a reference", "measured", "error")
+    columns = (
+        "",
+        "link",
+        "what",
+        "predicted, s",
+        "emulated",
+        "by a reference",
+        "measured",
+        "error",
+    )
     console.print(table("Clusters that others measured", columns, cells))
     if not args.smoke:
         print(summary_table(rows))

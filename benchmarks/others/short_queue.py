@@ -14,6 +14,7 @@ import pathlib
 import re
 import selectors
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ TASK = 1 << 16
 """The least that NCCL sends over a connection at once."""
 CONNECTIONS = ((1, 1), (2, 16))
 """Channels, and connections of each."""
-RATES = {"50mbit": 16 << 20, "200mbit": 64 << 20, "1gbit": 128 << 20}
+RATES = {"50mbit": 32 << 20, "200mbit": 128 << 20, "1gbit": 256 << 20}
 """Links, and how many bytes are sent over them."""
 ZEROS = bytes(1 << 20)
 
@@ -249,6 +250,23 @@ def _do(command: list[str]) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+def share_table(rows: list[dict[str, Any]]) -> str:
+    """The shares of each link, as the page has them: the median, the least and the most."""
+    from _record import markdown
+
+    cells = [
+        [
+            row["rate"].replace("mbit", " Mbit/s").replace("gbit", " Gbit/s"),
+            row["kind"],
+            str(row["connections"]),
+            f"{100 * statistics.median(row['share']):.0f} %",
+            f"{100 * min(row['share']):.0f} to {100 * max(row['share']):.0f} %",
+        ]
+        for row in rows
+    ]
+    return markdown(["link", "collective", "connections", "of the link", "turns"], cells)
+
+
 def main() -> None:
     """Measures each rate with one connection and with many, and writes what it took."""
     if sys.argv[1:2] == ["--worker"]:
@@ -276,6 +294,7 @@ def main() -> None:
                 rows[-1]["dropped"] = found["dropped"]
                 print(rows[-1])
     write(args.out / "short_queue.json", head() | {"rows": rows}, "rows")
+    print(share_table(rows))
 
 
 if __name__ == "__main__":
