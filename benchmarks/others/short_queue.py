@@ -4,7 +4,7 @@ NCCL 2.29.7 sends each slice over several connections: on AWS over 16 for each o
 file net_socket.cc), of which a ring has two (connect.cc). This does the same without GPUs: four
 namespaces, links limited by the token bucket of Adnan082/diloco-measured (32 KiB, a queue of 50 ms,
 packets of 9,001 bytes), and rings that cut, pipeline and wait as NCCL's do, with slices of 1 MiB in
-an all-reduce and of 512 KiB in a broadcast. It needs root, and takes seven minutes; on a machine
+an all-reduce and of 512 KiB in a broadcast. It needs root, and takes ten minutes; on a machine
 that does other things start it with `chrt -r 1`.
 """
 
@@ -280,21 +280,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS / "others")
     parser.add_argument("--rates", nargs="+", default=list(RATES))
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--starts", type=int, default=3, help="how often all begins anew")
+    parser.add_argument("--repeats", type=int, default=2, help="turns of each start")
     args = parser.parse_args()
     rows = list[dict[str, Any]]()
     for rate in args.rates:
         for channels, connections in CONNECTIONS:
             size = RATES[rate]
-            found = measured(rate, size, channels, connections, args.repeats)
-            for kind, seconds in found["seconds"].items():
-                shape = (all_reduce if kind == "all-reduce" else broadcast)(size // channels)
-                sent = channels * shape.slices * shape.size
-                share = [sent * 8 / bits_per_second(rate) / took for took in seconds]
+            how = rate, size, channels, connections, args.repeats
+            starts = [measured(*how) for _ in range(args.starts)]
+            for kind, shape in (("all-reduce", all_reduce), ("broadcast", broadcast)):
+                cut = shape(size // channels)
+                sent = channels * cut.slices * cut.size
+                seconds = [took for start in starts for took in start["seconds"][kind]]
                 row = {"rate": rate, "kind": kind, "connections": channels * connections}
-                rows.append(row | {"bytes": sent, "seconds": seconds, "share": share})
-                rows[-1]["dropped"] = found["dropped"]
-                print(rows[-1])
+                row |= {"bytes": sent, "seconds": seconds}
+                row["share"] = [sent * 8 / bits_per_second(rate) / took for took in seconds]
+                row["dropped"] = sum(start["dropped"] for start in starts)
+                rows.append(row)
+                print(row)
     write(args.out / "short_queue.json", head() | {"rows": rows}, "rows")
     print(share_table(rows))
 

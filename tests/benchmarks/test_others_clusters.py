@@ -14,7 +14,7 @@ TOLD = json.loads((ROOT / "benchmarks/results/others/clusters.json").read_text()
 QUEUE = json.loads((ROOT / "benchmarks/results/others/short_queue.json").read_text())
 MOST = {
     "L40S, DiLoCo": (0.1, 0.22),
-    "L40S, LocalSGD, held back": (0.1, 0.22),
+    "L40S, LocalSGD, held back": (0.11, 0.22),
     "L40S, LocalSGD, by the rate of DiLoCo, H = 1": (0.02, 0.18),
     "L40S, DDP, by the emulated link": (0.1, 0.15),
     "L40S, DDP, by the rate of DiLoCo, H = 1": (0.07, 0.1),
