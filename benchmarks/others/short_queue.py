@@ -60,7 +60,7 @@ def broadcast(size: int) -> Shape:
 class Channel:
     """What a worker sends to the next and gets from the one before, over its connections."""
 
-    def __init__(self, shape: Shape, rank: int, sends: bool, gets: bool, connections: int) -> None:
+    def __init__(self, shape: Shape, sends: bool, gets: bool, connections: int) -> None:
         self.shape, self.root = shape, not gets
         self.to_send = shape.slices if sends else 0
         self.to_get = shape.slices if gets else 0
@@ -111,7 +111,7 @@ def run(shape: Shape, chain: bool, rank: int, ends: Any) -> None:
     """One collective of a worker, over all channels at once."""
     sends, gets = not chain or rank < WORKERS - 1, not chain or rank > 0
     outs, ins = ends
-    channels = [Channel(shape, rank, sends, gets, len(own)) for own in outs]
+    channels = [Channel(shape, sends, gets, len(own)) for own in outs]
     scratch, chooser = bytearray(1 << 20), selectors.DefaultSelector()
     waiting = set[tuple[int, int]]()
     for c, own in enumerate(ins):

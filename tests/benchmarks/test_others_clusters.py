@@ -101,6 +101,10 @@ def test_the_page_says_what_the_sources_say(cluster):
         took = local.measured - local.step
         sums.append(8 * ring / rate / took)
         broadcasts.append(8 * buffers / rate / (ddp.measured - ddp.step - took))
+    for rate, *theirs in zip(("50mbit", "200mbit"), sums, broadcasts, strict=True):
+        own = [row for row in QUEUE["rows"] if (row["rate"], row["connections"]) == (rate, 32)]
+        shares = [statistics.median(row["share"]) for row in own]
+        assert shares == pytest.approx(theirs, abs=0.16)
     said = [f"{100 * low:.0f} and {100 * high:.0f} %" for low, high in (sums, broadcasts)]
     assert f"their all-reduce got {said[0]}, and their broadcast {said[1]}" in text
     (row,) = [
