@@ -22,7 +22,9 @@ class Link:
     """Value: what a message takes between two workers: latency + bytes / bandwidth.
 
     `fg.advise.measure` finds both for a mesh. Where they are given, the bandwidth is what a
-    collective gets: of the line rate of an Ethernet TCP leaves 94 to 96 %.
+    collective gets: of the line rate of an Ethernet TCP leaves 94 to 96 %, of packets of 9,001
+    bytes 99 %, and many connections over a short queue, or a link of 40 Gbit/s and more, leave much
+    less (docs/results/others.md).
 
     Args:
       bandwidth: bytes per second in each direction, or a text: "1gbit", "100 Mbit/s", "25GB/s".
