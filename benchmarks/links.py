@@ -183,6 +183,35 @@ def target_table(folder: pathlib.Path, name: str) -> str:
     return markdown(columns, rows)
 
 
+def links_table(folder: pathlib.Path, names: dict[str, str]) -> str:
+    """Seconds a step over each link, and how many times less than our dense means of the turn."""
+    found = {link: turns(folder, name) for link, name in names.items()}
+    labels = {
+        method: run["label"]
+        for by_method in found.values()
+        for method, same in by_method.items()
+        for run in same.values()
+    }
+    rows = [
+        [label, *(_beside_dense(by_method, method) for by_method in found.values())]
+        for method, label in labels.items()
+    ]
+    return markdown(["", *found], rows)
+
+
+def _beside_dense(all_turns: Turns, method: str) -> str:
+    same = all_turns.get(method, {})
+    seconds = spread([run["step_s"] for run in same.values()], 2)
+    if not same or method in DENSE:
+        return seconds
+    times = list[str]()
+    for dense in ("dense", "bf16"):
+        others = all_turns.get(dense, {})
+        ratios = [others[t]["step_s"] / run["step_s"] for t, run in same.items() if t in others]
+        times += [f"{statistics.median(ratios):.1f}"] if ratios else []
+    return f"{seconds}; {', '.join(times)}" if times else seconds
+
+
 def in_as_many_steps(folder: pathlib.Path, name: str) -> str:
     """How long bfloat16 takes for the steps of float32, a sentence for each turn.
 

@@ -33,6 +33,13 @@ import fftgrad as fg
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
 LINKS = RESULTS / "slow_network"
+FAR = {
+    "100 Mbit/s": "far-100mbit",
+    "1 Gbit/s": "far-1gbit",
+    "1 Gbit/s, 2 ms": "far-1gbit-2ms",
+    "100 Mbit/s, 50 ms": "far-100mbit-50ms",
+}
+"""The files of the larger model, by their links."""
 
 
 @functools.cache
@@ -143,6 +150,7 @@ TABLES: dict[str, Callable[[], str]] = {
         name: functools.partial(links.step_table, LINKS, name)
         for name in ("alexnet-1gbit", "alexnet-100mbit", "alexnet-loopback")
     },
+    "four-links": lambda: links.links_table(LINKS, FAR),
     "seconds": lambda: seconds.tables(load("convergence/seconds")),
     "ends": lambda: ends.tables(load("convergence/ends")),
     "ends-2000": lambda: ends.tables(load("convergence/ends-2000")),
