@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 
 ROOT = pathlib.Path(__file__).parents[1]
 SECONDS = 600
-"""That a cell may take."""
+"""That a cell may take, and the start, on a machine that has other things to do."""
 
 
 def executed(file: pathlib.Path) -> Any:
@@ -25,6 +25,7 @@ def executed(file: pathlib.Path) -> Any:
             notebook,
             timeout=SECONDS,
             kernel_name="python3",
+            startup_timeout=SECONDS,
             resources={"metadata": {"path": folder}},
             coalesce_streams=True,
             record_timing=False,
