@@ -50,7 +50,8 @@ def data_parallel(
     that depends on the worker are computed; JAX cannot gather over several axes at once, as
     `AllGather` does; each turn of a loop that depends on the worker sends one byte; and XLA gathers
     what it cannot split: a convolution in the loss, whose inputs and outputs then travel dense,
-    and before jax 0.12 an `Fft` of blocks above 64. `fg.audit` shows what travels.
+    the places that a `Budget` takes, and before jax 0.12 an `Fft` of blocks above 64. `fg.audit`
+    shows what travels.
 
     Args:
       step: a function (*carried, *batch) -> (*carried, *others) of one worker.
