@@ -186,7 +186,7 @@ class Bad(Actor):
 
 def with_header(**changes):
     def spoil(_, data):
-        contribution = _contribution.read(data)
+        contribution = _contribution.read(data, 1)
         blobs = [bytes(blob) for blob in contribution.blobs]
         return _contribution.write(contribution._replace(**changes), blobs)
 
@@ -201,7 +201,7 @@ def with_values(value):
             fg.NoMemory(), tree, (), states, member.anchor.round, 0
         )
         blobs = member.programs.to_bytes(payloads)
-        return _contribution.write(_contribution.read(data), blobs)
+        return _contribution.write(_contribution.read(data, 1), blobs)
 
     return spoil
 
