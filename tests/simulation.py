@@ -16,7 +16,7 @@ import numpy as np
 
 import fftgrad as fg
 from fftgrad.islands import _contribution, _keys, _manifest
-from fftgrad.islands._frame import DamagedError, TooLargeError
+from fftgrad.islands._frame import MOST_TEXT, DamagedError, TooLargeError
 from fftgrad.islands._ledger import Change
 from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model
@@ -90,6 +90,8 @@ class World:
             data = self.objects.get(_keys.manifest(number, copy))
             if data is None:
                 return None
+            if len(data) > MOST_TEXT:
+                continue
             with contextlib.suppress(DamagedError):
                 return _manifest.read(data, number)
         raise AssertionError

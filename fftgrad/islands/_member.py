@@ -16,7 +16,6 @@ from fftgrad.islands import (
     _anchors,
     _claim,
     _contribution,
-    _frame,
     _judge,
     _keys,
     _log,
@@ -225,9 +224,7 @@ class Member(Follower):
                 self._alone = number
             return
         yield from _run.stay(self.run)
-        key, data = _keys.manifest(number, copy), _manifest.write(manifest)
-        try:
-            found = _manifest.read((yield from settle(key, data, _frame.MOST_TEXT)), number)
-        except DamagedError:  # that of who was faster; the next look finds it
-            return
-        yield from self.obey(found)
+        yield Create(_keys.manifest(number, copy), _manifest.write(manifest))
+        found = yield from _log.decision(number)  # back, as the others will
+        if found.manifest is not None:
+            yield from self.obey(found.manifest)

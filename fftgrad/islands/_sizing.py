@@ -83,7 +83,7 @@ def sizing(params: PyTree, settings: Settings, islands: int, seconds: float) -> 
         written=rounds * (contribution + manifest / islands) + anchors * anchor,
         read=rounds * ((islands - 1 + 1 / islands) * contribution + manifest),
         puts=rounds * (1 + 1 / islands) + anchors,
-        gets=rounds * (islands - 1 + 4 + 1 / islands),
+        gets=rounds * (islands - 1 + 4 + 2 / islands),
         lists=rounds * (1 + POLLS) + asks + 2 * anchors,
         stored=2 * anchor + 3 * settings.anchors * islands * contribution,
     )

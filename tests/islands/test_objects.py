@@ -248,7 +248,7 @@ def test_a_manifest_with_a_right_checksum_may_be_wrong(change, says):
 def test_a_manifest_of_another_format_is_no_damage(monkeypatch):
     """Or another one would be written in its place."""
     monkeypatch.setattr(_frame, "FORMAT", 2)
-    data = _frame.pack_json(json.loads(WRITTEN["manifest"]))
+    data = _frame.pack_json(_frame.unpack_json(WRITTEN["manifest"]))
     monkeypatch.undo()
     with pytest.raises(ValueError, match="of format 1, got a manifest of round 3 of format 2") as e:
         _manifest.read(data, 3)

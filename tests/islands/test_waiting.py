@@ -26,7 +26,7 @@ class Leaves(Steady):
         answer = None
         while True:
             request = lives.send(answer)
-            if len(self.changes) == self.rounds and self.member.ledger.pending is None:
+            if len(self.member.ledger.outcomes) == self.rounds:
                 break
             answer = yield request
         yield from self.member.leave()
