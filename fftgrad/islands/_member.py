@@ -115,8 +115,9 @@ class Member(Follower):
     def leave(self) -> Steps[None]:
         """Says that the name is free, and that no round need wait for the island."""
         yield from _run.stay(self.run)
-        number = max(self.anchor.round, self.awaited + self._is_written)
-        yield Create(_keys.left(number, self.who), b"")
+        if self.own:
+            number = max(self.anchor.round, self.awaited + self._is_written)
+            yield Create(_keys.left(number, self.who), b"")
         yield from _claim.leave(self.who)
 
     def contribute(self, change: Change) -> Steps[None]:

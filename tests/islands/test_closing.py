@@ -12,26 +12,40 @@ from fftgrad.islands._keys import Who
 from fftgrad.islands._ledger import Change, Ledger
 from fftgrad.islands._manifest import Entry, Manifest
 from fftgrad.islands._model import Model
+from fftgrad.islands._perform import Performer
 from fftgrad.islands._programs import Programs
-from fftgrad.islands._requests import Clock, Wait
+from fftgrad.islands._requests import Create, Delete, List, Read
 
 MODEL = Model.of(PARAMS)
 PROGRAMS = Programs.of(MODEL, SETTINGS.exchange)
 
 
+class Store:
+    """A world as a store."""
+
+    def __init__(self, world):
+        self.world = world
+
+    def create(self, key, data):
+        return self.world.answer(Create(key, data))
+
+    def read(self, key, most):
+        return self.world.answer(Read(key, most))
+
+    def list(self, folder, after):
+        return self.world.answer(List(folder, after))
+
+    def delete(self, keys):
+        return self.world.answer(Delete(keys))
+
+
 def answered(steps, world):
     """What comes of steps in a world where nobody else is."""
-    try:
-        request = next(steps)
-        while True:
-            if isinstance(request, Wait):
-                world.now += request.seconds
-                answer = None
-            else:
-                answer = world.now if isinstance(request, Clock) else world.answer(request)
-            request = steps.send(answer)
-    except StopIteration as end:
-        return end.value
+
+    def wait(seconds):
+        world.now += seconds
+
+    return Performer(Store(world), clock=lambda: world.now, wait=wait).run(steps)
 
 
 def anchor(number, expected=("a", "b", "c")):

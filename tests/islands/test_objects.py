@@ -259,7 +259,7 @@ def test_an_anchor_is_of_its_outer_optimizer():
     with pytest.raises(DamagedError, match="another outer optimizer"):
         _anchor.read(WRITTEN["anchor"], MODEL, optax.adam)
     other = Model.of({"w": jnp.zeros((4, 4))})
-    with pytest.raises(DamagedError, match="other parameters"):
+    with pytest.raises(DamagedError, match="of 4 parts, at most 2"):
         _anchor.read(WRITTEN["anchor"], other, fg.islands.nesterov)
 
 
@@ -288,7 +288,7 @@ def test_an_object_has_no_more_parts_than_it_should():
 
 def test_a_header_is_no_longer_than_it_needs_to_be():
     """What an object may have in all would have room for one of any length."""
-    data = _frame.pack(b"TEST", {"said": "x" * _frame.MOST_HEADER}, [bytes(10)])
+    data = _frame.pack(b"TEST", {"said": "x" * (_frame.MOST_HEADER + 200)}, [bytes(10)])
     with pytest.raises(DamagedError, match=r"with a header of 1,048,\d+ bytes, at most 1,048,776"):
         _frame.unpack(b"TEST", data, 1)
 

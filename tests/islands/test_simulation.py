@@ -221,6 +221,9 @@ POISON = {
     "for round 1": with_header(round=1),
     "altered": lambda _, data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
     "altered, or cut off": lambda _, data: data[:-9],
+    r"too large: 2,0\d\d,\d\d\d bytes, at most 1,0\d\d,\d\d\d": lambda _, data: (
+        data + bytes(2_000_000)
+    ),
     "cut off": lambda *_: b"",
     "no object that starts": lambda *_: b"x" * 300,
 }
@@ -288,7 +291,7 @@ def test_a_round_that_nobody_may_close_is_told():
 
     left = Flipped(world, "c", 3, 60.0)
     run([Mortal(world, "a", 3, 10.0), Mortal(world, "b", 3, 10.0), left], ends)
-    assert "round 1 stays open: this island holds another anchor" in left.member.trouble
+    assert "round 1 stayed open: this island holds another anchor" in left.member.trouble
 
 
 def test_what_came_too_late_is_sent_in_the_next_round():

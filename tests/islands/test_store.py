@@ -22,6 +22,11 @@ from fftgrad.islands._requests import Create, Delete, List, Read, settle
 SERVERS = ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "sftp-server")
 
 
+def servers():
+    """OpenSSH's server of SFTP, where it may be."""
+    return filter(None, (os.environ.get("SFTP_SERVER"), *SERVERS))
+
+
 @contextlib.contextmanager
 def folder(path):
     yield lambda: fg.islands.open_store(path.as_uri())
@@ -75,7 +80,7 @@ class Piped(_sftp.SftpStore):
     def connect(self):
         paramiko = pytest.importorskip("paramiko")
         here, there = socket.socketpair()
-        program = next(filter(None, map(shutil.which, (os.environ.get("SFTP_SERVER"), *SERVERS))))
+        program = next(filter(None, map(shutil.which, servers())))
         server = subprocess.Popen([program], stdin=there, stdout=there)
         there.close()
         client = paramiko.SFTPClient(End(fileno=here.detach()))
@@ -91,7 +96,7 @@ class Piped(_sftp.SftpStore):
 @contextlib.contextmanager
 def sftp(path):
     pytest.importorskip("paramiko")
-    if not any(map(shutil.which, filter(None, (os.environ.get("SFTP_SERVER"), *SERVERS)))):
+    if not any(map(shutil.which, servers())):
         pytest.skip("there is no sftp-server of OpenSSH")
     made = []
 
