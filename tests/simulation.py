@@ -35,6 +35,7 @@ class Faults:
     dies: float = 0.0
     errs: float = 0.0
     lag: float = 0.0  # seconds until an object is listed, at most
+    cuts: float = 0.0  # how often an object of a round is damaged when it is made
 
 
 class World:
@@ -52,7 +53,8 @@ class World:
             if request.key in self.objects:
                 return False
             assert request.key not in self.removed or "/manifest" not in request.key
-            self.objects[request.key] = request.data
+            cut = request.key.startswith(_keys.ROUNDS) and self.random.random() < self.faults.cuts
+            self.objects[request.key] = request.data[:-9] if cut else request.data
             self.made[request.key] = self.now + self.random.uniform(0, self.faults.lag)
             return True
         if isinstance(request, Read):

@@ -112,7 +112,8 @@ class Ledger:
             for tree in (after.residual, before.residual)
         ]
         return Residual(
-            *wide,
+            wide[0],
+            wide[1],
             nothing,
             round=np.int64(book.last),
             name=_residual.checksum(who.island.encode()),

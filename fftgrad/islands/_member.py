@@ -179,10 +179,11 @@ class Member(Follower):
         key = _keys.contribution(self.awaited, self.who)
         try:
             found = yield from settle(key, self.own, len(self.own))
-        except DamagedError:
-            found = b""
-        if found != self.own:
-            raise _claim.NameTakenError(self.name, "under which another one contributes")
+            if found != self.own:
+                _contribution.read(found, len(self.programs.sizes))
+                raise _claim.NameTakenError(self.name, "under which another one contributes")
+        except DamagedError:  # its own, which the store did not keep as it was
+            pass
         self._is_written = True
 
     def _look(self) -> Steps[None]:

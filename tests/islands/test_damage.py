@@ -8,6 +8,7 @@ from simulation import PARAMS, SETTINGS, Actor, World, run, same_bits
 
 import fftgrad as fg
 from fftgrad.islands import _keys
+from fftgrad.islands._perform import StoreError
 from fftgrad.islands._requests import Create
 
 
@@ -155,6 +156,29 @@ def test_a_contribution_in_a_round_that_was_passed_by_an_anchor_is_not_sent_twic
     assert "rounds/000000001/manifest.json is damaged" in fate.reason
     assert (fate.counted, fate.kept) == (False, False)
     assert late.member.ledger.outcomes[-1].counted
+
+
+def test_a_contribution_that_was_damaged_and_whose_answer_was_lost_is_no_other_islands():
+    world = World(60)
+
+    class Unlucky(Actor):
+        lost = False
+
+        def turn(self):
+            super().turn()
+            key = _keys.contribution(1, self.member.who)
+            if not self.lost and key in world.objects:
+                self.lost, world.objects[key] = True, cut(world.objects[key])
+                self._error = StoreError("the answer was lost")
+
+    actors = [Actor(world, "a", 5, 10.0), Actor(world, "b", 5, 10.0), Unlucky(world, "c", 5, 10.0)]
+    everyone = run(actors, ends)
+    same_bits(everyone)
+    for actor in everyone:
+        assert actor.failure is None, actor.failure
+        actor.check_law()
+    ((name, _, reason),) = world.manifests()[1].refused
+    assert (name, reason) == ("c", "altered, or cut off")
 
 
 def test_a_damaged_run_is_told_to_who_starts_and_ends_nobody():
