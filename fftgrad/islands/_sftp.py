@@ -1,5 +1,6 @@
 """An account on a server, by SFTP."""
 
+import contextlib
 import getpass
 import posixpath
 import secrets
@@ -69,12 +70,17 @@ class SftpStore:
         def run(client: Any) -> bool:
             self._make_folder(client, posixpath.dirname(own))
             self._make_folder(client, posixpath.dirname(target))
-            with client.open(own, "wx") as file:
-                file.set_pipelined(True)
-                file.write(data[:-1])
-                file.set_pipelined(False)  # then the answers to all writes are looked at
-                file.write(data[-1:])
-                self._sync(client, file)
+            try:
+                with client.open(own, "wx") as file:
+                    file.set_pipelined(True)
+                    file.write(data[:-1])
+                    file.set_pipelined(False)  # then the answers to all writes are looked at
+                    file.write(data[-1:])
+                    self._sync(client, file)
+            except OSError:  # such as of a full disk, which it would keep full
+                with contextlib.suppress(OSError):
+                    client.remove(own)
+                raise
             try:
                 client.rename(own, target)
             except OSError:

@@ -354,6 +354,7 @@ def test_what_sftp_could_not_write_is_not_renamed(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="no space left"):
             store.create("b", os.urandom(100_000))
         assert make().read("b") is None
+        assert not list((tmp_path / "run" / _folder.UPLOADS).iterdir())
 
 
 def test_sftp_brings_an_object_to_the_disk_where_the_server_does(tmp_path, monkeypatch):
