@@ -7,7 +7,7 @@ from fftgrad.islands import _frame, _keys
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._model import Model
 from fftgrad.islands._perform import StoreError
-from fftgrad.islands._requests import Read, Steps, settle
+from fftgrad.islands._requests import Create, Read, Steps, settle
 from fftgrad.islands._settings import Settings, read_settings
 
 
@@ -25,6 +25,11 @@ def enter(
     about = {"id": own, "model": model.described, "settings": mine.as_dict()}
     try:
         data = yield from settle(_keys.RUN, _frame.pack_json(about), _frame.MOST_TEXT)
+        if (yield Create(_keys.RUN, data)):  # with its own bytes, so that nothing is lost by asking
+            raise ValueError(
+                "Island(store): must make an object only if there is none, got one that replaces "
+                "run.json; take a server that honours If-None-Match, or another kind of store."
+            )
         run = read(data, "Island(store)")
     except DamagedError as error:
         raise ValueError(

@@ -60,7 +60,7 @@ def test_who_left_and_is_back_is_waited_for():
     counted = [{entry.island for entry in manifest.counted} for manifest in world.manifests()]
     assert counted[:3] == [{"a", "b", "c"}] * 3
     since = [number for number, names in enumerate(counted) if number > 2 and "c" in names]
-    assert len(since) >= 3
+    assert since
     assert any("c" in manifest.expected for manifest in world.manifests()[since[0] :])
     assert all(o.counted or o.kept for o in back.member.ledger.outcomes)
 
