@@ -1131,11 +1131,11 @@ MUTANTS = {
         "",
         "tests/islands/test_store.py -k before_it_has_its_name",
     ),
-    "a damaged manifest is taken for none": Mutant(
-        "islands/_log.py",
-        'damage = f"{key} is damaged ({error})"',
-        "return Decision(None, copy, damage)",
-        "tests/islands/test_damage.py -k 'when_it_is_written and cut-1'",
+    "weights are lost in a clip": Mutant(
+        "islands/_programs.py",
+        "exchange.average.of(decode, payloads, counts, shares)",
+        "exchange.average.of(decode, payloads, counts)",
+        "tests/islands/test_objects.py -k weights_count",
     ),
 }
 
