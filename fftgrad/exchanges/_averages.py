@@ -75,12 +75,12 @@ class MedianNormClip(Average):
         speaks = counts[:, None] & (norms != 0)
         median = _median(jnp.where(speaks, norms, jnp.inf), jnp.sum(speaks, axis=0))
         clip = jnp.minimum(1.0, median[None] / _scale.divisor(norms))
-        kept = jnp.where(counts[:, None], clip, 0.0)
+        weights = jnp.where(counts[:, None], clip, 0.0)
         if shares is None:
-            return _weighted_sum(
-                decode, sent, kept / jnp.maximum(1.0, jnp.sum(counts, dtype=kept.dtype))
-            )
-        return _weighted_sum(decode, sent, shares[:, None] * kept)
+            share = weights / jnp.maximum(1.0, jnp.sum(counts, dtype=weights.dtype))
+        else:
+            share = shares[:, None] * weights
+        return _weighted_sum(decode, sent, share)
 
 
 @value
