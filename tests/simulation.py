@@ -5,7 +5,9 @@ world. At each request it may die, before or after the effect; an answer may be 
 its place, and a listing lag behind. Clocks of islands are off by hours.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 
 import fftgrad as fg
 from fftgrad.islands import _contribution, _keys, _manifest
+from fftgrad.islands._frame import MOST_TEXT, DamagedError, TooLargeError
 from fftgrad.islands._ledger import Change
 from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model
@@ -32,6 +35,7 @@ class Faults:
     dies: float = 0.0
     errs: float = 0.0
     lag: float = 0.0  # seconds until an object is listed, at most
+    cuts: float = 0.0  # how often an object of a round is damaged when it is made
 
 
 class World:
@@ -49,11 +53,15 @@ class World:
             if request.key in self.objects:
                 return False
             assert request.key not in self.removed or "/manifest" not in request.key
-            self.objects[request.key] = request.data
+            cut = request.key.startswith(_keys.ROUNDS) and self.random.random() < self.faults.cuts
+            self.objects[request.key] = request.data[:-9] if cut else request.data
             self.made[request.key] = self.now + self.random.uniform(0, self.faults.lag)
             return True
         if isinstance(request, Read):
-            return self.objects.get(request.key)
+            data = self.objects.get(request.key)
+            if data is not None and len(data) > request.most:
+                raise TooLargeError(len(data), request.most)
+            return data
         if isinstance(request, List):
             return [
                 key
@@ -73,10 +81,22 @@ class World:
         return self.objects[key] if key in self.objects else self.removed[key]
 
     def manifests(self) -> list[_manifest.Manifest]:
+        """Those that decide the rounds."""
         found: list[_manifest.Manifest] = []
-        while (data := self.objects.get(_keys.manifest(len(found)))) is not None:
-            found.append(_manifest.read(data))
+        while (one := self._decides(len(found))) is not None:
+            found.append(one)
         return found
+
+    def _decides(self, number: int) -> _manifest.Manifest | None:
+        for copy in itertools.count():
+            data = self.objects.get(_keys.manifest(number, copy))
+            if data is None:
+                return None
+            if len(data) > MOST_TEXT:
+                continue
+            with contextlib.suppress(DamagedError):
+                return _manifest.read(data, number)
+        raise AssertionError
 
 
 class Actor:
@@ -182,7 +202,11 @@ class Actor:
         if faults.dies <= chance < faults.dies + faults.errs / 2:
             self._error = StoreError("the request was lost")
             return
-        self._answer = world.answer(request)
+        try:
+            self._answer = world.answer(request)
+        except TooLargeError as error:
+            self._error = error
+            return
         self.note()
         if chance < faults.dies:
             self.dead = True
@@ -213,7 +237,7 @@ class Actor:
 
     def decoded(self, data: bytes, number: int) -> Any:
         programs = self.member.programs
-        payloads = programs.from_bytes(_contribution.read(data).blobs)
+        payloads = programs.from_bytes(_contribution.read(data, len(programs.sizes)).blobs)
         (vector,) = programs.decode(payloads, number)
         b, w = vector[:3], vector[3:]
         return {"b": b, "w": w.reshape(4, 4)}

@@ -1077,6 +1077,66 @@ MUTANTS = {
         "(counts & 1).ravel()[0].astype(jnp.int32)",
         "tests/exchanges/test_checksum.py -k 'between_two_groups and 2'",
     ),
+    "the last contributions before an anchor are removed": Mutant(
+        "islands/_anchors.py",
+        "and number < before",
+        "and number <= before",
+        "tests/islands/test_closing.py -k two_anchors",
+    ),
+    "one anchor is kept in place of two": Mutant(
+        "islands/_anchors.py",
+        "ANCHORS_KEPT = 2",
+        "ANCHORS_KEPT = 1",
+        "tests/islands/test_closing.py -k two_anchors",
+    ),
+    "what a manifest names is not looked at when it is read again": Mutant(
+        "islands/_fetch.py",
+        "if isinstance(data, bytes) and _is_named(data, entry):",
+        "if isinstance(data, bytes):",
+        "tests/islands/test_closing.py -k names_is_what",
+    ),
+    "two starts of an island count in one round": Mutant(
+        "islands/_judge.py",
+        "if one.contribution.who in newest.values()",
+        "if one.contribution.who",
+        "tests/islands/test_closing.py -k newest_start",
+    ),
+    "islands round by chance alike": Mutant(
+        "islands/_member.py",
+        "own = zlib.crc32(str(self.who).encode())",
+        "own = 0",
+        "tests/islands/test_closing.py -k draw_differently",
+    ),
+    "a slow island is waited for": Mutant(
+        "islands/_judge.py",
+        "for entry in counted if entry.base == anchor.round",
+        "for entry in counted",
+        "tests/islands/test_closing.py -k slow_island",
+    ),
+    "a codec forgets what it sent": Mutant(
+        "islands/_ledger.py",
+        "kept, states = pending.memory, pending.states",
+        "kept = pending.memory",
+        "tests/islands/test_closing.py -k remembers",
+    ),
+    "who has left is waited for": Mutant(
+        "islands/_gathering.py",
+        "awaited = set(expected) - self.left",
+        "awaited = set(expected)",
+        "tests/islands/test_waiting.py -k who_has_left",
+    ),
+    "an object gets its name before it is on the disk": Mutant(
+        "islands/_folder.py",
+        "                os.fsync(file.fileno())\n",
+        "",
+        "tests/islands/test_store.py -k before_it_has_its_name",
+    ),
+    "weights are lost in a clip": Mutant(
+        "islands/_programs.py",
+        "exchange.average.of(decode, payloads, counts, shares)",
+        "exchange.average.of(decode, payloads, counts)",
+        "tests/islands/test_objects.py -k weights_count",
+    ),
 }
 
 

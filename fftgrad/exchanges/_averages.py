@@ -21,13 +21,17 @@ class Average(abc.ABC):
     """Contract: what `AllGather(average=...)` puts in the place of the mean of all payloads."""
 
     @abc.abstractmethod
-    def of(self, decode: Decode, sent: Any, counts: jax.Array) -> Vectors:
+    def of(
+        self, decode: Decode, sent: Any, counts: jax.Array, shares: jax.Array | None = None
+    ) -> Vectors:
         """What takes the place of the mean, the same bits on all workers.
 
         Args:
           decode: what one payload stands for.
           sent: the payloads of all w workers, stacked.
           counts: which of them count, bool[w].
+          shares: of each in the mean, float32[w], of which those that count add up to 1; the same
+            for all if left out.
         """
 
 
@@ -40,7 +44,7 @@ class MedianNormClip(Average):
         mean of v_i · min(1, median_j ||v_j|| / ||v_i||).
 
     The median is that of those who sent anything but zeros. Lengths are of what was sent, with the
-    weights of the workers in it.
+    weights of the workers in it. Islands clip without their weights, and take a mean by them after.
 
     A worker that is off, with bad data or a rate too high, weighs no more than the others do, and
     fewer than half of them cannot make the result longer than the rest of them would.
@@ -61,7 +65,9 @@ class MedianNormClip(Average):
       "Covenant-72B", 2026, arXiv:2603.08163.
     """
 
-    def of(self, decode: Decode, sent: Any, counts: jax.Array) -> Vectors:
+    def of(
+        self, decode: Decode, sent: Any, counts: jax.Array, shares: jax.Array | None = None
+    ) -> Vectors:
         def lengths(payload: Any) -> jax.Array:
             return jnp.stack([_scale.norms(v[None])[1][0] for v in decode(payload)])
 
@@ -69,14 +75,20 @@ class MedianNormClip(Average):
         speaks = counts[:, None] & (norms != 0)
         median = _median(jnp.where(speaks, norms, jnp.inf), jnp.sum(speaks, axis=0))
         clip = jnp.minimum(1.0, median[None] / _scale.divisor(norms))
-        return _weighted_mean(decode, sent, jnp.where(counts[:, None], clip, 0.0), counts)
+        weights = jnp.where(counts[:, None], clip, 0.0)
+        if shares is None:
+            share = weights / jnp.maximum(1.0, jnp.sum(counts, dtype=weights.dtype))
+        else:
+            share = shares[:, None] * weights
+        return _weighted_sum(decode, sent, share)
 
 
 @value
 class TrimmedMean(Average):
     """Value: an average; in each coordinate the mean without the largest and the smallest.
 
-    It holds what all workers sent at once, w vectors. Where a codec sends few coordinates, most of
+    Islands take the mean of the rest by their weights. It holds what all workers sent at once, w
+    vectors. Where a codec sends few coordinates, most of
     what is trimmed are zeros or the only values there are: it is for codecs that send all of them.
 
     Args:
@@ -103,7 +115,9 @@ class TrimmedMean(Average):
     def __post_init__(self) -> None:
         check_count("TrimmedMean(trim)", self.trim, "leave it out.")
 
-    def of(self, decode: Decode, sent: Any, counts: jax.Array) -> Vectors:
+    def of(
+        self, decode: Decode, sent: Any, counts: jax.Array, shares: jax.Array | None = None
+    ) -> Vectors:
         (workers,) = counts.shape
         if 2 * self.trim >= workers:
             raise ValueError(
@@ -122,7 +136,18 @@ class TrimmedMean(Average):
             ordered = jnp.sort(jnp.where(counts[:, None], stacked, jnp.inf), axis=0)
             return jnp.sum(jnp.where(kept[:, None], ordered, 0.0) * share[:, None], axis=0)
 
-        return tuple(average(stacked) for stacked in lax.map(decode, sent))
+        def weighted(stacked: jax.Array, shares: jax.Array) -> jax.Array:
+            values = jnp.where(counts[:, None], stacked, jnp.inf)
+            spread = jnp.broadcast_to(shares[:, None], values.shape)
+            ordered, own = lax.sort((values, spread), dimension=0, num_keys=1)
+            own = jnp.where(kept[:, None], own, 0.0)
+            total = jnp.sum(jnp.where(kept[:, None], ordered, 0.0) * own, axis=0)
+            return total / jnp.sum(own, axis=0)
+
+        rows = lax.map(decode, sent)
+        if shares is None:
+            return tuple(average(stacked) for stacked in rows)
+        return tuple(weighted(stacked, shares) for stacked in rows)
 
 
 def _median(values: jax.Array, number: jax.Array) -> jax.Array:
@@ -132,9 +157,8 @@ def _median(values: jax.Array, number: jax.Array) -> jax.Array:
     return jnp.mean(jnp.take_along_axis(ordered, middle, axis=0), axis=0)
 
 
-def _weighted_mean(decode: Decode, sent: Any, weights: jax.Array, counts: jax.Array) -> Vectors:
-    """The mean over those that count of weight [workers, parts] · vector, in the workers' order."""
-    share = weights / jnp.maximum(1.0, jnp.sum(counts, dtype=weights.dtype))
+def _weighted_sum(decode: Decode, sent: Any, shares: jax.Array) -> Vectors:
+    """The sum of share [workers, parts] · vector, in the workers' order."""
 
     def add(totals: Vectors, row: Any) -> tuple[Vectors, None]:
         payload, own = row
@@ -143,4 +167,4 @@ def _weighted_mean(decode: Decode, sent: Any, weights: jax.Array, counts: jax.Ar
 
     like = jax.eval_shape(decode, jax.tree.map(lambda leaf: leaf[0], sent))
     zeros = tuple(jnp.zeros(v.shape, v.dtype) for v in like)
-    return lax.scan(add, zeros, (sent, share))[0]
+    return lax.scan(add, zeros, (sent, shares))[0]

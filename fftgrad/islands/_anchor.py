@@ -1,13 +1,14 @@
 """What all islands hold after a round, and its bytes in the store."""
 
+import math
 import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fftgrad._contracts import Memory, PyTree
+from fftgrad._contracts import Like, Memory, PyTree
 from fftgrad.exchanges import AllGather
 from fftgrad.exchanges._parts import Payloads
 from fftgrad.islands import _frame
@@ -90,17 +91,27 @@ def write(anchor: Anchor) -> bytes:
     return _frame.pack(MAGIC, header, [np.ascontiguousarray(leaf).tobytes() for leaf in leaves])
 
 
+def most_bytes(model: Model, outer: Outer) -> int:
+    """What an anchor may have for this model and outer optimizer."""
+    likes, _ = _likes(model, outer)
+    return _frame.most_bytes([math.prod(like.shape) * like.dtype.itemsize for like in likes])
+
+
+def _likes(model: Model, outer: Outer) -> tuple[list[Like], Any]:
+    """The leaves of an anchor, and how they are put together; the same at every rate."""
+    return jax.tree.flatten((model.likes, jax.eval_shape(outer(1.0).init, model.likes)))
+
+
 def read(data: bytes, model: Model, outer: Outer, known: tuple[AllGather, ...] = ()) -> Anchor:
     """The anchor again, for this model and outer optimizer; what is of others is refused."""
-    header, blobs = _frame.unpack(MAGIC, data)
+    likes, structure = _likes(model, outer)
+    header, blobs = _frame.unpack(MAGIC, data, len(likes))
     try:
         settings = read_settings(header["settings"], known)
         number, expected = int(header["round"]), header["expected"]
         told, digest = header["leaves"], header["digest"]
     except (KeyError, TypeError) as error:
         raise DamagedError(f"anchor without {error}") from None
-    wanted = (model.likes, jax.eval_shape(outer(settings.rate).init, model.likes))
-    likes, structure = jax.tree.flatten(wanted)
     if told != [[str(like.dtype), list(like.shape)] for like in likes]:
         raise DamagedError("anchor of other parameters, or of another outer optimizer")
     try:

@@ -1,8 +1,9 @@
 """Anchors in the store: the newest, one every so many rounds, and the end of what is old."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
-from fftgrad.islands import _anchor, _keys
+from fftgrad.islands import _anchor, _keys, _log
 from fftgrad.islands._anchor import Anchor
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._requests import Clock, Create, Delete, List, Read, Steps, Wait, settle
@@ -12,11 +13,14 @@ ANCHORS_KEPT = 2
 
 
 PATIENCE = 100
-"""For how many deadlines no round may be closed while an island waits for an anchor."""
+"""For how many deadlines nothing may come to a store before that is told."""
 
 
-class LostError(RuntimeError):
-    """The store has not what an island needs to go on."""
+class Reader(NamedTuple):
+    """How an island reads anchors."""
+
+    read: Callable[[bytes], Anchor]
+    most: int  # bytes of one
 
 
 def numbers() -> Steps[list[int]]:
@@ -25,57 +29,81 @@ def numbers() -> Steps[list[int]]:
     return sorted({number for number in found if number is not None})
 
 
-def newest(read: Callable[[bytes], Anchor], after: int) -> Steps[Anchor | None]:
-    """The newest anchor after a round that is whole; an error if there are some, and none is."""
+def newest(reader: Reader, after: int = -1) -> Steps[Anchor | None]:
+    """The newest anchor after a round that is whole."""
+    found, _ = yield from _newest(reader, after)
+    return found
+
+
+def _newest(reader: Reader, after: int) -> Steps[tuple[Anchor | None, DamagedError | None]]:
+    """And what is wrong with the last that is not."""
     problem: DamagedError | None = None
     for number in reversed((yield from numbers())):
-        if number > after and (data := (yield Read(_keys.anchor(number)))) is not None:
-            try:
-                return read(data)
-            except DamagedError as error:
-                problem = error
-    if problem and after < 0:
-        raise ValueError(
-            f"Island(store): must have an anchor that is whole, got an {problem}; take another "
-            "folder, or the outer optimizer of the run."
-        )
-    return None
+        if number <= after:
+            break
+        try:
+            if (data := (yield Read(_keys.anchor(number), reader.most))) is not None:
+                return reader.read(data), problem
+        except DamagedError as error:
+            problem = error
+    return None, problem
 
 
 def later(
-    read: Callable[[bytes], Anchor],
+    reader: Reader,
     after: int,
     deadline: float,
-    meanwhile: Callable[[], Steps[None]] | None = None,
-) -> Steps[Anchor]:
-    """The newest anchor after a round, for an island that cannot go on from there by itself."""
+    meanwhile: Callable[[], Steps[None]],
+    tell: Callable[[str], None],
+    gives_up: bool = False,
+) -> Steps[Anchor | None]:
+    """The newest anchor after a round, for an island that cannot go on from there by itself.
+
+    However long rounds take, it waits, and tells if nothing comes to the store. Where it `gives_up`
+    it then has none.
+    """
+    seen: set[str] = set()
     end = (yield Clock()) + PATIENCE * deadline
-    closed: set[str] = set()
-    while (found := (yield from newest(read, after))) is None:
-        keys = yield List(_keys.ROUNDS, _keys.round_folder(max(0, after)))
-        if now := {key for key in keys if key.endswith(_keys.MANIFEST)} - closed:
-            closed |= now
+    while (found := (yield from newest(reader, after))) is None:
+        now = set((yield List(_keys.ROUNDS, _keys.round_folder(max(0, after))))) - seen
+        if now:
+            seen |= now
             end = (yield Clock()) + PATIENCE * deadline
-        if (yield Clock()) >= end:
-            raise LostError(
-                f"Island: must find an anchor after round {after}, because it cannot go on from "
-                f"there, got none, and no round closed in {PATIENCE * deadline:.0f} s; "
-                "see whether another island writes any."
+        elif (yield Clock()) >= end:
+            if gives_up:
+                return None
+            tell(
+                f"waits for an anchor after round {after}, because it cannot go on from there, and "
+                f"nothing came to the store in {PATIENCE * deadline:.0f} s; see whether another "
+                "island lives"
             )
-        if meanwhile is not None:
-            yield from meanwhile()
+        yield from meanwhile()
         yield Wait(deadline / 4)
     return found
 
 
-def enter(read: Callable[[bytes], Anchor], first: Anchor, deadline: float) -> Steps[Anchor]:
+def enter(
+    reader: Reader, first: Anchor, deadline: float, tell: Callable[[str], None]
+) -> Steps[Anchor]:
     """The newest anchor of a run, which begins with a first one if it has none."""
-    found = yield from newest(read, -1)
-    if found is None and (yield Read(_keys.manifest(0))) is None:
-        found = read((yield from settle(_keys.anchor(0), _anchor.write(first))))
-    if found is None:  # removed, or not listed yet
-        found = yield from later(read, -1, deadline)
+    found, problem = yield from _newest(reader, -1)
+    if found is None and problem is None:
+        log = yield from _log.decision(0)
+        if log.manifest is None and not log.damage:
+            data = yield from settle(_keys.anchor(0), _anchor.write(first), reader.most)
+            found = reader.read(data)
+        else:  # removed, or not listed yet
+            found = yield from later(reader, -1, deadline, _nothing, tell)
+    if found is None:
+        raise ValueError(
+            f"Island(store): must have an anchor that is whole, got one that is not, or does "
+            f"not fit ({problem}); take another folder, or the outer optimizer of the run."
+        )
     return found
+
+
+def _nothing() -> Steps[None]:
+    yield from ()
 
 
 def keep(anchor: Anchor) -> Steps[None]:
@@ -105,7 +133,7 @@ def _remove_rounds(before: int, every: int) -> Steps[None]:
         for key in (yield List(_keys.ROUNDS, first))
         if (number := _keys.number_of(key)) is not None
         and number < before
-        and key != _keys.manifest(number)
+        and not _keys.is_manifest(key)
     ]
     if old:
         yield Delete(tuple(old))

@@ -1,10 +1,15 @@
 """Who has a name. Two islands under one name would take each other for themselves."""
 
 from fftgrad.islands import _keys
+from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import Who
 from fftgrad.islands._requests import Clock, Create, List, Steps, Wait, settle
 
 NEW, OLD = b"new", b"old"
+"""Whose a name is. They differ in every letter: what is neither is damaged."""
+
+MOST = 64
+"""Bytes of any object here."""
 
 
 class NameTakenError(ValueError):
@@ -26,7 +31,7 @@ def claim(name: str, grace: float, nonce: bytes) -> Steps[Who]:
     """
     before = yield from _claims(name)
     number = max(before, default=1)
-    while (yield from settle(_keys.claim(Who(name, number)), nonce)) != nonce:
+    while (yield from _settle(Who(name, number), "", nonce)) != nonce:
         before.setdefault(number, set())
         number += 1
     before.pop(number, None)
@@ -37,9 +42,12 @@ def claim(name: str, grace: float, nonce: bytes) -> Steps[Who]:
         if "taken" in (yield from _claims(name)).get(who.incarnation, ()):
             break
         yield Wait(min(grace / 10, end - now))
-    if (yield from settle(_keys.claim(who, "taken"), NEW)) != NEW:
+    said = yield from _settle(who, "taken", NEW)
+    if said != NEW:
         yield from leave(who)
-        raise NameTakenError(name)
+        raise (
+            NameTakenError(name) if said == OLD else NameTakenError(name, "whose claim is damaged")
+        )
     for number in alive:  # so that nobody asks them again
         yield from leave(Who(name, number))
     return who
@@ -48,11 +56,12 @@ def claim(name: str, grace: float, nonce: bytes) -> Steps[Who]:
 def answer(who: Who, answered: set[int]) -> Steps[None]:
     """Tells those who claim the name that it is taken; raises if one has it already.
 
+    Where what became of a claim is damaged, who had the name before keeps it.
     `answered` are those who have been told, to which it adds.
     """
     for number in sorted((yield from _claims(who.island))):
         if number > who.incarnation and number not in answered:
-            if (yield from settle(_keys.claim(Who(who.island, number), "taken"), OLD)) != OLD:
+            if (yield from _settle(Who(who.island, number), "taken", OLD)) == NEW:
                 raise NameTakenError(who.island, f"which start {number} of it took over")
             answered.add(number)
 
@@ -60,6 +69,14 @@ def answer(who: Who, answered: set[int]) -> Steps[None]:
 def leave(who: Who) -> Steps[None]:
     """Says that a start of an island is over."""
     yield Create(_keys.claim(who, "left"), b"")
+
+
+def _settle(who: Who, what: str, said: bytes) -> Steps[bytes]:
+    """What an object says of a claim to all: this, or what was said first."""
+    try:
+        return (yield from settle(_keys.claim(who, what), said, MOST))
+    except DamagedError:
+        return b""
 
 
 def _claims(name: str) -> Steps[dict[int, set[str]]]:

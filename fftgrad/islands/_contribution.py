@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from fftgrad.islands import _frame
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import NAME, Who
+from fftgrad.islands._perform import COUNTED
 from fftgrad.islands._settings import MOST_STEPS
 
 MAGIC = b"FFTC"
@@ -63,9 +64,9 @@ def write(contribution: Contribution, blobs: list[bytes]) -> bytes:
     return _frame.pack(MAGIC, header, blobs)
 
 
-def read(data: bytes) -> Contribution:
-    """The contribution again; what is wrong with other bytes is a `DamagedError`."""
-    header, blobs = _frame.unpack(MAGIC, data)
+def read(data: bytes, parts: int) -> Contribution:
+    """The contribution again, of so many parts; what is wrong with others is a `DamagedError`."""
+    header, blobs = _frame.unpack(MAGIC, data, parts)
     if set(header) != {*PLAIN, "loss", "wish", "island", "incarnation"}:
         raise DamagedError("with another header")
     for name, kind in PLAIN.items():
@@ -76,7 +77,8 @@ def read(data: bytes) -> Contribution:
         raise DamagedError("of no island")
     if not LEAST_WEIGHT <= header["weight"] <= MOST_WEIGHT:
         raise DamagedError(f"of weight {header['weight']}")
-    if not all(type(count) is int for count in header["traffic"].values()):
+    counts = header["traffic"]
+    if not set(counts) <= set(COUNTED) or not all(type(n) is int for n in counts.values()):
         raise DamagedError("with traffic that is no counts")
     if type(header["loss"]) not in (float, type(None)):
         raise DamagedError(f"with loss {header['loss']!r}")

@@ -61,7 +61,7 @@ class Courier:
             raise self._error
         if (trouble := self.member.trouble) and trouble != self._told:
             self._told = trouble
-            warnings.warn(f"Island: {trouble}.", UserWarning, stacklevel=4)
+            warnings.warn(f"Island: {trouble}.", UserWarning, stacklevel=6)
         return done
 
     def close(self) -> None:

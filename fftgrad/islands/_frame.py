@@ -1,4 +1,4 @@
-"""Objects of several arrays as bytes: a header in JSON, what it speaks of, and a checksum."""
+"""Objects as bytes, with checksums: JSON alone, or a header in JSON and arrays."""
 
 import json
 import struct
@@ -14,13 +14,31 @@ HEAD = struct.Struct("<4sHHI")
 
 TAIL = struct.Struct("<I")
 
+MOST_TEXT = 1 << 24
+"""Bytes of an object that is JSON alone."""
 
-MOST_PARTS = 100_000
-"""Of an object; each takes memory, be it empty."""
+MOST_HEADER, OF_A_PART = 1 << 20, 200
+"""Bytes of a header, and what each part of the object adds to them."""
 
 
 class DamagedError(ValueError):
     """Bytes that are not those of an object of this format."""
+
+
+class TooLargeError(DamagedError):
+    """An object that is not read, because it has more bytes than any that belongs there."""
+
+    def __init__(self, size: int, most: int) -> None:
+        super().__init__(f"too large: {size:,} bytes, at most {most:,}")
+
+
+def most_bytes(sizes: Sequence[int]) -> int:
+    """What an object may have whose parts have so many bytes."""
+    return HEAD.size + _most_header(len(sizes)) + sum(sizes) + TAIL.size
+
+
+def _most_header(parts: int) -> int:
+    return MOST_HEADER + OF_A_PART * parts
 
 
 def pack(magic: bytes, header: dict[str, Any], blobs: Sequence[bytes]) -> bytes:
@@ -30,8 +48,8 @@ def pack(magic: bytes, header: dict[str, Any], blobs: Sequence[bytes]) -> bytes:
     return data + TAIL.pack(zlib.crc32(data))
 
 
-def unpack(magic: bytes, data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
-    """Header and blobs; nothing is executed, and no more memory is taken than the bytes have."""
+def unpack(magic: bytes, data: bytes, parts: int) -> tuple[dict[str, Any], list[memoryview]]:
+    """Header and blobs, so many at most; nothing is executed, and little memory is taken."""
     view = memoryview(data)
     if len(view) < HEAD.size + TAIL.size:
         raise DamagedError("cut off")
@@ -42,13 +60,15 @@ def unpack(magic: bytes, data: bytes) -> tuple[dict[str, Any], list[memoryview]]
         raise DamagedError(f"of format {version}, this fftgrad reads {FORMAT}")
     if TAIL.unpack_from(view, len(view) - TAIL.size)[0] != zlib.crc32(view[: -TAIL.size]):
         raise DamagedError("altered, or cut off")
+    if length > _most_header(parts):
+        raise DamagedError(f"with a header of {length:,} bytes, at most {_most_header(parts):,}")
     text, rest = view[HEAD.size : HEAD.size + length], view[HEAD.size + length : -TAIL.size]
     header = read_json(bytes(text))
     sizes = header.pop("sizes", None)
     if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes):
         raise DamagedError("without the sizes of its parts")
-    if len(sizes) > MOST_PARTS:
-        raise DamagedError(f"of {len(sizes)} parts, more than {MOST_PARTS}")
+    if len(sizes) > parts:
+        raise DamagedError(f"of {len(sizes)} parts, at most {parts}")
     if sum(sizes) != len(rest):
         raise DamagedError("of other sizes than it says")
     blobs: list[memoryview] = []
@@ -56,6 +76,24 @@ def unpack(magic: bytes, data: bytes) -> tuple[dict[str, Any], list[memoryview]]
         blobs.append(rest[:size])
         rest = rest[size:]
     return header, blobs
+
+
+def pack_json(found: dict[str, Any]) -> bytes:
+    """An object of JSON with its format and checksum."""
+    told = found | {"format": FORMAT}
+    return _text(told | {"crc32": zlib.crc32(_text(told))})
+
+
+def unpack_json(data: bytes) -> dict[str, Any]:
+    """What `pack_json` was given, and its format."""
+    found = read_json(data)
+    if found.pop("crc32", None) != zlib.crc32(_text(found)):
+        raise DamagedError("altered")
+    return found
+
+
+def _text(found: dict[str, Any]) -> bytes:
+    return json.dumps(found, sort_keys=True, indent=1).encode()
 
 
 def read_json(data: bytes) -> dict[str, Any]:

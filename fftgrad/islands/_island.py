@@ -22,7 +22,6 @@ from fftgrad.islands._settings import Settings
 from fftgrad.islands._store import Store, open_store
 from fftgrad.memories._error_feedback import ErrorFeedback
 
-GO_ON, JOIN, FAIL = range(3)  # what the first process of an island tells the others of a step
 PATIENCE = 1.25  # deadlines for which a step waits: that of a round, and the time to close it
 
 OVERDUE = 3
@@ -115,15 +114,13 @@ class Island:
         check_finite(host)
         self._is_closed = False
         self._courier: Courier | None = None
-        failure: Exception | None = None
-        if _together.is_first():
-            try:
-                found = open_store(store) if isinstance(store, str) else store
-                self._courier = self._join(found, name, host, settings, outer, memory, residual)
-            except Exception as error:
-                failure = error
-        if _together.agree(FAIL if failure else JOIN) == FAIL:
-            raise failure or RuntimeError("Island: the first process of it could not join.")
+
+        def member() -> Member:
+            return Member(
+                name, self._model, outer=outer, memory=memory, settings=settings, residual=residual
+            )
+
+        _together.first_says(lambda: self._join(store, member(), host))
         self._steps, self._weight = 0, 0.0
         self._losses: list[Any] = []
         self._sent: tuple[int, float] | None = None  # at which step, and when
@@ -131,20 +128,8 @@ class Island:
         self._take_anchor(host)
         self.params: PyTree = self._model.to_params(self._start, params)
 
-    def _join(
-        self,
-        store: Store,
-        name: str,
-        host: Tree,
-        settings: Settings | None,
-        outer: Outer,
-        memory: ErrorFeedback,
-        residual: Residual | None,
-    ) -> Courier:
-        member = Member(
-            name, self._model, outer=outer, memory=memory, settings=settings, residual=residual
-        )
-        courier = Courier(member, store)
+    def _join(self, store: str | Store, member: Member, host: Tree) -> bool:
+        courier = Courier(member, open_store(store) if isinstance(store, str) else store)
         courier.start(member.start(host))
         if self._delay >= member.anchor.settings.every:
             courier.close()
@@ -152,7 +137,8 @@ class Island:
                 f"Island(delay): must be below every={member.anchor.settings.every} of the "
                 f"settings, got {self._delay}; use 1."
             )
-        return courier
+        self._courier = courier
+        return True
 
     def step(
         self, params: PyTree, *, weight: float = 1.0, loss: jax.Array | float | None = None
@@ -185,29 +171,23 @@ class Island:
 
     def _is_done(self, seconds: float) -> bool:
         """Whether what is under way is over, on all processes alike."""
-        told = JOIN
-        failure: BaseException | None = None
-        if self._courier is not None:
-            try:
-                told = JOIN if self._courier.wait(seconds) else GO_ON
-            except Exception as error:
-                told, failure = FAIL, error
-        told = _together.agree(told)
-        if told == FAIL:
-            raise failure or RuntimeError("Island: its first process failed.")
-        return told == JOIN
+        return _together.first_says(lambda: self._courier is None or self._courier.wait(seconds))
 
     def _patience(self) -> float:
         """Seconds for which a step may wait."""
         if self._sent is None or self._courier is None:
             return 0.0
         at, when = self._sent
-        deadline = self._member.anchor.settings.deadline
+        deadline = self.settings.deadline
         is_meeting = not self._delay and self._steps == at
         is_overdue = time.monotonic() - when > OVERDUE * deadline
         if is_meeting or (is_overdue and (self._steps - at) % self._every == 0):
-            return PATIENCE * deadline
+            return self._longest()
         return 0.0
+
+    def _longest(self) -> float:
+        """Seconds for which anything waits for the others."""
+        return PATIENCE * self.settings.deadline if self._courier else 0.0
 
     def _meet(self, params: PyTree) -> None:
         own = self._model.to_host(params)
@@ -277,12 +257,23 @@ class Island:
     @property
     def residual(self) -> Residual:
         """What the island has not sent yet: what a checkpoint of it has to have."""
-        return self._member.ledger.saved(self._member.who, self._member.sent)
+        return self._member.ledger.saved(self._member.who, self._member.sent, self._member.run)
 
-    def finish(self) -> PyTree:
-        """What all have in common, without the steps since the last meeting; waits as `step`."""
+    def finish(self, params: PyTree | None = None) -> PyTree:
+        """What all have in common at the end; waits as `step` does.
+
+        Args:
+          params: those after the last step, by which what was learned since the last meeting is
+            handed in. It is left out without them, and where the meeting before is not over in
+            time.
+        """
+        if params is not None and self._sent is not None and self._is_done(self._longest()):
+            params = self._rejoin(params)
+        if params is not None and self._sent is None and self._steps > self._last:
+            self._model.check(params)
+            self._meet(params)
         if self._sent is not None:
-            self._is_done(PATIENCE * self.settings.deadline if self._courier else 0.0)
+            self._is_done(self._longest())
         self._sent = None
         self._take_anchor(self._start)
         return self._model.to_params(self._start, self.params)

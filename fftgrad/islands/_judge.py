@@ -2,29 +2,24 @@
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from fftgrad.exchanges import AllGather
-from fftgrad.islands import _contribution, _keys
+from fftgrad.islands import _contribution
 from fftgrad.islands._anchor import Anchor
 from fftgrad.islands._contribution import Contribution
 from fftgrad.islands._frame import DamagedError
+from fftgrad.islands._gathering import Gathering
 from fftgrad.islands._keys import Who
 from fftgrad.islands._manifest import Entry, Manifest, Refusal
 from fftgrad.islands._programs import Programs
-from fftgrad.islands._requests import List, Steps
 from fftgrad.islands._settings import Settings, read_settings
 
-OVERDUE = 3
-"""Deadlines after its end for which a round may be open, before that is told."""
-
-SPLIT = (
-    "round {} stays open: this island holds another anchor than most who came, and none of them "
-    "closes it"
-)
+MOST_REASON = 300
+"""Characters of why a contribution is refused, which its sender has a say in."""
 
 
 class Seen(NamedTuple):
@@ -35,51 +30,32 @@ class Seen(NamedTuple):
     norm: float
 
 
-def is_complete(anchor: Anchor, here: Iterable[Who]) -> bool:
-    """Whether those that a round waits for have come, by the keys that are there."""
-    names = {who.island for who in here}
-    if anchor.expected is None:
-        return len(names) >= anchor.settings.islands
-    return len(names & set(anchor.expected)) >= needed(anchor)
-
-
-def is_begun(anchor: Anchor, here: Iterable[Who]) -> bool:
-    """Whether one of those that a round waits for has come."""
-    expected = anchor.expected or None
-    return expected is None or any(who.island in expected for who in here)
-
-
-def needed(anchor: Anchor) -> int:
-    """How many of those expected close a round at once."""
-    expected = anchor.settings.islands if anchor.expected is None else len(anchor.expected)
-    return math.ceil(anchor.settings.quorum * expected)
-
-
 def judge(
-    anchor: Anchor,
+    gathering: Gathering,
     model: str,
     programs: Programs,
-    found: Mapping[Who, bytes],
     by: Who,
     waited: float,
     back: Iterable[str] = (),
     known: tuple[AllGather, ...] = (),
+    alone: bool = False,
 ) -> Manifest | None:
     """The manifest of a round as this island sees it; None if it may not write it.
 
-    An island that holds another anchor than most of those who came leaves it to them. Where nothing
-    counts the round is closed all the same, and changes nothing, or its open end would be in the
-    way of all. The next
-    round waits for those who are `back`, too, and for those who say that they have nothing to hand
-    in, but are there.
+    An island that holds another anchor than most of those who came leaves it to them, unless it is
+    `alone`: they do not. Where nothing counts the round is closed all the same, and changes
+    nothing, or its open end would be in the way of all. The next round waits for those who are
+    `back`, too, and for those who say that they have nothing to hand in, but are there.
     """
-    back = set(back)
+    anchor, found, back = gathering.anchor, gathering.found, set(back)
     seen: list[Seen] = []
     refused: dict[Who, str] = {}
     held: list[str] = []
     for who, data in sorted(found.items()):
         try:
-            contribution = _contribution.read(data)
+            if isinstance(data, DamagedError):
+                raise data
+            contribution = _contribution.read(data, len(programs.sizes))
             if contribution.round == anchor.round and contribution.model == model:
                 held.append(contribution.anchor)
             if contribution.who == who and contribution.fault:
@@ -91,8 +67,8 @@ def judge(
                 raise DamagedError("not finite")
             seen.append(Seen(contribution, data, norm))
         except DamagedError as error:
-            refused[who] = str(error)
-    if held.count(anchor.digest) < max(map(held.count, held), default=0):
+            refused[who] = str(error)[:MOST_REASON]
+    if not alone and held.count(anchor.digest) < max(map(held.count, held), default=0):
         return None
     seen, others = _newest(seen)
     refused |= others
@@ -107,7 +83,7 @@ def judge(
         anchor=anchor.digest,
         counted=counted,
         refused=[Refusal(*who, reason) for who, reason in sorted(refused.items())],
-        missed=sorted(set(anchor.expected or ()) - came),
+        missed=sorted(set(anchor.expected or ()) - came - gathering.left),
         expected=_expected(counted, back, came, anchor, settings),
         settings=settings.as_dict() if settings else None,
         waited=waited,
@@ -211,17 +187,3 @@ def _expected(
         return None
     pace = {entry.island for entry in counted if entry.base == anchor.round}
     return sorted(pace | back or came)
-
-
-def contributors(keys: Iterable[str]) -> dict[Who, str]:
-    """Whose contributions are among the keys of a round."""
-    found = ((_keys.contributor(key), key) for key in keys)
-    return {who: key for who, key in found if who}
-
-
-def late(number: int, named: Collection[Who] | None) -> Steps[list[str]]:
-    """Who came to a round when it was closed, and is there again; None: it is not known."""
-    if named is None:
-        return []
-    keys = yield List(_keys.round_folder(number))
-    return [who.island for who in contributors(keys) if who not in named]

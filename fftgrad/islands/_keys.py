@@ -5,19 +5,21 @@
     islands/NAME/000001.left                that it ended in an orderly way
     islands/NAME/000002.taken               who has the name since then: the new one, or the old
     rounds/000000007/NAME.000001            a contribution to round 7
+    rounds/000000007/NAME.000001.left       that it left the run, and does not come to round 7
     rounds/000000007/manifest.json          which of them count: the truth, never removed
+    rounds/000000007/manifest.1.json        the truth, if the one before is damaged
     anchors/000000007                       what all hold before round 7
 
 No object is ever changed. Each is made by create-if-absent.
 """
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 RUN = "run.json"
 ANCHORS = "anchors/"
 ROUNDS = "rounds/"
-MANIFEST = "manifest.json"
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -46,9 +48,14 @@ def round_folder(number: int) -> str:
     return f"{ROUNDS}{number:09}/"
 
 
-def manifest(number: int) -> str:
-    """The key of a round's manifest."""
-    return f"{round_folder(number)}{MANIFEST}"
+def manifest(number: int, copy: int = 0) -> str:
+    """The key of a round's manifest, or of the one that takes the place of a damaged one."""
+    return f"{round_folder(number)}manifest.{f'{copy}.' if copy else ''}json"
+
+
+def is_manifest(key: str) -> bool:
+    """Whether a key is that of a manifest."""
+    return re.fullmatch(r"rounds/\d{9}/manifest\.(?:\d+\.)?json", key) is not None
 
 
 def contribution(number: int, who: Who) -> str:
@@ -56,9 +63,23 @@ def contribution(number: int, who: Who) -> str:
     return f"{round_folder(number)}{who}"
 
 
-def contributor(key: str) -> Who | None:
-    """Whose contribution a key is; None if it is no such key."""
-    found = re.fullmatch(rf"rounds/\d{{9}}/({NAME.pattern})\.(\d{{6}})", key)
+def contributors(keys: Iterable[str]) -> set[Who]:
+    """Whose contributions are among the keys of a round."""
+    return {who for key in keys if (who := _who(key, ""))}
+
+
+def left(number: int, who: Who) -> str:
+    """The key by which an island says that it does not come to a round, because it leaves."""
+    return f"{contribution(number, who)}.left"
+
+
+def leaver(key: str) -> Who | None:
+    """Who says so by a key; None if it is no such key."""
+    return _who(key, r"\.left")
+
+
+def _who(key: str, end: str) -> Who | None:
+    found = re.fullmatch(rf"rounds/\d{{9}}/({NAME.pattern})\.(\d{{6}}){end}", key)
     return Who(found[1], int(found[2])) if found else None
 
 

@@ -97,7 +97,7 @@ class Ledger:
             return book.kept.residual
         return self._put_back(pending.sent, pending.memory).residual
 
-    def saved(self, who: Who, sent: Change | None) -> Residual:
+    def saved(self, who: Who, sent: Change | None, run: bytes) -> Residual:
         """What a checkpoint has to have, with the last change that was sent to be handed in."""
         book = self._book
         before = after = book.kept
@@ -111,9 +111,14 @@ class Ledger:
             {path: np.asarray(leaf, np.float32) for path, leaf in tree.items()}
             for tree in (after.residual, before.residual)
         ]
-        name = np.uint32(_residual.checksum(who.island))
         return Residual(
-            wide[0], wide[1], nothing, np.int64(book.last), name, np.int64(who.incarnation)
+            wide[0],
+            wide[1],
+            nothing,
+            round=np.int64(book.last),
+            name=_residual.checksum(who.island.encode()),
+            incarnation=np.int64(who.incarnation),
+            run=_residual.checksum(run),
         )
 
     def begin(self, number: int, tree: Tree | None) -> None:
@@ -170,6 +175,15 @@ class Ledger:
         else:
             kept = self._put_back(pending.sent, pending.memory)
             outcome = Outcome(manifest.round, False, kept=True, reason="late")
+        self._close(outcome, kept, states)
+
+    def forget(self, damage: str) -> None:
+        """Ends what is pending where nobody can say whether it counted: it is not sent twice."""
+        if (pending := self.pending) is not None:
+            outcome = Outcome(pending.round, False, reason=damage)
+            self._close(outcome, pending.memory, pending.states)
+
+    def _close(self, outcome: Outcome, kept: Any, states: Any) -> None:
         self.outcomes.append(outcome)
         self._book = self._book._replace(kept=kept, states=states, pending=None)
 

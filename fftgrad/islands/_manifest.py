@@ -1,10 +1,8 @@
 """The manifest of a round: which contributions count. It is the truth, whoever wrote it."""
 
-import json
-import zlib
 from typing import Any, NamedTuple
 
-from fftgrad.islands import _frame, _keys
+from fftgrad.islands import _frame
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import Who
 
@@ -64,45 +62,29 @@ class Manifest(NamedTuple):
 
 def write(manifest: Manifest) -> bytes:
     """The manifest in JSON."""
-    found = manifest._asdict() | {"format": _frame.FORMAT, "by": manifest.by._asdict()}
+    found = manifest._asdict() | {"by": manifest.by._asdict()}
     found["counted"] = [entry._asdict() for entry in manifest.counted]
     found["refused"] = [refusal._asdict() for refusal in manifest.refused]
-    return _text(found | {"crc32": zlib.crc32(_text(found))})
+    return _frame.pack_json(found)
 
 
-def _text(found: dict[str, Any]) -> bytes:
-    return json.dumps(found, sort_keys=True, indent=1).encode()
-
-
-def read(data: bytes, number: int | None = None) -> Manifest:
-    """The manifest again; its round is for the error, and may be unknown."""
-    try:
-        return _read(data)
-    except DamagedError as error:
-        key = _keys.MANIFEST if number is None else _keys.manifest(number)
-        raise DamagedError(
-            f"{key}: {error}; put back what it was, or go on in another folder."
-        ) from None
-
-
-def _read(data: bytes) -> Manifest:
-    found = _frame.read_json(data)
-    total, version = found.pop("crc32", None), found.get("format")
-    if version != _frame.FORMAT:
-        raise DamagedError(
-            f"manifest: must be of format {_frame.FORMAT}, got {version!r}; take the fftgrad that "
-            "wrote the store."
+def read(data: bytes, number: int) -> Manifest:
+    """The manifest of a round again."""
+    found = _frame.unpack_json(data)
+    if (version := found.pop("format", None)) != _frame.FORMAT:
+        raise ValueError(  # and no damage, which another manifest would take the place of
+            f"Island(store): must be of format {_frame.FORMAT}, got a manifest of round {number} "
+            f"of format {version!r}; take the fftgrad that wrote it."
         )
-    if total != zlib.crc32(_text(found)):
-        raise DamagedError("altered")
-    found.pop("format")
     try:
         found["by"] = Who(**found["by"])
         found["counted"] = [Entry(**entry) for entry in found["counted"]]
         found["refused"] = [Refusal(**refusal) for refusal in found["refused"]]
         manifest = Manifest(**found)
-        if type(manifest.round) is not int or not all(share > 0 for share in manifest.shares):
+        if not all(share > 0 for share in manifest.shares):
             raise ValueError
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        raise DamagedError("manifest: must name what counts, got something else.") from None
+        raise DamagedError("does not say what counts") from None
+    if manifest.round != number:
+        raise DamagedError(f"is that of round {manifest.round}")
     return manifest

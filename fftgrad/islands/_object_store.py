@@ -1,38 +1,31 @@
-"""A folder or a bucket, by obstore.
+"""A bucket, by obstore.
 
-It makes an object by a hard link of a complete file in a folder, by If-None-Match on S3 and Azure,
-and by ifGenerationMatch on GCS.
+It makes an object by If-None-Match on S3 and Azure, and by ifGenerationMatch on GCS.
 """
 
-import pathlib
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
+
+from fftgrad.islands._frame import TooLargeError
 
 EXTRA = "pip install 'fftgrad[islands]'"
 
 
 class ObjectStore:
-    """A folder or a bucket, by obstore."""
+    """A bucket, by obstore; or one in the memory of the process."""
 
-    def __init__(self, url: str, make: bool = True) -> None:
+    def __init__(self, url: str) -> None:
         try:
             import obstore
             from obstore.exceptions import AlreadyExistsError, BaseError
-            from obstore.store import LocalStore, MemoryStore, from_url
+            from obstore.store import MemoryStore, from_url
         except ImportError as error:
             raise ImportError(f"fftgrad.islands: needs obstore, got none; {EXTRA}") from error
         self._obstore, self._exists = obstore, AlreadyExistsError
         self.url = url
-        parts = urlsplit(url)
-        if parts.scheme == "file" and (parts.netloc or not parts.path.strip("/")):
-            raise ValueError(
-                f"open_store(url): must have a folder's path, got {url!r}; use file:///folder."
-            )
         try:
-            if parts.scheme == "memory":
+            if urlsplit(url).scheme == "memory":
                 self._store: Any = MemoryStore()
-            elif parts.scheme in ("", "file"):
-                self._store = LocalStore(pathlib.Path(unquote(parts.path)).absolute(), mkdir=make)
             else:
                 self._store = from_url(url, retry_config={"max_retries": 0})  # we do, and count
         except (BaseError, OSError, ValueError) as error:
@@ -50,12 +43,15 @@ class ObjectStore:
             return False
         return True
 
-    def read(self, key: str) -> bytes | None:
+    def read(self, key: str, most: int | None = None) -> bytes | None:
         """The bytes of an object."""
         try:
-            return self._obstore.get(self._store, key).bytes().to_bytes()
+            found = self._obstore.get(self._store, key)  # whose bytes follow when they are asked
         except FileNotFoundError:
             return None
+        if most is not None and found.meta["size"] > most:
+            raise TooLargeError(found.meta["size"], most)
+        return found.bytes().to_bytes()
 
     def list(self, folder: str, after: str = "") -> list[str]:
         """The keys under a folder."""
@@ -64,7 +60,7 @@ class ObjectStore:
 
     def delete(self, keys: tuple[str, ...]) -> None:
         """Removes objects."""
-        for key in keys:  # of a folder, one that is not there is an error for all after it
+        for key in keys:  # of several, one that is not there may be an error for all after it
             try:
                 self._obstore.delete(self._store, key)
             except FileNotFoundError:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from fftgrad.islands._frame import DamagedError, TooLargeError
 from fftgrad.islands._requests import Clock, Create, Delete, List, Read, Request, Steps, Wait
 from fftgrad.islands._store import Store
 
@@ -41,11 +42,15 @@ class Performer:
 
     def run(self, steps: Steps[T]) -> T:
         """What comes of steps, each of which is tried several times."""
-        answer: Any = None
         try:
+            request = next(steps)
             while True:
-                request = steps.send(answer)
-                answer = self._answer(request)
+                try:
+                    answer = self._answer(request)
+                except DamagedError as error:  # the protocol knows what to do without the object
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
         except StopIteration as end:
             return end.value
         finally:
@@ -84,8 +89,10 @@ class Performer:
             return store.create(request.key, request.data)
         if isinstance(request, Read):
             traffic["reads"] += 1
-            data = store.read(request.key)
+            data = store.read(request.key, request.most)
             traffic["read"] += len(data or b"")
+            if data is not None and len(data) > request.most:
+                raise TooLargeError(len(data), request.most)
             return data
         if isinstance(request, List):
             traffic["lists"] += 1

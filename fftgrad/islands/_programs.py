@@ -91,12 +91,12 @@ class Programs:
         codec = _parts.codec_of(self.exchange.codec, bucket)
         return bucket, codec, _parts.vector_likes(bucket)
 
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of the payloads of a contribution, as `to_bytes` writes them."""
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of each payload of a contribution, as `to_bytes` writes them."""
         around = _bytes.HEAD.size + _bytes.TAIL.size
         parts = (payload for bucket in self._spec for payload in bucket)
-        return sum(around + _bytes._size(payload) for payload in parts)
+        return [around + _bytes._size(payload) for payload in parts]
 
     @property
     def _spec(self) -> list[Payloads]:
@@ -244,8 +244,8 @@ def _mean(
         zero = jnp.zeros((), jnp.float32)
         return codec.mean(payloads, likes, zero, step, shares * shares.size)
 
-    def decode(row: Any) -> Any:
-        return tuple(row[1] * vector for vector in codec.decompress(row[0], likes, step))
+    def decode(payload: Any) -> Any:
+        return codec.decompress(payload, likes, step)
 
     counts = shares > 0
-    return exchange.average.of(decode, (payloads, shares * jnp.sum(counts)), counts)
+    return exchange.average.of(decode, payloads, counts, shares)

@@ -18,9 +18,13 @@ class Create(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Read an object; answered by its bytes, or None if there is none."""
+    """Read an object; answered by its bytes, or None if there is none.
+
+    One that has more bytes than `most` is a `TooLargeError` in place of an answer.
+    """
 
     key: str
+    most: int
 
 
 class List(NamedTuple):
@@ -53,13 +57,13 @@ Request: TypeAlias = Create | Read | List | Delete | Wait | Clock
 Steps: TypeAlias = Generator[Request, Any, T]
 
 
-def settle(key: str, data: bytes) -> Steps[bytes]:
+def settle(key: str, data: bytes, most: int) -> Steps[bytes]:
     """The bytes that the object of a key has for all: these, or those of who came first.
 
-    It may be run again after any crash, and after an answer that was lost.
+    It may be run again after any crash, and after an answer that was lost. `most` is as in `Read`.
     """
     while not (yield Create(key, data)):
-        if (found := (yield Read(key))) is not None:
+        if (found := (yield Read(key, most))) is not None:
             return found
         yield Wait(0.1)  # there, and not to be seen yet; or removed since
     return data

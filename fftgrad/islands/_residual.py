@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fftgrad.islands import _keys, _manifest
+from fftgrad.islands import _keys, _log
+from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import Who
 from fftgrad.islands._model import Model, Tree
 from fftgrad.islands._requests import Read, Steps
@@ -23,6 +24,7 @@ class Residual(NamedTuple):
       round: the last one to which the island contributed, or that before it started.
       name: checksum of the island's name, uint32.
       incarnation: which start of the island it is of.
+      run: checksum of the run, uint32.
 
     Example:
       >>> with fg.islands.Island("memory://", "a", {"w": jnp.zeros(2)}) as island:
@@ -36,11 +38,12 @@ class Residual(NamedTuple):
     round: Any
     name: Any
     incarnation: Any
+    run: Any
 
 
-def checksum(name: str) -> int:
-    """By which a residual knows whose it is."""
-    return zlib.crc32(name.encode())
+def checksum(data: bytes) -> np.uint32:
+    """By which a residual knows whose it is, and of which run."""
+    return np.uint32(zlib.crc32(data))
 
 
 def check(residual: object, name: str, model: Model) -> None:
@@ -52,7 +55,7 @@ def check(residual: object, name: str, model: Model) -> None:
         raise TypeError(
             f"Island(residual): must be a Residual, got {type(residual).__name__}; {remedy}"
         )
-    if int(residual.name) != checksum(name):
+    if int(residual.name) != checksum(name.encode()):
         raise ValueError(f"Island(residual): must be of {name!r}, got another's; {remedy}")
     likes = {path: like.shape for path, like in model.likes.items()}
     for part in (residual.after, residual.before, residual.sent):
@@ -63,8 +66,17 @@ def check(residual: object, name: str, model: Model) -> None:
             raise ValueError(f"Island(residual): must be finite, got what is not; {remedy}")
 
 
-def is_open(residual: Residual, name: str, opened: int) -> Steps[bool]:
-    """Whether its last contribution is in the open round."""
+def check_run(residual: Residual | None, run: bytes) -> None:
+    """Refuses one of another run, such as that of a store which was emptied since."""
+    if residual is not None and int(residual.run) != checksum(run):
+        raise ValueError(
+            "Island(residual): must be of this run, got one of another, which began anew since or "
+            "is in another store; leave it out."
+        )
+
+
+def is_open(residual: Residual, name: str, opened: int, most: int) -> Steps[bool]:
+    """Whether its last contribution, of `most` bytes at most, is in the open round."""
     number = int(residual.round)
     if number > opened:
         raise ValueError(
@@ -74,7 +86,10 @@ def is_open(residual: Residual, name: str, opened: int) -> Steps[bool]:
     if number < opened:
         return False
     own = Who(name, int(residual.incarnation))
-    return (yield Read(_keys.contribution(number, own))) is not None
+    try:
+        return (yield Read(_keys.contribution(number, own), most)) is not None
+    except DamagedError:  # there all the same, and the manifest will say so
+        return True
 
 
 def left(residual: Residual, name: str, opened: int) -> Steps[Tree | None]:
@@ -86,10 +101,9 @@ def left(residual: Residual, name: str, opened: int) -> Steps[Tree | None]:
     own = Who(name, int(residual.incarnation))
     fate = {path: residual.after[path] + residual.sent[path] for path in residual.after}
     for number in range(max(0, int(residual.round)), opened):
-        data = yield Read(_keys.manifest(number))
-        if data is None:
+        manifest = (yield from _log.decision(number)).manifest
+        if manifest is None:
             continue
-        manifest = _manifest.read(data)
         counted = [entry.who for entry in manifest.counted if entry.island == name]
         if number == residual.round and own in counted:
             fate = residual.after

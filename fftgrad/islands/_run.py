@@ -1,28 +1,41 @@
-"""The first object of a store: what is trained there, and by which settings it began."""
+"""The first object of a store: which run it is, what is trained, and by which settings it began."""
 
-import json
+from typing import Any
 
 from fftgrad.exchanges import AllGather
 from fftgrad.islands import _frame, _keys
+from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._model import Model
 from fftgrad.islands._perform import StoreError
-from fftgrad.islands._requests import Read, Steps, settle
+from fftgrad.islands._requests import Create, Read, Steps, settle
 from fftgrad.islands._settings import Settings, read_settings
 
 
+class FormatError(ValueError):
+    """A run that another fftgrad wrote."""
+
+
 def enter(
-    model: Model, mine: Settings, known: tuple[AllGather, ...]
+    model: Model, mine: Settings, known: tuple[AllGather, ...], own: str
 ) -> Steps[tuple[Settings, bytes]]:
-    """The settings of the first round of a run of this model, and the run's bytes."""
-    about = {"format": _frame.FORMAT, "model": model.described, "settings": mine.as_dict()}
-    text = json.dumps(about, sort_keys=True, indent=1).encode()
-    data = yield from settle(_keys.RUN, text)
-    run = _frame.read_json(data)
-    if run.get("format") != _frame.FORMAT:
+    """The settings of the first round of a run of this model, and the run's bytes.
+
+    One that begins here is called `own`. A store that was emptied and begun anew has another.
+    """
+    about = {"id": own, "model": model.described, "settings": mine.as_dict()}
+    try:
+        data = yield from settle(_keys.RUN, _frame.pack_json(about), _frame.MOST_TEXT)
+        if (yield Create(_keys.RUN, data)):  # with its own bytes, so that nothing is lost by asking
+            raise ValueError(
+                "Island(store): must make an object only if there is none, got one that replaces "
+                "run.json; take a server that honours If-None-Match, or another kind of store."
+            )
+        run = read(data, "Island(store)")
+    except DamagedError as error:
         raise ValueError(
-            f"Island(store): must be of format {_frame.FORMAT}, got a run of format "
-            f"{run.get('format')!r}; take the fftgrad that wrote it, or another folder."
-        )
+            f"Island(store): must have a {_keys.RUN} that is whole, got one that is {error}; put "
+            "back what it was, or take another folder."
+        ) from None
     theirs = run.get("model")
     if theirs != model.described:
         differs = [row for row in model.described if row not in (theirs or ())]
@@ -33,18 +46,38 @@ def enter(
     return read_settings(run.get("settings"), known), data
 
 
-def stay(data: bytes) -> Steps[None]:
-    """An error where the store is not that of the run any more: nothing may be written into it.
-
-    A folder whose disk is not mounted is one, and would be begun anew by the first to write.
-    """
-    found = yield Read(_keys.RUN)
-    if found != data:
-        got = "none" if found is None else "that of another run"
-        raise StoreError(
-            f"store: must have the run.json of this run, got {got}; see whether its disk is "
-            "mounted, and whether somebody removed it."
+def read(data: bytes, owner: str) -> dict[str, Any]:
+    """What the object says; an error if it is of another format."""
+    version = _frame.read_json(data).get("format")
+    if version != _frame.FORMAT:
+        raise FormatError(
+            f"{owner}: must be of format {_frame.FORMAT}, got a run of format {version!r}; take "
+            "the fftgrad that wrote it, or another folder."
         )
+    return _frame.unpack_json(data)
+
+
+def stay(data: bytes) -> Steps[str]:
+    """What is wrong with the object of a run, in which an island may go on all the same.
+
+    An error where the store is not that of the run any more: nothing may be written into it. A
+    folder whose disk is not mounted is one, and would be begun anew by the first to write.
+    """
+    try:
+        found = yield Read(_keys.RUN, _frame.MOST_TEXT)
+        if found == data:
+            return ""
+        if found is not None:
+            read(found, "store")
+    except DamagedError as error:
+        return f"{_keys.RUN} is damaged ({error}), and nobody can join; put back what it was"
+    except FormatError:
+        found = b""
+    got = "none" if found is None else "that of another run"
+    raise StoreError(
+        f"store: must have the {_keys.RUN} of this run, got {got}; see whether its disk is "
+        "mounted, and whether somebody removed it."
+    )
 
 
 def check_settings(mine: Settings | None, theirs: Settings) -> None:

@@ -1,6 +1,7 @@
 """What all islands of a run have to agree on, as a value and as text."""
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,6 +15,7 @@ from fftgrad.optimizers._diloco import SPARSE
 
 MOST_STEPS = 1_000_000
 LONGEST_DEADLINE = 7 * 86_400.0
+LONGEST_EXCHANGE = 1 << 14  # characters of its text
 MOST_TRIM = 1_000
 
 
@@ -114,13 +116,13 @@ KNOWN = {name: getattr(codecs, name) for name in codecs.__all__} | {
 
 def _evaluate(text: object) -> AllGather:
     """The exchange that a `repr` is the call of: calls of known names on literals, and no more."""
-    try:
-        found = _value_of(ast.parse(str(text), mode="eval").body)
-    except (SyntaxError, RecursionError, MemoryError):
-        found = None
+    told, found = str(text), None
+    with contextlib.suppress(SyntaxError, RecursionError, MemoryError):
+        if len(told) <= LONGEST_EXCHANGE:
+            found = _value_of(ast.parse(told, mode="eval").body)
     if isinstance(found, AllGather):
         return found
-    raise ValueError(f"an exchange of its own, {str(text)[:300]}; give it to Island(settings).")
+    raise ValueError(f"an exchange of its own, {told[:300]}; give it to Island(settings).")
 
 
 def _value_of(node: ast.expr) -> Any:

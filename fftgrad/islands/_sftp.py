@@ -1,5 +1,6 @@
 """An account on a server, by SFTP."""
 
+import contextlib
 import getpass
 import posixpath
 import secrets
@@ -8,19 +9,22 @@ import threading
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from fftgrad.islands._folder import UPLOADS
+from fftgrad.islands._frame import TooLargeError
 from fftgrad.islands._object_store import EXTRA
 
 TIMEOUT = 30.0
 """Seconds that a request may take."""
 
-UPLOADS = "uploads"
-"""The folder, beside the objects, in which they are written before they get their names."""
+FSYNC = "fsync@openssh.com"
+"""An extension of the protocol, which brings a file to the server's disk."""
 
 
 class SftpStore:
     """A folder of a server, by paramiko.
 
-    An object is written under a name of its own, and then renamed. Version 3 of the protocol, which
+    An object is written under a name of its own, brought to the server's disk where that is
+    OpenSSH's, and then renamed. Version 3 of the protocol, which
     OpenSSH has, renames to no name that is there, and OpenSSH does so by a hard link where the file
     system has them. Where a server renames over what is there, as a few do, islands are not safe;
     the first object that is made finds that out.
@@ -34,6 +38,7 @@ class SftpStore:
         self._paramiko, self.url = paramiko, url
         self._lock = threading.Lock()
         self._client: Any = None
+        self._syncs: bool | None = None  # whether the server does, once that is known
         self._root = unquote(urlsplit(url).path).rstrip("/") or "."
 
     def connect(self) -> Any:
@@ -65,9 +70,17 @@ class SftpStore:
         def run(client: Any) -> bool:
             self._make_folder(client, posixpath.dirname(own))
             self._make_folder(client, posixpath.dirname(target))
-            with client.open(own, "wx") as file:
-                file.set_pipelined(True)
-                file.write(data)
+            try:
+                with client.open(own, "wx") as file:
+                    file.set_pipelined(True)
+                    file.write(data[:-1])
+                    file.set_pipelined(False)  # then the answers to all writes are looked at
+                    file.write(data[-1:])
+                    self._sync(client, file)
+            except OSError:  # such as of a full disk, which it would keep full
+                with contextlib.suppress(OSError):
+                    client.remove(own)
+                raise
             try:
                 client.rename(own, target)
             except OSError:
@@ -78,18 +91,24 @@ class SftpStore:
 
         return self._run(run)
 
-    def read(self, key: str) -> bytes | None:
+    def read(self, key: str, most: int | None = None) -> bytes | None:
         """The bytes of an object."""
 
-        def run(client: Any) -> bytes | None:
+        def run(client: Any) -> bytes | int | None:
             try:
                 with client.open(self._path(key), "rb") as file:
-                    file.prefetch()
+                    size = file.stat().st_size
+                    if most is not None and size > most:
+                        return size
+                    file.prefetch(size)
                     return file.read()
             except FileNotFoundError:
                 return None
 
-        return self._run(run)
+        found = self._run(run)
+        if isinstance(found, int):
+            raise TooLargeError(found, most or 0)
+        return found
 
     def list(self, folder: str, after: str = "") -> list[str]:
         """The keys under a folder."""
@@ -121,6 +140,19 @@ class SftpStore:
                     continue
 
         self._run(run)
+
+    def _sync(self, client: Any, file: Any) -> None:
+        """Brings a file to the server's disk, if it is one that does so."""
+        if self._syncs is False:
+            return
+        try:
+            client._request(self._paramiko.sftp.CMD_EXTENDED, FSYNC, file.handle)
+        except OSError:
+            if self._syncs:
+                raise
+            self._syncs = False
+        else:
+            self._syncs = True
 
     def _path(self, key: str) -> str:
         return posixpath.join(self._root, key.rstrip("/"))

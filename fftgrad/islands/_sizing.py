@@ -71,7 +71,7 @@ def sizing(params: PyTree, settings: Settings, islands: int, seconds: float) -> 
     check_within("sizing(seconds)", seconds, "(0, inf)", "use 300.0.")
     model = Model.of(params)
     programs = Programs.of(model, settings.exchange)
-    contribution = programs.stored_bytes + HEADER
+    contribution = sum(programs.sizes) + HEADER
     rounds = DAY / seconds
     anchor = 2 * 4 * sum(leaf.size for leaf in jax.tree.leaves(model.likes))  # with a momentum
     anchors = rounds / settings.anchors / islands  # each by one of them
@@ -83,7 +83,7 @@ def sizing(params: PyTree, settings: Settings, islands: int, seconds: float) -> 
         written=rounds * (contribution + manifest / islands) + anchors * anchor,
         read=rounds * ((islands - 1 + 1 / islands) * contribution + manifest),
         puts=rounds * (1 + 1 / islands) + anchors,
-        gets=rounds * (islands - 1 + 4 + 1 / islands),
+        gets=rounds * (islands - 1 + 4 + 2 / islands),
         lists=rounds * (1 + POLLS) + asks + 2 * anchors,
         stored=2 * anchor + 3 * settings.anchors * islands * contribution,
     )

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fftgrad._values import check_count
-from fftgrad.islands import _frame, _judge, _keys, _manifest
+from fftgrad.islands import _frame, _keys, _log, _run
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import Who
+from fftgrad.islands._log import Decision
 from fftgrad.islands._manifest import Entry, Manifest, Refusal
 from fftgrad.islands._perform import Performer
 from fftgrad.islands._requests import List, Read, Steps
@@ -81,6 +82,7 @@ class Status(NamedTuple):
       anchor: the round of the newest anchor.
       islands: those that were seen in the last rounds, by name.
       rounds: the last rounds.
+      trouble: what is wrong with run.json; of a damaged manifest its round says so.
     """
 
     open: int
@@ -88,6 +90,7 @@ class Status(NamedTuple):
     anchor: int
     islands: list[IslandStatus]
     rounds: list[RoundStatus]
+    trouble: str
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, as JSON has it."""
@@ -116,7 +119,7 @@ def status(store: str | Store, rounds: int = 20) -> Status:
       >>> store = fg.islands.open_store("memory://")
       >>> with fg.islands.Island(store, "a", jnp.zeros(2)) as island:
       ...     fg.islands.status(store)
-      Status(open=0, came=[], anchor=0, islands=[], rounds=[])
+      Status(open=0, came=[], anchor=0, islands=[], rounds=[], trouble='')
     """
     check_count("status(rounds)", rounds, "use 20.")
     found = open_store(store, make=False) if isinstance(store, str) else store
@@ -124,26 +127,18 @@ def status(store: str | Store, rounds: int = 20) -> Status:
 
 
 def _look(rounds: int) -> Steps[Status]:
-    data = yield Read(_keys.RUN)
-    if data is None:
-        raise ValueError(
-            "status(store): must have a run, got a store without run.json; see its URL."
-        )
-    if (version := _frame.read_json(data).get("format")) != _frame.FORMAT:
-        raise ValueError(
-            f"status(store): must be of format {_frame.FORMAT}, got {version!r}; take the fftgrad "
-            "that wrote it."
-        )
+    trouble = yield from _trouble()
     numbers = [_keys.number_of(key) for key in (yield List(_keys.ANCHORS))]
     anchor = max((number for number in numbers if number is not None), default=0)
     keys = yield List(_keys.ROUNDS, _keys.round_folder(max(0, anchor - rounds)))
-    last = max((_number(key) for key in keys if key.endswith(_keys.MANIFEST)), default=-1)
+    last = max((_number(key) for key in keys if _keys.is_manifest(key)), default=-1)
     manifests: list[Manifest] = []
     for number in range(max(0, last + 1 - rounds), last + 1):
-        text = yield Read(_keys.manifest(number))
-        if text is not None:
-            manifests.append(_readable(text, number))
-    came = _judge.contributors(key for key in keys if _number(key) == last + 1)
+        found = yield from _log.decision(number)
+        manifests += _shown(number, found)
+        if number == last and found.manifest is None:
+            last -= 1
+    came = _keys.contributors(key for key in keys if _number(key) == last + 1)
     names = sorted(
         {e.island for m in manifests for e in (*m.counted, *m.refused)}
         | {name for m in manifests for name in m.missed}
@@ -154,16 +149,32 @@ def _look(rounds: int) -> Steps[Status]:
         anchor=anchor,
         islands=[_of_island(name, manifests, last) for name in names],
         rounds=[_of_round(manifest) for manifest in manifests],
+        trouble=trouble,
     )
 
 
-def _readable(text: bytes, number: int) -> Manifest:
-    """A manifest; of a damaged one, what is wrong with it in place of a refusal."""
+def _trouble() -> Steps[str]:
+    """What is wrong with the run's first object; an error where there is none."""
     try:
-        return _manifest.read(text, number)
+        data = yield Read(_keys.RUN, _frame.MOST_TEXT)
+        if data is None:
+            raise ValueError(
+                "status(store): must have a run, got a store without run.json; see its URL."
+            )
+        _run.read(data, "status(store)")
     except DamagedError as error:
-        said = Refusal("?", 0, str(error))
-        return Manifest(number, Who("?", 0), "", [], [said], [], None, None, 0.0)
+        return f"{_keys.RUN} is damaged ({error})"
+    return ""
+
+
+def _shown(number: int, found: Decision) -> list[Manifest]:
+    """A manifest; what is wrong with one that is damaged as if it were a refusal."""
+    manifest = found.manifest
+    if found.damage:
+        said = [Refusal("?", 0, found.damage)]
+        manifest = manifest or Manifest(number, Who("?", 0), "", [], [], [], None, None, 0.0)
+        manifest = manifest._replace(refused=said + manifest.refused)
+    return [manifest] if manifest else []
 
 
 def _number(key: str) -> int:

@@ -7,6 +7,7 @@ and to read, list and remove objects.
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from fftgrad.islands._folder import FolderStore
 from fftgrad.islands._object_store import ObjectStore
 from fftgrad.islands._sftp import SftpStore
 
@@ -18,8 +19,8 @@ class Store(Protocol):
         """Makes an object if there is none; whether it did. Nobody ever sees a part of it."""
         ...
 
-    def read(self, key: str) -> bytes | None:
-        """The bytes of an object; None if there is none."""
+    def read(self, key: str, most: int | None = None) -> bytes | None:
+        """The bytes of an object; None if there is none. One of more than `most` is not read."""
         ...
 
     def list(self, folder: str, after: str = "") -> list[str]:
@@ -57,4 +58,4 @@ def open_store(url: str, *, make: bool = True) -> Store:
     scheme = urlsplit(url).scheme
     if scheme == "sftp":
         return SftpStore(url)
-    return ObjectStore(url, make)
+    return FolderStore(url, make) if scheme in ("", "file") else ObjectStore(url)

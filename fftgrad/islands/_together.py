@@ -1,5 +1,6 @@
 """The processes of one island, of which the first alone talks to the store."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,11 +15,22 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def agree(value: int) -> int:
-    """What the first process says, on all."""
-    if jax.process_count() == 1:
-        return value
-    return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+NO, YES, FAILED = range(3)
+
+
+def first_says(ask: Callable[[], bool]) -> bool:
+    """What the first process answers, on all; where it fails, all do."""
+    told, failure = NO, None
+    if is_first():
+        try:
+            told = YES if ask() else NO
+        except Exception as error:
+            told, failure = FAILED, error
+    if jax.process_count() > 1:
+        told = int(multihost_utils.broadcast_one_to_all(np.int32(told)))
+    if told == FAILED:
+        raise failure or RuntimeError("Island: the first process of it failed.")
+    return told == YES
 
 
 def share(tree: PyTree) -> PyTree:

@@ -391,6 +391,72 @@ def test_a_change_that_is_under_way_is_in_the_residual(monkeypatch):
     np.testing.assert_array_equal(params, PUSH)
 
 
+def empty(store):
+    store.delete(tuple(store.list("")))
+
+
+def test_a_residual_of_a_store_that_was_emptied_since_is_refused():
+    """Its rounds and names are those of the new run, too."""
+    store = memory()
+    with greedy(store) as island:
+        island.step(island.params + PUSH)
+        residual = island.residual
+    empty(store)
+    with greedy(store) as island:
+        island.step(island.params)
+    with pytest.raises(ValueError, match="must be of this run, got one of another"):
+        greedy(store, residual)
+
+
+def test_nobody_goes_on_in_a_store_that_was_emptied_and_begun_anew(monkeypatch):
+    """By the same program, with the same settings and the same names."""
+    monkeypatch.setattr("fftgrad.islands._courier.PAUSE", 0.05)
+    store = memory()
+    with greedy(store) as island, greedy(memory()) as other:
+        params = island.step(island.params + PUSH)
+        empty(store)
+        for key in ("run.json", _keys.anchor(0)):
+            store.create(key, other._courier.performer._store.read(key))
+        island.step(params + PUSH)
+        while not island.trouble:
+            time.sleep(0.01)
+        assert "got that of another run" in island.trouble
+    assert store.list("") == [_keys.anchor(0), "run.json"]
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_steps_since_the_last_meeting_are_handed_in_at_the_end(delay):
+    """If the parameters are; else they are left out."""
+    settings = Settings(DENSE, every=4, rate=1.0, deadline=20.0)
+    for hands_in in (True, False):
+        store = memory()
+        with fg.islands.Island(
+            store, "a", jnp.zeros(3), settings=settings, outer=descent, delay=delay, blend=0.5
+        ) as island:
+            params = island.params
+            for _ in range(7 if delay == 0 else 3):
+                params = island.step(params + 1.0)
+            before = island._member.anchor.params[""].copy()
+            found = island.finish(params) if hands_in else island.finish()
+            assert len(island.outcomes) == (delay == 0) + hands_in
+            assert all(outcome.counted for outcome in island.outcomes)
+            np.testing.assert_allclose(found, params if hands_in else before)
+            np.testing.assert_array_equal(found, island._member.anchor.params[""])
+
+
+def test_at_the_end_the_meeting_under_way_comes_first():
+    settings = Settings(DENSE, every=4, rate=1.0, deadline=20.0)
+    with fg.islands.Island(
+        memory(), "a", jnp.zeros(3), settings=settings, outer=descent, delay=3, blend=0.5
+    ) as island:
+        params = island.params
+        for _ in range(5):
+            params = island.step(params + 1.0)
+        found = island.finish(params)
+        assert [outcome.counted for outcome in island.outcomes] == [True, True]
+        np.testing.assert_allclose(found, np.full(3, 4.5))  # half of the step after the meeting
+
+
 def test_a_residual_is_checked():
     store = memory()
     with greedy(store) as island:

@@ -81,6 +81,51 @@ def test_the_ends_are_trimmed_where_there_are_enough(count):
         np.testing.assert_allclose(found[path], kept.mean(0), atol=1e-5)
 
 
+SHARES = [0.1, 0.2, 0.3, 0.4]
+
+
+def test_weights_count_after_the_clip():
+    """Σ w · clip(v) / Σ w: a weight makes nothing longer, and none of the others shorter."""
+    changes = trees(4)
+    changes[3] = {k: 50 * leaf for k, leaf in changes[3].items()}
+    found = mean(fg.AllGather(fg.Identity(), fg.exchanges.MedianNormClip()), changes, SHARES)
+    flat = np.stack([np.concatenate([c[k].ravel() for k, _ in SHAPES]) for c in changes])
+    norms = np.linalg.norm(flat.astype(np.float64), axis=1)
+    clipped = flat * np.minimum(1.0, np.median(norms) / norms)[:, None]
+    wanted = np.array(SHARES) @ clipped
+    np.testing.assert_allclose(
+        np.concatenate([found[k].ravel() for k, _ in SHAPES]), wanted, rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_weights_count_after_the_ends_are_trimmed(count):
+    """In each coordinate, of those that are left."""
+    changes, shares = trees(count), np.array(SHARES[:count]) / sum(SHARES[:count])
+    exchange = fg.AllGather(fg.Identity(), fg.exchanges.TrimmedMean(trim=1))
+    found = mean(exchange, changes, list(shares))
+    for path, _ in SHAPES:
+        stacked = np.stack([change[path] for change in changes]).astype(np.float64)
+        order = np.argsort(stacked, axis=0)
+        trim = 1 if count > 2 else 0
+        values = np.take_along_axis(stacked, order, axis=0)[trim : count - trim]
+        weights = shares[order][trim : count - trim]
+        wanted = (weights * values).sum(0) / weights.sum(0)
+        np.testing.assert_allclose(found[path], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("average", ["MedianNormClip", "TrimmedMean"])
+def test_equal_weights_are_as_none(average):
+    exchange = fg.AllGather(fg.Identity(), getattr(fg.exchanges, average)())
+    rows = jnp.asarray(np.stack([c["w"].ravel() for c in trees(4)]))
+    counts, shares = jnp.array([True, True, False, True]), jnp.array([1, 1, 0, 1]) / 3.0
+
+    def of(*more):
+        return exchange.average.of(lambda row: (row,), rows, counts, *more)[0]
+
+    np.testing.assert_allclose(of(), of(shares), rtol=1e-5)
+
+
 def by_leaf(name, _):
     return fg.TopK(k=2) if name == "w" else fg.Identity()
 
@@ -101,7 +146,7 @@ def test_others_decode_what_was_sent(codec):
     (tree,) = trees(1)
     own, sent, *_ = programs.compress(fg.NoMemory(), tree, (), programs.init(), 5, 7)
     blobs = programs.to_bytes(own)
-    assert sum(map(len, blobs)) == programs.stored_bytes
+    assert list(map(len, blobs)) == programs.sizes
     again = programs.from_bytes([memoryview(blob) for blob in blobs])
     vectors = np.concatenate(programs.decode(again, 5))
     np.testing.assert_allclose(vectors, np.concatenate([sent[k].ravel() for k, _ in SHAPES]))
@@ -128,8 +173,8 @@ def anchor():
 
 
 READ = {
-    "contribution": _contribution.read,
-    "manifest": _manifest.read,
+    "contribution": lambda data: _contribution.read(data, 1),
+    "manifest": lambda data: _manifest.read(data, 3),
     "anchor": lambda data: _anchor.read(data, MODEL, fg.islands.nesterov),
 }
 WRITE = {
@@ -182,14 +227,39 @@ def test_any_bytes_are_refused(kind, data):
 )
 def test_a_manifest_of_another_kind_is_refused(change):
     with pytest.raises(DamagedError):
-        _manifest.read(json.dumps(json.loads(WRITTEN["manifest"]) | change).encode())
+        _manifest.read(json.dumps(json.loads(WRITTEN["manifest"]) | change).encode(), 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"counted": 3}, "does not say what counts"),
+        ({"by": "a"}, "does not say what counts"),
+        ({"round": 4}, "is that of round 4"),
+    ],
+    ids=str,
+)
+def test_a_manifest_with_a_right_checksum_may_be_wrong(change, says):
+    found = _frame.unpack_json(WRITTEN["manifest"])
+    with pytest.raises(DamagedError, match=says):
+        _manifest.read(_frame.pack_json(found | change), 3)
+
+
+def test_a_manifest_of_another_format_is_no_damage(monkeypatch):
+    """Or another one would be written in its place."""
+    monkeypatch.setattr(_frame, "FORMAT", 2)
+    data = _frame.pack_json(_frame.unpack_json(WRITTEN["manifest"]))
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="of format 1, got a manifest of round 3 of format 2") as e:
+        _manifest.read(data, 3)
+    assert not isinstance(e.value, DamagedError)
 
 
 def test_an_anchor_is_of_its_outer_optimizer():
     with pytest.raises(DamagedError, match="another outer optimizer"):
         _anchor.read(WRITTEN["anchor"], MODEL, optax.adam)
     other = Model.of({"w": jnp.zeros((4, 4))})
-    with pytest.raises(DamagedError, match="other parameters"):
+    with pytest.raises(DamagedError, match="of 4 parts, at most 2"):
         _anchor.read(WRITTEN["anchor"], other, fg.islands.nesterov)
 
 
@@ -203,13 +273,30 @@ def test_what_is_on_the_host_is_on_one_cpu_device():
 
 
 def test_a_damaged_manifest_is_named():
-    with pytest.raises(DamagedError, match=r"rounds/000000007/manifest.json: altered; put back"):
-        _manifest.read(WRITTEN["manifest"].replace(b'"weight": 1.5', b'"weight": 1.6'), 7)
-    with pytest.raises(DamagedError, match=r"rounds/000000007/manifest.json: no JSON"):
-        _manifest.read(b"{", 7)
+    with pytest.raises(DamagedError, match="altered"):
+        _manifest.read(WRITTEN["manifest"].replace(b'"weight": 1.5', b'"weight": 1.6'), 3)
+    with pytest.raises(DamagedError, match="no JSON"):
+        _manifest.read(b"{", 3)
 
 
-def test_an_object_has_no_more_parts_than_any_needs():
-    data = _frame.pack(b"TEST", {}, [b""] * 100_001)
-    with pytest.raises(DamagedError, match="of 100001 parts"):
-        _frame.unpack(b"TEST", data)
+def test_an_object_has_no_more_parts_than_it_should():
+    data = _frame.pack(b"TEST", {}, [b""] * 3)
+    _frame.unpack(b"TEST", data, 3)
+    with pytest.raises(DamagedError, match="of 3 parts, at most 2"):
+        _frame.unpack(b"TEST", data, 2)
+
+
+def test_a_header_is_no_longer_than_it_needs_to_be():
+    """What an object may have in all would have room for one of any length."""
+    data = _frame.pack(b"TEST", {"said": "x" * (_frame.MOST_HEADER + 200)}, [bytes(10)])
+    with pytest.raises(DamagedError, match=r"with a header of 1,048,\d+ bytes, at most 1,048,776"):
+        _frame.unpack(b"TEST", data, 1)
+
+
+@pytest.mark.parametrize("kind", ["contribution", "anchor"])
+def test_every_object_of_a_run_has_less_than_the_most(kind):
+    most = {
+        "contribution": _frame.most_bytes(Programs(SHAPES, SETTINGS.exchange).sizes),
+        "anchor": _anchor.most_bytes(MODEL, fg.islands.nesterov),
+    }
+    assert len(WRITTEN[kind]) < most[kind] < len(WRITTEN[kind]) + 1.1 * _frame.MOST_HEADER

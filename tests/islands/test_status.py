@@ -25,7 +25,7 @@ class Reader:
     def __init__(self, world):
         self.world = world
 
-    def read(self, key):
+    def read(self, key, most):
         return self.world.objects.get(key)
 
     def list(self, folder, after=""):
@@ -115,13 +115,13 @@ def test_a_day_has_the_bytes_of_its_contributions():
     settings = fg.islands.Settings(every=1, deadline=5.0)
     with fg.islands.Island(store, "a", params, settings=settings) as island:
         island.step(jax.tree.map(lambda leaf: leaf + 1.0, island.params))
-        (entry,) = island._member._named
+        (entry,) = island._member.gathering.named
         data = store.read(f"rounds/000000000/{entry}")
     day = fg.islands.sizing(params, settings, islands=4, seconds=100.0)
     assert day.contribution == pytest.approx(len(data), abs=150)
     model = Model.of(params)
     shapes = tuple((path, like.shape) for path, like in model.likes.items())
-    assert day.contribution > Programs(shapes, settings.exchange).stored_bytes
+    assert day.contribution > sum(Programs(shapes, settings.exchange).sizes)
     assert day.rounds == 864
     assert day.read == pytest.approx(864 * (3.25 * day.contribution + 4 * 400))
 
@@ -129,7 +129,7 @@ def test_a_day_has_the_bytes_of_its_contributions():
 def test_what_a_member_wrote_is_shown_as_text():
     """Neither markup nor what moves the cursor."""
     one = fg.islands.RoundStatus(3, "a", ["a"], [], {"b": "[/nothing] \x1b[2J"}, None, 0, 1.0)
-    found = fg.islands.Status(4, ["c\n"], 0, [], [one])
+    found = fg.islands.Status(4, ["c\n"], 0, [], [one], "")
     console = Console(width=120, file=io.StringIO())
     console.print(_islands.show(found))
     assert "b: [/nothing] ?[2J" in console.file.getvalue()
@@ -140,4 +140,18 @@ def test_a_damaged_manifest_is_told_beside_the_others(folder):
     (pathlib.Path(folder) / "rounds/000000005/manifest.json").write_text("{")
     found = fg.islands.status(folder)
     assert len(found.rounds) == 8
-    assert "rounds/000000005/manifest.json: no JSON" in found.rounds[5].refused["?"]
+    told = "rounds/000000005/manifest.json is damaged (no JSON)"
+    assert found.rounds[5].refused["?"] == told
+
+
+def test_a_round_whose_manifest_is_damaged_is_open(folder):
+    (pathlib.Path(folder) / "rounds/000000007/manifest.json").write_text("{")
+    assert fg.islands.status(folder).open == 7
+
+
+def test_a_damaged_run_is_told(folder, capsys):
+    run = pathlib.Path(folder) / "run.json"
+    run.write_bytes(run.read_bytes().replace(b"0.7", b"0.8"))
+    assert fg.islands.status(folder).trouble == "run.json is damaged (altered)"
+    assert main(["islands", "status", folder]) == 0
+    assert "run.json is damaged (altered)" in capsys.readouterr().out

@@ -14,11 +14,17 @@ import time
 import pytest
 
 import fftgrad as fg
-from fftgrad.islands import _perform, _sftp
+from fftgrad.islands import _folder, _perform, _sftp
+from fftgrad.islands._frame import TooLargeError
 from fftgrad.islands._perform import Performer, StoreError
 from fftgrad.islands._requests import Create, Delete, List, Read, settle
 
 SERVERS = ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "sftp-server")
+
+
+def servers():
+    """OpenSSH's server of SFTP, where it may be."""
+    return filter(None, (os.environ.get("SFTP_SERVER"), *SERVERS))
 
 
 @contextlib.contextmanager
@@ -74,7 +80,7 @@ class Piped(_sftp.SftpStore):
     def connect(self):
         paramiko = pytest.importorskip("paramiko")
         here, there = socket.socketpair()
-        program = next(filter(None, map(shutil.which, (os.environ.get("SFTP_SERVER"), *SERVERS))))
+        program = next(filter(None, map(shutil.which, servers())))
         server = subprocess.Popen([program], stdin=there, stdout=there)
         there.close()
         client = paramiko.SFTPClient(End(fileno=here.detach()))
@@ -90,7 +96,7 @@ class Piped(_sftp.SftpStore):
 @contextlib.contextmanager
 def sftp(path):
     pytest.importorskip("paramiko")
-    if not any(map(shutil.which, filter(None, (os.environ.get("SFTP_SERVER"), *SERVERS)))):
+    if not any(map(shutil.which, servers())):
         pytest.skip("there is no sftp-server of OpenSSH")
     made = []
 
@@ -125,6 +131,15 @@ def test_an_object_is_made_once_and_listed(make):
     store.delete(("a/b/c", "a/b/none"))
     assert store.read("a/b/c") is None
     assert store.create("a/b/c", b"third")
+
+
+def test_an_object_that_is_too_large_is_not_read(make):
+    store = make()
+    assert store.create("a/b", b"12345")
+    assert store.read("a/b", 5) == b"12345"
+    with pytest.raises(TooLargeError, match="too large: 5 bytes, at most 4"):
+        store.read("a/b", 4)
+    assert store.read("a/b") == b"12345"  # and the store goes on
 
 
 def test_of_many_at_once_one_wins(make):
@@ -191,7 +206,7 @@ class Flaky:
         self._maybe()
         return self.objects.setdefault(key, data) is data and not self.effect
 
-    def read(self, key):
+    def read(self, key, most):
         self._maybe()
         return self.objects.get(key)
 
@@ -214,7 +229,7 @@ def test_requests_are_tried_again_with_longer_pauses_and_counted():
     assert performer.run(iter_of(Create("a", b"123"))) is True
     assert len(pauses) == 3
     assert all(0.5 <= pause / bound <= 1 for pause, bound in zip(pauses, BOUNDS, strict=True))
-    assert performer.run(iter_of(Read("a"))) == b"123"
+    assert performer.run(iter_of(Read("a", 3))) == b"123"
     performer.run(iter_of(List("")))
     performer.run(iter_of(Delete(("a", "b"))))
     counted = {"creates": 4, "reads": 1, "lists": 1, "deletes": 2, "written": 12, "read": 3}
@@ -228,8 +243,25 @@ def iter_of(request):
 def test_a_store_that_stays_away_is_an_error():
     performer = Performer(Flaky(100), wait=bool)
     with pytest.raises(StoreError, match=r"must read 'a', got OSError: away; see whether"):
-        performer.run(iter_of(Read("a")))
+        performer.run(iter_of(Read("a", 3)))
     assert performer.traffic["reads"] == _perform.RETRIES + 1
+
+
+def test_a_store_of_ones_own_need_not_ask_for_sizes():
+    """What is too large is refused all the same, and the protocol told why."""
+    store = Flaky(0)
+    store.objects["a"] = b"12345"
+    told = []
+
+    def steps():
+        try:
+            yield Read("a", 4)
+        except TooLargeError as error:
+            told.append(str(error))
+        return (yield Read("a", 5))
+
+    assert Performer(store, wait=bool).run(steps()) == b"12345"
+    assert told == ["too large: 5 bytes, at most 4"]
 
 
 def test_what_is_forbidden_is_not_tried_again():
@@ -242,7 +274,7 @@ def test_what_is_forbidden_is_not_tried_again():
 def test_an_answer_that_was_lost_changes_nothing():
     """The object was made, and the second try finds it."""
     performer = Performer(Flaky(1, effect=True), wait=bool)
-    assert performer.run(settle("a", b"mine")) == b"mine"
+    assert performer.run(settle("a", b"mine", 4)) == b"mine"
 
 
 def test_a_folder_that_may_not_be_written_is_answered(tmp_path):
@@ -252,3 +284,86 @@ def test_a_folder_that_may_not_be_written_is_answered(tmp_path):
     performer = Performer(fg.islands.open_store(str(tmp_path)), wait=bool)
     with pytest.raises(StoreError):
         performer.run(iter_of(Create("a", b"")))
+
+
+def test_an_object_of_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """And its name is before it is said to be made: the order that a power failure leaves."""
+    told = []
+    for name in ("fsync", "link"):
+        real = getattr(os, name)
+
+        def watched(*args, name=name, real=real):
+            path = pathlib.Path(f"/proc/self/fd/{args[0]}").resolve() if name == "fsync" else None
+            told.append(path.name if path else "link")
+            return real(*args)
+
+        monkeypatch.setattr(_folder.os, name, watched)
+    store = fg.islands.open_store(str(tmp_path / "run"))
+    assert store.create("a/b", b"1")
+    assert told[:2] == ["run", "run"]  # the folders made
+    upload, *rest = told[2:]
+    assert len(upload) == 32
+    assert rest == ["link", "a"]
+
+
+def test_an_object_that_did_not_come_to_the_disk_has_no_name(tmp_path, monkeypatch):
+    def broken(_):
+        raise OSError(5, "the disk is gone")
+
+    store = fg.islands.open_store(str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(_folder.os, "fsync", broken)
+        with pytest.raises(OSError, match="the disk is gone"):
+            store.create("a/b", b"1")
+    assert store.list("") == []
+    assert store.create("a/b", b"1")
+
+
+def test_a_folder_that_is_away_is_not_made(tmp_path):
+    store = fg.islands.open_store(str(tmp_path / "run"))
+    (tmp_path / "run").rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError):
+        store.create("a/b", b"1")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="must be that of a store"):
+        fg.islands.open_store(str(tmp_path / "run"), make=False)
+
+
+def test_what_sftp_could_not_write_is_not_renamed(tmp_path, monkeypatch):
+    """Answers to writes that were sent ahead are looked at before the object gets its name."""
+    with sftp(tmp_path) as make:
+        store = make()
+        store.create("a", b"1")
+        client = store._client
+        ask, hear, writes = client._async_request, client._read_response, set()
+
+        def asked(fileobj, kind, *args):
+            number = ask(fileobj, kind, *args)
+            if kind == 6:  # SSH_FXP_WRITE
+                writes.add(number)
+            return number
+
+        def heard(number=None):
+            answer = hear(number)
+            if number in writes:
+                raise OSError("no space left on the server")
+            return answer
+
+        monkeypatch.setattr(client, "_async_request", asked)
+        monkeypatch.setattr(client, "_read_response", heard)
+        with pytest.raises(OSError, match="no space left"):
+            store.create("b", os.urandom(100_000))
+        assert make().read("b") is None
+        assert not list((tmp_path / "run" / _folder.UPLOADS).iterdir())
+
+
+def test_sftp_brings_an_object_to_the_disk_where_the_server_does(tmp_path, monkeypatch):
+    with sftp(tmp_path) as make:
+        store = make()
+        store.create("a", b"1")
+        assert store._syncs is True  # OpenSSH's has the extension
+        other = make()
+        monkeypatch.setattr(_sftp, "FSYNC", "fsync@nowhere")
+        assert other.create("b", b"2")
+        assert other._syncs is False
+        assert other.read("b") == b"2"

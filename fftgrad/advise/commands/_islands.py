@@ -61,6 +61,8 @@ def show(found: Status) -> Table:
     out = Table.grid()
     out.add_row(_islands(found))
     out.add_row(_rounds(found))
+    if found.trouble:
+        out.add_row(_plain(found.trouble))
     came = _plain(", ".join(found.came)) or "nobody yet"
     out.add_row(f"open: round {found.open}, came: {came}; newest anchor: round {found.anchor}")
     out.add_row(

@@ -1,0 +1,211 @@
+"""What a round leaves: who counted, whom the next waits for, what is kept, and what is removed."""
+
+import jax
+import numpy as np
+from simulation import PARAMS, SETTINGS, Actor, World, run
+
+import fftgrad as fg
+from fftgrad.islands import _anchor, _anchors, _contribution, _fetch, _judge, _keys
+from fftgrad.islands._contribution import Contribution
+from fftgrad.islands._gathering import Gathering
+from fftgrad.islands._keys import Who
+from fftgrad.islands._ledger import Change, Ledger
+from fftgrad.islands._manifest import Entry, Manifest
+from fftgrad.islands._model import Model
+from fftgrad.islands._perform import Performer
+from fftgrad.islands._programs import Programs
+from fftgrad.islands._requests import Create, Delete, List, Read
+
+MODEL = Model.of(PARAMS)
+PROGRAMS = Programs.of(MODEL, SETTINGS.exchange)
+
+
+class Store:
+    """A world as a store."""
+
+    def __init__(self, world):
+        self.world = world
+
+    def create(self, key, data):
+        return self.world.answer(Create(key, data))
+
+    def read(self, key, most):
+        return self.world.answer(Read(key, most))
+
+    def list(self, folder, after):
+        return self.world.answer(List(folder, after))
+
+    def delete(self, keys):
+        return self.world.answer(Delete(keys))
+
+
+def answered(steps, world):
+    """What comes of steps in a world where nobody else is."""
+
+    def wait(seconds):
+        world.now += seconds
+
+    return Performer(Store(world), clock=lambda: world.now, wait=wait).run(steps)
+
+
+def anchor(number, expected=("a", "b", "c")):
+    first = _anchor.first(PARAMS, fg.islands.nesterov, SETTINGS)
+    return _anchor.make(number, first.params, first.outer, SETTINGS, expected)
+
+
+def contribution(who, before, base=None, scale=1.0):
+    tree = {path: np.full(leaf.shape, scale, np.float32) for path, leaf in PARAMS.items()}
+    payloads, *_ = PROGRAMS.compress(fg.NoMemory(), tree, (), PROGRAMS.init(), before.round, 0)
+    header = Contribution(
+        who,
+        round=before.round,
+        base=before.round if base is None else base,
+        anchor=before.digest,
+        settings=SETTINGS.digest,
+        model=MODEL.digest,
+        weight=1.0,
+        loss=None,
+        held=0.0,
+        traffic={},
+        wish=None,
+        fault="",
+        blobs=[],
+    )
+    return _contribution.write(header, PROGRAMS.to_bytes(payloads))
+
+
+def judged(before, found, left=()):
+    gathering = Gathering(before, 10**6, found=found, left=set(left))
+    return _judge.judge(gathering, MODEL.digest, PROGRAMS, Who("a", 1), 0.0)
+
+
+def test_of_a_name_the_newest_start_counts():
+    """Its earlier one handed in before it died."""
+    before, starts = anchor(7), [Who("a", 1), Who("b", 2), Who("b", 3)]
+    manifest = judged(before, {who: contribution(who, before) for who in starts})
+    assert [entry.who for entry in manifest.counted] == [Who("a", 1), Who("b", 3)]
+    ((name, start, reason),) = manifest.refused
+    assert (name, start, reason) == ("b", 2, "of an earlier start of its name")
+
+
+def test_a_slow_island_counts_and_is_not_waited_for():
+    """Its change starts from the round before."""
+    before, names = anchor(7), "abc"
+    found = {Who(n, 1): contribution(Who(n, 1), before, 6 if n == "c" else 7) for n in names}
+    manifest = judged(before, found)
+    assert [entry.island for entry in manifest.counted] == ["a", "b", "c"]
+    assert manifest.expected == ["a", "b"]
+
+
+def test_who_left_is_not_missed():
+    before = anchor(7)
+    found = {Who("a", 1): contribution(Who("a", 1), before)}
+    assert judged(before, found, left={"b"}).missed == ["c"]
+
+
+def test_a_reason_is_no_longer_than_people_read():
+    before, who = anchor(7), Who("b", 1)
+    (good,) = (contribution(Who("a", 1), before),)
+    long = _contribution.read(contribution(who, before), 1)
+    bad = _contribution.write(long._replace(loss="x" * 10_000), [bytes(b) for b in long.blobs])
+    manifest = judged(before, {Who("a", 1): good, who: bad})
+    assert len(manifest.refused[0].reason) == _judge.MOST_REASON
+
+
+def store_of(rounds, anchors):
+    """Two contributions and a manifest of each round, and some anchors."""
+    world = World(0)
+    keys = [_keys.anchor(number) for number in anchors]
+    for number in range(rounds):
+        keys += [_keys.contribution(number, Who(name, 1)) for name in "ab"]
+        keys += [_keys.manifest(number), _keys.manifest(number, 1)]
+    for key in keys:
+        world.objects[key], world.made[key] = b"", 0.0
+    return world
+
+
+def test_two_anchors_are_kept_and_all_that_goes_on_from_the_older_one():
+    world = store_of(9, [0, 3, 6])
+    answered(_anchors.keep(anchor(9)), world)
+    kept = sorted(key for key in world.objects if key.startswith(_keys.ANCHORS))
+    assert kept == [_keys.anchor(6), _keys.anchor(9)]
+    rounds = {_keys.number_of(key) for key in world.objects if _keys.contributors([key])}
+    assert rounds == {6, 7, 8}
+    assert sum(map(_keys.is_manifest, world.objects)) == 18  # the log stays whole
+
+
+def entry_of(who, data):
+    digest = _contribution.digest(data)
+    return Entry(*who, digest, len(data), 1.0, 3, None, 1.0, 0.0, {})
+
+
+def fetched(entry, mine, world):
+    def nothing():
+        yield from ()
+
+    return answered(_fetch.fetch(3, entry, mine, 100, 60.0, nothing), world)
+
+
+def test_what_a_manifest_names_is_what_is_obeyed():
+    """Neither what the island had read before, nor what is there by now, if that is other bytes."""
+    who, world = Who("b", 1), World(0)
+    entry, key = entry_of(who, b"right"), _keys.contribution(3, who)
+    world.objects[key], world.made[key] = b"right", 0.0
+    assert fetched(entry, None, world) == b"right"
+    assert fetched(entry, b"wrong", world) == b"right"
+    world.objects[key] = b"wrong"
+    assert fetched(entry, b"right", world) == b"right"
+    assert fetched(entry, None, world) is None
+    world.objects[key] = bytes(101)
+    assert fetched(entry, None, world) is None
+
+
+def test_islands_draw_differently():
+    """Rounding by chance alike on all would not average out."""
+    codec = fg.LogLevels(bits=3, rounding="stochastic")
+    settings = fg.islands.Settings(fg.AllGather(codec), islands=2, deadline=60.0)
+    rng = np.random.default_rng(0)
+    tree = {k: rng.standard_normal(v.shape).astype(np.float32) for k, v in PARAMS.items()}
+
+    class Alike(Actor):
+        def change(self, _, base):
+            return super().change(tree, base)
+
+    world = World(67)
+    run([Alike(world, name, 1, 10.0, settings=settings) for name in "ab"], lambda _: None)
+    keys = [_keys.contribution(0, Who(name, 1)) for name in "ab"]
+    one, two = (bytes(_contribution.read(world.objects[key], 1).blobs[0]) for key in keys)
+    assert len(one) == len(two)
+    assert one != two
+
+
+def stateful():
+    """A ledger whose codec remembers, with a contribution that is pending."""
+    programs = Programs.of(MODEL, fg.AllGather(fg.codecs.AdaComp(bin_size=4)))
+    rng = np.random.default_rng(0)
+    tree = {k: rng.standard_normal(v.shape).astype(np.float32) for k, v in PARAMS.items()}
+    ledger, change = Ledger(fg.ErrorFeedback(), MODEL), Change(tree, 3, 1.0, None)
+    _, pending = ledger.compress(programs, change, 3, 1)
+    ledger.hand_in(pending, change)
+    return ledger, pending
+
+
+def closed(counted):
+    data = b""
+    entries = [entry_of(Who("a", 1), data)] if counted else []
+    return Manifest(3, Who("b", 1), "", entries, [], [], None, None, 0.0)
+
+
+def same(one, two):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_a_codec_remembers_what_counted_and_not_what_came_too_late():
+    ledger, pending = stateful()
+    assert jax.tree.leaves(pending.states)
+    ledger.resolve(closed(counted=True), Who("a", 1))
+    assert same(ledger.nothing(4).states, pending.states)
+    ledger, _ = stateful()
+    ledger.resolve(closed(counted=False), Who("a", 1))
+    assert ledger.nothing(4).states is None

@@ -1,0 +1,311 @@
+"""What is damaged in the store ends nobody's run, and is named."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from simulation import PARAMS, SETTINGS, Actor, World, run, same_bits
+
+import fftgrad as fg
+from fftgrad.islands import _keys
+from fftgrad.islands._perform import StoreError
+from fftgrad.islands._requests import Create
+
+
+def ends(_):
+    return None
+
+
+def cut(data):
+    return data[:-9]
+
+
+def flipped(data):
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def emptied(_):
+    return b""
+
+
+def enlarged(data):
+    return data + b" " * (1 << 24)
+
+
+class Troubled(Actor):
+    """Whose troubles are kept."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.told = set()
+
+    def note(self):
+        super().note()
+        self.told.add(self.member.trouble)
+
+
+class Damages(Actor):
+    """After its third change the manifest of round 1, which it has obeyed, is damaged."""
+
+    whole = b""
+
+    def note(self):
+        super().note()
+        if len(self.changes) > 2 and self.world.objects.get(_keys.manifest(1)):
+            self.whole = self.world.objects[_keys.manifest(1)]
+            self.world.objects[_keys.manifest(1)] = b""
+
+
+SPARE = dataclasses.replace(SETTINGS, anchors=6)
+
+
+class Spoils(Troubled):
+    """Whose store damages some objects when they are written, and says that they are whole."""
+
+    damage, keys = staticmethod(cut), ()
+
+    def spoiled(self, request):
+        if isinstance(request, Create) and request.key in self.keys:
+            return request._replace(data=self.damage(request.data))
+        return request
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("damage", [cut, flipped, emptied, enlarged])
+def test_a_manifest_that_is_damaged_when_it_is_written_is_written_again(damage, copies):
+    world = World(50)
+    keys = [_keys.manifest(2), "rounds/000000002/manifest.1.json"][:copies]
+
+    class Cuts(Spoils):
+        pass
+
+    Cuts.damage, Cuts.keys = staticmethod(damage), keys
+    everyone = run([Cuts(world, name, 6, 10.0) for name in "abc"], ends)
+    digests = same_bits(everyone)
+    assert set(digests) == set(range(7))
+    assert [len(manifest.counted) for manifest in world.manifests()] == [3] * 6
+    for actor in everyone:
+        assert actor.failure is None, actor.failure
+        actor.check_law()
+    told = {trouble for actor in everyone for trouble in actor.told}
+    assert any(trouble.startswith("rounds/000000002/manifest.json is damaged") for trouble in told)
+
+
+def test_who_joins_passes_a_damaged_manifest_by_an_anchor():
+    """The others obeyed it when it was whole."""
+    world = World(51)
+    others = [Damages(world, name, 10, 30.0, settings=SPARE) for name in "ab"]
+    joiner = Actor(world, "c", 4, 30.0, settings=SPARE)
+    joiner.ready = 170.0
+    with pytest.warns(UserWarning, match="rounds/000000001/manifest.json is damaged"):
+        everyone = run([*others, joiner], ends)
+    same_bits(everyone)
+    world.objects[_keys.manifest(1)] = others[0].whole or others[1].whole
+    for actor in everyone:
+        assert actor.failure is None, actor.failure
+        actor.check_law()
+    assert sorted(joiner.digests)[:3] == [0, 1, SPARE.anchors]
+    assert sum(outcome.counted for outcome in joiner.member.ledger.outcomes) == 4
+
+
+def test_where_all_who_obeyed_a_damaged_manifest_are_dead_it_is_written_again():
+    """What they handed in to the round after it is no reason to wait for ever."""
+    world = World(52)
+
+    class Mortal(Actor):
+        def turn(self):
+            super().turn()
+            mine = [o for o in world.objects if o.startswith(f"rounds/000000002/{self.name}.")]
+            self.dead = self.dead or bool(mine)
+
+    run([Mortal(world, name, 9, 10.0) for name in "abc"], ends)
+    assert _keys.manifest(1) in world.objects
+    world.objects[_keys.manifest(1)] = b""
+    with pytest.warns(UserWarning, match="rounds/000000001/manifest.json is damaged"):
+        back = run([Actor(world, name, 4, 10.0) for name in "abc"], ends)
+    same_bits(back)
+    for actor in back:
+        assert actor.failure is None, actor.failure
+        actor.check_law()
+    assert "rounds/000000001/manifest.1.json" in world.objects
+    assert len(world.manifests()) >= 5
+
+
+def test_a_contribution_in_a_round_that_was_passed_by_an_anchor_is_not_sent_twice():
+    """Its manifest is damaged, and nobody can say whether it counted."""
+    world = World(53)
+
+    class Late(Actor):
+        """It cannot reach the store for a while, after it has handed in."""
+
+        def postpones(self, request):
+            folder = getattr(request, "folder", "") == _keys.round_folder(1)
+            written = _keys.contribution(1, self.member.who) in world.objects
+            if folder and written and not self.waited:
+                self.waited = True
+                return 300.0
+            return 0.0
+
+    late = Late(world, "c", 6, 10.0)
+    late.waited = False
+    everyone = run([Damages(world, "a", 20, 10.0), Damages(world, "b", 20, 10.0), late], ends)
+    same_bits(everyone)
+    assert late.failure is None, late.failure
+    fate = next(o for o in late.member.ledger.outcomes if o.round == 1)
+    assert "rounds/000000001/manifest.json is damaged" in fate.reason
+    assert (fate.counted, fate.kept) == (False, False)
+    assert late.member.ledger.outcomes[-1].counted
+
+
+def test_a_contribution_that_was_damaged_and_whose_answer_was_lost_is_no_other_islands():
+    world = World(60)
+
+    class Unlucky(Actor):
+        lost = False
+
+        def turn(self):
+            super().turn()
+            key = _keys.contribution(1, self.member.who)
+            if not self.lost and key in world.objects:
+                self.lost, world.objects[key] = True, cut(world.objects[key])
+                self._error = StoreError("the answer was lost")
+
+    actors = [Actor(world, "a", 5, 10.0), Actor(world, "b", 5, 10.0), Unlucky(world, "c", 5, 10.0)]
+    everyone = run(actors, ends)
+    same_bits(everyone)
+    for actor in everyone:
+        assert actor.failure is None, actor.failure
+        actor.check_law()
+    ((name, _, reason),) = world.manifests()[1].refused
+    assert (name, reason) == ("c", "altered, or cut off")
+
+
+def test_a_damaged_run_is_told_to_who_starts_and_ends_nobody():
+    world = World(54)
+
+    class Damages(Troubled):
+        def note(self):
+            super().note()
+            if len(self.changes) == 2:
+                world.objects[_keys.RUN] = flipped(self.member.run)
+
+    everyone = run([Damages(world, name, 5, 10.0) for name in "abc"], ends)
+    same_bits(everyone)
+    for actor in everyone:
+        assert actor.failure is None, actor.failure
+        assert [outcome.counted for outcome in actor.member.ledger.outcomes] == [True] * 5
+        assert any("run.json is damaged (altered), and nobody can join" in t for t in actor.told)
+    (late,) = run([Actor(world, "d", 1, 10.0)], ends)
+    assert "must have a run.json that is whole, got one that is altered" in str(late.failure)
+
+
+@pytest.mark.parametrize("damage", [emptied, enlarged, lambda _: b"nex"])
+def test_a_damaged_claim_leaves_the_name_to_who_had_it(damage):
+    world = World(55)
+    taken = _keys.claim(_keys.Who("a", 2), "taken")
+
+    class First(Actor):
+        def note(self):
+            super().note()
+            if self.member.who.incarnation:
+                world.objects[taken], world.made[taken] = damage(b""), 0.0
+
+    first = First(world, "a", 8, 10.0)
+    second = Actor(world, "a", 3, 10.0)
+    second.ready = 25.0
+    run([first, second, Actor(world, "b", 8, 10.0)], ends)
+    assert first.failure is None, first.failure
+    assert [outcome.counted for outcome in first.member.ledger.outcomes] == [True] * 8
+    assert "whose claim is damaged; take another name" in str(second.failure)
+
+
+def test_what_is_too_large_is_no_anchor_and_no_run():
+    world = World(56)
+    everyone = run([Actor(world, name, 4, 10.0) for name in "abc"], ends)
+    world.objects[_keys.anchor(9)] = bytes(1 << 24)
+    world.made[_keys.anchor(9)] = 0.0
+    (joiner,) = run([Actor(world, "d", 2, 10.0)], ends)
+    same_bits([*everyone, joiner])
+    assert joiner.failure is None, joiner.failure
+    world.objects[_keys.RUN] = bytes((1 << 24) + 1)
+    (late,) = run([Actor(world, "e", 1, 10.0)], ends)
+    assert "too large: 16,777,217 bytes, at most 16,777,216" in str(late.failure)
+
+
+def test_an_anchor_that_is_damaged_is_passed_over_for_the_one_before():
+    """Two are kept for that."""
+    world = World(57)
+    everyone = run([Actor(world, name, 9, 10.0) for name in "abc"], ends)
+    kept = sorted(key for key in world.objects if key.startswith(_keys.ANCHORS))
+    assert kept == [_keys.anchor(6), _keys.anchor(9)]
+    world.objects[kept[-1]] = cut(world.objects[kept[-1]])
+    (joiner,) = run([Actor(world, "d", 2, 10.0)], ends)
+    digests = same_bits([*everyone, joiner])
+    assert joiner.failure is None, joiner.failure
+    assert min(joiner.digests) == 6
+    assert joiner.digests[9] == digests[9]
+
+
+def test_a_manifest_that_names_what_was_altered_since_is_not_obeyed_with_it():
+    """Who had not read it waits for the anchor of those who had."""
+    world = World(58)
+
+    class Slow(Actor):
+        """It does not look into round 1 before it is closed."""
+
+        def postpones(self, request):
+            if getattr(request, "folder", "") != _keys.round_folder(1) or self.waited:
+                return 0.0
+            self.waited = True
+            return 200.0
+
+    class Damages(Actor):
+        def note(self):
+            super().note()
+            if len(self.changes) > 2:
+                key = _keys.contribution(1, self.member.who)
+                values = np.frombuffer(world.ever(key), np.uint8).copy()
+                values[-20] ^= 1
+                if key in world.objects and not self.damaged:
+                    self.damaged, world.objects[key] = True, values.tobytes()
+
+    damages = [Damages(world, name, 15, 10.0) for name in "ab"]
+    for actor in damages:
+        actor.damaged = False
+    slow = Slow(world, "c", 5, 10.0)
+    slow.waited = False
+    everyone = run([*damages, slow], ends)
+    same_bits(everyone)
+    assert slow.failure is None, slow.failure
+    assert 2 not in slow.digests
+    assert all(np.isfinite(slow.member.anchor.params[path]).all() for path in PARAMS)
+
+
+def test_a_start_that_waits_for_an_anchor_takes_itself_for_no_living_island():
+    """Of a name that was there before: it would answer its own earlier claim."""
+    world = World(59)
+
+    again = Actor(world, "c", 3, 30.0, settings=SPARE)
+    again.ready = 190.0
+
+    class Mortal(Actor):
+        def change(self, tree, base):
+            self.dead = base == 1
+            return super().change(tree, base)
+
+    first = Mortal(world, "c", 3, 30.0, settings=SPARE)
+    others = [Damages(world, name, 10, 30.0, settings=SPARE) for name in "ab"]
+    with pytest.warns(UserWarning, match="manifest.json is damaged"):
+        run([*others, first, again], ends)
+    assert again.failure is None, again.failure
+    fates = again.member.ledger.outcomes
+    assert all(fate.counted or fate.kept for fate in fates)
+    assert len(fates) == 3
+
+
+def test_settings_are_no_longer_than_any_exchange():
+    text = "AllGather(codec=TopK(k=" + "1" * (1 << 14) + "))"
+    told = fg.islands.Settings().as_dict() | {"exchange": text}
+    with pytest.raises(ValueError, match="an exchange of its own"):
+        fg.islands._settings.read_settings(told)
