@@ -1,0 +1,106 @@
+"""1-bit Adam by its authors: the exchange of two stages, in plain torch."""
+
+import pathlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from others._compare import Row, apart, imported, package, pmean, run, together
+
+import fftgrad as fg
+
+REPOSITORY = "microsoft/DeepSpeed"
+LICENSE = "Apache-2.0"
+WORKERS, VALUES = 4, 640
+
+
+class RootMeanSquare(fg.Quantizer):
+    """Quantizer: the sign of each value, and the root of the mean square of all."""
+
+    def compress(self, x: jax.Array, state: Any, step: fg.Step) -> fg.Compressed:
+        """A bit for each value, in 32."""
+        sign = jnp.where(x < 0, -1.0, 1.0)
+        return fg.Compressed(fg.Payload(sign, jnp.sqrt(jnp.mean(jnp.square(x)))[None]))
+
+    def decompress(self, payload: fg.Payload, like: Any, step: fg.Step) -> jax.Array:
+        """Signs of one magnitude."""
+        return payload.main * payload.side
+
+
+class Packer:
+    """In place of a kernel: bits as bytes."""
+
+    def load(self) -> "Packer":
+        """Nothing to load."""
+        return self
+
+    def packbits(self, values: Any, size: int, rank: int) -> Any:
+        """The signs; zero counts as positive, as in their scale."""
+        import torch
+
+        del size, rank
+        return torch.from_numpy(np.packbits(values.numpy() >= 0))
+
+    def unpackbits(self, words: Any, size: int, rank: int) -> Any:
+        """Ones and minus ones."""
+        import torch
+
+        del size, rank
+        return torch.from_numpy(2.0 * np.unpackbits(words.numpy()) - 1)
+
+
+def theirs(rank: int, checkout: pathlib.Path, row: np.ndarray) -> Any:
+    """The mean, the error of the worker and that of its shard after one step."""
+    import torch
+    import torch.distributed as dist
+
+    device = types.SimpleNamespace(current_device_name=lambda: "cpu")
+    package(checkout, "deepspeed", comm=dist)
+    sys.modules["deepspeed.comm"] = dist
+    sys.modules["deepspeed.accelerator"] = _module(get_accelerator=lambda: device)
+    sys.modules["deepspeed.ops.op_builder"] = _module(PackbitsBuilder=Packer)
+    for name in ("deepspeed.ops", "deepspeed.runtime"):
+        package(checkout, name)
+    sys.modules["deepspeed.runtime"].__path__ = [str(checkout / "deepspeed/runtime")]
+    backend = imported(checkout, "deepspeed.runtime.comm.compressed").CompressedBackend()
+    error, shard = torch.zeros(VALUES), torch.zeros(VALUES // WORKERS)
+    mean = backend.compressed_allreduce(torch.from_numpy(row[rank].copy()), error, shard, rank)
+    return mean.numpy(), error.numpy(), shard.numpy()
+
+
+def _module(**contents: Any) -> Any:
+    module = types.ModuleType("stand-in")
+    vars(module).update(contents)
+    return module
+
+
+def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
+    """Rows for one step, with their magnitude and with ours."""
+    del smoke
+    rng = np.random.default_rng(9)
+    sizes = np.array([1.0, 2.0, 0.5, 4.0])[:, None]
+    row = (sizes * rng.choice([-1.0, 1.0], (WORKERS, VALUES))).astype(np.float32)
+    found = together(theirs, WORKERS, checkout, row)
+    words = f"{VALUES} values of one magnitude on each of {WORKERS} workers, one step"
+    for codec, ours in ((RootMeanSquare(), "their magnitude"), (fg.Sign(), "`Sign`")):
+        tx = pmean(fg.TwoStage(codec, workers=WORKERS), fg.ErrorFeedback())
+        updates, state = run(tx, row[None])
+        shards = np.asarray(optax.tree.get(state, "shards")[0]).reshape(WORKERS, -1)
+        if codec == fg.Sign():
+            signs = int(np.sum(np.sign(updates[0]) != np.sign(found[0][0])))
+            unit = f"of {VALUES} signs"
+            differs = (
+                "a root of the mean square there, a mean magnitude here; of the later steps, one "
+                "for all of a worker's values there, one for each shard here"
+            )
+            yield Row("the same", "`TwoStage(Sign())`", words, signs, unit, 0.0, differs)
+            return
+        mean = apart(updates[0], found[0][0])
+        yield Row("`CompressedBackend`, the mean", f"`TwoStage` of {ours}", words, mean)
+        error = apart(shards, np.stack([shard for _, _, shard in found]))
+        yield Row("its error of the server", "the residual of a shard", words, error)
