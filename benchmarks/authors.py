@@ -33,6 +33,7 @@ NAMES = (
     "choco",
     "datalens",
     "deepspeed",
+    "terngrad",
     "error_feedback_tight",
 )
 COLUMNS = ("theirs", "ours", "inputs", "largest difference", "verdict", "by choice")

@@ -3,12 +3,13 @@
 import pathlib
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from others._compare import AXIS, Row, apart, imported
+from others._compare import AXIS, Row, apart, draws, imported
 
 import fftgrad as fg
 from fftgrad.contrib import gossip
@@ -109,3 +110,21 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
             differs="gossip comes before the gradient of the next step here, and after it there: "
             "ours was given gradients where theirs takes them",
         )
+
+    quantize = imported(checkout / "convex_code", "logistic").qsgd_quantize
+    key = jax.random.key(3)
+    x = np.random.default_rng(3).standard_normal(1000).astype(np.float32)
+    with mock.patch.object(np.random, "rand", return_value=draws(key, x.size)):
+        expected = quantize(x.astype(np.float64), 7, False)
+    codec, step, like = (
+        fg.UniformLevels(bits=4, bucket=x.size),
+        fg.Step(0, key, key),
+        jnp.asarray(x),
+    )
+    found = fg.decompress(codec, fg.compress(codec, like, step=step), like, step=step)
+    yield Row(
+        "`qsgd_quantize`, unbiased",
+        "`UniformLevels(4)`",
+        f"{x.size} normal values in one bucket, 7 levels, our uniform numbers",
+        apart(found, expected),
+    )

@@ -4,7 +4,12 @@ import json
 import os
 import pathlib
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+
+import fftgrad as fg
 
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "benchmarks/results/others").glob("*.json"))
@@ -57,12 +62,6 @@ def test_the_largest_difference_is_relative_to_the_largest_magnitude(imported):
 
 def test_the_numbers_that_a_codec_draws_are_found(imported):
     """Stochastic rounding with these numbers is what the codec does."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    import fftgrad as fg
-
     compare = imported("others._compare")
     key = compare.local_key(step=3, worker=1)
     uniform = compare.draws(key, 50)
@@ -77,12 +76,6 @@ def test_the_numbers_that_a_codec_draws_are_found(imported):
 
 
 def test_the_local_key_is_that_of_the_exchange(imported):
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    import fftgrad as fg
-
     compare = imported("others._compare")
     codec = fg.Ternary(clip=None)
     rows = compare.gradients((40,), workers=2, steps=3)
