@@ -22,6 +22,7 @@ FOLDER = RESULTS / "others"
 NAMES = (
     "torch_hook",
     "powersgd",
+    "powersgd_paper",
     "acpsgd",
     "dion",
     "demo",

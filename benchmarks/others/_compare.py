@@ -131,6 +131,11 @@ def draws(key: jax.Array, values: int) -> np.ndarray:
     return low.astype(np.float32)
 
 
+def of_magnitudes(uniform: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The numbers by which |x| is rounded up where ours round x: -x goes up where x goes down."""
+    return np.where(x < 0, 1 - uniform, uniform).astype(np.float32)
+
+
 def local_key(step: int, worker: int, key: int = 0) -> jax.Array:
     """The local key of the first part in a step of `compressed_pmean(key=key)`."""
     local = jax.random.split(jax.random.fold_in(jax.random.key(key), step))[1]
@@ -159,20 +164,29 @@ def package(folder: pathlib.Path, name: str, **stand_ins: Any) -> Any:
     return module
 
 
-def together(program: Callable[..., Any], workers: int, *args: Any) -> list[Any]:
-    """What `program(rank, *args)` returns in each of several processes, a gloo group of torch."""
+def together(
+    program: Callable[..., Any], workers: int, cases: Sequence[tuple[Any, ...]]
+) -> list[list[Any]]:
+    """What `program(rank, *case)` returns for each case, in processes that make a group of torch.
+
+    Returns:
+      A list for each case, of what came of each rank.
+    """
     import torch
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
-        whole = program, workers, folder, args
-        torch.multiprocessing.spawn(_member, whole, nprocs=workers)
+        torch.multiprocessing.spawn(_member, (program, workers, folder, cases), nprocs=workers)
         found = [pathlib.Path(folder, str(rank)).read_bytes() for rank in range(workers)]
-    return [pickle.loads(result) for result in found]
+    return [list(ranks) for ranks in zip(*map(pickle.loads, found), strict=True)]
 
 
 def _member(
-    rank: int, program: Callable[..., Any], workers: int, folder: str, args: Sequence[Any]
+    rank: int,
+    program: Callable[..., Any],
+    workers: int,
+    folder: str,
+    cases: Sequence[tuple[Any, ...]],
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -180,7 +194,7 @@ def _member(
     torch.set_num_threads(1)
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=workers)
-    found = program(rank, *args)
+    found = [program(rank, *case) for case in cases]
     pathlib.Path(folder, str(rank)).write_bytes(pickle.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -48,9 +48,11 @@ def theirs(rank: int, checkout: pathlib.Path, rows: np.ndarray, columns: int) ->
 
 def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     """Rows for each shape and rank."""
-    for shape, rank in CASES[: 1 if smoke else None]:
-        rows = gradients(shape)
-        found = together(theirs, 3, checkout, rows, rank)
+    cases = CASES[: 1 if smoke else None]
+    given = [gradients(shape) for shape, _ in cases]
+    whole = [(checkout, rows, rank) for rows, (_, rank) in zip(given, cases, strict=True)]
+    runs = together(theirs, 3, whole)
+    for (shape, rank), rows, found in zip(cases, given, runs, strict=True):
         means, _, (p, q) = found[0]
         factors = {name: [np.stack([f] * 3)] for name, f in (("first", p), ("second", q))}
         tx = pmean(fg.methods.acp_sgd(rank))

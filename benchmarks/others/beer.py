@@ -104,11 +104,14 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     """Rows for both methods, without loss and with the largest values."""
     methods = {"BEER": gossip.beer, "CHOCO_SGD": gossip.choco_sgd}
     starts = {"BEER": "their program starts by `init`, which tells nobody of V; here by `step`"}
-    for kept in (10,) if smoke else (None, 10):
+    sizes = (10,) if smoke else (None, 10)
+    cases = [(checkout, name, kept) for kept in sizes for name in methods]
+    runs = iter(together(theirs, WORKERS, cases))
+    for kept in sizes:
         codec = fg.Identity() if kept is None else fg.TopK(k=kept)
         for name, method in methods.items():
             tx = method(optax.sgd(RATE), codec, gossip.Ring(), gamma=GAMMA)
-            found = np.stack(together(theirs, WORKERS, checkout, name, kept), axis=1)
+            found = np.stack(next(runs), axis=1)
             sent = "all values" if kept is None else f"the {kept} largest of {VALUES} values"
             differs = [starts[name]] if name in starts else []
             differs += ["its `top` uses a name that is not defined: ours"] if kept else []

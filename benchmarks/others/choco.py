@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from others._compare import AXIS, Row, apart, draws, imported
+from others._compare import AXIS, Row, apart, draws, imported, of_magnitudes
 
 import fftgrad as fg
 from fftgrad.contrib import gossip
@@ -114,7 +114,8 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     quantize = imported(checkout / "convex_code", "logistic").qsgd_quantize
     key = jax.random.key(3)
     x = np.random.default_rng(3).standard_normal(1000).astype(np.float32)
-    with mock.patch.object(np.random, "rand", return_value=draws(key, x.size)):
+    uniform = of_magnitudes(draws(key, x.size), x)
+    with mock.patch.object(np.random, "rand", return_value=uniform):
         expected = quantize(x.astype(np.float64), 7, False)
     codec, step, like = (
         fg.UniformLevels(bits=4, bucket=x.size),

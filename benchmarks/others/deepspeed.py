@@ -94,7 +94,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     rng = np.random.default_rng(9)
     sizes = np.array([1.0, 2.0, 0.5, 4.0])[:, None]  # whose signed sums are never zero
     row = (sizes * rng.choice([-1.0, 1.0], (WORKERS, VALUES))).astype(np.float32)
-    found = together(theirs, WORKERS, checkout, row)
+    (found,) = together(theirs, WORKERS, [(checkout, row)])
     words = f"{VALUES} values of one magnitude on each of {WORKERS} workers, one step"
     mean, shards = ours(RootMeanSquare(), row)
     expected = found[0][0]

@@ -46,10 +46,12 @@ def theirs(rank: int, checkout: pathlib.Path, rows: np.ndarray, k: int, block: i
 
 def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     """Rows for each shape: one worker, where the signs are comparable, and three."""
-    for shape, k, block in CASES[: 1 if smoke else None]:
-        for workers in (1, 3):
-            rows = gradients(shape, workers=workers)
-            found = together(theirs, workers, checkout, rows, k, block)
+    cases = CASES[: 1 if smoke else None]
+    for workers in (1, 3):
+        given = [gradients(shape, workers=workers) for shape, _, _ in cases]
+        whole = [(checkout, rows, *case[1:]) for rows, case in zip(given, cases, strict=True)]
+        runs = together(theirs, workers, whole)
+        for (shape, k, block), rows, found in zip(cases, given, runs, strict=True):
             tx = optax.chain(pmean(fg.methods.demo(k, block, DECAY)), optax.scale_by_sign())
             updates, state = run(tx, rows)
             kept = residual(state)

@@ -16,6 +16,7 @@ from others._compare import (
     gradients,
     imported,
     local_key,
+    of_magnitudes,
     pmean,
     residual,
     run,
@@ -134,7 +135,7 @@ def stepped(method: Any, rows: np.ndarray, numbers: Any) -> tuple[np.ndarray, An
     for step, row in enumerate(rows):
         uniform: Any = contextlib.nullcontext()
         if numbers is not None:
-            fed = torch.from_numpy(numbers[step])
+            fed = torch.from_numpy(of_magnitudes(numbers[step], row.ravel()))
             uniform = mock.patch.object(torch.Tensor, "uniform_", return_value=fed)
         elif hasattr(method.compressor, "compress_ratio") and hasattr(method.memory, "gradients"):
             method.compressor.compress = lambda tensor, name: _at_the_kth(compress, tensor, name)
@@ -181,7 +182,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
         for name, case in CASES.items()
     }
     given = {name: (p, rows, fed or None) for name, (p, rows, fed) in given.items()}
-    found = together(theirs, WORKERS, checkout, given)
+    (found,) = together(theirs, WORKERS, [(checkout, given)])
     words = described(SHAPE, WORKERS, STEPS)
     for name, case in CASES.items():
         updates, state = run(case.tx, given[name][1])

@@ -9,7 +9,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from others._compare import Row, apart, draws, imported
+from others._compare import Row, apart, draws, imported, of_magnitudes
 
 import fftgrad as fg
 
@@ -47,7 +47,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
             key = jax.random.key(n)
             x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
             x -= x.mean()
-            uniform = draws(key, n)
+            uniform = of_magnitudes(draws(key, n), x)
             with mock.patch.dict(sys.modules, {"tensorflow": tensorflow(uniform)}):
                 sys.modules.pop("bingrad_common", None)
                 module = imported(checkout / "terngrad/inception", "bingrad_common")

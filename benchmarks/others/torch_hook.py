@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import torch
 from others._compare import Row, apart, described, gradients, pmean, residual, run, together
+from torch.distributed import GradBucket
 
 import fftgrad as fg
 
@@ -38,7 +39,7 @@ def theirs(rank: int, matrices: np.ndarray, biases: np.ndarray, columns: int) ->
     state = hooks.PowerSGDState(None, columns, start_powerSGD_iter=DENSE)
     order: list[torch.Size] = []
 
-    def hook(state: Any, bucket: Any) -> Any:
+    def hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         order[:] = [gradient.shape for gradient in bucket.gradients()]
         return hooks.powerSGD_hook(state, bucket)
 
@@ -56,9 +57,12 @@ def theirs(rank: int, matrices: np.ndarray, biases: np.ndarray, columns: int) ->
 def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     """Rows for each shape and rank."""
     del checkout
-    for shape, rank in CASES[: 1 if smoke else None]:
-        w, b = gradients(shape, steps=20 + DENSE), gradients((7,), steps=20 + DENSE, seed=1)
-        found = together(theirs, 3, w, b, rank)
+    cases = CASES[: 1 if smoke else None]
+    b = gradients((7,), steps=20 + DENSE, seed=1)
+    matrices = [gradients(shape, steps=20 + DENSE) for shape, _ in cases]
+    whole = [(w, b, rank) for w, (_, rank) in zip(matrices, cases, strict=True)]
+    runs = together(theirs, 3, whole)
+    for (shape, rank), w, found in zip(cases, matrices, runs, strict=True):
         means = found[0][0][DENSE:]
         flat = w.reshape(*w.shape[:2], shape[0], -1)  # their matrix of a convolution
         torch.manual_seed(int(np.random.RandomState(0).randint(1_000_000_000)))  # as they do
