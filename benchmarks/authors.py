@@ -10,6 +10,7 @@ of `benchmarks/others` say which repository it is; torch's own hook needs no che
 import argparse
 import importlib
 import json
+import operator
 import pathlib
 import subprocess
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ NAMES = (
     "eden",
     "grace",
     "asyncdiloco",
+    "asyncdiloco_printed",
     "templar",
     "beer",
     "choco",
@@ -54,12 +56,20 @@ def version(module: Any, checkout: pathlib.Path | None) -> str:
 
 
 def cells(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """The rows of a table."""
+    """The rows of a table: one for what was compared on several inputs, with the worst of it."""
+    same = operator.itemgetter("theirs", "ours", "unit", "differs")
+    groups: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:
+        groups.setdefault(same(row), []).append(row)
+    for group in groups.values():
+        row = max(group, key=operator.itemgetter("difference"))
+        inputs = row["inputs"]
+        if len(group) > 1:
+            inputs = f"{len(group)} inputs; {inputs}"
         unit, found = row["unit"], row["difference"]
         number = f"{found:.2g}" if found >= 0.01 or not found else f"{found:.0e}"
         told = number if unit == "relative" else f"{number} {unit}"
-        yield row["theirs"], row["ours"], row["inputs"], told, row["verdict"], row["differs"]
+        yield row["theirs"], row["ours"], inputs, told, row["verdict"], row["differs"]
 
 
 def shown(record: dict[str, Any]) -> str:

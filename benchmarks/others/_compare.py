@@ -176,7 +176,10 @@ def together(
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_member, (program, workers, folder, cases), nprocs=workers)
+        # Forked, because to import everything again takes longer than all else; they run no JAX.
+        torch.multiprocessing.start_processes(
+            _member, (program, workers, folder, cases), nprocs=workers, start_method="fork"
+        )
         found = [pathlib.Path(folder, str(rank)).read_bytes() for rank in range(workers)]
     return [list(ranks) for ranks in zip(*map(pickle.loads, found), strict=True)]
 
