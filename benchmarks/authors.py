@@ -85,7 +85,7 @@ def compared(name: str, checkout: pathlib.Path | None, smoke: bool) -> dict[str,
     """Runs one source."""
     module = source(name)
     found = list(module.compare(checkout, smoke))
-    where = " --checkout CHECKOUT" if checkout else ""
+    where = " --checkout CHECKOUT" * bool(checkout) + " --smoke" * smoke
     return head() | {
         "command": f"python benchmarks/authors.py {name}{where}",
         "repository": module.REPOSITORY,

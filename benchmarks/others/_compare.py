@@ -116,19 +116,25 @@ def draws(key: jax.Array, values: int) -> np.ndarray:
     They are found by halving: the ternary codec sends v/s of a value v as one where its number is
     below v/s. They are multiples of 2^-24, so 24 halvings find them.
     """
-    codec = fg.UniformLevels(bits=2, bucket=values + 1, norm="max")
-    step = fg.Step(0, key, key)
-
-    @jax.jit
-    def below(points: jax.Array) -> jax.Array:
-        x = jnp.concatenate([points, jnp.ones(1)])  # the last one is the scale
-        return fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step)[:-1] > 0.5
-
+    below = _below(values)
     low, width = np.zeros(values, np.float32), np.float32(1.0)
     for _ in range(24):
         width /= 2
-        low = np.where(np.asarray(below(jnp.asarray(low + width))), low, low + width)
+        low = np.where(np.asarray(below(jnp.asarray(low + width), key)), low, low + width)
     return low.astype(np.float32)
+
+
+@functools.cache
+def _below(values: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Whether the numbers that this key draws are below these points, compiled once."""
+    codec = fg.UniformLevels(bits=2, bucket=values + 1, norm="max")
+
+    @jax.jit
+    def below(points: jax.Array, key: jax.Array) -> jax.Array:
+        step, x = fg.Step(0, key, key), jnp.concatenate([points, jnp.ones(1)])  # 1 is the scale
+        return fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step)[:-1] > 0.5
+
+    return below
 
 
 def of_magnitudes(uniform: np.ndarray, x: np.ndarray) -> np.ndarray:
