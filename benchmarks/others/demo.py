@@ -55,7 +55,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
             tx = optax.chain(pmean(fg.methods.demo(k, block, DECAY)), optax.scale_by_sign())
             updates, state = run(tx, rows)
             kept = residual(state)
-            inputs = f"{described(shape, workers)}, {k} of a tile of {block}"
+            inputs = f"{described(shape, workers)}, {k} of a tile of side {block}"
             momenta = apart(kept, np.stack([momentum for _, momentum in found]))
             yield Row("`DeMo`, the momenta", "`demo`, the residuals", inputs, momenta)
             share = float(np.mean(updates != found[0][0]))

@@ -28,6 +28,9 @@ import fftgrad as fg
 REPOSITORY = "sands-lab/grace"
 LICENSE = "BSD-2-Clause"
 SHAPE, WORKERS, STEPS, KEPT, RANK = (40, 30), 3, 20, 0.05, 2
+FEW = 10
+"""Steps of PowerSGD: with feedback its rounding grows, and after 20 of them float32 and float64 of
+the same program are 5e-5 apart."""
 
 
 class Case(NamedTuple):
@@ -86,7 +89,8 @@ CASES = {
         pmean(fg.AllGather(fg.codecs.BinMeans(1)), layout=LEAF),
         "`BinMeans(1)`",
         centered=True,
-        differs="parts at zero there, at the mean here: gradients of mean zero",
+        differs="parts at zero there, at the mean here: gradients of mean zero; its mask is a byte "
+        "there, whose negation is 254 or 255: it was made a Boolean",
     ),
     "qsgd": Case(
         {"compressor": "qsgd", "quantum_num": 7, "bucket_size": 128},
@@ -122,8 +126,15 @@ def theirs(rank: int, checkout: pathlib.Path, given: dict[str, Any]) -> dict[str
         )
         if name == "dgc":
             method.compressor.tensors_size_are_same = True  # other sizes are gathered on a GPU only
+        if name == "onebit":
+            method.compressor.decompress = _with_mask(method.compressor.decompress)
         found[name] = stepped(method, rows[:, rank], numbers and numbers[rank])
-    return found | {"powersgd": powered(checkout, given["topk"][1][:, rank])}
+    return found | {"powersgd": powered(checkout, given["topk"][1][:FEW, rank])}
+
+
+def _with_mask(decompress: Any) -> Any:
+    """The same of a mask that is Boolean."""
+    return lambda sent, shape: decompress((sent[0].bool(), *sent[1:]), shape)
 
 
 def stepped(method: Any, rows: np.ndarray, numbers: Any) -> tuple[np.ndarray, Any]:
@@ -205,11 +216,12 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     factor = torch.empty(SHAPE[1], RANK).normal_().numpy()
     start = [np.stack([factor] * WORKERS)]
     tx = pmean(fg.methods.power_sgd(RANK))
-    updates, state = run(tx, plain, lambda s: optax.tree.set(s, factors=start))
+    updates, state = run(tx, plain[:FEW], lambda s: optax.tree.set(s, factors=start))
+    few = f"{described(SHAPE, WORKERS, FEW)}, rank {RANK}"
     yield Row(
         "`powersgd`, the mean",
         "`power_sgd`",
-        f"{words}, rank {RANK}",
+        few,
         apart(updates, found[0]["powersgd"][0]),
         limit=1e-4,
         differs="with `use_memory`, the number of workers and a common seed, which its helper "
@@ -217,7 +229,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     )
     kept = residual(state)
     memories = np.stack([worker["powersgd"][1] for worker in found])
-    yield Row("its residual", "the residual", words, apart(kept, memories), limit=1e-4)
+    yield Row("its residual", "the residual", few, apart(kept, memories), limit=1e-4)
 
     x = plain[0, 0]
     sent = imported(checkout, "grace_dl.dist.compressor.randomk").RandomKCompressor(KEPT)

@@ -35,7 +35,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
         model = torch.nn.Linear(shape[1], shape[0], bias=False)
         tiles = module.ChunkingTransformer(model, BLOCK)
         like = torch.zeros(shape)
-        words = f"{shape[0]} × {shape[1]} normal values, {KEPT} of a tile of {BLOCK}"
+        words = f"{shape[0]} × {shape[1]} normal values, {KEPT} of a tile of side {BLOCK}"
         x = np.random.default_rng(2).standard_normal(shape, np.float32)
         given = jnp.asarray(x)
 
