@@ -183,7 +183,8 @@ def together(
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
         # Forked, because to import everything again takes longer than all else; they run no JAX.
-        torch.multiprocessing.start_processes(
+        processes: Any = torch.multiprocessing
+        processes.start_processes(
             _member, (program, workers, folder, cases), nprocs=workers, start_method="fork"
         )
         found = [pathlib.Path(folder, str(rank)).read_bytes() for rank in range(workers)]

@@ -33,7 +33,7 @@ def theirs(rank: int, checkout: pathlib.Path, rows: np.ndarray, columns: int) ->
     module = imported(checkout, "acpsgd")
     torch.cuda.stream = torch.cuda.current_stream = mock.MagicMock()  # there is one order only
     torch.manual_seed(0)
-    w = torch.nn.Parameter(torch.zeros(rows.shape[2:]))
+    w: Any = torch.nn.Parameter(torch.zeros(rows.shape[2:]))
     optimizer = module.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), [("w", w)], rank=columns)
     optimizer._streams["reduce"] = mock.MagicMock()
     start = [f["w"].numpy().copy() for f in (optimizer._param_ps, optimizer._param_qs)]

@@ -76,11 +76,11 @@ def renewed(inner: optax.GradientTransformation, every: int) -> optax.GradientTr
     return optax.GradientTransformation(init, update)
 
 
-def rate(total: int) -> Callable[[jax.Array], jax.Array]:
+def rate(total: int) -> Callable[[Any], Any]:
     """Their learning rate: a cosine, but for the first step of each phase, which has its peak."""
     peak, least = 2e-4, 1e-6
 
-    def at(count: jax.Array) -> jax.Array:
+    def at(count: Any) -> Any:
         cosine = 0.5 * (1 + jnp.cos(math.pi * jnp.minimum(count / total, 1.0)))
         return jnp.where(count % EVERY == 0, peak, least + (peak - least) * cosine)
 

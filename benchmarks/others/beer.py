@@ -83,7 +83,7 @@ def _nothing(*args: Any) -> None:
     """In place of a log."""
 
 
-def ours(tx: optax.GradientTransformation) -> np.ndarray:
+def ours(tx: Any) -> np.ndarray:
     """The parameters of all workers after each step, [steps, workers, values]."""
     h, c = (jnp.asarray(a, jnp.float32) for a in problem())
 

@@ -77,7 +77,7 @@ def theirs(rank: int, checkout: pathlib.Path, row: np.ndarray) -> Any:
 
     device = types.SimpleNamespace(current_device_name=lambda: "cpu")
     package(checkout, "deepspeed", comm=Gloo())
-    stand_ins = {
+    stand_ins: dict[str, Any] = {
         "comm": Gloo(),
         "accelerator": _module(get_accelerator=lambda: device),
         "ops": _module(),

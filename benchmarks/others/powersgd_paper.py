@@ -66,7 +66,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
         fields = state | {"rank": query.shape[1], "query": query}
         whole.append((checkout, "RankKReducer", [rows, vectors], fields))
     tree = {key: gradients(shape, seed=i) for i, (key, shape) in enumerate(TREE.items())}
-    layouts = {"TopKReducer": "leaf", "GlobalTopKReducer": "model"}
+    layouts: dict[str, Any] = {"TopKReducer": "leaf", "GlobalTopKReducer": "model"}
     whole += [(checkout, name, list(tree.values()), {"compression": 2 * KEPT}) for name in layouts]
     runs = iter(together(theirs, 3, whole))
 

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import torch
 from others._compare import Row, apart, described, gradients, pmean, residual, run, together
-from torch.distributed import GradBucket
 
 import fftgrad as fg
 
@@ -39,11 +38,11 @@ def theirs(rank: int, matrices: np.ndarray, biases: np.ndarray, columns: int) ->
     state = hooks.PowerSGDState(None, columns, start_powerSGD_iter=DENSE)
     order: list[torch.Size] = []
 
-    def hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(state: Any, bucket: Any) -> Any:
         order[:] = [gradient.shape for gradient in bucket.gradients()]
         return hooks.powerSGD_hook(state, bucket)
 
-    model.register_comm_hook(state, hook)
+    model.register_comm_hook(state, lambda state, bucket: hook(state, bucket))  # no types
     means: list[Any] = []
     for w, b in zip(matrices[:, rank], biases[:, rank], strict=True):
         model.zero_grad(set_to_none=False)
