@@ -39,7 +39,14 @@ NAMES = (
     "terngrad",
     "error_feedback_tight",
 )
-COLUMNS = ("theirs", "ours", "inputs", "largest difference", "verdict", "by choice")
+COLUMNS = (
+    "theirs",
+    "ours",
+    "inputs",
+    "largest difference",
+    "verdict",
+    "differs by choice, or so made equal",
+)
 
 
 def source(name: str) -> Any:
