@@ -75,10 +75,9 @@ def contraction(
     step = np.array([[1 - kept * rates * curvature, -kept], [-share * rates * curvature, -share]])
     step = np.moveaxis(step, -1, 0)
     after = np.swapaxes(step, 1, 2) @ energy @ step
-    found: tuple[Any, Any] = np.linalg.eig(np.linalg.solve(energy, after))
-    values, vectors = found
-    largest = np.argmax(values.real, axis=1)
-    x, e = np.take_along_axis(vectors.real, largest[:, None, None], axis=2)[..., 0].T
+    values, vectors = np.linalg.eig(np.linalg.solve(energy, after))
+    largest = np.argmax(np.real(values), axis=1)
+    x, e = np.take_along_axis(np.real(vectors), largest[:, None, None], axis=2)[..., 0].T
     x = x.astype(np.float32)
 
     start = np.stack([(e / rates).astype(np.float32)] * 2)[:, None]
