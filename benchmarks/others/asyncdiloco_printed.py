@@ -39,7 +39,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     yield Row(
         ", ".join(f"{loss:.6f}" for loss in theirs),
         ", ".join(f"{loss:.6f}" for loss in own),
-        "65,000 hidden values, 4 workers, 5 phases of 20 steps, outer SGD 0.5",
+        "65,000 hidden values, 4 workers, phases of 20 steps, outer SGD 0.5",
         farthest(own, theirs),
         differs="printed on a GPU; a new AdamW in each phase: ours was given one that forgets",
     )
