@@ -89,11 +89,18 @@ def _look_up(codes: jax.Array, centroids: np.ndarray) -> jax.Array:
 
 @functools.cache
 def _centroids(bits: int) -> np.ndarray:
-    """By Lloyd's iteration: bounds half-way, centroids at the mean between bounds."""
+    """Each the mean between bounds half-way to its neighbors, by Newton's method."""
     centroids = np.linspace(-2.0, 2.0, 2**bits) if bits > 1 else np.array([-1.0, 1.0])
-    for _ in range(2000):
-        bounds = [-math.inf, *(centroids[1:] + centroids[:-1]) / 2, math.inf]
+    for _ in range(12):
+        bounds = np.array([-math.inf, *(centroids[1:] + centroids[:-1]) / 2, math.inf])
         density = np.array([math.exp(-b * b / 2) / math.sqrt(2 * math.pi) for b in bounds])
         below = np.array([0.5 * (1 + math.erf(b / math.sqrt(2))) for b in bounds])
-        centroids = (density[:-1] - density[1:]) / (below[1:] - below[:-1])
+        mass = np.diff(below)
+        means = -np.diff(density) / mass
+        # How far a mean follows a centroid, through the bound that the two share.
+        ends = np.where(np.isfinite(bounds), bounds, 0.0)
+        up = density[1:] * (ends[1:] - means) / (2 * mass)
+        down = density[:-1] * (means - ends[:-1]) / (2 * mass)
+        slope = np.diag(up + down) + np.diag(up[:-1], 1) + np.diag(down[1:], -1)
+        centroids += np.linalg.solve(np.eye(len(centroids)) - slope, means - centroids)
     return centroids
