@@ -6,7 +6,7 @@ from fftgrad.exchanges import AllGather
 from fftgrad.islands import _frame, _keys
 from fftgrad.islands._model import Model
 from fftgrad.islands._perform import StoreError
-from fftgrad.islands._requests import Read, Steps, settle
+from fftgrad.islands._requests import Create, Read, Steps, settle
 from fftgrad.islands._settings import Settings, read_settings
 
 
@@ -17,6 +17,11 @@ def enter(
     about = {"format": _frame.FORMAT, "model": model.described, "settings": mine.as_dict()}
     text = json.dumps(about, sort_keys=True, indent=1).encode()
     data = yield from settle(_keys.RUN, text)
+    if (yield Create(_keys.RUN, data)):  # with its own bytes, so that nothing is lost by asking
+        raise ValueError(
+            "Island(store): must make an object only if there is none, got one that replaces "
+            "run.json; take a server that honours If-None-Match, or another kind of store."
+        )
     run = _frame.read_json(data)
     if run.get("format") != _frame.FORMAT:
         raise ValueError(

@@ -11,7 +11,9 @@ import subprocess
 import threading
 import time
 
+import numpy as np
 import pytest
+from servers import REAL, serving
 
 import fftgrad as fg
 from fftgrad.islands import _perform, _sftp
@@ -19,6 +21,11 @@ from fftgrad.islands._perform import Performer, StoreError
 from fftgrad.islands._requests import Create, Delete, List, Read, settle
 
 SERVERS = ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "sftp-server")
+
+
+def servers():
+    """OpenSSH's server of SFTP, where it may be."""
+    return filter(None, (os.environ.get("SFTP_SERVER"), *SERVERS))
 
 
 @contextlib.contextmanager
@@ -74,7 +81,7 @@ class Piped(_sftp.SftpStore):
     def connect(self):
         paramiko = pytest.importorskip("paramiko")
         here, there = socket.socketpair()
-        program = next(filter(None, map(shutil.which, (os.environ.get("SFTP_SERVER"), *SERVERS))))
+        program = next(filter(None, map(shutil.which, servers())))
         server = subprocess.Popen([program], stdin=there, stdout=there)
         there.close()
         client = paramiko.SFTPClient(End(fileno=here.detach()))
@@ -90,7 +97,7 @@ class Piped(_sftp.SftpStore):
 @contextlib.contextmanager
 def sftp(path):
     pytest.importorskip("paramiko")
-    if not any(map(shutil.which, filter(None, (os.environ.get("SFTP_SERVER"), *SERVERS)))):
+    if not any(map(shutil.which, servers())):
         pytest.skip("there is no sftp-server of OpenSSH")
     made = []
 
@@ -104,7 +111,21 @@ def sftp(path):
             one.disconnect(one._client)
 
 
-@pytest.fixture(params=[folder, memory, s3, sftp], ids=lambda kind: kind.__name__)
+def real(name):
+    """A server in a process of its own."""
+
+    @contextlib.contextmanager
+    def kind(path):
+        with serving(name, path) as server:
+            yield lambda: fg.islands.open_store(f"{server.url}/{path.name}")
+
+    return pytest.param(kind, id=name, marks=(pytest.mark.slow, pytest.mark.processes))
+
+
+KINDS = [folder, memory, s3, sftp, *map(real, REAL)]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
 def make(request, tmp_path):
     pytest.importorskip("obstore")
     with request.param(tmp_path) as make:
@@ -252,3 +273,18 @@ def test_a_folder_that_may_not_be_written_is_answered(tmp_path):
     performer = Performer(fg.islands.open_store(str(tmp_path)), wait=bool)
     with pytest.raises(StoreError):
         performer.run(iter_of(Create("a", b"")))
+
+
+class Replacing(Flaky):
+    """A server that ignores the condition, and replaces what is there."""
+
+    def create(self, key, data):
+        self.objects[key] = data
+        return True
+
+
+def test_a_server_that_replaces_objects_is_refused_before_the_first_step():
+    store = Replacing(0)
+    with pytest.raises(ValueError, match="must make an object only if there is none"):
+        fg.islands.Island(store, "a", np.zeros(3, np.float32))
+    assert set(store.objects) == {"run.json"}
