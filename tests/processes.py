@@ -62,6 +62,21 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def environment_of(cache: pathlib.Path) -> dict[str, str]:
+    """Of programs of one device that compile little, and each program once."""
+    return {
+        "PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "tests", ROOT / "tests/loopback"])),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "1",
+        # As many for one process with all devices as for several: what is computed in how many
+        # threads may round otherwise.
+        "PJRT_NPROC": str(4 * WORKERS),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
 @contextlib.contextmanager
 def running(
     folder: pathlib.Path,
@@ -71,17 +86,7 @@ def running(
     cache: pathlib.Path,
 ) -> Iterator[list[Process]]:
     """Each of these Python programs in a process; none of them outlives this."""
-    common = {
-        "PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "tests", ROOT / "tests/loopback"])),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": str(WORKERS // len(commands)),
-        # As many for one process with all devices as for several: what is computed in how many
-        # threads may round otherwise.
-        "PJRT_NPROC": str(4 * WORKERS),
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+    common = environment_of(cache) | {"JAX_NUM_CPU_DEVICES": str(WORKERS // len(commands))}
     processes: list[Process] = []
     try:
         for number, command in enumerate(commands):

@@ -11,7 +11,9 @@ import subprocess
 import threading
 import time
 
+import numpy as np
 import pytest
+from servers import REAL, serving
 
 import fftgrad as fg
 from fftgrad.islands import _folder, _perform, _sftp
@@ -110,7 +112,21 @@ def sftp(path):
             one.disconnect(one._client)
 
 
-@pytest.fixture(params=[folder, memory, s3, sftp], ids=lambda kind: kind.__name__)
+def real(name):
+    """A server in a process of its own."""
+
+    @contextlib.contextmanager
+    def kind(path):
+        with serving(name, path) as server:
+            yield lambda: fg.islands.open_store(f"{server.url}/{path.name}")
+
+    return pytest.param(kind, id=name, marks=(pytest.mark.slow, pytest.mark.processes))
+
+
+KINDS = [folder, memory, s3, sftp, *map(real, REAL)]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
 def make(request, tmp_path):
     pytest.importorskip("obstore")
     with request.param(tmp_path) as make:
@@ -367,3 +383,18 @@ def test_sftp_brings_an_object_to_the_disk_where_the_server_does(tmp_path, monke
         assert other.create("b", b"2")
         assert other._syncs is False
         assert other.read("b") == b"2"
+
+
+class Replacing(Flaky):
+    """A server that ignores the condition, and replaces what is there."""
+
+    def create(self, key, data):
+        self.objects[key] = data
+        return True
+
+
+def test_a_server_that_replaces_objects_is_refused_before_the_first_step():
+    store = Replacing(0)
+    with pytest.raises(ValueError, match="must make an object only if there is none"):
+        fg.islands.Island(store, "a", np.zeros(3, np.float32))
+    assert set(store.objects) == {"run.json"}
