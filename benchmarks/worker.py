@@ -224,7 +224,6 @@ def prepare(job: Job) -> Framework:
     trainer = Trainer(job)
     facts = {
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(trainer.params)),
-        "collectives": [c._asdict() for c in trainer.collectives],
         "link_bytes": sum(c.link_bytes(job.workers) for c in trainer.collectives) / trainer.every,
     }
     return Framework(
