@@ -64,9 +64,7 @@ CHOICES = {
     "dense bfloat16": Choice("slower links", ratio=2),
     "budget 30x, Muon with a lead": Choice("the last loss counts", "30x, Muon, lead 0.3"),
     "budget 100x, Muon with a lead": Choice("few workers, slower still", "100x, Muon, lead 0.5"),
-    "PowerSGD 4, Muon with a lead": Choice(
-        "many workers; quick to compute", "PowerSGD rank 4, Muon, lead 0.3"
-    ),
+    "PowerSGD 4, Muon with a lead": Choice("many workers", "PowerSGD rank 4, Muon, lead 0.3"),
     "4 local steps of Muon, 25x": Choice(
         "high latency; early losses", "4 local steps of Muon, 25x"
     ),
@@ -85,27 +83,31 @@ def candidates() -> dict[str, fg.advise.Candidate]:
 def choices() -> str:
     """When to take what, at how many fewer bytes, what it costs, and what a worker keeps."""
     rows = [
-        [choice.when, name, *seen(choice), f"{kept(candidates()[name]):.1f}"]
+        [choice.when, name, *seen(choice, candidates()[name]), f"{kept(candidates()[name]):.1f}"]
         for name, choice in CHOICES.items()
     ]
-    columns = ["take it if", "row of a plan", "fewer bytes than float32 (bfloat16)"]
+    columns = ["take it if", "row of a plan", f"fewer bytes (on links of {WORKERS} workers)"]
     return markdown([*columns, "loss (at worst)", "keeps"], rows)
 
 
-def seen(choice: Choice) -> list[str]:
-    """How many times fewer bytes it sends, and its losses, as runs of held-out tasks have them."""
+def seen(choice: Choice, row: fg.advise.Candidate) -> list[str]:
+    """How many times fewer bytes it sends, and its losses, as runs of held-out tasks have them.
+
+    On a link what a worker gathers comes from each of the others; of a dense sum it is 2 (w-1)/w.
+    """
     if not choice.run:
-        return [f"{choice.ratio} ({choice.ratio / 2:g})", "dense"]
+        return [f"{choice.ratio} ({choice.ratio})", "dense"]
     runs = load("convergence/ends")["runs"]
     ratios = sorted({round(run["mean_ratio"]) for run in runs if run["method"] == choice.run})
     ends_of = dict.fromkeys((ratios[0], ratios[-1]))
-    fewer, narrow = (" to ".join(f"{r / by:g}" for r in ends_of) for by in (1, 2))
+    apart = WORKERS / 2 if isinstance(row.recipe.exchange, fg.AllGather) else 1
+    fewer, linked = (" to ".join(f"{r / by:g}" for r in ends_of) for by in (1, apart))
     above: list[float] = []
     for task in dict.fromkeys(run["task"] for run in runs):
         found = training.chosen(runs, task)
         best = min(ends.means(found, name) for name in ends.DENSE)
         above.append(100 * (ends.means(found, choice.run) / best - 1))
-    return [f"{fewer} ({narrow})", f"{statistics.mean(above):+.1f} % ({max(above):+.1f} %)"]
+    return [f"{fewer} ({linked})", f"{statistics.mean(above):+.1f} % ({max(above):+.1f} %)"]
 
 
 def kept(row: fg.advise.Candidate) -> float:

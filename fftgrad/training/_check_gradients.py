@@ -44,9 +44,10 @@ def check_local(updates: PyTree, axis_name: AxisName, owner: str = "compressed_p
                 f"one worker's own batch, got one that does not vary over {axis_name!r}: under "
                 "shard_map with check_vma=True the gradient of replicated parameters is already "
                 "summed over the axis, so there is nothing left to compress; take it by "
-                f"fg.value_and_grad(loss, {axis_name!r})(params, batch). Inside optax.MultiSteps, "
-                "which holds what it adds up to be replicated, use fg.accumulate(tx, every=k) in "
-                "its place."
+                f"fg.value_and_grad(loss, {axis_name!r})(params, batch). Behind another exchange "
+                "there is none left either: fg.optimizers have one of their own. Inside "
+                "optax.MultiSteps, which holds what it adds up to be replicated, use "
+                "fg.accumulate(tx, every=k) in its place."
             )
 
     varying = {

@@ -34,7 +34,8 @@ def check_shares(batch: tuple[Any, ...], workers: int, axis_name: AxisName) -> N
                 f"data_parallel(batch{jax.tree_util.keystr(path)}): must have a leading axis that "
                 f"the {workers} workers along {axis_name!r} share evenly, got "
                 f"{leaf.dtype}{list(leaf.shape)}; give each worker as many rows, or, for what all "
-                "of them need whole, put it before the state among the arguments, and return it."
+                "of them need whole, put it before the state among the arguments, and return it; "
+                f"each makes its own of a key by jax.lax.axis_index({axis_name!r}) and fold_in."
             )
 
 
