@@ -65,9 +65,7 @@ CHOICES = {
     "budget 30x, Muon with a lead": Choice("the last loss counts", "30x, Muon, lead 0.3"),
     "budget 100x, Muon with a lead": Choice("few workers, slower still", "100x, Muon, lead 0.5"),
     "PowerSGD 4, Muon with a lead": Choice("many workers", "PowerSGD rank 4, Muon, lead 0.3"),
-    "4 local steps of Muon, 25x": Choice(
-        "high latency; early losses", "4 local steps of Muon, 25x"
-    ),
+    "4 local steps of Muon, 25x": Choice("high latency", "4 local steps of Muon, 25x"),
 }
 """By the names that a plan has for them, which are those of `fg.advise.candidates`."""
 LIKE = jax.ShapeDtypeStruct((1024, 1024), "float32")

@@ -268,18 +268,23 @@ def _row(
 
 
 def _with_small_dense(row: Candidate, like: PyTree) -> Candidate:
-    """The same with the smallest leaves dense, which a twentieth of its bytes has room for."""
+    """The same with its smallest vectors dense, which a twentieth of its bytes has room for.
+
+    No matrix, however small: what the code is pasted into may have no larger one.
+    """
     exchange = row.recipe.exchange
     if not isinstance(exchange, fg.AllGather | fg.TwoStage):
         return row
     if not isinstance(exchange.codec, fg.Codec):
         return row
     room = fg.wire_bytes(exchange, like) / 20 / 4
-    sizes = sorted(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
+    leaves = jax.tree.leaves(like)
+    sizes = sorted(math.prod(leaf.shape) for leaf in leaves if len(leaf.shape) <= 1)
     most = max((n for n in sizes if sum(m for m in sizes if m <= n) <= room), default=0)
-    if not most or most == sizes[-1]:
+    if not most or len(sizes) == len(leaves):
         return row
-    policy = fg.Policy(fg.Rule(fg.Identity(), max_size=most), default=exchange.codec)
+    rule = fg.Rule(fg.Identity(), max_ndim=1, max_size=most if most < sizes[-1] else None)
+    policy = fg.Policy(rule, default=exchange.codec)
     mixed = dataclasses.replace(exchange, codec=policy)
     return dataclasses.replace(row, method=dataclasses.replace(row.recipe, exchange=mixed))
 

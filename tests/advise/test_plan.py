@@ -216,6 +216,8 @@ def test_small_leaves_are_dense_where_that_costs_little():
     assert of_leaf["w"] == fg.chain(fg.TopK(0.04), fg.LogLevels(bits=4))
     plain = fg.wire_bytes(fg.AllGather(of_leaf["w"]), like)
     assert plain < fg.wire_bytes(fg.AllGather(codec), like) <= 1.05 * plain
+    # The rule is for vectors: the matrix of the program that it is pasted into may be as small.
+    assert of_leaf["w"] == fg.tools.preview(codec, {"w": jnp.zeros((2, 2))})[0].codec
     alike = {"a": jnp.zeros((100, 100)), "b": jnp.zeros((100, 100))}
     for row in _candidate.candidates(alike, 4):
         assert not isinstance(getattr(row.recipe.exchange, "codec", None), fg.Policy)

@@ -260,8 +260,8 @@ def test_what_codec_times_decide_is_said(asked, does_not_pay, capsys):
             asked["answer"] = does_not_pay._replace(rows=(best, row))
             assert main([*ASKED, "--parameters=25M"]) == 0
             out = " ".join(capsys.readouterr().out.split())
-            assert ("Codec times decide that: slow takes" in out) == told
-            assert ("as timed on this CPU. If others train, plan there." in out) == told
+            assert ("Do not compress, if this CPU is what trains: " in out) == told
+            assert ("of slow its codec takes" in out) == told
 
 
 def test_local_steps_go_around_an_optimizer(asked, pays, capsys):

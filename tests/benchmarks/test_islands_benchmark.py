@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("obstore")
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results/islands"
-PAGE = BENCHMARKS.parent / "docs/islands.md"
+PAGE = BENCHMARKS.parent / "docs/results/islands.md"
 
 
 @pytest.mark.processes

@@ -57,9 +57,11 @@ def answer(found: Plan) -> str:
                 " To be recommended it would have to be a tenth faster to the same loss, and "
                 "to have ended at a loss like dense's in runs on other tasks."
             )
+        by_codecs = _by_codecs(found)
+        here = f", if this {jax.default_backend().upper()} is what trains" if by_codecs else ""
         return (
-            f"Do not compress: {takes}; the fastest that compresses, {other.name}, takes "
-            f"{quantity(other.seconds, 's')} (loss: {other.loss}).{rule}{_by_codecs(found)}"
+            f"Do not compress{here}: {takes}; the fastest that compresses, {other.name}, takes "
+            f"{quantity(other.seconds, 's')} (loss: {other.loss}).{rule}{by_codecs}"
         )
     return beside(best, found.dense)
 
@@ -78,9 +80,9 @@ def _by_codecs(found: Plan) -> str:
     if not close or by_link(quick := min(close, key=by_link)) * (1 + MARGIN) >= least:
         return ""
     return (
-        f" Codec times decide that: {quick.name} takes {quantity(quick.seconds, 's')}, "
-        f"{quantity(codec(quick), 's')} of it by its codec as timed on this "
-        f"{jax.default_backend().upper()}. If others train, plan there."
+        f" Codec times decide that: of the {quantity(quick.seconds, 's')} of {quick.name} its "
+        f"codec takes {quantity(codec(quick), 's')} here. On another kind of device that trains, "
+        "ask again there."
     )
 
 

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "those of a step, to measure errors on; without --params also the shapes"
     add("--gradients", type=in_file, metavar="FILE", help=text)
     add("--workers", type=at_least(2), required=True, metavar="N", help="how many")
-    text = "of the link of a worker: 100mbit, 1Gbit/s, 125MB/s"
+    text = "of the link of a worker, its share of one that several have: 100mbit, 1Gbit/s, 125MB/s"
     add("--bandwidth", type=rate, required=True, metavar="RATE", help=text)
     text = "of a message: 2ms, 50us (default: 100us)"
     add("--latency", type=time, default="100us", metavar="TIME", help=text)
@@ -153,7 +153,7 @@ def _check_program(params: Any, args: argparse.Namespace) -> None:
     if args.program not in (BEST, *known):
         raise ValueError(
             f"plan(--program): must be the name of a row, got {args.program!r}; use one of "
-            f"{', '.join(map(repr, known))}."
+            f"{', '.join(map(repr, known))}{'' if args.fast is None else ', or leave out --fast'}."
         )
 
 
