@@ -1,5 +1,7 @@
 """Who has a name. Two islands under one name would take each other for themselves."""
 
+from collections.abc import Callable
+
 from fftgrad.islands import _keys
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import Who
@@ -53,14 +55,16 @@ def claim(name: str, grace: float, nonce: bytes) -> Steps[Who]:
     return who
 
 
-def answer(who: Who, answered: set[int]) -> Steps[None]:
+def answer(who: Who, answered: set[int], check: Callable[[], Steps[object]]) -> Steps[None]:
     """Tells those who claim the name that it is taken; raises if one has it already.
 
     Where what became of a claim is damaged, who had the name before keeps it.
-    `answered` are those who have been told, to which it adds.
+    `answered` are those who have been told, to which it adds. `check` raises where the store is not
+    that of the run any more, in which others may have the name.
     """
     for number in sorted((yield from _claims(who.island))):
         if number > who.incarnation and number not in answered:
+            yield from check()
             if (yield from _settle(Who(who.island, number), "taken", OLD)) == NEW:
                 raise NameTakenError(who.island, f"which start {number} of it took over")
             answered.add(number)

@@ -49,12 +49,13 @@ class FolderStore:
                 file.flush()
                 os.fsync(file.fileno())
             os.link(own, target)
+            is_new = True
         except FileExistsError:
-            return False
+            is_new = False
         finally:
             own.unlink(missing_ok=True)
-        _sync(target.parent)
-        return True
+        _sync(target.parent)  # that of who was faster may not be on the disk yet, and is obeyed
+        return is_new
 
     def read(self, key: str, most: int | None = None) -> bytes | None:
         """The bytes of an object."""

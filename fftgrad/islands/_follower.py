@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from fftgrad.exchanges import AllGather
-from fftgrad.islands import _anchor, _anchors, _claim, _contribution, _frame, _log
+from fftgrad.islands import _anchor, _anchors, _claim, _contribution, _frame, _log, _run
 from fftgrad.islands._anchor import Anchor
 from fftgrad.islands._anchors import Reader
 from fftgrad.islands._fetch import fetch
@@ -35,6 +35,7 @@ class Follower:
         self, name: str, model: Model, outer: Outer, ledger: Ledger, asked: Settings | None
     ) -> None:
         self.who = Who(name, 0)
+        self.run = b""  # the object of the store that says which run it is
         self.model, self.outer, self.ledger, self.asked = model, outer, ledger, asked
         self.trouble = ""  # why nothing of it counts, or what is wrong with the store
         self.answered: set[int] = set()
@@ -65,7 +66,7 @@ class Follower:
         now = yield Clock()
         is_due = now - self._told >= self.anchor.settings.deadline / 4
         if is_due and self.who.incarnation:
-            yield from _claim.answer(self.who, self.answered)
+            yield from _claim.answer(self.who, self.answered, lambda: _run.stay(self.run))
             self._told = now
 
     def tell(self, trouble: str) -> None:

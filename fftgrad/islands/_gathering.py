@@ -73,8 +73,16 @@ class Gathering:
             self.found[who] = data
 
     def late(self) -> Steps[list[str]]:
-        """Who came to the round before when it was closed; nobody where that is not known."""
+        """Who came to the round before when it was closed, and has not left since.
+
+        Nobody where it is not known who came in time.
+        """
         if self.named is None:
             return []
         keys = yield List(_keys.round_folder(self.anchor.round - 1))
-        return [who.island for who in _keys.contributors(keys) - set(self.named)]
+        came = _keys.contributors(keys) - set(self.named)
+        if came:
+            came -= {
+                _keys.leaver(key) for key in (yield List(_keys.round_folder(self.anchor.round)))
+            }
+        return [who.island for who in came]

@@ -68,7 +68,6 @@ class Member(Follower):
         self.sent: Change | None = None  # to be handed in, the last one of the program
         self._change: Change | None = None  # the last one, which is handed in once
         self._model = model.digest
-        self.run = b""  # the object of the store that says which run it is
         self._nonce = secrets.token_bytes(16)
         self._alone = -1  # the round that it closes, though most who came hold another anchor
 
@@ -99,7 +98,7 @@ class Member(Follower):
         tree = None
         if (former := self._former) is not None:
             number, most = self.anchor.round, self.gathering.most
-            if (yield from _residual.is_open(former, self.name, number, most)):
+            if (yield from _residual.is_open(former, self.who, number, most)):
                 self.awaited = number
                 self.gathering.hand_in((yield Clock()), 0.0)
                 yield from self.finish()

@@ -75,21 +75,26 @@ def check_run(residual: Residual | None, run: bytes) -> None:
         )
 
 
-def is_open(residual: Residual, name: str, opened: int, most: int) -> Steps[bool]:
-    """Whether its last contribution, of `most` bytes at most, is in the open round."""
+def is_open(residual: Residual, own: Who, opened: int, most: int) -> Steps[bool]:
+    """Whether the open round has a contribution of that start, or of one between it and `own`.
+
+    It may have come after the residual was saved, which then has what that sends. Contributions
+    have `most` bytes at most.
+    """
     number = int(residual.round)
     if number > opened:
         raise ValueError(
             f"Island(residual): must be of this run, got one of round {number}, while round "
             f"{opened} is open; leave it out."
         )
-    if number < opened:
-        return False
-    own = Who(name, int(residual.incarnation))
-    try:
-        return (yield Read(_keys.contribution(number, own), most)) is not None
-    except DamagedError:  # there all the same, and the manifest will say so
-        return True
+    for incarnation in range(int(residual.incarnation), own.incarnation):
+        key = _keys.contribution(opened, Who(own.island, incarnation))
+        try:
+            if (yield Read(key, most)) is not None:
+                return True
+        except DamagedError:  # there all the same, and the manifest will say so
+            return True
+    return False
 
 
 def left(residual: Residual, name: str, opened: int) -> Steps[Tree | None]:
@@ -101,21 +106,31 @@ def left(residual: Residual, name: str, opened: int) -> Steps[Tree | None]:
     own = Who(name, int(residual.incarnation))
     fate = {path: residual.after[path] + residual.sent[path] for path in residual.after}
     for number in range(max(0, int(residual.round)), opened):
-        manifest = (yield from _log.decision(number)).manifest
+        found = yield from _log.decision(number)
+        manifest = found.manifest
         if manifest is None:
+            if found.damage and number == residual.round:  # it may have counted: it is not sent
+                fate = residual.after
+            elif found.damage:
+                _leave_out(name, residual, f"nobody can say whom round {number} counts")
+                return None
             continue
         counted = [entry.who for entry in manifest.counted if entry.island == name]
         if number == residual.round and own in counted:
             fate = residual.after
         elif any(who.incarnation >= own.incarnation for who in counted):
-            warnings.warn(
-                f"Island(residual): must be as new as the last contribution of {name!r}, got one "
-                f"of round {int(residual.round)}, and round {number} counts it again; it is left "
-                "out, or it would be sent twice. Save island.residual after each round.",
-                UserWarning,
-                stacklevel=2,
-            )
+            _leave_out(name, residual, f"round {number} counts it again")
             return None
         elif number == residual.round and own in [refusal.who for refusal in manifest.refused]:
             fate = residual.before
     return {path: np.asarray(leaf, np.float32) for path, leaf in fate.items()}
+
+
+def _leave_out(name: str, residual: Residual, why: str) -> None:
+    warnings.warn(
+        f"Island(residual): must be as new as the last contribution of {name!r}, got one of round "
+        f"{int(residual.round)}, and {why}; it is left out, or it would be sent twice. Save "
+        "island.residual after each round.",
+        UserWarning,
+        stacklevel=2,
+    )

@@ -11,10 +11,6 @@ from fftgrad.islands._requests import Create, Read, Steps, settle
 from fftgrad.islands._settings import Settings, read_settings
 
 
-class FormatError(ValueError):
-    """A run that another fftgrad wrote."""
-
-
 def enter(
     model: Model, mine: Settings, known: tuple[AllGather, ...], own: str
 ) -> Steps[tuple[Settings, bytes]]:
@@ -50,7 +46,7 @@ def read(data: bytes, owner: str) -> dict[str, Any]:
     """What the object says; an error if it is of another format."""
     version = _frame.read_json(data).get("format")
     if version != _frame.FORMAT:
-        raise FormatError(
+        raise ValueError(
             f"{owner}: must be of format {_frame.FORMAT}, got a run of format {version!r}; take "
             "the fftgrad that wrote it, or another folder."
         )
@@ -68,11 +64,9 @@ def stay(data: bytes) -> Steps[str]:
         if found == data:
             return ""
         if found is not None:
-            read(found, "store")
+            _frame.unpack_json(found)  # before its format, which may be what is damaged
     except DamagedError as error:
         return f"{_keys.RUN} is damaged ({error}), and nobody can join; put back what it was"
-    except FormatError:
-        found = b""
     got = "none" if found is None else "that of another run"
     raise StoreError(
         f"store: must have the {_keys.RUN} of this run, got {got}; see whether its disk is "

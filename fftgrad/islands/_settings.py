@@ -105,7 +105,7 @@ def read_settings(found: object, known: tuple[AllGather, ...] = ()) -> Settings:
     exchange = next((one for one in known if repr(one) == text), None)
     try:
         return Settings(exchange or _evaluate(text), **told)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # whatever a part makes of arguments that others wrote
         raise DamagedError(f"settings that this program cannot have: {error}") from None
 
 

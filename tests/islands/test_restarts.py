@@ -1,0 +1,207 @@
+"""A start that takes up what an earlier one had not sent counts nothing twice, whatever happens."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from simulation import PARAMS, SETTINGS, Actor, World, run, same_bits, total
+
+from fftgrad.islands import _frame, _keys, _run, _settings
+from fftgrad.islands._frame import DamagedError
+from fftgrad.islands._perform import StoreError
+from fftgrad.islands._requests import Create, Wait
+
+
+class Steady(Actor):
+    spread = 0.01
+
+
+class Dies(Steady):
+    """It dies once it has written its contribution to round `last`; `saved` is its checkpoint."""
+
+    last = 1
+    saved = None
+
+    @property
+    def has_written(self):
+        return _keys.contribution(self.last, self.member.who) in self.world.objects
+
+    def is_due(self):
+        """Whether its program saves it now."""
+        return self.has_written
+
+    def note(self):
+        super().note()
+        member = self.member
+        if member.who.incarnation and member.anchor.round == self.last and self.is_due():
+            self.saved = member.ledger.saved(member.who, member.sent, member.run)
+
+    def turn(self):
+        super().turn()
+        self.dead |= self.member.who.incarnation > 0 and self.has_written
+
+
+class DiesAfterItsCheckpoint(Dies):
+    last = 2
+
+    def is_due(self):
+        return self.member.ledger.pending is None
+
+
+def counted(world, actor):
+    """What the manifests count of all starts of a name."""
+    return total(
+        [
+            actor.decoded(world.ever(_keys.contribution(manifest.round, entry.who)), manifest.round)
+            for manifest in world.manifests()
+            for entry in manifest.counted
+            if entry.island == actor.name
+        ]
+    )
+
+
+def check_law(world, dead, back):
+    """All that two starts learned was counted or is kept, but for what the first took with it."""
+    pending = dead.member.ledger.pending
+    lost = pending.memory.residual if back.took_up_nothing else total([])
+    changes = [change.tree for change in (*dead.changes, *back.changes)]
+    have = total([counted(world, back), back.member.ledger.residual, lost])
+    learned = total(changes)
+    for path in PARAMS:
+        np.testing.assert_allclose(have[path], learned[path], atol=1e-4)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_contribution_whose_manifest_is_damaged_is_not_sent_again(is_damaged):
+    world = World(70)
+    dead = Dies(world, "c", 9, 10.0)
+    others = [Steady(world, name, 9, 30.0) for name in "ab"]
+    live, back, whole = [dead, *others], None, None
+    while live:
+        actor = min(live, key=lambda actor: actor.ready)
+        actor.turn()
+        if actor.dead or actor.done:
+            live.remove(actor)
+        passed = all(getattr(one.member, "gathering", None) for one in others) and all(
+            one.member.anchor.round >= 3 for one in others
+        )
+        if back is None and dead.dead and passed:
+            whole = world.objects[_keys.manifest(1)]
+            if is_damaged:
+                world.objects[_keys.manifest(1)] = b""
+            back = Steady(world, "c", 2, 30.0, residual=dead.saved)
+            back.took_up_nothing = False
+            live.append(back)
+    world.objects[_keys.manifest(1)] = whole
+    assert back.failure is None
+    same_bits([dead, *others, back])
+    assert [
+        one.round
+        for one in world.manifests()
+        if dead.member.who in [entry.who for entry in one.counted]
+    ] == [0, 1]
+    check_law(world, dead, back)
+
+
+def test_what_is_in_the_open_round_already_is_not_sent_again():
+    """The checkpoint is older than the last contribution, which only counts after the restart."""
+
+    world = World(71)
+    dead = DiesAfterItsCheckpoint(world, "c", 9, 10.0)
+    others = [Steady(world, name, 9, 200.0) for name in "ab"]
+    again = []
+
+    def revive(actor):
+        if actor is not dead:
+            return None
+        again.append(Steady(world, "c", 2, 150.0, residual=dead.saved))
+        again[0].took_up_nothing = True
+        return again[0]
+
+    with pytest.warns(UserWarning, match="round 2 counts it again; it is left out"):
+        same_bits(run([dead, *others], revive))
+    assert again[0].failure is None
+    check_law(world, dead, again[0])
+
+
+def test_a_bit_of_the_runs_object_ends_nobodys_run():
+    """Nor one of the number of its format, which is read before the checksum by who starts."""
+    data = _frame.pack_json({"id": "0", "model": [], "settings": {}})
+
+    def said(found):
+        steps = _run.stay(data)
+        next(steps)
+        with pytest.raises(StopIteration) as end:
+            steps.send(found)
+        return end.value.value
+
+    assert said(data) == ""
+    for at in range(len(data)):
+        for bit in range(8):
+            flipped = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+            assert "run.json is damaged" in said(flipped), flipped
+
+
+@pytest.mark.parametrize("text", ["AllGather(poison(-1))", "AllGather(TopK(k=1), 5)", "poison(5)"])
+def test_settings_that_make_no_exchange_are_damaged_whatever_they_raise(text):
+    with pytest.raises(DamagedError, match="cannot have"):
+        _settings.read_settings(SETTINGS.as_dict() | {"exchange": text})
+
+
+def test_who_came_late_and_left_is_not_waited_for():
+    class LateLeaver(Steady):
+        was_late = False
+
+        def postpones(self, request):
+            mine = isinstance(request, Create) and request.key == _keys.contribution(
+                2, self.member.who
+            )
+            late = mine and not self.was_late
+            self.was_late |= mine
+            return 150.0 if late else 0.0
+
+        def _live(self):
+            lives, answer = super()._live(), None
+            while True:
+                request = lives.send(answer)
+                if len(self.member.ledger.outcomes) == 3:
+                    break
+                answer = yield request
+            yield from self.member.leave()
+
+    world = World(90)
+    others = [Steady(world, name, 8, 100.0) for name in "ab"]
+    run([*others, LateLeaver(world, "c", 3, 100.0)], lambda _: None)
+    after = [one for one in world.manifests() if one.round >= 4]
+    assert after
+    assert not [one.round for one in after if "c" in one.missed]
+
+
+def test_an_island_of_a_run_that_is_gone_answers_for_no_name_of_another():
+    one = dataclasses.replace(SETTINGS, islands=1)
+    world = World(81)
+    old = Steady(world, "a", 50, 10.0, settings=one)
+    while len(old.changes) < 3:
+        old.turn()
+    world.objects.clear()
+    world.made.clear()
+    new = Steady(world, "a", 1, 10.0, settings=one)
+    new.turn()
+    while not new.member.who.incarnation:
+        new.turn()
+    again = Steady(world, "a", 1, 10.0, settings=one)  # the first start of the new run is dead
+    again.ready = world.now + 1.0
+
+    def idle():
+        while True:
+            try:
+                yield from old.member.answer()
+            except StoreError:
+                yield Wait(5.0)
+            yield Wait(15.0)
+
+    old._life, old._answer, old._error, old._postponed = idle(), None, None, None
+    while not again.done and world.now < new.ready + 2000.0:
+        min((old, again), key=lambda actor: actor.ready).turn()
+    assert again.failure is None
+    assert again.member.who.incarnation == 2
