@@ -76,11 +76,11 @@ def setting(content: dict[str, Any]) -> Link:
 
 
 def links(folder: pathlib.Path) -> dict[Link, fg.advise.Link]:
-    """What was measured of each link, in the file of it."""
+    """What was measured of each, in the first file that has it."""
     out = dict[Link, fg.advise.Link]()
-    for path in sorted(folder.glob("link-*.json")):
+    for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text())
-        for run in content["runs"]:
+        for run in content.get("runs", ()):
             if "shares" in run:
                 shares = tuple((kind, share) for kind, share in run["shares"])
                 link = fg.advise.Link(
