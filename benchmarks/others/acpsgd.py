@@ -1,5 +1,8 @@
 """ACP-SGD by its authors."""
 
+# PyTorch is no dependency of the project.
+# pyright: reportMissingImports=false
+
 import pathlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,5 +1,8 @@
 """BEER and CHOCO-SGD as the authors of BEER run them: gossip between processes."""
 
+# PyTorch is no dependency of the project.
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUnknownParameterType=false
+
 import pathlib
 import types
 from collections.abc import Iterator

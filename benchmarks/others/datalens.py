@@ -1,5 +1,8 @@
 """DataLens by its authors: votes on the largest values, and what they cost in privacy."""
 
+# PyTorch is no dependency of the project.
+# pyright: reportMissingImports=false
+
 import pathlib
 from collections.abc import Iterator
 from unittest import mock

@@ -1,5 +1,8 @@
 """1-bit Adam by its authors: the exchange of two stages, in plain torch."""
 
+# PyTorch is no dependency of the project.
+# pyright: reportMissingImports=false
+
 import dataclasses
 import pathlib
 import sys

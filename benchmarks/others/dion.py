@@ -1,5 +1,8 @@
 """Dion by its authors: the simple optimizer, and the reference that picks a side."""
 
+# PyTorch is no dependency of the project.
+# pyright: reportMissingImports=false
+
 import os
 import pathlib
 from collections.abc import Iterator

@@ -1,5 +1,8 @@
 """EDEN and DRIVE by their authors."""
 
+# PyTorch is no dependency of the project.
+# pyright: reportMissingImports=false
+
 import math
 import pathlib
 from collections.abc import Iterator

@@ -1,5 +1,8 @@
 """GRACE: compressors, memories and communicators of one framework, run over gloo."""
 
+# PyTorch is no dependency of the project.
+# pyright: reportMissingImports=false
+
 import contextlib
 import pathlib
 from collections.abc import Iterator

@@ -1,5 +1,8 @@
 """PowerSGD's authors' package, which sends one factor a step, in turns, as ACP-SGD does."""
 
+# PyTorch is no dependency of the project.
+# pyright: reportMissingImports=false
+
 import pathlib
 from collections.abc import Iterator
 from typing import Any

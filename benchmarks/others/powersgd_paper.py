@@ -1,5 +1,8 @@
 """The code of PowerSGD's paper: its low-rank reducer, and the top-k that it was compared with."""
 
+# PyTorch is no dependency of the project.
+# pyright: reportMissingImports=false
+
 import pathlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,5 +1,8 @@
 """SparseLoCo's compression as its authors' network runs it."""
 
+# PyTorch is no dependency of the project.
+# pyright: reportMissingImports=false
+
 import pathlib
 import sys
 import types

@@ -1,5 +1,8 @@
 """PowerSGD as torch ships it, a hook of DistributedDataParallel."""
 
+# PyTorch is no dependency of the project.
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUnknownParameterType=false
+
 import pathlib
 from collections.abc import Iterator
 from typing import Any
