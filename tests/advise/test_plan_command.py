@@ -261,7 +261,7 @@ def test_what_codec_times_decide_is_said(asked, does_not_pay, capsys):
             assert main([*ASKED, "--parameters=25M"]) == 0
             out = " ".join(capsys.readouterr().out.split())
             assert ("Do not compress, if this CPU is what trains: " in out) == told
-            assert ("of slow its codec takes" in out) == told
+            assert ("of slow its codec and optimizer take" in out) == told
 
 
 def test_local_steps_go_around_an_optimizer(asked, pays, capsys):

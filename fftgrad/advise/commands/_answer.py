@@ -19,10 +19,10 @@ from fftgrad.advise.commands._show import (
 LEGEND = """\
 Order: by seconds to the same loss, first what ends as dense or close and is a tenth faster than
 dense, then dense, then all else of those, then the others. times: the steps that it makes in one
-step of the best dense. codec: compressing and decompressing. link: bytes that leave a worker in a
-step. pays below: over a faster link the best dense wins. loss: as dense and close are of small
-models that no setting was chosen on, with 8 workers; check and worse of others, which need not
-travel."""
+step of the best dense. codec: compressing and decompressing, and the optimizer of a row that has
+its own. link: bytes that leave a worker in a step. pays below: over a faster link the best dense
+wins. loss: as dense and close are of small models that no setting was chosen on, with 8 workers;
+check and worse of others, which need not travel."""
 ALSO = """\
 keeps: bytes of its state on a worker. compiles: after how long it could begin, where it was
 timed."""
@@ -81,8 +81,8 @@ def _by_codecs(found: Plan) -> str:
         return ""
     return (
         f" Codec times decide that: of the {quantity(quick.seconds, 's')} of {quick.name} its "
-        f"codec takes {quantity(codec(quick), 's')} here. On another kind of device that trains, "
-        "ask again there."
+        f"codec and optimizer take {quantity(codec(quick), 's')} here. If another kind of device "
+        "will train, run this there."
     )
 
 
