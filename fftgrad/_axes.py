@@ -265,3 +265,11 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()  # since jax 0.12
     return len(consts), len(carry)
+
+
+def summed(spec: PartitionSpec) -> PartitionSpec:
+    """The same of what is neither unreduced nor reduced."""
+    if hasattr(spec, "partitions"):
+        return PartitionSpec(*spec.partitions)
+    none: frozenset[str] = frozenset()  # jax 0.10.0; later ones also ask for the kind of sum
+    return spec.update(unreduced=none, reduced=none)

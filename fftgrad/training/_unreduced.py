@@ -43,10 +43,7 @@ def in_parts(update: Callable[..., Any], axis_name: AxisName) -> Callable[..., A
 
         args = (updates, state, params, value)
         ins = jax.tree.map(lambda leaf: jax.typeof(leaf).sharding.spec, args)
-        none: frozenset[str] = frozenset()
-        outs = jax.tree.map(
-            lambda spec: spec.update(unreduced=none, reduced=none), ins[:2], is_leaf=_is_spec
-        )
+        outs = jax.tree.map(_axes.summed, ins[:2], is_leaf=_is_spec)
         # Unchecked, because JAX has no cast from what is unreduced to what varies.
         return jax.shard_map(own, in_specs=ins, out_specs=outs, check_vma=False)(*args)
 
