@@ -250,6 +250,31 @@ class Actor:
             np.testing.assert_allclose(held[path], learned[path], atol=1e-4)
 
 
+class Steady(Actor):
+    """Whose inner steps take about as long each time."""
+
+    spread = 0.01
+
+
+class Mortal(Steady):
+    """It dies in its inner steps from round `within`, or once it has handed in to round `after`."""
+
+    def __init__(self, *args: Any, within: int = -1, after: int = -1, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.within, self.after = within, after
+
+    def change(self, tree: Any, base: int) -> Change:
+        self.dead = base == self.within
+        return super().change(tree, base)
+
+    def turn(self) -> None:
+        super().turn()
+        folder = "" if self.after < 0 else _keys.round_folder(self.after)
+        self.dead |= bool(folder) and any(
+            key.startswith(f"{folder}{self.name}.") for key in self.world.objects
+        )
+
+
 def total(trees: list[Any]) -> Any:
     zero = {path: np.zeros(leaf.shape, np.float64) for path, leaf in PARAMS.items()}
     return {path: sum((tree[path] for tree in trees), zero[path]) for path in PARAMS}

@@ -88,8 +88,8 @@ class TrimmedMean(Average):
     """Value: an average; in each coordinate the mean without the largest and the smallest.
 
     Islands take the mean of the rest by their weights. It holds what all workers sent at once, w
-    vectors. Where a codec sends few coordinates, most of
-    what is trimmed are zeros or the only values there are: it is for codecs that send all of them.
+    vectors. Where a codec sends few coordinates, most of what is trimmed are zeros or the only
+    values there are: it is for codecs that send all of them.
 
     Args:
       trim: how many to leave out at either end, at least 1 and fewer than half of the workers.

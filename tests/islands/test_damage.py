@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from simulation import PARAMS, SETTINGS, Actor, World, run, same_bits
+from simulation import PARAMS, SETTINGS, Actor, Mortal, World, run, same_bits
 
 import fftgrad as fg
 from fftgrad.islands import _keys
@@ -113,13 +113,7 @@ def test_where_all_who_obeyed_a_damaged_manifest_are_dead_it_is_written_again():
     """What they handed in to the round after it is no reason to wait for ever."""
     world = World(52)
 
-    class Mortal(Actor):
-        def turn(self):
-            super().turn()
-            mine = [o for o in world.objects if o.startswith(f"rounds/000000002/{self.name}.")]
-            self.dead = self.dead or bool(mine)
-
-    run([Mortal(world, name, 9, 10.0) for name in "abc"], ends)
+    run([Mortal(world, name, 9, 10.0, after=2) for name in "abc"], ends)
     assert _keys.manifest(1) in world.objects
     world.objects[_keys.manifest(1)] = b""
     with pytest.warns(UserWarning, match="rounds/000000001/manifest.json is damaged"):
@@ -289,12 +283,7 @@ def test_a_start_that_waits_for_an_anchor_takes_itself_for_no_living_island():
     again = Actor(world, "c", 3, 30.0, settings=SPARE)
     again.ready = 190.0
 
-    class Mortal(Actor):
-        def change(self, tree, base):
-            self.dead = base == 1
-            return super().change(tree, base)
-
-    first = Mortal(world, "c", 3, 30.0, settings=SPARE)
+    first = Mortal(world, "c", 3, 30.0, settings=SPARE, within=1)
     others = [Damages(world, name, 10, 30.0, settings=SPARE) for name in "ab"]
     with pytest.warns(UserWarning, match="manifest.json is damaged"):
         run([*others, first, again], ends)

@@ -4,16 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from simulation import PARAMS, SETTINGS, Actor, World, run, same_bits, total
+from simulation import PARAMS, SETTINGS, Steady, World, run, same_bits, total
 
 from fftgrad.islands import _frame, _keys, _run, _settings
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._perform import StoreError
 from fftgrad.islands._requests import Create, Wait
-
-
-class Steady(Actor):
-    spread = 0.01
 
 
 class Dies(Steady):

@@ -7,7 +7,7 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from simulation import PARAMS, SETTINGS, Actor, Faults, World, run, same_bits, total
+from simulation import PARAMS, SETTINGS, Actor, Faults, Mortal, Steady, World, run, same_bits, total
 
 import fftgrad as fg
 from fftgrad.islands import _anchor, _contribution, _keys
@@ -84,12 +84,7 @@ def test_what_dies_with_an_island_is_what_the_last_manifest_says():
     world = World(3)
     actors = [Actor(world, name, 6, 10.0) for name in "abc"]
 
-    class Mortal(Actor):
-        def change(self, tree, base):
-            self.dead = base == 4
-            return super().change(tree, base)
-
-    actors[2] = Mortal(world, "c", 6, 10.0)
+    actors[2] = Mortal(world, "c", 6, 10.0, within=4)
     _, _, dead = run(actors, ends)
     last = [e for m in world.manifests() for e in m.counted if e.island == "c"][-1]
     lost = total([change.tree for change in dead.changes[:-1]])
@@ -112,12 +107,6 @@ def test_nobody_stops_for_longer_than_the_deadline():
     slow = everyone[2]
     assert sum(outcome.counted for outcome in slow.member.ledger.outcomes) >= 4
     slow.check_law()
-
-
-class Steady(Actor):
-    """Whose inner steps take about as long each time."""
-
-    spread = 0.01
 
 
 class Otherwise:
@@ -157,12 +146,7 @@ def test_of_long_rounds_a_slow_island_counts_in_some_and_closes_none_alone():
 def test_of_long_rounds_who_is_left_alone_goes_on():
     world = World(42)
 
-    class Mortal(Steady):
-        def change(self, tree, base):
-            self.dead = base == 2
-            return super().change(tree, base)
-
-    actors = [Mortal(world, name, 6, 600.0) for name in "ab"]
+    actors = [Mortal(world, name, 6, 600.0, within=2) for name in "ab"]
     joiner = Steady(world, "c", 4, 900.0)
     joiner.ready = 1500.0
     everyone = run([*actors, joiner], ends)
@@ -282,18 +266,12 @@ def test_a_round_that_nobody_may_close_is_told():
     """One holds other bits than the two that came and died."""
     world = World(12)
 
-    class Mortal(Actor):
-        def turn(self):
-            super().turn()
-            mine = [o for o in world.objects if o.startswith(f"rounds/000000001/{self.name}.")]
-            self.dead = self.dead or bool(mine)
-
     class Flipped(Otherwise, Actor):
         def note(self):
             self.dead = bool(getattr(self, "member", None) and self.member.trouble)
 
     left = Flipped(world, "c", 3, 60.0)
-    run([Mortal(world, "a", 3, 10.0), Mortal(world, "b", 3, 10.0), left], ends)
+    run([Mortal(world, "a", 3, 10.0, after=1), Mortal(world, "b", 3, 10.0, after=1), left], ends)
     assert "round 1 stayed open: this island holds another anchor" in left.member.trouble
 
 
@@ -407,12 +385,7 @@ def test_who_comes_back_after_what_it_needs_is_gone_takes_the_newest_anchor():
 def test_all_die_and_one_comes_back():
     world = World(31)
 
-    class Mortal(Actor):
-        def change(self, tree, base):
-            self.dead = base == 4
-            return super().change(tree, base)
-
-    first = run([Mortal(world, name, 9, 10.0) for name in "abc"], ends)
+    first = run([Mortal(world, name, 9, 10.0, within=4) for name in "abc"], ends)
     assert all(actor.dead for actor in first)
     alone = Actor(world, "b", 3, 10.0)
     run([alone], ends)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from rich.console import Console
-from simulation import SETTINGS, Actor, World, run
+from simulation import SETTINGS, Actor, Mortal, World, run
 
 import fftgrad as fg
 from fftgrad.__main__ import main
@@ -37,12 +37,11 @@ def world():
     """Three islands, of which one dies after three rounds."""
     world = World(11)
 
-    class Mortal(Actor):
-        def change(self, tree, base):
-            self.dead = base == 3
-            return super().change(tree, base)
-
-    actors = [Actor(world, "a", 8, 10.0), Actor(world, "b", 8, 10.0), Mortal(world, "c", 8, 10.0)]
+    actors = [
+        Actor(world, "a", 8, 10.0),
+        Actor(world, "b", 8, 10.0),
+        Mortal(world, "c", 8, 10.0, within=3),
+    ]
     run(actors, lambda _: None)
     return world
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from simulation import SETTINGS, Actor, Faults, World, run, same_bits
+from simulation import SETTINGS, Actor, Faults, Mortal, Steady, World, run, same_bits
 
 from fftgrad.islands import _anchor, _keys
 from fftgrad.islands._requests import Create, Read
@@ -10,12 +10,6 @@ from fftgrad.islands._requests import Create, Read
 
 def ends(_):
     return None
-
-
-class Steady(Actor):
-    """Whose inner steps take about as long each time."""
-
-    spread = 0.01
 
 
 class Leaves(Steady):
@@ -102,18 +96,13 @@ def test_rounds_may_be_longer_than_a_hundred_deadlines():
 def test_who_waits_for_an_anchor_that_nobody_writes_says_so():
     world = World(63)
 
-    class Mortal(Steady):
-        def change(self, tree, base):
-            self.dead = base == 2
-            return super().change(tree, base)
-
     class Tells(Otherwise):
         def note(self):
             super().note()
             self.dead = "waits for an anchor after round 1" in self.member.trouble
 
     other = Tells(world, "c", 3, 10.0)
-    run([Mortal(world, "a", 5, 10.0), Mortal(world, "b", 5, 10.0), other], ends)
+    run([Mortal(world, "a", 5, 10.0, within=2), Mortal(world, "b", 5, 10.0, within=2), other], ends)
     assert other.dead
     assert "nothing came to the store in 6000 s" in other.member.trouble
 
@@ -122,14 +111,8 @@ def test_a_round_that_most_who_came_hold_otherwise_is_closed_by_who_is_left():
     """It finds out what is right from the store, and need not take anybody's word for it."""
     world = World(12)
 
-    class Mortal(Actor):
-        def turn(self):
-            super().turn()
-            mine = [o for o in world.objects if o.startswith(f"rounds/000000001/{self.name}.")]
-            self.dead = self.dead or bool(mine)
-
     left = Otherwise(world, "c", 4, 60.0)
-    dead = [Mortal(world, name, 3, 10.0) for name in "ab"]
+    dead = [Mortal(world, name, 3, 10.0, after=1) for name in "ab"]
     run([*dead, left], ends)
     same_bits([*dead, left])
     assert left.failure is None, left.failure
