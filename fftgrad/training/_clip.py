@@ -15,11 +15,11 @@ from fftgrad.ops import _norms
 def clip_by_local_norm(max_norm: float, axis_name: AxisName) -> optax.GradientTransformation:
     """Transformation: clip the norm of one worker's gradient at max_norm / √w, as DGC does.
 
-    If the gradients of w workers are independent, the norm of their sum is √w times that of one,
-    so their sum then has a norm of at most about `max_norm`, and their mean of `max_norm` / w. To
-    clip at what you give `optax.clip_by_global_norm` for the mean, pass w times that: where they
-    agree, up to √w times more then comes through; √w times it lets no more into the exchange. It
-    goes before `compressed_pmean` in the chain, before anything accumulates in a residual.
+    If the gradients of w workers are independent, the norm of their sum is √w times that of one, so
+    their sum then has a norm of at most about `max_norm`, and their mean of `max_norm` / w. To clip
+    at what you give `optax.clip_by_global_norm` for the mean, pass w times that: where they agree,
+    up to √w times more then comes through. With √w times that, no more enters the exchange. It goes
+    before `compressed_pmean` in the chain, before anything accumulates in a residual.
 
     Args:
       max_norm: bound of the norm of the workers' sum, over all leaves, positive.
