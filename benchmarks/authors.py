@@ -38,6 +38,7 @@ NAMES = (
     "deepspeed",
     "terngrad",
     "error_feedback_tight",
+    "nanogpt",
 )
 COLUMNS = (
     "theirs",

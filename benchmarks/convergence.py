@@ -19,6 +19,7 @@ import endurance
 import learned_codes
 import resets
 import seconds
+import seeds
 import sharded
 import training
 import variants
@@ -34,6 +35,8 @@ STUDIES: dict[str, Study] = {
     "ends": ends.STUDY,
     "variants": variants.STUDY,
     "claims": claims.STUDY,
+    "seeds": seeds.SEEDS,
+    "seeds-64": seeds.SEEDS_64,
     "seconds": seconds.STUDY,
     "downstream": downstream.STUDY,
     "resets": resets.STUDY,

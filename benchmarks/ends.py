@@ -7,6 +7,7 @@ of two until the best has a worse one on both sides. Dense is the better of Adam
 
 import functools
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -64,13 +65,13 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     print(tables(results))
 
 
-def tables(results: dict[str, Any]) -> str:
+def tables(results: dict[str, Any], methods: Sequence[Method] = METHODS) -> str:
     """Of each row and task the loss, its distance from the best dense, and the rate."""
     runs = results["runs"]
     tasks = list(dict.fromkeys(run["task"] for run in runs))
     found = {task: chosen(runs, task) for task in tasks}
     rows: list[list[str]] = []
-    for method in (row.name for row in METHODS):
+    for method in (row.name for row in methods):
         own = [run for run in runs if run["method"] == method]
         if own:
             cells = [cell_of(found[task], method) for task in tasks]

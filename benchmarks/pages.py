@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import authors
 import claims
 import compile_time
 import downstream
@@ -24,9 +25,11 @@ import models
 import optax
 import resets
 import seconds
+import seeds
 import sharded
 import training
 from _record import RESULTS, ROOT, markdown
+from others import speeds
 
 import fftgrad as fg
 
@@ -40,6 +43,10 @@ FAR = {
     "100 Mbit/s, 50 ms": "far-100mbit-50ms",
 }
 """The files of the larger model, by their links."""
+
+
+PRINTED = ("asyncdiloco_printed", "nanogpt", "error_feedback_tight")
+"""Sources whose published figures are compared."""
 
 
 @functools.cache
@@ -165,6 +172,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "compile": lambda: compile_time.show(load("compile/cpu")),
     "models": lambda: models.show(load("programs/h100-models")),
     "gossip": lambda: gossip.tables(load("gossip/least_squares")),
+    "published": lambda: "\n\n".join(authors.shown(load(f"others/{name}")) for name in PRINTED),
+    "speeds": lambda: speeds.tables(load("others/speeds")),
+    "seeds": lambda: seeds.beside(load("convergence/seeds")),
+    "seeds-64": lambda: ends.tables(load("convergence/seeds-64"), seeds.LEARNERS),
     "claims-losses": lambda: paired(0),
     "claims-residuals": lambda: paired(1),
 }

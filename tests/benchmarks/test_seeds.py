@@ -1,0 +1,88 @@
+"""The founding papers' claims again, and the speed-ups that papers name."""
+
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks/results"
+
+
+@pytest.fixture
+def seeds(imported):
+    return imported("seeds")
+
+
+@pytest.fixture
+def speeds(imported):
+    return imported("others.speeds")
+
+
+@pytest.fixture
+def nanogpt(imported):
+    return imported("others.nanogpt")
+
+
+def record(path):
+    return json.loads((RESULTS / path).read_text())
+
+
+def test_the_rows_stand_beside_those_of_the_loss_at_the_end(seeds):
+    lines = seeds.beside(record("convergence/seeds.json")).splitlines()
+    found = [line.split("|")[1].strip() for line in lines[2:]]
+    assert found[:2] == list(seeds.DENSE)
+    assert found[2:5] == ["100x, Muon, lead 0.5", "30x, Muon, lead 0.3", "300x, Muon, lead 0.5"]
+    assert found[5:] == [row.name for row in seeds.ROWS]
+
+
+@pytest.mark.parametrize("file", ["seeds", "seeds-64"])
+def test_the_best_rate_of_each_row_has_a_worse_one_on_both_sides(imported, file):
+    runs = record(f"convergence/{file}.json")["runs"]
+    score = imported("program").score
+    for task, method in {(run["task"], run["method"]) for run in runs}:
+        own = [
+            run for run in runs if (run["task"], run["method"], run["seed"]) == (task, method, 0)
+        ]
+        best = min(own, key=score)["rate"]
+        assert {best / 2, best, 2 * best} <= {run["rate"] for run in own}, (task, method)
+
+
+def test_learners_are_64(seeds):
+    assert seeds.SEEDS_64.workers == record("convergence/seeds-64.json")["workers"] == 64
+
+
+def test_an_instant_codec_is_no_faster_than_the_share_allows(speeds):
+    """The step without the mean stays, and of the mean what an all-gather sends of it."""
+    found = speeds.speed(speeds.ALEXNET, speeds.counted(21.3))
+    share, gathered = 0.6417, 7 / 21.3 / (2 * 7 / 8)
+    assert found == pytest.approx(1 / (1 - share + share * gathered), rel=1e-3)
+
+
+def test_speed_ups_are_in_the_order_that_papers_name(speeds):
+    rows = record("others/speeds.json")["rows"]
+    for model in ("AlexNet", "ResNet32"):
+        own = [row for row in rows if row["model"] == model and "published" in row]
+        by = [sorted(own, key=lambda row: -row[key]) for key in ("published", "counted")]  # noqa: B023
+        assert [row["method"] for row in by[0]] == [row["method"] for row in by[1]]
+    above = {(r["model"], r["method"]) for r in rows if r.get("published", 0) > r.get("counted", 9)}
+    assert above == {("AlexNet", name) for name in ("FFT", "top-k", "QSGD")}
+
+
+def test_the_rate_is_that_of_the_readme(nanogpt):
+    """A rise over 100 steps to 1e-3, and a cosine to 1e-4 at step 2,000."""
+    found = [float(nanogpt.rate(step)) for step in (0, 49, 100, 1050, 2000)]
+    middle = 1e-4 + 0.5 * (1 + math.cos(math.pi / 2)) * 9e-4
+    assert found == pytest.approx([1e-3 / 101, 50e-3 / 101, 1e-3, middle, 1e-4])
+
+
+def test_passages_are_pieces_of_the_text(nanogpt, tmp_path):
+    text = "".join(chr(97 + i % 23) for i in range(2000))
+    (tmp_path / nanogpt.TEXT).parent.mkdir(parents=True)
+    (tmp_path / nanogpt.TEXT).write_text(text)
+    train, test, vocabulary = nanogpt.texts(tmp_path)
+    assert (len(train), len(test), vocabulary) == (1800, 200, 23)
+    found = nanogpt.passages(np.random.default_rng(0), train, 5)
+    assert found.shape == (5, 65)
+    assert (np.diff(found, axis=1) % 23 == 1).all()
