@@ -11,10 +11,11 @@ import json
 import pathlib
 from typing import Any
 
-import fftgrad as fg
 from _record import RESULTS
 from ends import DENSE, METHODS, STUDY, filled, muon, tables
 from methods import FEEDBACK, FFT, LINKS, TRIMMED, Method, m, renamed
+
+import fftgrad as fg
 
 FILLED = ("30x, Muon, lead 0.3", "100x, Muon, lead 0.5", "300x, Muon, lead 0.5")
 """Rows of `ends.py` that stand beside these."""

@@ -23,7 +23,7 @@ COLUMNS = ("model", "method", "published", "at most, by its ratio", "with all th
 
 
 class Step(NamedTuple):
-    """A dense step of others: how many values, on how many workers, and the share that they take."""
+    """A dense step of others: its values, its workers, and the share that its mean takes."""
 
     model: str
     values: int

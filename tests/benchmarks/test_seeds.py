@@ -60,11 +60,11 @@ def test_an_instant_codec_is_no_faster_than_the_share_allows(speeds):
     assert found == pytest.approx(1 / (1 - share + share * gathered), rel=1e-3)
 
 
-def test_speed_ups_are_in_the_order_that_papers_name(speeds):
+def test_speed_ups_are_in_the_order_that_papers_name():
     rows = record("others/speeds.json")["rows"]
     for model in ("AlexNet", "ResNet32"):
         own = [row for row in rows if row["model"] == model and "published" in row]
-        by = [sorted(own, key=lambda row: -row[key]) for key in ("published", "counted")]  # noqa: B023
+        by = [sorted(own, key=lambda row: -row[key]) for key in ("published", "counted")]
         assert [row["method"] for row in by[0]] == [row["method"] for row in by[1]]
     above = {(r["model"], r["method"]) for r in rows if r.get("published", 0) > r.get("counted", 9)}
     assert above == {("AlexNet", name) for name in ("FFT", "top-k", "QSGD")}
@@ -86,3 +86,13 @@ def test_passages_are_pieces_of_the_text(nanogpt, tmp_path):
     found = nanogpt.passages(np.random.default_rng(0), train, 5)
     assert found.shape == (5, 65)
     assert (np.diff(found, axis=1) % 23 == 1).all()
+
+
+def test_fewer_bytes_end_below_their_dense_loss():
+    """What the page says of nanoGPT's model, in per cent."""
+    rows = record("others/nanogpt.json")["rows"][1:]
+    losses = {row["ours"].partition(": ")[2]: float(row["ours"].partition(":")[0]) for row in rows}
+    adamw, muon, by_adam, by_muon, hundred = losses.values()
+    assert [*losses][:2] == ["dense AdamW", "dense Muon"]
+    found = [by_adam / adamw, by_muon / adamw, by_muon / muon, hundred / muon]
+    assert [round(100 * (ratio - 1), 1) for ratio in found] == [-1.6, -6.9, 1.4, 4.2]
