@@ -116,7 +116,14 @@ def main() -> None:
         print("\n\n".join(shown(json.loads(p.read_text())) for p in records if p.exists()))
         return
     checkout = args.checkout and args.checkout.resolve()
-    record = compared(args.name, checkout, args.smoke)
+    module = source(args.name)
+    needed = f"--checkout: must be a clone of https://github.com/{module.REPOSITORY}"
+    if checkout is None and not hasattr(module, "VERSION"):
+        out.error(f"{needed}, got none; clone it and pass its folder.")
+    try:
+        record = compared(args.name, checkout, args.smoke)
+    except (FileNotFoundError, ModuleNotFoundError, subprocess.CalledProcessError) as problem:
+        out.error(f"{needed}, with what it imports, got {checkout}: {problem}")
     title = f"{record['repository']}, {record['version']}"
     Console(width=200).print(table(title, COLUMNS, cells(record["rows"])))
     write(args.out / f"{args.name}.json", record, rows="rows")

@@ -34,7 +34,7 @@ from others import speeds
 import fftgrad as fg
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"(<!-- table: (\S+) -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table: (\S+) -->\n\n)(?:(?!<!-- ).)*?(\n\n<!-- end -->)", re.DOTALL)
 LINKS = RESULTS / "slow_network"
 FAR = {
     "100 Mbit/s": "far-100mbit",

@@ -1,9 +1,11 @@
 """The founding papers' claims about training again, with the optimizers that keep the loss.
 
 The FFT paper says that it trains best of four, RedSync that 0.1 % of a gradient is enough, ScaleCom
-that 65 to 400 times fewer values are, with 64 learners. Each is trained as published, before Adam,
-and with feedback before `fg.optimizers.feedback_muon`, whose settings were chosen elsewhere. The
-dense rows, and what a filled message does, are those of `ends.py`, with 8 workers.
+that 65 to 400 times fewer values are, with 64 learners. Their codecs are trained before Adam, as
+published but for dense warm-ups, and before Muon: with feedback and a lead
+(`fg.optimizers.feedback_muon`, whose settings were chosen elsewhere) where a codec drops, without
+either where it adds noise that is right on average. The dense rows, and what a filled message does,
+are those of `ends.py`, with 8 workers.
 """
 
 import dataclasses

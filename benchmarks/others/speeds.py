@@ -1,9 +1,9 @@
-"""Speed-ups that papers name, against what their own shares and ratios allow.
+"""Speed-ups that papers name, against what their own shares and ratios allow in rings.
 
 A paper says which share of a step its dense mean takes, and how many times fewer bytes its method
-sends. A link on which a ring takes that share, and a codec that takes no time, give the largest
-speed-up that a ratio allows. The FFT paper counts ratios without positions and scales: there a
-second prediction is of all that is sent.
+sends. A link on which a ring takes that share, a ring that gathers, and a codec that takes no time,
+give the largest speed-up that a ratio allows where all of that holds. The FFT paper counts ratios
+without positions and scales: there a second prediction is of all that is sent by fftgrad.
 """
 
 import sys
@@ -19,7 +19,7 @@ import fftgrad as fg
 
 RESULT = RESULTS / "others" / "speeds.json"
 NO_TIME = fg.advise.Timing(compress=0.0, decompress=0.0)
-COLUMNS = ("model", "method", "published", "at most, by its ratio", "with all that is sent")
+COLUMNS = ("model", "method", "published", "by the ratio, in rings", "by all that is sent here")
 
 
 class Step(NamedTuple):

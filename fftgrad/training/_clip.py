@@ -53,7 +53,7 @@ def clip_by_local_norm(max_norm: float, axis_name: AxisName) -> optax.GradientTr
         updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
         del params
-        bound = max_norm / math.sqrt(_axes.size(axis_name))
+        bound = max_norm / math.sqrt(_axes.size(axis_name, "clip_by_local_norm"))
         wide = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         # In units in which no square overflows or vanishes.
         unit = _norms.unit_for(_norms.top(wide))

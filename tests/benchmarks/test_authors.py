@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,22 @@ def test_the_page_has_the_table_of_a_source(authors, path):
             assert row["differs"], row
         elif row["verdict"] == "agrees":
             assert row["difference"] <= row["limit"], row
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["eden"], "must be a clone of https://github.com/amitport/.*, got none; clone it"),
+        (["eden", "--checkout", "nowhere"], r"got .*nowhere: "),
+        (["asyncdiloco", "--checkout", "."], r"google-deepmind/asyncdiloco, with what it imports"),
+    ],
+)
+def test_a_checkout_that_is_missing_is_named(authors, argv, said, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["authors.py", *argv])
+    with pytest.raises(SystemExit):
+        authors.main()
+    assert re.search(said, " ".join(capsys.readouterr().err.split()))
 
 
 def test_a_row_that_is_not_within_its_limit_differs(imported):
