@@ -161,7 +161,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     start, twin = carried(model), Twin(vocabulary)
 
     def loss(params: Params, tokens: Any) -> Any:
-        logits = twin.apply(params, tokens[:, :-1])
+        logits: Any = twin.apply(params, tokens[:, :-1])
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
     tested = jax.jit(loss)
