@@ -287,6 +287,8 @@ def test_clipping_comes_before_accumulation():
     assert float(jnp.linalg.norm(sent)) <= 1.0 + 1e-5
     with pytest.raises(ValueError, match="leave it out"):
         fg.training.clip_by_local_norm(0.0, AXIS)
+    with pytest.raises(ValueError, match=r"clip_by_local_norm\(axis_name='nowhere'\): the axis"):
+        first_update(fg.training.clip_by_local_norm(1.0, "nowhere"), grads)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 1e20, 3e38])
