@@ -1,6 +1,9 @@
 """Configuration as values: how they print, and how what is none is refused."""
 
 import dataclasses
+import os
+import pathlib
+import re
 from typing import Any, TypeVar, dataclass_transform
 
 import numpy as np
@@ -83,6 +86,27 @@ def check_within(argument: str, value: float, interval: str, remedy: str) -> Non
     below = value <= high if interval[-1] == "]" else value < high
     if not (above and below):
         raise ValueError(f"{argument}: must be in {interval}, got {value}; {remedy}")
+
+
+def scheme_of(path: str) -> str:
+    """The scheme of a URL, such as "s3"; "" for a path.
+
+    One slash is enough, because `pathlib` drops the second. One letter is a drive of Windows.
+    """
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
+    return found[1].lower() if found else ""
+
+
+def local_path(argument: str, path: str | os.PathLike[str]) -> pathlib.Path:
+    """A path with `~` expanded. Refuses a URL, which `pathlib` would take for a folder `s3:`."""
+    text = os.fspath(path)
+    if scheme_of(text):
+        raise ValueError(
+            f"{argument}: must be a path of a mounted file system, got the URL {text!r}; mount "
+            "the bucket and pass its path, or pass a folder and copy the files."
+        )
+    # pathlib raises for a name such as ~x that is no user's; os.path leaves it, as a shell does.
+    return pathlib.Path(os.path.expanduser(text))  # noqa: PTH111
 
 
 def knows(part: object, name: str, other: str) -> bool:

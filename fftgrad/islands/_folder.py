@@ -4,8 +4,9 @@ import errno
 import os
 import pathlib
 import secrets
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
+from fftgrad._values import local_path, scheme_of
 from fftgrad.islands._frame import TooLargeError
 
 UPLOADS = "uploads"
@@ -20,13 +21,10 @@ class FolderStore:
     """
 
     def __init__(self, url: str, make: bool = True) -> None:
-        parts = urlsplit(url)
-        if parts.scheme == "file" and (parts.netloc or not parts.path.strip("/")):
-            raise ValueError(
-                f"open_store(url): must have a folder's path, got {url!r}; use file:///folder."
-            )
         self.url = url
-        self._root = pathlib.Path(unquote(parts.path)).absolute()
+        self._root = (
+            _path(url) if scheme_of(url) else local_path("open_store(url)", url)
+        ).absolute()
         try:
             if make:
                 self._root.mkdir(parents=True, exist_ok=True)
@@ -97,6 +95,16 @@ class FolderStore:
         self._make(folder.parent)
         folder.mkdir(exist_ok=True)
         _sync(folder.parent)
+
+
+def _path(url: str) -> pathlib.Path:
+    """The path of a URL of a file, which need not be UTF-8."""
+    parts = urlsplit(url)
+    if parts.netloc or not parts.path.strip("/"):
+        raise ValueError(
+            f"open_store(url): must have a folder's path, got {url!r}; use file:///folder."
+        )
+    return pathlib.Path(os.fsdecode(unquote_to_bytes(parts.path)))
 
 
 def _sync(folder: pathlib.Path) -> None:

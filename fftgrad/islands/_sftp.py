@@ -39,7 +39,9 @@ class SftpStore:
         self._lock = threading.Lock()
         self._client: Any = None
         self._syncs: bool | None = None  # whether the server does, once that is known
-        self._root = unquote(urlsplit(url).path).rstrip("/") or "."
+        path = unquote(urlsplit(url).path, errors="surrogateescape")
+        # The server resolves a relative path from the user's home folder.
+        self._root = f"{path}/".removeprefix("/~/").rstrip("/") or "."
 
     def connect(self) -> Any:
         """A session on the server; a test has another one."""

@@ -5,8 +5,8 @@ and to read, list and remove objects.
 """
 
 from typing import Protocol
-from urllib.parse import urlsplit
 
+from fftgrad._values import scheme_of
 from fftgrad.islands._folder import FolderStore
 from fftgrad.islands._object_store import ObjectStore
 from fftgrad.islands._sftp import SftpStore
@@ -36,9 +36,11 @@ def open_store(url: str, *, make: bool = True) -> Store:
     """Function: the store at a URL.
 
     Args:
-      url: file:///folder, or a folder's path; s3://bucket/folder, gs://, az://, and what else
-        obstore reads, with credentials as it finds them; memory://; sftp://user@host:port/folder,
-        with the keys of the user's SSH agent and the hosts of known_hosts.
+      url: a folder's path as it is, with `~` for the home folder, or file:///folder;
+        s3://bucket/folder, gs://, az://, and what else obstore reads, with credentials as it finds
+        them; memory://; sftp://user@host:port/folder, or /~/folder for one in the home folder, with
+        the keys of the user's SSH agent and the hosts of known_hosts. In a URL, write "#" as %23
+        and "?" as %3F.
       make: whether to make a folder of this machine that is not there.
 
     Returns:
@@ -55,7 +57,13 @@ def open_store(url: str, *, make: bool = True) -> Store:
     """
     if not isinstance(url, str) or not url:
         raise TypeError(f"open_store(url): must be text, got {url!r}; use 's3://bucket/run'.")
-    scheme = urlsplit(url).scheme
+    scheme = scheme_of(url)
+    if scheme and any(mark in "#?" or not mark.isprintable() for mark in url):
+        raise ValueError(
+            "open_store(url): must have no '#', '?' or control character, because two URLs that "
+            f"differ in what follows would share a folder, got {url!r}; write %23 for '#' and %3F "
+            "for '?', or pass a folder's path."
+        )
     if scheme == "sftp":
         return SftpStore(url)
     return FolderStore(url, make) if scheme in ("", "file") else ObjectStore(url)

@@ -206,6 +206,49 @@ def test_a_wrong_url_is_answered(url, says):
         fg.islands.open_store(url).read("a")
 
 
+@pytest.mark.parametrize("scheme", ["s3", "file", "sftp", "memory"])
+@pytest.mark.parametrize("end", ["#lr=0.1", "?lr=0.1", "\tlr"])
+def test_a_url_with_an_end_that_a_store_drops_is_refused(tmp_path, scheme, end):
+    """Or two runs meet in one folder, and the second starts from the parameters of the first."""
+    with pytest.raises(ValueError, match=r"open_store\(url\): must have no .*; write %23"):
+        fg.islands.open_store(f"{scheme}://{tmp_path}/sweep{end}")
+    assert not list(tmp_path.iterdir())
+
+
+NAMES = ["a", "a#1", "a#2", "a?1", "a%31", "a%23", "a;1", "a\t1", "lr:1", "s3:a", "é", "%", "~a"]
+
+
+def test_a_plain_path_is_the_folder_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in NAMES:
+        assert fg.islands.open_store(name).create("own", name.encode())
+        assert fg.islands.open_store(str(tmp_path / name)).read("own") == name.encode()
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(NAMES)
+
+
+def test_a_url_of_a_file_is_the_folder_whose_url_it_is(tmp_path):
+    names = [*map(os.fsencode, NAMES), b"\xad", b"\xae"]  # of which the last are not in UTF-8
+    for name in names:
+        path = pathlib.Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+        assert fg.islands.open_store(path.as_uri()).create("own", name)
+        assert (path / "own").read_bytes() == name
+    assert len(list(tmp_path.iterdir())) == len(names)
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    fg.islands.open_store("~/run")
+    assert (tmp_path / "run").is_dir()
+
+
+def test_a_tilde_is_the_home_folder_on_the_server(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # in the place of the home folder, where the server starts
+    with sftp("/~") as make:
+        make().create("own", b"1")
+    assert (tmp_path / "run/own").is_file()
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
 BOUNDS = 0.2, 0.4, 0.8
 
 
