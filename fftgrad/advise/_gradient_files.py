@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_choice
+from fftgrad._values import check_choice, local_path
 from fftgrad.advise._record_gradients import Array, GradientLog
 
 Each = Literal["worker", "step"]
@@ -34,7 +34,7 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
     In several processes each saves the workers that it has, to a file of its own.
 
     Args:
-      path: the file; the suffix .npz is added if it has none.
+      path: the file; `~` is the home folder, and the suffix .npz is added if there is none.
       log: what `fg.advise.recorded` returned.
 
     Raises:
@@ -71,7 +71,8 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
             "save_gradients(log): must hold a gradient, got none; wait until a step of "
             "record_gradients(steps) has passed."
         )
-    with pathlib.Path(path).with_suffix(pathlib.Path(path).suffix or ".npz").open("wb") as file:
+    place = local_path("save_gradients(path)", path)
+    with place.with_suffix(place.suffix or ".npz").open("wb") as file:
         write: Any = np.savez
         write(file, **saved)
 
@@ -116,7 +117,7 @@ def load_gradients(*paths: str | os.PathLike[str], each: Each | None = None) -> 
         check_choice("load_gradients(each)", each, get_args(Each))
     found: dict[int, dict[int, dict[str, Array]]] = {}
     plain = 0
-    for path in map(pathlib.Path, paths):
+    for path in [local_path("load_gradients(*paths)", path) for path in paths]:
         named = dict(arrays(path))
         ours = [name.groups() for name in map(OURS.fullmatch, named) if name]
         names, remedy = ours, "pass each file once."

@@ -80,6 +80,19 @@ def test_tensors_follow_one_another_without_gaps(tmp_path, ends):
         fg.advise.load_gradients(file)
 
 
+def test_a_tilde_is_the_home_folder_and_a_url_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    log = fg.advise.GradientLog({0: {0: {"w": np.ones(2, np.float32)}}})
+    fg.advise.save_gradients("~/own", log)
+    assert [path.name for path in tmp_path.iterdir()] == ["own.npz"]
+    assert fg.advise.load_gradients("~/own.npz").gradients.keys() == {0}
+    with pytest.raises(ValueError, match=r"save_gradients\(path\): must be a path .*mount"):
+        fg.advise.save_gradients("s3://bucket/own", log)
+    with pytest.raises(ValueError, match=r"load_gradients\(\*paths\): must be a path .*mount"):
+        fg.advise.load_gradients("s3://bucket/own.npz")
+
+
 def test_a_file_without_a_gradient_is_refused(tmp_path):
     np.savez(tmp_path / "counts.npz", count=np.arange(3), none=np.zeros((0, 3)))
     with pytest.raises(ValueError, match=r"got none; .*np\.savez"):

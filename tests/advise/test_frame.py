@@ -15,7 +15,7 @@ import types
 import pytest
 
 from fftgrad.__main__ import EXTRA, main
-from fftgrad.advise.commands import _bench, _codec_times, _frame
+from fftgrad.advise.commands import _arguments, _bench, _codec_times, _frame
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -99,6 +99,11 @@ def test_the_version_is_that_of_the_library(capsys):
         (("bench", "--json", "nowhere/report.json"), "in a folder that exists"),
         (("bench", "--png", "."), "in a folder that exists"),
         (("bench", "--png", "report.svg"), "must be a file that ends in .png"),
+        (
+            ("bench", "--gradients", "s3://bucket/own.npz"),
+            "must be a path of a mounted file system",
+        ),
+        (("analyze", __file__, "--figures", "s3://bucket/own"), "must be a path of a mounted"),
         (("bench", "--sizes", "1Mi", "--gradients", __file__), "not allowed with"),
         (("bench", "--gradients", __file__), "got other content"),
     ],
@@ -109,6 +114,15 @@ def test_bad_usage_is_a_line_and_exit_code_2(capsys, argv, remedy):
     assert out == "" or argv == ("bench", "--gradients", __file__)
     (line,) = err.splitlines()
     assert remedy in line
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "own.png"
+    file.touch()
+    for kind in (_arguments.in_file, _arguments.out_file, _arguments.png_file):
+        assert kind("~/own.png") == file
+    assert _arguments.png_folder("~/new") == tmp_path / "new"
 
 
 def test_an_error_of_the_library_is_its_own_line(capsys, monkeypatch):

@@ -5,8 +5,12 @@ import importlib
 import pathlib
 import re
 from collections.abc import Callable
+from typing import TypeVar
 
+from fftgrad._values import local_path
 from fftgrad.advise import _link
+
+T = TypeVar("T")
 
 COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKMGB]|[KMG]i)?")
 FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9} | {
@@ -63,8 +67,13 @@ def rate(text: str) -> float:
 def _with_unit(read: Callable[[str, str], float], text: str, example: str) -> float:
     if _is_number(text):
         raise argparse.ArgumentTypeError(f"must have a unit, as {example}, got {text!r}")
+    return _checked(lambda: read("", text))
+
+
+def _checked(read: Callable[[], T]) -> T:
+    """What a check of the library returns; its error is one of the command line."""
     try:
-        return read("", text)
+        return read()
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from error
 
@@ -82,9 +91,13 @@ def names(text: str) -> str | tuple[str, ...]:
     return tuple(text.split(",")) if "," in text else text
 
 
+def _path(text: str) -> pathlib.Path:
+    return _checked(lambda: local_path("", text))
+
+
 def in_file(text: str) -> pathlib.Path:
     """A file to read."""
-    path = pathlib.Path(text)
+    path = _path(text)
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"must be a file that exists, got {text!r}")
     return path
@@ -92,7 +105,7 @@ def in_file(text: str) -> pathlib.Path:
 
 def out_file(text: str) -> pathlib.Path:
     """A file to write."""
-    path = pathlib.Path(text)
+    path = _path(text)
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"must be a file in a folder that exists, got {text!r}")
     return path
@@ -110,7 +123,7 @@ def png_file(text: str) -> pathlib.Path:
 def png_folder(text: str) -> pathlib.Path:
     """A folder for figures, which may have to be made."""
     importlib.import_module("matplotlib")
-    path = pathlib.Path(text)
+    path = _path(text)
     there = next(one for one in (path, *path.absolute().parents) if one.exists())
     if not there.is_dir():
         raise argparse.ArgumentTypeError(f"must be a folder, got {text!r}, where {there} is a file")
