@@ -27,6 +27,11 @@ POINTS = 20
 """The most points that a result file keeps of a curve."""
 
 
+def folder_at(text: str) -> pathlib.Path:
+    """A folder on the command line. The shell leaves the `~` of `--out=~/results` to us."""
+    return pathlib.Path(text).expanduser()
+
+
 def parser(doc: str | None, folder: str, /, **options: tuple[Any, str]) -> argparse.ArgumentParser:
     """A command line with `--out` and `--smoke`, and an option for each keyword.
 
@@ -39,7 +44,7 @@ def parser(doc: str | None, folder: str, /, **options: tuple[Any, str]) -> argpa
         description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     place = RESULTS / folder
-    out.add_argument("--out", type=pathlib.Path, default=place, help="folder for the results")
+    out.add_argument("--out", type=folder_at, default=place, help="folder for the results")
     out.add_argument("--smoke", action="store_true", help="a short run of something tiny")
     for name, (default, told) in options.items():
         kind: dict[str, Any] = {"default": default, "help": told}

@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-from _record import RESULTS, head, markdown, table, write
+from _record import RESULTS, folder_at, head, markdown, table, write
 from rich.console import Console
 
 FOLDER = RESULTS / "others"
@@ -107,8 +107,8 @@ def main() -> None:
     """Runs one source, or shows the tables of all committed results."""
     out = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     out.add_argument("name", nargs="?", choices=NAMES, help="whose code")
-    out.add_argument("--checkout", type=pathlib.Path, help="the folder of it")
-    out.add_argument("--out", type=pathlib.Path, default=FOLDER, help="folder for the results")
+    out.add_argument("--checkout", type=folder_at, help="the folder of it")
+    out.add_argument("--out", type=folder_at, default=FOLDER, help="folder for the results")
     out.add_argument("--smoke", action="store_true", help="a few rows only")
     args = out.parse_args()
     if args.name is None:

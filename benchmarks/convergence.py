@@ -8,7 +8,6 @@ written after each run, and runs whose results are there already are not repeate
 import argparse
 import functools
 import json
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,7 @@ import seeds
 import sharded
 import training
 import variants
-from _record import RESULTS, head, write
+from _record import RESULTS, folder_at, head, write
 from held_out import HELD_OUT
 from methods import Method
 from program import Program, Reset, Study, run, score, simulated
@@ -56,7 +55,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, help="optimizer steps of each run")
     add("--seeds", type=int, help="how many seeds")
     add("--rates", help="the learning rates tried, by comma, in units of the task's own")
-    add("--out", type=pathlib.Path, help="folder for the results")
+    add("--out", type=folder_at, help="folder for the results")
     add("--name", help="of the file written")
     add("--show", action="store_true", help="run nothing, show what is there")
     add("--smoke", action="store_true", help="a few steps of tiny models")

@@ -59,7 +59,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--show", action="store_true", help="the table of the models' results")
     parser.add_argument("--layers", type=int, default=LAYERS, help="of the step: one bucket each")
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "results/programs")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.out = args.out.expanduser()
+    return args
 
 
 def prepare(target: str) -> None:

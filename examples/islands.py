@@ -53,6 +53,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--smoke", action="store_true", help="a few rounds of a tiny model, to see that it runs")
     add("--island", help=argparse.SUPPRESS)  # the name, in the process of one
     args = parser.parse_args(argv)
+    args.out = args.out.expanduser()
     if args.smoke:
         args.rounds, args.kill, args.back, args.deadline, args.pace = 14, 1, 2, 2.0, 0.08
         args.every, args.delay, args.batch, args.context = 10, 2, 2, 32

@@ -365,7 +365,7 @@ def main(argv: list[str] | None = None) -> None:
     runs, text = make_runs(args), corpus()
 
     console = Console()
-    folder = args.out / datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    folder = args.out.expanduser() / datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
     folder.mkdir(parents=True)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(first))
     console.print(

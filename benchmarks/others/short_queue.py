@@ -274,11 +274,11 @@ def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
         worker(*map(int, sys.argv[2:]))
         return
-    from _record import RESULTS, head, write
+    from _record import RESULTS, folder_at, head, write
     from network import bits_per_second
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=pathlib.Path, default=RESULTS / "others")
+    parser.add_argument("--out", type=folder_at, default=RESULTS / "others")
     parser.add_argument("--rates", nargs="+", default=list(RATES))
     parser.add_argument("--starts", type=int, default=3, help="how often all begins anew")
     parser.add_argument("--repeats", type=int, default=2, help="turns of each start")
