@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import pathlib
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -35,19 +34,19 @@ def orbax() -> Any:
     return ocp
 
 
-def manager(directory: str | os.PathLike[str], keep: int | None = None) -> "ocp.CheckpointManager":
+def manager(directory: pathlib.Path, keep: int | None = None) -> "ocp.CheckpointManager":
     """Orbax's manager of the folder; it writes a step aside and renames it when it is whole.
 
-    Without `keep` it only reads.
+    Without `keep`, only restore from it. Orbax's option `read_only` is off, because it warns at
+    every start.
     """
     ocp = orbax()
     options = ocp.CheckpointManagerOptions(
         max_to_keep=keep,
         enable_async_checkpointing=False,
         create=keep is not None,
-        read_only=keep is None,
     )
-    return ocp.CheckpointManager(pathlib.Path(directory).absolute(), options=options)
+    return ocp.CheckpointManager(directory.absolute(), options=options)
 
 
 def signed(leaves: dict[str, Any]) -> dict[str, Any]:

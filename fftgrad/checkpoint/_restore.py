@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from fftgrad._contracts import PyTree
-from fftgrad._values import brief
+from fftgrad._values import brief, local_path
 from fftgrad.checkpoint import _folder, _lay_out
 from fftgrad.checkpoint._lay_out import Missing
 from fftgrad.checkpoint._leaves import TOLD, Leaf
@@ -67,7 +67,7 @@ def restore(
     to the host, an array at a time, and no device holds more than its own rows.
 
     Args:
-      directory: the folder that `save` wrote to.
+      directory: the folder that `save` wrote to. `~` is the home folder.
       like: a fresh tree like the one that was saved: what has its shapes, dtypes and shardings.
       step: which checkpoint; the newest that is whole if left out.
       lost: workers whose rows to leave out; see `fg.checkpoint.reshard_state`.
@@ -103,9 +103,10 @@ def restore(
             f"restore(directory): must be a path, got {brief(directory)}; the folder comes first: "
             "restore(directory, like)."
         )
+    folder = local_path("restore(directory)", directory)
     gone = _lay_out.numbers(lost, "restore")
     damaged: list[str] = []
-    with _folder.manager(directory) as manager:
+    with _folder.manager(folder) as manager:
         steps = sorted(manager.all_steps(), reverse=True)
         for number in steps if step is None else [n for n in steps if n == step]:
             try:

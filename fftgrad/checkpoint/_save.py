@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_count
+from fftgrad._values import check_count, local_path
 from fftgrad.checkpoint import _copies, _folder, _leaves
 
 
@@ -26,7 +26,7 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
     No file is a pickle.
 
     Args:
-      directory: a folder, or a URL that Orbax knows, such as gs://bucket/run.
+      directory: a folder of a mounted file system, not a URL. `~` is the home folder.
       step: the number of the checkpoint, larger than that of any that is there.
       tree: arrays, typed PRNG keys and numbers, nested as you like.
       keep: how many of the newest checkpoints to keep; at least 2, so that there is one to go back
@@ -43,6 +43,7 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
       >>> fg.checkpoint.restore(folder, {"w": jnp.zeros(2)}).tree
       {'w': Array([0., 1.], dtype=float32)}
     """
+    folder = local_path("save(directory)", directory)
     check_count("save(keep)", keep, "a damaged checkpoint leaves none else.", least=2)
     check_count("save(step)", step, "pass int(step).", least=0)
     _check_leaves(tree)
@@ -60,7 +61,7 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
         raise ValueError(
             "save(tree): must have a value to save, got none; pass {'params': ..., 'state': ...}."
         )
-    with _folder.manager(directory, keep) as manager:
+    with _folder.manager(folder, keep) as manager:
         newest = manager.latest_step()
         if newest is not None and step <= newest:
             raise ValueError(

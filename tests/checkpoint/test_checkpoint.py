@@ -16,6 +16,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from cases import EXCHANGES, MEMORIES, METHODS, gradients, kinds_of_state, sample
+from etils import epath
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of
@@ -542,6 +543,47 @@ def test_what_is_no_array_of_jax_comes_back_as_it_was(tmp_path):
     found = checkpoint.restore(tmp_path, fresh).tree
     assert isinstance(found["list"], tuple)
     assert_same({**found, "list": list(found["list"])}, tree)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/run",
+        "file:///run",
+        pathlib.Path("s3://bucket/run"),
+        epath.Path("gs://bucket/run"),
+    ],
+    ids=repr,
+)
+def test_a_url_is_refused_before_anything_is_written(tmp_path, monkeypatch, url):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"save\(directory\): must be a path .*mount"):
+        checkpoint.save(url, 1, {"w": jnp.ones(2)})
+    with pytest.raises(ValueError, match=r"restore\(directory\): must be a path .*mount"):
+        checkpoint.restore(url, {"w": jnp.ones(2)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    tree = {"w": jnp.ones(2)}
+    checkpoint.save("~/run", 1, tree)
+    assert (tmp_path / "home/run/1").is_dir()
+    assert_same(checkpoint.restore(pathlib.Path("~/run"), tree).tree, tree)
+    checkpoint.save("~nobody-has-this-name", 1, tree)  # which is a folder's name, as for a shell
+    checkpoint.save("lr:0.1/a", 1, tree)
+    assert {p.name for p in tmp_path.iterdir()} == {"home", "~nobody-has-this-name", "lr:0.1"}
+
+
+def test_a_restore_says_nothing_and_writes_nothing(tmp_path, caplog):
+    tree = {"w": jnp.ones(2)}
+    checkpoint.save(tmp_path, 1, tree)
+    before = {p: p.stat().st_mtime_ns for p in [tmp_path, *tmp_path.rglob("*")]}
+    caplog.clear()
+    checkpoint.restore(tmp_path, tree)
+    assert not [r for r in caplog.records if r.levelname != "INFO"]
+    assert {p: p.stat().st_mtime_ns for p in [tmp_path, *tmp_path.rglob("*")]} == before
 
 
 def test_keys_with_dots_and_slashes_are_kept_apart(tmp_path):
