@@ -34,6 +34,18 @@ def orbax() -> Any:
     return ocp
 
 
+def stores(dtype: np.dtype[Any]) -> bool:
+    """True if Orbax's arrays, which are those of TensorStore, may have the dtype."""
+    orbax()
+    import tensorstore
+
+    try:
+        tensorstore.dtype(dtype.name)
+    except ValueError:
+        return False
+    return dtype.isnative
+
+
 def manager(directory: pathlib.Path, keep: int | None = None) -> "ocp.CheckpointManager":
     """Orbax's manager of the folder; it writes a step aside and renames it when it is whole.
 
@@ -94,8 +106,8 @@ def _total_on_devices(x: jax.Array) -> jax.Array:
         x = x.astype(jnp.uint8)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([x.real, x.imag], axis=-1)
-    width = min(x.dtype.itemsize, 4)
-    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * width}")).astype(jnp.uint32)
+    width = min(jax.dtypes.itemsize_bits(x.dtype), 32)
+    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{width}")).astype(jnp.uint32)
     places = functools.reduce(
         lambda flat, axis: (
             flat * jnp.uint32(bits.shape[axis] % (1 << 32))

@@ -197,7 +197,9 @@ def _sharding(like: Any) -> jax.sharding.Sharding | None:
 
 def _placed(values: Array | jax.Array, like: Any) -> Any:
     """The values, where `like` is, in its dtype."""
-    if isinstance(like, bool | int | float):
+    if isinstance(like, np.generic):
+        return values.astype(like.dtype)[()]
+    if isinstance(like, bool | int | float | complex):
         return type(like)(values)
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         keys = jax.random.wrap_key_data(jnp.asarray(values), impl=jax.random.key_impl(like))

@@ -4,10 +4,11 @@ import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_count, local_path
+from fftgrad._values import brief, check_count, local_path
 from fftgrad.checkpoint import _copies, _folder, _leaves
 
 
@@ -28,7 +29,8 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
     Args:
       directory: a folder of a mounted file system, not a URL. `~` is the home folder.
       step: the number of the checkpoint, larger than that of any that is there.
-      tree: arrays, typed PRNG keys and numbers, nested as you like.
+      tree: arrays, typed PRNG keys and numbers, nested as you like. An error names a leaf that
+        Orbax cannot store, such as uint4, an object, or an int of more than 64 bits: convert it.
       keep: how many of the newest checkpoints to keep; at least 2, so that there is one to go back
         to if a file is found to be damaged.
 
@@ -81,10 +83,19 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
 
 def _check_leaves(tree: PyTree) -> None:
     for path, leaf in jax.tree.leaves_with_path(tree):
-        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+        argument = f"save(tree{jax.tree_util.keystr(path)})"
+        kinds = jax.Array | np.ndarray | np.generic | bool | int | float | complex
+        if not isinstance(leaf, kinds) or isinstance(leaf, np.ma.MaskedArray):
             raise TypeError(
-                f"save(tree{jax.tree_util.keystr(path)}): must be an array or a number, got "
-                f"{leaf!r}; leave it out, as by flax.nnx.split or equinox.partition."
+                f"{argument}: must be an array or a number, got {brief(leaf)}; leave it out, as by "
+                "flax.nnx.split or equinox.partition."
+            )
+        dtype = _as_array(leaf).dtype
+        if not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or _folder.stores(dtype)):
+            raise TypeError(
+                f"{argument}: must have a dtype that Orbax stores, got {dtype} for {brief(leaf)}; "
+                "convert it, such as uint4 by .astype('uint8'), or an int of more than 64 bits by "
+                "np.frombuffer(x.to_bytes(16, 'little'), np.uint8)."
             )
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import signal
+import tempfile
 import time
 import warnings
 
@@ -17,6 +18,8 @@ import orbax.checkpoint as ocp
 import pytest
 from cases import EXCHANGES, MEMORIES, METHODS, gradients, kinds_of_state, sample
 from etils import epath
+from hypothesis import given
+from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of
@@ -45,7 +48,8 @@ def assert_same(found, wanted):
             assert a.sharding.is_equivalent_to(b.sharding, b.ndim)
             if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
                 a, b = jax.random.key_data(a), jax.random.key_data(b)
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        a, b = np.asarray(a), np.asarray(b)
+        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
 
 
 def in_wrappers():
@@ -535,14 +539,108 @@ def test_what_is_no_array_of_jax_comes_back_as_it_was(tmp_path):
         "bool": True,
         "none": None,
         "nothing": jnp.zeros((0, 3)),
+        "complex": 1 - 2j,
         "numpy": np.float64(1 / 3),
+        "narrow": np.complex64(1j),
         "list": [np.arange(3)],
     }
     checkpoint.save(tmp_path, 1, tree)
-    fresh = {**tree, "int": 0, "float": 0.0, "bool": False, "list": (np.zeros(3, int),)}
+    fresh = {
+        **tree,
+        "int": 0,
+        "float": 0.0,
+        "complex": 0j,
+        "bool": False,
+        "list": (np.zeros(3, int),),
+    }
     found = checkpoint.restore(tmp_path, fresh).tree
     assert isinstance(found["list"], tuple)
     assert_same({**found, "list": list(found["list"])}, tree)
+
+
+STORED = (
+    *("bool", "int2", "int4", "int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64", "complex64", "complex128"),
+    *("float4_e2m1fn", "float8_e3m4", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("float16", "bfloat16", "float32", "float64"),
+)
+NOT_STORED = (
+    *("int1", "uint1", "uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"),
+    *("complex32", "bcomplex32", "longdouble", "clongdouble", ">f4", ">i8", ">c8"),
+    *("S3", "U3", "V3", "T", "O", "m8[s]", "M8[s]", "f4,i4"),
+)
+NUMBERS = [
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(allow_nan=False),
+    st.complex_numbers(allow_nan=False),
+    st.booleans(),
+]
+
+
+@st.composite
+def stored(draw):
+    """A leaf of any bits: an array of NumPy or JAX, a scalar, a Python number, or PRNG keys."""
+    kind = draw(st.sampled_from(["numpy", "jax", "scalar", "number", "keys"]))
+    if kind == "number":
+        return draw(st.one_of(NUMBERS))
+    if kind == "keys":
+        return jax.random.key(draw(st.integers(0, 9)), impl=draw(st.sampled_from(["rbg", None])))
+    here = [
+        name
+        for name in STORED
+        if kind != "jax" or np.dtype(name) == jax.dtypes.canonicalize_dtype(name)
+    ]
+    dtype = np.dtype(draw(st.sampled_from(here)))
+    shape = () if kind == "scalar" else draw(st.sampled_from([(), (3,), (2, 3), (0, 2)]))
+    bits = 1 if dtype == np.bool_ else min(8, jax.dtypes.itemsize_bits(dtype))
+    size = int(np.prod(shape)) * dtype.itemsize
+    data = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), np.uint8) & (2**bits - 1)
+    array = data.astype(np.uint8).view(dtype).reshape(shape)
+    return jnp.asarray(array) if kind == "jax" else array[()] if kind == "scalar" else array
+
+
+def blank(leaf):
+    if isinstance(leaf, jax.Array):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return (
+            jax.random.key(99, impl=jax.random.key_impl(leaf)) if is_key else jnp.zeros_like(leaf)
+        )
+    if isinstance(leaf, np.ndarray | np.generic):
+        zeros = np.zeros(leaf.shape, leaf.dtype)
+        return zeros[()] if isinstance(leaf, np.generic) else zeros
+    return type(leaf)()
+
+
+@given(st.lists(stored(), max_size=8))
+def test_a_leaf_that_is_saved_comes_back(leaves):
+    tree = {"leaves": leaves, "w": jnp.ones(1), "none": None}
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.save(folder, 1, tree)
+        assert_same(checkpoint.restore(folder, jax.tree.map(blank, tree)).tree, tree)
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        *(np.zeros(2, np.dtypes.StringDType() if name == "T" else name) for name in NOT_STORED),
+        *(np.zeros((0, 2), name) for name in ("O", "uint4")),
+        np.zeros(2, "uint4")[0],
+        np.zeros(2, jax.dtypes.float0),
+        jnp.zeros(2, jnp.uint4),
+        np.ma.array([1.0, 2.0], mask=[True, False]),
+        2**64,
+        -(2**63) - 1,
+        np.random.PCG64(0).state["state"]["state"],
+        "text",
+        b"text",
+    ],
+    ids=lambda leaf: str(getattr(leaf, "dtype", leaf))[:12],
+)
+def test_a_leaf_that_would_not_come_back_is_named(tmp_path, leaf):
+    with pytest.raises(TypeError, match=r"save\(tree\['state'\]\[1\]\): must (be|have)"):
+        checkpoint.save(tmp_path / "run", 1, {"w": jnp.ones(2), "state": [1, leaf]})
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -608,6 +706,7 @@ def test_the_newest_are_kept(tmp_path):
         np.float32(3),
         np.zeros((0, 2), np.float32),
         jnp.arange(5, dtype=jnp.bfloat16),
+        jnp.arange(-3, 3, dtype=jnp.int4),
     ],
     ids=str,
 )
@@ -619,7 +718,7 @@ def test_the_sum_is_the_same_on_devices_and_sees_each_bit(x):
     data = np.frombuffer(x.tobytes(), np.uint8)
     for place in range(0 if x.dtype == np.bool_ else data.size):
         other = data.copy()
-        other[place] ^= 1 << place % 8
+        other[place] ^= 1 << place % min(8, jax.dtypes.itemsize_bits(x.dtype))
         assert _folder.total(np.frombuffer(other.tobytes(), x.dtype).reshape(x.shape)) != total
 
 
