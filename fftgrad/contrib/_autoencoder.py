@@ -20,8 +20,8 @@ try:
     from flax import linen as nn
 except ImportError as error:
     raise ImportError(
-        "fftgrad.contrib.learned: needs Flax, got none; install it by pip install "
-        "'fftgrad[learned]'"
+        "fftgrad.contrib.learned: needs Flax, got none; run pip install -e '.[learned]' in the "
+        "folder of the repository"
     ) from error
 
 

@@ -158,7 +158,8 @@ def epsilon(
         from dp_accounting import rdp as accounting
     except ImportError as error:
         raise ImportError(
-            "epsilon(): needs dp-accounting, got none; install it by pip install 'fftgrad[privacy]'"
+            "epsilon(): needs dp-accounting, got none; run pip install -e '.[privacy]' in the "
+            "folder of the repository"
         ) from error
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
     accountant: Any = accounting.RdpAccountant(neighboring_relation=relation)
