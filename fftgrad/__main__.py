@@ -18,7 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if missing not in EXTRA:
             raise
         print(
-            f'fftgrad: {missing} is not installed; run: pip install "fftgrad[cli]"', file=sys.stderr
+            f'fftgrad: {missing} is not installed; run pip install -e ".[cli]" in the folder of '
+            "the repository",
+            file=sys.stderr,
         )
         return 2
 

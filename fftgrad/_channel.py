@@ -66,7 +66,9 @@ class Channel:
         skipped: jax.Array | int = 0,
     ) -> "Channel":
         """That of this worker, inside the axis, from a seed or key that is equal on all workers."""
-        shared, local = jax.random.split(jax.random.fold_in(_keys.as_key(key), number))
+        shared, local = jax.random.split(
+            jax.random.fold_in(_keys.as_key("Channel.of(key)", key), number)
+        )
         local = jax.random.fold_in(local, _axes.index(axis_name))
         return cls(axis_name, Step(number, shared, local, skipped))
 

@@ -1,22 +1,95 @@
 """Configuration as values: how they print, and how what is none is refused."""
 
+import copy
 import dataclasses
+import operator
 import os
 import pathlib
 import re
-from typing import Any, TypeVar, dataclass_transform
+from collections.abc import Callable
+from typing import Any, TypeVar, cast, dataclass_transform
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 T = TypeVar("T")
 
 
 @dataclass_transform(frozen_default=True)
 def value(cls: type[T]) -> type[T]:
-    """A frozen dataclass whose `repr` is the call that makes it."""
+    """A frozen dataclass of Python numbers whose `repr` is the call that makes it."""
     if "__repr__" not in vars(cls):
         cls.__repr__ = _constructor_call
+    made: Any = cls
+    check = getattr(made, "__post_init__", lambda _: None)
+
+    def post_init(self: Any) -> None:
+        # The types of fields count after the checks: TopK(fraction=1) is a mistake, 1.0 is none.
+        _set(self, _changes(self, lambda found, _: plain(found)))
+        check(self)
+        _set(self, _changes(self, plain))
+
+    made.__post_init__ = post_init
     return dataclasses.dataclass(frozen=True, repr=False)(cls)
+
+
+def plain(found: Any, kinds: str = "") -> Any:
+    """Convert the scalars of NumPy and JAX in a configuration into Python numbers.
+
+    Equal configurations print alike then. Checksums and the stores of islands depend on how they
+    print.
+
+    Args:
+      found: a scalar, a tuple or a frozen dataclass. Anything else, such as a tracer, is returned
+        as it is.
+      kinds: annotation of the field. An int in a field for floats becomes a float, 0 or 1 in a
+        field for bools a bool, and a whole float in a field for ints and floats an int.
+    """
+    if isinstance(found, np.generic | np.ndarray | jax.Array) and not isinstance(found, Tracer):
+        found = _python_scalar(found)
+    if type(found) is tuple:
+        parts = tuple(plain(one, kinds) for one in found)
+        return parts if any(map(operator.is_not, parts, found)) else found
+    if dataclasses.is_dataclass(found) and not isinstance(found, type):
+        frozen = cast("Any", found).__dataclass_params__.frozen
+        changes = _changes(found, plain) if frozen else {}
+        return _set(copy.copy(found), changes) if changes else found
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        return _number(found, set(re.findall(r"\w+", kinds)))
+    return found
+
+
+def _number(found: float, kinds: set[str]) -> float:
+    if {"int", "float"} <= kinds:
+        return int(found) if isinstance(found, float) and found.is_integer() else found
+    if "float" in kinds and (not isinstance(found, float) or str(found) == "-0.0"):
+        return float(found) + 0.0  # -0.0 + 0.0 is 0.0
+    if "bool" in kinds and "int" not in kinds and found in (0, 1):
+        return bool(found)
+    return found
+
+
+def _python_scalar(found: Any) -> Any:
+    for kind, make in ((jnp.bool_, bool), (jnp.integer, int), (jnp.floating, float)):
+        if found.ndim == 0 and jnp.issubdtype(found.dtype, kind):
+            return make(found)
+    return found.item() if isinstance(found, np.generic) else found
+
+
+def _changes(part: Any, convert: Callable[[Any, str], Any]) -> dict[str, Any]:
+    """Fields of a dataclass that `convert` changes, by name."""
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(part)}
+    old = {name: getattr(part, name) for name in kinds if hasattr(part, name)}
+    new = {name: convert(found, kinds[name]) for name, found in old.items()}
+    return {name: found for name, found in new.items() if found is not old[name]}
+
+
+def _set(part: Any, fields: dict[str, Any]) -> Any:
+    for name, found in fields.items():
+        object.__setattr__(part, name, found)
+    return part
 
 
 LONGEST = 300

@@ -501,7 +501,68 @@ def test_a_whole_model_does_not_hide_the_remedy(swap):
     assert len(str(error.value)) < 600
 
 
-@pytest.mark.parametrize("seed", [np.int64(3), np.uint8(3), jnp.int32(3)], ids=repr)
+def keyed(owner, key):
+    """A call of each function that takes a key."""
+    gossip, x = fg.contrib.gossip, jnp.ones((2, 8))
+    collectives = fg.optimizers.compressed_psum_scatter, fg.optimizers.compressed_all_gather
+    arrays = {one.__name__: one for one in collectives} | {
+        "gather_parameters": lambda x, axis, key: fg.optimizers.gather_parameters(
+            x, axis, step=0, key=key
+        )
+    }
+    if owner in arrays:
+        return jax.vmap(lambda x: arrays[owner](x, AXIS, key=key), axis_name=AXIS)(x)
+    inner, votes = optax.sgd(0.1), fg.contrib.votes
+    return {
+        "compressed_pmean": lambda: pmean(key=key),
+        "sharded": lambda: fg.optimizers.sharded(inner, 2, key=key),
+        "beer": lambda: gossip.beer(inner, TOP, gossip.Ring(), gamma=0.4, key=key),
+        "choco_sgd": lambda: gossip.choco_sgd(inner, TOP, gossip.Ring(), gamma=0.4, key=key),
+        "scale_by_datalens": lambda: votes.scale_by_datalens(
+            votes.TopVotes(2, k=3), beta=0.1, key=key
+        ),
+        "Step.of": lambda: fg.Step.of(key),
+        "Autoencoder": lambda: fg.contrib.learned.Autoencoder(seed=key),
+    }[owner]()
+
+
+KEYED = [
+    "compressed_psum_scatter", "compressed_all_gather", "gather_parameters", "compressed_pmean",
+    "sharded", "beer", "choco_sgd", "scale_by_datalens", "Step.of", "Autoencoder",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 32, 1 << 40, 1 << 64, np.int64(1 << 40)], ids=repr)
+@pytest.mark.parametrize("owner", KEYED)
+def test_a_seed_that_draws_as_another_is_refused(owner, seed):
+    rule = r"\((key|seed)\): must be a seed from 0 to 2\*\*32 - 1.*got -?\d+; use key=0"
+    with pytest.raises(ValueError, match=f"^{owner}{rule}"):
+        keyed(owner, seed)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        jax.random.split(jax.random.key(0), 2),
+        jax.random.key_data(jax.random.split(jax.random.key(0), 2)),
+        np.arange(2),
+        jnp.zeros(3, jnp.uint32),
+    ],
+    ids=["typed", "raw", "seeds", "longer"],
+)
+@pytest.mark.parametrize("owner", KEYED[:-1])
+def test_a_batch_of_keys_is_refused(owner, keys):
+    rule = r"\(key\): must be one seed or one PRNG key, got an array of .* of shape .*; pass one of"
+    with pytest.raises(ValueError, match=f"^{owner}{rule}"):
+        keyed(owner, keys)
+
+
+def test_the_largest_seed_is_one_of_its_own():
+    largest = jax.random.key_data(fg.Step.of((1 << 32) - 1).shared)
+    assert not np.array_equal(largest, jax.random.key_data(fg.Step.of(0).shared))
+
+
+@pytest.mark.parametrize("seed", [np.int64(3), np.uint8(3), jnp.int32(3), np.array(3)], ids=repr)
 def test_any_integer_is_a_seed(seed):
     same = [jax.random.key_data(fg.Step.of(s).shared) for s in (3, seed)]
     np.testing.assert_array_equal(*same)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+import jax
 import numpy as np
 
 import fftgrad as fg
@@ -103,10 +104,9 @@ def analyze(
       ('Fft whole', 'Transform by Fft(block=None) before')
     """
     sample = _sample.take(gradients, max_values)
+    ratios = tuple(np.asarray(ratio).item() for ratio in ratios)
     if not all(ratio > 1 for ratio in ratios):
-        raise ValueError(
-            f"analyze(ratios): must be above 1, got {tuple(ratios)}; use (100, 30, 7.5)."
-        )
+        raise ValueError(f"analyze(ratios): must be above 1, got {ratios}; use (100, 30, 7.5).")
     # Of the powers of two, so that no bit changes: squares neither overflow nor vanish.
     rows = np.ldexp(sample.rows, -np.frexp(np.max(np.abs(sample.rows)))[1])
     steps = np.asarray([step for step, _ in sample.of])
@@ -146,8 +146,8 @@ def plain(value: Any) -> Any:
         value = value._asdict()
     if isinstance(value, Mapping):
         return {str(k): plain(one) for k, one in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, np.ndarray | np.generic):
-        value = cast("Any", value).tolist()
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        value = np.asarray(value).tolist()
     if isinstance(value, list | tuple):
         return [plain(one) for one in cast("list[Any]", value)]
     if isinstance(value, float) and not math.isfinite(value):

@@ -12,7 +12,7 @@ import optax
 
 import fftgrad as fg
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad._values import check_choice, check_count, check_kind, check_within, value
+from fftgrad._values import check_choice, check_count, check_kind, check_within, plain, value
 from fftgrad.advise._convergence import SEEN, Loss
 from fftgrad.advise._inputs import FAST
 from fftgrad.exchanges._layout import BUCKET_LIMIT
@@ -88,7 +88,7 @@ class Candidate:
         if (
             getattr(whole, "func", whole) not in allowed
             or getattr(whole, "args", ())
-            or not all(isinstance(option, int | float) for option in options)
+            or not all(isinstance(plain(option), int | float) for option in options)
         ):
             names = " or ".join(function.__name__ for function in allowed)
             raise ValueError(
@@ -132,7 +132,7 @@ class Candidate:
         """The expression that makes it; `optimizer` and `learning_rate` are the user's own."""
         own, whole = self.recipe, self.optimizer
         made = getattr(whole, "func", whole)
-        options = [f"{k}={option!r}" for k, option in getattr(whole, "keywords", {}).items()]
+        options = [f"{k}={plain(option)!r}" for k, option in getattr(whole, "keywords", {}).items()]
         exchange, memory = repr(own.exchange), repr(own.memory)
         layout = [] if own.layout == fg.Layout() else [f"layout={own.layout!r}"]
         if self.every > 1:

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from decimal import Decimal
 
-from fftgrad._values import value
+from fftgrad._values import plain, value
 from fftgrad.ops._collectives import RING
 
 SECONDS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "ns": "1e-9", "min": "60"}
@@ -61,8 +61,8 @@ class Link:
                     "Link(shares): must be kinds of collectives, each with its share, above 0 and "
                     f"at most 1, got {(kind, share)}; use (('all-to-all', 0.6),)."
                 )
-        set_field(self, "shares", shares)
-        set_field(self, "residual", residual)
+        set_field(self, "shares", plain(shares, "float"))
+        set_field(self, "residual", plain(residual, "float"))
 
     @classmethod
     def of(cls, link: "Link | str | float") -> "Link":
@@ -107,7 +107,8 @@ def bytes_per_second(argument: str, value: str | float) -> float:
     return float(value)
 
 
-def _number(argument: str, value: object, remedy: str) -> float:
+def _number(argument: str, given: object, remedy: str) -> float:
+    value = plain(given)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(
             f"{argument}: must be a number or a text, got {type(value).__name__}; {remedy}"

@@ -1,6 +1,6 @@
 """Checkpoints of which nothing is lost, and states for another number of workers.
 
-Saving takes an extra, Orbax: `pip install "fftgrad[checkpoint]"`. The core imports nothing of it;
+Saving takes an extra, Orbax: `pip install -e ".[checkpoint]"`. The core imports nothing of it;
 `fg.checkpoint` loads it. May import the core and `advise`.
 """
 

@@ -28,8 +28,8 @@ def orbax() -> Any:
         import orbax.checkpoint as ocp
     except ImportError as error:
         raise ImportError(
-            "fftgrad.checkpoint: needs Orbax, got none; install it by "
-            "pip install 'fftgrad[checkpoint]'"
+            "fftgrad.checkpoint: needs Orbax, got none; run pip install -e '.[checkpoint]' in the "
+            "folder of the repository"
         ) from error
     return ocp
 

@@ -14,13 +14,14 @@ from fftgrad._values import value
 from fftgrad.codecs.quantizers import _scale
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.ops import _finite
+from fftgrad.ops._keys import check_key
 
 try:
     from flax import linen as nn
 except ImportError as error:
     raise ImportError(
-        "fftgrad.contrib.learned: needs Flax, got none; install it by pip install "
-        "'fftgrad[learned]'"
+        "fftgrad.contrib.learned: needs Flax, got none; run pip install -e '.[learned]' in the "
+        "folder of the repository"
     ) from error
 
 
@@ -94,6 +95,7 @@ class Autoencoder:
                 f"many layers of both, got {self.encoder}, {self.code} and {self.decoder}; use "
                 "(64, 128, 256, 64), 4 and (32, 64, 128, 32)."
             )
+        check_key("Autoencoder(seed)", self.seed)
 
     @property
     def stride(self) -> int:

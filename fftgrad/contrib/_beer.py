@@ -139,7 +139,7 @@ def beer(
     """
     check_transformation(f"{OWNER}(inner)", inner)
     codecs = (codec if gradients is None else gradients, codec)
-    _gossip.check(OWNER, codecs, graph, gamma, axis_name)
+    _gossip.check(OWNER, codecs, graph, gamma, axis_name, key)
     layout = _gossip.layout_of(layout, codec)
 
     def init(params: optax.Params) -> BeerState:

@@ -111,7 +111,7 @@ def choco_sgd(
       Koloskova et al., ICML 2019, arXiv:1902.00340; ICLR 2020, arXiv:1907.09356.
     """
     check_transformation(f"{OWNER}(inner)", inner)
-    _gossip.check(OWNER, (codec,), graph, gamma, axis_name)
+    _gossip.check(OWNER, (codec,), graph, gamma, axis_name, key)
     layout = _gossip.layout_of(layout, codec)
 
     def init(params: optax.Params) -> ChocoState:

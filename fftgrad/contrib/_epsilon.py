@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_kind
+from fftgrad._values import check_count, check_kind
 from fftgrad.contrib._top_votes import TopVotes
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Layout
@@ -145,10 +145,7 @@ def epsilon(
       Mironov, CSF 2017, arXiv:1702.07476. Wang et al., CCS 2021, arXiv:2103.11109.
     """
     check_kind("epsilon(votes)", votes, TopVotes, "pass the TopVotes of the training.")
-    if not isinstance(steps, int) or steps < 0:
-        raise ValueError(
-            f"epsilon(steps): must be a whole number from 0 on, got {steps!r}; count all steps."
-        )
+    steps = check_count("epsilon(steps)", steps, "count all steps.", least=0)
     if not 0 < delta < 1:
         raise ValueError(f"epsilon(delta): must be in (0, 1), got {delta}; use delta=1e-5.")
     ratio = noise_multiplier(votes, like, layout, colluding)
@@ -161,7 +158,8 @@ def epsilon(
         from dp_accounting import rdp as accounting
     except ImportError as error:
         raise ImportError(
-            "epsilon(): needs dp-accounting, got none; install it by pip install 'fftgrad[privacy]'"
+            "epsilon(): needs dp-accounting, got none; run pip install -e '.[privacy]' in the "
+            "folder of the repository"
         ) from error
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
     accountant: Any = accounting.RdpAccountant(neighboring_relation=relation)

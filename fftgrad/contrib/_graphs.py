@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from fftgrad._values import value
+
 Permutation = tuple[int, ...]
 """Whom each worker hears, by number."""
 
@@ -74,7 +76,7 @@ class Ring(Graph):
         return _different(_shifts(workers, (1, -1)))
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class Torus(Graph):
     """Value: a graph; workers in a grid, each of which hears those beside, above and below.
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, PyTree
-from fftgrad._values import check_kind
+from fftgrad._values import check_kind, plain
 from fftgrad.contrib import _gossip, _graphs
 from fftgrad.contrib._graphs import Graph
 from fftgrad.exchanges import _parts
@@ -16,6 +16,7 @@ from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _rounding
+from fftgrad.ops._keys import check_key
 from fftgrad.optimizers._local import check_own
 from fftgrad.training import _worker
 from fftgrad.training._check_gradients import check_local, refuse_masked
@@ -67,18 +68,21 @@ class Linked(NamedTuple):
     worker: OfShards
 
 
-def check(owner: str, codecs: Sequence[Codecs], graph: object, gamma: float, axis: object) -> None:
+def check(
+    owner: str, codecs: Sequence[Codecs], graph: object, gamma: float, axis: object, key: object
+) -> None:
     """Refuses what is no codec, no graph, no share and no axis."""
     for codec in codecs:
         _parts.check_codec(owner, codec)
     check_kind(f"{owner}(graph)", graph, Graph, "use Ring().")
-    if not (isinstance(gamma, int | float) and 0 < gamma <= 1):
+    if not (isinstance(plain(gamma), int | float) and 0 < gamma <= 1):
         raise ValueError(
             f"{owner}(gamma): must be above 0 and at most 1, got {gamma}; use 1.0 for a codec "
             "without loss, in beer graph.largest_gamma(workers), and about the share of the energy "
             "that the codec keeps of that for another."
         )
     _axes.check_names(f"{owner}(axis_name)", axis)
+    check_key(f"{owner}(key)", key)
 
 
 def layout_of(layout: Layout, codec: Codecs) -> Layout:

@@ -11,6 +11,7 @@ from fftgrad._contracts import AxisName
 from fftgrad._values import check_kind
 from fftgrad.contrib._top_votes import TopVotes
 from fftgrad.exchanges._layout import Layout
+from fftgrad.ops._keys import check_key
 from fftgrad.training._check_gradients import widened
 from fftgrad.training._pmean import compressed_pmean
 
@@ -87,6 +88,8 @@ def scale_by_datalens(
             f"noise off again, got none with sigma={votes.sigma}; pass jax.random.wrap_key_data("
             "np.frombuffer(os.urandom(8), np.uint32)), the same on all workers."
         )
+    if key is not None:
+        check_key("scale_by_datalens(key)", key)
     pmean = compressed_pmean(
         votes, axis_name=axis_name, layout=layout, key=0 if key is None else key
     )

@@ -1,6 +1,6 @@
 """Codes that are learned on the way, by an autoencoder in Flax.
 
-It takes an extra: `pip install "fftgrad[learned]"`.
+It takes an extra: `pip install -e ".[learned]"`.
 """
 
 from fftgrad.contrib._autoencoder import Autoencoder, learn

@@ -1,6 +1,6 @@
 """Votes on the largest coefficients, and what noisy ones tell of a worker.
 
-The accountant takes an extra: `pip install "fftgrad[privacy]"`.
+The accountant takes an extra: `pip install -e ".[privacy]"`.
 """
 
 from fftgrad.contrib._epsilon import epsilon, rdp, sensitivity

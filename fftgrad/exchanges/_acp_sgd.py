@@ -1,6 +1,5 @@
 """A low-rank mean in one all-reduce: one factor travels, in turns."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -10,7 +9,7 @@ import optax
 from jax import lax
 
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State
-from fftgrad._values import check_count
+from fftgrad._values import check_count, value
 from fftgrad.exchanges import _low_rank
 from fftgrad.ops import _joined
 
@@ -31,7 +30,7 @@ class AcpSgdState(NamedTuple):
     second: list[jax.Array]
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class AcpSgd(Exchange):
     """Exchange: the mean of each matrix as P Qᵀ, with one small all-reduce of P and Q in turns.
 

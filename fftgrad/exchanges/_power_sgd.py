@@ -1,12 +1,11 @@
 """A low-rank mean, by one step of a power iteration."""
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
 
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State
-from fftgrad._values import check_count
+from fftgrad._values import check_count, value
 from fftgrad.exchanges import _low_rank
 
 
@@ -16,7 +15,7 @@ class PowerSgdState(NamedTuple):
     factors: list[jax.Array]
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class PowerSgd(Exchange):
     """Exchange: the mean of each matrix as P Qᵀ, with two small all-reduces.
 

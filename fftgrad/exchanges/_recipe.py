@@ -41,16 +41,13 @@ class Recipe:
     def __post_init__(self) -> None:
         check_parts("Recipe", self.exchange, self.memory, self.layout)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        """What is missing: of a transformation, which `optax.chain` asks for, with the remedy."""
-        remedy = ""
-        if name in ("init", "update"):
-            remedy = "; make it a transformation: fg.compressed_pmean(method, axis_name='data')"
-        raise AttributeError(f"Recipe({name}): is no attribute of a method, got {self!r}{remedy}.")
-
-    def __iter__(self) -> NoReturn:
-        """A chain takes a transformation apart as a pair."""
-        self.__getattr__("init")
+    @property
+    def init(self) -> NoReturn:
+        """Raise an error with the remedy, because `optax.chain` asks for it."""
+        raise AttributeError(
+            "Recipe(init): must be that of a transformation, got a method; make it a "
+            "transformation: fg.compressed_pmean(method, axis_name='data')."
+        )
 
 
 def recipe_of(

@@ -1,11 +1,11 @@
 """Which codec each part gets."""
 
 import abc
-import dataclasses
 from collections.abc import Callable
 from typing import TypeAlias
 
 from fftgrad._contracts import Codec, Like, Scope
+from fftgrad._values import value
 from fftgrad.codecs.transforms._identity import Identity
 
 
@@ -25,7 +25,7 @@ class CodecRule(abc.ABC):
         """The codec of one part."""
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class DenseByName(CodecRule):
     """Rule: leaves with one of these words in their paths travel dense, the others by a codec."""
 

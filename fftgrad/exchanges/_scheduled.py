@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Step
-from fftgrad._values import brief
+from fftgrad._values import brief, plain
 from fftgrad.exchanges import _switch
 from fftgrad.exchanges._recipe import check_exchange
 
@@ -47,7 +47,7 @@ class Scheduled(Exchange):
                 f"Scheduled(schedule): must map steps to exchanges, got {brief(schedule)}; use "
                 "{0: AllReduce(), 500: exchange}."
             )
-        pairs = dict(schedule)
+        pairs = {plain(step): exchange for step, exchange in schedule.items()}
         for step, exchange in pairs.items():
             if not isinstance(step, int):
                 raise TypeError(

@@ -1,7 +1,7 @@
 """Islands: programs that train together over nothing but a store of objects.
 
 Nobody waits for who dies, and nothing but the store is in common: no `jax.distributed` over all,
-no server. Stores take an extra, `pip install "fftgrad[islands]"`. The core imports nothing of it;
+no server. Stores take an extra, `pip install -e ".[islands]"`. The core imports nothing of it;
 `fg.islands` loads it. May import the core.
 """
 

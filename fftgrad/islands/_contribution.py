@@ -33,14 +33,15 @@ class Contribution(NamedTuple):
     blobs: list[memoryview]
 
 
-def check_weight(weight: float) -> None:
+def check_weight(weight: Any) -> float:
     """Refuses the weight of a step of which a round could not have as many as it may have."""
-    most = MOST_WEIGHT / MOST_STEPS
+    weight, most = float(weight), MOST_WEIGHT / MOST_STEPS
     if not LEAST_WEIGHT <= weight <= most:
         raise ValueError(
             f"Island.step(weight): must be {LEAST_WEIGHT:g} to {most:g}, got {weight}; pass the "
             "tokens of the step."
         )
+    return weight
 
 
 PLAIN = {

@@ -141,7 +141,11 @@ class Island:
         return True
 
     def step(
-        self, params: PyTree, *, weight: float = 1.0, loss: jax.Array | float | None = None
+        self,
+        params: PyTree,
+        *,
+        weight: jax.Array | float = 1.0,
+        loss: jax.Array | float | None = None,
     ) -> PyTree:
         """The parameters to go on with after an inner step, mostly those that are given.
 
@@ -156,7 +160,7 @@ class Island:
           RuntimeError: if the store has not what the island needs to go on. Not where it does not
             answer: the island trains on alone, and `trouble` says why.
         """
-        check_weight(weight)
+        weight = check_weight(weight)
         if self._is_closed:
             raise RuntimeError("Island.step: must come before close(), got one after it.")
         self._model.check(params)

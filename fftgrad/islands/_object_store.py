@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from fftgrad.islands._frame import TooLargeError
 
-EXTRA = "pip install 'fftgrad[islands]'"
+EXTRA = "run pip install -e '.[islands]' in the folder of the repository"
 
 
 class ObjectStore:

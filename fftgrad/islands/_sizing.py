@@ -67,12 +67,12 @@ def sizing(params: PyTree, settings: Settings, islands: int, seconds: float) -> 
       >>> round(day.cost(4, per_put=5e-6, per_get=4e-7), 3)
       0.178
     """
-    check_count("sizing(islands)", islands, "use 4.")
+    islands = check_count("sizing(islands)", islands, "use 4.")
     check_within("sizing(seconds)", seconds, "(0, inf)", "use 300.0.")
     model = Model.of(params)
     programs = Programs.of(model, settings.exchange)
     contribution = sum(programs.sizes) + HEADER
-    rounds = DAY / seconds
+    rounds = DAY / float(seconds)
     anchor = 2 * 4 * sum(leaf.size for leaf in jax.tree.leaves(model.likes))  # with a momentum
     anchors = rounds / settings.anchors / islands  # each by one of them
     manifest = 400 * islands

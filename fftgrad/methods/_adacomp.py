@@ -1,8 +1,7 @@
 """AdaComp."""
 
-import dataclasses
-
 from fftgrad._contracts import Codec, Like
+from fftgrad._values import value
 from fftgrad.codecs.selectors._ada_comp import AdaComp
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._recipe import Recipe
@@ -10,7 +9,7 @@ from fftgrad.exchanges._rules import CodecRule
 from fftgrad.memories._error_feedback import ErrorFeedback
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class AdaCompPolicy(CodecRule):
     """Rule: the bins of convolutions (more than two axes) and of other leaves."""
 

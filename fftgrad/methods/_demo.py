@@ -1,9 +1,7 @@
 """DeMo: decoupled momentum."""
 
-import dataclasses
-
 from fftgrad._contracts import Codec, Like
-from fftgrad._values import check_count
+from fftgrad._values import check_count, value
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.selectors._chunk_top_k import ChunkTopK
 from fftgrad.codecs.transforms import _tiles
@@ -16,7 +14,7 @@ from fftgrad.exchanges._rules import CodecRule
 from fftgrad.memories._error_feedback import ErrorFeedback
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class LargestOfTiles(CodecRule):
     """Rule: the k largest values, or cosines, of each tile of a leaf."""
 

@@ -1,9 +1,9 @@
 """Deep gradient compression."""
 
-import dataclasses
 from collections.abc import Sequence
 
 from fftgrad._contracts import Codec, Like
+from fftgrad._values import value
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
@@ -13,7 +13,7 @@ from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.memories._momentum_correction import MomentumCorrection
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class DgcPolicy(CodecRule):
     """Rule: top-k of each leaf with more than one axis; the others dense."""
 

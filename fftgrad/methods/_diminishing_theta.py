@@ -56,7 +56,7 @@ def diminishing_theta(
         rates = np.asarray(jax.vmap(learning_rate)(jnp.arange(steps)))
     else:
         rates = np.full(steps, learning_rate)
-    ladder = sorted({0.0, *thetas}, reverse=True)
+    ladder = sorted({0.0, *map(float, thetas)}, reverse=True)
     schedule: dict[int, float] = {}
     for step, rate in enumerate(rates):
         # A hair more, because rates are float32 and a theta meant to fit should.

@@ -1,9 +1,9 @@
 """RedSync: residual gradient compression."""
 
-import dataclasses
 import math
 
 from fftgrad._contracts import Codec, Exchange, Like
+from fftgrad._values import value
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers._sign import MeanMagnitude
 from fftgrad.codecs.selectors._alternating_sign import AlternatingSign
@@ -18,7 +18,7 @@ from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.memories._momentum_correction import MomentumCorrection
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class RedSyncPolicy(CodecRule):
     """Rule: dense, trimmed top-k or threshold search, by the bytes of a leaf."""
 

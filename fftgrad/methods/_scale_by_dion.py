@@ -1,6 +1,5 @@
 """Dion: distributed orthonormal updates."""
 
-import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fftgrad._contracts import AxisName, Channel, Exchange, Like, PyTree, Reduced, Scope, State
-from fftgrad._values import check_count, check_transformation
+from fftgrad._values import check_count, check_transformation, value
 from fftgrad.exchanges import _layout, _low_rank, _parts
 from fftgrad.exchanges._power_sgd import PowerSgd
 from fftgrad.memories._error_feedback import ErrorFeedback
@@ -124,7 +123,7 @@ def scale_by_dion(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class Directions(Exchange):
     """Exchange: of each matrix the direction in place of the mean, and what it takes from x.
 

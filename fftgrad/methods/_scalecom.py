@@ -1,10 +1,10 @@
 """ScaleCom: cyclic local top-k with low-pass error feedback."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 
 from fftgrad._contracts import Codec, Exchange, Like
+from fftgrad._values import value
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.selectors._chunk_top_k import ChunkTopK
 from fftgrad.codecs.selectors._top_k import TopK
@@ -17,7 +17,7 @@ from fftgrad.exchanges._shared_support import SharedSupport
 from fftgrad.memories._error_feedback import ErrorFeedback
 
 
-@dataclasses.dataclass(frozen=True)
+@value
 class ScaleComPolicy(CodecRule):
     """Rule: the chunk of each leaf."""
 

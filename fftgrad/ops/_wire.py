@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fftgrad._values import plain
 from fftgrad.ops import _hash, _joined, _rows
 from fftgrad.ops._shapes import Like, PyTree
 
@@ -45,7 +46,7 @@ HEADER_WORDS = 2
 def configuration(codecs: Sequence[object], likes: Sequence[Like]) -> int:
     """A number of 32 bits that other codecs, shapes, dtypes and versions do not have."""
     parts = [
-        (repr(codec), tuple(like.shape), jnp.dtype(like.dtype).name)
+        (repr(plain(codec)), tuple(like.shape), jnp.dtype(like.dtype).name)
         for codec, like in zip(codecs, likes, strict=True)
     ]
     # What has no repr of its own, as a function, prints its address, another in each process.

@@ -58,7 +58,9 @@ def feedback_adam(
       b2: decay of Adam's second moment.
       eps: added to its root.
       weight_decay: of `optax.adamw`, in units of the learning rate.
-      mask: which leaves decay, as for `optax.adamw`; all if left out.
+      mask: which leaves decay, as for `optax.adamw`; all if left out. Under
+        `optax.inject_hyperparams` a function needs `static_args="mask"`. Otherwise optax calls it
+        with the step number, as a schedule, and a mask by `ndim` lets nothing decay.
       layout: what the largest are counted over; see `Layout`.
       non_finite: as for `compressed_pmean`, but that "skip" leaves out the whole step.
       axis_name: the axis of the workers.

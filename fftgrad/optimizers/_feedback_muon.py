@@ -53,7 +53,7 @@ def feedback_muon(
       b2: decay of the average of squares.
       eps: added to its root.
       weight_decay: in units of the learning rate.
-      mask: which leaves decay.
+      mask: which leaves decay. A function needs `static_args`, as for `feedback_adam`.
       muon_weight_dimension_numbers: as for `optax.contrib.muon`: which leaves are matrices, and of
         which axes; those with two axes if left out. An embedding with None has Adam's average.
       layout: what the largest are counted over; see `Layout`.

@@ -14,7 +14,7 @@ from fftgrad.codecs.quantizers._uniform_levels import UniformLevels
 from fftgrad.codecs.transforms._hadamard import Hadamard
 from fftgrad.exchanges import _halves
 from fftgrad.exchanges._parts import Likes, Parts
-from fftgrad.ops._keys import as_key
+from fftgrad.ops._keys import as_key, check_key
 
 EIGHT = UniformLevels(bits=8, bucket=256, norm="max")
 FOUR = chain(Hadamard(block=256), UniformLevels(bits=4, bucket=256, norm="max"))
@@ -187,6 +187,7 @@ def _start(
     key: jax.Array | int,
 ) -> Channel:
     check_kind(f"{owner}(codec)", codec, Codec, REMEDY)
+    check_key(f"{owner}(key)", key)
     _axes.size(axis_name, owner)
     if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         raise TypeError(
@@ -289,4 +290,4 @@ def gather_parameters(
         return out.shard, None, None
 
     gather.defvjp(forward, backward)
-    return gather(shard, jnp.asarray(step), as_key(key))
+    return gather(shard, jnp.asarray(step), as_key("gather_parameters(key)", key))

@@ -15,6 +15,7 @@ from fftgrad.exchanges._parts import Vectors
 from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import NoMemory
 from fftgrad.ops import _finite, _rounding
+from fftgrad.ops._keys import check_key
 from fftgrad.optimizers._check_inner import check_extra, check_inner
 from fftgrad.optimizers._local import mean_loss
 from fftgrad.optimizers._scatter import EIGHT, FOUR
@@ -131,6 +132,7 @@ def sharded(
     check_kind(f"{OWNER}(gradients)", gradients, Codec, "use UniformLevels(bits=8).")
     check_kind(f"{OWNER}(parameters)", parameters, Codec, "use UniformLevels(bits=8).")
     check_kind(f"{OWNER}(memory)", memory, Memory, "use ErrorFeedback().")
+    check_key(f"{OWNER}(key)", key)
     check_choice(f"{OWNER}(masked)", masked, get_args(Masked))
     check_count(f"{OWNER}(workers)", workers, "use the number of workers along the axis.")
     run: Any = optax.with_extra_args_support(inner).update

@@ -117,7 +117,7 @@ def compressed_pmean(
         of the workers whose gradient, with what the memory added, is finite.
       track_error: whether the state keeps √(Σ ||x - sent||² / Σ ||x||²) over the workers, x being
         the gradient with what the memory added: `error` in `fg.metrics`.
-      key: seed or PRNG key of codecs that draw; the step and the worker are folded in.
+      key: seed below 2^32 or PRNG key of codecs that draw; the step and the worker are folded in.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. Its

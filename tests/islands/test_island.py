@@ -482,6 +482,21 @@ def test_a_weight_is_one_that_every_share_can_have(weight):
         island.step(island.params, weight=weight)
 
 
+@pytest.mark.parametrize("number", [np.float32, np.float64, jnp.float32, jnp.bfloat16])
+def test_a_run_of_other_numbers_is_joined_again(number):
+    """Those of NumPy and JAX, in the settings and of a step."""
+    exchange = fg.AllGather(fg.TopK(fraction=number(0.5)))
+    settings = Settings(exchange, every=np.int64(1), rate=number(1), deadline=number(8))
+    store = memory()
+    for name in "ab":
+        with fg.islands.Island(store, name, jnp.zeros(3), settings=settings) as island:
+            island.step(island.params - 1.0, weight=number(64), loss=number(0.5))
+            assert [outcome.counted for outcome in island.outcomes] == [True]
+    found = fg.islands.status(store)
+    assert json.loads(json.dumps(found.as_dict()))["islands"][1]["loss"] == 0.5
+    assert island.settings == Settings(fg.AllGather(fg.TopK(fraction=0.5)), 1, 1.0, deadline=8.0)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

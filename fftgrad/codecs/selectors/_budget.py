@@ -81,7 +81,7 @@ class Budget(Selector):
       "A Compression Method for Clustered Bit-Vectors", Information Processing Letters 7(6), 1978.
     """
 
-    ratio: float | None = None
+    ratio: int | float | None = None
     bytes: int | None = None
 
     def __post_init__(self) -> None:

@@ -1,0 +1,213 @@
+"""Configurations are values: of Python numbers, and whole after a copy and a pickle."""
+
+import copy
+import dataclasses
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CODECS, EXCHANGES, GRAPHS, HIERARCHIES, MEMORIES
+
+import fftgrad as fg
+from fftgrad.contrib import learned, votes
+from fftgrad.islands import Settings
+from fftgrad.ops import _wire
+
+LIKE = jax.ShapeDtypeStruct((200,), jnp.float32)
+F, I, B = np.float64, np.int64, np.bool_
+METHODS = {
+    "acp_sgd": fg.methods.acp_sgd(),
+    "adacomp": fg.methods.adacomp(),
+    "demo": fg.methods.demo(),
+    "dgc": fg.methods.dgc(warm_up_steps=40),
+    "eden": fg.methods.eden(),
+    "fft_sparsification": fg.methods.fft_sparsification(theta_schedule={0: 0.9, 9: 0.0}),
+    "power_sgd": fg.methods.power_sgd(2),
+    "qsgd": fg.methods.qsgd(),
+    "random_k": fg.methods.random_k(),
+    "redsync": fg.methods.redsync(output=("head",)),
+    "scalecom": fg.methods.scalecom(flops={"conv": 196.0}),
+    "sign_sgd": fg.methods.sign_sgd(),
+    "terngrad": fg.methods.terngrad(),
+    "top_k": fg.methods.top_k(0.01),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(fg.Quantizer):
+    """A codec of one's own."""
+
+    scale: float = 1.0
+    levels: tuple[int, ...] = ()
+
+    def compress(self, x, state, step):
+        return fg.Compressed(fg.Payload(x * self.scale))
+
+    def decompress(self, payload, like, step):
+        return payload.main / self.scale
+
+
+def by_size(_, like):
+    return fg.TopK(k=3) if like.size > 9 else fg.Identity()
+
+
+def prefix(path, _):
+    return path.partition("/")[0]
+
+
+POLICIES = {
+    "rules": fg.Policy(fg.Rule(fg.Identity(), max_ndim=1), default=fg.TopK(fraction=0.01)),
+    "named": by_size,
+    "own": Own(2.0, (1, 2)),
+}
+VALUES = {
+    **{f"codec {name}": codec for name, codec in CODECS.items()},
+    **{f"memory {name}": memory for name, memory in MEMORIES.items()},
+    **{f"exchange {name}": exchange for name, exchange in (EXCHANGES | HIERARCHIES).items()},
+    **{f"method {name}": method for name, method in METHODS.items()},
+    **{f"graph {name}": graph for name, graph in GRAPHS.items()},
+    **{f"policy {name}": fg.AllGather(policy) for name, policy in POLICIES.items()},
+    "layout": fg.Layout("leaf", bucket_bytes=400),
+    "named layout": fg.Layout(prefix),
+    "settings": Settings(fg.AllGather(fg.Budget(ratio=50)), every=7),
+    "link": fg.advise.Link("1gbit", shares=(("all-to-all", 0.5),)),
+    "candidate": fg.advise.Candidate(
+        "top-k", METHODS["top_k"], optimizer=fg.optimizers.feedback_adam
+    ),
+}
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda value: pickle.loads(pickle.dumps(value)),
+}
+
+
+@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_a_copy_is_equal(value, again):
+    made = again(value)
+    assert made == value
+    assert hash(made) == hash(value)
+    assert repr(made) == repr(value)
+
+
+def test_every_method_is_copied():
+    made = {name for name in fg.methods.__all__ if not name.startswith("scale_by_")}
+    assert set(METHODS) == made - {"diminishing_theta"}
+
+
+EQUAL = {
+    "a whole ratio": (fg.Budget(ratio=10.0), fg.Budget(ratio=10)),
+    "a ratio of NumPy": (fg.Budget(ratio=np.float32(7.5)), fg.Budget(ratio=7.5)),
+    "a fraction of NumPy": (fg.TopK(fraction=F(0.5)), fg.TopK(fraction=0.5)),
+    "a fraction of JAX": (fg.TopK(fraction=jnp.float32(0.5)), fg.TopK(fraction=0.5)),
+    "a narrow fraction": (fg.TopK(fraction=jnp.bfloat16(0.5)), fg.TopK(fraction=0.5)),
+    "an array of one number": (fg.TopK(k=np.array(3)), fg.TopK(k=3)),
+    "a count of JAX": (fg.TopK(k=jnp.uint8(3)), fg.TopK(k=3)),
+    "a block": (fg.Fft(block=I(64), half=B(True)), fg.Fft(block=64, half=True)),
+    "a bool as a number": (fg.Hadamard(block=64, signs=0), fg.Hadamard(block=64, signs=False)),
+    "a clip as an int": (fg.Ternary(clip=3), fg.Ternary(clip=3.0)),
+    "a shape": (fg.Dct(block=4, shape=(I(10), 11)), fg.Dct(block=4, shape=(10, 11))),
+    "a chain": (fg.chain(fg.Dct(block=I(8)), fg.TopK(k=I(2))), fg.chain(fg.Dct(8), fg.TopK(k=2))),
+    "a word": (fg.UniformLevels(norm=np.str_("max")), fg.UniformLevels(norm="max")),
+    "one's own": (Own(F(2.0), (I(1), 2)), Own(2.0, (1, 2))),
+    "one's own of an int": (Own(2), Own(2.0)),
+    "one's own of a negative zero": (Own(-0.0), Own(0.0)),
+    "one's own in a chain": (fg.chain(fg.Fft(16), Own(F(2.0))), fg.chain(fg.Fft(16), Own(2))),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), EQUAL.values(), ids=EQUAL)
+def test_equal_codecs_have_one_configuration_number(one, other):
+    assert one == other
+    assert hash(one) == hash(other)
+    assert _wire.configuration([one], [LIKE]) == _wire.configuration([other], [LIKE])
+
+
+SAME = {
+    "a layout": (fg.Layout(bucket_bytes=I(400)), fg.Layout(bucket_bytes=400)),
+    "a schedule": (
+        fg.Scheduled({I(0): fg.AllReduce(), I(9): fg.AllGather(Own(F(2.0)))}),
+        fg.Scheduled({0: fg.AllReduce(), 9: fg.AllGather(Own(2.0))}),
+    ),
+    "one's own": (fg.AllGather(Own(F(2.0))), fg.AllGather(Own(2.0))),
+    "a policy": (
+        fg.AllGather(fg.Policy(fg.Rule(Own(F(2.0)), max_ndim=I(1)), default=fg.TopK(k=I(3)))),
+        fg.AllGather(fg.Policy(fg.Rule(Own(2), max_ndim=1), default=fg.TopK(k=3))),
+    ),
+    "a rank": (fg.PowerSgd(I(3)), fg.PowerSgd(3)),
+    "another rank": (fg.AcpSgd(jnp.int32(3)), fg.AcpSgd(3)),
+    "a grid": (fg.contrib.gossip.Torus(I(2), 3), fg.contrib.gossip.Torus(2, 3)),
+    "widths": (
+        learned.Autoencoder(encoder=(I(3), 2), decoder=(2, I(3))),
+        learned.Autoencoder(encoder=(3, 2), decoder=(2, 3)),
+    ),
+    "votes": (votes.TopVotes(I(4), k=I(3), sigma=1), votes.TopVotes(4, k=3, sigma=1.0)),
+    "settings": (
+        Settings(fg.AllGather(Own(F(2.0))), every=I(3), rate=1, limit=np.float32(2.0)),
+        Settings(fg.AllGather(Own(2.0)), every=3, rate=1.0, limit=2.0),
+    ),
+    "a link": (
+        fg.advise.Link(np.float32(1e8), F(0.5), (("all-to-all", F(0.5)),), F(0.25)),
+        fg.advise.Link(1e8, 0.5, (("all-to-all", 0.5),), 0.25),
+    ),
+    "top-k": (fg.methods.top_k(F(0.5), I(4)), fg.methods.top_k(0.5, 4)),
+    "the paper's": (
+        fg.methods.fft_sparsification(theta_schedule={I(0): F(0.5), I(9): np.float32(0)}),
+        fg.methods.fft_sparsification(theta_schedule={0: 0.5, 9: 0.0}),
+    ),
+    "a warm-up": (fg.methods.dgc(F(0.5), warm_up_steps=I(8)), fg.methods.dgc(0.5, warm_up_steps=8)),
+    "chunks": (
+        fg.methods.scalecom(I(50), F(0.5), flops={"a": I(99)}),
+        fg.methods.scalecom(50, 0.5, flops={"a": 99.0}),
+    ),
+    "bins": (fg.methods.adacomp(I(5), I(9), I(3)), fg.methods.adacomp(5, 9, 3.0)),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), SAME.values(), ids=SAME)
+def test_equal_values_print_alike(one, other):
+    assert one == other
+    assert hash(one) == hash(other)
+    assert repr(one) == repr(other)
+    assert "np." not in repr(one)
+
+
+def test_what_is_given_stays_as_it_is():
+    """A part of one's own without numbers of NumPy is not copied, and none is changed in place."""
+    whole, numbers = Own(2.0, (1, 2)), Own(F(2.0))
+    assert fg.AllGather(whole).codec is whole
+    assert fg.AllGather(numbers).codec is not numbers
+    assert type(numbers.scale) is F
+
+
+def test_one_as_a_share_is_refused_as_an_int_of_any_kind():
+    for one in (1, I(1), jnp.int32(1)):
+        with pytest.raises(TypeError, match=r"use TopK\(k=1\), or fraction=1\.0"):
+            fg.TopK(fraction=one)
+
+
+@pytest.mark.parametrize("number", [F(2.0), jnp.float32(2.0), B(True)], ids=repr)
+def test_a_count_is_no_float_and_no_bool(number):
+    with pytest.raises(TypeError, match=r"whole number|Python int"):
+        fg.TopK(k=number)
+    with pytest.raises(TypeError, match="whole number"):
+        fg.Dct(block=number)
+
+
+def test_a_traced_number_is_refused():
+    with pytest.raises(TypeError, match=r"must be a Python int or float.*use Scheduled"):
+        jax.jit(lambda share: fg.compress(fg.TopK(fraction=share), jnp.ones(9)))(0.5)
+    with pytest.raises(TypeError, match=r"a whole number, got .*Tracer"):
+        jax.jit(lambda block: fg.compress(fg.Fft(block=block), jnp.ones(9)))(4)
+
+
+def test_numbers_of_numpy_are_in_the_code_of_a_plan():
+    optimizer = functools.partial(fg.optimizers.feedback_adam, nu=np.float32(0.5))
+    row = fg.advise.Candidate("row", fg.methods.top_k(F(0.5)), optimizer=optimizer, steps=2)
+    assert "np." not in row.code("data")
+    assert "nu=0.5" in row.code("data")
+    assert type(row.steps) is float
