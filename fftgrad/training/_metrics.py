@@ -14,6 +14,7 @@ from fftgrad._contracts import AxisName, Exchange, PyTree
 from fftgrad.exchanges import _fragments, _layout
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._recipe import Recipe, recipe_of
+from fftgrad.ops._shapes import by_path
 from fftgrad.training import _find
 
 
@@ -92,8 +93,9 @@ def metrics(
         )
     recipe = None if exchange is None else recipe_of("metrics", exchange, layout=layout)
     out: dict[str, Any] = {}
-    for path, state in states:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+    for name, state in by_path(opt_state, is_leaf=_find.is_pmean).items():
+        if not _find.is_pmean(state):
+            continue
         before = f"{name}/" if len(states) > 1 else ""
         out |= {before + key: value for key, value in _of_state(state, axis_name).items()}
     if recipe is not None:

@@ -55,6 +55,15 @@ def test_an_update_has_columns_of_one_length_whatever_that_of_the_gradient(name,
         assert np.linalg.matrix_rank(update[name].reshape(fan_in, fan_out), rtol=1e-4) == RANK
 
 
+def test_what_is_named_goes_through_the_others_where_paths_have_the_same_text():
+    like = {"a/b": LIKE["wide"], "a": {"b": LIKE["wide"]}}
+    named = fg.methods.scale_by_dion(rank=RANK, dense=("a/b",), others=optax.sgd(-1.0))
+    (update,), state = run(named, 1, like)
+    mean = jax.tree.map(lambda g: jnp.mean(g, 0), gradients(like, WORKERS, 0))
+    np.testing.assert_allclose(update["a"]["b"], mean["a"]["b"], rtol=1e-5)
+    assert len(state.pmean.exchange[0].shared) == 1
+
+
 @pytest.mark.parametrize("scale", [2.0**70, 2.0**-70])
 def test_gradients_whose_squares_no_float_holds_give_the_same_directions(scale):
     plain, _ = run(DION, 3)

@@ -115,6 +115,12 @@ def test_diloco_is_found():
     assert fg.metrics(tx.init(zeros())) == counts | {"residual": 0.0}
 
 
+def test_states_whose_paths_have_the_same_text_are_told_apart():
+    state = pmean().init(zeros())
+    found = fg.metrics({"a/b": state, "a": {"b": state._replace(step=state.step + 1)}})
+    assert (int(found["a%2Fb/step"]), int(found["a/b/step"])) == (0, 1)
+
+
 def test_several_states_are_told_apart():
     labels = {"w": "sparse", "b": "dense"}
     tx = optax.partition(
