@@ -27,9 +27,9 @@ def is_pmean(node: Any) -> bool:
 
 
 def is_own(node: Any) -> bool:
-    """What each worker has of its own; a dict that looks like it may be something else."""
+    """What each worker has of its own. A dict of it has the name of its field, which is ours."""
     if isinstance(node, Mapping):
-        return list(cast("Mapping[Any, Any]", node)) == ["value"]
+        return tuple(cast("Mapping[Any, Any]", node)) == PerWorker._fields
     return isinstance(node, PerWorker)
 
 
@@ -40,8 +40,8 @@ def is_record(node: Any) -> bool:
 
 
 def is_ours(node: Any) -> bool:
-    """Any of them, beyond doubt."""
-    known = is_pmean(node) or is_record(node) or isinstance(node, PerWorker)
+    """Any of them."""
+    known = is_pmean(node) or is_record(node) or is_own(node)
     return known or (isinstance(node, Mapping) and set(cast("Mapping[Any, Any]", node)) >= SHARDED)
 
 
@@ -61,7 +61,7 @@ def check_order(state: PyTree, name: str = "") -> None:
 
     A list is no chain, because what a step carries beside the state may come before it.
     """
-    parts = [] if isinstance(state, PerWorker) or _exchanges(state) else children(state)
+    parts = [] if is_own(state) or _exchanges(state) else children(state)
     is_dict = isinstance(state, Mapping)
     # The groups of optax.partition may have numbers for names.
     if type(state) is tuple or (is_dict and name != "inner_states" and _is_numbered(parts)):
@@ -128,7 +128,7 @@ def _has_mean(part: Any, is_dict: bool) -> bool:
 
 def _of_gradients(node: Any, path: tuple[Any, ...], is_dict: bool, of: str = "") -> Iterator[str]:
     """The states of optax with floats or flags of gradients; in dicts, these by their path."""
-    if isinstance(node, PerWorker) or (is_dict and (is_own(node) or is_record(node))):
+    if is_own(node) or (is_dict and is_record(node)):
         return
     if jax.tree_util.all_leaves([node]):
         name = jax.tree_util.keystr(path) if is_dict else of

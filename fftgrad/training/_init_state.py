@@ -52,7 +52,7 @@ def init_state(
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
       >>> state = fg.init_state(tx, {"w": jnp.zeros((3, 4))}, mesh, "data")
-      >>> state.memory.value.residual["w"].shape == (jax.device_count(), 3, 4)
+      >>> state.memory.worker_rows.residual["w"].shape == (jax.device_count(), 3, 4)
       True
     """
     _axes.check_mesh("init_state(axis_name)", mesh, axis_name)

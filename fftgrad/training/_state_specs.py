@@ -9,7 +9,6 @@ from jax.sharding import PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad.exchanges._per_worker import PerWorker
 from fftgrad.training import _find
 from fftgrad.training._pmean import CompressedPmeanState
 
@@ -27,8 +26,7 @@ def state_specs(
 
     The state may be part of a larger one, such as Flax's `TrainState`, whose parameters are then
     sharded by `param_specs`, and its named tuples may have become dicts, as in `nnx.state`: there a
-    dict of which `value` is the only key, beside the state of `compressed_pmean` or in it, is what
-    each worker has of its own.
+    dict of which `worker_rows` is the only key is what each worker has of its own.
 
     Args:
       opt_state: any state with that of `compressed_pmean` in it, nested as it may be, or its shapes
@@ -50,19 +48,14 @@ def state_specs(
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> state = jax.eval_shape(tx.init, {"w": jnp.zeros((3, 4))})
-      >>> tuple(fg.state_specs(state, "data").memory.value.residual["w"])
+      >>> tuple(fg.state_specs(state, "data").memory.worker_rows.residual["w"])
       ('data',)
       >>> specs = fg.state_specs(state, "data", {"w": jax.sharding.PartitionSpec(None, "model")})
-      >>> tuple(specs.memory.value.residual["w"]), tuple(specs.step)
+      >>> tuple(specs.memory.worker_rows.residual["w"]), tuple(specs.step)
       (('data', None, 'model'), ())
     """
     _axes.check_names("state_specs(axis_name)", axis_name)
-    found = [
-        path
-        for path, node in jax.tree.leaves_with_path(opt_state, is_leaf=_find.is_ours)
-        if _find.is_ours(node)
-    ]
-    if not found:
+    if not any(map(_find.is_ours, jax.tree.leaves(opt_state, is_leaf=_find.is_ours))):
         raise ValueError(
             "state_specs(opt_state): must have the state of compressed_pmean in it, got a "
             f"{type(opt_state).__name__} without; pass fg.init_state(tx, params, mesh, axis_name) "
@@ -126,16 +119,12 @@ def state_specs(
             specs["worker"] = jax.tree.map(lambda _: PartitionSpec(own), fields["worker"])
         return specs
 
-    def is_own(path: tuple[Any, ...], node: Any) -> bool:
-        beside = any(path[:-1] == other[: len(path) - 1] for other in found)
-        return isinstance(node, PerWorker) or (_find.is_own(node) and bool(path) and beside)
-
     def spec(path: tuple[Any, ...], node: Any) -> PyTree:
         if isinstance(node, CompressedPmeanState):
             return CompressedPmeanState(**of_pmean(node._asdict()))
         if _find.is_pmean(node):
             return type(node)(of_pmean(node))
-        if is_own(path, node):
+        if _find.is_own(node):
             return jax.tree_util.tree_map_with_path(
                 lambda inner, leaf: own_like_params(path + inner, leaf), node
             )
@@ -144,8 +133,7 @@ def state_specs(
     return jax.tree_util.tree_map_with_path(
         spec,
         opt_state,
-        is_leaf=lambda path, node: _find.is_pmean(node) or is_own(path, node),
-        is_leaf_takes_path=True,
+        is_leaf=lambda node: _find.is_pmean(node) or _find.is_own(node),
     )
 
 

@@ -178,7 +178,7 @@ def test_with_another_number_of_workers_it_starts_anew(tmp_path, to):
         "gradients",
     }
     assert fg.advise.recorded(again).steps == ()
-    assert np.any(again[1][0].memory.value.residual["w"] != 0)
+    assert np.any(again[1][0].memory.worker_rows.residual["w"] != 0)
     assert int(again[0].step) == 2
     later = [gradients(LIKE, workers, seed=seed) for seed in range(3)]
     _, again = trained(tx, later, again, workers=workers)
@@ -200,7 +200,7 @@ def test_specs_shard_it_over_the_workers_and_as_the_parameters_are():
     assert specs.step == P()
     assert set(specs.taken) == {P()}
     own = fg.state_specs(state, AXIS, {"w": P(None, "model"), "b": P()})[0]
-    assert own.gradients.value[1] == {"w": P(AXIS, None, "model"), "b": P(AXIS)}
+    assert own.gradients.worker_rows[1] == {"w": P(AXIS, None, "model"), "b": P(AXIS)}
     assert set(own.taken) == {P()}
 
 

@@ -165,14 +165,14 @@ def test_narrow_parameters_have_a_wide_state():
 
 
 def momenta(state):
-    residual = state.pmean.memory.value.residual
+    residual = state.pmean.memory.worker_rows.residual
     return {name: np.asarray(residual[name], np.float64) for name in ("conv", "wide")}
 
 
 def test_each_worker_has_a_momentum_of_its_own():
     state = fg.init_state(DION, zeros(), mesh_of(WORKERS), AXIS)
     specs = fg.state_specs(state, AXIS)
-    assert specs.pmean.memory.value.residual["wide"] == jax.P(AXIS)
+    assert specs.pmean.memory.worker_rows.residual["wide"] == jax.P(AXIS)
     assert specs.others.inner_state.mu["bias"] == jax.P()
     _, state = run(DION, 2, state=state)
     for rows in momenta(state).values():

@@ -136,6 +136,22 @@ def test_a_restored_state_that_lies_on_no_mesh(kind, by):
     jax.tree.map(np.testing.assert_array_equal, got[:2], wanted[:2])
 
 
+def test_one_parameter_that_is_called_value_trains():
+    tx, mesh = transformation(fg.AllReduce()), grid()
+
+    def step(params, state, x):
+        _, grads = fg.value_and_grad(lambda p, x: jnp.mean((x @ p["value"]) ** 2), AXIS)(params, x)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = {"value": jnp.ones((6, 2))}
+    params, state = fg.data_parallel(step, mesh, AXIS)(
+        params, fg.init_state(tx, params, mesh, AXIS), X[0]
+    )
+    assert float(jnp.max(params["value"])) < 1
+    assert int(state[0].step) == 1
+
+
 @KINDS
 def test_parameters_over_another_axis(kind):
     tx, mesh = transformation(), grid(kind, (4, 2), (AXIS, "model"))

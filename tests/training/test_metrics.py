@@ -49,7 +49,7 @@ def test_counts_and_the_norm_of_the_residual():
     found = fg.metrics(state)
     assert list(found) == ["step", "skipped", "overflow", "invalid", "dropped", "residual"]
     assert (int(found["step"]), int(found["skipped"]), int(found["overflow"])) == (3, 1, 0)
-    wanted = root_mean_square(state[0].memory.value.residual)
+    wanted = root_mean_square(state[0].memory.worker_rows.residual)
     np.testing.assert_allclose(found["residual"], wanted, rtol=1e-5)
     assert all(np.shape(value) == () for value in found.values())
 
@@ -141,13 +141,13 @@ def test_several_states_are_told_apart():
 
 def test_only_the_residual_of_a_memory_is_counted():
     state = trained(pmean(memory=fg.MomentumCorrection(0.9)))
-    wanted = root_mean_square(state.memory.value.residual)
+    wanted = root_mean_square(state.memory.worker_rows.residual)
     np.testing.assert_allclose(fg.metrics(state)["residual"], wanted, rtol=1e-5)
 
 
 def test_memories_inside_an_exchange_have_a_key_of_their_own():
     state = trained(pmean(fg.TwoStage(fg.Sign(), workers=4)))
-    wanted = root_mean_square(state.exchange[0].shards.value.memory.residual)
+    wanted = root_mean_square(state.exchange[0].shards.worker_rows.memory.residual)
     np.testing.assert_allclose(fg.metrics(state)["exchange_residual"], wanted, rtol=1e-5)
 
 
@@ -158,7 +158,7 @@ def test_the_error_of_a_step_is_measured(check_vma):
     _, state = update(grads, init(zeros()))
     # In the first step what was not sent is the residual.
     norm = root_mean_square(grads)
-    wanted = root_mean_square(state.memory.value.residual) / norm
+    wanted = root_mean_square(state.memory.worker_rows.residual) / norm
     assert 0.1 < wanted < 1.0
     np.testing.assert_allclose(fg.metrics(state)["error"], wanted, rtol=1e-5)
     bad = {**grads, "b": grads["b"].at[2, 3].set(jnp.inf)}

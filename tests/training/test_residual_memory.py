@@ -127,8 +127,8 @@ def test_what_is_too_small_for_the_nearest_gets_in_by_chance():
 def test_applied_and_kept_add_up_to_the_gradients_but_for_the_rounding(mode):
     tx = fg.compressed_pmean(TOP_K, NARROW, axis_name=AXIS)
     applied, grads, state = run(tx, 40, mode=mode)
-    assert np.asarray(state.memory.value.rounds).ravel().tolist() == [40] * WORKERS
-    kept = flat(jax.tree.map(lambda r: r[:, 0], state.memory.value.residual)).mean(0)
+    assert np.asarray(state.memory.worker_rows.rounds).ravel().tolist() == [40] * WORKERS
+    kept = flat(jax.tree.map(lambda r: r[:, 0], state.memory.worker_rows.residual)).mean(0)
     gap = sum(flat(mean)[0] for mean in applied) + kept - sum(flat(g) for g in grads).mean(0)
     # Each step rounds by at most 2^-8 on average, and by chance: the errors add up as a walk.
     largest = max(np.linalg.norm(flat(g)) for g in grads)
@@ -143,7 +143,7 @@ def test_it_works_with_leaves_in_bfloat16_in_every_kind_of_exchange(name):
     tx = fg.compressed_pmean(EXCHANGES[name], NARROW, axis_name=AXIS)
     applied, _, state = run(tx, 6, like=TREE)
     assert all(np.all(np.isfinite(np.asarray(a, np.float32))) for a in jax.tree.leaves(applied))
-    assert np.asarray(state.memory.value.rounds).ravel().tolist() == [12] * WORKERS
+    assert np.asarray(state.memory.worker_rows.rounds).ravel().tolist() == [12] * WORKERS
     assert np.asarray(state.skipped).tolist() == [0] * WORKERS
 
 
