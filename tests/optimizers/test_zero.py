@@ -70,11 +70,10 @@ def apply(tx, grads, params, state):
         ((8,), AXIS, {}),
         ((8,), AXIS, {"check_vma": False}),
         ((8,), AXIS, {"donate_argnums": (0, 1)}),
-        ((8,), AXIS, {"by": "vmap"}),
         ((2, 4), ("slow", "fast"), {}),
         ((1,), AXIS, {}),
     ],
-    ids=["checked", "unchecked", "donated", "vmap", "two axes", "one worker"],
+    ids=["checked", "unchecked", "donated", "two axes", "one worker"],
 )
 def test_leaves_of_any_size_are_updated_as_by_the_inner_optimizer(shape, axes, options):
     names = (axes,) if isinstance(axes, str) else axes

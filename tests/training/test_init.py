@@ -171,6 +171,18 @@ def test_a_state_is_sharded_as_the_parameter_with_the_longest_path():
     assert residual["head"] == {"w": P(AXIS, "model"), "b": P(AXIS)}
 
 
+def test_what_has_not_the_path_of_a_parameter_is_replicated():
+    tx = optax.chain(fg.compressed_pmean(SPARSE, axis_name="data"), optax.contrib.muon(0.1))
+    (coefficients,) = {
+        leaf.shape
+        for path, leaf in jax.tree.leaves_with_path(
+            fg.init_state(tx, PARAMS, grid(), "data", SHARDED)
+        )
+        if "ns_coeffs" in jax.tree_util.keystr(path)
+    }
+    assert coefficients == (3,)
+
+
 def test_a_state_of_fewer_axes_is_not_sharded_as_its_parameter():
     """What Adafactor keeps of rows and columns has the path of a parameter, not its shape."""
     factored = optax.scale_by_factored_rms(min_dim_size_to_factor=4)

@@ -448,7 +448,7 @@ def partly_manual(kind, manual):
 
     whole = manual == {"data", "model"}
     params = put(PARAMS, jax.tree.map(lambda _: P(), PARAMS) if whole else SHARDED)
-    state = fg.init_state(tx, params, axes, "data", None if whole else SHARDED)
+    state = fg.init_state(tx, params, axes, "data")
     specs = fg.state_specs(state, "data")
     ins = P(), specs, P("data"), P("data")
     run = jax.jit(

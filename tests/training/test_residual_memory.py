@@ -1,6 +1,7 @@
 """Where a residual is kept: in bfloat16, rounded by chance, and in the memory of the host."""
 
 import functools
+import itertools
 import types
 
 import jax
@@ -180,19 +181,19 @@ ZEROS = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), LIKE)
 
 
 @functools.cache
-def compiled(tx, by, check_vma):
+def compiled(tx, check_vma):
     def step(params, state, grads):
         updates, state = tx.update(jax.tree.map(lambda g: g[0], grads), state, params)
         return optax.apply_updates(params, updates), state
 
     return fg.data_parallel(
-        step, mesh_of(WORKERS), AXIS, by=by, check_vma=check_vma, donate_argnums=(0, 1)
+        step, mesh_of(WORKERS), AXIS, check_vma=check_vma, donate_argnums=(0, 1)
     )
 
 
-def train(tx, *, by="shard_map", check_vma=True, state=None):
+def train(tx, *, check_vma=True, state=None):
     """Parameters and state after some steps, and the compiled step."""
-    mesh, trained = mesh_of(WORKERS), compiled(tx, by, check_vma)
+    mesh, trained = mesh_of(WORKERS), compiled(tx, check_vma)
     params = jax.device_put(ZEROS, jax.NamedSharding(mesh, jax.P()))
     state = fg.init_state(tx, params, mesh, AXIS) if state is None else state
     for count in range(4):
@@ -207,16 +208,12 @@ def kinds(state):
     return {a.sharding.memory_kind for a in own if jnp.issubdtype(a.dtype, jnp.floating)}
 
 
-WAYS = [("shard_map", True), ("shard_map", False), ("vmap", True)]
-
-
 @pytest.mark.parametrize(
-    ("name", "by", "checked"),
-    sample([(name, *way) for name in STATEFUL for way in WAYS], lambda row: {row[0], row[1:]}),
+    ("name", "checked"), sample(itertools.product(STATEFUL, [True, False]), set)
 )
-def test_on_the_host_it_is_the_same_to_the_bit(name, by, checked):
-    params, state, _ = train(STATEFUL[name], by=by, check_vma=checked)
-    found, after, step = train(fg.training.offload(STATEFUL[name]), by=by, check_vma=checked)
+def test_on_the_host_it_is_the_same_to_the_bit(name, checked):
+    params, state, _ = train(STATEFUL[name], check_vma=checked)
+    found, after, step = train(fg.training.offload(STATEFUL[name]), check_vma=checked)
     assert kinds(state) == {"device"}
     assert kinds(after) == {"pinned_host"}
     assert step._cache_size() == 1
