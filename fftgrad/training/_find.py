@@ -12,7 +12,7 @@ from fftgrad.exchanges._per_worker import OfShards, PerWorker
 from fftgrad.training._pmean import CompressedPmeanState
 
 SHARDED = {"step", "skipped", "inner", "ahead", "worker"}
-"""By what the state of `fg.optimizers.sharded` is known where it has become a dict."""
+"""By what the state of `fg.optimizers.sharded` is known, which is made on a higher floor."""
 
 RECORDED = {"step", "taken", "gradients"}
 """By what that of `fg.advise.record_gradients` is known, which the core does not import."""
@@ -35,14 +35,23 @@ def is_own(node: Any) -> bool:
 
 def is_record(node: Any) -> bool:
     """The state of `fg.advise.record_gradients`."""
+    return _keys(node) == RECORDED
+
+
+def is_sharded(node: Any) -> bool:
+    """The state of `fg.optimizers.sharded`; a dict of it may lack what is empty."""
+    return _keys(node) >= SHARDED
+
+
+def _keys(node: Any) -> set[Any]:
+    """The keys of a dict, or the fields of a named tuple."""
     keys = node if isinstance(node, Mapping) else getattr(node, "_fields", ())
-    return set(cast("Iterable[Any]", keys)) == RECORDED
+    return set(cast("Iterable[Any]", keys))
 
 
 def is_ours(node: Any) -> bool:
     """Any of them."""
-    known = is_pmean(node) or is_record(node) or is_own(node)
-    return known or (isinstance(node, Mapping) and set(cast("Mapping[Any, Any]", node)) >= SHARDED)
+    return is_pmean(node) or is_record(node) or is_own(node) or is_sharded(node)
 
 
 def children(node: Any) -> list[tuple[Any, Any]]:

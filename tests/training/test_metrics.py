@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from cases import gradients
+from flax import serialization
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, mesh_of, train_step
 
@@ -107,6 +108,17 @@ def test_the_state_is_found_wherever_it_is(name):
     found = fg.metrics(trained(TRANSFORMATIONS[name], steps=2))
     assert int(found["step"]) == (1 if name == "accumulate" else 2)
     assert float(found["residual"]) > 0 or name == "delay"
+
+
+@pytest.mark.parametrize("as_dicts", [lambda state: state, serialization.to_state_dict])
+def test_of_an_optimizer_of_shards_it_shows_what_there_is(as_dicts):
+    tx = fg.optimizers.sharded(optax.adam(0.1), WORKERS, memory=fg.ErrorFeedback(), axis_name=AXIS)
+    state = jax.eval_shape(tx.init, zeros())
+    filled = jax.tree.map(lambda a: jnp.full((WORKERS, *a.shape[1:]) if a.ndim else (), 2.0), state)
+    found = fg.metrics(as_dicts((filled, optax.EmptyState())))
+    assert list(found) == ["step", "skipped", "residual"]
+    assert (float(found["step"]), float(found["skipped"])) == (2.0, 2.0)
+    np.testing.assert_allclose(found["residual"], 2 * np.sqrt(117))
 
 
 def test_diloco_is_found():

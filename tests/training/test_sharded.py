@@ -434,6 +434,13 @@ def test_mistakes():
         on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS, reference=x))(x)
     with pytest.raises(TypeError, match="float array of at most 32 bits, got int32"):
         on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS))(x.astype(jnp.int32))
+    for call in (
+        fg.optimizers.compressed_psum_scatter,
+        fg.optimizers.compressed_all_gather,
+        lambda tree, axis: fg.optimizers.gather_parameters(tree, axis, step=0),
+    ):
+        with pytest.raises(TypeError, match=r"got a dict; call it for each leaf .* another key"):
+            on(lambda x, call=call: call({"w": x}, AXIS))(x)
     with pytest.raises(TypeError, match=r"codec\): must be a codec, got 8"):
         on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS, 8))(x)
     with pytest.raises(TypeError, match=r"gather_parameters\(gradients\): must be a codec"):
