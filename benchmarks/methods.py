@@ -135,7 +135,7 @@ def watched(method: Method) -> Method:
 
 def gradients_of(state: Any) -> Any:
     """The rows that `watched` has kept."""
-    return optax.tree.get(state, "gradients").value
+    return optax.tree.get(state, "gradients").worker_rows
 
 
 # Kinds of rows

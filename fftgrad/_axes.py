@@ -4,8 +4,10 @@ Under `shard_map(check_vma=True)` JAX types each value by the mesh axes along wh
 Everywhere else nothing is tracked, and every value looks as if it varied along no axis.
 """
 
+import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -116,29 +118,18 @@ def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """The values of all workers, stacked in their order, and known to be equal on all."""
     if is_tracked(axis_name):
         return lax.all_gather(x, axis_name, to="invarying")
-    return _arrived(lax.all_gather(x, axis_name), axis_name)
+    return lax.all_gather(x, axis_name)
 
 
 def all_to_all(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """Row i of x[w, ...] to worker i; the rows that all have for this one, in their order."""
-    return _arrived(lax.all_to_all(x, axis_name, 0, 0), axis_name)
+    return lax.all_to_all(x, axis_name, 0, 0)
 
 
 def permute(x: jax.Array, axis_name: AxisName, sources: tuple[int, ...]) -> jax.Array:
     """What worker sources[i] has, to worker i, for every i."""
     pairs = [(source, i) for i, source in enumerate(sources)]
-    return _arrived(lax.ppermute(x, axis_name, pairs), axis_name)
-
-
-def _arrived(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """`x`, once a collective has brought it to the workers that it is for.
-
-    Under vmap on a mesh XLA places the workers. It may leave what was sent where it is, and send
-    what comes of it instead.
-    """
-    if set(names(axis_name)) <= set(jax.sharding.get_abstract_mesh().auto_axes):
-        return lax.with_sharding_constraint(x, PartitionSpec())
-    return x
+    return lax.ppermute(x, axis_name, pairs)
 
 
 def vary_like(x: jax.Array, other: jax.Array) -> jax.Array:
@@ -190,32 +181,38 @@ def shardings(mesh: Mesh, specs: Any) -> Any:
     )
 
 
-def place(tree: Any, mesh: Mesh, specs: Any) -> Any:
-    """The arrays as the specs say, where the axes of the mesh are part of their types."""
-    if AxisType.Explicit not in mesh.axis_types:
-        return tree
-    return jax.sharding.reshard(tree, shardings(mesh, specs))
+def named(spec: PartitionSpec) -> Iterator[str]:
+    """The axes that a PartitionSpec names."""
+    for entry in spec:
+        yield from (entry,) if isinstance(entry, str) else entry or ()
 
 
-def auto(
-    function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
-) -> Callable[..., Any]:
-    """A function of global arrays, inside of which all axes of the mesh are Auto.
+def place(tree: Any, mesh: Mesh, specs: Any, axes: tuple[str, ...]) -> Any:
+    """Reshard the arrays as the specs say, over those of `axes` that are Explicit.
 
-    Its arguments and results lie as the specs say.
+    Over Auto axes `shard_map` does it by itself. Over other Explicit axes the arrays stay sharded
+    as their types say.
     """
-    own = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    explicit = {name for name, kind in kinds if kind == AxisType.Explicit}
+    if explicit.isdisjoint(axes):
+        return tree
 
-    def placed(*args: Any) -> Any:
-        # By the mesh itself: where no argument lies on it, nothing else names its devices.
-        out = function(*lax.with_sharding_constraint(args, shardings(own, in_specs)))
-        return lax.with_sharding_constraint(out, out_specs)
+    def put(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
+        entries = itertools.zip_longest(spec, jax.typeof(leaf).sharding.spec)
+        wanted = [
+            tuple(name for name in named(PartitionSpec(new)) if name in explicit)
+            + tuple(name for name in named(PartitionSpec(old)) if name in explicit.difference(axes))
+            for new, old in entries
+        ]
+        return jax.sharding.reshard(leaf, NamedSharding(mesh, PartitionSpec(*wanted)))
 
-    def run(*args: Any) -> Any:
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return jax.sharding.auto_axes(placed, out_sharding=shardings(mesh, out_specs))(*args)
-
-    return run
+    return jax.tree.map(
+        lambda spec, leaves: jax.tree.map(functools.partial(put, spec), leaves),
+        specs,
+        tree,
+        is_leaf=lambda node: isinstance(node, PartitionSpec),
+    )
 
 
 def whole(tree: Any) -> Any:

@@ -135,7 +135,7 @@ def of_init():
             "all": spread(zeros(), dict.fromkeys(LIKE, NamedSharding(mesh, P()))),
         }.items():
             state = fg.init_state(tx, params, mesh, "data")
-            shape = state.memory.value.residual["w"].shape
+            shape = state.memory.worker_rows.residual["w"].shape
             out[f"{kind} {name}"] = shape, digest(state, mesh)
     return out
 

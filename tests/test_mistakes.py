@@ -279,7 +279,7 @@ MISTAKES = {
     "the state of another memory": (
         lambda: step(pmean(GATHER, FEEDBACK), pmean(GATHER, MOMENTUM)),
         ValueError,
-        r"state\.memory\.value\.velocity\['w'\]\): must be nothing there.*start from",
+        r"state\.memory\.worker_rows\.velocity\['w'\]\): must be nothing there.*start from",
     ),
     "the state of no memory": (
         lambda: step(pmean(GATHER, FEEDBACK), pmean(GATHER)), ValueError, "residual.*start from"
@@ -605,6 +605,6 @@ def test_one_worker_is_no_mistake(exchange, check_vma):
     one = {"w": GRADS["w"][:1]}
     init, update = train_step(tx, 1, check_vma=check_vma, like={"w": jnp.zeros((12, 10))})
     mean, state = update(one, init({"w": jnp.zeros((12, 10))}))
-    residual = state.memory.value.residual["w"][0]
+    residual = state.memory.worker_rows.residual["w"][0]
     np.testing.assert_allclose(mean["w"] + residual, one["w"][0], rtol=1e-5, atol=1e-3)
     assert mesh_of(1).size == 1

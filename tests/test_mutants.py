@@ -832,8 +832,8 @@ MUTANTS = {
     ),
     "a state is sharded along axes that it lacks": Mutant(
         "training/_state_specs.py",
-        "return found if found is not None and len(found) <= axes else None",
-        "return found",
+        "if end is not None and len(by_path[end]) <= jnp.ndim(node):",
+        "if end is not None:",
         "tests/training/test_init.py -k fewer_axes",
     ),
     "a branch is typed as JAX finds it": Mutant(

@@ -206,8 +206,8 @@ def test_the_second_loss_of_two_stages_is_fed_back():
     tx = fg.compressed_pmean(fg.TwoStage(fg.Sign(), workers=4), fg.ErrorFeedback(), axis_name=AXIS)
     applied, wanted, state = run(tx, like, 6)
     (exchange,) = state.exchange
-    server = unshard(np.asarray(exchange.shards.value.memory.residual[0]).reshape(4, -1), 37)
-    residual = np.asarray(state.memory.value.residual["w"], np.float64).mean(0)
+    server = unshard(np.asarray(exchange.shards.worker_rows.memory.residual[0]).reshape(4, -1), 37)
+    residual = np.asarray(state.memory.worker_rows.residual["w"], np.float64).mean(0)
     np.testing.assert_allclose(applied["w"] + residual + server, wanted["w"], atol=1e-4)
     assert np.linalg.norm(server) > 0
 
@@ -232,7 +232,7 @@ def test_residuals_belong_to_parameters_not_to_buckets():
     fresh = steps["leaf"][0](jax.tree.map(lambda s: jnp.zeros(s.shape), like))
     second, state = steps["leaf"][1](grads, fresh._replace(memory=state.memory))
     for name in like:
-        residual = np.asarray(state.memory.value.residual[name]).mean(0)
+        residual = np.asarray(state.memory.worker_rows.residual[name]).mean(0)
         total = np.asarray(first[name] + second[name])
         np.testing.assert_allclose(total + residual, 2 * grads[name].mean(0), atol=1e-5)
 
@@ -260,7 +260,7 @@ def residual_after(exchange, steps=60):
     rng = np.random.default_rng(3)
     for _ in range(steps):
         state = update(jnp.asarray(rng.standard_normal((4, 2_000)), jnp.float32), state)
-    return float(jnp.linalg.norm(state.memory.value.residual)) / np.sqrt(4 * 2_000)
+    return float(jnp.linalg.norm(state.memory.worker_rows.residual)) / np.sqrt(4 * 2_000)
 
 
 def test_feedback_piles_up_what_few_levels_round_by_chance():

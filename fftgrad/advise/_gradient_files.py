@@ -7,17 +7,16 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice, local_path
 from fftgrad.advise._record_gradients import Array, GradientLog
+from fftgrad.ops._shapes import by_path
 
 Each = Literal["worker", "step"]
 
-OURS = re.compile(r"(\d+)/(\d+)/(.*)", re.DOTALL)
+OURS = re.compile(r"step=(\d+)/worker=(\d+)/(.*)", re.DOTALL)
 """The name of an array: step, worker, and the path of the leaf."""
 
 FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
@@ -27,9 +26,9 @@ FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.b
 def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
     """Function: what `fg.advise.recorded` returned, as a file for NumPy and `load_gradients`.
 
-    It is a .npz: a zip archive of .npy files, one for each array, called step/worker/leaf, such as
-    100/3/layers/0/w, with the keys, positions and fields of the leaf's path between slashes.
-    bfloat16 is stored as float32, with the same values, because NumPy has no name for it.
+    It is a .npz: a zip archive of .npy files, one for each array, with a name such as
+    step=100/worker=3/layers/0/w, with the keys, positions and fields of the leaf's path between
+    slashes. bfloat16 is stored as float32, with the same values, because NumPy has no name for it.
 
     In several processes each saves the workers that it has, to a file of its own.
 
@@ -38,7 +37,7 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
       log: what `fg.advise.recorded` returned.
 
     Raises:
-      ValueError: if nothing is recorded yet, or two leaves have one path.
+      ValueError: if nothing is recorded yet.
 
     Example:
       >>> import tempfile
@@ -47,7 +46,7 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
       >>> log = fg.advise.GradientLog({10: {0: {"w": np.ones(2, np.float32)}}})
       >>> fg.advise.save_gradients(file, log)
       >>> list(np.load(file))
-      ['10/0/w']
+      ['step=10/worker=0/w']
     """
     if not isinstance(log, GradientLog):
         raise TypeError(
@@ -57,15 +56,10 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
     saved: dict[str, Array] = {}
     for step, workers in log.gradients.items():
         for worker, tree in workers.items():
-            for name, leaf in named_leaves(tree):
-                key = f"{step}/{worker}/{name}"
-                if key in saved:
-                    raise ValueError(
-                        "save_gradients(log): must have one leaf at a path, got two at "
-                        f"{name!r}; rename a key."
-                    )
+            for name, leaf in by_path(tree).items():
                 own = np.asarray(leaf)
-                saved[key] = own.astype(np.float32) if own.dtype == jnp.bfloat16 else own
+                own = own.astype(np.float32) if own.dtype == jnp.bfloat16 else own
+                saved[f"step={step}/worker={worker}/{name}"] = own
     if not saved:
         raise ValueError(
             "save_gradients(log): must hold a gradient, got none; wait until a step of "
@@ -164,14 +158,6 @@ def arrays(path: pathlib.Path) -> Iterator[tuple[str, Array]]:
             "fg.advise.recorded(opt_state) returns after a step of record_gradients(steps) has "
             "passed, or arrays by np.savez(file, **arrays)."
         )
-
-
-def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
-    """The leaves of a tree by their paths as text."""
-    return [
-        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-        for path, leaf in jax.tree.leaves_with_path(tree)
-    ]
 
 
 def _numpy(path: pathlib.Path) -> Iterator[tuple[str, Array]]:

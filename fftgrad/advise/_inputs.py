@@ -14,10 +14,10 @@ from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_count
-from fftgrad.advise._gradient_files import named_leaves
 from fftgrad.advise._link import Link
 from fftgrad.advise._record_gradients import Array, GradientLog
 from fftgrad.exchanges import _layout
+from fftgrad.ops._shapes import by_path
 
 AXIS, SLOW, FAST = "data", "slow", "fast"
 SUBNORMAL = float(np.nextafter(np.finfo(np.float32).tiny, np.float32(0)))
@@ -124,7 +124,7 @@ def gradients_of(owner: str, given: object, like: PyTree) -> list[PyTree] | None
             f"{owner}(gradients): must be a list of trees like params, got "
             f"{type(given).__name__}; pass [gradient]."
         )
-    wanted = {name: leaf.shape for name, leaf in named_leaves(like)}
+    wanted = {name: leaf.shape for name, leaf in by_path(like).items()}
     found: list[PyTree] = []
     for tree in given or ():
         own = arrays_of(owner, tree)
@@ -163,13 +163,13 @@ def alike(owner: str, trees: Mapping[str, PyTree]) -> list[dict[str, Array]]:
 
 def arrays_of(owner: str, tree: PyTree, where: str = "") -> dict[str, Array]:
     """The leaves of a gradient by their paths."""
-    named = named_leaves(tree)
-    if any(isinstance(leaf, Tracer) for _, leaf in named):
+    named = by_path(tree)
+    if any(isinstance(leaf, Tracer) for leaf in named.values()):
         raise TypeError(
             f"{owner}(gradients): must be concrete arrays, got a traced one{where}; call it "
             "outside of jax.jit."
         )
-    arrays = {name: np.asarray(leaf) for name, leaf in named}
+    arrays = {name: np.asarray(leaf) for name, leaf in named.items()}
     for name, leaf in arrays.items():
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise TypeError(

@@ -195,7 +195,7 @@ def recorded(opt_state: PyTree) -> GradientLog:
         )
     (state,) = found
     taken = [_number(leaf) for leaf in jax.tree.leaves(_field(state, "taken"))]
-    slots = _values(_field(_field(state, "gradients"), "value"))
+    slots = _values(_field(_field(state, "gradients"), "worker_rows"))
     rows = {
         int(number.flat[0]): _by_worker(slot, stacked=number.ndim > 0)
         for number, slot in zip(taken, slots, strict=True)

@@ -84,7 +84,7 @@ def reshard_state(
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
       >>> state = fg.init_state(tx, {"w": jnp.zeros(3)}, mesh, "data")
-      >>> fg.checkpoint.reshard_state(state, 5).state.memory.value.residual["w"].shape
+      >>> fg.checkpoint.reshard_state(state, 5).state.memory.worker_rows.residual["w"].shape
       (5, 3)
     """
     old = _leaves.with_rows(_leaves.describe(state, "reshard_state"))

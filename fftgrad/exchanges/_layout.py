@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from fftgrad._contracts import Exchange, Like, PyTree, Scope
 from fftgrad._values import value
 from fftgrad.ops import _joined
+from fftgrad.ops._shapes import by_path
 
 BUCKET_LIMIT = 2**30
 """Most values in a bucket: positions are int32, and a transform of it is 4 GiB, cuFFT's limit."""
@@ -191,10 +192,7 @@ def _join(by_name: dict[str, list[Member]], structure: Any, buckets: list[Bucket
 def groups(tree: PyTree, layout: Layout) -> dict[str, list[Member]]:
     """The leaves of each part, by its name, in the order of first appearance."""
     out: dict[str, list[Member]] = {}
-    members = [
-        Member(i, jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-        for i, (path, leaf) in enumerate(jax.tree.leaves_with_path(tree))
-    ]
+    members = [Member(i, path, leaf) for i, (path, leaf) in enumerate(by_path(tree).items())]
     # A backward pass finds the gradients of the last leaves first.
     for member in members if layout.bucket_bytes is None else reversed(members):
         name = layout.scope or "model"

@@ -12,10 +12,11 @@ class PerWorker(NamedTuple):
     """State: arrays of which each worker has its own, under a leading axis of workers.
 
     Inside the axis that leading axis has length 1; the global array, sharded over it, has one row
-    a worker. It is thus an ordinary array to save, restore and reshard.
+    a worker. It is thus an ordinary array to save, restore and reshard. Where frameworks make dicts
+    of named tuples, the name of the field is what tells it from a dict of parameters.
     """
 
-    value: PyTree
+    worker_rows: PyTree
 
 
 class OfShards(NamedTuple):
@@ -41,11 +42,11 @@ def drop_rows(state: State) -> State:
 
 def drop_worker_axis(state: PerWorker) -> PyTree:
     """The inverse of `add_worker_axis`, inside the axis."""
-    for path, leaf in jax.tree.leaves_with_path(state.value):
+    for path, leaf in jax.tree.leaves_with_path(state.worker_rows):
         if leaf.shape[0] != 1:
             raise ValueError(
                 f"compressed_pmean(state{jax.tree_util.keystr(path)}): inside the axis the leading "
                 f"worker axis must have length 1, got {leaf.shape[0]}; shard the state with "
                 "fg.state_specs(opt_state, axis_name) as its in_specs and out_specs."
             )
-    return jax.tree.map(lambda a: a[0], state.value)
+    return jax.tree.map(lambda a: a[0], state.worker_rows)

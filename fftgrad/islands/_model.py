@@ -12,6 +12,7 @@ import numpy as np
 from fftgrad._contracts import PyTree
 from fftgrad.exchanges import _layout
 from fftgrad.islands import _together
+from fftgrad.ops._shapes import by_path
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Tree: TypeAlias = dict[str, Array]
@@ -31,15 +32,12 @@ class Model:
     def of(cls, params: PyTree) -> "Model":
         """That of these parameters."""
         _layout.check_tree("Island", "params", params)
-        found, structure = jax.tree.flatten_with_path(params)
-        paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]
-        if not paths or len(set(paths)) < len(paths):
-            raise ValueError(
-                f"Island(params): must have arrays at paths that differ, got {paths}; rename a key."
-            )
-        shapes = tuple(tuple(leaf.shape) for _, leaf in found)
-        dtypes = tuple(str(leaf.dtype) for _, leaf in found)
-        return cls(structure, tuple(paths), shapes, dtypes)
+        found = by_path(params)
+        if not found:
+            raise ValueError("Island(params): must have an array, got none; pass the parameters.")
+        shapes = tuple(tuple(leaf.shape) for leaf in found.values())
+        dtypes = tuple(str(leaf.dtype) for leaf in found.values())
+        return cls(jax.tree.structure(params), tuple(found), shapes, dtypes)
 
     @property
     def described(self) -> list[list[Any]]:
@@ -65,7 +63,7 @@ class Model:
         """Refuses other parameters than those of the model."""
         leaves, structure = jax.tree.flatten(params)
         if structure != self.structure:
-            found = [jax.tree_util.keystr(p, simple=True, separator="/") for p in _paths(params)]
+            found = list(by_path(params))
             if tuple(found) != self.paths:
                 raise ValueError(
                     f"Island.step(params): must have {list(self.paths)}, got {found}; pass the "
@@ -97,10 +95,6 @@ class Model:
             for path, leaf in zip(self.paths, jax.tree.leaves(like), strict=True)
         ]
         return jax.tree.unflatten(self.structure, leaves)
-
-
-def _paths(params: PyTree) -> list[Any]:
-    return [path for path, _ in jax.tree.flatten_with_path(params)[0]]
 
 
 def check_finite(tree: Tree) -> None:

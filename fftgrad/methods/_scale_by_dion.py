@@ -13,6 +13,7 @@ from fftgrad.exchanges import _layout, _low_rank, _parts
 from fftgrad.exchanges._power_sgd import PowerSgd
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.ops import _finite, _norms
+from fftgrad.ops._shapes import by_path
 from fftgrad.training._check_gradients import widened
 from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
 
@@ -96,14 +97,15 @@ def scale_by_dion(
     exchange = Directions(rank, decay, dense)
     directions: Any = compressed_pmean(exchange, ErrorFeedback(), axis_name=axis_name)
 
-    def is_other(path: tuple[Any, ...], leaf: Like) -> bool:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+    def is_other(name: str, leaf: Like) -> bool:
         too_long = math.prod(leaf.shape) > _layout.BUCKET_LIMIT  # it travels in pieces
         return exchange.is_named(name) or too_long or _low_rank.shape_of(leaf, rank) is None
 
-    beside: Any = optax.masked(
-        others, lambda tree: jax.tree_util.tree_map_with_path(is_other, tree)
-    )
+    def of_others(tree: PyTree) -> PyTree:
+        named = by_path(tree).items()
+        return jax.tree.unflatten(jax.tree.structure(tree), [is_other(*pair) for pair in named])
+
+    beside: Any = optax.masked(others, of_others)
 
     def init(params: optax.Params) -> DionState:
         wide = widened(params)

@@ -189,12 +189,22 @@ def _start(
     check_kind(f"{owner}(codec)", codec, Codec, REMEDY)
     check_key(f"{owner}(key)", key)
     _axes.size(axis_name, owner)
-    if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+    _check_array(owner, x)
+    return Channel.of(axis_name, key, step)
+
+
+def _check_array(owner: str, x: Any) -> None:
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:
         raise TypeError(
-            f"{owner}: must get a float array of at most 32 bits, got {x.dtype}; cast it to "
+            f"{owner}: must get one array, got a {type(x).__name__}; call it for each leaf of a "
+            "tree, with another key for each."
+        )
+    if dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        raise TypeError(
+            f"{owner}: must get a float array of at most 32 bits, got {dtype}; cast it to "
             "float32, or use the collective of jax.lax."
         )
-    return Channel.of(axis_name, key, step)
 
 
 def axis_of(owner: str, argument: str, axis: int, x: jax.Array) -> int:
@@ -268,6 +278,7 @@ def gather_parameters(
     if parameters is not None:
         check_kind("gather_parameters(parameters)", parameters, Codec, REMEDY)
     _axes.size(axis_name, "gather_parameters")
+    _check_array("gather_parameters", shard)
     axis = axis_of("gather_parameters", "dimension", dimension, shard)
 
     @jax.custom_vjp

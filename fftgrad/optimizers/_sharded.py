@@ -122,7 +122,8 @@ def sharded(
     Example:
       >>> import optax
       >>> tx = fg.optimizers.sharded(optax.adam(1e-3), workers=4)
-      >>> jax.eval_shape(tx.init, {"w": jnp.zeros((10, 8))}).inner.value.value[0].mu["w"].shape
+      >>> state = jax.eval_shape(tx.init, {"w": jnp.zeros((10, 8))})
+      >>> state.inner.value.worker_rows[0].mu["w"].shape
       (1, 20, 1)
 
     References:

@@ -7,7 +7,6 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad.training._state_specs import named
 
 
 def check_rows(carried: PyTree, specs: PyTree, mesh: Mesh, axis_name: AxisName) -> None:
@@ -15,7 +14,7 @@ def check_rows(carried: PyTree, specs: PyTree, mesh: Mesh, axis_name: AxisName) 
     own = set(_axes.names(axis_name))
     leaves = jax.tree.leaves_with_path(carried)
     for (path, leaf), spec in zip(leaves, jax.tree.leaves(specs, is_leaf=_is_spec), strict=True):
-        if own.isdisjoint(named(spec)):
+        if own.isdisjoint(_axes.named(spec)):
             continue
         rows = _axes.mesh_size(mesh, spec[0])
         if leaf.shape[:1] != (rows,):
@@ -58,7 +57,7 @@ def check_result(out: Any, carried: tuple[Any, ...], specs: PyTree, axis_name: A
     own = set(_axes.names(axis_name))
     whole = jax.tree.leaves(specs, is_leaf=_is_spec)
     for number, (path, leaf) in enumerate(jax.tree.leaves_with_path(out)):
-        sharded = number < len(whole) and not own.isdisjoint(named(whole[number]))
+        sharded = number < len(whole) and not own.isdisjoint(_axes.named(whole[number]))
         if not sharded and _axes.known_to_vary(leaf, axis_name):
             raise ValueError(say_differs(f"results{jax.tree_util.keystr(path)}", axis_name))
 

@@ -2,19 +2,16 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad._values import check_choice
 from fftgrad.training import _find
-from fftgrad.training._check_step import check_result, check_rows, check_shares, say_differs
+from fftgrad.training._check_step import check_result, check_rows, check_shares
 from fftgrad.training._state_specs import state_specs
-
-By = Literal["shard_map", "vmap"]
 
 
 def data_parallel(
@@ -22,7 +19,6 @@ def data_parallel(
     mesh: Mesh,
     axis_name: AxisName,
     *,
-    by: By = "shard_map",
     param_specs: PyTree | None = None,
     check_vma: bool = True,
     donate_argnums: int | tuple[int, ...] = (),
@@ -45,22 +41,17 @@ def data_parallel(
     batch, split over the leading axis. `step` returns what is carried, in the same order, and then
     whatever else is the same on all workers, such as a mean loss.
 
-    `by="vmap"` is `jax.vmap(step, spmd_axis_name=axis_name)` under `jax.jit`, without `shard_map`:
-    XLA's partitioner places the workers. Four things are worse there: both sides of a `lax.cond`
-    that depends on the worker are computed; JAX cannot gather over several axes at once, as
-    `AllGather` does; each turn of a loop that depends on the worker sends one byte; and XLA gathers
-    what it cannot split: a convolution in the loss, whose inputs and outputs then travel dense,
-    the places that a `Budget` takes, and before jax 0.12 an `Fft` of blocks above 64. `fg.audit`
-    shows what travels.
+    On a mesh with more axes than those of the workers, `param_specs` makes all of them
+    `shard_map`'s, and a step has its shard of each parameter. Without, the others are XLA's: a step
+    has whole parameters, and these stay sharded as they are.
 
     Args:
       step: a function (*carried, *batch) -> (*carried, *others) of one worker.
-      mesh: the mesh, with axes of type Auto or Explicit. On an Explicit one the arguments are
-        resharded where they lie otherwise, and `by="vmap"` makes its axes Auto inside of `step`.
+      mesh: the mesh, with axes of type Auto or Explicit. Over Explicit ones the arguments are
+        resharded where they lie otherwise.
       axis_name: the axis, or axes, of the workers.
-      by: "shard_map", or "vmap".
-      param_specs: the parameters' own PartitionSpecs, in a tree like theirs; all replicated if left
-        out. Not with `by="vmap"`.
+      param_specs: the parameters' own PartitionSpecs, in a tree like theirs; P() for parameters
+        that are replicated over other axes whose collectives a step calls.
       check_vma: whether `shard_map` checks what is replicated.
       donate_argnums: the arguments whose buffers the results may take, as of `jax.jit`: (0, 1) for
         params and state.
@@ -71,10 +62,10 @@ def data_parallel(
       `jax.device_put(params, NamedSharding(mesh, P()))`, save it once.
 
     Raises:
-      ValueError: if the mesh does not have the axis, or with `param_specs` and `by="vmap"`. While
-        tracing: if no argument has the state of `compressed_pmean` in it, if the workers cannot
-        share a batch evenly, if what `step` returns is not what it carries, or if JAX knows that it
-        differs between the workers.
+      ValueError: if the mesh does not have the axis, or, without `param_specs`, has Explicit axes
+        beside Auto ones of the workers. While tracing: if no argument has the state of
+        `compressed_pmean` in it, if the workers cannot share a batch evenly, if what `step` returns
+        is not what it carries, or if JAX knows that it differs between the workers.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), axis_name="data")
@@ -90,15 +81,18 @@ def data_parallel(
     """
     _axes.check_names("data_parallel(axis_name)", axis_name)
     _axes.check_mesh("data_parallel(axis_name)", mesh, axis_name)
-    check_choice("data_parallel(by)", by, get_args(By))
-    if by == "vmap" and param_specs is not None:
-        raise ValueError(
-            "data_parallel(param_specs): must be left out with by='vmap', where the gradient is "
-            f"gathered over the other axes before it is compressed, got {param_specs}; use "
-            "by='shard_map'."
-        )
     workers = _axes.mesh_size(mesh, axis_name)
     rows = PartitionSpec(axis_name)
+    manual = mesh.axis_names if param_specs is not None else _axes.names(axis_name)
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    beside = {kinds[name] for name in kinds if name not in manual}
+    # JAX then returns whole what is sharded over the Explicit ones.
+    if AxisType.Explicit in beside and AxisType.Auto in {kinds[name] for name in manual}:
+        raise ValueError(
+            "data_parallel(mesh): must not have Explicit axes beside Auto axes of the workers "
+            f"without param_specs, got {kinds}; make the mesh with axis_types=(AxisType.Auto,) * "
+            f"{len(kinds)}, or give param_specs, P() for parameters that are replicated."
+        )
 
     def run(*args: Any) -> tuple[Any, ...]:
         count = _count_carried(args)
@@ -115,59 +109,18 @@ def data_parallel(
             return out[:count], out[count:]
 
         ins, outs = (specs, rows), (specs, PartitionSpec())
-        if by == "vmap":
-            mapped = _axes.auto(_by_vmap(worker, mesh, axis_name, specs), mesh, ins, outs)
-        else:
-            mapped = jax.shard_map(
-                worker, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=check_vma
-            )
-        out, others = mapped(*_axes.place((carried, batch), mesh, ins))
+        mapped = jax.shard_map(
+            worker,
+            mesh=mesh,
+            in_specs=ins,
+            out_specs=outs,
+            axis_names=set(manual),
+            check_vma=check_vma,
+        )
+        out, others = mapped(*_axes.place((carried, batch), mesh, ins, manual))
         return *out, *others
 
     return jax.jit(functools.wraps(step)(run), donate_argnums=donate_argnums)
-
-
-def _by_vmap(
-    worker: Callable[..., Any], mesh: Mesh, axis_name: AxisName, specs: PyTree
-) -> Callable[..., Any]:
-    """The step of all workers, by a jax.vmap for each axis."""
-    names = _axes.names(axis_name)
-    sizes = tuple(mesh.shape[name] for name in names)
-    workers = _axes.mesh_size(mesh, axis_name)
-    axes = jax.tree.map(lambda spec: 0 if len(spec) else None, specs, is_leaf=_is_spec)
-
-    def split(leaf: jax.Array) -> jax.Array:
-        return leaf.reshape(*sizes, leaf.shape[0] // workers, *leaf.shape[1:])
-
-    def merge(leaf: jax.Array) -> jax.Array:
-        rows, *others = leaf.shape[len(sizes) :]
-        return leaf.reshape(workers * rows, *others)
-
-    def where_own(change: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
-        return jax.tree.map(
-            lambda spec, leaf: change(leaf) if len(spec) else leaf, specs, tree, is_leaf=_is_spec
-        )
-
-    mapped = worker
-    for name in reversed(names):
-        mapped = jax.vmap(
-            mapped, in_axes=(axes, 0), out_axes=(axes, None), axis_name=name, spmd_axis_name=name
-        )
-
-    def run(carried: PyTree, batch: PyTree) -> Any:
-        try:
-            out, others = mapped(where_own(split, carried), jax.tree.map(split, batch))
-        except ValueError as error:
-            if "out_axes is None" in str(error):
-                raise ValueError(say_differs("a result", axis_name)) from error
-            raise
-        return where_own(merge, out), others
-
-    return run
-
-
-def _is_spec(node: object) -> bool:
-    return isinstance(node, PartitionSpec)
 
 
 def _count_carried(args: tuple[Any, ...]) -> int:

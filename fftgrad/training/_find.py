@@ -12,7 +12,7 @@ from fftgrad.exchanges._per_worker import OfShards, PerWorker
 from fftgrad.training._pmean import CompressedPmeanState
 
 SHARDED = {"step", "skipped", "inner", "ahead", "worker"}
-"""By what the state of `fg.optimizers.sharded` is known where it has become a dict."""
+"""By what the state of `fg.optimizers.sharded` is known, which is made on a higher floor."""
 
 RECORDED = {"step", "taken", "gradients"}
 """By what that of `fg.advise.record_gradients` is known, which the core does not import."""
@@ -27,22 +27,31 @@ def is_pmean(node: Any) -> bool:
 
 
 def is_own(node: Any) -> bool:
-    """What each worker has of its own; a dict that looks like it may be something else."""
+    """What each worker has of its own. A dict of it has the name of its field, which is ours."""
     if isinstance(node, Mapping):
-        return list(cast("Mapping[Any, Any]", node)) == ["value"]
+        return tuple(cast("Mapping[Any, Any]", node)) == PerWorker._fields
     return isinstance(node, PerWorker)
 
 
 def is_record(node: Any) -> bool:
     """The state of `fg.advise.record_gradients`."""
+    return _keys(node) == RECORDED
+
+
+def is_sharded(node: Any) -> bool:
+    """The state of `fg.optimizers.sharded`; a dict of it may lack what is empty."""
+    return _keys(node) >= SHARDED
+
+
+def _keys(node: Any) -> set[Any]:
+    """The keys of a dict, or the fields of a named tuple."""
     keys = node if isinstance(node, Mapping) else getattr(node, "_fields", ())
-    return set(cast("Iterable[Any]", keys)) == RECORDED
+    return set(cast("Iterable[Any]", keys))
 
 
 def is_ours(node: Any) -> bool:
-    """Any of them, beyond doubt."""
-    known = is_pmean(node) or is_record(node) or isinstance(node, PerWorker)
-    return known or (isinstance(node, Mapping) and set(cast("Mapping[Any, Any]", node)) >= SHARDED)
+    """Any of them."""
+    return is_pmean(node) or is_record(node) or is_own(node) or is_sharded(node)
 
 
 def children(node: Any) -> list[tuple[Any, Any]]:
@@ -61,7 +70,7 @@ def check_order(state: PyTree, name: str = "") -> None:
 
     A list is no chain, because what a step carries beside the state may come before it.
     """
-    parts = [] if isinstance(state, PerWorker) or _exchanges(state) else children(state)
+    parts = [] if is_own(state) or _exchanges(state) else children(state)
     is_dict = isinstance(state, Mapping)
     # The groups of optax.partition may have numbers for names.
     if type(state) is tuple or (is_dict and name != "inner_states" and _is_numbered(parts)):
@@ -128,7 +137,7 @@ def _has_mean(part: Any, is_dict: bool) -> bool:
 
 def _of_gradients(node: Any, path: tuple[Any, ...], is_dict: bool, of: str = "") -> Iterator[str]:
     """The states of optax with floats or flags of gradients; in dicts, these by their path."""
-    if isinstance(node, PerWorker) or (is_dict and (is_own(node) or is_record(node))):
+    if is_own(node) or (is_dict and is_record(node)):
         return
     if jax.tree_util.all_leaves([node]):
         name = jax.tree_util.keystr(path) if is_dict else of

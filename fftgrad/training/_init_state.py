@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check_transformation
-from fftgrad.training._state_specs import named, state_specs
+from fftgrad.training._state_specs import of_params, param_of, state_specs
 
 
 def init_state(
@@ -38,8 +39,9 @@ def init_state(
         of its own, that are equal on all processes; JAX raises where they differ.
       mesh: the mesh of the training step, with axes of type Auto or Explicit.
       axis_name: the axis, or axes, of the workers.
-      param_specs: the parameters' own PartitionSpecs, in a tree like theirs; all replicated if
-        left out.
+      param_specs: the parameters' own PartitionSpecs, in a tree like theirs, where a step has its
+        shard of each. Left out where it has whole parameters, as for `data_parallel`: what has the
+        path and the shape of a parameter is then sharded as that lies on the mesh.
 
     Returns:
       The state, of global arrays.
@@ -52,21 +54,24 @@ def init_state(
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
       >>> state = fg.init_state(tx, {"w": jnp.zeros((3, 4))}, mesh, "data")
-      >>> state.memory.value.residual["w"].shape == (jax.device_count(), 3, 4)
+      >>> state.memory.worker_rows.residual["w"].shape == (jax.device_count(), 3, 4)
       True
     """
     _axes.check_mesh("init_state(axis_name)", mesh, axis_name)
     if not callable(tx):
         check_transformation("init_state(tx)", tx)
     make: Any = getattr(tx, "init", tx)
-    ins, pieces = PartitionSpec(), params
-    if param_specs is not None:
-        # What a device has may travel in fewer buckets than the whole.
-        ins, pieces = param_specs, _pieces(params, param_specs, mesh)
+    # What a device has may travel in fewer buckets than the whole.
+    pieces = params if param_specs is None else _pieces(params, param_specs, mesh)
     state = jax.eval_shape(make, pieces)
     specs = state_specs(state, axis_name, param_specs)
+    outs = jax.tree.leaves(specs, is_leaf=lambda node: isinstance(node, PartitionSpec))
+    manual, ins, placed, wanted = mesh.axis_names, param_specs, param_specs, outs
     if param_specs is None:
         _refuse_sharded(params, axis_name)
+        manual, ins = _axes.names(axis_name), PartitionSpec()
+        placed = jax.tree.map(lambda leaf: _spec_of(leaf, mesh), params)
+        wanted = _like_params(state, outs, params, placed)
     if mesh.is_multi_process:
         params = jax.tree.map(_to_host, params)
     mapped = jax.shard_map(
@@ -74,17 +79,49 @@ def init_state(
         lambda own: jax.tree.leaves(make(own)),
         mesh=mesh,
         in_specs=(ins,),
-        out_specs=jax.tree.leaves(specs, is_leaf=lambda node: isinstance(node, PartitionSpec)),
+        out_specs=outs,
+        axis_names=set(manual),
     )
-    leaves = jax.jit(mapped)(jax.device_put(params, _axes.shardings(mesh, ins)))
+    # Not of all, because some may lie in the memory of the host.
+    changed = [new if new != old else None for new, old in zip(wanted, outs, strict=True)]
+    put = lambda leaf, spec: (  # noqa: E731
+        leaf if spec is None else _axes.place(leaf, mesh, spec, mesh.axis_names)
+    )
+    run = jax.jit(
+        lambda own: list(map(put, mapped(own), changed)),
+        out_shardings=_axes.shardings(mesh, changed),
+    )
+    leaves = run(jax.device_put(params, _axes.shardings(mesh, placed)))
     return jax.tree.unflatten(jax.tree.structure(state), leaves)
+
+
+def _spec_of(leaf: Any, mesh: Mesh) -> PartitionSpec:
+    """How a parameter is sharded over the axes of the mesh."""
+    spec = getattr(getattr(leaf, "sharding", None), "spec", PartitionSpec())
+    return spec if set(_axes.named(spec)) <= set(mesh.axis_names) else PartitionSpec()
+
+
+def _like_params(
+    state: PyTree, specs: list[PartitionSpec], params: PyTree, placed: PyTree
+) -> list[PartitionSpec]:
+    """The specs, where what has the path and the shape of a parameter is sharded as that is."""
+    likes, own = of_params(params), of_params(placed)
+
+    def one(path: tuple[Any, ...], leaf: Any, spec: PartitionSpec) -> PartitionSpec:
+        end = param_of(path, own)
+        if end is None or jnp.shape(leaf)[len(spec) :] != jnp.shape(likes[end]):
+            return spec
+        return PartitionSpec(*spec, *own[end])
+
+    leaves = jax.tree.leaves_with_path(state)
+    return [one(path, leaf, spec) for (path, leaf), spec in zip(leaves, specs, strict=True)]
 
 
 def _refuse_sharded(params: PyTree, axis_name: AxisName) -> None:
     own = set(_axes.names(axis_name))
     for path, leaf in jax.tree.leaves_with_path(params):
         spec = getattr(getattr(leaf, "sharding", None), "spec", PartitionSpec())
-        if not own.isdisjoint(named(spec)):
+        if not own.isdisjoint(_axes.named(spec)):
             raise ValueError(
                 f"init_state(params{jax.tree_util.keystr(path)}): must be whole on every worker "
                 "along "

@@ -14,6 +14,7 @@ from fftgrad._contracts import AxisName, Exchange, PyTree
 from fftgrad.exchanges import _fragments, _layout
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._recipe import Recipe, recipe_of
+from fftgrad.ops._shapes import by_path
 from fftgrad.training import _find
 
 
@@ -48,8 +49,9 @@ def metrics(
                       with `exchange` and `params`
 
     Args:
-      opt_state: any optax state, nested as it may be, with `compressed_pmean` in it, also where its
-        named tuples have become dicts, as in `nnx.state`. If there are several, as under
+      opt_state: any optax state, nested as it may be, with `compressed_pmean` in it, or
+        `fg.optimizers.sharded`, which has step, skipped and residual, also where its named tuples
+        have become dicts, as in `nnx.state`. If there are several, as under
         `optax.partition`, each key begins with the path of its state. Call it with the global
         state, outside the axis, in or outside of `jax.jit`, and, where there are several processes,
         in all of them: the residual has rows on each.
@@ -76,8 +78,8 @@ def metrics(
     """
     states = [
         (path, node)
-        for path, node in jax.tree.leaves_with_path(opt_state, is_leaf=_find.is_pmean)
-        if _find.is_pmean(node)
+        for path, node in jax.tree.leaves_with_path(opt_state, is_leaf=_has_metrics)
+        if _has_metrics(node)
     ]
     if not states:
         raise ValueError(
@@ -92,8 +94,9 @@ def metrics(
         )
     recipe = None if exchange is None else recipe_of("metrics", exchange, layout=layout)
     out: dict[str, Any] = {}
-    for path, state in states:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+    for name, state in by_path(opt_state, is_leaf=_has_metrics).items():
+        if not _has_metrics(state):
+            continue
         before = f"{name}/" if len(states) > 1 else ""
         out |= {before + key: value for key, value in _of_state(state, axis_name).items()}
     if recipe is not None:
@@ -118,12 +121,16 @@ def _fragments_of(paths: list[tuple[Any, ...]]) -> int:
     return found.pop()
 
 
+def _has_metrics(node: Any) -> bool:
+    return _find.is_pmean(node) or _find.is_sharded(node)
+
+
 def _of_state(state: Any, axis_name: AxisName | None) -> dict[str, jax.Array]:
     fields = state if isinstance(state, Mapping) else state._asdict()
     key = (jax.tree_util.DictKey if fields is state else jax.tree_util.GetAttrKey)("residual")
     memory, exchange = fields.get("memory", ()), fields.get("exchange", ())
     counts = ("step", "skipped", "overflow", "invalid", "dropped")
-    out = {name: jax.tree.leaves(fields[name])[0] for name in counts}
+    out = {name: jax.tree.leaves(fields[name])[0] for name in counts if name in fields}
     out["residual"] = _norm(_below(key, memory) or jax.tree.leaves(memory), axis_name)
     for error in jax.tree.leaves(fields.get("error", ())):
         out["error"] = error

@@ -51,7 +51,7 @@ def offload(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
       >>> state = fg.init_state(fg.training.offload(tx), jnp.zeros(5), mesh, "data")
-      >>> state.memory.value.residual.sharding.memory_kind
+      >>> state.memory.worker_rows.residual.sharding.memory_kind
       'pinned_host'
     """
     check_transformation("offload(tx)", tx)

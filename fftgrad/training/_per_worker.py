@@ -32,7 +32,7 @@ def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation
 
     Example:
       >>> import jax.numpy as jnp, optax
-      >>> fg.per_worker(optax.trace(0.9)).init({"w": jnp.zeros(3)}).value.trace["w"].shape
+      >>> fg.per_worker(optax.trace(0.9)).init({"w": jnp.zeros(3)}).worker_rows.trace["w"].shape
       (1, 3)
     """
     check_transformation("per_worker(tx)", tx)

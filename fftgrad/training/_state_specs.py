@@ -1,7 +1,7 @@
 """How to shard a state that differs between workers."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Container, Mapping
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,6 @@ from jax.sharding import PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad.exchanges._per_worker import PerWorker
 from fftgrad.training import _find
 from fftgrad.training._pmean import CompressedPmeanState
 
@@ -23,12 +22,11 @@ def state_specs(
     leading axis of workers; everything else is replicated. Where the parameters are sharded over
     other axes of the mesh, the state follows them: what has the path of a parameter at the end of
     its own, such as Adam's moments or a residual, is sharded as the parameter is, and what an
-    exchange keeps of its buckets has one piece for each shard.
+    exchange keeps of its buckets, or Adafactor of rows, has one piece for each shard.
 
     The state may be part of a larger one, such as Flax's `TrainState`, whose parameters are then
     sharded by `param_specs`, and its named tuples may have become dicts, as in `nnx.state`: there a
-    dict of which `value` is the only key, beside the state of `compressed_pmean` or in it, is what
-    each worker has of its own.
+    dict of which `worker_rows` is the only key is what each worker has of its own.
 
     Args:
       opt_state: any state with that of `compressed_pmean` in it, nested as it may be, or its shapes
@@ -50,19 +48,14 @@ def state_specs(
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
       >>> state = jax.eval_shape(tx.init, {"w": jnp.zeros((3, 4))})
-      >>> tuple(fg.state_specs(state, "data").memory.value.residual["w"])
+      >>> tuple(fg.state_specs(state, "data").memory.worker_rows.residual["w"])
       ('data',)
       >>> specs = fg.state_specs(state, "data", {"w": jax.sharding.PartitionSpec(None, "model")})
-      >>> tuple(specs.memory.value.residual["w"]), tuple(specs.step)
+      >>> tuple(specs.memory.worker_rows.residual["w"]), tuple(specs.step)
       (('data', None, 'model'), ())
     """
     _axes.check_names("state_specs(axis_name)", axis_name)
-    found = [
-        path
-        for path, node in jax.tree.leaves_with_path(opt_state, is_leaf=_find.is_ours)
-        if _find.is_ours(node)
-    ]
-    if not found:
+    if not any(map(_find.is_ours, jax.tree.leaves(opt_state, is_leaf=_find.is_ours))):
         raise ValueError(
             "state_specs(opt_state): must have the state of compressed_pmean in it, got a "
             f"{type(opt_state).__name__} without; pass fg.init_state(tx, params, mesh, axis_name) "
@@ -71,16 +64,11 @@ def state_specs(
         )
     _find.check_order(opt_state)
     _find.check_around(opt_state)
-    by_path = {
-        tuple(map(str, path)): spec
-        for path, spec in jax.tree.leaves_with_path(
-            param_specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
-        )
-    }
+    by_path = of_params(param_specs)
     workers = _axes.names(axis_name)
     own = axis_name if isinstance(axis_name, str) else workers
     for path, param_spec in by_path.items():
-        if not set(workers).isdisjoint(named(param_spec)):
+        if not set(workers).isdisjoint(_axes.named(param_spec)):
             raise ValueError(
                 f"state_specs(param_specs{''.join(path)}): must not shard a parameter over the "
                 f"axis of the exchange, got {param_spec} for {axis_name!r}: the mean would be one "
@@ -88,22 +76,20 @@ def state_specs(
                 "gather it in the loss by fg.optimizers.gather_parameters, with an optimizer of "
                 "optax alone."
             )
-    others = tuple(dict.fromkeys(name for spec in by_path.values() for name in named(spec)))
-
-    def of_param(path: tuple[Any, ...], axes: int) -> PartitionSpec | None:
-        """That of the parameter whose path ends this one, if so many axes can have it."""
-        names = tuple(map(str, path))
-        ends = (names[start:] for start in range(len(names) + 1))
-        found = next((by_path[end] for end in ends if end in by_path), None)
-        return found if found is not None and len(found) <= axes else None
+    others = tuple(dict.fromkeys(name for spec in by_path.values() for name in _axes.named(spec)))
 
     def like_params(path: tuple[Any, ...], node: Any) -> PartitionSpec:
-        param = of_param(path, jnp.ndim(node))
-        return of_mesh(node) if param is None else param
+        end = param_of(path, by_path)
+        if end is not None and len(by_path[end]) <= jnp.ndim(node):
+            return by_path[end]
+        # Of fewer axes than a parameter: made of each shard, as the rows of Adafactor.
+        return of_mesh(node) if end else PartitionSpec()
 
     def own_like_params(path: tuple[Any, ...], node: Any) -> PartitionSpec:
-        param = of_param(path, jnp.ndim(node) - 1)
-        return of_worker(node) if param is None else PartitionSpec(own, *param)
+        end = param_of(path, by_path)
+        if end is not None and len(by_path[end]) < jnp.ndim(node):
+            return PartitionSpec(own, *by_path[end])
+        return of_worker(node)
 
     def of_mesh(node: Any) -> PartitionSpec:
         return PartitionSpec(others) if others and jnp.ndim(node) else PartitionSpec()
@@ -126,16 +112,12 @@ def state_specs(
             specs["worker"] = jax.tree.map(lambda _: PartitionSpec(own), fields["worker"])
         return specs
 
-    def is_own(path: tuple[Any, ...], node: Any) -> bool:
-        beside = any(path[:-1] == other[: len(path) - 1] for other in found)
-        return isinstance(node, PerWorker) or (_find.is_own(node) and bool(path) and beside)
-
     def spec(path: tuple[Any, ...], node: Any) -> PyTree:
         if isinstance(node, CompressedPmeanState):
             return CompressedPmeanState(**of_pmean(node._asdict()))
         if _find.is_pmean(node):
             return type(node)(of_pmean(node))
-        if is_own(path, node):
+        if _find.is_own(node):
             return jax.tree_util.tree_map_with_path(
                 lambda inner, leaf: own_like_params(path + inner, leaf), node
             )
@@ -144,15 +126,22 @@ def state_specs(
     return jax.tree_util.tree_map_with_path(
         spec,
         opt_state,
-        is_leaf=lambda path, node: _find.is_pmean(node) or is_own(path, node),
-        is_leaf_takes_path=True,
+        is_leaf=lambda node: _find.is_pmean(node) or _find.is_own(node),
     )
 
 
-def named(spec: PartitionSpec) -> Iterator[str]:
-    """The axes that a PartitionSpec names."""
-    for entry in spec:
-        if isinstance(entry, str):
-            yield entry
-        elif entry is not None:
-            yield from entry
+Path: TypeAlias = tuple[str, ...]
+"""The keys on the way to a leaf, as text."""
+
+
+def of_params(tree: PyTree) -> dict[Path, Any]:
+    """What there is of each parameter, such as its PartitionSpec, by its path."""
+    pairs = jax.tree.leaves_with_path(tree, is_leaf=lambda node: isinstance(node, PartitionSpec))
+    return {tuple(map(str, path)): leaf for path, leaf in pairs}
+
+
+def param_of(path: tuple[Any, ...], params: Container[Path]) -> Path | None:
+    """The longest path of a parameter that ends the path of a leaf."""
+    names = tuple(map(str, path))
+    ends = (names[start:] for start in range(len(names) + 1))
+    return next((end for end in ends if end in params), None)

@@ -87,8 +87,8 @@ def test_it_keeps_the_gradients_of_these_steps_and_passes_all_on(mode):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"check_vma": False}, {"by": "vmap"}, {"donate_argnums": 1}],
-    ids=["checked", "unchecked", "vmap", "donated"],
+    [{}, {"check_vma": False}, {"donate_argnums": 1}],
+    ids=["checked", "unchecked", "donated"],
 )
 def test_training_is_as_without_it(options):
     params, state = trained(with_capture(), **options)
@@ -114,8 +114,7 @@ def test_in_bfloat16_it_is_rounded():
     assert found.tobytes() == np.asarray(batch.astype("bfloat16")).tobytes()
 
 
-@pytest.mark.parametrize("by", ["shard_map", "vmap"])
-def test_a_step_that_is_not_captured_touches_no_slot(by):
+def test_a_step_that_is_not_captured_touches_no_slot():
     """Donated, the slots stay where they are, and what is copied is the gradient to be kept."""
     tx, like = fg.advise.record_gradients((10, 100, 1000)), {"w": jnp.zeros((512, 8))}
     mesh = mesh_of(2)
@@ -124,7 +123,7 @@ def test_a_step_that_is_not_captured_touches_no_slot(by):
     def step(state, own):
         return (tx.update(jax.tree.map(lambda g: jnp.sin(g[0]), own), state)[1],)
 
-    train = fg.data_parallel(step, mesh, AXIS, by=by, donate_argnums=0)
+    train = fg.data_parallel(step, mesh, AXIS, donate_argnums=0)
     program = train.lower(state, {"w": jnp.ones((2, 512, 8))}).compile().as_text()
     assert len(re.findall(r"conditional\(", program)) == 3
     aliased = re.search(r"input_output_alias=\{(.*?) \}, entry", program)
@@ -178,7 +177,7 @@ def test_with_another_number_of_workers_it_starts_anew(tmp_path, to):
         "gradients",
     }
     assert fg.advise.recorded(again).steps == ()
-    assert np.any(again[1][0].memory.value.residual["w"] != 0)
+    assert np.any(again[1][0].memory.worker_rows.residual["w"] != 0)
     assert int(again[0].step) == 2
     later = [gradients(LIKE, workers, seed=seed) for seed in range(3)]
     _, again = trained(tx, later, again, workers=workers)
@@ -200,7 +199,7 @@ def test_specs_shard_it_over_the_workers_and_as_the_parameters_are():
     assert specs.step == P()
     assert set(specs.taken) == {P()}
     own = fg.state_specs(state, AXIS, {"w": P(None, "model"), "b": P()})[0]
-    assert own.gradients.value[1] == {"w": P(AXIS, None, "model"), "b": P(AXIS)}
+    assert own.gradients.worker_rows[1] == {"w": P(AXIS, None, "model"), "b": P(AXIS)}
     assert set(own.taken) == {P()}
 
 

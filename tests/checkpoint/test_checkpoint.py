@@ -192,7 +192,8 @@ def test_with_another_number_of_workers(tmp_path, run, workers):
     wanted = fg.checkpoint.reshard_state(tree["state"], fresh["state"])
     assert_same(found.tree["state"], wanted.state)
     mean = [
-        np.asarray(t["state"][0].memory.value.residual["w"]).mean(0) for t in (tree, found.tree)
+        np.asarray(t["state"][0].memory.worker_rows.residual["w"]).mean(0)
+        for t in (tree, found.tree)
     ]
     np.testing.assert_allclose(mean[0], mean[1], atol=1e-6)
     after = trained(train, found.tree, range(2), workers)
@@ -233,7 +234,7 @@ def test_the_rows_of_local_steps_go_on_with_another_number_of_workers(tmp_path):
     run, fresh = local_steps(4)
     found = checkpoint.restore(tmp_path, fresh)
     assert found.workers == (8, 4)
-    assert (found.anew, found.left) == (("state.pmean.0.worker.value",), ())
+    assert (found.anew, found.left) == (("state.pmean.0.worker.worker_rows",), ())
     rows, again = found.tree["rows"], found.tree["state"]
     for name, anchor in state.anchor.items():
         assert np.max(np.abs(anchor - 1)) > 0.2
@@ -486,7 +487,7 @@ def test_a_state_that_is_passed_as_replicated_is_not_saved(tmp_path):
     )  # fmt: skip
     _, state = run(grads(0), tx.init(LIKE))
     with pytest.raises(
-        ValueError, match=r"save\(0\.memory\.value\.residual\.b\): must be the same"
+        ValueError, match=r"save\(0\.memory\.worker_rows\.residual\.b\): must be the same"
     ):
         checkpoint.save(tmp_path, 1, state)
     checkpoint.save(tmp_path, 1, state[1])

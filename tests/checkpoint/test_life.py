@@ -148,11 +148,11 @@ class Life(stateful.RuleBasedStateMachine):
     def nothing_is_lost(self):
         if not hasattr(self, "state"):
             return
-        residual = self.state.memory.value.residual
+        residual = self.state.memory.worker_rows.residual
         held = flat(jax.tree.map(lambda a: np.asarray(a, np.float64).mean(0), residual))
         exchange = self.state.exchange[0]
         if self.name == "two stages":
-            (rows,) = exchange.shards.value.memory.residual
+            (rows,) = exchange.shards.worker_rows.memory.residual
             longer = SIZE % self.workers
             shards = [r if i < longer or not longer else r[:-1] for i, r in enumerate(rows)]
             held = held + np.concatenate(shards)

@@ -88,9 +88,9 @@ def flat(tree, workers):
 
 def waiting(state, workers):
     """The mean of what was not sent yet."""
-    held = flat(state.memory.value.residual, workers).mean(0)
+    held = flat(state.memory.worker_rows.residual, workers).mean(0)
     exchange = state.exchange[0]
-    shards = exchange.shards.value
+    shards = exchange.shards.worker_rows
     if shards and jax.tree.leaves(shards.memory):
         (part,) = shards.memory.residual
         held = held + unshard(np.asarray(part, np.float64), SIZE)
@@ -137,7 +137,7 @@ def test_nothing_is_lost_with_another_number_of_workers(name, after):
         tx = feedback(exchange)
         start = fresh(tx, workers)
         if state is not None:
-            held = waiting(state, state.memory.value.residual["b"].shape[0])
+            held = waiting(state, state.memory.worker_rows.residual["b"].shape[0])
             out = fg.checkpoint.reshard_state(state, start)
             np.testing.assert_allclose(waiting(out.state, workers), held, rtol=1e-5, atol=1e-6)
             start = jax.tree.map(jnp.asarray, out.state)
@@ -201,15 +201,17 @@ def test_groups_are_joined_and_cut_again(groups):
         if fill is None:
             return state
         pieces = np.concatenate([_rows.cut(row, fast) for row in fill])
-        memory = jax.tree.map(lambda _: jnp.asarray(pieces), state.exchange[0].shards.value.memory)
-        shards = state.exchange[0].shards.value._replace(memory=memory)
+        memory = jax.tree.map(
+            lambda _: jnp.asarray(pieces), state.exchange[0].shards.worker_rows.memory
+        )
+        shards = state.exchange[0].shards.worker_rows._replace(memory=memory)
         own = state.exchange[0]._replace(shards=fg.exchanges.PerWorker(shards))
         return state._replace(exchange=(own,))
 
     x = np.random.default_rng(0).standard_normal((2, SIZE)).astype(np.float32)
     old = state_of((2, 4), x)
     out = fg.checkpoint.reshard_state(old, state_of(groups, None))
-    (residual,) = jax.tree.leaves(out.state.exchange[0].shards.value.memory)
+    (residual,) = jax.tree.leaves(out.state.exchange[0].shards.worker_rows.memory)
     slow, fast = groups
     rows = residual.reshape(slow, fast, -1)
     joined = np.stack([unshard(row, SIZE) for row in np.asarray(rows)])
@@ -228,10 +230,10 @@ def test_groups_are_joined_and_cut_again(groups):
 def test_what_a_lost_worker_took_along_is_said():
     tx = feedback(EXCHANGES["gather top-k"])
     state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
-    rows = flat(state.memory.value.residual, 4)
+    rows = flat(state.memory.worker_rows.residual, 4)
     out = fg.checkpoint.reshard_state(state, 3, lost=(1,))
     np.testing.assert_allclose(out.lost, np.linalg.norm(rows[1]) / np.linalg.norm(rows), rtol=1e-6)
-    np.testing.assert_array_equal(flat(out.state.memory.value.residual, 3), rows[[0, 2, 3]])
+    np.testing.assert_array_equal(flat(out.state.memory.worker_rows.residual, 3), rows[[0, 2, 3]])
     for wrong in [(4,), (0, 1, 2, 3), (-1,)]:
         with pytest.raises(ValueError, match="some of the workers 0 to 3"):
             fg.checkpoint.reshard_state(state, 3, lost=wrong)
@@ -240,9 +242,9 @@ def test_what_a_lost_worker_took_along_is_said():
 def test_who_takes_the_place_of_a_lost_worker_gets_nothing_of_its():
     tx = feedback(fg.TwoStage(fg.Sign(), workers=4))
     state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
-    kept = flat(state.memory.value, 4), flat(state.exchange[0].shards.value.memory, 4)
+    kept = flat(state.memory.worker_rows, 4), flat(state.exchange[0].shards.worker_rows.memory, 4)
     out = fg.checkpoint.reshard_state(state, fresh(tx, 4), lost=(1,))
-    new = out.state.memory.value, out.state.exchange[0].shards.value.memory
+    new = out.state.memory.worker_rows, out.state.exchange[0].shards.worker_rows.memory
     np.testing.assert_allclose(flat(new[0], 4), _rows.spread(kept[0][[0, 2, 3]], 4), rtol=1e-6)
     np.testing.assert_array_equal(flat(new[1], 4), kept[1] * np.array([[1], [0], [1], [1]]))
     both = np.concatenate(kept, axis=1)
@@ -277,7 +279,7 @@ def test_a_threshold_of_a_shard_starts_anew():
     before, after = (feedback(fg.TwoStage(codec, workers=w)) for w in (4, 2))
     state, _, _ = run(before, fresh(before, 4), 4, 1, 0)
     out = fg.checkpoint.reshard_state(state, fresh(after, 2))
-    assert "exchange.0.shards.value.learned.0.1.threshold" in out.anew
+    assert "exchange.0.shards.worker_rows.learned.0.1.threshold" in out.anew
 
 
 OTHERS = {
@@ -313,11 +315,11 @@ def test_a_residual_goes_on_in_another_dtype(dtypes, after):
     )
     state, _, _ = run(old, fresh(old, 4), 4, 2, 0)
     out = fg.checkpoint.reshard_state(state, fresh(new, after))
-    assert out.state.memory.value.residual["w"].dtype == dtypes[1]
+    assert out.state.memory.worker_rows.residual["w"].dtype == dtypes[1]
     held, wanted = (
-        flat(jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), s.memory.value.residual), n).mean(
-            0
-        )
+        flat(
+            jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), s.memory.worker_rows.residual), n
+        ).mean(0)
         for s, n in ((out.state, after), (state, 4))
     )
     np.testing.assert_allclose(held, wanted, rtol=2e-2, atol=2e-2)
@@ -329,7 +331,7 @@ def test_what_would_be_lost_is_refused():
     dgc = feedback(EXCHANGES["gather top-k"], fg.MomentumCorrection(0.9))
     state, _, _ = run(two, fresh(two, 4), 4, 1, 0)
     with pytest.raises(
-        ValueError, match=r"exchange\.0\.shards\.value\.memory\.residual\.0 has no place"
+        ValueError, match=r"exchange\.0\.shards\.worker_rows\.memory\.residual\.0 has no place"
     ):
         fg.checkpoint.reshard_state(state, fresh(gather, 4))
     with pytest.warns(RuntimeWarning, match="has no place"):
@@ -341,7 +343,7 @@ def test_what_would_be_lost_is_refused():
     with pytest.warns(RuntimeWarning, match="velocity"):
         out = fg.checkpoint.reshard_state(state, fresh(dgc, 4), missing="zero")
     np.testing.assert_array_equal(
-        out.state.memory.value.residual["w"], state.memory.value.residual["w"]
+        out.state.memory.worker_rows.residual["w"], state.memory.worker_rows.residual["w"]
     )
 
 
@@ -381,7 +383,7 @@ def test_it_is_placed_where_the_fresh_state_is_and_trains():
             state = fg.checkpoint.reshard_state(states[0], state).state
             assert jax.tree.map(lambda a: a.sharding, state) == want
             assert int(state[2][0].count) == 2
-            assert np.all(np.asarray(state[0].value.count) == 2)
+            assert np.all(np.asarray(state[0].worker_rows.count) == 2)
         for seed in range(2):
             params, state = train(params, state, grads(workers, seed))
         states.append(state)
@@ -394,7 +396,7 @@ def test_keys_of_workers_stay_different():
     out = fg.checkpoint.reshard_state(
         {"rng": keys}, {"rng": fg.exchanges.PerWorker(jax.random.split(jax.random.key(1), 4))}
     )
-    data = np.asarray(jax.random.key_data(out.state["rng"].value))
+    data = np.asarray(jax.random.key_data(out.state["rng"].worker_rows))
     assert len(np.unique(data, axis=0)) == 4
 
 
@@ -452,9 +454,9 @@ def test_the_parameters_of_local_workers_are_spread(wrap):
         before, after = np.asarray(local[name]), np.asarray(rows)
         assert after.shape == (6, *before.shape[1:])
         np.testing.assert_allclose(after.mean(0), before.mean(0), rtol=1e-5, atol=1e-6)
-        moments = [np.asarray(t["state"].inner.value[0].mu[name]) for t in (old, out.state)]
+        moments = [np.asarray(t["state"].inner.worker_rows[0].mu[name]) for t in (old, out.state)]
         np.testing.assert_allclose(moments[1].mean(0), moments[0].mean(0), rtol=1e-5, atol=1e-6)
-    assert np.all(np.asarray(out.state["state"].inner.value[0].count) == 2)
+    assert np.all(np.asarray(out.state["state"].inner.worker_rows[0].count) == 2)
     assert int(out.state["state"].step) == 2
 
 

@@ -168,7 +168,7 @@ def test_choco_sgd_is_the_paper(graph, codec):
     for _ in range(30):
         oracle.step(gradient, momentum=0.5)
     np.testing.assert_allclose(x, oracle.x, atol=2e-5)
-    links = state.neighbors.links.value.value
+    links = state.neighbors.links.value.worker_rows
     own = np.stack([oracle.copies[i][i] for i in range(WORKERS)])
     np.testing.assert_allclose(links.trees[0].copy[:, 0], own, atol=2e-5)
     drawn = links.trees[0].pull[:, 0] / (mine.degree(WORKERS) + 1)
@@ -185,10 +185,10 @@ def test_beer_is_the_paper(graph, codec):
     for _ in range(30):
         oracle.step(gradient)
     np.testing.assert_allclose(x, oracle.x, atol=2e-5)
-    tracked, known = state.neighbors.links.value.value.trees
+    tracked, known = state.neighbors.links.value.worker_rows.trees
     np.testing.assert_allclose(tracked.copy[:, 0], oracle.g, atol=2e-5)
     np.testing.assert_allclose(known.copy[:, 0], oracle.h, atol=2e-5)
-    np.testing.assert_allclose(state.estimate.value.of_all[:, 0], oracle.v, atol=2e-5)
+    np.testing.assert_allclose(state.estimate.worker_rows.of_all[:, 0], oracle.v, atol=2e-5)
 
 
 def test_beer_has_another_codec_for_gradients_if_told():
@@ -213,7 +213,9 @@ def test_all_ways_to_run_it_agree(make, mode):
         found, _ = trained(tx, 6, mode)
     else:
         found, state = trained(tx, 6, mode)
-        assert [int(i) for i in state.neighbors.worker.value.value[:, 0]] == list(range(WORKERS))
+        assert [int(i) for i in state.neighbors.worker.value.worker_rows[:, 0]] == list(
+            range(WORKERS)
+        )
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -362,7 +364,7 @@ def gossip_of(
 
 
 def links_of(state):
-    return jax.tree.map(lambda a: np.asarray(a)[:, 0], state.neighbors.links.value.value)
+    return jax.tree.map(lambda a: np.asarray(a)[:, 0], state.neighbors.links.value.worker_rows)
 
 
 def agrees(state, w):
@@ -405,7 +407,9 @@ def test_a_bad_gradient_that_the_inner_optimizer_leaves_out_leaves_no_trace(make
     if (
         make is fg.contrib.gossip.beer
     ):  # still that of the gradients, with what neighbors drew it by
-        estimate = jax.tree.map(lambda a: np.asarray(a, np.float64).sum(0), state.estimate.value)
+        estimate = jax.tree.map(
+            lambda a: np.asarray(a, np.float64).sum(0), state.estimate.worker_rows
+        )
         np.testing.assert_allclose(estimate.of_all, estimate.own, atol=1e-4)
     # The same in the end, but for what one gradient of one worker does.
     assert np.linalg.norm(x - fine) < 0.1 * np.linalg.norm(fine)
@@ -566,7 +570,7 @@ def test_what_neighbors_draw_sums_to_nothing(graph, codec):
     totals = []
 
     def watch(_, __, state):
-        links, estimate = links_of(state), state.estimate.value
+        links, estimate = links_of(state), state.estimate.worker_rows
         for tree in links.trees:
             drawn = tree.pull.astype(np.float64) + tree.rest
             assert np.abs(drawn.sum(0)).max() < 1e-10
@@ -630,8 +634,8 @@ def test_the_state_is_sharded_by_rows():
     assert {spec[0] for spec in others} == {AXIS}
     by_model = {"w": P(None, "model"), "b": [P(), P()]}
     specs = fg.state_specs(jax.eval_shape(tx.init, PARAMS), AXIS, by_model)
-    links = specs.neighbors.links.value.value
-    for tree in (*specs.estimate.value, *(part for t in links.trees for part in t)):
+    links = specs.neighbors.links.value.worker_rows
+    for tree in (*specs.estimate.worker_rows, *(part for t in links.trees for part in t)):
         assert tree["w"] == P(AXIS, None, "model")
 
 

@@ -81,7 +81,7 @@ def test_six_steps_on_four_workers_are_those_of_the_equations(variant):
         for n in LIKE:
             assert close(np.ravel(got[n]), wanted[n]), (step, n)
             held = np.stack([r[n] for r in residuals])
-            assert close(state.memory.value.residual[n], held), (step, n)
+            assert close(state.memory.worker_rows.residual[n], held), (step, n)
         assert float(state.exchange[0].shared.error[0]) == pytest.approx(numpy.error, rel=1e-4)
         for a, b in zip(
             jax.tree.leaves(state.exchange[0].shared.autoencoder),
@@ -159,14 +159,14 @@ def test_nothing_is_lost_in_any_phase(variant):
     applied, wanted = (jax.tree.map(lambda s: np.zeros(s.shape), LIKE) for _ in range(2))
     for step in range(3 * UNTIL):
         grads = gradients(LIKE, WORKERS, seed=step)
-        before = state.memory.value.residual
+        before = state.memory.worker_rows.residual
         mean, state = update(grads, state)
         for n in LIKE:
-            held = np.asarray(before[n] - state.memory.value.residual[n])[:, 0]
+            held = np.asarray(before[n] - state.memory.worker_rows.residual[n])[:, 0]
             np.testing.assert_allclose(mean[n][0], (grads[n] + held).mean(0), atol=1e-5)
             applied[n] += np.asarray(mean[n][0], np.float64)
             wanted[n] += np.asarray(grads[n], np.float64).mean(0)
-            left = np.asarray(state.memory.value.residual[n]).mean((0, 1))
+            left = np.asarray(state.memory.worker_rows.residual[n]).mean((0, 1))
             np.testing.assert_allclose(applied[n] + left, wanted[n], atol=1e-4)
             assert np.any(mean[n])
 

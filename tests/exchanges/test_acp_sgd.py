@@ -186,5 +186,5 @@ def test_what_differs_between_the_workers_is_sent_too(exchange, least, most):
     state, lengths = jax.jit(jax.vmap(tx.init))(rows), []
     for _ in range(320):
         _, state = run(rows, state)
-        lengths.append(np.linalg.norm(state.memory.value.residual))
+        lengths.append(np.linalg.norm(state.memory.worker_rows.residual))
     assert least <= lengths[-1] / lengths[79] <= most

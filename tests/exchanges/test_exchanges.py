@@ -393,7 +393,7 @@ def test_low_rank_and_gathered_steps_lose_nothing_in_one_program(check_vma):
         ranks.append(np.linalg.matrix_rank(mean["w"], rtol=1e-4))
         applied += np.asarray(mean["w"], np.float64)
         wanted += np.asarray(grads["w"], np.float64).mean(0)
-    left = np.asarray(state.memory.value.residual["w"]).mean(0)
+    left = np.asarray(state.memory.worker_rows.residual["w"]).mean(0)
     np.testing.assert_allclose(applied + left, wanted, atol=1e-4)
     assert ranks[0] == ranks[2] == 2 < ranks[1]
 
@@ -440,7 +440,7 @@ def test_a_threshold_by_the_mean_is_that_of_all(check_vma):
         wanted += np.asarray(grads["w"], np.float64).mean(0)
         overflows.append(int(state.overflow))
         ages.append(int(state.exchange[0].shared.selectors[0].age))
-    left = np.asarray(state.memory.value.residual["w"]).mean(0)
+    left = np.asarray(state.memory.worker_rows.residual["w"]).mean(0)
     np.testing.assert_allclose(applied + left, wanted, atol=1e-4)
     assert np.all(applied != 0)
     assert overflows[0] == 120 - 12

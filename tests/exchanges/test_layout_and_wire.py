@@ -10,6 +10,7 @@ import fftgrad as fg
 from fftgrad.codecs._spec import payload_spec
 from fftgrad.exchanges import _layout
 from fftgrad.ops import _finite, _wire
+from fftgrad.ops._shapes import by_path
 
 
 @pytest.mark.parametrize("limit", [7, 64, 177, 178, 179, 2**30])
@@ -73,6 +74,42 @@ def test_a_scope_that_names_no_group_is_answered(name):
     for ask in (fg.wire_bytes, fg.tools.preview):
         with pytest.raises(TypeError, match=r"Layout\(scope\): must return .*, got .*; return"):
             ask(fg.TopK(k=3), MATRICES, layout)
+
+
+ALIKE = [
+    ({"a/b": 1, "a": {"b": 2}}, {"a/b": 2, "a%2Fb": 1}),
+    ({"a/b": 1, "a": {"b": 2}, "a%2Fb": 3, "c/d": 4}, None),
+    ({"x": {"": 1}, "x/": 2}, None),
+]
+
+
+@pytest.mark.parametrize(("tree", "paths"), ALIKE)
+@pytest.mark.parametrize("scope", ["leaf", lambda path, _: path], ids=["leaf", "function"])
+def test_leaves_whose_paths_have_the_same_text_are_parts_of_their_own(tree, paths, scope):
+    tree = jax.tree.map(lambda value: jnp.full((3, 4), float(value)), tree)
+    buckets, join = _layout.to_buckets(tree, fg.Layout(scope))
+    found = {part.name: part.value[0, 0] for bucket in buckets for part in bucket}
+    assert len(found) == len(jax.tree.leaves(tree))
+    assert paths is None or found == paths
+    assert jax.tree.all(jax.tree.map(np.array_equal, join(buckets), tree))
+    rows = fg.tools.preview(fg.Sign(), tree, fg.Layout(scope))
+    assert [row.bytes for row in rows] == [8.0] * len(rows)
+
+
+def test_a_path_is_as_its_keys_where_no_other_has_its_text():
+    tree = {"mlp/linear_0": {"w": MATRICES["a"]}, "50%": MATRICES["b"]}
+    assert list(by_path(tree)) == ["50%", "mlp/linear_0/w"]
+
+
+def test_keys_that_differ_in_their_type_alone_are_told_apart():
+    class Both:
+        pass
+
+    keys = tuple(map(jax.tree_util.DictKey, (1, "1")))
+    jax.tree_util.register_pytree_with_keys(
+        Both, lambda _: (((keys[0], 1), (keys[1], "1")), None), lambda *_: Both()
+    )
+    assert by_path(Both()) == {"[1]": 1, "['1']": "1"}
 
 
 def test_a_leaf_too_long_for_any_bucket_is_cut_in_every_scope():

@@ -130,8 +130,8 @@ def test_shards_of_nothing_but_padding_lose_nothing(codec, n):
         mean, state = step(rows, state)
         applied += np.asarray(mean[0], np.float64)
     (inner,) = state
-    (server,) = jax.tree.leaves(inner.exchange[0].shards.value.memory)
-    left = np.asarray(inner.memory.value.residual, np.float64).mean(0).ravel()
+    (server,) = jax.tree.leaves(inner.exchange[0].shards.worker_rows.memory)
+    left = np.asarray(inner.memory.worker_rows.residual, np.float64).mean(0).ravel()
     shards = np.asarray(server, np.float64).reshape(8, -1)
     kept = np.asarray(_shards.from_shards([jnp.asarray(shards)], jnp.zeros(n)))
     np.testing.assert_allclose(applied + left + kept, 6 * rows.mean(0), atol=1e-4)

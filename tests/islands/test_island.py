@@ -17,6 +17,7 @@ from parallel import mesh_of
 
 import fftgrad as fg
 from fftgrad.islands import Settings, _keys
+from fftgrad.islands._model import Model
 from fftgrad.islands._perform import StoreError
 
 pytest.importorskip("obstore")
@@ -591,6 +592,14 @@ def test_parameters_that_are_not_finite_begin_no_run():
     with pytest.raises(ValueError, match=r"must be finite, got \['w'\]"):
         fg.islands.Island(store, "a", {"w": jnp.full(3, jnp.nan)})
     assert store.list("") == []
+
+
+def test_parameters_whose_paths_have_the_same_text_are_apart():
+    params = {"a/b": jnp.zeros(3), "a": {"b": jnp.ones(3)}}
+    model = Model.of(params)
+    assert jax.tree.all(
+        jax.tree.map(np.array_equal, model.to_params(model.to_host(params), params), params)
+    )
 
 
 def test_a_step_takes_the_parameters_of_the_island():

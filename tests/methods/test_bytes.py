@@ -186,7 +186,7 @@ def sent(exchange, x, **options):
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, **options)
     workers = jax.tree.leaves(x)[0].shape[0]
     state = everywhere("vmap", lambda g: tx.update(g, tx.init(g))[1], workers)(x)
-    residual = state.memory.value.residual
+    residual = state.memory.worker_rows.residual
     return jax.tree.map(lambda a, r: np.asarray(a - r.reshape(a.shape)), x, residual)
 
 

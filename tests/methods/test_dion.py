@@ -55,6 +55,15 @@ def test_an_update_has_columns_of_one_length_whatever_that_of_the_gradient(name,
         assert np.linalg.matrix_rank(update[name].reshape(fan_in, fan_out), rtol=1e-4) == RANK
 
 
+def test_what_is_named_goes_through_the_others_where_paths_have_the_same_text():
+    like = {"a/b": LIKE["wide"], "a": {"b": LIKE["wide"]}}
+    named = fg.methods.scale_by_dion(rank=RANK, dense=("a/b",), others=optax.sgd(-1.0))
+    (update,), state = run(named, 1, like)
+    mean = jax.tree.map(lambda g: jnp.mean(g, 0), gradients(like, WORKERS, 0))
+    np.testing.assert_allclose(update["a"]["b"], mean["a"]["b"], rtol=1e-5)
+    assert len(state.pmean.exchange[0].shared) == 1
+
+
 @pytest.mark.parametrize("scale", [2.0**70, 2.0**-70])
 def test_gradients_whose_squares_no_float_holds_give_the_same_directions(scale):
     plain, _ = run(DION, 3)
@@ -156,14 +165,14 @@ def test_narrow_parameters_have_a_wide_state():
 
 
 def momenta(state):
-    residual = state.pmean.memory.value.residual
+    residual = state.pmean.memory.worker_rows.residual
     return {name: np.asarray(residual[name], np.float64) for name in ("conv", "wide")}
 
 
 def test_each_worker_has_a_momentum_of_its_own():
     state = fg.init_state(DION, zeros(), mesh_of(WORKERS), AXIS)
     specs = fg.state_specs(state, AXIS)
-    assert specs.pmean.memory.value.residual["wide"] == jax.P(AXIS)
+    assert specs.pmean.memory.worker_rows.residual["wide"] == jax.P(AXIS)
     assert specs.others.inner_state.mu["bias"] == jax.P()
     _, state = run(DION, 2, state=state)
     for rows in momenta(state).values():

@@ -197,7 +197,7 @@ def test_what_each_worker_keeps_is_the_papers(name):
         grads = gradients(LIKE, 4, seed=step)
         _, state = update(grads, state)
         oracle([{n: np.asarray(g[w], np.float64) for n, g in grads.items()} for w in range(4)])
-    kept = (state.pmean if name == "scale_by_dion" else state).memory.value.residual
+    kept = (state.pmean if name == "scale_by_dion" else state).memory.worker_rows.residual
     for leaf in ("conv", "head"):
         for worker, row in enumerate(np.asarray(kept[leaf])):
             expected = oracle.state[worker][leaf]

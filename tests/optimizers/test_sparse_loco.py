@@ -128,7 +128,7 @@ def test_it_is_the_paper(k, block, mode):
         assert alike.mean() >= 0.998, (name, alike.mean())
         assert np.any(expected)
         for w in range(WORKERS):
-            left = np.ravel(state.pmean[0].memory.value.residual[name][w])
+            left = np.ravel(state.pmean[0].memory.worker_rows.residual[name][w])
             alike = np.isclose(left, oracle.left[name][w], rtol=1e-3, atol=1e-4)
             assert alike.mean() >= 0.998, (name, alike.mean())
         np.testing.assert_allclose(params[name][2].ravel(), found, atol=1e-6)

@@ -191,7 +191,7 @@ def test_nothing_is_lost_between_anchor_and_residuals(fragments):
         lost = np.zeros((WORKERS, *(shape or (1,))))
         for number, own in enumerate(state.pmean):
             rows, axis = cut_of(shape, number, fragments)
-            residual = np.asarray(own.memory.value.residual[k])[:, 0]
+            residual = np.asarray(own.memory.worker_rows.residual[k])[:, 0]
             residual = residual.reshape(WORKERS, *(residual.shape[1:] or (1,)))
             kept = rows[axis].stop - rows[axis].start
             others, mine = np.split(residual, [residual.shape[axis + 1] - kept], axis + 1)

@@ -159,11 +159,11 @@ def test_nothing_is_lost_by_two_stages_when_steps_are_skipped(bad):
             applied += np.concatenate([np.asarray(mean[k][0], np.float64).ravel() for k in PAIR])
             wanted += np.concatenate([np.asarray(grads[k]).mean(0).ravel() for k in PAIR])
     left = np.concatenate(
-        [np.asarray(state.memory.value.residual[k]).mean(0).ravel() for k in PAIR]
+        [np.asarray(state.memory.worker_rows.residual[k]).mean(0).ravel() for k in PAIR]
     )
     # Buckets run from the last leaf to the first.
     servers = [
-        np.asarray(jax.tree.leaves(s.shards.value.memory)[0]).ravel()
+        np.asarray(jax.tree.leaves(s.shards.worker_rows.memory)[0]).ravel()
         for s in reversed(state.exchange)
     ]
     assert np.abs(np.concatenate(servers)).max() > 0.1

@@ -8,17 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import EXCHANGES, HIERARCHIES, values
+from cases import values
 from flax.training.train_state import TrainState
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from parallel import AXIS, of_size
+from parallel import AXIS
 
 import fftgrad as fg
 
 STEPS, WORKERS = 4, 8
 KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=lambda k: k.name)
-WAYS = pytest.mark.parametrize("by", ["shard_map", "vmap"])
 SPARSE = fg.AllGather(fg.chain(fg.ChunkTopK(chunk=5), fg.RangeFloat(8)))
 PARAMS = {"up": values((6, 16), 1) / 3, "down": values((16, 2), 2) / 3}
 SHARDED = {"up": P(None, "model"), "down": P("model", None)}
@@ -27,7 +26,8 @@ X, Y = values((STEPS, 32, 6), 3), np.tanh(values((STEPS, 32, 2), 4))
 
 def grid(kind=AxisType.Auto, shape=(WORKERS,), names=(AXIS,)):
     devices = np.array(jax.devices()).reshape(shape)
-    return Mesh(devices, names, axis_types=(kind,) * len(shape))
+    kinds = kind if isinstance(kind, tuple) else (kind,) * len(shape)
+    return Mesh(devices, names, axis_types=kinds)
 
 
 def loss(params, x, y):
@@ -113,30 +113,37 @@ def test_it_is_shard_map_written_out_to_the_bit(kind, check_vma):
 
 
 @KINDS
-def test_by_vmap_it_is_the_same_to_rounding(kind):
-    tx, mesh = transformation(), grid(kind)
-    run = fg.data_parallel(stepper(tx), mesh, AXIS, by="vmap")
-    out = train(run, fg.init_state(tx, PARAMS, mesh, AXIS))
-    assert_close(out, by_hand())
-    assert int(out[1][0].skipped) == 0
-    assert jax.tree.leaves(out[1][0].memory)[0].sharding.spec[0] == AXIS
-    for leaf in jax.tree.leaves(out[0]):
-        assert len({np.asarray(shard.data).tobytes() for shard in leaf.addressable_shards}) == 1
-
-
-@WAYS
-@KINDS
-def test_a_restored_state_that_lies_on_no_mesh(kind, by):
+def test_a_restored_state_that_lies_on_no_mesh(kind):
     """As it is read from a file: nothing but the wrapper then names the devices."""
     mesh, tx = grid(kind), transformation()
     state = fg.init_state(tx, first(), mesh, AXIS)
-    run = fg.data_parallel(stepper(tx), mesh, AXIS, by=by)
+    run = fg.data_parallel(stepper(tx), mesh, AXIS)
     got = run(*jax.device_get((first(), state)), X[0], Y[0])
     wanted = run(first(), state, X[0], Y[0])
     jax.tree.map(np.testing.assert_array_equal, got[:2], wanted[:2])
 
 
-@KINDS
+def test_one_parameter_that_is_called_value_trains():
+    tx, mesh = transformation(fg.AllReduce()), grid()
+
+    def step(params, state, x):
+        _, grads = fg.value_and_grad(lambda p, x: jnp.mean((x @ p["value"]) ** 2), AXIS)(params, x)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = {"value": jnp.ones((6, 2))}
+    params, state = fg.data_parallel(step, mesh, AXIS)(
+        params, fg.init_state(tx, params, mesh, AXIS), X[0]
+    )
+    assert float(jnp.max(params["value"])) < 1
+    assert int(state[0].step) == 1
+
+
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+PAIRS = [(AUTO, AUTO), (EXPLICIT, EXPLICIT), (AUTO, EXPLICIT), (EXPLICIT, AUTO)]
+
+
+@pytest.mark.parametrize("kind", PAIRS, ids=str)
 def test_parameters_over_another_axis(kind):
     tx, mesh = transformation(), grid(kind, (4, 2), (AXIS, "model"))
     run = fg.data_parallel(stepper(tx, split_loss), mesh, AXIS, param_specs=SHARDED)
@@ -145,18 +152,80 @@ def test_parameters_over_another_axis(kind):
     assert out[0]["up"].sharding.shard_shape((6, 16)) == (6, 8)
 
 
-@WAYS
-def test_it_runs_inside_a_mesh_that_is_set(by):
+def put(params, mesh):
+    return {n: jax.device_put(p, NamedSharding(mesh, SHARDED[n])) for n, p in params.items()}
+
+
+@pytest.mark.parametrize("kind", PAIRS[:2] + PAIRS[3:], ids=str)
+def test_without_specs_parameters_stay_sharded_as_they_are(kind):
+    """The other axes of the mesh are XLA's, and a step has whole parameters."""
+    tx, small = transformation(), Mesh(np.array(jax.devices()[:4]), (AXIS,))
+    mesh = grid(kind, (4, 2), (AXIS, "model"))
+
+    def whole_loss(params, x, y):
+        hidden = jnp.tanh(x @ params["up"])
+        out = P() if kind[1] == EXPLICIT else None
+        return jnp.mean((jnp.dot(hidden, params["down"], out_sharding=out) - y) ** 2)
+
+    state, params = fg.init_state(tx, put(PARAMS, mesh), mesh, AXIS), put(PARAMS, mesh)
+    wanted = fg.init_state(tx, PARAMS, small, AXIS)
+    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(one, other)
+    out = fg.data_parallel(stepper(tx, whole_loss), mesh, AXIS)(params, state, X[0], Y[0])
+    expected = fg.data_parallel(stepper(tx), small, AXIS)(first(), wanted, X[0], Y[0])
+    assert_close(out, expected)
+    for own, kept in [(params, state), out[:2]]:
+        assert own["up"].sharding.shard_shape((6, 16)) == (6, 8)
+        assert kept[1][0].nu["down"].sharding.shard_shape((16, 2)) == (8, 2)
+        residual = kept[0].memory.worker_rows.residual["up"]
+        assert residual.sharding.shard_shape((4, 6, 16)) == (1, 6, 8)
+
+
+def test_explicit_axes_beside_auto_workers_need_specs():
+    mesh = grid((AUTO, EXPLICIT), (4, 2), (AXIS, "model"))
+    with pytest.raises(
+        ValueError, match=r"data_parallel\(mesh\).*Explicit.*give param_specs, P\(\)"
+    ):
+        fg.data_parallel(GOOD, mesh, AXIS)
+
+
+BEHIND = {
+    "muon": (SPARSE, optax.contrib.muon(0.1)),
+    "adafactor": (fg.PowerSgd(1), optax.adafactor(0.1, min_dim_size_to_factor=2)),
+}
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+@pytest.mark.parametrize("name", BEHIND)
+def test_optimizers_whose_states_are_not_all_shaped_like_parameters(name, split):
+    exchange, inner = BEHIND[name]
+    compressed = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
+    tx, mesh = optax.chain(compressed, inner), grid(AUTO, (4, 2), (AXIS, "model"))
+    specs = SHARDED if split else None
+    state, params = fg.init_state(tx, put(PARAMS, mesh), mesh, AXIS, specs), put(PARAMS, mesh)
+    run = fg.data_parallel(
+        stepper(tx, split_loss if split else loss), mesh, AXIS, param_specs=specs
+    )
+    values = []
+    for x, y in zip(X, Y, strict=True):
+        params, state, value = run(params, state, x, y)
+        values.append(float(value))
+    assert values[-1] < values[0]
+    if not split:
+        wanted = jax.tree.map(lambda a: a.shape, jax.eval_shape(inner.init, PARAMS))
+        assert jax.tree.map(jnp.shape, state[1]) == wanted
+
+
+def test_it_runs_inside_a_mesh_that_is_set():
     tx, mesh, expected = transformation(), grid(AxisType.Explicit), by_hand()
     with jax.set_mesh(mesh):
-        run = fg.data_parallel(stepper(tx), mesh, AXIS, by=by)
+        run = fg.data_parallel(stepper(tx), mesh, AXIS)
         assert_close(train(run, fg.init_state(tx, PARAMS, mesh, AXIS)), expected)
 
 
-@WAYS
-def test_donated_buffers_are_taken(by):
+def test_donated_buffers_are_taken():
     tx, mesh = transformation(), grid()
-    run = fg.data_parallel(stepper(tx), mesh, AXIS, by=by, donate_argnums=(0, 1))
+    run = fg.data_parallel(stepper(tx), mesh, AXIS, donate_argnums=(0, 1))
     state = fg.init_state(tx, PARAMS, mesh, AXIS)
     params = jax.device_put(first(), NamedSharding(mesh, P()))
     args = params, state, *(jax.device_put(a[0], NamedSharding(mesh, P(AXIS))) for a in (X, Y))
@@ -168,8 +237,7 @@ def test_donated_buffers_are_taken(by):
     assert_close(train(run, fg.init_state(tx, PARAMS, mesh, AXIS)), by_hand())
 
 
-@WAYS
-def test_a_train_state_is_one_argument(by):
+def test_a_train_state_is_one_argument():
     tx, mesh = transformation(), grid()
     first_state = TrainState.create(apply_fn=loss, params=first(), tx=tx)
 
@@ -178,10 +246,10 @@ def test_a_train_state_is_one_argument(by):
         return (state.apply_gradients(grads=grads),)
 
     state = first_state.replace(opt_state=fg.init_state(tx, PARAMS, mesh, AXIS))
-    run = fg.data_parallel(step, mesh, AXIS, by=by)
+    run = fg.data_parallel(step, mesh, AXIS)
     for batch in zip(X, Y, strict=True):
         (state,) = run(state, batch)
-    (assert_same if by == "shard_map" else assert_close)(state.params, by_hand()[0])
+    assert_same(state.params, by_hand()[0])
     assert int(state.step) == STEPS
 
 
@@ -204,63 +272,27 @@ def test_what_all_workers_share_goes_before_the_state():
     assert carried[1].ema["up"].shape == (6, 16)
 
 
-def test_several_axes_by_vmap_are_as_by_shard_map():
-    axes, exchange = ("slow", "fast"), HIERARCHIES["slow gather"]
-    tx = transformation(exchange, axes, fg.NoMemory())
-
-    def result(by, kind):
-        mesh = grid(kind, (2, 4), axes)
-        run = fg.data_parallel(stepper(tx, axis_name=axes), mesh, axes, by=by)
-        return train(run, fg.init_state(tx, PARAMS, mesh, axes))
-
-    some, others = result("shard_map", AxisType.Auto), result("vmap", AxisType.Explicit)
-    assert_close((some[0], some[2]), (others[0], others[2]))
-
-
 # What travels
 
 
-def sent(exchange, mesh, by):
+def sent(exchange, mesh):
     """What a compiled step sends that returns no loss, with XLA's passes as they are."""
     tx = transformation(exchange)
 
     def step(params, state, x, y):
         return stepper(tx)(params, state, x, y)[:2]
 
-    run = fg.data_parallel(step, mesh, AXIS, by=by)
+    run = fg.data_parallel(step, mesh, AXIS)
     state = fg.init_state(tx, PARAMS, mesh, AXIS)
     return fg.audit(run.lower(first(), state, X[0], Y[0]).compile())
 
 
 @KINDS
-@WAYS
-def test_one_all_gather_of_wire_bytes_and_nothing_else(kind, by):
-    (found,) = sent(SPARSE, grid(kind), by)
+def test_one_all_gather_of_wire_bytes_and_nothing_else(kind):
+    (found,) = sent(SPARSE, grid(kind))
     assert found.kind == "all-gather"
     assert found.bytes == fg.wire_bytes(SPARSE, PARAMS)
     assert found.workers == WORKERS
-
-
-# What is sent by each kind of collective.
-KINDS_OF_SENDING = [
-    "dense", "gather blocked", "gather adaptive", "shared support", "two stages", "integer sum",
-    "low rank", "low rank in turns",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", KINDS_OF_SENDING)
-def test_by_vmap_nothing_dense_travels(name):
-    """A loop that waits for the slowest worker asks all of them in each turn, in one byte."""
-    exchange = of_size(EXCHANGES[name], WORKERS)
-    found = [c for c in sent(exchange, grid(), "vmap") if not (c.repeated and c.bytes == 1)]
-    assert sum(c.bytes for c in found) <= fg.wire_bytes(exchange, PARAMS)
-
-
-def test_by_vmap_a_long_fourier_transform_is_gathered_by_older_versions():
-    """Their partitioner does not split it: the docstring says so."""
-    found = sent(EXCHANGES["gather paper"], grid(), "vmap")
-    is_split = max(c.bytes for c in found) < 4 * 128
-    assert is_split == (jax.__version_info__ >= (0, 12))
 
 
 # Mistakes
@@ -293,11 +325,10 @@ WRONG = {
 }  # fmt: skip
 
 
-@WAYS
 @pytest.mark.parametrize(("step", "remedy"), WRONG.values(), ids=WRONG)
-def test_wrong_results_are_answered_while_tracing(step, remedy, by):
+def test_wrong_results_are_answered_while_tracing(step, remedy):
     tx, mesh = transformation(), grid()
-    run = fg.data_parallel(step, mesh, AXIS, by=by)
+    run = fg.data_parallel(step, mesh, AXIS)
     state = fg.init_state(tx, PARAMS, mesh, AXIS)
     with pytest.raises(ValueError, match=rf"data_parallel\(step\): .*{remedy}"):
         jax.eval_shape(run, first(), state, X[0], Y[0])
@@ -326,24 +357,22 @@ def momentum():
     return optax.GradientTransformation(lambda params: Velocity(zeros(params)), update)
 
 
-@WAYS
-def test_a_state_before_the_mean_that_differs_is_answered_with_the_remedy(by):
+def test_a_state_before_the_mean_that_differs_is_answered_with_the_remedy():
     for tx, match in [
         (momentum(), r"data_parallel\(step\): .* wrap .* compressed_pmean as fg\.per_worker"),
         (optax.adam(0.1), "got ScaleByAdamState, .*wrap that transformation as fg.per_worker"),
     ]:
         tx = optax.chain(tx, transformation())
-        run = fg.data_parallel(stepper(tx), grid(), AXIS, by=by)
+        run = fg.data_parallel(stepper(tx), grid(), AXIS)
         with pytest.raises(ValueError, match=match):
             jax.eval_shape(run, first(), fg.init_state(tx, PARAMS, grid(), AXIS), X[0], Y[0])
 
 
-@WAYS
 @KINDS
-def test_wrong_arguments_are_answered_while_tracing(by, kind):
+def test_wrong_arguments_are_answered_while_tracing(kind):
     tx, mesh = transformation(), grid(kind)
     state = fg.init_state(tx, PARAMS, mesh, AXIS)
-    run = fg.data_parallel(GOOD, mesh, AXIS, by=by)
+    run = fg.data_parallel(GOOD, mesh, AXIS)
     for args, remedy in [
         ((first(), X[0], Y[0]), r"state = fg\.init_state\(tx, params, mesh, axis_name\)"),
         ((first(), state, X[0][:9], Y[0]), r"batch\[0\].*8 workers.*float32\[9, 6\]; give each"),
@@ -361,8 +390,6 @@ def test_wrong_options_are_answered_at_once():
     for options, error, remedy in [
         ({"axis_name": "date"}, ValueError, r"got 'date' for a mesh with \('data',\); use one"),
         ({"axis_name": [AXIS]}, TypeError, "use 'data'"),
-        ({"by": "pmap"}, ValueError, "use 'shard_map'"),
-        ({"by": "vmap", "param_specs": P()}, ValueError, "use by='shard_map'"),
     ]:
         with pytest.raises(error, match=remedy):
             fg.data_parallel(GOOD, **{"mesh": grid(), "axis_name": AXIS} | options)

@@ -63,8 +63,12 @@ def test_parameters_over_a_model_axis(kind, placed):
         wanted = NamedSharding(mesh, other.sharding.spec)
         assert one.sharding.is_equivalent_to(wanted, one.ndim)
     _, compressed, adam = state.inner
-    assert compressed.memory.value.residual["up"].sharding.shard_shape((4, 6, 16)) == (1, 6, 8)
-    assert compressed.worker.value.tolist() == [[-1, -1]] * 4
+    assert compressed.memory.worker_rows.residual["up"].sharding.shard_shape((4, 6, 16)) == (
+        1,
+        6,
+        8,
+    )
+    assert compressed.worker.worker_rows.tolist() == [[-1, -1]] * 4
     assert adam[0].mu["up"].sharding.spec == P(None, "model")
 
 
@@ -162,9 +166,21 @@ def test_a_state_is_sharded_as_the_parameter_with_the_longest_path():
     tx = optax.chain(fg.compressed_pmean(SPARSE, fg.ErrorFeedback(), axis_name=AXIS), optax.adam(1))
     specs = fg.state_specs(jax.eval_shape(tx.init, NESTED), AXIS, NESTED_SPECS)
     assert specs[1][0].mu == NESTED_SPECS
-    residual = specs[0].memory.value.residual
+    residual = specs[0].memory.worker_rows.residual
     assert residual["w"] == P(AXIS, None, "model")
     assert residual["head"] == {"w": P(AXIS, "model"), "b": P(AXIS)}
+
+
+def test_what_has_not_the_path_of_a_parameter_is_replicated():
+    tx = optax.chain(fg.compressed_pmean(SPARSE, axis_name="data"), optax.contrib.muon(0.1))
+    (coefficients,) = {
+        leaf.shape
+        for path, leaf in jax.tree.leaves_with_path(
+            fg.init_state(tx, PARAMS, grid(), "data", SHARDED)
+        )
+        if "ns_coeffs" in jax.tree_util.keystr(path)
+    }
+    assert coefficients == (3,)
 
 
 def test_a_state_of_fewer_axes_is_not_sharded_as_its_parameter():
@@ -224,6 +240,16 @@ def test_specs_of_an_nnx_state(exchange):
     assert P(AXIS) in found.values()
 
 
+@pytest.mark.parametrize("as_dicts", [lambda tree: tree, serialization.to_state_dict, nnx.State])
+def test_parameters_that_are_called_value_are_no_state_of_a_worker(as_dicts):
+    params, tx = {"value": jnp.ones((6, 16))}, transformation()
+    tree = {"params": params, "state": serialization.to_state_dict(tx.init(params))}
+    specs = fg.state_specs(as_dicts(tree), AXIS)
+    assert specs["params"]["value"] == P()
+    memory = specs["state"]["inner"]["1"]["memory"]["worker_rows"]
+    assert memory["residual"]["value"] == P(AXIS)
+
+
 def test_specs_of_a_whole_train_state():
     tx = transformation()
     state = jax.eval_shape(
@@ -233,7 +259,7 @@ def test_specs_of_a_whole_train_state():
     assert specs.params["params"] == SHARDED
     assert specs.step == P()
     assert specs.opt_state == fg.state_specs(state.opt_state, "data", {"params": SHARDED})
-    assert specs.opt_state.inner[1].memory.value.residual["params"]["up"] == P(
+    assert specs.opt_state.inner[1].memory.worker_rows.residual["params"]["up"] == P(
         "data", None, "model"
     )
     both = fg.state_specs((PARAMS, state.opt_state), "data")

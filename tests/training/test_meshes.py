@@ -69,7 +69,7 @@ def test_a_group_loses_nothing(exchange, check_vma):
         applied += np.concatenate([np.ravel(mean[name]) for name in ("b", "w")])
         wanted += np.concatenate([np.ravel(np.asarray(grads[n]).mean(0)) for n in ("b", "w")])
     # One residual a group: rows of the mesh, in pieces along its fast axis.
-    (residual,) = jax.tree.leaves(state.exchange[0].shards.value.memory)
+    (residual,) = jax.tree.leaves(state.exchange[0].shards.worker_rows.memory)
     pieces = np.asarray(residual, np.float64).reshape(2, 4, -1)
     groups = np.stack([unshard(group, 117) for group in pieces])
     tolerance = 1e-4 if exchange.dtype == "float32" else 0.2
@@ -146,8 +146,8 @@ def test_a_bad_worker_is_seen_by_all_groups_and_costs_no_memory(exchange):
     assert all(np.all(np.isnan(leaf)) for leaf in mean.values())
     assert int(after.skipped) == 1
     for old, new in zip(
-        jax.tree.leaves(before.exchange[0].shards.value.memory),
-        jax.tree.leaves(after.exchange[0].shards.value.memory),
+        jax.tree.leaves(before.exchange[0].shards.worker_rows.memory),
+        jax.tree.leaves(after.exchange[0].shards.worker_rows.memory),
         strict=True,
     ):
         np.testing.assert_array_equal(old, new)
@@ -275,7 +275,7 @@ def test_shards_compress_their_own_piece(exchange, check_vma):
     }
     over_data = [c for c in fg.audit(text) if c.workers == 4 and c.bytes > 4]
     assert sum(c.bytes for c in over_data) == fg.wire_bytes(exchange, shard)
-    residual = state[0].memory.value.residual["up"]
+    residual = state[0].memory.worker_rows.residual["up"]
     assert residual.shape == (4, 6, 16)
     assert {s.data.shape for s in residual.addressable_shards} == {(1, 6, 8)}
 
@@ -406,7 +406,7 @@ def test_who_hears_of_a_bad_shard(check_vma, remedy, agreed):
             fine = jax.lax.pmin(jnp.isfinite(own).all().astype(jnp.int32), "model") > 0
             own = jnp.where(fine, own, jnp.nan)
         _, state = tx.update(own, tx.init(own))
-        kept = jnp.all(state.memory.value.residual == 0)
+        kept = jnp.all(state.memory.worker_rows.residual == 0)
         return state.skipped[None, None], kept[None, None]
 
     run = jax.shard_map(
@@ -448,7 +448,7 @@ def partly_manual(kind, manual):
 
     whole = manual == {"data", "model"}
     params = put(PARAMS, jax.tree.map(lambda _: P(), PARAMS) if whole else SHARDED)
-    state = fg.init_state(tx, params, axes, "data", None if whole else SHARDED)
+    state = fg.init_state(tx, params, axes, "data")
     specs = fg.state_specs(state, "data")
     ins = P(), specs, P("data"), P("data")
     run = jax.jit(
@@ -470,7 +470,7 @@ def test_with_the_data_axis_alone_manual_the_model_axis_is_xlas(kind):
         np.testing.assert_allclose(leaf, whole[name], rtol=1e-4, atol=1e-6)
         wanted = NamedSharding(leaf.sharding.mesh, SHARDED[name])
         assert leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
-    residual = state[0].memory.value.residual["up"]
+    residual = state[0].memory.worker_rows.residual["up"]
     assert residual.sharding.shard_shape((4, 6, 16)) == (1, 6, 8)
     over_data = [c.bytes for c in found if c.workers == 4]
     over_model = [c.bytes for c in found if c.workers == 2]

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from cases import gradients
+from flax import serialization
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, mesh_of, train_step
 
@@ -49,7 +50,7 @@ def test_counts_and_the_norm_of_the_residual():
     found = fg.metrics(state)
     assert list(found) == ["step", "skipped", "overflow", "invalid", "dropped", "residual"]
     assert (int(found["step"]), int(found["skipped"]), int(found["overflow"])) == (3, 1, 0)
-    wanted = root_mean_square(state[0].memory.value.residual)
+    wanted = root_mean_square(state[0].memory.worker_rows.residual)
     np.testing.assert_allclose(found["residual"], wanted, rtol=1e-5)
     assert all(np.shape(value) == () for value in found.values())
 
@@ -109,10 +110,27 @@ def test_the_state_is_found_wherever_it_is(name):
     assert float(found["residual"]) > 0 or name == "delay"
 
 
+@pytest.mark.parametrize("as_dicts", [lambda state: state, serialization.to_state_dict])
+def test_of_an_optimizer_of_shards_it_shows_what_there_is(as_dicts):
+    tx = fg.optimizers.sharded(optax.adam(0.1), WORKERS, memory=fg.ErrorFeedback(), axis_name=AXIS)
+    state = jax.eval_shape(tx.init, zeros())
+    filled = jax.tree.map(lambda a: jnp.full((WORKERS, *a.shape[1:]) if a.ndim else (), 2.0), state)
+    found = fg.metrics(as_dicts((filled, optax.EmptyState())))
+    assert list(found) == ["step", "skipped", "residual"]
+    assert (float(found["step"]), float(found["skipped"])) == (2.0, 2.0)
+    np.testing.assert_allclose(found["residual"], 2 * np.sqrt(117))
+
+
 def test_diloco_is_found():
     tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(0.7), every=2, axis_name=AXIS)
     counts = dict.fromkeys(("step", "skipped", "overflow", "invalid", "dropped"), 0)
     assert fg.metrics(tx.init(zeros())) == counts | {"residual": 0.0}
+
+
+def test_states_whose_paths_have_the_same_text_are_told_apart():
+    state = pmean().init(zeros())
+    found = fg.metrics({"a/b": state, "a": {"b": state._replace(step=state.step + 1)}})
+    assert (int(found["a%2Fb/step"]), int(found["a/b/step"])) == (0, 1)
 
 
 def test_several_states_are_told_apart():
@@ -135,13 +153,13 @@ def test_several_states_are_told_apart():
 
 def test_only_the_residual_of_a_memory_is_counted():
     state = trained(pmean(memory=fg.MomentumCorrection(0.9)))
-    wanted = root_mean_square(state.memory.value.residual)
+    wanted = root_mean_square(state.memory.worker_rows.residual)
     np.testing.assert_allclose(fg.metrics(state)["residual"], wanted, rtol=1e-5)
 
 
 def test_memories_inside_an_exchange_have_a_key_of_their_own():
     state = trained(pmean(fg.TwoStage(fg.Sign(), workers=4)))
-    wanted = root_mean_square(state.exchange[0].shards.value.memory.residual)
+    wanted = root_mean_square(state.exchange[0].shards.worker_rows.memory.residual)
     np.testing.assert_allclose(fg.metrics(state)["exchange_residual"], wanted, rtol=1e-5)
 
 
@@ -152,7 +170,7 @@ def test_the_error_of_a_step_is_measured(check_vma):
     _, state = update(grads, init(zeros()))
     # In the first step what was not sent is the residual.
     norm = root_mean_square(grads)
-    wanted = root_mean_square(state.memory.value.residual) / norm
+    wanted = root_mean_square(state.memory.worker_rows.residual) / norm
     assert 0.1 < wanted < 1.0
     np.testing.assert_allclose(fg.metrics(state)["error"], wanted, rtol=1e-5)
     bad = {**grads, "b": grads["b"].at[2, 3].set(jnp.inf)}

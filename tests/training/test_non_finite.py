@@ -266,7 +266,7 @@ def test_a_group_of_which_no_worker_counts_does_not_count(name):
     init, update = in_groups(name)
     _, before = update(rows, init(rows))
     _, after = update(bad, before)
-    old, new = (row(state.exchange[0].shards.value.memory, 1) for state in (before, after))
+    old, new = (row(state.exchange[0].shards.worker_rows.memory, 1) for state in (before, after))
     assert same(old, new)
     assert name == "dense" or np.any(jax.tree.leaves(old)[0])
     assert np.asarray(after.dropped).tolist() == [[4] * 4] * 2
@@ -293,7 +293,7 @@ def test_what_groups_had_to_send_is_applied_or_held(name):
         mean, state = update(jnp.asarray(spoil), state)
         applied += len(good) * np.asarray(mean[1, 2], np.float64)
         wanted += np.sum([np.asarray(rows[worker], np.float64) for worker in good], axis=0)
-    (held,) = jax.tree.leaves(state.exchange[0].shards.value.memory)
+    (held,) = jax.tree.leaves(state.exchange[0].shards.worker_rows.memory)
     held = np.asarray(held, np.float64).reshape(2, 60)
     np.testing.assert_allclose(applied + 4 * held.sum(0), wanted, atol=1e-5 * abs(wanted).max())
 
@@ -344,11 +344,12 @@ def test_what_finite_workers_had_to_send_is_applied_or_held(exchange, dtype):
         mean, state = update(spoiled(rows, bad, leaf="ab"[seed % 2]), state)
         applied += len(good) * np.concatenate([np.asarray(mean[k][0], float) for k in PAIR])
         wanted += sum(np.concatenate([np.asarray(rows[k][i], float) for k in PAIR]) for i in good)
-    residual = state.memory.value.residual
+    residual = state.memory.worker_rows.residual
     held = np.concatenate([np.asarray(residual[k], float)[:, 0].sum(0) for k in PAIR])
     if isinstance(exchange, fg.TwoStage):  # buckets run from the last leaf to the first
         shards = [
-            np.asarray(jax.tree.leaves(s.shards.value.memory)[0]) for s in reversed(state.exchange)
+            np.asarray(jax.tree.leaves(s.shards.worker_rows.memory)[0])
+            for s in reversed(state.exchange)
         ]
         assert min(np.abs(s).max() for s in shards) > 0
         held = held + WORKERS * np.concatenate([s.reshape(8, 8) for s in shards])
@@ -385,10 +386,10 @@ def test_the_law_holds_for_gradients_of_any_scales(name, seed):
         wanted += flat[good].astype(float).sum(0)
         whole += np.linalg.norm(flat[good].astype(float)) + len(good) * np.linalg.norm(moved)
         missing += len(bad) % WORKERS  # without anybody it is skipped
-    residual = state.memory.value.residual
+    residual = state.memory.worker_rows.residual
     held = np.concatenate([np.asarray(residual[leaf], float).sum(0).ravel() for leaf in PAIR])
     if isinstance(EXCHANGES[name], fg.TwoStage):
-        (shards,) = jax.tree.leaves(state.exchange[0].shards.value.memory)
+        (shards,) = jax.tree.leaves(state.exchange[0].shards.worker_rows.memory)
         held = held + WORKERS * np.asarray(shards, float).ravel()
     gap = np.linalg.norm(applied + held - wanted) / whole
     assert gap < 2.0**-23
@@ -405,7 +406,7 @@ def test_an_owner_that_is_dropped_still_keeps_its_shard_for_all():
     for old, new in zip(before.exchange, after.exchange, strict=True):
         assert same(row(old.own, 2), row(new.own, 2))
         for kept in ("memory", "learned"):
-            was, became = (getattr(state.shards.value, kept) for state in (old, new))
+            was, became = (getattr(state.shards.worker_rows, kept) for state in (old, new))
             assert not same(row(was, 2), row(became, 2)), kept
         assert not same(row(old.own, 1), row(new.own, 1))
 
@@ -463,7 +464,7 @@ def test_what_a_group_keeps_is_not_that_of_a_worker():
     rows, update = jnp.asarray(values((2, 4, 60))), twice(tx.update)
     _, before = update(rows, twice(tx.init)(rows))
     _, after = update(rows.at[1, 2, 7].set(np.nan), before)
-    old, new = (state.exchange[0].shards.value for state in (before, after))
+    old, new = (state.exchange[0].shards.worker_rows for state in (before, after))
     for was, became in ((old.memory, new.memory), (old.learned, new.learned)):
         assert jax.tree.leaves(was)
         assert not same(row(row(was, 1), 2), row(row(became, 1), 2))
@@ -617,7 +618,7 @@ def test_a_worker_is_dropped_with_all_its_shards(name):
     mean, after = run(rows.at[2, 33].set(np.nan), before)
     assert np.all(np.isfinite(mean["w"]))
     assert (int(after.skipped), int(after.dropped)) == (0, 1)
-    old, new = (np.asarray(s.memory.value.residual["w"]) for s in (before, after))
+    old, new = (np.asarray(s.memory.worker_rows.residual["w"]) for s in (before, after))
     np.testing.assert_array_equal(old[2], new[2])
     if name == "dense":
         np.testing.assert_allclose(mean["w"], rows[np.array([0, 1, 3])].mean(0), rtol=1e-5)

@@ -55,7 +55,7 @@ def test_checked_or_not_the_steps_agree(exchange, memory):
         state = init(jax.tree.map(lambda g: g[0], grads))
         for _ in range(3):
             mean, state = update(grads, state)
-        results.append((mean, state.memory.value))
+        results.append((mean, state.memory.worker_rows))
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
 
@@ -66,7 +66,7 @@ def test_every_way_of_running_it_agrees_with_feedback():
     def twice(grad):
         _, state = tx.update(grad, tx.init(grad))
         mean, state = tx.update(grad, state)
-        return mean, state.memory.value
+        return mean, state.memory.worker_rows
 
     grads = gradients({"w": jax.ShapeDtypeStruct((90,), "float32")}, 4)
     results = [everywhere(mode, twice, 4)(grads) for mode in MODES]
@@ -127,7 +127,7 @@ def few_steps(exchange, memory):
         for grad in grads:
             mean, state = tx.update(grad, state)
             means += mean
-        return means, state.memory.value
+        return means, state.memory.worker_rows
 
     means, held = jax.jit(jax.vmap(run, axis_name=AXIS))(*rows)
     return means[0], sum(rows), held
@@ -175,9 +175,9 @@ def test_error_feedback_loses_nothing(exchange):
         mean, state = update(grads, state)
         applied += flat(mean)
         wanted += flat(grads, 1).mean(0)
-    residual = flat(state.memory.value.residual, 1).mean(0)
+    residual = flat(state.memory.worker_rows.residual, 1).mean(0)
     if isinstance(exchange, fg.TwoStage):
-        (shards,) = jax.tree.leaves(state.exchange[0].shards.value.memory)
+        (shards,) = jax.tree.leaves(state.exchange[0].shards.worker_rows.memory)
         rows = np.asarray(shards, np.float64).reshape(4, -1)
         residual += unshard(rows, residual.size)
     np.testing.assert_allclose(applied + residual, wanted, atol=1e-4)
@@ -232,7 +232,7 @@ def test_what_rounding_drops_of_the_mean_is_not_lost(name, dtype, check_vma):
         assert len(set(shards)) == 1
         applied += np.asarray(mean["w"], np.float64)
         wanted += np.asarray(grads["w"], np.float64).mean(0)
-    kept = np.asarray(state.memory.value.residual["w"], np.float64).mean(0)
+    kept = np.asarray(state.memory.worker_rows.residual["w"], np.float64).mean(0)
     if not isinstance(exchange, fg.AllReduce):
         kept = kept + kept_inside(state.exchange[0], (10, 11))
     assert np.linalg.norm(kept) > 0
@@ -243,7 +243,7 @@ def test_what_rounding_drops_of_the_mean_is_not_lost(name, dtype, check_vma):
 
 def kept_inside(state, shape):
     """The residual that the exchange keeps of its own: of the last leaf, "w", behind "b"."""
-    kept = state.shards.value
+    kept = state.shards.worker_rows
     if not kept:
         return 0.0
     (shards,) = jax.tree.leaves(kept.memory)
@@ -270,7 +270,7 @@ def test_every_memory_takes_back_what_rounding_drops(memory):
         velocity = 0.5 * velocity if isinstance(memory, fg.MomentumCorrection) else 0.0
         velocity = velocity + np.asarray(grads["w"], np.float64).mean(0)
         wanted += velocity
-    kept = np.asarray(state.memory.value.residual["w"], np.float64).mean(0)
+    kept = np.asarray(state.memory.worker_rows.residual["w"], np.float64).mean(0)
     kept = kept / getattr(memory, "uptake", 1.0)
     assert np.linalg.norm(kept) > 0
     np.testing.assert_allclose(applied + kept, wanted, atol=1e-5 * np.abs(wanted).max())
@@ -299,7 +299,7 @@ def test_a_bad_step_leaves_the_memory_and_is_counted(check_vma):
     assert int(after.skipped) == 1
     assert int(after.step) == 2
     np.testing.assert_array_equal(
-        before.memory.value.residual["w"], after.memory.value.residual["w"]
+        before.memory.worker_rows.residual["w"], after.memory.worker_rows.residual["w"]
     )
 
 
@@ -446,7 +446,7 @@ def test_state_specs_put_a_row_on_each_worker():
     assert set(jax.tree.leaves(fg.state_specs(shapes, ("a", "b"))[0].memory)) == {P(("a", "b"))}
     init, _ = train_step(tx, 8, like=params)
     state = init(params)
-    residual = state[0].memory.value.residual["w"]
+    residual = state[0].memory.worker_rows.residual["w"]
     assert residual.shape == (8, 3, 4)
     assert [s.data.shape for s in residual.addressable_shards] == [(1, 3, 4)] * 8
     assert state[1][0].mu["w"].shape == (3, 4)
@@ -454,7 +454,7 @@ def test_state_specs_put_a_row_on_each_worker():
 
 def test_init_needs_only_shapes():
     tx = fg.compressed_pmean(BLOCKED, fg.ErrorFeedback(), axis_name=AXIS)
-    assert tx.init(TREE).memory.value.residual["layers"][0]["w"].shape == (1, 10, 11)
+    assert tx.init(TREE).memory.worker_rows.residual["layers"][0]["w"].shape == (1, 10, 11)
 
 
 def test_several_buckets_are_several_collectives():
@@ -475,7 +475,7 @@ def test_several_buckets_are_several_collectives():
     )
     mean, state = update(grads, state)
     for name in like:
-        residual = state.memory.value.residual[name].mean(0)
+        residual = state.memory.worker_rows.residual[name].mean(0)
         np.testing.assert_allclose(mean[name] + residual, grads[name].mean(0), atol=1e-5)
 
 
@@ -528,9 +528,9 @@ def test_a_model_axis_is_left_alone(check_vma):
         )
     )(x)
     assert mean["w"].shape == (20,)
-    assert state.memory.value.residual["w"].shape == (4, 20)
+    assert state.memory.worker_rows.residual["w"].shape == (4, 20)
     for half in (slice(0, 10), slice(10, 20)):
-        kept = np.asarray(x["w"][:, half] - state.memory.value.residual["w"][:, half])
+        kept = np.asarray(x["w"][:, half] - state.memory.worker_rows.residual["w"][:, half])
         assert np.all(np.count_nonzero(kept, axis=1) == 3)
         np.testing.assert_allclose(mean["w"][half], kept.mean(0), rtol=1e-5, atol=1e-6)
 
@@ -688,9 +688,9 @@ def test_workers_round_independently():
     exchange = fg.AllGather(fg.RangeFloat(bits=4, rounding="stochastic"))
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
     same = jnp.broadcast_to(gradients(jax.ShapeDtypeStruct((90,), "float32"), 1), (4, 90))
-    residual = everywhere("vmap", lambda g: tx.update(g, tx.init(g))[1].memory.value.residual, 4)(
-        same
-    )
+    residual = everywhere(
+        "vmap", lambda g: tx.update(g, tx.init(g))[1].memory.worker_rows.residual, 4
+    )(same)
     assert len({row.tobytes() for row in np.asarray(residual)}) == 4
 
 

@@ -1,6 +1,7 @@
 """Where a residual is kept: in bfloat16, rounded by chance, and in the memory of the host."""
 
 import functools
+import itertools
 import types
 
 import jax
@@ -127,8 +128,8 @@ def test_what_is_too_small_for_the_nearest_gets_in_by_chance():
 def test_applied_and_kept_add_up_to_the_gradients_but_for_the_rounding(mode):
     tx = fg.compressed_pmean(TOP_K, NARROW, axis_name=AXIS)
     applied, grads, state = run(tx, 40, mode=mode)
-    assert np.asarray(state.memory.value.rounds).ravel().tolist() == [40] * WORKERS
-    kept = flat(jax.tree.map(lambda r: r[:, 0], state.memory.value.residual)).mean(0)
+    assert np.asarray(state.memory.worker_rows.rounds).ravel().tolist() == [40] * WORKERS
+    kept = flat(jax.tree.map(lambda r: r[:, 0], state.memory.worker_rows.residual)).mean(0)
     gap = sum(flat(mean)[0] for mean in applied) + kept - sum(flat(g) for g in grads).mean(0)
     # Each step rounds by at most 2^-8 on average, and by chance: the errors add up as a walk.
     largest = max(np.linalg.norm(flat(g)) for g in grads)
@@ -143,7 +144,7 @@ def test_it_works_with_leaves_in_bfloat16_in_every_kind_of_exchange(name):
     tx = fg.compressed_pmean(EXCHANGES[name], NARROW, axis_name=AXIS)
     applied, _, state = run(tx, 6, like=TREE)
     assert all(np.all(np.isfinite(np.asarray(a, np.float32))) for a in jax.tree.leaves(applied))
-    assert np.asarray(state.memory.value.rounds).ravel().tolist() == [12] * WORKERS
+    assert np.asarray(state.memory.worker_rows.rounds).ravel().tolist() == [12] * WORKERS
     assert np.asarray(state.skipped).tolist() == [0] * WORKERS
 
 
@@ -180,19 +181,19 @@ ZEROS = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), LIKE)
 
 
 @functools.cache
-def compiled(tx, by, check_vma):
+def compiled(tx, check_vma):
     def step(params, state, grads):
         updates, state = tx.update(jax.tree.map(lambda g: g[0], grads), state, params)
         return optax.apply_updates(params, updates), state
 
     return fg.data_parallel(
-        step, mesh_of(WORKERS), AXIS, by=by, check_vma=check_vma, donate_argnums=(0, 1)
+        step, mesh_of(WORKERS), AXIS, check_vma=check_vma, donate_argnums=(0, 1)
     )
 
 
-def train(tx, *, by="shard_map", check_vma=True, state=None):
+def train(tx, *, check_vma=True, state=None):
     """Parameters and state after some steps, and the compiled step."""
-    mesh, trained = mesh_of(WORKERS), compiled(tx, by, check_vma)
+    mesh, trained = mesh_of(WORKERS), compiled(tx, check_vma)
     params = jax.device_put(ZEROS, jax.NamedSharding(mesh, jax.P()))
     state = fg.init_state(tx, params, mesh, AXIS) if state is None else state
     for count in range(4):
@@ -207,16 +208,12 @@ def kinds(state):
     return {a.sharding.memory_kind for a in own if jnp.issubdtype(a.dtype, jnp.floating)}
 
 
-WAYS = [("shard_map", True), ("shard_map", False), ("vmap", True)]
-
-
 @pytest.mark.parametrize(
-    ("name", "by", "checked"),
-    sample([(name, *way) for name in STATEFUL for way in WAYS], lambda row: {row[0], row[1:]}),
+    ("name", "checked"), sample(itertools.product(STATEFUL, [True, False]), set)
 )
-def test_on_the_host_it_is_the_same_to_the_bit(name, by, checked):
-    params, state, _ = train(STATEFUL[name], by=by, check_vma=checked)
-    found, after, step = train(fg.training.offload(STATEFUL[name]), by=by, check_vma=checked)
+def test_on_the_host_it_is_the_same_to_the_bit(name, checked):
+    params, state, _ = train(STATEFUL[name], check_vma=checked)
+    found, after, step = train(fg.training.offload(STATEFUL[name]), check_vma=checked)
     assert kinds(state) == {"device"}
     assert kinds(after) == {"pinned_host"}
     assert step._cache_size() == 1

@@ -316,13 +316,13 @@ def test_replicas_stay_near_to_their_owners(dtype):
     found = []
     for steps in (20, 200):
         _, state, _ = run(tx, steps, params=params)
-        found.append(float(optax.tree.norm(state.ahead.value.value)))
+        found.append(float(optax.tree.norm(state.ahead.value.worker_rows)))
     assert found[1] < 1.5 * found[0]
     exact = {k: p.astype(jnp.float32) for k, p in params.items()}
     wide = dense(optax.sgd(0.01), 200, exact)
     params, state, _ = run(tx, 200, params=params)
     # All that the replicas lack of what the inner optimizer did is in `ahead`.
-    lack = _shards.from_shards(state.ahead.value.value, exact)
+    lack = _shards.from_shards(state.ahead.value.worker_rows, exact)
     apart = jax.tree.map(lambda p, a, e: p.astype("float32") + a - e, params, lack, wide)
     moved = jax.tree.map(jnp.subtract, wide, exact)
     assert found[1] > 0.03 * float(optax.tree.norm(moved))
@@ -342,7 +342,7 @@ def test_feedback_is_that_of_the_gradients():
             np.asarray(gradients(LIKE, WORKERS, seed=i)[key], np.float64).mean(0)
             for i in range(steps)
         )
-        left = np.asarray(state.memory.value.residual[key], np.float64).mean(0)
+        left = np.asarray(state.memory.worker_rows.residual[key], np.float64).mean(0)
         np.testing.assert_allclose(start[key] - params[key], told - left, rtol=1e-4, atol=1e-4)
 
 
@@ -382,7 +382,7 @@ def test_another_number_of_workers_is_refused():
     tx = fg.optimizers.sharded(optax.adam(0.1), WORKERS)
     _, state, _ = run(tx, 1)
     same = fg.checkpoint.reshard_state(state, WORKERS).state
-    np.testing.assert_array_equal(same.ahead.value.value[0], state.ahead.value.value[0])
+    np.testing.assert_array_equal(same.ahead.value.worker_rows[0], state.ahead.value.worker_rows[0])
     with pytest.raises(ValueError, match=r"must be a fresh state, .* kept of each shard, got 2"):
         fg.checkpoint.reshard_state(state, 2)
 
@@ -434,6 +434,13 @@ def test_mistakes():
         on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS, reference=x))(x)
     with pytest.raises(TypeError, match="float array of at most 32 bits, got int32"):
         on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS))(x.astype(jnp.int32))
+    for call in (
+        fg.optimizers.compressed_psum_scatter,
+        fg.optimizers.compressed_all_gather,
+        lambda tree, axis: fg.optimizers.gather_parameters(tree, axis, step=0),
+    ):
+        with pytest.raises(TypeError, match=r"got a dict; call it for each leaf .* another key"):
+            on(lambda x, call=call: call({"w": x}, AXIS))(x)
     with pytest.raises(TypeError, match=r"codec\): must be a codec, got 8"):
         on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS, 8))(x)
     with pytest.raises(TypeError, match=r"gather_parameters\(gradients\): must be a codec"):

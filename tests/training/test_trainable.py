@@ -113,14 +113,14 @@ def test_its_state_is_saved_and_goes_on_with_other_workers(tmp_path):
     tx = fg.trainable(optimizer(), MASK)
     params = jax.tree.map(lambda s: jnp.full(s.shape, 0.5), LIKE)
     state = fg.init_state(tx, params, mesh_of(WORKERS), AXIS)
-    own = state[0].memory.value.residual["layers"][0]["lora"]
-    state[0].memory.value.residual["layers"][0]["lora"] = own + jnp.arange(4.0)[:, None, None]
+    own = state[0].memory.worker_rows.residual["layers"][0]["lora"]
+    state[0].memory.worker_rows.residual["layers"][0]["lora"] = own + jnp.arange(4.0)[:, None, None]
     fresh = fg.init_state(tx, params, mesh_of(2), AXIS)
     moved = fg.checkpoint.reshard_state(state, fresh).state
     checkpoint.save(tmp_path / "run", 1, {"state": state})
     restored = checkpoint.restore(tmp_path / "run", {"state": fresh}).tree["state"]
     for found in (moved, restored):
-        residual = found[0].memory.value.residual
+        residual = found[0].memory.worker_rows.residual
         np.testing.assert_array_equal(residual["layers"][0]["lora"][:, 0, 0], [0.5, 2.5])
         assert residual["base"] is None
 
@@ -133,7 +133,7 @@ def test_it_follows_the_sharding_of_the_parameters():
     specs["layers"][0]["lora"] = P(None, "model")
     specs["base"]["w"] = P("model")
     state = fg.init_state(tx, params, mesh, AXIS, specs)
-    assert state[0].memory.value.residual["layers"][0]["lora"].sharding.spec == P(
+    assert state[0].memory.worker_rows.residual["layers"][0]["lora"].sharding.spec == P(
         AXIS, None, "model"
     )
     assert state[1][0].mu["layers"][0]["lora"].sharding.spec == P(None, "model")
@@ -146,7 +146,7 @@ def test_optax_finds_what_is_like_the_parameters():
         tx, lambda _: "param", state, transform_non_params=lambda _: "other"
     )
     assert found[1][0].nu["layers"][0]["lora"] == "param"
-    assert found[0].memory.value.residual["layers"][0]["lora"] == "param"
+    assert found[0].memory.worker_rows.residual["layers"][0]["lora"] == "param"
 
 
 class Adapted(nnx.Module):

@@ -75,7 +75,7 @@ def test_one_exchange_for_all_microbatches(exchange):
     # Nothing in the loop over microbatches, and no sum of what is not compressed.
     sent = sum(row.bytes for row in fg.audit(compiled))
     assert sent == fg.wire_bytes(exchange, params)
-    residual = after[0].memory.value.residual
+    residual = after[0].memory.worker_rows.residual
     assert residual["up"].sharding.spec[0] == "data"
     for name, right in whole(x).items():
         told = np.asarray(residual[name]).mean(0) - np.asarray(moved[name])
@@ -96,7 +96,7 @@ def test_beside_a_model_axis():
     assert sum(row.bytes for row in sent) == fg.wire_bytes(TOP_K, shard)
     for name, right in whole(x).items():
         assert mean[name].sharding.spec == spec
-        told = np.asarray(mean[name]) + np.asarray(after.memory.value.residual[name]).mean(0)
+        told = np.asarray(mean[name]) + np.asarray(after.memory.worker_rows.residual[name]).mean(0)
         np.testing.assert_allclose(told, right, rtol=2e-5, atol=2e-7)
 
 

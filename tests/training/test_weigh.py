@@ -81,7 +81,7 @@ def test_a_worker_without_weight_still_sends_what_it_kept():
         assert len({row.tobytes() for row in np.asarray(mean)}) == 1
         applied += np.asarray(mean[0], np.float64)
         total += weights @ grads.astype(np.float64) / max(weights.sum(), 1)
-    left = np.asarray(state.memory.value.residual, np.float64)[:, 0].mean(0)
+    left = np.asarray(state.memory.worker_rows.residual, np.float64)[:, 0].mean(0)
     np.testing.assert_allclose(applied + left, total, atol=1e-4)
     assert np.abs(left).max() > 0.1
 
@@ -96,7 +96,7 @@ def test_the_weights_of_those_left_out_do_not_count(exchange):
     mean, state = everywhere("vmap", lambda g, v: tx.update(g, tx.init(g), weight=v), WORKERS)(
         grads, weights
     )
-    left = np.asarray(state.memory.value.residual, np.float64)[[0, 2, 3], 0].sum(0) / 3
+    left = np.asarray(state.memory.worker_rows.residual, np.float64)[[0, 2, 3], 0].sum(0) / 3
     expected = (3 * GRADS[0].astype(np.float64) + GRADS[2]) / 4
     np.testing.assert_allclose(np.asarray(mean[0], np.float64) + left, expected, atol=1e-5)
     assert np.all(np.asarray(state.dropped) == 1)

@@ -55,10 +55,10 @@ def test_a_state_of_another_worker_poisons_the_mean(check_vma, wrong):
     tx = fg.compressed_pmean(SPARSE, fg.ErrorFeedback(), axis_name=AXIS)
     init, update = train_step(tx, WORKERS, check_vma=check_vma, like=LIKE)
     state = init(LIKE)
-    assert state.worker.value.tolist() == [[-1, -1]] * WORKERS
+    assert state.worker.worker_rows.tolist() == [[-1, -1]] * WORKERS
     for seed in range(2):
         mean, state = update(grads(seed), state)
-        assert state.worker.value.tolist() == [[i, 4] for i in range(4)]
+        assert state.worker.worker_rows.tolist() == [[i, 4] for i in range(4)]
         assert int(state.skipped) == 0
         assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(mean))
 
@@ -132,7 +132,7 @@ def test_nothing_is_kept_where_no_worker_has_anything_of_its_own():
     tx = fg.compressed_pmean(SPARSE, axis_name=AXIS)
     assert jax.tree.leaves(tx.init(LIKE).worker) == []
     tx = fg.compressed_pmean(fg.AllGather(fg.Threshold(fraction=0.1, reuse=2)), axis_name=AXIS)
-    assert tx.init(LIKE).worker.value.tolist() == [[-1, -1]]
+    assert tx.init(LIKE).worker.worker_rows.tolist() == [[-1, -1]]
 
 
 @pytest.mark.parametrize("name", WITH_MEMORY)

@@ -195,7 +195,7 @@ def test_an_accumulated_mean_loses_nothing_to_a_narrow_dtype(dtype):
         assert out.dtype == dtype
         applied -= np.asarray(out, np.float64)
         wanted += np.asarray(grad, np.float64) / 2
-    left = np.asarray(state.total.value).ravel()
+    left = np.asarray(state.total.worker_rows).ravel()
     np.testing.assert_allclose(applied + left, wanted, atol=1e-5)
     for number in range(4):
         out, state = update(jnp.full(9, np.nan if number < 2 else 0.5, dtype), state)
@@ -268,7 +268,7 @@ def test_what_an_update_needs_besides_reaches_the_transformation_of_a_worker():
     for value in (1.0, 2.0, 3.0):
         _, state = tx.update(ZEROS, state, ZEROS, value=jnp.float32(value))
         _, alone = plateau.update(ZEROS, alone, ZEROS, value=jnp.float32(value))
-    assert state.value.scale.tolist() == [float(alone.scale)] != [1.0]
+    assert state.worker_rows.scale.tolist() == [float(alone.scale)] != [1.0]
     clip = fg.per_worker(optax.clip(1.0))  # which takes none
     clip.update(ZEROS, clip.init(ZEROS), value=jnp.float32(1))
 
