@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, mesh_of
 
@@ -125,6 +125,53 @@ def test_a_bad_gradient_is_one_inner_step_of_one_worker():
     _, state, *_ = train(tx, 8, bad_step=7)  # also where they meet
     assert np.any(state.anchor["w"] != start.anchor["w"])
     assert [int(one.skipped) for one in state.pmean] == [0]
+
+
+HIDDEN = {
+    "a NaN that inner hides": (optax.chain(optax.zero_nans(), optax.sgd(0.1)), np.nan),
+    "a move that is not finite": (optax.scale(1e30), 1e30),
+    "a parameter beyond float32": (optax.scale(1.0), 3e38),
+}
+
+
+@pytest.mark.parametrize(("inner", "grad"), HIDDEN.values(), ids=HIDDEN)
+def test_an_inner_step_is_bad_by_its_gradient_or_its_result(inner, grad):
+    tx = fg.optimizers.diloco(inner, optax.sgd(1.0), 2, *DENSE)
+    params = jnp.full((WORKERS, N), 1e38)
+    grads = jnp.zeros((WORKERS, N)).at[1, 3].set(grad)
+    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
+    moves, state = update(grads, jax.vmap(tx.init)(params), params)
+    assert not np.any(moves)
+    assert state.skipped.value.ravel().tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_an_inner_optimizer_may_have_collectives(check_vma):
+    """All workers take part in them, also where one of them leaves out the step."""
+    clip = optax.stateless(lambda g, _: jax.tree.map(lambda a: a * tanh_of_mean(a), g))
+    tx = fg.optimizers.diloco(optax.chain(clip, optax.sgd(0.02)), optax.sgd(1.0), 4, *DENSE)
+    params, state, *_ = train(tx, 8, check_vma, bad_step=2)
+    assert np.all(np.isfinite(params))
+    assert state.skipped.value.tolist() == [1] * WORKERS
+
+
+def tanh_of_mean(leaf):
+    return jnp.tanh(jax.lax.pmean(jnp.mean(jnp.abs(leaf)), AXIS))
+
+
+def test_all_pieces_of_a_worker_leave_out_a_bad_step():
+    mesh = jax.make_mesh((2, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
+    tx = fg.optimizers.diloco(optax.sgd(1.0), optax.sgd(1.0), 4, *DENSE)
+    state = fg.init_state(tx, {"w": jnp.zeros(8)}, mesh, AXIS, {"w": P("model")})
+    specs, rows = fg.state_specs(state, AXIS, {"w": P("model")}), P(AXIS, "model")
+
+    def step(grads, state):
+        moves, _ = tx.update({"w": grads[0]}, state, {"w": jnp.zeros_like(grads[0])})
+        return moves["w"][None]
+
+    run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(rows, specs), out_specs=rows))
+    moves = run(jnp.ones((2, 8)).at[1, 3].set(jnp.nan), state)
+    np.testing.assert_array_equal(moves, [[-1.0] * 8, [0.0] * 8])
 
 
 def test_the_loss_of_a_bad_step_does_not_count_at_a_meeting():
