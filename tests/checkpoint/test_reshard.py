@@ -366,7 +366,7 @@ def test_it_is_placed_where_the_fresh_state_is_and_trains():
         tx = optax.chain(
             fg.per_worker(optax.scale_by_adam()),
             feedback(EXCHANGES["gather top-k"]),
-            optax.rmsprop(1e-2),
+            optax.rmsprop(1e-2, bias_correction=True),
         )
 
         def step(params, state, g, tx=tx):
