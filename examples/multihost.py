@@ -80,11 +80,8 @@ def train(args: argparse.Namespace) -> None:
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.05), fg.LogLevels(bits=8))
     exchange = fg.AllGather(codec)
-    # Error feedback is a momentum of its own, so the optimizer's goes: b1 = 0.
-    tx = optax.chain(
-        fg.compressed_pmean(exchange, fg.ErrorFeedback(decay=0.95), axis_name="data"),
-        optax.adam(2e-3, b1=0.0),
-    )
+    memory = fg.ErrorFeedback(decay=0.95)
+    tx = fg.optimizers.feedback_adam(2e-3, exchange, memory, axis_name="data")
 
     def step(params: Params, state: Any, batch: jax.Array) -> tuple[Params, Any, jax.Array]:
         value, grads = fg.value_and_grad(loss, "data")(params, batch)  # of this worker's batch

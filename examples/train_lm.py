@@ -76,7 +76,6 @@ class Run:
     name: str
     exchange: fg.Exchange
     memory: fg.Memory = fg.NoMemory()
-    b1: float = 0.9
     losses: list[float] = dataclasses.field(default_factory=list[float])
     step_ms: list[float] = dataclasses.field(default_factory=list[float])
     sent: int = 0
@@ -95,7 +94,6 @@ def make_runs(args: argparse.Namespace) -> list[Run]:
     )
     keep, quantize = fg.TopK(fraction=args.fraction), fg.LogLevels(bits=args.bits)
     feedback = fg.ErrorFeedback(decay=args.decay)
-    # Error feedback is a momentum of its own, so the optimizer's goes: b1 = 0.
     runs = {
         "dense": Run("dense", fg.AllReduce()),
         "paper": Run("FFT whole", fg.AllGather(paper)),
@@ -103,13 +101,11 @@ def make_runs(args: argparse.Namespace) -> list[Run]:
             f"FFT {args.block} + EF",
             fg.AllGather(fg.chain(fg.Fft(block=args.block), keep, quantize)),
             feedback,
-            b1=0.0,
         ),
         "topk": Run(
             "top-k + EF",
             fg.AllGather(fg.chain(keep, quantize)),
             feedback,
-            b1=0.0,
         ),
     }
     try:
@@ -193,15 +189,18 @@ class Trainer:
         return fg.value_and_grad(self.loss, "data")(params, batch)
 
     def optimizer(self, run: Run) -> optax.GradientTransformation:
-        """The exchange, followed by the same Adam for all runs but for its momentum."""
+        """The exchange, followed by Adam: without momentum, b1 = 0, behind error feedback."""
         peak, steps = self.args.lr, self.args.steps
         schedule = optax.warmup_cosine_decay_schedule(
             0.0, peak, max(1, steps // 10), steps + 1, peak / 10
         )
+        adam = optax.adam(schedule, b2=0.99)
+        if isinstance(run.memory, fg.ErrorFeedback):
+            adam = optax.rmsprop(schedule, 0.99, eps_in_sqrt=False, bias_correction=True)
         return optax.chain(
             fg.compressed_pmean(run.exchange, run.memory, axis_name="data", key=self.args.seed),
             optax.clip_by_global_norm(1.0),
-            optax.adam(schedule, b1=run.b1, b2=0.99),
+            adam,
         )
 
     def spread(self, batch: Batch) -> jax.Array:

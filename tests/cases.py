@@ -331,7 +331,7 @@ METHODS = {
         axis_name=axis,
     ),
     "dgc": lambda axis: optax.chain(
-        fg.training.clip_by_local_norm(2.0, axis),
+        fg.training.clip_by_local_norm(1.0),
         fg.compressed_pmean(fg.methods.dgc(0.1), axis_name=axis),
     ),
     "eden": lambda axis: fg.compressed_pmean(fg.methods.eden(bits=2, block=64), axis_name=axis),

@@ -30,7 +30,7 @@ def main(folder, steps, every, address=None, processes=1, process=0):
             fg.ErrorFeedback(),
             axis_name="data",
         ),
-        optax.adam(1e-2),
+        optax.rmsprop(1e-2),
     )
 
     def step(params, state, x, y):

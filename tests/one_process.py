@@ -49,7 +49,7 @@ def trained(exchange, mesh, axis, param_specs=None, steps=2):
     seen = not isinstance(exchange, fg.Hierarchical)  # which keeps what it loses to itself
     tx = optax.chain(
         fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=axis, track_error=seen),
-        optax.adam(0.1),
+        optax.rmsprop(0.1),
     )
     state = fg.init_state(tx, zeros(), mesh, axis, param_specs)
     specs = fg.state_specs(state, axis, param_specs)

@@ -248,9 +248,6 @@ MISTAKES = {
     ),
     "another policy for what is masked": (lambda: pmean(masked=True), ValueError, "use 'refuse'"),
     "no axis": (lambda: pmean(axis_name=None), TypeError, "use 'data'"),
-    "a list of axes to clip": (
-        lambda: fg.training.clip_by_local_norm(1.0, ["data"]), TypeError, "'data'"
-    ),
     "a list of fast axes": (
         lambda: fg.Hierarchical(["fast"], 2, fg.AllReduce()), TypeError, "use 'fast'"
     ),

@@ -105,7 +105,7 @@ def optimizers() -> dict[str, optax.GradientTransformationExtraArgs]:
     plain = optax.contrib.muon(
         rate, consistent_rms=0.2, adam_b2=0.99, weight_decay=DECAY, weight_decay_mask=matrices
     )
-    local: Any = fg.training.clip_by_local_norm(CLIP * WORKERS**0.5, AXIS)
+    local: Any = fg.training.clip_by_local_norm(CLIP)
     thirty, hundred = (fg.AllGather(fg.Budget(ratio=ratio)) for ratio in (30, 100))
     adam, muon = fg.optimizers.feedback_adam, fg.optimizers.feedback_muon
     return {

@@ -42,7 +42,7 @@ def dgc(
 
     Returns:
       A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient before:
-      `fg.training.clip_by_local_norm(max_norm, axis_name)` in front of `compressed_pmean`.
+      `fg.training.clip_by_local_norm(max_norm / workers**0.5)` in front of `compressed_pmean`.
 
     Wire: fraction · n (34 + log2(1/fraction)) bits, and 4 bytes for each value of leaves of one
       axis.

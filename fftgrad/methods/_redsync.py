@@ -82,7 +82,7 @@ def redsync(
 
     Returns:
       A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient before:
-      `fg.training.clip_by_local_norm(max_norm, axis_name)` in front of `compressed_pmean`.
+      `fg.training.clip_by_local_norm(max_norm / workers**0.5)` in front of `compressed_pmean`.
 
     Wire: one message for all layers, which is gathered, dense layers too: where these are most of
       the model, a dense all-reduce sends less (`fg.tools.link_bytes`). Top-k: 34 + log2(1/fraction)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory
 from fftgrad._values import check_count, check_transformation
 from fftgrad.codecs._chain import chain
@@ -17,7 +18,7 @@ from fftgrad.exchanges import AllGather, Recipe, _fragments
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import ErrorFeedback
 from fftgrad.optimizers import _left
-from fftgrad.optimizers._local import check_follows, check_own, mean_loss
+from fftgrad.optimizers._local import check_follows, check_own, finite_step, mean_loss
 from fftgrad.training import _worker
 from fftgrad.training._pmean import CompressedPmeanState, Masked, compressed_pmean
 
@@ -34,6 +35,7 @@ class DilocoState(NamedTuple):
       inner: the inner optimizer's state, of which each worker has its own.
       outer: the outer optimizer's state, equal on all workers, one for each fragment.
       pmean: the states of the compressed means of what the workers changed, one for each fragment.
+      skipped: how many inner steps this worker left out, because something was not finite, int32.
       left: where a worker's last update found and left a few values of each of its parameters, and
         whether they were there when it came.
     """
@@ -43,6 +45,7 @@ class DilocoState(NamedTuple):
     inner: PerWorker
     outer: tuple[optax.OptState, ...]
     pmean: tuple[CompressedPmeanState, ...]
+    skipped: PerWorker
     left: PerWorker
 
 
@@ -122,10 +125,11 @@ def diloco(
     Wire: `fg.wire_bytes(exchange, fg.optimizers.fragment(params, P))` every H/P steps, which is the
       peak, and P/H of it in the mean; in a branch of its own unless P = H. Nothing in other steps.
 
-    Claims: `state.anchor` has the same bits on all workers. An outer step in which anything is not
-      finite leaves `anchor`, the outer state and the memory as they were, and the workers whose
-      parameters are finite go back to `anchor`. A NaN in a worker's parameters stays, and stops all
-      outer steps; `optax.apply_if_finite(optax.adamw(3e-4), 100)` as `inner` prevents it.
+    Claims: `state.anchor` has the same bits on all workers. If a worker's gradient or its inner
+      update is not finite, that worker leaves out the inner step: its parameters and its inner
+      state stay as they were, its loss does not count at a meeting, and `state.skipped` counts it.
+      An outer step in which anything is not finite leaves `anchor`, the outer state and the memory
+      as they were, and all workers go back to `anchor`.
 
     Raises:
       TypeError: if `inner` or `outer` is no transformation.
@@ -169,6 +173,7 @@ def diloco(
             inner=add_worker_axis(inner.init(params)),
             outer=tuple(outer.init(part) for _ in range(fragments)),
             pmean=tuple(compressed.init(part) for _ in range(fragments)),
+            skipped=add_worker_axis(jnp.zeros((), jnp.int32)),
             left=add_worker_axis(_left.unknown(anchor)),
         )
 
@@ -193,7 +198,9 @@ def diloco(
             )
         check_own("diloco", params, axis_name)
         told = extra if value is None else {**extra, "value": value}
-        updates, own = run_inner(updates, drop_worker_axis(state.inner), params, **told)
+        before = drop_worker_axis(state.inner)
+        updates, own, fine = finite_step(run_inner, updates, before, params, axis_name, **told)
+        skipped = drop_worker_axis(state.skipped) + 1 - fine.astype(jnp.int32)
         # As wide as the parameters, which a meeting moves by as much as they differ.
         updates = jax.tree.map(
             lambda move, own: move.astype(jnp.promote_types(move.dtype, own.dtype)), updates, params
@@ -210,14 +217,15 @@ def diloco(
             before = _fragments.select(state.pmean, number)
             change = jax.tree.map(jnp.subtract, anchor, _fragments.take(sends, number, fragments))
             change = _worker.nan_unless(~lost, change)
-            mean, pmean = compressed.update(change, before, weight=weight, **told)
-            common = {} if value is None else {"value": mean_loss(value, weight, axis_name)}
+            common = {} if value is None else {"value": mean_loss(value, weight, axis_name, fine)}
+            loss = {name: _axes.vary(mean, axis_name) for name, mean in common.items()}
+            mean, pmean = compressed.update(change, before, weight=weight, **extra, **loss)
             moved, after = run_outer(mean, outside, anchor, **common)
             moved = optax.apply_updates(anchor, moved)
-            fine = now & (pmean.skipped == before.skipped)
+            good = now & (pmean.skipped == before.skipped)
             return (
-                _fragments.put(state.anchor, moved, number, fragments, fine),
-                _fragments.replace(state.outer, after, number, fine),
+                _fragments.put(state.anchor, moved, number, fragments, good),
+                _fragments.replace(state.outer, after, number, good),
                 _fragments.replace(state.pmean, pmean, number, now),
             )
 
@@ -241,8 +249,9 @@ def diloco(
             due, number = meeting(state.step + 1 - delay)
             moves = _if(due, period == 1, lambda now: join(now, met[0], number), updates)
         anchor, after, pmean = met
-        left = add_worker_axis(_left.after(params, moves, lost_on, follows, axis_name))
-        return moves, DilocoState(state.step + 1, anchor, add_worker_axis(own), after, pmean, left)
+        left = _left.after(params, moves, lost_on, follows, axis_name)
+        own, skipped, left = map(add_worker_axis, (own, skipped, left))
+        return moves, DilocoState(state.step + 1, anchor, own, after, pmean, skipped, left)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

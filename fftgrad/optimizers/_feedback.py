@@ -1,6 +1,6 @@
 """Adam and SGD behind error feedback, with settings that were measured together."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,22 @@ from fftgrad.exchanges._recipe import recipe_of
 from fftgrad.memories import ErrorFeedback, NoMemory
 from fftgrad.training._check_gradients import widened
 from fftgrad.training._non_finite import NonFinite
-from fftgrad.training._pmean import compressed_pmean
+from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
 
 FILLED = AllGather(Budget(ratio=100))
 WHOLE = "use 0.5, or 1.0 for the whole momentum."
+
+
+class FeedbackState(NamedTuple):
+    """State of `feedback_adam`, `feedback_muon` and `feedback_sgd`.
+
+    Attributes:
+      pmean: the state of the compressed mean, which counts bad steps in `skipped`.
+      inner: the state of the optimizer behind it, equal on all workers.
+    """
+
+    pmean: CompressedPmeanState
+    inner: optax.OptState
 
 
 def feedback_adam(
@@ -33,7 +45,7 @@ def feedback_adam(
     weight_decay: float = 0.0,
     mask: Any = None,
     layout: Layout | None = None,
-    non_finite: NonFinite = "propagate",
+    non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: a compressed mean with error feedback, and an Adam that leads it.
@@ -62,7 +74,9 @@ def feedback_adam(
         `optax.inject_hyperparams` a function needs `static_args="mask"`. Otherwise optax calls it
         with the step number, as a schedule, and a mask by `ndim` lets nothing decay.
       layout: what the largest are counted over; see `Layout`.
-      non_finite: as for `compressed_pmean`, but that "skip" leaves out the whole step.
+      non_finite: what becomes of a step in which anything is not finite, on any worker: "skip"
+        leaves the step out on all workers and counts it, "propagate" returns NaN for it, and
+        "drop_worker" is that of `compressed_pmean`. Adam's state stays as it was in each case.
       axis_name: the axis of the workers.
 
     Returns:
@@ -72,9 +86,10 @@ def feedback_adam(
 
     Shapes: leaves float32, bfloat16 or float16 of any shape; the state is float32.
 
-    Claims: parameters equal on all workers. A step in which anything is not finite gives an update
-      that is not finite, and leaves Adam's state as it was. As in `optax.adam`, a finite gradient
-      above 1e19, whose square is not finite, makes the root infinite for good.
+    Claims: parameters equal on all workers. A step in which anything is not finite changes neither
+      parameters, residuals nor Adam's state, and `state.pmean.skipped` counts it. As in
+      `optax.adam`, a finite gradient above 1e19, whose square is not finite, makes the root
+      infinite for good.
 
     Raises:
       ValueError: if `nu` is outside [0, 1], or `b1` or `b2` outside [0, 1), or a number negative.
@@ -114,7 +129,7 @@ def feedback_sgd(
     *,
     nu: float = 0.5,
     layout: Layout | None = None,
-    non_finite: NonFinite = "propagate",
+    non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: a compressed mean with error feedback, and an SGD whose momentum leads it.
@@ -133,7 +148,7 @@ def feedback_sgd(
       memory: what is done with what a step does not send.
       nu: share of the average in the update.
       layout: what the largest are counted over; see `Layout`.
-      non_finite: what becomes of a step that is not finite.
+      non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
 
     Returns:
@@ -208,20 +223,20 @@ def behind_feedback(
     optimizer = optax.with_extra_args_support(optax.chain(*steps))
     instead = jnp.nan if non_finite == "propagate" else 0.0
 
-    def init(params: optax.Params) -> tuple[Any, Any]:
+    def init(params: optax.Params) -> FeedbackState:
         # In float16 an eps of 1e-8 is zero, and so is the square of 1e-4.
         wide = widened(params)
-        return compressed.init(wide), optimizer.init(wide)
+        return FeedbackState(compressed.init(wide), optimizer.init(wide))
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, tuple[Any, Any]]:
-        before, own = state
+    ) -> tuple[optax.Updates, FeedbackState]:
+        before, own = state.pmean, state.inner
         mean, after = compressed.update(widened(updates), before, params, **extra)
         moves, moved = optimizer.update(mean, own, params, **extra)
         good = after.skipped == before.skipped
         moves = jax.tree.map(lambda move: jnp.where(good, move, instead), moves)
         moves = optax.tree.cast_like(moves, updates)
-        return moves, (after, optax.tree.where(good, moved, own))
+        return moves, FeedbackState(after, optax.tree.where(good, moved, own))
 
     return optax.GradientTransformationExtraArgs(init, update)

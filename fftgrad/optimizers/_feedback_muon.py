@@ -28,7 +28,7 @@ def feedback_muon(
     mask: Any = None,
     muon_weight_dimension_numbers: Any = None,
     layout: Layout | None = None,
-    non_finite: NonFinite = "propagate",
+    non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: a compressed mean with error feedback, and a Muon with a gradient beside it.
@@ -57,7 +57,7 @@ def feedback_muon(
       muon_weight_dimension_numbers: as for `optax.contrib.muon`: which leaves are matrices, and of
         which axes; those with two axes if left out. An embedding with None has Adam's average.
       layout: what the largest are counted over; see `Layout`.
-      non_finite: what becomes of a step that is not finite.
+      non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
 
     Returns:

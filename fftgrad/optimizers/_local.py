@@ -1,5 +1,8 @@
 """What optimizers have in common whose parameters differ between the workers."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -7,6 +10,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
+from fftgrad.ops import _finite
 from fftgrad.optimizers import _dataflow
 from fftgrad.optimizers._dataflow import Value
 from fftgrad.training._weigh import weighted
@@ -47,9 +51,40 @@ def check_follows(owner: str, inner: optax.GradientTransformation, params: PyTre
             )
 
 
+def finite_step(
+    run: Callable[..., tuple[PyTree, PyTree]],
+    grads: PyTree,
+    state: PyTree,
+    params: PyTree,
+    axis_name: AxisName,
+    **extra: Any,
+) -> tuple[PyTree, PyTree, jax.Array]:
+    """Run `inner.update` on one worker, and leave a step out in which anything is not finite.
+
+    Returns the updates, zeros in a bad step, the next state, and whether the step was finite. The
+    worker decides alone, and `run` is in no branch, because it may contain collectives.
+    """
+    moves, after = run(grads, state, params, **extra)
+    # An optimizer may hide a NaN of the gradient, and a parameter may overflow.
+    moved = optax.apply_updates(params, moves)
+    fine = _axes.everywhere(_finite.all_finite((grads, moved)), but=_axes.names(axis_name))
+    # Every leaf of the state would find the flag again, which takes XLA minutes for many leaves.
+    fine = lax.optimization_barrier(_axes.vary(fine, axis_name))
+    moves = jax.tree.map(lambda move: jnp.where(fine, move, 0), moves)
+    return moves, optax.tree.where(fine, after, state), fine
+
+
 def mean_loss(
-    value: jax.Array | float, weight: jax.Array | float | None, axis_name: AxisName
+    value: jax.Array | float,
+    weight: jax.Array | float | None,
+    axis_name: AxisName,
+    fine: jax.Array | None = None,
 ) -> jax.Array:
-    """The mean over the workers of their losses, each counted by its weight, float32[]."""
+    """The mean over the workers of their losses, each counted by its weight, float32[].
+
+    The loss of a worker whose step was not `fine` does not count.
+    """
     own = _axes.vary(jnp.asarray(value, jnp.float32), axis_name)
+    if fine is not None:
+        weight = jnp.where(fine, 1.0 if weight is None else weight, 0.0)
     return lax.pmean(weighted(own, weight, axis_name), axis_name)

@@ -80,7 +80,7 @@ def sharded(
     is one that looks at a whole leaf or tree (clipping by a norm, Adafactor, Muon), that goes by
     the shape or size of a leaf (a mask may go by names or `ndim`), or that keeps the first values
     of the parameters (schedule-free). Clip each worker's own gradients before it, by
-    `fg.training.clip_by_local_norm(workers * 1.0, "data")` for a mean clipped at 1. Different
+    `fg.training.clip_by_local_norm(1.0)`, which bounds the mean by 1 as well. Different
     optimizers for parts of the parameters are an `optax.partition` as `inner`.
 
     `update(..., weight=tokens)` weighs a worker's gradient, as `compressed_pmean` does. `inner`

@@ -65,17 +65,27 @@ def text(key: Any) -> str:
     return jax.tree_util.keystr((key,), simple=True)
 
 
+def moments(state: PyTree, fields: frozenset[str]) -> str | None:
+    """The first optimizer state in it that has one of these fields, by the name of its type."""
+
+    def has(node: Any) -> bool:
+        return not fields.isdisjoint(getattr(node, "_fields", ()))
+
+    return next((type(n).__name__ for n in jax.tree.leaves(state, is_leaf=has) if has(n)), None)
+
+
 def check_order(state: PyTree, name: str = "") -> None:
     """Refuses what counts as the same on all workers and is kept of one worker's gradients.
 
-    A list is no chain, because what a step carries beside the state may come before it.
+    And moments behind a whole optimizer. A list is no chain, because what a step carries beside the
+    state may come before it.
     """
     parts = [] if is_own(state) or _exchanges(state) else children(state)
     is_dict = isinstance(state, Mapping)
     # The groups of optax.partition may have numbers for names.
     if type(state) is tuple or (is_dict and name != "inner_states" and _is_numbered(parts)):
         parts = sorted(parts, key=lambda part: int(text(part[0])))
-        first = next((n for n, (_, part) in enumerate(parts) if _has_mean(part, is_dict)), 0)
+        first = next((n for n, (_, part) in enumerate(parts) if has_mean(part, is_dict)), 0)
         for key, part in parts[:first]:
             kept = next(_of_gradients(part, (key,), is_dict), None)
             if kept is not None:
@@ -86,23 +96,50 @@ def check_order(state: PyTree, name: str = "") -> None:
                     "put it behind compressed_pmean. If these are optimizers of their own, carry "
                     "them in a list, or in a dict by names."
                 )
+        _check_behind([part for _, part in parts])
     for key, part in parts:
         check_order(part, text(key))
 
 
+def _check_behind(parts: list[Any]) -> None:
+    """Refuses an optimizer that takes the updates of a whole one for gradients."""
+    is_whole = [any(map(_is_whole, jax.tree.leaves(part, is_leaf=_exchanges))) for part in parts]
+    for n, part in enumerate(parts):
+        found = None if has_mean(part) else moments(part, frozenset({"mu", "nu", "trace"}))
+        if found and any(is_whole[:n]):
+            raise ValueError(
+                "state_specs(opt_state): must have no other optimizer behind one of fg.optimizers, "
+                "because its updates are final, and as gradients they would lead uphill, got "
+                f"{found}; leave that optimizer out, or put fg.compressed_pmean in place of the "
+                "whole one. If these are optimizers of their own, carry them in a list, or in a "
+                "dict by names."
+            )
+
+
 def check_around(state: PyTree) -> None:
-    """Refuses what would let each worker decide on its own whether it takes part."""
-    for node in jax.tree.leaves(state, is_leaf=_is_apply_if_finite):
-        if _is_apply_if_finite(node) and any(
-            map(_exchanges, jax.tree.leaves(node, is_leaf=_exchanges))
-        ):
+    """Refuses wrappers that would leave out the exchange on one worker, or on all."""
+    for node in jax.tree.leaves(state, is_leaf=_is_conditional):
+        if not any(map(_exchanges, jax.tree.leaves(node, is_leaf=_exchanges))):
+            continue
+        if isinstance(node, optax.ConditionallyTransformState):
+            raise ValueError(
+                "state_specs(opt_state): optax.conditionally_transform must not be around what "
+                "exchanges, because in all other steps each worker would apply its own gradient, "
+                "got it around compressed_pmean or a whole optimizer; put it behind "
+                "compressed_pmean in the chain, or change the exchange over time by fg.Scheduled."
+            )
+        if _is_apply_if_finite(node):
             raise ValueError(
                 "state_specs(opt_state): optax.apply_if_finite must not be around what exchanges, "
                 "because each worker would decide by its own gradient whether to take part, and "
                 "the others wait for it, got it around compressed_pmean or fg.optimizers.sharded; "
-                "put it behind compressed_pmean in the chain, or leave it out: sharded undoes a "
-                "bad step by itself, and so does feedback_adam(non_finite='skip')."
+                "put it behind compressed_pmean in the chain, or leave it out: whole optimizers "
+                "leave out a bad step by themselves."
             )
+
+
+def _is_conditional(node: Any) -> bool:
+    return isinstance(node, optax.ConditionallyTransformState) or _is_apply_if_finite(node)
 
 
 def _is_apply_if_finite(node: Any) -> bool:
@@ -111,16 +148,19 @@ def _is_apply_if_finite(node: Any) -> bool:
     return isinstance(node, optax.ApplyIfFiniteState)
 
 
+def _is_whole(node: Any) -> bool:
+    return type(node).__module__.startswith("fftgrad.optimizers")
+
+
 def _exchanges(node: Any) -> bool:
-    is_optimizer = type(node).__module__.startswith("fftgrad.optimizers")
-    return is_pmean(node) or isinstance(node, OfShards) or is_optimizer
+    return is_pmean(node) or isinstance(node, OfShards) or _is_whole(node)
 
 
 def _is_numbered(parts: list[tuple[Any, Any]]) -> bool:
     return all(text(key).isdecimal() for key, _ in parts)
 
 
-def _has_mean(part: Any, is_dict: bool) -> bool:
+def has_mean(part: Any, is_dict: bool = False) -> bool:
     """Whether it is a transformation with an exchange in it.
 
     Where tuples have become dicts, a pair of a model and its optimizer looks like a chain of two,
@@ -129,9 +169,9 @@ def _has_mean(part: Any, is_dict: bool) -> bool:
     if not is_dict:
         return any(map(_exchanges, jax.tree.leaves(part, is_leaf=_exchanges)))
     return is_pmean(part) or any(
-        _has_mean(child, is_dict)
+        has_mean(child, is_dict)
         for key, child in children(part)
-        if text(key).isdecimal() or text(key) in ("inner", "inner_state")
+        if text(key).isdecimal() or text(key) in ("inner", "inner_state", "pmean")
     )
 
 

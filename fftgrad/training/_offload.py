@@ -21,15 +21,12 @@ def offload(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
     device. Here all floating-point state of each worker's own (residuals, velocities, late
     gradients) lies in pinned memory of the host. An update copies it to the device, and back.
 
-        tx = optax.chain(
-            fg.training.offload(fg.compressed_pmean(exchange, memory, axis_name="data")),
-            optax.adamw(3e-4, b1=0.0),
-        )
+        tx = fg.training.offload(fg.optimizers.feedback_adam(3e-4, axis_name="data"))
 
-    It goes around `compressed_pmean`, or around all of a chain. It saves nothing where the update
-    needs more memory than the gradient, and each step waits for two copies over the bus of the
-    host, which `fg.ErrorFeedback(dtype="bfloat16")` halves. A state from a file may lie on the
-    devices: the first update moves it, and the step compiles twice.
+    It goes around a whole optimizer, around `compressed_pmean`, or around all of a chain. It saves
+    nothing where the update needs more memory than the gradient, and each step waits for two copies
+    over the bus of the host, which `fg.ErrorFeedback(dtype="bfloat16")` halves. A state from a file
+    may lie on the devices: the first update moves it, and the step compiles twice.
 
     On a CPU both memories are the same, so it gains nothing; it was not tried on a GPU. Compiled
     for an H100 the program copies the new residuals to the host asynchronously.

@@ -89,8 +89,12 @@ def compressed_pmean(
 
         tx = optax.chain(
             fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
-            optax.adamw(3e-4, b1=0.0),
+            optax.sgd(0.1),
         )
+
+    Behind error feedback an Adam with its usual momentum ended with a loss 8 % (30 times fewer
+    bytes) to 29 % (top-k 1 %) above that of dense Adam: use `fg.optimizers.feedback_adam` or
+    `feedback_muon` in place of both.
 
     `update` runs inside `jax.shard_map` (with `check_vma` True or False), `jax.pmap`, or
     `jax.vmap(axis_name=...)`, on gradients by `fg.value_and_grad` and a state by `fg.init_state`:

@@ -42,8 +42,9 @@ def state_specs(
     Raises:
       ValueError: if there is no state of `compressed_pmean` in it, if a parameter is sharded over
         the axis of the workers, if a transformation of optax that keeps floats or flags comes
-        before `compressed_pmean` in a chain without `fg.per_worker`, or if `optax.apply_if_finite`
-        is around what exchanges.
+        before `compressed_pmean` in a chain without `fg.per_worker`, if an optimizer with moments
+        comes behind one of `fg.optimizers`, or if `optax.apply_if_finite` or
+        `optax.conditionally_transform` is around what exchanges.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")

@@ -122,12 +122,12 @@ def test_two_halves_are_the_whole(tmp_path, name):
     assert_same(other, updates)
 
 
-def sharded(workers, b1=0.9):
+def sharded(workers):
     """A mesh, a transformation on it, a step, and a fresh tree."""
     mesh = mesh_of(workers)
     tx = optax.chain(
         feedback(),
-        optax.adam(1e-2, b1=b1),
+        optax.rmsprop(1e-2),
     )
 
     def step(params, state, g):

@@ -361,14 +361,14 @@ def test_a_parameter_of_another_name_or_shape_is_named():
 
 
 def test_it_is_placed_where_the_fresh_state_is_and_trains():
-    """From 8 devices to 3 of them, through fg.init_state and data_parallel, with Adam behind it."""
+    """From 8 devices to 3, through fg.init_state and data_parallel, with an optimizer behind it."""
     states = []
     for workers in (8, 3):
         mesh = mesh_of(workers)
         tx = optax.chain(
             fg.per_worker(optax.scale_by_adam()),
             feedback(EXCHANGES["gather top-k"]),
-            optax.adam(1e-2),
+            optax.rmsprop(1e-2, bias_correction=True),
         )
 
         def step(params, state, g, tx=tx):

@@ -15,9 +15,7 @@ WORKERS, STEPS, BATCH = 4, 120, 32
 MOMENTUM = optax.sgd(0.1, momentum=0.9)
 TRAINED = {
     "dense": optax.chain(fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS), MOMENTUM),
-    "acp_sgd": optax.chain(
-        fg.compressed_pmean(fg.methods.acp_sgd(rank=4), axis_name=AXIS), MOMENTUM
-    ),
+    "acp_sgd": fg.optimizers.feedback_sgd(0.1, 0.9, fg.methods.acp_sgd(rank=4), axis_name=AXIS),
     "scale_by_dion": optax.chain(
         fg.methods.scale_by_dion(rank=8, dense=("last",)), optax.scale_by_learning_rate(0.02)
     ),

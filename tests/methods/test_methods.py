@@ -67,7 +67,7 @@ ORACLES = {
         0,
     ),
     "dgc": (
-        optax.chain(fg.training.clip_by_local_norm(2.0, AXIS), pmean(m.dgc(0.1))),
+        optax.chain(fg.training.clip_by_local_norm(2.0 / 4**0.5), pmean(m.dgc(0.1))),
         lambda: o.Dgc(0.1, clip=2.0),
         1e-5,
     ),
@@ -124,7 +124,7 @@ ORACLES = {
     ),
     "redsync Nesterov": (
         optax.chain(
-            fg.training.clip_by_local_norm(3.0, AXIS),
+            fg.training.clip_by_local_norm(3.0 / 4**0.5),
             pmean(m.redsync(0.05, dense_below=100, trimmed_below=2000, reuse=1, nesterov=True)),
         ),
         lambda: o.RedSync(0.05, 100, 2000, reuse=1, nesterov=True, clip=3.0),

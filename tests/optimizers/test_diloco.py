@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, mesh_of
 
@@ -92,18 +92,103 @@ def test_compressed_it_gets_there_at_a_fraction_of_the_bytes():
     assert {c.branch for c in found} == {(1,)}
 
 
-def test_a_bad_step_leaves_the_anchor():
-    tx = fg.optimizers.diloco(optax.sgd(0.02), optax.sgd(1.0, momentum=0.5), 4)
-    _, good, *_ = train(tx, 4)
-    params, state, *_ = train(tx, 8, bad_step=6)
-    assert [int(one.skipped) for one in state.pmean] == [1]
-    np.testing.assert_array_equal(state.anchor["w"], good.anchor["w"])
-    for a, b in zip(jax.tree.leaves(state.outer), jax.tree.leaves(good.outer), strict=True):
-        np.testing.assert_array_equal(a, b)
-    fine = [0, 2, 3]
-    np.testing.assert_allclose(
-        np.asarray(params)[fine], np.tile(good.anchor["w"], (3, 1)), atol=1e-6
+def test_a_bad_meeting_leaves_the_anchor():
+    """As that of a weight which is no number; all parameters are finite."""
+    tx = fg.optimizers.diloco(optax.sgd(0.02), optax.sgd(1.0, momentum=0.5), 2, *DENSE)
+    params = jnp.zeros((WORKERS, N))
+    state, met = jax.vmap(tx.init)(params), []
+    update = jax.jit(
+        jax.vmap(lambda *args, weight: tx.update(*args, weight=weight), axis_name=AXIS)
     )
+    for weight in (1.0, 1.0, 1.0, np.nan):
+        grads = params - jnp.asarray(np.arange(WORKERS)[:, None] + TARGET)
+        moves, state = update(grads, state, params, weight=jnp.full(WORKERS, weight))
+        params += moves
+        met.append(state)
+    assert [one.skipped.tolist() for one in state.pmean] == [[1] * WORKERS]
+    assert not np.any(state.skipped.value)
+    np.testing.assert_array_equal(state.anchor, met[1].anchor)
+    for a, b in zip(jax.tree.leaves(state.outer), jax.tree.leaves(met[1].outer), strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_allclose(params, state.anchor, atol=1e-6)
+
+
+def test_a_bad_gradient_is_one_inner_step_of_one_worker():
+    tx = fg.optimizers.diloco(optax.sgd(0.02, momentum=0.9), optax.sgd(1.0), 4, *DENSE)
+    before, start, *_ = train(tx, 6)
+    after, state, *_ = train(tx, 7, bad_step=6)
+    stays = np.all(np.asarray(before) == np.asarray(after), axis=1)
+    assert stays.tolist() == [False, True, False, False]
+    for old, new in zip(*map(jax.tree.leaves, (start.inner, state.inner)), strict=True):
+        np.testing.assert_array_equal(old[1], new[1])
+    assert state.skipped.value.tolist() == [0, 1, 0, 0]
+    _, state, *_ = train(tx, 8, bad_step=7)  # also where they meet
+    assert np.any(state.anchor["w"] != start.anchor["w"])
+    assert [int(one.skipped) for one in state.pmean] == [0]
+
+
+HIDDEN = {
+    "a NaN that inner hides": (optax.chain(optax.zero_nans(), optax.sgd(0.1)), np.nan),
+    "a move that is not finite": (optax.scale(1e30), 1e30),
+    "a parameter beyond float32": (optax.scale(1.0), 3e38),
+}
+
+
+@pytest.mark.parametrize(("inner", "grad"), HIDDEN.values(), ids=HIDDEN)
+def test_an_inner_step_is_bad_by_its_gradient_or_its_result(inner, grad):
+    tx = fg.optimizers.diloco(inner, optax.sgd(1.0), 2, *DENSE)
+    params = jnp.full((WORKERS, N), 1e38)
+    grads = jnp.zeros((WORKERS, N)).at[1, 3].set(grad)
+    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
+    moves, state = update(grads, jax.vmap(tx.init)(params), params)
+    assert not np.any(moves)
+    assert state.skipped.value.ravel().tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_an_inner_optimizer_may_have_collectives(check_vma):
+    """All workers take part in them, also where one of them leaves out the step."""
+    clip = optax.stateless(lambda g, _: jax.tree.map(lambda a: a * tanh_of_mean(a), g))
+    tx = fg.optimizers.diloco(optax.chain(clip, optax.sgd(0.02)), optax.sgd(1.0), 4, *DENSE)
+    params, state, *_ = train(tx, 8, check_vma, bad_step=2)
+    assert np.all(np.isfinite(params))
+    assert state.skipped.value.tolist() == [1] * WORKERS
+
+
+def tanh_of_mean(leaf):
+    return jnp.tanh(jax.lax.pmean(jnp.mean(jnp.abs(leaf)), AXIS))
+
+
+def test_all_pieces_of_a_worker_leave_out_a_bad_step():
+    mesh = jax.make_mesh((2, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
+    tx = fg.optimizers.diloco(optax.sgd(1.0), optax.sgd(1.0), 4, *DENSE)
+    state = fg.init_state(tx, {"w": jnp.zeros(8)}, mesh, AXIS, {"w": P("model")})
+    specs, rows = fg.state_specs(state, AXIS, {"w": P("model")}), P(AXIS, "model")
+
+    def step(grads, state):
+        moves, _ = tx.update({"w": grads[0]}, state, {"w": jnp.zeros_like(grads[0])})
+        return moves["w"][None]
+
+    run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(rows, specs), out_specs=rows))
+    moves = run(jnp.ones((2, 8)).at[1, 3].set(jnp.nan), state)
+    np.testing.assert_array_equal(moves, [[-1.0] * 8, [0.0] * 8])
+
+
+def test_the_loss_of_a_bad_step_does_not_count_at_a_meeting():
+    """Neither for the exchange nor for the outer optimizer, both of which would remember a NaN."""
+    exchange = fg.Fallback((fg.AllGather(fg.TopK(k=5)), fg.AllReduce()), tolerance=0.5)
+    outer = optax.chain(optax.sgd(1.0), optax.contrib.reduce_on_plateau())
+    tx = fg.optimizers.diloco(optax.sgd(0.02), outer, 2, exchange, fg.NoMemory())
+    params = jnp.zeros((WORKERS, N))
+    state = jax.vmap(tx.init)(params)
+    update = jax.jit(jax.vmap(lambda *args, value: tx.update(*args, value=value), axis_name=AXIS))
+    for count in range(4):
+        bad = (jnp.arange(WORKERS) == 1) & (count == 1)
+        grads = jnp.where(bad[:, None], jnp.nan, params - TARGET[None])
+        _, state = update(grads, state, params, value=jnp.where(bad, jnp.nan, 1.0))
+    assert state.pmean[0].exchange[0].shared.level.tolist() == [0] * WORKERS
+    assert np.all(np.isfinite(state.outer[0][1].best_value))
+    assert np.all(np.isfinite(state.outer[0][1].avg_value))
 
 
 def test_bad_arguments_are_answered_with_the_remedy():

@@ -98,7 +98,7 @@ class Oracle:
 
 
 def run(tx, grads, mode="vmap", **extra):
-    """The parameters of the workers and their states, after all steps."""
+    """The parameters of the workers and their states, after all steps; extra has rows of these."""
 
     def step(grad, state, params, extra):
         updates, state = tx.update(grad, state, params, **extra)
@@ -108,7 +108,7 @@ def run(tx, grads, mode="vmap", **extra):
     params = jax.tree.map(lambda a: jnp.zeros((WORKERS, *a.shape)), ZEROS)
     state = jax.tree.map(lambda a: jnp.stack([a] * WORKERS), tx.init(ZEROS))
     for i in range(len(grads["b"])):
-        params, state = program(at(grads, i), state, params, extra)
+        params, state = program(at(grads, i), state, params, at(extra, i))
     return params, state
 
 
@@ -168,7 +168,7 @@ def test_weights_are_those_of_the_mean():
     weights = np.array([3, 0, 1, 4], np.float32)
     tx = fg.optimizers.diloco(optax.sgd(RATE), NESTEROV, 4, *DENSE, fragments=2)
     grads, oracle = gradients(13), Oracle(4, 2, 0, 0.0, weights)
-    params, _ = run(tx, grads, weight=weights)
+    params, _ = run(tx, grads, weight=np.tile(weights, (13, 1)))
     for i in range(13):
         oracle.step(at(grads, i))
     for k in SHAPES:
@@ -254,11 +254,10 @@ def test_fragments_by_depth_are_a_partition():
 
 def test_a_bad_meeting_is_that_of_its_fragment_alone():
     tx = fg.optimizers.diloco(optax.sgd(RATE), NESTEROV, 4, *DENSE, fragments=2)
-    grads = gradients(4)
-    _, before = run(tx, {name: of_all[:2] for name, of_all in grads.items()})
-    bad = jax.tree.map(np.copy, grads)
-    bad["w"][2, 1, 6] = np.nan  # a row of the second fragment
-    _, state = run(tx, bad)
+    grads, weight = gradients(4), np.ones((4, WORKERS), np.float32)
+    _, before = run(tx, {name: of_all[:2] for name, of_all in grads.items()}, weight=weight)
+    weight[3, 1] = np.nan  # where the second fragment meets
+    _, state = run(tx, grads, weight=weight)
     assert [one.skipped.tolist() for one in state.pmean] == [[0] * 4, [1] * 4]
     for a, b in zip(jax.tree.leaves(state.anchor), jax.tree.leaves(before.anchor), strict=True):
         np.testing.assert_array_equal(a, b)

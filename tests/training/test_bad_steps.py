@@ -1,5 +1,6 @@
 """A step that is not finite changes nothing, wherever state is kept; and what watches watches."""
 
+import pathlib
 import time
 
 import jax
@@ -188,16 +189,19 @@ def test_a_gradient_too_large_for_its_float16_leaf_is_a_bad_step():
 # Optimizers that hold a compressed mean
 
 
+SHOWN = {"exchange": fg.AllGather(fg.TopK(0.2)), "non_finite": "propagate", "axis_name": AXIS}
+
+
 def feedback_adam():
-    return fg.optimizers.feedback_adam(0.1, fg.AllGather(fg.TopK(0.2)), axis_name=AXIS)
+    return fg.optimizers.feedback_adam(0.1, **SHOWN)
 
 
 def feedback_muon():
-    return fg.optimizers.feedback_muon(0.1, fg.AllGather(fg.TopK(0.2)), axis_name=AXIS)
+    return fg.optimizers.feedback_muon(0.1, **SHOWN)
 
 
 def feedback_sgd():
-    return fg.optimizers.feedback_sgd(0.1, 0.9, fg.AllGather(fg.TopK(0.2)), axis_name=AXIS)
+    return fg.optimizers.feedback_sgd(0.1, 0.9, **SHOWN)
 
 
 def one_bit_adam(warm_up_steps):
@@ -246,6 +250,92 @@ def test_apply_if_finite_behind_an_optimizer_skips_one_step_and_no_more(make):
     moved = [bool(np.any(np.asarray(u["w"]))) for u in updates]
     assert moved == [True, True, False, True, True, True]
     assert np.asarray(state[1].total_notfinite).tolist() == [1] * WORKERS
+
+
+# Whole optimizers as they are pasted, in a run of eight workers, one of which has a bad gradient
+
+CHOOSE = pathlib.Path(__file__).parents[2] / "docs" / "choose.md"
+PLANNED = {
+    row.name: row.code(AXIS)
+    for row in fg.advise.candidates(jax.ShapeDtypeStruct((20, 30), "float32"), workers=8)
+    if row.optimizer or row.every > 1
+}
+"""The lines of `fftgrad plan --program`."""
+ELSE = {
+    "feedback_sgd": "fg.optimizers.feedback_sgd(learning_rate)",
+    "sparse_loco": "fg.optimizers.sparse_loco(optax.adam(learning_rate), every=4)",
+    "sharded": "fg.optimizers.sharded(optax.adam(learning_rate), workers=8)",
+    "streaming": "fg.optimizers.diloco(optimizer, optax.sgd(0.5), 4, fragments=2, delay=1)",
+}
+PASTED = {**PLANNED, **ELSE}
+STEPS, BAD = 32, 10
+
+
+def kinds_of_line(name):
+    """The optimizer, and that of each worker."""
+    return {PASTED[name].split("(")[0], "optax.contrib.muon" in PASTED[name]}
+
+
+def descent(tx):
+    """A step of eight workers, with what is added to a gradient; returns the common parameters."""
+
+    def loss(w, x):
+        return jnp.mean((jnp.tanh(x @ w) - jnp.tanh(x @ GOAL)) ** 2)
+
+    def step(w, state, x, bad):
+        grad = jax.grad(loss)(w, x)
+        updates, state = tx.update(grad.at[3, 5].add(bad), state, w)
+        w = optax.apply_updates(w, updates)
+        common = getattr(state, "anchor", w)
+        return w, state, common, loss(common, x)
+
+    return jax.jit(jax.vmap(step, axis_name=AXIS))
+
+
+GOAL = jnp.asarray(values((20, 30))) / 4
+X = jnp.asarray(values((8, 16, 20)))
+
+
+def run_of(step, start, bad):
+    """The common parameters after each step, the last own ones, state, and loss."""
+    w, state, path = jnp.zeros((8, 20, 30)), start, []
+    for count in range(STEPS):
+        at_one = (jnp.arange(8) == 1) & (count == BAD)
+        w, state, common, loss = step(w, state, X, jnp.where(at_one, bad, 0.0))
+        path.append(np.asarray(common))
+    return path, w, state, float(jnp.mean(loss))
+
+
+def skipped_in(state):
+    leaves = jax.tree.leaves_with_path(state)
+    return [np.ravel(leaf) for path, leaf in leaves if "skipped" in jax.tree_util.keystr(path)]
+
+
+def test_the_lines_of_a_page_are_those_of_a_plan():
+    text = "".join(CHOOSE.read_text().split())
+    shown = [name for name in PLANNED if f"#{''.join(name.split())}tx=" in text]
+    assert len(shown) == 4
+
+
+@pytest.mark.parametrize("name", sample(PASTED, kinds_of_line))
+def test_a_whole_optimizer_as_pasted_survives_one_bad_gradient(name):
+    given = {"fg": fg, "optax": optax, "learning_rate": 0.02, "optimizer": optax.adam(0.02)}
+    tx = eval(PASTED[name], given)
+    step, start = descent(tx), jax.vmap(tx.init)(jnp.zeros((8, 20, 30)))
+    is_local = hasattr(start, "anchor")
+    _, _, _, clean = run_of(step, start, 0.0)
+    for bad in (np.nan, np.inf):
+        path, w, state, loss = run_of(step, start, bad)
+        assert is_finite((w, state))
+        assert all(same([row], [path[-1][0]]) for row in path[-1])
+        moved = [not same([a], [b]) for a, b in zip(path[BAD:], path[BAD + 1 :], strict=False)]
+        assert sum(moved) >= len(moved) // 4
+        assert loss < 1.05 * clean
+        counts = skipped_in(state)
+        if is_local:  # the step of one worker, and no meeting
+            assert sorted(map(list, counts))[-1] == [0, 1, 0, 0, 0, 0, 0, 0]
+        assert sum(count.max() for count in counts) == 1
+    assert step._cache_size() == 1
 
 
 # Recovery: by the error

@@ -43,7 +43,7 @@ def split_loss(params, x, y):
 def transformation(exchange=SPARSE, axis_name=AXIS, memory=None):
     memory = fg.ErrorFeedback() if memory is None else memory
     compressed = fg.compressed_pmean(exchange, memory, axis_name=axis_name)
-    return optax.chain(compressed, optax.adam(0.02, b1=0.0))
+    return optax.chain(compressed, optax.rmsprop(0.02, bias_correction=True))
 
 
 def stepper(tx, loss=loss, axis_name=AXIS):

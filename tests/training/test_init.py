@@ -22,7 +22,7 @@ DRIFT = fg.SharedSupport(fg.TopK(fraction=0.2), support=fg.exchanges.PredictedSu
 
 def transformation(exchange=SPARSE):
     compressed = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data")
-    tx = optax.chain(fg.per_worker(optax.trace(0.9)), compressed, optax.adam(0.01))
+    tx = optax.chain(fg.per_worker(optax.trace(0.9)), compressed, optax.rmsprop(0.01))
     return fg.accumulate(tx, every=2)
 
 
@@ -62,14 +62,14 @@ def test_parameters_over_a_model_axis(kind, placed):
         np.testing.assert_array_equal(one, other)
         wanted = NamedSharding(mesh, other.sharding.spec)
         assert one.sharding.is_equivalent_to(wanted, one.ndim)
-    _, compressed, adam = state.inner
+    _, compressed, rms = state.inner
     assert compressed.memory.worker_rows.residual["up"].sharding.shard_shape((4, 6, 16)) == (
         1,
         6,
         8,
     )
     assert compressed.worker.worker_rows.tolist() == [[-1, -1]] * 4
-    assert adam[0].mu["up"].sharding.spec == P(None, "model")
+    assert rms[0].nu["up"].sharding.spec == P(None, "model")
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -435,6 +435,97 @@ def test_the_order_is_seen_where_tuples_have_become_dicts(ahead):
     by_number = serialization.to_state_dict(jax.eval_shape(make(ADAM).init, PARAMS))
     with refuses_order(r".*\['mu'\].*"):
         fg.state_specs(by_number, AXIS)
+
+
+# What comes behind it
+
+WHOLE = {
+    "feedback_muon": fg.optimizers.feedback_muon(0.1),
+    "feedback_adam": fg.optimizers.feedback_adam(0.1),
+    "diloco": fg.optimizers.diloco(optax.adam(0.1), optax.sgd(1.0), 4),
+    "sharded": fg.optimizers.sharded(optax.adam(0.1), 4),
+    "in a chain": optax.chain(optax.clip(1.0), fg.optimizers.feedback_sgd(0.1)),
+}
+SECOND = {
+    "AdamW": (optax.adamw(0.1), "ScaleByAdamState"),
+    "RMSProp": (optax.rmsprop(0.1), "ScaleByRmsState"),
+    "momentum": (optax.chain(optax.clip(1.0), optax.sgd(0.1, 0.9)), "TraceState"),
+    "Muon": (optax.contrib.muon(0.1), "(Muon|ScaleByAdam)State"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("second", SECOND)
+def test_an_optimizer_behind_a_whole_one_is_refused(name, second):
+    tx, kind = SECOND[second]
+    state = jax.eval_shape(optax.chain(WHOLE[name], tx).init, PARAMS)
+    with pytest.raises(ValueError, match=rf"behind one of fg\.optimizers.*got {kind}; leave"):
+        fg.state_specs(state, AXIS)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.scale(0.5),
+        optax.apply_if_finite(optax.scale(1.0), 3),
+        optax.contrib.reduce_on_plateau(),
+        optax.chain(fg.compressed_pmean(SPARSE, axis_name=AXIS), optax.adam(0.1)),
+        fg.optimizers.feedback_adam(0.1),
+    ],
+    ids=["scale", "apply_if_finite", "plateau", "one with a mean of its own", "another whole one"],
+)
+def test_what_is_no_optimizer_or_one_of_its_own_may_follow(tx):
+    """A pair of optimizers looks like a chain of two."""
+    assert accepts(jax.eval_shape(optax.chain(WHOLE["feedback_adam"], tx).init, PARAMS))
+
+
+FEEDBACK = fg.ErrorFeedback()
+
+
+def compressed(*behind, memory=FEEDBACK, exchange=SPARSE):
+    return optax.chain(fg.compressed_pmean(exchange, memory, axis_name=AXIS), *behind)
+
+
+LATE = {
+    "AdamW": (compressed(optax.adamw(0.1)), "ScaleByAdamState"),
+    "momentum": (compressed(optax.clip(1.0), optax.sgd(0.1, 0.9)), "TraceState"),
+    "Muon": (compressed(optax.contrib.muon(0.1)), "(Muon|ScaleByAdam)State"),
+    "accumulate": (fg.accumulate(compressed(optax.adam(0.1)), 2), "ScaleByAdamState"),
+    "a method": (
+        compressed(optax.adam(0.1), exchange=fg.methods.power_sgd(1), memory=None),
+        "ScaleByAdamState",
+    ),
+    "inside an exchange": (
+        compressed(optax.lion(0.1), exchange=fg.TwoStage(fg.Sign(), 4), memory=None),
+        "ScaleByLionState",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_momentum_behind_error_feedback_is_a_warning(name):
+    tx, kind = LATE[name]
+    with pytest.warns(UserWarning, match=rf"got {kind} behind.*use fg\.optimizers\.feedback_adam"):
+        state = fg.init_state(tx, {"w": jnp.ones((4, 3))}, mesh_of(4), AXIS)
+    assert isinstance(jax.tree.leaves(state)[0], jax.Array)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        compressed(optax.sgd(0.1)),
+        compressed(optax.rmsprop(0.1)),
+        compressed(optax.adam(0.1), memory=fg.NoMemory()),
+        compressed(optax.adam(0.1), exchange=fg.AllReduce(), memory=None),
+        optax.chain(fg.per_worker(optax.scale_by_adam()), compressed(optax.sgd(0.1))),
+        fg.optimizers.feedback_adam(0.1),
+        fg.optimizers.diloco(optax.adam(0.1), optax.sgd(0.7, 0.9), 4),
+        optax.chain(compressed(optax.sgd(0.1)), compressed(optax.adam(0.1), memory=None)),
+    ],
+    ids=["sgd", "rmsprop", "no memory", "dense", "before it", "feedback_adam", "diloco", "a pair"],
+)
+def test_others_are_not(tx):
+    fg.init_state(tx, {"w": jnp.ones((4, 3))}, mesh_of(4), AXIS)
 
 
 def test_pieces_of_a_large_model_travel_in_fewer_buckets_than_the_whole(monkeypatch):

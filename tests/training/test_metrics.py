@@ -99,7 +99,7 @@ TRANSFORMATIONS = {
     "apply_if_finite": optax.chain(pmean(), optax.apply_if_finite(optax.sgd(0.1), 3)),
     "delay": optax.chain(fg.training.delay(), pmean()),
     "dgc": fg.compressed_pmean(fg.methods.dgc(0.1), axis_name=AXIS),
-    "clip": optax.chain(fg.training.clip_by_local_norm(1.0, AXIS), pmean()),
+    "clip": optax.chain(fg.training.clip_by_local_norm(1.0), pmean()),
 }
 
 

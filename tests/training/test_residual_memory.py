@@ -174,7 +174,7 @@ STATEFUL = {
     "chain": optax.chain(
         fg.training.delay(),
         fg.compressed_pmean(TOP_K, fg.ErrorFeedback(), axis_name=AXIS),
-        optax.adam(0.1),
+        optax.rmsprop(0.1),
     ),
 }
 ZEROS = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), LIKE)

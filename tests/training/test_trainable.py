@@ -42,7 +42,7 @@ def by_names(tree):
 
 def optimizer():
     return optax.chain(
-        fg.compressed_pmean(EXCHANGE, fg.ErrorFeedback(), axis_name=AXIS), optax.adam(0.1)
+        fg.compressed_pmean(EXCHANGE, fg.ErrorFeedback(), axis_name=AXIS), optax.rmsprop(0.1)
     )
 
 
@@ -136,7 +136,7 @@ def test_it_follows_the_sharding_of_the_parameters():
     assert state[0].memory.worker_rows.residual["layers"][0]["lora"].sharding.spec == P(
         AXIS, None, "model"
     )
-    assert state[1][0].mu["layers"][0]["lora"].sharding.spec == P(None, "model")
+    assert state[1][0].nu["layers"][0]["lora"].sharding.spec == P(None, "model")
 
 
 def test_optax_finds_what_is_like_the_parameters():

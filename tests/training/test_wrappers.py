@@ -216,6 +216,7 @@ def test_multi_steps_is_refused_or_exchanges_in_every_step():
     assert_close(updates[1], expected)
 
 
+ADAM = optax.adam(0.1)
 AROUND = {
     "a chain": in_chain,
     "a mean alone": compressed,
@@ -243,6 +244,16 @@ def test_apply_if_finite_around_it_is_refused(name):
         fg.state_specs(state, AXIS)
     with refused:
         fg.state_specs({"opt_state": (state[0]._asdict(), ())}, AXIS)
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_conditionally_transform_around_it_is_refused(name):
+    """In other steps each worker would apply its own gradient."""
+    tx = optax.chain(optax.conditionally_transform(AROUND[name](), lambda step: step > 1))
+    with pytest.raises(ValueError, match=r"conditionally_transform must not be .* put it behind"):
+        fg.init_state(tx, ZEROS, mesh_of(4), AXIS)
+    behind = optax.chain(compressed(), optax.conditionally_transform(ADAM, lambda step: step > 1))
+    fg.state_specs(jax.eval_shape(behind.init, ZEROS), AXIS)
 
 
 @pytest.mark.parametrize(
