@@ -16,7 +16,7 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._step import Step, Tally
-from fftgrad.ops import _finite, _joined, _keys, _norms, _wire
+from fftgrad.ops import _count, _finite, _joined, _keys, _norms, _wire
 from fftgrad.ops._shapes import PyTree, spec
 from fftgrad.ops._wire import Header
 
@@ -156,7 +156,7 @@ class Channel:
         if received is None:
             overflow = self.counted(overflow)
         else:  # what is sent as an owner is that of all workers
-            overflow = received.overflow + overflow
+            overflow = _count.add(received.overflow, overflow)
             finite &= jnp.asarray(received.finite)
             valid = jnp.asarray(received.invalid) == 0
         if self.participates is not None:  # the complement, which is negative, if it does not
@@ -175,7 +175,7 @@ class Channel:
             payloads,
             Tally(
                 finite=jnp.all(jnp.asarray(headers.finite)),
-                overflow=jnp.sum(counts),
+                overflow=_count.total(counts),
                 workers=workers,
                 invalid=_wire.count_invalid(headers),
             ),
@@ -205,14 +205,14 @@ class Channel:
         if not arrays:
             return [], Tally()
         workers = self.workers
-        extra = [] if overflow is None else [jnp.asarray(overflow * workers, jnp.float32)[None]]
+        extra = [] if overflow is None else [jnp.asarray(overflow, jnp.float32)[None] * workers]
         if tallied and self.participates is not None:
             extra.append(self.participates.astype(jnp.float32)[None] * workers)
         whole, restore = _joined.as_one([*arrays, *extra])
         # Divided first, so that no sum of finite values overflows.
         found = restore(lax.psum(whole * (1.0 / workers), self.axis_name))
         means, rest = found[: len(arrays)], found[len(arrays) :]
-        numbers = [jnp.round(one[0]).astype(jnp.int32) for one in rest]
+        numbers = [_count.rounded(one[0]) for one in rest]
         seen = 0 if overflow is None else numbers.pop(0)
         return means, Tally(overflow=seen, workers=numbers[0] if numbers else None)
 

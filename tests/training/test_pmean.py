@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from parallel import AXIS, MODES, everywhere, mesh_of, train_step, unshard
 from updates import sharded
 
 import fftgrad as fg
+from fftgrad.training import _non_finite
 
 BLOCKED = fg.AllGather(CODECS["blocked"])
 
@@ -566,6 +568,20 @@ def test_what_overflows_is_summed_over_the_model_axis():
     run = jax.shard_map(step, mesh=mesh, in_specs=P("data", "model"), out_specs=P())
     x = jnp.full((4, 20), 0.5).at[1, :3].set(2.0).at[2, 8:15].set(-3.0)  # 2 and 5 in the halves
     assert int(jax.jit(run)(x)) == 3 + 2 + 5
+
+
+def test_a_sum_of_counts_over_the_model_axis_does_not_wrap():
+    mesh = Mesh(np.array(jax.devices()), ("model",), axis_types=(AxisType.Auto,))
+    counters = dict.fromkeys(("step", "skipped", "overflow", "invalid", "dropped"), jnp.int32(0))
+
+    def step(count):
+        tally = fg.exchanges.Tally(overflow=count[0])
+        before = types.SimpleNamespace(**counters)
+        return _non_finite.counters(before, tally, jnp.array(True), AXIS)["overflow"]
+
+    run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=P("model"), out_specs=P()))
+    assert int(run(jnp.full(8, 2**31 - 1, jnp.int32))) > 2**31 - 9
+    assert int(run(jnp.arange(8, dtype=jnp.int32))) == 28
 
 
 def test_already_summed_gradients_are_refused():
