@@ -161,6 +161,7 @@ class Channel:
             valid = jnp.asarray(received.invalid) == 0
         if self.participates is not None:  # the complement, which is negative, if it does not
             overflow = jnp.where(self.participates, overflow, ~jnp.asarray(overflow))
+        payloads = _wire.without_gradient(payloads, of)
         return _wire.pack(Header(finite, overflow, valid), payloads, self._seed(made_by))
 
     def _unpack(self, buffers: jax.Array, like: PyTree, made_by: int) -> Received:
@@ -239,7 +240,7 @@ class Channel:
 
     def max(self, x: jax.Array) -> jax.Array:
         """The largest values over the workers; no NaN may be among them."""
-        return lax.pmax(x, self.axis_name)
+        return _wire.without_gradient(lax.pmax(lax.stop_gradient(x), self.axis_name), x)
 
     def relative_error(self, lost: PyTree, x: PyTree) -> jax.Array:
         """√(Σ ||lost_i||² / Σ ||x_i||²) over the workers i; 0 where all is zero.

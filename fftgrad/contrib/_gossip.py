@@ -80,7 +80,8 @@ def tell(
         codec, likes, own = _codec_of(codecs, bucket), _likes(bucket), channel.step.fold(i)
         out = codec.compress(_vectors(bucket), state[i], own)
         header = _wire.Header(finite, out.overflow)
-        buffer = _wire.pack(header, out.payloads, _seed(codec, likes, own))
+        payloads = _wire.without_gradient(out.payloads, _vectors(bucket))
+        buffer = _wire.pack(header, payloads, _seed(codec, likes, own))
         heard = [_axes.permute(buffer, channel.axis_name, sources) for sources in neighbors]
         headers, sums = _add(codec, jnp.stack([buffer, *heard]), likes, own)
         is_valid = jnp.asarray(headers.valid)

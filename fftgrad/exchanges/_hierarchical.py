@@ -24,7 +24,7 @@ from fftgrad.exchanges import _shards
 from fftgrad.exchanges._recipe import check_exchange
 from fftgrad.exchanges._shards import Shards
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.ops import _count, _finite, _joined
+from fftgrad.ops import _count, _finite, _joined, _wire
 
 FastDtype = Literal["float32", "bfloat16"]
 
@@ -221,7 +221,7 @@ class Hierarchical(Exchange):
 
     def _to_words(self, x: jax.Array) -> jax.Array:
         # As integers, because XLA widens bfloat16 in the collectives of a CPU.
-        return lax.bitcast_convert_type(x.astype(self.dtype), self._word)
+        return _wire.without_gradient(lax.bitcast_convert_type(x.astype(self.dtype), self._word), x)
 
     def _from_words(self, words: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(words, jnp.dtype(self.dtype)).astype(jnp.float32)
