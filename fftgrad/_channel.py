@@ -16,7 +16,7 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._step import Step, Tally
-from fftgrad.ops import _finite, _joined, _keys, _norms, _wire
+from fftgrad.ops import _count, _finite, _joined, _keys, _norms, _wire
 from fftgrad.ops._shapes import PyTree, spec
 from fftgrad.ops._wire import Header
 
@@ -158,11 +158,12 @@ class Channel:
         if received is None:
             overflow = self.counted(overflow)
         else:  # what is sent as an owner is that of all workers
-            overflow = received.overflow + overflow
+            overflow = _count.add(received.overflow, overflow)
             finite &= jnp.asarray(received.finite)
             valid = jnp.asarray(received.invalid) == 0
         if self.participates is not None:  # the complement, which is negative, if it does not
             overflow = jnp.where(self.participates, overflow, ~jnp.asarray(overflow))
+        payloads = _wire.without_gradient(payloads, of)
         return _wire.pack(Header(finite, overflow, valid), payloads, self._seed(made_by))
 
     def _unpack(self, buffers: jax.Array, like: PyTree, made_by: int) -> Received:
@@ -177,7 +178,7 @@ class Channel:
             payloads,
             Tally(
                 finite=jnp.all(jnp.asarray(headers.finite)),
-                overflow=jnp.sum(counts),
+                overflow=_count.total(counts),
                 workers=workers,
                 invalid=_wire.count_invalid(headers),
             ),
@@ -207,14 +208,14 @@ class Channel:
         if not arrays:
             return [], Tally()
         workers = self.workers
-        extra = [] if overflow is None else [jnp.asarray(overflow * workers, jnp.float32)[None]]
+        extra = [] if overflow is None else [jnp.asarray(overflow, jnp.float32)[None] * workers]
         if tallied and self.participates is not None:
             extra.append(self.participates.astype(jnp.float32)[None] * workers)
         whole, restore = _joined.as_one([*arrays, *extra])
         # Divided first, so that no sum of finite values overflows.
         found = restore(lax.psum(whole * (1.0 / workers), self.axis_name))
         means, rest = found[: len(arrays)], found[len(arrays) :]
-        numbers = [jnp.round(one[0]).astype(jnp.int32) for one in rest]
+        numbers = [_count.rounded(one[0]) for one in rest]
         seen = 0 if overflow is None else numbers.pop(0)
         return means, Tally(overflow=seen, workers=numbers[0] if numbers else None)
 
@@ -241,7 +242,7 @@ class Channel:
 
     def max(self, x: jax.Array) -> jax.Array:
         """The largest values over the workers; no NaN may be among them."""
-        return lax.pmax(x, self.axis_name)
+        return _wire.without_gradient(lax.pmax(lax.stop_gradient(x), self.axis_name), x)
 
     def relative_error(self, lost: PyTree, x: PyTree) -> jax.Array:
         """√(Σ ||lost_i||² / Σ ||x_i||²) over the workers i; 0 where all is zero.

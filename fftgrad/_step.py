@@ -1,19 +1,21 @@
 """What a step knows of itself, and what it learns of all workers."""
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fftgrad.ops import _finite, _keys
+from fftgrad.ops import _count, _finite, _keys
 
 
 class Step(NamedTuple):
     """What a step knows of itself: its number, and its randomness; `Step()` has none.
 
     Attributes:
-      number: how many steps there were before, int32, equal on all workers.
+      number: how many steps there were before, int32, equal on all workers; 2^30 comes after
+        2^31 - 1, so from then on the keys of the last 2^30 steps repeat.
       shared: a key equal on all workers: random supports, random signs. Decompressing may use it.
       local: a key that differs between workers: dither. Decompressing must not use it, because
         the receiver has another one.
@@ -72,7 +74,11 @@ class Tally(NamedTuple):
         every = [jnp.asarray(tally.finite) for tally in tallies]
         return cls(
             finite=jnp.all(jnp.stack(every)) if every else jnp.ones((), bool),
-            overflow=sum((jnp.asarray(t.overflow, jnp.int32) for t in tallies), jnp.int32(0)),
+            overflow=_sum([t.overflow for t in tallies]),
             workers=tallies[0].workers if tallies else None,
-            invalid=sum((jnp.asarray(t.invalid, jnp.int32) for t in tallies), jnp.int32(0)),
+            invalid=_sum([t.invalid for t in tallies]),
         )
+
+
+def _sum(counts: list[jax.Array | int]) -> jax.Array:
+    return jnp.asarray(functools.reduce(_count.add, counts, 0), jnp.int32)

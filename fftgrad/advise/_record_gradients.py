@@ -15,6 +15,7 @@ from fftgrad import _axes
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice, check_count
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.ops import _count
 from fftgrad.training import _find
 
 Array = npt.NDArray[Any]
@@ -108,7 +109,9 @@ def record_gradients(
             jnp.where(state.step == number, state.step, before)
             for number, before in zip(numbers, state.taken, strict=True)
         )
-        return updates, RecordState(state.step + 1, taken, add_worker_axis(type(slots)(kept)))
+        return updates, RecordState(
+            _count.next_step(state.step), taken, add_worker_axis(type(slots)(kept))
+        )
 
     return optax.GradientTransformation(init, update)
 

@@ -8,8 +8,10 @@ import inspect
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fftgrad._contracts import Codec, Compressed, Like, Payload, PyTree, Step
+from fftgrad.ops import _wire
 
 
 def compress(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Compressed:
@@ -27,7 +29,10 @@ def compress(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Compresse
             f"{name}: must return a Compressed with a Payload, got one with {payload!r}; return "
             "fg.Compressed(fg.Payload(main))."
         )
-    return out
+    if any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(payload.main)):
+        return out
+    codes = _wire.without_gradient(payload.main, x)
+    return out._replace(payload=payload._replace(main=codes))
 
 
 def decompress(codec: Codec, payload: Payload, like: Like, step: Step) -> jax.Array:

@@ -25,6 +25,7 @@ from fftgrad._values import check_kind, knows, value
 from fftgrad.codecs import _call
 from fftgrad.codecs._spec import payload_spec
 from fftgrad.codecs.transforms._identity import Identity
+from fftgrad.ops import _count
 
 SPARSE = 16
 """Blocks are undone one by one where those that hold a coefficient hold 1 value in 16, or fewer."""
@@ -72,7 +73,7 @@ class Chain(Codec):
             x = out.payload.main
             sides.append(out.payload.side)
             after.append(out.state)
-            overflow = overflow + out.overflow
+            overflow = _count.add(overflow, out.overflow)
         return Compressed(Payload(x, tuple(sides)), overflow, tuple(after))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:

@@ -15,7 +15,7 @@ from fftgrad.contrib._linked import Linked
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
-from fftgrad.ops import _finite
+from fftgrad.ops import _count, _finite
 from fftgrad.optimizers._local import check_follows
 from fftgrad.training._check_gradients import checked_like
 
@@ -185,6 +185,6 @@ def beer(
             layout=layout,
         )
         rows = add_worker_axis(own), add_worker_axis(now)
-        return moves, BeerState(state.step + 1, *rows, neighbors)
+        return moves, BeerState(_count.next_step(state.step), *rows, neighbors)
 
     return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))

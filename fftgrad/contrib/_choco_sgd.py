@@ -15,6 +15,7 @@ from fftgrad.contrib._linked import Linked
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
+from fftgrad.ops import _count
 from fftgrad.optimizers._local import check_follows
 from fftgrad.training._check_gradients import checked_like
 
@@ -141,6 +142,6 @@ def choco_sgd(
             layout=layout,
         )
         moves = _gossip.with_pull(moves, _gossip.share(graph, gamma, axis_name), copied)
-        return moves, ChocoState(state.step + 1, add_worker_axis(own), neighbors)
+        return moves, ChocoState(_count.next_step(state.step), add_worker_axis(own), neighbors)
 
     return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))

@@ -23,7 +23,7 @@ from fftgrad.exchanges import _layout, _parts
 from fftgrad.exchanges._layout import Bucket, Join, Layout
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._rules import Codecs
-from fftgrad.ops import _finite, _norms, _rounding, _wire
+from fftgrad.ops import _count, _finite, _norms, _rounding, _wire
 
 
 class Told(NamedTuple):
@@ -80,13 +80,14 @@ def tell(
         codec, likes, own = _codec_of(codecs, bucket), _likes(bucket), channel.step.fold(i)
         out = codec.compress(_vectors(bucket), state[i], own)
         header = _wire.Header(finite, out.overflow)
-        buffer = _wire.pack(header, out.payloads, _seed(codec, likes, own))
+        payloads = _wire.without_gradient(out.payloads, _vectors(bucket))
+        buffer = _wire.pack(header, payloads, _seed(codec, likes, own))
         heard = [_axes.permute(buffer, channel.axis_name, sources) for sources in neighbors]
         headers, sums = _add(codec, jnp.stack([buffer, *heard]), likes, own)
         is_valid = jnp.asarray(headers.valid)
         invalid += jnp.sum(~is_valid, dtype=jnp.int32)
         silent = jnp.sum(is_valid & ~jnp.asarray(headers.finite), dtype=jnp.int32)
-        overflow += jnp.asarray(out.overflow, jnp.int32)
+        overflow = _count.add(overflow, out.overflow)
         after.append(out.state)
         added.append(tuple(_rebuild(flat, bucket) for flat in sums))
     sent, pull, rest = (_trees([row[k] for row in added], joins) for k in range(len(_Sums._fields)))

@@ -15,7 +15,7 @@ from fftgrad.exchanges import _parts
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
-from fftgrad.ops import _rounding
+from fftgrad.ops import _count, _rounding
 from fftgrad.ops._keys import check_key
 from fftgrad.optimizers._local import check_own
 from fftgrad.training import _worker
@@ -154,9 +154,10 @@ def tell(
     links = Links(
         trees=after,
         codecs=told.state,
-        skipped=before.skipped + told.skipped,
-        invalid=before.invalid + told.invalid,
-        overflow=before.overflow + told.overflow,
+        **{
+            name: _count.add(getattr(before, name), getattr(told, name))
+            for name in ("skipped", "invalid", "overflow")
+        },
     )
     return after, Linked(OfShards(add_worker_axis(links)), OfShards(worker))
 

@@ -24,7 +24,7 @@ from fftgrad.exchanges import _shards
 from fftgrad.exchanges._recipe import check_exchange
 from fftgrad.exchanges._shards import Shards
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.ops import _finite, _joined
+from fftgrad.ops import _count, _finite, _joined, _wire
 
 FastDtype = Literal["float32", "bfloat16"]
 
@@ -216,18 +216,15 @@ class Hierarchical(Exchange):
         *values, counts = jax.vmap(lambda row: _joined.cut(row, sizes))(rows)
         whole = _shards.from_shards(list(map(self._from_words, values)), like)
         counts = lax.bitcast_convert_type(counts, jnp.uint32)
-        return whole, Tally(overflow=_sum(counts >> 1), invalid=_sum(counts & 1))
+        overflow, invalid = (_count.total(c.astype(jnp.int32)) for c in (counts >> 1, counts & 1))
+        return whole, Tally(overflow=overflow, invalid=invalid)
 
     def _to_words(self, x: jax.Array) -> jax.Array:
         # As integers, because XLA widens bfloat16 in the collectives of a CPU.
-        return lax.bitcast_convert_type(x.astype(self.dtype), self._word)
+        return _wire.without_gradient(lax.bitcast_convert_type(x.astype(self.dtype), self._word), x)
 
     def _from_words(self, words: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(words, jnp.dtype(self.dtype)).astype(jnp.float32)
-
-
-def _sum(counts: jax.Array) -> jax.Array:
-    return jnp.sum(counts.astype(jnp.int32))
 
 
 def _check_scalars(slow: Exchange, shared: PyTree) -> None:

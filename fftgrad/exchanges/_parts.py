@@ -18,7 +18,7 @@ from fftgrad.codecs import _call, _chain, _spec, _sum
 from fftgrad.exchanges import _alike
 from fftgrad.exchanges._layout import Part
 from fftgrad.exchanges._rules import CodecRule, Codecs
-from fftgrad.ops import _keys, _wire
+from fftgrad.ops import _count, _keys, _wire
 from fftgrad.ops._shapes import spec
 
 Vectors = tuple[jax.Array, ...]
@@ -54,7 +54,7 @@ class Parts:
 
         outs = self._each(one, step, (), vectors, state)
         payloads, overflows, states = zip(*outs, strict=True) if outs else ((), (), ())
-        return CompressedParts(payloads, sum(overflows, 0), states)
+        return CompressedParts(payloads, functools.reduce(_count.add, overflows, 0), states)
 
     def decompress(self, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
         def one(codec: Codec, like: Like, row: Any) -> jax.Array:

@@ -22,7 +22,7 @@ from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.exchanges._supports import LeaderSupport, Support
-from fftgrad.ops import _finite
+from fftgrad.ops import _count, _finite
 from fftgrad.ops._shapes import spec
 
 
@@ -149,7 +149,8 @@ class SharedSupport(Exchange):
         values = list(z)
         for i in chosen:
             values[i] = _selector(selectors, i).at(z[i], sides[i], step)
-        overflow = spectra.overflow + jnp.where(self.support.leads(channel), selected.overflow, 0)
+        chosen_by = jnp.where(self.support.leads(channel), selected.overflow, 0)
+        overflow = _count.add(spectra.overflow, chosen_by)
         # One more value, so that what is not chosen cannot hide a NaN.
         flag = _finite.poison_unless(_finite.all_finite(vectors))[None]
         (flag, *means), tally = channel.mean(

@@ -14,6 +14,7 @@ from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._two_stage import TwoStage
 from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.ops import _count
 from fftgrad.training._pmean import compressed_pmean
 from fftgrad.training._weigh import weighted
 
@@ -118,7 +119,7 @@ def scale_by_one_bit_adam(
             return (mu, state.nu), state._replace(compressed=inner), fine
 
         (mu, nu), state, fine = lax.cond(state.step < warm_up_steps, warm_up, one_bit, grads, state)
-        count = state.step + 1
+        count = _count.next_step(state.step)
         first = 1 - b1 ** count.astype(jnp.float32)
         second = 1 - b2 ** jnp.minimum(count, warm_up_steps).astype(jnp.float32)
 

@@ -4,6 +4,7 @@ Bit-cast, because a collective may change the width of a dtype: XLA widens bfloa
 a CPU. Integers of 32 bits survive everywhere.
 """
 
+import functools
 import math
 import re
 import zlib
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from fftgrad._values import plain
 from fftgrad.ops import _hash, _joined, _rows
@@ -41,6 +43,33 @@ NOTHING = Header(True, 0)
 """That all is well, and nothing is counted."""
 
 HEADER_WORDS = 2
+
+
+@jax.custom_jvp
+def without_gradient(payloads: PyTree, of: PyTree) -> PyTree:
+    """Return `payloads`, and refuse to differentiate them by the values `of` that they stand for.
+
+    Bits have no derivative: without this, a gradient through a payload is zero.
+    """
+    del of
+    return payloads
+
+
+@functools.partial(without_gradient.defjvp, symbolic_zeros=True)
+def _refuse_gradient(primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> Any:
+    for tangent in jax.tree.leaves(tangents[1], is_leaf=_is_zero):
+        if not _is_zero(tangent):
+            raise NotImplementedError(
+                "a gradient through compressed values: must not be taken, because codes and bits "
+                f"have no derivative, got a tangent {jax.typeof(tangent)} of what is compressed; "
+                "differentiate a step with AllReduce() instead, or stop it there by "
+                "jax.lax.stop_gradient(grads)."
+            )
+    return primals[0], tangents[0]
+
+
+def _is_zero(tangent: object) -> bool:
+    return isinstance(tangent, SymbolicZero)
 
 
 def configuration(codecs: Sequence[object], likes: Sequence[Like]) -> int:

@@ -17,6 +17,7 @@ from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.exchanges import AllGather, Recipe, _fragments
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import ErrorFeedback
+from fftgrad.ops import _count
 from fftgrad.optimizers import _left
 from fftgrad.optimizers._local import check_follows, check_own, finite_step, mean_loss
 from fftgrad.training import _worker
@@ -208,7 +209,8 @@ def diloco(
         local = optax.apply_updates(params, updates)
         # What a delayed meeting sends was known before this step's gradient: they overlap.
         sends = params if delay else local
-        due, number = meeting(state.step + (0 if delay else 1))
+        step = _count.next_step(state.step, every)
+        due, number = meeting(state.step if delay else step)
         lost, follows = _left.look(params, state.anchor, drop_worker_axis(state.left))
 
         def meet(now: jax.Array | bool) -> tuple[Any, Any, Any]:
@@ -246,12 +248,12 @@ def diloco(
         met = state.anchor, state.outer, state.pmean
         met, moves = _if(due, period == 1, meet_and_join, (met, updates))
         if delay:
-            due, number = meeting(state.step + 1 - delay)
+            due, number = meeting(step - delay)
             moves = _if(due, period == 1, lambda now: join(now, met[0], number), updates)
         anchor, after, pmean = met
         left = _left.after(params, moves, lost_on, follows, axis_name)
         own, skipped, left = map(add_worker_axis, (own, skipped, left))
-        return moves, DilocoState(state.step + 1, anchor, own, after, pmean, skipped, left)
+        return moves, DilocoState(step, anchor, own, after, pmean, skipped, left)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -14,7 +14,7 @@ from fftgrad.exchanges import _halves, _parts, _shards
 from fftgrad.exchanges._parts import Vectors
 from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import NoMemory
-from fftgrad.ops import _finite, _rounding
+from fftgrad.ops import _count, _finite, _rounding
 from fftgrad.ops._keys import check_key
 from fftgrad.optimizers._check_inner import check_extra, check_inner
 from fftgrad.optimizers._local import mean_loss
@@ -231,10 +231,9 @@ def sharded(
             OfShards(add_worker_axis(lacking)),
         )
         remembered, after, lacking = optax.tree.where(finite, new, old)
-        skipped = state.skipped + 1 - finite.astype(jnp.int32)
-        return change, ShardedState(
-            state.step + 1, skipped, remembered, after, lacking, OfShards(worker)
-        )
+        skipped = jnp.where(finite, state.skipped, _count.next_step(state.skipped))
+        step = _count.next_step(state.step)
+        return change, ShardedState(step, skipped, remembered, after, lacking, OfShards(worker))
 
     return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
 

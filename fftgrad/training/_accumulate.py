@@ -11,7 +11,7 @@ from fftgrad import _axes
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_count, check_transformation
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
-from fftgrad.ops import _rounding
+from fftgrad.ops import _count, _rounding
 from fftgrad.training._weigh import refuse_weight
 
 
@@ -96,8 +96,9 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
             zeros = jax.tree.map(lambda a: _axes.vary_like(jnp.zeros(a.shape, a.dtype), a), like)
             return zeros, total, inner
 
-        due = (state.step + 1) % every == 0
+        step = _count.next_step(state.step, every)
+        due = step % every == 0
         out, total, inner = lax.cond(due, emit, wait, state.inner)
-        return out, AccumulateState(state.step + 1, add_worker_axis(total), inner)
+        return out, AccumulateState(step, add_worker_axis(total), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -8,7 +8,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree, Tally
-from fftgrad.ops import _finite
+from fftgrad.ops import _count, _finite
 
 NonFinite = Literal["propagate", "skip", "drop_worker"]
 
@@ -53,17 +53,22 @@ def hide_bad(policy: NonFinite, finite: jax.Array, mean: PyTree) -> PyTree:
 def counters(
     before: Any, tally: Tally, finite: jax.Array, axis_name: AxisName
 ) -> dict[str, jax.Array]:
-    """Those of a state after a step."""
+    """The counters of a state after a step."""
     missing: jax.Array | int = 0
     if tally.workers is not None:
         missing = _axes.size(axis_name) - _axes.over_other_axes(lax.pmin, tally.workers)
     # What is bad in one bucket makes all later ones so, whose values then count for nothing.
-    overflow = _axes.over_other_axes(lax.psum, jnp.where(finite, tally.overflow, 0))
+    overflow = _axes.over_other_axes(_sum, jnp.where(finite, tally.overflow, 0))
     invalid = (jnp.asarray(tally.invalid) > 0).astype(jnp.int32)
     return {
-        "step": before.step + 1,
-        "skipped": before.skipped + 1 - finite.astype(jnp.int32),
-        "overflow": before.overflow + overflow,
-        "invalid": before.invalid + _axes.over_other_axes(lax.pmax, invalid),
-        "dropped": before.dropped + jnp.where(finite, missing, 0),
+        "step": _count.next_step(before.step),
+        "skipped": jnp.where(finite, before.skipped, _count.next_step(before.skipped)),
+        "overflow": _count.add(before.overflow, overflow),
+        "invalid": _count.add(before.invalid, _axes.over_other_axes(lax.pmax, invalid)),
+        "dropped": _count.add(before.dropped, jnp.where(finite, missing, 0)),
     }
+
+
+def _sum(count: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Sum a count over mesh axes. Each device has an equal share of the largest count at most."""
+    return lax.psum(jnp.minimum(count, _count.MOST // _axes.size(axes)), axes)

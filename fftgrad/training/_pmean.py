@@ -40,6 +40,9 @@ Masked = Literal["refuse", "elsewhere"]
 class CompressedPmeanState(NamedTuple):
     """State of `compressed_pmean`.
 
+    Counts stay at 2^31 - 1. `step` and `skipped` go on from 2^30 after that, so that a schedule
+    does not start again and each step draws other numbers.
+
     Attributes:
       step: how many updates there were, int32, equal on all workers.
       skipped: in how many of them something was not finite, and memory and exchange were left as

@@ -456,3 +456,22 @@ def test_bad_input_is_answered_with_the_remedy(make, error, remedy):
 def test_a_traced_fraction_is_refused_with_the_remedy():
     with pytest.raises(TypeError, match="static_args"):
         jax.jit(lambda f: fg.compress(fg.TopK(fraction=f), jnp.ones(9)).main)(0.5)
+
+
+@pytest.mark.parametrize("name", sample(CODECS))
+def test_a_derivative_is_right_or_refused_with_the_remedy(name):
+    """Codes have none: a gradient through a quantizer was zero, or that of its scale."""
+    codec, step, x = CODECS[name], fg.Step.of(0), values((150,))
+
+    def trip(x):
+        return fg.decompress(codec, fg.compress(codec, x, step=step), like=x, step=step)
+
+    derivative = jax.jit(lambda x: jax.jvp(trip, (x,), (x,)))
+    last = stages(codec)[-1]
+    if last.last and not isinstance(last, fg.Cast | fg.codecs.MeanMagnitude):
+        with pytest.raises(NotImplementedError, match="stop_gradient"):
+            derivative(x)
+        return
+    y, slope = derivative(x)  # along x itself, of which the values sent are multiples
+    np.testing.assert_allclose(slope, y, atol=0.01 * np.linalg.norm(y))
+    assert np.any(y)

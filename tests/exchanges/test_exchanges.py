@@ -321,6 +321,56 @@ def test_overflow_is_counted_over_all_workers(exchange, scale):
     assert everywhere("shard_map", twice, 4)(x).tolist() == [8, 8, 8, 8]
 
 
+@dataclasses.dataclass(frozen=True)
+class Many(fg.Transform):
+    """Counts 2^30 values, the most that a bucket has."""
+
+    def compress(self, x, state, step):
+        return fg.Compressed(fg.Payload(x), jnp.int32(1 << 30))
+
+    def decompress(self, payload, like, step):
+        return payload.main
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        fg.AllGather(fg.chain(Many(), Many())),
+        fg.AllReduce(Many()),
+        fg.SharedSupport(fg.chain(Many(), Many(), fg.TopK(k=4))),
+        fg.Scheduled({0: fg.TwoStage(fg.chain(Many(), Many()), workers=4)}),
+    ],
+    ids=repr,
+)
+def test_a_count_of_overflow_stays_at_the_largest_int32(exchange):
+    """Over the stages of a chain, the workers, three parts of a bucket, and three buckets."""
+
+    def counted(parts, bucket_bytes):
+        layout = fg.Layout("leaf", bucket_bytes)
+        tx = fg.compressed_pmean(exchange, axis_name=AXIS, layout=layout)
+        return lambda x: tx.update([x] * parts, tx.init([x] * parts))[1].overflow
+
+    def every(x):
+        return counted(1, 1000)(x), counted(3, 1000)(x), counted(3, 40)(x)
+
+    found = jax.jit(jax.vmap(every, axis_name=AXIS))(jnp.ones((4, 10)))
+    assert np.unique(found).tolist() == [2**31 - 1]
+
+
+def test_after_the_largest_int32_step_no_schedule_starts_again():
+    exchange = fg.Scheduled({0: fg.AllReduce(), 5: fg.AllGather(fg.TopK(k=1))})
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
+    x = jnp.ones((4, 10))
+    state = jax.vmap(tx.init)(x)._replace(step=jnp.full(4, 2**31 - 1, jnp.int32))
+    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
+    seen = []
+    for _ in range(3):
+        mean, state = update(x, state)
+        assert np.count_nonzero(mean) == 4
+        seen.append(int(state.step[0]))
+    assert seen == [2**30, 2**30 + 1, 2**30 + 2]
+
+
 def test_all_reduce_refuses_what_cannot_be_summed():
     with pytest.raises(ValueError, match=r"use AllGather\(TopK\(k=3\)\)"):
         fg.AllReduce(fg.TopK(k=3))

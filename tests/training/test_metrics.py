@@ -55,6 +55,25 @@ def test_counts_and_the_norm_of_the_residual():
     assert all(np.shape(value) == () for value in found.values())
 
 
+@pytest.mark.parametrize("policy", ["propagate", "drop_worker"])
+def test_a_counter_stays_at_the_largest_int32(policy):
+    """And a number that tells a bad step from a good one still changes."""
+    codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
+    init, update = train_step(pmean(fg.AllGather(codec), non_finite=policy), WORKERS, like=LIKE)
+    state, most = init(zeros()), jnp.int32(2**31 - 1)
+    names = ("step", "skipped", "overflow", "invalid", "dropped")
+    state = state._replace(**dict.fromkeys(names, most))
+    grads = gradients(LIKE, WORKERS)
+    _, good = update(grads, state)
+    _, bad = update(jax.tree.map(lambda g: g.at[1, 2].set(jnp.nan), grads), state)
+    for after in (good, bad):
+        found = fg.metrics(after)
+        assert {int(found[name]) for name in ("overflow", "invalid", "dropped")} == {int(most)}
+        assert int(found["step"]) == 2**30
+    assert int(good.skipped) == most
+    assert int(bad.skipped) == (most if policy == "drop_worker" else 2**30)
+
+
 def test_values_beyond_a_range_are_counted():
     codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
     state = trained(pmean(fg.AllGather(codec)), steps=1)

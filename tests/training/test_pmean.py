@@ -3,19 +3,21 @@
 import dataclasses
 import functools
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import CODECS, EXCHANGES, MEMORIES, TREE, gradients, sample
+from cases import CODECS, EXCHANGES, MEMORIES, TREE, gradients, sample, values
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from parallel import AXIS, MODES, everywhere, mesh_of, train_step, unshard
+from parallel import AXIS, MODES, everywhere, mesh_of, of_size, train_step, unshard
 from updates import sharded
 
 import fftgrad as fg
+from fftgrad.training import _non_finite
 
 BLOCKED = fg.AllGather(CODECS["blocked"])
 
@@ -568,6 +570,20 @@ def test_what_overflows_is_summed_over_the_model_axis():
     assert int(jax.jit(run)(x)) == 3 + 2 + 5
 
 
+def test_a_sum_of_counts_over_the_model_axis_does_not_wrap():
+    mesh = Mesh(np.array(jax.devices()), ("model",), axis_types=(AxisType.Auto,))
+    counters = dict.fromkeys(("step", "skipped", "overflow", "invalid", "dropped"), jnp.int32(0))
+
+    def step(count):
+        tally = fg.exchanges.Tally(overflow=count[0])
+        before = types.SimpleNamespace(**counters)
+        return _non_finite.counters(before, tally, jnp.array(True), AXIS)["overflow"]
+
+    run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=P("model"), out_specs=P()))
+    assert int(run(jnp.full(8, 2**31 - 1, jnp.int32))) > 2**31 - 9
+    assert int(run(jnp.arange(8, dtype=jnp.int32))) == 28
+
+
 def test_already_summed_gradients_are_refused():
     tx = fg.compressed_pmean(BLOCKED, axis_name=AXIS)
     params = {"w": jnp.ones(20)}
@@ -724,3 +740,93 @@ def test_levels_have_a_memory_in_each_bucket():
     out = jax.vmap(jax.vmap(two_steps, axis_name="fast"), axis_name="slow")(x)
     assert np.isfinite(out).all()
     np.testing.assert_array_equal(out[0, 0], out[1, 1])
+
+
+DIFFERENTIABLE = {fg.AllReduce, fg.SharedSupport, fg.PowerSgd, fg.AcpSgd, EXCHANGES["summed codes"]}
+
+
+@pytest.mark.parametrize("name", sample(EXCHANGES))
+def test_a_derivative_is_right_or_refused_with_the_remedy(name):
+    """Bits have none: a gradient through a buffer was zero."""
+    exchange = of_size(EXCHANGES[name], 4)
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
+    told = {"value": jnp.ones(())} if exchange.needs_loss else {}
+    x = gradients(jnp.zeros((10, 15)), 4)
+
+    def mean(row):
+        return tx.update(row, tx.init(row), **told)[0]
+
+    derivative = jax.jit(lambda x: jax.jvp(jax.vmap(mean, axis_name=AXIS), (x,), (x,)))
+    if not DIFFERENTIABLE & {type(exchange), exchange}:
+        with pytest.raises(NotImplementedError, match=r"AllReduce\(\)"):
+            derivative(x)
+        return
+    y, slope = derivative(x)  # along x itself, of which the mean is a multiple
+    np.testing.assert_allclose(slope, y, atol=0.01 * np.linalg.norm(y))
+    assert np.any(y)
+
+
+@pytest.mark.parametrize("exchange", [fg.AllReduce(), fg.AllReduce(fg.Hadamard(block=8))], ids=repr)
+def test_a_linear_sum_has_the_gradient_of_a_mean(exchange):
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(dtype="bfloat16"), axis_name=AXIS)
+
+    def loss(x):
+        return jnp.sum(tx.update(x, tx.init(x))[0] * jnp.arange(16.0))
+
+    rows = everywhere("shard_map", jax.grad(loss), 4)(values((4, 16)))
+    np.testing.assert_allclose(rows, np.tile(np.arange(16.0) / 4, (4, 1)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("exchange", [fg.AllGather(fg.Identity()), fg.TwoStage(fg.Identity(), 4)])
+def test_a_gradient_through_buffers_is_refused_in_every_mode(exchange, mode):
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
+
+    def loss(x):
+        return jnp.sum(tx.update(x, tx.init(x))[0] ** 2)
+
+    for derivative in (jax.grad(loss), lambda x: jax.linearize(loss, x)[0] + loss(x)):
+        with pytest.raises(NotImplementedError, match=r"AllReduce\(\)"):
+            everywhere(mode, derivative, 4)(jnp.ones((4, 8)))
+
+
+def test_what_does_not_depend_on_the_gradient_has_a_gradient():
+    """A learning rate after the exchange, in a scan that carries the state, and parameters."""
+    tx = fg.compressed_pmean(fg.AllGather(fg.LogLevels(4)), fg.ErrorFeedback(), axis_name=AXIS)
+
+    def loss(rate, x):
+        def step(carry, x):
+            w, state = carry
+            mean, state = tx.update(x, state)
+            return (w - rate * mean, state), ()
+
+        (w, state), _ = jax.lax.scan(step, (jnp.zeros(8), tx.init(x)), jnp.stack([x, x]))
+        return jnp.sum(w) + 0 * state.step
+
+    f = jax.jit(jax.vmap(jax.grad(loss), (None, 0), axis_name=AXIS))
+    assert np.all(np.asarray(f(0.1, jnp.ones((4, 8)))) < -15)
+
+
+GOSSIP = fg.contrib.gossip.choco_sgd(
+    optax.sgd(0.1), fg.TopK(k=4), fg.contrib.gossip.Ring(), gamma=0.4, axis_name=("a", "b")
+)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        fg.compressed_pmean(fg.Hierarchical("b", 2, fg.AllReduce()), axis_name=("a", "b")),
+        fg.optimizers.sharded(optax.sgd(0.1), 4, axis_name=("a", "b")),
+        GOSSIP,
+    ],
+    ids=["hierarchical", "sharded", "gossip"],
+)
+def test_a_gradient_through_other_buffers_is_refused(tx):
+    def loss(x):
+        w = 0 * x
+        _, state = tx.update(x, tx.init(w), w)
+        return jnp.sum(tx.update(x, state, w + x)[0])
+
+    run = jax.vmap(jax.vmap(jax.grad(loss), axis_name="b"), axis_name="a")
+    with pytest.raises(NotImplementedError, match=r"AllReduce\(\)"):
+        run(jnp.ones((2, 2, 8)))

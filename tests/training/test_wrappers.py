@@ -184,6 +184,17 @@ def test_accumulating_exchanges_once_for_all(check_vma):
     assert sum(c.bytes for c in found) == fg.wire_bytes(EXCHANGE, LIKE)
 
 
+@pytest.mark.parametrize("every", [3, 4])
+def test_accumulating_keeps_its_period_after_the_largest_int32_step(every):
+    tx = fg.accumulate(optax.sgd(1.0), every=every)
+    update, state, start = jax.jit(tx.update), tx.init(jnp.zeros(2)), 2**31 - 4
+    state = state._replace(step=jnp.int32(start))
+    for number in range(start + 1, start + 12):
+        out, state = update(jnp.ones(2), state)
+        assert bool(out[0] != 0) == (number % every == 0)
+        assert int(state.step) > 2**29
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_an_accumulated_mean_loses_nothing_to_a_narrow_dtype(dtype):
     tx = fg.accumulate(optax.sgd(1.0), every=2)

@@ -11,7 +11,7 @@ from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Spar
 from fftgrad._values import check_count, check_within, value
 from fftgrad.codecs.quantizers import _window
 from fftgrad.codecs.selectors import _fill, _top_k
-from fftgrad.ops import _scan
+from fftgrad.ops import _scan, _wire
 from fftgrad.ops.packing import _exp_golomb
 
 HEAD = 8
@@ -124,7 +124,8 @@ class Budget(Selector):
         count = jnp.sum(kept, dtype=jnp.int32)
         head = (count | order << 27).astype(jnp.uint32)[None]
         unit = candidates.scale / _fill.resolution(level // _fill.CUTS)
-        return Compressed(Payload(unit[None], BudgetSide(head, codes)))
+        main = _wire.without_gradient(unit[None], x)  # the step, of which values are multiples
+        return Compressed(Payload(main, BudgetSide(head, codes)))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         few = self._decoded(payload, like)

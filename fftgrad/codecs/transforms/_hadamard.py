@@ -72,8 +72,7 @@ class Hadamard(Transform):
     def _flip(self, rows: jax.Array, step: Step) -> jax.Array:
         remedy = " to compress, and the same to decompress, or use signs=False"
         bits = _hash.drawn_bits(self, step.shared, rows.size, remedy).reshape(rows.shape)
-        flipped = lax.bitcast_convert_type(rows, jnp.uint32) ^ (bits & jnp.uint32(1 << 31))
-        return lax.bitcast_convert_type(flipped, jnp.float32)
+        return jnp.where(bits >> 31 == 1, -rows, rows)
 
 
 def _transform(rows: jax.Array) -> jax.Array:
