@@ -142,6 +142,8 @@ TEXTS = st.one_of(
 @pytest.mark.parametrize(("parser", "action"), [*arguments()])
 @hypothesis.settings(max_examples=50, deadline=2000, database=None, derandomize=True)
 @hypothesis.given(text=TEXTS)
+@hypothesis.example(text="9" * 5000)
+@hypothesis.example(text="~x/y")
 def test_any_text_is_a_value_or_an_error_of_one_line(parser, action, text):
     """Which names the argument, the rule, the text and a remedy."""
     try:

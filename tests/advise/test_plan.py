@@ -72,7 +72,8 @@ def test_a_model_of_many_buckets_is_planned_by_a_part_of_it(monkeypatch):
     monkeypatch.setattr(_inputs, "part", lambda like: (like, 1))
     for name, row in by_name(fg.advise.plan(like, buckets=1, **known)).items():
         for field in ("seconds", "wire_bytes", "link_bytes", "memory"):
-            expected = pytest.approx(getattr(row, field), rel=0.1, abs=100)
+            few_bytes = 100 if field == "memory" else 0  # counters of steps, which are not shared
+            expected = pytest.approx(getattr(row, field), rel=0.1, abs=few_bytes)
             assert getattr(found[name], field) == expected, (name, field)
 
 

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "those of a step, to measure errors on; without --params also the shapes"
     add("--gradients", type=in_file, metavar="FILE", help=text)
-    add("--workers", type=whole(2), required=True, metavar="N", help="how many")
+    add("--workers", type=whole(2, 32_767), required=True, metavar="N", help="how many")
     text = "of the link of a worker, its share of one that several have: 100mbit, 1Gbit/s, 125MB/s"
     add("--bandwidth", type=rate, required=True, metavar="RATE", help=text)
     text = "of a message: 2ms, 50us (default: 100us)"
