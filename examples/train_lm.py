@@ -86,7 +86,8 @@ class Run:
     exchange: fg.Exchange
     memory: fg.Memory = fg.NoMemory()
     b1: float = 0.9  # of Adam
-    whole: functools.partial[optax.GradientTransformation] | None = None  # in place of Adam
+    # In place of Adam.
+    whole: functools.partial[optax.GradientTransformationExtraArgs] | None = None
     beside: str = "dense Adam"  # the name of the dense run with the same kind of optimizer
     losses: list[float] = dataclasses.field(default_factory=list[float])
     step_ms: list[float] = dataclasses.field(default_factory=list[float])
@@ -376,7 +377,7 @@ def table(runs: list[Run], trainer: Trainer) -> Table:
 
 
 def sentences(runs: list[Run], trainer: Trainer) -> list[str]:
-    """What the losses say, and why no step is faster here; nothing without a dense run."""
+    """What the losses say, and why compressing does not pay here; nothing without a dense run."""
     known = {run.name: run for run in runs if run.losses}
     pairs = [(run, known[run.beside]) for run in known.values() if run.beside in known]
     pairs = [(run, dense) for run, dense in pairs if run is not dense]
@@ -390,7 +391,7 @@ def sentences(runs: list[Run], trainer: Trainer) -> list[str]:
     seconds = ", ".join(f"{run.name} {predicted(trainer, run):.3f} s" for run in known.values())
     return [
         f"Held-out loss: {', '.join(losses)}.",
-        f"Compressed steps are no faster here, because the {trainer.mesh.size} workers are on one "
+        f"Compressing does not pay here, because the {trainer.mesh.size} workers are on one "
         "machine: no step waits for a link, and compressing takes time. If each worker had such a "
         "machine, with links of 100 Mbit/s between them, fg.advise.predict_step expects of a step: "
         f"{seconds}.",
