@@ -1,6 +1,7 @@
 """The figure of `examples/train_lm.py` for the docs: loss against steps, and against bytes sent.
 
-python examples/train_lm.py --out runs && python benchmarks/main_job.py runs/*/metrics.jsonl
+python examples/train_lm.py --runs dense,paper,blocked,topk --steps 180 --out runs
+python benchmarks/main_job.py runs/*/metrics.jsonl
 """
 
 import argparse
@@ -17,7 +18,12 @@ from matplotlib.lines import Line2D
 
 WINDOW = 9
 """Steps of which a point is the mean."""
-SHOWN = {"dense": "dense", "FFT whole": "FFT whole", "FFT 64 + EF": "FFT 64", "top-k + EF": "top-k"}
+SHOWN = {
+    "dense Adam": "dense",
+    "FFT whole": "FFT whole",
+    "FFT 64 + EF": "FFT 64",
+    "top-k + EF": "top-k",
+}
 
 
 def draw(rows: list[dict[str, Any]]) -> Figure:

@@ -1,14 +1,15 @@
 """Train a byte-level language model data-parallel, dense and compressed, side by side.
 
 The corpus is the source of Python's standard library, which every machine has. Each run starts
-from the same parameters and sees the same batches in the same order; only the exchange of
-gradients, and the momentum that goes with it, differs. Interrupt it whenever you like: the table
-and the files are written for as far as it came.
+from the same parameters and sees the same batches in the same order; the exchange of gradients and
+the optimizer behind it differ. Interrupt it whenever you like: the table and the files are written
+for as far as it came.
 """
 
 import argparse
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -36,6 +37,11 @@ import fftgrad as fg
 Params = Any
 Batch = np.ndarray[Any, np.dtype[np.int32]]
 
+SELDOM = 10.0
+"""Seconds between two lines of progress where there is no terminal."""
+LINK = "100mbit"
+"""Over which the seconds of a step are predicted at the end."""
+
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
@@ -43,13 +49,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("--runs", default="dense,paper,blocked,topk", help="which runs, in this order")
-    add("--steps", type=int, default=180, help="optimizer steps of each run")
+    add("--runs", default=",".join(DEFAULT), help="which runs, in this order")
+    add("--steps", type=int, default=120, help="optimizer steps of each run")
     add("--batch", type=int, default=4, help="sequences per worker and step")
     add("--context", type=int, default=128, help="bytes per sequence")
     add("--width", type=int, default=96, help="width of the transformer")
     add("--layers", type=int, default=2, help="layers of the transformer")
-    add("--lr", type=float, default=4e-3, help="peak learning rate of Adam")
+    add("--lr", type=float, default=4e-3, help="peak learning rate of Adam and Muon")
     add("--seed", type=int, default=0, help="of parameters and batches, the same for all runs")
     add("--theta", type=float, default=0.85, help="paper: share of the frequencies dropped")
     add("--paper-bits", type=int, default=10, help="paper: bits per number kept")
@@ -68,6 +74,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 # Runs
 
+DEFAULT = "dense", "muon", "powersgd", "budget"
+"""Two dense optimizers, and two compressed rows that docs/choose.md recommends, with Muon."""
+
 
 @dataclasses.dataclass
 class Run:
@@ -76,6 +85,9 @@ class Run:
     name: str
     exchange: fg.Exchange
     memory: fg.Memory = fg.NoMemory()
+    # In place of Adam.
+    whole: functools.partial[optax.GradientTransformationExtraArgs] | None = None
+    beside: str = "dense Adam"  # the name of the dense run with the same kind of optimizer
     losses: list[float] = dataclasses.field(default_factory=list[float])
     step_ms: list[float] = dataclasses.field(default_factory=list[float])
     sent: int = 0
@@ -94,8 +106,28 @@ def make_runs(args: argparse.Namespace) -> list[Run]:
     )
     keep, quantize = fg.TopK(fraction=args.fraction), fg.LogLevels(bits=args.bits)
     feedback = fg.ErrorFeedback(decay=args.decay)
+    muon = functools.partial(
+        fg.optimizers.feedback_muon,
+        lead=0.3,
+        muon_weight_dimension_numbers=fg.optimizers.muon_dimensions,
+    )
     runs = {
-        "dense": Run("dense", fg.AllReduce()),
+        "dense": Run("dense Adam", fg.AllReduce()),
+        "muon": Run("dense Muon", fg.AllReduce(), whole=muon, beside=""),
+        "powersgd": Run(
+            "PowerSGD + Muon",
+            fg.PowerSgd(rank=4),
+            fg.ErrorFeedback(),
+            whole=muon,
+            beside="dense Muon",
+        ),
+        "budget": Run(
+            "budget 30x + Muon",
+            fg.AllGather(fg.Budget(ratio=30)),
+            fg.ErrorFeedback(),
+            whole=muon,
+            beside="dense Muon",
+        ),
         "paper": Run("FFT whole", fg.AllGather(paper)),
         "blocked": Run(
             f"FFT {args.block} + EF",
@@ -189,11 +221,13 @@ class Trainer:
         return fg.value_and_grad(self.loss, "data")(params, batch)
 
     def optimizer(self, run: Run) -> optax.GradientTransformation:
-        """The exchange, followed by Adam: without momentum, b1 = 0, behind error feedback."""
+        """The exchange, then Adam, without momentum behind feedback; or an optimizer with both."""
         peak, steps = self.args.lr, self.args.steps
         schedule = optax.warmup_cosine_decay_schedule(
             0.0, peak, max(1, steps // 10), steps + 1, peak / 10
         )
+        if run.whole:
+            return run.whole(schedule, run.exchange, run.memory, axis_name="data")
         adam = optax.adam(schedule, b2=0.99)
         if isinstance(run.memory, fg.ErrorFeedback):
             adam = optax.rmsprop(schedule, 0.99, eps_in_sqrt=False, bias_correction=True)
@@ -208,9 +242,22 @@ class Trainer:
         return jax.device_put(batch, NamedSharding(self.mesh, P("data")))
 
 
-def train(trainer: Trainer, run: Run, progress: Progress, log: TextIO, text: Any) -> None:
+class Report(Progress):
+    """A bar for each run on a terminal; elsewhere a line, but none before SELDOM seconds passed."""
+
+    said = -float("inf")
+
+    def line(self, text: str) -> None:
+        """One line of progress, where there is no terminal."""
+        if not self.console.is_terminal and time.monotonic() - self.said >= SELDOM:
+            self.console.print(text, markup=False, highlight=False)
+            self.said = time.monotonic()
+
+
+def train(trainer: Trainer, run: Run, progress: Report, log: TextIO, text: Any) -> None:
     """Trains one run; what it yields is in `run`, whether it comes to its end or not."""
     args, mesh = trainer.args, trainer.mesh
+    progress.line(f"{run.name}: compiling")
     task = progress.add_task(run.name, total=args.steps, loss="compiling", speed="", sent="")
     tx = trainer.optimizer(run)
 
@@ -246,6 +293,7 @@ def train(trainer: Trainer, run: Run, progress: Progress, log: TextIO, text: Any
                 speed=f"{speed / 1e3:.1f}k tok/s",
                 sent=f"{run.sent / 1e3:.1f} kB/step",
             )
+            progress.line(f"{run.name}: step {count} of {args.steps}, loss {run.losses[-1]:.3f}")
             batch = trainer.spread(sample(rng, text[0], batch.shape[0], args.context))
     finally:
         assess(trainer, run, params, batch, exchange, text[1])
@@ -307,7 +355,7 @@ def table(runs: list[Run], trainer: Trainer) -> Table:
     """One row for each run that has begun."""
     columns = ("", "held-out\nloss", "bytes\na step", "ratio", "over the\nlink", "relative\nerror")
     out = Table(*columns, "ms\na step", "exchange\nms", box=box.SIMPLE_HEAD, padding=0)
-    out.title = f"{trainer.mesh.size} workers, each"
+    out.title = f"{trainer.mesh.size} workers; bytes of each, dense is float32"
     dense = sum(leaf.nbytes for leaf in jax.tree.leaves(trainer.params))
     for column in out.columns:
         column.justify, column.no_wrap = "right", True
@@ -327,6 +375,41 @@ def table(runs: list[Run], trainer: Trainer) -> Table:
     return out
 
 
+def sentences(runs: list[Run], trainer: Trainer) -> list[str]:
+    """What the losses say, and why compressing does not pay here; nothing without a dense run."""
+    known = {run.name: run for run in runs if run.losses}
+    pairs = [(run, known[run.beside]) for run in known.values() if run.beside in known]
+    pairs = [(run, dense) for run, dense in pairs if run is not dense]
+    if not pairs:
+        return []
+    losses = list[str]()
+    for run, dense in pairs:
+        more = run.held_out / dense.held_out - 1
+        place = f"{abs(more):.1%} {'above' if more > 0 else 'below'} {dense.name}"
+        losses.append(f"{run.name} ends {place} with {dense.sent / run.sent:.0f} times fewer bytes")
+    seconds = ", ".join(f"{run.name} {predicted(trainer, run):.3f} s" for run in known.values())
+    return [
+        f"Held-out loss: {', '.join(losses)}.",
+        f"Compressing does not pay here, because the {trainer.mesh.size} workers are on one "
+        "machine: no step waits for a link, and compressing takes time. If each worker had such a "
+        "machine, with links of 100 Mbit/s between them, fg.advise.predict_step expects of a step: "
+        f"{seconds}.",
+    ]
+
+
+def predicted(trainer: Trainer, run: Run) -> float:
+    """Seconds of a step over slow links, where no worker shares its processors with others."""
+    shared = trainer.mesh.size if jax.default_backend() == "cpu" else 1
+    return fg.advise.predict_step(
+        trainer.optimizer(run),
+        trainer.params,
+        step=statistics.median(run.step_ms) / 1e3 / shared,
+        link=LINK,
+        axes={"data": trainer.mesh.size},
+        timing=fg.advise.Timing(0.0, 0.0),  # its own are in the step
+    )
+
+
 def plot(runs: list[Run], path: pathlib.Path) -> None:
     """Loss against steps, and loss against bytes sent."""
     mpl.use("agg")
@@ -338,9 +421,8 @@ def plot(runs: list[Run], path: pathlib.Path) -> None:
             continue
         smooth = np.convolve(run.losses, np.ones(window) / window, "valid")
         steps = np.arange(window, len(run.losses) + 1)
-        color = "black" if run.name == "dense" else None  # the others have those of matplotlib
-        by_step.plot(steps, smooth, label=run.name, color=color)
-        by_bytes.plot(steps * run.sent / 1e6, smooth, label=run.name, color=color)
+        by_step.plot(steps, smooth, label=run.name)
+        by_bytes.plot(steps * run.sent / 1e6, smooth, label=run.name)
     by_step.set(xlabel="step", ylabel="training loss, nats per byte (mean of 9 steps)")
     by_bytes.set(xlabel="MB that each worker has handed to the network", xscale="log")
     by_step.legend()
@@ -371,13 +453,14 @@ def main(argv: list[str] | None = None) -> None:
         f"{mesh.size} x {mesh.devices.flat[0].device_kind}, {parameters:,} parameters, "
         f"{text[0].size:,} bytes to train on, {args.batch * mesh.size} x {args.context} a step"
     )
-    progress = Progress(
-        TextColumn("{task.description:10}"),
+    progress = Report(
+        TextColumn("{task.description:17}"),
         BarColumn(12),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]:10} {task.fields[speed]:11} {task.fields[sent]}"),
         TimeElapsedColumn(),
         console=console,
+        disable=not console.is_terminal,
     )
     with (folder / "metrics.jsonl").open("w", buffering=1) as log:
         try:
@@ -389,10 +472,13 @@ def main(argv: list[str] | None = None) -> None:
         for run in runs:
             if run.losses:
                 record = dataclasses.asdict(run) | {"exchange": repr(run.exchange)}
+                record["whole"] = run.whole and run.whole.func.__name__
                 record |= {"memory": repr(run.memory), "workers": mesh.size, "jax": jax.__version__}
                 record |= {"device": mesh.devices.flat[0].device_kind, "parameters": parameters}
                 log.write(json.dumps({"summary": record}) + "\n")
     console.print(table(runs, trainer))
+    for sentence in sentences(runs, trainer):
+        console.print(sentence, markup=False, highlight=False)
     plot(runs, folder / "curves.png")
     console.print(f"written: {folder}/curves.png, {folder}/metrics.jsonl")
 

@@ -48,7 +48,7 @@ if __name__ == "__main__":
     halves = {"w": P(None, "model"), "b": P()}
     # Each process has both halves of its workers' gradients, and then one half of all workers'.
     whole = fg.advise.recorded(kept(devices.reshape(2, 2), ("data", "model"), halves))
-    fg.advise.save_gradients(f"{path}.halves", whole)
+    fg.advise.save_gradients(f"{path}.halves.npz", whole)
     try:
         fg.advise.recorded(kept(devices.reshape(2, 2).T, ("data", "model"), halves))
     except ValueError as error:

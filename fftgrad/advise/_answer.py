@@ -160,10 +160,12 @@ class Model(NamedTuple):
     algorithm: Algorithm
     sent: Mapping[str, tuple[Collective, ...]]
     memory: Mapping[str, int]
+    times: int = 1  # how often `sent` is sent
 
     def parts(self, row: Candidate, link: Link) -> Parts:
         """The parts of a step that exchanges."""
-        exchange = exchange_seconds(self.sent[row.name], self.groups.links(link), self.algorithm)
+        links = self.groups.links(link)
+        exchange = self.times * exchange_seconds(self.sent[row.name], links, self.algorithm)
         timing = self.measured.timings[row.name]
         return Parts(self.measured.step, timing.compress, exchange, timing.decompress)
 
@@ -185,8 +187,8 @@ class Model(NamedTuple):
             code=own.code(self.groups.axis_name),
             seconds=seconds,
             speed_up=self.best_dense(rows, link) / seconds,
-            wire_bytes=sum(c.bytes for c in slow) / every,
-            link_bytes=sum(c.link_bytes(c.workers or 1) for c in slow) / every,
+            wire_bytes=self.times * sum(c.bytes for c in slow) / every,
+            link_bytes=self.times * sum(c.link_bytes(c.workers or 1) for c in slow) / every,
             break_even=None if own.dense else self.break_even(own, rows),
             error=error,
             loss=own.loss,

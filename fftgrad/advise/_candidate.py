@@ -14,7 +14,7 @@ import fftgrad as fg
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check_choice, check_count, check_kind, check_within, plain, value
 from fftgrad.advise._convergence import SEEN, Loss
-from fftgrad.advise._inputs import FAST
+from fftgrad.advise._inputs import FAST, part
 from fftgrad.exchanges._layout import BUCKET_LIMIT
 from fftgrad.exchanges._recipe import recipe_of
 
@@ -277,7 +277,8 @@ def _with_small_dense(row: Candidate, like: PyTree) -> Candidate:
         return row
     if not isinstance(exchange.codec, fg.Codec):
         return row
-    room = fg.wire_bytes(exchange, like) / 20 / 4
+    few, times = part(like)
+    room = fg.wire_bytes(exchange, few) * times / 20 / 4
     leaves = jax.tree.leaves(like)
     sizes = sorted(math.prod(leaf.shape) for leaf in leaves if len(leaf.shape) <= 1)
     most = max((n for n in sizes if sum(m for m in sizes if m <= n) <= room), default=0)

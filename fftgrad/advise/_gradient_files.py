@@ -33,11 +33,11 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
     In several processes each saves the workers that it has, to a file of its own.
 
     Args:
-      path: the file; `~` is the home folder, and the suffix .npz is added if there is none.
+      path: the file, .npz; `~` is the home folder, and the suffix is added if there is none.
       log: what `fg.advise.recorded` returned.
 
     Raises:
-      ValueError: if nothing is recorded yet.
+      ValueError: if nothing is recorded yet, or the file has another suffix.
 
     Example:
       >>> import tempfile
@@ -53,6 +53,12 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
             f"save_gradients(log): must be a GradientLog, got a {type(log).__name__}; pass "
             "fg.advise.recorded(opt_state)."
         )
+    file = local_path("save_gradients(path)", path)
+    if file.suffix not in ("", ".npz"):
+        raise ValueError(
+            f"save_gradients(path): must end in .npz, or have no suffix, got {file.name!r}; use "
+            f"{file.name + '.npz'!r}."
+        )
     saved: dict[str, Array] = {}
     for step, workers in log.gradients.items():
         for worker, tree in workers.items():
@@ -65,10 +71,9 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
             "save_gradients(log): must hold a gradient, got none; wait until a step of "
             "record_gradients(steps) has passed."
         )
-    place = local_path("save_gradients(path)", path)
-    with place.with_suffix(place.suffix or ".npz").open("wb") as file:
+    with file.with_suffix(".npz").open("wb") as opened:
         write: Any = np.savez
-        write(file, **saved)
+        write(opened, **saved)
 
 
 def load_gradients(*paths: str | os.PathLike[str], each: Each | None = None) -> GradientLog:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from fftgrad.exchanges import _layout
 from fftgrad.ops._shapes import by_path
 
 AXIS, SLOW, FAST = "data", "slow", "fast"
+BUCKETS = 8
+"""Of what is traced of a model that is larger."""
 SUBNORMAL = float(np.nextafter(np.finfo(np.float32).tiny, np.float32(0)))
 
 
@@ -113,6 +115,30 @@ def like_of(owner: str, params: PyTree) -> PyTree:
 def count(params: PyTree) -> int:
     """How many values they have."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def smaller(params: PyTree, share: float) -> PyTree:
+    """A share of a model, with matrices of the same form."""
+
+    def small(leaf: Any) -> Any:
+        by = share ** (1 / max(1, sum(rows > 1 for rows in leaf.shape)))
+        shape = tuple(max(1, round(rows * by)) for rows in leaf.shape)
+        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    return jax.tree.map(small, params)
+
+
+def part(params: PyTree) -> tuple[PyTree, int]:
+    """A model of few buckets, and how many of it send what this one sends.
+
+    A trace grows with the buckets. They are alike where every matrix is longer than one and cut.
+    """
+    limit = _layout.BUCKET_LIMIT
+    times = -(-count(params) // (BUCKETS * limit))
+    matrices = (leaf for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1)
+    if times == 1 or any(math.prod(leaf.shape) <= limit for leaf in matrices):
+        return params, 1
+    return smaller(params, 1 / times), times
 
 
 def gradients_of(owner: str, given: object, like: PyTree) -> list[PyTree] | None:

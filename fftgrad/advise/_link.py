@@ -2,17 +2,21 @@
 
 import dataclasses
 import re
-from decimal import Decimal
+from decimal import Decimal, DecimalException
 
-from fftgrad._values import plain, value
+from fftgrad._values import brief, plain, value
 from fftgrad.ops._collectives import RING
 
 SECONDS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "ns": "1e-9", "min": "60"}
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-NUMBER = re.compile(r"\s*(-?[0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*(\S*)\s*", re.IGNORECASE)
+NUMBER = re.compile(
+    r"\s*+(-?(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)(?:e[+-]?[0-9]++)?+)\s*+(\S*+)\s*+", re.IGNORECASE
+)
 BITS = re.compile(r"(?P<prefix>[kmgt]?)(?P<unit>bit)s?(?:/s|ps)?", re.IGNORECASE)
 LETTER = re.compile(r"(?P<prefix>[kKMGT]?)(?P<unit>[bB])(?:/s|ps)")
 """As the field writes it: Gb/s is a gigabit a second, GB/s a gigabyte."""
+BPS = re.compile(r"(?P<prefix>[kmgt])(?P<unit>b)ps")
+"""All in small letters it is bits too: mbps is how links are sold."""
 EITHER = re.compile(r"[kmgt]?b(?:/s|ps)?", re.IGNORECASE)
 """Whose case tells nothing: who writes 1gb may mean either, and one is eight times the other."""
 
@@ -75,13 +79,16 @@ def seconds(argument: str, value: str | float) -> float:
     remedy = "use '300ms'."
     if isinstance(value, str):
         match = NUMBER.fullmatch(value)
-        if not match or match[2] not in SECONDS:
+        unit = match[2].replace("\u03bc", "µ") if match else ""  # Greek mu for the sign of micro
+        if not match or unit not in SECONDS:
             raise ValueError(
                 f"{argument}: must be seconds, or a text with a unit of {', '.join(SECONDS)}, got "
-                f"{value!r}; {remedy}"
+                f"{brief(value)}; {remedy}"
             )
-        # In decimals, so that 100us is 1e-4.
-        value = float(Decimal(match[1]) * Decimal(SECONDS[match[2]]))
+        try:  # in decimals, so that 100us is 1e-4
+            value = float(Decimal(match[1]) * Decimal(SECONDS[unit]))
+        except DecimalException:  # beyond what they hold
+            value = float(match[1])
     if not 0 <= _number(argument, value, remedy) < float("inf"):
         raise ValueError(f"{argument}: must be finite and not negative, got {value}; {remedy}")
     return float(value)
@@ -93,12 +100,12 @@ def bytes_per_second(argument: str, value: str | float) -> float:
     if isinstance(value, str):
         match = NUMBER.fullmatch(value)
         written = match[2] if match else ""
-        unit = BITS.fullmatch(written) or LETTER.fullmatch(written)
+        unit = BITS.fullmatch(written) or LETTER.fullmatch(written) or BPS.fullmatch(written)
         if not match or not unit:
             unclear = ", which may be bits or bytes" if EITHER.fullmatch(written) else ""
             raise ValueError(
-                f"{argument}: must be bytes per second, or a text in bit/s or B/s, got {value!r}"
-                f"{unclear}; {remedy}"
+                f"{argument}: must be bytes per second, or a text in bit/s or B/s, got "
+                f"{brief(value)}{unclear}; {remedy}"
             )
         factor = 1.0 if unit["unit"] == "B" else 0.125
         value = float(match[1]) * PREFIXES[unit["prefix"].lower()] * factor

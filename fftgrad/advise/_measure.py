@@ -213,14 +213,7 @@ def is_small(like: PyTree) -> bool:
 
 def _sizes(like: PyTree) -> list[PyTree]:
     """Smaller models, with matrices of the same form."""
-
-    def small(leaf: Any, share: float) -> Any:
-        by = share ** (1 / max(1, sum(rows > 1 for rows in leaf.shape)))
-        shape = tuple(max(1, round(rows * by)) for rows in leaf.shape)
-        return jax.ShapeDtypeStruct(shape, leaf.dtype)
-
-    shares = [values / _inputs.count(like) for values in LINE]
-    return [jax.tree.map(functools.partial(small, share=share), like) for share in shares]
+    return [_inputs.smaller(like, values / _inputs.count(like)) for values in LINE]
 
 
 def _line(took: Sequence[Timing], likes: Sequence[PyTree], like: PyTree) -> Timing:

@@ -132,10 +132,11 @@ def plan(
     measured = _measure.complete(asked, seconds, tell, timings, exact=measure)
     axes, like = asked.groups.axes, asked.like
     chosen = tuple(_cut(row, like, asked.buckets) for row in asked.rows)
-    known = {row.name: _sent(row, like, axes) for row in chosen}
+    few, times = _inputs.part(like) if asked.default else (like, 1)
+    known = {row.name: _sent(row, few, axes) for row in chosen}
     sent = {name: own for name, (own, _) in known.items()}
-    kept = {name: own for name, (_, own) in known.items()}
-    model = Model(measured, asked.groups, asked.buckets, algorithm, sent, kept)
+    kept = {name: own * times for name, (_, own) in known.items()}
+    model = Model(measured, asked.groups, asked.buckets, algorithm, sent, kept, times)
     errors = [_error(row, axes, asked.gradients) if asked.gradients else None for row in chosen]
     found = [model.row(row, chosen, e) for row, e in zip(chosen, errors, strict=True)]
     return Plan(_answer.sort(found), measured, source)

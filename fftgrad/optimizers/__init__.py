@@ -6,7 +6,7 @@ May import everything but `tools`.
 from fftgrad.exchanges._fragments import fragment
 from fftgrad.optimizers._diloco import diloco
 from fftgrad.optimizers._feedback import feedback_adam, feedback_sgd
-from fftgrad.optimizers._feedback_muon import feedback_muon
+from fftgrad.optimizers._feedback_muon import feedback_muon, muon_dimensions
 from fftgrad.optimizers._scatter import (
     Scattered,
     compressed_all_gather,
@@ -26,6 +26,7 @@ __all__ = [
     "feedback_sgd",
     "fragment",
     "gather_parameters",
+    "muon_dimensions",
     "sharded",
     "sparse_loco",
 ]

@@ -1,13 +1,15 @@
 """Muon behind error feedback, with settings that were measured together."""
 
+import re
 from typing import Any
 
 import jax
 import optax
 import optax.contrib
+from optax.contrib import MuonDimensionNumbers
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, Memory
+from fftgrad._contracts import AxisName, Exchange, Memory, PyTree
 from fftgrad.exchanges import Recipe
 from fftgrad.exchanges._layout import Layout
 from fftgrad.optimizers._feedback import FILLED, behind_feedback, check_number, descent
@@ -55,7 +57,8 @@ def feedback_muon(
       weight_decay: in units of the learning rate.
       mask: which leaves decay. A function needs `static_args`, as for `feedback_adam`.
       muon_weight_dimension_numbers: as for `optax.contrib.muon`: which leaves are matrices, and of
-        which axes; those with two axes if left out. An embedding with None has Adam's average.
+        which axes. Pass `fg.optimizers.muon_dimensions` for a transformer. If left out, all leaves
+        with two axes are matrices, embeddings too, and attention kernels with three are not.
       layout: what the largest are counted over; see `Layout`.
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
@@ -116,6 +119,59 @@ def feedback_muon(
         optax.GradientTransformation(init, update),
         *descent("feedback_muon", learning_rate, weight_decay, mask),
     )
+
+
+NO_MATRIX = re.compile(
+    r"embed|emb(?![a-z])|(?:^|[/_])(?:pos|position\w*|wte|wpe|vocab|head|logits)(?:_?\d+)?(?:/|$)"
+    r"|(?:^|/)(?:bias|scale)$"
+)
+"""Paths of embeddings, heads, and of biases and scales, which have two axes in attention."""
+ATTENTION = re.compile(r"(?:^|/)(?:(query|key|value)|out)/kernel$")
+"""Paths of Flax's kernels of attention: (in, heads, size), and (heads, size, out) of the last."""
+
+
+def muon_dimensions(params: PyTree) -> PyTree:
+    """Function: the matrices of a transformer for Muon, in Flax NNX, Flax Linen or Equinox.
+
+    Weights with two axes are matrices. So are Flax's attention kernels, which have three axes: all
+    heads together are one matrix. Adam keeps the rest: embeddings, the head, biases and scales.
+    Embeddings and heads are known by their names: `embed`, `embedding`, `tok_emb`, `wte`, `wpe`,
+    `pos`, `position`, `vocab`, `head`, `lm_head`, `logits`; an `Embedding` of Equinox by its class.
+    A head with another name, such as Linen's `Dense_0`, is taken for a matrix: name it.
+
+    Args:
+      params: the parameters, or their shapes.
+
+    Returns:
+      A tree like `params` of `optax.contrib.MuonDimensionNumbers`, with None for Adam's leaves.
+
+    Example:
+      >>> shapes = {"embed": jnp.ones((9, 4)), "query": {"kernel": jnp.ones((4, 2, 2))}}
+      >>> fg.optimizers.muon_dimensions(shapes)["query"]
+      {'kernel': MuonDimensionNumbers(reduction_axis=(0,), output_axis=(1, 2))}
+      >>> tx = fg.optimizers.feedback_muon(
+      ...     3e-3, muon_weight_dimension_numbers=fg.optimizers.muon_dimensions, axis_name="data"
+      ... )
+    """
+
+    def of(path: Any, leaf: Any) -> Any:
+        if _is_embedding(leaf):
+            return jax.tree.map(lambda _: None, leaf)
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if path and path[-1] == jax.tree_util.GetAttrKey("value"):  # of a variable of NNX
+            name = name.rpartition("/")[0]
+        attention = ATTENTION.search(name)
+        if leaf.ndim == 3 and attention:
+            first = 1 if attention[1] else 2
+            return MuonDimensionNumbers(tuple(range(first)), tuple(range(first, 3)))
+        return None if leaf.ndim != 2 or NO_MATRIX.search(name.lower()) else MuonDimensionNumbers()
+
+    return jax.tree.map_with_path(of, params, is_leaf=_is_embedding)
+
+
+def _is_embedding(node: Any) -> bool:
+    """Whether it is a module of Equinox, by its name: the library does not import it."""
+    return type(node).__name__ == "Embedding"
 
 
 def refuse_pieces(mean: Any, axis_name: AxisName) -> None:

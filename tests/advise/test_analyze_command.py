@@ -28,7 +28,7 @@ def gradients(tmp_path_factory):
     common = RNG.standard_t(3, N)
     trees = [
         {
-            "layers": [{"a long name of a kernel that goes on": common + RNG.normal(size=N)}],
+            "layers": [{"a long name of a kernel that goes [/] on": common + RNG.normal(size=N)}],
             "bias": RNG.normal(size=100),
         }
         for _ in range(4)

@@ -165,6 +165,15 @@ def test_the_command_line_names_a_damaged_file(tmp_path, capsys, name, spoil):
     assert str(file) in capsys.readouterr().err
 
 
+def test_gradients_are_saved_in_the_format_that_the_suffix_says(tmp_path):
+    log = fg.advise.GradientLog({0: {0: TREE}})
+    for name in ("x.safetensors", "x.npy", "step.100"):
+        with pytest.raises(ValueError, match=rf"\(path\): must end in .npz.*use '{name}.npz'"):
+            fg.advise.save_gradients(tmp_path / name, log)
+    fg.advise.save_gradients(tmp_path / "x", log)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+
+
 @pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.safetensors"])
 def test_a_missing_file_is_named(tmp_path, name):
     with pytest.raises(FileNotFoundError, match=name):

@@ -6,16 +6,21 @@ import json
 import os
 import pathlib
 import pkgutil
+import re
 import shlex
 import subprocess
 import sys
 import tomllib
 import types
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
 from fftgrad.__main__ import EXTRA, main
-from fftgrad.advise.commands import _arguments, _bench, _codec_times, _frame
+from fftgrad.advise import _link
+from fftgrad.advise.commands import _bench, _codec_times, _frame
+from fftgrad.advise.commands._arguments import FACTORS
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -90,11 +95,11 @@ def test_the_version_is_that_of_the_library(capsys):
     [
         ((), "required: COMMAND"),
         (("fly",), "choose from"),
-        (("bench", "--sizes", "many"), "as 250000, 25M or 16Mi, got 'many'"),
+        (("bench", "--sizes", "many"), "got 'many'; use 250000, 25M or 16Mi."),
         (("bench", "--sizes", "1.5"), "got '1.5'"),
         (("bench", "--sizes", "1Mi,,2Mi"), "got ''"),
-        (("bench", "--seconds", "0"), "above 0, got '0'"),
-        (("bench", "--seconds", "nan"), "above 0, got 'nan'"),
+        (("bench", "--seconds", "0"), "above 0 and at most 86400, got '0'"),
+        (("bench", "--seconds", "nan"), "above 0 and at most 86400, got 'nan'"),
         (("bench", "--gradients", "nowhere.npz"), "must be a file that exists"),
         (("bench", "--json", "nowhere/report.json"), "in a folder that exists"),
         (("bench", "--png", "."), "in a folder that exists"),
@@ -106,6 +111,8 @@ def test_the_version_is_that_of_the_library(capsys):
         (("analyze", __file__, "--figures", "s3://bucket/own"), "must be a path of a mounted"),
         (("bench", "--sizes", "1Mi", "--gradients", __file__), "not allowed with"),
         (("bench", "--gradients", __file__), "got other content"),
+        (("bench", "one\ntwo"), "unrecognized arguments: one two"),
+        (("bench", "--json=~nobody-of-this-name/x"), "in a folder that exists"),
     ],
 )
 def test_bad_usage_is_a_line_and_exit_code_2(capsys, argv, remedy):
@@ -116,13 +123,57 @@ def test_bad_usage_is_a_line_and_exit_code_2(capsys, argv, remedy):
     assert remedy in line
 
 
-def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+def arguments():
+    """Each argument of each command that is given a text."""
+    (commands,) = (a for a in _frame.make_parser()._actions if a.dest == "command")
+    for name, parser in commands.choices.items():
+        for action in parser._actions:
+            if action.type is not None:
+                yield pytest.param(parser, action, id=f"{name}-{action.dest}")
+
+
+NUMBERS = st.one_of(
+    st.floats().map(repr), st.integers().map(str), st.integers(0, 99_999_999).map("1e{}".format),
+    st.integers(0, 99_999_999).map("1e-{}".format), st.integers(1, 9_999).map("9".__mul__),
+    st.just("1" * 20_000 + " x y"),
+)  # fmt: skip
+UNITS = st.sampled_from(["", *_link.SECONDS, *FACTORS, "bit", "mbps", "GB/s", "gb", " Mbit/s"])
+TEXTS = st.one_of(
+    st.text(), st.tuples(NUMBERS, UNITS).map("".join), st.text("~/.\0\ud800x,", max_size=9),
+    st.lists(NUMBERS, max_size=3).map(",".join), st.integers(1, 9_999).map("x".__mul__),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("parser", "action"), [*arguments()])
+@hypothesis.settings(max_examples=50, deadline=2000, database=None, derandomize=True)
+@hypothesis.given(text=TEXTS)
+@hypothesis.example(text="9" * 5000)
+@hypothesis.example(text="~x/y")
+def test_any_text_is_a_value_or_an_error_of_one_line(parser, action, text):
+    """Which names the argument, the rule, the text and a remedy."""
+    try:
+        value = parser._get_value(action, text)
+    except argparse.ArgumentError as error:
+        (line,) = str(error).splitlines()
+        said = r"argument [-\w/]+: must (be|have) .+, got .+; \w.*"
+        assert re.fullmatch(said, line), line
+        assert len(line) < 1000
+        return
+    for number in value if isinstance(value, tuple) else (value,):
+        assert not isinstance(number, int | float) or 0 <= number <= 1e15
+
+
+def test_a_tilde_is_the_home_also_where_no_shell_expands_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    file = tmp_path / "own.png"
-    file.touch()
-    for kind in (_arguments.in_file, _arguments.out_file, _arguments.png_file):
-        assert kind("~/own.png") == file
-    assert _arguments.png_folder("~/new") == tmp_path / "new"
+    (tmp_path / "there.npz").touch()
+    parse = _frame.make_parser().parse_args
+    bench = parse(["bench", "--gradients=~/there.npz", "--json=~/x.json", "--png=~/x.png"])
+    assert (bench.gradients, bench.json) == (tmp_path / "there.npz", tmp_path / "x.json")
+    assert bench.png == tmp_path / "x.png"
+    analyze = parse(["analyze", "~/there.npz", "--figures=~/figures"])
+    assert (analyze.gradients, analyze.figures) == ([bench.gradients], tmp_path / "figures")
+    assert parse(["islands", "status", "~/run"]).url == str(tmp_path / "run")
+    assert parse(["islands", "status", "s3://bucket/~/run"]).url == "s3://bucket/~/run"
 
 
 def test_an_error_of_the_library_is_its_own_line(capsys, monkeypatch):

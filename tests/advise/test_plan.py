@@ -13,7 +13,8 @@ from cases import SLOW, drawn
 from parallel import train_step
 
 import fftgrad as fg
-from fftgrad.advise import _alone, _candidate
+from fftgrad.advise import _alone, _candidate, _inputs, _measure
+from fftgrad.exchanges import _layout
 
 LIKE = {
     "w": jax.ShapeDtypeStruct((400, 500), "float32"),
@@ -53,6 +54,27 @@ def some(rows):
 
 def by_name(found):
     return {row.name: row for row in found.rows}
+
+
+def test_a_model_of_many_buckets_is_planned_by_a_part_of_it(monkeypatch):
+    """Whose trace does not grow: each row sends as much as if all of it were traced."""
+    for module in (_layout, _candidate):
+        monkeypatch.setattr(module, "BUCKET_LIMIT", 1 << 10)
+    like = {f"w{i}": jax.ShapeDtypeStruct((101, 99), "float32") for i in range(3)}
+    like |= {"b": jax.ShapeDtypeStruct((40,), "float32")}
+    few, times = _inputs.part(like)
+    assert (times, len(_layout.bucket_likes(few, fg.Layout("model")))) == (4, 8)
+    names = {"dense float32", "budget 30x, Muon with a lead", "signs, two stages"}
+    rows = [row for row in _candidate.candidates(like, WORKERS) if row.name in names]
+    monkeypatch.setattr(_measure, "candidates", lambda *_: rows)
+    known = {"step": "20ms", "link": "1mbit", "workers": WORKERS, "timings": timings(rows)}
+    found = by_name(fg.advise.plan(like, buckets=1, **known))
+    monkeypatch.setattr(_inputs, "part", lambda like: (like, 1))
+    for name, row in by_name(fg.advise.plan(like, buckets=1, **known)).items():
+        for field in ("seconds", "wire_bytes", "link_bytes", "memory"):
+            few_bytes = 100 if field == "memory" else 0  # counters of steps, which are not shared
+            expected = pytest.approx(getattr(row, field), rel=0.1, abs=few_bytes)
+            assert getattr(found[name], field) == expected, (name, field)
 
 
 def test_a_row_is_the_sum_of_its_parts():

@@ -347,15 +347,18 @@ def test_from_the_file_to_the_answer(monkeypatch, tmp_path, capsys):
         (["plan", "--parameters=25M"], "required: --workers, --bandwidth, --step"),
         ([*ASKED, "--parameters=25M", "--params", __file__], "not allowed with"),
         (ASKED, "use --parameters 25M"),
-        ([*ASKED, "--parameters=some"], "as 250000, 25M or 16Mi"),
+        ([*ASKED, "--parameters=some"], "use 250000, 25M or 16Mi."),
         ([*ASKED, "--params", __file__], "np.savez(file, **arrays)"),
         ([*ASKED, "--parameters=1k", "--bandwidth=fast"], "use '1gbit' or '125MB/s'"),
         ([*ASKED, "--parameters=1k", "--bandwidth=-1gbit"], "must be positive and finite"),
         ([*ASKED, "--parameters=1k", "--latency=-1ms"], "--latency: must be finite and not neg"),
         ([*ASKED, "--parameters=1k", "--latency", "-1ms"], "--latency: must be finite and not neg"),
         ([*ASKED, "--parameters=1k", "--latency", "-.5ms"], "--latency: must be finite and not n"),
-        ([*ASKED, "--parameters=1k", "--step=300"], "--step: must have a unit, as 300ms or 0.3s"),
-        ([*ASKED, "--parameters=1k", "--bandwidth=1e9"], "must have a unit, as 1Gbit/s or 125MB/s"),
+        (
+            [*ASKED, "--parameters=1k", "--step=300"],
+            "--step: must have a unit, got '300'; use 300ms or 0.3s.",
+        ),
+        ([*ASKED, "--parameters=1k", "--bandwidth=1e9"], "got '1e9'; use 1Gbit/s or 125MB/s."),
         (
             [*ASKED, "--parameters=1k", "--bandwidth=1gb"],
             "--bandwidth: must be bytes per second",
@@ -363,12 +366,12 @@ def test_from_the_file_to_the_answer(monkeypatch, tmp_path, capsys):
         ([*ASKED, "--parameters=1k", "--bandwidth=1gB"], "which may be bits or bytes; use '1gbit'"),
         (
             [*ASKED, "--parameters=1k", "--workers=0"],
-            "--workers: must be a whole number, 2 or",
+            "--workers: must be a whole number, 2 to",
         ),
-        ([*ASKED, "--parameters=1k", "--workers=1.5"], "--workers: must be a whole number, 2 or"),
+        ([*ASKED, "--parameters=1k", "--workers=1.5"], "--workers: must be a whole number, 2 to"),
         (
             [*ASKED, "--parameters=1k", "--buckets=0"],
-            "--buckets: must be a whole number, 1 or",
+            "--buckets: must be a whole number, 1 to",
         ),
         ([*ASKED, "--parameters=1k", "--png=plan.jpg"], "--png: must be a file that ends in .png"),
         (
@@ -376,6 +379,10 @@ def test_from_the_file_to_the_answer(monkeypatch, tmp_path, capsys):
             "--program: must be the name of a row",
         ),
         ([*ASKED, "--parameters=1k", "--program", "--json=-"], "use --json FILE"),
+        (
+            [*ASKED, "--parameters=1k", "--fast=32", "--fast-bandwidth=1GB/s", "--program"],
+            "--fast: must be a divisor of the 16 workers",
+        ),
         ([*ASKED, "--parameters=1k", "--fast=8"], "use --fast 8 --fast-bandwidth 50GB/s"),
         ([*ASKED, "--parameters=1k", "--fast-bandwidth=1GB/s"], "use --fast 8"),
         ([*ASKED, "--parameters=1k", "--algorithm=star"], "invalid choice"),

@@ -236,7 +236,7 @@ def test_each_process_has_the_rows_of_its_own_workers(tmp_path):
             assert process.wait() == 0, process.err.read_text()
             assert "process_allgather" in process.told[0]
     assert [list(fg.advise.load_gradients(file).gradients[0]) for file in files] == [[0, 1], [2, 3]]
-    halves = [tmp_path / f"{number}.npz.halves" for number in range(2)]
+    halves = [tmp_path / f"{number}.npz.halves.npz" for number in range(2)]
     for paths, workers in ((files, 4), (halves, 2)):
         wanted = gradients(captured_program.LIKE, workers)
         found = fg.advise.load_gradients(*paths).gradients[0]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fftgrad.advise.commands._arguments import at_least, count, counts, rate, time
+from fftgrad.advise.commands._arguments import count, counts, rate, time, whole
 from fftgrad.advise.commands._show import (
     bits_per_second,
     number_of_values,
@@ -29,6 +29,8 @@ from fftgrad.advise.commands._show import (
         ("64Ki", 65_536),
         ("16Mi", 16_777_216),
         ("0.5Ki", 512),
+        ("1.5T", 1_500_000_000_000),
+        ("999999999999999", 999_999_999_999_999),
     ],
 )
 def test_counts(text, value):
@@ -48,17 +50,19 @@ def test_several_counts():
 def test_times_and_rates_have_units():
     assert (time("300ms"), time("1.5 s"), rate("1Gbit/s")) == (0.3, 1.5, 1.25e8)
     for read, text in ((time, "300"), (rate, "1.25e8"), (time, "nan"), (rate, "inf")):
-        with pytest.raises(argparse.ArgumentTypeError, match="must have a unit, as "):
+        with pytest.raises(argparse.ArgumentTypeError, match=r"must have a unit, got .*; use "):
             read(text)
     with pytest.raises(argparse.ArgumentTypeError, match=r"^must be finite and not negative"):
         time("-1ms")
+    assert rate("50mbps") == rate("50 Mbps") == rate("50mbit/s")
+    assert time("5\u03bcs") == time("5\u00b5s") == time("5us")
 
 
 @pytest.mark.parametrize("text", ["1", "0", "-3", "2.0", "2k", "", "two"])
 def test_what_is_not_as_many_as_there_must_be(text):
-    assert at_least(2)("2") == 2
-    with pytest.raises(argparse.ArgumentTypeError, match="a whole number, 2 or more, got"):
-        at_least(2)(text)
+    assert whole(2)("2") == 2
+    with pytest.raises(argparse.ArgumentTypeError, match="a whole number, 2 to 1000000, got"):
+        whole(2)(text)
 
 
 @pytest.mark.parametrize(

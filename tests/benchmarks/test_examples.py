@@ -1,5 +1,6 @@
 """The main job, small, and the same job in each framework."""
 
+import io
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 EXAMPLES = pathlib.Path(__file__).parent.parent.parent / "examples"
 SCRIPT = str(EXAMPLES / "train_lm.py")
@@ -28,7 +30,10 @@ def records(folder):
 @pytest.mark.processes
 def test_it_writes_table_picture_and_metrics(job, tmp_path, capsys):
     job["main"](["--smoke", "--runs", "dense,blocked", "--out", str(tmp_path)])
-    assert "FFT 64" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "\nFFT 64 + EF: compiling\n" in out
+    assert "FFT 64 + EF ends " in out
+    assert "predict_step expects of a step: dense Adam 0." in " ".join(out.split())
     assert next(tmp_path.glob("*/curves.png")).stat().st_size > 10_000
     steps = [r for r in records(tmp_path) if "step" in r]
     assert len(steps) == 6
@@ -54,8 +59,24 @@ def test_an_interrupt_leaves_table_and_files(job, tmp_path, capsys, monkeypatch)
     assert len(summary["losses"]) == 2
 
 
+def test_a_pipe_sees_a_line_in_ten_seconds(job, monkeypatch):
+    out, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(job["time"], "monotonic", lambda: now[0])
+    report = job["Report"](console=Console(file=out), disable=True)
+    for second in range(25):
+        now[0] = float(second)
+        report.line(f"step {second}")
+    assert out.getvalue().split("\n") == ["step 0", "step 10", "step 20", ""]
+
+
+def test_two_of_the_runs_are_recommended(job):
+    page = (EXAMPLES.parent / "docs/choose.md").read_text().replace("fg.", "")
+    runs = job["make_runs"](job["parse_args"]([]))
+    assert sum(repr(run.exchange) in page for run in runs if run.beside == "dense Muon") == 2
+
+
 def test_an_unknown_run_is_answered(job, tmp_path):
-    with pytest.raises(SystemExit, match="choose from dense,paper"):
+    with pytest.raises(SystemExit, match="choose from dense,muon"):
         job["main"](["--smoke", "--runs", "dense,zip", "--out", str(tmp_path)])
 
 

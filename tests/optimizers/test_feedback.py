@@ -1,10 +1,15 @@
 """Momentum and error feedback: how far a late gradient may be trusted, and how fast feedback is."""
 
+import functools
+
+import equinox as eqx
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from parallel import AXIS
 
 import fftgrad as fg
@@ -238,6 +243,88 @@ def test_an_embedding_can_be_kept_from_muon():
     moves, _ = of_workers(tx)(g, started(tx, like))
     np.testing.assert_allclose(moves["embed"], -0.1 * jnp.sign(g["embed"]), rtol=1e-4)
     assert jnp.abs(moves["w"] - moves["embed"]).max() > 0.01
+
+
+class Nnx(nnx.Module):
+    def __init__(self, rngs):
+        self.tokens = nnx.Embed(9, 4, rngs=rngs)
+        self.position = nnx.Param(jnp.ones((5, 4)))
+        self.layers = nnx.List([nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)])
+        self.norm, self.up = nnx.LayerNorm(4, rngs=rngs), nnx.Linear(4, 6, rngs=rngs)
+        self.lm_head = nnx.Linear(6, 9, rngs=rngs)
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        position = self.param("pos_embedding", nn.initializers.ones, (5, 4))
+        x = nn.MultiHeadDotProductAttention(2)(nn.Embed(9, 4)(tokens) + position[None])
+        return nn.Dense(9, name="head")(nn.Dense(6)(nn.LayerNorm()(x)))
+
+
+class Equinox(eqx.Module):
+    tokens: eqx.nn.Embedding
+    wpe: jax.Array
+    attention: eqx.nn.MultiheadAttention
+    mlp: list[eqx.nn.Linear]
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.tokens, self.wpe = eqx.nn.Embedding(9, 4, key=key), jnp.ones((5, 4))
+        self.attention = eqx.nn.MultiheadAttention(2, 4, key=key)
+        self.mlp = [eqx.nn.Linear(4, 6, key=key)]
+        self.head = eqx.nn.Linear(6, 9, key=key)
+
+
+HEADS = dict.fromkeys(("query", "key", "value"), ((0,), (1, 2))) | {"out": ((0, 1), (2,))}
+TRANSFORMERS = {
+    "nnx": (
+        lambda: nnx.state(Nnx(nnx.Rngs(0)), nnx.Param),
+        {f"layers/0/{name}/kernel/value": axes for name, axes in HEADS.items()}
+        | {"up/kernel/value": (0, 1)},
+    ),
+    "linen": (
+        lambda: Linen().init(jax.random.key(0), jnp.zeros((1, 5), int)),
+        {f"params/MultiHeadDotProductAttention_0/{n}/kernel": axes for n, axes in HEADS.items()}
+        | {"params/Dense_0/kernel": (0, 1)},
+    ),
+    "equinox": (
+        lambda: eqx.filter(Equinox(jax.random.key(0)), eqx.is_inexact_array),
+        {f"attention/{name}_proj/weight": (0, 1) for name in ("query", "key", "value", "output")}
+        | {"mlp/0/weight": (0, 1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_muon_has_the_matrices_of_a_transformer(name):
+    """And an update of the heads of attention, together, that is as that of one matrix."""
+    make, matrices = TRANSFORMERS[name]
+    params = make()
+    found = jax.tree.leaves_with_path(
+        fg.optimizers.muon_dimensions(params),
+        is_leaf=lambda node: isinstance(node, optax.contrib.MuonDimensionNumbers),
+    )
+    path = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+    assert {path(place): tuple(axes) for place, axes in found} == matrices
+    tx = fg.optimizers.feedback_muon(
+        0.1, DENSE, lead=0.0, axis_name=AXIS,
+        muon_weight_dimension_numbers=fg.optimizers.muon_dimensions,
+    )  # fmt: skip
+    g = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params)
+    both = jax.tree.map(lambda x: jnp.stack([x, x]), g)
+    moves = jax.tree.map(lambda x: x[0], jax.jit(of_workers(tx))(both, started(tx, params))[0])
+    for (place, move), own in zip(
+        jax.tree.leaves_with_path(moves), jax.tree.leaves(g), strict=True
+    ):
+        axes = matrices.get(path(place))
+        if axes is None:
+            np.testing.assert_allclose(move, -0.1 * jnp.sign(own), rtol=1e-3)
+            continue
+        flat = own.reshape(np.prod(own.shape[: 2 if axes == HEADS["out"] else 1]), -1)
+        alone = optax.contrib.muon(0.1, nesterov=False, consistent_rms=0.2)
+        expected, _ = alone.update(flat, alone.init(flat), flat)
+        np.testing.assert_allclose(move.reshape(flat.shape), expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)

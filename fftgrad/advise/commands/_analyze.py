@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fftgrad.advise import Analysis, Figures, analyze, load_gradients
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace, console: Console) -> None:
 
         for path in _draw.analysis(found, args.figures):
             if is_read_by_people(args):
-                console.print(f"written: {path}", highlight=False)
+                console.print(f"written: {path}", markup=False, highlight=False)
     if is_read_by_people(args):
         show(found, console)
 
@@ -128,7 +129,7 @@ def _leaves(found: Analysis) -> Table:
 def _leaf(leaf: Figures) -> Sequence[str]:
     lag = None if leaf.correlation is None else float(leaf.correlation[0])
     return (
-        leaf.name if len(leaf.name) <= 22 else f"…{leaf.name[-21:]}",
+        escape(leaf.name if len(leaf.name) <= 22 else f"…{leaf.name[-21:]}"),
         f"{leaf.values:,}",
         f"{leaf.energy:.1%}",
         f"{leaf.zeros:.0%}",

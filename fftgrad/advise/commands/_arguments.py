@@ -2,44 +2,49 @@
 
 import argparse
 import importlib
+import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from decimal import Decimal
 
-from fftgrad._values import local_path
+from fftgrad._values import brief, local_path, scheme_of
 from fftgrad.advise import _link
 
-T = TypeVar("T")
-
-COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKMGB]|[KMG]i)?")
-FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9} | {
+COUNT = re.compile(r"([0-9]++(?:\.[0-9]++)?)([kKMGTB]|[KMG]i)?")
+FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12} | {
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30
 }  # fmt: skip
+MOST_VALUES, MOST, MOST_SECONDS, DAY = 10**15, 10**6, 10**6, 86_400
+"""Bounds of what is asked, so that an answer is finite, and comes."""
+RATES = 0.125, 1e15
+"""The least and the most bytes per second of a link."""
+
+
+def refusal(rule: str, text: str, remedy: str) -> argparse.ArgumentTypeError:
+    """The error about a text; argparse puts the argument before it."""
+    return argparse.ArgumentTypeError(f"{rule}, got {brief(text)}; {remedy}")
 
 
 def count(text: str) -> int:
     """How many values: "250000", "25M", "1.5G", "16Mi"."""
     found = COUNT.fullmatch(text)
-    value = float(found[1]) * FACTORS[found[2] or ""] if found else 0
-    if value < 1 or value != int(value):
-        raise argparse.ArgumentTypeError(
-            f"must be a number of values, as 250000, 25M or 16Mi, got {text!r}"
-        )
+    value = Decimal(found[1]) * FACTORS[found[2] or ""] if found else Decimal(0)
+    if not 1 <= value <= MOST_VALUES or value != int(value):
+        raise refusal("must be a number of values, 1 to 1000T", text, "use 250000, 25M or 16Mi.")
     return int(value)
 
 
-def at_least(least: int) -> Callable[[str], int]:
+def whole(least: int, most: int = MOST) -> Callable[[str], int]:
     """How many of what is not counted in millions, such as workers."""
 
-    def whole(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(
-                f"must be a whole number, {least} or more, got {text!r}"
-            )
+    def read(text: str) -> int:
+        digits = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
+        if not digits or not least <= int(text) <= most:
+            raise refusal(f"must be a whole number, {least} to {most}", text, f"use {least}.")
         return int(text)
 
-    return whole
+    return read
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -49,31 +54,34 @@ def counts(text: str) -> tuple[int, ...]:
 
 def seconds(text: str) -> float:
     """A positive number of seconds to spend."""
-    if not _is_number(text) or not 0 < float(text) < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be seconds, above 0, got {text!r}")
+    if not _is_number(text) or not 0 < float(text) <= DAY:
+        raise refusal(f"must be seconds, above 0 and at most {DAY}", text, "use 5.")
     return float(text)
 
 
 def time(text: str) -> float:
     """Seconds, of a text with a unit: who types 300 may mean milliseconds."""
-    return _with_unit(_link.seconds, text, "300ms or 0.3s")
+    remedy = "use 300ms or 0.3s."
+    found = _with_unit(_link.seconds, text, remedy)
+    if found > MOST_SECONDS:
+        raise refusal(f"must be at most {MOST_SECONDS} s", text, remedy)
+    return found
 
 
 def rate(text: str) -> float:
     """Bytes per second, of a text with a unit."""
-    return _with_unit(_link.bytes_per_second, text, "1Gbit/s or 125MB/s")
+    remedy = "use 1Gbit/s or 125MB/s."
+    found = _with_unit(_link.bytes_per_second, text, remedy)
+    if not RATES[0] <= found <= RATES[1]:
+        raise refusal("must be 1 bit/s to 1000 TB/s", text, remedy)
+    return found
 
 
-def _with_unit(read: Callable[[str, str], float], text: str, example: str) -> float:
+def _with_unit(read: Callable[[str, str], float], text: str, remedy: str) -> float:
     if _is_number(text):
-        raise argparse.ArgumentTypeError(f"must have a unit, as {example}, got {text!r}")
-    return _checked(lambda: read("", text))
-
-
-def _checked(read: Callable[[], T]) -> T:
-    """What a check of the library returns; its error is one of the command line."""
+        raise refusal("must have a unit", text, remedy)
     try:
-        return read()
+        return read("", text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from error
 
@@ -88,27 +96,21 @@ def _is_number(text: str) -> bool:
 
 def names(text: str) -> str | tuple[str, ...]:
     """The name of an axis, or several, with commas between them."""
-    return tuple(text.split(",")) if "," in text else text
-
-
-def _path(text: str) -> pathlib.Path:
-    return _checked(lambda: local_path("", text))
+    several = tuple(text.split(","))
+    if "" in several or len({*several}) < len(several):
+        raise refusal("must be a name, or names that differ", text, "use data, or slow,fast.")
+    return several if len(several) > 1 else text
 
 
 def in_file(text: str) -> pathlib.Path:
     """A file to read."""
-    path = _path(text)
-    if not path.is_file():
-        raise argparse.ArgumentTypeError(f"must be a file that exists, got {text!r}")
-    return path
+    return _path(text, pathlib.Path.is_file, "must be a file that exists", "look for its name.")
 
 
 def out_file(text: str) -> pathlib.Path:
     """A file to write."""
-    path = _path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"must be a file in a folder that exists, got {text!r}")
-    return path
+    rule, remedy = "must be a file in a folder that exists", "make the folder first."
+    return _path(text, lambda path: not path.is_dir() and path.parent.is_dir(), rule, remedy)
 
 
 def png_file(text: str) -> pathlib.Path:
@@ -116,17 +118,40 @@ def png_file(text: str) -> pathlib.Path:
     importlib.import_module("matplotlib")
     path = out_file(text)
     if path.suffix.lower() != ".png":
-        raise argparse.ArgumentTypeError(f"must be a file that ends in .png, got {text!r}")
+        raise refusal("must be a file that ends in .png", text, "use plan.png.")
     return path
 
 
 def png_folder(text: str) -> pathlib.Path:
     """A folder for figures, which may have to be made."""
     importlib.import_module("matplotlib")
-    path = _path(text)
-    there = next(one for one in (path, *path.absolute().parents) if one.exists())
-    if not there.is_dir():
-        raise argparse.ArgumentTypeError(f"must be a folder, got {text!r}, where {there} is a file")
+
+    def fits(path: pathlib.Path) -> bool:
+        return next(one for one in (path, *path.absolute().parents) if one.exists()).is_dir()
+
+    return _path(text, fits, "must be a folder, and in no file", "use another name.")
+
+
+def store(text: str) -> str:
+    """The URL of a store; of a folder with ~ expanded."""
+    if "://" in text:
+        return text
+    return str(
+        _path(text, lambda _: text != "", "must be a folder or a URL", "use s3://bucket/run.")
+    )
+
+
+def _path(text: str, fits: Callable[[pathlib.Path], bool], rule: str, remedy: str) -> pathlib.Path:
+    """A path that fits, with ~ expanded, which a shell leaves as it is in --json=~/plan.json."""
+    if scheme_of(text):
+        raise refusal("must be a path of a mounted file system", text, "mount it, or copy files.")
+    try:
+        path = local_path("", text)
+        fit = b"\0" not in os.fsencode(path) and fits(path)
+    except (OSError, RuntimeError, ValueError):  # too long, ~ of nobody, no text of the system
+        fit, path = False, None
+    if not fit or path is None:
+        raise refusal(rule, text, remedy)
     return path
 
 

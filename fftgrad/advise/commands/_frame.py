@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Says it, and how to get help."""
-        self.exit(USAGE, f"{self.prog}: {message} (--help tells more)\n")
+        self.exit(USAGE, f"{self.prog}: {' '.join(message.split())} (--help tells more)\n")
 
 
 class Output(Console):

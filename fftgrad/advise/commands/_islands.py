@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from fftgrad.advise.commands._arguments import add_json, count, is_read_by_people, seconds
+from fftgrad.advise.commands._arguments import add_json, count, is_read_by_people, seconds, store
 from fftgrad.advise.commands._show import quantity, table, three_digits, write_json
 from fftgrad.islands import RoundStatus, Status, open_store, status
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     add = parser.add_argument
     add("what", choices=["status"], help="what to tell: status")
-    add("url", help="of the store: a folder, or s3://, gs://, az://, sftp://")
+    add("url", type=store, help="of the store: a folder, or s3://, gs://, az://, sftp://")
     text = "how many of the last rounds to look at (default: %(default)s)"
     add("--rounds", type=count, default=20, metavar="N", help=text)
     add("--watch", action="store_true", help="go on until interrupted")
@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> None:
     """Looks, shows, and looks again."""
-    store = open_store(args.url, make=False)
-    found = status(store, args.rounds)
+    place = open_store(args.url, make=False)
+    found = status(place, args.rounds)
     write_json(found.as_dict(), args.json, console)
     if not args.watch:
         if is_read_by_people(args):
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, console: Console) -> None:
     with Live(show(found), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(args.every)
-            found = status(store, args.rounds)
+            found = status(place, args.rounds)
             write_json(found.as_dict(), args.json, console)
             live.update(show(found), refresh=True)
 

@@ -15,10 +15,10 @@ from fftgrad import advise
 from fftgrad.advise import Link, Plan
 from fftgrad.advise._cost import Algorithm
 from fftgrad.advise._gradient_files import arrays
+from fftgrad.advise._inputs import groups
 from fftgrad.advise.commands._answer import answer, below, beside, show
 from fftgrad.advise.commands._arguments import (
     add_json,
-    at_least,
     count,
     in_file,
     is_read_by_people,
@@ -27,6 +27,7 @@ from fftgrad.advise.commands._arguments import (
     rate,
     seconds,
     time,
+    whole,
 )
 from fftgrad.advise.commands._program import program
 from fftgrad.advise.commands._show import (
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "those of a step, to measure errors on; without --params also the shapes"
     add("--gradients", type=in_file, metavar="FILE", help=text)
-    add("--workers", type=at_least(2), required=True, metavar="N", help="how many")
+    add("--workers", type=whole(2, 32_767), required=True, metavar="N", help="how many")
     text = "of the link of a worker, its share of one that several have: 100mbit, 1Gbit/s, 125MB/s"
     add("--bandwidth", type=rate, required=True, metavar="RATE", help=text)
     text = "of a message: 2ms, 50us (default: 100us)"
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "what a step takes without any exchange: 300ms, 1.5s"
     add("--step", type=time, required=True, metavar="TIME", help=text)
     text = "how many workers fast links join, such as the GPUs of one machine"
-    add("--fast", type=at_least(2), metavar="N", help=text)
+    add("--fast", type=whole(2), metavar="N", help=text)
     add("--fast-bandwidth", type=rate, metavar="RATE", help="of the fast links: 50GB/s")
     text = "of the fast links (default: 10us)"
     add("--fast-latency", type=time, default="10us", metavar="TIME", help=text)
@@ -78,12 +79,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--axis-name", type=names, metavar="NAME", help=text)
     text = "of the collectives (default: for each the faster of a ring and a tree)"
     add("--algorithm", choices=get_args(Algorithm), default="fastest", help=text)
-    add("--buckets", type=at_least(1), metavar="N", help="in how many a gradient travels")
+    add("--buckets", type=whole(1, 100), metavar="N", help="in how many a gradient travels")
     text = "time each codec on this machine, for all of the model: minutes, and its memory"
     add("--measure", action="store_true", help=text)
     text = "how long to time each of them (default: 0.5)"
     add("--seconds", type=seconds, default=0.5, metavar="S", help=text)
-    add("--top", type=at_least(1), default=10, metavar="N", help="rows to show (default: 10)")
+    add("--top", type=whole(1), default=10, metavar="N", help="rows to show (default: 10)")
     text = "print a whole program in place of the table: of the best row, or of that of this name"
     add("--program", nargs="?", const=BEST, metavar="ROW", help=text)
     add_json(parser)
@@ -97,6 +98,7 @@ def run(args: argparse.Namespace, console: Console) -> None:
     if args.gradients:
         samples = advise.load_gradients(args.gradients).trees[:SAMPLES]
     params, fast = _params(args, samples), _fast(args)
+    groups("plan", args.workers, fast, args.axis_name)  # refuses what makes no rows
     _check_program(params, args)
     rows = len(_rows(params, args)) if args.measure else None
     with progress("timing", rows, aside=0.0) as tell, _all_kept():
