@@ -194,16 +194,11 @@ def _start(
 
 
 def _check_array(owner: str, x: Any) -> None:
-    dtype = getattr(x, "dtype", None)
-    if dtype is None:
-        raise TypeError(
-            f"{owner}: must get one array, got a {type(x).__name__}; call it for each leaf of a "
-            "tree, with another key for each."
-        )
+    dtype = getattr(x, "dtype", type(x).__name__)
     if dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
         raise TypeError(
-            f"{owner}: must get a float array of at most 32 bits, got {dtype}; cast it to "
-            "float32, or use the collective of jax.lax."
+            f"{owner}: must get a float array of at most 32 bits, got {dtype}; cast it to float32, "
+            "use the collective of jax.lax, or call it for each leaf of a tree, with its own key."
         )
 
 

@@ -439,7 +439,7 @@ def test_mistakes():
         fg.optimizers.compressed_all_gather,
         lambda tree, axis: fg.optimizers.gather_parameters(tree, axis, step=0),
     ):
-        with pytest.raises(TypeError, match=r"got a dict; call it for each leaf .* another key"):
+        with pytest.raises(TypeError, match=r"got dict; .* call it for each leaf .* its own key"):
             on(lambda x, call=call: call({"w": x}, AXIS))(x)
     with pytest.raises(TypeError, match=r"codec\): must be a codec, got 8"):
         on(lambda x: fg.optimizers.compressed_all_gather(x, AXIS, 8))(x)
