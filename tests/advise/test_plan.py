@@ -354,7 +354,6 @@ def test_mistakes(make, error, remedy):
         (optax.adam, 1),
         (3, 1),
         (functools.partial(fg.optimizers.feedback_adam, 0.1), 1),
-        (functools.partial(fg.optimizers.feedback_muon, lead=np.float32(0.3)), 1),
         (fg.optimizers.feedback_adam, 4),
         (optax.contrib.muon, 1),
         (functools.partial(optax.contrib.muon, learning_rate=0.1), 4),

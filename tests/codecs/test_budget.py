@@ -335,7 +335,6 @@ def test_a_share_of_it_has_a_share_of_the_bytes():
         (lambda: fg.Budget(ratio=0.5), ValueError, r"in \[1, inf\), got 0.5; use ratio=100"),
         (lambda: fg.Budget(ratio=float("nan")), ValueError, r"in \[1, inf\), got nan"),
         (lambda: fg.Budget(bytes=19), ValueError, "at least 20"),
-        (lambda: fg.Budget(bytes=jnp.int32(50)), TypeError, "must be a Python int, because"),
         (lambda: fg.Budget(bytes=1000.0), TypeError, "must be a Python int, got 1000.0; pass"),
         (lambda: fg.Budget(ratio="9"), TypeError, "must be a Python int or float, got '9'; pass"),
         (lambda: fg.chain(fg.Budget(ratio=9), fg.Sign()), ValueError, "nothing can follow"),

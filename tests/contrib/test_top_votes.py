@@ -323,7 +323,6 @@ def test_votes_travel_in_the_smaller_of_two_ways(workers, fraction):
             ValueError,
             r"use TopVotes\(fraction=0.01\)",
         ),
-        (lambda: fg.contrib.votes.TopVotes(4, k=jnp.int32(3)), TypeError, "name it in static_args"),
         (lambda: fg.contrib.votes.TopVotes(0, k=3), ValueError, "use that of the axis"),
         (lambda: fg.contrib.votes.TopVotes(1 << 15, k=3), ValueError, "below 32768"),
         (lambda: fg.contrib.votes.TopVotes(4, k=3, sigma=-1.0), ValueError, "use 0 for no noise"),

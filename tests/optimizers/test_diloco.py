@@ -106,7 +106,7 @@ def test_a_bad_meeting_leaves_the_anchor():
         params += moves
         met.append(state)
     assert [one.skipped.tolist() for one in state.pmean] == [[1] * WORKERS]
-    assert not np.any(state.skipped.value)
+    assert not np.any(state.skipped.worker_rows)
     np.testing.assert_array_equal(state.anchor, met[1].anchor)
     for a, b in zip(jax.tree.leaves(state.outer), jax.tree.leaves(met[1].outer), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -121,7 +121,7 @@ def test_a_bad_gradient_is_one_inner_step_of_one_worker():
     assert stays.tolist() == [False, True, False, False]
     for old, new in zip(*map(jax.tree.leaves, (start.inner, state.inner)), strict=True):
         np.testing.assert_array_equal(old[1], new[1])
-    assert state.skipped.value.tolist() == [0, 1, 0, 0]
+    assert state.skipped.worker_rows.tolist() == [0, 1, 0, 0]
     _, state, *_ = train(tx, 8, bad_step=7)  # also where they meet
     assert np.any(state.anchor["w"] != start.anchor["w"])
     assert [int(one.skipped) for one in state.pmean] == [0]
@@ -142,7 +142,7 @@ def test_an_inner_step_is_bad_by_its_gradient_or_its_result(inner, grad):
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
     moves, state = update(grads, jax.vmap(tx.init)(params), params)
     assert not np.any(moves)
-    assert state.skipped.value.ravel().tolist() == [0, 1, 0, 0]
+    assert state.skipped.worker_rows.ravel().tolist() == [0, 1, 0, 0]
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -152,7 +152,7 @@ def test_an_inner_optimizer_may_have_collectives(check_vma):
     tx = fg.optimizers.diloco(optax.chain(clip, optax.sgd(0.02)), optax.sgd(1.0), 4, *DENSE)
     params, state, *_ = train(tx, 8, check_vma, bad_step=2)
     assert np.all(np.isfinite(params))
-    assert state.skipped.value.tolist() == [1] * WORKERS
+    assert state.skipped.worker_rows.tolist() == [1] * WORKERS
 
 
 def tanh_of_mean(leaf):
