@@ -104,7 +104,7 @@ def read_settings(found: object, known: tuple[AllGather, ...] = ()) -> Settings:
     text = told.pop("exchange")
     exchange = next((one for one in known if repr(one) == text), None)
     try:
-        return Settings(exchange or _evaluate(text), **told)
+        return Settings(exchange or _exchange_of(text), **told)
     except Exception as error:  # whatever a part makes of arguments that others wrote
         raise DamagedError(f"settings that this program cannot have: {error}") from None
 
@@ -114,7 +114,7 @@ KNOWN = {name: getattr(codecs, name) for name in codecs.__all__} | {
 }
 
 
-def _evaluate(text: object) -> AllGather:
+def _exchange_of(text: object) -> AllGather:
     """The exchange that a `repr` is the call of: calls of known names on literals, and no more."""
     told, found = str(text), None
     with contextlib.suppress(SyntaxError, RecursionError, MemoryError):
