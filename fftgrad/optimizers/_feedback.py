@@ -1,13 +1,13 @@
 """Adam and SGD behind error feedback, with settings that were measured together."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fftgrad._contracts import AxisName, Exchange, Memory
-from fftgrad._values import check_within
+from fftgrad._values import check_choice, check_within
 from fftgrad.codecs.selectors._budget import Budget
 from fftgrad.exchanges import AllGather, Recipe
 from fftgrad.exchanges._layout import Layout
@@ -219,7 +219,10 @@ def behind_feedback(
         keeps = isinstance(exchange, Exchange) and exchange.keeps_error
         memory = NoMemory() if keeps else ErrorFeedback()
     recipe = recipe_of(owner, exchange, memory, layout)
-    compressed: Any = compressed_pmean(recipe, axis_name=axis_name, non_finite=non_finite)
+    check_choice(f"{owner}(non_finite)", non_finite, get_args(NonFinite))
+    # A bad mean need not become zero first: the whole step is replaced below.
+    shown: NonFinite = "propagate" if non_finite == "skip" else non_finite
+    compressed: Any = compressed_pmean(recipe, axis_name=axis_name, non_finite=shown)
     optimizer = optax.with_extra_args_support(optax.chain(*steps))
     instead = jnp.nan if non_finite == "propagate" else 0.0
 

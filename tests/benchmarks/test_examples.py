@@ -31,7 +31,7 @@ def records(folder):
 def test_it_writes_table_picture_and_metrics(job, tmp_path, capsys):
     job["main"](["--smoke", "--runs", "dense,blocked", "--out", str(tmp_path)])
     out = capsys.readouterr().out
-    assert "\nFFT 64 + EF: compiling\n" in out
+    assert "\ndense Adam: compiling\n" in out
     assert "FFT 64 + EF ends " in out
     assert "predict_step expects of a step: dense Adam 0." in " ".join(out.split())
     assert next(tmp_path.glob("*/curves.png")).stat().st_size > 10_000
