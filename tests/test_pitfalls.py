@@ -135,7 +135,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec as P
 import fftgrad as fg
 for w in {workers}:
     mesh = Mesh(np.array(jax.devices()[:w]), ("data",), axis_types=(AxisType.Auto,))
-    tx = fg.compressed_pmean(fg.{exchange}, axis_name=AXIS)
+    tx = fg.compressed_pmean(fg.{exchange}, axis_name="data")
     f = lambda rows: tx.update(rows[0], tx.init(rows[0]))[0]
     step = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("data"), out_specs=P()))
     rows = jax.ShapeDtypeStruct((w, {n}), "float32")
@@ -422,7 +422,7 @@ def test_64_bits_change_nothing_of_many_leaves():
     leaves = {str(i): jnp.asarray(values((2, 30), i)) for i in range(10)}
 
     def mean(leaves):
-        tx = fg.compressed_pmean(fg.AllGather(fg.Sign()), axis_name=AXIS)
+        tx = fg.compressed_pmean(fg.AllGather(fg.Sign()), axis_name="data")
         step = lambda own: tx.update(own, tx.init(own))[0]  # noqa: E731
         return jax.jit(jax.vmap(step, axis_name="data"))(leaves)
 
