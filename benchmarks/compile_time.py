@@ -134,6 +134,7 @@ def measured(args: Any) -> list[dict[str, Any]]:
         "JAX_ENABLE_COMPILATION_CACHE": "0",
         "JAX_NUM_CPU_DEVICES": str(WORKERS),
         "JAX_PLATFORMS": "cpu",
+        "PJRT_NPROC": str(4 * WORKERS),
     }
     rows: list[dict[str, Any]] = []
     for leaves in [8] if args.smoke else args.leaves:

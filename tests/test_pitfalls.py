@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import gradients, values
-from parallel import AXIS, everywhere, train_step, unshard
+from cases import CODECS, EXCHANGES, METHODS, SLOW, gradients, values
+from parallel import AXIS, everywhere, of_size, train_step, unshard
 
 import fftgrad as fg
 
@@ -424,3 +424,54 @@ def test_64_bits_change_nothing_of_many_leaves():
     with jax.enable_x64(True):
         wide = mean(leaves)
     jax.tree.map(np.testing.assert_array_equal, narrow, wide)
+
+
+DEBUG = {"nans": jax.debug_nans, "infs": jax.debug_infs, "disable_jit": jax.disable_jit}
+"""Settings of JAX under which a healthy step has to run."""
+SEEN = {("infs", "shared by the mean"), ("infs", "recovery"), ("nans", "diloco")}
+"""Rows that a NaN or an infinity in a state once stopped."""
+
+
+def debugged(rows, seen=frozenset()):
+    """Each row under each setting; by default those of one setting, and those that failed."""
+    return [
+        pytest.param(how, row, marks=() if (how, row) in seen else SLOW)
+        for how in DEBUG
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize(("how", "name"), debugged(CODECS, {("disable_jit", "top-k")}))
+def test_a_codec_runs_under_debug_settings(how, name):
+    x, step = values((150,)), fg.Step.of(0)
+    with DEBUG[how](True):
+        payload = fg.compress(CODECS[name], jnp.asarray(x), step=step)
+        y = fg.decompress(CODECS[name], payload, like=x, step=step)
+    assert np.isfinite(y).all()
+
+
+@pytest.mark.parametrize(("how", "name"), debugged([*EXCHANGES, *METHODS], SEEN))
+def test_an_update_runs_under_debug_settings(how, name):
+    """From a new state, and from the next one."""
+    memory = fg.ErrorFeedback()
+    tx = (
+        METHODS[name](AXIS)
+        if name in METHODS
+        else fg.compressed_pmean(of_size(EXCHANGES[name], 4), memory, axis_name=AXIS)
+    )
+    grads = gradients({"w": jnp.zeros((10, 15)), "scalar": jnp.zeros(())}, 4)
+    params = jax.tree.map(jnp.ones_like, grads)
+
+    def update(grads, state, params):
+        run = optax.with_extra_args_support(tx).update
+        return run(grads, state, params, value=jnp.float32(1.0))
+
+    update = jax.vmap(update, axis_name=AXIS)
+    with DEBUG[how](True):
+        state = jax.vmap(tx.init)(params)
+        if how == "disable_jit":
+            updates, _ = update(grads, state, params)
+        else:
+            update = jax.jit(update)
+            updates, _ = update(grads, update(grads, state, params)[1], params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(updates))

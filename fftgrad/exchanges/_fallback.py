@@ -12,6 +12,9 @@ from fftgrad.exchanges import _switch
 from fftgrad.exchanges._recipe import check_exchange
 from fftgrad.ops import _collectives
 
+NONE = float(jnp.finfo(jnp.float32).max)
+"""No loss so far; an infinity would stop a healthy step under `jax_debug_infs`."""
+
 
 class FallbackState(NamedTuple):
     """What `Fallback` shares.
@@ -20,7 +23,7 @@ class FallbackState(NamedTuple):
       level: which exchange is in use from now on.
       ran: which one ran in the last step, of which the loss tells.
       exchanges: what each shares.
-      loss: the smoothed loss; not finite before the first.
+      loss: the smoothed loss; the largest float32 before the first.
       best: the least smoothed loss since the level was reached.
     """
 
@@ -108,8 +111,8 @@ class Fallback(Exchange):
             level=jnp.zeros((), jnp.int32),
             ran=jnp.zeros((), jnp.int32),
             exchanges=rungs.shared,
-            loss=jnp.full((), jnp.inf, jnp.float32),
-            best=jnp.full((), jnp.inf, jnp.float32),
+            loss=jnp.full((), NONE, jnp.float32),
+            best=jnp.full((), NONE, jnp.float32),
         )
         return rungs._replace(shared=shared)
 
@@ -146,10 +149,10 @@ class Fallback(Exchange):
         if self.tolerance is None:
             return state
         smoothed = self.smoothing * state.loss + (1 - self.smoothing) * loss
-        smoothed = jnp.where(jnp.isfinite(state.loss), smoothed, loss)
+        smoothed = jnp.where(state.loss < NONE, smoothed, loss)
         seen = state._replace(loss=smoothed, best=jnp.fmin(state.best, smoothed))
         worse = ~(smoothed <= state.best + self.tolerance * jnp.abs(state.best))
-        risen = self._rise(seen, jnp.isfinite(state.best) & worse | ~jnp.isfinite(loss))
+        risen = self._rise(seen, (state.best < NONE) & worse | ~jnp.isfinite(loss))
         # If the error has ended the level in this step, the loss says nothing of the next one.
         return optax.tree.where(state.ran == state.level, risen, state)
 
@@ -162,7 +165,7 @@ class Fallback(Exchange):
         return _switch.common_link_bytes("Fallback", self.ladder, like, workers) + watched
 
     def _rise(self, state: FallbackState, condition: jax.Array) -> FallbackState:
-        start = jnp.full((), jnp.inf, jnp.float32)
+        start = jnp.full((), NONE, jnp.float32)
         return state._replace(
             level=jnp.minimum(state.level + condition.astype(jnp.int32), len(self.ladder) - 1),
             loss=jnp.where(condition, start, state.loss),

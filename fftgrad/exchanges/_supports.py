@@ -103,7 +103,7 @@ class DriftState(NamedTuple):
     """What the means so far tell of a part's coefficients, equal on all workers.
 
     Attributes:
-      rate: how much each one's mean grew a step, up to when it was last sent; infinite before.
+      rate: how much each one's mean grew a step, up to when it was last sent; -1 before.
       age: how many steps ago that was.
     """
 
@@ -139,14 +139,12 @@ class PredictedSupport(Support):
 
     def init(self, likes: list[Like]) -> list[PyTree]:
         return [
-            DriftState(
-                jnp.full(like.shape, jnp.inf, jnp.float32), jnp.ones(like.shape, jnp.float32)
-            )
+            DriftState(jnp.full(like.shape, -1.0, jnp.float32), jnp.ones(like.shape, jnp.float32))
             for like in likes
         ]
 
     def score(self, z: jax.Array, kept: DriftState) -> jax.Array:
-        known = jnp.isfinite(kept.rate)
+        known = jnp.isfinite(kept.rate) & (kept.rate >= 0)
         total = jnp.sum(jnp.where(known, kept.rate, 0.0))
         count = jnp.sum(known.astype(jnp.float32))
         # Not zero, or a selector that keeps no zeros would send nothing, for ever.

@@ -30,8 +30,8 @@ def add(a: Any, b: Any) -> Any:
 
 
 def total(counts: jax.Array) -> jax.Array:
-    """Sum the counts of all workers, int32[w], and stay at `MOST`."""
-    return lax.reduce(counts, np.int32(0), add, (0,))
+    """Sum the counts of an array, int32[...], and stay at `MOST`."""
+    return lax.reduce(counts, np.int32(0), add, tuple(range(counts.ndim)))
 
 
 def rounded(count: jax.Array) -> jax.Array:

@@ -15,14 +15,16 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
 
 VALUES = 8
+UNKNOWN = float(jnp.finfo(jnp.float32).max)
+"""Instead of NaN, for which `jax_debug_nans` would stop a healthy step."""
 
 
 class Left(NamedTuple):
     """What is kept.
 
     Attributes:
-      places: where the last update found and left a few values, float32[2 · values]; NaN if there
-        was none, and infinity for parameters that are lost until the workers meet.
+      places: where the last update found and left a few values, float32[2 · values]; `UNKNOWN` if
+        there was none, and infinity for parameters that are lost until the workers meet.
       follows: whether the parameters were last seen where they may be.
     """
 
@@ -33,7 +35,7 @@ class Left(NamedTuple):
 def unknown(params: PyTree) -> Left:
     """What is kept before the first update."""
     count = sum(min(VALUES, leaf.size) for leaf in jax.tree.leaves(params))
-    return Left(jnp.full(2 * count, jnp.nan, jnp.float32), jnp.zeros((), bool))
+    return Left(jnp.full(2 * count, UNKNOWN, jnp.float32), jnp.zeros((), bool))
 
 
 def look(params: PyTree, anchor: PyTree, left: Left) -> tuple[jax.Array, jax.Array]:
@@ -50,7 +52,7 @@ def look(params: PyTree, anchor: PyTree, left: Left) -> tuple[jax.Array, jax.Arr
     eps = np.repeat(
         [float(jnp.finfo(leaf.dtype).eps) for leaf, _ in leaves], [count for _, count in leaves]
     ).astype(np.float32)
-    moved = ~jnp.isnan(went) & (went != home)
+    moved = ~jnp.isnan(went) & (went != UNKNOWN) & (went != home)
     apart = jnp.minimum(jnp.abs(now - went), jnp.abs(now - found))
     near = apart <= 8 * eps * (jnp.abs(home) + jnp.abs(now))
     astray = 2 * jnp.sum(moved & ~near & (now != home)) > jnp.sum(moved)

@@ -193,7 +193,7 @@ def _kth_largest_by_rows(keys: jax.Array, wanted: jax.Array) -> jax.Array:
     rows = _rows.rows(keys, ROW)
 
     def settle(step: jax.Array, threshold: jax.Array) -> jax.Array:
-        shift = (KEY_BITS - 1 - 2 * step).astype(jnp.uint32)
+        shift = jnp.uint32(KEY_BITS - 1 - 2 * step)
         tries = [threshold + (jnp.uint32(digit) << shift) for digit in (1, 2, 3)]
         return threshold + (_digit([rows >= t for t in tries], wanted) << shift)
 
