@@ -1,5 +1,6 @@
 """Trees of arrays: shapes, dtypes, and the paths of leaves as text."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -22,15 +23,20 @@ def by_path(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[
 
     A path is "layers/0/w", with the keys, positions and fields on the way between slashes. If two
     leaves of the tree have the same text, as those of {"a/b": x, "a": {"b": y}}, a slash in a key
-    becomes %2F: "a%2Fb" and "a/b". Keys that differ in their type alone, as 1 and "1", have the
-    form of JAX: "[1]" and "['1']".
+    of theirs becomes %2F: "a%2Fb" and "a/b". Keys that differ in their type alone, as 1 and "1",
+    have the form of JAX: "[1]" and "['1']". The names of all other leaves stay as they are.
     """
     pairs = jax.tree.leaves_with_path(tree, is_leaf=is_leaf)
-    for text in (_plain, _quoted, jax.tree_util.keystr):
-        found = {text(path): leaf for path, leaf in pairs}
-        if len(found) == len(pairs):
-            break
-    return found
+    names = [_plain(path) for path, _ in pairs]
+    for text in (_quoted, jax.tree_util.keystr):
+        times = Counter(names)
+        names = [
+            text(path) if times[name] > 1 else name
+            for (path, _), name in zip(pairs, names, strict=True)
+        ]
+    if len(set(names)) < len(names):
+        names = [jax.tree_util.keystr(path) for path, _ in pairs]
+    return {name: leaf for name, (_, leaf) in zip(names, pairs, strict=True)}
 
 
 def _plain(path: tuple[Any, ...]) -> str:

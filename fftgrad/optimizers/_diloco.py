@@ -201,7 +201,8 @@ def diloco(
         told = extra if value is None else {**extra, "value": value}
         before = drop_worker_axis(state.inner)
         updates, own, fine = finite_step(run_inner, updates, before, params, axis_name, **told)
-        skipped = drop_worker_axis(state.skipped) + 1 - fine.astype(jnp.int32)
+        skipped = drop_worker_axis(state.skipped)
+        skipped = jnp.where(fine, skipped, _count.next_step(skipped))
         # As wide as the parameters, which a meeting moves by as much as they differ.
         updates = jax.tree.map(
             lambda move, own: move.astype(jnp.promote_types(move.dtype, own.dtype)), updates, params

@@ -122,7 +122,8 @@ def feedback_muon(
 
 
 NO_MATRIX = re.compile(
-    r"embed|emb(?![a-z])|(?:^|[/_])(?:pos|position\w*|wte|wpe|vocab|head|logits)(?:_?\d+)?(?:/|$)"
+    r"embed|emb(?![a-z])|(?:^|[/_])(?:pos|position|wte|wpe|vocab|logits)(?:_?\d+)?(?:/|$)"
+    r"|(?:^|/)(?:(?:lm|output|out|cls|classifier)_)?head(?:_?\d+)?(?:/|$)"
     r"|(?:^|/)(?:bias|scale)$"
 )
 """Paths of embeddings, heads, and of biases and scales, which have two axes in attention."""
@@ -137,7 +138,8 @@ def muon_dimensions(params: PyTree) -> PyTree:
     heads together are one matrix. Adam keeps the rest: embeddings, the head, biases and scales.
     Embeddings and heads are known by their names: `embed`, `embedding`, `tok_emb`, `wte`, `wpe`,
     `pos`, `position`, `vocab`, `head`, `lm_head`, `logits`; an `Embedding` of Equinox by its class.
-    A head with another name, such as Linen's `Dense_0`, is taken for a matrix: name it.
+    A head with another name, such as Linen's `Dense_0`, is taken for a matrix: name it. Layers that
+    `nn.scan` stacks have one axis more: give their dimension numbers yourself.
 
     Args:
       params: the parameters, or their shapes.

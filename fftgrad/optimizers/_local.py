@@ -82,9 +82,12 @@ def mean_loss(
 ) -> jax.Array:
     """The mean over the workers of their losses, each counted by its weight, float32[].
 
-    The loss of a worker whose step was not `fine` does not count.
+    The loss of a worker whose step was not `fine` does not count; NaN if none does.
     """
     own = _axes.vary(jnp.asarray(value, jnp.float32), axis_name)
-    if fine is not None:
-        weight = jnp.where(fine, 1.0 if weight is None else weight, 0.0)
-    return lax.pmean(weighted(own, weight, axis_name), axis_name)
+    if fine is None:
+        return lax.pmean(weighted(own, weight, axis_name), axis_name)
+    share = jnp.where(fine, jnp.float32(1.0 if weight is None else weight), 0)
+    share = jnp.where((share >= 0) & (share < jnp.inf), share, jnp.nan)
+    loss, total = lax.psum(jnp.stack([jnp.where(share == 0, 0, share * own), share]), axis_name)
+    return loss / total

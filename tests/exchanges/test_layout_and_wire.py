@@ -101,6 +101,11 @@ def test_a_path_is_as_its_keys_where_no_other_has_its_text():
     assert list(by_path(tree)) == ["50%", "mlp/linear_0/w"]
 
 
+def test_two_leaves_of_one_text_leave_the_names_of_others_as_they_are():
+    tree = {"mlp/linear_0": {"w": 1}, "x/y": 2, "x": {"y": 3}, "x%2Fy": 4}
+    assert by_path(tree) == {"mlp/linear_0/w": 1, "x/y": 3, "['x/y']": 2, "['x%2Fy']": 4}
+
+
 def test_keys_that_differ_in_their_type_alone_are_told_apart():
     class Both:
         pass

@@ -195,6 +195,16 @@ WHOLE = {
 }
 
 
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [("positionwise_feed_forward/w1", True), ("position_wise_ffn", True), ("multi_head/proj", True),
+     ("lm_head", False), ("decoder/position", False), ("abs_pos", False), ("head_0", False)],
+)  # fmt: skip
+def test_muon_has_what_only_sounds_like_a_position_or_a_head(name, taken):
+    found = fg.optimizers.muon_dimensions({name: {"kernel": jnp.ones((4, 4))}})
+    assert (found[name]["kernel"] is not None) == taken
+
+
 @pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
 def test_weights_decay_as_those_of_adamw(make):
     """By the rate of each step, and only where they are to."""

@@ -134,7 +134,7 @@ def png_folder(text: str) -> pathlib.Path:
 
 def store(text: str) -> str:
     """The URL of a store; of a folder with ~ expanded."""
-    if "://" in text:
+    if scheme_of(text):
         return text
     return str(
         _path(text, lambda _: text != "", "must be a folder or a URL", "use s3://bucket/run.")
