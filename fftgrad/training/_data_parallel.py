@@ -42,8 +42,8 @@ def data_parallel(
     whatever else is the same on all workers, such as a mean loss.
 
     On a mesh with more axes than those of the workers, `param_specs` makes all of them
-    `shard_map`'s, and a step has its shard of each parameter. Without, the others are XLA's: a step
-    has whole parameters, and these stay sharded as they are.
+    `shard_map`'s, and a step has its shard of each parameter. Without, the others are XLA's and
+    have to be of type Auto: a step has whole parameters, and these stay sharded as they are.
 
     Args:
       step: a function (*carried, *batch) -> (*carried, *others) of one worker.

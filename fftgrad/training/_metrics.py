@@ -31,7 +31,8 @@ def metrics(
     For any logger: `wandb.log(fg.metrics(opt_state))`. It reads only the state. The keys:
 
         step          updates so far
-        skipped       of them, those in which something was not finite
+        skipped       of them, those in which something was not finite; of `diloco` both count
+                      meetings, and its `state.skipped` the bad inner steps of each worker
         overflow      values that no codec could represent, over workers and good steps, whatever
                       the exchange
         invalid       skipped steps in which a buffer did not arrive as it was made, or came from a
