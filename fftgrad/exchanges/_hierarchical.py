@@ -216,9 +216,7 @@ class Hierarchical(Exchange):
         *values, counts = jax.vmap(lambda row: _joined.cut(row, sizes))(rows)
         whole = _shards.from_shards(list(map(self._from_words, values)), like)
         counts = lax.bitcast_convert_type(counts, jnp.uint32)
-        overflow, invalid = (
-            _count.total(c.astype(jnp.int32).ravel()) for c in (counts >> 1, counts & 1)
-        )
+        overflow, invalid = (_count.total(c.astype(jnp.int32)) for c in (counts >> 1, counts & 1))
         return whole, Tally(overflow=overflow, invalid=invalid)
 
     def _to_words(self, x: jax.Array) -> jax.Array:

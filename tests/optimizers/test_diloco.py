@@ -193,15 +193,23 @@ def test_the_loss_of_a_bad_step_does_not_count_at_a_meeting(many):
     assert np.all(np.isfinite(state.outer[0][1].avg_value))
 
 
-@pytest.mark.parametrize(("every", "delay"), [(3, 0), (4, 0), (3, 1)])
-def test_meetings_keep_their_period_after_the_largest_int32_step(every, delay):
-    tx = fg.optimizers.diloco(optax.sgd(0.0), optax.sgd(0.0), every, *DENSE, delay=delay)
+@pytest.mark.parametrize(
+    ("every", "delay", "fragments"), [(3, 0, 1), (4, 0, 1), (3, 1, 1), (6, 0, 2)]
+)
+def test_meetings_keep_their_period_after_the_largest_int32_step(every, delay, fragments):
+    tx = fg.optimizers.diloco(
+        optax.sgd(0.0), optax.sgd(0.0), every, *DENSE, delay=delay, fragments=fragments
+    )
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    zeros, start = jnp.zeros((1, 2)), 2**31 - 5
+    zeros, start = {"a": jnp.zeros((1, 2)), "b": jnp.zeros((1, 2))}, 2**31 - 5
+    ones, back_at = jax.tree.map(jnp.ones_like, zeros), {}
     state = jax.vmap(tx.init)(zeros)._replace(step=jnp.full(1, start, jnp.int32))
     for number in range(start + 1, start + 12):
-        moves, state = update(zeros, state, zeros + 1)
-        assert bool(moves[0, 0] == -1) == ((number - delay) % every == 0)  # back to the anchor
+        moves, state = update(zeros, state, ones)
+        back = [value == -1 for move in moves.values() for value in move[0].tolist()]  # to anchor
+        place = (number - delay) % every
+        assert any(back) == (place % (every // fragments) == 0)
+        assert back == back_at.setdefault(place, back)  # the same fragment
 
 
 def test_bad_arguments_are_answered_with_the_remedy():

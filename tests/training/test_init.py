@@ -196,6 +196,28 @@ def test_a_state_of_fewer_axes_is_not_sharded_as_its_parameter():
     assert specs[1].v_row["up"] == specs[1].v_col["up"] == P(("model",))
 
 
+def test_a_state_of_another_shape_is_not_sharded_as_its_parameter():
+    def row_sums(params):
+        return jax.tree.map(lambda leaf: jnp.zeros((leaf.shape[0], 1)), params)
+
+    rows = optax.GradientTransformation(row_sums, optax.identity().update)
+    mesh = grid()
+    placed = jax.device_put(PARAMS, {k: NamedSharding(mesh, s) for k, s in SHARDED.items()})
+    tx = optax.chain(fg.compressed_pmean(SPARSE, fg.ErrorFeedback(), axis_name="data"), rows)
+    compressed, kept = fg.init_state(tx, placed, mesh, "data")
+    assert kept["up"].sharding.is_fully_replicated
+    residual = compressed.memory.worker_rows.residual["up"]
+    assert residual.sharding.shard_shape(residual.shape) == (1, 6, 8)
+
+
+def test_parameters_may_lie_on_another_mesh():
+    other = jax.make_mesh((8,), ("elsewhere",), axis_types=(AxisType.Auto,))
+    up = jax.device_put(PARAMS["up"], NamedSharding(other, P(None, "elsewhere")))
+    placed = PARAMS | {"up": up}
+    state = fg.init_state(transformation(), placed, grid(), "data")
+    assert_same(state, fg.init_state(transformation(), PARAMS, grid(), "data"))
+
+
 # States that are part of something else
 
 

@@ -15,6 +15,7 @@ from parallel import AXIS, train_step
 from updates import BUCKETS, PAIR, WORKERS, collectives, mapped, sharded
 
 import fftgrad as fg
+from fftgrad.training import _non_finite
 
 ALL = pytest.mark.parametrize("name", sample(EXCHANGES))
 
@@ -748,3 +749,9 @@ def test_metrics_show_what_was_dropped():
         _, state = update(spoiled(grads(), bad), state)
     found = fg.metrics(jax.tree.map(lambda a: a[0], state))
     assert (int(found["dropped"]), int(found["skipped"])) == (3, 0)
+
+
+def test_a_count_over_model_shards_stays_positive():
+    most = jnp.full(8, 2**31 - 1, jnp.int32)
+    found = jax.vmap(lambda own: _non_finite._sum(own, ("model",)), axis_name="model")(most)
+    assert np.all(found == (2**31 - 1) // 8 * 8)
