@@ -195,7 +195,7 @@ def before_adam(exchange: fg.Exchange) -> Any:
 
 RECOMMENDED: dict[str, Any] = {
     "dense float32": lambda _: before_adam(fg.AllReduce()),
-    "dense bfloat16": lambda w: before_adam(fg.TwoStage(fg.Cast("bfloat16"), w, fg.NoMemory())),
+    "dense bfloat16": lambda w: before_adam(fg.TwoStage(fg.Cast("bfloat16"), w)),
     "EDEN 1 bit": lambda _: before_adam(fg.methods.eden().exchange),
     "PowerSGD 4, feedback_adam": lambda _: whole(
         fg.optimizers.feedback_adam, fg.PowerSgd(rank=4), nu=0.7

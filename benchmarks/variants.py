@@ -267,6 +267,9 @@ METHODS: list[Method] = [
     late_adam("dense, a step late, Adam, nu 0.5", 0.5),
     late("dense, a step late, Muon", muon=True),
     filled("100x, Adam", 100),
+    filled("30x, Adam", 30),
+    Method("30x without feedback, Adam", fg.Recipe(fg.AllGather(fg.Budget(ratio=30)))),
+    Method("top-k 1 %, Adam", fg.methods.top_k(0.01)),
     *(filled(f"100x, Adam, nu {nu}", 100, optimizer=adam(nu)) for nu in (0.0, 0.3, 0.5, 0.7, 0.85)),
     *(filled(f"100x, Muon, lead {c}", 100, optimizer=muon(c)) for c in (0.1, 0.3, 0.5, 0.8)),
     Method(

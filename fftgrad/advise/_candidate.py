@@ -190,7 +190,7 @@ def candidates(
     """
     top_k, dct = fg.methods.top_k, fg.Dct(64)
     feedback, decayed = fg.ErrorFeedback(), fg.ErrorFeedback(decay=0.95)
-    halves = fg.TwoStage(fg.Cast("bfloat16"), workers, fg.NoMemory())
+    halves = fg.TwoStage(fg.Cast("bfloat16"), workers)
     signs = fg.Recipe(fg.TwoStage(fg.Sign(), workers), decayed)
     two_bits = fg.TwoStage(fg.codecs.LloydMax(bits=2, block=256), workers)
     four_bits = fg.chain(fg.TopK(0.04), fg.LogLevels(bits=4))

@@ -4,13 +4,12 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
-from fftgrad._contracts import Channel, Exchange, Memory, PyTree, Reduced, Scope, State
-from fftgrad._values import check_count, check_kind, value
+from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State
+from fftgrad._values import check_count, value
 from fftgrad.exchanges import _halves, _parts, _shards
 from fftgrad.exchanges._parts import Likes, Parts
 from fftgrad.exchanges._rules import Codecs
-from fftgrad.exchanges._shards import PerShard, Shards
-from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.exchanges._shards import PerShard
 from fftgrad.ops import _wire
 
 
@@ -30,8 +29,7 @@ class TwoStage(Exchange):
         coefficients to keep, such as TopK's k, is that of the whole part, and the shards have equal
         shares of it. What a codec remembers it remembers for each shard.
       workers: w, the number of workers: the size of the shards, and of the state, follows from it.
-      server_memory: what the owner of a shard does with what the second compression loses.
-
+  
     Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
     Wire: w + 1 buffers, each of 8 bytes and the payload of n/w values: about the payload of n
@@ -57,41 +55,46 @@ class TwoStage(Exchange):
 
     codec: Codecs
     workers: int
-    server_memory: Memory = ErrorFeedback()
 
     def __post_init__(self) -> None:
         _parts.check_codec("TwoStage", self.codec)
         check_count("TwoStage(workers)", self.workers, "use that of the axis.")
-        check_kind("TwoStage(server_memory)", self.server_memory, Memory, "use ErrorFeedback().")
 
     @property
     def scope(self) -> Scope:
         return _parts.scope_of(self.codec)
 
+    @property
+    def finds_left(self) -> bool:
+        return True
+
     def init(self, like: PyTree) -> State:
-        likes = self._likes(like)
-        learned = self._codec(like).init(likes)
+        learned = self._codec(like).init(self._likes(like))
         rows = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.workers, *jnp.shape(a))), learned)
-        memory = self.server_memory.init(likes)
-        return State(own=PerShard(rows), shards=_shards.start(like, memory, learned))
+        return State(own=PerShard((rows, learned)))
 
     def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         _axes.check_workers("TwoStage", self.workers, channel.axis_name)
-        codec, likes, memory = self._codec(x), self._likes(x), self.server_memory
-        owner: Shards = state.shards
+        codec, likes = self._codec(x), self._likes(x)
+        to_owners, to_all = state.own.rows
+        own, again = channel.index, channel.fold_local(self.workers)
 
         rows = tuple(_shards.to_shards(x, self.workers))
-        first = _halves.to_owners(codec, rows, state.own.rows, likes, channel)
-        y, compensated = memory.compensate(first.vectors, owner.memory)
-        again = channel.fold_local(self.workers)
-        second = _halves.to_all(codec, y, owner.learned, likes, again, first.tally)
-        kept = memory.update(y, second.sent, y, compensated)
-        after = owner._replace(memory=kept, learned=second.state)
+        first = _halves.to_owners(codec, rows, to_owners, likes, channel)
+        error = [row - sent for row, sent in zip(rows, first.sent, strict=True)]
+        # Its own shard never crosses a link, so the owner knows all of it.
+        means = tuple(m + e[own] / self.workers for m, e in zip(first.vectors, error, strict=True))
+        second = _halves.to_all(codec, means, to_all, likes, again, first.tally)
+        # What the mean lost is w times as much of the owner's own share in it.
+        lost = [self.workers * (m - sent) for m, sent in zip(means, second.sent, strict=True)]
+        error = [e.at[own].set(one) for e, one in zip(error, lost, strict=True)]
+        sent = [row - e for row, e in zip(rows, error, strict=True)]
         return Reduced(
             mean=_shards.from_shards(second.vectors, x),
-            sent=_shards.from_shards(first.sent, x),
-            state=State(own=PerShard(first.state), shards=after),
+            sent=_shards.from_shards(sent, x),
+            state=State(own=PerShard((first.state, second.state))),
             tally=second.tally,
+            left=_shards.from_shards(error, x),
         )
 
     def wire_bytes(self, like: PyTree) -> int:

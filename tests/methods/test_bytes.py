@@ -208,7 +208,7 @@ def test_no_two_shards_of_two_stages_share_a_dither():
 # the support is drawn for all workers.
 DRAWING = {
     "gather": (fg.AllGather(STOCHASTIC), 6),
-    "two stages": (fg.TwoStage(STOCHASTIC, workers=2, server_memory=fg.NoMemory()), 6),
+    "two stages": (fg.TwoStage(STOCHASTIC, workers=2), 6),
     "integer sum": (fg.IntegerSum(workers=2), 6),
     "random sum": (fg.AllReduce(fg.RandomK(k=9)), 3),
 }
