@@ -29,7 +29,7 @@ class TwoStage(Exchange):
         coefficients to keep, such as TopK's k, is that of the whole part, and the shards have equal
         shares of it. What a codec remembers it remembers for each shard.
       workers: w, the number of workers: the size of the shards, and of the state, follows from it.
-  
+
     Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
     Wire: w + 1 buffers, each of 8 bytes and the payload of n/w values: about the payload of n

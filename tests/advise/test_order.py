@@ -122,9 +122,7 @@ def test_a_row_pays_below_a_faster_link_if_it_pays_here(link):
 
 def test_a_row_that_wins_between_two_links_has_the_upper_one():
     """Over slow links a sum of bfloat16 wins, over fast ones whoever takes nothing here."""
-    half = fg.advise.Candidate(
-        "half", fg.TwoStage(fg.Cast("bfloat16"), 4), dense=True
-    )
+    half = fg.advise.Candidate("half", fg.TwoStage(fg.Cast("bfloat16"), 4), dense=True)
     eight = fg.advise.Candidate("8 bits", fg.TwoStage(fg.UniformLevels(bits=8), 4))
     times = {
         "dense": NONE,
