@@ -307,8 +307,8 @@ class DataLens(Oracle):
 class OneBitAdam(Oracle):
     """Algorithm 1 of 1-bit Adam, on chunks of the vector as np.array_split cuts it.
 
-    Documented differences: each chunk has its own magnitude, and Adam's bias correction stays, that
-    of v frozen. With `repeat` a chunk that is one value shorter than the first counts its last
+    Documented differences: each chunk has its own magnitude, what a worker has of the chunk that it
+    averages is not compressed, and Adam's bias correction stays, that of v frozen. With `repeat` a chunk that is one value shorter than the first counts its last
     value twice in its magnitude, which the paper does not.
     """
 
@@ -342,7 +342,9 @@ class OneBitAdam(Oracle):
             sent = []
             for i, grad in enumerate(grads):
                 x = self.b1 * self.m + (1 - self.b1) * flat(grad) + self.state[i]
+                own = np.array_split(np.arange(x.size), workers)[i]
                 sent.append(self.one_bit(x, workers))
+                sent[-1][own] = x[own]
                 self.state[i] = x - sent[-1]
             y = np.mean(sent, axis=0) + self.server
             self.m = self.one_bit(y, workers)

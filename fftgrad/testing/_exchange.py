@@ -57,8 +57,8 @@ def check_exchange(
       like: the shapes of a gradient, a pytree; two vectors, and a matrix beside a vector, if left
         out.
       mesh: its axes are those of the exchange; `("data",)` over four devices if left out.
-      mean_of_sent: False for an exchange that compresses the mean once more, as `TwoStage` does, or
-        that adds noise for a worker that does not participate, as `TopVotes(noise="local")` does.
+      mean_of_sent: False for an exchange that adds noise for a worker that does not participate, as
+        `TopVotes(noise="local")` does.
       max_error: the most that ||x - mean|| / ||x|| may be, for the mean x of related gradients; inf
         for an exchange that has still to learn, of which no fidelity is asked.
 

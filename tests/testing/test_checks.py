@@ -53,14 +53,14 @@ def test_memories_of_the_library_pass(name):
 )
 def test_exchanges_of_the_library_pass(name):
     exchange = EXCHANGES[name]
-    testing.check_exchange(exchange, LIKE, mean_of_sent=not isinstance(exchange, fg.TwoStage))
+    testing.check_exchange(exchange, LIKE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_all_exchanges_of_the_library_pass(name):
     exchange = EXCHANGES[name]
-    again = isinstance(exchange, fg.TwoStage) or name == "votes, noise of each"
+    again = name == "votes, noise of each"
     untrained = isinstance(exchange, learned.LearnedCodes) and exchange.until == 0
     most = math.inf if untrained else 1.5
     testing.check_exchange(exchange, mean_of_sent=not again, max_error=most)
@@ -544,7 +544,6 @@ BROKEN_EXCHANGES = [
     (Dense("flattens", out=flattens), "shapes", "reshape"),
     (Dense("leaves all", out=lambda out, _: out._replace(left=out.sent)), "left", "leave it out"),
     (Dense("no vmap", out=twice_under_vmap), "vmap", "jax.lax"),
-    (fg.TwoStage(fg.Sign(), workers=4), "mean", "mean_of_sent=False"),
     (fg.TwoStage(fg.Sign(), workers=3), "shapes", "collectives of the channel"),
 ]
 
