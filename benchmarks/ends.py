@@ -73,6 +73,7 @@ METHODS: list[Method] = [
     renamed("PowerSGD rank 4, Adam, nu 0.7", "PowerSGD rank 4", optimizer=adam(0.7)),
     local_filled("4 local steps of Muon, 25x", 4, 25, muon=True),
     local_filled("4 local steps of Adam, 25x", 4, 25),
+    local_filled("4 local steps of Muon, two stages 25x", 4, 25, fg.TwoStage, muon=True),
 ]
 
 
@@ -88,13 +89,18 @@ def tables(results: dict[str, Any], methods: Sequence[Method] = METHODS) -> str:
     tasks = list(dict.fromkeys(run["task"] for run in runs))
     found = {task: chosen(runs, task) for task in tasks}
     rows: list[list[str]] = []
-    for method in (row.name for row in methods):
-        own = [run for run in runs if run["method"] == method]
+    for row in methods:
+        own = [run for run in runs if run["method"] == row.name]
         if own:
-            cells = [cell_of(found[task], method) for task in tasks]
-            ratios = sorted({f"{run['mean_ratio']:.0f}" for run in own}, key=int)
-            rows.append([method, " to ".join(dict.fromkeys((ratios[0], ratios[-1]))), *cells])
-    return markdown(["method", "fewer bytes", *tasks], rows)
+            cells = [cell_of(found[task], row.name) for task in tasks]
+            rows.append([row.name, *(fewer(row, own, workers) for workers in (8, 64)), *cells])
+    return markdown(["method", "on 8 links", "on 64", *tasks], rows)
+
+
+def fewer(row: Method, runs: Sequence[Any], workers: int) -> str:
+    """How many times fewer bytes cross a link, from the least to the most."""
+    ratios = sorted(row.on_link(run, workers) for run in runs)
+    return " to ".join(dict.fromkeys(f"{ratio:.2g}" for ratio in (ratios[0], ratios[-1])))
 
 
 def means(found: dict[str, list[Any]], name: str) -> float:

@@ -58,6 +58,8 @@ class Method:
     # what encodes the whole gradient, where one codec does; to time it on its own
     codec: fg.Codec | None = None
     pace: float = 1.0  # the learning rate over slow links, in units of the task's
+    # by what its messages travel, where the exchange does not show it
+    by: type[fg.Exchange] = fg.AllReduce
 
     @property
     def for_adam(self) -> bool:
@@ -84,6 +86,22 @@ class Method:
     def made(self, setting: Setting) -> Any:
         """The exchange, as it is for a setting."""
         return self.exchange(setting) if callable(self.exchange) else self.exchange
+
+    def on_link(self, run: Mapping[str, Any], workers: int, ran: int = WORKERS) -> float:
+        """How many times fewer bytes cross a worker's link than in a ring all-reduce of float32.
+
+        A run's ratios are of the bytes that each of the `ran` workers handed over. A ring sends
+        those of a sum twice, and a gathered message w - 1 times; of the w + 1 messages of two
+        stages, two stay where they are.
+        """
+        found = getattr(self.made(Setting()), "exchange", None)
+        stages = found.inner if isinstance(found, fg.Scheduled) else (found,)
+        by = self.by if found is None else type(stages[-1])
+        apart = {fg.TwoStage: (ran + 1) / ran, fg.AllGather: 2 / workers}.get(by, 1.0)
+        if self.phases and (isinstance(stages[0], fg.AllReduce) or by is fg.TwoStage):
+            dense, _ = self.phases[0]
+            return float(1 / (dense + (1 - dense) / (apart * run["ratio"])))
+        return float(apart * run["mean_ratio"])
 
     def mean(self, setting: Setting) -> Transformation:
         """The exchange as a transformation."""
@@ -203,17 +221,21 @@ def local(name: str, every: int, **options: Any) -> Method:
         return fg.optimizers.diloco(inner, optax.sgd(1.0), every, signs, axis_name=AXIS, **options)
 
     often = every // options.get("fragments", 1)
-    return Method(name, around=around, every=often, own=True, codec=SIGN)
+    return Method(name, around=around, every=often, own=True, codec=SIGN, by=fg.TwoStage)
 
 
-def local_filled(name: str, every: int, ratio: float, **options: Any) -> Method:
-    """Local steps, then a filled message of what they changed, behind feedback."""
+def local_filled(
+    name: str, every: int, ratio: float, by: type[fg.Exchange] = fg.AllGather, **options: Any
+) -> Method:
+    """Local steps, then filled messages of what they changed, behind feedback."""
 
-    def around(_: Setting, inner: Transformation) -> Transformation:
-        exchange = fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), FEEDBACK)
+    def around(setting: Setting, inner: Transformation) -> Transformation:
+        codec = fg.Budget(ratio=ratio)
+        mean = fg.TwoStage(codec, setting.workers) if by is fg.TwoStage else fg.AllGather(codec)
+        exchange = fg.Recipe(mean, FEEDBACK)
         return fg.optimizers.diloco(inner, optax.sgd(1.0), every, exchange, axis_name=AXIS)
 
-    return Method(name, around=around, every=every, own=True, **options)
+    return Method(name, around=around, every=every, own=True, by=by, **options)
 
 
 def sparse_loco(name: str, every: int, outer_rate: float) -> Method:
@@ -222,7 +244,7 @@ def sparse_loco(name: str, every: int, outer_rate: float) -> Method:
     def around(_: Setting, inner: Transformation) -> Transformation:
         return fg.optimizers.sparse_loco(inner, every=every, outer_rate=outer_rate, axis_name=AXIS)
 
-    return Method(name, around=around, every=every, own=True)
+    return Method(name, around=around, every=every, own=True, by=fg.AllGather)
 
 
 def demo(k: int) -> Transformation:
@@ -260,7 +282,7 @@ METHODS: list[Method] = [
     Method("TernGrad, shared scale", lambda own: m.terngrad(workers=own.workers), 16, 6.4),
     Method("EDEN 1 bit (DRIVE)", m.eden(bits=1), 32, 31.8),
     Method("EDEN 2 bits", m.eden(bits=2), 16, 15.9),
-    Method("majority vote", m.scale_by_majority_vote(), 32, 32, directs=1e-3),
+    Method("majority vote", m.scale_by_majority_vote(), 32, 32, directs=1e-3, by=fg.AllGather),
     # Votes alone, with a noise that protects nobody, and with one of epsilon 8 on "lm" (delta
     # 1e-5, 200 steps). The seed is no secret.
     *(
@@ -268,6 +290,7 @@ METHODS: list[Method] = [
             f"DataLens 1 %{noise}",
             votes.scale_by_datalens(votes.TopVotes(WORKERS, fraction=0.01, sigma=sigma), key=0),
             directs=1e-3,
+            by=fg.AllGather,
         )
         for noise, sigma in (("", 0.0), (", noise 1", 1.0), (", noise 664", 664.0))
     ),
@@ -280,6 +303,7 @@ METHODS: list[Method] = [
         directs=8e-3,
         phases=((0.2, (1,)),),
         later=(0,),
+        by=fg.TwoStage,
     ),
     fed_back("top-k 1 % + EF", m.top_k(0.01), 100, 50),
     fed_back("random-k 10 % + EF", m.random_k(0.1), 10, 10),
@@ -300,8 +324,8 @@ METHODS: list[Method] = [
     ACP_SGD,
     Method("Dion rank 16", m.scale_by_dion(rank=16, dense=("Embed", *OUTPUT)), directs=8e-3),
     *map(plain, (SIGN_SGD, SCALECOM, POWER_SGD_1, POWER_SGD, ACP_SGD)),
-    Method("DeMo k = 32", demo(32), directs=1e-3),
-    Method("DeMo k = 8", demo(8), directs=1e-3),
+    Method("DeMo k = 32", demo(32), directs=1e-3, by=fg.AllGather),
+    Method("DeMo k = 8", demo(8), directs=1e-3, by=fg.AllGather),
     # Ours.
     ours("top-k 4 %, 4 bits", LARGE, FOUR),
     ours("DCT 64, 4 %, 4 bits", DCT, LARGE, FOUR),

@@ -128,10 +128,13 @@ def tables(results: dict[str, Any]) -> str:
     found = rows_of(results)
     best = min(means({row: [run] for row, run in found.items()}, row) for row in DENSE)
     rows: list[list[str]] = []
+    known = {row.name: row for row in STUDY.rows}
     for method, run in found.items():
-        cells = [method, f"{run['mean_ratio']:.0f}", f"{run['rate']:g}", f"{run['loss']:.3f}"]
+        row, ran = known[method], results["workers"]
+        cells = [method, *(f"{row.on_link(run, w, ran):.2g}" for w in (ran, 64))]
+        cells += [f"{run['rate']:g}", f"{run['loss']:.3f}"]
         rows.append([*cells, f"{100 * (run['loss'] / best - 1):+.1f} %"])
-    losses = markdown(["method", "fewer bytes", "rate", "loss", "to the best dense"], rows)
+    losses = markdown(["method", "on 4 links", "on 64", "rate", "loss", "to the best dense"], rows)
     return f"{losses}\n\n{markdown(*products(found))}"
 
 

@@ -341,15 +341,17 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     """Loss and rate of each row, by how it ends."""
     del folder, name
     runs = results["runs"]
+    known = {method.name: method for method in METHODS}
     rows: list[list[str]] = []
     for task in dict.fromkeys(run["task"] for run in runs):
         found = chosen(runs, task)
         best = min(means(found, name) for name in DENSE)
         for method, own in found.items():
             loss = means(found, method)
-            change, ratio = f"{100 * (loss / best - 1):+.1f} %", f"{own[0]['mean_ratio']:.0f}"
+            change = f"{100 * (loss / best - 1):+.1f} %"
+            ratio = f"{known[method].on_link(own[0], results['workers']):.2g}"
             rows.append([task, method, ratio, f"{own[0]['rate']:g}", f"{loss:.3f}", change])
-    print(markdown(["task", "method", "fewer bytes", "rate", "loss", "to the best dense"], rows))
+    print(markdown(["task", "method", "on 8 links", "rate", "loss", "to the best dense"], rows))
 
 
 STUDY = Study(

@@ -52,7 +52,7 @@ from fftgrad.exchanges import (
     TwoStage,
 )
 from fftgrad.memories import ErrorFeedback, MomentumCorrection, NoMemory
-from fftgrad.tools import audit, compress, decompress, wire_bytes
+from fftgrad.tools import audit, compress, decompress, link_bytes, wire_bytes
 from fftgrad.training import (
     accumulate,
     compressed_pmean,
@@ -73,6 +73,7 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "compressed_pmean",
     "value_and_grad",
     "init_state",
+    "link_bytes",
     "data_parallel",
     "state_specs",
     "metrics",
@@ -118,6 +119,7 @@ __all__ = [  # noqa: RUF022 (in reading order)
     # One array, and what is sent
     "compress",
     "decompress",
+    "link_bytes",
     "wire_bytes",
     "audit",
     # Contracts, and the values that pass between their implementations

@@ -486,7 +486,7 @@ def test_a_mistake_is_answered_with_the_remedy(name):
     [
         lambda model: fg.wire_bytes(model, GATHER),
         lambda model: fg.init_state(model, pmean(), mesh_of(1), AXIS),
-        lambda model: fg.tools.link_bytes(GATHER, 8, model),
+        lambda model: fg.link_bytes(GATHER, 8, model),
     ],
     ids=["wire_bytes", "init_state", "link_bytes"],
 )

@@ -25,11 +25,7 @@ INNER = (optax.contrib.muon,)
 LATE = functools.partial(fg.optimizers.feedback_adam, nu=0.0)
 """As rows trained that have met no held-out task."""
 LED = functools.partial(fg.optimizers.feedback_adam, nu=0.7)
-MUON = {
-    ratio: functools.partial(fg.optimizers.feedback_muon, lead=lead)
-    for ratio, lead in ((30, 0.3), (100, 0.5))
-}
-"""By how many times fewer bytes are sent."""
+MUON = functools.partial(fg.optimizers.feedback_muon, lead=0.3)
 LOCAL_MUON = functools.partial(optax.contrib.muon, consistent_rms=0.2, adam_b2=0.99)
 NAME = re.compile(r"(?<![\w.'])(([A-Z]\w*|chain)\()")
 
@@ -213,11 +209,11 @@ def candidates(
         _row("DCT 64, 4 %, 4 bits", top_k(0.04, 4, transform=dct, memory=decayed), optimizer=LATE),
         *(
             _row(
-                f"budget {ratio}x, Muon with a lead",
-                fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), feedback),
-                optimizer=muon,
+                f"two stages {ratio}x, Muon with a lead",
+                fg.Recipe(fg.TwoStage(fg.Budget(ratio=ratio), workers), feedback),
+                optimizer=MUON,
             )
-            for ratio, muon in MUON.items()
+            for ratio in (25, 50)
         ),
         _row("signs, two stages", signs, optimizer=LATE),
         _row("2 bits, two stages", fg.Recipe(two_bits, fg.ErrorFeedback(decay=0.9))),
@@ -230,12 +226,12 @@ def candidates(
         for leaf in jax.tree.leaves(like)
     )
     if matrices:
-        quarter = fg.Recipe(fg.AllGather(fg.Budget(ratio=25)), feedback)
+        quarter = fg.Recipe(fg.TwoStage(fg.Budget(ratio=25), workers), feedback)
         rows.append(_row("4 local steps of Muon, 25x", quarter, every=4, optimizer=LOCAL_MUON))
     if matrices and fast == 1:
         power_sgd = fg.methods.power_sgd(4)
         rows += [
-            _row("PowerSGD 4, Muon with a lead", power_sgd, optimizer=MUON[30]),
+            _row("PowerSGD 4, Muon with a lead", power_sgd, optimizer=MUON),
             _row("PowerSGD rank 4", power_sgd, optimizer=LED),
             _row("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=LATE),
         ]

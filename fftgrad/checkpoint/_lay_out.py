@@ -128,7 +128,7 @@ def _carried(old: Leaf, new: Leaf, plan: Plan) -> Callable[[Any], Any] | None:
     if old.kind in ("index", "cut", "seen", "shard warm", "fixed"):
         return None
     if old.kind == "shards":
-        pieces = new.pieces or plan.after
+        pieces = new.pieces
         if new.size not in (0, old.size) or plan.after % pieces:
             return None
         if new.shape != shape_of_shards(old, pieces, plan):
@@ -179,7 +179,7 @@ def _without_lost(old: Leaf, plan: Plan) -> Array:
 
 def _new_shards(old: Leaf, pieces: int, plan: Plan) -> Array:
     rows = _without_lost(old, plan)
-    groups = rows.reshape(-1, old.pieces or plan.before, *rows.shape[1:])
+    groups = rows.reshape(-1, old.pieces, *rows.shape[1:])
     joined = np.stack([_rows.join(group, old.size) for group in groups])
     after = _rows.spread(joined, plan.after // pieces)
     rows = np.moveaxis(np.concatenate([_rows.cut(group, pieces) for group in after]), 2, 1)

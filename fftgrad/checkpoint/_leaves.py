@@ -58,7 +58,7 @@ class Leaf(NamedTuple):
     # gets its values to a sharding, or to the host if that is None; of keys, their data
     read: Callable[[jax.sharding.Sharding | None], Array | jax.Array]
     size: int = 0  # of shards, of how many values they are
-    pieces: int = 0  # of shards, how many there are of each part; 0 for one for each worker
+    pieces: int = 0  # of shards, how many there are of each part
 
     def on_host(self) -> Array:
         """Its values on the host."""

@@ -127,7 +127,7 @@ def _of_workers(state: PyTree, old: Mapping[str, Leaf], workers: int) -> PyTree:
                 f"because {name} is kept of each shard, got {workers}."
             )
         if own.kind == "shards":
-            shape = shape_of_shards(own, own.pieces or workers, Plan(before, workers, []))
+            shape = shape_of_shards(own, own.pieces, Plan(before, workers, []))
         return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
     leaves = [like(*row) for row in zip(old, jax.tree.leaves(state), old.values(), strict=True)]

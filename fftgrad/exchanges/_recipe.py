@@ -14,7 +14,7 @@ class Recipe:
     """Value: what a published method is made of; `fg.methods` has one function for each.
 
     `compressed_pmean` makes a transformation of it; `diloco` exchanges by it; `fg.wire_bytes` and
-    `fg.tools.link_bytes` tell its bytes, and nothing is compiled for that.
+    `fg.link_bytes` tell its bytes, and nothing is compiled for that.
 
     Args:
       exchange: what travels, and how it is averaged.

@@ -16,15 +16,13 @@ import jax.numpy as jnp
 from fftgrad._contracts import PyTree
 from fftgrad.exchanges import _parts
 
-ONE_EACH = 0
-
 
 class Shards(NamedTuple):
-    """State of the owner of a shard of each part.
+    """State of a group of workers, of which each keeps a shard of each part.
 
     Attributes:
       sizes: how many values each part has, int32[parts], by which what is kept can be joined.
-      number: into how many shards it was cut, int32[]; `ONE_EACH` for one for each worker.
+      number: into how many shards it was cut, int32[].
       memory: a memory's state of the shard, to be joined and cut again for other workers.
       learned: what starts anew for another number of workers.
     """
@@ -41,7 +39,7 @@ class PerShard(NamedTuple):
     rows: PyTree
 
 
-def start(like: PyTree, memory: PyTree, learned: PyTree, number: int = ONE_EACH) -> Shards:
+def start(like: PyTree, memory: PyTree, learned: PyTree, number: int) -> Shards:
     """The state before the first step, for parts like these."""
     sizes = [math.prod(part.shape) for part in jax.tree.leaves(like)]
     return Shards(jnp.asarray(sizes, jnp.int32), jnp.int32(number), memory, learned)

@@ -85,7 +85,7 @@ def redsync(
       `fg.training.clip_by_local_norm(max_norm / workers**0.5)` in front of `compressed_pmean`.
 
     Wire: one message for all layers, which is gathered, dense layers too: where these are most of
-      the model, a dense all-reduce sends less (`fg.tools.link_bytes`). Top-k: 34 + log2(1/fraction)
+      the model, a dense all-reduce sends less (`fg.link_bytes`). Top-k: 34 + log2(1/fraction)
       bits a value. Threshold: a message of fixed capacity 2k that carries its true length; what
       more passes stays in the residual and is counted (`CompressedPmeanState.overflow`). Quantized:
       positions and 4 bytes a layer.

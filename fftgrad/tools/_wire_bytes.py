@@ -15,7 +15,7 @@ def wire_bytes(part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | N
 
     Found from shapes alone: a header of 8 bytes, main and side, each rounded up to 4 bytes. They
     are those of the collective in the compiled program, where `fg.audit` reads them. How often a
-    byte crosses a link is the collective's business: `fg.tools.link_bytes` counts that.
+    byte crosses a link is the collective's business: `fg.link_bytes` counts that.
 
     Args:
       part: a codec, an exchange, or a method, such as `fg.methods.top_k(0.01)`.
@@ -78,7 +78,7 @@ def link_bytes(
 
     Example:
       >>> x = jax.ShapeDtypeStruct((1_000_000,), "float32")
-      >>> [fg.tools.link_bytes(part, x, workers=4) for part in (fg.AllReduce(), fg.Sign())]
+      >>> [fg.link_bytes(part, x, workers=4) for part in (fg.AllReduce(), fg.Sign())]
       [6000000.0, 375036.0]
     """
     check_count("link_bytes(workers)", workers, "count all.")

@@ -41,13 +41,11 @@ def metrics(
                       with `compressed_pmean(non_finite="drop_worker")`
         residual      √(Σ_i ||e_i||² / w), e_i what the memory of worker i still has to send: its
                       fields called `residual`, or all of it where none is; 0.0 without memory
-        exchange_residual   the same of memories inside the exchange (`TwoStage`, `Hierarchical`),
-                      if it has some
+        exchange_residual   the same of memories inside the exchange (`Hierarchical`), if it has some
         error         relative error of what was sent in the last good step, with
                       `compressed_pmean(track_error=True)`
-        bytes, ratio  what one worker sends in one exchange, and the bytes of what is exchanged, in
-                      its own dtypes, over it: a fragment, where `diloco` meets in fragments; only
-                      with `exchange` and `params`
+        bytes         that one worker hands over in one exchange (`fg.wire_bytes`): of a fragment,
+                      where `diloco` meets in fragments; only with `exchange` and `params`
 
     Args:
       opt_state: any optax state, nested as it may be, with `compressed_pmean` in it, or
@@ -63,7 +61,7 @@ def metrics(
         only its own residual: they are averaged by one more collective of 4 bytes a residual.
 
     Returns:
-      A dict from names to scalars: arrays, but for bytes and ratio, which are Python numbers.
+      A dict from names to scalars: arrays, but for bytes, which is a Python number.
 
     Raises:
       ValueError: if there is no state of `compressed_pmean`, or one of `exchange` and `params` is
@@ -103,8 +101,7 @@ def metrics(
     if recipe is not None:
         like = _fragments.fragment(params, _fragments_of([path for path, _ in states]))
         sent = _layout.wire_bytes(recipe.exchange, like, recipe.layout)
-        dense = sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(like))
-        out |= {"bytes": sent, "ratio": dense / max(sent, 1)}
+        out["bytes"] = sent
     return out
 
 

@@ -98,7 +98,7 @@ def test_bytes_are_those_of_the_exchange(choose):
         told = found[row.name]
         sent = fg.wire_bytes(row.recipe, LIKE) / row.every
         assert told.wire_bytes == pytest.approx(sent), row.name
-        over = fg.tools.link_bytes(row.recipe, LIKE, WORKERS) / row.every
+        over = fg.link_bytes(row.recipe, LIKE, WORKERS) / row.every
         assert told.link_bytes == pytest.approx(over), row.name
 
 
@@ -273,7 +273,7 @@ def test_each_bucket_has_its_latency_and_its_header():
     assert dense.seconds == pytest.approx(4 * 6e-3 + 0.8 * over + 6e-3 + 0.2 * over)
     cut = fg.Layout(bucket_bytes=4 * 200_040 // 5)
     assert found["signs"].wire_bytes == fg.wire_bytes(fg.Sign(), LIKE, cut)
-    assert found["signs"].link_bytes == fg.tools.link_bytes(fg.Sign(), LIKE, 4, cut)
+    assert found["signs"].link_bytes == fg.link_bytes(fg.Sign(), LIKE, 4, cut)
 
 
 def test_errors_are_those_of_what_is_sent():

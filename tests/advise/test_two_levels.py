@@ -40,7 +40,7 @@ def test_each_of_two_levels_is_on_its_links():
         )
     )  # fmt: skip
     dense, size = found["dense"], 4 * 200_040
-    assert dense.link_bytes == fg.tools.link_bytes(exact, LIKE, 8)
+    assert dense.link_bytes == fg.link_bytes(exact, LIKE, 8)
     assert dense.wire_bytes == size / 2  # of which each of a pair carries its own
     # Half goes to the other one of the pair, and the mean of the other half comes back.
     slow, fast = size / 2 * 1.5 / 1e6, (size / 2 + size / 2) / 2e6

@@ -71,7 +71,7 @@ def test_a_pipe_sees_a_line_in_ten_seconds(job, monkeypatch):
 
 def test_two_of_the_runs_are_recommended(job):
     page = (EXAMPLES.parent / "docs/choose.md").read_text().replace("fg.", "")
-    runs = job["make_runs"](job["parse_args"]([]))
+    runs = job["make_runs"](job["parse_args"]([]), 8)
     assert sum(repr(run.exchange) in page for run in runs if run.beside == "dense Muon") == 2
 
 

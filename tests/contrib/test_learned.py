@@ -231,12 +231,12 @@ def test_each_phase_sends_the_bytes_that_it_says(variant, dense):
         said = fg.wire_bytes(whole.at(step), LIKE)
         assert sum(c.bytes for c in by_branch[branch]) == said
         links = sum(c.link_bytes(WORKERS) for c in by_branch[branch])
-        assert fg.tools.link_bytes(whole.at(step), LIKE, WORKERS) == pytest.approx(links)
+        assert fg.link_bytes(whole.at(step), LIKE, WORKERS) == pytest.approx(links)
     assert [(c.kind, c.bytes) for c in by_branch[0, 0]] == [("all-reduce", 4 * weights)]
     summed = variant == "all_reduce"
     assert len(by_branch[1,]) == 2 + bool(dense)
     assert len(by_branch[0,]) == 2 + (bool(dense) and not summed)
-    for asked in (fg.wire_bytes, lambda *args: fg.tools.link_bytes(*args, WORKERS)):
+    for asked in (fg.wire_bytes, lambda *args: fg.link_bytes(*args, WORKERS)):
         with pytest.raises(ValueError, match=r"exchange.at\("):
             asked(whole, LIKE)
 

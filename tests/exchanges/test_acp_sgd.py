@@ -70,7 +70,7 @@ def test_one_program_has_one_sum_outside_of_the_condition():
 def test_it_sends_about_half_of_what_two_sums_do(rank):
     ours, theirs = (fg.wire_bytes(kind(rank), MODEL, LEAF) for kind in (fg.AcpSgd, fg.PowerSgd))
     assert ours <= 0.55 * theirs
-    assert fg.tools.link_bytes(fg.AcpSgd(rank), MODEL, 8, LEAF) == 2 * 7 / 8 * ours
+    assert fg.link_bytes(fg.AcpSgd(rank), MODEL, 8, LEAF) == 2 * 7 / 8 * ours
 
 
 @pytest.mark.parametrize("seed", range(5))

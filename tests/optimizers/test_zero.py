@@ -262,7 +262,7 @@ def test_the_compiled_program_sends_what_is_predicted(codecs, ratio):
     program = fg.data_parallel(step, mesh_of(workers), AXIS)
     found = fg.audit(program.lower(params, state, gradients(LIKE, workers)).compile())
     assert sum(c.bytes for c in found) == predicted(there, back, workers, LIKE)
-    exact = fg.tools.link_bytes(fg.AllReduce(), LIKE, workers)
+    exact = fg.link_bytes(fg.AllReduce(), LIKE, workers)
     assert exact > ratio * sum(c.link_bytes(workers) for c in found)
 
 

@@ -37,7 +37,7 @@ def test_what_was_audited_for_2_to_64_workers(exchanges, workers):
     for name, exchange in exchanges(workers).items():
         if isinstance(exchange, fg.Scheduled):
             exchange = exchange.at(1)
-        found = fg.tools.link_bytes(exchange, like, workers, fg.Layout("leaf"))
+        found = fg.link_bytes(exchange, like, workers, fg.Layout("leaf"))
         assert found == pytest.approx(audited.pop(name), abs=0.5), name  # files keep whole bytes
     assert not audited
 
@@ -54,35 +54,35 @@ def test_the_slow_links_of_a_hierarchy(name):
     state = fg.init_state(tx, like, mesh, axes)
     found = fg.audit(jax.jit(update).lower(like, state).compile())
     slow = sum(c.link_bytes(2) for c in found if c.workers == 2)
-    assert fg.tools.link_bytes(exchange, like, 8) == slow > 0
+    assert fg.link_bytes(exchange, like, 8) == slow > 0
 
 
 def test_buckets_and_parts_add_up():
     like = {"w": jnp.ones((40, 30)), "b": jnp.ones(30)}
     layout = fg.Layout("leaf", bucket_bytes=4 * 500)
     codec = fg.Sign()
-    assert fg.tools.link_bytes(codec, like, 3, layout) == 2 * fg.wire_bytes(codec, like, layout)
-    assert fg.tools.link_bytes(codec, like, 1) == 0
+    assert fg.link_bytes(codec, like, 3, layout) == 2 * fg.wire_bytes(codec, like, layout)
+    assert fg.link_bytes(codec, like, 1) == 0
 
 
 @pytest.mark.parametrize(
     ("ask", "error", "remedy"),
     [
-        (lambda: fg.tools.link_bytes(fg.Sign(), jnp.ones(9), 0), ValueError, "count all"),
-        (lambda: fg.tools.link_bytes("sign", jnp.ones(9), 4), TypeError, "PowerSgd"),
-        (lambda: fg.tools.link_bytes(fg.Sign(), jnp.ones(9, int), 4), TypeError, "differentiated"),
+        (lambda: fg.link_bytes(fg.Sign(), jnp.ones(9), 0), ValueError, "count all"),
+        (lambda: fg.link_bytes("sign", jnp.ones(9), 4), TypeError, "PowerSgd"),
+        (lambda: fg.link_bytes(fg.Sign(), jnp.ones(9, int), 4), TypeError, "differentiated"),
         (
-            lambda: fg.tools.link_bytes(fg.TwoStage(fg.Sign(), 4), jnp.ones(9), 8),
+            lambda: fg.link_bytes(fg.TwoStage(fg.Sign(), 4), jnp.ones(9), 8),
             ValueError,
             "use workers=8",
         ),
         (
-            lambda: fg.tools.link_bytes(HIERARCHIES["slow gather"], jnp.ones(9), 6),
+            lambda: fg.link_bytes(HIERARCHIES["slow gather"], jnp.ones(9), 6),
             ValueError,
             "count all workers",
         ),
         (
-            lambda: fg.tools.link_bytes(
+            lambda: fg.link_bytes(
                 fg.Scheduled({0: fg.AllReduce(), 5: fg.AllGather(fg.Sign())}), jnp.ones(99), 4
             ),
             ValueError,
@@ -98,5 +98,5 @@ def test_mistakes(ask, error, remedy):
 def test_one_that_watches_its_error():
     rungs = (fg.AllGather(fg.TopK(k=3)), fg.AllGather(fg.TopK(k=3)))
     exchange = fg.Fallback(rungs, max_error=0.5)
-    alone = fg.tools.link_bytes(rungs[0], jnp.ones(99), 4)
-    assert fg.tools.link_bytes(exchange, jnp.ones(99), 4) == alone + 12 * 1.5
+    alone = fg.link_bytes(rungs[0], jnp.ones(99), 4)
+    assert fg.link_bytes(exchange, jnp.ones(99), 4) == alone + 12 * 1.5
