@@ -60,10 +60,9 @@ def test_exchanges_of_the_library_pass(name):
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_all_exchanges_of_the_library_pass(name):
     exchange = EXCHANGES[name]
-    again = name == "votes, noise of each"
     untrained = isinstance(exchange, learned.LearnedCodes) and exchange.until == 0
     most = math.inf if untrained else 1.5
-    testing.check_exchange(exchange, mean_of_sent=not again, max_error=most)
+    testing.check_exchange(exchange, max_error=most)
 
 
 def test_an_exchange_of_two_axes_passes():
