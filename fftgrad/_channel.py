@@ -1,16 +1,15 @@
 """How the workers of an exchange talk: every collective, and what travels with the values.
 
-A buffer that is gathered or scattered has a header and a checksum before its payloads. A sum has
-one more value for how many workers participate, where not all do. Exchanges see neither.
+A buffer that is gathered or scattered has a header and a checksum before its payloads, which
+exchanges do not see.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
 from fftgrad import _axes
@@ -21,31 +20,15 @@ from fftgrad.ops._shapes import PyTree, spec
 from fftgrad.ops._wire import Header
 
 
-class Received(NamedTuple):
-    """The payloads that came to a worker, stacked in the order of the workers.
-
-    Attributes:
-      payloads: a leading axis of w before that of each array.
-      tally: what their headers say.
-      participates: which of the w workers participate, bool[w]; None if all do.
-    """
-
-    payloads: Any
-    tally: Tally
-    participates: jax.Array | None
-
-
 @dataclasses.dataclass(frozen=True)
 class Channel:
     """Value: one worker's connection to the others along an axis, in one step.
 
-    Its methods are the only collectives of an exchange. A worker that does not participate has
-    zeros to exchange; what it sends counts for nothing, whatever its codec makes of zeros.
+    Its methods are the only collectives of an exchange.
 
     Args:
       axis_name: the axis, or axes, of the workers.
       step: the number of the step and its randomness.
-      participates: whether this worker participates, bool[]; None if all workers do.
 
     Example:
       >>> mean = lambda x: fg.exchanges.Channel("data").mean([x])[0][0]
@@ -55,7 +38,6 @@ class Channel:
 
     axis_name: AxisName
     step: Step = Step()
-    participates: jax.Array | None = None
 
     @classmethod
     def of(
@@ -94,21 +76,6 @@ class Channel:
         """The same channel along another axis."""
         return dataclasses.replace(self, axis_name=axis_name)
 
-    def among(self, participates: jax.Array | None) -> "Channel":
-        """The same channel, in which this worker participates or does not."""
-        return dataclasses.replace(self, participates=participates)
-
-    def counted(self, tree: PyTree) -> PyTree:
-        """The tree; zeros if this worker does not participate."""
-        takes_part = self.participates
-        if takes_part is None:
-            return tree
-        return jax.tree.map(lambda a: jnp.where(takes_part, a, 0), tree)
-
-    def kept(self, new: PyTree, old: PyTree) -> PyTree:
-        """The next state of what is this worker's own; the old one if it does not participate."""
-        return new if self.participates is None else optax.tree.where(self.participates, new, old)
-
     # Payloads in buffers.
 
     def gather(
@@ -119,8 +86,10 @@ class Channel:
         of: PyTree,
         overflow: jax.Array | int = 0,
         received: Tally | None = None,
-    ) -> Received:
-        """The payloads of all workers, by one all-gather.
+    ) -> tuple[Any, Tally]:
+        """The payloads of all workers, stacked in their order, and what their headers say.
+
+        One all-gather.
 
         Args:
           payloads: what this worker sends, a pytree of arrays.
@@ -135,7 +104,7 @@ class Channel:
 
     def scatter(
         self, payloads: PyTree, made_by: int, *, of: PyTree, overflow: jax.Array | int = 0
-    ) -> Received:
+    ) -> tuple[Any, Tally]:
         """Payload i of w, stacked, to worker i, by one all-to-all; what all have for this one."""
 
         def pack(payloads: PyTree, of: PyTree, overflow: jax.Array | int) -> jax.Array:
@@ -155,34 +124,20 @@ class Channel:
         received: Tally | None = None,
     ) -> jax.Array:
         finite, valid = _finite.all_finite(of), True
-        if received is None:
-            overflow = self.counted(overflow)
-        else:  # what is sent as an owner is that of all workers
+        if received is not None:
             overflow = _count.add(received.overflow, overflow)
             finite &= jnp.asarray(received.finite)
             valid = jnp.asarray(received.invalid) == 0
-        if self.participates is not None:  # the complement, which is negative, if it does not
-            overflow = jnp.where(self.participates, overflow, ~jnp.asarray(overflow))
         payloads = _wire.without_gradient(payloads, of)
         return _wire.pack(Header(finite, overflow, valid), payloads, self._seed(made_by))
 
-    def _unpack(self, buffers: jax.Array, like: PyTree, made_by: int) -> Received:
+    def _unpack(self, buffers: jax.Array, like: PyTree, made_by: int) -> tuple[Any, Tally]:
         seed = self._seed(made_by)
         headers, payloads = jax.vmap(lambda words: _wire.unpack(words, like, seed))(buffers)
-        counts, participates, workers = jnp.asarray(headers.overflow), None, None
-        if self.participates is not None:
-            participates = counts >= 0
-            counts = jnp.where(participates, counts, ~counts)
-            workers = jnp.sum(participates, dtype=jnp.int32)
-        return Received(
-            payloads,
-            Tally(
-                finite=jnp.all(jnp.asarray(headers.finite)),
-                overflow=_count.total(counts),
-                workers=workers,
-                invalid=_wire.count_invalid(headers),
-            ),
-            participates,
+        return payloads, Tally(
+            finite=jnp.all(jnp.asarray(headers.finite)),
+            overflow=_count.total(jnp.asarray(headers.overflow)),
+            invalid=_wire.count_invalid(headers),
         )
 
     def _seed(self, made_by: int) -> jax.Array:
@@ -191,41 +146,30 @@ class Channel:
     # Sums.
 
     def mean(
-        self,
-        arrays: Sequence[jax.Array],
-        *,
-        overflow: jax.Array | int | None = None,
-        tallied: bool = True,
+        self, arrays: Sequence[jax.Array], *, overflow: jax.Array | int | None = None
     ) -> tuple[list[jax.Array], Tally]:
         """The means over all workers of real and complex arrays, by one all-reduce.
 
         Args:
-          arrays: this worker's; zeros, or `counted` made them so, if it does not participate.
+          arrays: this worker's.
           overflow: how many values this worker could not represent; None if that cannot happen,
             which saves four bytes.
-          tallied: False for a further sum of the same exchange: the tally is that of the first.
         """
         if not arrays:
             return [], Tally()
         workers = self.workers
         extra = [] if overflow is None else [jnp.asarray(overflow, jnp.float32)[None] * workers]
-        if tallied and self.participates is not None:
-            extra.append(self.participates.astype(jnp.float32)[None] * workers)
         whole, restore = _joined.as_one([*arrays, *extra])
         # Divided first, so that no sum of finite values overflows.
         found = restore(lax.psum(whole * (1.0 / workers), self.axis_name))
-        means, rest = found[: len(arrays)], found[len(arrays) :]
-        numbers = [_count.rounded(one[0]) for one in rest]
-        seen = 0 if overflow is None else numbers.pop(0)
-        return means, Tally(overflow=seen, workers=numbers[0] if numbers else None)
+        if overflow is None:
+            return found, Tally()
+        *means, count = found
+        return means, Tally(overflow=_count.rounded(count[0]))
 
-    def sum(self, vector: jax.Array) -> tuple[jax.Array, Tally]:
+    def sum(self, vector: jax.Array) -> jax.Array:
         """The sum over all workers of a vector of any dtype, by one all-reduce."""
-        if self.participates is None:
-            return lax.psum(vector, self.axis_name), Tally()
-        one = self.participates.astype(vector.dtype)[None]
-        total = lax.psum(jnp.concatenate([vector, one]), self.axis_name)
-        return total[:-1], Tally(workers=jnp.round(total[-1]).astype(jnp.int32))
+        return lax.psum(vector, self.axis_name)
 
     def broadcast(self, tree: PyTree, leads: jax.Array) -> PyTree:
         """The arrays, of one dtype, of the one worker that leads, on all workers."""
@@ -267,20 +211,3 @@ class Channel:
     def all_to_all(self, rows: jax.Array) -> jax.Array:
         """Row i of w to worker i; what all workers have for this one, stacked."""
         return _axes.all_to_all(rows, self.axis_name)
-
-    # How many workers there were.
-
-    def complete(self, tally: Tally) -> Tally:
-        """The tally with the number of workers, by one more sum if it does not have that."""
-        if self.participates is None:
-            return tally._replace(workers=None)
-        if tally.workers is not None:
-            return tally
-        return tally._replace(workers=lax.psum(self.participates.astype(jnp.int32), self.axis_name))
-
-    def of_participants(self, mean: PyTree, tally: Tally) -> PyTree:
-        """A mean over all workers as that of the workers that participate; zero if none does."""
-        if tally.workers is None:
-            return mean
-        share = self.workers / jnp.maximum(tally.workers, 1).astype(jnp.float32)
-        return jax.tree.map(lambda m: m * share, mean)

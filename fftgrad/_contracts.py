@@ -193,7 +193,7 @@ class State(NamedTuple):
 
     Attributes:
       shared: equal on all workers.
-      own: this worker's alone. It stays as it was where the worker does not participate.
+      own: this worker's alone.
       shards: what this worker keeps as the owner of a shard, for all workers.
     """
 
@@ -207,8 +207,7 @@ class Reduced(NamedTuple):
 
     Attributes:
       mean: the average of what all workers sent, the same bits on all of them. Some value of it is
-        not finite if anything was that any worker had to send. Workers that do not participate
-        count as zeros: the caller scales it.
+        not finite if anything was that any worker had to send.
       sent: what the others received of this worker's `x`.
       state: the exchange's next state. The caller keeps the old one after a step that is not
         finite: a bad step leaves no trace.

@@ -54,13 +54,11 @@ class Tally(NamedTuple):
       finite: False if a header said that something was not finite, or a buffer was invalid, bool[].
         A sum needs no header: what is not finite in it shows in the mean.
       overflow: how many values the codecs could not represent, int32[].
-      workers: how many workers participate, int32[]; None if nothing that travelled said so.
       invalid: how many buffers were altered, or were of another step or configuration, int32[].
     """
 
     finite: jax.Array | bool = True
     overflow: jax.Array | int = 0
-    workers: jax.Array | None = None
     invalid: jax.Array | int = 0
 
     @property
@@ -70,12 +68,11 @@ class Tally(NamedTuple):
 
     @classmethod
     def of_all(cls, tallies: "Sequence[Tally]") -> "Tally":
-        """The tally of several exchanges in one step, from which the same workers are missing."""
+        """The tally of several exchanges in one step."""
         every = [jnp.asarray(tally.finite) for tally in tallies]
         return cls(
             finite=jnp.all(jnp.stack(every)) if every else jnp.ones((), bool),
             overflow=_sum([t.overflow for t in tallies]),
-            workers=tallies[0].workers if tallies else None,
             invalid=_sum([t.invalid for t in tallies]),
         )
 

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
-from fftgrad._channel import Received
 from fftgrad._contracts import Channel, Payload, PyTree, Selector, Step, Tally
 from fftgrad.codecs import _sum
 from fftgrad.codecs.selectors._top_k import TopK
@@ -91,14 +90,12 @@ class Round:
         """The leader's arrays, on all workers."""
         return self.channel.broadcast(tree, self.leader.leads(self.channel))
 
-    def means(
-        self, *others: jax.Array, tallied: bool = False
-    ) -> tuple[list[jax.Array], list[jax.Array], Tally]:
+    def means(self, *others: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
         """The means of what travels dense, and of what goes along, in one all-reduce."""
-        means, tally = self.channel.mean([*self.dense, *others], tallied=tallied)
-        return means[: len(self.dense)], means[len(self.dense) :], tally
+        means, _ = self.channel.mean([*self.dense, *others])
+        return means[: len(self.dense)], means[len(self.dense) :]
 
-    def gather(self, message: PyTree) -> Received:
+    def gather(self, message: PyTree) -> tuple[Any, Tally]:
         """The messages of all workers."""
         return self.channel.gather(message, self.codec.number(self.likes), of=self.vectors)
 
@@ -116,8 +113,8 @@ def learn(turn: Round, net: Autoencoder, params: PyTree, pick: TopK | None, rate
     """All get all values at the leader's positions, and the autoencoder learns them."""
     sides, _ = turn.agree(jnp.zeros((0,), jnp.uint32))
     values = turn.at(sides)
-    dense, _, _ = turn.means()
-    rows, tally, _ = turn.gather(values)
+    dense, _ = turn.means()
+    rows, tally = turn.gather(values)
     workers = turn.channel.workers
     lead = turn.leader.number(turn.channel)
     params, error = _autoencoder.learn(net, params, rows, lead, pick, rate)
@@ -141,14 +138,14 @@ def code_by_leader(
     code = _wire.from_words(words, jax.ShapeDtypeStruct(code.shape, code.dtype))
     values = turn.at(sides)
     base = net.decode(params, code.astype(jnp.float32), values.size)
-    dense, _, _ = turn.means()
+    dense, _ = turn.means()
 
     size, units = _autoencoder.scaled(values)
     payload = pick.compress(units - base, (), Step()).payload
     weight = net.weight(params)
     whole = base + weight * pick.decompress(payload, values, Step())
     gain = fit(units, whole, size)
-    (gains, payloads), tally, _ = turn.gather((gain[None], payload))
+    (gains, payloads), tally = turn.gather((gain[None], payload))
 
     scale = 1.0 / turn.channel.workers
     start = jnp.sum(gains * scale) * base
@@ -176,7 +173,7 @@ def code_by_sum(turn: Round, net: Autoencoder, params: PyTree, error: jax.Array)
 
     gain = fit(units, decode(code), size)
     flag = _finite.poison_unless(_finite.all_finite(turn.vectors))
-    dense, (flag, total, codes), tally = turn.means(flag, gain, gain * code, tallied=True)
+    dense, (flag, total, codes) = turn.means(flag, gain, gain * code)
     center = codes / jnp.where(total > 0, total, 1.0)
     mean = decode(center)
     # To the first order in how far its code is from the mean one, what a worker sent: the terms
@@ -189,7 +186,7 @@ def code_by_sum(turn: Round, net: Autoencoder, params: PyTree, error: jax.Array)
         sides=sides,
         autoencoder=params,
         error=error,
-        tally=tally._replace(finite=jnp.isfinite(flag)),
+        tally=Tally(finite=jnp.isfinite(flag)),
     )
 
 

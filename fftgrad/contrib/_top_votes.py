@@ -79,8 +79,8 @@ class TopVotes(Exchange):
 
     Claims: biased. All workers get the same bits. `sent` is the votes of the worker with its share
       of the noise, so the mean is that of `sent`; `ErrorFeedback` makes little sense for votes.
-      Zeros do not vote. A worker that does not count has no votes, but its share of the noise. If
-      anything is not finite anywhere the mean is NaN throughout, which is not private.
+      Zeros do not vote. If anything is not finite anywhere the mean is NaN throughout, which is not
+      private.
 
     Differs from the paper: votes travel to all workers, without a server; the threshold comes
       after the exchange; zero votes for nothing, where the paper draws; no random projection.
@@ -154,12 +154,9 @@ class TopVotes(Exchange):
             # Of the whole sum, or the last bits would tell what of it is noise.
             return (jnp.round(mean * self.workers) + noise) * (1.0 / self.workers)
 
-        # Whose votes do not count has no part in the noise, so that the others have sent all of it.
-        count = out.tally.workers
-        voters = self.workers if count is None else jnp.maximum(count, 1)
         return out._replace(
             mean=jax.tree.map(noisy, out.mean, draws),
-            sent=jax.tree.map(lambda votes, noise: votes + noise / voters, out.sent, draws),
+            sent=jax.tree.map(lambda votes, noise: votes + noise / self.workers, out.sent, draws),
         )
 
     def wire_bytes(self, like: PyTree) -> int:
@@ -193,13 +190,12 @@ class TopVotes(Exchange):
 
     def _summed(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         votes, finite = self._own(x, state, channel.step)
-        sums, (bad,), tally = _digit_sum.add(votes, 1, channel, flags=[~finite])
+        sums, (bad,) = _digit_sum.add(votes, 1, channel, flags=[~finite])
         start = _finite.poison_unless(bad == 0)
         return Reduced(
             mean=_parts.rebuild([start + whole * (1.0 / self.workers) for whole in sums], x),
             sent=_parts.rebuild(votes, x),
             state=state,
-            tally=tally,
         )
 
     def _with_own_noise(self, x: PyTree, state: State, channel: Channel) -> Reduced:
@@ -209,12 +205,11 @@ class TopVotes(Exchange):
         noisy = [start + v + z for v, z in zip(votes, draws, strict=True)]
         whole, restore = _joined.as_one(noisy)
         # Divided after the sum, or the last bits of the terms would tell votes from noise.
-        total, tally = channel.sum(whole)
+        total = channel.sum(whole)
         return Reduced(
             mean=_parts.rebuild(restore(total * (1.0 / self.workers)), x),
             sent=_parts.rebuild(noisy, x),
             state=state,
-            tally=tally,
         )
 
 

@@ -1,14 +1,11 @@
 """A mean of payloads that cannot be summed as they are."""
 
-import jax
 import jax.numpy as jnp
 
-from fftgrad._channel import Received
-from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Step
+from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State
 from fftgrad._values import check_kind, value
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._averages import Average
-from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _wire
 
@@ -78,33 +75,23 @@ class AllGather(Exchange):
         out = codec.compress(vectors, state.own, step)
         sent = codec.decompress(out.payloads, likes, step)
         left = codec.left(vectors, out.payloads, step)
-        got = channel.gather(out.payloads, codec.number(likes), of=vectors, overflow=out.overflow)
+        got, tally = channel.gather(
+            out.payloads, codec.number(likes), of=vectors, overflow=out.overflow
+        )
+        if self.average is None:
+            mean = codec.mean(got, likes, tally.poison, step)
+        else:
+            counts = jnp.ones((channel.workers,), bool)
+            every = self.average.of(lambda p: codec.decompress(p, likes, step), got, counts)
+            mean = tuple(tally.poison + vector for vector in every)
         return Reduced(
-            mean=_parts.rebuild(decode_mean(codec, got, likes, step, self.average), x),
+            mean=_parts.rebuild(mean, x),
             sent=_parts.rebuild(sent, x),
             state=State(own=out.state),
-            tally=got.tally,
+            tally=tally,
             left=None if left is None else _parts.rebuild(left, x),
         )
 
     def wire_bytes(self, like: PyTree) -> int:
         codec = _parts.codec_of(self.codec, like)
         return _wire.nbytes(codec.payload_spec(_parts.vector_likes(like)))
-
-
-def decode_mean(
-    codec: Parts, got: Received, likes: Likes, step: Step, average: Average | None = None
-) -> Vectors:
-    """The means of what the payloads that came stand for.
-
-    They are means over all workers, of whom those that do not participate count as zeros, whatever
-    they sent: a codec may make something of zeros. Summed after the codecs' summable prefix, so
-    that w payloads cost one inverse transform.
-    """
-    if average is None:
-        return codec.mean(got.payloads, likes, got.tally.poison, step, got.participates)
-    workers = jax.tree.leaves(got.payloads)[0].shape[0]
-    counts = jnp.ones((workers,), bool) if got.participates is None else got.participates
-    vectors = average.of(lambda p: codec.decompress(p, likes, step), got.payloads, counts)
-    share = jnp.mean(counts.astype(jnp.float32))
-    return tuple(got.tally.poison + share * vector for vector in vectors)

@@ -73,11 +73,9 @@ class AllReduce(Exchange):
     def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         codec, likes = self._codec(x), _parts.vector_likes(x)
         out = codec.compress(_parts.vectors(x), state.own, channel.step)
-        leaves, structure = jax.tree.flatten(channel.counted(out.payloads))
+        leaves, structure = jax.tree.flatten(out.payloads)
         counts = codec.counts_overflow(likes)
-        means, tally = channel.mean(
-            leaves, overflow=channel.counted(out.overflow) if counts else None
-        )
+        means, tally = channel.mean(leaves, overflow=out.overflow if counts else None)
 
         def decompress(leaves: list[jax.Array]) -> PyTree:
             payloads: Payloads = jax.tree.unflatten(structure, leaves)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from fftgrad._contracts import Channel, Tally
+from fftgrad._contracts import Channel
 from fftgrad.ops.packing import _digits
 
 
@@ -21,7 +21,7 @@ def words(sizes: Sequence[int], levels: int, workers: int) -> int:
 
 def add(
     vectors: Sequence[jax.Array], levels: int, channel: Channel, flags: Sequence[jax.Array] = ()
-) -> tuple[list[jax.Array], list[jax.Array], Tally]:
+) -> tuple[list[jax.Array], list[jax.Array]]:
     """The sums over the workers of vectors of integers, and how many workers say yes to each flag.
 
     Args:
@@ -37,7 +37,7 @@ def add(
     many = base(levels, workers)
     packed = [_digits.pack((vector + levels).astype(jnp.uint32), many) for vector in vectors]
     words = [flag.astype(jnp.uint32)[None] for flag in flags]
-    total, tally = channel.sum(jnp.concatenate([*packed, *words]))
+    total = channel.sum(jnp.concatenate([*packed, *words]))
     sums: list[jax.Array] = []
     start = 0
     for vector in vectors:
@@ -45,4 +45,4 @@ def add(
         digits = _digits.unpack(total[start:stop], many, vector.size)
         sums.append(digits.astype(jnp.float32) - levels * workers)
         start = stop
-    return sums, [total[start + i] for i in range(len(flags))], tally
+    return sums, [total[start + i] for i in range(len(flags))]

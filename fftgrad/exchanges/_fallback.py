@@ -138,7 +138,7 @@ class Fallback(Exchange):
         out = _switch.switch(shared.level, self.ladder, x, rungs, channel)
         shared = shared._replace(ran=shared.level, exchanges=out.state.shared)
         if self.max_error is not None:
-            lost = channel.counted(jax.tree.map(jnp.subtract, x, out.sent))
+            lost = jax.tree.map(jnp.subtract, x, out.sent)
             too_much = channel.relative_error(lost, x) > self.max_error
             shared = self._rise(shared, too_much)  # undone where a step is bad
         return out._replace(state=out.state._replace(shared=shared))

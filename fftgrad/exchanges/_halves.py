@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Channel, PyTree, Tally
-from fftgrad.exchanges._all_gather import decode_mean
 from fftgrad.exchanges._parts import CompressedParts, Likes, Parts, Vectors
 
 
@@ -35,8 +34,8 @@ def to_owners(codec: Parts, rows: Vectors, state: PyTree, likes: Likes, channel:
         return out, codec.decompress(out.payloads, likes, channel.step)
 
     out, sent = jax.vmap(one)(jnp.arange(channel.workers), rows, state)
-    got = channel.scatter(out.payloads, codec.number(likes), of=rows, overflow=out.overflow)
-    return Half(decode_mean(codec, got, likes, channel.step), sent, out.state, got.tally)
+    got, tally = channel.scatter(out.payloads, codec.number(likes), of=rows, overflow=out.overflow)
+    return Half(codec.mean(got, likes, tally.poison, channel.step), sent, out.state, tally)
 
 
 def to_all(
@@ -54,9 +53,9 @@ def to_all(
     step = channel.step
     out = codec.compress(shards, state, step)
     sent = codec.decompress(out.payloads, likes, step)
-    got = channel.gather(
+    got, tally = channel.gather(
         out.payloads, codec.number(likes), of=shards, overflow=out.overflow, received=received
     )
-    every = jax.vmap(lambda payloads: codec.decompress(payloads, likes, step))(got.payloads)
-    rows = tuple(vectors + got.tally.poison for vectors in every)
-    return Half(rows, sent, out.state, got.tally)
+    every = jax.vmap(lambda payloads: codec.decompress(payloads, likes, step))(got)
+    rows = tuple(vectors + tally.poison for vectors in every)
+    return Half(rows, sent, out.state, tally)

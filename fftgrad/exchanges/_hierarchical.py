@@ -123,11 +123,7 @@ class Hierarchical(Exchange):
         slow, fast = channel.along(self._slow_axes(channel)), channel.along(self.fast_axis)
         group: Shards = state.shards
         own, shards = group.learned
-        pieces, participates = self._scatter(x, fast)
-        # A group participates if any of its workers does, with as much as they have.
-        slow = slow.among(participates)
-        y, compensated = self.memory.compensate(pieces, group.memory)
-        y = slow.counted(y)
+        y, compensated = self.memory.compensate(self._scatter(x, fast), group.memory)
         out = self.slow.mean(y, State(state.shared, own, shards), slow)
         memory = self.memory.update(y, out.sent, out.mean, compensated)
         whole, tally = self._gather(out, x, fast)
@@ -137,10 +133,7 @@ class Hierarchical(Exchange):
             sent=x,
             state=State(
                 out.state.shared,
-                shards=group._replace(
-                    memory=slow.kept(memory, group.memory),
-                    learned=(slow.kept(out.state.own, own), out.state.shards),
-                ),
+                shards=group._replace(memory=memory, learned=(out.state.own, out.state.shards)),
             ),
             tally=tally,
         )
@@ -183,13 +176,11 @@ class Hierarchical(Exchange):
     def _pieces_like(self, like: PyTree) -> PyTree:
         return _shards.shard_likes(like, self.workers)
 
-    def _scatter(self, x: PyTree, fast: Channel) -> tuple[PyTree, jax.Array | None]:
-        """This worker's piece of each part, averaged over the group; if any of it participates."""
+    def _scatter(self, x: PyTree, fast: Channel) -> PyTree:
+        """This worker's piece of each part, averaged over the group."""
         rows = _shards.to_shards(x, self.workers)
-        # One more value a row, so that all pieces see a NaN in any of them, and who participates.
+        # One more value a row, so that all pieces see a NaN in any of them.
         flag = _finite.poison_unless(_finite.all_finite(x))
-        if fast.participates is not None:
-            flag += fast.participates.astype(flag.dtype)
         rows.append(jnp.broadcast_to(flag, (self.workers, 1)))
         sizes = [row.shape[1] for row in rows]
         words = fast.all_to_all(self._to_words(jnp.concatenate(rows, axis=1)))
@@ -199,10 +190,7 @@ class Hierarchical(Exchange):
         for row in received[1:]:  # in their order, which a sum over an axis does not promise
             total = total + row
         *pieces, flag = _joined.cut(total, sizes)
-        # So does a group with a NaN, which all are to see.
-        participates = None if fast.participates is None else flag[0] != 0
-        pieces = [piece + (flag - flag) for piece in pieces]
-        return jax.tree.unflatten(jax.tree.structure(x), pieces), participates
+        return jax.tree.unflatten(jax.tree.structure(x), [piece + flag for piece in pieces])
 
     def _gather(self, out: Reduced, like: PyTree, fast: Channel) -> tuple[PyTree, Tally]:
         """All pieces of each part, and the tally of all."""

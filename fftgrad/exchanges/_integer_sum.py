@@ -84,13 +84,13 @@ class IntegerSum(Exchange):
             _scale.to_levels(vector, scale, self.levels, _scale.noise(self, own, vector.size))
             for (vector, _), scale, own in zip(clipped, scales, steps, strict=True)
         ]
-        sums, _, tally = _digit_sum.add(integers, self.levels, channel)
+        sums, _ = _digit_sum.add(integers, self.levels, channel)
         means = [
             whole * (scale / (self.levels * self.workers))
             for whole, scale in zip(sums, scales, strict=True)
         ]
         sent = [part * (scale / self.levels) for part, scale in zip(integers, scales, strict=True)]
-        return Reduced(_parts.rebuild(means, x), _parts.rebuild(sent, x), tally=tally)
+        return Reduced(_parts.rebuild(means, x), _parts.rebuild(sent, x))
 
     def wire_bytes(self, like: PyTree) -> int:
         parts = _parts.vector_likes(like)

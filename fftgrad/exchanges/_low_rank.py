@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fftgrad._contracts import Channel, Like, PyTree, Tally
+from fftgrad._contracts import Channel, Like, PyTree
 from fftgrad.exchanges import _alike
 
 
@@ -83,18 +83,18 @@ def iterate(
     factors: Sequence[jax.Array],
     dense: Sequence[jax.Array],
     channel: Channel,
-) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array], Tally]:
+) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
     """A step of the power iteration on the mean of the matrices M of all workers, in two sums.
 
     Returns P = orthonormal(mean M Q) for the factors Q, then mean Mᵀ P, then the means of what is
     dense, which travels with the first.
     """
     lefts = [times(m, factor) for m, factor in zip(matrices, factors, strict=True)]
-    averaged, tally = channel.mean([*lefts, *dense])
+    averaged, _ = channel.mean([*lefts, *dense])
     lefts = list(map(orthonormal, averaged[: len(matrices)]))
     products = [times(m.T, left) for m, left in zip(matrices, lefts, strict=True)]
-    rights, _ = channel.mean(products, tallied=False)
-    return lefts, rights, averaged[len(matrices) :], tally
+    rights, _ = channel.mean(products)
+    return lefts, rights, averaged[len(matrices) :]
 
 
 def product(left: jax.Array, right: jax.Array) -> jax.Array:

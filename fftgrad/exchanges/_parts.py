@@ -82,11 +82,11 @@ class Parts:
         likes: Likes,
         start: jax.Array,
         step: Step,
-        counts: jax.Array | None = None,
+        shares: jax.Array | None = None,
     ) -> Vectors:
         """`start` + the means of what many workers' payloads, stacked, stand for.
 
-        Where some do not count, bool[w], theirs are zeros in a mean over all. Summed after the
+        Each has its share of the mean, float32[w]; the same for all if left out. Summed after the
         codecs' summable prefix, so that w payloads cost one inverse transform.
         """
         leaves = jax.tree.leaves(payloads)
@@ -96,8 +96,7 @@ class Parts:
         starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients)
         # The summable prefix sends nothing beside its main part, so the leaves are the same.
         inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec(coefficients)), leaves)
-        share = 1.0 if counts is None else counts.astype(jnp.float32)
-        totals = rest.add_each(starts, inner, share * (1.0 / workers), step)
+        totals = rest.add_each(starts, inner, 1.0 / workers if shares is None else shares, step)
         return linear.undo_linear(totals, likes, step)
 
     def add_each(

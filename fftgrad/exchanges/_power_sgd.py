@@ -72,15 +72,14 @@ class PowerSgd(Exchange):
         leaves, structure = jax.tree.flatten(x)
         factors = state.shared.factors
         matrices, dense = _low_rank.split(leaves, self.rank)
-        lefts, rights, exact, tally = _low_rank.iterate(matrices, factors, dense, channel)
+        lefts, rights, exact = _low_rank.iterate(matrices, factors, dense, channel)
         low_rank = list(map(_low_rank.product, lefts, rights))
-        received = channel.of_participants(low_rank, tally)
         means, sent = (
-            jax.tree.unflatten(structure, _low_rank.join(leaves, products, others, self.rank))
-            for products, others in ((low_rank, exact), (received, dense))
+            jax.tree.unflatten(structure, _low_rank.join(leaves, low_rank, others, self.rank))
+            for others in (exact, dense)
         )
         kept = PowerSgdState(list(map(_low_rank.kept, rights, factors)))
-        return Reduced(means, sent, State(shared=kept), tally)
+        return Reduced(means, sent, State(shared=kept))
 
     def wire_bytes(self, like: PyTree) -> int:
         factors = self.rank * sum(map(sum, _low_rank.shapes(like, self.rank)))

@@ -133,7 +133,7 @@ class SharedSupport(Exchange):
         vectors = _parts.vectors(x)
         shared: Agreed = state.shared
         spectra = linear.compress(vectors, state.own.transforms, step)
-        z = channel.counted(tuple(p.main for p in spectra.payloads))
+        z = tuple(p.main for p in spectra.payloads)
 
         chosen = [i for i, selector in enumerate(selectors.codecs) if _selects(selector)]
         scores = list(z)
@@ -163,9 +163,8 @@ class SharedSupport(Exchange):
             return selectors.decompress(payloads, spec(z), step)
 
         coefficients = back(means)
-        known = channel.of_participants(coefficients, tally)
         after = [
-            self.support.update(kept, _selector(selectors, i), sides[i], known[i], step)
+            self.support.update(kept, _selector(selectors, i), sides[i], coefficients[i], step)
             for i, kept in zip(chosen, shared.support, strict=True)
         ]
         mean = [m + flag for m in linear.undo_linear(coefficients, likes, step)]

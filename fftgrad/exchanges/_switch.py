@@ -28,7 +28,7 @@ def switch(
             out = exchanges[position].mean(x, states[position], channel)
             # Typed alike in all branches, whatever each knows to be equal along other axes.
             like = jax.tree.leaves(out.mean)[0]
-            tally = Tally.of_all([channel.complete(out.tally)])
+            tally = Tally.of_all([out.tally])
             return out._replace(
                 sent=jax.tree.map(_axes.vary_like, out.sent, x),
                 left=None,

@@ -242,7 +242,7 @@ def _mean(
     """Σ share · what a payload stands for, or what the exchange puts in its place."""
     if exchange.average is None:
         zero = jnp.zeros((), jnp.float32)
-        return codec.mean(payloads, likes, zero, step, shares * shares.size)
+        return codec.mean(payloads, likes, zero, step, shares)
 
     def decode(payload: Any) -> Any:
         return codec.decompress(payload, likes, step)

@@ -7,7 +7,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fftgrad._contracts import AxisName, Channel, Exchange, Like, PyTree, Reduced, Scope, State
+from fftgrad._contracts import (
+    AxisName,
+    Channel,
+    Exchange,
+    Like,
+    PyTree,
+    Reduced,
+    Scope,
+    State,
+    Tally,
+)
 from fftgrad._values import check_count, check_transformation, value
 from fftgrad.exchanges import _layout, _low_rank, _parts
 from fftgrad.exchanges._power_sgd import PowerSgd
@@ -152,7 +162,7 @@ class Directions(Exchange):
         parts, structure = jax.tree.flatten(x)
         named = self._flat(x)
         matrices, dense = _low_rank.split(named, self.rank)
-        lefts, rights, exact, tally = _low_rank.iterate(matrices, state.shared, dense, channel)
+        lefts, rights, exact = _low_rank.iterate(matrices, state.shared, dense, channel)
         units = list(map(_of_length_one, rights))
         directions = [
             _scale(m) * _low_rank.product(p, q)
@@ -170,7 +180,7 @@ class Directions(Exchange):
             mean=tree(directions, exact),
             sent=tree(taken, dense),
             state=State(shared=list(map(_low_rank.kept, units, state.shared))),
-            tally=tally._replace(finite=_finite.all_finite(rights)),
+            tally=Tally(finite=_finite.all_finite(rights)),
         )
 
     def wire_bytes(self, like: PyTree) -> int:

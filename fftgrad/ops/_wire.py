@@ -29,8 +29,7 @@ class Header(NamedTuple):
 
     Attributes:
       finite: whether everything that this worker had to send was finite.
-      overflow: how many values its codecs could not represent, or the complement of that, in 31
-        bits.
+      overflow: how many values its codecs could not represent, below 2^30.
       valid: whether the buffer is as a worker of the same configuration made it in the same step.
     """
 
@@ -94,7 +93,7 @@ def seed(made_by: int, number: jax.Array | int, skipped: jax.Array | int) -> jax
 def pack(header: Header, payloads: PyTree, seed: jax.Array) -> jax.Array:
     """The buffer: uint32[HEADER_WORDS + words of each main and side]."""
     flag = jnp.asarray(header.finite).astype(jnp.uint32)
-    count = jnp.clip(jnp.asarray(header.overflow, jnp.int32), -(1 << 30), (1 << 30) - 1)
+    count = jnp.minimum(jnp.asarray(header.overflow, jnp.int32), (1 << 30) - 1)
     word = lax.bitcast_convert_type(count << 1, jnp.uint32) | flag
     # Kept: the checksum would find all that is sent again, from the values that it comes of.
     body = lax.optimization_barrier(

@@ -75,8 +75,8 @@ def feedback_adam(
         with the step number, as a schedule, and a mask by `ndim` lets nothing decay.
       layout: what the largest are counted over; see `Layout`.
       non_finite: what becomes of a step in which anything is not finite, on any worker: "skip"
-        leaves the step out on all workers and counts it, "propagate" returns NaN for it, and
-        "drop_worker" is that of `compressed_pmean`. Adam's state stays as it was in each case.
+        leaves the step out on all workers and counts it, "propagate" returns NaN for it. Adam's
+        state stays as it was in both cases.
       axis_name: the axis of the workers.
 
     Returns:
@@ -221,8 +221,7 @@ def behind_feedback(
     recipe = recipe_of(owner, exchange, memory, layout)
     check_choice(f"{owner}(non_finite)", non_finite, get_args(NonFinite))
     # A bad mean need not become zero first: the whole step is replaced below.
-    shown: NonFinite = "propagate" if non_finite == "skip" else non_finite
-    compressed: Any = compressed_pmean(recipe, axis_name=axis_name, non_finite=shown)
+    compressed: Any = compressed_pmean(recipe, axis_name=axis_name)
     optimizer = optax.with_extra_args_support(optax.chain(*steps))
     instead = jnp.nan if non_finite == "propagate" else 0.0
 

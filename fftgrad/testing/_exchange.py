@@ -16,7 +16,7 @@ from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Layout
 from fftgrad.testing import _laws
 from fftgrad.testing._laws import Laws
-from fftgrad.testing._rows import NOT_TOLD, USUAL, inputs_of, sharded_over
+from fftgrad.testing._rows import USUAL, inputs_of, sharded_over
 from fftgrad.tools._audit import Collective, audit
 
 WORKERS = 4
@@ -46,19 +46,17 @@ def check_exchange(
     by the names that an error gives: "value" (compares, hashes, frozen), "shapes" (of mean, sent
     and tally, and static ones of the state), "replicas" (the same bits on all workers), "mean" (of
     what was sent), "bytes" (`wire_bytes` is what the compiled program sends), "vmap"
-    (the same as under shard_map), "workers" (who does not participate leaves no trace in the
-    mean, and all learn how many do, or none does), "finite" (zeros, huge and tiny values stay
-    finite), "fidelity" (the mean points along the mean of x, and is no further off than
-    `max_error`), and "not hidden" (a NaN of one worker shows in the mean of all). Those about
-    values hold in the first eight steps, each with the state that the steps before it left.
+    (the same as under shard_map), "finite" (zeros, huge and tiny values stay finite), "fidelity"
+    (the mean points along the mean of x, and is no further off than `max_error`), and "not hidden"
+    (a NaN of one worker shows in the mean of all). Those about values hold in the first eight
+    steps, each with the state that the steps before it left.
 
     Args:
       exchange: an exchange for the workers of the mesh.
       like: the shapes of a gradient, a pytree; two vectors, and a matrix beside a vector, if left
         out.
       mesh: its axes are those of the exchange; `("data",)` over four devices if left out.
-      mean_of_sent: False for an exchange that adds noise for a worker that does not participate, as
-        `TopVotes(noise="local")` does.
+      mean_of_sent: False for an exchange that compresses the mean once more.
       max_error: the most that ||x - mean|| / ||x|| may be, for the mean x of related gradients; inf
         for an exchange that has still to learn, of which no fidelity is asked.
 
@@ -74,13 +72,13 @@ def check_exchange(
     laws = Laws("check_exchange", exchange)
     laws.value(Exchange)
     mesh = _mesh(mesh)
-    for number, tree in enumerate(LIKES if like is None else (like,)):
+    for tree in LIKES if like is None else (like,):
         # The first bucket, as `compressed_pmean` would hand it over.
         bucket = _layout.bucket_likes(tree, Layout().for_exchange(exchange))[0]
-        _check(laws, exchange, bucket, mesh, mean_of_sent, max_error, some=number == 0)
+        _check(laws, exchange, bucket, mesh, mean_of_sent, max_error)
     if like is None:
         one = jax.ShapeDtypeStruct((1,), jnp.float32)
-        _check(laws, exchange, one, mesh, mean_of_sent, max_error, some=False)
+        _check(laws, exchange, one, mesh, mean_of_sent, max_error)
 
 
 def _mesh(mesh: Mesh | None) -> Mesh:
@@ -102,19 +100,16 @@ def _check(
     mesh: Mesh,
     mean_of_sent: bool,
     max_error: float,
-    some: bool,
 ) -> None:
     name = ", ".join(f"float32{list(leaf.shape)}" for leaf in jax.tree.leaves(like))
     size = sum(leaf.size for leaf in jax.tree.leaves(like))
     workers, axes = mesh.size, tuple(mesh.axis_names)
     axis: AxisName = axes[0] if len(axes) == 1 else axes
 
-    def one(
-        x: PyTree, state: State, number: jax.Array, participates: jax.Array | None = None
-    ) -> Reduced:
+    def one(x: PyTree, state: State, number: jax.Array) -> Reduced:
         shared, local = jax.random.split(jax.random.key(5))
         step = Step(number, shared, jax.random.fold_in(local, _axes.index(axis)))
-        out = exchange.mean(x, state, Channel(axis, step, participates))
+        out = exchange.mean(x, state, Channel(axis, step))
         if exchange.needs_loss:
             seen = exchange.observe(out.state.shared, jnp.float32(1.0), step)
             out = out._replace(state=out.state._replace(shared=seen))
@@ -132,7 +127,7 @@ def _check(
     _shapes(laws, out, rows, state, workers)
     _bytes(laws, exchange, like, audit(program), name)
 
-    start = state = jax.jit(init)()
+    state = jax.jit(init)()
     first = None
     for number in range(_laws.STEPS[-1] + 1):
         inputs, when = inputs_of(like, workers, number), f"{name}, step {number}"
@@ -157,9 +152,6 @@ def _check(
         state = got.state
     assert first
     _under_vmap(laws, exchange, one, like, mesh, first.mean, name)
-    if some:
-        run = jax.jit(sharded_over(exchange, one, like, mesh, axis, some=True)[1])
-        _workers(laws, lambda *x: run(x, start, np.int32(0)), like, workers, mean_of_sent, name)
 
 
 def _mean(tree: PyTree) -> PyTree:
@@ -191,30 +183,6 @@ def _good(laws: Laws, got: Reduced, workers: int, mean_of_sent: bool, where: str
         rule = "mean must be the mean over the workers of what they sent"
         remedy = "return what the others received as `sent`, or say mean_of_sent=False."
         laws.near("mean", rule, _mean(got.mean), _mean(got.sent), where, remedy, most=1e-3)
-
-
-def _workers(
-    laws: Laws, run: Any, like: PyTree, workers: int, mean_of_sent: bool, name: str
-) -> None:
-    """Law: all learn how many workers participate, or none does, and the others count as zeros."""
-    counts = np.arange(workers) != 1
-
-    def kept(a: jax.Array) -> jax.Array:
-        return jnp.where(counts.reshape(-1, *(1,) * (a.ndim - 1)), a, 0)
-
-    got: Any = run(jax.tree.map(kept, inputs_of(like, workers, 0)[USUAL]), counts)
-    found = np.asarray(got.tally.workers)
-    laws.need(
-        np.all(found == NOT_TOLD) or np.all(found == workers - 1), "workers",
-        "`tally.workers` must be None, or how many of them participate, on all of them",
-        f"{found.tolist()} for {workers - 1} of {workers}, {name}",
-        "leave it out: who wants it asks.",
-    )  # fmt: skip
-    if mean_of_sent:
-        rule = "what a worker that does not participate sends must not count in the mean over all"
-        remedy = "send zeros for it, by a code that stands for them, or leave its payload out."
-        sent = _mean(jax.tree.map(kept, got.sent))
-        laws.near("workers", rule, _mean(got.mean), sent, f"for {name}", remedy, most=1e-3)
 
 
 def _shapes(laws: Laws, out: Reduced, rows: PyTree, state: PyTree, workers: int) -> None:

@@ -13,9 +13,6 @@ from fftgrad.testing import _laws
 
 USUAL = "related values"
 
-NOT_TOLD = -1
-"""Workers that an exchange does not tell."""
-
 
 def sharded_over(
     exchange: Exchange,
@@ -23,23 +20,16 @@ def sharded_over(
     like: PyTree,
     mesh: Mesh,
     axis: AxisName,
-    *,
-    some: bool = False,
 ) -> tuple[Callable[[], PyTree], Callable[..., Reduced]]:
-    """`init` and one step under `shard_map`, on global arrays with a row a worker.
-
-    With `some`, the first argument is the rows, and whether each worker participates.
-    """
+    """`init` and one step under `shard_map`, on global arrays with a row a worker."""
     rows, shared = PartitionSpec(axis), PartitionSpec()
     specs = State(shared, rows, rows)
     out_specs: Any = (rows, rows, specs, rows, rows)
 
     def row(x: PyTree, state: State, number: jax.Array) -> Any:
         own, state = jax.tree.map(lambda a: a[0], x), drop_rows(state)
-        out = one(own[0], state, number, own[1]) if some else one(own, state, number)
+        out = one(own, state, number)
         tally = Tally.of_all([out.tally])
-        if tally.workers is None:
-            tally = tally._replace(workers=jnp.int32(NOT_TOLD))
         mean, sent, tally, left = jax.tree.map(
             lambda a: a[None], (out.mean, out.sent, tally, out.left)
         )

@@ -7,38 +7,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, PyTree, Tally
+from fftgrad._contracts import PyTree, Tally
 from fftgrad.ops import _count, _finite
 
-NonFinite = Literal["propagate", "skip", "drop_worker"]
-
-
-def participates(
-    policy: NonFinite, x: PyTree, mine: jax.Array | None, axis_name: AxisName
-) -> jax.Array | None:
-    """Whether this worker participates, bool[], decided for all its shards; None if all do.
-
-    A worker whose state is another's does: its gradient may be fine, and the step is bad for all.
-    """
-    if policy != "drop_worker":
-        return None
-    finite = _finite.all_finite(x)
-    if mine is not None:
-        finite |= ~mine
-    flag = _axes.everywhere(finite, but=_axes.names(axis_name))
-    # Kept, as that of the step is.
-    return lax.optimization_barrier(_axes.vary(flag, axis_name))
+NonFinite = Literal["propagate", "skip"]
 
 
 def all_finite(tally: Tally, mean: PyTree) -> jax.Array:
     """Whether a step was finite in all buckets, on the whole mesh, and in the leaves' dtypes."""
-    leaves, finite = jax.tree.leaves(mean), jnp.asarray(tally.finite)
-    if tally.workers is None:
-        # Only a narrower dtype can be left by a mean that was finite.
-        leaves = [leaf for leaf in leaves if leaf.dtype != jnp.float32]
-    else:
-        finite &= tally.workers > 0
-    flag = _axes.everywhere(finite & _finite.all_finite(leaves))
+    # Only a narrower dtype can be left by a mean that was finite.
+    leaves = [leaf for leaf in jax.tree.leaves(mean) if leaf.dtype != jnp.float32]
+    flag = _axes.everywhere(jnp.asarray(tally.finite) & _finite.all_finite(leaves))
     # Kept: every leaf of the state would find it again, which takes XLA minutes for many leaves.
     return lax.optimization_barrier(flag)
 
@@ -50,13 +29,8 @@ def hide_bad(policy: NonFinite, finite: jax.Array, mean: PyTree) -> PyTree:
     return jax.tree.map(lambda m: jnp.where(finite, m, 0), mean)
 
 
-def counters(
-    before: Any, tally: Tally, finite: jax.Array, axis_name: AxisName
-) -> dict[str, jax.Array]:
+def counters(before: Any, tally: Tally, finite: jax.Array) -> dict[str, jax.Array]:
     """The counters of a state after a step."""
-    missing: jax.Array | int = 0
-    if tally.workers is not None:
-        missing = _axes.size(axis_name) - _axes.over_other_axes(lax.pmin, tally.workers)
     # What is bad in one bucket makes all later ones so, whose values then count for nothing.
     overflow = _axes.over_other_axes(_sum, jnp.where(finite, tally.overflow, 0))
     invalid = (jnp.asarray(tally.invalid) > 0).astype(jnp.int32)
@@ -65,7 +39,6 @@ def counters(
         "skipped": jnp.where(finite, before.skipped, _count.next_step(before.skipped)),
         "overflow": _count.add(before.overflow, overflow),
         "invalid": _count.add(before.invalid, _axes.over_other_axes(lax.pmax, invalid)),
-        "dropped": _count.add(before.dropped, jnp.where(finite, missing, 0)),
     }
 
 

@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, Exchange, Memory, PyTree, State
@@ -32,7 +33,7 @@ from fftgrad.training._non_finite import NonFinite
 from fftgrad.training._stands_in import stands_in
 from fftgrad.training._travel import observed, travel
 from fftgrad.training._value_and_grad import check_own
-from fftgrad.training._weigh import ONE_VOTE, mean_loss, refuse_mistyped, refuse_weight, weighted
+from fftgrad.training._weigh import ONE_VOTE, refuse_mistyped, refuse_weight, weighted
 
 Masked = Literal["refuse", "elsewhere"]
 
@@ -49,7 +50,6 @@ class CompressedPmeanState(NamedTuple):
         they were.
       overflow: how many values no codec could represent, over all workers and unskipped steps.
       invalid: in how many of the skipped ones a buffer was altered, or of another configuration.
-      dropped: how many gradients `non_finite="drop_worker"` left out, over the same.
       memory: the memory's state, of which each worker has its own.
       exchange: the exchange's `State`, one for each bucket.
       worker: whose row this is: the worker's index in the axis and the number of workers, int32[2],
@@ -62,7 +62,6 @@ class CompressedPmeanState(NamedTuple):
     skipped: jax.Array
     overflow: jax.Array
     invalid: jax.Array
-    dropped: jax.Array
     memory: PerWorker
     exchange: tuple[State, ...]
     worker: PerWorker
@@ -120,8 +119,7 @@ def compressed_pmean(
         that it therefore does not average: "refuse" them, or "elsewhere", to say that another
         transformation averages them.
       non_finite: what becomes of a gradient that is not finite: "propagate" shows it to all as a
-        mean that is not finite, "skip" returns zeros for that mean, "drop_worker" returns the mean
-        of the workers whose gradient, with what the memory added, is finite.
+        mean that is not finite, "skip" returns zeros for that mean.
       track_error: whether the state keeps √(Σ ||x - sent||² / Σ ||x||²) over the workers, x being
         the gradient with what the memory added: `error` in `fg.metrics`.
       key: seed below 2^32 or PRNG key of codecs that draw; the step and the worker are folded in.
@@ -144,9 +142,7 @@ def compressed_pmean(
       another `SharedSupport`; in two of `Hierarchical` and those of its slow exchange; in two of
       `Fallback(max_error=...)` and those of the exchange in use. By default there is a bucket for
       every 2^30 parameters. `track_error` adds 12 bytes, in two all-reduces, and a loss that is
-      watched 4, as does a weight; with "drop_worker" it adds 8. "drop_worker" adds 4 to each sum
-      of a bucket, also of the slow exchange of `Hierarchical`, which takes another all-reduce of
-      4, and two of 4 over model axes.
+      watched 4, as does a weight.
 
     Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
       goes back to the memory, which sends it later; without memory it is lost. An axis of one
@@ -155,11 +151,9 @@ def compressed_pmean(
       the memory and the state of the exchange, of all buckets, stay as they were. So does a mean
       that is beyond the range of a leaf's dtype. `optax.apply_if_finite` after it then skips the
       step on all workers alike; with "skip" it takes the zeros for a gradient, and Adam's moments
-      decay. With "drop_worker" a worker that is left out forgets nothing: for g workers left in a
-      step, and e the residuals of all, Σ g · mean + Σ e = Σ of the gradients that were finite. If
-      none is, or the mean is not, it is "skip". A state that is not this worker's own, as when one
-      worker's is restored on all, or rows come back in another order or in another number, makes
-      every step bad until it is made anew. `state.worker` detects it, from the second update on.
+      decay. A state that is not this worker's own, as when one worker's is restored on all, or
+      rows come back in another order or in another number, makes every step bad until it is made
+      anew. `state.worker` detects it, from the second update on.
 
     Raises:
       ValueError: if `masked` or `non_finite` is none of these, or if `track_error` is to see the
@@ -200,12 +194,12 @@ def compressed_pmean(
     def init(params: optax.Params) -> CompressedPmeanState:
         like = checked_like(params)
         # Each in a buffer of its own, so that a caller may donate the state.
-        step, skipped, overflow, invalid, dropped = (jnp.zeros((), jnp.int32) for _ in range(5))
+        step, skipped, overflow, invalid = (jnp.zeros((), jnp.int32) for _ in range(4))
         remembered = add_worker_axis(memory.init(like))
         states = map(exchange.init, _layout.bucket_likes(like, layout))
         exchanged = tuple(map(add_rows, states))
         state = CompressedPmeanState(
-            *(step, skipped, overflow, invalid, dropped, remembered, exchanged),
+            *(step, skipped, overflow, invalid, remembered, exchanged),
             worker=_worker.unowned(remembered, exchanged),
             error=jnp.zeros((), jnp.float32) if track_error else (),
         )
@@ -250,10 +244,8 @@ def compressed_pmean(
         channel = Channel.of(axis_name, key, state.step, state.skipped)
 
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
-        grads = weighted(grads, weight, axis_name, non_finite)
+        grads = weighted(grads, weight, axis_name)
         x, compensated = memory.compensate(_worker.nan_unless(mine, grads), before)
-        channel = channel.among(_non_finite.participates(non_finite, x, mine, axis_name))
-        x = channel.counted(x)
         out = travel(exchange, x, states, channel, layout)
         needs_sent = memory.needs_sent or not knows(memory, "needs_sent", "update")
         pair = (x, out.sent) if needs_sent else (out.left, optax.tree.zeros_like(x))
@@ -263,17 +255,17 @@ def compressed_pmean(
             remembered = memory.put_back(rounded, remembered)
         after = out.states
         if exchange.needs_loss:
-            loss = mean_loss(value, weight, channel, out.tally)
-            after = observed(exchange, after, loss, channel.step)
+            own = weighted(jnp.asarray(value, jnp.float32), weight, axis_name)
+            after = observed(exchange, after, lax.pmean(own, axis_name), channel.step)
 
         finite = _non_finite.all_finite(out.tally, mean)
         remembered, states, error = optax.tree.where(
             finite,
-            (channel.kept(remembered, before), after, error_of(x, out.left, channel)),
+            (remembered, after, error_of(x, out.left, channel)),
             (before, states, state.error),
         )
         return _non_finite.hide_bad(non_finite, finite, mean), CompressedPmeanState(
-            **_non_finite.counters(state, out.tally, finite, axis_name),
+            **_non_finite.counters(state, out.tally, finite),
             memory=add_worker_axis(remembered),
             exchange=tuple(map(add_rows, states)),
             worker=worker,

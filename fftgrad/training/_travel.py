@@ -28,8 +28,8 @@ class Travelled(NamedTuple):
     """What comes of it: `Reduced` of all buckets, in trees.
 
     Attributes:
-      mean: over the workers that participate.
-      sent: what the others received of this worker's; zeros if it does not participate.
+      mean: over the workers.
+      sent: what the others received of this worker's.
       left: x - sent.
       states: of the exchange, one for each bucket.
       tally: of all buckets; its `finite` is that of the means, too.
@@ -59,27 +59,21 @@ def travel(
         finite = jnp.asarray(out.tally.finite)
         if not exchange.tells_finite:
             finite &= _finite.all_finite(out.mean)
-        own = channel.kept(out.state.own, state.own)
-        outs.append(
-            out._replace(state=out.state._replace(own=own), tally=out.tally._replace(finite=finite))
-        )
-    tally = Tally.of_all([out.tally for out in outs])
-    tally = channel.complete(tally) if outs else tally  # all buckets go without the same workers
+        outs.append(out._replace(tally=out.tally._replace(finite=finite)))
     mean, sent = (
         join(_axes.whole(trees)) for trees in ([o.mean for o in outs], [o.sent for o in outs])
     )
-    sent = channel.counted(sent)
     found = exchange.finds_left and knows(exchange, "finds_left", "mean")
     if found and all(out.left is not None for out in outs):
-        left = channel.counted(join(_axes.whole([out.left for out in outs])))
+        left = join(_axes.whole([out.left for out in outs]))
     else:
         left = jax.tree.map(jnp.subtract, x, sent)
     return Travelled(
-        mean=channel.of_participants(mean, tally),
+        mean=mean,
         sent=sent,
         left=left,
         states=tuple(out.state for out in outs),
-        tally=tally,
+        tally=Tally.of_all([out.tally for out in outs]),
     )
 
 
@@ -87,11 +81,11 @@ def _traced_once(exchange: Exchange, axis_name: AxisName) -> Callable[..., Reduc
     """`exchange.mean`, traced once for buckets that are alike; a large model has dozens."""
 
     @jax.jit
-    def mean(parts: Bucket, state: State, step: Step, among: jax.Array | None) -> Reduced:
-        return exchange.mean(parts, state, Channel(axis_name, step, among))
+    def mean(parts: Bucket, state: State, step: Step) -> Reduced:
+        return exchange.mean(parts, state, Channel(axis_name, step))
 
     def run(bucket: Bucket, state: State, channel: Channel) -> Reduced:
-        out = mean(_alike(bucket), _alike(state), channel.step, channel.participates)
+        out = mean(_alike(bucket), _alike(state), channel.step)
 
         def back(like: PyTree, tree: PyTree) -> PyTree:
             return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))

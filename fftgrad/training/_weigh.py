@@ -8,9 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Channel, PyTree, Tally
-from fftgrad.training import _non_finite
-from fftgrad.training._non_finite import NonFinite
+from fftgrad._contracts import AxisName, PyTree
 
 ONE_VOTE = (
     "each worker has one vote, however long its gradient is",
@@ -26,13 +24,11 @@ def weighted(
     tree: PyTree,
     weight: jax.Array | float | None,
     axis_name: AxisName,
-    non_finite: NonFinite = "propagate",
 ) -> PyTree:
     """What a worker hands to a mean so that it counts by its weight: w v / Σ v times it.
 
-    The workers that "drop_worker" leaves out are neither among these w nor in the sum. A weight
-    that is negative or not finite, or a sum beyond float32, makes the mean NaN. Without one, all
-    workers count alike.
+    A weight that is negative or not finite, or a sum beyond float32, makes the mean NaN. Without
+    one, all workers count alike.
     """
     if weight is None:
         return tree
@@ -45,29 +41,10 @@ def weighted(
     own = jnp.where((own >= 0) & (own < jnp.inf), own, jnp.nan)
     # A product with zero would keep a NaN.
     tree = jax.tree.map(lambda leaf: jnp.where(own == 0, 0, leaf), tree)
-    workers, total = _axes.size(axis_name), own
-    takes_part = _non_finite.participates(non_finite, tree, None, axis_name)
-    if takes_part is not None:
-        workers = lax.psum(takes_part.astype(jnp.float32), axis_name)
-        total = jnp.where(takes_part, own, 0)
-    total = lax.psum(total, axis_name)
+    workers, total = _axes.size(axis_name), lax.psum(own, axis_name)
     total = jnp.where(total < jnp.inf, total, jnp.nan)
     share = own / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
     return jax.tree.map(lambda leaf: (share * workers * leaf).astype(leaf.dtype), tree)
-
-
-def mean_loss(
-    value: jax.Array | float | None,
-    weight: jax.Array | float | None,
-    channel: Channel,
-    tally: Tally = Tally(),
-) -> jax.Array:
-    """The mean of the losses of the workers that participate, each by its weight."""
-    loss, axis_name = jnp.asarray(value, jnp.float32), channel.axis_name
-    if weight is None:
-        mean = lax.pmean(channel.counted(loss), axis_name)
-        return channel.of_participants(mean, tally)
-    return lax.pmean(weighted(loss, channel.counted(weight), axis_name), axis_name)
 
 
 def refuse_mistyped(owner: str, extra: Mapping[str, Any]) -> None:

@@ -59,7 +59,7 @@ def in_wrappers():
         fg.ErrorFeedback(),
         axis_name=AXIS,
         track_error=True,
-        non_finite="drop_worker",
+        non_finite="skip",
     )
     rate = optax.linear_schedule(1e-2, 1e-3, 5)
     after = optax.apply_if_finite(optax.inject_hyperparams(optax.adamw)(rate), 3)

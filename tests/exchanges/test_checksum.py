@@ -86,7 +86,7 @@ def test_what_comes_of_an_invalid_buffer_is_invalid():
     assert (bool(header.valid), bool(header.finite), int(header.overflow)) == (False, False, 7)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2**30 - 1, 2**31 - 1, ~0, ~1, ~(2**30 - 1)])
+@pytest.mark.parametrize("count", [0, 1, 2**30 - 1, 2**31 - 1])
 @pytest.mark.parametrize("finite", [True, False])
 def test_the_second_word_tells_of_values(count, finite):
     payload = fg.Payload(jnp.ones(1))
