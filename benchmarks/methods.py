@@ -97,7 +97,7 @@ class Method:
         found = getattr(self.made(Setting()), "exchange", None)
         stages = found.inner if isinstance(found, fg.Scheduled) else (found,)
         by = self.by if found is None else type(stages[-1])
-        apart = {fg.TwoStage: (ran + 1) / ran, fg.AllGather: 2 / workers}.get(by, 1.0)
+        apart = (ran + 1) / ran if by is fg.TwoStage else 2 / workers if by is fg.AllGather else 1
         if self.phases and (isinstance(stages[0], fg.AllReduce) or by is fg.TwoStage):
             dense, _ = self.phases[0]
             return float(1 / (dense + (1 - dense) / (apart * run["ratio"])))

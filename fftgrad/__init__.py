@@ -73,7 +73,6 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "compressed_pmean",
     "value_and_grad",
     "init_state",
-    "link_bytes",
     "data_parallel",
     "state_specs",
     "metrics",

@@ -308,8 +308,9 @@ class OneBitAdam(Oracle):
     """Algorithm 1 of 1-bit Adam, on chunks of the vector as np.array_split cuts it.
 
     Documented differences: each chunk has its own magnitude, what a worker has of the chunk that it
-    averages is not compressed, and Adam's bias correction stays, that of v frozen. With `repeat` a chunk that is one value shorter than the first counts its last
-    value twice in its magnitude, which the paper does not.
+    averages is not compressed, and Adam's bias correction stays, that of v frozen. With `repeat` a
+    chunk that is one value shorter than the first counts its last value twice in its magnitude,
+    which the paper does not.
     """
 
     def __init__(self, warm_up, b1=0.9, b2=0.999, eps=1e-8, repeat=False):

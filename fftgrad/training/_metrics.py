@@ -1,6 +1,5 @@
 """What a training run logs of its exchange."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +38,7 @@ def metrics(
                       worker of another configuration or step
         residual      √(Σ_i ||e_i||² / w), e_i what the memory of worker i still has to send: its
                       fields called `residual`, or all of it where none is; 0.0 without memory
-        exchange_residual   the same of memories inside the exchange (`Hierarchical`), if it has some
+        exchange_residual   the same of memories inside the exchange (`Hierarchical`)
         error         relative error of what was sent in the last good step, with
                       `compressed_pmean(track_error=True)`
         bytes         that one worker hands over in one exchange (`fg.wire_bytes`): of a fragment,

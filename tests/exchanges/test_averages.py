@@ -84,9 +84,7 @@ def test_each_payload_is_decoded_and_none_is_larger():
         fg.AllGather(codec, average) for average in (None, fg.exchanges.MedianNormClip())
     )
     assert fg.wire_bytes(plain, LIKE, BY_LEAF) == fg.wire_bytes(clipped, LIKE, BY_LEAF)
-    assert fg.link_bytes(plain, LIKE, 4, BY_LEAF) == fg.link_bytes(
-        clipped, LIKE, 4, BY_LEAF
-    )
+    assert fg.link_bytes(plain, LIKE, 4, BY_LEAF) == fg.link_bytes(clipped, LIKE, 4, BY_LEAF)
 
 
 @pytest.mark.parametrize("scale", [1e3, 1e30, 1e-30])

@@ -99,9 +99,7 @@ def check_bytes(exchange, workers):
 
 def check_link_bytes(found, exchange, workers):
     over_a_ring = sum(c.link_bytes(workers) for c in found)
-    assert fg.link_bytes(exchange, jnp.ones(N), workers) == pytest.approx(
-        over_a_ring, rel=1e-12
-    )
+    assert fg.link_bytes(exchange, jnp.ones(N), workers) == pytest.approx(over_a_ring, rel=1e-12)
 
 
 BY_ERROR = fg.Fallback((fg.AllGather(fg.Sign()),), max_error=9.0)
