@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from _record import markdown
-from methods import FEEDBACK, Method, Setting, local_filled, renamed
+from methods import FEEDBACK, Method, local_filled, renamed, two_stages
 from program import Study
 from training import chosen
 
@@ -25,15 +25,6 @@ def filled(name: str, ratio: float, **options: Any) -> Method:
     """A message filled with the largest, behind feedback."""
     exchange = fg.AllGather(fg.Budget(ratio=ratio))
     return Method(name, fg.Recipe(exchange, FEEDBACK), **options)
-
-
-def two_stages(name: str, ratio: float, **options: Any) -> Method:
-    """Shards to their owners and back, each way filled with the largest, behind feedback."""
-
-    def exchange(own: Setting) -> fg.Recipe:
-        return fg.Recipe(fg.TwoStage(fg.Budget(ratio=ratio), own.workers), FEEDBACK)
-
-    return Method(name, exchange, **options)
 
 
 def adam(nu: float) -> Any:
@@ -57,11 +48,11 @@ METHODS: list[Method] = [
     renamed("dense, Muon, lead 0.3", "dense", optimizer=muon(0.3)),
     renamed("dense, Adam, nu 0.5", "dense", optimizer=adam(0.5)),
     *(
-        two_stages(f"two stages {ratio}x, Muon, lead {lead}", ratio, optimizer=muon(lead))
+        two_stages(f"two stages {ratio}x, Muon, lead {lead}", ratio, muon(lead))
         for ratio, lead in ((12, 0.3), (25, 0.3), (50, 0.3), (100, 0.3), (50, 0.5), (100, 0.5))
     ),
     *(
-        two_stages(f"two stages {ratio}x, Adam, nu {nu}", ratio, optimizer=adam(nu))
+        two_stages(f"two stages {ratio}x, Adam, nu {nu}", ratio, adam(nu))
         for ratio, nu in ((25, 0.7), (50, 0.7), (25, 0.5))
     ),
     filled("100x, Muon", 100, muon=True),

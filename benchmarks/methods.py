@@ -238,6 +238,15 @@ def local_filled(
     return Method(name, around=around, every=every, own=True, by=by, **options)
 
 
+def two_stages(name: str, ratio: float, optimizer: Callable[..., Transformation]) -> Method:
+    """Shards to their owners and back, both ways filled with the largest, behind feedback."""
+
+    def exchange(own: Setting) -> fg.Recipe:
+        return fg.Recipe(fg.TwoStage(fg.Budget(ratio=ratio), own.workers), FEEDBACK)
+
+    return Method(name, exchange, optimizer=optimizer)
+
+
 def sparse_loco(name: str, every: int, outer_rate: float) -> Method:
     """As run at 72 billion parameters, but for how often and how far."""
 
@@ -434,6 +443,10 @@ LINKS: dict[str, Method] = {
             optimizer=functools.partial(fg.optimizers.feedback_muon, lead=lead),
         )
         for ratio, lead in ((30, 0.3), (100, 0.5))
+    },
+    **{
+        f"muon-two-{ratio}x": two_stages(f"two stages {ratio}x, Muon, lead 0.3", ratio, MUON)
+        for ratio in (25, 50)
     },
 }
 """Of the runs over slow links, by the names of their command line."""

@@ -17,7 +17,7 @@ from ends import DENSE, adam, filled, means, muon
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from methods import POWER_SGD, Method, local_filled, renamed
+from methods import POWER_SGD, Method, local_filled, renamed, two_stages
 from program import Column, Point, Study
 from tasks import Batch
 from training import chosen
@@ -60,6 +60,7 @@ METHODS: list[Method] = [
     POWER_SGD,
     renamed("PowerSGD rank 4, Adam, nu 0.7", "PowerSGD rank 4", optimizer=adam(0.7)),
     renamed("PowerSGD rank 4, Muon, lead 0.3", "PowerSGD rank 4", optimizer=muon(0.3)),
+    *(two_stages(f"two stages {ratio}x, Muon, lead 0.3", ratio, muon(0.3)) for ratio in (25, 50)),
     renamed("4 local steps in 4 fragments, signs", "4 local steps in 4 fragments, sign"),
 ]
 
@@ -90,6 +91,15 @@ TIMED = (
     ),
     Timed("feedback_muon, PowerSGD", "PowerSGD rank 4, Muon, lead 0.3", "muon-powersgd"),
     Timed("feedback_muon, 100x", "100x, Muon, lead 0.5", "muon-100x", "fftgrad: budget 100x, Muon"),
+    *(
+        Timed(
+            f"feedback_muon, two stages {ratio}x",
+            f"two stages {ratio}x, Muon, lead 0.3",
+            f"muon-two-{ratio}x",
+            f"fftgrad: two stages {ratio}x, Muon",
+        )
+        for ratio in (25, 50)
+    ),
     Timed("4 local steps of Muon, 100x", "4 local steps of Muon, 25x", "muon-local-4"),
     Timed("feedback_muon, EDEN", "EDEN 1 bit, Muon, lead 0.3", "muon-eden"),
     Timed(
