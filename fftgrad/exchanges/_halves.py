@@ -15,7 +15,7 @@ class Half(NamedTuple):
     Attributes:
       vectors: of each part: on the owner of a shard its mean over the workers; or the shards of
         all owners, [w, size].
-      sent: what the others received of this worker's.
+      sent: what the others received of this worker's rows; of a shard its row of `vectors` says it.
       state: the codecs' next state.
       tally: of the headers.
     """
@@ -52,10 +52,9 @@ def to_all(
     """
     step = channel.step
     out = codec.compress(shards, state, step)
-    sent = codec.decompress(out.payloads, likes, step)
     got, tally = channel.gather(
         out.payloads, codec.number(likes), of=shards, overflow=out.overflow, received=received
     )
     every = jax.vmap(lambda payloads: codec.decompress(payloads, likes, step))(got)
     rows = tuple(vectors + tally.poison for vectors in every)
-    return Half(rows, sent, out.state, tally)
+    return Half(rows, (), out.state, tally)

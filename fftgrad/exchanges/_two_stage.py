@@ -93,8 +93,8 @@ class TwoStage(Exchange):
         second = _halves.to_all(codec, means, to_all, likes, again, first.tally)
         # A loss of the mean is one of w times as much of this worker's share in it.
         sent = [
-            sent.at[own].set(row[own] - self.workers * (mean - received))
-            for sent, row, mean, received in zip(first.sent, rows, means, second.sent, strict=True)
+            sent.at[own].set(row[own] - self.workers * (mean - every[own]))
+            for sent, row, mean, every in zip(first.sent, rows, means, second.vectors, strict=True)
         ]
         return Reduced(
             mean=_shards.from_shards(second.vectors, x),
