@@ -52,6 +52,10 @@ METHODS: list[Method] = [
         for ratio, lead in ((12, 0.3), (25, 0.3), (50, 0.3), (100, 0.3), (50, 0.5), (100, 0.5))
     ),
     *(
+        two_stages(f"eigenbasis {ratio}x, Muon, lead 0.3", ratio, muon(0.3), turned=True)
+        for ratio in (25, 50, 100)
+    ),
+    *(
         two_stages(f"two stages {ratio}x, Adam, nu {nu}", ratio, adam(nu))
         for ratio, nu in ((25, 0.7), (50, 0.7), (25, 0.5))
     ),

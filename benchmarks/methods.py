@@ -96,7 +96,8 @@ class Method:
         """
         found = getattr(self.made(Setting()), "exchange", None)
         stages = found.inner if isinstance(found, fg.Scheduled) else (found,)
-        by = self.by if found is None else type(stages[-1])
+        last = stages[-1].exchange if isinstance(stages[-1], fg.Eigenbasis) else stages[-1]
+        by = self.by if found is None else type(last)
         apart = (ran + 1) / ran if by is fg.TwoStage else 2 / workers if by is fg.AllGather else 1
         if self.phases and (isinstance(stages[0], fg.AllReduce) or by is fg.TwoStage):
             dense, _ = self.phases[0]
@@ -238,11 +239,14 @@ def local_filled(
     return Method(name, around=around, every=every, own=True, by=by, **options)
 
 
-def two_stages(name: str, ratio: float, optimizer: Callable[..., Transformation]) -> Method:
+def two_stages(
+    name: str, ratio: float, optimizer: Callable[..., Transformation], turned: bool = False
+) -> Method:
     """Shards to their owners and back, both ways filled with the largest, behind feedback."""
 
     def exchange(own: Setting) -> fg.Recipe:
-        return fg.Recipe(fg.TwoStage(fg.Budget(ratio=ratio), own.workers), FEEDBACK)
+        found = fg.TwoStage(fg.Budget(ratio=ratio), own.workers)
+        return fg.Recipe(fg.Eigenbasis(found) if turned else found, FEEDBACK)
 
     return Method(name, exchange, optimizer=optimizer)
 

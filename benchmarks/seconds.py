@@ -61,6 +61,7 @@ METHODS: list[Method] = [
     renamed("PowerSGD rank 4, Adam, nu 0.7", "PowerSGD rank 4", optimizer=adam(0.7)),
     renamed("PowerSGD rank 4, Muon, lead 0.3", "PowerSGD rank 4", optimizer=muon(0.3)),
     *(two_stages(f"two stages {ratio}x, Muon, lead 0.3", ratio, muon(0.3)) for ratio in (25, 50)),
+    two_stages("eigenbasis 50x, Muon, lead 0.3", 50, muon(0.3), turned=True),
     renamed("4 local steps in 4 fragments, signs", "4 local steps in 4 fragments, sign"),
 ]
 

@@ -149,6 +149,7 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "gather budget": fg.AllGather(fg.Budget(ratio=5)),
     "two stages, budget": fg.TwoStage(fg.Budget(bytes=160), workers=4),
     "two stages": fg.TwoStage(fg.Sign(), workers=4),
+    "eigenbasis": fg.Eigenbasis(fg.TwoStage(fg.Budget(bytes=160), workers=4), every=2),
     "two stages, one sign": fg.TwoStage(CODECS["one mean"], workers=4),
     "gather rotations": fg.AllGather(CODECS["random levels"]),
     "shared rotations": fg.SharedSupport(CODECS["cosines of rotations"]),

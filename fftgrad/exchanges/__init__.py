@@ -8,6 +8,7 @@ from fftgrad.exchanges._acp_sgd import AcpSgd
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._averages import Average, MedianNormClip, TrimmedMean
+from fftgrad.exchanges._eigenbasis import Eigenbasis
 from fftgrad.exchanges._fallback import Fallback
 from fftgrad.exchanges._hierarchical import Hierarchical
 from fftgrad.exchanges._integer_sum import IntegerSum
@@ -29,6 +30,7 @@ __all__ = [
     "Average",
     "Channel",
     "CodecRule",
+    "Eigenbasis",
     "Fallback",
     "Hierarchical",
     "IntegerSum",

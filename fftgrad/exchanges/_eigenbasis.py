@@ -1,0 +1,220 @@
+"""Another exchange, in a basis in which the gradients of matrices are sparser."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fftgrad._contracts import Channel, Exchange, Like, PyTree, Reduced, Scope, State, Step
+from fftgrad._values import check_count, check_within, value
+from fftgrad.exchanges import _alike
+from fftgrad.exchanges._low_rank import times
+from fftgrad.exchanges._recipe import check_exchange
+from fftgrad.ops import _joined
+
+FLOOR = 1e-3
+"""The least variance of a direction, in units of the mean of all, that is told from none."""
+
+
+class Side(NamedTuple):
+    """What earlier means say of the rows, or of the columns, of a matrix.
+
+    Attributes:
+      covariance: an average of M Mᵀ, or Mᵀ M, float32[d, d].
+      basis: its eigenvectors, in columns, float32[d, d].
+      scale: by what coordinates are divided, float32[d].
+    """
+
+    covariance: jax.Array
+    basis: jax.Array
+    scale: jax.Array
+
+
+class EigenbasisState(NamedTuple):
+    """State: the left and the right side of each leaf, equal on all workers; () for one that stays.
+
+    Attributes:
+      sides: of each leaf.
+      inner: what the exchange inside shares.
+    """
+
+    sides: tuple[tuple[Side | tuple[()], Side | tuple[()]], ...]
+    inner: PyTree
+
+
+@value
+class Eigenbasis(Exchange):
+    """Exchange: another one, of matrices in the eigenbasis of their earlier means.
+
+    A gradient M of a matrix has few large coordinates in the eigenvectors of M Mᵀ and Mᵀ M, so a
+    codec that keeps the largest loses about half as much of it. All workers know the mean, so each
+    follows these averages by itself, and no basis travels:
+
+        A = decay · A + (1 - decay) · M Mᵀ,    Q = orthonormal(A Q),    x = (Qᵀ M R) / (s tᵀ)
+
+    with R and t of the other side. The scale s of a direction is its variance, in units of the mean
+    of all, to the power of whiten / 2. Behind Muon, which makes all directions equally long, what
+    counts is an error relative to a direction's own size, so some of that is evened out. What is
+    lost is turned back, and fed back in the coordinates of the parameters: no change of the basis
+    loses anything. All leaves then travel as one vector. Arrays of more axes become matrices with
+    their last axis as columns.
+
+    Args:
+      exchange: what averages the vector of all coordinates, as `TwoStage(Budget(50), workers)`.
+      decay: share of the averages that survives a step, 0 <= decay < 1.
+      every: steps from one basis to the next; the first so many steps each have their own.
+      whiten: 0 for coordinates as they are, 1 for directions of equal variance.
+      largest: sides with more values stay as they are. What a worker keeps of a side of d values
+        are 2 d² + d values, and a new basis costs as much as a few products of d × d matrices.
+
+    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
+
+    Wire: that of the exchange, for one vector.
+
+    Claims: those of the exchange. Workers whose devices multiply matrices with other rounding have
+      other bases and means.
+
+    Raises:
+      ValueError: if an argument is out of range, or the exchange is made for leaves, as `PowerSgd`.
+
+    Example:
+      >>> exchange = fg.Eigenbasis(fg.AllGather(fg.Identity()))
+      >>> x = jnp.arange(12.0).reshape(2, 3, 2)
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
+      >>> bool(jnp.allclose(jax.vmap(mean, axis_name="data")(x)[0], x.mean(0)))
+      True
+
+    References:
+      The basis is that of SOAP: Vyas et al., arXiv:2409.11321, which keeps Adam's moments in it.
+      That codecs gain from it is ours: docs/results/training.md has the runs.
+    """
+
+    exchange: Exchange
+    decay: float = 0.95
+    every: int = 10
+    whiten: float = 0.5
+    largest: int = 1024
+
+    def __post_init__(self) -> None:
+        check_exchange("Eigenbasis(exchange)", self.exchange)
+        check_within("Eigenbasis(decay)", self.decay, "[0, 1)", "use 0.95.")
+        check_count("Eigenbasis(every)", self.every, "use 10.")
+        check_within("Eigenbasis(whiten)", self.whiten, "[0, 1]", "use 0.5.")
+        check_count("Eigenbasis(largest)", self.largest, "use 1024.")
+        if self.exchange.scope not in ("model", None):
+            raise ValueError(
+                f"Eigenbasis(exchange): must take one vector, got {self.exchange!r}, which is made "
+                "for leaves; use TwoStage(Budget(ratio=50), workers)."
+            )
+
+    @property
+    def scope(self) -> Scope:
+        return "leaf"
+
+    @property
+    def inner(self) -> tuple[Exchange, ...]:
+        return (self.exchange,)
+
+    def init(self, like: PyTree) -> State:
+        def side(length: int, other: int) -> Side | tuple[()]:
+            if other == 1 or not 1 < length <= self.largest:
+                return ()
+            return Side(jnp.zeros((length, length)), jnp.eye(length), jnp.ones(length))
+
+        state = self.exchange.init(_vector(like))
+        shapes = map(_as_matrix, jax.tree.leaves(like))
+        sides = tuple((side(rows, columns), side(columns, rows)) for rows, columns in shapes)
+        return state._replace(shared=EigenbasisState(sides, state.shared))
+
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        leaves, structure = jax.tree.flatten(x)
+        sides = state.shared.sides
+        turned = [_turn(leaf, *own) for leaf, own in zip(leaves, sides, strict=True)]
+        vector = jnp.concatenate([matrix.ravel() for matrix in turned])
+        out = self.exchange.mean(vector, state._replace(shared=state.shared.inner), channel)
+
+        def back(vector: jax.Array) -> list[jax.Array]:
+            pieces = _joined.cut(vector, [leaf.size for leaf in leaves])
+            return [
+                _turn_back(piece.reshape(matrix.shape), *own).reshape(leaf.shape)
+                for piece, matrix, own, leaf in zip(pieces, turned, sides, leaves, strict=True)
+            ]
+
+        mean = back(out.mean)
+        shared = EigenbasisState(self._learned(mean, sides, channel.step), out.state.shared)
+        return out._replace(
+            mean=jax.tree.unflatten(structure, mean),
+            sent=jax.tree.unflatten(structure, back(out.sent)),
+            state=out.state._replace(shared=shared),
+            left=None,
+        )
+
+    def _learned(self, mean: list[jax.Array], sides: PyTree, step: Step) -> PyTree:
+        """The sides after a step."""
+
+        def learn(side: Side, matrix: jax.Array) -> Side:
+            share = (1 - self.decay) * times(matrix, matrix.T)
+            return side._replace(covariance=self.decay * side.covariance + share)
+
+        def renew(side: Side) -> Side:
+            basis = jnp.linalg.qr(times(side.covariance, side.basis))[0]
+            variance = jnp.sum(basis * times(side.covariance, basis), axis=0)
+            relative = variance / jnp.maximum(jnp.mean(variance), jnp.finfo(jnp.float32).tiny)
+            scale = jnp.maximum(relative, FLOOR) ** (self.whiten / 2)
+            return Side(side.covariance, basis, scale)
+
+        matrices = [leaf.reshape(_as_matrix(leaf)) for leaf in mean]
+        pairs = [
+            (side, matrix)
+            for own, rows in zip(sides, matrices, strict=True)
+            for side, matrix in zip(own, (rows, rows.T), strict=True)
+            if side
+        ]
+        if not pairs:
+            return sides
+        learned = [learn(side, matrix) for side, matrix in pairs]
+        due = (step.number % self.every == 0) | (step.number < self.every)
+        renewed = lambda found: _alike.each(renew, [()] * len(found), found)  # noqa: E731
+        learned = iter(lax.cond(due, renewed, lambda found: found, learned))
+        return tuple(tuple(next(learned) if side else side for side in own) for own in sides)
+
+    def observe(self, shared: EigenbasisState, loss: jax.Array, step: Step) -> EigenbasisState:
+        return shared._replace(inner=self.exchange.observe(shared.inner, loss, step))
+
+    def wire_bytes(self, like: PyTree) -> int:
+        return self.exchange.wire_bytes(_vector(like))
+
+    def link_bytes(self, like: PyTree, workers: int) -> float:
+        return self.exchange.link_bytes(_vector(like), workers)
+
+
+def _as_matrix(like: Like) -> tuple[int, int]:
+    """The shape of an array as a matrix; of one row, if it is none."""
+    if len(like.shape) < 2:
+        return 1, math.prod(like.shape)
+    return math.prod(like.shape[:-1]), like.shape[-1]
+
+
+def _vector(like: PyTree) -> Like:
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
+    return jax.ShapeDtypeStruct((size,), jnp.float32)
+
+
+def _turn(leaf: jax.Array, left: Side | tuple[()], right: Side | tuple[()]) -> jax.Array:
+    """An array in the coordinates of its sides, as a matrix."""
+    matrix = leaf.reshape(_as_matrix(leaf))
+    if left:
+        matrix = times(left.basis.T, matrix) / left.scale[:, None]
+    if right:
+        matrix = times(matrix, right.basis) / right.scale
+    return matrix
+
+
+def _turn_back(matrix: jax.Array, left: Side | tuple[()], right: Side | tuple[()]) -> jax.Array:
+    if left:
+        matrix = times(left.basis, matrix * left.scale[:, None])
+    if right:
+        matrix = times(matrix * right.scale, right.basis.T)
+    return matrix
