@@ -67,10 +67,16 @@ def sizes() -> Iterator[tuple[str, list[float]]]:
         yield name, list(found)
 
 
+def unsent(self: Program) -> tuple[float, float]:
+    """No bytes, which would be another program to compile."""
+    del self
+    return 1.0, 1.0
+
+
 def losses() -> Iterator[tuple[str, str]]:
     """Of each method after a few steps of a tiny model."""
     mesh, task = simulated(WORKERS), TASKS["lm"](True)
-    Program.sent = lambda _: (1.0, 1.0)  # bytes are above
+    Program.sent = unsent
     for method in {m.name: m for m in (*methods.METHODS, *ends.METHODS)}.values():
         program = Program(task, method, STEPS, mesh, devices=False)
         end = run(program, 1.0, 0, task.schedule, Reset(), Column(program))

@@ -208,7 +208,7 @@ def _turn(leaf: jax.Array, left: Side | tuple[()], right: Side | tuple[()]) -> j
     if left:
         matrix = times(left.basis.T, matrix) / left.scale[:, None]
     if right:
-        matrix = times(matrix, right.basis) / right.scale
+        matrix = times(matrix, right.basis) / right.scale[None]
     return matrix
 
 
@@ -216,5 +216,5 @@ def _turn_back(matrix: jax.Array, left: Side | tuple[()], right: Side | tuple[()
     if left:
         matrix = times(left.basis, matrix * left.scale[:, None])
     if right:
-        matrix = times(matrix * right.scale, right.basis.T)
+        matrix = times(matrix * right.scale[None], right.basis.T)
     return matrix

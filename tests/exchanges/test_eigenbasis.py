@@ -1,0 +1,120 @@
+"""Another exchange in the eigenbasis of earlier means: its basis, its gain, its bytes."""
+
+import jax
+import numpy as np
+import pytest
+from parallel import AXIS
+
+import fftgrad as fg
+
+WORKERS, ROWS, COLUMNS = 4, 12, 20
+LIKE = jax.ShapeDtypeStruct((ROWS, COLUMNS), "float32")
+LOW = fg.AllGather(fg.TopK(k=24))
+
+
+def hidden(steps, workers=WORKERS, seed=0):
+    """Gradients that are sparse in a basis that nobody told, with noise of each worker."""
+    rng = np.random.default_rng(seed)
+    left, right = (np.linalg.qr(rng.standard_normal((n, n)))[0] for n in (ROWS, COLUMNS))
+    sizes = 3.0 ** -np.arange(ROWS)
+    means = [
+        left @ (sizes[:, None] * rng.standard_normal((ROWS, 1)) * np.eye(ROWS, COLUMNS)) @ right.T
+        for _ in range(steps)
+    ]
+    noise = 1e-3 * rng.standard_normal((steps, workers, ROWS, COLUMNS))
+    return left, (np.stack(means)[:, None] + noise).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The errors of the means, without and with the basis, and the last states."""
+    left, rows = hidden(40)
+    out = {}
+    for name, exchange in (("plain", LOW), ("turned", fg.Eigenbasis(LOW, every=4, whiten=0.5))):
+        tx = fg.compressed_pmean(exchange, fg.NoMemory(), axis_name=AXIS)
+        update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
+        state = jax.jit(jax.vmap(tx.init))(rows[0])
+        errors = []
+        for row in rows:
+            mean, state = update(row, state)
+            exact = row.mean(0)
+            errors.append(np.linalg.norm(mean[0] - exact) / np.linalg.norm(exact))
+        out[name] = errors, state
+    return left, out
+
+
+def test_what_is_sparse_in_a_hidden_basis_loses_less(trained):
+    _, out = trained
+    plain, turned = (np.mean(out[name][0][20:]) for name in ("plain", "turned"))
+    assert plain > 0.3
+    assert turned < plain / 3
+    # Before anything was learned it is the exchange itself.
+    assert out["turned"][0][0] == pytest.approx(out["plain"][0][0], rel=1e-5)
+
+
+def test_the_basis_is_that_of_the_largest_directions(trained):
+    left, out = trained
+    side, _ = out["turned"][1].exchange[0].shared.sides[0]
+    basis = np.asarray(side.basis[0], np.float64)
+    np.testing.assert_allclose(basis.T @ basis, np.eye(ROWS), atol=1e-5)
+    assert np.abs(basis[:, 0] @ left[:, 0]) > 0.99
+    assert np.abs(basis[:, 1] @ left[:, 1]) > 0.99
+
+
+def test_directions_are_scaled_by_the_fourth_root_of_their_variance(trained):
+    _, out = trained
+    side, _ = out["turned"][1].exchange[0].shared.sides[0]
+    covariance, basis, scale = (np.asarray(a[0], np.float64) for a in side)
+    variance = np.diag(basis.T @ covariance @ basis)
+    assert np.all(np.diff(scale) < 0.01)
+    wanted = np.maximum(variance / variance.mean(), 1e-3) ** 0.25
+    # The averages went on after the basis was made.
+    np.testing.assert_allclose(scale[:3], wanted[:3], rtol=0.2)
+    assert scale[-1] == pytest.approx(1e-3**0.25)
+
+
+def test_the_states_are_the_same_bits_on_all_workers(trained):
+    _, out = trained
+    for leaf in jax.tree.leaves(out["turned"][1].exchange[0].shared):
+        rows = np.asarray(leaf)
+        assert rows.tobytes() == WORKERS * rows[:1].tobytes()
+
+
+def test_it_sends_what_the_exchange_sends_for_one_vector():
+    like = {"w": LIKE, "b": jax.ShapeDtypeStruct((7,), "float32")}
+    vector = jax.ShapeDtypeStruct((ROWS * COLUMNS + 7,), "float32")
+    two = fg.TwoStage(fg.Budget(ratio=8), WORKERS)
+    turned = fg.Eigenbasis(two)
+    assert fg.wire_bytes(turned, like) == fg.wire_bytes(two, vector)
+    assert fg.link_bytes(turned, like, WORKERS) == fg.link_bytes(two, vector, WORKERS)
+
+
+def test_long_sides_and_vectors_stay():
+    like = {
+        "wide": jax.ShapeDtypeStruct((4, 9), "float32"),
+        "row": jax.ShapeDtypeStruct((1, 4), "float32"),
+        "vector": jax.ShapeDtypeStruct((4,), "float32"),
+        "scalar": jax.ShapeDtypeStruct((), "float32"),
+        "kernel": jax.ShapeDtypeStruct((2, 2, 3), "float32"),
+    }
+    state = fg.Eigenbasis(fg.AllReduce(), largest=4).init(jax.tree.leaves(like))
+    shapes = [
+        tuple(side.basis.shape[0] if side else 0 for side in own) for own in state.shared.sides
+    ]
+    assert dict(zip(sorted(like), shapes, strict=True)) == {
+        "kernel": (4, 3), "row": (0, 0), "scalar": (0, 0), "vector": (0, 0), "wide": (4, 0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: fg.Eigenbasis(fg.PowerSgd(2)), "one vector"),
+        (lambda: fg.Eigenbasis(LOW, decay=1.0), "decay"),
+        (lambda: fg.Eigenbasis(LOW, whiten=2.0), "whiten"),
+        (lambda: fg.Eigenbasis(LOW, every=0), "every"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make, named):
+    with pytest.raises(ValueError, match=named):
+        make()
