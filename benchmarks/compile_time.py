@@ -38,6 +38,7 @@ BLOCK = {
     "mlp/down": (4 * WIDTH, WIDTH),
     "mlp/down_bias": (WIDTH,),
 }
+TWO_STAGES = fg.TwoStage(fg.Budget(ratio=25), WORKERS)
 Make = Callable[[], optax.GradientTransformation]
 
 
@@ -50,7 +51,7 @@ def exchanged(method: Any, **options: Any) -> Make:
 
 def filled(make: Any, **options: Any) -> Make:
     """An optimizer of ours with a filled message."""
-    exchange = fg.AllGather(fg.Budget(ratio=100))
+    exchange = options.pop("exchange", fg.AllGather(fg.Budget(ratio=100)))
     return lambda: make(
         1e-3, exchange=exchange, memory=fg.ErrorFeedback(), axis_name="data", **options
     )
@@ -73,6 +74,12 @@ ROWS: dict[str, Make] = {
     "DGC": exchanged(fg.methods.dgc(0.001)),
     "100x, feedback_adam": filled(fg.optimizers.feedback_adam),
     "100x, feedback_muon": filled(fg.optimizers.feedback_muon, lead=0.5),
+    "two stages 25x, feedback_muon": filled(
+        fg.optimizers.feedback_muon, exchange=TWO_STAGES, lead=0.3
+    ),
+    "eigenbasis 25x, feedback_muon": filled(
+        fg.optimizers.feedback_muon, exchange=fg.Eigenbasis(TWO_STAGES), lead=0.3
+    ),
     "local steps, signs": local(),
     "local steps, 4 fragments, delay": local(fragments=4, delay=1),
     "SparseLoCo": lambda: fg.optimizers.sparse_loco(optax.adamw(1e-3), every=4, axis_name="data"),

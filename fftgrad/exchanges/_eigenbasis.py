@@ -1,7 +1,7 @@
 """Another exchange, in a basis in which the gradients of matrices are sparser."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -130,55 +130,60 @@ class Eigenbasis(Exchange):
 
     def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         leaves, structure = jax.tree.flatten(x)
-        sides = state.shared.sides
-        turned = [_turn(leaf, *own) for leaf, own in zip(leaves, sides, strict=True)]
+        sides, alike = state.shared.sides, [()] * len(leaves)
+        matrices = [leaf.reshape(_as_matrix(leaf)) for leaf in leaves]
+        turned = _alike.each(_turn, alike, list(zip(matrices, sides, strict=True)))
         vector = jnp.concatenate([matrix.ravel() for matrix in turned])
         out = self.exchange.mean(vector, state._replace(shared=state.shared.inner), channel)
 
-        def back(vector: jax.Array) -> list[jax.Array]:
-            pieces = _joined.cut(vector, [leaf.size for leaf in leaves])
-            return [
-                _turn_back(piece.reshape(matrix.shape), *own).reshape(leaf.shape)
-                for piece, matrix, own, leaf in zip(pieces, turned, sides, leaves, strict=True)
-            ]
+        def pieces(vector: jax.Array) -> list[jax.Array]:
+            found = _joined.cut(vector, [matrix.size for matrix in matrices])
+            return [one.reshape(m.shape) for one, m in zip(found, matrices, strict=True)]
 
-        mean = back(out.mean)
-        shared = EigenbasisState(self._learned(mean, sides, channel.step), out.state.shared)
+        rows = list(zip(pieces(out.mean), pieces(out.sent), sides, strict=True))
+        back = _alike.each(_turn_back, alike, rows)
+        means, sent = (
+            jax.tree.unflatten(
+                structure, [m.reshape(leaf.shape) for m, leaf in zip(part, leaves, strict=True)]
+            )
+            for part in zip(*back, strict=True)
+        )
+        shared = EigenbasisState(
+            self._learned([mean for mean, _ in back], sides, channel.step), out.state.shared
+        )
         return out._replace(
-            mean=jax.tree.unflatten(structure, mean),
-            sent=jax.tree.unflatten(structure, back(out.sent)),
-            state=out.state._replace(shared=shared),
-            left=None,
+            mean=means, sent=sent, state=out.state._replace(shared=shared), left=None
         )
 
-    def _learned(self, mean: list[jax.Array], sides: PyTree, step: Step) -> PyTree:
+    def _learned(self, means: list[jax.Array], sides: PyTree, step: Step) -> PyTree:
         """The sides after a step."""
 
-        def learn(side: Side, matrix: jax.Array) -> Side:
-            share = (1 - self.decay) * times(matrix, matrix.T)
-            return side._replace(covariance=self.decay * side.covariance + share)
+        def learn(row: tuple[jax.Array, tuple[Side | tuple[()], ...]]) -> PyTree:
+            mean, own = row
+            both = zip(own, (mean, mean.T), strict=True)
+            return tuple(side and self._with(side, matrix) for side, matrix in both)
 
-        def renew(side: Side) -> Side:
-            basis = jnp.linalg.qr(times(side.covariance, side.basis))[0]
-            variance = jnp.sum(basis * times(side.covariance, basis), axis=0)
-            relative = variance / jnp.maximum(jnp.mean(variance), jnp.finfo(jnp.float32).tiny)
-            scale = jnp.maximum(relative, FLOOR) ** (self.whiten / 2)
-            return Side(side.covariance, basis, scale)
-
-        matrices = [leaf.reshape(_as_matrix(leaf)) for leaf in mean]
-        pairs = [
-            (side, matrix)
-            for own, rows in zip(sides, matrices, strict=True)
-            for side, matrix in zip(own, (rows, rows.T), strict=True)
-            if side
-        ]
-        if not pairs:
-            return sides
-        learned = [learn(side, matrix) for side, matrix in pairs]
+        learned = _alike.each(learn, [()] * len(means), list(zip(means, sides, strict=True)))
         due = (step.number % self.every == 0) | (step.number < self.every)
-        renewed = lambda found: _alike.each(renew, [()] * len(found), found)  # noqa: E731
-        learned = iter(lax.cond(due, renewed, lambda found: found, learned))
-        return tuple(tuple(next(learned) if side else side for side in own) for own in sides)
+
+        def renewed(learned: PyTree) -> PyTree:
+            flat = [side for own in learned for side in own if side]
+            new = iter(_alike.each(self._renewed, [()] * len(flat), flat))
+            return [tuple(side and next(new) for side in own) for own in learned]
+
+        return tuple(lax.cond(due, renewed, lambda learned: learned, learned))
+
+    def _with(self, side: Side, matrix: jax.Array) -> Side:
+        share = (1 - self.decay) * times(matrix, matrix.T)
+        return side._replace(covariance=self.decay * side.covariance + share)
+
+    def _renewed(self, side: Side) -> Side:
+        basis = jnp.linalg.qr(times(side.covariance, side.basis))[0]
+        variance = jnp.sum(basis * times(side.covariance, basis), axis=0)
+        mean = jnp.mean(variance)
+        relative = jnp.where(mean > 0, variance / jnp.where(mean > 0, mean, 1.0), 1.0)
+        scale = jnp.maximum(relative, FLOOR) ** (self.whiten / 2)
+        return Side(side.covariance, basis, scale)
 
     def observe(self, shared: EigenbasisState, loss: jax.Array, step: Step) -> EigenbasisState:
         return shared._replace(inner=self.exchange.observe(shared.inner, loss, step))
@@ -202,9 +207,9 @@ def _vector(like: PyTree) -> Like:
     return jax.ShapeDtypeStruct((size,), jnp.float32)
 
 
-def _turn(leaf: jax.Array, left: Side | tuple[()], right: Side | tuple[()]) -> jax.Array:
-    """An array in the coordinates of its sides, as a matrix."""
-    matrix = leaf.reshape(_as_matrix(leaf))
+def _turn(row: tuple[jax.Array, tuple[Side | tuple[()], Side | tuple[()]]]) -> jax.Array:
+    """A matrix in the coordinates of its sides."""
+    matrix, (left, right) = row
     if left:
         matrix = times(left.basis.T, matrix) / left.scale[:, None]
     if right:
@@ -212,9 +217,11 @@ def _turn(leaf: jax.Array, left: Side | tuple[()], right: Side | tuple[()]) -> j
     return matrix
 
 
-def _turn_back(matrix: jax.Array, left: Side | tuple[()], right: Side | tuple[()]) -> jax.Array:
+def _turn_back(row: tuple[Any, ...]) -> tuple[jax.Array, ...]:
+    """Two matrices from the coordinates of their sides."""
+    *matrices, (left, right) = row
     if left:
-        matrix = times(left.basis, matrix * left.scale[:, None])
+        matrices = [times(left.basis, matrix * left.scale[:, None]) for matrix in matrices]
     if right:
-        matrix = times(matrix * right.scale[None], right.basis.T)
-    return matrix
+        matrices = [times(matrix * right.scale[None], right.basis.T) for matrix in matrices]
+    return tuple(matrices)
