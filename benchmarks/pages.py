@@ -72,7 +72,7 @@ CHOICES = {
     "two stages 25x, Muon with a lead": Choice(
         "the last loss counts", "two stages 25x, Muon, lead 0.3"
     ),
-    "two stages 50x, Muon with a lead": Choice("slower still", "two stages 50x, Muon, lead 0.3"),
+    "eigenbasis 50x, Muon with a lead": Choice("slower still", "eigenbasis 50x, Muon, lead 0.3"),
     "PowerSGD 4, Muon with a lead": Choice("codec time counts", "PowerSGD rank 4, Muon, lead 0.3"),
     "4 local steps of Muon, 25x": Choice("high latency", "4 local steps of Muon, two stages 25x"),
 }

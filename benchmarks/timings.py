@@ -63,11 +63,15 @@ def squares(values: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def timing(row: fg.advise.Candidate, values: int, workers: int, seconds: float) -> list[float]:
-    """Of a row; without what a Muon takes for matrices, which goes by their shapes."""
+    """Of a row; without what a Muon or an eigenbasis takes for matrices, which goes by shapes."""
     whole = getattr(row.optimizer, "func", row.optimizer)
     if whole in (fg.optimizers.feedback_muon, optax.contrib.muon):
         other = None if row.every > 1 else fg.optimizers.feedback_adam
         row = dataclasses.replace(row, optimizer=other)
+    exchange = row.recipe.exchange
+    if isinstance(exchange, fg.Eigenbasis):
+        own = dataclasses.replace(row.recipe, exchange=exchange.exchange)
+        row = dataclasses.replace(row, method=own)
     tx, axes = row.transformation("data"), {"data": workers}
     took = fg.advise.time_exchange(tx, squares(values), axes, seconds=seconds)
     return [values, workers, took.compress, took.decompress, took.compile]

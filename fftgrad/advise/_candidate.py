@@ -189,6 +189,7 @@ def candidates(
     halves = fg.TwoStage(fg.Cast("bfloat16"), workers)
     signs = fg.Recipe(fg.TwoStage(fg.Sign(), workers), decayed)
     two_bits = fg.TwoStage(fg.codecs.LloydMax(bits=2, block=256), workers)
+    filled = fg.Recipe(fg.TwoStage(fg.Budget(ratio=25), workers), feedback)
     four_bits = fg.chain(fg.TopK(0.04), fg.LogLevels(bits=4))
     rows = [
         _row("dense float32", fg.Recipe(fg.AllReduce()), dense=True),
@@ -207,14 +208,7 @@ def candidates(
             optimizer=LATE,
         ),
         _row("DCT 64, 4 %, 4 bits", top_k(0.04, 4, transform=dct, memory=decayed), optimizer=LATE),
-        *(
-            _row(
-                f"two stages {ratio}x, Muon with a lead",
-                fg.Recipe(fg.TwoStage(fg.Budget(ratio=ratio), workers), feedback),
-                optimizer=MUON,
-            )
-            for ratio in (25, 50)
-        ),
+        _row("two stages 25x, Muon with a lead", filled, optimizer=MUON),
         _row("signs, two stages", signs, optimizer=LATE),
         _row("2 bits, two stages", fg.Recipe(two_bits, fg.ErrorFeedback(decay=0.9))),
         _row("4 local steps, signs", signs, every=4),
@@ -226,11 +220,12 @@ def candidates(
         for leaf in jax.tree.leaves(like)
     )
     if matrices:
-        quarter = fg.Recipe(fg.TwoStage(fg.Budget(ratio=25), workers), feedback)
-        rows.append(_row("4 local steps of Muon, 25x", quarter, every=4, optimizer=LOCAL_MUON))
+        rows.append(_row("4 local steps of Muon, 25x", filled, every=4, optimizer=LOCAL_MUON))
     if matrices and fast == 1:
         power_sgd = fg.methods.power_sgd(4)
+        turned = fg.Eigenbasis(fg.TwoStage(fg.Budget(ratio=50), workers))
         rows += [
+            _row("eigenbasis 50x, Muon with a lead", fg.Recipe(turned, feedback), optimizer=MUON),
             _row("PowerSGD 4, Muon with a lead", power_sgd, optimizer=MUON),
             _row("PowerSGD rank 4", power_sgd, optimizer=LED),
             _row("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=LATE),

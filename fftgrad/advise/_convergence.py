@@ -56,7 +56,7 @@ class Longer(NamedTuple):
 
 SEEN: dict[str, HeldOut | Tuned | Longer] = {
     "two stages 25x, Muon with a lead": HeldOut(0.7, 4.2),
-    "two stages 50x, Muon with a lead": HeldOut(1.8, 4.9),
+    "eigenbasis 50x, Muon with a lead": HeldOut(1.8, 4.9),
     "4 local steps of Muon, 25x": HeldOut(3.0, 6.0),
     "PowerSGD 4, Muon with a lead": HeldOut(2.8, 6.4),
     "PowerSGD rank 4": HeldOut(3.3, 6.8),

@@ -88,6 +88,16 @@ def orthogonalizing(like: PyTree) -> float:
     return float(sum(ITERATIONS * (4 * a * a * b + 2 * a**3) for a, b in shapes))
 
 
+def turning(like: PyTree) -> float:
+    """Multiplications and additions of an eigenbasis, for all matrices.
+
+    Three pairs of products turn a matrix there, and its mean and what was sent of it back; a pair
+    follows the averages, and a tenth of some products of square ones makes new bases.
+    """
+    shapes = (leaf.shape for leaf in jax.tree.leaves(like) if len(leaf.shape) == 2)
+    return float(sum(8 * a * b * (a + b) + (a**3 + b**3) for a, b in shapes))
+
+
 def _scaled(timing: Timing, by: float, sizes: tuple[int, ...]) -> Timing:
     return Timing(timing.compress * by, timing.decompress * by, sizes, timing.compile)
 
@@ -110,6 +120,8 @@ def _of(row: Candidate, like: PyTree, groups: Groups) -> Timing:
     if getattr(row.optimizer, "func", row.optimizer) in MUONS:
         rate = table["muon_flops_per_second"] / row.every
         decompress += orthogonalizing(like) / rate
+    if isinstance(row.recipe.exchange, fg.Eigenbasis):
+        decompress += turning(like) / table["muon_flops_per_second"]
     if joined > 1:
         decompress += PASSES * table["copy_seconds"] * values / COPY_VALUES
     return Timing(compress, decompress, compile=max(p.compile for p in points))

@@ -32,7 +32,7 @@ def _eighty_columns(monkeypatch):
 
 
 SOME = {
-    "dense float32", "dense bfloat16", "QSGD 4 bits", "two stages 50x, Muon with a lead",
+    "dense float32", "dense bfloat16", "QSGD 4 bits", "two stages 25x, Muon with a lead",
     "signs, two stages", "4 local steps, signs", "8 local steps, signs",
 }  # fmt: skip
 
@@ -280,7 +280,7 @@ def test_local_steps_go_around_an_optimizer(asked, pays, capsys):
 def test_few_rows_are_the_best_ones_and_the_best_dense_one(capsys):
     assert main([*ASKED, "--parameters=25M", "--top=1"]) == 0
     out = capsys.readouterr().out
-    assert "two stages 50x" in out
+    assert "two stages 25x" in out
     assert "dense bfloat16" in out
     assert "dense float32" not in out
     assert "PowerSGD" not in out
