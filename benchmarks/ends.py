@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from _record import markdown
-from methods import FEEDBACK, Method, local_filled, renamed, two_stages
+from methods import FEEDBACK, Method, local_filled, renamed, times, two_stages
 from program import Study
 from training import chosen
 
@@ -88,14 +88,15 @@ def tables(results: dict[str, Any], methods: Sequence[Method] = METHODS) -> str:
         own = [run for run in runs if run["method"] == row.name]
         if own:
             cells = [cell_of(found[task], row.name) for task in tasks]
-            rows.append([row.name, *(fewer(row, own, workers) for workers in (8, 64)), *cells])
+            ran = results["workers"]
+            rows.append([row.name, *(fewer(row, own, w, ran) for w in (8, 64)), *cells])
     return markdown(["method", "on 8 links", "on 64", *tasks], rows)
 
 
-def fewer(row: Method, runs: Sequence[Any], workers: int) -> str:
+def fewer(row: Method, runs: Sequence[Any], workers: int, ran: int) -> str:
     """How many times fewer bytes cross a link, from the least to the most."""
-    ratios = sorted(row.on_link(run, workers) for run in runs)
-    return " to ".join(dict.fromkeys(f"{ratio:.2g}" for ratio in (ratios[0], ratios[-1])))
+    ratios = sorted(row.on_link(run, workers, ran) for run in runs)
+    return " to ".join(dict.fromkeys(times(ratio) for ratio in (ratios[0], ratios[-1])))
 
 
 def means(found: dict[str, list[Any]], name: str) -> float:

@@ -118,6 +118,11 @@ class Method:
         return optax.chain(self.mean(setting), inner)
 
 
+def times(ratio: float) -> str:
+    """A ratio in two figures, or more before its point."""
+    return f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.2g}"
+
+
 # What a run looks at
 
 

@@ -113,7 +113,7 @@ def seen(choice: Choice) -> list[str]:
         best = min(ends.means(found, name) for name in ends.DENSE)
         above.append(100 * (ends.means(found, choice.run) / best - 1))
     loss = f"{statistics.mean(above):+.1f} % ({max(above):+.1f} %)"
-    return [*(ends.fewer(row, runs, workers) for workers in (8, 64)), loss]
+    return [*(ends.fewer(row, runs, w, WORKERS) for w in (8, 64)), loss]
 
 
 def kept(row: fg.advise.Candidate) -> float:

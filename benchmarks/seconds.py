@@ -17,7 +17,7 @@ from ends import DENSE, adam, filled, means, muon
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from methods import POWER_SGD, Method, local_filled, renamed, two_stages
+from methods import POWER_SGD, Method, local_filled, renamed, times, two_stages
 from program import Column, Point, Study
 from tasks import Batch
 from training import chosen
@@ -142,7 +142,7 @@ def tables(results: dict[str, Any]) -> str:
     known = {row.name: row for row in STUDY.rows}
     for method, run in found.items():
         row, ran = known[method], results["workers"]
-        cells = [method, *(f"{row.on_link(run, w, ran):.2g}" for w in (ran, 64))]
+        cells = [method, *(times(row.on_link(run, w, ran)) for w in (ran, 64))]
         cells += [f"{run['rate']:g}", f"{run['loss']:.3f}"]
         rows.append([*cells, f"{100 * (run['loss'] / best - 1):+.1f} %"])
     losses = markdown(["method", "on 4 links", "on 64", "rate", "loss", "to the best dense"], rows)

@@ -18,7 +18,17 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
-from methods import AXIS, METHODS, Method, Setting, Transformation, gradients_of, watched
+from methods import (
+    AXIS,
+    METHODS,
+    ROWS,
+    Method,
+    Setting,
+    Transformation,
+    gradients_of,
+    times,
+    watched,
+)
 from program import Program, Study, score
 from tasks import Params, Task
 
@@ -68,20 +78,16 @@ def chosen(runs: list[Any], task: str) -> dict[str, list[Any]]:
 
 
 def markdown(results: Any) -> str:
-    """One row a method: what it sends, and what became of the training.
-
-    A dense gradient in bfloat16 has half of the bytes that the ratio is of.
-    """
+    """One row a method: how many times fewer bytes it sends, and what became of the training."""
     runs = results["runs"]
     by_task = {task: chosen(runs, task) for task in dict.fromkeys(r["task"] for r in runs)}
-    known = {method.name: method for method in METHODS}
     columns = ["method", "published", "counted"]
     for task in by_task:
-        columns += [f"{task}: ratio", "to bf16", "error", "loss", "to dense"]
+        columns += [f"{task}: on 8 links", "on 64", "error", "loss", "to dense"]
         columns += ["accuracy"] * (task == "digits")
     rows: list[list[str]] = []
     for name in dict.fromkeys(name for found in by_task.values() for name in found):
-        told = (known[name].published, known[name].counted) if name in known else (None, None)
+        told = (ROWS[name].published, ROWS[name].counted) if name in ROWS else (None, None)
         cells = [name, *(f"{x:g}" if x else "" for x in told)]
         for task, found in by_task.items():
             error = results.get("errors", {}).get(task, {}).get(name)
@@ -94,9 +100,10 @@ def cells_of(own: list[Any], dense: list[Any], error: float | None, classes: boo
     """Those of a method on a task."""
     if not own:
         return [""] * (5 + classes)
-    losses, ratio = [r["loss"] for r in own], own[0]["mean_ratio"]
+    losses = [r["loss"] for r in own]
+    near, far = (ROWS[own[0]["method"]].on_link(own[0], workers) for workers in (8, 64))
     change = 100 * (np.mean(losses) / np.mean([r["loss"] for r in dense]) - 1)
-    cells = [f"{ratio:.1f}", f"{ratio / 2:.1f}", f"{error:.2f}" if error else ""]
+    cells = [times(near), times(far), f"{error:.2f}" if error else ""]
     cells += [f"{np.mean(losses):.3f} ± {np.ptp(losses) / 2:.3f}", f"{change:+.1f} %"]
     return cells + [f"{100 * np.mean([r['accuracy'] for r in own]):.1f} %" for _ in range(classes)]
 
@@ -135,7 +142,7 @@ def points(runs: list[Any], task: str) -> list[Point]:
     for name, own in rows.items():
         changes = [100 * (r["loss"] / dense - 1) for r in own]
         ends = float(np.mean(changes)), min(changes), max(changes)
-        out.append(Point(name, own[0]["mean_ratio"], *ends))
+        out.append(Point(name, ROWS[name].on_link(own[0], 8), *ends))
     return out
 
 
@@ -160,7 +167,7 @@ def frontier(runs: list[Any]) -> Figure:
         axes.set_ylabel("held-out loss above dense, %")
         listed = points(runs, task)
         name_all(axes, *panel(axes, listed))
-    panels[-1].set_xlabel("times fewer bytes than the dense gradient has")
+    panels[-1].set_xlabel("times fewer bytes on the links of 8 workers")
     return figure
 
 

@@ -24,6 +24,7 @@ from methods import (
     Transformation,
     by_ratio,
     renamed,
+    times,
 )
 from program import Study
 from training import chosen
@@ -349,7 +350,7 @@ def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:
         for method, own in found.items():
             loss = means(found, method)
             change = f"{100 * (loss / best - 1):+.1f} %"
-            ratio = f"{known[method].on_link(own[0], results['workers']):.2g}"
+            ratio = times(known[method].on_link(own[0], results["workers"]))
             rows.append([task, method, ratio, f"{own[0]['rate']:g}", f"{loss:.3f}", change])
     print(markdown(["task", "method", "on 8 links", "rate", "loss", "to the best dense"], rows))
 
