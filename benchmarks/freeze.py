@@ -11,6 +11,7 @@ after 30 steps of each method. A row that is only in one of the two is said, and
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import pathlib
@@ -26,7 +27,6 @@ import numpy as np
 
 sys.path.insert(0, str(_record.ROOT / "tests"))
 
-import cases
 import ends
 import methods
 from program import Column, Program, Reset, run, simulated
@@ -34,6 +34,7 @@ from tasks import TASKS
 
 import fftgrad as fg
 
+cases = importlib.import_module("cases")
 FILE = _record.RESULTS / "freeze.json"
 STEPS, WORKERS, N = 30, 4, 1000
 LIKE = {"w": jax.ShapeDtypeStruct((40, 24), "float32"), "b": jax.ShapeDtypeStruct((24,), "float32")}
