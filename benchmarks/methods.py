@@ -453,10 +453,8 @@ LINKS: dict[str, Method] = {
         )
         for ratio, lead in ((30, 0.3), (100, 0.5))
     },
-    **{
-        f"muon-two-{ratio}x": two_stages(f"two stages {ratio}x, Muon, lead 0.3", ratio, MUON)
-        for ratio in (25, 50)
-    },
+    "muon-two-25x": two_stages("two stages 25x, Muon, lead 0.3", 25, MUON),
+    "muon-turned-50x": two_stages("eigenbasis 50x, Muon, lead 0.3", 50, MUON, turned=True),
 }
 """Of the runs over slow links, by the names of their command line."""
 
