@@ -8,6 +8,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
+import fftgrad as fg
+
 AXIS = "data"
 
 MODES = ["shard_map", "shard_map unchecked", "pmap", "vmap"]
@@ -19,6 +21,8 @@ def mesh_of(workers: int) -> Mesh:
 
 def of_size(exchange, workers: int):
     """The exchange for that many workers, if it has to know."""
+    if isinstance(exchange, fg.Eigenbasis):
+        return dataclasses.replace(exchange, exchange=of_size(exchange.exchange, workers))
     if hasattr(exchange, "workers"):
         return dataclasses.replace(exchange, workers=workers)
     return exchange

@@ -12,7 +12,7 @@ from fftgrad._values import check_count, check_within, value
 from fftgrad.exchanges import _alike
 from fftgrad.exchanges._low_rank import times
 from fftgrad.exchanges._recipe import check_exchange
-from fftgrad.ops import _joined
+from fftgrad.ops import _count, _finite, _joined
 
 FLOOR = 1e-3
 """The least variance of a direction, in units of the mean of all, that is told from none."""
@@ -37,10 +37,12 @@ class EigenbasisState(NamedTuple):
 
     Attributes:
       sides: of each leaf.
+      steps: how many means there were, int32[].
       inner: what the exchange inside shares.
     """
 
     sides: tuple[tuple[Side | tuple[()], Side | tuple[()]], ...]
+    steps: jax.Array
     inner: PyTree
 
 
@@ -56,16 +58,17 @@ class Eigenbasis(Exchange):
 
     with R and t of the other side. The scale s of a direction is its variance, in units of the mean
     of all, to the power of whiten / 2. Behind Muon, which makes all directions equally long, what
-    counts is an error relative to a direction's own size, so some of that is evened out. What is
-    lost is turned back, and fed back in the coordinates of the parameters: no change of the basis
-    loses anything. All leaves then travel as one vector. Arrays of more axes become matrices with
-    their last axis as columns.
+    counts is an error relative to a direction's own size, so that is evened out. What is lost is
+    turned back, and fed back in the coordinates of the parameters, so no change of the basis loses
+    anything. All leaves then travel as one vector. Arrays of more axes become matrices with their
+    last axis as columns.
 
     Args:
       exchange: what averages the vector of all coordinates, as `TwoStage(Budget(50), workers)`.
       decay: share of the averages that survives a step, 0 <= decay < 1.
       every: steps from one basis to the next; the first so many steps each have their own.
-      whiten: 0 for coordinates as they are, 1 for directions of equal variance.
+      whiten: 0 for coordinates as they are; 0.5 for equally large ones of a matrix whose singular
+        vectors are the basis.
       largest: sides with more values stay as they are. What a worker keeps of a side of d values
         are 2 d² + d values, and a new basis costs as much as a few products of d × d matrices.
 
@@ -77,7 +80,8 @@ class Eigenbasis(Exchange):
       other bases and means.
 
     Raises:
-      ValueError: if an argument is out of range, or the exchange is made for leaves, as `PowerSgd`.
+      ValueError: if an argument is out of range, or the exchange is made for leaves, as `PowerSgd`,
+        or keeps what it loses in a memory of its own, as `Hierarchical`.
 
     Example:
       >>> exchange = fg.Eigenbasis(fg.AllGather(fg.Identity()))
@@ -108,6 +112,11 @@ class Eigenbasis(Exchange):
                 f"Eigenbasis(exchange): must take one vector, got {self.exchange!r}, which is made "
                 "for leaves; use TwoStage(Budget(ratio=50), workers)."
             )
+        if self.exchange.keeps_error:
+            raise ValueError(
+                "Eigenbasis(exchange): must leave what it loses to the memory of compressed_pmean, "
+                f"because its basis changes, got {self.exchange!r}; use TwoStage or AllGather."
+            )
 
     @property
     def scope(self) -> Scope:
@@ -126,7 +135,8 @@ class Eigenbasis(Exchange):
         state = self.exchange.init(_vector(like))
         shapes = map(_as_matrix, jax.tree.leaves(like))
         sides = tuple((side(rows, columns), side(columns, rows)) for rows, columns in shapes)
-        return state._replace(shared=EigenbasisState(sides, state.shared))
+        steps = jnp.zeros((), jnp.int32)
+        return state._replace(shared=EigenbasisState(sides, steps, state.shared))
 
     def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         leaves, structure = jax.tree.flatten(x)
@@ -148,14 +158,14 @@ class Eigenbasis(Exchange):
             )
             for part in zip(*back, strict=True)
         )
-        shared = EigenbasisState(
-            self._learned([mean for mean, _ in back], sides, channel.step), out.state.shared
-        )
+        steps = state.shared.steps
+        learned = self._learned([mean for mean, _ in back], sides, steps)
+        shared = EigenbasisState(learned, _count.next_step(steps), out.state.shared)
         return out._replace(
             mean=means, sent=sent, state=out.state._replace(shared=shared), left=None
         )
 
-    def _learned(self, means: list[jax.Array], sides: PyTree, step: Step) -> PyTree:
+    def _learned(self, means: list[jax.Array], sides: PyTree, steps: jax.Array) -> PyTree:
         """The sides after a step."""
 
         def learn(row: tuple[jax.Array, tuple[Side | tuple[()], ...]]) -> PyTree:
@@ -164,7 +174,7 @@ class Eigenbasis(Exchange):
             return tuple(side and self._with(side, matrix) for side, matrix in both)
 
         learned = _alike.each(learn, [()] * len(means), list(zip(means, sides, strict=True)))
-        due = (step.number % self.every == 0) | (step.number < self.every)
+        due = (steps % self.every == 0) | (steps < self.every)
 
         def renewed(learned: PyTree) -> PyTree:
             flat = [side for own in learned for side in own if side]
@@ -175,11 +185,15 @@ class Eigenbasis(Exchange):
 
     def _with(self, side: Side, matrix: jax.Array) -> Side:
         share = (1 - self.decay) * times(matrix, matrix.T)
+        # The square of a finite mean may not be finite, and would stay for ever.
+        share = jnp.where(_finite.all_finite(share), share, (1 - self.decay) * side.covariance)
         return side._replace(covariance=self.decay * side.covariance + share)
 
     def _renewed(self, side: Side) -> Side:
-        basis = jnp.linalg.qr(times(side.covariance, side.basis))[0]
-        variance = jnp.sum(basis * times(side.covariance, basis), axis=0)
+        top = jnp.max(jnp.abs(side.covariance))
+        covariance = side.covariance / jnp.where(top > 0, top, 1.0)
+        basis = jnp.linalg.qr(times(covariance, side.basis))[0]
+        variance = jnp.sum(basis * times(covariance, basis), axis=0)
         mean = jnp.mean(variance)
         relative = jnp.where(mean > 0, variance / jnp.where(mean > 0, mean, 1.0), 1.0)
         scale = jnp.maximum(relative, FLOOR) ** (self.whiten / 2)

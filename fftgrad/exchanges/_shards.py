@@ -34,7 +34,7 @@ class Shards(NamedTuple):
 
 
 class PerShard(NamedTuple):
-    """A worker's own state with a row for each shard; it starts anew for other shards."""
+    """A worker's own state of its shards; it starts anew for other shards."""
 
     rows: PyTree
 

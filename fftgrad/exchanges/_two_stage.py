@@ -93,8 +93,10 @@ class TwoStage(Exchange):
         second = _halves.to_all(codec, means, to_all, likes, again, first.tally)
         # A loss of the mean is one of w times as much of this worker's share in it.
         sent = [
-            sent.at[own].set(row[own] - self.workers * (mean - every[own]))
-            for sent, row, mean, every in zip(first.sent, rows, means, second.vectors, strict=True)
+            sent.at[own].set(_within(row[own], sent[own] + self.workers * (every[own] - mean)))
+            for sent, row, mean, every in zip(
+                first.sent, rows, first.vectors, second.vectors, strict=True
+            )
         ]
         return Reduced(
             mean=_shards.from_shards(second.vectors, x),
@@ -113,3 +115,8 @@ class TwoStage(Exchange):
 
     def _likes(self, like: PyTree) -> Likes:
         return _parts.vector_likes(_shards.shard_likes(like, self.workers))
+
+
+def _within(row: jax.Array, sent: jax.Array) -> jax.Array:
+    """What was sent of a row; all of it, where a loss is beyond the range of float32."""
+    return jnp.where(jnp.isfinite(row - sent), sent, row)

@@ -66,7 +66,7 @@ def test_directions_are_scaled_by_the_fourth_root_of_their_variance(trained):
     side, _ = out["turned"][1].exchange[0].shared.sides[0]
     covariance, basis, scale = (np.asarray(a[0], np.float64) for a in side)
     variance = np.diag(basis.T @ covariance @ basis)
-    assert np.all(np.diff(scale) < 0.01)
+    assert np.all(np.diff(scale[:4]) < 0)
     wanted = np.maximum(variance / variance.mean(), 1e-3) ** 0.25
     # The averages went on after the basis was made.
     np.testing.assert_allclose(scale[:3], wanted[:3], rtol=0.2)
@@ -106,10 +106,73 @@ def test_long_sides_and_vectors_stay():
     }  # fmt: skip
 
 
+def soap(means, decay, every, whiten):
+    """Covariance, basis and scale of the rows after these means, in float64."""
+    covariance, basis, scale = np.zeros((ROWS, ROWS)), np.eye(ROWS), np.ones(ROWS)
+    for t, mean in enumerate(means):
+        covariance = decay * covariance + (1 - decay) * mean @ mean.T
+        if t < every or t % every == 0:
+            basis = np.linalg.qr(covariance @ basis)[0]
+            variance = np.diag(basis.T @ covariance @ basis)
+            scale = np.maximum(variance / variance.mean(), 1e-3) ** (whiten / 2)
+    return covariance, basis, scale
+
+
+@pytest.mark.parametrize("whiten", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("rows", [True, False])
+def test_the_sides_are_those_of_the_formula(whiten, rows):
+    shape = (ROWS, 9) if rows else (9, ROWS)
+    exchange = fg.Eigenbasis(fg.AllReduce(), decay=0.8, every=3, whiten=whiten, largest=ROWS)
+    means = np.random.default_rng(0).standard_normal((8, *shape)).astype(np.float32)
+    means *= 2.0 ** -np.arange(shape[1], dtype=np.float32)
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
+    state, update = tx.init(means[0]), jax.jit(jax.vmap(tx.update, axis_name=AXIS))
+    state = jax.tree.map(lambda a: a[None], state)
+    for mean in means:
+        found, state = update(mean[None], state)
+        np.testing.assert_allclose(found[0], mean, atol=1e-5)
+    side = state.exchange[0].shared.sides[0][0 if rows else 1]
+    covariance, basis, scale = (np.asarray(a[0], np.float64) for a in side)
+    like = soap([m if rows else m.T for m in means.astype(np.float64)], 0.8, 3, whiten)
+    np.testing.assert_allclose(covariance, like[0], rtol=1e-4, atol=1e-6)
+    # The last columns belong to variances that rounding hides.
+    np.testing.assert_allclose(np.abs(basis.T @ like[1])[:4, :4], np.eye(4), atol=1e-2)
+    np.testing.assert_allclose(scale[:4], like[2][:4], rtol=1e-2)
+
+
+def test_what_was_learned_survives_a_spike_whose_square_is_not_finite():
+    _, rows = hidden(12)
+    tx = fg.compressed_pmean(fg.Eigenbasis(LOW, every=2), fg.ErrorFeedback(), axis_name=AXIS)
+    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
+    state = jax.vmap(tx.init)(rows[0])
+    for t, row in enumerate(rows):
+        _, state = update(1e20 * row if t == 5 else row, state)
+    assert np.all(np.asarray(state.skipped) == 0)
+    assert all(np.all(np.isfinite(a)) for a in jax.tree.leaves(state.exchange[0].shared))
+
+
+def test_a_late_start_has_early_bases_too_and_the_inside_keeps_its_state():
+    inside = fg.AllGather(fg.Threshold(fraction=0.2, reuse=3))
+    exchange = fg.Scheduled({0: fg.AllReduce(), 5: fg.Eigenbasis(inside, every=4)})
+    _, rows = hidden(8)
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
+    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
+    state = jax.vmap(tx.init)(rows[0])
+    for row in rows:
+        _, state = update(row, state)
+    late = state.exchange[0].shared[1]
+    assert int(late.steps[0]) == 3
+    basis = np.asarray(late.sides[0][0].basis[0])
+    assert np.abs(basis - np.eye(ROWS)).max() > 0.1
+    thresholds = [a for a in jax.tree.leaves(state.exchange[0].own) if a.dtype == np.float32]
+    assert any(np.any(np.asarray(a) > 0) for a in thresholds)
+
+
 @pytest.mark.parametrize(
     ("make", "named"),
     [
         (lambda: fg.Eigenbasis(fg.PowerSgd(2)), "one vector"),
+        (lambda: fg.Eigenbasis(fg.Hierarchical("fast", 2, LOW)), "memory of compressed_pmean"),
         (lambda: fg.Eigenbasis(LOW, decay=1.0), "decay"),
         (lambda: fg.Eigenbasis(LOW, whiten=2.0), "whiten"),
         (lambda: fg.Eigenbasis(LOW, every=0), "every"),

@@ -76,3 +76,26 @@ def test_the_program_does_not_grow_with_the_workers():
         return equations(jax.make_jaxpr(jax.vmap(tx.update, axis_name=AXIS))(x, state).jaxpr)
 
     assert size(4) == pytest.approx(size(64), rel=0.01)
+
+
+@pytest.mark.parametrize("workers", [3, 6])
+def test_what_no_worker_sent_counts_as_not_sent_to_the_bit(workers):
+    """Or a momentum that is masked where something was sent would be cleared."""
+    exchange = fg.TwoStage(fg.TopK(k=3 * workers), workers)
+    rows = jnp.asarray(values((workers, 40 * workers)))
+
+    def sent(row):
+        return exchange.mean(row, exchange.init(row), fg.exchanges.Channel(AXIS)).sent
+
+    found = np.asarray(jax.jit(jax.vmap(sent, axis_name=AXIS))(rows))
+    assert np.count_nonzero(found) <= workers * (3 * workers + 3 * workers)
+
+
+def test_a_loss_beyond_float32_does_not_stay_in_the_residual():
+    exchange = fg.TwoStage(fg.TopK(fraction=0.1), WORKERS)
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
+    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
+    rows = values((WORKERS, 80))
+    large = np.float32(3e38) * np.sign(rows) * (0.5 + 0.5 * np.abs(rows) / np.abs(rows).max())
+    _, state = update(jnp.asarray(large), jax.vmap(tx.init)(rows))
+    assert np.all(np.isfinite(state.memory.worker_rows.residual))
