@@ -92,11 +92,14 @@ class Method:
 
         A run's ratios are of the bytes that each of the `ran` workers handed over. A ring sends
         those of a sum twice, and a gathered message w - 1 times; of the w + 1 messages of two
-        stages, two stay where they are.
+        stages, two stay where they are. Headers are taken to be nothing beside a message. NaN where
+        other workers hand over another number of bytes, as in a sum of small integers.
         """
         found = getattr(self.made(Setting()), "exchange", None)
         stages = found.inner if isinstance(found, fg.Scheduled) else (found,)
         last = stages[-1].exchange if isinstance(stages[-1], fg.Eigenbasis) else stages[-1]
+        if isinstance(last, fg.IntegerSum) and workers != ran:
+            return float("nan")
         by = self.by if found is None else type(last)
         apart = (ran + 1) / ran if by is fg.TwoStage else 2 / workers if by is fg.AllGather else 1
         if self.phases and (isinstance(stages[0], fg.AllReduce) or by is fg.TwoStage):
@@ -120,6 +123,8 @@ class Method:
 
 def times(ratio: float) -> str:
     """A ratio in two figures, or more before its point."""
+    if ratio != ratio:
+        return ""
     return f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.2g}"
 
 

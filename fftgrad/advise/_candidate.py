@@ -220,7 +220,8 @@ def candidates(
         for leaf in jax.tree.leaves(like)
     )
     if matrices:
-        rows.append(_row("4 local steps of Muon, 25x", filled, every=4, optimizer=LOCAL_MUON))
+        quarter = fg.Recipe(fg.AllGather(fg.Budget(ratio=25)), feedback)
+        rows.append(_row("4 local steps of Muon, 25x", quarter, every=4, optimizer=LOCAL_MUON))
     if matrices and fast == 1:
         power_sgd = fg.methods.power_sgd(4)
         turned = fg.Eigenbasis(fg.TwoStage(fg.Budget(ratio=50), workers))
