@@ -68,7 +68,6 @@ METHODS: list[Method] = [
     renamed("PowerSGD rank 4, Adam, nu 0.7", "PowerSGD rank 4", optimizer=adam(0.7)),
     local_filled("4 local steps of Muon, 25x", 4, 25, muon=True),
     local_filled("4 local steps of Adam, 25x", 4, 25),
-    local_filled("4 local steps of Muon, two stages 25x", 4, 25, fg.TwoStage, muon=True),
 ]
 
 

@@ -235,18 +235,14 @@ def local(name: str, every: int, **options: Any) -> Method:
     return Method(name, around=around, every=often, own=True, codec=SIGN, by=fg.TwoStage)
 
 
-def local_filled(
-    name: str, every: int, ratio: float, by: type[fg.Exchange] = fg.AllGather, **options: Any
-) -> Method:
-    """Local steps, then filled messages of what they changed, behind feedback."""
+def local_filled(name: str, every: int, ratio: float, **options: Any) -> Method:
+    """Local steps, then a filled message of what they changed, behind feedback."""
 
-    def around(setting: Setting, inner: Transformation) -> Transformation:
-        codec = fg.Budget(ratio=ratio)
-        mean = fg.TwoStage(codec, setting.workers) if by is fg.TwoStage else fg.AllGather(codec)
-        exchange = fg.Recipe(mean, FEEDBACK)
+    def around(_: Setting, inner: Transformation) -> Transformation:
+        exchange = fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), FEEDBACK)
         return fg.optimizers.diloco(inner, optax.sgd(1.0), every, exchange, axis_name=AXIS)
 
-    return Method(name, around=around, every=every, own=True, by=by, **options)
+    return Method(name, around=around, every=every, own=True, by=fg.AllGather, **options)
 
 
 def two_stages(

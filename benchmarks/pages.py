@@ -74,7 +74,7 @@ CHOICES = {
     ),
     "eigenbasis 50x, Muon with a lead": Choice("slower still", "eigenbasis 50x, Muon, lead 0.3"),
     "PowerSGD 4, Muon with a lead": Choice("codec time counts", "PowerSGD rank 4, Muon, lead 0.3"),
-    "4 local steps of Muon, 25x": Choice("high latency", "4 local steps of Muon, two stages 25x"),
+    "4 local steps of Muon, 25x": Choice("high latency", "4 local steps of Muon, 25x"),
 }
 """By the names that a plan has for them, which are those of `fg.advise.candidates`."""
 LIKE = jax.ShapeDtypeStruct((1024, 1024), "float32")
