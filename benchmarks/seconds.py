@@ -61,7 +61,6 @@ METHODS: list[Method] = [
     renamed("PowerSGD rank 4, Adam, nu 0.7", "PowerSGD rank 4", optimizer=adam(0.7)),
     renamed("PowerSGD rank 4, Muon, lead 0.3", "PowerSGD rank 4", optimizer=muon(0.3)),
     two_stages("two stages 25x, Muon, lead 0.3", 25, muon(0.3)),
-    two_stages("eigenbasis 50x, Muon, lead 0.3", 50, muon(0.3), turned=True),
     renamed("4 local steps in 4 fragments, signs", "4 local steps in 4 fragments, sign"),
 ]
 
@@ -97,12 +96,6 @@ TIMED = (
         "two stages 25x, Muon, lead 0.3",
         "muon-two-25x",
         "fftgrad: two stages 25x, Muon",
-    ),
-    Timed(
-        "feedback_muon, eigenbasis 50x",
-        "eigenbasis 50x, Muon, lead 0.3",
-        "muon-turned-50x",
-        "fftgrad: eigenbasis 50x, Muon",
     ),
     Timed("4 local steps of Muon, 100x", "4 local steps of Muon, 25x", "muon-local-4"),
     Timed("feedback_muon, EDEN", "EDEN 1 bit, Muon, lead 0.3", "muon-eden"),
