@@ -196,7 +196,6 @@ MISTAKES = {
         r"return a codec",
     ),
     "an exchange in compress": (lambda: fg.compress(GATHER, jnp.ones(3)), TypeError, "TopK"),
-    "an exchange in preview": (lambda: fg.tools.preview(GATHER, jnp.ones(3)), TypeError, "TopK"),
     "a memory in wire_bytes": (
         lambda: fg.wire_bytes(FEEDBACK, jnp.ones(3)),
         TypeError,
@@ -448,7 +447,6 @@ TAKE_ONE = {
     "diloco(inner)": lambda tx: fg.optimizers.diloco(tx, SGD, 4),
     "diloco(outer)": lambda tx: fg.optimizers.diloco(SGD, tx, 4),
     "init_state(tx)": lambda tx: fg.init_state(tx, jnp.ones(3), mesh_of(4), AXIS),
-    "offload(tx)": fg.training.offload,
     "per_worker(tx)": fg.training.per_worker,
     "predict_step(tx)": lambda tx: fg.advise.predict_step(
         tx, jnp.ones(3), step=0.1, link="1gbit", axes={AXIS: 4}

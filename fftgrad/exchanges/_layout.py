@@ -59,8 +59,7 @@ class Member(NamedTuple):
 class Layout:
     """Function: how a gradient is laid out for the exchange: what forms a part, and a bucket.
 
-    `compressed_pmean`, `wire_bytes` and `preview` take the same value, and then speak of the same
-    parts.
+    `compressed_pmean` and `wire_bytes` take the same value, and then speak of the same parts.
 
     Args:
       scope: what is compressed on its own: "model", all leaves as one vector; "leaf", each leaf, in

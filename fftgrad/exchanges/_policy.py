@@ -74,10 +74,8 @@ class Policy(CodecRule):
     Example:
       >>> policy = fg.Policy(fg.Rule(fg.Identity(), max_ndim=1), default=fg.TopK(fraction=0.01))
       >>> params = {"bias": jnp.ones(10), "kernel": jnp.ones((100, 10))}
-      >>> for row in fg.tools.preview(policy, params):
-      ...     print(row.leaf, row.codec, row.bytes)
-      bias Identity() 40.0
-      kernel TopK(fraction=0.01) 52.0
+      >>> fg.wire_bytes(fg.AllGather(policy), params)
+      100
     """
 
     rules: tuple[Rule, ...]

@@ -4,13 +4,11 @@ from fftgrad.ops._collectives import Collective
 from fftgrad.tools._audit import audit
 from fftgrad.tools._bytes import from_bytes, to_bytes
 from fftgrad.tools._compress import compress, decompress, decompress_mean
-from fftgrad.tools._preview import PreviewRow, preview
 from fftgrad.tools._replicas import Replicas, replica_checksum
 from fftgrad.tools._wire_bytes import link_bytes, wire_bytes
 
 __all__ = [
     "Collective",
-    "PreviewRow",
     "Replicas",
     "audit",
     "compress",
@@ -18,7 +16,6 @@ __all__ = [
     "decompress_mean",
     "from_bytes",
     "link_bytes",
-    "preview",
     "replica_checksum",
     "to_bytes",
     "wire_bytes",

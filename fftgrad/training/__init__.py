@@ -9,7 +9,6 @@ from fftgrad.training._data_parallel import data_parallel
 from fftgrad.training._delay import delay
 from fftgrad.training._init_state import init_state
 from fftgrad.training._metrics import metrics
-from fftgrad.training._offload import offload
 from fftgrad.training._per_worker import per_worker
 from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
 from fftgrad.training._state_specs import state_specs
@@ -25,7 +24,6 @@ __all__ = [
     "delay",
     "init_state",
     "metrics",
-    "offload",
     "per_worker",
     "state_specs",
     "trainable",

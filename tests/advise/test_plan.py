@@ -233,13 +233,13 @@ def test_small_leaves_are_dense_where_that_costs_little():
     rows = {row.name: row for row in _candidate.candidates(like, 4)}
     codec = rows["top-k 4 %, 4 bits"].recipe.exchange.codec
     assert isinstance(codec, fg.Policy)
-    of_leaf = {row.leaf: row.codec for row in fg.tools.preview(codec, like)}
+    of_leaf = {name: codec(codec.scope(name, leaf), leaf) for name, leaf in like.items()}
     assert of_leaf["b"] == of_leaf["scale"] == fg.Identity()
     assert of_leaf["w"] == fg.chain(fg.TopK(0.04), fg.LogLevels(bits=4))
     plain = fg.wire_bytes(fg.AllGather(of_leaf["w"]), like)
     assert plain < fg.wire_bytes(fg.AllGather(codec), like) <= 1.05 * plain
     # The rule is for vectors: the matrix of the program that it is pasted into may be as small.
-    assert of_leaf["w"] == fg.tools.preview(codec, {"w": jnp.zeros((2, 2))})[0].codec
+    assert of_leaf["w"] == codec(codec.scope("w", jnp.zeros((2, 2))), jnp.zeros((2, 2)))
     alike = {"a": jnp.zeros((100, 100)), "b": jnp.zeros((100, 100))}
     for row in _candidate.candidates(alike, 4):
         assert not isinstance(getattr(row.recipe.exchange, "codec", None), fg.Policy)

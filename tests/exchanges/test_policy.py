@@ -9,6 +9,7 @@ from cases import gradients
 from parallel import AXIS, train_step
 
 import fftgrad as fg
+from fftgrad.ops._shapes import by_path
 
 CODEC = fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=6))
 LIKE = {
@@ -28,16 +29,13 @@ POLICY = fg.Policy(
 
 
 def test_the_first_rule_that_holds_decides():
-    rows = {row.leaf: row for row in fg.tools.preview(POLICY, LIKE)}
-    assert {leaf: row.codec for leaf, row in rows.items()} == {
+    rows = {name: POLICY(POLICY.scope(name, leaf), leaf) for name, leaf in by_path(LIKE).items()}
+    assert rows == {
         "dense/bias": fg.Identity(),
         "dense/kernel": CODEC,
         "head/kernel": fg.Sign(),
         "norm": fg.Identity(),
     }
-    assert rows["dense/bias"].bytes == 4 * 20
-    total = sum(row.bytes for row in rows.values())
-    assert total + 8 == fg.wire_bytes(fg.AllGather(POLICY), LIKE)
 
 
 def test_all_parts_travel_in_one_collective():
@@ -58,40 +56,6 @@ def test_another_scope_is_refused(scope):
     """Or the one vector of the model would pass for a leaf with one axis."""
     with pytest.raises(ValueError, match="leave the layout's scope out"):
         fg.wire_bytes(fg.AllGather(POLICY), LIKE, fg.Layout(scope))
-
-
-@pytest.mark.parametrize("scope", ["model", "leaf", lambda path, _: path[0]])
-@pytest.mark.parametrize("codec", [CODEC, fg.Identity(), fg.Sign()], ids=repr)
-def test_a_preview_adds_up(codec, scope):
-    tree = {**LIKE, "empty": jax.ShapeDtypeStruct((0, 3), "float32")}
-    rows = fg.tools.preview(codec, tree, fg.Layout(scope))
-    assert [row.leaf for row in rows] == ["dense/bias", "dense/kernel", "head/kernel", "norm"]
-    assert sum(r.bytes for r in rows) + 8 == pytest.approx(
-        fg.wire_bytes(fg.AllGather(codec), tree, fg.Layout(scope))
-    )
-
-
-def test_a_scope_by_dtype_sees_what_the_exchange_sees():
-    tree = {**LIKE, "norm": jax.ShapeDtypeStruct((3, 4), "bfloat16")}
-    layout = fg.Layout(lambda _, leaf: str(leaf.dtype))
-    rows = fg.tools.preview(CODEC, tree, layout)
-    assert {row.part for row in rows} == {"float32"}
-    assert sum(row.bytes for row in rows) + 8 == fg.wire_bytes(CODEC, tree, layout)
-
-
-def test_a_rule_that_no_leaf_meets_is_shown():
-    """A typo in a path, and a rule behind another that takes all of its leaves."""
-    rules = (fg.Rule(fg.Sign(), path="haed/*"), fg.Rule(fg.Identity(), max_ndim=1))
-    policy = fg.Policy(*rules, fg.Rule(fg.TopK(k=1), path="*/bias"), default=CODEC)
-    rows = fg.tools.preview(policy, LIKE)
-    assert [row.leaf for row in rows] == [
-        *("dense/bias", "dense/kernel", "head/kernel", "norm"),
-        *(None, None),
-    ]
-    assert [(row.part, row.codec, row.bytes) for row in rows if row.leaf is None] == [
-        ("rule 0", fg.Sign(), 0.0),
-        ("rule 2", fg.TopK(k=1), 0.0),
-    ]
 
 
 def test_policies_are_values():
@@ -118,7 +82,7 @@ def test_a_masked_leaf_does_not_stay_unaveraged_silently():
     [
         (lambda: fg.Policy(fg.TopK(k=1), default=CODEC), TypeError, "Rule"),
         (lambda: fg.Policy(default=fg.AllReduce()), TypeError, r"Identity\(\)"),
-        (lambda: fg.tools.preview(CODEC, LIKE, fg.Layout("layer")), ValueError, "'model'"),
+        (lambda: fg.Layout("layer"), ValueError, "'model'"),
         (
             lambda: fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS, masked="no"),
             ValueError,

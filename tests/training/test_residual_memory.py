@@ -1,16 +1,11 @@
-"""Where a residual is kept: in bfloat16, rounded by chance, and in the memory of the host."""
-
-import functools
-import itertools
-import types
+"""A residual in bfloat16, rounded by chance."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from cases import EXCHANGES, TREE, gradients, sample, values
-from parallel import AXIS, everywhere, mesh_of
+from cases import EXCHANGES, TREE, gradients, values
+from parallel import AXIS, everywhere
 
 import fftgrad as fg
 
@@ -160,88 +155,3 @@ def test_a_step_that_is_not_finite_leaves_it_as_it_was():
 def test_another_dtype_is_refused(dtype):
     with pytest.raises(ValueError, match=r"ErrorFeedback\(dtype\).*use 'float32'"):
         fg.ErrorFeedback(dtype=dtype)
-
-
-# In the memory of the host
-
-STATEFUL = {
-    "feedback": fg.compressed_pmean(TOP_K, fg.ErrorFeedback(), axis_name=AXIS),
-    "narrow": fg.compressed_pmean(TOP_K, NARROW, axis_name=AXIS),
-    "momentum": fg.compressed_pmean(TOP_K, fg.MomentumCorrection(), axis_name=AXIS),
-    "two stages": fg.compressed_pmean(
-        fg.TwoStage(fg.Sign(), WORKERS), fg.ErrorFeedback(), axis_name=AXIS
-    ),
-    "chain": optax.chain(
-        fg.training.delay(),
-        fg.compressed_pmean(TOP_K, fg.ErrorFeedback(), axis_name=AXIS),
-        optax.rmsprop(0.1),
-    ),
-}
-ZEROS = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), LIKE)
-
-
-@functools.cache
-def compiled(tx, check_vma):
-    def step(params, state, grads):
-        updates, state = tx.update(jax.tree.map(lambda g: g[0], grads), state, params)
-        return optax.apply_updates(params, updates), state
-
-    return fg.data_parallel(
-        step, mesh_of(WORKERS), AXIS, check_vma=check_vma, donate_argnums=(0, 1)
-    )
-
-
-def train(tx, *, check_vma=True, state=None):
-    """Parameters and state after some steps, and the compiled step."""
-    mesh, trained = mesh_of(WORKERS), compiled(tx, check_vma)
-    params = jax.device_put(ZEROS, jax.NamedSharding(mesh, jax.P()))
-    state = fg.init_state(tx, params, mesh, AXIS) if state is None else state
-    for count in range(4):
-        params, state = trained(params, state, gradients(LIKE, WORKERS, seed=count))
-    return params, state, trained
-
-
-def kinds(state):
-    """Where the floating-point numbers lie that each worker has of its own."""
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, fg.exchanges.PerWorker))
-    own = jax.tree.leaves([node for node in nodes if isinstance(node, fg.exchanges.PerWorker)])
-    return {a.sharding.memory_kind for a in own if jnp.issubdtype(a.dtype, jnp.floating)}
-
-
-@pytest.mark.parametrize(
-    ("name", "checked"), sample(itertools.product(STATEFUL, [True, False]), set)
-)
-def test_on_the_host_it_is_the_same_to_the_bit(name, checked):
-    params, state, _ = train(STATEFUL[name], check_vma=checked)
-    found, after, step = train(fg.training.offload(STATEFUL[name]), check_vma=checked)
-    assert kinds(state) == {"device"}
-    assert kinds(after) == {"pinned_host"}
-    assert step._cache_size() == 1
-    assert jax.tree.structure(after) == jax.tree.structure(state)
-    for a, b in zip(jax.tree.leaves((params, state)), jax.tree.leaves((found, after)), strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-
-
-def test_metrics_read_what_lies_on_the_host():
-    _, near, _ = train(STATEFUL["feedback"])
-    _, far, _ = train(fg.training.offload(STATEFUL["feedback"]))
-    for measure in (fg.metrics, jax.jit(fg.metrics)):
-        assert measure(far)["residual"] == measure(near)["residual"] > 0
-
-
-def test_a_state_on_the_devices_goes_to_the_host():
-    """As it is after a restore."""
-    _, near, _ = train(STATEFUL["feedback"])
-    assert kinds(near) == {"device"}
-    _, far, _ = train(fg.training.offload(STATEFUL["feedback"]), state=near)
-    assert kinds(far) == {"pinned_host"}
-
-
-def test_without_such_memory_it_says_so(monkeypatch):
-    only = types.SimpleNamespace(kind="device")
-    device = types.SimpleNamespace(addressable_memories=lambda: [only])
-    monkeypatch.setattr(jax, "local_devices", lambda: [device])
-    with pytest.raises(
-        ValueError, match=r"offload\(tx\).*'pinned_host', got \['device'\].*bfloat16"
-    ):
-        fg.training.offload(STATEFUL["feedback"]).init(ZEROS)

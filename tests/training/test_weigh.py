@@ -175,7 +175,6 @@ AROUND = {
     "delay": lambda tx: optax.chain(fg.training.delay(), tx),
     "capture": lambda tx: optax.chain(fg.advise.record_gradients((0,)), tx),
     "clip_by_local_norm": lambda tx: optax.chain(fg.training.clip_by_local_norm(1e9), tx),
-    "offload": fg.training.offload,
     "per_worker": lambda tx: optax.chain(fg.per_worker(optax.trace(0.5)), tx),
     "optax.partition": lambda tx: optax.partition({"all": tx}, "all"),
     "optax.inject_hyperparams": lambda tx: optax.chain(
