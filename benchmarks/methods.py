@@ -104,7 +104,7 @@ class Method:
         apart = (ran + 1) / ran if by is fg.TwoStage else 2 / workers if by is fg.AllGather else 1
         if self.phases and (isinstance(stages[0], fg.AllReduce) or by is fg.TwoStage):
             dense, _ = self.phases[0]
-            return float(1 / (dense + (1 - dense) / (apart * run["ratio"])))
+            return float(1 / (dense + (1 / run["mean_ratio"] - dense) / apart))
         return float(apart * run["mean_ratio"])
 
     def mean(self, setting: Setting) -> Transformation:

@@ -68,7 +68,7 @@ def beside(results: dict[str, Any]) -> str:
     names = (*DENSE, *FILLED)
     shared = [run for run in ends if run["method"] in names and run["task"] in TASKS]
     order = [row for row in METHODS if row.name in names] + ROWS
-    return tables({"runs": shared + results["runs"]}, order)
+    return tables(results | {"runs": shared + results["runs"]}, order)
 
 
 def show(results: dict[str, Any], folder: pathlib.Path, name: str) -> None:

@@ -71,9 +71,9 @@ def init_state(
     specs = state_specs(state, axis_name, param_specs)
     if (momentum := _behind_feedback(state)) is not None:
         warnings.warn(
-            "init_state(tx): a momentum behind error feedback delays each gradient twice, and "
-            "raised the final loss by 8 % at 30 times fewer bytes, and by 29 % with top-k 1 %, got "
-            f"{momentum} behind compressed_pmean with a residual; use fg.optimizers.feedback_adam, "
+            "init_state(tx): a momentum behind error feedback delays each gradient twice: "
+            "PowerSGD before Adam ended 11 % above dense, without the momentum where dense did; "
+            f"got {momentum} behind compressed_pmean with a residual; use fg.optimizers.feedback_adam, "
             "feedback_muon or feedback_sgd in place of both, or optax.rmsprop behind it. With "
             "b1=0.0 there is no momentum: ignore this warning.",
             UserWarning,

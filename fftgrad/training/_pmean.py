@@ -94,9 +94,9 @@ def compressed_pmean(
             optax.sgd(0.1),
         )
 
-    Behind error feedback an Adam with its usual momentum ended with a loss 8 % (30 times fewer
-    bytes) to 29 % (top-k 1 %) above that of dense Adam: use `fg.optimizers.feedback_adam` or
-    `feedback_muon` in place of both.
+    Behind error feedback an Adam with its usual momentum ended 11 % above dense Adam
+    (docs/results/slow-links.md): use `fg.optimizers.feedback_adam` or `feedback_muon` in place of
+    both.
 
     `update` runs inside `jax.shard_map` (with `check_vma` True or False), `jax.pmap`, or
     `jax.vmap(axis_name=...)`, on gradients by `fg.value_and_grad` and a state by `fg.init_state`:
