@@ -69,10 +69,8 @@ class Choice(NamedTuple):
 CHOICES = {
     "dense float32": Choice("10 Gbit/s and more"),
     "dense bfloat16": Choice("slower links", ratio=2),
-    "two stages 25x, Muon with a lead": Choice(
-        "the last loss counts", "two stages 25x, Muon, lead 0.3"
-    ),
-    "eigenbasis 50x, Muon with a lead": Choice("slower still", "eigenbasis 50x, Muon, lead 0.3"),
+    "two stages 25x, Muon": Choice("the last loss counts", "two stages 25x, Muon, lead 0.3"),
+    "eigenbasis 50x, Muon": Choice("slower still", "eigenbasis 50x, Muon, lead 0.3"),
     "PowerSGD 4, Muon with a lead": Choice("codec time counts", "PowerSGD rank 4, Muon, lead 0.3"),
     "4 local steps of Muon, 25x": Choice("high latency", "4 local steps of Muon, 25x"),
 }

@@ -208,7 +208,7 @@ def candidates(
             optimizer=LATE,
         ),
         _row("DCT 64, 4 %, 4 bits", top_k(0.04, 4, transform=dct, memory=decayed), optimizer=LATE),
-        _row("two stages 25x, Muon with a lead", filled, optimizer=MUON),
+        _row("two stages 25x, Muon", filled, optimizer=MUON),
         _row("signs, two stages", signs, optimizer=LATE),
         _row("2 bits, two stages", fg.Recipe(two_bits, fg.ErrorFeedback(decay=0.9))),
         _row("4 local steps, signs", signs, every=4),
@@ -226,7 +226,7 @@ def candidates(
         power_sgd = fg.methods.power_sgd(4)
         turned = fg.Eigenbasis(fg.TwoStage(fg.Budget(ratio=50), workers))
         rows += [
-            _row("eigenbasis 50x, Muon with a lead", fg.Recipe(turned, feedback), optimizer=MUON),
+            _row("eigenbasis 50x, Muon", fg.Recipe(turned, feedback), optimizer=MUON),
             _row("PowerSGD 4, Muon with a lead", power_sgd, optimizer=MUON),
             _row("PowerSGD rank 4", power_sgd, optimizer=LED),
             _row("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=LATE),

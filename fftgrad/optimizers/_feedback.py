@@ -65,7 +65,7 @@ def feedback_adam(
         `fg.methods.top_k(0.01)`.
       memory: what is done with what a step does not send; if left out, the recipe's, or
         `ErrorFeedback()`.
-      nu: share of the average in the update: 0.7 at 30 times fewer bytes, 0.5 from 100 on.
+      nu: share of the average in the update: 0.7 for two stages, 0.5 for a gather of `Budget(100)`.
       b1: decay of the average.
       b2: decay of Adam's second moment.
       eps: added to its root.

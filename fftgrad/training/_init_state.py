@@ -73,9 +73,9 @@ def init_state(
         warnings.warn(
             "init_state(tx): a momentum behind error feedback delays each gradient twice: "
             "PowerSGD before Adam ended 11 % above dense, without the momentum where dense did; "
-            f"got {momentum} behind compressed_pmean with a residual; use fg.optimizers.feedback_adam, "
-            "feedback_muon or feedback_sgd in place of both, or optax.rmsprop behind it. With "
-            "b1=0.0 there is no momentum: ignore this warning.",
+            f"got {momentum} behind compressed_pmean with a residual; use "
+            "fg.optimizers.feedback_adam, feedback_muon or feedback_sgd in place of both, or "
+            "optax.rmsprop behind it. With b1=0.0 there is no momentum: ignore this warning.",
             UserWarning,
             stacklevel=2,
         )

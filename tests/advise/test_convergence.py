@@ -12,8 +12,8 @@ import fftgrad as fg
 from fftgrad.advise import _convergence
 
 RUNS = {
-    "two stages 25x, Muon with a lead": "two stages 25x, Muon, lead 0.3",
-    "eigenbasis 50x, Muon with a lead": "eigenbasis 50x, Muon, lead 0.3",
+    "two stages 25x, Muon": "two stages 25x, Muon, lead 0.3",
+    "eigenbasis 50x, Muon": "eigenbasis 50x, Muon, lead 0.3",
     "random-k 10 %": "random-k 10 % + EF",
     "PowerSGD 4, Muon with a lead": "PowerSGD rank 4, Muon, lead 0.3",
     "PowerSGD rank 4": "PowerSGD rank 4, Adam, nu 0.7",

@@ -64,7 +64,7 @@ def test_a_model_of_many_buckets_is_planned_by_a_part_of_it(monkeypatch):
     like |= {"b": jax.ShapeDtypeStruct((40,), "float32")}
     few, times = _inputs.part(like)
     assert (times, len(_layout.bucket_likes(few, fg.Layout("model")))) == (4, 8)
-    names = {"dense float32", "two stages 25x, Muon with a lead", "signs, two stages"}
+    names = {"dense float32", "two stages 25x, Muon", "signs, two stages"}
     rows = [row for row in _candidate.candidates(like, WORKERS) if row.name in names]
     monkeypatch.setattr(_measure, "candidates", lambda *_: rows)
     known = {"step": "20ms", "link": "1mbit", "workers": WORKERS, "timings": timings(rows)}

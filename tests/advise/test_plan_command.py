@@ -32,7 +32,7 @@ def _eighty_columns(monkeypatch):
 
 
 SOME = {
-    "dense float32", "dense bfloat16", "QSGD 4 bits", "two stages 25x, Muon with a lead",
+    "dense float32", "dense bfloat16", "QSGD 4 bits", "two stages 25x, Muon",
     "signs, two stages", "4 local steps, signs", "8 local steps, signs",
 }  # fmt: skip
 
