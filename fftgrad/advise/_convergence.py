@@ -9,8 +9,8 @@ Loss = Literal["as dense", "close", "check", "worse", "not measured"]
 class HeldOut(NamedTuple):
     """The loss after 1,000 steps, in per cent above the better of dense Adam and dense Muon.
 
-    Of four tasks that no setting was chosen on, with 8 workers: `benchmarks/held_out.py`. Two seeds;
-    of two stages and the eigenbasis one.
+    Of four tasks that no setting was chosen on, with 8 workers: `benchmarks/held_out.py`. Two
+    seeds; of two stages and the eigenbasis one.
     """
 
     mean: float  # over the tasks

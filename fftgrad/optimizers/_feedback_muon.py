@@ -49,7 +49,7 @@ def feedback_muon(
         or an optax schedule. Try dense Muon's and half of it.
       exchange: as for `feedback_adam`, and so are the arguments that both have.
       memory: what is done with what a step does not send.
-      lead: how much of the normalized gradient: 0.3 for two stages, 0.5 for a gather of `Budget(100)`.
+      lead: how much of the normalized gradient: 0.3 for two stages, 0.5 for `Budget(100)` gathered.
       beta: decay of Muon's average, which is not Nesterov's.
       b1: decay of Adam's average.
       b2: decay of the average of squares.
