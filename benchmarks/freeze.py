@@ -35,7 +35,7 @@ from tasks import TASKS
 import fftgrad as fg
 
 cases = importlib.import_module("cases")
-FILE = _record.RESULTS / "freeze.json"
+FILE = _record.ROOT / "benchmarks/freeze.json"
 STEPS, WORKERS, N = 30, 4, 1000
 LIKE = {"w": jax.ShapeDtypeStruct((40, 24), "float32"), "b": jax.ShapeDtypeStruct((24,), "float32")}
 TIMED: dict[str, Callable[[], Any]] = {
@@ -55,7 +55,7 @@ def payloads() -> Iterator[tuple[str, str]]:
     for name, codec in cases.CODECS.items():
         out = jax.jit(lambda x, codec=codec: codec.compress(x, codec.init(x), step).payload)(x)
         bits = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(out))
-        yield name, hashlib.sha256(bits).hexdigest()[:16]
+        yield name, hashlib.sha256(bits).hexdigest()[:8]
 
 
 def sizes() -> Iterator[tuple[str, list[float]]]:
@@ -142,7 +142,7 @@ def main() -> None:
     kept: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
     now = {part: dict(FROZEN[part]()) for part in args.parts.split(",")}
     if args.write:
-        FILE.write_text(json.dumps(kept | _record.head() | now, indent=1) + "\n")
+        FILE.write_text(json.dumps(kept | _record.head() | now, separators=(",", ":")) + "\n")
         return
     changed = 0
     for part, rows in now.items():

@@ -488,6 +488,7 @@ TOO_LARGE = {
         fg.chain(fg.Fft(half=True), fg.TopK(k=4)), support=fg.exchanges.PredictedSupport()
     ),
     "two stages": fg.TwoStage(fg.Cast("float16"), workers=WORKERS),
+    "eigenbasis": fg.Eigenbasis(fg.AllGather(fg.Cast("float16"))),
     "piecewise": fg.Scheduled({0: fg.AllReduce(fg.Fft(half=True))}),
     "recovery": fg.Fallback((fg.AllReduce(fg.Fft(half=True)),), max_error=9.0),
 }

@@ -517,10 +517,6 @@ LATE = {
         compressed(optax.adam(0.1), exchange=fg.methods.power_sgd(1), memory=None),
         "ScaleByAdamState",
     ),
-    "inside an exchange": (
-        compressed(optax.lion(0.1), exchange=fg.TwoStage(fg.Sign(), 4), memory=None),
-        "ScaleByLionState",
-    ),
 }
 
 

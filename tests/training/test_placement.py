@@ -29,7 +29,7 @@ PLACEMENTS = {
     ),
     "on the momentum: 1-bit Adam": (
         optax.chain(fg.methods.scale_by_one_bit_adam(20, WORKERS), optax.scale(-0.02)),
-        {"residual", "shards"},
+        {"residual"},
     ),
     "on the local update": (
         optax.chain(
