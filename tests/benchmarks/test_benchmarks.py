@@ -74,7 +74,7 @@ def test_results_say_where_they_come_from_and_keep_few_points_of_a_curve(path):
 
 def test_results_are_small():
     assert len(RESULTS) >= 18
-    assert sum(path.stat().st_size for path in RESULTS) < 510_000
+    assert sum(path.stat().st_size for path in RESULTS) < 500_000
 
 
 @pytest.fixture

@@ -326,6 +326,15 @@ def test_a_residual_goes_on_in_another_dtype(dtypes, after):
 def test_what_would_be_lost_is_refused():
     gather = feedback(EXCHANGES["gather top-k"])
     dgc = feedback(EXCHANGES["gather top-k"], fg.MomentumCorrection(0.9))
+    two_levels = fg.compressed_pmean(HIERARCHIES["slow gather"], axis_name=("slow", "fast"))
+    state = jax.tree.map(jnp.ones_like, fresh(two_levels, 8))
+    with pytest.raises(
+        ValueError, match=r"exchange\.0\.shards\.worker_rows\.memory\.residual\.0\.value has no"
+    ):
+        fg.checkpoint.reshard_state(state, fresh(gather, 8))
+    with pytest.warns(RuntimeWarning, match="has no place"):
+        fg.checkpoint.reshard_state(state, fresh(gather, 8), missing="zero")
+
     state, _, _ = run(gather, fresh(gather, 4), 4, 1, 0)
     with pytest.raises(ValueError, match=r"velocity\.b must be float32\[4, 20\], got nothing"):
         fg.checkpoint.reshard_state(state, fresh(dgc, 4))

@@ -528,6 +528,15 @@ def test_a_momentum_behind_error_feedback_is_a_warning(name):
     assert isinstance(jax.tree.leaves(state)[0], jax.Array)
 
 
+def test_so_is_one_behind_the_residual_of_a_hierarchy():
+    axes = ("slow", "fast")
+    mesh = jax.make_mesh((2, 2), axes, axis_types=(AxisType.Auto,) * 2)
+    exchange = fg.Hierarchical("fast", 2, SPARSE)
+    tx = optax.chain(fg.compressed_pmean(exchange, axis_name=axes), optax.lion(0.1))
+    with pytest.warns(UserWarning, match="got ScaleByLionState behind"):
+        fg.init_state(tx, {"w": jnp.ones((4, 3))}, mesh, axes)
+
+
 @pytest.mark.parametrize(
     "tx",
     [
