@@ -168,6 +168,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "endurance": lambda: endurance.tables(load("endurance/endurance")),
     "sharded": lambda: sharded.tables(load("sharded/lm")),
     "exchange": lambda: exchange.markdown(load("exchange/cpu")["rows"]),
+    "alone": lambda: exchange.alone_table(load("exchange/alone")["rows"]),
     "compile": lambda: compile_time.show(load("compile/cpu")),
     "models": lambda: models.show(load("programs/h100-models")),
     "gossip": lambda: gossip.tables(load("gossip/least_squares")),

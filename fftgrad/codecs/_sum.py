@@ -38,11 +38,18 @@ def is_sparse(codec: Codec, like: Like, step: Step) -> bool:
 
 
 def add_each(
-    codec: Codec, total: jax.Array, payloads: Payload, scale: jax.Array | float, step: Step
+    codec: Codec,
+    total: jax.Array,
+    payloads: Payload,
+    scale: jax.Array | float,
+    step: Step,
+    *,
+    shards: bool = False,
 ) -> jax.Array:
     """`total` + scale · what each of the stacked payloads stands for, one after the other.
 
-    The scale is one for all, or an array of one for each.
+    The scale is one for all, or an array of one for each. Payloads of shards, one from each
+    worker, take no more memory whole than a gradient: on a GPU they are decoded side by side.
     """
     like = spec(total)
     workers = jax.tree.leaves(payloads)[0].shape[:1]
@@ -59,6 +66,12 @@ def add_each(
         rows = jax.vmap(sparse)(group[0])
         return _fold(total, (rows, group[1]), lambda t, row: row[0].add_to(t, row[1]))
 
+    def whole(total: jax.Array, payloads: Payload) -> jax.Array:
+        rows = jax.vmap(lambda payload: codec.decompress(payload, like, step))(payloads)
+        return total + jnp.sum(scales.reshape(-1, *[1] * total.ndim) * rows, axis=0)
+
+    if shards:
+        return _platform.dependent(total, payloads, cpu=one_by_one, default=whole)
     few = jax.eval_shape(sparse, payload_spec(codec, like))
     if few is None:
         return one_by_one(total, payloads)

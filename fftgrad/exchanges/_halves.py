@@ -35,7 +35,8 @@ def to_owners(codec: Parts, rows: Vectors, state: PyTree, likes: Likes, channel:
 
     out, sent = jax.vmap(one)(jnp.arange(channel.workers), rows, state)
     got, tally = channel.scatter(out.payloads, codec.number(likes), of=rows, overflow=out.overflow)
-    return Half(codec.mean(got, likes, tally.poison, channel.step), sent, out.state, tally)
+    means = codec.mean(got, likes, tally.poison, channel.step, shards=True)
+    return Half(means, sent, out.state, tally)
 
 
 def to_all(

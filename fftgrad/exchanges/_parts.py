@@ -83,11 +83,13 @@ class Parts:
         start: jax.Array,
         step: Step,
         shares: jax.Array | None = None,
+        shards: bool = False,
     ) -> Vectors:
         """`start` + the means of what many workers' payloads, stacked, stand for.
 
         Each has its share of the mean, float32[w]; the same for all if left out. Summed after the
-        codecs' summable prefix, so that w payloads cost one inverse transform.
+        codecs' summable prefix, so that w payloads cost one inverse transform. Payloads of
+        `shards` are small.
         """
         leaves = jax.tree.leaves(payloads)
         workers = leaves[0].shape[0] if leaves else 1
@@ -96,17 +98,23 @@ class Parts:
         starts = tuple(jnp.broadcast_to(start.astype(c.dtype), c.shape) for c in coefficients)
         # The summable prefix sends nothing beside its main part, so the leaves are the same.
         inner = jax.tree.unflatten(jax.tree.structure(rest.payload_spec(coefficients)), leaves)
-        totals = rest.add_each(starts, inner, 1.0 / workers if shares is None else shares, step)
+        scale = 1.0 / workers if shares is None else shares
+        totals = rest.add_each(starts, inner, scale, step, shards)
         return linear.undo_linear(totals, likes, step)
 
     def add_each(
-        self, totals: Vectors, payloads: Payloads, scale: jax.Array | float, step: Step
+        self,
+        totals: Vectors,
+        payloads: Payloads,
+        scale: jax.Array | float,
+        step: Step,
+        shards: bool = False,
     ) -> Vectors:
         """`totals` + scale · what each of many workers' payloads, stacked, stands for, in order."""
 
         def one(codec: Codec, row: Any) -> jax.Array:
             number, total, stacked = row
-            return _sum.add_each(codec, total, stacked, scale, _own(step, number))
+            return _sum.add_each(codec, total, stacked, scale, _own(step, number), shards=shards)
 
         return tuple(self._each(one, step, (), totals, payloads))
 

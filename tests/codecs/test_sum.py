@@ -74,3 +74,26 @@ def test_the_memory_of_a_sum_does_not_grow_with_the_workers():
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporaries(32) < 1.5 * temporaries(4)
+
+
+@pytest.mark.usefixtures("on_an_accelerator")
+@pytest.mark.parametrize("codec", [*CODECS, fg.Sign()], ids=repr)
+def test_shards_are_decoded_side_by_side_and_not_in_a_loop(codec):
+    _, total, payloads = added(codec)
+    scale = jnp.arange(1.0, WORKERS + 1)
+
+    def add(payloads, scale):
+        return _sum.add_each(codec, total, payloads, scale, STEP, shards=True)
+
+    np.testing.assert_allclose(
+        jax.jit(add)(payloads, scale), program(codec)(total, payloads), rtol=1e-4, atol=1e-4
+    )
+
+    def loops(workers):
+        rows = jax.tree.map(
+            lambda leaf: jnp.zeros((workers, *leaf.shape[1:]), leaf.dtype), payloads
+        )
+        compiled = jax.jit(add).lower(rows, jnp.ones(workers)).compile().as_text()
+        return compiled.count("while(")
+
+    assert loops(64) == loops(4)
