@@ -1,7 +1,7 @@
 """How the workers of an exchange talk: every collective, and what travels with the values.
 
-A buffer that is gathered or scattered has a header and a checksum before its payloads, which
-exchanges do not see.
+A buffer that is gathered or scattered has a header before its payloads, which exchanges do not
+see.
 """
 
 import dataclasses
@@ -45,14 +45,13 @@ class Channel:
         axis_name: AxisName,
         key: jax.Array | int,
         number: jax.Array | int = 0,
-        skipped: jax.Array | int = 0,
     ) -> "Channel":
         """That of this worker, inside the axis, from a seed or key that is equal on all workers."""
         shared, local = jax.random.split(
             jax.random.fold_in(_keys.as_key("Channel.of(key)", key), number)
         )
         local = jax.random.fold_in(local, _axes.index(axis_name))
-        return cls(axis_name, Step(number, shared, local, skipped))
+        return cls(axis_name, Step(number, shared, local))
 
     @property
     def workers(self) -> int:
@@ -81,7 +80,6 @@ class Channel:
     def gather(
         self,
         payloads: PyTree,
-        made_by: int,
         *,
         of: PyTree,
         overflow: jax.Array | int = 0,
@@ -93,55 +91,22 @@ class Channel:
 
         Args:
           payloads: what this worker sends, a pytree of arrays.
-          made_by: the number of the codecs and shapes, `Parts.number`, which must be equal on all.
           of: the values that the payloads stand for; the header says whether they are finite.
           overflow: how many of them the codecs could not represent.
           received: what this worker was sent before, as the owner of a shard. The header then also
-            counts that, and says whether all of it was finite and valid.
+            counts that, and says whether all of it was finite.
         """
-        buffer = self._pack(payloads, made_by, of, overflow, received)
-        return self._unpack(_axes.all_gather(buffer, self.axis_name), spec(payloads), made_by)
+        buffer = _pack(payloads, of, overflow, received)
+        return _unpack(_axes.all_gather(buffer, self.axis_name), spec(payloads))
 
     def scatter(
-        self, payloads: PyTree, made_by: int, *, of: PyTree, overflow: jax.Array | int = 0
+        self, payloads: PyTree, *, of: PyTree, overflow: jax.Array | int = 0
     ) -> tuple[Any, Tally]:
         """Payload i of w, stacked, to worker i, by one all-to-all; what all have for this one."""
-
-        def pack(payloads: PyTree, of: PyTree, overflow: jax.Array | int) -> jax.Array:
-            return self._pack(payloads, made_by, of, overflow)
-
         counts = jnp.broadcast_to(jnp.asarray(overflow, jnp.int32), (self.workers,))
-        buffers = jax.vmap(pack)(payloads, of, counts)
+        buffers = jax.vmap(_pack)(payloads, of, counts)
         one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), payloads)
-        return self._unpack(self.all_to_all(buffers), spec(one), made_by)
-
-    def _pack(
-        self,
-        payloads: PyTree,
-        made_by: int,
-        of: PyTree,
-        overflow: jax.Array | int,
-        received: Tally | None = None,
-    ) -> jax.Array:
-        finite, valid = _finite.all_finite(of), True
-        if received is not None:
-            overflow = _count.add(received.overflow, overflow)
-            finite &= jnp.asarray(received.finite)
-            valid = jnp.asarray(received.invalid) == 0
-        payloads = _wire.without_gradient(payloads, of)
-        return _wire.pack(Header(finite, overflow, valid), payloads, self._seed(made_by))
-
-    def _unpack(self, buffers: jax.Array, like: PyTree, made_by: int) -> tuple[Any, Tally]:
-        seed = self._seed(made_by)
-        headers, payloads = jax.vmap(lambda words: _wire.unpack(words, like, seed))(buffers)
-        return payloads, Tally(
-            finite=jnp.all(jnp.asarray(headers.finite)),
-            overflow=_count.total(jnp.asarray(headers.overflow)),
-            invalid=_wire.count_invalid(headers),
-        )
-
-    def _seed(self, made_by: int) -> jax.Array:
-        return _wire.seed(made_by, self.step.number, self.step.skipped)
+        return _unpack(self.all_to_all(buffers), spec(one))
 
     # Sums.
 
@@ -211,3 +176,21 @@ class Channel:
     def all_to_all(self, rows: jax.Array) -> jax.Array:
         """Row i of w to worker i; what all workers have for this one, stacked."""
         return _axes.all_to_all(rows, self.axis_name)
+
+
+def _pack(
+    payloads: PyTree, of: PyTree, overflow: jax.Array | int, received: Tally | None = None
+) -> jax.Array:
+    finite = _finite.all_finite(of)
+    if received is not None:
+        overflow = _count.add(received.overflow, overflow)
+        finite &= jnp.asarray(received.finite)
+    return _wire.pack(Header(finite, overflow), _wire.without_gradient(payloads, of))
+
+
+def _unpack(buffers: jax.Array, like: PyTree) -> tuple[Any, Tally]:
+    headers, payloads = jax.vmap(lambda words: _wire.unpack(words, like))(buffers)
+    return payloads, Tally(
+        finite=jnp.all(jnp.asarray(headers.finite)),
+        overflow=_count.total(jnp.asarray(headers.overflow)),
+    )

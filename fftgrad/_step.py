@@ -19,14 +19,11 @@ class Step(NamedTuple):
       shared: a key equal on all workers: random supports, random signs. Decompressing may use it.
       local: a key that differs between workers: dither. Decompressing must not use it, because
         the receiver has another one.
-      skipped: how many steps left no trace. Checksums include it, so a worker that skipped a step
-        alone is detected.
     """
 
     number: jax.Array | int = 0
     shared: jax.Array | None = None
     local: jax.Array | None = None
-    skipped: jax.Array | int = 0
 
     @classmethod
     def of(cls, key: jax.Array | int, number: jax.Array | int = 0) -> "Step":
@@ -51,15 +48,13 @@ class Tally(NamedTuple):
     """What an exchange learned of all workers on the way, the same on all of them.
 
     Attributes:
-      finite: False if a header said that something was not finite, or a buffer was invalid, bool[].
+      finite: False if a header said that something was not finite, bool[].
         A sum needs no header: what is not finite in it shows in the mean.
       overflow: how many values the codecs could not represent, int32[].
-      invalid: how many buffers were altered, or were of another step or configuration, int32[].
     """
 
     finite: jax.Array | bool = True
     overflow: jax.Array | int = 0
-    invalid: jax.Array | int = 0
 
     @property
     def poison(self) -> jax.Array:
@@ -73,7 +68,6 @@ class Tally(NamedTuple):
         return cls(
             finite=jnp.all(jnp.stack(every)) if every else jnp.ones((), bool),
             overflow=_sum([t.overflow for t in tallies]),
-            invalid=_sum([t.invalid for t in tallies]),
         )
 
 

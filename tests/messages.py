@@ -29,18 +29,13 @@ class Message(NamedTuple):
     values: np.ndarray
 
 
-def seed(codec: fg.Codec) -> jax.Array:
-    """What the checksum of the buffer starts from."""
-    return _wire.seed(_wire.configuration((codec,), (LIKE,)), STEP.number, STEP.skipped)
-
-
 @functools.cache
 def sender(codec: fg.Codec):
     """The program from a vector to a buffer and its payload."""
 
     def send(x):
         payload = fg.compress(codec, x, step=STEP)
-        return _wire.pack(_wire.NOTHING, payload, seed(codec)), payload
+        return _wire.pack(_wire.NOTHING, payload), payload
 
     return jax.jit(send)
 
@@ -50,7 +45,7 @@ def receiver(codec: fg.Codec):
     """The program from a buffer to whether its sender's values were finite, and to values."""
 
     def receive(words):
-        header, payload = _wire.unpack(words, payload_spec(codec, LIKE), seed(codec))
+        header, payload = _wire.unpack(words, payload_spec(codec, LIKE))
         return header.finite, fg.decompress(codec, payload, LIKE, step=STEP)
 
     return jax.jit(receive)

@@ -100,7 +100,7 @@ def beer(
       An `optax.GradientTransformationExtraArgs` whose state is a `BeerState`; it needs `params`,
       the worker's own.
 
-    Wire: twice what `fg.wire_bytes(codec, params, layout)` counts, less 8 bytes for the one header
+    Wire: twice what `fg.wire_bytes(codec, params, layout)` counts, less 4 bytes for the one header
       of both, in one buffer, which is sent to each of `graph.degree(workers)` neighbors.
 
     Claims: the mean over the workers of what `inner` gets is the mean of their gradients, up to

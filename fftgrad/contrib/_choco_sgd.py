@@ -87,9 +87,8 @@ def choco_sgd(
 
     Claims: the mean of the parameters moves by the mean of what `inner` says, up to rounding. A
       worker whose parameters are not finite sends nothing: it and its neighbors leave its copy as
-      it was and count that in `skipped`. Its own parameters stay NaN. An altered buffer makes the
-      receiver's parameters NaN, because the copies no longer agree, and counts in `invalid`. Then,
-      and for another number of workers, make a new state from the mean of the finite parameters.
+      it was and count that in `skipped`. Its own parameters stay NaN. Then, and for
+      another number of workers, make a new state from the mean of the finite parameters.
 
     Differs from the paper: copies start as the common first parameters, not as zero.
 

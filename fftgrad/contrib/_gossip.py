@@ -32,11 +32,9 @@ class Told(NamedTuple):
     Attributes:
       sent: of each tree, what all neighbors received of this worker's; zeros if it said nothing,
         because something it had to say was not finite.
-      pull: of each tree, Σ_j (sent_j - sent_i) over the neighbors j; NaN where a buffer was
-        altered, because what was told then is lost for good.
+      pull: of each tree, Σ_j (sent_j - sent_i) over the neighbors j.
       rest: of each tree, what rounding drops of the pull.
       skipped: how many of this worker and its neighbors said nothing, int32[].
-      invalid: how many buffers were altered, int32[].
       overflow: how many of this worker's values its codecs could not represent, int32[].
       state: the codecs' next state.
     """
@@ -45,7 +43,6 @@ class Told(NamedTuple):
     pull: tuple[PyTree, ...]
     rest: tuple[PyTree, ...]
     skipped: jax.Array
-    invalid: jax.Array
     overflow: jax.Array
     state: PyTree
 
@@ -74,19 +71,17 @@ def tell(
     # Kept: every leaf of the state would find it again.
     values = [vector for bucket in buckets for vector in _vectors(bucket)]
     finite = lax.optimization_barrier(_finite.all_finite(values))
-    overflow, invalid, silent = jnp.int32(0), jnp.int32(0), jnp.int32(0)
+    overflow, silent = jnp.int32(0), jnp.int32(0)
     after, added = list[PyTree](), list[tuple[list[Any], ...]]()
     for i, bucket in enumerate(buckets):
         codec, likes, own = _codec_of(codecs, bucket), _likes(bucket), channel.step.fold(i)
         out = codec.compress(_vectors(bucket), state[i], own)
         header = _wire.Header(finite, out.overflow)
         payloads = _wire.without_gradient(out.payloads, _vectors(bucket))
-        buffer = _wire.pack(header, payloads, _seed(codec, likes, own))
+        buffer = _wire.pack(header, payloads)
         heard = [_axes.permute(buffer, channel.axis_name, sources) for sources in neighbors]
         headers, sums = _add(codec, jnp.stack([buffer, *heard]), likes, own)
-        is_valid = jnp.asarray(headers.valid)
-        invalid += jnp.sum(~is_valid, dtype=jnp.int32)
-        silent = jnp.sum(is_valid & ~jnp.asarray(headers.finite), dtype=jnp.int32)
+        silent = jnp.sum(~jnp.asarray(headers.finite), dtype=jnp.int32)
         overflow = _count.add(overflow, out.overflow)
         after.append(out.state)
         added.append(tuple(_rebuild(flat, bucket) for flat in sums))
@@ -96,7 +91,6 @@ def tell(
         pull=pull,
         rest=rest,
         skipped=silent,
-        invalid=invalid,
         overflow=jnp.where(finite, overflow, 0),
         state=optax.tree.where(finite, tuple(after), state),
     )
@@ -115,11 +109,11 @@ def _add(codec: Parts, buffers: jax.Array, likes: Likes, step: Step) -> tuple[_w
 
     In one loop, so that each worker decodes to the same bits, whoever does it.
     """
-    like, seed = codec.payload_spec(likes), _seed(codec, likes, step)
+    like = codec.payload_spec(likes)
 
     def add(sums: _Sums, row: Any) -> tuple[_Sums, _wire.Header]:
         is_own, words = row
-        header, payloads = _wire.unpack(words, like, seed)
+        header, payloads = _wire.unpack(words, like)
         vectors = _settled(codec.decompress(payloads, likes, step), header)
         said = optax.tree.where(is_own, vectors, sums.said)
         # Of two neighbors one has the negative of what the other has, to the bit. Weights are for
@@ -136,20 +130,14 @@ def _add(codec: Parts, buffers: jax.Array, likes: Likes, step: Step) -> tuple[_w
 
 
 def _settled(vectors: Vectors, header: _wire.Header) -> Vectors:
-    """What was said, rounded; zeros where it was not finite, NaN where it was altered.
+    """What was said, rounded; zeros where it was not finite.
 
-    An altered buffer said something that is lost, and the pull is wrong from then on. As bits,
-    because a compiler may put the last product of a codec and the difference that follows into one
-    operation, which rounds once where the neighbor's rounds twice.
+    As bits, because a compiler may put the last product of a codec and the difference that follows
+    into one operation, which rounds once where the neighbor's rounds twice.
     """
     keep = jnp.where(header.finite, jnp.uint32(0xFFFFFFFF), jnp.uint32(0))
-    spoil = jnp.where(header.valid, jnp.uint32(0), jnp.uint32(0x7FC00000))
     bits = (lax.bitcast_convert_type(vector, jnp.uint32) for vector in vectors)
-    return tuple(lax.bitcast_convert_type((b & keep) | spoil, jnp.float32) for b in bits)
-
-
-def _seed(codec: Parts, likes: Likes, step: Step) -> jax.Array:
-    return _wire.seed(codec.number(likes), step.number, step.skipped)
+    return tuple(lax.bitcast_convert_type(b & keep, jnp.float32) for b in bits)
 
 
 def _codec_of(codecs: Sequence[Codecs], buckets: Sequence[Bucket]) -> Parts:

@@ -45,14 +45,12 @@ class Links(NamedTuple):
       trees: what neighbors follow.
       codecs: the state of the codecs.
       skipped: how many times this worker or a neighbor said nothing, because it was not finite.
-      invalid: how many buffers were altered. The pull is NaN from the first one on.
       overflow: how many values of this worker no codec could represent.
     """
 
     trees: tuple[Copied, ...]
     codecs: PyTree
     skipped: jax.Array
-    invalid: jax.Array
     overflow: jax.Array
 
 
@@ -156,7 +154,7 @@ def tell(
         codecs=told.state,
         **{
             name: _count.add(getattr(before, name), getattr(told, name))
-            for name in ("skipped", "invalid", "overflow")
+            for name in ("skipped", "overflow")
         },
     )
     return after, Linked(OfShards(add_worker_axis(links)), OfShards(worker))

@@ -97,7 +97,7 @@ class Round:
 
     def gather(self, message: PyTree) -> tuple[Any, Tally]:
         """The messages of all workers."""
-        return self.channel.gather(message, self.codec.number(self.likes), of=self.vectors)
+        return self.channel.gather(message, of=self.vectors)
 
 
 def chosen(codec: Parts) -> list[int]:

@@ -21,9 +21,8 @@ class AllGather(Exchange):
     With 4 workers that send the buffers b_0 ... b_3, each of words uint32[s], every worker
     receives uint32[4, s] = [b_0, b_1, b_2, b_3].
 
-    If anything that any worker had to send is not finite, or a buffer is not what a worker of the
-    same codec made in this step, the mean is NaN throughout, on all workers: the headers of the
-    buffers tell, without a further collective.
+    If anything that any worker had to send is not finite, the mean is NaN throughout, on all
+    workers: the headers of the buffers tell, without a further collective.
 
     Args:
       codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), LogLevels(8))`;
@@ -33,7 +32,7 @@ class AllGather(Exchange):
 
     Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
-    Wire: 8 bytes + main and side of every part, `fg.wire_bytes(exchange, x)`. A ring sends it
+    Wire: 4 bytes + main and side of every part, `fg.wire_bytes(exchange, x)`. A ring sends it
       w - 1 times, so the traffic grows with w.
 
     Claims: unbiased if the codec is and no other average is taken; all workers get the same bits.
@@ -75,9 +74,7 @@ class AllGather(Exchange):
         out = codec.compress(vectors, state.own, step)
         sent = codec.decompress(out.payloads, likes, step)
         left = codec.left(vectors, out.payloads, step)
-        got, tally = channel.gather(
-            out.payloads, codec.number(likes), of=vectors, overflow=out.overflow
-        )
+        got, tally = channel.gather(out.payloads, of=vectors, overflow=out.overflow)
         if self.average is None:
             mean = codec.mean(got, likes, tally.poison, step)
         else:

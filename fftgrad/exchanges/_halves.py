@@ -34,7 +34,7 @@ def to_owners(codec: Parts, rows: Vectors, state: PyTree, likes: Likes, channel:
         return out, codec.decompress(out.payloads, likes, channel.step)
 
     out, sent = jax.vmap(one)(jnp.arange(channel.workers), rows, state)
-    got, tally = channel.scatter(out.payloads, codec.number(likes), of=rows, overflow=out.overflow)
+    got, tally = channel.scatter(out.payloads, of=rows, overflow=out.overflow)
     means = codec.mean(got, likes, tally.poison, channel.step, shards=True)
     return Half(means, sent, out.state, tally)
 
@@ -53,9 +53,7 @@ def to_all(
     """
     step = channel.step
     out = codec.compress(shards, state, step)
-    got, tally = channel.gather(
-        out.payloads, codec.number(likes), of=shards, overflow=out.overflow, received=received
-    )
+    got, tally = channel.gather(out.payloads, of=shards, overflow=out.overflow, received=received)
     every = jax.vmap(lambda payloads: codec.decompress(payloads, likes, step))(got)
     rows = tuple(vectors + tally.poison for vectors in every)
     return Half(rows, (), out.state, tally)

@@ -194,8 +194,7 @@ class Hierarchical(Exchange):
 
     def _gather(self, out: Reduced, like: PyTree, fast: Channel) -> tuple[PyTree, Tally]:
         """All pieces of each part, and the tally of all."""
-        word = jnp.asarray(out.tally.overflow).astype(jnp.uint32) << 1
-        word |= (jnp.asarray(out.tally.invalid) > 0).astype(jnp.uint32)
+        word = jnp.asarray(out.tally.overflow).astype(jnp.uint32)
         # As its bits, because bfloat16 would round it.
         count = lax.bitcast_convert_type(word[None], self._word)
         words = [*map(self._to_words, jax.tree.leaves(out.mean)), count.ravel()]
@@ -204,8 +203,7 @@ class Hierarchical(Exchange):
         *values, counts = jax.vmap(lambda row: _joined.cut(row, sizes))(rows)
         whole = _shards.from_shards(list(map(self._from_words, values)), like)
         counts = lax.bitcast_convert_type(counts, jnp.uint32)
-        overflow, invalid = (_count.total(c.astype(jnp.int32)) for c in (counts >> 1, counts & 1))
-        return whole, Tally(overflow=overflow, invalid=invalid)
+        return whole, Tally(overflow=_count.total(counts.astype(jnp.int32)))
 
     def _to_words(self, x: jax.Array) -> jax.Array:
         # As integers, because XLA widens bfloat16 in the collectives of a CPU.

@@ -18,7 +18,7 @@ from fftgrad.codecs import _call, _chain, _spec, _sum
 from fftgrad.exchanges import _alike
 from fftgrad.exchanges._layout import Part
 from fftgrad.exchanges._rules import CodecRule, Codecs
-from fftgrad.ops import _count, _keys, _wire
+from fftgrad.ops import _count, _keys
 from fftgrad.ops._shapes import spec
 
 Vectors = tuple[jax.Array, ...]
@@ -137,10 +137,6 @@ class Parts:
 
     def shard(self, parts: int) -> "Parts":
         return Parts(tuple(codec.shard(parts) for codec in self.codecs))
-
-    def number(self, likes: Likes) -> int:
-        """A number that other codecs and shapes do not have, for the checksum of a buffer."""
-        return _wire.configuration(self.codecs, likes)
 
     def payload_spec(self, likes: Likes) -> Payloads:
         return tuple(_spec.payload_spec(codec, like) for codec, like in self._with(likes))

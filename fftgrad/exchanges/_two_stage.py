@@ -36,13 +36,12 @@ class TwoStage(Exchange):
 
     Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
-    Wire: w + 1 buffers, each of 8 bytes and the payload of n/w values: about the payload of n
+    Wire: w + 1 buffers, each of 4 bytes and the payload of n/w values: about the payload of n
       values in each stage, whatever w.
 
     Claims: with `ErrorFeedback`, Σ mean + mean e = Σ mean gradient, in two stages as in one. All
-      workers get the same bits; if anything is not finite anywhere, or any buffer of
-      either stage is not what a worker of the same codec made in this step, the mean is NaN
-      throughout, on all workers.
+      workers get the same bits; if anything is not finite anywhere, the mean is NaN throughout, on
+      all workers.
 
     Raises:
       ValueError: while tracing, if the axis has not `workers` workers.

@@ -66,7 +66,7 @@ class Island:
 
     Shapes: what all have in common is float32, whatever the parameters' dtype.
 
-    Wire: a contribution is `fg.wire_bytes(exchange, params)` + 8 bytes for each part, and a header
+    Wire: a contribution is `fg.wire_bytes(exchange, params)` + 12 bytes for each part, and a header
       of some 400; each island writes one and reads those of the others in each round.
 
     Claims: all islands hold the same bits after a round: they decode the same contributions in the

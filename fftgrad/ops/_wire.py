@@ -17,31 +17,29 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from fftgrad._values import plain
-from fftgrad.ops import _hash, _joined, _rows
+from fftgrad.ops import _joined, _rows
 from fftgrad.ops._shapes import Like, PyTree
 
 VERSION = 2
-"""Layout of buffers and payloads. Another layout gets another number, and so other checksums."""
+"""Layout of payloads. Another layout gets another number, by which files are told apart."""
 
 
 class Header(NamedTuple):
-    """What the first two words of the buffer say.
+    """What the first word of the buffer says.
 
     Attributes:
       finite: whether everything that this worker had to send was finite.
       overflow: how many values its codecs could not represent, below 2^30.
-      valid: whether the buffer is as a worker of the same configuration made it in the same step.
     """
 
     finite: jax.Array | bool
     overflow: jax.Array | int
-    valid: jax.Array | bool = True
 
 
 NOTHING = Header(True, 0)
 """That all is well, and nothing is counted."""
 
-HEADER_WORDS = 2
+HEADER_WORDS = 1
 
 
 @jax.custom_jvp
@@ -82,41 +80,18 @@ def configuration(codecs: Sequence[object], likes: Sequence[Like]) -> int:
     return zlib.crc32(text.encode())
 
 
-def seed(made_by: int, number: jax.Array | int, skipped: jax.Array | int) -> jax.Array:
-    """What the checksum starts from: another one in each step, and in each configuration."""
-    number, skipped = (jnp.asarray(n).astype(jnp.uint32) for n in (number, skipped))
-    # Odd, so that no two numbers of steps have the same.
-    moved = number * jnp.uint32(0x9E3779B1) + skipped * jnp.uint32(0x85EBCA6B)
-    return moved + jnp.uint32(made_by)
-
-
-def pack(header: Header, payloads: PyTree, seed: jax.Array) -> jax.Array:
+def pack(header: Header, payloads: PyTree) -> jax.Array:
     """The buffer: uint32[HEADER_WORDS + words of each main and side]."""
     flag = jnp.asarray(header.finite).astype(jnp.uint32)
     count = jnp.minimum(jnp.asarray(header.overflow, jnp.int32), (1 << 30) - 1)
     word = lax.bitcast_convert_type(count << 1, jnp.uint32) | flag
-    # Kept: the checksum would find all that is sent again, from the values that it comes of.
-    body = lax.optimization_barrier(
-        jnp.concatenate([word[None], *map(to_words, jax.tree.leaves(payloads))])
-    )
-    own = _checksum(body, seed)
-    return jnp.concatenate([jnp.where(header.valid, own, ~own)[None], body])
+    return jnp.concatenate([word[None], *map(to_words, jax.tree.leaves(payloads))])
 
 
-def unpack(words: jax.Array, like: PyTree, seed: jax.Array) -> tuple[Header, PyTree]:
-    """The header and the payloads, shaped like `like`, that `pack` put into `words`.
-
-    A buffer that is not valid counts as not finite, because its payloads mean something else.
-    """
-    valid = words[0] == _checksum(words[1:], seed)
-    finite = valid & ((words[1] & 1) == 1)
-    header = Header(finite, lax.bitcast_convert_type(words[1], jnp.int32) >> 1, valid)
+def unpack(words: jax.Array, like: PyTree) -> tuple[Header, PyTree]:
+    """The header and the payloads, shaped like `like`, that `pack` put into `words`."""
+    header = Header((words[0] & 1) == 1, lax.bitcast_convert_type(words[0], jnp.int32) >> 1)
     return header, from_words(words[HEADER_WORDS:], like)
-
-
-def count_invalid(headers: Header) -> jax.Array:
-    """How many of the buffers, whose headers are stacked, are not valid."""
-    return jnp.sum(~jnp.asarray(headers.valid), dtype=jnp.int32)
 
 
 def nbytes(payloads: PyTree) -> int:
@@ -140,15 +115,6 @@ def from_words(words: jax.Array, like: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(like)
     pieces = _joined.cut(words, list(map(_words, leaves)))
     return jax.tree.unflatten(structure, map(_leaf, pieces, leaves))
-
-
-def _checksum(words: jax.Array, seed: jax.Array) -> jax.Array:
-    """Another number for each seed, and for each value of any one word, uint32[].
-
-    Each word goes through a bijection of its position. Summed as it is, times an odd number, two
-    signs flipped together would cancel.
-    """
-    return seed + jnp.sum(_hash.bits(jnp.uint32(0), words, words.size), dtype=jnp.uint32)
 
 
 def _words(leaf: Like) -> int:

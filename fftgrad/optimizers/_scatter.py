@@ -62,7 +62,7 @@ def compressed_psum_scatter(
         every step add up to a bias.
       key: a seed or key, equal on all workers.
 
-    Wire: w buffers, each of 8 bytes and the payload of x.size / w values.
+    Wire: w buffers, each of 4 bytes and the payload of x.size / w values.
 
     Claims: unbiased if the codec is. Where a worker's part of a shard is not finite, or its buffer
       is of another codec or step, that shard is all NaN, on its owner only.

@@ -102,7 +102,7 @@ def sharded(
       An `optax.GradientTransformationExtraArgs` whose state is a `ShardedState`; it needs `params`,
       the same on all workers.
 
-    Wire: w buffers of 8 bytes and the payload of n/w gradients, and one of n/w parameters: with one
+    Wire: w buffers of 4 bytes and the payload of n/w gradients, and one of n/w parameters: with one
       codec for both, `fg.wire_bytes(fg.TwoStage(codec, workers), params, fg.Layout("leaf"))`.
       A `value` that `inner` reads adds 4 bytes, in an all-reduce.
 
@@ -183,7 +183,7 @@ def sharded(
             _parts.Parts(tuple(codec for _ in likes)).shard(workers)
             for codec in (gradients, parameters)
         )
-        channel = Channel.of(axis_name, key, state.step, state.skipped)
+        channel = Channel.of(axis_name, key, state.step)
         own = drop_worker_axis(state.memory)
         is_mine, worker = _worker.check_owner(state.worker.value, axis_name)
         updates, params = _axes.whole((updates, params))

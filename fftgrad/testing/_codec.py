@@ -116,9 +116,8 @@ def _compiled(codec: Codec, n: int) -> Run:
 def _trip(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Trip:
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     out = codec.compress(x, state, step)
-    seed = _wire.seed(_wire.configuration((codec,), (like,)), step.number, step.skipped)
-    buffer = _wire.pack(_wire.Header(True, out.overflow), out.payload, seed)
-    received = _wire.unpack(buffer, out.payload, seed)[1]
+    buffer = _wire.pack(_wire.Header(True, out.overflow), out.payload)
+    received = _wire.unpack(buffer, out.payload)[1]
     other = step._replace(local=jax.random.key(77))
     selector, side = codec if isinstance(codec, Selector) else None, out.payload.side
     return Trip(
@@ -151,7 +150,7 @@ def _shapes(laws: Laws, codec: Codec, n: int) -> None:
     same = "reshape and cast what decompress returns to `like`."
     laws.same_spec(f"decompress for float32[{n}]", back, like, same)
     with laws.running("bytes", f"a payload for float32[{n}] must fit into uint32 words", PACKED):
-        jax.eval_shape(lambda p: _wire.pack(_wire.NOTHING, p, jnp.uint32(0)), out.payload)
+        jax.eval_shape(lambda p: _wire.pack(_wire.NOTHING, p), out.payload)
     with laws.running("shapes", rule, remedy):
         trip: Any = jax.eval_shape(lambda x: _trip(codec, x, start(codec, n), step_of()), like)
     laws.same_state(trip.state, jax.eval_shape(lambda: start(codec, n)))

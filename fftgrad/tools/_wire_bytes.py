@@ -13,7 +13,7 @@ from fftgrad.exchanges._recipe import Recipe, recipe_of
 def wire_bytes(part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | None = None) -> int:
     """Function: the exact number of bytes that one worker hands to the collective per step.
 
-    Found from shapes alone: a header of 8 bytes, main and side, each rounded up to 4 bytes. They
+    Found from shapes alone: a header of 4 bytes, main and side, each rounded up to 4 bytes. They
     are those of the collective in the compiled program, where `fg.audit` reads them. How often a
     byte crosses a link is the collective's business: `fg.link_bytes` counts that.
 

@@ -34,8 +34,6 @@ def metrics(
                       meetings, and its `state.skipped` the bad inner steps of each worker
         overflow      values that no codec could represent, over workers and good steps, whatever
                       the exchange
-        invalid       skipped steps in which a buffer did not arrive as it was made, or came from a
-                      worker of another configuration or step
         residual      √(Σ_i ||e_i||² / w), e_i what the memory of worker i still has to send: its
                       fields called `residual`, or all of it where none is; 0.0 without memory
         exchange_residual   the same of memories inside the exchange (`Hierarchical`)
@@ -124,7 +122,7 @@ def _of_state(state: Any, axis_name: AxisName | None) -> dict[str, jax.Array]:
     fields = state if isinstance(state, Mapping) else state._asdict()
     key = (jax.tree_util.DictKey if fields is state else jax.tree_util.GetAttrKey)("residual")
     memory, exchange = fields.get("memory", ()), fields.get("exchange", ())
-    counts = ("step", "skipped", "overflow", "invalid")
+    counts = ("step", "skipped", "overflow")
     out = {name: jax.tree.leaves(fields[name])[0] for name in counts if name in fields}
     out["residual"] = _norm(_below(key, memory) or jax.tree.leaves(memory), axis_name)
     for error in jax.tree.leaves(fields.get("error", ())):

@@ -33,12 +33,10 @@ def counters(before: Any, tally: Tally, finite: jax.Array) -> dict[str, jax.Arra
     """The counters of a state after a step."""
     # What is bad in one bucket makes all later ones so, whose values then count for nothing.
     overflow = _axes.over_other_axes(_sum, jnp.where(finite, tally.overflow, 0))
-    invalid = (jnp.asarray(tally.invalid) > 0).astype(jnp.int32)
     return {
         "step": _count.next_step(before.step),
         "skipped": jnp.where(finite, before.skipped, _count.next_step(before.skipped)),
         "overflow": _count.add(before.overflow, overflow),
-        "invalid": _count.add(before.invalid, _axes.over_other_axes(lax.pmax, invalid)),
     }
 
 

@@ -49,7 +49,6 @@ class CompressedPmeanState(NamedTuple):
       skipped: in how many of them something was not finite, and memory and exchange were left as
         they were.
       overflow: how many values no codec could represent, over all workers and unskipped steps.
-      invalid: in how many of the skipped ones a buffer was altered, or of another configuration.
       memory: the memory's state, of which each worker has its own.
       exchange: the exchange's `State`, one for each bucket.
       worker: whose row this is: the worker's index in the axis and the number of workers, int32[2],
@@ -61,7 +60,6 @@ class CompressedPmeanState(NamedTuple):
     step: jax.Array
     skipped: jax.Array
     overflow: jax.Array
-    invalid: jax.Array
     memory: PerWorker
     exchange: tuple[State, ...]
     worker: PerWorker
@@ -194,12 +192,12 @@ def compressed_pmean(
     def init(params: optax.Params) -> CompressedPmeanState:
         like = checked_like(params)
         # Each in a buffer of its own, so that a caller may donate the state.
-        step, skipped, overflow, invalid = (jnp.zeros((), jnp.int32) for _ in range(4))
+        step, skipped, overflow = (jnp.zeros((), jnp.int32) for _ in range(3))
         remembered = add_worker_axis(memory.init(like))
         states = map(exchange.init, _layout.bucket_likes(like, layout))
         exchanged = tuple(map(add_rows, states))
         state = CompressedPmeanState(
-            *(step, skipped, overflow, invalid, remembered, exchanged),
+            *(step, skipped, overflow, remembered, exchanged),
             worker=_worker.unowned(remembered, exchanged),
             error=jnp.zeros((), jnp.float32) if track_error else (),
         )
@@ -241,7 +239,7 @@ def compressed_pmean(
         mine, worker = _worker.check_owner(state.worker, axis_name)
         # Here and not above: making a key starts the backend, and a transformation may be made
         # before jax.distributed is initialized.
-        channel = Channel.of(axis_name, key, state.step, state.skipped)
+        channel = Channel.of(axis_name, key, state.step)
 
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         grads = weighted(grads, weight, axis_name)

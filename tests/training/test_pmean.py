@@ -564,7 +564,7 @@ def test_what_overflows_is_summed_over_the_model_axis():
 
 def test_a_sum_of_counts_over_the_model_axis_does_not_wrap():
     mesh = Mesh(np.array(jax.devices()), ("model",), axis_types=(AxisType.Auto,))
-    counters = dict.fromkeys(("step", "skipped", "overflow", "invalid"), jnp.int32(0))
+    counters = dict.fromkeys(("step", "skipped", "overflow"), jnp.int32(0))
 
     def step(count):
         tally = fg.exchanges.Tally(overflow=count[0])
