@@ -96,10 +96,10 @@ def start(
     zeros = jax.tree.map(jnp.zeros_like, copies[0])
     trees = tuple(Copied(copy, zeros, zeros) for copy in copies)
     if stands_in(params):  # nobody knows what is in these two, but that they are no parameters
-        row = add_worker_axis(Links(trees, zero, zero, zero, zero))
+        row = add_worker_axis(Links(trees, zero, zero, zero))
         return Linked(OfShards(row), OfShards(PerWorker(zero)))
     state = _gossip.init(codecs, copies[0], layout)
-    row = add_worker_axis(Links(trees, state, zero, zero, zero))
+    row = add_worker_axis(Links(trees, state, zero, zero))
     return Linked(OfShards(row), OfShards(_worker.unowned(row)))
 
 

@@ -81,7 +81,7 @@ class Layout:
     Example:
       >>> params = {"w": jnp.ones((100, 100)), "b": jnp.ones(100)}
       >>> fg.wire_bytes(fg.AllGather(fg.Sign()), params, fg.Layout("leaf"))
-      1284
+      1280
     """
 
     scope: Scope | None = None

@@ -75,7 +75,7 @@ class Policy(CodecRule):
       >>> policy = fg.Policy(fg.Rule(fg.Identity(), max_ndim=1), default=fg.TopK(fraction=0.01))
       >>> params = {"bias": jnp.ones(10), "kernel": jnp.ones((100, 10))}
       >>> fg.wire_bytes(fg.AllGather(policy), params)
-      100
+      96
     """
 
     rules: tuple[Rule, ...]

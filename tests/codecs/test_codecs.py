@@ -88,7 +88,7 @@ def test_dtypes_and_bytes_of_few_values(name, shape):
     assert buffer.dtype == jnp.uint32
     assert fg.wire_bytes(codec, x) == buffer.nbytes
     own = sum(-(-leaf.nbytes // 4) * 4 for leaf in jax.tree.leaves(payload))
-    assert fg.wire_bytes(codec, x) == 8 + own
+    assert fg.wire_bytes(codec, x) == 4 + own
 
 
 MOST_ERROR = {"range float no zero": math.inf}

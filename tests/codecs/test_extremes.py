@@ -455,7 +455,7 @@ def test_any_chain_is_gathered_to_the_mean_of_what_it_decodes_to(codec, n):
         np.testing.assert_allclose(sent, own, rtol=1e-4, atol=1e-4)
     leaves = jax.tree.leaves((payload.main, payload.side))
     nbytes = sum(-(-leaf[0].nbytes // 4) * 4 for leaf in leaves)
-    assert fg.wire_bytes(codec, rows[0]) == fg.wire_bytes(exchange, rows[0]) == 8 + nbytes
+    assert fg.wire_bytes(codec, rows[0]) == fg.wire_bytes(exchange, rows[0]) == 4 + nbytes
 
 
 # State of a stage, in two stages

@@ -184,8 +184,8 @@ def test_complex_values_are_quantized_in_both_parts():
 
 
 def test_bfloat16_travels_as_two_bytes():
-    assert fg.wire_bytes(fg.Cast(jnp.bfloat16), jnp.ones(100)) == 8 + 200
-    assert fg.wire_bytes(fg.Cast(jnp.bfloat16), jnp.ones(101)) == 8 + 204
+    assert fg.wire_bytes(fg.Cast(jnp.bfloat16), jnp.ones(100)) == 4 + 200
+    assert fg.wire_bytes(fg.Cast(jnp.bfloat16), jnp.ones(101)) == 4 + 204
 
 
 def test_cast_saturates_and_counts():

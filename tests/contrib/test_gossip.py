@@ -456,7 +456,7 @@ def test_what_is_within_the_scale_is_halved(number):
     beyond = int(np.sum(np.abs(2 * x) > scale))
     assert int(codec.compress(jnp.asarray(2 * x), (), step).overflow) == beyond == 49
     assert int(codec.compress(jnp.array([jnp.nan, 0.0]), (), step).overflow) == 1
-    assert fg.wire_bytes(codec, x) == 8 + 4 * 4
+    assert fg.wire_bytes(codec, x) == 4 + 4 * 4
 
 
 # Linear convergence

@@ -91,7 +91,7 @@ def test_leaves_whose_paths_have_the_same_text_are_parts_of_their_own(tree, path
     assert len(found) == len(jax.tree.leaves(tree))
     assert paths is None or found == paths
     assert jax.tree.all(jax.tree.map(np.array_equal, join(buckets), tree))
-    assert fg.wire_bytes(fg.Sign(), tree, fg.Layout(scope)) == 8 + 8 * len(found)
+    assert fg.wire_bytes(fg.Sign(), tree, fg.Layout(scope)) == 4 + 8 * len(found)
 
 
 def test_a_path_is_as_its_keys_where_no_other_has_its_text():

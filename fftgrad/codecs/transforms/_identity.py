@@ -16,7 +16,7 @@ class Identity(Transform):
 
     Example:
       >>> fg.wire_bytes(fg.Identity(), like=jax.ShapeDtypeStruct((100,), "float32"))  # + header
-      408
+      404
     """
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
