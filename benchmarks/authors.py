@@ -30,15 +30,12 @@ NAMES = (
     "eden",
     "grace",
     "asyncdiloco",
-    "asyncdiloco_printed",
     "templar",
     "beer",
     "choco",
     "datalens",
     "deepspeed",
     "terngrad",
-    "error_feedback_tight",
-    "nanogpt",
 )
 COLUMNS = (
     "theirs",

@@ -15,13 +15,11 @@ import claims
 import downstream
 import ends
 import endurance
-import learned_codes
 import resets
 import seconds
 import seeds
 import sharded
 import training
-import variants
 from _record import RESULTS, folder_at, head, write
 from held_out import HELD_OUT
 from methods import Method
@@ -32,7 +30,6 @@ from tasks import TASKS, Task
 STUDIES: dict[str, Study] = {
     "methods": training.STUDY,
     "ends": ends.STUDY,
-    "variants": variants.STUDY,
     "claims": claims.STUDY,
     "seeds": seeds.SEEDS,
     "seeds-64": seeds.SEEDS_64,
@@ -41,7 +38,6 @@ STUDIES: dict[str, Study] = {
     "resets": resets.STUDY,
     "sharded": sharded.STUDY,
     "endurance": endurance.STUDY,
-    "learned": learned_codes.STUDY,
 }
 
 

@@ -18,7 +18,6 @@ import downstream
 import ends
 import endurance
 import exchange
-import gossip
 import jax
 import links
 import models
@@ -29,7 +28,6 @@ import seeds
 import sharded
 import training
 from _record import RESULTS, ROOT, markdown
-from others import speeds
 
 import fftgrad as fg
 
@@ -171,9 +169,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "alone": lambda: exchange.alone_table(load("exchange/alone")["rows"]),
     "compile": lambda: compile_time.show(load("compile/cpu")),
     "models": lambda: models.show(load("programs/h100-models")),
-    "gossip": lambda: gossip.tables(load("gossip/least_squares")),
     "published": lambda: "\n\n".join(authors.shown(load(f"others/{name}")) for name in PRINTED),
-    "speeds": lambda: speeds.tables(load("others/speeds")),
     "seeds": lambda: seeds.beside(load("convergence/seeds")),
     "seeds-64": lambda: ends.tables(load("convergence/seeds-64"), seeds.LEARNERS),
     "claims-losses": lambda: paired(0),
