@@ -1,8 +1,7 @@
-"""What each method does to training: the same model, data, seeds and steps, at the bytes it sends.
+"""Run a study of `studies.py`, and show its table and figures.
 
-A study has rows, which are methods, and asks more of each run than its loss. The learning rate of
-a row is the best of a grid, on the first seed; the other seeds run at that rate. Results are
-written after each run, and runs whose results are there already are not repeated.
+The learning rate of a row is the best of a grid, on the first seed; the other seeds run at that
+rate. Results are written after each run, and runs whose results are there are not repeated.
 """
 
 import argparse
@@ -11,34 +10,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import claims
-import downstream
-import ends
-import endurance
-import resets
-import seconds
-import seeds
-import sharded
-import training
-from _record import RESULTS, folder_at, head, write
+from _record import RESULTS, folder_at, head, save, write
 from held_out import HELD_OUT
+from jax.sharding import Mesh
 from methods import Method
-from program import Program, Reset, Study, run, score, simulated
+from program import Program, Reset, run, score, simulated
 from rich.console import Console
+from studies import STUDIES
 from tasks import TASKS, Task
-
-STUDIES: dict[str, Study] = {
-    "methods": training.STUDY,
-    "ends": ends.STUDY,
-    "claims": claims.STUDY,
-    "seeds": seeds.SEEDS,
-    "seeds-64": seeds.SEEDS_64,
-    "seconds": seconds.STUDY,
-    "downstream": downstream.STUDY,
-    "resets": resets.STUDY,
-    "sharded": sharded.STUDY,
-    "endurance": endurance.STUDY,
-}
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -67,6 +46,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+COMMITTED = "steps-200"
+"""The runs of the frontier in the documentation."""
 WIDEST = 12
 """Rates that are tried at most, lest none of them trains."""
 
@@ -76,11 +57,15 @@ class Runner:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.study, self.console = args, STUDIES[args.study], Console()
-        self.mesh = simulated(self.study.workers)
         self.path = args.out / f"{args.name}.json"
         self.results: dict[str, Any] = {**head(), "workers": self.study.workers, "runs": []}
         if self.path.exists() and not args.smoke:
             self.results = json.loads(self.path.read_text())
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        """The simulated workers."""
+        return simulated(self.study.workers)
 
     def write(self) -> None:
         """What there is so far."""
@@ -162,7 +147,10 @@ def main(argv: list[str] | None = None) -> None:
             task = (TASKS | HELD_OUT)[name](args.smoke)
             # Muon stands for Adam, and so does Adam with a lead.
             runner.train(task, [row for row in rows if task.adam or not row.for_adam])
-    study.show(runner.results, args.out, args.name)
+    print(study.tables(runner.results))
+    for draw in study.figures:
+        shown = args.study != "methods" or args.name == COMMITTED
+        save(draw(runner.results), args.out, draw.__name__ + f"-{args.name}" * (not shown))
     runner.console.print(f"of {runner.path}")
 
 
