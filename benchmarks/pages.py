@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import authors
 import compile_time
 import exchange
 import jax
@@ -34,10 +33,6 @@ FAR = {
     "100 Mbit/s, 50 ms": "far-100mbit-50ms",
 }
 """The files of the larger model, by their links."""
-
-
-PRINTED = ("asyncdiloco_printed", "nanogpt", "error_feedback_tight")
-"""Sources whose published figures are compared."""
 
 
 @functools.cache
@@ -162,7 +157,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "alone": lambda: exchange.alone_table(load("exchange/alone")["rows"]),
     "compile": lambda: compile_time.show(load("compile/cpu")),
     "models": lambda: models.show(load("programs/h100-models")),
-    "published": lambda: "\n\n".join(authors.shown(load(f"others/{name}")) for name in PRINTED),
     "seeds": lambda: tables.founding(load("convergence/seeds")),
     "seeds-64": lambda: tables.learners(load("convergence/seeds-64")),
     "claims-losses": lambda: paired(0),
