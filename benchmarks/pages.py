@@ -16,7 +16,6 @@ import exchange
 import jax
 import links
 import methods
-import models
 import optax
 import tables
 from _record import RESULTS, ROOT, markdown
@@ -156,7 +155,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "exchange": lambda: exchange.markdown(load("exchange/cpu")["rows"]),
     "alone": lambda: exchange.alone_table(load("exchange/alone")["rows"]),
     "compile": lambda: compile_time.show(load("compile/cpu")),
-    "models": lambda: models.show(load("programs/h100-models")),
     "seeds": lambda: tables.founding(load("convergence/seeds")),
     "seeds-64": lambda: tables.learners(load("convergence/seeds-64")),
     "claims-losses": lambda: paired(0),
