@@ -12,7 +12,6 @@ from typing import Any
 
 from _record import RESULTS, folder_at, head, save, write
 from held_out import HELD_OUT
-from jax.sharding import Mesh
 from methods import Method
 from program import Program, Reset, run, score, simulated
 from rich.console import Console
@@ -57,15 +56,12 @@ class Runner:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.study, self.console = args, STUDIES[args.study], Console()
+        if not args.show:
+            self.mesh = simulated(self.study.workers)  # before JAX makes any array
         self.path = args.out / f"{args.name}.json"
         self.results: dict[str, Any] = {**head(), "workers": self.study.workers, "runs": []}
         if self.path.exists() and not args.smoke:
             self.results = json.loads(self.path.read_text())
-
-    @functools.cached_property
-    def mesh(self) -> Mesh:
-        """The simulated workers."""
-        return simulated(self.study.workers)
 
     def write(self) -> None:
         """What there is so far."""
