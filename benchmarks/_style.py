@@ -1,9 +1,7 @@
 """How figures look: one color for one kind of method, names at the ends of curves, light and dark.
 
-A figure is an SVG file of 6 inches with text of 10 points, which a page may show at 400 pixels. Its
-colors are those of a light page, and a style sheet in the file has others for a dark one. They were
-searched so that any two differ as much as they can for usual eyes and for those that see no red or
-no green; tests measure it.
+A figure is an SVG file of 6 inches with text of 10 points, which a page may show at 400 pixels. A
+style sheet in the file has the colors of a dark page.
 """
 
 import io
@@ -12,33 +10,21 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import matplotlib as mpl
+import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-WIDTH, POINTS, MOST = 6.0, 10, 5
-"""Inches, the size of text, and how many curves a panel has at most."""
-PAPER, INK, MUTED, GRID = "#ffffff", "#1f2328", "#6e7781", "#dfe3e8"
-FAINT = "#b9c0c8"
+POINTS = 10
+PAPER, INK, MUTED, GRID, FAINT = "#ffffff", "#1f2328", "#6e7781", "#dfe3e8", "#b9c0c8"
 PEER, LOW_RANK, SPARSE, LOCAL = "#a3492d", "#1672d3", "#239967", "#8c147e"
 BASIS, FEW_BITS = "#148fc1", "#a47f0f"
-DARK = {
-    PAPER: "#1e2129",
-    INK: "#e6edf3",
-    MUTED: "#838c96",
-    GRID: "#3a414d",
-    FAINT: "#5d6673",
-    PEER: "#f05a29",
-    LOW_RANK: "#5faef3",
-    SPARSE: "#74daac",
-    LOCAL: "#d656c1",
-    BASIS: "#85d5f5",
-    FEW_BITS: "#e8d071",
-}
-"""Of each color of a light page that of a dark one."""
-
+LIGHT = (PAPER, INK, MUTED, GRID, FAINT, PEER, LOW_RANK, SPARSE, LOCAL, BASIS, FEW_BITS)
+DARK = (
+    "#1e2129", "#e6edf3", "#838c96", "#3a414d", "#5d6673", "#f05a29", "#5faef3", "#74daac",
+    "#d656c1", "#85d5f5", "#e8d071",
+)  # fmt: skip
 KINDS = (
     (r"torch|ddp|^lax\.", PEER),
     (r"^bf16|^bfloat16|^dense.*(bfloat16|16 bits)", MUTED),
@@ -52,43 +38,12 @@ KINDS = (
 DASHES = ("-", (0, (5, 1.6)), (0, (1, 1.4)))
 PATCH: dict[str, Any] = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
 """Under a name that crosses a curve."""
-RC: dict[Any, Any] = {
-    "figure.constrained_layout.h_pad": 0.05,
-    "figure.facecolor": PAPER,
-    "axes.facecolor": PAPER,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.titlesize": POINTS,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.labelsize": POINTS,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "text.color": INK,
-    "font.size": POINTS,
-    "legend.frameon": False,
-    "legend.fontsize": POINTS,
-    "lines.linewidth": 1.9,
-    "lines.solid_capstyle": "round",
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": POINTS,
-    "ytick.labelsize": POINTS,
-    "svg.hashsalt": "fftgrad",
-}
-mpl.rcParams.update(RC)
+matplotlib.style.use(pathlib.Path(__file__).parent / "fftgrad.mplstyle")
 
 
 def figure(height: float) -> Figure:
     """An empty one of the usual width."""
-    return Figure(figsize=(WIDTH, height), layout="constrained")
+    return Figure(figsize=(6.0, height), layout="constrained")
 
 
 def color(name: str) -> str:
@@ -118,18 +73,23 @@ def label_ends(axes: Axes, names: Mapping[str, Line2D], room: float = 0.0) -> No
         axes.set_xlim(low, wider)
     canvas: Any = axes.get_figure()
     canvas.draw_without_rendering()
-    to_points = 72 / canvas.dpi
-    ends = {name: _end(line) for name, line in names.items()}
-    heights = {name: to_points * _height(axes, end) for name, end in ends.items()}
-    bottom, top = (to_points * y for y in (axes.bbox.y0, axes.bbox.y1))
+    scale, limits = 72 / canvas.dpi, sorted(axes.get_ylim())
+    ends = {
+        name: tuple(float(np.asarray(side)[-1]) for side in (line.get_xdata(), line.get_ydata()))
+        for name, line in names.items()
+    }
+    heights = {
+        name: scale * float(axes.transData.transform((x, np.clip(y, limits[0], limits[1])))[1])
+        for name, (x, y) in ends.items()
+    }
+    bottom, top = (scale * y for y in (axes.bbox.y0, axes.bbox.y1))
     for name, height in apart(heights, 1.2 * POINTS, bottom, top).items():
-        (x, y), at_edge = ends[name], not room
-        place = (1.0, y) if at_edge else (x, y)
+        x, y = ends[name]
         axes.annotate(
             name,
-            place,
+            (x, y) if room else (1.0, y),
             (5, height - heights[name]),
-            xycoords=("axes fraction", "data") if at_edge else "data",
+            xycoords="data" if room else ("axes fraction", "data"),
             textcoords="offset points",
             color=names[name].get_color(),
             va="center",
@@ -143,29 +103,14 @@ def apart(
 ) -> dict[str, float]:
     """Heights of labels, in their order, that differ by so much at least and stay inside."""
     names = sorted(heights, key=lambda name: heights[name])
-    out = [min(max(heights[name], bottom), top) for name in names]
-    for _ in range(50):
+    out = np.array([heights[name] for name in names]).clip(bottom, top)
+    steps = least * np.arange(len(out))
+    for _ in range(50):  # Neighbours that are too near move away from each other.
         for i in range(len(out) - 1):
-            missing = least - (out[i + 1] - out[i])
-            if missing > 0:
-                out[i] -= missing / 2
-                out[i + 1] += missing / 2
-        out = [
-            min(max(y, bottom + i * least), top - (len(out) - 1 - i) * least)
-            for i, y in enumerate(out)
-        ]
-    return dict(zip(names, out, strict=True))
-
-
-def _end(line: Line2D) -> tuple[float, float]:
-    x, y = (np.asarray(side, np.float64) for side in (line.get_xdata(), line.get_ydata()))
-    return float(x[-1]), float(y[-1])
-
-
-def _height(axes: Axes, point: tuple[float, float]) -> float:
-    low, high = sorted(axes.get_ylim())
-    inside = min(max(point[1], low), high)
-    return float(axes.transData.transform((point[0], inside))[1])
+            missing = max(0.0, least - (out[i + 1] - out[i]))
+            out[i : i + 2] += -missing / 2, missing / 2
+        out = out.clip(bottom + steps, top - steps[::-1])
+    return dict(zip(names, map(float, out), strict=True))
 
 
 def svg(drawn: Figure) -> str:
@@ -174,7 +119,7 @@ def svg(drawn: Figure) -> str:
     drawn.savefig(out, format="svg", metadata={"Date": None})
     rules = "".join(
         f'[style*="{part}: {light}"]{{{part}:{dark}!important}}'
-        for light, dark in DARK.items()
+        for light, dark in zip(LIGHT, DARK, strict=True)
         for part in ("fill", "stroke")
     )
     sheet = f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>"

@@ -1,36 +1,27 @@
 """Time codecs, their stages and their peers against a memory copy, on a real gradient.
 
 One process, compiled functions, medians over rounds in which everything takes its turn, fresh
-outputs for all, the memory copy too. The data is the gradient that save_gradient.py saved, tiled
+outputs for all, the memory copy too. The data is the gradient of `gradients.py`, tiled
 to length; each tile has a sign and a scale of its own, so that no magnitude repeats.
 """
 
 import argparse
 import dataclasses
-import importlib
-import importlib.util
-import json
 import pathlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import _style as style
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _record import head, parser, save, table, write
-from _style import label_ends, styles
+from _record import head, parser, table, write
 from gradients import SAVED
 from jax import lax
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from rich.console import Console
 
 import fftgrad as fg
-
-torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
 
 BLOCK = 4096
 BYTES = fg.RangeFloat(bits=8)
@@ -178,43 +169,12 @@ def jax_peers(xs: list[jax.Array]) -> list[Task]:
     return tasks
 
 
-def torch_peers(xs: list[np.ndarray[Any, Any]]) -> list[Task]:
-    """PyTorch's building blocks, on its own threads."""
-    if torch is None:
-        return []
-    n = xs[0].size
-    ts: list[Any] = [torch.from_numpy(x) for x in xs]
-    side = 1 << (n.bit_length() // 2)
-    generator = torch.Generator().manual_seed(0)
-    warm = torch.randn(n // side, 4, generator=generator)
-
-    def spectrum(x: Any) -> Any:
-        z = torch.fft.rfft(x.reshape(-1, BLOCK)).ravel()
-        return z, torch.topk(z.abs(), max(1, n // 40))
-
-    def power_sgd(x: Any) -> Any:
-        matrix = x.reshape(side, -1)
-        p, _ = torch.linalg.qr(matrix @ warm)
-        q = matrix.T @ p
-        return p @ q.T
-
-    k = max(1, n // 100)
-    return [
-        Task("torch copy", "peer", lambda x: x.clone(), ts),
-        Task("torch.topk 1 %", "peer", lambda x: torch.topk(x.abs(), k), ts, 8 * k),
-        Task("torch rfft 4096 + topk 5 %", "peer", spectrum, ts, 12 * (n // 40)),
-        Task("torch PowerSGD rank 4, both ways", "peer", power_sgd, ts, 16 * (side + n // side)),
-        Task("torch bfloat16 cast", "peer", lambda x: x.to(torch.bfloat16), ts, 2 * n),
-    ]
-
-
 def measure(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of one length."""
     arrays = gradients(n, args.gradient)
     xs = [jnp.asarray(x) for x in arrays]
     tasks = [compiled("memory copy", "copy", lambda x: -x, xs, bytes=4 * n)]
     tasks += [*stages(xs), *pipelines(xs), *jax_peers(xs)]
-    tasks += torch_peers(arrays) if args.device == "cpu" else []
     for i in range(-1, args.repeats):
         for task in tasks:
             # Everything three times; what takes long, no more.
@@ -269,34 +229,10 @@ COLUMNS = (
     "temporaries\n/ input",
     "compile\ns",
 )
-SHOWN = {
-    ("memory copy", "copy"): "memory copy",
-    ("top-k 1 %, 8 bits", "compress"): "top-k 1 %, 8 bits",
-    ("FFT 4096, 5 %, 8 bits", "compress"): "FFT 4096, 5 %, 8 bits",
-    ("lax.top_k 1 %", "peer"): "lax.top_k 1 %",
-    ("torch.topk 1 %", "peer"): "torch.topk 1 %",
-}
-"""The curves of the figure, by their names in it."""
-
-
-def plot(rows: list[dict[str, Any]]) -> Figure:
-    """Time against n: the copy, compressing, and peers."""
-    figure = style.figure(3.8)
-    axes = figure.subplots()
-    looks, lines = styles(SHOWN.values()), dict[str, Line2D]()
-    for (what, kind), name in SHOWN.items():
-        points = [(r["n"], r["ms"]) for r in rows if (r["what"], r["kind"]) == (what, kind)]
-        if points:
-            (lines[name],) = axes.plot(*zip(*points, strict=True), marker=".", **looks[name])
-    axes.set(yscale="log", xlabel="values", title="Milliseconds to compress")
-    axes.set_xscale("log", base=2)
-    axes.yaxis.set_major_formatter("{x:g}")
-    label_ends(axes, lines)
-    return figure
 
 
 def main() -> None:
-    """Measures, prints, and writes cpu.json and codecs.svg, or gpu.json and codecs_gpu.svg."""
+    """Measures, prints, and writes cpu.json or gpu.json."""
     args = parser(
         __doc__,
         "codecs",
@@ -305,25 +241,17 @@ def main() -> None:
         budget=(2000.0, "ms for one row"),
         device=("cpu", "cpu or gpu"),
         gradient=(SAVED, "what the data is made of"),
-        show=(False, "run nothing, draw what is there"),
     ).parse_args()
-    name = "codecs" if args.device == "cpu" else f"codecs_{args.device}"
-    if args.show:
-        path = args.out / f"{args.device}.json"
-        save(plot(json.loads(path.read_text())["rows"]), args.out, name)
-        return
     if args.smoke:
         args.log2n, args.repeats = [16], 3
     jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[args.device])
     record: dict[str, Any] = head() | {"rows": []}
-    record["versions"]["torch"] = torch.__version__ if torch else None
     for log2n in args.log2n:
         rows = measure(2**log2n, args)
         Console(width=110).print(table("", COLUMNS, shown(rows)))
         record["rows"] = sorted([*record["rows"], *rows], key=lambda row: row["n"])
         # After each length, so that an interrupted run leaves what it has.
         write(args.out / f"{args.device}.json", record, "rows")
-        save(plot(record["rows"]), args.out, name)
 
 
 if __name__ == "__main__":

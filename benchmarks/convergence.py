@@ -1,8 +1,7 @@
-"""What each method does to training: the same model, data, seeds and steps, at the bytes it sends.
+"""Run a study of `studies.py`, and show its table and figures.
 
-A study has rows, which are methods, and asks more of each run than its loss. The learning rate of
-a row is the best of a grid, on the first seed; the other seeds run at that rate. Results are
-written after each run, and runs whose results are there already are not repeated.
+The learning rate of a row is the best of a grid, on the first seed; the other seeds run at that
+rate. Results are written after each run, and runs whose results are there are not repeated.
 """
 
 import argparse
@@ -11,38 +10,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import claims
-import downstream
-import ends
-import endurance
-import learned_codes
-import resets
-import seconds
-import seeds
-import sharded
-import training
-import variants
-from _record import RESULTS, folder_at, head, write
+from _record import RESULTS, folder_at, head, save, write
 from held_out import HELD_OUT
 from methods import Method
-from program import Program, Reset, Study, run, score, simulated
+from program import Program, Reset, run, score, simulated
 from rich.console import Console
+from studies import STUDIES
 from tasks import TASKS, Task
-
-STUDIES: dict[str, Study] = {
-    "methods": training.STUDY,
-    "ends": ends.STUDY,
-    "variants": variants.STUDY,
-    "claims": claims.STUDY,
-    "seeds": seeds.SEEDS,
-    "seeds-64": seeds.SEEDS_64,
-    "seconds": seconds.STUDY,
-    "downstream": downstream.STUDY,
-    "resets": resets.STUDY,
-    "sharded": sharded.STUDY,
-    "endurance": endurance.STUDY,
-    "learned": learned_codes.STUDY,
-}
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -71,6 +45,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+COMMITTED = "steps-200"
+"""The runs of the frontier in the documentation."""
 WIDEST = 12
 """Rates that are tried at most, lest none of them trains."""
 
@@ -80,7 +56,8 @@ class Runner:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.study, self.console = args, STUDIES[args.study], Console()
-        self.mesh = simulated(self.study.workers)
+        if not args.show:
+            self.mesh = simulated(self.study.workers)  # before JAX makes any array
         self.path = args.out / f"{args.name}.json"
         self.results: dict[str, Any] = {**head(), "workers": self.study.workers, "runs": []}
         if self.path.exists() and not args.smoke:
@@ -166,7 +143,10 @@ def main(argv: list[str] | None = None) -> None:
             task = (TASKS | HELD_OUT)[name](args.smoke)
             # Muon stands for Adam, and so does Adam with a lead.
             runner.train(task, [row for row in rows if task.adam or not row.for_adam])
-    study.show(runner.results, args.out, args.name)
+    print(study.tables(runner.results))
+    for draw in study.figures:
+        shown = args.study != "methods" or args.name == COMMITTED
+        save(draw(runner.results), args.out, draw.__name__ + f"-{args.name}" * (not shown))
     runner.console.print(f"of {runner.path}")
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(_record.ROOT / "tests"))
 
-import ends
+
 import methods
 from program import Column, Program, Reset, run, simulated
 from tasks import TASKS
@@ -78,7 +78,7 @@ def losses() -> Iterator[tuple[str, str]]:
     """Of each method after a few steps of a tiny model."""
     mesh, task = simulated(WORKERS), TASKS["lm"](True)
     Program.sent = unsent
-    for method in {m.name: m for m in (*methods.METHODS, *ends.METHODS)}.values():
+    for method in {m.name: m for m in (*methods.METHODS, *methods.ENDS)}.values():
         program = Program(task, method, STEPS, mesh, devices=False)
         end = run(program, 1.0, 0, task.schedule, Reset(), Column(program))
         yield method.name, float(end["loss"]).hex()

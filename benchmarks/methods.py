@@ -257,6 +257,26 @@ def two_stages(
     return Method(name, exchange, optimizer=optimizer)
 
 
+def filled(name: str, ratio: float, **options: Any) -> Method:
+    """A message filled with the largest values, behind feedback."""
+    return Method(name, fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), FEEDBACK), **options)
+
+
+def adam(nu: float) -> Callable[..., Transformation]:
+    """`feedback_adam` with that share of the average."""
+    return functools.partial(fg.optimizers.feedback_adam, nu=nu)
+
+
+def muon(lead: float) -> Callable[..., Transformation]:
+    """`feedback_muon` with so much of the normalized gradient."""
+    return functools.partial(fg.optimizers.feedback_muon, lead=lead)
+
+
+def led(name: str, exchange: fg.Exchange, lead: float = 0.5) -> Method:
+    """Behind feedback, before Muon with a lead."""
+    return Method(name, fg.Recipe(exchange, FEEDBACK), optimizer=muon(lead))
+
+
 def sparse_loco(name: str, every: int, outer_rate: float) -> Method:
     """As run at 72 billion parameters, but for how often and how far."""
 
@@ -395,11 +415,94 @@ def renamed(name: str, row: str, **changes: Any) -> Method:
     return dataclasses.replace(ROWS[row], name=name, **changes)
 
 
+DENSE = ("dense, Adam", "dense, Muon")
+ENDS: list[Method] = [
+    renamed("dense, Adam", "dense"),
+    renamed("dense, Muon", "dense", muon=True),
+    filled("100x, Muon, lead 0.5", 100, optimizer=muon(0.5)),
+    filled("30x, Muon, lead 0.3", 30, optimizer=muon(0.3)),
+    filled("100x, Adam, nu 0.5", 100, optimizer=adam(0.5)),
+    filled("300x, Muon, lead 0.5", 300, optimizer=muon(0.5)),
+    filled("30x, Adam, nu 0.7", 30, optimizer=adam(0.7)),
+    renamed("dense, Muon, lead 0.3", "dense", optimizer=muon(0.3)),
+    renamed("dense, Adam, nu 0.5", "dense", optimizer=adam(0.5)),
+    *(
+        two_stages(f"two stages {ratio}x, Muon, lead {lead}", ratio, muon(lead))
+        for ratio, lead in ((12, 0.3), (25, 0.3), (50, 0.3), (100, 0.3), (50, 0.5), (100, 0.5))
+    ),
+    *(
+        two_stages(f"eigenbasis {ratio}x, Muon, lead 0.3", ratio, muon(0.3), turned=True)
+        for ratio in (25, 50, 100)
+    ),
+    *(
+        two_stages(f"two stages {ratio}x, Adam, nu {nu}", ratio, adam(nu))
+        for ratio, nu in ((25, 0.7), (50, 0.7), (25, 0.5))
+    ),
+    filled("100x, Muon", 100, muon=True),
+    filled("30x, Muon", 30, muon=True),
+    filled("100x, Adam without momentum", 100, momentum=False),
+    renamed("EDEN 1 bit, Muon, lead 0.3", "EDEN 1 bit (DRIVE)", optimizer=muon(0.3)),
+    renamed("EDEN 1 bit, Adam", "EDEN 1 bit (DRIVE)"),
+    renamed("PowerSGD rank 4, Muon, lead 0.3", "PowerSGD rank 4", optimizer=muon(0.3)),
+    renamed("PowerSGD rank 4, Adam, nu 0.7", "PowerSGD rank 4", optimizer=adam(0.7)),
+    local_filled("4 local steps of Muon, 25x", 4, 25, muon=True),
+    local_filled("4 local steps of Adam, 25x", 4, 25),
+]
+"""Of the loss at the end of training, on held-out tasks."""
+SHARED: list[Method] = [
+    Method("ScaleCom 65x, Muon, lead 0.5", m.scalecom(65), optimizer=muon(0.5)),
+    led("ScaleCom 400x, one vector, Muon, lead 0.5", fg.SharedSupport(fg.ChunkTopK(400))),
+]
+"""One worker chooses for all, and nothing is forgotten."""
+FOUNDING: list[Method] = [
+    renamed("FFT (paper), Adam", "FFT (paper)"),
+    renamed("top-k 15 % (paper), Adam", "top-k 15 % (paper)"),
+    renamed("QSGD 3 bits (paper), Adam", "QSGD 3 bits (paper)"),
+    Method("TernGrad no clip, Adam", m.terngrad(clip=None)),
+    led("FFT 64, 30x, Muon, lead 0.3", fg.AllGather(fg.chain(FFT, fg.Budget(ratio=30))), 0.3),
+    Method("QSGD 3 bits, Muon", m.qsgd(bits=3), muon=True),
+    Method("TernGrad no clip, Muon", m.terngrad(clip=None), muon=True),
+    dataclasses.replace(
+        ours("FFT 16, 0.1 %, 4 bits, Muon, lead 0.5", fg.Fft(block=16), MILLE, FOUR),
+        optimizer=muon(0.5),
+    ),
+    Method("RedSync 0.1 %, Adam", m.redsync(0.001, **TRIMMED), momentum=False, corrects=True),
+    led("RedSync's search 0.1 %, Muon, lead 0.5", fg.AllGather(fg.Threshold(0.001))),
+    *SHARED,
+]
+"""The codecs of the founding papers before Adam, as published, and before Muon, with 8 workers."""
+BY_NAME = {row.name: row for row in (*METHODS, *ENDS, *FOUNDING)}
+LEARNERS: list[Method] = [
+    *(BY_NAME[name] for name in DENSE),
+    Method("ScaleCom 65x, Adam", m.scalecom(65, uptake=0.1)),
+    Method("ScaleCom 400x, Adam", m.scalecom(400, uptake=0.1)),
+    *SHARED,
+    BY_NAME["100x, Muon, lead 0.5"],
+    filled("400x, Muon, lead 0.5", 400, optimizer=muon(0.5)),
+]
+"""The same with 64 workers."""
+
+
+SECONDS: list[Method] = [
+    *(BY_NAME[name] for name in DENSE),
+    BY_NAME["100x, Muon, lead 0.5"],
+    BY_NAME["30x, Muon, lead 0.3"],
+    BY_NAME["EDEN 1 bit, Muon, lead 0.3"],
+    BY_NAME["100x, Adam, nu 0.5"],
+    BY_NAME["4 local steps of Muon, 25x"],
+    POWER_SGD,
+    BY_NAME["PowerSGD rank 4, Adam, nu 0.7"],
+    BY_NAME["PowerSGD rank 4, Muon, lead 0.3"],
+    BY_NAME["two stages 25x, Muon, lead 0.3"],
+    renamed("4 local steps in 4 fragments, signs", "4 local steps in 4 fragments, sign"),
+]
+"""Of the large task, whose steps are timed over links too."""
+
+
 BF16, LLOYD = fg.Cast("bfloat16"), fg.codecs.LloydMax(bits=2, block=256)
 SWITCHED = fg.Scheduled(
     {at: fg.AllGather(fg.chain(DCT, fg.Budget(ratio=r))) for at, r in ((0, 120), (6, 360))}
 )
-MUON = functools.partial(fg.optimizers.feedback_muon, lead=0.3)
 NARROW = Method(
     "bfloat16, two stages", lambda own: fg.Recipe(fg.TwoStage(BF16, own.workers)), codec=BF16
 )
@@ -438,24 +541,14 @@ LINKS: dict[str, Method] = {
     "dion": Method("Dion rank 16", m.scale_by_dion(rank=16), directs=1e-3),
     "dense-muon": renamed("dense float32, Muon", "dense", muon=True),
     "bf16-muon": dataclasses.replace(NARROW, name="bfloat16, Muon", muon=True),
-    "muon-local-4": local_filled("4 local steps of Muon, 25x", 4, 25, muon=True),
-    "muon-eden": Method("EDEN 1 bit, Muon, lead 0.3", m.eden(bits=1), optimizer=MUON),
-    "adam-powersgd": renamed(
-        "PowerSGD rank 4, Adam, nu 0.7",
-        "PowerSGD rank 4",
-        optimizer=functools.partial(fg.optimizers.feedback_adam, nu=0.7),
-    ),
-    "muon-powersgd": renamed("PowerSGD rank 4, Muon, lead 0.3", "PowerSGD rank 4", optimizer=MUON),
-    **{
-        f"muon-{ratio}x": Method(
-            f"{ratio}x, Muon, lead {lead}",
-            fg.Recipe(fg.AllGather(fg.Budget(ratio=ratio)), FEEDBACK),
-            optimizer=functools.partial(fg.optimizers.feedback_muon, lead=lead),
-        )
-        for ratio, lead in ((30, 0.3), (100, 0.5))
-    },
-    "muon-two-25x": two_stages("two stages 25x, Muon, lead 0.3", 25, MUON),
-    "muon-turned-50x": two_stages("eigenbasis 50x, Muon, lead 0.3", 50, MUON, turned=True),
+    "muon-local-4": BY_NAME["4 local steps of Muon, 25x"],
+    "muon-eden": BY_NAME["EDEN 1 bit, Muon, lead 0.3"],
+    "adam-powersgd": BY_NAME["PowerSGD rank 4, Adam, nu 0.7"],
+    "muon-powersgd": BY_NAME["PowerSGD rank 4, Muon, lead 0.3"],
+    "muon-30x": BY_NAME["30x, Muon, lead 0.3"],
+    "muon-100x": BY_NAME["100x, Muon, lead 0.5"],
+    "muon-two-25x": BY_NAME["two stages 25x, Muon, lead 0.3"],
+    "muon-turned-50x": BY_NAME["eigenbasis 50x, Muon, lead 0.3"],
 }
 """Of the runs over slow links, by the names of their command line."""
 

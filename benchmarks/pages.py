@@ -11,25 +11,14 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import authors
-import claims
 import compile_time
-import downstream
-import ends
-import endurance
 import exchange
-import gossip
 import jax
 import links
-import models
+import methods
 import optax
-import resets
-import seconds
-import seeds
-import sharded
-import training
+import tables
 from _record import RESULTS, ROOT, markdown
-from others import speeds
 
 import fftgrad as fg
 
@@ -43,10 +32,6 @@ FAR = {
     "100 Mbit/s, 50 ms": "far-100mbit-50ms",
 }
 """The files of the larger model, by their links."""
-
-
-PRINTED = ("asyncdiloco_printed", "nanogpt", "error_feedback_tight")
-"""Sources whose published figures are compared."""
 
 
 @functools.cache
@@ -103,15 +88,15 @@ def seen(choice: Choice) -> list[str]:
     if not choice.run:
         return [f"{choice.ratio}", f"{choice.ratio}", "dense"]
     every = load("convergence/ends")["runs"]
-    (row,) = (row for row in ends.METHODS if row.name == choice.run)
+    row = methods.BY_NAME[choice.run]
     runs = [run for run in every if run["method"] == choice.run]
     above: list[float] = []
     for task in dict.fromkeys(run["task"] for run in every):
-        found = training.chosen(every, task)
-        best = min(ends.means(found, name) for name in ends.DENSE)
-        above.append(100 * (ends.means(found, choice.run) / best - 1))
+        found = tables.chosen(every, task)
+        best = tables.best_dense(found)
+        above.append(100 * (tables.mean_loss(found, choice.run) / best - 1))
     loss = f"{statistics.mean(above):+.1f} % ({max(above):+.1f} %)"
-    return [*(ends.fewer(row, runs, w, WORKERS) for w in (8, 64)), loss]
+    return [*(tables.fewer_bytes(row, runs, w, WORKERS) for w in (8, 64)), loss]
 
 
 def kept(row: fg.advise.Candidate) -> float:
@@ -136,13 +121,13 @@ def trained(file: str, task: str) -> str:
     """What became of a task by each method; ratios of papers are of those that have them."""
     found = load(f"convergence/{file}")
     runs = [run for run in found["runs"] if run["task"] == task]
-    table = training.markdown(found | {"runs": runs}).replace(f"{task}: ", "")
+    table = tables.every_method(found | {"runs": runs}).replace(f"{task}: ", "")
     return table if task == "lm" else without(table, "published", "counted")
 
 
 def paired(which: int) -> str:
     """One of the two tables of what the papers claim of training."""
-    return claims.markdown(load("papers/training")).split("\n\n")[which]
+    return tables.claims(load("papers/training")).split("\n\n")[which]
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -157,25 +142,21 @@ TABLES: dict[str, Callable[[], str]] = {
         for name in ("alexnet-1gbit", "alexnet-100mbit", "alexnet-loopback")
     },
     "four-links": lambda: links.links_table(LINKS, FAR),
-    "seconds": lambda: seconds.tables(load("convergence/seconds")),
-    "ends": lambda: ends.tables(load("convergence/ends")),
-    "ends-2000": lambda: ends.tables(load("convergence/ends-2000")),
-    "downstream": lambda: downstream.tables(load("convergence/downstream")),
+    "seconds": lambda: tables.seconds(load("convergence/seconds")),
+    "ends": lambda: tables.ends(load("convergence/ends")),
+    "ends-2000": lambda: tables.ends(load("convergence/ends-2000")),
+    "downstream": lambda: tables.downstream(load("convergence/downstream")),
     "lm": lambda: trained("steps-200", "lm"),
     "digits": lambda: trained("steps-200", "digits"),
     "prose": lambda: trained("prose-400", "prose"),
-    "resets": lambda: resets.tables(load("resets/resets")),
-    "endurance": lambda: endurance.tables(load("endurance/endurance")),
-    "sharded": lambda: sharded.tables(load("sharded/lm")),
+    "resets": lambda: tables.resets(load("resets/resets")),
+    "endurance": lambda: tables.endurance(load("endurance/endurance")),
+    "sharded": lambda: tables.sharded(load("sharded/lm")),
     "exchange": lambda: exchange.markdown(load("exchange/cpu")["rows"]),
     "alone": lambda: exchange.alone_table(load("exchange/alone")["rows"]),
     "compile": lambda: compile_time.show(load("compile/cpu")),
-    "models": lambda: models.show(load("programs/h100-models")),
-    "gossip": lambda: gossip.tables(load("gossip/least_squares")),
-    "published": lambda: "\n\n".join(authors.shown(load(f"others/{name}")) for name in PRINTED),
-    "speeds": lambda: speeds.tables(load("others/speeds")),
-    "seeds": lambda: seeds.beside(load("convergence/seeds")),
-    "seeds-64": lambda: ends.tables(load("convergence/seeds-64"), seeds.LEARNERS),
+    "seeds": lambda: tables.founding(load("convergence/seeds")),
+    "seeds-64": lambda: tables.learners(load("convergence/seeds-64")),
     "claims-losses": lambda: paired(0),
     "claims-residuals": lambda: paired(1),
 }

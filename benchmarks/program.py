@@ -1,13 +1,11 @@
 """A task under a method, compiled for simulated workers; and a run of it, as a record."""
 
 import collections
-import dataclasses
 import functools
 import os
-import pathlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +15,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from methods import AXIS, Method, Setting, Transformation
-from tasks import WORKERS, Batch, Params, Schedule, Task
+from tasks import Batch, Params, Schedule, Task
 
 import fftgrad as fg
 
@@ -260,37 +258,6 @@ def run(
         "ms_per_step": 1e3 * elapsed / steps,
         **column.record(at, next(batches)),
     }
-
-
-@dataclasses.dataclass(frozen=True)
-class Study:
-    """Rows, and how each is run and shown."""
-
-    folder: str  # of the result file, in `benchmarks/results`
-    file: str  # its name; empty for one by the number of steps
-    rows: list[Method]  # what is trained with
-    # prints tables and writes figures of the results, for a folder and a file's name
-    show: Callable[[dict[str, Any], pathlib.Path, str], None]
-    tasks: tuple[str, ...] = ("lm",)  # names of what is trained
-    steps: int = 200
-    seeds: int = 2
-    workers: int = WORKERS
-    # learning rates tried on the first seed, in units of the task's own
-    rates: tuple[float, ...] = (1.0,)
-    inside: bool = False  # whether others are tried until the best has a neighbour on both sides
-    devices: bool = True  # whether the workers are devices, and not rows of one device's arrays
-    # of some rows, those rates in place of all
-    known: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict[str, Any])
-    # rows that run at the rate of another, and are compared with it
-    variants: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
-    # those of a row in so many steps; the first is for choosing the rate
-    resets: Callable[[Method, int], tuple[Reset, ...]] = lambda *_: (Reset(),)
-    schedule: Schedule | None = None  # of the learning rate, where it is not the task's own
-    column: type[Column] = Column  # what else is asked of a run
-    # of the rows on a task, what is asked without a run
-    errors: Callable[[Task, list[Method], Mesh], Iterator[tuple[str, float]]] | None = None
-    smoke: tuple[str, ...] = ()  # the rows of a smoke run, and its steps
-    few: int = 4
 
 
 def score(record: Any) -> float:

@@ -1,4 +1,4 @@
-"""What XLA makes of fftgrad for an H100 or a TPU v5e, on a machine that has neither.
+"""What XLA makes of fftgrad for an H100, on a machine that has none.
 
 Nothing runs. The compiled programs tell how many kernels a codec launches, whether the host has to
 wait for the device inside of it, how much memory it needs, reads and writes, and which collectives
@@ -6,26 +6,18 @@ of a training step have products of matrices to run beside. It needs the plugin 
 in an environment of its own:
 
     pip install -e ".[bench]" "jax[cuda12]==$(python -c 'import jax; print(jax.__version__)')"
-    python benchmarks/programs.py --target h100
-
-and `jax[tpu]` for `--target v5e`. `--models` compiles the update of large models instead, for 8 and
-64 devices along a data axis, and for 8 beside a model axis of 8; `--show` prints their table.
+    python benchmarks/programs.py
 """
 
 import argparse
 import functools
 import importlib.util
-import json
-import math
 import os
 import pathlib
 import time
 from typing import Any
 
-from models import MODELS, show
-
 HERE = pathlib.Path(__file__).parent
-PLUGINS = {"h100": ("jax_plugins.xla_cuda12", "jax[cuda12]"), "v5e": ("libtpu", "jax[tpu]")}
 FLAGS = (
     "--xla_gpu_enable_latency_hiding_scheduler=true",
     "--xla_gpu_all_gather_combine_threshold_bytes=0",
@@ -52,11 +44,8 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--target", choices=PLUGINS, default="h100")
     parser.add_argument("--values", type=int, default=1 << 24, help="length of the vector")
     parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--models", nargs="*", choices=MODELS, help="large models, or all of them")
-    parser.add_argument("--show", action="store_true", help="the table of the models' results")
     parser.add_argument("--layers", type=int, default=LAYERS, help="of the step: one bucket each")
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "results/programs")
     args = parser.parse_args()
@@ -64,36 +53,25 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def prepare(target: str) -> None:
+def prepare() -> None:
     """Sets what has to be set before JAX starts, or says what is missing."""
-    module, package = PLUGINS[target]
     try:
-        found = importlib.util.find_spec(module)
+        found = importlib.util.find_spec("jax_plugins.xla_cuda12")
     except ModuleNotFoundError:
         found = None
     if found is None:
         raise SystemExit(
-            f"programs.py --target {target}: needs the compiler of {package}, which is not "
-            f'installed; pip install "{package}" with the version of jax, in an environment of '
-            "its own."
+            "programs.py: needs the compiler of jax[cuda12], which is not installed; "
+            'pip install "jax[cuda12]" with the version of jax, in an environment of its own.'
         )
-    if target == "h100":
-        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-        os.environ.pop("JAX_PLATFORMS", None)
-        # Timing kernels to choose among them would need the device.
-        os.environ["XLA_FLAGS"] = " ".join(["--xla_gpu_autotune_level=0", *FLAGS])
-    else:
-        os.environ |= {
-            "JAX_PLATFORMS": "cpu",
-            "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-            "TPU_SKIP_MDS_QUERY": "1",
-            "TPU_WORKER_HOSTNAMES": "localhost",
-            "TPU_WORKER_ID": "0",
-        }
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    os.environ.pop("JAX_PLATFORMS", None)
+    # Timing kernels to choose among them would need the device.
+    os.environ["XLA_FLAGS"] = " ".join(["--xla_gpu_autotune_level=0", *FLAGS])
 
 
 ARGS = parse_args()
-prepare(ARGS.target)
+prepare()
 
 import jax  # noqa: E402  (after the settings)
 import jax.numpy as jnp  # noqa: E402  (after the settings)
@@ -180,50 +158,12 @@ UPDATES: dict[str, Any] = {
 }
 
 
-BUDGET = fg.AllGather(fg.Budget(ratio=100))
-
-
-def whole(make: Any, exchange: fg.Exchange, **options: Any) -> Any:
-    """An optimizer of ours."""
-    return make(1e-3, exchange=exchange, memory=fg.ErrorFeedback(), axis_name="data", **options)
-
-
-def before_adam(exchange: fg.Exchange) -> Any:
-    """An exchange without memory, before the usual optimizer."""
-    return optax.chain(fg.compressed_pmean(exchange, axis_name="data"), optax.adamw(1e-3))
-
-
-RECOMMENDED: dict[str, Any] = {
-    "dense float32": lambda _: before_adam(fg.AllReduce()),
-    "dense bfloat16": lambda w: before_adam(fg.TwoStage(fg.Cast("bfloat16"), w)),
-    "EDEN 1 bit": lambda _: before_adam(fg.methods.eden().exchange),
-    "PowerSGD 4, feedback_adam": lambda _: whole(
-        fg.optimizers.feedback_adam, fg.PowerSgd(rank=4), nu=0.7
-    ),
-    "100x, feedback_adam": lambda _: whole(fg.optimizers.feedback_adam, BUDGET),
-    "100x, feedback_muon": lambda _: whole(fg.optimizers.feedback_muon, BUDGET, lead=0.5),
-    "4 local steps, 25x": lambda _: fg.optimizers.diloco(
-        optax.adamw(1e-3),
-        optax.sgd(1.0),
-        4,
-        fg.AllGather(fg.Budget(ratio=25)),
-        fg.ErrorFeedback(),
-        axis_name="data",
-    ),
-}
-"""By the number of workers; of a model axis beside them each device exchanges its own piece."""
-MESHES = ((8, 1), (64, 1), (8, 8))
-
-
-def topology(devices: int = WORKERS) -> Any:
+def topology() -> Any:
     """The devices to compile for."""
-    if ARGS.target == "h100":
-        config = (HERE / "h100.textproto").read_text()
-        form = f"1x{devices // WORKERS}x{WORKERS}"
-        return topologies.get_topology_desc(
-            platform="cuda", topology_name="", target_config=config, topology=form
-        )
-    return topologies.get_topology_desc("v5e:2x4", "tpu")
+    config = (HERE / "h100.textproto").read_text()
+    return topologies.get_topology_desc(
+        platform="cuda", topology_name="", target_config=config, topology=f"1x1x{WORKERS}"
+    )
 
 
 def facts(jitted: Any, *specs: Any) -> tuple[dict[str, Any], Program]:
@@ -337,89 +277,6 @@ def update_rows(devices: Any) -> list[dict[str, Any]]:
     return out
 
 
-def model_rows() -> list[dict[str, Any]]:
-    """The update of large models in bfloat16, from the gradients of the workers."""
-    out: list[dict[str, Any]] = []
-    for model in ARGS.models or MODELS:
-        for workers, pieces in MESHES:
-            mesh = mesh_of(workers, pieces)
-            for name, make in RECOMMENDED.items():
-                # A Muon orthogonalizes whole matrices.
-                if ARGS.only in name and not (pieces > 1 and "muon" in name):
-                    out.append({"model": model, "workers": workers, "pieces": pieces, "row": name})
-                    out[-1] |= model_facts(MODELS[model](), mesh, make(workers), "local" in name)
-                    print(*out[-1].values(), flush=True)
-    return out
-
-
-def mesh_of(workers: int, pieces: int) -> Mesh:
-    """Devices along a data axis, and along a model axis where there is one."""
-    devices = np.array(topology(workers * pieces).devices).reshape(workers, pieces)
-    return Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-
-
-def model_facts(shapes: Any, mesh: Mesh, tx: Any, local: bool) -> dict[str, Any]:
-    """What compiling an update gives: in place, each device with its piece of each matrix."""
-    workers, pieces = mesh.shape["data"], mesh.shape["model"]
-    whole = {name: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for name, shape in shapes.items()}
-    # The last axis of each leaf: what is sharded and what is not cannot travel in one buffer.
-    own = {name: P(*[None] * (len(shape) - 1), "model") for name, shape in shapes.items()}
-    specs = own if pieces > 1 else dict.fromkeys(shapes, P())
-    piece = {
-        name: jax.ShapeDtypeStruct(NamedSharding(mesh, specs[name]).shard_shape(x.shape), x.dtype)
-        for name, x in whole.items()
-    }
-    state_specs = fg.state_specs(jax.eval_shape(tx.init, piece), "data", specs)
-    start = jax.shard_map(tx.init, mesh=mesh, in_specs=(specs,), out_specs=state_specs)
-
-    def placed(leaf: Any, spec: Any) -> Any:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
-
-    def rows(leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct((workers, *leaf.shape), leaf.dtype)
-
-    of_each = {name: P("data", *spec) for name, spec in specs.items()}
-
-    def step(params: Any, state: Any, grads: Any) -> Any:
-        grads = {name: row[0] for name, row in grads.items()}
-        if local:
-            params = {name: row[0] for name, row in params.items()}
-        updates, state = tx.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
-        return {name: leaf[None] for name, leaf in params.items()} if local else params, state
-
-    laid_out = of_each if local else specs
-    mapped = jax.shard_map(
-        step,
-        mesh=mesh,
-        in_specs=(laid_out, state_specs, of_each),
-        out_specs=(laid_out, state_specs),
-    )
-    state = jax.tree.map(placed, jax.eval_shape(start, whole), state_specs)
-    params = {name: rows(leaf) if local else leaf for name, leaf in whole.items()}
-    found, program = facts(
-        jax.jit(mapped, donate_argnums=(0, 1)),
-        {name: placed(leaf, laid_out[name]) for name, leaf in params.items()},
-        state,
-        {name: placed(rows(leaf), of_each[name]) for name, leaf in whole.items()},
-    )
-    kept = sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(state)
-    )
-    collectives = [kind for kind, _ in program.overlaps(at_least=4000)]
-    gradient = 4 * sum(math.prod(leaf.shape) for leaf in whole.values()) / pieces
-    return {
-        "trace_s": found["trace_s"],
-        "compile_s": found["compile_s"],
-        "kernels": found["kernels"],
-        "host_syncs": found["host_syncs"],
-        "collectives": len(collectives),
-        "temporaries": round(found["temporary_bytes"] / gradient, 3),
-        "state": round(kept / gradient, 3),
-    }
-
-
 def chosen(rows: dict[str, Any]) -> list[tuple[str, Any]]:
     """The transformations that are asked for, by name."""
     return [(name, make()) for name, make in rows.items() if ARGS.only in name]
@@ -461,30 +318,23 @@ def step_facts(
 
 def main() -> None:
     """Compiles everything, prints tables and writes JSON."""
-    models = ARGS.out / f"{ARGS.target}-models.json"
-    if ARGS.show:
-        print(show(json.loads(models.read_text())))
-        return
-    if ARGS.models is not None:
-        write(models, head() | {"target": ARGS.target, "rows": model_rows()}, "rows")
-        return
     devices, console = topology().devices, Console()
     codecs = codec_rows(devices)
     cells = [[r["codec"], r["way"], f"{r['temporary_bytes'] / 1e6:.0f}", *costs(r)] for r in codecs]
     console.print(table("Codecs", ("", "", "temporary MB", *COSTS), cells))
-    steps = step_rows(devices) if ARGS.target == "h100" else []
+    steps = step_rows(devices)
     cells = [
         [r["step"], f"{r['overlapped']} of {[n for _, n in r['collectives']]}", *costs(r)]
         for r in steps
     ]
     console.print(table("Steps", ("", "collectives with products beside", *COSTS), cells))
-    updates = update_rows(devices) if ARGS.target == "h100" else []
+    updates = update_rows(devices)
     both = ("traffic_in_gradients", "temporaries_in_gradients")
     cells = [[r["update"], *(f"{r[key]:.1f}" for key in both), *costs(r)] for r in updates]
     console.print(table("Updates", ("", "reads and writes", "temporaries", *COSTS), cells))
-    record = head() | {"target": ARGS.target, "flags": os.environ.get("XLA_FLAGS", "")}
+    record = head() | {"target": "h100", "flags": os.environ.get("XLA_FLAGS", "")}
     record |= {"codecs": codecs, "steps": steps, "updates": updates}
-    write(ARGS.out / f"{ARGS.target}.json", record)
+    write(ARGS.out / "h100.json", record)
 
 
 COSTS = ("kernels", "host syncs", "compile s")

@@ -65,10 +65,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         assess_every=(0, "steps between held-out assessments"),
         until_dense=(0.0, "compressed runs go on until they are as good as their framework's dense "
                      "run in the end, for at most so many times its steps"),
-        fault=("", "kill:STEP or drop:STEP, of the last worker's process or link"),
         threads=(1, "of each worker"),
         name=("run", "of the file written"),
-        show=(False, "run nothing, print the tables of what is there and draw the figures"),
+        show=(False, "run nothing, print the tables of what is there"),
     )  # fmt: skip
     args = out.parse_args(argv)
     if args.smoke:
@@ -219,7 +218,6 @@ class Supervisor:
 
     def watch(self, run: Run, steps: int, target: float | None) -> Iterator[None]:
         """The run, from beginning to end; yields a few times a second."""
-        fault = Fault.parse(self.args.fault, self.args.workers - 1)
         run.status, begin, moved = "starting", time.monotonic(), (0, time.monotonic())
         processes = self.start(run, steps, target)
         codes: dict[int, int] = {}
@@ -239,10 +237,7 @@ class Supervisor:
                     moved = count, now
                 if done:
                     run.status = "running"
-                for event in fault.due(done, now, processes, self):
-                    run.events.append((round(now - begin, 1), event))
-                broken = any(codes.values()) and fault.kind != "kill"
-                if broken or now - moved[1] > PATIENCE:
+                if any(codes.values()) or now - moved[1] > PATIENCE:
                     break
                 yield
         finally:
@@ -281,53 +276,11 @@ def priority() -> tuple[str, ...]:
     return command if allowed.returncode == 0 else ()
 
 
-@dataclasses.dataclass
-class Fault:
-    """What happens to a worker, or its link, when a run has made so many steps."""
-
-    kind: str
-    step: int
-    worker: int
-    until: float | None = None
-    happened: bool = False
-
-    @classmethod
-    def parse(cls, text: str, worker: int) -> "Fault":
-        """From "kill:20" or "drop:20"; "" is none."""
-        kind, _, step = text.partition(":")
-        if text and (kind not in {"kill", "drop"} or not step.isdecimal()):
-            raise SystemExit(f"--fault: must be kill:STEP or drop:STEP, got {text}")
-        return cls(kind, int(step or 0), worker)
-
-    def due(
-        self, steps: int, now: float, processes: "list[subprocess.Popen[bytes]]", at: Supervisor
-    ) -> Iterator[str]:
-        """Does what is due, and tells of it."""
-        network, rate = at.network, at.args.rate
-        if self.kind and not self.happened and steps >= self.step:
-            self.happened = True
-            if self.kind == "kill":
-                processes[self.worker].send_signal(signal.SIGKILL)
-                yield f"worker {self.worker} killed"
-            elif isinstance(network, net.Namespaces):
-                tenth = f"{net.bits_per_second(rate) / 1e7:g}mbit"
-                network.limit(tenth, [self.worker])
-                self.until = now + 30
-                yield f"link of worker {self.worker} down to {tenth}"
-        if self.until is not None and now >= self.until and isinstance(network, net.Namespaces):
-            self.until = None
-            network.limit(rate, [self.worker])
-            yield f"link of worker {self.worker} back at {rate}"
-
-
 # The whole
 
 
 def plan(args: argparse.Namespace) -> list[Run]:
     """All runs, in order."""
-    fault = Fault.parse(args.fault, args.workers - 1)
-    if fault.kind == "drop" and args.loopback:
-        raise SystemExit("--fault: a link can only drop where it is limited; leave --loopback out")
     if args.delay and args.loopback:
         raise SystemExit("--delay: packets over loopback cannot be delayed; leave --loopback out")
     if args.workload not in WORKLOADS:
@@ -400,10 +353,10 @@ def main(argv: list[str] | None = None) -> None:
             finally:
                 live.update(progress(runs, args))
                 write(runs, args)
-            if run.status != "done" and not args.fault:
+            if run.status != "done":
                 console.print(supervisor.complaint(), markup=False, highlight=False)
     console.print(f"written: {args.out / args.name}.json")
-    if any(run.status != "done" for run in runs) and not args.fault:
+    if any(run.status != "done" for run in runs):
         raise SystemExit(1)
 
 

@@ -101,53 +101,14 @@ class Trainer:
         return self.task.assess(jax.tree.map(_local, common))[self.task.metric]
 
     def phases(self) -> dict[str, Any]:
-        """Seconds a step of what is inside of the update. There is no training after it.
-
-        And what a plan rests on: the update without the other workers, and once the link.
-        """
+        """Seconds a step of what is inside of the update. There is no training after it."""
         gradient = self.gradient(self.params, *self.first)[1]
-        out = {"wire_s": self._time_wire() / self.every} | self._time_gradient()
+        out = {"wire_s": self._time_wire() / self.every}
         if self.method.codec is not None:
             out["encode_s"] = self._time_encode(self.method.codec, gradient) / self.every
         if self.method.optimizer is None:
             out["optimizer_s"] = self._time_optimizer(gradient)
-        out |= self._time_alone(gradient)
-        return out | (self._measure_link() if self.job.method == "dense" else {})
-
-    def _time_alone(self, gradient: Any) -> dict[str, float]:
-        own = jax.tree.map(lambda g: _local(g)[0], gradient)
-        if self.method.optimizer is None:
-            tx = self.method.assemble(self.setting, optax.identity())
-        else:
-            tx = self.method.mean(self.setting)
-        axes, like = {AXIS: self.job.workers}, jax.eval_shape(lambda g: g, own)
-        timing = fg.advise.time_exchange(
-            tx, like, axes, every=self.every, mesh=self.mesh, gradients=[own], seconds=1.0
-        )
-        return {"alone_s": (timing.compress + timing.decompress) / self.every}
-
-    def _time_gradient(self) -> dict[str, float]:
-        """Until the slowest worker has it."""
-        like = jax.eval_shape(lambda: self.task.params(0))
-        measured = fg.advise.measure(
-            like,
-            step=lambda: self.gradient(self.params, *self.first),
-            link=fg.advise.Link("1gbit"),  # which is measured apart
-            mesh=self.mesh,
-            axis_name=AXIS,
-            rows=(),
-            seconds=2.0,
-        )
-        return {"gradient_s": measured.step}
-
-    def _measure_link(self) -> dict[str, Any]:
-        link = fg.advise.measure_link(self.mesh, AXIS, 1.0)
-        return {
-            "latency_s": link.latency,
-            "bandwidth": link.bandwidth,
-            "shares": link.shares,
-            "link_residual": link.residual,
-        }
+        return out
 
     def _time_wire(self) -> float:
         sizes = collections.Counter[str]()

@@ -2,7 +2,6 @@
 
 import ast
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -75,14 +74,6 @@ def test_every_room_has_a_floor():
     assert {room_of(module) for module in files()} == set(FLOOR)
 
 
-def test_the_docs_have_the_same_floors():
-    """`__init__` and `__main__`, the roof, are no rooms."""
-    text = (ROOT.parent / "docs" / "design.md").read_text()
-    rows = re.findall(r"^\| (\d+) \| (.*?) \|", text, re.MULTILINE)
-    said = {room: int(number) for number, cell in rows for room in re.findall(r"`(\w+)", cell)}
-    assert said == {room: n for room, n in FLOOR.items() if room not in ("__init__", "__main__")}
-
-
 def test_nothing_imports_upward():
     for module, file in files().items():
         for other in imports(file):
@@ -120,18 +111,6 @@ def test_there_is_no_circle():
     done: set[str] = set()
     for module in graph:
         visit(module, ())
-
-
-def test_a_room_says_what_belongs_there():
-    for folder in [ROOT, *(path for path in ROOT.rglob("*") if path.is_dir())]:
-        if folder.name != "__pycache__":
-            tree = ast.parse((folder / "__init__.py").read_text())
-            assert ast.get_docstring(tree), folder
-
-
-def test_few_modules_are_loose():
-    loose = {file.stem for file in ROOT.glob("*.py")}
-    assert loose == {"__init__", "__main__", "_axes", "_channel", "_contracts", "_step", "_values"}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Tutorials run as they are shown and print what they say, and what is stored of them is small."""
 
-import base64
 import importlib
 import json
 import pathlib
@@ -85,23 +84,6 @@ def test_what_is_stored_was_executed_once_from_top_to_bottom(file):
 
 
 @tutorials
-def test_a_tutorial_has_one_picture_and_says_what_is_in_it(file):
-    ((cell, picture),) = [pair for pair in outputs(file) if "data" in pair[1]]
-    assert len(cell["metadata"]["alt"]) > 40
-    assert len(base64.b64decode("".join(picture["data"]["image/png"]))) < 100_000
-
-
-def test_all_tutorials_together_are_small():
-    assert len(TUTORIALS) == 5
-    assert sum(file.stat().st_size for file in TUTORIALS) < 700_000
-
-
-def test_the_navigation_has_all_tutorials():
-    found = re.findall(r"tutorials/([\w-]+)\.ipynb", (ROOT / "mkdocs.yml").read_text())
-    assert sorted(found) == [file.stem for file in TUTORIALS]
-
-
-@tutorials
 def test_links_of_a_tutorial_lead_somewhere(file):
     text = "\n\n".join("".join(cell["source"]) for cell in cells(file, "markdown"))
     for target in LINK.findall(CODE.sub("", text)):
@@ -129,33 +111,3 @@ def test_a_page_has_the_cells_and_what_they_printed(file, monkeypatch):
     for cell in cells(file, "code"):
         assert printed(cell).rstrip() in page
     assert page.count('<img class="drawn"') == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "before"),
-    [
-        ("loss 2.31, 1,234 bytes", "loss 2.25, 1,234 bytes"),
-        ("0.00", "0.01"),
-        ("1.2e-03 s", "1.1e-03 s"),
-        ("97% of 3", "95% of 3"),
-        ("a   b\n", "a b"),
-    ],
-)
-def test_numbers_that_were_measured_may_differ_a_little(text, before):
-    assert alike(text, before)
-
-
-@pytest.mark.parametrize(
-    ("text", "before"),
-    [
-        ("1,234 bytes", "1,235 bytes"),
-        ("loss 2.31", "loss 1.99"),
-        ("loss 2.31", "lost 2.31"),
-        ("1 2.0", "1"),
-        ("0.03", "0.01"),
-        ("50 %", "40 %"),
-        ("-0.5", "0.5"),
-    ],
-)
-def test_other_numbers_and_words_may_not(text, before):
-    assert not alike(text, before)

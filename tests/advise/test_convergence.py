@@ -30,7 +30,7 @@ BENCHMARKS = pathlib.Path(__file__).parent.parent.parent / "benchmarks"
 @pytest.fixture
 def figures(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("training")
+    return importlib.import_module("tables")
 
 
 def test_the_classes_are_those_of_the_committed_runs(figures):
@@ -63,12 +63,12 @@ def test_the_classes_are_those_of_the_committed_runs(figures):
 
 
 def test_so_are_those_of_the_held_out_tasks(figures):
-    ends, methods = importlib.import_module("ends"), importlib.import_module("methods")
+    methods = importlib.import_module("methods")
     runs = json.loads((BENCHMARKS / "results/convergence/ends.json").read_text())["runs"]
     held_out = {r: s for r, s in _convergence.SEEN.items() if isinstance(s, _convergence.HeldOut)}
     matrix = jax.ShapeDtypeStruct((9, 9), "float32")
     rows = {row.name: row for row in fg.advise.candidates(matrix, 8)}
-    trained = {row.name: row for row in ends.METHODS}
+    trained = {row.name: row for row in methods.ENDS}
     assert held_out
     for row, seen in held_out.items():
         own = trained[RUNS.get(row, row)]
@@ -83,8 +83,8 @@ def test_so_are_those_of_the_held_out_tasks(figures):
         above = []
         for task in sorted({run["task"] for run in runs}):
             found = figures.chosen(runs, task)
-            best = min(ends.means(found, name) for name in ends.DENSE)
-            above.append(100 * (ends.means(found, RUNS.get(row, row)) / best - 1))
+            loss = figures.mean_loss(found, RUNS.get(row, row))
+            above.append(100 * (loss / figures.best_dense(found) - 1))
         assert len(above) == 4
         assert seen == pytest.approx((statistics.mean(above), max(above)), abs=0.051), row
 

@@ -69,12 +69,6 @@ def test_a_pipe_sees_a_line_in_ten_seconds(job, monkeypatch):
     assert out.getvalue().split("\n") == ["step 0", "step 10", "step 20", ""]
 
 
-def test_two_of_the_runs_are_recommended(job):
-    page = (EXAMPLES.parent / "docs/choose.md").read_text().replace("fg.", "")
-    runs = job["make_runs"](job["parse_args"]([]), 8)
-    assert sum(repr(run.exchange) in page for run in runs if run.beside == "dense Muon") == 2
-
-
 def test_an_unknown_run_is_answered(job, tmp_path):
     with pytest.raises(SystemExit, match="choose from dense,muon"):
         job["main"](["--smoke", "--runs", "dense,zip", "--out", str(tmp_path)])
@@ -111,11 +105,3 @@ def test_in_each_framework_training_ends_with_the_same_bits():
     assert len(set(lines)) == 1, lines
     first, last = map(float, re.findall(r"\d\.\d+", lines[0]))
     assert last < first - 0.5
-
-
-@pytest.mark.parametrize("file", FRAMEWORKS, ids=lambda file: file.stem)
-def test_an_example_is_as_short_as_the_docs_say(file):
-    lines = len(file.read_text().splitlines())
-    page = (EXAMPLES.parent / "docs/frameworks.md").read_text()
-    (said,) = re.findall(rf"{file.name}` .*\| (\d+) \|", page)
-    assert lines == int(said) < 100

@@ -109,16 +109,16 @@ def test_products_between_start_and_end_are_overlap(hlo):
 
 
 def test_a_missing_compiler_is_named():
-    if importlib.util.find_spec("libtpu"):
-        pytest.skip("the compiler for TPUs is installed")
+    if importlib.util.find_spec("jax_plugins"):
+        pytest.skip("a compiler for accelerators is installed")
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / "programs.py", "--target", "v5e"],
+        [sys.executable, BENCHMARKS / "programs.py"],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 1
-    assert "jax[tpu]" in done.stderr
+    assert "jax[cuda12]" in done.stderr
 
 
 @pytest.fixture
@@ -129,19 +129,6 @@ def _compiler_for_gpus():
         found = None
     if found is None:
         pytest.skip("needs the compiler of jax[cuda12]")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_compiler_for_gpus")
-def test_a_large_model_takes_no_more_for_more_workers(tmp_path):
-    command = [sys.executable, BENCHMARKS / "programs.py", "--models", "124M", "--out", tmp_path]
-    subprocess.run([*command, "--only", "100x, feedback_adam"], check=True, capture_output=True)
-    few, many, pieces = json.loads((tmp_path / "h100-models.json").read_text())["rows"]
-    assert many["temporaries"] < 1.5 * few["temporaries"]
-    for row in (few, many, pieces):
-        assert row["collectives"] == 1
-        assert row["host_syncs"] == 0
-        assert row["state"] < 3.1
 
 
 @pytest.mark.slow

@@ -3,16 +3,12 @@
 import pytest
 
 
-@pytest.fixture
-def seconds(imported):
+def test_a_loss_is_reached_between_two_assessments(imported):
     pytest.importorskip("matplotlib")
-    return imported("seconds")
-
-
-def test_a_loss_is_reached_between_two_assessments(seconds):
+    reached = imported("tables").reached
     curve = [[50, 3.0], [100, 2.0], [150, 2.2], [200, 1.0]]
-    assert seconds.reached(curve, 2.5) == 75
-    assert seconds.reached(curve, 2.0) == 100
-    assert seconds.reached(curve, 1.6) == 175
-    assert seconds.reached(curve, 3.5) == 50
-    assert seconds.reached(curve, 0.9) is None
+    assert reached(curve, 2.5) == 75
+    assert reached(curve, 2.0) == 100
+    assert reached(curve, 1.6) == 175
+    assert reached(curve, 3.5) == 50
+    assert reached(curve, 0.9) is None

@@ -1,0 +1,523 @@
+"""Tables and figures of the studies of `studies.py`, from their committed results."""
+
+import itertools
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import _style as style
+import links
+import numpy as np
+from _record import RESULTS, markdown
+from _style import label_ends, styles
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.transforms import Bbox
+from methods import DENSE, ENDS, FOUNDING, LEARNERS, ROWS, SECONDS, Method, times
+from program import score
+
+Runs = list[Any]
+"""Of a result file: records, as `program.run` makes them."""
+Results = dict[str, Any]
+
+
+# What several of them need
+
+
+def chosen(runs: Runs, task: str) -> dict[str, Runs]:
+    """The runs of each method at its best rate, the longest there are."""
+    out: dict[str, Runs] = {}
+    for name in names_of(run for run in runs if run["task"] == task):
+        own = [r for r in runs if r["task"] == task and r["method"] == name]
+        own = [r for r in own if r["steps"] == max(o["steps"] for o in own)]
+        best = min((r for r in own if r["seed"] == 0), key=score)
+        out[name] = [r for r in own if r["rate"] == best["rate"]]
+    return out
+
+
+def names_of(runs: Iterable[Any]) -> list[str]:
+    """The methods of runs, in their order."""
+    return list(dict.fromkeys(run["method"] for run in runs))
+
+
+def tasks_of(results: Results) -> list[str]:
+    """The tasks of runs, in their order."""
+    return list(dict.fromkeys(run["task"] for run in results["runs"]))
+
+
+def mean_loss(found: Mapping[str, Runs], name: str) -> float:
+    """The mean over the seeds of a row; infinity for a row that was not run."""
+    return float(np.mean([run["loss"] for run in found[name]])) if name in found else float("inf")
+
+
+def percent(loss: Any, dense: Any) -> str:
+    """By how much a loss is above a dense one."""
+    return f"{100 * (loss / dense - 1):+.1f} %"
+
+
+# Every method
+
+
+def every_method(results: Results) -> str:
+    """One row a method: how many times fewer bytes it sends, and the loss."""
+    by_task = {task: chosen(results["runs"], task) for task in tasks_of(results)}
+    columns = ["method", "published", "counted"]
+    for task in by_task:
+        columns += [f"{task}: on 8 links", "on 64", "error", "loss", "to dense"]
+        columns += ["accuracy"] * (task == "digits")
+    rows: list[list[str]] = []
+    for name in dict.fromkeys(name for found in by_task.values() for name in found):
+        told = (ROWS[name].published, ROWS[name].counted) if name in ROWS else (None, None)
+        cells = [name, *(f"{x:g}" if x else "" for x in told)]
+        for task, found in by_task.items():
+            error = results.get("errors", {}).get(task, {}).get(name)
+            cells += _cells(found.get(name, []), found.get("dense", []), error, task == "digits")
+        rows.append(cells)
+    return markdown(columns, rows)
+
+
+def _cells(own: Runs, dense: Runs, error: float | None, classes: bool) -> list[str]:
+    if not own:
+        return [""] * (5 + classes)
+    losses = [r["loss"] for r in own]
+    near, far = (ROWS[own[0]["method"]].on_link(own[0], workers) for workers in (8, 64))
+    cells = [times(near), times(far), f"{error:.2f}" if error else ""]
+    cells += [f"{np.mean(losses):.3f} ± {np.ptp(losses) / 2:.3f}"]
+    cells += [percent(np.mean(losses), np.mean([r["loss"] for r in dense]))]
+    return cells + [f"{100 * np.mean([r['accuracy'] for r in own]):.1f} %" for _ in range(classes)]
+
+
+# The loss at the end
+
+
+def ends(results: Results, methods: Sequence[Method] = ENDS) -> str:
+    """Of each row and task the loss, its distance from the best dense, and the rate."""
+    tasks, rows = tasks_of(results), list[list[str]]()
+    found = {task: chosen(results["runs"], task) for task in tasks}
+    for row in methods:
+        own = [run for run in results["runs"] if run["method"] == row.name]
+        if own:
+            fewer = (fewer_bytes(row, own, w, results["workers"]) for w in (8, 64))
+            rows.append([row.name, *fewer, *(_end(found[task], row.name) for task in tasks)])
+    return markdown(["method", "on 8 links", "on 64", *tasks], rows)
+
+
+def fewer_bytes(row: Method, runs: Runs, workers: int, ran: int) -> str:
+    """How many times fewer bytes cross a link, from the least to the most."""
+    ratios = sorted(row.on_link(run, workers, ran) for run in runs)
+    return " to ".join(dict.fromkeys(times(ratio) for ratio in (ratios[0], ratios[-1])))
+
+
+def best_dense(found: Mapping[str, Runs]) -> float:
+    """The lower loss of dense Adam and dense Muon."""
+    return min(mean_loss(found, name) for name in DENSE)
+
+
+def _end(found: dict[str, Runs], method: str) -> str:
+    if method not in found:
+        return ""
+    loss, dense = mean_loss(found, method), best_dense(found)
+    compared = method not in DENSE and np.isfinite(dense)
+    change = f", {percent(loss, dense)}" if compared else ""
+    return f"{loss:.3f}{change} ({found[method][0]['rate']:g})"
+
+
+FILLED = ("30x, Muon, lead 0.3", "100x, Muon, lead 0.5", "300x, Muon, lead 0.5")
+"""Rows of the loss at the end that stand beside those of the founding papers."""
+
+
+def founding(results: Results) -> str:
+    """The founding papers' rows with 8 workers, under those of the loss at the end."""
+    runs = json.loads((RESULTS / "convergence/ends.json").read_text())["runs"]
+    names, tasks = (*DENSE, *FILLED), tasks_of(results)
+    shared = [run for run in runs if run["method"] in names and run["task"] in tasks]
+    order = [row for row in ENDS if row.name in names] + FOUNDING
+    return ends(results | {"runs": shared + results["runs"]}, order)
+
+
+def learners(results: Results) -> str:
+    """Those with 64 workers."""
+    return ends(results, LEARNERS)
+
+
+# Seconds to a loss
+
+
+class Timed(NamedTuple):
+    """Something that was timed over links, and how it learns."""
+
+    label: str
+    row: str
+    method: str  # of `slow_network.py`
+    shown: str = ""  # its name in the figures, if it is in them
+
+
+TIMED = (
+    Timed("dense Adam, float32", "dense, Adam", "dense"),
+    Timed("dense Adam, bfloat16", "dense, Adam", "bf16", "dense Adam, 16 bits"),
+    Timed("dense Muon, float32", "dense, Muon", "dense-muon"),
+    Timed("dense Muon, bfloat16", "dense, Muon", "bf16-muon", "dense Muon, 16 bits"),
+    Timed(
+        "feedback_adam, PowerSGD",
+        "PowerSGD rank 4, Adam, nu 0.7",
+        "adam-powersgd",
+        "fftgrad: PowerSGD, Adam",
+    ),
+    Timed("feedback_muon, PowerSGD", "PowerSGD rank 4, Muon, lead 0.3", "muon-powersgd"),
+    Timed("feedback_muon, 100x", "100x, Muon, lead 0.5", "muon-100x", "fftgrad: budget 100x, Muon"),
+    Timed(
+        "feedback_muon, two stages 25x",
+        "two stages 25x, Muon, lead 0.3",
+        "muon-two-25x",
+        "fftgrad: two stages 25x, Muon",
+    ),
+    Timed("4 local steps of Muon, 100x", "4 local steps of Muon, 25x", "muon-local-4"),
+    Timed("feedback_muon, EDEN", "EDEN 1 bit, Muon, lead 0.3", "muon-eden"),
+    Timed(
+        "PyTorch's PowerSGD, Adam", "PowerSGD rank 4", "torch-powersgd", "PyTorch: PowerSGD, Adam"
+    ),
+)
+"""What was timed over a link; each is shown where its losses are there too."""
+OVER = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
+
+
+def reached(curve: list[Any], loss: float) -> float | None:
+    """The step at which a curve is as low, between two assessments along a straight line."""
+    if curve[0][1] <= loss:
+        return curve[0][0]
+    for (before, high), (after, low) in itertools.pairwise(curve):
+        if low <= loss:
+            return after - (after - before) * (loss - low) / (high - low)
+    return None
+
+
+def taken(link: str) -> dict[str, Any]:
+    """What each method takes over a link."""
+    return links.methods(RESULTS / "slow_network", f"large-{link}")
+
+
+def large(results: Results) -> dict[str, Any]:
+    """The run of each row on the large task."""
+    return {row: runs[0] for row, runs in chosen(results["runs"], "large").items()}
+
+
+def seconds(results: Results) -> str:
+    """Of each row the loss; and the seconds to the losses of both dense rows."""
+    found, rows = large(results), list[list[str]]()
+    best = min(found[name]["loss"] for name in DENSE if name in found)
+    known = {row.name: row for row in SECONDS}
+    for method, run in found.items():
+        ran = results["workers"]
+        cells = [method, *(times(known[method].on_link(run, w, ran)) for w in (ran, 64))]
+        cells += [f"{run['rate']:g}", f"{run['loss']:.3f}", percent(run["loss"], best)]
+        rows.append(cells)
+    losses = markdown(["method", "on 4 links", "on 64", "rate", "loss", "to the best dense"], rows)
+    return f"{losses}\n\n{_products(found)}"
+
+
+def _products(found: dict[str, Any]) -> str:
+    """The steps to each dense row's loss, times the seconds of a step."""
+    titles, rows = ["", "steps"], list[list[str]]()
+    goals = [name for name in DENSE if name in found]
+    for link in OVER.values():
+        titles += [f"s a step, {link}", *(f"to the loss of {goal}" for goal in goals)]
+    by_link = {link: taken(link) for link in OVER}
+    for timed in (timed for timed in TIMED if timed.row in found):
+        curve = found[timed.row]["assessed"]
+        steps = [reached(curve, round(found[goal]["loss"], 4)) for goal in goals]
+        cells = [timed.label, ", ".join(f"{count:.0f}" if count else "never" for count in steps)]
+        for link in OVER:
+            each = by_link[link].get(timed.method, {}).get("step_s")
+            cells.append(f"{each:.2f}" if each else "")
+            cells += [f"{count * each:.0f} s" if count and each else "" for count in steps]
+        rows.append(cells)
+    return markdown(titles, rows)
+
+
+# Others
+
+
+def downstream(results: Results) -> str:
+    """Losses of the task, and of the other text before and after fine-tuning."""
+    runs = sorted(results["runs"], key=lambda run: run["loss"])
+    line = [(run["loss"], run["after"]) for run in runs if run["method"] == DENSE[0]]
+    rows: list[list[str]] = []
+    for run in runs:
+        losses = [f"{run[key]:.3f}" for key in ("loss", "before", "after")]
+        between = line and line[0][0] <= run["loss"] <= line[-1][0]
+        expected = f"{np.interp(run['loss'], *np.transpose(line)):.3f}" if between else ""
+        rows.append([run["method"], str(run["steps"]), *losses, expected])
+    titles = ["method", "steps", "loss", "of the other text", "after fine-tuning"]
+    return markdown([*titles, "dense after as low a loss"], rows)
+
+
+def often(steps: int) -> dict[int, str]:
+    """How often residuals are lost, by the steps between two losses."""
+    return {0: "never", steps // 2: "once", 50: "every 50", 10: "every 10"}
+
+
+TOP_K, MILLE, LOCAL = "top-k 1 % + EF", "top-k 0.1 % + EF", "diloco, 8 local steps"
+VARIANTS = {
+    "diloco, residual only": LOCAL,
+    f"{TOP_K}, bfloat16": TOP_K,
+    f"{MILLE}, bfloat16": MILLE,
+    f"{TOP_K}, decay 0.95": TOP_K,
+    f"{MILLE}, decay 0.95": MILLE,
+}
+"""Rows that run at the rate of another, and are compared with it."""
+
+
+def resets(results: Results) -> str:
+    """Of each method the loss, and what losing residuals adds to it, a figure a seed."""
+    runs, rows = results["runs"], list[list[str]]()
+    for name in names_of(runs):
+        plain = VARIANTS.get(name, name)
+        kept = [r for r in runs if r["method"] == plain and r["reset_every"] == 0]
+        if not kept:
+            continue
+        rate = min((r for r in kept if r["seed"] == 0), key=score)["rate"]
+        kept = [r for r in kept if r["rate"] == rate]
+        own = [r for r in runs if r["method"] == name and r["rate"] == rate]
+        base, told = {r["seed"]: r["loss"] for r in kept}, dict[int, list[str]]()
+        for run in (r for r in own if r["seed"] in base):
+            change = percent(run["loss"], base[run["seed"]])
+            told.setdefault(run["reset_every"], []).append(change)
+        shown = [r for r in own if r["reset_every"] == 0] or kept
+        cells = [name, f"{rate:g}", f"{statistics.mean(r['loss'] for r in shown):.3f}"]
+        never, *others = (", ".join(told.get(every, [])) for every in often(runs[0]["steps"]))
+        rows.append([*cells, never if name in VARIANTS else "", *others])
+    _, *labels = often(runs[0]["steps"]).values()
+    return markdown(["method", "rate", "loss", "to plain", *(f"reset {o}" for o in labels)], rows)
+
+
+def sharded(results: Results) -> str:
+    """The losses of each row, what it sends, and what a worker keeps."""
+    runs = results["runs"]
+    base = {run["seed"]: run["loss"] for run in runs if run["method"] == runs[0]["method"]}
+    rows: list[list[str]] = []
+    for name in names_of(runs):
+        own = [run for run in runs if run["method"] == name]
+        losses = ", ".join(f"{run['loss']:.3f}" for run in own)
+        to_dense = ", ".join(percent(run["loss"], base[run["seed"]]) for run in own)
+        sent = f"{own[0]['link_bytes']:,.0f}", f"{own[0]['ratio']:.1f}"
+        rows.append([name, losses, to_dense, *sent, f"{own[0]['state_bytes']:,}"])
+    columns = ["", "loss of each seed", "to dense", "bytes over the link"]
+    return markdown([*columns, "times fewer than float32", "state a worker, bytes"], rows)
+
+
+def endurance(results: Results) -> str:
+    """Of each method whether replicas stayed equal, lengths of residuals, and what sums lost."""
+    rows: list[list[str]] = []
+    for run in results["runs"]:
+        residual, gaps = run["residual"], [gap for gap in run["telescoping"] if gap is not None]
+        lengths = [residual[0], max(residual), residual[-1], max(run["mean_residual"])]
+        equal = "yes" if run["replicas_equal"] else "no"
+        last = [f"{gap:.1e}" for gap in (gaps[0], gaps[-1])] if gaps else ["", ""]
+        rows.append([run["method"], equal, *(f"{length:.3g}" for length in lengths), *last])
+    first, last = (results["runs"][0]["step"][i] for i in (0, -1))
+    columns = ["method", "replicas equal", f"residual after {first:,}", "largest"]
+    columns += [f"after {last:,}", "largest of the mean", f"telescoping after {first:,}"]
+    return markdown([*columns, f"after {last:,}"], rows)
+
+
+def claims(results: Results) -> str:
+    """The losses of the founding papers' rows, and how alike residuals are: two tables."""
+    runs = results["runs"]
+
+    def mean(task: str, name: str, key: str, digits: int, scale: float = 1.0) -> str:
+        own = [run for run in runs if (run["task"], run["method"]) == (task, name)]
+        seeds = [run[key] for run in own if key in run]
+        return f"{scale * float(np.mean(seeds)):.{digits}f}" if seeds else ""
+
+    losses, alike = list[list[str]](), list[list[str]]()
+    for name in names_of(runs):
+        digits = mean("digits", name, "loss", 3), mean("digits", name, "accuracy", 1, 100)
+        losses.append([name, *digits, mean("lm", name, "loss", 3)])
+        for task in tasks_of(results) if name.startswith("ScaleCom") else ():
+            keys = ("residuals", "cosine", "overlap", "lost", "least")
+            cells = [mean(task, name, key, 2) for key in keys]
+            alike += [[f"{task}, {name.rsplit(maxsplit=1)[1]}", *cells]] if any(cells) else []
+    first = ["trained with", "digits, loss", "accuracy, %", "lm, loss"]
+    second = ["task, uptake", "cosine of residuals", "with the gradient", "overlap", "lost"]
+    both = markdown(first, losses), markdown([*second, "at least"], alike)
+    return "\n\n".join(both).replace("|  |", "| |")
+
+
+# Figures: the frontier of every method
+
+
+class Spot(NamedTuple):
+    """A method in the figure."""
+
+    name: str
+    ratio: float
+    change: float  # final loss relative to dense in per cent, the mean over seeds
+
+
+TITLES = {"lm": "Language model, Adam", "digits": "Residual network on digits, SGD"}
+NAMED = {
+    "bfloat16",
+    "TernGrad",
+    "PowerSGD rank 4",
+    "DGC 1 %",
+    "top-k 1 %, 4 bits",
+    "majority vote",
+}
+"""Methods with a name in the figure, beside the frontier's; the table has all."""
+MOST = 12
+"""How many have one at most."""
+
+
+def frontier(results: Results) -> Figure:
+    """Final loss against compression ratio: a panel for each task."""
+    tasks, runs = tasks_of(results), results["runs"]
+    figure = style.figure(0.3 + 4.1 * len(tasks))
+    FigureCanvasAgg(figure)  # which measures text
+    panels: Any = figure.subplots(len(tasks), 1, squeeze=False)[:, 0]
+    for axes, task in zip(panels, tasks, strict=True):
+        steps = max(r["steps"] for r in runs if r["task"] == task)
+        axes.set_title(f"{TITLES.get(task, task)}: loss after {steps} steps")
+        axes.set_ylabel("held-out loss above dense, %")
+        _panel(axes, spots(runs, task))
+    panels[-1].set_xlabel("times fewer bytes on the links of 8 workers")
+    return figure
+
+
+def spots(runs: Runs, task: str) -> list[Spot]:
+    """Every method of a task but dense."""
+    rows = chosen(runs, task)
+    dense = mean_loss(rows, "dense")
+    return [
+        Spot(name, ROWS[name].on_link(own[0], 8), 100 * (mean_loss(rows, name) / dense - 1))
+        for name, own in rows.items()
+        if name != "dense"
+    ]
+
+
+def best(listed: list[Spot]) -> list[Spot]:
+    """The frontier: no other method has both a lower loss and a higher ratio."""
+    out: list[Spot] = []
+    for spot in sorted(listed, key=lambda s: (-s.ratio, s.change)):
+        if not out or spot.change < out[-1].change:
+            out.append(spot)
+    return out[::-1]
+
+
+def ceiling(changes: Sequence[float]) -> float:
+    """Where a panel ends, so that a few bad results do not press the others together."""
+    changes = [change for change in changes if np.isfinite(change)]
+    low, usual = np.quantile(changes, (0.25, 0.75))
+    return max(c for c in changes if c <= usual + 3 * (usual - low))
+
+
+def _panel(axes: Axes, listed: list[Spot]) -> None:
+    top = ceiling([spot.change for spot in listed])
+    inside, edge = [spot for spot in listed if spot.change <= top], best(listed)
+    bottom = min(0.0, *(spot.change for spot in inside))
+    height = top - bottom
+    axes.set(xscale="log", ylim=(bottom - 0.14 * height, top + 0.08 * height))
+    axes.set_xlim(1, 1.9 * max(spot.ratio for spot in listed))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.axhline(0, color=style.INK, linewidth=1)
+    stairs = [(1.0, edge[0].change)]
+    for spot in edge:
+        stairs += [(stairs[-1][0], spot.change), (spot.ratio, spot.change)]
+    axes.plot(*zip(*stairs, strict=True), color=style.MUTED, linewidth=1, zorder=2)
+    shown = [spot for spot in inside if spot in edge or spot.name in NAMED][:MOST]
+    for spot in inside:
+        color = style.color(spot.name) if spot in shown else style.FAINT
+        size, order = (7, 4) if spot in shown else (4.5, 3)
+        axes.plot(spot.ratio, spot.change, "o", color=color, markersize=size, zorder=order)
+    _write_names(axes, shown, inside)
+
+
+def _write_names(axes: Axes, shown: list[Spot], inside: list[Spot]) -> None:
+    """Writes names where nothing else is: near the spot, or at the end of a line."""
+    canvas: Any = axes.get_figure()
+    canvas.draw_without_rendering()
+    scale, panel = canvas.dpi / 72, axes.get_window_extent()
+    at = {s.name: axes.transData.transform((s.ratio, s.change)) for s in inside}
+    one = 4 * scale
+    taken = [Bbox.from_bounds(x - one, y - one, 2 * one, 2 * one) for x, y in at.values()]
+    around = [(np.cos(a), np.sin(a)) for a in np.linspace(0, 2 * np.pi, 24, endpoint=False)]
+    high = 1.25 * style.POINTS * scale
+    for spot in shown:
+        (x, y), wide = at[spot.name], 0.6 * style.POINTS * scale * len(spot.name)
+        for away, (dx, dy) in itertools.product(np.arange(10, 150, 4) * scale, around):
+            place = x + (away + wide / 2) * dx, y + away * dy
+            box = Bbox.from_bounds(place[0] - wide / 2, place[1] - high / 2, wide, high)
+            inner = panel.x0 <= box.x0 and box.x1 <= panel.x1
+            inner &= panel.y0 <= box.y0 and box.y1 <= panel.y1
+            if inner and not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                line = {"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.7}
+                axes.annotate(
+                    spot.name,
+                    (spot.ratio, spot.change),
+                    tuple(axes.transData.inverted().transform(place)),
+                    arrowprops=line if away > 16 * scale else None,
+                    ha="center",
+                    va="center",
+                    color=style.color(spot.name),
+                    bbox=style.PATCH,
+                    zorder=5,
+                )
+                break
+
+
+# Figures: seconds
+
+
+def seconds_to_end(results: Results) -> Figure:
+    """Held-out loss against seconds of training, a panel for each link."""
+    out, found = style.figure(6.4), large(results)
+    looks = styles(timed.shown for timed in TIMED if timed.shown)
+    for axes, (link, title) in zip(out.subplots(2, 1, sharey=True), OVER.items(), strict=True):
+        lines, steps_of = dict[str, Line2D](), taken(link)
+        for timed in (t for t in TIMED if t.shown and t.row in found and t.method in steps_of):
+            steps, losses = zip(*found[timed.row]["assessed"], strict=True)
+            at = [count * steps_of[timed.method]["step_s"] for count in steps]
+            (lines[timed.shown],) = axes.plot(at, losses, **looks[timed.shown])
+        axes.set(xlabel="seconds of 1,000 steps", xscale="log", ylabel="held-out loss")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_title(f"Links of {title}")
+        axes.set_xlim(9, 3_000)
+        label_ends(axes, lines, room=0.5)
+    return out
+
+
+def hero(results: Results) -> Figure:
+    """The seconds until each has the loss at which dense Adam ends, over the slow link."""
+    found, steps_of, rows = large(results), taken("100mbit"), list[tuple[float, str, str]]()
+    goal = round(found[DENSE[0]]["loss"], 4)
+    for timed in (t for t in TIMED if t.shown and t.row in found and t.method in steps_of):
+        curve, each = found[timed.row]["assessed"], steps_of[timed.method]["step_s"]
+        steps = reached(curve, goal)
+        if steps is None:
+            told = f"not in {curve[-1][0]:,} steps, {curve[-1][0] * each:,.0f} s"
+            rows.append((0.0, timed.shown, told))
+        else:
+            rows.append((steps * each, timed.shown, f"{steps * each:,.0f} s"))
+    rows.sort(key=lambda row: row[0] or np.inf)
+    out = style.figure(0.75 + 0.42 * len(rows))
+    axes = out.subplots()
+    for place, (length, name, said) in enumerate(rows):
+        axes.barh(place, length, height=0.62, color=style.color(name))
+        told: Any = {"color": style.color(name), "weight": "bold", "va": "center"}
+        axes.annotate(said, (length, place), (5, 0), textcoords="offset points", **told)
+    axes.set_yticks(range(len(rows)), [name for _, name, _ in rows])
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.grid(visible=False)
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_xticks([])
+    out.suptitle(
+        "Links of 100 Mbit/s: seconds until the loss at which dense Adam ends",
+        fontsize=style.POINTS,
+        weight="bold",
+    )
+    return out
