@@ -73,7 +73,6 @@ EXTRAS = {
     "_epsilon.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
     "_object_store.py": {"obstore"},
-    "_sftp.py": {"paramiko"},
 }
 """What a room, or a file, may import besides."""
 METHOD_NAMES = set(fg.methods.__all__)

@@ -17,7 +17,8 @@ class FolderStore:
     """A folder, whose file system has to have hard links.
 
     An object is written under a name of its own, brought to the disk, and then linked to its name,
-    which fails where the name is there. So after a power failure it is whole, or not there.
+    which fails where the name is there. So after a power failure it is whole, or not there. The
+    local store of obstore also links, but it does not sync.
     """
 
     def __init__(self, url: str, make: bool = True) -> None:
@@ -33,7 +34,7 @@ class FolderStore:
         except OSError as error:
             raise ValueError(
                 f"open_store(url): must be that of a store, got {url!r} ({error}); use "
-                "file:///folder, s3://bucket/folder, gs://bucket/folder or sftp://host/folder."
+                "file:///folder, s3://bucket/folder or gs://bucket/folder."
             ) from None
 
     def create(self, key: str, data: bytes) -> bool:

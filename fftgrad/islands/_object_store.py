@@ -31,7 +31,7 @@ class ObjectStore:
         except (BaseError, OSError, ValueError) as error:
             raise ValueError(
                 f"open_store(url): must be that of a store, got {url!r} ({_first_line(error)}); "
-                "use file:///folder, s3://bucket/folder, gs://bucket/folder or sftp://host/folder."
+                "use file:///folder, s3://bucket/folder or gs://bucket/folder."
             ) from None
 
     def create(self, key: str, data: bytes) -> bool:

@@ -110,6 +110,4 @@ def _is_refusal(error: Exception) -> bool:
         "UnauthenticatedError",
         "NotSupportedError",
         "InvalidPathError",
-        "AuthenticationException",
-        "BadHostKeyException",
     )

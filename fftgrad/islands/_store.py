@@ -1,4 +1,4 @@
-"""Where objects are: a folder, a bucket, or an account on a server, by its URL.
+"""Where objects are: a folder or a bucket, by its URL.
 
 Of a store only these are asked: to make an object if there is none of its key, whole or not at all,
 and to read, list and remove objects.
@@ -9,7 +9,6 @@ from typing import Protocol
 from fftgrad._values import scheme_of
 from fftgrad.islands._folder import FolderStore
 from fftgrad.islands._object_store import ObjectStore
-from fftgrad.islands._sftp import SftpStore
 
 
 class Store(Protocol):
@@ -38,9 +37,7 @@ def open_store(url: str, *, make: bool = True) -> Store:
     Args:
       url: a folder's path as it is, with `~` for the home folder, or file:///folder;
         s3://bucket/folder, gs://, az://, and what else obstore reads, with credentials as it finds
-        them; memory://; sftp://user@host:port/folder, or /~/folder for one in the home folder, with
-        the keys of the user's SSH agent and the hosts of known_hosts. In a URL, write "#" as %23
-        and "?" as %3F.
+        them; memory://. In a URL, write "#" as %23 and "?" as %3F.
       make: whether to make a folder of this machine that is not there.
 
     Returns:
@@ -64,6 +61,4 @@ def open_store(url: str, *, make: bool = True) -> Store:
             f"differ in what follows would share a folder, got {url!r}; write %23 for '#' and %3F "
             "for '?', or pass a folder's path."
         )
-    if scheme == "sftp":
-        return SftpStore(url)
     return FolderStore(url, make) if scheme in ("", "file") else ObjectStore(url)

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     add = parser.add_argument
     add("what", choices=["status"], help="what to tell: status")
-    add("url", type=store, help="of the store: a folder, or s3://, gs://, az://, sftp://")
+    add("url", type=store, help="of the store: a folder, or s3://, gs://, az://")
     text = "how many of the last rounds to look at (default: %(default)s)"
     add("--rounds", type=count, default=20, metavar="N", help=text)
     add("--watch", action="store_true", help="go on until interrupted")
