@@ -10,7 +10,6 @@ from fftgrad.islands._ledger import Outcome
 from fftgrad.islands._programs import nesterov
 from fftgrad.islands._residual import Residual
 from fftgrad.islands._settings import Settings
-from fftgrad.islands._sizing import Sizing, sizing
 from fftgrad.islands._status import IslandStatus, RoundStatus, Status, status
 from fftgrad.islands._store import open_store
 
@@ -21,10 +20,8 @@ __all__ = [
     "Residual",
     "RoundStatus",
     "Settings",
-    "Sizing",
     "Status",
     "nesterov",
     "open_store",
-    "sizing",
     "status",
 ]

@@ -4,8 +4,6 @@ import io
 import json
 import pathlib
 
-import jax
-import jax.numpy as jnp
 import pytest
 from rich.console import Console
 from simulation import SETTINGS, Actor, Mortal, World, run
@@ -13,8 +11,6 @@ from simulation import SETTINGS, Actor, Mortal, World, run
 import fftgrad as fg
 from fftgrad.__main__ import main
 from fftgrad.advise.commands import _islands
-from fftgrad.islands._model import Model
-from fftgrad.islands._programs import Programs
 
 pytest.importorskip("obstore")
 
@@ -105,24 +101,6 @@ def test_where_there_is_no_run_it_says_so(tmp_path, capsys):
     assert "must have a run" in capsys.readouterr().err
     assert main(["islands", "status", str(tmp_path / "none")]) == 2
     assert not (tmp_path / "none").exists()
-
-
-def test_a_day_has_the_bytes_of_its_contributions():
-    """Sizes by shapes are those of what is written."""
-    params = {"w": jnp.zeros((100, 30)), "b": jnp.zeros(30)}
-    store = fg.islands.open_store("memory://")
-    settings = fg.islands.Settings(every=1, deadline=5.0)
-    with fg.islands.Island(store, "a", params, settings=settings) as island:
-        island.step(jax.tree.map(lambda leaf: leaf + 1.0, island.params))
-        (entry,) = island._member.gathering.named
-        data = store.read(f"rounds/000000000/{entry}")
-    day = fg.islands.sizing(params, settings, islands=4, seconds=100.0)
-    assert day.contribution == pytest.approx(len(data), abs=150)
-    model = Model.of(params)
-    shapes = tuple((path, like.shape) for path, like in model.likes.items())
-    assert day.contribution > sum(Programs(shapes, settings.exchange).sizes)
-    assert day.rounds == 864
-    assert day.read == pytest.approx(864 * (3.25 * day.contribution + 4 * 400))
 
 
 def test_what_a_member_wrote_is_shown_as_text():
