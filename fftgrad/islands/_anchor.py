@@ -8,15 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fftgrad._contracts import Like, Memory, PyTree
-from fftgrad.exchanges import AllGather
+from fftgrad._contracts import Like, PyTree
 from fftgrad.exchanges._parts import Payloads
 from fftgrad.islands import _frame
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._manifest import Manifest
 from fftgrad.islands._model import Array, Model, Tree
 from fftgrad.islands._programs import Outer, Programs, on_host
-from fftgrad.islands._settings import Settings, read_settings
+from fftgrad.islands._settings import Settings
 
 MAGIC = b"FFTA"
 
@@ -27,31 +26,24 @@ class Anchor(NamedTuple):
     round: int  # the one that is open
     params: Tree
     outer: PyTree  # the state of the outer optimizer
-    settings: Settings  # in force in this round
     expected: tuple[str, ...] | None  # whom the round waits for; None: so many as settings say
     digest: str  # of all these
 
 
-def make(
-    number: int,
-    params: Tree,
-    outer: PyTree,
-    settings: Settings,
-    expected: Sequence[str] | None,
-) -> Anchor:
+def make(number: int, params: Tree, outer: PyTree, expected: Sequence[str] | None) -> Anchor:
     """The anchor of a round."""
     names = None if expected is None else tuple(expected)
-    total = zlib.crc32(repr((number, settings.digest, names)).encode())
+    total = zlib.crc32(repr((number, names)).encode())
     for leaf in jax.tree.leaves((params, outer)):
         total = zlib.crc32(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data, total)
-    return Anchor(number, params, outer, settings, names, f"{total:08x}")
+    return Anchor(number, params, outer, names, f"{total:08x}")
 
 
 def first(params: Tree, outer: Outer, settings: Settings) -> Anchor:
     """That of a run which begins with these parameters."""
     with on_host():
         state = jax.device_get(outer(settings.rate).init(params))
-    return make(0, params, jax.tree.map(np.asarray, state), settings, None)
+    return make(0, params, jax.tree.map(np.asarray, state), None)
 
 
 def after(
@@ -60,22 +52,13 @@ def after(
     sent: Sequence[list[Payloads]],
     programs: Programs,
     outer: Outer,
-    known: tuple[AllGather, ...],
+    settings: Settings,
 ) -> Anchor:
     """What all hold after a round: the outer step on what its manifest counts, in its order."""
-    settings, state = before.settings, (before.params, before.outer)
+    state = before.params, before.outer
     if sent:
         state = programs.advance(outer, settings.rate, state, sent, manifest.shares, manifest.round)
-    if manifest.settings is not None:
-        settings = read_settings(manifest.settings, known)
-    return make(before.round + 1, *state, settings, manifest.expected)
-
-
-def try_out(anchor: Anchor, model: Model, outer: Outer, memory: Memory) -> None:
-    """Compiles what a round from this anchor takes; a codec that does not fit is an error here."""
-    settings, state = anchor.settings, (anchor.params, anchor.outer)
-    programs = Programs.of(model, settings.exchange)
-    programs.try_out(memory, outer, settings.rate, state, settings.islands)
+    return make(before.round + 1, *state, manifest.expected)
 
 
 def write(anchor: Anchor) -> bytes:
@@ -83,7 +66,6 @@ def write(anchor: Anchor) -> bytes:
     leaves: list[Array] = jax.tree.leaves((anchor.params, anchor.outer))
     header = {
         "round": anchor.round,
-        "settings": anchor.settings.as_dict(),
         "expected": anchor.expected,
         "digest": anchor.digest,
         "leaves": [[str(leaf.dtype), list(leaf.shape)] for leaf in leaves],
@@ -102,12 +84,11 @@ def _likes(model: Model, outer: Outer) -> tuple[list[Like], Any]:
     return jax.tree.flatten((model.likes, jax.eval_shape(outer(1.0).init, model.likes)))
 
 
-def read(data: bytes, model: Model, outer: Outer, known: tuple[AllGather, ...] = ()) -> Anchor:
+def read(data: bytes, model: Model, outer: Outer) -> Anchor:
     """The anchor again, for this model and outer optimizer; what is of others is refused."""
     likes, structure = _likes(model, outer)
     header, blobs = _frame.unpack(MAGIC, data, len(likes))
     try:
-        settings = read_settings(header["settings"], known)
         number, expected = int(header["round"]), header["expected"]
         told, digest = header["leaves"], header["digest"]
     except (KeyError, TypeError) as error:
@@ -120,7 +101,7 @@ def read(data: bytes, model: Model, outer: Outer, known: tuple[AllGather, ...] =
     except ValueError:
         raise DamagedError("anchor of other sizes than it says") from None
     params, state = jax.tree.unflatten(structure, leaves)
-    found = make(number, params, state, settings, expected)
+    found = make(number, params, state, expected)
     if found.digest != digest:
         raise DamagedError("anchor with another digest than it says")
     return found

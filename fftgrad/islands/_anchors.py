@@ -106,20 +106,20 @@ def _nothing() -> Steps[None]:
     yield from ()
 
 
-def keep(anchor: Anchor) -> Steps[None]:
+def keep(anchor: Anchor, every: int) -> Steps[None]:
     """What the writer of a manifest does for all, after it has obeyed it.
 
     Where it dies before, the next of so many rounds makes up for it. Manifests stay: they are the
     log, and where one is, nobody can close its round another time.
     """
-    if anchor.round % anchor.settings.anchors:
+    if anchor.round % every:
         return
     yield Create(_keys.anchor(anchor.round), _anchor.write(anchor))
     found = yield from numbers()
     first = found[-ANCHORS_KEPT:][0] if found else 0
     if old := tuple(_keys.anchor(number) for number in found if number < first):
         yield Delete(old)
-    yield from _remove_rounds(first, anchor.settings.anchors)
+    yield from _remove_rounds(first, every)
 
 
 def _remove_rounds(before: int, every: int) -> Steps[None]:

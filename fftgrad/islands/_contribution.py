@@ -22,13 +22,11 @@ class Contribution(NamedTuple):
     round: int  # the round that it is for
     base: int  # the round from whose parameters the change is counted
     anchor: str  # digest of what the island held before the round
-    settings: str  # digest of the settings that it was made by
     model: str  # digest of paths, shapes and dtypes
     weight: float  # in the mean, such as tokens
     loss: float | None  # mean loss of the inner steps, for people
     held: float  # norm of what the island's memory keeps after it
     traffic: dict[str, int]  # requests and bytes since the island started
-    wish: dict[str, Any] | None  # settings that it proposes
     fault: str  # why its sender hands in nothing; it says that it is there
     blobs: list[memoryview]
 
@@ -48,7 +46,6 @@ PLAIN = {
     "round": int,
     "base": int,
     "anchor": str,
-    "settings": str,
     "model": str,
     "weight": float,
     "held": float,
@@ -60,7 +57,7 @@ PLAIN = {
 
 def write(contribution: Contribution, blobs: list[bytes]) -> bytes:
     """The bytes of a contribution."""
-    header = {name: getattr(contribution, name) for name in (*PLAIN, "loss", "wish")}
+    header = {name: getattr(contribution, name) for name in (*PLAIN, "loss")}
     header |= contribution.who._asdict()
     return _frame.pack(MAGIC, header, blobs)
 
@@ -68,7 +65,7 @@ def write(contribution: Contribution, blobs: list[bytes]) -> bytes:
 def read(data: bytes, parts: int) -> Contribution:
     """The contribution again, of so many parts; what is wrong with others is a `DamagedError`."""
     header, blobs = _frame.unpack(MAGIC, data, parts)
-    if set(header) != {*PLAIN, "loss", "wish", "island", "incarnation"}:
+    if set(header) != {*PLAIN, "loss", "island", "incarnation"}:
         raise DamagedError("with another header")
     for name, kind in PLAIN.items():
         if type(header[name]) is not kind:

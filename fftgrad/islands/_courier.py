@@ -83,7 +83,7 @@ class Courier:
     def _serve(self) -> None:
         while not self._closing.is_set():
             try:
-                change = self._jobs.get(timeout=self.member.anchor.settings.deadline / 4)
+                change = self._jobs.get(timeout=self.member.settings.deadline / 4)
             except queue.Empty:
                 self._try(self.member.answer)
                 continue

@@ -9,7 +9,6 @@ import math
 import warnings
 from typing import Any
 
-from fftgrad.exchanges import AllGather
 from fftgrad.islands import _anchor, _anchors, _claim, _contribution, _frame, _log, _run
 from fftgrad.islands._anchor import Anchor
 from fftgrad.islands._anchors import Reader
@@ -31,13 +30,12 @@ class Follower:
     store, and called again.
     """
 
-    def __init__(
-        self, name: str, model: Model, outer: Outer, ledger: Ledger, asked: Settings | None
-    ) -> None:
+    def __init__(self, name: str, model: Model, outer: Outer, ledger: Ledger) -> None:
         self.who = Who(name, 0)
         self.run = b""  # the object of the store that says which run it is
-        self.model, self.outer, self.ledger, self.asked = model, outer, ledger, asked
+        self.model, self.outer, self.ledger = model, outer, ledger
         self.trouble = ""  # why nothing of it counts, or what is wrong with the store
+        self.settings: Settings
         self.answered: set[int] = set()
         self.gathering: Gathering
         self.programs: Programs
@@ -56,15 +54,10 @@ class Follower:
     def anchor(self, anchor: Anchor) -> None:
         self.gathering.anchor = anchor
 
-    @property
-    def known(self) -> tuple[AllGather, ...]:
-        """Exchanges that this program has itself."""
-        return (self.asked.exchange,) if self.asked else ()
-
     def answer(self) -> Steps[None]:
         """Tells others who claim the name that it is taken; an error if one has it already."""
         now = yield Clock()
-        is_due = now - self._told >= self.anchor.settings.deadline / 4
+        is_due = now - self._told >= self.settings.deadline / 4
         if is_due and self.who.incarnation:
             yield from _claim.answer(self.who, self.answered, lambda: _run.stay(self.run))
             self._told = now
@@ -97,17 +90,17 @@ class Follower:
         for entry in manifest.counted:
             yield from self.answer()
             mine = self.own if entry.who == self.who else self.gathering.found.get(entry.who)
-            most, deadline = self.gathering.most, before.settings.deadline
+            most, deadline = self.gathering.most, self.settings.deadline
             data = yield from fetch(manifest.round, entry, mine, most, deadline, self.answer)
             if data is None:
                 yield from self._take_newer()
                 return
             blobs = _contribution.read(data, len(self.programs.sizes)).blobs
             sent.append(self.programs.from_bytes(blobs))
-        self.take(_anchor.after(before, manifest, sent, self.programs, self.outer, self.known))
+        self.take(_anchor.after(before, manifest, sent, self.programs, self.outer, self.settings))
         self.gathering.named = {one.who for one in (*manifest.counted, *manifest.refused)}
         if manifest.by == self.who:
-            yield from _anchors.keep(self.anchor)
+            yield from _anchors.keep(self.anchor, self.settings.anchors)
 
     def is_passed(self, damage: str) -> Steps[bool]:
         """Whether others have obeyed a manifest that is damaged by now; then takes their anchor."""
@@ -125,11 +118,9 @@ class Follower:
 
     def take(self, anchor: Anchor) -> None:
         """Goes on from an anchor."""
-        if not hasattr(self, "programs") or self.programs.exchange != anchor.settings.exchange:
-            self.programs = Programs.of(self.model, anchor.settings.exchange)
-            self.ledger.forget_codecs()
         most = _frame.most_bytes(self.programs.sizes)
-        before, self.gathering = getattr(self, "gathering", None), Gathering(anchor, most)
+        before = getattr(self, "gathering", None)
+        self.gathering = Gathering(anchor, self.settings, most)
         if before is not None:
             self.gathering.hand_in(before.handed, before.trained)
 
@@ -142,7 +133,7 @@ class Follower:
 
     def _take_newer(self, gives_up: bool = False) -> Steps[None]:
         """Takes an anchor of a later round than this island has come to, once there is one."""
-        number, deadline = self.anchor.round, self.anchor.settings.deadline
+        number, deadline = self.anchor.round, self.settings.deadline
         found = yield from _anchors.later(
             self._reader, number, deadline, self.answer, self.tell, gives_up
         )
@@ -150,4 +141,4 @@ class Follower:
             self.take(found)
 
     def _read_anchor(self, data: bytes) -> Anchor:
-        return _anchor.read(data, self.model, self.outer, self.known)
+        return _anchor.read(data, self.model, self.outer)

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 """Of all objects of the store. Another layout, or another meaning, gets another number."""
 
 HEAD = struct.Struct("<4sHHI")

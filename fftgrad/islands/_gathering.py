@@ -9,6 +9,7 @@ from fftgrad.islands._anchor import Anchor
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import Who
 from fftgrad.islands._requests import Clock, List, Read, Steps
+from fftgrad.islands._settings import Settings
 
 
 @dataclasses.dataclass(eq=False)
@@ -16,6 +17,7 @@ class Gathering:
     """The contributions to a round, as one island sees them come."""
 
     anchor: Anchor
+    settings: Settings
     most: int  # bytes that a contribution may have
     named: Collection[Who] | None = None  # in the manifest of the round before, if it was obeyed
     found: dict[Who, bytes | DamagedError] = dataclasses.field(default_factory=dict)
@@ -37,7 +39,7 @@ class Gathering:
         they may all be dead.
         """
         begun = self.handed + self.trained if self.begun is None else self.begun
-        return begun + self.anchor.settings.deadline
+        return begun + self.settings.deadline
 
     def look(
         self, keys: Collection[str], own: Who, meanwhile: Callable[[], Steps[None]]
@@ -55,7 +57,7 @@ class Gathering:
         return now >= self.end or self._is_complete(here)
 
     def _is_complete(self, here: set[str]) -> bool:
-        settings, expected = self.anchor.settings, self.anchor.expected
+        settings, expected = self.settings, self.anchor.expected
         if expected is None:
             return len(here) >= math.ceil(settings.quorum * settings.islands)
         awaited = set(expected) - self.left

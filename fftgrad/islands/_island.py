@@ -54,8 +54,7 @@ class Island:
       name: of the island, by which others know it; of one island at a time.
       params: float32, bfloat16 or float16 arrays. Those of who comes first begin the run; shapes,
         dtypes and paths have to be the same for all.
-      settings: what all agree on; those of the store if left out. Others are proposed to all by a
-        higher `version`.
+      settings: what all agree on; those of the store if left out.
       outer: from the rate of the settings to the optimizer of what all have in common, the same
         function for all. Behind error feedback of a sparse codec `fg.islands.nesterov` diverged.
       memory: of what a contribution does not send.
@@ -131,10 +130,10 @@ class Island:
     def _join(self, store: str | Store, member: Member, host: Tree) -> bool:
         courier = Courier(member, open_store(store) if isinstance(store, str) else store)
         courier.start(member.start(host))
-        if self._delay >= member.anchor.settings.every:
+        if self._delay >= member.settings.every:
             courier.close()
             raise ValueError(
-                f"Island(delay): must be below every={member.anchor.settings.every} of the "
+                f"Island(delay): must be below every={member.settings.every} of the "
                 f"settings, got {self._delay}; use 1."
             )
         self._courier = courier
@@ -217,8 +216,8 @@ class Island:
         """What the next change is counted from: what all have in common now."""
         known = (like, np.int64(0), np.int64(0))
         if self._courier is not None:
-            anchor = self._member.anchor
-            known = (anchor.params, np.int64(anchor.round), np.int64(anchor.settings.every))
+            anchor, every = self._member.anchor, self.settings.every
+            known = (anchor.params, np.int64(anchor.round), np.int64(every))
         tree, base, every = _together.share(known)
         self._start = self._model.as_held(tree)
         self._base, self._every = int(base), int(every)
@@ -235,8 +234,8 @@ class Island:
 
     @property
     def settings(self) -> Settings:
-        """The settings in force; in the first process, as all that follows."""
-        return self._member.anchor.settings
+        """The settings of the run; in the first process, as all that follows."""
+        return self._member.settings
 
     @property
     def digest(self) -> str:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fftgrad.exchanges import AllGather
 from fftgrad.islands import _contribution
 from fftgrad.islands._anchor import Anchor
 from fftgrad.islands._contribution import Contribution
@@ -16,7 +15,6 @@ from fftgrad.islands._gathering import Gathering
 from fftgrad.islands._keys import Who
 from fftgrad.islands._manifest import Entry, Manifest, Refusal
 from fftgrad.islands._programs import Programs
-from fftgrad.islands._settings import Settings, read_settings
 
 MOST_REASON = 300
 """Characters of why a contribution is refused, which its sender has a say in."""
@@ -37,7 +35,6 @@ def judge(
     by: Who,
     waited: float,
     back: Iterable[str] = (),
-    known: tuple[AllGather, ...] = (),
     alone: bool = False,
 ) -> Manifest | None:
     """The manifest of a round as this island sees it; None if it may not write it.
@@ -48,6 +45,7 @@ def judge(
     `back`, too, and for those who say that they have nothing to hand in, but are there.
     """
     anchor, found, back = gathering.anchor, gathering.found, set(back)
+    settings = gathering.settings
     seen: list[Seen] = []
     refused: dict[Who, str] = {}
     held: list[str] = []
@@ -60,7 +58,7 @@ def judge(
                 held.append(contribution.anchor)
             if contribution.who == who and contribution.fault:
                 back.add(who.island)
-            _check(contribution, who, anchor, model)
+            _check(contribution, who, anchor, model, settings.stale)
             payloads = programs.from_bytes(contribution.blobs)
             norm = _norm(programs, payloads, anchor.round)
             if not math.isfinite(norm):
@@ -72,10 +70,9 @@ def judge(
         return None
     seen, others = _newest(seen)
     refused |= others
-    seen, others = _within(seen, anchor.settings.limit)
+    seen, others = _within(seen, settings.limit)
     refused |= others
-    settings = _proposed(seen, anchor, known)
-    counted = _entries(seen, anchor.settings.limit)
+    counted = _entries(seen, settings.limit)
     came = {who.island for who in found}
     return Manifest(
         round=anchor.round,
@@ -84,13 +81,12 @@ def judge(
         counted=counted,
         refused=[Refusal(*who, reason) for who, reason in sorted(refused.items())],
         missed=sorted(set(anchor.expected or ()) - came - gathering.left),
-        expected=_expected(counted, back, came, anchor, settings),
-        settings=settings.as_dict() if settings else None,
+        expected=_expected(counted, back, came, anchor),
         waited=waited,
     )
 
 
-def _check(contribution: Contribution, who: Who, anchor: Anchor, model: str) -> None:
+def _check(contribution: Contribution, who: Who, anchor: Anchor, model: str, stale: int) -> None:
     number = anchor.round
     if contribution.who != who:
         raise DamagedError(f"says that it is of {contribution.who}")
@@ -100,13 +96,11 @@ def _check(contribution: Contribution, who: Who, anchor: Anchor, model: str) -> 
         raise DamagedError("of another model")
     if contribution.fault:
         raise DamagedError(contribution.fault)
-    if contribution.settings != anchor.settings.digest:
-        raise DamagedError("made by other settings")
     if contribution.anchor != anchor.digest:
         raise DamagedError(f"holds another anchor, {contribution.anchor}")
     if contribution.base > number:
         raise DamagedError(f"starts from round {contribution.base}, which is not there yet")
-    if number - contribution.base > anchor.settings.stale:
+    if number - contribution.base > stale:
         raise DamagedError(f"stale: starts from round {contribution.base}")
 
 
@@ -156,34 +150,10 @@ def _entries(seen: list[Seen], limit: float) -> list[Entry]:
     return found
 
 
-def _proposed(seen: list[Seen], anchor: Anchor, known: tuple[AllGather, ...]) -> Settings | None:
-    """The settings of the highest version that is proposed and can be read; None: no others."""
-    best = anchor.settings
-    for one in seen:
-        try:
-            if one.contribution.wish is not None:
-                best = max(best, read_settings(one.contribution.wish, known), key=_version)
-        except DamagedError:  # one of its own, which an island that has it will write
-            continue
-    return None if best is anchor.settings else best
-
-
-def _version(settings: Settings) -> int:
-    return settings.version
-
-
-def _expected(
-    counted: list[Entry],
-    back: set[str],
-    came: set[str],
-    anchor: Anchor,
-    settings: Settings | None,
-) -> list[str] | None:
+def _expected(counted: list[Entry], back: set[str], came: set[str], anchor: Anchor) -> list[str]:
     """Whom the next round waits for: those that kept pace, and those that are back.
 
     Not a slow one, whose change starts from a round before: it comes when it can.
     """
-    if settings and settings.islands != anchor.settings.islands:
-        return None
     pace = {entry.island for entry in counted if entry.base == anchor.round}
     return sorted(pace | back or came)

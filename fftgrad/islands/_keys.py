@@ -1,6 +1,6 @@
 """The layout of the store.
 
-    run.json                                what is trained, and the settings of the first round
+    run.json                                what is trained, and the settings
     islands/NAME/000001                     a claim of a name; the number is the incarnation
     islands/NAME/000001.left                that it ended in an orderly way
     islands/NAME/000002.taken               who has the name since then: the new one, or the old

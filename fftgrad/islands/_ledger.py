@@ -142,10 +142,6 @@ class Ledger:
             return ""
         return f"the last {REFUSALS} contributions were refused: {last[-1].reason}"
 
-    def forget_codecs(self) -> None:
-        """Starts the codecs anew, because there are others."""
-        self._book = self._book._replace(states=None)
-
     def compress(
         self, programs: Programs, change: Change, number: int, own: int
     ) -> tuple[list[bytes], Pending]:

@@ -1,6 +1,6 @@
 """The manifest of a round: which contributions count. It is the truth, whoever wrote it."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fftgrad.islands import _frame
 from fftgrad.islands._frame import DamagedError
@@ -49,8 +49,7 @@ class Manifest(NamedTuple):
     counted: list[Entry]
     refused: list[Refusal]
     missed: list[str]  # who was expected and did not come
-    expected: list[str] | None  # whom the next round waits for; None: so many as settings say
-    settings: dict[str, Any] | None  # in force from the next round on, if they change
+    expected: list[str]  # whom the next round waits for
     waited: float  # seconds from the hand-in of the writer until it closed the round
 
     @property

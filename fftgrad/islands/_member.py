@@ -23,13 +23,14 @@ from fftgrad.islands import (
     _residual,
     _run,
 )
+from fftgrad.islands._anchor import Anchor
 from fftgrad.islands._contribution import Contribution
 from fftgrad.islands._follower import Follower
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._ledger import Change, Ledger, norm
 from fftgrad.islands._log import Decision
 from fftgrad.islands._model import Model, Tree
-from fftgrad.islands._programs import Outer
+from fftgrad.islands._programs import Outer, Programs
 from fftgrad.islands._requests import Clock, Create, List, Steps, Wait, settle
 from fftgrad.islands._residual import Residual
 from fftgrad.islands._settings import Settings
@@ -59,7 +60,8 @@ class Member(Follower):
     ) -> None:
         self.name = _keys.check_name(name)
         _residual.check(residual, name, model)
-        super().__init__(name, model, outer, Ledger(memory, model), settings)
+        super().__init__(name, model, outer, Ledger(memory, model))
+        self.asked = settings
         self._former = residual
         self.traffic: Mapping[str, int] = {}  # that of whoever runs its steps
         self.free = 0.0  # since when nothing of it is under way: it takes inner steps
@@ -73,25 +75,30 @@ class Member(Follower):
 
     def start(self, params: Tree) -> Steps[None]:
         """Joins a run, or begins one with these parameters."""
-        mine = self.asked or Settings()
         if self.asked:  # before anything of them is written
-            first = _anchor.first(params, self.outer, mine)
-            _anchor.try_out(first, self.model, self.outer, self.ledger.memory)
+            self._compile(params, self.asked)
         own = self._nonce.hex()
-        settings, self.run = yield from _run.enter(self.model, mine, self.known, own)
+        self.settings, self.run = yield from _run.enter(self.model, self.asked, own)
         _residual.check_run(self._former, self.run)
-        first = _anchor.first(params, self.outer, settings)
-        found = yield from _anchors.enter(self._reader, first, settings.deadline, self.tell)
-        if found.settings != self.asked:
-            _anchor.try_out(found, self.model, self.outer, self.ledger.memory)
+        first = self._compile(params, self.settings)
+        found = yield from _anchors.enter(self._reader, first, self.settings.deadline, self.tell)
         self.take(found)
         yield from self.catch_up()
-        grace = self.anchor.settings.deadline  # those in force, by which others answer
-        self.who = yield from _claim.claim(self.name, grace, self._nonce)
+        self.who = yield from _claim.claim(self.name, self.settings.deadline, self._nonce)
         yield from self.catch_up()
-        _run.check_settings(self.asked, self.anchor.settings)
         yield from self._recall()
         self.free = yield Clock()
+
+    def _compile(self, params: Tree, settings: Settings) -> Anchor:
+        """Compile the programs of a run, and return its first anchor if it begins here.
+
+        A codec that does not fit the parameters is an error here.
+        """
+        first = _anchor.first(params, self.outer, settings)
+        self.programs = Programs.of(self.model, settings.exchange)
+        state, rate = (first.params, first.outer), settings.rate
+        self.programs.try_out(self.ledger.memory, self.outer, rate, state, settings.islands)
+        return first
 
     def _recall(self) -> Steps[None]:
         """Takes up what an earlier start had not sent, once it is known what became of that."""
@@ -125,9 +132,9 @@ class Member(Follower):
             return
         yield from self.answer()
         yield from self.catch_up()
-        number, settings = self.anchor.round, self.anchor.settings
+        number = self.anchor.round
         fault = ""
-        if number - change.base > settings.stale:
+        if number - change.base > self.settings.stale:
             fault = f"stale: starts from round {change.base}"
         elif not change.is_finite:
             fault = "not finite"
@@ -135,19 +142,16 @@ class Member(Follower):
         if not fault:
             own = zlib.crc32(str(self.who).encode())
             blobs, pending = self.ledger.compress(self.programs, change, number, own)
-        mine = self.asked
         header = Contribution(
             self.who,
             round=number,
             base=change.base,
             anchor=self.anchor.digest,
-            settings=settings.digest,
             model=self._model,
             weight=change.weight,
             loss=change.loss,
             held=norm(pending.memory),
             traffic=dict(self.traffic),
-            wish=mine.as_dict() if mine and mine.version > settings.version else None,
             fault=fault,
             blobs=[],
         )
@@ -160,7 +164,7 @@ class Member(Follower):
 
     def finish(self) -> Steps[None]:
         """Waits until the round of the last contribution is closed, or closes it."""
-        pause = self.anchor.settings.deadline / 50
+        pause = self.settings.deadline / 50
         while self.anchor.round <= self.awaited or self.ledger.pending:
             if self.ledger.pending and not self._is_written:
                 yield from self._write()
@@ -169,7 +173,7 @@ class Member(Follower):
             if self.anchor.round <= self.awaited or self.ledger.pending:
                 over = self.gathering.end - (yield Clock())
                 yield Wait(max(0.01, min(pause, over) if over > 0 else pause))
-                pause = min(1.5 * pause, self.anchor.settings.deadline / 10)
+                pause = min(1.5 * pause, self.settings.deadline / 10)
         self.trouble = self.ledger.trouble or self.damage
         self.free = yield Clock()
 
@@ -215,11 +219,10 @@ class Member(Follower):
             self.who,
             now - self.gathering.handed,
             (yield from self.gathering.late()),
-            self.known,
             alone=self._alone == number,
         )
         if manifest is None:
-            if now > self.gathering.end + OVERDUE * self.anchor.settings.deadline:
+            if now > self.gathering.end + OVERDUE * self.settings.deadline:
                 self.tell(SPLIT.format(number))
                 yield from self.compute_again()
                 self._alone = number

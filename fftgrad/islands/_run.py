@@ -1,8 +1,7 @@
-"""The first object of a store: which run it is, what is trained, and by which settings it began."""
+"""The first object of a store: which run it is, what is trained, and by which settings."""
 
 from typing import Any
 
-from fftgrad.exchanges import AllGather
 from fftgrad.islands import _frame, _keys
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._model import Model
@@ -11,14 +10,13 @@ from fftgrad.islands._requests import Create, Read, Steps, settle
 from fftgrad.islands._settings import Settings, read_settings
 
 
-def enter(
-    model: Model, mine: Settings, known: tuple[AllGather, ...], own: str
-) -> Steps[tuple[Settings, bytes]]:
-    """The settings of the first round of a run of this model, and the run's bytes.
+def enter(model: Model, mine: Settings | None, own: str) -> Steps[tuple[Settings, bytes]]:
+    """The settings of a run of this model, and the run's bytes.
 
     One that begins here is called `own`. A store that was emptied and begun anew has another.
     """
-    about = {"id": own, "model": model.described, "settings": mine.as_dict()}
+    asked = mine or Settings()
+    about = {"id": own, "model": model.described, "settings": asked.as_dict()}
     try:
         data = yield from settle(_keys.RUN, _frame.pack_json(about), _frame.MOST_TEXT)
         if (yield Create(_keys.RUN, data)):  # with its own bytes, so that nothing is lost by asking
@@ -39,7 +37,14 @@ def enter(
             "Island(store): must be the run of this model, got that of another, which has no "
             f"{differs[0] if differs else 'so few leaves'}; take another folder."
         )
-    return read_settings(run.get("settings"), known), data
+    settings = read_settings(run.get("settings"), asked.exchange)
+    if mine and mine != settings:
+        differ = [k for k, v in mine.as_dict().items() if settings.as_dict()[k] != v]
+        raise ValueError(
+            f"Island(settings): must be those of the run, {settings}, got another {differ[0]}; "
+            "leave them out, or begin a run in another folder."
+        )
+    return settings, data
 
 
 def read(data: bytes, owner: str) -> dict[str, Any]:
@@ -72,13 +77,3 @@ def stay(data: bytes) -> Steps[str]:
         f"store: must have the {_keys.RUN} of this run, got {got}; see whether its disk is "
         "mounted, and whether somebody removed it."
     )
-
-
-def check_settings(mine: Settings | None, theirs: Settings) -> None:
-    """Refuses settings that differ from those in force, and say that they are the same."""
-    if mine and mine.version == theirs.version and mine != theirs:
-        differ = [k for k, v in mine.as_dict().items() if theirs.as_dict()[k] != v]
-        raise ValueError(
-            f"Island(settings): must be those of the run, {theirs}, got another {differ[0]}; "
-            f"propose others by version={theirs.version + 1}, or leave them out."
-        )

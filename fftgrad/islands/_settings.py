@@ -3,8 +3,6 @@
 import ast
 import contextlib
 import dataclasses
-import hashlib
-import json
 from typing import Any
 
 from fftgrad import codecs, exchanges
@@ -21,10 +19,9 @@ MOST_TRIM = 1_000
 
 @value
 class Settings:
-    """Value: what all islands of a run agree on; the store has it, and a manifest may change it.
+    """Value: what all islands of a run agree on. The first of them writes it into the store.
 
-    An island that brings other settings with a higher `version` proposes them: they are in force
-    for all from the round after the next manifest. Of several proposals the highest version wins.
+    A run keeps its settings. With others, begin a run in another folder, from `island.params`.
 
     Args:
       exchange: the codec of what travels, or a rule, and what takes the place of the mean, as
@@ -41,7 +38,6 @@ class Settings:
       stale: how many rounds old the parameters may be from which a contribution starts.
       limit: how many times the median of their norms, and of their weights, one may have.
       anchors: rounds between two anchors.
-      version: of the settings; of two, the higher is in force.
 
     Example:
       >>> fg.islands.Settings(every=30, islands=3)
@@ -57,7 +53,6 @@ class Settings:
     stale: int = 2
     limit: float = 10.0
     anchors: int = 10
-    version: int = 0
 
     def __post_init__(self) -> None:
         check_kind(
@@ -68,8 +63,7 @@ class Settings:
         )
         for name in ("every", "islands", "anchors"):
             check_count(f"Settings({name})", getattr(self, name), "use 10.")
-        for name in ("stale", "version"):
-            check_count(f"Settings({name})", getattr(self, name), "use 1.", least=0)
+        check_count("Settings(stale)", self.stale, "use 1.", least=0)
         for name in ("every", "islands", "anchors"):
             if getattr(self, name) > MOST_STEPS:
                 raise ValueError(
@@ -89,22 +83,17 @@ class Settings:
         names = (field.name for field in dataclasses.fields(self))
         return {name: getattr(self, name) for name in names} | {"exchange": repr(self.exchange)}
 
-    @property
-    def digest(self) -> str:
-        """By which two settings are told apart."""
-        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
-
-def read_settings(found: object, known: tuple[AllGather, ...] = ()) -> Settings:
-    """The settings that JSON has; `known` are exchanges that the reader's program has itself."""
+def read_settings(found: object, known: AllGather | None = None) -> Settings:
+    """The settings that JSON has; `known` is an exchange that the reader's program has itself."""
     names = {field.name for field in dataclasses.fields(Settings)}
     if not isinstance(found, dict) or set(found) != names:
         raise DamagedError(f"settings must have {sorted(names)}")
     told: dict[str, Any] = dict(found)
     text = told.pop("exchange")
-    exchange = next((one for one in known if repr(one) == text), None)
     try:
-        return Settings(exchange or _exchange_of(text), **told)
+        exchange = known if known and repr(known) == text else _exchange_of(text)
+        return Settings(exchange, **told)
     except Exception as error:  # whatever a part makes of arguments that others wrote
         raise DamagedError(f"settings that this program cannot have: {error}") from None
 

@@ -172,7 +172,7 @@ def _shown(number: int, found: Decision) -> list[Manifest]:
     manifest = found.manifest
     if found.damage:
         said = [Refusal("?", 0, found.damage)]
-        manifest = manifest or Manifest(number, Who("?", 0), "", [], [], [], None, None, 0.0)
+        manifest = manifest or Manifest(number, Who("?", 0), "", [], [], [], [], 0.0)
         manifest = manifest._replace(refused=said + manifest.refused)
     return [manifest] if manifest else []
 

@@ -50,7 +50,7 @@ def answered(steps, world):
 
 def anchor(number, expected=("a", "b", "c")):
     first = _anchor.first(PARAMS, fg.islands.nesterov, SETTINGS)
-    return _anchor.make(number, first.params, first.outer, SETTINGS, expected)
+    return _anchor.make(number, first.params, first.outer, expected)
 
 
 def contribution(who, before, base=None, scale=1.0):
@@ -61,13 +61,11 @@ def contribution(who, before, base=None, scale=1.0):
         round=before.round,
         base=before.round if base is None else base,
         anchor=before.digest,
-        settings=SETTINGS.digest,
         model=MODEL.digest,
         weight=1.0,
         loss=None,
         held=0.0,
         traffic={},
-        wish=None,
         fault="",
         blobs=[],
     )
@@ -75,7 +73,7 @@ def contribution(who, before, base=None, scale=1.0):
 
 
 def judged(before, found, left=()):
-    gathering = Gathering(before, 10**6, found=found, left=set(left))
+    gathering = Gathering(before, SETTINGS, 10**6, found=found, left=set(left))
     return _judge.judge(gathering, MODEL.digest, PROGRAMS, Who("a", 1), 0.0)
 
 
@@ -126,7 +124,7 @@ def store_of(rounds, anchors):
 
 def test_two_anchors_are_kept_and_all_that_goes_on_from_the_older_one():
     world = store_of(9, [0, 3, 6])
-    answered(_anchors.keep(anchor(9)), world)
+    answered(_anchors.keep(anchor(9), SETTINGS.anchors), world)
     kept = sorted(key for key in world.objects if key.startswith(_keys.ANCHORS))
     assert kept == [_keys.anchor(6), _keys.anchor(9)]
     rounds = {_keys.number_of(key) for key in world.objects if _keys.contributors([key])}
@@ -193,7 +191,7 @@ def stateful():
 def closed(counted):
     data = b""
     entries = [entry_of(Who("a", 1), data)] if counted else []
-    return Manifest(3, Who("b", 1), "", entries, [], [], None, None, 0.0)
+    return Manifest(3, Who("b", 1), "", entries, [], [], [], 0.0)
 
 
 def same(one, two):

@@ -66,9 +66,7 @@ class Otherwise(Steady):
         anchor = self.member.anchor
         if base == 1 and len(self.changes) < 2:
             other = anchor.params | {"w": anchor.params["w"] + 1}
-            self.member.anchor = _anchor.make(
-                1, other, anchor.outer, anchor.settings, anchor.expected
-            )
+            self.member.anchor = _anchor.make(1, other, anchor.outer, anchor.expected)
         return super().change(tree, base)
 
     def note(self):
