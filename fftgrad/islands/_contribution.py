@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from fftgrad.islands import _frame
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import NAME, Who
-from fftgrad.islands._perform import COUNTED
 from fftgrad.islands._settings import MOST_STEPS
 
 MAGIC = b"FFTC"
@@ -26,7 +25,6 @@ class Contribution(NamedTuple):
     weight: float  # in the mean, such as tokens
     loss: float | None  # mean loss of the inner steps, for people
     held: float  # norm of what the island's memory keeps after it
-    traffic: dict[str, int]  # requests and bytes since the island started
     fault: str  # why its sender hands in nothing; it says that it is there
     blobs: list[memoryview]
 
@@ -49,7 +47,6 @@ PLAIN = {
     "model": str,
     "weight": float,
     "held": float,
-    "traffic": dict,
     "fault": str,
 }
 """What a header has besides, and of which type."""
@@ -75,9 +72,6 @@ def read(data: bytes, parts: int) -> Contribution:
         raise DamagedError("of no island")
     if not LEAST_WEIGHT <= header["weight"] <= MOST_WEIGHT:
         raise DamagedError(f"of weight {header['weight']}")
-    counts = header["traffic"]
-    if not set(counts) <= set(COUNTED) or not all(type(n) is int for n in counts.values()):
-        raise DamagedError("with traffic that is no counts")
     if type(header["loss"]) not in (float, type(None)):
         raise DamagedError(f"with loss {header['loss']!r}")
     return Contribution(Who(name, incarnation), blobs=blobs, **header)

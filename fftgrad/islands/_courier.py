@@ -29,7 +29,6 @@ class Courier:
     def __init__(self, member: Member, store: Store) -> None:
         self.member = member
         self.performer = Performer(store, wait=self._wait)
-        member.traffic = self.performer.traffic
         self._told = ""  # trouble that the program was warned of
         self._unreached = ""  # of the last try, while the store does not answer
         self._error: BaseException | None = None

@@ -138,13 +138,11 @@ def _entries(seen: list[Seen], limit: float) -> list[Entry]:
         entry = Entry(
             *header.who,
             sha256=_contribution.digest(one.data),
-            size=len(one.data),
             weight=min(header.weight, most),
             base=header.base,
             loss=header.loss,
             norm=one.norm,
             held=header.held,
-            traffic=header.traffic,
         )
         found.append(entry)
     return found

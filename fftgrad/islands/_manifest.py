@@ -13,13 +13,11 @@ class Entry(NamedTuple):
     island: str
     incarnation: int
     sha256: str  # of its bytes
-    size: int  # in bytes
     weight: float  # in the mean
     base: int  # the round from whose parameters its change is counted
     loss: float | None
     norm: float  # of what it stands for, as the writer saw it
     held: float  # norm of what its memory keeps, as it said
-    traffic: dict[str, int]  # requests and bytes since it started, as it said
 
     @property
     def who(self) -> Who:

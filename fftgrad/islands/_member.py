@@ -9,7 +9,6 @@ crash between any two requests leaves the old round or the new one, because noth
 
 import secrets
 import zlib
-from collections.abc import Mapping
 
 from fftgrad.islands import (
     _anchor,
@@ -63,7 +62,6 @@ class Member(Follower):
         super().__init__(name, model, outer, Ledger(memory, model))
         self.asked = settings
         self._former = residual
-        self.traffic: Mapping[str, int] = {}  # that of whoever runs its steps
         self.free = 0.0  # since when nothing of it is under way: it takes inner steps
         self.awaited = -1  # the round of the last contribution
         self._is_written = False
@@ -151,7 +149,6 @@ class Member(Follower):
             weight=change.weight,
             loss=change.loss,
             held=norm(pending.memory),
-            traffic=dict(self.traffic),
             fault=fault,
             blobs=[],
         )

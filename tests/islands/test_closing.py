@@ -65,7 +65,6 @@ def contribution(who, before, base=None, scale=1.0):
         weight=1.0,
         loss=None,
         held=0.0,
-        traffic={},
         fault="",
         blobs=[],
     )
@@ -134,7 +133,7 @@ def test_two_anchors_are_kept_and_all_that_goes_on_from_the_older_one():
 
 def entry_of(who, data):
     digest = _contribution.digest(data)
-    return Entry(*who, digest, len(data), 1.0, 3, None, 1.0, 0.0, {})
+    return Entry(*who, digest, 1.0, 3, None, 1.0, 0.0)
 
 
 def fetched(entry, mine, world):

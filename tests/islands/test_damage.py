@@ -182,7 +182,7 @@ def test_a_damaged_run_is_told_to_who_starts_and_ends_nobody():
         def note(self):
             super().note()
             if len(self.changes) == 2:
-                world.objects[_keys.RUN] = flipped(self.member.run)
+                world.objects[_keys.RUN] = self.member.run.replace(b"0.7", b"0.8")
 
     everyone = run([Damages(world, name, 5, 10.0) for name in "abc"], ends)
     same_bits(everyone)

@@ -154,12 +154,12 @@ def test_others_decode_what_was_sent(codec):
 
 def contribution():
     programs = Programs(SHAPES, SETTINGS.exchange)
-    header = Contribution(Who("a", 1), 3, 2, "00", "22", 1.5, None, 0.25, {"reads": 3}, "", [])
+    header = Contribution(Who("a", 1), 3, 2, "00", "22", 1.5, None, 0.25, "", [])
     return _contribution.write(header, programs.to_bytes(payloads(programs, trees(1)[0])))
 
 
 def manifest():
-    entry = Entry("a", 1, "00", 100, 1.5, 2, None, 3.0, 0.25, {"reads": 3})
+    entry = Entry("a", 1, "00", 1.5, 2, None, 3.0, 0.25)
     refusal = Refusal("b", 2, "altered")
     return _manifest.write(Manifest(3, Who("a", 1), "00", [entry], [refusal], ["c"], ["a"], 1.0))
 

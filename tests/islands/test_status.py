@@ -47,7 +47,7 @@ def test_it_says_who_came_and_who_did_not(world):
     assert (found.open, found.anchor, found.came) == (8, 6, [])
     a, b, c = found.islands
     assert (a.counted, b.counted, c.counted) == (8, 8, 3)
-    assert (a.lag, b.lag, c.lag) == (0, 0, 5)
+    assert (a.last, b.last, c.last) == (7, 7, 2)
     assert (a.missed, b.missed, c.missed) == (0, 0, 1)
     assert [one.missed for one in found.rounds if one.missed] == [["c"]]
     assert all(one.loss == pytest.approx(0.5) for one in found.rounds)
@@ -83,19 +83,6 @@ def test_the_command_writes_json(folder, capsys):
     assert [one["round"] for one in found["rounds"]] == [6, 7]
 
 
-def test_it_watches_until_it_is_interrupted(folder, monkeypatch):
-    looks = []
-
-    def sleep(seconds):
-        looks.append(seconds)
-        if len(looks) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("fftgrad.advise.commands._islands.time.sleep", sleep)
-    assert main(["islands", "status", folder, "--watch", "--every", "7"]) == 130
-    assert looks == [7.0, 7.0, 7.0]
-
-
 def test_where_there_is_no_run_it_says_so(tmp_path, capsys):
     assert main(["islands", "status", str(tmp_path)]) == 2
     assert "must have a run" in capsys.readouterr().err
@@ -105,7 +92,7 @@ def test_where_there_is_no_run_it_says_so(tmp_path, capsys):
 
 def test_what_a_member_wrote_is_shown_as_text():
     """Neither markup nor what moves the cursor."""
-    one = fg.islands.RoundStatus(3, "a", ["a"], [], {"b": "[/nothing] \x1b[2J"}, None, 0, 1.0)
+    one = fg.islands.RoundStatus(3, ["a"], [], {"b": "[/nothing] \x1b[2J"}, None, 1.0)
     found = fg.islands.Status(4, ["c\n"], 0, [], [one], "")
     console = Console(width=120, file=io.StringIO())
     console.print(_islands.show(found))
