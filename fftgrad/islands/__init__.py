@@ -6,9 +6,8 @@ no server. Stores take an extra, `pip install -e ".[islands]"`. The core imports
 """
 
 from fftgrad.islands._island import Island
-from fftgrad.islands._ledger import Outcome
-from fftgrad.islands._programs import nesterov
-from fftgrad.islands._residual import Residual
+from fftgrad.islands._model import nesterov
+from fftgrad.islands._residual import Outcome, Residual
 from fftgrad.islands._settings import Settings
 from fftgrad.islands._status import IslandStatus, RoundStatus, Status, status
 from fftgrad.islands._store import open_store

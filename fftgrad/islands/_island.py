@@ -1,31 +1,33 @@
-"""An island: what a training program calls."""
+"""An island: the class that a training program calls, and the thread that works beside it."""
 
 import math
+import queue
+import threading
 import time
+import warnings
+from collections.abc import Callable
 from typing import Any, Self
 
 import jax
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_count, check_kind, check_within
-from fftgrad.islands import _together
-from fftgrad.islands._contribution import check_weight
-from fftgrad.islands._courier import Courier
-from fftgrad.islands._ledger import Change, Outcome
 from fftgrad.islands._member import Member
-from fftgrad.islands._model import Model, Tree, blended, check_finite
-from fftgrad.islands._programs import Outer
-from fftgrad.islands._residual import Residual
-from fftgrad.islands._settings import Settings
+from fftgrad.islands._model import Model, Outer, Tree, blended, check_finite
+from fftgrad.islands._objects import LEAST_WEIGHT, MOST_WEIGHT
+from fftgrad.islands._requests import Performer, Steps, StoreError
+from fftgrad.islands._residual import Change, Outcome, Residual
+from fftgrad.islands._settings import MOST_STEPS, Settings
 from fftgrad.islands._store import Store, open_store
 from fftgrad.memories._error_feedback import ErrorFeedback
 
-PATIENCE = 1.25  # deadlines for which a step waits: that of a round, and the time to close it
-
+PATIENCE = 1.25
+"""Deadlines for which a step waits: one of the round, and the time to close it."""
 OVERDUE = 3
-"""Deadlines after a meeting until a step waits for it: those of its round and the two after it."""
+"""Deadlines after a meeting until a step waits for it."""
 
 
 class Island:
@@ -119,7 +121,7 @@ class Island:
                 name, self._model, outer=outer, memory=memory, settings=settings, residual=residual
             )
 
-        _together.first_says(lambda: self._join(store, member(), host))
+        _first_says(lambda: self._join(store, member(), host))
         self._steps, self._weight = 0, 0.0
         self._losses: list[Any] = []
         self._sent: tuple[int, float] | None = None  # at which step, and when
@@ -159,7 +161,7 @@ class Island:
           RuntimeError: if the store has not what the island needs to go on. Not where it does not
             answer: the island trains on alone, and `trouble` says why.
         """
-        weight = check_weight(weight)
+        weight = _check_weight(weight)
         if self._is_closed:
             raise RuntimeError("Island.step: must come before close(), got one after it.")
         self._model.check(params)
@@ -174,7 +176,7 @@ class Island:
 
     def _is_done(self, seconds: float) -> bool:
         """Whether what is under way is over, on all processes alike."""
-        return _together.first_says(lambda: self._courier is None or self._courier.wait(seconds))
+        return _first_says(lambda: self._courier is None or self._courier.wait(seconds))
 
     def _patience(self) -> float:
         """Seconds for which a step may wait."""
@@ -218,7 +220,7 @@ class Island:
         if self._courier is not None:
             anchor, every = self._member.anchor, self.settings.every
             known = (anchor.params, np.int64(anchor.round), np.int64(every))
-        tree, base, every = _together.share(known)
+        tree, base, every = _share(known)
         self._start = self._model.as_held(tree)
         self._base, self._every = int(base), int(every)
 
@@ -292,3 +294,146 @@ class Island:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+NO, YES, FAILED = range(3)
+
+
+def _first_says(ask: Callable[[], bool]) -> bool:
+    """The answer of the island's first process, on all of its processes; if it fails, all do.
+
+    Only the first process talks to the store.
+    """
+    told, failure = NO, None
+    if jax.process_index() == 0:
+        try:
+            told = YES if ask() else NO
+        except Exception as error:
+            told, failure = FAILED, error
+    if jax.process_count() > 1:
+        told = int(multihost_utils.broadcast_one_to_all(np.int32(told)))
+    if told == FAILED:
+        raise failure or RuntimeError("Island: the first process of it failed.")
+    return told == YES
+
+
+def _share(tree: PyTree) -> PyTree:
+    """A tree of arrays of the first process, on all processes of the island."""
+    if jax.process_count() == 1:
+        return tree
+    return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
+
+
+def _check_weight(weight: Any) -> float:
+    """Refuse a weight whose sum over a round may be out of range."""
+    weight, most = float(weight), MOST_WEIGHT / MOST_STEPS
+    if not LEAST_WEIGHT <= weight <= most:
+        raise ValueError(
+            f"Island.step(weight): must be {LEAST_WEIGHT:g} to {most:g}, got {weight}; pass the "
+            "tokens of the step."
+        )
+    return weight
+
+
+PAUSE = 5.0
+"""Seconds between tries while the store does not answer, after the retries of one request."""
+
+
+class _Closed(Exception):  # noqa: N818 (no error: it ends a wait)
+    """The island was closed meanwhile."""
+
+
+class Courier:
+    """The thread that hands in the changes of an island, one at a time.
+
+    While a change is under way, the member belongs to the thread, and else to the program. No lock
+    is held while either computes.
+    """
+
+    def __init__(self, member: Member, store: Store) -> None:
+        self.member = member
+        self.performer = Performer(store, wait=self._wait)
+        self._told = ""  # trouble that the program was warned of
+        self._unreached = ""  # of the last try, while the store does not answer
+        self._error: BaseException | None = None
+        self._jobs: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
+        self._idle, self._closing = threading.Event(), threading.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._work, name="fftgrad-island", daemon=True)
+
+    @property
+    def trouble(self) -> str:
+        """Why the store was not reached in the last try, or why nothing of the island counts."""
+        return self._unreached or self.member.trouble
+
+    def start(self, steps: Steps[Any]) -> None:
+        """Run the first steps in the program, which gets their errors, and start the thread."""
+        self.performer.run(steps)
+        self._thread.start()
+
+    def send(self, change: Change) -> None:
+        """Hand in a change."""
+        self.member.sent = change
+        self._idle.clear()
+        self._jobs.put(change)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so many seconds at most; return whether nothing is under way."""
+        done = self._idle.wait(seconds)
+        if self._error is not None:
+            raise self._error
+        if (trouble := self.member.trouble) and trouble != self._told:
+            self._told = trouble
+            warnings.warn(f"Island: {trouble}.", UserWarning, stacklevel=6)
+        return done
+
+    def close(self) -> None:
+        """End the thread, even where it waits, and release the name."""
+        self._closing.set()
+        self._jobs.put(None)
+        self._thread.join()
+        try:
+            Performer(self.performer._store, retries=0).run(self.member.leave())
+        except StoreError:  # a later start of the name asks, and waits
+            return
+
+    def _work(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # for the program, which waits for it
+            self._fail(error)
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            try:
+                change = self._jobs.get(timeout=self.member.settings.deadline / 4)
+            except queue.Empty:
+                self._try(self.member.answer)
+                continue
+            if change is not None:
+                while not self._try(self.member.hand_in, change) and not self._closing.is_set():
+                    self._closing.wait(PAUSE)
+            self._idle.set()
+
+    def _try(self, steps: Any, *args: Any) -> bool:
+        """Run steps; return False if the store does not answer, so that they are tried again."""
+        try:
+            self.performer.run(steps(*args))
+            self._unreached = ""
+        except StoreError as error:
+            self._unreached = str(error)
+            return False
+        except _Closed:
+            return True
+        except BaseException as error:  # for the program, at its next step
+            self._fail(error)
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._closing.set()
+        self._idle.set()
+
+    def _wait(self, seconds: float) -> None:
+        if self._closing.wait(seconds):
+            raise _Closed

@@ -8,7 +8,7 @@ from typing import Any
 from fftgrad import codecs, exchanges
 from fftgrad._values import check_count, check_kind, check_within, value
 from fftgrad.exchanges import AllGather
-from fftgrad.islands._frame import DamagedError
+from fftgrad.islands._objects import DamagedError
 from fftgrad.optimizers._diloco import SPARSE
 
 MOST_STEPS = 1_000_000

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fftgrad._values import check_count
-from fftgrad.islands import _frame, _keys, _log, _run
-from fftgrad.islands._frame import DamagedError
+from fftgrad.islands import _join, _keys, _log, _objects
 from fftgrad.islands._keys import Who
 from fftgrad.islands._log import Decision
-from fftgrad.islands._manifest import Entry, Manifest, Refusal
-from fftgrad.islands._perform import Performer
-from fftgrad.islands._requests import List, Read, Steps
+from fftgrad.islands._objects import DamagedError, Entry, Manifest, Refusal
+from fftgrad.islands._requests import List, Performer, Read, Steps
 from fftgrad.islands._store import Store, open_store
 
 
@@ -139,12 +137,12 @@ def _look(rounds: int) -> Steps[Status]:
 def _trouble() -> Steps[str]:
     """Damage of the run's first object. It is an error if there is none."""
     try:
-        data = yield Read(_keys.RUN, _frame.MOST_TEXT)
+        data = yield Read(_keys.RUN, _objects.MOST_TEXT)
         if data is None:
             raise ValueError(
                 "status(store): must have a run, got a store without run.json; see its URL."
             )
-        _run.read(data, "status(store)")
+        _join.read_run(data, "status(store)")
     except DamagedError as error:
         return f"{_keys.RUN} is damaged ({error})"
     return ""

@@ -8,8 +8,7 @@ from simulation import PARAMS, SETTINGS, Actor, Mortal, World, run, same_bits
 
 import fftgrad as fg
 from fftgrad.islands import _keys
-from fftgrad.islands._perform import StoreError
-from fftgrad.islands._requests import Create
+from fftgrad.islands._requests import Create, StoreError
 
 
 def ends(_):

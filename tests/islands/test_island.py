@@ -18,7 +18,7 @@ from parallel import mesh_of
 import fftgrad as fg
 from fftgrad.islands import Settings, _keys
 from fftgrad.islands._model import Model
-from fftgrad.islands._perform import StoreError
+from fftgrad.islands._requests import StoreError
 
 pytest.importorskip("obstore")
 DENSE = fg.AllGather(fg.Identity())
@@ -186,8 +186,8 @@ class Cut:
 
 
 def test_while_the_store_is_away_it_trains_on_alone(monkeypatch):
-    monkeypatch.setattr("fftgrad.islands._courier.PAUSE", 0.05)
-    monkeypatch.setattr("fftgrad.islands._perform.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("fftgrad.islands._island.PAUSE", 0.05)
+    monkeypatch.setattr("fftgrad.islands._requests.FIRST_PAUSE", 0.01)
     store = Cut(memory())
     settings = Settings(DENSE, every=2, rate=1.0, deadline=0.3)
     with fg.islands.Island(store, "a", jnp.zeros(3), settings=settings, outer=descent) as island:
@@ -264,7 +264,7 @@ def test_who_is_taken_for_dead_and_lives_is_told(monkeypatch):
 
 
 def test_a_store_that_is_not_there_is_answered_before_the_first_step(monkeypatch):
-    monkeypatch.setattr("fftgrad.islands._perform.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("fftgrad.islands._requests.FIRST_PAUSE", 0.01)
     store = Cut(memory())
     store.away = True
     with pytest.raises(StoreError, match="no route to it"):
@@ -376,8 +376,8 @@ def test_a_contribution_that_is_open_at_the_end_is_counted_once(monkeypatch):
 
 
 def test_a_change_that_is_under_way_is_in_the_residual(monkeypatch):
-    monkeypatch.setattr("fftgrad.islands._courier.PAUSE", 0.05)
-    monkeypatch.setattr("fftgrad.islands._perform.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("fftgrad.islands._island.PAUSE", 0.05)
+    monkeypatch.setattr("fftgrad.islands._requests.FIRST_PAUSE", 0.01)
     store = Cut(memory())
     with greedy(store) as island:
         store.away = True
@@ -411,7 +411,7 @@ def test_a_residual_of_a_store_that_was_emptied_since_is_refused():
 
 def test_nobody_goes_on_in_a_store_that_was_emptied_and_begun_anew(monkeypatch):
     """By the same program, with the same settings and the same names."""
-    monkeypatch.setattr("fftgrad.islands._courier.PAUSE", 0.05)
+    monkeypatch.setattr("fftgrad.islands._island.PAUSE", 0.05)
     store = memory()
     with greedy(store) as island, greedy(memory()) as other:
         params = island.step(island.params + PUSH)
@@ -518,7 +518,7 @@ def test_settings_are_none_that_nobody_can_run(arguments):
 
 def test_a_folder_that_went_away_is_not_made_again(tmp_path, monkeypatch):
     """An island would begin another run there, alone, and go on in the old one when it is back."""
-    monkeypatch.setattr("fftgrad.islands._courier.PAUSE", 0.05)
+    monkeypatch.setattr("fftgrad.islands._island.PAUSE", 0.05)
     folder, away = tmp_path / "store", tmp_path / "away"
     with fg.islands.Island(
         str(folder), "a", jnp.zeros(3), settings=dataclasses.replace(QUICK, deadline=0.4)

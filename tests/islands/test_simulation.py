@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from simulation import PARAMS, SETTINGS, Actor, Faults, Mortal, Steady, World, run, same_bits, total
 
 import fftgrad as fg
-from fftgrad.islands import _anchor, _contribution, _keys
+from fftgrad.islands import _keys, _log
+from fftgrad.islands._objects import Contribution
 from fftgrad.islands._requests import Create
 
 
@@ -116,7 +117,7 @@ class Otherwise:
         anchor = self.member.anchor
         if base == 1:
             other = anchor.params | {"w": anchor.params["w"] + np.float32(1)}
-            self.member.anchor = _anchor.make(1, other, anchor.outer, anchor.expected)
+            self.member.anchor = _log.make(1, other, anchor.outer, anchor.expected)
         return super().change(tree, base)
 
 
@@ -171,9 +172,7 @@ class Bad(Actor):
 
 def with_header(**changes):
     def spoil(_, data):
-        contribution = _contribution.read(data, 1)
-        blobs = [bytes(blob) for blob in contribution.blobs]
-        return _contribution.write(contribution._replace(**changes), blobs)
+        return Contribution.from_bytes(data, 1)._replace(**changes).to_bytes()
 
     return spoil
 
@@ -186,7 +185,7 @@ def with_values(value):
             fg.NoMemory(), tree, (), states, member.anchor.round, 0
         )
         blobs = member.programs.to_bytes(payloads)
-        return _contribution.write(_contribution.read(data, 1), blobs)
+        return Contribution.from_bytes(data, 1)._replace(blobs=blobs).to_bytes()
 
     return spoil
 
@@ -302,7 +301,7 @@ def test_whoever_holds_other_bits_is_found_and_takes_the_next_anchor():
                 self.flipped = True
                 w = anchor.params["w"] + np.float32(1e-6)
                 tree = anchor.params | {"w": w}
-                self.member.anchor = _anchor.make(4, tree, anchor.outer, anchor.expected)
+                self.member.anchor = _log.make(4, tree, anchor.outer, anchor.expected)
             super().turn()
 
         def note(self):

@@ -12,10 +12,9 @@ import pytest
 from servers import REAL, serving
 
 import fftgrad as fg
-from fftgrad.islands import _folder, _perform
-from fftgrad.islands._frame import TooLargeError
-from fftgrad.islands._perform import Performer, StoreError
-from fftgrad.islands._requests import Create, Delete, List, Read, settle
+from fftgrad.islands import _requests, _store
+from fftgrad.islands._objects import TooLargeError
+from fftgrad.islands._requests import Create, Delete, List, Performer, Read, StoreError, settle
 
 
 @contextlib.contextmanager
@@ -238,7 +237,7 @@ def test_a_store_that_stays_away_is_an_error():
     performer = Performer(Flaky(100), wait=bool)
     with pytest.raises(StoreError, match=r"must read 'a', got OSError: away; see whether"):
         performer.run(iter_of(Read("a", 3)))
-    assert performer.traffic["reads"] == _perform.RETRIES + 1
+    assert performer.traffic["reads"] == _requests.RETRIES + 1
 
 
 def test_a_store_of_ones_own_need_not_ask_for_sizes():
@@ -291,7 +290,7 @@ def test_an_object_of_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path, m
             told.append(path.name if path else "link")
             return real(*args)
 
-        monkeypatch.setattr(_folder.os, name, watched)
+        monkeypatch.setattr(_store.os, name, watched)
     store = fg.islands.open_store(str(tmp_path / "run"))
     assert store.create("a/b", b"1")
     assert told[:2] == ["run", "run"]  # the folders made
@@ -306,7 +305,7 @@ def test_an_object_that_did_not_come_to_the_disk_has_no_name(tmp_path, monkeypat
 
     store = fg.islands.open_store(str(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(_folder.os, "fsync", broken)
+        patch.setattr(_store.os, "fsync", broken)
         with pytest.raises(OSError, match="the disk is gone"):
             store.create("a/b", b"1")
     assert store.list("") == []
