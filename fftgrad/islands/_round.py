@@ -59,11 +59,8 @@ class Gathering:
         if self.begun is None and (not expected or here.intersection(expected)):
             self.begun = now
         if expected is None:
-            enough = len(here) >= math.ceil(self.settings.quorum * self.settings.islands)
-        else:
-            awaited = set(expected) - self.left
-            enough = len(here & awaited) >= math.ceil(self.settings.quorum * len(awaited))
-        return now >= self.end or enough
+            return now >= self.end or len(here) >= self.settings.islands
+        return now >= self.end or here >= set(expected) - self.left
 
     def read(self, who: Who) -> Steps[None]:
         """Read a contribution, once; keep the error of one that cannot be read."""

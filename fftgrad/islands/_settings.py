@@ -31,7 +31,6 @@ class Settings:
       every: H, the inner steps between two contributions of an island.
       rate: of the outer optimizer, to whose function it is given.
       islands: how many the first round waits for.
-      quorum: share of the islands expected that closes a round at once.
       deadline: seconds after which a round is closed with those that came, from when an island that
         has handed in sees that one of those expected has, and after which a name that nobody
         answers for is free. Inner steps may take longer.
@@ -48,7 +47,6 @@ class Settings:
     every: int = 50
     rate: float = 0.7
     islands: int = 1
-    quorum: float = 1.0
     deadline: float = 60.0
     stale: int = 2
     limit: float = 10.0
@@ -73,7 +71,6 @@ class Settings:
         if isinstance(average := self.exchange.average, exchanges.TrimmedMean):
             check_within("Settings(exchange).trim", average.trim, f"[0, {MOST_TRIM}]", "use 1.")
         check_within("Settings(rate)", self.rate, "(0, inf)", "use 0.7.")
-        check_within("Settings(quorum)", self.quorum, "(0, 1]", "use 1.0, to wait for all.")
         deadlines = f"(0, {LONGEST_DEADLINE:g}]"
         check_within("Settings(deadline)", self.deadline, deadlines, "use 60.0.")
         check_within("Settings(limit)", self.limit, "[1, inf)", "use 10.0.")

@@ -282,7 +282,7 @@ def test_a_weight_is_positive(weight):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"every": 0}, {"rate": 0.0}, {"quorum": 1.5}, {"deadline": 0}, {"limit": 0.5}, {"stale": -1}],
+    [{"every": 0}, {"rate": 0.0}, {"deadline": 0}, {"limit": 0.5}, {"stale": -1}],
     ids=str,
 )
 def test_settings_have_ranges(arguments):
