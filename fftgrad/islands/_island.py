@@ -17,10 +17,10 @@ from fftgrad._contracts import PyTree
 from fftgrad._values import check_count, check_kind, check_within
 from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model, Outer, Tree, blended, check_finite
-from fftgrad.islands._objects import LEAST_WEIGHT, MOST_WEIGHT
+from fftgrad.islands._objects import LEAST_WEIGHT
 from fftgrad.islands._requests import Performer, Steps, StoreError
 from fftgrad.islands._residual import Change, Outcome, Residual
-from fftgrad.islands._settings import MOST_STEPS, Settings
+from fftgrad.islands._settings import Settings
 from fftgrad.islands._store import Store, open_store
 from fftgrad.memories._error_feedback import ErrorFeedback
 
@@ -28,6 +28,8 @@ PATIENCE = 1.25
 """Deadlines for which a step waits: one of the round, and the time to close it."""
 OVERDUE = 3
 """Deadlines after a meeting until a step waits for it."""
+MOST_OF_A_STEP = 1e12
+"""Greatest weight of a step."""
 
 
 class Island:
@@ -325,12 +327,12 @@ def _share(tree: PyTree) -> PyTree:
 
 
 def _check_weight(weight: Any) -> float:
-    """Refuse a weight whose sum over a round may be out of range."""
-    weight, most = float(weight), MOST_WEIGHT / MOST_STEPS
-    if not LEAST_WEIGHT <= weight <= most:
+    """Refuse the weight of a step if the sum over a round could be out of range."""
+    weight = float(weight)
+    if not LEAST_WEIGHT <= weight <= MOST_OF_A_STEP:
         raise ValueError(
-            f"Island.step(weight): must be {LEAST_WEIGHT:g} to {most:g}, got {weight}; pass the "
-            "tokens of the step."
+            f"Island.step(weight): must be {LEAST_WEIGHT:g} to {MOST_OF_A_STEP:g}, got {weight}; "
+            "pass the tokens of the step."
         )
     return weight
 
