@@ -1,8 +1,8 @@
 """Islands: programs that train together over nothing but a store of objects.
 
-Nobody waits for who dies, and nothing but the store is in common: no `jax.distributed` over all,
-no server. Stores take an extra, `pip install -e ".[islands]"`. The core imports nothing of it;
-`fg.islands` loads it. May import the core.
+A crashed island never blocks the others, and nothing but the store is in common: no server, no
+`jax.distributed` over all. Stores take an extra, `pip install -e ".[islands]"`. The core imports
+nothing of it; `fg.islands` loads it. May import the core.
 """
 
 from fftgrad.islands._island import Island

@@ -28,12 +28,12 @@ from fftgrad.tools import _bytes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Tree: TypeAlias = dict[str, Array]
-"""Leaves by path, float32: the same for islands that keep them in other containers."""
+"""Float32 leaves by path, the same on islands that keep them in other containers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What a program trains: the paths, shapes and dtypes of its parameters, in their order."""
+    """The paths, shapes and dtypes of the parameters of a program."""
 
     structure: Any
     paths: tuple[str, ...]
@@ -42,7 +42,7 @@ class Model:
 
     @classmethod
     def of(cls, params: PyTree) -> "Model":
-        """That of these parameters."""
+        """The model of these parameters."""
         _layout.check_tree("Island", "params", params)
         found = by_path(params)
         if not found:
@@ -53,26 +53,26 @@ class Model:
 
     @property
     def described(self) -> list[list[Any]]:
-        """Path, shape and dtype of each leaf, as JSON has them, in the order of the paths."""
+        """Path, shape and dtype of each leaf, for JSON, in the order of the paths."""
         rows = zip(self.paths, self.shapes, self.dtypes, strict=True)
         return sorted([path, list(shape), dtype] for path, shape, dtype in rows)
 
     @property
     def digest(self) -> str:
-        """By which two models are told apart."""
+        """Digest of paths, shapes and dtypes."""
         text = json.dumps(self.described, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def likes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The shapes of `Tree`s of it."""
+        """The shapes of its `Tree`s."""
         return {
             path: jax.ShapeDtypeStruct(shape, jnp.float32)
             for path, shape in sorted(zip(self.paths, self.shapes, strict=True))
         }
 
     def check(self, params: PyTree) -> None:
-        """Refuses other parameters than those of the model."""
+        """Refuse parameters of other paths, shapes or dtypes."""
         leaves, structure = jax.tree.flatten(params)
         if structure != self.structure:
             found = list(by_path(params))
@@ -96,12 +96,12 @@ class Model:
         return dict(sorted(zip(self.paths, leaves, strict=True)))
 
     def as_held(self, tree: Tree) -> Tree:
-        """The same as a program in these dtypes holds it."""
+        """Round the leaves to the dtypes of the program."""
         dtypes = dict(zip(self.paths, self.dtypes, strict=True))
         return {path: leaf.astype(dtypes[path]).astype(np.float32) for path, leaf in tree.items()}
 
     def to_params(self, tree: Tree, like: PyTree) -> PyTree:
-        """The parameters of the program, on the devices on which those it has are."""
+        """The parameters of the program, on the devices of `like`."""
         leaves = [
             _to_devices(tree[path], leaf)
             for path, leaf in zip(self.paths, jax.tree.leaves(like), strict=True)
@@ -125,7 +125,7 @@ def _to_devices(value: np.ndarray[Any, Any], like: Any) -> Any:
 
 
 def check_finite(tree: Tree) -> None:
-    """Refuses parameters that no run can begin with."""
+    """Refuse parameters that are not finite."""
     if bad := [path for path, leaf in tree.items() if not np.isfinite(leaf).all()]:
         raise ValueError(
             f"Island(params): must be finite, got {bad}, which are not; see where they are from."
@@ -133,7 +133,7 @@ def check_finite(tree: Tree) -> None:
 
 
 def blended(own: Tree, common: Tree, share: float) -> Tree:
-    """A share of an island's own leaves, where they are finite, and the rest of the common ones."""
+    """Blend an island's own leaves into the common ones; own leaves that are not finite count 0."""
     kept = np.float32(share)
     return {
         path: kept * own[path] + (1 - kept) * leaf if np.isfinite(own[path]).all() else leaf
@@ -159,7 +159,7 @@ def nesterov(rate: float) -> optax.GradientTransformation:
 
 
 def on_host() -> AbstractContextManager[Any]:
-    """Where all of this runs, and its arrays are: the first CPU device of the process."""
+    """The first CPU device of the process as the default, on which all of this runs."""
     try:
         return jax.default_device(jax.local_devices(backend="cpu")[0])
     except RuntimeError as error:
@@ -172,11 +172,11 @@ def on_host() -> AbstractContextManager[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """The programs for parameters of these shapes, by an exchange.
+    """The programs of a run: they compress, decode and average changes.
 
     Attributes:
       shapes: path and shape of each leaf, in the order of the paths.
-      exchange: its codec and average.
+      exchange: with the codec and the average.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -184,7 +184,7 @@ class Programs:
 
     @classmethod
     def of(cls, model: Model, exchange: AllGather) -> "Programs":
-        """Those of a model."""
+        """The programs for a model."""
         return cls(tuple((path, like.shape) for path, like in model.likes.items()), exchange)
 
     @functools.cached_property
@@ -228,14 +228,14 @@ class Programs:
     def compress(
         self, memory: Memory, change: Tree, kept: Any, states: Any, number: int, own: int
     ) -> tuple[list[Payloads], Tree, Any, Any]:
-        """What to send of a change: payloads, what they stand for, and both states after it."""
+        """Compress a change; return payloads, their decoded values, and both states after it."""
         with on_host():
             return jax.device_get(
                 _compress(self, memory, change, kept, states, np.int32(number), np.uint32(own))
             )
 
     def decode(self, payloads: list[Payloads], number: int) -> list[Array]:
-        """What the payloads of one contribution stand for, as vectors."""
+        """Decode the payloads of one contribution, as vectors."""
         with on_host():
             return jax.device_get(_decode(self, payloads, np.int32(number)))
 
@@ -248,10 +248,10 @@ class Programs:
         shares: Sequence[float],
         number: int,
     ) -> tuple[Tree, PyTree]:
-        """Anchor and outer state after a round: a pure function of those before, and of the sent.
+        """Parameters and outer state after a round: a pure function of the arguments.
 
-        Contributions are added in the order in which they are given. They are filled up to a power
-        of two with copies that count nothing, so that few programs are compiled.
+        Contributions are added in their order. Copies with weight 0 fill them up to a power of two,
+        so that few programs are compiled.
         """
         least = len(sent)
         if isinstance(self.exchange.average, TrimmedMean):
@@ -269,9 +269,9 @@ class Programs:
     def try_out(
         self, memory: Memory, outer: Outer, rate: float, state: tuple[Tree, PyTree], islands: int
     ) -> None:
-        """Compiles all of it, before the first step: a codec that does not fit is an error there.
+        """Compile all programs before the first step, because a round has a deadline.
 
-        And it would be in the way of the first round, which has a deadline.
+        A codec that does not fit the parameters is an error here.
         """
         with on_host():
             kept = memory.init(self._like)
@@ -283,14 +283,14 @@ class Programs:
             self.advance(outer, rate, state, [payloads] * size, [1.0 / size] * size, 0)
 
     def to_bytes(self, payloads: list[Payloads]) -> list[bytes]:
-        """The payloads as `fg.tools.to_bytes` writes them, one after the other."""
+        """The bytes of each payload, by `fg.tools.to_bytes`."""
         flat = [payload for bucket in payloads for payload in bucket]
         with on_host():
             pairs = zip(flat, self._of_parts, strict=True)
             return [_bytes.to_bytes(payload, codec, like) for payload, (codec, like) in pairs]
 
     def from_bytes(self, blobs: Sequence[bytes | memoryview]) -> list[Payloads]:
-        """The payloads again; bytes that are not of these codecs and shapes are refused."""
+        """The payloads of bytes; a `DamagedError` if they are of other codecs or shapes."""
         if len(blobs) != len(self._of_parts):
             raise DamagedError(f"of {len(blobs)} parts in place of {len(self._of_parts)}")
         with on_host():
@@ -305,7 +305,7 @@ class Programs:
 
 
 def _step(number: Any, own: Any = 0) -> Step:
-    """The step of a round: randomness that all share, and that of an island."""
+    """The step of a round, with the randomness that all share, and that of an island."""
     return Step.of(jax.random.fold_in(jax.random.key(0), number), number).fold_local(own)
 
 
@@ -357,7 +357,7 @@ def _advance(
 def _mean(
     exchange: AllGather, codec: Parts, payloads: Any, likes: Likes, shares: jax.Array, step: Step
 ) -> Any:
-    """Σ share · what a payload stands for, or what the exchange puts in its place."""
+    """The mean of the decoded payloads by their shares, or the average of the exchange."""
     if exchange.average is None:
         zero = jnp.zeros((), jnp.float32)
         return codec.mean(payloads, likes, zero, step, shares)

@@ -1,4 +1,4 @@
-"""What all islands of a run have to agree on, as a value and as text."""
+"""The settings of a run, as a value and as text."""
 
 import ast
 import contextlib
@@ -22,18 +22,18 @@ class Settings:
     A run keeps its settings. With others, begin a run in another folder, from `island.params`.
 
     Args:
-      exchange: the codec of what travels, or a rule, and what takes the place of the mean, as
-        `fg.AllGather(codec, fg.exchanges.MedianNormClip())`. It is written to the store as text,
-        and read without running any code: codecs of `fg.codecs` are known everywhere, those of
-        one's own only to islands whose settings have the same.
+      exchange: the codec, or a rule, and the average, as in
+        `fg.AllGather(codec, fg.exchanges.MedianNormClip())`. The store has it as text, which is
+        read without running code. An island knows the codecs of `fg.codecs`; pass it settings with
+        your own.
       every: H, the inner steps between two contributions of an island.
-      rate: of the outer optimizer, to whose function it is given.
-      islands: how many the first round waits for.
-      deadline: seconds after which a round is closed with those that came, from when an island that
-        has handed in sees that one of those expected has, and after which a name that nobody
-        answers for is free. Inner steps may take longer.
-      stale: how many rounds old the parameters may be from which a contribution starts.
-      limit: how many times the median of their norms, and of their weights, one may have.
+      rate: of the outer optimizer.
+      islands: number of islands for which the first round waits.
+      deadline: seconds for which an island that has handed in waits for the others, from when it
+        sees that an expected island has come. A name that nobody answers for is free after as long.
+        Inner steps may take longer.
+      stale: greatest age, in rounds, of the parameters from which a contribution starts.
+      limit: greatest norm, and greatest weight, of a contribution, in medians of those that came.
       anchors: rounds between two anchors.
 
     Example:
@@ -65,13 +65,13 @@ class Settings:
         check_within("Settings(limit)", self.limit, "[1, inf)", "use 10.0.")
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as JSON has them, the exchange as text."""
+        """The settings for JSON, with the exchange as text."""
         names = (field.name for field in dataclasses.fields(self))
         return {name: getattr(self, name) for name in names} | {"exchange": repr(self.exchange)}
 
 
 def read_settings(found: object, known: AllGather | None = None) -> Settings:
-    """The settings that JSON has; `known` is an exchange that the reader's program has itself."""
+    """The settings of JSON. `known` is an exchange that the program of the reader has."""
     names = {field.name for field in dataclasses.fields(Settings)}
     if not isinstance(found, dict) or set(found) != names:
         raise DamagedError(f"settings must have {sorted(names)}")
@@ -80,7 +80,7 @@ def read_settings(found: object, known: AllGather | None = None) -> Settings:
     try:
         exchange = known if known and repr(known) == text else _exchange_of(text)
         return Settings(exchange, **told)
-    except Exception as error:  # whatever a part makes of arguments that others wrote
+    except Exception as error:  # a part may raise any for arguments of others
         raise DamagedError(f"settings that this program cannot have: {error}") from None
 
 
@@ -90,7 +90,7 @@ KNOWN = {name: getattr(codecs, name) for name in codecs.__all__} | {
 
 
 def _exchange_of(text: object) -> AllGather:
-    """The exchange that a `repr` is the call of: calls of known names on literals, and no more."""
+    """The exchange of a `repr`: calls of known names on literals, and nothing else."""
     told, found = str(text), None
     with contextlib.suppress(SyntaxError, RecursionError, MemoryError):
         if len(told) <= LONGEST_EXCHANGE:
