@@ -70,7 +70,7 @@ class Island:
     Shapes: the common parameters are float32, whatever the dtype of the island's.
 
     Wire: a contribution is `fg.wire_bytes(exchange, params)` + 8 bytes for each part, and a header
-      of some 300. In each round an island writes one, and reads those of the others.
+      of some 200. In each round an island writes one, and reads those of the others.
 
     Claims: all islands hold the same bits after a round. They decode the same contributions in the
       order of the manifest, by the same program on one CPU device. The bits depend on jaxlib and
