@@ -81,7 +81,6 @@ class FolderStore:
     """
 
     def __init__(self, url: str, make: bool = True) -> None:
-        self.url = url
         self._root = (
             _path(url) if scheme_of(url) else local_path("open_store(url)", url)
         ).absolute()
@@ -195,7 +194,6 @@ class ObjectStore:
         except ImportError as error:
             raise ImportError(f"fftgrad.islands: needs obstore, got none; {EXTRA}") from error
         self._obstore, self._exists = obstore, AlreadyExistsError
-        self.url = url
         try:
             if urlsplit(url).scheme == "memory":
                 self._store: Any = MemoryStore()
