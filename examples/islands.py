@@ -220,9 +220,11 @@ def main(argv: list[str] | None = None) -> None:
     for one in seen.islands:
         last = found[one.island][-1]
         share = 1 - one.counted / len(seen.rounds)
+        used = last["traffic"]
+        size = used.pop("written") + used.pop("read")
         print(
             f"{one.island:6} counted in {one.counted} rounds, missed {one.missed}, away for "
-            f"{share:.0%}; {one.requests} requests, {one.traffic / 1e6:.2f} MB; held-out loss "
+            f"{share:.0%}; {sum(used.values())} requests, {size / 1e6:.2f} MB; held-out loss "
             f"{last['held out']:.4f} after round {last['round']}, digest {last['digest']}"
         )
     ends = {(own[-1]["round"], own[-1]["digest"]) for own in found.values()}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from processes import ROOT
 
-REAL = ("seaweed", "ceph", "sshd")
+REAL = ("seaweed", "ceph")
 
 
 @contextlib.contextmanager

@@ -15,13 +15,18 @@ from typing import Any
 import numpy as np
 
 import fftgrad as fg
-from fftgrad.islands import _contribution, _keys, _manifest
-from fftgrad.islands._frame import MOST_TEXT, DamagedError, TooLargeError
-from fftgrad.islands._ledger import Change
+from fftgrad.islands import _keys
 from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model
-from fftgrad.islands._perform import StoreError
-from fftgrad.islands._requests import Clock, Create, Delete, List, Read, Wait
+from fftgrad.islands._objects import (
+    MOST_TEXT,
+    Contribution,
+    DamagedError,
+    Manifest,
+    TooLargeError,
+)
+from fftgrad.islands._requests import Clock, Create, Delete, List, Read, StoreError, Wait
+from fftgrad.islands._residual import Change
 
 PARAMS = {"b": np.zeros(3, np.float32), "w": np.zeros((4, 4), np.float32)}
 CODEC = fg.chain(fg.TopK(fraction=0.3), fg.LogLevels(bits=5))
@@ -80,14 +85,14 @@ class World:
         """An object, be it removed by now."""
         return self.objects[key] if key in self.objects else self.removed[key]
 
-    def manifests(self) -> list[_manifest.Manifest]:
+    def manifests(self) -> list[Manifest]:
         """Those that decide the rounds."""
-        found: list[_manifest.Manifest] = []
+        found: list[Manifest] = []
         while (one := self._decides(len(found))) is not None:
             found.append(one)
         return found
 
-    def _decides(self, number: int) -> _manifest.Manifest | None:
+    def _decides(self, number: int) -> Manifest | None:
         for copy in itertools.count():
             data = self.objects.get(_keys.manifest(number, copy))
             if data is None:
@@ -95,7 +100,7 @@ class World:
             if len(data) > MOST_TEXT:
                 continue
             with contextlib.suppress(DamagedError):
-                return _manifest.read(data, number)
+                return Manifest.from_bytes(data, number)
         raise AssertionError
 
 
@@ -237,7 +242,7 @@ class Actor:
 
     def decoded(self, data: bytes, number: int) -> Any:
         programs = self.member.programs
-        payloads = programs.from_bytes(_contribution.read(data, len(programs.sizes)).blobs)
+        payloads = programs.from_bytes(Contribution.from_bytes(data, len(programs.sizes)).blobs)
         (vector,) = programs.decode(payloads, number)
         b, w = vector[:3], vector[3:]
         return {"b": b, "w": w.reshape(4, 4)}

@@ -29,7 +29,7 @@ import numpy as np
 from processes import TOLD, tell
 
 import fftgrad as fg
-from fftgrad.islands._ledger import Ledger
+from fftgrad.islands._residual import Ledger
 
 CODEC = fg.chain(fg.TopK(fraction=0.3), fg.LogLevels(bits=5))
 PARAMS = {"b": np.zeros(3, np.float32), "w": np.zeros((4, 4), np.float32)}

@@ -72,8 +72,7 @@ EXTRAS = {
     "commands": {"matplotlib", "rich"},
     "_epsilon.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
-    "_object_store.py": {"obstore"},
-    "_sftp.py": {"paramiko"},
+    "_store.py": {"obstore"},
 }
 """What a room, or a file, may import besides."""
 METHOD_NAMES = set(fg.methods.__all__)

@@ -94,7 +94,7 @@ def test_importing_it_loads_the_core_alone():
     )
     loaded = set(said.stdout.decode().split())
     extras = {"dp_accounting", "flax", "matplotlib", "orbax", "rich", "safetensors"}
-    extras |= {"obstore", "paramiko"}
+    extras |= {"obstore"}
     assert not loaded & (extras | {f"fftgrad.{room}" for room in BESIDE})
 
 

@@ -1,16 +1,14 @@
 """Islands: programs that train together over nothing but a store of objects.
 
-Nobody waits for who dies, and nothing but the store is in common: no `jax.distributed` over all,
-no server. Stores take an extra, `pip install -e ".[islands]"`. The core imports nothing of it;
-`fg.islands` loads it. May import the core.
+A crashed island never blocks the others, and nothing but the store is in common: no server, no
+`jax.distributed` over all. Stores take an extra, `pip install -e ".[islands]"`. The core imports
+nothing of it; `fg.islands` loads it. May import the core.
 """
 
 from fftgrad.islands._island import Island
-from fftgrad.islands._ledger import Outcome
-from fftgrad.islands._programs import nesterov
-from fftgrad.islands._residual import Residual
+from fftgrad.islands._model import nesterov
+from fftgrad.islands._residual import Outcome, Residual
 from fftgrad.islands._settings import Settings
-from fftgrad.islands._sizing import Sizing, sizing
 from fftgrad.islands._status import IslandStatus, RoundStatus, Status, status
 from fftgrad.islands._store import open_store
 
@@ -21,10 +19,8 @@ __all__ = [
     "Residual",
     "RoundStatus",
     "Settings",
-    "Sizing",
     "Status",
     "nesterov",
     "open_store",
-    "sizing",
     "status",
 ]

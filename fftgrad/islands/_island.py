@@ -1,43 +1,47 @@
-"""An island: what a training program calls."""
+"""An island: the class that a training program calls, and the thread that works beside it."""
 
 import math
+import queue
+import threading
 import time
+import warnings
+from collections.abc import Callable
 from typing import Any, Self
 
 import jax
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_count, check_kind, check_within
-from fftgrad.islands import _together
-from fftgrad.islands._contribution import check_weight
-from fftgrad.islands._courier import Courier
-from fftgrad.islands._ledger import Change, Outcome
 from fftgrad.islands._member import Member
-from fftgrad.islands._model import Model, Tree, blended, check_finite
-from fftgrad.islands._programs import Outer
-from fftgrad.islands._residual import Residual
+from fftgrad.islands._model import Model, Outer, Tree, blended, check_finite
+from fftgrad.islands._objects import LEAST_WEIGHT
+from fftgrad.islands._requests import Performer, Steps, StoreError
+from fftgrad.islands._residual import Change, Outcome, Residual
 from fftgrad.islands._settings import Settings
 from fftgrad.islands._store import Store, open_store
 from fftgrad.memories._error_feedback import ErrorFeedback
 
-PATIENCE = 1.25  # deadlines for which a step waits: that of a round, and the time to close it
-
+PATIENCE = 1.25
+"""Deadlines for which a step waits: one of the round, and the time to close it."""
 OVERDUE = 3
-"""Deadlines after a meeting until a step waits for it: those of its round and the two after it."""
+"""Deadlines after a meeting until a step waits for it."""
+MOST_OF_A_STEP = 1e12
+"""Greatest weight of a step."""
 
 
 class Island:
-    """Function: joins a run whose islands share a store and nothing else, and trains on in it.
+    """Function: join a run whose islands share a store and nothing else, and train in it.
 
     An island is any JAX program: one process or many, on its own mesh. It trains on its own, and
-    every H steps hands in what it changed, compressed; with θ̄ what all have in common,
+    every H steps hands in its change, compressed. With the common parameters θ̄,
 
         θ̄ ← θ̄ + outer(Σ share · C(θ̄ - θ)),   θ ← blend · θ + (1 - blend) · θ̄.
 
-    That is `fg.optimizers.diloco` without a program in common. Who dies is missed once, at the
-    deadline of a round, and may come back under its name; all others go on.
+    This is `fg.optimizers.diloco` without a common program. An island that dies is missed once, at
+    the deadline of a round, and may come back under its name. The others go on.
 
         with fg.islands.Island("s3://bucket/run", "site-1", params, delay=5, blend=0.5) as island:
             params = island.params
@@ -45,42 +49,41 @@ class Island:
                 params, state, loss = train(params, state, batch)
                 params = island.step(params, weight=batch.size, loss=loss)
 
-    A thread writes, lists, reads and decodes beside the steps that follow. A step waits for it only
-    where `delay` is 0, at a meeting, and where the deadlines of three rounds have passed since the
-    last one; never longer than a deadline and a quarter, after which the island trains on alone.
+    A thread writes, lists, reads and decodes while the next steps run. A step waits for it in two
+    cases: at a meeting if `delay` is 0, and once the deadlines of three rounds have passed since
+    the last meeting. It waits for a deadline and a quarter at most, and then trains on alone.
 
     Args:
-      store: a URL, as for `open_store`, or what that returns.
-      name: of the island, by which others know it; of one island at a time.
-      params: float32, bfloat16 or float16 arrays. Those of who comes first begin the run; shapes,
-        dtypes and paths have to be the same for all.
-      settings: what all agree on; those of the store if left out. Others are proposed to all by a
-        higher `version`.
-      outer: from the rate of the settings to the optimizer of what all have in common, the same
-        function for all. Behind error feedback of a sparse codec `fg.islands.nesterov` diverged.
-      memory: of what a contribution does not send.
+      store: a URL, as for `open_store`, or the store that it returns.
+      name: of the island. One island has a name at a time.
+      params: float32, bfloat16 or float16 arrays. The first island begins the run with its own.
+        Shapes, dtypes and paths have to be the same on all.
+      settings: of the run; those in the store if left out.
+      outer: a function from the rate of the settings to the optimizer of the common parameters, the
+        same on all. With error feedback of a sparse codec, `fg.islands.nesterov` diverged.
+      memory: error feedback, which keeps the part of a change that is not sent.
       delay: τ, inner steps between a meeting and its effect, below H.
-      blend: α, the share of its own parameters that an island keeps then.
+      blend: α, the share of its own parameters that an island keeps at a meeting.
       residual: `island.residual` of an earlier start, so that nothing of it is lost. The manifests
-        say what became of its last contribution; one that is too old is left out, with a warning.
+        say whether its last contribution counted. If it is too old it is left out, with a warning.
 
-    Shapes: what all have in common is float32, whatever the parameters' dtype.
+    Shapes: the common parameters are float32, whatever the dtype of the island's.
 
     Wire: a contribution is `fg.wire_bytes(exchange, params)` + 12 bytes for each part, and a header
-      of some 400; each island writes one and reads those of the others in each round.
+      of some 200. In each round an island writes one, and reads those of the others.
 
-    Claims: all islands hold the same bits after a round: they decode the same contributions in the
-      order of the manifest, by the same program on one CPU device. The bits are those of jaxlib and
-      the instruction set; an island with others is found at its next contribution, because that
-      has a digest of what it holds, and takes the next anchor of the store. For a memory with decay
-      1, what the manifests counted of an island + its residual = what it handed in, to float32
-      rounding; what came too late is in the residual. What was refused, and the residual of an
-      island that died, are lost, and manifests have their norms. A crash at any instant leaves the
-      old round or the new one.
+    Claims: all islands hold the same bits after a round. They decode the same contributions in the
+      order of the manifest, by the same program on one CPU device. The bits depend on jaxlib and
+      the instruction set. An island with other bits is found at its next contribution, which has a
+      digest, and takes the next anchor of the store. For a memory with decay 1, the changes that
+      the manifests counted of an island + its residual = the changes that it handed in, to float32
+      rounding. Late contributions return to the residual. Refused contributions are lost, and so is
+      the residual of an island that died, whose norm the manifests have. A crash at any instant
+      leaves the old round or the new one.
 
     Raises:
-      ValueError: if the URL, the name or the settings are none, the store has a run of another
-        model, format or outer optimizer, or the name is that of an island that lives.
+      ValueError: if the store has a run of another model, format, outer optimizer or settings, or
+        if a living island has the name.
       ConnectionError: if the store cannot be read or written.
 
     Example:
@@ -120,7 +123,7 @@ class Island:
                 name, self._model, outer=outer, memory=memory, settings=settings, residual=residual
             )
 
-        _together.first_says(lambda: self._join(store, member(), host))
+        _first_says(lambda: self._join(store, member(), host))
         self._steps, self._weight = 0, 0.0
         self._losses: list[Any] = []
         self._sent: tuple[int, float] | None = None  # at which step, and when
@@ -131,10 +134,10 @@ class Island:
     def _join(self, store: str | Store, member: Member, host: Tree) -> bool:
         courier = Courier(member, open_store(store) if isinstance(store, str) else store)
         courier.start(member.start(host))
-        if self._delay >= member.anchor.settings.every:
+        if self._delay >= member.settings.every:
             courier.close()
             raise ValueError(
-                f"Island(delay): must be below every={member.anchor.settings.every} of the "
+                f"Island(delay): must be below every={member.settings.every} of the "
                 f"settings, got {self._delay}; use 1."
             )
         self._courier = courier
@@ -147,20 +150,20 @@ class Island:
         weight: jax.Array | float = 1.0,
         loss: jax.Array | float | None = None,
     ) -> PyTree:
-        """The parameters to go on with after an inner step, mostly those that are given.
+        """Return the parameters for the next inner step: `params`, except after a round.
 
         Args:
-          params: those after the step. They may be donated to the next one.
-          weight: of the step in the mean of all islands, such as its tokens; those of a round add
-            up.
-          loss: for those who look at the run; it is read at the meeting.
+          params: the parameters after this step. They may be donated to the next one.
+          weight: of the step in the mean of all islands, such as its tokens. The weights of a round
+            add up.
+          loss: of the step, for the status of the run. It is read at the meeting.
 
         Raises:
-          ValueError: if another start of the island has its name by now.
-          RuntimeError: if the store has not what the island needs to go on. Not where it does not
-            answer: the island trains on alone, and `trouble` says why.
+          ValueError: if another start of the island has taken its name.
+          RuntimeError: after `close`. If the store does not answer, nothing is raised: the island
+            trains on alone, and `trouble` says why.
         """
-        weight = check_weight(weight)
+        weight = _check_weight(weight)
         if self._is_closed:
             raise RuntimeError("Island.step: must come before close(), got one after it.")
         self._model.check(params)
@@ -174,11 +177,11 @@ class Island:
         return self._rejoin(params) if is_due and self._is_done(self._patience()) else params
 
     def _is_done(self, seconds: float) -> bool:
-        """Whether what is under way is over, on all processes alike."""
-        return _together.first_says(lambda: self._courier is None or self._courier.wait(seconds))
+        """Wait so many seconds at most; return whether nothing is under way, on all processes."""
+        return _first_says(lambda: self._courier is None or self._courier.wait(seconds))
 
     def _patience(self) -> float:
-        """Seconds for which a step may wait."""
+        """Seconds for which this step may wait."""
         if self._sent is None or self._courier is None:
             return 0.0
         at, when = self._sent
@@ -190,7 +193,7 @@ class Island:
         return 0.0
 
     def _longest(self) -> float:
-        """Seconds for which anything waits for the others."""
+        """The longest wait for the others, in seconds."""
         return PATIENCE * self.settings.deadline if self._courier else 0.0
 
     def _meet(self, params: PyTree) -> None:
@@ -214,12 +217,12 @@ class Island:
         return self._model.to_params(joined, params)
 
     def _take_anchor(self, like: Tree) -> None:
-        """What the next change is counted from: what all have in common now."""
+        """Count the next change from the common parameters of now."""
         known = (like, np.int64(0), np.int64(0))
         if self._courier is not None:
-            anchor = self._member.anchor
-            known = (anchor.params, np.int64(anchor.round), np.int64(anchor.settings.every))
-        tree, base, every = _together.share(known)
+            anchor, every = self._member.anchor, self.settings.every
+            known = (anchor.params, np.int64(anchor.round), np.int64(every))
+        tree, base, every = _share(known)
         self._start = self._model.as_held(tree)
         self._base, self._every = int(base), int(every)
 
@@ -230,46 +233,45 @@ class Island:
 
     @property
     def round(self) -> int:
-        """The round that is open for the island, from whose beginning its parameters are."""
+        """The round that is open for the island: its parameters are from before it."""
         return self._base
 
     @property
     def settings(self) -> Settings:
-        """The settings in force; in the first process, as all that follows."""
-        return self._member.anchor.settings
+        """The settings of the run. Only the first process has them, and all that follows."""
+        return self._member.settings
 
     @property
     def digest(self) -> str:
-        """By which what islands hold is compared: equal bits, equal digests."""
+        """Digest of the common parameters, equal on islands with equal bits."""
         return self._member.anchor.digest
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """What became of each contribution."""
+        """The outcome of each contribution."""
         return tuple(self._member.ledger.outcomes)
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Requests by kind, and bytes both ways, since the island started."""
+        """Requests by kind, and bytes in both directions, since the island started."""
         return dict(self._courier.performer.traffic) if self._courier else {}
 
     @property
     def trouble(self) -> str:
-        """Why the store was not reached, or why nothing of this island counts; else empty."""
+        """The reason why the store was not reached, or why nothing of this island counts."""
         return self._courier.trouble if self._courier else ""
 
     @property
     def residual(self) -> Residual:
-        """What the island has not sent yet: what a checkpoint of it has to have."""
+        """The changes that the island has not sent yet, for its checkpoint."""
         return self._member.ledger.saved(self._member.who, self._member.sent, self._member.run)
 
     def finish(self, params: PyTree | None = None) -> PyTree:
-        """What all have in common at the end; waits as `step` does.
+        """Return the common parameters at the end. It waits as `step` does.
 
         Args:
-          params: those after the last step, by which what was learned since the last meeting is
-            handed in. It is left out without them, and where the meeting before is not over in
-            time.
+          params: the parameters after the last step, to hand in the change since the last meeting.
+            Without them that change is left out, and so it is if that meeting is not over in time.
         """
         if params is not None and self._sent is not None and self._is_done(self._longest()):
             params = self._rejoin(params)
@@ -283,7 +285,7 @@ class Island:
         return self._model.to_params(self._start, self.params)
 
     def close(self) -> None:
-        """Leaves the run: the name is free at once, and no round waits for it twice."""
+        """Leave the run. The name is free at once, and no round waits for the island."""
         self._is_closed = True
         if self._courier is not None:
             self._courier.close()
@@ -293,3 +295,146 @@ class Island:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+NO, YES, FAILED = range(3)
+
+
+def _first_says(ask: Callable[[], bool]) -> bool:
+    """The answer of the island's first process, on all of its processes; if it fails, all do.
+
+    Only the first process talks to the store.
+    """
+    told, failure = NO, None
+    if jax.process_index() == 0:
+        try:
+            told = YES if ask() else NO
+        except Exception as error:
+            told, failure = FAILED, error
+    if jax.process_count() > 1:
+        told = int(multihost_utils.broadcast_one_to_all(np.int32(told)))
+    if told == FAILED:
+        raise failure or RuntimeError("Island: the first process of it failed.")
+    return told == YES
+
+
+def _share(tree: PyTree) -> PyTree:
+    """A tree of arrays of the first process, on all processes of the island."""
+    if jax.process_count() == 1:
+        return tree
+    return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
+
+
+def _check_weight(weight: Any) -> float:
+    """Refuse the weight of a step if the sum over a round could be out of range."""
+    weight = float(weight)
+    if not LEAST_WEIGHT <= weight <= MOST_OF_A_STEP:
+        raise ValueError(
+            f"Island.step(weight): must be {LEAST_WEIGHT:g} to {MOST_OF_A_STEP:g}, got {weight}; "
+            "pass the tokens of the step."
+        )
+    return weight
+
+
+PAUSE = 5.0
+"""Seconds between tries while the store does not answer, after the retries of one request."""
+
+
+class _Closed(Exception):  # noqa: N818 (no error: it ends a wait)
+    """The island was closed meanwhile."""
+
+
+class Courier:
+    """The thread that hands in the changes of an island, one at a time.
+
+    While a change is under way, the member belongs to the thread, and else to the program. No lock
+    is held while either computes.
+    """
+
+    def __init__(self, member: Member, store: Store) -> None:
+        self.member = member
+        self.performer = Performer(store, wait=self._wait)
+        self._told = ""  # trouble that the program was warned of
+        self._unreached = ""  # of the last try, while the store does not answer
+        self._error: BaseException | None = None
+        self._jobs: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
+        self._idle, self._closing = threading.Event(), threading.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._work, name="fftgrad-island", daemon=True)
+
+    @property
+    def trouble(self) -> str:
+        """The reason why the store was not reached, or why nothing of the island counts."""
+        return self._unreached or self.member.trouble
+
+    def start(self, steps: Steps[Any]) -> None:
+        """Run the first steps in the program, which gets their errors, and start the thread."""
+        self.performer.run(steps)
+        self._thread.start()
+
+    def send(self, change: Change) -> None:
+        """Hand in a change."""
+        self.member.sent = change
+        self._idle.clear()
+        self._jobs.put(change)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so many seconds at most; return whether nothing is under way."""
+        done = self._idle.wait(seconds)
+        if self._error is not None:
+            raise self._error
+        if (trouble := self.member.trouble) and trouble != self._told:
+            self._told = trouble
+            warnings.warn(f"Island: {trouble}.", UserWarning, stacklevel=6)
+        return done
+
+    def close(self) -> None:
+        """End the thread, even where it waits, and release the name."""
+        self._closing.set()
+        self._jobs.put(None)
+        self._thread.join()
+        try:
+            Performer(self.performer._store, retries=0).run(self.member.leave())
+        except StoreError:  # a later start of the name asks, and waits
+            return
+
+    def _work(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # for the program, which waits for it
+            self._fail(error)
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            try:
+                change = self._jobs.get(timeout=self.member.settings.deadline / 4)
+            except queue.Empty:
+                self._try(self.member.answer)
+                continue
+            if change is not None:
+                while not self._try(self.member.hand_in, change) and not self._closing.is_set():
+                    self._closing.wait(PAUSE)
+            self._idle.set()
+
+    def _try(self, steps: Any, *args: Any) -> bool:
+        """Run steps; return False if the store does not answer, so that they are tried again."""
+        try:
+            self.performer.run(steps(*args))
+            self._unreached = ""
+        except StoreError as error:
+            self._unreached = str(error)
+            return False
+        except _Closed:
+            return True
+        except BaseException as error:  # for the program, at its next step
+            self._fail(error)
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._closing.set()
+        self._idle.set()
+
+    def _wait(self, seconds: float) -> None:
+        if self._closing.wait(seconds):
+            raise _Closed

@@ -1,16 +1,16 @@
 """The layout of the store.
 
-    run.json                                what is trained, and the settings of the first round
-    islands/NAME/000001                     a claim of a name; the number is the incarnation
-    islands/NAME/000001.left                that it ended in an orderly way
-    islands/NAME/000002.taken               who has the name since then: the new one, or the old
+    run.json                                the model and the settings
+    islands/NAME/000001                     a claim of a name by a start, its incarnation
+    islands/NAME/000001.left                the start has left
+    islands/NAME/000002.taken               the answer to a claim: the new start has it, or not
     rounds/000000007/NAME.000001            a contribution to round 7
-    rounds/000000007/NAME.000001.left       that it left the run, and does not come to round 7
-    rounds/000000007/manifest.json          which of them count: the truth, never removed
-    rounds/000000007/manifest.1.json        the truth, if the one before is damaged
-    anchors/000000007                       what all hold before round 7
+    rounds/000000007/NAME.000001.left       the start has left, and will not come to round 7
+    rounds/000000007/manifest.json          the contributions that count; never removed
+    rounds/000000007/manifest.1.json        the same, if the one before is damaged
+    anchors/000000007                       the common parameters before round 7
 
-No object is ever changed. Each is made by create-if-absent.
+No object is ever changed. Each is created if there is none of its key.
 """
 
 import re
@@ -24,7 +24,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Who(NamedTuple):
-    """An island, and which time it was started under its name."""
+    """An island, and the number of its start under its name."""
 
     island: str
     incarnation: int
@@ -34,7 +34,7 @@ class Who(NamedTuple):
 
 
 def check_name(name: object) -> str:
-    """The name of an island, once it is known to be a part of a key."""
+    """Refuse a name that cannot be part of a key."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
             "Island(name): must be 1 to 64 letters, digits, _ and -, because keys of the store "
@@ -49,7 +49,7 @@ def round_folder(number: int) -> str:
 
 
 def manifest(number: int, copy: int = 0) -> str:
-    """The key of a round's manifest, or of the one that takes the place of a damaged one."""
+    """The key of a round's manifest, or of one in place of a damaged one."""
     return f"{round_folder(number)}manifest.{f'{copy}.' if copy else ''}json"
 
 
@@ -59,22 +59,22 @@ def is_manifest(key: str) -> bool:
 
 
 def contribution(number: int, who: Who) -> str:
-    """The key of what an island contributes to a round."""
+    """The key of a contribution to a round."""
     return f"{round_folder(number)}{who}"
 
 
 def contributors(keys: Iterable[str]) -> set[Who]:
-    """Whose contributions are among the keys of a round."""
+    """The islands with a contribution among the keys of a round."""
     return {who for key in keys if (who := _who(key, ""))}
 
 
 def left(number: int, who: Who) -> str:
-    """The key by which an island says that it does not come to a round, because it leaves."""
+    """The key by which an island that leaves says that it will not come to a round."""
     return f"{contribution(number, who)}.left"
 
 
 def leaver(key: str) -> Who | None:
-    """Who says so by a key; None if it is no such key."""
+    """The island that left by such a key; None for other keys."""
     return _who(key, r"\.left")
 
 
@@ -84,12 +84,12 @@ def _who(key: str, end: str) -> Who | None:
 
 
 def anchor(number: int) -> str:
-    """The key of what all hold before a round."""
+    """The key of the anchor of a round."""
     return f"{ANCHORS}{number:09}"
 
 
 def number_of(key: str) -> int | None:
-    """The round whose anchor, or in whose folder, a key is."""
+    """The round of an anchor's key, or of a key in a round's folder; None for others."""
     found = re.match(r"(?:rounds|anchors)/(\d{9})(?:/|$)", key)
     return int(found[1]) if found else None
 
@@ -100,5 +100,5 @@ def claims(name: str) -> str:
 
 
 def claim(who: Who, what: str = "") -> str:
-    """The key of a claim, or of what became of it: "left" or "taken"."""
+    """The key of a claim, or of its end "left" or answer "taken"."""
     return f"{claims(who.island)}{who.incarnation:06}{f'.{what}' if what else ''}"

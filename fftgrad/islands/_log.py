@@ -1,45 +1,256 @@
-"""Which manifest decides a round: the first that is whole.
+"""The log of a run: a manifest decides each round, and anchors hold what all have before one.
 
-A second one, manifest.1.json, is only written where the first is damaged and nobody is known to
-have obeyed it, and so on. So whoever reads the log finds the same, and no damage ends a run.
+The first manifest of a round that is whole decides it. A second one, manifest.1.json, is written
+only if the first is damaged and nobody is known to have obeyed it, and so on. So all readers of the
+log find the same manifest, and damage never ends a run.
 """
 
 import itertools
+import math
+import zlib
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fftgrad.islands import _frame, _keys, _manifest
-from fftgrad.islands._frame import DamagedError
-from fftgrad.islands._manifest import Manifest
-from fftgrad.islands._requests import List, Read, Steps
+import jax
+import numpy as np
+
+from fftgrad._contracts import Like, PyTree
+from fftgrad.exchanges._parts import Payloads
+from fftgrad.islands import _keys, _objects
+from fftgrad.islands._model import Array, Model, Outer, Programs, Tree, on_host
+from fftgrad.islands._objects import DamagedError, Manifest
+from fftgrad.islands._requests import Clock, Create, Delete, List, Read, Steps, Wait, settle
+from fftgrad.islands._settings import Settings
 
 
 class Decision(NamedTuple):
     """What the log says of a round."""
 
-    manifest: Manifest | None  # None: nothing, and the round is open
-    copy: int  # which of its manifests that is, or the next will be
-    damage: str  # what is wrong with the one before; empty: there is none
+    manifest: Manifest | None  # None: the round is open
+    copy: int  # the number of this manifest in the round, or of the next one
+    damage: str  # of the manifest before; empty if there is none
 
 
 def decision(number: int) -> Steps[Decision]:
-    """What decides a round."""
+    """Read the manifest that decides a round."""
     damage = ""
     for copy in itertools.count():
         key = _keys.manifest(number, copy)
         try:
-            data = yield Read(key, _frame.MOST_TEXT)
+            data = yield Read(key, _objects.MOST_TEXT)
             if data is None:
                 return Decision(None, copy, damage)
-            return Decision(_manifest.read(data, number), copy, damage)
+            return Decision(Manifest.from_bytes(data, number), copy, damage)
         except DamagedError as error:
             damage = f"{key} is damaged ({error})"
     raise AssertionError
 
 
 def is_passed(number: int) -> Steps[bool]:
-    """Whether somebody obeyed a manifest of a round, as far as what came later tells."""
+    """Whether later objects show that an island obeyed a manifest of a round."""
     for folder, after in ((_keys.ANCHORS, ""), (_keys.ROUNDS, _keys.round_folder(number + 1))):
         for key in (yield List(folder, after)):
             if (_keys.number_of(key) or 0) > number and not _keys.leaver(key):
                 return True
     return False
+
+
+ANCHOR = b"FFTA"
+
+
+class Anchor(NamedTuple):
+    """What all hold before a round: a function of the first anchor and the rounds since."""
+
+    round: int  # the open one
+    params: Tree
+    outer: PyTree  # the state of the outer optimizer
+    expected: tuple[str, ...] | None  # islands the round waits for; None: any, by the settings
+    digest: str  # of all these
+
+    def to_bytes(self) -> bytes:
+        """The anchor as an object."""
+        leaves: list[Array] = jax.tree.leaves((self.params, self.outer))
+        header = {
+            "round": self.round,
+            "expected": self.expected,
+            "digest": self.digest,
+            "leaves": [[str(leaf.dtype), list(leaf.shape)] for leaf in leaves],
+        }
+        blobs = [np.ascontiguousarray(leaf).tobytes() for leaf in leaves]
+        return _objects.pack(ANCHOR, header, blobs)
+
+
+def make(number: int, params: Tree, outer: PyTree, expected: Sequence[str] | None) -> Anchor:
+    """The anchor of a round, with its digest."""
+    names = None if expected is None else tuple(expected)
+    total = zlib.crc32(repr((number, names)).encode())
+    for leaf in jax.tree.leaves((params, outer)):
+        total = zlib.crc32(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data, total)
+    return Anchor(number, params, outer, names, f"{total:08x}")
+
+
+def first(params: Tree, outer: Outer, settings: Settings) -> Anchor:
+    """The anchor of a run that begins with these parameters."""
+    with on_host():
+        state = jax.device_get(outer(settings.rate).init(params))
+    return make(0, params, jax.tree.map(np.asarray, state), None)
+
+
+def after(
+    before: Anchor,
+    manifest: Manifest,
+    sent: Sequence[list[Payloads]],
+    programs: Programs,
+    outer: Outer,
+    rate: float,
+) -> Anchor:
+    """The anchor after a round: the outer step on the contributions of its manifest."""
+    state = before.params, before.outer
+    if sent:
+        state = programs.advance(outer, rate, state, sent, manifest.shares, manifest.round)
+    return make(before.round + 1, *state, manifest.expected)
+
+
+class Reader:
+    """Reads the anchors of a model and an outer optimizer.
+
+    Attributes:
+      most: most bytes of such an anchor.
+    """
+
+    def __init__(self, model: Model, outer: Outer) -> None:
+        state = jax.eval_shape(outer(1.0).init, model.likes)  # its shapes are those of any rate
+        likes, self._structure = jax.tree.flatten((model.likes, state))
+        self._likes: list[Like] = likes
+        sizes = [math.prod(like.shape) * like.dtype.itemsize for like in likes]
+        self.most = _objects.most_bytes(sizes)
+
+    def read(self, data: bytes) -> Anchor:
+        """The anchor of an object; a `DamagedError` if it is none, or one of other shapes."""
+        header, blobs = _objects.unpack(ANCHOR, data, len(self._likes))
+        try:
+            number, expected = int(header["round"]), header["expected"]
+            told, digest = header["leaves"], header["digest"]
+        except (KeyError, TypeError) as error:
+            raise DamagedError(f"anchor without {error}") from None
+        if told != [[str(like.dtype), list(like.shape)] for like in self._likes]:
+            raise DamagedError("anchor of other parameters, or of another outer optimizer")
+        try:
+            pairs = zip(blobs, self._likes, strict=True)
+            leaves = [np.frombuffer(blob, like.dtype).reshape(like.shape) for blob, like in pairs]
+        except ValueError:
+            raise DamagedError("anchor of other sizes than it says") from None
+        params, state = jax.tree.unflatten(self._structure, leaves)
+        found = make(number, params, state, expected)
+        if found.digest != digest:
+            raise DamagedError("anchor with another digest than it says")
+        return found
+
+
+ANCHORS_KEPT = 2
+"""The newest anchor, and one to go back to if that is damaged."""
+PATIENCE = 100
+"""Deadlines without a new object after which an island says that it waits."""
+
+
+def numbers() -> Steps[list[int]]:
+    """The rounds of all anchors, in ascending order."""
+    found = [_keys.number_of(key) for key in (yield List(_keys.ANCHORS))]
+    return sorted({number for number in found if number is not None})
+
+
+def newest(reader: Reader, after: int = -1) -> Steps[tuple[Anchor | None, DamagedError | None]]:
+    """The newest whole anchor after a round, and the damage of the last one passed over."""
+    problem: DamagedError | None = None
+    for number in reversed((yield from numbers())):
+        if number <= after:
+            break
+        try:
+            if (data := (yield Read(_keys.anchor(number), reader.most))) is not None:
+                return reader.read(data), problem
+        except DamagedError as error:
+            problem = error
+    return None, problem
+
+
+def later(
+    reader: Reader,
+    after: int,
+    deadline: float,
+    meanwhile: Callable[[], Steps[None]],
+    tell: Callable[[str], None],
+    gives_up: bool = False,
+) -> Steps[Anchor | None]:
+    """Wait for an anchor after a round, for an island that cannot compute it.
+
+    It waits however long rounds take, and tells if no object comes to the store. If it `gives_up`
+    it returns None then.
+    """
+    seen: set[str] = set()
+    end = (yield Clock()) + PATIENCE * deadline
+    while (found := (yield from newest(reader, after))[0]) is None:
+        now = set((yield List(_keys.ROUNDS, _keys.round_folder(max(0, after))))) - seen
+        if now:
+            seen |= now
+            end = (yield Clock()) + PATIENCE * deadline
+        elif (yield Clock()) >= end:
+            if gives_up:
+                return None
+            tell(
+                f"waits for an anchor after round {after}, because it cannot go on from there, and "
+                f"nothing came to the store in {PATIENCE * deadline:.0f} s; see whether another "
+                "island lives"
+            )
+        yield from meanwhile()
+        yield Wait(deadline / 4)
+    return found
+
+
+def enter(
+    reader: Reader, first: Anchor, deadline: float, tell: Callable[[str], None]
+) -> Steps[Anchor]:
+    """The newest anchor of a run. A run without one begins with `first`."""
+    found, problem = yield from newest(reader)
+    if found is None and problem is None:
+        log = yield from decision(0)
+        if log.manifest is None and not log.damage:
+            data = yield from settle(_keys.anchor(0), first.to_bytes(), reader.most)
+            found = reader.read(data)
+        else:  # removed, or not listed yet
+            found = yield from later(reader, -1, deadline, _nothing, tell)
+    if found is None:
+        raise ValueError(
+            f"Island(store): must have an anchor that is whole, got one that is not, or does "
+            f"not fit ({problem}); take another folder, or the outer optimizer of the run."
+        )
+    return found
+
+
+def _nothing() -> Steps[None]:
+    yield from ()
+
+
+def keep(anchor: Anchor, every: int) -> Steps[None]:
+    """Write every so many rounds the anchor, and remove what is older than the two newest.
+
+    The writer of a manifest does so after it has obeyed it. If it dies before, a later round makes
+    up for it. Manifests stay: a round that has one is never closed again.
+    """
+    if anchor.round % every:
+        return
+    yield Create(_keys.anchor(anchor.round), anchor.to_bytes())
+    found = yield from numbers()
+    before = found[-ANCHORS_KEPT:][0] if found else 0
+    if old := tuple(_keys.anchor(number) for number in found if number < before):
+        yield Delete(old)
+    # As far back as the last removal, and once more in case that failed.
+    start = _keys.round_folder(max(0, before - (ANCHORS_KEPT + 1) * every))
+    old = tuple(
+        key
+        for key in (yield List(_keys.ROUNDS, start))
+        if (number := _keys.number_of(key)) is not None
+        and number < before
+        and not _keys.is_manifest(key)
+    )
+    if old:
+        yield Delete(old)

@@ -1,42 +1,31 @@
-"""The protocol of an island, without threads, clocks and stores: it yields what it asks of them.
+"""The protocol of an island, without threads, clocks and stores: it yields requests.
 
 A run is a chain of rounds. What all hold before round r + 1 is a pure function of what they hold
-before round r, of the manifest of r, and of the contributions that it names; so all have the same
-bits, whoever computes them, and whenever. Whoever first sees that all have come, or that the
-deadline is over, writes the manifest by create-if-absent, and whoever is second obeys the first. A
-crash between any two requests leaves the old round or the new one, because nothing else decides.
+before round r, of the manifest of r, and of the contributions that it names. So all have the same
+bits, whoever computes them, and whenever. The first island to see that all have come, or that the
+deadline is over, creates the manifest if there is none; the others obey it. A crash between any two
+requests leaves the old round or the new one, because nothing else decides.
 """
 
+import math
 import secrets
+import warnings
 import zlib
-from collections.abc import Mapping
+from typing import Any
 
-from fftgrad.islands import (
-    _anchor,
-    _anchors,
-    _claim,
-    _contribution,
-    _judge,
-    _keys,
-    _log,
-    _manifest,
-    _residual,
-    _run,
-)
-from fftgrad.islands._contribution import Contribution
-from fftgrad.islands._follower import Follower
-from fftgrad.islands._frame import DamagedError
-from fftgrad.islands._ledger import Change, Ledger, norm
-from fftgrad.islands._log import Decision
-from fftgrad.islands._model import Model, Tree
-from fftgrad.islands._programs import Outer
+from fftgrad.islands import _join, _keys, _log, _objects, _residual, _round
+from fftgrad.islands._keys import Who
+from fftgrad.islands._log import Anchor, Decision, Reader
+from fftgrad.islands._model import Model, Outer, Programs, Tree
+from fftgrad.islands._objects import Contribution, DamagedError, Manifest
 from fftgrad.islands._requests import Clock, Create, List, Steps, Wait, settle
-from fftgrad.islands._residual import Residual
+from fftgrad.islands._residual import Change, Ledger, Residual, norm
+from fftgrad.islands._round import Gathering
 from fftgrad.islands._settings import Settings
-from fftgrad.memories import ErrorFeedback
+from fftgrad.memories._error_feedback import ErrorFeedback
 
 OVERDUE = 3
-"""Deadlines after its end for which a round may be open, before who may not close it does."""
+"""Deadlines after the end of a round until an island that holds another anchor may close it."""
 
 SPLIT = (
     "round {} stayed open: this island holds another anchor than most who came, and none of them "
@@ -44,8 +33,12 @@ SPLIT = (
 )
 
 
-class Member(Follower):
-    """An island as the others see it: it hands in what it learned, and closes rounds."""
+class Member:
+    """An island as the others see it: it joins a run, hands in changes, obeys and closes rounds.
+
+    Every method that is a generator may be dropped at any request, or be stopped by an error of the
+    store, and called again.
+    """
 
     def __init__(
         self,
@@ -57,44 +50,59 @@ class Member(Follower):
         settings: Settings | None = None,
         residual: Residual | None = None,
     ) -> None:
-        self.name = _keys.check_name(name)
+        self.who = Who(_keys.check_name(name), 0)
         _residual.check(residual, name, model)
-        super().__init__(name, model, outer, Ledger(memory, model), settings)
-        self._former = residual
-        self.traffic: Mapping[str, int] = {}  # that of whoever runs its steps
-        self.free = 0.0  # since when nothing of it is under way: it takes inner steps
-        self.awaited = -1  # the round of the last contribution
+        self.model, self.outer, self.asked = model, outer, settings
+        self.ledger = Ledger(memory, model)
+        self.run = b""  # the bytes of run.json
+        self.settings: Settings
+        self.programs: Programs
+        self.gathering: Gathering
+        self.trouble = ""  # the reason why nothing of it counts, or what is wrong with the store
+        self.damage = ""  # of the store, with which it goes on
+        self.own = b""  # its last contribution
+        self.awaited = -1  # the round of that
+        self.free = 0.0  # when its inner steps began
+        self.sent: Change | None = None  # the last change of the program
+        self._change: Change | None = None  # the last change that was handed in
         self._is_written = False
-        self.sent: Change | None = None  # to be handed in, the last one of the program
-        self._change: Change | None = None  # the last one, which is handed in once
+        self._former = residual
         self._model = model.digest
         self._nonce = secrets.token_bytes(16)
+        self._reader = Reader(model, outer)
+        self._answered: set[int] = set()  # starts that claimed its name, and were told
+        self._told = -math.inf  # when it last looked for such starts
+        self._reopened = -1  # a round whose manifest is damaged, and that no living island obeyed
         self._alone = -1  # the round that it closes, though most who came hold another anchor
 
     def start(self, params: Tree) -> Steps[None]:
-        """Joins a run, or begins one with these parameters."""
-        mine = self.asked or Settings()
-        if self.asked:  # before anything of them is written
-            first = _anchor.first(params, self.outer, mine)
-            _anchor.try_out(first, self.model, self.outer, self.ledger.memory)
+        """Join the run of the store, or begin one with these parameters."""
+        first = self._compile(params, self.asked) if self.asked else None  # before it writes
         own = self._nonce.hex()
-        settings, self.run = yield from _run.enter(self.model, mine, self.known, own)
+        self.settings, self.run = yield from _join.enter_run(self.model, self.asked, own)
         _residual.check_run(self._former, self.run)
-        first = _anchor.first(params, self.outer, settings)
-        found = yield from _anchors.enter(self._reader, first, settings.deadline, self.tell)
-        if found.settings != self.asked:
-            _anchor.try_out(found, self.model, self.outer, self.ledger.memory)
+        first = first or self._compile(params, self.settings)
+        found = yield from _log.enter(self._reader, first, self.settings.deadline, self.tell)
         self.take(found)
         yield from self.catch_up()
-        grace = self.anchor.settings.deadline  # those in force, by which others answer
-        self.who = yield from _claim.claim(self.name, grace, self._nonce)
+        self.who = yield from _join.claim_name(self.who.island, self.settings.deadline, self._nonce)
         yield from self.catch_up()
-        _run.check_settings(self.asked, self.anchor.settings)
         yield from self._recall()
         self.free = yield Clock()
 
+    def _compile(self, params: Tree, settings: Settings) -> Anchor:
+        """Compile the programs of a run, and return its anchor if it begins here.
+
+        A codec that does not fit the parameters is an error here.
+        """
+        first = _log.first(params, self.outer, settings)
+        self.programs = Programs.of(self.model, settings.exchange)
+        state, rate = (first.params, first.outer), settings.rate
+        self.programs.try_out(self.ledger.memory, self.outer, rate, state, settings.islands)
+        return first
+
     def _recall(self) -> Steps[None]:
-        """Takes up what an earlier start had not sent, once it is known what became of that."""
+        """Take up the residual of an earlier start, once its last contribution is decided."""
         tree = None
         if (former := self._former) is not None:
             number, most = self.anchor.round, self.gathering.most
@@ -102,32 +110,32 @@ class Member(Follower):
                 self.awaited = number
                 self.gathering.hand_in((yield Clock()), 0.0)
                 yield from self.finish()
-            tree = yield from _residual.left(former, self.name, self.anchor.round)
+            tree = yield from _residual.left(former, self.who.island, self.anchor.round)
         self.ledger.begin(self.anchor.round, tree)
 
     def hand_in(self, change: Change) -> Steps[None]:
-        """All that an island does in a round, from what it learned to what all hold after it."""
-        self.damage = yield from _run.stay(self.run)
+        """Hand in a change, and see its round closed."""
+        self.damage = yield from _join.check_run(self.run)
         yield from self.contribute(change)
         yield from self.finish()
 
     def leave(self) -> Steps[None]:
-        """Says that the name is free, and that no round need wait for the island."""
-        yield from _run.stay(self.run)
+        """Release the name, and tell the others that no round need wait for the island."""
+        yield from _join.check_run(self.run)
         if self.own:
             number = max(self.anchor.round, self.awaited + self._is_written)
             yield Create(_keys.left(number, self.who), b"")
-        yield from _claim.leave(self.who)
+        yield from _join.release_name(self.who)
 
     def contribute(self, change: Change) -> Steps[None]:
-        """Prepares what was learned for the open round, if it can count; once for each change."""
+        """Compress a change for the open round, if it can count; once for each change."""
         if change is self._change:
             return
         yield from self.answer()
         yield from self.catch_up()
-        number, settings = self.anchor.round, self.anchor.settings
+        number = self.anchor.round
         fault = ""
-        if number - change.base > settings.stale:
+        if number - change.base > self.settings.stale:
             fault = f"stale: starts from round {change.base}"
         elif not change.is_finite:
             fault = "not finite"
@@ -135,32 +143,27 @@ class Member(Follower):
         if not fault:
             own = zlib.crc32(str(self.who).encode())
             blobs, pending = self.ledger.compress(self.programs, change, number, own)
-        mine = self.asked
-        header = Contribution(
+        contribution = Contribution(
             self.who,
             round=number,
             base=change.base,
             anchor=self.anchor.digest,
-            settings=settings.digest,
             model=self._model,
             weight=change.weight,
             loss=change.loss,
             held=norm(pending.memory),
-            traffic=dict(self.traffic),
-            wish=mine.as_dict() if mine and mine.version > settings.version else None,
             fault=fault,
-            blobs=[],
+            blobs=blobs,
         )
-        data = _contribution.write(header, blobs)
         now = yield Clock()
         self.gathering.hand_in(now, now - self.free)
         self.ledger.hand_in(pending, change)
-        self.own = data
+        self.own = contribution.to_bytes()
         self.awaited, self._is_written, self._change = number, False, change
 
     def finish(self) -> Steps[None]:
-        """Waits until the round of the last contribution is closed, or closes it."""
-        pause = self.anchor.settings.deadline / 50
+        """Wait until the round of the last contribution is closed, or close it."""
+        pause = self.settings.deadline / 50
         while self.anchor.round <= self.awaited or self.ledger.pending:
             if self.ledger.pending and not self._is_written:
                 yield from self._write()
@@ -169,24 +172,24 @@ class Member(Follower):
             if self.anchor.round <= self.awaited or self.ledger.pending:
                 over = self.gathering.end - (yield Clock())
                 yield Wait(max(0.01, min(pause, over) if over > 0 else pause))
-                pause = min(1.5 * pause, self.anchor.settings.deadline / 10)
+                pause = min(1.5 * pause, self.settings.deadline / 10)
         self.trouble = self.ledger.trouble or self.damage
         self.free = yield Clock()
 
     def _write(self) -> Steps[None]:
-        """Writes the contribution, which nobody else may have under this name."""
+        """Write the contribution. No other start may have one under this name."""
         key = _keys.contribution(self.awaited, self.who)
         try:
             found = yield from settle(key, self.own, len(self.own))
             if found != self.own:
-                _contribution.read(found, len(self.programs.sizes))
-                raise _claim.NameTakenError(self.name, "under which another one contributes")
-        except DamagedError:  # its own, which the store did not keep as it was
+                Contribution.from_bytes(found, len(self.programs.sizes))
+                raise _join.NameTakenError(self.who.island, "under which another one contributes")
+        except DamagedError:  # its own, damaged by the store
             pass
         self._is_written = True
 
     def _look(self) -> Steps[None]:
-        """Obeys what decides the round of the last contribution, or closes it if it is time."""
+        """Obey the manifest of the round of the last contribution, or write it if it is time."""
         if self.anchor.round < self.awaited:
             yield from self.catch_up()
         is_over = self.anchor.round > self.awaited
@@ -205,27 +208,123 @@ class Member(Follower):
             yield from self._close(found.copy)
 
     def _close(self, copy: int) -> Steps[None]:
-        """Writes the manifest of the open round, or obeys that of who was faster."""
-        yield from self.gathering.read(self.who)  # back, as the others will
+        """Create the manifest of the open round, or obey that of a faster island."""
+        yield from self.gathering.read(self.who)  # as the others will see it
         now, number = (yield Clock()), self.anchor.round
-        manifest = _judge.judge(
+        manifest = _round.manifest_of(
             self.gathering,
             self._model,
             self.programs,
             self.who,
             now - self.gathering.handed,
             (yield from self.gathering.late()),
-            self.known,
             alone=self._alone == number,
         )
         if manifest is None:
-            if now > self.gathering.end + OVERDUE * self.anchor.settings.deadline:
+            if now > self.gathering.end + OVERDUE * self.settings.deadline:
                 self.tell(SPLIT.format(number))
                 yield from self.compute_again()
                 self._alone = number
             return
-        yield from _run.stay(self.run)
-        yield Create(_keys.manifest(number, copy), _manifest.write(manifest))
-        found = yield from _log.decision(number)  # back, as the others will
+        yield from _join.check_run(self.run)
+        yield Create(_keys.manifest(number, copy), manifest.to_bytes())
+        found = yield from _log.decision(number)  # as the others will see it
         if found.manifest is not None:
             yield from self.obey(found.manifest)
+
+    @property
+    def anchor(self) -> Anchor:
+        """What all hold before the open round."""
+        return self.gathering.anchor
+
+    @anchor.setter
+    def anchor(self, anchor: Anchor) -> None:
+        self.gathering.anchor = anchor
+
+    def answer(self) -> Steps[None]:
+        """Tell other starts that claim the name that it is taken; raise if one has it already."""
+        now = yield Clock()
+        is_due = now - self._told >= self.settings.deadline / 4
+        if is_due and self.who.incarnation:
+            yield from _join.defend_name(
+                self.who, self._answered, lambda: _join.check_run(self.run)
+            )
+            self._told = now
+
+    def tell(self, trouble: str) -> None:
+        """Keep what is wrong; during the start, warn the program that waits for it."""
+        self.trouble = trouble
+        if not self.who.incarnation:
+            warnings.warn(f"Island: {trouble}.", UserWarning, stacklevel=2)
+
+    def catch_up(self) -> Steps[None]:
+        """Obey all manifests in the store."""
+        while True:
+            found = yield from _log.decision(self.anchor.round)
+            if found.manifest is not None:
+                yield from self.obey(found.manifest)
+            elif not (yield from self.is_passed(found.damage)):
+                return
+
+    def obey(self, manifest: Manifest) -> Steps[None]:
+        """Take the outer step of a round, whole or not at all."""
+        self.ledger.resolve(manifest, self.who)
+        before = self.anchor
+        if manifest.round != before.round:
+            return
+        if manifest.anchor != before.digest:
+            yield from self._take_newer()
+            return
+        sent: list[Any] = []
+        for entry in manifest.counted:
+            yield from self.answer()
+            mine = self.own if entry.who == self.who else self.gathering.found.get(entry.who)
+            most, deadline = self.gathering.most, self.settings.deadline
+            data = yield from _round.fetch(manifest.round, entry, mine, most, deadline, self.answer)
+            if data is None:
+                yield from self._take_newer()
+                return
+            blobs = Contribution.from_bytes(data, len(self.programs.sizes)).blobs
+            sent.append(self.programs.from_bytes(blobs))
+        self.take(_log.after(before, manifest, sent, self.programs, self.outer, self.settings.rate))
+        self.gathering.named = {one.who for one in (*manifest.counted, *manifest.refused)}
+        if manifest.by == self.who:
+            yield from _log.keep(self.anchor, self.settings.anchors)
+
+    def is_passed(self, damage: str) -> Steps[bool]:
+        """If others have obeyed a manifest that is now damaged, take their next anchor."""
+        number = self.anchor.round
+        if not damage or number == self._reopened:
+            return False
+        self.damage = damage
+        self.tell(damage)
+        if not (yield from _log.is_passed(number)):
+            return False
+        yield from self._take_newer(gives_up=True)
+        if self.anchor.round == number:
+            self._reopened = number
+        return self.anchor.round > number
+
+    def take(self, anchor: Anchor) -> None:
+        """Go on from an anchor."""
+        most = _objects.most_bytes(self.programs.sizes)
+        before = getattr(self, "gathering", None)
+        self.gathering = Gathering(anchor, self.settings, most)
+        if before is not None:
+            self.gathering.hand_in(before.handed, before.trained)
+
+    def compute_again(self) -> Steps[None]:
+        """Compute what all hold from the newest whole anchor, and the manifests since."""
+        found, _ = yield from _log.newest(self._reader)
+        if found is not None:
+            self.take(found)
+            yield from self.catch_up()
+
+    def _take_newer(self, gives_up: bool = False) -> Steps[None]:
+        """Wait for an anchor of a later round, and take it."""
+        number, deadline = self.anchor.round, self.settings.deadline
+        found = yield from _log.later(
+            self._reader, number, deadline, self.answer, self.tell, gives_up
+        )
+        if found is not None:
+            self.take(found)

@@ -1,27 +1,39 @@
-"""The parameters of an island's program, and the same on the host, by their paths."""
+"""The parameters of an island on its host, and the programs that all islands run on them.
+
+All islands run these programs on one CPU device, so they get the same bits. Their accelerators and
+meshes differ, and another order of a sum rounds differently.
+"""
 
 import dataclasses
+import functools
 import hashlib
 import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.experimental import multihost_utils
 
-from fftgrad._contracts import PyTree
-from fftgrad.exchanges import _layout
-from fftgrad.islands import _together
+from fftgrad._contracts import Codec, Like, Memory, Payload, PyTree, Step
+from fftgrad.exchanges import AllGather, TrimmedMean, _layout, _parts
+from fftgrad.exchanges._layout import Bucket, Layout
+from fftgrad.exchanges._parts import Likes, Parts, Payloads
+from fftgrad.islands._objects import DamagedError
 from fftgrad.ops._shapes import by_path
+from fftgrad.tools import _bytes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Tree: TypeAlias = dict[str, Array]
-"""Leaves by path, float32: the same for islands that keep them in other containers."""
+"""Float32 leaves by path, the same on islands that keep them in other containers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What a program trains: the paths, shapes and dtypes of its parameters, in their order."""
+    """The paths, shapes and dtypes of the parameters of a program."""
 
     structure: Any
     paths: tuple[str, ...]
@@ -30,7 +42,7 @@ class Model:
 
     @classmethod
     def of(cls, params: PyTree) -> "Model":
-        """That of these parameters."""
+        """The model of these parameters."""
         _layout.check_tree("Island", "params", params)
         found = by_path(params)
         if not found:
@@ -41,26 +53,26 @@ class Model:
 
     @property
     def described(self) -> list[list[Any]]:
-        """Path, shape and dtype of each leaf, as JSON has them, in the order of the paths."""
+        """Path, shape and dtype of each leaf, for JSON, in the order of the paths."""
         rows = zip(self.paths, self.shapes, self.dtypes, strict=True)
         return sorted([path, list(shape), dtype] for path, shape, dtype in rows)
 
     @property
     def digest(self) -> str:
-        """By which two models are told apart."""
+        """Digest of paths, shapes and dtypes."""
         text = json.dumps(self.described, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def likes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The shapes of `Tree`s of it."""
+        """The shapes of its `Tree`s."""
         return {
             path: jax.ShapeDtypeStruct(shape, jnp.float32)
             for path, shape in sorted(zip(self.paths, self.shapes, strict=True))
         }
 
     def check(self, params: PyTree) -> None:
-        """Refuses other parameters than those of the model."""
+        """Refuse parameters of other paths, shapes or dtypes."""
         leaves, structure = jax.tree.flatten(params)
         if structure != self.structure:
             found = list(by_path(params))
@@ -80,25 +92,40 @@ class Model:
 
     def to_host(self, params: PyTree) -> Tree:
         """A copy of the parameters, which may be donated or moved afterwards."""
-        leaves = [_together.to_host(leaf) for leaf in jax.tree.leaves(params)]
+        leaves = [_to_host(leaf) for leaf in jax.tree.leaves(params)]
         return dict(sorted(zip(self.paths, leaves, strict=True)))
 
     def as_held(self, tree: Tree) -> Tree:
-        """The same as a program in these dtypes holds it."""
+        """Round the leaves to the dtypes of the program."""
         dtypes = dict(zip(self.paths, self.dtypes, strict=True))
         return {path: leaf.astype(dtypes[path]).astype(np.float32) for path, leaf in tree.items()}
 
     def to_params(self, tree: Tree, like: PyTree) -> PyTree:
-        """The parameters of the program, on the devices on which those it has are."""
+        """The parameters of the program, on the devices of `like`."""
         leaves = [
-            _together.to_devices(tree[path], leaf)
+            _to_devices(tree[path], leaf)
             for path, leaf in zip(self.paths, jax.tree.leaves(like), strict=True)
         ]
         return jax.tree.unflatten(self.structure, leaves)
 
 
+def _to_host(leaf: Any) -> Any:
+    """A float32 copy of a whole array, on the host of each process."""
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        leaf = multihost_utils.process_allgather(leaf, tiled=True)
+    return np.array(leaf, np.float32)
+
+
+def _to_devices(value: np.ndarray[Any, Any], like: Any) -> Any:
+    """An array of the host on the devices of another array, in its dtype."""
+    value = value.astype(like.dtype)
+    if not isinstance(like, jax.Array):
+        return jax.device_put(value)
+    return jax.make_array_from_callback(value.shape, like.sharding, lambda index: value[index])
+
+
 def check_finite(tree: Tree) -> None:
-    """Refuses parameters that no run can begin with."""
+    """Refuse parameters that are not finite."""
     if bad := [path for path, leaf in tree.items() if not np.isfinite(leaf).all()]:
         raise ValueError(
             f"Island(params): must be finite, got {bad}, which are not; see where they are from."
@@ -106,9 +133,237 @@ def check_finite(tree: Tree) -> None:
 
 
 def blended(own: Tree, common: Tree, share: float) -> Tree:
-    """A share of an island's own leaves, where they are finite, and the rest of the common ones."""
+    """Blend an island's own leaves into the common ones; own leaves that are not finite count 0."""
     kept = np.float32(share)
     return {
         path: kept * own[path] + (1 - kept) * leaf if np.isfinite(own[path]).all() else leaf
         for path, leaf in common.items()
     }
+
+
+Outer = Callable[[float], optax.GradientTransformation]
+"""The outer optimizer at a rate, whose state has the same shape at every rate."""
+
+
+def nesterov(rate: float) -> optax.GradientTransformation:
+    """Function: the outer optimizer of DiLoCo, `optax.sgd(rate, momentum=0.9, nesterov=True)`.
+
+    Args:
+      rate: that of `Settings`.
+
+    Example:
+      >>> jax.tree.leaves(fg.islands.nesterov(0.7).init(jnp.zeros(2)))
+      [Array([0., 0.], dtype=float32)]
+    """
+    return optax.sgd(rate, momentum=0.9, nesterov=True)
+
+
+def on_host() -> AbstractContextManager[Any]:
+    """The first CPU device of the process as the default, on which all of this runs."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError as error:
+        raise RuntimeError(
+            "fftgrad.islands: needs the CPU beside the accelerators, because all islands compute "
+            f"there what they have in common, got none ({error}); set JAX_PLATFORMS=cuda,cpu or "
+            "leave it unset."
+        ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """The programs of a run: they compress, decode and average changes.
+
+    Attributes:
+      shapes: path and shape of each leaf, in the order of the paths.
+      exchange: with the codec and the average.
+    """
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    exchange: AllGather
+
+    @classmethod
+    def of(cls, model: Model, exchange: AllGather) -> "Programs":
+        """The programs for a model."""
+        return cls(tuple((path, like.shape) for path, like in model.likes.items()), exchange)
+
+    @functools.cached_property
+    def _like(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in self.shapes}
+
+    @property
+    def _layout(self) -> Layout:
+        return Layout().for_exchange(self.exchange)
+
+    @functools.cached_property
+    def _buckets(self) -> list[tuple[Bucket, Parts, Likes]]:
+        return [self._with_codecs(b) for b in _layout.bucket_likes(self._like, self._layout)]
+
+    @functools.cached_property
+    def _of_parts(self) -> list[tuple[Codec, Like]]:
+        """The codec and the vector of each part, in the order in which they are written."""
+        pairs = [zip(codec.codecs, likes, strict=True) for _, codec, likes in self._buckets]
+        return [pair for bucket in pairs for pair in bucket]
+
+    def _with_codecs(self, bucket: Bucket) -> tuple[Bucket, Parts, Likes]:
+        codec = _parts.codec_of(self.exchange.codec, bucket)
+        return bucket, codec, _parts.vector_likes(bucket)
+
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of each payload of a contribution, as `to_bytes` writes them."""
+        around = _bytes.HEAD.size + _bytes.TAIL.size
+        parts = (payload for bucket in self._spec for payload in bucket)
+        return [around + _bytes._size(payload) for payload in parts]
+
+    @property
+    def _spec(self) -> list[Payloads]:
+        return [codec.payload_spec(likes) for _, codec, likes in self._buckets]
+
+    def init(self) -> Any:
+        """The state of the codecs before the first round."""
+        with on_host():
+            return [codec.init(likes) for _, codec, likes in self._buckets]
+
+    def compress(
+        self, memory: Memory, change: Tree, kept: Any, states: Any, number: int, own: int
+    ) -> tuple[list[Payloads], Tree, Any, Any]:
+        """Compress a change; return payloads, their decoded values, and both states after it."""
+        with on_host():
+            return jax.device_get(
+                _compress(self, memory, change, kept, states, np.int32(number), np.uint32(own))
+            )
+
+    def decode(self, payloads: list[Payloads], number: int) -> list[Array]:
+        """Decode the payloads of one contribution, as vectors."""
+        with on_host():
+            return jax.device_get(_decode(self, payloads, np.int32(number)))
+
+    def advance(
+        self,
+        outer: Outer,
+        rate: float,
+        state: tuple[Tree, PyTree],
+        sent: Sequence[list[Payloads]],
+        shares: Sequence[float],
+        number: int,
+    ) -> tuple[Tree, PyTree]:
+        """Parameters and outer state after a round: a pure function of the arguments.
+
+        Contributions are added in their order. Copies with weight 0 fill them up to a power of two,
+        so that few programs are compiled.
+        """
+        least = len(sent)
+        if isinstance(self.exchange.average, TrimmedMean):
+            least = max(least, 2 * self.exchange.average.trim + 1)
+        size = 1 << (least - 1).bit_length()
+        filled = [*sent, *[sent[0]] * (size - len(sent))]
+        stacked = jax.tree.map(lambda *rows: np.stack(rows), *filled)
+        weights = np.zeros((size,), np.float32)
+        weights[: len(shares)] = shares
+        with on_host():
+            return jax.device_get(
+                _advance(self, outer, rate, state, stacked, weights, np.int32(number))
+            )
+
+    def try_out(
+        self, memory: Memory, outer: Outer, rate: float, state: tuple[Tree, PyTree], islands: int
+    ) -> None:
+        """Compile all programs before the first step, because a round has a deadline.
+
+        A codec that does not fit the parameters is an error here.
+        """
+        with on_host():
+            kept = memory.init(self._like)
+        nothing = {path: np.zeros(shape, np.float32) for path, shape in self.shapes}
+        payloads, *_ = self.compress(memory, nothing, kept, self.init(), 0, 0)
+        payloads = self.from_bytes(self.to_bytes(payloads))
+        self.decode(payloads, 0)
+        for size in (1 << bits for bits in range((islands - 1).bit_length() + 1)):
+            self.advance(outer, rate, state, [payloads] * size, [1.0 / size] * size, 0)
+
+    def to_bytes(self, payloads: list[Payloads]) -> list[bytes]:
+        """The bytes of each payload, by `fg.tools.to_bytes`."""
+        flat = [payload for bucket in payloads for payload in bucket]
+        with on_host():
+            pairs = zip(flat, self._of_parts, strict=True)
+            return [_bytes.to_bytes(payload, codec, like) for payload, (codec, like) in pairs]
+
+    def from_bytes(self, blobs: Sequence[bytes | memoryview]) -> list[Payloads]:
+        """The payloads of bytes; a `DamagedError` if they are of other codecs or shapes."""
+        if len(blobs) != len(self._of_parts):
+            raise DamagedError(f"of {len(blobs)} parts in place of {len(self._of_parts)}")
+        with on_host():
+            try:
+                pairs = zip(blobs, self._of_parts, strict=True)
+                found = [_bytes.from_bytes(blob, codec, like) for blob, (codec, like) in pairs]
+            except ValueError as error:
+                raise DamagedError(str(error)) from None
+        flat: list[Payload] = jax.device_get(found)
+        structure = jax.tree.structure(self._spec, is_leaf=lambda x: isinstance(x, Payload))
+        return jax.tree.unflatten(structure, flat)
+
+
+def _step(number: Any, own: Any = 0) -> Step:
+    """The step of a round, with the randomness that all share, and that of an island."""
+    return Step.of(jax.random.fold_in(jax.random.key(0), number), number).fold_local(own)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _compress(
+    programs: Programs, memory: Memory, change: Any, kept: Any, states: Any, number: Any, own: Any
+) -> Any:
+    x, kept = memory.compensate(change, kept)
+    buckets, join = _layout.to_buckets(x, programs._layout)
+    payloads: list[Payloads] = []
+    sent: list[Any] = []
+    after: list[Any] = []
+    for i, (bucket, state) in enumerate(zip(buckets, states, strict=True)):
+        _, codec, likes = programs._with_codecs(bucket)
+        step = _step(number, own).fold(i)
+        out = codec.compress(_parts.vectors(bucket), state, step)
+        payloads.append(out.payloads)
+        sent.append(_parts.rebuild(codec.decompress(out.payloads, likes, step), bucket))
+        after.append(out.state)
+    joined = join(sent)
+    return payloads, joined, memory.update(x, joined, joined, kept), after
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _decode(programs: Programs, payloads: Any, number: Any) -> Any:
+    every = zip(programs._buckets, payloads, strict=True)
+    return [
+        vector
+        for i, ((_, codec, likes), own) in enumerate(every)
+        for vector in codec.decompress(own, likes, _step(number).fold(i))
+    ]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _advance(
+    programs: Programs, outer: Outer, rate: float, state: Any, sent: Any, shares: Any, number: Any
+) -> Any:
+    anchor, before = state
+    buckets, join = _layout.to_buckets(anchor, programs._layout)
+    means: list[Any] = []
+    for i, (bucket, payloads) in enumerate(zip(buckets, sent, strict=True)):
+        _, codec, likes = programs._with_codecs(bucket)
+        vectors = _mean(programs.exchange, codec, payloads, likes, shares, _step(number).fold(i))
+        means.append(_parts.rebuild(vectors, bucket))
+    updates, after = outer(rate).update(join(means), before, anchor)
+    return optax.apply_updates(anchor, updates), after
+
+
+def _mean(
+    exchange: AllGather, codec: Parts, payloads: Any, likes: Likes, shares: jax.Array, step: Step
+) -> Any:
+    """The mean of the decoded payloads by their shares, or the average of the exchange."""
+    if exchange.average is None:
+        zero = jnp.zeros((), jnp.float32)
+        return codec.mean(payloads, likes, zero, step, shares)
+
+    def decode(payload: Any) -> Any:
+        return codec.decompress(payload, likes, step)
+
+    counts = shares > 0
+    return exchange.average.of(decode, payloads, counts, shares)

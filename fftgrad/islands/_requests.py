@@ -1,26 +1,31 @@
-"""What the protocol asks of the world, as data: it waits, reads and writes by yielding a request.
+"""The requests of the protocol, and the loop that sends them to a store.
 
-So it runs over any store, in any order of its steps, and ends at any of them: what a crash leaves
-is seen in tests that crash at each.
+The protocol yields requests as data. So it runs over any store, in any order of its steps, and can
+be stopped at any of them: a test simulates a crash at each.
 """
 
-from collections.abc import Generator
+import random
+import time
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from fftgrad.islands._objects import DamagedError, TooLargeError
+from fftgrad.islands._store import Store
 
 T = TypeVar("T")
 
 
 class Create(NamedTuple):
-    """Write an object if there is none of this key; answered by whether there was none."""
+    """Create an object if there is none of its key; the answer is whether there was none."""
 
     key: str
     data: bytes
 
 
 class Read(NamedTuple):
-    """Read an object; answered by its bytes, or None if there is none.
+    """Read an object; the answer is its bytes, or None if there is none.
 
-    One that has more bytes than `most` is a `TooLargeError` in place of an answer.
+    An object of more than `most` bytes raises a `TooLargeError`.
     """
 
     key: str
@@ -28,9 +33,9 @@ class Read(NamedTuple):
 
 
 class List(NamedTuple):
-    """The keys under a folder, which ends in a slash; answered by those that can be seen yet.
+    """List the keys under a folder, which ends in a slash. New objects may be missing.
 
-    Only those that come after `after` in the order of the text are wanted; others may be there.
+    Only keys that sort after `after` are wanted. The answer may have others.
     """
 
     folder: str
@@ -38,7 +43,7 @@ class List(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Remove objects, which need not be there."""
+    """Remove objects. They need not exist."""
 
     keys: tuple[str, ...]
 
@@ -50,7 +55,7 @@ class Wait(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """Answered by seconds since any moment: clocks of islands need not agree."""
+    """Read the clock, in seconds. The clocks of islands need not agree."""
 
 
 Request: TypeAlias = Create | Read | List | Delete | Wait | Clock
@@ -58,12 +63,114 @@ Steps: TypeAlias = Generator[Request, Any, T]
 
 
 def settle(key: str, data: bytes, most: int) -> Steps[bytes]:
-    """The bytes that the object of a key has for all: these, or those of who came first.
+    """Create an object; return its bytes, or those of an earlier writer.
 
-    It may be run again after any crash, and after an answer that was lost. `most` is as in `Read`.
+    It can be repeated after a crash, and after an answer that was lost. `most` is as in `Read`.
     """
     while not (yield Create(key, data)):
         if (found := (yield Read(key, most))) is not None:
             return found
-        yield Wait(0.1)  # there, and not to be seen yet; or removed since
+        yield Wait(0.1)  # not visible yet, or removed since
     return data
+
+
+RETRIES = 5
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
+
+COUNTED: tuple[str, ...] = ("creates", "reads", "lists", "deletes", "written", "read")
+"""Requests by kind, and bytes in both directions."""
+
+
+class StoreError(ConnectionError):
+    """A request that a store refused, or failed to answer several times."""
+
+
+class Performer:
+    """Runs steps of the protocol against a store, with retries.
+
+    Attributes:
+      traffic: number of requests by kind, and bytes in both directions.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], Any] = time.sleep,
+        retries: int = RETRIES,
+    ) -> None:
+        self._store, self._clock, self._wait, self._retries = store, clock, wait, retries
+        self.traffic: dict[str, int] = dict.fromkeys(COUNTED, 0)
+
+    def run(self, steps: Steps[T]) -> T:
+        """Run steps to their end, and return their result."""
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    answer = self._answer(request)
+                except DamagedError as error:  # the protocol knows what to do without the object
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        finally:
+            steps.close()
+
+    def _answer(self, request: Request) -> Any:
+        if isinstance(request, Clock):
+            return self._clock()
+        if isinstance(request, Wait):
+            return self._wait(request.seconds)
+        pause = FIRST_PAUSE
+        for last in range(self._retries, -1, -1):
+            try:
+                return self._ask(request)
+            except (TypeError, ValueError):
+                raise
+            except Exception as error:
+                if _is_refusal(error) or not last:
+                    name = type(request).__name__.lower()
+                    raise StoreError(
+                        f"store: must {name} {request[0]!r}, got {type(error).__name__}: "
+                        f"{str(error).splitlines()[0] if str(error) else ''}; see whether it is "
+                        "there, has room, and whether the credentials may read, write, list and "
+                        "remove."
+                    ) from error
+            # random, so that islands that were cut off together do not retry together
+            self._wait(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE)
+        raise AssertionError
+
+    def _ask(self, request: Request) -> Any:
+        store, traffic = self._store, self.traffic
+        if isinstance(request, Create):
+            traffic["creates"] += 1
+            traffic["written"] += len(request.data)
+            return store.create(request.key, request.data)
+        if isinstance(request, Read):
+            traffic["reads"] += 1
+            data = store.read(request.key, request.most)
+            traffic["read"] += len(data or b"")
+            if data is not None and len(data) > request.most:
+                raise TooLargeError(len(data), request.most)
+            return data
+        if isinstance(request, List):
+            traffic["lists"] += 1
+            return store.list(request.folder, request.after)
+        if isinstance(request, Delete):
+            traffic["deletes"] += len(request.keys)
+            return store.delete(request.keys)
+        raise TypeError(f"no request: {request!r}")
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a retry would be refused too."""
+    return isinstance(error, PermissionError) or type(error).__name__ in (
+        "PermissionDeniedError",
+        "UnauthenticatedError",
+        "NotSupportedError",
+        "InvalidPathError",
+    )

@@ -1,29 +1,33 @@
-"""What an island has not sent, as a checkpoint has it, and what of it a later start may send."""
+"""The residual of an island: what it has learned and not sent. None of it is lost."""
 
+import dataclasses
+import math
 import warnings
 import zlib
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fftgrad.islands import _keys, _log
-from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._keys import Who
-from fftgrad.islands._model import Model, Tree
+from fftgrad.islands._model import Model, Programs, Tree, on_host
+from fftgrad.islands._objects import DamagedError, Manifest
 from fftgrad.islands._requests import Read, Steps
+from fftgrad.memories._error_feedback import ErrorFeedback
 
 
 class Residual(NamedTuple):
-    """What an island has not sent, and whose fate is open: arrays only, for any checkpoint.
+    """The changes that an island has not sent, as arrays for any checkpoint.
 
     Attributes:
-      after: what its memory has if its last contribution counts, by path.
-      before: what it has if that is refused.
-      sent: what that stands for, which goes back into the memory if it comes too late; zeros if
-        its round is closed.
-      round: the last one to which the island contributed, or that before it started.
+      after: the residual if the last contribution counts, by path.
+      before: the residual if it is refused.
+      sent: the decoded contribution, which returns to the residual if it is late; zeros if its
+        round is closed.
+      round: of the last contribution; before the first, the round before the island started.
       name: checksum of the island's name, uint32.
-      incarnation: which start of the island it is of.
+      incarnation: number of the start of the island.
       run: checksum of the run, uint32.
 
     Example:
@@ -42,12 +46,12 @@ class Residual(NamedTuple):
 
 
 def checksum(data: bytes) -> np.uint32:
-    """By which a residual knows whose it is, and of which run."""
+    """The checksum of a name or a run."""
     return np.uint32(zlib.crc32(data))
 
 
 def check(residual: object, name: str, model: Model) -> None:
-    """Refuses what is no residual of this island and model; None is none."""
+    """Refuse the residual of another island or model."""
     if residual is None:
         return
     remedy = "pass what island.residual was, or leave it out."
@@ -67,7 +71,7 @@ def check(residual: object, name: str, model: Model) -> None:
 
 
 def check_run(residual: Residual | None, run: bytes) -> None:
-    """Refuses one of another run, such as that of a store which was emptied since."""
+    """Refuse the residual of another run, such as one of a store that was emptied since."""
     if residual is not None and int(residual.run) != checksum(run):
         raise ValueError(
             "Island(residual): must be of this run, got one of another, which began anew since or "
@@ -76,10 +80,9 @@ def check_run(residual: Residual | None, run: bytes) -> None:
 
 
 def is_open(residual: Residual, own: Who, opened: int, most: int) -> Steps[bool]:
-    """Whether the open round has a contribution of that start, or of one between it and `own`.
+    """Whether the open round has a contribution of that start, or of a later one before `own`.
 
-    It may have come after the residual was saved, which then has what that sends. Contributions
-    have `most` bytes at most.
+    It may be newer than the residual, which then has the same change. `most` is as in `Read`.
     """
     number = int(residual.round)
     if number > opened:
@@ -92,16 +95,16 @@ def is_open(residual: Residual, own: Who, opened: int, most: int) -> Steps[bool]
         try:
             if (yield Read(key, most)) is not None:
                 return True
-        except DamagedError:  # there all the same, and the manifest will say so
+        except DamagedError:  # it is there, and the manifest will refuse it
             return True
     return False
 
 
 def left(residual: Residual, name: str, opened: int) -> Steps[Tree | None]:
-    """What the memory has after the rounds that are closed; None where nothing is known of it.
+    """The residual after the rounds that are closed; None if it is unknown.
 
-    The manifests say what became of the last contribution. Where they count a later one of the
-    island, that has sent of what the residual has, nobody knows how much.
+    The manifests say whether the last contribution counted. If they count a later one of the
+    island, some of the residual was sent since, and nobody knows how much.
     """
     own = Who(name, int(residual.incarnation))
     fate = {path: residual.after[path] + residual.sent[path] for path in residual.after}
@@ -109,7 +112,9 @@ def left(residual: Residual, name: str, opened: int) -> Steps[Tree | None]:
         found = yield from _log.decision(number)
         manifest = found.manifest
         if manifest is None:
-            if found.damage and number == residual.round:  # it may have counted: it is not sent
+            if (
+                found.damage and number == residual.round
+            ):  # it may have counted, so do not send it again
                 fate = residual.after
             elif found.damage:
                 _leave_out(name, residual, f"nobody can say whom round {number} counts")
@@ -134,3 +139,181 @@ def _leave_out(name: str, residual: Residual, why: str) -> None:
         UserWarning,
         stacklevel=2,
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Change:
+    """The change of an island in its inner steps."""
+
+    tree: Tree  # the parameters before the steps, minus those after them
+    base: int  # the round whose anchor it started from
+    weight: float
+    loss: float | None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all of it is finite."""
+        return all(np.isfinite(leaf).all() for leaf in self.tree.values())
+
+
+class Outcome(NamedTuple):
+    """The outcome of a contribution.
+
+    Attributes:
+      round: its round.
+      counted: whether it is in the mean of that round.
+      kept: whether it returned to the residual, to be sent in a later round.
+      reason: why it does not count.
+    """
+
+    round: int
+    counted: bool
+    kept: bool = False
+    reason: str = ""
+
+
+class Pending(NamedTuple):
+    """A contribution whose round is not closed yet."""
+
+    round: int
+    sent: Tree | None  # decoded; None: it only says that the island is there
+    memory: Any  # the state of the memory if it counts
+    states: Any  # of the codecs if it counts
+
+
+REFUSALS = 2
+"""Refused contributions in a row after which the island warns."""
+
+
+class Book(NamedTuple):
+    """The state of a ledger, replaced whole, because a thread writes and the program reads."""
+
+    kept: Any  # the state of the memory, without the pending contribution
+    states: Any = None  # of the codecs
+    pending: Pending | None = None
+    taken: Change | None = None  # the last change that is in it
+    last: int = -1  # the round of the last contribution
+
+
+class Ledger:
+    """The memory of an island, and the outcomes of its contributions.
+
+    With decay 1, the changes that the manifests counted + `residual` = the changes that were handed
+    in and not refused.
+    """
+
+    def __init__(self, memory: ErrorFeedback, model: Model) -> None:
+        self.outcomes: list[Outcome] = []
+        self.memory = memory
+        with on_host():
+            self._book = Book(jax.device_get(memory.init(model.likes)))
+
+    @property
+    def pending(self) -> Pending | None:
+        """The contribution whose round is not closed yet."""
+        return self._book.pending
+
+    @property
+    def residual(self) -> Tree:
+        """The residual if the pending contribution does not count."""
+        book = self._book
+        pending = book.pending
+        if pending is None or pending.sent is None:
+            return book.kept.residual
+        return self._put_back(pending.sent, pending.memory).residual
+
+    def saved(self, who: Who, sent: Change | None, run: bytes) -> Residual:
+        """The residual for a checkpoint, with the last change of the program."""
+        book = self._book
+        before = after = book.kept
+        nothing = {path: np.zeros(leaf.shape, np.float32) for path, leaf in before.residual.items()}
+        open_ = book.pending
+        if open_ is not None and open_.sent is not None:
+            after, nothing = open_.memory, open_.sent
+        if sent is not None and sent is not book.taken and sent.is_finite:
+            before, after = (self._put_back(sent.tree, state) for state in (before, after))
+        wide = [
+            {path: np.asarray(leaf, np.float32) for path, leaf in tree.items()}
+            for tree in (after.residual, before.residual)
+        ]
+        return Residual(
+            wide[0],
+            wide[1],
+            nothing,
+            round=np.int64(book.last),
+            name=checksum(who.island.encode()),
+            incarnation=np.int64(who.incarnation),
+            run=checksum(run),
+        )
+
+    def begin(self, number: int, tree: Tree | None) -> None:
+        """Begin with a residual, before the first contribution to a round or a later one."""
+        kept = self._book.kept
+        if tree is not None:
+            dtype = jax.tree.leaves(kept.residual)[0].dtype
+            kept = kept._replace(residual=jax.tree.map(lambda leaf: leaf.astype(dtype), tree))
+        self._book = self._book._replace(kept=kept, last=number - 1)
+
+    def hand_in(self, pending: Pending, change: Change) -> None:
+        """Take a change, which is pending from now on."""
+        book = self._book
+        self._book = book._replace(pending=pending, taken=change, last=pending.round)
+
+    @property
+    def trouble(self) -> str:
+        """The reason of the last refusals, if there were several in a row."""
+        last = self.outcomes[-REFUSALS:]
+        if len(last) < REFUSALS or any(outcome.counted or outcome.kept for outcome in last):
+            return ""
+        return f"the last {REFUSALS} contributions were refused: {last[-1].reason}"
+
+    def compress(
+        self, programs: Programs, change: Change, number: int, own: int
+    ) -> tuple[list[bytes], Pending]:
+        """Compress a change; return the bytes to send, and the pending contribution."""
+        states = self._book.states or programs.init()
+        payloads, sent, kept, states = programs.compress(
+            self.memory, change.tree, self._book.kept, states, number, own
+        )
+        return programs.to_bytes(payloads), Pending(number, sent, kept, states)
+
+    def nothing(self, number: int) -> Pending:
+        """A contribution of nothing to a round."""
+        return Pending(number, None, self._book.kept, self._book.states)
+
+    def resolve(self, manifest: Manifest, who: Who) -> None:
+        """Close the pending contribution by the manifest of its round."""
+        pending, kept, states = self.pending, self._book.kept, self._book.states
+        if pending is None or pending.round != manifest.round:
+            return
+        refused = {refusal.who: refusal.reason for refusal in manifest.refused}
+        if any(entry.who == who for entry in manifest.counted):
+            kept, states = pending.memory, pending.states
+            outcome = Outcome(manifest.round, True)
+        elif pending.sent is None or who in refused:  # do not requeue a refused change
+            reason = refused.get(who, "late, with nothing handed in")
+            outcome = Outcome(manifest.round, False, reason=reason)
+        else:
+            kept = self._put_back(pending.sent, pending.memory)
+            outcome = Outcome(manifest.round, False, kept=True, reason="late")
+        self._close(outcome, kept, states)
+
+    def forget(self, damage: str) -> None:
+        """Drop the pending contribution, because it may have counted."""
+        if (pending := self.pending) is not None:
+            outcome = Outcome(pending.round, False, reason=damage)
+            self._close(outcome, pending.memory, pending.states)
+
+    def _close(self, outcome: Outcome, kept: Any, states: Any) -> None:
+        self.outcomes.append(outcome)
+        self._book = self._book._replace(kept=kept, states=states, pending=None)
+
+    def _put_back(self, lost: Tree, kept: Any) -> Any:
+        with on_host():
+            return jax.device_get(self.memory.put_back(lost, kept))
+
+
+def norm(tree: Any) -> float:
+    """The norm of several arrays together."""
+    squares = (np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(tree))
+    return math.sqrt(sum(map(float, squares)))

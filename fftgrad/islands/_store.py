@@ -1,50 +1,51 @@
-"""Where objects are: a folder, a bucket, or an account on a server, by its URL.
+"""Stores: a folder or a bucket, opened by its URL.
 
-Of a store only these are asked: to make an object if there is none of its key, whole or not at all,
-and to read, list and remove objects.
+Islands ask a store only to create an object if there is none of its key, whole or not at all, and
+to read, list and remove objects.
 """
 
-from typing import Protocol
+import errno
+import os
+import pathlib
+import secrets
+from typing import Any, Protocol
+from urllib.parse import unquote_to_bytes, urlsplit
 
-from fftgrad._values import scheme_of
-from fftgrad.islands._folder import FolderStore
-from fftgrad.islands._object_store import ObjectStore
-from fftgrad.islands._sftp import SftpStore
+from fftgrad._values import local_path, scheme_of
+from fftgrad.islands._objects import TooLargeError
 
 
 class Store(Protocol):
     """Contract: what islands ask of a store. Keys are relative to the URL."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """Makes an object if there is none; whether it did. Nobody ever sees a part of it."""
+        """Create an object if there is none; return whether it did. No reader sees a part of it."""
         ...
 
     def read(self, key: str, most: int | None = None) -> bytes | None:
-        """The bytes of an object; None if there is none. One of more than `most` is not read."""
+        """The bytes of an object; None if there is none. An object over `most` is not read."""
         ...
 
     def list(self, folder: str, after: str = "") -> list[str]:
-        """The keys under a folder, those after `after` at least."""
+        """The keys under a folder, at least those after `after`."""
         ...
 
     def delete(self, keys: tuple[str, ...]) -> None:
-        """Removes objects, which need not be there."""
+        """Remove objects. They need not exist."""
         ...
 
 
 def open_store(url: str, *, make: bool = True) -> Store:
-    """Function: the store at a URL.
+    """Function: open the store at a URL.
 
     Args:
       url: a folder's path as it is, with `~` for the home folder, or file:///folder;
         s3://bucket/folder, gs://, az://, and what else obstore reads, with credentials as it finds
-        them; memory://; sftp://user@host:port/folder, or /~/folder for one in the home folder, with
-        the keys of the user's SSH agent and the hosts of known_hosts. In a URL, write "#" as %23
-        and "?" as %3F.
+        them; memory://. In a URL, write "#" as %23 and "?" as %3F.
       make: whether to make a folder of this machine that is not there.
 
     Returns:
-      What has `create`, `read`, `list` and `delete`, as `Island` takes it in place of a URL.
+      A store with `create`, `read`, `list` and `delete`, which `Island` takes in place of a URL.
 
     Raises:
       ValueError: if the URL is none of a store.
@@ -64,6 +65,178 @@ def open_store(url: str, *, make: bool = True) -> Store:
             f"differ in what follows would share a folder, got {url!r}; write %23 for '#' and %3F "
             "for '?', or pass a folder's path."
         )
-    if scheme == "sftp":
-        return SftpStore(url)
     return FolderStore(url, make) if scheme in ("", "file") else ObjectStore(url)
+
+
+UPLOADS = "uploads"
+"""The folder in which objects are written before they get their names."""
+
+
+class FolderStore:
+    """A folder on a file system that has hard links.
+
+    An object is written to a file of its own, synced to the disk, and then linked to its name. The
+    link fails if the name exists. So after a power failure an object is whole, or not there. The
+    local store of obstore links too, but it does not sync.
+    """
+
+    def __init__(self, url: str, make: bool = True) -> None:
+        self._root = (
+            _path(url) if scheme_of(url) else local_path("open_store(url)", url)
+        ).absolute()
+        try:
+            if make:
+                self._root.mkdir(parents=True, exist_ok=True)
+            if not self._root.is_dir():
+                raise FileNotFoundError("no such folder")
+        except OSError as error:
+            raise ValueError(
+                f"open_store(url): must be that of a store, got {url!r} ({error}); use "
+                "file:///folder, s3://bucket/folder or gs://bucket/folder."
+            ) from None
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Create an object if there is none."""
+        target, own = self._root / key, self._root / UPLOADS / secrets.token_hex(16)
+        self._make(own.parent)
+        self._make(target.parent)
+        try:
+            with own.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(own, target)
+            is_new = True
+        except FileExistsError:
+            is_new = False
+        finally:
+            own.unlink(missing_ok=True)
+        _sync(target.parent)  # also of a faster writer: its object is obeyed from now on
+        return is_new
+
+    def read(self, key: str, most: int | None = None) -> bytes | None:
+        """The bytes of an object."""
+        try:
+            with (self._root / key).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if most is not None and size > most:
+                    raise TooLargeError(size, most)
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def list(self, folder: str, after: str = "") -> list[str]:
+        """The keys under a folder."""
+        found: list[str] = []
+        try:
+            entries = list(os.scandir(self._root / folder))
+        except FileNotFoundError:
+            return found
+        for entry in entries:
+            key = f"{folder}{entry.name}"
+            if not entry.is_dir():
+                found.append(key)
+            elif key != UPLOADS and (not after or f"{key}/" >= after[: len(key) + 1]):
+                found += self.list(f"{key}/", after)
+        return found
+
+    def delete(self, keys: tuple[str, ...]) -> None:
+        """Remove objects."""
+        for key in keys:
+            (self._root / key).unlink(missing_ok=True)
+
+    def _make(self, folder: pathlib.Path) -> None:
+        """Make a folder in the store, but not the store's own: its disk may not be mounted."""
+        if folder.is_dir():
+            return
+        if folder == self._root:
+            raise FileNotFoundError(f"no folder {folder}")
+        self._make(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
+
+
+def _path(url: str) -> pathlib.Path:
+    """The path of a file URL. It need not be UTF-8."""
+    parts = urlsplit(url)
+    if parts.netloc or not parts.path.strip("/"):
+        raise ValueError(
+            f"open_store(url): must have a folder's path, got {url!r}; use file:///folder."
+        )
+    return pathlib.Path(os.fsdecode(unquote_to_bytes(parts.path)))
+
+
+def _sync(folder: pathlib.Path) -> None:
+    """Sync the names in a folder to the disk, if the system can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of file systems that sync no folder
+            raise
+    finally:
+        os.close(handle)
+
+
+EXTRA = "run pip install -e '.[islands]' in the folder of the repository"
+
+
+class ObjectStore:
+    """A bucket, by obstore, or a store in the memory of the process."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import obstore
+            from obstore.exceptions import AlreadyExistsError, BaseError
+            from obstore.store import MemoryStore, from_url
+        except ImportError as error:
+            raise ImportError(f"fftgrad.islands: needs obstore, got none; {EXTRA}") from error
+        self._obstore, self._exists = obstore, AlreadyExistsError
+        try:
+            if urlsplit(url).scheme == "memory":
+                self._store: Any = MemoryStore()
+            else:
+                self._store = from_url(url, retry_config={"max_retries": 0})  # Performer retries
+        except (BaseError, OSError, ValueError) as error:
+            raise ValueError(
+                f"open_store(url): must be that of a store, got {url!r} ({_first_line(error)}); "
+                "use file:///folder, s3://bucket/folder or gs://bucket/folder."
+            ) from None
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Create an object if there is none."""
+        try:
+            # obstore has no conditions for uploads in several parts
+            self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
+        except self._exists:
+            return False
+        return True
+
+    def read(self, key: str, most: int | None = None) -> bytes | None:
+        """The bytes of an object."""
+        try:
+            found = self._obstore.get(self._store, key)  # without the bytes, so far
+        except FileNotFoundError:
+            return None
+        if most is not None and found.meta["size"] > most:
+            raise TooLargeError(found.meta["size"], most)
+        return found.bytes().to_bytes()
+
+    def list(self, folder: str, after: str = "") -> list[str]:
+        """The keys under a folder."""
+        batches = self._obstore.list(self._store, folder.rstrip("/"), offset=after or None)
+        return [found["path"] for batch in batches for found in batch]
+
+    def delete(self, keys: tuple[str, ...]) -> None:
+        """Remove objects."""
+        for key in keys:  # one request each: a missing one may fail all after it
+            try:
+                self._obstore.delete(self._store, key)
+            except FileNotFoundError:
+                continue
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

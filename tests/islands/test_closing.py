@@ -5,16 +5,13 @@ import numpy as np
 from simulation import PARAMS, SETTINGS, Actor, World, run
 
 import fftgrad as fg
-from fftgrad.islands import _anchor, _anchors, _contribution, _fetch, _judge, _keys
-from fftgrad.islands._contribution import Contribution
-from fftgrad.islands._gathering import Gathering
+from fftgrad.islands import _keys, _log, _objects, _round
 from fftgrad.islands._keys import Who
-from fftgrad.islands._ledger import Change, Ledger
-from fftgrad.islands._manifest import Entry, Manifest
-from fftgrad.islands._model import Model
-from fftgrad.islands._perform import Performer
-from fftgrad.islands._programs import Programs
-from fftgrad.islands._requests import Create, Delete, List, Read
+from fftgrad.islands._model import Model, Programs
+from fftgrad.islands._objects import Contribution, Entry, Manifest
+from fftgrad.islands._requests import Create, Delete, List, Performer, Read
+from fftgrad.islands._residual import Change, Ledger
+from fftgrad.islands._round import Gathering
 
 MODEL = Model.of(PARAMS)
 PROGRAMS = Programs.of(MODEL, SETTINGS.exchange)
@@ -49,34 +46,30 @@ def answered(steps, world):
 
 
 def anchor(number, expected=("a", "b", "c")):
-    first = _anchor.first(PARAMS, fg.islands.nesterov, SETTINGS)
-    return _anchor.make(number, first.params, first.outer, SETTINGS, expected)
+    first = _log.first(PARAMS, fg.islands.nesterov, SETTINGS)
+    return _log.make(number, first.params, first.outer, expected)
 
 
 def contribution(who, before, base=None, scale=1.0):
     tree = {path: np.full(leaf.shape, scale, np.float32) for path, leaf in PARAMS.items()}
     payloads, *_ = PROGRAMS.compress(fg.NoMemory(), tree, (), PROGRAMS.init(), before.round, 0)
-    header = Contribution(
+    return Contribution(
         who,
         round=before.round,
         base=before.round if base is None else base,
         anchor=before.digest,
-        settings=SETTINGS.digest,
         model=MODEL.digest,
         weight=1.0,
         loss=None,
         held=0.0,
-        traffic={},
-        wish=None,
         fault="",
-        blobs=[],
-    )
-    return _contribution.write(header, PROGRAMS.to_bytes(payloads))
+        blobs=PROGRAMS.to_bytes(payloads),
+    ).to_bytes()
 
 
 def judged(before, found, left=()):
-    gathering = Gathering(before, 10**6, found=found, left=set(left))
-    return _judge.judge(gathering, MODEL.digest, PROGRAMS, Who("a", 1), 0.0)
+    gathering = Gathering(before, SETTINGS, 10**6, found=found, left=set(left))
+    return _round.manifest_of(gathering, MODEL.digest, PROGRAMS, Who("a", 1), 0.0)
 
 
 def test_of_a_name_the_newest_start_counts():
@@ -106,10 +99,10 @@ def test_who_left_is_not_missed():
 def test_a_reason_is_no_longer_than_people_read():
     before, who = anchor(7), Who("b", 1)
     (good,) = (contribution(Who("a", 1), before),)
-    long = _contribution.read(contribution(who, before), 1)
-    bad = _contribution.write(long._replace(loss="x" * 10_000), [bytes(b) for b in long.blobs])
+    long = Contribution.from_bytes(contribution(who, before), 1)
+    bad = long._replace(loss="x" * 10_000).to_bytes()
     manifest = judged(before, {Who("a", 1): good, who: bad})
-    assert len(manifest.refused[0].reason) == _judge.MOST_REASON
+    assert len(manifest.refused[0].reason) == _round.MOST_REASON
 
 
 def store_of(rounds, anchors):
@@ -126,7 +119,7 @@ def store_of(rounds, anchors):
 
 def test_two_anchors_are_kept_and_all_that_goes_on_from_the_older_one():
     world = store_of(9, [0, 3, 6])
-    answered(_anchors.keep(anchor(9)), world)
+    answered(_log.keep(anchor(9), SETTINGS.anchors), world)
     kept = sorted(key for key in world.objects if key.startswith(_keys.ANCHORS))
     assert kept == [_keys.anchor(6), _keys.anchor(9)]
     rounds = {_keys.number_of(key) for key in world.objects if _keys.contributors([key])}
@@ -135,15 +128,15 @@ def test_two_anchors_are_kept_and_all_that_goes_on_from_the_older_one():
 
 
 def entry_of(who, data):
-    digest = _contribution.digest(data)
-    return Entry(*who, digest, len(data), 1.0, 3, None, 1.0, 0.0, {})
+    digest = _objects.digest(data)
+    return Entry(*who, digest, 1.0, 3, None, 1.0, 0.0)
 
 
 def fetched(entry, mine, world):
     def nothing():
         yield from ()
 
-    return answered(_fetch.fetch(3, entry, mine, 100, 60.0, nothing), world)
+    return answered(_round.fetch(3, entry, mine, 100, 60.0, nothing), world)
 
 
 def test_what_a_manifest_names_is_what_is_obeyed():
@@ -174,7 +167,7 @@ def test_islands_draw_differently():
     world = World(67)
     run([Alike(world, name, 1, 10.0, settings=settings) for name in "ab"], lambda _: None)
     keys = [_keys.contribution(0, Who(name, 1)) for name in "ab"]
-    one, two = (bytes(_contribution.read(world.objects[key], 1).blobs[0]) for key in keys)
+    one, two = (bytes(Contribution.from_bytes(world.objects[key], 1).blobs[0]) for key in keys)
     assert len(one) == len(two)
     assert one != two
 
@@ -193,7 +186,7 @@ def stateful():
 def closed(counted):
     data = b""
     entries = [entry_of(Who("a", 1), data)] if counted else []
-    return Manifest(3, Who("b", 1), "", entries, [], [], None, None, 0.0)
+    return Manifest(3, Who("b", 1), "", entries, [], [], [], 0.0)
 
 
 def same(one, two):

@@ -8,8 +8,7 @@ from simulation import PARAMS, SETTINGS, Actor, Mortal, World, run, same_bits
 
 import fftgrad as fg
 from fftgrad.islands import _keys
-from fftgrad.islands._perform import StoreError
-from fftgrad.islands._requests import Create
+from fftgrad.islands._requests import Create, StoreError
 
 
 def ends(_):
@@ -182,7 +181,7 @@ def test_a_damaged_run_is_told_to_who_starts_and_ends_nobody():
         def note(self):
             super().note()
             if len(self.changes) == 2:
-                world.objects[_keys.RUN] = flipped(self.member.run)
+                world.objects[_keys.RUN] = self.member.run.replace(b"0.7", b"0.8")
 
     everyone = run([Damages(world, name, 5, 10.0) for name in "abc"], ends)
     same_bits(everyone)

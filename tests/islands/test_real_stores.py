@@ -20,14 +20,13 @@ from processes import ROOT, environment_of, running
 import fftgrad as fg
 
 pytest.importorskip("obstore")
-pytest.importorskip("paramiko")
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.xdist_group("real stores")]
 PROGRAM = str(ROOT / "tests" / "store_program.py")
 DEADLINE = 2.0
 SLACK = 3.0
 """Seconds for what is no waiting: a request that is under way, and other programs of a machine."""
-KILLS = {"folder": 50, "seaweed": 16, "ceph": 16, "sshd": 16}
-TAKES = {"folder": 0.002, "seaweed": 0.02, "ceph": 0.04, "sshd": 0.04}
+KILLS = {"folder": 50, "seaweed": 16, "ceph": 16}
+TAKES = {"folder": 0.002, "seaweed": 0.02, "ceph": 0.04}
 """Seconds of a request, and some: a kill is at a random instant of it."""
 REQUESTS = {
     "create contribution": 3,
@@ -426,13 +425,11 @@ def small_disk(folder, size):
 
 def test_a_full_store_stops_rounds_and_nothing_else(run):
     """They train on alone and say why; with room again they go on, and hold the same bits."""
-    if run.kind not in ("folder", "sshd"):
+    if run.kind != "folder":
         pytest.skip("the disk of this server is not the test's")
     disk = run.folder / "disk"
-    scheme = run.url.partition("://")[0]
-    host = run.url.removeprefix(f"{scheme}://").partition("/")[0]
     with small_disk(disk, "256k"):
-        run.url = f"{scheme}://{host}{disk}/run"
+        run.url = f"file://{disk}/run"
         living = [run.start(name) for name in ("a", "b", "c")]
         until(lambda: all(any(x.startswith("round") for x in p.told) for p in living))
         ballast = disk / "ballast"

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from simulation import PARAMS, SETTINGS, Steady, World, run, same_bits, total
 
-from fftgrad.islands import _frame, _keys, _run, _settings
-from fftgrad.islands._frame import DamagedError
-from fftgrad.islands._perform import StoreError
-from fftgrad.islands._requests import Create, Wait
+from fftgrad.islands import _join, _keys, _objects, _settings
+from fftgrad.islands._objects import DamagedError
+from fftgrad.islands._requests import Create, StoreError, Wait
 
 
 class Dies(Steady):
@@ -122,10 +121,10 @@ def test_what_is_in_the_open_round_already_is_not_sent_again():
 
 def test_a_bit_of_the_runs_object_ends_nobodys_run():
     """Nor one of the number of its format, which is read before the checksum by who starts."""
-    data = _frame.pack_json({"id": "0", "model": [], "settings": {}})
+    data = _objects.pack_json({"id": "0", "model": [], "settings": {}})
 
     def said(found):
-        steps = _run.stay(data)
+        steps = _join.check_run(data)
         next(steps)
         with pytest.raises(StopIteration) as end:
             steps.send(found)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from simulation import PARAMS, SETTINGS, Actor, Faults, Mortal, Steady, World, run, same_bits, total
 
 import fftgrad as fg
-from fftgrad.islands import _anchor, _contribution, _keys
+from fftgrad.islands import _keys, _log
+from fftgrad.islands._objects import Contribution
 from fftgrad.islands._requests import Create
 
 
@@ -116,9 +117,7 @@ class Otherwise:
         anchor = self.member.anchor
         if base == 1:
             other = anchor.params | {"w": anchor.params["w"] + np.float32(1)}
-            self.member.anchor = _anchor.make(
-                1, other, anchor.outer, anchor.settings, anchor.expected
-            )
+            self.member.anchor = _log.make(1, other, anchor.outer, anchor.expected)
         return super().change(tree, base)
 
 
@@ -173,9 +172,7 @@ class Bad(Actor):
 
 def with_header(**changes):
     def spoil(_, data):
-        contribution = _contribution.read(data, 1)
-        blobs = [bytes(blob) for blob in contribution.blobs]
-        return _contribution.write(contribution._replace(**changes), blobs)
+        return Contribution.from_bytes(data, 1)._replace(**changes).to_bytes()
 
     return spoil
 
@@ -188,7 +185,7 @@ def with_values(value):
             fg.NoMemory(), tree, (), states, member.anchor.round, 0
         )
         blobs = member.programs.to_bytes(payloads)
-        return _contribution.write(_contribution.read(data, 1), blobs)
+        return Contribution.from_bytes(data, 1)._replace(blobs=blobs).to_bytes()
 
     return spoil
 
@@ -197,7 +194,6 @@ POISON = {
     "not finite": with_values(np.nan),
     "norm .*, the median has": with_values(1e4),
     "of another model": with_header(model="0"),
-    "made by other settings": with_header(settings="0"),
     "holds another anchor": with_header(anchor="0"),
     "stale: starts from round": with_header(base=-1),
     "not there yet": with_header(base=3),
@@ -305,9 +301,7 @@ def test_whoever_holds_other_bits_is_found_and_takes_the_next_anchor():
                 self.flipped = True
                 w = anchor.params["w"] + np.float32(1e-6)
                 tree = anchor.params | {"w": w}
-                self.member.anchor = _anchor.make(
-                    4, tree, anchor.outer, anchor.settings, anchor.expected
-                )
+                self.member.anchor = _log.make(4, tree, anchor.outer, anchor.expected)
             super().turn()
 
         def note(self):
@@ -322,27 +316,6 @@ def test_whoever_holds_other_bits_is_found_and_takes_the_next_anchor():
     assert said[0][:2] == (4, "c")
     assert "holds another anchor" in said[0][2]
     assert everyone[2].member.ledger.outcomes[-1].counted
-
-
-def test_settings_change_at_a_round_for_all():
-    """One comes back with another codec, rate and number of islands."""
-    world = World(8)
-    exchange = fg.AllGather(fg.chain(fg.TopK(fraction=0.5), fg.LogLevels(bits=4)))
-    other = dataclasses.replace(
-        SETTINGS, exchange=exchange, rate=0.3, islands=4, version=1, deadline=90.0
-    )
-    actors = [Actor(world, name, 8, 10.0) for name in "ab"]
-    actors.append(Actor(world, "c", 4, 10.0, settings=other))
-    actors.append(Actor(world, "d", 4, 10.0, settings=None))
-    actors[2].ready = actors[3].ready = 60.0
-    everyone = run(actors, ends)
-    same_bits(everyone)
-    (begins,) = [m.round for m in world.manifests() if m.settings]
-    assert world.manifests()[begins].expected is None
-    for actor in everyone:
-        assert actor.failure is None, actor.failure
-        assert actor.member.anchor.settings == other
-    assert len(world.manifests()[begins + 1].counted) == 4
 
 
 @pytest.mark.parametrize("begins", range(10))

@@ -4,8 +4,6 @@ import io
 import json
 import pathlib
 
-import jax
-import jax.numpy as jnp
 import pytest
 from rich.console import Console
 from simulation import SETTINGS, Actor, Mortal, World, run
@@ -13,8 +11,6 @@ from simulation import SETTINGS, Actor, Mortal, World, run
 import fftgrad as fg
 from fftgrad.__main__ import main
 from fftgrad.advise.commands import _islands
-from fftgrad.islands._model import Model
-from fftgrad.islands._programs import Programs
 
 pytest.importorskip("obstore")
 
@@ -51,7 +47,7 @@ def test_it_says_who_came_and_who_did_not(world):
     assert (found.open, found.anchor, found.came) == (8, 6, [])
     a, b, c = found.islands
     assert (a.counted, b.counted, c.counted) == (8, 8, 3)
-    assert (a.lag, b.lag, c.lag) == (0, 0, 5)
+    assert (a.last, b.last, c.last) == (7, 7, 2)
     assert (a.missed, b.missed, c.missed) == (0, 0, 1)
     assert [one.missed for one in found.rounds if one.missed] == [["c"]]
     assert all(one.loss == pytest.approx(0.5) for one in found.rounds)
@@ -87,19 +83,6 @@ def test_the_command_writes_json(folder, capsys):
     assert [one["round"] for one in found["rounds"]] == [6, 7]
 
 
-def test_it_watches_until_it_is_interrupted(folder, monkeypatch):
-    looks = []
-
-    def sleep(seconds):
-        looks.append(seconds)
-        if len(looks) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("fftgrad.advise.commands._islands.time.sleep", sleep)
-    assert main(["islands", "status", folder, "--watch", "--every", "7"]) == 130
-    assert looks == [7.0, 7.0, 7.0]
-
-
 def test_where_there_is_no_run_it_says_so(tmp_path, capsys):
     assert main(["islands", "status", str(tmp_path)]) == 2
     assert "must have a run" in capsys.readouterr().err
@@ -107,27 +90,9 @@ def test_where_there_is_no_run_it_says_so(tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_day_has_the_bytes_of_its_contributions():
-    """Sizes by shapes are those of what is written."""
-    params = {"w": jnp.zeros((100, 30)), "b": jnp.zeros(30)}
-    store = fg.islands.open_store("memory://")
-    settings = fg.islands.Settings(every=1, deadline=5.0)
-    with fg.islands.Island(store, "a", params, settings=settings) as island:
-        island.step(jax.tree.map(lambda leaf: leaf + 1.0, island.params))
-        (entry,) = island._member.gathering.named
-        data = store.read(f"rounds/000000000/{entry}")
-    day = fg.islands.sizing(params, settings, islands=4, seconds=100.0)
-    assert day.contribution == pytest.approx(len(data), abs=150)
-    model = Model.of(params)
-    shapes = tuple((path, like.shape) for path, like in model.likes.items())
-    assert day.contribution > sum(Programs(shapes, settings.exchange).sizes)
-    assert day.rounds == 864
-    assert day.read == pytest.approx(864 * (3.25 * day.contribution + 4 * 400))
-
-
 def test_what_a_member_wrote_is_shown_as_text():
     """Neither markup nor what moves the cursor."""
-    one = fg.islands.RoundStatus(3, "a", ["a"], [], {"b": "[/nothing] \x1b[2J"}, None, 0, 1.0)
+    one = fg.islands.RoundStatus(3, ["a"], [], {"b": "[/nothing] \x1b[2J"}, None, 1.0)
     found = fg.islands.Status(4, ["c\n"], 0, [], [one], "")
     console = Console(width=120, file=io.StringIO())
     console.print(_islands.show(found))

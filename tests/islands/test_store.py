@@ -1,13 +1,9 @@
-"""Stores: one law for a folder, memory, S3 and SFTP."""
+"""Stores: one law for a folder, memory and S3."""
 
 import concurrent.futures
 import contextlib
 import os
 import pathlib
-import select
-import shutil
-import socket
-import subprocess
 import threading
 import time
 
@@ -16,17 +12,9 @@ import pytest
 from servers import REAL, serving
 
 import fftgrad as fg
-from fftgrad.islands import _folder, _perform, _sftp
-from fftgrad.islands._frame import TooLargeError
-from fftgrad.islands._perform import Performer, StoreError
-from fftgrad.islands._requests import Create, Delete, List, Read, settle
-
-SERVERS = ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "sftp-server")
-
-
-def servers():
-    """OpenSSH's server of SFTP, where it may be."""
-    return filter(None, (os.environ.get("SFTP_SERVER"), *SERVERS))
+from fftgrad.islands import _requests, _store
+from fftgrad.islands._objects import TooLargeError
+from fftgrad.islands._requests import Create, Delete, List, Performer, Read, StoreError, settle
 
 
 @contextlib.contextmanager
@@ -66,52 +54,6 @@ def s3(_):
         server.stop()
 
 
-class End(socket.socket):
-    """An end of a pipe, which takes itself for a channel of SSH."""
-
-    def get_name(self):
-        return "pipe"
-
-    def recv_ready(self):
-        return bool(select.select([self], [], [], 0)[0])
-
-
-class Piped(_sftp.SftpStore):
-    """OpenSSH's own server, without a network: at the other end of a socket."""
-
-    def connect(self):
-        paramiko = pytest.importorskip("paramiko")
-        here, there = socket.socketpair()
-        program = next(filter(None, map(shutil.which, servers())))
-        server = subprocess.Popen([program], stdin=there, stdout=there)
-        there.close()
-        client = paramiko.SFTPClient(End(fileno=here.detach()))
-        client.server = server
-        return client
-
-    def disconnect(self, client):
-        client.sock.close()
-        client.server.kill()
-        client.server.wait()
-
-
-@contextlib.contextmanager
-def sftp(path):
-    pytest.importorskip("paramiko")
-    if not any(map(shutil.which, servers())):
-        pytest.skip("there is no sftp-server of OpenSSH")
-    made = []
-
-    def store():
-        made.append(Piped(f"sftp://host{path}/run"))
-        return made[-1]
-
-    yield store
-    for one in made:
-        if one._client is not None:
-            one.disconnect(one._client)
-
-
 def real(name):
     """A server in a process of its own."""
 
@@ -123,7 +65,7 @@ def real(name):
     return pytest.param(kind, id=name, marks=(pytest.mark.slow, pytest.mark.processes))
 
 
-KINDS = [folder, memory, s3, sftp, *map(real, REAL)]
+KINDS = [folder, memory, s3, *map(real, REAL)]
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
@@ -197,16 +139,16 @@ def test_nobody_sees_a_part_of_an_object(make):
         ("ftp://host/folder", "must be that of a store"),
         ("nonsense://x", "must be that of a store"),
         ("az://bucket/x", "must be that of a store"),
-        ("sftp:///folder", "must have a host"),
+        ("sftp://host/folder", "must be that of a store"),
     ],
 )
 def test_a_wrong_url_is_answered(url, says):
-    pytest.importorskip("paramiko")
+    pytest.importorskip("obstore")
     with pytest.raises(ValueError, match=says):
         fg.islands.open_store(url).read("a")
 
 
-@pytest.mark.parametrize("scheme", ["s3", "file", "sftp", "memory"])
+@pytest.mark.parametrize("scheme", ["s3", "file", "memory"])
 @pytest.mark.parametrize("end", ["#lr=0.1", "?lr=0.1", "\tlr"])
 def test_a_url_with_an_end_that_a_store_drops_is_refused(tmp_path, scheme, end):
     """Or two runs meet in one folder, and the second starts from the parameters of the first."""
@@ -239,14 +181,6 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     fg.islands.open_store("~/run")
     assert (tmp_path / "run").is_dir()
-
-
-def test_a_tilde_is_the_home_folder_on_the_server(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # in the place of the home folder, where the server starts
-    with sftp("/~") as make:
-        make().create("own", b"1")
-    assert (tmp_path / "run/own").is_file()
-    assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
 BOUNDS = 0.2, 0.4, 0.8
@@ -303,7 +237,7 @@ def test_a_store_that_stays_away_is_an_error():
     performer = Performer(Flaky(100), wait=bool)
     with pytest.raises(StoreError, match=r"must read 'a', got OSError: away; see whether"):
         performer.run(iter_of(Read("a", 3)))
-    assert performer.traffic["reads"] == _perform.RETRIES + 1
+    assert performer.traffic["reads"] == _requests.RETRIES + 1
 
 
 def test_a_store_of_ones_own_need_not_ask_for_sizes():
@@ -356,7 +290,7 @@ def test_an_object_of_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path, m
             told.append(path.name if path else "link")
             return real(*args)
 
-        monkeypatch.setattr(_folder.os, name, watched)
+        monkeypatch.setattr(_store.os, name, watched)
     store = fg.islands.open_store(str(tmp_path / "run"))
     assert store.create("a/b", b"1")
     assert told[:2] == ["run", "run"]  # the folders made
@@ -371,7 +305,7 @@ def test_an_object_that_did_not_come_to_the_disk_has_no_name(tmp_path, monkeypat
 
     store = fg.islands.open_store(str(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(_folder.os, "fsync", broken)
+        patch.setattr(_store.os, "fsync", broken)
         with pytest.raises(OSError, match="the disk is gone"):
             store.create("a/b", b"1")
     assert store.list("") == []
@@ -386,46 +320,6 @@ def test_a_folder_that_is_away_is_not_made(tmp_path):
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="must be that of a store"):
         fg.islands.open_store(str(tmp_path / "run"), make=False)
-
-
-def test_what_sftp_could_not_write_is_not_renamed(tmp_path, monkeypatch):
-    """Answers to writes that were sent ahead are looked at before the object gets its name."""
-    with sftp(tmp_path) as make:
-        store = make()
-        store.create("a", b"1")
-        client = store._client
-        ask, hear, writes = client._async_request, client._read_response, set()
-
-        def asked(fileobj, kind, *args):
-            number = ask(fileobj, kind, *args)
-            if kind == 6:  # SSH_FXP_WRITE
-                writes.add(number)
-            return number
-
-        def heard(number=None):
-            answer = hear(number)
-            if number in writes:
-                raise OSError("no space left on the server")
-            return answer
-
-        monkeypatch.setattr(client, "_async_request", asked)
-        monkeypatch.setattr(client, "_read_response", heard)
-        with pytest.raises(OSError, match="no space left"):
-            store.create("b", os.urandom(100_000))
-        assert make().read("b") is None
-        assert not list((tmp_path / "run" / _folder.UPLOADS).iterdir())
-
-
-def test_sftp_brings_an_object_to_the_disk_where_the_server_does(tmp_path, monkeypatch):
-    with sftp(tmp_path) as make:
-        store = make()
-        store.create("a", b"1")
-        assert store._syncs is True  # OpenSSH's has the extension
-        other = make()
-        monkeypatch.setattr(_sftp, "FSYNC", "fsync@nowhere")
-        assert other.create("b", b"2")
-        assert other._syncs is False
-        assert other.read("b") == b"2"
 
 
 class Replacing(Flaky):

@@ -4,7 +4,7 @@ import dataclasses
 
 from simulation import SETTINGS, Actor, Faults, Mortal, Steady, World, run, same_bits
 
-from fftgrad.islands import _anchor, _keys
+from fftgrad.islands import _keys, _log
 from fftgrad.islands._requests import Create, Read
 
 
@@ -66,9 +66,7 @@ class Otherwise(Steady):
         anchor = self.member.anchor
         if base == 1 and len(self.changes) < 2:
             other = anchor.params | {"w": anchor.params["w"] + 1}
-            self.member.anchor = _anchor.make(
-                1, other, anchor.outer, anchor.settings, anchor.expected
-            )
+            self.member.anchor = _log.make(1, other, anchor.outer, anchor.expected)
         return super().change(tree, base)
 
     def note(self):

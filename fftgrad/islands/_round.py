@@ -1,0 +1,226 @@
+"""A round: which contributions have come, which of them count, and how to fetch those that do."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterable
+
+import numpy as np
+
+from fftgrad.islands import _keys, _log, _objects
+from fftgrad.islands._keys import Who
+from fftgrad.islands._log import Anchor
+from fftgrad.islands._model import Programs
+from fftgrad.islands._objects import Contribution, DamagedError, Entry, Manifest, Refusal
+from fftgrad.islands._requests import Clock, List, Read, Steps, Wait
+from fftgrad.islands._settings import Settings
+
+
+@dataclasses.dataclass(eq=False)
+class Gathering:
+    """The contributions to the open round, as one island sees them come."""
+
+    anchor: Anchor
+    settings: Settings
+    most: int  # bytes of a contribution
+    named: Collection[Who] | None = None  # in the manifest of the round before, if it was obeyed
+    found: dict[Who, bytes | DamagedError] = dataclasses.field(default_factory=dict)
+    left: set[str] = dataclasses.field(default_factory=set)  # islands that counted and left since
+    handed: float = 0.0  # when this island handed in
+    trained: float = 0.0  # seconds that its inner steps took
+    begun: float | None = None  # when it saw that an expected island had come
+
+    def hand_in(self, now: float, trained: float) -> None:
+        """Start to wait for the others."""
+        self.handed, self.trained, self.begun = now, trained, None
+
+    @property
+    def end(self) -> float:
+        """The time at which the island closes the round with the contributions that came.
+
+        It is a deadline after an expected island has come, because inner steps may take longer than
+        any deadline. While none has come, the others get as long as its own inner steps took, and
+        no more, because they may all be dead.
+        """
+        begun = self.handed + self.trained if self.begun is None else self.begun
+        return begun + self.settings.deadline
+
+    def look(
+        self, keys: Collection[str], own: Who, meanwhile: Callable[[], Steps[None]]
+    ) -> Steps[bool]:
+        """Read the contributions among the keys of the round; return whether it can be closed."""
+        for who in sorted(_keys.contributors(keys) - {own}):
+            yield from meanwhile()
+            yield from self.read(who)
+        leavers = {_keys.leaver(key) for key in keys} & set(self.named or ())
+        self.left = {who.island for who in leavers if who}
+        here, now = {who.island for who in (own, *self.found)}, (yield Clock())
+        expected = self.anchor.expected
+        if self.begun is None and (not expected or here.intersection(expected)):
+            self.begun = now
+        if expected is None:
+            return now >= self.end or len(here) >= self.settings.islands
+        return now >= self.end or here >= set(expected) - self.left
+
+    def read(self, who: Who) -> Steps[None]:
+        """Read a contribution, once; keep the error of one that cannot be read."""
+        if who in self.found:
+            return
+        try:
+            data = yield Read(_keys.contribution(self.anchor.round, who), self.most)
+        except DamagedError as error:
+            data = error
+        if data is not None:
+            self.found[who] = data
+
+    def late(self) -> Steps[list[str]]:
+        """Islands that came to the round before after it was closed, and have not left since.
+
+        None if this island does not know which came in time.
+        """
+        if self.named is None:
+            return []
+        keys = yield List(_keys.round_folder(self.anchor.round - 1))
+        came = _keys.contributors(keys) - set(self.named)
+        if came:
+            keys = yield List(_keys.round_folder(self.anchor.round))
+            came -= {_keys.leaver(key) for key in keys}
+        return [who.island for who in came]
+
+
+MOST_REASON = 300
+"""Most characters of the reason of a refusal. Its sender has a say in them."""
+
+
+def manifest_of(
+    gathering: Gathering,
+    model: str,
+    programs: Programs,
+    by: Who,
+    waited: float,
+    back: Iterable[str] = (),
+    alone: bool = False,
+) -> Manifest | None:
+    """The manifest of a round as this island sees it; None if it may not write it.
+
+    An island that holds another anchor than most of the islands that came leaves the manifest to
+    them, unless it is `alone`, because they did not write it. A round in which nothing counts is
+    closed too, and changes nothing: left open, it would block all.
+
+    The next round waits for the islands that kept pace, for those that are `back`, and for those
+    that are there with nothing to hand in. It does not wait for a slow island, whose change starts
+    from an earlier round.
+    """
+    anchor, limit, back = gathering.anchor, gathering.settings.limit, set(back)
+    checked: dict[Who, Entry] = {}
+    refused: dict[Who, str] = {}
+    held: list[str] = []
+    for who, data in sorted(gathering.found.items()):
+        try:
+            if isinstance(data, DamagedError):
+                raise data
+            contribution = Contribution.from_bytes(data, len(programs.sizes))
+            if contribution.round == anchor.round and contribution.model == model:
+                held.append(contribution.anchor)
+            if contribution.who == who and contribution.fault:
+                back.add(who.island)
+            _check(contribution, who, anchor, model, gathering.settings.stale)
+            norm = _norm(programs, contribution)
+            checked[who] = Entry(
+                *who,
+                sha256=_objects.digest(data),
+                weight=contribution.weight,
+                base=contribution.base,
+                loss=contribution.loss,
+                norm=norm,
+                held=contribution.held,
+            )
+        except DamagedError as error:
+            refused[who] = str(error)[:MOST_REASON]
+    if not alone and held.count(anchor.digest) < max(map(held.count, held), default=0):
+        return None
+    newest = {who.island: who for who in checked}  # they ascend
+    early = {who for who in checked if who != newest[who.island]}
+    refused |= dict.fromkeys(early, "of an earlier start of its name")
+    counted = [entry for who, entry in checked.items() if who not in early]
+    norm = statistics.median_low([entry.norm for entry in counted if entry.norm] or [0.0])
+    long = [entry for entry in counted if entry.norm > limit * norm]
+    refused |= {e.who: f"norm {e.norm:.3g}, the median has {norm:.3g}" for e in long}
+    counted = [entry for entry in counted if entry not in long]
+    # An island that trained on alone has learned more, but its weight is bounded.
+    most = limit * statistics.median_low([entry.weight for entry in counted] or [0.0])
+    counted = [entry._replace(weight=min(entry.weight, most)) for entry in counted]
+    came = {who.island for who in gathering.found}
+    pace = {entry.island for entry in counted if entry.base == anchor.round}
+    return Manifest(
+        round=anchor.round,
+        by=by,
+        anchor=anchor.digest,
+        counted=counted,
+        refused=[Refusal(*who, reason) for who, reason in sorted(refused.items())],
+        missed=sorted(set(anchor.expected or ()) - came - gathering.left),
+        expected=sorted(pace | back or came),
+        waited=waited,
+    )
+
+
+def _check(contribution: Contribution, who: Who, anchor: Anchor, model: str, stale: int) -> None:
+    number = anchor.round
+    if contribution.who != who:
+        raise DamagedError(f"says that it is of {contribution.who}")
+    if contribution.round != number:
+        raise DamagedError(f"for round {contribution.round}")
+    if contribution.model != model:
+        raise DamagedError("of another model")
+    if contribution.fault:
+        raise DamagedError(contribution.fault)
+    if contribution.anchor != anchor.digest:
+        raise DamagedError(f"holds another anchor, {contribution.anchor}")
+    if contribution.base > number:
+        raise DamagedError(f"starts from round {contribution.base}, which is not there yet")
+    if number - contribution.base > stale:
+        raise DamagedError(f"stale: starts from round {contribution.base}")
+
+
+def _norm(programs: Programs, contribution: Contribution) -> float:
+    """The norm of a contribution, decoded; a `DamagedError` if it is not finite."""
+    vectors = programs.decode(programs.from_bytes(contribution.blobs), contribution.round)
+    squares = (np.dot(wide, wide) for wide in (v.astype(np.float64) for v in vectors))
+    norm = math.sqrt(sum(map(float, squares)))
+    if not math.isfinite(norm):
+        raise DamagedError("not finite")
+    return norm
+
+
+def fetch(
+    number: int,
+    entry: Entry,
+    mine: bytes | DamagedError | None,
+    most: int,
+    deadline: float,
+    meanwhile: Callable[[], Steps[None]],
+) -> Steps[bytes | None]:
+    """The bytes of a contribution that a manifest names; None if the store has them no more.
+
+    `mine` are the bytes that this island has, which may be others.
+    """
+    end = (yield Clock()) + deadline
+    data = mine
+    while True:
+        if not _is_named(data, entry):
+            yield from meanwhile()
+            try:
+                data = yield Read(_keys.contribution(number, entry.who), most)
+            except DamagedError as error:
+                data = error
+        if isinstance(data, bytes) and _is_named(data, entry):
+            return data
+        newer = yield from _log.numbers()
+        now = yield Clock()
+        if (newer and newer[-1] > number) or now >= end:
+            return None
+        yield Wait(max(0.01, min(deadline / 10, end - now)))
+
+
+def _is_named(data: bytes | DamagedError | None, entry: Entry) -> bool:
+    return isinstance(data, bytes) and _objects.digest(data) == entry.sha256
