@@ -183,11 +183,6 @@ MISTAKES = {
     "a tile without values to send": (
         lambda: fg.methods.demo(k=0), ValueError, r"must be at least 1, got 0; use k=32"
     ),
-    "one lost worker": (
-        lambda: fg.checkpoint.reshard_state(pmean().init(jnp.ones(3)), 3, lost=2),
-        TypeError,
-        r"reshard_state\(lost\): must be a list of workers, got 2; use \[2\]",
-    ),
     "an exchange in a chain": (lambda: fg.chain(TOP, fg.AllReduce()), TypeError, "TopK"),
     "an exchange in a rule": (lambda: fg.Rule(fg.AllReduce()), TypeError, r"use Identity\(\)"),
     "an exchange from a rule": (

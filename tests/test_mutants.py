@@ -68,18 +68,6 @@ MUTANTS = {
         "inner != 0,",
         "tests/testing/test_checks.py -k 'broken_codec and flips-'",
     ),
-    "a lost worker that is replaced is not lost": Mutant(
-        "checkpoint/_lay_out.py",
-        "self.before == self.after == len(self.alive)",
-        "self.before == self.after",
-        "tests/checkpoint/test_reshard.py -k place_of_a_lost",
-    ),
-    "what a lost worker owned is not counted": Mutant(
-        "checkpoint/_lay_out.py",
-        '("residual", "shards")',
-        '("residual",)',
-        "tests/checkpoint/test_reshard.py -k place_of_a_lost",
-    ),
     "thresholds of other shards go on": Mutant(
         "checkpoint/_lay_out.py",
         '"seen", "shard warm", "fixed"',
@@ -889,12 +877,6 @@ MUTANTS = {
         "if not old.is_key:",
         "if True:",
         "tests/checkpoint/test_reshard.py -k keys_of_workers",
-    ),
-    "the rows of a lost worker are spread": Mutant(
-        "checkpoint/_lay_out.py",
-        "[plan.alive], plan.after)",
-        ", plan.after)",
-        "tests/checkpoint/test_reshard.py -k took_along",
     ),
     "groups of another size are taken for the same": Mutant(
         "checkpoint/_lay_out.py",

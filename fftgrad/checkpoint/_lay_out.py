@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -24,14 +24,12 @@ class Resharded(NamedTuple):
     Attributes:
       state: the state, for the new number of workers.
       workers: the numbers of workers before and after.
-      lost: the norm of what lost workers had not sent yet, over that of what all had not.
       anew: the leaves that start as in a fresh state.
       left: the leaves of the old state that the new one has no place for.
     """
 
     state: Any
     workers: tuple[int, int]
-    lost: float
     anew: tuple[str, ...]
     left: tuple[str, ...]
 
@@ -41,39 +39,21 @@ _KEPT_ELSEWHERE = ("shards", "fixed")
 
 
 class Plan(NamedTuple):
-    """How many workers there were and will be, and which of the old ones are left."""
+    """How many workers there were and will be."""
 
     before: int
     after: int
-    alive: list[int]
 
     @property
     def same(self) -> bool:
-        return self.before == self.after == len(self.alive)
+        return self.before == self.after
 
 
-def numbers(lost: Iterable[int], owner: str) -> tuple[int, ...]:
-    """Those of the lost workers."""
-    if isinstance(lost, int | np.integer | np.ndarray | jax.Array) and not np.ndim(lost):
-        raise TypeError(f"{owner}(lost): must be a list of workers, got {lost}; use [{lost}].")
-    return tuple(lost)
-
-
-def lay_out(
-    old: Mapping[str, Leaf], into: PyTree, lost: tuple[int, ...], missing: Missing, owner: str
-) -> Resharded:
+def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str) -> Resharded:
     """The leaves of an old state as a tree like `into`."""
     check_choice(f"{owner}(missing)", missing, get_args(Missing))
     old, new = _leaves.with_rows(old), _leaves.with_rows(_leaves.describe(into, owner))
-    before, after = _leaves.workers_of(old), _leaves.workers_of(new)
-    if all(leaf.kind in _leaves.ROWLESS for leaf in old.values()):
-        lost = ()  # they had nothing of their own
-    plan = Plan(before, after, [i for i in range(before) if i not in lost])
-    if not plan.alive or not set(lost) <= set(range(before)):
-        raise ValueError(
-            f"{owner}(lost): must be some of the workers 0 to {before - 1}, and not all, got "
-            f"{lost}; use (0,), or start from fg.init_state."
-        )
+    plan = Plan(_leaves.workers_of(old), _leaves.workers_of(new))
     if not plan.same:
         _leaves.check_rows({**old, **new}, owner)
     carriers = {name: _carried(old[name], new[name], plan) for name in new if name in old}
@@ -111,9 +91,8 @@ def lay_out(
         like if (carry := carriers.get(name)) is None or no_keys(name) else carry(like)
         for name, like in zip(new, jax.tree.leaves(into), strict=True)
     ]
-    share = _lost_share(old, plan) if lost else 0.0
     tree = jax.tree.unflatten(jax.tree.structure(into), leaves)
-    return Resharded(tree, (before, after), share, anew, left)
+    return Resharded(tree, (plan.before, plan.after), anew, left)
 
 
 def _carried(old: Leaf, new: Leaf, plan: Plan) -> Callable[[Any], Any] | None:
@@ -160,7 +139,7 @@ def _joined(rows: Array) -> Array:
 
 
 def _spread(old: Leaf, plan: Plan) -> Array:
-    rows = _rows.spread(_of_each(old, plan)[plan.alive], plan.after)
+    rows = _rows.spread(_of_each(old, plan), plan.after)
     flat = _joined(rows)
     if not old.is_key:
         return flat
@@ -170,15 +149,8 @@ def _spread(old: Leaf, plan: Plan) -> Array:
     return np.asarray(jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, np.arange(len(keys)))))
 
 
-def _without_lost(old: Leaf, plan: Plan) -> Array:
-    """The rows [N, s, m, ...], zero for those that are lost."""
-    rows = np.moveaxis(_of_each(old, plan), 1, 2).copy()
-    rows[[i for i in range(plan.before) if i not in plan.alive]] = 0
-    return rows
-
-
 def _new_shards(old: Leaf, pieces: int, plan: Plan) -> Array:
-    rows = _without_lost(old, plan)
+    rows = np.moveaxis(_of_each(old, plan), 1, 2)  # [N, s, m, ...]
     groups = rows.reshape(-1, old.pieces, *rows.shape[1:])
     joined = np.stack([_rows.join(group, old.size) for group in groups])
     after = _rows.spread(joined, plan.after // pieces)
@@ -225,15 +197,3 @@ def _like_rows(old: Leaf | None, new: Leaf, plan: Plan) -> bool:
     if old is None or plan.same or old.shape[1:] != new.shape[1:]:
         return False
     return (old.kind, old.shape[:1], new.shape[:1]) == ("shared", (plan.before,), (plan.after,))
-
-
-def _lost_share(old: Mapping[str, Leaf], plan: Plan) -> float:
-    """The norm of the rows of lost workers, over that of all."""
-    gone = total = 0.0
-    for leaf in old.values():
-        if leaf.kind in ("residual", "shards") and _floats(leaf):
-            rows = _of_each(leaf, plan).astype(np.float64).reshape(plan.before, -1)
-            squares = np.sum(rows * rows, axis=1)
-            total += float(np.sum(squares))
-            gone += float(np.sum(np.delete(squares, plan.alive)))
-    return math.sqrt(gone / total) if total else 0.0

@@ -1,6 +1,6 @@
 """A state as another number of workers, or another method, goes on with it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,16 +15,13 @@ from fftgrad.checkpoint._lay_out import (
     Plan,
     Resharded,
     lay_out,
-    numbers,
     shape_of_shards,
 )
 from fftgrad.checkpoint._leaves import Leaf
 from fftgrad.training import _worker
 
 
-def reshard_state(
-    state: PyTree, to: int | PyTree, *, lost: Iterable[int] = (), missing: Missing = "refuse"
-) -> Resharded:
+def reshard_state(state: PyTree, to: int | PyTree, *, missing: Missing = "refuse") -> Resharded:
     """Function: a state for another number of workers, or for another method.
 
     What a worker has not sent yet is training state. With N workers before and M from now on, lay N
@@ -64,8 +61,6 @@ def reshard_state(
         processes, `fftgrad.checkpoint` saves it and restores it for another number.
       to: a fresh tree like it, of which the result has shapes, dtypes and shardings, or the number
         of workers.
-      lost: workers that are gone with what they had. Their rows are left out, and the others
-        spread; of shards and pieces theirs are zero.
       missing: what to do with a leaf that the old state lacks or has in another shape: "refuse" it,
         or "zero", to keep the fresh one, leave behind what has no place, and warn.
 
@@ -76,9 +71,9 @@ def reshard_state(
       value; to the bit if each new row is one old row.
 
     Raises:
-      ValueError: if a leaf is missing, left over or of another shape, which is named; if a worker
-        in `lost` is none, or all are; if the number of workers does not do for `Hierarchical`, or
-        for codecs in `TwoStage` that remember: then pass a fresh state.
+      ValueError: if a leaf is missing, left over or of another shape, which is named; if the number
+        of workers does not do for `Hierarchical`, or for codecs in `TwoStage` that remember: then
+        pass a fresh state.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
@@ -93,7 +88,7 @@ def reshard_state(
     _copies.check_copies(here, "reshard_state")
     if isinstance(to, int | np.integer):
         to = _of_workers(state, old, check_count("reshard_state(to)", to, "use 4."))
-    return lay_out(old, to, numbers(lost, "reshard_state"), missing, "reshard_state")
+    return lay_out(old, to, missing, "reshard_state")
 
 
 def _of_workers(state: PyTree, old: Mapping[str, Leaf], workers: int) -> PyTree:
@@ -127,7 +122,7 @@ def _of_workers(state: PyTree, old: Mapping[str, Leaf], workers: int) -> PyTree:
                 f"because {name} is kept of each shard, got {workers}."
             )
         if own.kind == "shards":
-            shape = shape_of_shards(own, own.pieces, Plan(before, workers, []))
+            shape = shape_of_shards(own, own.pieces, Plan(before, workers))
         return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
     leaves = [like(*row) for row in zip(old, jax.tree.leaves(state), old.values(), strict=True)]

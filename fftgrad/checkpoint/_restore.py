@@ -3,7 +3,7 @@
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,6 @@ class Restored(NamedTuple):
       tree: the tree, where `like` is.
       step: the number of the checkpoint.
       workers: the numbers of workers when it was saved and now.
-      lost: the norm of what lost workers had not sent yet, over that of what all had not.
       anew: the leaves that are those of `like`, because the checkpoint has none for them.
       left: the leaves of the checkpoint that `like` has no place for.
     """
@@ -32,7 +31,6 @@ class Restored(NamedTuple):
     tree: Any
     step: int
     workers: tuple[int, int]
-    lost: float
     anew: tuple[str, ...]
     left: tuple[str, ...]
 
@@ -46,7 +44,6 @@ def restore(
     like: PyTree,
     *,
     step: int | None = None,
-    lost: Iterable[int] = (),
     missing: Missing = "refuse",
 ) -> Restored:
     """Function: the newest checkpoint of `checkpoint.save`, as a tree like a fresh one.
@@ -70,7 +67,6 @@ def restore(
       directory: the folder that `save` wrote to. `~` is the home folder.
       like: a fresh tree like the one that was saved: what has its shapes, dtypes and shardings.
       step: which checkpoint; the newest that is whole if left out.
-      lost: workers whose rows to leave out; see `fg.checkpoint.reshard_state`.
       missing: "refuse" a checkpoint that lacks a leaf of `like`, or has other ones, or "zero", to
         keep those of `like`, leave the others behind, and warn.
 
@@ -104,13 +100,12 @@ def restore(
             "restore(directory, like)."
         )
     folder = local_path("restore(directory)", directory)
-    gone = _lay_out.numbers(lost, "restore")
     damaged: list[str] = []
     with _folder.manager(folder) as manager:
         steps = sorted(manager.all_steps(), reverse=True)
         for number in steps if step is None else [n for n in steps if n == step]:
             try:
-                resharded = _read(manager, number, like, gone, missing)
+                resharded = _read(manager, number, like, missing)
             except DamagedError as error:
                 damaged.append(f"step {number}: {error}")
                 warnings.warn(
@@ -129,9 +124,7 @@ def restore(
     )
 
 
-def _read(
-    manager: Any, step: int, like: PyTree, lost: tuple[int, ...], missing: Missing
-) -> _lay_out.Resharded:
+def _read(manager: Any, step: int, like: PyTree, missing: Missing) -> _lay_out.Resharded:
     about = _agreed(lambda: _about(manager, step))
 
     def reader(name: str, row: Mapping[str, Any]) -> Callable[[Any], Any]:
@@ -153,7 +146,7 @@ def _read(
         )
         for name, row in about["leaves"].items()
     }
-    return _lay_out.lay_out(old, like, lost, missing, "restore")
+    return _lay_out.lay_out(old, like, missing, "restore")
 
 
 def _about(manager: Any, step: int) -> Any:

@@ -227,46 +227,6 @@ def test_groups_are_joined_and_cut_again(groups):
         fg.checkpoint.reshard_state(old, 6)
 
 
-def test_what_a_lost_worker_took_along_is_said():
-    tx = feedback(EXCHANGES["gather top-k"])
-    state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
-    rows = flat(state.memory.worker_rows.residual, 4)
-    out = fg.checkpoint.reshard_state(state, 3, lost=(1,))
-    np.testing.assert_allclose(out.lost, np.linalg.norm(rows[1]) / np.linalg.norm(rows), rtol=1e-6)
-    np.testing.assert_array_equal(flat(out.state.memory.worker_rows.residual, 3), rows[[0, 2, 3]])
-    for wrong in [(4,), (0, 1, 2, 3), (-1,)]:
-        with pytest.raises(ValueError, match="some of the workers 0 to 3"):
-            fg.checkpoint.reshard_state(state, 3, lost=wrong)
-
-
-def test_who_takes_the_place_of_a_lost_worker_gets_nothing_of_its():
-    tx = feedback(fg.TwoStage(fg.Sign(), workers=4))
-    state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
-    kept = flat(state.memory.worker_rows, 4)
-    out = fg.checkpoint.reshard_state(state, fresh(tx, 4), lost=(1,))
-    new = flat(out.state.memory.worker_rows, 4)
-    np.testing.assert_allclose(new, _rows.spread(kept[[0, 2, 3]], 4), rtol=1e-6)
-    np.testing.assert_allclose(out.lost, np.linalg.norm(kept[1]) / np.linalg.norm(kept), rtol=1e-6)
-
-
-def test_of_who_had_nothing_of_its_own_nothing_is_lost():
-    tx = feedback(fg.AllReduce(), fg.NoMemory())
-    state = fresh(tx, 4)
-    out = fg.checkpoint.reshard_state(state, state, lost=(3,))
-    assert out.lost == 0
-    jax.tree.map(np.testing.assert_array_equal, out.state, state)
-
-
-def test_numbers_of_numpy_are_numbers_of_workers():
-    tx = feedback(EXCHANGES["gather top-k"])
-    state = fresh(tx, 4)
-    found = fg.checkpoint.reshard_state(state, np.int64(3), lost=np.array([2]))
-    assert found.workers == (4, 3)
-    for one in (np.int64(2), np.array(2)):
-        with pytest.raises(TypeError, match=r"list of workers, got 2; use \[2\]"):
-            fg.checkpoint.reshard_state(state, 3, lost=one)
-
-
 def test_what_is_no_number_is_that_of_the_first_interval():
     assert _rows.spread(np.arange(8), 3).tolist() == [0, 2, 5]
 
