@@ -884,18 +884,6 @@ MUTANTS = {
         "plan.same",
         "tests/checkpoint/test_reshard.py -k joined",
     ),
-    "bare rows of local steps are not known": Mutant(
-        "checkpoint/_leaves.py",
-        'leaf._replace(kind="own") if is_row(n, leaf) else leaf for',
-        "leaf for",
-        "tests/checkpoint/test_reshard.py -k 'local_workers and bare'",
-    ),
-    "whatever is as long as the workers are many has rows": Mutant(
-        "checkpoint/_leaves.py",
-        'f".{name}".endswith(end) and leaf.shape == shape',
-        "leaf.shape[:1] == shape[:1]",
-        "tests/checkpoint/test_reshard.py -k nothing_tells",
-    ),
     "what has no place is left behind": Mutant(
         "checkpoint/_lay_out.py",
         "unlike += [",

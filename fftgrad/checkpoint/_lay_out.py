@@ -52,7 +52,7 @@ class Plan(NamedTuple):
 def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str) -> Resharded:
     """The leaves of an old state as a tree like `into`."""
     check_choice(f"{owner}(missing)", missing, get_args(Missing))
-    old, new = _leaves.with_rows(old), _leaves.with_rows(_leaves.describe(into, owner))
+    new = _leaves.describe(into, owner)
     plan = Plan(_leaves.workers_of(old), _leaves.workers_of(new))
     if not plan.same:
         _leaves.check_rows({**old, **new}, owner)
@@ -67,19 +67,10 @@ def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str)
     unlike += [f"{n} has no place" for n in left if old[n].kind not in _leaves.LEARNED]
     said = "; ".join(unlike[:4]) + (f"; and {len(unlike) - 4} more" if len(unlike) > 4 else "")
     if unlike and missing == "refuse":
-        remedy = (
-            "make the new one as the old one was made, or pass missing='zero' to start these anew"
-        )
-        if any(_like_rows(old.get(name), new[name], plan) for name in anew):
-            remedy = (
-                "if these are the parameters of workers that train on their own, leave them out, "
-                "make them of what all have in common, of diloco's by jax.tree.map(lambda a: "
-                "jnp.broadcast_to(a, (workers, *a.shape)), state.anchor), and wrap them as "
-                "fg.exchanges.PerWorker(rows) where they are saved; else make the new one as the "
-                "old one was"
-            )
         raise ValueError(
-            f"{owner}(state): must have the leaves of the new one, got others: {said}; {remedy}."
+            f"{owner}(state): must have the leaves of the new one, got others: {said}; make the new "
+            "one as the old one was made, wrap rows of workers as fg.exchanges.PerWorker(rows), or "
+            "pass missing='zero' to start these anew."
         )
     if unlike:
         warnings.warn(f"{owner}(missing='zero'): {said}.", RuntimeWarning, stacklevel=3)
@@ -190,10 +181,3 @@ def _unlike(name: str, old: Leaf | None, new: Leaf) -> str:
     return f"{name} must be {wanted}, got " + (
         "nothing" if old is None else f"{old.dtype}{list(old.shape)}"
     )
-
-
-def _like_rows(old: Leaf | None, new: Leaf, plan: Plan) -> bool:
-    """Whether it has an axis as long as there are workers, before and after."""
-    if old is None or plan.same or old.shape[1:] != new.shape[1:]:
-        return False
-    return (old.kind, old.shape[:1], new.shape[:1]) == ("shared", (plan.before,), (plan.after,))

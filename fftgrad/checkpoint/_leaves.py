@@ -103,30 +103,6 @@ def workers_of(leaves: Mapping[str, Leaf]) -> int:
     return next((leaf.shape[0] for leaf in known), 1)
 
 
-def with_rows(leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
-    """The same, where the parameters of workers that train on their own have rows.
-
-    Beside the state of `diloco` they are what has the path of a leaf of its anchor at the end of
-    its own, and the shape of that with an axis of workers before it.
-    """
-    mean, workers = "pmean.0.step", workers_of(leaves)
-    states = [name.removesuffix(mean) for name in leaves if f".{name}".endswith(f".{mean}")]
-    shapes = [
-        (state, name.removeprefix(f"{state}anchor"), (workers, *leaf.shape))
-        for state in states
-        for name, leaf in leaves.items()
-        if f"{name}.".startswith(f"{state}anchor.")
-    ]
-
-    def is_row(name: str, leaf: Leaf) -> bool:
-        return leaf.kind == "shared" and any(
-            not name.startswith(state) and f".{name}".endswith(end) and leaf.shape == shape
-            for state, end, shape in shapes
-        )
-
-    return {n: leaf._replace(kind="own") if is_row(n, leaf) else leaf for n, leaf in leaves.items()}
-
-
 def check_rows(leaves: Mapping[str, Leaf], owner: str) -> None:
     """Refuses a state that is to have other rows and has them as pmap has."""
     for name, leaf in leaves.items():

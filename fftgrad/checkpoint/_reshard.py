@@ -42,8 +42,7 @@ def reshard_state(state: PyTree, to: int | PyTree, *, missing: Missing = "refuse
     |---|---|
     | residuals and velocities of a memory | spread by the rule above |
     | moments in `per_worker`, sums of `accumulate`, late gradients of `delay` | the same |
-    | what you wrap in `fg.exchanges.PerWorker` | the same |
-    | the workers' own parameters beside the state of `diloco`, known by its anchor | the same |
+    | what you wrap in `fg.exchanges.PerWorker`, as the parameters of `diloco` | the same |
     | the owners' residuals in `TwoStage` | joined, and cut for the new owners |
     | the groups' residuals in `Hierarchical` | joined, spread over the groups, cut again |
     | counters, flags | from the first old interval that the new one meets |
@@ -82,7 +81,7 @@ def reshard_state(state: PyTree, to: int | PyTree, *, missing: Missing = "refuse
       >>> fg.checkpoint.reshard_state(state, 5).state.memory.worker_rows.residual["w"].shape
       (5, 3)
     """
-    old = _leaves.with_rows(_leaves.describe(state, "reshard_state"))
+    old = _leaves.describe(state, "reshard_state")
     leaves = zip(old, jax.tree.leaves(state), strict=True)
     here = {n: a for n, a in leaves if getattr(a, "is_fully_addressable", False)}
     _copies.check_copies(here, "reshard_state")

@@ -221,28 +221,28 @@ def local_steps(workers):
     run = jax.shard_map(step, mesh=mesh, in_specs=(P(AXIS), specs), out_specs=(P(AXIS), specs))
     rows = jax.tree.map(lambda a: jnp.broadcast_to(a, (workers, *a.shape)), first)
     rows = jax.device_put(rows, NamedSharding(mesh, P(AXIS)))
-    return jax.jit(run), {"rows": rows, "state": state}
+    return jax.jit(run), {"rows": fg.exchanges.PerWorker(rows), "state": state}
 
 
 def test_the_rows_of_local_steps_go_on_with_another_number_of_workers(tmp_path):
     """After a meeting they are the anchor, on however many workers, and no longer the first."""
     run, tree = local_steps(8)
-    rows, state = tree["rows"], tree["state"]
+    rows, state = tree["rows"].worker_rows, tree["state"]
     for _ in range(8):
         rows, state = run(rows, state)
-    checkpoint.save(tmp_path, 8, {"rows": rows, "state": state})
+    checkpoint.save(tmp_path, 8, {"rows": fg.exchanges.PerWorker(rows), "state": state})
     run, fresh = local_steps(4)
     found = checkpoint.restore(tmp_path, fresh)
     assert found.workers == (8, 4)
     assert (found.anew, found.left) == (("state.pmean.0.worker.worker_rows",), ())
-    rows, again = found.tree["rows"], found.tree["state"]
+    rows, again = found.tree["rows"].worker_rows, found.tree["state"]
     for name, anchor in state.anchor.items():
         assert np.max(np.abs(anchor - 1)) > 0.2
         np.testing.assert_array_equal(again.anchor[name], anchor)
         for row in rows[name]:
             np.testing.assert_allclose(row, anchor, rtol=1e-6)
     assert jax.tree.map(lambda a: a.sharding, rows) == jax.tree.map(
-        lambda a: a.sharding, fresh["rows"]
+        lambda a: a.sharding, fresh["rows"].worker_rows
     )
     rows, after = run(*run(rows, again))
     goal = 0.375  # of 4 workers

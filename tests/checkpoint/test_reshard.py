@@ -380,14 +380,9 @@ def test_cut_off_rows_are_found():
     assert np.all(np.isnan(mean["w"]))
 
 
-@pytest.mark.parametrize(
-    "wrap", [fg.exchanges.PerWorker, lambda rows: rows], ids=["wrapped", "bare"]
-)
-def test_the_parameters_of_local_workers_are_spread(wrap):
-    """Between two outer steps of diloco each worker has parameters of its own: their mean stays.
-
-    Bare ones are known by the anchor in the state.
-    """
+def test_the_parameters_of_local_workers_are_spread():
+    """Between two outer steps of diloco each worker has parameters of its own: their mean stays."""
+    wrap = fg.exchanges.PerWorker
     tx = fg.optimizers.diloco(optax.adam(0.1), optax.sgd(1.0), every=3, axis_name=AXIS)
     states = jax.vmap(tx.init, axis_size=4, in_axes=None)(ZEROS)
     local = jax.tree.map(lambda a: jnp.zeros((4, *a.shape)), ZEROS)
@@ -416,26 +411,3 @@ def test_the_parameters_of_local_workers_are_spread(wrap):
         np.testing.assert_allclose(moments[1].mean(0), moments[0].mean(0), rtol=1e-5, atol=1e-6)
     assert np.all(np.asarray(out.state["state"].inner.worker_rows[0].count) == 2)
     assert int(out.state["state"].step) == 2
-
-
-def test_rows_that_nothing_tells_to_be_such_are_answered_with_the_remedy():
-    """To start them anew would undo the training beside a state that goes on."""
-    tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(1.0), every=3, axis_name=AXIS)
-    fresh = {
-        n: {
-            "rows": {"other": jnp.zeros((n, *ZEROS["w"].shape))},
-            "state": to_rows(jax.vmap(tx.init, axis_size=n, in_axes=None)(ZEROS)),
-        }
-        for n in (4, 6)
-    }
-    with pytest.raises(
-        ValueError, match=r"rows\.other must be .*broadcast_to.*fg\.exchanges\.PerWorker"
-    ) as got:
-        fg.checkpoint.reshard_state(fresh[4], fresh[6])
-    assert "missing='zero'" not in str(got.value)
-    # What only looks like rows: the shape of a parameter that all workers share.
-    shared = {"rows": {"w": jnp.ones((4, 7))}, "state": fresh[4]["state"]}
-    new = {"rows": {"w": jnp.ones((4, 7))}, "state": fresh[6]["state"]}
-    np.testing.assert_array_equal(
-        fg.checkpoint.reshard_state(shared, new).state["rows"]["w"], np.ones((4, 7))
-    )
