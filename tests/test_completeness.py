@@ -68,7 +68,7 @@ CONTRACTS = {
     fg.exchanges.Support,
 }
 EXTRAS = {
-    "_folder.py": {"orbax", "tensorstore"},
+    "_storage.py": {"orbax", "tensorstore"},
     "commands": {"matplotlib", "rich"},
     "_epsilon.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},

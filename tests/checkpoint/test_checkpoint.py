@@ -28,7 +28,7 @@ from updates import PAIR, WORKERS, mapped
 
 import fftgrad as fg
 from fftgrad import checkpoint
-from fftgrad.checkpoint import _folder
+from fftgrad.checkpoint import _storage, _sums
 
 LIKE = {"w": jnp.zeros((3, 3, 8)), "b": jnp.zeros(20)}
 PROGRAM = str(ROOT / "tests/checkpoint_program.py")
@@ -345,9 +345,7 @@ def test_what_is_empty_comes_back(tmp_path):
 
 
 def test_an_error_without_a_word_is_damage_too(tmp_path, monkeypatch):
-    from fftgrad.checkpoint import _restore
-
-    tree, read = {"w": jnp.ones(2)}, _restore._array
+    tree, read = {"w": jnp.ones(2)}, _storage._array
     for step in (1, 2):
         checkpoint.save(tmp_path, step, tree)
 
@@ -356,7 +354,7 @@ def test_an_error_without_a_word_is_damage_too(tmp_path, monkeypatch):
             raise TimeoutError
         return read(manager, step, name, sharding)
 
-    monkeypatch.setattr(_restore, "_array", late)
+    monkeypatch.setattr(_storage, "_array", late)
     with pytest.warns(RuntimeWarning, match="damaged: TimeoutError"):
         assert checkpoint.restore(tmp_path, tree).step == 1
 
@@ -367,7 +365,7 @@ def test_other_bits_than_were_saved_are_seen(tmp_path):
     about = tmp_path / "1" / "about" / "metadata"
     leaves = json.loads(about.read_text())["leaves"]
     leaves["w"]["sum"] ^= 1
-    about.write_text(json.dumps(_folder.signed(leaves)))
+    about.write_text(json.dumps(_storage.signed(leaves)))
     with (
         pytest.warns(RuntimeWarning, match="w has other bits than were saved"),
         pytest.raises(FileNotFoundError),
@@ -451,7 +449,7 @@ def test_copies_that_differ_are_refused(tmp_path, name):
     tree = {"fine": copies(W, W, W, W), "state": [DIVERGED[name]]}
     for call in (
         lambda: checkpoint.save(tmp_path, 1, tree),
-        lambda: fg.checkpoint.reshard_state(tree, 2),
+        lambda: fg.checkpoint.reshard_state(tree, tree),
     ):
         with pytest.raises(
             ValueError, match=r"\(state\.0\): must be the same on all .*; .*fg\.state_specs"
@@ -698,13 +696,13 @@ def test_the_newest_are_kept(tmp_path):
 def test_the_sum_is_the_same_on_devices_and_sees_each_bit(x):
     x = np.asarray(x)
     x = x.astype(np.complex64) if x.dtype == np.complex128 else x
-    total = _folder.total(x)
-    assert total == int(_folder._total_on_devices(jnp.asarray(x)))
+    total = _sums.total(x)
+    assert total == int(_sums._on_devices(jnp.asarray(x)))
     data = np.frombuffer(x.tobytes(), np.uint8)
     for place in range(0 if x.dtype == np.bool_ else data.size):
         other = data.copy()
         other[place] ^= 1 << place % min(8, jax.dtypes.itemsize_bits(x.dtype))
-        assert _folder.total(np.frombuffer(other.tobytes(), x.dtype).reshape(x.shape)) != total
+        assert _sums.total(np.frombuffer(other.tobytes(), x.dtype).reshape(x.shape)) != total
 
 
 def test_it_is_no_pickle(tmp_path, run):

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, mesh_of, of_size, unshard
 
 import fftgrad as fg
-from fftgrad.checkpoint import _rows
+from fftgrad.checkpoint import _reshard
 
 LIKE = {"w": jax.ShapeDtypeStruct((19, 7), "float32"), "b": jax.ShapeDtypeStruct((20,), "float32")}
 SIZE = 19 * 7 + 20
@@ -101,7 +101,7 @@ def waiting(state, workers):
 @pytest.mark.parametrize("after", [1, 2, 3, 4, 6, 8, 16])
 def test_rows_are_spread_by_the_intervals(before, after):
     rows = np.random.default_rng(before).standard_normal((before, 5)).astype(np.float32)
-    new = _rows.spread(rows, after)
+    new = _reshard.spread(rows, after)
     weights = np.zeros((after, before))
     for j in range(after):
         for i in range(before):
@@ -120,8 +120,8 @@ def test_shards_are_cut_as_the_exchange_cuts_them(n, shards):
 
     x = np.arange(1.0, n + 1, dtype=np.float32)
     wanted = np.asarray(_shards.to_shards(jnp.asarray(x), shards)[0])
-    np.testing.assert_array_equal(_rows.cut(x, shards), wanted)
-    np.testing.assert_array_equal(_rows.join(wanted, n), x)
+    np.testing.assert_array_equal(_reshard.cut(x, shards), wanted)
+    np.testing.assert_array_equal(_reshard.join(wanted, n), x)
 
 
 @pytest.mark.parametrize("after", [4, 6, 3, *(pytest.param(n, marks=SLOW) for n in (1, 16))])
@@ -152,36 +152,29 @@ def test_nothing_is_lost_with_another_number_of_workers(name, after):
 def test_the_same_number_is_the_identity(name):
     tx = feedback(EXCHANGES[name])
     state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
-    for to in (4, fresh(tx, 4)):
-        out = fg.checkpoint.reshard_state(state, to)
-        assert (out.workers, out.anew, out.left) == ((4, 4), (), ())
-        for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(out.state), strict=True):
-            np.testing.assert_array_equal(old, new)
-        assert jax.tree.structure(state) == jax.tree.structure(out.state)
+    out = fg.checkpoint.reshard_state(state, fresh(tx, 4))
+    assert (out.workers, out.anew, out.left) == ((4, 4), (), ())
+    for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(out.state), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert jax.tree.structure(state) == jax.tree.structure(out.state)
 
 
 @pytest.mark.parametrize("after", [3, 8])
 @pytest.mark.parametrize("name", sample(EXCHANGES, kinds_of_state))
 def test_every_exchange_goes_on(name, after):
-    """What is made for a fresh state runs, and by the number alone it has the same shapes."""
     tx = feedback(EXCHANGES[name])
     state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
     other = feedback(of_size(EXCHANGES[name], after))
     out = fg.checkpoint.reshard_state(state, fresh(other, after))
     shapes = jax.tree.map(jnp.shape, fresh(other, after))
     assert jax.tree.map(jnp.shape, out.state) == shapes
-    if name != "two stages, one sign":
-        assert jax.tree.map(np.shape, fg.checkpoint.reshard_state(state, after).state) == shapes
-    else:
-        with pytest.raises(ValueError, match="must be a fresh state"):
-            fg.checkpoint.reshard_state(state, after)
 
 
 @pytest.mark.parametrize("name", MEMORIES)
 def test_every_memory_is_spread(name):
     tx = feedback(EXCHANGES["gather top-k"], MEMORIES[name])
     state, _, _ = run(tx, fresh(tx, 4), 4, 2, 0)
-    out = fg.checkpoint.reshard_state(state, 6)
+    out = fg.checkpoint.reshard_state(state, fresh(tx, 6))
     for old, new in zip(
         jax.tree.leaves(state.memory), jax.tree.leaves(out.state.memory), strict=True
     ):
@@ -200,7 +193,7 @@ def test_groups_are_joined_and_cut_again(groups):
         state = fresh(tx, slow * fast)
         if fill is None:
             return state
-        pieces = np.concatenate([_rows.cut(row, fast) for row in fill])
+        pieces = np.concatenate([_reshard.cut(row, fast) for row in fill])
         memory = jax.tree.map(
             lambda _: jnp.asarray(pieces), state.exchange[0].shards.worker_rows.memory
         )
@@ -215,20 +208,11 @@ def test_groups_are_joined_and_cut_again(groups):
     slow, fast = groups
     rows = residual.reshape(slow, fast, -1)
     joined = np.stack([unshard(row, SIZE) for row in np.asarray(rows)])
-    np.testing.assert_allclose(joined, _rows.spread(x, slow), rtol=1e-6)
-    if fast == 4:
-        for a, b in zip(
-            jax.tree.leaves(out.state.exchange),
-            jax.tree.leaves(fg.checkpoint.reshard_state(old, slow * fast).state.exchange),
-            strict=True,
-        ):
-            np.testing.assert_array_equal(a, b)
-    with pytest.raises(ValueError, match="multiple of the 4 fast workers"):
-        fg.checkpoint.reshard_state(old, 6)
+    np.testing.assert_allclose(joined, _reshard.spread(x, slow), rtol=1e-6)
 
 
 def test_what_is_no_number_is_that_of_the_first_interval():
-    assert _rows.spread(np.arange(8), 3).tolist() == [0, 2, 5]
+    assert _reshard.spread(np.arange(8), 3).tolist() == [0, 2, 5]
 
 
 def test_a_threshold_of_a_shard_starts_anew():
@@ -358,13 +342,6 @@ def test_keys_of_workers_stay_different():
     assert len(np.unique(data, axis=0)) == 4
 
 
-def test_a_state_of_pmap_is_refused():
-    tx = feedback(EXCHANGES["gather top-k"])
-    stacked = jax.vmap(tx.init, axis_size=4, in_axes=None)(ZEROS)
-    with pytest.raises(ValueError, match="as under pmap or vmap"):
-        fg.checkpoint.reshard_state(stacked, 2)
-
-
 def test_cut_off_rows_are_found():
     """Rows 0 to 3 of 8 have the right index: the number of workers tells."""
     tx = feedback(EXCHANGES["gather top-k"])
@@ -397,12 +374,6 @@ def test_the_parameters_of_local_workers_are_spread():
         "state": to_rows(jax.vmap(tx.init, axis_size=6, in_axes=None)(ZEROS)),
     }
     out = fg.checkpoint.reshard_state(old, fresh)
-    for a, b in zip(
-        jax.tree.leaves(fg.checkpoint.reshard_state(old, 6).state["params"]),
-        jax.tree.leaves(out.state["params"]),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(a, b)
     for name, rows in zip(("b", "w"), jax.tree.leaves(out.state["params"]), strict=True):
         before, after = np.asarray(local[name]), np.asarray(rows)
         assert after.shape == (6, *before.shape[1:])
