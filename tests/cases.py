@@ -157,7 +157,6 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "integer sum": fg.IntegerSum(workers=4),
     "votes": fg.contrib.votes.TopVotes(workers=4, k=5),
     "votes, summed": fg.contrib.votes.TopVotes(workers=4, fraction=0.5, sigma=0.5, clip=1.0),
-    "votes, noise of each": fg.contrib.votes.TopVotes(workers=4, k=9, sigma=0.5, noise="local"),
     "low rank": fg.PowerSgd(rank=2),
     "low rank in turns": fg.AcpSgd(rank=2),
     "warm-up": fg.Scheduled({0: fg.AllReduce(), 2: fg.AllGather(CODECS["blocked"])}),

@@ -70,7 +70,7 @@ CONTRACTS = {
 EXTRAS = {
     "_storage.py": {"orbax", "tensorstore"},
     "commands": {"matplotlib", "rich"},
-    "_epsilon.py": {"dp_accounting"},
+    "votes.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
     "_object_store.py": {"obstore"},
     "_sftp.py": {"paramiko"},

@@ -704,20 +704,14 @@ MUTANTS = {
         "[step for _ in jax.tree.leaves(x)]",
         "tests/methods/test_bytes.py -k 'what_is_drawn and integer and None'",
     ),
-    "local shares of noise are too small": Mutant(
-        "contrib/_top_votes.py",
-        "self.sigma / math.sqrt(self.workers)",
-        "self.sigma / self.workers",
-        "tests/contrib/test_top_votes.py -k 'stated_variance and local-vmap'",
-    ),
     "zero votes": Mutant(
-        "contrib/_top_votes.py",
+        "contrib/votes.py",
         "jnp.where(x == 0, 1, jnp.where(up, 2, 0))",
         "jnp.where(up, 2, 0)",
         "tests/contrib/test_top_votes.py -k not_on_zeros",
     ),
     "the votes of one bucket count": Mutant(
-        "contrib/_epsilon.py",
+        "contrib/votes.py",
         "sum(map(votes.votes, buckets))",
         "votes.votes(buckets[0])",
         "tests/contrib/test_privacy.py -k opposite",
