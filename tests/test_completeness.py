@@ -12,7 +12,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from cases import CODECS, EXCHANGES, GRAPHS, HIERARCHIES, MEMORIES, METHODS, TILED, drawn
+from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES, METHODS, TILED, drawn
 
 import fftgrad as fg
 from fftgrad.codecs._chain import Chain, stages
@@ -62,7 +62,6 @@ CONTRACTS = {
     fg.Step,
     fg.Transform,
     fg.codecs.Sparse,
-    fg.contrib.gossip.Graph,
     fg.exchanges.Average,
     fg.exchanges.CodecRule,
     fg.exchanges.Support,
@@ -126,10 +125,6 @@ def test_a_part_is_abstract_or_final():
         # Those of tests and benchmarks may be in the same process.
         ours = [heir for heir in kind.__subclasses__() if heir.__module__.startswith("fftgrad")]
         assert ours == [], kind
-
-
-def test_every_graph_is_in_the_table():
-    assert {type(graph) for graph in GRAPHS.values()} == parts(fg.contrib.gossip.Graph)
 
 
 def test_every_class_of_exchange_is_drawn():

@@ -434,7 +434,7 @@ MISTAKES = {
 
 
 SGD = optax.sgd(0.1)
-RING = fg.contrib.gossip.Ring()
+RING = fg.contrib.gossip.ring(4)
 TAKE_ONE = {
     "accumulate(tx)": lambda tx: fg.accumulate(tx, 2),
     "beer(inner)": lambda tx: fg.contrib.gossip.beer(tx, TOP, RING, gamma=0.1),
@@ -506,8 +506,8 @@ def keyed(owner, key):
     return {
         "compressed_pmean": lambda: pmean(key=key),
         "sharded": lambda: fg.optimizers.sharded(inner, 2, key=key),
-        "beer": lambda: gossip.beer(inner, TOP, gossip.Ring(), gamma=0.4, key=key),
-        "choco_sgd": lambda: gossip.choco_sgd(inner, TOP, gossip.Ring(), gamma=0.4, key=key),
+        "beer": lambda: gossip.beer(inner, TOP, gossip.ring(2), gamma=0.4, key=key),
+        "choco_sgd": lambda: gossip.choco_sgd(inner, TOP, gossip.ring(2), gamma=0.4, key=key),
         "scale_by_datalens": lambda: votes.scale_by_datalens(
             votes.TopVotes(2, k=3), beta=0.1, key=key
         ),

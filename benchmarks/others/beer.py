@@ -113,7 +113,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     for kept in sizes:
         codec = fg.Identity() if kept is None else fg.TopK(k=kept)
         for name, method in methods.items():
-            tx = method(optax.sgd(RATE), codec, gossip.Ring(), gamma=GAMMA)
+            tx = method(optax.sgd(RATE), codec, gossip.ring(WORKERS), gamma=GAMMA)
             found = np.stack(next(runs), axis=1)
             sent = "all values" if kept is None else f"the {kept} largest of {VALUES} values"
             differs = [starts[name]] if name in starts else []

@@ -17,12 +17,12 @@ from fftgrad.contrib import gossip
 REPOSITORY = "epfml/ChocoSGD"
 LICENSE = "Apache-2.0"
 SAMPLES, FEATURES, RATE, REGULARIZER = 270, 40, 0.1, 1e-2
-CASES: list[tuple[str, gossip.Graph, dict[str, Any], float]] = [
-    ("ring", gossip.Ring(), {"quantization": "full"}, 1.0),
-    ("ring", gossip.Ring(), {"quantization": "top", "coordinates_to_keep": 8}, 0.3),
-    ("torus", gossip.Torus(3, 3), {"quantization": "top", "coordinates_to_keep": 4}, 0.2),
-]
 WORKERS = 9
+CASES: list[tuple[str, np.ndarray, dict[str, Any], float]] = [
+    ("ring", gossip.ring(WORKERS), {"quantization": "full"}, 1.0),
+    ("ring", gossip.ring(WORKERS), {"quantization": "top", "coordinates_to_keep": 8}, 0.3),
+    ("torus", gossip.torus(3, 3), {"quantization": "top", "coordinates_to_keep": 4}, 0.2),
+]
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
@@ -96,15 +96,15 @@ def ours(tx: optax.GradientTransformation) -> np.ndarray:
 
 def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     """A row for each graph and codec."""
-    for topology, graph, quantization, gamma in CASES[: 1 if smoke else None]:
+    for topology, weights, quantization, gamma in CASES[: 1 if smoke else None]:
         kept = quantization.get("coordinates_to_keep")
         codec = fg.TopK(k=kept) if kept else fg.Identity()
-        tx = gossip.choco_sgd(optax.sgd(RATE), codec, graph, gamma=gamma)
+        tx = gossip.choco_sgd(optax.sgd(RATE), codec, weights, gamma=gamma)
         found = theirs(checkout, topology, gamma, **quantization)
         sent = f"the {kept} largest of {FEATURES} values" if kept else "all values"
         yield Row(
             f"`LogisticDecentralizedSGD`, {topology}",
-            f"`choco_sgd`, `{graph}`",
+            f"`choco_sgd`, `gossip.{topology}`",
             f"logistic regression, {WORKERS} workers, {len(found)} steps, {sent}",
             apart(ours(tx), found),
             differs="gossip comes before the gradient of the next step here, and after it there: "
