@@ -26,7 +26,7 @@ from program import Column, Point, Program, Study
 from tasks import Batch, cosine
 
 import fftgrad as fg
-from fftgrad.contrib import learned
+from fftgrad.contrib import _autoencoder, learned
 
 FRACTION = 0.001
 RATES, TURNS = (0.001, 0.1), (1, 50)
@@ -85,7 +85,7 @@ def taught(rows: jax.Array, seen: int, variant: str) -> Callable[[float, int], l
 
     def learn(params: Any, item: tuple[jax.Array, jax.Array], rate: Any) -> Any:
         number, values = item
-        return learned.learn(net, params, values, number % rows.shape[1], pick, rate)
+        return _autoencoder.learn(net, params, values, number % rows.shape[1], pick, rate)
 
     @jax.jit
     def run(items: tuple[jax.Array, jax.Array], rate: jax.Array, turns: jax.Array) -> jax.Array:
