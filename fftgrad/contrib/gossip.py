@@ -118,7 +118,7 @@ def largest_gamma(weights: npt.ArrayLike) -> float:
 
     Example:
       >>> from fftgrad.contrib import gossip
-      >>> gossip.largest_gamma(gossip.ring(8))
+      >>> round(gossip.largest_gamma(gossip.ring(8)), 3)
       0.75
     """
     smallest = float(np.linalg.eigvalsh(np.asarray(weights)).min())
