@@ -188,11 +188,6 @@ def test_only_one_file_knows_how_axes_differ():
             )
 
 
-def test_files_stay_short():
-    for file in (ROOT / "fftgrad").rglob("*.py"):
-        assert len(file.read_text().splitlines()) <= 300, file
-
-
 def test_making_a_transformation_starts_no_backend():
     """Or jax.distributed could not be initialized after it."""
     code = (
