@@ -104,13 +104,6 @@ HIDES_NONFINITE = {"range float fixed", "dynamic sign"}
 OWN_SCALE = {"dynamic sign"}
 """Codecs whose answer has a size that does not come from the values, and say so."""
 
-GRAPHS: dict[str, fg.contrib.gossip.Graph] = {
-    "ring": fg.contrib.gossip.Ring(),
-    "torus": fg.contrib.gossip.Torus(rows=2, columns=2),
-    "exponential": fg.contrib.gossip.Exponential(),
-}
-"""For 4 workers."""
-
 DECAYED = fg.ErrorFeedback(decay=0.95)
 MEMORIES: dict[str, fg.Memory] = {
     "none": fg.NoMemory(),
@@ -157,7 +150,6 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "integer sum": fg.IntegerSum(workers=4),
     "votes": fg.contrib.votes.TopVotes(workers=4, k=5),
     "votes, summed": fg.contrib.votes.TopVotes(workers=4, fraction=0.5, sigma=0.5, clip=1.0),
-    "votes, noise of each": fg.contrib.votes.TopVotes(workers=4, k=9, sigma=0.5, noise="local"),
     "low rank": fg.PowerSgd(rank=2),
     "low rank in turns": fg.AcpSgd(rank=2),
     "warm-up": fg.Scheduled({0: fg.AllReduce(), 2: fg.AllGather(CODECS["blocked"])}),
@@ -312,14 +304,14 @@ METHODS = {
     "beer": lambda axis: fg.contrib.gossip.beer(
         optax.sgd(0.1),
         fg.chain(fg.TopK(fraction=0.2), fg.LogLevels(bits=4)),
-        fg.contrib.gossip.Ring(),
+        fg.contrib.gossip.ring(4),
         gamma=0.4,
         axis_name=axis,
     ),
     "beer one bit": lambda axis: fg.contrib.gossip.beer(
         optax.sgd(0.1),
         fg.codecs.DynamicSign(scale=1.0, decay=0.98),
-        fg.contrib.gossip.Torus(2, 2),
+        fg.contrib.gossip.torus(2, 2),
         gamma=0.4,
         gradients=fg.codecs.DynamicSign(scale=8.0, decay=0.98),
         axis_name=axis,
@@ -327,7 +319,7 @@ METHODS = {
     "choco_sgd": lambda axis: fg.contrib.gossip.choco_sgd(
         optax.sgd(0.1, momentum=0.9),
         fg.Sign(),
-        fg.contrib.gossip.Exponential(),
+        fg.contrib.gossip.exponential(4),
         gamma=0.4,
         axis_name=axis,
     ),

@@ -12,7 +12,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from cases import CODECS, EXCHANGES, GRAPHS, HIERARCHIES, MEMORIES, METHODS, TILED
+from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES, METHODS, TILED
 
 import fftgrad as fg
 from fftgrad.codecs._chain import Chain, stages
@@ -62,15 +62,14 @@ CONTRACTS = {
     fg.Step,
     fg.Transform,
     fg.codecs.Sparse,
-    fg.contrib.gossip.Graph,
     fg.exchanges.Average,
     fg.exchanges.CodecRule,
     fg.exchanges.Support,
 }
 EXTRAS = {
-    "_folder.py": {"orbax", "tensorstore"},
+    "_storage.py": {"orbax", "tensorstore"},
     "commands": {"matplotlib", "rich"},
-    "_epsilon.py": {"dp_accounting"},
+    "votes.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
     "_store.py": {"obstore"},
 }
@@ -102,8 +101,6 @@ def test_every_method_is_in_the_table():
     assert {name.split()[0] for name in METHODS} == METHOD_NAMES - SCHEDULES | OPTIMIZERS | BESIDE
 
 
-def test_every_graph_is_in_the_table():
-    assert {type(graph) for graph in GRAPHS.values()} == parts(fg.contrib.gossip.Graph)
 
 
 def test_every_support_is_in_the_table():

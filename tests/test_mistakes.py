@@ -183,11 +183,6 @@ MISTAKES = {
     "a tile without values to send": (
         lambda: fg.methods.demo(k=0), ValueError, r"must be at least 1, got 0; use k=32"
     ),
-    "one lost worker": (
-        lambda: fg.checkpoint.reshard_state(pmean().init(jnp.ones(3)), 3, lost=2),
-        TypeError,
-        r"reshard_state\(lost\): must be a list of workers, got 2; use \[2\]",
-    ),
     "an exchange in a chain": (lambda: fg.chain(TOP, fg.AllReduce()), TypeError, "TopK"),
     "an exchange in a rule": (lambda: fg.Rule(fg.AllReduce()), TypeError, r"use Identity\(\)"),
     "an exchange from a rule": (
@@ -439,7 +434,7 @@ MISTAKES = {
 
 
 SGD = optax.sgd(0.1)
-RING = fg.contrib.gossip.Ring()
+RING = fg.contrib.gossip.ring(4)
 TAKE_ONE = {
     "accumulate(tx)": lambda tx: fg.accumulate(tx, 2),
     "beer(inner)": lambda tx: fg.contrib.gossip.beer(tx, TOP, RING, gamma=0.1),
@@ -511,8 +506,8 @@ def keyed(owner, key):
     return {
         "compressed_pmean": lambda: pmean(key=key),
         "sharded": lambda: fg.optimizers.sharded(inner, 2, key=key),
-        "beer": lambda: gossip.beer(inner, TOP, gossip.Ring(), gamma=0.4, key=key),
-        "choco_sgd": lambda: gossip.choco_sgd(inner, TOP, gossip.Ring(), gamma=0.4, key=key),
+        "beer": lambda: gossip.beer(inner, TOP, gossip.ring(2), gamma=0.4, key=key),
+        "choco_sgd": lambda: gossip.choco_sgd(inner, TOP, gossip.ring(2), gamma=0.4, key=key),
         "scale_by_datalens": lambda: votes.scale_by_datalens(
             votes.TopVotes(2, k=3), beta=0.1, key=key
         ),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CODECS, EXCHANGES, GRAPHS, HIERARCHIES, MEMORIES
+from cases import CODECS, EXCHANGES, HIERARCHIES, MEMORIES
 
 import fftgrad as fg
 from fftgrad.contrib import learned, votes
@@ -68,7 +68,6 @@ VALUES = {
     **{f"memory {name}": memory for name, memory in MEMORIES.items()},
     **{f"exchange {name}": exchange for name, exchange in (EXCHANGES | HIERARCHIES).items()},
     **{f"method {name}": method for name, method in METHODS.items()},
-    **{f"graph {name}": graph for name, graph in GRAPHS.items()},
     **{f"policy {name}": fg.AllGather(policy) for name, policy in POLICIES.items()},
     "layout": fg.Layout("leaf", bucket_bytes=400),
     "named layout": fg.Layout(prefix),
@@ -140,7 +139,6 @@ SAME = {
     ),
     "a rank": (fg.PowerSgd(I(3)), fg.PowerSgd(3)),
     "another rank": (fg.AcpSgd(jnp.int32(3)), fg.AcpSgd(3)),
-    "a grid": (fg.contrib.gossip.Torus(I(2), 3), fg.contrib.gossip.Torus(2, 3)),
     "widths": (
         learned.Autoencoder(encoder=(I(3), 2), decoder=(2, I(3))),
         learned.Autoencoder(encoder=(3, 2), decoder=(2, 3)),

@@ -1,30 +1,75 @@
-"""A state as another number of workers, or another method, goes on with it."""
+"""States for another number of workers, or for another method."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, get_args
+from urllib.parse import quote
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
-from fftgrad._contracts import PyTree
-from fftgrad._values import check_count
-from fftgrad.advise._record_gradients import NOTHING
-from fftgrad.checkpoint import _copies, _leaves
-from fftgrad.checkpoint._lay_out import (
-    Missing,
-    Plan,
-    Resharded,
-    lay_out,
-    numbers,
-    shape_of_shards,
-)
-from fftgrad.checkpoint._leaves import Leaf
-from fftgrad.training import _worker
+from fftgrad._contracts import PyTree, State
+from fftgrad._values import check_choice
+from fftgrad.checkpoint import _sums
+from fftgrad.exchanges._per_worker import OfShards, PerWorker
+from fftgrad.exchanges._shards import PerShard, Shards
+from fftgrad.training._pmean import CompressedPmeanState
+
+Array = npt.NDArray[np.generic]
+Missing = Literal["refuse", "zero"]
+Policy = Literal["keep", "mean", "cut", "reset", "index"]
+"""What another number of workers makes of a leaf.
+
+keep   equal on all workers: it stays
+mean   a row for each worker: rows are spread so that their mean stays
+cut    a shard for each worker: shards are joined and cut again
+reset  of no use to another number of workers: it starts anew
+index  the worker's index, which starts anew too
+"""
 
 
-def reshard_state(
-    state: PyTree, to: int | PyTree, *, lost: Iterable[int] = (), missing: Missing = "refuse"
-) -> Resharded:
+class Leaf(NamedTuple):
+    """A leaf of a state."""
+
+    policy: Policy
+    learned: bool  # whether it may start anew without a word
+    shape: tuple[int, ...]  # with all rows
+    dtype: str
+    # gets its values to a sharding, or to the host if that is None; of keys, their data
+    read: Callable[[jax.sharding.Sharding | None], Array | jax.Array]
+    size: int = 0  # of shards, of how many values they are
+    pieces: int = 0  # of shards, how many there are of each part
+
+    @property
+    def is_key(self) -> bool:
+        """Whether it holds typed PRNG keys."""
+        return self.dtype.startswith("key<")
+
+
+TOLD = ("policy", "learned", "dtype", "size", "pieces")
+"""The fields of a leaf that a checkpoint stores as they are."""
+
+
+class Resharded(NamedTuple):
+    """What `reshard_state` returns.
+
+    Attributes:
+      state: the state, for the new number of workers.
+      workers: the numbers of workers before and after.
+      anew: the leaves that start as in a fresh state.
+      left: the leaves of the old state that the new one has no place for.
+    """
+
+    state: Any
+    workers: tuple[int, int]
+    anew: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> Resharded:
     """Function: a state for another number of workers, or for another method.
 
     What a worker has not sent yet is training state. With N workers before and M from now on, lay N
@@ -36,23 +81,20 @@ def reshard_state(
     nothing is lost, and N to N is the identity.
 
         state = fg.checkpoint.reshard_state(state, fg.init_state(tx, params, mesh, "data")).state
-        arrays = fg.checkpoint.reshard_state(state, 3).state  # of NumPy
 
-    The first form puts the result where the fresh state is. It is for another method, too: a
-    residual belongs to parameters, so it goes on behind another codec, exchange or layout.
+    It is for another method, too: a residual belongs to parameters, so it goes on behind another
+    codec, exchange or layout.
 
     | of which there is a row for each worker | what becomes of it |
     |---|---|
     | residuals and velocities of a memory | spread by the rule above |
     | moments in `per_worker`, sums of `accumulate`, late gradients of `delay` | the same |
-    | what you wrap in `fg.exchanges.PerWorker` | the same |
-    | the workers' own parameters beside the state of `diloco`, known by its anchor | the same |
+    | what you wrap in `fg.exchanges.PerWorker`, as the parameters of `diloco` | the same |
     | the owners' residuals in `TwoStage` | joined, and cut for the new owners |
     | the groups' residuals in `Hierarchical` | joined, spread over the groups, cut again |
     | counters, flags | from the first old interval that the new one meets |
     | typed PRNG keys | the same, folded with the number of the worker |
     | what a codec has learned, such as a threshold | spread; of shards it starts anew |
-    | what `record_gradients` kept | starts anew: a mean of gradients is no worker's own |
 
     What all workers share stays as it is; what an exchange has learned, such as PowerSGD's factors,
     starts anew where it no longer fits. The work is done on the host, a leaf at a time: no device
@@ -62,10 +104,7 @@ def reshard_state(
       state: any tree with what `fg.init_state` makes in it: an optimizer's state, a `TrainState`,
         a dict of parameters and state. Its arrays must be on devices of this process; of several
         processes, `fftgrad.checkpoint` saves it and restores it for another number.
-      to: a fresh tree like it, of which the result has shapes, dtypes and shardings, or the number
-        of workers.
-      lost: workers that are gone with what they had. Their rows are left out, and the others
-        spread; of shards and pieces theirs are zero.
+      to: a fresh tree like it, of which the result has shapes, dtypes and shardings.
       missing: what to do with a leaf that the old state lacks or has in another shape: "refuse" it,
         or "zero", to keep the fresh one, leave behind what has no place, and warn.
 
@@ -76,59 +115,325 @@ def reshard_state(
       value; to the bit if each new row is one old row.
 
     Raises:
-      ValueError: if a leaf is missing, left over or of another shape, which is named; if a worker
-        in `lost` is none, or all are; if the number of workers does not do for `Hierarchical`, or
-        for codecs in `TwoStage` that remember: then pass a fresh state.
+      ValueError: if a leaf is missing, left over or of another shape, which is named.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
-      >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
-      >>> state = fg.init_state(tx, {"w": jnp.zeros(3)}, mesh, "data")
-      >>> fg.checkpoint.reshard_state(state, 5).state.memory.worker_rows.residual["w"].shape
-      (5, 3)
+      >>> old, new = (jax.make_mesh((n,), ("data",), devices=jax.devices()[:n]) for n in (2, 1))
+      >>> state = fg.init_state(tx, {"w": jnp.zeros(3)}, old, "data")
+      >>> fresh = fg.init_state(tx, {"w": jnp.zeros(3)}, new, "data")
+      >>> fg.checkpoint.reshard_state(state, fresh).workers
+      (2, 1)
     """
-    old = _leaves.with_rows(_leaves.describe(state, "reshard_state"))
+    old = describe(state, "reshard_state")
     leaves = zip(old, jax.tree.leaves(state), strict=True)
     here = {n: a for n, a in leaves if getattr(a, "is_fully_addressable", False)}
-    _copies.check_copies(here, "reshard_state")
-    if isinstance(to, int | np.integer):
-        to = _of_workers(state, old, check_count("reshard_state(to)", to, "use 4."))
-    return lay_out(old, to, numbers(lost, "reshard_state"), missing, "reshard_state")
+    _sums.check_copies(here, "reshard_state")
+    return lay_out(old, to, missing, "reshard_state")
 
 
-def _of_workers(state: PyTree, old: Mapping[str, Leaf], workers: int) -> PyTree:
-    """A tree like the state, for another number of workers."""
-    before = _leaves.workers_of(old)
+def lay_out(old: Mapping[str, Leaf], into: PyTree, missing: Missing, owner: str) -> Resharded:
+    """The leaves of an old state as a tree like `into`."""
+    check_choice(f"{owner}(missing)", missing, get_args(Missing))
+    new = describe(into, owner)
+    plan = Plan(_workers_of(old), _workers_of(new))
+    carriers = {name: _carried(old[name], new[name], plan) for name in new if name in old}
+    anew = tuple(name for name in new if carriers.get(name) is None)
+    left = tuple(name for name in old if name not in new)
+    unlike = [
+        f"{n} must be {_told(new[n])}, got {_told(old.get(n))}"
+        for n in anew
+        # An exchange that keeps something of its shards starts with none.
+        if not new[n].learned and (n in old or new[n].policy in ("keep", "mean"))
+    ]
+    unlike += [f"{n} has no place" for n in left if not old[n].learned]
+    said = "; ".join(unlike[:4]) + (f"; and {len(unlike) - 4} more" if len(unlike) > 4 else "")
+    if unlike and missing == "refuse":
+        raise ValueError(
+            f"{owner}(state): must have the leaves of the new one, got others: {said}; make the "
+            "new one as the old one was made, wrap rows of workers as fg.exchanges.PerWorker(rows),"
+            " or pass missing='zero' to start these anew."
+        )
+    if unlike:
+        warnings.warn(f"{owner}(missing='zero'): {said}.", RuntimeWarning, stacklevel=3)
 
-    _leaves.check_rows(old, "reshard_state")
+    def placed(name: str, like: Any) -> Any:
+        carry = carriers.get(name)
+        no_keys = new[name].is_key and not math.prod(new[name].shape)  # the host has no such dtype
+        return like if carry is None or no_keys else _placed(carry(_sharding(like)), like)
 
-    def like(name: str, leaf: Any, own: Leaf) -> Any:
-        if own.kind in _leaves.ROWLESS or workers == before:
-            return leaf
-        if own.kind == "seen" and not own.shape:
-            return np.full((), NOTHING, np.int32)
-        shape = (own.shape[0] // before * workers, *own.shape[1:])
-        if own.kind == "index":
-            return np.full(shape, _worker.UNKNOWN, np.int32)
-        if own.kind == "seen":
-            return np.zeros(shape, leaf.dtype)
-        if own.kind == "cut":
-            return np.broadcast_to(own.on_host()[:1], shape)
-        if own.pieces and workers % own.pieces:
+    leaves = [placed(*pair) for pair in zip(new, jax.tree.leaves(into), strict=True)]
+    tree = jax.tree.unflatten(jax.tree.structure(into), leaves)
+    return Resharded(tree, (plan.before, plan.after), anew, left)
+
+
+class Plan(NamedTuple):
+    """How many workers there were and will be."""
+
+    before: int
+    after: int
+
+
+def _carried(old: Leaf, new: Leaf, plan: Plan) -> Callable[[Any], Any] | None:
+    """How to get the new leaf from the old one; None if it must start anew."""
+    floats = all("float" in leaf.dtype for leaf in (old, new))
+    if old.dtype != new.dtype and not (floats and old.policy != "keep"):
+        return None
+    same = plan.before == plan.after and old.pieces == new.pieces
+    if same or old.policy == new.policy == "keep":
+        return old.read if old.shape == new.shape else None
+    if old.policy != new.policy or old.policy in ("index", "reset"):
+        return None
+    if old.policy == "cut":
+        rows = old.shape[0] // plan.before * plan.after
+        shape = (rows, -(-old.size // new.pieces), *old.shape[2:])
+        fits = new.size in (0, old.size) and plan.after % new.pieces == 0 and new.shape == shape
+        return (lambda _: _cut_again(old, new.pieces, plan)) if fits else None
+    if old.shape[1:] != new.shape[1:] or new.shape[0] * plan.before != old.shape[0] * plan.after:
+        return None
+    return lambda _: _spread(old, plan)
+
+
+def _of_each(leaf: Leaf, plan: Plan) -> Array:
+    """The rows of each worker: [N, m, ...], for m shards of model axes."""
+    rows = np.asarray(leaf.read(None))
+    return rows.reshape(plan.before, len(rows) // plan.before, *rows.shape[1:])
+
+
+def _joined(rows: Array) -> Array:
+    """Those of all workers, one after the other; there may be no value in them."""
+    return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
+
+
+def _spread(old: Leaf, plan: Plan) -> Array:
+    flat = _joined(spread(_of_each(old, plan), plan.after))
+    if not old.is_key:
+        return flat
+    keys = jax.random.wrap_key_data(
+        jnp.asarray(flat), impl=old.dtype.removeprefix("key<").removesuffix(">")
+    )
+    return np.asarray(jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, np.arange(len(keys)))))
+
+
+def _cut_again(old: Leaf, pieces: int, plan: Plan) -> Array:
+    rows = np.moveaxis(_of_each(old, plan), 1, 2)  # [N, s, m, ...]
+    groups = rows.reshape(-1, old.pieces, *rows.shape[1:])
+    joined = np.stack([join(group, old.size) for group in groups])
+    after = spread(joined, plan.after // pieces)
+    return _joined(np.moveaxis(np.concatenate([cut(group, pieces) for group in after]), 2, 1))
+
+
+def spread(rows: Array, workers: int) -> Array:
+    """`rows` [N, ...] as [M, ...], with the same mean.
+
+    N and M equal intervals lie on [0, 1], and r'_j = Σ_i M |I_j ∩ I_i| r_i. The weights of a new
+    row sum to one, so it is a mean of old ones, and where M divides into N or N into M a plain mean
+    or a copy. What is no number has no mean: there the row is that of the first old interval in it.
+    """
+    if not jnp.issubdtype(rows.dtype, jnp.inexact):
+        return rows[[j * len(rows) // workers for j in range(workers)]]
+    wide = np.complex128 if np.issubdtype(rows.dtype, np.complexfloating) else np.float64
+    out = np.empty((workers, *rows.shape[1:]), rows.dtype)
+    for j in range(workers):
+        shares = list(_shares(j, workers, len(rows)))
+        if len(shares) == 1:
+            out[j] = rows[shares[0][0]]
+            continue
+        total = sum(share * rows[i].astype(wide) for i, share in shares)
+        out[j] = np.asarray(total).astype(rows.dtype)
+    return out
+
+
+def _shares(j: int, workers: int, before: int) -> Iterator[tuple[int, float]]:
+    """The old rows of which a new one consists, and how much of it each is."""
+    start, stop = j * before, (j + 1) * before  # in units of 1 / (before · workers)
+    for i in range(start // workers, -(-stop // workers)):
+        overlap = min(stop, (i + 1) * workers) - max(start, i * workers)
+        yield i, overlap / before
+
+
+def join(rows: Array, size: int) -> Array:
+    """The inverse of `cut`, for shards [w, s, ...] along the first two axes."""
+    least, longer = divmod(size, len(rows))
+    return np.concatenate([row[: least + (i < longer)] for i, row in enumerate(rows)])
+
+
+def cut(joined: Array, shards: int) -> Array:
+    """A vector [n, ...] in shards [w, ceil(n / w), ...], as the exchanges cut theirs.
+
+    Filled as they fill: with the last value, or zero where there is none.
+    """
+    size = -(-len(joined) // shards)
+
+    def filled(part: Array) -> Array:
+        rest = [(0, size - len(part)), *((0, 0) for _ in part.shape[1:])]
+        return np.pad(part, rest, mode="edge" if len(part) else "constant")
+
+    return np.stack([filled(part) for part in np.array_split(joined, shards)])
+
+
+def _sharding(like: Any) -> jax.sharding.Sharding | None:
+    """Where a fresh leaf is bound to be."""
+    if (isinstance(like, jax.Array) and not like.committed) or not hasattr(like, "dtype"):
+        return None
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return None
+    return getattr(like, "sharding", None)
+
+
+def _placed(values: Array | jax.Array, like: Any) -> Any:
+    """The values, where `like` is, in its dtype."""
+    if isinstance(like, np.generic):
+        return values.astype(like.dtype)[()]
+    if isinstance(like, bool | int | float | complex):
+        return type(like)(values)
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        keys = jax.random.wrap_key_data(jnp.asarray(values), impl=jax.random.key_impl(like))
+        return jax.device_put(keys, like.sharding)
+    values = values.astype(like.dtype, copy=False)
+    sharding = _sharding(like)
+    if isinstance(values, jax.Array):
+        return values
+    if sharding is None:
+        return jnp.asarray(values) if isinstance(like, jax.Array) else values
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+
+def _told(leaf: Leaf | None) -> str:
+    return "nothing" if leaf is None else f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def _workers_of(leaves: Mapping[str, Leaf]) -> int:
+    """For how many workers a state was made; 1 if none has anything of its own."""
+    policies: tuple[Policy, ...] = ("index", "mean", "reset")
+    known = (a for policy in policies for a in leaves.values() if a.policy == policy and a.shape)
+    return next((leaf.shape[0] for leaf in known), 1)
+
+
+def describe(tree: PyTree, owner: str) -> dict[str, Leaf]:
+    """The leaves of a tree in their order, by their paths."""
+    out: dict[str, Leaf] = {}
+    for path, leaf, mark in _walk((), tree, SHARED):
+        name = name_of(path)
+        if name in out:
             raise ValueError(
-                f"reshard_state(to): must be a multiple of the {own.pieces} fast workers of "
-                f"Hierarchical, got {workers}; pass a fresh state, fg.init_state(tx, params, mesh, "
-                "axes)."
+                f"{owner}(state): must have one leaf at a path, got two at {name}; rename a key."
             )
-        if own.kind in ("shard warm", "fixed"):
-            raise ValueError(
-                "reshard_state(to): must be a fresh state, fg.init_state(tx, params, mesh, "
-                "axis_name), "
-                f"because {name} is kept of each shard, got {workers}."
-            )
-        if own.kind == "shards":
-            shape = shape_of_shards(own, own.pieces, Plan(before, workers, []))
-        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+        is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        dtype = f"key<{jax.random.key_impl(leaf)}>" if is_key else str(jnp.result_type(leaf))
+        read = _reader(name, jax.random.key_data(leaf) if is_key else leaf, owner)
+        out[name] = Leaf(
+            mark.policy, mark.learned, jnp.shape(leaf), dtype, read, mark.size, mark.pieces
+        )
+    return out
 
-    leaves = [like(*row) for row in zip(old, jax.tree.leaves(state), old.values(), strict=True)]
-    return jax.tree.unflatten(jax.tree.structure(state), leaves)
+
+def name_of(path: tuple[Any, ...]) -> str:
+    """A path as text: keys, positions and fields alike, so that containers may differ."""
+    return ".".join(quote(_text(key), safe=" ").replace(".", "%2E") for key in path)
+
+
+def _text(key: Any) -> str:
+    return jax.tree_util.keystr((key,), simple=True)
+
+
+class Mark(NamedTuple):
+    """What the containers around a leaf say of it."""
+
+    policy: Policy
+    learned: bool = False
+    size: int = 0
+    pieces: int = 0
+
+
+SHARED, OF_SHARDS, ANEW = Mark("keep"), Mark("reset"), Mark("reset", learned=True)
+
+Found = tuple[tuple[Any, ...], Any, Mark]
+
+
+def _walk(path: tuple[Any, ...], node: Any, mark: Mark) -> Iterator[Found]:
+    if isinstance(node, OfShards):
+        yield from _each(path, node, OF_SHARDS)
+    elif isinstance(node, PerShard):
+        yield from _each(path, node, ANEW)
+    elif isinstance(node, Shards):
+        yield from _shards(path, node, nested=mark.policy == "reset")
+    elif jax.tree_util.all_leaves([node]):
+        yield path, node, mark
+    else:
+        if isinstance(node, State):
+            mark = mark._replace(learned=True)
+        elif mark.policy == "keep" and _is_rows(node):
+            mark = mark._replace(policy="mean")
+        for key, child in _children(node):
+            found = _walk((*path, key), child, mark)
+            if isinstance(node, CompressedPmeanState) and child is node.worker:
+                found = _each((*path, key), child, Mark("index", learned=True))
+            if isinstance(node, CompressedPmeanState) and child is node.memory:
+                found = map(_without_counters, found)
+            yield from found
+
+
+def _is_rows(node: Any) -> bool:
+    """Whether it is a `PerWorker`, or the dict that a framework has made of one."""
+    return isinstance(node, PerWorker) or (
+        isinstance(node, Mapping) and tuple(map(str, node)) == PerWorker._fields
+    )
+
+
+def _without_counters(found: Found) -> Found:
+    """A leaf of a memory; a counter may start anew, because nothing that is to be sent is in it."""
+    path, leaf, mark = found
+    counts = not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+    return path, leaf, mark._replace(learned=counts)
+
+
+def _shards(path: tuple[Any, ...], node: Shards, nested: bool) -> Iterator[Found]:
+    sizes, number = map(_values, (node.sizes, node.number))
+    pieces = 0 if number is None else int(number.flat[0])
+    for key, value in _children(node):
+        here = (*path, key)
+        if value is node.memory and nested:
+            yield from _each(here, value, OF_SHARDS)
+        elif value is node.memory:
+            # Each field of a memory's state has a leaf for each part, in their order.
+            for place, (inner, leaf, _) in enumerate(_each(here, value, SHARED)):
+                size = 0 if sizes is None else int(sizes.flat[place % sizes.shape[-1]])
+                yield inner, leaf, Mark("cut", size=size, pieces=pieces)
+        elif value is node.learned:
+            yield from _walk(here, value, ANEW)
+        else:
+            yield from _each(here, value, ANEW._replace(pieces=pieces))
+
+
+def _children(node: Any) -> list[tuple[Any, Any]]:
+    """What is directly below a node, with its key."""
+    pairs = jax.tree.leaves_with_path(node, is_leaf=lambda other: other is not node)
+    return [(path[0], child) for path, child in pairs if path]
+
+
+def _each(path: tuple[Any, ...], node: Any, mark: Mark) -> Iterator[Found]:
+    for inner, leaf in jax.tree.leaves_with_path(node):
+        yield (*path, *inner), leaf, mark
+
+
+def _values(leaf: Any) -> Array | None:
+    """What is here of an array whose rows are equal, if it has values."""
+    if isinstance(leaf, jax.Array):
+        leaf = leaf.addressable_shards[0].data
+    return np.asarray(leaf) if isinstance(leaf, np.ndarray | jax.Array) else None
+
+
+def _reader(name: str, leaf: Any, owner: str) -> Callable[[Any], Array | jax.Array]:
+    def read(sharding: jax.sharding.Sharding | None) -> Array | jax.Array:
+        if sharding is not None and isinstance(leaf, jax.Array):
+            return jax.device_put(leaf, sharding)
+        here = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+        if not (here or leaf.is_fully_replicated):
+            raise ValueError(
+                f"{owner}(state): must be on devices of this process, got {name} on those of "
+                "several; save it with fftgrad.checkpoint.save and restore it."
+            )
+        return np.asarray(leaf)
+
+    return read

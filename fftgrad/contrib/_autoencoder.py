@@ -223,29 +223,12 @@ def learn(
     pick: TopK | None,
     rate: float,
 ) -> Learned:
-    """Function: one step of an autoencoder's descent on the values of all workers.
+    """Make a step of an autoencoder's descent on the values of all workers, the same on all.
 
-    It is what every worker does in a step in which codes are learned, the same on all of them. The
-    gradient is clipped to length 1, so that no step is long; what is not finite moves nothing.
-
-    Args:
-      net: the autoencoder.
-      params: its parameters, by `net.init()`.
-      values: float32[w, k], those of each worker at the shared positions.
-      lead: the number of the worker whose code all decode.
-      pick: what each worker adds to that code, as `TopK(k=1)`; None to decode the mean code.
-      rate: of the descent; 0 to know the error alone.
-
-    Returns:
-      The next parameters, and the relative error of what the old ones decode.
-
-    Example:
-      >>> from fftgrad.contrib import learned
-      >>> net = learned.Autoencoder(encoder=(8, 8), decoder=(8, 8))
-      >>> step = jax.jit(lambda p: learned.learn(net, p, jnp.ones((2, 16)), 0, None, rate=0.1))
-      >>> params, first = step(net.init())
-      >>> bool(step(params).error < first)
-      True
+    `values` float32[w, k] are those of each worker at the shared positions, `lead` the number of
+    the worker whose code all decode, and `pick` what each adds to that code; None to decode the
+    mean code. The gradient is clipped to length 1, so that no step is long; what is not finite
+    moves nothing.
     """
     # Without this a gradient along another axis of the mesh would be summed over it.
     params = jax.tree.map(lambda p: _axes.vary_like(p, values), params)

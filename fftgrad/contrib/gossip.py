@@ -1,16 +1,456 @@
-"""Gossip: workers that send to their neighbors in a graph, in place of a mean over all."""
+"""Gossip: workers that send to their neighbors in a graph, in place of a mean over all.
 
-from fftgrad.contrib._beer import beer
-from fftgrad.contrib._choco_sgd import choco_sgd
-from fftgrad.contrib._gossip import consensus_distance
-from fftgrad.contrib._graphs import Exponential, Graph, Ring, Torus
+A graph is a matrix of weights [workers, workers], symmetric and doubly stochastic: worker i moves
+towards worker j by the weight in row i and column j.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import optax
+from jax import lax
+
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, PyTree
+from fftgrad._values import check_count, check_transformation
+from fftgrad.contrib import _links
+from fftgrad.contrib._links import Gossip, Weights
+from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._rules import Codecs
+from fftgrad.ops import _count, _finite, _norms
+from fftgrad.training._check_gradients import checked_like
 
 __all__ = [
-    "Exponential",
-    "Graph",
-    "Ring",
-    "Torus",
     "beer",
     "choco_sgd",
     "consensus_distance",
+    "exponential",
+    "largest_gamma",
+    "ring",
+    "torus",
 ]
+
+
+def ring(workers: int) -> Weights:
+    """Function: the weights of a ring; each worker hears the one before it and the one after it.
+
+    All weights are 1/3; of two workers each hears one, with weight 1/2, and one hears nobody. The
+    spectral gap 1 - |λ₂| closes with the square of the workers: 8 have 0.20, 16 have 0.051, 64 have
+    0.0032.
+
+    Args:
+      workers: how many workers.
+
+    Returns:
+      float64[workers, workers].
+
+    Example:
+      >>> from fftgrad.contrib import gossip
+      >>> gossip.ring(4).round(2).tolist()[0]
+      [0.33, 0.33, 0.0, 0.33]
+    """
+    return _equal(_near(workers, [1]))
+
+
+def torus(rows: int, columns: int) -> Weights:
+    """Function: the weights of a grid; each worker hears those beside, above and below.
+
+    Worker i is in row i // columns and column i % columns, as devices of a mesh of these two axes
+    are. Rows and columns are rings, and all weights are equal: 1/5, more where a ring has but one
+    or two workers.
+
+    Args:
+      rows: how many rows.
+      columns: how many columns.
+
+    Returns:
+      float64[rows · columns, rows · columns].
+
+    Example:
+      >>> from fftgrad.contrib import gossip
+      >>> gossip.torus(4, 4).max().item()
+      0.2
+    """
+    eyes = np.eye(check_count("torus(rows)", rows, "use 2.", least=1)), np.eye(columns)
+    return _equal(np.kron(_near(rows, [1]), eyes[1]) + np.kron(eyes[0], _near(columns, [1])))
+
+
+def exponential(workers: int) -> Weights:
+    """Function: the weights of a graph in which each worker hears those at distances 1, 2, 4 ...
+
+    It is the static exponential graph, made symmetric: in every step all of about 2 log₂ w
+    neighbors are heard, with equal weights. 8 workers have 5 neighbors and a gap of 0.67, 16 have 7
+    and 0.5, 64 have 11 and 0.33.
+
+    Args:
+      workers: how many workers.
+
+    Returns:
+      float64[workers, workers].
+
+    Example:
+      >>> from fftgrad.contrib import gossip
+      >>> (gossip.exponential(8)[0] > 0).sum().item() - 1
+      5
+
+    References:
+      Ying et al., NeurIPS 2021, arXiv:2110.13363, whose graph hears one side only.
+    """
+    return _equal(_near(workers, [2**j for j in range(workers.bit_length())]))
+
+
+def largest_gamma(weights: npt.ArrayLike) -> float:
+    """Function: 1 / (1 - λ) for the smallest eigenvalue λ of the weights, at most 1.
+
+    Up to this γ no gossip overshoots: a round makes of each difference between workers a share, 1 -
+    γ (1 - λ) of it or more; above it some come back with the other sign.
+
+    Args:
+      weights: the matrix.
+
+    Returns:
+      γ.
+
+    Example:
+      >>> from fftgrad.contrib import gossip
+      >>> round(gossip.largest_gamma(gossip.ring(8)), 3)
+      0.75
+    """
+    smallest = float(np.linalg.eigvalsh(np.asarray(weights)).min())
+    return 1 / (1 - min(round(smallest, 12), 0.0))
+
+
+def _near(workers: int, distances: Iterable[int]) -> Weights:
+    """1.0 for each pair of different workers at one of these distances on a ring."""
+    out = np.zeros((check_count("gossip(workers)", workers, "use that of the axis."), workers))
+    for by in distances:
+        for shift in (by, -by):
+            out[np.arange(workers), (np.arange(workers) + shift) % workers] = 1
+    return out * (1 - np.eye(workers))
+
+
+def _equal(hears: Weights) -> Weights:
+    """The same weight for each worker itself and each of its neighbors."""
+    out = (hears > 0) + np.eye(len(hears))
+    return out / out.sum(1, keepdims=True)
+
+
+class ChocoState(NamedTuple):
+    """State of `choco_sgd`.
+
+    Attributes:
+      step: how many updates there were, int32, equal on all workers.
+      inner: the inner optimizer's state, of which each worker has its own.
+      neighbors: the public copy of each worker's parameters, what its neighbors' copies draw it to,
+        and counts of what went wrong.
+    """
+
+    step: jax.Array
+    inner: PerWorker
+    neighbors: OfShards
+
+
+def choco_sgd(
+    inner: optax.GradientTransformation,
+    codec: Codecs,
+    weights: npt.ArrayLike,
+    *,
+    gamma: float,
+    layout: Layout = Layout(),
+    key: jax.Array | int = 0,
+    axis_name: AxisName = "data",
+) -> optax.GradientTransformationExtraArgs:
+    """Optimizer: CHOCO-SGD; each worker trains, and averages with its neighbors on a graph.
+
+    With x_i the parameters of worker i, x̂_i the copy of them that all its neighbors hold, and W
+    the weights of the graph,
+
+        x_i ← x_i + inner(∇f_i(x_i)),
+        q_i = C(x_i - x̂_i),   x̂_j ← x̂_j + q_j   for the worker itself and its neighbors j,
+        x_i ← x_i + γ Σ_j W_ij (x̂_j - x̂_i).
+
+    A worker sends once to each neighbor, however many workers there are. It is a whole optimizer.
+
+    The parameters *differ between the workers*: under `jax.shard_map` they have a leading axis of
+    workers, as with `diloco`. All start from the same ones; `fg.contrib.gossip.consensus_distance`
+    says how far they are apart. Evaluate and save their mean. With a constant learning rate and
+    data that differ it ends at a distance from the optimum; `beer` does not.
+
+    A worker keeps three vectors, whatever the degree: x̂_i, Σ_j (x̂_j - x̂_i) over the neighbors,
+    and what rounding dropped of that.
+
+    Args:
+      inner: the optimizer of each worker, complete with its learning rate, as
+        `optax.apply_if_finite(optax.sgd(0.1, momentum=0.9), 100)`.
+      codec: C, or a rule from a part to its codec. It should be a contraction, as `TopK`, `Sign`
+        and `LogLevels` are.
+      weights: W, `ring(workers)`, `torus(rows, columns)`, `exponential(workers)`, or a matrix of
+        your own.
+      gamma: γ, above 0 and at most 1: 1.0 for a codec without loss, less for one that loses more.
+        Too large a one diverges.
+      layout: what is compressed on its own, and what travels at once; see `Layout`.
+      key: seed or PRNG key of codecs that draw, equal on all workers.
+      axis_name: the axis, or axes, of the workers.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs` whose state is a `ChocoState`; it needs `params`,
+      the worker's own.
+
+    Wire: `fg.wire_bytes(codec, params, layout)` bytes in one buffer, which is sent to each of
+      the worker's neighbors.
+
+    Claims: the mean of the parameters moves by the mean of what `inner` says, up to rounding. A
+      worker whose parameters are not finite sends nothing: it and its neighbors leave its copy as
+      it was and count that in `skipped`. Its own parameters stay NaN. Then, and for another number
+      of workers, make a new state from the mean of the finite parameters.
+
+    Differs from the paper: copies start as the common first parameters, not as zero.
+
+    Raises:
+      ValueError: if `gamma` is out of its range, or `weights` not symmetric and doubly stochastic;
+        while tracing, if `params` is missing or not a worker's own, `update` gets a `weight`, or
+        the weights do not fit the number of workers.
+      TypeError: if `codec` is no codec.
+
+    Example:
+      >>> from fftgrad.contrib import gossip
+      >>> import optax
+      >>> tx = gossip.choco_sgd(optax.sgd(1.0), fg.Identity(), gossip.ring(3), gamma=1.0)
+      >>> step = lambda grad, x: x + tx.update(grad, tx.init(jnp.zeros(1)), x)[0]
+      >>> grads = jnp.array([[-1.0], [-2.0], [-6.0]])  # of three workers, that all hear each other
+      >>> jax.vmap(step, axis_name="data")(grads, jnp.zeros((3, 1))).ravel()
+      Array([3., 3., 3.], dtype=float32)
+
+    References:
+      Koloskova et al., ICML 2019, arXiv:1902.00340; ICLR 2020, arXiv:1907.09356.
+    """
+    check_transformation("choco_sgd(inner)", inner)
+    links = Gossip.of("choco_sgd", (codec,), weights, gamma, key, axis_name, layout)
+
+    def init(params: optax.Params) -> ChocoState:
+        checked_like(params, "choco_sgd")
+        return ChocoState(
+            step=jnp.zeros((), jnp.int32),
+            inner=add_worker_axis(inner.init(params)),
+            neighbors=links.init((_links.wide(params),), params),
+        )
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, ChocoState]:
+        x: Any = links.checked(updates, params, **extra)
+        run = optax.with_extra_args_support(inner).update
+        moves, own = run(updates, drop_worker_axis(state.inner), x, **extra)
+        local = _links.wide(optax.apply_updates(x, moves))
+        (copied,), neighbors = links.tell((local,), state.neighbors, state.step)
+        moves = links.drawn(moves, copied)
+        return moves, ChocoState(_count.next_step(state.step), add_worker_axis(own), neighbors)
+
+    return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
+
+
+class Estimate(NamedTuple):
+    """What a worker has of the mean gradient.
+
+    Attributes:
+      of_all: v, its estimate.
+      own: its own gradient, from which v moves on.
+    """
+
+    of_all: Any
+    own: Any
+
+
+class BeerState(NamedTuple):
+    """State of `beer`.
+
+    Attributes:
+      step: how many updates there were, int32, equal on all workers.
+      inner: the inner optimizer's state, of which each worker has its own.
+      estimate: of the mean gradient, by each worker, and its own last gradient, float32.
+      neighbors: the public copies of each worker's tracked gradient and of its parameters, what its
+        neighbors' copies draw these to, and counts of what went wrong.
+    """
+
+    step: jax.Array
+    inner: PerWorker
+    estimate: PerWorker
+    neighbors: OfShards
+
+
+def beer(
+    inner: optax.GradientTransformation,
+    codec: Codecs,
+    weights: npt.ArrayLike,
+    *,
+    gamma: float,
+    gradients: Codecs | None = None,
+    layout: Layout = Layout(),
+    key: jax.Array | int = 0,
+    axis_name: AxisName = "data",
+) -> optax.GradientTransformationExtraArgs:
+    """Optimizer: BEER; gossip of the parameters and of a gradient that tracks that of all.
+
+    With x_i the parameters of worker i, v_i its estimate of the mean gradient, x̂_i and v̂_i the
+    copies of both that its neighbors hold, and W the weights of the graph, step t is
+
+        v_i ← v_i + γ Σ_j W_ij (v̂_j - v̂_i) + ∇f_i(x_i) - (∇f_i(x_i) of the step before),
+        v̂_j ← v̂_j + C(v_j - v̂_j),
+        x_i ← x_i + γ Σ_j W_ij (x̂_j - x̂_i) + inner(v_i),
+        x̂_j ← x̂_j + C(x_j - x̂_j),
+
+    where both C travel in one buffer. The mean of the v_i is the mean gradient. So, unlike
+    `choco_sgd`, it converges linearly to the optimum where the workers' data differ, with exact
+    gradients of a strongly convex function, a constant learning rate and a lossy codec.
+
+    The parameters differ between the workers, as with `choco_sgd`, whose remarks on that hold here.
+    A worker keeps eight vectors, whatever the degree: x̂ and v̂; the pulls of the neighbors on x
+    and v, each with what rounding dropped of it; v, and the last ∇f.
+
+    With `DynamicSign` for the codecs one bit of a value travels, as in Dyna-COLD. COLD's own update
+    is not reproduced: its text was not at hand.
+
+    Args:
+      inner: what is done with v, with the learning rate η in it: `optax.sgd(η)` is the paper's.
+      codec: C, or a rule from a part to its codec; a contraction.
+      weights: W, `ring(workers)`, `torus(rows, columns)`, `exponential(workers)`, or a matrix of
+        your own.
+      gamma: γ, in (0, 1]: `largest_gamma(weights)`, 0.75 on a ring of 8 and 0.67 on a torus
+        of 2 x 4, times about the share of the energy that the codec keeps. With λ the smallest
+        eigenvalue of W, differences between workers change their sign where γ (1 - λ) > 1: 1.0
+        diverges at smaller learning rates.
+      gradients: another C for the tracked gradients, such as a `DynamicSign` of another scale.
+      layout: what is compressed on its own, and what travels at once; see `Layout`.
+      key: seed or PRNG key of codecs that draw, equal on all workers.
+      axis_name: the axis, or axes, of the workers.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs` whose state is a `BeerState`; it needs `params`,
+      the worker's own.
+
+    Wire: twice what `fg.wire_bytes(codec, params, layout)` counts, less 4 bytes for the one header
+      of both, in one buffer, which is sent to each of the
+      worker's neighbors.
+
+    Claims: the mean over the workers of what `inner` gets is the mean of their gradients, up to
+      rounding. A gradient that is not finite makes this worker's update so, unless `inner` leaves
+      it out, as `optax.apply_if_finite(optax.sgd(η), 100)` does; the estimate keeps its last value.
+      The claims of `choco_sgd` on parameters that are not finite hold here.
+
+    Differs from the paper: x̂ starts as the common first parameters, not as zero; steps begin with
+      the gradient, as in the authors' code; `inner` may be any optimizer.
+
+    Raises:
+      ValueError: if `gamma` is out of its range, or `weights` not symmetric and doubly stochastic;
+        while tracing, if `params` is missing or not a worker's own, `update` gets a `weight`, or
+        the weights do not fit the number of workers.
+      TypeError: if `codec` or `gradients` is no codec.
+
+    Example:
+      >>> from fftgrad.contrib import gossip
+      >>> import optax
+      >>> tx = gossip.beer(optax.sgd(0.5), fg.Sign(), gossip.ring(4), gamma=0.5)
+      >>> @jax.jit
+      ... @lambda step: jax.vmap(step, axis_name="data")
+      ... def step(x, state, target):  # half the squared distance: the optimum is the mean target
+      ...     moves, state = tx.update(x - target, state, x)
+      ...     return x + moves, state
+      >>> target, x = jnp.array([[0.0], [1.0], [2.0], [9.0]]), jnp.zeros((4, 1))
+      >>> state = jax.vmap(tx.init)(x)
+      >>> for _ in range(80):
+      ...     x, state = step(x, state, target)
+      >>> [f"{value:.3f}" for value in x.ravel()]
+      ['3.000', '3.000', '3.000', '3.000']
+
+    References:
+      Zhao et al., NeurIPS 2022, arXiv:2201.13320. Zhang et al., (COLD), IEEE TAC 2023,
+      arXiv:2105.06697.
+    """
+    check_transformation("beer(inner)", inner)
+    codecs = (codec if gradients is None else gradients, codec)
+    links = Gossip.of("beer", codecs, weights, gamma, key, axis_name, layout)
+
+    def init(params: optax.Params) -> BeerState:
+        checked_like(params, "beer")
+        own = _links.wide(params)
+        zeros = jax.tree.map(jnp.zeros_like, own)
+        return BeerState(
+            step=jnp.zeros((), jnp.int32),
+            inner=add_worker_axis(inner.init(params)),
+            estimate=add_worker_axis(Estimate(zeros, zeros)),
+            neighbors=links.init((zeros, own), params),
+        )
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, BeerState]:
+        x: Any = links.checked(updates, params, **extra)
+        tracked, known = _links.copied(state.neighbors)
+        before: Estimate = drop_worker_axis(state.estimate)
+        drawn = links.drawn(before.of_all, tracked)
+        now = Estimate(
+            jax.tree.map(lambda v, g, old: v + (g - old), drawn, _links.wide(updates), before.own),
+            _links.wide(updates),
+        )
+        run = optax.with_extra_args_support(inner).update
+        narrow = jax.tree.map(lambda v, g: v.astype(g.dtype), now.of_all, updates)
+        moves, own = run(narrow, drop_worker_axis(state.inner), x, **extra)
+        moves = links.drawn(moves, known)
+        after = _links.wide(optax.apply_updates(x, moves))
+        # A gradient that is not finite is seen in the update, and forgotten.
+        fine = _finite.all_finite(now.own)
+        now = optax.tree.where(fine, now, Estimate(drawn, before.own))
+        _, neighbors = links.tell((now.of_all, after), state.neighbors, state.step)
+        rows = add_worker_axis(own), add_worker_axis(now)
+        return moves, BeerState(_count.next_step(state.step), *rows, neighbors)
+
+    return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
+
+
+def consensus_distance(params: PyTree, axis_name: AxisName | None = None) -> jax.Array:
+    """Function: how far apart the workers' parameters are, where they differ.
+
+    √(Σ_i ||x_i - x̄||² / w), with x_i all parameters of worker i of w and x̄ their mean: the root
+    mean square distance from the mean. It is 0.0 where all are equal, and NaN where one is not
+    finite. Beside `||x̄||` it says whether gossip keeps up with training.
+
+    Args:
+      params: without `axis_name`, the parameters of all workers, each leaf with a leading axis of
+        workers; with it, the worker's own.
+      axis_name: the axis, or axes, of the workers, to call it inside them.
+
+    Returns:
+      float32[], the same on all workers.
+
+    Wire: with `axis_name`, a dense all-reduce of the parameters and two of 4 bytes: for now and
+      then. Without it, what JAX needs to take the mean of a sharded axis.
+
+    Raises:
+      ValueError: while tracing, if the axis is not bound.
+
+    Example:
+      >>> rows = {"w": jnp.array([[0.0, 1.0], [2.0, 1.0]])}
+      >>> fg.contrib.gossip.consensus_distance(rows).item()
+      1.0
+      >>> mine = lambda own: fg.contrib.gossip.consensus_distance(own, "data")
+      >>> jax.vmap(mine, axis_name="data")(rows).tolist()
+      [1.0, 1.0]
+    """
+    wide = jax.tree.map(lambda a: jnp.asarray(a).astype(jnp.float32), params)
+    if axis_name is None:
+        workers = next((len(leaf) for leaf in jax.tree.leaves(wide)), 1)
+        apart = jax.tree.map(lambda a: a - jnp.mean(a, axis=0, keepdims=True), wide)
+        unit = _norms.unit_for(_norms.top(apart))
+        return unit * jnp.sqrt(_norms.square(apart, unit) / workers)
+    _axes.size(axis_name, "consensus_distance")
+    varied = jax.tree.map(lambda a: _axes.vary(a, axis_name), wide)
+    apart = jax.tree.map(lambda a: a - lax.pmean(a, axis_name), varied)
+    unit = _norms.unit_for(lax.pmax(_norms.top(apart), axis_name))
+    unit = _axes.over_other_axes(lax.pmax, unit)
+    square = lax.pmean(_norms.square(apart, unit), axis_name)
+    return unit * jnp.sqrt(_axes.over_other_axes(lax.psum, square))

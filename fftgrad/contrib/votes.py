@@ -1,16 +1,411 @@
-"""Votes on the largest coefficients, and what noisy ones tell of a worker.
+"""Votes on the signs of the largest coefficients, with noise: DataLens.
 
 The accountant takes an extra: `pip install -e ".[privacy]"`.
 """
 
-from fftgrad.contrib._epsilon import epsilon, rdp, sensitivity
-from fftgrad.contrib._scale_by_datalens import scale_by_datalens
-from fftgrad.contrib._top_votes import TopVotes
+import math
+from typing import Any
 
-__all__ = [
-    "TopVotes",
-    "epsilon",
-    "rdp",
-    "scale_by_datalens",
-    "sensitivity",
-]
+import jax
+import jax.numpy as jnp
+import optax
+
+from fftgrad import _axes
+from fftgrad._contracts import (
+    AxisName,
+    Channel,
+    Compressed,
+    Exchange,
+    Like,
+    Payload,
+    PyTree,
+    Quantizer,
+    Reduced,
+    State,
+    Step,
+)
+from fftgrad._values import check_count, check_kind, value
+from fftgrad.codecs._chain import chain
+from fftgrad.codecs.quantizers import _scale, _ternary
+from fftgrad.codecs.selectors import _top_k
+from fftgrad.codecs.selectors._top_k import TopK
+from fftgrad.exchanges import _digit_sum, _layout, _parts
+from fftgrad.exchanges._all_gather import AllGather
+from fftgrad.exchanges._layout import Layout
+from fftgrad.ops import _finite
+from fftgrad.ops._keys import check_key
+from fftgrad.ops.packing import _digits
+from fftgrad.training._check_gradients import widened
+from fftgrad.training._pmean import compressed_pmean
+
+__all__ = ["TopVotes", "epsilon", "scale_by_datalens", "sensitivity"]
+
+NOISE = 1
+"""What the key of the noise is folded with."""
+
+GRID_BITS = 10
+"""The noise is a multiple of a power of two, about so much smaller than its deviation."""
+
+TIE = 1e-6
+"""A mean of votes this near the threshold is at it: 3 · float32(1/10) is above 0.3."""
+
+
+@value
+class TopVotes(Exchange):
+    """Exchange: each worker votes on the signs of its k largest values; their mean, with noise.
+
+    With S_i the positions of the k largest of |x_i|, worker i votes
+
+        v_i = sign(x_i) on S_i,  0 elsewhere,      mean = (Σ_i v_i + z) / w,   z ~ N(0, sigma² I),
+
+    or, with `clip`, by chance: P(v = 1) = 1/2 + x / 2b on S_i, with b the smaller of `clip` and the
+    largest |x_i|. Whatever a worker has to say, it moves the sum by at most √(4k) = 2√k in
+    length, so that noise bounds what the mean tells of it: `fg.contrib.votes.epsilon` has the
+    figures, `fg.contrib.votes.scale_by_datalens` the threshold that belongs to it.
+
+    All workers draw the same noise, from `step.shared`. So it covers what others learn of the mean
+    or the trained model, if nobody else has the key of `compressed_pmean`, whose default, 0,
+    everybody has. It protects no worker from another.
+
+    Args:
+      workers: w, the number of workers: how the votes travel follows from it.
+      fraction: share of the n values of a part that a worker votes on; k = ceil(fraction · n).
+      k: how many of each part, instead; all n where n < k.
+      sigma: the standard deviation of the noise on the sum of votes; 0 for none.
+      clip: b, for votes by chance; None for plain signs.
+
+    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
+
+    Wire: the smaller in a ring of: a gather of 4 bytes and, for each vote, 1.6 bits and the
+      position as in `TopK`; and a sum of digits of base 2w + 1, as in `IntegerSum`, 4 ceil(n/d) + 4
+      bytes with d = floor(32 / log2(2w + 1)). At 1 % of 2^20 values the sum is smaller from 223
+      workers on. One collective.
+
+    Claims: biased. All workers get the same bits. `sent` is the votes of the worker and the noise,
+      so the mean is that of `sent`; `ErrorFeedback` makes little sense for votes.
+      Zeros do not vote. If anything is not finite anywhere the mean is NaN throughout, which is not
+      private.
+
+    Differs from the paper: votes travel to all workers, without a server; the threshold comes
+      after the exchange; zero votes for nothing, where the paper draws; no random projection.
+
+    Raises:
+      ValueError: unless exactly one of `fraction` and `k` is given, or if an argument is out of
+        range; while tracing, if the axis has not `workers` workers, or noise is to be drawn and the
+        step has no key, or the gradients are sharded over other axes of the mesh.
+      TypeError: if a size is traced.
+
+    Example:
+      >>> exchange = fg.contrib.votes.TopVotes(workers=2, k=2)
+      >>> x = jnp.array([[4.0, -1.0, 0.5], [2.0, 0.5, -3.0]])
+      >>> channel = fg.exchanges.Channel("data", fg.Step.of(0))
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), channel).mean
+      >>> jax.vmap(mean, axis_name="data")(x)[0]
+      Array([ 1. , -0.5, -0.5], dtype=float32)
+
+    References:
+      Wang et al., CCS 2021, arXiv:2103.11109.
+    """
+
+    workers: int
+    fraction: float | None = None
+    k: int | None = None
+    sigma: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        _top_k.check_size("TopVotes", self.fraction, self.k)
+        _ternary.check_clip("TopVotes", self.clip)
+        check_count("TopVotes(workers)", self.workers, "use that of the axis.")
+        if _digit_sum.base(1, self.workers) > 1 << 16:
+            raise ValueError(
+                f"TopVotes(workers): must be positive and below 32768, got {self.workers}; use "
+                "that of the axis."
+            )
+        if not 0 <= self.sigma < math.inf:
+            raise ValueError(
+                f"TopVotes(sigma): must be finite and not negative, got {self.sigma}; use 0 for no "
+                "noise."
+            )
+
+    @property
+    def takes_weight(self) -> bool:
+        return False
+
+    def init(self, like: PyTree) -> State:
+        return self._gather.init(like)
+
+    def votes(self, like: PyTree) -> int:
+        """On how many values of all parts together a worker votes."""
+        parts = _parts.vector_likes(like)
+        return sum(_top_k.kept(self.fraction, self.k, part.shape[0]) for part in parts)
+
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        _axes.check_workers("TopVotes", self.workers, channel.axis_name)
+        if self.sigma:
+            _check_whole(x, channel.axis_name)
+        way = self._gather.mean if self._is_gathered(x) else self._summed
+        out = way(x, state, channel)
+        if not self.sigma:
+            return out
+        draws = _parts.rebuild(_normal(channel.step.shared, x, self.sigma), x)
+
+        def noisy(mean: jax.Array, noise: jax.Array) -> jax.Array:
+            # Of the whole sum, or the last bits would tell what of it is noise.
+            return (jnp.round(mean * self.workers) + noise) * (1.0 / self.workers)
+
+        return out._replace(
+            mean=jax.tree.map(noisy, out.mean, draws),
+            sent=jax.tree.map(lambda votes, noise: votes + noise / self.workers, out.sent, draws),
+        )
+
+    def wire_bytes(self, like: PyTree) -> int:
+        return self._gather.wire_bytes(like) if self._is_gathered(like) else self._sum_bytes(like)
+
+    @property
+    def _gather(self) -> AllGather:
+        return AllGather(chain(TopK(self.fraction, self.k), Vote(self.clip)))
+
+    def _is_gathered(self, like: PyTree) -> bool:
+        # Over a ring: w - 1 payloads, or 2 (w - 1) / w sums.
+        return self.workers * self._gather.wire_bytes(like) <= 2 * self._sum_bytes(like)
+
+    def _sum_bytes(self, like: PyTree) -> int:
+        sizes = [part.shape[0] for part in _parts.vector_likes(like)]
+        return 4 * (1 + _digit_sum.words(sizes, 1, self.workers))
+
+    def _summed(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        codec, likes = _parts.codec_of(self._gather.codec, x), _parts.vector_likes(x)
+        vectors = _parts.vectors(x)
+        payloads = codec.compress(vectors, state.own, channel.step).payloads
+        votes = codec.decompress(payloads, likes, channel.step)
+        sums, (bad,) = _digit_sum.add(votes, 1, channel, flags=[~_finite.all_finite(vectors)])
+        start = _finite.poison_unless(bad == 0)
+        return Reduced(
+            mean=_parts.rebuild([start + whole * (1.0 / self.workers) for whole in sums], x),
+            sent=_parts.rebuild(votes, x),
+            state=state,
+        )
+
+
+def _check_whole(x: PyTree, axis_name: AxisName) -> None:
+    """Refuses shards of a model, which would all have the same noise, and votes of their own."""
+    others = frozenset[str]().union(*(_axes.beside(leaf, axis_name) for leaf in jax.tree.leaves(x)))
+    if others:
+        raise ValueError(
+            "TopVotes(sigma): must be 0 where gradients are sharded over other axes, or in "
+            "Hierarchical, because each shard votes, with the same noise, so that a difference of "
+            f"two tells the votes, got gradients that may vary over {sorted(others)}; vote on "
+            "whole gradients, and under check_vma=True if they are copies."
+        )
+
+
+def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array]:
+    """Gaussian noise for each part, by a generator that is made to be unpredictable."""
+    if key is None:
+        raise ValueError(
+            "TopVotes.mean(channel): noise is drawn, got a step without a key; pass "
+            "Channel(axis_name, fg.Step.of(key)), with another key for each call."
+        )
+    # Apart from what codecs draw with the same key.
+    own = jax.random.fold_in(key, NOISE)
+    # On a grid on which votes are too, so that no last bit tells a vote from the noise, and what it
+    # is added to rounds alike in all programs.
+    grid = min(1.0, 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS))
+    return [
+        grid * jnp.round(scale / grid * jax.random.normal(jax.random.fold_in(own, i), part.shape))
+        for i, part in enumerate(_parts.vector_likes(like))
+    ]
+
+
+@value
+class Vote(Quantizer):
+    """Quantizer: -1, 0 or 1 for each value that `TopVotes` selects; zero does not vote.
+
+    It has no place for a NaN: the header of the buffer tells. With `clip` it votes by chance.
+    """
+
+    clip: float | None = None
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        _scale.check_real("Vote", x)
+        up = x > 0
+        if self.clip is not None:
+            bound = jnp.minimum(_finite.largest(x), self.clip)
+            up = _scale.noise(self, step, x.size) < 0.5 + _scale.in_units(x, bound, 0.5)
+        digits = jnp.where(x == 0, 1, jnp.where(up, 2, 0)).astype(jnp.uint32)
+        return Compressed(Payload(_digits.pack(digits, 3)))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        return _digits.unpack(payload.main, 3, math.prod(like.shape)).astype(jnp.float32) - 1
+
+
+def scale_by_datalens(
+    votes: TopVotes,
+    beta: float = 0.1,
+    alpha: float = 1.0,
+    *,
+    key: jax.Array | int | None = None,
+    layout: Layout = Layout(),
+    axis_name: AxisName = "data",
+) -> optax.GradientTransformationExtraArgs:
+    """Method: votes on the signs of each worker's largest values, with noise, above a threshold.
+
+        f = Σ_i v_i + N(0, sigma²),    update = alpha · (1 if f > beta w, -1 if f < -beta w, else 0)
+
+    This is the paper's TopAgg. What others learn from the updates of one worker's gradients, or
+    from a model trained with them, is bounded: `fg.contrib.votes.epsilon(votes, params, ...)` has
+    the figure, and docs/privacy.md says against whom.
+
+    Args:
+      votes: how the workers vote, and the noise: a `TopVotes`, which the accountant takes, too.
+      beta: the share of the votes that has to be left of either sign.
+      alpha: the size of an update that is not zero.
+      key: a secret key, equal on all workers; needed where there is noise. A seed has 32 bits,
+        which can be tried one after the other: take 64 from the operating system,
+        `jax.random.wrap_key_data(np.frombuffer(os.urandom(8), np.uint32))`.
+      layout: what is voted on together; see `Layout`.
+      axis_name: the axis of the workers.
+
+    Returns:
+      An optax transformation whose updates are -alpha, 0 and alpha: to be chained before
+      `optax.scale` or `optax.sgd`.
+
+    Wire: that of `votes`.
+
+    Claims: biased; no memory. All workers get the same updates. A step in which a gradient is not
+      finite gives updates that are not, which tells that there was one.
+
+    Differs from the paper: there the votes are those of teachers, about the gradient of what a
+      generator of data made, and nothing else of the teachers is released; here they are workers'
+      own gradients. No random projection. Differences of the votes themselves are `TopVotes`'s.
+
+    Raises:
+      ValueError: if `beta` is negative, `alpha` not positive, or there is noise and no key.
+      TypeError: if `votes` is no `TopVotes`.
+
+    Example:
+      >>> import optax
+      >>> votes = fg.contrib.votes.TopVotes(workers=8, fraction=0.01)
+      >>> tx = optax.chain(fg.contrib.votes.scale_by_datalens(votes, beta=0.1), optax.sgd(1e-3))
+
+    References:
+      Wang et al., CCS 2021, arXiv:2103.11109.
+    """
+    check_kind(
+        "scale_by_datalens(votes)", votes, TopVotes, "use TopVotes(workers=8, fraction=0.01)."
+    )
+    if not 0 <= beta < math.inf:
+        raise ValueError(
+            f"scale_by_datalens(beta): must not be negative, got {beta}; use beta=0.1."
+        )
+    if not 0 < alpha < math.inf:
+        raise ValueError(
+            f"scale_by_datalens(alpha): must be positive and finite, got {alpha}; use alpha=1."
+        )
+    if votes.sigma and key is None:
+        raise ValueError(
+            "scale_by_datalens(key): must be a secret key, because whoever knows it can take the "
+            f"noise off again, got none with sigma={votes.sigma}; pass jax.random.wrap_key_data("
+            "np.frombuffer(os.urandom(8), np.uint32)), the same on all workers."
+        )
+    if key is not None:
+        check_key("scale_by_datalens(key)", key)
+    pmean = compressed_pmean(
+        votes, axis_name=axis_name, layout=layout, key=0 if key is None else key
+    )
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, Any]:
+        # Wide, because a mean that is rounded to a leaf's dtype may pass the threshold.
+        mean, state = pmean.update(widened(updates), state, params, **extra)
+
+        def counted(share: jax.Array, own: jax.Array) -> jax.Array:
+            # Of a NaN the sign is one.
+            sign = jnp.where(jnp.abs(share) <= beta + TIE, 0.0, jnp.sign(share))
+            return (alpha * sign).astype(own.dtype)
+
+        return jax.tree.map(counted, mean, updates), state
+
+    return optax.GradientTransformationExtraArgs(pmean.init, update)
+
+
+def sensitivity(votes: TopVotes, like: PyTree, *, layout: Layout = Layout()) -> float:
+    """Function: the L2 sensitivity of a step's sum of votes to what one worker has to say.
+
+    A worker has at most K = Σ_j k_j votes of size one, over the parts j of all buckets. Another
+    gradient moves the sum by at most √(4K): by 2 on the same K coordinates. By 1 on each of 2K
+    others it is √(2K).
+
+    Args:
+      votes: the exchange.
+      like: gradients or parameters, or their shapes: k follows from n.
+      layout: that of the training, which says what is a part.
+
+    Returns:
+      √(4K).
+
+    Example:
+      >>> from fftgrad.contrib import votes
+      >>> noisy = votes.TopVotes(workers=8, k=25)
+      >>> votes.sensitivity(noisy, {"w": jnp.zeros((10, 10)), "b": jnp.zeros(10)})
+      10.0
+
+    References:
+      Wang et al., CCS 2021, arXiv:2103.11109.
+    """
+    check_kind("sensitivity(votes)", votes, TopVotes, "pass the TopVotes of the training.")
+    buckets = _layout.bucket_likes(like, layout.for_exchange(votes))
+    return math.sqrt(4 * sum(map(votes.votes, buckets)))
+
+
+def epsilon(
+    votes: TopVotes, like: PyTree, *, steps: int, delta: float, layout: Layout = Layout()
+) -> float:
+    """Function: the ε for which all steps together are (ε, δ)-differentially private.
+
+    Neighbors differ in all votes of one worker, in every step. So a record is covered too, as long
+    as no two workers have it in the same step. Google's dp-accounting composes one Gaussian
+    mechanism for each step, without a gain by sampling, because a worker votes in every step.
+
+    It counts what the means of votes tell to those who do not know the noise, and whatever is
+    computed from them: updates, parameters. It does not count what else leaves the workers: losses,
+    metrics, statistics of batches, that a gradient was not finite, and rates that were tuned on the
+    same data. The noise is Gaussian in real numbers; on a machine it is of float32.
+
+    Args:
+      votes: the exchange.
+      like: gradients or parameters, or their shapes: k follows from n.
+      steps: of training, each of which is counted.
+      delta: δ, well below one over the number of workers or records.
+      layout: that of the training, which says what is a part.
+
+    Returns:
+      ε, by the best of the accountant's Rényi orders; infinite without noise.
+
+    Example:
+      >>> from fftgrad.contrib import votes
+      >>> noisy = votes.TopVotes(workers=1000, k=25, sigma=100.0)
+      >>> round(votes.epsilon(noisy, jnp.zeros(1000), steps=100, delta=1e-5), 2)
+      4.73
+
+    References:
+      Mironov, CSF 2017, arXiv:1702.07476. Wang et al., CCS 2021, arXiv:2103.11109.
+    """
+    steps = check_count("epsilon(steps)", steps, "count all steps.")
+    if not 0 < delta < 1:
+        raise ValueError(f"epsilon(delta): must be in (0, 1), got {delta}; use delta=1e-5.")
+    try:
+        import dp_accounting
+        from dp_accounting import rdp
+    except ImportError as error:
+        raise ImportError(
+            "epsilon(): needs dp-accounting, got none; run pip install -e '.[privacy]' in the "
+            "folder of the repository"
+        ) from error
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    accountant: Any = rdp.RdpAccountant(neighboring_relation=relation)
+    noise = votes.sigma / sensitivity(votes, like, layout=layout)
+    accountant.compose(dp_accounting.GaussianDpEvent(noise), steps)
+    return float(accountant.get_epsilon(delta))

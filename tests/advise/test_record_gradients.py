@@ -156,42 +156,6 @@ def test_with_other_steps_it_says_which_are_in_the_slots(tmp_path):
     assert_captured(fg.advise.recorded(state), (1, 3))
 
 
-@pytest.mark.parametrize("to", [2, 8, "fresh", "file"])
-def test_with_another_number_of_workers_it_starts_anew(tmp_path, to):
-    """And says so; the memory goes on, and what is captured afterwards is right."""
-    tx = with_capture((0, 4))
-    _, state = trained(tx, BATCHES[:2])
-    workers = to if isinstance(to, int) else 2
-    if to == "file":
-        checkpoint.save(tmp_path, 2, state)
-        found = checkpoint.restore(tmp_path, start(tx, workers))
-        again = found.tree
-    else:
-        found = fg.checkpoint.reshard_state(
-            state, to if isinstance(to, int) else start(tx, workers)
-        )
-        again = jax.tree.map(np.asarray, found.state)
-    assert found.workers == (WORKERS, workers)
-    assert {name.split(".")[1] for name in found.anew if name.startswith("0.")} == {
-        "taken",
-        "gradients",
-    }
-    assert fg.advise.recorded(again).steps == ()
-    assert np.any(again[1][0].memory.worker_rows.residual["w"] != 0)
-    assert int(again[0].step) == 2
-    later = [gradients(LIKE, workers, seed=seed) for seed in range(3)]
-    _, again = trained(tx, later, again, workers=workers)
-    found = fg.advise.recorded(again)
-    assert found.steps == (4,)
-    wanted = np.asarray(gradients(LIKE, workers, seed=2)["w"])
-    assert [tree["w"].tolist() for tree in found.gradients[4].values()] == wanted.tolist()
-
-
-def test_the_same_workers_keep_it():
-    _, state = trained(with_capture(), BATCHES[:1])
-    assert_captured(fg.advise.recorded(fg.checkpoint.reshard_state(state, WORKERS).state), (0,))
-
-
 def test_specs_shard_it_over_the_workers_and_as_the_parameters_are():
     state = jax.eval_shape(with_capture().init, ZEROS)
     specs = fg.state_specs(state, AXIS)[0]

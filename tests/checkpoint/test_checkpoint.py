@@ -28,7 +28,7 @@ from updates import PAIR, WORKERS, mapped
 
 import fftgrad as fg
 from fftgrad import checkpoint
-from fftgrad.checkpoint import _folder
+from fftgrad.checkpoint import _storage, _sums
 
 LIKE = {"w": jnp.zeros((3, 3, 8)), "b": jnp.zeros(20)}
 PROGRAM = str(ROOT / "tests/checkpoint_program.py")
@@ -162,7 +162,7 @@ def test_it_comes_back_where_it_was(tmp_path, run):
     checkpoint.save(tmp_path, 7, tree)
     found = checkpoint.restore(tmp_path, fresh)
     assert_same(found.tree, tree)
-    assert found[1:] == (7, (WORKERS, WORKERS), 0.0, (), ())
+    assert found[1:] == (7, (WORKERS, WORKERS), (), ())
     shapes = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), fresh["state"]
     )
@@ -221,28 +221,28 @@ def local_steps(workers):
     run = jax.shard_map(step, mesh=mesh, in_specs=(P(AXIS), specs), out_specs=(P(AXIS), specs))
     rows = jax.tree.map(lambda a: jnp.broadcast_to(a, (workers, *a.shape)), first)
     rows = jax.device_put(rows, NamedSharding(mesh, P(AXIS)))
-    return jax.jit(run), {"rows": rows, "state": state}
+    return jax.jit(run), {"rows": fg.exchanges.PerWorker(rows), "state": state}
 
 
 def test_the_rows_of_local_steps_go_on_with_another_number_of_workers(tmp_path):
     """After a meeting they are the anchor, on however many workers, and no longer the first."""
     run, tree = local_steps(8)
-    rows, state = tree["rows"], tree["state"]
+    rows, state = tree["rows"].worker_rows, tree["state"]
     for _ in range(8):
         rows, state = run(rows, state)
-    checkpoint.save(tmp_path, 8, {"rows": rows, "state": state})
+    checkpoint.save(tmp_path, 8, {"rows": fg.exchanges.PerWorker(rows), "state": state})
     run, fresh = local_steps(4)
     found = checkpoint.restore(tmp_path, fresh)
     assert found.workers == (8, 4)
     assert (found.anew, found.left) == (("state.pmean.0.worker.worker_rows",), ())
-    rows, again = found.tree["rows"], found.tree["state"]
+    rows, again = found.tree["rows"].worker_rows, found.tree["state"]
     for name, anchor in state.anchor.items():
         assert np.max(np.abs(anchor - 1)) > 0.2
         np.testing.assert_array_equal(again.anchor[name], anchor)
         for row in rows[name]:
             np.testing.assert_allclose(row, anchor, rtol=1e-6)
     assert jax.tree.map(lambda a: a.sharding, rows) == jax.tree.map(
-        lambda a: a.sharding, fresh["rows"]
+        lambda a: a.sharding, fresh["rows"].worker_rows
     )
     rows, after = run(*run(rows, again))
     goal = 0.375  # of 4 workers
@@ -331,22 +331,6 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(tmp_path, run, how):
     gc.collect()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_the_lost_are_lost_from_an_older_checkpoint_too(tmp_path, run):
-    """Though they are told by what can be read once."""
-    _, fresh, tree = run
-    for step in (1, 2):
-        checkpoint.save(tmp_path, step, {**tree, "n": step})
-    damage(tmp_path / "2" / "about" / "metadata", "truncated")
-    with pytest.warns(RuntimeWarning, match="passes over step 2"):
-        found = checkpoint.restore(tmp_path, fresh, lost=iter([1]))
-    assert found.step == 1
-    known = fg.checkpoint.reshard_state(tree["state"], fresh["state"], lost=[1])
-    assert found.lost == known.lost > 0
-    assert_same(found.tree["state"], known.state)
-    gc.collect()
-
-
 def test_what_is_empty_comes_back(tmp_path):
     keys = jax.random.split(jax.random.key(0), 3)
     tree = {"a": jnp.zeros((3, 0)), "keys": keys[:0], "w": jnp.ones(2)}
@@ -361,9 +345,7 @@ def test_what_is_empty_comes_back(tmp_path):
 
 
 def test_an_error_without_a_word_is_damage_too(tmp_path, monkeypatch):
-    from fftgrad.checkpoint import _restore
-
-    tree, read = {"w": jnp.ones(2)}, _restore._array
+    tree, read = {"w": jnp.ones(2)}, _storage._array
     for step in (1, 2):
         checkpoint.save(tmp_path, step, tree)
 
@@ -372,7 +354,7 @@ def test_an_error_without_a_word_is_damage_too(tmp_path, monkeypatch):
             raise TimeoutError
         return read(manager, step, name, sharding)
 
-    monkeypatch.setattr(_restore, "_array", late)
+    monkeypatch.setattr(_storage, "_array", late)
     with pytest.warns(RuntimeWarning, match="damaged: TimeoutError"):
         assert checkpoint.restore(tmp_path, tree).step == 1
 
@@ -383,7 +365,7 @@ def test_other_bits_than_were_saved_are_seen(tmp_path):
     about = tmp_path / "1" / "about" / "metadata"
     leaves = json.loads(about.read_text())["leaves"]
     leaves["w"]["sum"] ^= 1
-    about.write_text(json.dumps(_folder.signed(leaves)))
+    about.write_text(json.dumps(_storage.signed(leaves)))
     with (
         pytest.warns(RuntimeWarning, match="w has other bits than were saved"),
         pytest.raises(FileNotFoundError),
@@ -467,7 +449,7 @@ def test_copies_that_differ_are_refused(tmp_path, name):
     tree = {"fine": copies(W, W, W, W), "state": [DIVERGED[name]]}
     for call in (
         lambda: checkpoint.save(tmp_path, 1, tree),
-        lambda: fg.checkpoint.reshard_state(tree, 2),
+        lambda: fg.checkpoint.reshard_state(tree, tree),
     ):
         with pytest.raises(
             ValueError, match=r"\(state\.0\): must be the same on all .*; .*fg\.state_specs"
@@ -714,13 +696,13 @@ def test_the_newest_are_kept(tmp_path):
 def test_the_sum_is_the_same_on_devices_and_sees_each_bit(x):
     x = np.asarray(x)
     x = x.astype(np.complex64) if x.dtype == np.complex128 else x
-    total = _folder.total(x)
-    assert total == int(_folder._total_on_devices(jnp.asarray(x)))
+    total = _sums.total(x)
+    assert total == int(_sums._on_devices(jnp.asarray(x)))
     data = np.frombuffer(x.tobytes(), np.uint8)
     for place in range(0 if x.dtype == np.bool_ else data.size):
         other = data.copy()
         other[place] ^= 1 << place % min(8, jax.dtypes.itemsize_bits(x.dtype))
-        assert _folder.total(np.frombuffer(other.tobytes(), x.dtype).reshape(x.shape)) != total
+        assert _sums.total(np.frombuffer(other.tobytes(), x.dtype).reshape(x.shape)) != total
 
 
 def test_it_is_no_pickle(tmp_path, run):

@@ -67,9 +67,8 @@ def test_a_value_that_is_not_finite_is_seen_by_all():
         assert np.all(np.isnan(updates(votes, x, beta=0.5)))
 
 
-@pytest.mark.parametrize("noise", ["shared", "local"])
-def test_the_key_decides_the_noise(noise):
-    votes = fg.contrib.votes.TopVotes(workers=4, k=1, sigma=5.0, noise=noise)
+def test_the_key_decides_the_noise():
+    votes = fg.contrib.votes.TopVotes(workers=4, k=1, sigma=5.0)
     zeros = np.zeros((4, 1000), np.float32)
     one, same, other = (updates(votes, zeros, 0.1, key=key) for key in (1, jax.random.key(1), 2))
     np.testing.assert_array_equal(one, same)

@@ -1,14 +1,13 @@
 """Votes and their noise: the NumPy oracle, the distribution, and what one worker can change."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from cases import sample, values
+from cases import values
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType
@@ -161,26 +160,17 @@ FEW = 5 / np.sqrt(MANY)
 
 
 @pytest.mark.parametrize("mode", ["vmap", "shard_map"])
-@pytest.mark.parametrize("noise", ["shared", "local"])
-def test_the_noise_has_the_stated_variance_on_the_sum(noise, mode):
-    exchange = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=2.5, noise=noise)
+def test_the_noise_has_the_stated_variance_on_the_sum(mode):
+    exchange = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=2.5)
     total, sent = noise_of(exchange, mode=mode)
     assert np.all(total == total[0])
     is_normal(total[0], 2.5)
     np.testing.assert_allclose(sent.sum(0), total[0], atol=1e-4)
-    if noise == "shared":
-        assert np.all(sent == sent[0])
-    else:
-        for row in sent:
-            is_normal(row, 2.5 / np.sqrt(4))
-        for i in range(4):
-            for j in range(i):
-                assert correlation(sent[i], sent[j]) <= FEW
+    assert np.all(sent == sent[0])
 
 
-@pytest.mark.parametrize("noise", ["shared", "local"])
-def test_the_noise_is_another_in_each_step_and_part(noise):
-    exchange = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=1.0, noise=noise)
+def test_the_noise_is_another_in_each_step_and_part():
+    exchange = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=1.0)
     first, second = (noise_of(exchange, number)[0][0] for number in (0, 0))
     np.testing.assert_array_equal(first, second)
     tx = fg.compressed_pmean(exchange, axis_name=AXIS, layout=fg.Layout("leaf"))
@@ -199,26 +189,21 @@ def test_the_noise_is_another_in_each_step_and_part(noise):
             assert correlation(a, b) <= FEW
 
 
-@pytest.mark.parametrize(
-    ("noise", "sigma"),
-    sample(itertools.product(["shared", "local"], [0.3, 50.0, 5000.0]), frozenset),
-)
-def test_noise_and_votes_are_on_one_grid_and_add_up_exactly(noise, sigma):
+@pytest.mark.parametrize("sigma", [0.3, 50.0, 5000.0])
+def test_noise_and_votes_are_on_one_grid_and_add_up_exactly(sigma):
     x = rows()
     for quiet in (GATHERED, SUMMED):
-        exchange = fg.contrib.votes.TopVotes(4, k=quiet.k, sigma=sigma, noise=noise)
+        exchange = fg.contrib.votes.TopVotes(4, k=quiet.k, sigma=sigma)
         silent, noisy = (4 * run(exchange, a)[0][0].astype(np.float64) for a in (0 * x, x))
         np.testing.assert_array_equal(noisy - silent, 4 * run(quiet, x)[0][0])
-        own = sigma if noise == "shared" else sigma / 2
-        grid = min(1.0, 2.0 ** (np.floor(np.log2(own)) - 10))
+        grid = min(1.0, 2.0 ** (np.floor(np.log2(sigma)) - 10))
         assert np.all(silent % grid == 0)
         assert np.any(silent % (2 * grid) != 0)
 
 
-@pytest.mark.parametrize("noise", ["shared", "local"])
-def test_equal_sums_have_equal_bits_whatever_was_voted(noise):
+def test_equal_sums_have_equal_bits_whatever_was_voted():
     """For three workers too, whose third is no float."""
-    exchange = fg.contrib.votes.TopVotes(workers=3, fraction=1.0, sigma=2.0, noise=noise)
+    exchange = fg.contrib.votes.TopVotes(workers=3, fraction=1.0, sigma=2.0)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (3, 5000)).astype(np.float32)
     mean, _ = run(exchange, signs)
     by_sum = {}
@@ -228,9 +213,8 @@ def test_equal_sums_have_equal_bits_whatever_was_voted(noise):
     assert {len(bits) for bits in by_sum.values()} == {1}
 
 
-@pytest.mark.parametrize("noise", ["shared", "local"])
-def test_the_mean_is_that_of_what_was_sent(noise):
-    exchange = fg.contrib.votes.TopVotes(workers=4, k=7, sigma=0.5, noise=noise)
+def test_the_mean_is_that_of_what_was_sent():
+    exchange = fg.contrib.votes.TopVotes(workers=4, k=7, sigma=0.5)
 
     def step(x):
         own = fg.Step.of(7).fold_local(jax.lax.axis_index(AXIS))
@@ -242,11 +226,10 @@ def test_the_mean_is_that_of_what_was_sent(noise):
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("noise", ["shared", "local"])
-def test_noise_on_shards_of_a_model_is_refused(noise, check_vma):
+def test_noise_on_shards_of_a_model_is_refused(check_vma):
     """Two shards would have the same noise, and their difference would tell the votes."""
     mesh = jax.make_mesh((4, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
-    exchange = fg.contrib.votes.TopVotes(workers=4, k=2, sigma=2.0, noise=noise)
+    exchange = fg.contrib.votes.TopVotes(workers=4, k=2, sigma=2.0)
     spec = P(AXIS, "model")
     shards = jax.shard_map(
         one_step(exchange), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
@@ -258,24 +241,6 @@ def test_noise_on_shards_of_a_model_is_refused(noise, check_vma):
         one_step(quiet), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
     )
     jax.eval_shape(shards, jnp.ones((4, 8)))
-
-
-def test_each_worker_may_have_a_key_of_its_own():
-    """And then nobody can find the shares of the others; the result is still one for all."""
-    exchange = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=2.0, noise="local")
-
-    def step(x, key):
-        tx = fg.compressed_pmean(exchange, axis_name=AXIS, key=key)
-        return tx.update(x, tx.init(x))[0]
-
-    x, keys = np.zeros((4, MANY), np.float32), jax.random.split(jax.random.key(3), 4)
-    for mode in ("shard_map", "vmap"):
-        mean = np.asarray(everywhere(mode, step, 4)(x, keys), np.float64)
-        assert np.all(mean == mean[0])
-        is_normal(4 * mean[0], 2.0)
-    other = np.asarray(everywhere("vmap", step, 4)(x, keys.at[0].set(jax.random.key(9))))
-    # Three quarters of the variance is that of the three whose keys are the same.
-    assert correlation(mean[0], other[0]) == pytest.approx(0.75, abs=0.02)
 
 
 # Bytes
@@ -294,8 +259,6 @@ def test_votes_travel_in_the_smaller_of_two_ways(workers, fraction):
     over_links = {gather: (workers - 1) * gather, summed: 2 * (workers - 1) / workers * summed}
     found = fg.wire_bytes(exchange, jnp.ones(n))
     assert over_links[found] == min(over_links.values())
-    local = fg.contrib.votes.TopVotes(workers, fraction=fraction, sigma=1.0, noise="local")
-    assert fg.wire_bytes(local, jnp.ones(n)) == 4 * n
 
 
 @pytest.mark.parametrize(
@@ -316,7 +279,6 @@ def test_votes_travel_in_the_smaller_of_two_ways(workers, fraction):
             "use 0 for no noise",
         ),
         (lambda: fg.contrib.votes.TopVotes(4, k=3, clip=0.0), ValueError, "use clip=2.5"),
-        (lambda: fg.contrib.votes.TopVotes(4, k=3, noise="none"), ValueError, "use 'shared'"),
         (lambda: run(fg.contrib.votes.TopVotes(3, k=3), rows()), ValueError, "use workers=4"),
     ],
 )
@@ -325,9 +287,8 @@ def test_what_makes_no_votes_is_refused(make, error, remedy):
         make()
 
 
-@pytest.mark.parametrize("noise", ["shared", "local"])
-def test_noise_wants_a_key(noise):
-    exchange = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=1.0, noise=noise)
+def test_noise_wants_a_key():
+    exchange = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=1.0)
 
     def mean(x):
         return exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS)).mean

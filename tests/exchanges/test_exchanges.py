@@ -111,7 +111,6 @@ COLLECTIVES = {
     "shared by the mean": ["all-reduce"],
     "integer sum": ["all-reduce"] * 2,
     "votes, summed": ["all-reduce"],
-    "votes, noise of each": ["all-reduce"],
     "low rank": ["all-reduce"] * 2,
     "low rank in turns": ["all-reduce"],
     "recovery by the error": ["all-gather", "all-reduce", "all-reduce"],

@@ -26,7 +26,7 @@ OWN = {
     "recovery",
 }
 OWN |= {"gather stochastic", "integer sum", "two stages, one sign", "gather rotated"}
-OWN |= {"votes, summed", "votes, noise of each"}
+OWN |= {"votes, summed"}
 ALIKE = sorted(set(EXCHANGES) - OWN)
 
 

@@ -260,13 +260,9 @@ KEEPING = {
 def test_an_optimizer_that_moves_a_copy_of_its_own_is_refused(name):
     """What it keeps would never meet, and undo what the parameters met in."""
     inner = KEEPING[name]
-    for make in (
-        lambda: fg.optimizers.diloco(inner, optax.sgd(1.0), 4),
-        lambda: fg.contrib.gossip.beer(inner, fg.Sign(), fg.contrib.gossip.Ring(), gamma=0.3),
-        lambda: fg.contrib.gossip.choco_sgd(inner, fg.Sign(), fg.contrib.gossip.Ring(), gamma=0.3),
-    ):
-        with pytest.raises(ValueError, match=r"\(inner\): must move the parameters.*optax.adamw"):
-            make().init({"w": jnp.zeros(N)})
+    tx = fg.optimizers.diloco(inner, optax.sgd(1.0), 4)
+    with pytest.raises(ValueError, match=r"\(inner\): must move the parameters.*optax.adamw"):
+        tx.init({"w": jnp.zeros(N)})
 
 
 @pytest.mark.parametrize("make", [optax.contrib.dog, optax.contrib.prodigy])

@@ -29,10 +29,10 @@ LOCAL = {
     "diloco": lambda inner: fg.optimizers.diloco(inner, optax.sgd(1.0), every=5),
     "sparse_loco": lambda inner: fg.optimizers.sparse_loco(inner, every=5, k=4, block=4),
     "choco_sgd": lambda inner: fg.contrib.gossip.choco_sgd(
-        inner, fg.Sign(), fg.contrib.gossip.Ring(), gamma=1e-6
+        inner, fg.Sign(), fg.contrib.gossip.ring(4), gamma=1e-6
     ),
     "beer": lambda inner: fg.contrib.gossip.beer(
-        inner, fg.Sign(), fg.contrib.gossip.Ring(), gamma=1e-6
+        inner, fg.Sign(), fg.contrib.gossip.ring(4), gamma=1e-6
     ),
 }
 

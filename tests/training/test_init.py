@@ -372,7 +372,7 @@ AHEAD = {
     "of a gossip": lambda tx: optax.chain(
         tx,
         fg.contrib.gossip.choco_sgd(
-            optax.sgd(0.1), fg.Sign(), fg.contrib.gossip.Ring(), gamma=0.1
+            optax.sgd(0.1), fg.Sign(), fg.contrib.gossip.ring(4), gamma=0.1
         ),
     ),
 }  # fmt: skip

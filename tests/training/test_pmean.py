@@ -800,7 +800,7 @@ def test_what_does_not_depend_on_the_gradient_has_a_gradient():
 
 
 GOSSIP = fg.contrib.gossip.choco_sgd(
-    optax.sgd(0.1), fg.TopK(k=4), fg.contrib.gossip.Ring(), gamma=0.4, axis_name=("a", "b")
+    optax.sgd(0.1), fg.TopK(k=4), fg.contrib.gossip.ring(4), gamma=0.4, axis_name=("a", "b")
 )
 
 

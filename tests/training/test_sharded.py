@@ -381,10 +381,12 @@ def test_its_bytes_are_those_of_two_stages():
 def test_another_number_of_workers_is_refused():
     tx = fg.optimizers.sharded(optax.adam(0.1), WORKERS)
     _, state, _ = run(tx, 1)
-    same = fg.checkpoint.reshard_state(state, WORKERS).state
+    same = fg.checkpoint.reshard_state(state, state).state
     np.testing.assert_array_equal(same.ahead.value.worker_rows[0], state.ahead.value.worker_rows[0])
-    with pytest.raises(ValueError, match=r"must be a fresh state, .* kept of each shard, got 2"):
-        fg.checkpoint.reshard_state(state, 2)
+    params = {k: jnp.asarray(values(s, seed=7)) for k, s in SHAPES.items()}
+    other = fg.init_state(fg.optimizers.sharded(optax.adam(0.1), 2), params, mesh_of(2), AXIS)
+    with pytest.raises(ValueError, match=r"must have the leaves of the new one, got others"):
+        fg.checkpoint.reshard_state(state, other)
 
 
 @pytest.mark.parametrize(

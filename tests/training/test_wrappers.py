@@ -234,7 +234,7 @@ AROUND = {
     "a sharded optimizer": lambda: fg.optimizers.sharded(optax.adam(0.1), 4, axis_name=AXIS),
     "local steps": lambda: fg.optimizers.diloco(optax.adam(0.1), optax.sgd(1.0), 4),
     "a gossip": lambda: fg.contrib.gossip.choco_sgd(
-        optax.sgd(0.1), fg.Sign(), fg.contrib.gossip.Ring(), gamma=0.1
+        optax.sgd(0.1), fg.Sign(), fg.contrib.gossip.ring(4), gamma=0.1
     ),
     "itself": lambda: optax.apply_if_finite(in_chain(), 3),
     "an accumulation": in_accumulate,

@@ -1,4 +1,4 @@
-"""Whether what counts as the same on several devices is so, by a sum that each takes of its own."""
+"""Sums of the bits of arrays, by which copies are compared and what is read is checked."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -11,11 +11,61 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fftgrad.ops import _hash
 
+CHUNK = 1 << 16
+
+
+def total(leaf: Any) -> int:
+    """A sum of the bits of an array, each word through a bijection of its place, uint32.
+
+    Orbax finds no flipped bit in the values of an array. Two arrays have the same sum with a chance
+    of 2^-32. It is the same for each way of sharding the array.
+    """
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        mesh = leaf.sharding.mesh if isinstance(leaf.sharding, NamedSharding) else None
+        out = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        return int(jax.jit(_on_devices, out_shardings=out)(leaf))
+    x = np.asarray(leaf)
+    if _is_narrow(x.dtype):
+        x = x.astype(np.float32)
+    flat = np.ascontiguousarray(x).reshape(-1)
+    words = flat.view(f"uint{8 * min(x.dtype.itemsize, 4)}")
+    found = 0
+    for start in range(0, words.size, CHUNK):
+        part = words[start : start + CHUNK].astype(np.uint32)
+        filled = np.pad(part, (0, CHUNK - part.size))
+        found += int(_of_chunk(filled, np.uint32(start % (1 << 32)), part.size))
+    return found % (1 << 32)
+
+
+@jax.jit
+def _of_chunk(words: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
+    mixed = _hash.bits(start, words, words.size)
+    return jnp.sum(jnp.where(jnp.arange(words.size) < count, mixed, 0), dtype="uint32")
+
+
+def _on_devices(x: jax.Array) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = jnp.stack([x.real, x.imag], axis=-1)
+    if _is_narrow(x.dtype):
+        x = x.astype(jnp.float32)
+    width = 8 * min(x.dtype.itemsize, 4)
+    words = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{width}")).astype(jnp.uint32)
+    # By axes, because a vector of all would gather the shards.
+    places = jnp.zeros(words.shape, jnp.uint32)
+    for axis, size in enumerate(words.shape):
+        places = places * jnp.uint32(size) + jax.lax.broadcasted_iota("uint32", words.shape, axis)
+    return jnp.sum(_hash._mix(_hash._mix(places) ^ words), dtype="uint32")
+
+
+def _is_narrow(dtype: np.dtype[Any]) -> bool:
+    """Whether a value has no whole bytes of its own."""
+    return dtype == np.bool_ or jax.dtypes.itemsize_bits(dtype) < 8
+
 
 def check_copies(arrays: Mapping[str, object], owner: str) -> None:
     """Refuses an array of which a device has another copy, on this process or another.
 
-    Only the sums travel. Copies that differ have the same sum with a chance of 2^-32.
+    Only the sums travel.
     """
     groups: dict[tuple[Any, ...], dict[str, jax.Array]] = {}
     for name, array in arrays.items():
@@ -30,9 +80,9 @@ def check_copies(arrays: Mapping[str, object], owner: str) -> None:
         for (name, array), column in zip(group.items(), sums.T, strict=True):
             places = array.sharding.devices_indices_map(array.shape)
             first: dict[str, tuple[Any, int]] = {}
-            for device, total in zip(devices, column.tolist(), strict=True):
-                other, expected = first.setdefault(str(places[device]), (device, total))
-                if total != expected:
+            for device, own in zip(devices, column.tolist(), strict=True):
+                other, expected = first.setdefault(str(places[device]), (device, own))
+                if own != expected:
                     raise ValueError(
                         f"{owner}({name}): must be the same on all devices that hold it, got "
                         f"another copy on {device} than on {other}: each worker has its own, "
@@ -43,14 +93,13 @@ def check_copies(arrays: Mapping[str, object], owner: str) -> None:
 
 
 def _has_copies(array: jax.Array) -> bool:
-    whole = array.sharding.num_devices
     places = {str(place) for place in array.sharding.devices_indices_map(array.shape).values()}
-    return len(places) < whole and array.sharding.memory_kind in (None, _memory_kind(array))
-
-
-def _memory_kind(array: jax.Array) -> str:
-    """Where a device computes; what waits elsewhere has a row for each worker."""
-    return next(iter(array.sharding.device_set)).default_memory().kind
+    # What waits on the host has a row for each worker.
+    memory = next(iter(array.sharding.device_set)).default_memory().kind
+    return (
+        len(places) < array.sharding.num_devices
+        and array.sharding.memory_kind in (None, memory)
+    )  # fmt: skip
 
 
 def _stacked(arrays: Iterable[jax.Array], mesh: Mesh) -> list[jax.Array]:
@@ -76,22 +125,8 @@ def _summed(mesh: Mesh) -> "jax.stages.Wrapped":
     """A program from stacked arrays to sums of each, uint32[devices, arrays], on all devices."""
 
     def sums(arrays: list[jax.Array]) -> jax.Array:
-        return jnp.stack([_total(array) for array in arrays])[None]
+        return jnp.stack([_on_devices(array) for array in arrays])[None]
 
     rows = PartitionSpec("copy")
     of_each = jax.shard_map(sums, mesh=mesh, in_specs=(rows,), out_specs=rows)
     return jax.jit(of_each, out_shardings=NamedSharding(mesh, PartitionSpec()))
-
-
-def _total(x: jax.Array) -> jax.Array:
-    """A sum of the bits of an array, each word through a bijection of its place, uint32[].
-
-    A product with the place in its stead would lose two signs that change together.
-    """
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        x = jnp.stack([x.real, x.imag], axis=-1)
-    if x.dtype == jnp.bool_ or jax.dtypes.itemsize_bits(x.dtype) < 8:  # no whole bytes
-        x = x.astype(jnp.float32)
-    width = min(x.dtype.itemsize, 4)
-    words = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * width}")).ravel()
-    return jnp.sum(_hash.bits(jnp.uint32(0), words.astype(jnp.uint32), words.size), dtype="uint32")

@@ -1,0 +1,405 @@
+"""What neighbors tell each other of how their vectors moved, and the state that is for.
+
+A worker sends the compressed difference between its vector and its neighbors' copy of it, and
+everyone, itself too, adds that to the copy. It keeps three vectors, whatever the degree: its own
+public copy, the pull of its neighbors, Σ_j (copy_j - copy_i), and what rounding dropped of the
+pull. Over all workers the pulls sum to zero; without the dropped rest they would not, and a method
+that adds up pulls, as `beer` does, would drift away from its optimum. Where neighbors have unequal
+weights, each difference in the pull is weighted by its share of the largest weight.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import optax
+from jax import lax
+
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, Channel, PyTree, Step
+from fftgrad.exchanges import _layout, _parts
+from fftgrad.exchanges._layout import Bucket, Join, Layout
+from fftgrad.exchanges._parts import Likes, Parts, Vectors
+from fftgrad.exchanges._per_worker import OfShards, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._rules import Codecs
+from fftgrad.ops import _count, _finite, _rounding, _wire
+from fftgrad.ops._keys import check_key
+from fftgrad.optimizers._local import check_own
+from fftgrad.training._check_gradients import check_local, refuse_masked
+from fftgrad.training._stands_in import stands_in
+from fftgrad.training._weigh import refuse_weight
+
+Weights = npt.NDArray[np.float64]
+
+
+class Graph(NamedTuple):
+    """A matrix of weights as the buffers that travel.
+
+    Attributes:
+      largest: the largest weight of a neighbor, 0.0 if there are none.
+      sources: permutations of the workers: whom each hears at once. A worker with fewer neighbors
+        than others hears itself, which pulls it nowhere.
+      shares: of each permutation and worker, the weight over the largest one.
+    """
+
+    largest: float
+    sources: list[tuple[int, ...]]
+    shares: npt.NDArray[np.float32]
+
+
+def graph_of(owner: str, weights: npt.ArrayLike) -> Graph:
+    """The graph of a matrix, once it is known to be symmetric and doubly stochastic."""
+    w = np.asarray(weights, np.float64)
+    if w.ndim != 2 or w.shape[0] != w.shape[1] or not len(w):
+        raise ValueError(
+            f"{owner}(weights): must be a matrix [workers, workers], got shape {w.shape}; use "
+            "gossip.ring(workers)."
+        )
+    if w.min() < 0 or not np.allclose(w, w.T) or not np.allclose(w.sum(1), 1):
+        raise ValueError(
+            f"{owner}(weights): must be symmetric, with weights that are not negative and sum to 1 "
+            f"in each row, or gossip would not keep the mean, got {w.tolist()}; use "
+            "gossip.ring(workers)."
+        )
+    others = w * (1 - np.eye(len(w)))
+    largest = float(others.max())
+    sources = _permutations(others > 0)
+    rows = [others[np.arange(len(w)), list(heard)] / largest for heard in sources]
+    # Of equal weights exactly 1, however they were divided.
+    shares = np.reshape(rows, (len(rows), len(w)))
+    shares = np.where(np.isclose(shares, 1), 1, shares).astype(np.float32)
+    return Graph(largest, sources, shares)
+
+
+def _permutations(hears: npt.NDArray[np.bool_]) -> list[tuple[int, ...]]:
+    """The neighbors, [workers, workers], as few permutations, near ones on a ring first.
+
+    With each worker as often its own neighbor as it lacks others, all have the same degree, and
+    such a graph is a sum of permutations. Each is found by paths that augment a matching.
+    """
+    workers, degrees = len(hears), hears.sum(1)
+    left = hears.astype(int) + np.diag(degrees.max() - degrees)
+    near = [
+        sorted(range(workers), key=lambda j: (min((j - i) % workers, (i - j) % workers), j < i, j))
+        for i in range(workers)
+    ]
+    found: list[tuple[int, ...]] = []
+    for _ in range(int(degrees.max())):
+        heard_by: dict[int, int] = {}
+
+        def place(i: int, tried: set[int], heard_by: dict[int, int] = heard_by) -> bool:
+            for j in near[i]:
+                if left[i, j] and j not in tried:
+                    tried.add(j)
+                    if j not in heard_by or place(heard_by[j], tried):
+                        heard_by[j] = i
+                        return True
+            return False
+
+        for i in range(workers):
+            place(i, set())
+        sources = {i: j for j, i in heard_by.items()}
+        found.append(tuple(sources[i] for i in range(workers)))
+        left[np.arange(workers), found[-1]] -= 1
+    return found
+
+
+class Copied(NamedTuple):
+    """A tree that neighbors follow, float32.
+
+    Attributes:
+      copy: what all neighbors hold to be this worker's.
+      pull: Σ_j (copy_j - copy_i) over the neighbors j, to what their copies draw it.
+      rest: what rounding has dropped of the pull.
+    """
+
+    copy: PyTree
+    pull: PyTree
+    rest: PyTree
+
+
+class Links(NamedTuple):
+    """A worker's links to its neighbors.
+
+    Attributes:
+      trees: what neighbors follow.
+      codecs: the state of the codecs.
+      skipped: how many times this worker or a neighbor said nothing, because it was not finite.
+      overflow: how many values of this worker no codec could represent.
+    """
+
+    trees: tuple[Copied, ...]
+    codecs: PyTree
+    skipped: jax.Array
+    overflow: jax.Array
+
+
+class Gossip(NamedTuple):
+    """What an optimizer that talks to neighbors only is told, checked."""
+
+    owner: str
+    codecs: tuple[Codecs, ...]
+    graph: Graph
+    gamma: float
+    key: jax.Array | int
+    axis_name: AxisName
+    layout: Layout
+
+    @classmethod
+    def of(
+        cls,
+        owner: str,
+        codecs: tuple[Codecs, ...],
+        weights: npt.ArrayLike,
+        gamma: float,
+        key: jax.Array | int,
+        axis_name: AxisName,
+        layout: Layout,
+    ) -> "Gossip":
+        """The arguments, and the layout with the scope that the codec or the rule wants."""
+        for codec in codecs:
+            _parts.check_codec(owner, codec)
+        if not 0 < gamma <= 1:
+            raise ValueError(
+                f"{owner}(gamma): must be above 0 and at most 1, got {gamma}; use 1.0 for a codec "
+                "without loss, in beer gossip.largest_gamma(weights), and about the share of the "
+                "energy that the codec keeps of that for another."
+            )
+        _axes.check_names(f"{owner}(axis_name)", axis_name)
+        check_key(f"{owner}(key)", key)
+        scope = layout.scope or _parts.scope_of(codecs[-1])
+        layout = Layout(scope, layout.bucket_bytes)
+        graph = graph_of(owner, weights)
+        return cls(owner, codecs, graph, float(gamma), key, axis_name, layout)
+
+    def init(self, copies: Sequence[PyTree], params: PyTree) -> OfShards:
+        """The links before the first step, when all workers know all copies.
+
+        They are of no use to another graph, or number of workers.
+        """
+        zero = jnp.zeros((), jnp.int32)
+        zeros = jax.tree.map(jnp.zeros_like, copies[0])
+        trees = tuple(Copied(copy, zeros, zeros) for copy in copies)
+        # Of what only stands in for parameters nobody knows what a codec would keep.
+        state = zero if stands_in(params) else init(self.codecs, copies[0], self.layout)
+        return OfShards(add_worker_axis(Links(trees, state, zero, zero)))
+
+    def checked(self, updates: PyTree, params: PyTree | None, **extra: Any) -> PyTree:
+        """The parameters, once they and the gradients are known to be this worker's own."""
+        refuse_masked(updates, self.owner, "")
+        refuse_weight(self.owner, extra.get("weight"), "what neighbors average are parameters")
+        check_local(updates, self.axis_name, self.owner)
+        workers = _axes.size(self.axis_name, self.owner)
+        if workers != self.graph.shares.shape[1]:
+            raise ValueError(
+                f"{self.owner}(weights): must have a row for each of {workers} workers, got "
+                f"{self.graph.shares.shape[1]} rows; use gossip.ring({workers})."
+            )
+        if params is None:
+            raise ValueError(
+                f"{self.owner}.update(params): what neighbors are told is counted from them, got "
+                "None; call tx.update(grads, state, params)."
+            )
+        check_own(self.owner, params, self.axis_name)
+        return params
+
+    def tell(
+        self, trees: Sequence[PyTree], state: OfShards, number: jax.Array
+    ) -> tuple[tuple[Copied, ...], OfShards]:
+        """Copies and pulls once the neighbors know of these trees, and the next state."""
+        before: Links = drop_worker_axis(state.value)
+        lacks = [
+            jax.tree.map(jnp.subtract, tree, old.copy)
+            for tree, old in zip(trees, before.trees, strict=True)
+        ]
+        channel = Channel.of(self.axis_name, self.key, number)
+        told = tell(self.codecs, lacks, self.graph, before.codecs, channel, self.layout)
+        news = zip(before.trees, told.sent, told.pull, told.rest, strict=True)
+        after = tuple(_moved(*new) for new in news)
+        links = Links(
+            trees=after,
+            codecs=told.state,
+            skipped=_count.add(before.skipped, told.skipped),
+            overflow=_count.add(before.overflow, told.overflow),
+        )
+        return after, OfShards(add_worker_axis(links))
+
+    def drawn(self, moves: PyTree, tree: Copied) -> PyTree:
+        """What an optimizer wants, and γ times the weighted pull of the neighbors."""
+        share = self.gamma * self.graph.largest
+
+        def both(move: jax.Array, pull: jax.Array, rest: jax.Array) -> jax.Array:
+            return (move + share * (pull + rest)).astype(move.dtype)
+
+        return jax.tree.map(both, moves, tree.pull, tree.rest)
+
+
+def copied(state: OfShards) -> tuple[Copied, ...]:
+    """What neighbors follow, of this worker."""
+    links: Links = drop_worker_axis(state.value)
+    return links.trees
+
+
+def wide(tree: PyTree) -> PyTree:
+    """The tree in float32."""
+    return jax.tree.map(lambda a: jnp.asarray(a).astype(jnp.float32), tree)
+
+
+def _moved(old: Copied, sent: PyTree, pull: PyTree, rest: PyTree) -> Copied:
+    sums = jax.tree.map(_rounding.two_sum, old.pull, pull)
+    total, lost = jax.tree.transpose(jax.tree.structure(old.pull), jax.tree.structure((0, 0)), sums)
+    return Copied(
+        copy=jax.tree.map(jnp.add, old.copy, sent),
+        pull=total,
+        rest=jax.tree.map(lambda r, dropped, more: r + (dropped + more), old.rest, lost, rest),
+    )
+
+
+class Told(NamedTuple):
+    """What comes of one exchange with the neighbors.
+
+    Attributes:
+      sent: of each tree, what all neighbors received of this worker's; zeros if it said nothing,
+        because something it had to say was not finite.
+      pull: of each tree, Σ_j (sent_j - sent_i) over the neighbors j.
+      rest: of each tree, what rounding drops of the pull.
+      skipped: how many of this worker and its neighbors said nothing, int32[].
+      overflow: how many of this worker's values its codecs could not represent, int32[].
+      state: the codecs' next state.
+    """
+
+    sent: tuple[PyTree, ...]
+    pull: tuple[PyTree, ...]
+    rest: tuple[PyTree, ...]
+    skipped: jax.Array
+    overflow: jax.Array
+    state: PyTree
+
+
+def init(codecs: Sequence[Codecs], like: PyTree, layout: Layout) -> PyTree:
+    """The codecs' state before the first exchange of as many trees, all of them like this one."""
+    buckets = _layout.bucket_likes(like, layout)
+    return tuple(
+        _codec_of(codecs, [bucket] * len(codecs)).init(_likes([bucket] * len(codecs)))
+        for bucket in buckets
+    )
+
+
+def tell(
+    codecs: Sequence[Codecs],
+    trees: Sequence[PyTree],
+    graph: Graph,
+    state: PyTree,
+    channel: Channel,
+    layout: Layout,
+) -> Told:
+    """Trees alike, each with its codec, to the neighbors: in one buffer for each bucket."""
+    shares = jnp.concatenate([jnp.ones(1), jnp.asarray(graph.shares)[:, channel.index]])
+    split, joins = zip(*(_layout.to_buckets(_axes.whole(t), layout) for t in trees), strict=True)
+    buckets = list(zip(*split, strict=True))
+    # Kept: every leaf of the state would find it again.
+    values = [vector for bucket in buckets for vector in _vectors(bucket)]
+    finite = lax.optimization_barrier(_finite.all_finite(values))
+    overflow, silent = jnp.int32(0), jnp.int32(0)
+    after, added = list[PyTree](), list[tuple[list[Any], ...]]()
+    for i, bucket in enumerate(buckets):
+        codec, likes, own = _codec_of(codecs, bucket), _likes(bucket), channel.step.fold(i)
+        out = codec.compress(_vectors(bucket), state[i], own)
+        header = _wire.Header(finite, out.overflow)
+        payloads = _wire.without_gradient(out.payloads, _vectors(bucket))
+        buffer = _wire.pack(header, payloads)
+        heard = [_axes.permute(buffer, channel.axis_name, sources) for sources in graph.sources]
+        buffers = jnp.stack([buffer, *heard])
+        finites, sums = _add(codec, buffers, likes, own, shares, np.all(graph.shares == 1))
+        silent = jnp.sum(~finites & (shares > 0), dtype=jnp.int32)
+        overflow = _count.add(overflow, out.overflow)
+        after.append(out.state)
+        added.append(tuple(_rebuild(flat, bucket) for flat in sums))
+    sent, pull, rest = (_trees([row[k] for row in added], joins) for k in range(len(_Sums._fields)))
+    return Told(
+        sent=sent,
+        pull=pull,
+        rest=rest,
+        skipped=silent,
+        overflow=jnp.where(finite, overflow, 0),
+        state=optax.tree.where(finite, tuple(after), state),
+    )
+
+
+class _Sums(NamedTuple):
+    """Of each part: what this worker said, and the pull, as it is rounded and what that drops."""
+
+    said: Vectors
+    pull: Vectors
+    rest: Vectors
+
+
+def _add(
+    codec: Parts,
+    buffers: jax.Array,
+    likes: Likes,
+    step: Step,
+    shares: jax.Array,
+    equal: np.bool_,
+) -> tuple[jax.Array, _Sums]:
+    """Whether this worker and its neighbors said anything, and what comes of it.
+
+    In one loop, so that each worker decodes to the same bits, whoever does it.
+    """
+    like = codec.payload_spec(likes)
+
+    def add(sums: _Sums, row: Any) -> tuple[_Sums, jax.Array]:
+        is_own, words, share = row
+        header, payloads = _wire.unpack(words, like)
+        finite = jnp.asarray(header.finite)
+        vectors = _settled(codec.decompress(payloads, likes, step), finite)
+        said = optax.tree.where(is_own, vectors, sums.said)
+        # Of two neighbors one has the negative of what the other has, to the bit.
+        draws = tuple(theirs - own for theirs, own in zip(vectors, said, strict=True))
+        if not equal:
+            draws = _settled(tuple(share * draw for draw in draws), share >= 0)
+        both = [_rounding.two_sum(*pair) for pair in zip(sums.pull, draws, strict=True)]
+        rest = tuple(r + lost for r, (_, lost) in zip(sums.rest, both, strict=True))
+        return _Sums(said, tuple(total for total, _ in both), rest), finite
+
+    zeros = tuple(_axes.vary_like(jnp.zeros(n.shape, n.dtype), buffers) for n in likes)
+    rows = (jnp.arange(len(buffers)) == 0, buffers, shares)
+    sums, finites = lax.scan(add, _Sums(zeros, zeros, zeros), rows)
+    return finites, sums
+
+
+def _settled(vectors: Vectors, keep: jax.Array) -> Vectors:
+    """The vectors, rounded, or zeros.
+
+    As bits, because a compiler may put a product and the difference or sum that follows into one
+    operation, which rounds once where the neighbor's rounds twice.
+    """
+    mask = jnp.where(keep, jnp.uint32(0xFFFFFFFF), jnp.uint32(0))
+    bits = (lax.bitcast_convert_type(vector, jnp.uint32) for vector in vectors)
+    return tuple(lax.bitcast_convert_type(b & mask, jnp.float32) for b in bits)
+
+
+def _codec_of(codecs: Sequence[Codecs], buckets: Sequence[Bucket]) -> Parts:
+    pairs = zip(codecs, buckets, strict=True)
+    return Parts(tuple(own for codec, b in pairs for own in _parts.codec_of(codec, b).codecs))
+
+
+def _likes(buckets: Sequence[Bucket]) -> Likes:
+    return tuple(like for bucket in buckets for like in _parts.vector_likes(bucket))
+
+
+def _vectors(buckets: Sequence[Bucket]) -> Vectors:
+    return tuple(vector for bucket in buckets for vector in _parts.vectors(bucket))
+
+
+def _rebuild(flat: Vectors, buckets: Sequence[Bucket]) -> list[Any]:
+    """The bucket of each tree, from the vectors of all."""
+    left = iter(flat)
+    return [_parts.rebuild([next(left) for _ in bucket], bucket) for bucket in buckets]
+
+
+def _trees(buckets: list[list[Any]], joins: Sequence[Join]) -> tuple[Any, ...]:
+    return tuple(join(_axes.whole([row[i] for row in buckets])) for i, join in enumerate(joins))
