@@ -101,8 +101,6 @@ def test_every_method_is_in_the_table():
     assert {name.split()[0] for name in METHODS} == METHOD_NAMES - SCHEDULES | OPTIMIZERS | BESIDE
 
 
-
-
 def test_every_support_is_in_the_table():
     supports = [e for e in EXCHANGES.values() if isinstance(e, fg.SharedSupport)]
     assert {type(exchange.support) for exchange in supports} == parts(fg.exchanges.Support)

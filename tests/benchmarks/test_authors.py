@@ -1,0 +1,125 @@
+"""The code of the methods' authors beside ours: the tables, and, with checkouts, the runs."""
+
+import json
+import os
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fftgrad as fg
+
+ROOT = pathlib.Path(__file__).parents[2]
+RESULTS = sorted((ROOT / "benchmarks/results/others").glob("*.json"))
+CHECKOUTS = os.environ.get("FFTGRAD_CHECKOUTS")
+"""A folder of checkouts, named as their repositories are, such as powersgd and DeMo."""
+
+
+@pytest.fixture
+def authors(imported):
+    return imported("authors")
+
+
+def page():
+    return (ROOT / "docs/results/others.md").read_text()
+
+
+def test_every_source_has_results(authors):
+    assert set(authors.NAMES) <= {path.stem for path in RESULTS}
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_the_page_has_the_table_of_a_source(authors, path):
+    if path.stem not in authors.NAMES:
+        pytest.skip("no code of authors")
+    record = json.loads(path.read_text())
+    assert authors.shown(record) in page()
+    assert "/" not in record["command"].partition("CHECKOUT")[0].replace("benchmarks/authors", "")
+    for row in record["rows"]:
+        assert row["verdict"] in ("equal", "agrees", "by choice"), row
+        if row["verdict"] == "by choice":
+            assert row["differs"], row
+        elif row["verdict"] == "agrees":
+            assert row["difference"] <= row["limit"], row
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["eden"], "must be a clone of https://github.com/amitport/.*, got none; clone it"),
+        (["eden", "--checkout", "nowhere"], r"got .*nowhere: "),
+        (["asyncdiloco", "--checkout", "."], r"google-deepmind/asyncdiloco, with what it imports"),
+    ],
+)
+def test_a_checkout_that_is_missing_is_named(authors, argv, said, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["authors.py", *argv])
+    with pytest.raises(SystemExit):
+        authors.main()
+    assert re.search(said, " ".join(capsys.readouterr().err.split()))
+
+
+def test_a_row_that_is_not_within_its_limit_differs(imported):
+    row = imported("others._compare").Row("theirs", "ours", "inputs", 1e-3)
+    assert row.verdict == "**differs**"
+    assert row._replace(difference=1e-6).verdict == "agrees"
+    assert row._replace(limit=None).verdict == "by choice"
+    assert row._replace(difference=0.0).verdict == "equal"
+
+
+def test_the_largest_difference_is_relative_to_the_largest_magnitude(imported):
+    apart = imported("others._compare").apart
+    assert apart([1.0, 4.0], [1.0, 5.0]) == pytest.approx(0.2)
+    with pytest.raises(ValueError, match="shapes must be equal"):
+        apart([1.0], [1.0, 2.0])
+
+
+def test_the_numbers_that_a_codec_draws_are_found(imported):
+    """Stochastic rounding with these numbers is what the codec does."""
+    compare = imported("others._compare")
+    key = compare.local_key(step=3, worker=1)
+    uniform = compare.draws(key, 50)
+    assert len(np.unique(uniform)) == 50
+    x = jax.random.normal(jax.random.key(0), (50,))
+    uniform = compare.of_magnitudes(uniform, np.asarray(x))
+    codec, step = fg.UniformLevels(bits=4, bucket=50), fg.Step(3, key, key)
+    found = fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step)
+    norm = np.linalg.norm(np.asarray(x, np.float64))
+    levels = 7 * np.abs(np.asarray(x, np.float64)) / norm
+    rounded = np.floor(levels) + (uniform < levels - np.floor(levels))
+    np.testing.assert_allclose(found, np.sign(x) * rounded * norm / 7, rtol=1e-5)
+
+
+def test_the_local_key_is_that_of_the_exchange(imported):
+    compare = imported("others._compare")
+    codec = fg.Ternary(clip=None)
+    rows = compare.gradients((40,), workers=2, steps=3)
+    updates, _ = compare.run(compare.pmean(fg.AllGather(codec)), rows)
+    for number, row in enumerate(rows):
+        keys = [compare.local_key(number, worker) for worker in range(2)]
+        steps = [fg.Step(number, key, key) for key in keys]
+        sent = [
+            fg.decompress(codec, fg.compress(codec, jnp.asarray(x), step=step), x, step=step)
+            for x, step in zip(row, steps, strict=True)
+        ]
+        np.testing.assert_allclose(updates[number], np.mean(sent, axis=0), rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # whose children run no JAX
+@pytest.mark.skipif(not CHECKOUTS, reason="FFTGRAD_CHECKOUTS is no folder of checkouts")
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_the_authors_code_agrees_again(authors, path):
+    if path.stem not in authors.NAMES:
+        pytest.skip("no code of authors")
+    name = authors.source(path.stem).REPOSITORY.rpartition("/")[2]
+    checkout = pathlib.Path(CHECKOUTS, name)
+    if not checkout.exists() and path.stem != "torch_hook":
+        pytest.skip(f"no checkout of {name}")
+    found = authors.compared(path.stem, checkout if checkout.exists() else None, smoke=True)
+    assert found["rows"]
+    assert all("differs" not in row["verdict"] for row in found["rows"]), found["rows"]
