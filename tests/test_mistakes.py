@@ -368,13 +368,6 @@ MISTAKES = {
     "names in place of bools": (
         lambda: step(fg.trainable(pmean(), {"w": "lora"})), TypeError, "a tree of bools, or a"
     ),
-    "local steps of an optimizer with parameters of its own": (
-        lambda: fg.optimizers.diloco(
-            optax.contrib.schedule_free_sgd(0.1), optax.sgd(1.0), every=4
-        ).init(jnp.ones(3)),
-        ValueError,
-        r"diloco\(inner\): .*use optax\.adamw",
-    ),
     "shards of an optimizer of whole trees": (
         lambda: fg.optimizers.sharded(optax.polyak_sgd(), workers=4).init(jnp.ones(8)),
         ValueError,

@@ -212,53 +212,17 @@ MUTANTS = {
         "back.init(likes), likes, channel.fold(0)",
         "tests/optimizers/test_zero_steps.py -k draws_of_its_own",
     ),
-    "a sharded optimizer goes by the sizes of leaves": Mutant(
+    "a sharded optimizer may look at whole leaves": Mutant(
         "optimizers/_check_inner.py",
-        "if _made(whole) != _made(_flow(inner, shards)):",
+        "if not np.all(np.abs(cut(one, half) - own) <= near):",
         "if False:",
-        "tests/optimizers/test_zero_inner.py -k 'refused and length'",
-    ),
-    "what mixes the values of a leaf passes for what does not": Mutant(
-        "optimizers/_dataflow.py",
-        "reasons = [value.mixed or name for value in ins if value.mixed or value.leaf is not None]",
-        "reasons = [value.mixed for value in ins if value.mixed]",
-        "tests/optimizers/test_zero_inner.py -k 'refused and whole'",
-    ),
-    "an update of one leaf may be made of another": Mutant(
-        "optimizers/_dataflow.py",
-        'reasons.append("several leaves")',
-        "pass",
-        "tests/optimizers/test_zero_inner.py -k 'refused and another'",
-    ),
-    "what a state does later is not followed": Mutant(
-        "optimizers/_check_inner.py",
-        "after = _dataflow.settled(lambda before: step(before)[len(leaves) :], own)",
-        "after = own",
-        "tests/optimizers/test_zero_inner.py -k 'refused and next'",
-    ),
-    "an optimizer that moves a copy of its own may meet": Mutant(
-        "optimizers/_local.py",
-        "if move.leaf is not None:",
-        "if False:",
-        "tests/optimizers/test_diloco.py -k 'copy_of_its_own and free'",
+        "tests/optimizers/test_zero_inner.py -k 'refused and norm'",
     ),
     "the anchor is the parameters' own buffer": Mutant(
         "optimizers/_diloco.py",
         "jax.tree.map(jnp.copy, params)",
         "jax.tree.map(jnp.asarray, params)",
         "tests/optimizers/test_buffers.py -k 'diloco and vmap'",
-    ),
-    "parameters of another worker are not noticed": Mutant(
-        "optimizers/_diloco.py",
-        "change = _worker.nan_unless(~lost, change)",
-        "pass",
-        "tests/optimizers/test_diloco.py -k 'another_worker and host'",
-    ),
-    "parameters of another worker are forgotten before all are told": Mutant(
-        "optimizers/_left.py",
-        "jnp.where(lost, jnp.inf, jnp.concatenate(places))",
-        "jnp.concatenate(places)",
-        "tests/optimizers/test_diloco.py -k 'another_worker and host'",
     ),
     "a sharded optimizer sees a loss that is not weighed": Mutant(
         "optimizers/_local.py",

@@ -16,7 +16,6 @@ from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _count, _finite
-from fftgrad.optimizers._local import check_follows
 from fftgrad.training._check_gradients import checked_like
 
 OWNER = "beer"
@@ -112,8 +111,7 @@ def beer(
       the gradient, as in the authors' code; `inner` may be any optimizer.
 
     Raises:
-      ValueError: if `gamma` is out of its range; in `init`, if `inner` makes the parameters of a
-        copy that it keeps, as schedule-free does; while tracing, if `params` is missing or not a
+      ValueError: if `gamma` is out of its range; while tracing, if `params` is missing or not a
         worker's own, `update` gets a `weight`, or the graph does not fit the number of workers.
       TypeError: if `codec` or `gradients` is no codec, or `graph` no graph.
 
@@ -144,7 +142,6 @@ def beer(
 
     def init(params: optax.Params) -> BeerState:
         checked_like(params, OWNER)
-        check_follows(OWNER, inner, params)
         own = _gossip.wide(params)
         zeros = jax.tree.map(jnp.zeros_like, own)
         return BeerState(

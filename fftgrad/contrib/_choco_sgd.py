@@ -16,7 +16,6 @@ from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _count
-from fftgrad.optimizers._local import check_follows
 from fftgrad.training._check_gradients import checked_like
 
 OWNER = "choco_sgd"
@@ -94,8 +93,7 @@ def choco_sgd(
     Differs from the paper: copies start as the common first parameters, not as zero.
 
     Raises:
-      ValueError: if `gamma` is out of its range; in `init`, if `inner` makes the parameters of a
-        copy that it keeps, as schedule-free does; while tracing, if `params` is missing or not a
+      ValueError: if `gamma` is out of its range; while tracing, if `params` is missing or not a
         worker's own, `update` gets a `weight`, or the graph does not fit the number of workers.
       TypeError: if `codec` is no codec, or `graph` no graph.
 
@@ -117,7 +115,6 @@ def choco_sgd(
 
     def init(params: optax.Params) -> ChocoState:
         checked_like(params, OWNER)
-        check_follows(OWNER, inner, params)
         return ChocoState(
             step=jnp.zeros((), jnp.int32),
             inner=add_worker_axis(inner.init(params)),
