@@ -374,11 +374,6 @@ MISTAKES = {
         r"sharded\(inner\): .*use optax\.adamw",
     ),
     "MultiSteps": (accumulated_by_optax, ValueError, r"optax\.MultiSteps.*use fg\.accumulate"),
-    "an optimizer before the mean": (
-        lambda: sharded(optax.chain(optax.adamw(0.1), pmean())),
-        ValueError,
-        r"got ScaleByAdamState, .*wrap that transformation as fg\.per_worker",
-    ),
     "a sum of sparse payloads": (
         lambda: fg.AllReduce(TOP), ValueError, r"use AllGather\(TopK\(fraction=0\.1\)\)"
     ),

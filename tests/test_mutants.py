@@ -110,18 +110,6 @@ MUTANTS = {
         "            (remembered, states, state.error),",
         "tests/exchanges/test_nonfinite.py -k 'any_memory and 5000 and Nesterov'",
     ),
-    "what is kept in a chain before the mean is not seen": Mutant(
-        "training/_find.py",
-        'if text(key) != "hyperparams":',
-        "if type(node) is not tuple:",
-        "tests/training/test_init.py -k 'gradients_is_refused and adamw'",
-    ),
-    "a pair of a model and its optimizer counts as a chain": Mutant(
-        "training/_find.py",
-        "    if not is_dict:\n        return any(",
-        "    if True:\n        return any(",
-        "tests/training/test_init.py -k are_no_mistake",
-    ),
     "a sum of chosen values counts as finite": Mutant(
         "exchanges/_all_reduce.py",
         "finite=_finite.all_finite(means)",

@@ -10,9 +10,10 @@ import numpy as np
 
 from fftgrad._contracts import PyTree
 from fftgrad.checkpoint._rows import Array
-from fftgrad.exchanges._per_worker import OfShards, PerWorker
+from fftgrad.exchanges._per_worker import OfShards, PerWorker, is_rows
 from fftgrad.exchanges._shards import PerShard, Shards
-from fftgrad.training import _find
+from fftgrad.training._pmean import CompressedPmeanState
+from fftgrad.training._states import is_state
 
 Kind = Literal[
     "shared",
@@ -138,32 +139,42 @@ def check_rows(leaves: Mapping[str, Leaf], owner: str) -> None:
             )
 
 
+def _children(node: Any) -> list[tuple[Any, Any]]:
+    """What is directly below a node, with its key."""
+    pairs = jax.tree.leaves_with_path(node, is_leaf=lambda other: other is not node)
+    return [(path[0], child) for path, child in pairs if path]
+
+
+def _text(key: Any) -> str:
+    return jax.tree_util.keystr((key,), simple=True)
+
+
 Found = tuple[tuple[Any, ...], Any, Kind, int, int]
 
 
 def _walk(path: tuple[Any, ...], node: Any, kind: Kind) -> Iterator[Found]:
-    if kind == "shared" and _find.is_pmean(node):
-        for key, value in _find.children(node):
-            yield from _walk((*path, key), value, _FIELDS.get(_find.text(key), "shared"))
+    if kind == "shared" and is_state(node, CompressedPmeanState):
+        for key, value in _children(node):
+            yield from _walk((*path, key), value, _FIELDS.get(_text(key), "shared"))
     elif kind == "shared" and isinstance(node, OfShards):
         yield from _each(path, node, "fixed")
     elif kind == "shared" and isinstance(node, PerWorker):
         yield from _each(path, node, "own")
-    elif kind == "shared" and _find.is_record(node):
-        for key, value in _find.children(node):
-            found: Kind = "shared" if _find.text(key) == "step" else "seen"
+    elif kind == "shared" and {"step", "taken", "gradients"} == set(getattr(node, "_fields", ())):
+        for key, value in _children(node):
+            found: Kind = "shared" if _text(key) == "step" else "seen"
             yield from _each((*path, key), value, found)
     elif kind in ("warm", "own warm", "shard warm") and isinstance(node, Shards):
         yield from _shards(path, node, nested=kind == "shard warm")
     elif kind in ("own warm", "shard warm") and isinstance(node, PerShard):
         yield from _each(path, node, "shard warm")
-    elif kind == "warm" and _find.is_own(node):
-        for key, value in _find.children(node):
+    elif kind == "warm" and is_rows(node):
+        for key, value in _children(node):
             yield from _walk((*path, key), value, "own warm")
     elif jax.tree_util.all_leaves([node]):
         yield path, node, kind, 0, 0
     else:
-        for key, value in _find.children(node):
+        for key, value in _children(node):
             yield from _walk((*path, key), value, kind)
 
 
@@ -173,8 +184,8 @@ _FIELDS: dict[str, Kind] = {"memory": "residual", "worker": "index", "exchange":
 def _shards(path: tuple[Any, ...], node: Shards, nested: bool) -> Iterator[Found]:
     sizes, number = map(_values, (node.sizes, node.number))
     pieces = 0 if number is None else int(number.flat[0])
-    for key, value in _find.children(node):
-        field, here = _find.text(key), (*path, key)
+    for key, value in _children(node):
+        field, here = _text(key), (*path, key)
         if field == "learned":
             yield from _walk(here, value, "shard warm")
         elif field == "memory":

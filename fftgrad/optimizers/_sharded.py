@@ -1,6 +1,6 @@
 """An optimizer whose state is sharded over the workers, as in ZeRO."""
 
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from fftgrad._contracts import AxisName, Channel, Codec, Memory, PyTree, Tally
 from fftgrad._values import check_choice, check_count, check_kind, check_transformation
 from fftgrad.exchanges import _halves, _parts, _shards
 from fftgrad.exchanges._parts import Vectors
-from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._per_worker import OfShards, add_worker_axis, drop_worker_axis
 from fftgrad.memories import NoMemory
 from fftgrad.ops import _count, _finite, _rounding
 from fftgrad.ops._keys import check_key
@@ -27,29 +27,10 @@ from fftgrad.training._check_gradients import (
     refuse_masked,
 )
 from fftgrad.training._pmean import Masked
+from fftgrad.training._states import ShardedState
 from fftgrad.training._weigh import weighted
 
 OWNER = "sharded"
-
-
-class ShardedState(NamedTuple):
-    """State of `sharded`.
-
-    Attributes:
-      step: how many updates there were, int32, equal on all workers.
-      skipped: how many of them were left out, because anything was not finite; equal on all.
-      memory: of the gradients that each worker could not send.
-      inner: the inner optimizer's state, of which each worker has that of its shard.
-      ahead: by how much the owner's own parameters differ from what all workers have, float32.
-      worker: whose row this is, so that another's is found.
-    """
-
-    step: jax.Array
-    skipped: jax.Array
-    memory: PerWorker
-    inner: OfShards
-    ahead: OfShards
-    worker: OfShards
 
 
 def sharded(

@@ -9,9 +9,9 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad.training import _find
 from fftgrad.training._check_step import check_result, check_rows, check_shares
 from fftgrad.training._state_specs import state_specs
+from fftgrad.training._states import has_ours
 
 
 def data_parallel(
@@ -98,8 +98,7 @@ def data_parallel(
         count = _count_carried(args)
         carried, batch = args[:count], args[count:]
         check_shares(batch, workers, axis_name)
-        # A list, because a tuple may be a chain of transformations.
-        specs = tuple(state_specs(list(carried), axis_name, param_specs))
+        specs = state_specs(carried, axis_name, param_specs)
         check_rows(carried, specs, mesh, axis_name)
 
         @functools.wraps(step)
@@ -126,7 +125,7 @@ def data_parallel(
 def _count_carried(args: tuple[Any, ...]) -> int:
     """How many arguments there are up to that with the state of `compressed_pmean` in it."""
     for count, arg in enumerate(args, 1):
-        if any(map(_find.is_ours, jax.tree.leaves(arg, is_leaf=_find.is_ours))):
+        if has_ours(arg):
             return count
     raise ValueError(
         "data_parallel(step): one of its arguments must have the state of compressed_pmean in it, "

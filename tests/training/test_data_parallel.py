@@ -1,7 +1,6 @@
 """The step of all workers in one call, against shard_map written out by hand."""
 
 import functools
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -203,9 +202,7 @@ def test_optimizers_whose_states_are_not_all_shaped_like_parameters(name, split)
     compressed = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
     tx, mesh = optax.chain(compressed, inner), grid(AUTO, (4, 2), (AXIS, "model"))
     specs = SHARDED if split else None
-    momentum = name == "muon"
-    with pytest.warns(UserWarning, match="feedback_muon") if momentum else nullcontext():
-        state = fg.init_state(tx, put(PARAMS, mesh), mesh, AXIS, specs)
+    state = fg.init_state(tx, put(PARAMS, mesh), mesh, AXIS, specs)
     params = put(PARAMS, mesh)
     run = fg.data_parallel(
         stepper(tx, split_loss if split else loss), mesh, AXIS, param_specs=specs
