@@ -28,7 +28,6 @@ from fftgrad.training._check_gradients import (
     checked_like,
     refuse_masked,
 )
-from fftgrad.training._check_state import check_state
 from fftgrad.training._non_finite import NonFinite
 from fftgrad.training._stands_in import stands_in
 from fftgrad.training._travel import observed, travel
@@ -161,9 +160,8 @@ def compressed_pmean(
         bound, if the exchange needs the loss and `value` is missing or does not vary over the
         axis, if `weight` is no scalar, or is given to votes (`TopVotes`), if a gradient does not
         vary over the axis (it is summed already), if `params` are known to vary over it (they are
-        sharded over it), if some gradients vary over a model axis and others do not, if a leaf is
-        masked, or if the state is not sharded over the workers, or is that of another exchange,
-        memory or layout.
+        sharded over it), if a leaf is masked, or if the state is not sharded over the workers, or
+        is that of another exchange, memory or layout.
       TypeError: if `exchange` or `memory` is none, or `axis_name` no name; while tracing, if a leaf
         is not a floating-point array of at most 32 bits.
 
@@ -206,12 +204,22 @@ def compressed_pmean(
         # Without parameters nobody knows what is in these two, but that they are no parameters.
         return state._replace(exchange=step, worker=step) if stands_in(params) else state
 
+    def inside(state: Any) -> tuple[PyTree, tuple[State, ...], PyTree]:
+        """What one worker has: the states of memory and exchange, and the error."""
+        if not hasattr(state, "memory") or not hasattr(state, "exchange"):
+            raise TypeError(
+                "compressed_pmean(state): must be a CompressedPmeanState, got "
+                f"{type(state).__name__}; start from fg.init_state(tx, params, mesh, axis_name)."
+            )
+        own = drop_worker_axis(state.memory)
+        return own, tuple(map(drop_rows, state.exchange)), state.error
+
     def check(updates: PyTree, state: Any, params: PyTree | None, value: Any, weight: Any) -> None:
         """Refuses what `update` cannot exchange."""
         if masked == "refuse":
             refuse_masked(updates)
         refuse_weight("compressed_pmean", None if exchange.takes_weight else weight, *ONE_VOTE)
-        wanted = jax.eval_shape(init, updates)
+        wanted = jax.eval_shape(lambda leaves: inside(init(leaves)), updates)
         check_local(updates, axis_name)
         check_replicated(params, axis_name)
         if exchange.needs_loss and value is None:
@@ -221,7 +229,13 @@ def compressed_pmean(
             )
         if exchange.needs_loss:
             check_own("compressed_pmean.update(value)", value, axis_name)
-        check_state(state, wanted, f"{exchange!r}, {memory!r} and {layout!r}", updates)
+        if _shapes(inside(state)) != _shapes(wanted):
+            raise ValueError(
+                f"compressed_pmean(state): must be what init makes of these gradients for "
+                f"{exchange!r}, {memory!r} and {layout!r}, got arrays of other shapes; start from "
+                "fg.init_state(tx, params, mesh, axis_name), and pass zeros for what has no "
+                "gradient."
+            )
 
     def error_of(x: PyTree, left: PyTree, channel: Channel) -> Any:
         return channel.relative_error(left, x) if track_error else ()
@@ -237,7 +251,7 @@ def compressed_pmean(
     ) -> tuple[optax.Updates, Any]:
         refuse_mistyped("compressed_pmean", extra)
         check(updates, state, params, value, weight)
-        before, states = drop_worker_axis(state.memory), tuple(map(drop_rows, state.exchange))
+        before, states, _ = inside(state)
         mine, worker = _worker.check_owner(state.worker, axis_name)
         # Here and not above: making a key starts the backend, and a transformation may be made
         # before jax.distributed is initialized.
@@ -273,3 +287,7 @@ def compressed_pmean(
         )
 
     return optax.GradientTransformationExtraArgs(init, _unreduced.in_parts(update, axis_name))
+
+
+def _shapes(tree: PyTree) -> list[Any]:
+    return [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]
