@@ -74,8 +74,6 @@ def lay_out(
             f"{owner}(lost): must be some of the workers 0 to {before - 1}, and not all, got "
             f"{lost}; use (0,), or start from fg.init_state."
         )
-    if not plan.same:
-        _leaves.check_rows({**old, **new}, owner)
     carriers = {name: _carried(old[name], new[name], plan) for name in new if name in old}
     anew = tuple(name for name in new if carriers.get(name) is None)
     left = tuple(name for name in old if name not in new)
@@ -125,7 +123,7 @@ def _carried(old: Leaf, new: Leaf, plan: Plan) -> Callable[[Any], Any] | None:
         if old.shape != new.shape:
             return None
         return lambda like: _placed(old.read(_sharding(like)), like)
-    if old.kind in ("index", "cut", "seen", "shard warm", "fixed"):
+    if old.kind in ("cut", "seen", "shard warm", "fixed"):
         return None
     if old.kind == "shards":
         pieces = new.pieces

@@ -17,7 +17,6 @@ from fftgrad.training._states import is_state
 
 Kind = Literal[
     "shared",
-    "index",
     "own",
     "residual",
     "shards",
@@ -31,7 +30,6 @@ Kind = Literal[
 """What a leaf is.
 
 shared      equal on all workers
-index       whose row it is
 own         a row for each worker
 residual    the same, of a memory: what the worker has not sent yet
 shards      a row for each worker, its shard of what is joined and cut again
@@ -43,7 +41,7 @@ cut         how shards were cut
 seen        what `record_gradients` kept, of no use to another number of workers
 """
 
-LEARNED: tuple[Kind, ...] = ("warm", "own warm", "shard warm", "cut", "index", "seen")
+LEARNED: tuple[Kind, ...] = ("warm", "own warm", "shard warm", "cut", "seen")
 """What may start anew without a word."""
 
 ROWLESS: tuple[Kind, ...] = ("shared", "warm")
@@ -99,7 +97,7 @@ def name_of(path: tuple[Any, ...]) -> str:
 
 def workers_of(leaves: Mapping[str, Leaf]) -> int:
     """For how many workers a state was made; 1 if none has anything of its own."""
-    kinds: list[Kind] = ["index", "own", "seen", "fixed"]
+    kinds: list[Kind] = ["own", "residual", "own warm", "shards", "seen", "fixed"]
     known = (leaf for kind in kinds for leaf in leaves.values() if leaf.kind == kind and leaf.shape)
     return next((leaf.shape[0] for leaf in known), 1)
 
@@ -126,17 +124,6 @@ def with_rows(leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
         )
 
     return {n: leaf._replace(kind="own") if is_row(n, leaf) else leaf for n, leaf in leaves.items()}
-
-
-def check_rows(leaves: Mapping[str, Leaf], owner: str) -> None:
-    """Refuses a state that is to have other rows and has them as pmap has."""
-    for name, leaf in leaves.items():
-        if leaf.kind == "index" and len(leaf.shape) != 2:
-            raise ValueError(
-                f"{owner}(state): must have a row for each worker, got {name} of shape "
-                f"{leaf.shape}, as under pmap or vmap; drop the second axis of what each worker "
-                "has of its own, as a[:, 0], and take the rest from one of them."
-            )
 
 
 def _children(node: Any) -> list[tuple[Any, Any]]:
@@ -178,7 +165,7 @@ def _walk(path: tuple[Any, ...], node: Any, kind: Kind) -> Iterator[Found]:
             yield from _walk((*path, key), value, kind)
 
 
-_FIELDS: dict[str, Kind] = {"memory": "residual", "worker": "index", "exchange": "warm"}
+_FIELDS: dict[str, Kind] = {"memory": "residual", "exchange": "warm"}
 
 
 def _shards(path: tuple[Any, ...], node: Shards, nested: bool) -> Iterator[Found]:

@@ -19,7 +19,6 @@ from fftgrad.checkpoint._lay_out import (
     shape_of_shards,
 )
 from fftgrad.checkpoint._leaves import Leaf
-from fftgrad.training import _worker
 
 
 def reshard_state(
@@ -100,16 +99,12 @@ def _of_workers(state: PyTree, old: Mapping[str, Leaf], workers: int) -> PyTree:
     """A tree like the state, for another number of workers."""
     before = _leaves.workers_of(old)
 
-    _leaves.check_rows(old, "reshard_state")
-
     def like(name: str, leaf: Any, own: Leaf) -> Any:
         if own.kind in _leaves.ROWLESS or workers == before:
             return leaf
         if own.kind == "seen" and not own.shape:
             return np.full((), NOTHING, np.int32)
         shape = (own.shape[0] // before * workers, *own.shape[1:])
-        if own.kind == "index":
-            return np.full(shape, _worker.UNKNOWN, np.int32)
         if own.kind == "seen":
             return np.zeros(shape, leaf.dtype)
         if own.kind == "cut":

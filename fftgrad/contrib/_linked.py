@@ -13,12 +13,11 @@ from fftgrad.contrib import _gossip, _graphs
 from fftgrad.contrib._graphs import Graph
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._layout import Layout
-from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._per_worker import OfShards, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _count, _rounding
 from fftgrad.ops._keys import check_key
 from fftgrad.optimizers._local import check_own
-from fftgrad.training import _worker
 from fftgrad.training._check_gradients import check_local, refuse_masked
 from fftgrad.training._stands_in import stands_in
 from fftgrad.training._weigh import refuse_weight
@@ -61,11 +60,9 @@ class Linked(NamedTuple):
 
     Attributes:
       links: a row of `Links` for each worker.
-      worker: whose row it is, so that another's is found.
     """
 
     links: OfShards
-    worker: OfShards
 
 
 def check(
@@ -97,12 +94,12 @@ def start(
     zero = jnp.zeros((), jnp.int32)
     zeros = jax.tree.map(jnp.zeros_like, copies[0])
     trees = tuple(Copied(copy, zeros, zeros) for copy in copies)
-    if stands_in(params):  # nobody knows what is in these two, but that they are no parameters
+    if stands_in(params):  # nobody knows what is in it, but that it is no parameter
         row = add_worker_axis(Links(trees, zero, zero, zero, zero))
-        return Linked(OfShards(row), OfShards(PerWorker(zero)))
+        return Linked(OfShards(row))
     state = _gossip.init(codecs, copies[0], layout)
     row = add_worker_axis(Links(trees, state, zero, zero, zero))
-    return Linked(OfShards(row), OfShards(_worker.unowned(row)))
+    return Linked(OfShards(row))
 
 
 def check_call(
@@ -141,15 +138,13 @@ def tell(
 ) -> tuple[tuple[Copied, ...], Linked]:
     """The copies and pulls once the neighbors have been told of these trees, and the next state."""
     before: Links = drop_worker_axis(state.links.value)
-    mine, worker = _worker.check_owner(state.worker.value, axis_name)
     channel = Channel.of(axis_name, key, number)
     lacks = [
         jax.tree.map(jnp.subtract, tree, old.copy)
         for tree, old in zip(trees, before.trees, strict=True)
     ]
     told = _gossip.tell(codecs, lacks, graph, before.codecs, channel, layout)
-    pulls = _worker.nan_unless(mine, told.pull)
-    news = zip(before.trees, told.sent, pulls, told.rest, strict=True)
+    news = zip(before.trees, told.sent, told.pull, told.rest, strict=True)
     after = tuple(_moved(*new) for new in news)
     links = Links(
         trees=after,
@@ -159,7 +154,7 @@ def tell(
             for name in ("skipped", "invalid", "overflow")
         },
     )
-    return after, Linked(OfShards(add_worker_axis(links)), OfShards(worker))
+    return after, Linked(OfShards(add_worker_axis(links)))
 
 
 def _moved(old: Copied, sent: PyTree, pull: PyTree, rest: PyTree) -> Copied:

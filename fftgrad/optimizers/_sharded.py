@@ -18,7 +18,7 @@ from fftgrad.ops._keys import check_key
 from fftgrad.optimizers._check_inner import check_inner
 from fftgrad.optimizers._local import mean_loss
 from fftgrad.optimizers._scatter import EIGHT, FOUR
-from fftgrad.training import _non_finite, _worker
+from fftgrad.training import _non_finite
 from fftgrad.training._check_gradients import (
     ELSEWHERE,
     check_local,
@@ -134,7 +134,6 @@ def sharded(
             memory=add_worker_axis(memory.init(like)),
             inner=OfShards(add_worker_axis(inner.init(shards))),
             ahead=OfShards(ahead),
-            worker=OfShards(_worker.unowned(ahead)),
         )
 
     def update(
@@ -166,11 +165,9 @@ def sharded(
         )
         channel = Channel.of(axis_name, key, state.step, state.skipped)
         own = drop_worker_axis(state.memory)
-        is_mine, worker = _worker.check_owner(state.worker.value, axis_name)
         updates, params = _axes.whole((updates, params))
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         grads = weighted(grads, weight, axis_name)
-        grads = _worker.nan_unless(is_mine, grads)
         x, compensated = memory.compensate(grads, own)
 
         rows = tuple(_shards.to_shards(_some(x), workers))
@@ -212,7 +209,7 @@ def sharded(
         remembered, after, lacking = optax.tree.where(finite, new, old)
         skipped = jnp.where(finite, state.skipped, _count.next_step(state.skipped))
         step = _count.next_step(state.step)
-        return change, ShardedState(step, skipped, remembered, after, lacking, OfShards(worker))
+        return change, ShardedState(step, skipped, remembered, after, lacking)
 
     return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
 

@@ -21,7 +21,7 @@ from fftgrad.exchanges._per_worker import (
 )
 from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.ops import _keys, _rounding
-from fftgrad.training import _non_finite, _unreduced, _worker
+from fftgrad.training import _non_finite, _unreduced
 from fftgrad.training._check_gradients import (
     check_local,
     check_replicated,
@@ -51,8 +51,6 @@ class CompressedPmeanState(NamedTuple):
       invalid: in how many of the skipped ones a buffer was altered, or of another configuration.
       memory: the memory's state, of which each worker has its own.
       exchange: the exchange's `State`, one for each bucket.
-      worker: whose row this is: the worker's index in the axis and the number of workers, int32[2],
-        -1 before the first update; nothing where no worker has anything of its own.
       error: with `track_error`, the relative error of what was sent in the last step in which all
         was finite, float32; else ().
     """
@@ -63,7 +61,6 @@ class CompressedPmeanState(NamedTuple):
     invalid: jax.Array
     memory: PerWorker
     exchange: tuple[State, ...]
-    worker: PerWorker
     error: PyTree = ()
 
 
@@ -150,9 +147,8 @@ def compressed_pmean(
       the memory and the state of the exchange, of all buckets, stay as they were. So does a mean
       that is beyond the range of a leaf's dtype. `optax.apply_if_finite` after it then skips the
       step on all workers alike; with "skip" it takes the zeros for a gradient, and Adam's moments
-      decay. A state that is not this worker's own, as when one worker's is restored on all, or
-      rows come back in another order or in another number, makes every step bad until it is made
-      anew. `state.worker` detects it, from the second update on.
+      decay. That a state is this worker's own is JAX's to check, with `check_vma=True`: rows in
+      another order are not seen.
 
     Raises:
       ValueError: if `masked` or `non_finite` is none of these, or if `track_error` is to see the
@@ -198,11 +194,10 @@ def compressed_pmean(
         exchanged = tuple(map(add_rows, states))
         state = CompressedPmeanState(
             *(step, skipped, overflow, invalid, remembered, exchanged),
-            worker=_worker.unowned(remembered, exchanged),
             error=jnp.zeros((), jnp.float32) if track_error else (),
         )
-        # Without parameters nobody knows what is in these two, but that they are no parameters.
-        return state._replace(exchange=step, worker=step) if stands_in(params) else state
+        # Without parameters nobody knows what is in it, but that it is no parameter.
+        return state._replace(exchange=step) if stands_in(params) else state
 
     def inside(state: Any) -> tuple[PyTree, tuple[State, ...], PyTree]:
         """What one worker has: the states of memory and exchange, and the error."""
@@ -252,14 +247,13 @@ def compressed_pmean(
         refuse_mistyped("compressed_pmean", extra)
         check(updates, state, params, value, weight)
         before, states, _ = inside(state)
-        mine, worker = _worker.check_owner(state.worker, axis_name)
         # Here and not above: making a key starts the backend, and a transformation may be made
         # before jax.distributed is initialized.
         channel = Channel.of(axis_name, key, state.step, state.skipped)
 
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         grads = weighted(grads, weight, axis_name)
-        x, compensated = memory.compensate(_worker.nan_unless(mine, grads), before)
+        x, compensated = memory.compensate(grads, before)
         out = travel(exchange, x, states, channel, layout)
         needs_sent = memory.needs_sent or not knows(memory, "needs_sent", "update")
         pair = (x, out.sent) if needs_sent else (out.left, optax.tree.zeros_like(x))
@@ -282,7 +276,6 @@ def compressed_pmean(
             **_non_finite.counters(state, out.tally, finite),
             memory=add_worker_axis(remembered),
             exchange=tuple(map(add_rows, states)),
-            worker=worker,
             error=error,
         )
 

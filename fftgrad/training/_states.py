@@ -19,7 +19,6 @@ class ShardedState(NamedTuple):
       memory: of the gradients that each worker could not send.
       inner: the inner optimizer's state, of which each worker has that of its shard.
       ahead: by how much the owner's own parameters differ from what all workers have, float32.
-      worker: whose row this is, so that another's is found.
     """
 
     step: jax.Array
@@ -27,7 +26,6 @@ class ShardedState(NamedTuple):
     memory: PerWorker
     inner: OfShards
     ahead: OfShards
-    worker: OfShards
 
 
 def is_state(node: Any, *kinds: type) -> bool:
