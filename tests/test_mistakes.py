@@ -75,16 +75,6 @@ class Half(fg.Quantizer):
         )
 
 
-class CompressOfTwo(Half):
-    def compress(self, x, state):
-        return super().compress(x, state, None)
-
-
-class DecompressOfTwo(Half):
-    def decompress(self, payload, like):
-        return super().decompress(payload, like, None)
-
-
 def by_exchanges(codec):
     """What first calls a codec: each exchange, alone and in a chain, and the tools."""
     chained = fg.chain(fg.Hadamard(block=4), fg.TopK(k=4), codec)
@@ -113,13 +103,6 @@ SLIPS = {
         Half("one"), r"Half\.decompress\(\): .*float32\[\d+\].*got float32\[1\]; "
     ),
     "a pair": (Half("pair"), r"Half\.decompress\(\): .*float32\[\d+\].*got tuple; "),
-    "compress of two": (
-        CompressOfTwo(), r"Two\.compress\(\): must take \(x, state, step\), got \(x, state\)"
-    ),
-    "decompress of two": (
-        DecompressOfTwo(),
-        r"Two\.decompress\(\): must take \(payload, like, step\), got \(payload, like\)",
-    ),
 }  # fmt: skip
 
 

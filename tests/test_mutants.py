@@ -584,18 +584,6 @@ MUTANTS = {
         "vector + 0 * _sum.add(codec, vector, payload, -1.0, _own(step, number))",
         "tests/testing/test_checks.py -k library_pass",
     ),
-    "an update of one's own gets zeros for what was sent": Mutant(
-        "training/_pmean.py",
-        ' or not knows(memory, "needs_sent", "update")',
-        "",
-        "tests/training/test_pmean.py -k of_ones_own",
-    ),
-    "what an inner exchange left is that of the outer one": Mutant(
-        "training/_travel.py",
-        'exchange.finds_left and knows(exchange, "finds_left", "mean")',
-        "True",
-        "tests/training/test_pmean.py -k of_ones_own",
-    ),
     "the last code loses its end": Mutant(
         "ops/packing/_stream.py",
         "return _stored(self.words, _word_and_bit(self.place)[0], self.pending)[:-1]",
@@ -613,12 +601,6 @@ MUTANTS = {
         "carry = combine(carry, value)",
         "carry = combine(jnp.int32(0), value)",
         "tests/ops",
-    ),
-    "a selector is summed as the class above it decodes": Mutant(
-        "codecs/_chain.py",
-        " if _has_sparse(selector):",
-        ":",
-        "tests/codecs/test_selectors.py -k its_own_way",
     ),
     "a skipped step counts what overflows": Mutant(
         "training/_non_finite.py",

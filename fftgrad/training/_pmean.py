@@ -9,7 +9,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, Exchange, Memory, PyTree, State
-from fftgrad._values import check_choice, knows
+from fftgrad._values import check_choice
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import (
@@ -255,8 +255,7 @@ def compressed_pmean(
         grads = weighted(grads, weight, axis_name)
         x, compensated = memory.compensate(grads, before)
         out = travel(exchange, x, states, channel, layout)
-        needs_sent = memory.needs_sent or not knows(memory, "needs_sent", "update")
-        pair = (x, out.sent) if needs_sent else (out.left, optax.tree.zeros_like(x))
+        pair = (x, out.sent) if memory.needs_sent else (out.left, optax.tree.zeros_like(x))
         remembered = memory.update(*pair, out.mean, compensated)
         mean, rounded = _rounding.narrowed(out.mean, updates)
         if rounded is not None:
