@@ -139,7 +139,7 @@ def test_parameters_over_the_axis_of_the_exchange_are_refused(check_vma):
 
     run = jax.shard_map(step, mesh=mesh_of(4), in_specs=P(AXIS), out_specs=P(), check_vma=check_vma)
     if check_vma:
-        with pytest.raises(ValueError, match=r"update\(params\).*another axis of the mesh"):
+        with pytest.raises(ValueError, match=r"update\(params\).*another axis"):
             jax.eval_shape(run, jnp.ones(8))
     else:  # JAX does not know
         jax.eval_shape(run, jnp.ones(8))
