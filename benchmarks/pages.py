@@ -34,7 +34,6 @@ FAR = {
 """The files of the larger model, by their links."""
 
 
-
 @functools.cache
 def load(path: str) -> Any:
     """A result file."""

@@ -7,7 +7,7 @@ Everywhere else nothing is tracked, and every value looks as if it varied along 
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import jax
@@ -254,14 +254,6 @@ def without_explicit(update: Callable[..., Any]) -> Callable[..., Any]:
         return auto(updates, state, params, given)
 
     return run
-
-
-def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many constants and how many carried values a scan takes, from those of its equation."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    consts, carry, _ = params["ft_in"].unpack()  # since jax 0.12
-    return len(consts), len(carry)
 
 
 def summed(spec: PartitionSpec) -> PartitionSpec:

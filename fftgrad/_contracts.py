@@ -146,9 +146,10 @@ class Selector(Codec):
     def sparse(self, payload: Payload, like: Like, step: Step) -> Sparse | None:
         """What a payload stands for as values at few positions; None for all of them.
 
-        It is what `decompress` returns, but for the zeros. Exchanges call it only where it belongs
-        to `decompress`: where no subclass has a `decompress` of its own without a `sparse`.
+        It is what `decompress` returns, but for the zeros.
         """
+        if type(self).decompress is not Selector.decompress:
+            return None  # nobody said what belongs to a decompress of one's own
         return Sparse(self.positions(payload.side, like.shape[0], step), payload.main)
 
 
@@ -167,7 +168,7 @@ class Memory(abc.ABC):
     def needs_sent(self) -> bool:
         """Whether `update` goes by more than x - sent; if not, it may get (x - sent, zeros).
 
-        A subclass with an `update` of its own has to say so again.
+        A subclass with an `update` of its own says it again.
         """
         return True
 

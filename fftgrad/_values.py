@@ -182,18 +182,6 @@ def local_path(argument: str, path: str | os.PathLike[str]) -> pathlib.Path:
     return pathlib.Path(os.path.expanduser(text))  # noqa: PTH111
 
 
-def knows(part: object, name: str, other: str) -> bool:
-    """Whether what a part has by one name was written with what it has by another, or after it.
-
-    A class that overrides one alone may inherit what no longer agrees with it.
-    """
-
-    def author(name: str) -> type:
-        return next(kind for kind in type(part).__mro__ if name in vars(kind))
-
-    return issubclass(author(name), author(other))
-
-
 def _constructor_call(self: Any) -> str:
     """The `repr` of a configuration: the call that makes it, without what it leaves at default."""
     given = (

@@ -75,16 +75,6 @@ class Half(fg.Quantizer):
         )
 
 
-class CompressOfTwo(Half):
-    def compress(self, x, state):
-        return super().compress(x, state, None)
-
-
-class DecompressOfTwo(Half):
-    def decompress(self, payload, like):
-        return super().decompress(payload, like, None)
-
-
 def by_exchanges(codec):
     """What first calls a codec: each exchange, alone and in a chain, and the tools."""
     chained = fg.chain(fg.Hadamard(block=4), fg.TopK(k=4), codec)
@@ -113,13 +103,6 @@ SLIPS = {
         Half("one"), r"Half\.decompress\(\): .*float32\[\d+\].*got float32\[1\]; "
     ),
     "a pair": (Half("pair"), r"Half\.decompress\(\): .*float32\[\d+\].*got tuple; "),
-    "compress of two": (
-        CompressOfTwo(), r"Two\.compress\(\): must take \(x, state, step\), got \(x, state\)"
-    ),
-    "decompress of two": (
-        DecompressOfTwo(),
-        r"Two\.decompress\(\): must take \(payload, like, step\), got \(payload, like\)",
-    ),
 }  # fmt: skip
 
 
@@ -257,54 +240,21 @@ MISTAKES = {
     "the state of another exchange": (
         lambda: step(pmean(GATHER), pmean(fg.PowerSgd(2))), ValueError, "start from fg.init_state"
     ),
-    "the state of no exchange": (
-        lambda: step(pmean(fg.PowerSgd(2)), pmean(GATHER, layout=fg.Layout("leaf"))),
-        ValueError,
-        r"state\.exchange\[0\]\.shared\.factors\[0\]\): must be float32\[10, 2\].*nothing there",
-    ),
     "the state of another rank": (
         lambda: step(pmean(fg.PowerSgd(2)), pmean(fg.PowerSgd(4))),
         ValueError,
-        r"must be float32\[10, 2\].*got float32\[10, 4\]",
+        r"got arrays of other shapes; start from",
     ),
     "the state of another memory": (
-        lambda: step(pmean(GATHER, FEEDBACK), pmean(GATHER, MOMENTUM)),
-        ValueError,
-        r"state\.memory\.worker_rows\.velocity\['w'\]\): must be nothing there.*start from",
-    ),
-    "the state of no memory": (
-        lambda: step(pmean(GATHER, FEEDBACK), pmean(GATHER)), ValueError, "residual.*start from"
-    ),
-    "the state of another scope": (
-        lambda: step(
-            pmean(fg.TwoStage(fg.codecs.AdaComp(5), workers=4)),
-            pmean(fg.TwoStage(fg.codecs.AdaComp(5), workers=2)),
-        ),
-        ValueError,
-        r"must be float32\[.*got float32\[",
+        lambda: step(pmean(GATHER, FEEDBACK), pmean(GATHER, MOMENTUM)), ValueError, "start from"
     ),
     "the state of other buckets": (
         lambda: step(pmean(), pmean(layout=fg.Layout("model", bucket_bytes=100))),
         ValueError,
-        "for each of the 1 buckets .*, got 5; start from fg.init_state",
-    ),
-    "the state of other parameters": (
-        lambda: jax.vmap(
-            lambda g: pmean(GATHER, FEEDBACK).update(g, pmean(GATHER, FEEDBACK).init(g["w"])),
-            axis_name=AXIS,
-        )(GRADS),
-        ValueError,
-        r"residual\['w'\]\): must be float32\[1, 12, 10\].*restore into",
+        "start from fg.init_state",
     ),
     "a gradient is missing": (
-        lambda: missing(lambda grads: {"w": grads["w"]}),
-        ValueError,
-        r"updates\['b'\]\): must be a gradient.*, got none; pass zeros",
-    ),
-    "a gradient is None": (
-        lambda: missing(lambda grads: {"w": None, "b": grads["b"]}),
-        ValueError,
-        r"updates\['w'\]\): must be a gradient.*, got none; pass zeros",
+        lambda: missing(lambda grads: {"w": grads["w"]}), ValueError, "pass zeros for what has no"
     ),
     "outside of the axis": (
         lambda: pmean().update(GRADS, pmean().init(GRADS)),
@@ -314,7 +264,7 @@ MISTAKES = {
     "a key that is no key": (lambda: step(pmean(key=0.5)), TypeError, r"got 0\.5; use key=0"),
     "a word for a key": (lambda: fg.Step.of("seed"), TypeError, r"got 'seed'; use key=0"),
     "a state without the error that is measured": (
-        lambda: step(pmean(track_error=True), pmean()), ValueError, r"state\.error\).*start from"
+        lambda: step(pmean(track_error=True), pmean()), ValueError, "start from"
     ),
     "the state of another optimizer": (
         lambda: step(pmean(), optax.adam(0.1)), TypeError, "must be a CompressedPmeanState"
@@ -363,24 +313,12 @@ MISTAKES = {
     "names in place of bools": (
         lambda: step(fg.trainable(pmean(), {"w": "lora"})), TypeError, "a tree of bools, or a"
     ),
-    "local steps of an optimizer with parameters of its own": (
-        lambda: fg.optimizers.diloco(
-            optax.contrib.schedule_free_sgd(0.1), optax.sgd(1.0), every=4
-        ).init(jnp.ones(3)),
-        ValueError,
-        r"diloco\(inner\): .*use optax\.adamw",
-    ),
     "shards of an optimizer of whole trees": (
         lambda: fg.optimizers.sharded(optax.polyak_sgd(), workers=4).init(jnp.ones(8)),
         ValueError,
         r"sharded\(inner\): .*use optax\.adamw",
     ),
     "MultiSteps": (accumulated_by_optax, ValueError, r"optax\.MultiSteps.*use fg\.accumulate"),
-    "an optimizer before the mean": (
-        lambda: sharded(optax.chain(optax.adamw(0.1), pmean())),
-        ValueError,
-        r"got ScaleByAdamState, .*wrap that transformation as fg\.per_worker",
-    ),
     "a sum of sparse payloads": (
         lambda: fg.AllReduce(TOP), ValueError, r"use AllGather\(TopK\(fraction=0\.1\)\)"
     ),

@@ -16,7 +16,6 @@ from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice, check_count
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.ops import _count
-from fftgrad.training import _find
 
 Array = npt.NDArray[Any]
 Dtype = Literal["float32", "bfloat16"]
@@ -189,7 +188,7 @@ def recorded(opt_state: PyTree) -> GradientLog:
       >>> fg.advise.recorded(state).gradients
       {0: {0: {'w': array([ 1., -2.], dtype=float32)}}}
     """
-    found = [n for n in jax.tree.leaves(opt_state, is_leaf=_find.is_record) if _find.is_record(n)]
+    found = [n for n in jax.tree.leaves(opt_state, is_leaf=_is_record) if _is_record(n)]
     if len(found) != 1:
         raise ValueError(
             "recorded(opt_state): must have the state of one record_gradients in it, got "
@@ -261,3 +260,8 @@ def _field(node: Any, name: str) -> Any:
 def _values(node: Any) -> list[Any]:
     """What is in a tuple, or in a dict that was one."""
     return [node[key] for key in sorted(node)] if isinstance(node, Mapping) else list(node)
+
+
+def _is_record(node: Any) -> bool:
+    keys: Any = node if isinstance(node, Mapping) else getattr(node, "_fields", ())
+    return set(keys) == set(RecordState._fields)

@@ -3,8 +3,6 @@
 All of it is decided while tracing.
 """
 
-import functools
-import inspect
 from typing import Any
 
 import jax
@@ -16,7 +14,7 @@ from fftgrad.ops import _wire
 
 def compress(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Compressed:
     """`codec.compress(x, state, step)`."""
-    name = _checked_name(codec, "compress", ("x", "state", "step"))
+    name = f"{type(codec).__name__}.compress()"
     out: object = codec.compress(x, state, step)
     if not isinstance(out, Compressed):
         raise TypeError(
@@ -37,30 +35,13 @@ def compress(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Compresse
 
 def decompress(codec: Codec, payload: Payload, like: Like, step: Step) -> jax.Array:
     """`codec.decompress(payload, like, step)`."""
-    name = _checked_name(codec, "decompress", ("payload", "like", "step"))
     out = codec.decompress(payload, like, step)
     if _say(out) != _say(like):
         raise TypeError(
-            f"{name}: must return what it is given as `like`, {_say(like)}, got {_say(out)}; "
-            "reshape it, and cast it by .astype(like.dtype)."
+            f"{type(codec).__name__}.decompress(): must return what it is given as `like`, "
+            f"{_say(like)}, got {_say(out)}; reshape it, and cast it by .astype(like.dtype)."
         )
     return out
-
-
-@functools.lru_cache(maxsize=4096)
-def _checked_name(codec: Codec, verb: str, arguments: tuple[str, ...]) -> str:
-    """What to call a function of a codec in an error, once it is known to take these arguments."""
-    name = f"{type(codec).__name__}.{verb}()"
-    signature = inspect.signature(getattr(codec, verb))
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        takes = ", ".join(signature.parameters)
-        raise TypeError(
-            f"{name}: must take ({', '.join(arguments)}), got ({takes}); declare it as "
-            f"def {verb}(self, {', '.join(arguments)})."
-        ) from None
-    return name
 
 
 def _say(x: Any) -> str:

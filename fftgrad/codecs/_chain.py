@@ -21,7 +21,7 @@ from fftgrad._contracts import (
     Step,
     Transform,
 )
-from fftgrad._values import check_kind, knows, value
+from fftgrad._values import check_kind, value
 from fftgrad.codecs import _call
 from fftgrad.codecs._spec import payload_spec
 from fftgrad.codecs.transforms._identity import Identity
@@ -164,7 +164,7 @@ def sparse_blocks(stages: Sequence[Codec], like: Like) -> Blocks | None:
     """The plan for a chain that leaves hardly any block a coefficient; None for any other."""
     match stages:
         case (Transform() as transform, Selector() as selector, *rest):
-            if selector.last or selector.summable or not _has_sparse(selector):
+            if selector.last or selector.summable:
                 return None
             (n,) = like.shape
             kept = payload_spec(selector, payload_spec(transform, like).main).main
@@ -199,15 +199,11 @@ def sparse(codec: Codec, payload: Payload, like: Like, step: Step) -> Sparse | N
     if blocks := sparse_blocks(parts, like):
         return _at_blocks(blocks, main, sides, like, step)
     match parts:
-        case (Selector() as selector, *rest) if _has_sparse(selector):
+        case (Selector() as selector, *rest):
             values = _undo(rest, main, sides[1:], payload_spec(selector, like).main, step)
             return selector.sparse(Payload(values, sides[0]), like, step)
         case _:
             return None
-
-
-def _has_sparse(selector: Selector) -> bool:
-    return knows(selector, "sparse", "decompress")
 
 
 def _at_blocks(

@@ -1,6 +1,7 @@
 """State that differs between workers."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,13 @@ class OfShards(NamedTuple):
     """State: what each worker keeps of its own shard; of no use to another number of workers."""
 
     value: PerWorker
+
+
+def is_rows(node: Any) -> bool:
+    """Whether a node is a `PerWorker`, or the dict that a framework has made of one."""
+    if isinstance(node, Mapping):
+        return tuple(cast("Mapping[Any, Any]", node)) == PerWorker._fields
+    return isinstance(node, PerWorker)
 
 
 def add_worker_axis(value: PyTree) -> PerWorker:

@@ -18,9 +18,7 @@ from fftgrad.exchanges import AllGather, Recipe, _fragments
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import ErrorFeedback
 from fftgrad.ops import _count
-from fftgrad.optimizers import _left
-from fftgrad.optimizers._local import check_follows, check_own, finite_step, mean_loss
-from fftgrad.training import _worker
+from fftgrad.optimizers._local import check_own, finite_step, mean_loss
 from fftgrad.training._pmean import CompressedPmeanState, Masked, compressed_pmean
 
 DECAYED = ErrorFeedback(decay=0.95)
@@ -37,8 +35,6 @@ class DilocoState(NamedTuple):
       outer: the outer optimizer's state, equal on all workers, one for each fragment.
       pmean: the states of the compressed means of what the workers changed, one for each fragment.
       skipped: how many inner steps this worker left out, because something was not finite, int32.
-      left: where a worker's last update found and left a few values of each of its parameters, and
-        whether they were there when it came.
     """
 
     step: jax.Array
@@ -47,7 +43,6 @@ class DilocoState(NamedTuple):
     outer: tuple[optax.OptState, ...]
     pmean: tuple[CompressedPmeanState, ...]
     skipped: PerWorker
-    left: PerWorker
 
 
 def diloco(
@@ -93,20 +88,15 @@ def diloco(
     Between two outer steps the parameters differ between the workers, so they need a leading axis
     of workers under `jax.shard_map`, as the inner state does. Evaluate and save `state.anchor`:
     after an outer step, without fragments and delay, the parameters equal it up to one rounding.
-
-    A worker's parameters must be where its last update left or found them, or at the anchor.
-    Elsewhere they belong to another worker, as happens when a program with `check_vma=False` saves
-    them as replicated. The next meeting is then a bad step, counted in `skipped` of `fg.metrics`,
-    and all start from the anchor again, with fragments in that one. Checked are a few values of
-    each leaf, most of which must differ. Nothing is checked where the mesh has other axes, or where
-    the parameters were elsewhere after the update before as well.
+    A program with `check_vma=False` that saves the parameters as replicated saves one worker's.
 
     `update(..., weight=tokens)` at a meeting weighs what a worker changed; one with weight 0 sends
     only what its memory kept. `value=loss` and other extra arguments reach `inner` as they are;
     `outer` gets the mean of the losses at a meeting.
 
     Args:
-      inner: the optimizer of each worker, complete with its learning rate.
+      inner: the optimizer of each worker, complete with its learning rate. It must move the
+        parameters that it is given: schedule-free moves a copy, and copies never meet.
       outer: the optimizer of what all have in common, to which the mean change is the gradient.
       every: H, the number of inner steps between two meetings of a fragment.
       exchange: how the changes travel and are averaged, or a method, such as
@@ -134,8 +124,7 @@ def diloco(
 
     Raises:
       TypeError: if `inner` or `outer` is no transformation.
-      ValueError: if `every`, `fragments`, `delay`, `blend` or `first` is out of its range; in
-        `init`, if `inner` makes the parameters of a copy that it keeps, as schedule-free does;
+      ValueError: if `every`, `fragments`, `delay`, `blend` or `first` is out of its range;
         while tracing, if `params` is missing, or known to be the same on all workers.
 
     Differs from the papers: the notebook of DiLoCo's authors makes a new inner optimizer in each
@@ -165,7 +154,6 @@ def diloco(
     run_outer: Any = optax.with_extra_args_support(outer).update
 
     def init(params: optax.Params) -> DilocoState:
-        check_follows("diloco", inner, params)
         anchor = jax.tree.map(jnp.copy, params)  # a caller may donate both
         part = _fragments.take(anchor, jnp.int32(0), fragments)
         return DilocoState(
@@ -175,7 +163,6 @@ def diloco(
             outer=tuple(outer.init(part) for _ in range(fragments)),
             pmean=tuple(compressed.init(part) for _ in range(fragments)),
             skipped=add_worker_axis(jnp.zeros((), jnp.int32)),
-            left=add_worker_axis(_left.unknown(anchor)),
         )
 
     def meeting(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -212,14 +199,12 @@ def diloco(
         sends = params if delay else local
         step = _count.next_step(state.step, every)
         due, number = meeting(state.step if delay else step)
-        lost, follows = _left.look(params, state.anchor, drop_worker_axis(state.left))
 
         def meet(now: jax.Array | bool) -> tuple[Any, Any, Any]:
             anchor = _fragments.take(state.anchor, number, fragments)
             outside = _fragments.select(state.outer, number)
             before = _fragments.select(state.pmean, number)
             change = jax.tree.map(jnp.subtract, anchor, _fragments.take(sends, number, fragments))
-            change = _worker.nan_unless(~lost, change)
             common = {} if value is None else {"value": mean_loss(value, weight, axis_name, fine)}
             loss = {name: _axes.vary(mean, axis_name) for name, mean in common.items()}
             mean, pmean = compressed.update(change, before, weight=weight, **extra, **loss)
@@ -245,16 +230,14 @@ def diloco(
             met = meet(now)
             return met, (updates if delay else join(now, met[0], number))
 
-        lost_on = lost & ~due  # until all have been told
         met = state.anchor, state.outer, state.pmean
         met, moves = _if(due, period == 1, meet_and_join, (met, updates))
         if delay:
             due, number = meeting(step - delay)
             moves = _if(due, period == 1, lambda now: join(now, met[0], number), updates)
         anchor, after, pmean = met
-        left = _left.after(params, moves, lost_on, follows, axis_name)
-        own, skipped, left = map(add_worker_axis, (own, skipped, left))
-        return moves, DilocoState(step, anchor, own, after, pmean, skipped, left)
+        own, skipped = map(add_worker_axis, (own, skipped))
+        return moves, DilocoState(step, anchor, own, after, pmean, skipped)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

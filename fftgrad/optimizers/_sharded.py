@@ -1,7 +1,6 @@
 """An optimizer whose state is sharded over the workers, as in ZeRO."""
 
-import functools
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +11,14 @@ from fftgrad._contracts import AxisName, Channel, Codec, Memory, PyTree, Tally
 from fftgrad._values import check_choice, check_count, check_kind, check_transformation
 from fftgrad.exchanges import _halves, _parts, _shards
 from fftgrad.exchanges._parts import Vectors
-from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._per_worker import OfShards, add_worker_axis, drop_worker_axis
 from fftgrad.memories import NoMemory
 from fftgrad.ops import _count, _finite, _rounding
 from fftgrad.ops._keys import check_key
-from fftgrad.optimizers._check_inner import check_extra, check_inner
+from fftgrad.optimizers._check_inner import check_inner
 from fftgrad.optimizers._local import mean_loss
 from fftgrad.optimizers._scatter import EIGHT, FOUR
-from fftgrad.training import _non_finite, _worker
+from fftgrad.training import _non_finite
 from fftgrad.training._check_gradients import (
     ELSEWHERE,
     check_local,
@@ -28,29 +27,10 @@ from fftgrad.training._check_gradients import (
     refuse_masked,
 )
 from fftgrad.training._pmean import Masked
+from fftgrad.training._states import ShardedState
 from fftgrad.training._weigh import weighted
 
 OWNER = "sharded"
-
-
-class ShardedState(NamedTuple):
-    """State of `sharded`.
-
-    Attributes:
-      step: how many updates there were, int32, equal on all workers.
-      skipped: how many of them were left out, because anything was not finite; equal on all.
-      memory: of the gradients that each worker could not send.
-      inner: the inner optimizer's state, of which each worker has that of its shard.
-      ahead: by how much the owner's own parameters differ from what all workers have, float32.
-      worker: whose row this is, so that another's is found.
-    """
-
-    step: jax.Array
-    skipped: jax.Array
-    memory: PerWorker
-    inner: OfShards
-    ahead: OfShards
-    worker: OfShards
 
 
 def sharded(
@@ -76,16 +56,17 @@ def sharded(
     errors do not add up. It is a whole optimizer.
 
     The inner optimizer sees flat shards, (size, 1, ...) with as many axes as the leaf, so it has to
-    update each value by itself, as Adam, SGD, Lion and their schedules and weight decay do. Refused
-    is one that looks at a whole leaf or tree (clipping by a norm, Adafactor, Muon), that goes by
-    the shape or size of a leaf (a mask may go by names or `ndim`), or that keeps the first values
-    of the parameters (schedule-free). Clip each worker's own gradients before it, by
+    update each value by itself, as Adam, SGD, Lion and their schedules and weight decay do. `init`
+    tries four updates of small arrays, and refuses an optimizer that looks at a whole leaf or tree
+    (clipping by a norm, Adafactor, Muon), or that keeps the first values of the parameters
+    (schedule-free). Masks must go by names or `ndim`, not by sizes, which is not seen. Clip each
+    worker's own gradients before it, by
     `fg.training.clip_by_local_norm(1.0)`, which bounds the mean by 1 as well. Different
     optimizers for parts of the parameters are an `optax.partition` as `inner`.
 
     `update(..., weight=tokens)` weighs a worker's gradient, as `compressed_pmean` does. `inner`
-    gets `value=loss` as the weighted mean over the workers, and may read other extra arguments that
-    are scalars, equal on all workers.
+    gets `value=loss` as the weighted mean over the workers, and other extra arguments as they are:
+    scalars, equal on all workers.
 
     Args:
       inner: the optimizer of each shard, complete with its learning rate.
@@ -140,12 +121,12 @@ def sharded(
 
     def init(params: optax.Params) -> ShardedState:
         like = checked_like(params, OWNER)
+        check_inner(inner, like)
         zeros = jax.tree.map(
             lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
             _shards.shard_likes(_some(like), workers),
         )
         shards = _as_leaves(zeros, like)
-        check_inner(inner, like, jax.eval_shape(lambda: shards))
         ahead = add_worker_axis(zeros)
         return ShardedState(
             step=jnp.zeros((), jnp.int32),
@@ -153,7 +134,6 @@ def sharded(
             memory=add_worker_axis(memory.init(like)),
             inner=OfShards(add_worker_axis(inner.init(shards))),
             ahead=OfShards(ahead),
-            worker=OfShards(_worker.unowned(ahead)),
         )
 
     def update(
@@ -185,11 +165,9 @@ def sharded(
         )
         channel = Channel.of(axis_name, key, state.step)
         own = drop_worker_axis(state.memory)
-        is_mine, worker = _worker.check_owner(state.worker.value, axis_name)
         updates, params = _axes.whole((updates, params))
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         grads = weighted(grads, weight, axis_name)
-        grads = _worker.nan_unless(is_mine, grads)
         x, compensated = memory.compensate(grads, own)
 
         rows = tuple(_shards.to_shards(_some(x), workers))
@@ -201,9 +179,7 @@ def sharded(
         if value is not None:  # the owners of all shards have to see the same
             extra["value"] = mean_loss(value, weight, axis_name)
         inside = tuple(_as_leaves(vectors, like) for vectors in (got.vectors, master))
-        told = functools.partial(run, inside[0], drop_worker_axis(state.inner.value), inside[1])
-        check_extra(told, extra)
-        moves, after = told(**extra)
+        moves, after = run(inside[0], drop_worker_axis(state.inner.value), inside[1], **extra)
         flat = [move.ravel() for move in _some(moves)]
         master = tuple(m + move for m, move in zip(master, flat, strict=True))
 
@@ -233,7 +209,7 @@ def sharded(
         remembered, after, lacking = optax.tree.where(finite, new, old)
         skipped = jnp.where(finite, state.skipped, _count.next_step(state.skipped))
         step = _count.next_step(state.step)
-        return change, ShardedState(step, skipped, remembered, after, lacking, OfShards(worker))
+        return change, ShardedState(step, skipped, remembered, after, lacking)
 
     return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
 

@@ -11,7 +11,6 @@ from jax.sharding import AxisType, Mesh
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, Exchange, PyTree, Reduced, State, Step
-from fftgrad._values import knows
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Layout
 from fftgrad.testing import _laws
@@ -134,11 +133,7 @@ def _check(
         for what, x in inputs.items() if number == 0 else ((USUAL, inputs[USUAL]),):
             got: Any = program(x, state, np.int32(number))
             _good(laws, got, workers, mean_of_sent, f"for {what}, {when}")
-            if (
-                got.left is not None
-                and exchange.finds_left
-                and knows(exchange, "finds_left", "mean")
-            ):
+            if got.left is not None and exchange.finds_left:
                 _left(laws, x, got, f"for {what}, {when}")
         got = program(inputs[USUAL], state, np.int32(number))
         if size > 8 and max_error < math.inf:  # of fewer values, all may be left for later

@@ -27,41 +27,23 @@ def widened(tree: PyTree) -> Any:
 
 
 def check_local(updates: PyTree, axis_name: AxisName, owner: str = "compressed_pmean") -> None:
-    """Refuses gradients that are summed already, or vary over different axes."""
+    """Refuses gradients that are summed already."""
     _axes.size(axis_name, owner)
     for path, leaf in jax.tree.leaves_with_path(updates):
         if half := _axes.half_reduced(leaf):
             raise ValueError(
-                f"{owner}(updates{jax.tree_util.keystr(path)}): must be the gradient of "
-                "one worker's own batch, got one that JAX types as unreduced or reduced over "
-                f"{sorted(half)}: a sum that it has yet to take there; over {axis_name!r} take the "
-                f"gradient by fg.value_and_grad(loss, {axis_name!r})(params, batch), and over "
-                "other axes sum it before, by jax.lax.psum."
+                f"{owner}(updates{jax.tree_util.keystr(path)}): must be the gradient of one "
+                f"worker's own batch, got one that is unreduced or reduced over {sorted(half)}; "
+                f"take it by fg.value_and_grad(loss, {axis_name!r})(params, batch), and sum over "
+                "other axes before, by jax.lax.psum."
             )
         if not _axes.varies(leaf, axis_name):
             raise ValueError(
-                f"{owner}(updates{jax.tree_util.keystr(path)}): must be the gradient of "
-                f"one worker's own batch, got one that does not vary over {axis_name!r}: under "
-                "shard_map with check_vma=True the gradient of replicated parameters is already "
-                "summed over the axis, so there is nothing left to compress; take it by "
-                f"fg.value_and_grad(loss, {axis_name!r})(params, batch). Behind another exchange "
-                "there is none left either: fg.optimizers have one of their own. Inside "
-                "optax.MultiSteps, which holds what it adds up to be replicated, use "
-                "fg.accumulate(tx, every=k) in its place."
+                f"{owner}(updates{jax.tree_util.keystr(path)}): must be the gradient of one "
+                f"worker's own batch, got one that does not vary over {axis_name!r}, because JAX "
+                f"has summed it already; take it by fg.value_and_grad(loss, {axis_name!r})"
+                "(params, batch), and in place of optax.MultiSteps use fg.accumulate(tx, every=k)."
             )
-
-    varying = {
-        _axes.varying(leaf): jax.tree_util.keystr(path)
-        for path, leaf in jax.tree.leaves_with_path(updates)
-    }
-    if len(varying) > 1:
-        (some, one), (others, other) = list(varying.items())[:2]
-        raise ValueError(
-            f"{owner}(updates): must all vary over the same axes, because they travel in "
-            f"one buffer, got updates{one} over {sorted(some)} and updates{other} over "
-            f"{sorted(others)}; give each kind a compressed_pmean of its own, with "
-            "masked='elsewhere' in optax.partition."
-        )
 
 
 def check_replicated(params: PyTree, axis_name: AxisName, owner: str = "compressed_pmean") -> None:
@@ -69,13 +51,10 @@ def check_replicated(params: PyTree, axis_name: AxisName, owner: str = "compress
     for path, leaf in jax.tree.leaves_with_path(params):
         if _axes.known_to_vary(leaf, axis_name):
             raise ValueError(
-                f"{owner}.update(params{jax.tree_util.keystr(path)}): must be the same on "
-                f"all workers, got one that varies over {axis_name!r}: if it is sharded over the "
-                "axis, the mean would be one of gradients of different parameters. Shard the "
-                "parameters over another axis of the mesh than axis_name, or gather them by "
-                "fg.optimizers.gather_parameters, whose gradients need no mean. If they are "
-                "copies, pass "
-                "what came in by in_specs=P(), before any cast, or nothing."
+                f"{owner}.update(params{jax.tree_util.keystr(path)}): must be the same on all "
+                f"workers, got one that varies over {axis_name!r}; shard parameters over another "
+                "axis, or gather them by fg.optimizers.gather_parameters. Of copies, pass what "
+                "came in by in_specs=P()."
             )
 
 

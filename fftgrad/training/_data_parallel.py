@@ -9,9 +9,8 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad.training import _find
-from fftgrad.training._check_step import check_result, check_rows, check_shares
 from fftgrad.training._state_specs import state_specs
+from fftgrad.training._states import has_ours
 
 
 def data_parallel(
@@ -63,9 +62,9 @@ def data_parallel(
 
     Raises:
       ValueError: if the mesh does not have the axis, or, without `param_specs`, has Explicit axes
-        beside Auto ones of the workers. While tracing: if no argument has the state of
-        `compressed_pmean` in it, if the workers cannot share a batch evenly, if what `step` returns
-        is not what it carries, or if JAX knows that it differs between the workers.
+        beside Auto ones of the workers; while tracing, if no argument has the state of
+        `compressed_pmean` in it, or `step` returns less than it carries. JAX refuses a batch that
+        the workers cannot share evenly, and results that differ between the workers.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), axis_name="data")
@@ -81,7 +80,6 @@ def data_parallel(
     """
     _axes.check_names("data_parallel(axis_name)", axis_name)
     _axes.check_mesh("data_parallel(axis_name)", mesh, axis_name)
-    workers = _axes.mesh_size(mesh, axis_name)
     rows = PartitionSpec(axis_name)
     manual = mesh.axis_names if param_specs is not None else _axes.names(axis_name)
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
@@ -97,15 +95,17 @@ def data_parallel(
     def run(*args: Any) -> tuple[Any, ...]:
         count = _count_carried(args)
         carried, batch = args[:count], args[count:]
-        check_shares(batch, workers, axis_name)
-        # A list, because a tuple may be a chain of transformations.
-        specs = tuple(state_specs(list(carried), axis_name, param_specs))
-        check_rows(carried, specs, mesh, axis_name)
+        specs = state_specs(carried, axis_name, param_specs)
 
         @functools.wraps(step)
         def worker(carried: tuple[Any, ...], batch: tuple[Any, ...]) -> Any:
             out = step(*carried, *batch)
-            check_result(out, carried, specs, axis_name)
+            if not isinstance(out, tuple) or len(out) < count:
+                raise ValueError(
+                    f"data_parallel(step): must return a tuple of its first {count} arguments and "
+                    f"what else there is, got {type(out).__name__}; write return params, state, "
+                    "value."
+                )
             return out[:count], out[count:]
 
         ins, outs = (specs, rows), (specs, PartitionSpec())
@@ -126,7 +126,7 @@ def data_parallel(
 def _count_carried(args: tuple[Any, ...]) -> int:
     """How many arguments there are up to that with the state of `compressed_pmean` in it."""
     for count, arg in enumerate(args, 1):
-        if any(map(_find.is_ours, jax.tree.leaves(arg, is_leaf=_find.is_ours))):
+        if has_ours(arg):
             return count
     raise ValueError(
         "data_parallel(step): one of its arguments must have the state of compressed_pmean in it, "

@@ -1,6 +1,5 @@
 """The sharded state in one call."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check_transformation
-from fftgrad.training import _find
 from fftgrad.training._state_specs import of_params, param_of, state_specs
 
 
@@ -30,8 +28,6 @@ def init_state(
 
         state = fg.init_state(tx, params, mesh, "data")
         train = fg.data_parallel(step, mesh, "data")
-
-    A momentum of optax behind error feedback, in a chain, is a `UserWarning`.
 
     Where a framework keeps the state of the optimizer in one of its own, give it the function that
     makes that: `lambda params: TrainState.create(apply_fn=apply, params=params, tx=tx)`.
@@ -69,16 +65,6 @@ def init_state(
     pieces = params if param_specs is None else _pieces(params, param_specs, mesh)
     state = jax.eval_shape(make, pieces)
     specs = state_specs(state, axis_name, param_specs)
-    if (momentum := _behind_feedback(state)) is not None:
-        warnings.warn(
-            "init_state(tx): a momentum behind error feedback delays each gradient twice: "
-            "PowerSGD before Adam ended 11 % above dense, without the momentum where dense did; "
-            f"got {momentum} behind compressed_pmean with a residual; use "
-            "fg.optimizers.feedback_adam, feedback_muon or feedback_sgd in place of both, or "
-            "optax.rmsprop behind it. With b1=0.0 there is no momentum: ignore this warning.",
-            UserWarning,
-            stacklevel=2,
-        )
     outs = jax.tree.leaves(specs, is_leaf=lambda node: isinstance(node, PartitionSpec))
     manual, ins, placed, wanted = mesh.axis_names, param_specs, param_specs, outs
     if param_specs is None:
@@ -129,18 +115,6 @@ def _like_params(
 
     leaves = jax.tree.leaves_with_path(state)
     return [one(path, leaf, spec) for (path, leaf), spec in zip(leaves, specs, strict=True)]
-
-
-def _behind_feedback(state: PyTree) -> str | None:
-    """The first momentum that follows a residual in a chain; a whole optimizer has its own."""
-    parts, late = [part for _, part in _find.children(state)], False
-    for part in parts if type(state) is tuple else ():
-        paths = [path for path, _ in jax.tree.leaves_with_path(part)]
-        late |= any(jax.tree_util.GetAttrKey("residual") in path for path in paths)
-        found = _find.moments(part, frozenset({"mu", "trace"}))
-        if late and found and not _find.has_mean(part):
-            return found
-    return next((found for part in parts if (found := _behind_feedback(part))), None)
 
 
 def _refuse_sharded(params: PyTree, axis_name: AxisName) -> None:

@@ -14,7 +14,8 @@ from fftgrad.exchanges import _fragments, _layout
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.ops._shapes import by_path
-from fftgrad.training import _find
+from fftgrad.training._pmean import CompressedPmeanState
+from fftgrad.training._states import ShardedState, is_state
 
 
 def metrics(
@@ -115,7 +116,7 @@ def _fragments_of(paths: list[tuple[Any, ...]]) -> int:
 
 
 def _has_metrics(node: Any) -> bool:
-    return _find.is_pmean(node) or _find.is_sharded(node)
+    return is_state(node, CompressedPmeanState, ShardedState)
 
 
 def _of_state(state: Any, axis_name: AxisName | None) -> dict[str, jax.Array]:

@@ -9,7 +9,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, Exchange, Memory, PyTree, State
-from fftgrad._values import check_choice, knows
+from fftgrad._values import check_choice
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import (
@@ -18,17 +18,17 @@ from fftgrad.exchanges._per_worker import (
     add_worker_axis,
     drop_rows,
     drop_worker_axis,
+    is_rows,
 )
 from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.ops import _keys, _rounding
-from fftgrad.training import _non_finite, _unreduced, _worker
+from fftgrad.training import _non_finite, _unreduced
 from fftgrad.training._check_gradients import (
     check_local,
     check_replicated,
     checked_like,
     refuse_masked,
 )
-from fftgrad.training._check_state import check_state
 from fftgrad.training._non_finite import NonFinite
 from fftgrad.training._stands_in import stands_in
 from fftgrad.training._travel import observed, travel
@@ -51,8 +51,8 @@ class CompressedPmeanState(NamedTuple):
       overflow: how many values no codec could represent, over all workers and unskipped steps.
       memory: the memory's state, of which each worker has its own.
       exchange: the exchange's `State`, one for each bucket.
-      worker: whose row this is: the worker's index in the axis and the number of workers, int32[2],
-        -1 before the first update; nothing where no worker has anything of its own.
+      worker: a zero for each worker, int32, so that a checkpoint knows how many there are where all
+        else is sharded over model axes too; () where no worker has anything of its own.
       error: with `track_error`, the relative error of what was sent in the last step in which all
         was finite, float32; else ().
     """
@@ -62,7 +62,7 @@ class CompressedPmeanState(NamedTuple):
     overflow: jax.Array
     memory: PerWorker
     exchange: tuple[State, ...]
-    worker: PerWorker
+    worker: PyTree
     error: PyTree = ()
 
 
@@ -149,9 +149,8 @@ def compressed_pmean(
       the memory and the state of the exchange, of all buckets, stay as they were. So does a mean
       that is beyond the range of a leaf's dtype. `optax.apply_if_finite` after it then skips the
       step on all workers alike; with "skip" it takes the zeros for a gradient, and Adam's moments
-      decay. A state that is not this worker's own, as when one worker's is restored on all, or
-      rows come back in another order or in another number, makes every step bad until it is made
-      anew. `state.worker` detects it, from the second update on.
+      decay. That a state is this worker's own is JAX's to check, with `check_vma=True`: rows in
+      another order are not seen.
 
     Raises:
       ValueError: if `masked` or `non_finite` is none of these, or if `track_error` is to see the
@@ -159,9 +158,8 @@ def compressed_pmean(
         bound, if the exchange needs the loss and `value` is missing or does not vary over the
         axis, if `weight` is no scalar, or is given to votes (`TopVotes`), if a gradient does not
         vary over the axis (it is summed already), if `params` are known to vary over it (they are
-        sharded over it), if some gradients vary over a model axis and others do not, if a leaf is
-        masked, or if the state is not sharded over the workers, or is that of another exchange,
-        memory or layout.
+        sharded over it), if a leaf is masked, or if the state is not sharded over the workers, or
+        is that of another exchange, memory or layout.
       TypeError: if `exchange` or `memory` is none, or `axis_name` no name; while tracing, if a leaf
         is not a floating-point array of at most 32 bits.
 
@@ -198,18 +196,28 @@ def compressed_pmean(
         exchanged = tuple(map(add_rows, states))
         state = CompressedPmeanState(
             *(step, skipped, overflow, remembered, exchanged),
-            worker=_worker.unowned(remembered, exchanged),
+            worker=_row(remembered, exchanged),
             error=jnp.zeros((), jnp.float32) if track_error else (),
         )
         # Without parameters nobody knows what is in these two, but that they are no parameters.
         return state._replace(exchange=step, worker=step) if stands_in(params) else state
+
+    def inside(state: Any) -> tuple[PyTree, tuple[State, ...], PyTree]:
+        """What one worker has: the states of memory and exchange, and the error."""
+        if not hasattr(state, "memory") or not hasattr(state, "exchange"):
+            raise TypeError(
+                "compressed_pmean(state): must be a CompressedPmeanState, got "
+                f"{type(state).__name__}; start from fg.init_state(tx, params, mesh, axis_name)."
+            )
+        own = drop_worker_axis(state.memory)
+        return own, tuple(map(drop_rows, state.exchange)), state.error
 
     def check(updates: PyTree, state: Any, params: PyTree | None, value: Any, weight: Any) -> None:
         """Refuses what `update` cannot exchange."""
         if masked == "refuse":
             refuse_masked(updates)
         refuse_weight("compressed_pmean", None if exchange.takes_weight else weight, *ONE_VOTE)
-        wanted = jax.eval_shape(init, updates)
+        wanted = jax.eval_shape(lambda leaves: inside(init(leaves)), updates)
         check_local(updates, axis_name)
         check_replicated(params, axis_name)
         if exchange.needs_loss and value is None:
@@ -219,7 +227,13 @@ def compressed_pmean(
             )
         if exchange.needs_loss:
             check_own("compressed_pmean.update(value)", value, axis_name)
-        check_state(state, wanted, f"{exchange!r}, {memory!r} and {layout!r}", updates)
+        if _shapes(inside(state)) != _shapes(wanted):
+            raise ValueError(
+                f"compressed_pmean(state): must be what init makes of these gradients for "
+                f"{exchange!r}, {memory!r} and {layout!r}, got arrays of other shapes; start from "
+                "fg.init_state(tx, params, mesh, axis_name), and pass zeros for what has no "
+                "gradient."
+            )
 
     def error_of(x: PyTree, left: PyTree, channel: Channel) -> Any:
         return channel.relative_error(left, x) if track_error else ()
@@ -235,18 +249,16 @@ def compressed_pmean(
     ) -> tuple[optax.Updates, Any]:
         refuse_mistyped("compressed_pmean", extra)
         check(updates, state, params, value, weight)
-        before, states = drop_worker_axis(state.memory), tuple(map(drop_rows, state.exchange))
-        mine, worker = _worker.check_owner(state.worker, axis_name)
+        before, states, _ = inside(state)
         # Here and not above: making a key starts the backend, and a transformation may be made
         # before jax.distributed is initialized.
         channel = Channel.of(axis_name, key, state.step)
 
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         grads = weighted(grads, weight, axis_name)
-        x, compensated = memory.compensate(_worker.nan_unless(mine, grads), before)
+        x, compensated = memory.compensate(grads, before)
         out = travel(exchange, x, states, channel, layout)
-        needs_sent = memory.needs_sent or not knows(memory, "needs_sent", "update")
-        pair = (x, out.sent) if needs_sent else (out.left, optax.tree.zeros_like(x))
+        pair = (x, out.sent) if memory.needs_sent else (out.left, optax.tree.zeros_like(x))
         remembered = memory.update(*pair, out.mean, compensated)
         mean, rounded = _rounding.narrowed(out.mean, updates)
         if rounded is not None:
@@ -266,8 +278,18 @@ def compressed_pmean(
             **_non_finite.counters(state, out.tally, finite),
             memory=add_worker_axis(remembered),
             exchange=tuple(map(add_rows, states)),
-            worker=worker,
+            worker=state.worker,
             error=error,
         )
 
     return optax.GradientTransformationExtraArgs(init, _unreduced.in_parts(update, axis_name))
+
+
+def _row(*states: PyTree) -> PyTree:
+    nodes = jax.tree.leaves(states, is_leaf=is_rows)
+    own = any(is_rows(node) and jax.tree.leaves(node) for node in nodes)
+    return add_worker_axis(jnp.zeros((), jnp.int32)) if own else ()
+
+
+def _shapes(tree: PyTree) -> list[Any]:
+    return [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]

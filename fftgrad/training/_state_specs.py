@@ -9,8 +9,9 @@ from jax.sharding import PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad.training import _find
+from fftgrad.exchanges._per_worker import is_rows
 from fftgrad.training._pmean import CompressedPmeanState
+from fftgrad.training._states import has_ours, is_state
 
 
 def state_specs(
@@ -40,11 +41,8 @@ def state_specs(
       `out_specs` of `jax.shard_map`, or, under a mesh, for `jax.sharding.NamedSharding`.
 
     Raises:
-      ValueError: if there is no state of `compressed_pmean` in it, if a parameter is sharded over
-        the axis of the workers, if a transformation of optax that keeps floats or flags comes
-        before `compressed_pmean` in a chain without `fg.per_worker`, if an optimizer with moments
-        comes behind one of `fg.optimizers`, or if `optax.apply_if_finite` or
-        `optax.conditionally_transform` is around what exchanges.
+      ValueError: if there is no state of `compressed_pmean` in it, or if a parameter is sharded
+        over the axis of the workers.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), fg.ErrorFeedback(), axis_name="data")
@@ -56,15 +54,13 @@ def state_specs(
       (('data', None, 'model'), ())
     """
     _axes.check_names("state_specs(axis_name)", axis_name)
-    if not any(map(_find.is_ours, jax.tree.leaves(opt_state, is_leaf=_find.is_ours))):
+    if not has_ours(opt_state):
         raise ValueError(
             "state_specs(opt_state): must have the state of compressed_pmean in it, got a "
             f"{type(opt_state).__name__} without; pass fg.init_state(tx, params, mesh, axis_name) "
             "or "
             "jax.eval_shape(tx.init, params), of a tx with compressed_pmean in it."
         )
-    _find.check_order(opt_state)
-    _find.check_around(opt_state)
     by_path = of_params(param_specs)
     workers = _axes.names(axis_name)
     own = axis_name if isinstance(axis_name, str) else workers
@@ -101,24 +97,22 @@ def state_specs(
     def of_exchange(node: Any) -> PyTree:
         # Its arrays belong to buckets. A path in it that ends like that of a parameter, as list
         # positions do, means something else.
-        return jax.tree.map(of_worker if _find.is_own(node) else of_mesh, node)
+        return jax.tree.map(of_worker if is_rows(node) else of_mesh, node)
 
     def of_pmean(fields: Mapping[str, Any]) -> dict[str, PyTree]:
         specs = {name: jax.tree.map(lambda _: PartitionSpec(), fields[name]) for name in fields}
         if "memory" in fields:
             specs["memory"] = jax.tree_util.tree_map_with_path(own_like_params, fields["memory"])
         if "exchange" in fields:
-            specs["exchange"] = jax.tree.map(of_exchange, fields["exchange"], is_leaf=_find.is_own)
-        if "worker" in fields:
-            specs["worker"] = jax.tree.map(lambda _: PartitionSpec(own), fields["worker"])
+            specs["exchange"] = jax.tree.map(of_exchange, fields["exchange"], is_leaf=is_rows)
         return specs
 
     def spec(path: tuple[Any, ...], node: Any) -> PyTree:
         if isinstance(node, CompressedPmeanState):
             return CompressedPmeanState(**of_pmean(node._asdict()))
-        if _find.is_pmean(node):
+        if is_state(node, CompressedPmeanState):
             return type(node)(of_pmean(node))
-        if _find.is_own(node):
+        if is_rows(node):
             return jax.tree_util.tree_map_with_path(
                 lambda inner, leaf: own_like_params(path + inner, leaf), node
             )
@@ -127,7 +121,7 @@ def state_specs(
     return jax.tree_util.tree_map_with_path(
         spec,
         opt_state,
-        is_leaf=lambda node: _find.is_pmean(node) or _find.is_own(node),
+        is_leaf=lambda node: is_state(node, CompressedPmeanState) or is_rows(node),
     )
 
 

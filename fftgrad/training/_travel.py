@@ -18,7 +18,6 @@ from fftgrad._contracts import (
     Step,
     Tally,
 )
-from fftgrad._values import knows
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Bucket, Layout, Part
 from fftgrad.ops import _finite
@@ -63,8 +62,7 @@ def travel(
     mean, sent = (
         join(_axes.whole(trees)) for trees in ([o.mean for o in outs], [o.sent for o in outs])
     )
-    found = exchange.finds_left and knows(exchange, "finds_left", "mean")
-    if found and all(out.left is not None for out in outs):
+    if exchange.finds_left and all(out.left is not None for out in outs):
         left = join(_axes.whole([out.left for out in outs]))
     else:
         left = jax.tree.map(jnp.subtract, x, sent)

@@ -342,21 +342,6 @@ def test_keys_of_workers_stay_different():
     assert len(np.unique(data, axis=0)) == 4
 
 
-def test_cut_off_rows_are_found():
-    """Rows 0 to 3 of 8 have the right index: the number of workers tells."""
-    tx = feedback(EXCHANGES["gather top-k"])
-    state, _, _ = run(tx, fresh(tx, 8), 8, 1, 0)
-    short = to_stacked(
-        jax.tree.map(
-            lambda n: jax.tree.map(lambda a: a[:4], n) if is_own(n) else n, state, is_leaf=is_own
-        ),
-        4,
-    )
-    mean, after = jax.jit(jax.vmap(tx.update, axis_name=AXIS))(grads(4, 0), short)
-    assert after.skipped.tolist() == [1] * 4
-    assert np.all(np.isnan(mean["w"]))
-
-
 def test_the_parameters_of_local_workers_are_spread():
     """Between two outer steps of diloco each worker has parameters of its own: their mean stays."""
     wrap = fg.exchanges.PerWorker

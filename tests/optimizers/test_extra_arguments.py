@@ -99,18 +99,7 @@ def test_a_plateau_of_the_loss_is_seen(name):
     assert np.abs(found[:, -1]).max() < 0.7 * np.abs(found[:, 0]).min()
 
 
-def test_an_array_for_whole_leaves_is_refused_for_shards():
-    def update(updates, state, params=None, *, hessian=None, **extra):
-        del params, extra
-        size = 1.0 if hessian is None else jnp.sum(hessian["w"])
-        return jax.tree.map(lambda g: g * size, updates), state
-
-    reads = optax.GradientTransformationExtraArgs(optax.identity().init, update)
-    with pytest.raises(ValueError, match=r"sharded\.update\(hessian\): must be scalars.*adamw"):
-        moves(fg.optimizers.sharded(reads, WORKERS), "vmap", hessian=ROWS)
-
-
-def test_an_array_that_is_for_the_rest_of_a_chain_is_not():
+def test_an_array_that_is_for_the_rest_of_a_chain_changes_nothing():
     tx = fg.optimizers.sharded(optax.sgd(0.1), WORKERS)
     np.testing.assert_array_equal(moves(tx, "vmap", batch=ROWS), moves(tx, "vmap"))
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import CODECS, EXCHANGES, HIERARCHIES, gradients, sample, values
+from cases import EXCHANGES, HIERARCHIES, gradients, sample, values
 from parallel import AXIS
 from updates import PAIR, WORKERS, collectives, mapped
 
@@ -74,20 +74,6 @@ def test_to_skip_costs_no_byte(name):
     )
     assert [c.kind for c in plain] == [c.kind for c in skip]
     assert sum(c.bytes for c in skip) == sum(c.bytes for c in plain)
-
-
-@pytest.mark.parametrize(
-    "codec", [fg.TopK(k=9), CODECS["range float fixed"]], ids=["top-k", "one that hides NaN"]
-)
-def test_with_the_state_of_another_worker_every_step_is_skipped(codec):
-    init, update = mapped(fg.AllGather(codec), "skip")
-    _, before = update(grads(), init(grads()))
-    wrong = jax.tree.map(lambda a: a[np.array([1, 0, 2, 3])], (before.memory, before.worker))
-    state = before._replace(memory=wrong[0], worker=wrong[1])
-    for skipped in (1, 2):
-        mean, state = update(grads(1), state)
-        assert is_zero(mean)
-        assert np.all(state.skipped == skipped)
 
 
 def test_a_mean_beyond_a_leaf_is_skipped():

@@ -105,12 +105,16 @@ class Around(fg.Exchange):
 class Heir(fg.AllGather):
     """One that inherits all but its mean."""
 
+    finds_left = False
+
     def mean(self, x, state, channel):
         return of_twice(super(), x, state, channel)
 
 
 class Record(fg.NoMemory):
     """A memory of all that was sent."""
+
+    needs_sent = True
 
     def init(self, like):
         return jax.tree.map(jnp.zeros_like, like)

@@ -227,61 +227,6 @@ def test_multi_steps_is_refused_or_exchanges_in_every_step():
     assert_close(updates[1], expected)
 
 
-ADAM = optax.adam(0.1)
-AROUND = {
-    "a chain": in_chain,
-    "a mean alone": compressed,
-    "a sharded optimizer": lambda: fg.optimizers.sharded(optax.adam(0.1), 4, axis_name=AXIS),
-    "local steps": lambda: fg.optimizers.diloco(optax.adam(0.1), optax.sgd(1.0), 4),
-    "a gossip": lambda: fg.contrib.gossip.choco_sgd(
-        optax.sgd(0.1), fg.Sign(), fg.contrib.gossip.ring(4), gamma=0.1
-    ),
-    "itself": lambda: optax.apply_if_finite(in_chain(), 3),
-    "an accumulation": in_accumulate,
-}
-
-
-@pytest.mark.parametrize("name", AROUND)
-def test_apply_if_finite_around_it_is_refused(name):
-    """Each worker would decide on its own gradient whether to take part in the collective."""
-    tx = optax.chain(optax.apply_if_finite(AROUND[name](), 3), optax.scale(1.0))
-    refused = pytest.raises(
-        ValueError, match=r"apply_if_finite must not be around .* put it behind"
-    )
-    with refused:
-        fg.init_state(tx, ZEROS, mesh_of(4), AXIS)
-    state = jax.eval_shape(tx.init, ZEROS)
-    with refused:
-        fg.state_specs(state, AXIS)
-    with refused:
-        fg.state_specs({"opt_state": (state[0]._asdict(), ())}, AXIS)
-
-
-@pytest.mark.parametrize("name", AROUND)
-def test_conditionally_transform_around_it_is_refused(name):
-    """In other steps each worker would apply its own gradient."""
-    tx = optax.chain(optax.conditionally_transform(AROUND[name](), lambda step: step > 1))
-    with pytest.raises(ValueError, match=r"conditionally_transform must not be .* put it behind"):
-        fg.init_state(tx, ZEROS, mesh_of(4), AXIS)
-    behind = optax.chain(compressed(), optax.conditionally_transform(ADAM, lambda step: step > 1))
-    fg.state_specs(jax.eval_shape(behind.init, ZEROS), AXIS)
-
-
-@pytest.mark.parametrize(
-    "tx",
-    [
-        in_apply_if_finite_after_it(),
-        fg.optimizers.sharded(optax.apply_if_finite(optax.adam(0.1), 3), 4, axis_name=AXIS),
-        fg.optimizers.diloco(optax.apply_if_finite(optax.adam(0.1), 3), optax.sgd(1.0), 4),
-        optax.chain(fg.per_worker(optax.apply_if_finite(optax.scale_by_adam(), 3)), in_chain()),
-    ],
-    ids=["behind", "in a sharded optimizer", "in local steps", "of each worker"],
-)
-def test_apply_if_finite_elsewhere_is_not(tx):
-    state = jax.eval_shape(tx.init, ZEROS)
-    assert jax.tree.structure(fg.state_specs(state, AXIS)) == jax.tree.structure(state)
-
-
 def test_what_an_update_needs_besides_reaches_the_transformation_of_a_worker():
     """The loss of each worker makes its own rate."""
     plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=0)
