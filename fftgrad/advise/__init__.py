@@ -8,13 +8,12 @@ from fftgrad.advise._answer import Plan, PlanRow
 from fftgrad.advise._candidate import Candidate, candidates
 from fftgrad.advise._exchange import Timing, predict_step, time_exchange
 from fftgrad.advise._figures import Figures, StepPair
-from fftgrad.advise._gradient_files import load_gradients, save_gradients
+from fftgrad.advise._gradient_files import GradientLog, load_gradients, save_gradients
 from fftgrad.advise._link import Link
 from fftgrad.advise._measure import Measured, measure
 from fftgrad.advise._measure_link import measure_link
 from fftgrad.advise._plan import plan
 from fftgrad.advise._rates import Rate
-from fftgrad.advise._record_gradients import GradientLog, record_gradients, recorded
 from fftgrad.advise._search_codec import CodecSearch, CodecSearchRow, search_codec
 
 __all__ = [
@@ -38,8 +37,6 @@ __all__ = [
     "measure_link",
     "plan",
     "predict_step",
-    "record_gradients",
-    "recorded",
     "save_gradients",
     "search_codec",
     "time_exchange",

@@ -85,9 +85,8 @@ def analyze(
     programs; three sizes take most of a minute on a CPU, and the rest takes seconds.
 
     Args:
-      gradients: what `fg.advise.recorded` or `fg.advise.load_gradients` returned, or a tree of
-        arrays, as of one step and worker; of floating-point numbers of any dtype, looked at in
-        float32.
+      gradients: what `fg.advise.load_gradients` returned, a `GradientLog`, or a tree of arrays, as
+        of one step and worker; of floating-point numbers of any dtype, looked at in float32.
       max_values: how many values to look at, at least 4096.
       ratios: the sizes at which to measure codecs: how many times fewer bytes than float32; none
         for no codecs.

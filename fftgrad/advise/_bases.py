@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 import fftgrad as fg
-from fftgrad.advise._record_gradients import Array
+from fftgrad.advise._gradient_files import Array
 from fftgrad.codecs.transforms._dct import basis
 from fftgrad.codecs.transforms._hadamard import matrix
 

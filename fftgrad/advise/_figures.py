@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fftgrad.advise._bases import BASES, blocks, dropped
-from fftgrad.advise._record_gradients import Array
+from fftgrad.advise._gradient_files import Array
 from fftgrad.advise._sample import BLOCK
 
 BANDS = 16

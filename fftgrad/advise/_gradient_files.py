@@ -1,19 +1,21 @@
-"""Gradients in files: what `recorded` returns as .npz, and the files of others."""
+"""Gradients by step and worker, and files of them."""
 
 import json
 import os
 import pathlib
 import re
-from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
+from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice, local_path
-from fftgrad.advise._record_gradients import Array, GradientLog
 from fftgrad.ops._shapes import by_path
 
+Array = npt.NDArray[Any]
 Each = Literal["worker", "step"]
 
 OURS = re.compile(r"step=(\d+)/worker=(\d+)/(.*)", re.DOTALL)
@@ -23,21 +25,42 @@ FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.b
 """What .safetensors calls the dtypes of gradients."""
 
 
+class GradientLog(NamedTuple):
+    """Gradients of some steps, worker by worker.
+
+    Attributes:
+      gradients: for each step, by its number, the gradient of each worker, by its number: a tree of
+        arrays.
+    """
+
+    gradients: Mapping[int, Mapping[int, PyTree]]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The numbers of the steps, ascending."""
+        return tuple(self.gradients)
+
+    @property
+    def trees(self) -> list[PyTree]:
+        """The gradients of all steps and workers."""
+        return [tree for workers in self.gradients.values() for tree in workers.values()]
+
+
 def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
-    """Function: what `fg.advise.recorded` returned, as a file for NumPy and `load_gradients`.
+    """Function: gradients as a file for NumPy and `load_gradients`.
 
     It is a .npz: a zip archive of .npy files, one for each array, with a name such as
     step=100/worker=3/layers/0/w, with the keys, positions and fields of the leaf's path between
     slashes. bfloat16 is stored as float32, with the same values, because NumPy has no name for it.
 
-    In several processes each saves the workers that it has, to a file of its own.
+    In several processes each saves its own workers to a file of its own.
 
     Args:
       path: the file, .npz; `~` is the home folder, and the suffix is added if there is none.
-      log: what `fg.advise.recorded` returned.
+      log: the gradients, at least one.
 
     Raises:
-      ValueError: if nothing is recorded yet, or the file has another suffix.
+      ValueError: if there is no gradient, or the file has another suffix.
 
     Example:
       >>> import tempfile
@@ -51,7 +74,7 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
     if not isinstance(log, GradientLog):
         raise TypeError(
             f"save_gradients(log): must be a GradientLog, got a {type(log).__name__}; pass "
-            "fg.advise.recorded(opt_state)."
+            "fg.advise.GradientLog({step: {worker: tree}})."
         )
     file = local_path("save_gradients(path)", path)
     if file.suffix not in ("", ".npz"):
@@ -68,8 +91,8 @@ def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
                 saved[f"step={step}/worker={worker}/{name}"] = own
     if not saved:
         raise ValueError(
-            "save_gradients(log): must hold a gradient, got none; wait until a step of "
-            "record_gradients(steps) has passed."
+            "save_gradients(log): must hold a gradient, got none; pass "
+            "fg.advise.GradientLog({step: {worker: tree}})."
         )
     with file.with_suffix(".npz").open("wb") as opened:
         write: Any = np.savez
@@ -159,9 +182,8 @@ def arrays(path: pathlib.Path) -> Iterator[tuple[str, Array]]:
         ) from error
     if not values:
         raise ValueError(
-            f"load_gradients({path}): must have floating-point values, got none; save what "
-            "fg.advise.recorded(opt_state) returns after a step of record_gradients(steps) has "
-            "passed, or arrays by np.savez(file, **arrays)."
+            f"load_gradients({path}): must have floating-point values, got none; save "
+            "gradients, or arrays by np.savez(file, **arrays)."
         )
 
 

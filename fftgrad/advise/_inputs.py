@@ -14,8 +14,8 @@ from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_count
+from fftgrad.advise._gradient_files import Array, GradientLog
 from fftgrad.advise._link import Link
-from fftgrad.advise._record_gradients import Array, GradientLog
 from fftgrad.exchanges import _layout
 from fftgrad.ops._shapes import by_path
 
@@ -180,9 +180,8 @@ def alike(owner: str, trees: Mapping[str, PyTree]) -> list[dict[str, Array]]:
             )
     if not any(leaf.size for own in found.values() for leaf in own.values()):
         raise ValueError(
-            f"{owner}(gradients): must have a value at least, got none; pass what "
-            "fg.advise.recorded(opt_state) returns after a step of record_gradients(steps) has "
-            "passed, or a tree of arrays."
+            f"{owner}(gradients): must have a value at least, got none; pass "
+            "a tree of arrays, or a GradientLog of some."
         )
     return list(found.values())
 

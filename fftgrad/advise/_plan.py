@@ -19,9 +19,9 @@ from fftgrad.advise._answer import Model, Plan
 from fftgrad.advise._candidate import Candidate
 from fftgrad.advise._cost import Algorithm
 from fftgrad.advise._exchange import Timing
+from fftgrad.advise._gradient_files import GradientLog
 from fftgrad.advise._link import Link
 from fftgrad.advise._measure import Asked
-from fftgrad.advise._record_gradients import GradientLog
 from fftgrad.exchanges import _layout
 from fftgrad.ops import _collectives
 

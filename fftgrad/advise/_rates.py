@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fftgrad as fg
-from fftgrad.advise._record_gradients import Array
+from fftgrad.advise._gradient_files import Array
 from fftgrad.advise._search_codec import DENSE, Family, filled, others, tried
 from fftgrad.codecs import _chain
 

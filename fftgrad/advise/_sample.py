@@ -7,7 +7,7 @@ import numpy as np
 
 from fftgrad._contracts import PyTree
 from fftgrad.advise import _inputs
-from fftgrad.advise._record_gradients import Array, GradientLog
+from fftgrad.advise._gradient_files import Array, GradientLog
 
 BLOCK = 4096
 """So many neighbors are taken together, so that what ties them is seen."""

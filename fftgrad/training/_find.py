@@ -14,9 +14,6 @@ from fftgrad.training._pmean import CompressedPmeanState
 SHARDED = {"step", "skipped", "inner", "ahead", "worker"}
 """By what the state of `fg.optimizers.sharded` is known, which is made on a higher floor."""
 
-RECORDED = {"step", "taken", "gradients"}
-"""By what that of `fg.advise.record_gradients` is known, which the core does not import."""
-
 
 def is_pmean(node: Any) -> bool:
     """The state of `compressed_pmean`; a dict of it may lack what is empty."""
@@ -33,11 +30,6 @@ def is_own(node: Any) -> bool:
     return isinstance(node, PerWorker)
 
 
-def is_record(node: Any) -> bool:
-    """The state of `fg.advise.record_gradients`."""
-    return _keys(node) == RECORDED
-
-
 def is_sharded(node: Any) -> bool:
     """The state of `fg.optimizers.sharded`; a dict of it may lack what is empty."""
     return _keys(node) >= SHARDED
@@ -51,7 +43,7 @@ def _keys(node: Any) -> set[Any]:
 
 def is_ours(node: Any) -> bool:
     """Any of them."""
-    return is_pmean(node) or is_record(node) or is_own(node) or is_sharded(node)
+    return is_pmean(node) or is_own(node) or is_sharded(node)
 
 
 def children(node: Any) -> list[tuple[Any, Any]]:
@@ -177,7 +169,7 @@ def has_mean(part: Any, is_dict: bool = False) -> bool:
 
 def _of_gradients(node: Any, path: tuple[Any, ...], is_dict: bool, of: str = "") -> Iterator[str]:
     """The states of optax with floats or flags of gradients; in dicts, these by their path."""
-    if is_own(node) or (is_dict and is_record(node)):
+    if is_own(node):
         return
     if jax.tree_util.all_leaves([node]):
         name = jax.tree_util.keystr(path) if is_dict else of

@@ -414,11 +414,10 @@ def test_a_state_of_scalars_is_refused():
         optax.masked(fg.per_worker(ADAM), {"up": True, "down": False}),
         optax.add_noise(0.1, 0.9, jax.random.key(0)),
         fg.training.delay(),
-        fg.advise.record_gradients(steps=(0,)),
         fg.accumulate(optax.clip(1.0), 2),
     ],
     ids=["clip", "schedule", "sgd", "nested", "masked", "hyperparameters", "own", "noise", "delay",
-         "capture", "accumulate"],
+         "accumulate"],
 )  # fmt: skip
 @pytest.mark.parametrize("ahead", ["in the chain", "in a chain of chains"])
 def test_a_state_without_arrays_like_parameters_may_come_before_the_mean(tx, ahead):

@@ -24,8 +24,7 @@ from fftgrad.advise.commands._show import paragraph, progress, table, write_json
 HELP = "what gradients look like, and which codec that speaks for"
 
 EPILOG = """\
-gradients of a run, as record_gradients and save_gradients of fg.advise keep
-them:
+gradients of a run, as fg.advise.save_gradients keeps them:
   fftgrad analyze gradients.npz
 those of two processes, with figures and all numbers:
   fftgrad analyze process0.npz process1.npz --figures out --json all.json
