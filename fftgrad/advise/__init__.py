@@ -3,32 +3,33 @@
 The core imports nothing of it; `fg.advise` loads it. May import everything but `testing`.
 """
 
-from fftgrad.advise._analyze import Analysis, analyze
 from fftgrad.advise._answer import Plan, PlanRow
 from fftgrad.advise._candidate import Candidate, candidates
 from fftgrad.advise._exchange import Timing, predict_step, time_exchange
-from fftgrad.advise._figures import Figures, StepPair
-from fftgrad.advise._gradient_files import GradientLog, load_gradients, save_gradients
+from fftgrad.advise._gradients import (
+    Analysis,
+    GradientLog,
+    LeafFigures,
+    Rate,
+    analyze,
+    load_gradients,
+    save_gradients,
+)
 from fftgrad.advise._link import Link
 from fftgrad.advise._measure import Measured, measure
 from fftgrad.advise._measure_link import measure_link
 from fftgrad.advise._plan import plan
-from fftgrad.advise._rates import Rate
-from fftgrad.advise._search_codec import CodecSearch, CodecSearchRow, search_codec
 
 __all__ = [
     "Analysis",
     "Candidate",
-    "CodecSearch",
-    "CodecSearchRow",
-    "Figures",
     "GradientLog",
+    "LeafFigures",
     "Link",
     "Measured",
     "Plan",
     "PlanRow",
     "Rate",
-    "StepPair",
     "Timing",
     "analyze",
     "candidates",
@@ -38,6 +39,5 @@ __all__ = [
     "plan",
     "predict_step",
     "save_gradients",
-    "search_codec",
     "time_exchange",
 ]

@@ -15,7 +15,7 @@ from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice, check_count, check_kind, check_transformation
 from fftgrad.advise import _alone, _inputs, _link, _memory, _period, _timing
 from fftgrad.advise._cost import Algorithm, Parts, exchange_seconds, step_seconds
-from fftgrad.advise._gradient_files import GradientLog
+from fftgrad.advise._gradients import GradientLog
 from fftgrad.advise._link import Link
 from fftgrad.advise._timing import Agree
 from fftgrad.ops import _collectives

@@ -14,7 +14,7 @@ from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_count
-from fftgrad.advise._gradient_files import Array, GradientLog
+from fftgrad.advise._gradients import Array, GradientLog
 from fftgrad.advise._link import Link
 from fftgrad.exchanges import _layout
 from fftgrad.ops._shapes import by_path
@@ -166,24 +166,6 @@ def gradients_of(owner: str, given: object, like: PyTree) -> list[PyTree] | None
         check_values(owner, leaves, SUBNORMAL)
         found.append(jax.tree.unflatten(jax.tree.structure(like), list(map(jnp.asarray, leaves))))
     return found or None
-
-
-def alike(owner: str, trees: Mapping[str, PyTree]) -> list[dict[str, Array]]:
-    """The leaves of trees of one structure by their paths; each tree is called something."""
-    found = {where: arrays_of(owner, tree, f" at {where}") for where, tree in trees.items()}
-    shapes = {where: [(n, x.shape) for n, x in own.items()] for where, own in found.items()}
-    for where, own in shapes.items():
-        if own != next(iter(shapes.values())):
-            raise ValueError(
-                f"{owner}(gradients): must be trees of one structure, got another at {where} than "
-                f"at {next(iter(shapes))}; pass gradients of one model."
-            )
-    if not any(leaf.size for own in found.values() for leaf in own.values()):
-        raise ValueError(
-            f"{owner}(gradients): must have a value at least, got none; pass "
-            "a tree of arrays, or a GradientLog of some."
-        )
-    return list(found.values())
 
 
 def arrays_of(owner: str, tree: PyTree, where: str = "") -> dict[str, Array]:

@@ -13,7 +13,7 @@ from fftgrad._values import check_count
 from fftgrad.advise import _exchange, _inputs, _link, _memory, _timing
 from fftgrad.advise._candidate import Candidate, candidates, check_rows
 from fftgrad.advise._exchange import Timing
-from fftgrad.advise._gradient_files import GradientLog
+from fftgrad.advise._gradients import GradientLog
 from fftgrad.advise._inputs import Groups
 from fftgrad.advise._link import Link
 from fftgrad.advise._measure_link import measure_link

@@ -19,7 +19,7 @@ from fftgrad.advise._answer import Model, Plan
 from fftgrad.advise._candidate import Candidate
 from fftgrad.advise._cost import Algorithm
 from fftgrad.advise._exchange import Timing
-from fftgrad.advise._gradient_files import GradientLog
+from fftgrad.advise._gradients import GradientLog
 from fftgrad.advise._link import Link
 from fftgrad.advise._measure import Asked
 from fftgrad.exchanges import _layout

@@ -122,16 +122,6 @@ def png_file(text: str) -> pathlib.Path:
     return path
 
 
-def png_folder(text: str) -> pathlib.Path:
-    """A folder for figures, which may have to be made."""
-    importlib.import_module("matplotlib")
-
-    def fits(path: pathlib.Path) -> bool:
-        return next(one for one in (path, *path.absolute().parents) if one.exists()).is_dir()
-
-    return _path(text, fits, "must be a folder, and in no file", "use another name.")
-
-
 def store(text: str) -> str:
     """The URL of a store; of a folder with ~ expanded."""
     if scheme_of(text):

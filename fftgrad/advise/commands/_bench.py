@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_mutually_exclusive_group().add_argument
     text = "lengths of the random, heavy-tailed vectors (default: 1Mi,16Mi)"
     add("--sizes", type=counts, default=(2**20, 2**24), metavar="N,N", help=text)
-    text = "time on these instead: .npz, .npy, .safetensors"
+    text = "time on these instead: .npz"
     add("--gradients", type=in_file, metavar="FILE", help=text)
     add = parser.add_argument
     text = "how long to time each length, about; compiling comes on top (default: 10)"

@@ -14,7 +14,7 @@ from rich.console import Console
 from fftgrad import advise
 from fftgrad.advise import Link, Plan
 from fftgrad.advise._cost import Algorithm
-from fftgrad.advise._gradient_files import arrays
+from fftgrad.advise._gradients import arrays
 from fftgrad.advise._inputs import groups
 from fftgrad.advise.commands._answer import answer, below, beside, show
 from fftgrad.advise.commands._arguments import (
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_mutually_exclusive_group().add_argument
     text = f"how many, as 25M: in {MATRICES} square matrices, and a vector of the rest"
     add("--parameters", type=count, metavar="N", help=text)
-    text = "the parameters, of which the shapes are read: .npz, .npy, .safetensors"
+    text = "the parameters, of which the shapes are read: .npz"
     add("--params", type=in_file, metavar="FILE", help=text)
     add = parser.add_argument
     text = "those of a step, to measure errors on; without --params also the shapes"
@@ -213,7 +213,7 @@ def _params(args: argparse.Namespace, samples: list[Any] | None) -> Any:
     if args.parameters:
         return squares(args.parameters)
     if args.params:
-        return {name: _like(x) for name, x in arrays(args.params)}
+        return {name: _like(x) for name, x in arrays(args.params).items()}
     if samples:
         return jax.tree.map(_like, samples[0])
     raise ValueError(

@@ -6,15 +6,15 @@ import math
 import pathlib
 import textwrap
 import time
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, cast
 
+import jax
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-
-from fftgrad.advise._analyze import plain
 
 PREFIXES = {-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T"}
 EVERY = 0.1
@@ -72,6 +72,21 @@ def paragraph(text: str, console: Console) -> None:
         " ".join(text.split()), console.width, break_on_hyphens=False, break_long_words=False
     )
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def plain(value: Any) -> Any:
+    """Convert a record to dicts, lists and numbers; a number that is not finite becomes None."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(k): plain(one) for k, one in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        value = np.asarray(value).tolist()
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in cast("list[Any]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | None) else repr(value)
 
 
 def write_json(record: Any, path: pathlib.Path | None, console: Console) -> None:
