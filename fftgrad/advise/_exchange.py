@@ -13,7 +13,7 @@ from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice, check_count, check_kind, check_transformation
-from fftgrad.advise import _alone, _inputs, _link, _memory, _period, _timing
+from fftgrad.advise import _alone, _inputs, _link, _memory, _timing
 from fftgrad.advise._cost import Algorithm, Parts, exchange_seconds, step_seconds
 from fftgrad.advise._gradients import GradientLog
 from fftgrad.advise._link import Link
@@ -65,7 +65,7 @@ def time_exchange(
     params: PyTree,
     axes: Mapping[str, int],
     *,
-    every: int | None = None,
+    every: int = 1,
     mesh: Mesh | None = None,
     gradients: Sequence[PyTree] | GradientLog | None = None,
     seconds: float = 0.5,
@@ -79,8 +79,7 @@ def time_exchange(
       tx: the chain, without the optimizer if the step has one already.
       params: the parameters, or their shapes.
       axes: how many workers there are along each axis that it names: `{"data": 16}`.
-      every: the updates of which one exchanges, all of which are timed. If left out, those of the
-        chain; another number is only for fragments that are streamed in each step.
+      every: the updates of which one exchanges, with local steps: all of them are timed.
       mesh: in several processes, the mesh, so that all begin together and the slowest counts.
       gradients: trees like `params` to time with, or what `fg.advise.load_gradients` returned;
         heavy-tailed random values, if left out.
@@ -102,7 +101,7 @@ def time_exchange(
     given = _inputs.gradients_of("time_exchange", gradients, like)
     if mesh is not None:
         _axes.check_mesh("time_exchange(axes)", mesh, tuple(axes))
-    every = _period.period("time_exchange", tx, like, axes, every)
+    check_count("time_exchange(every)", every, "use 1 without local steps.")
     agree = _timing.agreement(mesh, axis_of(axes))
     inputs = lambda: given or inputs_like(like)  # noqa: E731
     return timing_of("time_exchange", tx, like, axes, inputs, seconds, every, agree)
@@ -169,7 +168,7 @@ def traffic(
     if len({c.branch for c in found if c.branch}) > (every > 1):
         raise ValueError(
             f"{argument}: must send the same in every step, got an exchange that changes by step; "
-            "plan those that it is made of."
+            "say every=4 of 4 local steps, or plan the parts of a schedule one by one."
         )
     always = tuple(c for c in found if not c.branch)
     return always * every + tuple(c for c in found if c.branch)
@@ -192,7 +191,7 @@ def predict_step(
     link: Link | str | float | Mapping[str, Link],
     axes: Mapping[str, int],
     timing: Timing | None = None,
-    every: int | None = None,
+    every: int = 1,
     buckets: int = 1,
     algorithm: Algorithm = "fastest",
 ) -> float:
@@ -210,8 +209,7 @@ def predict_step(
       axes: how many workers there are along each axis that the chain names: `{"data": 16}`.
       timing: what an exchange takes on a device, from `fg.advise.time_exchange`, which is called
         if it is left out.
-      every: the steps of which one exchanges. If left out, those of the chain; another number is
-        only for fragments that are streamed in each step, all of which are counted.
+      every: the steps of which one exchanges, with local steps.
       buckets: in how many the gradient leaves while the backward pass runs: as many as the chain's
         `Layout(bucket_bytes=...)` makes.
       algorithm: of the collectives, as in `fg.advise.plan`.
@@ -220,8 +218,7 @@ def predict_step(
       Seconds of a step, the mean over those with and without an exchange.
 
     Raises:
-      ValueError: if what is sent changes from step to step, or is sent in a loop, or `every` is
-        not that of the chain.
+      ValueError: if what is sent changes from step to step, or is sent in a loop.
 
     Example:
       >>> params = jax.ShapeDtypeStruct((5000, 5000), "float32")
@@ -248,7 +245,7 @@ def predict_step(
             )
     else:
         links = Link.of(link)
-    every = _period.period("predict_step", tx, like, axes, every)
+    check_count("predict_step(every)", every, "use 1 without local steps.")
     if timing is None:
         timing = time_exchange(tx, params, axes, every=every)
     check_timing("predict_step(timing)", timing, tuple(axes.values()))

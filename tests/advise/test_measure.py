@@ -160,7 +160,8 @@ def test_what_is_sent_in_each_step_counts_in_each():
     """Also where `every` says that most have no exchange."""
     each = 4 * 8000 / 1e6
     assert predicted(fg.compressed_pmean(fg.AllReduce(), axis_name="data")) == each
-    assert predicted(local_steps(1), None) == pytest.approx(each / 4)
+    with pytest.raises(ValueError, match="say every=4"):
+        predicted(local_steps(1))
     assert predicted(local_steps(1), 4) == pytest.approx(each / 4)
     assert predicted(local_steps(4), step=1.0) == pytest.approx(1 + each / 4)  # nothing hides
     for every in (1, 4):
@@ -212,7 +213,7 @@ def test_local_steps_are_timed_until_they_meet(monkeypatch):
         return _exchange._timing.Timed(1.0, 1.0, 1.0, 1)
 
     monkeypatch.setattr(_exchange._timing, "timed", once)
-    found = fg.advise.time_exchange(local_steps(1), LIKE, {"data": 2})
+    found = fg.advise.time_exchange(local_steps(1), LIKE, {"data": 2}, every=4)
     assert found[:3] == (0.0, 1.0, (2,))
     assert found.compile > 0
     assert ended == [4]

@@ -5,11 +5,10 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import fftgrad as fg
-from fftgrad.advise import _exchange, _measure, _memory, _period, _table
+from fftgrad.advise import _exchange, _measure, _memory, _table
 from fftgrad.advise._inputs import Groups
 from fftgrad.advise.commands._plan import squares
 
@@ -209,68 +208,3 @@ def test_what_is_updated_in_place_counts_once(monkeypatch):
 def test_what_is_free_is_known_here():
     free = _memory.available()
     assert free is None or 0 < free < 2**50
-
-
-def local(**options):
-    return fg.optimizers.diloco(
-        optax.identity(), optax.sgd(1.0), 6, fg.AllReduce(), axis_name="data", **options
-    )
-
-
-@pytest.mark.parametrize(
-    ("tx", "steps"),
-    [
-        (fg.compressed_pmean(fg.AllReduce(), axis_name="data"), 1),
-        (local(), 6),
-        (local(first=2), 6),
-        (optax.chain(local(fragments=2), optax.scale(1.0)), 3),
-        (local(fragments=3, delay=1), 2),
-        (local(fragments=6, delay=1), 1),
-    ],
-    ids=["every step", "local steps", "from the second on", "chain", "delay", "streamed"],
-)
-def test_the_steps_to_an_exchange_are_those_of_the_chain(tx, steps):
-    like = jax.ShapeDtypeStruct((8, 6), "float32")
-    assert _period.period("predict_step", tx, like, {"data": 2}, None) == steps
-    assert _period.period("predict_step", tx, like, {"data": 2}, steps) == steps
-
-
-def sometimes(condition, first=False):
-    """Sends by a condition on its counter; of the branches the first or the second sends."""
-
-    def update(updates, state, params=None):
-        del params
-        both = (lambda x: x, lambda x: jax.lax.pmean(x, "data"))
-        one, other = both[::-1] if first else both
-        return jax.lax.cond(condition(state), other, one, updates), state + 1
-
-    return optax.GradientTransformation(lambda _: jnp.int32(0), update)
-
-
-def test_other_conditions_are_those_of_the_chain_or_not_known():
-    like = jax.ShapeDtypeStruct((8, 6), "float32")
-    period = lambda tx, given=None: _period.period("x", tx, like, {"data": 2}, given)  # noqa: E731
-    assert period(sometimes(lambda step: step % 5 == 0)) == 5
-    assert period(sometimes(lambda step: step % 5 != 0, first=True)) == 5
-    assert period(sometimes(lambda step: step % 5000 == 0)) == 5000
-    unknown = {
-        "by the worker": sometimes(lambda _: jax.lax.axis_index("data") == 0),
-        "counted elsewhere": optax.MultiSteps(
-            fg.compressed_pmean(fg.AllReduce(), axis_name="data"), 4
-        ).gradient_transformation(),
-        "inside": optax.apply_if_finite(local(), 3),
-    }
-    for name, tx in unknown.items():
-        assert period(tx, 4) == 4, name
-    always = optax.chain(sometimes(lambda step: step < 3), sometimes(lambda step: step > 3))
-    assert period(always, 7) == 7
-
-
-def test_other_steps_to_an_exchange_are_refused_unless_it_is_streamed():
-    like = jax.ShapeDtypeStruct((8, 6), "float32")
-    plain = fg.compressed_pmean(fg.AllReduce(), axis_name="data")
-    with pytest.raises(ValueError, match=r"predict_step\(every\): must be 1.*got 8"):
-        fg.advise.predict_step(plain, like, step=1.0, link=LINK, axes={"data": 2}, every=8)
-    with pytest.raises(ValueError, match=r"time_exchange\(every\): must be 6.*got 3"):
-        fg.advise.time_exchange(local(), like, {"data": 2}, every=3)
-    assert _period.period("predict_step", local(fragments=6), like, {"data": 2}, 6) == 6

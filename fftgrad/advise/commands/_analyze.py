@@ -1,12 +1,13 @@
 """`fftgrad analyze`: what gradients look like."""
 
 import argparse
+import pathlib
 
 from rich.console import Console
 from rich.markup import escape
 
 from fftgrad.advise import Analysis, analyze, load_gradients
-from fftgrad.advise._gradients import KEPT, LAGS, draw
+from fftgrad.advise._gradients import KEPT, LAGS
 from fftgrad.advise.commands._arguments import (
     add_json,
     count,
@@ -85,3 +86,25 @@ def show(found: Analysis, console: Console) -> None:
         console.print(one)
     for sentence in found.recommendation:
         paragraph(f"- {sentence}", console)
+
+
+def draw(found: Analysis, path: pathlib.Path) -> None:
+    """Draw the errors of all bases and of all codecs to a PNG file."""
+    from matplotlib.figure import Figure  # only here: the rest works without matplotlib
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    bases, codecs = figure.subplots(1, 2)
+    for name, errors in found.dropped.items():
+        bases.semilogx([100 * share for share in KEPT], errors, ".-", label=name)
+    bases.set(xlabel="coefficients kept, %", ylabel="relative error", ylim=(0, 1.02))
+    bases.legend(frameon=False)
+    for rate in found.rates:
+        codecs.semilogx(
+            rate.bits, rate.error, "s" if rate.is_dense else "o", label=repr(rate.codec)
+        )
+    codecs.set(xlabel="bits a value", ylim=(0, 1.1))
+    figure.legend(*codecs.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    for axes in (bases, codecs):
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150, format="png")
