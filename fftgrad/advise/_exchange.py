@@ -13,7 +13,7 @@ from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice, check_count, check_kind, check_transformation
-from fftgrad.advise import _alone, _inputs, _link, _memory, _timing
+from fftgrad.advise import _alone, _inputs, _link, _timing
 from fftgrad.advise._cost import Algorithm, Parts, exchange_seconds, step_seconds
 from fftgrad.advise._gradients import GradientLog
 from fftgrad.advise._link import Link
@@ -104,11 +104,10 @@ def time_exchange(
     check_count("time_exchange(every)", every, "use 1 without local steps.")
     agree = _timing.agreement(mesh, axis_of(axes))
     inputs = lambda: given or inputs_like(like)  # noqa: E731
-    return timing_of("time_exchange", tx, like, axes, inputs, seconds, every, agree)
+    return timing_of(tx, like, axes, inputs, seconds, every, agree)
 
 
 def timing_of(
-    owner: str,
     tx: Any,
     like: PyTree,
     axes: Mapping[str, int],
@@ -118,15 +117,11 @@ def timing_of(
     agree: Agree = float,
     apart: bool = True,
 ) -> Timing:
-    """What `every` updates take, of which one exchanges; with `apart`, until the first message.
-
-    Nothing is made of what it works on before it is known to fit into memory.
-    """
+    """What `every` updates take, of which one exchanges; with `apart`, until the first message."""
     update = jax.jit(_alone.alone(tx.update, axes), donate_argnums=1)
     begun = time.perf_counter()
     whole = update.lower(like, jax.eval_shape(tx.init, like), like).compile()
     compiled = agree(time.perf_counter() - begun)
-    _memory.check(owner, whole, like, agree)
     params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
     # Compiled, so that no two arrays share a buffer: one cannot be given away twice.
     state, gradients = jax.jit(tx.init)(params), inputs()

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_count
-from fftgrad.advise import _exchange, _inputs, _link, _memory, _timing
+from fftgrad.advise import _exchange, _inputs, _link, _timing
 from fftgrad.advise._candidate import Candidate, candidates, check_rows
 from fftgrad.advise._exchange import Timing
 from fftgrad.advise._gradients import GradientLog
@@ -19,8 +19,8 @@ from fftgrad.advise._link import Link
 from fftgrad.advise._measure_link import measure_link
 from fftgrad.advise._timing import Agree
 
-LINE = (1 << 20, 1 << 22)
-"""Values of the models that are timed in place of a larger one."""
+LARGEST = 1 << 22
+"""Values of the model that is timed in place of a larger one."""
 
 
 class Measured(NamedTuple):
@@ -149,11 +149,9 @@ def complete(
     timings: Mapping[str, Timing] | None = None,
     exact: bool = True,
 ) -> Measured:
-    """All that is not known, measured; large models by two small ones, unless it is to be exact."""
+    """All that is not known, measured; large models by a smaller one, unless it is to be exact."""
     groups, mesh, link, step = asked.groups, asked.mesh, asked.link, asked.step
     agree = _timing.agreement(mesh, groups.axis_name)
-    if timings is None and exact and asked.rows:
-        _memory.check_least(asked.owner, asked.like, agree)
     if link is None:
         assert mesh is not None
         tell("link")
@@ -184,50 +182,17 @@ def _time_rows(
     asked: Asked, seconds: float, tell: Callable[[str], object], agree: Agree, exact: bool
 ) -> dict[str, Timing]:
     """What each candidate takes on this device, by its name."""
-    likes = [asked.like] if exact or is_small(asked.like) else _sizes(asked.like)
-    own = asked.gradients if len(likes) == 1 else None
-    inputs = [functools.cache(functools.partial(_inputs_of, own, like)) for like in likes]
+    values, like, own = _inputs.count(asked.like), asked.like, asked.gradients
+    times = 1.0 if exact else max(1.0, values / LARGEST)
+    if times > 1:
+        like, own = _inputs.smaller(like, 1 / times), None
+    inputs = functools.cache(lambda: own or _exchange.inputs_like(like))
     axes, out = asked.groups.axes, dict[str, Timing]()
     for row in asked.rows:
         tell(row.name)
-        tx = row.transformation(_exchange.axis_of(axes))
-        took = [
-            _exchange.timing_of(
-                asked.owner, tx, like, axes, made, seconds, row.every, agree,
-                apart=asked.buckets > 1,
-            )
-            for like, made in zip(likes, inputs, strict=True)
-        ]  # fmt: skip
-        out[row.name] = took[0] if len(likes) == 1 else _line(took, likes, asked.like)
+        tx, apart = row.transformation(_exchange.axis_of(axes)), asked.buckets > 1
+        took = _exchange.timing_of(tx, like, axes, inputs, seconds, row.every, agree, apart)
+        out[row.name] = took._replace(
+            compress=times * took.compress, decompress=times * took.decompress
+        )
     return out
-
-
-def _inputs_of(gradients: list[PyTree] | None, like: PyTree) -> list[PyTree]:
-    return gradients or _exchange.inputs_like(like)
-
-
-def is_small(like: PyTree) -> bool:
-    """Whether it is timed as it is in any case."""
-    return _inputs.count(like) <= LINE[-1]
-
-
-def _sizes(like: PyTree) -> list[PyTree]:
-    """Smaller models, with matrices of the same form."""
-    return [_inputs.smaller(like, values / _inputs.count(like)) for values in LINE]
-
-
-def _line(took: Sequence[Timing], likes: Sequence[PyTree], like: PyTree) -> Timing:
-    """What a line through two sizes says of a third."""
-    few, many = map(_inputs.count, likes)
-    by = (_inputs.count(like) - many) / (many - few)
-    small, large = took
-
-    def at(a: float, b: float) -> float:
-        return b + by * max(0.0, b - a)
-
-    return Timing(
-        at(small.compress, large.compress),
-        at(small.decompress, large.decompress),
-        large.workers,
-        large.compile,
-    )

@@ -74,7 +74,7 @@ def plan(
         fast one. If left out, "data", or ("slow", "fast").
       timings: of each row by its name, as in `Measured`. If left out, those of the default rows
         come from a table of a named machine, by how long a memory copy takes here, and rows of your
-        own are timed, of more than four million values by a line through two smaller models.
+        own are timed: of more than four million values by a smaller model, in proportion.
       gradients: trees like `params`, of which the errors are measured, or what
         `fg.advise.load_gradients` returned; also to time with, in place of heavy-tailed random
         values of a fixed seed.
@@ -97,8 +97,8 @@ def plan(
       arguments, where `timings` are among them.
 
     Raises:
-      ValueError: if there is no dense row, two rows have one name, a timing is missing or of other
-        workers, or what is to be timed does not fit into memory.
+      ValueError: if there is no dense row, two rows have one name, or a timing is missing or of
+        other workers.
 
     Example:
       >>> params = jax.ShapeDtypeStruct((1000, 1000), "float32")
@@ -151,11 +151,11 @@ def _timings(
     if asked.default and not measure and _table.has(asked.rows):
         agree = _timing.agreement(asked.mesh, asked.groups.axis_name)
         return _table.timings(asked.rows, asked.like, asked.groups, agree)
-    if measure or _measure.is_small(asked.like):
+    if measure or _inputs.count(asked.like) <= _measure.LARGEST:
         return None, "Codec times: measured here."
     return None, (
-        "Codec times: measured here for 1 and 4 million values, and a line through both; "
-        "measure=True times the model as it is."
+        "Codec times: measured here for 4 million values, and in proportion beyond; measure=True "
+        "times the model as it is."
     )
 
 

@@ -129,7 +129,7 @@ def test_what_is_given_is_what_is_timed_with(monkeypatch):
     """In arrays of a device, so that no transfer is in the time."""
     seen = []
 
-    def timing_of(_, __, ___, axes, inputs, seconds, every, agree, **apart):
+    def timing_of(_, __, axes, inputs, seconds, every, agree, *apart):
         seen.append((axes, inputs(), seconds, every, agree, apart))
         return fg.advise.Timing(0.0, 1.0, tuple(axes.values()))
 
@@ -149,7 +149,7 @@ def test_what_is_given_is_what_is_timed_with(monkeypatch):
             assert all(isinstance(leaf, jax.Array) for leaf in tree.values())
             jax.tree.map(np.testing.assert_array_equal, tree, own)
     assert all(rest[4] is agree for rest in seen)
-    assert [rest[5] for rest in seen] == [{"apart": True}] * 4 + [{}]
+    assert [rest[5] for rest in seen] == [(True,)] * 4 + [()]
 
 
 # Workers, links and timings

@@ -9,7 +9,7 @@ from cases import values
 
 from fftgrad import advise
 from fftgrad.__main__ import main
-from fftgrad.advise import _candidate, _memory
+from fftgrad.advise import _candidate
 from fftgrad.advise._answer import ACCEPTED, MARGIN
 from fftgrad.advise.commands import _plan
 
@@ -44,13 +44,6 @@ def test_gradients_of_other_parameters_are_refused(tmp_path, capsys):
     files = [str(tmp_path / one) if one.endswith("npz") else one for one in files]
     assert main(["plan", "--workers=16", "--bandwidth=100mbit", "--step=30ms", *files]) == 2
     assert "plan: --gradients: must be trees like params" in capsys.readouterr().err
-
-
-def test_a_model_without_a_file_has_no_flag_of_one(monkeypatch, capsys):
-    monkeypatch.setattr(_memory, "available", lambda: 1000)
-    asked = ["plan", "--parameters=1M", "--workers=4", "--bandwidth=100mbit", "--step=1s"]
-    assert main([*asked, "--measure"]) == 2
-    assert "fftgrad plan: params: must fit into the memory" in capsys.readouterr().err
 
 
 def test_the_page_shows_rows_as_they_are_classed_and_ordered():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fftgrad as fg
-from fftgrad.advise import _exchange, _measure, _memory, _table
+from fftgrad.advise import _exchange, _inputs, _measure, _table
 from fftgrad.advise._inputs import Groups
 from fftgrad.advise.commands._plan import squares
 
@@ -131,22 +131,21 @@ ROWS = [
 ]
 
 
-def test_rows_of_ones_own_are_timed_small_and_a_line_says_the_rest(monkeypatch):
+def test_rows_of_ones_own_are_timed_small_and_in_proportion(monkeypatch):
     sizes = []
 
     def timing_of(*args, **_):
-        values = sum(leaf.size for leaf in jax.tree.leaves(args[2]))
+        values = sum(leaf.size for leaf in jax.tree.leaves(args[1]))
         sizes.append(values)
-        return fg.advise.Timing(1e-3 + 1e-9 * values, 2e-9 * values, (16,))
+        return fg.advise.Timing(1e-9 * values, 2e-9 * values, (16,))
 
     monkeypatch.setattr(_exchange, "timing_of", timing_of)
     like = {"w": jax.ShapeDtypeStruct((40_000, 10_000), "float32")}
     found = fg.advise.plan(like, step="1s", link=LINK, workers=16, rows=ROWS)
-    assert max(sizes) < 1.01 * MOST
-    assert len(set(sizes)) == 2
-    assert found.measured.timings["signs"].compress == pytest.approx(1e-3 + 0.4)
-    assert found.measured.timings["signs"].decompress == pytest.approx(0.8)
-    assert "line" in found.source
+    assert max(sizes) < 1.01 * _measure.LARGEST
+    assert found.measured.timings["signs"].compress == pytest.approx(0.4, rel=0.01)
+    assert found.measured.timings["signs"].decompress == pytest.approx(0.8, rel=0.01)
+    assert "in proportion" in found.source
     sizes.clear()
     fg.advise.plan(like, step="1s", link=LINK, workers=16, rows=ROWS, measure=True)
     assert set(sizes) == {400_000_000}
@@ -154,57 +153,8 @@ def test_rows_of_ones_own_are_timed_small_and_a_line_says_the_rest(monkeypatch):
 
 def test_smaller_models_have_matrices_of_the_same_form():
     like = {"w": jax.ShapeDtypeStruct((40_000, 10_000), "float32"), "b": jnp.zeros(100_000)}
-    for small, values in zip(_measure._sizes(like), _measure.LINE, strict=True):
-        assert sum(leaf.size for leaf in small.values()) == pytest.approx(values, rel=0.01)
-        assert small["w"].shape[0] / small["w"].shape[1] == pytest.approx(4, rel=0.01)
+    small = _inputs.smaller(like, 0.01)
+    assert sum(leaf.size for leaf in small.values()) == pytest.approx(4_001_000, rel=0.01)
+    assert small["w"].shape[0] / small["w"].shape[1] == pytest.approx(4, rel=0.01)
     for shape in ((1, 400_000_000), (1, 1, 1, 400_000_000)):
-        flat = _measure._sizes(jax.ShapeDtypeStruct(shape, "float32"))
-        assert [leaf.size for leaf in flat] == [*_measure.LINE]
-
-
-def test_times_that_fall_are_no_line():
-    like = jax.ShapeDtypeStruct((400_000_000,), "float32")
-    took = [fg.advise.Timing(0.3, 0.1), fg.advise.Timing(0.2, 0.2)]
-    found = _measure._line(took, _measure._sizes(like), like)
-    assert found.compress == 0.2
-    assert found.decompress > 3
-
-
-@pytest.mark.usefixtures("untimed")
-def test_what_does_not_fit_is_refused_before_anything_is_made(monkeypatch):
-    monkeypatch.setattr(_memory, "available", lambda: 10**9)
-    like = jax.ShapeDtypeStruct((1_300_000_000,), "float32")
-    said = r"1,300,000,000 values, which take 15.6 GB.*1 are free; leave measure out, or time"
-    with pytest.raises(ValueError, match=said):
-        fg.advise.plan(like, step="1s", link=LINK, workers=16, measure=True)
-    with pytest.raises(ValueError, match=r"measure\(params\): must fit .*; time it on a larger"):
-        fg.advise.measure(like, step="1s", link=LINK, workers=16)
-    assert fg.advise.measure(like, step="1s", link=LINK, workers=16, rows=[]).step == 1.0
-
-
-def test_what_a_program_needs_is_compared_with_what_is_free(monkeypatch):
-    tx = fg.compressed_pmean(fg.AllGather(fg.Sign()), axis_name="data")
-    like = jnp.zeros(100_000)
-    monkeypatch.setattr(_memory, "available", lambda: 500_000)
-    monkeypatch.setattr(_exchange, "inputs_like", lambda _: pytest.fail("it was made"))
-    with pytest.raises(ValueError, match=r"time_exchange\(params\): must fit"):
-        fg.advise.time_exchange(tx, like, {"data": 4}, seconds=0.01)
-
-
-def test_what_is_updated_in_place_counts_once(monkeypatch):
-    """Arguments and results share memory; the second gradient is beside them."""
-    state = jnp.zeros(1000)
-    like = jax.ShapeDtypeStruct((1000,), "float32")
-    program = jax.jit(lambda g, s: s + g, donate_argnums=1).lower(like, state).compile()
-    for free, fits in ((12_000, True), (11_999, False)):
-        monkeypatch.setattr(_memory, "available", lambda free=free: free)
-        if fits:
-            _memory.check("plan", program, like)
-        else:
-            with pytest.raises(ValueError, match="must fit"):
-                _memory.check("plan", program, like)
-
-
-def test_what_is_free_is_known_here():
-    free = _memory.available()
-    assert free is None or 0 < free < 2**50
+        assert _inputs.smaller(jax.ShapeDtypeStruct(shape, "float32"), 0.01).size == 4_000_000
