@@ -397,7 +397,7 @@ def _leaves(
                 values=sum(list(sizes.values())[i] for i in same),
                 energy=float(np.sum(squares[:, own]) / total),
                 zeros=float(np.mean(rows[:, own] == 0)),
-                error=float(_dropped(rows[:, own], np.sum(own))[1]),
+                error=float(_dropped(rows[:, own], int(np.sum(own)))[1]),
             )
         )
     return tuple(found)

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import values
 
 import fftgrad as fg
 from fftgrad.__main__ import main
 from fftgrad.advise.commands import _bench
-from fftgrad.advise.commands._codec_times import CODECS, heavy_tailed, inputs_of, time_codecs
+from fftgrad.advise.commands._bench import CODECS, heavy_tailed, inputs_of, time_codecs
 
 
 @pytest.fixture(autouse=True)
@@ -30,15 +29,14 @@ def strictly(text):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """A small run's folder and report."""
+    """The report of a small run."""
     folder = tmp_path_factory.mktemp("bench")
-    files = [f"--json={folder / 'report.json'}", f"--png={folder / 'report.png'}"]
-    assert main(["bench", "--smoke", *files]) == 0
-    return folder, strictly((folder / "report.json").read_text())
+    assert main(["bench", "--smoke", f"--json={folder / 'report.json'}"]) == 0
+    return strictly((folder / "report.json").read_text())
 
 
 def test_the_report_says_what_it_was_made_on(report):
-    _, found = report
+    found = report
     assert found["versions"]["jax"] == jax.__version__
     assert set(found["versions"]) == {"python", "fftgrad", "jax", "jaxlib", "optax", "numpy"}
     assert (found["platform"], found["devices"]) == ("cpu", jax.device_count())
@@ -47,7 +45,7 @@ def test_the_report_says_what_it_was_made_on(report):
 
 
 def test_the_rows_agree_with_the_library_and_with_themselves(report):
-    _, found = report
+    found = report
     (size,) = found["sizes"]
     like = jax.ShapeDtypeStruct((size["values"],), jnp.float32)
     for row in size["codecs"]:
@@ -66,15 +64,10 @@ def test_the_rows_agree_with_the_library_and_with_themselves(report):
 
 
 def test_several_devices_are_timed_together(report):
-    _, found = report
+    found = report
     assert [one["values"] for one in found["all_reduce"]] == [2**8, 2**12, 2**16]
     assert {one["devices"] for one in found["all_reduce"]} == {jax.device_count()}
     assert all(one["time"]["least"] > 0 for one in found["all_reduce"])
-
-
-def test_the_figure_is_drawn(report):
-    folder, _ = report
-    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_codec_runs_and_its_table_fits(monkeypatch, capsys):
@@ -86,11 +79,6 @@ def test_every_codec_runs_and_its_table_fits(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "copies" in out
     assert_rows(out.splitlines(), 80)
-    monkeypatch.setenv("COLUMNS", "60")  # where what follows from other columns is left out
-    assert main(["bench", "--sizes", "4Ki"]) == 0
-    out = capsys.readouterr().out
-    assert "copies" not in out
-    assert_rows(out.splitlines(), 60)
 
 
 def assert_rows(lines, width):
@@ -120,18 +108,3 @@ def test_inputs_are_as_gradients_are_and_differ():
     assert len({np.asarray(one).tobytes() for one in (a, b, c)}) == 3
     keys = {jax.random.key_data(step.shared).tobytes() for step in (first, second, third)}
     assert len(keys) == 3
-
-
-def test_gradients_of_a_file_are_timed_whole(tmp_path, capsys):
-    file = tmp_path / "gradients.npz"
-    np.savez(file, w=values((30, 20)), b=values((7,)), count=np.arange(3))
-    assert main(["bench", "--smoke", "--gradients", str(file), "--json", "-"]) == 0
-    assert [one["values"] for one in strictly(capsys.readouterr().out)["sizes"]] == [607]
-
-
-@pytest.mark.parametrize("bad", [0.0, np.nan])
-def test_gradients_that_tell_nothing_are_refused(tmp_path, capsys, bad):
-    file = tmp_path / "gradients.npy"
-    np.save(file, np.full(100, bad, np.float32))
-    assert main(["bench", "--smoke", "--gradients", str(file)]) == 2
-    assert "gradients of a good step" in capsys.readouterr().err

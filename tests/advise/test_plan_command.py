@@ -95,13 +95,6 @@ def test_the_collector_of_garbage_is_as_it_was():
     assert gc.isenabled()
 
 
-def test_measuring_tells_how_far_it_is_also_into_a_file(asked, capsys):
-    assert main([*ASKED, "--parameters=1k", "--measure"]) == 0
-    assert asked["measure"] is True
-    rows = len(_candidate.candidates(_plan.squares(1000), 16))
-    assert f"timing 1/{rows}: a candidate\n" in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize("columns", [40, 60, 120])
 def test_prose_is_as_wide_as_the_terminal(monkeypatch, capsys, columns):

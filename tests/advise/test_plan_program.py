@@ -11,7 +11,7 @@ import pytest
 import fftgrad as fg
 from fftgrad import advise
 from fftgrad.__main__ import main
-from fftgrad.advise.commands import _answer
+from fftgrad.advise.commands import _plan
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
 ASKED = ["plan", "--parameters=1k", "--workers=8", "--bandwidth=100mbit", "--step=30ms"]
@@ -87,7 +87,7 @@ def test_without_a_name_it_is_that_of_the_best_row(planned, capsys):
     source = printed(capsys, "--program")
     assert found.best.code in source
     said = " ".join(re.search('"""(.*?)\n\n', source, re.DOTALL)[1].split())
-    assert said == _answer.answer(found)
+    assert said == _plan.answer(found)
     assert "exchange " not in source.split("\n\n")[0]
 
 

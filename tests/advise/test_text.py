@@ -7,12 +7,16 @@ from typing import NamedTuple
 
 import pytest
 
-from fftgrad.advise.commands._arguments import count, counts, rate, time, whole
-from fftgrad.advise.commands._show import (
+from fftgrad.advise.commands._bench import number_of_values
+from fftgrad.advise.commands._text import (
     bits_per_second,
-    number_of_values,
+    count,
+    counts,
     quantity,
+    rate,
     three_digits,
+    time,
+    whole,
     write_json,
 )
 

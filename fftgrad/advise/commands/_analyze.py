@@ -8,14 +8,17 @@ from rich.markup import escape
 
 from fftgrad.advise import Analysis, analyze, load_gradients
 from fftgrad.advise._gradients import KEPT, LAGS
-from fftgrad.advise.commands._arguments import (
+from fftgrad.advise.commands._text import (
     add_json,
     count,
     in_file,
     is_read_by_people,
+    paragraph,
     png_file,
+    progress,
+    table,
+    write_json,
 )
-from fftgrad.advise.commands._show import paragraph, progress, table, write_json
 
 HELP = "what gradients look like, and which codec that speaks for"
 
@@ -44,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> None:
     """Loads, analyzes, shows."""
     gradients = load_gradients(*args.gradients)
-    with progress("a minute or two", 3, aside=0.0) as tell:
+    with progress("a minute or two", 3) as tell:
         found = analyze(gradients, max_values=args.max_values, tell=lambda name: tell(name=name))
     write_json(found, args.json, console)
     if args.png:

@@ -5,37 +5,28 @@ import os
 import pathlib
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
-from fftgrad.advise import load_gradients
-from fftgrad.advise._timing import Timed
-from fftgrad.advise.commands._arguments import (
+import fftgrad as fg
+from fftgrad.advise._timing import Task, Timed, timed_in_turn
+from fftgrad.advise.commands._text import (
     add_json,
-    counts,
-    in_file,
-    is_read_by_people,
-    png_file,
-    seconds,
-)
-from fftgrad.advise.commands._codec_times import (
-    CODECS,
-    SizeTimes,
-    SumTime,
-    heavy_tailed,
-    time_codecs,
-    time_collectives,
-)
-from fftgrad.advise.commands._show import (
     bits_per_second,
-    number_of_values,
+    counts,
+    is_read_by_people,
     paragraph,
+    progress,
     quantity,
+    seconds,
     table,
     three_digits,
     write_json,
@@ -45,32 +36,76 @@ HELP = "how fast this machine compresses: a report to read, or to attach to an i
 EPILOG = """\
 the machine and its codecs, and a report of it:
   fftgrad bench
-  fftgrad bench --sizes 4Mi --json report.json --png report.png
+  fftgrad bench --sizes 4Mi --json report.json
 """
 
+CODECS: dict[str, fg.Codec] = {
+    "bfloat16": fg.Cast("bfloat16"),
+    "8 bits": fg.RangeFloat(bits=8),
+    "QSGD, 4 bits": fg.UniformLevels(bits=4),
+    "ternary": fg.Ternary(),
+    "sign": fg.Sign(),
+    "EDEN, 2 bits": fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=2)),
+    "top-k 1 %": fg.chain(fg.TopK(fraction=0.01), fg.LogLevels(bits=4)),
+    "top-k 0.1 %": fg.chain(fg.TopK(fraction=0.001), fg.LogLevels(bits=4)),
+    "threshold 1 %": fg.chain(fg.Threshold(fraction=0.01), fg.LogLevels(bits=4)),
+    "random-k 1 %": fg.RandomK(fraction=0.01),
+    "FFT 64, 1 %": fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01), fg.LogLevels(bits=4)),
+    "DCT 64, DeMo": fg.chain(fg.Dct(block=64), fg.ChunkTopK(chunk=64), fg.Cast("bfloat16")),
+    "DCT 64, budget": fg.chain(fg.Dct(block=64), fg.Budget(ratio=100)),
+    "budget": fg.Budget(ratio=100),
+}
+"""One of each family, by short names."""
+INPUTS = 3
+
 SMOKE = ("bfloat16", "top-k 1 %", "sign")
-SPREAD = "spread: the median above the fastest round. GB/s: of float32, compressing."
-COPIES = "copies: both ways, in memory copies."
-BELOW = """\
-pays below: between two workers over a faster link it takes longer than the bytes that it saves of
-float32."""
-ROOM = 80
-"""The columns of a terminal that has room for all; a narrower one shows no derived ones."""
+LEGEND = """\
+spread: the median above the fastest round. GB/s: of float32, compressing. copies: both ways, in
+memory copies. pays below: between two workers over a faster link it takes longer than the bytes
+that it saves of float32."""
+
+
+class CodecTimes(NamedTuple):
+    """One codec at one size."""
+
+    name: str  # a short one
+    codec: str  # the call that makes it
+    compress: Timed  # seconds
+    decompress: Timed
+    bytes_per_second: float  # of float32 input, while compressing
+    copies: float  # both together, in times of a memory copy
+    wire_bytes: int  # of one payload
+    ratio: float  # bytes of float32 / wire bytes
+    # bytes per second. Of two workers over a faster link, none gains by it: it saves fewer bytes
+    # than the link would have sent in the time it takes
+    pays_below: float
+
+
+class SizeTimes(NamedTuple):
+    """What was found for vectors of one length, and for a copy of one."""
+
+    values: int
+    copy: Timed
+    codecs: tuple[CodecTimes, ...]
+
+
+class SumTime(NamedTuple):
+    """The sum of a float32 vector over all devices of this process."""
+
+    values: int
+    devices: int
+    time: Timed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `bench`."""
-    add = parser.add_mutually_exclusive_group().add_argument
+    add = parser.add_argument
     text = "lengths of the random, heavy-tailed vectors (default: 1Mi,16Mi)"
     add("--sizes", type=counts, default=(2**20, 2**24), metavar="N,N", help=text)
-    text = "time on these instead: .npz"
-    add("--gradients", type=in_file, metavar="FILE", help=text)
-    add = parser.add_argument
     text = "how long to time each length, about; compiling comes on top (default: 10)"
     add("--seconds", type=seconds, default=10.0, metavar="S", help=text)
     add("--smoke", action="store_true", help="try it: few codecs, 64Ki values")
     add_json(parser)
-    add("--png", type=png_file, metavar="FILE", help="draw the times of the codecs as bars")
 
 
 def run(args: argparse.Namespace, console: Console) -> None:
@@ -81,8 +116,8 @@ def run(args: argparse.Namespace, console: Console) -> None:
     if told:
         _show_machine(here, console)
     sized: list[SizeTimes] = []
-    for x in _vectors(args):
-        sized.append(time_codecs(x, names, seconds))
+    for n in (2**16,) if args.smoke else args.sizes:
+        sized.append(time_codecs(heavy_tailed(n), names, seconds))
         if told:
             _show_sized(sized[-1], console)
     largest = max(one.values for one in sized)
@@ -90,27 +125,6 @@ def run(args: argparse.Namespace, console: Console) -> None:
     if told:
         _show_sums(sums, console)
     write_json(here | {"sizes": sized, "all_reduce": sums}, args.json, console)
-    if args.png:
-        from fftgrad.advise.commands import _draw  # only here: the rest works without matplotlib
-
-        _draw.bars(dict(map(_panel, sized)), "ms", args.png)
-
-
-def _vectors(args: argparse.Namespace) -> Iterator[np.ndarray]:
-    """What to time on, one after the other."""
-    if not args.gradients:
-        yield from map(heavy_tailed, (2**16,) if args.smoke else args.sizes)
-        return
-    trees = load_gradients(args.gradients).trees
-    whole = np.concatenate([np.ravel(leaf) for tree in trees for leaf in tree.values()])
-    with np.errstate(over="ignore"):  # what float32 cannot hold is not finite
-        whole = whole.astype(np.float32)
-    if not whole.any() or not np.isfinite(whole).all():
-        raise ValueError(
-            f"bench(--gradients): must be finite, and not all zero, got {args.gradients}; pass "
-            "the gradients of a good step."
-        )
-    yield whole
 
 
 def _show_machine(here: Mapping[str, Any], console: Console) -> None:
@@ -133,28 +147,32 @@ def _show_sized(one: SizeTimes, console: Console) -> None:
         f"\n{number_of_values(one.values)} values, {quantity(size, 'B')}; "
         f"a copy of them takes {quantity(one.copy.seconds, 's')}, {speed}"
     )
-    has_room = console.width >= ROOM
-    derived = ("spread", "GB/s", "copies") if has_room else ()
+    derived = "spread", "GB/s", "copies"
     columns = ("com-\npress", "decom-\npress", *derived, "sent", "ratio", "pays below")
     out = table("codec", *columns, title=title)
     for row in one.codecs:
         spread = max(_spread(row.compress), _spread(row.decompress))
-        derived = (
-            f"{spread:.0%}",
-            three_digits(row.bytes_per_second / 1e9),
-            three_digits(row.copies),
-        )
         out.add_row(
             row.name,
             quantity(row.compress.seconds, "s"),
             quantity(row.decompress.seconds, "s"),
-            *(derived if has_room else ()),
+            f"{spread:.0%}",
+            three_digits(row.bytes_per_second / 1e9),
+            three_digits(row.copies),
             quantity(row.wire_bytes, "B"),
             three_digits(row.ratio),
             bits_per_second(row.pays_below),
         )
     console.print(out)
-    paragraph(f"{SPREAD} {COPIES} {BELOW}" if has_room else BELOW, console)
+    paragraph(LEGEND, console)
+
+
+def number_of_values(n: int) -> str:
+    """A count as it is typed: 16777216 is "16Mi"."""
+    for factor, prefix in ((2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki")):
+        if n % factor == 0:
+            return f"{n // factor}{prefix}"
+    return f"{n:,}"
 
 
 def _spread(time: Timed) -> float:
@@ -172,15 +190,6 @@ def _show_sums(sums: Sequence[SumTime], console: Console) -> None:
         speed = three_digits(size / time.seconds / 1e9)
         out.add_row(quantity(size, "B"), quantity(time.seconds, "s"), f"{_spread(time):.0%}", speed)
     console.print(out)
-
-
-def _panel(one: SizeTimes) -> tuple[str, dict[str, dict[str, float]]]:
-    """A bar for each codec, in milliseconds."""
-    times = {
-        row.name: {"compress": row.compress, "decompress": row.decompress} for row in one.codecs
-    }
-    bars = {name: {part: 1e3 * t.seconds for part, t in own.items()} for name, own in times.items()}
-    return f"{number_of_values(one.values)} values", bars
 
 
 PACKAGES = ("fftgrad", "jax", "jaxlib", "optax", "numpy")
@@ -220,3 +229,82 @@ def _memory() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def heavy_tailed(n: int) -> np.ndarray:
+    """Values as those of gradients are: heavy tails, neighbors alike; none of them zero."""
+    white = np.random.default_rng(0).standard_t(3, n + 1).astype(np.float32)
+    return white[1:] + np.float32(0.5) * white[:-1]
+
+
+def inputs_of(x: np.ndarray) -> list[tuple[jax.Array, fg.Step]]:
+    """A vector in three places and scales, each with randomness of its own."""
+    return [
+        (jnp.asarray(np.roll(x, i * (x.size // INPUTS)) * np.float32(1 + i)), fg.Step.of(i, i))
+        for i in range(INPUTS)
+    ]
+
+
+def time_codecs(x: np.ndarray, names: Sequence[str], seconds: float) -> SizeTimes:
+    """The times of codecs on a vector, in about so many seconds, and those of compiling."""
+    inputs, like = inputs_of(x), jax.ShapeDtypeStruct(x.shape, jnp.float32)
+    tasks: list[Task] = [(jax.jit(lambda a: -a[0]), inputs)]
+    with progress("compiling", len(names)) as tell:
+        for name in names:
+            tasks += _both_ways(CODECS[name], inputs, like)
+            tell(1)
+    with progress("timing", seconds) as tell:
+        copy, *times = timed_in_turn(tasks, seconds / len(tasks), tell=tell)
+    rows = zip(names, times[::2], times[1::2], strict=True)
+    return SizeTimes(x.size, copy, tuple(_row(name, like, copy, *both) for name, *both in rows))
+
+
+def _both_ways(codec: fg.Codec, inputs: Any, like: jax.ShapeDtypeStruct) -> list[Task]:
+    @jax.jit
+    def down(a: tuple[jax.Array, fg.Step]) -> fg.Payload:
+        return fg.compress(codec, a[0], step=a[1])
+
+    @jax.jit
+    def up(a: tuple[fg.Payload, fg.Step]) -> jax.Array:
+        return fg.decompress(codec, a[0], like, step=a[1])
+
+    payloads = [(down(one), one[1]) for one in inputs]
+    jax.block_until_ready(up(payloads[0]))
+    return [(down, inputs), (up, payloads)]
+
+
+def _row(name: str, like: jax.ShapeDtypeStruct, copy: Timed, down: Timed, up: Timed) -> CodecTimes:
+    codec, dense = CODECS[name], 4 * like.size
+    sent, both = fg.wire_bytes(codec, like), down.seconds + up.seconds
+    return CodecTimes(
+        name=name,
+        codec=repr(codec),
+        compress=down,
+        decompress=up,
+        bytes_per_second=dense / down.seconds,
+        copies=both / copy.seconds,
+        wire_bytes=sent,
+        ratio=dense / sent,
+        pays_below=max(0.0, (dense - sent) / both),
+    )
+
+
+def time_collectives(sizes: Sequence[int], seconds: float) -> tuple[SumTime, ...]:
+    """The times of an all-reduce over all devices of this process; none where there is one."""
+    devices = jax.local_devices()
+    if len(devices) < 2:
+        return ()
+    mesh = jax.make_mesh((len(devices),), ("worker",), devices=devices)
+    spec = jax.NamedSharding(mesh, P("worker"))
+    mean = jax.jit(
+        jax.shard_map(
+            lambda x: lax.pmean(x[0], "worker"), mesh=mesh, in_specs=P("worker"), out_specs=P()
+        )
+    )
+    tasks: list[Task] = []
+    for n in sizes:
+        whole = np.stack([np.roll(heavy_tailed(n), i) for i in range(len(devices))])
+        tasks.append((mean, [jax.device_put(whole * k, spec) for k in (1.0, 2.0)]))
+    with progress("all-reduce", seconds) as tell:
+        times = timed_in_turn(tasks, seconds / len(tasks), tell=tell)
+    return tuple(SumTime(n, len(devices), time) for n, time in zip(sizes, times, strict=True))

@@ -33,12 +33,6 @@ it pays for you, which way, and how fast this machine is at it.
 
 RULE = re.compile(r"([\w.]+)\((.*?)\): (.*)", re.DOTALL)
 """An error of the library about an argument: `object(argument): rule ...`."""
-KEYWORD = re.compile(r"\b(\w+)=(True|'[^']*'|[\w.]+)")
-"""An argument in a remedy: each='worker'."""
-
-READER = "load_gradients"
-"""Whose argument is a file that the user named."""
-
 COMMANDS: Mapping[str, ModuleType] = {
     "plan": _plan,
     "analyze": _analyze,
@@ -133,20 +127,8 @@ def _answer(args: argparse.Namespace) -> int:
 
 
 def _by_flags(said: re.Match[str], args: argparse.Namespace) -> str:
-    """An error of the library in the words of the command line."""
+    """An error of the library, with the flag in place of the argument."""
     owner, argument, rule = said.groups()
-    flags: Mapping[str, str] = args.flags
-    where = f"{owner}({argument})"
-    if argument.startswith("--") or owner == READER:
-        where = argument
-    elif owner == args.command:
-        given = getattr(args, argument, None) is not None
-        where = (given and flags.get(argument)) or argument
-
-    def flag(found: re.Match[str]) -> str:
-        name = flags.get(found[1])
-        if not name:
-            return found[0]
-        return name if found[2] == "True" else f"{name} {found[2].strip(chr(39))}"
-
-    return f"{where}: {KEYWORD.sub(flag, rule)}"
+    flag = args.flags.get(argument) if owner == args.command else None
+    where = flag or (argument if argument.startswith("--") else f"{owner}({argument})")
+    return f"{where}: {rule}"

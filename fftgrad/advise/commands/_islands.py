@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fftgrad.advise.commands._arguments import add_json, count, is_read_by_people, store
-from fftgrad.advise.commands._show import quantity, table, three_digits, write_json
+from fftgrad.advise.commands._text import add_json, count, is_read_by_people, store
+from fftgrad.advise.commands._text import quantity, table, three_digits, write_json
 from fftgrad.islands import RoundStatus, Status, status
 
 HELP = "how a run of islands is going, from its store"

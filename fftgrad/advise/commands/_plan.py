@@ -4,6 +4,9 @@ import argparse
 import contextlib
 import gc
 import math
+import pathlib
+import re
+import textwrap
 from collections.abc import Generator, Sequence
 from typing import Any, get_args
 
@@ -11,28 +14,29 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from fftgrad import advise
-from fftgrad.advise import Link, Plan
-from fftgrad.advise._cost import Algorithm
+from fftgrad import _axes, advise
+from fftgrad.advise import Link, Plan, PlanRow
+from fftgrad.advise._answer import ACCEPTED, MARGIN
+from fftgrad.advise._cost import Algorithm, Parts
 from fftgrad.advise._gradients import arrays
 from fftgrad.advise._inputs import groups
-from fftgrad.advise.commands._answer import answer, below, beside, show
-from fftgrad.advise.commands._arguments import (
+from fftgrad.advise.commands._text import (
     add_json,
+    bits_per_second,
     count,
     in_file,
     is_read_by_people,
     names,
+    paragraph,
     png_file,
+    progress,
+    quantity,
     rate,
     seconds,
+    table,
+    three_digits,
     time,
     whole,
-)
-from fftgrad.advise.commands._program import program
-from fftgrad.advise.commands._show import (
-    bits_per_second,
-    progress,
     write_json,
 )
 
@@ -48,9 +52,28 @@ a program to begin with, of the best row:
 """
 
 MATRICES, SAMPLES = 16, 4
+COLORS = "#1672d3", "#a47f0f", "#239967", "#8c147e"
+"""Any two differ for usual eyes and for those that see no red or no green."""
 
 BEST = ""
 """What `--program` is without a name."""
+
+
+LEGEND = """\
+Order: by seconds to the same loss, first what ends as dense or close and is a tenth faster than
+dense, then dense, then all else of those, then the others. times: the steps that it makes in one
+step of the best dense. codec: compressing and decompressing, and the optimizer of a row that has
+its own. link: bytes that leave a worker in a step. pays below: over a faster link the best dense
+wins. loss: as dense and close are of small models that no setting was chosen on, with 8 workers;
+check and worse of others, which need not travel."""
+ALSO = """\
+keeps: bytes of its state on a worker. compiles: after how long it could begin, where it was
+timed."""
+WIDE = 100
+"""The columns of a terminal that has room for that."""
+
+TRIFLE = 1e-3
+"""The share of a step below which the bytes of a gradient do not matter."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +124,7 @@ def run(args: argparse.Namespace, console: Console) -> None:
     groups("plan", args.workers, fast, args.axis_name)  # refuses what makes no rows
     _check_program(params, args)
     rows = len(_rows(params, args)) if args.measure else None
-    with progress("timing", rows, aside=0.0) as tell, _all_kept():
+    with progress("timing", rows) as tell, _all_kept():
         found = advise.plan(
             params,
             step=args.step,
@@ -127,13 +150,25 @@ def run(args: argparse.Namespace, console: Console) -> None:
         show(found, shown, console)
     write_json(_record(found), args.json, console)
     if args.png:
-        from fftgrad.advise.commands import _draw  # only here: the rest works without matplotlib
+        draw(shown, f"a step, {args.workers} workers, {bits_per_second(link.bandwidth)}", args.png)
 
-        times = {row.name: row.parts._asdict() for row in shown}
-        bars = {name: {part: 1e3 * t for part, t in own.items()} for name, own in times.items()}
-        title = f"a step, {args.workers} workers, {bits_per_second(link.bandwidth)}"
-        wholes = {row.name: 1e3 * row.seconds for row in shown}
-        _draw.bars({title: bars}, "ms, predicted", args.png, wholes)
+
+def draw(rows: Sequence[PlanRow], title: str, path: pathlib.Path) -> None:
+    """Draw the parts of a step as bars; a mark is the whole, below which some parts overlap."""
+    from matplotlib.figure import Figure  # only here: the rest works without matplotlib
+
+    figure = Figure(figsize=(6, 1.5 + 0.32 * len(rows)), layout="constrained")
+    axes, names, start = figure.subplots(), [row.name for row in rows], [0.0] * len(rows)
+    for part, color in zip(Parts._fields, COLORS, strict=True):
+        width = [1e3 * getattr(row.parts, part) for row in rows]
+        axes.barh(names, width, left=start, label=part, color=color)
+        start = [one + more for one, more in zip(start, width, strict=True)]
+    axes.plot([1e3 * row.seconds for row in rows], names, "k|", markersize=12, label="whole")
+    axes.invert_yaxis()
+    axes.set(title=title, xlabel="ms, predicted")
+    axes.grid(axis="x", alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=5)
+    figure.savefig(path, dpi=150, format="png")
 
 
 def _rows(params: Any, args: argparse.Namespace) -> Sequence[advise.Candidate]:
@@ -226,3 +261,204 @@ def _like(x: Any) -> jax.ShapeDtypeStruct:
     """In float32 what no gradient is, such as float64."""
     narrow = x.dtype in (jnp.bfloat16, jnp.float16)
     return jax.ShapeDtypeStruct(x.shape, x.dtype if narrow else jnp.float32)
+
+
+def _too_small(found: Plan) -> str:
+    """Why there is nothing to gain, if the bytes of dense take next to nothing of a step."""
+    dense = found.dense
+    takes = dense.link_bytes / found.link.bandwidth
+    if found.compress or takes > TRIFLE * dense.seconds:
+        return ""
+    return (
+        f"Do not compress: the gradient is too small to matter. Its bytes take "
+        f"{quantity(takes, 's')} of a step of {quantity(dense.seconds, 's')} ({dense.name})."
+    )
+
+
+def answer(found: Plan) -> str:
+    """The plan in a sentence or two."""
+    best = found.best
+    if not found.compress:
+        takes = f"{best.name} takes {quantity(best.seconds, 's')} a step"
+        other = min((row for row in found.rows if not row.is_dense), key=lambda row: row.seconds)
+        rule = ""
+        if other.seconds < best.seconds:
+            rule = (
+                " To be recommended it would have to be a tenth faster to the same loss, and "
+                "to have ended at a loss like dense's in runs on other tasks."
+            )
+        by_codecs = _by_codecs(found)
+        here = f", if this {jax.default_backend().upper()} is what trains" if by_codecs else ""
+        return (
+            f"Do not compress{here}: {takes}; the fastest that compresses, {other.name}, takes "
+            f"{quantity(other.seconds, 's')} (loss: {other.loss}).{rule}{by_codecs}"
+        )
+    return beside(best, found.dense)
+
+
+def _by_codecs(found: Plan) -> str:
+    """Which row would be recommended but for what its codec takes, and that may be quicker."""
+
+    def codec(row: PlanRow) -> float:
+        return row.parts.compress + row.parts.decompress
+
+    def by_link(row: PlanRow) -> float:
+        return row.to_loss * (1 - codec(row) / row.seconds)
+
+    close = [row for row in found.rows if not row.is_dense and row.loss in ACCEPTED]
+    least = min((by_link(row) for row in found.rows if row.is_dense), default=0.0)
+    if not close or by_link(quick := min(close, key=by_link)) * (1 + MARGIN) >= least:
+        return ""
+    return (
+        f" Codec times decide that: of the {quantity(quick.seconds, 's')} of {quick.name} its "
+        f"codec and optimizer take {quantity(codec(quick), 's')} here. If another kind of device "
+        "will train, run this there."
+    )
+
+
+def beside(row: PlanRow, dense: PlanRow) -> str:
+    """A row beside the best dense one."""
+    place = f" It goes {row.place}." if row.place else ""
+    steps = ""
+    if row.steps != 1:
+        steps = (
+            f" In runs it took {three_digits(row.steps)} times the steps to dense's loss, which "
+            f"leaves {three_digits(row.speed_up / row.steps)} times."
+        )
+    return (
+        f"{three_digits(row.speed_up)} times the steps of the best dense: {row.name} takes "
+        f"{quantity(row.seconds, 's')} a step in place of {quantity(dense.seconds, 's')} "
+        f"({dense.name}). Loss: {row.loss}.{steps}{place}"
+    )
+
+
+def show(found: Plan, rows: Sequence[PlanRow], console: Console) -> None:
+    """The table of some rows, the answer, and the code of the best row."""
+    why = _too_small(found)
+    if not why:
+        _table(rows, console)
+        paragraph(found.source, console)
+        console.print()
+    how = " --program prints how." if found.best.every > 1 else ""
+    paragraph(why or f"{answer(found)}{how}", console)
+    console.print(f"\n{found.best.code}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(rows: Sequence[PlanRow], console: Console) -> None:
+    wide = console.width >= WIDE
+    also = ("keeps", "compiles") if wide else ()
+    errors = ("error",) if any(row.error is not None for row in rows) else ()
+    numbers = "a step", "times", "codec", "link", *also, *errors, "pays below", "loss"
+    out = table("exchange", *numbers)
+    for row in rows:
+        compiles = quantity(row.compile, "s") if row.compile else ""
+        error = "" if row.error is None else three_digits(row.error)
+        out.add_row(
+            row.name,
+            quantity(row.seconds, "s"),
+            three_digits(row.speed_up),
+            quantity(row.parts.compress + row.parts.decompress, "s"),
+            quantity(row.link_bytes, "B"),
+            *((quantity(row.memory, "B"), compiles) if wide else ()),
+            *(error for _ in errors),
+            below(row.break_even),
+            row.loss,
+        )
+    console.print(out)
+    paragraph(f"{LEGEND} {ALSO}" if wide else LEGEND, console)
+
+
+def below(break_even: float | None) -> str:
+    """A break-even for people; None is that of dense."""
+    if break_even is None:
+        return ""
+    if not break_even:
+        return "never"
+    return "any link" if math.isinf(break_even) else bits_per_second(break_even)
+
+
+HEAD = '''\
+"""{about}
+
+Put your own model, data and learning rate in their places. With simulated workers on a CPU:
+JAX_NUM_CPU_DEVICES={workers} PJRT_NPROC={threads} python THIS_FILE
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import {shardings}
+
+import fftgrad as fg
+
+mesh = jax.make_mesh({sizes}, {names}, axis_types=(AxisType.Auto,) * {axes})
+{yours}tx = {tx}
+x, w = jax.random.normal(jax.random.key(0), ({rows}, 100)), jnp.zeros((100, 100))
+y = jnp.tanh(x @ jax.random.normal(jax.random.key(1), (100, 100)) / 10)
+
+
+def loss(w, x, y):
+    return jnp.mean((jnp.tanh(x @ w) - y) ** 2)
+
+
+'''
+USUAL = """\
+def step(w, state, x, y):  # of one worker, on its rows of x and y
+    _, grad = fg.value_and_grad(loss, {axis})(w, x, y)
+    updates, state = tx.update(grad, state, w)
+    return optax.apply_updates(w, updates), state
+
+
+state = fg.init_state(tx, w, mesh, {axis})
+train = fg.data_parallel(step, mesh, {axis})  # of all workers
+before = loss(w, x, y)
+for _ in range(100):
+    w, state = train(w, state, x, y)
+print(before, "->", loss(w, x, y))
+"""
+LOCAL = """\
+def step(rows, state, x, y):  # of one worker, which trains parameters of its own: its row
+    own = rows[0]
+    updates, state = tx.update(jax.grad(loss)(own, x, y), state, own)
+    return optax.apply_updates(own, updates)[None], state
+
+
+state = fg.init_state(tx, w, mesh, {axis})
+specs, row = fg.state_specs(state, {axis}), P({axis})
+train = jax.jit(
+    jax.shard_map(step, mesh=mesh, in_specs=(row, specs, row, row), out_specs=(row, specs))
+)
+rows = jax.device_put(jnp.broadcast_to(w, ({workers}, *w.shape)), NamedSharding(mesh, row))
+for _ in range(100):
+    rows, state = train(rows, state, x, y)
+print(loss(w, x, y), "->", loss(state.anchor, x, y))  # of what the workers have in common
+"""
+YOURS = {"learning_rate": "0.02", "optimizer": "optax.adam(0.02)"}
+"""What a row leaves to the user, as it trains this model."""
+
+
+def program(found: Plan, row: PlanRow, about: str) -> str:
+    """The source; `about` is what the plan says of the row."""
+    own, local = found.measured, row.every > 1
+    joined = groups("plan", own.workers, own.fast, own.axis_name)
+    names = _axes.names(joined.axis_name)
+    sizes = joined.sizes + (1,) * (len(names) - len(joined.sizes))
+    yours = [
+        f"{name} = {made}  # find yours\n"
+        for name, made in YOURS.items()
+        if re.search(rf"\b{name}\b", row.code)
+    ]
+    chained = f"optax.chain(\n    {row.code},\n    optax.sgd(0.3),\n)"
+    return (HEAD + (LOCAL if local else USUAL)).format(
+        about="\n".join(textwrap.wrap(about, 96, break_on_hyphens=False)),
+        workers=own.workers,
+        threads=4 * own.workers,
+        shardings="AxisType, NamedSharding, PartitionSpec as P" if local else "AxisType",
+        sizes=sizes,
+        names=names,
+        axes=len(names),
+        yours="".join(yours),
+        tx=row.code if local or row.whole else chained,
+        rows=16 * own.workers,
+        axis=repr(joined.axis_name),
+    )
