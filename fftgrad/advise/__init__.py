@@ -3,8 +3,7 @@
 The core imports nothing of it; `fg.advise` loads it. May import everything but `testing`.
 """
 
-from fftgrad.advise._answer import Plan, PlanRow
-from fftgrad.advise._candidate import Candidate, candidates
+from fftgrad.advise._candidates import Candidate, candidates
 from fftgrad.advise._exchange import Timing, predict_step, time_exchange
 from fftgrad.advise._gradients import (
     Analysis,
@@ -15,10 +14,9 @@ from fftgrad.advise._gradients import (
     load_gradients,
     save_gradients,
 )
-from fftgrad.advise._link import Link
+from fftgrad.advise._link import Link, measure_link
 from fftgrad.advise._measure import Measured, measure
-from fftgrad.advise._measure_link import measure_link
-from fftgrad.advise._plan import plan
+from fftgrad.advise._plan import Plan, PlanRow, plan
 
 __all__ = [
     "Analysis",

@@ -1,11 +1,13 @@
 """An exchange of any chain: what it takes here, what it sends, what a step takes with it."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -13,12 +15,148 @@ from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_choice, check_count, check_kind, check_transformation
-from fftgrad.advise import _alone, _inputs, _link, _timing
-from fftgrad.advise._cost import Algorithm, Parts, exchange_seconds, step_seconds
-from fftgrad.advise._gradients import GradientLog
-from fftgrad.advise._link import Link
+from fftgrad.advise import _alone, _link, _timing
+from fftgrad.advise._gradients import Array, GradientLog
+from fftgrad.advise._link import Algorithm, Link, Parts, exchange_seconds, step_seconds
 from fftgrad.advise._timing import Agree
+from fftgrad.exchanges import _layout
 from fftgrad.ops import _collectives
+from fftgrad.ops._shapes import by_path
+
+AXIS, SLOW, FAST = "data", "slow", "fast"
+BUCKETS = 8
+"""Of what is traced of a model that is larger."""
+
+
+class Groups(NamedTuple):
+    """How workers are joined."""
+
+    axes: Mapping[str, int]  # how many there are along each axis, the slow one first
+    axis_name: AxisName  # by which a step calls them
+    fast: Link | None  # the link of the second axis, if there is one
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many workers there are along each axis."""
+        return tuple(self.axes.values())
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return math.prod(self.sizes)
+
+    @property
+    def slow(self) -> str:
+        """The axis of the slow links."""
+        return next(iter(self.axes))
+
+    def links(self, slow: Link) -> Link | dict[str, Link]:
+        """The link of all, or that of each axis."""
+        return slow if self.fast is None else dict(zip(self.axes, (slow, self.fast), strict=True))
+
+
+def groups(
+    owner: str,
+    workers: int | None,
+    fast: tuple[int, Link] | None,
+    axis_name: AxisName | None,
+    mesh: Mesh | None = None,
+) -> Groups:
+    """The workers and their axes; as many as the mesh has, unless it is said."""
+    name = (AXIS if fast is None else (SLOW, FAST)) if axis_name is None else axis_name
+    _axes.check_names(f"{owner}(axis_name)", name)
+    if mesh is not None:
+        _axes.check_mesh(f"{owner}(axis_name)", mesh, name)
+        workers = _axes.mesh_size(mesh, name) if workers is None else workers
+    workers = check_count(f"{owner}(workers)", workers, "one exchanges nothing.", least=2)
+    if fast is None:
+        # All that a flat exchange knows of several axes is how many workers they have together.
+        return Groups({name if isinstance(name, str) else AXIS: workers}, name, None)
+    joined, link = fast
+    if workers % joined or not 1 < joined < workers:
+        raise ValueError(
+            f"{owner}(fast): must be a divisor of the {workers} workers that leaves two groups at "
+            f"least, got {joined}; leave it out where no links are fast."
+        )
+    names = _axes.names(name)
+    if len(names) != 2:
+        raise ValueError(
+            f"{owner}(axis_name): must name the slow axis and the fast one, got {name!r}; use "
+            "('slow', 'fast')."
+        )
+    sizes = (workers // joined, joined)
+    return Groups(dict(zip(names, sizes, strict=True)), name, Link.of(link))
+
+
+def like_of(owner: str, params: PyTree) -> PyTree:
+    """The shapes of parameters, in float32."""
+    _layout.check_tree(owner, "params", params)
+    if not count(params):
+        raise ValueError(
+            f"{owner}(params): must have values, got none; pass the parameters, or their shapes."
+        )
+    return _layout.like(params)
+
+
+def count(params: PyTree) -> int:
+    """How many values they have."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def smaller(params: PyTree, share: float) -> PyTree:
+    """A share of a model, with matrices of the same form."""
+
+    def small(leaf: Any) -> Any:
+        by = share ** (1 / max(1, sum(rows > 1 for rows in leaf.shape)))
+        shape = tuple(max(1, round(rows * by)) for rows in leaf.shape)
+        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    return jax.tree.map(small, params)
+
+
+def part(params: PyTree) -> tuple[PyTree, int]:
+    """A model of few buckets, and how many of it send what this one sends.
+
+    A trace grows with the buckets. They are alike where every matrix is longer than one and cut.
+    """
+    limit = _layout.BUCKET_LIMIT
+    times = -(-count(params) // (BUCKETS * limit))
+    matrices = (leaf for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1)
+    if times == 1 or any(math.prod(leaf.shape) <= limit for leaf in matrices):
+        return params, 1
+    return smaller(params, 1 / times), times
+
+
+def gradients_of(
+    owner: str, given: Sequence[PyTree] | GradientLog | None, like: PyTree
+) -> list[PyTree] | None:
+    """Gradients as arrays, in the containers of the parameters; of a log, all there are."""
+    wanted = {name: leaf.shape for name, leaf in by_path(like).items()}
+    found: list[PyTree] = []
+    for tree in given.trees if isinstance(given, GradientLog) else given or ():
+        own = {name: np.asarray(leaf) for name, leaf in by_path(tree).items()}
+        if {name: x.shape for name, x in own.items()} != wanted:
+            raise ValueError(
+                f"{owner}(gradients): must be trees like params, got one that differs; pass a list "
+                "of gradients of these parameters."
+            )
+        leaves = [jnp.asarray(narrow(own[name])) for name in wanted]
+        most = max((float(jnp.max(jnp.abs(leaf))) for leaf in leaves if leaf.size), default=0.0)
+        # CPUs flush subnormal values to zero, of which there is no relative error.
+        if not np.finfo(np.float32).tiny <= most < math.inf:
+            raise ValueError(
+                f"{owner}(gradients): must be finite in float32 and not all zero, got a largest "
+                f"value of {most:g}; leave that step out."
+            )
+        found.append(jax.tree.unflatten(jax.tree.structure(like), leaves))
+    return found or None
+
+
+def narrow(x: Array) -> Array:
+    """In float32 what no gradient is, such as float64."""
+    with np.errstate(over="ignore"):  # which is then not finite
+        return x if x.dtype in (jnp.bfloat16, jnp.float16) else x.astype(np.float32)
+
 
 ROUNDS = 1
 """The least that are timed: of what takes longer than the seconds that are given, one is enough."""
@@ -97,8 +235,8 @@ def time_exchange(
       True
     """
     check_transformation("time_exchange(tx)", tx)
-    like = _inputs.like_of("time_exchange", params)
-    given = _inputs.gradients_of("time_exchange", gradients, like)
+    like = like_of("time_exchange", params)
+    given = gradients_of("time_exchange", gradients, like)
     if mesh is not None:
         _axes.check_mesh("time_exchange(axes)", mesh, tuple(axes))
     check_count("time_exchange(every)", every, "use 1 without local steps.")
@@ -229,7 +367,7 @@ def predict_step(
     check_transformation("predict_step(tx)", tx)
     check_count("predict_step(buckets)", buckets, "use 1 for no overlap.")
     check_choice("predict_step(algorithm)", algorithm, get_args(Algorithm))
-    like, own = _inputs.like_of("predict_step", params), _link.seconds("predict_step(step)", step)
+    like, own = like_of("predict_step", params), _link.seconds("predict_step(step)", step)
     links: Link | dict[str, Link]
     if isinstance(link, Mapping):
         links = {axis: Link.of(one) for axis, one in link.items()}

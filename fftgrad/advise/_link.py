@@ -1,11 +1,38 @@
-"""A link between workers, and rates and times as people write them."""
+"""Links between workers: what a step takes over them, and how they are measured.
+
+    step     = backward pass and optimizer, without any exchange
+    exchange = Σ over collectives of rounds · α + bytes over the link / β
+    seconds  = step + (compress + exchange + decompress) / H
+
+with the latency α and the bandwidth β of a link, and an exchange every H steps. A gradient that
+travels in B buckets leaves while the backward pass runs, all but the last of them:
+
+    seconds  = max(step + compress, (B - 1) / B · exchange) + exchange / B + decompress
+
+as Agarwal et al. model dense training (MLSys 2022, arXiv:2103.00543). Seconds and bytes
+throughout. RedSync's model (arXiv:1808.04357) is the one with trees, one bucket, and w times the
+seconds that one payload takes to decode; that of the FFT paper (HPDC 2020) the one of two workers
+without latency, in which compressing and decompressing take as long.
+"""
 
 import dataclasses
+import math
 import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal, DecimalException
+from typing import Literal, NamedTuple
 
+import jax
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fftgrad import _axes
+from fftgrad._axes import AxisName
 from fftgrad._values import brief, plain, value
-from fftgrad.ops._collectives import RING
+from fftgrad.advise import _timing
+from fftgrad.ops._collectives import RING, Collective
 
 SECONDS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "ns": "1e-9", "min": "60"}
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -59,12 +86,6 @@ class Link:
         set_field = object.__setattr__
         set_field(self, "bandwidth", bytes_per_second("Link(bandwidth)", bandwidth))
         set_field(self, "latency", seconds("Link(latency)", latency))
-        for kind, share in shares:
-            if kind not in RING or not 0 < share <= 1:
-                raise ValueError(
-                    "Link(shares): must be kinds of collectives, each with its share, above 0 and "
-                    f"at most 1, got {(kind, share)}; use (('all-to-all', 0.6),)."
-                )
         set_field(self, "shares", plain(shares, "float"))
         set_field(self, "residual", plain(residual, "float"))
 
@@ -121,3 +142,213 @@ def _number(argument: str, given: object, remedy: str) -> float:
             f"{argument}: must be a number or a text, got {type(value).__name__}; {remedy}"
         )
     return value
+
+
+Algorithm = Literal["fastest", "ring", "tree"]
+"""How a collective goes around: rings take a round a worker, trees (halving and doubling) lg w; the
+fastest is for each collective the faster of a ring and what libraries use for short messages."""
+
+TREES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "collective-broadcast": 1}
+"""How often a tree goes up or down."""
+
+PIPELINED = {"all-reduce": 2.0}
+"""How often a byte leaves a worker of a tree that is a pipeline, up and down, as those of NCCL."""
+
+
+class Parts(NamedTuple):
+    """The parts of a step, in seconds.
+
+    Attributes:
+      step: backward pass and optimizer.
+      compress: until the first message can leave.
+      exchange: on the links.
+      decompress: decoding, and all else that follows the first message.
+    """
+
+    step: float
+    compress: float
+    exchange: float
+    decompress: float
+
+
+def rounds(kind: str, workers: int, algorithm: Literal["ring", "tree"] = "ring") -> float:
+    """How often a collective pays the latency."""
+    if algorithm == "tree" and kind in TREES:
+        return TREES[kind] * math.log2(workers)
+    if kind == "collective-permute":
+        return 1.0
+    return (2.0 if kind == "all-reduce" else 1.0) * (workers - 1)
+
+
+def collective_seconds(
+    kind: str, size: float, workers: int, link: Link, algorithm: Algorithm = "fastest"
+) -> float:
+    """What a collective takes to which each of so many workers hands `size` bytes.
+
+    In a ring and by halving and doubling as many bytes leave a worker. The fastest is a ring or, of
+    a sum, a pipelined tree, in which each byte goes up and down: w/(w - 1) times as many in lg w
+    rounds each way; all other collectives double or halve, but all-to-alls.
+    """
+    if workers == 1:
+        return 0.0
+    over = size * RING[kind](workers)
+    if algorithm != "fastest":
+        return link_seconds(kind, rounds(kind, workers, algorithm), over, link)
+    most = max(over, size * PIPELINED.get(kind, 0.0))
+    return min(
+        link_seconds(kind, rounds(kind, workers), over, link),
+        link_seconds(kind, rounds(kind, workers, "tree"), most, link),
+    )
+
+
+def link_seconds(kind: str, rounds: float, over: float, link: Link) -> float:
+    """What so many rounds take that send `over` bytes over a link in all."""
+    return rounds * link.latency + over / (link.bandwidth * dict(link.shares).get(kind, 1.0))
+
+
+def exchange_seconds(
+    collectives: Iterable[Collective],
+    links: Link | Mapping[str, Link],
+    algorithm: Algorithm = "fastest",
+) -> float:
+    """What collectives take one after the other.
+
+    With a link for each axis, the slowest of its axes holds up a collective along several.
+    """
+
+    def seconds(c: Collective) -> float:
+        along = [links] if isinstance(links, Link) else [links[axis] for axis in c.axes or ()]
+        each = (collective_seconds(c.kind, c.bytes, c.workers or 1, x, algorithm) for x in along)
+        return max(each)
+
+    return sum(map(seconds, collectives))
+
+
+def step_seconds(parts: Parts, *, every: int = 1, buckets: int = 1) -> float:
+    """What a step takes, of which one of H = `every` exchanges, in B = `buckets`.
+
+    Where there are local steps, nothing hides.
+    """
+    step, compress, exchange, decompress = parts
+    if every > 1:
+        return step + (compress + exchange + decompress) / every
+    hidden = exchange * (buckets - 1) / buckets
+    return max(step + compress, hidden) + exchange / buckets + decompress
+
+
+SIZES = (1 << 13, 1 << 18, 1 << 22, 1 << 25)
+"""Bytes of the whole vector that a collective is about."""
+
+
+class Sent(NamedTuple):
+    """What a collective took."""
+
+    kind: str  # of it
+    rounds: float  # how often its latency counts
+    bytes: float  # that left each worker
+    seconds: float  # the median
+
+
+def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0) -> Link:
+    """Function: what messages take between the workers of a mesh, measured.
+
+    An all-reduce, an all-gather and an all-to-all of vectors of 8 KiB to 32 MiB, timed from the
+    moment when all workers are ready until the last is done. What the largest take more than the
+    smallest tells the bandwidth, and what share of it each kind of collective gets; what is left of
+    the smallest is latency. All processes have to call it at once, as any collective. Two sizes are
+    timed in any case. Others are left out if their bytes would take more than four times the given
+    seconds, and than four times the size before, so over a very slow link the bandwidth rests on
+    256 KiB.
+
+    Args:
+      mesh: over real or simulated devices, of one process or of several.
+      axis_name: the axis, or axes, whose links are in question.
+      seconds: for each collective and size, about.
+
+    Returns:
+      A `Link`, on all workers the same, with its `residual`. Its latency is that of a round of a
+      ring: on CPUs, whose library knows nothing else, plan with `algorithm="ring"`.
+
+    Wire: up to twice 32 MiB over each link, three times or more.
+
+    Example:
+      >>> mesh = jax.make_mesh((2,), ("data",))
+      >>> fg.advise.measure_link(mesh, "data", seconds=0.1).bandwidth > 0
+      True
+    """
+    _axes.check_mesh("measure_link(axis_name)", mesh, axis_name)
+    workers = _axes.mesh_size(mesh, axis_name)
+    if workers < 2:
+        raise ValueError(
+            f"measure_link(mesh): must have two workers at least along {axis_name!r}, got "
+            f"{workers}; give the link as Link('1gbit', '100us')."
+        )
+    found, longest = list[Sent](), dict[int, float]()
+    for size in SIZES:
+        if len(longest) > 1 and _is_long(longest, size, seconds):
+            break
+        for kind, collective in COLLECTIVES.items():
+            own = size // workers if kind == "all-gather" else size
+            took = _time(mesh, axis_name, collective, own, seconds)
+            over = own * RING[kind](workers)
+            found.append(Sent(kind, rounds(kind, workers), over, took))
+        longest[size] = max(sent.seconds for sent in found[-len(COLLECTIVES) :])
+    return fit(found)
+
+
+def _is_long(longest: dict[int, float], size: int, seconds: float) -> bool:
+    """Whether a size takes too much more than the last: its bytes do, for latency does not grow.
+
+    Where latency alone takes longer than the seconds, it is what there is to compare with.
+    """
+    (small, before), (large, last) = list(longest.items())[-2:]
+    return (last - before) / (large - small) * (size - large) > 4 * max(seconds, last)
+
+
+def fit(found: list[Sent]) -> Link:
+    """The link: its bandwidth by what the largest messages take more than the smallest.
+
+    Not by the line nearest to all: links let short messages pass at once that long ones pay for, so
+    that the small would raise the bandwidth. Its latency is what is left of the smallest.
+    """
+    rates, rest = dict[str, float](), list[float]()
+    for kind in dict.fromkeys(sent.kind for sent in found):
+        own = sorted((t for t in found if t.kind == kind), key=lambda t: t.bytes)
+        small, large = own[0], own[-1]
+        # Noise may hide what the bytes take; a hundredth of the whole is as little as shows.
+        more = max(large.seconds - small.seconds, large.seconds / 100)
+        rates[kind] = (large.bytes - small.bytes) / more
+        rest.append((small.seconds - small.bytes / rates[kind]) / small.rounds)
+    latency = max(0.0, statistics.median(rest))
+    best = max(rates.values())
+    shares = tuple((kind, rate / best) for kind, rate in rates.items() if rate < best)
+    link = Link(best, latency, shares)
+    errors = [link_seconds(t.kind, t.rounds, t.bytes, link) / t.seconds - 1 for t in found]
+    return dataclasses.replace(link, residual=math.sqrt(statistics.mean(e * e for e in errors)))
+
+
+def _time(
+    mesh: Mesh,
+    axis_name: AxisName,
+    collective: Callable[[jax.Array, AxisName], jax.Array],
+    size: int,
+    seconds: float,
+) -> float:
+    workers = _axes.mesh_size(mesh, axis_name)
+    words = -(-size // 4 // workers) * workers
+
+    def run(x: jax.Array) -> jax.Array:
+        return collective(x, axis_name).ravel()[:1]
+
+    spec = P(axis_name)
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    inputs = [_timing.full(mesh, axis_name, words * workers, float(n)) for n in (1, 2)]
+    agree = _timing.agreement(mesh, axis_name)
+    return _timing.timed(jax.jit(mapped), inputs, seconds, agree=agree).seconds
+
+
+COLLECTIVES: dict[str, Callable[[jax.Array, AxisName], jax.Array]] = {
+    "all-reduce": lambda x, axis: lax.psum(x, axis),
+    "all-gather": lambda x, axis: lax.all_gather(x, axis, tiled=True),
+    "all-to-all": lambda x, axis: lax.all_to_all(x, axis, 0, 0, tiled=True),
+}

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from fftgrad.advise import _candidate, _measure, _plan
+from fftgrad.advise import _candidates, _measure, _plan
 
 KNOWN = {}
 """By function, shapes and what else it follows from."""
@@ -29,7 +29,7 @@ def remembered(function):
 def _candidates_are_made_and_traced_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_plan, "_sent", remembered(_plan._sent))
-        usual = remembered(_candidate.candidates)
-        patch.setattr(_candidate, "candidates", usual)
+        usual = remembered(_candidates.candidates)
+        patch.setattr(_candidates, "candidates", usual)
         patch.setattr(_measure, "candidates", usual)
         yield

@@ -10,8 +10,8 @@ import pytest
 from parallel import mesh_of
 
 import fftgrad as fg
-from fftgrad.advise import _exchange, _measure_link
-from fftgrad.advise._measure_link import Sent
+from fftgrad.advise import _exchange, _link
+from fftgrad.advise._link import Sent
 
 ROWS = [
     fg.advise.Candidate("dense", fg.AllReduce(), dense=True),
@@ -27,12 +27,12 @@ def test_a_link_is_found_from_what_collectives_take():
     rows = [(k, rounds, size) for k, rounds in zip(share, (6, 3, 3), strict=True)
             for size in (1e4, 1e6, 1e8)]  # fmt: skip
     exact = [Sent(k, r, s, r * 2e-4 + s / 1e8 / share[k]) for k, r, s in rows]
-    link = _measure_link.fit(exact)
+    link = _link.fit(exact)
     assert (link.latency, link.bandwidth) == pytest.approx((2e-4, 1e8))
     assert dict(link.shares) == pytest.approx({"all-gather": 0.95, "all-to-all": 0.6})
     assert link.residual < 1e-6
     noisy = [t._replace(seconds=t.seconds * rng.uniform(0.9, 1.1)) for t in exact]
-    link = _measure_link.fit(noisy)
+    link = _link.fit(noisy)
     assert (link.latency, link.bandwidth) == pytest.approx((2e-4, 1e8), rel=0.25)
     assert 0.01 < link.residual < 0.15
 
@@ -40,14 +40,14 @@ def test_a_link_is_found_from_what_collectives_take():
 def test_short_messages_that_pass_at_once_do_not_raise_the_bandwidth():
     """Links let so many bytes through before they slow down."""
     found = [Sent("all-gather", 3, s, max(1e-4, (s - 5e4) / 1e7)) for s in (1e4, 1e6, 1e7)]
-    link = _measure_link.fit(found)
+    link = _link.fit(found)
     assert link.bandwidth == pytest.approx(1e7, rel=0.01)
     assert link.latency < 1e-4
 
 
 def test_a_link_never_has_a_negative_latency():
     sizes = (1e3, 1e6, 1e8)
-    link = _measure_link.fit([Sent("all-gather", 3, s, s / 1e8 * 0.99) for s in sizes])
+    link = _link.fit([Sent("all-gather", 3, s, s / 1e8 * 0.99) for s in sizes])
     assert link.latency == 0
     assert link.bandwidth > 0
 

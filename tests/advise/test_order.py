@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import fftgrad as fg
-from fftgrad.advise import _candidate, _convergence, _inputs, _plan
-from fftgrad.advise._answer import Model, sort
+from fftgrad.advise import _candidates, _convergence, _exchange, _plan
+from fftgrad.advise._plan import Model, sort
 
 LIKE = {"w": jax.ShapeDtypeStruct((1000, 1000), "float32")}
 NONE = fg.advise.Timing(0.0, 0.0)
@@ -61,7 +61,7 @@ def test_the_order_is_that_of_seconds_to_the_same_loss():
 
 
 def test_the_steps_of_the_default_rows_are_those_that_were_seen():
-    rows = {row.name: row for row in _candidate.candidates(LIKE, 4)}
+    rows = {row.name: row for row in _candidates.candidates(LIKE, 4)}
     dense = {name for name, row in rows.items() if row.dense}
     assert {rows[name].loss for name in dense} == {"as dense"}
     assert rows.keys() == _convergence.SEEN.keys() | dense
@@ -70,7 +70,7 @@ def test_the_steps_of_the_default_rows_are_those_that_were_seen():
 
 
 def test_who_trained_with_an_optimizer_of_its_own():
-    rows = {row.name: row.optimizer for row in _candidate.candidates(LIKE, 4)}
+    rows = {row.name: row.optimizer for row in _candidates.candidates(LIKE, 4)}
     for name in ("dense float32", "QSGD 4 bits", "2 bits, two stages", "4 local steps, signs"):
         assert rows[name] is None, name
     lacks = dict.fromkeys(("signs, two stages", "top-k 4 %, 4 bits", "ACP-SGD rank 4"), 0.0)
@@ -111,7 +111,7 @@ def test_a_row_pays_below_a_faster_link_if_it_pays_here(link):
         "EDEN 1 bit (DRIVE)",
         "signs, two stages",
     )
-    rows = [row for row in _candidate.candidates(LIKE, workers) if row.name in some]
+    rows = [row for row in _candidates.candidates(LIKE, workers) if row.name in some]
     times = {row.name: fg.advise.Timing(0.0, 0.0 if row.dense else 0.002) for row in rows}
     found = plan(link=link, workers=workers, rows=rows, timings=times)
     for row in found.rows:
@@ -143,7 +143,7 @@ def test_a_row_that_wins_between_two_links_has_the_upper_one():
 def test_the_parts_of_a_step_are_its_seconds():
     """Also of local steps, of which each has its share of an exchange."""
     some = ("dense float32", "top-k 4 %, 4 bits", "4 local steps, signs")
-    rows = [row for row in _candidate.candidates(LIKE, 4) if row.name in some]
+    rows = [row for row in _candidates.candidates(LIKE, 4) if row.name in some]
     times = {row.name: fg.advise.Timing(0.004, 0.008) for row in rows}
     found = plan(step="20ms", link="100mbit", rows=rows, timings=times)
     for row in found.rows:
@@ -153,9 +153,9 @@ def test_the_parts_of_a_step_are_its_seconds():
 
 def test_low_ranks_are_for_matrices():
     low = {"PowerSGD rank 4", "ACP-SGD rank 4"}
-    assert low <= {row.name for row in _candidate.candidates(LIKE, 4)}
+    assert low <= {row.name for row in _candidates.candidates(LIKE, 4)}
     vector = jax.ShapeDtypeStruct((99,), "float32")
-    assert not low & {row.name for row in _candidate.candidates(vector, 4)}
+    assert not low & {row.name for row in _candidates.candidates(vector, 4)}
 
 
 PLANS = 80
@@ -166,8 +166,8 @@ PLANS = 80
 def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
     """Whatever the link, the step, and what an exchange takes on the device."""
     rng = np.random.default_rng(workers)
-    groups = _inputs.groups("plan", workers, None, None)
-    rows = _candidate.candidates(LIKE, workers)
+    groups = _exchange.groups("plan", workers, None, None)
+    rows = _candidates.candidates(LIKE, workers)
     rows = rows[:2] + rows[2::5]  # those that are dense, and a few of the others
     sent = {row.name: _plan._sent(row, LIKE, groups.axes)[0] for row in rows}
     for _ in range(PLANS):

@@ -13,7 +13,7 @@ from cases import SLOW, drawn
 from parallel import train_step
 
 import fftgrad as fg
-from fftgrad.advise import _alone, _candidate, _inputs, _measure
+from fftgrad.advise import _alone, _candidates, _exchange, _measure
 from fftgrad.exchanges import _layout
 
 LIKE = {
@@ -40,7 +40,7 @@ def usual(link="100mbit"):
 
 
 def plan(link="100mbit", like=LIKE, workers=WORKERS, fast=1, seconds=1e-3, **kwargs):
-    rows = kwargs.pop("rows", _candidate.candidates(like, workers // fast, fast))
+    rows = kwargs.pop("rows", _candidates.candidates(like, workers // fast, fast))
     known = {"step": "20ms", "buckets": 1, "timings": timings(rows, seconds)} | kwargs
     return fg.advise.plan(like, link=link, workers=workers, rows=rows, **known)
 
@@ -58,18 +58,18 @@ def by_name(found):
 
 def test_a_model_of_many_buckets_is_planned_by_a_part_of_it(monkeypatch):
     """Whose trace does not grow: each row sends as much as if all of it were traced."""
-    for module in (_layout, _candidate):
+    for module in (_layout, _candidates):
         monkeypatch.setattr(module, "BUCKET_LIMIT", 1 << 10)
     like = {f"w{i}": jax.ShapeDtypeStruct((101, 99), "float32") for i in range(3)}
     like |= {"b": jax.ShapeDtypeStruct((40,), "float32")}
-    few, times = _inputs.part(like)
+    few, times = _exchange.part(like)
     assert (times, len(_layout.bucket_likes(few, fg.Layout("model")))) == (4, 8)
     names = {"dense float32", "two stages 25x, Muon", "signs, two stages"}
-    rows = [row for row in _candidate.candidates(like, WORKERS) if row.name in names]
+    rows = [row for row in _candidates.candidates(like, WORKERS) if row.name in names]
     monkeypatch.setattr(_measure, "candidates", lambda *_: rows)
     known = {"step": "20ms", "link": "1mbit", "workers": WORKERS, "timings": timings(rows)}
     found = by_name(fg.advise.plan(like, buckets=1, **known))
-    monkeypatch.setattr(_inputs, "part", lambda like: (like, 1))
+    monkeypatch.setattr(_exchange, "part", lambda like: (like, 1))
     for name, row in by_name(fg.advise.plan(like, buckets=1, **known)).items():
         for field in ("seconds", "wire_bytes", "link_bytes", "memory"):
             few_bytes = 100 if field == "memory" else 0  # counters of steps, which are not shared
@@ -92,7 +92,7 @@ def test_a_row_is_the_sum_of_its_parts():
 
 @pytest.mark.parametrize("choose", [some, pytest.param(list, marks=SLOW)])
 def test_bytes_are_those_of_the_exchange(choose):
-    rows = choose(_candidate.candidates(LIKE, WORKERS))
+    rows = choose(_candidates.candidates(LIKE, WORKERS))
     found = by_name(plan(rows=rows))
     for row in rows:
         told = found[row.name]
@@ -143,7 +143,7 @@ def test_a_break_even_is_where_both_take_as_long():
     found = by_name(usual("1gbit"))
     rows = [
         row
-        for row in _candidate.candidates(LIKE, 4)
+        for row in _candidates.candidates(LIKE, 4)
         if row.dense or row.name == "top-k 4 %, 4 bits"
     ]
     rate = found["top-k 4 %, 4 bits"].break_even
@@ -177,7 +177,7 @@ def test_break_evens_without_an_end():
 @pytest.mark.parametrize("fast", [1, 2])
 def test_the_code_makes_what_was_meant(fast, choose):
     workers = 4 * fast
-    rows = choose(_candidate.candidates(LIKE, 4, fast))
+    rows = choose(_candidates.candidates(LIKE, 4, fast))
     link = (2, fg.advise.Link("50GB/s", "10us"))
     found = by_name(plan(workers=workers, fast=fast, rows=rows) if fast == 1 else fg.advise.plan(
         LIKE, step="20ms", link="1gbit", workers=workers, fast=link, rows=rows,
@@ -230,7 +230,7 @@ def test_what_is_printed_is_python():
 
 def test_small_leaves_are_dense_where_that_costs_little():
     like = {"w": jnp.zeros((1000, 1000)), "b": jnp.zeros(50), "scale": jnp.zeros(7)}
-    rows = {row.name: row for row in _candidate.candidates(like, 4)}
+    rows = {row.name: row for row in _candidates.candidates(like, 4)}
     codec = rows["top-k 4 %, 4 bits"].recipe.exchange.codec
     assert isinstance(codec, fg.Policy)
     of_leaf = {name: codec(codec.scope(name, leaf), leaf) for name, leaf in like.items()}
@@ -241,13 +241,13 @@ def test_small_leaves_are_dense_where_that_costs_little():
     # The rule is for vectors: the matrix of the program that it is pasted into may be as small.
     assert of_leaf["w"] == codec(codec.scope("w", jnp.zeros((2, 2))), jnp.zeros((2, 2)))
     alike = {"a": jnp.zeros((100, 100)), "b": jnp.zeros((100, 100))}
-    for row in _candidate.candidates(alike, 4):
+    for row in _candidates.candidates(alike, 4):
         assert not isinstance(getattr(row.recipe.exchange, "codec", None), fg.Policy)
 
 
 def test_buckets_hide_what_they_can_and_are_in_the_code():
     some = ("dense float32", "4 local steps, signs", "TernGrad, shared scale")
-    rows = [row for row in _candidate.candidates(LIKE, WORKERS) if row.name in some]
+    rows = [row for row in _candidates.candidates(LIKE, WORKERS) if row.name in some]
     one, many = (by_name(plan("1gbit", rows=rows, buckets=buckets)) for buckets in (1, 4))
     dense = one["dense float32"], many["dense float32"]
     assert dense[1].seconds < dense[0].seconds
@@ -367,7 +367,7 @@ def test_an_optimizer_that_no_line_could_name_is_refused(optimizer, every):
 
 def test_local_steps_of_a_named_optimizer_have_something_to_send():
     like = jax.ShapeDtypeStruct((64, 64), "float32")
-    (row,) = (r for r in _candidate.candidates(like, 4) if r.every > 1 and r.optimizer is not None)
+    (row,) = (r for r in _candidates.candidates(like, 4) if r.every > 1 and r.optimizer is not None)
     tx, params = row.transformation("data"), jnp.zeros((64, 64))
     state, update = tx.init(params), jax.jit(_alone.alone(tx.update, {"data": 4}))
     for _ in range(row.every):

@@ -14,7 +14,7 @@ from cases import values
 import fftgrad as fg
 from fftgrad import advise
 from fftgrad.__main__ import main
-from fftgrad.advise import _candidate, plan
+from fftgrad.advise import _candidates, plan
 from fftgrad.advise.commands import _plan
 
 ASKED = ["plan", "--workers=16", "--bandwidth=100mbit", "--step=30ms"]
@@ -40,7 +40,7 @@ SOME = {
 def planned(link):
     """As if dense took no time here, and all others the same."""
     like = _plan.squares(250_000)
-    rows = [row for row in _candidate.candidates(like, 16) if row.name in SOME]
+    rows = [row for row in _candidates.candidates(like, 16) if row.name in SOME]
     times = {True: fg.advise.Timing(0.0, 0.0), False: fg.advise.Timing(0.001, 0.002)}
     timings = {row.name: times[row.dense] for row in rows}
     return fg.advise.plan(

@@ -6,7 +6,7 @@ import pytest
 
 import fftgrad as fg
 from fftgrad.advise import _link
-from fftgrad.advise._cost import Parts, collective_seconds, exchange_seconds, rounds, step_seconds
+from fftgrad.advise._link import Parts, collective_seconds, exchange_seconds, rounds, step_seconds
 
 LINK = fg.advise.Link(1e6, 1e-3)
 
@@ -184,11 +184,6 @@ def test_times(text, value):
         (lambda: fg.advise.Link("1gbit", -1.0), ValueError, "not negative"),
         (lambda: fg.advise.Link(None), TypeError, "a number or a text"),
         (lambda: fg.advise.Link(True), TypeError, "a number or a text"),
-        (
-            lambda: collective_seconds("all-gather", 1, 2, LINK, "star"),
-            ValueError,
-            "use 'fastest'",
-        ),
     ],
 )
 def test_mistakes(make, error, remedy):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fftgrad as fg
-from fftgrad.advise import _exchange, _inputs, _measure, _table
-from fftgrad.advise._inputs import Groups
+from fftgrad.advise import _exchange, _measure
+from fftgrad.advise._exchange import Groups
 from fftgrad.advise.commands._plan import squares
 
 LINK = fg.advise.Link("1gbit", "100us")
@@ -19,7 +19,7 @@ MOST = 1 << 22
 @pytest.fixture
 def same_machine(monkeypatch):
     """A copy takes as long here as on the machine of the table."""
-    monkeypatch.setattr(_table, "copy_seconds", lambda: _table.load()["copy_seconds"])
+    monkeypatch.setattr(_measure, "copy_seconds", lambda: _measure.load_table()["copy_seconds"])
 
 
 @pytest.fixture
@@ -32,26 +32,26 @@ def timings(values, workers=16, joined=1):
     rows = fg.advise.candidates(like, workers, joined)
     sizes = {"slow": workers, "fast": joined} if joined > 1 else {"data": workers}
     groups = Groups(sizes, "data", LINK if joined > 1 else None)
-    return _table.timings(rows, like, groups)[0]
+    return _measure.from_table(rows, like, groups)[0]
 
 
 def test_all_that_a_plan_compares_is_in_the_table():
     names = [row.name for row in fg.advise.candidates(squares(1 << 20), 8)]
-    assert sorted(names) == sorted(_table.load()["rows"])
-    assert "cores" in _table.load()["machine"]
+    assert sorted(names) == sorted(_measure.load_table()["rows"])
+    assert "cores" in _measure.load_table()["machine"]
 
 
 @pytest.mark.usefixtures("same_machine")
 def test_at_a_size_that_was_timed_it_is_the_time():
     found = timings(MOST)
-    for name, points in _table.load()["rows"].items():
+    for name, points in _measure.load_table()["rows"].items():
         (point,) = (p for p in points if p.values == MOST)
         extra = 0.0
         if "Muon" in name:
             every = 4 if "local" in name else 1
-            extra = every * _table.orthogonalizing(squares(MOST))
-            extra += _table.turning(squares(MOST)) if "eigenbasis" in name else 0.0
-            extra /= _table.load()["muon_flops_per_second"]
+            extra = every * _measure.orthogonalizing(squares(MOST))
+            extra += _measure.turning(squares(MOST)) if "eigenbasis" in name else 0.0
+            extra /= _measure.load_table()["muon_flops_per_second"]
         assert found[name].compress == pytest.approx(point.compress, rel=1e-4), name
         assert found[name].decompress == pytest.approx(point.decompress + extra, rel=1e-4), name
 
@@ -80,9 +80,9 @@ def test_only_what_is_gathered_costs_more_with_more_workers():
 
 @pytest.mark.usefixtures("same_machine")
 def test_behind_fast_links_each_has_a_piece():
-    values, table = 8 * MOST, _table.load()
+    values, table = 8 * MOST, _measure.load_table()
     whole, pieces = timings(MOST), timings(values, 16, 8)
-    passes = _table.PASSES * table["copy_seconds"] * values / _table.COPY_VALUES
+    passes = _measure.PASSES * table["copy_seconds"] * values / _measure.COPY_VALUES
     for name in ("QSGD 4 bits", "top-k 4 %, 4 bits"):
         assert pieces[name].compress == pytest.approx(whole[name].compress)
         assert pieces[name].decompress == pytest.approx(whole[name].decompress + passes)
@@ -90,8 +90,8 @@ def test_behind_fast_links_each_has_a_piece():
 
 def test_muon_is_charged_for_the_shapes_of_its_matrices():
     square, flat = jnp.zeros((64, 64)), jnp.zeros((4, 1024))
-    assert _table.orthogonalizing({"a": square}) == 5 * 6 * 64**3
-    assert _table.orthogonalizing({"a": flat, "b": jnp.zeros(9)}) == 5 * (4 * 16 * 1024 + 2 * 64)
+    assert _measure.orthogonalizing({"a": square}) == 5 * 6 * 64**3
+    assert _measure.orthogonalizing({"a": flat, "b": jnp.zeros(9)}) == 5 * (4 * 16 * 1024 + 2 * 64)
 
 
 @pytest.mark.usefixtures("untimed")
@@ -100,7 +100,7 @@ def test_any_size_is_answered_without_timing_anything(values):
     found = fg.advise.plan(squares(values), step="300ms", link=LINK, workers=16)
     assert {row.name for row in found.rows} == {*found.measured.timings}
     assert all(math.isfinite(row.seconds) and row.compile > 0 for row in found.rows)
-    assert _table.load()["machine"] in found.source
+    assert _measure.load_table()["machine"] in found.source
     assert found.source in " ".join(str(found).split())
     by_name = {row.name: row for row in found.rows}
     assert by_name["QSGD 4 bits"].memory < 1000  # counters
@@ -118,8 +118,8 @@ def test_another_machine_is_as_much_slower_as_its_copies(monkeypatch):
     ours = timings(MOST)["QSGD 4 bits"]
     found = []
     for factor in (1.0, 3.0):
-        known = factor * _table.load()["copy_seconds"]
-        monkeypatch.setattr(_table, "copy_seconds", lambda known=known: known)
+        known = factor * _measure.load_table()["copy_seconds"]
+        monkeypatch.setattr(_measure, "copy_seconds", lambda known=known: known)
         found.append(timings(MOST)["QSGD 4 bits"])
     assert found[1].compress == pytest.approx(3 * found[0].compress)
     assert ours.compile == found[1].compile
@@ -153,8 +153,8 @@ def test_rows_of_ones_own_are_timed_small_and_in_proportion(monkeypatch):
 
 def test_smaller_models_have_matrices_of_the_same_form():
     like = {"w": jax.ShapeDtypeStruct((40_000, 10_000), "float32"), "b": jnp.zeros(100_000)}
-    small = _inputs.smaller(like, 0.01)
+    small = _exchange.smaller(like, 0.01)
     assert sum(leaf.size for leaf in small.values()) == pytest.approx(4_001_000, rel=0.01)
     assert small["w"].shape[0] / small["w"].shape[1] == pytest.approx(4, rel=0.01)
     for shape in ((1, 400_000_000), (1, 1, 1, 400_000_000)):
-        assert _inputs.smaller(jax.ShapeDtypeStruct(shape, "float32"), 0.01).size == 4_000_000
+        assert _exchange.smaller(jax.ShapeDtypeStruct(shape, "float32"), 0.01).size == 4_000_000

@@ -8,7 +8,7 @@ import pytest
 
 import fftgrad as fg
 from fftgrad import advise
-from fftgrad.advise import _candidate
+from fftgrad.advise import _candidates
 
 LIKE = {
     "w": jax.ShapeDtypeStruct((400, 500), "float32"),
@@ -50,8 +50,8 @@ def test_each_of_two_levels_is_on_its_links():
 
 
 def test_over_fast_links_the_memory_is_that_of_the_group():
-    alone = {row.name: row for row in _candidate.candidates(LIKE, 4)}
-    for row in _candidate.candidates(LIKE, 4, 2):
+    alone = {row.name: row for row in _candidates.candidates(LIKE, 4)}
+    for row in _candidates.candidates(LIKE, 4, 2):
         own = row.recipe.exchange
         assert row.recipe == fg.Recipe(own)
         assert fg.Recipe(own.slow, own.memory) == alone[row.name].recipe
@@ -60,8 +60,8 @@ def test_over_fast_links_the_memory_is_that_of_the_group():
 def planned(**options):
     some = ("dense float32", "QSGD 4 bits", "4 local steps, signs")
     axis = options.get("axis_name", ("slow", "fast"))[-1]
-    usual = _candidate.candidates(LIKE, 4, 2, axis) if "fast" in options else (
-        _candidate.candidates(LIKE, 4)
+    usual = _candidates.candidates(LIKE, 4, 2, axis) if "fast" in options else (
+        _candidates.candidates(LIKE, 4)
     )  # fmt: skip
     rows = [row for row in usual if row.name in some]
     known = {"step": "1ms", "link": "1gbit", "workers": 8 if "fast" in options else 4}
@@ -110,7 +110,7 @@ def test_local_steps_over_two_levels_meet():
 
 
 def test_what_is_measured_of_two_levels_makes_a_plan_of_them():
-    rows = [row for row in _candidate.candidates(LIKE, 4, 2) if row.dense]
+    rows = [row for row in _candidates.candidates(LIKE, 4, 2) if row.dense]
     found = fg.advise.measure(
         LIKE, step=0.1, link="1gbit", workers=8, fast=FAST, rows=rows, seconds=0.01
     )
@@ -121,7 +121,7 @@ def test_what_is_measured_of_two_levels_makes_a_plan_of_them():
 
 
 def test_all_that_is_compared_of_two_levels_is_hierarchical():
-    rows = _candidate.candidates(LIKE, 4, 2)
+    rows = _candidates.candidates(LIKE, 4, 2)
     assert all(isinstance(row.recipe.exchange, fg.Hierarchical) for row in rows)
     names = {row.name for row in rows}
     assert {"4 local steps, signs", "8 local steps, signs"} <= names
@@ -137,7 +137,7 @@ def test_the_usual_rows_are_made_for_the_workers_and_their_axes(monkeypatch):
     )
     known = {"step": 0.1, "link": "1gbit", "workers": 8}
     fg.advise.measure(LIKE, fast=FAST, axis_name=("node", "gpu"), **known)
-    assert tuple(seen) == _candidate.candidates(LIKE, 4, 2, "gpu")
+    assert tuple(seen) == _candidates.candidates(LIKE, 4, 2, "gpu")
     seen.clear()
     fg.advise.measure(LIKE, **known)
-    assert tuple(seen) == _candidate.candidates(LIKE, 8)
+    assert tuple(seen) == _candidates.candidates(LIKE, 8)

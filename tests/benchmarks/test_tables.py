@@ -8,7 +8,7 @@ import re
 import pytest
 
 import fftgrad as fg
-from fftgrad.advise._answer import ACCEPTED
+from fftgrad.advise._plan import ACCEPTED
 
 pytest.importorskip("matplotlib")
 ROOT = pathlib.Path(__file__).parent.parent.parent

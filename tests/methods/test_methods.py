@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of, train_step
 
 import fftgrad as fg
-from fftgrad.advise._cost import collective_seconds
+from fftgrad.advise._link import collective_seconds
 from fftgrad.methods._redsync import RedSyncPolicy
 from fftgrad.methods._scalecom import ScaleComPolicy
 

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from fftgrad import _axes, advise
 from fftgrad.advise import Link, Plan, PlanRow
-from fftgrad.advise._answer import ACCEPTED, MARGIN
-from fftgrad.advise._cost import Algorithm, Parts
+from fftgrad.advise._exchange import groups
 from fftgrad.advise._gradients import arrays
-from fftgrad.advise._inputs import groups
+from fftgrad.advise._link import Algorithm, Parts
+from fftgrad.advise._plan import ACCEPTED, MARGIN
 from fftgrad.advise.commands._text import (
     add_json,
     bits_per_second,

@@ -14,7 +14,7 @@ import fftgrad as fg
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check_choice, check_count, check_kind, check_within, plain, value
 from fftgrad.advise._convergence import SEEN, Loss
-from fftgrad.advise._inputs import FAST, part
+from fftgrad.advise._exchange import FAST, part
 from fftgrad.exchanges._layout import BUCKET_LIMIT
 from fftgrad.exchanges._recipe import recipe_of
 
@@ -91,13 +91,6 @@ class Candidate:
                 f"Candidate(optimizer): must be {names}, or a functools.partial of it with numbers "
                 f"by name, with every={self.every}, got {whole!r}; use {remedy}."
             )
-        try:
-            whole(1.0)
-        except TypeError as error:
-            raise ValueError(
-                f"Candidate(optimizer): must take a rate and its options, got {whole!r}: {error}; "
-                f"use {remedy}."
-            ) from error
 
     @property
     def recipe(self) -> fg.Recipe:
