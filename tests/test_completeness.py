@@ -29,7 +29,7 @@ ROOMS = {
     "tools.": fg.tools,
     "checkpoint.": fg.checkpoint,
     "testing.": fg.testing,
-    "advise.": fg.advise,
+    "planning.": fg.planning,
     "islands.": fg.islands,
     "contrib.gossip.": fg.contrib.gossip,
     "contrib.votes.": fg.contrib.votes,
@@ -99,8 +99,6 @@ def test_every_public_class_is_in_the_table():
 
 def test_every_method_is_in_the_table():
     assert {name.split()[0] for name in METHODS} == METHOD_NAMES - SCHEDULES | OPTIMIZERS | BESIDE
-
-
 
 
 def test_every_support_is_in_the_table():
