@@ -161,7 +161,7 @@ def alone(values: int, workers: int, seconds: float) -> list[dict[str, Any]]:
     for _ in range(3):
         for name, made in ALONE.items():
             tx = fg.compressed_pmean(made(workers), fg.ErrorFeedback(), axis_name="data")
-            took = fg.advise.time_exchange(tx, like, {"data": workers}, seconds=seconds)
+            took = fg.planning.time_exchange(tx, like, {"data": workers}, seconds=seconds)
             found[name].append((took.compress, took.decompress))
     fields = {"values": values, "workers": workers}
     rows: list[dict[str, Any]] = []

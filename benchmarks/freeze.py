@@ -98,7 +98,7 @@ def seconds(values: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, make in TIMED.items():
         tx = fg.compressed_pmean(make(), fg.ErrorFeedback(), axis_name="data")
-        took = fg.advise.time_exchange(tx, like, {"data": 8}, seconds=0.5)
+        took = fg.planning.time_exchange(tx, like, {"data": 8}, seconds=0.5)
         found[name] = took.compress + took.decompress
     return found
 

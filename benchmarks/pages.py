@@ -59,15 +59,15 @@ CHOICES = {
     "PowerSGD 4, Muon with a lead": Choice("codec time counts", "PowerSGD rank 4, Muon, lead 0.3"),
     "4 local steps of Muon, 25x": Choice("high latency", "4 local steps of Muon, 25x"),
 }
-"""By the names that a plan has for them, which are those of `fg.advise.candidates`."""
+"""By the names that a plan has for them, which are those of `fg.planning.candidates`."""
 LIKE = jax.ShapeDtypeStruct((1024, 1024), "float32")
 """One matrix, so that no leaf is small."""
 WORKERS = 8
 
 
-def candidates() -> dict[str, fg.advise.Candidate]:
+def candidates() -> dict[str, fg.planning.Candidate]:
     """The rows of a plan by their names."""
-    return {row.name: row for row in fg.advise.candidates(LIKE, WORKERS)}
+    return {row.name: row for row in fg.planning.candidates(LIKE, WORKERS)}
 
 
 def choices() -> str:
@@ -99,7 +99,7 @@ def seen(choice: Choice) -> list[str]:
     return [*(tables.fewer_bytes(row, runs, w, WORKERS) for w in (8, 64)), loss]
 
 
-def kept(row: fg.advise.Candidate) -> float:
+def kept(row: fg.planning.Candidate) -> float:
     """The state of a worker in gradients; with Adam's, where it is no whole optimizer."""
     tx = row.transformation("data")
     whole = tx if row.optimizer else optax.chain(tx, optax.adam(1.0))

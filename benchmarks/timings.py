@@ -1,6 +1,6 @@
-"""What the candidates of a plan take on this machine, for the table that `fg.advise.plan` has.
+"""What the candidates of a plan take on this machine, for the table that `fg.planning.plan` has.
 
-Each is timed as one of so many workers, at a few sizes: `fftgrad/advise/timings.json`, from which
+Each is timed as one of so many workers, at a few sizes: `fftgrad/planning/timings.json`, from which
 a plan answers at once. Nothing else may run meanwhile.
 
     python benchmarks/timings.py
@@ -24,7 +24,7 @@ import optax
 
 import fftgrad as fg
 
-TABLE = _record.ROOT / "fftgrad/advise/timings.json"
+TABLE = _record.ROOT / "fftgrad/planning/timings.json"
 SIZES = ((1 << 16, 16), (1 << 20, 4), (1 << 20, 16), (1 << 22, 16))
 """Values and workers."""
 
@@ -63,7 +63,7 @@ def squares(values: int) -> dict[str, jax.ShapeDtypeStruct]:
     return like | {"vector": jax.ShapeDtypeStruct((rest,), jnp.float32)} if rest else like
 
 
-def timing(row: fg.advise.Candidate, values: int, workers: int, seconds: float) -> list[float]:
+def timing(row: fg.planning.Candidate, values: int, workers: int, seconds: float) -> list[float]:
     """Of a row; without what a Muon or an eigenbasis takes for matrices, which goes by shapes."""
     whole = getattr(row.optimizer, "func", row.optimizer)
     if whole in (fg.optimizers.feedback_muon, optax.contrib.muon):
@@ -74,7 +74,7 @@ def timing(row: fg.advise.Candidate, values: int, workers: int, seconds: float) 
         own = dataclasses.replace(row.recipe, exchange=exchange.exchange)
         row = dataclasses.replace(row, method=own)
     tx, axes = row.transformation("data"), {"data": workers}
-    took = fg.advise.time_exchange(tx, squares(values), axes, seconds=seconds)
+    took = fg.planning.time_exchange(tx, squares(values), axes, seconds=seconds)
     return [values, workers, took.compress, took.decompress, took.compile]
 
 
@@ -97,7 +97,7 @@ def main() -> None:
     args = parser.parse_args()
     points: dict[str, list[list[float]]] = {}
     for values, workers in SIZES[:1] if args.smoke else SIZES:
-        found = fg.advise.candidates(squares(values), workers)
+        found = fg.planning.candidates(squares(values), workers)
         found = [row for row in found if args.only in row.name]
         for row in found[:2] if args.smoke else found:
             points.setdefault(row.name, []).append(timing(row, values, workers, args.seconds))
@@ -113,7 +113,7 @@ def main() -> None:
         old = json.loads(TABLE.read_text())
         by = old["copy_seconds"] / record["copy_seconds"]
         scaled = {n: [[*p[:2], *(by * s for s in p[2:])] for p in own] for n, own in points.items()}
-        names = [row.name for row in fg.advise.candidates(squares(1 << 16), 16)]
+        names = [row.name for row in fg.planning.candidates(squares(1 << 16), 16)]
         known = {row["name"]: row["points"] for row in old["rows"]} | scaled
         record = old | {"rows": [{"name": name, "points": known[name]} for name in names]}
     if not args.smoke:

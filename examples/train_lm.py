@@ -393,21 +393,21 @@ def sentences(runs: list[Run], trainer: Trainer) -> list[str]:
         f"Held-out loss: {', '.join(losses)}.",
         f"Compressing does not pay here, because the {trainer.mesh.size} workers are on one "
         "machine: no step waits for a link, and compressing takes time. If each worker had such a "
-        "machine, with links of 100 Mbit/s between them, fg.advise.predict_step expects of a step: "
-        f"{seconds}.",
+        "machine, with links of 100 Mbit/s between them, fg.planning.predict_step expects of a "
+        f"step: {seconds}.",
     ]
 
 
 def predicted(trainer: Trainer, run: Run) -> float:
     """Seconds of a step over slow links, where no worker shares its processors with others."""
     shared = trainer.mesh.size if jax.default_backend() == "cpu" else 1
-    return fg.advise.predict_step(
+    return fg.planning.predict_step(
         trainer.optimizer(run),
         trainer.params,
         step=statistics.median(run.step_ms) / 1e3 / shared,
         link=LINK,
         axes={"data": trainer.mesh.size},
-        timing=fg.advise.Timing(0.0, 0.0),  # its own are in the step
+        timing=fg.planning.Timing(0.0, 0.0),  # its own are in the step
     )
 
 

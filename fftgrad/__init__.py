@@ -67,7 +67,7 @@ from fftgrad.training import (
 )
 
 if _TYPE_CHECKING:
-    from fftgrad import advise, checkpoint, contrib, islands, testing
+    from fftgrad import checkpoint, contrib, islands, planning, testing
 
 __all__ = [  # noqa: RUF022 (in reading order)
     # Training
@@ -143,7 +143,7 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "tools",
     "training",
     # Beside the core: loaded when they are asked for
-    "advise",
+    "planning",
     "checkpoint",
     "contrib",
     "islands",
@@ -152,7 +152,7 @@ __all__ = [  # noqa: RUF022 (in reading order)
 
 
 def __getattr__(name: str) -> object:
-    if name in ("advise", "checkpoint", "contrib", "islands", "testing"):
+    if name in ("planning", "checkpoint", "contrib", "islands", "testing"):
         return _import_module(f"fftgrad.{name}")
     rooms = codecs, exchanges, memories, methods, optimizers, tools, training
     there = [room.__name__ for room in rooms if name in room.__all__]

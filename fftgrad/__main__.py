@@ -10,7 +10,7 @@ EXTRA = ("matplotlib", "rich")
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     try:
-        from fftgrad.advise.commands._frame import run
+        from fftgrad.planning.commands._frame import run
 
         return run(argv)
     except ModuleNotFoundError as error:

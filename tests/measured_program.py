@@ -25,15 +25,15 @@ if __name__ == "__main__":
 
     devices = np.array(jax.devices())
     like, rows = jax.ShapeDtypeStruct((5000,), "float32"), [
-        fg.advise.Candidate("dense", fg.AllReduce(), dense=True),
-        fg.advise.Candidate("signs", fg.Recipe(fg.AllGather(fg.Sign()), fg.ErrorFeedback())),
+        fg.planning.Candidate("dense", fg.AllReduce(), dense=True),
+        fg.planning.Candidate("signs", fg.Recipe(fg.AllGather(fg.Sign()), fg.ErrorFeedback())),
     ]  # fmt: skip
     mesh = Mesh(devices, ("data",), axis_types=(AxisType.Auto,))
-    flat = fg.advise.measure(like, step=step, mesh=mesh, rows=rows, buckets=2, seconds=0.05)
+    flat = fg.planning.measure(like, step=step, mesh=mesh, rows=rows, buckets=2, seconds=0.05)
     two = Mesh(devices.reshape(2, 2), ("slow", "fast"), axis_types=(AxisType.Auto,) * 2)
-    pairs = fg.advise.measure(
+    pairs = fg.planning.measure(
         like, step=step, mesh=two, fast=(2, "50GB/s"), rows=rows[:1], seconds=0.05, link="1gbit"
     )
-    link = fg.advise.measure_link(two, "slow", seconds=0.05)
+    link = fg.planning.measure_link(two, "slow", seconds=0.05)
     tell(json.dumps([repr(found) for found in (flat, pairs, link)] + [flat.step]))
     jax.distributed.shutdown()

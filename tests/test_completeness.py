@@ -29,7 +29,7 @@ ROOMS = {
     "tools.": fg.tools,
     "checkpoint.": fg.checkpoint,
     "testing.": fg.testing,
-    "advise.": fg.advise,
+    "planning.": fg.planning,
     "islands.": fg.islands,
     "contrib.gossip.": fg.contrib.gossip,
     "contrib.votes.": fg.contrib.votes,

@@ -381,12 +381,12 @@ TAKE_ONE = {
     "diloco(outer)": lambda tx: fg.optimizers.diloco(SGD, tx, 4),
     "init_state(tx)": lambda tx: fg.init_state(tx, jnp.ones(3), mesh_of(4), AXIS),
     "per_worker(tx)": fg.training.per_worker,
-    "predict_step(tx)": lambda tx: fg.advise.predict_step(
+    "predict_step(tx)": lambda tx: fg.planning.predict_step(
         tx, jnp.ones(3), step=0.1, link="1gbit", axes={AXIS: 4}
     ),
     "scale_by_dion(others)": lambda tx: fg.methods.scale_by_dion(others=tx),
     "sharded(inner)": lambda tx: fg.optimizers.sharded(tx, 4),
-    "time_exchange(tx)": lambda tx: fg.advise.time_exchange(tx, jnp.ones(3), {AXIS: 4}),
+    "time_exchange(tx)": lambda tx: fg.planning.time_exchange(tx, jnp.ones(3), {AXIS: 4}),
     "trainable(tx)": lambda tx: fg.trainable(tx, {"w": True}),
 }
 """What takes a transformation of optax."""

@@ -25,11 +25,11 @@ FLOORS = [
     ["optimizers"],
     ["__init__"],
     ["islands", "testing"],
-    ["advise"],
+    ["planning"],
     ["checkpoint", "contrib"],
     ["__main__"],
 ]
-BESIDE = {"advise", "checkpoint", "contrib", "islands", "testing"}
+BESIDE = {"planning", "checkpoint", "contrib", "islands", "testing"}
 """What the core imports nothing of."""
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

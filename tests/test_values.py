@@ -72,8 +72,8 @@ VALUES = {
     "layout": fg.Layout("leaf", bucket_bytes=400),
     "named layout": fg.Layout(prefix),
     "settings": Settings(fg.AllGather(fg.Budget(ratio=50)), every=7),
-    "link": fg.advise.Link("1gbit", shares=(("all-to-all", 0.5),)),
-    "candidate": fg.advise.Candidate(
+    "link": fg.planning.Link("1gbit", shares=(("all-to-all", 0.5),)),
+    "candidate": fg.planning.Candidate(
         "top-k", METHODS["top_k"], optimizer=fg.optimizers.feedback_adam
     ),
 }
@@ -149,8 +149,8 @@ SAME = {
         Settings(fg.AllGather(Own(2.0)), every=3, rate=1.0, limit=2.0),
     ),
     "a link": (
-        fg.advise.Link(np.float32(1e8), F(0.5), (("all-to-all", F(0.5)),), F(0.25)),
-        fg.advise.Link(1e8, 0.5, (("all-to-all", 0.5),), 0.25),
+        fg.planning.Link(np.float32(1e8), F(0.5), (("all-to-all", F(0.5)),), F(0.25)),
+        fg.planning.Link(1e8, 0.5, (("all-to-all", 0.5),), 0.25),
     ),
     "top-k": (fg.methods.top_k(F(0.5), I(4)), fg.methods.top_k(0.5, 4)),
     "the paper's": (
@@ -205,7 +205,7 @@ def test_a_traced_number_is_refused():
 
 def test_numbers_of_numpy_are_in_the_code_of_a_plan():
     optimizer = functools.partial(fg.optimizers.feedback_adam, nu=np.float32(0.5))
-    row = fg.advise.Candidate("row", fg.methods.top_k(F(0.5)), optimizer=optimizer, steps=2)
+    row = fg.planning.Candidate("row", fg.methods.top_k(F(0.5)), optimizer=optimizer, steps=2)
     assert "np." not in row.code("data")
     assert "nu=0.5" in row.code("data")
     assert type(row.steps) is float

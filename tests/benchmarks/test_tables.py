@@ -8,7 +8,7 @@ import re
 import pytest
 
 import fftgrad as fg
-from fftgrad.advise._answer import ACCEPTED
+from fftgrad.planning._plan import ACCEPTED
 
 pytest.importorskip("matplotlib")
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -68,9 +68,9 @@ def test_a_line_of_the_page_is_that_of_the_plan(imported):
     """Of any link: what a plan says to paste depends on the row alone."""
     pages, text = imported("pages"), page("docs/choose.md")
     own = [row for row in pages.candidates().values() if row.loss in ACCEPTED]
-    known = {row.name: fg.advise.Timing(0.0, 0.0) for row in own}
+    known = {row.name: fg.planning.Timing(0.0, 0.0) for row in own}
     options = {"step": "30ms", "link": "100mbit", "workers": pages.WORKERS, "buckets": 1}
-    found = fg.advise.plan(pages.LIKE, rows=own, timings=known, **options)
+    found = fg.planning.plan(pages.LIKE, rows=own, timings=known, **options)
     shown = re.findall(r"^# ([^\n]*)\ntx = (.*?)(?=^$|^```)", text, re.MULTILINE | re.DOTALL)
     assert {name: ast.dump(ast.parse(code)) for name, code in shown} == {
         row.name: ast.dump(ast.parse(row.code)) for row in found.rows

@@ -65,7 +65,6 @@ def in_wrappers():
     after = optax.apply_if_finite(optax.inject_hyperparams(optax.adamw)(rate), 3)
     return fg.accumulate(
         optax.chain(
-            fg.advise.record_gradients(steps=(0, 1)),
             fg.per_worker(optax.adam(1e-2)),
             fg.training.delay(),
             mean,

@@ -10,7 +10,7 @@ from simulation import SETTINGS, Actor, Mortal, World, run
 
 import fftgrad as fg
 from fftgrad.__main__ import main
-from fftgrad.advise.commands import _islands
+from fftgrad.planning.commands import _islands
 
 pytest.importorskip("obstore")
 

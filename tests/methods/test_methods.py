@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of, train_step
 
 import fftgrad as fg
-from fftgrad.advise._cost import collective_seconds
 from fftgrad.methods._redsync import RedSyncPolicy
 from fftgrad.methods._scalecom import ScaleComPolicy
+from fftgrad.planning._link import collective_seconds
 
 
 @pytest.mark.parametrize("name", sample(METHODS))
@@ -388,7 +388,7 @@ def test_redsync_selects_by_bytes():
 
 def test_redsync_traffic_grows_with_the_workers():
     """At 128 workers 0.1 % of the elements are 12.7 % of the dense bytes, indices aside."""
-    ideal = fg.advise.Link(4.0, 0.0)  # an element a second
+    ideal = fg.planning.Link(4.0, 0.0)  # an element a second
     seconds = lambda kind, size: collective_seconds(kind, size, 128, ideal, "tree")  # noqa: E731
     np.testing.assert_allclose(seconds("all-gather", 4 * 1000), 0.127 * 1_000_000)
     np.testing.assert_allclose(seconds("all-reduce", 4 * 1_000_000), 2 * 127 / 128 * 1_000_000)

@@ -9,8 +9,8 @@ from jax import lax
 from parallel import AXIS, everywhere, of_size
 
 import fftgrad as fg
-from fftgrad.advise import _alone
 from fftgrad.ops import _collectives
+from fftgrad.planning import _alone
 
 X = np.random.default_rng(0).standard_t(3, (300,)).astype(np.float32)
 

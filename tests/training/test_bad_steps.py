@@ -250,7 +250,7 @@ def test_apply_if_finite_behind_an_optimizer_skips_one_step_and_no_more(make):
 CHOOSE = pathlib.Path(__file__).parents[2] / "docs" / "choose.md"
 PLANNED = {
     row.name: row.code(AXIS)
-    for row in fg.advise.candidates(jax.ShapeDtypeStruct((20, 30), "float32"), workers=8)
+    for row in fg.planning.candidates(jax.ShapeDtypeStruct((20, 30), "float32"), workers=8)
     if row.optimizer or row.every > 1
 }
 """The lines of `fftgrad plan --program`."""

@@ -173,7 +173,6 @@ def test_every_method_weighs_the_gradients_or_refuses(name):
 AROUND = {
     "accumulate": lambda tx: fg.accumulate(tx, 2),
     "delay": lambda tx: optax.chain(fg.training.delay(), tx),
-    "capture": lambda tx: optax.chain(fg.advise.record_gradients((0,)), tx),
     "clip_by_local_norm": lambda tx: optax.chain(fg.training.clip_by_local_norm(1e9), tx),
     "per_worker": lambda tx: optax.chain(fg.per_worker(optax.trace(0.5)), tx),
     "optax.partition": lambda tx: optax.partition({"all": tx}, "all"),

@@ -1,0 +1,41 @@
+"""Planning: would compressing pay, with what, and what is in a gradient.
+
+The core imports nothing of it; `fg.planning` loads it. May import everything but `testing`.
+"""
+
+from fftgrad.planning._candidates import Candidate, candidates
+from fftgrad.planning._exchange import Timing, predict_step, time_exchange
+from fftgrad.planning._gradients import (
+    Analysis,
+    GradientLog,
+    LeafFigures,
+    Rate,
+    analyze,
+    load_gradients,
+    save_gradients,
+)
+from fftgrad.planning._link import Link, measure_link
+from fftgrad.planning._measure import Measured, measure
+from fftgrad.planning._plan import Plan, PlanRow, plan
+
+__all__ = [
+    "Analysis",
+    "Candidate",
+    "GradientLog",
+    "LeafFigures",
+    "Link",
+    "Measured",
+    "Plan",
+    "PlanRow",
+    "Rate",
+    "Timing",
+    "analyze",
+    "candidates",
+    "load_gradients",
+    "measure",
+    "measure_link",
+    "plan",
+    "predict_step",
+    "save_gradients",
+    "time_exchange",
+]

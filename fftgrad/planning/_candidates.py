@@ -1,0 +1,282 @@
+"""A way to exchange gradients, and those that a plan compares unless it is given others."""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import jax
+import optax
+
+import fftgrad as fg
+from fftgrad._contracts import AxisName, PyTree
+from fftgrad._values import check_choice, check_count, check_kind, check_within, plain, value
+from fftgrad.exchanges._layout import BUCKET_LIMIT
+from fftgrad.exchanges._recipe import recipe_of
+from fftgrad.planning._convergence import SEEN, Loss
+from fftgrad.planning._exchange import FAST, part
+
+OURS = (fg.optimizers.feedback_adam, fg.optimizers.feedback_muon, fg.optimizers.feedback_sgd)
+"""Whole optimizers that a plan can name, which exchange in every step."""
+INNER = (optax.contrib.muon,)
+"""Those that it can name for local steps, where the user's own is not what was seen."""
+LATE = functools.partial(fg.optimizers.feedback_adam, nu=0.0)
+"""As rows trained that have met no held-out task."""
+LED = functools.partial(fg.optimizers.feedback_adam, nu=0.7)
+MUON = functools.partial(fg.optimizers.feedback_muon, lead=0.3)
+LOCAL_MUON = functools.partial(optax.contrib.muon, consistent_rms=0.2, adam_b2=0.99)
+NAME = re.compile(r"(?<![\w.'])(([A-Z]\w*|chain)\()")
+
+
+@value
+class Candidate:
+    """Value: a way to exchange gradients, which `fg.planning.plan` compares with others.
+
+    Args:
+      name: by which rows and timings are known.
+      method: a recipe, such as `fg.methods.top_k(0.01)`, or an exchange alone.
+      every: H, the steps between two exchanges; with more than one each worker trains on its own
+        meanwhile, as by `fg.optimizers.diloco`.
+      dense: whether it is one of those with which the others are compared.
+      optimizer: the whole optimizer that it trained with, in place of the user's, such as
+        `fg.optimizers.feedback_adam` or a `functools.partial` of it; with local steps that of a
+        worker, `optax.contrib.muon`.
+      loss: what to expect of the loss.
+      steps: how many times dense's steps it takes to dense's loss: a plan's order counts them.
+
+    Example:
+      >>> fg.planning.Candidate("QSGD", fg.methods.qsgd(bits=4)).code("data")
+      "fg.compressed_pmean(fg.AllGather(codec=fg.UniformLevels()), axis_name='data')"
+    """
+
+    name: str
+    method: fg.Recipe | fg.Exchange
+    _: dataclasses.KW_ONLY
+    every: int = 1
+    dense: bool = False
+    optimizer: Callable[..., Any] | None = None
+    loss: Loss = "not measured"
+    steps: float = 1.0
+
+    def __post_init__(self) -> None:
+        own = self.recipe
+        check_count("Candidate(every)", self.every, "use 4.")
+        check_choice("Candidate(loss)", self.loss, get_args(Loss))
+        remedy = "use 1.2 for a fifth more than dense's."
+        check_within("Candidate(steps)", self.steps, "(0, inf)", remedy)
+        self._check_optimizer()
+        if self.every > 1 and own.layout != fg.Layout():
+            raise ValueError(
+                f"Candidate(method): must have no layout with local steps, got {own.layout!r}; "
+                "leave it to the exchange."
+            )
+
+    def _check_optimizer(self) -> None:
+        whole = self.optimizer
+        if whole is None:
+            return
+        allowed, remedy = OURS, "functools.partial(fg.optimizers.feedback_adam, nu=0.5)"
+        if self.every > 1:
+            allowed, remedy = INNER, "functools.partial(optax.contrib.muon, consistent_rms=0.2)"
+        options = getattr(whole, "keywords", {}).values()
+        if (
+            getattr(whole, "func", whole) not in allowed
+            or getattr(whole, "args", ())
+            or not all(isinstance(plain(option), int | float) for option in options)
+        ):
+            names = " or ".join(function.__name__ for function in allowed)
+            raise ValueError(
+                f"Candidate(optimizer): must be {names}, or a functools.partial of it with numbers "
+                f"by name, with every={self.every}, got {whole!r}; use {remedy}."
+            )
+
+    @property
+    def recipe(self) -> fg.Recipe:
+        """What it is made of."""
+        return recipe_of("Candidate", self.method)
+
+    def transformation(self, axis_name: AxisName) -> optax.GradientTransformationExtraArgs:
+        """What exchanges the gradients; with local steps, around an optimizer.
+
+        A whole optimizer too, because what it takes beside the exchange is part of its step. Its
+        rate is not zero, or local steps would have nothing to send.
+        """
+        own, whole = self.recipe, self.optimizer
+        if self.every > 1:
+            inner = whole(1.0) if whole else optax.identity()
+            return fg.optimizers.diloco(inner, optax.sgd(1.0), self.every, own, axis_name=axis_name)
+        if whole is None:
+            return fg.compressed_pmean(own, axis_name=axis_name)
+        return whole(
+            1.0,
+            exchange=own.exchange,
+            memory=own.memory,
+            layout=own.layout,
+            axis_name=axis_name,
+        )
+
+    def code(self, axis_name: AxisName) -> str:
+        """The expression that makes it; `optimizer` and `learning_rate` are the user's own."""
+        own, whole = self.recipe, self.optimizer
+        made = getattr(whole, "func", whole)
+        options = [f"{k}={plain(option)!r}" for k, option in getattr(whole, "keywords", {}).items()]
+        exchange, memory = repr(own.exchange), repr(own.memory)
+        layout = [] if own.layout == fg.Layout() else [f"layout={own.layout!r}"]
+        if self.every > 1:
+            inner = ", ".join(["learning_rate", *options])
+            inner = f"optax.contrib.{made.__name__}({inner})" if made else "optimizer"
+            function = "fg.optimizers.diloco"
+            parts = [inner, "optax.sgd(1.0)", str(self.every), exchange, memory]
+        elif made:
+            function = f"fg.optimizers.{made.__name__}"
+            parts = ["learning_rate", f"exchange={exchange}", f"memory={memory}", *options, *layout]
+        else:
+            function = "fg.compressed_pmean"
+            parts = [exchange, *([] if own.memory == fg.NoMemory() else [memory]), *layout]
+        inside = NAME.sub(lambda found: f"fg.{_room(found[2])}{found[1]}", ", ".join(parts))
+        return f"{function}({inside}, axis_name={axis_name!r})"
+
+
+def _room(name: str) -> str:
+    """Where a part is that has no name on top."""
+    return "" if name in fg.__all__ else "codecs." if hasattr(fg.codecs, name) else "exchanges."
+
+
+def check_rows(owner: str, rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The rows; refuses what are no candidates, and two of one name."""
+    for row in rows:
+        remedy = "use fg.planning.Candidate('mine', fg.AllGather(codec))."
+        check_kind(f"{owner}(rows)", row, Candidate, remedy)
+    names = [row.name for row in rows]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{owner}(rows): must have a name each, got {names}; rename one.")
+    return tuple(rows)
+
+
+def candidates(
+    like: PyTree, workers: int, fast: int = 1, fast_axis: str = FAST
+) -> tuple[Candidate, ...]:
+    """Function: what a plan compares by itself: dense, every family that fits, and local steps.
+
+    To compare your own beside them: `fg.planning.plan(..., rows=[*fg.planning.candidates(params,
+    8), mine])`.
+
+    Args:
+      like: the gradient, or its shapes; low ranks are for those that have matrices, which the
+        pieces that fast links leave are not.
+      workers: how many there are along the slow axis.
+      fast: how many are joined by fast links, at each of them.
+      fast_axis: the name of their axis.
+
+    Returns:
+      The rows, of which the first is dense float32.
+
+    Example:
+      >>> fg.planning.candidates(jax.ShapeDtypeStruct((1000,), "float32"), workers=8)[0].name
+      'dense float32'
+    """
+    top_k, dct = fg.methods.top_k, fg.Dct(64)
+    feedback, decayed = fg.ErrorFeedback(), fg.ErrorFeedback(decay=0.95)
+    halves = fg.TwoStage(fg.Cast("bfloat16"), workers)
+    signs = fg.Recipe(fg.TwoStage(fg.Sign(), workers), decayed)
+    two_bits = fg.TwoStage(fg.codecs.LloydMax(bits=2, block=256), workers)
+    filled = fg.Recipe(fg.TwoStage(fg.Budget(ratio=25), workers), feedback)
+    four_bits = fg.chain(fg.TopK(0.04), fg.LogLevels(bits=4))
+    rows = [
+        _row("dense float32", fg.Recipe(fg.AllReduce()), dense=True),
+        _row("dense bfloat16", fg.Recipe(halves), dense=True),
+        _row("QSGD 4 bits", fg.methods.qsgd(bits=4)),
+        _row("EDEN 1 bit (DRIVE)", fg.methods.eden()),
+        _row("TernGrad, shared scale", fg.methods.terngrad(workers=workers)),
+        _row("random-k 10 %", fg.methods.random_k(0.1), optimizer=LATE),
+        _row(
+            "shared top-k 4 %", fg.Recipe(fg.SharedSupport(fg.TopK(0.04)), decayed), optimizer=LATE
+        ),
+        _row("top-k 4 %, 4 bits", top_k(0.04, 4, memory=decayed), optimizer=LATE),
+        _row(
+            "two stages, top-k 4 %, 4 bits",
+            fg.Recipe(fg.TwoStage(four_bits, workers), decayed),
+            optimizer=LATE,
+        ),
+        _row("DCT 64, 4 %, 4 bits", top_k(0.04, 4, transform=dct, memory=decayed), optimizer=LATE),
+        _row("two stages 25x, Muon", filled, optimizer=MUON),
+        _row("signs, two stages", signs, optimizer=LATE),
+        _row("2 bits, two stages", fg.Recipe(two_bits, fg.ErrorFeedback(decay=0.9))),
+        _row("4 local steps, signs", signs, every=4),
+        _row("8 local steps, signs", signs, every=8),
+    ]
+    # A larger one is cut, and dense to those that look for low ranks.
+    matrices = any(
+        len(leaf.shape) >= 2 and math.prod(leaf.shape) <= BUCKET_LIMIT
+        for leaf in jax.tree.leaves(like)
+    )
+    if matrices:
+        quarter = fg.Recipe(fg.AllGather(fg.Budget(ratio=25)), feedback)
+        rows.append(_row("4 local steps of Muon, 25x", quarter, every=4, optimizer=LOCAL_MUON))
+    if matrices and fast == 1:
+        power_sgd = fg.methods.power_sgd(4)
+        turned = fg.Eigenbasis(fg.TwoStage(fg.Budget(ratio=50), workers))
+        rows += [
+            _row("eigenbasis 50x, Muon", fg.Recipe(turned, feedback), optimizer=MUON),
+            _row("PowerSGD 4, Muon with a lead", power_sgd, optimizer=MUON),
+            _row("PowerSGD rank 4", power_sgd, optimizer=LED),
+            _row("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=LATE),
+        ]
+    rows = [row if row.dense or row.every > 1 else _with_small_dense(row, like) for row in rows]
+    if fast > 1:
+        whole = [row for row in rows if row.recipe.layout == fg.Layout()]
+        rows = [_over_fast(row, fast, fast_axis) for row in whole]
+    return tuple(rows)
+
+
+def _row(
+    name: str,
+    recipe: fg.Recipe,
+    *,
+    every: int = 1,
+    dense: bool = False,
+    optimizer: Callable[..., Any] | None = None,
+) -> Candidate:
+    """With what was seen of it."""
+    seen = SEEN.get(name)
+    return Candidate(
+        name,
+        recipe,
+        every=every,
+        dense=dense,
+        optimizer=optimizer,
+        loss="as dense" if dense else seen.kind if seen else "not measured",
+        steps=seen.steps if seen else 1.0,
+    )
+
+
+def _with_small_dense(row: Candidate, like: PyTree) -> Candidate:
+    """The same with its smallest vectors dense, which a twentieth of its bytes has room for.
+
+    No matrix, however small: what the code is pasted into may have no larger one.
+    """
+    exchange = row.recipe.exchange
+    if not isinstance(exchange, fg.AllGather | fg.TwoStage):
+        return row
+    if not isinstance(exchange.codec, fg.Codec):
+        return row
+    few, times = part(like)
+    room = fg.wire_bytes(exchange, few) * times / 20 / 4
+    leaves = jax.tree.leaves(like)
+    sizes = sorted(math.prod(leaf.shape) for leaf in leaves if len(leaf.shape) <= 1)
+    most = max((n for n in sizes if sum(m for m in sizes if m <= n) <= room), default=0)
+    if not most or len(sizes) == len(leaves):
+        return row
+    rule = fg.Rule(fg.Identity(), max_ndim=1, max_size=most if most < sizes[-1] else None)
+    policy = fg.Policy(rule, default=exchange.codec)
+    mixed = dataclasses.replace(exchange, codec=policy)
+    return dataclasses.replace(row, method=dataclasses.replace(row.recipe, exchange=mixed))
+
+
+def _over_fast(row: Candidate, fast: int, axis: str) -> Candidate:
+    """The same between groups of workers, each of which averages exactly first."""
+    own = row.recipe
+    exchange = fg.Hierarchical(axis, fast, slow=own.exchange, memory=own.memory)
+    return dataclasses.replace(row, method=exchange)

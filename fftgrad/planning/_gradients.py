@@ -1,0 +1,493 @@
+"""What gradients look like, which codec that speaks for, and files of them."""
+
+import bisect
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+import fftgrad as fg
+from fftgrad._contracts import PyTree
+from fftgrad._values import local_path
+from fftgrad.ops._shapes import by_path
+
+Array = npt.NDArray[Any]
+NAME = re.compile(r"step=(\d+)/worker=(\d+)/(.*)", re.DOTALL)
+"""The name of an array in a file: step, worker, and the path of the leaf."""
+
+
+class GradientLog(NamedTuple):
+    """Gradients of some steps, worker by worker.
+
+    Attributes:
+      gradients: for each step, by its number, the gradient of each worker, by its number: a tree of
+        arrays.
+    """
+
+    gradients: Mapping[int, Mapping[int, PyTree]]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The numbers of the steps."""
+        return tuple(self.gradients)
+
+    @property
+    def trees(self) -> list[PyTree]:
+        """The gradients of all steps and workers."""
+        return [tree for workers in self.gradients.values() for tree in workers.values()]
+
+
+def save_gradients(path: str | os.PathLike[str], log: GradientLog) -> None:
+    """Function: write gradients to an .npz file.
+
+    An array is called step=100/worker=3/layers/0/w, with the keys, positions and fields of the
+    leaf's path between slashes. bfloat16 is stored as float32, because NumPy has no name for it.
+
+    Args:
+      path: the file; `~` is the home folder, and the suffix .npz is added if there is none.
+      log: the gradients; in several processes each saves its own workers to a file of its own.
+
+    Example:
+      >>> import tempfile
+      >>> import numpy as np
+      >>> file = tempfile.mkdtemp() + "/gradients.npz"
+      >>> log = fg.planning.GradientLog({10: {0: {"w": np.ones(2, np.float32)}}})
+      >>> fg.planning.save_gradients(file, log)
+      >>> list(np.load(file))
+      ['step=10/worker=0/w']
+    """
+    saved: dict[str, Array] = {}
+    for step, workers in log.gradients.items():
+        for worker, tree in workers.items():
+            for name, leaf in by_path(tree).items():
+                own = np.asarray(leaf)
+                own = own.astype(np.float32) if own.dtype == jnp.bfloat16 else own
+                saved[f"step={step}/worker={worker}/{name}"] = own
+    file = local_path("save_gradients(path)", path)
+    write: Any = np.savez
+    write(file, **saved)
+
+
+def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
+    """Function: read gradients from .npz files.
+
+    Args:
+      *paths: files of `fg.planning.save_gradients`, such as one of each process, which together
+        have each step of a worker once; or one file of other arrays, which is a tree of step 0 and
+        worker 0. Arrays of integers are left out.
+
+    Returns:
+      A `GradientLog`. Each tree is a dict from paths to arrays, whatever containers it had.
+
+    Raises:
+      ValueError: if a file cannot be read or has no floating-point value, or a gradient is there
+        twice.
+
+    Example:
+      >>> import tempfile
+      >>> import numpy as np
+      >>> file = tempfile.mkdtemp() + "/gradients.npz"
+      >>> log = fg.planning.GradientLog({10: {0: {"a": {"b": np.ones(2)}}}})
+      >>> fg.planning.save_gradients(file, log)
+      >>> fg.planning.load_gradients(file).gradients
+      {10: {0: {'a/b': array([1., 1.])}}}
+    """
+    found: dict[int, dict[int, dict[str, Array]]] = {}
+    for path in paths:
+        for name, array in arrays(path).items():
+            match = NAME.fullmatch(name)
+            step, worker, leaf = match.groups() if match else (0, 0, name)
+            tree = found.setdefault(int(step), {}).setdefault(int(worker), {})
+            if leaf in tree:
+                raise ValueError(
+                    f"load_gradients({path}): must have gradients that the files before it do not "
+                    f"have, got {leaf!r} of step {step} and worker {worker} again; pass each file "
+                    "once, and save plain arrays by fg.planning.save_gradients."
+                )
+            tree[leaf] = array
+    return GradientLog({step: dict(sorted(found[step].items())) for step in sorted(found)})
+
+
+def arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """Read the floating-point arrays of an .npz file by their names."""
+    file = local_path("load_gradients(*paths)", path)
+    with file.open("rb") as opened:  # whose errors name the file
+        try:
+            loaded: Any = np.load(opened, allow_pickle=False)
+            found = {name: loaded[name] for name in loaded.files}
+        except Exception as error:  # NumPy does not document the errors of a damaged file
+            raise ValueError(
+                f"load_gradients({path}): must be a whole .npz file of arrays, got other content; "
+                "save it again by fg.planning.save_gradients or np.savez(file, **arrays)."
+            ) from error
+    # NumPy saves bfloat16 as two bytes without a name.
+    found = {k: x.view(jnp.bfloat16) if x.dtype == np.dtype("V2") else x for k, x in found.items()}
+    found = {k: x for k, x in found.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+    if not any(x.size for x in found.values()):
+        raise ValueError(
+            f"load_gradients({path}): must have floating-point values, got none; save gradients by "
+            "fg.planning.save_gradients or np.savez(file, **arrays)."
+        )
+    return found
+
+
+BLOCK = 4096
+"""Values that are sampled together, so that correlations of neighbors remain."""
+KEPT = (0.1, 0.01, 0.001)
+"""Shares of the coefficients that are kept, counted in real numbers."""
+SHARE = 0.01
+"""The share of the values that count as large."""
+LAGS = 8
+BASES: dict[str, fg.Codec] = {
+    "none": fg.Identity(),
+    "Dct 16": fg.Dct(block=16),
+    "Dct 64": fg.Dct(block=64),
+    "Fft 64": fg.Fft(block=64),
+    "Fft 4096": fg.Fft(block=4096),
+    "Fft whole": fg.Fft(block=None),
+    "Hadamard": fg.Hadamard(),
+}
+DENSE = (
+    fg.Sign(),
+    *(fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=bits)) for bits in (1, 2, 3, 4)),
+    fg.Cast("bfloat16"),
+)
+"""Codecs that send something for every value."""
+
+
+class LeafFigures(NamedTuple):
+    """What `fg.planning.analyze` measures of a leaf, or of all leaves below 4,096 values together.
+
+    Attributes:
+      name: the path of the leaf.
+      values: number of values in one gradient.
+      energy: its share of the sum of squares, in [0, 1].
+      zeros: the share of values that are exactly zero.
+      error: relative error of keeping the largest 1 % of its values.
+    """
+
+    name: str
+    values: int
+    energy: float
+    zeros: float
+    error: float
+
+
+class Rate(NamedTuple):
+    """What a codec sends of the sample, and what it loses.
+
+    Attributes:
+      codec: the codec, for a gradient of any size.
+      ratio: how many times fewer bytes than float32 it may send.
+      bits: sent bits a value.
+      error: the relative error.
+    """
+
+    codec: fg.Codec
+    ratio: float
+    bits: float
+    error: float
+
+    @property
+    def is_dense(self) -> bool:
+        """True if it sends something for every value."""
+        return self.codec in DENSE
+
+
+class Analysis(NamedTuple):
+    """What `fg.planning.analyze` found. `print` shows the recommendation.
+
+    Attributes:
+      steps: the numbers of the steps.
+      workers: the numbers of the workers.
+      values: number of values in one gradient.
+      sampled: how many of them were measured, in each step and worker: all, or blocks of 4,096.
+      zeros: the share of values that are exactly zero.
+      kurtosis: fourth moment over the square of the second: 3 for a Gaussian, more for heavier
+        tails.
+      dropped: for each basis the relative errors of keeping the largest 10 %, 1 % and 0.1 % of its
+        coefficients, counted in real numbers.
+      correlation: of values 1 to 8 places apart.
+      overlap: the share of places that the largest 1 % of two workers have in common, 0.01 by
+        chance; None for one worker.
+      cosine: between the gradients of two workers in one step; None for one worker.
+      leaves: figures of each leaf of 4,096 values or more, and of all smaller ones together.
+      rates: what codecs send and lose, from the smallest size on, the best of each size first.
+      recommendation: what follows, each sentence with the figures that it rests on.
+    """
+
+    steps: tuple[int, ...]
+    workers: tuple[int, ...]
+    values: int
+    sampled: int
+    zeros: float
+    kurtosis: float
+    dropped: Mapping[str, Array]
+    correlation: Array
+    overlap: float | None
+    cosine: float | None
+    leaves: tuple[LeafFigures, ...]
+    rates: tuple[Rate, ...]
+    recommendation: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(self.recommendation)
+
+
+def analyze(
+    gradients: PyTree,
+    *,
+    max_values: int = 1 << 22,
+    ratios: Sequence[float] = (100, 30, 7.5),
+    tell: Callable[[str], object] = lambda _: None,
+) -> Analysis:
+    """Function: what gradients look like, and which basis, codec and exchange that speaks for.
+
+    It measures how few coefficients hold the energy, and in which basis; whether neighbors are
+    alike; whether workers agree on the largest values; and what codecs of some sizes lose.
+    docs/api/planning.md says how to read each figure.
+
+    Of more than `max_values` values, over all steps and workers, it samples blocks of 4,096, one in
+    each of equal stretches of the gradient, at the same positions in all of them and by a fixed
+    seed. Codecs are measured on all leaves as one vector. A size compiles three to eight programs;
+    three sizes take most of a minute on a CPU, and the rest takes seconds.
+
+    Args:
+      gradients: what `fg.planning.load_gradients` returned, a `GradientLog`, or a tree of arrays,
+        as of one step and worker. They are measured in float32.
+      max_values: how many values to measure, at least 4,096.
+      ratios: the sizes at which to measure codecs: how many times fewer bytes than float32; none
+        for no codecs.
+      tell: is called with the name of what is measured next, such as `print`.
+
+    Returns:
+      An `Analysis`.
+
+    Example:
+      >>> import numpy as np
+      >>> wave = np.sin(np.arange(8192, dtype=np.float32) / 9)
+      >>> found = fg.planning.analyze({"w": wave}, ratios=())
+      >>> found.recommendation[0][:35]
+      'Transform by Fft(block=None) before'
+    """
+    log = gradients if isinstance(gradients, GradientLog) else GradientLog({0: {0: gradients}})
+    keys = [(step, worker) for step, workers in log.gradients.items() for worker in workers]
+    sizes = {name: np.size(x) for tree in log.trees[:1] for name, x in by_path(tree).items()}
+    columns = _columns(sum(sizes.values()), max_values // max(1, len(keys)))
+    rows = np.stack([_row(tree, sizes, columns) for tree in log.trees] or [np.zeros(0, np.float32)])
+    if not rows.any() or not np.isfinite(rows).all():
+        raise ValueError(
+            "analyze(gradients): must be finite in float32 and not all zero, got other values or "
+            "none; leave that step out."
+        )
+    # A power of two changes no bit, and squares neither overflow nor vanish.
+    rows = np.ldexp(rows, -np.frexp(np.max(np.abs(rows)))[1])
+    squares = np.square(rows, dtype=np.float64)
+    n = columns.size
+    dropped = {name: _dropped(_coefficients(basis, rows), n) for name, basis in BASES.items()}
+    steps = np.asarray([step for step, _ in keys])
+    groups = [own for step in log.steps if len(own := rows[steps == step]) > 1]
+    compact = min(("none", "Dct 16", "Dct 64", "Fft 64"), key=lambda name: dropped[name][1])
+    found = Analysis(
+        steps=log.steps,
+        workers=tuple(sorted({worker for _, worker in keys})),
+        values=sum(sizes.values()),
+        sampled=n,
+        zeros=float(np.mean(rows == 0)),
+        kurtosis=float(np.mean(squares**2) / np.mean(squares) ** 2),
+        dropped=dropped,
+        correlation=_correlation(rows),
+        overlap=float(np.mean([_overlap(own) for own in groups])) if groups else None,
+        cosine=float(np.mean([_cosine(own) for own in groups])) if groups else None,
+        leaves=_leaves(rows, squares, sizes, columns),
+        rates=_rates(rows, ratios, BASES[compact], tell),
+    )
+    return found._replace(recommendation=tuple(_sentences(found)))
+
+
+def _columns(values: int, most: int) -> Array:
+    """Positions of the sample: all, or those of one block in each of equal stretches."""
+    blocks = -(-values // BLOCK)
+    count = max(1, most // BLOCK)
+    edges = np.arange(count + 1) * blocks // count
+    if blocks <= count:
+        return np.arange(values)
+    chosen = np.random.default_rng(0).integers(edges[:-1], edges[1:])
+    columns = (chosen[:, None] * BLOCK + np.arange(BLOCK)).ravel()
+    return columns[columns < values]
+
+
+def _row(tree: PyTree, sizes: Mapping[str, int], columns: Array) -> Array:
+    """The sample of one gradient, in float32."""
+    leaves = {name: np.asarray(x) for name, x in by_path(tree).items()}
+    if {name: x.size for name, x in leaves.items()} != sizes:
+        raise ValueError(
+            "analyze(gradients): must be trees of one structure, got others; pass gradients of one "
+            "model."
+        )
+    if bad := [name for name, x in leaves.items() if not jnp.issubdtype(x.dtype, jnp.floating)]:
+        raise TypeError(
+            f"analyze(gradients): must be of floating-point values, got others for {bad}; leave "
+            "them out."
+        )
+    with np.errstate(over="ignore"):  # what float32 cannot hold is refused later
+        whole = [x.ravel().astype(np.float32) for x in leaves.values()]
+    return np.concatenate([np.zeros(0, np.float32), *whole])[columns]
+
+
+def _coefficients(basis: fg.Codec, rows: Array) -> Array:
+    run = jax.jit(lambda x: basis.compress(x, (), fg.Step.of(0)).payload.main)
+    return np.stack([np.asarray(run(jnp.asarray(row))) for row in rows])
+
+
+def _dropped(coefficients: Array, values: int) -> Array:
+    """Relative errors of keeping the largest coefficients of each row, at each of `KEPT`."""
+    energy = np.sort(np.square(np.abs(coefficients)), axis=1)[:, ::-1]
+    reals = 2 if np.iscomplexobj(coefficients) else 1
+    counts = [max(1, math.ceil(share * values) // reals) for share in KEPT]
+    lost = [np.sum(energy[:, count:], dtype=np.float64) for count in counts]
+    return np.sqrt(np.asarray(lost) / (np.sum(energy, dtype=np.float64) or 1.0))
+
+
+def _correlation(rows: Array) -> Array:
+    out = np.zeros(LAGS)
+    for lag in range(1, min(LAGS + 1, rows.shape[1])):
+        one, other = rows[:, :-lag].ravel(), rows[:, lag:].ravel()
+        norms = np.linalg.norm(one) * np.linalg.norm(other)
+        out[lag - 1] = one @ other / norms if norms else 0.0
+    return out
+
+
+def _overlap(rows: Array) -> float:
+    """The share of places that the largest values of two workers have in common, over all pairs."""
+    count, n = rows.shape
+    few = n - math.ceil(SHARE * n)
+    large = np.argpartition(np.abs(rows), few, axis=1)[:, few:]
+    hits = np.bincount(large.ravel(), minlength=n)
+    return float(np.sum(hits * (hits - 1)) / ((count - 1) * large.size))
+
+
+def _cosine(rows: Array) -> float:
+    """The mean cosine of two workers."""
+    unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+    count = len(rows)
+    return float((np.sum(np.square(np.sum(unit, axis=0))) - count) / (count * (count - 1)))
+
+
+def _leaves(
+    rows: Array, squares: Array, sizes: Mapping[str, int], columns: Array
+) -> tuple[LeafFigures, ...]:
+    small = f"small leaves ({sum(size < BLOCK for size in sizes.values())})"
+    names = [small if size < BLOCK else name or "the array" for name, size in sizes.items()]
+    of = np.searchsorted(np.cumsum(list(sizes.values())), columns, side="right")
+    total, found = np.sum(squares), list[LeafFigures]()
+    for name in dict.fromkeys(names):
+        same = [i for i, other in enumerate(names) if other == name]
+        own = np.isin(of, same)
+        if not own.any():
+            continue
+        found.append(
+            LeafFigures(
+                name=name,
+                values=sum(list(sizes.values())[i] for i in same),
+                energy=float(np.sum(squares[:, own]) / total),
+                zeros=float(np.mean(rows[:, own] == 0)),
+                error=float(_dropped(rows[:, own], int(np.sum(own)))[1]),
+            )
+        )
+    return tuple(found)
+
+
+def _rates(
+    rows: Array, ratios: Sequence[float], basis: fg.Codec, tell: Callable[[str], object]
+) -> tuple[Rate, ...]:
+    """Codecs at each of some sizes, the best of each size first."""
+    n, found = rows.shape[1], list[Rate]()
+    like = jax.ShapeDtypeStruct((n,), jnp.float32)
+    slots = n // 2 if isinstance(basis, fg.Fft) else n
+
+    def largest(k: int) -> fg.Codec:
+        share = min(1.0, float(f"{k / slots:.3g}"))
+        return fg.chain(basis, fg.TopK(fraction=share), fg.LogLevels(bits=4))
+
+    for ratio in sorted(ratios, reverse=True):
+        tell(f"codecs of {ratio:g} times fewer bytes")
+        size = int(4 * n / ratio)
+        counts = range(1, slots + 1)
+        most = bisect.bisect_right(counts, size, key=lambda k: fg.wire_bytes(largest(k), like))
+        bases = dict.fromkeys((fg.Identity(), basis))
+        codecs = [fg.chain(one, fg.Budget(ratio=ratio)) for one in bases]
+        codecs += [largest(most)] if most else []
+        codecs += [codec for codec in DENSE if fg.wire_bytes(codec, like) <= size]
+        own = [Rate(c, ratio, 8 * fg.wire_bytes(c, like) / n, lost_by(c, rows)) for c in codecs]
+        found += sorted(own, key=lambda rate: rate.error)
+    return tuple(found)
+
+
+def lost_by(codec: fg.Codec, rows: Array) -> float:
+    """The relative error of a codec on rows."""
+    step, like = fg.Step.of(0), jax.ShapeDtypeStruct(rows.shape[1:], jnp.float32)
+
+    @jax.jit
+    def lost(row: jax.Array) -> jax.Array:
+        return row - fg.decompress(codec, fg.compress(codec, row, step=step), like, step=step)
+
+    errors = [np.asarray(lost(jnp.asarray(row)), np.float64) for row in rows]
+    return float(np.linalg.norm(errors) / np.linalg.norm(rows.astype(np.float64)))
+
+
+def _sentences(found: Analysis) -> Iterator[str]:
+    """The recommendation."""
+    usable = [name for name in BASES if name not in ("none", "Hadamard")]  # it is for quantizers
+    best = min(usable, key=lambda name: float(found.dropped[name][1]))
+    there, here = float(found.dropped[best][1]), float(found.dropped["none"][1])
+    if there < 0.97 * here:
+        yield (
+            f"Transform by {BASES[best]!r} before selecting: the largest 1 % of its coefficients "
+            f"leave an error of {there:.3f}, the largest 1 % of the values {here:.3f} (neighbors "
+            f"correlate by {found.correlation[0]:.2f})."
+        )
+    else:
+        yield (
+            f"Use no transform: the largest 1 % of the values leave an error of {here:.3f}, the "
+            f"largest 1 % of the best transform's coefficients, {BASES[best]!r}, one of "
+            f"{there:.3f}."
+        )
+    for ratio in dict.fromkeys(rate.ratio for rate in found.rates):
+        one, *others = (rate for rate in found.rates if rate.ratio == ratio)
+        said = f"At {ratio:g} times fewer bytes than float32 {one.codec!r} loses least: an error of"
+        kind = "sparse codec" if one.is_dense else "codec of a few bits for each value"
+        other = next((rate for rate in others if rate.is_dense != one.is_dense), None)
+        beside = f"; the best {kind}, {other.codec!r}, {other.error:.3f}" if other else ""
+        yield f"{said} {one.error:.3f}{beside}."
+    if found.overlap is not None and found.cosine is not None:
+        share = f"the largest 1 % of two workers share {found.overlap:.0%} of their places"
+        if found.overlap >= 0.5:
+            yield f"SharedSupport, or methods.scalecom, pays: {share}, by chance 1%."
+        elif found.overlap < 0.2:
+            yield f"Let each worker choose its own coefficients, by AllGather: {share}."
+        else:
+            yield f"SharedSupport is worth a try, and AllGather is the safe choice: {share}."
+        yield (
+            f"A relative error below {math.sqrt(max(0.0, 1 - found.cosine)):.2f} is less than the "
+            f"noise of one worker's batch: two workers' gradients have a cosine of "
+            f"{found.cosine:.3f}."
+        )
+    for leaf in sorted(found.leaves, key=lambda leaf: -leaf.energy)[:5]:
+        share = leaf.values / found.values
+        if share <= 0.01 and leaf.energy >= 10 * share:
+            yield (
+                f"Leave dense, by a Policy: {leaf.name}, with {share:.2%} of the values and "
+                f"{leaf.energy:.1%} of the energy."
+            )
+    if found.zeros >= 0.2:
+        yield (
+            f"{found.zeros:.0%} of the values are exactly zero: a selector sends nothing for them, "
+            "a few-bit codec sends them all."
+        )

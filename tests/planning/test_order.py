@@ -1,0 +1,184 @@
+"""What a plan says of speed, and what it puts first."""
+
+import math
+import typing
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import fftgrad as fg
+from fftgrad.planning import _candidates, _convergence, _exchange, _plan
+from fftgrad.planning._plan import Model, sort
+
+LIKE = {"w": jax.ShapeDtypeStruct((1000, 1000), "float32")}
+NONE = fg.planning.Timing(0.0, 0.0)
+DENSE = fg.planning.Candidate("dense", fg.AllReduce(), dense=True, loss="as dense")
+
+
+def plan(step="100ms", link="1gbit", workers=4, **options):
+    return fg.planning.plan(LIKE, step=step, link=link, workers=workers, buckets=1, **options)
+
+
+def planned(row, timing=NONE, link="100gbit", workers=4, step="100ms", **options):
+    """The rows of a plan of dense and another row, which takes nothing here if nothing is said."""
+    timings = {"dense": NONE, row.name: timing}
+    found = plan(
+        step=step, link=link, workers=workers, rows=[DENSE, row], timings=timings, **options
+    )
+    return found, next(one for one in found.rows if one.name == row.name)
+
+
+def faster_by(factor, **options):
+    """The rows where an identical exchange is so many times as fast, and the decision."""
+    row = fg.planning.Candidate("other", fg.AllReduce(), loss="close", **options)
+    slow = fg.planning.Timing(0.0, 0.1 * (factor - 1))
+    timings = {"dense": slow, "other": NONE}
+    found = plan(step=0.1, link=fg.planning.Link(1e15, 0.0), rows=[DENSE, row], timings=timings)
+    return [one.name for one in found.rows]
+
+
+def test_a_row_has_to_be_a_tenth_faster():
+    assert faster_by(1.05) == ["dense", "other"]
+    assert faster_by(1.09) == ["dense", "other"]
+    assert faster_by(1.11) == ["other", "dense"]
+
+
+def test_a_row_has_to_be_faster_to_the_same_loss():
+    assert faster_by(1.12, steps=1.13) == ["dense", "other"]
+    assert faster_by(1.23, steps=1.13) == ["dense", "other"]
+    assert faster_by(1.25, steps=1.13) == ["other", "dense"]
+
+
+def test_the_order_is_that_of_seconds_to_the_same_loss():
+    rows = [DENSE, *(fg.planning.Candidate(f"{steps}", fg.AllReduce(), loss="close", steps=steps)
+                     for steps in (1.3, 1.0, 1.2))]  # fmt: skip
+    timings = {row.name: fg.planning.Timing(0.0, 1.0) if row.dense else NONE for row in rows}
+    found = plan(step=0.1, rows=rows, timings=timings)
+    assert [row.name for row in found.rows] == ["1.0", "1.2", "1.3", "dense"]
+    assert [row.to_loss / row.seconds for row in found.rows] == pytest.approx([1, 1.2, 1.3, 1])
+
+
+def test_the_steps_of_the_default_rows_are_those_that_were_seen():
+    rows = {row.name: row for row in _candidates.candidates(LIKE, 4)}
+    dense = {name for name, row in rows.items() if row.dense}
+    assert {rows[name].loss for name in dense} == {"as dense"}
+    assert rows.keys() == _convergence.SEEN.keys() | dense
+    for name, seen in _convergence.SEEN.items():
+        assert (rows[name].steps, rows[name].loss) == (seen.steps, seen.kind)
+
+
+def test_who_trained_with_an_optimizer_of_its_own():
+    rows = {row.name: row.optimizer for row in _candidates.candidates(LIKE, 4)}
+    for name in ("dense float32", "QSGD 4 bits", "2 bits, two stages", "4 local steps, signs"):
+        assert rows[name] is None, name
+    lacks = dict.fromkeys(("signs, two stages", "top-k 4 %, 4 bits", "ACP-SGD rank 4"), 0.0)
+    for name, nu in (lacks | {"PowerSGD rank 4": 0.7}).items():
+        assert rows[name].func is fg.optimizers.feedback_adam, name
+        assert rows[name].keywords == {"nu": nu}, name
+    for name in ("two stages 25x, Muon", "eigenbasis 50x, Muon", "PowerSGD 4, Muon with a lead"):
+        own = rows[name]
+        assert (own.func, own.keywords) == (fg.optimizers.feedback_muon, {"lead": 0.3})
+    own = rows["4 local steps of Muon, 25x"]
+    assert (own.func, own.keywords) == (
+        optax.contrib.muon,
+        {"consistent_rms": 0.2, "adam_b2": 0.99},
+    )
+
+
+def test_a_row_that_loses_over_slow_links_says_so():
+    """In a ring a gather has half the rounds of a sum, and so wins where bytes cost nothing."""
+    row = fg.planning.Candidate("gather", fg.AllGather(fg.UniformLevels(bits=4)))
+    own = {"timing": fg.planning.Timing(0.0, 0.003), "workers": 64, "algorithm": "ring"}
+    found, told = planned(row, link=fg.planning.Link("100mbit", "100us"), **own)
+    assert told.speed_up < 0.3
+    assert told.break_even == 0
+    assert not found.compress
+    _, told = planned(row, link=fg.planning.Link(1e14, "100us"), **own)
+    assert told.speed_up > 1
+    assert told.break_even == math.inf
+
+
+@pytest.mark.parametrize("link", ["1mbit", "100mbit", "10gbit", "10tbit"])
+def test_a_row_pays_below_a_faster_link_if_it_pays_here(link):
+    """Whatever is faster here has its break-even above this link, and nothing else has."""
+    link, workers = fg.planning.Link(link, "100us"), 64
+    some = (
+        "dense float32",
+        "dense bfloat16",
+        "QSGD 4 bits",
+        "EDEN 1 bit (DRIVE)",
+        "signs, two stages",
+    )
+    rows = [row for row in _candidates.candidates(LIKE, workers) if row.name in some]
+    times = {row.name: fg.planning.Timing(0.0, 0.0 if row.dense else 0.002) for row in rows}
+    found = plan(link=link, workers=workers, rows=rows, timings=times)
+    for row in found.rows:
+        if row.break_even is not None:
+            assert (row.break_even > link.bandwidth) == (row.speed_up > 1), row.name
+
+
+def test_a_row_that_wins_between_two_links_has_the_upper_one():
+    """Over slow links a sum of bfloat16 wins, over fast ones whoever takes nothing here."""
+    half = fg.planning.Candidate("half", fg.TwoStage(fg.Cast("bfloat16"), 4), dense=True)
+    eight = fg.planning.Candidate("8 bits", fg.TwoStage(fg.UniformLevels(bits=8), 4))
+    times = {
+        "dense": NONE,
+        "half": fg.planning.Timing(0.0, 0.01),
+        "8 bits": fg.planning.Timing(0.0, 0.002),
+    }
+    rows = [DENSE, half, eight]
+
+    def told(rate):
+        found = plan(step="1ms", link=fg.planning.Link(rate, 0.0), rows=rows, timings=times)
+        return next(row for row in found.rows if row.name == "8 bits")
+
+    at = told(1e8).break_even
+    assert told(at).speed_up == pytest.approx(1, rel=1e-6)
+    assert told(0.99 * at).speed_up > 1 > told(1.01 * at).speed_up
+    assert told(1e11).break_even == pytest.approx(at, rel=1e-6)
+
+
+def test_the_parts_of_a_step_are_its_seconds():
+    """Also of local steps, of which each has its share of an exchange."""
+    some = ("dense float32", "top-k 4 %, 4 bits", "4 local steps, signs")
+    rows = [row for row in _candidates.candidates(LIKE, 4) if row.name in some]
+    times = {row.name: fg.planning.Timing(0.004, 0.008) for row in rows}
+    found = plan(step="20ms", link="100mbit", rows=rows, timings=times)
+    for row in found.rows:
+        assert sum(row.parts) == pytest.approx(row.seconds), row.name
+        assert row.parts.decompress == pytest.approx(0.008 / row.every)
+
+
+def test_low_ranks_are_for_matrices():
+    low = {"PowerSGD rank 4", "ACP-SGD rank 4"}
+    assert low <= {row.name for row in _candidates.candidates(LIKE, 4)}
+    vector = jax.ShapeDtypeStruct((99,), "float32")
+    assert not low & {row.name for row in _candidates.candidates(vector, 4)}
+
+
+PLANS = 80
+"""For each number of workers."""
+
+
+@pytest.mark.parametrize("workers", [4, 512])
+def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
+    """Whatever the link, the step, and what an exchange takes on the device."""
+    rng = np.random.default_rng(workers)
+    groups = _exchange.groups("plan", workers, None, None)
+    rows = _candidates.candidates(LIKE, workers)
+    rows = rows[:2] + rows[2::5]  # those that are dense, and a few of the others
+    sent = {row.name: _plan._sent(row, LIKE, groups.axes)[0] for row in rows}
+    for _ in range(PLANS):
+        bandwidth, latency, step, codec = 10 ** rng.uniform([5, -6, -4, -5], [12, -1, 1, 0])
+        link = fg.planning.Link(bandwidth, latency)
+        timings = {row.name: fg.planning.Timing(*codec * rng.random(2)) for row in rows}
+        algorithm = str(rng.choice(typing.get_args(_plan.Algorithm)))
+        model = Model(
+            fg.planning.Measured(step, link, workers, timings), groups, int(rng.integers(1, 9)),
+            algorithm, sent, dict.fromkeys(sent, 0),
+        )  # fmt: skip
+        found = fg.planning.Plan(sort([model.row(row, rows, None) for row in rows]), model.measured)
+        assert found.best.seconds <= min(model.seconds(row, link) for row in rows if row.dense)
+        assert found.compress == (found.best.break_even is not None)
