@@ -141,10 +141,7 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "random sum": fg.AllReduce(fg.RandomK(fraction=0.25)),
     "shared support": fg.SharedSupport(fg.TopK(fraction=0.1)),
     "shared frequencies": fg.SharedSupport(fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=4))),
-    "shared by the mean": fg.SharedSupport(
-        fg.chain(fg.Fft(block=16), fg.TopK(k=9)), fg.exchanges.PredictedSupport()
-    ),
-    "led by one": fg.SharedSupport(fg.ChunkTopK(chunk=8), fg.exchanges.LeaderSupport(worker=0)),
+    "led by one": fg.SharedSupport(fg.ChunkTopK(chunk=8), leader=0),
     "two stages, top-k": fg.TwoStage(fg.chain(fg.TopK(k=40), fg.RangeFloat(bits=8)), workers=4),
     "gather budget": fg.AllGather(fg.Budget(ratio=5)),
     "two stages, budget": fg.TwoStage(fg.Budget(bytes=160), workers=4),
@@ -200,7 +197,7 @@ def _kinds_of_codec(codec):
 def _kinds_of_exchange(exchange):
     """Its class, with a state and without, and what it is told by a word or another part."""
     options = {f"{f.name}={getattr(exchange, f.name)}" for f in dataclasses.fields(exchange)}
-    told = {option for option in options if option.startswith(("support", "noise", "variant"))}
+    told = {option for option in options if option.startswith(("leader", "noise", "variant"))}
     state = jax.eval_shape(lambda: exchange.init(jnp.zeros(150)))
     return {type(exchange), (type(exchange), bool(jax.tree.leaves(state))), *told}
 

@@ -65,7 +65,6 @@ CONTRACTS = {
     fg.contrib.gossip.Graph,
     fg.exchanges.Average,
     fg.exchanges.CodecRule,
-    fg.exchanges.Support,
 }
 EXTRAS = {
     "_folder.py": {"orbax", "tensorstore"},
@@ -135,11 +134,6 @@ def test_every_graph_is_in_the_table():
 def test_every_class_of_exchange_is_drawn():
     every = {type(exchange) for exchange in EXCHANGES.values()}
     assert {type(EXCHANGES[name]) for name in drawn(EXCHANGES)} == every
-
-
-def test_every_support_is_in_the_table():
-    supports = [e for e in EXCHANGES.values() if isinstance(e, fg.SharedSupport)]
-    assert {type(exchange.support) for exchange in supports} == parts(fg.exchanges.Support)
 
 
 EXPLAINED = {

@@ -32,7 +32,7 @@ from fftgrad.exchanges import _parts, _switch
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._parts import Likes, Parts
 from fftgrad.exchanges._rules import Codecs
-from fftgrad.exchanges._supports import LeaderSupport
+from fftgrad.exchanges._shared_support import check_leader
 from fftgrad.ops import _wire
 
 Variant = Literal["leader", "all_reduce"]
@@ -78,7 +78,7 @@ class LearnedCodes(Exchange):
       innovation: the share of its values that each worker sends of what the leader's code lacks;
         at least one value.
       rate: of the autoencoder's descent, which is plain, with gradients of length 1 at the most.
-      leader: who leads: `LeaderSupport()`, all in turn, or `LeaderSupport(worker=0)`.
+      leader: the number of the worker that leads; None for all in turn.
       autoencoder: its layers.
 
     Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
@@ -107,7 +107,7 @@ class LearnedCodes(Exchange):
       ValueError: if `until` is negative or a rate not positive; while tracing, if something other
         than a selector of a fixed number of values is to choose, or the bytes are asked for that
         change by step.
-      TypeError: if `leader` or `autoencoder` is none.
+      TypeError: if `autoencoder` is none.
 
     Example:
       >>> from fftgrad.contrib import learned
@@ -124,7 +124,7 @@ class LearnedCodes(Exchange):
     variant: Variant = "leader"
     innovation: float = 1e-5
     rate: float = 1e-3
-    leader: LeaderSupport = LeaderSupport()
+    leader: int | None = None
     autoencoder: Autoencoder = Autoencoder()
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class LearnedCodes(Exchange):
                 f"got {self.innovation} and {self.rate}; use 1e-5 and 1e-3."
             )
         check_choice("LearnedCodes(variant)", self.variant, get_args(Variant))
-        check_kind("LearnedCodes(leader)", self.leader, LeaderSupport, "use LeaderSupport().")
+        check_leader("LearnedCodes", self.leader)
         check_kind("LearnedCodes(autoencoder)", self.autoencoder, Autoencoder, "use Autoencoder().")
 
     @property

@@ -9,7 +9,6 @@ from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._rules import DenseByName
 from fftgrad.exchanges._scheduled import Scheduled
-from fftgrad.exchanges._supports import LeaderSupport
 from fftgrad.memories._error_feedback import ErrorFeedback
 
 
@@ -69,7 +68,7 @@ def lgc(
         variant=variant,
         innovation=innovation,
         rate=rate,
-        leader=LeaderSupport(leader),
+        leader=leader,
         autoencoder=autoencoder,
     )
     if dense_steps:

@@ -20,7 +20,6 @@ from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._rules import CodecRule
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.exchanges._shared_support import SharedSupport
-from fftgrad.exchanges._supports import LeaderSupport, PredictedSupport, Support
 from fftgrad.exchanges._two_stage import TwoStage
 
 __all__ = [
@@ -35,18 +34,15 @@ __all__ = [
     "Hierarchical",
     "IntegerSum",
     "Layout",
-    "LeaderSupport",
     "MedianNormClip",
     "PerWorker",
     "Policy",
     "PowerSgd",
-    "PredictedSupport",
     "Recipe",
     "Rule",
     "Scheduled",
     "SharedSupport",
     "State",
-    "Support",
     "Tally",
     "TrimmedMean",
     "TwoStage",

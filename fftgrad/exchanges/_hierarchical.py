@@ -223,5 +223,5 @@ def _check_scalars(slow: Exchange, shared: PyTree) -> None:
                 f"Hierarchical(slow): must keep no arrays that all workers share, because each "
                 f"piece would have others, got {slow!r} with "
                 f"state.shared{jax.tree_util.keystr(path)}; "
-                "use SharedSupport(codec, support=LeaderSupport()), AllGather or TwoStage."
+                "use SharedSupport(codec), AllGather or TwoStage."
             )

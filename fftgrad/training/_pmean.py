@@ -137,12 +137,11 @@ def compressed_pmean(
       cost no more bytes, and have a mean that is not rounded.
 
     Wire: `fg.wire_bytes(exchange, params, layout)` bytes a worker and step. All parts of a bucket
-      travel together: in one collective of `AllReduce`, `AllGather`, `TopVotes`, `AcpSgd` and a
-      `SharedSupport` by `PredictedSupport()`; in two of `TwoStage`, `PowerSgd`, `IntegerSum` and
-      another `SharedSupport`; in two of `Hierarchical` and those of its slow exchange; in two of
-      `Fallback(max_error=...)` and those of the exchange in use. By default there is a bucket for
-      every 2^30 parameters. `track_error` adds 12 bytes, in two all-reduces, and a loss that is
-      watched 4, as does a weight.
+      travel together: in one collective of `AllReduce`, `AllGather`, `TopVotes` and `AcpSgd`; in
+      two of `TwoStage`, `PowerSgd`, `IntegerSum` and `SharedSupport`; in two of `Hierarchical` and
+      those of its slow exchange; in two of `Fallback(max_error=...)` and those of the exchange in
+      use. By default there is a bucket for every 2^30 parameters. `track_error` adds 12 bytes, in
+      two all-reduces, and a loss that is watched 4, as does a weight.
 
     Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
       goes back to the memory, which sends it later; without memory it is lost. An axis of one

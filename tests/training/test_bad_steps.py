@@ -58,9 +58,7 @@ def assert_no_trace(update, before, good, place):
 ADAPTIVE = {
     "adacomp": fg.AllGather(fg.codecs.AdaComp(bin_size=20)),
     "reused threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=3)),
-    "threshold of all": fg.SharedSupport(
-        fg.Threshold(fraction=0.1, reuse=3), fg.exchanges.PredictedSupport()
-    ),
+    "threshold of a leader": fg.SharedSupport(fg.Threshold(fraction=0.1, reuse=3)),
     "one sided": fg.AllGather(
         fg.chain(fg.codecs.AlternatingSign(), fg.Threshold(fraction=0.1), fg.codecs.MeanMagnitude())
     ),
@@ -74,10 +72,9 @@ ADAPTIVE = {
 STATEFUL = [
     "adacomp",
     "reused threshold",
-    "threshold of all",
+    "threshold of a leader",
     "low rank",
     "low rank in turns",
-    "shared by the mean",
 ]
 
 
@@ -111,7 +108,6 @@ KEEPS = {
     "state in two stages": fg.TwoStage(fg.codecs.AdaComp(bin_size=8), workers=WORKERS),
     "factors": fg.PowerSgd(rank=2),
     "factors in turns": fg.AcpSgd(rank=2),
-    "drift": fg.SharedSupport(fg.TopK(k=9), support=fg.exchanges.PredictedSupport()),
 }
 
 

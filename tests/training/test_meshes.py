@@ -189,10 +189,8 @@ def test_wrong_axes_are_answered_with_the_remedy(exchange, axis_name, remedy):
 
 
 def test_a_hierarchy_refuses_what_pieces_cannot_share():
-    exchange = fg.Hierarchical(
-        "fast", 4, fg.SharedSupport(fg.TopK(k=3), fg.exchanges.PredictedSupport())
-    )
-    with pytest.raises(ValueError, match="support=LeaderSupport"):
+    exchange = fg.Hierarchical("fast", 4, EXCHANGES["learned codes"])
+    with pytest.raises(ValueError, match="must keep no arrays that all workers share"):
         exchange.init(LIKE)
 
 
@@ -259,7 +257,7 @@ def regress(exchange, optimizer, model, check_vma, steps=40):
 
 
 SPLIT = {
-    name: EXCHANGES[name] for name in ("gather top-k", "shared by the mean", "two stages", "dense")
+    name: EXCHANGES[name] for name in ("gather top-k", "shared support", "two stages", "dense")
 }
 
 

@@ -152,7 +152,7 @@ FEEDS_BACK = dict.fromkeys(
     [
         *ONE_OF_EACH,
         *("spectral sum", "gather top-k", "gather blocked", "gather adaptive"),
-        *("shared support", "shared frequencies", "shared by the mean", "two stages, top-k"),
+        *("shared support", "shared frequencies", "two stages, top-k"),
     ]
 )
 
