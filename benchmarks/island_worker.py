@@ -63,7 +63,7 @@ class Job:
         """The settings of its run."""
         codec = fg.chain(fg.TopK(fraction=0.03), fg.LogLevels(bits=4))
         return fg.islands.Settings(
-            fg.AllGather(codec, fg.exchanges.MedianNormClip()),
+            fg.AllGather(codec, clip_to_median=True),
             every=1 if self.role == "exchange" else self.every,
             rate=1.0,
             islands=self.islands,

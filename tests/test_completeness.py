@@ -63,7 +63,6 @@ CONTRACTS = {
     fg.Transform,
     fg.codecs.Sparse,
     fg.contrib.gossip.Graph,
-    fg.exchanges.Average,
     fg.exchanges.CodecRule,
 }
 EXTRAS = {

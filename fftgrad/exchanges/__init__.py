@@ -7,7 +7,6 @@ from fftgrad._contracts import Channel, State, Tally
 from fftgrad.exchanges._acp_sgd import AcpSgd
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._averages import Average, MedianNormClip, TrimmedMean
 from fftgrad.exchanges._eigenbasis import Eigenbasis
 from fftgrad.exchanges._fallback import Fallback
 from fftgrad.exchanges._hierarchical import Hierarchical
@@ -26,7 +25,6 @@ __all__ = [
     "AcpSgd",
     "AllGather",
     "AllReduce",
-    "Average",
     "Channel",
     "CodecRule",
     "Eigenbasis",
@@ -34,7 +32,6 @@ __all__ = [
     "Hierarchical",
     "IntegerSum",
     "Layout",
-    "MedianNormClip",
     "PerWorker",
     "Policy",
     "PowerSgd",
@@ -44,6 +41,5 @@ __all__ = [
     "SharedSupport",
     "State",
     "Tally",
-    "TrimmedMean",
     "TwoStage",
 ]

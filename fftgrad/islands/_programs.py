@@ -16,8 +16,9 @@ import numpy as np
 import optax
 
 from fftgrad._contracts import Codec, Like, Memory, Payload, PyTree, Step
-from fftgrad.exchanges import AllGather, TrimmedMean, _layout, _parts
+from fftgrad.exchanges import AllGather, _layout, _parts
 from fftgrad.exchanges._layout import Bucket, Layout
+from fftgrad.exchanges._median_clip import clipped_mean
 from fftgrad.exchanges._parts import Likes, Parts, Payloads
 from fftgrad.islands._frame import DamagedError
 from fftgrad.islands._model import Array, Model, Tree
@@ -58,7 +59,7 @@ class Programs:
 
     Attributes:
       shapes: path and shape of each leaf, in the order of the paths.
-      exchange: its codec and average.
+      exchange: its codec, and whether it clips.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -135,10 +136,7 @@ class Programs:
         Contributions are added in the order in which they are given. They are filled up to a power
         of two with copies that count nothing, so that few programs are compiled.
         """
-        least = len(sent)
-        if isinstance(self.exchange.average, TrimmedMean):
-            least = max(least, 2 * self.exchange.average.trim + 1)
-        size = 1 << (least - 1).bit_length()
+        size = 1 << (len(sent) - 1).bit_length()
         filled = [*sent, *[sent[0]] * (size - len(sent))]
         stacked = jax.tree.map(lambda *rows: np.stack(rows), *filled)
         weights = np.zeros((size,), np.float32)
@@ -239,13 +237,8 @@ def _advance(
 def _mean(
     exchange: AllGather, codec: Parts, payloads: Any, likes: Likes, shares: jax.Array, step: Step
 ) -> Any:
-    """Σ share · what a payload stands for, or what the exchange puts in its place."""
-    if exchange.average is None:
-        zero = jnp.zeros((), jnp.float32)
-        return codec.mean(payloads, likes, zero, step, shares)
-
-    def decode(payload: Any) -> Any:
-        return codec.decompress(payload, likes, step)
-
-    counts = shares > 0
-    return exchange.average.of(decode, payloads, counts, shares)
+    """Σ share · what a payload stands for, cut to the median length if the exchange says so."""
+    if exchange.clip_to_median:
+        return clipped_mean(lambda p: codec.decompress(p, likes, step), payloads, shares)
+    zero = jnp.zeros((), jnp.float32)
+    return codec.mean(payloads, likes, zero, step, shares)

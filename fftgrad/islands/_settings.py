@@ -7,7 +7,7 @@ import hashlib
 import json
 from typing import Any
 
-from fftgrad import codecs, exchanges
+from fftgrad import codecs
 from fftgrad._values import check_count, check_kind, check_within, value
 from fftgrad.exchanges import AllGather
 from fftgrad.islands._frame import DamagedError
@@ -16,7 +16,6 @@ from fftgrad.optimizers._diloco import SPARSE
 MOST_STEPS = 1_000_000
 LONGEST_DEADLINE = 7 * 86_400.0
 LONGEST_EXCHANGE = 1 << 14  # characters of its text
-MOST_TRIM = 1_000
 
 
 @value
@@ -28,7 +27,7 @@ class Settings:
 
     Args:
       exchange: the codec of what travels, or a rule, and what takes the place of the mean, as
-        `fg.AllGather(codec, fg.exchanges.MedianNormClip())`. It is written to the store as text,
+        `fg.AllGather(codec, clip_to_median=True)`. It is written to the store as text,
         and read without running any code: codecs of `fg.codecs` are known everywhere, those of
         one's own only to islands whose settings have the same.
       every: H, the inner steps between two contributions of an island.
@@ -76,8 +75,6 @@ class Settings:
                     f"Settings({name}): must be at most {MOST_STEPS}, got {getattr(self, name)}; "
                     "use 50."
                 )
-        if isinstance(average := self.exchange.average, exchanges.TrimmedMean):
-            check_within("Settings(exchange).trim", average.trim, f"[0, {MOST_TRIM}]", "use 1.")
         check_within("Settings(rate)", self.rate, "(0, inf)", "use 0.7.")
         check_within("Settings(quorum)", self.quorum, "(0, 1]", "use 1.0, to wait for all.")
         deadlines = f"(0, {LONGEST_DEADLINE:g}]"
@@ -109,9 +106,7 @@ def read_settings(found: object, known: tuple[AllGather, ...] = ()) -> Settings:
         raise DamagedError(f"settings that this program cannot have: {error}") from None
 
 
-KNOWN = {name: getattr(codecs, name) for name in codecs.__all__} | {
-    name: getattr(exchanges, name) for name in ("AllGather", "MedianNormClip", "TrimmedMean")
-}
+KNOWN = {name: getattr(codecs, name) for name in codecs.__all__} | {"AllGather": AllGather}
 
 
 def _exchange_of(text: object) -> AllGather:

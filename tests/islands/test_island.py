@@ -295,8 +295,8 @@ def test_settings_have_ranges(arguments):
     "exchange",
     [
         fg.AllGather(fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.05), fg.LogLevels(bits=8))),
-        fg.AllGather(fg.Budget(ratio=100), fg.exchanges.MedianNormClip()),
-        fg.AllGather(fg.codecs.Tiles(64, shape=(3, 4)), fg.exchanges.TrimmedMean(trim=2)),
+        fg.AllGather(fg.Budget(ratio=100), clip_to_median=True),
+        fg.AllGather(fg.codecs.Tiles(64, shape=(3, 4))),
     ],
     ids=repr,
 )
@@ -505,9 +505,8 @@ def test_a_run_of_other_numbers_is_joined_again(number):
         {"deadline": 1e10},
         {"anchors": 10**10},
         {"islands": 10**10},
-        {"exchange": fg.AllGather(fg.Identity(), fg.exchanges.TrimmedMean(trim=10**8))},
     ],
-    ids=["every", "deadline", "anchors", "islands", "trim"],
+    ids=["every", "deadline", "anchors", "islands"],
 )
 def test_settings_are_none_that_nobody_can_run(arguments):
     """A member may propose any: what is refused is in force nowhere."""
