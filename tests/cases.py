@@ -164,7 +164,7 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "summed codes": learned.LearnedCodes(
         fg.ChunkTopK(chunk=8), until=0, variant="all_reduce", autoencoder=NET
     ),
-    "recovery": fg.Fallback((fg.AllGather(CODECS["top-k one"]), fg.AllReduce()), max_error=2.0),
+    "ladder": fg.Ladder((fg.AllGather(CODECS["top-k one"]), fg.AllReduce())),
 }
 
 SLOW = pytest.mark.slow
@@ -277,7 +277,7 @@ METHODS = {
         fg.methods.fft_sparsification(theta_schedule={0: 0.9, 1: 0.5, 3: 0.0}), axis_name=axis
     ),
     "fft_sparsification recovery": lambda axis: fg.compressed_pmean(
-        fg.methods.fft_sparsification(recover=(0.5, 0.0), max_error=0.1), axis_name=axis
+        fg.methods.fft_sparsification(recover=(0.5, 0.0)), axis_name=axis
     ),
     "feedback_adam": lambda axis: fg.optimizers.feedback_adam(
         0.1, fg.methods.top_k(0.2, 4, memory=DECAYED), nu=0.0, axis_name=axis

@@ -78,7 +78,8 @@ METHOD_NAMES = set(fg.methods.__all__)
 OPTIMIZERS = {"diloco", "feedback_adam", "feedback_muon", "feedback_sgd", "sharded", "sparse_loco"}
 BESIDE = {"lgc", "scale_by_datalens", "beer", "choco_sgd"}
 """Methods and optimizers of `contrib`."""
-SCHEDULES = {"diminishing_theta"}
+SCHEDULES = {"diminishing_theta", "recover_by_loss"}
+"""What goes with another method, and is tested with that."""
 ROLES = (
     "Function|Codec|Composition|Transform|Selector|Quantizer|Memory|Exchange|Method|Transformation"
     "|Optimizer|Value"

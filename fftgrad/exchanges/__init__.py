@@ -8,9 +8,9 @@ from fftgrad.exchanges._acp_sgd import AcpSgd
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._eigenbasis import Eigenbasis
-from fftgrad.exchanges._fallback import Fallback
 from fftgrad.exchanges._hierarchical import Hierarchical
 from fftgrad.exchanges._integer_sum import IntegerSum
+from fftgrad.exchanges._ladder import Ladder, next_level
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker
 from fftgrad.exchanges._policy import Policy, Rule
@@ -28,9 +28,9 @@ __all__ = [
     "Channel",
     "CodecRule",
     "Eigenbasis",
-    "Fallback",
     "Hierarchical",
     "IntegerSum",
+    "Ladder",
     "Layout",
     "PerWorker",
     "Policy",
@@ -42,4 +42,5 @@ __all__ = [
     "State",
     "Tally",
     "TwoStage",
+    "next_level",
 ]

@@ -16,7 +16,6 @@ from fftgrad._contracts import (
     Reduced,
     Scope,
     State,
-    Step,
     Tally,
 )
 from fftgrad._values import check_count, check_kind, value
@@ -63,7 +62,7 @@ class Hierarchical(Exchange):
       throughout. `sent` is x: the group has it all.
 
     Raises:
-      ValueError: if `dtype` is neither, or if `slow` goes by the error (`Fallback(max_error=...)`);
+      ValueError: if `dtype` is neither;
         while tracing, if `fast_axis` is not among the axes, has not `workers` workers, or leaves no
         other axis, or if `slow` keeps arrays that all share.
 
@@ -92,12 +91,6 @@ class Hierarchical(Exchange):
         check_count("Hierarchical(workers)", self.workers, "use that of the fast axis.")
         check_exchange("Hierarchical(slow)", self.slow)
         check_kind("Hierarchical(memory)", self.memory, Memory, "use ErrorFeedback().")
-        if self.slow.watches_error:
-            raise ValueError(
-                "Hierarchical(slow): must not go by the error, because each piece has another and "
-                f"the pieces would part, got {self.slow!r}; give Fallback a tolerance= in place of "
-                "max_error, which goes by the loss."
-            )
 
     @property
     def scope(self) -> Scope | None:
@@ -137,9 +130,6 @@ class Hierarchical(Exchange):
             ),
             tally=tally,
         )
-
-    def observe(self, shared: PyTree, loss: jax.Array, step: Step) -> PyTree:
-        return self.slow.observe(shared, loss, step)
 
     def wire_bytes(self, like: PyTree) -> int:
         pieces = jax.tree.leaves(self._pieces_like(like))

@@ -486,7 +486,7 @@ TOO_LARGE = {
     "two stages": fg.TwoStage(fg.Cast("float16"), workers=WORKERS),
     "eigenbasis": fg.Eigenbasis(fg.AllGather(fg.Cast("float16"))),
     "piecewise": fg.Scheduled({0: fg.AllReduce(fg.Fft(half=True))}),
-    "recovery": fg.Fallback((fg.AllReduce(fg.Fft(half=True)),), max_error=9.0),
+    "ladder": fg.Ladder((fg.AllReduce(fg.Fft(half=True)),)),
 }
 
 

@@ -197,7 +197,7 @@ BUFFERS = {
     "first stage": (fg.TwoStage(fg.Sign(), workers=WORKERS), "all_to_all"),
     "second stage": (fg.TwoStage(fg.Sign(), workers=WORKERS), "all_gather"),
     "piece": (fg.Scheduled({0: fg.AllGather(CODEC), 9: fg.AllReduce()}), "all_gather"),
-    "recovery": (fg.Fallback((fg.AllGather(CODEC), fg.AllReduce()), max_error=9.0), "all_gather"),
+    "ladder": (fg.Ladder((fg.AllGather(CODEC), fg.AllReduce())), "all_gather"),
 }
 
 

@@ -52,7 +52,7 @@ GOLDEN = {
     "fft_sparsification": [228],
     "fft_sparsification blocked": [140],
     "fft_sparsification diminishing": [164, 628, DENSE],
-    "fft_sparsification recovery": [12, 228, 628, DENSE],
+    "fft_sparsification recovery": [228, 628, DENSE],
     "feedback_adam": [208],
     "feedback_muon": [208],
     "feedback_sgd": [208],

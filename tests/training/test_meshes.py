@@ -98,7 +98,7 @@ def test_only_compressed_bytes_take_the_slow_links(exchange):
 RUNGS = HIERARCHIES["slow gather"], HIERARCHIES["slow gather, bfloat16"]
 WITHIN = {
     "piecewise": fg.Scheduled(dict(enumerate(RUNGS))),
-    "recover": fg.Fallback(RUNGS, tolerance=0.1),
+    "ladder": fg.Ladder(RUNGS),
 }
 
 
