@@ -248,9 +248,7 @@ def sample(rows, kinds=kinds, *, always=()):
 
 HIERARCHIES: dict[str, fg.Hierarchical] = {
     "slow gather": fg.Hierarchical("fast", 4, fg.AllGather(CODECS["top-k 6 bits"])),
-    "slow gather, bfloat16": fg.Hierarchical(
-        "fast", 4, fg.AllGather(CODECS["blocked"]), dtype="bfloat16"
-    ),
+    "slow gather, blocked": fg.Hierarchical("fast", 4, fg.AllGather(CODECS["blocked"])),
     "slow gather, no memory": fg.Hierarchical(
         "fast", 4, fg.AllGather(CODECS["blocked stochastic"]), fg.NoMemory()
     ),

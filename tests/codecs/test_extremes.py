@@ -136,9 +136,8 @@ def test_an_integer_sum_does_the_same_at_any_scale(clip):
         np.testing.assert_allclose(mean / scale, expected, rtol=1e-5, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_mean_of_a_group_is_finite_where_its_values_are(dtype):
-    exchange = fg.Hierarchical("fast", 4, fg.AllReduce(), dtype=dtype)
+def test_the_mean_of_a_group_is_finite_where_its_values_are():
+    exchange = fg.Hierarchical("fast", 4, fg.AllReduce())
     tx = fg.compressed_pmean(exchange, axis_name=("slow", "fast"))
 
     def one(grad):
