@@ -25,7 +25,6 @@ def sparse_loco(
     fragments: int = 1,
     delay: int = 0,
     blend: float = 0.0,
-    first: int | None = None,
     masked: Masked = "refuse",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
@@ -54,7 +53,6 @@ def sparse_loco(
       fragments: as for `diloco`.
       delay: as for `diloco`.
       blend: as for `diloco`.
-      first: as for `diloco`.
       masked: as for `diloco`.
       axis_name: the axis, or axes, of the workers.
 
@@ -89,7 +87,6 @@ def sparse_loco(
         fragments=fragments,
         delay=delay,
         blend=blend,
-        first=first,
         masked=masked,
         axis_name=axis_name,
     )

@@ -222,12 +222,11 @@ def local(**options):
     [
         (fg.compressed_pmean(fg.AllReduce(), axis_name="data"), 1),
         (local(), 6),
-        (local(first=2), 6),
         (optax.chain(local(fragments=2), optax.scale(1.0)), 3),
         (local(fragments=3, delay=1), 2),
         (local(fragments=6, delay=1), 1),
     ],
-    ids=["every step", "local steps", "from the second on", "chain", "delay", "streamed"],
+    ids=["every step", "local steps", "chain", "delay", "streamed"],
 )
 def test_the_steps_to_an_exchange_are_those_of_the_chain(tx, steps):
     like = jax.ShapeDtypeStruct((8, 6), "float32")

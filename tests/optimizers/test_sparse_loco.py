@@ -152,15 +152,15 @@ def test_what_else_it_takes_is_local_steps_own():
 
 
 def test_its_leaves_may_meet_at_different_times():
-    def of(first):
-        more = {"first": first, "masked": "elsewhere", "axis_name": AXIS}
-        return fg.optimizers.sparse_loco(optax.sgd(RATE), every=EVERY, **more)
+    def of(every):
+        more = {"masked": "elsewhere", "axis_name": AXIS}
+        return fg.optimizers.sparse_loco(optax.sgd(RATE), every=every, **more)
 
     labels = {name: "early" if name == "w" else "late" for name in SHAPES}
     grads = gradients(EVERY + 1)
     both, _ = run(optax.partition({"early": of(1), "late": of(2)}, labels), grads)
-    for label, first in (("early", 1), ("late", 2)):
-        alone, _ = run(of(first), grads)
+    for label, every in (("early", 1), ("late", 2)):
+        alone, _ = run(of(every), grads)
         for name in (name for name in SHAPES if labels[name] == label):
             np.testing.assert_array_equal(both[name], alone[name])
 
