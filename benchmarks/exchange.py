@@ -48,9 +48,6 @@ def exchanges(workers: int) -> dict[str, fg.Exchange]:
         "two stages sign": fg.TwoStage(fg.Sign(), workers),
         "shared top-k 1 %": fg.SharedSupport(fg.TopK(fraction=0.01)),
         "shared FFT 1 %": fg.SharedSupport(fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01))),
-        "shared by the mean 1 %": fg.SharedSupport(
-            fg.TopK(fraction=0.01), support=fg.exchanges.PredictedSupport()
-        ),
         "random 1 %, summed": fg.AllReduce(fg.RandomK(fraction=0.01)),
         "PowerSGD rank 4": fg.PowerSgd(rank=4),
         "ternary sum": fg.IntegerSum(workers=workers),

@@ -372,10 +372,6 @@ METHODS: list[Method] = [
     ours("top-k 1 %, sign", PERCENT, SIGN),
     by_owners("two stages, top-k 4 %, 4 bits", LARGE, FOUR),
     fed_back("shared top-k 4 %", fg.Recipe(fg.SharedSupport(LARGE), DECAYED)),
-    fed_back(
-        "shared by the mean 4 %",
-        fg.Recipe(fg.SharedSupport(LARGE, support=fg.exchanges.PredictedSupport()), DECAYED),
-    ),
     # The paper's floats, whose few levels hang from the largest magnitude alone.
     ours("top-k 4 %, 4-bit range float", LARGE, fg.RangeFloat(4)),
     ours("FFT 64, 4 %, 4-bit range float", FFT, LARGE, fg.RangeFloat(4)),

@@ -69,7 +69,7 @@ def train(args: argparse.Namespace, log: Any) -> None:
     model = ByteLM(args.width, args.layers)
     first = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, args.context), jnp.int32))
     settings = fg.islands.Settings(
-        fg.AllGather(CODEC, fg.exchanges.MedianNormClip()),
+        fg.AllGather(CODEC, clip_to_median=True),
         every=args.every,
         rate=args.outer_lr,
         islands=len(NAMES),

@@ -241,19 +241,9 @@ class Exchange(abc.ABC):
         return ()
 
     @property
-    def needs_loss(self) -> bool:
-        """Whether `observe` must be called with the loss of each step."""
-        return any(exchange.needs_loss for exchange in self.inner)
-
-    @property
     def takes_weight(self) -> bool:
         """Whether workers may have other weights in its mean; not where each has one vote."""
         return all(exchange.takes_weight for exchange in self.inner)
-
-    @property
-    def watches_error(self) -> bool:
-        """Whether it goes by x - sent."""
-        return any(exchange.watches_error for exchange in self.inner)
 
     @property
     def finds_left(self) -> bool:
@@ -287,7 +277,3 @@ class Exchange(abc.ABC):
         channel = Channel("worker", Step.of(0))
         mean = lambda x: self.mean(x, self.init(x), channel).mean  # noqa: E731
         return _collectives.link_bytes(mean, {"worker": workers}, like)
-
-    def observe(self, shared: PyTree, loss: jax.Array, step: Step) -> PyTree:
-        """`State.shared`, once the mean loss is known; composites hand the loss on."""
-        return shared

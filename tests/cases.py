@@ -33,10 +33,8 @@ CODECS: dict[str, fg.Codec] = {
     "range float truncate": fg.RangeFloat(bits=10, rounding="truncate"),
     "range float stochastic": fg.RangeFloat(bits=5, rounding="stochastic"),
     "range float fixed": fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125),
-    "range float no zero": fg.RangeFloat(bits=3, zero=False),
     "log levels": fg.LogLevels(bits=5),
     "log levels truncate": fg.LogLevels(bits=6, rounding="truncate"),
-    "log levels stochastic": fg.LogLevels(bits=5, rounding="stochastic"),
     "top-k 4 bits": fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=4)),
     "blocked 4 bits": fg.chain(fg.Fft(block=16), fg.TopK(fraction=0.2), fg.LogLevels(bits=4)),
     "budget": fg.Budget(ratio=6),
@@ -134,10 +132,7 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "random sum": fg.AllReduce(fg.RandomK(fraction=0.25)),
     "shared support": fg.SharedSupport(fg.TopK(fraction=0.1)),
     "shared frequencies": fg.SharedSupport(fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=4))),
-    "shared by the mean": fg.SharedSupport(
-        fg.chain(fg.Fft(block=16), fg.TopK(k=9)), fg.exchanges.PredictedSupport()
-    ),
-    "led by one": fg.SharedSupport(fg.ChunkTopK(chunk=8), fg.exchanges.LeaderSupport(worker=0)),
+    "led by one": fg.SharedSupport(fg.ChunkTopK(chunk=8), leader=0),
     "two stages, top-k": fg.TwoStage(fg.chain(fg.TopK(k=40), fg.RangeFloat(bits=8)), workers=4),
     "gather budget": fg.AllGather(fg.Budget(ratio=5)),
     "two stages, budget": fg.TwoStage(fg.Budget(bytes=160), workers=4),
@@ -159,7 +154,7 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "summed codes": learned.LearnedCodes(
         fg.ChunkTopK(chunk=8), until=0, variant="all_reduce", autoencoder=NET
     ),
-    "recovery": fg.Fallback((fg.AllGather(CODECS["top-k one"]), fg.AllReduce()), max_error=2.0),
+    "ladder": fg.Ladder((fg.AllGather(CODECS["top-k one"]), fg.AllReduce())),
 }
 
 SLOW = pytest.mark.slow
@@ -192,7 +187,7 @@ def _kinds_of_codec(codec):
 def _kinds_of_exchange(exchange):
     """Its class, with a state and without, and what it is told by a word or another part."""
     options = {f"{f.name}={getattr(exchange, f.name)}" for f in dataclasses.fields(exchange)}
-    told = {option for option in options if option.startswith(("support", "noise", "variant"))}
+    told = {option for option in options if option.startswith(("leader", "noise", "variant"))}
     state = jax.eval_shape(lambda: exchange.init(jnp.zeros(150)))
     return {type(exchange), (type(exchange), bool(jax.tree.leaves(state))), *told}
 
@@ -245,9 +240,7 @@ def sample(rows, kinds=kinds, *, always=()):
 
 HIERARCHIES: dict[str, fg.Hierarchical] = {
     "slow gather": fg.Hierarchical("fast", 4, fg.AllGather(CODECS["top-k 6 bits"])),
-    "slow gather, bfloat16": fg.Hierarchical(
-        "fast", 4, fg.AllGather(CODECS["blocked"]), dtype="bfloat16"
-    ),
+    "slow gather, blocked": fg.Hierarchical("fast", 4, fg.AllGather(CODECS["blocked"])),
     "slow gather, no memory": fg.Hierarchical(
         "fast", 4, fg.AllGather(CODECS["blocked stochastic"]), fg.NoMemory()
     ),
@@ -272,7 +265,7 @@ METHODS = {
         fg.methods.fft_sparsification(theta_schedule={0: 0.9, 1: 0.5, 3: 0.0}), axis_name=axis
     ),
     "fft_sparsification recovery": lambda axis: fg.compressed_pmean(
-        fg.methods.fft_sparsification(recover=(0.5, 0.0), max_error=0.1), axis_name=axis
+        fg.methods.fft_sparsification(recover=(0.5, 0.0)), axis_name=axis
     ),
     "feedback_adam": lambda axis: fg.optimizers.feedback_adam(
         0.1, fg.methods.top_k(0.2, 4, memory=DECAYED), nu=0.0, axis_name=axis

@@ -29,7 +29,7 @@ def main(store, name, rounds, address=None, processes=1, process=0):
     }
     codec = fg.chain(fg.Dct(block=16), fg.TopK(fraction=0.2), fg.LogLevels(bits=4))
     settings = fg.islands.Settings(
-        fg.AllGather(codec, fg.exchanges.MedianNormClip()),
+        fg.AllGather(codec, clip_to_median=True),
         every=2,
         islands=3,
         deadline=4.0,

@@ -118,10 +118,10 @@ def representable(base: int, how_many: int, m: int):
     return np.array([float_of(base + j, m) for j in range(how_many)])
 
 
-def range_float(x, m: int, base: int, each_side: int, zero: bool = True):
-    """Nearest representable value, searched for among all of them; zero counts if it has a code."""
+def range_float(x, m: int, base: int, each_side: int):
+    """Nearest representable value, searched for among all of them."""
     grid = representable(base, each_side, m)
-    grid = np.concatenate([[0.0], grid]) if zero else grid
+    grid = np.concatenate([[0.0], grid])
     magnitude = np.abs(np.asarray(x, np.float64))
     nearest = np.abs(magnitude[:, None] - grid[None, :]).argmin(1)
     return np.where(np.asarray(x) < 0, -1, 1) * grid[nearest]

@@ -62,9 +62,7 @@ CONTRACTS = {
     fg.Step,
     fg.Transform,
     fg.codecs.Sparse,
-    fg.exchanges.Average,
     fg.exchanges.CodecRule,
-    fg.exchanges.Support,
 }
 EXTRAS = {
     "_storage.py": {"orbax", "tensorstore"},
@@ -78,7 +76,8 @@ METHOD_NAMES = set(fg.methods.__all__)
 OPTIMIZERS = {"diloco", "feedback_adam", "feedback_muon", "feedback_sgd", "sharded", "sparse_loco"}
 BESIDE = {"lgc", "scale_by_datalens", "beer", "choco_sgd"}
 """Methods and optimizers of `contrib`."""
-SCHEDULES = {"diminishing_theta"}
+SCHEDULES = {"diminishing_theta", "recover_by_loss"}
+"""What goes with another method, and is tested with that."""
 
 
 def parts(kind):
@@ -99,11 +98,6 @@ def test_every_public_class_is_in_the_table():
 
 def test_every_method_is_in_the_table():
     assert {name.split()[0] for name in METHODS} == METHOD_NAMES - SCHEDULES | OPTIMIZERS | BESIDE
-
-
-def test_every_support_is_in_the_table():
-    supports = [e for e in EXCHANGES.values() if isinstance(e, fg.SharedSupport)]
-    assert {type(exchange.support) for exchange in supports} == parts(fg.exchanges.Support)
 
 
 EXPLAINED = {

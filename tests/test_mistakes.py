@@ -139,7 +139,7 @@ MISTAKES = {
         lambda: fg.optimizers.feedback_adam(0.1, b1=1.0), ValueError, r"_adam\(b1\).*use 0.9"
     ),
     "a codec as a rung": (
-        lambda: fg.Fallback((TOP, fg.AllReduce()), 0.9), TypeError, r"ladder\[0\].*AllGather\(codec"
+        lambda: fg.Ladder((TOP, fg.AllReduce())), TypeError, r"exchanges\[0\].*AllGather\(codec"
     ),
     "a codec as a stage of a schedule": (
         lambda: fg.Scheduled({0: TOP}), TypeError, r"AllGather\(codec\)"
@@ -152,7 +152,7 @@ MISTAKES = {
         lambda: fg.AllGather(fg.AllReduce()), TypeError, "an exchange already; pass its codec"
     ),
     "a list as the ladder": (
-        lambda: fg.Fallback([GATHER, fg.AllReduce()], 0.9), ValueError, "must be a tuple of"
+        lambda: fg.Ladder([GATHER, fg.AllReduce()]), ValueError, "must be a tuple of"
     ),
     "a method behind a fast axis": (
         lambda: fg.Hierarchical("fast", 2, fg.methods.top_k()), TypeError, r"take its \.exchange"

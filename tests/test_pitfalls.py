@@ -426,7 +426,7 @@ def test_64_bits_change_nothing_of_many_leaves():
 
 DEBUG = {"nans": jax.debug_nans, "infs": jax.debug_infs, "disable_jit": jax.disable_jit}
 """Settings of JAX under which a healthy step has to run."""
-SEEN = {("infs", "shared by the mean"), ("infs", "recovery"), ("nans", "diloco")}
+SEEN = {("nans", "diloco")}
 """Rows that a NaN or an infinity in a state once stopped."""
 
 

@@ -86,11 +86,11 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
                 clip_norm=True,
             )
         ).numpy()
-        tx = pmean(fg.AllGather(exact, fg.exchanges.MedianNormClip()), layout=fg.Layout("leaf"))
+        tx = pmean(fg.AllGather(exact, clip_to_median=True), layout=fg.Layout("leaf"))
         updates, _ = run(tx, rows[None])
         yield Row(
             "`batch_decompress(clip_norm=True)`",
-            "`MedianNormClip`",
+            "`clip_to_median`",
             f"{words}, {WORKERS} workers with the same positions",
             apart(updates[0], expected),
             differs="the mean is over who sent a value there, over all here: all sent the same",

@@ -14,7 +14,7 @@ from fftgrad.contrib import _autoencoder
 from fftgrad.contrib._autoencoder import Autoencoder
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Likes, Parts, Payloads, Vectors
-from fftgrad.exchanges._supports import LeaderSupport
+from fftgrad.exchanges._shared_support import leader_number
 from fftgrad.ops import _finite, _joined, _wire
 
 
@@ -48,8 +48,13 @@ class Round:
     likes: Likes
     vectors: Vectors
     payloads: Payloads
-    leader: LeaderSupport
+    leader: int | None
     channel: Channel
+
+    @property
+    def number(self) -> jax.Array | int:
+        """The number of the leader."""
+        return leader_number("LearnedCodes", self.leader, self.channel)
 
     @property
     def own(self) -> jax.Array:
@@ -59,7 +64,7 @@ class Round:
     def agree(self, words: jax.Array) -> tuple[list[PyTree], jax.Array]:
         """The leader's positions, and its words, on all workers."""
         sides = [self.payloads[i].side for i in chosen(self.codec)]
-        *sides, words = self.leader.agree([*sides, words], self.channel)
+        *sides, words = self.broadcast([*sides, words])
         return sides, words
 
     def at(self, sides: list[PyTree]) -> jax.Array:
@@ -88,7 +93,7 @@ class Round:
 
     def broadcast(self, tree: PyTree) -> PyTree:
         """The leader's arrays, on all workers."""
-        return self.channel.broadcast(tree, self.leader.leads(self.channel))
+        return self.channel.broadcast(tree, self.channel.index == self.number)
 
     def means(self, *others: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
         """The means of what travels dense, and of what goes along, in one all-reduce."""
@@ -116,8 +121,7 @@ def learn(turn: Round, net: Autoencoder, params: PyTree, pick: TopK | None, rate
     dense, _ = turn.means()
     rows, tally = turn.gather(values)
     workers = turn.channel.workers
-    lead = turn.leader.number(turn.channel)
-    params, error = _autoencoder.learn(net, params, rows, lead, pick, rate)
+    params, error = _autoencoder.learn(net, params, rows, turn.number, pick, rate)
     return Outcome(
         mean=jnp.sum(rows * (1.0 / workers), axis=0),
         sent=values,

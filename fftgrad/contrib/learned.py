@@ -38,7 +38,7 @@ from fftgrad.exchanges._parts import Likes, Parts
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._rules import Codecs, DenseByName
 from fftgrad.exchanges._scheduled import Scheduled
-from fftgrad.exchanges._supports import LeaderSupport
+from fftgrad.exchanges._shared_support import check_leader
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.ops import _wire
 
@@ -151,7 +151,7 @@ class LearnedCodes(Exchange):
                 f"got {self.innovation} and {self.rate}; use 1e-5 and 1e-3."
             )
         check_choice("LearnedCodes(variant)", self.variant, get_args(Variant))
-        LeaderSupport(self.leader)  # which refuses what is no number of a worker
+        check_leader("LearnedCodes", self.leader)
         check_kind("LearnedCodes(autoencoder)", self.autoencoder, Autoencoder, "use Autoencoder().")
 
     @property
@@ -179,8 +179,7 @@ class LearnedCodes(Exchange):
             dense = AllReduce()
             return dense.mean(x, dense.init(x), channel)._replace(state=state)
         found = codec.compress(vectors, state.own, channel.step)
-        leader = LeaderSupport(self.leader)
-        turn = Round(codec, likes, vectors, found.payloads, leader, channel)
+        turn = Round(codec, likes, vectors, found.payloads, self.leader, channel)
         out, agreed = self._outcome(turn, state.shared)
         mean = [part + out.tally.poison for part in turn.whole(out.mean, out.dense, out.sides)]
         sent = turn.whole(out.sent, turn.dense, out.sides)

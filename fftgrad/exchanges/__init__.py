@@ -7,11 +7,10 @@ from fftgrad._contracts import Channel, State, Tally
 from fftgrad.exchanges._acp_sgd import AcpSgd
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._averages import Average, MedianNormClip, TrimmedMean
 from fftgrad.exchanges._eigenbasis import Eigenbasis
-from fftgrad.exchanges._fallback import Fallback
 from fftgrad.exchanges._hierarchical import Hierarchical
 from fftgrad.exchanges._integer_sum import IntegerSum
+from fftgrad.exchanges._ladder import Ladder, next_level
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker
 from fftgrad.exchanges._policy import Policy, Rule
@@ -20,34 +19,28 @@ from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._rules import CodecRule
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.exchanges._shared_support import SharedSupport
-from fftgrad.exchanges._supports import LeaderSupport, PredictedSupport, Support
 from fftgrad.exchanges._two_stage import TwoStage
 
 __all__ = [
     "AcpSgd",
     "AllGather",
     "AllReduce",
-    "Average",
     "Channel",
     "CodecRule",
     "Eigenbasis",
-    "Fallback",
     "Hierarchical",
     "IntegerSum",
+    "Ladder",
     "Layout",
-    "LeaderSupport",
-    "MedianNormClip",
     "PerWorker",
     "Policy",
     "PowerSgd",
-    "PredictedSupport",
     "Recipe",
     "Rule",
     "Scheduled",
     "SharedSupport",
     "State",
-    "Support",
     "Tally",
-    "TrimmedMean",
     "TwoStage",
+    "next_level",
 ]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._contracts import Channel, Exchange, Like, PyTree, Reduced, Scope, State, Step
+from fftgrad._contracts import Channel, Exchange, Like, PyTree, Reduced, Scope, State
 from fftgrad._values import check_count, check_within, value
 from fftgrad.exchanges import _alike
 from fftgrad.exchanges._low_rank import times
@@ -198,9 +198,6 @@ class Eigenbasis(Exchange):
         relative = jnp.where(mean > 0, variance / jnp.where(mean > 0, mean, 1.0), 1.0)
         scale = jnp.maximum(relative, FLOOR) ** (self.whiten / 2)
         return Side(side.covariance, basis, scale)
-
-    def observe(self, shared: EigenbasisState, loss: jax.Array, step: Step) -> EigenbasisState:
-        return shared._replace(inner=self.exchange.observe(shared.inner, loss, step))
 
     def wire_bytes(self, like: PyTree) -> int:
         return self.exchange.wire_bytes(_vector(like))

@@ -1,7 +1,5 @@
 """An exact mean over fast links, and a compressed one over slow links."""
 
-from typing import Literal, get_args
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -16,7 +14,6 @@ from fftgrad._contracts import (
     Reduced,
     Scope,
     State,
-    Step,
     Tally,
 )
 from fftgrad._values import check_count, check_kind, value
@@ -25,8 +22,6 @@ from fftgrad.exchanges._recipe import check_exchange
 from fftgrad.exchanges._shards import Shards
 from fftgrad.memories._error_feedback import ErrorFeedback
 from fftgrad.ops import _count, _finite, _joined, _wire
-
-FastDtype = Literal["float32", "bfloat16"]
 
 
 @value
@@ -51,21 +46,18 @@ class Hierarchical(Exchange):
       slow: the exchange over the other axes. Its parts are the pieces, vectors of n/f values: a
         rule gets their shapes, and `PowerSgd` would send them dense.
       memory: what a group does with what the slow exchange loses.
-      dtype: what travels over the fast links, "float32" or "bfloat16", which then rounds both each
-        worker's gradient and the mean.
 
     Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
     Wire: over the slow links that of `slow` for n/f values; over the fast ones 4 (n + f + n/f)
-      bytes, half of it in bfloat16, and 4 for what `slow` counts.
+      bytes, and 4 for what `slow` counts.
 
     Claims: all workers get the same bits. If anything is not finite anywhere the mean is NaN
       throughout. `sent` is x: the group has it all.
 
     Raises:
-      ValueError: if `dtype` is neither, or if `slow` goes by the error (`Fallback(max_error=...)`);
-        while tracing, if `fast_axis` is not among the axes, has not `workers` workers, or leaves no
-        other axis, or if `slow` keeps arrays that all share.
+      ValueError: while tracing, if `fast_axis` is not among the axes, has not `workers` workers, or
+        leaves no other axis, or if `slow` keeps arrays that all share.
 
     Example:
       >>> exchange = fg.Hierarchical("fast", 2, slow=fg.AllGather(fg.TopK(k=1)))
@@ -80,24 +72,12 @@ class Hierarchical(Exchange):
     workers: int
     slow: Exchange
     memory: Memory = ErrorFeedback()
-    dtype: FastDtype = "float32"
 
     def __post_init__(self) -> None:
         _axes.check_names("Hierarchical(fast_axis)", self.fast_axis)
-        if self.dtype not in get_args(FastDtype):
-            raise ValueError(
-                f"Hierarchical(dtype): must be one of {get_args(FastDtype)}, got {self.dtype!r}; "
-                "use 'float32' for an exact mean."
-            )
         check_count("Hierarchical(workers)", self.workers, "use that of the fast axis.")
         check_exchange("Hierarchical(slow)", self.slow)
         check_kind("Hierarchical(memory)", self.memory, Memory, "use ErrorFeedback().")
-        if self.slow.watches_error:
-            raise ValueError(
-                "Hierarchical(slow): must not go by the error, because each piece has another and "
-                f"the pieces would part, got {self.slow!r}; give Fallback a tolerance= in place of "
-                "max_error, which goes by the loss."
-            )
 
     @property
     def scope(self) -> Scope | None:
@@ -138,14 +118,10 @@ class Hierarchical(Exchange):
             tally=tally,
         )
 
-    def observe(self, shared: PyTree, loss: jax.Array, step: Step) -> PyTree:
-        return self.slow.observe(shared, loss, step)
-
     def wire_bytes(self, like: PyTree) -> int:
         pieces = jax.tree.leaves(self._pieces_like(like))
         values = sum(piece.size for piece in pieces) * (self.workers + 1) + self.workers
-        fast = values * self._word.itemsize + 4
-        return self.slow.wire_bytes(self._pieces_like(like)) + fast
+        return self.slow.wire_bytes(self._pieces_like(like)) + 4 * values + 4
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
         """Bytes over the slow link of one of so many workers, those of the fast axis counted."""
@@ -156,10 +132,6 @@ class Hierarchical(Exchange):
                 f"workers along the fast axis, got {workers}; count all workers."
             )
         return self.slow.link_bytes(self._pieces_like(like), slow)
-
-    @property
-    def _word(self) -> jnp.dtype:
-        return jnp.dtype("uint32" if self.dtype == "float32" else "uint16")
 
     def _slow_axes(self, channel: Channel) -> AxisName:
         _axes.check_workers("Hierarchical", self.workers, self.fast_axis)
@@ -183,9 +155,9 @@ class Hierarchical(Exchange):
         flag = _finite.poison_unless(_finite.all_finite(x))
         rows.append(jnp.broadcast_to(flag, (self.workers, 1)))
         sizes = [row.shape[1] for row in rows]
-        words = fast.all_to_all(self._to_words(jnp.concatenate(rows, axis=1)))
+        words = fast.all_to_all(_to_words(jnp.concatenate(rows, axis=1)))
         # Divided first, so that no sum of finite values overflows.
-        received = self._from_words(words) * (1.0 / self.workers)
+        received = _from_words(words) * (1.0 / self.workers)
         total = received[0]
         for row in received[1:]:  # in their order, which a sum over an axis does not promise
             total = total + row
@@ -195,22 +167,20 @@ class Hierarchical(Exchange):
     def _gather(self, out: Reduced, like: PyTree, fast: Channel) -> tuple[PyTree, Tally]:
         """All pieces of each part, and the tally of all."""
         word = jnp.asarray(out.tally.overflow).astype(jnp.uint32)
-        # As its bits, because bfloat16 would round it.
-        count = lax.bitcast_convert_type(word[None], self._word)
-        words = [*map(self._to_words, jax.tree.leaves(out.mean)), count.ravel()]
+        words = [*map(_to_words, jax.tree.leaves(out.mean)), word[None]]
         rows = fast.all_gather(jnp.concatenate(words))
         sizes = [part.size for part in words]
         *values, counts = jax.vmap(lambda row: _joined.cut(row, sizes))(rows)
-        whole = _shards.from_shards(list(map(self._from_words, values)), like)
-        counts = lax.bitcast_convert_type(counts, jnp.uint32)
+        whole = _shards.from_shards(list(map(_from_words, values)), like)
         return whole, Tally(overflow=_count.total(counts.astype(jnp.int32)))
 
-    def _to_words(self, x: jax.Array) -> jax.Array:
-        # As integers, because XLA widens bfloat16 in the collectives of a CPU.
-        return _wire.without_gradient(lax.bitcast_convert_type(x.astype(self.dtype), self._word), x)
 
-    def _from_words(self, words: jax.Array) -> jax.Array:
-        return lax.bitcast_convert_type(words, jnp.dtype(self.dtype)).astype(jnp.float32)
+def _to_words(x: jax.Array) -> jax.Array:
+    return _wire.without_gradient(lax.bitcast_convert_type(x, jnp.uint32), x)
+
+
+def _from_words(words: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(words, jnp.float32)
 
 
 def _check_scalars(slow: Exchange, shared: PyTree) -> None:
@@ -221,5 +191,5 @@ def _check_scalars(slow: Exchange, shared: PyTree) -> None:
                 f"Hierarchical(slow): must keep no arrays that all workers share, because each "
                 f"piece would have others, got {slow!r} with "
                 f"state.shared{jax.tree_util.keystr(path)}; "
-                "use SharedSupport(codec, support=LeaderSupport()), AllGather or TwoStage."
+                "use SharedSupport(codec), AllGather or TwoStage."
             )

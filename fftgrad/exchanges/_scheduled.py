@@ -89,11 +89,6 @@ class Scheduled(Exchange):
     def link_bytes(self, like: PyTree, workers: int) -> float:
         return _switch.common_link_bytes("Scheduled", self.inner, like, workers)
 
-    def observe(
-        self, shared: tuple[PyTree, ...], loss: jax.Array, step: Step
-    ) -> tuple[PyTree, ...]:
-        return _switch.observe(self._running(step), self.inner, shared, loss, step)
-
     def _running(self, step: Step) -> jax.Array:
         starts = jnp.asarray([start for start, _ in self.schedule[1:]], jnp.int32)
         return jnp.sum((step.number >= starts).astype(jnp.int32))

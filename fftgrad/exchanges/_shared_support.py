@@ -1,4 +1,4 @@
-"""A sum of coefficients that one worker chooses for all, or that all know already."""
+"""A sum of coefficients that one worker chooses for all."""
 
 from typing import NamedTuple
 
@@ -16,12 +16,11 @@ from fftgrad._contracts import (
     Selector,
     State,
 )
-from fftgrad._values import check_kind, value
+from fftgrad._values import value
 from fftgrad.codecs._chain import chain, stages
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._rules import Codecs
-from fftgrad.exchanges._supports import LeaderSupport, Support
 from fftgrad.ops import _count, _finite
 from fftgrad.ops._shapes import spec
 
@@ -31,32 +30,19 @@ class OwnSelection(NamedTuple):
 
     Attributes:
       transforms: what each worker's transforms remember.
-      selectors: what its selectors remember; `()` where all workers select alike.
+      selectors: what its selectors remember.
     """
 
     transforms: PyTree
-    selectors: PyTree = ()
-
-
-class Agreed(NamedTuple):
-    """What `SharedSupport` keeps that is equal on all workers.
-
-    Attributes:
-      support: what the support keeps of the parts that have a selector.
-      selectors: what the selectors remember where all workers select alike, else `()`.
-    """
-
-    support: list[PyTree]
-    selectors: PyTree = ()
+    selectors: PyTree
 
 
 @value
 class SharedSupport(Exchange):
-    """Exchange: all workers send the same coefficients, chosen by one or by the last means.
+    """Exchange: all workers send the same coefficients, which one of them chooses.
 
-    With `support=LeaderSupport()` one worker selects its k largest coefficients and broadcasts
-    their positions, in Elias-Fano code: at step t worker t mod w, or always the same one. With
-    `PredictedSupport()` no position travels: all choose by what the means so far make them expect.
+    The leader selects its k largest coefficients and broadcasts their positions, in Elias-Fano
+    code: at step t worker t mod w, or always the same one.
 
     All-reduces of the k values follow, so the bytes per worker do not grow with the number of
     workers, as those of `AllGather` do, and what is averaged is the same coefficients of all. A
@@ -69,13 +55,13 @@ class SharedSupport(Exchange):
     Args:
       codec: linear transforms, then a selector such as `TopK` or `ChunkTopK`; without a selector
         the part is summed dense. Or a rule from a part's name and shape to such a codec.
-      support: who chooses: `LeaderSupport()` or `PredictedSupport()`.
+      leader: the number of the worker that always leads; None lets worker t mod w lead at step t.
 
     Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
     Wire: the words of all positions once, then 4 bytes a value (8 if complex), 4 for the finite
       flag and 4 for a codec that counts what it cannot represent, in two all-reduces, whatever the
-      number of workers; without the positions, in one all-reduce, if the means choose.
+      number of workers.
 
     Claims: all workers get the same bits. If anything is not finite anywhere the mean is NaN
       throughout.
@@ -84,9 +70,8 @@ class SharedSupport(Exchange):
       the leader contributes, because XLA has no broadcast from a worker that is chosen at run time.
 
     Raises:
-      TypeError: if `support` is none.
-      ValueError: while tracing, if something other than linear transforms and one selector is in
-        the chain, or there is no such leader.
+      ValueError: if the leader is negative; while tracing, if something other than linear
+        transforms and one selector is in the chain, or there is no such worker.
 
     Example:
       >>> exchange = fg.SharedSupport(fg.TopK(k=1))
@@ -100,7 +85,7 @@ class SharedSupport(Exchange):
     """
 
     codec: Codecs
-    support: Support = LeaderSupport()
+    leader: int | None = None
 
     def __post_init__(self) -> None:
         _parts.check_codec("SharedSupport", self.codec)
@@ -108,12 +93,7 @@ class SharedSupport(Exchange):
             parts = stages(self.codec)
             cut = next((i for i, stage in enumerate(parts) if not stage.summable), len(parts))
             _check_selector(chain(*parts[cut:]))
-        check_kind(
-            "SharedSupport(support)",
-            self.support,
-            Support,
-            "use LeaderSupport() or PredictedSupport().",
-        )
+        check_leader("SharedSupport", self.leader)
 
     @property
     def scope(self) -> Scope:
@@ -123,34 +103,23 @@ class SharedSupport(Exchange):
         likes = _parts.vector_likes(like)
         linear, selectors = self._split(like, likes)
         coefficients = _mains(linear, likes)
-        chosen = [z for s, z in zip(selectors.codecs, coefficients, strict=True) if _selects(s)]
-        kept = self.support.init(list(chosen))
-        return self._state(linear.init(likes), selectors.init(coefficients), kept)
+        return State(own=OwnSelection(linear.init(likes), selectors.init(coefficients)))
 
     def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         likes, step = _parts.vector_likes(x), channel.step
         linear, selectors = self._split(x, likes)
         vectors = _parts.vectors(x)
-        shared: Agreed = state.shared
+        leads = channel.index == leader_number("SharedSupport", self.leader, channel)
         spectra = linear.compress(vectors, state.own.transforms, step)
         z = tuple(p.main for p in spectra.payloads)
 
-        chosen = [i for i, selector in enumerate(selectors.codecs) if _selects(selector)]
-        scores = list(z)
-        for i, kept in zip(chosen, shared.support, strict=True):
-            scores[i] = self.support.score(z[i], kept)
-        before = state.own.selectors if self.support.sends_positions else shared.selectors
-        selected = selectors.compress(tuple(scores), before, step)
-        sides = [payload.side for payload in selected.payloads]
-        agreed = self.support.agree([sides[i] for i in chosen], channel)
-        for i, side in zip(chosen, agreed, strict=True):
-            sides[i] = side
-
-        values = list(z)
-        for i in chosen:
-            values[i] = _selector(selectors, i).at(z[i], sides[i], step)
-        chosen_by = jnp.where(self.support.leads(channel), selected.overflow, 0)
-        overflow = _count.add(spectra.overflow, chosen_by)
+        selected = selectors.compress(z, state.own.selectors, step)
+        sides = channel.broadcast([payload.side for payload in selected.payloads], leads)
+        values = [
+            selector.at(part, side, step) if isinstance(selector, Selector) else part
+            for selector, part, side in zip(selectors.codecs, z, sides, strict=True)
+        ]
+        overflow = _count.add(spectra.overflow, jnp.where(leads, selected.overflow, 0))
         # One more value, so that what is not chosen cannot hide a NaN.
         flag = _finite.poison_unless(_finite.all_finite(vectors))[None]
         (flag, *means), tally = channel.mean(
@@ -160,18 +129,13 @@ class SharedSupport(Exchange):
 
         def back(values: list[jax.Array]) -> Vectors:
             payloads = tuple(Payload(v, side) for v, side in zip(values, sides, strict=True))
-            return selectors.decompress(payloads, spec(z), step)
+            coefficients = selectors.decompress(payloads, spec(z), step)
+            return linear.undo_linear(coefficients, likes, step)
 
-        coefficients = back(means)
-        after = [
-            self.support.update(kept, _selector(selectors, i), sides[i], coefficients[i], step)
-            for i, kept in zip(chosen, shared.support, strict=True)
-        ]
-        mean = [m + flag for m in linear.undo_linear(coefficients, likes, step)]
         return Reduced(
-            mean=_parts.rebuild(mean, x),
-            sent=_parts.rebuild(linear.undo_linear(back(values), likes, step), x),
-            state=self._state(spectra.state, selected.state, after),
+            mean=_parts.rebuild([mean + flag for mean in back(means)], x),
+            sent=_parts.rebuild(back(values), x),
+            state=State(own=OwnSelection(spectra.state, selected.state)),
             tally=tally,
         )
 
@@ -179,14 +143,8 @@ class SharedSupport(Exchange):
         likes = _parts.vector_likes(like)
         linear, selectors = self._split(like, likes)
         payloads = selectors.payload_spec(_mains(linear, likes))
-        sent = [p if self.support.sends_positions else p.main for p in payloads]
-        values = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(sent))
-        return 4 + 4 * self._counts(linear, selectors, likes) + values
-
-    def _state(self, transforms: PyTree, selectors: PyTree, support: list[PyTree]) -> State:
-        if self.support.sends_positions:
-            return State(Agreed(support), OwnSelection(transforms, selectors))
-        return State(Agreed(support, selectors), OwnSelection(transforms))
+        sent = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(payloads))
+        return 4 + 4 * self._counts(linear, selectors, likes) + sent
 
     def _split(self, like: PyTree, likes: Likes) -> tuple[Parts, Parts]:
         """The linear transforms of each part, and its selector, or `Identity` for none."""
@@ -197,6 +155,26 @@ class SharedSupport(Exchange):
 
     def _counts(self, linear: Parts, selectors: Parts, likes: Likes) -> bool:
         return linear.counts_overflow(likes) or selectors.counts_overflow(_mains(linear, likes))
+
+
+def check_leader(owner: str, leader: object) -> None:
+    """Refuse a leader that is no worker's number."""
+    if leader is not None and (not isinstance(leader, int) or leader < 0):
+        raise ValueError(
+            f"{owner}(leader): must be the number of a worker, got {leader!r}; leave it out to let "
+            "all lead in turn."
+        )
+
+
+def leader_number(owner: str, leader: int | None, channel: Channel) -> jax.Array | int:
+    """The number of the worker that leads in this step."""
+    workers = channel.workers
+    if leader is not None and leader >= workers:
+        raise ValueError(
+            f"{owner}(leader): must be the number of one of {workers} workers, got {leader}; leave "
+            "it out to let all lead in turn."
+        )
+    return channel.step.number % workers if leader is None else leader
 
 
 def _check_selector(codec: Codec) -> None:
@@ -211,12 +189,6 @@ def _check_selector(codec: Codec) -> None:
 def _selects(codec: Codec) -> bool:
     """Whether it chooses positions, and leaves the values as they are."""
     return isinstance(codec, Selector) and not codec.last
-
-
-def _selector(selectors: Parts, number: int) -> Selector:
-    selector = selectors.codecs[number]
-    assert isinstance(selector, Selector)
-    return selector
 
 
 def _mains(linear: Parts, likes: Likes) -> Likes:

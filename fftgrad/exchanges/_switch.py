@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Step, Tally
+from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Tally
 
 _Size = TypeVar("_Size", int, float)
 
@@ -44,24 +43,6 @@ def switch(
 def join(states: Sequence[State]) -> State:
     """The states of several exchanges as that of one, field by field."""
     return State(*zip(*states, strict=True))
-
-
-def observe(
-    index: jax.Array,
-    exchanges: Sequence[Exchange],
-    shared: tuple[PyTree, ...],
-    loss: jax.Array,
-    step: Step,
-) -> tuple[PyTree, ...]:
-    """What each shares, once exchange `index`, and no other, has seen the loss of its step."""
-    return tuple(
-        jax.tree.map(
-            lambda new, old, ran=(index == position): jnp.where(ran, new, old),
-            exchange.observe(state, loss, step),
-            state,
-        )
-        for position, (exchange, state) in enumerate(zip(exchanges, shared, strict=True))
-    )
 
 
 def common_scope(owner: str, exchanges: Sequence[Exchange]) -> Scope | None:

@@ -19,8 +19,9 @@ import optax
 from jax.experimental import multihost_utils
 
 from fftgrad._contracts import Codec, Like, Memory, Payload, PyTree, Step
-from fftgrad.exchanges import AllGather, TrimmedMean, _layout, _parts
+from fftgrad.exchanges import AllGather, _layout, _parts
 from fftgrad.exchanges._layout import Bucket, Layout
+from fftgrad.exchanges._median_clip import clipped_mean
 from fftgrad.exchanges._parts import Likes, Parts, Payloads
 from fftgrad.islands._objects import DamagedError
 from fftgrad.ops._shapes import by_path
@@ -253,10 +254,7 @@ class Programs:
         Contributions are added in their order. Copies with weight 0 fill them up to a power of two,
         so that few programs are compiled.
         """
-        least = len(sent)
-        if isinstance(self.exchange.average, TrimmedMean):
-            least = max(least, 2 * self.exchange.average.trim + 1)
-        size = 1 << (least - 1).bit_length()
+        size = 1 << (len(sent) - 1).bit_length()
         filled = [*sent, *[sent[0]] * (size - len(sent))]
         stacked = jax.tree.map(lambda *rows: np.stack(rows), *filled)
         weights = np.zeros((size,), np.float32)
@@ -357,13 +355,8 @@ def _advance(
 def _mean(
     exchange: AllGather, codec: Parts, payloads: Any, likes: Likes, shares: jax.Array, step: Step
 ) -> Any:
-    """The mean of the decoded payloads by their shares, or the average of the exchange."""
-    if exchange.average is None:
-        zero = jnp.zeros((), jnp.float32)
-        return codec.mean(payloads, likes, zero, step, shares)
-
-    def decode(payload: Any) -> Any:
-        return codec.decompress(payload, likes, step)
-
-    counts = shares > 0
-    return exchange.average.of(decode, payloads, counts, shares)
+    """The mean of the decoded payloads by their shares, clipped if the exchange says so."""
+    if exchange.clip_to_median:
+        return clipped_mean(lambda p: codec.decompress(p, likes, step), payloads, shares)
+    zero = jnp.zeros((), jnp.float32)
+    return codec.mean(payloads, likes, zero, step, shares)

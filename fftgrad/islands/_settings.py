@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from fftgrad import codecs, exchanges
+from fftgrad import codecs
 from fftgrad._values import check_count, check_kind, check_within, value
 from fftgrad.exchanges import AllGather
 from fftgrad.islands._objects import DamagedError
@@ -22,10 +22,9 @@ class Settings:
     A run keeps its settings. With others, begin a run in another folder, from `island.params`.
 
     Args:
-      exchange: the codec, or a rule, and the average, as in
-        `fg.AllGather(codec, fg.exchanges.MedianNormClip())`. The store has it as text, which is
-        read without running code. An island knows the codecs of `fg.codecs`; pass it settings with
-        your own.
+      exchange: the codec, or a rule, and whether vectors are cut to the median length, as in
+        `fg.AllGather(codec, clip_to_median=True)`. The store has it as text, which is read without
+        running code. An island knows the codecs of `fg.codecs`; pass it settings with your own.
       every: H, the inner steps between two contributions of an island.
       rate: of the outer optimizer.
       islands: number of islands for which the first round waits.
@@ -84,9 +83,7 @@ def read_settings(found: object, known: AllGather | None = None) -> Settings:
         raise DamagedError(f"settings that this program cannot have: {error}") from None
 
 
-KNOWN = {name: getattr(codecs, name) for name in codecs.__all__} | {
-    name: getattr(exchanges, name) for name in ("AllGather", "MedianNormClip", "TrimmedMean")
-}
+KNOWN = {name: getattr(codecs, name) for name in codecs.__all__} | {"AllGather": AllGather}
 
 
 def _exchange_of(text: object) -> AllGather:

@@ -15,6 +15,7 @@ from fftgrad.methods._fft_sparsification import fft_sparsification
 from fftgrad.methods._power_sgd import power_sgd
 from fftgrad.methods._qsgd import qsgd
 from fftgrad.methods._random_k import random_k
+from fftgrad.methods._recover_by_loss import recover_by_loss
 from fftgrad.methods._redsync import redsync
 from fftgrad.methods._scale_by_dion import scale_by_dion
 from fftgrad.methods._scale_by_majority_vote import scale_by_majority_vote
@@ -35,6 +36,7 @@ __all__ = [
     "power_sgd",
     "qsgd",
     "random_k",
+    "recover_by_loss",
     "redsync",
     "scale_by_dion",
     "scale_by_majority_vote",

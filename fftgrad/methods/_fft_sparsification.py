@@ -9,7 +9,7 @@ from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._fft import Fft
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._fallback import Fallback
+from fftgrad.exchanges._ladder import Ladder
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.memories._error_feedback import NoMemory
@@ -22,8 +22,6 @@ def fft_sparsification(
     theta_schedule: Mapping[int, float] | None = None,
     recover: Sequence[float] = (),
     *,
-    max_error: float | None = None,
-    tolerance: float | None = None,
     memory: Memory = NoMemory(),
 ) -> Recipe:
     """Method: keep the largest frequencies of the gradient, in few bits each.
@@ -39,7 +37,7 @@ def fft_sparsification(
         allgather, average      one collective, one inverse FFT       AllGather
         no error feedback       what is dropped is lost               NoMemory()
         diminishing θ           another θ from given steps on         Scheduled
-        recovery                a smaller θ when it is needed         Fallback
+        recovery                a smaller θ when it is needed         Ladder
 
     Args:
       theta: share of the frequencies dropped, 0 <= theta < 1; the paper's runs use 0.85.
@@ -49,11 +47,9 @@ def fft_sparsification(
       theta_schedule: {first step: theta} that takes over from `theta` at those steps, for example
         {0: 0.9, 20_000: 0.0}; theta 0 is a dense all-reduce. `diminishing_theta` makes
         one from the learning rate.
-      recover: thetas to fall back to, in this order, for example (0.5, 0.0), when the error of what
-        is sent or the loss says so; without recompiling. Not together with `theta_schedule`.
-      max_error: the relative error of what is sent beyond which to fall back.
-      tolerance: by how much the loss may rise, 0.1 for a tenth; it comes by
-        `tx.update(grads, state, params, value=loss)`.
+      recover: thetas to fall back to, in this order, for example (0.5, 0.0), without recompiling:
+        by the loss with `recover_by_loss`, or where you call `fg.exchanges.next_level`. Not
+        together with `theta_schedule`.
       memory: the paper has none; `ErrorFeedback()` keeps what is dropped.
 
     Wire: for n parameters, k = (1 - θ) n/2 complex coefficients of 2N bits, with about
@@ -94,8 +90,7 @@ def fft_sparsification(
             f"{theta_schedule} and {tuple(recover)}; steps or need decide, not both."
         )
     if recover:
-        ladder = tuple(map(exchange, (theta, *recover)))
-        chosen = Fallback(ladder, max_error=max_error, tolerance=tolerance)
+        chosen = Ladder(tuple(map(exchange, (theta, *recover))))
     elif theta_schedule is not None:
         thetas = {0: theta, **theta_schedule}
         chosen = Scheduled({step: exchange(value) for step, value in thetas.items()})

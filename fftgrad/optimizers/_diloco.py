@@ -55,7 +55,6 @@ def diloco(
     fragments: int = 1,
     delay: int = 0,
     blend: float = 0.0,
-    first: int | None = None,
     masked: Masked = "refuse",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
@@ -82,7 +81,7 @@ def diloco(
         fg.optimizers.diloco(adamw, nesterov, 30, fragments=30, delay=1, blend=0.5)
 
     For fragments by depth, or meetings at different intervals, put several `diloco` in one
-    `optax.partition`, each with its own `every` and `first`, and `masked="elsewhere"`; `inner` then
+    `optax.partition`, each with its own `every`, and `masked="elsewhere"`; `inner` then
     sees the leaves of its own part only.
 
     Between two outer steps the parameters differ between the workers, so they need a leading axis
@@ -106,7 +105,6 @@ def diloco(
       fragments: P, a divisor of H.
       delay: τ, the inner steps between an exchange and its effect, below H.
       blend: α, the share of its own parameters that a worker keeps at a meeting.
-      first: how many inner steps come before the first meeting; H/P if left out.
       masked: what to do with leaves that are hidden from it, as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers.
 
@@ -124,7 +122,7 @@ def diloco(
 
     Raises:
       TypeError: if `inner` or `outer` is no transformation.
-      ValueError: if `every`, `fragments`, `delay`, `blend` or `first` is out of its range;
+      ValueError: if `every`, `fragments`, `delay` or `blend` is out of its range;
         while tracing, if `params` is missing, or known to be the same on all workers.
 
     Differs from the papers: the notebook of DiLoCo's authors makes a new inner optimizer in each
@@ -145,7 +143,7 @@ def diloco(
     """
     check_transformation("diloco(inner)", inner)
     check_transformation("diloco(outer)", outer)
-    first = _checked(every, fragments, delay, blend, first)
+    _check(every, fragments, delay, blend)
     period = every // fragments
     if memory is None and not isinstance(exchange, Recipe):
         memory = DECAYED
@@ -167,7 +165,7 @@ def diloco(
 
     def meeting(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Whether one is due after so many inner steps, and of which fragment."""
-        since = steps - first
+        since = steps - period
         return (since >= 0) & (since % period == 0), since // period % fragments
 
     def update(
@@ -254,8 +252,8 @@ def _if(
     return lax.cond(due, lambda: then(True), lambda: otherwise)
 
 
-def _checked(every: int, fragments: int, delay: int, blend: float, first: int | None) -> int:
-    """The steps before the first meeting, once all arguments are known to be right."""
+def _check(every: int, fragments: int, delay: int, blend: float) -> None:
+    """Refuse arguments out of range."""
     check_count("diloco(every)", every, "use 50.")
     check_count("diloco(fragments)", fragments, f"use {every} to send as much in each step.")
     check_count("diloco(delay)", delay, "use 1.", least=0)
@@ -270,8 +268,3 @@ def _checked(every: int, fragments: int, delay: int, blend: float, first: int | 
         )
     if not 0 <= blend < 1:
         raise ValueError(f"diloco(blend): must be at least 0 and below 1, got {blend}; use 0.5.")
-    return (
-        every // fragments
-        if first is None
-        else check_count("diloco(first)", first, f"use {every}.")
-    )

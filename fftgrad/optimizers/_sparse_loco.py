@@ -5,13 +5,11 @@ import optax
 from fftgrad._contracts import AxisName
 from fftgrad.codecs.quantizers._bin_means import BinMeans
 from fftgrad.codecs.transforms._tiles import Tiles
-from fftgrad.exchanges import AllGather, Average, MedianNormClip
+from fftgrad.exchanges import AllGather
 from fftgrad.memories import ErrorFeedback
 from fftgrad.methods._demo import LargestOfTiles
 from fftgrad.optimizers._diloco import diloco
 from fftgrad.training._pmean import Masked
-
-CLIPPED = MedianNormClip()
 
 
 def sparse_loco(
@@ -23,11 +21,10 @@ def sparse_loco(
     block: int = 64,
     bits: int = 2,
     decay: float = 0.95,
-    average: Average | None = CLIPPED,
+    clip_to_median: bool = True,
     fragments: int = 1,
     delay: int = 0,
     blend: float = 0.0,
-    first: int | None = None,
     masked: Masked = "refuse",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
@@ -40,8 +37,8 @@ def sparse_loco(
         θ̄ ← θ̄ - outer_rate · mean of q_i · min(1, median_j ||q_j|| / ||q_i||),   θ ← θ̄,
 
     with lengths by leaf. It is `diloco` with plain descent as the outer optimizer,
-    `ErrorFeedback(0.95)`, and `AllGather(rule, MedianNormClip())`, where the rule gives each leaf
-    `chain(Tiles(64, shape), ChunkTopK(4096, 64), BinMeans(2))`.
+    `ErrorFeedback(0.95)`, and `AllGather(rule, clip_to_median=True)`, where the rule gives each
+    leaf `chain(Tiles(64, shape), ChunkTopK(4096, 64), BinMeans(2))`.
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate, as `optax.adamw(3e-4)`.
@@ -52,11 +49,10 @@ def sparse_loco(
         if they are not more than k.
       bits: of each value.
       decay: of what could not be sent.
-      average: what takes the place of the mean; None for the mean.
+      clip_to_median: as for `AllGather`.
       fragments: as for `diloco`.
       delay: as for `diloco`.
       blend: as for `diloco`.
-      first: as for `diloco`.
       masked: as for `diloco`.
       axis_name: the axis, or axes, of the workers.
 
@@ -86,12 +82,11 @@ def sparse_loco(
         inner,
         optax.sgd(outer_rate),
         every,
-        AllGather(LargestOfTiles(Tiles, k, block, BinMeans(bits)), average),
+        AllGather(LargestOfTiles(Tiles, k, block, BinMeans(bits)), clip_to_median),
         ErrorFeedback(decay),
         fragments=fragments,
         delay=delay,
         blend=blend,
-        first=first,
         masked=masked,
         axis_name=axis_name,
     )

@@ -1,6 +1,5 @@
 """What a training run logs of its exchange."""
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree
-from fftgrad.exchanges import _fragments, _layout
+from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.ops._shapes import by_path
@@ -40,8 +39,8 @@ def metrics(
         exchange_residual   the same of memories inside the exchange (`Hierarchical`)
         error         relative error of what was sent in the last good step, with
                       `compressed_pmean(track_error=True)`
-        bytes         that one worker hands over in one exchange (`fg.wire_bytes`): of a fragment,
-                      where `diloco` meets in fragments; only with `exchange` and `params`
+        bytes         that one worker hands over in one exchange (`fg.wire_bytes`), only with
+                      `exchange` and `params`
 
     Args:
       opt_state: any optax state, nested as it may be, with `compressed_pmean` in it, or
@@ -51,7 +50,8 @@ def metrics(
         state, outside the axis, in or outside of `jax.jit`, and, where there are several processes,
         in all of them: the residual has rows on each.
       exchange: that of the transformation, or its method, for the bytes.
-      params: a tree like the gradient, or its shapes, for the bytes.
+      params: a tree like the gradient, or its shapes, for the bytes; where `diloco` meets in P
+        fragments, `fg.optimizers.fragment(params, P)`.
       layout: as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers, to call it inside them, where each worker sees
         only its own residual: they are averaged by one more collective of 4 bytes a residual.
@@ -61,8 +61,7 @@ def metrics(
 
     Raises:
       ValueError: if there is no state of `compressed_pmean`, or one of `exchange` and `params` is
-        missing; if the bytes are asked for of parts that meet in fragments of different numbers; if
-        they change by step (`Scheduled`): ask for those of `exchange.at(step)`.
+        missing; if the bytes change by step (`Scheduled`): ask for those of `exchange.at(step)`.
 
     Example:
       >>> exchange, params = fg.AllGather(fg.Sign()), {"w": jnp.ones(320)}
@@ -71,11 +70,8 @@ def metrics(
       >>> {name: float(found[name]) for name in ("step", "skipped", "residual", "bytes")}
       {'step': 0.0, 'skipped': 0.0, 'residual': 0.0, 'bytes': 48.0}
     """
-    states = [
-        (path, node)
-        for path, node in jax.tree.leaves_with_path(opt_state, is_leaf=_has_metrics)
-        if _has_metrics(node)
-    ]
+    states = by_path(opt_state, is_leaf=_has_metrics)
+    states = {name: state for name, state in states.items() if _has_metrics(state)}
     if not states:
         raise ValueError(
             f"metrics(opt_state): must hold a state of compressed_pmean, got "
@@ -89,30 +85,12 @@ def metrics(
         )
     recipe = None if exchange is None else recipe_of("metrics", exchange, layout=layout)
     out: dict[str, Any] = {}
-    for name, state in by_path(opt_state, is_leaf=_has_metrics).items():
-        if not _has_metrics(state):
-            continue
+    for name, state in states.items():
         before = f"{name}/" if len(states) > 1 else ""
         out |= {before + key: value for key, value in _of_state(state, axis_name).items()}
     if recipe is not None:
-        like = _fragments.fragment(params, _fragments_of([path for path, _ in states]))
-        sent = _layout.wire_bytes(recipe.exchange, like, recipe.layout)
-        out["bytes"] = sent
+        out["bytes"] = _layout.wire_bytes(recipe.exchange, params, recipe.layout)
     return out
-
-
-def _fragments_of(paths: list[tuple[Any, ...]]) -> int:
-    """In how many fragments what has states at these paths meets: `diloco` has one for each."""
-    names = (jax.tree_util.GetAttrKey("pmean"), jax.tree_util.DictKey("pmean"))
-    of_fragments = [path[:-1] for path in paths if path[-2:-1] and path[-2] in names]
-    found = set(Counter(of_fragments).values()) | ({1} if len(of_fragments) < len(paths) else set())
-    if len(found) > 1:
-        raise ValueError(
-            "metrics(exchange): must be that of all, which meet in fragments of the same size, got "
-            f"states that meet in {sorted(found)} fragments; leave it out, and ask "
-            "fg.wire_bytes(exchange, fg.optimizers.fragment(params, fragments)) for each."
-        )
-    return found.pop()
 
 
 def _has_metrics(node: Any) -> bool:

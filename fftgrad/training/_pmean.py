@@ -5,7 +5,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, Exchange, Memory, PyTree, State
@@ -31,8 +30,7 @@ from fftgrad.training._check_gradients import (
 )
 from fftgrad.training._non_finite import NonFinite
 from fftgrad.training._stands_in import stands_in
-from fftgrad.training._travel import observed, travel
-from fftgrad.training._value_and_grad import check_own
+from fftgrad.training._travel import travel
 from fftgrad.training._weigh import ONE_VOTE, refuse_mistyped, refuse_weight, weighted
 
 Masked = Literal["refuse", "elsewhere"]
@@ -124,9 +122,8 @@ def compressed_pmean(
 
     Returns:
       An `optax.GradientTransformationExtraArgs` whose state is a `CompressedPmeanState`. Its
-      `update` takes `value=loss`, the loss of the worker, for exchanges that watch it (`Fallback`),
-      and `weight=tokens`, a scalar, for the mean Σ v g / Σ v: each gradient is multiplied by
-      w v / Σ v before a memory sees it, and left out if v is 0, be it NaN. Those of
+      `update` takes `weight=tokens`, a scalar, for the mean Σ v g / Σ v: each gradient is
+      multiplied by w v / Σ v before a memory sees it, and left out if v is 0, be it NaN. Those of
       `value_and_grad(has_weight=True)` are weighed already. Under `jax.jit` it also takes global
       gradients that are typed as unreduced over an Explicit axis, and returns their sum.
 
@@ -135,12 +132,10 @@ def compressed_pmean(
       cost no more bytes, and have a mean that is not rounded.
 
     Wire: `fg.wire_bytes(exchange, params, layout)` bytes a worker and step. All parts of a bucket
-      travel together: in one collective of `AllReduce`, `AllGather`, `TopVotes`, `AcpSgd` and a
-      `SharedSupport` by `PredictedSupport()`; in two of `TwoStage`, `PowerSgd`, `IntegerSum` and
-      another `SharedSupport`; in two of `Hierarchical` and those of its slow exchange; in two of
-      `Fallback(max_error=...)` and those of the exchange in use. By default there is a bucket for
-      every 2^30 parameters. `track_error` adds 12 bytes, in two all-reduces, and a loss that is
-      watched 4, as does a weight.
+      travel together: in one collective of `AllReduce`, `AllGather`, `TopVotes` and `AcpSgd`; in
+      two of `TwoStage`, `PowerSgd`, `IntegerSum` and `SharedSupport`; in two of `Hierarchical` and
+      those of its slow exchange. By default there is a bucket for every 2^30 parameters.
+      `track_error` adds 12 bytes, in two all-reduces, and a weight 4.
 
     Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
       goes back to the memory, which sends it later; without memory it is lost. An axis of one
@@ -155,8 +150,7 @@ def compressed_pmean(
     Raises:
       ValueError: if `masked` or `non_finite` is none of these, or if `track_error` is to see the
         error of an exchange whose `sent` is x (`Hierarchical`); while tracing, if the axis is not
-        bound, if the exchange needs the loss and `value` is missing or does not vary over the
-        axis, if `weight` is no scalar, or is given to votes (`TopVotes`), if a gradient does not
+        bound, if `weight` is no scalar, or is given to votes (`TopVotes`), if a gradient does not
         vary over the axis (it is summed already), if `params` are known to vary over it (they are
         sharded over it), if a leaf is masked, or if the state is not sharded over the workers, or
         is that of another exchange, memory or layout.
@@ -212,7 +206,7 @@ def compressed_pmean(
         own = drop_worker_axis(state.memory)
         return own, tuple(map(drop_rows, state.exchange)), state.error
 
-    def check(updates: PyTree, state: Any, params: PyTree | None, value: Any, weight: Any) -> None:
+    def check(updates: PyTree, state: Any, params: PyTree | None, weight: Any) -> None:
         """Refuses what `update` cannot exchange."""
         if masked == "refuse":
             refuse_masked(updates)
@@ -220,13 +214,6 @@ def compressed_pmean(
         wanted = jax.eval_shape(lambda leaves: inside(init(leaves)), updates)
         check_local(updates, axis_name)
         check_replicated(params, axis_name)
-        if exchange.needs_loss and value is None:
-            raise ValueError(
-                f"compressed_pmean.update(value): {exchange!r} watches the loss, got none; call "
-                "tx.update(grads, state, params, value=loss) with the loss of this worker."
-            )
-        if exchange.needs_loss:
-            check_own("compressed_pmean.update(value)", value, axis_name)
         if _shapes(inside(state)) != _shapes(wanted):
             raise ValueError(
                 f"compressed_pmean(state): must be what init makes of these gradients for "
@@ -243,12 +230,11 @@ def compressed_pmean(
         state: Any,
         params: optax.Params | None = None,
         *,
-        value: jax.Array | None = None,
         weight: jax.Array | float | None = None,
         **extra: Any,
     ) -> tuple[optax.Updates, Any]:
         refuse_mistyped("compressed_pmean", extra)
-        check(updates, state, params, value, weight)
+        check(updates, state, params, weight)
         before, states, _ = inside(state)
         # Here and not above: making a key starts the backend, and a transformation may be made
         # before jax.distributed is initialized.
@@ -263,15 +249,11 @@ def compressed_pmean(
         mean, rounded = _rounding.narrowed(out.mean, updates)
         if rounded is not None:
             remembered = memory.put_back(rounded, remembered)
-        after = out.states
-        if exchange.needs_loss:
-            own = weighted(jnp.asarray(value, jnp.float32), weight, axis_name)
-            after = observed(exchange, after, lax.pmean(own, axis_name), channel.step)
 
         finite = _non_finite.all_finite(out.tally, mean)
         remembered, states, error = optax.tree.where(
             finite,
-            (remembered, after, error_of(x, out.left, channel)),
+            (remembered, out.states, error_of(x, out.left, channel)),
             (before, states, state.error),
         )
         return _non_finite.hide_bad(non_finite, finite, mean), CompressedPmeanState(

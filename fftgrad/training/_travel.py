@@ -102,10 +102,3 @@ def _alike(tree: PyTree) -> PyTree:
         return dataclasses.replace(node, piece=0) if isinstance(node, Part) else node
 
     return jax.tree.map(first, tree, is_leaf=lambda node: isinstance(node, Part))
-
-
-def observed(
-    exchange: Exchange, states: tuple[State, ...], loss: jax.Array, step: Step
-) -> tuple[State, ...]:
-    """The states once the exchange knows the loss."""
-    return tuple(s._replace(shared=exchange.observe(s.shared, loss, step)) for s in states)

@@ -31,9 +31,8 @@ def value_and_grad(
         updates, state = tx.update(grads, state, params)
         value = jax.lax.pmean(value, "data")  # to report it
 
-    An exchange that watches the loss (`Fallback`) takes that of the worker, as `value=value`. What
-    reads it behind `compressed_pmean`, as `optax.polyak_sgd` does, must take the mean, or the
-    parameters would differ.
+    What reads the loss behind `compressed_pmean`, as `optax.polyak_sgd` does, must take the mean,
+    or the parameters would differ.
 
     The loss is the mean over the worker's batch, and the mean over the workers is that over all
     batches where these have the same size. Where they have not, as with tokens under a mask, let

@@ -136,9 +136,8 @@ def test_an_integer_sum_does_the_same_at_any_scale(clip):
         np.testing.assert_allclose(mean / scale, expected, rtol=1e-5, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_mean_of_a_group_is_finite_where_its_values_are(dtype):
-    exchange = fg.Hierarchical("fast", 4, fg.AllReduce(), dtype=dtype)
+def test_the_mean_of_a_group_is_finite_where_its_values_are():
+    exchange = fg.Hierarchical("fast", 4, fg.AllReduce())
     tx = fg.compressed_pmean(exchange, axis_name=("slow", "fast"))
 
     def one(grad):
@@ -149,11 +148,10 @@ def test_the_mean_of_a_group_is_finite_where_its_values_are(dtype):
     np.testing.assert_allclose(mean, 2e38, rtol=1e-2)
 
 
-@pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize(("bits", "mantissa"), [(10, 1), (12, 3), (6, 2), (16, 7)])
-def test_any_codes_decode_to_finite_numbers(bits, mantissa, zero):
+def test_any_codes_decode_to_finite_numbers(bits, mantissa):
     """What arrives may be anything; with few mantissa bits there are more codes than numbers."""
-    codec = fg.RangeFloat(bits=bits, mantissa=mantissa, zero=zero)
+    codec = fg.RangeFloat(bits=bits, mantissa=mantissa)
     for largest in (1e-30, 1.0, 3e38):
         x = np.full(5_000, largest, np.float32)
         payload = compress(codec, x)
@@ -366,13 +364,12 @@ def test_two_linear_stages_in_front_work_in_every_exchange(chain, around):
     assert_mean_is_that_of_what_was_sent(exchange, values((WORKERS, 128)))
 
 
-SUPPORTS = [fg.exchanges.LeaderSupport(), fg.exchanges.PredictedSupport()]
 SHARED = ["top-k of two transforms", "three transforms", "two transforms"]
 
 
-@pytest.mark.parametrize(("chain", "support"), sample(itertools.product(SHARED, SUPPORTS), set))
-def test_two_linear_stages_in_front_work_in_a_shared_support(chain, support):
-    exchange = fg.SharedSupport(CHAINS[chain], support=support)
+@pytest.mark.parametrize("chain", SHARED)
+def test_two_linear_stages_in_front_work_in_a_shared_support(chain):
+    exchange = fg.SharedSupport(CHAINS[chain])
     assert_mean_is_that_of_what_was_sent(exchange, values((WORKERS, 128)))
 
 
@@ -484,13 +481,10 @@ TOO_LARGE = {
     "sum": fg.AllReduce(fg.Fft(half=True)),
     "sum of a chain": fg.AllReduce(fg.chain(fg.Fft(half=True), fg.RandomK(k=4))),
     "leader": fg.SharedSupport(fg.chain(fg.Fft(half=True), fg.TopK(k=4))),
-    "drift": fg.SharedSupport(
-        fg.chain(fg.Fft(half=True), fg.TopK(k=4)), support=fg.exchanges.PredictedSupport()
-    ),
     "two stages": fg.TwoStage(fg.Cast("float16"), workers=WORKERS),
     "eigenbasis": fg.Eigenbasis(fg.AllGather(fg.Cast("float16"))),
     "piecewise": fg.Scheduled({0: fg.AllReduce(fg.Fft(half=True))}),
-    "recovery": fg.Fallback((fg.AllReduce(fg.Fft(half=True)),), max_error=9.0),
+    "ladder": fg.Ladder((fg.AllReduce(fg.Fft(half=True)),)),
 }
 
 

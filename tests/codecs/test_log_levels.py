@@ -128,24 +128,12 @@ def test_what_is_all_of_one_size_is_exact(bits):
     assert (np.asarray(round_trip(fg.LogLevels(bits), np.zeros(5, np.float32))) == 0).all()
 
 
-@pytest.mark.parametrize("bits", [2, 3, 5])
-def test_stochastic_rounding_has_the_right_mean(bits):
-    x = np.array([0.1, -0.1, 0.15, -0.4, 1.0, 2.5, -10.0, 0.0], np.float32)
-    codec = fg.LogLevels(bits, "stochastic")
-    draws = np.stack([np.asarray(round_trip(codec, x, key)) for key in range(4000)])
-    off = np.abs(draws.mean(0) - x)
-    assert (off <= 5 * draws.std(0) / np.sqrt(4000) + 1e-4 * np.abs(x)).all()
-    assert (draws[:, x == 0] == 0).all()
-    if bits > 2:
-        np.testing.assert_allclose(draws[:, 0], 0.1, rtol=1e-5)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", [0, 33, 59])
 def test_what_is_not_finite_is_seen(bad, position):
     x = values((N,))
     x[position] = bad
-    for rounding in ("nearest", "truncate", "stochastic"):
+    for rounding in ("nearest", "truncate"):
         assert np.isnan(round_trip(fg.LogLevels(4, rounding), x)).all()
     z = x.astype(np.complex64)
     assert np.isnan(round_complex(fg.LogLevels(4), z)).all()
@@ -169,11 +157,6 @@ def relative_norm(codec, x):
 def test_the_least_normal_number_is_not_rounded_to_zero(bits):
     x = np.full(9, 2.0**-126, np.float32) * np.array([1, -1, 1] * 3, np.float32)
     np.testing.assert_array_equal(round_trip(fg.LogLevels(bits), x), x)
-
-
-def test_a_nan_is_seen_with_stochastic_rounding():
-    x = np.array([np.nan, 0, 1, 2], np.float32)
-    assert np.all(np.isnan(round_trip(fg.LogLevels(2, "stochastic"), x)))
 
 
 def test_large_complex_values_stay_finite():

@@ -88,13 +88,12 @@ def test_every_width_round_trips_what_it_can_represent(bits):
     assert len(set(codes_of(codec, x))) == x.size <= 2**bits
 
 
-@pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
-def test_nearest_is_nearest_among_all(bits, zero):
-    codec = fg.codecs.FixedRangeFloat(bits=bits, maximum=1.0, zero=zero)
+def test_nearest_is_nearest_among_all(bits):
+    codec = fg.codecs.FixedRangeFloat(bits=bits, maximum=1.0)
     window = codec._window()
     x = np.clip(values((400,)) / 4, -1, 1)
-    expected = reference.range_float(x, codec.m, window.base, window.positive, zero)
+    expected = reference.range_float(x, codec.m, window.base, window.positive)
     got = np.asarray(round_trip(codec, jnp.asarray(x)), np.float64)
     # Halfway between two values both are nearest: compare the distance, not the choice.
     np.testing.assert_allclose(np.abs(got - x), np.abs(expected - x), rtol=1e-6, atol=1e-9)
@@ -116,8 +115,6 @@ def test_below_eps_goes_to_the_nearer_of_zero_and_eps():
     codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
     x = jnp.array([0.06, 0.0626, 0.12, -0.06, -0.0626])
     assert round_trip(codec, x).tolist() == [0.0, 0.125, 0.125, 0.0, -0.125]
-    no_zero = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125, zero=False)
-    assert round_trip(no_zero, x).tolist() == [0.125, 0.125, 0.125, -0.125, -0.125]
 
 
 def test_beyond_the_range_saturates_and_is_counted():
@@ -161,7 +158,7 @@ def test_the_chosen_mantissa_is_the_best_on_normal_data(bits):
 
 @given(data=st.data())
 def test_arbitrary_codes_decode_to_finite_values(data):
-    for codec in (fg.RangeFloat(8), fg.RangeFloat(16, mantissa=1), fg.RangeFloat(7, zero=False)):
+    for codec in (fg.RangeFloat(8), fg.RangeFloat(16, mantissa=1)):
         words = data.draw(hnp.arrays(np.uint32, _codes.words_for(20, codec.bits)))
         scale = data.draw(floats(127).map(abs))
         y = decompress(codec, fg.Payload(jnp.asarray(words), jnp.float32(scale)), jnp.zeros(20))

@@ -407,11 +407,7 @@ def test_each_shard_of_a_model_has_an_autoencoder_of_its_own(variant):
         (lambda: exchange("leader", innovation=0.0), ValueError, "use 1e-5"),
         (lambda: exchange("leader", rate=-1.0), ValueError, "and 1e-3"),
         (lambda: exchange("ring"), ValueError, "use 'leader'"),
-        (
-            lambda: exchange("leader", leader=-1),
-            ValueError,
-            "number of a worker",
-        ),
+        (lambda: exchange("leader", leader="first"), ValueError, "lead in turn"),
         (lambda: exchange("leader", autoencoder=3), TypeError, r"use Autoencoder\(\)"),
         (lambda: learned.LearnedCodes(fg.Fft(), 3), ValueError, "leave transforms"),
         (

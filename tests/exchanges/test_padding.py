@@ -65,7 +65,6 @@ def as_it_comes(t, noise):
 # None of these has a code for zero.
 NO_ZERO = {
     "sign": fg.Sign(),
-    "range float": fg.RangeFloat(bits=3, zero=False),
     "lloyd-max": fg.chain(fg.Hadamard(block=32), fg.codecs.LloydMax(bits=2, block=32)),
 }
 

@@ -59,24 +59,13 @@ def test_the_mean_is_weighted_and_copies_count_nothing(count):
 def test_a_long_contribution_is_cut_to_the_median():
     one, two, long = trees(3)
     long = {k: 50 * leaf for k, leaf in long.items()}
-    exchange = fg.AllGather(fg.Identity(), fg.exchanges.MedianNormClip())
+    exchange = fg.AllGather(fg.Identity(), clip_to_median=True)
     found = mean(exchange, [one, two, long], [1 / 3] * 3)
     norms = [float(optax.tree.norm(change)) for change in (one, two, long)]
     cut = [min(1.0, np.median(norms) / norm) for norm in norms]
     for path, _ in SHAPES:
         wanted = sum(c * v[path] for c, v in zip(cut, (one, two, long), strict=True)) / 3
         np.testing.assert_allclose(found[path], wanted, atol=1e-5)
-
-
-@pytest.mark.parametrize("count", [1, 3, 4])
-def test_the_ends_are_trimmed_where_there_are_enough(count):
-    changes = trees(count)
-    exchange = fg.AllGather(fg.Identity(), fg.exchanges.TrimmedMean(trim=1))
-    found = mean(exchange, changes, [1 / count] * count)
-    for path, _ in SHAPES:
-        ordered = np.sort(np.stack([change[path] for change in changes]), axis=0)
-        kept = ordered[1:-1] if count > 2 else ordered
-        np.testing.assert_allclose(found[path], kept.mean(0), atol=1e-5)
 
 
 SHARES = [0.1, 0.2, 0.3, 0.4]
@@ -86,7 +75,7 @@ def test_weights_count_after_the_clip():
     """Σ w · clip(v) / Σ w: a weight makes nothing longer, and none of the others shorter."""
     changes = trees(4)
     changes[3] = {k: 50 * leaf for k, leaf in changes[3].items()}
-    found = mean(fg.AllGather(fg.Identity(), fg.exchanges.MedianNormClip()), changes, SHARES)
+    found = mean(fg.AllGather(fg.Identity(), clip_to_median=True), changes, SHARES)
     flat = np.stack([np.concatenate([c[k].ravel() for k, _ in SHAPES]) for c in changes])
     norms = np.linalg.norm(flat.astype(np.float64), axis=1)
     clipped = flat * np.minimum(1.0, np.median(norms) / norms)[:, None]
@@ -94,34 +83,6 @@ def test_weights_count_after_the_clip():
     np.testing.assert_allclose(
         np.concatenate([found[k].ravel() for k, _ in SHAPES]), wanted, rtol=1e-5, atol=1e-6
     )
-
-
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_weights_count_after_the_ends_are_trimmed(count):
-    """In each coordinate, of those that are left."""
-    changes, shares = trees(count), np.array(SHARES[:count]) / sum(SHARES[:count])
-    exchange = fg.AllGather(fg.Identity(), fg.exchanges.TrimmedMean(trim=1))
-    found = mean(exchange, changes, list(shares))
-    for path, _ in SHAPES:
-        stacked = np.stack([change[path] for change in changes]).astype(np.float64)
-        order = np.argsort(stacked, axis=0)
-        trim = 1 if count > 2 else 0
-        values = np.take_along_axis(stacked, order, axis=0)[trim : count - trim]
-        weights = shares[order][trim : count - trim]
-        wanted = (weights * values).sum(0) / weights.sum(0)
-        np.testing.assert_allclose(found[path], wanted, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("average", ["MedianNormClip", "TrimmedMean"])
-def test_equal_weights_are_as_none(average):
-    exchange = fg.AllGather(fg.Identity(), getattr(fg.exchanges, average)())
-    rows = jnp.asarray(np.stack([c["w"].ravel() for c in trees(4)]))
-    counts, shares = jnp.array([True, True, False, True]), jnp.array([1, 1, 0, 1]) / 3.0
-
-    def of(*more):
-        return exchange.average.of(lambda row: (row,), rows, counts, *more)[0]
-
-    np.testing.assert_allclose(of(), of(shares), rtol=1e-5)
 
 
 def by_leaf(name, _):

@@ -51,7 +51,7 @@ GOLDEN = {
     "fft_sparsification": [224],
     "fft_sparsification blocked": [136],
     "fft_sparsification diminishing": [160, 624, DENSE],
-    "fft_sparsification recovery": [12, 224, 624, DENSE],
+    "fft_sparsification recovery": [224, 624, DENSE],
     "feedback_adam": [204],
     "feedback_muon": [204],
     "feedback_sgd": [204],

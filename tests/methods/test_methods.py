@@ -254,16 +254,21 @@ def test_theta_falls_with_the_learning_rate():
 
 
 @functools.cache
-def recovering(**bounds):
+def recovering(max_error=None, **bounds):
     """`init` and `update` with the loss, compiled once for each kind of bounds."""
     tx = fg.compressed_pmean(
-        fg.methods.fft_sparsification(0.9, recover=(0.5, 0.0), **bounds), axis_name=AXIS
+        fg.methods.fft_sparsification(0.9, recover=(0.5, 0.0)), axis_name=AXIS, track_error=True
     )
+    if bounds:
+        tx = fg.methods.recover_by_loss(tx, **bounds, axis_name=AXIS)
     specs = fg.state_specs(jax.eval_shape(tx.init, RECOVERED), AXIS)
     wrap = functools.partial(jax.shard_map, mesh=mesh_of(4))
 
     def update(rows, state, loss):
-        return tx.update({"w": rows[0]}, state, value=loss[0])
+        mean, state = tx.update({"w": rows[0]}, state, value=loss[0])
+        if max_error is not None:
+            state = fg.exchanges.next_level(state, state.error > max_error)
+        return mean, state
 
     run = jax.jit(wrap(update, in_specs=(P(AXIS), specs, P(AXIS)), out_specs=(P(), specs)))
     return jax.jit(wrap(tx.init, in_specs=P(), out_specs=specs)), run
@@ -279,23 +284,21 @@ def levels(losses, **bounds):
     found, grads = [], gradients(RECOVERED, 4)["w"]
     for loss in losses:
         mean, state = run(grads, state, jnp.full(4, loss))
-        found.append(int(state.exchange[0].shared.level))
+        found.append(int(getattr(state, "inner", state).exchange[0].shared.level))
     assert run._cache_size() == 1
     return found, mean, grads
 
 
-@pytest.mark.parametrize("bounds", [{"max_error": 0.1}, {"tolerance": 0.1}], ids=str)
-def test_recovery_watches_in_a_few_bytes(bounds):
-    """The loss takes 4 bytes, the error 12, where they are watched; a rung has its own branch."""
-    init, run = recovering(**bounds)
+def test_recovery_watches_in_a_few_bytes():
+    """The loss takes 4 bytes, beside the 12 of the error that the state keeps."""
+    init, run = recovering(tolerance=0.1)
     grads = gradients(RECOVERED, 4)["w"]
     found = fg.audit(run.lower(grads, init({"w": jnp.zeros(200)}), jnp.ones(4)).compile())
-    watched = sum(c.bytes for c in found if c.branch == ())
-    assert watched == (4 if "tolerance" in bounds else 12)
+    assert sum(c.bytes for c in found if c.branch == ()) == 4 + 12
     assert {c.branch for c in found} == {(), (0,), (1,), (2,)}
 
 
-def test_recovery_by_the_measured_error():
+def test_recovery_by_the_caller_who_goes_by_the_error():
     found, mean, grads = levels([1.0] * 5, max_error=0.1)
     assert found == [1, 2, 2, 2, 2]
     np.testing.assert_allclose(mean["w"], grads.mean(0), atol=1e-5)
@@ -303,7 +306,9 @@ def test_recovery_by_the_measured_error():
 
 
 def test_recovery_by_the_loss():
-    assert levels([2.0, 1.0, 1.0, 9.0, 1.0], tolerance=0.1)[0] == [0, 0, 0, 1, 1]
+    found, mean, grads = levels([2.0, 1.0, 1.0, 9.0, 1.0, 9.0, 1.0], tolerance=0.1)
+    assert found == [0, 0, 0, 1, 1, 2, 2]
+    np.testing.assert_allclose(mean["w"], grads.mean(0), atol=1e-5)
     assert levels([2.0, 1.9, 1.8, 1.7, 1.6], tolerance=0.1)[0] == [0] * 5
     assert levels([2.0, np.nan, 2.0, np.inf, 2.0], tolerance=0.1)[0] == [0, 1, 1, 2, 2]
 
@@ -311,9 +316,9 @@ def test_recovery_by_the_loss():
 @pytest.mark.parametrize(
     ("make", "remedy"),
     [
-        (lambda: fg.Fallback((), max_error=1.0), "AllReduce"),
-        (lambda: fg.Fallback((fg.AllReduce(),)), "tolerance=0.1"),
-        (lambda: fg.Fallback((fg.AllReduce(),), max_error=-1.0), "tolerance=0.1"),
+        (lambda: fg.Ladder(()), "AllReduce"),
+        (lambda: fg.methods.recover_by_loss(optax.identity(), 0.0), "use 0.1"),
+        (lambda: fg.methods.recover_by_loss(optax.identity(), smoothing=1.0), "use 0.9"),
         (
             lambda: fg.compressed_pmean(
                 fg.methods.fft_sparsification(theta_schedule={}, recover=(0.5,)), axis_name=AXIS

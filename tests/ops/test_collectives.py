@@ -23,7 +23,7 @@ OWN = {
     "shared frequencies",
     "shared rotations",
     "gather rotations",
-    "recovery",
+    "ladder",
 }
 OWN |= {"gather stochastic", "integer sum", "two stages, one sign", "gather rotated"}
 OWN |= {"votes, summed"}

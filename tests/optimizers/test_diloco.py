@@ -176,8 +176,8 @@ def test_all_pieces_of_a_worker_leave_out_a_bad_step():
 
 @pytest.mark.parametrize("many", [1, WORKERS])
 def test_the_loss_of_a_bad_step_does_not_count_at_a_meeting(many):
-    """Neither for the exchange nor for the outer optimizer, both of which would remember a NaN."""
-    exchange = fg.Fallback((fg.AllGather(fg.TopK(k=5)), fg.AllReduce()), tolerance=0.5)
+    """For the outer optimizer, which would remember a NaN."""
+    exchange = fg.AllGather(fg.TopK(k=5))
     outer = optax.chain(optax.sgd(1.0), optax.contrib.reduce_on_plateau())
     tx = fg.optimizers.diloco(optax.sgd(0.02), outer, 2, exchange, fg.NoMemory())
     params = jnp.zeros((WORKERS, N))
@@ -187,8 +187,6 @@ def test_the_loss_of_a_bad_step_does_not_count_at_a_meeting(many):
         bad = (jnp.arange(WORKERS) < many) & (count == 1)
         grads = jnp.where(bad[:, None], jnp.nan, params - TARGET[None])
         _, state = update(grads, state, params, value=jnp.where(bad, jnp.nan, 1.0))
-    # A loss that no worker knows is NaN, which ends the level.
-    assert state.pmean[0].exchange[0].shared.level.tolist() == [many // WORKERS] * WORKERS
     np.testing.assert_array_equal(state.outer[0][1].best_value, 1.0)
     assert np.all(np.isfinite(state.outer[0][1].avg_value))
 

@@ -102,9 +102,3 @@ def test_a_plateau_of_the_loss_is_seen(name):
 def test_an_array_that_is_for_the_rest_of_a_chain_changes_nothing():
     tx = fg.optimizers.sharded(optax.sgd(0.1), WORKERS)
     np.testing.assert_array_equal(moves(tx, "vmap", batch=ROWS), moves(tx, "vmap"))
-
-
-def test_an_exchange_of_local_steps_that_watches_the_loss_hears_of_it():
-    exchange = fg.Fallback((fg.AllGather(fg.TopK(k=2)), fg.AllReduce()), tolerance=0.5)
-    tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(1.0), 1, exchange, fg.NoMemory())
-    assert np.isfinite(moves(tx, "vmap", value=LOSS)).all()

@@ -54,10 +54,9 @@ def cut_of(shape, number, fragments):
 class Oracle:
     """Streaming DiLoCo, float64, one leaf at a time: the paper's algorithm 2 by rows."""
 
-    def __init__(self, every, fragments, delay, blend, weights=None, first=None):
+    def __init__(self, every, fragments, delay, blend, weights=None):
         self.fragments, self.delay, self.blend = fragments, delay, blend
         self.period = every // fragments
-        self.first = self.period if first is None else first
         self.weights = np.ones(WORKERS) if weights is None else np.asarray(weights, float)
         self.own = {k: np.zeros((WORKERS, *(s or (1,)))) for k, s in SHAPES.items()}
         self.anchor = {k: np.zeros(s or (1,)) for k, s in SHAPES.items()}
@@ -76,7 +75,7 @@ class Oracle:
             self._receive(self.on_the_way.pop(self.count))
 
     def _meet(self):
-        since = self.count - self.first
+        since = self.count - self.period
         if since >= 0 and since % self.period == 0:
             number = since // self.period % self.fragments
             self._send(number)
@@ -132,17 +131,6 @@ def test_it_is_the_paper(stream, mode):
         np.testing.assert_allclose(params[k], expected, atol=1e-5)
         for row in state.anchor[k]:
             np.testing.assert_allclose(row, oracle.anchor[k].reshape(row.shape), atol=1e-5)
-
-
-@pytest.mark.parametrize("first", [1, 3, 7])
-def test_the_first_meeting_is_when_it_is_said(first):
-    tx = fg.optimizers.diloco(optax.sgd(RATE), NESTEROV, 6, *DENSE, fragments=3, first=first)
-    grads, oracle = gradients(13), Oracle(6, 3, 0, 0.0, first=first)
-    params, _ = run(tx, grads)
-    for i in range(13):
-        oracle.step(at(grads, i))
-    for k in SHAPES:
-        np.testing.assert_allclose(params[k], oracle.own[k].reshape(params[k].shape), atol=1e-5)
 
 
 def test_kernels_are_cut_where_they_are_long():
@@ -236,17 +224,17 @@ def test_each_step_sends_as_much_and_in_no_branch():
 def test_fragments_by_depth_are_a_partition():
     """Each label meets at its own times, as if the others were not there."""
 
-    def of(first, every):
+    def of(every):
         return fg.optimizers.diloco(
-            optax.sgd(RATE), optax.sgd(1.0), every, *DENSE, first=first, masked="elsewhere"
+            optax.sgd(RATE), optax.sgd(1.0), every, *DENSE, masked="elsewhere"
         )
 
     labels = {"w": "early", "b": "late", "kernel": "late", "scale": "late"}
-    both = optax.partition({"early": of(2, 4), "late": of(5, 5)}, labels)
+    both = optax.partition({"early": of(4), "late": of(5)}, labels)
     grads = gradients(9)
     params, _ = run(both, grads)
-    early, _ = run(of(2, 4), grads)
-    late, _ = run(of(5, 5), grads)
+    early, _ = run(of(4), grads)
+    late, _ = run(of(5), grads)
     np.testing.assert_array_equal(params["w"], early["w"])
     np.testing.assert_array_equal(params["b"], late["b"])
     np.testing.assert_array_equal(params["scale"], late["scale"])

@@ -93,10 +93,3 @@ def test_buckets_and_parts_add_up():
 def test_mistakes(ask, error, remedy):
     with pytest.raises(error, match=remedy):
         ask()
-
-
-def test_one_that_watches_its_error():
-    rungs = (fg.AllGather(fg.TopK(k=3)), fg.AllGather(fg.TopK(k=3)))
-    exchange = fg.Fallback(rungs, max_error=0.5)
-    alone = fg.link_bytes(rungs[0], jnp.ones(99), 4)
-    assert fg.link_bytes(exchange, jnp.ones(99), 4) == alone + 12 * 1.5

@@ -58,26 +58,21 @@ def assert_no_trace(update, before, good, place):
 ADAPTIVE = {
     "adacomp": fg.AllGather(fg.codecs.AdaComp(bin_size=20)),
     "reused threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=3)),
-    "threshold of all": fg.SharedSupport(
-        fg.Threshold(fraction=0.1, reuse=3), fg.exchanges.PredictedSupport()
-    ),
+    "threshold of a leader": fg.SharedSupport(fg.Threshold(fraction=0.1, reuse=3)),
     "one sided": fg.AllGather(
         fg.chain(fg.codecs.AlternatingSign(), fg.Threshold(fraction=0.1), fg.codecs.MeanMagnitude())
     ),
     "two stages of one side": fg.TwoStage(
         fg.chain(fg.codecs.AlternatingSign(), fg.TopK(k=8)), workers=WORKERS
     ),
-    "recovery of two stages": fg.Fallback(
-        (fg.TwoStage(fg.Sign(), workers=WORKERS),), max_error=9.0
-    ),
+    "ladder of two stages": fg.Ladder((fg.TwoStage(fg.Sign(), workers=WORKERS),)),
 }
 STATEFUL = [
     "adacomp",
     "reused threshold",
-    "threshold of all",
+    "threshold of a leader",
     "low rank",
     "low rank in turns",
-    "shared by the mean",
 ]
 
 
@@ -111,7 +106,6 @@ KEEPS = {
     "state in two stages": fg.TwoStage(fg.codecs.AdaComp(bin_size=8), workers=WORKERS),
     "factors": fg.PowerSgd(rank=2),
     "factors in turns": fg.AcpSgd(rank=2),
-    "drift": fg.SharedSupport(fg.TopK(k=9), support=fg.exchanges.PredictedSupport()),
 }
 
 
@@ -335,17 +329,18 @@ def test_a_whole_optimizer_as_pasted_survives_one_bad_gradient(name):
     assert step._cache_size() == 1
 
 
-# Recovery: by the error
+# Recovery: by the caller, who goes by the error
 
 
 def levels_rise(x, max_error):
     """Whether the second step is dense, on each worker."""
     ladder = (fg.AllGather(fg.TopK(k=1)), fg.AllReduce())
-    exchange = fg.Fallback(ladder, max_error=max_error)
-    init, update = mapped(exchange, workers=len(x), memory=fg.NoMemory())
+    tx = fg.compressed_pmean(fg.Ladder(ladder), axis_name=AXIS, track_error=True)
+    init, update = vmapped(tx, len(x))
     state = init(x)
     for _ in range(2):
         mean, state = update(jnp.asarray(x), state)
+        state = fg.exchanges.next_level(state, state.error > max_error)
     dense = np.asarray(x, np.float64).mean(0)
     return [
         bool(np.allclose(row, dense, rtol=1e-4, atol=1e-3 * np.abs(dense).max()))
@@ -376,24 +371,7 @@ def test_recovery_judges_by_the_errors_of_all_workers():
     assert levels_rise(x, max_error=0.8) == [False] * WORKERS
 
 
-BY_ERROR = fg.Fallback((fg.AllReduce(),), max_error=0.5)
 HIERARCHY = fg.Hierarchical("fast", 4, fg.AllReduce())
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: fg.Hierarchical("fast", 4, BY_ERROR),
-        lambda: fg.Hierarchical("fast", 4, fg.Scheduled({0: fg.AllReduce(), 9: BY_ERROR})),
-        lambda: fg.Hierarchical("fast", 4, fg.Fallback((BY_ERROR,), tolerance=0.1)),
-        lambda: fg.Fallback((HIERARCHY, fg.AllReduce()), max_error=0.5),
-        lambda: fg.Fallback((fg.AllReduce(), fg.Scheduled({0: HIERARCHY})), max_error=0.5),
-    ],
-)
-def test_recovery_by_the_error_of_a_hierarchy_is_refused(make):
-    """It would see none from outside, and inside each piece has another."""
-    with pytest.raises(ValueError, match=r"tolerance="):
-        make()
 
 
 def test_the_error_of_a_hierarchy_is_not_measured():
@@ -403,14 +381,19 @@ def test_the_error_of_a_hierarchy_is_not_measured():
 
 # Recovery: by the loss
 
-BY_LOSS = fg.Fallback((fg.AllGather(fg.TopK(k=1)), fg.AllReduce()), tolerance=0.1, smoothing=0.0)
+LADDER = fg.Ladder((fg.AllGather(fg.TopK(k=1)), fg.AllReduce()))
 AROUND = {
-    "recover": BY_LOSS,
-    "piecewise": fg.Scheduled({0: BY_LOSS}),
-    "later piece": fg.Scheduled({0: fg.AllGather(fg.TopK(k=1)), 1: BY_LOSS}),
-    "piecewise twice": fg.Scheduled({0: fg.Scheduled({0: BY_LOSS})}),
-    "recover twice": fg.Fallback((BY_LOSS,), max_error=100.0),
+    "ladder": LADDER,
+    "piecewise": fg.Scheduled({0: LADDER}),
+    "later piece": fg.Scheduled({0: fg.AllGather(fg.TopK(k=1)), 1: LADDER}),
 }
+
+
+def by_loss(exchange, axis_name=AXIS, **options):
+    tx = fg.compressed_pmean(exchange, axis_name=axis_name)
+    return fg.methods.recover_by_loss(tx, **options, axis_name=axis_name)
+
+
 LOSSES = [4.0, 2.0, 2.15, 2.3, 1.0, 1.0]
 
 
@@ -429,7 +412,7 @@ def sent_by_step(tx, over, x, losses):
 @pytest.mark.parametrize("exchange", AROUND.values(), ids=AROUND)
 def test_the_loss_reaches_what_recovers_by_it(exchange):
     """2.15 is within a tenth of the best; 2.3 is not, so what follows it is dense."""
-    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
+    tx = by_loss(exchange, smoothing=0.0)
 
     def over(function):
         return jax.vmap(function, axis_name=AXIS)
@@ -438,9 +421,9 @@ def test_the_loss_reaches_what_recovers_by_it(exchange):
     assert sent_by_step(tx, over, same_rows, LOSSES) == [1, 1, 1, 1, 20, 20]
 
 
-@pytest.mark.parametrize("slow", [BY_LOSS, fg.Scheduled({0: BY_LOSS})], ids=["recover", "pieces"])
+@pytest.mark.parametrize("slow", [LADDER, fg.Scheduled({0: LADDER})], ids=["ladder", "pieces"])
 def test_the_loss_reaches_what_recovers_in_a_hierarchy(slow):
-    tx = fg.compressed_pmean(fg.Hierarchical("fast", 4, slow, fg.NoMemory()), axis_name=AXES)
+    tx = by_loss(fg.Hierarchical("fast", 4, slow, fg.NoMemory()), AXES, smoothing=0.0)
 
     def over(function):
         return jax.vmap(jax.vmap(function, axis_name="fast"), axis_name="slow")
@@ -450,7 +433,7 @@ def test_the_loss_reaches_what_recovers_in_a_hierarchy(slow):
 
 
 def test_a_loss_that_is_not_finite_is_seen_by_what_recovers():
-    tx = fg.compressed_pmean(BY_LOSS, axis_name=AXIS)
+    tx = by_loss(LADDER)
 
     def over(function):
         return jax.vmap(function, axis_name=AXIS)
@@ -459,46 +442,16 @@ def test_a_loss_that_is_not_finite_is_seen_by_what_recovers():
     assert sent_by_step(tx, over, same_rows, [2.0, np.nan, 2.0]) == [1, 1, 20]
 
 
-def by_loss(k):
-    return fg.Fallback((fg.AllGather(fg.TopK(k=k)), fg.AllReduce()), tolerance=0.1, smoothing=0.0)
-
-
-SPREAD = np.r_[3.0, 2.0, np.full(18, 0.1)].astype(np.float32)
-"""Sending one value of it has a relative error of 0.56, two one of 0.12."""
-GATHERS = fg.AllGather(fg.TopK(k=1)), fg.AllGather(fg.TopK(k=2))
-ROSE = {
-    "an exchange within": fg.Fallback((by_loss(1), by_loss(2)), max_error=0.3),
-    "the next level": fg.Fallback((*GATHERS, fg.AllReduce()), 0.3, tolerance=0.1, smoothing=0.0),
-    "a later piece": fg.Scheduled({0: by_loss(1), 1: by_loss(2)}),
-}
-
-
-@pytest.mark.parametrize("exchange", ROSE.values(), ids=ROSE)
-@pytest.mark.parametrize("first", [1.0, np.nan])
-def test_a_loss_is_told_to_what_ran_alone(exchange, first):
-    """The loss of the first step is no measure for what follows, which starts with a worse one."""
-    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
-
-    def over(function):
-        return jax.vmap(function, axis_name=AXIS)
-
-    rows = jnp.tile(SPREAD, (WORKERS, 1))
-    assert sent_by_step(tx, over, rows, [first, 5.0, 5.0, 5.0, 6.0, 6.0]) == [1, 2, 2, 2, 2, 20]
-
-
-@pytest.mark.parametrize("exchange", AROUND.values(), ids=AROUND)
-def test_an_exchange_that_needs_the_loss_asks_for_it(exchange):
-    tx = fg.compressed_pmean(exchange, axis_name=AXIS)
-    init, update = vmapped(tx)
+def test_recovery_asks_for_the_loss():
+    init, update = vmapped(by_loss(LADDER))
     with pytest.raises(ValueError, match=r"value=loss"):
         update(jnp.ones((WORKERS, 20)), init(jnp.ones((WORKERS, 20))))
 
 
-def test_a_hierarchy_that_needs_the_loss_asks_for_it():
-    tx = fg.compressed_pmean(fg.Hierarchical("fast", 4, BY_LOSS), axis_name=AXES)
-    init, update = over_two_axes(tx)
-    with pytest.raises(ValueError, match=r"value=loss"):
-        update(jnp.ones((2, 4, 20)), init(jnp.ones((2, 4, 20))))
+def test_recovery_wraps_the_exchange_alone():
+    chain = optax.chain(fg.compressed_pmean(LADDER, axis_name=AXIS), optax.sgd(0.1))
+    with pytest.raises(TypeError, match=r"chain the others after recover_by_loss"):
+        fg.methods.recover_by_loss(chain).init(jnp.ones(20))
 
 
 @pytest.mark.slow
@@ -527,7 +480,7 @@ def test_the_time_to_compile_does_not_grow_with_the_square_of_the_leaves():
 def test_a_bad_step_tells_recovery_nothing_by_its_loss_either():
     """Or one bad batch of one worker would end compression for the run."""
     ladder = (fg.AllGather(fg.TopK(k=5)), fg.AllReduce())
-    tx = fg.compressed_pmean(fg.Fallback(ladder, tolerance=0.5), axis_name=AXIS)
+    tx = by_loss(fg.Ladder(ladder), tolerance=0.5)
     rows = jnp.asarray(values((WORKERS, 40)))
     update = jax.jit(jax.vmap(lambda g, s, loss: tx.update(g, s, value=loss), axis_name=AXIS))
     state, levels = jax.jit(jax.vmap(tx.init))(rows), []
@@ -535,9 +488,9 @@ def test_a_bad_step_tells_recovery_nothing_by_its_loss_either():
         bad = (jnp.arange(WORKERS) == 2) & (step == 2)
         grads = jnp.where(bad[:, None], jnp.nan, rows)
         _, state = update(grads, state, jnp.where(bad, jnp.nan, 1.0))
-        levels.append(int(state.exchange[0].shared.level[0]))
+        levels.append(int(state.inner.exchange[0].shared.level[0]))
     assert levels == [0] * 5
-    assert int(state.skipped[0]) == 1
+    assert int(state.inner.skipped[0]) == 1
 
 
 def test_a_bad_step_of_the_warm_up_is_not_counted():
@@ -563,11 +516,12 @@ def test_votes_on_sparse_gradients_are_counted():
 def test_recovery_by_the_error_works_beside_a_model_axis():
     mesh = jax.make_mesh((4, 2), (AXIS, "model"), axis_types=(AxisType.Auto,) * 2)
     ladder = (fg.AllGather(fg.TopK(k=2)), fg.AllReduce())
-    tx = fg.compressed_pmean(fg.Fallback(ladder, max_error=0.8), axis_name=AXIS)
+    tx = fg.compressed_pmean(fg.Ladder(ladder), axis_name=AXIS, track_error=True)
     specs = fg.state_specs(jax.eval_shape(tx.init, jnp.zeros((16, 4))), AXIS, P(None, "model"))
 
     def step(grads):
-        return tx.update(grads[0], tx.init(grads[0]))[1].exchange[0].shared.level
+        _, state = tx.update(grads[0], tx.init(grads[0]))
+        return fg.exchanges.next_level(state, state.error > 0.8).exchange[0].shared.level
 
     run = jax.shard_map(
         step, mesh=mesh, in_specs=P(AXIS, None, "model"), out_specs=specs.exchange[0].shared.level

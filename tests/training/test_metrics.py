@@ -247,7 +247,8 @@ def test_bytes_are_those_of_a_meeting(make, options):
     """Against the compiled program, in which the meeting is the only collective of its size."""
     tx = make(optax.sgd(0.1), optax.sgd(0.7), 8, SPARSE, axis_name=AXIS, **options)
     state = fg.init_state(tx, zeros(), mesh_of(WORKERS), AXIS)
-    found = fg.metrics(state, exchange=SPARSE, params=LIKE)
+    part = fg.optimizers.fragment(LIKE, options.get("fragments", 1))
+    found = fg.metrics(state, exchange=SPARSE, params=part)
     specs = fg.state_specs(state, AXIS)
 
     def step(rows, state):
@@ -259,25 +260,6 @@ def test_bytes_are_those_of_a_meeting(make, options):
     )
     audited = fg.audit(jax.jit(run).lower(gradients(LIKE, WORKERS), state).compile())
     assert found["bytes"] == sum(c.bytes for c in audited)
-
-
-def test_bytes_of_which_exchange_must_be_clear():
-    """Of two that meet in other fragments, one exchange and all parameters tell neither."""
-    labels = {"w": "often", "b": "seldom"}
-    parts = {
-        name: fg.optimizers.diloco(
-            optax.sgd(0.1), optax.sgd(0.7), 8, fragments=p, masked="elsewhere", axis_name=AXIS
-        )
-        for name, p in (("often", 8), ("seldom", 2))
-    }
-    state = optax.partition(parts, labels).init(zeros())
-    with pytest.raises(
-        ValueError, match=r"fragments of the same size.*fg\.optimizers\.fragment\(params"
-    ):
-        fg.metrics(state, exchange=SPARSE, params=LIKE)
-    one = {k: v for k, v in state.inner_states.items() if k == "often"}
-    part = fg.metrics(one, exchange=SPARSE, params={"w": LIKE["w"]})
-    assert part["bytes"] == fg.wire_bytes(SPARSE, fg.optimizers.fragment({"w": LIKE["w"]}, 8))
 
 
 @pytest.mark.parametrize("fragments", [1, 2])

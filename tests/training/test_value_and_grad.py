@@ -262,27 +262,21 @@ def test_outside_the_axis_it_says_where_it_belongs():
         fg.value_and_grad(loss, AXIS)(PARAMS, X[0], Y[0])
 
 
-WATCHING = fg.Fallback((fg.AllGather(fg.TopK(fraction=0.5)), fg.AllReduce()), tolerance=0.1)
+LADDER = fg.Ladder((fg.AllGather(fg.TopK(fraction=0.5)), fg.AllReduce()))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_watched_loss_is_the_workers_own(mode):
-    tx = fg.compressed_pmean(WATCHING, axis_name=AXIS)
+def test_the_watched_loss_is_the_mean_over_the_workers(mode):
+    tx = fg.methods.recover_by_loss(fg.compressed_pmean(LADDER, axis_name=AXIS), axis_name=AXIS)
 
     def watched(of_all, params, x, y):
         value, grads = fg.value_and_grad(loss, AXIS)(params, x, y)
         value = jax.lax.pmean(value, AXIS) if of_all else value
-        return tx.update(grads, tx.init(params), params, value=value)[1].exchange[0].shared.loss
+        return tx.update(grads, tx.init(params), params, value=value)[1].loss
 
-    already = functools.partial(watched, True)
-    own = on_workers(mode, functools.partial(watched, False), PARAMS, X, Y)
-    np.testing.assert_allclose(own, loss(PARAMS, flat(X), flat(Y)), rtol=1e-5)
-
-    if mode == "shard_map":
-        with pytest.raises(ValueError, match=r"update\(value\).*jax\.lax\.pmean\(value, 'data'\)"):
-            on_workers(mode, already, PARAMS, X, Y)
-    else:  # JAX does not know, and the mean of equal ones is right
-        np.testing.assert_allclose(on_workers(mode, already, PARAMS, X, Y), own, rtol=1e-5)
+    for of_all in (False, True):
+        found = on_workers(mode, functools.partial(watched, of_all), PARAMS, X, Y)
+        np.testing.assert_allclose(found, loss(PARAMS, flat(X), flat(Y)), rtol=1e-5)
 
 
 def test_a_loss_that_only_others_watch_may_be_that_of_all():

@@ -196,8 +196,8 @@ def test_what_stands_around_it_passes_a_weight_on_or_refuses(name):
 
 def test_a_loss_that_is_watched_is_weighed_too():
     """A worker without examples has none: 0/0; that of a bad step is not seen."""
-    exchange = fg.Fallback((fg.AllGather(fg.TopK(k=5)), DENSE), tolerance=9.0, smoothing=0.0)
-    tx = pmean(exchange)
+    ladder = fg.Ladder((fg.AllGather(fg.TopK(k=5)), DENSE))
+    tx = fg.methods.recover_by_loss(pmean(ladder), 9.0, 0.0, axis_name=AXIS)
     weights = jnp.array([3.0, 1.0, 1.0, 0.0])
     run = everywhere(
         "vmap", lambda g, s, v, loss: tx.update(g, s, weight=v, value=loss)[1], WORKERS
@@ -211,8 +211,8 @@ def test_a_loss_that_is_watched_is_weighed_too():
         (GRADS, [1.0, 2.0, 3.0, np.nan], 8 / 5),
     ):
         state = run(grads, state, weights, jnp.array(losses))
-        np.testing.assert_allclose(state.exchange[0].shared.loss, expected, rtol=1e-6)
-    assert np.all(np.asarray(state.exchange[0].shared.level) == 0)
+        np.testing.assert_allclose(state.loss, expected, rtol=1e-6)
+    assert np.all(np.asarray(state.inner.exchange[0].shared.level) == 0)
 
 
 VOTING = fg.contrib.votes.TopVotes(workers=WORKERS, k=5)
@@ -220,7 +220,7 @@ VOTING = fg.contrib.votes.TopVotes(workers=WORKERS, k=5)
 
 @pytest.mark.parametrize(
     "exchange",
-    [VOTING, fg.Scheduled({0: DENSE, 2: VOTING}), fg.Fallback((VOTING, DENSE), max_error=1.0)],
+    [VOTING, fg.Scheduled({0: DENSE, 2: VOTING}), fg.Ladder((VOTING, DENSE))],
     ids=repr,
 )
 def test_votes_have_no_weights(exchange):

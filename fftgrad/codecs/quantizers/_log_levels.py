@@ -1,7 +1,7 @@
 """Levels in geometric progression between the smallest and the largest magnitude."""
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,8 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import value
+from fftgrad._values import check_choice, value
 from fftgrad.codecs.quantizers import _scale, _window
-from fftgrad.codecs.quantizers._window import Rounding
 from fftgrad.ops import _finite
 from fftgrad.ops.packing import _codes
 
@@ -32,16 +31,14 @@ class LogLevels(Quantizer):
 
     Args:
       bits: N, 2 <= N <= 16.
-      rounding: "nearest"; "truncate", to the lower end of the cell; or "stochastic", by chance
-        between zero and points of equal ratio from low to high (draws from `step.local`), with real
-        and imaginary parts as values of their own.
+      rounding: "nearest"; or "truncate", to the lower end of the cell.
 
-    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[2]; 2k for complex64[k].
+    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[2]; 2N bits a
+      value for complex64[k].
 
     Claims: relative error of every value at most (r - 1) / (r + 1) for nearest, 1 - 1/r for
-      truncate, but for float32 rounding; less than 1 for complex values. Not summable; unbiased if
-      stochastic. A payload with a NaN or an infinity decodes to NaN throughout; subnormal values
-      count as zero.
+      truncate, but for float32 rounding; less than 1 for complex values. Not summable. A payload
+      with a NaN or an infinity decodes to NaN throughout; subnormal values count as zero.
 
     Differs from the paper: its floats (`FixedRangeFloat`, `RangeFloat`) are fitted to the largest
       magnitude alone, so with few bits most of what is kept falls below their smallest value.
@@ -57,17 +54,14 @@ class LogLevels(Quantizer):
     """
 
     bits: int
-    rounding: Rounding = "nearest"
+    rounding: Literal["nearest", "truncate"] = "nearest"
 
     def __post_init__(self) -> None:
-        _window.check_format("LogLevels", self.bits, None, self.rounding, zero=True)
-
-    @property
-    def unbiased(self) -> bool:
-        return self.rounding == "stochastic"
+        _window.check_format("LogLevels", self.bits, None)
+        check_choice("LogLevels(rounding)", self.rounding, ("nearest", "truncate"))
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        if self._is_polar(x):
+        if _is_polar(x):
             magnitude = _modulus(x)
             ends = Ends.of(magnitude)
             sector = jnp.floor(jnp.angle(x) * (2**self.bits / (2 * math.pi))).astype(jnp.int32)
@@ -77,16 +71,13 @@ class LogLevels(Quantizer):
         values = _window.as_real("LogLevels", x)
         magnitude, levels = jnp.abs(values), 2 ** (self.bits - 1)
         ends = Ends.of(magnitude)
-        if self.rounding == "stochastic":
-            level = ends.point(magnitude, levels, _scale.noise(self, step, values.size))
-        else:
-            level = ends.cell(magnitude, levels)
+        level = ends.cell(magnitude, levels)
         return _compressed(level | (values < 0).astype(jnp.int32) << self.bits - 1, self.bits, ends)
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         ends = Ends.from_side(payload.side)
         whole = _finite.poison_unless(jnp.isfinite(ends.high))
-        if self._is_polar(like):
+        if _is_polar(like):
             (k,) = like.shape
             codes = _codes.unpack(payload.main, 2 * self.bits, k)
             level, sector = codes & np.uint32(2**self.bits - 1), codes >> np.uint32(self.bits)
@@ -96,13 +87,9 @@ class LogLevels(Quantizer):
             return lax.complex(modulus * jnp.cos(angle), modulus * jnp.sin(angle))
         codes = _codes.unpack(payload.main, self.bits, _window.count(like))
         level, levels = codes & np.uint32(2 ** (self.bits - 1) - 1), 2 ** (self.bits - 1)
-        is_point = self.rounding == "stochastic"
-        magnitude = ends.value(level, levels) if is_point else self._middle(ends, level, levels)
+        magnitude = self._middle(ends, level, levels)
         values = jnp.where(codes >> np.uint32(self.bits - 1) == 1, -magnitude, magnitude) + whole
         return _window.shaped(values, like)
-
-    def _is_polar(self, like: Like) -> bool:
-        return jnp.issubdtype(like.dtype, jnp.complexfloating) and self.rounding != "stochastic"
 
     def _middle(self, ends: "Ends", level: jax.Array, levels: int) -> jax.Array:
         return ends.middle(level, levels, truncates=self.rounding == "truncate")
@@ -161,25 +148,6 @@ class Ends(NamedTuple):
             lower = jnp.clip(lower * up, self.low, self.high)
         return jnp.where(j < 0, 0.0, lower)
 
-    def point(self, magnitude: jax.Array, levels: int, noise: jax.Array) -> jax.Array:
-        """The level, zero or a point, that a magnitude is rounded to by chance, int32."""
-        points = levels - 1
-        place = self._place(magnitude, points - 1)
-        level = jnp.clip(jnp.floor(place).astype(jnp.int32), 0, max(points - 2, 0)) + 1
-        level = jnp.where((magnitude < self.low) | (points == 1), 0, level)
-        below, above = self.value(level, levels), self.value(level + 1, levels)
-        gap = above - below
-        up = noise * gap < magnitude - below
-        return level + (up & (magnitude > 0)).astype(jnp.int32)
-
-    def value(self, level: jax.Array, levels: int) -> jax.Array:
-        """What a level stands for where levels are points: zero, low, ..., high."""
-        points = levels - 1
-        if points == 1:
-            return jnp.where(level == 0, 0.0, self.high)
-        value = self._at(level.astype(jnp.int32) - 1, jnp.int32(points - 1))
-        return jnp.where(level == 0, 0.0, value)
-
     @property
     def _width(self) -> jax.Array:
         return _log2(self.high) - _log2(self.low)
@@ -196,6 +164,10 @@ class Ends(NamedTuple):
         # Half-way twice, because high / low may be more than a float32 holds.
         root = jnp.exp2(place.astype(jnp.float32) * (0.5 * step))
         return jnp.clip(self.low * root * root, self.low, self.high)
+
+
+def _is_polar(like: Like) -> bool:
+    return jnp.issubdtype(like.dtype, jnp.complexfloating)
 
 
 def _log2(magnitude: jax.Array) -> jax.Array:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import value
+from fftgrad._values import check_choice, value
 from fftgrad.codecs.quantizers import _window
 from fftgrad.codecs.quantizers._window import Rounding, Window
 from fftgrad.ops import _finite
@@ -28,8 +29,7 @@ class RangeFloat(Quantizer):
         1 ... P               eps ... max,         code = b(x) - base + 1
         P + 1 ... 2P          -eps ... -max,       code = P + b(x) - base + 1.
 
-    Without a code for zero (`zero=False`) all move down by one, and P = 2^(N-1). Values below eps
-    become 0 or eps, whichever is nearer (eps if there is no zero; 0 when truncating; by chance when
+    Values below eps become 0 or eps, whichever is nearer (0 when truncating; by chance when
     rounding stochastically).
 
     Args:
@@ -38,7 +38,6 @@ class RangeFloat(Quantizer):
         3/7 · 4^-m + √(2/π) · (5 eps/max)³ up to a factor, for normal values whose largest is 5
         standard deviations. Heavier tails, as of layers of different scale, want a smaller m.
       rounding: "nearest", "truncate" (the paper's) or "stochastic" (draws from `step.local`).
-      zero: whether zero has a code.
 
     Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[]; 2k for complex64[k], real parts
       first.
@@ -64,15 +63,15 @@ class RangeFloat(Quantizer):
     bits: int
     mantissa: int | None = None
     rounding: Rounding = "nearest"
-    zero: bool = True
 
     def __post_init__(self) -> None:
-        _window.check_format("RangeFloat", self.bits, self.mantissa, self.rounding, zero=self.zero)
+        _window.check_format("RangeFloat", self.bits, self.mantissa)
+        check_choice("RangeFloat(rounding)", self.rounding, get_args(Rounding))
 
     @property
     def m(self) -> int:
         """The number of mantissa bits, given or chosen."""
-        return _window.mantissa(self.mantissa, self.bits, zero=self.zero)
+        return _window.mantissa(self.mantissa, self.bits)
 
     @property
     def unbiased(self) -> bool:
@@ -89,13 +88,11 @@ class RangeFloat(Quantizer):
         codes = _codes.unpack(payload.main, self.bits, _window.count(like))
         values = self._window(payload.side).decode(codes)
         values = jnp.where(jnp.isfinite(payload.side), values, jnp.nan)
-        if not self.zero:
-            values = jnp.where(payload.side == 0, 0.0, values)
         return _window.shaped(values, like)
 
     def _window(self, largest: jax.Array) -> Window:
-        codes = _window.codes(self.bits, zero=self.zero)
-        return _window.fitted(largest, codes, self.m, self.rounding, zero=self.zero)
+        codes = _window.codes(self.bits)
+        return _window.fitted(largest, codes, self.m, self.rounding)
 
 
 @value
@@ -115,9 +112,8 @@ class FixedRangeFloat(Quantizer):
       maximum: largest value.
       minimum: most negative value. None: -maximum.
       eps: smallest positive value. None: as small as the codes allow.
-      mantissa: as in `RangeFloat`, and so are `rounding` and `zero`.
+      mantissa: as in `RangeFloat`.
       rounding: "nearest", "truncate" or "stochastic".
-      zero: whether zero has a code.
 
     Wire: x float32[k] -> main uint32[ceil(kN/32)]; 2k for complex64[k], real parts first.
 
@@ -146,11 +142,11 @@ class FixedRangeFloat(Quantizer):
     eps: float | None = None
     mantissa: int | None = None
     rounding: Rounding = "nearest"
-    zero: bool = True
 
     def __post_init__(self) -> None:
         owner = "FixedRangeFloat"
-        _window.check_format(owner, self.bits, self.mantissa, self.rounding, zero=self.zero)
+        _window.check_format(owner, self.bits, self.mantissa)
+        check_choice(f"{owner}(rounding)", self.rounding, get_args(Rounding))
         minimum, maximum = self._range
         least = float(np.finfo(np.float32).tiny)
         if not (
@@ -165,7 +161,7 @@ class FixedRangeFloat(Quantizer):
                 f"{owner}(eps): must be positive and inside the range ({minimum}, {maximum}), got "
                 f"{self.eps}; leave it out to fit it."
             )
-        window, codes = self._window(), _window.codes(self.bits, zero=self.zero)
+        window, codes = self._window(), _window.codes(self.bits)
         if min(window.positive, window.negative) < 1:
             raise ValueError(
                 f"{owner}(minimum, maximum): {self.bits} bits do not reach down to the smaller "
@@ -204,7 +200,7 @@ class FixedRangeFloat(Quantizer):
     @property
     def m(self) -> int:
         """The number of mantissa bits, given or chosen."""
-        return _window.mantissa(self.mantissa, self.bits, zero=self.zero)
+        return _window.mantissa(self.mantissa, self.bits)
 
     @property
     def _range(self) -> tuple[float, float]:
@@ -225,5 +221,5 @@ class FixedRangeFloat(Quantizer):
 
     def _window(self) -> Window:
         low, high = self._range
-        codes = _window.codes(self.bits, zero=self.zero)
-        return _window.fixed(low, high, self.eps, codes, self.m, self.rounding, zero=self.zero)
+        codes = _window.codes(self.bits)
+        return _window.fixed(low, high, self.eps, codes, self.m, self.rounding)

@@ -5,7 +5,7 @@ upwards. A window is a run of these numbers, one on each side of zero.
 """
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,28 +13,26 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Like, Step
-from fftgrad._values import check_choice, check_count
+from fftgrad._values import check_count
 from fftgrad.codecs.quantizers import _scale
 
 Rounding = Literal["nearest", "truncate", "stochastic"]
 
 
 class Window(NamedTuple):
-    """The values that have a code.
+    """The values that have a code; that of zero is 0.
 
     Attributes:
       base: number of the smallest positive one, eps.
       positive: how many there are from eps upwards.
       negative: how many there are from -eps downwards.
       m: mantissa bits.
-      zero: whether zero has a code, which is then 0.
     """
 
     base: jax.Array | int
     positive: int
     negative: int
     m: int
-    zero: bool
 
     @property
     def eps(self) -> jax.Array:
@@ -61,15 +59,14 @@ class Window(NamedTuple):
         number = (lax.bitcast_convert_type(magnitude, jnp.uint32) + low) >> shift
         index = number.astype(jnp.int32) - self.base + 1
         # Written so that a NaN, which is not below eps, saturates instead of becoming zero.
-        index = jnp.where(magnitude < self.eps, (to_eps | (not self.zero)).astype(jnp.int32), index)
+        index = jnp.where(magnitude < self.eps, to_eps.astype(jnp.int32), index)
         negative = x < 0
         index = jnp.minimum(index, jnp.where(negative, self.negative, self.positive))
-        code = jnp.where(negative & (index > 0), index + self.positive, index)
-        return (code if self.zero else code - 1).astype(jnp.uint32)
+        return jnp.where(negative & (index > 0), index + self.positive, index).astype(jnp.uint32)
 
     def decode(self, codes: jax.Array) -> jax.Array:
         """Codes uint32[k] to values float32[k], finite whatever the codes are."""
-        index = codes.astype(jnp.int32) + int(not self.zero)
+        index = codes.astype(jnp.int32)
         negative = index > self.positive
         index = jnp.where(negative, jnp.minimum(index - self.positive, self.negative), index)
         number = jnp.minimum(index - 1 + self.base, _last(self.m))
@@ -78,14 +75,14 @@ class Window(NamedTuple):
         return jnp.where(negative, -magnitude, magnitude)
 
 
-def fitted(largest: jax.Array, codes: int, m: int, rounding: Rounding, *, zero: bool) -> Window:
+def fitted(largest: jax.Array, codes: int, m: int, rounding: Rounding) -> Window:
     """The symmetric window of `codes` values that reaches up to `largest`."""
     shift = 23 - m
     up = {"nearest": (1 << shift) >> 1, "truncate": 0, "stochastic": (1 << shift) - 1}[rounding]
     top = jnp.minimum((lax.bitcast_convert_type(largest, jnp.int32) + up) >> shift, _last(m))
     # Not below the smallest normal number: subnormal ones are flushed to zero by accelerators.
     base = jnp.maximum(top - codes // 2 + 1, 1 << m)
-    return Window(base, codes // 2, codes // 2, m, zero)
+    return Window(base, codes // 2, codes // 2, m)
 
 
 def fixed(
@@ -95,8 +92,6 @@ def fixed(
     codes: int,
     m: int,
     rounding: Rounding,
-    *,
-    zero: bool,
 ) -> Window:
     """The window from minimum to maximum; without eps, the one that uses up all the codes."""
     rounds = rounding == "nearest"
@@ -105,7 +100,7 @@ def fixed(
         base = max(-((codes - top - bottom - 2) // 2), 1 << m)
     else:
         base = number_of(eps, m, rounds=False)
-    return Window(base, top - base + 1, bottom - base + 1, m, zero)
+    return Window(base, top - base + 1, bottom - base + 1, m)
 
 
 def number_of(value: float, m: int, *, rounds: bool) -> int:
@@ -138,29 +133,23 @@ def _last(m: int) -> int:
     return (255 << m) - 1
 
 
-def codes(bits: int, *, zero: bool) -> int:
+def codes(bits: int) -> int:
     """How many codes of a width stand for a value other than zero."""
-    return 2**bits - zero
+    return 2**bits - 1
 
 
-def mantissa(given: int | None, bits: int, *, zero: bool) -> int:
+def mantissa(given: int | None, bits: int) -> int:
     """The number of mantissa bits, given or the best."""
-    return best_mantissa(codes(bits, zero=zero), bits) if given is None else given
+    return best_mantissa(codes(bits), bits) if given is None else given
 
 
-def check_format(owner: str, bits: int, given: int | None, rounding: str, *, zero: bool) -> None:
-    """Refuses a width, a mantissa or a rounding that is none."""
+def check_format(owner: str, bits: int, given: int | None) -> None:
+    """Refuses a width or a mantissa that is none."""
     remedy = "for more bits use no quantizer, for one bit keep signs only."
     check_count(f"{owner}(bits)", bits, remedy, 2, 16)
     if given is not None:
-        remedy = f"use mantissa={mantissa(None, bits, zero=zero)}."
+        remedy = f"use mantissa={mantissa(None, bits)}."
         check_count(f"{owner}(mantissa)", given, remedy, 1, bits)
-    check_choice(f"{owner}(rounding)", rounding, get_args(Rounding))
-    if rounding == "stochastic" and not zero:
-        raise ValueError(
-            f"{owner}(zero): stochastic rounding needs a code for zero to stay unbiased, got "
-            "zero=False; use zero=True."
-        )
 
 
 def as_real(owner: str, x: jax.Array) -> jax.Array:
