@@ -44,12 +44,11 @@ from fftgrad.exchanges import (
     IntegerSum,
     Ladder,
     Layout,
-    Policy,
     PowerSgd,
     Recipe,
-    Rule,
     Scheduled,
     SharedSupport,
+    SmallDense,
     TwoStage,
 )
 from fftgrad.memories import ErrorFeedback, MomentumCorrection, NoMemory
@@ -115,8 +114,7 @@ __all__ = [  # noqa: RUF022 (in reading order)
     "Hierarchical",
     "Scheduled",
     "Ladder",
-    "Policy",
-    "Rule",
+    "SmallDense",
     # One array, and what is sent
     "compress",
     "decompress",

@@ -62,7 +62,6 @@ CONTRACTS = {
     fg.Step,
     fg.Transform,
     fg.codecs.Sparse,
-    fg.exchanges.CodecRule,
 }
 EXTRAS = {
     "_storage.py": {"orbax", "tensorstore"},

@@ -167,7 +167,7 @@ MISTAKES = {
         lambda: fg.methods.demo(k=0), ValueError, r"must be at least 1, got 0; use k=32"
     ),
     "an exchange in a chain": (lambda: fg.chain(TOP, fg.AllReduce()), TypeError, "TopK"),
-    "an exchange in a rule": (lambda: fg.Rule(fg.AllReduce()), TypeError, r"use Identity\(\)"),
+    "an exchange in a rule": (lambda: fg.SmallDense(fg.AllReduce()), TypeError, "TopK"),
     "an exchange from a rule": (
         lambda: step(pmean(fg.AllGather(lambda *_: fg.AllReduce()))),
         TypeError,
@@ -341,7 +341,7 @@ MISTAKES = {
     "a block as a float": (lambda: fg.Dct(block=64.0), TypeError, "a whole number, got 64.0"),
     "workers as a float": (lambda: fg.TwoStage(fg.Sign(), 4.0), TypeError, "a whole number"),
     "a rule for no leaf": (
-        lambda: fg.Rule(fg.Identity(), max_ndim=-1), ValueError, r"Rule\(max_ndim\): must be"
+        lambda: fg.SmallDense(TOP, max_ndim=-1), ValueError, r"SmallDense\(max_ndim\): must be"
     ),
     "a method that is not called": (
         lambda: pmean(fg.methods.top_k), TypeError, r"call it, as top_k\(\.\.\.\)"

@@ -59,7 +59,7 @@ def prefix(path, _):
 
 
 POLICIES = {
-    "rules": fg.Policy(fg.Rule(fg.Identity(), max_ndim=1), default=fg.TopK(fraction=0.01)),
+    "rules": fg.SmallDense(fg.TopK(fraction=0.01)),
     "named": by_size,
     "own": Own(2.0, (1, 2)),
 }
@@ -133,9 +133,9 @@ SAME = {
         fg.Scheduled({0: fg.AllReduce(), 9: fg.AllGather(Own(2.0))}),
     ),
     "one's own": (fg.AllGather(Own(F(2.0))), fg.AllGather(Own(2.0))),
-    "a policy": (
-        fg.AllGather(fg.Policy(fg.Rule(Own(F(2.0)), max_ndim=I(1)), default=fg.TopK(k=I(3)))),
-        fg.AllGather(fg.Policy(fg.Rule(Own(2), max_ndim=1), default=fg.TopK(k=3))),
+    "a rule": (
+        fg.AllGather(fg.SmallDense(fg.TopK(k=I(3)), max_ndim=I(1))),
+        fg.AllGather(fg.SmallDense(fg.TopK(k=3), max_ndim=1)),
     ),
     "a rank": (fg.PowerSgd(I(3)), fg.PowerSgd(3)),
     "another rank": (fg.AcpSgd(jnp.int32(3)), fg.AcpSgd(3)),

@@ -13,10 +13,9 @@ from fftgrad.exchanges._integer_sum import IntegerSum
 from fftgrad.exchanges._ladder import Ladder, next_level
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import PerWorker
-from fftgrad.exchanges._policy import Policy, Rule
 from fftgrad.exchanges._power_sgd import PowerSgd
 from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._rules import CodecRule
+from fftgrad.exchanges._rules import SmallDense
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.exchanges._shared_support import SharedSupport
 from fftgrad.exchanges._two_stage import TwoStage
@@ -26,19 +25,17 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "Channel",
-    "CodecRule",
     "Eigenbasis",
     "Hierarchical",
     "IntegerSum",
     "Ladder",
     "Layout",
     "PerWorker",
-    "Policy",
     "PowerSgd",
     "Recipe",
-    "Rule",
     "Scheduled",
     "SharedSupport",
+    "SmallDense",
     "State",
     "Tally",
     "TwoStage",

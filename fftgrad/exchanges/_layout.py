@@ -64,7 +64,7 @@ class Layout:
     Args:
       scope: what is compressed on its own: "model", all leaves as one vector; "leaf", each leaf, in
         its shape; or a function from a leaf's path ("layers/0/w") and shape to the name of its
-        group. None: what the exchange is made for: the scope of its `fg.Policy` or rule, "leaf" for
+        group. None: what the exchange is made for: the scope of its rule, "leaf" for
         `PowerSgd` and `AcpSgd`, else "model".
       bucket_bytes: the most float32 bytes of gradient that travel at once. Buckets are then filled
         from the last leaf to the first, in the order in which a backward pass finds their

@@ -17,7 +17,7 @@ from fftgrad._values import check_kind
 from fftgrad.codecs import _call, _chain, _spec, _sum
 from fftgrad.exchanges import _alike
 from fftgrad.exchanges._layout import Part
-from fftgrad.exchanges._rules import CodecRule, Codecs
+from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _count, _keys
 from fftgrad.ops._shapes import spec
 
@@ -194,7 +194,7 @@ def scope_of(codec: Codecs) -> Scope:
     """The parts that a codec or a rule is made for."""
     if isinstance(codec, Codec):
         return "model"
-    return codec.scope if isinstance(codec, CodecRule) else "leaf"
+    return getattr(codec, "scope", "leaf")
 
 
 def check_codec(owner: str, codec: object) -> None:

@@ -29,7 +29,7 @@ class TwoStage(Exchange):
 
     Args:
       codec: a codec, or a rule from a part's name and the shape of its shard, a vector of n/w
-        values, to one; the groups of a `Policy` are made of whole leaves all the same. A number of
+        values, to one; the parts of `SmallDense` are made of whole leaves all the same. A number of
         coefficients to keep, such as TopK's k, is that of the whole part, and the shards have equal
         shares of it. What a codec remembers it remembers for each shard.
       workers: w, the number of workers: the size of the shards, and of the state, follows from it.

@@ -5,13 +5,12 @@ from fftgrad._values import value
 from fftgrad.codecs.selectors._ada_comp import AdaComp
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._rules import CodecRule
 from fftgrad.memories._error_feedback import ErrorFeedback
 
 
 @value
-class AdaCompPolicy(CodecRule):
-    """Rule: the bins of convolutions (more than two axes) and of other leaves."""
+class AdaCompRule:
+    """Function: the bins of convolutions (more than two axes) and of other leaves."""
 
     conv_bin: int
     bin_size: int
@@ -42,4 +41,4 @@ def adacomp(conv_bin: int = 50, bin_size: int = 500, per_bin: float = 4.0) -> Re
     References:
       Chen et al., AAAI 2018, arXiv:1712.02679.
     """
-    return Recipe(AllGather(AdaCompPolicy(conv_bin, bin_size, per_bin)), ErrorFeedback())
+    return Recipe(AllGather(AdaCompRule(conv_bin, bin_size, per_bin)), ErrorFeedback())

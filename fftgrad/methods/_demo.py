@@ -10,13 +10,12 @@ from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.codecs.transforms._tiles import Tiles
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._rules import CodecRule
 from fftgrad.memories._error_feedback import ErrorFeedback
 
 
 @value
-class LargestOfTiles(CodecRule):
-    """Rule: the k largest values, or cosines, of each tile of a leaf."""
+class LargestOfTiles:
+    """Function: the k largest values, or cosines, of each tile of a leaf."""
 
     transform: type[Dct] | type[Tiles]
     k: int

@@ -8,14 +8,13 @@ from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._rules import CodecRule
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.memories._momentum_correction import MomentumCorrection
 
 
 @value
-class DgcPolicy(CodecRule):
-    """Rule: top-k of each leaf with more than one axis; the others dense."""
+class DgcRule:
+    """Function: top-k of each leaf with more than one axis; the others dense."""
 
     fraction: float
 
@@ -60,9 +59,9 @@ def dgc(
     References:
       Lin et al., ICLR 2018, arXiv:1712.01887.
     """
-    exchange = AllGather(DgcPolicy(fraction))
+    exchange = AllGather(DgcRule(fraction))
     if warm_up_steps:
         starts = [round(i * warm_up_steps / len(warm_up)) for i in range(len(warm_up))]
         stages = zip([*starts, warm_up_steps], [*warm_up, fraction], strict=True)
-        exchange = Scheduled({start: AllGather(DgcPolicy(share)) for start, share in stages})
+        exchange = Scheduled({start: AllGather(DgcRule(share)) for start, share in stages})
     return Recipe(exchange, MomentumCorrection(momentum, nesterov))

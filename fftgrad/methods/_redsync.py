@@ -13,14 +13,13 @@ from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._rules import CodecRule
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.memories._momentum_correction import MomentumCorrection
 
 
 @value
-class RedSyncPolicy(CodecRule):
-    """Rule: dense, trimmed top-k or threshold search, by the bytes of a leaf."""
+class RedSyncRule:
+    """Function: dense, trimmed top-k or threshold search, by the bytes of a leaf."""
 
     fraction: float
     quantize: bool = False
@@ -103,8 +102,8 @@ def redsync(
     References:
       Fang, Fu, Yang and Hsieh, JPDC 133, 2019, arXiv:1808.04357.
     """
-    policy = RedSyncPolicy(fraction, quantize, output, dense_below, trimmed_below, reuse)
-    exchange: Exchange = AllGather(policy)
+    rule = RedSyncRule(fraction, quantize, output, dense_below, trimmed_below, reuse)
+    exchange: Exchange = AllGather(rule)
     if warm_up_steps:
         exchange = Scheduled({0: AllReduce(), warm_up_steps: exchange})
     return Recipe(exchange, MomentumCorrection(momentum, nesterov))

@@ -11,15 +11,14 @@ from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._rules import CodecRule
 from fftgrad.exchanges._scheduled import Scheduled
 from fftgrad.exchanges._shared_support import SharedSupport
 from fftgrad.memories._error_feedback import ErrorFeedback
 
 
 @value
-class ScaleComPolicy(CodecRule):
-    """Rule: the chunk of each leaf."""
+class ScaleComRule:
+    """Function: the chunk of each leaf."""
 
     chunk: int
     flops: tuple[tuple[str, float], ...] = ()
@@ -81,8 +80,8 @@ def scalecom(
     References:
       Chen et al., NeurIPS 2020, arXiv:2104.11125.
     """
-    policy = ScaleComPolicy(chunk, tuple((flops or {}).items()), dense, transform, exact)
-    exchange: Exchange = SharedSupport(policy)
+    rule = ScaleComRule(chunk, tuple((flops or {}).items()), dense, transform, exact)
+    exchange: Exchange = SharedSupport(rule)
     if warm_up_steps:
         exchange = Scheduled({0: AllReduce(), warm_up_steps: exchange})
     return Recipe(exchange, ErrorFeedback(uptake=uptake))

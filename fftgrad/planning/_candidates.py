@@ -269,9 +269,8 @@ def _with_small_dense(row: Candidate, like: PyTree) -> Candidate:
     most = max((n for n in sizes if sum(m for m in sizes if m <= n) <= room), default=0)
     if not most or len(sizes) == len(leaves):
         return row
-    rule = fg.Rule(fg.Identity(), max_ndim=1, max_size=most if most < sizes[-1] else None)
-    policy = fg.Policy(rule, default=exchange.codec)
-    mixed = dataclasses.replace(exchange, codec=policy)
+    rule = fg.SmallDense(exchange.codec, max_size=most if most < sizes[-1] else None)
+    mixed = dataclasses.replace(exchange, codec=rule)
     return dataclasses.replace(row, method=dataclasses.replace(row.recipe, exchange=mixed))
 
 

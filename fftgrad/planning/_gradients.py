@@ -483,7 +483,7 @@ def _sentences(found: Analysis) -> Iterator[str]:
         share = leaf.values / found.values
         if share <= 0.01 and leaf.energy >= 10 * share:
             yield (
-                f"Leave dense, by a Policy: {leaf.name}, with {share:.2%} of the values and "
+                f"Leave dense, by a rule: {leaf.name}, with {share:.2%} of the values and "
                 f"{leaf.energy:.1%} of the energy."
             )
     if found.zeros >= 0.2:

@@ -61,7 +61,7 @@ def check_replicated(params: PyTree, axis_name: AxisName, owner: str = "compress
 def refuse_masked(
     updates: PyTree,
     owner: str = "compressed_pmean",
-    otherwise: str = f"; else send it dense by an fg.Policy, {ELSEWHERE}",
+    otherwise: str = f"; else send it dense by a rule, as fg.SmallDense, {ELSEWHERE}",
 ) -> None:
     """Refuses leaves that are hidden, and would stay unaveraged."""
 

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of, train_step
 
 import fftgrad as fg
-from fftgrad.methods._redsync import RedSyncPolicy
-from fftgrad.methods._scalecom import ScaleComPolicy
+from fftgrad.methods._redsync import RedSyncRule
+from fftgrad.methods._scalecom import ScaleComRule
 from fftgrad.planning._link import collective_seconds
 
 
@@ -365,7 +365,7 @@ def test_bad_arguments_are_answered_with_the_remedy(make, remedy):
 def test_scalecom_chunks_follow_the_work_of_an_element():
     """Above 196 operations 25, above 128 50, below that 400; the first layer dense."""
     flops = {"conv": 196.0, "deep": 130.0, "head": 64.0}
-    policy = ScaleComPolicy(chunk=100, flops=tuple(flops.items()), dense=("embed",))
+    policy = ScaleComRule(chunk=100, flops=tuple(flops.items()), dense=("embed",))
     big = jax.ShapeDtypeStruct((1000,), "float32")
     assert policy("conv/kernel", big) == fg.ChunkTopK(25)
     assert policy("deep/kernel", big) == fg.ChunkTopK(50)
@@ -378,11 +378,11 @@ def test_redsync_selects_by_bytes():
     def part(kilobytes):
         return jax.ShapeDtypeStruct((kilobytes * 256,), "float32")
 
-    policy = RedSyncPolicy(fraction=0.001)
+    policy = RedSyncRule(fraction=0.001)
     assert policy("w", part(127)) == fg.Identity()
     assert policy("w", part(128)) == policy("w", part(4095)) == fg.TopK(fraction=0.001)
     assert policy("w", part(4096)) == fg.Threshold(0.001, reuse=5)
-    quantized = RedSyncPolicy(fraction=0.001, quantize=True, output=("head",))
+    quantized = RedSyncRule(fraction=0.001, quantize=True, output=("head",))
     ends = fg.codecs.AlternatingSign(), fg.codecs.MeanMagnitude()
     assert quantized("w", part(128)) == fg.chain(
         ends[0], fg.Threshold(0.001, search="exact"), ends[1]

@@ -283,7 +283,6 @@ def test_a_model_in_fragments_trains_as_well():
         ({"delay": -1}, "use 1"),
         ({"blend": 1.0}, r"use 0\.5"),
         ({"blend": -0.1}, "below 1"),
-        ({"first": 0}, "use 6"),
         ({"masked": "maybe"}, "elsewhere"),
     ],
 )

@@ -232,7 +232,7 @@ def test_small_leaves_are_dense_where_that_costs_little():
     like = {"w": jnp.zeros((1000, 1000)), "b": jnp.zeros(50), "scale": jnp.zeros(7)}
     rows = {row.name: row for row in _candidates.candidates(like, 4)}
     codec = rows["top-k 4 %, 4 bits"].recipe.exchange.codec
-    assert isinstance(codec, fg.Policy)
+    assert isinstance(codec, fg.SmallDense)
     of_leaf = {name: codec(codec.scope(name, leaf), leaf) for name, leaf in like.items()}
     assert of_leaf["b"] == of_leaf["scale"] == fg.Identity()
     assert of_leaf["w"] == fg.chain(fg.TopK(0.04), fg.LogLevels(bits=4))
@@ -242,7 +242,7 @@ def test_small_leaves_are_dense_where_that_costs_little():
     assert of_leaf["w"] == codec(codec.scope("w", jnp.zeros((2, 2))), jnp.zeros((2, 2)))
     alike = {"a": jnp.zeros((100, 100)), "b": jnp.zeros((100, 100))}
     for row in _candidates.candidates(alike, 4):
-        assert not isinstance(getattr(row.recipe.exchange, "codec", None), fg.Policy)
+        assert not isinstance(getattr(row.recipe.exchange, "codec", None), fg.SmallDense)
 
 
 def test_buckets_hide_what_they_can_and_are_in_the_code():

@@ -20,31 +20,26 @@ LIKE = {
     "head": {"kernel": jax.ShapeDtypeStruct((20, 5), "float32")},
     "norm": jax.ShapeDtypeStruct((3, 4), "float32"),
 }
-POLICY = fg.Policy(
-    fg.Rule(fg.Sign(), path="head/*"),
-    fg.Rule(fg.Identity(), max_ndim=1),
-    fg.Rule(fg.Identity(), max_size=12),
-    default=CODEC,
-)
+RULE = fg.SmallDense(CODEC, max_ndim=2, max_size=20)
 
 
-def test_the_first_rule_that_holds_decides():
-    rows = {name: POLICY(POLICY.scope(name, leaf), leaf) for name, leaf in by_path(LIKE).items()}
-    assert rows == {
-        "dense/bias": fg.Identity(),
-        "dense/kernel": CODEC,
-        "head/kernel": fg.Sign(),
-        "norm": fg.Identity(),
-    }
+def test_leaves_that_are_small_in_every_way_are_dense():
+    def chosen(rule):
+        of = {name: rule(rule.scope(name, leaf), leaf) for name, leaf in by_path(LIKE).items()}
+        return {name for name, codec in of.items() if codec == fg.Identity()}
+
+    assert chosen(RULE) == {"dense/bias", "norm"}
+    assert chosen(fg.SmallDense(CODEC)) == {"dense/bias"}
+    assert chosen(fg.SmallDense(CODEC, max_size=19)) == set()
 
 
 def test_all_parts_travel_in_one_collective():
-    tx = fg.compressed_pmean(fg.AllGather(POLICY), fg.ErrorFeedback(), axis_name=AXIS)
+    tx = fg.compressed_pmean(fg.AllGather(RULE), fg.ErrorFeedback(), axis_name=AXIS)
     init, update = train_step(tx, 4, like=LIKE)
     grads = gradients(LIKE, 4)
     state = init(jax.tree.map(lambda s: jnp.zeros(s.shape), LIKE))
     (only,) = fg.audit(update.lower(grads, state).compile())
-    assert only.bytes == fg.wire_bytes(fg.AllGather(POLICY), LIKE)
+    assert only.bytes == fg.wire_bytes(fg.AllGather(RULE), LIKE)
     mean, _ = update(grads, state)
     for dense in (lambda t: t["dense"]["bias"], lambda t: t["norm"]):
         np.testing.assert_allclose(dense(mean), np.asarray(dense(grads)).mean(0), rtol=1e-5)
@@ -55,13 +50,13 @@ def test_all_parts_travel_in_one_collective():
 def test_another_scope_is_refused(scope):
     """Or the one vector of the model would pass for a leaf with one axis."""
     with pytest.raises(ValueError, match="leave the layout's scope out"):
-        fg.wire_bytes(fg.AllGather(POLICY), LIKE, fg.Layout(scope))
+        fg.wire_bytes(fg.AllGather(RULE), LIKE, fg.Layout(scope))
 
 
-def test_policies_are_values():
-    same = eval(repr(POLICY), dict(vars(fg)))
-    assert same == POLICY
-    assert hash(same) == hash(POLICY)
+def test_rules_are_values():
+    same = eval(repr(RULE), dict(vars(fg)))
+    assert same == RULE
+    assert hash(same) == hash(RULE)
 
 
 def masked_update(tx):
@@ -71,7 +66,7 @@ def masked_update(tx):
 
 def test_a_masked_leaf_does_not_stay_unaveraged_silently():
     tx = fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS)
-    with pytest.raises(ValueError, match=r"\['b'\].*fg\.Policy.*masked='elsewhere'"):
+    with pytest.raises(ValueError, match=r"\['b'\].*fg\.SmallDense.*masked='elsewhere'"):
         masked_update(optax.masked(tx, {"w": True, "b": False}))
     with pytest.raises(ValueError, match="masked='elsewhere'"):
         masked_update(optax.partition({"a": tx, "z": optax.identity()}, {"w": "a", "b": "z"}))
@@ -80,8 +75,7 @@ def test_a_masked_leaf_does_not_stay_unaveraged_silently():
 @pytest.mark.parametrize(
     ("make", "error", "remedy"),
     [
-        (lambda: fg.Policy(fg.TopK(k=1), default=CODEC), TypeError, "Rule"),
-        (lambda: fg.Policy(default=fg.AllReduce()), TypeError, r"Identity\(\)"),
+        (lambda: fg.SmallDense(fg.AllReduce()), TypeError, "TopK"),
         (lambda: fg.Layout("layer"), ValueError, "'model'"),
         (
             lambda: fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS, masked="no"),
