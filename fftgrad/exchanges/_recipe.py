@@ -1,7 +1,6 @@
 """What a method is made of."""
 
 import inspect
-from typing import NoReturn
 
 from fftgrad._contracts import Exchange, Memory
 from fftgrad._values import check_kind, value
@@ -23,7 +22,6 @@ class Recipe:
 
     Raises:
       TypeError: if one of them is not of its kind.
-      AttributeError: if it is put into a chain as it is.
 
     Example:
       >>> method = fg.methods.top_k(fraction=0.01)
@@ -41,26 +39,19 @@ class Recipe:
     def __post_init__(self) -> None:
         check_parts("Recipe", self.exchange, self.memory, self.layout)
 
-    @property
-    def init(self) -> NoReturn:
-        """Raise an error with the remedy, because `optax.chain` asks for it."""
-        raise AttributeError(
-            "Recipe(init): must be that of a transformation, got a method; make it a "
-            "transformation: fg.compressed_pmean(method, axis_name='data')."
-        )
-
 
 def recipe_of(
     owner: str, what: Exchange | Recipe, memory: Memory | None = None, layout: Layout | None = None
 ) -> Recipe:
     """The recipe of a method or an exchange; what is given beside it takes the place of its own."""
-    if not isinstance(what, Recipe):
-        check_parts(owner, what, NoMemory(), Layout())
-        what = Recipe(what)
-    memory = what.memory if memory is None else memory
-    layout = what.layout if layout is None else layout
-    check_parts(owner, what.exchange, memory, layout)
-    return Recipe(what.exchange, memory, layout)
+    if isinstance(what, Recipe):
+        memory = what.memory if memory is None else memory
+        layout = what.layout if layout is None else layout
+        what = what.exchange
+    memory = NoMemory() if memory is None else memory
+    layout = Layout() if layout is None else layout
+    check_parts(owner, what, memory, layout)
+    return Recipe(what, memory, layout)
 
 
 def check_parts(owner: str, exchange: object, memory: object, layout: object) -> None:

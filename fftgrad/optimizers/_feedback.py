@@ -11,7 +11,6 @@ from fftgrad._values import check_choice, check_within
 from fftgrad.codecs.selectors._budget import Budget
 from fftgrad.exchanges import AllGather, Recipe
 from fftgrad.exchanges._layout import Layout
-from fftgrad.exchanges._recipe import recipe_of
 from fftgrad.memories import ErrorFeedback, NoMemory
 from fftgrad.training._check_gradients import widened
 from fftgrad.training._non_finite import NonFinite
@@ -218,10 +217,9 @@ def behind_feedback(
     if memory is None and not isinstance(exchange, Recipe):
         keeps = isinstance(exchange, Exchange) and exchange.keeps_error
         memory = NoMemory() if keeps else ErrorFeedback()
-    recipe = recipe_of(owner, exchange, memory, layout)
     check_choice(f"{owner}(non_finite)", non_finite, get_args(NonFinite))
     # A bad mean need not become zero first: the whole step is replaced below.
-    compressed: Any = compressed_pmean(recipe, axis_name=axis_name)
+    compressed: Any = compressed_pmean(exchange, memory, layout=layout, axis_name=axis_name)
     optimizer = optax.with_extra_args_support(optax.chain(*steps))
     instead = jnp.nan if non_finite == "propagate" else 0.0
 
