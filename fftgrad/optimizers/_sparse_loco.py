@@ -7,7 +7,7 @@ from fftgrad.codecs.quantizers._bin_means import BinMeans
 from fftgrad.codecs.transforms._tiles import Tiles
 from fftgrad.exchanges import AllGather
 from fftgrad.memories import ErrorFeedback
-from fftgrad.methods._demo import LargestOfTiles
+from fftgrad.methods._recipes import LargestOfTiles
 from fftgrad.optimizers._diloco import diloco
 from fftgrad.training._pmean import Masked
 

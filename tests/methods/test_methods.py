@@ -13,8 +13,7 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of, train_step
 
 import fftgrad as fg
-from fftgrad.methods._redsync import RedSyncRule
-from fftgrad.methods._scalecom import ScaleComRule
+from fftgrad.methods._recipes import RedSyncRule, ScaleComRule
 from fftgrad.planning._link import collective_seconds
 
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, mesh_of
 
 import fftgrad as fg
-from fftgrad.methods._demo import LargestOfTiles
+from fftgrad.methods._recipes import LargestOfTiles
 
 WORKERS, RATE, EVERY = 4, 0.1, 3
 SHAPES = {"w": (70, 130), "kernel": (3, 5, 9), "b": (150,), "scale": ()}

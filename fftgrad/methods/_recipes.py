@@ -1,0 +1,715 @@
+"""Published methods that are combinations of parts: one function each."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fftgrad._contracts import Codec, Exchange, Like, Memory
+from fftgrad._values import check_count, value
+from fftgrad.codecs._chain import chain
+from fftgrad.codecs.quantizers._lloyd_max import LloydMax
+from fftgrad.codecs.quantizers._log_levels import LogLevels
+from fftgrad.codecs.quantizers._range_float import RangeFloat
+from fftgrad.codecs.quantizers._sign import MeanMagnitude, Sign
+from fftgrad.codecs.quantizers._ternary import Ternary
+from fftgrad.codecs.quantizers._uniform_levels import UniformLevels
+from fftgrad.codecs.selectors._ada_comp import AdaComp
+from fftgrad.codecs.selectors._alternating_sign import AlternatingSign
+from fftgrad.codecs.selectors._chunk_top_k import ChunkTopK
+from fftgrad.codecs.selectors._random_k import RandomK
+from fftgrad.codecs.selectors._threshold import Threshold
+from fftgrad.codecs.selectors._top_k import TopK
+from fftgrad.codecs.transforms import _tiles
+from fftgrad.codecs.transforms._dct import Dct
+from fftgrad.codecs.transforms._fft import Fft
+from fftgrad.codecs.transforms._hadamard import Hadamard
+from fftgrad.codecs.transforms._identity import Identity
+from fftgrad.codecs.transforms._tiles import Tiles
+from fftgrad.exchanges._acp_sgd import AcpSgd
+from fftgrad.exchanges._all_gather import AllGather
+from fftgrad.exchanges._all_reduce import AllReduce
+from fftgrad.exchanges._integer_sum import IntegerSum
+from fftgrad.exchanges._ladder import Ladder
+from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._power_sgd import PowerSgd
+from fftgrad.exchanges._recipe import Recipe
+from fftgrad.exchanges._rules import DenseByName
+from fftgrad.exchanges._scheduled import Scheduled
+from fftgrad.exchanges._shared_support import SharedSupport
+from fftgrad.memories._error_feedback import ErrorFeedback, NoMemory
+from fftgrad.memories._momentum_correction import MomentumCorrection
+
+
+def acp_sgd(rank: int = 4, *, memory: Memory = ErrorFeedback()) -> Recipe:
+    """Method: the gradient of each matrix by two thin factors, one a step, with error feedback.
+
+    Args:
+      rank: columns of a factor; the paper's is 4 for ResNets and 32 for BERT.
+      memory: the paper's feedback, without decay.
+
+    Wire: about 2 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other
+      leaves, in one all-reduce, whatever the number of workers (`AcpSgd`).
+
+    Claims: nothing is lost.
+
+    Differs from the paper: as `AcpSgd` does.
+
+    Example:
+      >>> tx = fg.compressed_pmean(fg.methods.acp_sgd(rank=4), axis_name="data")
+
+    References:
+      Zhang et al., ICDCS 2023, arXiv:2306.08881.
+    """
+    return Recipe(AcpSgd(rank), memory)
+
+
+@value
+class AdaCompRule:
+    """Function: the bins of convolutions (more than two axes) and of other leaves."""
+
+    conv_bin: int
+    bin_size: int
+    per_bin: float
+
+    def __call__(self, name: str, like: Like) -> Codec:
+        size = self.conv_bin if len(like.shape) > 2 else self.bin_size
+        return AdaComp(bin_size=size, per_bin=min(self.per_bin, size))
+
+
+def adacomp(conv_bin: int = 50, bin_size: int = 500, per_bin: float = 4.0) -> Recipe:
+    """Method: in each bin, send what would exceed its maximum if the last gradient came again.
+
+    Args:
+      conv_bin: values per bin of leaves with more than two axes.
+      bin_size: values per bin of all others.
+      per_bin: how many values a bin has room for in the message, on average; see `AdaComp`.
+
+    Wire: for bins of 500 and room for 4: 0.08 bits a value; for bins of 50, 0.53.
+
+    Claims: nothing is lost: what is not sent, or sent rounded, stays in the residual.
+
+    Differs from the paper: a message of fixed capacity; see `AdaComp`.
+
+    Example:
+      >>> tx = fg.compressed_pmean(fg.methods.adacomp(), axis_name="data")
+
+    References:
+      Chen et al., AAAI 2018, arXiv:1712.02679.
+    """
+    return Recipe(AllGather(AdaCompRule(conv_bin, bin_size, per_bin)), ErrorFeedback())
+
+
+@value
+class LargestOfTiles:
+    """Function: the k largest values, or cosines, of each tile of a leaf."""
+
+    transform: type[Dct] | type[Tiles]
+    k: int
+    block: int
+    quantizer: Codec = Identity()
+
+    def __post_init__(self) -> None:
+        check_count("LargestOfTiles(k)", self.k, "use k=32.")
+        self.transform(self.block)
+
+    def __call__(self, name: str, like: Like) -> Codec:
+        transform = self.transform(self.block, shape=_tiles.shape_of(like))
+        chunk = max(2, transform.tile_size)
+        return chain(transform, ChunkTopK(chunk, min(self.k, chunk)), self.quantizer)
+
+
+def demo(k: int = 32, block: int = 64, decay: float = 0.999) -> Recipe:
+    """Method: a momentum on each worker, whose fast cosines are sent and taken out; sign descent.
+
+        D = decay · D + g,   C = DCT of D by tiles,   q = the k largest of each tile,
+        D = D - IDCT(q),     update = sign(IDCT(mean q)).
+
+    Placement: the momentum is before the compression and is what remains of it, that is error
+    feedback with a decay. It differs between the workers, and the parameters do not.
+
+    Args:
+      k: coefficients sent of each tile; the authors' runs use 32 of 4096, and 8 for 85x.
+      block: largest side of a tile; a leaf of one axis has tiles of `block` values.
+      decay: of the momentum.
+
+    Returns:
+      A `Recipe`. Its mean is followed by `optax.scale_by_sign()`, and that by `optax.scale(-rate)`.
+
+    Wire: k (32 + 9) bits a tile of 4096 for k = 32; the authors' code takes 96.
+
+    Claims: biased.
+
+    Differs from the paper: the mean is over all workers, where its code divides by the number that
+      sent a coefficient, which makes what few send weigh as much as what all do; axes are padded to
+      whole tiles; the learning rate does not enter the momentum, which makes no difference to sign
+      descent while it is constant.
+
+    Example:
+      >>> tx = fg.compressed_pmean(fg.methods.demo(k=32), axis_name="data")
+
+    References:
+      Peng, Quesnelle and Kingma, 2024, arXiv:2411.19870.
+    """
+    return Recipe(AllGather(LargestOfTiles(Dct, k, block)), ErrorFeedback(decay))
+
+
+@value
+class DgcRule:
+    """Function: top-k of each leaf with more than one axis; the others dense."""
+
+    fraction: float
+
+    def __call__(self, name: str, like: Like) -> Codec:
+        return TopK(fraction=self.fraction) if len(like.shape) > 1 else Identity()
+
+
+def dgc(
+    fraction: float = 0.001,
+    *,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    warm_up: Sequence[float] = (0.25, 0.0625, 0.015625, 0.004),
+    warm_up_steps: int = 0,
+) -> Recipe:
+    """Method: top-k of each layer, with momentum correction, masking, clipping and warm-up.
+
+    Args:
+      fraction: share of each layer that is sent, in the end.
+      momentum: of `MomentumCorrection`; the optimizer behind must have none.
+      nesterov: whether it is Nesterov's.
+      warm_up: densities before that, each for an equal part of the warm-up.
+      warm_up_steps: length of the warm-up, four epochs in the paper; 0 for none.
+
+    Returns:
+      A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient before:
+      `fg.training.clip_by_local_norm(max_norm / workers**0.5)` in front of `compressed_pmean`.
+
+    Wire: fraction · n (34 + log2(1/fraction)) bits, and 4 bytes for each value of leaves of one
+      axis.
+
+    Claims: without clipping, what is not sent stays in v.
+
+    Differs from the paper: sparse gradients keep their velocity (`MomentumCorrection`); exact
+      selection, where it takes the threshold of a sample; weight decay is the optimizer's business;
+      leaves of one axis travel dense in the same collective.
+
+    Example:
+      >>> method = fg.methods.dgc(fraction=0.01, warm_up_steps=400)
+      >>> tx = fg.compressed_pmean(method, axis_name="data")
+
+    References:
+      Lin et al., ICLR 2018, arXiv:1712.01887.
+    """
+    exchange = AllGather(DgcRule(fraction))
+    if warm_up_steps:
+        starts = [round(i * warm_up_steps / len(warm_up)) for i in range(len(warm_up))]
+        stages = zip([*starts, warm_up_steps], [*warm_up, fraction], strict=True)
+        exchange = Scheduled({start: AllGather(DgcRule(share)) for start, share in stages})
+    return Recipe(exchange, MomentumCorrection(momentum, nesterov))
+
+
+def diminishing_theta(
+    learning_rate: float | Callable[[jax.Array], jax.Array],
+    smoothness: float,
+    steps: int,
+    thetas: Sequence[float] = (0.95, 0.9, 0.85, 0.7, 0.5, 0.0),
+) -> dict[int, float]:
+    """Function: a schedule of theta that falls with the learning rate, θ_t² = L η_t.
+
+    That is the condition under which the FFT paper proves that training converges: what a step
+    drops has to become less as its length does. At each step the largest of a few static thetas
+    with θ² <= L η_t is taken, so that one program holds all of them.
+
+    Args:
+      learning_rate: η, a number or an optax schedule. It is evaluated for all steps at once.
+      smoothness: L, the Lipschitz constant of the gradient, positive; in practice a factor that
+        makes √(L η) the theta to start with: θ_0² / η_0.
+      steps: how many steps the schedule covers.
+      thetas: those to choose from; 0, a dense all-reduce, is always among them.
+
+    Returns:
+      {first step: theta}, for `methods.fft_sparsification(theta_schedule=...)`.
+
+    Differs from the paper: its θ there is a relative error, but its experiments use the share of
+      frequencies dropped, as this does.
+
+    Example:
+      >>> import optax
+      >>> eta = optax.piecewise_constant_schedule(0.01, {30: 0.1, 60: 0.1})
+      >>> fg.methods.diminishing_theta(eta, smoothness=81.0, steps=90, thetas=(0.9, 0.25))
+      {0: 0.9, 30: 0.25, 60: 0.0}
+
+    References:
+      Wang et al., HPDC 2020, arXiv:1811.08596, section 3.3.
+    """
+    if not smoothness > 0 or steps < 1:
+        raise ValueError(
+            f"diminishing_theta(smoothness, steps): must be positive, got {smoothness} and "
+            f"{steps}; use smoothness = theta_0**2 / learning_rate_0."
+        )
+    if not all(0 <= theta < 1 for theta in thetas):
+        raise ValueError(
+            f"diminishing_theta(thetas): shares dropped must be in [0, 1), got {tuple(thetas)}; "
+            "the paper uses 0.85."
+        )
+    if callable(learning_rate):
+        rates = np.asarray(jax.vmap(learning_rate)(jnp.arange(steps)))
+    else:
+        rates = np.full(steps, learning_rate)
+    ladder = sorted({0.0, *map(float, thetas)}, reverse=True)
+    schedule: dict[int, float] = {}
+    for step, rate in enumerate(rates):
+        # A hair more, because rates are float32 and a theta meant to fit should.
+        bound = math.sqrt(smoothness * max(float(rate), 0.0)) * (1 + 1e-6)
+        theta = next(theta for theta in ladder if theta <= bound)
+        if not schedule or theta != schedule[max(schedule)]:
+            schedule[step] = theta
+    return schedule
+
+
+def eden(bits: int = 1, block: int = 4096, *, memory: Memory = NoMemory()) -> Recipe:
+    """Method: rotate at random, round to the best few values for a normal distribution, rescale.
+
+    Args:
+      bits: width of a code, 1 to 6; one bit is DRIVE.
+      block: values rotated together, a power of two.
+      memory: the paper has none.
+
+    Wire: n · bits / 8 + 4n / block bytes.
+
+    Claims: close to unbiased (`LloydMax`).
+
+    Differs from the paper: rotates blocks instead of whole vectors, all workers alike, so that one
+      inverse rotation serves all; the errors of workers with like gradients are then alike too,
+      and average out less than with rotations of their own.
+
+    Example:
+      >>> tx = fg.compressed_pmean(fg.methods.eden(bits=2), axis_name="data")
+
+    References:
+      Vargaftik et al., NeurIPS 2021, arXiv:2105.08339. Vargaftik et al., ICML 2022,
+      arXiv:2108.08842.
+    """
+    codec = chain(Hadamard(block), LloydMax(bits, block))
+    return Recipe(AllGather(codec), memory)
+
+
+def fft_sparsification(
+    theta: float = 0.85,
+    bits: int = 10,
+    block: int | None = None,
+    theta_schedule: Mapping[int, float] | None = None,
+    recover: Sequence[float] = (),
+    *,
+    memory: Memory = NoMemory(),
+) -> Recipe:
+    """Method: keep the largest frequencies of the gradient, in few bits each.
+
+    The paper's symbols, and what stands for them here:
+
+        g, linearized           all leaves as one float32 vector      compressed_pmean
+        cast to fp16            rounded before the transform          Fft(half=True)
+        FFT of g                one real transform of the vector      Fft(block=None)
+        θ, dropped share        the smallest θ of the moduli          TopK(fraction=1 - theta)
+        N, m, eps, min, max     range-based N-bit float               RangeFloat(bits)
+        status, bitmap, pack    indices in Elias-Fano or bitmap       TopK
+        allgather, average      one collective, one inverse FFT       AllGather
+        no error feedback       what is dropped is lost               NoMemory()
+        diminishing θ           another θ from given steps on         Scheduled
+        recovery                a smaller θ when it is needed         Ladder
+
+    Args:
+      theta: share of the frequencies dropped, 0 <= theta < 1; the paper's runs use 0.85.
+      bits: N of the range-based float; the paper's runs use 10.
+      block: length of the blocks transformed; None is the paper's, the whole gradient. Blocks of
+        64 to 256 keep the energy's place, and lose less of most gradients.
+      theta_schedule: {first step: theta} that takes over from `theta` at those steps, for example
+        {0: 0.9, 20_000: 0.0}; theta 0 is a dense all-reduce. `diminishing_theta` makes
+        one from the learning rate.
+      recover: thetas to fall back to, in this order, for example (0.5, 0.0), without recompiling:
+        by the loss with `recover_by_loss`, or where you call `fg.exchanges.next_level`. Not
+        together with `theta_schedule`.
+      memory: the paper has none; `ErrorFeedback()` keeps what is dropped.
+
+    Wire: for n parameters, k = (1 - θ) n/2 complex coefficients of 2N bits, with about
+      2 + log2(1/(1 - θ)) bits for the index of each: 1.85 bits a parameter at θ = 0.85, N = 10.
+
+    Claims: biased; no bound on training. The paper's convergence proof takes θ for the relative
+      L2 error of the mean, and asks θ² <= 1/4.
+
+    Differs from the paper: nearest rounding and a range fitted to each payload (the paper
+      truncates, in [-1, 1]); Elias-Fano indices where smaller than a bitmap; exact selection;
+      no broadcast of the parameters every 10 steps, because replicas are bit-identical; θ = 0 is
+      a dense all-reduce.
+
+    Raises:
+      ValueError: if both `theta_schedule` and `recover` are given.
+
+    Example:
+      >>> tx = fg.compressed_pmean(fg.methods.fft_sparsification(theta=0.85), axis_name="data")
+
+    References:
+      Wang et al., HPDC 2020, arXiv:1811.08596.
+    """
+
+    def exchange(theta: float) -> Exchange:
+        if not 0 <= theta < 1:
+            raise ValueError(
+                f"fft_sparsification(theta): the share dropped must be in [0, 1), got {theta}; "
+                "the paper uses 0.85."
+            )
+        if theta == 0:
+            return AllReduce()
+        fft = Fft(block=block, half=True)
+        return AllGather(chain(fft, TopK(fraction=1.0 - theta), RangeFloat(bits=bits)))
+
+    if recover and theta_schedule is not None:
+        raise ValueError(
+            "fft_sparsification(theta_schedule, recover): only one may be given, got "
+            f"{theta_schedule} and {tuple(recover)}; steps or need decide, not both."
+        )
+    if recover:
+        chosen = Ladder(tuple(map(exchange, (theta, *recover))))
+    elif theta_schedule is not None:
+        thetas = {0: theta, **theta_schedule}
+        chosen = Scheduled({step: exchange(value) for step, value in thetas.items()})
+    else:
+        chosen = exchange(theta)
+    return Recipe(chosen, memory)
+
+
+def power_sgd(rank: int = 2, *, memory: Memory = ErrorFeedback()) -> Recipe:
+    """Method: the gradient of each matrix by two thin factors, with error feedback.
+
+    Args:
+      rank: columns of a factor.
+      memory: the paper's feedback, without decay.
+
+    Wire: 4 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other leaves, in
+      two all-reduces, whatever the number of workers.
+
+    Claims: nothing is lost.
+
+    Differs from the paper: as `PowerSgd` does.
+
+    Example:
+      >>> tx = fg.compressed_pmean(fg.methods.power_sgd(rank=2), axis_name="data")
+
+    References:
+      Vogels et al., NeurIPS 2019, arXiv:1905.13727.
+    """
+    return Recipe(PowerSgd(rank), memory)
+
+
+def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
+    """Method: round the gradient to a few levels per bucket, right on average.
+
+    Args:
+      bits: width of a code; s = 2^(bits-1) - 1 levels on each side of zero. The paper goes with
+        buckets of 512 for 4 bits; the FFT paper compares with 3 bits.
+      bucket: values per norm.
+
+    Wire: n · bits / 8 + 4n / bucket bytes.
+
+    Claims: unbiased; no memory is needed.
+
+    Differs from the paper: codes of fixed width in place of Elias coding (`UniformLevels`).
+
+    Example:
+      >>> tx = fg.compressed_pmean(fg.methods.qsgd(bits=4), axis_name="data")
+
+    References:
+      Alistarh et al., NeurIPS 2017, arXiv:1610.02132.
+    """
+    return Recipe(AllGather(UniformLevels(bits=bits, bucket=bucket)))
+
+
+def random_k(fraction: float = 0.01, *, memory: Memory = ErrorFeedback()) -> Recipe:
+    """Method: send the values at random positions, the same on all workers, summed on the way.
+
+    Args:
+      fraction: share of the values sent, k = ceil(fraction · n).
+      memory: what is done with the rest. With `NoMemory()` what is sent is multiplied by n/k, so
+        that the mean is unbiased.
+
+    Wire: 4k bytes in one all-reduce, no indices, whatever the number of workers.
+
+    Claims: unbiased without memory; with feedback, nothing is lost.
+
+    Differs from the paper: one position from each of k intervals (`RandomK`).
+
+    Example:
+      >>> tx = fg.compressed_pmean(fg.methods.random_k(fraction=0.01), axis_name="data")
+
+    References:
+      Stich et al., NeurIPS 2018, arXiv:1809.07599.
+    """
+    codec = RandomK(fraction=fraction, rescale=memory == NoMemory())
+    return Recipe(AllReduce(codec), memory)
+
+
+@value
+class RedSyncRule:
+    """Function: dense, trimmed top-k or threshold search, by the bytes of a leaf."""
+
+    fraction: float
+    quantize: bool = False
+    output: tuple[str, ...] = ()
+    dense_below: int = 128 * 1024
+    trimmed_below: int = 4 * 1024 * 1024
+    reuse: int = 5
+
+    def __call__(self, name: str, like: Like) -> Codec:
+        size = 4 * math.prod(like.shape)
+        if size < self.dense_below:
+            return Identity()
+        small = size < self.trimmed_below
+        if self.quantize and not any(word in name for word in self.output):
+            # A threshold found for one sign does not serve the other, so none is reused.
+            search = "exact" if small else "binary"
+            return chain(AlternatingSign(), Threshold(self.fraction, search), MeanMagnitude())
+        if small:
+            return TopK(fraction=self.fraction)
+        return Threshold(self.fraction, reuse=self.reuse)
+
+
+def redsync(
+    fraction: float = 0.001,
+    *,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    quantize: bool = False,
+    output: tuple[str, ...] = (),
+    dense_below: int = 128 * 1024,
+    trimmed_below: int = 4 * 1024 * 1024,
+    reuse: int = 5,
+    warm_up_steps: int = 0,
+) -> Recipe:
+    """Method: residual gradient compression, with a selection that suits the size of each layer.
+
+    What is sent of a layer follows from its bytes:
+
+        below 128 KB     all
+        to 4 MB          the k largest: `TopK`
+        above            k to 2k values above a threshold, which is found by binary search and
+                         serves for 5 steps: `Threshold(reuse=5)`
+
+    Quantized, only values of one sign are selected, another sign each step, and one mean stands for
+    all of them: `AlternatingSign`, `Threshold` (exact below 4 MB), `MeanMagnitude`. The output
+    layer keeps its values.
+
+    Args:
+      fraction: share of each layer that is sent; the paper's 0.1 %.
+      momentum: of `MomentumCorrection`; the optimizer behind must have none.
+      nesterov: whether it is Nesterov's.
+      quantize: whether to send one mean in place of values.
+      output: words in the paths of the output layer's leaves, which are not quantized.
+      dense_below: bytes below which a layer travels dense.
+      trimmed_below: bytes below which a layer is selected by top-k.
+      reuse: for how many steps a threshold serves.
+      warm_up_steps: for how many steps everything travels dense, in an all-reduce: the paper found
+        this faster than a warm-up at higher densities.
+
+    Returns:
+      A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient before:
+      `fg.training.clip_by_local_norm(max_norm / workers**0.5)` in front of `compressed_pmean`.
+
+    Wire: one message for all layers, which is gathered, dense layers too: where these are most of
+      the model, a dense all-reduce sends less (`fg.link_bytes`). Top-k: 34 + log2(1/fraction)
+      bits a value. Threshold: a message of fixed capacity 2k that carries its true length; what
+      more passes stays in the residual and is counted (`CompressedPmeanState.overflow`). Quantized:
+      positions and 4 bytes a layer.
+
+    Claims: without clipping, what is not sent stays in v.
+
+    Differs from the paper: a threshold that more than 2k pass is searched for again before its
+      time; sparse gradients keep their velocity, and what the mean in place of a value takes from
+      it stays in the residual (`MomentumCorrection`). Its full text was not at hand: sizes, reuse
+      and alternation of signs follow its abstract and published code by others.
+
+    Example:
+      >>> tx = fg.compressed_pmean(fg.methods.redsync(fraction=0.001), axis_name="data")
+
+    References:
+      Fang, Fu, Yang and Hsieh, JPDC 133, 2019, arXiv:1808.04357.
+    """
+    rule = RedSyncRule(fraction, quantize, output, dense_below, trimmed_below, reuse)
+    exchange: Exchange = AllGather(rule)
+    if warm_up_steps:
+        exchange = Scheduled({0: AllReduce(), warm_up_steps: exchange})
+    return Recipe(exchange, MomentumCorrection(momentum, nesterov))
+
+
+@value
+class ScaleComRule:
+    """Function: the chunk of each leaf."""
+
+    chunk: int
+    flops: tuple[tuple[str, float], ...] = ()
+    dense: tuple[str, ...] = ()
+    transform: Codec = Identity()
+    exact: bool = False
+
+    def __call__(self, name: str, like: Like) -> Codec:
+        n, chunk = math.prod(like.shape), self._chunk(name)
+        if n <= chunk or any(word in name for word in self.dense):
+            return Identity()
+        return chain(self.transform, TopK(fraction=1 / chunk) if self.exact else ChunkTopK(chunk))
+
+    def _chunk(self, name: str) -> int:
+        """By the work of a gradient's element: the more, the less its exchange weighs."""
+        for word, flops in self.flops:
+            if word in name:
+                return 25 if flops >= 196 else 50 if flops >= 128 else 400
+        return self.chunk
+
+
+def scalecom(
+    chunk: int = 100,
+    uptake: float = 1.0,
+    *,
+    flops: Mapping[str, float] | None = None,
+    dense: tuple[str, ...] = (),
+    transform: Codec = Identity(),
+    exact: bool = False,
+    warm_up_steps: int = 0,
+) -> Recipe:
+    """Method: one worker in turn chooses the coefficients of all, summed by an all-reduce.
+
+        p_i = m_i + g_i,   I = the largest of p_leader in each chunk, leader = t mod w
+        send p_i at I;     m_i' = m_i + u (g_i - sent_i);     apply mean sent.
+
+    Args:
+      chunk: values for each one sent, which is the largest of them.
+      uptake: u, the paper's beta: share of the error that the residual takes up; 0.1 for large
+        batches, 1 for the usual.
+      flops: {word in a leaf's path: floating-point operations a gradient element of it costs}; such
+        a leaf has the paper's chunk, 25 from 196 on, 50 from 128 on, else 400.
+      dense: words in the paths of leaves that travel dense; the paper leaves the first layer out.
+      transform: a linear transform before the choice, for example `Fft(block=64)`: the support is
+        then shared in the frequency domain, which the paper does not do.
+      exact: whether to take the k largest of the leaf instead, with Elias-Fano indices.
+      warm_up_steps: for how many steps everything travels dense; the paper takes 1 to 5 epochs.
+
+    Wire: n / chunk · (32 + log2(chunk)) bits, whatever the number of workers.
+
+    Claims: for any uptake nothing is lost (`ErrorFeedback`).
+
+    Differs from the paper: leaves that are no longer than a chunk travel dense. Chunks by FLOPs are
+      those of 32 samples a worker, scaling with the batch is left to the caller's numbers.
+
+    Example:
+      >>> tx = fg.compressed_pmean(fg.methods.scalecom(chunk=100, uptake=0.1), axis_name="data")
+
+    References:
+      Chen et al., NeurIPS 2020, arXiv:2104.11125.
+    """
+    rule = ScaleComRule(chunk, tuple((flops or {}).items()), dense, transform, exact)
+    exchange: Exchange = SharedSupport(rule)
+    if warm_up_steps:
+        exchange = Scheduled({0: AllReduce(), warm_up_steps: exchange})
+    return Recipe(exchange, ErrorFeedback(uptake=uptake))
+
+
+def sign_sgd(*, memory: Memory = ErrorFeedback()) -> Recipe:
+    """Method: send signs and one mean magnitude, keep the error for later.
+
+        p = e + g,   Δ = (||p||₁ / d) sign(p),   e' = p - Δ,   apply mean Δ.
+
+    Args:
+      memory: the paper's feedback, without decay.
+
+    Wire: 1 bit a value, really, and 4 bytes a part.
+
+    Claims: nothing is lost, without decay.
+
+    Differs from the paper: p = lr · g + e there; here e is in units of the gradient, and the
+      learning rate comes after. For a constant rate that is the same; where the rate falls, what
+      was kept is applied at the new rate.
+
+    Example:
+      >>> tx = fg.compressed_pmean(fg.methods.sign_sgd(), axis_name="data")
+
+    References:
+      Karimireddy et al., ICML 2019, arXiv:1901.09847.
+    """
+    return Recipe(AllGather(Sign()), memory, Layout("leaf"))
+
+
+def terngrad(
+    clip: float | None = 2.5, *, dense: tuple[str, ...] = (), workers: int | None = None
+) -> Recipe:
+    """Method: -s, 0 or s for each value of a layer, right on average.
+
+    Args:
+      clip: bound of the values, in standard deviations of the layer; None does not clip, and then
+        the method is unbiased.
+      dense: words in the paths of leaves that are not quantized; the paper leaves the last
+        classification layer out.
+      workers: if given, the scale is shared, and the ternaries of that many workers are summed on
+        the way (`IntegerSum`); `dense` must then be empty.
+
+    Wire: 1.6 bits a value and 4 bytes a layer; with a shared scale 4.6 bits a value for 8 workers,
+      in an all-reduce.
+
+    Claims: unbiased without clipping.
+
+    Differs from the paper: 1.6 bits where it takes 2; the scale of a clipped layer is its largest
+      magnitude (`Ternary`).
+
+    Raises:
+      ValueError: if both `dense` and `workers` are given.
+
+    Example:
+      >>> tx = fg.compressed_pmean(fg.methods.terngrad(dense=("head",)), axis_name="data")
+
+    References:
+      Wen et al., NeurIPS 2017, arXiv:1705.07878.
+    """
+    if workers is not None and dense:
+        raise ValueError(
+            f"terngrad(dense): must be empty where integers are summed, got {dense}; leave workers "
+            "out, or keep those leaves out with optax.partition."
+        )
+    exchange: Exchange = AllGather(DenseByName(dense, Ternary(clip=clip)))
+    if workers is not None:
+        exchange = IntegerSum(workers=workers, clip=clip)
+    return Recipe(exchange, layout=Layout("leaf"))
+
+
+def top_k(
+    fraction: float = 0.01,
+    bits: int | None = None,
+    *,
+    transform: Codec = Identity(),
+    memory: Memory = ErrorFeedback(),
+) -> Recipe:
+    """Method: send the largest values of the gradient, keep the rest for later.
+
+        a = e + g,   s = the k largest of a,   e' = a - s,   apply mean s.
+
+    Args:
+      fraction: share of the values sent, k = ceil(fraction · n).
+      bits: width of a value sent, by `LogLevels`; None sends float32, as the papers do.
+      transform: a linear transform before the selection, such as `Dct(block=64)`.
+      memory: what is done with the rest; the paper's feedback, without decay.
+
+    Wire: k (32 + 2 + floor(log2(1/fraction))) bits, or `bits` in place of 32: the customary
+      float32 and int32 take 64 k.
+
+    Claims: Σ mean applied + mean residual = Σ mean gradient, without decay.
+
+    Differs from the paper: indices in Elias-Fano code.
+
+    Example:
+      >>> tx = fg.compressed_pmean(fg.methods.top_k(fraction=0.01), axis_name="data")
+
+    References:
+      Aji and Heafield, EMNLP 2017, arXiv:1704.05021. Stich et al., NeurIPS 2018, arXiv:1809.07599.
+    """
+    sparse = chain(transform, TopK(fraction=fraction))
+    codec = sparse if bits is None else chain(sparse, LogLevels(bits=bits))
+    return Recipe(AllGather(codec), memory)
