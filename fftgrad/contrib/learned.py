@@ -93,7 +93,7 @@ class LearnedCodes(Exchange):
     Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
 
     Wire: the words of all positions once, and 4 bytes a value of the parts that travel dense. While
-      it learns, 8 + 4k bytes to all. With a leader, a code of 2 bytes a number, k / 4 of them by
+      it learns, 4 + 4k bytes to all. With a leader, a code of 2 bytes a number, k / 4 of them by
       default, once, and 12 bytes and the innovation, 4m and positions, to all. With an all-reduce 8
       bytes and codes of 4 bytes a number. The step from which codes travel has the autoencoder's
       parameters too, 4 bytes each, from one worker to all. `.at(step).wire_bytes(x)`.

@@ -214,7 +214,8 @@ def compressed_pmean(
         wanted = jax.eval_shape(lambda leaves: inside(init(leaves)), updates)
         check_local(updates, axis_name)
         check_replicated(params, axis_name)
-        if _shapes(inside(state)) != _shapes(wanted):
+        found = inside(state)
+        if len(found[1]) != len(wanted[1]) or _shapes(found) != _shapes(wanted):
             raise ValueError(
                 f"compressed_pmean(state): must be what init makes of these gradients for "
                 f"{exchange!r}, {memory!r} and {layout!r}, got arrays of other shapes; start from "

@@ -105,6 +105,8 @@ def state_specs(
             specs["memory"] = jax.tree_util.tree_map_with_path(own_like_params, fields["memory"])
         if "exchange" in fields:
             specs["exchange"] = jax.tree.map(of_exchange, fields["exchange"], is_leaf=is_rows)
+        if "worker" in fields:
+            specs["worker"] = jax.tree.map(lambda _: PartitionSpec(own), fields["worker"])
         return specs
 
     def spec(path: tuple[Any, ...], node: Any) -> PyTree:

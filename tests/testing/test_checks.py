@@ -541,28 +541,6 @@ def test_a_broken_exchange_is_caught_by_its_law(exchange, law, remedy):
         testing.check_exchange(exchange, LIKE)
 
 
-class Passing(Dense):
-    """What it passes on in `left` is not its own, and it does not say so."""
-
-    finds_left = False
-
-
-class Heir(fg.NoMemory):
-    """A memory of all that was sent, which inherits the claim of one that needs none of it."""
-
-    def init(self, like):
-        return zeros(like)
-
-    def update(self, x, sent, mean, state):
-        return jax.tree.map(jnp.add, state, sent)
-
-
-def test_claims_that_are_not_ones_own_are_no_faults():
-    testing.check_memory(Heir())
-    passing = Passing(out=lambda out, _: out._replace(left=out.sent))
-    testing.check_exchange(passing, LIKE, mesh=mesh_of(2))
-
-
 def test_the_unbroken_ones_pass():
     testing.check_codec(codec("half"), (90,), eager=False)
     testing.check_codec(Chosen("half"), (90,), eager=False)

@@ -40,7 +40,7 @@ def test_a_payload_comes_back_bit_for_bit(name):
     codec, x = CODECS[name], goldens.VECTOR
     payload = messages.message(codec, x).payload
     data = fg.tools.to_bytes(payload, codec, x)
-    assert len(data) == fg.wire_bytes(codec, x) + 16
+    assert len(data) == fg.wire_bytes(codec, x) + 20
     for kind in (bytes, bytearray, memoryview):
         assert equal(fg.tools.from_bytes(kind(data), codec, x), payload)
 

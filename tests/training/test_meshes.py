@@ -366,20 +366,6 @@ def test_replicated_leaves_stay_equal_in_a_group_of_their_own(scope):
     assert np.array_equal(first, second) == (scope != "model")
 
 
-def test_sharded_and_replicated_gradients_do_not_share_a_buffer():
-    tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=3)), axis_name="data")
-
-    def step(rows):
-        own = {"w": rows, "b": jax.lax.psum(rows, "model")}
-        return tx.update(own, tx.init(own))[0]
-
-    run = jax.shard_map(
-        step, mesh=mesh(4, 2, ("data", "model")), in_specs=P("data", "model"), out_specs=P()
-    )
-    with pytest.raises(ValueError, match=r"masked='elsewhere' in optax\.partition"):
-        jax.eval_shape(run, jnp.ones((4, 6)))
-
-
 @pytest.mark.parametrize(
     ("check_vma", "remedy", "agreed"),
     [(True, False, True), (False, False, False), (False, True, True)],

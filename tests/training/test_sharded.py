@@ -235,7 +235,7 @@ def test_the_bytes_of_a_gather_are_those_of_the_program():
         sent("all-gather", parameters=fg.UniformLevels(8, bucket=256)) == 4 + size + 4 * size // 256
     )
     four, eight = (fg.UniformLevels(bits, bucket=256) for bits in (4, 8))
-    assert sent("all-to-all", gradients=four) == WORKERS * (8 + size // 2 + 4 * size // 256)
+    assert sent("all-to-all", gradients=four) == WORKERS * (4 + size // 2 + 4 * size // 256)
     assert sent("all-to-all", gradients=eight) <= 4 * w.size / 3.8
     assert sent("all-to-all") <= 4 * w.size / 7.5
 
