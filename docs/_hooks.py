@@ -38,7 +38,8 @@ def row(path: str) -> str:
 
 def described(path: str) -> tuple[str, str]:
     """Its kind, such as Codec, and what it does: the two parts of a docstring's first line."""
-    docstring = package()[path.removeprefix("fftgrad.")].final_target.docstring
+    found = package()[path.removeprefix("fftgrad.")]
+    docstring = (found.final_target if found.is_alias else found).docstring
     first, _, _ = docstring.value.partition("\n\n")
     kind, colon, what = " ".join(first.split()).partition(": ")
     return (kind, what) if colon and " " not in kind else ("", " ".join(first.split()))

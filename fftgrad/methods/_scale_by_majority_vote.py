@@ -28,7 +28,7 @@ def scale_by_majority_vote(
       An optax transformation whose updates are -1, 0 and 1: to be chained before `optax.scale` or
       `optax.sgd`.
 
-    Wire: 1 bit a value and 12 bytes.
+    Wire: 1 bit a value and 8 bytes.
 
     Claims: biased; no memory. What sends no gradient votes +1, one bit having no zero.
 

@@ -37,7 +37,7 @@ def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
       like: an array or `jax.ShapeDtypeStruct` of the shape that was compressed.
 
     Returns:
-      `fg.wire_bytes(codec, like)` + 16 bytes, which `fg.tools.from_bytes` reads.
+      `fg.wire_bytes(codec, like)` + 20 bytes, which `fg.tools.from_bytes` reads.
 
     Example:
       >>> codec, x = fg.TopK(k=1), jnp.array([0.0, -3.0, 1.0, 2.0])
