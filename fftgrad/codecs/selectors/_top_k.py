@@ -133,11 +133,6 @@ class TopK(Selector):
             return None
         return Sparse(self.positions(payload.side, n, step), payload.main)
 
-    def at(self, x: jax.Array, side: PyTree, step: Step) -> jax.Array:
-        if self._k(x.size) == x.size:
-            return x
-        return x[self.positions(side, x.size, step)]
-
     def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
         if self._k(n) == n:
             return jnp.arange(n, dtype=jnp.int32)
