@@ -12,6 +12,7 @@ import importlib
 import json
 import operator
 import pathlib
+import re
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -78,12 +79,37 @@ def cells(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 
 def shown(record: dict[str, Any]) -> str:
-    """What the page has of a source: its commit and license, and the table."""
+    """All rows of a source, with its commit and license."""
     repository = record["repository"]
     address = f"[{repository}](https://github.com/{repository})"
     return f"{address}, {record['version']}; license: {record['license']}.\n\n" + markdown(
         COLUMNS, cells(record["rows"])
     )
+
+
+def summary() -> str:
+    """What the page has: a row for each source, with the worst of all that agrees."""
+    rows: list[list[str]] = []
+    for name in NAMES:
+        record = json.loads((FOLDER / f"{name}.json").read_text())
+        found, repository = record["rows"], record["repository"]
+        ours = dict.fromkeys(re.findall(r"`(\w+)", " ".join(row["ours"] for row in found)))
+        chosen = [row for row in found if row["verdict"] == "by choice"]
+        worst = max(
+            row["difference"] for row in found if row["unit"] == "relative" and row not in chosen
+        )
+        rows.append(
+            [
+                f"[{repository}](https://github.com/{repository}), {record['version']}",
+                record["license"],
+                ", ".join(f"`{name}`" for name in ours),
+                f"{len(found)}",
+                f"{worst:.0e}" if worst else "0",
+                f"{len(chosen)}",
+            ]
+        )
+    columns = ["their code", "license", "ours", "rows", "largest difference", "by choice"]
+    return markdown(columns, rows)
 
 
 def compared(name: str, checkout: pathlib.Path | None, smoke: bool) -> dict[str, Any]:

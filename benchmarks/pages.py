@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import authors
 import compile_time
 import exchange
 import jax
@@ -125,11 +126,6 @@ def trained(file: str, task: str) -> str:
     return table if task == "lm" else without(table, "published", "counted")
 
 
-def paired(which: int) -> str:
-    """One of the two tables of what the papers claim of training."""
-    return tables.claims(load("papers/training")).split("\n\n")[which]
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "choose": choices,
     "choose-short": lambda: without(choices(), "keeps"),
@@ -155,10 +151,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "exchange": lambda: exchange.markdown(load("exchange/cpu")["rows"]),
     "alone": lambda: exchange.alone_table(load("exchange/alone")["rows"]),
     "compile": lambda: compile_time.show(load("compile/cpu")),
+    "authors": authors.summary,
     "seeds": lambda: tables.founding(load("convergence/seeds")),
-    "seeds-64": lambda: tables.learners(load("convergence/seeds-64")),
-    "claims-losses": lambda: paired(0),
-    "claims-residuals": lambda: paired(1),
 }
 """What is between the two lines of each name."""
 
