@@ -249,7 +249,7 @@ def test_a_code_takes_four_bits_a_value_of_a_leader_and_eight_of_each():
         beside = fg.wire_bytes(coded, like) - positions - k * bits // 8
         assert 0 < beside <= 40
     learns = fg.wire_bytes(learned.LearnedCodes(fg.TopK(k=k), None), like)
-    assert learns == positions + 8 + 4 * k
+    assert learns == positions + 4 + 4 * k
 
 
 def test_a_bucket_of_dense_leaves_alone_is_a_dense_mean():
