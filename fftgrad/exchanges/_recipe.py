@@ -56,7 +56,7 @@ def recipe_of(
 
 def check_parts(owner: str, exchange: object, memory: object, layout: object) -> None:
     """Refuses what is none of these."""
-    remedy = "wrap a codec as AllGather(codec)."
+    remedy = "wrap a codec as TwoStage(codec, workers) or AllGather(codec)."
     if isinstance(exchange, Memory):
         remedy = f"the exchange comes first: {owner}(exchange, {exchange!r}, ...)."
     check_exchange(f"{owner}(exchange)", exchange, remedy)
@@ -65,7 +65,7 @@ def check_parts(owner: str, exchange: object, memory: object, layout: object) ->
 
 
 def check_exchange(
-    argument: str, exchange: object, remedy: str = "wrap a codec as AllGather(codec)."
+    argument: str, exchange: object, remedy: str = "wrap a codec as TwoStage(codec, workers) or AllGather(codec)."
 ) -> None:
     """Refuses what is no exchange, such as a method, which has one."""
     if inspect.isfunction(exchange):

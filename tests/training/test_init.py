@@ -373,3 +373,27 @@ def test_parameters_that_are_no_arrays_are_made_or_refused_in_words(specs):
     assert int(state.step) == 0
     with pytest.raises(TypeError, match=r"updates\['scale'\].*float32.*got int32; cast it"):
         fg.init_state(tx, {"scale": 1, "w": jnp.ones(3)}, mesh, AXIS, specs)
+
+
+@pytest.mark.parametrize(
+    ("behind", "warns"),
+    [
+        (optax.adam(0.1), True),
+        (optax.sgd(0.1, momentum=0.9), True),
+        (optax.chain(optax.clip(1.0), optax.adamw(0.1)), True),
+        (optax.sgd(0.1), False),
+        (optax.rmsprop(0.1), False),
+    ],
+    ids=["adam", "momentum", "chain", "sgd", "rmsprop"],
+)
+def test_a_momentum_behind_error_feedback_is_warned_of(behind, warns, recwarn):
+    fg.init_state(optax.chain(COMPRESSED, behind), PARAMS, mesh_of(2), AXIS)
+    assert [("delays each gradient twice" in str(w.message)) for w in recwarn] == [True] * warns
+
+
+def test_a_whole_optimizer_is_not_warned_of(recwarn):
+    fg.init_state(fg.optimizers.feedback_adam(0.1, axis_name=AXIS), PARAMS, mesh_of(2), AXIS)
+    fg.init_state(
+        optax.chain(fg.optimizers.feedback_muon(0.1, axis_name=AXIS)), PARAMS, mesh_of(2), AXIS
+    )
+    assert not recwarn.list
