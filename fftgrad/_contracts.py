@@ -164,14 +164,6 @@ class Quantizer(Codec):
 class Memory(abc.ABC):
     """What a worker remembers between steps. Works leaf by leaf on float32 pytrees."""
 
-    @property
-    def needs_sent(self) -> bool:
-        """Whether `update` goes by more than x - sent; if not, it may get (x - sent, zeros).
-
-        A subclass with an `update` of its own says it again.
-        """
-        return True
-
     def init(self, like: PyTree) -> PyTree:
         """The state before the first step, for gradients shaped like `like`."""
         return ()
@@ -181,8 +173,8 @@ class Memory(abc.ABC):
         return grad, state
 
     @abc.abstractmethod
-    def update(self, x: PyTree, sent: PyTree, mean: PyTree, state: PyTree) -> PyTree:
-        """The next state, once the others have received `sent` and the average was `mean`."""
+    def update(self, x: PyTree, error: PyTree, mean: PyTree, state: PyTree) -> PyTree:
+        """The next state, once the others lack `error` of `x`, and the average was `mean`."""
 
     def put_back(self, lost: PyTree, state: PyTree) -> PyTree:
         """The state, with `lost` to be sent after all: rounding drops it from the mean of all."""
@@ -204,23 +196,21 @@ class State(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """What an exchange returns; `mean`, `sent` and `left` are shaped like `x`.
+    """What an exchange returns; `mean` and `error` are shaped like `x`.
 
     Attributes:
       mean: the average of what all workers sent, the same bits on all of them. Some value of it is
         not finite if anything was that any worker had to send.
-      sent: what the others received of this worker's `x`.
+      error: what the others did not receive of this worker's `x`: x minus what they received.
       state: the exchange's next state. The caller keeps the old one after a step that is not
         finite: a bad step leaves no trace.
       tally: what the workers learned of each other on the way.
-      left: x - sent, or None. It is read where the exchange `finds_left`.
     """
 
     mean: PyTree
-    sent: PyTree
+    error: PyTree
     state: State = State()
     tally: Tally = Tally()
-    left: PyTree = None
 
 
 class Exchange(abc.ABC):
@@ -246,18 +236,13 @@ class Exchange(abc.ABC):
         return all(exchange.takes_weight for exchange in self.inner)
 
     @property
-    def finds_left(self) -> bool:
-        """Whether `mean` may return `left`, found without a vector of what was sent."""
-        return False
-
-    @property
     def tells_finite(self) -> bool:
         """Whether the mean is finite where its tally says so, and need not be looked at."""
         return False
 
     @property
     def keeps_error(self) -> bool:
-        """Whether a memory of its own keeps what it loses, so that `sent` is x."""
+        """Whether a memory of its own keeps what it loses, so that `error` is zero."""
         return any(exchange.keeps_error for exchange in self.inner)
 
     def init(self, like: PyTree) -> State:

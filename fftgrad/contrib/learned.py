@@ -90,7 +90,7 @@ class LearnedCodes(Exchange):
       leader: the number of the worker that chooses the positions; None for all in turn.
       autoencoder: its layers.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: the words of all positions once, and 4 bytes a value of the parts that travel dense. While
       it learns, 4 + 4k bytes to all. With a leader, a code of 2 bytes a number, k / 4 of them by
@@ -101,9 +101,9 @@ class LearnedCodes(Exchange):
     Claims: all workers get the same bits. What is sent of a worker's values is their mean in both
       variants, to rounding, so that error feedback loses nothing. With a leader ||x - sent||² <=
       ||x||², whatever the autoencoder has learned; with an all-reduce that need not be so, because
-      `sent` is g_i (D(c) + D'(c) (E(u_i) - c)), c the mean code, D' the derivative: a decoder that
-      is not linear has no other share of each worker in its mean. If anything is not finite
-      anywhere the mean is NaN throughout.
+      what counts as sent is g_i (D(c) + D'(c) (E(u_i) - c)), c the mean code, D' the derivative:
+      a decoder that is not linear has no other share of each worker in its mean. If anything
+      is not finite anywhere the mean is NaN throughout.
 
     Differs from the paper: this follows its abstract and a public implementation, because the full
       text was not at hand. One code for the values of all parts, padded with zeros to whole
@@ -185,7 +185,7 @@ class LearnedCodes(Exchange):
         sent = turn.whole(out.sent, turn.dense, out.sides)
         return Reduced(
             mean=_parts.rebuild(mean, x),
-            sent=_parts.rebuild(sent, x),
+            error=jax.tree.map(jnp.subtract, x, _parts.rebuild(sent, x)),
             state=State(LearnedCodesState(out.autoencoder, out.error, agreed), found.state),
             tally=out.tally,
         )

@@ -74,17 +74,17 @@ class TopVotes(Exchange):
       sigma: the standard deviation of the noise on the sum of votes; 0 for none.
       clip: b, for votes by chance; None for plain signs.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: the smaller in a ring of: a gather of 4 bytes and, for each vote, 1.6 bits and the
       position as in `TopK`; and a sum of digits of base 2w + 1, as in `IntegerSum`, 4 ceil(n/d) + 4
       bytes with d = floor(32 / log2(2w + 1)). At 1 % of 2^20 values the sum is smaller from 223
       workers on. One collective.
 
-    Claims: biased. All workers get the same bits. `sent` is the votes of the worker and the noise,
-      so the mean is that of `sent`; `ErrorFeedback` makes little sense for votes.
-      Zeros do not vote. If anything is not finite anywhere the mean is NaN throughout, which is not
-      private.
+    Claims: biased. All workers get the same bits. What counts as sent are the
+      votes of the worker and the noise, so the mean is that of what was sent; `ErrorFeedback` makes
+      little sense for votes. Zeros do not vote. If anything is not finite anywhere the mean is NaN
+      throughout, which is not private.
 
     Differs from the paper: votes travel to all workers, without a server; the threshold comes
       after the exchange; zero votes for nothing, where the paper draws; no random projection.
@@ -156,7 +156,7 @@ class TopVotes(Exchange):
 
         return out._replace(
             mean=jax.tree.map(noisy, out.mean, draws),
-            sent=jax.tree.map(lambda votes, noise: votes + noise / self.workers, out.sent, draws),
+            error=jax.tree.map(lambda error, noise: error - noise / self.workers, out.error, draws),
         )
 
     def wire_bytes(self, like: PyTree) -> int:
@@ -183,7 +183,7 @@ class TopVotes(Exchange):
         start = _finite.poison_unless(bad == 0)
         return Reduced(
             mean=_parts.rebuild([start + whole * (1.0 / self.workers) for whole in sums], x),
-            sent=_parts.rebuild(votes, x),
+            error=jax.tree.map(jnp.subtract, x, _parts.rebuild(votes, x)),
             state=state,
         )
 

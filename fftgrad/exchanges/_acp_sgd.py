@@ -56,15 +56,15 @@ class AcpSgd(Exchange):
     Args:
       rank: number of columns of P and Q.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: 4 · rank · max(Σ of what travels in odd steps, in even ones) bytes, n or m a matrix, and
       4n for what stays dense, whatever the number of workers.
 
-    Claims: all workers get the same bits. `sent` is the worker's own product, and the mean is that
-      of what all sent. So what differs between the workers leaves their residuals too, which stay
-      as long as they are where those of `PowerSgd` grow. A matrix of zeros gives zeros, and the
-      factors recover from it.
+    Claims: all workers get the same bits. What counts as sent is the worker's own
+      product, and the mean is that of what all sent. So what differs between the workers leaves
+      their residuals too, which stay as long as they are where those of `PowerSgd` grow. A matrix
+      of zeros gives zeros, and the factors recover from it.
 
     Differs from the paper: matrices are flipped to balance the two kinds of steps; orthonormal by
       Householder reflections.
@@ -141,7 +141,8 @@ class AcpSgd(Exchange):
             list(map(_low_rank.kept, common[0], before.first)),
             list(map(_low_rank.kept, common[1], before.second)),
         )
-        return Reduced(tree(common, exact), tree(factors(own), dense), State(shared=kept), tally)
+        error = jax.tree.map(jnp.subtract, x, tree(factors(own), dense))
+        return Reduced(tree(common, exact), error, State(shared=kept), tally)
 
     def wire_bytes(self, like: PyTree) -> int:
         shapes = _low_rank.shapes(like, self.rank)

@@ -33,7 +33,7 @@ class AllGather(Exchange):
         zeros. Fewer than half of the workers cannot make the result longer than the rest would.
         Every payload is then decoded on its own, twice.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: 4 bytes + main and side of every part, `fg.wire_bytes(exchange, x)`. A ring sends it
       w - 1 times, so the traffic grows with w.
@@ -67,10 +67,6 @@ class AllGather(Exchange):
     def scope(self) -> Scope:
         return _parts.scope_of(self.codec)
 
-    @property
-    def finds_left(self) -> bool:
-        return True
-
     def init(self, like: PyTree) -> State:
         codec = _parts.codec_of(self.codec, like)
         return State(own=codec.init(_parts.vector_likes(like)))
@@ -79,8 +75,7 @@ class AllGather(Exchange):
         codec, step = _parts.codec_of(self.codec, x), channel.step
         vectors, likes = _parts.vectors(x), _parts.vector_likes(x)
         out = codec.compress(vectors, state.own, step)
-        sent = codec.decompress(out.payloads, likes, step)
-        left = codec.left(vectors, out.payloads, step)
+        error = codec.error(vectors, out.payloads, likes, step)
         got, tally = channel.gather(out.payloads, of=vectors, overflow=out.overflow)
         if self.clip_to_median:
             shares = jnp.full((channel.workers,), 1 / channel.workers, jnp.float32)
@@ -90,10 +85,9 @@ class AllGather(Exchange):
             mean = codec.mean(got, likes, tally.poison, step)
         return Reduced(
             mean=_parts.rebuild(mean, x),
-            sent=_parts.rebuild(sent, x),
+            error=_parts.rebuild(error, x),
             state=State(own=out.state),
             tally=tally,
-            left=None if left is None else _parts.rebuild(left, x),
         )
 
     def wire_bytes(self, like: PyTree) -> int:

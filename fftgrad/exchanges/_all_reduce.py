@@ -1,6 +1,7 @@
 """A sum of payloads by one all-reduce."""
 
 import jax
+import jax.numpy as jnp
 
 from fftgrad._contracts import (
     Channel,
@@ -32,7 +33,7 @@ class AllReduce(Exchange):
       codec: a summable codec, or a rule from a part's name and shape to one; `Identity()` is the
         dense baseline, the same as `jax.lax.pmean` in float32, whatever the dtype of the leaves.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: the payloads: 4n bytes when dense, and 4 for a codec that counts what it cannot represent.
       A ring sends it 2 (w - 1) / w times. No header: a sum carries a NaN by itself.
@@ -83,7 +84,8 @@ class AllReduce(Exchange):
 
         if self.tells_finite:
             tally = tally._replace(finite=_finite.all_finite(means))
-        return Reduced(decompress(means), decompress(leaves), State(own=out.state), tally)
+        error = jax.tree.map(jnp.subtract, x, decompress(leaves))
+        return Reduced(decompress(means), error, State(own=out.state), tally)
 
     def wire_bytes(self, like: PyTree) -> int:
         codec, likes = self._codec(like), _parts.vector_likes(like)

@@ -72,7 +72,7 @@ class Eigenbasis(Exchange):
       largest: sides with more values stay as they are. What a worker keeps of a side of d values
         are 2 d² + d values, and a new basis costs as much as a few products of d × d matrices.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: that of the exchange, for one vector.
 
@@ -150,7 +150,7 @@ class Eigenbasis(Exchange):
             found = _joined.cut(vector, [matrix.size for matrix in matrices])
             return [one.reshape(m.shape) for one, m in zip(found, matrices, strict=True)]
 
-        rows = list(zip(pieces(out.mean), pieces(out.sent), sides, strict=True))
+        rows = list(zip(pieces(out.mean), pieces(vector - out.error), sides, strict=True))
         back = _alike.each(_turn_back, alike, rows)
         means, sent = (
             jax.tree.unflatten(
@@ -162,7 +162,10 @@ class Eigenbasis(Exchange):
         learned = self._learned([mean for mean, _ in back], sides, steps)
         shared = EigenbasisState(learned, _count.next_step(steps), out.state.shared)
         return out._replace(
-            mean=means, sent=sent, state=out.state._replace(shared=shared), left=None
+            mean=means,
+            # In the parameters' own coordinates, so that what a turn rounds off is in it.
+            error=jax.tree.map(jnp.subtract, x, sent),
+            state=out.state._replace(shared=shared),
         )
 
     def _learned(self, means: list[jax.Array], sides: PyTree, steps: jax.Array) -> PyTree:

@@ -47,13 +47,13 @@ class Hierarchical(Exchange):
         rule gets their shapes, and `PowerSgd` would send them dense.
       memory: what a group does with what the slow exchange loses.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: over the slow links that of `slow` for n/f values; over the fast ones 4 (n + f + n/f)
       bytes, and 4 for what `slow` counts.
 
     Claims: all workers get the same bits. If anything is not finite anywhere the mean is NaN
-      throughout. `sent` is x: the group has it all.
+      throughout. `error` is zero: the group has it all.
 
     Raises:
       ValueError: while tracing, if `fast_axis` is not among the axes, has not `workers` workers, or
@@ -105,12 +105,12 @@ class Hierarchical(Exchange):
         own, shards = group.learned
         y, compensated = self.memory.compensate(self._scatter(x, fast), group.memory)
         out = self.slow.mean(y, State(state.shared, own, shards), slow)
-        memory = self.memory.update(y, out.sent, out.mean, compensated)
+        memory = self.memory.update(y, out.error, out.mean, compensated)
         whole, tally = self._gather(out, x, fast)
         return Reduced(
             # Of all pieces: each worker has seen only its own.
             mean=_finite.nan_unless(_finite.all_finite(whole), whole),
-            sent=x,
+            error=jax.tree.map(jnp.zeros_like, x),
             state=State(
                 out.state.shared,
                 shards=group._replace(memory=memory, learned=(out.state.own, out.state.shards)),

@@ -63,12 +63,14 @@ class Parts:
 
         return tuple(self._each(one, step, (likes,), payloads))
 
-    def left(self, vectors: Vectors, payloads: Payloads, step: Step) -> Vectors | None:
-        """What `vectors` have beside what one worker's payloads stand for; None if not sparse."""
-        # To subtract what is not may be one operation with how it was found, and round otherwise.
+    def error(self, vectors: Vectors, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
+        """What `vectors` have beside what one worker's payloads stand for."""
+        # To subtract what is not sparse may be one operation with how it was found, and round
+        # otherwise.
         pairs = dict.fromkeys(self._with(tuple(map(spec, vectors))))
         if not all(_sum.is_sparse(codec, like, step) for codec, like in pairs):
-            return None
+            sent = self.decompress(payloads, likes, step)
+            return tuple(x - own for x, own in zip(vectors, sent, strict=True))
 
         def one(codec: Codec, row: Any) -> jax.Array:
             number, vector, payload = row

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State
 from fftgrad._values import check_count, value
@@ -31,13 +32,13 @@ class PowerSgd(Exchange):
     Args:
       rank: number of columns of P and Q.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: 4 (n + m) · rank bytes a matrix, 4n for what stays dense, whatever the number of workers.
 
-    Claims: all workers get the same bits. `sent` is the mean, as in the authors' code, so the
-      residuals of the workers add up to what is missing from it. A matrix of zeros gives zeros,
-      and the factors recover from it.
+    Claims: all workers get the same bits. What counts as sent is the mean, as in
+      the authors' code, so the residuals of the workers add up to what is missing from it. A matrix
+      of zeros gives zeros, and the factors recover from it.
 
     Differs from the paper: P is made orthonormal by Householder reflections in place of
       Gram-Schmidt, which divides by zero where a column vanishes.
@@ -79,7 +80,7 @@ class PowerSgd(Exchange):
             for others in (exact, dense)
         )
         kept = PowerSgdState(list(map(_low_rank.kept, rights, factors)))
-        return Reduced(means, sent, State(shared=kept))
+        return Reduced(means, jax.tree.map(jnp.subtract, x, sent), State(shared=kept))
 
     def wire_bytes(self, like: PyTree) -> int:
         factors = self.rank * sum(map(sum, _low_rank.shapes(like, self.rank)))

@@ -57,7 +57,7 @@ class SharedSupport(Exchange):
         the part is summed dense. Or a rule from a part's name and shape to such a codec.
       leader: the number of the worker that always leads; None lets worker t mod w lead at step t.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: the words of all positions once, then 4 bytes a value (8 if complex), 4 for the finite
       flag and 4 for a codec that counts what it cannot represent, in two all-reduces, whatever the
@@ -134,7 +134,7 @@ class SharedSupport(Exchange):
 
         return Reduced(
             mean=_parts.rebuild([mean + flag for mean in back(means)], x),
-            sent=_parts.rebuild(back(values), x),
+            error=jax.tree.map(jnp.subtract, x, _parts.rebuild(back(values), x)),
             state=State(own=OwnSelection(spectra.state, selected.state)),
             tally=tally,
         )

@@ -29,8 +29,7 @@ def switch(
             like = jax.tree.leaves(out.mean)[0]
             tally = Tally.of_all([out.tally])
             return out._replace(
-                sent=jax.tree.map(_axes.vary_like, out.sent, x),
-                left=None,
+                error=jax.tree.map(_axes.vary_like, out.error, x),
                 state=join([*states[:position], out.state, *states[position + 1 :]]),
                 tally=jax.tree.map(lambda leaf: _axes.vary_like(leaf, like), tally),
             )

@@ -19,8 +19,8 @@ class TwoStage(Exchange):
 
     Each part is cut into w shards, one for each worker. Every worker compresses its w shards and
     sends each to its owner (an all-to-all). The owner averages what came with its own shard, which
-    it has exactly; it compresses this mean and sends it to all (an all-gather). `sent` is what is
-    left of x after both losses, so the memory of `compressed_pmean` feeds both back: the owner
+    it has exactly; it compresses this mean and sends it to all (an all-gather). `error` has
+    both losses, so the memory of `compressed_pmean` feeds both back: the owner
     keeps what the second stage lost of the mean, times w, in place of its own shard's loss.
 
     The traffic of a link does not grow with the workers, and the second stage compresses a mean
@@ -34,7 +34,7 @@ class TwoStage(Exchange):
         shares of it. What a codec remembers it remembers for each shard.
       workers: w, the number of workers: the size of the shards, and of the state, follows from it.
 
-    Shapes: x float32[...], or a tuple of parts -> mean, sent of the same shapes.
+    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: w + 1 buffers, each of 4 bytes and the payload of n/w values: about the payload of n
       values in each stage, whatever w.
@@ -99,7 +99,7 @@ class TwoStage(Exchange):
         ]
         return Reduced(
             mean=_shards.from_shards(second.vectors, x),
-            sent=_shards.from_shards(sent, x),
+            error=jax.tree.map(jnp.subtract, x, _shards.from_shards(sent, x)),
             state=State(own=PerShard((first.state, second.state))),
             tally=second.tally,
         )

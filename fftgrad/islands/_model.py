@@ -324,7 +324,8 @@ def _compress(
         sent.append(_parts.rebuild(codec.decompress(out.payloads, likes, step), bucket))
         after.append(out.state)
     joined = join(sent)
-    return payloads, joined, memory.update(x, joined, joined, kept), after
+    error = jax.tree.map(jnp.subtract, x, joined)
+    return payloads, joined, memory.update(x, error, joined, kept), after
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -59,7 +59,7 @@ class ErrorFeedback(Memory):
     Example:
       >>> memory, g = fg.ErrorFeedback(), jnp.array([1.0, 2.0])
       >>> x, state = memory.compensate(g, memory.init(g))
-      >>> memory.update(x, sent=jnp.array([0.0, 2.0]), mean=x, state=state).residual
+      >>> memory.update(x, error=jnp.array([1.0, 0.0]), mean=x, state=state).residual
       Array([1., 0.], dtype=float32)
 
     References:
@@ -78,10 +78,6 @@ class ErrorFeedback(Memory):
         check_within("ErrorFeedback(uptake)", self.uptake, "(0, 1]", remedy)
         check_choice("ErrorFeedback(dtype)", self.dtype, get_args(Dtype))
 
-    @property
-    def needs_sent(self) -> bool:
-        return False
-
     def init(self, like: PyTree) -> ErrorFeedbackState:
         residual = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, self.dtype), like)
         rounds = jnp.zeros((), jnp.int32) if self.dtype == "bfloat16" else None
@@ -93,14 +89,14 @@ class ErrorFeedback(Memory):
         return jax.tree.map(lambda g, e: g + self.decay * e, grad, _wide(state)), state
 
     def update(
-        self, x: PyTree, sent: PyTree, mean: PyTree, state: ErrorFeedbackState
+        self, x: PyTree, error: PyTree, mean: PyTree, state: ErrorFeedbackState
     ) -> ErrorFeedbackState:
-        def residual(e: jax.Array, x: jax.Array, sent: jax.Array) -> jax.Array:
+        def residual(e: jax.Array, error: jax.Array) -> jax.Array:
             if self.uptake == 1.0:  # XLA would still read e, for the sake of its NaNs
-                return x - sent
-            return (1 - self.uptake) * (self.decay * e) + self.uptake * (x - sent)
+                return error
+            return (1 - self.uptake) * (self.decay * e) + self.uptake * error
 
-        return _kept(jax.tree.map(residual, _wide(state), x, sent), state.rounds)
+        return _kept(jax.tree.map(residual, _wide(state), error), state.rounds)
 
     def put_back(self, lost: PyTree, state: ErrorFeedbackState) -> ErrorFeedbackState:
         more = jax.tree.map(lambda e, lost: e + self.uptake * lost, _wide(state), lost)
@@ -136,9 +132,5 @@ class NoMemory(Memory):
       ()
     """
 
-    @property
-    def needs_sent(self) -> bool:
-        return False
-
-    def update(self, x: PyTree, sent: PyTree, mean: PyTree, state: PyTree) -> PyTree:
+    def update(self, x: PyTree, error: PyTree, mean: PyTree, state: PyTree) -> PyTree:
         return state

@@ -48,7 +48,7 @@ class MomentumCorrection(Memory):
     Example:
       >>> memory, g = fg.MomentumCorrection(momentum=0.5), jnp.array([1.0, 2.0])
       >>> x, state = memory.compensate(g, memory.init(g))
-      >>> state = memory.update(x, sent=jnp.array([0.0, 2.0]), mean=x, state=state)
+      >>> state = memory.update(x, error=x * jnp.array([1.0, 0.0]), mean=x, state=state)
       >>> state.velocity, memory.compensate(g, state)[0]
       (Array([1., 0.], dtype=float32), Array([2.5, 2. ], dtype=float32))
 
@@ -81,17 +81,17 @@ class MomentumCorrection(Memory):
         return x, state._replace(velocity=velocity)
 
     def update(
-        self, x: PyTree, sent: PyTree, mean: PyTree, state: MomentumCorrectionState
+        self, x: PyTree, error: PyTree, mean: PyTree, state: MomentumCorrectionState
     ) -> MomentumCorrectionState:
         velocity = state.velocity
         if self.masking:
-            velocity = jax.tree.map(_mask, velocity, x, sent)
-        return MomentumCorrectionState(velocity, jax.tree.map(jnp.subtract, x, sent))
+            velocity = jax.tree.map(_mask, velocity, x, error)
+        return MomentumCorrectionState(velocity, error)
 
     def put_back(self, lost: PyTree, state: MomentumCorrectionState) -> MomentumCorrectionState:
         return state._replace(residual=jax.tree.map(jnp.add, state.residual, lost))
 
 
-def _mask(velocity: jax.Array, x: jax.Array, sent: jax.Array) -> jax.Array:
-    whole = jnp.all(sent == x)
-    return jnp.where((sent == 0) | whole, velocity, 0.0)
+def _mask(velocity: jax.Array, x: jax.Array, error: jax.Array) -> jax.Array:
+    whole = jnp.all(error == 0)
+    return jnp.where((error == x) | whole, velocity, 0.0)

@@ -178,7 +178,7 @@ class Directions(Exchange):
 
         return Reduced(
             mean=tree(directions, exact),
-            sent=tree(taken, dense),
+            error=jax.tree.map(jnp.subtract, x, tree(taken, dense)),
             state=State(shared=list(map(_low_rank.kept, units, state.shared))),
             tally=Tally(finite=_finite.all_finite(rights)),
         )

@@ -199,7 +199,8 @@ def sharded(
 
         sent = _whole(_shards.from_shards(got.sent, some), x)
         mean = jax.tree.map(jnp.zeros_like, x)  # no worker has the whole of it
-        remembered = memory.update(x, sent, mean, compensated)
+        error = jax.tree.map(jnp.subtract, x, sent)
+        remembered = memory.update(x, error, mean, compensated)
         old = (state.memory, state.inner, state.ahead)
         new = (
             add_worker_axis(remembered),

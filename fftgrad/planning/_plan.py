@@ -415,7 +415,8 @@ def _error(row: Candidate, axes: Mapping[str, int], gradients: Sequence[PyTree])
     def lost(gradient: PyTree, unit: jax.Array) -> tuple[jax.Array, jax.Array]:
         def sent(bucket: PyTree) -> PyTree:
             channel = fg.exchanges.Channel(axis, fg.Step.of(0))
-            return exchange.mean(bucket, exchange.init(bucket), channel).sent
+            out = exchange.mean(bucket, exchange.init(bucket), channel)
+            return jax.tree.map(jnp.subtract, bucket, out.error)
 
         buckets, _ = _layout.to_buckets(jax.tree.map(jnp.asarray, gradient), layout)
         both = [(bucket, _alone.alone(sent, {axis: workers})(bucket)) for bucket in buckets]

@@ -128,9 +128,7 @@ def _check(
         inputs, when = inputs_of(like, workers, number), f"{name}, step {number}"
         for what, x in inputs.items() if number == 0 else ((USUAL, inputs[USUAL]),):
             got: Any = program(x, state, np.int32(number))
-            _good(laws, got, workers, mean_of_sent, f"for {what}, {when}")
-            if got.left is not None and exchange.finds_left:
-                _left(laws, x, got, f"for {what}, {when}")
+            _good(laws, x, got, workers, mean_of_sent, f"for {what}, {when}")
         got = program(inputs[USUAL], state, np.int32(number))
         if size > 8 and max_error < math.inf:  # of fewer values, all may be left for later
             x, mean = (_mean(tree) for tree in (inputs[USUAL], got.mean))
@@ -150,16 +148,9 @@ def _mean(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda a: np.asarray(a, np.float64).mean(0), tree)
 
 
-def _left(laws: Laws, x: PyTree, got: Reduced, where: str) -> None:
-    pairs = zip(*map(jax.tree.leaves, (x, got.sent)), strict=True)
-    left = [np.asarray(a) - np.asarray(b) for a, b in pairs]
-    laws.need(
-        all(map(np.array_equal, jax.tree.leaves(got.left), left)), "left",
-        "left must be x - sent, to the bit", f"other values {where}", "leave it out.",
-    )  # fmt: skip
-
-
-def _good(laws: Laws, got: Reduced, workers: int, mean_of_sent: bool, where: str) -> None:
+def _good(
+    laws: Laws, x: PyTree, got: Reduced, workers: int, mean_of_sent: bool, where: str
+) -> None:
     """Laws: replicas, finite, mean; of what was made of finite values."""
     rows = [np.asarray(a) for a in jax.tree.leaves((got.mean, got.tally))]
     laws.need(
@@ -167,19 +158,20 @@ def _good(laws: Laws, got: Reduced, workers: int, mean_of_sent: bool, where: str
         "mean and tally must be the same bits on all workers", f"others {where}",
         "add payloads in the order of the workers, and draw by step.shared.",
     )  # fmt: skip
-    laws.finite((got.mean, got.sent), where, "divide by the workers before adding.")
+    laws.finite((got.mean, got.error), where, "divide by the workers before adding.")
     rule, remedy = "finite values must be called so", "use jnp.all(jnp.isfinite(x))."
     laws.need(np.all(got.tally.finite), "finite", rule, f"another tally {where}", remedy)
     if mean_of_sent:
         rule = "mean must be the mean over the workers of what they sent"
-        remedy = "return what the others received as `sent`, or say mean_of_sent=False."
-        laws.near("mean", rule, _mean(got.mean), _mean(got.sent), where, remedy, most=1e-3)
+        remedy = "return x minus what the others received as `error`, or say mean_of_sent=False."
+        sent = jax.tree.map(lambda x, e: np.asarray(x, np.float64) - np.asarray(e), x, got.error)
+        laws.near("mean", rule, _mean(got.mean), _mean(sent), where, remedy, most=1e-3)
 
 
 def _shapes(laws: Laws, out: Reduced, rows: PyTree, state: PyTree, workers: int) -> None:
     remedy = "reshape and cast it to what x has."
     laws.same_spec("mean, a row a worker,", out.mean, rows, remedy)
-    laws.same_spec("sent, a row a worker,", out.sent, rows, remedy)
+    laws.same_spec("error, a row a worker,", out.error, rows, remedy)
     flag = jax.ShapeDtypeStruct((workers,), jnp.bool_)
     laws.same_spec("finite, a row a worker,", out.tally.finite, flag, "use jnp.all.")
     count = jax.ShapeDtypeStruct((workers,), jnp.int32)

@@ -48,8 +48,6 @@ def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = Fals
     _programs(laws, memory, like)
     _leaves(laws, memory, like)
     _values(laws, memory, like)
-    if not memory.needs_sent:
-        _left(laws, memory, like)
     if telescopes:
         _telescopes(laws, memory, like)
 
@@ -67,7 +65,7 @@ def _steps(memory: Memory, first: PyTree, second: PyTree) -> tuple[list[PyTree],
         x, state = memory.compensate(grad, state)
         sent = _largest(x)
         mean = jax.tree.map(lambda a: 0.5 * a, sent)  # that of two workers, one with zeros
-        state = memory.update(x, sent, mean, state)
+        state = memory.update(x, jax.tree.map(jnp.subtract, x, sent), mean, state)
         state = memory.put_back(jax.tree.map(lambda a: 2.0**-9 * a, mean), state)
         exchanged.append(x)
     return exchanged, state
@@ -124,17 +122,6 @@ def _values(laws: Laws, memory: Memory, like: PyTree) -> None:
                 laws.not_hidden(x, "what is exchanged", where, remedy)
 
 
-def _left(laws: Laws, memory: Memory, like: PyTree) -> None:
-    first, second = _laws.tree_of(like, 3), _laws.tree_of(like, 4)
-    _, before = _steps(memory, first, second)
-    x, state = memory.compensate(second, before)
-    sent, zeros = _largest(x), jax.tree.map(jnp.zeros_like, x)
-    left = jax.tree.map(jnp.subtract, x, sent)
-    got, wanted = (memory.update(*pair, sent, state) for pair in ((left, zeros), (x, sent)))
-    rule = "a memory without needs_sent must make the same of (x - sent, zeros) as of (x, sent)"
-    laws.near("left", rule, got, wanted, "", "go by x - sent alone, or leave needs_sent out.")
-
-
 def _telescopes(laws: Laws, memory: Memory, like: PyTree) -> None:
     grads = [_laws.tree_of(like, seed) for seed in range(8)]
     grads.append(jax.tree.map(jnp.zeros_like, grads[0]))
@@ -143,7 +130,7 @@ def _telescopes(laws: Laws, memory: Memory, like: PyTree) -> None:
         x, state = memory.compensate(grad, state)
         last = number == len(grads) - 1
         sent = x if last else _largest(x)
-        state = memory.update(x, sent, sent, state)
+        state = memory.update(x, jax.tree.map(jnp.subtract, x, sent), sent, state)
         # The mean of leaves in bfloat16, which all workers are one worker in.
         mean = sent if last else jax.tree.map(lambda a: _rounding.rounded(a, jnp.bfloat16), sent)
         state = memory.put_back(jax.tree.map(jnp.subtract, sent, mean), state)

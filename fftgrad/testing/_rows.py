@@ -24,16 +24,14 @@ def sharded_over(
     """`init` and one step under `shard_map`, on global arrays with a row a worker."""
     rows, shared = PartitionSpec(axis), PartitionSpec()
     specs = State(shared, rows, rows)
-    out_specs: Any = (rows, rows, specs, rows, rows)
+    out_specs: Any = (rows, rows, specs, rows)
 
     def row(x: PyTree, state: State, number: jax.Array) -> Any:
         own, state = jax.tree.map(lambda a: a[0], x), drop_rows(state)
         out = one(own, state, number)
         tally = Tally.of_all([out.tally])
-        mean, sent, tally, left = jax.tree.map(
-            lambda a: a[None], (out.mean, out.sent, tally, out.left)
-        )
-        return mean, sent, add_rows(out.state), tally, left
+        mean, error, tally = jax.tree.map(lambda a: a[None], (out.mean, out.error, tally))
+        return mean, error, add_rows(out.state), tally
 
     init = jax.shard_map(
         lambda: add_rows(exchange.init(like)), mesh=mesh, in_specs=(), out_specs=specs

@@ -149,11 +149,11 @@ def compressed_pmean(
 
     Raises:
       ValueError: if `masked` or `non_finite` is none of these, or if `track_error` is to see the
-        error of an exchange whose `sent` is x (`Hierarchical`); while tracing, if the axis is not
-        bound, if `weight` is no scalar, or is given to votes (`TopVotes`), if a gradient does not
-        vary over the axis (it is summed already), if `params` are known to vary over it (they are
-        sharded over it), if a leaf is masked, or if the state is not sharded over the workers, or
-        is that of another exchange, memory or layout.
+        error of an exchange that keeps it itself (`Hierarchical`); while tracing, if the axis is
+        not bound, if `weight` is no scalar, or is given to votes (`TopVotes`), if a gradient does
+        not vary over the axis (it is summed already), if `params` are known to vary over it (they
+        are sharded over it), if a leaf is masked, or if the state is not sharded over the workers,
+        or is that of another exchange, memory or layout.
       TypeError: if `exchange` or `memory` is none, or `axis_name` no name; while tracing, if a leaf
         is not a floating-point array of at most 32 bits.
 
@@ -245,8 +245,7 @@ def compressed_pmean(
         grads = weighted(grads, weight, axis_name)
         x, compensated = memory.compensate(grads, before)
         out = travel(exchange, x, states, channel, layout)
-        pair = (x, out.sent) if memory.needs_sent else (out.left, optax.tree.zeros_like(x))
-        remembered = memory.update(*pair, out.mean, compensated)
+        remembered = memory.update(x, out.error, out.mean, compensated)
         mean, rounded = _rounding.narrowed(out.mean, updates)
         if rounded is not None:
             remembered = memory.put_back(rounded, remembered)
@@ -254,7 +253,7 @@ def compressed_pmean(
         finite = _non_finite.all_finite(out.tally, mean)
         remembered, states, error = optax.tree.where(
             finite,
-            (remembered, out.states, error_of(x, out.left, channel)),
+            (remembered, out.states, error_of(x, out.error, channel)),
             (before, states, state.error),
         )
         return _non_finite.hide_bad(non_finite, finite, mean), CompressedPmeanState(

@@ -28,15 +28,13 @@ class Travelled(NamedTuple):
 
     Attributes:
       mean: over the workers.
-      sent: what the others received of this worker's.
-      left: x - sent.
+      error: what the others did not receive of this worker's.
       states: of the exchange, one for each bucket.
       tally: of all buckets; its `finite` is that of the means, too.
     """
 
     mean: PyTree
-    sent: PyTree
-    left: PyTree
+    error: PyTree
     states: tuple[State, ...]
     tally: Tally
 
@@ -59,17 +57,12 @@ def travel(
         if not exchange.tells_finite:
             finite &= _finite.all_finite(out.mean)
         outs.append(out._replace(tally=out.tally._replace(finite=finite)))
-    mean, sent = (
-        join(_axes.whole(trees)) for trees in ([o.mean for o in outs], [o.sent for o in outs])
+    mean, error = (
+        join(_axes.whole(trees)) for trees in ([o.mean for o in outs], [o.error for o in outs])
     )
-    if exchange.finds_left and all(out.left is not None for out in outs):
-        left = join(_axes.whole([out.left for out in outs]))
-    else:
-        left = jax.tree.map(jnp.subtract, x, sent)
     return Travelled(
         mean=mean,
-        sent=sent,
-        left=left,
+        error=error,
         states=tuple(out.state for out in outs),
         tally=Tally.of_all([out.tally for out in outs]),
     )
@@ -88,9 +81,8 @@ def _traced_once(exchange: Exchange, axis_name: AxisName) -> Callable[..., Reduc
         def back(like: PyTree, tree: PyTree) -> PyTree:
             return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
 
-        averaged, sent = back(bucket, out.mean), back(bucket, out.sent)
-        left = None if out.left is None else back(bucket, out.left)
-        return Reduced(averaged, sent, back(state, out.state), out.tally, left)
+        averaged, error = back(bucket, out.mean), back(bucket, out.error)
+        return Reduced(averaged, error, back(state, out.state), out.tally)
 
     return run
 

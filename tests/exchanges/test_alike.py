@@ -43,7 +43,7 @@ def two_steps(exchange, mode):
         two = exchange.mean(
             second, one.state, fg.exchanges.Channel(AXIS, fg.Step.of(4, jnp.int32(1)))
         )
-        return [(out.mean, out.sent, out.tally.finite, out.tally.overflow) for out in (one, two)]
+        return [(out.mean, out.error, out.tally.finite, out.tally.overflow) for out in (one, two)]
 
     return everywhere(mode, run, WORKERS)(*(gradients(ALIKE, WORKERS, seed) for seed in (0, 50)))
 
@@ -131,7 +131,7 @@ def test_each_part_decodes_by_what_it_drew():
 
     def mean_and_sent(*x):
         out = exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, STEP))
-        return out.mean, out.sent
+        return out.mean, jax.tree.map(jnp.subtract, x, out.error)
 
     means, sents = everywhere("vmap", mean_and_sent, 1)(*x)
     for mean, sent, own in zip(means, sents, x, strict=True):

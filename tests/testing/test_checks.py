@@ -454,7 +454,6 @@ def test_what_only_large_vectors_hide_is_caught_at_the_default_sizes(codec, erro
 class Dense(fg.Exchange):
     """The mean, but for what is done to what goes in, or to what comes out."""
 
-    finds_left = True
     name: str = "dense"
     into: Callable = unseen(lambda a, _channel: a)
     out: Callable = unseen(lambda reduced, _channel: reduced)
@@ -463,7 +462,8 @@ class Dense(fg.Exchange):
     def mean(self, x, state, channel):
         changed = jax.tree.map(lambda a: self.into(a, channel), x)
         mean = jax.tree.map(lambda a: lax.pmean(a, channel.axis_name), changed)
-        return self.out(fg.Reduced(mean, changed, state), channel)
+        error = jax.tree.map(jnp.subtract, x, changed)
+        return self.out(fg.Reduced(mean, error, state), channel)
 
     def wire_bytes(self, like):
         return int(self.share * 4 * sum(leaf.size for leaf in jax.tree.leaves(like)))
@@ -483,12 +483,12 @@ def own(channel, first=0):
 
 
 def twice_under_vmap(reduced, channel):
-    varies = jax.typeof(jax.tree.leaves(reduced.sent)[0]).manual_axis_type.varying
+    varies = jax.typeof(jax.tree.leaves(reduced.error)[0]).manual_axis_type.varying
     return reduced if varies else with_mean(lambda a, _: 2 * a)(reduced, channel)
 
 
 def flattens(reduced, _channel):
-    return reduced._replace(sent=jax.tree.map(lambda a: a[:1], reduced.sent))
+    return reduced._replace(error=jax.tree.map(lambda a: a[:1], reduced.error))
 
 
 def sums(a, channel):
@@ -528,7 +528,6 @@ BROKEN_EXCHANGES = [
     ),
     (Dense("hides", lambda a, _: jnp.nan_to_num(a)), "not hidden", "all_finite"),
     (Dense("flattens", out=flattens), "shapes", "reshape"),
-    (Dense("leaves all", out=lambda out, _: out._replace(left=out.sent)), "left", "leave it out"),
     (Dense("no vmap", out=twice_under_vmap), "vmap", "jax.lax"),
     (fg.TwoStage(fg.Sign(), workers=3), "shapes", "collectives of the channel"),
 ]
@@ -555,7 +554,6 @@ def test_the_unbroken_ones_pass():
 class Kept(fg.Memory):
     """What is left, and what is put back."""
 
-    needs_sent = False
     name: str
     start: Callable = unseen(zeros)
     add: Callable = unseen(lambda grad, state: jax.tree.map(jnp.add, grad, state))
@@ -568,8 +566,8 @@ class Kept(fg.Memory):
     def compensate(self, grad, state):
         return self.add(grad, state), state
 
-    def update(self, x, sent, mean, state):
-        return self.keep(jax.tree.map(jnp.subtract, x, sent), state)
+    def update(self, x, error, mean, state):
+        return self.keep(error, state)
 
     def put_back(self, lost, state):
         return self.back(state, lost)
@@ -591,23 +589,6 @@ def across(grad, state):
 
 def clips_later(x, e):
     return jnp.where(jnp.any(e != 0), jnp.nan_to_num(x), x)
-
-
-@frozen
-class Undecayed(fg.Memory):
-    """A claim that `fg.MomentumCorrection`, which masks where something was sent, does not make."""
-
-    needs_sent = False
-    inner: fg.Memory = fg.MomentumCorrection()
-
-    def init(self, like):
-        return self.inner.init(like)
-
-    def compensate(self, grad, state):
-        return self.inner.compensate(grad, state)
-
-    def update(self, x, sent, mean, state):
-        return self.inner.update(x, sent, mean, state)
 
 
 FORGETFUL = Kept(
@@ -637,7 +618,6 @@ BROKEN_MEMORIES = [
         "what put_back is given",
     ),
     (fg.NoMemory(), "telescopes", "keep x - sent"),
-    (Undecayed(), "left", "leave needs_sent out"),
     (fg.ErrorFeedback(decay=0.9), "telescopes", "keep x - sent"),
 ]
 

@@ -83,8 +83,8 @@ FEW = fg.AllGather(fg.TopK(fraction=0.2))
 def of_twice(exchange, x, state, channel):
     """What an exchange makes of twice the gradient, halved."""
     out = exchange.mean(jax.tree.map(lambda a: 2 * a, x), state, channel)
-    mean, sent = (jax.tree.map(lambda a: a / 2, tree) for tree in (out.mean, out.sent))
-    return out._replace(mean=mean, sent=sent)
+    mean, error = (jax.tree.map(lambda a: a / 2, tree) for tree in (out.mean, out.error))
+    return out._replace(mean=mean, error=error)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +105,6 @@ class Around(fg.Exchange):
 class Heir(fg.AllGather):
     """One that inherits all but its mean."""
 
-    finds_left = False
-
     def mean(self, x, state, channel):
         return of_twice(super(), x, state, channel)
 
@@ -114,13 +112,11 @@ class Heir(fg.AllGather):
 class Record(fg.NoMemory):
     """A memory of all that was sent."""
 
-    needs_sent = True
-
     def init(self, like):
         return jax.tree.map(jnp.zeros_like, like)
 
-    def update(self, x, sent, mean, state):
-        return jax.tree.map(jnp.add, state, sent)
+    def update(self, x, error, mean, state):
+        return jax.tree.map(lambda total, x, error: total + (x - error), state, x, error)
 
 
 def few_steps(exchange, memory):
@@ -278,7 +274,7 @@ def test_decay_is_the_formula():
     memory = fg.ErrorFeedback(decay=0.5)
     state = fg.memories.ErrorFeedback().init(jnp.ones(2))
     x, state = memory.compensate(jnp.array([1.0, 2.0]), state)
-    state = memory.update(x, jnp.array([0.0, 2.0]), x, state)
+    state = memory.update(x, jnp.array([1.0, 0.0]), x, state)
     x, _ = memory.compensate(jnp.array([1.0, 1.0]), state)
     assert x.tolist() == [1.5, 1.0]
     with pytest.raises(ValueError, match=r"in \[0, 1\], got 1.5; use 1.0, which loses nothing"):

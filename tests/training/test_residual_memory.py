@@ -79,7 +79,7 @@ def test_a_residual_is_kept_on_average(memory, scale):
     @jax.vmap
     def kept(count):
         state = memory.init(x)._replace(rounds=count)
-        first = memory.update(x, jnp.zeros_like(x), x, state)
+        first = memory.update(x, x, x, state)
         return first.residual, memory.put_back(lost, first).residual
 
     first, second = (np.asarray(k, np.float64) for k in kept(jnp.arange(draws)))
@@ -94,11 +94,11 @@ def test_a_residual_is_kept_on_average(memory, scale):
 
 def test_draws_differ_between_counts_positions_leaves_and_workers():
     x = jnp.full(4096, 1 + 2.0**-9, jnp.float32)  # a quarter of the way up
-    rows = [np.asarray(NARROW.update(x, 0 * x, x, NARROW.init(x)._replace(rounds=c)).residual)
+    rows = [np.asarray(NARROW.update(x, x, x, NARROW.init(x)._replace(rounds=c)).residual)
             for c in map(jnp.int32, range(3))]  # fmt: skip
     up = [row.astype(np.float32) > 1 for row in rows]
     other = x * np.float32(1 + 2.0**-16)
-    up.append(np.asarray(NARROW.update(other, 0 * x, x, NARROW.init(x)).residual) > 1)
+    up.append(np.asarray(NARROW.update(other, other, x, NARROW.init(x)).residual) > 1)
     for one in up:
         assert abs(one.mean() - 0.25) <= 5 * np.sqrt(0.25 * 0.75 / 4096)
     for i in range(len(up)):
@@ -112,7 +112,7 @@ def test_what_is_too_small_for_the_nearest_gets_in_by_chance():
 
     def step(state, _):
         x, state = NARROW.compensate(grads, state)
-        return NARROW.update(x, jnp.zeros_like(x), x, state), None
+        return NARROW.update(x, x, x, state), None
 
     start = NARROW.init(grads)._replace(residual=jnp.ones(500, jnp.bfloat16))
     state, _ = jax.lax.scan(step, start, length=2000)
