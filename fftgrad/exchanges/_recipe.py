@@ -54,9 +54,12 @@ def recipe_of(
     return Recipe(what, memory, layout)
 
 
+WRAP = "wrap a codec as TwoStage(codec, workers), or as AllGather(codec)."
+
+
 def check_parts(owner: str, exchange: object, memory: object, layout: object) -> None:
     """Refuses what is none of these."""
-    remedy = "wrap a codec as TwoStage(codec, workers) or AllGather(codec)."
+    remedy = WRAP
     if isinstance(exchange, Memory):
         remedy = f"the exchange comes first: {owner}(exchange, {exchange!r}, ...)."
     check_exchange(f"{owner}(exchange)", exchange, remedy)
@@ -64,9 +67,7 @@ def check_parts(owner: str, exchange: object, memory: object, layout: object) ->
     check_kind(f"{owner}(layout)", layout, Layout, "use Layout('leaf').")
 
 
-def check_exchange(
-    argument: str, exchange: object, remedy: str = "wrap a codec as TwoStage(codec, workers) or AllGather(codec)."
-) -> None:
+def check_exchange(argument: str, exchange: object, remedy: str = WRAP) -> None:
     """Refuses what is no exchange, such as a method, which has one."""
     if inspect.isfunction(exchange):
         remedy = f"pass what a method returns: call it, as {exchange.__name__}(...)."
