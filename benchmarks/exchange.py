@@ -169,19 +169,6 @@ def alone(values: int, workers: int, seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-def alone_table(records: list[dict[str, Any]]) -> str:
-    """Milliseconds of one worker's codec, both ways together."""
-    cases = list(dict.fromkeys((r["values"], r["workers"]) for r in records))
-    columns = ["exchange", *(f"{values >> 20} Mi, {workers} workers" for values, workers in cases)]
-    took = {
-        (r["name"], r["values"], r["workers"]): r["compress"] + r["decompress"] for r in records
-    }
-    return table(
-        columns,
-        [[name, *(f"{1e3 * took[name, *case]:.0f}" for case in cases)] for name in ALONE],
-    )
-
-
 SHOWN = {
     "dense": "dense",
     "bfloat16, two stages": "dense, 16 bits",

@@ -130,21 +130,16 @@ def every_method() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "choose": choices,
     "choose-short": lambda: without(choices(), "keeps"),
-    **{
-        name: functools.partial(links.target_table, LINKS, name)
-        for name in ("lm-100mbit", "lm-1gbit", "lm-1gbit-quiet", "lm-50ms", "resnet-100mbit")
-    },
-    **{
-        name: functools.partial(links.step_table, LINKS, name)
-        for name in ("alexnet-1gbit", "alexnet-100mbit", "alexnet-loopback")
-    },
+    "lm-100mbit": lambda: links.target_table(LINKS, "lm-100mbit"),
+    "alexnet-1gbit": lambda: without(
+        links.step_table(LINKS, "alexnet-1gbit"), "of it gradient", "wire", "predicted"
+    ),
     "four-links": lambda: links.links_table(LINKS, FAR),
     "seconds": lambda: tables.seconds(load("convergence/seconds")),
     "ends": lambda: tables.ends(load("convergence/ends")),
     "lm": every_method,
     "sharded": lambda: tables.sharded(load("sharded/lm")),
     "exchange": lambda: exchange.markdown(load("exchange/cpu")["rows"]),
-    "alone": lambda: exchange.alone_table(load("exchange/alone")["rows"]),
     "compile": lambda: compile_time.show(load("compile/cpu")),
     "authors": authors.summary,
     "seeds": lambda: tables.founding(load("convergence/seeds")),
