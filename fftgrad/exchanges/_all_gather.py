@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State
-from fftgrad._values import value
+from fftgrad._values import check_kind, value
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._median_clip import clipped_mean
 from fftgrad.exchanges._rules import Codecs
@@ -62,6 +62,7 @@ class AllGather(Exchange):
 
     def __post_init__(self) -> None:
         _parts.check_codec("AllGather", self.codec)
+        check_kind("AllGather(clip_to_median)", self.clip_to_median, bool, "use True or False.")
 
     @property
     def scope(self) -> Scope:

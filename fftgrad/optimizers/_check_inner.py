@@ -1,5 +1,6 @@
 """A numerical probe of the inner optimizer of `sharded`."""
 
+import concurrent.futures
 from typing import Any
 
 import jax
@@ -40,7 +41,7 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
             found += jax.tree.leaves(move)
         return found
 
-    with jax.ensure_compile_time_eval():  # `init` may be traced
+    def probe() -> None:
         drawn = [jax.tree.map(lambda leaf, s=s: s * draw(leaf), like) for s in (1.0, *SCALES)]
         whole = moves(drawn, None)
         for half in (0, 1):
@@ -53,3 +54,8 @@ def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
                         "optax.clip_by_global_norm, Adafactor, Muon, noise and schedule-free do; "
                         "clip before it, by fg.training.clip_by_local_norm, and use optax.adamw."
                     )
+
+    # In a thread of its own, because `init` may be traced, on a mesh with axes of which JAX has no
+    # arrays with values.
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(probe).result()

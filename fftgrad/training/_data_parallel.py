@@ -96,6 +96,7 @@ def data_parallel(
         count = _count_carried(args)
         carried, batch = args[:count], args[count:]
         specs = state_specs(carried, axis_name, param_specs)
+        _check_rows(carried, batch, specs, mesh, axis_name)
 
         @functools.wraps(step)
         def worker(carried: tuple[Any, ...], batch: tuple[Any, ...]) -> Any:
@@ -133,3 +134,25 @@ def _count_carried(args: tuple[Any, ...]) -> int:
         f"got {len(args)} without; call it as train(params, state, *batch), with "
         "state = fg.init_state(tx, params, mesh, axis_name)."
     )
+
+
+def _check_rows(carried: PyTree, batch: PyTree, specs: PyTree, mesh: Mesh, axis: AxisName) -> None:
+    """Refuse a state without a row for each worker, and a batch that they cannot share evenly."""
+    workers = _axes.mesh_size(mesh, axis)
+    is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
+    leaves = jax.tree.leaves_with_path(carried)
+    for (path, leaf), spec in zip(leaves, jax.tree.leaves(specs, is_leaf=is_spec), strict=True):
+        own = not set(_axes.names(axis)).isdisjoint(_axes.named(spec))
+        if own and (not leaf.ndim or leaf.shape[0] != _axes.mesh_size(mesh, spec[0])):
+            raise ValueError(
+                f"data_parallel(arguments{jax.tree_util.keystr(path)}): must have one row for each "
+                f"of the {workers} workers, got {list(leaf.shape)}; make the state by "
+                "fg.init_state(tx, params, mesh, axis_name)."
+            )
+    for path, leaf in jax.tree.leaves_with_path(batch):
+        if not leaf.ndim or leaf.shape[0] % workers:
+            raise ValueError(
+                f"data_parallel(batch{jax.tree_util.keystr(path)}): must have a leading axis that "
+                f"{workers} workers share evenly, got {list(leaf.shape)}; give what all of them "
+                "need whole before the state, and return it."
+            )

@@ -206,7 +206,7 @@ def test_a_state_of_another_rank_is_refused():
     _, state = run(DION, 1)
     other = fg.methods.scale_by_dion(rank=3, dense=("embed",))
     _, update = train_step(other, WORKERS, like=LIKE)
-    with pytest.raises(ValueError, match=r"as init makes it for Directions\(rank=3"):
+    with pytest.raises(ValueError, match=r"for Directions\(rank=3"):
         update(gradients(LIKE, WORKERS), state)
 
 

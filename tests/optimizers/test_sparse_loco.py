@@ -136,8 +136,8 @@ def test_it_is_the_paper(k, block, mode):
 
 
 def test_what_else_it_takes_is_local_steps_own():
-    """A delay, a blend, a first meeting, and meetings 30 steps apart."""
-    more = {"delay": 1, "blend": 0.5, "first": 2, "masked": "elsewhere", "axis_name": AXIS}
+    """A delay, a blend, and meetings 30 steps apart."""
+    more = {"delay": 1, "blend": 0.5, "masked": "elsewhere", "axis_name": AXIS}
     mine = fg.optimizers.sparse_loco(optax.sgd(RATE), every=EVERY, **more)
     parts = (
         fg.AllGather(RULE, clip_to_median=True),

@@ -161,7 +161,7 @@ def test_several_states_are_told_apart():
         labels,
     )
     found = fg.metrics(trained(tx))
-    assert len(found) == 10
+    assert len(found) == 8
     sparse, dense = (f"inner_states/{name}/inner_state" for name in ("sparse", "dense"))
     assert float(found[f"{sparse}/residual"]) > 0
     assert float(found[f"{dense}/residual"]) == 0.0
