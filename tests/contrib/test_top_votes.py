@@ -96,10 +96,11 @@ def test_workers_draw_their_votes_on_their_own():
 def test_votes_do_not_depend_on_the_size_of_gradients(scale):
     x = rows()
     for exchange in (GATHERED, fg.contrib.votes.TopVotes(4, k=7, clip=1e38)):
-        _, sent = run(exchange, np.float32(scale) * x)
-        wanted = run(exchange, x)[1]
-        # What is near one half by chance may round to the other side.
-        assert np.mean(sent != wanted) <= (0 if exchange.clip is None else 0.01)
+        mean, _ = run(exchange, np.float32(scale) * x)
+        wanted, _ = run(exchange, x)
+        # A vote near one half by chance may round to the other side. Of four, one moves the mean by
+        # a fourth, so this is the share of the votes that do.
+        assert np.mean(np.abs(mean - wanted)) <= (0 if exchange.clip is None else 0.01)
 
 
 # What one worker can change

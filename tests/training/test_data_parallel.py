@@ -195,6 +195,7 @@ BEHIND = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:init_state:UserWarning")  # of Muon's momentum
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize("name", BEHIND)
 def test_optimizers_whose_states_are_not_all_shaped_like_parameters(name, split):
