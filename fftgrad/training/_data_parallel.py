@@ -63,8 +63,9 @@ def data_parallel(
     Raises:
       ValueError: if the mesh does not have the axis, or, without `param_specs`, has Explicit axes
         beside Auto ones of the workers; while tracing, if no argument has the state of
-        `compressed_pmean` in it, or `step` returns less than it carries. JAX refuses a batch that
-        the workers cannot share evenly, and results that differ between the workers.
+        `compressed_pmean` in it, the state has no row for each worker, the workers cannot share the
+        batch evenly, or `step` returns less than it carries. JAX refuses results that differ
+        between the workers.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.AllReduce(), axis_name="data")
