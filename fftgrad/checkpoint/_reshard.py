@@ -14,8 +14,7 @@ import numpy.typing as npt
 from fftgrad._contracts import PyTree, State
 from fftgrad._values import check_choice
 from fftgrad.checkpoint import _sums
-from fftgrad.exchanges._per_worker import OfShards, PerWorker
-from fftgrad.exchanges._shards import PerShard, Shards
+from fftgrad.exchanges._shards import OfShards, PerShard, PerWorker, Shards
 from fftgrad.training._pmean import CompressedPmeanState
 
 Array = npt.NDArray[np.generic]

@@ -22,15 +22,12 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, PyTree, Step
 from fftgrad.exchanges import _layout, _parts
 from fftgrad.exchanges._layout import Bucket, Join, Layout
-from fftgrad.exchanges._parts import Likes, Parts, Vectors
-from fftgrad.exchanges._per_worker import OfShards, add_worker_axis, drop_worker_axis
-from fftgrad.exchanges._rules import Codecs
+from fftgrad.exchanges._parts import Codecs, Likes, Parts, Vectors
+from fftgrad.exchanges._shards import OfShards, add_worker_axis, drop_worker_axis
 from fftgrad.ops import _count, _finite, _rounding, _wire
 from fftgrad.ops._keys import check_key
-from fftgrad.optimizers._local import check_own
-from fftgrad.training._check_gradients import check_local, refuse_masked
-from fftgrad.training._stands_in import stands_in
-from fftgrad.training._weigh import refuse_weight
+from fftgrad.optimizers._diloco import check_own
+from fftgrad.training._gradients import check_local, refuse_masked, refuse_weight, stands_in
 
 Weights = npt.NDArray[np.float64]
 

@@ -20,10 +20,10 @@ from fftgrad._values import check_count, check_transformation
 from fftgrad.contrib import _links
 from fftgrad.contrib._links import Gossip, Weights
 from fftgrad.exchanges._layout import Layout
-from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
-from fftgrad.exchanges._rules import Codecs
+from fftgrad.exchanges._parts import Codecs
+from fftgrad.exchanges._shards import OfShards, PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.ops import _count, _finite, _norms
-from fftgrad.training._check_gradients import checked_like
+from fftgrad.training._gradients import checked_like
 
 __all__ = [
     "beer",

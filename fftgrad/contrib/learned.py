@@ -32,14 +32,13 @@ from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.contrib import _phases
 from fftgrad.contrib._autoencoder import Autoencoder
 from fftgrad.contrib._phases import Outcome, Round, chosen
-from fftgrad.exchanges import _parts, _switch
+from fftgrad.exchanges import _parts, _schedule
 from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._parts import Likes, Parts
+from fftgrad.exchanges._parts import Codecs, DenseByName, Likes, Parts
 from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._rules import Codecs, DenseByName
-from fftgrad.exchanges._scheduled import Scheduled
+from fftgrad.exchanges._schedule import Scheduled
 from fftgrad.exchanges._shared_support import check_leader
-from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.memories import ErrorFeedback
 from fftgrad.ops import _wire
 
 __all__ = ["Autoencoder", "LearnedCodes", "LearnedCodesState", "lgc"]
@@ -225,7 +224,7 @@ class LearnedCodes(Exchange):
     def wire_bytes(self, like: PyTree) -> int:
         if self.until:
             phases = (self.at(0), self.at(self.until))
-            return _switch.common_bytes("LearnedCodes", phases, like)
+            return _schedule.common_bytes("LearnedCodes", phases, like)
         likes = _parts.vector_likes(like)
         codec = self._codec(like, likes)
         if not chosen(codec):
@@ -248,7 +247,7 @@ class LearnedCodes(Exchange):
     def link_bytes(self, like: PyTree, workers: int) -> float:
         if self.until:
             phases = (self.at(0), self.at(self.until))
-            return _switch.common_link_bytes("LearnedCodes", phases, like, workers)
+            return _schedule.common_link_bytes("LearnedCodes", phases, like, workers)
         return super().link_bytes(like, workers)
 
     def _codec(self, like: PyTree, likes: Likes) -> Parts:

@@ -29,13 +29,13 @@ from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import _scale, _ternary
 from fftgrad.codecs.selectors import _top_k
 from fftgrad.codecs.selectors._top_k import TopK
-from fftgrad.exchanges import _digit_sum, _layout, _parts
+from fftgrad.exchanges import _integer_sum, _layout, _parts
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._layout import Layout
 from fftgrad.ops import _finite
 from fftgrad.ops._keys import check_key
 from fftgrad.ops.packing import _digits
-from fftgrad.training._check_gradients import widened
+from fftgrad.training._gradients import widened
 from fftgrad.training._pmean import compressed_pmean
 
 __all__ = ["TopVotes", "epsilon", "scale_by_datalens", "sensitivity"]
@@ -117,7 +117,7 @@ class TopVotes(Exchange):
         _top_k.check_size("TopVotes", self.fraction, self.k)
         _ternary.check_clip("TopVotes", self.clip)
         check_count("TopVotes(workers)", self.workers, "use that of the axis.")
-        if _digit_sum.base(1, self.workers) > 1 << 16:
+        if _integer_sum.base(1, self.workers) > 1 << 16:
             raise ValueError(
                 f"TopVotes(workers): must be positive and below 32768, got {self.workers}; use "
                 "that of the axis."
@@ -172,14 +172,14 @@ class TopVotes(Exchange):
 
     def _sum_bytes(self, like: PyTree) -> int:
         sizes = [part.shape[0] for part in _parts.vector_likes(like)]
-        return 4 * (1 + _digit_sum.words(sizes, 1, self.workers))
+        return 4 * (1 + _integer_sum.words(sizes, 1, self.workers))
 
     def _summed(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         codec, likes = _parts.codec_of(self._gather.codec, x), _parts.vector_likes(x)
         vectors = _parts.vectors(x)
         payloads = codec.compress(vectors, state.own, channel.step).payloads
         votes = codec.decompress(payloads, likes, channel.step)
-        sums, (bad,) = _digit_sum.add(votes, 1, channel, flags=[~_finite.all_finite(vectors)])
+        sums, (bad,) = _integer_sum.add(votes, 1, channel, flags=[~_finite.all_finite(vectors)])
         start = _finite.poison_unless(bad == 0)
         return Reduced(
             mean=_parts.rebuild([start + whole * (1.0 / self.workers) for whole in sums], x),

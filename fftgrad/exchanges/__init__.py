@@ -4,19 +4,17 @@ May import `codecs`, `memories`, `ops`, the contracts and `_axes`.
 """
 
 from fftgrad._contracts import Channel, State, Tally
-from fftgrad.exchanges._acp_sgd import AcpSgd
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._eigenbasis import Eigenbasis
 from fftgrad.exchanges._hierarchical import Hierarchical
 from fftgrad.exchanges._integer_sum import IntegerSum
-from fftgrad.exchanges._ladder import Ladder, next_level
 from fftgrad.exchanges._layout import Layout
-from fftgrad.exchanges._per_worker import PerWorker
-from fftgrad.exchanges._power_sgd import PowerSgd
+from fftgrad.exchanges._low_rank import AcpSgd, PowerSgd
+from fftgrad.exchanges._parts import SmallDense
 from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._rules import SmallDense
-from fftgrad.exchanges._scheduled import Scheduled
+from fftgrad.exchanges._schedule import Ladder, Scheduled, next_level
+from fftgrad.exchanges._shards import PerWorker
 from fftgrad.exchanges._shared_support import SharedSupport
 from fftgrad.exchanges._two_stage import TwoStage
 

@@ -1,13 +1,18 @@
 """A mean of payloads that cannot be summed as they are."""
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State
 from fftgrad._values import check_kind, value
+from fftgrad.codecs.quantizers import _scale
 from fftgrad.exchanges import _parts
-from fftgrad.exchanges._median_clip import clipped_mean
-from fftgrad.exchanges._rules import Codecs
-from fftgrad.ops import _wire
+from fftgrad.exchanges._parts import Codecs, Vectors
+from fftgrad.ops import _joined, _wire
 
 
 @value
@@ -94,3 +99,45 @@ class AllGather(Exchange):
     def wire_bytes(self, like: PyTree) -> int:
         codec = _parts.codec_of(self.codec, like)
         return _wire.nbytes(codec.payload_spec(_parts.vector_likes(like)))
+
+
+def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array) -> Vectors:
+    """Average what workers sent, after cutting longer vectors to the median length.
+
+    With v_i the vector of worker i for a part and s_i its share of the mean,
+
+        Σ s_i v_i · min(1, median_j ||v_j|| / ||v_i||).
+
+    The median is over the workers with a share above 0 that sent anything but zeros.
+
+    Args:
+      decode: what one payload stands for.
+      sent: the payloads of all w workers, stacked.
+      shares: of each worker in the mean, float32[w].
+    """
+
+    def lengths(payload: Any) -> jax.Array:
+        return jnp.stack([_scale.norms(v[None])[1][0] for v in decode(payload)])
+
+    norms = lax.map(lengths, sent)  # [workers, parts]; one at a time, to hold one at a time
+    counts = (shares > 0)[:, None]
+    speaks = counts & (norms != 0)
+    median = _median(jnp.where(speaks, norms, jnp.inf), jnp.sum(speaks, axis=0))
+    clip = jnp.minimum(1.0, median[None] / _scale.divisor(norms))
+    weights = shares[:, None] * jnp.where(counts, clip, 0.0)
+
+    def add(totals: Vectors, row: Any) -> tuple[Vectors, None]:
+        payload, own = row
+        each = zip(totals, _joined.unstack(own), decode(payload), strict=True)
+        return tuple(t + w * v for t, w, v in each), None
+
+    like = jax.eval_shape(decode, jax.tree.map(lambda leaf: leaf[0], sent))
+    zeros = tuple(jnp.zeros(v.shape, v.dtype) for v in like)
+    return lax.scan(add, zeros, (sent, weights))[0]  # in the workers' order
+
+
+def _median(values: jax.Array, number: jax.Array) -> jax.Array:
+    """The median of the smallest of each column, so many in each."""
+    ordered = jnp.sort(values, axis=0)
+    middle = jnp.stack([jnp.maximum(number - 1, 0) // 2, number // 2])
+    return jnp.mean(jnp.take_along_axis(ordered, middle, axis=0), axis=0)

@@ -9,7 +9,7 @@ from jax import lax
 
 from fftgrad._contracts import Channel, Exchange, Like, PyTree, Reduced, Scope, State
 from fftgrad._values import check_count, check_within, value
-from fftgrad.exchanges import _alike
+from fftgrad.exchanges import _parts
 from fftgrad.exchanges._low_rank import times
 from fftgrad.exchanges._recipe import check_exchange
 from fftgrad.ops import _count, _finite, _joined
@@ -142,7 +142,7 @@ class Eigenbasis(Exchange):
         leaves, structure = jax.tree.flatten(x)
         sides, alike = state.shared.sides, [()] * len(leaves)
         matrices = [leaf.reshape(_as_matrix(leaf)) for leaf in leaves]
-        turned = _alike.each(_turn, alike, list(zip(matrices, sides, strict=True)))
+        turned = _parts.each(_turn, alike, list(zip(matrices, sides, strict=True)))
         vector = jnp.concatenate([matrix.ravel() for matrix in turned])
         out = self.exchange.mean(vector, state._replace(shared=state.shared.inner), channel)
 
@@ -151,7 +151,7 @@ class Eigenbasis(Exchange):
             return [one.reshape(m.shape) for one, m in zip(found, matrices, strict=True)]
 
         rows = list(zip(pieces(out.mean), pieces(vector - out.error), sides, strict=True))
-        back = _alike.each(_turn_back, alike, rows)
+        back = _parts.each(_turn_back, alike, rows)
         means, sent = (
             jax.tree.unflatten(
                 structure, [m.reshape(leaf.shape) for m, leaf in zip(part, leaves, strict=True)]
@@ -176,12 +176,12 @@ class Eigenbasis(Exchange):
             both = zip(own, (mean, mean.T), strict=True)
             return tuple(side and self._with(side, matrix) for side, matrix in both)
 
-        learned = _alike.each(learn, [()] * len(means), list(zip(means, sides, strict=True)))
+        learned = _parts.each(learn, [()] * len(means), list(zip(means, sides, strict=True)))
         due = (steps % self.every == 0) | (steps < self.every)
 
         def renewed(learned: PyTree) -> PyTree:
             flat = [side for own in learned for side in own if side]
-            new = iter(_alike.each(self._renewed, [()] * len(flat), flat))
+            new = iter(_parts.each(self._renewed, [()] * len(flat), flat))
             return [tuple(side and next(new) for side in own) for own in learned]
 
         return tuple(lax.cond(due, renewed, lambda learned: learned, learned))

@@ -20,7 +20,7 @@ from fftgrad._values import check_count, check_kind, value
 from fftgrad.exchanges import _shards
 from fftgrad.exchanges._recipe import check_exchange
 from fftgrad.exchanges._shards import Shards
-from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.memories import ErrorFeedback
 from fftgrad.ops import _count, _finite, _joined, _wire
 
 

@@ -1,5 +1,7 @@
 """A sum of small integers, several to a word."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -7,7 +9,8 @@ from fftgrad import _axes
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, State
 from fftgrad._values import check_count, value
 from fftgrad.codecs.quantizers import _scale, _ternary
-from fftgrad.exchanges import _digit_sum, _parts
+from fftgrad.exchanges import _parts
+from fftgrad.ops.packing import _digits
 
 
 @value
@@ -64,7 +67,7 @@ class IntegerSum(Exchange):
         _ternary.check_clip("IntegerSum", self.clip)
         check_count("IntegerSum(workers)", self.workers, "use that of the axis.")
         check_count("IntegerSum(levels)", self.levels, "use levels=1.")
-        if _digit_sum.base(self.levels, self.workers) > 1 << 16:
+        if base(self.levels, self.workers) > 1 << 16:
             raise ValueError(
                 "IntegerSum(workers, levels): must have 2 · levels · workers below 65536, got "
                 f"{self.workers} and {self.levels}; use levels=1."
@@ -84,7 +87,7 @@ class IntegerSum(Exchange):
             _scale.to_levels(vector, scale, self.levels, _scale.noise(self, own, vector.size))
             for (vector, _), scale, own in zip(clipped, scales, steps, strict=True)
         ]
-        sums, _ = _digit_sum.add(integers, self.levels, channel)
+        sums, _ = add(integers, self.levels, channel)
         means = [
             whole * (scale / (self.levels * self.workers))
             for whole, scale in zip(sums, scales, strict=True)
@@ -96,4 +99,43 @@ class IntegerSum(Exchange):
     def wire_bytes(self, like: PyTree) -> int:
         parts = _parts.vector_likes(like)
         sizes = [part.shape[0] for part in parts]
-        return 4 * (len(parts) + _digit_sum.words(sizes, self.levels, self.workers))
+        return 4 * (len(parts) + words(sizes, self.levels, self.workers))
+
+
+def base(levels: int, workers: int) -> int:
+    """How many values the sum of so many integers in -levels ... levels has."""
+    return 2 * levels * workers + 1
+
+
+def words(sizes: Sequence[int], levels: int, workers: int) -> int:
+    """How many words vectors of these sizes fill."""
+    return sum(_digits.words_for(size, base(levels, workers)) for size in sizes)
+
+
+def add(
+    vectors: Sequence[jax.Array], levels: int, channel: Channel, flags: Sequence[jax.Array] = ()
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """The sums over the workers of vectors of integers, and how many workers say yes to each flag.
+
+    Args:
+      vectors: float32[n] of integers in -levels ... levels.
+      levels: the largest magnitude.
+      channel: of the workers.
+      flags: bool[], each a word behind those of the vectors.
+
+    Returns:
+      Integers in float32, in -levels · workers ... levels · workers; uint32[] for each flag.
+    """
+    workers = channel.workers
+    many = base(levels, workers)
+    packed = [_digits.pack((vector + levels).astype(jnp.uint32), many) for vector in vectors]
+    words = [flag.astype(jnp.uint32)[None] for flag in flags]
+    total = channel.sum(jnp.concatenate([*packed, *words]))
+    sums: list[jax.Array] = []
+    start = 0
+    for vector in vectors:
+        stop = start + _digits.words_for(vector.size, many)
+        digits = _digits.unpack(total[start:stop], many, vector.size)
+        sums.append(digits.astype(jnp.float32) - levels * workers)
+        start = stop
+    return sums, [total[start + i] for i in range(len(flags))]

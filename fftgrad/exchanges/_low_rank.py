@@ -2,17 +2,21 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
-from fftgrad._contracts import Channel, Like, PyTree
-from fftgrad.exchanges import _alike
+from fftgrad._contracts import Channel, Exchange, Like, PyTree, Reduced, Scope, State
+from fftgrad._values import check_count, value
+from fftgrad.exchanges import _parts
+from fftgrad.ops import _joined
 
 
-def shape_of(like: Like, rank: int) -> tuple[int, int] | None:
+def matrix_shape(like: Like, rank: int) -> tuple[int, int] | None:
     """The shape of an array as a matrix, or None if it is to stay dense."""
     if len(like.shape) < 2:
         return None
@@ -21,21 +25,21 @@ def shape_of(like: Like, rank: int) -> tuple[int, int] | None:
     return (rows, columns) if worthwhile and rank <= min(rows, columns) else None
 
 
-def shapes(like: PyTree, rank: int) -> list[tuple[int, int]]:
+def matrix_shapes(like: PyTree, rank: int) -> list[tuple[int, int]]:
     """The shapes of the matrices."""
-    found = (shape_of(leaf, rank) for leaf in jax.tree.leaves(like))
+    found = (matrix_shape(leaf, rank) for leaf in jax.tree.leaves(like))
     return [shape for shape in found if shape is not None]
 
 
 def dense_size(like: PyTree, rank: int) -> int:
     """How many values stay dense."""
     leaves = jax.tree.leaves(like)
-    return sum(math.prod(leaf.shape) for leaf in leaves if shape_of(leaf, rank) is None)
+    return sum(math.prod(leaf.shape) for leaf in leaves if matrix_shape(leaf, rank) is None)
 
 
 def split(leaves: Sequence[jax.Array], rank: int) -> tuple[list[jax.Array], list[jax.Array]]:
     """The matrices, and what stays dense."""
-    pairs = [(leaf, shape_of(leaf, rank)) for leaf in leaves]
+    pairs = [(leaf, matrix_shape(leaf, rank)) for leaf in leaves]
     return (
         [leaf.reshape(shape) for leaf, shape in pairs if shape is not None],
         [leaf for leaf, shape in pairs if shape is None],
@@ -48,7 +52,7 @@ def join(
     """The inverse of `split`."""
     products, others = iter(matrices), iter(dense)
     return [
-        next(others) if shape_of(like, rank) is None else next(products).reshape(like.shape)
+        next(others) if matrix_shape(like, rank) is None else next(products).reshape(like.shape)
         for like in likes
     ]
 
@@ -59,10 +63,10 @@ def random_factors(like: PyTree, rank: int, axis: int) -> list[jax.Array]:
     def drawn(length: int, seed: jax.Array) -> jax.Array:
         return jax.random.normal(jax.random.key(seed), (length, rank), jnp.float32)
 
-    found = enumerate(shape_of(leaf, rank) for leaf in jax.tree.leaves(like))
+    found = enumerate(matrix_shape(leaf, rank) for leaf in jax.tree.leaves(like))
     lengths = {i: shape[axis] for i, shape in found if shape is not None}
     seeds = np.array(list(lengths), np.uint32)
-    return _alike.each(drawn, [(length,) for length in lengths.values()], list(seeds))
+    return _parts.each(drawn, [(length,) for length in lengths.values()], list(seeds))
 
 
 def orthonormal(factor: jax.Array) -> jax.Array:
@@ -70,7 +74,7 @@ def orthonormal(factor: jax.Array) -> jax.Array:
     return jnp.linalg.qr(factor)[0]
 
 
-def kept(new: jax.Array, old: jax.Array) -> jax.Array:
+def kept_columns(new: jax.Array, old: jax.Array) -> jax.Array:
     """The next factor, with its old columns where the gradient had nothing to put in place.
 
     A column of zeros would find nothing in any later gradient whose first rows are zero.
@@ -106,3 +110,253 @@ def times(a: jax.Array, b: jax.Array) -> jax.Array:
     """A product of matrices in float32."""
     # Accelerators would round the factors to fewer bits, and feedback would see it as error.
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+class PowerSgdState(NamedTuple):
+    """State: the right factor of each matrix, equal on all workers."""
+
+    factors: list[jax.Array]
+
+
+@value
+class PowerSgd(Exchange):
+    """Exchange: the mean of each matrix as P Qᵀ, with two small all-reduces.
+
+    For the matrices M_i of the workers, n × m, and the factor Q of the step before:
+
+        P = orthonormal(mean M_i Q),   Q' = mean M_iᵀ P,   mean ≈ P Q'ᵀ.
+
+    Q is kept from step to step, so that the iteration converges while the gradient moves slowly.
+    Arrays of more axes become matrices with their last axis as columns; vectors, and what a
+    factorization would not make smaller, travel dense in the first all-reduce. Its parts are the
+    leaves, in their shapes. Use it with `ErrorFeedback()`.
+
+    Args:
+      rank: number of columns of P and Q.
+
+    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
+
+    Wire: 4 (n + m) · rank bytes a matrix, 4n for what stays dense, whatever the number of workers.
+
+    Claims: all workers get the same bits. What counts as sent is the mean, as in
+      the authors' code, so the residuals of the workers add up to what is missing from it. A matrix
+      of zeros gives zeros, and the factors recover from it.
+
+    Differs from the paper: P is made orthonormal by Householder reflections in place of
+      Gram-Schmidt, which divides by zero where a column vanishes.
+
+    Raises:
+      ValueError: if `rank` is not positive.
+
+    Example:
+      >>> exchange = fg.PowerSgd(rank=1)
+      >>> x = jnp.outer(jnp.arange(4.0), jnp.arange(5.0))[None]
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
+      >>> bool(jnp.allclose(jax.vmap(mean, axis_name="data")(x), x, atol=1e-5))
+      True
+
+    References:
+      Vogels, Karimireddy and Jaggi, NeurIPS 2019, arXiv:1905.13727.
+    """
+
+    rank: int = 2
+
+    def __post_init__(self) -> None:
+        check_count("PowerSgd(rank)", self.rank, "use rank=2.")
+
+    @property
+    def scope(self) -> Scope:
+        return "leaf"
+
+    def init(self, like: PyTree) -> State:
+        return State(shared=PowerSgdState(random_factors(like, self.rank, axis=1)))
+
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        leaves, structure = jax.tree.flatten(x)
+        factors = state.shared.factors
+        matrices, dense = split(leaves, self.rank)
+        lefts, rights, exact = iterate(matrices, factors, dense, channel)
+        low_rank = list(map(product, lefts, rights))
+        means, sent = (
+            jax.tree.unflatten(structure, join(leaves, low_rank, others, self.rank))
+            for others in (exact, dense)
+        )
+        kept = PowerSgdState(list(map(kept_columns, rights, factors)))
+        return Reduced(means, jax.tree.map(jnp.subtract, x, sent), State(shared=kept))
+
+    def wire_bytes(self, like: PyTree) -> int:
+        factors = self.rank * sum(map(sum, matrix_shapes(like, self.rank)))
+        return 4 * (factors + dense_size(like, self.rank))
+
+
+_T = TypeVar("_T")
+
+
+class AcpSgdState(NamedTuple):
+    """State: both factors of each matrix, equal on all workers.
+
+    Attributes:
+      turn: which of them travel in the next step, int32: 0 for the first, 1 for the second.
+      first: the left factors, but the right ones of matrices that are flipped.
+      second: the others.
+    """
+
+    turn: jax.Array
+    first: list[jax.Array]
+    second: list[jax.Array]
+
+
+@value
+class AcpSgd(Exchange):
+    """Exchange: the mean of each matrix as P Qᵀ, with one small all-reduce of P and Q in turns.
+
+    For the matrices M_i of the workers, n × m, and the factors of the step before:
+
+        odd steps:   Q = orthonormal(Q),   P_i = M_i Q,    sent_i = P_i Qᵀ,   P = mean P_i,
+        even steps:  P = orthonormal(P),   Q_i = M_iᵀ P,   sent_i = P Q_iᵀ,   Q = mean Q_i,
+
+    and the mean is P Qᵀ in both. That is `PowerSgd` with half of its iteration in each step, at
+    about half of its bytes, and one collective to wait for in place of two.
+
+    Some matrices are flipped: they send Q in odd steps. They are gone through from the most oblong
+    to the most square, and each sends its longer side in the steps that have less so far. So all
+    steps have about as many values, and the buffer has room for the most, in every step.
+
+    Which step is odd is counted by the state, not by the number of the step: a step that left no
+    trace is no turn, or the same factor would travel again and the other stay what it was.
+
+    Arrays of more axes become matrices with their last axis as columns; vectors, and what a
+    factorization would not make smaller, travel dense in the same all-reduce. Its parts are the
+    leaves, in their shapes. Use it with `ErrorFeedback()`.
+
+    Args:
+      rank: number of columns of P and Q.
+
+    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
+
+    Wire: 4 · rank · max(Σ of what travels in odd steps, in even ones) bytes, n or m a matrix, and
+      4n for what stays dense, whatever the number of workers.
+
+    Claims: all workers get the same bits. What counts as sent is the worker's own
+      product, and the mean is that of what all sent. So what differs between the workers leaves
+      their residuals too, which stay as long as they are where those of `PowerSgd` grow. A matrix
+      of zeros gives zeros, and the factors recover from it.
+
+    Differs from the paper: matrices are flipped to balance the two kinds of steps; orthonormal by
+      Householder reflections.
+
+    Raises:
+      ValueError: if `rank` is not positive.
+
+    Example:
+      >>> exchange = fg.AcpSgd(rank=1)
+      >>> x = jnp.outer(jnp.arange(4.0), jnp.arange(5.0))[None]
+      >>> def twice(x):
+      ...     first = exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data"))
+      ...     return exchange.mean(x, first.state, fg.exchanges.Channel("data")).mean
+      >>> bool(jnp.allclose(jax.vmap(twice, axis_name="data")(x), x, atol=1e-5))
+      True
+
+    References:
+      Zhang, Li, Shi, Chu and Li, ICDCS 2023, arXiv:2306.08881.
+    """
+
+    rank: int = 2
+
+    def __post_init__(self) -> None:
+        check_count("AcpSgd(rank)", self.rank, "use rank=2.")
+
+    @property
+    def scope(self) -> Scope:
+        return "leaf"
+
+    def init(self, like: PyTree) -> State:
+        lefts, rights = (random_factors(like, self.rank, axis) for axis in (0, 1))
+        flips = _flips(matrix_shapes(like, self.rank))
+        factors = _flipped(flips, lefts, rights)
+        return State(shared=AcpSgdState(jnp.zeros((), jnp.int32), *factors))
+
+    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+        leaves, structure = jax.tree.flatten(x)
+        before: AcpSgdState = state.shared
+        matrices, dense = split(leaves, self.rank)
+        flips = _flips(matrix_shapes(leaves, self.rank))
+        turned = [m.T if flip else m for m, flip in zip(matrices, flips, strict=True)]
+        room = max(_size(before.first), _size(before.second))
+
+        def send_first() -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
+            bases = list(map(orthonormal, before.second))
+            return _in_room(_products(turned, bases), room), before.first, bases
+
+        def send_second() -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
+            bases = list(map(orthonormal, before.first))
+            return _in_room(_products([m.T for m in turned], bases), room), bases, before.second
+
+        is_first = before.turn == 0
+        # Only what the worker has of its own is computed under the condition: the sum outside of
+        # it always runs, so that a scheduler may put other work beside it.
+        own, first, second = lax.cond(is_first, send_first, send_second)
+        (averaged, *exact), tally = channel.mean([own, *dense])
+
+        def factors(vector: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+            """Both factors of each matrix, where the vector holds those that travelled."""
+            return (
+                optax.tree.where(is_first, _out_of(vector, first), first),
+                optax.tree.where(is_first, second, _out_of(vector, second)),
+            )
+
+        def tree(
+            factors: tuple[list[jax.Array], list[jax.Array]], dense: list[jax.Array]
+        ) -> PyTree:
+            products = map(product, *_flipped(flips, *factors))
+            return jax.tree.unflatten(structure, join(leaves, products, dense, self.rank))
+
+        common = factors(averaged)
+        kept = AcpSgdState(
+            1 - before.turn,
+            list(map(kept_columns, common[0], before.first)),
+            list(map(kept_columns, common[1], before.second)),
+        )
+        error = jax.tree.map(jnp.subtract, x, tree(factors(own), dense))
+        return Reduced(tree(common, exact), error, State(shared=kept), tally)
+
+    def wire_bytes(self, like: PyTree) -> int:
+        shapes = matrix_shapes(like, self.rank)
+        rows, columns = ([shape[axis] for shape in shapes] for axis in (0, 1))
+        longer = max(map(sum, _flipped(_flips(shapes), rows, columns)))
+        return 4 * (self.rank * longer + dense_size(like, self.rank))
+
+
+def _flips(shapes: Sequence[tuple[int, int]]) -> list[bool]:
+    """Which matrices send their right factor first, so that all steps send about as much."""
+    flips = [False] * len(shapes)
+    ahead = 0  # by how many rows odd steps send more than even ones
+    for i in sorted(range(len(shapes)), key=lambda i: -abs(shapes[i][0] - shapes[i][1])):
+        more = shapes[i][0] - shapes[i][1]
+        flips[i] = ahead * more > 0
+        ahead += -more if flips[i] else more
+    return flips
+
+
+def _flipped(flips: Sequence[bool], a: Sequence[_T], b: Sequence[_T]) -> tuple[list[_T], list[_T]]:
+    """Left and right factors as first and second ones, or back."""
+    pairs = [(y, x) if flip else (x, y) for flip, x, y in zip(flips, a, b, strict=True)]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _products(matrices: Sequence[jax.Array], bases: Sequence[jax.Array]) -> list[jax.Array]:
+    return [times(m, base) for m, base in zip(matrices, bases, strict=True)]
+
+
+def _size(factors: Sequence[jax.Array]) -> int:
+    return sum(factor.size for factor in factors)
+
+
+def _in_room(factors: Sequence[jax.Array], room: int) -> jax.Array:
+    whole, _ = _joined.as_one(factors)
+    return jnp.pad(whole, (0, room - whole.size))
+
+
+def _out_of(vector: jax.Array, likes: Sequence[jax.Array]) -> list[jax.Array]:
+    pieces = _joined.cut(vector[: _size(likes)], [like.size for like in likes])
+    return [piece.reshape(like.shape) for piece, like in zip(pieces, likes, strict=True)]

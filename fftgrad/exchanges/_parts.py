@@ -5,21 +5,105 @@ An exchange sees a tuple of vectors and one codec of all of them: `Parts`.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fftgrad._contracts import Codec, Compressed, Exchange, Like, Payload, PyTree, Scope, Step
-from fftgrad._values import check_kind
+from fftgrad._values import check_count, check_kind, value
 from fftgrad.codecs import _call, _chain, _spec, _sum
-from fftgrad.exchanges import _alike
+from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges._layout import Part
-from fftgrad.exchanges._rules import Codecs
-from fftgrad.ops import _count, _keys
+from fftgrad.ops import _count, _joined, _keys, _platform
 from fftgrad.ops._shapes import spec
+
+Codecs: TypeAlias = Codec | Callable[[str, Like], Codec]
+"""One codec for all parts, or a rule: a function from the name and the shape of a part to its own.
+
+The parts of a rule are the leaves, unless it has another `scope`.
+"""
+
+_DENSE, _OTHERS = "dense leaves", "other leaves"
+
+
+@value
+class _PartOf:
+    """The name of the part of a leaf, as a value: equal rules have equal parts."""
+
+    max_ndim: int
+    max_size: int | None
+
+    def __call__(self, path: str, leaf: Like) -> str:
+        few = self.max_size is None or math.prod(leaf.shape) <= self.max_size
+        return _DENSE if few and len(leaf.shape) <= self.max_ndim else _OTHERS
+
+
+@value
+class SmallDense:
+    """Function: small leaves travel dense, and all others through one codec.
+
+    The dense leaves form one part and the others another, so that a selector chooses over all of
+    them. Both travel in the same collective.
+
+        rule = fg.SmallDense(fg.chain(fg.TopK(0.01), fg.LogLevels(8)))
+        fg.compressed_pmean(fg.AllGather(rule), axis_name="data")
+
+    Args:
+      codec: of the leaves that are not small.
+      max_ndim: most axes of a small leaf: 1 for biases and scales.
+      max_size: most values of a small leaf.
+
+    Raises:
+      TypeError: if `codec` is none.
+      ValueError: while tracing, if the parts are not those of its own `scope`.
+
+    Example:
+      >>> rule = fg.SmallDense(fg.TopK(fraction=0.01))
+      >>> params = {"bias": jnp.ones(10), "kernel": jnp.ones((100, 10))}
+      >>> fg.wire_bytes(fg.AllGather(rule), params)
+      96
+    """
+
+    codec: Codec
+    max_ndim: int = 1
+    max_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_kind("SmallDense(codec)", self.codec, Codec, "pass one, as TopK(fraction=0.01).")
+        check_count("SmallDense(max_ndim)", self.max_ndim, "leave it out.", least=0)
+        if self.max_size is not None:
+            check_count("SmallDense(max_size)", self.max_size, "leave it out for all.", least=0)
+
+    @property
+    def scope(self) -> Scope:
+        """The two parts that it is made for."""
+        return _PartOf(self.max_ndim, self.max_size)
+
+    def __call__(self, name: str, like: Like) -> Codec:
+        """The codec of one of its parts."""
+        if name not in (_DENSE, _OTHERS):
+            raise ValueError(
+                f"SmallDense(name): must be a part of its own scope, got {name!r}, because another "
+                "scope mixes small leaves with others; leave the layout's scope out."
+            )
+        return Identity() if name == _DENSE else self.codec
+
+
+@value
+class DenseByName:
+    """Function: leaves with one of these words in their paths travel dense."""
+
+    words: tuple[str, ...]
+    codec: Codec
+
+    def __call__(self, name: str, like: Like) -> Codec:
+        return Identity() if any(word in name for word in self.words) else self.codec
+
 
 Vectors = tuple[jax.Array, ...]
 Likes = tuple[Like, ...]
@@ -158,7 +242,7 @@ class Parts:
         rows = list(zip(numbers, *arrays, strict=True))
         # What decodes together need not have been encoded together, and has to draw the same.
         together = _keys.is_same_under_vmap(step.shared)
-        return _alike.each(verb, self._with(*statics), rows, together=together)
+        return each(verb, self._with(*statics), rows, together=together)
 
     def _with(self, *others: Sequence[Any]) -> list[tuple[Any, ...]]:
         return list(zip(self.codecs, *others, strict=True))
@@ -223,3 +307,56 @@ def rebuild(flat: Sequence[jax.Array], like: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(like)
     shaped = [a.reshape(leaf.shape) for a, leaf in zip(flat, leaves, strict=True)]
     return jax.tree.unflatten(structure, shaped)
+
+
+SMALL = 1 << 15
+"""Up to how many values at a time parts go side by side on a CPU, too."""
+
+
+def each(
+    verb: Callable[..., Any],
+    statics: Sequence[tuple[Hashable, ...]],
+    rows: Sequence[PyTree],
+    *,
+    together: bool = True,
+) -> list[Any]:
+    """`verb(*static, row)` of each part, where parts with equal statics and shapes become one call.
+
+    Args:
+      verb: a pure function, of what is static and a pytree of arrays.
+      statics: what each part has that is no array: its codec, the shape to decode to.
+      rows: the arrays of each part.
+      together: whether parts may share a call.
+    """
+    out: list[Any] = [None] * len(rows)
+    groups = _groups(statics, rows) if together else [[i] for i in range(len(rows))]
+    for numbers in groups:
+        run = functools.partial(verb, *statics[numbers[0]])
+        if len(numbers) == 1:
+            out[numbers[0]] = run(rows[numbers[0]])
+            continue
+        results = _run_stacked(run, _stack([rows[i] for i in numbers]))
+        pieces = jax.tree.map(_joined.unstack, results)
+        for place, i in enumerate(numbers):
+            out[i] = jax.tree.map(lambda _, own, place=place: own[place], results, pieces)
+    return out
+
+
+def _groups(statics: Sequence[Hashable], rows: Sequence[PyTree]) -> list[list[int]]:
+    groups: dict[Hashable, list[int]] = {}
+    for i, (static, row) in enumerate(zip(statics, rows, strict=True)):
+        leaves, structure = jax.tree.flatten(row)
+        groups.setdefault((static, structure, *map(jax.typeof, leaves)), []).append(i)
+    return list(groups.values())
+
+
+def _stack(rows: Sequence[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+
+
+def _run_stacked(run: Callable[[PyTree], PyTree], stacked: PyTree) -> PyTree:
+    side_by_side = jax.vmap(run)
+    if max((leaf[0].size for leaf in jax.tree.leaves(stacked)), default=0) <= SMALL:
+        return side_by_side(stacked)
+    # Side by side both sides of a branch are taken, which on a CPU costs more passes.
+    return _platform.dependent(stacked, cpu=functools.partial(lax.map, run), default=side_by_side)

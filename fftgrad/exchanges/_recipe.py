@@ -5,7 +5,7 @@ import inspect
 from fftgrad._contracts import Exchange, Memory
 from fftgrad._values import check_kind, value
 from fftgrad.exchanges._layout import Layout
-from fftgrad.memories._error_feedback import NoMemory
+from fftgrad.memories import NoMemory
 
 
 @value

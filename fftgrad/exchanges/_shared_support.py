@@ -19,8 +19,7 @@ from fftgrad._contracts import (
 from fftgrad._values import value
 from fftgrad.codecs._chain import chain, stages
 from fftgrad.exchanges import _parts
-from fftgrad.exchanges._parts import Likes, Parts, Vectors
-from fftgrad.exchanges._rules import Codecs
+from fftgrad.exchanges._parts import Codecs, Likes, Parts, Vectors
 from fftgrad.ops import _count, _finite
 from fftgrad.ops._shapes import spec
 

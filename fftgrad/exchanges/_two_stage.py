@@ -1,14 +1,15 @@
 """A mean whose bytes do not grow with the workers: shards to their owners, and back to all."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
-from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State
+from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Tally
 from fftgrad._values import check_count, value
-from fftgrad.exchanges import _halves, _parts, _shards
-from fftgrad.exchanges._parts import Likes, Parts
-from fftgrad.exchanges._rules import Codecs
+from fftgrad.exchanges import _parts, _shards
+from fftgrad.exchanges._parts import Codecs, CompressedParts, Likes, Parts, Vectors
 from fftgrad.exchanges._shards import PerShard
 from fftgrad.ops import _wire
 
@@ -79,17 +80,17 @@ class TwoStage(Exchange):
     def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         _axes.check_workers("TwoStage", self.workers, channel.axis_name)
         codec, likes = self._codec(x), self._likes(x)
-        to_owners, to_all = state.own.rows
+        before, at_owner = state.own.rows
         own, again = channel.index, channel.fold_local(self.workers)
 
         rows = tuple(_shards.to_shards(x, self.workers))
-        first = _halves.to_owners(codec, rows, to_owners, likes, channel)
+        first = to_owners(codec, rows, before, likes, channel)
         # Its own shard crosses no link, so the owner takes it as it is.
         means = tuple(
             mean + (row[own] - sent[own]) / self.workers
             for mean, row, sent in zip(first.vectors, rows, first.sent, strict=True)
         )
-        second = _halves.to_all(codec, means, to_all, likes, again, first.tally)
+        second = to_all(codec, means, at_owner, likes, again, first.tally)
         # A loss of the mean is one of w times as much of this worker's share in it.
         sent = [
             sent.at[own].set(_within(row[own], sent[own] + self.workers * (every[own] - mean)))
@@ -119,3 +120,53 @@ class TwoStage(Exchange):
 def _within(row: jax.Array, sent: jax.Array) -> jax.Array:
     """What was sent of a row; all of it, where a loss is beyond the range of float32."""
     return jnp.where(jnp.isfinite(row - sent), sent, row)
+
+
+class Half(NamedTuple):
+    """What comes of one half.
+
+    Attributes:
+      vectors: of each part: on the owner of a shard its mean over the workers; or the shards of
+        all owners, [w, size].
+      sent: what the others received of this worker's rows; of a shard its row of `vectors` says it.
+      state: the codecs' next state.
+      tally: of the headers.
+    """
+
+    vectors: Vectors
+    sent: Vectors
+    state: PyTree
+    tally: Tally
+
+
+def to_owners(codec: Parts, rows: Vectors, state: PyTree, likes: Likes, channel: Channel) -> Half:
+    """Row i of each part [w, size], compressed, to worker i, which averages what comes."""
+
+    def one(number: jax.Array, shards: Vectors, state: PyTree) -> tuple[CompressedParts, Vectors]:
+        out = codec.compress(shards, state, channel.step.fold_local(number))
+        return out, codec.decompress(out.payloads, likes, channel.step)
+
+    out, sent = jax.vmap(one)(jnp.arange(channel.workers), rows, state)
+    got, tally = channel.scatter(out.payloads, of=rows, overflow=out.overflow)
+    means = codec.mean(got, likes, tally.poison, channel.step, shards=True)
+    return Half(means, sent, out.state, tally)
+
+
+def to_all(
+    codec: Parts,
+    shards: Vectors,
+    state: PyTree,
+    likes: Likes,
+    channel: Channel,
+    received: Tally = Tally(),
+) -> Half:
+    """A shard of each part, compressed, to all; the shards of all owners, NaN unless all is finite.
+
+    The headers also say what the owners were sent before.
+    """
+    step = channel.step
+    out = codec.compress(shards, state, step)
+    got, tally = channel.gather(out.payloads, of=shards, overflow=out.overflow, received=received)
+    every = jax.vmap(lambda payloads: codec.decompress(payloads, likes, step))(got)
+    rows = tuple(vectors + tally.poison for vectors in every)
+    return Half(rows, (), out.state, tally)

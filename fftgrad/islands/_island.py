@@ -22,7 +22,7 @@ from fftgrad.islands._requests import Performer, Steps, StoreError
 from fftgrad.islands._residual import Change, Outcome, Residual
 from fftgrad.islands._settings import Settings
 from fftgrad.islands._store import Store, open_store
-from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.memories import ErrorFeedback
 
 PATIENCE = 1.25
 """Deadlines for which a step waits: one of the round, and the time to close it."""

@@ -22,7 +22,7 @@ from fftgrad.islands._requests import Clock, Create, List, Steps, Wait, settle
 from fftgrad.islands._residual import Change, Ledger, Residual, norm
 from fftgrad.islands._round import Gathering
 from fftgrad.islands._settings import Settings
-from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.memories import ErrorFeedback
 
 OVERDUE = 3
 """Deadlines after the end of a round until an island that holds another anchor may close it."""

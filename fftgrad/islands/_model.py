@@ -20,8 +20,8 @@ from jax.experimental import multihost_utils
 
 from fftgrad._contracts import Codec, Like, Memory, Payload, PyTree, Step
 from fftgrad.exchanges import AllGather, _layout, _parts
+from fftgrad.exchanges._all_gather import clipped_mean
 from fftgrad.exchanges._layout import Bucket, Layout
-from fftgrad.exchanges._median_clip import clipped_mean
 from fftgrad.exchanges._parts import Likes, Parts, Payloads
 from fftgrad.islands._objects import DamagedError
 from fftgrad.ops._shapes import by_path

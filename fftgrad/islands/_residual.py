@@ -14,7 +14,7 @@ from fftgrad.islands._keys import Who
 from fftgrad.islands._model import Model, Programs, Tree, on_host
 from fftgrad.islands._objects import DamagedError, Manifest
 from fftgrad.islands._requests import Read, Steps
-from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.memories import ErrorFeedback
 
 
 class Residual(NamedTuple):

@@ -28,19 +28,16 @@ from fftgrad.codecs.transforms._fft import Fft
 from fftgrad.codecs.transforms._hadamard import Hadamard
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.codecs.transforms._tiles import Tiles
-from fftgrad.exchanges._acp_sgd import AcpSgd
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._integer_sum import IntegerSum
-from fftgrad.exchanges._ladder import Ladder
 from fftgrad.exchanges._layout import Layout
-from fftgrad.exchanges._power_sgd import PowerSgd
+from fftgrad.exchanges._low_rank import AcpSgd, PowerSgd
+from fftgrad.exchanges._parts import DenseByName
 from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._rules import DenseByName
-from fftgrad.exchanges._scheduled import Scheduled
+from fftgrad.exchanges._schedule import Ladder, Scheduled
 from fftgrad.exchanges._shared_support import SharedSupport
-from fftgrad.memories._error_feedback import ErrorFeedback, NoMemory
-from fftgrad.memories._momentum_correction import MomentumCorrection
+from fftgrad.memories import ErrorFeedback, MomentumCorrection, NoMemory
 
 
 def acp_sgd(rank: int = 4, *, memory: Memory = ErrorFeedback()) -> Recipe:

@@ -10,9 +10,9 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._contracts import AxisName
 from fftgrad._values import check_within
-from fftgrad.exchanges._ladder import next_level
+from fftgrad.exchanges._schedule import next_level
+from fftgrad.training._gradients import weighted
 from fftgrad.training._pmean import CompressedPmeanState
-from fftgrad.training._weigh import weighted
 
 NONE = float(jnp.finfo(jnp.float32).max)
 """No loss so far; an infinity would stop a healthy step under `jax_debug_infs`."""

@@ -20,11 +20,11 @@ from fftgrad._contracts import (
 )
 from fftgrad._values import check_count, check_transformation, value
 from fftgrad.exchanges import _layout, _low_rank, _parts
-from fftgrad.exchanges._power_sgd import PowerSgd
-from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.exchanges._low_rank import PowerSgd
+from fftgrad.memories import ErrorFeedback
 from fftgrad.ops import _finite, _norms
 from fftgrad.ops._shapes import by_path
-from fftgrad.training._check_gradients import widened
+from fftgrad.training._gradients import widened
 from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
 
 ADAM = optax.scale_by_adam()
@@ -109,7 +109,7 @@ def scale_by_dion(
 
     def is_other(name: str, leaf: Like) -> bool:
         too_long = math.prod(leaf.shape) > _layout.BUCKET_LIMIT  # it travels in pieces
-        return exchange.is_named(name) or too_long or _low_rank.shape_of(leaf, rank) is None
+        return exchange.is_named(name) or too_long or _low_rank.matrix_shape(leaf, rank) is None
 
     def of_others(tree: PyTree) -> PyTree:
         named = by_path(tree).items()
@@ -179,7 +179,7 @@ class Directions(Exchange):
         return Reduced(
             mean=tree(directions, exact),
             error=jax.tree.map(jnp.subtract, x, tree(taken, dense)),
-            state=State(shared=list(map(_low_rank.kept, units, state.shared))),
+            state=State(shared=list(map(_low_rank.kept_columns, units, state.shared))),
             tally=Tally(finite=_finite.all_finite(rights)),
         )
 

@@ -10,8 +10,8 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName
 from fftgrad.codecs.quantizers._sign import Sign
 from fftgrad.exchanges._all_gather import AllGather
+from fftgrad.training._gradients import ONE_VOTE, refuse_weight
 from fftgrad.training._pmean import compressed_pmean
-from fftgrad.training._weigh import ONE_VOTE, refuse_weight
 
 
 def scale_by_majority_vote(

@@ -13,10 +13,10 @@ from fftgrad.codecs.quantizers._sign import Sign
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._two_stage import TwoStage
-from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.memories import ErrorFeedback
 from fftgrad.ops import _count
+from fftgrad.training._gradients import weighted
 from fftgrad.training._pmean import compressed_pmean
-from fftgrad.training._weigh import weighted
 
 
 class OneBitAdamState(NamedTuple):

@@ -3,10 +3,9 @@
 May import everything but `tools`.
 """
 
-from fftgrad.exchanges._fragments import fragment
-from fftgrad.optimizers._diloco import diloco
-from fftgrad.optimizers._feedback import feedback_adam, feedback_sgd
-from fftgrad.optimizers._feedback_muon import feedback_muon, muon_dimensions
+from fftgrad.optimizers._diloco import diloco, sparse_loco
+from fftgrad.optimizers._feedback import feedback_adam, feedback_muon, feedback_sgd, muon_dimensions
+from fftgrad.optimizers._fragments import fragment
 from fftgrad.optimizers._scatter import (
     Scattered,
     compressed_all_gather,
@@ -14,7 +13,6 @@ from fftgrad.optimizers._scatter import (
     gather_parameters,
 )
 from fftgrad.optimizers._sharded import sharded
-from fftgrad.optimizers._sparse_loco import sparse_loco
 
 __all__ = [
     "Scattered",

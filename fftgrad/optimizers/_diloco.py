@@ -9,16 +9,20 @@ import optax
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Exchange, Memory
+from fftgrad._contracts import AxisName, Exchange, Memory, PyTree
 from fftgrad._values import check_count, check_transformation
 from fftgrad.codecs._chain import chain
+from fftgrad.codecs.quantizers._bin_means import BinMeans
 from fftgrad.codecs.quantizers._log_levels import LogLevels
 from fftgrad.codecs.selectors._top_k import TopK
-from fftgrad.exchanges import AllGather, Recipe, _fragments
-from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.codecs.transforms._tiles import Tiles
+from fftgrad.exchanges import AllGather, Recipe
+from fftgrad.exchanges._shards import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import ErrorFeedback
-from fftgrad.ops import _count
-from fftgrad.optimizers._local import check_own, finite_step, mean_loss
+from fftgrad.methods._recipes import LargestOfTiles
+from fftgrad.ops import _count, _finite
+from fftgrad.optimizers import _fragments
+from fftgrad.training._gradients import weighted
 from fftgrad.training._pmean import CompressedPmeanState, Masked, compressed_pmean
 
 DECAYED = ErrorFeedback(decay=0.95)
@@ -268,3 +272,137 @@ def _check(every: int, fragments: int, delay: int, blend: float) -> None:
         )
     if not 0 <= blend < 1:
         raise ValueError(f"diloco(blend): must be at least 0 and below 1, got {blend}; use 0.5.")
+
+
+def check_own(owner: str, params: PyTree, axis_name: AxisName) -> None:
+    """Refuses parameters that JAX knows to be the same on all workers."""
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if isinstance(leaf, jax.Array) and not _axes.varies(leaf, axis_name):
+            raise ValueError(
+                f"{owner}.update(params{jax.tree_util.keystr(path)}): must be this worker's own, "
+                "because they differ between workers, got one that does not vary over "
+                f"{axis_name!r}; give the parameters a leading axis of workers, and shard it over "
+                f"{axis_name!r}."
+            )
+
+
+def finite_step(
+    run: Callable[..., tuple[PyTree, PyTree]],
+    grads: PyTree,
+    state: PyTree,
+    params: PyTree,
+    axis_name: AxisName,
+    **extra: Any,
+) -> tuple[PyTree, PyTree, jax.Array]:
+    """Run `inner.update` on one worker, and leave a step out in which anything is not finite.
+
+    Returns the updates, zeros in a bad step, the next state, and whether the step was finite. The
+    worker decides alone, and `run` is in no branch, because it may contain collectives.
+    """
+    moves, after = run(grads, state, params, **extra)
+    # An optimizer may hide a NaN of the gradient, and a parameter may overflow.
+    moved = optax.apply_updates(params, moves)
+    fine = _axes.everywhere(_finite.all_finite((grads, moved)), but=_axes.names(axis_name))
+    # Every leaf of the state would find the flag again, which takes XLA minutes for many leaves.
+    fine = lax.optimization_barrier(_axes.vary(fine, axis_name))
+    moves = jax.tree.map(lambda move: jnp.where(fine, move, 0), moves)
+    return moves, optax.tree.where(fine, after, state), fine
+
+
+def mean_loss(
+    value: jax.Array | float,
+    weight: jax.Array | float | None,
+    axis_name: AxisName,
+    fine: jax.Array | None = None,
+) -> jax.Array:
+    """The mean over the workers of their losses, each counted by its weight, float32[].
+
+    The loss of a worker whose step was not `fine` does not count; NaN if none does.
+    """
+    own = _axes.vary(jnp.asarray(value, jnp.float32), axis_name)
+    if fine is None:
+        return lax.pmean(weighted(own, weight, axis_name), axis_name)
+    share = jnp.where(fine, jnp.float32(1.0 if weight is None else weight), 0)
+    share = jnp.where((share >= 0) & (share < jnp.inf), share, jnp.nan)
+    loss, total = lax.psum(jnp.stack([jnp.where(share == 0, 0, share * own), share]), axis_name)
+    return loss / total
+
+
+def sparse_loco(
+    inner: optax.GradientTransformation,
+    *,
+    every: int = 30,
+    outer_rate: float = 0.4,
+    k: int = 64,
+    block: int = 64,
+    bits: int = 2,
+    decay: float = 0.95,
+    clip_to_median: bool = True,
+    fragments: int = 1,
+    delay: int = 0,
+    blend: float = 0.0,
+    masked: Masked = "refuse",
+    axis_name: AxisName = "data",
+) -> optax.GradientTransformationExtraArgs:
+    """Optimizer: SparseLoCo; local steps, then 2 bits of the largest values of each tile.
+
+    With θ the parameters of a worker, θ̄ the last that all had in common and e what a worker could
+    not send yet, after H steps of `inner`
+
+        e ← decay · e + (θ̄ - θ),   q = 2 bits of the k largest of each tile of e,   e ← e - q,
+        θ̄ ← θ̄ - outer_rate · mean of q_i · min(1, median_j ||q_j|| / ||q_i||),   θ ← θ̄,
+
+    with lengths by leaf. It is `diloco` with plain descent as the outer optimizer,
+    `ErrorFeedback(0.95)`, and `AllGather(rule, clip_to_median=True)`, where the rule gives each
+    leaf `chain(Tiles(64, shape), ChunkTopK(4096, 64), BinMeans(2))`.
+
+    Args:
+      inner: the optimizer of each worker, complete with its learning rate, as `optax.adamw(3e-4)`.
+      every: H, the inner steps between two outer steps.
+      outer_rate: what share of the mean change is taken.
+      k: values sent of each tile.
+      block: side of a tile; a leaf of one axis has tiles of `block` values, all of which are sent
+        if they are not more than k.
+      bits: of each value.
+      decay: of what could not be sent.
+      clip_to_median: as for `AllGather`.
+      fragments: as for `diloco`.
+      delay: as for `diloco`.
+      blend: as for `diloco`.
+      masked: as for `diloco`.
+      axis_name: the axis, or axes, of the workers.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs` whose state is a `DilocoState`.
+
+    Wire: k (bits + 8) bits a tile of 4096 and 16 bytes a leaf in an outer step: 10 bits a value,
+      where the authors' code takes 14 at the same content, and 204.8 times less than float32 where
+      that takes 146; of leaves of one axis, 2 bits for each value. Nothing in other steps.
+
+    Claims: as `diloco`'s.
+
+    Differs from the paper: positions travel in Elias-Fano code; axes are padded to whole tiles, and
+      the code cuts them at a divisor; the median of an even number of lengths is half-way between
+      the two in the middle.
+
+    Example:
+      >>> import optax
+      >>> tx = fg.optimizers.sparse_loco(optax.adamw(3e-4), every=30)
+      >>> jax.eval_shape(tx.init, jnp.zeros(9)).anchor.shape
+      (9,)
+
+    References:
+      Sarfi et al., 2025, arXiv:2508.15706; as run in 2026, arXiv:2603.08163.
+    """
+    return diloco(
+        inner,
+        optax.sgd(outer_rate),
+        every,
+        AllGather(LargestOfTiles(Tiles, k, block, BinMeans(bits)), clip_to_median),
+        ErrorFeedback(decay),
+        fragments=fragments,
+        delay=delay,
+        blend=blend,
+        masked=masked,
+        axis_name=axis_name,
+    )

@@ -12,7 +12,7 @@ from fftgrad._values import check_kind
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers._uniform_levels import UniformLevels
 from fftgrad.codecs.transforms._hadamard import Hadamard
-from fftgrad.exchanges import _halves
+from fftgrad.exchanges import _two_stage
 from fftgrad.exchanges._parts import Likes, Parts
 from fftgrad.ops._keys import as_key, check_key
 
@@ -97,7 +97,7 @@ def compressed_psum_scatter(
     front = jnp.moveaxis(x.astype(jnp.float32), axis, 0)
     rows, likes = front.reshape(workers, -1), _likes(x.size // workers)
     before = jax.tree.map(lambda a: jnp.stack([a] * workers), parts.init(likes))
-    got = _halves.to_owners(parts, (rows,), before, likes, channel)
+    got = _two_stage.to_owners(parts, (rows,), before, likes, channel)
     shape = (front.shape[0] // workers, *front.shape[1:])
     shard = workers * got.vectors[0].reshape(shape)
     return Scattered(
@@ -172,7 +172,7 @@ def compressed_all_gather(
     if reference is not None:
         before = jnp.moveaxis(reference.astype(jnp.float32), axis, 0).reshape(workers, -1)
         sends = sends - jnp.take(before, channel.index, axis=0)
-    (rows,) = _halves.to_all(parts, (sends,), parts.init(likes), likes, channel).vectors
+    (rows,) = _two_stage.to_all(parts, (sends,), parts.init(likes), likes, channel).vectors
     rows = rows if before is None else before + rows
     whole = rows.reshape(workers * front.shape[0], *front.shape[1:])
     return jnp.moveaxis(whole, 0, axis).astype(dtype)

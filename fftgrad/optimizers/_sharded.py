@@ -1,34 +1,35 @@
 """An optimizer whose state is sharded over the workers, as in ZeRO."""
 
+import concurrent.futures
 from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, Codec, Memory, PyTree, Tally
 from fftgrad._values import check_choice, check_count, check_kind, check_transformation
-from fftgrad.exchanges import _halves, _parts, _shards
+from fftgrad.exchanges import _parts, _shards, _two_stage
 from fftgrad.exchanges._parts import Vectors
-from fftgrad.exchanges._per_worker import OfShards, add_worker_axis, drop_worker_axis
+from fftgrad.exchanges._shards import OfShards, add_worker_axis, drop_worker_axis
 from fftgrad.memories import NoMemory
 from fftgrad.ops import _count, _finite, _rounding
 from fftgrad.ops._keys import check_key
-from fftgrad.optimizers._check_inner import check_inner
-from fftgrad.optimizers._local import mean_loss
+from fftgrad.optimizers._diloco import mean_loss
 from fftgrad.optimizers._scatter import EIGHT, FOUR
-from fftgrad.training import _non_finite
-from fftgrad.training._check_gradients import (
+from fftgrad.training import _pmean
+from fftgrad.training._gradients import (
     ELSEWHERE,
     check_local,
     check_replicated,
     checked_like,
     refuse_masked,
+    weighted,
 )
 from fftgrad.training._pmean import Masked
-from fftgrad.training._states import ShardedState
-from fftgrad.training._weigh import weighted
+from fftgrad.training._state import ShardedState
 
 OWNER = "sharded"
 
@@ -172,7 +173,7 @@ def sharded(
 
         rows = tuple(_shards.to_shards(_some(x), workers))
         before = jax.tree.map(lambda a: jnp.stack([a] * workers), there.init(likes))
-        got = _halves.to_owners(there, rows, before, likes, channel.fold(0))
+        got = _two_stage.to_owners(there, rows, before, likes, channel.fold(0))
         mine = _mine(params, workers, axis_name)
         ahead = drop_worker_axis(state.ahead.value)
         master = tuple(m + a for m, a in zip(mine, ahead, strict=True))
@@ -186,7 +187,7 @@ def sharded(
         lacks = tuple(new - old for new, old in zip(master, mine, strict=True))
         # What came is told as well as what goes: the inner optimizer may hide a NaN.
         came = got.tally._replace(finite=_finite.all_finite(got.vectors))
-        out = _halves.to_all(back, lacks, back.init(likes), likes, channel.fold(1), came)
+        out = _two_stage.to_all(back, lacks, back.init(likes), likes, channel.fold(1), came)
         change = _rounded(_shards.from_shards(out.vectors, some), _some(updates))
         # What rounding drops of a change, and of its sum, is in the next difference, too.
         steps = zip(mine, _mine(change, workers, axis_name), strict=True)
@@ -194,8 +195,8 @@ def sharded(
         lacking = tuple(new - now for new, now in zip(master, moved, strict=True))
         change: Any = _axes.whole(_whole(change, updates))
         finite = jnp.asarray(out.tally.finite) & _finite.all_finite(out.vectors)
-        finite = _non_finite.all_finite(Tally(finite), change)
-        change = _non_finite.hide_bad("skip", finite, change)
+        finite = _pmean.all_finite(Tally(finite), change)
+        change = _pmean.hide_bad("skip", finite, change)
 
         sent = _whole(_shards.from_shards(got.sent, some), x)
         mean = jax.tree.map(jnp.zeros_like, x)  # no worker has the whole of it
@@ -258,3 +259,54 @@ def _as_leaves(vectors: Any, like: PyTree) -> PyTree:
         return vector.reshape((-1, *[1] * (like.ndim - 1)) if like.ndim else ())
 
     return jax.tree.map(leaf, like)
+
+
+SCALES = 1.0, 300.0, 30.0, 3.0
+"""Sizes of the gradients in four updates, so that a clip acts in some of them."""
+
+
+def check_inner(inner: optax.GradientTransformation, like: PyTree) -> None:
+    """Refuse an optimizer that updates two shards otherwise than it updates the whole leaves."""
+    random, step = np.random.default_rng(0), optax.with_extra_args_support(inner).update
+
+    def draw(leaf: Any) -> np.ndarray:
+        shape = (4, *[2] * (leaf.ndim - 1)) if leaf.ndim and leaf.size else leaf.shape
+        return random.standard_normal(shape, np.float32)
+
+    def cut(leaf: Any, half: int) -> Any:
+        if not leaf.ndim or not leaf.size:
+            return leaf
+        return np.split(np.ravel(leaf), 2)[half].reshape(-1, *[1] * (leaf.ndim - 1))
+
+    def moves(whole: list[PyTree], half: int | None) -> list[Any]:
+        params, *grads = (
+            jax.tree.map(lambda a: jnp.asarray(a if half is None else cut(a, half)), tree)
+            for tree in whole
+        )
+        # The state of shards is made where no worker knows its shard yet.
+        state = inner.init(params if half is None else optax.tree.zeros_like(params))
+        found: list[Any] = []
+        for grad in grads:
+            move, state = step(grad, state, params, value=jnp.ones(()))
+            params = optax.apply_updates(params, move)
+            found += jax.tree.leaves(move)
+        return found
+
+    def probe() -> None:
+        drawn = [jax.tree.map(lambda leaf, s=s: s * draw(leaf), like) for s in (1.0, *SCALES)]
+        whole = moves(drawn, None)
+        for half in (0, 1):
+            for one, own in zip(whole, moves(drawn, half), strict=True):
+                near = 1e-3 * np.max(np.abs(one), initial=0.0)
+                if not np.all(np.abs(cut(one, half) - own) <= near):
+                    raise ValueError(
+                        "sharded(inner): must update each value by itself, because it sees "
+                        "shards, got one that updates shards otherwise than whole leaves, as "
+                        "optax.clip_by_global_norm, Adafactor, Muon, noise and schedule-free do; "
+                        "clip before it, by fg.training.clip_by_local_norm, and use optax.adamw."
+                    )
+
+    # In a thread of its own, because `init` may be traced, on a mesh with axes of which JAX has no
+    # arrays with values.
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(probe).result()

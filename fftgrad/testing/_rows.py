@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from fftgrad._contracts import AxisName, Exchange, PyTree, Reduced, State, Tally
-from fftgrad.exchanges._per_worker import add_rows, drop_rows
+from fftgrad.exchanges._shards import add_rows, drop_rows
 from fftgrad.testing import _laws
 
 USUAL = "related values"

@@ -3,17 +3,12 @@
 May import all but `methods`, `optimizers` and `tools`.
 """
 
-from fftgrad.training._accumulate import accumulate
-from fftgrad.training._clip import clip_by_local_norm
 from fftgrad.training._data_parallel import data_parallel
-from fftgrad.training._delay import delay
-from fftgrad.training._init_state import init_state
 from fftgrad.training._metrics import metrics
-from fftgrad.training._per_worker import per_worker
 from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
-from fftgrad.training._state_specs import state_specs
-from fftgrad.training._trainable import trainable
+from fftgrad.training._state import init_state, state_specs
 from fftgrad.training._value_and_grad import value_and_grad
+from fftgrad.training._wrappers import accumulate, clip_by_local_norm, delay, per_worker, trainable
 
 __all__ = [
     "CompressedPmeanState",

@@ -9,8 +9,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad.training._state_specs import state_specs
-from fftgrad.training._states import has_ours
+from fftgrad.training._state import has_ours, state_specs
 
 
 def data_parallel(

@@ -14,7 +14,7 @@ from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.ops._shapes import by_path
 from fftgrad.training._pmean import CompressedPmeanState
-from fftgrad.training._states import ShardedState, is_state
+from fftgrad.training._state import ShardedState, is_state
 
 
 def metrics(

@@ -1,17 +1,31 @@
 """The compressed mean of gradients over an axis, as an optax transformation."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Channel, Exchange, Memory, PyTree, State
+from fftgrad._contracts import (
+    AxisName,
+    Channel,
+    Exchange,
+    Memory,
+    PyTree,
+    Reduced,
+    State,
+    Step,
+    Tally,
+)
 from fftgrad._values import check_choice
 from fftgrad.exchanges import _layout
-from fftgrad.exchanges._layout import Layout
-from fftgrad.exchanges._per_worker import (
+from fftgrad.exchanges._layout import Bucket, Layout, Part
+from fftgrad.exchanges._recipe import Recipe, recipe_of
+from fftgrad.exchanges._shards import (
     PerWorker,
     add_rows,
     add_worker_axis,
@@ -19,21 +33,22 @@ from fftgrad.exchanges._per_worker import (
     drop_worker_axis,
     is_rows,
 )
-from fftgrad.exchanges._recipe import Recipe, recipe_of
-from fftgrad.ops import _keys, _rounding
-from fftgrad.training import _non_finite, _unreduced
-from fftgrad.training._check_gradients import (
+from fftgrad.ops import _count, _finite, _keys, _rounding
+from fftgrad.training import _gradients
+from fftgrad.training._gradients import (
+    ONE_VOTE,
     check_local,
     check_replicated,
     checked_like,
     refuse_masked,
+    refuse_mistyped,
+    refuse_weight,
+    stands_in,
+    weighted,
 )
-from fftgrad.training._non_finite import NonFinite
-from fftgrad.training._stands_in import stands_in
-from fftgrad.training._travel import travel
-from fftgrad.training._weigh import ONE_VOTE, refuse_mistyped, refuse_weight, weighted
 
 Masked = Literal["refuse", "elsewhere"]
+NonFinite = Literal["propagate", "skip"]
 
 
 class CompressedPmeanState(NamedTuple):
@@ -250,21 +265,21 @@ def compressed_pmean(
         if rounded is not None:
             remembered = memory.put_back(rounded, remembered)
 
-        finite = _non_finite.all_finite(out.tally, mean)
+        finite = all_finite(out.tally, mean)
         remembered, states, error = optax.tree.where(
             finite,
             (remembered, out.states, error_of(x, out.error, channel)),
             (before, states, state.error),
         )
-        return _non_finite.hide_bad(non_finite, finite, mean), CompressedPmeanState(
-            **_non_finite.counters(state, out.tally, finite),
+        return hide_bad(non_finite, finite, mean), CompressedPmeanState(
+            **counters(state, out.tally, finite),
             memory=add_worker_axis(remembered),
             exchange=tuple(map(add_rows, states)),
             worker=state.worker,
             error=error,
         )
 
-    return optax.GradientTransformationExtraArgs(init, _unreduced.in_parts(update, axis_name))
+    return optax.GradientTransformationExtraArgs(init, _gradients.in_parts(update, axis_name))
 
 
 def _row(*states: PyTree) -> PyTree:
@@ -275,3 +290,108 @@ def _row(*states: PyTree) -> PyTree:
 
 def _shapes(tree: PyTree) -> list[Any]:
     return [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]
+
+
+class Travelled(NamedTuple):
+    """What comes of it: `Reduced` of all buckets, in trees.
+
+    Attributes:
+      mean: over the workers.
+      error: what the others did not receive of this worker's.
+      states: of the exchange, one for each bucket.
+      tally: of all buckets; its `finite` is that of the means, too.
+    """
+
+    mean: PyTree
+    error: PyTree
+    states: tuple[State, ...]
+    tally: Tally
+
+
+def travel(
+    exchange: Exchange, x: PyTree, states: tuple[State, ...], channel: Channel, layout: Layout
+) -> Travelled:
+    """The mean of a float32 tree."""
+    buckets, join = _layout.to_buckets(_axes.whole(x), layout)
+    run = _traced_once(exchange, channel.axis_name) if len(buckets) > 1 else exchange.mean
+    outs: list[Reduced] = []
+    for i, (bucket, state) in enumerate(zip(buckets, states, strict=True)):
+        # One after the other: a scheduler that may work on many at a time puts all their
+        # collectives at the end, where nothing is left to run beside them. What is bad in one
+        # bucket is so in the next, a dependency that no compiler may drop.
+        if outs:
+            bucket = _finite.nan_unless(jnp.asarray(outs[-1].tally.finite), bucket)
+        out = run(bucket, state, channel.fold(i))
+        finite = jnp.asarray(out.tally.finite)
+        if not exchange.tells_finite:
+            finite &= _finite.all_finite(out.mean)
+        outs.append(out._replace(tally=out.tally._replace(finite=finite)))
+    mean, error = (
+        join(_axes.whole(trees)) for trees in ([o.mean for o in outs], [o.error for o in outs])
+    )
+    return Travelled(
+        mean=mean,
+        error=error,
+        states=tuple(out.state for out in outs),
+        tally=Tally.of_all([out.tally for out in outs]),
+    )
+
+
+def _traced_once(exchange: Exchange, axis_name: AxisName) -> Callable[..., Reduced]:
+    """`exchange.mean`, traced once for buckets that are alike; a large model has dozens."""
+
+    @jax.jit
+    def mean(parts: Bucket, state: State, step: Step) -> Reduced:
+        return exchange.mean(parts, state, Channel(axis_name, step))
+
+    def run(bucket: Bucket, state: State, channel: Channel) -> Reduced:
+        out = mean(_alike(bucket), _alike(state), channel.step)
+
+        def back(like: PyTree, tree: PyTree) -> PyTree:
+            return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
+
+        averaged, error = back(bucket, out.mean), back(bucket, out.error)
+        return Reduced(averaged, error, back(state, out.state), out.tally)
+
+    return run
+
+
+def _alike(tree: PyTree) -> PyTree:
+    """The same whatever pieces of their groups its parts are, which the layout alone reads."""
+
+    def first(node: Any) -> Any:
+        return dataclasses.replace(node, piece=0) if isinstance(node, Part) else node
+
+    return jax.tree.map(first, tree, is_leaf=lambda node: isinstance(node, Part))
+
+
+def all_finite(tally: Tally, mean: PyTree) -> jax.Array:
+    """Whether a step was finite in all buckets, on the whole mesh, and in the leaves' dtypes."""
+    # Only a narrower dtype can be left by a mean that was finite.
+    leaves = [leaf for leaf in jax.tree.leaves(mean) if leaf.dtype != jnp.float32]
+    flag = _axes.everywhere(jnp.asarray(tally.finite) & _finite.all_finite(leaves))
+    # Kept: every leaf of the state would find it again, which takes XLA minutes for many leaves.
+    return lax.optimization_barrier(flag)
+
+
+def hide_bad(policy: NonFinite, finite: jax.Array, mean: PyTree) -> PyTree:
+    """What a step returns for its mean: zeros for a bad one, unless that is to be seen."""
+    if policy == "propagate":
+        return mean
+    return jax.tree.map(lambda m: jnp.where(finite, m, 0), mean)
+
+
+def counters(before: Any, tally: Tally, finite: jax.Array) -> dict[str, jax.Array]:
+    """The counters of a state after a step."""
+    # What is bad in one bucket makes all later ones so, whose values then count for nothing.
+    overflow = _axes.over_other_axes(_sum, jnp.where(finite, tally.overflow, 0))
+    return {
+        "step": _count.next_step(before.step),
+        "skipped": jnp.where(finite, before.skipped, _count.next_step(before.skipped)),
+        "overflow": _count.add(before.overflow, overflow),
+    }
+
+
+def _sum(count: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Sum a count over mesh axes. Each device has an equal share of the largest count at most."""
+    return lax.psum(jnp.minimum(count, _count.MOST // _axes.size(axes)), axes)

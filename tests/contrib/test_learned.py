@@ -17,7 +17,7 @@ import fftgrad as fg
 from fftgrad import checkpoint
 from fftgrad.contrib import _autoencoder as _training
 from fftgrad.contrib import learned
-from fftgrad.exchanges._rules import DenseByName
+from fftgrad.exchanges._parts import DenseByName
 
 WORKERS, UNTIL = 4, 3
 NET = learned.Autoencoder(encoder=(3, 2), code=2, decoder=(2, 3), seed=2)

@@ -11,7 +11,7 @@ from cases import EXCHANGES, gradients, values
 from parallel import AXIS, everywhere
 
 import fftgrad as fg
-from fftgrad.exchanges import _alike
+from fftgrad.exchanges import _parts
 from fftgrad.ops import _joined
 
 WORKERS = 4
@@ -53,7 +53,7 @@ def two_steps(exchange, mode):
 )
 def test_each_part_gets_what_it_gets_on_its_own(name, monkeypatch):
     together = two_steps(EXCHANGES[name], "vmap")
-    monkeypatch.setattr(_alike, "_groups", apart)
+    monkeypatch.setattr(_parts, "_groups", apart)
     own = two_steps(EXCHANGES[name], "vmap")
     # Products of matrices may be summed in another order for several than for one.
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -96,7 +96,7 @@ def test_many_alike_are_one_program():
 
 @pytest.mark.usefixtures("platform")
 def test_one_after_the_other_is_side_by_side():
-    codec, size = fg.TopK(fraction=0.01), _alike.SMALL + 1
+    codec, size = fg.TopK(fraction=0.01), _parts.SMALL + 1
     x = tuple(jnp.asarray(values((size,), seed)) for seed in range(3))
     exchange = fg.AllGather(codec)
 
@@ -116,7 +116,7 @@ def test_what_is_drawn_to_encode_is_drawn_to_decode(impl):
     tx = fg.compressed_pmean(
         fg.AllReduce(fg.RandomK(k=500)), axis_name=AXIS, layout=fg.Layout("leaf"), key=key
     )
-    x = {name: jnp.asarray(values((_alike.SMALL + 1,), i))[None] for i, name in enumerate("ab")}
+    x = {name: jnp.asarray(values((_parts.SMALL + 1,), i))[None] for i, name in enumerate("ab")}
     means = jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name=AXIS))(x)
     for name in x:
         kept = means[name] != 0

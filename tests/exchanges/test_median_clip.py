@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, mesh_of
 
 import fftgrad as fg
-from fftgrad.exchanges._median_clip import clipped_mean
+from fftgrad.exchanges._all_gather import clipped_mean
 
 LIKE = {
     "w": jax.ShapeDtypeStruct((10, 11), jnp.float32),

@@ -12,7 +12,7 @@ from parallel import AXIS
 from updates import PAIR, WORKERS, collectives, mapped
 
 import fftgrad as fg
-from fftgrad.training import _non_finite
+from fftgrad.training import _pmean
 
 ALL = pytest.mark.parametrize("name", sample(EXCHANGES))
 
@@ -109,5 +109,5 @@ def test_what_comes_behind_sees_zeros_or_a_mean_that_is_not_finite():
 
 def test_a_count_over_model_shards_stays_positive():
     most = jnp.full(8, 2**31 - 1, jnp.int32)
-    found = jax.vmap(lambda own: _non_finite._sum(own, ("model",)), axis_name="model")(most)
+    found = jax.vmap(lambda own: _pmean._sum(own, ("model",)), axis_name="model")(most)
     assert np.all(found == (2**31 - 1) // 8 * 8)

@@ -17,7 +17,7 @@ from parallel import AXIS, MODES, everywhere, mesh_of, of_size, train_step, unsh
 from updates import sharded
 
 import fftgrad as fg
-from fftgrad.training import _non_finite
+from fftgrad.training import _pmean
 
 BLOCKED = fg.AllGather(CODECS["blocked"])
 
@@ -569,7 +569,7 @@ def test_a_sum_of_counts_over_the_model_axis_does_not_wrap():
     def step(count):
         tally = fg.exchanges.Tally(overflow=count[0])
         before = types.SimpleNamespace(**counters)
-        return _non_finite.counters(before, tally, jnp.array(True))["overflow"]
+        return _pmean.counters(before, tally, jnp.array(True))["overflow"]
 
     run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=P("model"), out_specs=P()))
     assert int(run(jnp.full(8, 2**31 - 1, jnp.int32))) > 2**31 - 9

@@ -1,0 +1,339 @@
+"""A transformation of which each worker keeps a state of its own."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from fftgrad import _axes
+from fftgrad._contracts import PyTree
+from fftgrad._values import check_count, check_transformation
+from fftgrad.exchanges._shards import PerWorker, add_worker_axis, drop_worker_axis
+from fftgrad.ops import _count, _norms, _rounding
+from fftgrad.training._gradients import refuse_weight, stands_in
+
+
+def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Transformation: another one, of which each worker keeps a state of its own.
+
+    What comes before `compressed_pmean` sees the gradients of one worker only, so its state differs
+    between the workers. This gives the state a leading axis of workers, which `fg.state_specs`
+    shards. To compress the update of a local preconditioner:
+
+        tx = optax.chain(
+            fg.per_worker(optax.scale_by_adam()),
+            fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
+            optax.scale(-3e-4),
+        )
+
+    The parameters stay equal on all workers, because only the mean of the updates reaches them.
+
+    Args:
+      tx: any optax transformation.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`. What its `update`
+      takes besides, such as `value=loss`, `tx` gets if it takes it.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> fg.per_worker(optax.trace(0.9)).init({"w": jnp.zeros(3)}).worker_rows.trace["w"].shape
+      (1, 3)
+    """
+    check_transformation("per_worker(tx)", tx)
+    run = optax.with_extra_args_support(tx).update
+
+    def init(params: optax.Params) -> PerWorker:
+        return add_worker_axis(tx.init(params))
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, Any]:
+        updates, inner = run(updates, drop_worker_axis(state), params, **extra)
+        return updates, add_worker_axis(inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def delay() -> optax.GradientTransformationExtraArgs:
+    """Transformation: the gradients of the step before; zeros in the first step.
+
+    In front of `compressed_pmean`, it makes the exchange depend on the state alone. So a compiler
+    with asynchronous collectives can run it beside the forward and backward pass. Error feedback
+    loses nothing. For equal gradients, the updates are those without it, one step later, but an
+    exchange that draws, or begins with a state, does so a step earlier.
+
+        mean = fg.compressed_pmean(exchange, memory, axis_name="data")
+        tx = optax.chain(fg.training.delay(), mean, ...)
+
+    The price: gradients are a step old, and a float32 gradient more is kept. XLA for a CPU has no
+    asynchronous collectives, so there it gains nothing.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs` whose state is a `PerWorker`.
+
+    Raises:
+      ValueError: while tracing, if `update` gets a `weight`, which is not that of the step before.
+
+    Example:
+      >>> tx = fg.training.delay()
+      >>> first, state = tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+      >>> second, state = tx.update(jnp.zeros(2), state)
+      >>> first.tolist(), second.tolist()
+      ([0.0, 0.0], [1.0, 1.0])
+
+    References:
+      Stich and Karimireddy, JMLR 21, 2020, arXiv:1909.05350.
+    """
+
+    def init(params: optax.Params) -> PerWorker:
+        zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
+        return add_worker_axis(zeros)
+
+    def update(
+        updates: optax.Updates, state: Any, params: PyTree | None = None, **extra: Any
+    ) -> tuple[optax.Updates, PerWorker]:
+        del params
+        refuse_weight("delay", extra.get("weight"), "what it would weigh is of the step before")
+        late = jax.tree.map(lambda old, g: old.astype(g.dtype), drop_worker_axis(state), updates)
+        return late, add_worker_axis(jax.tree.map(lambda g: g.astype(jnp.float32), updates))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def clip_by_local_norm(max_norm: float) -> optax.GradientTransformation:
+    """Transformation: clip the norm of each worker's own gradient at max_norm.
+
+    So the norm of the workers' mean is at most `max_norm` too. It goes before `compressed_pmean`,
+    or before a whole optimizer, in the chain, where nothing has accumulated in a residual yet. If
+    the gradients of w workers are mostly independent noise, each is up to √w times as long as their
+    mean: then √w times the bound of `optax.clip_by_global_norm` clips as often.
+
+    Args:
+      max_norm: bound of the norm of a worker's gradient, over all leaves, positive.
+
+    Returns:
+      An `optax.GradientTransformation` without state.
+
+    Claims: gradients of any finite size are clipped; what is not finite stays so.
+
+    Differs from the paper: DGC bounds the workers' sum, if they are independent, by `max_norm`, and
+      clips each gradient at max_norm / √w; pass that.
+
+    Raises:
+      ValueError: if `max_norm` is not positive.
+
+    Example:
+      >>> clip = fg.training.clip_by_local_norm(1.0)
+      >>> clip.update(jnp.array([3.0, 4.0]), clip.init(jnp.zeros(2)))[0]
+      Array([0.6, 0.8], dtype=float32)
+
+    References:
+      Lin et al., ICLR 2018, arXiv:1712.01887.
+    """
+    if not max_norm > 0:
+        raise ValueError(
+            f"clip_by_local_norm(max_norm): must be positive, got {max_norm}; leave it out of the "
+            "chain to clip nothing."
+        )
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        del params
+        wide = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
+        # In units in which no square overflows or vanishes.
+        unit = _norms.unit_for(_norms.top(wide))
+        norm = jnp.sqrt(_norms.square(wide, unit))
+        long = norm * unit > max_norm  # False for NaN, which then stays what it is
+
+        def clip(g: jax.Array, own: jax.Array) -> jax.Array:
+            return jnp.where(long, (own / unit) * (max_norm / norm), own).astype(g.dtype)
+
+        return jax.tree.map(clip, updates, wide), state
+
+    return optax.GradientTransformation(optax.identity().init, update)
+
+
+Mask = PyTree | Callable[[PyTree], PyTree]
+
+
+def trainable(
+    tx: optax.GradientTransformation, mask: Mask
+) -> optax.GradientTransformationExtraArgs:
+    """Transformation: another one, of the leaves that are trained; the others stay as they are.
+
+    For fine-tuning with frozen leaves, as by LoRA. The transformation inside does not see frozen
+    leaves: they take no bytes, no residual and no moments. Put it around the whole chain:
+
+        lora = lambda params: jax.tree_util.tree_map_with_path(
+            lambda path, _: "lora" in jax.tree_util.keystr(path), params
+        )
+        tx = fg.trainable(fg.optimizers.feedback_adam(3e-4, axis_name="data"), lora)
+
+    What comes after it in a chain sees zeros for frozen leaves, and a weight decay there would move
+    them. A mask after the exchange, as `optax.freeze` or an `optax.partition` around the optimizer
+    alone, is too late: gradients of frozen leaves are compressed with the others, take most of a
+    top-k, and pile up in the residual, without an error.
+
+    Args:
+      tx: any optax transformation; complete, with its learning rate.
+      mask: as for `optax.masked`: a tree of bools like the parameters, or with one in place of a
+        subtree, or a function that makes it of them; True for what is trained.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs` with the state of `tx`. The updates of frozen
+      leaves are zeros.
+
+    Wire: that of `tx` for the leaves that are trained, `fg.wire_bytes(exchange, trained)` with
+      `trained = jax.tree.map(lambda keep, leaf: leaf if keep else None, mask, params)`.
+
+    Claims: the same updates and states, to the bit, as of `tx` on a tree that has these leaves
+      alone.
+
+    Raises:
+      TypeError: while tracing, if a leaf of the mask is no bool.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> params = {"kernel": jnp.ones(3), "lora": jnp.ones(2)}
+      >>> tx = fg.trainable(optax.sgd(1.0), {"kernel": False, "lora": True})
+      >>> tx.update(params, tx.init(params))[0]["kernel"].tolist()
+      [0.0, 0.0, 0.0]
+
+    References:
+      Hu et al., ICLR 2022, arXiv:2106.09685.
+    """
+    check_transformation("trainable(tx)", tx)
+    run = optax.with_extra_args_support(tx).update
+
+    def init(params: optax.Params) -> Any:
+        return tx.init(params if stands_in(params) else _trained(_made(mask, params), params))
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, Any]:
+        own = _made(mask, updates)
+        inside = None if params is None else _trained(own, params)
+        moves, state = run(_trained(own, updates), state, inside, **extra)
+
+        def whole(keep: bool, grad: PyTree, move: PyTree) -> PyTree:
+            # Made anew, because JAX may type the gradient as varying.
+            return move if keep else jax.tree.map(lambda g: jnp.zeros(g.shape, g.dtype), grad)
+
+        return jax.tree.map(whole, own, updates, moves), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _made(mask: Mask, tree: PyTree) -> PyTree:
+    """The mask as a tree of bools."""
+    # A module that is a tree of bools may have a call, too.
+    is_function = callable(mask) and jax.tree_util.all_leaves([mask])
+    made = mask(tree) if is_function else mask
+    for path, keep in jax.tree.leaves_with_path(made):
+        if not isinstance(keep, bool | np.bool_):
+            raise TypeError(
+                f"trainable(mask{jax.tree_util.keystr(path)}): must be True for what is trained, "
+                f"and False for what is frozen, got {keep!r}; use a tree of bools, or a function "
+                "from the parameters to one."
+            )
+    return made
+
+
+def _trained(mask: PyTree, tree: PyTree) -> PyTree:
+    """The tree without what is frozen."""
+    return jax.tree.map(lambda keep, part: part if keep else None, mask, tree)
+
+
+class AccumulateState(NamedTuple):
+    """State of `accumulate`.
+
+    Attributes:
+      step: how many gradients there were, int32, equal on all workers.
+      total: the mean so far of each worker's own, float32, and what rounding dropped of the last.
+      inner: the inner transformation's state.
+    """
+
+    step: jax.Array
+    total: PerWorker
+    inner: PyTree
+
+
+def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformation:
+    """Transformation: another one, once every k steps, on the mean of k gradients.
+
+    Each worker adds up its own gradients and only their mean is exchanged: the link is used once in
+    k steps, as for one batch k times as large. In between the updates are zeros. What is lost by
+    rounding a mean to the dtype of a narrow leaf is added to the next.
+
+        tx = fg.accumulate(
+            optax.chain(fg.compressed_pmean(exchange, memory, axis_name="data"), optax.adamw(3e-4)),
+            every=4,
+        )
+
+    Do not use `optax.MultiSteps` for this: it exchanges in every step and throws most results away,
+    and its sum, which differs between the workers, is typed as replicated.
+
+    Args:
+      tx: what to do with the mean, with `compressed_pmean` in it.
+      every: k, the number of gradients to an update.
+
+    Returns:
+      An `optax.GradientTransformation` whose state is an `AccumulateState`; `fg.state_specs` knows
+      what of it each worker has of its own.
+
+    Raises:
+      ValueError: if `every` is not positive; while tracing, if `update` gets a `weight`, because
+        that of the last gradient is not that of all.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> tx = fg.accumulate(optax.sgd(1.0), every=2)
+      >>> first, state = tx.update(jnp.ones(1), tx.init(jnp.ones(1)))
+      >>> second, state = tx.update(3 * jnp.ones(1), state)
+      >>> first.tolist(), second.tolist()
+      ([0.0], [-2.0])
+    """
+    check_transformation("accumulate(tx)", tx)
+    check_count("accumulate(every)", every, "use 1 for each.")
+
+    def init(params: optax.Params) -> AccumulateState:
+        zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
+        return AccumulateState(jnp.zeros((), jnp.int32), add_worker_axis(zeros), tx.init(params))
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, AccumulateState]:
+        refuse_weight("accumulate", extra.get("weight"), "each of the gradients has its own")
+        total = jax.tree.map(
+            lambda t, g: t + g.astype(jnp.float32) * (1.0 / every),
+            drop_worker_axis(state.total),
+            updates,
+        )
+        run = optax.with_extra_args_support(tx).update
+
+        def emit(inner: PyTree) -> Any:
+            mean, lost = _rounding.narrowed(total, updates)
+            done, inner = run(mean, inner, params, **extra)
+            if lost is None:
+                return done, jax.tree.map(jnp.zeros_like, total), inner
+            # Nothing of a mean that was not finite, or all that follow would not be.
+            return done, jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), lost), inner
+
+        def wait(inner: PyTree) -> Any:
+            like, *_ = jax.eval_shape(emit, inner)
+            # Typed alike: a mean over the workers may still vary along another axis.
+            zeros = jax.tree.map(lambda a: _axes.vary_like(jnp.zeros(a.shape, a.dtype), a), like)
+            return zeros, total, inner
+
+        step = _count.next_step(state.step, every)
+        due = step % every == 0
+        out, total, inner = lax.cond(due, emit, wait, state.inner)
+        return out, AccumulateState(step, add_worker_axis(total), inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
