@@ -96,7 +96,7 @@ class Method:
         other workers hand over another number of bytes, as in a sum of small integers.
         """
         found = getattr(self.made(Setting()), "exchange", None)
-        stages = found.inner if isinstance(found, fg.Scheduled) else (found,)
+        stages = found.exchanges if isinstance(found, fg.Scheduled) else (found,)
         last = stages[-1].exchange if isinstance(stages[-1], fg.Eigenbasis) else stages[-1]
         if isinstance(last, fg.IntegerSum) and workers != ran:
             return float("nan")

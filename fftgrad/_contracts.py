@@ -201,16 +201,21 @@ class Reduced(NamedTuple):
     Attributes:
       mean: the average of what all workers sent, the same bits on all of them. Some value of it is
         not finite if anything was that any worker had to send.
-      error: what the others did not receive of this worker's `x`: x minus what they received.
+      error: what the others did not receive of this worker's `x`: x minus what they received;
+        None for an exchange that keeps that itself, and sends it later.
       state: the exchange's next state. The caller keeps the old one after a step that is not
         finite: a bad step leaves no trace.
       tally: what the workers learned of each other on the way.
     """
 
     mean: PyTree
-    error: PyTree
+    error: PyTree | None
     state: State = State()
     tally: Tally = Tally()
+
+    def error_or_zeros(self, x: PyTree) -> PyTree:
+        """What is left for a memory of `x` to keep."""
+        return jax.tree.map(jnp.zeros_like, x) if self.error is None else self.error
 
 
 class Exchange(abc.ABC):
@@ -224,26 +229,6 @@ class Exchange(abc.ABC):
     def scope(self) -> Scope | None:
         """The parts that it is made for; None if it is all the same."""
         return "model"
-
-    @property
-    def inner(self) -> "tuple[Exchange, ...]":
-        """The exchanges that it is made of; what follows it asks of them."""
-        return ()
-
-    @property
-    def takes_weight(self) -> bool:
-        """Whether workers may have other weights in its mean; not where each has one vote."""
-        return all(exchange.takes_weight for exchange in self.inner)
-
-    @property
-    def tells_finite(self) -> bool:
-        """Whether the mean is finite where its tally says so, and need not be looked at."""
-        return False
-
-    @property
-    def keeps_error(self) -> bool:
-        """Whether a memory of its own keeps what it loses, so that `error` is zero."""
-        return any(exchange.keeps_error for exchange in self.inner)
 
     def init(self, like: PyTree) -> State:
         """The state before the first step, for arrays like `like`."""

@@ -128,10 +128,6 @@ class TopVotes(Exchange):
                 "noise."
             )
 
-    @property
-    def takes_weight(self) -> bool:
-        return False
-
     def init(self, like: PyTree) -> State:
         return self._gather.init(like)
 

@@ -18,7 +18,6 @@ from fftgrad.codecs import _chain
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Codecs, Parts, Payloads
-from fftgrad.ops import _finite
 
 
 @value
@@ -61,12 +60,6 @@ class AllReduce(Exchange):
     def scope(self) -> Scope | None:
         return None if self.codec == Identity() else _parts.scope_of(self.codec)
 
-    @property
-    def tells_finite(self) -> bool:
-        # The mean is then the values of the sum, put into zeros: they are fewer to look at, and
-        # nothing waits for the mean.
-        return isinstance(self.codec, Selector)
-
     def init(self, like: PyTree) -> State:
         return State(own=self._codec(like).init(_parts.vector_likes(like)))
 
@@ -81,8 +74,6 @@ class AllReduce(Exchange):
             payloads: Payloads = jax.tree.unflatten(structure, leaves)
             return _parts.rebuild(codec.decompress(payloads, likes, channel.step), x)
 
-        if self.tells_finite:
-            tally = tally._replace(finite=_finite.all_finite(means))
         error = jax.tree.map(jnp.subtract, x, decompress(leaves))
         return Reduced(decompress(means), error, State(own=out.state), tally)
 

@@ -80,8 +80,8 @@ class Eigenbasis(Exchange):
       other bases and means.
 
     Raises:
-      ValueError: if an argument is out of range, or the exchange is made for leaves, as `PowerSgd`,
-        or keeps what it loses in a memory of its own, as `Hierarchical`.
+      ValueError: if an argument is out of range, or the exchange is made for leaves, as `PowerSgd`;
+        while tracing, if it keeps what it loses in a memory of its own, as `Hierarchical`.
 
     Example:
       >>> exchange = fg.Eigenbasis(fg.AllGather(fg.Identity()))
@@ -112,19 +112,10 @@ class Eigenbasis(Exchange):
                 f"Eigenbasis(exchange): must take one vector, got {self.exchange!r}, which is made "
                 "for leaves; use TwoStage(Budget(ratio=50), workers)."
             )
-        if self.exchange.keeps_error:
-            raise ValueError(
-                "Eigenbasis(exchange): must leave what it loses to the memory of compressed_pmean, "
-                f"because its basis changes, got {self.exchange!r}; use TwoStage or AllGather."
-            )
 
     @property
     def scope(self) -> Scope:
         return "leaf"
-
-    @property
-    def inner(self) -> tuple[Exchange, ...]:
-        return (self.exchange,)
 
     def init(self, like: PyTree) -> State:
         def side(length: int, other: int) -> Side | tuple[()]:
@@ -145,6 +136,11 @@ class Eigenbasis(Exchange):
         turned = _parts.each(_turn, alike, list(zip(matrices, sides, strict=True)))
         vector = jnp.concatenate([matrix.ravel() for matrix in turned])
         out = self.exchange.mean(vector, state._replace(shared=state.shared.inner), channel)
+        if out.error is None:
+            raise ValueError(
+                "Eigenbasis(exchange): must leave what it loses to the memory of compressed_pmean, "
+                f"because its basis changes, got {self.exchange!r}; use TwoStage or AllGather."
+            )
 
         def pieces(vector: jax.Array) -> list[jax.Array]:
             found = _joined.cut(vector, [matrix.size for matrix in matrices])

@@ -53,7 +53,7 @@ class Hierarchical(Exchange):
       bytes, and 4 for what `slow` counts.
 
     Claims: all workers get the same bits. If anything is not finite anywhere the mean is NaN
-      throughout. `error` is zero: the group has it all.
+      throughout. `error` is None: the group has it all.
 
     Raises:
       ValueError: while tracing, if `fast_axis` is not among the axes, has not `workers` workers, or
@@ -83,14 +83,6 @@ class Hierarchical(Exchange):
     def scope(self) -> Scope | None:
         return self.slow.scope
 
-    @property
-    def inner(self) -> tuple[Exchange, ...]:
-        return (self.slow,)
-
-    @property
-    def keeps_error(self) -> bool:
-        return True
-
     def init(self, like: PyTree) -> State:
         pieces = self._pieces_like(like)
         slow = self.slow.init(pieces)
@@ -105,12 +97,12 @@ class Hierarchical(Exchange):
         own, shards = group.learned
         y, compensated = self.memory.compensate(self._scatter(x, fast), group.memory)
         out = self.slow.mean(y, State(state.shared, own, shards), slow)
-        memory = self.memory.update(y, out.error, out.mean, compensated)
+        memory = self.memory.update(y, out.error_or_zeros(y), out.mean, compensated)
         whole, tally = self._gather(out, x, fast)
         return Reduced(
             # Of all pieces: each worker has seen only its own.
             mean=_finite.nan_unless(_finite.all_finite(whole), whole),
-            error=jax.tree.map(jnp.zeros_like, x),
+            error=None,
             state=State(
                 out.state.shared,
                 shards=group._replace(memory=memory, learned=(out.state.own, out.state.shards)),

@@ -73,23 +73,24 @@ class Scheduled(Exchange):
 
     @property
     def scope(self) -> Scope | None:
-        return common_scope("Scheduled", self.inner)
+        return common_scope("Scheduled", self.exchanges)
 
     @property
-    def inner(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """All of them, in their order."""
         return tuple(exchange for _, exchange in self.schedule)
 
     def init(self, like: PyTree) -> State:
-        return join([exchange.init(like) for exchange in self.inner])
+        return join([exchange.init(like) for exchange in self.exchanges])
 
     def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
-        return switch(self._running(channel.step), self.inner, x, state, channel)
+        return switch(self._running(channel.step), self.exchanges, x, state, channel)
 
     def wire_bytes(self, like: PyTree) -> int:
-        return common_bytes("Scheduled", self.inner, like)
+        return common_bytes("Scheduled", self.exchanges, like)
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
-        return common_link_bytes("Scheduled", self.inner, like, workers)
+        return common_link_bytes("Scheduled", self.exchanges, like, workers)
 
     def _running(self, step: Step) -> jax.Array:
         starts = jnp.asarray([start for start, _ in self.schedule[1:]], jnp.int32)
@@ -116,7 +117,7 @@ def switch(
             like = jax.tree.leaves(out.mean)[0]
             tally = Tally.of_all([out.tally])
             return out._replace(
-                error=jax.tree.map(_axes.vary_like, out.error, x),
+                error=jax.tree.map(_axes.vary_like, out.error_or_zeros(x), x),
                 state=join([*states[:position], out.state, *states[position + 1 :]]),
                 tally=jax.tree.map(lambda leaf: _axes.vary_like(leaf, like), tally),
             )
@@ -224,10 +225,6 @@ class Ladder(Exchange):
     @property
     def scope(self) -> Scope | None:
         return common_scope("Ladder", self.exchanges)
-
-    @property
-    def inner(self) -> tuple[Exchange, ...]:
-        return self.exchanges
 
     def init(self, like: PyTree) -> State:
         every = join([exchange.init(like) for exchange in self.exchanges])

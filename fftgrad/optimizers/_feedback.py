@@ -13,7 +13,7 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree
 from fftgrad._values import check_choice, check_within
 from fftgrad.codecs.selectors._budget import Budget
-from fftgrad.exchanges import AllGather, Recipe
+from fftgrad.exchanges import AllGather, Hierarchical, Recipe
 from fftgrad.exchanges._layout import Layout
 from fftgrad.memories import ErrorFeedback, NoMemory
 from fftgrad.training._gradients import widened
@@ -218,8 +218,7 @@ def behind_feedback(
     """A compressed mean, then the steps, of which one that is not finite leaves no trace."""
     exchange, memory, layout, non_finite, axis_name = mean
     if memory is None and not isinstance(exchange, Recipe):
-        keeps = isinstance(exchange, Exchange) and exchange.keeps_error
-        memory = NoMemory() if keeps else ErrorFeedback()
+        memory = NoMemory() if isinstance(exchange, Hierarchical) else ErrorFeedback()
     check_choice(f"{owner}(non_finite)", non_finite, get_args(NonFinite))
     # A bad mean need not become zero first: the whole step is replaced below.
     compressed: Any = compressed_pmean(exchange, memory, layout=layout, axis_name=axis_name)

@@ -36,13 +36,11 @@ from fftgrad.exchanges._shards import (
 from fftgrad.ops import _count, _finite, _keys, _rounding
 from fftgrad.training import _gradients
 from fftgrad.training._gradients import (
-    ONE_VOTE,
     check_local,
     check_replicated,
     checked_like,
     refuse_masked,
     refuse_mistyped,
-    refuse_weight,
     stands_in,
     weighted,
 )
@@ -163,12 +161,12 @@ def compressed_pmean(
       another order are not seen.
 
     Raises:
-      ValueError: if `masked` or `non_finite` is none of these, or if `track_error` is to see the
-        error of an exchange that keeps it itself (`Hierarchical`); while tracing, if the axis is
-        not bound, if `weight` is no scalar, or is given to votes (`TopVotes`), if a gradient does
-        not vary over the axis (it is summed already), if `params` are known to vary over it (they
-        are sharded over it), if a leaf is masked, or if the state is not sharded over the workers,
-        or is that of another exchange, memory or layout.
+      ValueError: if `masked` or `non_finite` is none of these; while tracing, if the axis is not
+        bound, if `weight` is no scalar, if a gradient does not vary over the axis (it is summed
+        already), if `params` are known to vary over it (they are sharded over it), if a leaf is
+        masked, if the state is not sharded over the workers, or is that of another exchange, memory
+        or layout, or if `track_error` is to see the error of an exchange that keeps it itself
+        (`Hierarchical`).
       TypeError: if `exchange` or `memory` is none, or `axis_name` no name; while tracing, if a leaf
         is not a floating-point array of at most 32 bits.
 
@@ -189,12 +187,6 @@ def compressed_pmean(
     _keys.check_key("compressed_pmean(key)", key)
     check_choice("compressed_pmean(masked)", masked, get_args(Masked))
     check_choice("compressed_pmean(non_finite)", non_finite, get_args(NonFinite))
-    if track_error and exchange.keeps_error:
-        raise ValueError(
-            "compressed_pmean(track_error): must be False for an exchange that keeps what it loses "
-            f"in a memory of its own, because there is no error to see, got True for {exchange!r}; "
-            "log the exchange_residual of fg.metrics."
-        )
 
     def init(params: optax.Params) -> CompressedPmeanState:
         like = checked_like(params)
@@ -221,11 +213,10 @@ def compressed_pmean(
         own = drop_worker_axis(state.memory)
         return own, tuple(map(drop_rows, state.exchange)), state.error
 
-    def check(updates: PyTree, state: Any, params: PyTree | None, weight: Any) -> None:
+    def check(updates: PyTree, state: Any, params: PyTree | None) -> None:
         """Refuses what `update` cannot exchange."""
         if masked == "refuse":
             refuse_masked(updates)
-        refuse_weight("compressed_pmean", None if exchange.takes_weight else weight, *ONE_VOTE)
         wanted = jax.eval_shape(lambda leaves: inside(init(leaves)), updates)
         check_local(updates, axis_name)
         check_replicated(params, axis_name)
@@ -238,8 +229,13 @@ def compressed_pmean(
                 "gradient."
             )
 
-    def error_of(x: PyTree, left: PyTree, channel: Channel) -> Any:
-        return channel.relative_error(left, x) if track_error else ()
+    def error_of(x: PyTree, error: PyTree | None, channel: Channel) -> Any:
+        if track_error and error is None:
+            raise ValueError(
+                "compressed_pmean(track_error): must be False for an exchange that keeps what it "
+                f"loses itself, got True for {exchange!r}; log the exchange_residual of fg.metrics."
+            )
+        return channel.relative_error(error, x) if track_error else ()
 
     def update(
         updates: optax.Updates,
@@ -250,7 +246,7 @@ def compressed_pmean(
         **extra: Any,
     ) -> tuple[optax.Updates, Any]:
         refuse_mistyped("compressed_pmean", extra)
-        check(updates, state, params, weight)
+        check(updates, state, params)
         before, states, _ = inside(state)
         # Here and not above: making a key starts the backend, and a transformation may be made
         # before jax.distributed is initialized.
@@ -259,8 +255,8 @@ def compressed_pmean(
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         grads = weighted(grads, weight, axis_name)
         x, compensated = memory.compensate(grads, before)
-        out = travel(exchange, x, states, channel, layout)
-        remembered = memory.update(x, out.error, out.mean, compensated)
+        out, after = travel(exchange, x, states, channel, layout)
+        remembered = memory.update(x, out.error_or_zeros(x), out.mean, compensated)
         mean, rounded = _rounding.narrowed(out.mean, updates)
         if rounded is not None:
             remembered = memory.put_back(rounded, remembered)
@@ -268,7 +264,7 @@ def compressed_pmean(
         finite = all_finite(out.tally, mean)
         remembered, states, error = optax.tree.where(
             finite,
-            (remembered, out.states, error_of(x, out.error, channel)),
+            (remembered, after, error_of(x, out.error, channel)),
             (before, states, state.error),
         )
         return hide_bad(non_finite, finite, mean), CompressedPmeanState(
@@ -292,26 +288,13 @@ def _shapes(tree: PyTree) -> list[Any]:
     return [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]
 
 
-class Travelled(NamedTuple):
-    """What comes of it: `Reduced` of all buckets, in trees.
-
-    Attributes:
-      mean: over the workers.
-      error: what the others did not receive of this worker's.
-      states: of the exchange, one for each bucket.
-      tally: of all buckets; its `finite` is that of the means, too.
-    """
-
-    mean: PyTree
-    error: PyTree
-    states: tuple[State, ...]
-    tally: Tally
-
-
 def travel(
     exchange: Exchange, x: PyTree, states: tuple[State, ...], channel: Channel, layout: Layout
-) -> Travelled:
-    """The mean of a float32 tree."""
+) -> tuple[Reduced, tuple[State, ...]]:
+    """A float32 tree through an exchange, bucket by bucket, and the next states of the buckets.
+
+    `tally.finite` of the result says whether the mean is finite, too.
+    """
     buckets, join = _layout.to_buckets(_axes.whole(x), layout)
     run = _traced_once(exchange, channel.axis_name) if len(buckets) > 1 else exchange.mean
     outs: list[Reduced] = []
@@ -322,19 +305,15 @@ def travel(
         if outs:
             bucket = _finite.nan_unless(jnp.asarray(outs[-1].tally.finite), bucket)
         out = run(bucket, state, channel.fold(i))
-        finite = jnp.asarray(out.tally.finite)
-        if not exchange.tells_finite:
-            finite &= _finite.all_finite(out.mean)
+        finite = jnp.asarray(out.tally.finite) & _finite.all_finite(out.mean)
         outs.append(out._replace(tally=out.tally._replace(finite=finite)))
-    mean, error = (
-        join(_axes.whole(trees)) for trees in ([o.mean for o in outs], [o.error for o in outs])
-    )
-    return Travelled(
-        mean=mean,
-        error=error,
-        states=tuple(out.state for out in outs),
+    errors = [out.error for out in outs if out.error is not None]
+    every = Reduced(
+        mean=join(_axes.whole([out.mean for out in outs])),
+        error=join(_axes.whole(errors)) if len(errors) == len(outs) else None,
         tally=Tally.of_all([out.tally for out in outs]),
     )
+    return every, tuple(out.state for out in outs)
 
 
 def _traced_once(exchange: Exchange, axis_name: AxisName) -> Callable[..., Reduced]:
@@ -350,8 +329,8 @@ def _traced_once(exchange: Exchange, axis_name: AxisName) -> Callable[..., Reduc
         def back(like: PyTree, tree: PyTree) -> PyTree:
             return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
 
-        averaged, error = back(bucket, out.mean), back(bucket, out.error)
-        return Reduced(averaged, error, back(state, out.state), out.tally)
+        error = None if out.error is None else back(bucket, out.error)
+        return Reduced(back(bucket, out.mean), error, back(state, out.state), out.tally)
 
     return run
 

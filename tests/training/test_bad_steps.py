@@ -375,8 +375,11 @@ HIERARCHY = fg.Hierarchical("fast", 4, fg.AllReduce())
 
 
 def test_the_error_of_a_hierarchy_is_not_measured():
+    tx = fg.compressed_pmean(HIERARCHY, axis_name=AXES, track_error=True)
+    init, update = over_two_axes(tx)
+    x = jnp.ones((2, 4, 6))
     with pytest.raises(ValueError, match="exchange_residual"):
-        fg.compressed_pmean(HIERARCHY, axis_name=AXES, track_error=True)
+        jax.eval_shape(update, x, jax.eval_shape(init, x))
 
 
 # Recovery: by the loss

@@ -215,20 +215,6 @@ def test_a_loss_that_is_watched_is_weighed_too():
     assert np.all(np.asarray(state.inner.exchange[0].shared.level) == 0)
 
 
-VOTING = fg.contrib.votes.TopVotes(workers=WORKERS, k=5)
-
-
-@pytest.mark.parametrize(
-    "exchange",
-    [VOTING, fg.Scheduled({0: DENSE, 2: VOTING}), fg.Ladder((VOTING, DENSE))],
-    ids=repr,
-)
-def test_votes_have_no_weights(exchange):
-    tx = pmean(exchange)
-    with pytest.raises(ValueError, match="each worker has one vote"):
-        mean_of(tx)(GRADS, jnp.ones(WORKERS))
-
-
 def test_dtypes_stay_and_scalars_are_wanted():
     run = mean_of(pmean())
     half = jnp.asarray(GRADS, jnp.bfloat16)
