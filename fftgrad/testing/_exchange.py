@@ -7,20 +7,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Channel, Exchange, PyTree, Reduced, State, Step
+from fftgrad._contracts import (
+    AxisName,
+    Channel,
+    Exchange,
+    PyTree,
+    Reduced,
+    State,
+    Step,
+    Tally,
+)
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._per_worker import add_rows, drop_rows
 from fftgrad.testing import _laws
 from fftgrad.testing._laws import Laws
-from fftgrad.testing._rows import USUAL, inputs_of, sharded_over
 from fftgrad.tools._audit import Collective, audit
 
 WORKERS = 4
 
+USUAL = "related values"
+
 LIKES: tuple[PyTree, ...] = (
+    jax.ShapeDtypeStruct((1,), jnp.float32),
     jax.ShapeDtypeStruct((150,), jnp.float32),
     jax.ShapeDtypeStruct((5_000,), jnp.float32),
     {
@@ -40,28 +52,27 @@ def check_exchange(
 ) -> None:
     """Function: run the laws of the contract on an exchange of one's own.
 
-    It compiles for real devices, because what a program sends is read off the program; on a CPU
+    It compiles for several devices, because the bytes are read off the program; on a CPU
     `jax.config.update("jax_num_cpu_devices", 4)` before the first use of JAX makes them. The laws,
-    by the names that an error gives: "value" (compares, hashes, frozen), "shapes" (of mean, sent
+    by the names that an error gives: "value" (compares, hashes, frozen), "shapes" (of mean, error
     and tally, and static ones of the state), "replicas" (the same bits on all workers), "mean" (of
-    what was sent), "bytes" (`wire_bytes` is what the compiled program sends), "vmap"
-    (the same as under shard_map), "finite" (zeros, huge and tiny values stay finite), "fidelity"
-    (the mean points along the mean of x, and is no further off than `max_error`), and "not hidden"
-    (a NaN of one worker shows in the mean of all). Those about values hold in the first eight
-    steps, each with the state that the steps before it left.
+    what was sent), "bytes" (`wire_bytes` is what the compiled program sends), "vmap" (the same as
+    under shard_map), "finite" (zeros, huge and tiny values stay finite), "fidelity" (the mean
+    points along the mean of x, and is no further off than `max_error`), and "not hidden" (a NaN of
+    one worker shows in the mean of all). Laws of values are checked in the first eight steps, each
+    with the state that the steps before it left.
 
     Args:
       exchange: an exchange for the workers of the mesh.
-      like: the shapes of a gradient, a pytree; two vectors, and a matrix beside a vector, if left
-        out.
+      like: the shapes of a gradient, a pytree; three vectors and a small tree if left out.
       mesh: its axes are those of the exchange; `("data",)` over four devices if left out.
       mean_of_sent: False for an exchange that compresses the mean once more.
-      max_error: the most that ||x - mean|| / ||x|| may be, for the mean x of related gradients; inf
-        for an exchange that has still to learn, of which no fidelity is asked.
+      max_error: bound of ||x - mean|| / ||x||, for the mean x of related gradients; inf for an
+        exchange that has still to learn, of which no fidelity is asked.
 
     Raises:
-      AssertionError: if it breaks a law: which, for what input, and what to do. The bytes of an
-        exchange whose `wire_bytes` raises ValueError, because they change by step, are not checked.
+      AssertionError: if it breaks a law. It names the law, the input and the remedy. Bytes that
+        change by step, where `wire_bytes` raises ValueError, are not checked.
       ValueError: if there are too few devices.
 
     Example:
@@ -75,9 +86,6 @@ def check_exchange(
         # The first bucket, as `compressed_pmean` would hand it over.
         bucket = _layout.bucket_likes(tree, Layout().for_exchange(exchange))[0]
         _check(laws, exchange, bucket, mesh, mean_of_sent, max_error)
-    if like is None:
-        one = jax.ShapeDtypeStruct((1,), jnp.float32)
-        _check(laws, exchange, one, mesh, mean_of_sent, max_error)
 
 
 def _mesh(mesh: Mesh | None) -> Mesh:
@@ -93,12 +101,7 @@ def _mesh(mesh: Mesh | None) -> Mesh:
 
 
 def _check(
-    laws: Laws,
-    exchange: Exchange,
-    like: PyTree,
-    mesh: Mesh,
-    mean_of_sent: bool,
-    max_error: float,
+    laws: Laws, exchange: Exchange, like: PyTree, mesh: Mesh, mean_of_sent: bool, max_error: float
 ) -> None:
     name = ", ".join(f"float32{list(leaf.shape)}" for leaf in jax.tree.leaves(like))
     size = sum(leaf.size for leaf in jax.tree.leaves(like))
@@ -113,7 +116,7 @@ def _check(
     rule = f"it must trace under shard_map with check_vma=True, for {name}"
     remedy = "average by the collectives of the channel, and keep what differs in State.own."
     with laws.running("shapes", rule, remedy):
-        init, run = sharded_over(exchange, one, like, mesh, axis)
+        init, run = _sharded_over(exchange, one, like, mesh, axis)
         state = jax.eval_shape(init)
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((workers, *a.shape), a.dtype), like)
         args = rows, state, jax.ShapeDtypeStruct((), jnp.int32)
@@ -125,7 +128,7 @@ def _check(
     state = jax.jit(init)()
     first = None
     for number in range(_laws.STEPS[-1] + 1):
-        inputs, when = inputs_of(like, workers, number), f"{name}, step {number}"
+        inputs, when = _inputs_of(like, workers, number), f"{name}, step {number}"
         for what, x in inputs.items() if number == 0 else ((USUAL, inputs[USUAL]),):
             got: Any = program(x, state, np.int32(number))
             _good(laws, x, got, workers, mean_of_sent, f"for {what}, {when}")
@@ -144,14 +147,13 @@ def _check(
 
 
 def _mean(tree: PyTree) -> PyTree:
-    """The mean of the rows of a tree."""
     return jax.tree.map(lambda a: np.asarray(a, np.float64).mean(0), tree)
 
 
 def _good(
     laws: Laws, x: PyTree, got: Reduced, workers: int, mean_of_sent: bool, where: str
 ) -> None:
-    """Laws: replicas, finite, mean; of what was made of finite values."""
+    """Laws of finite values: replicas, finite, mean."""
     rows = [np.asarray(a) for a in jax.tree.leaves((got.mean, got.tally))]
     laws.need(
         all(a.tobytes() == workers * a[:1].tobytes() for a in rows), "replicas",
@@ -205,7 +207,7 @@ def _under_vmap(
     mean: PyTree,
     name: str,
 ) -> None:
-    x = inputs_of(like, mesh.size, 0)[USUAL]
+    x = _inputs_of(like, mesh.size, 0)[USUAL]
     shaped = jax.tree.map(lambda a: a.reshape(*mesh.devices.shape, *a.shape[1:]), x)
 
     def run(x: PyTree) -> PyTree:
@@ -236,3 +238,42 @@ def _bad(
                         f"the mean of worker {other}", where,
                         "send a flag with the payload: fftgrad.ops._finite.all_finite(x).",
                     )  # fmt: skip
+
+
+def _sharded_over(
+    exchange: Exchange,
+    one: Callable[..., Reduced],
+    like: PyTree,
+    mesh: Mesh,
+    axis: AxisName,
+) -> tuple[Callable[[], PyTree], Callable[..., Reduced]]:
+    """Make `init` and one step under `shard_map`, on global arrays with a row for each worker."""
+    rows, shared = PartitionSpec(axis), PartitionSpec()
+    specs = State(shared, rows, rows)
+    out_specs: Any = (rows, rows, specs, rows)
+
+    def row(x: PyTree, state: State, number: jax.Array) -> Any:
+        own, state = jax.tree.map(lambda a: a[0], x), drop_rows(state)
+        out = one(own, state, number)
+        tally = Tally.of_all([out.tally])
+        mean, error, tally = jax.tree.map(lambda a: a[None], (out.mean, out.error, tally))
+        return mean, error, add_rows(out.state), tally
+
+    init = jax.shard_map(
+        lambda: add_rows(exchange.init(like)), mesh=mesh, in_specs=(), out_specs=specs
+    )
+    run = jax.shard_map(row, mesh=mesh, in_specs=(rows, specs, shared), out_specs=out_specs)
+    return init, lambda *args: Reduced(*run(*args))
+
+
+def _inputs_of(like: PyTree, workers: int, step: int) -> dict[str, PyTree]:
+    """Make rows of values, by their names in an error."""
+    seeds = range(step * (workers + 1), (step + 1) * (workers + 1))
+    trees = [_laws.tree_of(like, seed) for seed in seeds]
+    own = jax.tree.map(lambda *rows: jnp.stack(rows), *trees[:workers])
+    common = jax.tree.map(lambda a: a[None], trees[workers])
+    related = jax.tree.map(lambda a, b: a + jnp.broadcast_to(b, a.shape), own, common)
+    out = {"unrelated values": own, USUAL: related}
+    for name, scale in {"zeros": 0.0, "huge values": 1e35, "tiny values": 1e-30}.items():
+        out[name] = jax.tree.map(lambda a, s=scale: a / 10 * s, own)
+    return out
