@@ -157,12 +157,6 @@ def test_a_buffer_says_whose_values_are_not_finite_and_how_many_overflow(monkeyp
     assert words[:, 0].tolist() == [2 << 1 | 1, 1 << 1 | 0, 1]
 
 
-def test_the_owner_of_a_shard_sends_the_same_head(monkeypatch):
-    rows = values((2, 64))
-    words = buffers(fg.TwoStage(fg.Sign(), workers=2), rows, monkeypatch)
-    assert words[:, 0].tolist() == [1] * 2
-
-
 # Dither
 
 STOCHASTIC = fg.RangeFloat(bits=4, rounding="stochastic")

@@ -1,0 +1,193 @@
+"""Optimizers of signs: majority vote and 1-bit Adam."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from fftgrad import _axes
+from fftgrad._contracts import AxisName, PyTree
+from fftgrad._values import check_count
+from fftgrad.codecs.quantizers._sign import Sign
+from fftgrad.exchanges._all_gather import AllGather
+from fftgrad.exchanges._all_reduce import AllReduce
+from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._two_stage import TwoStage
+from fftgrad.memories._error_feedback import ErrorFeedback
+from fftgrad.ops import _count
+from fftgrad.training._pmean import compressed_pmean
+from fftgrad.training._weigh import ONE_VOTE, refuse_weight, weighted
+
+
+def scale_by_majority_vote(
+    *, axis_name: AxisName = "data"
+) -> optax.GradientTransformationExtraArgs:
+    """Method: every worker votes on the direction of each parameter, with one bit.
+
+        update = sign(Σ_i sign(g_i)),   0 in a tie.
+
+    Args:
+      axis_name: the axis of the workers.
+
+    Returns:
+      An optax transformation whose updates are -1, 0 and 1: to be chained before `optax.scale` or
+      `optax.sgd`.
+
+    Wire: 1 bit a value and 8 bytes.
+
+    Claims: biased; no memory. A gradient of zero votes +1, because one bit has no zero.
+
+    Differs from the paper: all workers gather the votes and count them, without a server.
+
+    Raises:
+      ValueError: while tracing, if `update` gets a `weight`.
+
+    Example:
+      >>> import optax
+      >>> tx = optax.chain(fg.methods.scale_by_majority_vote(), optax.sgd(1e-3))
+
+    References:
+      Bernstein et al., ICLR 2019, arXiv:1810.05291.
+    """
+
+    def vote(
+        updates: optax.Updates, state: Any, params: Any = None, **extra: Any
+    ) -> tuple[optax.Updates, Any]:
+        del params
+        refuse_weight("scale_by_majority_vote", extra.get("weight"), *ONE_VOTE)
+        # One for zero too, so that all votes have one magnitude; g - g keeps a NaN or an infinity.
+        own = jax.tree.map(lambda g: jnp.where(g < 0, -1.0, 1.0).astype(g.dtype) + (g - g), updates)
+        return own, state
+
+    def count(updates: optax.Updates, params: Any = None) -> optax.Updates:
+        del params
+        # A mean of less than half a vote is a tie, however it is rounded.
+        tie = 0.5 / _axes.size(axis_name)
+        return jax.tree.map(lambda m: jnp.where(jnp.abs(m) < tie, 0, jnp.sign(m)), updates)
+
+    return optax.with_extra_args_support(
+        optax.chain(
+            optax.GradientTransformationExtraArgs(optax.init_empty_state, vote),
+            compressed_pmean(AllGather(Sign()), axis_name=axis_name),
+            optax.stateless(count),
+        )
+    )
+
+
+class OneBitAdamState(NamedTuple):
+    """State of `scale_by_one_bit_adam`: moments, equal on all workers, and two exchanges."""
+
+    step: jax.Array
+    mu: PyTree
+    nu: PyTree
+    dense: Any
+    compressed: Any
+
+
+def scale_by_one_bit_adam(
+    warm_up_steps: int,
+    workers: int,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    *,
+    layout: Layout = Layout(),
+    axis_name: AxisName = "data",
+) -> optax.GradientTransformationExtraArgs:
+    """Method: Adam, then Adam with a frozen second moment and a momentum of one bit a value.
+
+    With T the steps of warm-up, while t <= T the gradients are averaged dense and this is Adam.
+    Then v stays v_T, and only the momentum travels, compressed on the way to the owner of each
+    shard and on the way back, each time with feedback:
+
+        m_i = b1 m + (1 - b1) g_i,   m' = two-stage mean of 1-bit (m_i + error),   update m' / √v_T.
+
+    Args:
+      warm_up_steps: T, at least 1, or the second moment would stay zero; the paper's BERT takes
+        23,000 of 118,000.
+      workers: number of workers.
+      b1: decay of the momentum.
+      b2: decay of the second moment.
+      eps: added to √v.
+      layout: which leaves have one magnitude; see `Layout`.
+      axis_name: the axis of the workers.
+
+    Returns:
+      An optax transformation in place of `optax.scale_by_adam`: chain `optax.scale(-lr)` after it.
+
+    Wire: 4n bytes a step in warm-up, then 1 bit a value in each of the two stages.
+
+    Claims: both errors are fed back. A step in which anything is not finite gives an update that is
+      not finite, and leaves the moments as they were.
+
+    Differs from the paper: one magnitude for each shard of a part, where it has one for all; keeps
+      Adam's bias correction, with that of v frozen at T, so that the step's size does not jump.
+
+    Example:
+      >>> import optax
+      >>> tx = optax.chain(fg.methods.scale_by_one_bit_adam(1000, workers=8), optax.scale(-1e-3))
+
+    References:
+      Tang et al., ICML 2021, arXiv:2102.02888.
+    """
+    check_count("scale_by_one_bit_adam(warm_up_steps)", warm_up_steps, "use a tenth of training.")
+    dense: Any = compressed_pmean(AllReduce(), axis_name=axis_name)
+    compressed: Any = compressed_pmean(
+        TwoStage(Sign(), workers=workers),
+        ErrorFeedback(),
+        axis_name=axis_name,
+        layout=layout,
+    )
+
+    def init(params: optax.Params) -> OneBitAdamState:
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+        return OneBitAdamState(
+            step=jnp.zeros((), jnp.int32),
+            mu=zeros,
+            nu=jax.tree.map(jnp.copy, zeros),
+            dense=dense.init(params),
+            compressed=compressed.init(params),
+        )
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, Any]:
+        del params
+        grads: Any = optax.tree.cast(updates, jnp.float32)
+        # Here, because the momentum, which is exchanged later, is the same on all workers.
+        grads = weighted(grads, extra.get("weight"), axis_name)
+
+        def warm_up(grads: PyTree, state: OneBitAdamState) -> Any:
+            mean, inner = dense.update(grads, state.dense)
+            moments = (
+                _decayed(state.mu, mean, b1),
+                _decayed(state.nu, jax.tree.map(jnp.square, mean), b2),
+            )
+            return moments, state._replace(dense=inner), inner.skipped == state.dense.skipped
+
+        def one_bit(grads: PyTree, state: OneBitAdamState) -> Any:
+            mu, inner = compressed.update(_decayed(state.mu, grads, b1), state.compressed)
+            fine = inner.skipped == state.compressed.skipped
+            return (mu, state.nu), state._replace(compressed=inner), fine
+
+        (mu, nu), state, fine = lax.cond(state.step < warm_up_steps, warm_up, one_bit, grads, state)
+        count = _count.next_step(state.step)
+        first = 1 - b1 ** count.astype(jnp.float32)
+        second = 1 - b2 ** jnp.minimum(count, warm_up_steps).astype(jnp.float32)
+
+        def step(m: jax.Array, v: jax.Array, g: jax.Array) -> jax.Array:
+            return (m / first / (jnp.sqrt(v / second) + eps)).astype(g.dtype)
+
+        # A bad step makes its update not finite. Its moments are not kept, and it is not counted.
+        kept_mu, kept_nu = optax.tree.where(fine, (mu, nu), (state.mu, state.nu))
+        kept = jnp.where(fine, count, state.step)
+        state = state._replace(step=kept, mu=kept_mu, nu=kept_nu)
+        return jax.tree.map(step, mu, nu, updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _decayed(old: PyTree, new: PyTree, decay: float) -> PyTree:
+    return jax.tree.map(lambda a, b: decay * a + (1 - decay) * b, old, new)
