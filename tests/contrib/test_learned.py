@@ -170,17 +170,6 @@ def test_each_phase_sends_the_bytes_that_it_says(variant, dense):
             asked(whole, LIKE)
 
 
-def test_a_code_takes_four_bits_a_value_of_a_leader_and_eight_of_each():
-    like, k = jax.ShapeDtypeStruct((1_600_000,), "float32"), 1600
-    positions = fg.wire_bytes(fg.SharedSupport(fg.TopK(k=k)), like) - 4 - 4 * k
-    for variant, bits in (("leader", 4), ("all_reduce", 8)):
-        coded = learned.LearnedCodes(fg.TopK(k=k), 0, variant, innovation=1e-6)
-        beside = fg.wire_bytes(coded, like) - positions - k * bits // 8
-        assert 0 < beside <= 40
-    learns = fg.wire_bytes(learned.LearnedCodes(fg.TopK(k=k), None), like)
-    assert learns == positions + 4 + 4 * k
-
-
 def test_a_bucket_of_dense_leaves_alone_is_a_dense_mean():
     phase = exchange("leader", dense=("a", "b"))
     like = {"a": jax.ShapeDtypeStruct((5,), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}

@@ -105,15 +105,6 @@ def test_another_gradient_of_a_worker_moves_the_sum_by_at_most_2_root_k(seed, k,
     assert np.linalg.norm(moved) <= np.sqrt(4 * k) * (1 + 1e-6)
 
 
-def test_and_the_opposite_gradient_moves_it_so_far():
-    x = rows()
-    other = x.copy()
-    other[2] = -x[2]
-    for exchange in (GATHERED, SUMMED):
-        moved = 4 * (run(exchange, other)[0][0] - run(exchange, x)[0][0])
-        assert np.linalg.norm(moved) == pytest.approx(np.sqrt(4 * exchange.k))
-
-
 # Noise
 
 

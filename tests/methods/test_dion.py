@@ -13,7 +13,6 @@ from parallel import AXIS, mesh_of, train_step
 
 import fftgrad as fg
 from fftgrad import checkpoint
-from fftgrad.exchanges import _layout
 
 WORKERS = 4
 LIKE = {
@@ -79,15 +78,6 @@ def test_what_is_named_and_what_is_no_matrix_goes_through_the_others():
     for name in ("embed", "bias"):
         wanted = means[1][name] + 0.5 * means[0][name]
         np.testing.assert_allclose(update[name], wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_a_matrix_that_travels_in_pieces_goes_through_the_others(monkeypatch):
-    monkeypatch.setattr(_layout, "BUCKET_LIMIT", 300)
-    tx = fg.methods.scale_by_dion(rank=RANK, others=optax.identity())
-    (update,), _ = run(tx, 1)
-    mean = jax.tree.map(lambda g: g.mean(0), gradients(LIKE, WORKERS, 0))
-    np.testing.assert_allclose(update["wide"], mean["wide"], rtol=1e-5, atol=1e-5)
-    assert not np.allclose(update["conv"], mean["conv"])  # 288 values
 
 
 def test_two_sums_of_the_bytes_that_are_said():

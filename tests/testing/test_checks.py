@@ -188,15 +188,6 @@ def times_side(payload, _like, _step):
     return payload.main.astype(jnp.float32) * payload.side
 
 
-def squares_once(x, number):
-    return jnp.where(number == 2, jnp.sign(x) * x * x, x)
-
-
-def roots_once(payload, _like, step):
-    x = payload.main
-    return jnp.where(step.number == 2, jnp.sign(x) * jnp.sqrt(jnp.abs(x)), x)
-
-
 WRAPPING = Chosen("wrapping", eighths, lambda _, side: side.astype(jnp.int32))
 BY_MAXIMUM = codec("by maximum", by_maximum, times_side)
 SIGNS = changed("signs", lambda x, _: poisoned(jnp.sign(x), x))
@@ -207,7 +198,6 @@ BROKEN_CODECS = [
     (MutableWithHash(), "value", "frozen=True"),
     (codec("shape", None, lambda p, like, _: p.main.astype(like.dtype)[None]), "shapes", "`like`"),
     (codec("branches", lambda x, *_: float16(x if x[0] > 0 else -x)), "shapes", "no Python `if`"),
-    (codec("no payload", lambda x, *_: fg.Compressed(x)), "shapes", "wrap what is sent"),
     (
         codec(
             "growing state",
@@ -216,16 +206,6 @@ BROKEN_CODECS = [
         ),
         "shapes",
         "that init makes",
-    ),
-    (
-        codec(
-            "codes that something could follow",
-            lambda x, *_: put(lax.bitcast_convert_type(x, jnp.uint32)),
-            lambda payload, *_: lax.bitcast_convert_type(payload.main, jnp.float32),
-            claimed="",
-        ),
-        "shapes",
-        "fg.Quantizer",
     ),
     (
         codec("impure", lambda x, *_: float16(x + np.random.default_rng().random())),
@@ -272,15 +252,6 @@ BROKEN_CODECS = [
         "not hidden",
         "poison",
     ),
-    (
-        Basis(
-            "sends more",
-            lambda payload, _: payload.main / payload.side,
-            lambda x: put(2 * x, jnp.float32(2)),
-        ),
-        "transform",
-        "fg.Codec",
-    ),
     (Basis("no inverse", send=lambda x: put(jnp.cumsum(x))), "transform", "fg.Codec"),
     (
         changed("dead zone", lambda x, _: without_small(x), "last unbiased"),
@@ -290,35 +261,11 @@ BROKEN_CODECS = [
     (changed("shrinks", lambda x, _: 0.99 * x, "last unbiased"), "unbiased", "do not claim"),
     (changed("flips", lambda x, _: -x), "fidelity", "look at its signs"),
     (
-        changed("nothing later", lambda x, n: poisoned(jnp.where(n % 7 == 0, x, 0.0), x)),
-        "fidelity",
-        "send some values",
-    ),
-    (changed("triples", lambda x, _: 3 * x), "fidelity", "max_error=math.inf"),
-    (
         codec("offset", lambda x, *_: put(x), lambda p, *_: p.main + 1e-3, "last summable"),
         "fidelity",
         "add nothing to it",
     ),
-    (
-        codec(
-            "squares once",
-            lambda x, _, step: put(squares_once(x, step.number)),
-            roots_once,
-            "last summable",
-        ),
-        "summable",
-        "do not claim",
-    ),
     (Basis("dead zone", lambda payload, _: without_small(payload.main)), "transform", "fg.Codec"),
-    (
-        Chosen(
-            "selects another half once",
-            there=lambda x, n: jnp.where(n == 3, x[x.size // 2 :], x[: x.size // 2]),
-        ),
-        "positions",
-        "leave `at` out",
-    ),
 ]
 
 
