@@ -108,8 +108,8 @@ class Autoencoder:
         first, second = jax.random.split(jax.random.key(self.seed))
         values, code = jnp.zeros((self.stride, 1)), jnp.zeros((1, self.code))
         return {
-            "encoder": self._encoder.init(first, values)["params"],
-            "decoder": self._decoder.init(second, code, values)["params"],
+            "encoder": Encoder(self.encoder, self.code).init(first, values)["params"],
+            "decoder": Decoder(self.decoder).init(second, code, values)["params"],
         }
 
     def encode(self, params: PyTree, values: jax.Array) -> jax.Array:
@@ -117,14 +117,17 @@ class Autoencoder:
         length = self.code_shape(values.shape[-1])[0] * self.stride
         fill = [(0, 0)] * (values.ndim - 1) + [(0, length - values.shape[-1])]
         filled = jnp.pad(values, fill)[..., None]
-        out: Any = self._encoder.apply(_varying(params["encoder"], values), filled)
+        out: Any = Encoder(self.encoder, self.code).apply(
+            _varying(params["encoder"], values), filled
+        )
         return out
 
     def decode(self, params: PyTree, code: jax.Array, k: int) -> jax.Array:
         """Decode the k values of a code, without an innovation."""
         nothing = jnp.zeros((*code.shape[:-2], code.shape[-2] * self.stride, 1))
         nothing = _axes.vary_like(nothing, code)
-        out: Any = self._decoder.apply(_varying(params["decoder"], code), code, nothing)
+        variables = _varying(params["decoder"], code)
+        out: Any = Decoder(self.decoder).apply(variables, code, nothing)
         return out[..., :k, 0]
 
     def weight(self, params: PyTree) -> jax.Array:
@@ -133,14 +136,6 @@ class Autoencoder:
         The last convolution has width 1, so the layers before it run once for all innovations.
         """
         return params["decoder"]["out"]["kernel"][0, -1, 0]
-
-    @property
-    def _encoder(self) -> Encoder:
-        return Encoder(self.encoder, self.code)
-
-    @property
-    def _decoder(self) -> Decoder:
-        return Decoder(self.decoder)
 
 
 def _varying(params: PyTree, x: jax.Array) -> dict[str, PyTree]:
@@ -153,13 +148,6 @@ class Scaled(NamedTuple):
 
     size: jax.Array
     units: jax.Array
-
-
-class Learned(NamedTuple):
-    """The next parameters, and the relative error of the ones before."""
-
-    params: PyTree
-    error: jax.Array
 
 
 def scaled(rows: jax.Array) -> Scaled:
@@ -218,12 +206,13 @@ def learn(
     lead: jax.Array | int,
     pick: TopK | None,
     rate: float,
-) -> Learned:
+) -> tuple[PyTree, jax.Array]:
     """Take one step of descent on the values of all workers, the same on all of them.
 
     `values` float32[w, k] are those of each worker at the shared positions, `lead` the number of
     the worker whose code all decode, and `pick` selects the innovations; None decodes the mean
     code. The gradient is clipped to length 1, and a step that is not finite changes nothing.
+    Returns the next parameters, and the relative error of the ones before.
     """
     # Without this a gradient along another axis of the mesh would be summed over it.
     params = jax.tree.map(lambda p: _axes.vary_like(p, values), params)
@@ -237,5 +226,4 @@ def learn(
     factor = rate / jnp.maximum(length, 1.0)
     moved = jax.tree.map(lambda p, g: p - factor * g, params, gradient)
     fine = _finite.all_finite(moved) & jnp.isfinite(error)
-    params = jax.tree.map(lambda new, old: jnp.where(fine, new, old), moved, params)
-    return Learned(params, error)
+    return jax.tree.map(lambda new, old: jnp.where(fine, new, old), moved, params), error

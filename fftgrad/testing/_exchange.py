@@ -143,7 +143,8 @@ def _check(
         first = first or got
         state = got.state
     assert first
-    _under_vmap(laws, exchange, one, like, mesh, first.mean, name)
+    mean_of = lambda x: one(x, exchange.init(like), jnp.int32(0)).mean  # noqa: E731
+    _under_vmap(laws, mean_of, like, mesh, first.mean, name)
 
 
 def _mean(tree: PyTree) -> PyTree:
@@ -200,20 +201,10 @@ def _bytes(
 
 
 def _under_vmap(
-    laws: Laws,
-    exchange: Exchange,
-    one: Callable[..., Reduced],
-    like: PyTree,
-    mesh: Mesh,
-    mean: PyTree,
-    name: str,
+    laws: Laws, run: Callable[[PyTree], PyTree], like: PyTree, mesh: Mesh, mean: PyTree, name: str
 ) -> None:
     x = _inputs_of(like, mesh.size, 0)[USUAL]
     shaped = jax.tree.map(lambda a: a.reshape(*mesh.devices.shape, *a.shape[1:]), x)
-
-    def run(x: PyTree) -> PyTree:
-        return one(x, exchange.init(like), jnp.int32(0)).mean
-
     for axis in reversed(mesh.axis_names):
         run = jax.vmap(run, axis_name=axis)
     remedy = "ask jax.lax for the size and the index of the axis, not jax.devices()."
@@ -231,22 +222,16 @@ def _bad(
             for bad in _laws.BAD if step == 0 else _laws.BAD[:1]:
                 worker = index % workers
                 x = _laws.spoiled(good, number, worker * n + position, bad)
-                mean = program(x, state, np.int32(step)).mean
+                mean = jax.tree.map(np.asarray, program(x, state, np.int32(step)).mean)
+                where = f"for {bad} at position {position} of worker {worker}, {when}"
+                remedy = "send a flag with the payload: fftgrad.ops._finite.all_finite(x)."
                 for other in range(workers):
-                    where = f"for {bad} at position {position} of worker {worker}, {when}"
-                    laws.not_hidden(
-                        jax.tree.map(lambda a, row=other: np.asarray(a)[row], mean),
-                        f"the mean of worker {other}", where,
-                        "send a flag with the payload: fftgrad.ops._finite.all_finite(x).",
-                    )  # fmt: skip
+                    own = [leaf[other] for leaf in jax.tree.leaves(mean)]
+                    laws.not_hidden(own, f"the mean of worker {other}", where, remedy)
 
 
 def _sharded_over(
-    exchange: Exchange,
-    one: Callable[..., Reduced],
-    like: PyTree,
-    mesh: Mesh,
-    axis: AxisName,
+    exchange: Exchange, one: Callable[..., Reduced], like: PyTree, mesh: Mesh, axis: AxisName
 ) -> tuple[Callable[[], PyTree], Callable[..., Reduced]]:
     """Make `init` and one step under `shard_map`, on global arrays with a row for each worker."""
     rows, shared = PartitionSpec(axis), PartitionSpec()
@@ -272,8 +257,8 @@ def _inputs_of(like: PyTree, workers: int, step: int) -> dict[str, PyTree]:
     seeds = range(step * (workers + 1), (step + 1) * (workers + 1))
     trees = [_laws.tree_of(like, seed) for seed in seeds]
     own = jax.tree.map(lambda *rows: jnp.stack(rows), *trees[:workers])
-    common = jax.tree.map(lambda a: a[None], trees[workers])
-    related = jax.tree.map(lambda a, b: a + jnp.broadcast_to(b, a.shape), own, common)
+    # Explicitly, because a user may have forbidden the promotion of ranks.
+    related = jax.tree.map(lambda a, b: a + jnp.broadcast_to(b, a.shape), own, trees[workers])
     out = {"unrelated values": own, USUAL: related}
     for name, scale in {"zeros": 0.0, "huge values": 1e35, "tiny values": 1e-30}.items():
         out[name] = jax.tree.map(lambda a, s=scale: a / 10 * s, own)

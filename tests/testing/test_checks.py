@@ -286,11 +286,6 @@ def test_an_answer_with_a_size_of_its_own_passes_where_that_is_said():
         testing.check_codec(SIGNS, sizes=(90,))
 
 
-def test_a_contraction_can_be_asked_for():
-    with pytest.raises(AssertionError, match=r"law 'fidelity'.* at most 1 \|\|x\|\|"):
-        testing.check_codec(fg.Ternary(), sizes=(90,), max_error=1.0, eager=False)
-
-
 @pytest.mark.parametrize(
     ("codec", "error", "size"), [(BY_MAXIMUM, "not hidden", 65_537), (WRAPPING, "positions", 5_000)]
 )
