@@ -312,7 +312,7 @@ METHODS = {
     "choco_sgd": lambda axis: fg.contrib.gossip.choco_sgd(
         optax.sgd(0.1, momentum=0.9),
         fg.Sign(),
-        fg.contrib.gossip.exponential(4),
+        np.full((4, 4), 0.25),
         gamma=0.4,
         axis_name=axis,
     ),

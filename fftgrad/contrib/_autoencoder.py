@@ -56,21 +56,18 @@ class Decoder(nn.Module):
 
 @value
 class Autoencoder:
-    """Value: the shape of the convolutional autoencoder that learns the values at a support.
+    """Value: the layers of the convolutional autoencoder that learns the values at a support.
 
     The encoder has a convolution of width 3 and stride 2 and a leaky ReLU for each number of
-    channels, and one of width 1 down to the channels of the code; the decoder undoes each stride by
-    a transposed convolution, joins the innovation as one more channel, and makes values of all of
-    them by a convolution of width 1. So four layers turn 16 values into `code` numbers.
+    channels, and a convolution of width 1 down to the channels of the code. The decoder undoes each
+    stride by a transposed convolution, appends the innovation as a channel, and ends with a
+    convolution of width 1. So four layers turn 16 values into `code` numbers.
 
     Args:
       encoder: channels of the encoder's layers.
       code: channels of the code.
       decoder: channels of the decoder's layers, as many.
       seed: of the first parameters, which are equal on all workers.
-
-    Raises:
-      ValueError: if a number of channels is not positive, or the two have not as many layers.
 
     Example:
       >>> from fftgrad.contrib import learned
@@ -99,75 +96,62 @@ class Autoencoder:
 
     @property
     def stride(self) -> int:
-        """How many values a place of the code stands for."""
+        """Number of values for each place of the code."""
         return int(2 ** len(self.encoder))
 
     def code_shape(self, k: int) -> tuple[int, int]:
-        """The shape of the code of k values."""
+        """Shape of the code of k values."""
         return max(1, math.ceil(k / self.stride)), self.code
 
     def init(self) -> PyTree:
-        """The first parameters."""
+        """Draw the first parameters."""
         first, second = jax.random.split(jax.random.key(self.seed))
         values, code = jnp.zeros((self.stride, 1)), jnp.zeros((1, self.code))
         return {
-            "encoder": self._encoder.init(first, values)["params"],
-            "decoder": self._decoder.init(second, code, values)["params"],
+            "encoder": Encoder(self.encoder, self.code).init(first, values)["params"],
+            "decoder": Decoder(self.decoder).init(second, code, values)["params"],
         }
 
     def encode(self, params: PyTree, values: jax.Array) -> jax.Array:
-        """The code of values [..., k], filled up with zeros to whole strides."""
+        """Encode values [..., k], padded with zeros to whole strides."""
         length = self.code_shape(values.shape[-1])[0] * self.stride
         fill = [(0, 0)] * (values.ndim - 1) + [(0, length - values.shape[-1])]
         filled = jnp.pad(values, fill)[..., None]
-        out: Any = self._encoder.apply(_varying(params["encoder"], values), filled)
+        out: Any = Encoder(self.encoder, self.code).apply(
+            _varying(params["encoder"], values), filled
+        )
         return out
 
     def decode(self, params: PyTree, code: jax.Array, k: int) -> jax.Array:
-        """The k values of a code, without an innovation."""
+        """Decode the k values of a code, without an innovation."""
         nothing = jnp.zeros((*code.shape[:-2], code.shape[-2] * self.stride, 1))
         nothing = _axes.vary_like(nothing, code)
-        out: Any = self._decoder.apply(_varying(params["decoder"], code), code, nothing)
+        variables = _varying(params["decoder"], code)
+        out: Any = Decoder(self.decoder).apply(variables, code, nothing)
         return out[..., :k, 0]
 
     def weight(self, params: PyTree) -> jax.Array:
-        """What the decoder adds to a value for each unit of innovation there.
+        """The factor by which the decoder adds an innovation to the value at its place.
 
-        Its last convolution has width 1 and nothing after it. So the layers before need to run once
-        for all innovations.
+        The last convolution has width 1, so the layers before it run once for all innovations.
         """
         return params["decoder"]["out"]["kernel"][0, -1, 0]
 
-    @property
-    def _encoder(self) -> Encoder:
-        return Encoder(self.encoder, self.code)
-
-    @property
-    def _decoder(self) -> Decoder:
-        return Decoder(self.decoder)
-
 
 def _varying(params: PyTree, x: jax.Array) -> dict[str, PyTree]:
-    """The variables of a module, typed as varying as its input does, which convolutions want."""
+    """The variables of a module, typed as varying like its input, as convolutions require."""
     return {"params": jax.tree.map(lambda p: _axes.vary_like(p, x), params)}
 
 
 class Scaled(NamedTuple):
-    """Rows of values as their root mean squares and what is left, of which that is 1, or zero."""
+    """Rows of values as their root mean squares, and the rows in units of these."""
 
     size: jax.Array
     units: jax.Array
 
 
-class Learned(NamedTuple):
-    """The next parameters, and the relative error of what those before decode."""
-
-    params: PyTree
-    error: jax.Array
-
-
 def scaled(rows: jax.Array) -> Scaled:
-    """Each row [..., k] in units of its root mean square, because a net expects values around 1."""
+    """Scale each row [..., k] to a root mean square of 1, as a net expects."""
     flat = rows.reshape(-1, rows.shape[-1])
     _, length = _scale.norms(flat)
     size = length * rows.shape[-1] ** -0.5
@@ -176,7 +160,7 @@ def scaled(rows: jax.Array) -> Scaled:
 
 
 def innovation(units: jax.Array, base: jax.Array, pick: TopK) -> jax.Array:
-    """The largest of what a decoded code lacks of a worker's values, at their places."""
+    """Select the largest differences between each worker's values and the decoded code."""
 
     def of(row: jax.Array) -> jax.Array:
         payload = pick.compress(row, (), Step()).payload
@@ -188,11 +172,11 @@ def innovation(units: jax.Array, base: jax.Array, pick: TopK) -> jax.Array:
 def loss(
     net: Autoencoder, params: PyTree, rows: Scaled, lead: jax.Array | int, pick: TopK | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Half of the squared error of what is decoded, and half of that of the codes to their mean.
+    """Half of the squared error of the decoded rows plus half of the variance of the codes.
 
-    With `pick`, each row is decoded from the code of the leading one and its own innovation; else
-    the mean of the rows is, from the mean of their codes. Rows of zeros count for nothing. Returns
-    the loss, and the error of what is decoded over that of zeros.
+    With `pick`, each row is decoded from the code of the leader and its own innovation; else the
+    mean of the rows is decoded from the mean of their codes. Rows of zeros count for nothing.
+    Returns the loss, and the relative error of the decoded rows.
     """
     k = rows.units.shape[-1]
     share = rows.size / _scale.divisor(_finite.largest(rows.size))
@@ -222,13 +206,13 @@ def learn(
     lead: jax.Array | int,
     pick: TopK | None,
     rate: float,
-) -> Learned:
-    """Make a step of an autoencoder's descent on the values of all workers, the same on all.
+) -> tuple[PyTree, jax.Array]:
+    """Take one step of descent on the values of all workers, the same on all of them.
 
     `values` float32[w, k] are those of each worker at the shared positions, `lead` the number of
-    the worker whose code all decode, and `pick` what each adds to that code; None to decode the
-    mean code. The gradient is clipped to length 1, so that no step is long; what is not finite
-    moves nothing.
+    the worker whose code all decode, and `pick` selects the innovations; None decodes the mean
+    code. The gradient is clipped to length 1, and a step that is not finite changes nothing.
+    Returns the next parameters, and the relative error of the ones before.
     """
     # Without this a gradient along another axis of the mesh would be summed over it.
     params = jax.tree.map(lambda p: _axes.vary_like(p, values), params)
@@ -242,5 +226,4 @@ def learn(
     factor = rate / jnp.maximum(length, 1.0)
     moved = jax.tree.map(lambda p, g: p - factor * g, params, gradient)
     fine = _finite.all_finite(moved) & jnp.isfinite(error)
-    params = jax.tree.map(lambda new, old: jnp.where(fine, new, old), moved, params)
-    return Learned(params, error)
+    return jax.tree.map(lambda new, old: jnp.where(fine, new, old), moved, params), error

@@ -1,11 +1,11 @@
-"""What neighbors tell each other of how their vectors moved, and the state that is for.
+"""The exchange of a worker with its neighbors on a graph, and its state.
 
-A worker sends the compressed difference between its vector and its neighbors' copy of it, and
-everyone, itself too, adds that to the copy. It keeps three vectors, whatever the degree: its own
-public copy, the pull of its neighbors, Σ_j (copy_j - copy_i), and what rounding dropped of the
-pull. Over all workers the pulls sum to zero; without the dropped rest they would not, and a method
-that adds up pulls, as `beer` does, would drift away from its optimum. Where neighbors have unequal
-weights, each difference in the pull is weighted by its share of the largest weight.
+A worker sends the compressed difference between its vector and its neighbors' copy of it. All of
+them, the worker too, add that to the copy. A worker keeps three vectors, whatever the degree: its
+own public copy, the pull of its neighbors, Σ_j (copy_j - copy_i), and the rounding error of the
+pull. Over all workers the pulls sum to zero; without the rounding error they would not, and `beer`,
+which adds up pulls, would drift away from its optimum. Where neighbors have unequal weights, each
+difference in the pull is weighted by its share of the largest weight.
 """
 
 from collections.abc import Sequence
@@ -33,12 +33,12 @@ Weights = npt.NDArray[np.float64]
 
 
 class Graph(NamedTuple):
-    """A matrix of weights as the buffers that travel.
+    """A matrix of weights, decomposed into the permutations in which buffers travel.
 
     Attributes:
       largest: the largest weight of a neighbor, 0.0 if there are none.
-      sources: permutations of the workers: whom each hears at once. A worker with fewer neighbors
-        than others hears itself, which pulls it nowhere.
+      sources: permutations of the workers: the neighbor that each hears. A worker with fewer
+        neighbors than others hears itself, which pulls it nowhere.
       shares: of each permutation and worker, the weight over the largest one.
     """
 
@@ -48,18 +48,14 @@ class Graph(NamedTuple):
 
 
 def graph_of(owner: str, weights: npt.ArrayLike) -> Graph:
-    """The graph of a matrix, once it is known to be symmetric and doubly stochastic."""
+    """Check that a matrix is symmetric and doubly stochastic, and decompose it."""
     w = np.asarray(weights, np.float64)
-    if w.ndim != 2 or w.shape[0] != w.shape[1] or not len(w):
+    square = w.ndim == 2 and w.shape[0] == w.shape[1] > 0
+    if not square or w.min() < 0 or not np.allclose(w, w.T) or not np.allclose(w.sum(1), 1):
         raise ValueError(
-            f"{owner}(weights): must be a matrix [workers, workers], got shape {w.shape}; use "
-            "gossip.ring(workers)."
-        )
-    if w.min() < 0 or not np.allclose(w, w.T) or not np.allclose(w.sum(1), 1):
-        raise ValueError(
-            f"{owner}(weights): must be symmetric, with weights that are not negative and sum to 1 "
-            f"in each row, or gossip would not keep the mean, got {w.tolist()}; use "
-            "gossip.ring(workers)."
+            f"{owner}(weights): must be a symmetric matrix [workers, workers], with weights that "
+            "are not negative and sum to 1 in each row, or gossip would not keep the mean, got "
+            f"{w.tolist()}; use gossip.ring(workers)."
         )
     others = w * (1 - np.eye(len(w)))
     largest = float(others.max())
@@ -72,10 +68,10 @@ def graph_of(owner: str, weights: npt.ArrayLike) -> Graph:
 
 
 def _permutations(hears: npt.NDArray[np.bool_]) -> list[tuple[int, ...]]:
-    """The neighbors, [workers, workers], as few permutations, near ones on a ring first.
+    """Decompose the neighbors, [workers, workers], into few permutations, near ones first.
 
-    With each worker as often its own neighbor as it lacks others, all have the same degree, and
-    such a graph is a sum of permutations. Each is found by paths that augment a matching.
+    A worker that lacks neighbors is its own neighbor instead, so all have the same degree, and such
+    a graph is a sum of permutations. Each is found by paths that augment a matching.
     """
     workers, degrees = len(hears), hears.sum(1)
     left = hears.astype(int) + np.diag(degrees.max() - degrees)
@@ -105,12 +101,12 @@ def _permutations(hears: npt.NDArray[np.bool_]) -> list[tuple[int, ...]]:
 
 
 class Copied(NamedTuple):
-    """A tree that neighbors follow, float32.
+    """A tree of which neighbors have a copy, float32.
 
     Attributes:
-      copy: what all neighbors hold to be this worker's.
-      pull: Σ_j (copy_j - copy_i) over the neighbors j, to what their copies draw it.
-      rest: what rounding has dropped of the pull.
+      copy: the copy that all neighbors have of this worker's tree.
+      pull: Σ_j (copy_j - copy_i) over the neighbors j.
+      rest: the rounding error of the pull.
     """
 
     copy: PyTree
@@ -119,12 +115,12 @@ class Copied(NamedTuple):
 
 
 class Links(NamedTuple):
-    """A worker's links to its neighbors.
+    """A worker's state of the exchange with its neighbors.
 
     Attributes:
-      trees: what neighbors follow.
+      trees: the trees of which neighbors have a copy.
       codecs: the state of the codecs.
-      skipped: how many times this worker or a neighbor said nothing, because it was not finite.
+      skipped: how many times this worker or a neighbor sent nothing, because it was not finite.
       overflow: how many values of this worker no codec could represent.
     """
 
@@ -135,7 +131,7 @@ class Links(NamedTuple):
 
 
 class Gossip(NamedTuple):
-    """What an optimizer that talks to neighbors only is told, checked."""
+    """The checked arguments of an optimizer that exchanges with neighbors only."""
 
     owner: str
     codecs: tuple[Codecs, ...]
@@ -156,14 +152,13 @@ class Gossip(NamedTuple):
         axis_name: AxisName,
         layout: Layout,
     ) -> "Gossip":
-        """The arguments, and the layout with the scope that the codec or the rule wants."""
+        """Check the arguments, and take the scope of the codec or rule for the layout."""
         for codec in codecs:
             _parts.check_codec(owner, codec)
         if not 0 < gamma <= 1:
             raise ValueError(
                 f"{owner}(gamma): must be above 0 and at most 1, got {gamma}; use 1.0 for a codec "
-                "without loss, in beer gossip.largest_gamma(weights), and about the share of the "
-                "energy that the codec keeps of that for another."
+                "without loss, or gossip.largest_gamma(weights) in beer, and less for others."
             )
         _axes.check_names(f"{owner}(axis_name)", axis_name)
         check_key(f"{owner}(key)", key)
@@ -173,19 +168,21 @@ class Gossip(NamedTuple):
         return cls(owner, codecs, graph, float(gamma), key, axis_name, layout)
 
     def init(self, copies: Sequence[PyTree], params: PyTree) -> OfShards:
-        """The links before the first step, when all workers know all copies.
+        """The state before the first step, when all workers know all copies.
 
-        They are of no use to another graph, or number of workers.
+        It is of no use to another graph, or number of workers.
         """
         zero = jnp.zeros((), jnp.int32)
         zeros = jax.tree.map(jnp.zeros_like, copies[0])
         trees = tuple(Copied(copy, zeros, zeros) for copy in copies)
-        # Of what only stands in for parameters nobody knows what a codec would keep.
-        state = zero if stands_in(params) else init(self.codecs, copies[0], self.layout)
-        return OfShards(add_worker_axis(Links(trees, state, zero, zero)))
+        if stands_in(params):  # whose codec states are not known
+            return OfShards(add_worker_axis(Links(trees, zero, zero, zero)))
+        buckets = [[one] * len(self.codecs) for one in _layout.bucket_likes(copies[0], self.layout)]
+        codecs = tuple(_codec_of(self.codecs, bucket).init(_likes(bucket)) for bucket in buckets)
+        return OfShards(add_worker_axis(Links(trees, codecs, zero, zero)))
 
     def checked(self, updates: PyTree, params: PyTree | None, **extra: Any) -> PyTree:
-        """The parameters, once they and the gradients are known to be this worker's own."""
+        """Check that the parameters and the gradients are this worker's own."""
         refuse_masked(updates, self.owner, "")
         refuse_weight(self.owner, extra.get("weight"), "what neighbors average are parameters")
         check_local(updates, self.axis_name, self.owner)
@@ -197,8 +194,8 @@ class Gossip(NamedTuple):
             )
         if params is None:
             raise ValueError(
-                f"{self.owner}.update(params): what neighbors are told is counted from them, got "
-                "None; call tx.update(grads, state, params)."
+                f"{self.owner}.update(params): must be the worker's parameters, got None; call "
+                "tx.update(grads, state, params)."
             )
         check_own(self.owner, params, self.axis_name)
         return params
@@ -206,26 +203,49 @@ class Gossip(NamedTuple):
     def tell(
         self, trees: Sequence[PyTree], state: OfShards, number: jax.Array
     ) -> tuple[tuple[Copied, ...], OfShards]:
-        """Copies and pulls once the neighbors know of these trees, and the next state."""
+        """Send the news of these trees to the neighbors, in one buffer for each bucket.
+
+        Returns the trees with the next copies and pulls, and the next state.
+        """
         before: Links = drop_worker_axis(state.value)
         lacks = [
             jax.tree.map(jnp.subtract, tree, old.copy)
             for tree, old in zip(trees, before.trees, strict=True)
         ]
-        channel = Channel.of(self.axis_name, self.key, number)
-        told = tell(self.codecs, lacks, self.graph, before.codecs, channel, self.layout)
-        news = zip(before.trees, told.sent, told.pull, told.rest, strict=True)
-        after = tuple(_moved(*new) for new in news)
+        graph, channel = self.graph, Channel.of(self.axis_name, self.key, number)
+        shares = jnp.concatenate([jnp.ones(1), jnp.asarray(graph.shares)[:, channel.index]])
+        found = (_layout.to_buckets(_axes.whole(tree), self.layout) for tree in lacks)
+        split, joins = zip(*found, strict=True)
+        buckets = list(zip(*split, strict=True))
+        # Behind a barrier, because every leaf of the state would compute it again.
+        values = [vector for bucket in buckets for vector in _vectors(bucket)]
+        finite = lax.optimization_barrier(_finite.all_finite(values))
+        overflow, silent = jnp.int32(0), jnp.int32(0)
+        states, added = list[PyTree](), list[tuple[list[Any], ...]]()
+        for i, bucket in enumerate(buckets):
+            codec, likes, own = _codec_of(self.codecs, bucket), _likes(bucket), channel.step.fold(i)
+            out = codec.compress(_vectors(bucket), before.codecs[i], own)
+            payloads = _wire.without_gradient(out.payloads, _vectors(bucket))
+            buffer = _wire.pack(_wire.Header(finite, out.overflow), payloads)
+            heard = [_axes.permute(buffer, channel.axis_name, sources) for sources in graph.sources]
+            buffers = jnp.stack([buffer, *heard])
+            finites, sums = _add(codec, buffers, likes, own, shares, np.all(graph.shares == 1))
+            silent = jnp.sum(~finites & (shares > 0), dtype=jnp.int32)
+            overflow = _count.add(overflow, out.overflow)
+            states.append(out.state)
+            added.append(tuple(_rebuild(flat, bucket) for flat in sums))
+        news = (_trees([row[k] for row in added], joins) for k in range(len(_Sums._fields)))
+        after = tuple(_moved(*new) for new in zip(before.trees, *news, strict=True))
         links = Links(
             trees=after,
-            codecs=told.state,
-            skipped=_count.add(before.skipped, told.skipped),
-            overflow=_count.add(before.overflow, told.overflow),
+            codecs=optax.tree.where(finite, tuple(states), before.codecs),
+            skipped=_count.add(before.skipped, silent),
+            overflow=_count.add(before.overflow, jnp.where(finite, overflow, 0)),
         )
         return after, OfShards(add_worker_axis(links))
 
     def drawn(self, moves: PyTree, tree: Copied) -> PyTree:
-        """What an optimizer wants, and γ times the weighted pull of the neighbors."""
+        """Add γ times the weighted pull of the neighbors to an optimizer's updates."""
         share = self.gamma * self.graph.largest
 
         def both(move: jax.Array, pull: jax.Array, rest: jax.Array) -> jax.Array:
@@ -235,13 +255,12 @@ class Gossip(NamedTuple):
 
 
 def copied(state: OfShards) -> tuple[Copied, ...]:
-    """What neighbors follow, of this worker."""
+    """The trees of this worker of which neighbors have a copy."""
     links: Links = drop_worker_axis(state.value)
     return links.trees
 
 
 def wide(tree: PyTree) -> PyTree:
-    """The tree in float32."""
     return jax.tree.map(lambda a: jnp.asarray(a).astype(jnp.float32), tree)
 
 
@@ -255,79 +274,8 @@ def _moved(old: Copied, sent: PyTree, pull: PyTree, rest: PyTree) -> Copied:
     )
 
 
-class Told(NamedTuple):
-    """What comes of one exchange with the neighbors.
-
-    Attributes:
-      sent: of each tree, what all neighbors received of this worker's; zeros if it said nothing,
-        because something it had to say was not finite.
-      pull: of each tree, Σ_j (sent_j - sent_i) over the neighbors j.
-      rest: of each tree, what rounding drops of the pull.
-      skipped: how many of this worker and its neighbors said nothing, int32[].
-      overflow: how many of this worker's values its codecs could not represent, int32[].
-      state: the codecs' next state.
-    """
-
-    sent: tuple[PyTree, ...]
-    pull: tuple[PyTree, ...]
-    rest: tuple[PyTree, ...]
-    skipped: jax.Array
-    overflow: jax.Array
-    state: PyTree
-
-
-def init(codecs: Sequence[Codecs], like: PyTree, layout: Layout) -> PyTree:
-    """The codecs' state before the first exchange of as many trees, all of them like this one."""
-    buckets = _layout.bucket_likes(like, layout)
-    return tuple(
-        _codec_of(codecs, [bucket] * len(codecs)).init(_likes([bucket] * len(codecs)))
-        for bucket in buckets
-    )
-
-
-def tell(
-    codecs: Sequence[Codecs],
-    trees: Sequence[PyTree],
-    graph: Graph,
-    state: PyTree,
-    channel: Channel,
-    layout: Layout,
-) -> Told:
-    """Trees alike, each with its codec, to the neighbors: in one buffer for each bucket."""
-    shares = jnp.concatenate([jnp.ones(1), jnp.asarray(graph.shares)[:, channel.index]])
-    split, joins = zip(*(_layout.to_buckets(_axes.whole(t), layout) for t in trees), strict=True)
-    buckets = list(zip(*split, strict=True))
-    # Kept: every leaf of the state would find it again.
-    values = [vector for bucket in buckets for vector in _vectors(bucket)]
-    finite = lax.optimization_barrier(_finite.all_finite(values))
-    overflow, silent = jnp.int32(0), jnp.int32(0)
-    after, added = list[PyTree](), list[tuple[list[Any], ...]]()
-    for i, bucket in enumerate(buckets):
-        codec, likes, own = _codec_of(codecs, bucket), _likes(bucket), channel.step.fold(i)
-        out = codec.compress(_vectors(bucket), state[i], own)
-        header = _wire.Header(finite, out.overflow)
-        payloads = _wire.without_gradient(out.payloads, _vectors(bucket))
-        buffer = _wire.pack(header, payloads)
-        heard = [_axes.permute(buffer, channel.axis_name, sources) for sources in graph.sources]
-        buffers = jnp.stack([buffer, *heard])
-        finites, sums = _add(codec, buffers, likes, own, shares, np.all(graph.shares == 1))
-        silent = jnp.sum(~finites & (shares > 0), dtype=jnp.int32)
-        overflow = _count.add(overflow, out.overflow)
-        after.append(out.state)
-        added.append(tuple(_rebuild(flat, bucket) for flat in sums))
-    sent, pull, rest = (_trees([row[k] for row in added], joins) for k in range(len(_Sums._fields)))
-    return Told(
-        sent=sent,
-        pull=pull,
-        rest=rest,
-        skipped=silent,
-        overflow=jnp.where(finite, overflow, 0),
-        state=optax.tree.where(finite, tuple(after), state),
-    )
-
-
 class _Sums(NamedTuple):
-    """Of each part: what this worker said, and the pull, as it is rounded and what that drops."""
+    """Of each part: what this worker sent, the pull, and the rounding error of the pull."""
 
     said: Vectors
     pull: Vectors
@@ -342,9 +290,10 @@ def _add(
     shares: jax.Array,
     equal: np.bool_,
 ) -> tuple[jax.Array, _Sums]:
-    """Whether this worker and its neighbors said anything, and what comes of it.
+    """Decode the buffers of this worker and its neighbors, and add them up.
 
-    In one loop, so that each worker decodes to the same bits, whoever does it.
+    In one loop, so that all workers decode a buffer to the same bits. The first result says which
+    of them sent anything.
     """
     like = codec.payload_spec(likes)
 

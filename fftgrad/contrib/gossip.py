@@ -1,10 +1,9 @@
-"""Gossip: workers that send to their neighbors in a graph, in place of a mean over all.
+"""Gossip: workers that send to their neighbors on a graph, in place of a mean over all workers.
 
 A graph is a matrix of weights [workers, workers], symmetric and doubly stochastic: worker i moves
 towards worker j by the weight in row i and column j.
 """
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import optax
-from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
@@ -29,7 +27,6 @@ __all__ = [
     "beer",
     "choco_sgd",
     "consensus_distance",
-    "exponential",
     "largest_gamma",
     "ring",
     "torus",
@@ -37,14 +34,13 @@ __all__ = [
 
 
 def ring(workers: int) -> Weights:
-    """Function: the weights of a ring; each worker hears the one before it and the one after it.
+    """Function: the weights of a ring, on which each worker hears the two beside it.
 
-    All weights are 1/3; of two workers each hears one, with weight 1/2, and one hears nobody. The
-    spectral gap 1 - |λ₂| closes with the square of the workers: 8 have 0.20, 16 have 0.051, 64 have
-    0.0032.
+    All weights are 1/3; with two workers 1/2. The spectral gap 1 - |λ₂| closes with the square of
+    the workers: 8 have 0.20, 16 have 0.051, 64 have 0.0032.
 
     Args:
-      workers: how many workers.
+      workers: number of workers.
 
     Returns:
       float64[workers, workers].
@@ -54,19 +50,18 @@ def ring(workers: int) -> Weights:
       >>> gossip.ring(4).round(2).tolist()[0]
       [0.33, 0.33, 0.0, 0.33]
     """
-    return _equal(_near(workers, [1]))
+    return _equal(_beside(workers))
 
 
 def torus(rows: int, columns: int) -> Weights:
-    """Function: the weights of a grid; each worker hears those beside, above and below.
+    """Function: the weights of a grid, on which each worker hears those beside, above and below.
 
-    Worker i is in row i // columns and column i % columns, as devices of a mesh of these two axes
-    are. Rows and columns are rings, and all weights are equal: 1/5, more where a ring has but one
-    or two workers.
+    Worker i is in row i // columns and column i % columns, as on a mesh of these two axes. Rows and
+    columns are rings, and all weights are equal: 1/5, more where a ring has one or two workers.
 
     Args:
-      rows: how many rows.
-      columns: how many columns.
+      rows: number of rows.
+      columns: number of columns.
 
     Returns:
       float64[rows · columns, rows · columns].
@@ -76,45 +71,18 @@ def torus(rows: int, columns: int) -> Weights:
       >>> gossip.torus(4, 4).max().item()
       0.2
     """
-    eyes = np.eye(check_count("torus(rows)", rows, "use 2.", least=1)), np.eye(columns)
-    return _equal(np.kron(_near(rows, [1]), eyes[1]) + np.kron(eyes[0], _near(columns, [1])))
-
-
-def exponential(workers: int) -> Weights:
-    """Function: the weights of a graph in which each worker hears those at distances 1, 2, 4 ...
-
-    It is the static exponential graph, made symmetric: in every step all of about 2 log₂ w
-    neighbors are heard, with equal weights. 8 workers have 5 neighbors and a gap of 0.67, 16 have 7
-    and 0.5, 64 have 11 and 0.33.
-
-    Args:
-      workers: how many workers.
-
-    Returns:
-      float64[workers, workers].
-
-    Example:
-      >>> from fftgrad.contrib import gossip
-      >>> (gossip.exponential(8)[0] > 0).sum().item() - 1
-      5
-
-    References:
-      Ying et al., NeurIPS 2021, arXiv:2110.13363, whose graph hears one side only.
-    """
-    return _equal(_near(workers, [2**j for j in range(workers.bit_length())]))
+    down, across = _beside(rows), _beside(columns)
+    return _equal(np.kron(down, np.eye(columns)) + np.kron(np.eye(rows), across))
 
 
 def largest_gamma(weights: npt.ArrayLike) -> float:
     """Function: 1 / (1 - λ) for the smallest eigenvalue λ of the weights, at most 1.
 
-    Up to this γ no gossip overshoots: a round makes of each difference between workers a share, 1 -
-    γ (1 - λ) of it or more; above it some come back with the other sign.
+    Up to this γ gossip does not overshoot: a round leaves a share of at least 1 - γ (1 - λ) of each
+    difference between workers. Above it some differences change their sign.
 
     Args:
       weights: the matrix.
-
-    Returns:
-      γ.
 
     Example:
       >>> from fftgrad.contrib import gossip
@@ -125,13 +93,10 @@ def largest_gamma(weights: npt.ArrayLike) -> float:
     return 1 / (1 - min(round(smallest, 12), 0.0))
 
 
-def _near(workers: int, distances: Iterable[int]) -> Weights:
-    """1.0 for each pair of different workers at one of these distances on a ring."""
-    out = np.zeros((check_count("gossip(workers)", workers, "use that of the axis."), workers))
-    for by in distances:
-        for shift in (by, -by):
-            out[np.arange(workers), (np.arange(workers) + shift) % workers] = 1
-    return out * (1 - np.eye(workers))
+def _beside(workers: int) -> Weights:
+    """Make the matrix that has 1.0 for each pair of different neighbors on a ring, and 0.0 else."""
+    eye = np.eye(check_count("gossip(workers)", workers, "use that of the axis."))
+    return np.maximum(np.roll(eye, 1, axis=1), np.roll(eye, -1, axis=1)) * (1 - eye)
 
 
 def _equal(hears: Weights) -> Weights:
@@ -146,8 +111,8 @@ class ChocoState(NamedTuple):
     Attributes:
       step: how many updates there were, int32, equal on all workers.
       inner: the inner optimizer's state, of which each worker has its own.
-      neighbors: the public copy of each worker's parameters, what its neighbors' copies draw it to,
-        and counts of what went wrong.
+      neighbors: the public copy of each worker's parameters, the pull of its neighbors, and
+        counters.
     """
 
     step: jax.Array
@@ -177,45 +142,39 @@ def choco_sgd(
     A worker sends once to each neighbor, however many workers there are. It is a whole optimizer.
 
     The parameters *differ between the workers*: under `jax.shard_map` they have a leading axis of
-    workers, as with `diloco`. All start from the same ones; `fg.contrib.gossip.consensus_distance`
-    says how far they are apart. Evaluate and save their mean. With a constant learning rate and
-    data that differ it ends at a distance from the optimum; `beer` does not.
-
-    A worker keeps three vectors, whatever the degree: x̂_i, Σ_j (x̂_j - x̂_i) over the neighbors,
-    and what rounding dropped of that.
+    workers, as with `diloco`. All start from the same ones. Evaluate and save their mean. With a
+    constant learning rate and data that differ it stops at a distance from the optimum; `beer` does
+    not.
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate, as
         `optax.apply_if_finite(optax.sgd(0.1, momentum=0.9), 100)`.
       codec: C, or a rule from a part to its codec. It should be a contraction, as `TopK`, `Sign`
         and `LogLevels` are.
-      weights: W, `ring(workers)`, `torus(rows, columns)`, `exponential(workers)`, or a matrix of
-        your own.
-      gamma: γ, above 0 and at most 1: 1.0 for a codec without loss, less for one that loses more.
-        Too large a one diverges.
-      layout: what is compressed on its own, and what travels at once; see `Layout`.
+      weights: W, `ring(workers)`, `torus(rows, columns)`, or another symmetric matrix without
+        negative weights whose rows sum to 1.
+      gamma: γ in (0, 1]: 1.0 for a codec without loss, less for others. If it is too large,
+        training diverges.
+      layout: which leaves are compressed together; see `Layout`.
       key: seed or PRNG key of codecs that draw, equal on all workers.
       axis_name: the axis, or axes, of the workers.
 
-    Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `ChocoState`; it needs `params`,
-      the worker's own.
+    Shapes: three vectors a worker, whatever the degree: x̂_i, Σ_j (x̂_j - x̂_i) over the neighbors,
+      and the rounding error of that.
 
     Wire: `fg.wire_bytes(codec, params, layout)` bytes in one buffer, which is sent to each of
       the worker's neighbors.
 
-    Claims: the mean of the parameters moves by the mean of what `inner` says, up to rounding. A
-      worker whose parameters are not finite sends nothing: it and its neighbors leave its copy as
+    Claims: the mean of the parameters moves by the mean of the updates of `inner`, up to rounding.
+      A worker whose parameters are not finite sends nothing: it and its neighbors leave its copy as
       it was and count that in `skipped`. Its own parameters stay NaN. Then, and for another number
       of workers, make a new state from the mean of the finite parameters.
 
     Differs from the paper: copies start as the common first parameters, not as zero.
 
     Raises:
-      ValueError: if `gamma` is out of its range, or `weights` not symmetric and doubly stochastic;
-        while tracing, if `params` is missing or not a worker's own, `update` gets a `weight`, or
-        the weights do not fit the number of workers.
-      TypeError: if `codec` is no codec.
+      ValueError: while tracing, if `params` is missing or not a worker's own, `update` gets a
+        `weight`, or the weights do not fit the number of workers.
 
     Example:
       >>> from fftgrad.contrib import gossip
@@ -255,11 +214,11 @@ def choco_sgd(
 
 
 class Estimate(NamedTuple):
-    """What a worker has of the mean gradient.
+    """A worker's estimate of the mean gradient.
 
     Attributes:
       of_all: v, its estimate.
-      own: its own gradient, from which v moves on.
+      own: its own last gradient.
     """
 
     of_all: Any
@@ -273,8 +232,8 @@ class BeerState(NamedTuple):
       step: how many updates there were, int32, equal on all workers.
       inner: the inner optimizer's state, of which each worker has its own.
       estimate: of the mean gradient, by each worker, and its own last gradient, float32.
-      neighbors: the public copies of each worker's tracked gradient and of its parameters, what its
-        neighbors' copies draw these to, and counts of what went wrong.
+      neighbors: the public copies of each worker's tracked gradient and of its parameters, the
+        pulls of its neighbors on both, and counters.
     """
 
     step: jax.Array
@@ -309,33 +268,26 @@ def beer(
     gradients of a strongly convex function, a constant learning rate and a lossy codec.
 
     The parameters differ between the workers, as with `choco_sgd`, whose remarks on that hold here.
-    A worker keeps eight vectors, whatever the degree: x̂ and v̂; the pulls of the neighbors on x
-    and v, each with what rounding dropped of it; v, and the last ∇f.
-
     With `DynamicSign` for the codecs one bit of a value travels, as in Dyna-COLD. COLD's own update
     is not reproduced: its text was not at hand.
 
     Args:
-      inner: what is done with v, with the learning rate η in it: `optax.sgd(η)` is the paper's.
+      inner: the optimizer of v, with the learning rate η: `optax.sgd(η)` is the paper's.
       codec: C, or a rule from a part to its codec; a contraction.
-      weights: W, `ring(workers)`, `torus(rows, columns)`, `exponential(workers)`, or a matrix of
-        your own.
-      gamma: γ, in (0, 1]: `largest_gamma(weights)`, 0.75 on a ring of 8 and 0.67 on a torus
-        of 2 x 4, times about the share of the energy that the codec keeps. With λ the smallest
-        eigenvalue of W, differences between workers change their sign where γ (1 - λ) > 1: 1.0
-        diverges at smaller learning rates.
+      weights: W, as for `choco_sgd`.
+      gamma: γ in (0, 1]: `largest_gamma(weights)`, 0.75 on a ring of 8 and 0.67 on a torus
+        of 2 x 4, times about the share of the energy that the codec keeps. Above it differences
+        between workers change their sign, and smaller learning rates diverge.
       gradients: another C for the tracked gradients, such as a `DynamicSign` of another scale.
-      layout: what is compressed on its own, and what travels at once; see `Layout`.
+      layout: which leaves are compressed together; see `Layout`.
       key: seed or PRNG key of codecs that draw, equal on all workers.
       axis_name: the axis, or axes, of the workers.
 
-    Returns:
-      An `optax.GradientTransformationExtraArgs` whose state is a `BeerState`; it needs `params`,
-      the worker's own.
+    Shapes: eight vectors a worker, whatever the degree: x̂ and v̂; the pulls of the neighbors on x
+      and v, each with its rounding error; v, and the last ∇f.
 
-    Wire: twice what `fg.wire_bytes(codec, params, layout)` counts, less 4 bytes for the one header
-      of both, in one buffer, which is sent to each of the
-      worker's neighbors.
+    Wire: twice `fg.wire_bytes(codec, params, layout)` bytes, less 4 for the one header of both, in
+      one buffer, which is sent to each of the worker's neighbors.
 
     Claims: the mean over the workers of what `inner` gets is the mean of their gradients, up to
       rounding. A gradient that is not finite makes this worker's update so, unless `inner` leaves
@@ -346,10 +298,7 @@ def beer(
       the gradient, as in the authors' code; `inner` may be any optimizer.
 
     Raises:
-      ValueError: if `gamma` is out of its range, or `weights` not symmetric and doubly stochastic;
-        while tracing, if `params` is missing or not a worker's own, `update` gets a `weight`, or
-        the weights do not fit the number of workers.
-      TypeError: if `codec` or `gradients` is no codec.
+      ValueError: as `choco_sgd`.
 
     Example:
       >>> from fftgrad.contrib import gossip
@@ -412,45 +361,27 @@ def beer(
     return optax.GradientTransformationExtraArgs(init, _axes.without_explicit(update))
 
 
-def consensus_distance(params: PyTree, axis_name: AxisName | None = None) -> jax.Array:
-    """Function: how far apart the workers' parameters are, where they differ.
+def consensus_distance(params: PyTree) -> jax.Array:
+    """Function: the root mean square distance of the workers' parameters from their mean.
 
-    √(Σ_i ||x_i - x̄||² / w), with x_i all parameters of worker i of w and x̄ their mean: the root
-    mean square distance from the mean. It is 0.0 where all are equal, and NaN where one is not
-    finite. Beside `||x̄||` it says whether gossip keeps up with training.
+    √(Σ_i ||x_i - x̄||² / w), with x_i all parameters of worker i of w and x̄ their mean. It is 0.0
+    where all are equal, and NaN where one is not finite. Compare it with ||x̄||.
 
     Args:
-      params: without `axis_name`, the parameters of all workers, each leaf with a leading axis of
-        workers; with it, the worker's own.
-      axis_name: the axis, or axes, of the workers, to call it inside them.
+      params: the parameters of all workers, each leaf with a leading axis of workers.
 
     Returns:
-      float32[], the same on all workers.
+      float32[].
 
-    Wire: with `axis_name`, a dense all-reduce of the parameters and two of 4 bytes: for now and
-      then. Without it, what JAX needs to take the mean of a sharded axis.
-
-    Raises:
-      ValueError: while tracing, if the axis is not bound.
+    Wire: what XLA needs to take the mean of a sharded axis.
 
     Example:
       >>> rows = {"w": jnp.array([[0.0, 1.0], [2.0, 1.0]])}
       >>> fg.contrib.gossip.consensus_distance(rows).item()
       1.0
-      >>> mine = lambda own: fg.contrib.gossip.consensus_distance(own, "data")
-      >>> jax.vmap(mine, axis_name="data")(rows).tolist()
-      [1.0, 1.0]
     """
-    wide = jax.tree.map(lambda a: jnp.asarray(a).astype(jnp.float32), params)
-    if axis_name is None:
-        workers = next((len(leaf) for leaf in jax.tree.leaves(wide)), 1)
-        apart = jax.tree.map(lambda a: a - jnp.mean(a, axis=0, keepdims=True), wide)
-        unit = _norms.unit_for(_norms.top(apart))
-        return unit * jnp.sqrt(_norms.square(apart, unit) / workers)
-    _axes.size(axis_name, "consensus_distance")
-    varied = jax.tree.map(lambda a: _axes.vary(a, axis_name), wide)
-    apart = jax.tree.map(lambda a: a - lax.pmean(a, axis_name), varied)
-    unit = _norms.unit_for(lax.pmax(_norms.top(apart), axis_name))
-    unit = _axes.over_other_axes(lax.pmax, unit)
-    square = lax.pmean(_norms.square(apart, unit), axis_name)
-    return unit * jnp.sqrt(_axes.over_other_axes(lax.psum, square))
+    rows = _links.wide(params)
+    workers = next((len(leaf) for leaf in jax.tree.leaves(rows)), 1)
+    apart = jax.tree.map(lambda a: a - jnp.mean(a, axis=0, keepdims=True), rows)
+    unit = _norms.unit_for(_norms.top(apart))
+    return unit * jnp.sqrt(_norms.square(apart, unit) / workers)

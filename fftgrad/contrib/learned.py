@@ -1,6 +1,6 @@
-"""LGC: codes that an autoencoder in Flax learns on the way.
+"""LGC: codes of the largest coefficients, by an autoencoder in Flax that learns while training.
 
-It takes an extra: `pip install -e ".[learned]"`.
+It needs an extra: `pip install -e ".[learned]"`.
 """
 
 import dataclasses
@@ -18,36 +18,39 @@ from fftgrad._contracts import (
     Codec,
     Exchange,
     Memory,
+    Payload,
     PyTree,
     Reduced,
     Scope,
     Selector,
     State,
+    Step,
     Tally,
 )
-from fftgrad._values import check_choice, check_count, check_kind, value
-from fftgrad.codecs import _spec
+from fftgrad._values import check_choice, check_count, check_kind, check_within, value
+from fftgrad.codecs import _spec, _sum
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms._identity import Identity
-from fftgrad.contrib import _phases
+from fftgrad.contrib import _autoencoder
 from fftgrad.contrib._autoencoder import Autoencoder
-from fftgrad.contrib._phases import Outcome, Round, chosen
 from fftgrad.exchanges import _parts, _schedule
 from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._parts import Codecs, DenseByName, Likes, Parts
+from fftgrad.exchanges._parts import Codecs, DenseByName, Likes, Parts, Payloads, Vectors
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._schedule import Scheduled
-from fftgrad.exchanges._shared_support import check_leader
 from fftgrad.memories import ErrorFeedback
-from fftgrad.ops import _wire
+from fftgrad.ops import _finite, _joined, _wire
 
 __all__ = ["Autoencoder", "LearnedCodes", "LearnedCodesState", "lgc"]
 
 Variant = Literal["leader", "all_reduce"]
 
+CODE_DTYPE = jnp.bfloat16
+"""Of the leader's code, which is broadcast and not summed."""
+
 
 class LearnedCodesState(NamedTuple):
-    """What the workers of `LearnedCodes` share; their own is what their selectors remember.
+    """The shared state of `LearnedCodes`; a worker's own state is that of its selectors.
 
     Attributes:
       autoencoder: its parameters, equal on all workers once codes travel.
@@ -64,10 +67,10 @@ class LearnedCodesState(NamedTuple):
 class LearnedCodes(Exchange):
     """Exchange: the coefficients that one worker chooses, in a code that is learned meanwhile.
 
-    As in `SharedSupport` a leader chooses the positions of its largest values. Until step `until`
-    all workers send all others their values there, exactly, and each makes the same step of descent
-    of an autoencoder E, D on them. From then on codes travel. With u_i the values of worker i in
-    units of their root mean square, and L the leader,
+    At step t worker t mod w is the leader L, which chooses the positions of its largest values, as
+    in `SharedSupport`. Until step `until` all workers gather their values there, exactly, and each
+    makes the same step of descent of an autoencoder E, D on them. From then on codes travel. With
+    u_i the values of worker i in units of their root mean square,
 
         "leader":      D(E(u_L)) + b J_i,  J_i the largest of u_i - D(E(u_L)), which each sends,
         "all_reduce":  D(Σ_i g_i E(u_i) / Σ_i g_i), the codes being summed by an all-reduce,
@@ -76,20 +79,15 @@ class LearnedCodes(Exchange):
     its own code comes closest to them, or 0, so that nothing is sent, if no factor helps. Half of
     the loss of the autoencoder is its error, the other half the variance of the workers' codes.
 
-    Behind a dense start it is `Scheduled({0: AllReduce(), 200: LearnedCodes(codec, until=500)})`.
-
     Args:
       codec: a selector of a fixed number of values, such as `TopK`; or a rule from a part's name
-        and shape to one, or to `Identity()` for what travels dense.
+        and shape to one, or to `Identity()` for parts that travel dense.
       until: the step from which codes travel; None to learn for ever, 0 never to.
       variant: "leader" or "all_reduce".
-      innovation: the share of its values that each worker sends of what the leader's code lacks;
-        at least one value.
-      rate: of the autoencoder's descent, which is plain, with gradients of length 1 at the most.
-      leader: the number of the worker that chooses the positions; None for all in turn.
+      innovation: the share of its values that each worker sends beside the leader's code; at least
+        one value.
+      rate: of the autoencoder's descent, whose gradients are clipped to length 1.
       autoencoder: its layers.
-
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: the words of all positions once, and 4 bytes a value of the parts that travel dense. While
       it learns, 4 + 4k bytes to all. With a leader, a code of 2 bytes a number, k / 4 of them by
@@ -97,12 +95,12 @@ class LearnedCodes(Exchange):
       bytes and codes of 4 bytes a number. The step from which codes travel has the autoencoder's
       parameters too, 4 bytes each, from one worker to all. `.at(step).wire_bytes(x)`.
 
-    Claims: all workers get the same bits. What is sent of a worker's values is their mean in both
-      variants, to rounding, so that error feedback loses nothing. With a leader ||x - sent||² <=
-      ||x||², whatever the autoencoder has learned; with an all-reduce that need not be so, because
-      what counts as sent is g_i (D(c) + D'(c) (E(u_i) - c)), c the mean code, D' the derivative:
-      a decoder that is not linear has no other share of each worker in its mean. If anything
-      is not finite anywhere the mean is NaN throughout.
+    Claims: all workers get the same bits. The mean is that of what was sent, to rounding, so that
+      error feedback loses nothing. With a leader ||x - sent||² <= ||x||², whatever the autoencoder
+      has learned. With an all-reduce that need not be so: what counts as sent is
+      g_i (D(c) + D'(c) (E(u_i) - c)), c the mean code, D' the derivative, because a decoder that is
+      not linear has no other share of each worker in its mean. If anything is not finite anywhere
+      the mean is NaN throughout.
 
     Differs from the paper: this follows its abstract and a public implementation, because the full
       text was not at hand. One code for the values of all parts, padded with zeros to whole
@@ -112,10 +110,8 @@ class LearnedCodes(Exchange):
       worker's values from the leader's code, or the mean from the mean code.
 
     Raises:
-      ValueError: if `until` is negative or a rate not positive; while tracing, if something other
-        than a selector of a fixed number of values is to choose, or the bytes are asked for that
-        change by step.
-      TypeError: if `autoencoder` is none.
+      ValueError: while tracing, if something other than a selector of a fixed number of values is
+        to choose, or the bytes are asked for that change by step.
 
     Example:
       >>> from fftgrad.contrib import learned
@@ -132,25 +128,17 @@ class LearnedCodes(Exchange):
     variant: Variant = "leader"
     innovation: float = 1e-5
     rate: float = 1e-3
-    leader: int | None = None
     autoencoder: Autoencoder = Autoencoder()
 
     def __post_init__(self) -> None:
         _parts.check_codec("LearnedCodes", self.codec)
         if isinstance(self.codec, Codec):
             _check_selector(self.codec)
-        if self.until is not None and self.until < 0:
-            raise ValueError(
-                f"LearnedCodes(until): must be a step, from 0 on, got {self.until}; use 500, or "
-                "None to learn for ever."
-            )
-        if not (0 < self.innovation <= 1 and self.rate > 0):
-            raise ValueError(
-                "LearnedCodes(innovation, rate): must be a share in (0, 1] and a positive rate, "
-                f"got {self.innovation} and {self.rate}; use 1e-5 and 1e-3."
-            )
+        if self.until is not None:
+            check_count("LearnedCodes(until)", self.until, "use None to learn for ever.", least=0)
+        check_within("LearnedCodes(innovation)", self.innovation, "(0, 1]", "use 1e-5.")
+        check_within("LearnedCodes(rate)", self.rate, "(0, inf)", "use 1e-3.")
         check_choice("LearnedCodes(variant)", self.variant, get_args(Variant))
-        check_leader("LearnedCodes", self.leader)
         check_kind("LearnedCodes(autoencoder)", self.autoencoder, Autoencoder, "use Autoencoder().")
 
     @property
@@ -174,11 +162,11 @@ class LearnedCodes(Exchange):
     def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
         likes, vectors = _parts.vector_likes(x), _parts.vectors(x)
         codec = self._codec(x, likes)
-        if not chosen(codec):
+        if not _chosen(codec):
             dense = AllReduce()
             return dense.mean(x, dense.init(x), channel)._replace(state=state)
         found = codec.compress(vectors, state.own, channel.step)
-        turn = Round(codec, likes, vectors, found.payloads, self.leader, channel)
+        turn = _Turn(codec, likes, vectors, found.payloads, channel)
         out, agreed = self._outcome(turn, state.shared)
         mean = [part + out.tally.poison for part in turn.whole(out.mean, out.dense, out.sides)]
         sent = turn.whole(out.sent, turn.dense, out.sides)
@@ -189,24 +177,21 @@ class LearnedCodes(Exchange):
             tally=out.tally,
         )
 
-    def _outcome(self, turn: Round, state: LearnedCodesState) -> tuple[Outcome, jax.Array]:
-        """What the phase of the step comes to, and whether the autoencoder is that of all."""
-        net, pick = self.autoencoder, self._pick(turn.codec, turn.likes)
-        leading = self.variant == "leader"
+    def _outcome(self, turn: "_Turn", state: LearnedCodesState) -> tuple["_Outcome", jax.Array]:
+        """The outcome of the phase of this step, and whether all workers have one autoencoder."""
 
-        def learn(params: PyTree) -> Outcome:
-            return _phases.learn(turn, net, params, pick if leading else None, self.rate)
-
-        def code(params: PyTree) -> Outcome:
+        def code(params: PyTree) -> _Outcome:
             if self.until:
                 # Equal up to then only as far as devices add up alike.
                 params = lax.cond(state.agreed[0], lambda p: p, turn.broadcast, params)
-            if leading:
-                return _phases.code_by_leader(turn, net, params, pick, state.error)
-            return _phases.code_by_sum(turn, net, params, state.error)
+            by = self._code_by_leader if self.variant == "leader" else self._code_by_sum
+            return by(turn, params, state.error)
 
-        def typed_alike(phase: Callable[[PyTree], Outcome]) -> Callable[[PyTree], Outcome]:
-            def run(params: PyTree) -> Outcome:
+        def learn(params: PyTree) -> _Outcome:
+            return self._learn(turn, params)
+
+        def typed_alike(phase: Callable[[PyTree], _Outcome]) -> Callable[[PyTree], _Outcome]:
+            def run(params: PyTree) -> _Outcome:
                 out = phase(params)
                 out = out._replace(tally=Tally.of_all([out.tally]))
                 return jax.tree.map(lambda leaf: _axes.vary_like(leaf, out.mean), out)
@@ -221,16 +206,76 @@ class LearnedCodes(Exchange):
         phases = (typed_alike(learn), typed_alike(code))
         return lax.cond(learns, *phases, state.autoencoder), ~learns[None]
 
+    def _learn(self, turn: "_Turn", params: PyTree) -> "_Outcome":
+        """Gather all values at the leader's positions, and let the autoencoder learn them."""
+        sides, _ = turn.agree(jnp.zeros((0,), jnp.uint32))
+        values = turn.at(sides)
+        dense, _ = turn.means()
+        rows, tally = turn.channel.gather(values, of=turn.vectors)
+        pick = self._pick(turn.codec, turn.likes) if self.variant == "leader" else None
+        params, error = _autoencoder.learn(
+            self.autoencoder, params, rows, turn.leader, pick, self.rate
+        )
+        mean = jnp.sum(rows * (1.0 / turn.channel.workers), axis=0)
+        return _Outcome(mean, values, dense, sides, params, error[None], tally)
+
+    def _code_by_leader(self, turn: "_Turn", params: PyTree, error: jax.Array) -> "_Outcome":
+        """Broadcast a code of the leader's values, and gather what it lacks of each worker's."""
+        net, pick = self.autoencoder, self._pick(turn.codec, turn.likes)
+        own = jnp.concatenate([turn.payloads[i].main for i in _chosen(turn.codec)])
+        code = net.encode(params, _autoencoder.scaled(own).units).astype(CODE_DTYPE)
+        sides, words = turn.agree(_wire.to_words(code))
+        code = _wire.from_words(words, jax.ShapeDtypeStruct(code.shape, code.dtype))
+        values = turn.at(sides)
+        base = net.decode(params, code.astype(jnp.float32), values.size)
+        dense, _ = turn.means()
+
+        size, units = _autoencoder.scaled(values)
+        payload = pick.compress(units - base, (), Step()).payload
+        weight = net.weight(params)
+        whole = base + weight * pick.decompress(payload, values, Step())
+        gain = _fit(units, whole, size)
+        received, tally = turn.channel.gather((gain[None], payload), of=turn.vectors)
+        gains, payloads = received
+
+        scale = 1.0 / turn.channel.workers
+        start = jnp.sum(gains * scale) * base
+        added = Payload(payloads.main * (gains * weight), payloads.side)
+        mean = _sum.add_each(pick, start, added, scale, Step())
+        return _Outcome(mean, gain * whole, dense, sides, params, error, tally)
+
+    def _code_by_sum(self, turn: "_Turn", params: PyTree, error: jax.Array) -> "_Outcome":
+        """Sum the codes of all workers' values at the leader's positions, and decode their mean."""
+        net = self.autoencoder
+        sides, _ = turn.agree(jnp.zeros((0,), jnp.uint32))
+        values = turn.at(sides)
+        size, units = _autoencoder.scaled(values)
+        code = net.encode(params, units)
+
+        def decode(code: jax.Array) -> jax.Array:
+            return net.decode(params, code, values.size)
+
+        gain = _fit(units, decode(code), size)
+        flag = _finite.poison_unless(_finite.all_finite(turn.vectors))
+        dense, (flag, total, codes) = turn.means(flag, gain, gain * code)
+        center = codes / jnp.where(total > 0, total, 1.0)
+        mean = decode(center)
+        # To the first order in how far its code is from the mean one, what a worker sent: the terms
+        # that it adds to the mean add up to nothing.
+        _, own = jax.jvp(decode, (_axes.vary_like(center, code),), (code - center,))
+        tally = Tally(finite=jnp.isfinite(flag))
+        return _Outcome(total * mean, gain * (mean + own), dense, sides, params, error, tally)
+
     def wire_bytes(self, like: PyTree) -> int:
         if self.until:
             phases = (self.at(0), self.at(self.until))
             return _schedule.common_bytes("LearnedCodes", phases, like)
         likes = _parts.vector_likes(like)
         codec = self._codec(like, likes)
-        if not chosen(codec):
+        if not _chosen(codec):
             return AllReduce().wire_bytes(like)
         payloads = codec.payload_spec(likes)
-        k = sum(math.prod(payloads[i].main.shape) for i in chosen(codec))
+        k = sum(math.prod(payloads[i].main.shape) for i in _chosen(codec))
         code = math.prod(self.autoencoder.code_shape(k))
         dense = sum(4 * math.prod(p.main.shape) for p in payloads) - 4 * k
         always = dense + sum(4 * leaf.size for leaf in jax.tree.leaves([p.side for p in payloads]))
@@ -241,7 +286,7 @@ class LearnedCodes(Exchange):
             return always + 8 + 4 * code
         gain = jax.ShapeDtypeStruct((1,), jnp.float32)
         innovation = _spec.payload_spec(self._pick(codec, likes), vector)
-        words = -(-code * jnp.dtype(_phases.CODE_DTYPE).itemsize // 4)
+        words = -(-code * jnp.dtype(CODE_DTYPE).itemsize // 4)
         return always + 4 * words + _wire.nbytes((gain, innovation))
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
@@ -262,8 +307,8 @@ class LearnedCodes(Exchange):
         return codec
 
     def _pick(self, codec: Parts, likes: Likes) -> TopK:
-        """The innovation of a worker, of all the values at the support."""
-        n = sum(math.prod(likes[i].shape) for i in chosen(codec))
+        """The selector of a worker's innovation, among all the values at the support."""
+        n = sum(math.prod(likes[i].shape) for i in _chosen(codec))
         return TopK(k=math.ceil(self.innovation * n))
 
 
@@ -274,6 +319,96 @@ def _check_selector(codec: Codec) -> None:
             f"dense, because the autoencoder codes the values, got {codec!r}; leave transforms and "
             "quantizers out."
         )
+
+
+def _chosen(codec: Parts) -> list[int]:
+    """The numbers of the parts that have a selector; the others travel dense."""
+    return [i for i, part in enumerate(codec.codecs) if isinstance(part, Selector)]
+
+
+def _fit(wanted: jax.Array, found: jax.Array, size: jax.Array) -> jax.Array:
+    """The factor, at least zero, by which `found` comes closest to `size` · wanted.
+
+    Zero where there is none: then nothing is sent, and the values stay with their worker.
+    """
+    factor = size * (jnp.sum(wanted * found) / jnp.sum(jnp.square(found)))
+    return jnp.where(jnp.isfinite(factor), jnp.maximum(factor, 0.0), 0.0)
+
+
+class _Outcome(NamedTuple):
+    """The outcome of a phase.
+
+    Attributes:
+      mean: of the values at the support, float32[k].
+      sent: what the others received of this worker's.
+      dense: the means of the parts that travel dense.
+      sides: the positions of each other part.
+      autoencoder: its next parameters.
+      error: its relative error, float32[1].
+      tally: of the sum or the buffers that say so.
+    """
+
+    mean: jax.Array
+    sent: jax.Array
+    dense: list[jax.Array]
+    sides: list[PyTree]
+    autoencoder: PyTree
+    error: jax.Array
+    tally: Tally
+
+
+@dataclasses.dataclass(frozen=True)
+class _Turn:
+    """One step of one worker: its parts, what it selected of them, and its channel."""
+
+    codec: Parts
+    likes: Likes
+    vectors: Vectors
+    payloads: Payloads
+    channel: Channel
+
+    @property
+    def leader(self) -> jax.Array | int:
+        return self.channel.step.number % self.channel.workers
+
+    @property
+    def dense(self) -> list[jax.Array]:
+        """The parts that travel dense."""
+        keep = set(range(len(self.payloads))).difference(_chosen(self.codec))
+        return [self.payloads[i].main for i in sorted(keep)]
+
+    def broadcast(self, tree: PyTree) -> PyTree:
+        """The leader's arrays, on all workers."""
+        return self.channel.broadcast(tree, self.channel.index == self.leader)
+
+    def agree(self, words: jax.Array) -> tuple[list[PyTree], jax.Array]:
+        """The leader's positions, and its words, on all workers."""
+        sides = [self.payloads[i].side for i in _chosen(self.codec)]
+        *sides, words = self.broadcast([*sides, words])
+        return sides, words
+
+    def at(self, sides: list[PyTree]) -> jax.Array:
+        """This worker's values at the leader's positions."""
+        found: list[jax.Array] = []
+        for i, side in zip(_chosen(self.codec), sides, strict=True):
+            selector: Any = self.codec.codecs[i]
+            own = _parts._own(self.channel.step, jnp.int32(i))
+            found.append(selector.at(self.vectors[i], side, own))
+        return jnp.concatenate(found)
+
+    def means(self, *others: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+        """The means of the dense parts and of other arrays, in one all-reduce."""
+        means, _ = self.channel.mean([*self.dense, *others])
+        return means[: len(self.dense)], means[len(self.dense) :]
+
+    def whole(self, values: jax.Array, dense: list[jax.Array], sides: list[PyTree]) -> Vectors:
+        """All parts, from the values at the leader's positions and the dense parts."""
+        numbers = _chosen(self.codec)
+        pieces = _joined.cut(values, [self.payloads[i].main.size for i in numbers])
+        found = dict(zip(numbers, map(Payload, pieces, sides), strict=True))
+        others = map(Payload, dense)
+        payloads = (found[i] if i in found else next(others) for i in range(len(self.payloads)))
+        return self.codec.decompress(tuple(payloads), self.likes, self.channel.step)
 
 
 def lgc(
@@ -294,20 +429,19 @@ def lgc(
     Args:
       fraction: share of each leaf whose values are sent, in (0, 1].
       dense: words in the paths of leaves that always travel dense. The paper leaves out the first
-        layer and the last two tensors: a gradient is a tree in the order of names, and which leaves
-        these are only you know.
+        layer and the last two tensors.
       dense_steps: for how many steps everything travels dense.
       learning_steps: for how many steps after them the autoencoder learns.
-      memory: what is done with what a step does not send.
-      options: other arguments of `LearnedCodes`: variant, innovation, rate, leader, autoencoder.
+      memory: keeps what a step does not send.
+      options: other arguments of `LearnedCodes`: variant, innovation, rate, autoencoder.
 
     Wire: of the n values of the leaves that are not dense, k = fraction · n, in the end 4 bits a
       value from one worker, or 8 from each with "all_reduce", and positions once.
 
-    Claims: with the default memory nothing is lost (`ErrorFeedback`). By docs/results/training.md a
-      quantizer of 4 bits has far less error at the bits of the leader's code.
+    Claims: with the default memory nothing is lost. By docs/results/training.md a quantizer of 4
+      bits has far less error at the bits of the leader's code.
 
-    Differs from the paper: see `LearnedCodes`. The memory is plain error feedback.
+    Differs from the paper: as `LearnedCodes` does. The memory is plain error feedback.
 
     Example:
       >>> from fftgrad.contrib import learned

@@ -24,7 +24,7 @@ from fftgrad._contracts import (
     State,
     Step,
 )
-from fftgrad._values import check_count, check_kind, value
+from fftgrad._values import check_count, check_kind, check_within, value
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers import _scale, _ternary
 from fftgrad.codecs.selectors import _top_k
@@ -59,41 +59,36 @@ class TopVotes(Exchange):
         v_i = sign(x_i) on S_i,  0 elsewhere,      mean = (Σ_i v_i + z) / w,   z ~ N(0, sigma² I),
 
     or, with `clip`, by chance: P(v = 1) = 1/2 + x / 2b on S_i, with b the smaller of `clip` and the
-    largest |x_i|. Whatever a worker has to say, it moves the sum by at most √(4k) = 2√k in
-    length, so that noise bounds what the mean tells of it: `fg.contrib.votes.epsilon` has the
-    figures, `fg.contrib.votes.scale_by_datalens` the threshold that belongs to it.
+    largest |x_i|. Any other gradient of a worker moves the sum by at most √(4k) = 2√k in length, so
+    that noise bounds what the mean tells of it: `fg.contrib.votes.epsilon` has the figures,
+    `fg.contrib.votes.scale_by_datalens` the threshold.
 
-    All workers draw the same noise, from `step.shared`. So it covers what others learn of the mean
-    or the trained model, if nobody else has the key of `compressed_pmean`, whose default, 0,
-    everybody has. It protects no worker from another.
+    All workers draw the same noise, from `step.shared`. It covers the mean and the trained model if
+    the key of `compressed_pmean` is secret; its default, 0, is not. It protects no worker from
+    another.
 
     Args:
-      workers: w, the number of workers: how the votes travel follows from it.
+      workers: w, the number of workers.
       fraction: share of the n values of a part that a worker votes on; k = ceil(fraction · n).
       k: how many of each part, instead; all n where n < k.
       sigma: the standard deviation of the noise on the sum of votes; 0 for none.
       clip: b, for votes by chance; None for plain signs.
-
-    Shapes: x float32[...], or a tuple of parts -> mean, error of the same shapes.
 
     Wire: the smaller in a ring of: a gather of 4 bytes and, for each vote, 1.6 bits and the
       position as in `TopK`; and a sum of digits of base 2w + 1, as in `IntegerSum`, 4 ceil(n/d) + 4
       bytes with d = floor(32 / log2(2w + 1)). At 1 % of 2^20 values the sum is smaller from 223
       workers on. One collective.
 
-    Claims: biased. All workers get the same bits. What counts as sent are the
-      votes of the worker and the noise, so the mean is that of what was sent; `ErrorFeedback` makes
-      little sense for votes. Zeros do not vote. If anything is not finite anywhere the mean is NaN
-      throughout, which is not private.
+    Claims: biased. All workers get the same bits. The votes of the worker and the noise count as
+      sent, so the mean is that of what was sent. Zeros do not vote. If anything is not finite
+      anywhere the mean is NaN throughout, which is not private.
 
     Differs from the paper: votes travel to all workers, without a server; the threshold comes
       after the exchange; zero votes for nothing, where the paper draws; no random projection.
 
     Raises:
-      ValueError: unless exactly one of `fraction` and `k` is given, or if an argument is out of
-        range; while tracing, if the axis has not `workers` workers, or noise is to be drawn and the
-        step has no key, or the gradients are sharded over other axes of the mesh.
-      TypeError: if a size is traced.
+      ValueError: while tracing, if the axis has not `workers` workers, or noise is to be drawn and
+        the step has no key, or the gradients are sharded over other axes of the mesh.
 
     Example:
       >>> exchange = fg.contrib.votes.TopVotes(workers=2, k=2)
@@ -116,23 +111,15 @@ class TopVotes(Exchange):
     def __post_init__(self) -> None:
         _top_k.check_size("TopVotes", self.fraction, self.k)
         _ternary.check_clip("TopVotes", self.clip)
-        check_count("TopVotes(workers)", self.workers, "use that of the axis.")
-        if _integer_sum.base(1, self.workers) > 1 << 16:
-            raise ValueError(
-                f"TopVotes(workers): must be positive and below 32768, got {self.workers}; use "
-                "that of the axis."
-            )
-        if not 0 <= self.sigma < math.inf:
-            raise ValueError(
-                f"TopVotes(sigma): must be finite and not negative, got {self.sigma}; use 0 for no "
-                "noise."
-            )
+        # So that a digit of a sum of votes has at most 16 bits.
+        check_count("TopVotes(workers)", self.workers, "use that of the axis.", most=(1 << 15) - 1)
+        check_within("TopVotes(sigma)", self.sigma, "[0, inf)", "use 0 for no noise.")
 
     def init(self, like: PyTree) -> State:
         return self._gather.init(like)
 
     def votes(self, like: PyTree) -> int:
-        """On how many values of all parts together a worker votes."""
+        """Number of values of all parts together on which a worker votes."""
         parts = _parts.vector_likes(like)
         return sum(_top_k.kept(self.fraction, self.k, part.shape[0]) for part in parts)
 
@@ -185,28 +172,27 @@ class TopVotes(Exchange):
 
 
 def _check_whole(x: PyTree, axis_name: AxisName) -> None:
-    """Refuses shards of a model, which would all have the same noise, and votes of their own."""
     others = frozenset[str]().union(*(_axes.beside(leaf, axis_name) for leaf in jax.tree.leaves(x)))
     if others:
         raise ValueError(
-            "TopVotes(sigma): must be 0 where gradients are sharded over other axes, or in "
-            "Hierarchical, because each shard votes, with the same noise, so that a difference of "
-            f"two tells the votes, got gradients that may vary over {sorted(others)}; vote on "
-            "whole gradients, and under check_vma=True if they are copies."
+            "TopVotes(sigma): must be 0 where gradients are sharded over other axes, because all "
+            "shards have the same noise, and the difference of two tells their votes, got "
+            f"gradients that may vary over {sorted(others)}; vote on whole gradients, and under "
+            "check_vma=True if they are copies."
         )
 
 
 def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array]:
-    """Gaussian noise for each part, by a generator that is made to be unpredictable."""
+    """Draw Gaussian noise for each part, by threefry."""
     if key is None:
         raise ValueError(
             "TopVotes.mean(channel): noise is drawn, got a step without a key; pass "
             "Channel(axis_name, fg.Step.of(key)), with another key for each call."
         )
-    # Apart from what codecs draw with the same key.
+    # Folded, because codecs draw with the same key.
     own = jax.random.fold_in(key, NOISE)
-    # On a grid on which votes are too, so that no last bit tells a vote from the noise, and what it
-    # is added to rounds alike in all programs.
+    # On a grid on which votes are too, so that no last bit tells a vote from the noise, and sums
+    # round alike in all programs.
     grid = min(1.0, 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS))
     return [
         grid * jnp.round(scale / grid * jax.random.normal(jax.random.fold_in(own, i), part.shape))
@@ -216,10 +202,7 @@ def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array
 
 @value
 class Vote(Quantizer):
-    """Quantizer: -1, 0 or 1 for each value that `TopVotes` selects; zero does not vote.
-
-    It has no place for a NaN: the header of the buffer tells. With `clip` it votes by chance.
-    """
+    """Quantizer: -1, 0 or 1 for each value that `TopVotes` selects; the header tells of a NaN."""
 
     clip: float | None = None
 
@@ -249,18 +232,18 @@ def scale_by_datalens(
 
         f = Σ_i v_i + N(0, sigma²),    update = alpha · (1 if f > beta w, -1 if f < -beta w, else 0)
 
-    This is the paper's TopAgg. What others learn from the updates of one worker's gradients, or
-    from a model trained with them, is bounded: `fg.contrib.votes.epsilon(votes, params, ...)` has
-    the figure, and docs/privacy.md says against whom.
+    This is the paper's TopAgg. `fg.contrib.votes.epsilon(votes, params, ...)` bounds what the
+    updates, or a model trained with them, tell of one worker's gradients; docs/privacy.md says
+    against whom.
 
     Args:
-      votes: how the workers vote, and the noise: a `TopVotes`, which the accountant takes, too.
+      votes: how the workers vote, and the noise.
       beta: the share of the votes that has to be left of either sign.
       alpha: the size of an update that is not zero.
-      key: a secret key, equal on all workers; needed where there is noise. A seed has 32 bits,
-        which can be tried one after the other: take 64 from the operating system,
+      key: a secret key, equal on all workers; needed for noise. All 2^32 seeds can be tried, so
+        take 64 bits from the operating system:
         `jax.random.wrap_key_data(np.frombuffer(os.urandom(8), np.uint32))`.
-      layout: what is voted on together; see `Layout`.
+      layout: which leaves are voted on together; see `Layout`.
       axis_name: the axis of the workers.
 
     Returns:
@@ -270,15 +253,13 @@ def scale_by_datalens(
     Wire: that of `votes`.
 
     Claims: biased; no memory. All workers get the same updates. A step in which a gradient is not
-      finite gives updates that are not, which tells that there was one.
+      finite gives updates that are not, which is not private.
 
-    Differs from the paper: there the votes are those of teachers, about the gradient of what a
-      generator of data made, and nothing else of the teachers is released; here they are workers'
-      own gradients. No random projection. Differences of the votes themselves are `TopVotes`'s.
+    Differs from the paper: there teachers vote on the gradients of generated data, and nothing else
+      of them is released; here workers vote on their own gradients. Otherwise as `TopVotes` does.
 
     Raises:
-      ValueError: if `beta` is negative, `alpha` not positive, or there is noise and no key.
-      TypeError: if `votes` is no `TopVotes`.
+      ValueError: if there is noise and no key.
 
     Example:
       >>> import optax
@@ -291,19 +272,13 @@ def scale_by_datalens(
     check_kind(
         "scale_by_datalens(votes)", votes, TopVotes, "use TopVotes(workers=8, fraction=0.01)."
     )
-    if not 0 <= beta < math.inf:
-        raise ValueError(
-            f"scale_by_datalens(beta): must not be negative, got {beta}; use beta=0.1."
-        )
-    if not 0 < alpha < math.inf:
-        raise ValueError(
-            f"scale_by_datalens(alpha): must be positive and finite, got {alpha}; use alpha=1."
-        )
+    check_within("scale_by_datalens(beta)", beta, "[0, inf)", "use beta=0.1.")
+    check_within("scale_by_datalens(alpha)", alpha, "(0, inf)", "use alpha=1.")
     if votes.sigma and key is None:
         raise ValueError(
-            "scale_by_datalens(key): must be a secret key, because whoever knows it can take the "
-            f"noise off again, got none with sigma={votes.sigma}; pass jax.random.wrap_key_data("
-            "np.frombuffer(os.urandom(8), np.uint32)), the same on all workers."
+            "scale_by_datalens(key): must be a secret key, which draws the noise, got none with "
+            f"sigma={votes.sigma}; pass jax.random.wrap_key_data(np.frombuffer(os.urandom(8), "
+            "np.uint32)), the same on all workers."
         )
     if key is not None:
         check_key("scale_by_datalens(key)", key)
@@ -314,11 +289,11 @@ def scale_by_datalens(
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, Any]:
-        # Wide, because a mean that is rounded to a leaf's dtype may pass the threshold.
+        # Wide, because a mean rounded to a leaf's dtype may pass the threshold.
         mean, state = pmean.update(widened(updates), state, params, **extra)
 
         def counted(share: jax.Array, own: jax.Array) -> jax.Array:
-            # Of a NaN the sign is one.
+            # The sign of a NaN is NaN.
             sign = jnp.where(jnp.abs(share) <= beta + TIE, 0.0, jnp.sign(share))
             return (alpha * sign).astype(own.dtype)
 
@@ -328,19 +303,15 @@ def scale_by_datalens(
 
 
 def sensitivity(votes: TopVotes, like: PyTree, *, layout: Layout = Layout()) -> float:
-    """Function: the L2 sensitivity of a step's sum of votes to what one worker has to say.
+    """Function: the L2 sensitivity of a step's sum of votes to one worker's gradient.
 
     A worker has at most K = Σ_j k_j votes of size one, over the parts j of all buckets. Another
-    gradient moves the sum by at most √(4K): by 2 on the same K coordinates. By 1 on each of 2K
-    others it is √(2K).
+    gradient moves the sum by at most √(4K): by 2 on the same K coordinates.
 
     Args:
       votes: the exchange.
-      like: gradients or parameters, or their shapes: k follows from n.
-      layout: that of the training, which says what is a part.
-
-    Returns:
-      √(4K).
+      like: gradients or parameters, or their shapes.
+      layout: that of the training.
 
     Example:
       >>> from fftgrad.contrib import votes
@@ -364,18 +335,14 @@ def epsilon(
     Neighbors differ in all votes of one worker, in every step. So a record is covered too, as long
     as no two workers have it in the same step. Google's dp-accounting composes one Gaussian
     mechanism for each step, without a gain by sampling, because a worker votes in every step.
-
-    It counts what the means of votes tell to those who do not know the noise, and whatever is
-    computed from them: updates, parameters. It does not count what else leaves the workers: losses,
-    metrics, statistics of batches, that a gradient was not finite, and rates that were tuned on the
-    same data. The noise is Gaussian in real numbers; on a machine it is of float32.
+    docs/privacy.md says what else leaves the workers, and is not counted.
 
     Args:
       votes: the exchange.
-      like: gradients or parameters, or their shapes: k follows from n.
-      steps: of training, each of which is counted.
+      like: gradients or parameters, or their shapes.
+      steps: number of steps of training.
       delta: δ, well below one over the number of workers or records.
-      layout: that of the training, which says what is a part.
+      layout: that of the training.
 
     Returns:
       ε, by the best of the accountant's Rényi orders; infinite without noise.
@@ -390,8 +357,7 @@ def epsilon(
       Mironov, CSF 2017, arXiv:1702.07476. Wang et al., CCS 2021, arXiv:2103.11109.
     """
     steps = check_count("epsilon(steps)", steps, "count all steps.")
-    if not 0 < delta < 1:
-        raise ValueError(f"epsilon(delta): must be in (0, 1), got {delta}; use delta=1e-5.")
+    check_within("epsilon(delta)", delta, "(0, 1)", "use delta=1e-5.")
     try:
         import dp_accounting
         from dp_accounting import rdp

@@ -1,18 +1,13 @@
-"""Published methods that are combinations of parts: one function each."""
+"""Published methods that are combinations of parts, one function each."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-
-import jax
-import jax.numpy as jnp
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from fftgrad._contracts import Codec, Exchange, Like, Memory
 from fftgrad._values import check_count, value
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs.quantizers._lloyd_max import LloydMax
 from fftgrad.codecs.quantizers._log_levels import LogLevels
-from fftgrad.codecs.quantizers._range_float import RangeFloat
 from fftgrad.codecs.quantizers._sign import MeanMagnitude, Sign
 from fftgrad.codecs.quantizers._ternary import Ternary
 from fftgrad.codecs.quantizers._uniform_levels import UniformLevels
@@ -24,7 +19,6 @@ from fftgrad.codecs.selectors._threshold import Threshold
 from fftgrad.codecs.selectors._top_k import TopK
 from fftgrad.codecs.transforms import _tiles
 from fftgrad.codecs.transforms._dct import Dct
-from fftgrad.codecs.transforms._fft import Fft
 from fftgrad.codecs.transforms._hadamard import Hadamard
 from fftgrad.codecs.transforms._identity import Identity
 from fftgrad.codecs.transforms._tiles import Tiles
@@ -35,7 +29,7 @@ from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._low_rank import AcpSgd, PowerSgd
 from fftgrad.exchanges._parts import DenseByName
 from fftgrad.exchanges._recipe import Recipe
-from fftgrad.exchanges._schedule import Ladder, Scheduled
+from fftgrad.exchanges._schedule import Scheduled
 from fftgrad.exchanges._shared_support import SharedSupport
 from fftgrad.memories import ErrorFeedback, MomentumCorrection, NoMemory
 
@@ -48,9 +42,7 @@ def acp_sgd(rank: int = 4, *, memory: Memory = ErrorFeedback()) -> Recipe:
       memory: the paper's feedback, without decay.
 
     Wire: about 2 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other
-      leaves, in one all-reduce, whatever the number of workers (`AcpSgd`).
-
-    Claims: nothing is lost.
+      leaves, in one all-reduce.
 
     Differs from the paper: as `AcpSgd` does.
 
@@ -82,11 +74,9 @@ def adacomp(conv_bin: int = 50, bin_size: int = 500, per_bin: float = 4.0) -> Re
     Args:
       conv_bin: values per bin of leaves with more than two axes.
       bin_size: values per bin of all others.
-      per_bin: how many values a bin has room for in the message, on average; see `AdaComp`.
+      per_bin: room of the message, in values for each bin on average; see `AdaComp`.
 
     Wire: for bins of 500 and room for 4: 0.08 bits a value; for bins of 50, 0.53.
-
-    Claims: nothing is lost: what is not sent, or sent rounded, stays in the residual.
 
     Differs from the paper: a message of fixed capacity; see `AdaComp`.
 
@@ -124,8 +114,7 @@ def demo(k: int = 32, block: int = 64, decay: float = 0.999) -> Recipe:
         D = decay · D + g,   C = DCT of D by tiles,   q = the k largest of each tile,
         D = D - IDCT(q),     update = sign(IDCT(mean q)).
 
-    Placement: the momentum is before the compression and is what remains of it, that is error
-    feedback with a decay. It differs between the workers, and the parameters do not.
+    The momentum is the residual of error feedback with a decay, so it differs between the workers.
 
     Args:
       k: coefficients sent of each tile; the authors' runs use 32 of 4096, and 8 for 85x.
@@ -137,12 +126,9 @@ def demo(k: int = 32, block: int = 64, decay: float = 0.999) -> Recipe:
 
     Wire: k (32 + 9) bits a tile of 4096 for k = 32; the authors' code takes 96.
 
-    Claims: biased.
-
     Differs from the paper: the mean is over all workers, where its code divides by the number that
-      sent a coefficient, which makes what few send weigh as much as what all do; axes are padded to
-      whole tiles; the learning rate does not enter the momentum, which makes no difference to sign
-      descent while it is constant.
+      sent a coefficient; axes are padded to whole tiles; the learning rate does not enter the
+      momentum, which makes no difference to sign descent while it is constant.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.demo(k=32), axis_name="data")
@@ -174,10 +160,10 @@ def dgc(
     """Method: top-k of each layer, with momentum correction, masking, clipping and warm-up.
 
     Args:
-      fraction: share of each layer that is sent, in the end.
+      fraction: share of each layer that is sent after the warm-up.
       momentum: of `MomentumCorrection`; the optimizer behind must have none.
       nesterov: whether it is Nesterov's.
-      warm_up: densities before that, each for an equal part of the warm-up.
+      warm_up: shares before that, each for an equal part of the warm-up.
       warm_up_steps: length of the warm-up, four epochs in the paper; 0 for none.
 
     Returns:
@@ -187,10 +173,8 @@ def dgc(
     Wire: fraction · n (34 + log2(1/fraction)) bits, and 4 bytes for each value of leaves of one
       axis.
 
-    Claims: without clipping, what is not sent stays in v.
-
     Differs from the paper: sparse gradients keep their velocity (`MomentumCorrection`); exact
-      selection, where it takes the threshold of a sample; weight decay is the optimizer's business;
+      selection, where it takes the threshold of a sample; the optimizer has the weight decay;
       leaves of one axis travel dense in the same collective.
 
     Example:
@@ -208,65 +192,6 @@ def dgc(
     return Recipe(exchange, MomentumCorrection(momentum, nesterov))
 
 
-def diminishing_theta(
-    learning_rate: float | Callable[[jax.Array], jax.Array],
-    smoothness: float,
-    steps: int,
-    thetas: Sequence[float] = (0.95, 0.9, 0.85, 0.7, 0.5, 0.0),
-) -> dict[int, float]:
-    """Function: a schedule of theta that falls with the learning rate, θ_t² = L η_t.
-
-    That is the condition under which the FFT paper proves that training converges: what a step
-    drops has to become less as its length does. At each step the largest of a few static thetas
-    with θ² <= L η_t is taken, so that one program holds all of them.
-
-    Args:
-      learning_rate: η, a number or an optax schedule. It is evaluated for all steps at once.
-      smoothness: L, the Lipschitz constant of the gradient, positive; in practice a factor that
-        makes √(L η) the theta to start with: θ_0² / η_0.
-      steps: how many steps the schedule covers.
-      thetas: those to choose from; 0, a dense all-reduce, is always among them.
-
-    Returns:
-      {first step: theta}, for `methods.fft_sparsification(theta_schedule=...)`.
-
-    Differs from the paper: its θ there is a relative error, but its experiments use the share of
-      frequencies dropped, as this does.
-
-    Example:
-      >>> import optax
-      >>> eta = optax.piecewise_constant_schedule(0.01, {30: 0.1, 60: 0.1})
-      >>> fg.methods.diminishing_theta(eta, smoothness=81.0, steps=90, thetas=(0.9, 0.25))
-      {0: 0.9, 30: 0.25, 60: 0.0}
-
-    References:
-      Wang et al., HPDC 2020, arXiv:1811.08596, section 3.3.
-    """
-    if not smoothness > 0 or steps < 1:
-        raise ValueError(
-            f"diminishing_theta(smoothness, steps): must be positive, got {smoothness} and "
-            f"{steps}; use smoothness = theta_0**2 / learning_rate_0."
-        )
-    if not all(0 <= theta < 1 for theta in thetas):
-        raise ValueError(
-            f"diminishing_theta(thetas): shares dropped must be in [0, 1), got {tuple(thetas)}; "
-            "the paper uses 0.85."
-        )
-    if callable(learning_rate):
-        rates = np.asarray(jax.vmap(learning_rate)(jnp.arange(steps)))
-    else:
-        rates = np.full(steps, learning_rate)
-    ladder = sorted({0.0, *map(float, thetas)}, reverse=True)
-    schedule: dict[int, float] = {}
-    for step, rate in enumerate(rates):
-        # A hair more, because rates are float32 and a theta meant to fit should.
-        bound = math.sqrt(smoothness * max(float(rate), 0.0)) * (1 + 1e-6)
-        theta = next(theta for theta in ladder if theta <= bound)
-        if not schedule or theta != schedule[max(schedule)]:
-            schedule[step] = theta
-    return schedule
-
-
 def eden(bits: int = 1, block: int = 4096, *, memory: Memory = NoMemory()) -> Recipe:
     """Method: rotate at random, round to the best few values for a normal distribution, rescale.
 
@@ -279,9 +204,9 @@ def eden(bits: int = 1, block: int = 4096, *, memory: Memory = NoMemory()) -> Re
 
     Claims: close to unbiased (`LloydMax`).
 
-    Differs from the paper: rotates blocks instead of whole vectors, all workers alike, so that one
-      inverse rotation serves all; the errors of workers with like gradients are then alike too,
-      and average out less than with rotations of their own.
+    Differs from the paper: rotates blocks instead of whole vectors, equally on all workers, so that
+      one inverse rotation serves all; the errors of workers with similar gradients then average out
+      less.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.eden(bits=2), axis_name="data")
@@ -294,90 +219,6 @@ def eden(bits: int = 1, block: int = 4096, *, memory: Memory = NoMemory()) -> Re
     return Recipe(AllGather(codec), memory)
 
 
-def fft_sparsification(
-    theta: float = 0.85,
-    bits: int = 10,
-    block: int | None = None,
-    theta_schedule: Mapping[int, float] | None = None,
-    recover: Sequence[float] = (),
-    *,
-    memory: Memory = NoMemory(),
-) -> Recipe:
-    """Method: keep the largest frequencies of the gradient, in few bits each.
-
-    The paper's symbols, and what stands for them here:
-
-        g, linearized           all leaves as one float32 vector      compressed_pmean
-        cast to fp16            rounded before the transform          Fft(half=True)
-        FFT of g                one real transform of the vector      Fft(block=None)
-        θ, dropped share        the smallest θ of the moduli          TopK(fraction=1 - theta)
-        N, m, eps, min, max     range-based N-bit float               RangeFloat(bits)
-        status, bitmap, pack    indices in Elias-Fano or bitmap       TopK
-        allgather, average      one collective, one inverse FFT       AllGather
-        no error feedback       what is dropped is lost               NoMemory()
-        diminishing θ           another θ from given steps on         Scheduled
-        recovery                a smaller θ when it is needed         Ladder
-
-    Args:
-      theta: share of the frequencies dropped, 0 <= theta < 1; the paper's runs use 0.85.
-      bits: N of the range-based float; the paper's runs use 10.
-      block: length of the blocks transformed; None is the paper's, the whole gradient. Blocks of
-        64 to 256 keep the energy's place, and lose less of most gradients.
-      theta_schedule: {first step: theta} that takes over from `theta` at those steps, for example
-        {0: 0.9, 20_000: 0.0}; theta 0 is a dense all-reduce. `diminishing_theta` makes
-        one from the learning rate.
-      recover: thetas to fall back to, in this order, for example (0.5, 0.0), without recompiling:
-        by the loss with `recover_by_loss`, or where you call `fg.exchanges.next_level`. Not
-        together with `theta_schedule`.
-      memory: the paper has none; `ErrorFeedback()` keeps what is dropped.
-
-    Wire: for n parameters, k = (1 - θ) n/2 complex coefficients of 2N bits, with about
-      2 + log2(1/(1 - θ)) bits for the index of each: 1.85 bits a parameter at θ = 0.85, N = 10.
-
-    Claims: biased; no bound on training. The paper's convergence proof takes θ for the relative
-      L2 error of the mean, and asks θ² <= 1/4.
-
-    Differs from the paper: nearest rounding and a range fitted to each payload (the paper
-      truncates, in [-1, 1]); Elias-Fano indices where smaller than a bitmap; exact selection;
-      no broadcast of the parameters every 10 steps, because replicas are bit-identical; θ = 0 is
-      a dense all-reduce.
-
-    Raises:
-      ValueError: if both `theta_schedule` and `recover` are given.
-
-    Example:
-      >>> tx = fg.compressed_pmean(fg.methods.fft_sparsification(theta=0.85), axis_name="data")
-
-    References:
-      Wang et al., HPDC 2020, arXiv:1811.08596.
-    """
-
-    def exchange(theta: float) -> Exchange:
-        if not 0 <= theta < 1:
-            raise ValueError(
-                f"fft_sparsification(theta): the share dropped must be in [0, 1), got {theta}; "
-                "the paper uses 0.85."
-            )
-        if theta == 0:
-            return AllReduce()
-        fft = Fft(block=block, half=True)
-        return AllGather(chain(fft, TopK(fraction=1.0 - theta), RangeFloat(bits=bits)))
-
-    if recover and theta_schedule is not None:
-        raise ValueError(
-            "fft_sparsification(theta_schedule, recover): only one may be given, got "
-            f"{theta_schedule} and {tuple(recover)}; steps or need decide, not both."
-        )
-    if recover:
-        chosen = Ladder(tuple(map(exchange, (theta, *recover))))
-    elif theta_schedule is not None:
-        thetas = {0: theta, **theta_schedule}
-        chosen = Scheduled({step: exchange(value) for step, value in thetas.items()})
-    else:
-        chosen = exchange(theta)
-    return Recipe(chosen, memory)
-
-
 def power_sgd(rank: int = 2, *, memory: Memory = ErrorFeedback()) -> Recipe:
     """Method: the gradient of each matrix by two thin factors, with error feedback.
 
@@ -386,9 +227,7 @@ def power_sgd(rank: int = 2, *, memory: Memory = ErrorFeedback()) -> Recipe:
       memory: the paper's feedback, without decay.
 
     Wire: 4 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other leaves, in
-      two all-reduces, whatever the number of workers.
-
-    Claims: nothing is lost.
+      two all-reduces.
 
     Differs from the paper: as `PowerSgd` does.
 
@@ -411,7 +250,7 @@ def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
 
     Wire: n · bits / 8 + 4n / bucket bytes.
 
-    Claims: unbiased; no memory is needed.
+    Claims: unbiased.
 
     Differs from the paper: codes of fixed width in place of Elias coding (`UniformLevels`).
 
@@ -429,12 +268,12 @@ def random_k(fraction: float = 0.01, *, memory: Memory = ErrorFeedback()) -> Rec
 
     Args:
       fraction: share of the values sent, k = ceil(fraction · n).
-      memory: what is done with the rest. With `NoMemory()` what is sent is multiplied by n/k, so
-        that the mean is unbiased.
+      memory: keeps the rest. With `NoMemory()` the values are multiplied by n/k, so that the mean
+        is unbiased.
 
-    Wire: 4k bytes in one all-reduce, no indices, whatever the number of workers.
+    Wire: 4k bytes in one all-reduce, no indices.
 
-    Claims: unbiased without memory; with feedback, nothing is lost.
+    Claims: unbiased without memory.
 
     Differs from the paper: one position from each of k intervals (`RandomK`).
 
@@ -487,16 +326,13 @@ def redsync(
 ) -> Recipe:
     """Method: residual gradient compression, with a selection that suits the size of each layer.
 
-    What is sent of a layer follows from its bytes:
-
-        below 128 KB     all
+        below 128 KB     all values
         to 4 MB          the k largest: `TopK`
         above            k to 2k values above a threshold, which is found by binary search and
                          serves for 5 steps: `Threshold(reuse=5)`
 
     Quantized, only values of one sign are selected, another sign each step, and one mean stands for
-    all of them: `AlternatingSign`, `Threshold` (exact below 4 MB), `MeanMagnitude`. The output
-    layer keeps its values.
+    all of them: `AlternatingSign`, `Threshold` (exact below 4 MB), `MeanMagnitude`.
 
     Args:
       fraction: share of each layer that is sent; the paper's 0.1 %.
@@ -507,25 +343,21 @@ def redsync(
       dense_below: bytes below which a layer travels dense.
       trimmed_below: bytes below which a layer is selected by top-k.
       reuse: for how many steps a threshold serves.
-      warm_up_steps: for how many steps everything travels dense, in an all-reduce: the paper found
-        this faster than a warm-up at higher densities.
+      warm_up_steps: for how many steps everything travels dense, in an all-reduce.
 
     Returns:
-      A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient before:
-      `fg.training.clip_by_local_norm(max_norm / workers**0.5)` in front of `compressed_pmean`.
+      A `Recipe`, for an optimizer without momentum. The paper clips each worker's gradient before,
+      as for `dgc`.
 
-    Wire: one message for all layers, which is gathered, dense layers too: where these are most of
-      the model, a dense all-reduce sends less (`fg.link_bytes`). Top-k: 34 + log2(1/fraction)
-      bits a value. Threshold: a message of fixed capacity 2k that carries its true length; what
-      more passes stays in the residual and is counted (`CompressedPmeanState.overflow`). Quantized:
-      positions and 4 bytes a layer.
+    Wire: one all-gather for all layers. Top-k: 34 + log2(1/fraction) bits a value. Threshold: a
+      message of fixed capacity 2k that carries its true length; values beyond that stay in the
+      residual and are counted (`CompressedPmeanState.overflow`). Quantized: positions and 4 bytes a
+      layer. Where most layers are dense, a dense all-reduce sends less (`fg.link_bytes`).
 
-    Claims: without clipping, what is not sent stays in v.
-
-    Differs from the paper: a threshold that more than 2k pass is searched for again before its
-      time; sparse gradients keep their velocity, and what the mean in place of a value takes from
-      it stays in the residual (`MomentumCorrection`). Its full text was not at hand: sizes, reuse
-      and alternation of signs follow its abstract and published code by others.
+    Differs from the paper: a threshold that more than 2k values pass is searched for again before
+      its time; sparse gradients keep their velocity, and the error of the mean stays in the
+      residual (`MomentumCorrection`). Its full text was not at hand: sizes, reuse and alternation
+      of signs follow its abstract and published code by others.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.redsync(fraction=0.001), axis_name="data")
@@ -583,20 +415,17 @@ def scalecom(
       chunk: values for each one sent, which is the largest of them.
       uptake: u, the paper's beta: share of the error that the residual takes up; 0.1 for large
         batches, 1 for the usual.
-      flops: {word in a leaf's path: floating-point operations a gradient element of it costs}; such
-        a leaf has the paper's chunk, 25 from 196 on, 50 from 128 on, else 400.
+      flops: {word in a leaf's path: floating-point operations for each element of its gradient};
+        such a leaf has the paper's chunk, 25 from 196 on, 50 from 128 on, else 400.
       dense: words in the paths of leaves that travel dense; the paper leaves the first layer out.
-      transform: a linear transform before the choice, for example `Fft(block=64)`: the support is
-        then shared in the frequency domain, which the paper does not do.
+      transform: a linear transform before the choice, for example `Fft(block=64)`.
       exact: whether to take the k largest of the leaf instead, with Elias-Fano indices.
       warm_up_steps: for how many steps everything travels dense; the paper takes 1 to 5 epochs.
 
-    Wire: n / chunk · (32 + log2(chunk)) bits, whatever the number of workers.
-
-    Claims: for any uptake nothing is lost (`ErrorFeedback`).
+    Wire: n / chunk · (32 + log2(chunk)) bits in all-reduces.
 
     Differs from the paper: leaves that are no longer than a chunk travel dense. Chunks by FLOPs are
-      those of 32 samples a worker, scaling with the batch is left to the caller's numbers.
+      those of 32 samples a worker. Transforms and exact selection are ours.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.scalecom(chunk=100, uptake=0.1), axis_name="data")
@@ -619,13 +448,10 @@ def sign_sgd(*, memory: Memory = ErrorFeedback()) -> Recipe:
     Args:
       memory: the paper's feedback, without decay.
 
-    Wire: 1 bit a value, really, and 4 bytes a part.
-
-    Claims: nothing is lost, without decay.
+    Wire: 1 bit a value and 4 bytes a part.
 
     Differs from the paper: p = lr · g + e there; here e is in units of the gradient, and the
-      learning rate comes after. For a constant rate that is the same; where the rate falls, what
-      was kept is applied at the new rate.
+      learning rate comes after. When the rate falls, the residual is applied at the new rate.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.sign_sgd(), axis_name="data")
@@ -642,8 +468,7 @@ def terngrad(
     """Method: -s, 0 or s for each value of a layer, right on average.
 
     Args:
-      clip: bound of the values, in standard deviations of the layer; None does not clip, and then
-        the method is unbiased.
+      clip: bound of the values, in standard deviations of the layer; None does not clip.
       dense: words in the paths of leaves that are not quantized; the paper leaves the last
         classification layer out.
       workers: if given, the scale is shared, and the ternaries of that many workers are summed on
@@ -656,9 +481,6 @@ def terngrad(
 
     Differs from the paper: 1.6 bits where it takes 2; the scale of a clipped layer is its largest
       magnitude (`Ternary`).
-
-    Raises:
-      ValueError: if both `dense` and `workers` are given.
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.terngrad(dense=("head",)), axis_name="data")
@@ -692,12 +514,10 @@ def top_k(
       fraction: share of the values sent, k = ceil(fraction · n).
       bits: width of a value sent, by `LogLevels`; None sends float32, as the papers do.
       transform: a linear transform before the selection, such as `Dct(block=64)`.
-      memory: what is done with the rest; the paper's feedback, without decay.
+      memory: keeps the rest; the paper's feedback, without decay.
 
-    Wire: k (32 + 2 + floor(log2(1/fraction))) bits, or `bits` in place of 32: the customary
-      float32 and int32 take 64 k.
-
-    Claims: Σ mean applied + mean residual = Σ mean gradient, without decay.
+    Wire: k (32 + 2 + floor(log2(1/fraction))) bits, or `bits` in place of 32; float32 and int32
+      would take 64 k.
 
     Differs from the paper: indices in Elias-Fano code.
 

@@ -18,7 +18,7 @@ from fftgrad._contracts import (
     State,
     Tally,
 )
-from fftgrad._values import check_count, check_transformation, value
+from fftgrad._values import check_count, check_transformation, check_within, value
 from fftgrad.exchanges import _layout, _low_rank, _parts
 from fftgrad.exchanges._low_rank import PowerSgd
 from fftgrad.memories import ErrorFeedback
@@ -34,8 +34,8 @@ class DionState(NamedTuple):
     """State of `scale_by_dion`.
 
     Attributes:
-      pmean: the momentum of each worker, which is what its memory holds, and the factors.
-      others: that of the transformation of what is no matrix, equal on all workers.
+      pmean: the momentum of each worker, which is its residual, and the factors.
+      others: the state of the transformation of other leaves, equal on all workers.
     """
 
     pmean: CompressedPmeanState
@@ -62,23 +62,21 @@ def scale_by_dion(
     is `in`, so a convolution's includes its window. The authors' weights are torch's, (out, in).
 
     A column of zeros in R is one in the update, and Q keeps the one of before. Vectors, small
-    matrices that `PowerSgd` would leave dense, and what `dense` names, are averaged in float32 in
-    the first of the two all-reduces, and go through `others`.
-
-    Placement: the momentum is before the compression and is what remains of it: error feedback. It
-    differs between the workers, and the parameters do not.
+    matrices that `PowerSgd` would leave dense, and leaves that `dense` names, are averaged in
+    float32 in the first of the two all-reduces, and go through `others`. The momentum is the
+    residual of error feedback, so it differs between the workers.
 
     Args:
       rank: columns of P and Q.
       decay: μ, the share of P Rᵀ that stays in the momentum.
-      others: makes updates of the mean gradients of what is no matrix, for the same learning rate.
+      others: the optimizer of all other leaves, for the same learning rate.
       dense: words in the paths of leaves that go through `others`. Name embeddings and the last
-        layer: the authors find them poor as matrices.
+        layer, for which the authors found matrix updates to be poor.
       axis_name: the axis of the workers.
 
     Returns:
       An optax transformation whose updates are directions: to be chained before
-      `optax.add_decayed_weights` and `optax.scale_by_learning_rate`. Its state is a `DionState`.
+      `optax.add_decayed_weights` and `optax.scale_by_learning_rate`.
 
     Wire: 4 · rank · (rows + columns) bytes a matrix and 4 bytes for each value of other leaves, in
       two all-reduces, whatever the number of workers.
@@ -102,8 +100,7 @@ def scale_by_dion(
     """
     check_transformation("scale_by_dion(others)", others)
     check_count("scale_by_dion(rank)", rank, "use rank=64.")
-    if not 0.0 <= decay < 1.0:
-        raise ValueError(f"scale_by_dion(decay): must be in [0, 1), got {decay}; use 0.95.")
+    check_within("scale_by_dion(decay)", decay, "[0, 1)", "use 0.95.")
     exchange = Directions(rank, decay, dense)
     directions: Any = compressed_pmean(exchange, ErrorFeedback(), axis_name=axis_name)
 
@@ -124,7 +121,7 @@ def scale_by_dion(
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, DionState]:
-        # Widened, because what rounding drops of a direction is nothing for the momentum to keep.
+        # Widened, because the momentum must not keep the rounding error of a direction.
         found, pmean = directions.update(widened(updates), state.pmean, params, **extra)
         found, moved = beside.update(found, state.others, params, **extra)
         finite = pmean.skipped == state.pmean.skipped
@@ -137,9 +134,9 @@ def scale_by_dion(
 
 @value
 class Directions(Exchange):
-    """Exchange: of each matrix the direction in place of the mean, and what it takes from x.
+    """Exchange: the direction of each matrix in place of its mean; `ErrorFeedback` is the momentum.
 
-    It is for `ErrorFeedback()`, which then is the momentum, and for steps in which all count.
+    The error of x is what the step leaves in the momentum.
     """
 
     rank: int
@@ -151,7 +148,7 @@ class Directions(Exchange):
         return "leaf"
 
     def is_named(self, name: str) -> bool:
-        """Whether a part stays dense because of its name."""
+        """True if the name of a part says that it stays dense."""
         return any(word in name for word in self.dense)
 
     def init(self, like: PyTree) -> State:
@@ -187,7 +184,7 @@ class Directions(Exchange):
         return PowerSgd(self.rank).wire_bytes(jax.eval_shape(self._flat, like))
 
     def _flat(self, x: PyTree) -> list[jax.Array]:
-        """The parts, of which those that are named are vectors, and so no matrices."""
+        """The parts, of which the named ones are flat, and so no matrices."""
         parts = _parts.parts_of(x)
         return [part.value.ravel() if self.is_named(part.name) else part.value for part in parts]
 
@@ -198,7 +195,7 @@ def _scale(matrix: jax.Array) -> float:
 
 
 def _of_length_one(factor: jax.Array) -> jax.Array:
-    """The columns, each divided by its length, but for those that are zeros."""
+    """Divide each column by its length, except columns of zeros."""
     top = jnp.max(jnp.abs(factor), axis=0, keepdims=True)
     scaled = factor / _norms.unit_for(top)
     length = jnp.sqrt(jnp.sum(jnp.square(scaled), axis=0, keepdims=True))

@@ -30,12 +30,11 @@ def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = Fals
     Args:
       memory: a memory.
       like: the shapes of a gradient, a pytree; a matrix and a vector if left out.
-      telescopes: whether to check that nothing is lost, neither by not sending nor by rounding:
-        where a last step without gradient sends all that there is, the sum of what was applied is
-        the sum of the gradients.
+      telescopes: whether to check that nothing is lost by not sending or by rounding: if a last
+        step sends the whole residual, the sum of all means is the sum of the gradients.
 
     Raises:
-      AssertionError: if it breaks a law: which, for what input, and what to do.
+      AssertionError: if it breaks a law. It names the law, the input and the remedy.
 
     Example:
       >>> fg.testing.check_memory(fg.ErrorFeedback(), telescopes=True)
@@ -53,12 +52,12 @@ def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = Fals
 
 
 def _largest(x: PyTree) -> PyTree:
-    """What of `x` is sent: the larger half of each leaf."""
+    """Select the larger half of each leaf, to be sent."""
     return jax.tree.map(lambda a: jnp.where(jnp.abs(a) >= jnp.median(jnp.abs(a)), a, 0.0), x)
 
 
 def _steps(memory: Memory, first: PyTree, second: PyTree) -> tuple[list[PyTree], PyTree]:
-    """What is exchanged in a few steps, and the state after them."""
+    """The trees that are exchanged in a few steps, and the state after them."""
     state = memory.init(jax.eval_shape(lambda: first))
     exchanged: list[PyTree] = []
     for grad in (first, second, second, first):
@@ -131,7 +130,7 @@ def _telescopes(laws: Laws, memory: Memory, like: PyTree) -> None:
         last = number == len(grads) - 1
         sent = x if last else _largest(x)
         state = memory.update(x, jax.tree.map(jnp.subtract, x, sent), sent, state)
-        # The mean of leaves in bfloat16, which all workers are one worker in.
+        # A mean in bfloat16, as for leaves of that dtype.
         mean = sent if last else jax.tree.map(lambda a: _rounding.rounded(a, jnp.bfloat16), sent)
         state = memory.put_back(jax.tree.map(jnp.subtract, sent, mean), state)
         applied.append(mean)

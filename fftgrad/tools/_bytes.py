@@ -1,4 +1,4 @@
-"""Payloads as bytes, for what is no collective: files, object storage, a parameter server."""
+"""Bytes: how many a step sends, from shapes alone; and payloads as bytes, for files and stores."""
 
 import itertools
 import math
@@ -8,16 +8,21 @@ import zlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from fftgrad._contracts import Codec, Like, Payload
-from fftgrad._values import check_kind
+from fftgrad._contracts import Codec, Exchange, Like, Payload, PyTree
+from fftgrad._values import check_count, check_kind
 from fftgrad.codecs._spec import payload_spec
+from fftgrad.exchanges import _layout
+from fftgrad.exchanges._all_gather import AllGather
+from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.ops import _wire
 from fftgrad.tools._compress import check_payload
 
 MAGIC = b"FFTG"
 VERSION = 1
-"""Layout of what is around the words. That of the words is in the configuration."""
+"""Of head and tail. The configuration has the version of the words between them."""
 
 HEAD = struct.Struct("<4sHHIQ")
 """Magic, version, zero, configuration, bytes of the payload."""
@@ -25,8 +30,81 @@ HEAD = struct.Struct("<4sHHIQ")
 TAIL = struct.Struct("<I")
 
 
+def wire_bytes(part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | None = None) -> int:
+    """Function: the exact number of bytes that one worker hands to the collective per step.
+
+    Found from shapes alone: a header of 4 bytes, main and side, each rounded up to 4 bytes. A
+    compiled program sends as many, as `fg.audit` reads. `fg.link_bytes` counts how often they cross
+    a link.
+
+    Args:
+      part: a codec, an exchange, or a method, such as `fg.methods.top_k(0.01)`.
+      like: an array, a `jax.ShapeDtypeStruct`, or a pytree of them: the gradient.
+      layout: that of `compressed_pmean`, if any.
+
+    Raises:
+      ValueError: if the bytes change by step (`Scheduled`): ask for those of `exchange.at(step)`.
+
+    Example:
+      >>> x = jax.ShapeDtypeStruct((1_000_000,), "float32")
+      >>> fg.wire_bytes(fg.AllReduce(), x)
+      4000000
+      >>> fg.wire_bytes(fg.chain(fg.TopK(fraction=0.01), fg.LogLevels(bits=6)), x)
+      18216
+    """
+    recipe = _recipe("wire_bytes", part, like, layout)
+    return _layout.wire_bytes(recipe.exchange, like, recipe.layout)
+
+
+def link_bytes(
+    part: Codec | Exchange | Recipe, like: PyTree, workers: int, layout: Layout | None = None
+) -> float:
+    """Function: the bytes that each of so many workers sends over its link per step.
+
+    This counts how often each byte of `fg.wire_bytes` leaves a worker where the workers form a
+    ring: an all-gather sends a buffer w - 1 times, an all-reduce 2 (w - 1) / w times, an all-to-all
+    (w - 1) / w times. Found by tracing, without devices.
+
+    Args:
+      part: as for `fg.wire_bytes`, and so are `like` and `layout`.
+      like: the gradient.
+      workers: number of workers, w. For `Hierarchical` that of all, and only its slow links count.
+      layout: that of `compressed_pmean`, if any.
+
+    Raises:
+      ValueError: as `fg.wire_bytes`; or if the exchange is made for another number of workers.
+
+    Example:
+      >>> x = jax.ShapeDtypeStruct((1_000_000,), "float32")
+      >>> [fg.link_bytes(part, x, workers=4) for part in (fg.AllReduce(), fg.Sign())]
+      [6000000.0, 375024.0]
+    """
+    check_count("link_bytes(workers)", workers, "count all.")
+    recipe = _recipe("link_bytes", part, like, layout)
+    return _layout.link_bytes(recipe.exchange, like, workers, recipe.layout)
+
+
+def _recipe(
+    owner: str, part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | None
+) -> Recipe:
+    """The recipe that exchanges `like`; by `AllGather`, for a codec."""
+    if isinstance(like, Codec | Exchange | Recipe):
+        raise TypeError(
+            f"{owner}(like): must be a gradient, or its shapes, got {like!r}; call "
+            f"{owner}(part, like)."
+        )
+    exchange = AllGather(part) if isinstance(part, Codec) else part
+    remedy = "pass a codec, an exchange or a method, such as PowerSgd(4)."
+    if isinstance(part, optax.GradientTransformation):
+        remedy = "pass the exchange it is made with; of a compiled step fg.audit reads the bytes."
+    if not isinstance(exchange, Recipe):
+        check_kind(f"{owner}(part)", exchange, Exchange, remedy)
+    _layout.check_tree(owner, "like", like)
+    return recipe_of(owner, exchange, layout=layout)
+
+
 def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:
-    """Function: a payload as bytes, for storage and for transports that are no collective.
+    """Function: a payload as bytes, for files, object storage and transports of your own.
 
     The format is that of docs/wire-format.md, the same on every machine. The bytes hold only a
     checksum of codec and shape: keep both, and the step of a codec that draws.
@@ -65,8 +143,7 @@ def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -
       like: an array or `jax.ShapeDtypeStruct` of the shape that was compressed.
 
     Raises:
-      ValueError: if the bytes were cut off, have others behind them, were altered anywhere, are of
-        another format or version, or were made by another codec or from another shape.
+      ValueError: if the bytes were altered, or were made by another codec, shape or version.
 
     Example:
       >>> codec, x = fg.TopK(k=1), jnp.array([0.0, -3.0, 1.0, 2.0])
@@ -93,43 +170,29 @@ def from_bytes(data: bytes | bytearray | memoryview, codec: Codec, like: Like) -
 
 
 def _fault(view: memoryview, spec: Payload, codec: Codec, like: Like) -> str:
-    """What is wrong with the bytes; nothing, if nothing is."""
+    """Say what is wrong with the bytes, "" if nothing is."""
     size, made_by = _size(spec), f"{codec!r} and {tuple(like.shape)}"
     wanted = HEAD.size + size + TAIL.size
-    length = f"must have {wanted} bytes for {made_by}, got {view.nbytes}; fetch it anew."
-    if view.nbytes < HEAD.size + TAIL.size:
-        return length
-    magic, version, zero, configuration, told = HEAD.unpack_from(view)
-    if magic != MAGIC:
-        return f"must start with {MAGIC!r}, got {magic!r}; pass what fg.tools.to_bytes returned."
-    if (version, zero) != (VERSION, 0):
-        return (
-            f"must be of version {VERSION}, 0, got {version}, {zero}; read it with the fftgrad "
-            "that wrote it."
-        )
-    if configuration != _configuration(codec, like):
-        return (
-            f"must be made by {made_by}, got that of another codec, shape or wire format; pass "
-            "those it was made by."
-        )
     if view.nbytes != wanted:
-        return length
-    if told != size:
-        return f"must say that {size} bytes follow, got {told}; fetch it anew."
+        return f"must have {wanted} bytes for {made_by}, got {view.nbytes}; fetch it anew."
+    head = HEAD.pack(MAGIC, VERSION, 0, _configuration(codec, like), size)
+    start = view[: HEAD.size].tobytes()
+    if start != head:
+        return (
+            f"must start with {head.hex()} for {made_by}, got {start.hex()}; "
+            "pass the codec and the shape it was made by, and read it with that fftgrad."
+        )
     (checksum,) = TAIL.unpack_from(view, wanted - TAIL.size)
     found = zlib.crc32(view[: -TAIL.size])
     if checksum != found:
         return f"must end with its checksum, {found:#010x}, got {checksum:#010x}; fetch it anew."
     if any(any(view[end:filled]) for _, end, filled in _places(jax.tree.leaves(spec))):
-        return (
-            "must have zeros where a word has no value, got others; pass what fg.tools.to_bytes "
-            "returned."
-        )
+        return "must have zeros where a word has no value, got others; fetch it anew."
     return ""
 
 
 def _size(spec: Payload) -> int:
-    """The bytes of the words of a payload."""
+    """Number of bytes of the words of a payload."""
     return _wire.nbytes(spec) - _wire.nbytes(())
 
 

@@ -3,10 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from cases import sample
-from parallel import AXIS, everywhere, train_step
+from parallel import AXIS, everywhere
 
 import fftgrad as fg
 
@@ -32,39 +30,13 @@ F = np.array(list(SUMS.values()))
 # The threshold of 0.3 · 10 votes is 3 of them, which is not above it, though 0.3 is no binary
 # fraction, and the leaves have few bits.
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("beta", [0.0, 0.1, 0.2, 0.29, 0.2999, 0.3, 0.31, 0.4, 0.5, 0.9, 1.0, 2.0])
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.2999, 0.3, 0.31, 0.5, 1.0, 2.0])
 def test_above_below_between_and_at_the_threshold(beta, dtype):
     votes = fg.contrib.votes.TopVotes(workers=10, fraction=1.0)
     bound = round(10 * beta, 6)
     wanted = 0.5 * ((bound < F).astype(float) - (-bound > F))
     for row in updates(votes, X, beta, alpha=0.5, dtype=dtype):
         np.testing.assert_array_equal(row, wanted)
-
-
-@pytest.mark.parametrize("workers", sample(range(1, 40), lambda w: {w % 10, w > 20}))
-def test_a_share_that_the_votes_have_exactly_is_not_above_it(workers):
-    x = np.tril(np.ones((workers, workers)))  # j + 1 votes less than there are, for each j
-    votes = fg.contrib.votes.TopVotes(workers=workers, fraction=1.0)
-    for count in {1, workers // 3, workers // 2, workers - 1, workers} - {0}:
-        got = updates(votes, x, beta=count / workers)[0]
-        np.testing.assert_array_equal(got, np.arange(workers, 0, -1) > count)
-
-
-def test_with_a_threshold_of_all_votes_nothing_moves_without_noise():
-    x = np.ones((10, 8))
-    votes = fg.contrib.votes.TopVotes(workers=10, fraction=1.0)
-    assert np.all(updates(votes, x, beta=1.0) == 0)
-    assert np.all(updates(votes, x, beta=0.99) == 1)
-    noisy = fg.contrib.votes.TopVotes(workers=10, fraction=1.0, sigma=5.0)
-    assert set(np.unique(updates(noisy, np.ones((10, 400)), beta=1.0, key=1))) >= {0.0, 1.0}
-
-
-def test_a_value_that_is_not_finite_is_seen_by_all():
-    votes = fg.contrib.votes.TopVotes(workers=4, k=3)
-    x = np.ones((4, 9), np.float32)
-    for bad in (np.nan, np.inf):
-        x[2, 5] = bad
-        assert np.all(np.isnan(updates(votes, x, beta=0.5)))
 
 
 def test_the_key_decides_the_noise():
@@ -77,51 +49,8 @@ def test_the_key_decides_the_noise():
     assert np.mean(one[0] != 0) > 0.8
 
 
-def test_a_leaf_that_is_no_gradient_is_refused():
-    tx = fg.contrib.votes.scale_by_datalens(
-        fg.contrib.votes.TopVotes(workers=4, k=1), axis_name=AXIS
-    )
-    with pytest.raises(TypeError, match="cast it"):
-        everywhere("vmap", lambda g: tx.update(g, tx.init(g))[0], 4)(jnp.ones((4, 3), jnp.int32))
-
-
-def test_a_quadratic_is_found_with_noise_on_the_votes():
-    """Ten workers agree on most signs: what is learned survives noise of a few votes."""
-    target = np.linspace(-1, 1, 64).astype(np.float32)
-    votes = fg.contrib.votes.TopVotes(workers=8, fraction=0.25, sigma=2.0)
-    tx = optax.chain(
-        fg.contrib.votes.scale_by_datalens(votes, beta=0.5, key=3, axis_name=AXIS), optax.sgd(0.02)
-    )
-    like = {"w": jax.ShapeDtypeStruct((64,), "float32")}
-    init, update = train_step(tx, 8, like=like)
-    w, rng = jnp.zeros(64), np.random.default_rng(0)
-    state = init({"w": w})
-    for _ in range(400):
-        noise = 0.1 * rng.normal(size=(8, 64)).astype(np.float32)
-        change, state = update({"w": (w - target)[None] + noise}, state)
-        w = w + change["w"]
-    assert float(np.mean((w - target) ** 2)) < 0.1 * float(np.mean(target**2))
-    assert fg.metrics(state)["step"] == 400
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "remedy"),
-    [
-        (lambda v: fg.contrib.votes.scale_by_datalens(v, beta=-0.1), ValueError, r"use beta=0\.1"),
-        (
-            lambda v: fg.contrib.votes.scale_by_datalens(v, beta=float("nan")),
-            ValueError,
-            r"use beta=0\.1",
-        ),
-        (lambda v: fg.contrib.votes.scale_by_datalens(v, alpha=0.0), ValueError, "use alpha=1"),
-        (
-            lambda _: fg.contrib.votes.scale_by_datalens(fg.AllReduce()),
-            TypeError,
-            r"use TopVotes\(",
-        ),
-        (lambda v: fg.contrib.votes.scale_by_datalens(v), ValueError, "os.urandom"),
-    ],
-)
-def test_what_is_no_method_is_refused(make, error, remedy):
-    with pytest.raises(error, match=remedy):
-        make(fg.contrib.votes.TopVotes(workers=4, k=3, sigma=1.0))
+def test_noise_without_a_secret_key_is_refused():
+    with pytest.raises(ValueError, match=r"os\.urandom"):
+        fg.contrib.votes.scale_by_datalens(fg.contrib.votes.TopVotes(workers=4, k=3, sigma=1.0))
+    with pytest.raises(TypeError, match=r"use TopVotes\("):
+        fg.contrib.votes.scale_by_datalens(fg.AllReduce())

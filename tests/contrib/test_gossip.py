@@ -7,12 +7,10 @@ import optax
 import pytest
 import reference_gossip as oracles
 from cases import values
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, MODES, everywhere, mesh_of
 
 import fftgrad as fg
-from fftgrad import checkpoint
 from fftgrad.contrib import _links
 from fftgrad.exchanges._layout import Layout
 
@@ -44,50 +42,30 @@ def loss_gradient(x, h, c):
     return jnp.dot(h, x, precision="highest") - c
 
 
-def trained(tx, steps, mode="vmap", h=H, c=C, watch=None):
-    """The parameters of all workers after so many steps, in rows, and the state."""
-    workers, n = c.shape
-    h, c = jnp.asarray(h, jnp.float32), jnp.asarray(c, jnp.float32)
-    x = jnp.zeros((workers, n))
-    if mode.startswith("shard_map"):
-        mesh = mesh_of(workers)
-        state = fg.init_state(tx, jnp.zeros(n), mesh, AXIS)
-        specs = fg.state_specs(state, AXIS)
+def simulated(tx, x, gradient, inputs, watch=None):
+    """The parameters of all workers, in rows, after one step for each of the inputs; the state."""
 
-        def step(rows, state, h, c):
-            moves, state = tx.update(loss_gradient(rows[0], h[0], c[0]), state, rows[0])
-            return (rows[0] + moves)[None], state
+    def one(x, state, *own):
+        moves, state = tx.update(gradient(x, *own), state, x)
+        return x + moves, state
 
-        run = jax.jit(
-            jax.shard_map(
-                step,
-                mesh=mesh,
-                in_specs=(P(AXIS), specs, P(AXIS), P(AXIS)),
-                out_specs=(P(AXIS), specs),
-                check_vma=mode == "shard_map",
-            )
-        )
-        x = jax.device_put(x, NamedSharding(mesh, P(AXIS)))
-    else:
-
-        def own(x, state, h, c):
-            moves, state = tx.update(loss_gradient(x, h, c), state, x)
-            return x + moves, state
-
-        run = everywhere(mode, own, workers)
-        state = jax.vmap(tx.init)(x)
-    for t in range(steps):
-        x, state = run(x, state, h, c)
+    run, state = jax.jit(jax.vmap(one, axis_name=AXIS)), jax.vmap(tx.init)(jnp.zeros_like(x))
+    for t, own in enumerate(inputs):
+        x, state = run(x, state, *own)
         if watch is not None:
             watch(t, np.asarray(x), state)
-    assert getattr(run, "_cache_size", lambda: 1)() <= 2
     return np.asarray(x), state
+
+
+def trained(tx, steps, h=H, c=C, watch=None):
+    own = jnp.asarray(h, jnp.float32), jnp.asarray(c, jnp.float32)
+    return simulated(tx, jnp.zeros(c.shape), loss_gradient, [own] * steps, watch)
 
 
 MATRICES = {
     "ring": (RING, oracles.ring(WORKERS)),
     "torus": (fg.contrib.gossip.torus(2, 4), oracles.torus(2, 4)),
-    "exponential": (fg.contrib.gossip.exponential(WORKERS), oracles.exponential(WORKERS)),
+    "a matrix": (oracles.exponential(WORKERS),) * 2,
 }
 COMPRESS = {
     "top-k": (TOP, lambda x: oracles.top_k(x, K)),
@@ -101,7 +79,6 @@ COMPRESS = {
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8, 16])
 def test_weights_are_those_of_the_definition(workers):
     np.testing.assert_allclose(fg.contrib.gossip.ring(workers), oracles.ring(workers))
-    np.testing.assert_allclose(fg.contrib.gossip.exponential(workers), oracles.exponential(workers))
     for rows in (r for r in range(1, workers + 1) if workers % r == 0):
         found = fg.contrib.gossip.torus(rows, workers // rows)
         np.testing.assert_allclose(found, oracles.torus(rows, workers // rows), atol=1e-12)
@@ -115,7 +92,7 @@ UNEQUAL = np.array([[0.5, 0.3, 0.2], [0.3, 0.6, 0.1], [0.2, 0.1, 0.7]])
     ("weights", "buffers"),
     [
         *((fg.contrib.gossip.ring(w), n) for w, n in ((1, 0), (2, 1), (3, 2), (64, 2))),
-        *((fg.contrib.gossip.exponential(w), n) for w, n in ((8, 5), (16, 7), (64, 11))),
+        *((oracles.exponential(w), n) for w, n in ((8, 5), (16, 7), (64, 11))),
         *((fg.contrib.gossip.torus(*grid), n) for grid, n in (((2, 4), 3), ((3, 3), 4))),
         (PATH, 2),
         (UNEQUAL, 2),
@@ -132,19 +109,11 @@ def test_weights_are_sums_of_few_permutations(weights, buffers):
     np.testing.assert_allclose(found, weights * (1 - np.eye(workers)), atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("weights", "rule"),
-    [
-        (np.eye(3)[[1, 2, 0]], "symmetric"),
-        (np.full((3, 3), 0.3), "symmetric"),
-        (np.array([[1.5, -0.5], [-0.5, 1.5]]), "symmetric"),
-        (np.full((2, 3), 0.5), "must be a matrix"),
-        (np.zeros((0, 0)), "must be a matrix"),
-    ],
-)
-def test_weights_that_would_lose_the_mean_are_refused(weights, rule):
-    with pytest.raises(ValueError, match=rf"choco_sgd\(weights\): .*{rule}.*use gossip\.ring"):
-        fg.contrib.gossip.choco_sgd(optax.sgd(0.1), TOP, weights, gamma=0.5)
+def test_weights_that_would_lose_the_mean_are_refused():
+    rotated, short, negative = np.eye(3)[[1, 2, 0]], np.full((3, 3), 0.3), np.eye(2) * 2 - 0.5
+    for weights in (rotated, short, negative, np.full((2, 3), 0.5), np.zeros((0, 0))):
+        with pytest.raises(ValueError, match=r"\(weights\): .*symmetric.*use gossip\.ring"):
+            fg.contrib.gossip.choco_sgd(optax.sgd(0.1), TOP, weights, gamma=0.5)
 
 
 # The papers
@@ -183,82 +152,69 @@ def test_beer_is_the_paper(graph, codec):
     np.testing.assert_allclose(state.estimate.worker_rows.of_all[:, 0], oracle.v, atol=2e-5)
 
 
-def test_beer_has_another_codec_for_gradients_if_told():
-    tx = fg.contrib.gossip.beer(optax.sgd(0.05), TOP, RING, gamma=0.3, gradients=fg.Sign())
-    oracle = oracles.Beer(
-        np.zeros((WORKERS, N)), oracles.ring(WORKERS), 0.3, 0.05, COMPRESS["top-k"][1], oracles.sign
-    )
-    x, _ = trained(tx, 20)
-    for _ in range(20):
-        oracle.step(gradient)
-    np.testing.assert_allclose(x, oracle.x, atol=2e-5)
-
-
 @pytest.mark.parametrize("make", [fg.contrib.gossip.choco_sgd, fg.contrib.gossip.beer])
 @pytest.mark.parametrize("mode", [m for m in MODES if m != "vmap"])
 def test_all_ways_to_run_it_agree(make, mode):
-    tx = make(optax.sgd(0.05), fg.chain(TOP, fg.LogLevels(4)), RING, gamma=0.3)
-    expected, _ = trained(tx, 6)
+    tx, mesh = make(optax.sgd(0.05), fg.chain(TOP, fg.LogLevels(4)), RING, gamma=0.3), mesh_of(8)
+    x, h, c = jnp.zeros((WORKERS, N)), jnp.asarray(H, jnp.float32), jnp.asarray(C, jnp.float32)
+
+    def one(x, state, h, c):
+        moves, state = tx.update(loss_gradient(x, h, c), state, x)
+        return x + moves, state
+
+    def row(x, state, h, c):
+        x, state = one(x[0], state, h[0], c[0])
+        return x[None], state
+
     if mode == "pmap":
-        found, _ = trained(tx, 6, mode)
+        state, run = jax.vmap(tx.init)(x), everywhere(mode, one, WORKERS)
     else:
-        found, _ = trained(tx, 6, mode)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+        state, rows = fg.init_state(tx, x[0], mesh, AXIS), P(AXIS)
+        specs = fg.state_specs(state, AXIS)
+        run = jax.jit(
+            jax.shard_map(
+                row,
+                mesh=mesh,
+                in_specs=(rows, specs, rows, rows),
+                out_specs=(rows, specs),
+                check_vma=mode == "shard_map",
+            )
+        )
+    for _ in range(6):
+        x, state = run(x, state, h, c)
+    np.testing.assert_allclose(x, trained(tx, 6)[0], atol=1e-5)
 
 
 # Gossip
 
 
-@pytest.mark.parametrize("weights", [PATH, UNEQUAL], ids=["path", "unequal"])
-def test_any_matrix_gossips(weights):
-    workers = len(weights)
-    expected = np.linalg.matrix_power(weights, 3) @ np.asarray(ROWS[:workers], np.float64)
-    np.testing.assert_allclose(exact(weights, 3, ROWS[:workers]), expected, atol=1e-5)
-
-
-def exact(graph, rounds, x, gamma=1.0):
-    """Gossip alone: no gradient."""
-    tx = fg.contrib.gossip.choco_sgd(optax.sgd(0.0), fg.Identity(), graph, gamma=gamma)
-
-    def one(x, state):
-        moves, state = tx.update(jnp.zeros_like(x), state, x)
-        return x + moves, state
-
-    run = jax.jit(jax.vmap(one, axis_name=AXIS))
-    state = jax.vmap(tx.init)(jnp.zeros_like(x))
-    for _ in range(rounds):
-        x, state = run(x, state)
-    return np.asarray(x)
-
-
 ROWS = jnp.asarray(values((WORKERS, 30), seed=4))
 
 
-@pytest.mark.parametrize("graph", MATRICES)
+def alone(codec, graph, rounds, x, gamma):
+    """Gossip without gradients."""
+    tx = fg.contrib.gossip.choco_sgd(optax.sgd(0.0), codec, graph, gamma=gamma)
+    return simulated(tx, x, jnp.zeros_like, [()] * rounds)[0]
+
+
+EXACT = {name: weights for name, (weights, _) in MATRICES.items()}
+EXACT |= {"path": PATH, "unequal": UNEQUAL, "alone": fg.contrib.gossip.ring(1)}
+
+
+@pytest.mark.parametrize("graph", EXACT)
 @pytest.mark.parametrize("gamma", [1.0, 0.4])
 def test_without_loss_it_is_exact_gossip(graph, gamma):
-    mine, w = MATRICES[graph]
-    mixing = np.eye(WORKERS) + gamma * (w - np.eye(WORKERS))
-    expected = np.linalg.matrix_power(mixing, 3) @ np.asarray(ROWS, np.float64)
-    np.testing.assert_allclose(exact(mine, 3, ROWS, gamma), expected, atol=1e-5)
+    w = EXACT[graph]
+    rows = ROWS[: len(w)]
+    mixing = np.eye(len(w)) + gamma * (w - np.eye(len(w)))
+    expected = np.linalg.matrix_power(mixing, 3) @ np.asarray(rows, np.float64)
+    np.testing.assert_allclose(alone(fg.Identity(), w, 3, rows, gamma), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [
-        fg.contrib.gossip.ring(1),
-        fg.contrib.gossip.ring(2),
-        fg.contrib.gossip.ring(3),
-        fg.contrib.gossip.exponential(5),
-        fg.contrib.gossip.torus(1, 3),
-    ],
-    ids=len,
-)
-def test_where_all_hear_all_one_round_is_the_mean(weights):
-    workers = len(weights)
-    np.testing.assert_allclose(weights, np.full((workers, workers), 1 / workers))
-    mean = np.tile(np.asarray(ROWS)[:workers].mean(0), (workers, 1))
-    np.testing.assert_allclose(exact(weights, 1, ROWS[:workers]), mean, atol=1e-5)
+def test_consensus_is_reached_through_a_lossy_codec():
+    x = alone(fg.TopK(fraction=0.2), RING, 300, ROWS, 0.2)
+    distance = fg.contrib.gossip.consensus_distance
+    assert float(distance(x)) < 1e-3 * float(distance(ROWS))
 
 
 @pytest.mark.parametrize("codec", [TOP, fg.Sign(), fg.codecs.DynamicSign(2.0, 0.99)], ids=repr)
@@ -266,48 +222,21 @@ def test_gossip_keeps_the_mean(codec):
     """With any loss the mean moves by the mean of the updates, as if there were no gossip."""
     tx = fg.contrib.gossip.choco_sgd(optax.sgd(1.0), codec, RING, gamma=0.3)
     grads = jnp.asarray(values((60, WORKERS, N), seed=2))
-
-    def one(x, state, g):
-        moves, state = tx.update(g, state, x)
-        return x + moves, state
-
-    run = jax.jit(jax.vmap(one, axis_name=AXIS))
-    x = jnp.zeros((WORKERS, N))
-    state = jax.vmap(tx.init)(x)
-    for g in grads:
-        x, state = run(x, state, g)
+    x, _ = simulated(tx, jnp.zeros((WORKERS, N)), lambda _, g: g, [(g,) for g in grads])
     expected = -np.asarray(grads, np.float64).mean(1).sum(0)
     np.testing.assert_allclose(np.asarray(x, np.float64).mean(0), expected, atol=2e-4)
 
 
-def test_consensus_is_reached_through_a_lossy_codec():
-    tx = fg.contrib.gossip.choco_sgd(optax.sgd(0.0), fg.TopK(fraction=0.2), RING, gamma=0.2)
-
-    def one(x, state):
-        moves, state = tx.update(jnp.zeros_like(x), state, x)
-        return x + moves, state
-
-    run = jax.jit(jax.vmap(one, axis_name=AXIS))
-    x, state = ROWS, jax.vmap(tx.init)(jnp.zeros_like(ROWS))
-    start = float(fg.contrib.gossip.consensus_distance(x))
-    for _ in range(300):
-        x, state = run(x, state)
-    assert float(fg.contrib.gossip.consensus_distance(x)) < 1e-3 * start
-
-
 def heard(codec, weights, x, mode="vmap", layout=Layout("model")):
-    """What every worker holds to have been said by itself, and the pull that it found."""
-    like = {"w": jax.ShapeDtypeStruct(x.shape[1:], jnp.float32)}
+    """The copy and the pull of each worker after the first exchange."""
 
     def one(x):
-        step = fg.Step.of(0)._replace(local=jax.random.fold_in(jax.random.key(1), 3))
-        state = _links.init((codec,), like, layout)
-        graph = _links.graph_of("choco_sgd", weights)
-        return _links.tell(
-            (codec,), ({"w": x},), graph, state, fg.exchanges.Channel(AXIS, step), layout
-        )
+        links = _links.Gossip.of("choco_sgd", (codec,), weights, 0.5, 3, AXIS, layout)
+        zeros = {"w": jnp.zeros_like(x)}
+        (tree,), state = links.tell(({"w": x},), links.init((zeros,), zeros), jnp.int32(0))
+        return tree.copy["w"], tree.pull["w"], state.value.worker_rows.skipped
 
-    return everywhere(mode, one, x.shape[0])(x)
+    return map(np.asarray, everywhere(mode, one, x.shape[0])(x))
 
 
 @pytest.mark.parametrize("mode", ["vmap", "shard_map"])
@@ -316,44 +245,30 @@ def heard(codec, weights, x, mode="vmap", layout=Layout("model")):
 )
 def test_a_neighbor_hears_the_bits_that_the_sender_adds(codec, mode):
     """Of two workers each has the difference to the other, rounded once."""
-    told = heard(codec, fg.contrib.gossip.ring(2), ROWS[:2], mode)
-    sent, pull = np.asarray(told.sent[0]["w"]), np.asarray(told.pull[0]["w"])
-    expected = sent[::-1] - sent
-    assert expected.any()
-    assert pull.tobytes() == expected.tobytes()
+    sent, pull, _ = heard(codec, fg.contrib.gossip.ring(2), ROWS[:2], mode)
+    assert sent.any()
+    np.testing.assert_array_equal(pull, sent[::-1] - sent)
 
 
 def test_several_buckets_are_one_after_another():
-    whole = heard(fg.Identity(), RING, ROWS)
-    cut = heard(fg.Identity(), RING, ROWS, layout=Layout("model", bucket_bytes=28))
-    np.testing.assert_array_equal(whole.pull[0]["w"], cut.pull[0]["w"])
-    assert cut.skipped.tolist() == [0] * WORKERS
+    _, whole, _ = heard(fg.Identity(), RING, ROWS)
+    _, cut, skipped = heard(fg.Identity(), RING, ROWS, layout=Layout("model", bucket_bytes=28))
+    np.testing.assert_array_equal(whole, cut)
+    assert not skipped.any()
 
 
 # What goes wrong
 
 
-def gossip_of(
-    bad_from=None, worker=2, codec=TOP, make=fg.contrib.gossip.choco_sgd, steps=60, **sgd
-):
-    """Steps in which one worker's gradient is NaN in one; parameters by step."""
+def gossip_of(bad_from=None, codec=TOP, make=fg.contrib.gossip.choco_sgd, steps=60, guard=False):
+    """Steps in one of which the gradient of worker 2 is NaN."""
     inner = optax.sgd(0.05)
-    inner = optax.apply_if_finite(inner, 1000) if sgd.get("guard") else inner
+    inner = optax.apply_if_finite(inner, 1000) if guard else inner
     tx = make(inner, codec, RING, gamma=0.3)
     h, c = jnp.asarray(H, jnp.float32), jnp.asarray(C, jnp.float32)
-
-    def one(x, state, h, c, bad):
-        g = loss_gradient(x, h, c)
-        moves, state = tx.update(jnp.where(bad, jnp.nan, g), state, x)
-        return x + moves, state
-
-    run = jax.jit(jax.vmap(one, axis_name=AXIS))
-    x = jnp.zeros((WORKERS, N))
-    state = jax.vmap(tx.init)(x)
-    for t in range(steps):
-        bad = jnp.arange(WORKERS) == (worker if t == bad_from else -1)
-        x, state = run(x, state, h, c, bad)
-    return np.asarray(x), state
+    bad = [jnp.arange(WORKERS) == (2 if t == bad_from else -1) for t in range(steps)]
+    spoiled = lambda x, h, c, bad: jnp.where(bad, jnp.nan, loss_gradient(x, h, c))  # noqa: E731
+    return simulated(tx, jnp.zeros((WORKERS, N)), spoiled, [(h, c, one) for one in bad])
 
 
 def links_of(state):
@@ -396,28 +311,12 @@ def test_a_bad_gradient_that_the_inner_optimizer_leaves_out_leaves_no_trace(make
     assert max(links_of(state).skipped) <= 1  # beer's estimate is not told then
     agrees(state, oracles.ring(WORKERS))
     assert max(links_of(other).skipped) == 0
-    if (
-        make is fg.contrib.gossip.beer
-    ):  # still that of the gradients, with what neighbors drew it by
-        estimate = jax.tree.map(
-            lambda a: np.asarray(a, np.float64).sum(0), state.estimate.worker_rows
-        )
+    if make is fg.contrib.gossip.beer:  # the sum of estimates is still that of the gradients
+        rows = state.estimate.worker_rows
+        estimate = jax.tree.map(lambda a: np.asarray(a, np.float64).sum(0), rows)
         np.testing.assert_allclose(estimate.of_all, estimate.own, atol=1e-4)
     # The same in the end, but for what one gradient of one worker does.
     assert np.linalg.norm(x - fine) < 0.1 * np.linalg.norm(fine)
-
-
-def test_a_flag_of_overflow_is_kept_for_a_scale_that_is_too_small():
-    tx = fg.contrib.gossip.choco_sgd(
-        optax.sgd(0.05), fg.codecs.DynamicSign(1e-3, 0.9), RING, gamma=0.3
-    )
-    _, state = trained(tx, 5)
-    assert min(links_of(state).overflow) > 0
-    tx = fg.contrib.gossip.choco_sgd(
-        optax.sgd(0.05), fg.codecs.DynamicSign(4.0, 0.99), RING, gamma=0.3
-    )
-    _, state = trained(tx, 5)
-    assert max(links_of(state).overflow) == 0
 
 
 # The one-bit quantizer
@@ -471,8 +370,8 @@ def test_beer_converges_linearly_where_choco_sgd_stops(name):
     curve = log_distances(tx, 800, h, c)
     assert curve[-1] < -4.9
     # A straight line: as steep in the last half of the way to 10^-4 as in the half before.
-    there = int(np.argmax(curve < -4))
-    early, late = (np.polyfit(range(k), part, 1)[0] for part, k in halves(curve[20:there]))
+    halves = np.array_split(curve[20 : int(np.argmax(curve < -4))], 2)
+    early, late = (np.polyfit(range(len(part)), part, 1)[0] for part in halves)
     assert early < 0
     assert 0.6 < early / late < 2.5
     choco = fg.contrib.gossip.choco_sgd(optax.sgd(rate), codec, RING, gamma=gamma)
@@ -486,22 +385,12 @@ def test_up_to_its_largest_gamma_a_graph_does_not_overshoot(name):
     largest = fg.contrib.gossip.largest_gamma(graph)
     smallest = np.linalg.eigvalsh(np.eye(WORKERS) + largest * (w - np.eye(WORKERS))).min()
     np.testing.assert_allclose(smallest, 0, atol=1e-9)
+    assert fg.contrib.gossip.largest_gamma(fg.contrib.gossip.ring(3)) == 1.0
     for gamma, right in ((largest, True), (1.0, False)):
         tx = fg.contrib.gossip.beer(optax.sgd(0.2), fg.Identity(), graph, gamma=gamma)
         x, _ = trained(tx, 200)
         apart = np.linalg.norm(x - OPTIMUM) / np.linalg.norm(OPTIMUM)
         assert (apart < 1e-3) == right
-
-
-def test_where_nothing_overshoots_gamma_is_one():
-    assert [fg.contrib.gossip.largest_gamma(fg.contrib.gossip.ring(w)) for w in (1, 2, 3)] == [
-        1.0
-    ] * 3
-
-
-def halves(curve):
-    middle = len(curve) // 2
-    return [(part, len(part)) for part in (curve[:middle], curve[middle:])]
 
 
 @pytest.mark.parametrize("graph", MATRICES)
@@ -552,17 +441,6 @@ def test_what_is_sent_is_one_buffer_to_each_neighbor(name, codec):
         assert sum(c.link_bytes(WORKERS) for c in found) == degree * size
 
 
-def test_two_workers_send_to_each_other_once_and_one_to_nobody():
-    for workers, wanted in ((2, 1), (1, 0)):
-        tx = fg.contrib.gossip.choco_sgd(
-            optax.sgd(0.1), fg.Sign(), fg.contrib.gossip.ring(workers), gamma=0.5
-        )
-        own = lambda x, tx=tx: tx.update(x, tx.init(jnp.zeros(9)), x)[0]  # noqa: E731
-        run = everywhere("shard_map", own, workers)
-        found = fg.audit(run.lower(ROWS[:workers, :9]).compile())
-        assert len(found) == wanted
-
-
 # States
 
 
@@ -582,24 +460,11 @@ def test_the_state_is_sharded_by_rows():
         assert tree["w"] == P(AXIS, None, "model")
 
 
-def test_a_state_is_saved_and_restored(tmp_path):
-    tx = fg.contrib.gossip.beer(optax.sgd(0.05), TOP, RING, gamma=0.3)
-    mesh = mesh_of(WORKERS)
-    _, state = trained(tx, 4, "shard_map")
-    checkpoint.save(tmp_path, 4, state)
-    again, *_ = checkpoint.restore(tmp_path, fg.init_state(tx, jnp.zeros(N), mesh, AXIS))
-    for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(state), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_another_number_of_workers_is_refused():
     tx = fg.contrib.gossip.choco_sgd(optax.sgd(0.05), TOP, RING, gamma=0.3)
     state = fg.init_state(tx, jnp.zeros(N), mesh_of(8), AXIS)
     with pytest.raises(ValueError, match=r"neighbors.*missing='zero'"):
         fg.checkpoint.reshard_state(state, fg.init_state(tx, jnp.zeros(N), mesh_of(4), AXIS))
-
-
-# Consensus
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e25, 1e-30])
@@ -610,51 +475,16 @@ def test_consensus_distance_is_the_definition(scale):
     )
     wanted = np.sqrt(np.mean(np.sum((flat - flat.mean(0)) ** 2, 1)))
     np.testing.assert_allclose(fg.contrib.gossip.consensus_distance(rows), wanted, rtol=1e-5)
-    for mode in MODES:
-        inside = everywhere(
-            mode, lambda own: fg.contrib.gossip.consensus_distance(own, AXIS), WORKERS
-        )(rows)
-        np.testing.assert_allclose(inside, [wanted] * WORKERS, rtol=1e-5)
     assert np.isnan(fg.contrib.gossip.consensus_distance({"a": ROWS.at[3, 3].set(jnp.nan)}))
-    assert float(fg.contrib.gossip.consensus_distance(jnp.ones((4, 3)))) == 0.0
 
 
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "remedy"),
-    [
-        (
-            lambda m: m(optax.sgd(1.0), TOP, RING, gamma=0.0),
-            ValueError,
-            r"gamma.*use 1\.0",
-        ),
-        (
-            lambda m: m(optax.sgd(1.0), TOP, RING, gamma=1.5),
-            ValueError,
-            r"gamma.*use 1\.0",
-        ),
-        (
-            lambda m: m(optax.sgd(1.0), fg.TopK, RING, gamma=0.5),
-            TypeError,
-            "codec",
-        ),
-        (
-            lambda m: m(optax.sgd(1.0), TOP, RING, gamma=0.5, axis_name=["data"]),
-            TypeError,
-            "axis",
-        ),
-    ],
-)
-@pytest.mark.parametrize("method", [fg.contrib.gossip.choco_sgd, fg.contrib.gossip.beer])
-def test_bad_arguments_are_answered_with_the_remedy(method, make, error, remedy):
-    with pytest.raises(error, match=remedy):
-        make(method)
-
-
 @pytest.mark.parametrize("make", [fg.contrib.gossip.choco_sgd, fg.contrib.gossip.beer])
-def test_bad_calls_are_answered_with_the_remedy(make):
+def test_mistakes_are_answered_with_the_remedy(make):
+    with pytest.raises(ValueError, match=r"gamma.*use 1\.0"):
+        make(optax.sgd(1.0), TOP, RING, gamma=1.5)
     tx = make(optax.sgd(0.1), TOP, fg.contrib.gossip.torus(2, 2), gamma=0.5)
     state = jax.vmap(tx.init)(ROWS[:4])
     call = lambda p: jax.vmap(lambda g, s: tx.update(g, s, p), axis_name=AXIS)  # noqa: E731
@@ -671,8 +501,3 @@ def test_bad_calls_are_answered_with_the_remedy(make):
     )
     with pytest.raises(ValueError, match="leading axis of workers"):
         run(ROWS[:4], fg.init_state(tx, ROWS[0], mesh_of(4), AXIS), ROWS[0])
-    for bad in ({"scale": 0.0, "decay": 0.9}, {"scale": 1.0, "decay": 0.5}):
-        with pytest.raises(ValueError, match="use"):
-            fg.codecs.DynamicSign(**bad)
-    with pytest.raises(ValueError, match="must be at least 1"):
-        fg.contrib.gossip.torus(0, 4)

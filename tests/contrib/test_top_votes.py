@@ -86,23 +86,6 @@ def test_votes_by_chance_have_the_papers_chance(clip):
     assert np.all(np.abs(up - chance) <= 5 * np.sqrt(chance * (1 - chance) / copies))
 
 
-def test_workers_draw_their_votes_on_their_own():
-    x = np.tile(rows(1), (4, 1))
-    _, sent = run(fg.contrib.votes.TopVotes(workers=4, fraction=1.0, clip=1e9), x)
-    assert len({row.tobytes() for row in sent}) == 4
-
-
-@pytest.mark.parametrize("scale", [1e-38, 1e-20, 1e20, 3e37])
-def test_votes_do_not_depend_on_the_size_of_gradients(scale):
-    x = rows()
-    for exchange in (GATHERED, fg.contrib.votes.TopVotes(4, k=7, clip=1e38)):
-        mean, _ = run(exchange, np.float32(scale) * x)
-        wanted, _ = run(exchange, x)
-        # A vote near one half by chance may round to the other side. Of four, one that turns moves
-        # the mean by a half, so this is the share of the votes that do.
-        assert np.mean(np.abs(mean - wanted)) / 2 <= (0 if exchange.clip is None else 0.01)
-
-
 # What one worker can change
 
 
@@ -120,15 +103,6 @@ def test_another_gradient_of_a_worker_moves_the_sum_by_at_most_2_root_k(seed, k,
     exchange = fg.contrib.votes.TopVotes(workers=3, k=k, clip=clip)
     moved = 3 * np.subtract(*(program(exchange)(x)[0][0] for x in (after, before)))
     assert np.linalg.norm(moved) <= np.sqrt(4 * k) * (1 + 1e-6)
-
-
-def test_and_the_opposite_gradient_moves_it_so_far():
-    x = rows()
-    other = x.copy()
-    other[2] = -x[2]
-    for exchange in (GATHERED, SUMMED):
-        moved = 4 * (run(exchange, other)[0][0] - run(exchange, x)[0][0])
-        assert np.linalg.norm(moved) == pytest.approx(np.sqrt(4 * exchange.k))
 
 
 # Noise
@@ -214,18 +188,6 @@ def test_equal_sums_have_equal_bits_whatever_was_voted():
     assert {len(bits) for bits in by_sum.values()} == {1}
 
 
-def test_the_mean_is_that_of_what_was_sent():
-    exchange = fg.contrib.votes.TopVotes(workers=4, k=7, sigma=0.5)
-
-    def step(x):
-        own = fg.Step.of(7).fold_local(jax.lax.axis_index(AXIS))
-        out = exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, own))
-        return out.mean, jax.tree.map(jnp.subtract, x, out.error)
-
-    mean, sent = jax.jit(jax.vmap(step, axis_name=AXIS))(rows())
-    np.testing.assert_allclose(4 * mean[0], np.asarray(sent).sum(0), atol=1e-4)
-
-
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_noise_on_shards_of_a_model_is_refused(check_vma):
     """Two shards would have the same noise, and their difference would tell the votes."""
@@ -262,37 +224,12 @@ def test_votes_travel_in_the_smaller_of_two_ways(workers, fraction):
     assert over_links[found] == min(over_links.values())
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "remedy"),
-    [
-        (lambda: fg.contrib.votes.TopVotes(4), ValueError, r"use TopVotes\(fraction=0.01\)"),
-        (
-            lambda: fg.contrib.votes.TopVotes(4, fraction=0.1, k=3),
-            ValueError,
-            r"use TopVotes\(fraction=0.01\)",
-        ),
-        (lambda: fg.contrib.votes.TopVotes(0, k=3), ValueError, "use that of the axis"),
-        (lambda: fg.contrib.votes.TopVotes(1 << 15, k=3), ValueError, "below 32768"),
-        (lambda: fg.contrib.votes.TopVotes(4, k=3, sigma=-1.0), ValueError, "use 0 for no noise"),
-        (
-            lambda: fg.contrib.votes.TopVotes(4, k=3, sigma=float("nan")),
-            ValueError,
-            "use 0 for no noise",
-        ),
-        (lambda: fg.contrib.votes.TopVotes(4, k=3, clip=0.0), ValueError, "use clip=2.5"),
-        (lambda: run(fg.contrib.votes.TopVotes(3, k=3), rows()), ValueError, "use workers=4"),
-    ],
-)
-def test_what_makes_no_votes_is_refused(make, error, remedy):
-    with pytest.raises(error, match=remedy):
-        make()
-
-
-def test_noise_wants_a_key():
-    exchange = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=1.0)
-
-    def mean(x):
-        return exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS)).mean
-
+def test_mistakes_are_answered_with_the_remedy():
+    with pytest.raises(ValueError, match="use workers=4"):
+        run(fg.contrib.votes.TopVotes(3, k=3), rows())
+    with pytest.raises(ValueError, match="use that of the axis"):
+        fg.contrib.votes.TopVotes(1 << 15, k=3)
+    noisy = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=1.0)
+    keyless = fg.exchanges.Channel(AXIS)
     with pytest.raises(ValueError, match=r"pass Channel\(axis_name"):
-        everywhere("vmap", mean, 4)(jnp.ones((4, 9)))
+        everywhere("vmap", lambda x: noisy.mean(x, noisy.init(x), keyless).mean, 4)(rows())

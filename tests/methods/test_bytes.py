@@ -1,4 +1,4 @@
-"""What each method sends, byte by byte; the head of a buffer; and the dither of its parts."""
+"""What each method sends, byte by byte, and the dither of its parts."""
 
 import functools
 
@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 from parallel import AXIS, everywhere, mesh_of
 
 import fftgrad as fg
-from fftgrad import _axes
 
 WORKERS = 4
 LIKE = {
@@ -90,29 +89,6 @@ def test_a_method_sends_as_many_bytes_as_it_did(name):
     assert sorted(sent_by(METHODS[name](AXIS)).values()) == GOLDEN[name]
 
 
-LEAF, MODEL = fg.Layout("leaf"), fg.Layout("model")
-EXCHANGE_OF = {
-    "eden": (fg.AllGather(fg.chain(fg.Hadamard(block=64), fg.codecs.LloydMax(2, 64))), MODEL),
-    "feedback_adam": (fg.AllGather(fg.chain(fg.TopK(0.2), fg.LogLevels(4))), MODEL),
-    "scale_by_majority_vote": (fg.AllGather(fg.Sign()), MODEL),
-    "power_sgd": (fg.PowerSgd(rank=2), LEAF),
-    "acp_sgd": (fg.AcpSgd(rank=2), LEAF),
-    "scale_by_datalens": (fg.contrib.votes.TopVotes(WORKERS, fraction=0.1), MODEL),
-    "scale_by_dion": (fg.PowerSgd(rank=2), LEAF),
-    "qsgd": (fg.AllGather(fg.UniformLevels(4, 32)), MODEL),
-    "random_k": (fg.AllReduce(fg.RandomK(0.1)), MODEL),
-    "sign_sgd": (fg.AllGather(fg.Sign()), LEAF),
-    "terngrad summed": (fg.IntegerSum(WORKERS), LEAF),
-    "top_k": (fg.AllGather(fg.TopK(0.1)), LEAF),
-}
-
-
-@pytest.mark.parametrize("name", EXCHANGE_OF)
-def test_a_method_sends_what_its_exchange_says(name):
-    exchange, layout = EXCHANGE_OF[name]
-    assert [fg.wire_bytes(exchange, LIKE, layout=layout)] == GOLDEN[name]
-
-
 @pytest.mark.parametrize("name", ["feedback_adam", "feedback_muon", "feedback_sgd"])
 def test_an_optimizer_fills_a_hundredth_or_sends_what_it_is_given(name):
     make = getattr(fg.optimizers, name)
@@ -120,47 +96,6 @@ def test_an_optimizer_fills_a_hundredth_or_sends_what_it_is_given(name):
     for given, sent in (((), fg.AllGather(fg.Budget(ratio=100))), ((exchange,), exchange)):
         tx = make(0.1, **dict(zip(("exchange",), given, strict=False)), axis_name=AXIS)
         assert list(sent_by(tx).values()) == [fg.wire_bytes(sent, LIKE)]
-
-
-# The head of a buffer
-
-
-def buffers(exchange, rows, monkeypatch):
-    """What each worker hands to the all-gather, uint32[workers, words]."""
-    handed = []
-    real = _axes.all_gather
-
-    def spy(x, axis_name):
-        handed.append(x)
-        return real(x, axis_name)
-
-    monkeypatch.setattr(_axes, "all_gather", spy)
-
-    def first(x):
-        handed.clear()
-        exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, fg.Step.of(0)))
-        return handed[0]
-
-    return np.asarray(everywhere("vmap", first, len(rows))(jnp.asarray(rows)))
-
-
-def test_a_buffer_is_finite_overflow_main_and_side(monkeypatch):
-    rows = np.array([[3.0, -1.0, 0.5, -1.5], [1.0, 1.0, 1.0, -1.0]], np.float32)
-    expected = [[1, 0b1010, 0x3FC0_0000], [1, 0b1000, 0x3F80_0000]]
-    words = buffers(fg.AllGather(fg.Sign()), rows, monkeypatch)
-    assert words.tolist() == expected
-
-
-def test_a_buffer_says_whose_values_are_not_finite_and_how_many_overflow(monkeypatch):
-    rows = np.array([[1e9, -1e9, 0.0], [0.0, np.nan, 1e9], [1.0, 2.0, 3.0]], np.float32)
-    words = buffers(fg.AllGather(fg.Cast("float16")), rows, monkeypatch)
-    assert words[:, 0].tolist() == [2 << 1 | 1, 1 << 1 | 0, 1]
-
-
-def test_the_owner_of_a_shard_sends_the_same_head(monkeypatch):
-    rows = values((2, 64))
-    words = buffers(fg.TwoStage(fg.Sign(), workers=2), rows, monkeypatch)
-    assert words[:, 0].tolist() == [1] * 2
 
 
 # Dither

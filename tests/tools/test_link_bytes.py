@@ -65,31 +65,8 @@ def test_buckets_and_parts_add_up():
     assert fg.link_bytes(codec, like, 1) == 0
 
 
-@pytest.mark.parametrize(
-    ("ask", "error", "remedy"),
-    [
-        (lambda: fg.link_bytes(fg.Sign(), jnp.ones(9), 0), ValueError, "count all"),
-        (lambda: fg.link_bytes("sign", jnp.ones(9), 4), TypeError, "PowerSgd"),
-        (lambda: fg.link_bytes(fg.Sign(), jnp.ones(9, int), 4), TypeError, "differentiated"),
-        (
-            lambda: fg.link_bytes(fg.TwoStage(fg.Sign(), 4), jnp.ones(9), 8),
-            ValueError,
-            "use workers=8",
-        ),
-        (
-            lambda: fg.link_bytes(HIERARCHIES["slow gather"], jnp.ones(9), 6),
-            ValueError,
-            "count all workers",
-        ),
-        (
-            lambda: fg.link_bytes(
-                fg.Scheduled({0: fg.AllReduce(), 5: fg.AllGather(fg.Sign())}), jnp.ones(99), 4
-            ),
-            ValueError,
-            "exchange.at",
-        ),
-    ],
-)
-def test_mistakes(ask, error, remedy):
-    with pytest.raises(error, match=remedy):
-        ask()
+def test_another_number_of_workers_is_refused():
+    with pytest.raises(ValueError, match="use workers=8"):
+        fg.link_bytes(fg.TwoStage(fg.Sign(), 4), jnp.ones(9), 8)
+    with pytest.raises(ValueError, match="count all workers"):
+        fg.link_bytes(HIERARCHIES["slow gather"], jnp.ones(9), 6)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import messages
 import numpy as np
 import pytest
-from cases import CODECS, TILED, values
+from cases import CODECS
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -43,29 +43,13 @@ def test_a_payload_comes_back_bit_for_bit(name):
     assert len(data) == fg.wire_bytes(codec, x) + 20
     for kind in (bytes, bytearray, memoryview):
         assert equal(fg.tools.from_bytes(kind(data), codec, x), payload)
-
-
-@pytest.mark.parametrize("shape", TILED, ids=str)
-def test_so_does_that_of_a_codec_for_one_shape(shape):
-    codec, x = TILED[shape], jnp.asarray(values(shape))
-    payload = fg.compress(codec, x)
-    assert equal(fg.tools.from_bytes(fg.tools.to_bytes(payload, codec, x), codec, x), payload)
+    assert fg.tools.to_bytes(jax.tree.map(np.asarray, payload), codec, x) == data
 
 
 def test_bits_that_are_no_number_come_back_too():
-    x = jnp.asarray(np.array([np.nan, -0.0, np.inf, 1e-40], np.float32))
-    payload = fg.Payload(x)
-    assert equal(
-        fg.tools.from_bytes(fg.tools.to_bytes(payload, fg.Identity(), x), fg.Identity(), x), payload
-    )
-
-
-def test_payloads_of_numpy_are_written_as_others():
-    payload = fg.compress(fg.Sign(), jnp.asarray(VECTOR))
-    fetched = jax.tree.map(np.asarray, payload)
-    assert fg.tools.to_bytes(fetched, fg.Sign(), VECTOR) == fg.tools.to_bytes(
-        payload, fg.Sign(), VECTOR
-    )
+    codec, x = fg.Identity(), jnp.asarray(np.array([np.nan, -0.0, np.inf, 1e-40], np.float32))
+    data = fg.tools.to_bytes(fg.Payload(x), codec, x)
+    assert equal(fg.tools.from_bytes(data, codec, x), fg.Payload(x))
 
 
 def test_the_format_is_the_documented_one():
@@ -127,45 +111,34 @@ def sealed(data):
     return data[:-4] + struct.pack("<I", zlib.crc32(data[:-4]))
 
 
+@pytest.mark.parametrize("place", [0, 4, 6, 8, 12])
+def test_another_head_is_refused_though_its_checksum_is_right(place):
+    bad = bytearray(GOOD)
+    bad[place] ^= 3
+    with pytest.raises(ValueError, match="must start with"):
+        fg.tools.from_bytes(sealed(bytes(bad)), CODEC, LIKE)
+
+
 @pytest.mark.parametrize(
-    ("place", "new", "words"),
+    ("codec", "x"),
     [
-        (0, b"PK\3\4", "must start with"),
-        (4, b"\2\0", "must be of version 1, 0, got 2, 0"),
-        (6, b"\1\0", "must be of version 1, 0, got 1, 1"),
-        (8, b"\0\0\0\0", "got that of another codec"),
-        (12, b"\xff" * 8, "bytes follow, got 18446744073709551615"),
-        (12, b"\0" * 8, "bytes follow, got 0"),
+        (fg.Cast("bfloat16"), jnp.arange(3.0)),
+        (fg.chain(fg.TopK(k=3), fg.Cast("bfloat16")), jnp.arange(1.0, 61.0)),
     ],
 )
-def test_a_head_that_is_none_is_refused_though_its_checksum_be_right(place, new, words):
-    bad = sealed(GOOD[:place] + new + GOOD[place + len(new) :])
-    with pytest.raises(ValueError, match=words):
-        fg.tools.from_bytes(bad, CODEC, LIKE)
-
-
-def test_what_fills_a_word_must_be_zero():
+def test_what_fills_the_word_of_a_leaf_must_be_zero(codec, x):
     """Or two files would mean the same payload."""
-    codec, x = fg.Cast("bfloat16"), jnp.arange(3.0)
     data = fg.tools.to_bytes(fg.compress(codec, x), codec, x)
     assert data[26:28] == b"\0\0"
-    with pytest.raises(ValueError, match="zeros"):
-        fg.tools.from_bytes(sealed(data[:27] + b"\1" + data[28:]), codec, x)
-
-
-def test_so_must_what_fills_the_word_of_a_leaf_before():
-    codec, x = fg.chain(fg.TopK(k=3), fg.Cast("bfloat16")), jnp.arange(1.0, 61.0)
-    data = fg.tools.to_bytes(fg.compress(codec, x), codec, x)
-    assert data[26:28] == b"\0\0"
-    with pytest.raises(ValueError, match="zeros"):
-        fg.tools.from_bytes(sealed(data[:26] + b"\1" + data[27:]), codec, x)
+    for place in (26, 27):
+        with pytest.raises(ValueError, match="zeros"):
+            fg.tools.from_bytes(sealed(data[:place] + b"\1" + data[place + 1 :]), codec, x)
 
 
 @pytest.mark.parametrize(
     ("codec", "like"),
     [
         (fg.TopK(fraction=0.1), VECTOR),
-        (fg.chain(fg.TopK(k=10), fg.LogLevels(bits=4)), VECTOR),
         (fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=4, rounding="truncate")), VECTOR),
         (CODECS["top-k 4 bits"], VECTOR.reshape(10, 10)),
         (CODECS["top-k 4 bits"], VECTOR[:99]),
@@ -174,8 +147,18 @@ def test_so_must_what_fills_the_word_of_a_leaf_before():
 def test_another_codec_or_shape_is_refused(codec, like):
     mine = CODECS["top-k 4 bits"]
     data = fg.tools.to_bytes(messages.compress(mine, VECTOR), mine, VECTOR)
-    with pytest.raises(ValueError, match=r"made by .*, got that of another codec, shape"):
+    with pytest.raises(ValueError, match=r"must (have|start with) .* for .*, got"):
         fg.tools.from_bytes(data, codec, like)
+
+
+def test_mistakes_are_answered_with_the_remedy():
+    for data in ("text", memoryview(GOOD)[::2]):
+        with pytest.raises(TypeError, match=r"from_bytes\(data\): must be bytes.*; read"):
+            fg.tools.from_bytes(data, CODEC, LIKE)
+    with pytest.raises(ValueError, match=r"from_bytes\(like\): must have a value"):
+        fg.tools.from_bytes(GOOD, CODEC, jnp.zeros((0, 3)))
+    with pytest.raises(ValueError, match=r"to_bytes\(payload\): must be what"):
+        fg.tools.to_bytes(fg.Payload(jnp.zeros(3)), CODEC, LIKE)
 
 
 def test_another_dtype_is_not():
@@ -184,24 +167,6 @@ def test_another_dtype_is_not():
     payload = messages.compress(CODEC, x)
     like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
     assert equal(fg.tools.from_bytes(fg.tools.to_bytes(payload, CODEC, x), CODEC, like), payload)
-
-
-@pytest.mark.parametrize("data", ["text", None, 3, np.zeros(90, np.uint8), memoryview(GOOD)[::2]])
-def test_what_is_no_bytes_is_answered(data):
-    with pytest.raises(TypeError, match=r"from_bytes\(data\): must be bytes.*; read"):
-        fg.tools.from_bytes(data, CODEC, LIKE)
-
-
-def test_other_mistakes_are_answered():
-    empty = jnp.zeros((0, 3))
-    with pytest.raises(TypeError, match=r"from_bytes\(codec\)"):
-        fg.tools.from_bytes(GOOD, fg.TopK, LIKE)
-    with pytest.raises(ValueError, match=r"from_bytes\(like\): must have a value"):
-        fg.tools.from_bytes(GOOD, CODEC, empty)
-    with pytest.raises(ValueError, match=r"to_bytes\(like\): must have a value"):
-        fg.tools.to_bytes(fg.Payload(jnp.zeros(0)), CODEC, empty)
-    with pytest.raises(ValueError, match=r"to_bytes\(payload\): must be what"):
-        fg.tools.to_bytes(fg.Payload(jnp.zeros(3)), CODEC, LIKE)
 
 
 def test_no_memory_is_taken_before_the_size_is_right():

@@ -1,4 +1,4 @@
-"""1-bit Adam."""
+"""Optimizers of signs: majority vote and 1-bit Adam."""
 
 from typing import Any, NamedTuple
 
@@ -7,20 +7,77 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check_count
 from fftgrad.codecs.quantizers._sign import Sign
+from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._two_stage import TwoStage
 from fftgrad.memories import ErrorFeedback
 from fftgrad.ops import _count
-from fftgrad.training._gradients import weighted
+from fftgrad.training._gradients import ONE_VOTE, refuse_weight, weighted
 from fftgrad.training._pmean import compressed_pmean
 
 
+def scale_by_majority_vote(
+    *, axis_name: AxisName = "data"
+) -> optax.GradientTransformationExtraArgs:
+    """Method: every worker votes on the direction of each parameter, with one bit.
+
+        update = sign(Σ_i sign(g_i)),   0 in a tie.
+
+    Args:
+      axis_name: the axis of the workers.
+
+    Returns:
+      An optax transformation whose updates are -1, 0 and 1: to be chained before `optax.scale` or
+      `optax.sgd`.
+
+    Wire: 1 bit a value and 8 bytes.
+
+    Claims: biased; no memory. A gradient of zero votes +1, because one bit has no zero.
+
+    Differs from the paper: all workers gather the votes and count them, without a server.
+
+    Raises:
+      ValueError: while tracing, if `update` gets a `weight`.
+
+    Example:
+      >>> import optax
+      >>> tx = optax.chain(fg.methods.scale_by_majority_vote(), optax.sgd(1e-3))
+
+    References:
+      Bernstein et al., ICLR 2019, arXiv:1810.05291.
+    """
+
+    def vote(
+        updates: optax.Updates, state: Any, params: Any = None, **extra: Any
+    ) -> tuple[optax.Updates, Any]:
+        del params
+        refuse_weight("scale_by_majority_vote", extra.get("weight"), *ONE_VOTE)
+        # One for zero too, so that all votes have one magnitude; g - g keeps a NaN or an infinity.
+        own = jax.tree.map(lambda g: jnp.where(g < 0, -1.0, 1.0).astype(g.dtype) + (g - g), updates)
+        return own, state
+
+    def count(updates: optax.Updates, params: Any = None) -> optax.Updates:
+        del params
+        # A mean of less than half a vote is a tie, however it is rounded.
+        tie = 0.5 / _axes.size(axis_name)
+        return jax.tree.map(lambda m: jnp.where(jnp.abs(m) < tie, 0, jnp.sign(m)), updates)
+
+    return optax.with_extra_args_support(
+        optax.chain(
+            optax.GradientTransformationExtraArgs(optax.init_empty_state, vote),
+            compressed_pmean(AllGather(Sign()), axis_name=axis_name),
+            optax.stateless(count),
+        )
+    )
+
+
 class OneBitAdamState(NamedTuple):
-    """State: moments, equal on all workers, and that of the two exchanges."""
+    """State of `scale_by_one_bit_adam`: moments, equal on all workers, and two exchanges."""
 
     step: jax.Array
     mu: PyTree
@@ -47,9 +104,6 @@ def scale_by_one_bit_adam(
 
         m_i = b1 m + (1 - b1) g_i,   m' = two-stage mean of 1-bit (m_i + error),   update m' / √v_T.
 
-    Placement: the compression is inside the optimizer, on the momentum. What differs between the
-    workers are the residuals of both stages; moments and parameters are equal.
-
     Args:
       warm_up_steps: T, at least 1, or the second moment would stay zero; the paper's BERT takes
         23,000 of 118,000.
@@ -57,7 +111,7 @@ def scale_by_one_bit_adam(
       b1: decay of the momentum.
       b2: decay of the second moment.
       eps: added to √v.
-      layout: what has one magnitude, and what travels at once; see `Layout`.
+      layout: which leaves have one magnitude; see `Layout`.
       axis_name: the axis of the workers.
 
     Returns:
@@ -102,7 +156,7 @@ def scale_by_one_bit_adam(
     ) -> tuple[optax.Updates, Any]:
         del params
         grads: Any = optax.tree.cast(updates, jnp.float32)
-        # Here, because what is exchanged later has the momentum of all in it.
+        # Here, because the momentum, which is exchanged later, is the same on all workers.
         grads = weighted(grads, extra.get("weight"), axis_name)
 
         def warm_up(grads: PyTree, state: OneBitAdamState) -> Any:
@@ -126,9 +180,8 @@ def scale_by_one_bit_adam(
         def step(m: jax.Array, v: jax.Array, g: jax.Array) -> jax.Array:
             return (m / first / (jnp.sqrt(v / second) + eps)).astype(g.dtype)
 
-        # The moments of a bad step are used, so that its update is not finite, and not kept.
+        # A bad step makes its update not finite. Its moments are not kept, and it is not counted.
         kept_mu, kept_nu = optax.tree.where(fine, (mu, nu), (state.mu, state.nu))
-        # Nor is it counted: the second moment and the corrections go by the steps that were kept.
         kept = jnp.where(fine, count, state.step)
         state = state._replace(step=kept, mu=kept_mu, nu=kept_nu)
         return jax.tree.map(step, mu, nu, updates), state
