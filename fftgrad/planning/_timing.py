@@ -26,7 +26,6 @@ class Timed(NamedTuple):
 
     seconds: float  # the median over the rounds
     least: float  # of the fastest round
-    most: float  # of the slowest round
     rounds: int  # how many there were
 
 
@@ -37,28 +36,20 @@ def timed(
     least_rounds: int = 3,
     agree: Agree = float,
 ) -> Timed:
-    """How long `run` takes, over at least so many seconds and so many rounds.
-
-    Two runs before are not counted: the first compiles, and the second one finds the memory that
-    all others will use. Workers that agree begin together, the slowest counts, and all make the
-    same rounds.
-    """
-    (time_of_it,) = timed_in_turn([(run, inputs)], seconds, least_rounds, agree=agree)
-    return time_of_it
+    """How long `run` takes, as `timed_in_turn` has it of each."""
+    (found,) = timed_in_turn([(run, inputs)], seconds, least_rounds, agree)
+    return found
 
 
 def timed_in_turn(
-    tasks: Sequence[Task],
-    seconds: float,
-    least_rounds: int = 3,
-    tell: Callable[[float], object] = lambda _: None,
-    agree: Agree = float,
+    tasks: Sequence[Task], seconds: float, least_rounds: int = 3, agree: Agree = float
 ) -> tuple[Timed, ...]:
     """How long each task takes, over at least so many seconds and so many rounds of each.
 
-    The seconds are those of the slowest worker, with what agreeing takes. All have their turn in a
-    round, so that what slows the machine for a while slows all of them. A task that is done leaves
-    the rounds. `tell` hears the seconds of each run.
+    Two runs before are not counted: the first compiles, and the second one finds the memory that
+    all others will use. All have their turn in a round, so that what slows the machine for a while
+    slows all of them. A task that is done leaves the rounds. Workers that agree begin together, the
+    slowest counts, and all make the same rounds.
     """
     for run, inputs in tasks:
         for _ in range(2):
@@ -82,13 +73,12 @@ def timed_in_turn(
             times[i].append(elapsed)
             # With what agreeing takes, which over a slow link may be far more than the task.
             used[i] += time.perf_counter() - begun
-            tell(elapsed)
-    return tuple(Timed(statistics.median(t), min(t), max(t), len(t)) for t in times)
+    return tuple(Timed(statistics.median(t), min(t), len(t)) for t in times)
 
 
-def agreement(mesh: Mesh | None, axis_name: AxisName) -> Agree:
+def agreement(mesh: Mesh, axis_name: AxisName) -> Agree:
     """The agreement among the workers of a mesh; of one process alone, there is nobody to ask."""
-    if mesh is None or jax.process_count() == 1:
+    if jax.process_count() == 1:
         return float
     workers = _axes.mesh_size(mesh, axis_name)
     program = jax.jit(

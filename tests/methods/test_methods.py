@@ -14,7 +14,7 @@ from parallel import AXIS, everywhere, mesh_of, train_step
 
 import fftgrad as fg
 from fftgrad.methods._recipes import RedSyncRule, ScaleComRule
-from fftgrad.planning._link import collective_seconds
+from fftgrad.planning._predict import collective_seconds
 
 
 @pytest.mark.parametrize("name", sample(METHODS))
