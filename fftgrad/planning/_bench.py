@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import fftgrad as fg
+from fftgrad.planning._inputs import heavy_tailed
 from fftgrad.planning._text import quantity, table, three_digits
 from fftgrad.planning._timing import Task, Timed, timed_in_turn
 
@@ -33,7 +33,6 @@ CODECS: dict[str, fg.Codec] = {
     "budget": fg.Budget(ratio=100),
 }
 """One of each family, by short names."""
-INPUTS = 3
 PACKAGES = ("fftgrad", "jax", "jaxlib", "optax", "numpy")
 LEGEND = """\
 spread: the median above the fastest round. GB/s: of float32, compressing.
@@ -72,22 +71,12 @@ def machine() -> str:
     )
 
 
-def heavy_tailed(n: int) -> np.ndarray:
-    """Values as those of gradients are: heavy tails, neighbors alike; none of them zero."""
-    white = np.random.default_rng(0).standard_t(3, n + 1).astype(np.float32)
-    return white[1:] + np.float32(0.5) * white[:-1]
-
-
 def time_codecs(
-    x: np.ndarray, codecs: dict[str, fg.Codec], seconds: float
+    values: int, codecs: dict[str, fg.Codec], seconds: float
 ) -> tuple[Timed, list[CodecTimes]]:
-    """The times of a copy and of codecs on a vector, in about so many seconds."""
-    like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-    # Three places and scales, each with randomness of its own.
-    inputs = [
-        (jnp.asarray(np.roll(x, i * (x.size // INPUTS)) * np.float32(1 + i)), fg.Step.of(i, i))
-        for i in range(INPUTS)
-    ]
+    """The times of a copy and of codecs on heavy-tailed values, in about so many seconds."""
+    like = jax.ShapeDtypeStruct((values,), jnp.float32)
+    inputs = [(x, fg.Step.of(i, i)) for i, x in enumerate(heavy_tailed(like))]
     tasks: list[Task] = [(jax.jit(lambda a: -a[0]), inputs)]
     for codec in codecs.values():
         tasks += _both_ways(codec, inputs, like)

@@ -13,7 +13,7 @@ from fftgrad import planning
 from fftgrad.planning import Link, Plan, _bench, _gradients
 from fftgrad.planning._inputs import squares
 from fftgrad.planning._predict import Algorithm
-from fftgrad.planning._text import count, quantity, table, three_digits
+from fftgrad.planning._text import parse_count, quantity, table, three_digits
 
 DESCRIPTION = """\
 Gradient exchange that costs what the information in a gradient costs: whether
@@ -71,7 +71,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 def run_plan(args: argparse.Namespace) -> None:
     """Print the table of a plan, its answer, and the code of the best row."""
     if args.parameters:
-        params: Any = squares(count("plan(--parameters)", args.parameters))
+        params: Any = squares(parse_count("plan(--parameters)", args.parameters))
     else:
         params = planning.load_gradients(args.params).trees[0]
     fast = args.fast and (args.fast, Link(args.fast_bandwidth, args.fast_latency))
@@ -145,10 +145,10 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_bench(args: argparse.Namespace) -> None:
     """Print the machine, and the times of codecs for each size."""
-    sizes = [count("bench(--sizes)", text) for text in args.sizes.split(",")]
+    sizes = [parse_count("bench(--sizes)", text) for text in args.sizes.split(",")]
     print(_bench.machine(), flush=True)
     for n in sizes:
-        copy, rows = _bench.time_codecs(_bench.heavy_tailed(n), _bench.CODECS, args.seconds)
+        copy, rows = _bench.time_codecs(n, _bench.CODECS, args.seconds)
         print(_bench.show(n, copy, rows), flush=True)
 
 

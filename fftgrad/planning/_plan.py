@@ -230,7 +230,6 @@ def plan(
     algorithm: Algorithm = "fastest",
     rows: Sequence[Candidate] | None = None,
     measure: bool = False,
-    seconds: float = 0.5,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Plan:
     """Function: would compressing make training faster, and with what?
@@ -268,8 +267,6 @@ def plan(
       rows: what to compare, in place of the default candidates; one at least must be dense.
       measure: whether each row is timed here for the model as it is, which takes minutes, and the
         memory of it.
-      seconds: the time that the rounds of each row take, about. A round is made in any case, after
-        two that are not counted, of which the first compiles.
       tell: hears the name of each row before it is timed, such as `print`.
 
     Returns:
@@ -309,7 +306,7 @@ def plan(
         if rows is None and not measure and _table.in_table(compared):
             timings, source = _table.from_table(compared, like, joined)
         else:
-            timings, source = _table.timed_here(compared, like, joined, measure, seconds, tell)
+            timings, source = _table.timed_here(compared, like, joined, measure, tell)
     if missing := [row.name for row in compared if row.name not in timings]:
         raise ValueError(
             f"plan(timings): must have all rows, got none of {missing}; measure with the same "

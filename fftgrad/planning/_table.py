@@ -80,7 +80,6 @@ def timed_here(
     like: PyTree,
     groups: Groups,
     exact: bool,
-    seconds: float,
     tell: Callable[[str], object],
 ) -> tuple[dict[str, Timing], str]:
     """What the rows take here: large models by a smaller one, unless it is to be exact."""
@@ -90,7 +89,7 @@ def timed_here(
     for row in rows:
         tell(row.name)
         tx = row.transformation(_inputs.axis_of(groups.axes))
-        took = time_exchange(tx, small, groups.axes, every=row.every, seconds=seconds)
+        took = time_exchange(tx, small, groups.axes, every=row.every)
         found[row.name] = Timing(times * took.compress, times * took.decompress)
     said = "Codec times: measured here"
     if times > 1:

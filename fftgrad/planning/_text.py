@@ -12,7 +12,7 @@ FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T
 PREFIXES = {-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T"}
 
 
-def count(argument: str, text: str) -> int:
+def parse_count(argument: str, text: str) -> int:
     """Read a number of values: "250000", "25M", "1.5G", "16Mi"."""
     found = COUNT.fullmatch(text)
     value = Decimal(found[1]) * FACTORS[found[2] or ""] if found else Decimal(0)

@@ -21,7 +21,7 @@ from fftgrad.__main__ import EXTRA, main
 from fftgrad.planning import _bench, _candidates, _commands, _plan
 from fftgrad.planning._inputs import squares
 from fftgrad.planning._plan import ACCEPTED, MARGIN
-from fftgrad.planning._text import count, quantity, table, three_digits
+from fftgrad.planning._text import parse_count, quantity, table, three_digits
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = ROOT / "docs/command-line.md"
@@ -134,13 +134,13 @@ def test_the_console_script_and_its_extra_are_those_of_pyproject():
     ],
 )
 def test_counts(text, value):
-    assert count("bench(--sizes)", text) == value
+    assert parse_count("bench(--sizes)", text) == value
 
 
 @pytest.mark.parametrize("text", ["", "0", "-3", "1.5", "M", "3m", "1e6", "2 M", "0.1Ki", "nan"])
 def test_what_is_no_count(text):
     with pytest.raises(ValueError, match="must be a number of values"):
-        count("bench(--sizes)", text)
+        parse_count("bench(--sizes)", text)
 
 
 def test_quantities_have_three_digits():
@@ -244,16 +244,15 @@ def test_the_page_shows_rows_as_they_are_classed_and_ordered():
 
 
 def test_every_codec_is_timed_and_its_table_fits():
-    x = _bench.heavy_tailed(2**12)
-    copy, rows = _bench.time_codecs(x, _bench.CODECS, 0.01)
-    like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+    like = jax.ShapeDtypeStruct((2**12,), jnp.float32)
+    copy, rows = _bench.time_codecs(like.size, _bench.CODECS, 0.01)
     assert [row.name for row in rows] == list(_bench.CODECS)
     for row in rows:
         assert row.wire_bytes == fg.wire_bytes(_bench.CODECS[row.name], like)
         for time in (row.compress, row.decompress, copy):
             assert 0 < time.least <= time.seconds
             assert time.rounds >= 3
-    lines = _bench.show(x.size, copy, rows).splitlines()
+    lines = _bench.show(like.size, copy, rows).splitlines()
     for name in _bench.CODECS:
         (line,) = (line for line in lines if line.startswith(name + " "))
         assert line.endswith("bit/s"), line
@@ -274,11 +273,3 @@ def test_the_machine_and_sizes_are_told(monkeypatch, capsys):
     out = capsys.readouterr().out
     for text in (jax.__version__, f"{jax.device_count()} x", "1,024 values", "4,096 values"):
         assert text in out
-
-
-def test_inputs_are_as_gradients_are():
-    x = _bench.heavy_tailed(2**14)
-    assert x.dtype == np.float32
-    assert np.all(x != 0)
-    assert np.mean(x**4) > 6 * np.mean(x**2) ** 2  # 3 for a normal distribution
-    assert np.corrcoef(x[1:], x[:-1])[0, 1] > 0.2
