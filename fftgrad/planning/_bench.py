@@ -1,4 +1,4 @@
-"""How fast this machine compresses: each family of codecs, in seconds and in memory copies."""
+"""Times of each family of codecs on this machine, in seconds and in memory copies."""
 
 import os
 import pathlib
@@ -50,7 +50,7 @@ class CodecTimes(NamedTuple):
 
 
 def version(package: str) -> str:
-    """Of an installed package."""
+    """The version of an installed package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:  # on the path, but not installed
@@ -74,7 +74,7 @@ def machine() -> str:
 def time_codecs(
     values: int, codecs: dict[str, fg.Codec], seconds: float
 ) -> tuple[Timed, list[CodecTimes]]:
-    """The times of a copy and of codecs on heavy-tailed values, in about so many seconds."""
+    """Time a copy and codecs on heavy-tailed values, in about so many seconds."""
     like = jax.ShapeDtypeStruct((values,), jnp.float32)
     inputs = [(x, fg.Step.of(i, i)) for i, x in enumerate(heavy_tailed(like))]
     tasks: list[Task] = [(jax.jit(lambda a: -a[0]), inputs)]

@@ -1,4 +1,4 @@
-"""The exchanges that a plan compares, and what each did to training in measured runs."""
+"""The exchanges that a plan compares, and the losses that each had in measured runs."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from fftgrad.exchanges._recipe import recipe_of
 from fftgrad.planning._inputs import FAST
 
 Loss = Literal["as dense", "close", "check", "worse", "not measured"]
-"""What to expect of the loss, from runs of small models: yours may differ."""
+"""The class of the loss in runs of small models: yours may differ."""
 
 
 class HeldOut(NamedTuple):
@@ -41,9 +41,9 @@ class HeldOut(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """What came of 200 steps beside dense's, on the tasks that settings were chosen on.
+    """The loss after 200 steps beside dense's, on the tasks that settings were chosen on.
 
-    That does not travel to other models, so none is better than to be checked.
+    Such results do not transfer to other models, so the best class is "check".
     """
 
     loss: float  # of a language model, in per cent above dense's
@@ -60,7 +60,7 @@ class Tuned(NamedTuple):
 
 
 class Longer(NamedTuple):
-    """How many times dense's steps a method took to dense's loss, in `benchmarks/slow_network`."""
+    """Steps to dense's loss, in units of dense's steps, in `benchmarks/slow_network`."""
 
     steps: float
 
@@ -94,7 +94,7 @@ SEEN: dict[str, HeldOut | Tuned | Longer] = {
 
 
 LATE = functools.partial(fg.optimizers.feedback_adam, nu=0.0)
-"""As rows trained that have met no held-out task."""
+"""The settings of rows that no held-out task has trained."""
 LED = functools.partial(fg.optimizers.feedback_adam, nu=0.7)
 MUON = functools.partial(fg.optimizers.feedback_muon, lead=0.3)
 LOCAL_MUON = functools.partial(optax.contrib.muon, consistent_rms=0.2, adam_b2=0.99)
@@ -106,16 +106,16 @@ class Candidate:
     """Value: a way to exchange gradients, which `fg.planning.plan` compares with others.
 
     Args:
-      name: by which rows and timings are known.
+      name: of its row, and of its timing.
       method: a recipe, such as `fg.methods.top_k(0.01)`, or an exchange alone.
       every: H, the steps between two exchanges; with more than one each worker trains on its own
         meanwhile, as by `fg.optimizers.diloco`.
-      dense: whether it is one of those with which the others are compared.
+      dense: True for a row with which the others are compared.
       optimizer: the whole optimizer that it trained with, in place of the user's, such as
         `fg.optimizers.feedback_adam` or a `functools.partial` of it; with local steps that of a
         worker, `optax.contrib.muon`.
-      loss: what to expect of the loss.
-      steps: how many times dense's steps it takes to dense's loss: a plan's order counts them.
+      loss: the class of its loss.
+      steps: steps to dense's loss, in units of dense's steps; the order of a plan counts them.
 
     Example:
       >>> fg.planning.Candidate("QSGD", fg.methods.qsgd(bits=4)).code("data")
@@ -145,14 +145,14 @@ class Candidate:
 
     @property
     def recipe(self) -> fg.Recipe:
-        """What it is made of."""
+        """The recipe of `method`."""
         return recipe_of("Candidate", self.method)
 
     def transformation(self, axis_name: AxisName) -> optax.GradientTransformationExtraArgs:
-        """What exchanges the gradients; with local steps, around an optimizer.
+        """The transformation that exchanges; with local steps, around an optimizer.
 
-        A whole optimizer too, because what it takes beside the exchange is part of its step. Its
-        rate is not zero, or local steps would have nothing to send.
+        A whole optimizer is included, because its time is part of the codec time. Its learning rate
+        is not zero, or local steps would have nothing to send.
         """
         own, whole = self.recipe, self.optimizer
         if self.every > 1:
@@ -169,7 +169,7 @@ class Candidate:
         )
 
     def code(self, axis_name: AxisName) -> str:
-        """The expression that makes it; `optimizer` and `learning_rate` are the user's own."""
+        """The Python expression of it, with the user's `optimizer` or `learning_rate`."""
         own, whole = self.recipe, self.optimizer
         made = getattr(whole, "func", whole)
         options = [f"{k}={plain(option)!r}" for k, option in getattr(whole, "keywords", {}).items()]
@@ -191,12 +191,12 @@ class Candidate:
 
 
 def _room(name: str) -> str:
-    """Where a part is that has no name on top."""
+    """The prefix of a part's name in `fg`."""
     return "" if name in fg.__all__ else "codecs." if hasattr(fg.codecs, name) else "exchanges."
 
 
 def check_rows(rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The rows of a plan: of one name each, and one of them dense."""
+    """Check that rows are candidates with different names, and that one is dense."""
     for row in rows:
         remedy = "use fg.planning.Candidate('mine', fg.AllGather(codec))."
         check_kind("plan(rows)", row, Candidate, remedy)
@@ -214,16 +214,15 @@ def check_rows(rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
 def candidates(
     like: PyTree, workers: int, fast: int = 1, fast_axis: str = FAST
 ) -> tuple[Candidate, ...]:
-    """Function: what a plan compares by itself: dense, every family that fits, and local steps.
+    """Function: list the default rows of a plan: dense, every family that fits, and local steps.
 
-    To compare your own beside them: `fg.planning.plan(..., rows=[*fg.planning.candidates(params,
+    To compare your own with them: `fg.planning.plan(..., rows=[*fg.planning.candidates(params,
     8), mine])`.
 
     Args:
-      like: the gradient, or its shapes; low ranks are for those that have matrices, which the
-        pieces that fast links leave are not.
-      workers: how many there are along the slow axis.
-      fast: how many are joined by fast links, at each of them.
+      like: the gradient, or its shapes. Low ranks need matrices, and no fast links.
+      workers: number of workers along the slow axis.
+      fast: number of workers that fast links join in a group.
       fast_axis: the name of their axis.
 
     Returns:
@@ -294,7 +293,7 @@ def _row(
     dense: bool = False,
     optimizer: Callable[..., Any] | None = None,
 ) -> Candidate:
-    """With what was seen of it."""
+    """A candidate with its loss and its steps from `SEEN`."""
     seen = SEEN.get(name)
     return Candidate(
         name,
@@ -308,7 +307,7 @@ def _row(
 
 
 def _over_fast(row: Candidate, fast: int, axis: str) -> Candidate:
-    """The same between groups of workers, each of which averages exactly first."""
+    """The same exchange between groups of workers, each of which averages exactly first."""
     own = row.recipe
     exchange = fg.Hierarchical(axis, fast, slow=own.exchange, memory=own.memory)
     return dataclasses.replace(row, method=exchange)

@@ -1,4 +1,4 @@
-"""What gradients look like, which codec that speaks for, files of them, and their picture."""
+"""Gradients in files, their analysis, and the tables and the picture of it."""
 
 import bisect
 import math
@@ -88,8 +88,7 @@ def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
       A `GradientLog`. Each tree is a dict from paths to arrays, whatever containers it had.
 
     Raises:
-      ValueError: if a file cannot be read or has no floating-point value, or a gradient is there
-        twice.
+      ValueError: if a file cannot be read, or a gradient is there twice.
 
     Example:
       >>> import tempfile
@@ -130,13 +129,7 @@ def _arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
             ) from error
     # NumPy saves bfloat16 as two bytes without a name.
     found = {k: x.view(jnp.bfloat16) if x.dtype == np.dtype("V2") else x for k, x in found.items()}
-    found = {k: x for k, x in found.items() if jnp.issubdtype(x.dtype, jnp.floating)}
-    if not any(x.size for x in found.values()):
-        raise ValueError(
-            f"load_gradients({path}): must have floating-point values, got none; save gradients by "
-            "fg.planning.save_gradients or np.savez(file, **arrays)."
-        )
-    return found
+    return {k: x for k, x in found.items() if jnp.issubdtype(x.dtype, jnp.floating)}
 
 
 BLOCK = 4096
@@ -165,25 +158,23 @@ DENSE = (
 
 
 class LeafFigures(NamedTuple):
-    """What `fg.planning.analyze` measures of a leaf, or of all leaves below 4,096 values together.
+    """Figures of one leaf, or of all leaves below 4,096 values together.
 
     Attributes:
       name: the path of the leaf.
       values: number of values in one gradient.
       energy: its share of the sum of squares, in [0, 1].
       zeros: the share of values that are exactly zero.
-      error: relative error of keeping the largest 1 % of its values.
     """
 
     name: str
     values: int
     energy: float
     zeros: float
-    error: float
 
 
 class Rate(NamedTuple):
-    """What a codec sends of the sample, and what it loses.
+    """The bytes and the error of a codec on the sample.
 
     Attributes:
       codec: the codec, for a gradient of any size.
@@ -204,7 +195,7 @@ class Rate(NamedTuple):
 
 
 class Analysis(NamedTuple):
-    """What `fg.planning.analyze` found. `print` shows the recommendation.
+    """The result of `fg.planning.analyze`. `print` shows the recommendation.
 
     Attributes:
       values: number of values in one gradient.
@@ -240,16 +231,12 @@ def analyze(
     max_values: int = 1 << 22,
     ratios: Sequence[float] = (100, 30, 7.5),
 ) -> Analysis:
-    """Function: what gradients look like, and which basis, codec and exchange that speaks for.
+    """Function: measure gradients, and recommend a basis, a codec and an exchange.
 
-    It measures how few coefficients hold the energy, and in which basis; whether workers agree on
-    the largest values; and what codecs of some sizes lose. docs/api/planning.md says how to read
-    each figure.
-
-    Of more than `max_values` values, over all steps and workers, it samples blocks of 4,096, one in
-    each of equal stretches of the gradient, at the same positions in all of them and by a fixed
-    seed. Codecs are measured on all leaves as one vector. A size compiles three to eight programs;
-    three sizes take most of a minute on a CPU, and the rest takes seconds.
+    docs/api/planning.md says how to read each figure. Of more than `max_values` values, over all
+    steps and workers, it samples blocks of 4,096, one in each of equal stretches of the gradient,
+    at the same positions in all of them and by a fixed seed. Codecs are measured on all leaves as
+    one vector. Three sizes take most of a minute on a CPU, and the rest takes seconds.
 
     Args:
       gradients: what `fg.planning.load_gradients` returned, a `GradientLog`, or a tree of arrays,
@@ -377,7 +364,6 @@ def _leaves(
                 values=sum(list(sizes.values())[i] for i in same),
                 energy=float(np.sum(squares[:, own]) / total),
                 zeros=float(np.mean(rows[:, own] == 0)),
-                error=float(_dropped(rows[:, own], int(np.sum(own)))[1]),
             )
         )
     return tuple(found)
@@ -481,11 +467,8 @@ def show(found: Analysis) -> str:
             [(name, *(f"{e:.3f}" for e in errors)) for name, errors in found.dropped.items()],
         ),
         "Leaves, the most energy first": table(
-            ("leaf", "values", "energy", "zeros", "1 % kept"),
-            [
-                (x.name, f"{x.values:,}", f"{x.energy:.1%}", f"{x.zeros:.0%}", f"{x.error:.3f}")
-                for x in leaves
-            ],
+            ("leaf", "values", "energy", "zeros"),
+            [(x.name, f"{x.values:,}", f"{x.energy:.1%}", f"{x.zeros:.0%}") for x in leaves],
         ),
         "Codecs: bits a value, and the relative error": table(
             ("codec", "times fewer", "bits", "error"),

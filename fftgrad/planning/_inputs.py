@@ -1,4 +1,4 @@
-"""What is planned for: the workers and their axes, the shapes of a model, values to time with."""
+"""The workers of a plan and their axes, the shapes of its model, and values to time with."""
 
 import math
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ from fftgrad.planning._link import Link
 
 AXIS, SLOW, FAST = "data", "slow", "fast"
 BUCKETS = 8
-"""Of what is traced of a model that is larger."""
+"""Buckets that are traced of a larger model."""
 MATRICES = 16
 
 
 class Groups(NamedTuple):
-    """How workers are joined."""
+    """The axes of the workers, and their fast links."""
 
-    axes: Mapping[str, int]  # how many there are along each axis, the slow one first
-    axis_name: AxisName  # by which a step calls them
+    axes: Mapping[str, int]  # number of workers along each axis, the slow one first
+    axis_name: AxisName  # as in the code of a step
     fast: Link | None  # the link of the second axis, if there is one
 
     @property

@@ -26,19 +26,18 @@ PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 @value
 class Link:
-    """Value: what a message takes between two workers: latency + bytes / bandwidth.
+    """Value: the link of a worker. A message takes latency + bytes / bandwidth.
 
-    `fg.planning.measure_link` finds both for a mesh. Where they are given, the bandwidth is what a
-    collective gets: of the line rate of an Ethernet TCP leaves 94 to 96 %, of packets of 9,001
-    bytes 99 %, and many connections over a short queue, or a link of 40 Gbit/s and more, leave much
-    less (docs/results/others.md).
+    `fg.planning.measure_link` measures both for a mesh. If you give them, give the bandwidth that a
+    collective gets. TCP gets 94 to 96 % of the line rate of an Ethernet, 99 % with packets of 9,001
+    bytes. Many connections over a short queue, and links of 40 Gbit/s and more, get much less
+    (docs/results/others.md).
 
     Args:
       bandwidth: bytes per second in each direction, or a text: "1gbit", "100 Mbit/s", "25GB/s".
-      latency: seconds that a round of a collective takes however short its messages are, or a text:
-        "100us", "2ms". gloo takes two to three times the delay of the link.
-      shares: what a kind of collective gets of the bandwidth, such as (("all-to-all", 0.6),), where
-        that is not all of it.
+      latency: seconds of a round of a collective with short messages, or a text: "100us", "2ms".
+        gloo takes two to three times the delay of the link.
+      shares: kinds of collectives that get a part of the bandwidth: (("all-to-all", 0.6),).
 
     Example:
       >>> fg.planning.Link("1gbit", "100us")
@@ -62,12 +61,12 @@ class Link:
 
     @classmethod
     def of(cls, link: "Link | str | float") -> "Link":
-        """A link, or that of a bandwidth alone."""
+        """The link itself, or one with this bandwidth and the default latency."""
         return link if isinstance(link, Link) else cls(link)
 
 
 def seconds(argument: str, value: str | float) -> float:
-    """A time in seconds: a number, or a text such as "300ms", "50us", "1.5s"."""
+    """Read a time in seconds: a number, or a text such as "300ms", "50us", "1.5s"."""
     remedy = "use '300ms'."
     if isinstance(value, str):
         if not (found := TIME.fullmatch(value)):
@@ -82,7 +81,7 @@ def seconds(argument: str, value: str | float) -> float:
 
 
 def bytes_per_second(argument: str, value: str | float) -> float:
-    """A rate in bytes per second: a number, or a text such as "1gbit", "100 Mbit/s", "25GB/s"."""
+    """Read bytes per second: a number, or a text such as "1gbit", "100 Mbit/s", "25GB/s"."""
     remedy = "use '1gbit' or '125MB/s'."
     if isinstance(value, str):
         if not (found := RATE.fullmatch(value)):
@@ -110,7 +109,7 @@ TREES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "collective-broa
 
 
 def rounds(kind: str, workers: int, algorithm: Literal["ring", "tree"] = "ring") -> float:
-    """How often a collective pays the latency."""
+    """Number of rounds of a collective, each of which takes the latency."""
     if algorithm == "tree" and kind in TREES:
         return TREES[kind] * math.log2(workers)
     if kind == "collective-permute":
@@ -119,12 +118,12 @@ def rounds(kind: str, workers: int, algorithm: Literal["ring", "tree"] = "ring")
 
 
 def link_seconds(kind: str, rounds: float, over: float, link: Link) -> float:
-    """What so many rounds take that send `over` bytes over a link in all."""
+    """Seconds of so many rounds that send `over` bytes over a link in all."""
     return rounds * link.latency + over / (link.bandwidth * dict(link.shares).get(kind, 1.0))
 
 
 SIZES = (1 << 13, 1 << 18, 1 << 22, 1 << 25)
-"""Bytes of the whole vector that a collective is about."""
+"""Bytes of the whole vector of a collective."""
 COLLECTIVES: dict[str, Callable[[jax.Array, AxisName], jax.Array]] = {
     "all-reduce": lambda x, axis: lax.psum(x, axis),
     "all-gather": lambda x, axis: lax.all_gather(x, axis, tiled=True),
@@ -133,33 +132,32 @@ COLLECTIVES: dict[str, Callable[[jax.Array, AxisName], jax.Array]] = {
 
 
 class Sent(NamedTuple):
-    """What a collective took."""
+    """A timed collective."""
 
-    kind: str  # of it
-    rounds: float  # how often its latency counts
+    kind: str
+    rounds: float
     bytes: float  # that left each worker
     seconds: float  # the median
 
 
 def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0) -> Link:
-    """Function: what messages take between the workers of a mesh, measured.
+    """Function: measure the latency and the bandwidth between the workers of a mesh.
 
-    An all-reduce, an all-gather and an all-to-all of vectors of 8 KiB to 32 MiB, timed from the
-    moment when all workers are ready until the last is done. What the largest take more than the
-    smallest tells the bandwidth, and what share of it each kind of collective gets; what is left of
-    the smallest is latency. All processes have to call it at once, as any collective. Two sizes are
-    timed in any case. Others are left out if their bytes would take more than four times the given
-    seconds, and than four times the size before, so over a very slow link the bandwidth rests on
-    256 KiB.
+    It times an all-reduce, an all-gather and an all-to-all of vectors of 8 KiB to 32 MiB, from the
+    moment when all workers are ready until the last is done. The difference between the largest and
+    the smallest gives the bandwidth of each kind; the rest of the smallest is latency. All
+    processes have to call it at once, as any collective. Two sizes are always timed. A larger one
+    is left out if its bytes would take more than four times `seconds` and more than four times the
+    size before, so over a very slow link the bandwidth rests on 256 KiB.
 
     Args:
       mesh: over real or simulated devices, of one process or of several.
-      axis_name: the axis, or axes, whose links are in question.
-      seconds: for each collective and size, about.
+      axis_name: the axis, or axes, whose links are measured.
+      seconds: to spend on each collective and size, about.
 
     Returns:
-      A `Link`, on all workers the same. Its latency is that of a round of a ring: on CPUs, whose
-      library knows nothing else, plan with `algorithm="ring"`.
+      A `Link`, the same on all workers. Its latency is that of a round of a ring. On CPUs, whose
+      library has only rings, plan with `algorithm="ring"`.
 
     Wire: up to twice 32 MiB over each link, three times or more.
 
@@ -189,25 +187,25 @@ def measure_link(mesh: Mesh, axis_name: AxisName = "data", seconds: float = 1.0)
 
 
 def _is_long(longest: dict[int, float], size: int, seconds: float) -> bool:
-    """True if a size takes too much more than the last: its bytes do, for latency does not grow.
+    """True if the bytes of a size take too long; its latency is that of the size before.
 
-    Where latency alone takes longer than the seconds, it is what there is to compare with.
+    If latency alone takes longer than `seconds`, the limit is four times the size before.
     """
     (small, before), (large, last) = list(longest.items())[-2:]
     return (last - before) / (large - small) * (size - large) > 4 * max(seconds, last)
 
 
 def fit(found: list[Sent]) -> Link:
-    """The link: its bandwidth by what the largest messages take more than the smallest.
+    """Fit a link: the bandwidth from the largest and smallest messages, the latency from the rest.
 
-    Not by the line nearest to all: links let short messages pass at once that long ones pay for, so
-    that the small would raise the bandwidth. Its latency is what is left of the smallest.
+    A regression over all sizes would overestimate the bandwidth, because links let short messages
+    pass at once.
     """
     rates, rest = dict[str, float](), list[float]()
     for kind in dict.fromkeys(sent.kind for sent in found):
         own = sorted((t for t in found if t.kind == kind), key=lambda t: t.bytes)
         small, large = own[0], own[-1]
-        # Noise may hide what the bytes take; a hundredth of the whole is as little as shows.
+        # Noise may hide the time of the bytes; less than a hundredth of the whole cannot be seen.
         more = max(large.seconds - small.seconds, large.seconds / 100)
         rates[kind] = (large.bytes - small.bytes) / more
         rest.append((small.seconds - small.bytes / rates[kind]) / small.rounds)

@@ -1,4 +1,4 @@
-"""Whether compressing would make training faster, and with what."""
+"""Plans: whether compression makes training faster, and which."""
 
 import dataclasses
 import math
@@ -21,30 +21,30 @@ from fftgrad.planning._text import quantity, table, three_digits
 
 ACCEPTED: tuple[Loss, ...] = ("as dense", "close")
 MARGIN = 0.1
-"""By how much a row must be faster to the same loss than the best dense to be put before it: what
-is predicted has an error of about that."""
+"""A row comes before the best dense if it is so much faster to the same loss, which is about the
+error of a prediction."""
 SLOWEST, FASTEST = 1e3, 1e13
 """Bytes per second between which a break-even is searched."""
 
 
 class PlanRow(NamedTuple):
-    """What a plan says of one candidate. `print(row)` is the code to paste.
+    """The prediction for one candidate. `print(row)` is the code to paste.
 
     Attributes:
       name: the candidate's.
       code: the expression that makes it, to put before the optimizer, in its place if it is a whole
         one, or with local steps around it.
-      seconds: a step takes, predicted, the mean over those with and without an exchange.
-      speed_up: how many times the steps of the best dense row.
+      seconds: predicted for a step, the mean over steps with and without an exchange.
+      speed_up: steps in the time of one step of the best dense row.
       link_bytes: that leave a worker over its slow link, each step on average.
       break_even: the bandwidth in bytes per second up to which it is faster than the best dense. If
-        it is faster over this link, the next one above, inf if dense wins over none; if it is not,
-        the next one below, 0 if it wins over none. None for dense.
-      loss: what to expect of the loss at the end, from runs of small models with 8 workers, or 4.
-      steps: how many times dense's steps it took to dense's loss there, where that is known.
+        it is faster over this link, the next break-even above, or inf; if not, the next one below,
+        or 0. None for dense.
+      loss: the class of its final loss in runs of small models with 8 workers, or 4.
+      steps: steps to dense's loss there, in units of dense's steps, if that is known.
       every: steps between two exchanges.
-      whole: whether the code is a whole optimizer, in place of the user's.
-      parts: the seconds of a step's parts; those of an exchange are a step's share.
+      whole: True if the code is a whole optimizer instead of the user's.
+      parts: the seconds of a step's parts, with a step's share of an exchange.
     """
 
     name: str
@@ -61,17 +61,17 @@ class PlanRow(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """True if the others are compared with it."""
+        """True for a row with which the others are compared."""
         return self.break_even is None
 
     @property
     def to_loss(self) -> float:
-        """Seconds that it takes to get as far as dense gets in a step."""
+        """Seconds to the loss that dense reaches in a step."""
         return self.seconds * self.steps
 
     @property
     def place(self) -> str:
-        """Where it goes, if not into a chain."""
+        """The place of the code, if that is not a chain."""
         local = "; parameters have a row for each worker" if self.every > 1 else ""
         if self.whole:
             return f"in place of your optimizer, at a learning rate of its own{local}"
@@ -82,12 +82,12 @@ class PlanRow(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What `fg.planning.plan` found. `print(plan)` is a table.
+    """The result of `fg.planning.plan`. `print(plan)` shows a table.
 
     Attributes:
-      rows: the best first: the fastest to the same loss of those that trained like dense, or nearly
-        so; a dense row, if none of them is a tenth faster. Then all whose loss is to be checked.
-      source: where the times of the codecs are from, as a sentence.
+      rows: the best first: rows "as dense" or "close" that reach the same loss a tenth sooner than
+        dense, then dense, then other such rows, then the rows of other classes.
+      source: the source of the codec times, as a sentence.
     """
 
     rows: tuple[PlanRow, ...]
@@ -105,7 +105,7 @@ class Plan(NamedTuple):
 
     @property
     def compress(self) -> bool:
-        """Whether compressing pays; if not, the best is dense."""
+        """True if compression pays; if not, the best row is dense."""
         return not self.best.is_dense
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ class Plan(NamedTuple):
 
 
 def below(break_even: float | None) -> str:
-    """A break-even for people; None is that of dense."""
+    """A break-even in bits per second, or in words."""
     if break_even is None:
         return ""
     if not break_even:
@@ -135,7 +135,7 @@ def below(break_even: float | None) -> str:
 
 
 def sort(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
-    """The rows as a plan has them."""
+    """Sort rows as a plan has them, the best first."""
     best_dense = min(row.seconds for row in rows if row.is_dense)
 
     def place(row: PlanRow) -> tuple[int, float]:
@@ -149,7 +149,7 @@ def sort(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
 
 
 class Model(NamedTuple):
-    """What is the same for all rows; what each has of its own is by their names."""
+    """The inputs of all predictions of a plan; timings and traffic by the names of rows."""
 
     step: float
     link: Link
@@ -167,7 +167,7 @@ class Model(NamedTuple):
         return Parts(self.step, timing.compress, exchange, timing.decompress)
 
     def seconds(self, row: Candidate, link: Link) -> float:
-        """Those of a step, the mean over those with and without an exchange."""
+        """Seconds of a step, the mean over steps with and without an exchange."""
         return step_seconds(self.parts(row, link), every=row.every, buckets=self.buckets)
 
     def best_dense(self, rows: Sequence[Candidate], link: Link) -> float:
@@ -175,7 +175,7 @@ class Model(NamedTuple):
         return min(self.seconds(row, link) for row in rows if row.dense)
 
     def row(self, own: Candidate, rows: Sequence[Candidate]) -> PlanRow:
-        """What a plan says of one of the rows."""
+        """The prediction for one of the rows."""
         seconds, parts = self.seconds(own, self.link), self.parts(own, self.link)
         slow = [c for c in self.sent[own.name] if self.groups.slow in (c.axes or ())]
         return PlanRow(
@@ -193,10 +193,10 @@ class Model(NamedTuple):
         )
 
     def break_even(self, row: Candidate, rows: Sequence[Candidate]) -> float:
-        """The bandwidth where the best dense row begins to be faster, looked for from this link on.
+        """The next bandwidth at which the row and the best dense take equally long.
 
-        Upwards, if the row is faster here; else downwards. Either end may be without one: an
-        exchange of fewer rounds and more bytes wins over fast links alone.
+        The search goes up from this link if the row is faster here, else down. It may find none: an
+        exchange of fewer rounds and more bytes wins over fast links only.
         """
 
         def is_faster(bandwidth: float) -> bool:
@@ -232,17 +232,16 @@ def plan(
     measure: bool = False,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Plan:
-    """Function: would compressing make training faster, and with what?
+    """Function: predict whether compression makes training faster, and which.
 
     It predicts the seconds of a step for a dense mean in float32 and in bfloat16, for every family
-    of exchange and codec that fits, and for local steps: the step itself, what the exchange takes
-    on this device, and what its collectives take over the links; docs/results/predictions.md has
-    the model, and how far it was from measured runs. Then it says which is fastest, which may be
-    none.
+    of exchange and codec that fits, and for local steps. A step is the step itself, the codec time
+    on this device, and the time of the collectives over the links. docs/results/predictions.md has
+    the model and its errors. The best row may be a dense one.
 
-    Speed is not all: a row trains with other gradients. `loss` says what came of that in short runs
-    of small models, and only rows that were as dense or close to it are put before dense. Where a
-    row took more steps than dense to the same loss, the order counts them.
+    `loss` is the class of a row's loss in short runs of small models. Only rows "as dense" or
+    "close" come before dense. If a row took more steps than dense to the same loss, the order
+    counts them.
 
     Args:
       params: the parameters, or their shapes.
@@ -250,28 +249,26 @@ def plan(
       link: that of each worker, `fg.planning.Link("1gbit", "100us")` or what
         `fg.planning.measure_link` returned, or its bandwidth alone: "1gbit"; with `fast`, the slow
         one.
-      workers: how many there are; with `fast`, all of them.
-      fast: how many workers fast links join, such as the GPUs of one machine, and their link:
+      workers: number of workers; with `fast`, of all groups together.
+      fast: number of workers that fast links join, such as the GPUs of a machine, and their link:
         `(8, fg.planning.Link("50GB/s", "10us"))`. The exchanges are then `Hierarchical`, over two
         axes.
       axis_name: the axis, or axes, of the workers, for the code; with `fast`, the slow axis and the
         fast one. If left out, "data", or ("slow", "fast").
       timings: of each row by its name. If left out, those of the default rows come from a table of
-        a named machine, by how long a memory copy takes here, and rows of your own are timed: of
-        more than four million values by a smaller model, in proportion.
-      buckets: in how many the gradient leaves while the backward pass runs, all but the last of
-        which hide behind it. If left out, 1 on a CPU and 8 elsewhere, dense rows included; the code
-        then cuts the gradient.
-      algorithm: of the collectives, "ring" or "tree", or for each the faster of a ring and what
-        libraries use for short messages; docs/results/predictions.md says which use what.
-      rows: what to compare, in place of the default candidates; one at least must be dense.
-      measure: whether each row is timed here for the model as it is, which takes minutes, and the
-        memory of it.
-      tell: hears the name of each row before it is timed, such as `print`.
+        a named machine, scaled by the time of a memory copy here. Rows of your own are timed; a
+        model of more than four million values by a smaller one, in proportion.
+      buckets: number of messages of a gradient, all but the last of which overlap the backward
+        pass. If left out, 1 on a CPU and 8 elsewhere, also for dense rows; the code has the layout.
+      algorithm: of the collectives: "ring", "tree", or for each the faster of a ring and the
+        algorithm of libraries for short messages (docs/results/predictions.md).
+      rows: candidates to compare instead of the default ones; one at least must be dense.
+      measure: True to time each row here for the whole model, which takes minutes and its memory.
+      tell: called with the name of each row before it is timed, such as `print`.
 
     Returns:
-      A `Plan`. `print(plan)` is the table, `print(plan.best)` the code. The same for the same
-      arguments, where `timings` are among them.
+      A `Plan`. `print(plan)` is the table, `print(plan.best)` the code. With `timings`, equal
+      arguments give equal plans.
 
     Raises:
       ValueError: if there is no dense row, two rows have one name, or a timing is missing.
@@ -295,7 +292,7 @@ def plan(
     check_choice("plan(algorithm)", algorithm, get_args(Algorithm))
     joined, like = _inputs.groups(workers, fast, axis_name), _inputs.like_of("plan", params)
     own, over = _link.seconds("plan(step)", step), Link.of(link)
-    if buckets is None:  # XLA hides nothing on a CPU
+    if buckets is None:  # XLA overlaps nothing on a CPU
         buckets = 1 if jax.default_backend() == "cpu" else 8
     check_count("plan(buckets)", buckets, "use 1 for no overlap.")
     few, times = _inputs.part(like) if rows is None else (like, 1)
@@ -319,7 +316,7 @@ def plan(
 
 
 def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:
-    """The candidate with a gradient in buckets, unless it has its own or nothing hides."""
+    """The candidate with a gradient in buckets, unless it has its own or nothing overlaps."""
     layout = row.recipe.layout
     if buckets == 1 or row.every > 1 or layout.bucket_bytes is not None:
         return row
@@ -329,6 +326,6 @@ def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:
 
 
 def _sent(row: Candidate, like: PyTree, joined: Groups) -> tuple[Collective, ...]:
-    """What a worker sends from one exchange to the next."""
+    """The collectives of a worker from one exchange to the next."""
     tx = row.transformation(_inputs.axis_of(joined.axes))
     return _predict.traffic("plan(rows)", tx, like, joined.axes, row.every)

@@ -1,4 +1,4 @@
-"""What a step takes over links: the model, what an exchange takes here, and what it sends.
+"""Seconds of a step over links: the model, the codec time of an exchange, and its traffic.
 
     step     = backward pass and optimizer, without any exchange
     exchange = Σ over collectives of rounds · α + bytes over the link / β
@@ -55,11 +55,11 @@ class Parts(NamedTuple):
 def collective_seconds(
     kind: str, size: float, workers: int, link: Link, algorithm: Algorithm = "fastest"
 ) -> float:
-    """What a collective takes to which each of so many workers hands `size` bytes.
+    """Seconds of a collective to which each of so many workers hands `size` bytes.
 
-    In a ring and by halving and doubling as many bytes leave a worker. The fastest is a ring or, of
-    a sum, a pipelined tree, in which each byte goes up and down: w/(w - 1) times as many in lg w
-    rounds each way; all other collectives double or halve, but all-to-alls.
+    Rings, and halving and doubling, send equally many bytes. "fastest" is the faster of a ring and,
+    for an all-reduce, a pipelined tree, which sends each byte up and down: w/(w - 1) times as many,
+    in lg w rounds each way. Other collectives halve or double, and all-to-alls have no tree.
     """
     if workers == 1:
         return 0.0
@@ -78,9 +78,9 @@ def exchange_seconds(
     links: Link | Mapping[str, Link],
     algorithm: Algorithm = "fastest",
 ) -> float:
-    """What collectives take one after the other.
+    """Seconds of collectives one after the other.
 
-    With a link for each axis, the slowest of its axes holds up a collective along several.
+    With a link for each axis, a collective along several takes as long as on the slowest of them.
     """
 
     def seconds(c: Collective) -> float:
@@ -92,9 +92,9 @@ def exchange_seconds(
 
 
 def step_seconds(parts: Parts, *, every: int = 1, buckets: int = 1) -> float:
-    """What a step takes, of which one of H = `every` exchanges, in B = `buckets`.
+    """Seconds of a step, with an exchange in B = `buckets` every H = `every` steps.
 
-    Where there are local steps, nothing hides.
+    Nothing of an exchange overlaps with local steps.
     """
     step, compress, exchange, decompress = parts
     if every > 1:
@@ -104,11 +104,11 @@ def step_seconds(parts: Parts, *, every: int = 1, buckets: int = 1) -> float:
 
 
 class Timing(NamedTuple):
-    """What an exchange takes on a device, without the links.
+    """Codec time of an exchange on a device, without the links.
 
     Attributes:
       compress: seconds until the first message can leave.
-      decompress: seconds of all else: decoding what all workers sent, memory, the mean.
+      decompress: seconds of all else: decoding the payloads of all workers, memory, the mean.
     """
 
     compress: float
@@ -123,12 +123,12 @@ def time_exchange(
     every: int = 1,
     seconds: float = 0.5,
 ) -> Timing:
-    """Function: what an exchange of any chain takes on this device, without the links.
+    """Function: time the exchange of any chain on this device, without the links.
 
-    It is timed as one of so many equal workers, without the others: its own program with each
-    collective replaced by what it would bring if all had sent the same. So one device is enough,
-    for any number of workers, and decoding their payloads is in the time. Use it for what no
-    `fg.planning.Candidate` can say, such as an optimizer that exchanges.
+    It is timed as one of so many equal workers, without the others: each collective of its program
+    returns the result for workers that all sent the same. So one device is enough for any number of
+    workers, and decoding their payloads is in the time. Use it for a chain that no
+    `fg.planning.Candidate` describes, such as an optimizer that exchanges.
 
     Args:
       tx: the chain, without the optimizer if the step has one already.
@@ -138,7 +138,7 @@ def time_exchange(
       seconds: the time that the rounds take, about.
 
     Returns:
-      A `Timing`. With local steps all of it is in `decompress`, because nothing hides.
+      A `Timing`. With local steps all of it is in `decompress`, because nothing overlaps.
 
     Example:
       >>> dgc = fg.compressed_pmean(fg.methods.dgc(0.01), axis_name="data")
@@ -161,9 +161,9 @@ def time_exchange(
             mean, state = update(gradient, state, zeros)
         return mean, state
 
-    # Of what takes longer than the seconds one round is enough.
+    # One round is enough of an exchange that takes longer than `seconds`.
     took, first = _timing.timed(turn, gradients, seconds, 1).seconds, 0.0
-    if every == 1:  # nothing hides where steps are local
+    if every == 1:  # nothing overlaps with local steps
         start = jax.jit(_alone.until_sent(tx.update, axes))
         begin = lambda gradient: start(gradient, state, zeros)  # noqa: E731
         first = min(took, _timing.timed(begin, gradients, seconds, 1).seconds)
@@ -177,9 +177,9 @@ def traffic(
     axes: Mapping[str, int],
     every: int = 1,
 ) -> tuple[Collective, ...]:
-    """The collectives of a transformation, which came as an `argument`, in so many steps.
+    """The collectives of a transformation in so many steps; errors name the `argument`.
 
-    What it sends under a condition it sends in one of them, all else in each.
+    Collectives under a condition run in one of the steps, all others in each.
     """
     state = jax.eval_shape(tx.init, like)
     found = _collectives.collectives(tx.update, axes, like, state, like)
@@ -188,7 +188,7 @@ def traffic(
             f"{argument}: must send outside of loops, got a collective in one, whose turns a trace "
             "does not count; unroll it."
         )
-    # Of a meeting under a condition, one branch sends; of more than one, only some of them.
+    # Of one conditional, one branch sends. Of several, only some of them do in a step.
     if len({c.branch for c in found if c.branch}) > (every > 1):
         raise ValueError(
             f"{argument}: must send the same in every step, got an exchange that changes by step; "
@@ -210,10 +210,9 @@ def predict_step(
     buckets: int = 1,
     algorithm: Algorithm = "fastest",
 ) -> float:
-    """Function: what a step takes with any chain, as `plan` predicts it for its candidates.
+    """Function: predict the seconds of a step with any chain, as `plan` does for its candidates.
 
-    What the chain sends is read off a trace, without devices; docs/results/predictions.md has
-    the model.
+    The traffic is read off a trace, without devices; docs/results/predictions.md has the model.
 
     Args:
       tx: the chain, without the optimizer if `step` has one already.
@@ -222,8 +221,7 @@ def predict_step(
       link: that of each worker, or its bandwidth alone: "1gbit"; or of each axis: `{"slow": ...,
         "fast": ...}`.
       axes: how many workers there are along each axis that the chain names: `{"data": 16}`.
-      timing: what an exchange takes on a device, from `fg.planning.time_exchange`, which is called
-        if it is left out.
+      timing: the codec time, from `fg.planning.time_exchange`, which is called if it is left out.
       every: the steps of which one exchanges, with local steps.
       buckets: in how many the gradient leaves while the backward pass runs: as many as the chain's
         `Layout(bucket_bytes=...)` makes.
@@ -233,7 +231,7 @@ def predict_step(
       Seconds of a step, the mean over those with and without an exchange.
 
     Raises:
-      ValueError: if what is sent changes from step to step, or is sent in a loop.
+      ValueError: if the traffic changes from step to step, or is in a loop.
 
     Example:
       >>> params = jax.ShapeDtypeStruct((5000, 5000), "float32")

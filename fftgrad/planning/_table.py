@@ -1,4 +1,4 @@
-"""What the exchanges of a plan take on a device: from a table of one machine, or timed here."""
+"""Codec times of the rows of a plan: from a table of one machine, or timed here."""
 
 import functools
 import importlib.resources
@@ -20,22 +20,22 @@ from fftgrad.planning._inputs import Groups
 from fftgrad.planning._predict import Timing, time_exchange
 
 LARGEST = 1 << 22
-"""Values of the model that is timed in place of a larger one."""
+"""Values of the model that is timed instead of a larger one."""
 TABLE = importlib.resources.files("fftgrad.planning") / "timings.json"
 COPY_VALUES = 1 << 22
 COPYING = 0.2
 """Seconds in which one copy at least is not disturbed."""
 MUONS = (fg.optimizers.feedback_muon, optax.contrib.muon)
 ITERATIONS = 5
-"""Of an orthogonalization."""
+"""Newton-Schulz iterations of an orthogonalization."""
 TICK = 1e-7
-"""The shortest time that is told from none."""
+"""The shortest time that can be told from none."""
 PASSES = 4
-"""Over a gradient, of what groups of workers with fast links do first and last."""
+"""Passes over a gradient that groups of workers with fast links make first and last."""
 
 
 class Point(NamedTuple):
-    """What a row took for so many values and workers: seconds."""
+    """The seconds of a row for so many values and workers."""
 
     values: int
     workers: int
@@ -59,7 +59,7 @@ def in_table(rows: Sequence[Candidate]) -> bool:
 def from_table(
     rows: Sequence[Candidate], like: PyTree, groups: Groups
 ) -> tuple[dict[str, Timing], str]:
-    """What the rows would take here, and a sentence that says where that is from."""
+    """Scale the times of the table to this machine, and say so in a sentence."""
     table = load_table()
     slower = copy_seconds() / table["copy_seconds"]
     found = dict[str, Timing]()
@@ -82,7 +82,7 @@ def timed_here(
     exact: bool,
     tell: Callable[[str], object],
 ) -> tuple[dict[str, Timing], str]:
-    """What the rows take here: large models by a smaller one, unless it is to be exact."""
+    """Time the rows here, and say so; without `exact`, a large model by a smaller one."""
     times = 1.0 if exact else max(1.0, _inputs.count(like) / LARGEST)
     small = like if times == 1 else _inputs.smaller(like, 1 / times)
     found = dict[str, Timing]()
@@ -98,7 +98,7 @@ def timed_here(
 
 
 def copy_seconds() -> float:
-    """What a copy of some values takes, to where others were: fresh memory takes its own time."""
+    """Seconds of a copy into memory that was used before, because fresh memory takes longer."""
     if jax.default_backend() == "cpu":  # on one thread: others may have the other processors
         x, into = (np.ones(COPY_VALUES, np.float32) for _ in range(2))
         run = lambda x: np.copyto(into, x)  # noqa: E731
@@ -134,7 +134,7 @@ def _of(row: Candidate, like: PyTree, groups: Groups) -> tuple[float, float]:
     decompress = _at([(p.values, p.decompress) for p in line], values // joined)
     exchange = row.recipe.exchange
     gathered = exchange.slow if isinstance(exchange, fg.Hierarchical) else exchange
-    if isinstance(gathered, fg.AllGather):  # what others sent is decoded by each worker
+    if isinstance(gathered, fg.AllGather):  # each worker decodes the payloads of all
         others = (slow - most) * _each_worker(points) * values / joined
         decompress = max(decompress * min(1.0, slow / most), decompress + others)
     if getattr(row.optimizer, "func", row.optimizer) in MUONS:

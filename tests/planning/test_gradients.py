@@ -136,7 +136,7 @@ def test_zeros_are_counted():
     found = plain({"a": half, "b": np.zeros(5000, np.float32)})
     assert found.zeros == pytest.approx((N / 2 + 5000) / (N + 5000))
     assert says(found, "exactly zero")
-    assert (found.leaves[1].energy, found.leaves[1].zeros, found.leaves[1].error) == (0, 1, 0)
+    assert (found.leaves[1].energy, found.leaves[1].zeros) == (0, 1)
 
 
 def test_a_sample_is_bounded_and_of_the_same_places_in_all_gradients():
