@@ -8,6 +8,7 @@ a plan answers at once. Nothing else may run meanwhile.
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import re
@@ -17,11 +18,11 @@ from typing import Any
 
 import _record
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 import fftgrad as fg
-from fftgrad.planning._inputs import squares
 
 TABLE = _record.ROOT / "fftgrad/planning/timings.json"
 SIZES = ((1 << 16, 16), (1 << 20, 4), (1 << 20, 16), (1 << 22, 16))
@@ -52,6 +53,14 @@ def orthogonalizations_per_second(side: int = 512, matrices: int = 4) -> float:
     state = tx.init(gradients)
     run = jax.jit(lambda g: tx.update(g, state, g)[0])
     return matrices * 5 * 6 * side**3 / least_seconds(lambda: run(gradients))
+
+
+def squares(values: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """A model of so many parameters, as `fftgrad plan --parameters` has it."""
+    side = math.isqrt(values // 16)
+    like = {f"matrix{i}": jax.ShapeDtypeStruct((side, side), jnp.float32) for i in range(16)}
+    rest = values - 16 * side**2
+    return like | {"vector": jax.ShapeDtypeStruct((rest,), jnp.float32)} if rest else like
 
 
 def timing(row: fg.planning.Candidate, values: int, workers: int, seconds: float) -> list[float]:
