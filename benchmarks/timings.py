@@ -75,7 +75,7 @@ def timing(row: fg.planning.Candidate, values: int, workers: int, seconds: float
         row = dataclasses.replace(row, method=own)
     tx, axes = row.transformation("data"), {"data": workers}
     took = fg.planning.time_exchange(tx, squares(values), axes, seconds=seconds)
-    return [values, workers, took.compress, took.decompress, took.compile]
+    return [values, workers, took.compress, took.decompress]
 
 
 def processor() -> str:

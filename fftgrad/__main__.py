@@ -3,14 +3,14 @@
 import sys
 from collections.abc import Sequence
 
-EXTRA = ("matplotlib", "rich")
-"""What the command line needs beyond the library: the extra `cli`."""
+EXTRA = ("matplotlib",)
+"""What the figure of `fftgrad analyze --png` needs: the extra `cli`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     try:
-        from fftgrad.planning.commands._frame import run
+        from fftgrad.planning._commands import run
 
         return run(argv)
     except ModuleNotFoundError as error:

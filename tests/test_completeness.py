@@ -65,7 +65,7 @@ CONTRACTS = {
 }
 EXTRAS = {
     "_storage.py": {"orbax", "tensorstore"},
-    "commands": {"matplotlib", "rich"},
+    "_gradients.py": {"matplotlib"},
     "votes.py": {"dp_accounting"},
     "_autoencoder.py": {"flax"},
     "_store.py": {"obstore"},

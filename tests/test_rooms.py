@@ -93,7 +93,7 @@ def test_importing_it_loads_the_core_alone():
         [sys.executable, "-c", code], check=True, cwd=ROOT.parent, capture_output=True
     )
     loaded = set(said.stdout.decode().split())
-    extras = {"dp_accounting", "flax", "matplotlib", "orbax", "rich", "safetensors"}
+    extras = {"dp_accounting", "flax", "matplotlib", "orbax", "safetensors"}
     extras |= {"obstore"}
     assert not loaded & (extras | {f"fftgrad.{room}" for room in BESIDE})
 

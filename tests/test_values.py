@@ -149,8 +149,8 @@ SAME = {
         Settings(fg.AllGather(Own(2.0)), every=3, rate=1.0, limit=2.0),
     ),
     "a link": (
-        fg.planning.Link(np.float32(1e8), F(0.5), (("all-to-all", F(0.5)),), F(0.25)),
-        fg.planning.Link(1e8, 0.5, (("all-to-all", 0.5),), 0.25),
+        fg.planning.Link(np.float32(1e8), F(0.5), (("all-to-all", F(0.5)),)),
+        fg.planning.Link(1e8, 0.5, (("all-to-all", 0.5),)),
     ),
     "top-k": (fg.methods.top_k(F(0.5), I(4)), fg.methods.top_k(0.5, 4)),
     "the paper's": (

@@ -4,7 +4,6 @@ The core imports nothing of it; `fg.planning` loads it. May import everything bu
 """
 
 from fftgrad.planning._candidates import Candidate, candidates
-from fftgrad.planning._exchange import Timing, predict_step, time_exchange
 from fftgrad.planning._gradients import (
     Analysis,
     GradientLog,
@@ -15,8 +14,8 @@ from fftgrad.planning._gradients import (
     save_gradients,
 )
 from fftgrad.planning._link import Link, measure_link
-from fftgrad.planning._measure import Measured, measure
 from fftgrad.planning._plan import Plan, PlanRow, plan
+from fftgrad.planning._predict import Timing, predict_step, time_exchange
 
 __all__ = [
     "Analysis",
@@ -24,7 +23,6 @@ __all__ = [
     "GradientLog",
     "LeafFigures",
     "Link",
-    "Measured",
     "Plan",
     "PlanRow",
     "Rate",
@@ -32,7 +30,6 @@ __all__ = [
     "analyze",
     "candidates",
     "load_gradients",
-    "measure",
     "measure_link",
     "plan",
     "predict_step",

@@ -1,4 +1,4 @@
-"""What one of many equal workers computes, without the others."""
+"""The program of one of many equal workers, without the others."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,10 +13,10 @@ from fftgrad.ops._collectives import Axes
 
 
 def alone(function: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
-    """What `function` computes on one of so many equal workers, without the others.
+    """Run `function` as one of so many equal workers, without the others.
 
-    A collective returns at once what it would if all workers had sent the same, and this one were
-    the first of them.
+    A collective returns at once the result for workers that all sent the same, of which this one is
+    the first.
     """
 
     def run(*args: Any) -> Any:
@@ -29,9 +29,9 @@ def alone(function: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
 
 
 def until_sent(function: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
-    """What `function` hands to its first collective, and so, compiled, no more of it.
+    """Run `function` up to the operands of its first collective, which compiles no more of it.
 
-    Of a conditional with collectives inside, what goes into it; nothing, if there is none.
+    If a conditional has the first collective inside, its operands; without any collective, ().
     """
 
     def run(*args: Any) -> Any:
@@ -50,7 +50,7 @@ def _evaluate(
     args: Sequence[Any],
     sent: list[Sequence[Any]],
 ) -> Any:
-    """The results of a program without the other workers; `sent` gets what it hands to each."""
+    """The results of a program without the other workers; `sent` gets the operands of each."""
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom: Any) -> Any:
@@ -71,7 +71,7 @@ def _apply(
     if name in _collectives.KINDS and (along := _collectives.axes_of(eqn, axes)):
         workers = _collectives.group_size(eqn, along, axes)
         sent.append(args)
-        # Kept whole: a compiler that knew that all workers sent the same would decode it once.
+        # With a barrier: a compiler that knew that all workers sent the same would decode it once.
         return lax.optimization_barrier([_received(eqn, workers, x) for x in args])
     inner = list(_collectives.programs_in(eqn))
     if any(has(program, {*_collectives.KINDS, "axis_index"}) for program in inner):
@@ -105,14 +105,14 @@ def _apply_inside(
 
 
 def has(jaxpr: core.Jaxpr, names: set[str]) -> bool:
-    """Whether any of the primitives is in it, however deep."""
+    """True if a program has any of the primitives, at any depth."""
     if any(eqn.primitive.name in names for eqn in jaxpr.eqns):
         return True
     return any(has(inner, names) for eqn in jaxpr.eqns for inner in _collectives.programs_in(eqn))
 
 
 def _received(eqn: core.JaxprEqn, workers: int, x: Any) -> Any:
-    """What the first worker receives, where all send `x`."""
+    """The array that the first worker receives if all send `x`."""
     params = eqn.params
     match eqn.primitive.name:
         case "psum":

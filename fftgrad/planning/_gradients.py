@@ -1,10 +1,11 @@
-"""What gradients look like, which codec that speaks for, and files of them."""
+"""Gradients in files, their analysis, and the tables and the picture of it."""
 
 import bisect
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ import fftgrad as fg
 from fftgrad._contracts import PyTree
 from fftgrad._values import local_path
 from fftgrad.ops._shapes import by_path
+from fftgrad.planning._text import table
 
 Array = npt.NDArray[Any]
 NAME = re.compile(r"step=(\d+)/worker=(\d+)/(.*)", re.DOTALL)
@@ -86,8 +88,7 @@ def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
       A `GradientLog`. Each tree is a dict from paths to arrays, whatever containers it had.
 
     Raises:
-      ValueError: if a file cannot be read or has no floating-point value, or a gradient is there
-        twice.
+      ValueError: if a file cannot be read, or a gradient is there twice.
 
     Example:
       >>> import tempfile
@@ -100,7 +101,7 @@ def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
     """
     found: dict[int, dict[int, dict[str, Array]]] = {}
     for path in paths:
-        for name, array in arrays(path).items():
+        for name, array in _arrays(path).items():
             match = NAME.fullmatch(name)
             step, worker, leaf = match.groups() if match else (0, 0, name)
             tree = found.setdefault(int(step), {}).setdefault(int(worker), {})
@@ -114,7 +115,7 @@ def load_gradients(*paths: str | os.PathLike[str]) -> GradientLog:
     return GradientLog({step: dict(sorted(found[step].items())) for step in sorted(found)})
 
 
-def arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
+def _arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Read the floating-point arrays of an .npz file by their names."""
     file = local_path("load_gradients(*paths)", path)
     with file.open("rb") as opened:  # whose errors name the file
@@ -128,22 +129,17 @@ def arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
             ) from error
     # NumPy saves bfloat16 as two bytes without a name.
     found = {k: x.view(jnp.bfloat16) if x.dtype == np.dtype("V2") else x for k, x in found.items()}
-    found = {k: x for k, x in found.items() if jnp.issubdtype(x.dtype, jnp.floating)}
-    if not any(x.size for x in found.values()):
-        raise ValueError(
-            f"load_gradients({path}): must have floating-point values, got none; save gradients by "
-            "fg.planning.save_gradients or np.savez(file, **arrays)."
-        )
-    return found
+    return {k: x for k, x in found.items() if jnp.issubdtype(x.dtype, jnp.floating)}
 
 
 BLOCK = 4096
-"""Values that are sampled together, so that correlations of neighbors remain."""
+"""Values that are sampled together, so that neighbors remain neighbors."""
 KEPT = (0.1, 0.01, 0.001)
 """Shares of the coefficients that are kept, counted in real numbers."""
 SHARE = 0.01
 """The share of the values that count as large."""
-LAGS = 8
+LEAVES = 12
+"""The table has so many, those of the most energy."""
 BASES: dict[str, fg.Codec] = {
     "none": fg.Identity(),
     "Dct 16": fg.Dct(block=16),
@@ -162,25 +158,23 @@ DENSE = (
 
 
 class LeafFigures(NamedTuple):
-    """What `fg.planning.analyze` measures of a leaf, or of all leaves below 4,096 values together.
+    """Figures of one leaf, or of all leaves below 4,096 values together.
 
     Attributes:
       name: the path of the leaf.
       values: number of values in one gradient.
       energy: its share of the sum of squares, in [0, 1].
       zeros: the share of values that are exactly zero.
-      error: relative error of keeping the largest 1 % of its values.
     """
 
     name: str
     values: int
     energy: float
     zeros: float
-    error: float
 
 
 class Rate(NamedTuple):
-    """What a codec sends of the sample, and what it loses.
+    """The bytes and the error of a codec on the sample.
 
     Attributes:
       codec: the codec, for a gradient of any size.
@@ -201,19 +195,14 @@ class Rate(NamedTuple):
 
 
 class Analysis(NamedTuple):
-    """What `fg.planning.analyze` found. `print` shows the recommendation.
+    """The result of `fg.planning.analyze`. `print` shows the recommendation.
 
     Attributes:
-      steps: the numbers of the steps.
-      workers: the numbers of the workers.
       values: number of values in one gradient.
       sampled: how many of them were measured, in each step and worker: all, or blocks of 4,096.
       zeros: the share of values that are exactly zero.
-      kurtosis: fourth moment over the square of the second: 3 for a Gaussian, more for heavier
-        tails.
       dropped: for each basis the relative errors of keeping the largest 10 %, 1 % and 0.1 % of its
         coefficients, counted in real numbers.
-      correlation: of values 1 to 8 places apart.
       overlap: the share of places that the largest 1 % of two workers have in common, 0.01 by
         chance; None for one worker.
       cosine: between the gradients of two workers in one step; None for one worker.
@@ -222,14 +211,10 @@ class Analysis(NamedTuple):
       recommendation: what follows, each sentence with the figures that it rests on.
     """
 
-    steps: tuple[int, ...]
-    workers: tuple[int, ...]
     values: int
     sampled: int
     zeros: float
-    kurtosis: float
     dropped: Mapping[str, Array]
-    correlation: Array
     overlap: float | None
     cosine: float | None
     leaves: tuple[LeafFigures, ...]
@@ -245,18 +230,13 @@ def analyze(
     *,
     max_values: int = 1 << 22,
     ratios: Sequence[float] = (100, 30, 7.5),
-    tell: Callable[[str], object] = lambda _: None,
 ) -> Analysis:
-    """Function: what gradients look like, and which basis, codec and exchange that speaks for.
+    """Function: measure gradients, and recommend a basis, a codec and an exchange.
 
-    It measures how few coefficients hold the energy, and in which basis; whether neighbors are
-    alike; whether workers agree on the largest values; and what codecs of some sizes lose.
-    docs/api/planning.md says how to read each figure.
-
-    Of more than `max_values` values, over all steps and workers, it samples blocks of 4,096, one in
-    each of equal stretches of the gradient, at the same positions in all of them and by a fixed
-    seed. Codecs are measured on all leaves as one vector. A size compiles three to eight programs;
-    three sizes take most of a minute on a CPU, and the rest takes seconds.
+    docs/api/planning.md says how to read each figure. Of more than `max_values` values, over all
+    steps and workers, it samples blocks of 4,096, one in each of equal stretches of the gradient,
+    at the same positions in all of them and by a fixed seed. Codecs are measured on all leaves as
+    one vector. Three sizes take most of a minute on a CPU, and the rest takes seconds.
 
     Args:
       gradients: what `fg.planning.load_gradients` returned, a `GradientLog`, or a tree of arrays,
@@ -264,7 +244,6 @@ def analyze(
       max_values: how many values to measure, at least 4,096.
       ratios: the sizes at which to measure codecs: how many times fewer bytes than float32; none
         for no codecs.
-      tell: is called with the name of what is measured next, such as `print`.
 
     Returns:
       An `Analysis`.
@@ -295,18 +274,14 @@ def analyze(
     groups = [own for step in log.steps if len(own := rows[steps == step]) > 1]
     compact = min(("none", "Dct 16", "Dct 64", "Fft 64"), key=lambda name: dropped[name][1])
     found = Analysis(
-        steps=log.steps,
-        workers=tuple(sorted({worker for _, worker in keys})),
         values=sum(sizes.values()),
         sampled=n,
         zeros=float(np.mean(rows == 0)),
-        kurtosis=float(np.mean(squares**2) / np.mean(squares) ** 2),
         dropped=dropped,
-        correlation=_correlation(rows),
         overlap=float(np.mean([_overlap(own) for own in groups])) if groups else None,
         cosine=float(np.mean([_cosine(own) for own in groups])) if groups else None,
         leaves=_leaves(rows, squares, sizes, columns),
-        rates=_rates(rows, ratios, BASES[compact], tell),
+        rates=_rates(rows, ratios, BASES[compact]),
     )
     return found._replace(recommendation=tuple(_sentences(found)))
 
@@ -355,15 +330,6 @@ def _dropped(coefficients: Array, values: int) -> Array:
     return np.sqrt(np.asarray(lost) / (np.sum(energy, dtype=np.float64) or 1.0))
 
 
-def _correlation(rows: Array) -> Array:
-    out = np.zeros(LAGS)
-    for lag in range(1, min(LAGS + 1, rows.shape[1])):
-        one, other = rows[:, :-lag].ravel(), rows[:, lag:].ravel()
-        norms = np.linalg.norm(one) * np.linalg.norm(other)
-        out[lag - 1] = one @ other / norms if norms else 0.0
-    return out
-
-
 def _overlap(rows: Array) -> float:
     """The share of places that the largest values of two workers have in common, over all pairs."""
     count, n = rows.shape
@@ -398,15 +364,12 @@ def _leaves(
                 values=sum(list(sizes.values())[i] for i in same),
                 energy=float(np.sum(squares[:, own]) / total),
                 zeros=float(np.mean(rows[:, own] == 0)),
-                error=float(_dropped(rows[:, own], int(np.sum(own)))[1]),
             )
         )
     return tuple(found)
 
 
-def _rates(
-    rows: Array, ratios: Sequence[float], basis: fg.Codec, tell: Callable[[str], object]
-) -> tuple[Rate, ...]:
+def _rates(rows: Array, ratios: Sequence[float], basis: fg.Codec) -> tuple[Rate, ...]:
     """Codecs at each of some sizes, the best of each size first."""
     n, found = rows.shape[1], list[Rate]()
     like = jax.ShapeDtypeStruct((n,), jnp.float32)
@@ -417,7 +380,6 @@ def _rates(
         return fg.chain(basis, fg.TopK(fraction=share), fg.LogLevels(bits=4))
 
     for ratio in sorted(ratios, reverse=True):
-        tell(f"codecs of {ratio:g} times fewer bytes")
         size = int(4 * n / ratio)
         counts = range(1, slots + 1)
         most = bisect.bisect_right(counts, size, key=lambda k: fg.wire_bytes(largest(k), like))
@@ -425,12 +387,12 @@ def _rates(
         codecs = [fg.chain(one, fg.Budget(ratio=ratio)) for one in bases]
         codecs += [largest(most)] if most else []
         codecs += [codec for codec in DENSE if fg.wire_bytes(codec, like) <= size]
-        own = [Rate(c, ratio, 8 * fg.wire_bytes(c, like) / n, lost_by(c, rows)) for c in codecs]
+        own = [Rate(c, ratio, 8 * fg.wire_bytes(c, like) / n, _lost_by(c, rows)) for c in codecs]
         found += sorted(own, key=lambda rate: rate.error)
     return tuple(found)
 
 
-def lost_by(codec: fg.Codec, rows: Array) -> float:
+def _lost_by(codec: fg.Codec, rows: Array) -> float:
     """The relative error of a codec on rows."""
     step, like = fg.Step.of(0), jax.ShapeDtypeStruct(rows.shape[1:], jnp.float32)
 
@@ -450,8 +412,7 @@ def _sentences(found: Analysis) -> Iterator[str]:
     if there < 0.97 * here:
         yield (
             f"Transform by {BASES[best]!r} before selecting: the largest 1 % of its coefficients "
-            f"leave an error of {there:.3f}, the largest 1 % of the values {here:.3f} (neighbors "
-            f"correlate by {found.correlation[0]:.2f})."
+            f"leave an error of {there:.3f}, the largest 1 % of the values {here:.3f}."
         )
     else:
         yield (
@@ -491,3 +452,53 @@ def _sentences(found: Analysis) -> Iterator[str]:
             f"{found.zeros:.0%} of the values are exactly zero: a selector sends nothing for them, "
             "a few-bit codec sends them all."
         )
+
+
+def show(found: Analysis) -> str:
+    """All tables, and the recommendation."""
+    about = f"{found.values:,} values, {found.sampled:,} of them measured; zeros {found.zeros:.1%}"
+    if found.overlap is not None:
+        about += f"; two workers share {found.overlap:.1%} of the places of their largest 1 %"
+        about += f", and their gradients have a cosine of {found.cosine:.3f}"
+    leaves = sorted(found.leaves, key=lambda leaf: -leaf.energy)[:LEAVES]
+    tables = {
+        "Relative error of keeping the largest coefficients, in each basis": table(
+            ("basis", *(f"{share:.1%} kept" for share in KEPT)),
+            [(name, *(f"{e:.3f}" for e in errors)) for name, errors in found.dropped.items()],
+        ),
+        "Leaves, the most energy first": table(
+            ("leaf", "values", "energy", "zeros"),
+            [(x.name, f"{x.values:,}", f"{x.energy:.1%}", f"{x.zeros:.0%}") for x in leaves],
+        ),
+        "Codecs: bits a value, and the relative error": table(
+            ("codec", "times fewer", "bits", "error"),
+            [
+                (repr(r.codec), f"{r.ratio:g}", f"{r.bits:.3g}", f"{r.error:.3f}")
+                for r in found.rates
+            ],
+        ),
+    }
+    said = [f"{about}.", *(f"\n{title}\n{one}" for title, one in tables.items()), ""]
+    return "\n".join(said + [textwrap.fill(f"- {line}", 80) for line in found.recommendation])
+
+
+def draw(found: Analysis, path: str | os.PathLike[str]) -> None:
+    """Draw the errors of all bases and of all codecs to a PNG file."""
+    from matplotlib.figure import Figure  # only here: the rest works without matplotlib
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    bases, codecs = figure.subplots(1, 2)
+    for name, errors in found.dropped.items():
+        bases.semilogx([100 * share for share in KEPT], errors, ".-", label=name)
+    bases.set(xlabel="coefficients kept, %", ylabel="relative error", ylim=(0, 1.02))
+    bases.legend(frameon=False)
+    for rate in found.rates:
+        codecs.semilogx(
+            rate.bits, rate.error, "s" if rate.is_dense else "o", label=repr(rate.codec)
+        )
+    codecs.set(xlabel="bits a value", ylim=(0, 1.1))
+    figure.legend(*codecs.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    for axes in (bases, codecs):
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150, format="png")

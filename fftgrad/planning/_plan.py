@@ -1,92 +1,77 @@
-"""Whether compressing would make training faster, and with what."""
+"""Plans: whether compression makes training faster, and which."""
 
 import dataclasses
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
 
-import fftgrad as fg
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
-from fftgrad._values import check_choice
-from fftgrad.exchanges import _layout
-from fftgrad.ops import _collectives
+from fftgrad._values import check_choice, check_count
 from fftgrad.ops._collectives import Collective
-from fftgrad.planning import _alone, _exchange, _measure, _timing
-from fftgrad.planning._candidates import Candidate
-from fftgrad.planning._convergence import Loss
-from fftgrad.planning._exchange import Groups, Timing
-from fftgrad.planning._gradients import GradientLog
-from fftgrad.planning._link import Algorithm, Link, Parts, exchange_seconds, step_seconds
-from fftgrad.planning._measure import Asked, Measured
+from fftgrad.planning import _inputs, _link, _predict, _table
+from fftgrad.planning._candidates import Candidate, Loss, candidates, check_rows
+from fftgrad.planning._inputs import Groups
+from fftgrad.planning._link import Link
+from fftgrad.planning._predict import Algorithm, Parts, Timing, exchange_seconds, step_seconds
+from fftgrad.planning._text import quantity, table, three_digits
 
 ACCEPTED: tuple[Loss, ...] = ("as dense", "close")
 MARGIN = 0.1
-"""By how much a row must be faster to the same loss than the best dense to be put before it: what
-is predicted has an error of about that."""
+"""A row comes before the best dense if it is so much faster to the same loss, which is about the
+error of a prediction."""
+SLOWEST, FASTEST = 1e3, 1e13
+"""Bytes per second between which a break-even is searched."""
 
 
 class PlanRow(NamedTuple):
-    """What a plan says of one candidate. `print(row)` is the code to paste.
+    """The prediction for one candidate. `print(row)` is the code to paste.
 
     Attributes:
       name: the candidate's.
       code: the expression that makes it, to put before the optimizer, in its place if it is a whole
         one, or with local steps around it.
-      seconds: a step takes, predicted, the mean over those with and without an exchange.
-      speed_up: how many times the steps of the best dense row.
-      wire_bytes: that a worker hands to the collectives, each step on average.
+      seconds: predicted for a step, the mean over steps with and without an exchange.
+      speed_up: steps in the time of one step of the best dense row.
       link_bytes: that leave a worker over its slow link, each step on average.
       break_even: the bandwidth in bytes per second up to which it is faster than the best dense. If
-        it is faster over this link, the next one above, inf if dense wins over none; if it is not,
-        the next one below, 0 if it wins over none. None for dense.
-      error: the relative error of what is sent of a gradient, if one was given.
-      loss: what to expect of the loss at the end, from runs of small models with 8 workers, or 4.
-      steps: how many times dense's steps it took to dense's loss there, where that is known.
+        it is faster over this link, the next break-even above, or inf; if not, the next one below,
+        or 0. None for dense.
+      loss: the class of its final loss in runs of small models with 8 workers, or 4.
+      steps: steps to dense's loss there, in units of dense's steps, if that is known.
       every: steps between two exchanges.
-      whole: whether the code is a whole optimizer, in place of the user's.
-      memory: bytes that a worker keeps for it from step to step, with the state of the optimizer
-        where that is a whole one.
-      compile: seconds until it could begin, tracing included, where its times are from; 0 where
-        that is not known.
-      parts: the seconds of a step's parts; those of an exchange are a step's share.
+      whole: True if the code is a whole optimizer instead of the user's.
+      parts: the seconds of a step's parts, with a step's share of an exchange.
     """
 
     name: str
     code: str
     seconds: float
     speed_up: float
-    wire_bytes: float
     link_bytes: float
     break_even: float | None
-    error: float | None
     loss: Loss
     steps: float
     every: int
     whole: bool
-    memory: int
-    compile: float
     parts: Parts
 
     @property
     def is_dense(self) -> bool:
-        """Whether the others are compared with it."""
+        """True for a row with which the others are compared."""
         return self.break_even is None
 
     @property
     def to_loss(self) -> float:
-        """Seconds that it takes to get as far as dense gets in a step."""
+        """Seconds to the loss that dense reaches in a step."""
         return self.seconds * self.steps
 
     @property
     def place(self) -> str:
-        """Where it goes, if not into a chain."""
+        """The place of the code, if that is not a chain."""
         local = "; parameters have a row for each worker" if self.every > 1 else ""
         if self.whole:
             return f"in place of your optimizer, at a learning rate of its own{local}"
@@ -97,28 +82,16 @@ class PlanRow(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What `fg.planning.plan` found.
+    """The result of `fg.planning.plan`. `print(plan)` shows a table.
 
     Attributes:
-      rows: the best first: the fastest to the same loss of those that trained like dense, or nearly
-        so; a dense row, if none of them is a tenth faster. Then all whose loss is to be checked.
-      measured: what it rests on: the step, the link, the workers, and what each candidate takes.
-      source: where the times of the codecs are from, as a sentence.
+      rows: the best first: rows "as dense" or "close" that reach the same loss a tenth sooner than
+        dense, then dense, then other such rows, then the rows of other classes.
+      source: the source of the codec times, as a sentence.
     """
 
     rows: tuple[PlanRow, ...]
-    measured: Measured
     source: str = ""
-
-    @property
-    def workers(self) -> int:
-        """How many there are."""
-        return self.measured.workers
-
-    @property
-    def link(self) -> Link:
-        """That of each worker."""
-        return self.measured.link
 
     @property
     def best(self) -> PlanRow:
@@ -132,21 +105,37 @@ class Plan(NamedTuple):
 
     @property
     def compress(self) -> bool:
-        """Whether compressing pays; if not, the best is dense."""
+        """True if compression pays; if not, the best row is dense."""
         return not self.best.is_dense
 
     def __str__(self) -> str:
-        head = f"{'':32}{'s a step':>9}{'x dense':>9}{'MB/link':>10}  loss"
-        lines = [
-            f"{row.name:32}{row.seconds:>9.3g}{row.speed_up:>9.2f}{row.link_bytes / 1e6:>10.4g}  "
-            f"{row.loss}"
+        head = ("exchange", "a step", "times", "codec", "link", "pays below", "loss")
+        cells = [
+            (
+                row.name,
+                quantity(row.seconds, "s"),
+                three_digits(row.speed_up),
+                quantity(row.parts.compress + row.parts.decompress, "s"),
+                quantity(row.link_bytes, "B"),
+                below(row.break_even),
+                row.loss,
+            )
             for row in self.rows
         ]
-        return "\n".join([head, *lines, *textwrap.wrap(self.source, 80)])
+        return "\n".join([table(head, cells, (0, 6)), *textwrap.wrap(self.source, 80)])
 
 
-def sort(rows: list[PlanRow]) -> tuple[PlanRow, ...]:
-    """The rows as a plan has them."""
+def below(break_even: float | None) -> str:
+    """A break-even in bits per second, or in words."""
+    if break_even is None:
+        return ""
+    if not break_even:
+        return "never"
+    return "any link" if math.isinf(break_even) else quantity(8 * break_even, "bit/s")
+
+
+def sort(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
+    """Sort rows as a plan has them, the best first."""
     best_dense = min(row.seconds for row in rows if row.is_dense)
 
     def place(row: PlanRow) -> tuple[int, float]:
@@ -159,71 +148,62 @@ def sort(rows: list[PlanRow]) -> tuple[PlanRow, ...]:
     return tuple(sorted(rows, key=place))
 
 
-SLOWEST, FASTEST = 1e3, 1e13
-"""Bytes per second between which a break-even is searched."""
-
-
 class Model(NamedTuple):
-    """What is the same for all rows; what each has of its own is by their names."""
+    """The inputs of all predictions of a plan; timings and traffic by the names of rows."""
 
-    measured: Measured
+    step: float
+    link: Link
     groups: Groups
     buckets: int
     algorithm: Algorithm
+    timings: Mapping[str, Timing]
     sent: Mapping[str, tuple[Collective, ...]]
-    memory: Mapping[str, int]
     times: int = 1  # how often `sent` is sent
 
     def parts(self, row: Candidate, link: Link) -> Parts:
         """The parts of a step that exchanges."""
-        links = self.groups.links(link)
+        links, timing = self.groups.links(link), self.timings[row.name]
         exchange = self.times * exchange_seconds(self.sent[row.name], links, self.algorithm)
-        timing = self.measured.timings[row.name]
-        return Parts(self.measured.step, timing.compress, exchange, timing.decompress)
+        return Parts(self.step, timing.compress, exchange, timing.decompress)
 
     def seconds(self, row: Candidate, link: Link) -> float:
-        """Those of a step, the mean over those with and without an exchange."""
+        """Seconds of a step, the mean over steps with and without an exchange."""
         return step_seconds(self.parts(row, link), every=row.every, buckets=self.buckets)
 
-    def best_dense(self, rows: tuple[Candidate, ...], link: Link) -> float:
+    def best_dense(self, rows: Sequence[Candidate], link: Link) -> float:
         """Seconds of the fastest dense row."""
         return min(self.seconds(row, link) for row in rows if row.dense)
 
-    def row(self, own: Candidate, rows: tuple[Candidate, ...], error: float | None) -> PlanRow:
-        """What a plan says of one of the rows."""
-        link, every = self.measured.link, own.every
-        seconds, parts = self.seconds(own, link), self.parts(own, link)
+    def row(self, own: Candidate, rows: Sequence[Candidate]) -> PlanRow:
+        """The prediction for one of the rows."""
+        seconds, parts = self.seconds(own, self.link), self.parts(own, self.link)
         slow = [c for c in self.sent[own.name] if self.groups.slow in (c.axes or ())]
         return PlanRow(
             name=own.name,
             code=own.code(self.groups.axis_name),
             seconds=seconds,
-            speed_up=self.best_dense(rows, link) / seconds,
-            wire_bytes=self.times * sum(c.bytes for c in slow) / every,
-            link_bytes=self.times * sum(c.link_bytes(c.workers or 1) for c in slow) / every,
+            speed_up=self.best_dense(rows, self.link) / seconds,
+            link_bytes=self.times * sum(c.link_bytes(c.workers or 1) for c in slow) / own.every,
             break_even=None if own.dense else self.break_even(own, rows),
-            error=error,
             loss=own.loss,
             steps=own.steps,
-            every=every,
+            every=own.every,
             whole=own.optimizer is not None,
-            memory=self.memory[own.name],
-            compile=self.measured.timings[own.name].compile,
-            parts=Parts(parts.step, *(part / every for part in parts[1:])),
+            parts=Parts(parts.step, *(part / own.every for part in parts[1:])),
         )
 
-    def break_even(self, row: Candidate, rows: tuple[Candidate, ...]) -> float:
-        """The bandwidth where the best dense row begins to be faster, looked for from this link on.
+    def break_even(self, row: Candidate, rows: Sequence[Candidate]) -> float:
+        """The next bandwidth at which the row and the best dense take equally long.
 
-        Upwards, if the row is faster here; else downwards. Either end may be without one: an
-        exchange of fewer rounds and more bytes wins over fast links alone.
+        The search goes up from this link if the row is faster here, else down. It may find none: an
+        exchange of fewer rounds and more bytes wins over fast links only.
         """
 
         def is_faster(bandwidth: float) -> bool:
-            link = dataclasses.replace(self.measured.link, bandwidth=bandwidth)
+            link = dataclasses.replace(self.link, bandwidth=bandwidth)
             return self.seconds(row, link) < self.best_dense(rows, link)
 
-        at = self.measured.link.bandwidth
+        at = self.link.bandwidth
         here = is_faster(at)
         factor = 2.0 if here else 0.5
         while is_faster(at * factor) == here:
@@ -240,76 +220,58 @@ class Model(NamedTuple):
 def plan(
     params: PyTree,
     *,
-    step: Callable[[], Any] | str | float,
-    link: Link | str | float | None = None,
-    workers: int | None = None,
+    step: str | float,
+    link: Link | str | float,
+    workers: int,
     fast: tuple[int, Link] | None = None,
-    mesh: Mesh | None = None,
     axis_name: AxisName | None = None,
     timings: Mapping[str, Timing] | None = None,
-    gradients: Sequence[PyTree] | GradientLog | None = None,
     buckets: int | None = None,
     algorithm: Algorithm = "fastest",
     rows: Sequence[Candidate] | None = None,
     measure: bool = False,
-    seconds: float = 0.5,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Plan:
-    """Function: would compressing make training faster, and with what?
+    """Function: predict whether compression makes training faster, and which.
 
     It predicts the seconds of a step for a dense mean in float32 and in bfloat16, for every family
-    of exchange and codec that fits, and for local steps: the step itself, what the exchange takes
-    on this device, and what its collectives take over the links; docs/results/predictions.md has
-    the model, and how far it was from measured runs. Then it says which is fastest, which may be
-    none.
+    of exchange and codec that fits, and for local steps. A step is the step itself, the codec time
+    on this device, and the time of the collectives over the links. docs/results/predictions.md has
+    the model and its errors. The best row may be a dense one.
 
-    Speed is not all: a row trains with other gradients. `loss` says what came of that in short runs
-    of small models, and only rows that were as dense or close to it are put before dense. Where a
-    row took more steps than dense to the same loss, the order counts them.
-
-    What is not given is measured, as `fg.planning.measure` does: in several processes all have to
-    call it at once, with the mesh.
+    `loss` is the class of a row's loss in short runs of small models. Only rows "as dense" or
+    "close" come before dense. If a row took more steps than dense to the same loss, the order
+    counts them.
 
     Args:
       params: the parameters, or their shapes.
-      step: seconds of a step without any exchange, or a text: "300ms"; or a function without
-        arguments that makes one and returns what to wait for: `lambda: grad_step(w, x, y)`.
-      link: that of each worker, `fg.planning.Link("1gbit", "100us")`, or its bandwidth alone:
-        "1gbit"; if left out, that of the mesh; with `fast`, the slow one.
-      workers: how many there are; with `fast`, all of them; if left out, those of the mesh.
-      fast: how many workers fast links join, such as the GPUs of one machine, and their link, which
-        is not measured: `(8, fg.planning.Link("50GB/s", "10us"))`. The exchanges are then
-        `Hierarchical`, over two axes.
-      mesh: that of the workers.
+      step: seconds of a step without any exchange, or a text: "300ms".
+      link: that of each worker, `fg.planning.Link("1gbit", "100us")` or what
+        `fg.planning.measure_link` returned, or its bandwidth alone: "1gbit"; with `fast`, the slow
+        one.
+      workers: number of workers; with `fast`, of all groups together.
+      fast: number of workers that fast links join, such as the GPUs of a machine, and their link:
+        `(8, fg.planning.Link("50GB/s", "10us"))`. The exchanges are then `Hierarchical`, over two
+        axes.
       axis_name: the axis, or axes, of the workers, for the code; with `fast`, the slow axis and the
         fast one. If left out, "data", or ("slow", "fast").
-      timings: of each row by its name, as in `Measured`. If left out, those of the default rows
-        come from a table of a named machine, by how long a memory copy takes here, and rows of your
-        own are timed: of more than four million values by a smaller model, in proportion.
-      gradients: trees like `params`, of which the errors are measured, or what
-        `fg.planning.load_gradients` returned; also to time with, in place of heavy-tailed random
-        values of a fixed seed.
-      buckets: in how many the gradient leaves while the backward pass runs, all but the last of
-        which hide behind it. With 1 nothing hides, and what comes before the first message is not
-        timed apart, which halves what there is to compile. If left out, 1 on a CPU and 8 elsewhere,
-        dense rows included; the code then cuts the gradient.
-      algorithm: of the collectives, "ring" or "tree", or for each the faster of a ring and what
-        libraries use for short messages; docs/results/predictions.md says which use
-        what.
-      rows: what to compare, in place of the default candidates; one at least must be dense.
-      measure: whether each row is timed here for the model as it is, which takes minutes, and the
-        memory of it.
-      seconds: the time that the rounds of each row and collective take, about. A round of each is
-        made in any case, after two that are not counted, of which the first compiles.
-      tell: hears the name of each thing before it is timed, such as `print`.
+      timings: of each row by its name. If left out, those of the default rows come from a table of
+        a named machine, scaled by the time of a memory copy here. Rows of your own are timed; a
+        model of more than four million values by a smaller one, in proportion.
+      buckets: number of messages of a gradient, all but the last of which overlap the backward
+        pass. If left out, 1 on a CPU and 8 elsewhere, also for dense rows; the code has the layout.
+      algorithm: of the collectives: "ring", "tree", or for each the faster of a ring and the
+        algorithm of libraries for short messages (docs/results/predictions.md).
+      rows: candidates to compare instead of the default ones; one at least must be dense.
+      measure: True to time each row here for the whole model, which takes minutes and its memory.
+      tell: called with the name of each row before it is timed, such as `print`.
 
     Returns:
-      A `Plan`. `print(plan)` is the table, `print(plan.best)` the code. The same for the same
-      arguments, where `timings` are among them.
+      A `Plan`. `print(plan)` is the table, `print(plan.best)` the code. With `timings`, equal
+      arguments give equal plans.
 
     Raises:
-      ValueError: if there is no dense row, two rows have one name, or a timing is missing or of
-        other workers.
+      ValueError: if there is no dense row, two rows have one name, or a timing is missing.
 
     Example:
       >>> params = jax.ShapeDtypeStruct((1000, 1000), "float32")
@@ -327,108 +289,43 @@ def plan(
     References:
       Agarwal et al., MLSys 2022, arXiv:2103.00543: of 200 set-ups 6 beat well-tuned dense training.
     """
-    asked = _measure.ask(
-        "plan", params, step, workers, link, fast, mesh, axis_name, rows, gradients, buckets
-    )
-    if not any(row.dense for row in asked.rows):
-        raise ValueError(
-            "plan(rows): must have a dense row to compare with, got "
-            f"{[row.name for row in asked.rows]}; add "
-            "fg.planning.Candidate('dense', fg.AllReduce(), dense=True)."
-        )
     check_choice("plan(algorithm)", algorithm, get_args(Algorithm))
-    if timings is not None:
-        _check_timings(timings, asked)
-    timings, source = _timings(asked, timings, measure)
-    measured = _measure.complete(asked, seconds, tell, timings, exact=measure)
-    axes, like = asked.groups.axes, asked.like
-    chosen = tuple(_cut(row, like, asked.buckets) for row in asked.rows)
-    few, times = _exchange.part(like) if asked.default else (like, 1)
-    known = {row.name: _sent(row, few, axes) for row in chosen}
-    sent = {name: own for name, (own, _) in known.items()}
-    kept = {name: own * times for name, (_, own) in known.items()}
-    model = Model(measured, asked.groups, asked.buckets, algorithm, sent, kept, times)
-    errors = [_error(row, axes, asked.gradients) if asked.gradients else None for row in chosen]
-    found = [model.row(row, chosen, e) for row, e in zip(chosen, errors, strict=True)]
-    return Plan(sort(found), measured, source)
-
-
-def _timings(
-    asked: Asked, given: Mapping[str, Timing] | None, measure: bool
-) -> tuple[Mapping[str, Timing] | None, str]:
-    """What is known of them, None if they are to be measured, and where they are from."""
-    if given is not None:
-        return given, "Codec times: as given."
-    if asked.default and not measure and _measure.in_table(asked.rows):
-        agree = _timing.agreement(asked.mesh, asked.groups.axis_name)
-        return _measure.from_table(asked.rows, asked.like, asked.groups, agree)
-    if measure or _exchange.count(asked.like) <= _measure.LARGEST:
-        return None, "Codec times: measured here."
-    return None, (
-        "Codec times: measured here for 4 million values, and in proportion beyond; measure=True "
-        "times the model as it is."
-    )
-
-
-def _check_timings(timings: Mapping[str, Timing], asked: Asked) -> None:
-    given: object = timings
-    for row in asked.rows:
-        if not isinstance(given, Mapping) or row.name not in given:
-            raise ValueError(
-                f"plan(timings): must have all rows, got none of {row.name!r}; measure with the "
-                "same rows, or leave timings out."
-            )
-        argument = f"plan(timings[{row.name!r}])"
-        _exchange.check_timing(argument, timings[row.name], asked.groups.sizes)
+    joined, like = _inputs.groups(workers, fast, axis_name), _inputs.like_of("plan", params)
+    own, over = _link.seconds("plan(step)", step), Link.of(link)
+    if buckets is None:  # XLA overlaps nothing on a CPU
+        buckets = 1 if jax.default_backend() == "cpu" else 8
+    check_count("plan(buckets)", buckets, "use 1 for no overlap.")
+    few, times = _inputs.part(like) if rows is None else (like, 1)
+    default = candidates(like, *joined.sizes, list(joined.axes)[-1]) if rows is None else rows
+    compared = check_rows(default)
+    source = "Codec times: as given."
+    if timings is None:
+        if rows is None and not measure and _table.in_table(compared):
+            timings, source = _table.from_table(compared, like, joined)
+        else:
+            timings, source = _table.timed_here(compared, like, joined, measure, tell)
+    if missing := [row.name for row in compared if row.name not in timings]:
+        raise ValueError(
+            f"plan(timings): must have all rows, got none of {missing}; measure with the same "
+            "rows, or leave timings out."
+        )
+    cut = tuple(_cut(row, like, buckets) for row in compared)
+    sent = {row.name: _sent(row, few, joined) for row in cut}
+    model = Model(own, over, joined, buckets, algorithm, timings, sent, times)
+    return Plan(sort([model.row(row, cut) for row in cut]), source)
 
 
 def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:
-    """The candidate with a gradient in buckets, unless it has its own or nothing hides."""
+    """The candidate with a gradient in buckets, unless it has its own or nothing overlaps."""
     layout = row.recipe.layout
     if buckets == 1 or row.every > 1 or layout.bucket_bytes is not None:
         return row
-    total = _exchange.count(like)
+    total = _inputs.count(like)
     cut = dataclasses.replace(layout, bucket_bytes=4 * max(1, -(-total // buckets)))
     return dataclasses.replace(row, method=dataclasses.replace(row.recipe, layout=cut))
 
 
-def _sent(
-    row: Candidate, like: PyTree, axes: Mapping[str, int]
-) -> tuple[tuple[_collectives.Collective, ...], int]:
-    """What a worker sends, and the bytes of the state that it keeps."""
-    tx = row.transformation(_exchange.axis_of(axes))
-    state = jax.eval_shape(tx.init, like)
-    sent = _exchange.traffic("plan(rows)", tx, like, state, axes, row.every)
-    return sent, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-
-
-def _error(row: Candidate, axes: Mapping[str, int], gradients: Sequence[PyTree]) -> float:
-    """How far what is sent of the gradients is from them."""
-    exchange, axis = row.recipe.exchange, next(iter(axes))
-    if isinstance(exchange, fg.Hierarchical):  # whose groups keep what the links between them lose
-        exchange = exchange.slow
-    # One worker, where the exchange does not say how many, because all but one may send nothing.
-    workers = getattr(exchange, "workers", 1)
-    layout = row.recipe.layout.for_exchange(exchange)
-
-    @jax.jit
-    def lost(gradient: PyTree, unit: jax.Array) -> tuple[jax.Array, jax.Array]:
-        def sent(bucket: PyTree) -> PyTree:
-            channel = fg.exchanges.Channel(axis, fg.Step.of(0))
-            out = exchange.mean(bucket, exchange.init(bucket), channel)
-            return jax.tree.map(jnp.subtract, bucket, out.error)
-
-        buckets, _ = _layout.to_buckets(jax.tree.map(jnp.asarray, gradient), layout)
-        both = [(bucket, _alone.alone(sent, {axis: workers})(bucket)) for bucket in buckets]
-        pairs = [p for x, y in both for p in zip(*map(jax.tree.leaves, (x, y)), strict=True)]
-        total = jnp.zeros(())
-        return (
-            sum((jnp.sum(((x - y) / unit) ** 2) for x, y in pairs), total),
-            sum((jnp.sum((x / unit) ** 2) for x, _ in pairs), total),
-        )
-
-    sums = np.zeros(2)
-    for gradient in gradients:  # in units of its largest value, whose square float32 may not hold
-        unit = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(gradient) if leaf.size)
-        sums += np.asarray(lost(gradient, jnp.float32(unit)), np.float64) * unit**2
-    return math.sqrt(sums[0] / sums[1])
+def _sent(row: Candidate, like: PyTree, joined: Groups) -> tuple[Collective, ...]:
+    """The collectives of a worker from one exchange to the next."""
+    tx = row.transformation(_inputs.axis_of(joined.axes))
+    return _predict.traffic("plan(rows)", tx, like, joined.axes, row.every)

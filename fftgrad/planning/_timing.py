@@ -1,4 +1,4 @@
-"""How long programs take: medians over rounds, in which each has its turn."""
+"""Times of programs: medians over rounds in which each program has its turn."""
 
 import statistics
 import time
@@ -18,16 +18,15 @@ Task = tuple[Callable[[Any], Any], Sequence[Any]]
 """A function of one input, whose result is waited for, and inputs of one shape, in turn."""
 
 Agree = Callable[[float], float]
-"""Gives all workers the greatest of their numbers, when all have come that far."""
+"""Waits for all workers, and returns the greatest of their numbers."""
 
 
 class Timed(NamedTuple):
-    """What a run takes."""
+    """The times of a program."""
 
     seconds: float  # the median over the rounds
     least: float  # of the fastest round
-    most: float  # of the slowest round
-    rounds: int  # how many there were
+    rounds: int
 
 
 def timed(
@@ -37,28 +36,19 @@ def timed(
     least_rounds: int = 3,
     agree: Agree = float,
 ) -> Timed:
-    """How long `run` takes, over at least so many seconds and so many rounds.
-
-    Two runs before are not counted: the first compiles, and the second one finds the memory that
-    all others will use. Workers that agree begin together, the slowest counts, and all make the
-    same rounds.
-    """
-    (time_of_it,) = timed_in_turn([(run, inputs)], seconds, least_rounds, agree=agree)
-    return time_of_it
+    """Time one program, as `timed_in_turn` does."""
+    (found,) = timed_in_turn([(run, inputs)], seconds, least_rounds, agree)
+    return found
 
 
 def timed_in_turn(
-    tasks: Sequence[Task],
-    seconds: float,
-    least_rounds: int = 3,
-    tell: Callable[[float], object] = lambda _: None,
-    agree: Agree = float,
+    tasks: Sequence[Task], seconds: float, least_rounds: int = 3, agree: Agree = float
 ) -> tuple[Timed, ...]:
-    """How long each task takes, over at least so many seconds and so many rounds of each.
+    """Time each task, over at least so many seconds and so many rounds of each.
 
-    The seconds are those of the slowest worker, with what agreeing takes. All have their turn in a
-    round, so that what slows the machine for a while slows all of them. A task that is done leaves
-    the rounds. `tell` hears the seconds of each run.
+    The first two runs of a task do not count: one compiles, and one allocates. Tasks take turns, so
+    that a slow spell of the machine slows all of them. A task that has enough rounds leaves. With
+    `agree`, workers begin together, the slowest counts, and all make the same rounds.
     """
     for run, inputs in tasks:
         for _ in range(2):
@@ -80,15 +70,14 @@ def timed_in_turn(
             elapsed = agree(time.perf_counter() - start)
             del result  # before the next one needs the memory, and not within its time
             times[i].append(elapsed)
-            # With what agreeing takes, which over a slow link may be far more than the task.
+            # `agree` counts too: over a slow link it may take far longer than the task.
             used[i] += time.perf_counter() - begun
-            tell(elapsed)
-    return tuple(Timed(statistics.median(t), min(t), max(t), len(t)) for t in times)
+    return tuple(Timed(statistics.median(t), min(t), len(t)) for t in times)
 
 
-def agreement(mesh: Mesh | None, axis_name: AxisName) -> Agree:
-    """The agreement among the workers of a mesh; of one process alone, there is nobody to ask."""
-    if mesh is None or jax.process_count() == 1:
+def agreement(mesh: Mesh, axis_name: AxisName) -> Agree:
+    """The `agree` of a mesh; one process alone has nobody to ask."""
+    if jax.process_count() == 1:
         return float
     workers = _axes.mesh_size(mesh, axis_name)
     program = jax.jit(

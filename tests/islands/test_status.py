@@ -1,16 +1,14 @@
 """What a store says of its run, to programs and to people."""
 
-import io
 import json
 import pathlib
 
 import pytest
-from rich.console import Console
 from simulation import SETTINGS, Actor, Mortal, World, run
 
 import fftgrad as fg
 from fftgrad.__main__ import main
-from fftgrad.planning.commands import _islands
+from fftgrad.planning import _commands
 
 pytest.importorskip("obstore")
 
@@ -77,12 +75,6 @@ def test_the_command_shows_a_table(folder, capsys, monkeypatch):
     assert "open: round 8, came: nobody yet; newest anchor: round 6" in out
 
 
-def test_the_command_writes_json(folder, capsys):
-    assert main(["islands", "status", folder, "--json", "-", "--rounds", "2"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["round"] for one in found["rounds"]] == [6, 7]
-
-
 def test_where_there_is_no_run_it_says_so(tmp_path, capsys):
     assert main(["islands", "status", str(tmp_path)]) == 2
     assert "must have a run" in capsys.readouterr().err
@@ -91,13 +83,12 @@ def test_where_there_is_no_run_it_says_so(tmp_path, capsys):
 
 
 def test_what_a_member_wrote_is_shown_as_text():
-    """Neither markup nor what moves the cursor."""
+    """Nothing that moves the cursor."""
     one = fg.islands.RoundStatus(3, ["a"], [], {"b": "[/nothing] \x1b[2J"}, None, 1.0)
     found = fg.islands.Status(4, ["c\n"], 0, [], [one], "")
-    console = Console(width=120, file=io.StringIO())
-    console.print(_islands.show(found))
-    assert "b: [/nothing] ?[2J" in console.file.getvalue()
-    assert "c?;" in console.file.getvalue()
+    shown = _commands.show_islands(found)
+    assert "b: [/nothing] ?[2J" in shown
+    assert "c?;" in shown
 
 
 def test_a_damaged_manifest_is_told_beside_the_others(folder):

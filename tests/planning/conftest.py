@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from fftgrad.planning import _candidates, _measure, _plan
+from fftgrad.planning import _candidates, _plan
 
 KNOWN = {}
 """By function, shapes and what else it follows from."""
@@ -31,5 +31,5 @@ def _candidates_are_made_and_traced_once():
         patch.setattr(_plan, "_sent", remembered(_plan._sent))
         usual = remembered(_candidates.candidates)
         patch.setattr(_candidates, "candidates", usual)
-        patch.setattr(_measure, "candidates", usual)
+        patch.setattr(_plan, "candidates", usual)
         yield

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import fftgrad as fg
-from fftgrad.planning import _convergence
+from fftgrad.planning import _candidates
 
 RUNS = {
     "two stages 25x, Muon": "two stages 25x, Muon, lead 0.3",
@@ -44,9 +44,9 @@ def test_the_classes_are_those_of_the_committed_runs(figures):
     def mean(rows, key):
         return statistics.mean(row[key] for row in rows)
 
-    for row, seen in _convergence.SEEN.items():
+    for row, seen in _candidates.SEEN.items():
         name = RUNS.get(row, row)
-        if not isinstance(seen, _convergence.Tuned):
+        if not isinstance(seen, _candidates.Tuned):
             continue
         loss = 100 * (mean(lm[name], "loss") / mean(lm["dense"], "loss") - 1)
         lost = 100 * (mean(digits["dense"], "accuracy") - mean(digits[name], "accuracy"))
@@ -65,7 +65,7 @@ def test_the_classes_are_those_of_the_committed_runs(figures):
 def test_so_are_those_of_the_held_out_tasks(figures):
     methods = importlib.import_module("methods")
     runs = json.loads((BENCHMARKS / "results/convergence/ends.json").read_text())["runs"]
-    held_out = {r: s for r, s in _convergence.SEEN.items() if isinstance(s, _convergence.HeldOut)}
+    held_out = {r: s for r, s in _candidates.SEEN.items() if isinstance(s, _candidates.HeldOut)}
     matrix = jax.ShapeDtypeStruct((9, 9), "float32")
     rows = {row.name: row for row in fg.planning.candidates(matrix, 8)}
     trained = {row.name: row for row in methods.ENDS}
@@ -96,8 +96,8 @@ def test_so_are_those_of_steps():
         for path in folder.glob("lm-100mbit*.json")
         for run in json.loads(path.read_text())["runs"]
     ]
-    longer = {RUNS[row]: seen.steps for row, seen in _convergence.SEEN.items()
-              if isinstance(seen, _convergence.Longer)}  # fmt: skip
+    longer = {RUNS[row]: seen.steps for row, seen in _candidates.SEEN.items()
+              if isinstance(seen, _candidates.Longer)}  # fmt: skip
     steps = {
         name: statistics.mean(run["assessed"][-1][0] for run in runs if run["method"] == name)
         for name in ("dense", *longer)
@@ -108,7 +108,7 @@ def test_so_are_those_of_steps():
 
 
 def test_kinds():
-    held_out, tuned, longer = _convergence.HeldOut, _convergence.Tuned, _convergence.Longer
+    held_out, tuned, longer = _candidates.HeldOut, _candidates.Tuned, _candidates.Longer
     kinds = [held_out(mean, 9.0).kind for mean in (-1.0, 1.0, 1.1, 3.0, 3.1, 8.0, 8.1)]
     assert kinds == ["as dense"] * 2 + ["close"] * 2 + ["check"] * 2 + ["worse"]
     assert tuned(-2.0, 0.0).kind == tuned(8.0, 2.0).kind == tuned(0.0, 0.0, 8.0).kind == "check"

@@ -1,6 +1,5 @@
 """Gradients in files; the figures of an analysis, against known data; and its recommendation."""
 
-import json
 import sys
 
 import jax.numpy as jnp
@@ -46,9 +45,7 @@ def says(found, *words):
 
 def test_of_white_noise():
     found = plain(WHITE)
-    assert found.kurtosis == pytest.approx(3, abs=0.2)
     assert found.zeros == 0
-    np.testing.assert_allclose(found.correlation, 0, atol=0.04)
     # The energy below the quantile t of a Gaussian: P(|x| < t) - 2 t p(t).
     wanted = [0.7490, 0.9559, 0.9930]
     for name in ("none", "Dct 16", "Dct 64", "Hadamard"):
@@ -62,7 +59,6 @@ def test_of_white_noise():
 
 def test_of_neighbors_that_are_alike():
     found = plain(SMOOTH)
-    np.testing.assert_allclose(found.correlation, 0.9 ** np.arange(1, 9), atol=0.06)
     for name in ("Dct 16", "Dct 64", "Fft 4096"):
         assert np.all(found.dropped[name] < found.dropped["none"])
     assert found.dropped["Dct 64"][0] < 0.5 * found.dropped["none"][0]
@@ -102,9 +98,7 @@ def test_signal_and_noise_are_those_that_were_added():
 
 def test_dense_gradients_want_few_bits_and_sparse_ones_a_selector():
     for gradient, dense in ((WHITE[:4096], True), (HEAVY[:4096], False)):
-        told = list[str]()
-        found = fg.planning.analyze({"w": gradient}, ratios=(28,), tell=told.append)
-        assert told == ["codecs of 28 times fewer bytes"]
+        found = fg.planning.analyze({"w": gradient}, ratios=(28,))
         assert [rate.error for rate in found.rates] == sorted(rate.error for rate in found.rates)
         assert {rate.is_dense for rate in found.rates} == {True, False}
         best = found.rates[0]
@@ -119,7 +113,7 @@ def test_dense_gradients_want_few_bits_and_sparse_ones_a_selector():
 
 
 def test_a_transform_is_for_neighbors_that_are_alike():
-    assert says(plain(SMOOTH), "Transform by", "correlate by 0.")
+    assert says(plain(SMOOTH), "Transform by")
     assert says(plain(HEAVY), "Use no transform")
 
 
@@ -142,7 +136,7 @@ def test_zeros_are_counted():
     found = plain({"a": half, "b": np.zeros(5000, np.float32)})
     assert found.zeros == pytest.approx((N / 2 + 5000) / (N + 5000))
     assert says(found, "exactly zero")
-    assert (found.leaves[1].energy, found.leaves[1].zeros, found.leaves[1].error) == (0, 1, 0)
+    assert (found.leaves[1].energy, found.leaves[1].zeros) == (0, 1)
 
 
 def test_a_sample_is_bounded_and_of_the_same_places_in_all_gradients():
@@ -156,7 +150,6 @@ def test_a_sample_is_bounded_and_of_the_same_places_in_all_gradients():
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_the_scale_is_of_no_concern(scale):
     found, wanted = (plain({"w": s * HEAVY.astype(np.float64)}) for s in (scale, 1.0))
-    np.testing.assert_allclose(found.kurtosis, wanted.kurtosis, rtol=1e-3)
     for name, errors in found.dropped.items():
         np.testing.assert_allclose(errors, wanted.dropped[name], atol=1e-4)
 
@@ -225,24 +218,17 @@ def test_mistakes_are_answered(call, error, remedy):
         call()
 
 
-def test_the_command_shows_tables_and_writes_what_it_is_asked_for(tmp_path, capsys, monkeypatch):
+def test_the_command_shows_tables_and_draws(tmp_path, capsys, monkeypatch):
     rates = (fg.planning.Rate(fg.Budget(ratio=30), 30, 1.07, 0.24),)
     monkeypatch.setattr(_gradients, "_rates", lambda *_: rates)
-    name = "a name of a kernel that goes [/] on"
-    trees = {i: {name: RNG.standard_t(3, 8192), "bias": RNG.normal(size=100)} for i in range(2)}
+    trees = {i: {"kernel": RNG.standard_t(3, 8192), "bias": RNG.normal(size=100)} for i in range(2)}
     fg.planning.save_gradients(tmp_path / "a.npz", fg.planning.GradientLog({3: trees}))
-    files = tmp_path / "a.json", tmp_path / "a.png"
-    argv = ["analyze", str(tmp_path / "a.npz"), "--json", str(files[0]), "--png", str(files[1])]
+    argv = ["analyze", str(tmp_path / "a.npz"), "--png", str(tmp_path / "a.png")]
     assert main(argv) == 0
     out = capsys.readouterr().out
-    for words in ("8,292 values", "2 workers", "Fft whole", name, "Budget(ratio=30)", "- Use no"):
+    for words in ("8,292 values", "Fft whole", "kernel", "Budget(ratio=30)", "- Use no"):
         assert words in out
-    record = json.loads(files[0].read_text())
-    assert record["values"] == 8292
-    assert record["rates"][0]["codec"] == "Budget(ratio=30)"
-    assert files[1].read_bytes().startswith(b"\x89PNG")
-    assert main([*argv[:2], "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["workers"] == [0, 1]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(argv) == 2
     assert ".[cli]" in capsys.readouterr().err

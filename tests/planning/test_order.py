@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import fftgrad as fg
-from fftgrad.planning import _candidates, _convergence, _exchange, _plan
+from fftgrad.planning import _candidates, _inputs, _plan
 from fftgrad.planning._plan import Model, sort
 
 LIKE = {"w": jax.ShapeDtypeStruct((1000, 1000), "float32")}
@@ -64,8 +64,8 @@ def test_the_steps_of_the_default_rows_are_those_that_were_seen():
     rows = {row.name: row for row in _candidates.candidates(LIKE, 4)}
     dense = {name for name, row in rows.items() if row.dense}
     assert {rows[name].loss for name in dense} == {"as dense"}
-    assert rows.keys() == _convergence.SEEN.keys() | dense
-    for name, seen in _convergence.SEEN.items():
+    assert rows.keys() == _candidates.SEEN.keys() | dense
+    for name, seen in _candidates.SEEN.items():
         assert (rows[name].steps, rows[name].loss) == (seen.steps, seen.kind)
 
 
@@ -166,19 +166,17 @@ PLANS = 80
 def test_what_a_plan_recommends_is_never_slower_than_dense(workers):
     """Whatever the link, the step, and what an exchange takes on the device."""
     rng = np.random.default_rng(workers)
-    groups = _exchange.groups("plan", workers, None, None)
+    groups = _inputs.groups(workers, None, None)
     rows = _candidates.candidates(LIKE, workers)
     rows = rows[:2] + rows[2::5]  # those that are dense, and a few of the others
-    sent = {row.name: _plan._sent(row, LIKE, groups.axes)[0] for row in rows}
+    sent = {row.name: _plan._sent(row, LIKE, groups) for row in rows}
     for _ in range(PLANS):
         bandwidth, latency, step, codec = 10 ** rng.uniform([5, -6, -4, -5], [12, -1, 1, 0])
         link = fg.planning.Link(bandwidth, latency)
         timings = {row.name: fg.planning.Timing(*codec * rng.random(2)) for row in rows}
         algorithm = str(rng.choice(typing.get_args(_plan.Algorithm)))
-        model = Model(
-            fg.planning.Measured(step, link, workers, timings), groups, int(rng.integers(1, 9)),
-            algorithm, sent, dict.fromkeys(sent, 0),
-        )  # fmt: skip
-        found = fg.planning.Plan(sort([model.row(row, rows, None) for row in rows]), model.measured)
+        buckets = int(rng.integers(1, 9))
+        model = Model(step, link, groups, buckets, algorithm, timings, sent)
+        found = fg.planning.Plan(sort([model.row(row, rows) for row in rows]))
         assert found.best.seconds <= min(model.seconds(row, link) for row in rows if row.dense)
         assert found.compress == (found.best.break_even is not None)

@@ -247,7 +247,7 @@ PLANNED = {
     for row in fg.planning.candidates(jax.ShapeDtypeStruct((20, 30), "float32"), workers=8)
     if row.optimizer or row.every > 1
 }
-"""The lines of `fftgrad plan --program`."""
+"""The lines of `fftgrad plan`."""
 ELSE = {
     "feedback_sgd": "fg.optimizers.feedback_sgd(learning_rate)",
     "sparse_loco": "fg.optimizers.sparse_loco(optax.adam(learning_rate), every=4)",

@@ -1,0 +1,261 @@
+"""The command line: `fftgrad plan`, `analyze`, `bench` and `islands status`."""
+
+import argparse
+import functools
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import fftgrad as fg
+from fftgrad import planning
+from fftgrad.planning import Link, Plan, _bench, _gradients
+from fftgrad.planning._inputs import squares
+from fftgrad.planning._predict import Algorithm
+from fftgrad.planning._text import parse_count, quantity, table, three_digits
+
+DESCRIPTION = """\
+Gradient exchange that costs what the information in a gradient costs: whether
+it pays for you, which way, and how fast this machine is at it.
+"""
+EXIT_CODES = """\
+exit codes:
+  0    done, whatever the answer is
+  1    the run failed
+  2    something that was passed is not right: one line on stderr says what is
+"""
+RULE = re.compile(r"[\w.]+\(.*?\): ")
+"""How an error of the library about an argument begins."""
+
+PLAN = """\
+25 million parameters, 16 workers, links of 1 Gbit/s, 300 ms to compute a step:
+  fftgrad plan --parameters 25M --workers 16 --bandwidth 1gbit --step 300ms
+the shapes of your own model, and codec times of this machine:
+  fftgrad plan --params params.npz --workers 16 --bandwidth 1gbit \\
+    --step 300ms --measure
+"""
+LEGEND = """\
+Order: by seconds to the same loss, first what ends as dense or close and is a
+tenth faster than dense, then dense, then all else of those, then the others.
+times: the steps that it makes in one step of the best dense. codec: compressing
+and decompressing, and the optimizer of a row that has its own. link: bytes that
+leave a worker in a step. pays below: over a faster link the best dense wins.
+loss: as dense and close are of small models that no setting was chosen on, with
+8 workers; check and worse of others, which need not travel."""
+
+
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    model = parser.add_mutually_exclusive_group(required=True).add_argument
+    model("--parameters", metavar="N", help="how many, as 25M: in square matrices and a vector")
+    model("--params", metavar="FILE", help="an .npz file of parameters, of which shapes are read")
+    add = parser.add_argument
+    add("--workers", type=int, required=True, metavar="N", help="how many")
+    text = "of the link of a worker, its share of one that several have: 100mbit, 1Gbit/s, 125MB/s"
+    add("--bandwidth", required=True, metavar="RATE", help=text)
+    add("--latency", default="100us", metavar="TIME", help="of a message: 2ms (default: 100us)")
+    text = "what a step takes without any exchange: 300ms, 1.5s"
+    add("--step", required=True, metavar="TIME", help=text)
+    text = "how many workers fast links join, such as the GPUs of one machine"
+    add("--fast", type=int, metavar="N", help=text)
+    text = "of the fast links (default: 50GB/s)"
+    add("--fast-bandwidth", default="50GB/s", metavar="RATE", help=text)
+    text = "of the fast links (default: 10us)"
+    add("--fast-latency", default="10us", metavar="TIME", help=text)
+    text = "of the collectives (default: for each the faster of a ring and a tree)"
+    add("--algorithm", choices=get_args(Algorithm), default="fastest", help=text)
+    text = "time each codec on this machine, for all of the model: minutes, and its memory"
+    add("--measure", action="store_true", help=text)
+
+
+def run_plan(args: argparse.Namespace) -> None:
+    """Print the table of a plan, its answer, and the code of the best row."""
+    if args.parameters:
+        params: Any = squares(parse_count("plan(--parameters)", args.parameters))
+    else:
+        params = planning.load_gradients(args.params).trees[0]
+    fast = args.fast and (args.fast, Link(args.fast_bandwidth, args.fast_latency))
+    found = planning.plan(
+        params,
+        step=args.step,
+        workers=args.workers,
+        link=Link(args.bandwidth, args.latency),
+        fast=fast,
+        algorithm=args.algorithm,
+        measure=args.measure,
+        tell=lambda name: print(f"timing {name}", file=sys.stderr),
+    )
+    print(f"{found}\n{LEGEND}\n\n{textwrap.fill(answer(found), 80)}\n\n{found.best.code}")
+
+
+def answer(found: Plan) -> str:
+    """The plan in a sentence or two."""
+    best, dense = found.best, found.dense
+    if not found.compress:
+        other = min((row for row in found.rows if not row.is_dense), key=lambda row: row.seconds)
+        return (
+            f"Do not compress: {best.name} takes {quantity(best.seconds, 's')} a step; the fastest "
+            f"that compresses, {other.name}, takes {quantity(other.seconds, 's')} (loss: "
+            f"{other.loss}). To be recommended, a row has to be a tenth faster to the same loss, "
+            "and to have ended at a loss like dense's in runs on other tasks."
+        )
+    place = f" It goes {best.place}." if best.place else ""
+    return (
+        f"{three_digits(best.speed_up)} times the steps of the best dense: {best.name} takes "
+        f"{quantity(best.seconds, 's')} a step in place of {quantity(dense.seconds, 's')} "
+        f"({dense.name}). Loss: {best.loss}.{place}"
+    )
+
+
+ANALYZE = """\
+gradients of a run, as fg.planning.save_gradients keeps them:
+  fftgrad analyze gradients.npz
+those of two processes, with a figure:
+  fftgrad analyze process0.npz process1.npz --png out.png
+"""
+
+
+def _analyze_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "a file of save_gradients, or one of each process; or an .npz of one tree of arrays"
+    parser.add_argument("gradients", nargs="+", help=text)
+    parser.add_argument("--png", metavar="FILE", help="draw the errors of bases and codecs")
+
+
+def run_analyze(args: argparse.Namespace) -> None:
+    """Print what gradients look like, and draw it."""
+    found = planning.analyze(planning.load_gradients(*args.gradients))
+    print(_gradients.show(found))
+    if args.png:
+        _gradients.draw(found, args.png)
+
+
+BENCH = """\
+the machine and its codecs, to read or to paste into an issue:
+  fftgrad bench
+  fftgrad bench --sizes 4Mi
+"""
+
+
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "lengths of the random, heavy-tailed vectors (default: 1Mi,16Mi)"
+    parser.add_argument("--sizes", default="1Mi,16Mi", metavar="N,N", help=text)
+    text = "how long to time each length, about; compiling comes on top (default: 10)"
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help=text)
+
+
+def run_bench(args: argparse.Namespace) -> None:
+    """Print the machine, and the times of codecs for each size."""
+    sizes = [parse_count("bench(--sizes)", text) for text in args.sizes.split(",")]
+    print(_bench.machine(), flush=True)
+    for n in sizes:
+        copy, rows = _bench.time_codecs(n, _bench.CODECS, args.seconds)
+        print(_bench.show(n, copy, rows), flush=True)
+
+
+ISLANDS = """\
+which islands counted in the last rounds, every ten seconds:
+  watch -n 10 fftgrad islands status s3://bucket/run
+"""
+ROUNDS = 8
+"""The table has so many of the last rounds."""
+
+
+def _islands_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=["status"], help="what to tell: status")
+    parser.add_argument("url", help="of the store: a folder, or s3://, gs://, az://")
+
+
+def run_islands(args: argparse.Namespace) -> None:
+    """Print the state of a run of islands."""
+    print(show_islands(fg.islands.status(args.url)))
+
+
+def show_islands(found: fg.islands.Status) -> str:
+    """Islands above, rounds below."""
+    loss = lambda one: "" if one.loss is None else f"{one.loss:.4f}"  # noqa: E731
+    islands = [
+        (
+            _plain(one.island),
+            *map(str, (one.last, one.counted, one.missed, len(one.refused))),
+            loss(one),
+            three_digits(one.held),
+        )
+        for one in found.islands
+    ]
+    rounds: list[tuple[str, ...]] = []
+    for one in found.rounds[-ROUNDS:]:
+        missed = [f"{name} did not come" for name in one.missed]
+        others = "; ".join(missed + [f"{name}: {why}" for name, why in one.refused.items()])
+        counted, waited = f"{len(one.counted)}", quantity(one.waited, "s")
+        rounds.append((str(one.round), counted, loss(one), waited, _plain(others)))
+    head = ("island", "last", "counted", "missed", "refused", "loss", "held")
+    came = _plain(", ".join(found.came)) or "nobody yet"
+    lines = [
+        table(head, islands),
+        table(("round", "counted", "loss", "waited", "not counted"), rounds, (0, 4)),
+        *([_plain(found.trouble)] if found.trouble else []),
+        f"open: round {found.open}, came: {came}; newest anchor: round {found.anchor}",
+        "held: norm of its residual when it last counted, lost if it has died since.",
+    ]
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """What a member wrote, without what would move the cursor."""
+    return "".join(mark if mark.isprintable() else "?" for mark in text)
+
+
+COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., None]]] = {
+    "plan": (
+        "whether compression pays over your link, which one, and the code for it",
+        PLAN, _plan_arguments, run_plan,
+    ),
+    "analyze": (
+        "what gradients look like, and which codec that speaks for",
+        ANALYZE, _analyze_arguments, run_analyze,
+    ),
+    "bench": ("how fast this machine compresses", BENCH, _bench_arguments, run_bench),
+    "islands": (
+        "how a run of islands is going, from its store",
+        ISLANDS, _islands_arguments, run_islands,
+    ),
+}  # fmt: skip
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    formatter = functools.partial(argparse.RawDescriptionHelpFormatter, width=79)
+    examples = "\n".join(examples for _, examples, *_ in COMMANDS.values())
+    parser = argparse.ArgumentParser(
+        prog="fftgrad",
+        description=DESCRIPTION,
+        epilog=f"{examples}\n{EXIT_CODES}",
+        formatter_class=formatter,
+    )
+    version = f"fftgrad {_bench.version('fftgrad')}"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (about, examples, add_arguments, run) in COMMANDS.items():
+        own = commands.add_parser(
+            name,
+            help=about,
+            description=about,
+            epilog=f"{examples}\n{EXIT_CODES}",
+            formatter_class=formatter,
+        )
+        add_arguments(own)
+        own.set_defaults(run=run)
+    return parser
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Bad usage and --help leave by SystemExit."""
+    args = make_parser().parse_args(argv)
+    try:
+        args.run(args)
+    except (OSError, TypeError, ValueError) as error:
+        if not isinstance(error, OSError) and not RULE.match(str(error)):
+            raise
+        print(f"fftgrad: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,275 @@
+"""The command line: help that teaches, one line for what is wrong, and answers of the library."""
+
+import os
+import pathlib
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import values
+
+import fftgrad as fg
+from fftgrad import planning
+from fftgrad.__main__ import EXTRA, main
+from fftgrad.planning import _bench, _candidates, _commands, _plan
+from fftgrad.planning._inputs import squares
+from fftgrad.planning._plan import ACCEPTED, MARGIN
+from fftgrad.planning._text import parse_count, quantity, table, three_digits
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGE = ROOT / "docs/command-line.md"
+PLAN = ["plan", "--workers=16", "--bandwidth=100mbit", "--step=30ms"]
+NAMES = {"dense float32", "dense bfloat16", "two stages 25x, Muon", "signs, two stages"}
+
+
+def said(capsys, *argv):
+    """Exit code, stdout and stderr of a command."""
+    capsys.readouterr()
+    try:
+        code = main(argv)
+    except SystemExit as left:
+        code = left.code
+    return code, *capsys.readouterr()
+
+
+# The frame
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in _commands.COMMANDS)])
+def test_help_teaches_in_eighty_columns(capsys, command):
+    code, out, err = said(capsys, *command, "--help")
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) < 80
+    assert re.search("^  .*fftgrad ", out, re.MULTILINE)
+    assert "exit codes:" in out
+
+
+@pytest.mark.parametrize("name", _commands.COMMANDS)
+def test_the_examples_of_the_help_are_right(name):
+    text = _commands.COMMANDS[name][1].replace("\\\n", " ")
+    examples = re.findall(r"^ .*?fftgrad (.*)$", text, re.MULTILINE)
+    assert examples
+    for example in examples:
+        assert _commands.make_parser().parse_args(shlex.split(example)).command == name
+
+
+@pytest.mark.parametrize(
+    ("argv", "remedy"),
+    [
+        ([], "required: COMMAND"),
+        (["bench", "--sizes", "many"], "got 'many'; use 250000, 25M or 16Mi."),
+        (["bench", "--sizes", "1Mi,,2Mi"], "got ''"),
+        (["analyze", "nowhere.npz"], "nowhere.npz"),
+        (["analyze", __file__], "got other content"),
+        (["plan", "--parameters=25M"], "required: --workers, --bandwidth, --step"),
+        (PLAN, "one of the arguments --parameters --params is required"),
+        ([*PLAN, "--params", __file__], "np.savez(file, **arrays)"),
+        ([*PLAN, "--parameters=some"], "use 250000, 25M or 16Mi."),
+        ([*PLAN, "--parameters=1k", "--bandwidth=fast"], "use '1gbit' or '125MB/s'"),
+        ([*PLAN, "--parameters=1k", "--bandwidth=1gb"], "must be bytes per second"),
+        ([*PLAN, "--parameters=1k", "--bandwidth=1e9"], "or a text in bit/s or B/s"),
+        ([*PLAN, "--parameters=1k", "--latency=-1ms"], "Link(latency): must be seconds"),
+        ([*PLAN, "--parameters=1k", "--step=300"], "plan(step): must be seconds, or a text with"),
+        ([*PLAN, "--parameters=1k", "--workers=0"], "plan(workers): must be at least 2, got 0"),
+        ([*PLAN, "--parameters=1k", "--fast=3"], "plan(fast): must be a divisor of the 16"),
+        ([*PLAN, "--parameters=1k", "--algorithm=star"], "invalid choice"),
+    ],
+)  # fmt: skip
+def test_bad_usage_is_one_line_and_exit_code_2(capsys, argv, remedy):
+    code, out, err = said(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert remedy in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("fftgrad")
+
+
+def test_any_other_error_is_a_run_that_failed(monkeypatch):
+    def fail(*_):
+        raise ValueError("of nobody's")
+
+    monkeypatch.setattr(planning, "load_gradients", fail)
+    with pytest.raises(ValueError, match="of nobody's"):
+        main(["analyze", "x.npz"])
+
+
+def test_as_a_module_it_runs_without_the_extra():
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; "
+        "from fftgrad.__main__ import main; sys.exit(main())"
+    )
+    for command in (["-c", code], ["-m", "fftgrad"]):
+        done = subprocess.run(
+            [sys.executable, *command, "--version"],
+            cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("fftgrad ")
+
+
+def test_the_console_script_and_its_extra_are_those_of_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert pkgutil.resolve_name(project["scripts"]["fftgrad"]) is main
+    extra = project["optional-dependencies"]["cli"]
+    assert tuple(need.partition(">")[0] for need in extra) == EXTRA
+
+
+# Numbers and tables
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("250000", 250_000),
+        ("25M", 25_000_000),
+        ("1.5G", 1_500_000_000),
+        ("7B", 7_000_000_000),
+        ("64Ki", 65_536),
+        ("0.5Ki", 512),
+    ],
+)
+def test_counts(text, value):
+    assert parse_count("bench(--sizes)", text) == value
+
+
+@pytest.mark.parametrize("text", ["", "0", "-3", "1.5", "M", "3m", "1e6", "2 M", "0.1Ki", "nan"])
+def test_what_is_no_count(text):
+    with pytest.raises(ValueError, match="must be a number of values"):
+        parse_count("bench(--sizes)", text)
+
+
+def test_quantities_have_three_digits():
+    told = [quantity(x, "s") for x in (0.3123, 0.0, 1e-7, 999.6, 12345.0, np.inf)]
+    assert told == ["312 ms", "0 s", "100 ns", "1 ks", "12.3 ks", "inf s"]
+    assert [three_digits(x) for x in (1976.3, 0.51234, 2.0)] == ["1,980", "0.512", "2"]
+
+
+def test_a_table_has_names_on_the_left_and_numbers_on_the_right():
+    found = table(("row", "s", "loss"), [("a", "1.5", "as dense"), ("longer", "10", "x")], (0, 2))
+    assert found.splitlines() == [
+        "row      s loss",
+        "-" * 19,
+        "a      1.5 as dense",
+        "longer  10 x",
+    ]
+
+
+# plan
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the library was asked, which then has few candidates, whose codecs take 3 ms."""
+    calls, usual, own = {}, _candidates.candidates, planning.plan
+    fewer = lambda *given: [row for row in usual(*given) if row.name in NAMES]  # noqa: E731
+    monkeypatch.setattr(_plan, "candidates", fewer)
+    times = {True: planning.Timing(0.0, 0.0), False: planning.Timing(0.001, 0.002)}
+
+    def plan(params, **others):
+        calls.clear()
+        calls.update(others, params=params)
+        timings = {name: times[name.startswith("dense")] for name in NAMES}
+        calls["found"] = own(params, **others, timings=timings)
+        return calls["found"]
+
+    monkeypatch.setattr(planning, "plan", plan)
+    return calls
+
+
+def test_what_is_asked_reaches_the_library(asked, tmp_path):
+    assert main([*PLAN, "--parameters=1M", "--latency=2ms"]) == 0
+    assert asked["link"] == planning.Link("100mbit", "2ms")
+    assert (asked["workers"], asked["step"]) == (16, "30ms")
+    assert (asked["fast"], asked["algorithm"], asked["measure"]) == (None, "fastest", False)
+    assert main([*PLAN, "--parameters=1k", "--fast=8", "--algorithm=ring"]) == 0
+    assert asked["link"] == planning.Link("100mbit", "100us")
+    assert asked["fast"] == (8, planning.Link("50GB/s", "10us"))
+    assert asked["algorithm"] == "ring"
+    np.savez(tmp_path / "params.npz", w=values((3, 4)), b=values((4,)), step=np.arange(3))
+    assert main([*PLAN, "--params", str(tmp_path / "params.npz")]) == 0
+    assert jax.tree.map(jnp.shape, asked["params"]) == {"w": (3, 4), "b": (4,)}
+
+
+def test_the_answer_is_a_table_a_sentence_and_code(asked, capsys):
+    assert main([*PLAN, "--parameters=1M"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    best = asked["found"].best
+    assert lines[-1] == best.code  # as long as it is, on a line of its own
+    assert max(map(len, lines[:-1])) <= 80
+    flat = " ".join(" ".join(lines).split())
+    assert f"{best.speed_up:.3g} times the steps of the best dense: {best.name}" in flat
+    assert f"({asked['found'].dense.name}). Loss: {best.loss}. It goes {best.place}." in flat
+    for text in (*NAMES, "3 ms", "bit/s", "check", "Codec times: as given."):
+        assert text in flat, text
+
+
+def test_where_dense_is_best_it_says_so_and_that_is_no_failure(asked, capsys):
+    assert main([*PLAN[:2], "--bandwidth=100gbit", "--step=30ms", "--parameters=1M"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    best = asked["found"].best
+    assert f"Do not compress: {best.name} takes" in out
+    assert "(loss: c" in out
+    assert out.endswith(best.code)
+
+
+def test_the_page_shows_rows_as_they_are_classed_and_ordered():
+    (block,) = re.findall(r"```text\n(exchange .*?)```", PAGE.read_text(), re.DOTALL)
+    form = r"^(\S.*?) +([\d.]+) ms +([\d.]+) .* (as dense|close|check|worse|not measured)$"
+    shown = re.findall(form, block, re.MULTILINE)
+    assert len(shown) == 20
+    known = {row.name: row for row in _candidates.candidates(squares(1_000_000), 4)}
+    places, dense = [], min(float(found[1]) for found in shown if known[found[0]].dense)
+    for name, milliseconds, _, loss in shown:
+        row = known[name]
+        assert loss == row.loss, name
+        takes = float(milliseconds) * row.steps
+        is_faster = takes * (1 + MARGIN) < dense
+        group = 1 if row.dense else (0 if is_faster else 2) if row.loss in ACCEPTED else 3
+        places.append((group, takes))
+    assert places == sorted(places)
+    assert places[0][0] == 0
+    best = known[shown[0][0]]
+    said = " ".join(block.split())
+    assert f"{shown[0][2]} times the steps of the best dense: {best.name} takes" in said
+    assert f"Loss: {best.loss}." in said
+    assert block.splitlines()[-1] == best.code("data")
+
+
+# bench
+
+
+def test_every_codec_is_timed_and_its_table_fits():
+    like = jax.ShapeDtypeStruct((2**12,), jnp.float32)
+    copy, rows = _bench.time_codecs(like.size, _bench.CODECS, 0.01)
+    assert [row.name for row in rows] == list(_bench.CODECS)
+    for row in rows:
+        assert row.wire_bytes == fg.wire_bytes(_bench.CODECS[row.name], like)
+        for time in (row.compress, row.decompress, copy):
+            assert 0 < time.least <= time.seconds
+            assert time.rounds >= 3
+    lines = _bench.show(like.size, copy, rows).splitlines()
+    for name in _bench.CODECS:
+        (line,) = (line for line in lines if line.startswith(name + " "))
+        assert line.endswith("bit/s"), line
+    assert max(map(len, lines)) <= 90
+
+
+def test_over_the_link_of_a_row_the_bytes_that_it_saves_take_as_long_as_it():
+    time = _bench.Timed(0.5, 0.4, 3)
+    row = _bench.CodecTimes("half", time, time, 2_000)
+    assert "25% 8e-06 2 2 kB 2 16 kbit/s" in " ".join(_bench.show(1000, time, [row]).split())
+    never = _bench.show(1000, time, [row._replace(wire_bytes=5000)])
+    assert "0 bit/s" in never
+
+
+def test_the_machine_and_sizes_are_told(monkeypatch, capsys):
+    monkeypatch.setattr(_bench, "CODECS", {"sign": fg.Sign()})
+    assert main(["bench", "--sizes", "1Ki,4Ki", "--seconds", "0.01"]) == 0
+    out = capsys.readouterr().out
+    for text in (jax.__version__, f"{jax.device_count()} x", "1,024 values", "4,096 values"):
+        assert text in out
