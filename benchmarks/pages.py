@@ -118,15 +118,6 @@ def without(table: str, *columns: str) -> str:
     return "\n".join(f"|{'|'.join(line[i] for i in left)}|" for line in lines)
 
 
-def every_method() -> str:
-    """Bytes and loss of every method on lm, to dense, and its accuracy on digits."""
-    table = tables.every_method(load("convergence/steps-200"))
-    lines = [line.strip("|").split("|") for line in table.splitlines()]
-    left = [0, 3, 4, 7, -1]  # `convergence.py --show` has the other columns
-    short = "\n".join(f"|{'|'.join(line[i] for i in left)}|" for line in lines)
-    return short.replace("lm: ", "").replace("to dense", "loss").replace("accuracy", "digits")
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "choose": choices,
     "choose-short": lambda: without(choices(), "keeps"),
@@ -137,7 +128,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "four-links": lambda: links.links_table(LINKS, FAR),
     "seconds": lambda: tables.seconds(load("convergence/seconds")),
     "ends": lambda: tables.ends(load("convergence/ends")),
-    "lm": every_method,
     "sharded": lambda: tables.sharded(load("sharded/lm")),
     "exchange": lambda: exchange.markdown(load("exchange/cpu")["rows"]),
     "compile": lambda: compile_time.show(load("compile/cpu")),
