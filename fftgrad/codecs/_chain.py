@@ -1,11 +1,13 @@
-"""Composition of codecs, and how it is undone.
+"""Composition of codecs: shapes of payloads, calls with checks, and how a chain is undone.
 
 It is undone stage by stage, or where few coefficients are left, at their blocks only. `sides` are
 those of the stages, in order.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +24,76 @@ from fftgrad._contracts import (
     Transform,
 )
 from fftgrad._values import check_kind, value
-from fftgrad.codecs import _call
-from fftgrad.codecs._spec import payload_spec
-from fftgrad.codecs.transforms._identity import Identity
-from fftgrad.ops import _count
+from fftgrad.codecs._transforms import Identity
+from fftgrad.ops import _count, _platform, _wire
+from fftgrad.ops._shapes import spec
+
+
+def compress(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+    """`codec.compress(x, state, step)`."""
+    name = f"{type(codec).__name__}.compress()"
+    out: object = codec.compress(x, state, step)
+    if not isinstance(out, Compressed):
+        raise TypeError(
+            f"{name}: must return a Compressed, got {type(out).__name__}; return "
+            "fg.Compressed(fg.Payload(main))."
+        )
+    payload: object = out.payload
+    if not isinstance(payload, Payload):
+        raise TypeError(
+            f"{name}: must return a Compressed with a Payload, got one with {payload!r}; return "
+            "fg.Compressed(fg.Payload(main))."
+        )
+    if any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(payload.main)):
+        return out
+    codes = _wire.without_gradient(payload.main, x)
+    return out._replace(payload=payload._replace(main=codes))
+
+
+def decompress(codec: Codec, payload: Payload, like: Like, step: Step) -> jax.Array:
+    """`codec.decompress(payload, like, step)`."""
+    out = codec.decompress(payload, like, step)
+    if _say(out) != _say(like):
+        raise TypeError(
+            f"{type(codec).__name__}.decompress(): must return what it is given as `like`, "
+            f"{_say(like)}, got {_say(out)}; reshape it, and cast it by .astype(like.dtype)."
+        )
+    return out
+
+
+def _say(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else type(x).__name__
+
+
+def payload_spec(codec: Codec, like: Like) -> Payload:
+    """The shapes and dtypes of a payload."""
+    return _spec(codec, like.shape, like.dtype)[0]
+
+
+def counts_overflow(codec: Codec, like: Like) -> bool:
+    """Whether the codec counts values that it cannot represent."""
+    return _spec(codec, like.shape, like.dtype)[1]
+
+
+# Each spec traces the codec, and one step asks for the same ones many times. A codec is a value,
+# so it can be a key.
+@functools.lru_cache(maxsize=4096)
+def _spec(codec: Codec, shape: tuple[int, ...], dtype: Any) -> tuple[Payload, bool]:
+    like = jax.ShapeDtypeStruct(shape, dtype)
+    counts = False
+
+    def payload(x: jax.Array, state: PyTree) -> Payload:
+        nonlocal counts
+        out = compress(codec, x, state, Step.of(0))
+        counts = not isinstance(out.overflow, int)
+        return out.payload
+
+    with _platform.one():
+        state = jax.eval_shape(lambda: codec.init(like))
+        # Shapes and dtypes only: what else JAX notes there belongs to where it was asked first.
+        shapes = spec(jax.eval_shape(payload, like, state))
+    return shapes, counts
+
 
 SPARSE = 16
 """Blocks are undone one by one where those that hold a coefficient hold 1 value in 16, or fewer."""
@@ -69,7 +137,7 @@ class Chain(Codec):
         after: list[PyTree] = []
         overflow: jax.Array | int = 0
         for stage, before in zip(self.stages, state, strict=True):
-            out = _call.compress(stage, x, before, step)
+            out = compress(stage, x, before, step)
             x = out.payload.main
             sides.append(out.payload.side)
             after.append(out.state)
@@ -188,7 +256,7 @@ def _undo(
     for stage in stages[:-1]:
         likes.append(payload_spec(stage, likes[-1]).main)
     for stage, side, target in reversed(list(zip(stages, sides, likes, strict=True))):
-        main = _call.decompress(stage, Payload(main, side), target, step)
+        main = decompress(stage, Payload(main, side), target, step)
     return main
 
 

@@ -26,7 +26,7 @@ from fftgrad.exchanges._parts import Likes, Parts, Vectors
 from fftgrad.exchanges._per_worker import OfShards, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
 from fftgrad.ops import _count, _finite, _rounding, _wire
-from fftgrad.ops._keys import check_key
+from fftgrad.ops._random import check_key
 from fftgrad.optimizers._local import check_own
 from fftgrad.training._check_gradients import check_local, refuse_masked
 from fftgrad.training._stands_in import stands_in

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from fftgrad import _axes
 from fftgrad._contracts import Channel, Payload, PyTree, Selector, Step, Tally
 from fftgrad.codecs import _sum
-from fftgrad.codecs.selectors._top_k import TopK
+from fftgrad.codecs._top_k import TopK
 from fftgrad.contrib import _autoencoder
 from fftgrad.contrib._autoencoder import Autoencoder
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Likes, Parts, Payloads, Vectors
 from fftgrad.exchanges._shared_support import leader_number
-from fftgrad.ops import _finite, _joined, _wire
+from fftgrad.ops import _finite, _shapes, _wire
 
 
 class Outcome(NamedTuple):
@@ -85,7 +85,7 @@ class Round:
     def whole(self, values: jax.Array, dense: list[jax.Array], sides: list[PyTree]) -> Vectors:
         """All parts, of the values at the leader's positions and of what travels dense."""
         numbers = chosen(self.codec)
-        pieces = _joined.cut(values, [self.payloads[i].main.size for i in numbers])
+        pieces = _shapes.cut(values, [self.payloads[i].main.size for i in numbers])
         found = dict(zip(numbers, map(Payload, pieces, sides), strict=True))
         others = map(Payload, dense)
         payloads = (found[i] if i in found else next(others) for i in range(len(self.payloads)))

@@ -22,7 +22,7 @@ from fftgrad.contrib._links import Gossip, Weights
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._per_worker import OfShards, PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.exchanges._rules import Codecs
-from fftgrad.ops import _count, _finite, _norms
+from fftgrad.ops import _count, _finite
 from fftgrad.training._check_gradients import checked_like
 
 __all__ = [
@@ -445,12 +445,12 @@ def consensus_distance(params: PyTree, axis_name: AxisName | None = None) -> jax
     if axis_name is None:
         workers = next((len(leaf) for leaf in jax.tree.leaves(wide)), 1)
         apart = jax.tree.map(lambda a: a - jnp.mean(a, axis=0, keepdims=True), wide)
-        unit = _norms.unit_for(_norms.top(apart))
-        return unit * jnp.sqrt(_norms.square(apart, unit) / workers)
+        unit = _finite.unit_for(_finite.top(apart))
+        return unit * jnp.sqrt(_finite.square(apart, unit) / workers)
     _axes.size(axis_name, "consensus_distance")
     varied = jax.tree.map(lambda a: _axes.vary(a, axis_name), wide)
     apart = jax.tree.map(lambda a: a - lax.pmean(a, axis_name), varied)
-    unit = _norms.unit_for(lax.pmax(_norms.top(apart), axis_name))
+    unit = _finite.unit_for(lax.pmax(_finite.top(apart), axis_name))
     unit = _axes.over_other_axes(lax.pmax, unit)
-    square = lax.pmean(_norms.square(apart, unit), axis_name)
+    square = lax.pmean(_finite.square(apart, unit), axis_name)
     return unit * jnp.sqrt(_axes.over_other_axes(lax.psum, square))

@@ -26,9 +26,9 @@ from fftgrad._contracts import (
     Tally,
 )
 from fftgrad._values import check_choice, check_count, check_kind, value
-from fftgrad.codecs import _spec
-from fftgrad.codecs.selectors._top_k import TopK
-from fftgrad.codecs.transforms._identity import Identity
+from fftgrad.codecs import _chain
+from fftgrad.codecs._top_k import TopK
+from fftgrad.codecs._transforms import Identity
 from fftgrad.contrib import _phases
 from fftgrad.contrib._autoencoder import Autoencoder
 from fftgrad.contrib._phases import Outcome, Round, chosen
@@ -241,7 +241,7 @@ class LearnedCodes(Exchange):
         if self.variant == "all_reduce":
             return always + 8 + 4 * code
         gain = jax.ShapeDtypeStruct((1,), jnp.float32)
-        innovation = _spec.payload_spec(self._pick(codec, likes), vector)
+        innovation = _chain.payload_spec(self._pick(codec, likes), vector)
         words = -(-code * jnp.dtype(_phases.CODE_DTYPE).itemsize // 4)
         return always + 4 * words + _wire.nbytes((gain, innovation))
 
@@ -255,7 +255,7 @@ class LearnedCodes(Exchange):
         codec = _parts.codec_of(self.codec, like)
         for part, vector in zip(codec.codecs, likes, strict=True):
             _check_selector(part)
-            if _spec.counts_overflow(part, vector):
+            if _chain.counts_overflow(part, vector):
                 raise ValueError(
                     f"LearnedCodes(codec): must select a fixed number of values, got {part!r}; use "
                     "TopK or ChunkTopK."

@@ -22,7 +22,7 @@ from fftgrad._values import check_count, check_transformation, value
 from fftgrad.exchanges import _layout, _low_rank, _parts
 from fftgrad.exchanges._power_sgd import PowerSgd
 from fftgrad.memories._error_feedback import ErrorFeedback
-from fftgrad.ops import _finite, _norms
+from fftgrad.ops import _finite
 from fftgrad.ops._shapes import by_path
 from fftgrad.training._check_gradients import widened
 from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
@@ -200,6 +200,6 @@ def _scale(matrix: jax.Array) -> float:
 def _of_length_one(factor: jax.Array) -> jax.Array:
     """The columns, each divided by its length, but for those that are zeros."""
     top = jnp.max(jnp.abs(factor), axis=0, keepdims=True)
-    scaled = factor / _norms.unit_for(top)
+    scaled = factor / _finite.unit_for(top)
     length = jnp.sqrt(jnp.sum(jnp.square(scaled), axis=0, keepdims=True))
     return scaled / jnp.where(length == 0, 1.0, length)

@@ -8,7 +8,7 @@ import optax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName
-from fftgrad.codecs.quantizers._sign import Sign
+from fftgrad.codecs._quantizers import Sign
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.training._pmean import compressed_pmean
 from fftgrad.training._weigh import ONE_VOTE, refuse_weight

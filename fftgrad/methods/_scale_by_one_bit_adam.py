@@ -9,7 +9,7 @@ from jax import lax
 
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check_count
-from fftgrad.codecs.quantizers._sign import Sign
+from fftgrad.codecs._quantizers import Sign
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._two_stage import TwoStage

@@ -12,8 +12,8 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory
 from fftgrad._values import check_count, check_transformation
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers._log_levels import LogLevels
-from fftgrad.codecs.selectors._top_k import TopK
+from fftgrad.codecs._levels import LogLevels
+from fftgrad.codecs._top_k import TopK
 from fftgrad.exchanges import AllGather, Recipe, _fragments
 from fftgrad.exchanges._per_worker import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import ErrorFeedback

@@ -8,7 +8,7 @@ import optax
 
 from fftgrad._contracts import AxisName, Exchange, Memory
 from fftgrad._values import check_choice, check_within
-from fftgrad.codecs.selectors._budget import Budget
+from fftgrad.codecs._budget import Budget
 from fftgrad.exchanges import AllGather, Recipe
 from fftgrad.exchanges._layout import Layout
 from fftgrad.memories import ErrorFeedback, NoMemory

@@ -14,7 +14,7 @@ from fftgrad.exchanges._parts import Vectors
 from fftgrad.exchanges._per_worker import OfShards, add_worker_axis, drop_worker_axis
 from fftgrad.memories import NoMemory
 from fftgrad.ops import _count, _finite, _rounding
-from fftgrad.ops._keys import check_key
+from fftgrad.ops._random import check_key
 from fftgrad.optimizers._check_inner import check_inner
 from fftgrad.optimizers._local import mean_loss
 from fftgrad.optimizers._scatter import EIGHT, FOUR

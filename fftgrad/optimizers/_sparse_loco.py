@@ -3,8 +3,8 @@
 import optax
 
 from fftgrad._contracts import AxisName
-from fftgrad.codecs.quantizers._bin_means import BinMeans
-from fftgrad.codecs.transforms._tiles import Tiles
+from fftgrad.codecs._levels import BinMeans
+from fftgrad.codecs._tiles import Tiles
 from fftgrad.exchanges import AllGather
 from fftgrad.memories import ErrorFeedback
 from fftgrad.methods._recipes import LargestOfTiles

@@ -11,7 +11,7 @@ import numpy as np
 
 from fftgrad._contracts import Codec, Like, Payload
 from fftgrad._values import check_kind
-from fftgrad.codecs._spec import payload_spec
+from fftgrad.codecs._chain import payload_spec
 from fftgrad.ops import _wire
 from fftgrad.tools._compress import check_payload
 

@@ -8,7 +8,7 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad.ops import _hash
+from fftgrad.ops import _random
 
 
 class Replicas(NamedTuple):
@@ -52,7 +52,7 @@ def replica_checksum(tree: PyTree, axis_name: AxisName) -> Replicas:
     for number, (path, leaf) in enumerate(jax.tree.leaves_with_path(tree)):
         words = _words(jnp.asarray(leaf), jax.tree_util.keystr(path))
         seed = jnp.uint32(2 * number + 1)
-        checksum = checksum + jnp.sum(_hash.bits(seed, words, words.size), dtype=jnp.uint32)
+        checksum = checksum + jnp.sum(_random.bits(seed, words, words.size), dtype=jnp.uint32)
     # Typed as different even where JAX believes that it is equal: that is the question.
     own = _axes.vary_like(checksum, _axes.index(axis_name))
     most = lax.pmax(jnp.stack([own, ~own]), axis_name)

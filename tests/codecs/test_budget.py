@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import fftgrad as fg
-from fftgrad.codecs.selectors import _fill
-from fftgrad.ops.packing import _exp_golomb, _indices
+from fftgrad.codecs import _budget
+from fftgrad.ops import _exp_golomb, _positions
 
 LEVELS = 4096
 
@@ -101,7 +101,7 @@ def test_positions_without_clusters_take_no_more_than_in_elias_fano(share):
     @jax.jit
     def codes(positions, gaps):
         bits = [jnp.sum(2 * _exp_golomb.exponents(gaps, r) + 1 + r) for r in range(16)]
-        return bits, _indices.encode_positions(positions, k, n)
+        return bits, _positions.encode_positions(positions, k, n)
 
     bits, code = codes(positions, gaps)
     assert min(bits) <= 32 * sum(leaf.size for leaf in jax.tree.leaves(code))
@@ -191,11 +191,11 @@ def test_both_searches_find_the_finest_level(x, ratio):
 
     @jax.jit
     def found(x):
-        candidates = _fill.Candidates.of(x, codec._most(x))
-        order = _fill.order_of(candidates)
-        digits = _fill._by_digits(candidates, order, words)
-        growth = _fill._by_growth(candidates, order, words)
-        taken = [_fill.Lanes.of(candidates).words(order, digits + more) for more in (0, 1)]
+        candidates = _budget.Candidates.of(x, codec._most(x))
+        order = _budget.order_of(candidates)
+        digits = _budget._by_digits(candidates, order, words)
+        growth = _budget._by_growth(candidates, order, words)
+        taken = [_budget.Lanes.of(candidates).words(order, digits + more) for more in (0, 1)]
         return digits, growth, *taken
 
     digits, growth, taken, more = map(int, found(x.astype(np.float32)))
@@ -212,20 +212,20 @@ def test_words_are_counted_across_columns_as_one_after_the_other(name):
 
     def plainly(candidates, order, level):
         kept, q = candidates.at(level)
-        gaps, count = _fill.gaps_of(candidates.positions, kept), jnp.sum(kept)
+        gaps, count = _budget.gaps_of(candidates.positions, kept), jnp.sum(kept)
         exponents = _exp_golomb.exponents(gaps, order) + _exp_golomb.exponents(q - 1, 0)
         total = jnp.sum(jnp.where(kept, exponents, 0))
         return _exp_golomb.words_for(2 * count, total, (order + 1) * count)
 
     @jax.jit
     def both(x):
-        candidates = _fill.Candidates.of(x, codec._most(x))
-        order, lanes = _fill.order_of(candidates), _fill.Lanes.of(candidates)
+        candidates = _budget.Candidates.of(x, codec._most(x))
+        order, lanes = _budget.order_of(candidates), _budget.Lanes.of(candidates)
         wanted = jax.lax.map(lambda level: plainly(candidates, order, level), levels)
         return jax.lax.map(lambda level: lanes.words(order, level), levels), wanted
 
     found, wanted = both(x)
-    assert codec._most(x) > 2 * _fill.LANE * _fill.BLOCK
+    assert codec._most(x) > 2 * _budget.LANE * _budget.BLOCK
     np.testing.assert_array_equal(found, wanted)
 
 

@@ -25,8 +25,7 @@ from hypothesis.extra import numpy as hnp
 from messages import LIKE, STEP, N, message, receiver, sender
 
 import fftgrad as fg
-from fftgrad.codecs._chain import stages
-from fftgrad.codecs._spec import payload_spec
+from fftgrad.codecs._chain import payload_spec, stages
 from fftgrad.ops import _wire
 
 ALL = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)

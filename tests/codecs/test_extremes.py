@@ -19,7 +19,7 @@ from messages import compress, decompress
 from parallel import AXIS, everywhere
 
 import fftgrad as fg
-from fftgrad.codecs._spec import counts_overflow
+from fftgrad.codecs._chain import counts_overflow
 
 WORKERS = 4
 STEP = fg.Step.of(3)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fftgrad.codecs.quantizers._lloyd_max import _centroids
+from fftgrad.codecs._levels import _centroids
 
 # As in the tables of EDEN's authors.
 LARGEST = {1: 0.7979, 2: 1.5104, 3: 2.1519, 4: 2.7326, 5: 3.2607, 6: 3.7441}

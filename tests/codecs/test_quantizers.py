@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from messages import compress, decompress
 
 import fftgrad as fg
-from fftgrad.ops.packing import _codes
+from fftgrad.ops import _codes
 
 ROUNDINGS = ["nearest", "truncate", "stochastic"]
 unpack = jax.jit(_codes.unpack, static_argnums=(1, 2))

@@ -16,14 +16,13 @@ from parallel import AXIS, everywhere
 
 import fftgrad as fg
 from fftgrad.codecs import _sum
-from fftgrad.codecs.selectors import _largest, _top_k
-from fftgrad.ops.packing import _indices
+from fftgrad.ops import _positions, _selection
 
 N, STEP = 200, fg.Step()
 
 
 compiled = jax.jit(lambda x, k: fg.TopK(k=k).compress(x, (), fg.Step()).payload, static_argnums=1)
-decode = jax.jit(_indices.decode, static_argnums=(1, 2))
+decode = jax.jit(_positions.decode, static_argnums=(1, 2))
 
 
 def positions(x, k):
@@ -130,11 +129,11 @@ def test_k_beyond_n_keeps_all_and_sends_no_index():
     assert payload.side == ()
 
 
-LARGE = _largest.SAMPLE + 7_333
+LARGE = _selection.SAMPLE + 7_333
 """Long enough for a sampled bracket, and no multiple of anything."""
 
 rng = np.random.default_rng(0)
-SAMPLED = np.asarray(_largest.sample_positions(LARGE))
+SAMPLED = np.asarray(_selection.sample_positions(LARGE))
 HARD = {
     "constant": np.full(LARGE, -2.5),
     "zero": np.zeros(LARGE),
@@ -178,8 +177,8 @@ def test_a_long_complex_vector_by_modulus(scale):
 @pytest.mark.parametrize("name", ["heavy tail", "small where the sample looks"])
 def test_the_bracket_is_proved_and_not_believed(name):
     x = jnp.asarray(HARD[name].astype(np.float32))
-    source, key = _top_k.keys(x)
-    guess, capacity = _largest._guess(source, key, 400)
+    source, key = _selection.keys(x)
+    guess, capacity = _selection._guess(source, key, 400)
     from_low, from_high = (int(jnp.sum(key(x) >= edge)) for edge in (guess.low, guess.high))
     holds = from_high < 400 <= from_low and from_low - from_high <= capacity
     assert holds == (name == "heavy tail")

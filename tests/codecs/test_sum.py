@@ -10,7 +10,7 @@ from cases import values
 
 import fftgrad as fg
 from fftgrad.codecs import _sum
-from fftgrad.codecs._spec import payload_spec
+from fftgrad.codecs._chain import payload_spec
 
 N, WORKERS = 4096, 12
 STEP = fg.Step.of(0)

@@ -14,8 +14,7 @@ from hypothesis.extra import numpy as hnp
 from messages import compress, decompress
 
 import fftgrad as fg
-from fftgrad.codecs import _chain
-from fftgrad.codecs.transforms import _blocks
+from fftgrad.codecs import _chain, _transforms
 
 LENGTHS = [1, 2, 3, 7, 16, 17, 100, 127, 1009]
 
@@ -128,7 +127,7 @@ def test_random_signs_spread_a_constant_and_change_by_step():
 def test_pieces_change_nothing(codec, monkeypatch):
     x = jnp.asarray(values((1009,)))
     whole = fg.compress(codec, x).main
-    monkeypatch.setattr(_blocks, "CHUNK", 80)
+    monkeypatch.setattr(_transforms, "CHUNK", 80)
     text = str(jax.make_jaxpr(lambda x: fg.compress(codec, x).main)(x))
     assert "scan" in text
     np.testing.assert_allclose(fg.compress(codec, x).main, whole, atol=1e-6)
@@ -137,7 +136,7 @@ def test_pieces_change_nothing(codec, monkeypatch):
 
 def test_a_whole_vector_that_is_too_long_is_cut_evenly(monkeypatch):
     x, codec = jnp.asarray(values((1009,))), fg.Fft(block=None)
-    monkeypatch.setattr(_blocks, "CHUNK", 300)
+    monkeypatch.setattr(_transforms, "CHUNK", 300)
     z = fg.compress(codec, x).main
     assert z.shape == (4 * 256 // 2,)
     np.testing.assert_allclose(fg.decompress(codec, fg.Payload(z), x), x, atol=1e-5)

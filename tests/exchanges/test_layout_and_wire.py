@@ -7,7 +7,7 @@ import pytest
 from cases import CODECS, TREE, gradients, sample, values
 
 import fftgrad as fg
-from fftgrad.codecs._spec import payload_spec
+from fftgrad.codecs._chain import payload_spec
 from fftgrad.exchanges import _layout
 from fftgrad.ops import _finite, _wire
 from fftgrad.ops._shapes import by_path

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import values
 
-from fftgrad.ops import _hash, _rounding
+from fftgrad.ops import _random, _rounding
 
 BITS = 1 << 16
 
@@ -50,7 +50,7 @@ def test_by_chance_of_the_hash_it_is_right_within_five_sigma(scale):
     @jax.jit
     @jax.vmap
     def once(count):
-        draws = _hash.bits(jnp.uint32(0), jnp.full(50, count, jnp.uint32), 50)
+        draws = _random.bits(jnp.uint32(0), jnp.full(50, count, jnp.uint32), 50)
         return _rounding.to_bfloat16(x, draws)
 
     found = np.asarray(once(jnp.arange(BITS, dtype=jnp.uint32)), np.float64)

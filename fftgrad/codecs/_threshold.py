@@ -1,4 +1,4 @@
-"""Whatever is above a threshold, found by a short search."""
+"""Selectors whose number of values depends on the data, up to the capacity of the message."""
 
 import functools
 import math
@@ -10,12 +10,45 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import Compressed, Like, Selector, Step
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
 from fftgrad._values import check_choice, check_count, check_within, value
-from fftgrad.codecs.selectors import _largest, _limited, _top_k
-from fftgrad.codecs.selectors._top_k import keys
-from fftgrad.ops import _count, _platform, _rows
-from fftgrad.ops.packing import _bitmap
+from fftgrad.codecs import _top_k
+from fftgrad.ops import _codes, _count, _finite, _platform, _positions, _selection, _shapes
+
+
+class Support(NamedTuple):
+    """Which values a message holds: how many, uint32[1], and the code of their positions.
+
+    A slot that holds nothing has a position beyond the vector, so that all positions differ.
+    """
+
+    length: jax.Array
+    positions: _positions.EliasFano | _positions.Bitmap
+
+
+def take_first(x: jax.Array, words: jax.Array, capacity: int) -> Compressed:
+    """The first `capacity` values that a bitmap selects; the others are counted as overflow.
+
+    All of them are NaN if anything in `x` is not finite, wherever that is.
+    """
+    n = x.size
+    selected = _positions.count(words)
+    length = jnp.minimum(selected, capacity)
+    slot = jnp.arange(capacity, dtype=jnp.int32)
+    used = slot < length
+    positions = jnp.where(used, _positions.select(_positions.rank(words), capacity), n + slot)
+    code = _positions.encode_positions(positions, capacity, n + capacity)
+    main = jnp.where(used, x[jnp.minimum(positions, n - 1)], 0) + _finite.poison(x)
+    side = Support(length.astype(jnp.uint32)[None], code)
+    return Compressed(Payload(main, side), selected - length)
+
+
+def slots(support: Support, capacity: int, n: int) -> jax.Array:
+    """The position of each slot, int32[capacity]; n or more where it holds nothing."""
+    found = _positions.decode(support.positions, capacity, n + capacity)
+    slot = jnp.arange(capacity, dtype=jnp.int32)
+    return jnp.where(slot.astype(jnp.uint32) < support.length, found, n + slot)
+
 
 Search = Literal["binary", "exact"]
 
@@ -90,10 +123,10 @@ class Threshold(Selector):
             words, after = _largest_but_zero(x, k), state
         else:
             words, after = self._above(jnp.abs(x), k, state)
-        return _limited.take(x, words, self._capacity(x.size))._replace(state=after)
+        return take_first(x, words, self._capacity(x.size))._replace(state=after)
 
-    def positions(self, side: _limited.Support, n: int, step: Step) -> jax.Array:
-        return _limited.positions(side, self._capacity(n), n)
+    def positions(self, side: Support, n: int, step: Step) -> jax.Array:
+        return slots(side, self._capacity(n), n)
 
     def _above(
         self, magnitude: jax.Array, k: int, state: ThresholdState
@@ -104,12 +137,12 @@ class Threshold(Selector):
         threshold = jnp.where(jnp.isfinite(threshold), threshold, jnp.inf)
         if self.reuse > 1:
             # Or what does not fit would be, step by step, what has the highest positions.
-            passing = _bitmap.count(*_bitmap.pack(magnitude > state.threshold))
+            passing = _positions.count(*_codes.pack_masks(magnitude > state.threshold))
             fits = passing <= self._capacity(magnitude.size)
             serves = (age > 0) & (age < self.reuse) & fits
             threshold = jnp.where(serves, state.threshold, threshold)
             age = jnp.where(serves, age, 0)
-        (words,) = _bitmap.pack((magnitude > threshold) | ~jnp.isfinite(magnitude))
+        (words,) = _codes.pack_masks((magnitude > threshold) | ~jnp.isfinite(magnitude))
         return words, ThresholdState(threshold, age + 1)
 
     def _capacity(self, n: int) -> int:
@@ -119,8 +152,8 @@ class Threshold(Selector):
 
 def _largest_but_zero(x: jax.Array, k: int) -> jax.Array:
     """The bitmap of the k largest magnitudes, without zeros."""
-    (words,) = _bitmap.pack(x != 0)
-    return words if k == x.size else words & _largest.largest(*keys(x), k).words
+    (words,) = _codes.pack_masks(x != 0)
+    return words if k == x.size else words & _selection.largest(*_selection.keys(x), k).words
 
 
 class Bisection(NamedTuple):
@@ -177,7 +210,7 @@ def _at_once(magnitude: jax.Array, start: Bisection, k: int) -> jax.Array:
 
     One pass counts for all the middles that the next halvings may meet, a binary tree of them.
     """
-    rows, b = _rows.rows(magnitude, _count.LONG_ROW), start
+    rows, b = _shapes.rows(magnitude, _count.LONG_ROW), start
     for done in range(0, HALVINGS, AHEAD):
         middles = lax.optimization_barrier(_tree(b, done))
         above = jnp.stack(_count.counts([rows > middles[i] for i in range(middles.size)]))
@@ -217,4 +250,132 @@ def _statistics(
 ) -> tuple[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]]:
     """Mean, maximum, and how many are larger than a bound."""
     mean = jnp.sum(magnitude * (1.0 / magnitude.size))
-    return mean, jnp.max(magnitude), lambda bound: _bitmap.count(*_bitmap.pack(magnitude > bound))
+    return (
+        mean,
+        jnp.max(magnitude),
+        lambda bound: _positions.count(*_codes.pack_masks(magnitude > bound)),
+    )
+
+
+class AdaCompState(NamedTuple):
+    """State: what was left behind by the step before, to tell the newest gradient from the rest."""
+
+    residue: jax.Array
+
+
+class AdaCompSide(NamedTuple):
+    """Side: the one magnitude of all values, float32[1], and where they belong."""
+
+    scale: jax.Array
+    support: Support
+
+
+@value
+class AdaComp(Selector):
+    """Selector: in each bin, what would exceed the bin's maximum if the gradient came again.
+
+    With x the residue plus the gradient g, and g_b the largest |x_i| of bin b, the sign of x_i is
+    sent if |x_i + g_i| >= g_b. All values have one magnitude, the mean of g_b. How many travel
+    depends on the data, up to the capacity of the message. It finds g by remembering what the last
+    step left behind, so it belongs behind `ErrorFeedback()`.
+
+    Args:
+      bin_size: values per bin; the paper uses 50 for convolutions, 500 for other layers.
+      per_bin: how many values a bin has room for on average; what is more stays behind, the
+        highest positions first, and is counted in `overflow`.
+
+    Wire: x float32[n] -> main uint32[ceil(c/32)], signs, c = min(n, ceil(per_bin · n / bin_size));
+      side c (2 + log2(n/c)) bits of positions, and 8 bytes.
+
+    Claims: biased; not summable.
+
+    Differs from the paper: positions in Elias-Fano code, about half of its 8 or 16 bits an entry;
+      a fixed capacity; a bin of zeros sends nothing.
+
+    Example:
+      >>> codec = fg.codecs.AdaComp(bin_size=4)
+      >>> x = jnp.array([0.1, 4.0, 0.0, 0.2, 0.1, 0.0, -2.0, 0.3])
+      >>> fg.decompress(codec, fg.compress(codec, x), like=x)
+      Array([ 0.,  3.,  0.,  0.,  0.,  0., -3.,  0.], dtype=float32)
+
+    References:
+      Chen et al., AAAI 2018, arXiv:1712.02679.
+    """
+
+    bin_size: int = 500
+    per_bin: float = 4.0
+
+    def __post_init__(self) -> None:
+        check_count("AdaComp(bin_size)", self.bin_size, "use bin_size=500.")
+        check_within("AdaComp(per_bin)", self.per_bin, f"(0, {self.bin_size}]", "use per_bin=4.")
+
+    def init(self, like: Like) -> AdaCompState:
+        return AdaCompState(jnp.zeros(like.shape, jnp.float32))
+
+    @property
+    def last(self) -> bool:
+        return True
+
+    def compress(self, x: jax.Array, state: AdaCompState, step: Step) -> Compressed:
+        size = min(self.bin_size, x.size)
+        rows = _shapes.rows(jnp.abs(x), size)
+        most = jnp.max(rows, axis=1)
+        again = jnp.abs(x + (x - state.residue))
+        mask = (again >= jnp.repeat(most, size)[: x.size]) & (x != 0) | ~jnp.isfinite(x)
+        (words,) = _codes.pack_masks(mask)
+        taken = take_first(x, words, self._capacity(x.size))
+        scale = (_finite.mean(most, most.size) + _finite.poison(x))[None]
+        (signs,) = _codes.pack_masks(taken.payload.main < 0)
+        payload = Payload(signs, AdaCompSide(scale, taken.payload.side))
+        residue = x - self.decompress(payload, x, step)
+        return Compressed(payload, taken.overflow, AdaCompState(residue))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        return self.sparse(payload, like, step).put_into(jnp.zeros(like.shape, jnp.float32))
+
+    def sparse(self, payload: Payload, like: Like, step: Step) -> Sparse:
+        (n,) = like.shape
+        signs = jnp.where(_codes.unpack_mask(payload.main, self._capacity(n)), -1.0, 1.0)
+        return Sparse(self.positions(payload.side, n, step), signs * payload.side.scale)
+
+    def positions(self, side: AdaCompSide, n: int, step: Step) -> jax.Array:
+        return slots(side.support, self._capacity(n), n)
+
+    def _capacity(self, n: int) -> int:
+        return min(n, max(1, math.ceil(round(self.per_bin * n / self.bin_size, 6))))
+
+
+@value
+class AlternatingSign(Selector):
+    """Selector: keep the positive values in one step, the negative ones in the next.
+
+    What is kept has one sign, so a selector and `MeanMagnitude` behind it can send positions and
+    one number. Zeros stand where something is left out, so every value keeps its place.
+
+    Wire: x float32[n] -> main float32[n].
+
+    Claims: biased; not summable: what it drops differs by step.
+
+    Example:
+      >>> fg.compress(fg.codecs.AlternatingSign(), jnp.array([1.0, -2.0, 3.0])).main
+      Array([1., 0., 3.], dtype=float32)
+
+    References:
+      Fang et al., JPDC 133, 2019, arXiv:1808.04357.
+    """
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        other = jnp.where(jnp.asarray(step.number) % 2 == 0, x < 0, x > 0)
+        return Compressed(Payload(jnp.where(other & jnp.isfinite(x), 0.0, x)))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        return payload.main
+
+    def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
+        return jnp.arange(n, dtype=jnp.int32)
+
+    def at(self, x: jax.Array, side: PyTree, step: Step) -> jax.Array:
+        raise ValueError(
+            "AlternatingSign.at(x): a sign is no set of positions that other workers could use, "
+            "got AlternatingSign() where a support is shared; use TopK or ChunkTopK."
+        )
