@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import PyTree
-from fftgrad.ops import _joined, _platform
+from fftgrad.ops import _platform, _shapes
 
 SMALL = 1 << 15
 """Up to how many values at a time parts go side by side on a CPU, too."""
@@ -41,7 +41,7 @@ def each(
             out[numbers[0]] = run(rows[numbers[0]])
             continue
         results = _run_stacked(run, _stack([rows[i] for i in numbers]))
-        pieces = jax.tree.map(_joined.unstack, results)
+        pieces = jax.tree.map(_shapes.unstack, results)
         for place, i in enumerate(numbers):
             out[i] = jax.tree.map(lambda _, own, place=place: own[place], results, pieces)
     return out

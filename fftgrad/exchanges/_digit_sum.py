@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import Channel
-from fftgrad.ops.packing import _digits
+from fftgrad.ops import _codes
 
 
 def base(levels: int, workers: int) -> int:
@@ -16,7 +16,7 @@ def base(levels: int, workers: int) -> int:
 
 def words(sizes: Sequence[int], levels: int, workers: int) -> int:
     """How many words vectors of these sizes fill."""
-    return sum(_digits.words_for(size, base(levels, workers)) for size in sizes)
+    return sum(_codes.words_for_digits(size, base(levels, workers)) for size in sizes)
 
 
 def add(
@@ -35,14 +35,14 @@ def add(
     """
     workers = channel.workers
     many = base(levels, workers)
-    packed = [_digits.pack((vector + levels).astype(jnp.uint32), many) for vector in vectors]
+    packed = [_codes.pack_digits((vector + levels).astype(jnp.uint32), many) for vector in vectors]
     words = [flag.astype(jnp.uint32)[None] for flag in flags]
     total = channel.sum(jnp.concatenate([*packed, *words]))
     sums: list[jax.Array] = []
     start = 0
     for vector in vectors:
-        stop = start + _digits.words_for(vector.size, many)
-        digits = _digits.unpack(total[start:stop], many, vector.size)
+        stop = start + _codes.words_for_digits(vector.size, many)
+        digits = _codes.unpack_digits(total[start:stop], many, vector.size)
         sums.append(digits.astype(jnp.float32) - levels * workers)
         start = stop
     return sums, [total[start + i] for i in range(len(flags))]

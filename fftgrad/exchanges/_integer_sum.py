@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from fftgrad import _axes
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, State
 from fftgrad._values import check_count, value
-from fftgrad.codecs.quantizers import _scale, _ternary
+from fftgrad.codecs import _quantizers
 from fftgrad.exchanges import _digit_sum, _parts
 
 
@@ -61,7 +61,7 @@ class IntegerSum(Exchange):
     clip: float | None = 2.5
 
     def __post_init__(self) -> None:
-        _ternary.check_clip("IntegerSum", self.clip)
+        _quantizers.check_clip("IntegerSum", self.clip)
         check_count("IntegerSum(workers)", self.workers, "use that of the axis.")
         check_count("IntegerSum(levels)", self.levels, "use levels=1.")
         if _digit_sum.base(self.levels, self.workers) > 1 << 16:
@@ -74,14 +74,16 @@ class IntegerSum(Exchange):
         _axes.check_workers("IntegerSum", self.workers, channel.axis_name)
         step = channel.step
         steps = [step.fold(i) if i else step for i in range(len(jax.tree.leaves(x)))]
-        clipped = [_ternary.clipped(vector, self.clip) for vector in _parts.vectors(x)]
+        clipped = [_quantizers.clipped(vector, self.clip) for vector in _parts.vectors(x)]
         tops = jnp.stack([top for _, top in clipped])
         # As infinities, because not every maximum sees a NaN.
         shared = channel.max(jnp.where(jnp.isfinite(tops), tops, jnp.inf))
         scales = jnp.where(jnp.isfinite(shared), shared, jnp.nan)
 
         integers = [
-            _scale.to_levels(vector, scale, self.levels, _scale.noise(self, own, vector.size))
+            _quantizers.to_levels(
+                vector, scale, self.levels, _quantizers.uniform_noise(self, own, vector.size)
+            )
             for (vector, _), scale, own in zip(clipped, scales, steps, strict=True)
         ]
         sums, _ = _digit_sum.add(integers, self.levels, channel)

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from fftgrad._contracts import Codec, Like, Scope
 from fftgrad._values import check_count, check_kind, value
-from fftgrad.codecs.transforms._identity import Identity
+from fftgrad.codecs._transforms import Identity
 
 Codecs: TypeAlias = Codec | Callable[[str, Like], Codec]
 """One codec for all parts, or a rule: a function from the name and the shape of a part to its own.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fftgrad.ops import _norms
+from fftgrad.ops import _finite
 
 
 def clip_by_local_norm(max_norm: float) -> optax.GradientTransformation:
@@ -51,8 +51,8 @@ def clip_by_local_norm(max_norm: float) -> optax.GradientTransformation:
         del params
         wide = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         # In units in which no square overflows or vanishes.
-        unit = _norms.unit_for(_norms.top(wide))
-        norm = jnp.sqrt(_norms.square(wide, unit))
+        unit = _finite.unit_for(_finite.top(wide))
+        norm = jnp.sqrt(_finite.square(wide, unit))
         long = norm * unit > max_norm  # False for NaN, which then stays what it is
 
         def clip(g: jax.Array, own: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ from fftgrad.exchanges._per_worker import (
     is_rows,
 )
 from fftgrad.exchanges._recipe import Recipe, recipe_of
-from fftgrad.ops import _keys, _rounding
+from fftgrad.ops import _random, _rounding
 from fftgrad.training import _non_finite, _unreduced
 from fftgrad.training._check_gradients import (
     check_local,
@@ -171,7 +171,7 @@ def compressed_pmean(
     exchange, memory = recipe.exchange, recipe.memory
     layout = recipe.layout.for_exchange(exchange)
     _axes.check_names("compressed_pmean(axis_name)", axis_name)
-    _keys.check_key("compressed_pmean(key)", key)
+    _random.check_key("compressed_pmean(key)", key)
     check_choice("compressed_pmean(masked)", masked, get_args(Masked))
     check_choice("compressed_pmean(non_finite)", non_finite, get_args(NonFinite))
     if track_error and exchange.keeps_error:
