@@ -319,8 +319,7 @@ class Budget(Selector):
 
     q stands for 2q(q + 1) / (2q + 1) steps, the point of [q, q + 1] whose largest relative error is
     least: no coefficient is worse than not sent. It selects and quantizes, so it comes last in a
-    chain. Real and imaginary parts are coefficients of their own. With an error this small,
-    `ErrorFeedback()` without decay trained best; see docs/results/training.md.
+    chain. Real and imaginary parts are coefficients of their own.
 
     Args:
       ratio: the bytes of the vector in float32 (complex64) over those sent: `Budget(ratio=100)`
@@ -337,11 +336,8 @@ class Budget(Selector):
       steps at most 2^-15. What it sends is the same on all platforms, to the bit. Coefficients
       below 2^-125 count as zero.
 
-    Differs from the paper: QSGD draws its levels by chance, in units of the norm; gaps and levels
-      there are in recursive Elias codes, which are read one after the other.
-
-    Raises:
-      TypeError: if an argument is traced: the size of the payload has to be static.
+    Differs from the paper: QSGD draws its levels by chance, in units of the norm, and codes levels
+      and gaps in recursive Elias codes.
 
     Example:
       >>> x, codec = 1.0 / (1.0 + jnp.arange(1000.0)), fg.Budget(ratio=50)
@@ -358,13 +354,7 @@ class Budget(Selector):
     bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.ratio is None) == (self.bytes is None):
-            raise ValueError(
-                f"Budget(ratio, bytes): exactly one must be given, got ratio={self.ratio}, "
-                f"bytes={self.bytes}; use Budget(ratio=100)."
-            )
-        _top_k.check_static("Budget(ratio)", self.ratio, float | int)
-        _top_k.check_static("Budget(bytes)", self.bytes, int)
+        _top_k.check_one_of("Budget", "ratio", self.ratio, "bytes", self.bytes, "ratio=100")
         if self.ratio is not None:
             check_within("Budget(ratio)", self.ratio, "[1, inf)", "use ratio=100.")
         if self.bytes is not None:

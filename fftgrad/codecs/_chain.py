@@ -1,13 +1,12 @@
 """Composition of codecs: shapes of payloads, calls with checks, and how a chain is undone.
 
-It is undone stage by stage, or where few coefficients are left, at their blocks only. `sides` are
-those of the stages, in order.
+It is undone stage by stage, or where few coefficients are left, at their blocks only.
 """
 
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,27 +22,21 @@ from fftgrad._contracts import (
     Step,
     Transform,
 )
-from fftgrad._values import check_kind, value
+from fftgrad._values import brief, check_kind, value
 from fftgrad.codecs._transforms import Identity
 from fftgrad.ops import _count, _platform, _wire
 from fftgrad.ops._shapes import spec
 
 
 def compress(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-    """`codec.compress(x, state, step)`."""
-    name = f"{type(codec).__name__}.compress()"
+    """`codec.compress(x, state, step)`, which may be one's own; codes have no gradient."""
     out: object = codec.compress(x, state, step)
-    if not isinstance(out, Compressed):
+    if not isinstance(out, Compressed) or not isinstance(cast("Any", out.payload), Payload):
         raise TypeError(
-            f"{name}: must return a Compressed, got {type(out).__name__}; return "
-            "fg.Compressed(fg.Payload(main))."
+            f"{type(codec).__name__}.compress(): must return a Compressed with a Payload, got "
+            f"{brief(out)}; return fg.Compressed(fg.Payload(main))."
         )
-    payload: object = out.payload
-    if not isinstance(payload, Payload):
-        raise TypeError(
-            f"{name}: must return a Compressed with a Payload, got one with {payload!r}; return "
-            "fg.Compressed(fg.Payload(main))."
-        )
+    payload = out.payload
     if any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(payload.main)):
         return out
     codes = _wire.without_gradient(payload.main, x)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,8 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import check_choice, check_count, value
-from fftgrad.codecs import _quantizers, _range_float
+from fftgrad._values import check_count, value
+from fftgrad.codecs import _quantizers
 from fftgrad.ops import _codes, _finite, _platform, _shapes
 
 
@@ -31,14 +31,13 @@ class LogLevels(Quantizer):
 
     Args:
       bits: N, 2 <= N <= 16.
-      rounding: "nearest"; or "truncate", to the lower end of the cell.
 
     Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[2]; 2N bits a
       value for complex64[k].
 
-    Claims: relative error of every value at most (r - 1) / (r + 1) for nearest, 1 - 1/r for
-      truncate, but for float32 rounding; less than 1 for complex values. Not summable. A payload
-      with a NaN or an infinity decodes to NaN throughout; subnormal values count as zero.
+    Claims: relative error of every value at most (r - 1) / (r + 1), but for float32 rounding; less
+      than 1 for complex values. Not summable. A payload with a NaN or an infinity decodes to NaN
+      throughout; subnormal values count as zero.
 
     Differs from the paper: its floats (`FixedRangeFloat`, `RangeFloat`) are fitted to the largest
       magnitude alone, so with few bits most of what is kept falls below their smallest value.
@@ -54,11 +53,9 @@ class LogLevels(Quantizer):
     """
 
     bits: int
-    rounding: Literal["nearest", "truncate"] = "nearest"
 
     def __post_init__(self) -> None:
-        _range_float.check_format("LogLevels", self.bits, None)
-        check_choice("LogLevels(rounding)", self.rounding, ("nearest", "truncate"))
+        check_count("LogLevels(bits)", self.bits, "for more bits use no quantizer.", 2, 16)
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         if _is_polar(x):
@@ -82,17 +79,14 @@ class LogLevels(Quantizer):
             codes = _codes.unpack(payload.main, 2 * self.bits, k)
             level, sector = codes & np.uint32(2**self.bits - 1), codes >> np.uint32(self.bits)
             half = math.pi / 2**self.bits
-            modulus = self._middle(ends, level, 2**self.bits) * math.cos(half) + whole
+            modulus = ends.middle(level, 2**self.bits) * math.cos(half) + whole
             angle = (2 * half) * sector.astype(jnp.float32) + half
             return lax.complex(modulus * jnp.cos(angle), modulus * jnp.sin(angle))
         codes = _codes.unpack(payload.main, self.bits, _quantizers.real_size(like))
         level, levels = codes & np.uint32(2 ** (self.bits - 1) - 1), 2 ** (self.bits - 1)
-        magnitude = self._middle(ends, level, levels)
+        magnitude = ends.middle(level, levels)
         values = jnp.where(codes >> np.uint32(self.bits - 1) == 1, -magnitude, magnitude) + whole
         return _quantizers.from_real(values, like)
-
-    def _middle(self, ends: "Ends", level: jax.Array, levels: int) -> jax.Array:
-        return ends.middle(level, levels, truncates=self.rounding == "truncate")
 
 
 class Ends(NamedTuple):
@@ -110,7 +104,6 @@ class Ends(NamedTuple):
 
     @classmethod
     def of(cls, magnitude: jax.Array) -> "Ends":
-        """Those of a payload."""
         counts = magnitude >= _quantizers.TINY
         low = jnp.min(jnp.where(counts, magnitude, jnp.inf))
         high = _finite.largest(magnitude)
@@ -119,7 +112,6 @@ class Ends(NamedTuple):
 
     @classmethod
     def from_side(cls, side: jax.Array) -> "Ends":
-        """Those that `side` stands for."""
         return cls(jnp.abs(side[0]), side[1], side[0] < 0)
 
     @property
@@ -130,33 +122,27 @@ class Ends(NamedTuple):
     def cell(self, magnitude: jax.Array, levels: int) -> jax.Array:
         """The number of the level whose cell a magnitude is in, int32."""
         cells = levels - self.zeros.astype(jnp.int32)
-        place = self._place(magnitude, cells)
+        width = self._width
+        scale = jnp.where(width > 0, jnp.asarray(cells, jnp.float32) / width, 0.0)
+        place = (_log2(magnitude) - _log2(self.low)) * scale
         cell = jnp.clip(jnp.floor(place).astype(jnp.int32), 0, cells - 1)
         cell = cell + self.zeros.astype(jnp.int32)
         return jnp.where(magnitude < _quantizers.TINY, 0, cell)
 
-    def middle(self, level: jax.Array, levels: int, *, truncates: bool) -> jax.Array:
-        """What a level stands for: a point in its cell, or the lower end; float32."""
+    def middle(self, level: jax.Array, levels: int) -> jax.Array:
+        """What a level stands for: the point of its cell of least relative error, float32."""
         zeros = self.zeros.astype(jnp.int32)
         cells = levels - zeros
         j = level.astype(jnp.int32) - zeros
         lower = self._at(j, cells)
-        if not truncates:
-            ratio = jnp.exp2(-self._width / cells.astype(jnp.float32))
-            # Below 2 by more than rounding, for the error is to be below 1.
-            up = jnp.minimum(2.0 / (1.0 + ratio), 2.0 - 2.0**-14)
-            lower = jnp.clip(lower * up, self.low, self.high)
-        return jnp.where(j < 0, 0.0, lower)
+        ratio = jnp.exp2(-self._width / cells.astype(jnp.float32))
+        # Below 2 by more than rounding, for the error is to be below 1.
+        up = jnp.minimum(2.0 / (1.0 + ratio), 2.0 - 2.0**-14)
+        return jnp.where(j < 0, 0.0, jnp.clip(lower * up, self.low, self.high))
 
     @property
     def _width(self) -> jax.Array:
         return _log2(self.high) - _log2(self.low)
-
-    def _place(self, magnitude: jax.Array, cells: jax.Array | int) -> jax.Array:
-        """Where between low and high, 0 and `cells`, it is on a logarithmic scale."""
-        width = self._width
-        scale = jnp.where(width > 0, jnp.asarray(cells, jnp.float32) / width, 0.0)
-        return (_log2(magnitude) - _log2(self.low)) * scale
 
     def _at(self, place: jax.Array, cells: jax.Array) -> jax.Array:
         """The magnitude at a place."""

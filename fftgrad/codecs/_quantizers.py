@@ -17,7 +17,7 @@ TINY = np.float32(np.finfo(np.float32).tiny)
 
 
 def check_real(owner: str, x: jax.Array) -> None:
-    """Refuses what is not a float32 vector."""
+    """Refuse any vector but float32, such as the spectrum of a transform."""
     if x.ndim != 1 or x.dtype != jnp.float32:
         raise ValueError(
             f"{owner}.compress(x): must be a float32 vector, got {x.dtype}{list(x.shape)}; after "
@@ -72,14 +72,14 @@ def row_norms(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     return top, divisor(top) * jnp.sqrt(jnp.sum(jnp.square(scaled), axis=1))
 
 
-def uniform_noise(owner: object, step: Step, count: int) -> jax.Array:
-    """Uniform float32[count] in [0, 1), another for each worker."""
-    return (noise_bits(owner, step, count) >> 8).astype(jnp.float32) * 2.0**-24
-
-
 def noise_bits(owner: object, step: Step, count: int) -> jax.Array:
     """Random bits uint32[count], others for each worker."""
     return _random.drawn_bits(owner, step.local, count, ", with another key for each call")
+
+
+def uniform_noise(owner: object, step: Step, count: int) -> jax.Array:
+    """Uniform float32[count] in [0, 1), another for each worker."""
+    return (noise_bits(owner, step, count) >> 8).astype(jnp.float32) * 2.0**-24
 
 
 def to_levels(x: jax.Array, scale: jax.Array, levels: int, uniform: jax.Array) -> jax.Array:
@@ -93,18 +93,7 @@ def to_levels(x: jax.Array, scale: jax.Array, levels: int, uniform: jax.Array) -
     return jnp.clip(down + (uniform < share - down).astype(jnp.float32), -levels, levels)
 
 
-DTYPES = (
-    "bfloat16",
-    "float16",
-    "float8_e3m4",
-    "float8_e4m3",
-    "float8_e4m3b11fnuz",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-)
-"""Those that have a sign and whole bytes."""
+DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 @value
@@ -112,7 +101,7 @@ class Cast(Quantizer):
     """Quantizer: round each value to a narrower floating-point dtype.
 
     Args:
-      dtype: bfloat16, float16, or a float8 dtype; by name or as a dtype.
+      dtype: bfloat16, float16, float8_e4m3fn or float8_e5m2; by name or as a dtype.
 
     Wire: x float32[n] -> main dtype[n]; 2n bytes for bfloat16, because the buffer is bit-cast and
       no collective widens it.
@@ -135,17 +124,12 @@ class Cast(Quantizer):
             name = repr(self.dtype)
         if name not in DTYPES:
             raise TypeError(
-                f"Cast(dtype): must be a signed floating-point dtype of 8 or 16 bits, one of "
-                f"{', '.join(DTYPES)}, got {name}; use Cast('bfloat16')."
+                f"Cast(dtype): must be one of {', '.join(DTYPES)}, got {name}; use bfloat16."
             )
         object.__setattr__(self, "dtype", name)  # by name, so that the value prints and hashes
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise TypeError(
-                f"Cast.compress(x): must be a real float vector, got {x.dtype}; after Fft use "
-                "RangeFloat instead."
-            )
+        check_real("Cast", x)
         main, overflow = saturating_cast(x, self.dtype)
         return Compressed(Payload(main), overflow)
 
@@ -191,11 +175,10 @@ class DynamicSign(Quantizer):
 
         C(x)_i = s_t / 2 where x_i >= 0, else -s_t / 2.
 
-    For differences to what the receiver has, as `choco_sgd` and `beer` send them: where the largest
-    is at most s_t, at most s_t / 2 is left, so the scale has to shrink more slowly than the method
-    converges. Where all of x is smaller than s_t / 4 it adds error; a value larger than s_t falls
-    behind. After 5,500 steps at 0.98 the scale is too small for float32: make the state anew before
-    that, with a scale of that time.
+    For the differences that `choco_sgd` and `beer` send: the scale has to shrink more slowly than
+    the method converges, because a value larger than s_t falls behind. If all of x is smaller than
+    s_t / 4, it adds error. After 5,500 steps at 0.98 the scale is too small for float32: make the
+    state anew before that, with a scale of that time.
 
     Args:
       scale: s_0, at least the largest value of the first step.
@@ -248,8 +231,8 @@ class DynamicSign(Quantizer):
 class MeanMagnitude(Quantizer):
     """Quantizer: the mean of the values that are not zero, for each of them.
 
-    Meant for values of one sign, as `AlternatingSign` and `Threshold` leave them. All values become
-    the mean, zeros among them too, so it goes behind a selector that keeps none.
+    All values become the mean, zeros too: use it on values of one sign, as `AlternatingSign` and
+    `Threshold` leave them.
 
     Wire: x float32[k] -> main float32[1].
 
@@ -289,9 +272,8 @@ class Ternary(Quantizer):
     Claims: unbiased if it does not clip; not summable (`IntegerSum` shares the scale and sums). A
       payload with a NaN or an infinity decodes to NaN.
 
-    Differs from the paper: σ is the deviation from zero, where its code takes that from the mean,
-      which is nothing where all values are about equal; when clipping, its code takes s = clip · σ
-      even where no value is as large.
+    Differs from the paper: σ is the deviation from zero, in its code from the mean; when clipping,
+      its code takes s = clip · σ even if no value is as large.
 
     Example:
       >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)
@@ -324,7 +306,6 @@ class Ternary(Quantizer):
 
 
 def check_clip(owner: str, clip: float | None) -> None:
-    """Refuses a bound that is not positive."""
     if clip is not None:
         check_within(f"{owner}(clip)", clip, "(0, inf]", "use clip=2.5, or None for no bound.")
 

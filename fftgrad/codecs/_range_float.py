@@ -88,16 +88,11 @@ def fitted_window(largest: jax.Array, codes: int, m: int, rounding: Rounding) ->
 
 
 def fixed_window(
-    minimum: float,
-    maximum: float,
-    eps: float | None,
-    codes: int,
-    m: int,
-    rounding: Rounding,
+    ends: tuple[float, float], eps: float | None, codes: int, m: int, rounding: Rounding
 ) -> Window:
-    """The window from minimum to maximum; without eps, the one that uses up all the codes."""
+    """The window from end to end; without eps, the one that uses up all the codes."""
     rounds = rounding == "nearest"
-    top, bottom = number_of(maximum, m, rounds=rounds), number_of(-minimum, m, rounds=rounds)
+    bottom, top = (number_of(abs(end), m, rounds=rounds) for end in ends)
     if eps is None:
         base = max(-((codes - top - bottom - 2) // 2), 1 << m)
     else:
@@ -111,12 +106,12 @@ def number_of(value: float, m: int, *, rounds: bool) -> int:
     return min((int(np.float32(value).view(np.int32)) + half) >> (23 - m), _last(m))
 
 
-def value_of(number: int, m: int) -> float:
-    """The positive value of a number."""
-    return float(np.int32(number << (23 - m)).view(np.float32))
+def _last(m: int) -> int:
+    """The number of the largest finite value."""
+    return (255 << m) - 1
 
 
-def best_mantissa(codes: int, bits: int) -> int:
+def best_mantissa(bits: int) -> int:
     """The m with the smallest expected squared error on normal values up to 5 sigma.
 
     Inside a binade the squared error is a share 3/7 · 4^-m of the energy, and of the values below
@@ -124,41 +119,18 @@ def best_mantissa(codes: int, bits: int) -> int:
     """
 
     def error(m: int) -> float:
-        eps = 5.0 * 2.0 ** (-(codes // 2 - 1) / 2**m)
+        eps = 5.0 * 2.0 ** (-(2 ** (bits - 1) - 2) / 2**m)
         return 3 / 7 * 4.0**-m + math.sqrt(2 / math.pi) * eps**3
 
     return min(range(1, bits + 1), key=error)
 
 
-def _last(m: int) -> int:
-    """The number of the largest finite value."""
-    return (255 << m) - 1
-
-
-def code_count(bits: int) -> int:
-    """How many codes of a width stand for a value other than zero."""
-    return 2**bits - 1
-
-
-def mantissa_bits(given: int | None, bits: int) -> int:
-    """The number of mantissa bits, given or the best."""
-    return best_mantissa(code_count(bits), bits) if given is None else given
-
-
-def check_format(owner: str, bits: int, given: int | None) -> None:
-    """Refuses a width or a mantissa that is none."""
+def check_format(owner: str, bits: int, mantissa: int | None) -> None:
     remedy = "for more bits use no quantizer, for one bit keep signs only."
     check_count(f"{owner}(bits)", bits, remedy, 2, 16)
-    if given is not None:
-        remedy = f"use mantissa={mantissa_bits(None, bits)}."
-        check_count(f"{owner}(mantissa)", given, remedy, 1, bits)
-
-
-def rounding_noise(owner: object, rounding: Rounding, step: Step, size: int) -> jax.Array:
-    """Random bits for stochastic rounding, or zero."""
-    if rounding != "stochastic":
-        return jnp.zeros((), jnp.uint32)
-    return _quantizers.noise_bits(owner, step, size)
+    if mantissa is not None:
+        remedy = f"use mantissa={best_mantissa(bits)}."
+        check_count(f"{owner}(mantissa)", mantissa, remedy, 1, bits)
 
 
 @value
@@ -216,7 +188,7 @@ class RangeFloat(Quantizer):
     @property
     def m(self) -> int:
         """The number of mantissa bits, given or chosen."""
-        return mantissa_bits(self.mantissa, self.bits)
+        return best_mantissa(self.bits) if self.mantissa is None else self.mantissa
 
     @property
     def unbiased(self) -> bool:
@@ -225,7 +197,9 @@ class RangeFloat(Quantizer):
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         values = _quantizers.as_real("RangeFloat", x)
         largest = _finite.largest(values)
-        noise = rounding_noise(self, self.rounding, step, values.size)
+        noise = jnp.zeros((), jnp.uint32)
+        if self.rounding == "stochastic":
+            noise = _quantizers.noise_bits(self, step, values.size)
         codes = self._window(largest).encode(values, self.rounding, noise)
         return Compressed(Payload(_codes.pack(codes, self.bits), largest))
 
@@ -236,21 +210,15 @@ class RangeFloat(Quantizer):
         return _quantizers.from_real(values, like)
 
     def _window(self, largest: jax.Array) -> Window:
-        codes = code_count(self.bits)
-        return fitted_window(largest, codes, self.m, self.rounding)
+        return fitted_window(largest, 2**self.bits - 1, self.m, self.rounding)
 
 
 @value
 class FixedRangeFloat(Quantizer):
     """Quantizer: the floats of `RangeFloat` over a range that is given and need not be symmetric.
 
-    With base = b(eps), P values from eps to `maximum` and Q from -eps to `minimum`, the codes are
-
-        0                     zero
-        1 ... P               eps ... maximum,     code = b(x) - base + 1
-        P + 1 ... P + Q       -eps ... minimum,    code = P + b(x) - base + 1,
-
-    with P + Q + 1 <= 2^N. Values beyond the range saturate.
+    Codes are those of `RangeFloat` with base = b(eps), P values from eps to `maximum` and Q from
+    -eps to `minimum`, P + Q + 1 <= 2^N. Values beyond the range saturate.
 
     Args:
       bits: N, 2 <= N <= 16.
@@ -258,15 +226,13 @@ class FixedRangeFloat(Quantizer):
       minimum: most negative value. None: -maximum.
       eps: smallest positive value. None: as small as the codes allow.
       mantissa: as in `RangeFloat`.
-      rounding: "nearest", "truncate" or "stochastic".
+      rounding: "nearest" or "truncate".
 
     Wire: x float32[k] -> main uint32[ceil(kN/32)]; 2k for complex64[k], real parts first.
 
     Claims: the errors of `RangeFloat` for eps <= |x| <= max; biased; not summable. What is out of
       range saturates, NaN as well, and is counted in `overflow`; the exchange's header carries the
       finite flag.
-
-    Differs from the paper: as `RangeFloat` does, but for the range.
 
     Raises:
       ValueError: if the codes do not reach from eps to the ends of the range.
@@ -286,37 +252,31 @@ class FixedRangeFloat(Quantizer):
     minimum: float | None = None
     eps: float | None = None
     mantissa: int | None = None
-    rounding: Rounding = "nearest"
+    rounding: Literal["nearest", "truncate"] = "nearest"
 
     def __post_init__(self) -> None:
-        owner = "FixedRangeFloat"
-        check_format(owner, self.bits, self.mantissa)
-        check_choice(f"{owner}(rounding)", self.rounding, get_args(Rounding))
-        minimum, maximum = self._range
-        least = float(np.finfo(np.float32).tiny)
-        if not (
-            minimum < 0 and least <= min(maximum, -minimum) and math.isfinite(maximum - minimum)
-        ):
+        check_format("FixedRangeFloat", self.bits, self.mantissa)
+        check_choice("FixedRangeFloat(rounding)", self.rounding, ("nearest", "truncate"))
+        low, high = self._range
+        least, smaller = float(np.finfo(np.float32).tiny), min(high, -low)
+        if not (least <= smaller and math.isfinite(high - low)):
             raise ValueError(
-                f"{owner}(minimum, maximum): must be finite, minimum < 0 < maximum, got {minimum} "
-                f"and {maximum}; a one-sided range is not supported."
+                f"FixedRangeFloat(minimum, maximum): must be finite, minimum < 0 < maximum, got "
+                f"{low} and {high}; a one-sided range is not supported."
             )
-        if self.eps is not None and not least <= self.eps <= min(maximum, -minimum):
+        eps = least if self.eps is None else self.eps
+        if not least <= eps <= smaller:
             raise ValueError(
-                f"{owner}(eps): must be positive and inside the range ({minimum}, {maximum}), got "
-                f"{self.eps}; leave it out to fit it."
+                f"FixedRangeFloat(eps): must be positive and inside the range ({low}, {high}), got "
+                f"{eps}; leave it out to fit it."
             )
-        window, codes = self._window(), code_count(self.bits)
-        if min(window.positive, window.negative) < 1:
+        window = self._window()
+        used = window.positive + window.negative
+        if min(window.positive, window.negative) < 1 or used > 2**self.bits - 1:
             raise ValueError(
-                f"{owner}(minimum, maximum): {self.bits} bits do not reach down to the smaller "
-                f"side, got {minimum} and {maximum}; take a more even range or more bits."
-            )
-        if window.positive + window.negative > codes:
-            raise ValueError(
-                f"{owner}(eps): {self.bits} bits with mantissa {self.m} have {codes} codes, got a "
-                f"range that needs {window.positive + window.negative}; raise eps, or take fewer "
-                "mantissa bits."
+                f"FixedRangeFloat(minimum, maximum, eps): {self.bits} bits with mantissa {self.m} "
+                f"must reach from eps to both ends, got {window.positive} and {window.negative} "
+                "codes for them; take a more even range, a larger eps or more bits."
             )
 
     @classmethod
@@ -333,19 +293,15 @@ class FixedRangeFloat(Quantizer):
 
         Returns:
           A FixedRangeFloat with `mantissa` and `eps` filled in, which truncates.
-
-        Example:
-          >>> fg.codecs.FixedRangeFloat.tuned(-1.0, 1.0, bits=10).m
-          6
         """
         free = cls(bits, maximum, minimum, rounding="truncate")
-        eps = value_of(int(free._window().base), free.m)
+        eps = float(np.int32(int(free._window().base) << (23 - free.m)).view(np.float32))
         return dataclasses.replace(free, mantissa=free.m, eps=eps)
 
     @property
     def m(self) -> int:
         """The number of mantissa bits, given or chosen."""
-        return mantissa_bits(self.mantissa, self.bits)
+        return best_mantissa(self.bits) if self.mantissa is None else self.mantissa
 
     @property
     def _range(self) -> tuple[float, float]:
@@ -356,8 +312,7 @@ class FixedRangeFloat(Quantizer):
         low, high = self._range
         inside = (values >= low) & (values <= high)
         overflow = values.size - _positions.count(*_codes.pack_masks(inside))
-        noise = rounding_noise(self, self.rounding, step, values.size)
-        codes = self._window().encode(values, self.rounding, noise)
+        codes = self._window().encode(values, self.rounding, jnp.zeros((), jnp.uint32))
         return Compressed(Payload(_codes.pack(codes, self.bits)), overflow)
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
@@ -365,6 +320,4 @@ class FixedRangeFloat(Quantizer):
         return _quantizers.from_real(self._window().decode(codes), like)
 
     def _window(self) -> Window:
-        low, high = self._range
-        codes = code_count(self.bits)
-        return fixed_window(low, high, self.eps, codes, self.m, self.rounding)
+        return fixed_window(self._range, self.eps, 2**self.bits - 1, self.m, self.rounding)

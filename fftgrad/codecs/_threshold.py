@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import jax
@@ -70,17 +69,16 @@ class Threshold(Selector):
 
     With μ the mean and M the maximum of |x_i|, the threshold is μ + r (M - μ). "binary" bisects r
     in [0, 1] until between k and 2k coefficients are larger (below μ, if fewer than k exceed it).
-    "exact" takes the k largest that are not zero. What exceeds the capacity of the message stays
+    "exact" takes the k largest that are not zero. What exceeds the c values of the message stays
     behind, the highest positions first, and is counted in `overflow`.
 
     Args:
       fraction: share of the n coefficients aimed at; k = ceil(fraction · n).
       search: "binary" or "exact".
-      capacity: size of the message in units of k, at least 1; "exact" needs no more than k.
       reuse: for how many steps a threshold serves before it is searched for again, or until more
         pass it than the message holds; only for "binary".
 
-    Wire: x float32[n] | complex64[n] -> main of that dtype [c], c = min(n, ceil(capacity · k));
+    Wire: x float32[n] | complex64[n] -> main of that dtype [c], c = min(n, 2k), or k if exact;
       side about c (2 + log2(n/c))/8 bytes of positions, 4 for the length.
 
     Claims: biased; not summable; every value kept is exact.
@@ -100,19 +98,12 @@ class Threshold(Selector):
 
     fraction: float
     search: Search = "binary"
-    capacity: float = 2.0
     reuse: int = 1
 
     def __post_init__(self) -> None:
         _top_k.check_size("Threshold", self.fraction, None)
         check_choice("Threshold(search)", self.search, get_args(Search))
-        check_within("Threshold(capacity)", self.capacity, "[1, inf]", "use capacity=2.0.")
         check_count("Threshold(reuse)", self.reuse, "use reuse=1.")
-        if self.search == "exact" and self.reuse > 1:
-            raise ValueError(
-                f"Threshold(reuse): an exact search finds no threshold to use again, got "
-                f"{self.reuse}; use reuse=1, or search='binary'."
-            )
 
     def init(self, like: Like) -> ThresholdState:
         return ThresholdState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
@@ -120,15 +111,17 @@ class Threshold(Selector):
     def compress(self, x: jax.Array, state: ThresholdState, step: Step) -> Compressed:
         k = _top_k.kept(self.fraction, None, x.size)
         if self.search == "exact":
-            words, after = _largest_but_zero(x, k), state
+            words, after = _codes.pack_masks(x != 0)[0], state
+            if k < x.size:
+                words &= _selection.largest(*_selection.keys(x), k).words
         else:
-            words, after = self._above(jnp.abs(x), k, state)
+            words, after = self._search(jnp.abs(x), k, state)
         return take_first(x, words, self._capacity(x.size))._replace(state=after)
 
     def positions(self, side: Support, n: int, step: Step) -> jax.Array:
         return slots(side, self._capacity(n), n)
 
-    def _above(
+    def _search(
         self, magnitude: jax.Array, k: int, state: ThresholdState
     ) -> tuple[jax.Array, ThresholdState]:
         threshold, age = _bisect(magnitude, k), state.age
@@ -137,8 +130,7 @@ class Threshold(Selector):
         threshold = jnp.where(jnp.isfinite(threshold), threshold, jnp.inf)
         if self.reuse > 1:
             # Or what does not fit would be, step by step, what has the highest positions.
-            passing = _positions.count(*_codes.pack_masks(magnitude > state.threshold))
-            fits = passing <= self._capacity(magnitude.size)
+            fits = _above(magnitude, state.threshold) <= self._capacity(magnitude.size)
             serves = (age > 0) & (age < self.reuse) & fits
             threshold = jnp.where(serves, state.threshold, threshold)
             age = jnp.where(serves, age, 0)
@@ -147,13 +139,7 @@ class Threshold(Selector):
 
     def _capacity(self, n: int) -> int:
         k = _top_k.kept(self.fraction, None, n)
-        return k if self.search == "exact" else min(n, math.ceil(round(self.capacity * k, 6)))
-
-
-def _largest_but_zero(x: jax.Array, k: int) -> jax.Array:
-    """The bitmap of the k largest magnitudes, without zeros."""
-    (words,) = _codes.pack_masks(x != 0)
-    return words if k == x.size else words & _selection.largest(*_selection.keys(x), k).words
+        return k if self.search == "exact" else min(n, 2 * k)
 
 
 class Bisection(NamedTuple):
@@ -181,9 +167,9 @@ class Bisection(NamedTuple):
 
 def _bisect(magnitude: jax.Array, k: int) -> jax.Array:
     """A bound that k to 2k magnitudes are above, as near as the halvings come to it."""
-    mean, top, above = _statistics(magnitude)
-    low = jnp.where(above(mean) >= k, mean, 0.0)
-    found = above(low) <= 2 * k
+    mean, top = jnp.sum(magnitude * (1.0 / magnitude.size)), jnp.max(magnitude)
+    low = jnp.where(_above(magnitude, mean) >= k, mean, 0.0)
+    found = _above(magnitude, low) <= 2 * k
     # Varying like the data, as a loop's carry has to be where that is tracked.
     start = Bisection(low, top, found, _axes.vary_like(jnp.int32(0), top))
     return _platform.dependent(
@@ -195,12 +181,10 @@ def _bisect(magnitude: jax.Array, k: int) -> jax.Array:
 
 
 def _in_a_loop(magnitude: jax.Array, start: Bisection, k: int) -> jax.Array:
-    above = _statistics(magnitude)[2]
-
     def turn(b: Bisection) -> Bisection:
         by_value, by_bits = _mean(b.low, b.high), _half_way(b.low, b.high)
         middle = jnp.where(b.halvings < BY_VALUE, by_value, by_bits)
-        return b.halve(middle, above(middle), k)
+        return b.halve(middle, _above(magnitude, middle), k)
 
     return lax.while_loop(lambda b: b.unfinished, turn, start).low
 
@@ -245,16 +229,9 @@ def _tree(b: Bisection, halvings: int) -> jax.Array:
     return jnp.concatenate(levels)
 
 
-def _statistics(
-    magnitude: jax.Array,
-) -> tuple[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]]:
-    """Mean, maximum, and how many are larger than a bound."""
-    mean = jnp.sum(magnitude * (1.0 / magnitude.size))
-    return (
-        mean,
-        jnp.max(magnitude),
-        lambda bound: _positions.count(*_codes.pack_masks(magnitude > bound)),
-    )
+def _above(magnitude: jax.Array, bound: jax.Array) -> jax.Array:
+    """How many are larger than a bound."""
+    return _positions.count(*_codes.pack_masks(magnitude > bound))
 
 
 class AdaCompState(NamedTuple):
@@ -275,9 +252,8 @@ class AdaComp(Selector):
     """Selector: in each bin, what would exceed the bin's maximum if the gradient came again.
 
     With x the residue plus the gradient g, and g_b the largest |x_i| of bin b, the sign of x_i is
-    sent if |x_i + g_i| >= g_b. All values have one magnitude, the mean of g_b. How many travel
-    depends on the data, up to the capacity of the message. It finds g by remembering what the last
-    step left behind, so it belongs behind `ErrorFeedback()`.
+    sent if |x_i + g_i| >= g_b. All values have one magnitude, the mean of g_b. It finds g by
+    remembering what the last step left behind, so it belongs behind `ErrorFeedback()`.
 
     Args:
       bin_size: values per bin; the paper uses 50 for convolutions, 500 for other layers.
@@ -373,9 +349,3 @@ class AlternatingSign(Selector):
 
     def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
         return jnp.arange(n, dtype=jnp.int32)
-
-    def at(self, x: jax.Array, side: PyTree, step: Step) -> jax.Array:
-        raise ValueError(
-            "AlternatingSign.at(x): a sign is no set of positions that other workers could use, "
-            "got AlternatingSign() where a support is shared; use TopK or ChunkTopK."
-        )

@@ -16,6 +16,9 @@ from fftgrad.ops import _shapes
 Shape = tuple[int, int]
 
 
+MAX_BLOCK = 1024
+
+
 class Tiling(NamedTuple):
     """A matrix of `shape`, padded with zeros to tiles of `high` by `wide` values."""
 
@@ -39,12 +42,21 @@ class Tiling(NamedTuple):
         """How many tiles there are, down and across."""
         return -(-self.shape[0] // self.high), -(-self.shape[1] // self.wide)
 
-    def cut(self, x: jax.Array) -> jax.Array:
+    def cut(self, x: jax.Array, owner: object) -> jax.Array:
         """The values of the matrix as [tiles down, rows of one, tiles across, columns of one]."""
+        if x.size != math.prod(self.shape):
+            raise ValueError(
+                f"{owner!r}.compress(x): must have {math.prod(self.shape)} values, got {x.size}; "
+                "give each part the transform of its own shape, by a rule."
+            )
         (rows, columns), (down, across) = self.shape, self.grid
         fill = [(0, down * self.high - rows), (0, across * self.wide - columns)]
         matrix = jnp.pad(x.reshape(self.shape), fill)
         return matrix.reshape(down, self.high, across, self.wide)
+
+    def apart(self, tiles: jax.Array) -> jax.Array:
+        """A vector of tiles as [tiles down, tiles across, rows of one, columns of one]."""
+        return tiles.reshape(*self.grid, self.high, self.wide)
 
     def join(self, tiles: jax.Array) -> jax.Array:
         """What `cut` made, flat and without the padding."""
@@ -53,29 +65,17 @@ class Tiling(NamedTuple):
         return matrix[:rows, :columns].ravel()
 
 
-def check_shape(owner: str, shape: Shape | None) -> None:
-    """Refuses what is neither rows and columns nor None."""
+def check_tiles(owner: str, block: int, shape: Shape | None) -> None:
+    _transforms.check_block(owner, block, MAX_BLOCK)
     if shape is not None and (len(shape) != 2 or min(shape) < 1):
         raise ValueError(
             f"{owner}(shape): must be rows and columns, got {shape}; leave it out for a vector."
         )
 
 
-def check_fills(owner: object, x: jax.Array, shape: Shape) -> None:
-    """Refuses a vector that is not as long as the matrix."""
-    if x.size != math.prod(shape):
-        raise ValueError(
-            f"{owner!r}.compress(x): must have {math.prod(shape)} values, got {x.size}; give each "
-            "part the transform of its own shape, by a rule."
-        )
-
-
 def shape_of(like: Like) -> Shape:
     """A leaf as a matrix, whose columns are its last axis."""
     return math.prod(like.shape[:-1]), like.shape[-1] if like.shape else 1
-
-
-MAX_BLOCK = 1024
 
 
 @value
@@ -87,15 +87,13 @@ class Tiles(Transform):
     Args:
       block: the largest side of a tile: a power of two up to 1024. An axis shorter than that is one
         tile of the next power of two.
-      shape: rows and columns of the matrix, as in `Dct`. None: the vector has no shape, and blocks
-        take the place of tiles.
+      shape: rows and columns of the matrix, as in `Dct`. None: blocks in place of tiles.
 
     Wire: x float32[n] -> main float32[tiles · tile_size], padded with zeros.
 
     Claims: summable; unbiased and lossless.
 
-    Differs from the paper: SparseLoCo's code cuts an axis at its largest divisor up to 64, which
-      for a prime axis is 1, no tile at all; here axes are padded.
+    Differs from the paper: SparseLoCo cuts axes as DeMo does; here they are padded, as in `Dct`.
 
     Example:
       >>> fg.compress(fg.codecs.Tiles(block=2, shape=(2, 3)), jnp.arange(6.0)).main
@@ -109,8 +107,7 @@ class Tiles(Transform):
     shape: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        _transforms.check_block("Tiles", self.block, MAX_BLOCK)
-        check_shape("Tiles", self.shape)
+        check_tiles("Tiles", self.block, self.shape)
 
     @property
     def tile_size(self) -> int:
@@ -119,15 +116,12 @@ class Tiles(Transform):
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _transforms.check_vector("Tiles", x)
-        tiling = self._tiling(x.size)
-        check_fills(self, x, tiling.shape)
-        return Compressed(Payload(jnp.swapaxes(tiling.cut(x), 1, 2).ravel()))
+        tiles = self._tiling(x.size).cut(x, self)
+        return Compressed(Payload(jnp.swapaxes(tiles, 1, 2).ravel()))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         tiling = self._tiling(like.shape[0])
-        (down, across), high, wide = tiling.grid, tiling.high, tiling.wide
-        tiles = payload.main.reshape(down, across, high, wide)
-        return tiling.join(jnp.swapaxes(tiles, 1, 2))
+        return tiling.join(jnp.swapaxes(tiling.apart(payload.main), 1, 2))
 
     def _tiling(self, n: int) -> Tiling:
         return Tiling.of(self.shape or (1, n), self.block)
@@ -141,8 +135,7 @@ class Dct(Transform):
 
         y_j = s_j √(2/b) Σ_t x_t cos(π (2t + 1) j / 2b),   s_0 = √½, s_j = 1 otherwise,
 
-    an isometry: Σ y_j² = Σ x_t². It is a product with a b × b matrix, which for small blocks beats
-    any fast algorithm.
+    an isometry: Σ y_j² = Σ x_t². It is a product with a b × b matrix.
 
     With a `shape` the vector is a matrix of that shape, padded with zeros to tiles of at most b × b
     values, each of which is transformed along both axes. The coefficients of a tile come one after
@@ -159,9 +152,8 @@ class Dct(Transform):
     Claims: summable; unbiased and lossless to rounding. One non-finite value makes its whole
       block or tile non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
 
-    Differs from the paper: the sides of DeMo's tiles are the largest divisors of a tensor's axes up
-      to 64, for a prime axis 1, no transform at all; here axes are padded. Without a shape, blocks
-      are cut from the one vector of all leaves.
+    Differs from the paper: DeMo cuts an axis at its largest divisor up to 64, which for a prime
+      axis is 1, no transform at all; here axes are padded.
 
     Example:
       >>> y = fg.compress(fg.Dct(block=4), jnp.array([1.0, 1.0, 1.0, 1.0, 3.0])).main
@@ -177,8 +169,7 @@ class Dct(Transform):
     shape: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        _transforms.check_block("Dct", self.block, MAX_BLOCK)
-        check_shape("Dct", self.shape)
+        check_tiles("Dct", self.block, self.shape)
 
     @property
     def tile_size(self) -> int:
@@ -187,29 +178,23 @@ class Dct(Transform):
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _transforms.check_vector("Dct", x)
-        if self.shape is None:
-            block = _transforms.fit(self.block, x.size)
-            rows = _shapes.rows(x, block)
-            coefficients = _transforms.by_chunks(lambda r: _transforms.times(r, basis(block)), rows)
-            return Compressed(Payload(coefficients.ravel()))
-        check_fills(self, x, self.shape)
-        tiling = Tiling.of(self.shape, self.block)
-        tiles = tiling.cut(x)
-        return Compressed(
-            Payload(_both("aibj,ik,jl->abkl", tiles, tiling.high, tiling.wide).ravel())
-        )
+        if self.shape is not None:
+            tiling = Tiling.of(self.shape, self.block)
+            return Compressed(
+                Payload(_both("aibj,ik,jl->abkl", tiling.cut(x, self), tiling).ravel())
+            )
+        waves = basis(self.reach(x.size))
+        rows = _shapes.rows(x, len(waves))
+        return Compressed(Payload(_product(rows, waves).ravel()))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        if self.shape is not None:
+            tiling = Tiling.of(self.shape, self.block)
+            tiles = tiling.apart(payload.main)
+            return tiling.join(_both("abkl,ik,jl->aibj", tiles, tiling))
         (n,) = like.shape
-        if self.shape is None:
-            block = _transforms.fit(self.block, n)
-            rows = payload.main.reshape(-1, block)
-            inverse = basis(block).T
-            return _transforms.by_chunks(lambda r: _transforms.times(r, inverse), rows).ravel()[:n]
-        tiling = Tiling.of(self.shape, self.block)
-        (down, across), high, wide = tiling.grid, tiling.high, tiling.wide
-        tiles = payload.main.reshape(down, across, high, wide)
-        return tiling.join(_both("abkl,ik,jl->aibj", tiles, high, wide))
+        waves = basis(self.reach(n))
+        return _product(payload.main.reshape(-1, len(waves)), waves.T).ravel()[:n]
 
     def reach(self, n: int) -> int:
         return _transforms.fit(self.block, n) if self.shape is None else n
@@ -229,5 +214,10 @@ def basis(b: int) -> np.ndarray:
     return waves.astype(np.float32)
 
 
-def _both(spec: str, tiles: jax.Array, high: int, wide: int) -> jax.Array:
-    return jnp.einsum(spec, tiles, basis(high), basis(wide), precision=lax.Precision.HIGHEST)
+def _product(rows: jax.Array, matrix: np.ndarray) -> jax.Array:
+    return _transforms.by_chunks(lambda r: _transforms.times(r, matrix), rows)
+
+
+def _both(spec: str, tiles: jax.Array, tiling: Tiling) -> jax.Array:
+    high, wide = basis(tiling.high), basis(tiling.wide)
+    return jnp.einsum(spec, tiles, high, wide, precision=lax.Precision.HIGHEST)

@@ -2,11 +2,9 @@
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
@@ -15,14 +13,8 @@ from fftgrad.ops import _codes, _finite, _positions, _random, _selection, _shape
 
 
 def check_size(owner: str, fraction: float | None, k: int | None) -> None:
-    """Refuses what does not say how many of n are kept."""
-    if (fraction is None) == (k is None):
-        raise ValueError(
-            f"{owner}(fraction, k): exactly one must be given, got fraction={fraction}, k={k}; use "
-            f"{owner}(fraction=0.01)."
-        )
-    check_static(f"{owner}(fraction)", fraction, float | int)
-    check_static(f"{owner}(k)", k, int)
+    """Refuse what does not say how many of n are kept."""
+    check_one_of(owner, "fraction", fraction, "k", k, "fraction=0.01")
     if isinstance(fraction, int) and fraction == 1:
         raise TypeError(
             f"{owner}(fraction): must be a float, because 1 may be meant as one value, got 1; use "
@@ -35,21 +27,22 @@ def check_size(owner: str, fraction: float | None, k: int | None) -> None:
         check_count(f"{owner}(k)", k, f"use {owner}(k=1).")
 
 
-def check_static(name: str, value: Any, kind: Any) -> None:
-    """Refuses what is not a Python number of this kind."""
-    if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
-        return
-    wanted = "int" if kind is int else "int or float"
-    if isinstance(value, jax.Array | np.ndarray | np.generic):
-        raise TypeError(
-            f"{name}: must be a Python {wanted}, because the size of the payload is static, got "
-            f"{value!r}; to change it while training use Scheduled, and under "
-            "optax.inject_hyperparams name it in static_args."
+def check_one_of(
+    owner: str, share: str, of_n: float | None, number: str, of_all: int | None, remedy: str
+) -> None:
+    """Refuse both of a share and a number, neither, and what is no Python number."""
+    if (of_n is None) == (of_all is None):
+        raise ValueError(
+            f"{owner}({share}, {number}): exactly one must be given, got {share}={of_n}, "
+            f"{number}={of_all}; use {owner}({remedy})."
         )
-    raise TypeError(
-        f"{name}: must be a Python {wanted}, got {value!r}; pass "
-        f"{'100, or the like' if kind is int else '0.01, or the like'}."
-    )
+    for name, found, kind in ((share, of_n, float | int), (number, of_all, int)):
+        if found is not None and (not isinstance(found, kind) or isinstance(found, bool)):
+            raise TypeError(
+                f"{owner}({name}): must be a Python number, because the size of the payload is "
+                f"static, got {found!r}; to change it while training use Scheduled, and under "
+                "optax.inject_hyperparams name it in static_args."
+            )
 
 
 def kept(fraction: float | None, k: int | None, n: int) -> int:
@@ -86,9 +79,6 @@ class TopK(Selector):
     Differs from the paper: the paper sends a bitmap always, and selects exactly by a sort or
       approximately by buckets.
 
-    Raises:
-      TypeError: if an argument is traced: the size of the payload has to be static.
-
     Example:
       >>> fg.compress(fg.TopK(fraction=0.5), jnp.array([1.0, -4.0, 2.0, 0.5])).main
       Array([-4.,  2.], dtype=float32)
@@ -105,11 +95,6 @@ class TopK(Selector):
         check_size("TopK", self.fraction, self.k)
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        if x.ndim != 1 or not jnp.issubdtype(x.dtype, jnp.inexact):
-            raise ValueError(
-                f"TopK.compress(x): must be a float or complex vector, got {x.dtype}"
-                f"{list(x.shape)}; put TopK before quantizers in the chain."
-            )
         k = self._k(x.size)
         if k == x.size:
             return Compressed(Payload(x))
@@ -144,10 +129,9 @@ class TopK(Selector):
 class ChunkTopK(Selector):
     """Selector: keep the k coefficients of largest magnitude in each chunk.
 
-    The vector is padded with zeros to chunks of c values, and no part of it goes without. With
-    k = 1 it is one pass over the data: ScaleCom's chunk-wise quasi-sort. Positions travel as
-    offsets in their chunks, or all together in Elias-Fano code or as a bitmap, whichever is
-    shortest; where all are kept, not at all.
+    The vector is padded with zeros to chunks of c values. With k = 1 it is one pass over the data:
+    ScaleCom's chunk-wise quasi-sort. Positions travel as offsets in their chunks, or all together
+    in Elias-Fano code or as a bitmap, whichever is shortest; if all are kept, not at all.
 
     Args:
       chunk: c, at least 2; a shorter vector is one chunk.

@@ -19,7 +19,6 @@ space of a library nothing passes 4 GiB, where cuFFT gives up."""
 
 
 def check_block(owner: str, block: int, most: int) -> None:
-    """Refuses what is not a power of two from 2 to `most`."""
     check_count(f"{owner}(block)", block, "use block=64.", least=0)
     if not 2 <= block <= most or block & (block - 1):
         raise ValueError(
@@ -33,7 +32,6 @@ def fit(block: int, n: int) -> int:
 
 
 def check_vector(owner: str, x: jax.Array) -> None:
-    """Refuses what is not a float32 vector."""
     if x.dtype != jnp.float32 or x.ndim != 1:
         raise ValueError(
             f"{owner}.compress(x): must be a float32 vector, got {x.dtype}{list(x.shape)}; put "
@@ -64,15 +62,8 @@ def at_blocks(
 ) -> Sparse:
     """The inverse transform of a few coefficients, at the blocks that they are in.
 
-    The coefficients of a block are first brought together, because sums in another order would
-    differ between replicas.
-
-    Args:
-      coefficients: k of them, of the dtype that `inverse` takes.
-      n: length of the vector.
-      inverse: from rows [., slots] of coefficients to rows float32[., block].
-      block: values in a block.
-      slots: coefficients in a block.
+    `inverse` maps rows [., slots] of coefficients to rows float32[., block]. The coefficients of a
+    block are first brought together, because sums in another order would differ between replicas.
     """
     positions, values = coefficients
     (k,) = positions.shape
@@ -172,9 +163,7 @@ class Fft(Transform):
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
-        block = self._block(n)
-
-        return _inverse(payload.main.reshape(-1, block // 2)).ravel()[:n]
+        return _inverse(payload.main.reshape(-1, self._block(n) // 2)).ravel()[:n]
 
     def reach(self, n: int) -> int:
         return self._block(n)
@@ -230,18 +219,11 @@ def fourier_basis(b: int) -> np.ndarray:
 
 
 def _next_smooth(n: int) -> int:
-    """The least even number from n on with no prime factor above 7."""
+    """The least even number from n on, at most 2^28, with no prime factor above 7."""
     candidate = n + n % 2
-    while candidate < 2 or not _is_smooth(candidate):
+    while candidate < 2 or 210**30 % candidate:
         candidate += 2
     return candidate
-
-
-def _is_smooth(n: int) -> bool:
-    for prime in (2, 3, 5, 7):
-        while n % prime == 0:
-            n //= prime
-    return n == 1
 
 
 MOST = 1 << 24
@@ -253,16 +235,14 @@ class Hadamard(Transform):
     """Transform: random signs, then the orthonormal Hadamard transform of each block.
 
     The vector is padded with zeros to blocks of b values, and a block x goes to y = H D x, with D
-    a diagonal of signs and H the b × b Hadamard matrix over √b. H² = I, so x = D H y. It makes all
-    coefficients of a block about equally large, which suits a quantizer with one scale, and not a
-    selector. It takes log b / log 64 products with matrices of at most 64 × 64.
+    a diagonal of signs and H the b × b Hadamard matrix over √b. H² = I, so x = D H y. All
+    coefficients of a block become about equally large, which suits a quantizer with one scale.
 
     Args:
       block: the length b of a block, a power of two up to 2^24; a vector shorter than that is one
         block of the next power of two.
       signs: whether to flip signs at random first, drawn from `step.shared`, the same on all
-        workers and other ones each step. Without them H maps some vectors, a constant one for
-        example, to a single coefficient.
+        workers. Without them H maps some vectors, as a constant one, to a single coefficient.
 
     Wire: x float32[n] -> main float32[b · ceil(n/b)]. The signs are never sent.
 

@@ -352,14 +352,13 @@ def test_payload_spec_is_the_payload():
         (lambda: fg.TopK(fraction=0.1, k=2), ValueError, "exactly one"),
         (lambda: fg.TopK(fraction=85), ValueError, "1 - theta"),
         (lambda: fg.TopK(k=0), ValueError, "k=1"),
-        (lambda: fg.TopK(k=True), TypeError, "pass 100"),
+        (lambda: fg.TopK(k=True), TypeError, "Python number"),
         (lambda: fg.Cast("float32"), TypeError, "bfloat16"),
         (lambda: fg.Cast("int8"), TypeError, "bfloat16"),
         (lambda: fg.RangeFloat(bits=1), ValueError, "signs"),
         (lambda: fg.RangeFloat(bits=17), ValueError, "no quantizer"),
         (lambda: fg.RangeFloat(bits=8, mantissa=9), ValueError, "mantissa=4"),
         (lambda: fg.RangeFloat(bits=8, rounding="up"), ValueError, "nearest"),
-        (lambda: fg.LogLevels(8, rounding="stochastic"), ValueError, "truncate"),
         (lambda: fg.codecs.FixedRangeFloat(8, maximum=-1.0), ValueError, "minimum < 0 < maximum"),
         (
             lambda: fg.codecs.FixedRangeFloat(8, maximum=1.0, eps=2.0),
@@ -369,7 +368,7 @@ def test_payload_spec_is_the_payload():
         (
             lambda: fg.codecs.FixedRangeFloat(4, mantissa=3, maximum=1.0, eps=1e-3),
             ValueError,
-            "raise eps",
+            "larger eps",
         ),
         (
             lambda: fg.codecs.FixedRangeFloat(4, maximum=1.0, minimum=-1e-9),
@@ -396,7 +395,7 @@ def test_payload_spec_is_the_payload():
         ),
         (
             lambda: round_trip(fg.chain(fg.Fft(), fg.Cast("bfloat16")), jnp.ones(3)),
-            TypeError,
+            ValueError,
             "RangeFloat",
         ),
         (lambda: fg.compress(CODECS["range float stochastic"], jnp.ones(3)), ValueError, "Step.of"),

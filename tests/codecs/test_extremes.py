@@ -6,7 +6,6 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 import reference
@@ -202,27 +201,10 @@ def test_what_a_transform_cannot_hold_makes_a_bad_step():
     np.testing.assert_allclose(mean, 1.0, rtol=1e-5)
 
 
-NARROW = [
-    name
-    for name in dir(ml_dtypes)
-    if name.startswith(("float", "bfloat")) and np.dtype(getattr(ml_dtypes, name)).itemsize <= 2
-]
-
-
-@pytest.mark.parametrize("name", ["float8_e8m0fnu", "float4_e2m1fn"])
-def test_a_cast_refuses_what_has_no_sign_or_no_byte(name):
-    with pytest.raises(TypeError, match=r"Cast\(dtype\).*; use Cast\('bfloat16'\)"):
-        fg.Cast(name)
-
-
-@pytest.mark.parametrize("name", [*NARROW, "float16"])
-def test_a_cast_that_is_not_refused_keeps_signs_and_sizes(name):
-    try:
-        codec = fg.Cast(name)
-    except TypeError:
-        return
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+def test_a_cast_keeps_signs_and_sizes(name):
     x = np.array([1.0, -1.0, 0.0, 2.0, -2.0, 1.5], np.float32)
-    np.testing.assert_allclose(round_trip(codec, x), x, rtol=0.25)
+    np.testing.assert_allclose(round_trip(fg.Cast(name), x), x, rtol=0.25)
 
 
 BOUNDED = {

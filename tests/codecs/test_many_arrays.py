@@ -33,7 +33,6 @@ def shrinks(codec):
     return all(
         isinstance(stage, SHRINKING)
         and getattr(stage, "rounding", "") != "stochastic"
-        and getattr(stage, "zero", True)
         and not getattr(stage, "rescale", False)
         for stage in stages(codec)
     )
@@ -154,7 +153,7 @@ def own_laws(codec, x, y, unit):
     if isinstance(codec, fg.Budget):
         wrong = (y != 0) & (np.abs(x - y) > (3 / 8 + 1e-5) * np.abs(x))
         yield "what is sent is right to 3/8", np.any(wrong, axis=1)
-    if isinstance(codec, fg.LogLevels) and codec.rounding == "nearest":
+    if isinstance(codec, fg.LogLevels):
         wrong = (np.abs(x * unit) >= TINY) & (np.abs(x - y) >= np.abs(x) * (1 - 2**-16))
         yield "no value is worse than not sent", np.any(wrong, axis=1)
     if isinstance(codec, fg.Transform) and not getattr(codec, "half", False):

@@ -346,7 +346,6 @@ def test_recovery_by_the_loss():
         (lambda: fg.UniformLevels(norm="l1"), "'l2'"),
         (lambda: fg.codecs.LloydMax(bits=7), "RangeFloat"),
         (lambda: fg.Threshold(0.1, search="sort"), "'binary'"),
-        (lambda: fg.Threshold(0.1, capacity=0.5), "capacity=2.0"),
         (lambda: fg.codecs.AdaComp(0), "bin_size=500"),
         (lambda: fg.ChunkTopK(1), "chunk=64"),
         (lambda: fg.Dct(shape=(3, 0)), "for a vector"),
