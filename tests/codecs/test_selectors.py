@@ -59,21 +59,16 @@ def test_adversarial_inputs(x, k):
 
 
 @given(
-    x=hnp.arrays(np.float32, N, elements=floats(127)),
+    x=st.one_of(
+        hnp.arrays(np.float32, N, elements=floats(127)),
+        hnp.arrays(np.float32, N, elements=st.sampled_from([0.0, 1.0, -1.0, 2.0])),  # ties
+    ),
     k=st.sampled_from([1, 7, 60, 150]),
 )
 def test_any_floats(x, k):
     payload = compiled(x, k)
     found = decode(payload.side, k, N)
     np.testing.assert_array_equal(found, reference.top_k(x, k))
-
-
-@given(
-    x=hnp.arrays(np.float32, N, elements=st.sampled_from([0.0, 1.0, -1.0, 2.0])),
-    k=st.sampled_from([1, 7, 60, 150]),
-)
-def test_ties_go_to_the_lowest_index(x, k):
-    np.testing.assert_array_equal(decode(compiled(x, k).side, k, N), reference.top_k(x, k))
 
 
 @given(
@@ -100,33 +95,12 @@ def test_nothing_is_finite_where_chance_leaves_out_what_is_not(bad):
         assert np.all(np.isnan(y))
 
 
-def test_nan_is_kept_and_seen():
-    x = jnp.asarray(values((N,))).at[77].set(jnp.nan)
-    assert 77 in positions(x, 1)
-    z = jax.lax.complex(x, x)
-    assert 77 in positions(z, 1)
-
-
 @pytest.mark.parametrize("n", [10, 97, 100, 1000])
 @pytest.mark.parametrize("fraction", [0.01, 0.07, 0.1, 0.15, 0.5, 1.0])
 def test_k_is_the_ceiling_of_the_share(fraction, n):
     payload = jax.eval_shape(lambda x: fg.compress(fg.TopK(fraction=fraction), x), jnp.ones(n))
     assert payload.main.size == reference.kept(fraction, n)
     assert payload.main.size - 1 < fraction * n + 1e-6
-
-
-@given(x=hnp.arrays(np.float32, N, elements=floats(50)))
-def test_contraction(x):
-    codec = fg.TopK(k=40)
-    y = np.asarray(decompress(codec, compiled(x, 40), x), np.float64)
-    energy = np.sum(np.square(x, dtype=np.float64))
-    assert np.sum((x - y) ** 2) <= (1 - 40 / N) * energy * (1 + 1e-6)
-
-
-def test_k_beyond_n_keeps_all_and_sends_no_index():
-    payload = fg.compress(fg.TopK(k=500), jnp.arange(5.0))
-    np.testing.assert_array_equal(payload.main, jnp.arange(5.0))
-    assert payload.side == ()
 
 
 LARGE = _selection.SAMPLE + 7_333

@@ -74,16 +74,6 @@ def test_half_saturates_instead_of_overflowing():
     assert fg.Fft(half=True).compress(x, (), fg.Step()).overflow == 2
 
 
-def test_what_a_selector_drops_is_the_error():
-    x = jnp.asarray(values((256,)))
-    codec = fg.chain(fg.Fft(block=32), fg.TopK(fraction=0.25))
-    z = compress(fg.Fft(block=32), x).main
-    dropped = np.delete(np.asarray(z), reference.top_k(z, 32))
-    y = decompress(codec, compress(codec, x), x)
-    error = float(jnp.sum((x - y) ** 2))
-    np.testing.assert_allclose(error, np.sum(np.abs(dropped) ** 2), rtol=1e-4)
-
-
 @pytest.mark.parametrize("block", [2, 16, 64])
 @pytest.mark.parametrize("n", [1, 7, 64, 1009])
 def test_dct_is_the_oracle(n, block):
@@ -191,13 +181,3 @@ def test_coefficients_of_one_block_are_added_together(positions):
     dense = jnp.zeros(12).at[positions].set(y, mode="drop")
     expected = x + fg.decompress(codec, fg.Payload(dense), x)
     np.testing.assert_allclose(total, expected, atol=1e-6)
-
-
-def test_a_tile_has_as_many_values_as_its_sides_say():
-    sizes = [
-        fg.codecs.Tiles(),
-        fg.codecs.Tiles(16),
-        fg.codecs.Tiles(16, (3, 100)),
-        fg.codecs.Tiles(1024, (1, 5000)),
-    ]
-    assert [tiles.tile_size for tiles in sizes] == [64, 16, 4 * 16, 1024]

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import fftgrad as fg
+from fftgrad.codecs._levels import _centroids
 
 N = 60
 BITS = [*range(2, 9), 12, 16]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def round_trip(codec, x, key=0):
-    step = fg.Step.of(jax.random.key(key))
-    return fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step)
+def round_trip(codec, x):
+    return fg.decompress(codec, fg.compress(codec, x), x)
 
 
 def relative(codec, x):
@@ -125,16 +125,6 @@ def test_what_is_all_of_one_size_is_exact(bits):
     assert (np.asarray(round_trip(fg.LogLevels(bits), np.zeros(5, np.float32))) == 0).all()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("position", [0, 33, 59])
-def test_what_is_not_finite_is_seen(bad, position):
-    x = values((N,))
-    x[position] = bad
-    assert np.isnan(round_trip(fg.LogLevels(4), x)).all()
-    z = x.astype(np.complex64)
-    assert np.isnan(round_complex(fg.LogLevels(4), z)).all()
-
-
 def test_few_bits_after_a_selector_lose_little():
     """With 4 bits more than half of what is kept fell below the smallest float of `RangeFloat`."""
     x = np.random.default_rng(0).standard_t(2.5, 100_000).astype(np.float32)
@@ -155,12 +145,6 @@ def test_the_least_normal_number_is_not_rounded_to_zero(bits):
     np.testing.assert_array_equal(round_trip(fg.LogLevels(bits), x), x)
 
 
-def test_large_complex_values_stay_finite():
-    x = 1e29 * values((64,), seed=2)
-    codec = fg.chain(fg.Fft(block=16), fg.LogLevels(6))
-    assert np.all(np.isfinite(round_trip(codec, x)))
-
-
 @pytest.mark.parametrize("bits", [2, 3])
 @pytest.mark.parametrize("zeros", [0, 1])
 def test_the_least_of_values_far_apart_is_better_than_not_sent(bits, zeros):
@@ -170,3 +154,22 @@ def test_the_least_of_values_far_apart_is_better_than_not_sent(bits, zeros):
     error = relative(fg.LogLevels(bits), x)
     assert error.max() <= 1
     assert error[:2].max() <= 1 - 2.0**-15
+
+
+# LloydMax: its values serve a normal distribution best
+
+# As in the tables of EDEN's authors.
+LARGEST = {1: 0.7979, 2: 1.5104, 3: 2.1519, 4: 2.7326, 5: 3.2607, 6: 3.7441}
+
+
+@pytest.mark.parametrize("bits", LARGEST)
+def test_each_is_the_mean_of_what_is_nearest_to_it(bits):
+    centroids = _centroids(bits)
+    assert len(centroids) == 2**bits
+    np.testing.assert_allclose(centroids, -centroids[::-1], atol=1e-10)
+    assert centroids[-1] == pytest.approx(LARGEST[bits], abs=1e-4)
+    x = np.linspace(-9, 9, 1_000_001)
+    density = np.exp(-x * x / 2)
+    nearest = np.searchsorted((centroids[1:] + centroids[:-1]) / 2, x)
+    means = np.bincount(nearest, density * x) / np.bincount(nearest, density)
+    np.testing.assert_allclose(means, centroids, atol=1e-4)
