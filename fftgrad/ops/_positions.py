@@ -20,6 +20,8 @@ from jax import lax
 
 from fftgrad.ops import _codes, _count, _platform
 
+WORD = 32
+
 IN_ORDER: dict[str, Any] = {"indices_are_sorted": True, "unique_indices": True, "mode": "drop"}
 """How positions index a vector: what lets XLA scatter without contention."""
 
@@ -50,7 +52,17 @@ class Sparse(NamedTuple):
         return x.at[self.positions].add(scale * self.values, **IN_ORDER)
 
 
-WORD = 32
+class EliasFano(NamedTuple):
+    """Positions in Elias-Fano code: `low` uint32 words of low bits, `high` of the unary bitmap."""
+
+    low: jax.Array
+    high: jax.Array
+
+
+class Bitmap(NamedTuple):
+    """Positions as one bit for each of the n candidates."""
+
+    words: jax.Array
 
 
 class Ranked(NamedTuple):
@@ -120,26 +132,10 @@ def _select_by_bit(bitmap: Ranked, count: int) -> jax.Array:
 
 def first(bitmap: Ranked, count: jax.Array | int) -> Ranked:
     """The bitmap of the first `count` of the bits that are set."""
-    kept = _platform.dependent(
-        bitmap, jnp.int32(count), cpu=_first_to_a_word, default=_first_of_each_word
-    )
-    return Ranked(kept, jnp.minimum(bitmap.before, count))
-
-
-def _first_to_a_word(bitmap: Ranked, count: jax.Array) -> jax.Array:
-    """Whole words, up to the one in which the last bit is: one is cut."""
-    words, before = bitmap
-    last = jnp.maximum(jnp.sum(before < count, dtype=jnp.int32) - 1, 0)
-    number = lax.iota(jnp.int32, words.size)
-    cut = _first_in_word(words[last], count - before[last])
-    return jnp.where(number < last, words, jnp.where(number == last, cut, jnp.uint32(0)))
-
-
-def _first_of_each_word(bitmap: Ranked, count: jax.Array) -> jax.Array:
-    """Each word on its own: more work, in a single kernel."""
     words, before = bitmap
     left = count - before
-    return jnp.where(left > 0, _first_in_word(words, left), jnp.uint32(0))
+    kept = jnp.where(left > 0, _first_in_word(words, left), jnp.uint32(0))
+    return Ranked(kept, jnp.minimum(before, count))
 
 
 def _first_in_word(words: jax.Array, count: jax.Array) -> jax.Array:
@@ -171,19 +167,6 @@ def _select_in_word(word: jax.Array, rank: jax.Array) -> jax.Array:
         word = lax.select(above, lax.shift_right_logical(word, np.uint32(width)), word)
         position = lax.select(above, lax.add(position, np.int32(width)), position)
     return position
-
-
-class EliasFano(NamedTuple):
-    """Positions in Elias-Fano code: `low` uint32 words of low bits, `high` of the unary bitmap."""
-
-    low: jax.Array
-    high: jax.Array
-
-
-class Bitmap(NamedTuple):
-    """Positions as one bit for each of the n candidates."""
-
-    words: jax.Array
 
 
 def encode(bitmap: Ranked, k: int, n: int) -> tuple[jax.Array, EliasFano | Bitmap]:

@@ -32,31 +32,15 @@ def spec(tree: PyTree) -> PyTree:
 def by_path(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """Map the path of each leaf to the leaf, in the order of the leaves.
 
-    A path is "layers/0/w", with the keys, positions and fields on the way between slashes. If two
-    leaves of the tree have the same text, as those of {"a/b": x, "a": {"b": y}}, a slash in a key
-    of theirs becomes %2F: "a%2Fb" and "a/b". Keys that differ in their type alone, as 1 and "1",
-    have the form of JAX: "[1]" and "['1']". The names of all other leaves stay as they are.
+    A path is "layers/0/w", with the keys, positions and fields on the way between slashes. Leaves
+    with the same text, as those of {"a/b": x, "a": {"b": y}}, have the form of JAX: "['a/b']".
     """
     pairs = jax.tree.leaves_with_path(tree, is_leaf=is_leaf)
-    names = [_plain(path) for path, _ in pairs]
-    for text in (_quoted, jax.tree_util.keystr):
-        times = Counter(names)
-        names = [
-            text(path) if times[name] > 1 else name
-            for (path, _), name in zip(pairs, names, strict=True)
-        ]
-    if len(set(names)) < len(names):
-        names = [jax.tree_util.keystr(path) for path, _ in pairs]
+    exact = [jax.tree_util.keystr(path) for path, _ in pairs]
+    plain = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in pairs]
+    times = Counter(plain + exact)
+    names = [name if times[name] == 1 else own for name, own in zip(plain, exact, strict=True)]
     return {name: leaf for name, (_, leaf) in zip(names, pairs, strict=True)}
-
-
-def _plain(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _quoted(path: tuple[Any, ...]) -> str:
-    keys = (_plain((key,)) for key in path)
-    return "/".join(key.replace("%", "%25").replace("/", "%2F") for key in keys)
 
 
 Encode = Callable[..., tuple[jax.Array, ...]]
