@@ -50,19 +50,12 @@ LEAST_EXPONENT = -110
 
 
 class Candidates(NamedTuple):
-    """The largest coefficients, in order of position.
+    """The largest coefficients, in order of position."""
 
-    Attributes:
-      positions: int32[k].
-      magnitude: float32[k], below 2.
-      negative: int32[k], 1 for a minus.
-      scale: what the magnitudes are multiples of, float32[]; NaN if anything is not finite.
-    """
-
-    positions: jax.Array
-    magnitude: jax.Array
-    negative: jax.Array
-    scale: jax.Array
+    positions: jax.Array  # int32[k]
+    magnitude: jax.Array  # float32[k], below 2
+    negative: jax.Array  # int32[k], 1 for a minus
+    scale: jax.Array  # what the magnitudes are multiples of; NaN if anything is not finite
 
     @classmethod
     def of(cls, x: jax.Array, most: int) -> "Candidates":
@@ -133,18 +126,12 @@ class Lanes(NamedTuple):
 
     A pass over columns keeps what came before in a register, where a running maximum over all
     candidates is a dozen passes.
-
-    Attributes:
-      positions: int32[LANE, m].
-      magnitude: float32[LANE, m], zero after the last candidate.
-      start: the number of each column's first candidate, int32[m].
-      part: how many candidates a cut has, int32[].
     """
 
-    positions: jax.Array
-    magnitude: jax.Array
-    start: jax.Array
-    part: jax.Array
+    positions: jax.Array  # int32[LANE, m]
+    magnitude: jax.Array  # float32[LANE, m], zero after the last candidate
+    start: jax.Array  # the number of each column's first candidate, int32[m]
+    part: jax.Array  # how many candidates a cut has, int32[]
 
     @classmethod
     def of(cls, candidates: Candidates) -> "Lanes":
@@ -220,22 +207,15 @@ def _by_digits(candidates: Candidates, order: jax.Array, words: int) -> jax.Arra
 
 
 class _Bracket(NamedTuple):
-    """Levels, of which the lower one fits and the higher one does not; and what is known of them.
-
-    Attributes:
-      low: int32[]; high: int32[]; next: the one to try, int32[]; turn: int32[].
-      tried: the one before, int32[].
-      excess: by how many octaves its words were too many, float32[].
-      slope: octaves of words to a level, float32[].
-    """
+    """Levels, int32[], of which the lower one fits and the higher one does not."""
 
     low: jax.Array
     high: jax.Array
-    next: jax.Array
+    next: jax.Array  # the one to try
     turn: jax.Array
-    tried: jax.Array
-    excess: jax.Array
-    slope: jax.Array
+    tried: jax.Array  # the one before
+    excess: jax.Array  # by how many octaves its words were too many, float32[]
+    slope: jax.Array  # octaves of words to a level, float32[]
 
 
 def _by_growth(candidates: Candidates, order: jax.Array, words: int) -> jax.Array:

@@ -91,9 +91,6 @@ def _spec(codec: Codec, shape: tuple[int, ...], dtype: Any) -> tuple[Payload, bo
 SPARSE = 16
 """Blocks are undone one by one where those that hold a coefficient hold 1 value in 16, or fewer."""
 
-Blocks = tuple[Transform, Selector, tuple[Codec, ...]]
-"""A chain that is undone at the blocks of its coefficients."""
-
 
 @value
 class Chain(Codec):
@@ -210,7 +207,7 @@ def split_linear(codec: Codec, like: Like) -> tuple[Codec, Codec]:
 
 def split_for_sum(codec: Codec, like: Like) -> tuple[Codec, Codec]:
     """What is undone once for the sum of many payloads, and what for each of them."""
-    if sparse_blocks(stages(codec), like):
+    if has_few_blocks(stages(codec), like):
         return Identity(), codec
     return split_linear(codec, like)
 
@@ -221,18 +218,17 @@ def undo_linear(codec: Codec, total: jax.Array, like: Like, step: Step) -> jax.A
     return _undo(parts, total, ((),) * len(parts), like, step)
 
 
-def sparse_blocks(stages: Sequence[Codec], like: Like) -> Blocks | None:
-    """The plan for a chain that leaves hardly any block a coefficient; None for any other."""
+def has_few_blocks(stages: Sequence[Codec], like: Like) -> bool:
+    """Whether a chain leaves hardly any block a coefficient, so that it is undone at those."""
     match stages:
-        case (Transform() as transform, Selector() as selector, *rest):
+        case (Transform() as transform, Selector() as selector, *_):
             if selector.last or selector.summable:
-                return None
+                return False
             (n,) = like.shape
             kept = payload_spec(selector, payload_spec(transform, like).main).main
-            few = SPARSE * kept.size * transform.reach(n) <= n
-            return (transform, selector, tuple(rest)) if few else None
+            return SPARSE * kept.size * transform.reach(n) <= n
         case _:
-            return None
+            return False
 
 
 def _undo(
@@ -241,9 +237,7 @@ def _undo(
     """The vector, shaped like `like`, that the stages made into `main` and `sides`."""
     if not stages:
         return main
-    if (blocks := sparse_blocks(stages, like)) and (
-        few := _at_blocks(blocks, main, sides, like, step)
-    ):
+    if has_few_blocks(stages, like) and (few := _sparse(stages, main, sides, like, step)):
         return few.put_into(jnp.zeros(like.shape, like.dtype))
     likes = [like]
     for stage in stages[:-1]:
@@ -255,23 +249,19 @@ def _undo(
 
 def sparse(codec: Codec, payload: Payload, like: Like, step: Step) -> Sparse | None:
     """What a payload stands for as values at few positions; None where it is not sparse."""
-    parts = stages(codec)
-    main, sides = payload.main, payload.side if isinstance(codec, Chain) else (payload.side,)
-    if blocks := sparse_blocks(parts, like):
-        return _at_blocks(blocks, main, sides, like, step)
-    match parts:
+    sides = payload.side if isinstance(codec, Chain) else (payload.side,)
+    return _sparse(stages(codec), payload.main, sides, like, step)
+
+
+def _sparse(
+    stages: Sequence[Codec], main: jax.Array, sides: Sequence[PyTree], like: Like, step: Step
+) -> Sparse | None:
+    match stages:
         case (Selector() as selector, *rest):
             values = _undo(rest, main, sides[1:], payload_spec(selector, like).main, step)
             return selector.sparse(Payload(values, sides[0]), like, step)
+        case (Transform() as transform, *rest) if has_few_blocks(stages, like):
+            few = _sparse(rest, main, sides[1:], payload_spec(transform, like).main, step)
+            return None if few is None else transform.at_blocks(few, like, step)
         case _:
             return None
-
-
-def _at_blocks(
-    blocks: Blocks, main: jax.Array, sides: Sequence[PyTree], like: Like, step: Step
-) -> Sparse | None:
-    transform, selector, rest = blocks
-    coefficients = payload_spec(transform, like).main
-    values = _undo(rest, main, sides[2:], payload_spec(selector, coefficients).main, step)
-    few = selector.sparse(Payload(values, sides[1]), coefficients, step)
-    return None if few is None else transform.at_blocks(few, like, step)

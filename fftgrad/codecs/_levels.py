@@ -39,8 +39,7 @@ class LogLevels(Quantizer):
       than 1 for complex values. Not summable. A payload with a NaN or an infinity decodes to NaN
       throughout; subnormal values count as zero.
 
-    Differs from the paper: its floats (`FixedRangeFloat`, `RangeFloat`) are fitted to the largest
-      magnitude alone, so with few bits most of what is kept falls below their smallest value.
+    Differs from the paper: its floats (`RangeFloat`) are fitted to the largest magnitude alone.
 
     Example:
       >>> x, codec = jnp.array([1.0, -9.0, 3.5, 0.0]), fg.LogLevels(bits=3)
@@ -90,17 +89,11 @@ class LogLevels(Quantizer):
 
 
 class Ends(NamedTuple):
-    """The range that levels are fitted to.
+    """The range that levels are fitted to."""
 
-    Attributes:
-      low: the smallest magnitude that is not zero, float32[].
-      high: the largest, float32[]; NaN if anything is not finite, zero if all is zero.
-      zeros: whether the first level stands for zero, bool[].
-    """
-
-    low: jax.Array
-    high: jax.Array
-    zeros: jax.Array
+    low: jax.Array  # the smallest magnitude that is not zero, float32[]
+    high: jax.Array  # the largest, float32[]; NaN if anything is not finite, zero if all is zero
+    zeros: jax.Array  # whether the first level stands for zero, bool[]
 
     @classmethod
     def of(cls, magnitude: jax.Array) -> "Ends":
@@ -188,9 +181,8 @@ class LloydMax(Quantizer):
 
     Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[ceil(n/block)].
 
-    Claims: not summable. Not claimed to be unbiased: the proof takes a uniform rotation, of which
-      the Hadamard transform with random signs is an approximation. A block with a NaN or an
-      infinity decodes to NaN, and so does one whose length is more than float32 holds.
+    Claims: not summable. Not claimed to be unbiased: the proof takes a uniform rotation. A block
+      with a NaN or an infinity decodes to NaN, as does one whose length overflows float32.
 
     Differs from the paper: whole bits only.
 
@@ -278,8 +270,7 @@ class BinMeans(Quantizer):
         q = clip(round((v - m) / (6σ / B) + B/2), 0, B - 1),
 
     and is decoded as the mean of all values with that code. With one bit the codes are 0 up to the
-    mean and 1 above it. Meant for what a selector of the largest leaves: two heaps of values of
-    either sign, with few between.
+    mean and 1 above it.
 
     Args:
       bits: width of a code, 1 <= bits <= 4; 2 is SparseLoCo's.
@@ -289,8 +280,8 @@ class BinMeans(Quantizer):
     Claims: biased, though the sum of all values is kept; not summable. A payload with a NaN or an
       infinity decodes to NaN.
 
-    Differs from the paper: σ divides by n where its code divides by n - 1, which for one value is
-      not a number; one bit parts at the mean, where its formula would leave one bin nearly all.
+    Differs from the paper: σ divides by n where its code divides by n - 1; one bit parts at the
+      mean, where its formula would leave one bin nearly all.
 
     Example:
       >>> x, codec = jnp.array([-5.0, -4.0, 4.0, 5.0]), fg.codecs.BinMeans(bits=2)

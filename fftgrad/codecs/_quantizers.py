@@ -106,9 +106,8 @@ class Cast(Quantizer):
     Wire: x float32[n] -> main dtype[n]; 2n bytes for bfloat16, because the buffer is bit-cast and
       no collective widens it.
 
-    Claims: biased (rounds to nearest); not summable, because a sum of narrow numbers is rounded
-      again. Relative error of a normal value at most 2^-8 for bfloat16, 2^-11 for float16. Finite
-      values beyond the range saturate and are counted; NaN stays NaN.
+    Claims: biased; not summable. Relative error of a normal value at most 2^-8 for bfloat16, 2^-11
+      for float16. Finite values beyond the range saturate and are counted; NaN stays NaN.
 
     Example:
       >>> fg.compress(fg.Cast("bfloat16"), jnp.array([1.0, 1.001])).main
@@ -187,11 +186,7 @@ class DynamicSign(Quantizer):
     Wire: x float32[n] -> main uint32[ceil(n/32)]; no scale.
 
     Claims: |x_i| <= s_t for all i implies |x_i - C(x)_i| <= s_t / 2; biased; not summable. Zero
-      does not come back as zero, and a NaN comes back as a number; the exchange's header carries
-      the finite flag. Values beyond s_t, NaN among them, are counted in `overflow`.
-
-    Differs from the paper: the quantizer, and that its step is scaled in time, are Dyna-COLD's; how
-      the paper chooses the scale was not at hand.
+      and NaN come back as ±s_t / 2. Values beyond s_t, NaN among them, are counted in `overflow`.
 
     Example:
       >>> x, codec = jnp.array([0.9, -0.3, 0.1]), fg.codecs.DynamicSign(scale=1.0, decay=0.75)

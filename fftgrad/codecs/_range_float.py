@@ -22,19 +22,12 @@ Rounding = Literal["nearest", "truncate", "stochastic"]
 
 
 class Window(NamedTuple):
-    """The values that have a code; that of zero is 0.
+    """The values that have a code; that of zero is 0."""
 
-    Attributes:
-      base: number of the smallest positive one, eps.
-      positive: how many there are from eps upwards.
-      negative: how many there are from -eps downwards.
-      m: mantissa bits.
-    """
-
-    base: jax.Array | int
-    positive: int
-    negative: int
-    m: int
+    base: jax.Array | int  # number of the smallest positive one, eps
+    positive: int  # how many there are from eps upwards
+    negative: int  # how many there are from -eps downwards
+    m: int  # mantissa bits
 
     @property
     def eps(self) -> jax.Array:
@@ -151,9 +144,8 @@ class RangeFloat(Quantizer):
 
     Args:
       bits: N, 2 <= N <= 16.
-      mantissa: m, 1 <= m <= N. None: the m with the smallest expected squared error,
-        3/7 · 4^-m + √(2/π) · (5 eps/max)³ up to a factor, for normal values whose largest is 5
-        standard deviations. Heavier tails, as of layers of different scale, want a smaller m.
+      mantissa: m, 1 <= m <= N. None: the m with the smallest expected squared error for normal
+        values whose largest is 5 standard deviations. Heavier tails want a smaller m.
       rounding: "nearest", "truncate" (the paper's) or "stochastic" (draws from `step.local`).
 
     Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[]; 2k for complex64[k], real parts
@@ -163,10 +155,8 @@ class RangeFloat(Quantizer):
       (truncate); not summable; unbiased if stochastic. A payload with a NaN or an infinity decodes
       to NaN throughout.
 
-    Differs from the paper: rounds to nearest unless told to truncate; fits the range to each
-      payload (`FixedRangeFloat` does not); m and eps in closed form, not by a search
-      (`FixedRangeFloat.tuned`); zero, tiny values and negative codes, on which the paper is silent,
-      as above.
+    Differs from the paper: rounds to nearest; fits the range to each payload (`FixedRangeFloat`
+      does not); m and eps in closed form, not by a search (`FixedRangeFloat.tuned`).
 
     Example:
       >>> x, codec = jnp.array([0.26, -2.0, 0.001]), fg.RangeFloat(bits=5, mantissa=2)
@@ -290,9 +280,6 @@ class FixedRangeFloat(Quantizer):
           minimum: most negative value, for example -1.
           maximum: largest value, for example 1.
           bits: N.
-
-        Returns:
-          A FixedRangeFloat with `mantissa` and `eps` filled in, which truncates.
         """
         free = cls(bits, maximum, minimum, rounding="truncate")
         eps = float(np.int32(int(free._window().base) << (23 - free.m)).view(np.float32))

@@ -84,8 +84,7 @@ class Threshold(Selector):
     Claims: biased; not summable; every value kept is exact.
 
     Differs from the paper: the published code stops at a step of 0.2; here r is halved 8 times, and
-      then the bits of the threshold, about its logarithm, 12 times: that comes to within 4 % of any
-      size. Both searches end for any input, also where all values are equal.
+      then the bits of the threshold, about its logarithm, 12 times.
 
     Example:
       >>> x = jnp.array([1.0, -9.0, 2.0, 8.0, 0.5, 0.1, 0.0, 0.2])

@@ -118,8 +118,7 @@ class Fft(Transform):
     Args:
       block: the length b of a block, a power of two up to 2^28; a vector shorter than that is one
         block of the next power of two. None: the whole vector is one block, padded to the next even
-        number whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, as few equal blocks as
-        possible.
+        number whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, few equal blocks.
       half: round the vector to float16 before the transform, saturating at ±65504 and
         counting what does.
 
@@ -128,8 +127,7 @@ class Fft(Transform):
     Claims: summable; unbiased and lossless to rounding, unless `half`. One non-finite value makes
       its whole block non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
 
-    Differs from the paper: the paper transforms the whole gradient (`block=None, half=True`), and
-      says neither how it is padded or scaled nor how coefficients are stored.
+    Differs from the paper: it transforms the whole gradient (`block=None, half=True`).
 
     Example:
       >>> z = fg.compress(fg.Fft(block=4), jnp.array([1.0, 1.0, 1.0, 1.0, 3.0])).main

@@ -27,17 +27,11 @@ WORD = 32
 
 
 class Writer(NamedTuple):
-    """A stream that is being written.
+    """A stream that is being written."""
 
-    Attributes:
-      words: uint32[m + 1], complete before that of `place`.
-      place: where the next code begins, int32[].
-      pending: what is known of the word of `place`, uint32[].
-    """
-
-    words: jax.Array
-    place: jax.Array
-    pending: jax.Array
+    words: jax.Array  # uint32[m + 1], complete before that of `place`
+    place: jax.Array  # where the next code begins, int32[]
+    pending: jax.Array  # what is known of the word of `place`, uint32[]
 
     @classmethod
     def of(cls, words: int, like: jax.Array) -> "Writer":
@@ -55,20 +49,14 @@ class Writer(NamedTuple):
         return Writer(words, place, jnp.where(_word_and_bit(place)[0] == at, pending, over))
 
     def end(self) -> jax.Array:
-        """All of its words, uint32[m]."""
         return _stored(self.words, _word_and_bit(self.place)[0], self.pending)[:-1]
 
 
 class Ones(NamedTuple):
-    """The places of bits that are set, read in order.
+    """The places of bits that are set, read in order."""
 
-    Attributes:
-      at: which word is read, int32[].
-      rest: those of its bits that were not read yet, uint32[].
-    """
-
-    at: jax.Array
-    rest: jax.Array
+    at: jax.Array  # which word is read, int32[]
+    rest: jax.Array  # those of its bits that were not read yet, uint32[]
 
     @classmethod
     def of(cls, words: jax.Array) -> "Ones":
@@ -123,11 +111,8 @@ def encode(
 ) -> jax.Array:
     """Codes as words uint32[words]: of the first numbers of each column, then of the second, ...
 
-    Args:
-      numbers: columns int32[m], not negative.
-      orders: of the codes of each column.
-      used: which of the m rows to send, bool[m].
-      words: how many there are: at least what `words_for` says.
+    Numbers are columns int32[m], not negative, of which the rows `used`, bool[m], are sent, in at
+    least as many words as `words_for` says.
     """
     return _platform.dependent(
         tuple(numbers),

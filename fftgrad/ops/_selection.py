@@ -74,15 +74,9 @@ class Bracket(NamedTuple):
 
 
 def largest(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _positions.Ranked:
-    """The bitmap of the k largest of key(x), the lowest position first among equals.
+    """The bitmap of the k < n largest of key(x), the lowest position first among equals.
 
-    Args:
-      x: [n], n > k. It is read in one pass, and here and there.
-      key: elementwise, to uint32 below 2**31. Fused into the pass, so it should be cheap.
-      k: how many.
-
-    Returns:
-      The bitmap of n bits, of which exactly k are set.
+    `key` maps elementwise to uint32 below 2**31. It is fused into the passes, so it is to be cheap.
     """
     if x.size <= SAMPLE:
         return _by_threshold(x, key, k)

@@ -15,7 +15,6 @@ from messages import compress, decompress
 from parallel import AXIS, everywhere
 
 import fftgrad as fg
-from fftgrad.codecs import _sum
 from fftgrad.ops import _positions, _selection
 
 N, STEP = 200, fg.Step()
@@ -159,12 +158,6 @@ def test_the_bracket_is_proved_and_not_believed(name):
     assert capacity < LARGE // 2
 
 
-def test_what_keeps_all_is_not_sparse():
-    x = jnp.asarray(values((150,)))
-    codec = fg.TopK(fraction=1.0)
-    assert codec.sparse(compress(codec, x), x, fg.Step()) is None
-
-
 @dataclasses.dataclass(frozen=True)
 class Halved(fg.Selector):
     """The first four values, halved where they are decoded, dense or sparse."""
@@ -202,14 +195,3 @@ def test_a_selector_that_decodes_in_its_own_way_is_averaged_so(kind, transform):
     sign = 0.5 if kind is Halved else -0.5
     np.testing.assert_allclose(mean[0, :4], sign * x[:, :4].mean(0), rtol=1e-5)
     np.testing.assert_array_equal(mean[0, 4:], 0)
-
-
-def test_adding_in_place_is_adding():
-    x, total = jnp.asarray(values((150,))), jnp.asarray(values((150,), seed=1))
-    for codec in (fg.TopK(k=20), fg.TopK(fraction=1.0)):
-        payload = compress(codec, x)
-        expected = total + decompress(codec, payload, x)
-        add = jax.jit(
-            lambda total, payload, codec=codec: _sum.add(codec, total, payload, 1.0, STEP)
-        )
-        np.testing.assert_array_equal(add(total, payload), expected)

@@ -52,15 +52,6 @@ def test_groups_of_payloads_are_added_in_the_order_of_the_workers(codec, monkeyp
         np.testing.assert_array_equal(found, np.asarray(one))
 
 
-def test_as_many_are_decoded_side_by_side_as_the_sum_has_room_for():
-    n = 1 << 20
-    assert _sum._together(64, n // 1000, n) == 64
-    assert _sum._together(64, n // 20, n) == 2
-    assert _sum._together(64, n // 4, n) == 1
-    assert _sum._together(7, n // 20, n) == 1  # a divisor of the workers
-    assert _sum._together(64, 1000, 1000) == 64  # too small to matter
-
-
 @pytest.mark.usefixtures("on_an_accelerator")
 def test_the_memory_of_a_sum_does_not_grow_with_the_workers():
     codec, like = fg.TopK(fraction=0.2), jax.ShapeDtypeStruct((1 << 14,), jnp.float32)
