@@ -15,7 +15,7 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._step import Step, Tally
-from fftgrad.ops import _count, _finite, _joined, _keys, _norms, _wire
+from fftgrad.ops import _count, _finite, _random, _shapes, _wire
 from fftgrad.ops._shapes import PyTree, spec
 from fftgrad.ops._wire import Header
 
@@ -48,7 +48,7 @@ class Channel:
     ) -> "Channel":
         """That of this worker, inside the axis, from a seed or key that is equal on all workers."""
         shared, local = jax.random.split(
-            jax.random.fold_in(_keys.as_key("Channel.of(key)", key), number)
+            jax.random.fold_in(_random.as_key("Channel.of(key)", key), number)
         )
         local = jax.random.fold_in(local, _axes.index(axis_name))
         return cls(axis_name, Step(number, shared, local))
@@ -124,7 +124,7 @@ class Channel:
             return [], Tally()
         workers = self.workers
         extra = [] if overflow is None else [jnp.asarray(overflow, jnp.float32)[None] * workers]
-        whole, restore = _joined.as_one([*arrays, *extra])
+        whole, restore = _shapes.as_one([*arrays, *extra])
         # Divided first, so that no sum of finite values overflows.
         found = restore(lax.psum(whole * (1.0 / workers), self.axis_name))
         if overflow is None:
@@ -145,7 +145,7 @@ class Channel:
         # chosen at run time.
         whole = jnp.concatenate([leaf.ravel() for leaf in leaves])
         whole = lax.psum(jnp.where(leads, whole, jnp.zeros((), whole.dtype)), self.axis_name)
-        pieces = _joined.cut(whole, [leaf.size for leaf in leaves])
+        pieces = _shapes.cut(whole, [leaf.size for leaf in leaves])
         shaped = [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
         return jax.tree.unflatten(structure, shaped)
 
@@ -162,8 +162,8 @@ class Channel:
         def everywhere(reduce: Any, values: jax.Array) -> jax.Array:
             return _axes.over_other_axes(reduce, reduce(values, self.axis_name))
 
-        unit = _norms.unit_for(everywhere(lax.pmax, _norms.top(x)))
-        squares = jnp.stack([_norms.square(lost, unit), _norms.square(x, unit)])
+        unit = _finite.unit_for(everywhere(lax.pmax, _finite.top(x)))
+        squares = jnp.stack([_finite.square(lost, unit), _finite.square(x, unit)])
         lost_square, square = everywhere(lax.psum, squares)
         return jnp.sqrt(lost_square / jnp.where(square > 0, square, 1.0))
 

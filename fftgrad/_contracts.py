@@ -29,9 +29,9 @@ from fftgrad._channel import Channel as Channel
 from fftgrad._step import Step as Step
 from fftgrad._step import Tally as Tally
 from fftgrad.ops import _collectives
+from fftgrad.ops._positions import Sparse as Sparse
 from fftgrad.ops._shapes import Like as Like
 from fftgrad.ops._shapes import PyTree as PyTree
-from fftgrad.ops._sparse import Sparse as Sparse
 
 Scope: TypeAlias = Literal["model", "leaf"] | Callable[[str, Like], str]
 """Which leaves form a part: all, each, or those to which a function gives the same name."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fftgrad.ops import _count, _finite, _keys
+from fftgrad.ops import _count, _finite, _random
 
 
 class Step(NamedTuple):
@@ -28,7 +28,7 @@ class Step(NamedTuple):
     @classmethod
     def of(cls, key: jax.Array | int, number: jax.Array | int = 0) -> "Step":
         """The step of a worker that is on its own, from a seed or a key."""
-        shared, local = jax.random.split(_keys.as_key("Step.of(key)", key))
+        shared, local = jax.random.split(_random.as_key("Step.of(key)", key))
         return cls(number, shared, local)
 
     def fold(self, other: jax.Array | int) -> "Step":

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fftgrad._contracts import Memory, PyTree
 from fftgrad._values import check_choice, check_within, value
-from fftgrad.ops import _hash, _rounding
+from fftgrad.ops import _random, _rounding
 
 __all__ = ["ErrorFeedback", "MomentumCorrection", "NoMemory"]
 
@@ -113,13 +113,13 @@ def _kept(residual: PyTree, rounds: jax.Array | None) -> ErrorFeedbackState:
     """The state of a float32 residual; in bfloat16, rounded up or down by chance."""
     if rounds is None:
         return ErrorFeedbackState(residual)
-    (seed,) = _hash.bits(rounds.astype(jnp.uint32), jnp.uint32(0), 1)
+    (seed,) = _random.bits(rounds.astype(jnp.uint32), jnp.uint32(0), 1)
 
     def one(x: jax.Array) -> jax.Array:
         flat = x.ravel()
         # By their bits as well, or leaves and workers would round alike at the same positions.
         own = seed ^ jax.lax.bitcast_convert_type(flat, jnp.uint32)
-        draws = _hash.bits(jnp.uint32(0), own, x.size)
+        draws = _random.bits(jnp.uint32(0), own, x.size)
         return _rounding.to_bfloat16(flat, draws).reshape(x.shape)
 
     return ErrorFeedbackState(jax.tree.map(one, residual), rounds + 1)

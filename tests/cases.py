@@ -34,7 +34,6 @@ CODECS: dict[str, fg.Codec] = {
     "range float stochastic": fg.RangeFloat(bits=5, rounding="stochastic"),
     "range float fixed": fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125),
     "log levels": fg.LogLevels(bits=5),
-    "log levels truncate": fg.LogLevels(bits=6, rounding="truncate"),
     "top-k 4 bits": fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=4)),
     "blocked 4 bits": fg.chain(fg.Fft(block=16), fg.TopK(fraction=0.2), fg.LogLevels(bits=4)),
     "budget": fg.Budget(ratio=6),

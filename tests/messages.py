@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fftgrad as fg
-from fftgrad.codecs._spec import payload_spec
+from fftgrad.codecs._chain import payload_spec
 from fftgrad.ops import _wire
 
 STEP = fg.Step.of(3)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import reference
 
-from fftgrad.ops import _hash
+from fftgrad.ops import _random
 
 # Randomness
 
@@ -28,7 +28,7 @@ def keys(step: int, worker: int, part: int = 0):
 
 
 def uniform(key, count: int):
-    return (np.asarray(_hash.keyed_bits(key, count)) >> 8) * 2.0**-24
+    return (np.asarray(_random.keyed_bits(key, count)) >> 8) * 2.0**-24
 
 
 # Trees
@@ -190,7 +190,7 @@ class RandomK(Oracle):
             a = flat(residual) + flat(grad)
             k = reference.kept(self.fraction, a.size)
             edges = [i * (a.size // k) + min(i, a.size % k) for i in range(k + 1)]
-            bits = np.asarray(_hash.keyed_bits(keys(self.t, 0)[0], k))
+            bits = np.asarray(_random.keyed_bits(keys(self.t, 0)[0], k))
             chosen = [
                 lo + int(b) % (hi - lo)
                 for lo, hi, b in zip(edges[:-1], edges[1:], bits, strict=True)
@@ -717,7 +717,7 @@ class Eden(Oracle):
         for grad in grads:
             x = flat(grad)
             padded = np.pad(x, (0, -x.size % self.block))
-            bits = np.asarray(_hash.keyed_bits(keys(self.t, 0)[0], padded.size))
+            bits = np.asarray(_random.keyed_bits(keys(self.t, 0)[0], padded.size))
             signs = np.where(bits >> 31, -1.0, 1.0)
             rotated = reference.hadamard(padded * signs, self.block).reshape(-1, self.block)
             norm = np.linalg.norm(rotated, axis=1, keepdims=True)

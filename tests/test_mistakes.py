@@ -90,8 +90,8 @@ def by_exchanges(codec):
 
 CALLERS = list(by_exchanges(TOP))
 SLIPS = {
-    "a payload": (Half("payload"), r"Half\.compress\(\): must return a Compressed, got Payload; "),
-    "nothing": (Half("nothing"), r"Half\.compress\(\): must return a Compressed, got NoneType; "),
+    "a payload": (Half("payload"), r"Half\.compress\(\): must return a Com.*, got Payload\("),
+    "nothing": (Half("nothing"), r"Half\.compress\(\): must return a Compressed.*, got None; "),
     "an array": (Half("array"), r"Half\.compress\(\): .* with a Payload, got .*; .*Payload\(main"),
     "another dtype": (
         Half("dtype"), r"Half\.decompress\(\): .*float32\[\d+\].*got bfloat16\[\d+\]; .*astype"
@@ -161,7 +161,7 @@ MISTAKES = {
         lambda: fg.wire_bytes(jnp.ones(3), TOP), TypeError, r"wire_bytes\(part, like\)"
     ),
     "a short name of a dtype": (
-        lambda: fg.Cast("bf16"), TypeError, r"got 'bf16'; use Cast\('bfloat16'\)"
+        lambda: fg.Cast("bf16"), TypeError, "got 'bf16'; use bfloat16"
     ),
     "a tile without values to send": (
         lambda: fg.methods.demo(k=0), ValueError, r"must be at least 1, got 0; use k=32"
@@ -211,7 +211,7 @@ MISTAKES = {
         TypeError,
         "out of what is differentiated",
     ),
-    "k that is no whole number": (lambda: fg.TopK(k=2.0), TypeError, "pass 100"),
+    "k that is no whole number": (lambda: fg.TopK(k=2.0), TypeError, "Python number"),
     "a class in a chain": (lambda: fg.chain(fg.Fft, TOP), TypeError, r"Fft\(\.\.\.\)"),
     "a part that cannot be hashed": (lambda: pmean(Step()), TypeError, "frozen=True"),
     # Names of axes.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fftgrad.ops import _hash
+from fftgrad.ops import _random
 
 CHUNK = 1 << 16
 
@@ -39,7 +39,7 @@ def total(leaf: Any) -> int:
 
 @jax.jit
 def _of_chunk(words: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
-    mixed = _hash.bits(start, words, words.size)
+    mixed = _random.bits(start, words, words.size)
     return jnp.sum(jnp.where(jnp.arange(words.size) < count, mixed, 0), dtype="uint32")
 
 
@@ -54,7 +54,7 @@ def _on_devices(x: jax.Array) -> jax.Array:
     places = jnp.zeros(words.shape, jnp.uint32)
     for axis, size in enumerate(words.shape):
         places = places * jnp.uint32(size) + jax.lax.broadcasted_iota("uint32", words.shape, axis)
-    return jnp.sum(_hash._mix(_hash._mix(places) ^ words), dtype="uint32")
+    return jnp.sum(_random._mix(_random._mix(places) ^ words), dtype="uint32")
 
 
 def _is_narrow(dtype: np.dtype[Any]) -> bool:

@@ -1,11 +1,12 @@
-"""Composition of codecs, and how it is undone.
+"""Composition of codecs: shapes of payloads, calls with checks, and how a chain is undone.
 
-It is undone stage by stage, or where few coefficients are left, at their blocks only. `sides` are
-those of the stages, in order.
+It is undone stage by stage, or where few coefficients are left, at their blocks only.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +22,74 @@ from fftgrad._contracts import (
     Step,
     Transform,
 )
-from fftgrad._values import check_kind, value
-from fftgrad.codecs import _call
-from fftgrad.codecs._spec import payload_spec
-from fftgrad.codecs.transforms._identity import Identity
-from fftgrad.ops import _count
+from fftgrad._values import brief, check_kind, value
+from fftgrad.codecs._transforms import Identity
+from fftgrad.ops import _count, _platform, _wire
+from fftgrad.ops._shapes import spec
+
+
+def compress(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+    """`codec.compress(x, state, step)`, which may be one's own; codes have no gradient."""
+    out: object = codec.compress(x, state, step)
+    if not isinstance(out, Compressed) or not isinstance(cast("Any", out.payload), Payload):
+        raise TypeError(
+            f"{type(codec).__name__}.compress(): must return a Compressed with a Payload, got "
+            f"{brief(out)}; return fg.Compressed(fg.Payload(main))."
+        )
+    payload = out.payload
+    if any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(payload.main)):
+        return out
+    codes = _wire.without_gradient(payload.main, x)
+    return out._replace(payload=payload._replace(main=codes))
+
+
+def decompress(codec: Codec, payload: Payload, like: Like, step: Step) -> jax.Array:
+    """`codec.decompress(payload, like, step)`."""
+    out = codec.decompress(payload, like, step)
+    if _say(out) != _say(like):
+        raise TypeError(
+            f"{type(codec).__name__}.decompress(): must return what it is given as `like`, "
+            f"{_say(like)}, got {_say(out)}; reshape it, and cast it by .astype(like.dtype)."
+        )
+    return out
+
+
+def _say(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else type(x).__name__
+
+
+def payload_spec(codec: Codec, like: Like) -> Payload:
+    """The shapes and dtypes of a payload."""
+    return _spec(codec, like.shape, like.dtype)[0]
+
+
+def counts_overflow(codec: Codec, like: Like) -> bool:
+    """Whether the codec counts values that it cannot represent."""
+    return _spec(codec, like.shape, like.dtype)[1]
+
+
+# Each spec traces the codec, and one step asks for the same ones many times. A codec is a value,
+# so it can be a key.
+@functools.lru_cache(maxsize=4096)
+def _spec(codec: Codec, shape: tuple[int, ...], dtype: Any) -> tuple[Payload, bool]:
+    like = jax.ShapeDtypeStruct(shape, dtype)
+    counts = False
+
+    def payload(x: jax.Array, state: PyTree) -> Payload:
+        nonlocal counts
+        out = compress(codec, x, state, Step.of(0))
+        counts = not isinstance(out.overflow, int)
+        return out.payload
+
+    with _platform.one():
+        state = jax.eval_shape(lambda: codec.init(like))
+        # Shapes and dtypes only: what else JAX notes there belongs to where it was asked first.
+        shapes = spec(jax.eval_shape(payload, like, state))
+    return shapes, counts
+
 
 SPARSE = 16
 """Blocks are undone one by one where those that hold a coefficient hold 1 value in 16, or fewer."""
-
-Blocks = tuple[Transform, Selector, tuple[Codec, ...]]
-"""A chain that is undone at the blocks of its coefficients."""
 
 
 @value
@@ -69,7 +127,7 @@ class Chain(Codec):
         after: list[PyTree] = []
         overflow: jax.Array | int = 0
         for stage, before in zip(self.stages, state, strict=True):
-            out = _call.compress(stage, x, before, step)
+            out = compress(stage, x, before, step)
             x = out.payload.main
             sides.append(out.payload.side)
             after.append(out.state)
@@ -149,7 +207,7 @@ def split_linear(codec: Codec, like: Like) -> tuple[Codec, Codec]:
 
 def split_for_sum(codec: Codec, like: Like) -> tuple[Codec, Codec]:
     """What is undone once for the sum of many payloads, and what for each of them."""
-    if sparse_blocks(stages(codec), like):
+    if has_few_blocks(stages(codec), like):
         return Identity(), codec
     return split_linear(codec, like)
 
@@ -160,18 +218,17 @@ def undo_linear(codec: Codec, total: jax.Array, like: Like, step: Step) -> jax.A
     return _undo(parts, total, ((),) * len(parts), like, step)
 
 
-def sparse_blocks(stages: Sequence[Codec], like: Like) -> Blocks | None:
-    """The plan for a chain that leaves hardly any block a coefficient; None for any other."""
+def has_few_blocks(stages: Sequence[Codec], like: Like) -> bool:
+    """Whether a chain leaves hardly any block a coefficient, so that it is undone at those."""
     match stages:
-        case (Transform() as transform, Selector() as selector, *rest):
+        case (Transform() as transform, Selector() as selector, *_):
             if selector.last or selector.summable:
-                return None
+                return False
             (n,) = like.shape
             kept = payload_spec(selector, payload_spec(transform, like).main).main
-            few = SPARSE * kept.size * transform.reach(n) <= n
-            return (transform, selector, tuple(rest)) if few else None
+            return SPARSE * kept.size * transform.reach(n) <= n
         case _:
-            return None
+            return False
 
 
 def _undo(
@@ -180,37 +237,31 @@ def _undo(
     """The vector, shaped like `like`, that the stages made into `main` and `sides`."""
     if not stages:
         return main
-    if (blocks := sparse_blocks(stages, like)) and (
-        few := _at_blocks(blocks, main, sides, like, step)
-    ):
+    if has_few_blocks(stages, like) and (few := _sparse(stages, main, sides, like, step)):
         return few.put_into(jnp.zeros(like.shape, like.dtype))
     likes = [like]
     for stage in stages[:-1]:
         likes.append(payload_spec(stage, likes[-1]).main)
     for stage, side, target in reversed(list(zip(stages, sides, likes, strict=True))):
-        main = _call.decompress(stage, Payload(main, side), target, step)
+        main = decompress(stage, Payload(main, side), target, step)
     return main
 
 
 def sparse(codec: Codec, payload: Payload, like: Like, step: Step) -> Sparse | None:
     """What a payload stands for as values at few positions; None where it is not sparse."""
-    parts = stages(codec)
-    main, sides = payload.main, payload.side if isinstance(codec, Chain) else (payload.side,)
-    if blocks := sparse_blocks(parts, like):
-        return _at_blocks(blocks, main, sides, like, step)
-    match parts:
+    sides = payload.side if isinstance(codec, Chain) else (payload.side,)
+    return _sparse(stages(codec), payload.main, sides, like, step)
+
+
+def _sparse(
+    stages: Sequence[Codec], main: jax.Array, sides: Sequence[PyTree], like: Like, step: Step
+) -> Sparse | None:
+    match stages:
         case (Selector() as selector, *rest):
             values = _undo(rest, main, sides[1:], payload_spec(selector, like).main, step)
             return selector.sparse(Payload(values, sides[0]), like, step)
+        case (Transform() as transform, *rest) if has_few_blocks(stages, like):
+            few = _sparse(rest, main, sides[1:], payload_spec(transform, like).main, step)
+            return None if few is None else transform.at_blocks(few, like, step)
         case _:
             return None
-
-
-def _at_blocks(
-    blocks: Blocks, main: jax.Array, sides: Sequence[PyTree], like: Like, step: Step
-) -> Sparse | None:
-    transform, selector, rest = blocks
-    coefficients = payload_spec(transform, like).main
-    values = _undo(rest, main, sides[2:], payload_spec(selector, coefficients).main, step)
-    few = selector.sparse(Payload(values, sides[1]), coefficients, step)
-    return None if few is None else transform.at_blocks(few, like, step)

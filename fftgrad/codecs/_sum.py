@@ -9,7 +9,7 @@ from jax import lax
 
 from fftgrad._contracts import Codec, Like, Payload, Sparse, Step
 from fftgrad.codecs import _chain
-from fftgrad.codecs._spec import payload_spec
+from fftgrad.codecs._chain import payload_spec
 from fftgrad.ops import _platform
 from fftgrad.ops._shapes import spec
 

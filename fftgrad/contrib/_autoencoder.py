@@ -11,10 +11,10 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._contracts import PyTree, Step
 from fftgrad._values import value
-from fftgrad.codecs.quantizers import _scale
-from fftgrad.codecs.selectors._top_k import TopK
+from fftgrad.codecs import _quantizers
+from fftgrad.codecs._top_k import TopK
 from fftgrad.ops import _finite
-from fftgrad.ops._keys import check_key
+from fftgrad.ops._random import check_key
 
 try:
     from flax import linen as nn
@@ -153,9 +153,9 @@ class Scaled(NamedTuple):
 def scaled(rows: jax.Array) -> Scaled:
     """Scale each row [..., k] to a root mean square of 1, as a net expects."""
     flat = rows.reshape(-1, rows.shape[-1])
-    _, length = _scale.norms(flat)
+    _, length = _quantizers.row_norms(flat)
     size = length * rows.shape[-1] ** -0.5
-    units = _scale.in_units(flat, size[:, None], 1.0)
+    units = _quantizers.in_units(flat, size[:, None], 1.0)
     return Scaled(size.reshape(rows.shape[:-1]), units.reshape(rows.shape))
 
 
@@ -179,10 +179,10 @@ def loss(
     Returns the loss, and the relative error of the decoded rows.
     """
     k = rows.units.shape[-1]
-    share = rows.size / _scale.divisor(_finite.largest(rows.size))
+    share = rows.size / _quantizers.divisor(_finite.largest(rows.size))
     if pick is not None:
         share = (share > 0).astype(jnp.float32)
-    share = (share / _scale.divisor(jnp.sum(share)))[:, None]
+    share = (share / _quantizers.divisor(jnp.sum(share)))[:, None]
     codes = net.encode(params, rows.units)
     center = jnp.tensordot(share[:, 0], codes, 1)
     apart = jnp.sum(share[:, 0] * jnp.mean(jnp.square(codes - center[None]), (1, 2)))
@@ -196,7 +196,7 @@ def loss(
         found = base + net.weight(params) * lacks
     wrong = jnp.sum(share * jnp.square(found - wanted)) / k
     energy = jnp.sum(share * jnp.square(wanted)) / k
-    return 0.5 * wrong + 0.5 * apart, jnp.sqrt(wrong / _scale.divisor(energy))
+    return 0.5 * wrong + 0.5 * apart, jnp.sqrt(wrong / _quantizers.divisor(energy))
 
 
 def learn(

@@ -25,7 +25,7 @@ from fftgrad.exchanges._layout import Bucket, Join, Layout
 from fftgrad.exchanges._parts import Codecs, Likes, Parts, Vectors
 from fftgrad.exchanges._shards import OfShards, add_worker_axis, drop_worker_axis
 from fftgrad.ops import _count, _finite, _rounding, _wire
-from fftgrad.ops._keys import check_key
+from fftgrad.ops._random import check_key
 from fftgrad.optimizers._diloco import check_own
 from fftgrad.training._gradients import check_local, refuse_masked, refuse_weight, stands_in
 

@@ -20,7 +20,7 @@ from fftgrad.contrib._links import Gossip, Weights
 from fftgrad.exchanges._layout import Layout
 from fftgrad.exchanges._parts import Codecs
 from fftgrad.exchanges._shards import OfShards, PerWorker, add_worker_axis, drop_worker_axis
-from fftgrad.ops import _count, _finite, _norms
+from fftgrad.ops import _count, _finite
 from fftgrad.training._gradients import checked_like
 
 __all__ = [
@@ -383,5 +383,5 @@ def consensus_distance(params: PyTree) -> jax.Array:
     rows = _links.wide(params)
     workers = next((len(leaf) for leaf in jax.tree.leaves(rows)), 1)
     apart = jax.tree.map(lambda a: a - jnp.mean(a, axis=0, keepdims=True), rows)
-    unit = _norms.unit_for(_norms.top(apart))
-    return unit * jnp.sqrt(_norms.square(apart, unit) / workers)
+    unit = _finite.unit_for(_finite.top(apart))
+    return unit * jnp.sqrt(_finite.square(apart, unit) / workers)

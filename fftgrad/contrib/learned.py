@@ -28,9 +28,9 @@ from fftgrad._contracts import (
     Tally,
 )
 from fftgrad._values import check_choice, check_count, check_kind, check_within, value
-from fftgrad.codecs import _spec, _sum
-from fftgrad.codecs.selectors._top_k import TopK
-from fftgrad.codecs.transforms._identity import Identity
+from fftgrad.codecs import _chain, _sum
+from fftgrad.codecs._top_k import TopK
+from fftgrad.codecs._transforms import Identity
 from fftgrad.contrib import _autoencoder
 from fftgrad.contrib._autoencoder import Autoencoder
 from fftgrad.exchanges import _parts, _schedule
@@ -39,7 +39,7 @@ from fftgrad.exchanges._parts import Codecs, DenseByName, Likes, Parts, Payloads
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._schedule import Scheduled
 from fftgrad.memories import ErrorFeedback
-from fftgrad.ops import _finite, _joined, _wire
+from fftgrad.ops import _finite, _shapes, _wire
 
 __all__ = ["Autoencoder", "LearnedCodes", "LearnedCodesState", "lgc"]
 
@@ -285,7 +285,7 @@ class LearnedCodes(Exchange):
         if self.variant == "all_reduce":
             return always + 8 + 4 * code
         gain = jax.ShapeDtypeStruct((1,), jnp.float32)
-        innovation = _spec.payload_spec(self._pick(codec, likes), vector)
+        innovation = _chain.payload_spec(self._pick(codec, likes), vector)
         words = -(-code * jnp.dtype(CODE_DTYPE).itemsize // 4)
         return always + 4 * words + _wire.nbytes((gain, innovation))
 
@@ -299,7 +299,7 @@ class LearnedCodes(Exchange):
         codec = _parts.codec_of(self.codec, like)
         for part, vector in zip(codec.codecs, likes, strict=True):
             _check_selector(part)
-            if _spec.counts_overflow(part, vector):
+            if _chain.counts_overflow(part, vector):
                 raise ValueError(
                     f"LearnedCodes(codec): must select a fixed number of values, got {part!r}; use "
                     "TopK or ChunkTopK."
@@ -404,7 +404,7 @@ class _Turn:
     def whole(self, values: jax.Array, dense: list[jax.Array], sides: list[PyTree]) -> Vectors:
         """All parts, from the values at the leader's positions and the dense parts."""
         numbers = _chosen(self.codec)
-        pieces = _joined.cut(values, [self.payloads[i].main.size for i in numbers])
+        pieces = _shapes.cut(values, [self.payloads[i].main.size for i in numbers])
         found = dict(zip(numbers, map(Payload, pieces, sides), strict=True))
         others = map(Payload, dense)
         payloads = (found[i] if i in found else next(others) for i in range(len(self.payloads)))

@@ -25,16 +25,14 @@ from fftgrad._contracts import (
     Step,
 )
 from fftgrad._values import check_count, check_kind, check_within, value
+from fftgrad.codecs import _quantizers, _top_k
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers import _scale, _ternary
-from fftgrad.codecs.selectors import _top_k
-from fftgrad.codecs.selectors._top_k import TopK
+from fftgrad.codecs._top_k import TopK
 from fftgrad.exchanges import _integer_sum, _layout, _parts
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._layout import Layout
-from fftgrad.ops import _finite
-from fftgrad.ops._keys import check_key
-from fftgrad.ops.packing import _digits
+from fftgrad.ops import _codes, _finite
+from fftgrad.ops._random import check_key
 from fftgrad.training._gradients import widened
 from fftgrad.training._pmean import compressed_pmean
 
@@ -110,7 +108,7 @@ class TopVotes(Exchange):
 
     def __post_init__(self) -> None:
         _top_k.check_size("TopVotes", self.fraction, self.k)
-        _ternary.check_clip("TopVotes", self.clip)
+        _quantizers.check_clip("TopVotes", self.clip)
         # So that a digit of a sum of votes has at most 16 bits.
         check_count("TopVotes(workers)", self.workers, "use that of the axis.", most=(1 << 15) - 1)
         check_within("TopVotes(sigma)", self.sigma, "[0, inf)", "use 0 for no noise.")
@@ -207,16 +205,18 @@ class Vote(Quantizer):
     clip: float | None = None
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        _scale.check_real("Vote", x)
+        _quantizers.check_real("Vote", x)
         up = x > 0
         if self.clip is not None:
             bound = jnp.minimum(_finite.largest(x), self.clip)
-            up = _scale.noise(self, step, x.size) < 0.5 + _scale.in_units(x, bound, 0.5)
+            up = _quantizers.uniform_noise(self, step, x.size) < 0.5 + _quantizers.in_units(
+                x, bound, 0.5
+            )
         digits = jnp.where(x == 0, 1, jnp.where(up, 2, 0)).astype(jnp.uint32)
-        return Compressed(Payload(_digits.pack(digits, 3)))
+        return Compressed(Payload(_codes.pack_digits(digits, 3)))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
-        return _digits.unpack(payload.main, 3, math.prod(like.shape)).astype(jnp.float32) - 1
+        return _codes.unpack_digits(payload.main, 3, math.prod(like.shape)).astype(jnp.float32) - 1
 
 
 def scale_by_datalens(

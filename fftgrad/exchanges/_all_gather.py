@@ -9,10 +9,10 @@ from jax import lax
 
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State
 from fftgrad._values import check_kind, value
-from fftgrad.codecs.quantizers import _scale
+from fftgrad.codecs import _quantizers
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Codecs, Vectors
-from fftgrad.ops import _joined, _wire
+from fftgrad.ops import _shapes, _wire
 
 
 @value
@@ -117,18 +117,18 @@ def clipped_mean(decode: Callable[[Any], Vectors], sent: Any, shares: jax.Array)
     """
 
     def lengths(payload: Any) -> jax.Array:
-        return jnp.stack([_scale.norms(v[None])[1][0] for v in decode(payload)])
+        return jnp.stack([_quantizers.row_norms(v[None])[1][0] for v in decode(payload)])
 
     norms = lax.map(lengths, sent)  # [workers, parts]; one at a time, to hold one at a time
     counts = (shares > 0)[:, None]
     speaks = counts & (norms != 0)
     median = _median(jnp.where(speaks, norms, jnp.inf), jnp.sum(speaks, axis=0))
-    clip = jnp.minimum(1.0, median[None] / _scale.divisor(norms))
+    clip = jnp.minimum(1.0, median[None] / _quantizers.divisor(norms))
     weights = shares[:, None] * jnp.where(counts, clip, 0.0)
 
     def add(totals: Vectors, row: Any) -> tuple[Vectors, None]:
         payload, own = row
-        each = zip(totals, _joined.unstack(own), decode(payload), strict=True)
+        each = zip(totals, _shapes.unstack(own), decode(payload), strict=True)
         return tuple(t + w * v for t, w, v in each), None
 
     like = jax.eval_shape(decode, jax.tree.map(lambda leaf: leaf[0], sent))

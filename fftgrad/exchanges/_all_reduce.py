@@ -15,7 +15,7 @@ from fftgrad._contracts import (
 )
 from fftgrad._values import value
 from fftgrad.codecs import _chain
-from fftgrad.codecs.transforms._identity import Identity
+from fftgrad.codecs._transforms import Identity
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._parts import Codecs, Parts, Payloads
 

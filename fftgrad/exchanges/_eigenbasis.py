@@ -12,7 +12,7 @@ from fftgrad._values import check_count, check_within, value
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._low_rank import times
 from fftgrad.exchanges._recipe import check_exchange
-from fftgrad.ops import _count, _finite, _joined
+from fftgrad.ops import _count, _finite, _shapes
 
 FLOOR = 1e-3
 """The least variance of a direction, in units of the mean of all, that is told from none."""
@@ -143,7 +143,7 @@ class Eigenbasis(Exchange):
             )
 
         def pieces(vector: jax.Array) -> list[jax.Array]:
-            found = _joined.cut(vector, [matrix.size for matrix in matrices])
+            found = _shapes.cut(vector, [matrix.size for matrix in matrices])
             return [one.reshape(m.shape) for one, m in zip(found, matrices, strict=True)]
 
         rows = list(zip(pieces(out.mean), pieces(vector - out.error), sides, strict=True))

@@ -21,7 +21,7 @@ from fftgrad.exchanges import _shards
 from fftgrad.exchanges._recipe import check_exchange
 from fftgrad.exchanges._shards import Shards
 from fftgrad.memories import ErrorFeedback
-from fftgrad.ops import _count, _finite, _joined, _wire
+from fftgrad.ops import _count, _finite, _shapes, _wire
 
 
 @value
@@ -153,7 +153,7 @@ class Hierarchical(Exchange):
         total = received[0]
         for row in received[1:]:  # in their order, which a sum over an axis does not promise
             total = total + row
-        *pieces, flag = _joined.cut(total, sizes)
+        *pieces, flag = _shapes.cut(total, sizes)
         return jax.tree.unflatten(jax.tree.structure(x), [piece + flag for piece in pieces])
 
     def _gather(self, out: Reduced, like: PyTree, fast: Channel) -> tuple[PyTree, Tally]:
@@ -162,7 +162,7 @@ class Hierarchical(Exchange):
         words = [*map(_to_words, jax.tree.leaves(out.mean)), word[None]]
         rows = fast.all_gather(jnp.concatenate(words))
         sizes = [part.size for part in words]
-        *values, counts = jax.vmap(lambda row: _joined.cut(row, sizes))(rows)
+        *values, counts = jax.vmap(lambda row: _shapes.cut(row, sizes))(rows)
         whole = _shards.from_shards(list(map(_from_words, values)), like)
         return whole, Tally(overflow=_count.total(counts.astype(jnp.int32)))
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from fftgrad import _axes
 from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, State
 from fftgrad._values import check_count, value
-from fftgrad.codecs.quantizers import _scale, _ternary
+from fftgrad.codecs import _quantizers
 from fftgrad.exchanges import _parts
-from fftgrad.ops.packing import _digits
+from fftgrad.ops import _codes
 
 
 @value
@@ -64,7 +64,7 @@ class IntegerSum(Exchange):
     clip: float | None = 2.5
 
     def __post_init__(self) -> None:
-        _ternary.check_clip("IntegerSum", self.clip)
+        _quantizers.check_clip("IntegerSum", self.clip)
         check_count("IntegerSum(workers)", self.workers, "use that of the axis.")
         check_count("IntegerSum(levels)", self.levels, "use levels=1.")
         if base(self.levels, self.workers) > 1 << 16:
@@ -77,14 +77,16 @@ class IntegerSum(Exchange):
         _axes.check_workers("IntegerSum", self.workers, channel.axis_name)
         step = channel.step
         steps = [step.fold(i) if i else step for i in range(len(jax.tree.leaves(x)))]
-        clipped = [_ternary.clipped(vector, self.clip) for vector in _parts.vectors(x)]
+        clipped = [_quantizers.clipped(vector, self.clip) for vector in _parts.vectors(x)]
         tops = jnp.stack([top for _, top in clipped])
         # As infinities, because not every maximum sees a NaN.
         shared = channel.max(jnp.where(jnp.isfinite(tops), tops, jnp.inf))
         scales = jnp.where(jnp.isfinite(shared), shared, jnp.nan)
 
         integers = [
-            _scale.to_levels(vector, scale, self.levels, _scale.noise(self, own, vector.size))
+            _quantizers.to_levels(
+                vector, scale, self.levels, _quantizers.uniform_noise(self, own, vector.size)
+            )
             for (vector, _), scale, own in zip(clipped, scales, steps, strict=True)
         ]
         sums, _ = add(integers, self.levels, channel)
@@ -109,7 +111,7 @@ def base(levels: int, workers: int) -> int:
 
 def words(sizes: Sequence[int], levels: int, workers: int) -> int:
     """How many words vectors of these sizes fill."""
-    return sum(_digits.words_for(size, base(levels, workers)) for size in sizes)
+    return sum(_codes.words_for_digits(size, base(levels, workers)) for size in sizes)
 
 
 def add(
@@ -128,14 +130,14 @@ def add(
     """
     workers = channel.workers
     many = base(levels, workers)
-    packed = [_digits.pack((vector + levels).astype(jnp.uint32), many) for vector in vectors]
+    packed = [_codes.pack_digits((vector + levels).astype(jnp.uint32), many) for vector in vectors]
     words = [flag.astype(jnp.uint32)[None] for flag in flags]
     total = channel.sum(jnp.concatenate([*packed, *words]))
     sums: list[jax.Array] = []
     start = 0
     for vector in vectors:
-        stop = start + _digits.words_for(vector.size, many)
-        digits = _digits.unpack(total[start:stop], many, vector.size)
+        stop = start + _codes.words_for_digits(vector.size, many)
+        digits = _codes.unpack_digits(total[start:stop], many, vector.size)
         sums.append(digits.astype(jnp.float32) - levels * workers)
         start = stop
     return sums, [total[start + i] for i in range(len(flags))]

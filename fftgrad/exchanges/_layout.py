@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fftgrad._contracts import Exchange, Like, PyTree, Scope
 from fftgrad._values import value
-from fftgrad.ops import _joined
+from fftgrad.ops import _shapes
 from fftgrad.ops._shapes import by_path
 
 BUCKET_LIMIT = 2**30
@@ -259,7 +259,7 @@ def _uncut(vectors: list[jax.Array], likes: list[Like]) -> list[jax.Array]:
             counts[-1] += 1
             missing -= sizes[number][-1]
             room -= sizes[number][-1]
-    pieces = (p for v, own in zip(vectors, sizes, strict=True) for p in _joined.cut(v, own))
+    pieces = (p for v, own in zip(vectors, sizes, strict=True) for p in _shapes.cut(v, own))
     leaves = [list(itertools.islice(pieces, count)) for count in counts]
     joined = [jnp.concatenate(own) if own else jnp.zeros((0,), jnp.float32) for own in leaves]
     return [leaf.reshape(like.shape) for leaf, like in zip(joined, likes, strict=True)]

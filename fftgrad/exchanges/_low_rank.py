@@ -13,7 +13,7 @@ from jax import lax
 from fftgrad._contracts import Channel, Exchange, Like, PyTree, Reduced, Scope, State
 from fftgrad._values import check_count, value
 from fftgrad.exchanges import _parts
-from fftgrad.ops import _joined
+from fftgrad.ops import _shapes
 
 
 def matrix_shape(like: Like, rank: int) -> tuple[int, int] | None:
@@ -353,10 +353,10 @@ def _size(factors: Sequence[jax.Array]) -> int:
 
 
 def _in_room(factors: Sequence[jax.Array], room: int) -> jax.Array:
-    whole, _ = _joined.as_one(factors)
+    whole, _ = _shapes.as_one(factors)
     return jnp.pad(whole, (0, room - whole.size))
 
 
 def _out_of(vector: jax.Array, likes: Sequence[jax.Array]) -> list[jax.Array]:
-    pieces = _joined.cut(vector[: _size(likes)], [like.size for like in likes])
+    pieces = _shapes.cut(vector[: _size(likes)], [like.size for like in likes])
     return [piece.reshape(like.shape) for piece, like in zip(pieces, likes, strict=True)]

@@ -16,10 +16,10 @@ from jax import lax
 
 from fftgrad._contracts import Codec, Compressed, Exchange, Like, Payload, PyTree, Scope, Step
 from fftgrad._values import check_count, check_kind, value
-from fftgrad.codecs import _call, _chain, _spec, _sum
-from fftgrad.codecs.transforms._identity import Identity
+from fftgrad.codecs import _chain, _sum
+from fftgrad.codecs._transforms import Identity
 from fftgrad.exchanges._layout import Part
-from fftgrad.ops import _count, _joined, _keys, _platform
+from fftgrad.ops import _count, _platform, _random, _shapes
 from fftgrad.ops._shapes import spec
 
 Codecs: TypeAlias = Codec | Callable[[str, Like], Codec]
@@ -134,7 +134,7 @@ class Parts:
     def compress(self, vectors: Vectors, state: tuple[PyTree, ...], step: Step) -> CompressedParts:
         def one(codec: Codec, row: Any) -> Compressed:
             number, vector, before = row
-            return _call.compress(codec, vector, before, _own(step, number))
+            return _chain.compress(codec, vector, before, _own(step, number))
 
         outs = self._each(one, step, (), vectors, state)
         payloads, overflows, states = zip(*outs, strict=True) if outs else ((), (), ())
@@ -143,7 +143,7 @@ class Parts:
     def decompress(self, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
         def one(codec: Codec, like: Like, row: Any) -> jax.Array:
             number, payload = row
-            return _call.decompress(codec, payload, like, _own(step, number))
+            return _chain.decompress(codec, payload, like, _own(step, number))
 
         return tuple(self._each(one, step, (likes,), payloads))
 
@@ -225,10 +225,10 @@ class Parts:
         return Parts(tuple(codec.shard(parts) for codec in self.codecs))
 
     def payload_spec(self, likes: Likes) -> Payloads:
-        return tuple(_spec.payload_spec(codec, like) for codec, like in self._with(likes))
+        return tuple(_chain.payload_spec(codec, like) for codec, like in self._with(likes))
 
     def counts_overflow(self, likes: Likes) -> bool:
-        return any(_spec.counts_overflow(codec, like) for codec, like in self._with(likes))
+        return any(_chain.counts_overflow(codec, like) for codec, like in self._with(likes))
 
     def _each(
         self,
@@ -241,7 +241,7 @@ class Parts:
         numbers = np.arange(len(self.codecs), dtype=np.int32)
         rows = list(zip(numbers, *arrays, strict=True))
         # What decodes together need not have been encoded together, and has to draw the same.
-        together = _keys.is_same_under_vmap(step.shared)
+        together = _random.is_same_under_vmap(step.shared)
         return each(verb, self._with(*statics), rows, together=together)
 
     def _with(self, *others: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -336,7 +336,7 @@ def each(
             out[numbers[0]] = run(rows[numbers[0]])
             continue
         results = _run_stacked(run, _stack([rows[i] for i in numbers]))
-        pieces = jax.tree.map(_joined.unstack, results)
+        pieces = jax.tree.map(_shapes.unstack, results)
         for place, i in enumerate(numbers):
             out[i] = jax.tree.map(lambda _, own, place=place: own[place], results, pieces)
     return out

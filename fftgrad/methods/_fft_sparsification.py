@@ -14,9 +14,9 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory
 from fftgrad._values import check_within
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers._range_float import RangeFloat
-from fftgrad.codecs.selectors._top_k import TopK
-from fftgrad.codecs.transforms._fft import Fft
+from fftgrad.codecs._range_float import RangeFloat
+from fftgrad.codecs._top_k import TopK
+from fftgrad.codecs._transforms import Fft
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._recipe import Recipe

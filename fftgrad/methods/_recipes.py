@@ -5,23 +5,14 @@ from collections.abc import Mapping, Sequence
 
 from fftgrad._contracts import Codec, Exchange, Like, Memory
 from fftgrad._values import check_count, value
+from fftgrad.codecs import _tiles
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers._lloyd_max import LloydMax
-from fftgrad.codecs.quantizers._log_levels import LogLevels
-from fftgrad.codecs.quantizers._sign import MeanMagnitude, Sign
-from fftgrad.codecs.quantizers._ternary import Ternary
-from fftgrad.codecs.quantizers._uniform_levels import UniformLevels
-from fftgrad.codecs.selectors._ada_comp import AdaComp
-from fftgrad.codecs.selectors._alternating_sign import AlternatingSign
-from fftgrad.codecs.selectors._chunk_top_k import ChunkTopK
-from fftgrad.codecs.selectors._random_k import RandomK
-from fftgrad.codecs.selectors._threshold import Threshold
-from fftgrad.codecs.selectors._top_k import TopK
-from fftgrad.codecs.transforms import _tiles
-from fftgrad.codecs.transforms._dct import Dct
-from fftgrad.codecs.transforms._hadamard import Hadamard
-from fftgrad.codecs.transforms._identity import Identity
-from fftgrad.codecs.transforms._tiles import Tiles
+from fftgrad.codecs._levels import LloydMax, LogLevels
+from fftgrad.codecs._quantizers import MeanMagnitude, Sign, Ternary, UniformLevels
+from fftgrad.codecs._threshold import AdaComp, AlternatingSign, Threshold
+from fftgrad.codecs._tiles import Dct, Tiles
+from fftgrad.codecs._top_k import ChunkTopK, RandomK, TopK
+from fftgrad.codecs._transforms import Hadamard, Identity
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._integer_sum import IntegerSum

@@ -22,7 +22,7 @@ from fftgrad._values import check_count, check_transformation, check_within, val
 from fftgrad.exchanges import _layout, _low_rank, _parts
 from fftgrad.exchanges._low_rank import PowerSgd
 from fftgrad.memories import ErrorFeedback
-from fftgrad.ops import _finite, _norms
+from fftgrad.ops import _finite
 from fftgrad.ops._shapes import by_path
 from fftgrad.training._gradients import widened
 from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
@@ -197,6 +197,6 @@ def _scale(matrix: jax.Array) -> float:
 def _of_length_one(factor: jax.Array) -> jax.Array:
     """Divide each column by its length, except columns of zeros."""
     top = jnp.max(jnp.abs(factor), axis=0, keepdims=True)
-    scaled = factor / _norms.unit_for(top)
+    scaled = factor / _finite.unit_for(top)
     length = jnp.sqrt(jnp.sum(jnp.square(scaled), axis=0, keepdims=True))
     return scaled / jnp.where(length == 0, 1.0, length)

@@ -10,7 +10,7 @@ from jax import lax
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check_count
-from fftgrad.codecs.quantizers._sign import Sign
+from fftgrad.codecs._quantizers import Sign
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
 from fftgrad.exchanges._layout import Layout

@@ -71,12 +71,7 @@ def collectives(function: Callable[..., Any], axes: Axes, *likes: Any) -> tuple[
     """Every collective that `function` calls for arguments like `likes`, in its order."""
     with _platform.one():
         closed = jax.make_jaxpr(function, axis_env=list(axes.items()))(*likes)
-    return found_in(closed.jaxpr, axes)
-
-
-def found_in(program: core.Jaxpr, axes: Axes) -> tuple[Collective, ...]:
-    """Every collective of a program, in its order."""
-    return tuple(_walk(program, axes, (), False, {}))
+    return tuple(_walk(closed.jaxpr, axes, (), False, {}))
 
 
 def link_bytes(function: Callable[..., Any], axes: Axes, *likes: Any) -> float:

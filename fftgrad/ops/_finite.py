@@ -1,4 +1,4 @@
-"""Whether values are finite: the one way to find out.
+"""Whether values are finite, and sums and norms that neither hide that nor overflow.
 
 A maximum is no evidence. XLA for CPUs may drop a NaN from a vectorized `max` or `min`, so a check
 that leans on them passes in small tests and fails at real sizes. A sum propagates NaN everywhere.
@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fftgrad.ops._shapes import PyTree
 
@@ -72,3 +73,23 @@ def _stacked(leaves: list[jax.Array]) -> jax.Array:
 def nan_unless(fine: jax.Array, tree: PyTree) -> PyTree:
     """The tree where the flag holds, else NaN throughout."""
     return jax.tree.map(lambda leaf: jnp.where(fine, leaf, jnp.nan), tree)
+
+
+def top(tree: PyTree) -> jax.Array:
+    """The largest magnitude. It may miss a NaN, which the squares then show."""
+    tops = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(tree)]
+    return jnp.max(jnp.stack(tops)) if tops else jnp.zeros((), jnp.float32)
+
+
+def unit_for(top: jax.Array) -> jax.Array:
+    """The largest power of two that is no more than `top`, within 2^-126 ... 2^126."""
+    # No larger, because XLA divides by multiplying with 1 / unit, which has to be a normal number.
+    bits = lax.bitcast_convert_type(top, jnp.uint32) & jnp.uint32(0x7F800000)
+    bits = jnp.clip(bits, jnp.uint32(1 << 23), jnp.uint32(253 << 23))
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def square(tree: PyTree, unit: jax.Array) -> jax.Array:
+    """The sum of the squares of all values, each divided by the unit."""
+    leaves = jax.tree.leaves(tree)
+    return sum((jnp.sum(jnp.square(leaf / unit)) for leaf in leaves), jnp.zeros((), jnp.float32))

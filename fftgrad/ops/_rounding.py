@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fftgrad.ops import _codes, _positions
 from fftgrad.ops._shapes import PyTree
-from fftgrad.ops.packing import _bitmap
 
 
 def rounded(x: jax.Array, dtype: Any) -> jax.Array:
@@ -55,7 +55,7 @@ def saturating_cast(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     Finite values stay finite; infinities and NaN stay what they are, for the exchange to see.
     """
     largest = float(jnp.finfo(dtype).max)
-    overflow = _bitmap.count(*_bitmap.pack(jnp.abs(x.astype(jnp.float32)) > largest))
+    overflow = _positions.count(*_codes.pack_masks(jnp.abs(x.astype(jnp.float32)) > largest))
     bounded = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
     # Rounded before: XLA may leave out a cast whose result is cast back.
     return rounded(bounded.astype(jnp.float32), dtype).astype(dtype), overflow

@@ -17,7 +17,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from fftgrad._values import plain
-from fftgrad.ops import _joined, _rows
+from fftgrad.ops import _shapes
 from fftgrad.ops._shapes import Like, PyTree
 
 VERSION = 2
@@ -107,13 +107,13 @@ def to_words(leaf: jax.Array) -> jax.Array:
     per_word = 4 // flat.dtype.itemsize
     if per_word == 1:
         return lax.bitcast_convert_type(flat, jnp.uint32)
-    return lax.bitcast_convert_type(_rows.rows(flat, per_word), jnp.uint32)
+    return lax.bitcast_convert_type(_shapes.rows(flat, per_word), jnp.uint32)
 
 
 def from_words(words: jax.Array, like: PyTree) -> PyTree:
     """The leaves, shaped like `like`, whose words follow each other."""
     leaves, structure = jax.tree.flatten(like)
-    pieces = _joined.cut(words, list(map(_words, leaves)))
+    pieces = _shapes.cut(words, list(map(_words, leaves)))
     return jax.tree.unflatten(structure, map(_leaf, pieces, leaves))
 
 

@@ -12,10 +12,9 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree
 from fftgrad._values import check_count, check_transformation
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers._bin_means import BinMeans
-from fftgrad.codecs.quantizers._log_levels import LogLevels
-from fftgrad.codecs.selectors._top_k import TopK
-from fftgrad.codecs.transforms._tiles import Tiles
+from fftgrad.codecs._levels import BinMeans, LogLevels
+from fftgrad.codecs._tiles import Tiles
+from fftgrad.codecs._top_k import TopK
 from fftgrad.exchanges import AllGather, Recipe
 from fftgrad.exchanges._shards import PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.memories import ErrorFeedback

@@ -12,7 +12,7 @@ from optax.contrib import MuonDimensionNumbers
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree
 from fftgrad._values import check_choice, check_within
-from fftgrad.codecs.selectors._budget import Budget
+from fftgrad.codecs._budget import Budget
 from fftgrad.exchanges import AllGather, Hierarchical, Recipe
 from fftgrad.exchanges._layout import Layout
 from fftgrad.memories import ErrorFeedback, NoMemory

@@ -10,11 +10,11 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Channel, Codec
 from fftgrad._values import check_kind
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs.quantizers._uniform_levels import UniformLevels
-from fftgrad.codecs.transforms._hadamard import Hadamard
+from fftgrad.codecs._quantizers import UniformLevels
+from fftgrad.codecs._transforms import Hadamard
 from fftgrad.exchanges import _two_stage
 from fftgrad.exchanges._parts import Likes, Parts
-from fftgrad.ops._keys import as_key, check_key
+from fftgrad.ops._random import as_key, check_key
 
 EIGHT = UniformLevels(bits=8, bucket=256, norm="max")
 FOUR = chain(Hadamard(block=256), UniformLevels(bits=4, bucket=256, norm="max"))

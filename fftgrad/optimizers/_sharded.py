@@ -16,7 +16,7 @@ from fftgrad.exchanges._parts import Vectors
 from fftgrad.exchanges._shards import OfShards, add_worker_axis, drop_worker_axis
 from fftgrad.memories import NoMemory
 from fftgrad.ops import _count, _finite, _rounding
-from fftgrad.ops._keys import check_key
+from fftgrad.ops._random import check_key
 from fftgrad.optimizers._diloco import mean_loss
 from fftgrad.optimizers._scatter import EIGHT, FOUR
 from fftgrad.training import _pmean

@@ -12,7 +12,7 @@ import optax
 
 from fftgrad._contracts import Codec, Exchange, Like, Payload, PyTree
 from fftgrad._values import check_count, check_kind
-from fftgrad.codecs._spec import payload_spec
+from fftgrad.codecs._chain import payload_spec
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._layout import Layout

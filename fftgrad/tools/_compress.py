@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from fftgrad import _axes
 from fftgrad._contracts import Codec, Like, Payload, Step
 from fftgrad._values import check_kind
-from fftgrad.codecs import _call
-from fftgrad.codecs._spec import payload_spec
+from fftgrad.codecs import _chain
+from fftgrad.codecs._chain import payload_spec
 from fftgrad.exchanges import _layout
 from fftgrad.exchanges._parts import Parts
 
@@ -48,7 +48,7 @@ def compress(codec: Codec, x: jax.Array, *, step: Step = Step()) -> Payload:
             f"compress(x): must have a value at least, got shape {x.shape}; leave empty arrays out."
         )
     vector = jnp.ravel(x).astype(jnp.float32)
-    return _call.compress(codec, vector, codec.init(vector), step).payload
+    return _chain.compress(codec, vector, codec.init(vector), step).payload
 
 
 def decompress(codec: Codec, payload: Payload, like: Like, *, step: Step = Step()) -> jax.Array:
@@ -74,7 +74,7 @@ def decompress(codec: Codec, payload: Payload, like: Like, *, step: Step = Step(
     """
     vector = jax.ShapeDtypeStruct((math.prod(like.shape),), jnp.float32)
     check_payload("decompress(payload)", codec, payload, vector, ())
-    return _call.decompress(codec, payload, vector, step).reshape(like.shape).astype(like.dtype)
+    return _chain.decompress(codec, payload, vector, step).reshape(like.shape).astype(like.dtype)
 
 
 def decompress_mean(

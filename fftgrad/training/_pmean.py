@@ -33,7 +33,7 @@ from fftgrad.exchanges._shards import (
     drop_worker_axis,
     is_rows,
 )
-from fftgrad.ops import _count, _finite, _keys, _rounding
+from fftgrad.ops import _count, _finite, _random, _rounding
 from fftgrad.training import _gradients
 from fftgrad.training._gradients import (
     check_local,
@@ -184,7 +184,7 @@ def compressed_pmean(
     exchange, memory = recipe.exchange, recipe.memory
     layout = recipe.layout.for_exchange(exchange)
     _axes.check_names("compressed_pmean(axis_name)", axis_name)
-    _keys.check_key("compressed_pmean(key)", key)
+    _random.check_key("compressed_pmean(key)", key)
     check_choice("compressed_pmean(masked)", masked, get_args(Masked))
     check_choice("compressed_pmean(non_finite)", non_finite, get_args(NonFinite))
 

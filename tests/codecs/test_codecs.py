@@ -1,7 +1,6 @@
 """Laws of codecs, over the whole table and all shapes."""
 
 import dataclasses
-import math
 import pickle
 
 import jax
@@ -22,12 +21,10 @@ from cases import (
 )
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
-from messages import LIKE, STEP, N, message, receiver, sender
+from messages import LIKE, STEP, N, message
 
 import fftgrad as fg
 from fftgrad.codecs._chain import stages
-from fftgrad.codecs._spec import payload_spec
-from fftgrad.ops import _wire
 
 ALL = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 
@@ -72,25 +69,6 @@ def test_dtypes_and_bytes_of_a_message(codec):
     assert fg.wire_bytes(codec, LIKE) == 4 + own
 
 
-@pytest.mark.parametrize(("name", "shape"), rows_and([(), (7,)]))
-def test_dtypes_and_bytes_of_few_values(name, shape):
-    codec, x = CODECS[name], jnp.asarray(values(shape))
-
-    @jax.jit
-    def all_of_it(x):
-        payload = fg.compress(codec, x, step=STEP)
-        buffer = _wire.pack(_wire.NOTHING, payload)
-        return buffer, payload, fg.decompress(codec, payload, x, step=STEP)
-
-    buffer, payload, y = all_of_it(x)
-    assert (y.shape, y.dtype) == (x.shape, x.dtype)
-    assert bool(jnp.all(jnp.isfinite(y)))
-    assert buffer.dtype == jnp.uint32
-    assert fg.wire_bytes(codec, x) == buffer.nbytes
-    own = sum(-(-leaf.nbytes // 4) * 4 for leaf in jax.tree.leaves(payload))
-    assert fg.wire_bytes(codec, x) == 4 + own
-
-
 LAWFUL = [name for name in CODECS if name not in HIDES_NONFINITE]
 
 
@@ -100,32 +78,10 @@ def test_the_laws_of_codecs(name):
     fg.testing.check_codec(CODECS[name], sizes=(90,), max_error=1.5, eager=False)
 
 
-def role(name):
-    """What it is in a chain."""
-    roles = (fg.Transform, fg.Selector, fg.Quantizer, fg.Codec)
-    return {next(kind for kind in roles if isinstance(CODECS[name], kind))}
-
-
-@pytest.mark.parametrize("name", sample(CODECS, role))
-def test_jit_changes_nothing(name):
-    x = values((N,))
-    y = round_trip(CODECS[name], jnp.asarray(x))
-    np.testing.assert_allclose(message(CODECS[name], x).values, y, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAWFUL)
 def test_the_laws_of_codecs_at_all_sizes_and_without_jit(name):
     fg.testing.check_codec(CODECS[name], max_error=1.5)
-
-
-@pytest.mark.parametrize("name", sample(CODECS))
-def test_vmap_is_a_loop(name):
-    codec, x = CODECS[name], values((3, N))
-    batched = jax.jit(jax.vmap(lambda row: round_trip(codec, row)))(x)
-    each = np.stack([message(codec, row).values for row in x])
-    # A sum of few large and many small values is rounded by the large ones.
-    np.testing.assert_allclose(batched, each, rtol=1e-5, atol=max(1e-6, 2.0**-22 * abs(x).max()))
 
 
 @pytest.mark.parametrize("name", sample(CODECS))
@@ -172,16 +128,6 @@ def test_huge_tiny_and_subnormal_stay_finite(codec, scale):
 MOST = np.finfo(np.float32).max
 
 
-def at_the_end(n):
-    """Values near the end of float32."""
-    return {
-        "all": np.full(n, MOST),
-        "by turns": np.where(np.arange(n) % 2, MOST, -MOST),
-        "one": np.where(np.arange(n) == min(26, n - 1), MOST, 0),
-        "any": MOST * np.random.default_rng(0).uniform(-1, 1, n),
-    }
-
-
 def may_overflow(codec):
     """Whether it says that finite values at the end of float32 may become none."""
     return any(
@@ -193,19 +139,12 @@ def may_overflow(codec):
 
 @ALL
 def test_the_largest_values_stay_finite_or_are_seen(codec):
-    for name, x in at_the_end(N).items():
+    by_turns = np.where(np.arange(N) % 2, MOST, -MOST)
+    any_sizes = MOST * np.random.default_rng(0).uniform(-1, 1, N)
+    for x in (np.full(N, MOST), by_turns, np.where(np.arange(N) == 26, MOST, 0), any_sizes):
         y = message(codec, x).values
-        assert np.any(y), name
-        assert may_overflow(codec) or np.isfinite(y).all(), name
-
-
-@pytest.mark.parametrize("name", sample(CODECS))
-def test_the_largest_of_few_values_stay_finite_or_are_seen(name):
-    """How a mean is rounded depends on how many there are."""
-    for case, x in at_the_end(90).items():
-        y = np.asarray(compiled_round_trip(CODECS[name], x.astype(np.float32)))
-        assert np.any(y), case
-        assert may_overflow(CODECS[name]) or np.isfinite(y).all(), case
+        assert np.any(y)
+        assert may_overflow(codec) or np.isfinite(y).all()
 
 
 @ALL
@@ -216,15 +155,6 @@ def test_a_nonfinite_value_is_not_hidden(codec, bad):
     hidden = bool(np.all(np.isfinite(message(codec, x).values)))
     keeps_it = any(repr(codec) == repr(CODECS[name]) for name in HIDES_NONFINITE)
     assert hidden == keeps_it
-
-
-@ALL
-def test_it_is_compiled_once(codec):
-    """Whatever the values are: what the tests above have sent."""
-    for x in (values((N,)), np.zeros(N)):
-        message(codec, x)
-    assert sender(codec)._cache_size() <= 1
-    assert receiver(codec)._cache_size() <= 1
 
 
 @pytest.mark.parametrize("shape", TILED, ids=str)
@@ -243,39 +173,6 @@ def test_lossless_bit_for_bit(name, x):
     np.testing.assert_array_equal(compiled_round_trip(CODECS[name], x), x)
 
 
-@pytest.mark.parametrize("codec", [c for c in CODECS.values() if c.summable], ids=repr)
-def test_summable_codecs_commute_with_the_sum(codec):
-    x = jnp.asarray(values((4, 75)))
-
-    @jax.jit
-    def both(x):
-        payloads = jax.vmap(lambda row: fg.compress(codec, row, step=STEP))(x)
-        each = jax.vmap(lambda payload: fg.decompress(codec, payload, x[0], step=STEP))(payloads)
-        total = jax.tree.map(lambda a: a.sum(0), payloads)
-        return fg.decompress(codec, total, x[0], step=STEP), each.sum(0)
-
-    whole, each = both(x)
-    np.testing.assert_allclose(whole, each, rtol=1e-5, atol=1e-5)
-    if not any(isinstance(stage, fg.RandomK) for stage in stages(codec)):
-        np.testing.assert_allclose(whole, x.sum(0), rtol=1e-2, atol=1e-2)
-
-
-def right_on_average(codec):
-    """Of which values the mean over many draws is the value, but for what chance explains."""
-    draws = 4000
-    x = jnp.asarray(values((24,)))
-    keys = jax.random.split(jax.random.key(11), draws)
-    y = jax.jit(jax.vmap(lambda key: round_trip(codec, x, fg.Step.of(key))))(keys)
-    sigma = np.std(np.asarray(y, np.float64), axis=0) / math.sqrt(draws)
-    error = np.abs(np.mean(np.asarray(y, np.float64), axis=0) - np.asarray(x, np.float64))
-    return error <= 5 * sigma + 1e-5 * np.abs(x).max()
-
-
-@pytest.mark.parametrize("codec", [c for c in CODECS.values() if c.unbiased], ids=repr)
-def test_unbiased_codecs_are_right_on_average(codec):
-    assert np.all(right_on_average(codec))
-
-
 @dataclasses.dataclass(frozen=True)
 class Root(fg.Codec):
     """Exact, so it is right on average; but a square root is not linear."""
@@ -289,25 +186,12 @@ class Root(fg.Codec):
         return payload.main * jnp.abs(payload.main)
 
 
-def test_noise_behind_what_is_not_linear_is_not_right_on_average():
-    noise = fg.RangeFloat(bits=4, rounding="stochastic")
-    for codec in (Root(), noise):
-        assert codec.unbiased
-        assert np.all(right_on_average(codec))
-    assert not np.all(right_on_average(fg.chain(Root(), noise)))
-    assert not fg.chain(Root(), noise).unbiased
-
-
-def test_some_codec_claims_each_claim():
-    assert {c.summable for c in CODECS.values()} == {True, False}
-    assert {c.unbiased for c in CODECS.values()} == {True, False}
-
-
 def test_a_chain_claims_no_more_than_its_stages():
     fft, noise = fg.Fft(block=8), fg.RangeFloat(bits=4, rounding="stochastic")
     assert fg.chain(fft, noise).unbiased
     assert not fg.chain(fft, noise).summable
     assert not fg.chain(fft, fg.TopK(k=1), noise).unbiased
+    assert not fg.chain(Root(), noise).unbiased
     assert fg.chain(fft, fg.Identity()).summable
 
 
@@ -332,127 +216,53 @@ def test_wire_bytes_needs_no_data_and_takes_trees():
     assert bits_a_parameter <= 0.147
 
 
-def test_payload_spec_is_the_payload():
-    codec = CODECS["blocked"]
-    spec, payload = payload_spec(codec, LIKE), message(codec, values((N,))).payload
-    assert jax.tree.map(lambda s: (s.shape, s.dtype), spec) == jax.tree.map(
-        lambda a: (a.shape, a.dtype), payload
-    )
+NINE = jnp.ones(9)
+MISTAKES = [
+    (lambda: fg.chain(fg.TopK), TypeError, "pass a value"),
+    (lambda: fg.Fft(block=48), ValueError, "use block=64"),
+    (lambda: fg.compress(fg.Hadamard(), NINE), ValueError, "signs=False"),
+    (lambda: fg.TopK(fraction=0.1, k=2), ValueError, "exactly one"),
+    (lambda: fg.TopK(fraction=85), ValueError, "1 - theta"),
+    (lambda: fg.TopK(k=0), ValueError, "k=1"),
+    (lambda: fg.TopK(k=True), TypeError, "Python number"),
+    (lambda: fg.Cast("float32"), TypeError, "bfloat16"),
+    (lambda: fg.RangeFloat(bits=1), ValueError, "signs"),
+    (lambda: fg.RangeFloat(bits=8, mantissa=9), ValueError, "mantissa=4"),
+    (lambda: fg.RangeFloat(bits=8, rounding="up"), ValueError, "nearest"),
+    (lambda: fg.codecs.FixedRangeFloat(8, maximum=-1.0), ValueError, "minimum < 0 < maximum"),
+    (lambda: fg.codecs.FixedRangeFloat(8, maximum=1.0, eps=2.0), ValueError, "inside the range"),
+    (
+        lambda: fg.codecs.FixedRangeFloat(4, mantissa=3, maximum=1.0, eps=1e-3),
+        ValueError,
+        "larger eps",
+    ),
+    (lambda: fg.codecs.FixedRangeFloat(4, 1.0, minimum=-1e-9), ValueError, "more even range"),
+    (lambda: fg.compress(fg.Identity(), jnp.arange(3)), TypeError, "differentiated"),
+    (lambda: fg.compress(fg.Identity(), jnp.ones(3, complex)), TypeError, "cast it"),
+    (lambda: fg.compress(fg.TopK(k=1), jnp.ones((0, 3))), ValueError, "leave empty arrays out"),
+    (lambda: fg.chain(fg.RangeFloat(8), fg.TopK(k=1)), ValueError, "one quantizer at the end"),
+    (lambda: round_trip(fg.chain(fg.Fft(), fg.Fft()), NINE), ValueError, "first in the chain"),
+    (lambda: round_trip(fg.chain(fg.Fft(), fg.Cast("bfloat16")), NINE), ValueError, "RangeFloat"),
+    (lambda: fg.compress(CODECS["range float stochastic"], NINE), ValueError, "Step.of"),
+    (
+        lambda: fg.decompress(fg.TopK(k=2), fg.compress(fg.TopK(k=3), NINE), NINE),
+        ValueError,
+        "shape",
+    ),
+    (lambda: fg.tools.decompress_mean(fg.Sign(), (), NINE), ValueError, "shape it came from"),
+    (lambda: fg.decompress(fg.Sign, (), NINE), TypeError, r"decompress\(codec\)"),
+    (
+        lambda: fg.tools.decompress_mean(fg.Sign(), [fg.compress(fg.Sign(), NINE)] * 2, NINE),
+        TypeError,
+        r"got 2 payloads; stack them by jax\.tree\.map",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "remedy"),
-    [
-        (lambda: fg.chain(fg.TopK), TypeError, "pass a value"),
-        (lambda: fg.chain("topk"), TypeError, "pass a value"),
-        (lambda: fg.Fft(block=48), ValueError, "use block=64"),
-        (lambda: fg.Dct(block=2048), ValueError, "use block=64"),
-        (lambda: fg.Hadamard(block=3), ValueError, "use block=64"),
-        (lambda: fg.compress(fg.Hadamard(), jnp.ones(3)), ValueError, "signs=False"),
-        (lambda: fg.TopK(), ValueError, "fraction=0.01"),
-        (lambda: fg.TopK(fraction=0.1, k=2), ValueError, "exactly one"),
-        (lambda: fg.TopK(fraction=85), ValueError, "1 - theta"),
-        (lambda: fg.TopK(k=0), ValueError, "k=1"),
-        (lambda: fg.TopK(k=True), TypeError, "pass 100"),
-        (lambda: fg.Cast("float32"), TypeError, "bfloat16"),
-        (lambda: fg.Cast("int8"), TypeError, "bfloat16"),
-        (lambda: fg.RangeFloat(bits=1), ValueError, "signs"),
-        (lambda: fg.RangeFloat(bits=17), ValueError, "no quantizer"),
-        (lambda: fg.RangeFloat(bits=8, mantissa=9), ValueError, "mantissa=4"),
-        (lambda: fg.RangeFloat(bits=8, rounding="up"), ValueError, "nearest"),
-        (lambda: fg.LogLevels(8, rounding="stochastic"), ValueError, "truncate"),
-        (lambda: fg.codecs.FixedRangeFloat(8, maximum=-1.0), ValueError, "minimum < 0 < maximum"),
-        (
-            lambda: fg.codecs.FixedRangeFloat(8, maximum=1.0, eps=2.0),
-            ValueError,
-            "inside the range",
-        ),
-        (
-            lambda: fg.codecs.FixedRangeFloat(4, mantissa=3, maximum=1.0, eps=1e-3),
-            ValueError,
-            "raise eps",
-        ),
-        (
-            lambda: fg.codecs.FixedRangeFloat(4, maximum=1.0, minimum=-1e-9),
-            ValueError,
-            "more even range",
-        ),
-        (lambda: fg.compress(fg.Identity(), jnp.arange(3)), TypeError, "differentiated"),
-        (lambda: fg.compress(fg.Identity(), jnp.ones(3, complex)), TypeError, "cast it"),
-        (lambda: fg.compress(fg.TopK(k=1), jnp.ones((0, 3))), ValueError, "leave empty arrays out"),
-        (
-            lambda: fg.chain(fg.RangeFloat(8), fg.TopK(k=1)),
-            ValueError,
-            "one quantizer at the end",
-        ),
-        (
-            lambda: round_trip(fg.chain(fg.Fft(), fg.Fft()), jnp.ones(3)),
-            ValueError,
-            "first in the chain",
-        ),
-        (
-            lambda: fg.chain(fg.RangeFloat(8), fg.RangeFloat(8)),
-            ValueError,
-            "one quantizer at the end",
-        ),
-        (
-            lambda: round_trip(fg.chain(fg.Fft(), fg.Cast("bfloat16")), jnp.ones(3)),
-            TypeError,
-            "RangeFloat",
-        ),
-        (lambda: fg.compress(CODECS["range float stochastic"], jnp.ones(3)), ValueError, "Step.of"),
-        (
-            lambda: fg.decompress(
-                CODECS["blocked"], fg.compress(CODECS["blocked"], jnp.ones(90)), jnp.ones(40)
-            ),
-            ValueError,
-            "shape it came from",
-        ),
-        (
-            lambda: fg.tools.decompress_mean(
-                fg.Sign(), fg.compress(fg.Sign(), jnp.ones(90)), jnp.ones(90)
-            ),
-            ValueError,
-            "of each of 3 workers",
-        ),
-        (
-            lambda: fg.tools.decompress_mean(fg.Sign(), (), jnp.ones(9)),
-            ValueError,
-            "shape it came from",
-        ),
-        (
-            lambda: fg.tools.decompress_mean(fg.Sign, (), jnp.ones(9)),
-            TypeError,
-            r"decompress_mean\(codec",
-        ),
-        (lambda: fg.decompress(fg.Sign, (), jnp.ones(9)), TypeError, r"decompress\(codec\)"),
-        (
-            lambda: fg.decompress(fg.Cast("bfloat16"), fg.Payload(jnp.ones(9)), jnp.ones(9)),
-            ValueError,
-            "shape it came from",
-        ),
-        (
-            lambda: fg.decompress(fg.Cast("bfloat16"), fg.Payload(1.0), jnp.ones(9)),
-            ValueError,
-            "shape it came from",
-        ),
-        (
-            lambda: fg.tools.decompress_mean(
-                fg.Sign(), [fg.compress(fg.Sign(), jnp.ones(9))] * 2, jnp.ones(9)
-            ),
-            TypeError,
-            r"got 2 payloads; stack them by jax\.tree\.map",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("make", "error", "remedy"), MISTAKES)
 def test_bad_input_is_answered_with_the_remedy(make, error, remedy):
     with pytest.raises(error, match=remedy):
         make()
-
-
-def test_a_traced_fraction_is_refused_with_the_remedy():
-    with pytest.raises(TypeError, match="static_args"):
-        jax.jit(lambda f: fg.compress(fg.TopK(fraction=f), jnp.ones(9)).main)(0.5)
 
 
 @pytest.mark.parametrize("name", sample(CODECS))

@@ -1,7 +1,5 @@
 """What a codec costs beside its bytes: memory, compile time, and the size of its program."""
 
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,17 +64,6 @@ def test_temporaries_are_at_most_three_inputs(name):
     for f, like in programs(CODECS[name], n):
         memory = jax.jit(f).lower(like).compile().memory_analysis()
         assert memory.temp_size_in_bytes <= 3 * 4 * n
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-def test_every_codec_compiles_within_5_seconds(codec):
-    for f, like in programs(codec, 1 << 24):
-        lowered = jax.jit(f).lower(like)
-        start = time.perf_counter()
-        memory = lowered.compile().memory_analysis()
-        assert time.perf_counter() - start < 5
-        assert memory.temp_size_in_bytes <= 3 * 4 * (1 << 24)
 
 
 def test_a_donated_residual_is_updated_in_place():

@@ -1,25 +1,19 @@
 """Values at the ends of float32, values that are all equal, and codecs in every combination."""
 
-import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 import reference
-from cases import CODECS, sample, values
+from cases import values
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType, Mesh
-from jax.sharding import PartitionSpec as P
 from messages import compress, decompress
 from parallel import AXIS, everywhere
 
 import fftgrad as fg
-from fftgrad.codecs._spec import counts_overflow
 
 WORKERS = 4
 STEP = fg.Step.of(3)
@@ -87,12 +81,6 @@ def test_equal_values_survive_an_integer_sum(n):
         np.testing.assert_allclose(mean, rows, rtol=1e-5)
 
 
-def test_almost_equal_values_survive_ternary():
-    """Their deviation is rounding noise, too small to clip by."""
-    x = np.float32(0.1) * (1 + np.float32(1e-6) * values((500,)))
-    np.testing.assert_allclose(round_trip(fg.Ternary(), x), x, rtol=1e-4)
-
-
 # The ends of the range
 
 QUANTIZERS = {
@@ -136,18 +124,6 @@ def test_an_integer_sum_does_the_same_at_any_scale(clip):
         np.testing.assert_allclose(mean / scale, expected, rtol=1e-5, atol=1e-12)
 
 
-def test_the_mean_of_a_group_is_finite_where_its_values_are():
-    exchange = fg.Hierarchical("fast", 4, fg.AllReduce())
-    tx = fg.compressed_pmean(exchange, axis_name=("slow", "fast"))
-
-    def one(grad):
-        return tx.update(grad, tx.init(grad))[0]
-
-    run = jax.vmap(jax.vmap(one, axis_name="fast"), axis_name="slow")
-    mean = jax.jit(run)(jnp.full((2, 4, 10), 2e38))
-    np.testing.assert_allclose(mean, 2e38, rtol=1e-2)
-
-
 @pytest.mark.parametrize(("bits", "mantissa"), [(10, 1), (12, 3), (6, 2), (16, 7)])
 def test_any_codes_decode_to_finite_numbers(bits, mantissa):
     """What arrives may be anything; with few mantissa bits there are more codes than numbers."""
@@ -179,16 +155,6 @@ def test_a_scale_that_is_none_decodes_to_no_number(codec, bad):
     assert np.all(np.isnan(decompress(codec, payload, x, step=STEP)))
 
 
-def test_what_is_beyond_a_scale_is_counted_and_so_is_a_nan():
-    x = jnp.array([0.5, -2.0, np.nan, np.inf, -1.0])
-    assert (
-        fg.codecs.DynamicSign(scale=1.0, decay=0.9)
-        .compress(x, (), STEP._replace(number=0))
-        .overflow
-        == 3
-    )
-
-
 def test_what_a_transform_cannot_hold_makes_a_bad_step():
     tx = fg.compressed_pmean(
         fg.AllGather(fg.chain(fg.Dct(block=16), fg.TopK(k=4))), fg.ErrorFeedback(), axis_name=AXIS
@@ -202,27 +168,10 @@ def test_what_a_transform_cannot_hold_makes_a_bad_step():
     np.testing.assert_allclose(mean, 1.0, rtol=1e-5)
 
 
-NARROW = [
-    name
-    for name in dir(ml_dtypes)
-    if name.startswith(("float", "bfloat")) and np.dtype(getattr(ml_dtypes, name)).itemsize <= 2
-]
-
-
-@pytest.mark.parametrize("name", ["float8_e8m0fnu", "float4_e2m1fn"])
-def test_a_cast_refuses_what_has_no_sign_or_no_byte(name):
-    with pytest.raises(TypeError, match=r"Cast\(dtype\).*; use Cast\('bfloat16'\)"):
-        fg.Cast(name)
-
-
-@pytest.mark.parametrize("name", [*NARROW, "float16"])
-def test_a_cast_that_is_not_refused_keeps_signs_and_sizes(name):
-    try:
-        codec = fg.Cast(name)
-    except TypeError:
-        return
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+def test_a_cast_keeps_signs_and_sizes(name):
     x = np.array([1.0, -1.0, 0.0, 2.0, -2.0, 1.5], np.float32)
-    np.testing.assert_allclose(round_trip(codec, x), x, rtol=0.25)
+    np.testing.assert_allclose(round_trip(fg.Cast(name), x), x, rtol=0.25)
 
 
 BOUNDED = {
@@ -259,32 +208,6 @@ def test_a_threshold_is_that_of_halving_the_bounds(x, fraction):
     np.testing.assert_allclose(found, low, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("platform")
-def test_a_threshold_is_found_however_far_the_largest_is_from_the_others():
-    codec, k = fg.Threshold(fraction=0.01), 10
-    run = functools.partial(both_ways, codec)
-    for exponent in range(38):
-        for seed in range(4):
-            x = values((1000,), seed=seed)
-            x[900] = 10.0**exponent
-            kept = np.flatnonzero(run(x))
-            largest = np.argsort(-np.abs(x))
-            assert k <= kept.size <= 2 * k, exponent
-            assert set(kept) == set(largest[: kept.size]), exponent
-
-
-def test_behind_feedback_one_large_value_keeps_no_other_away():
-    tx = fg.compressed_pmean(
-        fg.AllGather(fg.Threshold(fraction=0.01)), fg.ErrorFeedback(), axis_name=AXIS
-    )
-    rows = np.stack([values((1000,), seed=seed) for seed in range(2)])
-    rows[:, 900] = 1e7
-    means, _ = updates(tx, rows, steps=30)
-    sent = [set(np.flatnonzero(mean)) for mean in means]
-    assert all(900 in positions for positions in sent)
-    assert len(set.union(*sent)) > 100
-
-
 @pytest.mark.parametrize("search", ["binary", "exact"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_threshold_keeps_what_is_not_finite_wherever_it_is(search, bad):
@@ -310,79 +233,31 @@ def test_an_exact_threshold_sends_the_largest_and_no_zeros():
     np.testing.assert_array_equal(round_trip(codec, few), few)
 
 
-def test_quantized_redsync_sends_the_best_of_a_layer_not_the_first():
-    """A layer of 1.6 MB: of its positive values, the 400 largest must be among what is sent."""
-    tx = fg.compressed_pmean(fg.methods.redsync(0.001, quantize=True), axis_name=AXIS)
-    row = values((400_000,))
-    (mean,), _ = updates(tx, np.stack([row] * 2))
-    best = np.argsort(-row)[:400]
-    sent = np.flatnonzero(mean)
-    assert sent.size <= 800
-    missed = set(best.tolist()) - set(sent.tolist())
-    assert len(missed) == 0
-
-
 # Chains with two linear stages in front
 
-CHAINS = {
-    "random-k of hadamard, levels": fg.chain(
-        fg.Hadamard(block=8), fg.RandomK(k=16), fg.UniformLevels(bits=4)
+ROTATED = (fg.Dct(block=16), fg.Hadamard(block=16))
+SPECTRA = fg.chain(fg.Fft(block=16), fg.RandomK(k=16))
+TWICE = {
+    "gather": fg.AllGather(fg.chain(*ROTATED, fg.Fft(block=16), fg.TopK(k=12))),
+    "gather levels": fg.AllGather(
+        fg.chain(fg.Hadamard(block=8), fg.RandomK(k=16), fg.UniformLevels(bits=4))
     ),
-    "random-k of spectra": fg.chain(fg.Fft(block=16), fg.RandomK(k=16)),
-    "random-k of spectra, range float": fg.chain(
-        fg.Fft(block=16), fg.RandomK(k=16), fg.RangeFloat(bits=8)
-    ),
-    "top-k of two transforms": fg.chain(fg.Dct(block=16), fg.Hadamard(block=16), fg.TopK(k=12)),
-    "two transforms, levels": fg.chain(
-        fg.Dct(block=16), fg.Hadamard(block=16), fg.UniformLevels(bits=4)
-    ),
-    "two transforms": fg.chain(fg.Dct(block=16), fg.Hadamard(block=16)),
-    "three transforms": fg.chain(
-        fg.Dct(block=16), fg.Hadamard(block=16), fg.Fft(block=16), fg.TopK(k=12)
-    ),
-}
-AROUND = {
-    "gather": fg.AllGather,
-    "two stages": lambda codec: fg.TwoStage(codec, workers=WORKERS),
-    "piecewise": lambda codec: fg.Scheduled({0: fg.AllGather(codec)}),
+    "two stages": fg.TwoStage(fg.chain(*ROTATED, fg.UniformLevels(bits=4)), workers=WORKERS),
+    "by step": fg.Scheduled({0: fg.AllGather(fg.chain(SPECTRA, fg.RangeFloat(bits=8)))}),
+    "shared support": fg.SharedSupport(fg.chain(*ROTATED, fg.TopK(k=12))),
+    "sum": fg.AllReduce(SPECTRA),
+    "sum of rotations": fg.AllReduce(fg.chain(*ROTATED)),
 }
 
 
-def assert_mean_is_that_of_what_was_sent(exchange, rows):
-    """What was sent is what is missing from the residual."""
+@pytest.mark.parametrize("exchange", TWICE.values(), ids=TWICE)
+def test_two_linear_stages_in_front_work_in_every_exchange(exchange):
+    """The mean is that of what was sent: of what is missing from the residual."""
+    rows = values((WORKERS, 128))
     tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS)
     (mean,), state = updates(tx, rows)
     sent = rows - np.asarray(state.memory.worker_rows.residual).reshape(rows.shape)
-    expected = sent.astype(np.float64).mean(0)
-    np.testing.assert_allclose(mean, expected, atol=1e-4)
-    assert np.any(mean)
-
-
-@pytest.mark.parametrize(("chain", "around"), sample(itertools.product(CHAINS, AROUND), set))
-def test_two_linear_stages_in_front_work_in_every_exchange(chain, around):
-    exchange = AROUND[around](CHAINS[chain])
-    assert_mean_is_that_of_what_was_sent(exchange, values((WORKERS, 128)))
-
-
-SHARED = ["top-k of two transforms", "three transforms", "two transforms"]
-
-
-@pytest.mark.parametrize("chain", SHARED)
-def test_two_linear_stages_in_front_work_in_a_shared_support(chain):
-    exchange = fg.SharedSupport(CHAINS[chain])
-    assert_mean_is_that_of_what_was_sent(exchange, values((WORKERS, 128)))
-
-
-@pytest.mark.parametrize("name", ["random-k of spectra", "two transforms"])
-def test_two_linear_stages_are_summed(name):
-    assert_mean_is_that_of_what_was_sent(fg.AllReduce(CHAINS[name]), values((WORKERS, 128)))
-
-
-def test_top_k_takes_a_chain_of_transforms():
-    transform = fg.chain(fg.Dct(block=16), fg.Hadamard(block=16))
-    tx = fg.compressed_pmean(fg.methods.top_k(0.1, transform=transform), axis_name=AXIS)
-    (mean,), _ = updates(tx, values((WORKERS, 128)))
-    assert np.all(np.isfinite(mean))
+    np.testing.assert_allclose(mean, sent.astype(np.float64).mean(0), atol=1e-4)
     assert np.any(mean)
 
 
@@ -495,130 +370,3 @@ def test_every_exchange_counts_what_overflows(exchange):
     tx = fg.compressed_pmean(exchange, axis_name=AXIS)
     _, state = updates(tx, rows, steps=2)
     assert np.asarray(state.overflow).tolist() == [8] * WORKERS
-
-
-def test_every_exchange_whose_codec_may_overflow_is_tried():
-    """The others send float32, or integers of a shared scale."""
-    names = {**vars(fg.exchanges), **vars(fg.contrib.votes)}.values()
-    public = {e for e in names if isinstance(e, type) and issubclass(e, fg.Exchange)}
-    tried = {type(exchange) for exchange in TOO_LARGE.values()}
-    in_meshes = {fg.Hierarchical}
-    others = {fg.PowerSgd, fg.AcpSgd, fg.IntegerSum, fg.contrib.votes.TopVotes}
-    assert public - {fg.Exchange} == tried | in_meshes | others
-
-
-COUNTING = [
-    name
-    for name, codec in CODECS.items()
-    if counts_overflow(codec, jax.ShapeDtypeStruct((150,), jnp.float32))
-]
-
-
-@pytest.mark.parametrize("name", sample(COUNTING))
-def test_every_codec_that_counts_is_counted_over_the_workers(name):
-    codec = CODECS[name]
-    rows = values((WORKERS, 150)) * np.float32(1e5)
-    rows[0] = 1e5
-    own = jax.jit(lambda x: codec.compress(x, codec.init(x), fg.Step.of(0)).overflow)
-    own = [int(own(row)) for row in rows]
-    assert sum(own) > 0 or name in ("bfloat16", "top-k bfloat16", "threshold exact")
-    _, state = updates(fg.compressed_pmean(fg.AllGather(codec), axis_name=AXIS), rows, steps=1)
-    assert np.asarray(state.overflow).tolist() == [sum(own)] * WORKERS
-
-
-# How far a threshold is searched for
-
-
-TWICE = {
-    "above the mean": [10.0, 9.0, 5.0, 4.0],
-    "above the first middle": [16.0, 15.0, 10.0, 9.5, 6.0, 5.0],
-}
-
-
-@pytest.mark.usefixtures("platform")
-@pytest.mark.parametrize("large", TWICE.values(), ids=TWICE)
-def test_a_bisection_ends_where_twice_as_many_are_above(large):
-    x = jnp.zeros(32).at[jnp.arange(3, 3 + len(large))].set(jnp.array(large))
-    kept = np.asarray(round_trip(fg.Threshold(fraction=1 / 16), x))
-    np.testing.assert_array_equal(kept, np.where(x >= np.sort(large)[-4], x, 0))
-
-
-# A codec of one's own
-
-
-@dataclasses.dataclass
-class NotFrozen(fg.Quantizer):
-    """All that a codec needs, but for a hash."""
-
-    dtype: str = "float16"
-
-    def compress(self, x, state, step=None):
-        return fg.Compressed(fg.Payload(x.astype(self.dtype)))
-
-    def decompress(self, payload, like, step):
-        return payload.main.astype(like.dtype)
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda codec: updates(
-            fg.compressed_pmean(fg.AllGather(codec), axis_name=AXIS),
-            np.ones((WORKERS, 8), np.float32),
-        ),
-        lambda codec: fg.wire_bytes(codec, jnp.ones(8)),
-        lambda codec: fg.chain(fg.Dct(block=4), codec).decompress,
-        lambda codec: fg.wire_bytes(fg.TwoStage(codec, workers=2), jnp.ones(8)),
-    ],
-    ids=["all-gather", "bytes", "chain", "two stages"],
-)
-def test_a_codec_without_a_hash_is_told_to_be_frozen(use):
-    with pytest.raises(TypeError, match=r"frozen=True"):
-        use(NotFrozen())
-
-
-# Specs of a state whose parameters have no names
-
-SHARDED = P(None, "model")
-WITH_STATE = {
-    "two stages": fg.TwoStage(fg.Sign(), workers=4),
-    "threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=2)),
-    "adacomp": fg.AllGather(fg.codecs.AdaComp(bin_size=20)),
-}
-TREES = {
-    "list": ([jnp.zeros((6, 8)), jnp.zeros((4, 2))], [SHARDED, SHARDED]),
-    "tuple of one": ((jnp.zeros((6, 8)),), (SHARDED,)),
-    "array": (jnp.zeros((6, 8)), SHARDED),
-}
-
-
-@pytest.mark.parametrize(("stateful", "tree"), sample(itertools.product(WITH_STATE, TREES), set))
-def test_specs_follow_parameters_without_names(stateful, tree):
-    exchange, (params, param_specs) = WITH_STATE[stateful], TREES[tree]
-    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data")
-    specs = fg.state_specs(jax.eval_shape(tx.init, params), "data", param_specs)
-    named = {f"p{i}": leaf for i, leaf in enumerate(jax.tree.leaves(params))}
-    named_specs = dict.fromkeys(named, SHARDED)
-    expected = fg.state_specs(jax.eval_shape(tx.init, named), "data", named_specs)
-    assert jax.tree.leaves(specs.exchange) == jax.tree.leaves(expected.exchange)
-    assert set(jax.tree.leaves(specs.memory)) == {P("data", None, "model")}
-    assert specs.step == specs.skipped == P()
-
-    mesh = Mesh(
-        np.array(jax.devices()).reshape(4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
-    )
-    state = jax.jit(jax.shard_map(tx.init, mesh=mesh, in_specs=(param_specs,), out_specs=specs))(
-        params
-    )
-    grads = jax.tree.map(lambda p: jnp.asarray(values((4, *p.shape))), params)
-    grad_specs = jax.tree.map(lambda s: P("data", *s), param_specs)
-
-    def update(rows, state):
-        return tx.update(jax.tree.map(lambda g: g[0], rows), state)
-
-    step = jax.shard_map(
-        update, mesh=mesh, in_specs=(grad_specs, specs), out_specs=(param_specs, specs)
-    )
-    mean, _ = jax.jit(step)(grads, state)
-    assert jax.tree.map(jnp.shape, mean) == jax.tree.map(jnp.shape, params)
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(mean))

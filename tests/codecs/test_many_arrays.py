@@ -1,6 +1,6 @@
 """Arrays of many kinds through the round trip of every codec, compiled as users compile it.
 
-A million short ones are slow, and print what was worst: `pytest -m slow -s`.
+A million short ones are slow: `pytest -m slow`.
 """
 
 import functools
@@ -33,7 +33,6 @@ def shrinks(codec):
     return all(
         isinstance(stage, SHRINKING)
         and getattr(stage, "rounding", "") != "stochastic"
-        and getattr(stage, "zero", True)
         and not getattr(stage, "rescale", False)
         for stage in stages(codec)
     )
@@ -154,7 +153,7 @@ def own_laws(codec, x, y, unit):
     if isinstance(codec, fg.Budget):
         wrong = (y != 0) & (np.abs(x - y) > (3 / 8 + 1e-5) * np.abs(x))
         yield "what is sent is right to 3/8", np.any(wrong, axis=1)
-    if isinstance(codec, fg.LogLevels) and codec.rounding == "nearest":
+    if isinstance(codec, fg.LogLevels):
         wrong = (np.abs(x * unit) >= TINY) & (np.abs(x - y) >= np.abs(x) * (1 - 2**-16))
         yield "no value is worse than not sent", np.any(wrong, axis=1)
     if isinstance(codec, fg.Transform) and not getattr(codec, "half", False):
@@ -214,21 +213,13 @@ def test_a_value_is_sent_by_the_code_whose_mean_it_is_in(codec, n):
                 np.testing.assert_allclose(np.mean(x[y == value], dtype=np.float64), value, 1e-5)
 
 
-def test_one_bit_tells_two_heaps_apart():
-    x = np.array([-5.0, -4.0, 4.0, 5.0], np.float32)
-    y = jax.jit(functools.partial(round_trip, fg.codecs.BinMeans(bits=1)))(x, 0)
-    np.testing.assert_allclose(y, [-4.5, -4.5, 4.5, 4.5], rtol=1e-6)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CODECS)
-def test_a_million_arrays(name, capsys):
+def test_a_million_arrays(name):
     codec = CODECS[name]
-    count, worst, largest = 0, (0.0, ""), (0.0, "")
     for n in LENGTHS:
         x, kinds = arrays(n)
         y = round_trips(codec, x)
-        count += len(x)
         assert y.shape == x.shape
         for kind, (start, end) in kinds.items():
             own, back = x[start:end].astype(np.float64), y[start:end].astype(np.float64)
@@ -236,18 +227,5 @@ def test_a_million_arrays(name, capsys):
             for law, broken in broken_laws(codec, own, back):
                 assert not broken.any(), f"{law}: {where}, rows {np.flatnonzero(broken)[:9]}"
             top = np.abs(own).max(1)
-            own, back, top = own[top > 0], back[top > 0], top[top > 0]
-            if not len(own) or isinstance(codec, fg.codecs.DynamicSign):
-                continue
-            peak = float(np.max(np.abs(back).max(1) / np.maximum(top, TINY)))
-            largest = max(largest, (peak, where))
-            if top.min() >= TINY:
-                squares, lost = (np.sum((a / top[:, None]) ** 2, 1) for a in (own, own - back))
-                worst = max(worst, (float(np.sqrt(np.max(lost / squares))), where))
-    assert count >= 1_000_000
-    if not codec.unbiased:
-        assert largest[0] <= 8, largest
-    with capsys.disabled():
-        error, at = worst
-        print(f"\n{name}: {count:,} arrays, worst error {error:.3g} ({at})", end="")
-        print(f", largest value {largest[0]:.3g} times the largest that was there", end="")
+            if not codec.unbiased and not isinstance(codec, fg.codecs.DynamicSign):
+                assert np.all(np.abs(back).max(1) <= 8 * np.maximum(top, TINY)), where

@@ -11,10 +11,10 @@ from cases import floats, sample, values
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from messages import compress, decompress
+from messages import compress
 
 import fftgrad as fg
-from fftgrad.ops.packing import _codes
+from fftgrad.ops import _codes
 
 ROUNDINGS = ["nearest", "truncate", "stochastic"]
 unpack = jax.jit(_codes.unpack, static_argnums=(1, 2))
@@ -44,13 +44,6 @@ def test_worked_example_of_the_paper():
     assert codec._window().positive == 33
 
 
-def test_worked_example_of_ten_bits():
-    codec = fg.codecs.FixedRangeFloat(bits=10, mantissa=5, maximum=1.0)
-    window = codec._window()
-    assert window.positive == window.negative == 511
-    assert float(window.eps) == pytest.approx(1.62e-5, rel=1e-3)
-
-
 @given(x=st.floats(0.125, 4.0, width=32))
 def test_algorithm_1_of_the_paper(x):
     codec = fg.codecs.FixedRangeFloat(
@@ -71,11 +64,6 @@ def test_tuned_is_where_the_papers_loop_ends(low, high, bits):
     assert abs(window.positive - positive) <= 1
     assert window.positive + window.negative <= 2**bits - 1
     assert codec.rounding == "truncate"
-
-
-def test_tuned_takes_the_papers_mantissa():
-    assert fg.codecs.FixedRangeFloat.tuned(-1.0, 1.0, 10).m == 6
-    assert fg.codecs.FixedRangeFloat.tuned(-1.0, 1.0, 8).m == 4
 
 
 @pytest.mark.parametrize("bits", range(2, 17))
@@ -156,15 +144,6 @@ def test_the_chosen_mantissa_is_the_best_on_normal_data(bits):
     assert errors[fg.RangeFloat(bits).m] <= 1.05 * min(errors.values())
 
 
-@given(data=st.data())
-def test_arbitrary_codes_decode_to_finite_values(data):
-    for codec in (fg.RangeFloat(8), fg.RangeFloat(16, mantissa=1)):
-        words = data.draw(hnp.arrays(np.uint32, _codes.words_for(20, codec.bits)))
-        scale = data.draw(floats(127).map(abs))
-        y = decompress(codec, fg.Payload(jnp.asarray(words), jnp.float32(scale)), jnp.zeros(20))
-        assert bool(jnp.all(jnp.isfinite(y)))
-
-
 def test_complex_values_are_quantized_in_both_parts():
     z = jnp.asarray(values((50,)) + 1j * values((50,), 1)).astype(jnp.complex64)
     codec = fg.RangeFloat(bits=12)
@@ -178,11 +157,6 @@ def test_complex_values_are_quantized_in_both_parts():
     assert payload.main.size == _codes.words_for(100, 12)
     assert y.dtype == z.dtype
     assert float(jnp.max(jnp.abs(y - z))) <= 2.0**-codec.m * float(jnp.max(jnp.abs(z)))
-
-
-def test_bfloat16_travels_as_two_bytes():
-    assert fg.wire_bytes(fg.Cast(jnp.bfloat16), jnp.ones(100)) == 4 + 200
-    assert fg.wire_bytes(fg.Cast(jnp.bfloat16), jnp.ones(101)) == 4 + 204
 
 
 def test_cast_saturates_and_counts():

@@ -10,7 +10,7 @@ from cases import values
 
 import fftgrad as fg
 from fftgrad.codecs import _sum
-from fftgrad.codecs._spec import payload_spec
+from fftgrad.codecs._chain import payload_spec
 
 N, WORKERS = 4096, 12
 STEP = fg.Step.of(0)
@@ -50,15 +50,6 @@ def test_groups_of_payloads_are_added_in_the_order_of_the_workers(codec, monkeyp
         one = add_one(one, own, jnp.float32(i + 1))
     for found in bits:
         np.testing.assert_array_equal(found, np.asarray(one))
-
-
-def test_as_many_are_decoded_side_by_side_as_the_sum_has_room_for():
-    n = 1 << 20
-    assert _sum._together(64, n // 1000, n) == 64
-    assert _sum._together(64, n // 20, n) == 2
-    assert _sum._together(64, n // 4, n) == 1
-    assert _sum._together(7, n // 20, n) == 1  # a divisor of the workers
-    assert _sum._together(64, 1000, 1000) == 64  # too small to matter
 
 
 @pytest.mark.usefixtures("on_an_accelerator")

@@ -12,7 +12,7 @@ from parallel import AXIS, everywhere
 
 import fftgrad as fg
 from fftgrad.exchanges import _parts
-from fftgrad.ops import _joined
+from fftgrad.ops import _shapes
 
 WORKERS = 4
 STEP = fg.Step.of(3)
@@ -89,7 +89,7 @@ def test_many_alike_are_one_program():
         text = mean.lower(tuple(leaf[None] for leaf in x)).as_text()
         return len(re.findall(r"stablehlo\.(?!constant)", text))  # of which no kernel comes
 
-    few, many = operations(_joined.FEW), operations(_joined.FEW + 18)
+    few, many = operations(_shapes.FEW), operations(_shapes.FEW + 18)
     assert many - few < 18 * 40
     assert many < 2.5 * few
 

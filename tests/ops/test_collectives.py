@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import EXCHANGES, HIERARCHIES, sample
+from cases import EXCHANGES, sample
 from jax import lax
 from parallel import AXIS, everywhere, of_size
 
@@ -119,10 +119,6 @@ def test_types_are_named_as_the_compiler_does(dtype, name):
     assert (found.dtype, found.bytes) == (name, 5 * jnp.dtype(dtype).itemsize)
 
 
-def test_the_one_is_the_first():
-    assert _alone.alone(lambda: lax.axis_index(AXIS), {AXIS: 4})() == 0
-
-
 def test_workers_in_groups_are_those_of_a_group():
     def pairs(x):
         return lax.psum(x, AXIS, axis_index_groups=[[0, 1], [2, 3]])
@@ -171,23 +167,3 @@ def test_a_collective_in_a_loop_is_refused():
         assert found.repeated
     with pytest.raises(ValueError, match="link_bytes of its own"):
         _collectives.link_bytes(loop, {AXIS: 4}, X)
-
-
-def test_what_is_received_is_not_folded_away():
-    """The payloads of w equal workers are decoded w times, as in training."""
-    codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.1), fg.RangeFloat(bits=8))
-
-    def flops(workers):
-        run = _alone.alone(pmean(fg.AllGather(codec)), {AXIS: workers})
-        return jax.jit(run).lower(jnp.zeros(1 << 14)).compile().cost_analysis()["flops"]
-
-    few, some, many = map(flops, (2, 9, 16))
-    assert many - some > 0.5 * (some - few) > 0
-
-
-@pytest.mark.parametrize("name", sample(HIERARCHIES))
-def test_hierarchies_over_two_axes(name):
-    exchange = HIERARCHIES[name]
-    axes = {"slow": 2, "fast": 4}
-    mean = jax.jit(_alone.alone(pmean(exchange, ("slow", "fast")), axes))(X)
-    assert np.all(np.isfinite(mean))

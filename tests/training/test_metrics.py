@@ -148,7 +148,7 @@ def test_diloco_is_found():
 def test_states_whose_paths_have_the_same_text_are_told_apart():
     state = pmean().init(zeros())
     found = fg.metrics({"a/b": state, "a": {"b": state._replace(step=state.step + 1)}})
-    assert (int(found["a%2Fb/step"]), int(found["a/b/step"])) == (0, 1)
+    assert sorted(int(count) for name, count in found.items() if "step" in name) == [0, 1]
 
 
 def test_several_states_are_told_apart():

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import fftgrad as fg
+from fftgrad.codecs._levels import _centroids
 
 N = 60
 BITS = [*range(2, 9), 12, 16]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def round_trip(codec, x, key=0):
-    step = fg.Step.of(jax.random.key(key))
-    return fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step)
+def round_trip(codec, x):
+    return fg.decompress(codec, fg.compress(codec, x), x)
 
 
 def relative(codec, x):
@@ -28,7 +28,7 @@ def relative(codec, x):
     return error / np.where(x == 0, 1, np.abs(x))
 
 
-def oracle(x, bits, rounding):
+def oracle(x, bits):
     """The cells of a real vector, in double precision."""
     x = np.asarray(x, np.float64)
     size = np.abs(x)
@@ -37,60 +37,36 @@ def oracle(x, bits, rounding):
     ratio = (high / low) ** (1 / cells)
     place = np.log(np.where(size > 0, size, low) / low) / max(np.log(ratio), 1e-300)
     cell = np.clip(np.floor(place), 0, cells - 1)
-    point = low * ratio**cell * (2 * ratio / (ratio + 1) if rounding == "nearest" else 1.0)
+    point = low * ratio**cell * 2 * ratio / (ratio + 1)
     # On a border the next cell will do as well.
     border = np.abs(place - np.round(place)) < 1e-3
     return np.sign(x) * point, border
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "truncate"])
 @pytest.mark.parametrize("zeros", [0, 7])
 @pytest.mark.parametrize("bits", BITS)
-def test_it_is_the_numpy_oracle(bits, zeros, rounding):
+def test_it_is_the_numpy_oracle(bits, zeros):
     x = values((400,))
     x = x[np.argsort(-np.abs(x))[:100]]
     x[:zeros] = 0
-    expected, border = oracle(x, bits, rounding)
-    found = np.asarray(round_trip(fg.LogLevels(bits, rounding), x))
+    expected, border = oracle(x, bits)
+    found = np.asarray(round_trip(fg.LogLevels(bits), x))
     np.testing.assert_allclose(found[~border], expected[~border], rtol=2e-4)
     assert border.sum() < (30 if bits > 8 else 10)
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "truncate"])
 @given(
     x=hnp.arrays(np.float32, N, elements=floats(120)),
     bits=st.sampled_from(BITS),
 )
-def test_no_value_is_worse_than_not_sent(x, bits, rounding):
+def test_no_value_is_worse_than_not_sent(x, bits):
     x = np.where(np.abs(x) < 1e-37, 0, x).astype(np.float32)
-    error = relative(fg.LogLevels(bits, rounding), x)
+    error = relative(fg.LogLevels(bits), x)
     size = np.abs(x[x != 0])
     cells = 2 ** (bits - 1) - (x == 0).any()
     ratio = (float(size.max()) / float(size.min())) ** (1 / cells) if size.size else 1.0
-    bound = (ratio - 1) / (ratio + 1) if rounding == "nearest" else 1 - 1 / ratio
-    assert error.max() <= min(bound + 1e-4, 1.0)
-    assert (np.asarray(round_trip(fg.LogLevels(bits, rounding), x))[x == 0] == 0).all()
-
-
-@pytest.mark.parametrize("is_complex", [False, True])
-@pytest.mark.parametrize("name", ["heavy tail", "two clusters", "wide", "with zeros"])
-def test_the_error_falls_with_bits(name, is_complex):
-    x = {
-        "heavy tail": values((3000,)),
-        "two clusters": np.where(np.arange(3000) % 3, 1.0, 40.0) * (1 + 0.1 * values((3000,))),
-        "wide": np.exp(np.random.default_rng(0).normal(0, 6, 3000)),
-        "with zeros": np.where(np.arange(3000) % 4, values((3000,)), 0.0),
-    }[name].astype(np.float32)
-    x = x + 1j * x[::-1] if is_complex else x
-    x = x[np.argsort(-np.abs(x))[:1500]]
-    errors = [
-        float(np.linalg.norm(round_complex(fg.LogLevels(b), x) - x) / np.linalg.norm(x))
-        for b in range(2, 13)
-    ]
-    assert errors[0] < 1
-    # A grid may happen to meet clusters better than the next finer one.
-    assert all(b < a for a, b in zip(errors, errors[2:], strict=False))
-    assert errors[-1] < 0.004
+    assert error.max() <= min((ratio - 1) / (ratio + 1) + 1e-4, 1.0)
+    assert (np.asarray(round_trip(fg.LogLevels(bits), x))[x == 0] == 0).all()
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -128,41 +104,10 @@ def test_what_is_all_of_one_size_is_exact(bits):
     assert (np.asarray(round_trip(fg.LogLevels(bits), np.zeros(5, np.float32))) == 0).all()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("position", [0, 33, 59])
-def test_what_is_not_finite_is_seen(bad, position):
-    x = values((N,))
-    x[position] = bad
-    for rounding in ("nearest", "truncate"):
-        assert np.isnan(round_trip(fg.LogLevels(4, rounding), x)).all()
-    z = x.astype(np.complex64)
-    assert np.isnan(round_complex(fg.LogLevels(4), z)).all()
-
-
-def test_few_bits_after_a_selector_lose_little():
-    """With 4 bits more than half of what is kept fell below the smallest float of `RangeFloat`."""
-    x = np.random.default_rng(0).standard_t(2.5, 100_000).astype(np.float32)
-    exact = relative_norm(fg.TopK(fraction=0.01), x)
-    fitted = relative_norm(fg.chain(fg.TopK(fraction=0.01), fg.LogLevels(4)), x)
-    assert (
-        fitted < exact + 0.01 < relative_norm(fg.chain(fg.TopK(fraction=0.01), fg.RangeFloat(4)), x)
-    )
-
-
-def relative_norm(codec, x):
-    return float(np.linalg.norm(np.asarray(round_trip(codec, x)) - x) / np.linalg.norm(x))
-
-
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_the_least_normal_number_is_not_rounded_to_zero(bits):
     x = np.full(9, 2.0**-126, np.float32) * np.array([1, -1, 1] * 3, np.float32)
     np.testing.assert_array_equal(round_trip(fg.LogLevels(bits), x), x)
-
-
-def test_large_complex_values_stay_finite():
-    x = 1e29 * values((64,), seed=2)
-    codec = fg.chain(fg.Fft(block=16), fg.LogLevels(6))
-    assert np.all(np.isfinite(round_trip(codec, x)))
 
 
 @pytest.mark.parametrize("bits", [2, 3])
@@ -174,3 +119,22 @@ def test_the_least_of_values_far_apart_is_better_than_not_sent(bits, zeros):
     error = relative(fg.LogLevels(bits), x)
     assert error.max() <= 1
     assert error[:2].max() <= 1 - 2.0**-15
+
+
+# LloydMax: its values serve a normal distribution best
+
+# As in the tables of EDEN's authors.
+LARGEST = {1: 0.7979, 2: 1.5104, 3: 2.1519, 4: 2.7326, 5: 3.2607, 6: 3.7441}
+
+
+@pytest.mark.parametrize("bits", LARGEST)
+def test_each_is_the_mean_of_what_is_nearest_to_it(bits):
+    centroids = _centroids(bits)
+    assert len(centroids) == 2**bits
+    np.testing.assert_allclose(centroids, -centroids[::-1], atol=1e-10)
+    assert centroids[-1] == pytest.approx(LARGEST[bits], abs=1e-4)
+    x = np.linspace(-9, 9, 1_000_001)
+    density = np.exp(-x * x / 2)
+    nearest = np.searchsorted((centroids[1:] + centroids[:-1]) / 2, x)
+    means = np.bincount(nearest, density * x) / np.bincount(nearest, density)
+    np.testing.assert_allclose(means, centroids, atol=1e-4)

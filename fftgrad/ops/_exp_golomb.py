@@ -13,7 +13,7 @@ before it. On a CPU they are written and read one after the other, which takes a
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,76 @@ from jax import lax
 from jax.custom_batching import sequential_vmap
 
 from fftgrad import _axes
-from fftgrad.ops import _platform, _scan
-from fftgrad.ops.packing import _bitmap, _stream
+from fftgrad.ops import _count, _platform, _positions
 
 WORD = 32
+
+
+class Writer(NamedTuple):
+    """A stream that is being written."""
+
+    words: jax.Array  # uint32[m + 1], complete before that of `place`
+    place: jax.Array  # where the next code begins, int32[]
+    pending: jax.Array  # what is known of the word of `place`, uint32[]
+
+    @classmethod
+    def of(cls, words: int, like: jax.Array) -> "Writer":
+        """An empty stream of so many words, which varies as `like` does."""
+        empty = jnp.zeros((words + 1,), jnp.uint32), jnp.int32(0), jnp.uint32(0)
+        return cls(*(_axes.vary_like(x, like) for x in empty))
+
+    def put(self, bits: jax.Array, width: jax.Array) -> "Writer":
+        """With a code of `width` bits, at most 32; those above them are zero."""
+        at, low = _word_and_bit(self.place)
+        pending = self.pending | bits << low
+        words = _stored(self.words, at, pending)
+        place = self.place + width
+        over = (bits >> 1) >> (WORD - 1 - low)
+        return Writer(words, place, jnp.where(_word_and_bit(place)[0] == at, pending, over))
+
+    def end(self) -> jax.Array:
+        return _stored(self.words, _word_and_bit(self.place)[0], self.pending)[:-1]
+
+
+class Ones(NamedTuple):
+    """The places of bits that are set, read in order."""
+
+    at: jax.Array  # which word is read, int32[]
+    rest: jax.Array  # those of its bits that were not read yet, uint32[]
+
+    @classmethod
+    def of(cls, words: jax.Array) -> "Ones":
+        """Before the first."""
+        return cls(_axes.vary_like(jnp.int32(0), words), words[0])
+
+    def next(self, words: jax.Array) -> tuple["Ones", jax.Array]:
+        """After one more, and its place; it is in this word or in the next one."""
+        over = self.rest == 0
+        at = jnp.where(over, self.at + 1, self.at)
+        rest = jnp.where(over, _loaded(words, at), self.rest)
+        below = lax.population_count(~rest & rest - 1).astype(jnp.int32)
+        return Ones(at, rest & rest - 1), WORD * at + below
+
+
+def read_bits(words: jax.Array, place: jax.Array, width: jax.Array) -> jax.Array:
+    """The `width` bits from a place on, at most 31, as int32."""
+    at, low = _word_and_bit(place)
+    above = (_loaded(words, at + 1) << 1) << (WORD - 1 - low)
+    bits = _loaded(words, at) >> low | above
+    return (bits & (jnp.uint32(1) << width.astype(jnp.uint32)) - 1).astype(jnp.int32)
+
+
+def _word_and_bit(place: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # Shifts, because a quotient of signed numbers takes eight operations.
+    return place >> 5, (place & WORD - 1).astype(jnp.uint32)
+
+
+def _stored(words: jax.Array, at: jax.Array, word: jax.Array) -> jax.Array:
+    return lax.dynamic_update_slice(words, word[None], (at,), allow_negative_indices=False)
+
+
+def _loaded(words: jax.Array, at: jax.Array) -> jax.Array:
+    return lax.dynamic_slice(words, (at,), (1,), allow_negative_indices=False)[0]
 
 
 def exponents(numbers: jax.Array, orders: jax.Array | int) -> jax.Array:
@@ -45,11 +111,8 @@ def encode(
 ) -> jax.Array:
     """Codes as words uint32[words]: of the first numbers of each column, then of the second, ...
 
-    Args:
-      numbers: columns int32[m], not negative.
-      orders: of the codes of each column.
-      used: which of the m rows to send, bool[m].
-      words: how many there are: at least what `words_for` says.
+    Numbers are columns int32[m], not negative, of which the rows `used`, bool[m], are sent, in at
+    least as many words as `words_for` says.
     """
     return _platform.dependent(
         tuple(numbers),
@@ -74,7 +137,7 @@ def _encode_in_order(
             rests = rests.put(rest, width)
         return (unary, rests), None
 
-    empty = _stream.Writer.of(words, used)
+    empty = Writer.of(words, used)
     (unary, rests), _ = lax.scan(write, (empty, empty), (numbers, used))
     return unary.end() | rests.end()[::-1]
 
@@ -87,7 +150,7 @@ def _encode_at_once(
     each = [jnp.where(used, exponents(*c), 0) for c in columns]
     before = _before(each)
     ones = used.astype(jnp.int32)
-    index = _scan.cumsum(ones) - ones
+    index = _count.cumsum(ones) - ones
     end = before + len(each) * index - 1
     start = before + sum(orders) * index
     unary = stream = _axes.vary_like(jnp.zeros((words,), jnp.uint32), end)
@@ -126,19 +189,19 @@ def _decode_in_order(
             ones, end = ones.next(words)
             exponent = jnp.clip(end - last - 1, 0, WORD - 2)
             width = exponent + order
-            rest = _stream.read(rests, start, width)
+            rest = read_bits(rests, start, width)
             row.append(rest + (1 << width) - (1 << order))
             last, start = end, start + width
         return (ones, last, start), tuple(row)
 
     last, start = (_axes.vary_like(jnp.int32(i), words) for i in (-1, 0))
-    return lax.scan(read, (_stream.Ones.of(words), last, start), length=count)[1]
+    return lax.scan(read, (Ones.of(words), last, start), length=count)[1]
 
 
 def _decode_at_once(
     words: jax.Array, orders: tuple[jax.Array, ...], count: int
 ) -> tuple[jax.Array, ...]:
-    ends = _bitmap.select(_bitmap.rank(words), count * len(orders))
+    ends = _positions.select(_positions.rank(words), count * len(orders))
     gaps = jnp.clip(jnp.diff(ends, prepend=-1) - 1, 0, WORD - 2).reshape(count, len(orders))
     each = [gaps[:, i] for i in range(len(orders))]
     start = _before(each)
@@ -167,7 +230,7 @@ def _rest(number: jax.Array, order: jax.Array, exponent: jax.Array) -> jax.Array
 def _before(exponents: list[jax.Array]) -> jax.Array:
     """The sum of all exponents in the rows before each one."""
     rows = sum(exponents[1:], exponents[0])
-    return _scan.cumsum(rows) - rows
+    return _count.cumsum(rows) - rows
 
 
 def _bit(place: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fftgrad.ops import _joined
+from fftgrad.ops import _shapes
 
 SIZES = [3, 1, 0, 4, 4, 3, 2, 4, 4, 4]
 X = np.random.default_rng(0).normal(size=(6, sum(SIZES))).astype(np.float32)
@@ -18,18 +18,18 @@ X = np.random.default_rng(0).normal(size=(6, sum(SIZES))).astype(np.float32)
 def test_pieces_follow_each_other_along_any_axis(sizes):
     stops = np.cumsum(sizes)[:-1]
     ways = {
-        "first": (_joined.cut(jnp.asarray(X[0]), sizes), np.split(X[0], stops)),
-        "last": (_joined.cut(jnp.asarray(X), sizes, 1), np.split(X, stops, 1)),
+        "first": (_shapes.cut(jnp.asarray(X[0]), sizes), np.split(X[0], stops)),
+        "last": (_shapes.cut(jnp.asarray(X), sizes, 1), np.split(X, stops, 1)),
         "rows": (
-            jax.vmap(lambda row: _joined.cut(row, sizes))(jnp.asarray(X)),
+            jax.vmap(lambda row: _shapes.cut(row, sizes))(jnp.asarray(X)),
             np.split(X, stops, 1),
         ),
         "columns": (
-            jax.vmap(lambda column: _joined.cut(column, sizes), 1, 1)(jnp.asarray(X.T)),
+            jax.vmap(lambda column: _shapes.cut(column, sizes), 1, 1)(jnp.asarray(X.T)),
             np.split(X.T, stops, 0),
         ),
         "rows of rows": (
-            jax.vmap(jax.vmap(lambda row: _joined.cut(row, sizes)))(X.reshape(2, 3, -1)),
+            jax.vmap(jax.vmap(lambda row: _shapes.cut(row, sizes)))(X.reshape(2, 3, -1)),
             np.split(X.reshape(2, 3, -1), stops, 2),
         ),
     }
@@ -40,8 +40,8 @@ def test_pieces_follow_each_other_along_any_axis(sizes):
 
 @pytest.mark.usefixtures("platform")
 def test_unstack_is_the_inverse_of_stack():
-    rows = [jnp.asarray(X[:, i : i + 2]) for i in range(_joined.FEW + 2)]
-    for row, right in zip(_joined.unstack(jnp.stack(rows)), rows, strict=True):
+    rows = [jnp.asarray(X[:, i : i + 2]) for i in range(_shapes.FEW + 2)]
+    for row, right in zip(_shapes.unstack(jnp.stack(rows)), rows, strict=True):
         np.testing.assert_array_equal(row, right)
 
 
@@ -51,7 +51,7 @@ def test_readers_of_equal_pieces_are_one_kernel(axis):
     """As the compiler sees them; it makes equal ones once."""
 
     def read(x):
-        return [jnp.sin(piece) / (1 + piece) for piece in _joined.cut(x, [16] * 20, axis)]
+        return [jnp.sin(piece) / (1 + piece) for piece in _shapes.cut(x, [16] * 20, axis)]
 
     x = jnp.ones((320,) if axis == 0 else (2, 320))
     text = jax.jit(read).lower(x).compile().as_text()
@@ -63,12 +63,12 @@ def test_readers_of_equal_pieces_are_one_kernel(axis):
 
 @pytest.mark.usefixtures("platform")
 def test_pieces_may_be_of_anything_and_of_nothing():
-    keys = jax.random.split(jax.random.key(0), _joined.FEW)
-    for key, own in zip(_joined.unstack(keys), keys, strict=True):
+    keys = jax.random.split(jax.random.key(0), _shapes.FEW)
+    for key, own in zip(_shapes.unstack(keys), keys, strict=True):
         assert jax.random.key_data(key).tolist() == jax.random.key_data(own).tolist()
-    assert [p.shape for p in _joined.cut(jnp.zeros(0), [0] * 9)] == [(0,)] * 9
+    assert [p.shape for p in _shapes.cut(jnp.zeros(0), [0] * 9)] == [(0,)] * 9
     with jax.enable_x64(True):
-        pieces = _joined.cut(jnp.arange(20.0), [2] * 10)
+        pieces = _shapes.cut(jnp.arange(20.0), [2] * 10)
     assert [p.tolist() for p in pieces[:2]] == [[0.0, 1.0], [2.0, 3.0]]
 
 
@@ -77,7 +77,7 @@ def test_pieces_have_derivatives_both_ways():
     weights = jnp.arange(1.0, 11.0)
 
     def total(x):
-        return sum(w * piece.sum() for w, piece in zip(weights, _joined.cut(x, [2] * 10)))  # noqa: B905
+        return sum(w * piece.sum() for w, piece in zip(weights, _shapes.cut(x, [2] * 10)))  # noqa: B905
 
     right = jnp.repeat(weights, 2)
     np.testing.assert_array_equal(jax.grad(total)(jnp.ones(20)), right)

@@ -20,8 +20,38 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad.ops import _count, _hash, _platform, _rows
-from fftgrad.ops.packing import _bitmap
+from fftgrad.ops import _codes, _count, _platform, _positions, _random, _shapes
+
+
+def keys(x: jax.Array) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """What to read, and a cheap map of it to integers below 2**31 that grow with |x_i|.
+
+    The bits of a float that is not negative order as it does.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return x, lambda x: lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.uint32)
+    # Half as many bits as x, so cheaper to keep than to find again in each pass.
+    return _energy_bits(x), lambda energy: energy
+
+
+def _energy_bits(z: jax.Array) -> jax.Array:
+    """|z_i|² as 9 bits of exponent and 22 of mantissa; not finite is most, subnormal is zero.
+
+    Each value is scaled by its own power of two, so that no square overflows or vanishes.
+    """
+    re, im = jnp.abs(z.real), jnp.abs(z.imag)
+    exponent = (
+        jnp.maximum(
+            lax.bitcast_convert_type(re, jnp.uint32), lax.bitcast_convert_type(im, jnp.uint32)
+        )
+        >> 23
+    )
+    scale = lax.bitcast_convert_type((255 - exponent) << 23, jnp.float32)
+    square = jnp.square(re * scale) + jnp.square(im * scale)  # in [4, 32)
+    bits = (lax.bitcast_convert_type(square, jnp.uint32) >> 1) + ((2 * exponent - 130) << 22)
+    bits = jnp.where(exponent == 0, 0, jnp.where(exponent == 255, jnp.uint32(0x7FFFFFFF), bits))
+    return lax.optimization_barrier(bits)  # or each of its readers would find it again
+
 
 SAMPLE = 1 << 15
 """How many keys the bracket is guessed from; where there are no more, none is needed."""
@@ -43,16 +73,10 @@ class Bracket(NamedTuple):
     from_high: jax.Array
 
 
-def largest(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _bitmap.Ranked:
-    """The bitmap of the k largest of key(x), the lowest position first among equals.
+def largest(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _positions.Ranked:
+    """The bitmap of the k < n largest of key(x), the lowest position first among equals.
 
-    Args:
-      x: [n], n > k. It is read in one pass, and here and there.
-      key: elementwise, to uint32 below 2**31. Fused into the pass, so it should be cheap.
-      k: how many.
-
-    Returns:
-      The bitmap of n bits, of which exactly k are set.
+    `key` maps elementwise to uint32 below 2**31. It is fused into the passes, so it is to be cheap.
     """
     if x.size <= SAMPLE:
         return _by_threshold(x, key, k)
@@ -63,16 +87,18 @@ def largest(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _bit
     )
 
 
-def _by_threshold(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _bitmap.Ranked:
+def _by_threshold(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _positions.Ranked:
     """The bitmap, from the k-th largest of all keys."""
     return _best(key(x), jnp.int32(k))
 
 
-def _by_bracket(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _bitmap.Ranked:
+def _by_bracket(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> _positions.Ranked:
     """The bitmap, from the keys that a sample leaves in doubt."""
     guess, capacity = _guess(x, key, k)
     low_words, high_words = _sides(x, key, guess.low, guess.high)
-    bracket = guess._replace(from_low=_bitmap.count(low_words), from_high=_bitmap.count(high_words))
+    bracket = guess._replace(
+        from_low=_positions.count(low_words), from_high=_positions.count(high_words)
+    )
 
     def narrowed() -> tuple[Bracket, jax.Array, jax.Array]:
         exact = _narrow(x, key, k, bracket, capacity)
@@ -86,18 +112,18 @@ def _by_bracket(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> 
     inside, wanted = low_words & ~high_words, k - bracket.from_high
 
     def best() -> jax.Array:
-        positions = _bitmap.select(_bitmap.rank(inside), capacity)
+        positions = _positions.select(_positions.rank(inside), capacity)
         exists = jnp.arange(capacity, dtype=jnp.int32) < bracket.from_low - bracket.from_high
         keys = jnp.where(exists, key(x[positions]), 0)
-        keep = exists & _bitmap.unpack(_best(keys, wanted).words, capacity)
-        return _bitmap.from_positions(positions, keep, x.size)
+        keep = exists & _codes.unpack_mask(_best(keys, wanted).words, capacity)
+        return _positions.bitmap_of(positions, keep, x.size)
 
     all_equal = bracket.high - bracket.low == 1
 
     def first() -> jax.Array:
-        return _bitmap.first(_bitmap.rank(inside), wanted).words
+        return _positions.first(_positions.rank(inside), wanted).words
 
-    return _bitmap.rank(high_words | lax.cond(all_equal, first, best))
+    return _positions.rank(high_words | lax.cond(all_equal, first, best))
 
 
 def _guess(x: jax.Array, key: Callable[[jax.Array], jax.Array], k: int) -> tuple[Bracket, int]:
@@ -123,14 +149,14 @@ def sample_positions(n: int) -> jax.Array:
 
     Pseudo-random, because a stride would see one phase of periodic data only.
     """
-    return (_hash.bits(jnp.uint32(0), jnp.uint32(0), SAMPLE) % jnp.uint32(n)).astype(jnp.int32)
+    return (_random.bits(jnp.uint32(0), jnp.uint32(0), SAMPLE) % jnp.uint32(n)).astype(jnp.int32)
 
 
 def _sides(
     x: jax.Array, key: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array
 ) -> tuple[jax.Array, ...]:
     """The bitmaps of the keys from `low` on and from `high` on."""
-    return _bitmap.pack(key(x) >= low, key(x) >= high)
+    return _codes.pack_masks(key(x) >= low, key(x) >= high)
 
 
 def _is_narrow(bracket: Bracket, capacity: int) -> jax.Array:
@@ -157,7 +183,7 @@ def _narrow(
 
     def halve(bracket: Bracket) -> Bracket:
         middle = bracket.low + (bracket.high - bracket.low) // 2
-        return split(bracket, middle, _bitmap.count(*_bitmap.pack(key(x) >= middle)))
+        return split(bracket, middle, _positions.count(*_codes.pack_masks(key(x) >= middle)))
 
     widest = Bracket(
         jnp.zeros_like(guess.low),
@@ -170,15 +196,17 @@ def _narrow(
     return lax.while_loop(lambda bracket: ~_is_narrow(bracket, capacity), halve, start)
 
 
-def _best(keys: jax.Array, wanted: jax.Array) -> _bitmap.Ranked:
+def _best(keys: jax.Array, wanted: jax.Array) -> _positions.Ranked:
     """The bitmap of the `wanted` largest keys, the first among equals."""
     threshold = _kth_largest(keys, wanted)
     # One after the other: what is above comes first, and one scan is enough.
-    both = jnp.concatenate(_bitmap.pack(keys > threshold, keys == threshold))
-    words, before = _bitmap.first(_bitmap.rank(both), wanted)
+    both = jnp.concatenate(_codes.pack_masks(keys > threshold, keys == threshold))
+    words, before = _positions.first(_positions.rank(both), wanted)
     half = words.size // 2
     # Of the second half the scan counted all bits of the first, too: before[half] of them.
-    return _bitmap.Ranked(words[:half] | words[half:], before[:half] + before[half:] - before[half])
+    return _positions.Ranked(
+        words[:half] | words[half:], before[:half] + before[half:] - before[half]
+    )
 
 
 def _kth_largest(keys: jax.Array, wanted: jax.Array | int) -> jax.Array:
@@ -190,7 +218,7 @@ def _kth_largest(keys: jax.Array, wanted: jax.Array | int) -> jax.Array:
 
 def _kth_largest_by_rows(keys: jax.Array, wanted: jax.Array) -> jax.Array:
     """It, two bits at a time, in a loop."""
-    rows = _rows.rows(keys, ROW)
+    rows = _shapes.rows(keys, ROW)
 
     def settle(step: jax.Array, threshold: jax.Array) -> jax.Array:
         shift = jnp.uint32(KEY_BITS - 1 - 2 * step)
@@ -203,7 +231,7 @@ def _kth_largest_by_rows(keys: jax.Array, wanted: jax.Array) -> jax.Array:
 
 def _kth_largest_at_once(keys: jax.Array, wanted: jax.Array) -> jax.Array:
     """It, four bits at a time, each by one pass and three small kernels, without a loop."""
-    rows = _rows.rows(keys, _count.LONG_ROW).astype(jnp.int32)
+    rows = _shapes.rows(keys, _count.LONG_ROW).astype(jnp.int32)
     threshold = _axes.vary_like(jnp.int32(0), keys)
     for shift in range(KEY_BITS + 1 - DIGIT_BITS, -1, -DIGIT_BITS):
         # Compared with constants, because each threshold would be a kernel of its own.

@@ -1,0 +1,343 @@
+"""Quantizers whose levels fit the distribution: geometric ones, Lloyd-Max, means of bins."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
+from fftgrad._values import check_count, value
+from fftgrad.codecs import _quantizers
+from fftgrad.ops import _codes, _finite, _platform, _shapes
+
+
+@value
+class LogLevels(Quantizer):
+    """Quantizer: geometric levels between the smallest and the largest magnitude of the payload.
+
+    Made for what a selector keeps, whose magnitudes begin at its threshold. With low the smallest
+    magnitude that is not zero, high the largest, and L = 2^(N-1) cells of equal ratio
+
+        r = (high / low)^(1/L),   cell j = [low r^j, low r^(j+1)),   c_j = 2 low r^(j+1) / (r + 1),
+
+    a code is the cell of |x| and a sign, and decodes to ±c_j, whose largest relative error in the
+    cell is least, (r - 1) / (r + 1): no value is worse than not sent. If there are zeros, they have
+    the first code, and there are L - 1 cells. A complex value has L = 2^N cells of its modulus, and
+    as many sectors of its angle; c_j is then shortened by cos(π/L), for the same reason.
+
+    Args:
+      bits: N, 2 <= N <= 16.
+
+    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[2]; 2N bits a
+      value for complex64[k].
+
+    Claims: relative error of every value at most (r - 1) / (r + 1), but for float32 rounding; less
+      than 1 for complex values. Not summable. A payload with a NaN or an infinity decodes to NaN
+      throughout; subnormal values count as zero.
+
+    Differs from the paper: its floats (`RangeFloat`) are fitted to the largest magnitude alone.
+
+    Example:
+      >>> x, codec = jnp.array([1.0, -9.0, 3.5, 0.0]), fg.LogLevels(bits=3)
+      >>> fg.decompress(codec, fg.compress(codec, x), like=x).round(1)
+      Array([ 1.4, -5.8,  2.8,  0. ], dtype=float32)
+
+    References:
+      Miyashita, Lee and Murmann, 2016, arXiv:1603.01025. Wang et al., HPDC 2020, arXiv:1811.08596,
+      for a range tuned to the data.
+    """
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        check_count("LogLevels(bits)", self.bits, "for more bits use no quantizer.", 2, 16)
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        if _is_polar(x):
+            magnitude = _modulus(x)
+            ends = Ends.of(magnitude)
+            sector = jnp.floor(jnp.angle(x) * (2**self.bits / (2 * math.pi))).astype(jnp.int32)
+            cell = ends.cell(magnitude, 2**self.bits)
+            codes = cell | (sector & (2**self.bits - 1)) << self.bits
+            return _compressed(codes, 2 * self.bits, ends)
+        values = _quantizers.as_real("LogLevels", x)
+        magnitude, levels = jnp.abs(values), 2 ** (self.bits - 1)
+        ends = Ends.of(magnitude)
+        level = ends.cell(magnitude, levels)
+        return _compressed(level | (values < 0).astype(jnp.int32) << self.bits - 1, self.bits, ends)
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        ends = Ends.from_side(payload.side)
+        whole = _finite.poison_unless(jnp.isfinite(ends.high))
+        if _is_polar(like):
+            (k,) = like.shape
+            codes = _codes.unpack(payload.main, 2 * self.bits, k)
+            level, sector = codes & np.uint32(2**self.bits - 1), codes >> np.uint32(self.bits)
+            half = math.pi / 2**self.bits
+            modulus = ends.middle(level, 2**self.bits) * math.cos(half) + whole
+            angle = (2 * half) * sector.astype(jnp.float32) + half
+            return lax.complex(modulus * jnp.cos(angle), modulus * jnp.sin(angle))
+        codes = _codes.unpack(payload.main, self.bits, _quantizers.real_size(like))
+        level, levels = codes & np.uint32(2 ** (self.bits - 1) - 1), 2 ** (self.bits - 1)
+        magnitude = ends.middle(level, levels)
+        values = jnp.where(codes >> np.uint32(self.bits - 1) == 1, -magnitude, magnitude) + whole
+        return _quantizers.from_real(values, like)
+
+
+class Ends(NamedTuple):
+    """The range that levels are fitted to."""
+
+    low: jax.Array  # the smallest magnitude that is not zero, float32[]
+    high: jax.Array  # the largest, float32[]; NaN if anything is not finite, zero if all is zero
+    zeros: jax.Array  # whether the first level stands for zero, bool[]
+
+    @classmethod
+    def of(cls, magnitude: jax.Array) -> "Ends":
+        counts = magnitude >= _quantizers.TINY
+        low = jnp.min(jnp.where(counts, magnitude, jnp.inf))
+        high = _finite.largest(magnitude)
+        high = jnp.where(high < _quantizers.TINY, 0.0, high)
+        return cls(jnp.minimum(low, high), high, jnp.any(magnitude < _quantizers.TINY))
+
+    @classmethod
+    def from_side(cls, side: jax.Array) -> "Ends":
+        return cls(jnp.abs(side[0]), side[1], side[0] < 0)
+
+    @property
+    def side(self) -> jax.Array:
+        """What is sent of it, float32[2]: low, negative where there are zeros, and high."""
+        return jnp.stack([jnp.where(self.zeros, -self.low, self.low), self.high])
+
+    def cell(self, magnitude: jax.Array, levels: int) -> jax.Array:
+        """The number of the level whose cell a magnitude is in, int32."""
+        cells = levels - self.zeros.astype(jnp.int32)
+        width = self._width
+        scale = jnp.where(width > 0, jnp.asarray(cells, jnp.float32) / width, 0.0)
+        place = (_log2(magnitude) - _log2(self.low)) * scale
+        cell = jnp.clip(jnp.floor(place).astype(jnp.int32), 0, cells - 1)
+        cell = cell + self.zeros.astype(jnp.int32)
+        return jnp.where(magnitude < _quantizers.TINY, 0, cell)
+
+    def middle(self, level: jax.Array, levels: int) -> jax.Array:
+        """What a level stands for: the point of its cell of least relative error, float32."""
+        zeros = self.zeros.astype(jnp.int32)
+        cells = levels - zeros
+        j = level.astype(jnp.int32) - zeros
+        lower = self._at(j, cells)
+        ratio = jnp.exp2(-self._width / cells.astype(jnp.float32))
+        # Below 2 by more than rounding, for the error is to be below 1.
+        up = jnp.minimum(2.0 / (1.0 + ratio), 2.0 - 2.0**-14)
+        return jnp.where(j < 0, 0.0, jnp.clip(lower * up, self.low, self.high))
+
+    @property
+    def _width(self) -> jax.Array:
+        return _log2(self.high) - _log2(self.low)
+
+    def _at(self, place: jax.Array, cells: jax.Array) -> jax.Array:
+        """The magnitude at a place."""
+        step = self._width / cells.astype(jnp.float32)
+        # Half-way twice, because high / low may be more than a float32 holds.
+        root = jnp.exp2(place.astype(jnp.float32) * (0.5 * step))
+        return jnp.clip(self.low * root * root, self.low, self.high)
+
+
+def _is_polar(like: Like) -> bool:
+    return jnp.issubdtype(like.dtype, jnp.complexfloating)
+
+
+def _log2(magnitude: jax.Array) -> jax.Array:
+    return jnp.log2(jnp.maximum(magnitude, _quantizers.TINY))
+
+
+def _modulus(z: jax.Array) -> jax.Array:
+    """|z|, without squares that overflow or vanish."""
+    re, im = jnp.abs(z.real), jnp.abs(z.imag)
+    most = jnp.maximum(re, im)
+    share = jnp.minimum(re, im) / jnp.where(most < _quantizers.TINY, 1.0, most)
+    # What is not finite may be dropped by the maximum and the minimum.
+    return most * jnp.sqrt(1.0 + jnp.square(share)) + (re - re) + (im - im)
+
+
+def _compressed(codes: jax.Array, bits: int, ends: Ends) -> Compressed:
+    return Compressed(Payload(_codes.pack(codes.astype(jnp.uint32), bits), ends.side))
+
+
+@value
+class LloydMax(Quantizer):
+    """Quantizer: round to the 2^bits values that serve a normal distribution best, and rescale.
+
+    For each block x of d values, y = √d x / ||x|| is rounded to the nearest Lloyd-Max centroid q
+    of N(0, 1), and decoded as S q with S = ||x|| √d / <y, q>, so that the result has the right
+    projection on x. After a random rotation, `chain(Hadamard(), LloydMax())`, every block is close
+    to normal, whatever it was, and the mean of many is close to unbiased.
+
+    Args:
+      bits: width of a code, 1 <= bits <= 6. One bit is DRIVE, more are EDEN.
+      block: values per scale; that of the rotation before it.
+
+    Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[ceil(n/block)].
+
+    Claims: not summable. Not claimed to be unbiased: the proof takes a uniform rotation. A block
+      with a NaN or an infinity decodes to NaN, as does one whose length overflows float32.
+
+    Differs from the paper: whole bits only.
+
+    Example:
+      >>> x, codec = jnp.array([1.0, -1.0, 1.0, 1.0]), fg.codecs.LloydMax(bits=1)
+      >>> fg.decompress(codec, fg.compress(codec, x), like=x)
+      Array([ 1., -1.,  1.,  1.], dtype=float32)
+
+    References:
+      Vargaftik et al., NeurIPS 2021, arXiv:2105.08339 (DRIVE); ICML 2022, arXiv:2108.08842 (EDEN).
+    """
+
+    bits: int = 1
+    block: int = 4096
+
+    def __post_init__(self) -> None:
+        check_count("LloydMax(bits)", self.bits, "for more bits use RangeFloat.", 1, 6)
+        check_count("LloydMax(block)", self.block, "use block=4096.")
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        _quantizers.check_real("LloydMax", x)
+        block = min(self.block, x.size)
+        centroids = _centroids(self.bits)
+        bounds = (centroids[1:] + centroids[:-1]) / 2
+
+        def encode(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            rows = _shapes.rows(x, block)
+            _, norms = _quantizers.row_norms(rows)
+            y = _quantizers.in_units(rows, norms[:, None], math.sqrt(block))
+            above = [(y > bound).astype(jnp.uint32) for bound in bounds]
+            codes = functools.reduce(jnp.add, above)
+            projection = jnp.sum(y * _look_up(codes, centroids), axis=1)
+            scales = norms * (math.sqrt(block) / jnp.where(projection > 0, projection, 1.0))
+            return _codes.pack(codes.ravel()[: x.size], self.bits), scales
+
+        group = math.lcm(block, _codes.period(self.bits))
+        return Compressed(Payload(*_shapes.whole_then_rest(encode, group, x)))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        (n,) = like.shape
+        codes = _codes.unpack(payload.main, self.bits, n)
+        scales = jnp.where(jnp.isfinite(payload.side), payload.side, jnp.nan)
+        scales = jnp.repeat(scales, min(self.block, n))[:n]
+        return scales * _look_up(codes, _centroids(self.bits))
+
+
+def _look_up(codes: jax.Array, centroids: np.ndarray) -> jax.Array:
+    # A choice among few is vectorized, where a gather is not.
+    values = centroids.astype(np.float32)
+    out = jnp.full(codes.shape, values[0])
+    for code in range(1, len(values)):
+        out = jnp.where(codes >= code, values[code], out)
+    return out
+
+
+@functools.cache
+def _centroids(bits: int) -> np.ndarray:
+    """Each the mean between bounds half-way to its neighbors, by Newton's method."""
+    centroids = np.linspace(-2.0, 2.0, 2**bits) if bits > 1 else np.array([-1.0, 1.0])
+    for _ in range(12):
+        bounds = np.array([-math.inf, *(centroids[1:] + centroids[:-1]) / 2, math.inf])
+        density = np.array([math.exp(-b * b / 2) / math.sqrt(2 * math.pi) for b in bounds])
+        below = np.array([0.5 * (1 + math.erf(b / math.sqrt(2))) for b in bounds])
+        mass = np.diff(below)
+        means = -np.diff(density) / mass
+        # How far a mean follows a centroid, through the bound that the two share.
+        ends = np.where(np.isfinite(bounds), bounds, 0.0)
+        up = density[1:] * (ends[1:] - means) / (2 * mass)
+        down = density[:-1] * (means - ends[:-1]) / (2 * mass)
+        slope = np.diag(up + down) + np.diag(up[:-1], 1) + np.diag(down[1:], -1)
+        centroids += np.linalg.solve(np.eye(len(centroids)) - slope, means - centroids)
+    return centroids
+
+
+SPAN = 6.0
+"""Standard deviations that the bins cover together."""
+
+
+@value
+class BinMeans(Quantizer):
+    """Quantizer: 2^bits bins of equal width around the mean; a value becomes the mean of its bin.
+
+    With m the mean of the vector, σ its standard deviation and B = 2^bits, a value v has the code
+
+        q = clip(round((v - m) / (6σ / B) + B/2), 0, B - 1),
+
+    and is decoded as the mean of all values with that code. With one bit the codes are 0 up to the
+    mean and 1 above it.
+
+    Args:
+      bits: width of a code, 1 <= bits <= 4; 2 is SparseLoCo's.
+
+    Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[2^bits].
+
+    Claims: biased, though the sum of all values is kept; not summable. A payload with a NaN or an
+      infinity decodes to NaN.
+
+    Differs from the paper: σ divides by n where its code divides by n - 1; one bit parts at the
+      mean, where its formula would leave one bin nearly all.
+
+    Example:
+      >>> x, codec = jnp.array([-5.0, -4.0, 4.0, 5.0]), fg.codecs.BinMeans(bits=2)
+      >>> fg.decompress(codec, fg.compress(codec, x), like=x)
+      Array([-4.5, -4.5,  4.5,  4.5], dtype=float32)
+
+    References:
+      Sarfi et al., 2025, arXiv:2508.15706; 2026, arXiv:2603.08163.
+    """
+
+    bits: int = 2
+
+    def __post_init__(self) -> None:
+        check_count("BinMeans(bits)", self.bits, "for more bits use LogLevels.", 1, 4)
+
+    @property
+    def _middle(self) -> float:
+        return 2**self.bits / 2 if self.bits > 1 else 0.5
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        _quantizers.check_real("BinMeans", x)
+        top, _ = _quantizers.row_norms(x[None])
+        y = _quantizers.in_units(x, top[0], 1.0)  # so that no square overflows
+        codes = _platform.dependent(y, cpu=self._codes_in_a_loop, default=self._codes_kept)
+        means = jnp.stack([_mean_where(codes == code, y) for code in range(2**self.bits)])
+        side = means * _quantizers.divisor(top[0])
+        return Compressed(Payload(_codes.pack(codes, self.bits), side))
+
+    def _codes(self, y: jax.Array) -> jax.Array:
+        bins = 2**self.bits
+        centred = y - jnp.sum(y) / y.size
+        width = SPAN / bins * jnp.sqrt(jnp.sum(jnp.square(centred)) / y.size)
+        places = jnp.round(centred / _quantizers.divisor(width) + self._middle)
+        return jnp.clip(places, 0, bins - 1).astype(jnp.uint32)
+
+    # XLA finds what is cheap again for each of its readers, and may round it otherwise there: a
+    # value would be sent by one code, and be in the mean of another.
+
+    def _codes_kept(self, y: jax.Array) -> jax.Array:
+        return lax.optimization_barrier(self._codes(y))
+
+    def _codes_in_a_loop(self, y: jax.Array) -> jax.Array:
+        # XLA for CPUs drops barriers too early, but keeps what a loop returns. There is one turn,
+        # and two for a NaN: were the number known, there would be no loop.
+        start = jnp.isfinite(y[0]).astype(jnp.int32), jnp.zeros_like(y, jnp.uint32)
+        return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, self._codes(y)), start)[1]
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        codes = _codes.unpack(payload.main, self.bits, like.shape[0])
+        means = jnp.where(jnp.all(jnp.isfinite(payload.side)), payload.side, jnp.nan)
+        out = jnp.broadcast_to(means[0], like.shape)
+        for code in range(1, 2**self.bits):  # a choice among few is vectorized, a gather is not
+            out = jnp.where(codes == code, means[code], out)
+        return out
+
+
+def _mean_where(condition: jax.Array, y: jax.Array) -> jax.Array:
+    count = jnp.sum(condition.astype(jnp.float32))
+    return jnp.sum(jnp.where(condition, y, 0.0)) / jnp.maximum(count, 1.0)

@@ -1,0 +1,398 @@
+"""Quantizers with one scale or none: narrower dtypes, signs, three values, even levels."""
+
+import math
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
+from fftgrad._values import check_choice, check_count, check_within, value
+from fftgrad.ops import _codes, _finite, _random, _shapes
+from fftgrad.ops._rounding import saturating_cast
+
+TINY = np.float32(np.finfo(np.float32).tiny)
+
+
+def check_real(owner: str, x: jax.Array) -> None:
+    """Refuse any vector but float32, such as the spectrum of a transform."""
+    if x.ndim != 1 or x.dtype != jnp.float32:
+        raise ValueError(
+            f"{owner}.compress(x): must be a float32 vector, got {x.dtype}{list(x.shape)}; after "
+            "Fft use RangeFloat instead."
+        )
+
+
+def as_real(owner: str, x: jax.Array) -> jax.Array:
+    """A float or complex vector as float32, real parts first."""
+    if x.ndim != 1 or not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise ValueError(
+            f"{owner}.compress(x): must be a float or complex vector, got {x.dtype}"
+            f"{list(x.shape)}; a chain has one quantizer, at its end."
+        )
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return jnp.concatenate([x.real, x.imag])
+    return x.astype(jnp.float32)
+
+
+def real_size(like: Like) -> int:
+    """How many real values a vector has."""
+    return math.prod(like.shape) * (1 + jnp.issubdtype(like.dtype, jnp.complexfloating))
+
+
+def from_real(values: jax.Array, like: Like) -> jax.Array:
+    """The inverse of `as_real`."""
+    if jnp.issubdtype(like.dtype, jnp.complexfloating):
+        return lax.complex(*jnp.split(values, 2))
+    return values.astype(like.dtype)
+
+
+def divisor(scale: jax.Array) -> jax.Array:
+    """`scale`, or 1 where it is zero or so small that its inverse is not finite."""
+    return jnp.where(scale < TINY, 1.0, scale)
+
+
+def in_units(x: jax.Array, scale: jax.Array, per_scale: float) -> jax.Array:
+    """X · per_scale / scale, also where 1 / scale is so small that it is flushed to zero."""
+    down = jnp.where(scale > 1.0, np.float32(1 / 16), np.float32(1.0))
+    # Kept: each value would find them again, with a root and a division.
+    down, factor = lax.optimization_barrier((down, per_scale / (divisor(scale) * down)))
+    return (x * down) * factor
+
+
+def row_norms(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The largest magnitude and the length of each row; no square overflows.
+
+    Both are NaN where a row is not finite.
+    """
+    top = _finite.largest(rows, axis=1)
+    scaled = in_units(rows, top[:, None], 1.0)
+    return top, divisor(top) * jnp.sqrt(jnp.sum(jnp.square(scaled), axis=1))
+
+
+def noise_bits(owner: object, step: Step, count: int) -> jax.Array:
+    """Random bits uint32[count], others for each worker."""
+    return _random.drawn_bits(owner, step.local, count, ", with another key for each call")
+
+
+def uniform_noise(owner: object, step: Step, count: int) -> jax.Array:
+    """Uniform float32[count] in [0, 1), another for each worker."""
+    return (noise_bits(owner, step, count) >> 8).astype(jnp.float32) * 2.0**-24
+
+
+def to_levels(x: jax.Array, scale: jax.Array, levels: int, uniform: jax.Array) -> jax.Array:
+    """Integers in -levels ... levels that stand for `x` in units of scale / levels.
+
+    Rounded up or down by chance, right on average for |x| <= scale.
+    """
+    share = in_units(x, scale, levels)
+    down = jnp.floor(share)
+    # The largest may come out a bit above its scale.
+    return jnp.clip(down + (uniform < share - down).astype(jnp.float32), -levels, levels)
+
+
+DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+
+
+@value
+class Cast(Quantizer):
+    """Quantizer: round each value to a narrower floating-point dtype.
+
+    Args:
+      dtype: bfloat16, float16, float8_e4m3fn or float8_e5m2; by name or as a dtype.
+
+    Wire: x float32[n] -> main dtype[n]; 2n bytes for bfloat16, because the buffer is bit-cast and
+      no collective widens it.
+
+    Claims: biased; not summable. Relative error of a normal value at most 2^-8 for bfloat16, 2^-11
+      for float16. Finite values beyond the range saturate and are counted; NaN stays NaN.
+
+    Example:
+      >>> fg.compress(fg.Cast("bfloat16"), jnp.array([1.0, 1.001])).main
+      Array([1, 1], dtype=bfloat16)
+    """
+
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        try:
+            name = np.dtype(self.dtype).name
+        except TypeError:  # of a name that is none, such as "bf16"
+            name = repr(self.dtype)
+        if name not in DTYPES:
+            raise TypeError(
+                f"Cast(dtype): must be one of {', '.join(DTYPES)}, got {name}; use bfloat16."
+            )
+        object.__setattr__(self, "dtype", name)  # by name, so that the value prints and hashes
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        check_real("Cast", x)
+        main, overflow = saturating_cast(x, self.dtype)
+        return Compressed(Payload(main), overflow)
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        return payload.main.astype(like.dtype)
+
+
+@value
+class Sign(Quantizer):
+    """Quantizer: the sign of each value, in one bit, and the mean magnitude of all.
+
+    C(x) = (||x||₁ / n) sign(x), with sign(0) = 1: one bit cannot say zero.
+
+    Wire: x float32[n] -> main uint32[ceil(n/32)], side float32[1].
+
+    Claims: biased; not summable; ||x - C(x)||² = (1 - ||x||₁² / (n ||x||²)) ||x||². A payload with
+      a NaN or an infinity decodes to NaN or infinities throughout.
+
+    Example:
+      >>> x = jnp.array([3.0, -1.0, 0.5, -1.5])
+      >>> fg.decompress(fg.Sign(), fg.compress(fg.Sign(), x), like=x)
+      Array([ 1.5, -1.5,  1.5, -1.5], dtype=float32)
+
+    References:
+      Karimireddy et al., ICML 2019, arXiv:1901.09847. Seide et al., Interspeech 2014.
+    """
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        check_real("Sign", x)
+        (words,) = _codes.pack_masks(x < 0)
+        return Compressed(Payload(words, _finite.mean(jnp.abs(x), x.size)[None]))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        negative = _codes.unpack_mask(payload.main, math.prod(like.shape))
+        return jnp.where(negative, -payload.side, payload.side)
+
+
+@value
+class DynamicSign(Quantizer):
+    """Quantizer: the sign of each value, at a scale that shrinks from step to step by itself.
+
+    With s_t = scale · decay^t in step t, which sender and receivers count alike,
+
+        C(x)_i = s_t / 2 where x_i >= 0, else -s_t / 2.
+
+    For the differences that `choco_sgd` and `beer` send: the scale has to shrink more slowly than
+    the method converges, because a value larger than s_t falls behind. If all of x is smaller than
+    s_t / 4, it adds error. After 5,500 steps at 0.98 the scale is too small for float32: make the
+    state anew before that, with a scale of that time.
+
+    Args:
+      scale: s_0, at least the largest value of the first step.
+      decay: 0 < decay <= 1, and above 1/2, or no step can follow.
+
+    Wire: x float32[n] -> main uint32[ceil(n/32)]; no scale.
+
+    Claims: |x_i| <= s_t for all i implies |x_i - C(x)_i| <= s_t / 2; biased; not summable. Zero
+      and NaN come back as ±s_t / 2. Values beyond s_t, NaN among them, are counted in `overflow`.
+
+    Example:
+      >>> x, codec = jnp.array([0.9, -0.3, 0.1]), fg.codecs.DynamicSign(scale=1.0, decay=0.75)
+      >>> step = fg.Step(number=2)
+      >>> fg.decompress(codec, fg.compress(codec, x, step=step), like=x, step=step)
+      Array([ 0.28125, -0.28125,  0.28125], dtype=float32)
+
+    References:
+      Zhang et al., IEEE TAC 2023, arXiv:2105.06697 (Dyna-COLD).
+    """
+
+    scale: float
+    decay: float
+
+    def __post_init__(self) -> None:
+        remedy = "use the largest value of the first step."
+        check_within("DynamicSign(scale)", self.scale, "(0, inf)", remedy)
+        check_within("DynamicSign(decay)", self.decay, "(0.5, 1]", "use 0.98.")
+
+    def _now(self, step: Step) -> jax.Array:
+        number = jnp.asarray(step.number, jnp.float32)
+        return jnp.float32(self.scale) * jnp.exp2(number * jnp.float32(math.log2(self.decay)))
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        check_real("DynamicSign", x)
+        beyond = ~(jnp.abs(x) <= self._now(step))
+        (words,) = _codes.pack_masks(x < 0)
+        return Compressed(Payload(words), jnp.sum(beyond, dtype=jnp.int32))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        half = self._now(step) / 2
+        negative = _codes.unpack_mask(payload.main, math.prod(like.shape))
+        return jnp.where(negative, -half, half).astype(like.dtype)
+
+
+@value
+class MeanMagnitude(Quantizer):
+    """Quantizer: the mean of the values that are not zero, for each of them.
+
+    All values become the mean, zeros too: use it on values of one sign, as `AlternatingSign` and
+    `Threshold` leave them.
+
+    Wire: x float32[k] -> main float32[1].
+
+    Claims: biased; not summable.
+
+    Example:
+      >>> fg.compress(fg.codecs.MeanMagnitude(), jnp.array([1.0, 3.0, 0.0])).main
+      Array([2.], dtype=float32)
+
+    References:
+      Fang et al., JPDC 133, 2019, arXiv:1808.04357.
+    """
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        check_real("MeanMagnitude", x)
+        count = jnp.maximum(jnp.sum((x != 0).astype(jnp.float32)), 1.0)
+        return Compressed(Payload(_finite.mean(x, count)[None]))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        return jnp.broadcast_to(payload.main, like.shape)
+
+
+@value
+class Ternary(Quantizer):
+    """Quantizer: -s, 0 or s for each value, by chance.
+
+    With σ the root mean square of the vector, |x_i| is clipped at clip · σ, s is the largest
+    magnitude that is left, and C(x)_i = s sign(x_i) with probability |x_i| / s, else 0.
+
+    Args:
+      clip: in units of σ; the paper's networks use 2.5. None leaves the values as they are, and
+        one large value then makes all others zero most of the time.
+
+    Wire: x float32[n] -> main uint32[ceil(n/20)], side float32[1]: 1.6 bits a value; the paper
+      takes 2.
+
+    Claims: unbiased if it does not clip; not summable (`IntegerSum` shares the scale and sums). A
+      payload with a NaN or an infinity decodes to NaN.
+
+    Differs from the paper: σ is the deviation from zero, in its code from the mean; when clipping,
+      its code takes s = clip · σ even if no value is as large.
+
+    Example:
+      >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)
+      >>> fg.decompress(fg.Ternary(), fg.compress(fg.Ternary(), x, step=step), like=x)
+      Array([ 0.,  2., -2.], dtype=float32)
+
+    References:
+      Wen et al., NeurIPS 2017, arXiv:1705.07878.
+    """
+
+    clip: float | None = 2.5
+
+    def __post_init__(self) -> None:
+        check_clip("Ternary", self.clip)
+
+    @property
+    def unbiased(self) -> bool:
+        return self.clip is None
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        check_real("Ternary", x)
+        x, scale = clipped(x, self.clip)
+        digits = to_levels(x, scale, 1, uniform_noise(self, step, x.size)) + 1
+        return Compressed(Payload(_codes.pack_digits(digits.astype(jnp.uint32), 3), scale[None]))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        digits = _codes.unpack_digits(payload.main, 3, math.prod(like.shape))
+        scale = jnp.where(jnp.isfinite(payload.side), payload.side, jnp.nan)
+        return (digits.astype(jnp.float32) - 1) * scale
+
+
+def check_clip(owner: str, clip: float | None) -> None:
+    if clip is not None:
+        check_within(f"{owner}(clip)", clip, "(0, inf]", "use clip=2.5, or None for no bound.")
+
+
+def clipped(x: jax.Array, clip: float | None) -> tuple[jax.Array, jax.Array]:
+    """`x` within `clip` times its root mean square, and the largest magnitude left, float32[].
+
+    The magnitude is NaN if anything is not finite.
+    """
+    top = _finite.largest(x)
+    if clip is None:
+        return x, top
+    scaled = in_units(x, top, 1.0)  # so that no square overflows
+    bound = jnp.minimum(clip * jnp.sqrt(jnp.mean(jnp.square(scaled))) * top, top)
+    # Written so that a NaN stays one; what is too small to square is not clipped.
+    bound = jnp.where(bound == 0, top, bound)
+    return jnp.clip(x, -bound, bound), bound
+
+
+Norm = Literal["l2", "max"]
+
+LARGEST = float(np.finfo(np.float32).max) * (1 - 2**-20)
+"""No norm is larger, or the largest level could be rounded to infinity."""
+
+
+@value
+class UniformLevels(Quantizer):
+    """Quantizer: round each value to one of 2s + 1 even levels, up or down by chance.
+
+    The vector is cut into buckets, each with its norm ||v||, and with l = s |v_i| / ||v||,
+
+        C(v)_i = ||v|| sign(v_i) (floor(l) + Bernoulli(l - floor(l))) / s,   s = 2^(bits-1) - 1.
+
+    Args:
+      bits: width of a code, 2 <= bits <= 16; 2 bits are the ternary case, s = 1.
+      bucket: values per norm; a longer one sends fewer norms and has the larger error.
+      norm: "l2" (the paper's) or "max", whose levels all get used.
+
+    Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[ceil(n/bucket)].
+
+    Claims: unbiased; not summable; E||x - C(x)||² <= min(d/s², √d/s) ||x||² for buckets of d. A
+      bucket with a NaN or an infinity decodes to NaN.
+
+    Differs from the paper: codes of fixed width in place of Elias coding, whose size follows the
+      data.
+
+    Example:
+      >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)
+      >>> codec = fg.UniformLevels(bits=2, norm="max")
+      >>> fg.decompress(codec, fg.compress(codec, x, step=step), like=x)
+      Array([ 0.,  2., -2.], dtype=float32)
+
+    References:
+      Alistarh et al., NeurIPS 2017, arXiv:1610.02132 (QSGD).
+    """
+
+    bits: int = 4
+    bucket: int = 512
+    norm: Norm = "l2"
+
+    def __post_init__(self) -> None:
+        check_count("UniformLevels(bits)", self.bits, "for one bit use Sign().", 2, 16)
+        check_count("UniformLevels(bucket)", self.bucket, "use bucket=512.")
+        check_choice("UniformLevels(norm)", self.norm, get_args(Norm))
+
+    @property
+    def unbiased(self) -> bool:
+        return True
+
+    @property
+    def _levels(self) -> int:
+        return 2 ** (self.bits - 1) - 1
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        check_real("UniformLevels", x)
+        bucket = min(self.bucket, x.size)
+
+        def encode(x: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
+            rows = _shapes.rows(x, bucket)
+            top, length = row_norms(rows)
+            norms = jnp.minimum(length if self.norm == "l2" else top, LARGEST)
+            uniform = _shapes.rows(uniform, bucket)
+            codes = to_levels(rows, norms[:, None], self._levels, uniform) + self._levels
+            codes = codes.ravel()[: x.size].astype(jnp.uint32)
+            return _codes.pack(codes, self.bits), norms
+
+        group = math.lcm(bucket, _codes.period(self.bits))
+        uniform = uniform_noise(self, step, x.size)
+        return Compressed(Payload(*_shapes.whole_then_rest(encode, group, x, uniform)))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        (n,) = like.shape
+        codes = _codes.unpack(payload.main, self.bits, n).astype(jnp.float32) - self._levels
+        norms = jnp.where(jnp.isfinite(payload.side), payload.side, jnp.nan)
+        return codes * jnp.repeat(norms / self._levels, min(self.bucket, n))[:n]

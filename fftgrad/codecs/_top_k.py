@@ -1,0 +1,284 @@
+"""Selectors of a fixed number of coefficients: of the largest, of each chunk, or by chance."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
+from fftgrad._values import check_count, check_within, value
+from fftgrad.ops import _codes, _finite, _positions, _random, _selection, _shapes
+
+
+def check_size(owner: str, fraction: float | None, k: int | None) -> None:
+    """Refuse what does not say how many of n are kept."""
+    check_one_of(owner, "fraction", fraction, "k", k, "fraction=0.01")
+    if isinstance(fraction, int) and fraction == 1:
+        raise TypeError(
+            f"{owner}(fraction): must be a float, because 1 may be meant as one value, got 1; use "
+            f"{owner}(k=1), or fraction=1.0 for all."
+        )
+    if fraction is not None:
+        remedy = f"it is what is kept: to drop a share theta use {owner}(fraction=1 - theta)."
+        check_within(f"{owner}(fraction)", fraction, "(0, 1]", remedy)
+    if k is not None:
+        check_count(f"{owner}(k)", k, f"use {owner}(k=1).")
+
+
+def check_one_of(
+    owner: str, share: str, of_n: float | None, number: str, of_all: int | None, remedy: str
+) -> None:
+    """Refuse both of a share and a number, neither, and what is no Python number."""
+    if (of_n is None) == (of_all is None):
+        raise ValueError(
+            f"{owner}({share}, {number}): exactly one must be given, got {share}={of_n}, "
+            f"{number}={of_all}; use {owner}({remedy})."
+        )
+    for name, found, kind in ((share, of_n, float | int), (number, of_all, int)):
+        if found is not None and (not isinstance(found, kind) or isinstance(found, bool)):
+            raise TypeError(
+                f"{owner}({name}): must be a Python number, because the size of the payload is "
+                f"static, got {found!r}; to change it while training use Scheduled, and under "
+                "optax.inject_hyperparams name it in static_args."
+            )
+
+
+def kept(fraction: float | None, k: int | None, n: int) -> int:
+    """How many of n are kept."""
+    if k is not None:
+        return min(k, n)
+    # Rounded first: 0.07 * 100 is a little above 7 in binary.
+    return max(1, math.ceil(round((fraction or 0.0) * n, 6)))
+
+
+def shard_k(k: int | None, parts: int) -> int | None:
+    """How many are kept of each of several equal parts of a vector of which k are kept."""
+    return None if k is None else -(-k // parts)
+
+
+@value
+class TopK(Selector):
+    """Selector: keep the k coefficients of largest magnitude.
+
+    For x in R^n or C^n let S be the positions of the k largest |x_i|, the lowest position first
+    among equals. The payload is (x_i), i in S, in order of position, and S. Exactly k are kept,
+    whatever the data, and found without a sort. A complex coefficient counts by its modulus, as
+    zero if both parts are subnormal. NaN counts as larger than everything, so it is seen.
+
+    Args:
+      fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
+      k: how many are kept, instead; all n where n < k.
+
+    Wire: x float32[n] | complex64[n] -> main of that dtype [k]; side the smaller of
+      k(2 + floor(log2(n/k)))/8 (Elias-Fano) and n/8 (bitmap) bytes; nothing where k = n.
+
+    Claims: biased; not summable; ||x - C(x)||² <= (1 - k/n) ||x||².
+
+    Differs from the paper: the paper sends a bitmap always, and selects exactly by a sort or
+      approximately by buckets.
+
+    Example:
+      >>> fg.compress(fg.TopK(fraction=0.5), jnp.array([1.0, -4.0, 2.0, 0.5])).main
+      Array([-4.,  2.], dtype=float32)
+
+    References:
+      Wang et al., HPDC 2020, arXiv:1811.08596. Elias, J. ACM 21(2), 1974, for the code. Aji and
+      Heafield, EMNLP 2017, arXiv:1704.05021.
+    """
+
+    fraction: float | None = None
+    k: int | None = None
+
+    def __post_init__(self) -> None:
+        check_size("TopK", self.fraction, self.k)
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        k = self._k(x.size)
+        if k == x.size:
+            return Compressed(Payload(x))
+        # Kept: it is read many times, each of which would look for it in all of the leaves.
+        x = lax.optimization_barrier(x)
+        positions, code = _positions.encode(_selection.largest(*_selection.keys(x), k), k, x.size)
+        return Compressed(Payload(x[positions], code))
+
+    def shard(self, parts: int) -> "TopK":
+        return dataclasses.replace(self, k=shard_k(self.k, parts))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        (n,) = like.shape
+        return payload.main if self._k(n) == n else super().decompress(payload, like, step)
+
+    def sparse(self, payload: Payload, like: Like, step: Step) -> Sparse | None:
+        (n,) = like.shape
+        if self._k(n) == n:
+            return None
+        return Sparse(self.positions(payload.side, n, step), payload.main)
+
+    def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
+        if self._k(n) == n:
+            return jnp.arange(n, dtype=jnp.int32)
+        return _positions.decode(side, self._k(n), n)
+
+    def _k(self, n: int) -> int:
+        return kept(self.fraction, self.k, n)
+
+
+@value
+class ChunkTopK(Selector):
+    """Selector: keep the k coefficients of largest magnitude in each chunk.
+
+    The vector is padded with zeros to chunks of c values. With k = 1 it is one pass over the data:
+    ScaleCom's chunk-wise quasi-sort. Positions travel as offsets in their chunks, or all together
+    in Elias-Fano code or as a bitmap, whichever is shortest; if all are kept, not at all.
+
+    Args:
+      chunk: c, at least 2; a shorter vector is one chunk.
+      k: how many of each chunk are kept, 1 <= k <= chunk.
+
+    Wire: x float32[n] | complex64[n] -> main of that dtype [m], m = k · ceil(n/c); side at most
+      m · min(ceil(log2 c), 2 + floor(log2 c/k)) bits of positions; 0 if k = c.
+
+    Claims: biased; not summable; ||x - C(x)||² <= (1 - k/c) ||x||².
+
+    Example:
+      >>> x, codec = jnp.array([1.0, -4.0, 0.2, 0.1]), fg.ChunkTopK(chunk=2)
+      >>> fg.decompress(codec, fg.compress(codec, x), x)
+      Array([ 0. , -4. ,  0.2,  0. ], dtype=float32)
+
+    References:
+      Chen et al., NeurIPS 2020, arXiv:2104.11125 (ScaleCom). Peng, Quesnelle and Kingma, 2024,
+      arXiv:2411.19870 (DeMo).
+    """
+
+    chunk: int
+    k: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("ChunkTopK(chunk)", self.chunk, "use ChunkTopK(chunk=64).", least=2)
+        check_count("ChunkTopK(k)", self.k, "use k=1.", 1, self.chunk)
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        chunk, k = self._sizes(x.size)
+        read, key = _selection.keys(x)
+        rows = _shapes.rows(key(read), chunk)
+        if k == 1:
+            offsets = jnp.argmax(rows, axis=1)[:, None]
+        else:
+            _, offsets = lax.top_k(rows.astype(jnp.int32), k)
+            offsets = jnp.sort(offsets, axis=1)
+        side = _encode_offsets(offsets.astype(jnp.int32), chunk)
+        return Compressed(Payload(self.at(x, side, step), side))
+
+    def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
+        chunk, k = self._sizes(n)
+        return _decode_offsets(side, -(-n // chunk), chunk, k)
+
+    def _sizes(self, n: int) -> tuple[int, int]:
+        chunk = min(self.chunk, max(2, n))
+        return chunk, min(self.k, chunk)
+
+
+def _encode_offsets(offsets: jax.Array, chunk: int) -> PyTree:
+    """The code of ascending offsets int32[chunks, k] in chunks of that many values."""
+    chunks, k = offsets.shape
+    if k == chunk:
+        return ()
+    if _have_offsets(chunks, chunk, k):
+        return _codes.pack(offsets.astype(jnp.uint32).ravel(), (chunk - 1).bit_length())
+    starts = chunk * jnp.arange(chunks, dtype=jnp.int32)[:, None]
+    return _positions.encode_positions((starts + offsets).ravel(), chunks * k, chunks * chunk)
+
+
+def _decode_offsets(side: PyTree, chunks: int, chunk: int, k: int) -> jax.Array:
+    """The positions int32[chunks · k] in the whole vector."""
+    numbers = jnp.arange(chunks * k, dtype=jnp.int32)
+    if k == chunk:
+        return numbers
+    if _have_offsets(chunks, chunk, k):
+        offsets = _codes.unpack(side, (chunk - 1).bit_length(), chunks * k).astype(jnp.int32)
+        return chunk * (numbers // k) + jnp.minimum(offsets, chunk - 1)
+    return _positions.decode(side, chunks * k, chunks * chunk)
+
+
+def _have_offsets(chunks: int, chunk: int, k: int) -> bool:
+    """Whether offsets are shorter than a code of all positions."""
+    apart = _codes.words_for(chunks * k, (chunk - 1).bit_length())
+    return apart <= _positions.words_for(chunks * k, chunks * chunk)
+
+
+@value
+class RandomK(Selector):
+    """Selector: keep k coefficients at random positions, the same on all workers.
+
+    The vector is cut into k intervals of about n/k values, and one position is drawn in each from
+    `step.shared`. No position travels, and payloads may be summed.
+
+    Args:
+      fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
+      k: how many are kept, instead; all n where n < k.
+      rescale: whether to multiply what is kept by n/k, the inverse of its chance, so that the
+        result is right on average. With error feedback that would send the residual n/k times.
+
+    Wire: x float32[n] | complex64[n] -> main of that dtype [k].
+
+    Claims: summable; unbiased if it rescales. If anything is not finite, nothing in the result is.
+      A kept value overflows where n/k times it is more than float32 holds.
+
+    Differs from the paper: one position from each of k intervals, where it draws k of all n. Each
+      coefficient has the same chance, and the positions come in order, without a shuffle.
+
+    Example:
+      >>> fg.compress(fg.RandomK(k=2), jnp.array([1.0, 1.0, 2.0, 2.0]), step=fg.Step.of(0)).main
+      Array([1., 2.], dtype=float32)
+
+    References:
+      Stich, Cordonnier and Jaggi, NeurIPS 2018, arXiv:1809.07599.
+    """
+
+    fraction: float | None = None
+    k: int | None = None
+    rescale: bool = False
+
+    def __post_init__(self) -> None:
+        check_size("RandomK", self.fraction, self.k)
+
+    @property
+    def summable(self) -> bool:
+        return True
+
+    @property
+    def unbiased(self) -> bool:
+        return self.rescale
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        positions, width = self._draw(x.size, step)
+        # What is not drawn must not hide a NaN, which feedback would keep for ever.
+        kept = x[positions] * (width.astype(x.dtype) if self.rescale else 1.0)
+        return Compressed(Payload(kept + _finite.poison(x).astype(x.dtype)))
+
+    def shard(self, parts: int) -> "RandomK":
+        return dataclasses.replace(self, k=shard_k(self.k, parts))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        (n,) = like.shape
+        kept = Sparse(self.positions((), n, step), payload.main)
+        # Any of the values tells; and what each payload starts from is its own to scatter into.
+        start = jnp.where(jnp.isfinite(payload.main[0]), 0.0, jnp.nan)
+        whole = jnp.full((n,), start, payload.main.dtype)
+        return kept.put_into(whole)
+
+    def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
+        return self._draw(n, step)[0]
+
+    def _draw(self, n: int, step: Step) -> tuple[jax.Array, jax.Array]:
+        """The positions, and the width of their intervals: one over the chance of each."""
+        k = kept(self.fraction, self.k, n)
+        width, longer = divmod(n, k)
+        interval = jnp.arange(k, dtype=jnp.int32)
+        start = interval * width + jnp.minimum(interval, longer)
+        size = width + (interval < longer).astype(jnp.int32)
+        remedy = " to compress, and the same to decompress"
+        offset = _random.drawn_bits(self, step.shared, k, remedy) % size.astype(jnp.uint32)
+        return start + offset.astype(jnp.int32), size.astype(jnp.float32)

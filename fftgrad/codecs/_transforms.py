@@ -1,0 +1,306 @@
+"""Transforms of blocks of a vector: Fourier, Hadamard, and none."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
+from fftgrad._values import check_count, value
+from fftgrad.ops import _count, _random, _shapes
+from fftgrad.ops._rounding import saturating_cast
+
+CHUNK = 1 << 28
+"""Values that go through a transform at a time: 1 GiB, so that with its result and the scratch
+space of a library nothing passes 4 GiB, where cuFFT gives up."""
+
+
+def check_block(owner: str, block: int, most: int) -> None:
+    check_count(f"{owner}(block)", block, "use block=64.", least=0)
+    if not 2 <= block <= most or block & (block - 1):
+        raise ValueError(
+            f"{owner}(block): must be a power of two in 2..{most}, got {block}; use block=64."
+        )
+
+
+def fit(block: int, n: int) -> int:
+    """The length of a block, at most the least power of two that holds the whole vector."""
+    return min(block, 1 << max(1, (n - 1).bit_length()))
+
+
+def check_vector(owner: str, x: jax.Array) -> None:
+    if x.dtype != jnp.float32 or x.ndim != 1:
+        raise ValueError(
+            f"{owner}.compress(x): must be a float32 vector, got {x.dtype}{list(x.shape)}; put "
+            f"{owner} first in the chain."
+        )
+
+
+def by_chunks(transform: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
+    """transform(rows), row by row the same, in pieces of at most CHUNK values."""
+    limit = max(1, CHUNK // rows.shape[1])
+    if rows.shape[0] <= limit:
+        return transform(rows)
+    pieces = -(-rows.shape[0] // limit)
+    size = -(-rows.shape[0] // pieces)
+    padded = jnp.pad(rows, ((0, pieces * size - rows.shape[0]), (0, 0)))
+    out = lax.map(transform, padded.reshape(pieces, size, -1))
+    return out.reshape(pieces * size, -1)[: rows.shape[0]]
+
+
+def times(rows: jax.Array, matrix: np.ndarray) -> jax.Array:
+    """The product of each row with a matrix, to the precision of float32."""
+    # Accelerators would round the factors to fewer bits, and the map would be no isometry.
+    return jnp.matmul(rows, matrix, precision=lax.Precision.HIGHEST)
+
+
+def at_blocks(
+    coefficients: Sparse, n: int, inverse: Callable[[jax.Array], jax.Array], block: int, slots: int
+) -> Sparse:
+    """The inverse transform of a few coefficients, at the blocks that they are in.
+
+    `inverse` maps rows [., slots] of coefficients to rows float32[., block]. The coefficients of a
+    block are first brought together, because sums in another order would differ between replicas.
+    """
+    positions, values = coefficients
+    (k,) = positions.shape
+    owner, place = positions // slots, positions % slots
+    starts = jnp.concatenate([jnp.ones((1,), bool), owner[1:] != owner[:-1]])
+    row = _count.cumsum(starts.astype(jnp.int32)) - 1
+    rows = jnp.zeros((k, slots), values.dtype)
+    rows = rows.at[row, place].set(values, indices_are_sorted=True, unique_indices=True)
+    # Rows that are nowhere differ, too, and come last.
+    beyond = -(-n // block)
+    owners = beyond + jnp.arange(k, dtype=jnp.int32)
+    owners = owners.at[row].set(jnp.minimum(owner, beyond + row), indices_are_sorted=True)
+    at = block * owners[:, None] + jnp.arange(block, dtype=jnp.int32)[None]
+    return Sparse(at, inverse(rows))
+
+
+@value
+class Identity(Transform):
+    """Transform: the vector itself, for dense baselines.
+
+    Wire: x dtype[n] -> main dtype[n].
+
+    Claims: summable; unbiased; lossless, bit for bit.
+
+    Example:
+      >>> fg.wire_bytes(fg.Identity(), like=jax.ShapeDtypeStruct((100,), "float32"))  # + header
+      404
+    """
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        return Compressed(Payload(x))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        return payload.main
+
+
+PRODUCT = 64
+"""The longest block for which a product with a matrix beats a fast algorithm."""
+
+
+@value
+class Fft(Transform):
+    """Transform: the orthonormal real Fourier transform of each block of the vector.
+
+    The vector is padded with zeros to blocks of b values. Of the b/2 + 1 coefficients c_j of a
+    real block, c_0 and c_{b/2} are real, so b/2 complex slots hold them all:
+
+        z_0 = c_0 + i c_{b/2},   z_j = √2 c_j   (0 < j < b/2).
+
+    x -> z is an isometry: Σ|z_j|² = Σ x_t². What a selector drops by modulus is the error, exactly.
+
+    Args:
+      block: the length b of a block, a power of two up to 2^28; a vector shorter than that is one
+        block of the next power of two. None: the whole vector is one block, padded to the next even
+        number whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, few equal blocks.
+      half: round the vector to float16 before the transform, saturating at ±65504 and
+        counting what does.
+
+    Wire: x float32[n] -> main complex64[b/2 · ceil(n/b)].
+
+    Claims: summable; unbiased and lossless to rounding, unless `half`. One non-finite value makes
+      its whole block non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
+
+    Differs from the paper: it transforms the whole gradient (`block=None, half=True`).
+
+    Example:
+      >>> z = fg.compress(fg.Fft(block=4), jnp.array([1.0, 1.0, 1.0, 1.0, 3.0])).main
+      >>> z.shape, round(float(jnp.sum(jnp.abs(z) ** 2)), 4)
+      ((4,), 13.0)
+
+    References:
+      Wang et al., HPDC 2020, arXiv:1811.08596.
+    """
+
+    block: int | None = 256
+    half: bool = False
+
+    def __post_init__(self) -> None:
+        if self.block is not None:
+            check_block("Fft", self.block, CHUNK)
+
+    @property
+    def unbiased(self) -> bool:
+        return not self.half
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        check_vector("Fft", x)
+        overflow: jax.Array | int = 0
+        if self.half:
+            narrow, overflow = saturating_cast(x, jnp.float16)
+            x = narrow.astype(jnp.float32)
+        block = self._block(x.size)
+        rows = _shapes.rows(x, block)
+        return Compressed(Payload(_slots(rows).ravel()), overflow)
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        (n,) = like.shape
+        return _inverse(payload.main.reshape(-1, self._block(n) // 2)).ravel()[:n]
+
+    def reach(self, n: int) -> int:
+        return self._block(n)
+
+    def at_blocks(self, coefficients: Sparse, like: Like, step: Step) -> Sparse:
+        (n,) = like.shape
+        b = self._block(n)
+        return at_blocks(coefficients, n, _inverse, b, b // 2)
+
+    def _block(self, n: int) -> int:
+        if self.block is None:
+            return _next_smooth(-(-n // -(-n // CHUNK)))
+        return fit(self.block, n)
+
+
+def _slots(rows: jax.Array) -> jax.Array:
+    b = rows.shape[1]
+    if b <= PRODUCT:
+        parts = by_chunks(lambda r: times(r, fourier_basis(b)), rows)
+        return lax.complex(parts[:, : b // 2], parts[:, b // 2 :])
+    c = by_chunks(lambda r: jnp.fft.rfft(r, norm="ortho"), rows)
+    first = lax.complex(c[:, :1].real, c[:, -1:].real)
+    # Selected, not concatenated: that fuses into what reads it, so it need not be stored.
+    is_first = jnp.arange(b // 2)[None] == 0
+    return jnp.where(is_first, first, c[:, :-1] * math.sqrt(2.0))
+
+
+def _inverse(slots: jax.Array) -> jax.Array:
+    b = 2 * slots.shape[1]
+    if b <= PRODUCT:
+        # Kept, or XLA multiplies the halves on their own, and adds two results.
+        parts = lax.optimization_barrier(jnp.concatenate([slots.real, slots.imag], axis=1))
+        return by_chunks(lambda r: times(r, fourier_basis(b).T), parts)
+
+    def inverse(z: jax.Array) -> jax.Array:
+        first = z[:, :1]
+        c = jnp.pad(z * math.sqrt(0.5), ((0, 0), (0, 1)))
+        zero = jnp.zeros_like(first.real)
+        c = c.at[:, :1].set(lax.complex(first.real, zero))
+        c = c.at[:, -1:].set(lax.complex(first.imag, zero))
+        return jnp.fft.irfft(c, n=b, norm="ortho")
+
+    return by_chunks(inverse, slots)
+
+
+def fourier_basis(b: int) -> np.ndarray:
+    """Column j < b/2 is the real part of slot j, column b/2 + j its imaginary part; orthogonal."""
+    t, j = np.ogrid[:b, : b // 2]
+    angle = 2 * np.pi * (t * j % b) / b
+    real, imaginary = np.sqrt(2 / b) * np.cos(angle), -np.sqrt(2 / b) * np.sin(angle)
+    real[:, 0], imaginary[:, 0] = np.sqrt(1 / b), np.sqrt(1 / b) * (-1.0) ** t[:, 0]
+    return np.concatenate([real, imaginary], axis=1).astype(np.float32)
+
+
+def _next_smooth(n: int) -> int:
+    """The least even number from n on, at most 2^28, with no prime factor above 7."""
+    candidate = n + n % 2
+    while candidate < 2 or 210**30 % candidate:
+        candidate += 2
+    return candidate
+
+
+MOST = 1 << 24
+FACTOR = 64
+
+
+@value
+class Hadamard(Transform):
+    """Transform: random signs, then the orthonormal Hadamard transform of each block.
+
+    The vector is padded with zeros to blocks of b values, and a block x goes to y = H D x, with D
+    a diagonal of signs and H the b × b Hadamard matrix over √b. H² = I, so x = D H y. All
+    coefficients of a block become about equally large, which suits a quantizer with one scale.
+
+    Args:
+      block: the length b of a block, a power of two up to 2^24; a vector shorter than that is one
+        block of the next power of two.
+      signs: whether to flip signs at random first, drawn from `step.shared`, the same on all
+        workers. Without them H maps some vectors, as a constant one, to a single coefficient.
+
+    Wire: x float32[n] -> main float32[b · ceil(n/b)]. The signs are never sent.
+
+    Claims: summable; unbiased and lossless to rounding; an isometry. One non-finite value makes
+      its whole block non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
+
+    Differs from the paper: DRIVE rotates each vector whole; here blocks of fixed length are.
+
+    Example:
+      >>> x = jnp.array([8.0, 0.0, 0.0, 0.0])
+      >>> fg.compress(fg.Hadamard(block=4, signs=False), x).main
+      Array([4., 4., 4., 4.], dtype=float32)
+
+    References:
+      Vargaftik et al., NeurIPS 2021, arXiv:2105.08339 (DRIVE).
+    """
+
+    block: int = 4096
+    signs: bool = True
+
+    def __post_init__(self) -> None:
+        check_block("Hadamard", self.block, MOST)
+
+    def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        check_vector("Hadamard", x)
+        rows = _shapes.rows(x, fit(self.block, x.size))
+        if self.signs:
+            rows = self._flip(rows, step)
+        return Compressed(Payload(by_chunks(_hadamard, rows).ravel()))
+
+    def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        (n,) = like.shape
+        rows = payload.main.reshape(-1, fit(self.block, n))
+        rows = by_chunks(_hadamard, rows)
+        if self.signs:
+            rows = self._flip(rows, step)
+        return rows.ravel()[:n]
+
+    def _flip(self, rows: jax.Array, step: Step) -> jax.Array:
+        remedy = " to compress, and the same to decompress, or use signs=False"
+        bits = _random.drawn_bits(self, step.shared, rows.size, remedy).reshape(rows.shape)
+        return jnp.where(bits >> 31 == 1, -rows, rows)
+
+
+def _hadamard(rows: jax.Array) -> jax.Array:
+    count, block = rows.shape
+    done = 1
+    while done < block:
+        factor = min(FACTOR, block // done)
+        parts = rows.reshape(count, block // (done * factor), factor, done)
+        rows = jnp.einsum(
+            "caib,ij->cajb", parts, hadamard_matrix(factor), precision=lax.Precision.HIGHEST
+        )
+        done *= factor
+    return rows.reshape(count, block)
+
+
+def hadamard_matrix(b: int) -> np.ndarray:
+    """Sylvester's construction, scaled to be orthogonal."""
+    matrix = np.ones((1, 1), np.float32)
+    while matrix.shape[0] < b:
+        matrix = np.kron(matrix, np.array([[1, 1], [1, -1]], np.float32))
+    return matrix / np.float32(math.sqrt(b))

@@ -1,1 +1,0 @@
-"""Quantizers: how many bits each coefficient gets. They come last in a chain."""

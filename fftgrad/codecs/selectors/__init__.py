@@ -1,1 +1,0 @@
-"""Selectors: which coefficients travel."""

@@ -1,1 +1,0 @@
-"""Transforms: invertible linear maps to a basis in which a gradient is compact."""

@@ -1,0 +1,181 @@
+"""Integers of 1 to 32 bits, or digits of any base, end to end in uint32 words.
+
+Code j occupies bits [j·bits, (j+1)·bits) of the stream, least significant first. With
+g = gcd(bits, 32), the pattern repeats every 32/g codes, which fill bits/g words: packing takes a
+fixed number of elementwise passes with static shifts, unpacking reads two neighboring words a code,
+or where no code lies in two, all codes of a word at once.
+
+Of digits a word holds as many as fit: 20 of base 3, 1.6 bits each. Words of digits add digit by
+digit as long as no digit reaches the base: packed small integers can travel through a sum.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fftgrad.ops import _platform, _shapes
+
+
+def words_for(count: int, bits: int) -> int:
+    """How many words `count` codes of `bits` bits fill."""
+    return -(-count * bits // 32)
+
+
+def pack(codes: jax.Array, bits: int) -> jax.Array:
+    """Codes uint32[n], each below 2**bits, to words uint32[words_for(n, bits)]."""
+    per_group, words_per_group = _group(bits)
+    if words_per_group == 1:
+        return pack_whole(codes, bits=bits)[0]
+    grouped = _shapes.rows(codes, per_group)
+    columns = [jnp.zeros((grouped.shape[0],), jnp.uint32) for _ in range(words_per_group)]
+    for j in range(per_group):
+        word, offset = divmod(j * bits, 32)
+        code = lax.index_in_dim(grouped, j, axis=1, keepdims=False)
+        columns[word] = columns[word] | lax.shift_left(code, np.uint32(offset))
+        if offset + bits > 32:
+            columns[word + 1] = lax.shift_right_logical(code, np.uint32(32 - offset))
+    return jnp.stack(columns, axis=1).ravel()[: words_for(codes.size, bits)]
+
+
+def pack_whole(*codes: jax.Array, bits: int) -> tuple[jax.Array, ...]:
+    """Codes of a width that divides 32, as `pack` does; masks are codes of one bit.
+
+    Those made of the same data are packed together in one pass over it.
+    """
+    per_word = 32 // bits
+
+    def words(*codes: jax.Array) -> tuple[jax.Array, ...]:
+        return _words(bits, *(_shapes.rows(c, per_word) for c in codes))
+
+    return _shapes.whole_then_rest(words, per_word, *codes)
+
+
+def _words(bits: int, *rows: jax.Array) -> tuple[jax.Array, ...]:
+    shifts = bits * jnp.arange(32 // bits, dtype=jnp.uint32)[None]
+    shifted = tuple(row.astype(jnp.uint32) << shifts for row in rows)
+
+    def either(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return tuple(x | y for x, y in zip(a, b, strict=True))
+
+    # One reduction with several results reads its operand once; several reductions may not.
+    zeros = tuple(np.uint32(0) for _ in rows)
+    return tuple(lax.reduce(shifted, zeros, either, (1,)))
+
+
+def unpack(words: jax.Array, bits: int, count: int) -> jax.Array:
+    """Words uint32[words_for(count, bits)] back to codes uint32[count]."""
+    per_group, words_per_group = _group(bits)
+    if words_per_group == 1:
+        codes = words[:, None] >> bits * jnp.arange(per_group, dtype=jnp.uint32)[None]
+        return codes.ravel()[:count] & jnp.uint32((1 << bits) - 1)
+    group, place = np.uint32(per_group), np.uint32(bits)
+    j = lax.iota(jnp.uint32, count)
+    start = lax.rem(j, group) * place  # inside its group, so that no position in bits overflows
+    word = lax.convert_element_type(
+        lax.div(j, group) * np.uint32(words_per_group) + (start >> 5), jnp.int32
+    )
+    offset = start & 31
+    code = words[word] >> offset
+    rest = words[jnp.minimum(word + 1, words.size - 1)] << (32 - offset & 31)
+    code = jnp.where(offset + place > 32, code | rest, code)
+    return code & jnp.uint32((1 << bits) - 1)
+
+
+def pack_masks(*masks: jax.Array) -> tuple[jax.Array, ...]:
+    """Masks bool[n] as words uint32[ceil(n / 32)]; position i is bit i % 32 of word i // 32.
+
+    Masks of the same data are packed together in one pass over it.
+    """
+    return pack_whole(*masks, bits=1)
+
+
+def unpack_mask(words: jax.Array, count: int) -> jax.Array:
+    """The first `count` bits, bool[count]."""
+    return unpack(words, 1, count).astype(bool)
+
+
+def period(bits: int) -> int:
+    """After how many codes the pattern repeats: the least that fill whole words."""
+    return _group(bits)[0]
+
+
+def _group(bits: int) -> tuple[int, int]:
+    common = math.gcd(bits, 32)
+    return 32 // common, bits // common
+
+
+PIECE = 1 << 16
+
+
+def digits_per_word(base: int) -> int:
+    """How many digits a word holds."""
+    count = 1
+    while base ** (count + 1) <= 1 << 32:
+        count += 1
+    return count
+
+
+def words_for_digits(count: int, base: int) -> int:
+    """How many words `count` digits fill."""
+    return -(-count // digits_per_word(base))
+
+
+def pack_digits(digits: jax.Array, base: int) -> jax.Array:
+    """Digits uint32[n], each below `base`, to words uint32[words_for(n, base)]."""
+    width = digits_per_word(base)
+
+    def words(digits: jax.Array) -> tuple[jax.Array]:
+        values = _shapes.rows(digits, width) * _powers(base)[None]
+        return (jnp.sum(values, axis=1, dtype=jnp.uint32),)
+
+    return _shapes.whole_then_rest(words, width, digits)[0]
+
+
+def unpack_digits(words: jax.Array, base: int, count: int) -> jax.Array:
+    """Words back to digits uint32[count]."""
+    if digits_per_word(base) == 1:
+        return words[:count]
+    digits = _platform.dependent(
+        words,
+        cpu=functools.partial(_digits_in_pieces, base=base),
+        default=functools.partial(_digits, base=base),
+    )
+    return digits.ravel()[:count]
+
+
+def _digits_in_pieces(words: jax.Array, base: int) -> jax.Array:
+    # In pieces, which are kept before the unused digits are cut off: found together with that,
+    # a digit would be looked for by its position, and not with its neighbors.
+    pieces = _shapes.rows(words, max(1, min(PIECE, words.size)))
+    digits = lax.map(functools.partial(_digits, base=base), pieces)
+    return digits.reshape(-1, digits_per_word(base))[: words.size]
+
+
+def _digits(words: jax.Array, base: int) -> jax.Array:
+    """All digits of words uint32[m], uint32[m, per_word(base)].
+
+    A word is divided once, into halves that a float32 holds exactly, as division of integers is not
+    vectorized. One half more before rounding down is too little to reach the next digit, and more
+    than all rounding errors.
+    """
+    width = digits_per_word(base)
+    half = -(-width // 2)
+    high = words // np.uint32(base**half)
+    low = words - high * np.uint32(base**half)
+    place = np.arange(width)[None]
+    part = jnp.where(place < half, low[:, None], high[:, None])
+    above = _down(part, 1 / float(base) ** (place % half))
+    return (above - base * _down(above, 1 / base)).astype(jnp.uint32)
+
+
+def _down(part: jax.Array, factor: np.ndarray | float) -> jax.Array:
+    middle = part.astype(jnp.int32).astype(jnp.float32) + np.float32(0.5)
+    return (middle * np.asarray(factor, np.float32)).astype(jnp.int32)
+
+
+def _powers(base: int) -> np.ndarray:
+    return np.array([base**j for j in range(digits_per_word(base))], np.uint32)

@@ -1,0 +1,224 @@
+"""Positions below n: a bitmap with rank and select, its shorter code, and values at positions.
+
+Rank and select find sparse positions without a scan over n: a running sum over n/32 words is all
+that is needed; inside a word the j-th set bit takes five popcounts.
+
+k ascending positions are sent as the bitmap or in Elias-Fano code, whichever is smaller. The code
+splits a position into its l = floor(log2(n/k)) low bits, stored as they are, and the rest, stored
+as a bitmap in unary: bit (p_j >> l) + j is set for the j-th position p_j. That takes k·l bits and
+k + (n-1 >> l) + 1 bits, at most k(2 + l) and a word or two, within half a bit an index of the
+entropy. Both sizes follow from k and n alone, so the choice is static.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fftgrad.ops import _codes, _count, _platform
+
+WORD = 32
+
+IN_ORDER: dict[str, Any] = {"indices_are_sorted": True, "unique_indices": True, "mode": "drop"}
+"""How positions index a vector: what lets XLA scatter without contention."""
+
+
+class Sparse(NamedTuple):
+    """Value: a vector that is zero but at some positions; what `Selector.sparse` returns.
+
+    Attributes:
+      positions: int32, of any shape; flat, they ascend and differ, all of them. What is nowhere has
+        n, n + 1, ...
+      values: what is there, of the same shape.
+
+    Example:
+      >>> few = fg.codecs.Sparse(jnp.array([0, 2]), jnp.array([1.0, -1.0]))
+      >>> few.add_to(jnp.ones(3), scale=2.0)
+      Array([ 3.,  1., -1.], dtype=float32)
+    """
+
+    positions: jax.Array
+    values: jax.Array
+
+    def put_into(self, x: jax.Array) -> jax.Array:
+        """`x` with the values in place of what it has there."""
+        return x.at[self.positions].set(self.values, **IN_ORDER)
+
+    def add_to(self, x: jax.Array, scale: jax.Array | float) -> jax.Array:
+        """`x` + scale · this."""
+        return x.at[self.positions].add(scale * self.values, **IN_ORDER)
+
+
+class EliasFano(NamedTuple):
+    """Positions in Elias-Fano code: `low` uint32 words of low bits, `high` of the unary bitmap."""
+
+    low: jax.Array
+    high: jax.Array
+
+
+class Bitmap(NamedTuple):
+    """Positions as one bit for each of the n candidates."""
+
+    words: jax.Array
+
+
+class Ranked(NamedTuple):
+    """A bitmap, and how many bits are set before each of its words, int32."""
+
+    words: jax.Array
+    before: jax.Array
+
+
+def bitmap_of(positions: jax.Array, keep: jax.Array | int, size: int) -> jax.Array:
+    """The bitmap uint32[ceil(size / 32)] with a bit at each of the positions that has `keep` 1.
+
+    Those positions must differ: a bit is set by adding it.
+    """
+    bit = jnp.asarray(keep, jnp.uint32) << (positions % WORD).astype(jnp.uint32)
+    words = jnp.zeros((-(-size // WORD),), jnp.uint32)
+    return words.at[positions // WORD].add(bit, indices_are_sorted=True, mode="drop")
+
+
+def count(words: jax.Array) -> jax.Array:
+    """How many bits are set, int32[]."""
+    return jnp.sum(_population(words), dtype=jnp.int32)
+
+
+def rank(words: jax.Array) -> Ranked:
+    """The bitmap, ready to be looked into."""
+    population = _population(words)
+    return Ranked(words, _count.cumsum(population) - population)
+
+
+def select(bitmap: Ranked, count: int) -> jax.Array:
+    """The positions of the first `count` set bits, ascending, int32[count].
+
+    Where fewer bits are set the rest is unspecified, but within the bitmap.
+    """
+    found = _platform.dependent(
+        bitmap,
+        cuda=functools.partial(_select_by_bit, count=count),
+        rocm=functools.partial(_select_by_bit, count=count),
+        default=functools.partial(_select_by_word, count=count),
+    )
+    # Kept, because each of its readers would find it again.
+    return lax.optimization_barrier(found)
+
+
+def _select_by_word(bitmap: Ranked, count: int) -> jax.Array:
+    """It, by looking for the word of each rank: work on n/32 words, and on `count` ranks."""
+    words, before = bitmap
+    slot = jnp.where(words > 0, before, count)
+    starts = jnp.zeros((count,), jnp.int32)
+    starts = starts.at[slot].set(jnp.arange(words.size, dtype=jnp.int32), mode="drop")
+    word = _count.cummax(starts)
+    rank = jnp.arange(count, dtype=jnp.int32) - before[word]
+    return WORD * word + _select_in_word(words[word], rank)
+
+
+def _select_by_bit(bitmap: Ranked, count: int) -> jax.Array:
+    """It, by looking for the rank of each bit: work on n bits, but in few kernels."""
+    words, before = bitmap
+    below = ~(jnp.uint32(0xFFFFFFFF) << _places())
+    bits, place = words[:, None], _places().astype(jnp.int32)
+    is_set = (bits >> _places()) & 1 == 1
+    slot = jnp.where(is_set, before[:, None] + _population(bits & below), count)
+    position = WORD * lax.iota(jnp.int32, words.size)[:, None] + place
+    return jnp.zeros((count,), jnp.int32).at[slot].set(position, mode="drop")
+
+
+def first(bitmap: Ranked, count: jax.Array | int) -> Ranked:
+    """The bitmap of the first `count` of the bits that are set."""
+    words, before = bitmap
+    left = count - before
+    kept = jnp.where(left > 0, _first_in_word(words, left), jnp.uint32(0))
+    return Ranked(kept, jnp.minimum(before, count))
+
+
+def _first_in_word(words: jax.Array, count: jax.Array) -> jax.Array:
+    """The bits below the first one that is too many."""
+    many = _select_in_word(words, count).astype(jnp.uint32)
+    below = words & ~(jnp.uint32(0xFFFFFFFF) << many)
+    return jnp.where(count >= _population(words), words, below)
+
+
+def _places() -> jax.Array:
+    """The place of each bit in a word, uint32[1, 32].
+
+    Made where it is used: a constant would be an operand of the conditionals around it, whose
+    branches jax.vmap cannot then type by axes.
+    """
+    return lax.broadcasted_iota(jnp.uint32, (1, WORD), 1)
+
+
+def _population(words: jax.Array) -> jax.Array:
+    return lax.convert_element_type(lax.population_count(words), jnp.int32)
+
+
+def _select_in_word(word: jax.Array, rank: jax.Array) -> jax.Array:
+    position = lax.full_like(rank, 0)
+    for width in (16, 8, 4, 2, 1):
+        below = _population(lax.bitwise_and(word, np.uint32((1 << width) - 1)))
+        above = lax.ge(rank, below)
+        rank = lax.select(above, lax.sub(rank, below), rank)
+        word = lax.select(above, lax.shift_right_logical(word, np.uint32(width)), word)
+        position = lax.select(above, lax.add(position, np.int32(width)), position)
+    return position
+
+
+def encode(bitmap: Ranked, k: int, n: int) -> tuple[jax.Array, EliasFano | Bitmap]:
+    """The positions of the k bits set in a bitmap of n, int32[k] ascending, and their code."""
+    positions = select(bitmap, k)
+    if not _is_elias_fano(k, n):
+        return positions, Bitmap(bitmap.words)
+    return positions, _elias_fano(positions, k, n)
+
+
+def encode_positions(positions: jax.Array, k: int, n: int) -> EliasFano | Bitmap:
+    """The code of k ascending positions, all different."""
+    if not _is_elias_fano(k, n):
+        return Bitmap(bitmap_of(positions, 1, n))
+    return _elias_fano(positions, k, n)
+
+
+def words_for(k: int, n: int) -> int:
+    """How many words the code of k positions below n fills."""
+    return min(_elias_fano_words(k, n), _codes.words_for(n, 1))
+
+
+def _elias_fano(positions: jax.Array, k: int, n: int) -> EliasFano:
+    l = _low_bits(k, n)
+    low = _codes.pack(positions.astype(jnp.uint32) & jnp.uint32((1 << l) - 1), l)
+    unary = (positions >> l) + jnp.arange(k, dtype=jnp.int32)
+    return EliasFano(low, bitmap_of(unary, 1, _unary_bits(k, n)))
+
+
+def decode(code: EliasFano | Bitmap, k: int, n: int) -> jax.Array:
+    """The positions int32[k]; below n whatever the words hold."""
+    match code:
+        case Bitmap(words):
+            positions = select(rank(words), k)
+        case EliasFano(low, high):
+            l = _low_bits(k, n)
+            upper = select(rank(high), k) - jnp.arange(k, dtype=jnp.int32)
+            positions = (upper << l) | _codes.unpack(low, l, k).astype(jnp.int32)
+    return jnp.clip(positions, 0, n - 1)
+
+
+def _low_bits(k: int, n: int) -> int:
+    return (n // k).bit_length() - 1
+
+
+def _unary_bits(k: int, n: int) -> int:
+    return k + ((n - 1) >> _low_bits(k, n)) + 1
+
+
+def _elias_fano_words(k: int, n: int) -> int:
+    return _codes.words_for(k, _low_bits(k, n)) + _codes.words_for(_unary_bits(k, n), 1)
+
+
+def _is_elias_fano(k: int, n: int) -> bool:
+    return _elias_fano_words(k, n) < _codes.words_for(n, 1)
