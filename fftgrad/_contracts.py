@@ -1,20 +1,14 @@
 """The contracts: what a codec, a memory and an exchange are. The page to read first.
 
-A gradient travels through three kinds of parts:
-
     Codec      one vector <-> what is sent for it. A stage, or a chain of stages.
     Memory     what a worker keeps of what it could not send.
     Exchange   the collective: compress, send, decode, average.
 
-A codec is a `Transform`, a `Selector` or a `Quantizer`. The rules for all of them:
-
-1. Configuration is a value: a frozen dataclass, whose `repr` is the call that makes it.
-2. State is data. What changes from step to step is a pytree of arrays that the caller holds.
-3. A default is right: what a part leaves out behaves as the base class says, in every exchange.
-4. A claim (`summable`, `unbiased`) is False until it is proved and tested.
-5. A value that is not finite is never hidden: some value of decompress(compress(x)) is not finite
-   then. XLA's maximum may drop NaN: add `fg.codecs.poison(x)` to whatever stands for all values.
-6. Shapes are static. Bytes follow from shapes alone.
+Rules for all of them: configuration is a frozen dataclass, whose `repr` is the call that makes it.
+What changes from step to step is a pytree of arrays that the caller holds. Shapes are static, and
+bytes follow from shapes alone. A claim (`summable`, `unbiased`) is False until it is proved and
+tested. A value that is not finite is never hidden: decompress(compress(x)) has one then. XLA's
+maximum may drop NaN, so add `fg.codecs.poison(x)` to whatever stands for all values.
 """
 
 import abc
@@ -26,8 +20,8 @@ import jax.numpy as jnp
 
 from fftgrad._axes import AxisName as AxisName
 from fftgrad._channel import Channel as Channel
-from fftgrad._step import Step as Step
-from fftgrad._step import Tally as Tally
+from fftgrad._channel import Step as Step
+from fftgrad._channel import Tally as Tally
 from fftgrad.ops import _collectives
 from fftgrad.ops._positions import Sparse as Sparse
 from fftgrad.ops._shapes import Like as Like
@@ -38,29 +32,19 @@ Scope: TypeAlias = Literal["model", "leaf"] | Callable[[str, Like], str]
 
 
 class Payload(NamedTuple):
-    """What is sent for a vector.
+    """What is sent for a vector."""
 
-    Attributes:
-      main: handed to the next stage of a chain, or sent.
-      side: sent as it is: packed indices, scales.
-    """
-
-    main: Any
-    side: PyTree = ()
+    main: Any  # handed to the next stage of a chain, or sent
+    side: PyTree = ()  # sent as it is: packed indices, scales
 
 
 class Compressed(NamedTuple):
-    """What `Codec.compress` returns.
-
-    Attributes:
-      payload: what is sent.
-      overflow: how many values saturated or stayed behind, int32; the Python number 0: none ever.
-      state: the codec's next state.
-    """
+    """What `Codec.compress` returns."""
 
     payload: Payload
+    # how many values saturated or stayed behind, int32; the Python number 0: none ever
     overflow: jax.Array | int = 0
-    state: PyTree = ()
+    state: PyTree = ()  # the codec's next state
 
 
 class Codec(abc.ABC):
@@ -114,15 +98,8 @@ class Transform(Codec):
         return n
 
     def at_blocks(self, coefficients: Sparse, like: Like, step: Step) -> Sparse:
-        """What a few coefficients stand for, where the others are zero.
-
-        Called where `reach` is short, with positions that ascend and differ; those from the number
-        of coefficients on are nowhere.
-        """
-        main = jax.eval_shape(lambda x: self.compress(x, self.init(x), step).payload.main, like)
-        spectrum = coefficients.put_into(jnp.zeros(main.shape, main.dtype))
-        whole = self.decompress(Payload(spectrum), like, step)
-        return Sparse(jnp.arange(whole.size, dtype=jnp.int32), whole)
+        """What a few coefficients stand for, if `reach` is short; the others are zero."""
+        raise NotImplementedError
 
 
 class Selector(Codec):
@@ -135,19 +112,12 @@ class Selector(Codec):
         They ascend and differ; a position from n on is nowhere.
         """
 
-    def at(self, x: jax.Array, side: PyTree, step: Step) -> jax.Array:
-        """The values of another vector at the positions of a payload; zero for nowhere."""
-        return jnp.take(x, self.positions(side, x.size, step), mode="fill", fill_value=0)
-
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         found = Sparse(self.positions(payload.side, like.shape[0], step), payload.main)
         return found.put_into(jnp.zeros(like.shape, payload.main.dtype))
 
     def sparse(self, payload: Payload, like: Like, step: Step) -> Sparse | None:
-        """What a payload stands for as values at few positions; None for all of them.
-
-        It is what `decompress` returns, but for the zeros.
-        """
+        """What `decompress` returns, but for the zeros; None if there are none."""
         if type(self).decompress is not Selector.decompress:
             return None  # nobody said what belongs to a decompress of one's own
         return Sparse(self.positions(payload.side, like.shape[0], step), payload.main)
@@ -182,36 +152,24 @@ class Memory(abc.ABC):
 
 
 class State(NamedTuple):
-    """What an exchange keeps between steps, by whose it is.
+    """What an exchange keeps between steps, by whose it is."""
 
-    Attributes:
-      shared: equal on all workers.
-      own: this worker's alone.
-      shards: what this worker keeps as the owner of a shard, for all workers.
-    """
-
-    shared: PyTree = ()
-    own: PyTree = ()
-    shards: PyTree = ()
+    shared: PyTree = ()  # equal on all workers
+    own: PyTree = ()  # this worker's alone
+    shards: PyTree = ()  # this worker's, as the owner of a shard of what all have
 
 
 class Reduced(NamedTuple):
-    """What an exchange returns; `mean` and `error` are shaped like `x`.
+    """What an exchange returns; `mean` and `error` are shaped like `x`."""
 
-    Attributes:
-      mean: the average of what all workers sent, the same bits on all of them. Some value of it is
-        not finite if anything was that any worker had to send.
-      error: what the others did not receive of this worker's `x`: x minus what they received;
-        None for an exchange that keeps that itself, and sends it later.
-      state: the exchange's next state. The caller keeps the old one after a step that is not
-        finite: a bad step leaves no trace.
-      tally: what the workers learned of each other on the way.
-    """
-
+    # the average of what all workers sent, the same bits on all of them; some value of it is not
+    # finite if anything was that any worker had to send
     mean: PyTree
+    # what the others did not receive of this worker's x; None: the exchange keeps that itself
     error: PyTree | None
+    # the caller keeps the old one after a step that is not finite: a bad step leaves no trace
     state: State = State()
-    tally: Tally = Tally()
+    tally: Tally = Tally()  # what the workers learned of each other on the way
 
     def error_or_zeros(self, x: PyTree) -> PyTree:
         """What is left for a memory of `x` to keep."""

@@ -15,7 +15,6 @@ ROOT = pathlib.Path(__file__).parent.parent / "fftgrad"
 FLOORS = [
     ["_axes", "_values"],
     ["ops"],
-    ["_step"],
     ["_channel"],
     ["_contracts"],
     ["codecs", "memories"],

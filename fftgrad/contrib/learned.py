@@ -392,8 +392,8 @@ class _Turn:
         found: list[jax.Array] = []
         for i, side in zip(_chosen(self.codec), sides, strict=True):
             selector: Any = self.codec.codecs[i]
-            own = _parts._own(self.channel.step, jnp.int32(i))
-            found.append(selector.at(self.vectors[i], side, own))
+            own = _parts.own_step(self.channel.step, jnp.int32(i))
+            found.append(_parts.values_at(selector, self.vectors[i], side, own))
         return jnp.concatenate(found)
 
     def means(self, *others: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:

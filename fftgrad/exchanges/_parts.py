@@ -14,7 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fftgrad._contracts import Codec, Compressed, Exchange, Like, Payload, PyTree, Scope, Step
+from fftgrad._contracts import (
+    Codec,
+    Compressed,
+    Exchange,
+    Like,
+    Payload,
+    PyTree,
+    Scope,
+    Selector,
+    Step,
+)
 from fftgrad._values import check_count, check_kind, value
 from fftgrad.codecs import _chain, _sum
 from fftgrad.codecs._transforms import Identity
@@ -134,7 +144,7 @@ class Parts:
     def compress(self, vectors: Vectors, state: tuple[PyTree, ...], step: Step) -> CompressedParts:
         def one(codec: Codec, row: Any) -> Compressed:
             number, vector, before = row
-            return _chain.compress(codec, vector, before, _own(step, number))
+            return _chain.compress(codec, vector, before, own_step(step, number))
 
         outs = self._each(one, step, (), vectors, state)
         payloads, overflows, states = zip(*outs, strict=True) if outs else ((), (), ())
@@ -143,7 +153,7 @@ class Parts:
     def decompress(self, payloads: Payloads, likes: Likes, step: Step) -> Vectors:
         def one(codec: Codec, like: Like, row: Any) -> jax.Array:
             number, payload = row
-            return _chain.decompress(codec, payload, like, _own(step, number))
+            return _chain.decompress(codec, payload, like, own_step(step, number))
 
         return tuple(self._each(one, step, (likes,), payloads))
 
@@ -158,7 +168,7 @@ class Parts:
 
         def one(codec: Codec, row: Any) -> jax.Array:
             number, vector, payload = row
-            return _sum.add(codec, vector, payload, -1.0, _own(step, number))
+            return _sum.add(codec, vector, payload, -1.0, own_step(step, number))
 
         return tuple(self._each(one, step, (), vectors, payloads))
 
@@ -200,7 +210,9 @@ class Parts:
 
         def one(codec: Codec, row: Any) -> jax.Array:
             number, total, stacked = row
-            return _sum.add_each(codec, total, stacked, scale, _own(step, number), shards=shards)
+            return _sum.add_each(
+                codec, total, stacked, scale, own_step(step, number), shards=shards
+            )
 
         return tuple(self._each(one, step, (), totals, payloads))
 
@@ -209,7 +221,7 @@ class Parts:
 
         def one(codec: Codec, like: Like, row: Any) -> jax.Array:
             number, total = row
-            return _chain.undo_linear(codec, total, like, _own(step, number))
+            return _chain.undo_linear(codec, total, like, own_step(step, number))
 
         return tuple(self._each(one, step, (likes,), totals))
 
@@ -248,7 +260,7 @@ class Parts:
         return list(zip(self.codecs, *others, strict=True))
 
 
-def _own(step: Step, number: jax.Array | np.generic) -> Step:
+def own_step(step: Step, number: jax.Array | np.generic) -> Step:
     """The step of a part: the first one has the randomness of the step, every other its own."""
     if isinstance(number, np.generic):  # a part that is like no other
         return step.fold(int(number)) if number else step
@@ -290,6 +302,11 @@ def check_codec(owner: str, codec: object) -> None:
         if isinstance(codec, Exchange):
             remedy = "it is an exchange already; pass its codec, or use it in place of this one."
         check_kind(f"{owner}(codec)", codec, Codec, remedy)
+
+
+def values_at(selector: Selector, x: jax.Array, side: PyTree, step: Step) -> jax.Array:
+    """The values of another vector at the positions of a payload; zero for nowhere."""
+    return jnp.take(x, selector.positions(side, x.size, step), mode="fill", fill_value=0)
 
 
 def vectors(x: PyTree) -> Vectors:

@@ -115,7 +115,7 @@ class SharedSupport(Exchange):
         selected = selectors.compress(z, state.own.selectors, step)
         sides = channel.broadcast([payload.side for payload in selected.payloads], leads)
         values = [
-            selector.at(part, side, step) if isinstance(selector, Selector) else part
+            _parts.values_at(selector, part, side, step) if isinstance(selector, Selector) else part
             for selector, part, side in zip(selectors.codecs, z, sides, strict=True)
         ]
         overflow = _count.add(spectra.overflow, jnp.where(leads, selected.overflow, 0))

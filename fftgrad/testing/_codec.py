@@ -39,7 +39,7 @@ DEFAULT = "leave `{}` out: the default is right."
 
 
 class Trip(NamedTuple):
-    """A vector through a codec and back; `places` and `there` are a selector's."""
+    """A vector through a codec and back; `places` are a selector's."""
 
     payload: Payload
     overflow: jax.Array
@@ -50,7 +50,6 @@ class Trip(NamedTuple):
     elsewhere: jax.Array
     added: jax.Array
     places: jax.Array | None
-    there: jax.Array | None
 
 
 Run = Callable[[jax.Array, PyTree, jax.Array], Trip]
@@ -141,7 +140,6 @@ def _trip(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Trip:
         elsewhere=codec.decompress(out.payload, like, other),
         added=_sum.add(codec, jnp.linspace(-1.0, 1.0, x.size), out.payload, 0.5, step),
         places=selector.positions(side, x.size, step) if selector else None,
-        there=selector.at(x, side, step) if selector else None,
     )
 
 
@@ -251,7 +249,7 @@ def _good(laws: Laws, codec: Codec, x: np.ndarray, out: Trip, where: str) -> Non
 
 def _positions(laws: Laws, codec: Codec, x: np.ndarray, out: Trip, where: str) -> None:
     """Law: a selector's positions ascend and differ, and the values of main belong there."""
-    places, there, back = map(np.asarray, (out.places, out.there, out.back))
+    places, back = map(np.asarray, (out.places, out.back))
     main = None if codec.last else np.asarray(out.payload.main)
     shape = places.shape if main is None else main.shape
     inside = places < x.size
@@ -269,11 +267,6 @@ def _positions(laws: Laws, codec: Codec, x: np.ndarray, out: Trip, where: str) -
         main is None or np.array_equal(back[places[inside]], main[inside]), "positions",
         "decompress must put the values of main there", f"other values {where}",
         DEFAULT.format("decompress"),
-    )  # fmt: skip
-    laws.need(
-        np.array_equal(there, np.where(inside, x[np.minimum(places, x.size - 1)], 0)), "positions",
-        "at(x) must be the values of x there", f"{there[:4].tolist()}... {where}",
-        DEFAULT.format("at"),
     )  # fmt: skip
 
 
