@@ -57,35 +57,37 @@ class LogLevels(Quantizer):
         check_count("LogLevels(bits)", self.bits, "for more bits use no quantizer.", 2, 16)
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
+        b, width = self._level_bits(x), self._width(x)
         if _is_polar(x):
             magnitude = _modulus(x)
-            ends = Ends.of(magnitude)
             sector = jnp.floor(jnp.angle(x) * (2**self.bits / (2 * math.pi))).astype(jnp.int32)
-            cell = ends.cell(magnitude, 2**self.bits)
-            codes = cell | (sector & (2**self.bits - 1)) << self.bits
-            return _compressed(codes, 2 * self.bits, ends)
-        values = _quantizers.as_real("LogLevels", x)
-        magnitude, levels = jnp.abs(values), 2 ** (self.bits - 1)
+            sector &= 2**self.bits - 1
+        else:
+            values = _quantizers.as_real("LogLevels", x)
+            magnitude, sector = jnp.abs(values), (values < 0).astype(jnp.int32)
         ends = Ends.of(magnitude)
-        level = ends.cell(magnitude, levels)
-        return _compressed(level | (values < 0).astype(jnp.int32) << self.bits - 1, self.bits, ends)
+        codes = (ends.cell(magnitude, 2**b) | sector << b).astype(jnp.uint32)
+        return Compressed(Payload(_codes.pack(codes, width), ends.side))
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
+        b, width = self._level_bits(like), self._width(like)
         ends = Ends.from_side(payload.side)
         whole = _finite.poison_unless(jnp.isfinite(ends.high))
-        if _is_polar(like):
-            (k,) = like.shape
-            codes = _codes.unpack(payload.main, 2 * self.bits, k)
-            level, sector = codes & np.uint32(2**self.bits - 1), codes >> np.uint32(self.bits)
-            half = math.pi / 2**self.bits
-            modulus = ends.middle(level, 2**self.bits) * math.cos(half) + whole
-            angle = (2 * half) * sector.astype(jnp.float32) + half
-            return lax.complex(modulus * jnp.cos(angle), modulus * jnp.sin(angle))
-        codes = _codes.unpack(payload.main, self.bits, _quantizers.real_size(like))
-        level, levels = codes & np.uint32(2 ** (self.bits - 1) - 1), 2 ** (self.bits - 1)
-        magnitude = ends.middle(level, levels)
-        values = jnp.where(codes >> np.uint32(self.bits - 1) == 1, -magnitude, magnitude) + whole
-        return _quantizers.from_real(values, like)
+        codes = _codes.unpack(payload.main, width, math.prod(like.shape))
+        magnitude, sector = ends.middle(codes & np.uint32(2**b - 1), 2**b), codes >> np.uint32(b)
+        if not _is_polar(like):
+            return (jnp.where(sector == 1, -magnitude, magnitude) + whole).astype(like.dtype)
+        half = math.pi / 2**self.bits
+        modulus = magnitude * math.cos(half) + whole
+        angle = (2 * half) * sector.astype(jnp.float32) + half
+        return lax.complex(modulus * jnp.cos(angle), modulus * jnp.sin(angle))
+
+    def _level_bits(self, like: Like) -> int:
+        """Bits of a code that hold its level, below the sign or the sector."""
+        return self.bits if _is_polar(like) else self.bits - 1
+
+    def _width(self, like: Like) -> int:
+        return 2 * self.bits if _is_polar(like) else self.bits
 
 
 class Ends(NamedTuple):
@@ -127,8 +129,11 @@ class Ends(NamedTuple):
         zeros = self.zeros.astype(jnp.int32)
         cells = levels - zeros
         j = level.astype(jnp.int32) - zeros
-        lower = self._at(j, cells)
-        ratio = jnp.exp2(-self._width / cells.astype(jnp.float32))
+        step = self._width / cells.astype(jnp.float32)
+        # Half-way twice, because high / low may be more than a float32 holds.
+        root = jnp.exp2(j.astype(jnp.float32) * (0.5 * step))
+        lower = jnp.clip(self.low * root * root, self.low, self.high)
+        ratio = jnp.exp2(-step)
         # Below 2 by more than rounding, for the error is to be below 1.
         up = jnp.minimum(2.0 / (1.0 + ratio), 2.0 - 2.0**-14)
         return jnp.where(j < 0, 0.0, jnp.clip(lower * up, self.low, self.high))
@@ -136,13 +141,6 @@ class Ends(NamedTuple):
     @property
     def _width(self) -> jax.Array:
         return _log2(self.high) - _log2(self.low)
-
-    def _at(self, place: jax.Array, cells: jax.Array) -> jax.Array:
-        """The magnitude at a place."""
-        step = self._width / cells.astype(jnp.float32)
-        # Half-way twice, because high / low may be more than a float32 holds.
-        root = jnp.exp2(place.astype(jnp.float32) * (0.5 * step))
-        return jnp.clip(self.low * root * root, self.low, self.high)
 
 
 def _is_polar(like: Like) -> bool:
@@ -160,10 +158,6 @@ def _modulus(z: jax.Array) -> jax.Array:
     share = jnp.minimum(re, im) / jnp.where(most < _quantizers.TINY, 1.0, most)
     # What is not finite may be dropped by the maximum and the minimum.
     return most * jnp.sqrt(1.0 + jnp.square(share)) + (re - re) + (im - im)
-
-
-def _compressed(codes: jax.Array, bits: int, ends: Ends) -> Compressed:
-    return Compressed(Payload(_codes.pack(codes.astype(jnp.uint32), bits), ends.side))
 
 
 @value

@@ -19,7 +19,10 @@ def all_finite(tree: object) -> jax.Array:
     alike: dict[Any, list[jax.Array]] = {}
     for leaf in jax.tree.leaves(tree):
         alike.setdefault(jax.typeof(leaf), []).append(leaf)
-    flags = [jnp.isfinite(poison(_stacked(leaves))) for leaves in alike.values()]
+    flags = [
+        jnp.isfinite(poison(jnp.stack(leaves) if len(leaves) > 1 else leaves[0]))
+        for leaves in alike.values()
+    ]
     return jnp.all(jnp.stack(flags)) if flags else jnp.ones((), bool)
 
 
@@ -64,10 +67,6 @@ def mean(x: jax.Array, count: jax.Array | int) -> jax.Array:
 def poison_unless(finite: jax.Array) -> jax.Array:
     """0.0 where the flag holds, else NaN."""
     return jnp.where(finite, 0.0, jnp.nan)
-
-
-def _stacked(leaves: list[jax.Array]) -> jax.Array:
-    return jnp.stack(leaves) if len(leaves) > 1 else leaves[0]
 
 
 def nan_unless(fine: jax.Array, tree: PyTree) -> PyTree:
