@@ -18,13 +18,7 @@ import fftgrad as fg
 from fftgrad.islands import _keys
 from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model
-from fftgrad.islands._objects import (
-    MOST_TEXT,
-    Contribution,
-    DamagedError,
-    Manifest,
-    TooLargeError,
-)
+from fftgrad.islands._objects import Contribution, DamagedError, Manifest
 from fftgrad.islands._requests import Clock, Create, Delete, List, Read, StoreError, Wait
 from fftgrad.islands._residual import Change
 
@@ -63,10 +57,7 @@ class World:
             self.made[request.key] = self.now + self.random.uniform(0, self.faults.lag)
             return True
         if isinstance(request, Read):
-            data = self.objects.get(request.key)
-            if data is not None and len(data) > request.most:
-                raise TooLargeError(len(data), request.most)
-            return data
+            return self.objects.get(request.key)
         if isinstance(request, List):
             return [
                 key
@@ -97,8 +88,6 @@ class World:
             data = self.objects.get(_keys.manifest(number, copy))
             if data is None:
                 return None
-            if len(data) > MOST_TEXT:
-                continue
             with contextlib.suppress(DamagedError):
                 return Manifest.from_bytes(data, number)
         raise AssertionError
@@ -207,11 +196,7 @@ class Actor:
         if faults.dies <= chance < faults.dies + faults.errs / 2:
             self._error = StoreError("the request was lost")
             return
-        try:
-            self._answer = world.answer(request)
-        except TooLargeError as error:
-            self._error = error
-            return
+        self._answer = world.answer(request)
         self.note()
         if chance < faults.dies:
             self.dead = True
@@ -242,7 +227,7 @@ class Actor:
 
     def decoded(self, data: bytes, number: int) -> Any:
         programs = self.member.programs
-        payloads = programs.from_bytes(Contribution.from_bytes(data, len(programs.sizes)).blobs)
+        payloads = programs.from_bytes(Contribution.from_bytes(data).blobs)
         (vector,) = programs.decode(payloads, number)
         b, w = vector[:3], vector[3:]
         return {"b": b, "w": w.reshape(4, 4)}

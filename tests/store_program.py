@@ -71,9 +71,9 @@ class Watched:
         self.begins(f"create {kind_of(key)}")
         return self.store.create(key, data)
 
-    def read(self, key, *most):
+    def read(self, key):
         self.begins(f"read {kind_of(key)}")
-        return self.store.read(key, *most)
+        return self.store.read(key)
 
     def list(self, folder, after=""):
         self.begins("list")

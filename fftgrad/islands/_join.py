@@ -19,7 +19,7 @@ def enter_run(model: Model, mine: Settings | None, own: str) -> Steps[tuple[Sett
     asked = mine or Settings()
     about = {"id": own, "model": model.described, "settings": asked.as_dict()}
     try:
-        data = yield from settle(_keys.RUN, _objects.pack_json(about), _objects.MOST_TEXT)
+        data = yield from settle(_keys.RUN, _objects.pack_json(about))
         if (yield Create(_keys.RUN, data)):  # its own bytes, so that the test changes nothing
             raise ValueError(
                 "Island(store): must make an object only if there is none, got one that replaces "
@@ -65,10 +65,10 @@ def check_run(data: bytes) -> Steps[str]:
     If the store has no run.json, or that of another run, this is an error: nothing may be written
     there. Else an island would begin a new run in a folder whose disk is not mounted.
     """
+    found = yield Read(_keys.RUN)
+    if found == data:
+        return ""
     try:
-        found = yield Read(_keys.RUN, _objects.MOST_TEXT)
-        if found == data:
-            return ""
         if found is not None:
             _objects.unpack_json(found)  # before its format, which may be what is damaged
     except DamagedError as error:
@@ -82,8 +82,6 @@ def check_run(data: bytes) -> Steps[str]:
 
 NEW, OLD = b"new", b"old"
 """The start that has a name. The words differ in every letter, so damage is neither of them."""
-MOST = 64
-"""Most bytes of a claim."""
 
 
 class NameTakenError(ValueError):
@@ -147,10 +145,7 @@ def release_name(who: Who) -> Steps[None]:
 
 def _settle(who: Who, what: str, said: bytes) -> Steps[bytes]:
     """Create an object of a claim; return its bytes, or those of an earlier writer."""
-    try:
-        return (yield from settle(_keys.claim(who, what), said, MOST))
-    except DamagedError:
-        return b""
+    return (yield from settle(_keys.claim(who, what), said))
 
 
 def _claims(name: str) -> Steps[dict[int, set[str]]]:

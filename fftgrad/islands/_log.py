@@ -6,7 +6,6 @@ log find the same manifest, and damage never ends a run.
 """
 
 import itertools
-import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -36,10 +35,10 @@ def decision(number: int) -> Steps[Decision]:
     damage = ""
     for copy in itertools.count():
         key = _keys.manifest(number, copy)
+        data = yield Read(key)
+        if data is None:
+            return Decision(None, copy, damage)
         try:
-            data = yield Read(key, _objects.MOST_TEXT)
-            if data is None:
-                return Decision(None, copy, damage)
             return Decision(Manifest.from_bytes(data, number), copy, damage)
         except DamagedError as error:
             damage = f"{key} is damaged ({error})"
@@ -112,22 +111,16 @@ def after(
 
 
 class Reader:
-    """Reads the anchors of a model and an outer optimizer.
-
-    Attributes:
-      most: most bytes of such an anchor.
-    """
+    """Reads the anchors of a model and an outer optimizer."""
 
     def __init__(self, model: Model, outer: Outer) -> None:
         state = jax.eval_shape(outer(1.0).init, model.likes)  # its shapes are those of any rate
         likes, self._structure = jax.tree.flatten((model.likes, state))
         self._likes: list[Like] = likes
-        sizes = [math.prod(like.shape) * like.dtype.itemsize for like in likes]
-        self.most = _objects.most_bytes(sizes)
 
     def read(self, data: bytes) -> Anchor:
         """The anchor of an object; a `DamagedError` if it is none, or one of other shapes."""
-        header, blobs = _objects.unpack(ANCHOR, data, len(self._likes))
+        header, blobs = _objects.unpack(ANCHOR, data)
         try:
             number, expected = int(header["round"]), header["expected"]
             told, digest = header["leaves"], header["digest"]
@@ -165,8 +158,9 @@ def newest(reader: Reader, after: int = -1) -> Steps[tuple[Anchor | None, Damage
     for number in reversed((yield from numbers())):
         if number <= after:
             break
+        data = yield Read(_keys.anchor(number))
         try:
-            if (data := (yield Read(_keys.anchor(number), reader.most))) is not None:
+            if data is not None:
                 return reader.read(data), problem
         except DamagedError as error:
             problem = error
@@ -214,7 +208,7 @@ def enter(
     if found is None and problem is None:
         log = yield from decision(0)
         if log.manifest is None and not log.damage:
-            data = yield from settle(_keys.anchor(0), first.to_bytes(), reader.most)
+            data = yield from settle(_keys.anchor(0), first.to_bytes())
             found = reader.read(data)
         else:  # removed, or not listed yet
             found = yield from later(reader, -1, deadline, _nothing, tell)

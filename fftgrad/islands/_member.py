@@ -7,13 +7,14 @@ deadline is over, creates the manifest if there is none; the others obey it. A c
 requests leaves the old round or the new one, because nothing else decides.
 """
 
+import contextlib
 import math
 import secrets
 import warnings
 import zlib
 from typing import Any
 
-from fftgrad.islands import _join, _keys, _log, _objects, _residual, _round
+from fftgrad.islands import _join, _keys, _log, _residual, _round
 from fftgrad.islands._keys import Who
 from fftgrad.islands._log import Anchor, Decision, Reader
 from fftgrad.islands._model import Model, Outer, Programs, Tree
@@ -105,8 +106,8 @@ class Member:
         """Take up the residual of an earlier start, once its last contribution is decided."""
         tree = None
         if (former := self._former) is not None:
-            number, most = self.anchor.round, self.gathering.most
-            if (yield from _residual.is_open(former, self.who, number, most)):
+            number = self.anchor.round
+            if (yield from _residual.is_open(former, self.who, number)):
                 self.awaited = number
                 self.gathering.hand_in((yield Clock()), 0.0)
                 yield from self.finish()
@@ -178,14 +179,11 @@ class Member:
 
     def _write(self) -> Steps[None]:
         """Write the contribution. No other start may have one under this name."""
-        key = _keys.contribution(self.awaited, self.who)
-        try:
-            found = yield from settle(key, self.own, len(self.own))
-            if found != self.own:
-                Contribution.from_bytes(found, len(self.programs.sizes))
+        found = yield from settle(_keys.contribution(self.awaited, self.who), self.own)
+        if found != self.own:
+            with contextlib.suppress(DamagedError):  # its own, damaged by the store
+                Contribution.from_bytes(found)
                 raise _join.NameTakenError(self.who.island, "under which another one contributes")
-        except DamagedError:  # its own, damaged by the store
-            pass
         self._is_written = True
 
     def _look(self) -> Steps[None]:
@@ -279,12 +277,12 @@ class Member:
         for entry in manifest.counted:
             yield from self.answer()
             mine = self.own if entry.who == self.who else self.gathering.found.get(entry.who)
-            most, deadline = self.gathering.most, self.settings.deadline
-            data = yield from _round.fetch(manifest.round, entry, mine, most, deadline, self.answer)
+            deadline = self.settings.deadline
+            data = yield from _round.fetch(manifest.round, entry, mine, deadline, self.answer)
             if data is None:
                 yield from self._take_newer()
                 return
-            blobs = Contribution.from_bytes(data, len(self.programs.sizes)).blobs
+            blobs = Contribution.from_bytes(data).blobs
             sent.append(self.programs.from_bytes(blobs))
         self.take(_log.after(before, manifest, sent, self.programs, self.outer, self.settings.rate))
         self.gathering.named = {one.who for one in (*manifest.counted, *manifest.refused)}
@@ -307,9 +305,8 @@ class Member:
 
     def take(self, anchor: Anchor) -> None:
         """Go on from an anchor."""
-        most = _objects.most_bytes(self.programs.sizes)
         before = getattr(self, "gathering", None)
-        self.gathering = Gathering(anchor, self.settings, most)
+        self.gathering = Gathering(anchor, self.settings)
         if before is not None:
             self.gathering.hand_in(before.handed, before.trained)
 

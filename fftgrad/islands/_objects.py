@@ -16,30 +16,9 @@ HEAD = struct.Struct("<4sHHI")
 """Magic, format, zero, bytes of the header. A CRC-32 of all that stands before it is the tail."""
 TAIL = struct.Struct("<I")
 
-MOST_TEXT = 1 << 24
-"""Most bytes of an object of JSON."""
-MOST_HEADER, OF_A_PART = 1 << 20, 200
-"""Most bytes of a header, and bytes that each part of the object adds to them."""
-
 
 class DamagedError(ValueError):
     """Bytes that are no object of this format."""
-
-
-class TooLargeError(DamagedError):
-    """An object that is not read, because it has more bytes than any object of its key."""
-
-    def __init__(self, size: int, most: int) -> None:
-        super().__init__(f"too large: {size:,} bytes, at most {most:,}")
-
-
-def most_bytes(sizes: Sequence[int]) -> int:
-    """What an object may have whose parts have so many bytes."""
-    return HEAD.size + _most_header(len(sizes)) + sum(sizes) + TAIL.size
-
-
-def _most_header(parts: int) -> int:
-    return MOST_HEADER + OF_A_PART * parts
 
 
 def pack(magic: bytes, header: dict[str, Any], blobs: Sequence[bytes | memoryview]) -> bytes:
@@ -49,8 +28,8 @@ def pack(magic: bytes, header: dict[str, Any], blobs: Sequence[bytes | memoryvie
     return data + TAIL.pack(zlib.crc32(data))
 
 
-def unpack(magic: bytes, data: bytes, parts: int) -> tuple[dict[str, Any], list[memoryview]]:
-    """Header and blobs, so many at most; nothing is executed, and little memory is taken."""
+def unpack(magic: bytes, data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
+    """Header and blobs; nothing is executed."""
     view = memoryview(data)
     if len(view) < HEAD.size + TAIL.size:
         raise DamagedError("cut off")
@@ -61,15 +40,11 @@ def unpack(magic: bytes, data: bytes, parts: int) -> tuple[dict[str, Any], list[
         raise DamagedError(f"of format {version}, this fftgrad reads {FORMAT}")
     if TAIL.unpack_from(view, len(view) - TAIL.size)[0] != zlib.crc32(view[: -TAIL.size]):
         raise DamagedError("altered, or cut off")
-    if length > _most_header(parts):
-        raise DamagedError(f"with a header of {length:,} bytes, at most {_most_header(parts):,}")
     text, rest = view[HEAD.size : HEAD.size + length], view[HEAD.size + length : -TAIL.size]
     header = read_json(bytes(text))
     sizes = header.pop("sizes", None)
     if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes):
         raise DamagedError("without the sizes of its parts")
-    if len(sizes) > parts:
-        raise DamagedError(f"of {len(sizes)} parts, at most {parts}")
     if sum(sizes) != len(rest):
         raise DamagedError("of other sizes than it says")
     blobs: list[memoryview] = []
@@ -134,9 +109,9 @@ class Contribution(NamedTuple):
         return pack(CONTRIBUTION, header, self.blobs)
 
     @classmethod
-    def from_bytes(cls, data: bytes, parts: int) -> "Contribution":
-        """The contribution of an object of so many parts; a `DamagedError` if it is none."""
-        header, blobs = unpack(CONTRIBUTION, data, parts)
+    def from_bytes(cls, data: bytes) -> "Contribution":
+        """The contribution of an object; a `DamagedError` if it is none."""
+        header, blobs = unpack(CONTRIBUTION, data)
         if set(header) != set(HEADER):
             raise DamagedError("with another header")
         for name, kinds in HEADER.items():

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from fftgrad.islands._objects import DamagedError, TooLargeError
 from fftgrad.islands._store import Store
 
 T = TypeVar("T")
@@ -23,13 +22,9 @@ class Create(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Read an object; the answer is its bytes, or None if there is none.
-
-    An object of more than `most` bytes raises a `TooLargeError`.
-    """
+    """Read an object; the answer is its bytes, or None if there is none."""
 
     key: str
-    most: int
 
 
 class List(NamedTuple):
@@ -62,13 +57,13 @@ Request: TypeAlias = Create | Read | List | Delete | Wait | Clock
 Steps: TypeAlias = Generator[Request, Any, T]
 
 
-def settle(key: str, data: bytes, most: int) -> Steps[bytes]:
+def settle(key: str, data: bytes) -> Steps[bytes]:
     """Create an object; return its bytes, or those of an earlier writer.
 
-    It can be repeated after a crash, and after an answer that was lost. `most` is as in `Read`.
+    It can be repeated after a crash, and after an answer that was lost.
     """
     while not (yield Create(key, data)):
-        if (found := (yield Read(key, most))) is not None:
+        if (found := (yield Read(key))) is not None:
             return found
         yield Wait(0.1)  # not visible yet, or removed since
     return data
@@ -108,12 +103,7 @@ class Performer:
         try:
             request = next(steps)
             while True:
-                try:
-                    answer = self._answer(request)
-                except DamagedError as error:  # the protocol knows what to do without the object
-                    request = steps.throw(error)
-                else:
-                    request = steps.send(answer)
+                request = steps.send(self._answer(request))
         except StopIteration as end:
             return end.value
         finally:
@@ -152,10 +142,8 @@ class Performer:
             return store.create(request.key, request.data)
         if isinstance(request, Read):
             traffic["reads"] += 1
-            data = store.read(request.key, request.most)
+            data = store.read(request.key)
             traffic["read"] += len(data or b"")
-            if data is not None and len(data) > request.most:
-                raise TooLargeError(len(data), request.most)
             return data
         if isinstance(request, List):
             traffic["lists"] += 1

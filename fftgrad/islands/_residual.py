@@ -12,7 +12,7 @@ import numpy as np
 from fftgrad.islands import _keys, _log
 from fftgrad.islands._keys import Who
 from fftgrad.islands._model import Model, Programs, Tree, on_host
-from fftgrad.islands._objects import DamagedError, Manifest
+from fftgrad.islands._objects import Manifest
 from fftgrad.islands._requests import Read, Steps
 from fftgrad.memories._error_feedback import ErrorFeedback
 
@@ -79,10 +79,10 @@ def check_run(residual: Residual | None, run: bytes) -> None:
         )
 
 
-def is_open(residual: Residual, own: Who, opened: int, most: int) -> Steps[bool]:
+def is_open(residual: Residual, own: Who, opened: int) -> Steps[bool]:
     """Whether the open round has a contribution of that start, or of a later one before `own`.
 
-    It may be newer than the residual, which then has the same change. `most` is as in `Read`.
+    It may be newer than the residual, which then has the same change.
     """
     number = int(residual.round)
     if number > opened:
@@ -92,10 +92,7 @@ def is_open(residual: Residual, own: Who, opened: int, most: int) -> Steps[bool]
         )
     for incarnation in range(int(residual.incarnation), own.incarnation):
         key = _keys.contribution(opened, Who(own.island, incarnation))
-        try:
-            if (yield Read(key, most)) is not None:
-                return True
-        except DamagedError:  # it is there, and the manifest will refuse it
+        if (yield Read(key)) is not None:
             return True
     return False
 

@@ -22,9 +22,8 @@ class Gathering:
 
     anchor: Anchor
     settings: Settings
-    most: int  # bytes of a contribution
     named: Collection[Who] | None = None  # in the manifest of the round before, if it was obeyed
-    found: dict[Who, bytes | DamagedError] = dataclasses.field(default_factory=dict)
+    found: dict[Who, bytes] = dataclasses.field(default_factory=dict)
     left: set[str] = dataclasses.field(default_factory=set)  # islands that counted and left since
     handed: float = 0.0  # when this island handed in
     trained: float = 0.0  # seconds that its inner steps took
@@ -63,13 +62,10 @@ class Gathering:
         return now >= self.end or here >= set(expected) - self.left
 
     def read(self, who: Who) -> Steps[None]:
-        """Read a contribution, once; keep the error of one that cannot be read."""
+        """Read a contribution, once."""
         if who in self.found:
             return
-        try:
-            data = yield Read(_keys.contribution(self.anchor.round, who), self.most)
-        except DamagedError as error:
-            data = error
+        data = yield Read(_keys.contribution(self.anchor.round, who))
         if data is not None:
             self.found[who] = data
 
@@ -117,9 +113,7 @@ def manifest_of(
     held: list[str] = []
     for who, data in sorted(gathering.found.items()):
         try:
-            if isinstance(data, DamagedError):
-                raise data
-            contribution = Contribution.from_bytes(data, len(programs.sizes))
+            contribution = Contribution.from_bytes(data)
             if contribution.round == anchor.round and contribution.model == model:
                 held.append(contribution.anchor)
             if contribution.who == who and contribution.fault:
@@ -195,8 +189,7 @@ def _norm(programs: Programs, contribution: Contribution) -> float:
 def fetch(
     number: int,
     entry: Entry,
-    mine: bytes | DamagedError | None,
-    most: int,
+    mine: bytes | None,
     deadline: float,
     meanwhile: Callable[[], Steps[None]],
 ) -> Steps[bytes | None]:
@@ -209,11 +202,8 @@ def fetch(
     while True:
         if not _is_named(data, entry):
             yield from meanwhile()
-            try:
-                data = yield Read(_keys.contribution(number, entry.who), most)
-            except DamagedError as error:
-                data = error
-        if isinstance(data, bytes) and _is_named(data, entry):
+            data = yield Read(_keys.contribution(number, entry.who))
+        if data is not None and _is_named(data, entry):
             return data
         newer = yield from _log.numbers()
         now = yield Clock()
@@ -222,5 +212,5 @@ def fetch(
         yield Wait(max(0.01, min(deadline / 10, end - now)))
 
 
-def _is_named(data: bytes | DamagedError | None, entry: Entry) -> bool:
-    return isinstance(data, bytes) and _objects.digest(data) == entry.sha256
+def _is_named(data: bytes | None, entry: Entry) -> bool:
+    return data is not None and _objects.digest(data) == entry.sha256

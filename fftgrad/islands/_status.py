@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fftgrad._values import check_count
-from fftgrad.islands import _join, _keys, _log, _objects
+from fftgrad.islands import _join, _keys, _log
 from fftgrad.islands._keys import Who
 from fftgrad.islands._log import Decision
 from fftgrad.islands._objects import DamagedError, Entry, Manifest, Refusal
@@ -137,7 +137,7 @@ def _look(rounds: int) -> Steps[Status]:
 def _trouble() -> Steps[str]:
     """Damage of the run's first object. It is an error if there is none."""
     try:
-        data = yield Read(_keys.RUN, _objects.MOST_TEXT)
+        data = yield Read(_keys.RUN)
         if data is None:
             raise ValueError(
                 "status(store): must have a run, got a store without run.json; see its URL."

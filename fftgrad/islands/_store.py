@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from fftgrad._values import local_path, scheme_of
-from fftgrad.islands._objects import TooLargeError
 
 
 class Store(Protocol):
@@ -22,8 +21,8 @@ class Store(Protocol):
         """Create an object if there is none; return whether it did. No reader sees a part of it."""
         ...
 
-    def read(self, key: str, most: int | None = None) -> bytes | None:
-        """The bytes of an object; None if there is none. An object over `most` is not read."""
+    def read(self, key: str) -> bytes | None:
+        """The bytes of an object; None if there is none."""
         ...
 
     def list(self, folder: str, after: str = "") -> list[str]:
@@ -114,14 +113,10 @@ class FolderStore:
         _sync(target.parent)  # also of a faster writer: its object is obeyed from now on
         return is_new
 
-    def read(self, key: str, most: int | None = None) -> bytes | None:
+    def read(self, key: str) -> bytes | None:
         """The bytes of an object."""
         try:
-            with (self._root / key).open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if most is not None and size > most:
-                    raise TooLargeError(size, most)
-                return file.read()
+            return (self._root / key).read_bytes()
         except FileNotFoundError:
             return None
 
@@ -214,15 +209,12 @@ class ObjectStore:
             return False
         return True
 
-    def read(self, key: str, most: int | None = None) -> bytes | None:
+    def read(self, key: str) -> bytes | None:
         """The bytes of an object."""
         try:
-            found = self._obstore.get(self._store, key)  # without the bytes, so far
+            return self._obstore.get(self._store, key).bytes().to_bytes()
         except FileNotFoundError:
             return None
-        if most is not None and found.meta["size"] > most:
-            raise TooLargeError(found.meta["size"], most)
-        return found.bytes().to_bytes()
 
     def list(self, folder: str, after: str = "") -> list[str]:
         """The keys under a folder."""

@@ -21,7 +21,7 @@ class Reader:
     def __init__(self, world):
         self.world = world
 
-    def read(self, key, most):
+    def read(self, key):
         return self.world.objects.get(key)
 
     def list(self, folder, after=""):

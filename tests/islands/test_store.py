@@ -13,7 +13,6 @@ from servers import REAL, serving
 
 import fftgrad as fg
 from fftgrad.islands import _requests, _store
-from fftgrad.islands._objects import TooLargeError
 from fftgrad.islands._requests import Create, Delete, List, Performer, Read, StoreError, settle
 
 
@@ -89,15 +88,6 @@ def test_an_object_is_made_once_and_listed(make):
     store.delete(("a/b/c", "a/b/none"))
     assert store.read("a/b/c") is None
     assert store.create("a/b/c", b"third")
-
-
-def test_an_object_that_is_too_large_is_not_read(make):
-    store = make()
-    assert store.create("a/b", b"12345")
-    assert store.read("a/b", 5) == b"12345"
-    with pytest.raises(TooLargeError, match="too large: 5 bytes, at most 4"):
-        store.read("a/b", 4)
-    assert store.read("a/b") == b"12345"  # and the store goes on
 
 
 def test_of_many_at_once_one_wins(make):
@@ -199,7 +189,7 @@ class Flaky:
         self._maybe()
         return self.objects.setdefault(key, data) is data and not self.effect
 
-    def read(self, key, most):
+    def read(self, key):
         self._maybe()
         return self.objects.get(key)
 
@@ -222,7 +212,7 @@ def test_requests_are_tried_again_with_longer_pauses_and_counted():
     assert performer.run(iter_of(Create("a", b"123"))) is True
     assert len(pauses) == 3
     assert all(0.5 <= pause / bound <= 1 for pause, bound in zip(pauses, BOUNDS, strict=True))
-    assert performer.run(iter_of(Read("a", 3))) == b"123"
+    assert performer.run(iter_of(Read("a"))) == b"123"
     performer.run(iter_of(List("")))
     performer.run(iter_of(Delete(("a", "b"))))
     counted = {"creates": 4, "reads": 1, "lists": 1, "deletes": 2, "written": 12, "read": 3}
@@ -236,25 +226,8 @@ def iter_of(request):
 def test_a_store_that_stays_away_is_an_error():
     performer = Performer(Flaky(100), wait=bool)
     with pytest.raises(StoreError, match=r"must read 'a', got OSError: away; see whether"):
-        performer.run(iter_of(Read("a", 3)))
+        performer.run(iter_of(Read("a")))
     assert performer.traffic["reads"] == _requests.RETRIES + 1
-
-
-def test_a_store_of_ones_own_need_not_ask_for_sizes():
-    """What is too large is refused all the same, and the protocol told why."""
-    store = Flaky(0)
-    store.objects["a"] = b"12345"
-    told = []
-
-    def steps():
-        try:
-            yield Read("a", 4)
-        except TooLargeError as error:
-            told.append(str(error))
-        return (yield Read("a", 5))
-
-    assert Performer(store, wait=bool).run(steps()) == b"12345"
-    assert told == ["too large: 5 bytes, at most 4"]
 
 
 def test_what_is_forbidden_is_not_tried_again():
@@ -267,7 +240,7 @@ def test_what_is_forbidden_is_not_tried_again():
 def test_an_answer_that_was_lost_changes_nothing():
     """The object was made, and the second try finds it."""
     performer = Performer(Flaky(1, effect=True), wait=bool)
-    assert performer.run(settle("a", b"mine", 4)) == b"mine"
+    assert performer.run(settle("a", b"mine")) == b"mine"
 
 
 def test_a_folder_that_may_not_be_written_is_answered(tmp_path):
