@@ -5,9 +5,7 @@ world. At each request it may die, before or after the effect; an answer may be 
 its place, and a listing lag behind. Clocks of islands are off by hours.
 """
 
-import contextlib
 import dataclasses
-import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +16,7 @@ import fftgrad as fg
 from fftgrad.islands import _keys
 from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model
-from fftgrad.islands._objects import Contribution, DamagedError, Manifest
+from fftgrad.islands._objects import Contribution, Manifest
 from fftgrad.islands._requests import Clock, Create, Delete, List, Read, StoreError, Wait
 from fftgrad.islands._residual import Change
 
@@ -34,7 +32,7 @@ class Faults:
     dies: float = 0.0
     errs: float = 0.0
     lag: float = 0.0  # seconds until an object is listed, at most
-    cuts: float = 0.0  # how often an object of a round is damaged when it is made
+    cuts: float = 0.0  # how often a contribution is damaged when it is made
 
 
 class World:
@@ -52,7 +50,8 @@ class World:
             if request.key in self.objects:
                 return False
             assert request.key not in self.removed or "/manifest" not in request.key
-            cut = request.key.startswith(_keys.ROUNDS) and self.random.random() < self.faults.cuts
+            is_contribution = bool(_keys.contributors([request.key]))
+            cut = is_contribution and self.random.random() < self.faults.cuts
             self.objects[request.key] = request.data[:-9] if cut else request.data
             self.made[request.key] = self.now + self.random.uniform(0, self.faults.lag)
             return True
@@ -79,18 +78,9 @@ class World:
     def manifests(self) -> list[Manifest]:
         """Those that decide the rounds."""
         found: list[Manifest] = []
-        while (one := self._decides(len(found))) is not None:
-            found.append(one)
+        while (data := self.objects.get(_keys.manifest(len(found)))) is not None:
+            found.append(Manifest.from_bytes(data, len(found)))
         return found
-
-    def _decides(self, number: int) -> Manifest | None:
-        for copy in itertools.count():
-            data = self.objects.get(_keys.manifest(number, copy))
-            if data is None:
-                return None
-            with contextlib.suppress(DamagedError):
-                return Manifest.from_bytes(data, number)
-        raise AssertionError
 
 
 class Actor:

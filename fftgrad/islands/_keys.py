@@ -7,7 +7,6 @@
     rounds/000000007/NAME.000001            a contribution to round 7
     rounds/000000007/NAME.000001.left       the start has left, and will not come to round 7
     rounds/000000007/manifest.json          the contributions that count; never removed
-    rounds/000000007/manifest.1.json        the same, if the one before is damaged
     anchors/000000007                       the common parameters before round 7
 
 No object is ever changed. Each is created if there is none of its key.
@@ -48,14 +47,9 @@ def round_folder(number: int) -> str:
     return f"{ROUNDS}{number:09}/"
 
 
-def manifest(number: int, copy: int = 0) -> str:
-    """The key of a round's manifest, or of one in place of a damaged one."""
-    return f"{round_folder(number)}manifest.{f'{copy}.' if copy else ''}json"
-
-
-def is_manifest(key: str) -> bool:
-    """Whether a key is that of a manifest."""
-    return re.fullmatch(r"rounds/\d{9}/manifest\.(?:\d+\.)?json", key) is not None
+def manifest(number: int) -> str:
+    """The key of a round's manifest."""
+    return f"{round_folder(number)}manifest.json"
 
 
 def contribution(number: int, who: Who) -> str:

@@ -1,11 +1,8 @@
 """The log of a run: a manifest decides each round, and anchors hold what all have before one.
 
-The first manifest of a round that is whole decides it. A second one, manifest.1.json, is written
-only if the first is damaged and nobody is known to have obeyed it, and so on. So all readers of the
-log find the same manifest, and damage never ends a run.
+A store creates an object only if there is none, so all readers of the log find the same manifest.
 """
 
-import itertools
 import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -22,36 +19,14 @@ from fftgrad.islands._requests import Clock, Create, Delete, List, Read, Steps, 
 from fftgrad.islands._settings import Settings
 
 
-class Decision(NamedTuple):
-    """What the log says of a round."""
-
-    manifest: Manifest | None  # None: the round is open
-    copy: int  # the number of this manifest in the round, or of the next one
-    damage: str  # of the manifest before; empty if there is none
-
-
-def decision(number: int) -> Steps[Decision]:
-    """Read the manifest that decides a round."""
-    damage = ""
-    for copy in itertools.count():
-        key = _keys.manifest(number, copy)
-        data = yield Read(key)
-        if data is None:
-            return Decision(None, copy, damage)
-        try:
-            return Decision(Manifest.from_bytes(data, number), copy, damage)
-        except DamagedError as error:
-            damage = f"{key} is damaged ({error})"
-    raise AssertionError
-
-
-def is_passed(number: int) -> Steps[bool]:
-    """Whether later objects show that an island obeyed a manifest of a round."""
-    for folder, after in ((_keys.ANCHORS, ""), (_keys.ROUNDS, _keys.round_folder(number + 1))):
-        for key in (yield List(folder, after)):
-            if (_keys.number_of(key) or 0) > number and not _keys.leaver(key):
-                return True
-    return False
+def decision(number: int) -> Steps[Manifest | None]:
+    """Read the manifest that decides a round; None if the round is open."""
+    key = _keys.manifest(number)
+    data = yield Read(key)
+    try:
+        return None if data is None else Manifest.from_bytes(data, number)
+    except DamagedError as error:
+        raise DamagedError(f"{key} is damaged ({error})") from None
 
 
 ANCHOR = b"FFTA"
@@ -173,12 +148,10 @@ def later(
     deadline: float,
     meanwhile: Callable[[], Steps[None]],
     tell: Callable[[str], None],
-    gives_up: bool = False,
-) -> Steps[Anchor | None]:
+) -> Steps[Anchor]:
     """Wait for an anchor after a round, for an island that cannot compute it.
 
-    It waits however long rounds take, and tells if no object comes to the store. If it `gives_up`
-    it returns None then.
+    It waits however long rounds take, and tells if no object comes to the store.
     """
     seen: set[str] = set()
     end = (yield Clock()) + PATIENCE * deadline
@@ -188,8 +161,6 @@ def later(
             seen |= now
             end = (yield Clock()) + PATIENCE * deadline
         elif (yield Clock()) >= end:
-            if gives_up:
-                return None
             tell(
                 f"waits for an anchor after round {after}, because it cannot go on from there, and "
                 f"nothing came to the store in {PATIENCE * deadline:.0f} s; see whether another "
@@ -206,8 +177,7 @@ def enter(
     """The newest anchor of a run. A run without one begins with `first`."""
     found, problem = yield from newest(reader)
     if found is None and problem is None:
-        log = yield from decision(0)
-        if log.manifest is None and not log.damage:
+        if (yield Read(_keys.manifest(0))) is None:
             data = yield from settle(_keys.anchor(0), first.to_bytes())
             found = reader.read(data)
         else:  # removed, or not listed yet
@@ -244,7 +214,7 @@ def keep(anchor: Anchor, every: int) -> Steps[None]:
         for key in (yield List(_keys.ROUNDS, start))
         if (number := _keys.number_of(key)) is not None
         and number < before
-        and not _keys.is_manifest(key)
+        and key != _keys.manifest(number)
     )
     if old:
         yield Delete(old)

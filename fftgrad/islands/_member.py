@@ -16,7 +16,7 @@ from typing import Any
 
 from fftgrad.islands import _join, _keys, _log, _residual, _round
 from fftgrad.islands._keys import Who
-from fftgrad.islands._log import Anchor, Decision, Reader
+from fftgrad.islands._log import Anchor, Reader
 from fftgrad.islands._model import Model, Outer, Programs, Tree
 from fftgrad.islands._objects import Contribution, DamagedError, Manifest
 from fftgrad.islands._requests import Clock, Create, List, Steps, Wait, settle
@@ -73,7 +73,6 @@ class Member:
         self._reader = Reader(model, outer)
         self._answered: set[int] = set()  # starts that claimed its name, and were told
         self._told = -math.inf  # when it last looked for such starts
-        self._reopened = -1  # a round whose manifest is damaged, and that no living island obeyed
         self._alone = -1  # the round that it closes, though most who came hold another anchor
 
     def start(self, params: Tree) -> Steps[None]:
@@ -188,24 +187,33 @@ class Member:
 
     def _look(self) -> Steps[None]:
         """Obey the manifest of the round of the last contribution, or write it if it is time."""
-        if self.anchor.round < self.awaited:
+        number, manifest = self.awaited, None
+        if self.anchor.round < number:
             yield from self.catch_up()
-        is_over = self.anchor.round > self.awaited
-        keys = yield List(_keys.round_folder(self.awaited))
-        found = Decision(None, 0, "")
-        if is_over or any(map(_keys.is_manifest, keys)):
-            found = yield from _log.decision(self.awaited)
-        if found.manifest is not None:
-            yield from self.obey(found.manifest)
-        elif is_over:
-            if found.damage:
-                self.ledger.forget(found.damage)
-        elif not (yield from self.is_passed(found.damage)) and (
+        keys = yield List(_keys.round_folder(number))
+        if self.anchor.round > number or _keys.manifest(number) in keys:
+            manifest = yield from self._decision(number)
+        if manifest is not None:
+            yield from self.obey(manifest)
+        elif self.anchor.round == number and (
             yield from self.gathering.look(keys, self.who, self.answer)
         ):
-            yield from self._close(found.copy)
+            yield from self._close()
 
-    def _close(self, copy: int) -> Steps[None]:
+    def _decision(self, number: int) -> Steps[Manifest | None]:
+        """The manifest of a round. If it is damaged, wait for an anchor of those who obeyed it."""
+        try:
+            return (yield from _log.decision(number))
+        except DamagedError as error:
+            self.damage = str(error)
+            self.tell(self.damage)
+        if self.anchor.round == number:
+            yield from self._take_newer()
+        else:  # the contribution may have counted, so do not send it again
+            self.ledger.forget(self.damage)
+        return None
+
+    def _close(self) -> Steps[None]:
         """Create the manifest of the open round, or obey that of a faster island."""
         yield from self.gathering.read(self.who)  # as the others will see it
         now, number = (yield Clock()), self.anchor.round
@@ -225,10 +233,10 @@ class Member:
                 self._alone = number
             return
         yield from _join.check_run(self.run)
-        yield Create(_keys.manifest(number, copy), manifest.to_bytes())
-        found = yield from _log.decision(number)  # as the others will see it
-        if found.manifest is not None:
-            yield from self.obey(found.manifest)
+        yield Create(_keys.manifest(number), manifest.to_bytes())
+        manifest = yield from self._decision(number)  # as the others will see it
+        if manifest is not None:
+            yield from self.obey(manifest)
 
     @property
     def anchor(self) -> Anchor:
@@ -257,12 +265,12 @@ class Member:
 
     def catch_up(self) -> Steps[None]:
         """Obey all manifests in the store."""
-        while True:
-            found = yield from _log.decision(self.anchor.round)
-            if found.manifest is not None:
-                yield from self.obey(found.manifest)
-            elif not (yield from self.is_passed(found.damage)):
-                return
+        number = -1
+        while self.anchor.round > number:
+            number = self.anchor.round
+            manifest = yield from self._decision(number)
+            if manifest is not None:
+                yield from self.obey(manifest)
 
     def obey(self, manifest: Manifest) -> Steps[None]:
         """Take the outer step of a round, whole or not at all."""
@@ -289,20 +297,6 @@ class Member:
         if manifest.by == self.who:
             yield from _log.keep(self.anchor, self.settings.anchors)
 
-    def is_passed(self, damage: str) -> Steps[bool]:
-        """If others have obeyed a manifest that is now damaged, take their next anchor."""
-        number = self.anchor.round
-        if not damage or number == self._reopened:
-            return False
-        self.damage = damage
-        self.tell(damage)
-        if not (yield from _log.is_passed(number)):
-            return False
-        yield from self._take_newer(gives_up=True)
-        if self.anchor.round == number:
-            self._reopened = number
-        return self.anchor.round > number
-
     def take(self, anchor: Anchor) -> None:
         """Go on from an anchor."""
         before = getattr(self, "gathering", None)
@@ -317,11 +311,7 @@ class Member:
             self.take(found)
             yield from self.catch_up()
 
-    def _take_newer(self, gives_up: bool = False) -> Steps[None]:
+    def _take_newer(self) -> Steps[None]:
         """Wait for an anchor of a later round, and take it."""
         number, deadline = self.anchor.round, self.settings.deadline
-        found = yield from _log.later(
-            self._reader, number, deadline, self.answer, self.tell, gives_up
-        )
-        if found is not None:
-            self.take(found)
+        self.take((yield from _log.later(self._reader, number, deadline, self.answer, self.tell)))

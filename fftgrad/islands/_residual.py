@@ -12,7 +12,7 @@ import numpy as np
 from fftgrad.islands import _keys, _log
 from fftgrad.islands._keys import Who
 from fftgrad.islands._model import Model, Programs, Tree, on_host
-from fftgrad.islands._objects import Manifest
+from fftgrad.islands._objects import DamagedError, Manifest
 from fftgrad.islands._requests import Read, Steps
 from fftgrad.memories._error_feedback import ErrorFeedback
 
@@ -106,16 +106,12 @@ def left(residual: Residual, name: str, opened: int) -> Steps[Tree | None]:
     own = Who(name, int(residual.incarnation))
     fate = {path: residual.after[path] + residual.sent[path] for path in residual.after}
     for number in range(max(0, int(residual.round)), opened):
-        found = yield from _log.decision(number)
-        manifest = found.manifest
+        try:
+            manifest = yield from _log.decision(number)
+        except DamagedError as error:
+            _leave_out(name, residual, str(error))
+            return None
         if manifest is None:
-            if (
-                found.damage and number == residual.round
-            ):  # it may have counted, so do not send it again
-                fate = residual.after
-            elif found.damage:
-                _leave_out(name, residual, f"nobody can say whom round {number} counts")
-                return None
             continue
         counted = [entry.who for entry in manifest.counted if entry.island == name]
         if number == residual.round and own in counted:

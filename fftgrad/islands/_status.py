@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from fftgrad._values import check_count
 from fftgrad.islands import _join, _keys, _log
 from fftgrad.islands._keys import Who
-from fftgrad.islands._log import Decision
 from fftgrad.islands._objects import DamagedError, Entry, Manifest, Refusal
 from fftgrad.islands._requests import List, Performer, Read, Steps
 from fftgrad.islands._store import Store, open_store
@@ -114,13 +113,17 @@ def _look(rounds: int) -> Steps[Status]:
     numbers = [_keys.number_of(key) for key in (yield List(_keys.ANCHORS))]
     anchor = max((number for number in numbers if number is not None), default=0)
     keys = yield List(_keys.ROUNDS, _keys.round_folder(max(0, anchor - rounds)))
-    last = max((_keys.number_of(key) or 0 for key in keys if _keys.is_manifest(key)), default=-1)
+    last = max(
+        (_keys.number_of(key) or 0 for key in keys if key.endswith("/manifest.json")), default=-1
+    )
     manifests: list[Manifest] = []
     for number in range(max(0, last + 1 - rounds), last + 1):
-        found = yield from _log.decision(number)
-        manifests += _shown(number, found)
-        if number == last and found.manifest is None:
-            last -= 1
+        try:
+            manifest = yield from _log.decision(number)
+        except DamagedError as error:
+            said = [Refusal("?", 0, str(error))]
+            manifest = Manifest(number, Who("?", 0), "", [], said, [], [], 0.0)
+        manifests += [manifest] if manifest else []
     came = _keys.contributors(key for key in keys if _keys.number_of(key) == last + 1)
     names = {entry.island for m in manifests for entry in (*m.counted, *m.refused)}
     names |= {name for m in manifests for name in m.missed}
@@ -146,16 +149,6 @@ def _trouble() -> Steps[str]:
     except DamagedError as error:
         return f"{_keys.RUN} is damaged ({error})"
     return ""
-
-
-def _shown(number: int, found: Decision) -> list[Manifest]:
-    """The manifest of a round, with the damage of an earlier one as a refusal."""
-    manifest = found.manifest
-    if found.damage:
-        said = [Refusal("?", 0, found.damage)]
-        manifest = manifest or Manifest(number, Who("?", 0), "", [], [], [], [], 0.0)
-        manifest = manifest._replace(refused=said + manifest.refused)
-    return [manifest] if manifest else []
 
 
 def _of_island(name: str, manifests: Sequence[Manifest]) -> IslandStatus:

@@ -8,7 +8,7 @@ from simulation import PARAMS, SETTINGS, Actor, Mortal, World, run, same_bits
 
 import fftgrad as fg
 from fftgrad.islands import _keys
-from fftgrad.islands._requests import Create, StoreError
+from fftgrad.islands._requests import StoreError
 
 
 def ends(_):
@@ -55,38 +55,6 @@ class Damages(Actor):
 SPARE = dataclasses.replace(SETTINGS, anchors=6)
 
 
-class Spoils(Troubled):
-    """Whose store damages some objects when they are written, and says that they are whole."""
-
-    damage, keys = staticmethod(cut), ()
-
-    def spoiled(self, request):
-        if isinstance(request, Create) and request.key in self.keys:
-            return request._replace(data=self.damage(request.data))
-        return request
-
-
-@pytest.mark.parametrize("copies", [1, 2])
-@pytest.mark.parametrize("damage", [cut, flipped, emptied])
-def test_a_manifest_that_is_damaged_when_it_is_written_is_written_again(damage, copies):
-    world = World(50)
-    keys = [_keys.manifest(2), "rounds/000000002/manifest.1.json"][:copies]
-
-    class Cuts(Spoils):
-        pass
-
-    Cuts.damage, Cuts.keys = staticmethod(damage), keys
-    everyone = run([Cuts(world, name, 6, 10.0) for name in "abc"], ends)
-    digests = same_bits(everyone)
-    assert set(digests) == set(range(7))
-    assert [len(manifest.counted) for manifest in world.manifests()] == [3] * 6
-    for actor in everyone:
-        assert actor.failure is None, actor.failure
-        actor.check_law()
-    told = {trouble for actor in everyone for trouble in actor.told}
-    assert any(trouble.startswith("rounds/000000002/manifest.json is damaged") for trouble in told)
-
-
 def test_who_joins_passes_a_damaged_manifest_by_an_anchor():
     """The others obeyed it when it was whole."""
     world = World(51)
@@ -102,23 +70,6 @@ def test_who_joins_passes_a_damaged_manifest_by_an_anchor():
         actor.check_law()
     assert sorted(joiner.digests)[:3] == [0, 1, SPARE.anchors]
     assert sum(outcome.counted for outcome in joiner.member.ledger.outcomes) == 4
-
-
-def test_where_all_who_obeyed_a_damaged_manifest_are_dead_it_is_written_again():
-    """What they handed in to the round after it is no reason to wait for ever."""
-    world = World(52)
-
-    run([Mortal(world, name, 9, 10.0, after=2) for name in "abc"], ends)
-    assert _keys.manifest(1) in world.objects
-    world.objects[_keys.manifest(1)] = b""
-    with pytest.warns(UserWarning, match="rounds/000000001/manifest.json is damaged"):
-        back = run([Actor(world, name, 4, 10.0) for name in "abc"], ends)
-    same_bits(back)
-    for actor in back:
-        assert actor.failure is None, actor.failure
-        actor.check_law()
-    assert "rounds/000000001/manifest.1.json" in world.objects
-    assert len(world.manifests()) >= 5
 
 
 def test_a_contribution_in_a_round_that_was_passed_by_an_anchor_is_not_sent_twice():

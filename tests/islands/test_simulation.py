@@ -59,11 +59,10 @@ def lives(seed, faults, lives=6):
 FAULTS = {
     "few": {"dies": 0.01, "errs": 0.02, "lag": 3.0},
     "many, and listings later than the deadline": {"dies": 0.05, "errs": 0.2, "lag": 100.0},
-    "some, and objects that are cut": {"dies": 0.02, "errs": 0.05, "lag": 3.0, "cuts": 0.1},
+    "some, and contributions that are cut": {"dies": 0.02, "errs": 0.05, "lag": 3.0, "cuts": 0.1},
 }
 
 
-@pytest.mark.filterwarnings("ignore:Island. rounds/.* is damaged:UserWarning")
 @pytest.mark.parametrize("faults", FAULTS)
 @hypothesis.settings(max_examples=6)
 @hypothesis.given(st.integers(0, 2**32))
@@ -73,7 +72,6 @@ def test_a_crash_at_any_request_leaves_the_old_round_or_the_new_one(faults, seed
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Island. rounds/.* is damaged:UserWarning")
 @pytest.mark.parametrize("first", range(0, 600, 100))
 @pytest.mark.parametrize("faults", FAULTS)
 def test_of_many_crashes(faults, first):

@@ -108,11 +108,6 @@ def test_a_damaged_manifest_is_told_beside_the_others(folder):
     assert found.rounds[5].refused["?"] == told
 
 
-def test_a_round_whose_manifest_is_damaged_is_open(folder):
-    (pathlib.Path(folder) / "rounds/000000007/manifest.json").write_text("{")
-    assert fg.islands.status(folder).open == 7
-
-
 def test_a_damaged_run_is_told(folder, capsys):
     run = pathlib.Path(folder) / "run.json"
     run.write_bytes(run.read_bytes().replace(b"0.7", b"0.8"))
