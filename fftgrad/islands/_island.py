@@ -1,5 +1,6 @@
 """An island: the class that a training program calls, and the thread that works beside it."""
 
+import contextlib
 import math
 import queue
 import threading
@@ -55,7 +56,7 @@ class Island:
 
     Args:
       store: a URL, as for `open_store`, or the store that it returns.
-      name: of the island. One island has a name at a time.
+      name: of the island. The newest start has the name; an earlier one ends at its next meeting.
       params: float32, bfloat16 or float16 arrays. The first island begins the run with its own.
         Shapes, dtypes and paths have to be the same on all.
       settings: of the run; those in the store if left out.
@@ -82,8 +83,7 @@ class Island:
       leaves the old round or the new one.
 
     Raises:
-      ValueError: if the store has a run of another model, format, outer optimizer or settings, or
-        if a living island has the name.
+      ValueError: if the store has a run of another model, format, outer optimizer or settings.
       ConnectionError: if the store cannot be read or written.
 
     Example:
@@ -285,7 +285,7 @@ class Island:
         return self._model.to_params(self._start, self.params)
 
     def close(self) -> None:
-        """Leave the run. The name is free at once, and no round waits for the island."""
+        """Leave the run. No round waits for the island."""
         self._is_closed = True
         if self._courier is not None:
             self._courier.close()
@@ -389,14 +389,12 @@ class Courier:
         return done
 
     def close(self) -> None:
-        """End the thread, even where it waits, and release the name."""
+        """End the thread, even where it waits, and leave the run."""
         self._closing.set()
         self._jobs.put(None)
         self._thread.join()
-        try:
+        with contextlib.suppress(StoreError):  # the others wait once, as for one that died
             Performer(self.performer._store, retries=0).run(self.member.leave())
-        except StoreError:  # a later start of the name asks, and waits
-            return
 
     def _work(self) -> None:
         try:
@@ -406,11 +404,7 @@ class Courier:
 
     def _serve(self) -> None:
         while not self._closing.is_set():
-            try:
-                change = self._jobs.get(timeout=self.member.settings.deadline / 4)
-            except queue.Empty:
-                self._try(self.member.answer)
-                continue
+            change = self._jobs.get()
             if change is not None:
                 while not self._try(self.member.hand_in, change) and not self._closing.is_set():
                     self._closing.wait(PAUSE)

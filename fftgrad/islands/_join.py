@@ -1,13 +1,12 @@
 """How an island joins: it reads run.json, and claims its name."""
 
-from collections.abc import Callable
 from typing import Any
 
 from fftgrad.islands import _keys, _objects
 from fftgrad.islands._keys import Who
 from fftgrad.islands._model import Model
 from fftgrad.islands._objects import DamagedError
-from fftgrad.islands._requests import Clock, Create, List, Read, Steps, StoreError, Wait, settle
+from fftgrad.islands._requests import Create, List, Read, Steps, StoreError, settle
 from fftgrad.islands._settings import Settings, read_settings
 
 
@@ -80,79 +79,32 @@ def check_run(data: bytes) -> Steps[str]:
     )
 
 
-NEW, OLD = b"new", b"old"
-"""The start that has a name. The words differ in every letter, so damage is neither of them."""
-
-
 class NameTakenError(ValueError):
-    """Another island has the name."""
+    """A later start has the name of an island."""
 
-    def __init__(self, name: str, what: str = "which a living island has") -> None:
+    def __init__(self, who: Who, newest: int) -> None:
         super().__init__(
-            f"Island(name): must be of one island at a time, got {name!r}, {what}; take another "
-            "name."
+            f"Island(name): must be of one island at a time, got {who.island!r}, which start "
+            f"{newest} of it took over from start {who.incarnation}; take another name."
         )
 
 
-def claim_name(name: str, grace: float, nonce: bytes) -> Steps[Who]:
-    """Claim a name for a new start of an island, unless a living island has it.
-
-    An earlier start that has not left is asked, and has `grace` seconds to answer. Both then try to
-    create the same object, and the first has the name. A start knows its own claim by its `nonce`.
-    """
-    before = yield from _claims(name)
-    number = max(before, default=1)
-    while (yield from _settle(Who(name, number), "", nonce)) != nonce:
-        before.setdefault(number, set())
+def claim_name(name: str) -> Steps[Who]:
+    """Begin another start of an island. The newest start has the name."""
+    number = max((yield from _starts(name)), default=0) + 1
+    while not (yield Create(_keys.claim(Who(name, number)), b"")):
         number += 1
-    before.pop(number, None)
-    who = Who(name, number)
-    alive = [number for number, said in before.items() if "left" not in said]
-    end = (yield Clock()) + grace
-    while alive and (now := (yield Clock())) < end:
-        if "taken" in (yield from _claims(name)).get(who.incarnation, ()):
-            break
-        yield Wait(min(grace / 10, end - now))
-    said = yield from _settle(who, "taken", NEW)
-    if said != NEW:
-        yield from release_name(who)
-        raise (
-            NameTakenError(name) if said == OLD else NameTakenError(name, "whose claim is damaged")
-        )
-    for number in alive:  # a later start need not ask them
-        yield from release_name(Who(name, number))
-    return who
+    return Who(name, number)
 
 
-def defend_name(who: Who, answered: set[int], check: Callable[[], Steps[object]]) -> Steps[None]:
-    """Tell later starts that claim the name that it is taken; raise if one of them has it.
-
-    If the answer to a claim is damaged, the earlier start keeps the name. `answered` collects the
-    starts that have been told. `check` raises if the store is no longer that of the run.
-    """
-    for number in sorted((yield from _claims(who.island))):
-        if number > who.incarnation and number not in answered:
-            yield from check()
-            if (yield from _settle(Who(who.island, number), "taken", OLD)) == NEW:
-                raise NameTakenError(who.island, f"which start {number} of it took over")
-            answered.add(number)
+def check_name(who: Who) -> Steps[None]:
+    """Refuse to go on under a name that a later start has claimed."""
+    newest = max((yield from _starts(who.island)), default=0)
+    if newest > who.incarnation:
+        raise NameTakenError(who, newest)
 
 
-def release_name(who: Who) -> Steps[None]:
-    """Tell all that a start of an island has ended."""
-    yield Create(_keys.claim(who, "left"), b"")
-
-
-def _settle(who: Who, what: str, said: bytes) -> Steps[bytes]:
-    """Create an object of a claim; return its bytes, or those of an earlier writer."""
-    return (yield from settle(_keys.claim(who, what), said))
-
-
-def _claims(name: str) -> Steps[dict[int, set[str]]]:
-    """The objects of each start of an island: its claim, "taken" and "left"."""
-    found: dict[int, set[str]] = {}
-    for key in (yield List(_keys.claims(name))):
-        number, _, said = key.removeprefix(_keys.claims(name)).partition(".")
-        if number.isdigit():
-            found.setdefault(int(number), set()).add(said)
-    return found
+def _starts(name: str) -> Steps[list[int]]:
+    """The numbers of the starts that have claimed a name."""
+    keys = yield List(_keys.claims(name))
+    return [int(key.removeprefix(_keys.claims(name))) for key in keys]

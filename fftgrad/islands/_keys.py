@@ -1,9 +1,7 @@
 """The layout of the store.
 
     run.json                                the model and the settings
-    islands/NAME/000001                     a claim of a name by a start, its incarnation
-    islands/NAME/000001.left                the start has left
-    islands/NAME/000002.taken               the answer to a claim: the new start has it, or not
+    islands/NAME/000001                     the first start under a name, its incarnation
     rounds/000000007/NAME.000001            a contribution to round 7
     rounds/000000007/NAME.000001.left       the start has left, and will not come to round 7
     rounds/000000007/manifest.json          the contributions that count; never removed
@@ -93,6 +91,6 @@ def claims(name: str) -> str:
     return f"islands/{name}/"
 
 
-def claim(who: Who, what: str = "") -> str:
-    """The key of a claim, or of its end "left" or answer "taken"."""
-    return f"{claims(who.island)}{who.incarnation:06}{f'.{what}' if what else ''}"
+def claim(who: Who) -> str:
+    """The key by which a start claims its name."""
+    return f"{claims(who.island)}{who.incarnation:06}"

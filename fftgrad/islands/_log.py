@@ -146,7 +146,6 @@ def later(
     reader: Reader,
     after: int,
     deadline: float,
-    meanwhile: Callable[[], Steps[None]],
     tell: Callable[[str], None],
 ) -> Steps[Anchor]:
     """Wait for an anchor after a round, for an island that cannot compute it.
@@ -166,7 +165,6 @@ def later(
                 f"nothing came to the store in {PATIENCE * deadline:.0f} s; see whether another "
                 "island lives"
             )
-        yield from meanwhile()
         yield Wait(deadline / 4)
     return found
 
@@ -181,17 +179,13 @@ def enter(
             data = yield from settle(_keys.anchor(0), first.to_bytes())
             found = reader.read(data)
         else:  # removed, or not listed yet
-            found = yield from later(reader, -1, deadline, _nothing, tell)
+            found = yield from later(reader, -1, deadline, tell)
     if found is None:
         raise ValueError(
             f"Island(store): must have an anchor that is whole, got one that is not, or does "
             f"not fit ({problem}); take another folder, or the outer optimizer of the run."
         )
     return found
-
-
-def _nothing() -> Steps[None]:
-    yield from ()
 
 
 def keep(anchor: Anchor, every: int) -> Steps[None]:

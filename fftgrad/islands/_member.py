@@ -7,8 +7,6 @@ deadline is over, creates the manifest if there is none; the others obey it. A c
 requests leaves the old round or the new one, because nothing else decides.
 """
 
-import contextlib
-import math
 import secrets
 import warnings
 import zlib
@@ -19,7 +17,7 @@ from fftgrad.islands._keys import Who
 from fftgrad.islands._log import Anchor, Reader
 from fftgrad.islands._model import Model, Outer, Programs, Tree
 from fftgrad.islands._objects import Contribution, DamagedError, Manifest
-from fftgrad.islands._requests import Clock, Create, List, Steps, Wait, settle
+from fftgrad.islands._requests import Clock, Create, List, Steps, Wait
 from fftgrad.islands._residual import Change, Ledger, Residual, norm
 from fftgrad.islands._round import Gathering
 from fftgrad.islands._settings import Settings
@@ -69,23 +67,20 @@ class Member:
         self._is_written = False
         self._former = residual
         self._model = model.digest
-        self._nonce = secrets.token_bytes(16)
         self._reader = Reader(model, outer)
-        self._answered: set[int] = set()  # starts that claimed its name, and were told
-        self._told = -math.inf  # when it last looked for such starts
         self._alone = -1  # the round that it closes, though most who came hold another anchor
 
     def start(self, params: Tree) -> Steps[None]:
         """Join the run of the store, or begin one with these parameters."""
         first = self._compile(params, self.asked) if self.asked else None  # before it writes
-        own = self._nonce.hex()
+        own = secrets.token_hex(16)
         self.settings, self.run = yield from _join.enter_run(self.model, self.asked, own)
         _residual.check_run(self._former, self.run)
         first = first or self._compile(params, self.settings)
         found = yield from _log.enter(self._reader, first, self.settings.deadline, self.tell)
         self.take(found)
         yield from self.catch_up()
-        self.who = yield from _join.claim_name(self.who.island, self.settings.deadline, self._nonce)
+        self.who = yield from _join.claim_name(self.who.island)
         yield from self.catch_up()
         yield from self._recall()
         self.free = yield Clock()
@@ -120,18 +115,17 @@ class Member:
         yield from self.finish()
 
     def leave(self) -> Steps[None]:
-        """Release the name, and tell the others that no round need wait for the island."""
-        yield from _join.check_run(self.run)
+        """Tell the others that no round need wait for the island."""
         if self.own:
+            yield from _join.check_run(self.run)
             number = max(self.anchor.round, self.awaited + self._is_written)
             yield Create(_keys.left(number, self.who), b"")
-        yield from _join.release_name(self.who)
 
     def contribute(self, change: Change) -> Steps[None]:
         """Compress a change for the open round, if it can count; once for each change."""
         if change is self._change:
             return
-        yield from self.answer()
+        yield from _join.check_name(self.who)
         yield from self.catch_up()
         number = self.anchor.round
         fault = ""
@@ -166,8 +160,8 @@ class Member:
         pause = self.settings.deadline / 50
         while self.anchor.round <= self.awaited or self.ledger.pending:
             if self.ledger.pending and not self._is_written:
-                yield from self._write()
-            yield from self.answer()
+                yield Create(_keys.contribution(self.awaited, self.who), self.own)
+                self._is_written = True
             yield from self._look()
             if self.anchor.round <= self.awaited or self.ledger.pending:
                 over = self.gathering.end - (yield Clock())
@@ -175,15 +169,6 @@ class Member:
                 pause = min(1.5 * pause, self.settings.deadline / 10)
         self.trouble = self.ledger.trouble or self.damage
         self.free = yield Clock()
-
-    def _write(self) -> Steps[None]:
-        """Write the contribution. No other start may have one under this name."""
-        found = yield from settle(_keys.contribution(self.awaited, self.who), self.own)
-        if found != self.own:
-            with contextlib.suppress(DamagedError):  # its own, damaged by the store
-                Contribution.from_bytes(found)
-                raise _join.NameTakenError(self.who.island, "under which another one contributes")
-        self._is_written = True
 
     def _look(self) -> Steps[None]:
         """Obey the manifest of the round of the last contribution, or write it if it is time."""
@@ -195,9 +180,7 @@ class Member:
             manifest = yield from self._decision(number)
         if manifest is not None:
             yield from self.obey(manifest)
-        elif self.anchor.round == number and (
-            yield from self.gathering.look(keys, self.who, self.answer)
-        ):
+        elif self.anchor.round == number and (yield from self.gathering.look(keys, self.who)):
             yield from self._close()
 
     def _decision(self, number: int) -> Steps[Manifest | None]:
@@ -247,16 +230,6 @@ class Member:
     def anchor(self, anchor: Anchor) -> None:
         self.gathering.anchor = anchor
 
-    def answer(self) -> Steps[None]:
-        """Tell other starts that claim the name that it is taken; raise if one has it already."""
-        now = yield Clock()
-        is_due = now - self._told >= self.settings.deadline / 4
-        if is_due and self.who.incarnation:
-            yield from _join.defend_name(
-                self.who, self._answered, lambda: _join.check_run(self.run)
-            )
-            self._told = now
-
     def tell(self, trouble: str) -> None:
         """Keep what is wrong; during the start, warn the program that waits for it."""
         self.trouble = trouble
@@ -283,10 +256,9 @@ class Member:
             return
         sent: list[Any] = []
         for entry in manifest.counted:
-            yield from self.answer()
             mine = self.own if entry.who == self.who else self.gathering.found.get(entry.who)
             deadline = self.settings.deadline
-            data = yield from _round.fetch(manifest.round, entry, mine, deadline, self.answer)
+            data = yield from _round.fetch(manifest.round, entry, mine, deadline)
             if data is None:
                 yield from self._take_newer()
                 return
@@ -314,4 +286,4 @@ class Member:
     def _take_newer(self) -> Steps[None]:
         """Wait for an anchor of a later round, and take it."""
         number, deadline = self.anchor.round, self.settings.deadline
-        self.take((yield from _log.later(self._reader, number, deadline, self.answer, self.tell)))
+        self.take((yield from _log.later(self._reader, number, deadline, self.tell)))

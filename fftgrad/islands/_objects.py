@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fftgrad.islands._keys import NAME, Who
 
-FORMAT = 2
+FORMAT = 3
 """The number of the layout and meaning of all objects. A change of either gets another number."""
 
 HEAD = struct.Struct("<4sHHI")

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -44,12 +44,9 @@ class Gathering:
         begun = self.handed + self.trained if self.begun is None else self.begun
         return begun + self.settings.deadline
 
-    def look(
-        self, keys: Collection[str], own: Who, meanwhile: Callable[[], Steps[None]]
-    ) -> Steps[bool]:
+    def look(self, keys: Collection[str], own: Who) -> Steps[bool]:
         """Read the contributions among the keys of the round; return whether it can be closed."""
         for who in sorted(_keys.contributors(keys) - {own}):
-            yield from meanwhile()
             yield from self.read(who)
         leavers = {_keys.leaver(key) for key in keys} & set(self.named or ())
         self.left = {who.island for who in leavers if who}
@@ -191,7 +188,6 @@ def fetch(
     entry: Entry,
     mine: bytes | None,
     deadline: float,
-    meanwhile: Callable[[], Steps[None]],
 ) -> Steps[bytes | None]:
     """The bytes of a contribution that a manifest names; None if the store has them no more.
 
@@ -201,7 +197,6 @@ def fetch(
     data = mine
     while True:
         if not _is_named(data, entry):
-            yield from meanwhile()
             data = yield Read(_keys.contribution(number, entry.who))
         if data is not None and _is_named(data, entry):
             return data

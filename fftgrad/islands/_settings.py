@@ -29,8 +29,7 @@ class Settings:
       rate: of the outer optimizer.
       islands: number of islands for which the first round waits.
       deadline: seconds for which an island that has handed in waits for the others, from when it
-        sees that an expected island has come. A name that nobody answers for is free after as long.
-        Inner steps may take longer.
+        sees that an expected island has come. Inner steps may take longer.
       stale: greatest age, in rounds, of the parameters from which a contribution starts.
       limit: greatest norm, and greatest weight, of a contribution, in medians of those that came.
       anchors: rounds between two anchors.

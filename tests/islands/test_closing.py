@@ -133,10 +133,7 @@ def entry_of(who, data):
 
 
 def fetched(entry, mine, world):
-    def nothing():
-        yield from ()
-
-    return answered(_round.fetch(3, entry, mine, 60.0, nothing), world)
+    return answered(_round.fetch(3, entry, mine, 60.0), world)
 
 
 def test_what_a_manifest_names_is_what_is_obeyed():

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from simulation import PARAMS, SETTINGS, Actor, Mortal, World, run, same_bits
+from simulation import PARAMS, SETTINGS, Actor, World, run, same_bits
 
 import fftgrad as fg
 from fftgrad.islands import _keys
@@ -140,26 +140,6 @@ def test_a_damaged_run_is_told_to_who_starts_and_ends_nobody():
     assert "must have a run.json that is whole, got one that is altered" in str(late.failure)
 
 
-@pytest.mark.parametrize("damage", [emptied, lambda _: b"nex"])
-def test_a_damaged_claim_leaves_the_name_to_who_had_it(damage):
-    world = World(55)
-    taken = _keys.claim(_keys.Who("a", 2), "taken")
-
-    class First(Actor):
-        def note(self):
-            super().note()
-            if self.member.who.incarnation:
-                world.objects[taken], world.made[taken] = damage(b""), 0.0
-
-    first = First(world, "a", 8, 10.0)
-    second = Actor(world, "a", 3, 10.0)
-    second.ready = 25.0
-    run([first, second, Actor(world, "b", 8, 10.0)], ends)
-    assert first.failure is None, first.failure
-    assert [outcome.counted for outcome in first.member.ledger.outcomes] == [True] * 8
-    assert "whose claim is damaged; take another name" in str(second.failure)
-
-
 def test_an_anchor_that_is_damaged_is_passed_over_for_the_one_before():
     """Two are kept for that."""
     world = World(57)
@@ -207,23 +187,6 @@ def test_a_manifest_that_names_what_was_altered_since_is_not_obeyed_with_it():
     assert slow.failure is None, slow.failure
     assert 2 not in slow.digests
     assert all(np.isfinite(slow.member.anchor.params[path]).all() for path in PARAMS)
-
-
-def test_a_start_that_waits_for_an_anchor_takes_itself_for_no_living_island():
-    """Of a name that was there before: it would answer its own earlier claim."""
-    world = World(59)
-
-    again = Actor(world, "c", 3, 30.0, settings=SPARE)
-    again.ready = 190.0
-
-    first = Mortal(world, "c", 3, 30.0, settings=SPARE, within=1)
-    others = [Damages(world, name, 10, 30.0, settings=SPARE) for name in "ab"]
-    with pytest.warns(UserWarning, match="manifest.json is damaged"):
-        run([*others, first, again], ends)
-    assert again.failure is None, again.failure
-    fates = again.member.ledger.outcomes
-    assert all(fate.counted or fate.kept for fate in fates)
-    assert len(fates) == 3
 
 
 def test_settings_are_no_longer_than_any_exchange():

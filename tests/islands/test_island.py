@@ -232,35 +232,21 @@ def test_wrong_runs_are_refused_before_the_first_step_and_left_as_they_are():
 def test_another_format_is_refused():
     store = memory()
     store.create(_keys.RUN, json.dumps({"format": 99}).encode())
-    with pytest.raises(ValueError, match="must be of format 2, got a run of format 99"):
+    with pytest.raises(ValueError, match="must be of format 3, got a run of format 99"):
         fg.islands.Island(store, "a", jnp.zeros(3))
 
 
-def test_two_of_one_name_are_told_apart():
+def test_the_newest_start_has_the_name():
     store = memory()
-    settings = Settings(DENSE, every=2, deadline=0.8)
-    with fg.islands.Island(store, "a", jnp.zeros(3), settings=settings) as island:
-        with pytest.raises(ValueError, match="'a', which a living island has; take another name"):
-            fg.islands.Island(store, "a", jnp.zeros(3))
-        params = island.params
-        for _ in range(2):
-            params = island.step(params + 1.0)
-        assert island.outcomes[0].counted
-
-
-def test_who_is_taken_for_dead_and_lives_is_told(monkeypatch):
-    """One that does not answer in time loses its name, and says so at its next step."""
-    store = memory()
-    settings = Settings(DENSE, every=1, deadline=0.4)
-    island = fg.islands.Island(store, "a", jnp.zeros(3), settings=settings)
-    monkeypatch.setattr(island._courier.member, "answer", lambda: (_ for _ in ()))
-    with fg.islands.Island(store, "a", jnp.zeros(3)) as other:
-        assert other.round == 0
-        monkeypatch.undo()
-        time.sleep(0.3)
-        with pytest.raises(ValueError, match="start 2 of it took over"):
-            island.step(island.params + 1.0)
-    island.close()
+    with fg.islands.Island(store, "a", jnp.zeros(3), settings=QUICK) as first:
+        with fg.islands.Island(store, "a", jnp.zeros(3)) as second:
+            params = second.params
+            for _ in range(2):
+                params = second.step(params + 1.0)
+            assert second.outcomes[0].counted
+        params = first.step(first.params)
+        with pytest.raises(ValueError, match="which start 2 of it took over from start 1"):
+            first.step(params)
 
 
 def test_a_store_that_is_not_there_is_answered_before_the_first_step(monkeypatch):
@@ -593,17 +579,6 @@ def test_a_step_takes_the_parameters_of_the_island():
             island.step({"b": jnp.zeros(3), "w": jnp.zeros(3, jnp.bfloat16)})
     with pytest.raises(RuntimeError, match="before close"):
         island.step(params)
-
-
-def test_who_waits_in_a_round_keeps_its_name():
-    store = memory()
-    settings = Settings(DENSE, every=1, islands=2, deadline=1.5)
-    with fg.islands.Island(store, "a", jnp.zeros(3), settings=settings) as island:
-        meeting = threading.Thread(target=island.step, args=(island.params,))
-        meeting.start()
-        with pytest.raises(ValueError, match="which a living island has"):
-            fg.islands.Island(store, "a", jnp.zeros(3))
-        meeting.join()
 
 
 def test_a_url_of_a_file_has_a_path():

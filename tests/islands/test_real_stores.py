@@ -34,7 +34,7 @@ REQUESTS = {
     "read contribution": 3,
     "read manifest": 4,
     "create anchors": 1,
-    "create islands": 2,
+    "create islands": 1,
     "list": 12,
     "delete": 1,
 }

@@ -1,14 +1,12 @@
 """A start that takes up what an earlier one had not sent counts nothing twice, whatever happens."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from simulation import PARAMS, SETTINGS, Steady, World, run, same_bits, total
 
 from fftgrad.islands import _join, _keys, _objects, _settings
 from fftgrad.islands._objects import DamagedError
-from fftgrad.islands._requests import Create, StoreError, Wait
+from fftgrad.islands._requests import Create
 
 
 class Dies(Steady):
@@ -165,33 +163,3 @@ def test_who_came_late_and_left_is_not_waited_for():
     after = [one for one in world.manifests() if one.round >= 4]
     assert after
     assert not [one.round for one in after if "c" in one.missed]
-
-
-def test_an_island_of_a_run_that_is_gone_answers_for_no_name_of_another():
-    one = dataclasses.replace(SETTINGS, islands=1)
-    world = World(81)
-    old = Steady(world, "a", 50, 10.0, settings=one)
-    while len(old.changes) < 3:
-        old.turn()
-    world.objects.clear()
-    world.made.clear()
-    new = Steady(world, "a", 1, 10.0, settings=one)
-    new.turn()
-    while not new.member.who.incarnation:
-        new.turn()
-    again = Steady(world, "a", 1, 10.0, settings=one)  # the first start of the new run is dead
-    again.ready = world.now + 1.0
-
-    def idle():
-        while True:
-            try:
-                yield from old.member.answer()
-            except StoreError:
-                yield Wait(5.0)
-            yield Wait(15.0)
-
-    old._life, old._answer, old._error, old._postponed = idle(), None, None, None
-    while not again.done and world.now < new.ready + 2000.0:
-        min((old, again), key=lambda actor: actor.ready).turn()
-    assert again.failure is None
-    assert again.member.who.incarnation == 2
