@@ -59,7 +59,7 @@ class Island:
       name: of the island. The newest start has the name; an earlier one ends at its next meeting.
       params: float32, bfloat16 or float16 arrays. The first island begins the run with its own.
         Shapes, dtypes and paths have to be the same on all.
-      settings: of the run; those in the store if left out.
+      settings: of the run, the same on all.
       outer: a function from the rate of the settings to the optimizer of the common parameters, the
         same on all. With error feedback of a sparse codec, `fg.islands.nesterov` diverged.
       memory: error feedback, which keeps the part of a change that is not sent.
@@ -99,18 +99,23 @@ class Island:
         name: str,
         params: PyTree,
         *,
-        settings: Settings | None = None,
+        settings: Settings = Settings(),
         outer: Outer = optax.sgd,
         memory: ErrorFeedback = ErrorFeedback(),
         delay: int = 0,
         blend: float = 0.0,
         residual: Residual | None = None,
     ) -> None:
-        if settings is not None:
-            check_kind("Island(settings)", settings, Settings, "use fg.islands.Settings().")
+        check_kind("Island(settings)", settings, Settings, "use fg.islands.Settings().")
         check_kind("Island(memory)", memory, ErrorFeedback, "use fg.ErrorFeedback().")
         check_count("Island(delay)", delay, "use 1.", least=0)
         check_within("Island(blend)", blend, "[0, 1)", "use 0.5.")
+        if delay >= settings.every:
+            raise ValueError(
+                f"Island(delay): must be below every={settings.every} of the settings, got "
+                f"{delay}; use 1."
+            )
+        self.settings = settings
         self._delay, self._blend = delay, blend
         self._model = Model.of(params)
         host = self._model.to_host(params)
@@ -134,12 +139,6 @@ class Island:
     def _join(self, store: str | Store, member: Member, host: Tree) -> bool:
         courier = Courier(member, open_store(store) if isinstance(store, str) else store)
         courier.start(member.start(host))
-        if self._delay >= member.settings.every:
-            courier.close()
-            raise ValueError(
-                f"Island(delay): must be below every={member.settings.every} of the "
-                f"settings, got {self._delay}; use 1."
-            )
         self._courier = courier
         return True
 
@@ -171,7 +170,7 @@ class Island:
         self._weight += weight
         if loss is not None:
             self._losses.append(loss)
-        if self._sent is None and self._steps - self._last >= self._every:
+        if self._sent is None and self._steps - self._last >= self.settings.every:
             self._meet(params)
         is_due = self._sent is not None and self._steps - self._sent[0] >= self._delay
         return self._rejoin(params) if is_due and self._is_done(self._patience()) else params
@@ -188,7 +187,7 @@ class Island:
         deadline = self.settings.deadline
         is_meeting = not self._delay and self._steps == at
         is_overdue = time.monotonic() - when > OVERDUE * deadline
-        if is_meeting or (is_overdue and (self._steps - at) % self._every == 0):
+        if is_meeting or (is_overdue and (self._steps - at) % self.settings.every == 0):
             return self._longest()
         return 0.0
 
@@ -218,13 +217,12 @@ class Island:
 
     def _take_anchor(self, like: Tree) -> None:
         """Count the next change from the common parameters of now."""
-        known = (like, np.int64(0), np.int64(0))
+        known = (like, np.int64(0))
         if self._courier is not None:
-            anchor, every = self._member.anchor, self.settings.every
-            known = (anchor.params, np.int64(anchor.round), np.int64(every))
-        tree, base, every = _share(known)
+            known = (self._member.anchor.params, np.int64(self._member.anchor.round))
+        tree, base = _share(known)
         self._start = self._model.as_held(tree)
-        self._base, self._every = int(base), int(every)
+        self._base = int(base)
 
     @property
     def _member(self) -> Member:
@@ -237,13 +235,11 @@ class Island:
         return self._base
 
     @property
-    def settings(self) -> Settings:
-        """The settings of the run. Only the first process has them, and all that follows."""
-        return self._member.settings
-
-    @property
     def digest(self) -> str:
-        """Digest of the common parameters, equal on islands with equal bits."""
+        """Digest of the common parameters, equal on islands with equal bits.
+
+        Only the first process of an island has it, and all that follows.
+        """
         return self._member.anchor.digest
 
     @property

@@ -7,16 +7,16 @@ from fftgrad.islands._keys import Who
 from fftgrad.islands._model import Model
 from fftgrad.islands._objects import DamagedError
 from fftgrad.islands._requests import Create, List, Read, Steps, StoreError, settle
-from fftgrad.islands._settings import Settings, read_settings
+from fftgrad.islands._settings import Settings
 
 
-def enter_run(model: Model, mine: Settings | None, own: str) -> Steps[tuple[Settings, bytes]]:
-    """Begin or join the run of a store; return its settings, and the bytes of run.json.
+def enter_run(model: Model, settings: Settings, own: str) -> Steps[bytes]:
+    """Begin or join the run of a store; return the bytes of run.json.
 
     A run that begins here has the id `own`, by which it differs from an earlier run of the store.
     """
-    asked = mine or Settings()
-    about = {"id": own, "model": model.described, "settings": asked.as_dict()}
+    mine = settings.as_dict()
+    about = {"id": own, "model": model.described, "settings": mine}
     try:
         data = yield from settle(_keys.RUN, _objects.pack_json(about))
         if (yield Create(_keys.RUN, data)):  # its own bytes, so that the test changes nothing
@@ -30,21 +30,19 @@ def enter_run(model: Model, mine: Settings | None, own: str) -> Steps[tuple[Sett
             f"Island(store): must have a {_keys.RUN} that is whole, got one that is {error}; put "
             "back what it was, or take another folder."
         ) from None
-    theirs = run.get("model")
-    if theirs != model.described:
-        differs = [row for row in model.described if row not in (theirs or ())]
+    if run["model"] != model.described:
+        differs = [row for row in model.described if row not in run["model"]]
         raise ValueError(
             "Island(store): must be the run of this model, got that of another, which has no "
             f"{differs[0] if differs else 'so few leaves'}; take another folder."
         )
-    settings = read_settings(run.get("settings"), asked.exchange)
-    if mine and mine != settings:
-        differ = [k for k, v in mine.as_dict().items() if settings.as_dict()[k] != v]
+    theirs = run["settings"]
+    if mine != theirs:
         raise ValueError(
-            f"Island(settings): must be those of the run, {settings}, got another {differ[0]}; "
-            "leave them out, or begin a run in another folder."
+            f"Island(settings): must be those of the run, {theirs}, got {mine}; pass the same, or "
+            "begin a run in another folder."
         )
-    return settings, data
+    return data
 
 
 def read_run(data: bytes, owner: str) -> dict[str, Any]:

@@ -46,15 +46,14 @@ class Member:
         *,
         outer: Outer,
         memory: ErrorFeedback,
-        settings: Settings | None = None,
+        settings: Settings,
         residual: Residual | None = None,
     ) -> None:
         self.who = Who(_keys.check_name(name), 0)
         _residual.check(residual, name, model)
-        self.model, self.outer, self.asked = model, outer, settings
+        self.model, self.outer, self.settings = model, outer, settings
         self.ledger = Ledger(memory, model)
         self.run = b""  # the bytes of run.json
-        self.settings: Settings
         self.programs: Programs
         self.gathering: Gathering
         self.trouble = ""  # the reason why nothing of it counts, or what is wrong with the store
@@ -72,11 +71,9 @@ class Member:
 
     def start(self, params: Tree) -> Steps[None]:
         """Join the run of the store, or begin one with these parameters."""
-        first = self._compile(params, self.asked) if self.asked else None  # before it writes
-        own = secrets.token_hex(16)
-        self.settings, self.run = yield from _join.enter_run(self.model, self.asked, own)
+        first = self._compile(params)  # before it writes
+        self.run = yield from _join.enter_run(self.model, self.settings, secrets.token_hex(16))
         _residual.check_run(self._former, self.run)
-        first = first or self._compile(params, self.settings)
         found = yield from _log.enter(self._reader, first, self.settings.deadline, self.tell)
         self.take(found)
         yield from self.catch_up()
@@ -85,11 +82,12 @@ class Member:
         yield from self._recall()
         self.free = yield Clock()
 
-    def _compile(self, params: Tree, settings: Settings) -> Anchor:
+    def _compile(self, params: Tree) -> Anchor:
         """Compile the programs of a run, and return its anchor if it begins here.
 
         A codec that does not fit the parameters is an error here.
         """
+        settings = self.settings
         first = _log.first(params, self.outer, settings)
         self.programs = Programs.of(self.model, settings.exchange)
         state, rate = (first.params, first.outer), settings.rate

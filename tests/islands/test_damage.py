@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from simulation import PARAMS, SETTINGS, Actor, World, run, same_bits
 
-import fftgrad as fg
 from fftgrad.islands import _keys
 from fftgrad.islands._requests import StoreError
 
@@ -187,10 +186,3 @@ def test_a_manifest_that_names_what_was_altered_since_is_not_obeyed_with_it():
     assert slow.failure is None, slow.failure
     assert 2 not in slow.digests
     assert all(np.isfinite(slow.member.anchor.params[path]).all() for path in PARAMS)
-
-
-def test_settings_are_no_longer_than_any_exchange():
-    text = "AllGather(codec=TopK(k=" + "1" * (1 << 14) + "))"
-    told = fg.islands.Settings().as_dict() | {"exchange": text}
-    with pytest.raises(ValueError, match="an exchange of its own"):
-        fg.islands._settings.read_settings(told)
