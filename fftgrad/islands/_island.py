@@ -79,8 +79,8 @@ class Island:
       digest, and takes the next anchor of the store. For a memory with decay 1, the changes that
       the manifests counted of an island + its residual = the changes that it handed in, to float32
       rounding. Late contributions return to the residual. Refused contributions are lost, and so is
-      the residual of an island that died, whose norm the manifests have. A crash at any instant
-      leaves the old round or the new one.
+      the residual of an island that died without a checkpoint. A crash at any instant leaves the
+      old round or the new one.
 
     Raises:
       ValueError: if the store has a run of another model, format, outer optimizer or settings.

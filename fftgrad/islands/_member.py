@@ -18,7 +18,7 @@ from fftgrad.islands._log import Anchor, Reader
 from fftgrad.islands._model import Model, Outer, Programs, Tree
 from fftgrad.islands._objects import Contribution, DamagedError, Manifest
 from fftgrad.islands._requests import Clock, Create, List, Steps, Wait
-from fftgrad.islands._residual import Change, Ledger, Residual, norm
+from fftgrad.islands._residual import Change, Ledger, Residual
 from fftgrad.islands._round import Gathering
 from fftgrad.islands._settings import Settings
 from fftgrad.memories._error_feedback import ErrorFeedback
@@ -143,7 +143,6 @@ class Member:
             model=self._model,
             weight=change.weight,
             loss=change.loss,
-            held=norm(pending.memory),
             fault=fault,
             blobs=blobs,
         )

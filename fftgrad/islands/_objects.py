@@ -98,7 +98,6 @@ class Contribution(NamedTuple):
     model: str  # digest of paths, shapes and dtypes
     weight: float  # in the mean, such as tokens
     loss: float | None  # mean loss of the inner steps, for people
-    held: float  # norm of the island's residual after it
     fault: str  # why its island has nothing to hand in, though it is there
     blobs: Sequence[bytes | memoryview]
 
@@ -134,7 +133,6 @@ HEADER: dict[str, tuple[type, ...]] = {
     "model": (str,),
     "weight": (float,),
     "loss": (float, type(None)),
-    "held": (float,),
     "fault": (str,),
 }
 """The header of a contribution, and the types of its values."""
@@ -155,7 +153,6 @@ class Entry(NamedTuple):
     base: int  # the round from whose parameters its change is counted
     loss: float | None
     norm: float  # of the decoded change, as the writer of the manifest saw it
-    held: float  # norm of its island's residual, as the contribution says
 
     @property
     def who(self) -> Who:

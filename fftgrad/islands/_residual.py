@@ -1,7 +1,6 @@
 """The residual of an island: what it has learned and not sent. None of it is lost."""
 
 import dataclasses
-import math
 import warnings
 import zlib
 from typing import Any, NamedTuple
@@ -304,9 +303,3 @@ class Ledger:
     def _put_back(self, lost: Tree, kept: Any) -> Any:
         with on_host():
             return jax.device_get(self.memory.put_back(lost, kept))
-
-
-def norm(tree: Any) -> float:
-    """The norm of several arrays together."""
-    squares = (np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(tree))
-    return math.sqrt(sum(map(float, squares)))

@@ -124,7 +124,6 @@ def manifest_of(
                 base=contribution.base,
                 loss=contribution.loss,
                 norm=norm,
-                held=contribution.held,
             )
         except DamagedError as error:
             refused[who] = str(error)[:MOST_REASON]

@@ -61,7 +61,6 @@ def contribution(who, before, base=None, scale=1.0):
         model=MODEL.digest,
         weight=1.0,
         loss=None,
-        held=0.0,
         fault="",
         blobs=PROGRAMS.to_bytes(payloads),
     ).to_bytes()
@@ -129,7 +128,7 @@ def test_two_anchors_are_kept_and_all_that_goes_on_from_the_older_one():
 
 def entry_of(who, data):
     digest = _objects.digest(data)
-    return Entry(*who, digest, 1.0, 3, None, 1.0, 0.0)
+    return Entry(*who, digest, 1.0, 3, None, 1.0)
 
 
 def fetched(entry, mine, world):

@@ -114,11 +114,11 @@ def test_others_decode_what_was_sent(codec):
 def contribution():
     programs = Programs(SHAPES, SETTINGS.exchange)
     blobs = programs.to_bytes(payloads(programs, trees(1)[0]))
-    return Contribution(Who("a", 1), 3, 2, "00", "22", 1.5, None, 0.25, "", blobs).to_bytes()
+    return Contribution(Who("a", 1), 3, 2, "00", "22", 1.5, None, "", blobs).to_bytes()
 
 
 def manifest():
-    entry = Entry("a", 1, "00", 1.5, 2, None, 3.0, 0.25)
+    entry = Entry("a", 1, "00", 1.5, 2, None, 3.0)
     refusal = Refusal("b", 2, "altered")
     return Manifest(3, Who("a", 1), "00", [entry], [refusal], ["c"], ["a"], 1.0).to_bytes()
 

@@ -45,20 +45,11 @@ def world():
 def test_it_says_who_came_and_who_did_not(world):
     found = fg.islands.status(Reader(world))
     assert (found.open, found.anchor, found.came) == (8, 6, [])
-    a, b, c = found.islands
-    assert (a.counted, b.counted, c.counted) == (8, 8, 3)
-    assert (a.last, b.last, c.last) == (7, 7, 2)
-    assert (a.missed, b.missed, c.missed) == (0, 0, 1)
+    assert [sorted(one.counted) for one in found.rounds] == [["a", "b", "c"]] * 3 + [["a", "b"]] * 5
     assert [one.missed for one in found.rounds if one.missed] == [["c"]]
     assert all(one.loss == pytest.approx(0.5) for one in found.rounds)
-    assert c.held > 0
     assert found.rounds[3].waited >= SETTINGS.deadline
     assert len(fg.islands.status(Reader(world), rounds=3).rounds) == 3
-
-
-def test_its_json_is_json(world):
-    found = fg.islands.status(Reader(world))
-    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["open"] == 8
 
 
 @pytest.fixture
@@ -93,7 +84,7 @@ def test_where_there_is_no_run_it_says_so(tmp_path, capsys):
 def test_what_a_member_wrote_is_shown_as_text():
     """Neither markup nor what moves the cursor."""
     one = fg.islands.RoundStatus(3, ["a"], [], {"b": "[/nothing] \x1b[2J"}, None, 1.0)
-    found = fg.islands.Status(4, ["c\n"], 0, [], [one], "")
+    found = fg.islands.Status(4, ["c\n"], 0, [one])
     console = Console(width=120, file=io.StringIO())
     console.print(_islands.show(found))
     assert "b: [/nothing] ?[2J" in console.file.getvalue()
@@ -106,11 +97,3 @@ def test_a_damaged_manifest_is_told_beside_the_others(folder):
     assert len(found.rounds) == 8
     told = "rounds/000000005/manifest.json is damaged (no JSON)"
     assert found.rounds[5].refused["?"] == told
-
-
-def test_a_damaged_run_is_told(folder, capsys):
-    run = pathlib.Path(folder) / "run.json"
-    run.write_bytes(run.read_bytes().replace(b"0.7", b"0.8"))
-    assert fg.islands.status(folder).trouble == "run.json is damaged (altered)"
-    assert main(["islands", "status", folder]) == 0
-    assert "run.json is damaged (altered)" in capsys.readouterr().out

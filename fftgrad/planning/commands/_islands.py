@@ -14,7 +14,6 @@ from fftgrad.planning.commands._text import (
     quantity,
     store,
     table,
-    three_digits,
     write_json,
 )
 
@@ -45,31 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> None:
     """Print the state of a run."""
     found = status(args.url, args.rounds)
-    write_json(found.as_dict(), args.json, console)
+    told = found._asdict() | {"rounds": [one._asdict() for one in found.rounds]}
+    write_json(told, args.json, console)
     if is_read_by_people(args):
         console.print(show(found))
 
 
 def show(found: Status) -> Table:
-    """Islands above, rounds below."""
+    """The last rounds, and the open one."""
     out = Table.grid()
-    out.add_row(_islands(found))
     out.add_row(_rounds(found))
-    if found.trouble:
-        out.add_row(_plain(found.trouble))
     came = _plain(", ".join(found.came)) or "nobody yet"
     out.add_row(f"open: round {found.open}, came: {came}; newest anchor: round {found.anchor}")
-    out.add_row("held: norm of its residual when it last counted, lost if it has died since.")
-    return out
-
-
-def _islands(found: Status) -> Table:
-    out = table("island", "last", "counted", "missed", "refused", "loss", "held")
-    for one in found.islands:
-        name = _plain(one.island)
-        loss = "" if one.loss is None else f"{one.loss:.4f}"
-        counts = one.last, one.counted, one.missed, len(one.refused)
-        out.add_row(name, *map(str, counts), loss, three_digits(one.held))
     return out
 
 
