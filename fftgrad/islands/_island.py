@@ -18,7 +18,6 @@ from fftgrad._contracts import PyTree
 from fftgrad._values import check_count, check_kind, check_within
 from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model, Outer, Tree, blended, check_finite
-from fftgrad.islands._objects import LEAST_WEIGHT
 from fftgrad.islands._requests import Performer, Steps, StoreError
 from fftgrad.islands._residual import Change, Outcome, Residual
 from fftgrad.islands._settings import Settings
@@ -29,8 +28,8 @@ PATIENCE = 1.25
 """Deadlines for which a step waits: one of the round, and the time to close it."""
 OVERDUE = 3
 """Deadlines after a meeting until a step waits for it."""
-MOST_OF_A_STEP = 1e12
-"""Greatest weight of a step."""
+WEIGHTS = "[1e-6, 1e12]"
+"""The weights of a step, of which the sum over a round stays in the bounds of a contribution."""
 
 
 class Island:
@@ -162,7 +161,8 @@ class Island:
           RuntimeError: after `close`. If the store does not answer, nothing is raised: the island
             trains on alone, and `trouble` says why.
         """
-        weight = _check_weight(weight)
+        weight = float(weight)
+        check_within("Island.step(weight)", weight, WEIGHTS, "pass the tokens of the step.")
         if self._is_closed:
             raise RuntimeError("Island.step: must come before close(), got one after it.")
         self._model.check(params)
@@ -319,17 +319,6 @@ def _share(tree: PyTree) -> PyTree:
     if jax.process_count() == 1:
         return tree
     return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
-
-
-def _check_weight(weight: Any) -> float:
-    """Refuse the weight of a step if the sum over a round could be out of range."""
-    weight = float(weight)
-    if not LEAST_WEIGHT <= weight <= MOST_OF_A_STEP:
-        raise ValueError(
-            f"Island.step(weight): must be {LEAST_WEIGHT:g} to {MOST_OF_A_STEP:g}, got {weight}; "
-            "pass the tokens of the step."
-        )
-    return weight
 
 
 PAUSE = 5.0

@@ -24,12 +24,8 @@ from fftgrad.islands._settings import Settings
 from fftgrad.memories._error_feedback import ErrorFeedback
 
 OVERDUE = 3
-"""Deadlines after the end of a round until an island that holds another anchor may close it."""
-
-SPLIT = (
-    "round {} stayed open: this island holds another anchor than most who came, and none of them "
-    "closes it; it computes again what all hold, and closes it"
-)
+"""Deadlines after the end of a round until an island may close it that holds another anchor than
+most who came. It computes again what all hold before."""
 
 
 class Member:
@@ -125,16 +121,15 @@ class Member:
             return
         yield from _join.check_name(self.who)
         yield from self.catch_up()
-        number = self.anchor.round
-        fault = ""
+        number, self._change = self.anchor.round, change
         if number - change.base > self.settings.stale:
-            fault = f"stale: starts from round {change.base}"
-        elif not change.is_finite:
-            fault = "not finite"
-        blobs, pending = list[bytes](), self.ledger.nothing(number)
-        if not fault:
-            own = zlib.crc32(str(self.who).encode())
-            blobs, pending = self.ledger.compress(self.programs, change, number, own)
+            self.ledger.refuse(change, number, f"stale: starts from round {change.base}")
+            return
+        if not change.is_finite:
+            self.ledger.refuse(change, number, "not finite")
+            return
+        own = zlib.crc32(str(self.who).encode())
+        blobs, pending = self.ledger.compress(self.programs, change, number, own)
         contribution = Contribution(
             self.who,
             round=number,
@@ -143,14 +138,13 @@ class Member:
             model=self._model,
             weight=change.weight,
             loss=change.loss,
-            fault=fault,
             blobs=blobs,
         )
         now = yield Clock()
         self.gathering.hand_in(now, now - self.free)
         self.ledger.hand_in(pending, change)
         self.own = contribution.to_bytes()
-        self.awaited, self._is_written, self._change = number, False, change
+        self.awaited, self._is_written = number, False
 
     def finish(self) -> Steps[None]:
         """Wait until the round of the last contribution is closed, or close it."""
@@ -208,7 +202,6 @@ class Member:
         )
         if manifest is None:
             if now > self.gathering.end + OVERDUE * self.settings.deadline:
-                self.tell(SPLIT.format(number))
                 yield from self.compute_again()
                 self._alone = number
             return

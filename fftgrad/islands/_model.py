@@ -210,17 +210,6 @@ class Programs:
         codec = _parts.codec_of(self.exchange.codec, bucket)
         return bucket, codec, _parts.vector_likes(bucket)
 
-    @functools.cached_property
-    def sizes(self) -> list[int]:
-        """Bytes of each payload of a contribution, as `to_bytes` writes them."""
-        around = _bytes.HEAD.size + _bytes.TAIL.size
-        parts = (payload for bucket in self._spec for payload in bucket)
-        return [around + _bytes._size(payload) for payload in parts]
-
-    @property
-    def _spec(self) -> list[Payloads]:
-        return [codec.payload_spec(likes) for _, codec, likes in self._buckets]
-
     def init(self) -> Any:
         """The state of the codecs before the first round."""
         with on_host():
@@ -298,7 +287,8 @@ class Programs:
             except ValueError as error:
                 raise DamagedError(str(error)) from None
         flat: list[Payload] = jax.device_get(found)
-        structure = jax.tree.structure(self._spec, is_leaf=lambda x: isinstance(x, Payload))
+        spec = [codec.payload_spec(likes) for _, codec, likes in self._buckets]
+        structure = jax.tree.structure(spec, is_leaf=lambda x: isinstance(x, Payload))
         return jax.tree.unflatten(structure, flat)
 
 

@@ -98,7 +98,6 @@ class Contribution(NamedTuple):
     model: str  # digest of paths, shapes and dtypes
     weight: float  # in the mean, such as tokens
     loss: float | None  # mean loss of the inner steps, for people
-    fault: str  # why its island has nothing to hand in, though it is there
     blobs: Sequence[bytes | memoryview]
 
     def to_bytes(self) -> bytes:
@@ -133,7 +132,6 @@ HEADER: dict[str, tuple[type, ...]] = {
     "model": (str,),
     "weight": (float,),
     "loss": (float, type(None)),
-    "fault": (str,),
 }
 """The header of a contribution, and the types of its values."""
 

@@ -168,7 +168,7 @@ class Pending(NamedTuple):
     """A contribution whose round is not closed yet."""
 
     round: int
-    sent: Tree | None  # decoded; None: it only says that the island is there
+    sent: Tree  # decoded
     memory: Any  # the state of the memory if it counts
     states: Any  # of the codecs if it counts
 
@@ -208,10 +208,9 @@ class Ledger:
     @property
     def residual(self) -> Tree:
         """The residual if the pending contribution does not count."""
-        book = self._book
-        pending = book.pending
-        if pending is None or pending.sent is None:
-            return book.kept.residual
+        pending = self.pending
+        if pending is None:
+            return self._book.kept.residual
         return self._put_back(pending.sent, pending.memory).residual
 
     def saved(self, who: Who, sent: Change | None, run: bytes) -> Residual:
@@ -219,9 +218,8 @@ class Ledger:
         book = self._book
         before = after = book.kept
         nothing = {path: np.zeros(leaf.shape, np.float32) for path, leaf in before.residual.items()}
-        open_ = book.pending
-        if open_ is not None and open_.sent is not None:
-            after, nothing = open_.memory, open_.sent
+        if book.pending is not None:
+            after, nothing = book.pending.memory, book.pending.sent
         if sent is not None and sent is not book.taken and sent.is_finite:
             before, after = (self._put_back(sent.tree, state) for state in (before, after))
         wide = [
@@ -269,9 +267,10 @@ class Ledger:
         )
         return programs.to_bytes(payloads), Pending(number, sent, kept, states)
 
-    def nothing(self, number: int) -> Pending:
-        """A contribution of nothing to a round."""
-        return Pending(number, None, self._book.kept, self._book.states)
+    def refuse(self, change: Change, number: int, reason: str) -> None:
+        """Drop a change that no island would count."""
+        self._book = self._book._replace(taken=change)
+        self._close(Outcome(number, False, reason=reason), self._book.kept, self._book.states)
 
     def resolve(self, manifest: Manifest, who: Who) -> None:
         """Close the pending contribution by the manifest of its round."""
@@ -282,9 +281,8 @@ class Ledger:
         if any(entry.who == who for entry in manifest.counted):
             kept, states = pending.memory, pending.states
             outcome = Outcome(manifest.round, True)
-        elif pending.sent is None or who in refused:  # do not requeue a refused change
-            reason = refused.get(who, "late, with nothing handed in")
-            outcome = Outcome(manifest.round, False, reason=reason)
+        elif who in refused:  # do not requeue a refused change
+            outcome = Outcome(manifest.round, False, reason=refused[who])
         else:
             kept = self._put_back(pending.sent, pending.memory)
             outcome = Outcome(manifest.round, False, kept=True, reason="late")

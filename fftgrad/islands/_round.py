@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import statistics
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import numpy as np
 
@@ -91,7 +91,7 @@ def manifest_of(
     programs: Programs,
     by: Who,
     waited: float,
-    back: Iterable[str] = (),
+    back: Collection[str] = (),
     alone: bool = False,
 ) -> Manifest | None:
     """The manifest of a round as this island sees it; None if it may not write it.
@@ -100,11 +100,10 @@ def manifest_of(
     them, unless it is `alone`, because they did not write it. A round in which nothing counts is
     closed too, and changes nothing: left open, it would block all.
 
-    The next round waits for the islands that kept pace, for those that are `back`, and for those
-    that are there with nothing to hand in. It does not wait for a slow island, whose change starts
-    from an earlier round.
+    The next round waits for the islands that kept pace, and for those that are `back`. It does not
+    wait for a slow island, whose change starts from an earlier round.
     """
-    anchor, limit, back = gathering.anchor, gathering.settings.limit, set(back)
+    anchor, limit = gathering.anchor, gathering.settings.limit
     checked: dict[Who, Entry] = {}
     refused: dict[Who, str] = {}
     held: list[str] = []
@@ -113,8 +112,6 @@ def manifest_of(
             contribution = Contribution.from_bytes(data)
             if contribution.round == anchor.round and contribution.model == model:
                 held.append(contribution.anchor)
-            if contribution.who == who and contribution.fault:
-                back.add(who.island)
             _check(contribution, who, anchor, model, gathering.settings.stale)
             norm = _norm(programs, contribution)
             checked[who] = Entry(
@@ -149,7 +146,7 @@ def manifest_of(
         counted=counted,
         refused=[Refusal(*who, reason) for who, reason in sorted(refused.items())],
         missed=sorted(set(anchor.expected or ()) - came - gathering.left),
-        expected=sorted(pace | back or came),
+        expected=sorted(pace.union(back) or came),
         waited=waited,
     )
 
@@ -162,8 +159,6 @@ def _check(contribution: Contribution, who: Who, anchor: Anchor, model: str, sta
         raise DamagedError(f"for round {contribution.round}")
     if contribution.model != model:
         raise DamagedError("of another model")
-    if contribution.fault:
-        raise DamagedError(contribution.fault)
     if contribution.anchor != anchor.digest:
         raise DamagedError(f"holds another anchor, {contribution.anchor}")
     if contribution.base > number:

@@ -256,15 +256,6 @@ def test_a_store_that_is_not_there_is_answered_before_the_first_step(monkeypatch
         fg.islands.Island(store, "a", jnp.zeros(3))
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
-def test_a_weight_is_positive(weight):
-    with (
-        fg.islands.Island(memory(), "a", jnp.zeros(3), settings=QUICK) as island,
-        pytest.raises(ValueError, match="pass the tokens of the step"),
-    ):
-        island.step(island.params, weight=weight)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -441,13 +432,11 @@ def test_a_residual_is_checked():
         greedy(store, residual._replace(round=np.int64(9)))
 
 
-@pytest.mark.parametrize("weight", [1e-318, 1e-7, 1e13, 1e308, float("inf")])
-def test_a_weight_is_one_that_every_share_can_have(weight):
-    with (
-        fg.islands.Island(memory(), "a", jnp.zeros(3), settings=QUICK) as island,
-        pytest.raises(ValueError, match=r"must be 1e-06 to 1e\+12, got"),
-    ):
-        island.step(island.params, weight=weight)
+def test_a_weight_is_one_that_every_share_can_have():
+    with fg.islands.Island(memory(), "a", jnp.zeros(3), settings=QUICK) as island:
+        for weight in (0.0, -1.0, float("nan"), 1e-318, 1e-7, 1e13, float("inf")):
+            with pytest.raises(ValueError, match=r"must be in .*; pass the tokens of the step"):
+                island.step(island.params, weight=weight)
 
 
 @pytest.mark.parametrize("number", [np.float32, np.float64, jnp.float32, jnp.bfloat16])
