@@ -1,6 +1,5 @@
 """An island: the class that a training program calls, and the thread that works beside it."""
 
-import contextlib
 import math
 import queue
 import threading
@@ -281,7 +280,7 @@ class Island:
         return self._model.to_params(self._start, self.params)
 
     def close(self) -> None:
-        """Leave the run. No round waits for the island."""
+        """Leave the run. The others wait for the island once, until the deadline of a round."""
         self._is_closed = True
         if self._courier is not None:
             self._courier.close()
@@ -374,12 +373,10 @@ class Courier:
         return done
 
     def close(self) -> None:
-        """End the thread, even where it waits, and leave the run."""
+        """End the thread, even where it waits."""
         self._closing.set()
         self._jobs.put(None)
         self._thread.join()
-        with contextlib.suppress(StoreError):  # the others wait once, as for one that died
-            Performer(self.performer._store, retries=0).run(self.member.leave())
 
     def _work(self) -> None:
         try:

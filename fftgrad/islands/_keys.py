@@ -3,7 +3,6 @@
     run.json                                the model and the settings
     islands/NAME/000001                     the first start under a name, its incarnation
     rounds/000000007/NAME.000001            a contribution to round 7
-    rounds/000000007/NAME.000001.left       the start has left, and will not come to round 7
     rounds/000000007/manifest.json          the contributions that count; never removed
     anchors/000000007                       the common parameters before round 7
 
@@ -57,22 +56,8 @@ def contribution(number: int, who: Who) -> str:
 
 def contributors(keys: Iterable[str]) -> set[Who]:
     """The islands with a contribution among the keys of a round."""
-    return {who for key in keys if (who := _who(key, ""))}
-
-
-def left(number: int, who: Who) -> str:
-    """The key by which an island that leaves says that it will not come to a round."""
-    return f"{contribution(number, who)}.left"
-
-
-def leaver(key: str) -> Who | None:
-    """The island that left by such a key; None for other keys."""
-    return _who(key, r"\.left")
-
-
-def _who(key: str, end: str) -> Who | None:
-    found = re.fullmatch(rf"rounds/\d{{9}}/({NAME.pattern})\.(\d{{6}}){end}", key)
-    return Who(found[1], int(found[2])) if found else None
+    found = (re.fullmatch(rf"rounds/\d{{9}}/({NAME.pattern})\.(\d{{6}})", key) for key in keys)
+    return {Who(one[1], int(one[2])) for one in found if one}
 
 
 def anchor(number: int) -> str:

@@ -108,13 +108,6 @@ class Member:
         yield from self.contribute(change)
         yield from self.finish()
 
-    def leave(self) -> Steps[None]:
-        """Tell the others that no round need wait for the island."""
-        if self.own:
-            yield from _join.check_run(self.run)
-            number = max(self.anchor.round, self.awaited + self._is_written)
-            yield Create(_keys.left(number, self.who), b"")
-
     def contribute(self, change: Change) -> Steps[None]:
         """Compress a change for the open round, if it can count; once for each change."""
         if change is self._change:

@@ -24,7 +24,6 @@ class Gathering:
     settings: Settings
     named: Collection[Who] | None = None  # in the manifest of the round before, if it was obeyed
     found: dict[Who, bytes] = dataclasses.field(default_factory=dict)
-    left: set[str] = dataclasses.field(default_factory=set)  # islands that counted and left since
     handed: float = 0.0  # when this island handed in
     trained: float = 0.0  # seconds that its inner steps took
     begun: float | None = None  # when it saw that an expected island had come
@@ -48,15 +47,13 @@ class Gathering:
         """Read the contributions among the keys of the round; return whether it can be closed."""
         for who in sorted(_keys.contributors(keys) - {own}):
             yield from self.read(who)
-        leavers = {_keys.leaver(key) for key in keys} & set(self.named or ())
-        self.left = {who.island for who in leavers if who}
         here, now = {who.island for who in (own, *self.found)}, (yield Clock())
         expected = self.anchor.expected
         if self.begun is None and (not expected or here.intersection(expected)):
             self.begun = now
         if expected is None:
             return now >= self.end or len(here) >= self.settings.islands
-        return now >= self.end or here >= set(expected) - self.left
+        return now >= self.end or here >= set(expected)
 
     def read(self, who: Who) -> Steps[None]:
         """Read a contribution, once."""
@@ -67,18 +64,14 @@ class Gathering:
             self.found[who] = data
 
     def late(self) -> Steps[list[str]]:
-        """Islands that came to the round before after it was closed, and have not left since.
+        """Islands that came to the round before after it was closed.
 
         None if this island does not know which came in time.
         """
         if self.named is None:
             return []
         keys = yield List(_keys.round_folder(self.anchor.round - 1))
-        came = _keys.contributors(keys) - set(self.named)
-        if came:
-            keys = yield List(_keys.round_folder(self.anchor.round))
-            came -= {_keys.leaver(key) for key in keys}
-        return [who.island for who in came]
+        return [who.island for who in _keys.contributors(keys) - set(self.named)]
 
 
 MOST_REASON = 300
@@ -145,7 +138,7 @@ def manifest_of(
         anchor=anchor.digest,
         counted=counted,
         refused=[Refusal(*who, reason) for who, reason in sorted(refused.items())],
-        missed=sorted(set(anchor.expected or ()) - came - gathering.left),
+        missed=sorted(set(anchor.expected or ()) - came),
         expected=sorted(pace.union(back) or came),
         waited=waited,
     )

@@ -65,8 +65,8 @@ def contribution(who, before, base=None, scale=1.0):
     ).to_bytes()
 
 
-def judged(before, found, left=()):
-    gathering = Gathering(before, SETTINGS, found=found, left=set(left))
+def judged(before, found):
+    gathering = Gathering(before, SETTINGS, found=found)
     return _round.manifest_of(gathering, MODEL.digest, PROGRAMS, Who("a", 1), 0.0)
 
 
@@ -86,12 +86,6 @@ def test_a_slow_island_counts_and_is_not_waited_for():
     manifest = judged(before, found)
     assert [entry.island for entry in manifest.counted] == ["a", "b", "c"]
     assert manifest.expected == ["a", "b"]
-
-
-def test_who_left_is_not_missed():
-    before = anchor(7)
-    found = {Who("a", 1): contribution(Who("a", 1), before)}
-    assert judged(before, found, left={"b"}).missed == ["c"]
 
 
 def test_a_reason_is_no_longer_than_people_read():

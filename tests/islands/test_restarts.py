@@ -5,7 +5,6 @@ import pytest
 from simulation import PARAMS, Steady, World, run, same_bits, total
 
 from fftgrad.islands import _join, _keys, _objects
-from fftgrad.islands._requests import Create
 
 
 class Dies(Steady):
@@ -127,32 +126,3 @@ def test_a_bit_of_the_runs_object_ends_nobodys_run():
         for bit in range(8):
             flipped = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
             assert "run.json is damaged" in said(flipped), flipped
-
-
-def test_who_came_late_and_left_is_not_waited_for():
-    class LateLeaver(Steady):
-        was_late = False
-
-        def postpones(self, request):
-            mine = isinstance(request, Create) and request.key == _keys.contribution(
-                2, self.member.who
-            )
-            late = mine and not self.was_late
-            self.was_late |= mine
-            return 150.0 if late else 0.0
-
-        def _live(self):
-            lives, answer = super()._live(), None
-            while True:
-                request = lives.send(answer)
-                if len(self.member.ledger.outcomes) == 3:
-                    break
-                answer = yield request
-            yield from self.member.leave()
-
-    world = World(90)
-    others = [Steady(world, name, 8, 100.0) for name in "ab"]
-    run([*others, LateLeaver(world, "c", 3, 100.0)], lambda _: None)
-    after = [one for one in world.manifests() if one.round >= 4]
-    assert after
-    assert not [one.round for one in after if "c" in one.missed]
