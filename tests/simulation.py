@@ -17,8 +17,8 @@ from fftgrad.islands import _keys
 from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model
 from fftgrad.islands._objects import Contribution, Manifest
-from fftgrad.islands._requests import Clock, Create, Delete, List, Read, StoreError, Wait
 from fftgrad.islands._residual import Change
+from fftgrad.islands._store import Clock, Create, Delete, List, Read, StoreError, Wait
 
 PARAMS = {"b": np.zeros(3, np.float32), "w": np.zeros((4, 4), np.float32)}
 CODEC = fg.chain(fg.TopK(fraction=0.3), fg.LogLevels(bits=5))

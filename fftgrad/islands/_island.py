@@ -17,10 +17,9 @@ from fftgrad._contracts import PyTree
 from fftgrad._values import check_count, check_kind, check_within
 from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model, Outer, Tree, blended, check_finite
-from fftgrad.islands._requests import Performer, Steps, StoreError
 from fftgrad.islands._residual import Change, Outcome, Residual
-from fftgrad.islands._settings import Settings
-from fftgrad.islands._store import Store, open_store
+from fftgrad.islands._run import Settings
+from fftgrad.islands._store import Performer, Steps, Store, StoreError, open_store
 from fftgrad.memories._error_feedback import ErrorFeedback
 
 PATIENCE = 1.25

@@ -12,15 +12,14 @@ import warnings
 import zlib
 from typing import Any
 
-from fftgrad.islands import _join, _keys, _log, _residual, _round
+from fftgrad.islands import _keys, _residual, _round, _run
 from fftgrad.islands._keys import Who
-from fftgrad.islands._log import Anchor, Reader
 from fftgrad.islands._model import Model, Outer, Programs, Tree
 from fftgrad.islands._objects import Contribution, DamagedError, Manifest
-from fftgrad.islands._requests import Clock, Create, List, Steps, Wait
 from fftgrad.islands._residual import Change, Ledger, Residual
-from fftgrad.islands._round import Gathering
-from fftgrad.islands._settings import Settings
+from fftgrad.islands._round import Anchor, AnchorReader, Gathering
+from fftgrad.islands._run import Settings
+from fftgrad.islands._store import Clock, Create, List, Steps, Wait
 from fftgrad.memories._error_feedback import ErrorFeedback
 
 OVERDUE = 3
@@ -62,18 +61,18 @@ class Member:
         self._is_written = False
         self._former = residual
         self._model = model.digest
-        self._reader = Reader(model, outer)
+        self._reader = AnchorReader(model, outer)
         self._alone = -1  # the round that it closes, though most who came hold another anchor
 
     def start(self, params: Tree) -> Steps[None]:
         """Join the run of the store, or begin one with these parameters."""
         first = self._compile(params)  # before it writes
-        self.run = yield from _join.enter_run(self.model, self.settings, secrets.token_hex(16))
+        self.run = yield from _run.enter_run(self.model, self.settings, secrets.token_hex(16))
         _residual.check_run(self._former, self.run)
-        found = yield from _log.enter(self._reader, first, self.settings.deadline, self.tell)
-        self.take(found)
+        deadline = self.settings.deadline
+        self.take((yield from _round.enter_anchor(self._reader, first, deadline, self.tell)))
         yield from self.catch_up()
-        self.who = yield from _join.claim_name(self.who.island)
+        self.who = yield from _run.claim_name(self.who.island)
         yield from self.catch_up()
         yield from self._recall()
         self.free = yield Clock()
@@ -84,7 +83,7 @@ class Member:
         A codec that does not fit the parameters is an error here.
         """
         settings = self.settings
-        first = _log.first(params, self.outer, settings)
+        first = _round.first_anchor(params, self.outer, settings)
         self.programs = Programs.of(self.model, settings.exchange)
         state, rate = (first.params, first.outer), settings.rate
         self.programs.try_out(self.ledger.memory, self.outer, rate, state, settings.islands)
@@ -104,7 +103,7 @@ class Member:
 
     def hand_in(self, change: Change) -> Steps[None]:
         """Hand in a change, and see its round closed."""
-        self.damage = yield from _join.check_run(self.run)
+        self.damage = yield from _run.check_run(self.run)
         yield from self.contribute(change)
         yield from self.finish()
 
@@ -112,7 +111,7 @@ class Member:
         """Compress a change for the open round, if it can count; once for each change."""
         if change is self._change:
             return
-        yield from _join.check_name(self.who)
+        yield from _run.check_name(self.who)
         yield from self.catch_up()
         number, self._change = self.anchor.round, change
         if number - change.base > self.settings.stale:
@@ -170,7 +169,7 @@ class Member:
     def _decision(self, number: int) -> Steps[Manifest | None]:
         """The manifest of a round. If it is damaged, wait for an anchor of those who obeyed it."""
         try:
-            return (yield from _log.decision(number))
+            return (yield from _round.decision(number))
         except DamagedError as error:
             self.damage = str(error)
             self.tell(self.damage)
@@ -198,7 +197,7 @@ class Member:
                 yield from self.compute_again()
                 self._alone = number
             return
-        yield from _join.check_run(self.run)
+        yield from _run.check_run(self.run)
         yield Create(_keys.manifest(number), manifest.to_bytes())
         manifest = yield from self._decision(number)  # as the others will see it
         if manifest is not None:
@@ -247,10 +246,14 @@ class Member:
                 return
             blobs = Contribution.from_bytes(data).blobs
             sent.append(self.programs.from_bytes(blobs))
-        self.take(_log.after(before, manifest, sent, self.programs, self.outer, self.settings.rate))
+        self.take(
+            _round.next_anchor(
+                before, manifest, sent, self.programs, self.outer, self.settings.rate
+            )
+        )
         self.gathering.named = {one.who for one in (*manifest.counted, *manifest.refused)}
         if manifest.by == self.who:
-            yield from _log.keep(self.anchor, self.settings.anchors)
+            yield from _round.keep_anchor(self.anchor, self.settings.anchors)
 
     def take(self, anchor: Anchor) -> None:
         """Go on from an anchor."""
@@ -261,7 +264,7 @@ class Member:
 
     def compute_again(self) -> Steps[None]:
         """Compute what all hold from the newest whole anchor, and the manifests since."""
-        found, _ = yield from _log.newest(self._reader)
+        found, _ = yield from _round.newest_anchor(self._reader)
         if found is not None:
             self.take(found)
             yield from self.catch_up()
@@ -269,4 +272,4 @@ class Member:
     def _take_newer(self) -> Steps[None]:
         """Wait for an anchor of a later round, and take it."""
         number, deadline = self.anchor.round, self.settings.deadline
-        self.take((yield from _log.later(self._reader, number, deadline, self.tell)))
+        self.take((yield from _round.later_anchor(self._reader, number, deadline, self.tell)))

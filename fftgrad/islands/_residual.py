@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fftgrad.islands import _keys, _log
+from fftgrad.islands import _keys, _round
 from fftgrad.islands._keys import Who
 from fftgrad.islands._model import Model, Programs, Tree, on_host
 from fftgrad.islands._objects import DamagedError, Manifest
-from fftgrad.islands._requests import Read, Steps
+from fftgrad.islands._store import Read, Steps
 from fftgrad.memories._error_feedback import ErrorFeedback
 
 
@@ -106,7 +106,7 @@ def left(residual: Residual, name: str, opened: int) -> Steps[Tree | None]:
     fate = {path: residual.after[path] + residual.sent[path] for path in residual.after}
     for number in range(max(0, int(residual.round)), opened):
         try:
-            manifest = yield from _log.decision(number)
+            manifest = yield from _round.decision(number)
         except DamagedError as error:
             _leave_out(name, residual, str(error))
             return None

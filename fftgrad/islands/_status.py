@@ -3,10 +3,9 @@
 import math
 from typing import NamedTuple
 
-from fftgrad.islands import _keys, _log
+from fftgrad.islands import _keys, _round
 from fftgrad.islands._objects import DamagedError, Manifest
-from fftgrad.islands._requests import List, Performer, Read, Steps
-from fftgrad.islands._store import Store, open_store
+from fftgrad.islands._store import List, Performer, Read, Steps, Store, open_store
 
 
 class RoundStatus(NamedTuple):
@@ -72,14 +71,14 @@ def _look(rounds: int) -> Steps[Status]:
         raise ValueError(
             "status(store): must have a run, got a store without run.json; see its URL."
         )
-    anchor = max((yield from _log.numbers()), default=0)
+    anchor = max((yield from _round.anchor_numbers()), default=0)
     keys = yield List(_keys.ROUNDS, _keys.round_folder(max(0, anchor - rounds)))
     closed = [_keys.number_of(key) for key in keys if key.endswith("/manifest.json")]
     last = max((number for number in closed if number is not None), default=-1)
     found: list[RoundStatus] = []
     for number in range(max(0, last + 1 - rounds), last + 1):
         try:
-            manifest = yield from _log.decision(number)
+            manifest = yield from _round.decision(number)
         except DamagedError as error:
             found.append(RoundStatus(number, [], [], {"?": str(error)}, None, 0.0))
         else:

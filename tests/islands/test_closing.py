@@ -5,13 +5,13 @@ import numpy as np
 from simulation import PARAMS, SETTINGS, Actor, World, run
 
 import fftgrad as fg
-from fftgrad.islands import _keys, _log, _objects, _round
+from fftgrad.islands import _keys, _objects, _round
 from fftgrad.islands._keys import Who
 from fftgrad.islands._model import Model, Programs
 from fftgrad.islands._objects import Contribution, Entry, Manifest
-from fftgrad.islands._requests import Create, Delete, List, Performer, Read
 from fftgrad.islands._residual import Change, Ledger
 from fftgrad.islands._round import Gathering
+from fftgrad.islands._store import Create, Delete, List, Performer, Read
 
 MODEL = Model.of(PARAMS)
 PROGRAMS = Programs.of(MODEL, SETTINGS.exchange)
@@ -46,8 +46,8 @@ def answered(steps, world):
 
 
 def anchor(number, expected=("a", "b", "c")):
-    first = _log.first(PARAMS, fg.islands.nesterov, SETTINGS)
-    return _log.make(number, first.params, first.outer, expected)
+    first = _round.first_anchor(PARAMS, fg.islands.nesterov, SETTINGS)
+    return _round.make_anchor(number, first.params, first.outer, expected)
 
 
 def contribution(who, before, base=None, scale=1.0):
@@ -111,7 +111,7 @@ def store_of(rounds, anchors):
 
 def test_two_anchors_are_kept_and_all_that_goes_on_from_the_older_one():
     world = store_of(9, [0, 3, 6])
-    answered(_log.keep(anchor(9), SETTINGS.anchors), world)
+    answered(_round.keep_anchor(anchor(9), SETTINGS.anchors), world)
     kept = sorted(key for key in world.objects if key.startswith(_keys.ANCHORS))
     assert kept == [_keys.anchor(6), _keys.anchor(9)]
     rounds = {_keys.number_of(key) for key in world.objects if _keys.contributors([key])}

@@ -7,7 +7,7 @@ import pytest
 from simulation import PARAMS, SETTINGS, Actor, World, run, same_bits
 
 from fftgrad.islands import _keys
-from fftgrad.islands._requests import StoreError
+from fftgrad.islands._store import StoreError
 
 
 def ends(_):

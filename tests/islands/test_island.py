@@ -18,7 +18,7 @@ from parallel import mesh_of
 import fftgrad as fg
 from fftgrad.islands import Settings, _keys
 from fftgrad.islands._model import Model
-from fftgrad.islands._requests import StoreError
+from fftgrad.islands._store import StoreError
 
 pytest.importorskip("obstore")
 DENSE = fg.AllGather(fg.Identity())
@@ -186,7 +186,7 @@ class Cut:
 
 def test_while_the_store_is_away_it_trains_on_alone(monkeypatch):
     monkeypatch.setattr("fftgrad.islands._island.PAUSE", 0.05)
-    monkeypatch.setattr("fftgrad.islands._requests.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("fftgrad.islands._store.FIRST_PAUSE", 0.01)
     store = Cut(memory())
     settings = Settings(DENSE, every=2, rate=1.0, deadline=0.3)
     with fg.islands.Island(store, "a", jnp.zeros(3), settings=settings, outer=descent) as island:
@@ -249,7 +249,7 @@ def test_the_newest_start_has_the_name():
 
 
 def test_a_store_that_is_not_there_is_answered_before_the_first_step(monkeypatch):
-    monkeypatch.setattr("fftgrad.islands._requests.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("fftgrad.islands._store.FIRST_PAUSE", 0.01)
     store = Cut(memory())
     store.away = True
     with pytest.raises(StoreError, match="no route to it"):
@@ -335,7 +335,7 @@ def test_a_contribution_that_is_open_at_the_end_is_counted_once(monkeypatch):
 
 def test_a_change_that_is_under_way_is_in_the_residual(monkeypatch):
     monkeypatch.setattr("fftgrad.islands._island.PAUSE", 0.05)
-    monkeypatch.setattr("fftgrad.islands._requests.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("fftgrad.islands._store.FIRST_PAUSE", 0.01)
     store = Cut(memory())
     with greedy(store) as island:
         store.away = True

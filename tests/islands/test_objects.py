@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from simulation import PARAMS, SETTINGS
 
 import fftgrad as fg
-from fftgrad.islands import _log, _objects
+from fftgrad.islands import _objects, _round
 from fftgrad.islands._keys import Who
-from fftgrad.islands._log import Reader
 from fftgrad.islands._model import Model, Programs
 from fftgrad.islands._objects import Contribution, DamagedError, Entry, Manifest, Refusal
+from fftgrad.islands._round import AnchorReader
 
 SHAPES = (("b", (3,)), ("w", (4, 4)))
 MODEL = Model.of(PARAMS)
@@ -123,13 +123,13 @@ def manifest():
 
 
 def anchor():
-    return _log.first(PARAMS, fg.islands.nesterov, SETTINGS).to_bytes()
+    return _round.first_anchor(PARAMS, fg.islands.nesterov, SETTINGS).to_bytes()
 
 
 READ = {
     "contribution": lambda data: Contribution.from_bytes(data),
     "manifest": lambda data: Manifest.from_bytes(data, 3),
-    "anchor": Reader(MODEL, fg.islands.nesterov).read,
+    "anchor": AnchorReader(MODEL, fg.islands.nesterov).read,
 }
 WRITTEN = {"contribution": contribution(), "manifest": manifest(), "anchor": anchor()}
 
@@ -208,10 +208,10 @@ def test_a_manifest_of_another_format_is_no_damage(monkeypatch):
 
 def test_an_anchor_is_of_its_outer_optimizer():
     with pytest.raises(DamagedError, match="another outer optimizer"):
-        Reader(MODEL, optax.adam).read(WRITTEN["anchor"])
+        AnchorReader(MODEL, optax.adam).read(WRITTEN["anchor"])
     other = Model.of({"w": jnp.zeros((4, 4))})
     with pytest.raises(DamagedError, match="of other parameters"):
-        Reader(other, fg.islands.nesterov).read(WRITTEN["anchor"])
+        AnchorReader(other, fg.islands.nesterov).read(WRITTEN["anchor"])
 
 
 def test_what_is_on_the_host_is_on_one_cpu_device():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from simulation import PARAMS, Steady, World, run, same_bits, total
 
-from fftgrad.islands import _join, _keys, _objects
+from fftgrad.islands import _keys, _objects, _run
 
 
 class Dies(Steady):
@@ -115,7 +115,7 @@ def test_a_bit_of_the_runs_object_ends_nobodys_run():
     data = _objects.pack_json({"id": "0", "model": [], "settings": {}})
 
     def said(found):
-        steps = _join.check_run(data)
+        steps = _run.check_run(data)
         next(steps)
         with pytest.raises(StopIteration) as end:
             steps.send(found)

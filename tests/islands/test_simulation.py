@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from simulation import PARAMS, SETTINGS, Actor, Faults, Mortal, Steady, World, run, same_bits
 
 import fftgrad as fg
-from fftgrad.islands import _keys, _log
+from fftgrad.islands import _keys, _round
 from fftgrad.islands._objects import Contribution
-from fftgrad.islands._requests import Create
+from fftgrad.islands._store import Create
 
 
 def ends(_):
@@ -110,7 +110,7 @@ class Otherwise:
         anchor = self.member.anchor
         if base == 1:
             other = anchor.params | {"w": anchor.params["w"] + np.float32(1)}
-            self.member.anchor = _log.make(1, other, anchor.outer, anchor.expected)
+            self.member.anchor = _round.make_anchor(1, other, anchor.outer, anchor.expected)
         return super().change(tree, base)
 
 
@@ -277,7 +277,7 @@ def test_whoever_holds_other_bits_is_found_and_takes_the_next_anchor():
                 self.flipped = True
                 w = anchor.params["w"] + np.float32(1e-6)
                 tree = anchor.params | {"w": w}
-                self.member.anchor = _log.make(4, tree, anchor.outer, anchor.expected)
+                self.member.anchor = _round.make_anchor(4, tree, anchor.outer, anchor.expected)
             super().turn()
 
         def note(self):

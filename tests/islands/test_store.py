@@ -12,8 +12,8 @@ import pytest
 from servers import REAL, serving
 
 import fftgrad as fg
-from fftgrad.islands import _requests, _store
-from fftgrad.islands._requests import Create, Delete, List, Performer, Read, StoreError, settle
+from fftgrad.islands import _store
+from fftgrad.islands._store import Create, Delete, List, Performer, Read, StoreError, settle
 
 
 @contextlib.contextmanager
@@ -227,7 +227,7 @@ def test_a_store_that_stays_away_is_an_error():
     performer = Performer(Flaky(100), wait=bool)
     with pytest.raises(StoreError, match=r"must read 'a', got OSError: away; see whether"):
         performer.run(iter_of(Read("a")))
-    assert performer.traffic["reads"] == _requests.RETRIES + 1
+    assert performer.traffic["reads"] == _store.RETRIES + 1
 
 
 def test_what_is_forbidden_is_not_tried_again():

@@ -4,7 +4,7 @@ import dataclasses
 
 from simulation import SETTINGS, Actor, Mortal, Steady, World, run, same_bits
 
-from fftgrad.islands import _log
+from fftgrad.islands import _round
 
 
 def ends(_):
@@ -18,7 +18,7 @@ class Otherwise(Steady):
         anchor = self.member.anchor
         if base == 1 and len(self.changes) < 2:
             other = anchor.params | {"w": anchor.params["w"] + 1}
-            self.member.anchor = _log.make(1, other, anchor.outer, anchor.expected)
+            self.member.anchor = _round.make_anchor(1, other, anchor.outer, anchor.expected)
         return super().change(tree, base)
 
     def note(self):
