@@ -88,15 +88,6 @@ def test_a_slow_island_counts_and_is_not_waited_for():
     assert manifest.expected == ["a", "b"]
 
 
-def test_a_reason_is_no_longer_than_people_read():
-    before, who = anchor(7), Who("b", 1)
-    (good,) = (contribution(Who("a", 1), before),)
-    long = Contribution.from_bytes(contribution(who, before))
-    bad = long._replace(loss="x" * 10_000).to_bytes()
-    manifest = judged(before, {Who("a", 1): good, who: bad})
-    assert len(manifest.refused[0].reason) == _round.MOST_REASON
-
-
 def store_of(rounds, anchors):
     """Two contributions and a manifest of each round, and some anchors."""
     world = World(0)
