@@ -74,22 +74,15 @@ class Model:
 
     def check(self, params: PyTree) -> None:
         """Refuse parameters of other paths, shapes or dtypes."""
-        leaves, structure = jax.tree.flatten(params)
-        if structure != self.structure:
-            found = list(by_path(params))
-            if tuple(found) != self.paths:
-                raise ValueError(
-                    f"Island.step(params): must have {list(self.paths)}, got {found}; pass the "
-                    "parameters of the island."
-                )
-        for path, shape, dtype, leaf in zip(
-            self.paths, self.shapes, self.dtypes, leaves, strict=True
-        ):
-            if (np.shape(leaf), str(leaf.dtype)) != (shape, dtype):
-                raise ValueError(
-                    f"Island.step(params): must have {dtype}{list(shape)} at {path!r}, got "
-                    f"{leaf.dtype}{list(np.shape(leaf))}; pass the parameters of the island."
-                )
+        leaves = by_path(params).items()
+        found = [(path, np.shape(leaf), str(leaf.dtype)) for path, leaf in leaves]
+        wanted = [*zip(self.paths, self.shapes, self.dtypes, strict=True)]
+        if found != wanted:
+            odd = [row for row in found if row not in wanted] or found
+            raise ValueError(
+                f"Island.step(params): must have {wanted}, got {odd}; pass the parameters of the "
+                "island."
+            )
 
     def to_host(self, params: PyTree) -> Tree:
         """A copy of the parameters, which may be donated or moved afterwards."""

@@ -18,7 +18,6 @@ from parallel import mesh_of
 import fftgrad as fg
 from fftgrad.islands import Settings, _keys
 from fftgrad.islands._model import Model
-from fftgrad.islands._store import StoreError
 
 pytest.importorskip("obstore")
 DENSE = fg.AllGather(fg.Identity())
@@ -115,10 +114,10 @@ def test_with_a_delay_it_goes_on_and_keeps_a_share():
         assert island.round == 1
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_narrow_parameters_lose_nothing_of_a_small_step(dtype):
+def test_narrow_parameters_lose_nothing_of_a_small_step():
     """What all have in common is float32: 256 steps of 1/1024 reach 1.25 from 1."""
     settings = Settings(DENSE, every=1, rate=1 / 16, deadline=20.0)
+    dtype = jnp.bfloat16
     params = {"w": jnp.ones(3, dtype)}
     with fg.islands.Island(memory(), "a", params, settings=settings, outer=descent) as island:
         params = island.params
@@ -226,13 +225,12 @@ def test_wrong_runs_are_refused_before_the_first_step_and_left_as_they_are():
         make("e", {"w": jnp.zeros(3)}, delay=2)
     after = {key: store.read(key) for key in store.list("") if not key.startswith("islands/")}
     assert after == before
-
-
-def test_another_format_is_refused():
     store = memory()
     store.create(_keys.RUN, json.dumps({"format": 99}).encode())
     with pytest.raises(ValueError, match="must be of format 3, got a run of format 99"):
         fg.islands.Island(store, "a", jnp.zeros(3))
+    with pytest.raises(ValueError, match=r"Settings\(limit\): must be in"):
+        Settings(limit=0.5)
 
 
 def test_the_newest_start_has_the_name():
@@ -246,32 +244,6 @@ def test_the_newest_start_has_the_name():
         params = first.step(first.params)
         with pytest.raises(ValueError, match="which start 2 of it took over from start 1"):
             first.step(params)
-
-
-def test_a_store_that_is_not_there_is_answered_before_the_first_step(monkeypatch):
-    monkeypatch.setattr("fftgrad.islands._store.FIRST_PAUSE", 0.01)
-    store = Cut(memory())
-    store.away = True
-    with pytest.raises(StoreError, match="no route to it"):
-        fg.islands.Island(store, "a", jnp.zeros(3))
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"every": 0},
-        {"rate": 0.0},
-        {"deadline": 0},
-        {"deadline": 1e10},
-        {"limit": 0.5},
-        {"stale": -1},
-    ],
-    ids=str,
-)
-def test_settings_have_ranges(arguments):
-    (name,) = arguments
-    with pytest.raises(ValueError, match=rf"Settings\({name}\): must be"):
-        Settings(**arguments)
 
 
 GREEDY = Settings(fg.AllGather(fg.TopK(k=1)), every=1, rate=1.0, deadline=0.5)
@@ -435,7 +407,7 @@ def test_a_weight_is_one_that_every_share_can_have():
                 island.step(island.params, weight=weight)
 
 
-@pytest.mark.parametrize("number", [np.float32, np.float64, jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("number", [np.float64, jnp.bfloat16])
 def test_a_run_of_other_numbers_is_joined_again(number):
     """Those of NumPy and JAX, in the settings and of a step."""
     exchange = fg.AllGather(fg.TopK(fraction=number(0.5)))
@@ -529,19 +501,15 @@ def test_parameters_whose_paths_have_the_same_text_are_apart():
 def test_a_step_takes_the_parameters_of_the_island():
     params = {"b": jnp.zeros(3), "w": jnp.zeros(3)}
     with fg.islands.Island(memory(), "a", params, settings=QUICK) as island:
-        with pytest.raises(ValueError, match=r"must have \['b', 'w'\], got \['b2', 'w'\]"):
-            island.step({"b2": jnp.zeros(3), "w": jnp.zeros(3)})
-        with pytest.raises(ValueError, match=r"float32\[3\] at 'b', got float32\[1\]"):
-            island.step({"b": jnp.zeros(1), "w": jnp.zeros(3)})
-        with pytest.raises(ValueError, match=r"float32\[3\] at 'w', got bfloat16\[3\]"):
-            island.step({"b": jnp.zeros(3), "w": jnp.zeros(3, jnp.bfloat16)})
+        for other in (
+            {"b2": jnp.zeros(3), "w": jnp.zeros(3)},
+            {"b": jnp.zeros(1), "w": jnp.zeros(3)},
+            {"b": jnp.zeros(3), "w": jnp.zeros(3, jnp.bfloat16)},
+        ):
+            with pytest.raises(ValueError, match=r"must have .*, got .*; pass the parameters of"):
+                island.step(other)
     with pytest.raises(RuntimeError, match="before close"):
         island.step(params)
-
-
-def test_a_url_of_a_file_has_a_path():
-    with pytest.raises(ValueError, match="must have a folder's path"):
-        fg.islands.open_store("file://")
 
 
 def test_who_is_refused_again_and_again_is_told():
