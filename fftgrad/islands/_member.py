@@ -58,7 +58,7 @@ class Member:
         self.free = 0.0  # when its inner steps began
         self.sent: Change | None = None  # the last change of the program
         self._change: Change | None = None  # the last change that was handed in
-        self._is_written = False
+        self._is_written = True  # that contribution
         self._former = residual
         self._model = model.digest
         self._reader = AnchorReader(model, outer)
@@ -113,15 +113,16 @@ class Member:
             return
         yield from _run.check_name(self.who)
         yield from self.catch_up()
-        number, self._change = self.anchor.round, change
+        number, fault = self.anchor.round, ""
         if number - change.base > self.settings.stale:
-            self.ledger.refuse(change, number, f"stale: starts from round {change.base}")
-            return
-        if not change.is_finite:
-            self.ledger.refuse(change, number, "not finite")
-            return
-        own = zlib.crc32(str(self.who).encode())
-        blobs, pending = self.ledger.compress(self.programs, change, number, own)
+            fault = f"stale: starts from round {change.base}"
+        elif not change.is_finite:
+            fault = "not finite"
+        if fault:  # it says that the island is there, so that the next round waits for it
+            blobs, pending = list[bytes](), None
+        else:
+            own = zlib.crc32(str(self.who).encode())
+            blobs, pending = self.ledger.compress(self.programs, change, number, own)
         contribution = Contribution(
             self.who,
             round=number,
@@ -130,19 +131,23 @@ class Member:
             model=self._model,
             weight=change.weight,
             loss=change.loss,
+            fault=fault,
             blobs=blobs,
         )
         now = yield Clock()
         self.gathering.hand_in(now, now - self.free)
-        self.ledger.hand_in(pending, change)
+        if pending:
+            self.ledger.hand_in(pending, change)
+        else:
+            self.ledger.refuse(change, number, fault)
         self.own = contribution.to_bytes()
-        self.awaited, self._is_written = number, False
+        self.awaited, self._is_written, self._change = number, False, change
 
     def finish(self) -> Steps[None]:
         """Wait until the round of the last contribution is closed, or close it."""
         pause = self.settings.deadline / 50
         while self.anchor.round <= self.awaited or self.ledger.pending:
-            if self.ledger.pending and not self._is_written:
+            if not self._is_written:
                 yield Create(_keys.contribution(self.awaited, self.who), self.own)
                 self._is_written = True
             yield from self._look()

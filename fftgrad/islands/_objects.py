@@ -93,6 +93,7 @@ class Contribution(NamedTuple):
     model: str  # digest of paths, shapes and dtypes
     weight: float  # in the mean, such as tokens
     loss: float | None  # mean loss of the inner steps, for people
+    fault: str  # why its island has nothing to hand in, though it is there
     blobs: Sequence[bytes | memoryview]
 
     def to_bytes(self) -> bytes:

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import statistics
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -273,7 +273,7 @@ def manifest_of(
     programs: Programs,
     by: Who,
     waited: float,
-    back: Collection[str] = (),
+    late: Iterable[str] = (),
     alone: bool = False,
 ) -> Manifest | None:
     """The manifest of a round as this island sees it; None if it may not write it.
@@ -282,10 +282,11 @@ def manifest_of(
     them, unless it is `alone`, because they did not write it. A round in which nothing counts is
     closed too, and changes nothing: left open, it would block all.
 
-    The next round waits for the islands that kept pace, and for those that are `back`. It does not
-    wait for a slow island, whose change starts from an earlier round.
+    The next round waits for the islands that kept pace, for those that were `late`, and for those
+    that are there with nothing to hand in. It does not wait for a slow island, whose change starts
+    from an earlier round.
     """
-    anchor, limit = gathering.anchor, gathering.settings.limit
+    anchor, limit, back = gathering.anchor, gathering.settings.limit, set(late)
     checked: dict[Who, Entry] = {}
     refused: dict[Who, str] = {}
     held: list[str] = []
@@ -294,6 +295,8 @@ def manifest_of(
             contribution = Contribution.from_bytes(data)
             if contribution.round == anchor.round and contribution.model == model:
                 held.append(contribution.anchor)
+            if contribution.who == who and contribution.fault:
+                back.add(who.island)
             _check(contribution, who, anchor, model, gathering.settings.stale)
             norm = _norm(programs, contribution)
             checked[who] = Entry(
@@ -328,7 +331,7 @@ def manifest_of(
         counted=counted,
         refused=[Refusal(*who, reason) for who, reason in sorted(refused.items())],
         missed=sorted(set(anchor.expected or ()) - came),
-        expected=sorted(pace.union(back) or came),
+        expected=sorted(pace | back or came),
         waited=waited,
     )
 
@@ -341,6 +344,8 @@ def _check(contribution: Contribution, who: Who, anchor: Anchor, model: str, sta
         raise DamagedError(f"for round {contribution.round}")
     if contribution.model != model:
         raise DamagedError("of another model")
+    if contribution.fault:
+        raise DamagedError(contribution.fault)
     if contribution.anchor != anchor.digest:
         raise DamagedError(f"holds another anchor, {contribution.anchor}")
     if contribution.base > number:

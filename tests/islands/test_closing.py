@@ -61,6 +61,7 @@ def contribution(who, before, base=None, scale=1.0):
         model=MODEL.digest,
         weight=1.0,
         loss=None,
+        fault="",
         blobs=PROGRAMS.to_bytes(payloads),
     ).to_bytes()
 

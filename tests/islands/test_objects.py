@@ -112,7 +112,7 @@ def test_others_decode_what_was_sent(codec):
 def contribution():
     programs = Programs(SHAPES, SETTINGS.exchange)
     blobs = programs.to_bytes(payloads(programs, trees(1)[0]))
-    return Contribution(Who("a", 1), 3, 2, "00", "22", 1.5, None, blobs).to_bytes()
+    return Contribution(Who("a", 1), 3, 2, "00", "22", 1.5, None, "", blobs).to_bytes()
 
 
 def manifest():

@@ -243,7 +243,7 @@ def test_who_is_alone_and_too_old_goes_on_from_the_next_round():
     run([alone], ends)
     fates = [(fate.counted, fate.reason) for fate in alone.member.ledger.outcomes]
     assert fates == [(True, ""), (False, "stale: starts from round -9"), (True, ""), (True, "")]
-    assert alone.bases == [0, 1, 1, 2]
+    assert alone.bases == [0, 1, 2, 3]
     alone.check_law()
 
 
