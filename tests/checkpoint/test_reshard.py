@@ -97,8 +97,9 @@ def waiting(state, workers):
     return held
 
 
-@pytest.mark.parametrize("before", [1, 3, 4, 7, 8])
-@pytest.mark.parametrize("after", [1, 2, 3, 4, 6, 8, 16])
+@pytest.mark.parametrize(
+    ("before", "after"), [(1, 3), (3, 1), (3, 4), (4, 6), (7, 2), (8, 4), (4, 16), (8, 8)]
+)
 def test_rows_are_spread_by_the_intervals(before, after):
     rows = np.random.default_rng(before).standard_normal((before, 5)).astype(np.float32)
     new = _reshard.spread(rows, after)
@@ -287,19 +288,6 @@ def test_what_would_be_lost_is_refused():
     np.testing.assert_array_equal(
         out.state.memory.worker_rows.residual["w"], state.memory.worker_rows.residual["w"]
     )
-
-
-def test_a_parameter_of_another_name_or_shape_is_named():
-    tx = feedback(EXCHANGES["gather top-k"])
-    state = fresh(tx, 4)
-    like = jax.vmap(tx.init, axis_size=4, in_axes=None)
-    for params, match in [
-        ({"w": jnp.zeros((19, 7)), "c": jnp.zeros(20)}, r"residual\.c must be .*residual\.b has"),
-        ({"w": jnp.zeros((7, 19)), "b": jnp.zeros(20)}, r"residual\.w must be float32\[4, 7, 19\]"),
-        ({"w": jnp.zeros((19, 7))}, r"residual\.b has no place"),
-    ]:
-        with pytest.raises(ValueError, match=match):
-            fg.checkpoint.reshard_state(state, to_rows(like(params)))
 
 
 def test_it_is_placed_where_the_fresh_state_is_and_trains():
