@@ -216,15 +216,6 @@ def test_what_is_no_number_is_that_of_the_first_interval():
     assert _reshard.spread(np.arange(8), 3).tolist() == [0, 2, 5]
 
 
-def test_a_threshold_of_a_shard_starts_anew():
-    codecs = fg.codecs.AlternatingSign(), fg.Threshold(fraction=0.1, reuse=2)
-    codec = fg.chain(*codecs, fg.codecs.MeanMagnitude())
-    before, after = (feedback(fg.TwoStage(codec, workers=w)) for w in (4, 2))
-    state, _, _ = run(before, fresh(before, 4), 4, 1, 0)
-    out = fg.checkpoint.reshard_state(state, fresh(after, 2))
-    assert "exchange.0.own.worker_rows.rows.1.0.1.threshold" in out.anew
-
-
 OTHERS = {
     "codec": (fg.AllGather(fg.Sign()), {}),
     "bits": (fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=4))), {}),

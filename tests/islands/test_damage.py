@@ -18,15 +18,6 @@ def cut(data):
     return data[:-9]
 
 
-def flipped(data):
-    at = len(data) // 2
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-
-def emptied(_):
-    return b""
-
-
 class Troubled(Actor):
     """Whose troubles are kept."""
 

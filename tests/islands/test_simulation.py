@@ -1,6 +1,5 @@
 """Islands on a simulated store, at whose every request they may die: the heart of the proof."""
 
-import dataclasses
 import re
 
 import hypothesis
@@ -101,17 +100,6 @@ def test_nobody_stops_for_longer_than_the_deadline():
     slow = everyone[2]
     assert sum(outcome.counted for outcome in slow.member.ledger.outcomes) >= 4
     slow.check_law()
-
-
-class Otherwise:
-    """Who holds other bits from round 1 on."""
-
-    def change(self, tree, base):
-        anchor = self.member.anchor
-        if base == 1:
-            other = anchor.params | {"w": anchor.params["w"] + np.float32(1)}
-            self.member.anchor = _round.make_anchor(1, other, anchor.outer, anchor.expected)
-        return super().change(tree, base)
 
 
 def test_a_round_may_take_longer_than_the_deadline():
@@ -331,18 +319,6 @@ def test_who_comes_back_after_what_it_needs_is_gone_takes_the_newest_anchor():
     back.check_law()
 
 
-def test_all_die_and_one_comes_back():
-    world = World(31)
-
-    first = run([Mortal(world, name, 9, 10.0, within=4) for name in "abc"], ends)
-    assert all(actor.dead for actor in first)
-    alone = Actor(world, "b", 3, 10.0)
-    run([alone], ends)
-    digests = same_bits([*first, alone])
-    assert max(digests) == 7
-    assert [outcome.counted for outcome in alone.member.ledger.outcomes] == [True] * 3
-
-
 def test_two_that_start_at_once_under_one_name_are_one():
     world = World(32)
     twins = [Actor(world, "a", 3, 10.0) for _ in range(2)]
@@ -354,22 +330,3 @@ def test_two_that_start_at_once_under_one_name_are_one():
     assert [outcome.counted for outcome in second.member.ledger.outcomes] == [True] * 3
     for manifest in world.manifests():
         assert len({entry.island for entry in manifest.counted}) == len(manifest.counted)
-
-
-def test_who_waits_for_an_anchor_waits_while_rounds_are_closed():
-    """Anchors come every so many long rounds."""
-    world = World(43)
-    settings = dataclasses.replace(SETTINGS, anchors=9)
-
-    class Flipped(Otherwise, Steady):
-        def note(self):
-            if len(self.changes) < 2 or self.member.anchor.round > 1:
-                super().note()
-
-    actors = [Steady(world, name, 14, 900.0, settings=settings) for name in "ab"]
-    flipped = Flipped(world, "c", 4, 900.0, settings=settings)
-    everyone = run([*actors, flipped], ends)
-    same_bits(everyone)
-    assert flipped.failure is None
-    assert len(flipped.member.ledger.outcomes) == 4
-    assert max(flipped.digests) == max(actors[0].digests)
