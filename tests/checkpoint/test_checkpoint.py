@@ -546,36 +546,13 @@ def test_the_sum_is_the_same_on_devices_and_sees_each_bit(x):
 
 
 @pytest.mark.processes
-def test_a_new_process_goes_on(tmp_path):
-    """Steps in several processes, one of which is killed, are those of one that is not."""
-    cache = tmp_path / "compiled"
-    with running(tmp_path, [[PROGRAM, str(tmp_path / "whole"), "20", "50"]], cache=cache) as (p,):
-        assert p.wait() == 0, p.err.read_text()
-        wanted = p.told[-1]
-    folder = str(tmp_path / "halves")
-    with running(tmp_path, [[PROGRAM, folder, "5", "5"]], cache=cache) as (p,):
-        assert p.wait() == 0, p.err.read_text()
-    with running(tmp_path, [[PROGRAM, folder, "100", "1"]], cache=cache) as (p,):
-        assert p.said("saved 9")  # and is then in a step, or in the next checkpoint
-        p.popen.send_signal(signal.SIGKILL)
-        assert p.wait() == -signal.SIGKILL
-        done = int(p.told[-1].split()[1])
-    saved = max(int(f.name) for f in pathlib.Path(folder).iterdir() if f.name.isdigit())
-    assert saved >= done
-    with running(tmp_path, [[PROGRAM, folder, str(20 - saved), "50"]], cache=cache) as (p,):
-        assert p.wait() == 0, p.err.read_text()
-        assert p.told[0] == f"restored {saved} ({WORKERS}, {WORKERS})"
-        assert p.told[-1] == wanted
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_it_may_be_killed_at_any_instant(tmp_path):
-    """20 kills at random instants, in steps and in writes: each next process goes on as if none."""
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_it_may_be_killed_at_any_instant(tmp_path, kills):
+    """Killed at random instants, in steps and in writes, each next process goes on as if not."""
     cache, folder = tmp_path / "compiled", str(tmp_path / "run")
     rng = np.random.default_rng(0)
     done = 0
-    for _ in range(20):
+    for _ in range(kills):
         with running(tmp_path, [[PROGRAM, folder, "1000", "1"]], cache=cache) as (p,):
             assert p.said(f"saved {done + 2}\n"), p.err.read_text()
             time.sleep(rng.uniform(0, 0.1))

@@ -2,18 +2,23 @@
 
 import dataclasses
 import functools
+import tempfile
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from cases import EXCHANGES, HIERARCHIES, MEMORIES, SLOW, kinds_of_state, sample
+from hypothesis import stateful
+from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from parallel import AXIS, mesh_of, of_size, unshard
 
 import fftgrad as fg
+from fftgrad import checkpoint
 from fftgrad.checkpoint import _reshard
 
 LIKE = {"w": jax.ShapeDtypeStruct((19, 7), "float32"), "b": jax.ShapeDtypeStruct((20,), "float32")}
@@ -346,3 +351,93 @@ def test_the_parameters_of_local_workers_are_spread():
         np.testing.assert_allclose(moments[1].mean(0), moments[0].mean(0), rtol=1e-5, atol=1e-6)
     assert np.all(np.asarray(out.state["state"].inner.worker_rows[0].count) == 2)
     assert int(out.state["state"].step) == 2
+
+
+LIVES = {
+    "top-k": lambda _: fg.AllGather(fg.chain(fg.TopK(0.1), fg.LogLevels(6))),
+    "low rank": lambda _: fg.PowerSgd(rank=1),
+    "low rank in turns": lambda _: fg.AcpSgd(rank=1),
+    "two stages": lambda workers: fg.TwoStage(fg.Sign(), workers=workers),
+}
+
+
+class Life(stateful.RuleBasedStateMachine):
+    """What came is what was applied, and what waits: in memories, and in the owners' of shards."""
+
+    @stateful.initialize(name=st.sampled_from(list(LIVES)), workers=st.sampled_from([1, 2, 4]))
+    def begin(self, name, workers):
+        self.folder = tempfile.TemporaryDirectory()
+        self.name, self.workers = name, workers
+        self.state = fresh(self.tx(), workers)
+        self.came = self.gone = np.zeros(SIZE)
+        self.saved, self.saves, self.skipped = None, 0, 0
+
+    def teardown(self):
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+    def tx(self):
+        return feedback(LIVES[self.name](self.workers))
+
+    def fresh(self, name, workers):
+        return fresh(feedback(LIVES[name](workers)), workers)
+
+    def update(self, g):
+        mean, state = updating(self.tx())(g, to_stacked(self.state, self.workers))
+        self.state = to_rows(state)
+        rows = flat(mean, self.workers)
+        np.testing.assert_array_equal(rows, rows[:1].repeat(self.workers, axis=0))
+        return rows[0]
+
+    @stateful.rule(seed=st.integers(0, 1000))
+    def step(self, seed):
+        g = grads(self.workers, seed)
+        self.gone = self.gone + self.update(g)
+        self.came = self.came + flat(g, self.workers).mean(0)
+
+    @stateful.rule(seed=st.integers(0, 1000), bad=st.sampled_from([np.nan, np.inf, -np.inf]))
+    def skip(self, seed, bad):
+        g = grads(self.workers, seed)
+        g["w"][seed % self.workers, seed % 9, seed % 7] = bad
+        self.skipped += 1
+        assert not np.all(np.isfinite(self.update(g)))
+
+    @stateful.rule()
+    def save(self):
+        self.saves += 1
+        checkpoint.save(self.folder.name, self.saves, self.state)
+        self.saved = self.came, self.gone, self.skipped, self.name, self.workers
+
+    @stateful.precondition(lambda self: self.saved is not None)
+    @stateful.rule(workers=st.sampled_from([1, 2, 3, 4]))
+    def resume(self, workers):
+        self.came, self.gone, self.skipped, self.name, before = self.saved
+        found = checkpoint.restore(self.folder.name, self.fresh(self.name, workers))
+        self.state, self.workers = found.tree, workers
+        assert (found.step, found.workers) == (self.saves, (before, workers))
+
+    @stateful.rule(workers=st.sampled_from([1, 2, 3, 4]))
+    def reshard(self, workers):
+        out = checkpoint.reshard_state(self.state, self.fresh(self.name, workers))
+        self.state, self.workers = out.state, workers
+
+    @stateful.rule(name=st.sampled_from(list(LIVES)))
+    def change_method(self, name):
+        fresh = self.fresh(name, self.workers)
+        self.state = checkpoint.reshard_state(self.state, fresh).state
+        self.name = name
+
+    @stateful.invariant()
+    def nothing_is_lost(self):
+        if not hasattr(self, "state"):
+            return
+        held = waiting(self.state, self.workers)
+        np.testing.assert_allclose(self.gone + held, self.came, rtol=1e-3, atol=1e-3)
+        assert int(self.state.skipped) == self.skipped
+
+
+# A step that fails tells of all that went before it; more steps find more than more lives.
+Life.TestCase.settings = hypothesis.settings(
+    max_examples=12, stateful_step_count=14, deadline=None, derandomize=True
+)
+test_life = Life.TestCase
