@@ -46,10 +46,10 @@ class Member:
     ) -> None:
         self.who = Who(_keys.check_name(name), 0)
         _residual.check(residual, name, model)
-        self.model, self.outer, self.settings = model, outer, settings
+        self.model, self.settings = model, settings
         self.ledger = Ledger(memory, model)
         self.run = b""  # the bytes of run.json
-        self.programs: Programs
+        self.programs = Programs.of(model, settings.exchange, outer, settings.rate)
         self.gathering: Gathering
         self.trouble = ""  # the reason why nothing of it counts, or what is wrong with the store
         self.damage = ""  # of the store, with which it goes on
@@ -82,11 +82,9 @@ class Member:
 
         A codec that does not fit the parameters is an error here.
         """
-        settings = self.settings
-        first = _round.first_anchor(params, self.outer, settings)
-        self.programs = Programs.of(self.model, settings.exchange)
-        state, rate = (first.params, first.outer), settings.rate
-        self.programs.try_out(self.ledger.memory, self.outer, rate, state, settings.islands)
+        first = _round.first_anchor(params, self.programs)
+        state = first.params, first.outer
+        self.programs.try_out(self.ledger.memory, state, self.settings.islands)
         return first
 
     def _recall(self) -> Steps[None]:
@@ -251,11 +249,7 @@ class Member:
                 return
             blobs = Contribution.from_bytes(data).blobs
             sent.append(self.programs.from_bytes(blobs))
-        self.take(
-            _round.next_anchor(
-                before, manifest, sent, self.programs, self.outer, self.settings.rate
-            )
-        )
+        self.take(_round.next_anchor(before, manifest, sent, self.programs))
         self.gathering.named = {one.who for one in (*manifest.counted, *manifest.refused)}
         if manifest.by == self.who:
             yield from _round.keep_anchor(self.anchor, self.settings.anchors)

@@ -171,15 +171,19 @@ class Programs:
     Attributes:
       shapes: path and shape of each leaf, in the order of the paths.
       exchange: with the codec and the average.
+      outer: the outer optimizer at a rate.
+      rate: that of the settings.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     exchange: AllGather
+    outer: Outer = optax.sgd
+    rate: float = 1.0
 
     @classmethod
-    def of(cls, model: Model, exchange: AllGather) -> "Programs":
-        """The programs for a model."""
-        return cls(tuple((path, like.shape) for path, like in model.likes.items()), exchange)
+    def of(cls, model: Model, *args: Any) -> "Programs":
+        """The programs for a model, with what follows `shapes`."""
+        return cls(tuple((path, like.shape) for path, like in model.likes.items()), *args)
 
     @functools.cached_property
     def _like(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -224,8 +228,6 @@ class Programs:
 
     def advance(
         self,
-        outer: Outer,
-        rate: float,
         state: tuple[Tree, PyTree],
         sent: Sequence[list[Payloads]],
         shares: Sequence[float],
@@ -242,13 +244,9 @@ class Programs:
         weights = np.zeros((size,), np.float32)
         weights[: len(shares)] = shares
         with on_host():
-            return jax.device_get(
-                _advance(self, outer, rate, state, stacked, weights, np.int32(number))
-            )
+            return jax.device_get(_advance(self, state, stacked, weights, np.int32(number)))
 
-    def try_out(
-        self, memory: Memory, outer: Outer, rate: float, state: tuple[Tree, PyTree], islands: int
-    ) -> None:
+    def try_out(self, memory: Memory, state: tuple[Tree, PyTree], islands: int) -> None:
         """Compile all programs before the first step, because a round has a deadline.
 
         A codec that does not fit the parameters is an error here.
@@ -260,7 +258,7 @@ class Programs:
         payloads = self.from_bytes(self.to_bytes(payloads))
         self.decode(payloads, 0)
         for size in (1 << bits for bits in range((islands - 1).bit_length() + 1)):
-            self.advance(outer, rate, state, [payloads] * size, [1.0 / size] * size, 0)
+            self.advance(state, [payloads] * size, [1.0 / size] * size, 0)
 
     def to_bytes(self, payloads: list[Payloads]) -> list[bytes]:
         """The bytes of each payload, by `fg.tools.to_bytes`."""
@@ -321,10 +319,8 @@ def _decode(programs: Programs, payloads: Any, number: Any) -> Any:
     ]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _advance(
-    programs: Programs, outer: Outer, rate: float, state: Any, sent: Any, shares: Any, number: Any
-) -> Any:
+@functools.partial(jax.jit, static_argnums=0)
+def _advance(programs: Programs, state: Any, sent: Any, shares: Any, number: Any) -> Any:
     anchor, before = state
     buckets, join = _layout.to_buckets(anchor, programs._layout)
     means: list[Any] = []
@@ -332,7 +328,7 @@ def _advance(
         _, codec, likes = programs._with_codecs(bucket)
         vectors = _mean(programs.exchange, codec, payloads, likes, shares, _step(number).fold(i))
         means.append(_parts.rebuild(vectors, bucket))
-    updates, after = outer(rate).update(join(means), before, anchor)
+    updates, after = programs.outer(programs.rate).update(join(means), before, anchor)
     return optax.apply_updates(anchor, updates), after
 
 

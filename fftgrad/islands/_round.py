@@ -67,25 +67,20 @@ def make_anchor(number: int, params: Tree, outer: PyTree, expected: Sequence[str
     return Anchor(number, params, outer, names, f"{total:08x}")
 
 
-def first_anchor(params: Tree, outer: Outer, settings: Settings) -> Anchor:
+def first_anchor(params: Tree, programs: Programs) -> Anchor:
     """The anchor of a run that begins with these parameters."""
     with on_host():
-        state = jax.device_get(outer(settings.rate).init(params))
+        state = jax.device_get(programs.outer(programs.rate).init(params))
     return make_anchor(0, params, jax.tree.map(np.asarray, state), None)
 
 
 def next_anchor(
-    before: Anchor,
-    manifest: Manifest,
-    sent: Sequence[list[Payloads]],
-    programs: Programs,
-    outer: Outer,
-    rate: float,
+    before: Anchor, manifest: Manifest, sent: Sequence[list[Payloads]], programs: Programs
 ) -> Anchor:
     """The anchor after a round: the outer step on the contributions of its manifest."""
     state = before.params, before.outer
     if sent:
-        state = programs.advance(outer, rate, state, sent, manifest.shares, manifest.round)
+        state = programs.advance(state, sent, manifest.shares, manifest.round)
     return make_anchor(before.round + 1, *state, manifest.expected)
 
 

@@ -14,7 +14,7 @@ from fftgrad.islands._round import Gathering
 from fftgrad.islands._store import Create, Delete, List, Performer, Read
 
 MODEL = Model.of(PARAMS)
-PROGRAMS = Programs.of(MODEL, SETTINGS.exchange)
+PROGRAMS = Programs.of(MODEL, SETTINGS.exchange, fg.islands.nesterov, SETTINGS.rate)
 
 
 class Store:
@@ -46,7 +46,7 @@ def answered(steps, world):
 
 
 def anchor(number, expected=("a", "b", "c")):
-    first = _round.first_anchor(PARAMS, fg.islands.nesterov, SETTINGS)
+    first = _round.first_anchor(PARAMS, PROGRAMS)
     return _round.make_anchor(number, first.params, first.outer, expected)
 
 

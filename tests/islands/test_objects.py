@@ -38,11 +38,11 @@ def payloads(programs, tree):
 
 def mean(exchange, changes, shares):
     """The step that plain descent takes by these changes."""
-    programs = Programs(SHAPES, exchange)
+    programs = Programs(SHAPES, exchange, descent)
     zero = {k: np.zeros(s, np.float32) for k, s in SHAPES}
     sent = [payloads(programs, change) for change in changes]
     state = (zero, descent(1.0).init(zero))
-    params, _ = programs.advance(descent, 1.0, state, sent, shares, 5)
+    params, _ = programs.advance(state, sent, shares, 5)
     return {k: -leaf for k, leaf in params.items()}
 
 
@@ -122,7 +122,9 @@ def manifest():
 
 
 def anchor():
-    return _round.first_anchor(PARAMS, fg.islands.nesterov, SETTINGS).to_bytes()
+    return _round.first_anchor(
+        PARAMS, Programs(SHAPES, SETTINGS.exchange, fg.islands.nesterov)
+    ).to_bytes()
 
 
 READ = {
