@@ -217,13 +217,15 @@ def main(argv: list[str] | None = None) -> None:
         print(f"round {event['round']}: {KILLED} {event['what']}")
     found = {name: records(folder, name) for name in NAMES}
     seen = fg.islands.status(args.store, rounds=args.rounds + 10)
-    for one in seen.islands:
-        last = found[one.island][-1]
-        share = 1 - one.counted / len(seen.rounds)
+    for name, own in found.items():
+        last = own[-1]
+        counted = sum(name in one.counted for one in seen.rounds)
+        missed = sum(name in one.missed for one in seen.rounds)
+        share = 1 - counted / len(seen.rounds)
         used = last["traffic"]
         size = used.pop("written") + used.pop("read")
         print(
-            f"{one.island:6} counted in {one.counted} rounds, missed {one.missed}, away for "
+            f"{name:6} counted in {counted} rounds, missed {missed}, away for "
             f"{share:.0%}; {sum(used.values())} requests, {size / 1e6:.2f} MB; held-out loss "
             f"{last['held out']:.4f} after round {last['round']}, digest {last['digest']}"
         )

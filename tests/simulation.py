@@ -5,9 +5,7 @@ world. At each request it may die, before or after the effect; an answer may be 
 its place, and a listing lag behind. Clocks of islands are off by hours.
 """
 
-import contextlib
 import dataclasses
-import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,15 +16,9 @@ import fftgrad as fg
 from fftgrad.islands import _keys
 from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model
-from fftgrad.islands._objects import (
-    MOST_TEXT,
-    Contribution,
-    DamagedError,
-    Manifest,
-    TooLargeError,
-)
-from fftgrad.islands._requests import Clock, Create, Delete, List, Read, StoreError, Wait
+from fftgrad.islands._objects import Contribution, Manifest
 from fftgrad.islands._residual import Change
+from fftgrad.islands._store import Clock, Create, Delete, List, Read, StoreError, Wait
 
 PARAMS = {"b": np.zeros(3, np.float32), "w": np.zeros((4, 4), np.float32)}
 CODEC = fg.chain(fg.TopK(fraction=0.3), fg.LogLevels(bits=5))
@@ -40,7 +32,7 @@ class Faults:
     dies: float = 0.0
     errs: float = 0.0
     lag: float = 0.0  # seconds until an object is listed, at most
-    cuts: float = 0.0  # how often an object of a round is damaged when it is made
+    cuts: float = 0.0  # how often a contribution is damaged when it is made
 
 
 class World:
@@ -58,15 +50,13 @@ class World:
             if request.key in self.objects:
                 return False
             assert request.key not in self.removed or "/manifest" not in request.key
-            cut = request.key.startswith(_keys.ROUNDS) and self.random.random() < self.faults.cuts
+            is_contribution = bool(_keys.contributors([request.key]))
+            cut = is_contribution and self.random.random() < self.faults.cuts
             self.objects[request.key] = request.data[:-9] if cut else request.data
             self.made[request.key] = self.now + self.random.uniform(0, self.faults.lag)
             return True
         if isinstance(request, Read):
-            data = self.objects.get(request.key)
-            if data is not None and len(data) > request.most:
-                raise TooLargeError(len(data), request.most)
-            return data
+            return self.objects.get(request.key)
         if isinstance(request, List):
             return [
                 key
@@ -88,20 +78,9 @@ class World:
     def manifests(self) -> list[Manifest]:
         """Those that decide the rounds."""
         found: list[Manifest] = []
-        while (one := self._decides(len(found))) is not None:
-            found.append(one)
+        while (data := self.objects.get(_keys.manifest(len(found)))) is not None:
+            found.append(Manifest.from_bytes(data, len(found)))
         return found
-
-    def _decides(self, number: int) -> Manifest | None:
-        for copy in itertools.count():
-            data = self.objects.get(_keys.manifest(number, copy))
-            if data is None:
-                return None
-            if len(data) > MOST_TEXT:
-                continue
-            with contextlib.suppress(DamagedError):
-                return Manifest.from_bytes(data, number)
-        raise AssertionError
 
 
 class Actor:
@@ -207,11 +186,7 @@ class Actor:
         if faults.dies <= chance < faults.dies + faults.errs / 2:
             self._error = StoreError("the request was lost")
             return
-        try:
-            self._answer = world.answer(request)
-        except TooLargeError as error:
-            self._error = error
-            return
+        self._answer = world.answer(request)
         self.note()
         if chance < faults.dies:
             self.dead = True
@@ -242,7 +217,7 @@ class Actor:
 
     def decoded(self, data: bytes, number: int) -> Any:
         programs = self.member.programs
-        payloads = programs.from_bytes(Contribution.from_bytes(data, len(programs.sizes)).blobs)
+        payloads = programs.from_bytes(Contribution.from_bytes(data).blobs)
         (vector,) = programs.decode(payloads, number)
         b, w = vector[:3], vector[3:]
         return {"b": b, "w": w.reshape(4, 4)}

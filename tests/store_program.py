@@ -5,9 +5,9 @@ store_program.py nursery
 
 A nursery starts one for each line of its input, by a fork: what takes long, to import JAX, is done
 once. Options are JSON: `deadline` and `islands` of the settings; `pace`, seconds of a step;
-`rounds`, at which it ends unless the file `end` of the folder says so; `stays`, in how many it
-counts until it ends; `waits`, for a file of the folder, until it joins; `dies`, at which request
-and how many seconds after its begin, and `nth` of these; `lag`, seconds until an object is listed;
+`rounds`, at which it ends unless the file `end` of the folder says so; `waits`, for a file of the
+folder, until it joins; `dies`, at which request and how many seconds after its begin, and `nth` of
+these; `lag`, seconds until an object is listed;
 `spoils`, the round for which it hands in other bytes than it made, and how. The folder gets what it
 hands in, before anybody sees it.
 """
@@ -71,9 +71,9 @@ class Watched:
         self.begins(f"create {kind_of(key)}")
         return self.store.create(key, data)
 
-    def read(self, key, *most):
+    def read(self, key):
         self.begins(f"read {kind_of(key)}")
-        return self.store.read(key, *most)
+        return self.store.read(key)
 
     def list(self, folder, after=""):
         self.begins("list")
@@ -139,8 +139,6 @@ def main(url: str, name: str, folder: pathlib.Path, options) -> None:
         params = {path: np.asarray(leaf) for path, leaf in island.params.items()}
         tell("in", island.round, island.digest)
         while island.round < options.get("rounds", 1e9):
-            if sum(one.counted for one in island.outcomes) >= options.get("stays", 1e9):
-                break
             if end.exists() and island.round >= int(end.read_text()):
                 break
             for path, leaf in params.items():

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fftgrad._contracts import PyTree, State
 from fftgrad._values import check_choice
 from fftgrad.checkpoint import _sums
-from fftgrad.exchanges._shards import OfShards, PerShard, PerWorker, Shards
+from fftgrad.exchanges._shards import OfShards, PerShard, Shards, is_rows
 from fftgrad.training._pmean import CompressedPmeanState
 
 Array = npt.NDArray[np.generic]
@@ -26,7 +26,7 @@ keep   equal on all workers: it stays
 mean   a row for each worker: rows are spread so that their mean stays
 cut    a shard for each worker: shards are joined and cut again
 reset  of no use to another number of workers: it starts anew
-index  the worker's index, which starts anew too
+index  the worker's index, which starts anew too, and tells the number of workers
 """
 
 
@@ -71,47 +71,38 @@ class Resharded(NamedTuple):
 def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> Resharded:
     """Function: a state for another number of workers, or for another method.
 
-    What a worker has not sent yet is training state. With N workers before and M from now on, lay N
-    and M equal intervals on [0, 1]; the new rows are
+    With N workers before and M from now on, lay N and M equal intervals on [0, 1]. The new rows are
 
         r'_j = Σ_i M |I_j ∩ I_i| r_i,
 
-    whose mean is that of the old ones, and the mean is what the parameters are still to be told:
-    nothing is lost, and N to N is the identity.
+    whose mean is that of the old ones. So no residual is lost, and N to N is the identity. A
+    residual belongs to parameters, so it also goes on behind another codec, exchange or layout.
 
         state = fg.checkpoint.reshard_state(state, fg.init_state(tx, params, mesh, "data")).state
 
-    It is for another method, too: a residual belongs to parameters, so it goes on behind another
-    codec, exchange or layout.
-
-    | of which there is a row for each worker | what becomes of it |
+    | state with a row for each worker | becomes |
     |---|---|
     | residuals and velocities of a memory | spread by the rule above |
     | moments in `per_worker`, sums of `accumulate`, late gradients of `delay` | the same |
-    | what you wrap in `fg.exchanges.PerWorker`, as the parameters of `diloco` | the same |
+    | rows in `fg.exchanges.PerWorker`, such as the parameters of `diloco` | the same |
     | the owners' residuals in `TwoStage` | joined, and cut for the new owners |
     | the groups' residuals in `Hierarchical` | joined, spread over the groups, cut again |
     | counters, flags | from the first old interval that the new one meets |
     | typed PRNG keys | the same, folded with the number of the worker |
-    | what a codec has learned, such as a threshold | spread; of shards it starts anew |
+    | learned state of a codec, such as a threshold | spread; of shards it starts anew |
 
-    What all workers share stays as it is; what an exchange has learned, such as PowerSGD's factors,
-    starts anew where it no longer fits. The work is done on the host, a leaf at a time: no device
-    ever holds the rows of others.
+    Replicated state stays as it is. Learned state of an exchange, such as PowerSGD's factors,
+    starts anew where it no longer fits. The host does the work, a leaf at a time.
 
     Args:
-      state: any tree with what `fg.init_state` makes in it: an optimizer's state, a `TrainState`,
-        a dict of parameters and state. Its arrays must be on devices of this process; of several
-        processes, `fftgrad.checkpoint` saves it and restores it for another number.
+      state: any tree with a state of `fg.init_state` in it, on devices of this process. For several
+        processes, save it and restore it.
       to: a fresh tree like it, of which the result has shapes, dtypes and shardings.
-      missing: what to do with a leaf that the old state lacks or has in another shape: "refuse" it,
-        or "zero", to keep the fresh one, leave behind what has no place, and warn.
+      missing: "refuse" a leaf that the old state lacks or has in another shape, or "zero", to keep
+        the fresh one, leave behind leaves without a place, and warn.
 
-    Returns:
-      A `Resharded`.
-
-    Claims: the mean over the workers of what was not sent yet is kept up to one rounding of each
-      value; to the bit if each new row is one old row.
+    Claims: the mean of the residuals is kept up to one rounding of each value; to the bit if each
+      new row is one old row.
 
     Raises:
       ValueError: if a leaf is missing, left over or of another shape, which is named.
@@ -200,8 +191,7 @@ def _of_each(leaf: Leaf, plan: Plan) -> Array:
 
 
 def _joined(rows: Array) -> Array:
-    """Those of all workers, one after the other; there may be no value in them."""
-    return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
+    return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])  # also if it is empty
 
 
 def _spread(old: Leaf, plan: Plan) -> Array:
@@ -223,11 +213,9 @@ def _cut_again(old: Leaf, pieces: int, plan: Plan) -> Array:
 
 
 def spread(rows: Array, workers: int) -> Array:
-    """`rows` [N, ...] as [M, ...], with the same mean.
+    """`rows` [N, ...] as [M, ...], with the same mean, by the rule of `reshard_state`.
 
-    N and M equal intervals lie on [0, 1], and r'_j = Σ_i M |I_j ∩ I_i| r_i. The weights of a new
-    row sum to one, so it is a mean of old ones, and where M divides into N or N into M a plain mean
-    or a copy. What is no number has no mean: there the row is that of the first old interval in it.
+    Integers and flags have no mean: there the row is that of the first old interval in it.
     """
     if not jnp.issubdtype(rows.dtype, jnp.inexact):
         return rows[[j * len(rows) // workers for j in range(workers)]]
@@ -328,12 +316,9 @@ def describe(tree: PyTree, owner: str) -> dict[str, Leaf]:
 
 
 def name_of(path: tuple[Any, ...]) -> str:
-    """A path as text: keys, positions and fields alike, so that containers may differ."""
-    return ".".join(quote(_text(key), safe=" ").replace(".", "%2E") for key in path)
-
-
-def _text(key: Any) -> str:
-    return jax.tree_util.keystr((key,), simple=True)
+    """A path as text: keys, positions and fields look the same, so that containers may differ."""
+    texts = (jax.tree_util.keystr((key,), simple=True) for key in path)
+    return ".".join(quote(text, safe=" ").replace(".", "%2E") for text in texts)
 
 
 class Mark(NamedTuple):
@@ -362,7 +347,7 @@ def _walk(path: tuple[Any, ...], node: Any, mark: Mark) -> Iterator[Found]:
     else:
         if isinstance(node, State):
             mark = mark._replace(learned=True)
-        elif mark.policy == "keep" and _is_rows(node):
+        elif mark.policy == "keep" and is_rows(node):
             mark = mark._replace(policy="mean")
         for key, child in _children(node):
             found = _walk((*path, key), child, mark)
@@ -371,13 +356,6 @@ def _walk(path: tuple[Any, ...], node: Any, mark: Mark) -> Iterator[Found]:
             if isinstance(node, CompressedPmeanState) and child is node.memory:
                 found = map(_without_counters, found)
             yield from found
-
-
-def _is_rows(node: Any) -> bool:
-    """Whether it is a `PerWorker`, or the dict that a framework has made of one."""
-    return isinstance(node, PerWorker) or (
-        isinstance(node, Mapping) and tuple(map(str, node)) == PerWorker._fields
-    )
 
 
 def _without_counters(found: Found) -> Found:

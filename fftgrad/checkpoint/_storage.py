@@ -29,30 +29,26 @@ ARRAYS, ABOUT = "arrays", "about"
 
 
 def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: int = 2) -> None:
-    """Function: a tree of arrays as a checkpoint, which `checkpoint.restore` gets back bit by bit.
+    """Function: save a tree of arrays as a checkpoint, which `restore` reads back bit by bit.
 
         checkpoint.save("runs/lm", step, {"params": params, "state": state})
 
-    The residuals of error feedback are sharded arrays like any others, with a row for each worker,
-    and so are counters, the memories of servers, and the anchor of `diloco`. All of it is saved.
     Besides parameters and state, save what your loop needs to go on: keys, the place in the data.
-
-    It is written by Orbax, in parallel from all processes that have shards of it, which need a file
-    system in common, and returns when the checkpoint is whole. Until then it has another name: a
-    process that is killed, or a disk that is full, leaves the checkpoints before it as they were.
-    No file is a pickle.
+    Orbax writes from all processes, which need a file system in common. The checkpoint has another
+    name until it is whole. So a process that is killed, or a full disk, leaves the checkpoints
+    before it as they were.
 
     Args:
       directory: a folder of a mounted file system, not a URL. `~` is the home folder.
       step: the number of the checkpoint, larger than that of any that is there.
-      tree: arrays, typed PRNG keys and numbers, nested as you like. An error names a leaf that
-        Orbax cannot store, such as uint4, an object, or an int of more than 64 bits: convert it.
-      keep: how many of the newest checkpoints to keep; at least 2, so that there is one to go back
-        to if a file is found to be damaged.
+      tree: arrays, typed PRNG keys and numbers, nested as you like.
+      keep: how many of the newest checkpoints to keep; at least 2, so that a damaged one leaves one
+        to go back to.
 
     Raises:
-      ValueError: if a checkpoint of this step or a later one is there, two leaves have one path, or
-        copies of an array differ between devices.
+      TypeError: if Orbax cannot store a leaf, such as uint4, text or an int of more than 64 bits.
+      ValueError: if a checkpoint of this step or a later one is there, or copies of an array differ
+        between devices.
 
     Example:
       >>> import tempfile
@@ -79,6 +75,8 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
         raise ValueError(
             "save(tree): must have a value to save, got none; pass {'params': ..., 'state': ...}."
         )
+    args = orbax().args
+    parts = {ARRAYS: args.PyTreeSave(arrays), ABOUT: args.JsonSave(signed(about))}
     with opened(folder, keep) as manager:
         newest = manager.latest_step()
         if newest is not None and step <= newest:
@@ -86,15 +84,7 @@ def save(directory: str | os.PathLike[str], step: int, tree: PyTree, *, keep: in
                 f"save(step): must be later than the newest in {directory}, because that is what "
                 f"restore takes, got {step} after {newest}; use another folder."
             )
-        manager.save(
-            step,
-            args=orbax().args.Composite(
-                **{
-                    ARRAYS: orbax().args.PyTreeSave(arrays),
-                    ABOUT: orbax().args.JsonSave(signed(about)),
-                }
-            ),
-        )
+        manager.save(step, args=args.Composite(**parts))
 
 
 def _check_leaves(tree: PyTree) -> None:
@@ -110,8 +100,7 @@ def _check_leaves(tree: PyTree) -> None:
         if not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or stores(dtype)):
             raise TypeError(
                 f"{argument}: must have a dtype that Orbax stores, got {dtype} for {brief(leaf)}; "
-                "convert it, such as uint4 by .astype('uint8'), or an int of more than 64 bits by "
-                "np.frombuffer(x.to_bytes(16, 'little'), np.uint8)."
+                "convert it, such as uint4 by .astype('uint8')."
             )
 
 
@@ -148,32 +137,24 @@ def restore(
     step: int | None = None,
     missing: Missing = "refuse",
 ) -> Restored:
-    """Function: the newest checkpoint of `checkpoint.save`, as a tree like a fresh one.
+    """Function: restore the newest checkpoint of `save`, as a tree like a fresh one.
 
         fresh = {"params": params, "state": fg.init_state(tx, params, mesh, "data")}
         tree, step, *_ = checkpoint.restore("runs/lm", fresh)
 
-    With as many workers as before, all bits are those that were saved: to stop and go on is never
-    to have stopped. With fewer or more of them, or behind another method, what each worker had not
-    sent yet is spread by the rules of `fg.checkpoint.reshard_state`, so that nothing is lost. What
-    belongs together is found by its path, so the containers may differ, and a parameter of another
-    name or shape is an error that names it.
+    With as many workers as before, all bits are those that were saved. With another number, or
+    behind another method, residuals are spread by the rules of `reshard_state`. Leaves are found by
+    their paths, so the containers may differ.
 
-    Every array is checked against the sum that was saved with it. A checkpoint that cannot be read,
-    or does not agree with its sums, is passed over with a warning, and the one before it is taken.
-
-    What keeps its rows is read straight to where `like` has it. What has to be spread is read
-    to the host, an array at a time, and no device holds more than its own rows.
+    Every array is checked against the sum that was saved with it. A damaged checkpoint is passed
+    over with a warning, and the one before it is taken.
 
     Args:
       directory: the folder that `save` wrote to. `~` is the home folder.
-      like: a fresh tree like the one that was saved: what has its shapes, dtypes and shardings.
+      like: a fresh tree like the one that was saved, with its shapes, dtypes and shardings.
       step: which checkpoint; the newest that is whole if left out.
       missing: "refuse" a checkpoint that lacks a leaf of `like`, or has other ones, or "zero", to
         keep those of `like`, leave the others behind, and warn.
-
-    Returns:
-      A `Restored`.
 
     Raises:
       FileNotFoundError: if there is no checkpoint, none of this step, or none that is whole.
@@ -198,31 +179,23 @@ def restore(
             )
     if not isinstance(directory, str | os.PathLike):
         raise TypeError(
-            f"restore(directory): must be a path, got {brief(directory)}; the folder comes first: "
-            "restore(directory, like)."
+            f"restore(directory): must be a path, got {brief(directory)}; the folder comes first."
         )
     folder = local_path("restore(directory)", directory)
-    damaged: list[str] = []
     with opened(folder) as manager:
         steps = sorted(manager.all_steps(), reverse=True)
         for number in steps if step is None else [n for n in steps if n == step]:
             try:
                 resharded = _read(manager, number, like, missing)
             except DamagedError as error:
-                damaged.append(f"step {number}: {error}")
-                warnings.warn(
-                    f"restore({directory}): passes over step {number}, because it is damaged: "
-                    f"{error}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+                text = f"restore({directory}): passes over step {number}, which is damaged: {error}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
                 continue
             return Restored(resharded.state, number, *resharded[1:])
-    found = f"damaged ones ({'; '.join(damaged)})" if damaged else f"steps {steps[::-1]}"
-    wanted = "a checkpoint that is whole" if step is None else f"a whole checkpoint of step {step}"
+    wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
     raise FileNotFoundError(
-        f"restore(directory): must have {wanted}, got {found} in {directory}; pass the folder that "
-        "checkpoint.save wrote to, or start anew."
+        f"restore(directory): must have {wanted} that is whole, got steps {steps[::-1]} in "
+        f"{directory}; pass the folder that checkpoint.save wrote to, or start anew."
     )
 
 

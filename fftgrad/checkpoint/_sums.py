@@ -17,8 +17,8 @@ CHUNK = 1 << 16
 def total(leaf: Any) -> int:
     """A sum of the bits of an array, each word through a bijection of its place, uint32.
 
-    Orbax finds no flipped bit in the values of an array. Two arrays have the same sum with a chance
-    of 2^-32. It is the same for each way of sharding the array.
+    Orbax does not detect a flipped bit. Two arrays have the same sum with a chance of 2^-32. The
+    sum does not depend on the sharding of the array.
     """
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         mesh = leaf.sharding.mesh if isinstance(leaf.sharding, NamedSharding) else None
@@ -58,15 +58,12 @@ def _on_devices(x: jax.Array) -> jax.Array:
 
 
 def _is_narrow(dtype: np.dtype[Any]) -> bool:
-    """Whether a value has no whole bytes of its own."""
+    """Whether a value is smaller than a byte."""
     return dtype == np.bool_ or jax.dtypes.itemsize_bits(dtype) < 8
 
 
 def check_copies(arrays: Mapping[str, object], owner: str) -> None:
-    """Refuses an array of which a device has another copy, on this process or another.
-
-    Only the sums travel.
-    """
+    """Refuse an array of which two devices hold different copies, in any process."""
     groups: dict[tuple[Any, ...], dict[str, jax.Array]] = {}
     for name, array in arrays.items():
         if isinstance(array, jax.Array) and array.size and _has_copies(array):
@@ -85,8 +82,7 @@ def check_copies(arrays: Mapping[str, object], owner: str) -> None:
                 if own != expected:
                     raise ValueError(
                         f"{owner}({name}): must be the same on all devices that hold it, got "
-                        f"another copy on {device} than on {other}: each worker has its own, "
-                        "which shard_map with check_vma=False does not see; make the state by "
+                        f"another copy on {device} than on {other}; make the state by "
                         "fg.init_state, shard it by fg.state_specs, and put what comes before "
                         "compressed_pmean in fg.per_worker."
                     )
@@ -94,12 +90,7 @@ def check_copies(arrays: Mapping[str, object], owner: str) -> None:
 
 def _has_copies(array: jax.Array) -> bool:
     places = {str(place) for place in array.sharding.devices_indices_map(array.shape).values()}
-    # What waits on the host has a row for each worker.
-    memory = next(iter(array.sharding.device_set)).default_memory().kind
-    return (
-        len(places) < array.sharding.num_devices
-        and array.sharding.memory_kind in (None, memory)
-    )  # fmt: skip
+    return len(places) < array.sharding.num_devices
 
 
 def _stacked(arrays: Iterable[jax.Array], mesh: Mesh) -> list[jax.Array]:

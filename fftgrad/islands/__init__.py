@@ -8,13 +8,12 @@ nothing of it; `fg.islands` loads it. May import the core.
 from fftgrad.islands._island import Island
 from fftgrad.islands._model import nesterov
 from fftgrad.islands._residual import Outcome, Residual
-from fftgrad.islands._settings import Settings
-from fftgrad.islands._status import IslandStatus, RoundStatus, Status, status
+from fftgrad.islands._run import Settings
+from fftgrad.islands._status import RoundStatus, Status, status
 from fftgrad.islands._store import open_store
 
 __all__ = [
     "Island",
-    "IslandStatus",
     "Outcome",
     "Residual",
     "RoundStatus",

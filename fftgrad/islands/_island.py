@@ -17,19 +17,17 @@ from fftgrad._contracts import PyTree
 from fftgrad._values import check_count, check_kind, check_within
 from fftgrad.islands._member import Member
 from fftgrad.islands._model import Model, Outer, Tree, blended, check_finite
-from fftgrad.islands._objects import LEAST_WEIGHT
-from fftgrad.islands._requests import Performer, Steps, StoreError
 from fftgrad.islands._residual import Change, Outcome, Residual
-from fftgrad.islands._settings import Settings
-from fftgrad.islands._store import Store, open_store
+from fftgrad.islands._run import Settings
+from fftgrad.islands._store import Performer, Steps, Store, StoreError, open_store
 from fftgrad.memories import ErrorFeedback
 
 PATIENCE = 1.25
 """Deadlines for which a step waits: one of the round, and the time to close it."""
 OVERDUE = 3
 """Deadlines after a meeting until a step waits for it."""
-MOST_OF_A_STEP = 1e12
-"""Greatest weight of a step."""
+WEIGHTS = "[1e-6, 1e12]"
+"""The weights of a step, of which the sum over a round stays in the bounds of a contribution."""
 
 
 class Island:
@@ -55,10 +53,10 @@ class Island:
 
     Args:
       store: a URL, as for `open_store`, or the store that it returns.
-      name: of the island. One island has a name at a time.
+      name: of the island. The newest start has the name; an earlier one ends at its next meeting.
       params: float32, bfloat16 or float16 arrays. The first island begins the run with its own.
         Shapes, dtypes and paths have to be the same on all.
-      settings: of the run; those in the store if left out.
+      settings: of the run, the same on all.
       outer: a function from the rate of the settings to the optimizer of the common parameters, the
         same on all. With error feedback of a sparse codec, `fg.islands.nesterov` diverged.
       memory: error feedback, which keeps the part of a change that is not sent.
@@ -78,12 +76,11 @@ class Island:
       digest, and takes the next anchor of the store. For a memory with decay 1, the changes that
       the manifests counted of an island + its residual = the changes that it handed in, to float32
       rounding. Late contributions return to the residual. Refused contributions are lost, and so is
-      the residual of an island that died, whose norm the manifests have. A crash at any instant
-      leaves the old round or the new one.
+      the residual of an island that died without a checkpoint. A crash at any instant leaves the
+      old round or the new one.
 
     Raises:
-      ValueError: if the store has a run of another model, format, outer optimizer or settings, or
-        if a living island has the name.
+      ValueError: if the store has a run of another model, format, outer optimizer or settings.
       ConnectionError: if the store cannot be read or written.
 
     Example:
@@ -99,18 +96,23 @@ class Island:
         name: str,
         params: PyTree,
         *,
-        settings: Settings | None = None,
+        settings: Settings = Settings(),
         outer: Outer = optax.sgd,
         memory: ErrorFeedback = ErrorFeedback(),
         delay: int = 0,
         blend: float = 0.0,
         residual: Residual | None = None,
     ) -> None:
-        if settings is not None:
-            check_kind("Island(settings)", settings, Settings, "use fg.islands.Settings().")
+        check_kind("Island(settings)", settings, Settings, "use fg.islands.Settings().")
         check_kind("Island(memory)", memory, ErrorFeedback, "use fg.ErrorFeedback().")
         check_count("Island(delay)", delay, "use 1.", least=0)
         check_within("Island(blend)", blend, "[0, 1)", "use 0.5.")
+        if delay >= settings.every:
+            raise ValueError(
+                f"Island(delay): must be below every={settings.every} of the settings, got "
+                f"{delay}; use 1."
+            )
+        self.settings = settings
         self._delay, self._blend = delay, blend
         self._model = Model.of(params)
         host = self._model.to_host(params)
@@ -134,12 +136,6 @@ class Island:
     def _join(self, store: str | Store, member: Member, host: Tree) -> bool:
         courier = Courier(member, open_store(store) if isinstance(store, str) else store)
         courier.start(member.start(host))
-        if self._delay >= member.settings.every:
-            courier.close()
-            raise ValueError(
-                f"Island(delay): must be below every={member.settings.every} of the "
-                f"settings, got {self._delay}; use 1."
-            )
         self._courier = courier
         return True
 
@@ -163,7 +159,8 @@ class Island:
           RuntimeError: after `close`. If the store does not answer, nothing is raised: the island
             trains on alone, and `trouble` says why.
         """
-        weight = _check_weight(weight)
+        weight = float(weight)
+        check_within("Island.step(weight)", weight, WEIGHTS, "pass the tokens of the step.")
         if self._is_closed:
             raise RuntimeError("Island.step: must come before close(), got one after it.")
         self._model.check(params)
@@ -171,7 +168,7 @@ class Island:
         self._weight += weight
         if loss is not None:
             self._losses.append(loss)
-        if self._sent is None and self._steps - self._last >= self._every:
+        if self._sent is None and self._steps - self._last >= self.settings.every:
             self._meet(params)
         is_due = self._sent is not None and self._steps - self._sent[0] >= self._delay
         return self._rejoin(params) if is_due and self._is_done(self._patience()) else params
@@ -188,7 +185,7 @@ class Island:
         deadline = self.settings.deadline
         is_meeting = not self._delay and self._steps == at
         is_overdue = time.monotonic() - when > OVERDUE * deadline
-        if is_meeting or (is_overdue and (self._steps - at) % self._every == 0):
+        if is_meeting or (is_overdue and (self._steps - at) % self.settings.every == 0):
             return self._longest()
         return 0.0
 
@@ -218,13 +215,12 @@ class Island:
 
     def _take_anchor(self, like: Tree) -> None:
         """Count the next change from the common parameters of now."""
-        known = (like, np.int64(0), np.int64(0))
+        known = (like, np.int64(0))
         if self._courier is not None:
-            anchor, every = self._member.anchor, self.settings.every
-            known = (anchor.params, np.int64(anchor.round), np.int64(every))
-        tree, base, every = _share(known)
+            known = (self._member.anchor.params, np.int64(self._member.anchor.round))
+        tree, base = _share(known)
         self._start = self._model.as_held(tree)
-        self._base, self._every = int(base), int(every)
+        self._base = int(base)
 
     @property
     def _member(self) -> Member:
@@ -237,13 +233,11 @@ class Island:
         return self._base
 
     @property
-    def settings(self) -> Settings:
-        """The settings of the run. Only the first process has them, and all that follows."""
-        return self._member.settings
-
-    @property
     def digest(self) -> str:
-        """Digest of the common parameters, equal on islands with equal bits."""
+        """Digest of the common parameters, equal on islands with equal bits.
+
+        Only the first process of an island has it, and all that follows.
+        """
         return self._member.anchor.digest
 
     @property
@@ -285,7 +279,7 @@ class Island:
         return self._model.to_params(self._start, self.params)
 
     def close(self) -> None:
-        """Leave the run. The name is free at once, and no round waits for the island."""
+        """Leave the run. The others wait for the island once, until the deadline of a round."""
         self._is_closed = True
         if self._courier is not None:
             self._courier.close()
@@ -323,17 +317,6 @@ def _share(tree: PyTree) -> PyTree:
     if jax.process_count() == 1:
         return tree
     return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
-
-
-def _check_weight(weight: Any) -> float:
-    """Refuse the weight of a step if the sum over a round could be out of range."""
-    weight = float(weight)
-    if not LEAST_WEIGHT <= weight <= MOST_OF_A_STEP:
-        raise ValueError(
-            f"Island.step(weight): must be {LEAST_WEIGHT:g} to {MOST_OF_A_STEP:g}, got {weight}; "
-            "pass the tokens of the step."
-        )
-    return weight
 
 
 PAUSE = 5.0
@@ -389,14 +372,10 @@ class Courier:
         return done
 
     def close(self) -> None:
-        """End the thread, even where it waits, and release the name."""
+        """End the thread, even where it waits."""
         self._closing.set()
         self._jobs.put(None)
         self._thread.join()
-        try:
-            Performer(self.performer._store, retries=0).run(self.member.leave())
-        except StoreError:  # a later start of the name asks, and waits
-            return
 
     def _work(self) -> None:
         try:
@@ -406,11 +385,7 @@ class Courier:
 
     def _serve(self) -> None:
         while not self._closing.is_set():
-            try:
-                change = self._jobs.get(timeout=self.member.settings.deadline / 4)
-            except queue.Empty:
-                self._try(self.member.answer)
-                continue
+            change = self._jobs.get()
             if change is not None:
                 while not self._try(self.member.hand_in, change) and not self._closing.is_set():
                     self._closing.wait(PAUSE)

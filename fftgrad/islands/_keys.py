@@ -1,13 +1,9 @@
 """The layout of the store.
 
     run.json                                the model and the settings
-    islands/NAME/000001                     a claim of a name by a start, its incarnation
-    islands/NAME/000001.left                the start has left
-    islands/NAME/000002.taken               the answer to a claim: the new start has it, or not
+    islands/NAME/000001                     the first start under a name, its incarnation
     rounds/000000007/NAME.000001            a contribution to round 7
-    rounds/000000007/NAME.000001.left       the start has left, and will not come to round 7
     rounds/000000007/manifest.json          the contributions that count; never removed
-    rounds/000000007/manifest.1.json        the same, if the one before is damaged
     anchors/000000007                       the common parameters before round 7
 
 No object is ever changed. Each is created if there is none of its key.
@@ -48,14 +44,9 @@ def round_folder(number: int) -> str:
     return f"{ROUNDS}{number:09}/"
 
 
-def manifest(number: int, copy: int = 0) -> str:
-    """The key of a round's manifest, or of one in place of a damaged one."""
-    return f"{round_folder(number)}manifest.{f'{copy}.' if copy else ''}json"
-
-
-def is_manifest(key: str) -> bool:
-    """Whether a key is that of a manifest."""
-    return re.fullmatch(r"rounds/\d{9}/manifest\.(?:\d+\.)?json", key) is not None
+def manifest(number: int) -> str:
+    """The key of a round's manifest."""
+    return f"{round_folder(number)}manifest.json"
 
 
 def contribution(number: int, who: Who) -> str:
@@ -65,22 +56,8 @@ def contribution(number: int, who: Who) -> str:
 
 def contributors(keys: Iterable[str]) -> set[Who]:
     """The islands with a contribution among the keys of a round."""
-    return {who for key in keys if (who := _who(key, ""))}
-
-
-def left(number: int, who: Who) -> str:
-    """The key by which an island that leaves says that it will not come to a round."""
-    return f"{contribution(number, who)}.left"
-
-
-def leaver(key: str) -> Who | None:
-    """The island that left by such a key; None for other keys."""
-    return _who(key, r"\.left")
-
-
-def _who(key: str, end: str) -> Who | None:
-    found = re.fullmatch(rf"rounds/\d{{9}}/({NAME.pattern})\.(\d{{6}}){end}", key)
-    return Who(found[1], int(found[2])) if found else None
+    found = (re.fullmatch(rf"rounds/\d{{9}}/({NAME.pattern})\.(\d{{6}})", key) for key in keys)
+    return {Who(one[1], int(one[2])) for one in found if one}
 
 
 def anchor(number: int) -> str:
@@ -99,6 +76,6 @@ def claims(name: str) -> str:
     return f"islands/{name}/"
 
 
-def claim(who: Who, what: str = "") -> str:
-    """The key of a claim, or of its end "left" or answer "taken"."""
-    return f"{claims(who.island)}{who.incarnation:06}{f'.{what}' if what else ''}"
+def claim(who: Who) -> str:
+    """The key by which a start claims its name."""
+    return f"{claims(who.island)}{who.incarnation:06}"

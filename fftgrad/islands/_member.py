@@ -7,30 +7,24 @@ deadline is over, creates the manifest if there is none; the others obey it. A c
 requests leaves the old round or the new one, because nothing else decides.
 """
 
-import math
 import secrets
 import warnings
 import zlib
 from typing import Any
 
-from fftgrad.islands import _join, _keys, _log, _objects, _residual, _round
+from fftgrad.islands import _keys, _residual, _round, _run
 from fftgrad.islands._keys import Who
-from fftgrad.islands._log import Anchor, Decision, Reader
 from fftgrad.islands._model import Model, Outer, Programs, Tree
 from fftgrad.islands._objects import Contribution, DamagedError, Manifest
-from fftgrad.islands._requests import Clock, Create, List, Steps, Wait, settle
-from fftgrad.islands._residual import Change, Ledger, Residual, norm
-from fftgrad.islands._round import Gathering
-from fftgrad.islands._settings import Settings
+from fftgrad.islands._residual import Change, Ledger, Residual
+from fftgrad.islands._round import Anchor, AnchorReader, Gathering
+from fftgrad.islands._run import Settings
+from fftgrad.islands._store import Clock, Create, List, Steps, Wait
 from fftgrad.memories import ErrorFeedback
 
 OVERDUE = 3
-"""Deadlines after the end of a round until an island that holds another anchor may close it."""
-
-SPLIT = (
-    "round {} stayed open: this island holds another anchor than most who came, and none of them "
-    "closes it; it computes again what all hold, and closes it"
-)
+"""Deadlines after the end of a round until an island may close it that holds another anchor than
+most who came. It computes again what all hold before."""
 
 
 class Member:
@@ -47,16 +41,15 @@ class Member:
         *,
         outer: Outer,
         memory: ErrorFeedback,
-        settings: Settings | None = None,
+        settings: Settings,
         residual: Residual | None = None,
     ) -> None:
         self.who = Who(_keys.check_name(name), 0)
         _residual.check(residual, name, model)
-        self.model, self.outer, self.asked = model, outer, settings
+        self.model, self.settings = model, settings
         self.ledger = Ledger(memory, model)
         self.run = b""  # the bytes of run.json
-        self.settings: Settings
-        self.programs: Programs
+        self.programs = Programs.of(model, settings.exchange, outer, settings.rate)
         self.gathering: Gathering
         self.trouble = ""  # the reason why nothing of it counts, or what is wrong with the store
         self.damage = ""  # of the store, with which it goes on
@@ -65,48 +58,41 @@ class Member:
         self.free = 0.0  # when its inner steps began
         self.sent: Change | None = None  # the last change of the program
         self._change: Change | None = None  # the last change that was handed in
-        self._is_written = False
+        self._is_written = True  # that contribution
         self._former = residual
         self._model = model.digest
-        self._nonce = secrets.token_bytes(16)
-        self._reader = Reader(model, outer)
-        self._answered: set[int] = set()  # starts that claimed its name, and were told
-        self._told = -math.inf  # when it last looked for such starts
-        self._reopened = -1  # a round whose manifest is damaged, and that no living island obeyed
+        self._reader = AnchorReader(model, outer)
         self._alone = -1  # the round that it closes, though most who came hold another anchor
 
     def start(self, params: Tree) -> Steps[None]:
         """Join the run of the store, or begin one with these parameters."""
-        first = self._compile(params, self.asked) if self.asked else None  # before it writes
-        own = self._nonce.hex()
-        self.settings, self.run = yield from _join.enter_run(self.model, self.asked, own)
+        first = self._compile(params)  # before it writes
+        self.run = yield from _run.enter_run(self.model, self.settings, secrets.token_hex(16))
         _residual.check_run(self._former, self.run)
-        first = first or self._compile(params, self.settings)
-        found = yield from _log.enter(self._reader, first, self.settings.deadline, self.tell)
-        self.take(found)
+        deadline = self.settings.deadline
+        self.take((yield from _round.enter_anchor(self._reader, first, deadline, self.tell)))
         yield from self.catch_up()
-        self.who = yield from _join.claim_name(self.who.island, self.settings.deadline, self._nonce)
+        self.who = yield from _run.claim_name(self.who.island)
         yield from self.catch_up()
         yield from self._recall()
         self.free = yield Clock()
 
-    def _compile(self, params: Tree, settings: Settings) -> Anchor:
+    def _compile(self, params: Tree) -> Anchor:
         """Compile the programs of a run, and return its anchor if it begins here.
 
         A codec that does not fit the parameters is an error here.
         """
-        first = _log.first(params, self.outer, settings)
-        self.programs = Programs.of(self.model, settings.exchange)
-        state, rate = (first.params, first.outer), settings.rate
-        self.programs.try_out(self.ledger.memory, self.outer, rate, state, settings.islands)
+        first = _round.first_anchor(params, self.programs)
+        state = first.params, first.outer
+        self.programs.try_out(self.ledger.memory, state, self.settings.islands)
         return first
 
     def _recall(self) -> Steps[None]:
         """Take up the residual of an earlier start, once its last contribution is decided."""
         tree = None
         if (former := self._former) is not None:
-            number, most = self.anchor.round, self.gathering.most
-            if (yield from _residual.is_open(former, self.who, number, most)):
+            number = self.anchor.round
+            if (yield from _residual.is_open(former, self.who, number)):
                 self.awaited = number
                 self.gathering.hand_in((yield Clock()), 0.0)
                 yield from self.finish()
@@ -115,32 +101,24 @@ class Member:
 
     def hand_in(self, change: Change) -> Steps[None]:
         """Hand in a change, and see its round closed."""
-        self.damage = yield from _join.check_run(self.run)
+        self.damage = yield from _run.check_run(self.run)
         yield from self.contribute(change)
         yield from self.finish()
-
-    def leave(self) -> Steps[None]:
-        """Release the name, and tell the others that no round need wait for the island."""
-        yield from _join.check_run(self.run)
-        if self.own:
-            number = max(self.anchor.round, self.awaited + self._is_written)
-            yield Create(_keys.left(number, self.who), b"")
-        yield from _join.release_name(self.who)
 
     def contribute(self, change: Change) -> Steps[None]:
         """Compress a change for the open round, if it can count; once for each change."""
         if change is self._change:
             return
-        yield from self.answer()
+        yield from _run.check_name(self.who)
         yield from self.catch_up()
-        number = self.anchor.round
-        fault = ""
+        number, fault = self.anchor.round, ""
         if number - change.base > self.settings.stale:
             fault = f"stale: starts from round {change.base}"
         elif not change.is_finite:
             fault = "not finite"
-        blobs, pending = list[bytes](), self.ledger.nothing(number)
-        if not fault:
+        if fault:  # it says that the island is there, so that the next round waits for it
+            blobs, pending = list[bytes](), None
+        else:
             own = zlib.crc32(str(self.who).encode())
             blobs, pending = self.ledger.compress(self.programs, change, number, own)
         contribution = Contribution(
@@ -151,13 +129,15 @@ class Member:
             model=self._model,
             weight=change.weight,
             loss=change.loss,
-            held=norm(pending.memory),
             fault=fault,
             blobs=blobs,
         )
         now = yield Clock()
         self.gathering.hand_in(now, now - self.free)
-        self.ledger.hand_in(pending, change)
+        if pending:
+            self.ledger.hand_in(pending, change)
+        else:
+            self.ledger.refuse(change, number, fault)
         self.own = contribution.to_bytes()
         self.awaited, self._is_written, self._change = number, False, change
 
@@ -165,9 +145,9 @@ class Member:
         """Wait until the round of the last contribution is closed, or close it."""
         pause = self.settings.deadline / 50
         while self.anchor.round <= self.awaited or self.ledger.pending:
-            if self.ledger.pending and not self._is_written:
-                yield from self._write()
-            yield from self.answer()
+            if not self._is_written:
+                yield Create(_keys.contribution(self.awaited, self.who), self.own)
+                self._is_written = True
             yield from self._look()
             if self.anchor.round <= self.awaited or self.ledger.pending:
                 over = self.gathering.end - (yield Clock())
@@ -176,38 +156,33 @@ class Member:
         self.trouble = self.ledger.trouble or self.damage
         self.free = yield Clock()
 
-    def _write(self) -> Steps[None]:
-        """Write the contribution. No other start may have one under this name."""
-        key = _keys.contribution(self.awaited, self.who)
-        try:
-            found = yield from settle(key, self.own, len(self.own))
-            if found != self.own:
-                Contribution.from_bytes(found, len(self.programs.sizes))
-                raise _join.NameTakenError(self.who.island, "under which another one contributes")
-        except DamagedError:  # its own, damaged by the store
-            pass
-        self._is_written = True
-
     def _look(self) -> Steps[None]:
         """Obey the manifest of the round of the last contribution, or write it if it is time."""
-        if self.anchor.round < self.awaited:
+        number, manifest = self.awaited, None
+        if self.anchor.round < number:
             yield from self.catch_up()
-        is_over = self.anchor.round > self.awaited
-        keys = yield List(_keys.round_folder(self.awaited))
-        found = Decision(None, 0, "")
-        if is_over or any(map(_keys.is_manifest, keys)):
-            found = yield from _log.decision(self.awaited)
-        if found.manifest is not None:
-            yield from self.obey(found.manifest)
-        elif is_over:
-            if found.damage:
-                self.ledger.forget(found.damage)
-        elif not (yield from self.is_passed(found.damage)) and (
-            yield from self.gathering.look(keys, self.who, self.answer)
-        ):
-            yield from self._close(found.copy)
+        keys = yield List(_keys.round_folder(number))
+        if self.anchor.round > number or _keys.manifest(number) in keys:
+            manifest = yield from self._decision(number)
+        if manifest is not None:
+            yield from self.obey(manifest)
+        elif self.anchor.round == number and (yield from self.gathering.look(keys, self.who)):
+            yield from self._close()
 
-    def _close(self, copy: int) -> Steps[None]:
+    def _decision(self, number: int) -> Steps[Manifest | None]:
+        """The manifest of a round. If it is damaged, wait for an anchor of those who obeyed it."""
+        try:
+            return (yield from _round.decision(number))
+        except DamagedError as error:
+            self.damage = str(error)
+            self.tell(self.damage)
+        if self.anchor.round == number:
+            yield from self._take_newer()
+        else:  # the contribution may have counted, so do not send it again
+            self.ledger.forget(self.damage)
+        return None
+
+    def _close(self) -> Steps[None]:
         """Create the manifest of the open round, or obey that of a faster island."""
         yield from self.gathering.read(self.who)  # as the others will see it
         now, number = (yield Clock()), self.anchor.round
@@ -222,15 +197,14 @@ class Member:
         )
         if manifest is None:
             if now > self.gathering.end + OVERDUE * self.settings.deadline:
-                self.tell(SPLIT.format(number))
                 yield from self.compute_again()
                 self._alone = number
             return
-        yield from _join.check_run(self.run)
-        yield Create(_keys.manifest(number, copy), manifest.to_bytes())
-        found = yield from _log.decision(number)  # as the others will see it
-        if found.manifest is not None:
-            yield from self.obey(found.manifest)
+        yield from _run.check_run(self.run)
+        yield Create(_keys.manifest(number), manifest.to_bytes())
+        manifest = yield from self._decision(number)  # as the others will see it
+        if manifest is not None:
+            yield from self.obey(manifest)
 
     @property
     def anchor(self) -> Anchor:
@@ -241,16 +215,6 @@ class Member:
     def anchor(self, anchor: Anchor) -> None:
         self.gathering.anchor = anchor
 
-    def answer(self) -> Steps[None]:
-        """Tell other starts that claim the name that it is taken; raise if one has it already."""
-        now = yield Clock()
-        is_due = now - self._told >= self.settings.deadline / 4
-        if is_due and self.who.incarnation:
-            yield from _join.defend_name(
-                self.who, self._answered, lambda: _join.check_run(self.run)
-            )
-            self._told = now
-
     def tell(self, trouble: str) -> None:
         """Keep what is wrong; during the start, warn the program that waits for it."""
         self.trouble = trouble
@@ -259,12 +223,12 @@ class Member:
 
     def catch_up(self) -> Steps[None]:
         """Obey all manifests in the store."""
-        while True:
-            found = yield from _log.decision(self.anchor.round)
-            if found.manifest is not None:
-                yield from self.obey(found.manifest)
-            elif not (yield from self.is_passed(found.damage)):
-                return
+        number = -1
+        while self.anchor.round > number:
+            number = self.anchor.round
+            manifest = yield from self._decision(number)
+            if manifest is not None:
+                yield from self.obey(manifest)
 
     def obey(self, manifest: Manifest) -> Steps[None]:
         """Take the outer step of a round, whole or not at all."""
@@ -277,54 +241,34 @@ class Member:
             return
         sent: list[Any] = []
         for entry in manifest.counted:
-            yield from self.answer()
             mine = self.own if entry.who == self.who else self.gathering.found.get(entry.who)
-            most, deadline = self.gathering.most, self.settings.deadline
-            data = yield from _round.fetch(manifest.round, entry, mine, most, deadline, self.answer)
+            deadline = self.settings.deadline
+            data = yield from _round.fetch(manifest.round, entry, mine, deadline)
             if data is None:
                 yield from self._take_newer()
                 return
-            blobs = Contribution.from_bytes(data, len(self.programs.sizes)).blobs
+            blobs = Contribution.from_bytes(data).blobs
             sent.append(self.programs.from_bytes(blobs))
-        self.take(_log.after(before, manifest, sent, self.programs, self.outer, self.settings.rate))
+        self.take(_round.next_anchor(before, manifest, sent, self.programs))
         self.gathering.named = {one.who for one in (*manifest.counted, *manifest.refused)}
         if manifest.by == self.who:
-            yield from _log.keep(self.anchor, self.settings.anchors)
-
-    def is_passed(self, damage: str) -> Steps[bool]:
-        """If others have obeyed a manifest that is now damaged, take their next anchor."""
-        number = self.anchor.round
-        if not damage or number == self._reopened:
-            return False
-        self.damage = damage
-        self.tell(damage)
-        if not (yield from _log.is_passed(number)):
-            return False
-        yield from self._take_newer(gives_up=True)
-        if self.anchor.round == number:
-            self._reopened = number
-        return self.anchor.round > number
+            yield from _round.keep_anchor(self.anchor, self.settings.anchors)
 
     def take(self, anchor: Anchor) -> None:
         """Go on from an anchor."""
-        most = _objects.most_bytes(self.programs.sizes)
         before = getattr(self, "gathering", None)
-        self.gathering = Gathering(anchor, self.settings, most)
+        self.gathering = Gathering(anchor, self.settings)
         if before is not None:
             self.gathering.hand_in(before.handed, before.trained)
 
     def compute_again(self) -> Steps[None]:
         """Compute what all hold from the newest whole anchor, and the manifests since."""
-        found, _ = yield from _log.newest(self._reader)
+        found, _ = yield from _round.newest_anchor(self._reader)
         if found is not None:
             self.take(found)
             yield from self.catch_up()
 
-    def _take_newer(self, gives_up: bool = False) -> Steps[None]:
+    def _take_newer(self) -> Steps[None]:
         """Wait for an anchor of a later round, and take it."""
         number, deadline = self.anchor.round, self.settings.deadline
-        found = yield from _log.later(
-            self._reader, number, deadline, self.answer, self.tell, gives_up
-        )
-        if found is not None:
-            self.take(found)
+        self.take((yield from _round.later_anchor(self._reader, number, deadline, self.tell)))

@@ -74,22 +74,15 @@ class Model:
 
     def check(self, params: PyTree) -> None:
         """Refuse parameters of other paths, shapes or dtypes."""
-        leaves, structure = jax.tree.flatten(params)
-        if structure != self.structure:
-            found = list(by_path(params))
-            if tuple(found) != self.paths:
-                raise ValueError(
-                    f"Island.step(params): must have {list(self.paths)}, got {found}; pass the "
-                    "parameters of the island."
-                )
-        for path, shape, dtype, leaf in zip(
-            self.paths, self.shapes, self.dtypes, leaves, strict=True
-        ):
-            if (np.shape(leaf), str(leaf.dtype)) != (shape, dtype):
-                raise ValueError(
-                    f"Island.step(params): must have {dtype}{list(shape)} at {path!r}, got "
-                    f"{leaf.dtype}{list(np.shape(leaf))}; pass the parameters of the island."
-                )
+        leaves = by_path(params).items()
+        found = [(path, np.shape(leaf), str(leaf.dtype)) for path, leaf in leaves]
+        wanted = [*zip(self.paths, self.shapes, self.dtypes, strict=True)]
+        if found != wanted:
+            odd = [row for row in found if row not in wanted] or found
+            raise ValueError(
+                f"Island.step(params): must have {wanted}, got {odd}; pass the parameters of the "
+                "island."
+            )
 
     def to_host(self, params: PyTree) -> Tree:
         """A copy of the parameters, which may be donated or moved afterwards."""
@@ -178,15 +171,19 @@ class Programs:
     Attributes:
       shapes: path and shape of each leaf, in the order of the paths.
       exchange: with the codec and the average.
+      outer: the outer optimizer at a rate.
+      rate: that of the settings.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     exchange: AllGather
+    outer: Outer = optax.sgd
+    rate: float = 1.0
 
     @classmethod
-    def of(cls, model: Model, exchange: AllGather) -> "Programs":
-        """The programs for a model."""
-        return cls(tuple((path, like.shape) for path, like in model.likes.items()), exchange)
+    def of(cls, model: Model, *args: Any) -> "Programs":
+        """The programs for a model, with what follows `shapes`."""
+        return cls(tuple((path, like.shape) for path, like in model.likes.items()), *args)
 
     @functools.cached_property
     def _like(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -210,17 +207,6 @@ class Programs:
         codec = _parts.codec_of(self.exchange.codec, bucket)
         return bucket, codec, _parts.vector_likes(bucket)
 
-    @functools.cached_property
-    def sizes(self) -> list[int]:
-        """Bytes of each payload of a contribution, as `to_bytes` writes them."""
-        around = _bytes.HEAD.size + _bytes.TAIL.size
-        parts = (payload for bucket in self._spec for payload in bucket)
-        return [around + _bytes._size(payload) for payload in parts]
-
-    @property
-    def _spec(self) -> list[Payloads]:
-        return [codec.payload_spec(likes) for _, codec, likes in self._buckets]
-
     def init(self) -> Any:
         """The state of the codecs before the first round."""
         with on_host():
@@ -242,8 +228,6 @@ class Programs:
 
     def advance(
         self,
-        outer: Outer,
-        rate: float,
         state: tuple[Tree, PyTree],
         sent: Sequence[list[Payloads]],
         shares: Sequence[float],
@@ -260,13 +244,9 @@ class Programs:
         weights = np.zeros((size,), np.float32)
         weights[: len(shares)] = shares
         with on_host():
-            return jax.device_get(
-                _advance(self, outer, rate, state, stacked, weights, np.int32(number))
-            )
+            return jax.device_get(_advance(self, state, stacked, weights, np.int32(number)))
 
-    def try_out(
-        self, memory: Memory, outer: Outer, rate: float, state: tuple[Tree, PyTree], islands: int
-    ) -> None:
+    def try_out(self, memory: Memory, state: tuple[Tree, PyTree], islands: int) -> None:
         """Compile all programs before the first step, because a round has a deadline.
 
         A codec that does not fit the parameters is an error here.
@@ -278,7 +258,7 @@ class Programs:
         payloads = self.from_bytes(self.to_bytes(payloads))
         self.decode(payloads, 0)
         for size in (1 << bits for bits in range((islands - 1).bit_length() + 1)):
-            self.advance(outer, rate, state, [payloads] * size, [1.0 / size] * size, 0)
+            self.advance(state, [payloads] * size, [1.0 / size] * size, 0)
 
     def to_bytes(self, payloads: list[Payloads]) -> list[bytes]:
         """The bytes of each payload, by `fg.tools.to_bytes`."""
@@ -298,7 +278,8 @@ class Programs:
             except ValueError as error:
                 raise DamagedError(str(error)) from None
         flat: list[Payload] = jax.device_get(found)
-        structure = jax.tree.structure(self._spec, is_leaf=lambda x: isinstance(x, Payload))
+        spec = [codec.payload_spec(likes) for _, codec, likes in self._buckets]
+        structure = jax.tree.structure(spec, is_leaf=lambda x: isinstance(x, Payload))
         return jax.tree.unflatten(structure, flat)
 
 
@@ -338,10 +319,8 @@ def _decode(programs: Programs, payloads: Any, number: Any) -> Any:
     ]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _advance(
-    programs: Programs, outer: Outer, rate: float, state: Any, sent: Any, shares: Any, number: Any
-) -> Any:
+@functools.partial(jax.jit, static_argnums=0)
+def _advance(programs: Programs, state: Any, sent: Any, shares: Any, number: Any) -> Any:
     anchor, before = state
     buckets, join = _layout.to_buckets(anchor, programs._layout)
     means: list[Any] = []
@@ -349,7 +328,7 @@ def _advance(
         _, codec, likes = programs._with_codecs(bucket)
         vectors = _mean(programs.exchange, codec, payloads, likes, shares, _step(number).fold(i))
         means.append(_parts.rebuild(vectors, bucket))
-    updates, after = outer(rate).update(join(means), before, anchor)
+    updates, after = programs.outer(programs.rate).update(join(means), before, anchor)
     return optax.apply_updates(anchor, updates), after
 
 

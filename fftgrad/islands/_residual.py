@@ -1,7 +1,6 @@
 """The residual of an island: what it has learned and not sent. None of it is lost."""
 
 import dataclasses
-import math
 import warnings
 import zlib
 from typing import Any, NamedTuple
@@ -9,11 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fftgrad.islands import _keys, _log
+from fftgrad.islands import _keys, _round
 from fftgrad.islands._keys import Who
 from fftgrad.islands._model import Model, Programs, Tree, on_host
 from fftgrad.islands._objects import DamagedError, Manifest
-from fftgrad.islands._requests import Read, Steps
+from fftgrad.islands._store import Read, Steps
 from fftgrad.memories import ErrorFeedback
 
 
@@ -62,12 +61,9 @@ def check(residual: object, name: str, model: Model) -> None:
     if int(residual.name) != checksum(name.encode()):
         raise ValueError(f"Island(residual): must be of {name!r}, got another's; {remedy}")
     likes = {path: like.shape for path, like in model.likes.items()}
-    for part in (residual.after, residual.before, residual.sent):
-        found = {path: np.shape(leaf) for path, leaf in part.items()}
-        if found != likes:
-            raise ValueError(f"Island(residual): must have {likes}, got {found}; {remedy}")
-        if not all(np.isfinite(np.asarray(leaf, np.float32)).all() for leaf in part.values()):
-            raise ValueError(f"Island(residual): must be finite, got what is not; {remedy}")
+    found = {path: np.shape(leaf) for path, leaf in residual.after.items()}
+    if found != likes:
+        raise ValueError(f"Island(residual): must have {likes}, got {found}; {remedy}")
 
 
 def check_run(residual: Residual | None, run: bytes) -> None:
@@ -79,23 +75,14 @@ def check_run(residual: Residual | None, run: bytes) -> None:
         )
 
 
-def is_open(residual: Residual, own: Who, opened: int, most: int) -> Steps[bool]:
+def is_open(residual: Residual, own: Who, opened: int) -> Steps[bool]:
     """Whether the open round has a contribution of that start, or of a later one before `own`.
 
-    It may be newer than the residual, which then has the same change. `most` is as in `Read`.
+    It may be newer than the residual, which then has the same change.
     """
-    number = int(residual.round)
-    if number > opened:
-        raise ValueError(
-            f"Island(residual): must be of this run, got one of round {number}, while round "
-            f"{opened} is open; leave it out."
-        )
     for incarnation in range(int(residual.incarnation), own.incarnation):
         key = _keys.contribution(opened, Who(own.island, incarnation))
-        try:
-            if (yield Read(key, most)) is not None:
-                return True
-        except DamagedError:  # it is there, and the manifest will refuse it
+        if (yield Read(key)) is not None:
             return True
     return False
 
@@ -109,16 +96,12 @@ def left(residual: Residual, name: str, opened: int) -> Steps[Tree | None]:
     own = Who(name, int(residual.incarnation))
     fate = {path: residual.after[path] + residual.sent[path] for path in residual.after}
     for number in range(max(0, int(residual.round)), opened):
-        found = yield from _log.decision(number)
-        manifest = found.manifest
+        try:
+            manifest = yield from _round.decision(number)
+        except DamagedError as error:
+            _leave_out(name, residual, str(error))
+            return None
         if manifest is None:
-            if (
-                found.damage and number == residual.round
-            ):  # it may have counted, so do not send it again
-                fate = residual.after
-            elif found.damage:
-                _leave_out(name, residual, f"nobody can say whom round {number} counts")
-                return None
             continue
         counted = [entry.who for entry in manifest.counted if entry.island == name]
         if number == residual.round and own in counted:
@@ -176,7 +159,7 @@ class Pending(NamedTuple):
     """A contribution whose round is not closed yet."""
 
     round: int
-    sent: Tree | None  # decoded; None: it only says that the island is there
+    sent: Tree  # decoded
     memory: Any  # the state of the memory if it counts
     states: Any  # of the codecs if it counts
 
@@ -216,10 +199,9 @@ class Ledger:
     @property
     def residual(self) -> Tree:
         """The residual if the pending contribution does not count."""
-        book = self._book
-        pending = book.pending
-        if pending is None or pending.sent is None:
-            return book.kept.residual
+        pending = self.pending
+        if pending is None:
+            return self._book.kept.residual
         return self._put_back(pending.sent, pending.memory).residual
 
     def saved(self, who: Who, sent: Change | None, run: bytes) -> Residual:
@@ -227,9 +209,8 @@ class Ledger:
         book = self._book
         before = after = book.kept
         nothing = {path: np.zeros(leaf.shape, np.float32) for path, leaf in before.residual.items()}
-        open_ = book.pending
-        if open_ is not None and open_.sent is not None:
-            after, nothing = open_.memory, open_.sent
+        if book.pending is not None:
+            after, nothing = book.pending.memory, book.pending.sent
         if sent is not None and sent is not book.taken and sent.is_finite:
             before, after = (self._put_back(sent.tree, state) for state in (before, after))
         wide = [
@@ -277,9 +258,10 @@ class Ledger:
         )
         return programs.to_bytes(payloads), Pending(number, sent, kept, states)
 
-    def nothing(self, number: int) -> Pending:
-        """A contribution of nothing to a round."""
-        return Pending(number, None, self._book.kept, self._book.states)
+    def refuse(self, change: Change, number: int, reason: str) -> None:
+        """Drop a change that no island would count."""
+        self._book = self._book._replace(taken=change)
+        self._close(Outcome(number, False, reason=reason), self._book.kept, self._book.states)
 
     def resolve(self, manifest: Manifest, who: Who) -> None:
         """Close the pending contribution by the manifest of its round."""
@@ -290,9 +272,8 @@ class Ledger:
         if any(entry.who == who for entry in manifest.counted):
             kept, states = pending.memory, pending.states
             outcome = Outcome(manifest.round, True)
-        elif pending.sent is None or who in refused:  # do not requeue a refused change
-            reason = refused.get(who, "late, with nothing handed in")
-            outcome = Outcome(manifest.round, False, reason=reason)
+        elif who in refused:  # do not requeue a refused change
+            outcome = Outcome(manifest.round, False, reason=refused[who])
         else:
             kept = self._put_back(pending.sent, pending.memory)
             outcome = Outcome(manifest.round, False, kept=True, reason="late")
@@ -311,9 +292,3 @@ class Ledger:
     def _put_back(self, lost: Tree, kept: Any) -> Any:
         with on_host():
             return jax.device_get(self.memory.put_back(lost, kept))
-
-
-def norm(tree: Any) -> float:
-    """The norm of several arrays together."""
-    squares = (np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(tree))
-    return math.sqrt(sum(map(float, squares)))

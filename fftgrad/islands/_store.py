@@ -1,18 +1,79 @@
-"""Stores: a folder or a bucket, opened by its URL.
+"""The requests of the protocol, and the stores that answer them.
 
 Islands ask a store only to create an object if there is none of its key, whole or not at all, and
-to read, list and remove objects.
+to read, list and remove objects. The protocol yields these requests as data. So it runs over any
+store, in any order of its steps, and can be stopped at any of them. A test simulates a crash at
+each.
 """
 
 import errno
 import os
 import pathlib
+import random
 import secrets
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from fftgrad._values import local_path, scheme_of
-from fftgrad.islands._objects import TooLargeError
+
+T = TypeVar("T")
+
+
+class Create(NamedTuple):
+    """Create an object if there is none of its key; the answer is whether there was none."""
+
+    key: str
+    data: bytes
+
+
+class Read(NamedTuple):
+    """Read an object; the answer is its bytes, or None if there is none."""
+
+    key: str
+
+
+class List(NamedTuple):
+    """List the keys under a folder, which ends in a slash. New objects may be missing.
+
+    Only keys that sort after `after` are wanted. The answer may have others.
+    """
+
+    folder: str
+    after: str = ""
+
+
+class Delete(NamedTuple):
+    """Remove objects. They need not exist."""
+
+    keys: tuple[str, ...]
+
+
+class Wait(NamedTuple):
+    """Let time pass."""
+
+    seconds: float
+
+
+class Clock(NamedTuple):
+    """Read the clock, in seconds. The clocks of islands need not agree."""
+
+
+Request: TypeAlias = Create | Read | List | Delete | Wait | Clock
+Steps: TypeAlias = Generator[Request, Any, T]
+
+
+def settle(key: str, data: bytes) -> Steps[bytes]:
+    """Create an object; return its bytes, or those of an earlier writer.
+
+    It can be repeated after a crash, and after an answer that was lost.
+    """
+    while not (yield Create(key, data)):
+        if (found := (yield Read(key))) is not None:
+            return found
+        yield Wait(0.1)  # not visible yet, or removed since
+    return data
 
 
 class Store(Protocol):
@@ -22,8 +83,8 @@ class Store(Protocol):
         """Create an object if there is none; return whether it did. No reader sees a part of it."""
         ...
 
-    def read(self, key: str, most: int | None = None) -> bytes | None:
-        """The bytes of an object; None if there is none. An object over `most` is not read."""
+    def read(self, key: str) -> bytes | None:
+        """The bytes of an object; None if there is none."""
         ...
 
     def list(self, folder: str, after: str = "") -> list[str]:
@@ -114,14 +175,10 @@ class FolderStore:
         _sync(target.parent)  # also of a faster writer: its object is obeyed from now on
         return is_new
 
-    def read(self, key: str, most: int | None = None) -> bytes | None:
+    def read(self, key: str) -> bytes | None:
         """The bytes of an object."""
         try:
-            with (self._root / key).open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if most is not None and size > most:
-                    raise TooLargeError(size, most)
-                return file.read()
+            return (self._root / key).read_bytes()
         except FileNotFoundError:
             return None
 
@@ -214,15 +271,12 @@ class ObjectStore:
             return False
         return True
 
-    def read(self, key: str, most: int | None = None) -> bytes | None:
+    def read(self, key: str) -> bytes | None:
         """The bytes of an object."""
         try:
-            found = self._obstore.get(self._store, key)  # without the bytes, so far
+            return self._obstore.get(self._store, key).bytes().to_bytes()
         except FileNotFoundError:
             return None
-        if most is not None and found.meta["size"] > most:
-            raise TooLargeError(found.meta["size"], most)
-        return found.bytes().to_bytes()
 
     def list(self, folder: str, after: str = "") -> list[str]:
         """The keys under a folder."""
@@ -240,3 +294,98 @@ class ObjectStore:
 
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+RETRIES = 5
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
+
+COUNTED: tuple[str, ...] = ("creates", "reads", "lists", "deletes", "written", "read")
+"""Requests by kind, and bytes in both directions."""
+
+
+class StoreError(ConnectionError):
+    """A request that a store refused, or failed to answer several times."""
+
+
+class Performer:
+    """Runs steps of the protocol against a store, with retries.
+
+    Attributes:
+      traffic: number of requests by kind, and bytes in both directions.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], Any] = time.sleep,
+        retries: int = RETRIES,
+    ) -> None:
+        self._store, self._clock, self._wait, self._retries = store, clock, wait, retries
+        self.traffic: dict[str, int] = dict.fromkeys(COUNTED, 0)
+
+    def run(self, steps: Steps[T]) -> T:
+        """Run steps to their end, and return their result."""
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(self._answer(request))
+        except StopIteration as end:
+            return end.value
+        finally:
+            steps.close()
+
+    def _answer(self, request: Request) -> Any:
+        if isinstance(request, Clock):
+            return self._clock()
+        if isinstance(request, Wait):
+            return self._wait(request.seconds)
+        pause = FIRST_PAUSE
+        for last in range(self._retries, -1, -1):
+            try:
+                return self._ask(request)
+            except (TypeError, ValueError):
+                raise
+            except Exception as error:
+                if _is_refusal(error) or not last:
+                    name = type(request).__name__.lower()
+                    raise StoreError(
+                        f"store: must {name} {request[0]!r}, got {type(error).__name__}: "
+                        f"{str(error).splitlines()[0] if str(error) else ''}; see whether it is "
+                        "there, has room, and whether the credentials may read, write, list and "
+                        "remove."
+                    ) from error
+            # random, so that islands that were cut off together do not retry together
+            self._wait(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE)
+        raise AssertionError
+
+    def _ask(self, request: Request) -> Any:
+        store, traffic = self._store, self.traffic
+        if isinstance(request, Create):
+            traffic["creates"] += 1
+            traffic["written"] += len(request.data)
+            return store.create(request.key, request.data)
+        if isinstance(request, Read):
+            traffic["reads"] += 1
+            data = store.read(request.key)
+            traffic["read"] += len(data or b"")
+            return data
+        if isinstance(request, List):
+            traffic["lists"] += 1
+            return store.list(request.folder, request.after)
+        if isinstance(request, Delete):
+            traffic["deletes"] += len(request.keys)
+            return store.delete(request.keys)
+        raise TypeError(f"no request: {request!r}")
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a retry would be refused too."""
+    return isinstance(error, PermissionError) or type(error).__name__ in (
+        "PermissionDeniedError",
+        "UnauthenticatedError",
+        "NotSupportedError",
+        "InvalidPathError",
+    )

@@ -171,33 +171,18 @@ def run_islands(args: argparse.Namespace) -> None:
 
 
 def show_islands(found: fg.islands.Status) -> str:
-    """Islands above, rounds below."""
-    loss = lambda one: "" if one.loss is None else f"{one.loss:.4f}"  # noqa: E731
-    islands = [
-        (
-            _plain(one.island),
-            *map(str, (one.last, one.counted, one.missed, len(one.refused))),
-            loss(one),
-            three_digits(one.held),
-        )
-        for one in found.islands
-    ]
+    """The last rounds, and the open one."""
     rounds: list[tuple[str, ...]] = []
     for one in found.rounds[-ROUNDS:]:
         missed = [f"{name} did not come" for name in one.missed]
         others = "; ".join(missed + [f"{name}: {why}" for name, why in one.refused.items()])
-        counted, waited = f"{len(one.counted)}", quantity(one.waited, "s")
-        rounds.append((str(one.round), counted, loss(one), waited, _plain(others)))
-    head = ("island", "last", "counted", "missed", "refused", "loss", "held")
+        loss = "" if one.loss is None else f"{one.loss:.4f}"
+        cells = str(one.round), f"{len(one.counted)}", loss, quantity(one.waited, "s")
+        rounds.append((*cells, _plain(others)))
     came = _plain(", ".join(found.came)) or "nobody yet"
-    lines = [
-        table(head, islands),
-        table(("round", "counted", "loss", "waited", "not counted"), rounds, (0, 4)),
-        *([_plain(found.trouble)] if found.trouble else []),
-        f"open: round {found.open}, came: {came}; newest anchor: round {found.anchor}",
-        "held: norm of its residual when it last counted, lost if it has died since.",
-    ]
-    return "\n".join(lines)
+    open_round = f"open: round {found.open}, came: {came}; newest anchor: round {found.anchor}"
+    head = ("round", "counted", "loss", "waited", "not counted")
+    return f"{table(head, rounds, (0, 4))}\n{open_round}"
 
 
 def _plain(text: str) -> str:

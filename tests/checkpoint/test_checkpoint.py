@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 import pathlib
 import signal
 import tempfile
@@ -14,10 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 from cases import EXCHANGES, MEMORIES, METHODS, gradients, kinds_of_state, sample
-from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
@@ -200,54 +197,6 @@ def test_with_another_number_of_workers(tmp_path, run, workers):
     assert int(after["state"][0].step) == 4
 
 
-def local_steps(workers):
-    """Diloco on a mesh: a step, and a fresh tree of the parameters' rows and the state."""
-    mesh = mesh_of(workers)
-    tx = fg.optimizers.diloco(
-        optax.sgd(0.1), optax.sgd(1.0), every=2, exchange=fg.AllReduce(), axis_name=AXIS
-    )
-    first = {"w": jnp.ones(6), "v": jnp.ones((2, 3))}
-    state = fg.init_state(tx, first, mesh, AXIS)
-    specs = fg.state_specs(state, AXIS)
-
-    def step(rows, state):
-        own = jax.tree.map(lambda a: a[0], rows)
-        goal = 1.0 * jax.lax.axis_index(AXIS)
-        grad = jax.tree.map(lambda p: p - goal / workers, own)
-        updates, state = tx.update(grad, state, own)
-        return jax.tree.map(lambda a: a[None], optax.apply_updates(own, updates)), state
-
-    run = jax.shard_map(step, mesh=mesh, in_specs=(P(AXIS), specs), out_specs=(P(AXIS), specs))
-    rows = jax.tree.map(lambda a: jnp.broadcast_to(a, (workers, *a.shape)), first)
-    rows = jax.device_put(rows, NamedSharding(mesh, P(AXIS)))
-    return jax.jit(run), {"rows": fg.exchanges.PerWorker(rows), "state": state}
-
-
-def test_the_rows_of_local_steps_go_on_with_another_number_of_workers(tmp_path):
-    """After a meeting they are the anchor, on however many workers, and no longer the first."""
-    run, tree = local_steps(8)
-    rows, state = tree["rows"].worker_rows, tree["state"]
-    for _ in range(8):
-        rows, state = run(rows, state)
-    checkpoint.save(tmp_path, 8, {"rows": fg.exchanges.PerWorker(rows), "state": state})
-    run, fresh = local_steps(4)
-    found = checkpoint.restore(tmp_path, fresh)
-    assert found.workers == (8, 4)
-    assert (found.anew, found.left) == (("state.pmean.0.worker.worker_rows",), ())
-    rows, again = found.tree["rows"].worker_rows, found.tree["state"]
-    for name, anchor in state.anchor.items():
-        assert np.max(np.abs(anchor - 1)) > 0.2
-        np.testing.assert_array_equal(again.anchor[name], anchor)
-        for row in rows[name]:
-            np.testing.assert_allclose(row, anchor, rtol=1e-6)
-    assert jax.tree.map(lambda a: a.sharding, rows) == jax.tree.map(
-        lambda a: a.sharding, fresh["rows"].worker_rows
-    )
-    rows, after = run(*run(rows, again))
-    goal = 0.375  # of 4 workers
-    assert np.all(np.abs(after.anchor["w"] - goal) < np.abs(state.anchor["w"] - goal))
-
-
 def test_under_pmap(tmp_path):
     tx = feedback()
     update = everywhere("pmap", tx.update, WORKERS)
@@ -318,10 +267,10 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(tmp_path, run, how):
         assert_same(found.tree["params"], tree["params"])
         if found.step == 1 and file.name != "commit_success.txt":
             passed += 1
-            assert "passes over step 2, because it is damaged" in str(said[0].message)
+            assert "passes over step 2, which is damaged" in str(said[0].message)
             with (
                 pytest.warns(RuntimeWarning),
-                pytest.raises(FileNotFoundError, match="got damaged"),
+                pytest.raises(FileNotFoundError, match="a checkpoint of step 2 that is whole"),
             ):
                 checkpoint.restore(tmp_path, fresh, step=2)
         file.write_bytes(data)
@@ -341,21 +290,6 @@ def test_what_is_empty_comes_back(tmp_path):
         for name in ("a", "keys"):
             assert isinstance(found[name], jax.Array)
             assert (found[name].shape, found[name].dtype) == (tree[name].shape, tree[name].dtype)
-
-
-def test_an_error_without_a_word_is_damage_too(tmp_path, monkeypatch):
-    tree, read = {"w": jnp.ones(2)}, _storage._array
-    for step in (1, 2):
-        checkpoint.save(tmp_path, step, tree)
-
-    def late(manager, step, name, sharding):
-        if step == 2:
-            raise TimeoutError
-        return read(manager, step, name, sharding)
-
-    monkeypatch.setattr(_storage, "_array", late)
-    with pytest.warns(RuntimeWarning, match="damaged: TimeoutError"):
-        assert checkpoint.restore(tmp_path, tree).step == 1
 
 
 def test_other_bits_than_were_saved_are_seen(tmp_path):
@@ -413,8 +347,6 @@ W = np.arange(6, dtype=np.float32).reshape(2, 3)
 OTHER = np.where(W == 4, 4 + 2**-21, W).astype(np.float32)
 ALIKE = {
     "equal": copies(W, W, W, W),
-    "NaN": copies(*[np.full(2, np.nan, np.float32)] * 4),
-    "scalars": copies(*[np.int32(3)] * 4),
     "rows": copies(W, OTHER, W, OTHER, spec=P(AXIS)),
     "shards": copies(W, OTHER, W, OTHER, spec=P(None, "m"), shape=(2, 2), names=(AXIS, "m")),
     "four bits": copies(*[np.arange(4, dtype=jnp.int4)] * 4),
@@ -424,11 +356,8 @@ ALIKE = {
 }
 DIVERGED = {
     "a bit": copies(W, W, OTHER, W),
-    "the last": copies(W, W, W, OTHER),
-    "the sign of zero": copies(np.zeros(2), np.zeros(2), -np.zeros(2), np.zeros(2)),
     "a NaN": copies(*[np.float32([1, np.nan])] * 3, np.ones(2, np.float32)),
     "scalars": copies(*map(np.int32, [3, 3, 4, 3])),
-    "flags": copies(*map(np.bool_, [1, 1, 0, 1])),
     "narrow": copies(*[np.ones(3, jnp.bfloat16)] * 3, np.ones(3, jnp.bfloat16) * 2),
     "four bits": copies(*[np.arange(4, dtype=jnp.int4)] * 3, np.zeros(4, jnp.int4)),
     "shards": copies(W, OTHER, W, W, spec=P(None, "m"), shape=(2, 2), names=(AXIS, "m")),
@@ -474,83 +403,12 @@ def test_a_state_that_is_passed_as_replicated_is_not_saved(tmp_path):
     checkpoint.save(tmp_path, 1, state[1])
 
 
-@jax.tree_util.register_pytree_with_keys_class
-class Twice:
-    """A node whose children have one key."""
-
-    def __init__(self, *children):
-        self.children = children
-
-    def tree_flatten_with_keys(self):
-        return [(jax.tree_util.GetAttrKey("x"), child) for child in self.children], None
-
-    @classmethod
-    def tree_unflatten(cls, _, children):
-        return cls(*children)
-
-
-def test_what_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="must have a checkpoint that is whole"):
-        checkpoint.restore(tmp_path / "none", {"w": jnp.zeros(2)})
-    with pytest.raises(ValueError, match="must be at least 2"):
-        checkpoint.save(tmp_path, 1, {"w": jnp.zeros(2)}, keep=1)
-    checkpoint.save(tmp_path, 1, {"w": jnp.zeros(2)})
-    assert not (tmp_path / "none").exists()
-    for step in (1, 0):
-        with pytest.raises(ValueError, match="must be later than the newest"):
-            checkpoint.save(tmp_path, step, {"w": jnp.zeros(2)})
-    for step in ("2", -1, True, 2.0):
-        with pytest.raises((TypeError, ValueError), match=r"pass int\(step\)"):
-            checkpoint.save(tmp_path, step, {"w": jnp.zeros(2)})
-    for empty in ({}, None, {"w": jnp.zeros((0, 2))}):
-        with pytest.raises(ValueError, match="must have a value to save"):
-            checkpoint.save(tmp_path, 2, empty)
-    for other in ("x", print, object()):
-        with pytest.raises(TypeError, match=r"save\(tree\['w'\]\): must be an array or a number"):
-            checkpoint.save(tmp_path, 2, {"w": other})
-    with pytest.raises(ValueError, match="one leaf at a path"):
-        checkpoint.save(tmp_path, 2, {"a": Twice(1, 2)})
-    with pytest.raises(ValueError, match=r"missing.*refuse"):
-        checkpoint.restore(tmp_path, {"w": jnp.zeros(2)}, missing="ignore")
-
-
-def test_what_is_no_array_of_jax_comes_back_as_it_was(tmp_path):
-    tree = {
-        "int": 2**40,
-        "float": 1e-40,
-        "bool": True,
-        "none": None,
-        "nothing": jnp.zeros((0, 3)),
-        "complex": 1 - 2j,
-        "numpy": np.float64(1 / 3),
-        "narrow": np.complex64(1j),
-        "list": [np.arange(3)],
-    }
-    checkpoint.save(tmp_path, 1, tree)
-    fresh = {
-        **tree,
-        "int": 0,
-        "float": 0.0,
-        "complex": 0j,
-        "bool": False,
-        "list": (np.zeros(3, int),),
-    }
-    found = checkpoint.restore(tmp_path, fresh).tree
-    assert isinstance(found["list"], tuple)
-    assert_same({**found, "list": list(found["list"])}, tree)
-
-
 STORED = (
     *("bool", "int2", "int4", "int8", "int16", "int32", "int64"),
     *("uint8", "uint16", "uint32", "uint64", "complex64", "complex128"),
     *("float4_e2m1fn", "float8_e3m4", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
     *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     *("float16", "bfloat16", "float32", "float64"),
-)
-NOT_STORED = (
-    *("int1", "uint1", "uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"),
-    *("complex32", "bcomplex32", "longdouble", "clongdouble", ">f4", ">i8", ">c8"),
-    *("S3", "U3", "V3", "T", "O", "m8[s]", "M8[s]", "f4,i4"),
 )
 NUMBERS = [
     st.integers(-(2**63), 2**64 - 1),
@@ -602,68 +460,51 @@ def test_a_leaf_that_is_saved_comes_back(leaves):
         assert_same(checkpoint.restore(folder, jax.tree.map(blank, tree)).tree, tree)
 
 
-@pytest.mark.parametrize(
-    "leaf",
-    [
-        *(np.zeros(2, np.dtypes.StringDType() if name == "T" else name) for name in NOT_STORED),
-        *(np.zeros((0, 2), name) for name in ("O", "uint4")),
-        np.zeros(2, "uint4")[0],
-        np.zeros(2, jax.dtypes.float0),
-        jnp.zeros(2, jnp.uint4),
-        np.ma.array([1.0, 2.0], mask=[True, False]),
-        2**64,
-        -(2**63) - 1,
-        np.random.PCG64(0).state["state"]["state"],
-        "text",
-        b"text",
-    ],
-    ids=lambda leaf: str(getattr(leaf, "dtype", leaf))[:12],
-)
-def test_a_leaf_that_would_not_come_back_is_named(tmp_path, leaf):
+NOT_STORED = {
+    "uint4": np.zeros(2, "uint4"),
+    "empty uint4": np.zeros((0, 2), "uint4"),
+    "uint4 of JAX": jnp.zeros(2, jnp.uint4),
+    "big endian": np.zeros(2, ">f4"),
+    "long double": np.zeros(2, "longdouble"),
+    "objects": np.zeros(2, "O"),
+    "times": np.zeros(2, "M8[s]"),
+    "records": np.zeros(2, "f4,i4"),
+    "masked": np.ma.array([1.0, 2.0], mask=[True, False]),
+    "large int": 2**64,
+    "text": "text",
+    "function": print,
+}
+
+
+@pytest.mark.parametrize("name", NOT_STORED)
+def test_a_leaf_that_would_not_come_back_is_named(tmp_path, name):
     with pytest.raises(TypeError, match=r"save\(tree\['state'\]\[1\]\): must (be|have)"):
-        checkpoint.save(tmp_path / "run", 1, {"w": jnp.ones(2), "state": [1, leaf]})
+        checkpoint.save(tmp_path / "run", 1, {"w": jnp.ones(2), "state": [1, NOT_STORED[name]]})
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "s3://bucket/run",
-        "file:///run",
-        pathlib.Path("s3://bucket/run"),
-        epath.Path("gs://bucket/run"),
-    ],
-    ids=repr,
-)
-def test_a_url_is_refused_before_anything_is_written(tmp_path, monkeypatch, url):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"save\(directory\): must be a path .*mount"):
-        checkpoint.save(url, 1, {"w": jnp.ones(2)})
-    with pytest.raises(ValueError, match=r"restore\(directory\): must be a path .*mount"):
-        checkpoint.restore(url, {"w": jnp.ones(2)})
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    tree = {"w": jnp.ones(2)}
-    checkpoint.save("~/run", 1, tree)
-    assert (tmp_path / "home/run/1").is_dir()
-    assert_same(checkpoint.restore(pathlib.Path("~/run"), tree).tree, tree)
-    checkpoint.save("~nobody-has-this-name", 1, tree)  # which is a folder's name, as for a shell
-    checkpoint.save("lr:0.1/a", 1, tree)
-    assert {p.name for p in tmp_path.iterdir()} == {"home", "~nobody-has-this-name", "lr:0.1"}
-
-
-def test_a_restore_says_nothing_and_writes_nothing(tmp_path, caplog):
-    tree = {"w": jnp.ones(2)}
+def test_what_is_refused(tmp_path):
+    tree = {"w": jnp.zeros(2)}
+    with pytest.raises(FileNotFoundError, match="must have a checkpoint that is whole"):
+        checkpoint.restore(tmp_path / "none", tree)
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(ValueError, match="must be at least 2"):
+        checkpoint.save(tmp_path, 1, tree, keep=1)
     checkpoint.save(tmp_path, 1, tree)
-    before = {p: p.stat().st_mtime_ns for p in [tmp_path, *tmp_path.rglob("*")]}
-    caplog.clear()
-    checkpoint.restore(tmp_path, tree)
-    assert not [r for r in caplog.records if r.levelname != "INFO"]
-    assert {p: p.stat().st_mtime_ns for p in [tmp_path, *tmp_path.rglob("*")]} == before
+    with pytest.raises(ValueError, match="must be later than the newest"):
+        checkpoint.save(tmp_path, 1, tree)
+    with pytest.raises(TypeError, match=r"pass int\(step\)"):
+        checkpoint.save(tmp_path, "2", tree)
+    with pytest.raises(ValueError, match="must have a value to save"):
+        checkpoint.save(tmp_path, 2, {"w": jnp.zeros((0, 2))})
+    with pytest.raises(ValueError, match=r"save\(directory\): must be a path .*mount"):
+        checkpoint.save("s3://bucket/run", 1, tree)
+
+
+def test_containers_may_differ(tmp_path):
+    checkpoint.save(tmp_path, 1, {"a": [jnp.ones(1), np.float64(1 / 3)], "n": None})
+    found = checkpoint.restore(tmp_path, {"a": (jnp.zeros(1), np.float64(0)), "n": None}).tree
+    assert_same(found, {"a": (jnp.ones(1), np.float64(1 / 3)), "n": None})
 
 
 def test_keys_with_dots_and_slashes_are_kept_apart(tmp_path):
@@ -704,42 +545,14 @@ def test_the_sum_is_the_same_on_devices_and_sees_each_bit(x):
         assert _sums.total(np.frombuffer(other.tobytes(), x.dtype).reshape(x.shape)) != total
 
 
-def test_it_is_no_pickle(tmp_path, run):
-    checkpoint.save(tmp_path, 1, run[2])
-    assert not [f for f in tmp_path.rglob("*") if f.is_file() and f.read_bytes()[:1] == b"\x80"]
-
-
 @pytest.mark.processes
-def test_a_new_process_goes_on(tmp_path):
-    """Steps in several processes, one of which is killed, are those of one that is not."""
-    cache = tmp_path / "compiled"
-    with running(tmp_path, [[PROGRAM, str(tmp_path / "whole"), "20", "50"]], cache=cache) as (p,):
-        assert p.wait() == 0, p.err.read_text()
-        wanted = p.told[-1]
-    folder = str(tmp_path / "halves")
-    with running(tmp_path, [[PROGRAM, folder, "5", "5"]], cache=cache) as (p,):
-        assert p.wait() == 0, p.err.read_text()
-    with running(tmp_path, [[PROGRAM, folder, "100", "1"]], cache=cache) as (p,):
-        assert p.said("saved 9")  # and is then in a step, or in the next checkpoint
-        p.popen.send_signal(signal.SIGKILL)
-        assert p.wait() == -signal.SIGKILL
-        done = int(p.told[-1].split()[1])
-    saved = max(int(f.name) for f in pathlib.Path(folder).iterdir() if f.name.isdigit())
-    assert saved >= done
-    with running(tmp_path, [[PROGRAM, folder, str(20 - saved), "50"]], cache=cache) as (p,):
-        assert p.wait() == 0, p.err.read_text()
-        assert p.told[0] == f"restored {saved} ({WORKERS}, {WORKERS})"
-        assert p.told[-1] == wanted
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_it_may_be_killed_at_any_instant(tmp_path):
-    """20 kills at random instants, in steps and in writes: each next process goes on as if none."""
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_it_may_be_killed_at_any_instant(tmp_path, kills):
+    """Killed at random instants, in steps and in writes, each next process goes on as if not."""
     cache, folder = tmp_path / "compiled", str(tmp_path / "run")
     rng = np.random.default_rng(0)
     done = 0
-    for _ in range(20):
+    for _ in range(kills):
         with running(tmp_path, [[PROGRAM, folder, "1000", "1"]], cache=cache) as (p,):
             assert p.said(f"saved {done + 2}\n"), p.err.read_text()
             time.sleep(rng.uniform(0, 0.1))
@@ -781,13 +594,3 @@ def test_several_processes_save_and_another_number_goes_on(tmp_path):
     with running(tmp_path, [[PROGRAM, folder, "1", "9"]], [own], cache=cache) as (p,):
         assert p.wait() == 0, p.err.read_text()
         assert "(4, 3)" in p.told[0]
-
-
-def test_orbax_is_no_import_of_the_library():
-    import subprocess
-    import sys
-
-    code = "import sys, fftgrad; assert 'orbax' not in sys.modules"
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=env)
-    assert isinstance(ocp.__name__, str)

@@ -5,16 +5,16 @@ import numpy as np
 from simulation import PARAMS, SETTINGS, Actor, World, run
 
 import fftgrad as fg
-from fftgrad.islands import _keys, _log, _objects, _round
+from fftgrad.islands import _keys, _objects, _round
 from fftgrad.islands._keys import Who
 from fftgrad.islands._model import Model, Programs
 from fftgrad.islands._objects import Contribution, Entry, Manifest
-from fftgrad.islands._requests import Create, Delete, List, Performer, Read
 from fftgrad.islands._residual import Change, Ledger
 from fftgrad.islands._round import Gathering
+from fftgrad.islands._store import Create, Delete, List, Performer, Read
 
 MODEL = Model.of(PARAMS)
-PROGRAMS = Programs.of(MODEL, SETTINGS.exchange)
+PROGRAMS = Programs.of(MODEL, SETTINGS.exchange, fg.islands.nesterov, SETTINGS.rate)
 
 
 class Store:
@@ -26,8 +26,8 @@ class Store:
     def create(self, key, data):
         return self.world.answer(Create(key, data))
 
-    def read(self, key, most):
-        return self.world.answer(Read(key, most))
+    def read(self, key):
+        return self.world.answer(Read(key))
 
     def list(self, folder, after):
         return self.world.answer(List(folder, after))
@@ -46,8 +46,8 @@ def answered(steps, world):
 
 
 def anchor(number, expected=("a", "b", "c")):
-    first = _log.first(PARAMS, fg.islands.nesterov, SETTINGS)
-    return _log.make(number, first.params, first.outer, expected)
+    first = _round.first_anchor(PARAMS, PROGRAMS)
+    return _round.make_anchor(number, first.params, first.outer, expected)
 
 
 def contribution(who, before, base=None, scale=1.0):
@@ -61,14 +61,13 @@ def contribution(who, before, base=None, scale=1.0):
         model=MODEL.digest,
         weight=1.0,
         loss=None,
-        held=0.0,
         fault="",
         blobs=PROGRAMS.to_bytes(payloads),
     ).to_bytes()
 
 
-def judged(before, found, left=()):
-    gathering = Gathering(before, SETTINGS, 10**6, found=found, left=set(left))
+def judged(before, found):
+    gathering = Gathering(before, SETTINGS, found=found)
     return _round.manifest_of(gathering, MODEL.digest, PROGRAMS, Who("a", 1), 0.0)
 
 
@@ -90,28 +89,13 @@ def test_a_slow_island_counts_and_is_not_waited_for():
     assert manifest.expected == ["a", "b"]
 
 
-def test_who_left_is_not_missed():
-    before = anchor(7)
-    found = {Who("a", 1): contribution(Who("a", 1), before)}
-    assert judged(before, found, left={"b"}).missed == ["c"]
-
-
-def test_a_reason_is_no_longer_than_people_read():
-    before, who = anchor(7), Who("b", 1)
-    (good,) = (contribution(Who("a", 1), before),)
-    long = Contribution.from_bytes(contribution(who, before), 1)
-    bad = long._replace(loss="x" * 10_000).to_bytes()
-    manifest = judged(before, {Who("a", 1): good, who: bad})
-    assert len(manifest.refused[0].reason) == _round.MOST_REASON
-
-
 def store_of(rounds, anchors):
     """Two contributions and a manifest of each round, and some anchors."""
     world = World(0)
     keys = [_keys.anchor(number) for number in anchors]
     for number in range(rounds):
         keys += [_keys.contribution(number, Who(name, 1)) for name in "ab"]
-        keys += [_keys.manifest(number), _keys.manifest(number, 1)]
+        keys += [_keys.manifest(number)]
     for key in keys:
         world.objects[key], world.made[key] = b"", 0.0
     return world
@@ -119,24 +103,21 @@ def store_of(rounds, anchors):
 
 def test_two_anchors_are_kept_and_all_that_goes_on_from_the_older_one():
     world = store_of(9, [0, 3, 6])
-    answered(_log.keep(anchor(9), SETTINGS.anchors), world)
+    answered(_round.keep_anchor(anchor(9), SETTINGS.anchors), world)
     kept = sorted(key for key in world.objects if key.startswith(_keys.ANCHORS))
     assert kept == [_keys.anchor(6), _keys.anchor(9)]
     rounds = {_keys.number_of(key) for key in world.objects if _keys.contributors([key])}
     assert rounds == {6, 7, 8}
-    assert sum(map(_keys.is_manifest, world.objects)) == 18  # the log stays whole
+    assert {_keys.manifest(number) for number in range(9)} <= world.objects.keys()
 
 
 def entry_of(who, data):
     digest = _objects.digest(data)
-    return Entry(*who, digest, 1.0, 3, None, 1.0, 0.0)
+    return Entry(*who, digest, 1.0, 3, None, 1.0)
 
 
 def fetched(entry, mine, world):
-    def nothing():
-        yield from ()
-
-    return answered(_round.fetch(3, entry, mine, 100, 60.0, nothing), world)
+    return answered(_round.fetch(3, entry, mine, 60.0), world)
 
 
 def test_what_a_manifest_names_is_what_is_obeyed():
@@ -148,8 +129,6 @@ def test_what_a_manifest_names_is_what_is_obeyed():
     assert fetched(entry, b"wrong", world) == b"right"
     world.objects[key] = b"wrong"
     assert fetched(entry, b"right", world) == b"right"
-    assert fetched(entry, None, world) is None
-    world.objects[key] = bytes(101)
     assert fetched(entry, None, world) is None
 
 
@@ -167,7 +146,7 @@ def test_islands_draw_differently():
     world = World(67)
     run([Alike(world, name, 1, 10.0, settings=settings) for name in "ab"], lambda _: None)
     keys = [_keys.contribution(0, Who(name, 1)) for name in "ab"]
-    one, two = (bytes(Contribution.from_bytes(world.objects[key], 1).blobs[0]) for key in keys)
+    one, two = (bytes(Contribution.from_bytes(world.objects[key]).blobs[0]) for key in keys)
     assert len(one) == len(two)
     assert one != two
 
@@ -198,7 +177,7 @@ def test_a_codec_remembers_what_counted_and_not_what_came_too_late():
     ledger, pending = stateful()
     assert jax.tree.leaves(pending.states)
     ledger.resolve(closed(counted=True), Who("a", 1))
-    assert same(ledger.nothing(4).states, pending.states)
+    assert same(ledger._book.states, pending.states)
     ledger, _ = stateful()
     ledger.resolve(closed(counted=False), Who("a", 1))
-    assert ledger.nothing(4).states is None
+    assert ledger._book.states is None

@@ -4,11 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from simulation import PARAMS, SETTINGS, Actor, Mortal, World, run, same_bits
+from simulation import PARAMS, SETTINGS, Actor, World, run, same_bits
 
-import fftgrad as fg
 from fftgrad.islands import _keys
-from fftgrad.islands._requests import Create, StoreError
+from fftgrad.islands._store import StoreError
 
 
 def ends(_):
@@ -17,19 +16,6 @@ def ends(_):
 
 def cut(data):
     return data[:-9]
-
-
-def flipped(data):
-    at = len(data) // 2
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-
-def emptied(_):
-    return b""
-
-
-def enlarged(data):
-    return data + b" " * (1 << 24)
 
 
 class Troubled(Actor):
@@ -59,38 +45,6 @@ class Damages(Actor):
 SPARE = dataclasses.replace(SETTINGS, anchors=6)
 
 
-class Spoils(Troubled):
-    """Whose store damages some objects when they are written, and says that they are whole."""
-
-    damage, keys = staticmethod(cut), ()
-
-    def spoiled(self, request):
-        if isinstance(request, Create) and request.key in self.keys:
-            return request._replace(data=self.damage(request.data))
-        return request
-
-
-@pytest.mark.parametrize("copies", [1, 2])
-@pytest.mark.parametrize("damage", [cut, flipped, emptied, enlarged])
-def test_a_manifest_that_is_damaged_when_it_is_written_is_written_again(damage, copies):
-    world = World(50)
-    keys = [_keys.manifest(2), "rounds/000000002/manifest.1.json"][:copies]
-
-    class Cuts(Spoils):
-        pass
-
-    Cuts.damage, Cuts.keys = staticmethod(damage), keys
-    everyone = run([Cuts(world, name, 6, 10.0) for name in "abc"], ends)
-    digests = same_bits(everyone)
-    assert set(digests) == set(range(7))
-    assert [len(manifest.counted) for manifest in world.manifests()] == [3] * 6
-    for actor in everyone:
-        assert actor.failure is None, actor.failure
-        actor.check_law()
-    told = {trouble for actor in everyone for trouble in actor.told}
-    assert any(trouble.startswith("rounds/000000002/manifest.json is damaged") for trouble in told)
-
-
 def test_who_joins_passes_a_damaged_manifest_by_an_anchor():
     """The others obeyed it when it was whole."""
     world = World(51)
@@ -106,23 +60,6 @@ def test_who_joins_passes_a_damaged_manifest_by_an_anchor():
         actor.check_law()
     assert sorted(joiner.digests)[:3] == [0, 1, SPARE.anchors]
     assert sum(outcome.counted for outcome in joiner.member.ledger.outcomes) == 4
-
-
-def test_where_all_who_obeyed_a_damaged_manifest_are_dead_it_is_written_again():
-    """What they handed in to the round after it is no reason to wait for ever."""
-    world = World(52)
-
-    run([Mortal(world, name, 9, 10.0, after=2) for name in "abc"], ends)
-    assert _keys.manifest(1) in world.objects
-    world.objects[_keys.manifest(1)] = b""
-    with pytest.warns(UserWarning, match="rounds/000000001/manifest.json is damaged"):
-        back = run([Actor(world, name, 4, 10.0) for name in "abc"], ends)
-    same_bits(back)
-    for actor in back:
-        assert actor.failure is None, actor.failure
-        actor.check_law()
-    assert "rounds/000000001/manifest.1.json" in world.objects
-    assert len(world.manifests()) >= 5
 
 
 def test_a_contribution_in_a_round_that_was_passed_by_an_anchor_is_not_sent_twice():
@@ -193,39 +130,6 @@ def test_a_damaged_run_is_told_to_who_starts_and_ends_nobody():
     assert "must have a run.json that is whole, got one that is altered" in str(late.failure)
 
 
-@pytest.mark.parametrize("damage", [emptied, enlarged, lambda _: b"nex"])
-def test_a_damaged_claim_leaves_the_name_to_who_had_it(damage):
-    world = World(55)
-    taken = _keys.claim(_keys.Who("a", 2), "taken")
-
-    class First(Actor):
-        def note(self):
-            super().note()
-            if self.member.who.incarnation:
-                world.objects[taken], world.made[taken] = damage(b""), 0.0
-
-    first = First(world, "a", 8, 10.0)
-    second = Actor(world, "a", 3, 10.0)
-    second.ready = 25.0
-    run([first, second, Actor(world, "b", 8, 10.0)], ends)
-    assert first.failure is None, first.failure
-    assert [outcome.counted for outcome in first.member.ledger.outcomes] == [True] * 8
-    assert "whose claim is damaged; take another name" in str(second.failure)
-
-
-def test_what_is_too_large_is_no_anchor_and_no_run():
-    world = World(56)
-    everyone = run([Actor(world, name, 4, 10.0) for name in "abc"], ends)
-    world.objects[_keys.anchor(9)] = bytes(1 << 24)
-    world.made[_keys.anchor(9)] = 0.0
-    (joiner,) = run([Actor(world, "d", 2, 10.0)], ends)
-    same_bits([*everyone, joiner])
-    assert joiner.failure is None, joiner.failure
-    world.objects[_keys.RUN] = bytes((1 << 24) + 1)
-    (late,) = run([Actor(world, "e", 1, 10.0)], ends)
-    assert "too large: 16,777,217 bytes, at most 16,777,216" in str(late.failure)
-
-
 def test_an_anchor_that_is_damaged_is_passed_over_for_the_one_before():
     """Two are kept for that."""
     world = World(57)
@@ -273,27 +177,3 @@ def test_a_manifest_that_names_what_was_altered_since_is_not_obeyed_with_it():
     assert slow.failure is None, slow.failure
     assert 2 not in slow.digests
     assert all(np.isfinite(slow.member.anchor.params[path]).all() for path in PARAMS)
-
-
-def test_a_start_that_waits_for_an_anchor_takes_itself_for_no_living_island():
-    """Of a name that was there before: it would answer its own earlier claim."""
-    world = World(59)
-
-    again = Actor(world, "c", 3, 30.0, settings=SPARE)
-    again.ready = 190.0
-
-    first = Mortal(world, "c", 3, 30.0, settings=SPARE, within=1)
-    others = [Damages(world, name, 10, 30.0, settings=SPARE) for name in "ab"]
-    with pytest.warns(UserWarning, match="manifest.json is damaged"):
-        run([*others, first, again], ends)
-    assert again.failure is None, again.failure
-    fates = again.member.ledger.outcomes
-    assert all(fate.counted or fate.kept for fate in fates)
-    assert len(fates) == 3
-
-
-def test_settings_are_no_longer_than_any_exchange():
-    text = "AllGather(codec=TopK(k=" + "1" * (1 << 14) + "))"
-    told = fg.islands.Settings().as_dict() | {"exchange": text}
-    with pytest.raises(ValueError, match="an exchange of its own"):
-        fg.islands._settings.read_settings(told)

@@ -1,14 +1,10 @@
 """A start that takes up what an earlier one had not sent counts nothing twice, whatever happens."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from simulation import PARAMS, SETTINGS, Steady, World, run, same_bits, total
+from simulation import PARAMS, Steady, World, run, same_bits, total
 
-from fftgrad.islands import _join, _keys, _objects, _settings
-from fftgrad.islands._objects import DamagedError
-from fftgrad.islands._requests import Create, StoreError, Wait
+from fftgrad.islands import _keys, _objects, _run
 
 
 class Dies(Steady):
@@ -66,12 +62,11 @@ def check_law(world, dead, back):
         np.testing.assert_allclose(have[path], learned[path], atol=1e-4)
 
 
-@pytest.mark.parametrize("is_damaged", [False, True])
-def test_a_contribution_whose_manifest_is_damaged_is_not_sent_again(is_damaged):
+def test_a_contribution_that_counted_after_its_island_died_is_not_sent_again():
     world = World(70)
     dead = Dies(world, "c", 9, 10.0)
     others = [Steady(world, name, 9, 30.0) for name in "ab"]
-    live, back, whole = [dead, *others], None, None
+    live, back = [dead, *others], None
     while live:
         actor = min(live, key=lambda actor: actor.ready)
         actor.turn()
@@ -81,13 +76,9 @@ def test_a_contribution_whose_manifest_is_damaged_is_not_sent_again(is_damaged):
             one.member.anchor.round >= 3 for one in others
         )
         if back is None and dead.dead and passed:
-            whole = world.objects[_keys.manifest(1)]
-            if is_damaged:
-                world.objects[_keys.manifest(1)] = b""
             back = Steady(world, "c", 2, 30.0, residual=dead.saved)
             back.took_up_nothing = False
             live.append(back)
-    world.objects[_keys.manifest(1)] = whole
     assert back.failure is None
     same_bits([dead, *others, back])
     assert [
@@ -124,7 +115,7 @@ def test_a_bit_of_the_runs_object_ends_nobodys_run():
     data = _objects.pack_json({"id": "0", "model": [], "settings": {}})
 
     def said(found):
-        steps = _join.check_run(data)
+        steps = _run.check_run(data)
         next(steps)
         with pytest.raises(StopIteration) as end:
             steps.send(found)
@@ -135,68 +126,3 @@ def test_a_bit_of_the_runs_object_ends_nobodys_run():
         for bit in range(8):
             flipped = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
             assert "run.json is damaged" in said(flipped), flipped
-
-
-@pytest.mark.parametrize("text", ["AllGather(poison(-1))", "AllGather(TopK(k=1), 5)", "poison(5)"])
-def test_settings_that_make_no_exchange_are_damaged_whatever_they_raise(text):
-    with pytest.raises(DamagedError, match="cannot have"):
-        _settings.read_settings(SETTINGS.as_dict() | {"exchange": text})
-
-
-def test_who_came_late_and_left_is_not_waited_for():
-    class LateLeaver(Steady):
-        was_late = False
-
-        def postpones(self, request):
-            mine = isinstance(request, Create) and request.key == _keys.contribution(
-                2, self.member.who
-            )
-            late = mine and not self.was_late
-            self.was_late |= mine
-            return 150.0 if late else 0.0
-
-        def _live(self):
-            lives, answer = super()._live(), None
-            while True:
-                request = lives.send(answer)
-                if len(self.member.ledger.outcomes) == 3:
-                    break
-                answer = yield request
-            yield from self.member.leave()
-
-    world = World(90)
-    others = [Steady(world, name, 8, 100.0) for name in "ab"]
-    run([*others, LateLeaver(world, "c", 3, 100.0)], lambda _: None)
-    after = [one for one in world.manifests() if one.round >= 4]
-    assert after
-    assert not [one.round for one in after if "c" in one.missed]
-
-
-def test_an_island_of_a_run_that_is_gone_answers_for_no_name_of_another():
-    one = dataclasses.replace(SETTINGS, islands=1)
-    world = World(81)
-    old = Steady(world, "a", 50, 10.0, settings=one)
-    while len(old.changes) < 3:
-        old.turn()
-    world.objects.clear()
-    world.made.clear()
-    new = Steady(world, "a", 1, 10.0, settings=one)
-    new.turn()
-    while not new.member.who.incarnation:
-        new.turn()
-    again = Steady(world, "a", 1, 10.0, settings=one)  # the first start of the new run is dead
-    again.ready = world.now + 1.0
-
-    def idle():
-        while True:
-            try:
-                yield from old.member.answer()
-            except StoreError:
-                yield Wait(5.0)
-            yield Wait(15.0)
-
-    old._life, old._answer, old._error, old._postponed = idle(), None, None, None
-    while not again.done and world.now < new.ready + 2000.0:
-        min((old, again), key=lambda actor: actor.ready).turn()
-    assert again.failure is None
-    assert again.member.who.incarnation == 2

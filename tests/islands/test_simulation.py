@@ -1,18 +1,17 @@
 """Islands on a simulated store, at whose every request they may die: the heart of the proof."""
 
-import dataclasses
 import re
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from simulation import PARAMS, SETTINGS, Actor, Faults, Mortal, Steady, World, run, same_bits, total
+from simulation import PARAMS, SETTINGS, Actor, Faults, Mortal, Steady, World, run, same_bits
 
 import fftgrad as fg
-from fftgrad.islands import _keys, _log
+from fftgrad.islands import _keys, _round
 from fftgrad.islands._objects import Contribution
-from fftgrad.islands._requests import Create
+from fftgrad.islands._store import Create
 
 
 def ends(_):
@@ -59,11 +58,10 @@ def lives(seed, faults, lives=6):
 FAULTS = {
     "few": {"dies": 0.01, "errs": 0.02, "lag": 3.0},
     "many, and listings later than the deadline": {"dies": 0.05, "errs": 0.2, "lag": 100.0},
-    "some, and objects that are cut": {"dies": 0.02, "errs": 0.05, "lag": 3.0, "cuts": 0.1},
+    "some, and contributions that are cut": {"dies": 0.02, "errs": 0.05, "lag": 3.0, "cuts": 0.1},
 }
 
 
-@pytest.mark.filterwarnings("ignore:Island. rounds/.* is damaged:UserWarning")
 @pytest.mark.parametrize("faults", FAULTS)
 @hypothesis.settings(max_examples=6)
 @hypothesis.given(st.integers(0, 2**32))
@@ -73,7 +71,6 @@ def test_a_crash_at_any_request_leaves_the_old_round_or_the_new_one(faults, seed
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Island. rounds/.* is damaged:UserWarning")
 @pytest.mark.parametrize("first", range(0, 600, 100))
 @pytest.mark.parametrize("faults", FAULTS)
 def test_of_many_crashes(faults, first):
@@ -81,17 +78,12 @@ def test_of_many_crashes(faults, first):
         lives(seed, Faults(**FAULTS[faults]), 30)
 
 
-def test_what_dies_with_an_island_is_what_the_last_manifest_says():
+def test_an_island_that_died_is_missed_once():
     world = World(3)
     actors = [Actor(world, name, 6, 10.0) for name in "abc"]
 
     actors[2] = Mortal(world, "c", 6, 10.0, within=4)
-    _, _, dead = run(actors, ends)
-    last = [e for m in world.manifests() for e in m.counted if e.island == "c"][-1]
-    lost = total([change.tree for change in dead.changes[:-1]])
-    counted = dead.counted()
-    norm = np.sqrt(sum(np.sum((lost[p] - counted[p]) ** 2) for p in PARAMS))
-    assert last.held == pytest.approx(norm, rel=1e-5)
+    run(actors, ends)
     assert [m.missed for m in world.manifests() if m.missed] == [["c"]]
     waited = [m.waited for m in world.manifests()]
     assert waited[4] >= SETTINGS.deadline > max(waited[5:])
@@ -108,17 +100,6 @@ def test_nobody_stops_for_longer_than_the_deadline():
     slow = everyone[2]
     assert sum(outcome.counted for outcome in slow.member.ledger.outcomes) >= 4
     slow.check_law()
-
-
-class Otherwise:
-    """Who holds other bits from round 1 on."""
-
-    def change(self, tree, base):
-        anchor = self.member.anchor
-        if base == 1:
-            other = anchor.params | {"w": anchor.params["w"] + np.float32(1)}
-            self.member.anchor = _log.make(1, other, anchor.outer, anchor.expected)
-        return super().change(tree, base)
 
 
 def test_a_round_may_take_longer_than_the_deadline():
@@ -172,7 +153,7 @@ class Bad(Actor):
 
 def with_header(**changes):
     def spoil(_, data):
-        return Contribution.from_bytes(data, 1)._replace(**changes).to_bytes()
+        return Contribution.from_bytes(data)._replace(**changes).to_bytes()
 
     return spoil
 
@@ -185,7 +166,7 @@ def with_values(value):
             fg.NoMemory(), tree, (), states, member.anchor.round, 0
         )
         blobs = member.programs.to_bytes(payloads)
-        return Contribution.from_bytes(data, 1)._replace(blobs=blobs).to_bytes()
+        return Contribution.from_bytes(data)._replace(blobs=blobs).to_bytes()
 
     return spoil
 
@@ -204,9 +185,6 @@ POISON = {
     "for round 1": with_header(round=1),
     "altered": lambda _, data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
     "altered, or cut off": lambda _, data: data[:-9],
-    r"too large: 2,0\d\d,\d\d\d bytes, at most 1,0\d\d,\d\d\d": lambda _, data: (
-        data + bytes(2_000_000)
-    ),
     "cut off": lambda *_: b"",
     "no object that starts": lambda *_: b"x" * 300,
 }
@@ -241,7 +219,6 @@ def test_a_weight_counts_for_no_more_than_the_limit():
 
 
 def test_who_is_alone_and_too_old_goes_on_from_the_next_round():
-    """Nothing counts in its round, which is closed all the same."""
     world = World(9)
 
     class Old(Actor):
@@ -256,19 +233,6 @@ def test_who_is_alone_and_too_old_goes_on_from_the_next_round():
     assert fates == [(True, ""), (False, "stale: starts from round -9"), (True, ""), (True, "")]
     assert alone.bases == [0, 1, 2, 3]
     alone.check_law()
-
-
-def test_a_round_that_nobody_may_close_is_told():
-    """One holds other bits than the two that came and died."""
-    world = World(12)
-
-    class Flipped(Otherwise, Actor):
-        def note(self):
-            self.dead = bool(getattr(self, "member", None) and self.member.trouble)
-
-    left = Flipped(world, "c", 3, 60.0)
-    run([Mortal(world, "a", 3, 10.0, after=1), Mortal(world, "b", 3, 10.0, after=1), left], ends)
-    assert "round 1 stayed open: this island holds another anchor" in left.member.trouble
 
 
 def test_what_came_too_late_is_sent_in_the_next_round():
@@ -301,7 +265,7 @@ def test_whoever_holds_other_bits_is_found_and_takes_the_next_anchor():
                 self.flipped = True
                 w = anchor.params["w"] + np.float32(1e-6)
                 tree = anchor.params | {"w": w}
-                self.member.anchor = _log.make(4, tree, anchor.outer, anchor.expected)
+                self.member.anchor = _round.make_anchor(4, tree, anchor.outer, anchor.expected)
             super().turn()
 
         def note(self):
@@ -318,7 +282,7 @@ def test_whoever_holds_other_bits_is_found_and_takes_the_next_anchor():
     assert everyone[2].member.ledger.outcomes[-1].counted
 
 
-@pytest.mark.parametrize("begins", range(10))
+@pytest.mark.parametrize("begins", range(1, 10, 3))
 def test_one_may_join_at_every_round(begins):
     """It holds the same bits from then on, nothing of it is lost, and soon all wait for it."""
     world = World(20 + begins)
@@ -355,45 +319,14 @@ def test_who_comes_back_after_what_it_needs_is_gone_takes_the_newest_anchor():
     back.check_law()
 
 
-def test_all_die_and_one_comes_back():
-    world = World(31)
-
-    first = run([Mortal(world, name, 9, 10.0, within=4) for name in "abc"], ends)
-    assert all(actor.dead for actor in first)
-    alone = Actor(world, "b", 3, 10.0)
-    run([alone], ends)
-    digests = same_bits([*first, alone])
-    assert max(digests) == 7
-    assert [outcome.counted for outcome in alone.member.ledger.outcomes] == [True] * 3
-
-
 def test_two_that_start_at_once_under_one_name_are_one():
     world = World(32)
     twins = [Actor(world, "a", 3, 10.0) for _ in range(2)]
     other = Actor(world, "b", 3, 10.0)
     everyone = run([*twins, other], ends)
     same_bits(everyone)
-    failed = [twin for twin in twins if twin.failure]
-    assert len(failed) == 1
-    assert "which a living island has" in str(failed[0].failure)
+    first, second = sorted(twins, key=lambda twin: twin.member.who)
+    assert "which start 2 of it took over from start 1" in str(first.failure)
+    assert [outcome.counted for outcome in second.member.ledger.outcomes] == [True] * 3
     for manifest in world.manifests():
         assert len({entry.island for entry in manifest.counted}) == len(manifest.counted)
-
-
-def test_who_waits_for_an_anchor_waits_while_rounds_are_closed():
-    """Anchors come every so many long rounds."""
-    world = World(43)
-    settings = dataclasses.replace(SETTINGS, anchors=9)
-
-    class Flipped(Otherwise, Steady):
-        def note(self):
-            if len(self.changes) < 2 or self.member.anchor.round > 1:
-                super().note()
-
-    actors = [Steady(world, name, 14, 900.0, settings=settings) for name in "ab"]
-    flipped = Flipped(world, "c", 4, 900.0, settings=settings)
-    everyone = run([*actors, flipped], ends)
-    same_bits(everyone)
-    assert flipped.failure is None
-    assert len(flipped.member.ledger.outcomes) == 4
-    assert max(flipped.digests) == max(actors[0].digests)

@@ -2,61 +2,13 @@
 
 import dataclasses
 
-from simulation import SETTINGS, Actor, Faults, Mortal, Steady, World, run, same_bits
+from simulation import SETTINGS, Actor, Mortal, Steady, World, run, same_bits
 
-from fftgrad.islands import _keys, _log
-from fftgrad.islands._requests import Create, Read
+from fftgrad.islands import _round
 
 
 def ends(_):
     return None
-
-
-class Leaves(Steady):
-    """It leaves in an orderly way, as soon as it has nothing to wait for."""
-
-    def _live(self):
-        lives = super()._live()
-        answer = None
-        while True:
-            request = lives.send(answer)
-            if len(self.member.ledger.outcomes) == self.rounds:
-                break
-            answer = yield request
-        yield from self.member.leave()
-
-
-def test_nobody_waits_for_who_has_left():
-    """It counted in the round before, and would be expected."""
-    world = World(60)
-    everyone = [Steady(world, name, 8, 10.0) for name in "ab"]
-    leaver = Leaves(world, "c", 4, 10.0)
-    run([*everyone, leaver], ends)
-    same_bits([*everyone, leaver])
-    manifests = world.manifests()
-    assert len(manifests) == 8
-    assert [len(manifest.counted) for manifest in manifests] == [3] * 4 + [2] * 4
-    assert manifests[4].missed == []
-    assert manifests[4].waited < SETTINGS.deadline / 2
-    assert max(actor.stopped for actor in everyone) < SETTINGS.deadline
-
-
-def test_who_left_and_is_back_is_waited_for():
-    """By its next start, whatever the one before said."""
-    world = World(61)
-    everyone = [Steady(world, name, 12, 30.0) for name in "ab"]
-    leaver = Leaves(world, "c", 3, 30.0)
-    back = Steady(world, "c", 4, 30.0)
-    back.ready = 125.0
-    run([*everyone, leaver, back], ends)
-    same_bits([*everyone, leaver, back])
-    assert back.failure is None, back.failure
-    counted = [{entry.island for entry in manifest.counted} for manifest in world.manifests()]
-    assert counted[:3] == [{"a", "b", "c"}] * 3
-    since = [number for number, names in enumerate(counted) if number > 2 and "c" in names]
-    assert since
-    assert any("c" in manifest.expected for manifest in world.manifests()[since[0] :])
-    assert all(o.counted or o.kept for o in back.member.ledger.outcomes)
 
 
 class Otherwise(Steady):
@@ -66,7 +18,7 @@ class Otherwise(Steady):
         anchor = self.member.anchor
         if base == 1 and len(self.changes) < 2:
             other = anchor.params | {"w": anchor.params["w"] + 1}
-            self.member.anchor = _log.make(1, other, anchor.outer, anchor.expected)
+            self.member.anchor = _round.make_anchor(1, other, anchor.outer, anchor.expected)
         return super().change(tree, base)
 
     def note(self):
@@ -139,39 +91,3 @@ def test_a_round_that_nobody_can_close_otherwise_is_closed_by_who_was_right():
     assert {refusal.island for refusal in world.manifests()[1].refused} == {"a", "b"}
     assert [o.counted for o in left.member.ledger.outcomes] == [True] * 4
     left.check_law()
-
-
-class SlowLink(Steady):
-    """Each of its reads of contributions takes two thirds of a deadline."""
-
-    def postpones(self, request):
-        is_contribution = isinstance(request, Read) and request.key[-7:-6] == "."
-        return SETTINGS.deadline * 2 / 3 if is_contribution and "rounds/" in request.key else 0.0
-
-
-def test_who_reads_what_a_manifest_names_keeps_its_name():
-    """From many islands, by a slow link: a start of its name asks, and is answered."""
-    world = World(65)
-    others = [Steady(world, name, 6, 10.0) for name in "bcdefg"]
-    slow = SlowLink(world, "a", 2, 10.0)
-    twin = Actor(world, "a", 2, 10.0)
-    twin.ready = 100.0
-    run([*others, slow, twin], ends)
-    assert slow.failure is None, slow.failure
-    assert "which a living island has" in str(twin.failure)
-
-
-def test_what_leaving_costs_is_one_object():
-    world = World(66, Faults())
-    made = []
-
-    class Counts(Leaves):
-        def spoiled(self, request):
-            if isinstance(request, Create):
-                made.append(request.key)
-            return request
-
-    run([Counts(world, "a", 2, 10.0, settings=dataclasses.replace(SETTINGS, islands=1))], ends)
-    who = _keys.Who("a", 1)
-    assert made[-2:] == [_keys.left(2, who), _keys.claim(who, "left")]
-    assert _keys.contributors(made) == {who}
