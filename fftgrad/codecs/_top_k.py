@@ -169,7 +169,8 @@ class ChunkTopK(Selector):
             _, offsets = lax.top_k(rows.astype(jnp.int32), k)
             offsets = jnp.sort(offsets, axis=1)
         side = _encode_offsets(offsets.astype(jnp.int32), chunk)
-        return Compressed(Payload(self.at(x, side, step), side))
+        places = self.positions(side, x.size, step)
+        return Compressed(Payload(jnp.take(x, places, mode="fill", fill_value=0), side))
 
     def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
         chunk, k = self._sizes(n)
