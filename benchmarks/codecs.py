@@ -30,7 +30,7 @@ CODECS: dict[str, fg.Codec] = {
     "8 bits": BYTES,
     "top-k 10 %, 8 bits": fg.chain(fg.TopK(fraction=0.1), BYTES),
     "top-k 1 %, 8 bits": fg.chain(fg.TopK(fraction=0.01), BYTES),
-    "top-k 1 %, 6 bits": fg.chain(fg.TopK(fraction=0.01), fg.LogLevels(bits=6)),
+    "top-k 1 %, 6 bits": fg.chain(fg.TopK(fraction=0.01), fg.LogQuantizer(bits=6)),
     "top-k 0.1 %, 8 bits": fg.chain(fg.TopK(fraction=0.001), BYTES),
     "FFT 4096, 5 %, 8 bits": fg.chain(fg.Fft(block=BLOCK), fg.TopK(fraction=0.05), BYTES),
     "FFT 64, 5 %, 8 bits": fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.05), BYTES),

@@ -70,7 +70,7 @@ ROWS: dict[str, Make] = {
     "EDEN, 1 bit": exchanged(fg.methods.eden()),
     "PowerSGD, rank 4": exchanged(fg.methods.power_sgd(4)),
     "top-k 1 %": exchanged(fg.methods.top_k(0.01)),
-    "top-k 1 %, by leaf": exchanged(fg.methods.top_k(0.01), layout=fg.Layout("leaf")),
+    "top-k 1 %, by leaf": exchanged(fg.methods.top_k(0.01), bucketing=fg.Bucketing("leaf")),
     "DGC": exchanged(fg.methods.dgc(0.001)),
     "100x, feedback_adam": filled(fg.optimizers.feedback_adam),
     "100x, feedback_muon": filled(fg.optimizers.feedback_muon, lead=0.5),
@@ -81,8 +81,10 @@ ROWS: dict[str, Make] = {
         fg.optimizers.feedback_muon, exchange=fg.Eigenbasis(TWO_STAGES), lead=0.3
     ),
     "local steps, signs": local(),
-    "local steps, 4 fragments, delay": local(fragments=4, delay=1),
-    "SparseLoCo": lambda: fg.optimizers.sparse_loco(optax.adamw(1e-3), every=4, axis_name="data"),
+    "local steps, 4 fragments, delay": local(fragments=4, overlap_steps=1),
+    "SparseLoCo": lambda: fg.optimizers.sparse_loco(
+        optax.adamw(1e-3), sync_every=4, axis_name="data"
+    ),
     "sharded": lambda: fg.optimizers.sharded(optax.adamw(1e-3), WORKERS, axis_name="data"),
 }
 LOCAL = ("local steps, signs", "local steps, 4 fragments, delay", "SparseLoCo")

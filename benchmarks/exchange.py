@@ -32,7 +32,7 @@ COMPARED = (8, 64)
 NARROW, SLOW_LINKS = "bfloat16, two stages", "hierarchical, slow links"
 BYTES = fg.RangeFloat(bits=8)
 TOP_K = fg.chain(fg.TopK(fraction=0.01), BYTES)
-FOUR_BITS = fg.chain(fg.TopK(fraction=0.04), fg.LogLevels(bits=4))
+FOUR_BITS = fg.chain(fg.TopK(fraction=0.04), fg.LogQuantizer(bits=4))
 FFT = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01), BYTES)
 
 
@@ -46,11 +46,11 @@ def exchanges(workers: int) -> dict[str, fg.Exchange]:
         "two stages top-k 1 %": fg.TwoStage(TOP_K, workers),
         "two stages FFT 1 %": fg.TwoStage(FFT, workers),
         "two stages sign": fg.TwoStage(fg.Sign(), workers),
-        "shared top-k 1 %": fg.SharedSupport(fg.TopK(fraction=0.01)),
-        "shared FFT 1 %": fg.SharedSupport(fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01))),
+        "shared top-k 1 %": fg.LeaderTopK(fg.TopK(fraction=0.01)),
+        "shared FFT 1 %": fg.LeaderTopK(fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01))),
         "random 1 %, summed": fg.AllReduce(fg.RandomK(fraction=0.01)),
         "PowerSGD rank 4": fg.PowerSgd(rank=4),
-        "ternary sum": fg.IntegerSum(workers=workers),
+        "ternary sum": fg.QuantizedAllReduce(workers=workers),
         "warm-up, then gather": fg.Scheduled({0: fg.AllReduce(), 1: fg.AllGather(TOP_K)}),
     }
     if workers > TO_A_HOST:
@@ -77,7 +77,7 @@ def compile_row(
         axes, devices = ("slow", "fast"), devices.reshape(-1, TO_A_HOST)
     mesh = Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
     axis_name = axes if len(axes) > 1 else axes[0]
-    tx = fg.compressed_pmean(exchange, layout=fg.Layout("leaf"), axis_name=axis_name)
+    tx = fg.compressed_pmean(exchange, bucketing=fg.Bucketing("leaf"), axis_name=axis_name)
     state = fg.init_state(tx, np.zeros(shape, np.float32), mesh, axis_name)
     specs = fg.state_specs(state, axis_name)
     spread = NamedSharding(mesh, P(axis_name))

@@ -39,7 +39,7 @@ FILE = _record.ROOT / "benchmarks/freeze.json"
 STEPS, WORKERS, N = 30, 4, 1000
 LIKE = {"w": jax.ShapeDtypeStruct((40, 24), "float32"), "b": jax.ShapeDtypeStruct((24,), "float32")}
 TIMED: dict[str, Callable[[], Any]] = {
-    "top-k 1 %, 8 bits": lambda: fg.AllGather(fg.chain(fg.TopK(0.01), fg.LogLevels(8))),
+    "top-k 1 %, 8 bits": lambda: fg.AllGather(fg.chain(fg.TopK(0.01), fg.LogQuantizer(8))),
     "FFT 64, 1 %": lambda: fg.AllGather(fg.chain(fg.Fft(block=64), fg.TopK(0.01))),
     "FFT 4096, 5 %": lambda: fg.AllGather(fg.chain(fg.Fft(block=4096), fg.TopK(0.05))),
     "budget 30x": lambda: fg.AllGather(fg.Budget(ratio=30)),

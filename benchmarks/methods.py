@@ -98,7 +98,7 @@ class Method:
         found = getattr(self.made(Setting()), "exchange", None)
         stages = found.exchanges if isinstance(found, fg.Scheduled) else (found,)
         last = stages[-1].exchange if isinstance(stages[-1], fg.Eigenbasis) else stages[-1]
-        if isinstance(last, fg.IntegerSum) and workers != ran:
+        if isinstance(last, fg.QuantizedAllReduce) and workers != ran:
             return float("nan")
         by = self.by if found is None else type(last)
         apart = (ran + 1) / ran if by is fg.TwoStage else 2 / workers if by is fg.AllGather else 1
@@ -202,7 +202,7 @@ def starting(
     def make(setting: Setting) -> fg.Recipe:
         later = fg.AllGather(fg.chain(*stages))
         schedule = fg.Scheduled({0: first, max(1, setting.steps // 10): later})
-        return fg.Recipe(schedule, FEEDBACK, fg.Layout(scope))
+        return fg.Recipe(schedule, FEEDBACK, fg.Bucketing(scope))
 
     return fed_back(name, make, phases=((0.1, (0,)),), later=(1,))
 
@@ -281,7 +281,9 @@ def sparse_loco(name: str, every: int, outer_rate: float) -> Method:
     """As run at 72 billion parameters, but for how often and how far."""
 
     def around(_: Setting, inner: Transformation) -> Transformation:
-        return fg.optimizers.sparse_loco(inner, every=every, outer_rate=outer_rate, axis_name=AXIS)
+        return fg.optimizers.sparse_loco(
+            inner, sync_every=every, outer_rate=outer_rate, axis_name=AXIS
+        )
 
     return Method(name, around=around, every=every, own=True, by=fg.AllGather)
 
@@ -295,7 +297,7 @@ def demo(k: int) -> Transformation:
 
 m = fg.methods
 DECAYED, FEEDBACK = fg.ErrorFeedback(decay=0.95), fg.ErrorFeedback()
-FOUR, SIGN, DCT, FFT = fg.LogLevels(4), fg.Sign(), fg.Dct(block=64), fg.Fft(block=64)
+FOUR, SIGN, DCT, FFT = fg.LogQuantizer(4), fg.Sign(), fg.Dct(block=64), fg.Fft(block=64)
 LARGE, PERCENT, MILLE = fg.TopK(0.04), fg.TopK(0.01), fg.TopK(0.001)
 TRIMMED: Any = {"dense_below": 1024, "trimmed_below": 32768}
 OUTPUT = ("params/Dense_0",)
@@ -371,11 +373,11 @@ METHODS: list[Method] = [
     ours("FFT 64, 4 %, 4 bits", FFT, LARGE, FOUR),
     ours("top-k 1 %, sign", PERCENT, SIGN),
     by_owners("two stages, top-k 4 %, 4 bits", LARGE, FOUR),
-    fed_back("shared top-k 4 %", fg.Recipe(fg.SharedSupport(LARGE), DECAYED)),
+    fed_back("shared top-k 4 %", fg.Recipe(fg.LeaderTopK(LARGE), DECAYED)),
     # The paper's floats, whose few levels hang from the largest magnitude alone.
     ours("top-k 4 %, 4-bit range float", LARGE, fg.RangeFloat(4)),
     ours("FFT 64, 4 %, 4-bit range float", FFT, LARGE, fg.RangeFloat(4)),
-    ours("top-k 1 %, 3 bits", PERCENT, fg.LogLevels(3)),
+    ours("top-k 1 %, 3 bits", PERCENT, fg.LogQuantizer(3)),
     fed_back("top-k 0.1 %, 4 bits + EF", m.top_k(0.001, bits=4)),
     # A message filled with as many of the largest as fit; with all that is not sent kept, because
     # a fine message has little to forget; and with a quarter of the bytes in the first tenth.
@@ -447,7 +449,7 @@ ENDS: list[Method] = [
 """Of the loss at the end of training, on held-out tasks."""
 SHARED: list[Method] = [
     Method("ScaleCom 65x, Muon, lead 0.5", m.scalecom(65), optimizer=muon(0.5)),
-    led("ScaleCom 400x, one vector, Muon, lead 0.5", fg.SharedSupport(fg.ChunkTopK(400))),
+    led("ScaleCom 400x, one vector, Muon, lead 0.5", fg.LeaderTopK(fg.ChunkTopK(400))),
 ]
 """One worker chooses for all, and nothing is forgotten."""
 FOUNDING: list[Method] = [
@@ -470,8 +472,8 @@ FOUNDING: list[Method] = [
 BY_NAME = {row.name: row for row in (*METHODS, *ENDS, *FOUNDING)}
 LEARNERS: list[Method] = [
     *(BY_NAME[name] for name in DENSE),
-    Method("ScaleCom 65x, Adam", m.scalecom(65, uptake=0.1)),
-    Method("ScaleCom 400x, Adam", m.scalecom(400, uptake=0.1)),
+    Method("ScaleCom 65x, Adam", m.scalecom(65, beta=0.1)),
+    Method("ScaleCom 400x, Adam", m.scalecom(400, beta=0.1)),
     *SHARED,
     BY_NAME["100x, Muon, lead 0.5"],
     filled("400x, Muon, lead 0.5", 400, optimizer=muon(0.5)),

@@ -104,17 +104,17 @@ CODECS: dict[str, fg.Codec] = {
     "EDEN 2 bits": fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=2)),
     "64 of chunks of 4096, 2 bits": fg.chain(fg.ChunkTopK(4096, 64), fg.codecs.BinMeans(bits=2)),
     "sign": fg.Sign(),
-    "levels 4 bits": fg.UniformLevels(bits=4),
+    "levels 4 bits": fg.UniformQuantizer(bits=4),
     "ternary": fg.Ternary(),
 }
 GATHER = fg.AllGather(TOP_K)
-BUCKET = fg.Layout(bucket_bytes=4 * 2 * WIDTH * HIDDEN)
+BUCKET = fg.Bucketing(bucket_bytes=4 * 2 * WIDTH * HIDDEN)
 
 
-def compressed(exchange: fg.Exchange, layout: fg.Layout = BUCKET) -> Any:
+def compressed(exchange: fg.Exchange, bucketing: fg.Bucketing = BUCKET) -> Any:
     """The exchange with error feedback."""
     memory = fg.NoMemory() if exchange == fg.AllReduce() else fg.ErrorFeedback()
-    return fg.compressed_pmean(exchange, memory, axis_name="data", layout=layout)
+    return fg.compressed_pmean(exchange, memory, axis_name="data", bucketing=bucketing)
 
 
 STEPS: dict[str, Any] = {
@@ -123,10 +123,10 @@ STEPS: dict[str, Any] = {
     "sign": lambda: compressed(fg.AllGather(fg.Sign())),
     "random-k": lambda: compressed(fg.AllReduce(fg.RandomK(fraction=0.01))),
     "PowerSGD": lambda: compressed(
-        fg.PowerSgd(rank=4), fg.Layout("leaf", bucket_bytes=BUCKET.bucket_bytes)
+        fg.PowerSgd(rank=4), fg.Bucketing("leaf", bucket_bytes=BUCKET.bucket_bytes)
     ),
-    "top-k, one bucket": lambda: compressed(GATHER, fg.Layout()),
-    "top-k, delayed": lambda: optax.chain(fg.training.delay(), compressed(GATHER, fg.Layout())),
+    "top-k, one bucket": lambda: compressed(GATHER, fg.Bucketing()),
+    "top-k, delayed": lambda: optax.chain(fg.training.delay(), compressed(GATHER, fg.Bucketing())),
 }
 """Made late: a transformation is bound to nothing, but JAX must be up."""
 
@@ -134,7 +134,9 @@ STEPS: dict[str, Any] = {
 def local_steps(**options: Any) -> Any:
     """Each worker trains on its own; what is exchanged is known before the step's gradient."""
     inner, outer = optax.sgd(1e-3), optax.sgd(0.7, momentum=0.9, nesterov=True)
-    return fg.optimizers.diloco(inner, outer, 8, GATHER, delay=1, axis_name="data", **options)
+    return fg.optimizers.diloco(
+        inner, outer, 8, GATHER, overlap_steps=1, axis_name="data", **options
+    )
 
 
 LOCAL: dict[str, Any] = {
@@ -145,15 +147,15 @@ LOCAL: dict[str, Any] = {
 
 LOW = fg.RangeFloat(bits=4)
 UPDATES: dict[str, Any] = {
-    "dense": lambda: compressed(fg.AllReduce(), fg.Layout()),
-    "sign, two stages": lambda: compressed(fg.TwoStage(fg.Sign(), workers=WORKERS), fg.Layout()),
-    "PowerSGD rank 4": lambda: compressed(fg.PowerSgd(rank=4), fg.Layout("leaf")),
-    "random-k 1 %": lambda: compressed(fg.AllReduce(fg.RandomK(fraction=0.01)), fg.Layout()),
+    "dense": lambda: compressed(fg.AllReduce(), fg.Bucketing()),
+    "sign, two stages": lambda: compressed(fg.TwoStage(fg.Sign(), workers=WORKERS), fg.Bucketing()),
+    "PowerSGD rank 4": lambda: compressed(fg.PowerSgd(rank=4), fg.Bucketing("leaf")),
+    "random-k 1 %": lambda: compressed(fg.AllReduce(fg.RandomK(fraction=0.01)), fg.Bucketing()),
     "top-k 0.1 %, 4 bits": lambda: compressed(
-        fg.AllGather(fg.chain(fg.TopK(fraction=0.001), LOW)), fg.Layout()
+        fg.AllGather(fg.chain(fg.TopK(fraction=0.001), LOW)), fg.Bucketing()
     ),
     "FFT 64, 1 %, 4 bits": lambda: compressed(
-        fg.AllGather(fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01), LOW)), fg.Layout()
+        fg.AllGather(fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.01), LOW)), fg.Bucketing()
     ),
 }
 

@@ -127,9 +127,9 @@ class Similarity(Column):
             return {}
         next_one, _ = self.program.step(end, batch, 0.0)
         residuals = gathered(optax.tree.get(end.state, "residual"))
-        compensated = residuals + gathered(gradients_of(next_one.state))
-        alike = {"residuals": mean_cosine(residuals), "cosine": mean_cosine(compensated)}
-        return alike | chosen_by(compensated)
+        added = residuals + gathered(gradients_of(next_one.state))
+        alike = {"residuals": mean_cosine(residuals), "cosine": mean_cosine(added)}
+        return alike | chosen_by(added)
 
 
 def gathered(tree: Any) -> np.ndarray:
@@ -308,9 +308,9 @@ def rows_of_claims() -> Iterator[Method]:
             return fg.methods.fft_sparsification(share, theta_schedule=end)
 
         yield Method(f"theta {share}, then 0", make, phases=((CUT, (0,)),), later=(1,))
-    for uptake in (1.0, 0.1):
-        own = fg.methods.scalecom(CHUNK, uptake)
-        yield watched(fed_back(f"ScaleCom, uptake {uptake}", own))
+    for beta in (1.0, 0.1):
+        own = fg.methods.scalecom(CHUNK, beta)
+        yield watched(fed_back(f"ScaleCom, beta {beta}", own))
 
 
 def cut(peak: float, steps: int) -> Callable[[int], Any]:
@@ -331,7 +331,7 @@ def rows_of_resets() -> Iterator[Method]:
             kinds.append(fed_back(name + end, fg.methods.top_k(share, memory=memory)))
 
     def around(_: Setting, inner: Transformation) -> Transformation:
-        return fg.optimizers.diloco(inner, optax.sgd(1.0), every=8, axis_name=AXIS)
+        return fg.optimizers.diloco(inner, optax.sgd(1.0), sync_every=8, axis_name=AXIS)
 
     local = (Method(n, around=around, every=8, own=True) for n in (LOCAL, "diloco, residual only"))
     return itertools.chain(kinds[:2], [plain(ROWS["signSGD + EF"])], local, kinds[2:])
@@ -345,8 +345,8 @@ def resets_of(method: Method, steps: int) -> tuple[Reset, ...]:
     return tuple(Reset(every) for every in each[: 1 if method.name in VARIANTS else None])
 
 
-FOUR = fg.chain(fg.Hadamard(block=256), fg.UniformLevels(4, bucket=256, norm="max"))
-EIGHT = fg.UniformLevels(8, bucket=256, norm="max")
+FOUR = fg.chain(fg.Hadamard(block=256), fg.UniformQuantizer(4, bucket=256, norm="max"))
+EIGHT = fg.UniformQuantizer(8, bucket=256, norm="max")
 
 
 def of_state(name: str, gradients: fg.Codec, parameters: fg.Codec) -> Method:
@@ -383,7 +383,7 @@ def feedback(
 ) -> Method:
     """A method with feedback that forgets nothing."""
     exchange = fg.AllGather(exchange) if isinstance(exchange, fg.Codec) else exchange
-    return descent(name, fg.Recipe(exchange, fg.ErrorFeedback(**kept), fg.Layout(scope)))
+    return descent(name, fg.Recipe(exchange, fg.ErrorFeedback(**kept), fg.Bucketing(scope)))
 
 
 def rows_of_endurance() -> list[Method]:
@@ -403,8 +403,8 @@ def rows_of_endurance() -> list[Method]:
         feedback("EDEN 2 bits", fg.chain(fg.Hadamard(), fg.codecs.LloydMax(bits=2))),
         feedback("PowerSGD rank 2", fg.PowerSgd(rank=2), "leaf"),
         feedback("two stages, top-k 5 %", fg.TwoStage(fg.chain(top_k, bits), workers)),
-        feedback("shared top-k 5 %", fg.SharedSupport(top_k)),
-        feedback("integer sum, 7 levels", fg.IntegerSum(workers, levels=7)),
+        feedback("shared top-k 5 %", fg.LeaderTopK(top_k)),
+        feedback("integer sum, 7 levels", fg.QuantizedAllReduce(workers, levels=7)),
         feedback("budget 30x", fg.Budget(ratio=30)),
         descent(DGC, fg.methods.dgc(0.05), scale=0.1),
         watched(Method("diloco, 10 local steps", around=local, **options)),
@@ -538,7 +538,7 @@ STUDIES: dict[str, Study] = {
         tasks=("digits", "lm"),
         schedule=cut,
         column=Similarity,
-        smoke=("dense", "theta 0.5", "theta 0.9, then 0", "ScaleCom, uptake 1.0"),
+        smoke=("dense", "theta 0.5", "theta 0.9, then 0", "ScaleCom, beta 1.0"),
     ),
     # What it costs to lose what each worker has of its own, and to keep it in bfloat16.
     "resets": Study(

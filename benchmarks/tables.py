@@ -341,7 +341,7 @@ def claims(results: Results) -> str:
             cells = [mean(task, name, key, 2) for key in keys]
             alike += [[f"{task}, {name.rsplit(maxsplit=1)[1]}", *cells]] if any(cells) else []
     first = ["trained with", "digits, loss", "accuracy, %", "lm, loss"]
-    second = ["task, uptake", "cosine of residuals", "with the gradient", "overlap", "lost"]
+    second = ["task, beta", "cosine of residuals", "with the gradient", "overlap", "lost"]
     both = markdown(first, losses), markdown([*second, "at least"], alike)
     return "\n\n".join(both).replace("|  |", "| |")
 

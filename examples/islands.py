@@ -26,7 +26,7 @@ import fftgrad as fg
 
 NAMES = "alpha", "beta", "gamma"
 KILLED = "gamma"
-CODEC = fg.chain(fg.TopK(fraction=0.03), fg.LogLevels(bits=4))
+CODEC = fg.chain(fg.TopK(fraction=0.03), fg.LogQuantizer(bits=4))
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -70,7 +70,7 @@ def train(args: argparse.Namespace, log: Any) -> None:
     first = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, args.context), jnp.int32))
     settings = fg.islands.Settings(
         fg.AllGather(CODEC, clip_to_median=True),
-        every=args.every,
+        sync_every=args.every,
         rate=args.outer_lr,
         islands=len(NAMES),
         deadline=args.deadline,
@@ -92,7 +92,7 @@ def train(args: argparse.Namespace, log: Any) -> None:
     rng = np.random.default_rng([os.getpid(), NAMES.index(args.island)])
     state = tx.init(first)
     island = fg.islands.Island(
-        args.store, args.island, first, settings=settings, delay=args.delay, blend=0.5
+        args.store, args.island, first, settings=settings, overlap_steps=args.delay, mixing=0.5
     )
     with island:
         params = island.params

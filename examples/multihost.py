@@ -78,7 +78,7 @@ def loss(params: Params, batch: jax.Array) -> jax.Array:
 def train(args: argparse.Namespace) -> None:
     """Trains on all devices of all processes; each device is a worker."""
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-    codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.05), fg.LogLevels(bits=8))
+    codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.05), fg.LogQuantizer(bits=8))
     exchange = fg.AllGather(codec)
     memory = fg.ErrorFeedback(decay=0.95)
     tx = fg.optimizers.feedback_adam(2e-3, exchange, memory, axis_name="data")

@@ -12,7 +12,7 @@ os.environ.setdefault("PJRT_NPROC", "32")  # eight simulated workers need more t
 jax.config.update("jax_num_cpu_devices", 8)
 mesh = jax.make_mesh((jax.device_count(),), ("data",))
 
-codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.05), fg.LogLevels(bits=8))
+codec = fg.chain(fg.Fft(block=64), fg.TopK(fraction=0.05), fg.LogQuantizer(bits=8))
 exchange = fg.AllGather(codec)
 tx = optax.chain(
     fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data"),

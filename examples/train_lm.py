@@ -104,7 +104,7 @@ def make_runs(args: argparse.Namespace, workers: int) -> list[Run]:
         fg.TopK(fraction=1 - args.theta),
         fg.RangeFloat(bits=args.paper_bits),
     )
-    keep, quantize = fg.TopK(fraction=args.fraction), fg.LogLevels(bits=args.bits)
+    keep, quantize = fg.TopK(fraction=args.fraction), fg.LogQuantizer(bits=args.bits)
     feedback = fg.ErrorFeedback(decay=args.decay)
     muon = functools.partial(
         fg.optimizers.feedback_muon,

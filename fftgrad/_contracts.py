@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._axes import AxisName as AxisName
-from fftgrad._channel import Channel as Channel
-from fftgrad._channel import Step as Step
-from fftgrad._channel import Tally as Tally
+from fftgrad._comm import Comm as Comm
+from fftgrad._comm import Stats as Stats
+from fftgrad._comm import Step as Step
 from fftgrad.ops import _collectives
 from fftgrad.ops._positions import Sparse as Sparse
 from fftgrad.ops._shapes import Like as Like
@@ -138,7 +138,7 @@ class Memory(abc.ABC):
         """The state before the first step, for gradients shaped like `like`."""
         return ()
 
-    def compensate(self, grad: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+    def add(self, grad: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         """The tree `x` to exchange instead of `grad`, and the state to keep meanwhile."""
         return grad, state
 
@@ -146,7 +146,7 @@ class Memory(abc.ABC):
     def update(self, x: PyTree, error: PyTree, mean: PyTree, state: PyTree) -> PyTree:
         """The next state, once the others lack `error` of `x`, and the average was `mean`."""
 
-    def put_back(self, lost: PyTree, state: PyTree) -> PyTree:
+    def restore(self, lost: PyTree, state: PyTree) -> PyTree:
         """The state, with `lost` to be sent after all: rounding drops it from the mean of all."""
         return state
 
@@ -159,7 +159,7 @@ class State(NamedTuple):
     shards: PyTree = ()  # this worker's, as the owner of a shard of what all have
 
 
-class Reduced(NamedTuple):
+class Averaged(NamedTuple):
     """What an exchange returns; `mean` and `error` are shaped like `x`."""
 
     # the average of what all workers sent, the same bits on all of them; some value of it is not
@@ -169,7 +169,7 @@ class Reduced(NamedTuple):
     error: PyTree | None
     # the caller keeps the old one after a step that is not finite: a bad step leaves no trace
     state: State = State()
-    tally: Tally = Tally()  # what the workers learned of each other on the way
+    stats: Stats = Stats()  # what the workers learned of each other on the way
 
     def error_or_zeros(self, x: PyTree) -> PyTree:
         """What is left for a memory of `x` to keep."""
@@ -177,7 +177,7 @@ class Reduced(NamedTuple):
 
 
 class Exchange(abc.ABC):
-    """A mean over the workers of a channel.
+    """A mean over the workers of a comm.
 
     What it averages is an array, or a tuple of named ones: the parts of a gradient, each of which
     is compressed on its own, while all travel together.
@@ -193,8 +193,8 @@ class Exchange(abc.ABC):
         return State()
 
     @abc.abstractmethod
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
-        """The mean of `x` over the workers, by the collectives of the channel."""
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
+        """The mean of `x` over the workers, by the collectives of the comm."""
 
     @abc.abstractmethod
     def wire_bytes(self, like: PyTree) -> int:
@@ -202,6 +202,6 @@ class Exchange(abc.ABC):
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
         """Bytes over the link of each of so many workers, in a ring, for arrays like `like`."""
-        channel = Channel("worker", Step.of(0))
-        mean = lambda x: self.mean(x, self.init(x), channel).mean  # noqa: E731
+        comm = Comm("worker", Step.of(0))
+        mean = lambda x: self.mean(x, self.init(x), comm).mean  # noqa: E731
         return _collectives.link_bytes(mean, {"worker": workers}, like)

@@ -123,7 +123,7 @@ def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
 def check_transformation(argument: str, value: object) -> None:
     """Refuses what has no `init` and `update`, such as a rate, or is a memory."""
     methods = hasattr(value, "init") and hasattr(value, "update")
-    if not methods or hasattr(value, "compensate"):
+    if not methods or hasattr(value, "add"):
         raise TypeError(
             f"{argument}: must be an optax transformation, got {brief(value)}; pass one "
             "such as optax.sgd(0.1), or fg.compressed_pmean(exchange, axis_name='data')."

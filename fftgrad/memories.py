@@ -30,14 +30,14 @@ class ErrorFeedbackState(NamedTuple):
 class ErrorFeedback(Memory):
     """Memory: add to each gradient what earlier steps could not send.
 
-    With e the residual, per worker and leaf, d the decay and u the uptake:
+    With e the residual, per worker and leaf, d the decay and u the beta:
 
         x = d e + g,   e' = (1 - u) d e + u (x - sent(x)),   e_0 = 0.
 
     For d = u = 1 that is plain feedback, e' = x - sent(x), and nothing is ever lost. Feedback is
     itself a momentum: an optimizer behind it does better without its own (b1 = 0).
 
-    An uptake below 1 is ScaleCom's low-pass filter. It makes the residuals of the workers more
+    An beta below 1 is ScaleCom's low-pass filter. It makes the residuals of the workers more
     alike, so that one worker can choose the coefficients of all, and damps the noise of a large
     learning rate. A coefficient that is sent keeps (1 - u) d e.
 
@@ -47,7 +47,7 @@ class ErrorFeedback(Memory):
 
     Args:
       decay: d, share of the residual that survives a step, 0 <= d <= 1.
-      uptake: u, share of each step's error that the residual takes up, 0 < u <= 1. ScaleCom uses
+      beta: u, share of each step's error that the residual takes up, 0 < u <= 1. ScaleCom uses
         0.1 for large batches, 1 for the usual ones.
       dtype: "float32", or "bfloat16" for a residual in half of the memory.
 
@@ -60,7 +60,7 @@ class ErrorFeedback(Memory):
 
     Example:
       >>> memory, g = fg.ErrorFeedback(), jnp.array([1.0, 2.0])
-      >>> x, state = memory.compensate(g, memory.init(g))
+      >>> x, state = memory.add(g, memory.init(g))
       >>> memory.update(x, error=jnp.array([1.0, 0.0]), mean=x, state=state).residual
       Array([1., 0.], dtype=float32)
 
@@ -70,14 +70,14 @@ class ErrorFeedback(Memory):
     """
 
     decay: float = 1.0
-    uptake: float = 1.0
+    beta: float = 1.0
     dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
         remedy = "use 1.0, which loses nothing."
         check_within("ErrorFeedback(decay)", self.decay, "[0, 1]", remedy)
         remedy = "use 1.0, or 0.1 for large batches."
-        check_within("ErrorFeedback(uptake)", self.uptake, "(0, 1]", remedy)
+        check_within("ErrorFeedback(beta)", self.beta, "(0, 1]", remedy)
         check_choice("ErrorFeedback(dtype)", self.dtype, get_args(Dtype))
 
     def init(self, like: PyTree) -> ErrorFeedbackState:
@@ -85,23 +85,21 @@ class ErrorFeedback(Memory):
         rounds = jnp.zeros((), jnp.int32) if self.dtype == "bfloat16" else None
         return ErrorFeedbackState(residual, rounds)
 
-    def compensate(
-        self, grad: PyTree, state: ErrorFeedbackState
-    ) -> tuple[PyTree, ErrorFeedbackState]:
+    def add(self, grad: PyTree, state: ErrorFeedbackState) -> tuple[PyTree, ErrorFeedbackState]:
         return jax.tree.map(lambda g, e: g + self.decay * e, grad, _wide(state)), state
 
     def update(
         self, x: PyTree, error: PyTree, mean: PyTree, state: ErrorFeedbackState
     ) -> ErrorFeedbackState:
         def residual(e: jax.Array, error: jax.Array) -> jax.Array:
-            if self.uptake == 1.0:  # XLA would still read e, for the sake of its NaNs
+            if self.beta == 1.0:  # XLA would still read e, for the sake of its NaNs
                 return error
-            return (1 - self.uptake) * (self.decay * e) + self.uptake * error
+            return (1 - self.beta) * (self.decay * e) + self.beta * error
 
         return _kept(jax.tree.map(residual, _wide(state), error), state.rounds)
 
-    def put_back(self, lost: PyTree, state: ErrorFeedbackState) -> ErrorFeedbackState:
-        more = jax.tree.map(lambda e, lost: e + self.uptake * lost, _wide(state), lost)
+    def restore(self, lost: PyTree, state: ErrorFeedbackState) -> ErrorFeedbackState:
+        more = jax.tree.map(lambda e, lost: e + self.beta * lost, _wide(state), lost)
         return _kept(more, state.rounds)
 
 
@@ -176,9 +174,9 @@ class MomentumCorrection(Memory):
 
     Example:
       >>> memory, g = fg.MomentumCorrection(momentum=0.5), jnp.array([1.0, 2.0])
-      >>> x, state = memory.compensate(g, memory.init(g))
+      >>> x, state = memory.add(g, memory.init(g))
       >>> state = memory.update(x, error=x * jnp.array([1.0, 0.0]), mean=x, state=state)
-      >>> state.velocity, memory.compensate(g, state)[0]
+      >>> state.velocity, memory.add(g, state)[0]
       (Array([1., 0.], dtype=float32), Array([2.5, 2. ], dtype=float32))
 
     References:
@@ -197,7 +195,7 @@ class MomentumCorrection(Memory):
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), like)
         return MomentumCorrectionState(zeros, jax.tree.map(jnp.copy, zeros))
 
-    def compensate(
+    def add(
         self, grad: PyTree, state: MomentumCorrectionState
     ) -> tuple[PyTree, MomentumCorrectionState]:
         def accelerate(u: jax.Array, g: jax.Array) -> jax.Array:
@@ -217,7 +215,7 @@ class MomentumCorrection(Memory):
             velocity = jax.tree.map(_mask, velocity, x, error)
         return MomentumCorrectionState(velocity, error)
 
-    def put_back(self, lost: PyTree, state: MomentumCorrectionState) -> MomentumCorrectionState:
+    def restore(self, lost: PyTree, state: MomentumCorrectionState) -> MomentumCorrectionState:
         return state._replace(residual=jax.tree.map(jnp.add, state.residual, lost))
 
 

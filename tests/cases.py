@@ -33,9 +33,9 @@ CODECS: dict[str, fg.Codec] = {
     "range float truncate": fg.RangeFloat(bits=10, rounding="truncate"),
     "range float stochastic": fg.RangeFloat(bits=5, rounding="stochastic"),
     "range float fixed": fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125),
-    "log levels": fg.LogLevels(bits=5),
-    "top-k 4 bits": fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=4)),
-    "blocked 4 bits": fg.chain(fg.Fft(block=16), fg.TopK(fraction=0.2), fg.LogLevels(bits=4)),
+    "log levels": fg.LogQuantizer(bits=5),
+    "top-k 4 bits": fg.chain(fg.TopK(fraction=0.1), fg.LogQuantizer(bits=4)),
+    "blocked 4 bits": fg.chain(fg.Fft(block=16), fg.TopK(fraction=0.2), fg.LogQuantizer(bits=4)),
     "budget": fg.Budget(ratio=6),
     "budget of bytes": fg.chain(fg.Dct(block=8), fg.Budget(bytes=48)),
     "budget of spectra": fg.chain(fg.Fft(block=16), fg.Budget(ratio=10)),
@@ -68,16 +68,16 @@ CODECS: dict[str, fg.Codec] = {
     "adacomp": fg.codecs.AdaComp(bin_size=20),
     "sign": fg.Sign(),
     "dynamic sign": fg.codecs.DynamicSign(scale=8.0, decay=0.9),
-    "levels": fg.UniformLevels(bits=4, bucket=40),
-    "levels max": fg.UniformLevels(bits=2, norm="max"),
+    "levels": fg.UniformQuantizer(bits=4, bucket=40),
+    "levels max": fg.UniformQuantizer(bits=2, norm="max"),
     "ternary": fg.Ternary(clip=None),
     "ternary clipped": fg.Ternary(),
     "lloyd-max": fg.chain(fg.Hadamard(block=32), fg.codecs.LloydMax(bits=2, block=32)),
     "rotated and rotated": fg.chain(
-        fg.Hadamard(block=8), fg.Dct(block=16), fg.UniformLevels(bits=6)
+        fg.Hadamard(block=8), fg.Dct(block=16), fg.UniformQuantizer(bits=6)
     ),
     "random spectrum": fg.chain(fg.Fft(block=16), fg.RandomK(fraction=0.5)),
-    "random levels": fg.chain(fg.Hadamard(block=8), fg.RandomK(k=16), fg.UniformLevels(bits=4)),
+    "random levels": fg.chain(fg.Hadamard(block=8), fg.RandomK(k=16), fg.UniformQuantizer(bits=4)),
     "cosines of rotations": fg.chain(fg.Dct(block=8), fg.Hadamard(block=16), fg.TopK(k=9)),
     "unbiased fft": fg.chain(fg.Fft(block=16), fg.RangeFloat(bits=5, rounding="stochastic")),
 }
@@ -106,7 +106,7 @@ MEMORIES: dict[str, fg.Memory] = {
     "none": fg.NoMemory(),
     "feedback": fg.ErrorFeedback(),
     "decayed feedback": fg.ErrorFeedback(decay=0.9),
-    "low-pass": fg.ErrorFeedback(uptake=0.3),
+    "low-pass": fg.ErrorFeedback(beta=0.3),
     "narrow feedback": fg.ErrorFeedback(dtype="bfloat16"),
     "momentum": fg.MomentumCorrection(momentum=0.9),
     "Nesterov": fg.MomentumCorrection(momentum=0.9, nesterov=True, masking=False),
@@ -129,9 +129,9 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "gather stochastic": fg.AllGather(CODECS["blocked stochastic"]),
     "gather adaptive": fg.AllGather(CODECS["one mean"]),
     "random sum": fg.AllReduce(fg.RandomK(fraction=0.25)),
-    "shared support": fg.SharedSupport(fg.TopK(fraction=0.1)),
-    "shared frequencies": fg.SharedSupport(fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=4))),
-    "led by one": fg.SharedSupport(fg.ChunkTopK(chunk=8), leader=0),
+    "shared support": fg.LeaderTopK(fg.TopK(fraction=0.1)),
+    "shared frequencies": fg.LeaderTopK(fg.chain(fg.Fft(block=16), fg.ChunkTopK(chunk=4))),
+    "led by one": fg.LeaderTopK(fg.ChunkTopK(chunk=8), leader=0),
     "two stages, top-k": fg.TwoStage(fg.chain(fg.TopK(k=40), fg.RangeFloat(bits=8)), workers=4),
     "gather budget": fg.AllGather(fg.Budget(ratio=5)),
     "two stages, budget": fg.TwoStage(fg.Budget(bytes=160), workers=4),
@@ -139,9 +139,9 @@ EXCHANGES: dict[str, fg.Exchange] = {
     "eigenbasis": fg.Eigenbasis(fg.TwoStage(fg.Budget(bytes=160), workers=4), every=2),
     "two stages, one sign": fg.TwoStage(CODECS["one mean"], workers=4),
     "gather rotations": fg.AllGather(CODECS["random levels"]),
-    "shared rotations": fg.SharedSupport(CODECS["cosines of rotations"]),
+    "shared rotations": fg.LeaderTopK(CODECS["cosines of rotations"]),
     "counted sum": fg.AllReduce(fg.Fft(block=16, half=True)),
-    "integer sum": fg.IntegerSum(workers=4),
+    "integer sum": fg.QuantizedAllReduce(workers=4),
     "votes": fg.contrib.votes.TopVotes(workers=4, k=5),
     "votes, summed": fg.contrib.votes.TopVotes(workers=4, fraction=0.5, sigma=0.5, clip=1.0),
     "low rank": fg.PowerSgd(rank=2),
@@ -245,7 +245,7 @@ HIERARCHIES: dict[str, fg.Hierarchical] = {
     ),
     "slow all-reduce": fg.Hierarchical("fast", 4, fg.AllReduce()),
     "slow shared support": fg.Hierarchical(
-        "fast", 4, fg.SharedSupport(fg.chain(fg.Fft(block=8), fg.TopK(fraction=0.1)))
+        "fast", 4, fg.LeaderTopK(fg.chain(fg.Fft(block=8), fg.TopK(fraction=0.1)))
     ),
     "slow two stages": fg.Hierarchical("fast", 4, fg.TwoStage(fg.Sign(), workers=2)),
     "slow warm-up": fg.Hierarchical("fast", 4, EXCHANGES["warm-up"]),
@@ -290,12 +290,12 @@ METHODS = {
         fg.compressed_pmean(fg.methods.demo(k=4, block=8), axis_name=axis), optax.scale_by_sign()
     ),
     "diloco": lambda axis: fg.optimizers.diloco(
-        optax.sgd(0.1), optax.sgd(0.7, 0.9, nesterov=True), every=2, axis_name=axis
+        optax.sgd(0.1), optax.sgd(0.7, 0.9, nesterov=True), sync_every=2, axis_name=axis
     ),
     "scale_by_dion": lambda axis: fg.methods.scale_by_dion(rank=2, axis_name=axis),
     "beer": lambda axis: fg.contrib.gossip.beer(
         optax.sgd(0.1),
-        fg.chain(fg.TopK(fraction=0.2), fg.LogLevels(bits=4)),
+        fg.chain(fg.TopK(fraction=0.2), fg.LogQuantizer(bits=4)),
         fg.contrib.gossip.ring(4),
         gamma=0.4,
         axis_name=axis,
@@ -342,16 +342,14 @@ METHODS = {
         ),
         axis_name=axis,
     ),
-    "scalecom": lambda axis: fg.compressed_pmean(
-        fg.methods.scalecom(10, uptake=0.3), axis_name=axis
-    ),
+    "scalecom": lambda axis: fg.compressed_pmean(fg.methods.scalecom(10, beta=0.3), axis_name=axis),
     "scalecom frequencies": lambda axis: fg.compressed_pmean(
         fg.methods.scalecom(10, transform=fg.Fft(block=16), exact=True), axis_name=axis
     ),
     "sign_sgd": lambda axis: fg.compressed_pmean(fg.methods.sign_sgd(), axis_name=axis),
     "sharded": lambda axis: fg.optimizers.sharded(optax.adam(0.1), 4, axis_name=axis),
     "sparse_loco": lambda axis: fg.optimizers.sparse_loco(
-        optax.sgd(0.1), every=2, k=4, block=4, axis_name=axis
+        optax.sgd(0.1), sync_every=2, k=4, block=4, axis_name=axis
     ),
     "terngrad": lambda axis: fg.compressed_pmean(
         fg.methods.terngrad(dense=("scalar",)), axis_name=axis
@@ -360,7 +358,7 @@ METHODS = {
         fg.methods.terngrad(workers=4), axis_name=axis
     ),
     "top_k": lambda axis: fg.compressed_pmean(
-        fg.methods.top_k(0.1), layout=fg.Layout("leaf"), axis_name=axis
+        fg.methods.top_k(0.1), bucketing=fg.Bucketing("leaf"), axis_name=axis
     ),
 }
 

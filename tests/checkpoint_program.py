@@ -26,7 +26,7 @@ def main(folder, steps, every, address=None, processes=1, process=0):
     mesh = jax.make_mesh((workers,), ("data",), axis_types=(AxisType.Auto,))
     tx = optax.chain(
         fg.compressed_pmean(
-            fg.TwoStage(fg.chain(fg.TopK(0.1), fg.LogLevels(6)), workers=workers),
+            fg.TwoStage(fg.chain(fg.TopK(0.1), fg.LogQuantizer(6)), workers=workers),
             fg.ErrorFeedback(),
             axis_name="data",
         ),

@@ -27,10 +27,10 @@ def main(store, name, rounds, address=None, processes=1, process=0):
         path: jax.device_put(jnp.zeros(shape, jnp.bfloat16 if path == "b" else jnp.float32), place)
         for path, shape in shapes.items()
     }
-    codec = fg.chain(fg.Dct(block=16), fg.TopK(fraction=0.2), fg.LogLevels(bits=4))
+    codec = fg.chain(fg.Dct(block=16), fg.TopK(fraction=0.2), fg.LogQuantizer(bits=4))
     settings = fg.islands.Settings(
         fg.AllGather(codec, clip_to_median=True),
-        every=2,
+        sync_every=2,
         islands=3,
         deadline=4.0,
         anchors=3,

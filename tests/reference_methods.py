@@ -730,9 +730,9 @@ class Eden(Oracle):
 
 
 class ScaleCom(Oracle):
-    def __init__(self, chunk, uptake, block=None):
+    def __init__(self, chunk, beta, block=None):
         super().__init__()
-        self.chunk, self.uptake, self.block = chunk, uptake, block
+        self.chunk, self.beta, self.block = chunk, beta, block
 
     def step(self, grads):
         leader = self.t % len(grads)
@@ -755,7 +755,7 @@ class ScaleCom(Oracle):
             shape = grads[0][name].shape
             for m, x, s in zip(self.state, p, sent, strict=True):
                 lost = (x - s).reshape(shape)
-                m[name] = (1 - self.uptake) * m[name] + self.uptake * lost
+                m[name] = (1 - self.beta) * m[name] + self.beta * lost
             out[name] = np.mean(sent, axis=0).reshape(shape)
         return out
 

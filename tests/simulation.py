@@ -21,7 +21,7 @@ from fftgrad.islands._residual import Change
 from fftgrad.islands._store import Clock, Create, Delete, List, Read, StoreError, Wait
 
 PARAMS = {"b": np.zeros(3, np.float32), "w": np.zeros((4, 4), np.float32)}
-CODEC = fg.chain(fg.TopK(fraction=0.3), fg.LogLevels(bits=5))
+CODEC = fg.chain(fg.TopK(fraction=0.3), fg.LogQuantizer(bits=5))
 SETTINGS = fg.islands.Settings(fg.AllGather(CODEC), islands=3, deadline=60.0, anchors=3, stale=2)
 
 

@@ -31,7 +31,7 @@ from processes import TOLD, tell
 import fftgrad as fg
 from fftgrad.islands._residual import Ledger
 
-CODEC = fg.chain(fg.TopK(fraction=0.3), fg.LogLevels(bits=5))
+CODEC = fg.chain(fg.TopK(fraction=0.3), fg.LogQuantizer(bits=5))
 PARAMS = {"b": np.zeros(3, np.float32), "w": np.zeros((4, 4), np.float32)}
 
 
@@ -123,7 +123,7 @@ def note_changes(island, folder: pathlib.Path) -> None:
 def main(url: str, name: str, folder: pathlib.Path, options) -> None:
     settings = fg.islands.Settings(
         fg.AllGather(CODEC),
-        every=2,
+        sync_every=2,
         islands=options.get("islands", 3),
         deadline=options.get("deadline", 2.0),
         anchors=3,

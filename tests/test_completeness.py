@@ -57,7 +57,7 @@ CONTRACTS = {
     fg.Memory,
     fg.Payload,
     fg.Quantizer,
-    fg.Reduced,
+    fg.Averaged,
     fg.Selector,
     fg.Step,
     fg.Transform,

@@ -191,7 +191,7 @@ MISTAKES = {
     "a method in a schedule": (
         lambda: fg.Scheduled({0: fg.methods.top_k(0.1)}),
         TypeError,
-        r"\.exchange here.*\.memory and \.layout beside",
+        r"\.exchange here.*\.memory and \.bucketing beside",
     ),
     "an axis before the loss": (
         lambda: fg.value_and_grad(AXIS, jnp.sum),
@@ -249,7 +249,7 @@ MISTAKES = {
         lambda: step(pmean(GATHER, FEEDBACK), pmean(GATHER, MOMENTUM)), ValueError, "start from"
     ),
     "the state of other buckets": (
-        lambda: step(pmean(), pmean(layout=fg.Layout("model", bucket_bytes=100))),
+        lambda: step(pmean(), pmean(bucketing=fg.Bucketing("model", bucket_bytes=100))),
         ValueError,
         "start from fg.init_state",
     ),
@@ -284,8 +284,8 @@ MISTAKES = {
     "no memory of a method": (
         lambda: pmean(fg.methods.top_k(0.01), 0), TypeError, "use ErrorFeedback",
     ),
-    "a text for a layout": (
-        lambda: pmean(fg.methods.top_k(0.01), layout=""), TypeError, r"use Layout\('leaf'\)",
+    "a text for a bucketing": (
+        lambda: pmean(fg.methods.top_k(0.01), bucketing=""), TypeError, r"use Bucketing\('leaf'\)",
     ),
     "a weight of votes": (
         lambda: step(fg.methods.scale_by_majority_vote(), weight=3),
@@ -293,7 +293,7 @@ MISTAKES = {
         "leave it out, or use a",
     ),
     "a weight of several gradients": (
-        lambda: step(fg.accumulate(pmean(), 2), weight=3), ValueError, "has_weight=True"
+        lambda: step(fg.multi_steps(pmean(), 2), weight=3), ValueError, "has_weight=True"
     ),
     "a leaf frozen by optax": (
         lambda: step(optax.masked(pmean(fg.methods.sign_sgd()), {"w": False})),
@@ -319,15 +319,15 @@ MISTAKES = {
     ),
     # Counts that are none.
     "half a step of delay": (
-        lambda: fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(1.0), 4, delay=2.5, axis_name=AXIS),
+        lambda: fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(1.0), 4, overlap_steps=2.5, axis_name=AXIS),
         TypeError,
-        r"diloco\(delay\): must be a whole number, got 2\.5",
+        r"diloco\(overlap_steps\): must be a whole number, got 2\.5",
     ),
     "half a level": (
-        lambda: fg.IntegerSum(4, levels=1.5), TypeError, r"IntegerSum\(levels\): must be a whole"
+        lambda: fg.QuantizedAllReduce(4, levels=1.5), TypeError, r"\(levels\): must be a whole"
     ),
     "one value as a share": (lambda: fg.TopK(1), TypeError, r"use TopK\(k=1\), or fraction=1\.0"),
-    "bits as a float": (lambda: fg.LogLevels(bits=4.0), TypeError, "a whole number, got 4.0"),
+    "bits as a float": (lambda: fg.LogQuantizer(bits=4.0), TypeError, "a whole number, got 4.0"),
     "a block as a float": (lambda: fg.Dct(block=64.0), TypeError, "a whole number, got 64.0"),
     "workers as a float": (lambda: fg.TwoStage(fg.Sign(), 4.0), TypeError, "a whole number"),
     "a rule for no leaf": (
@@ -364,13 +364,13 @@ MISTAKES = {
 SGD = optax.sgd(0.1)
 RING = fg.contrib.gossip.ring(4)
 TAKE_ONE = {
-    "accumulate(tx)": lambda tx: fg.accumulate(tx, 2),
+    "multi_steps(tx)": lambda tx: fg.multi_steps(tx, 2),
     "beer(inner)": lambda tx: fg.contrib.gossip.beer(tx, TOP, RING, gamma=0.1),
     "choco_sgd(inner)": lambda tx: fg.contrib.gossip.choco_sgd(tx, TOP, RING, gamma=0.1),
     "diloco(inner)": lambda tx: fg.optimizers.diloco(tx, SGD, 4),
     "diloco(outer)": lambda tx: fg.optimizers.diloco(SGD, tx, 4),
     "init_state(tx)": lambda tx: fg.init_state(tx, jnp.ones(3), mesh_of(4), AXIS),
-    "per_worker(tx)": fg.training.per_worker,
+    "local_state(tx)": fg.training.local_state,
     "predict_step(tx)": lambda tx: fg.planning.predict_step(
         tx, jnp.ones(3), step=0.1, link="1gbit", axes={AXIS: 4}
     ),
@@ -509,7 +509,7 @@ def test_what_is_advised_in_place_of_a_sum_of_narrow_values_sends_less_than_dens
 
 
 def test_optax_accumulation_has_a_counterpart():
-    updates, _ = sharded(fg.accumulate(pmean(), every=1))
+    updates, _ = sharded(fg.multi_steps(pmean(), every=1))
     assert np.any(np.asarray(updates["w"]))
 
 

@@ -121,7 +121,7 @@ def test_different_supports_are_not_summed():
     with pytest.raises(ValueError, match="use AllGather"):
         fg.AllReduce(fg.TopK(fraction=0.1))
     with pytest.raises(ValueError, match="leave quantizers out"):
-        fg.SharedSupport(fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(8)))
+        fg.LeaderTopK(fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(8)))
 
 
 def link_bytes(exchange, n, workers):
@@ -148,7 +148,7 @@ for w in {workers}:
 
 @pytest.mark.processes
 def test_bytes_of_a_shared_support_do_not_grow_with_the_workers():
-    found = link_bytes("SharedSupport(fg.ChunkTopK(100))", 64_000, (2, 8, 64))
+    found = link_bytes("LeaderTopK(fg.ChunkTopK(100))", 64_000, (2, 8, 64))
     # 640 values, their offsets of 7 bits, and the finite flag.
     assert [handed for handed, _ in found] == [4 * 640 + 7 * 640 // 8 + 4] * 3
 
@@ -172,9 +172,7 @@ def test_long_shards_are_selected_from_where_axes_are_tracked():
     x = jnp.asarray(values((2, 3 * 32_768)))
 
     def mean(row):
-        return exchange.mean(
-            row, exchange.init(row), fg.exchanges.Channel(AXIS, fg.Step.of(0))
-        ).mean
+        return exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS, fg.Step.of(0))).mean
 
     checked, plain = (everywhere(mode, mean, 2)(x) for mode in ("shard_map", "vmap"))
     assert 900 < np.count_nonzero(checked[0]) < 1000
@@ -196,7 +194,7 @@ def test_an_axis_of_prime_length_is_transformed():
 
 def test_a_support_costs_less_than_a_mask():
     x = jax.ShapeDtypeStruct((100_000,), "float32")
-    exchange = fg.SharedSupport(fg.TopK(fraction=0.001))
+    exchange = fg.LeaderTopK(fg.TopK(fraction=0.001))
     assert fg.wire_bytes(exchange, x) < 100 * (4 + 2)
     assert fg.wire_bytes(exchange, x) < x.size / 8
 
@@ -222,7 +220,7 @@ def test_residuals_belong_to_parameters_not_to_buckets():
             fg.AllGather(fg.TopK(fraction=0.1)),
             fg.ErrorFeedback(),
             axis_name=AXIS,
-            layout=fg.Layout(scope),
+            bucketing=fg.Bucketing(scope),
         )
         steps[scope] = train_step(tx, 4, like=like)
     init, update = steps["model"]
@@ -262,10 +260,10 @@ def residual_after(exchange, steps=60):
 
 
 def test_feedback_piles_up_what_few_levels_round_by_chance():
-    assert residual_after(fg.IntegerSum(workers=4)) > 8
+    assert residual_after(fg.QuantizedAllReduce(workers=4)) > 8
     assert residual_after(fg.AllGather(fg.Ternary())) > 8
-    assert residual_after(fg.AllGather(fg.UniformLevels(bits=4))) > 80
-    assert residual_after(fg.IntegerSum(workers=4, levels=7)) < 0.3
+    assert residual_after(fg.AllGather(fg.UniformQuantizer(bits=4))) > 80
+    assert residual_after(fg.QuantizedAllReduce(workers=4, levels=7)) < 0.3
     assert residual_after(fg.AllGather(fg.Sign())) < 1
 
 
@@ -364,18 +362,20 @@ def test_shards_need_not_divide(n):
     x = jnp.asarray(values((4, n)))
     mean = everywhere(
         "vmap",
-        lambda r: exchange.mean(r, exchange.init(r), fg.exchanges.Channel(AXIS, STEP)).mean,
+        lambda r: exchange.mean(r, exchange.init(r), fg.exchanges.Comm(AXIS, STEP)).mean,
         4,
     )(x)
     np.testing.assert_allclose(mean[0], x.mean(0), atol=1e-6)
 
 
-@pytest.mark.parametrize("exchange", [fg.TwoStage(fg.Sign(), workers=3), fg.IntegerSum(workers=3)])
+@pytest.mark.parametrize(
+    "exchange", [fg.TwoStage(fg.Sign(), workers=3), fg.QuantizedAllReduce(workers=3)]
+)
 def test_a_wrong_number_of_workers_is_refused(exchange):
     x = jnp.asarray(values((4, 10)))
     mean = everywhere(
         "vmap",
-        lambda r: exchange.mean(r, exchange.init(r), fg.exchanges.Channel(AXIS, STEP)).mean,
+        lambda r: exchange.mean(r, exchange.init(r), fg.exchanges.Comm(AXIS, STEP)).mean,
         4,
     )
     with pytest.raises(ValueError, match="use workers=4"):

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "fftgrad"
 FLOORS = [
     ["_axes", "_values"],
     ["ops"],
-    ["_channel"],
+    ["_comm"],
     ["_contracts"],
     ["codecs", "memories"],
     ["exchanges"],

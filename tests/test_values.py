@@ -69,9 +69,9 @@ VALUES = {
     **{f"exchange {name}": exchange for name, exchange in (EXCHANGES | HIERARCHIES).items()},
     **{f"method {name}": method for name, method in METHODS.items()},
     **{f"policy {name}": fg.AllGather(policy) for name, policy in POLICIES.items()},
-    "layout": fg.Layout("leaf", bucket_bytes=400),
-    "named layout": fg.Layout(prefix),
-    "settings": Settings(fg.AllGather(fg.Budget(ratio=50)), every=7),
+    "bucketing": fg.Bucketing("leaf", bucket_bytes=400),
+    "named bucketing": fg.Bucketing(prefix),
+    "settings": Settings(fg.AllGather(fg.Budget(ratio=50)), sync_every=7),
     "link": fg.planning.Link("1gbit", shares=(("all-to-all", 0.5),)),
     "candidate": fg.planning.Candidate(
         "top-k", METHODS["top_k"], optimizer=fg.optimizers.feedback_adam
@@ -111,7 +111,7 @@ EQUAL = {
     "a clip as an int": (fg.Ternary(clip=3), fg.Ternary(clip=3.0)),
     "a shape": (fg.Dct(block=4, shape=(I(10), 11)), fg.Dct(block=4, shape=(10, 11))),
     "a chain": (fg.chain(fg.Dct(block=I(8)), fg.TopK(k=I(2))), fg.chain(fg.Dct(8), fg.TopK(k=2))),
-    "a word": (fg.UniformLevels(norm=np.str_("max")), fg.UniformLevels(norm="max")),
+    "a word": (fg.UniformQuantizer(norm=np.str_("max")), fg.UniformQuantizer(norm="max")),
     "one's own": (Own(F(2.0), (I(1), 2)), Own(2.0, (1, 2))),
     "one's own of an int": (Own(2), Own(2.0)),
     "one's own of a negative zero": (Own(-0.0), Own(0.0)),
@@ -127,7 +127,7 @@ def test_equal_codecs_have_one_configuration_number(one, other):
 
 
 SAME = {
-    "a layout": (fg.Layout(bucket_bytes=I(400)), fg.Layout(bucket_bytes=400)),
+    "a bucketing": (fg.Bucketing(bucket_bytes=I(400)), fg.Bucketing(bucket_bytes=400)),
     "a schedule": (
         fg.Scheduled({I(0): fg.AllReduce(), I(9): fg.AllGather(Own(F(2.0)))}),
         fg.Scheduled({0: fg.AllReduce(), 9: fg.AllGather(Own(2.0))}),
@@ -145,8 +145,8 @@ SAME = {
     ),
     "votes": (votes.TopVotes(I(4), k=I(3), sigma=1), votes.TopVotes(4, k=3, sigma=1.0)),
     "settings": (
-        Settings(fg.AllGather(Own(F(2.0))), every=I(3), rate=1, limit=np.float32(2.0)),
-        Settings(fg.AllGather(Own(2.0)), every=3, rate=1.0, limit=2.0),
+        Settings(fg.AllGather(Own(F(2.0))), sync_every=I(3), rate=1, limit=np.float32(2.0)),
+        Settings(fg.AllGather(Own(2.0)), sync_every=3, rate=1.0, limit=2.0),
     ),
     "a link": (
         fg.planning.Link(np.float32(1e8), F(0.5), (("all-to-all", F(0.5)),)),

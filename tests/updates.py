@@ -10,7 +10,7 @@ import fftgrad as fg
 
 WORKERS = 4
 PAIR = {"a": jax.ShapeDtypeStruct((8, 8), "float32"), "b": jax.ShapeDtypeStruct((8, 8), "float32")}
-BUCKETS = fg.Layout("leaf", 256)
+BUCKETS = fg.Bucketing("leaf", 256)
 """For `PAIR`, a bucket for each leaf."""
 FEEDBACK = fg.ErrorFeedback()
 

@@ -130,7 +130,7 @@ def draws(key: jax.Array, values: int) -> np.ndarray:
 @functools.cache
 def _below(values: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Whether the numbers that this key draws are below these points, compiled once."""
-    codec = fg.UniformLevels(bits=2, bucket=values + 1, norm="max")
+    codec = fg.UniformQuantizer(bits=2, bucket=values + 1, norm="max")
 
     @jax.jit
     def below(points: jax.Array, key: jax.Array) -> jax.Array:

@@ -118,14 +118,14 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
     with mock.patch.object(np.random, "rand", return_value=uniform):
         expected = quantize(x.astype(np.float64), 7, False)
     codec, step, like = (
-        fg.UniformLevels(bits=4, bucket=x.size),
+        fg.UniformQuantizer(bits=4, bucket=x.size),
         fg.Step(0, key, key),
         jnp.asarray(x),
     )
     found = fg.decompress(codec, fg.compress(codec, like, step=step), like, step=step)
     yield Row(
         "`qsgd_quantize`, unbiased",
-        "`UniformLevels(4)`",
+        "`UniformQuantizer(4)`",
         f"{x.size} normal values in one bucket, 7 levels, our uniform numbers",
         apart(found, expected),
     )

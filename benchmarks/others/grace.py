@@ -59,7 +59,7 @@ class Case(NamedTuple):
     differs: str = ""
 
 
-LEAF = fg.Layout("leaf")
+LEAF = fg.Bucketing("leaf")
 CASES = {
     "topk": Case(
         {"compressor": "topk", "compress_ratio": KEPT, "memory": "residual"},
@@ -89,7 +89,7 @@ CASES = {
     ),
     "onebit": Case(
         {"compressor": "onebit"},
-        pmean(fg.AllGather(fg.codecs.BinMeans(1)), layout=LEAF),
+        pmean(fg.AllGather(fg.codecs.BinMeans(1)), bucketing=LEAF),
         "`BinMeans(1)`",
         centered=True,
         differs="parts at zero there, at the mean here: gradients of mean zero; its mask is a byte "

@@ -69,8 +69,10 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
         fields = state | {"rank": query.shape[1], "query": query}
         whole.append((checkout, "RankKReducer", [rows, vectors], fields))
     tree = {key: gradients(shape, seed=i) for i, (key, shape) in enumerate(TREE.items())}
-    layouts: dict[str, Any] = {"TopKReducer": "leaf", "GlobalTopKReducer": "model"}
-    whole += [(checkout, name, list(tree.values()), {"compression": 2 * KEPT}) for name in layouts]
+    bucketings: dict[str, Any] = {"TopKReducer": "leaf", "GlobalTopKReducer": "model"}
+    whole += [
+        (checkout, name, list(tree.values()), {"compression": 2 * KEPT}) for name in bucketings
+    ]
     runs = iter(together(theirs, 3, whole))
 
     for (shape, rank), rows, query in zip(cases, given, queries, strict=True):
@@ -84,13 +86,13 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
         memory = apart(residual(after)["w"], np.stack([kept[0] for _, kept in found]))
         yield Row("its memory", "the residual", inputs, memory, limit=1e-4)
 
-    for name, scope in layouts.items():
+    for name, scope in bucketings.items():
         found = next(runs)
-        tx = pmean(fg.methods.top_k(KEPT), layout=fg.Layout(scope))
+        tx = pmean(fg.methods.top_k(KEPT), bucketing=fg.Bucketing(scope))
         updates, after = run(tx, tree)
         means, inputs = found[0][0], "40 × 30 and 200 values, 3 workers, 20 steps, 2 %"
         worst = max(apart(updates[key], mean) for key, mean in zip(tree, means, strict=True))
-        yield Row(f"`{name}`, the mean", f'`top_k`, `Layout("{scope}")`', inputs, worst)
+        yield Row(f"`{name}`, the mean", f'`top_k`, `Bucketing("{scope}")`', inputs, worst)
         memories = [np.stack([kept[i] for _, kept in found]) for i in range(len(tree))]
         left = residual(after)
         worst = max(apart(left[key], memory) for key, memory in zip(tree, memories, strict=True))

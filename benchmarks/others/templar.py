@@ -86,7 +86,7 @@ def compare(checkout: pathlib.Path, smoke: bool) -> Iterator[Row]:
                 clip_norm=True,
             )
         ).numpy()
-        tx = pmean(fg.AllGather(exact, clip_to_median=True), layout=fg.Layout("leaf"))
+        tx = pmean(fg.AllGather(exact, clip_to_median=True), bucketing=fg.Bucketing("leaf"))
         updates, _ = run(tx, rows[None])
         yield Row(
             "`batch_decompress(clip_norm=True)`",

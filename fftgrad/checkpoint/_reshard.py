@@ -76,14 +76,14 @@ def reshard_state(state: PyTree, to: PyTree, *, missing: Missing = "refuse") -> 
         r'_j = Σ_i M |I_j ∩ I_i| r_i,
 
     whose mean is that of the old ones. So no residual is lost, and N to N is the identity. A
-    residual belongs to parameters, so it also goes on behind another codec, exchange or layout.
+    residual belongs to parameters, so it also goes on behind another codec, exchange or bucketing.
 
         state = fg.checkpoint.reshard_state(state, fg.init_state(tx, params, mesh, "data")).state
 
     | state with a row for each worker | becomes |
     |---|---|
     | residuals and velocities of a memory | spread by the rule above |
-    | moments in `per_worker`, sums of `accumulate`, late gradients of `delay` | the same |
+    | moments in `local_state`, sums of `multi_steps`, late gradients of `delay` | the same |
     | rows in `fg.exchanges.PerWorker`, such as the parameters of `diloco` | the same |
     | the owners' residuals in `TwoStage` | joined, and cut for the new owners |
     | the groups' residuals in `Hierarchical` | joined, spread over the groups, cut again |

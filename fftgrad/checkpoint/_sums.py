@@ -84,7 +84,7 @@ def check_copies(arrays: Mapping[str, object], owner: str) -> None:
                         f"{owner}({name}): must be the same on all devices that hold it, got "
                         f"another copy on {device} than on {other}; make the state by "
                         "fg.init_state, shard it by fg.state_specs, and put what comes before "
-                        "compressed_pmean in fg.per_worker."
+                        "compressed_pmean in fg.local_state."
                     )
 
 

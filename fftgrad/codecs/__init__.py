@@ -2,14 +2,14 @@
 
 from fftgrad.codecs._budget import Budget
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs._levels import BinMeans, LloydMax, LogLevels
+from fftgrad.codecs._levels import BinMeans, LloydMax, LogQuantizer
 from fftgrad.codecs._quantizers import (
     Cast,
     DynamicSign,
     MeanMagnitude,
     Sign,
     Ternary,
-    UniformLevels,
+    UniformQuantizer,
 )
 from fftgrad.codecs._range_float import FixedRangeFloat, RangeFloat
 from fftgrad.codecs._threshold import AdaComp, AlternatingSign, Threshold
@@ -33,7 +33,7 @@ __all__ = [
     "Hadamard",
     "Identity",
     "LloydMax",
-    "LogLevels",
+    "LogQuantizer",
     "MeanMagnitude",
     "RandomK",
     "RangeFloat",
@@ -43,7 +43,7 @@ __all__ = [
     "Threshold",
     "Tiles",
     "TopK",
-    "UniformLevels",
+    "UniformQuantizer",
     "chain",
     "poison",
 ]

@@ -304,8 +304,8 @@ class Budget(Selector):
     Args:
       ratio: the bytes of the vector in float32 (complex64) over those sent: `Budget(ratio=100)`
         sends a bfloat16 gradient in 50 times fewer bytes.
-      bytes: how many, instead, for each bucket or leaf of a `Layout`. `TwoStage` gives each of its
-        w shards a w-th.
+      bytes: how many, instead, for each bucket or leaf of a `Bucketing`. `TwoStage` gives each of
+        its w shards a w-th.
 
     Wire: x float32[n] | complex64[n] -> main float32[1], the step; side uint32 words. In all
       4 floor(bytes / 4) bytes, with bytes = 4n / ratio (8n if complex), but at least 20. No more

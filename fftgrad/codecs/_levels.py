@@ -16,7 +16,7 @@ from fftgrad.ops import _codes, _finite, _platform, _shapes
 
 
 @value
-class LogLevels(Quantizer):
+class LogQuantizer(Quantizer):
     """Quantizer: geometric levels between the smallest and the largest magnitude of the payload.
 
     Made for what a selector keeps, whose magnitudes begin at its threshold. With low the smallest
@@ -42,7 +42,7 @@ class LogLevels(Quantizer):
     Differs from the paper: its floats (`RangeFloat`) are fitted to the largest magnitude alone.
 
     Example:
-      >>> x, codec = jnp.array([1.0, -9.0, 3.5, 0.0]), fg.LogLevels(bits=3)
+      >>> x, codec = jnp.array([1.0, -9.0, 3.5, 0.0]), fg.LogQuantizer(bits=3)
       >>> fg.decompress(codec, fg.compress(codec, x), like=x).round(1)
       Array([ 1.4, -5.8,  2.8,  0. ], dtype=float32)
 
@@ -54,7 +54,7 @@ class LogLevels(Quantizer):
     bits: int
 
     def __post_init__(self) -> None:
-        check_count("LogLevels(bits)", self.bits, "for more bits use no quantizer.", 2, 16)
+        check_count("LogQuantizer(bits)", self.bits, "for more bits use no quantizer.", 2, 16)
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         b, width = self._level_bits(x), self._width(x)
@@ -63,7 +63,7 @@ class LogLevels(Quantizer):
             sector = jnp.floor(jnp.angle(x) * (2**self.bits / (2 * math.pi))).astype(jnp.int32)
             sector &= 2**self.bits - 1
         else:
-            values = _quantizers.as_real("LogLevels", x)
+            values = _quantizers.as_real("LogQuantizer", x)
             magnitude, sector = jnp.abs(values), (values < 0).astype(jnp.int32)
         ends = Ends.of(magnitude)
         codes = (ends.cell(magnitude, 2**b) | sector << b).astype(jnp.uint32)
@@ -289,7 +289,7 @@ class BinMeans(Quantizer):
     bits: int = 2
 
     def __post_init__(self) -> None:
-        check_count("BinMeans(bits)", self.bits, "for more bits use LogLevels.", 1, 4)
+        check_count("BinMeans(bits)", self.bits, "for more bits use LogQuantizer.", 1, 4)
 
     @property
     def _middle(self) -> float:

@@ -264,8 +264,8 @@ class Ternary(Quantizer):
     Wire: x float32[n] -> main uint32[ceil(n/20)], side float32[1]: 1.6 bits a value; the paper
       takes 2.
 
-    Claims: unbiased if it does not clip; not summable (`IntegerSum` shares the scale and sums). A
-      payload with a NaN or an infinity decodes to NaN.
+    Claims: unbiased if it does not clip; not summable (`QuantizedAllReduce` shares the scale and
+      sums). A payload with a NaN or an infinity decodes to NaN.
 
     Differs from the paper: σ is the deviation from zero, in its code from the mean; when clipping,
       its code takes s = clip · σ even if no value is as large.
@@ -327,7 +327,7 @@ LARGEST = float(np.finfo(np.float32).max) * (1 - 2**-20)
 
 
 @value
-class UniformLevels(Quantizer):
+class UniformQuantizer(Quantizer):
     """Quantizer: round each value to one of 2s + 1 even levels, up or down by chance.
 
     The vector is cut into buckets, each with its norm ||v||, and with l = s |v_i| / ||v||,
@@ -349,7 +349,7 @@ class UniformLevels(Quantizer):
 
     Example:
       >>> x, step = jnp.array([0.0, 2.0, -2.0]), fg.Step.of(0)
-      >>> codec = fg.UniformLevels(bits=2, norm="max")
+      >>> codec = fg.UniformQuantizer(bits=2, norm="max")
       >>> fg.decompress(codec, fg.compress(codec, x, step=step), like=x)
       Array([ 0.,  2., -2.], dtype=float32)
 
@@ -362,9 +362,9 @@ class UniformLevels(Quantizer):
     norm: Norm = "l2"
 
     def __post_init__(self) -> None:
-        check_count("UniformLevels(bits)", self.bits, "for one bit use Sign().", 2, 16)
-        check_count("UniformLevels(bucket)", self.bucket, "use bucket=512.")
-        check_choice("UniformLevels(norm)", self.norm, get_args(Norm))
+        check_count("UniformQuantizer(bits)", self.bits, "for one bit use Sign().", 2, 16)
+        check_count("UniformQuantizer(bucket)", self.bucket, "use bucket=512.")
+        check_choice("UniformQuantizer(norm)", self.norm, get_args(Norm))
 
     @property
     def unbiased(self) -> bool:
@@ -375,7 +375,7 @@ class UniformLevels(Quantizer):
         return 2 ** (self.bits - 1) - 1
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        check_real("UniformLevels", x)
+        check_real("UniformQuantizer", x)
         bucket = min(self.bucket, x.size)
 
         def encode(x: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -145,7 +145,7 @@ class Dct(Transform):
       block: the length b of a block, or the largest side of a tile: a power of two up to 1024. A
         vector or an axis shorter than that is one block of the next power of two.
       shape: rows and columns of the matrix; the columns of a leaf of more axes are its last axis.
-        Use it with `Layout("leaf")` and a rule that gives each leaf its shape.
+        Use it with `Bucketing("leaf")` and a rule that gives each leaf its shape.
 
     Wire: x float32[n] -> main float32[b · ceil(n/b)], or float32[tiles · tile_size].
 

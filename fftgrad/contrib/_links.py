@@ -19,9 +19,9 @@ import optax
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Channel, PyTree, Step
-from fftgrad.exchanges import _layout, _parts
-from fftgrad.exchanges._layout import Bucket, Join, Layout
+from fftgrad._contracts import AxisName, Comm, PyTree, Step
+from fftgrad.exchanges import _bucketing, _parts
+from fftgrad.exchanges._bucketing import Bucket, Bucketing, Join
 from fftgrad.exchanges._parts import Codecs, Likes, Parts, Vectors
 from fftgrad.exchanges._shards import OfShards, add_worker_axis, drop_worker_axis
 from fftgrad.ops import _count, _finite, _rounding, _wire
@@ -139,7 +139,7 @@ class Gossip(NamedTuple):
     gamma: float
     key: jax.Array | int
     axis_name: AxisName
-    layout: Layout
+    bucketing: Bucketing
 
     @classmethod
     def of(
@@ -150,9 +150,9 @@ class Gossip(NamedTuple):
         gamma: float,
         key: jax.Array | int,
         axis_name: AxisName,
-        layout: Layout,
+        bucketing: Bucketing,
     ) -> "Gossip":
-        """Check the arguments, and take the scope of the codec or rule for the layout."""
+        """Check the arguments, and take the scope of the codec or rule for the bucketing."""
         for codec in codecs:
             _parts.check_codec(owner, codec)
         if not 0 < gamma <= 1:
@@ -162,10 +162,10 @@ class Gossip(NamedTuple):
             )
         _axes.check_names(f"{owner}(axis_name)", axis_name)
         check_key(f"{owner}(key)", key)
-        scope = layout.scope or _parts.scope_of(codecs[-1])
-        layout = Layout(scope, layout.bucket_bytes)
+        scope = bucketing.scope or _parts.scope_of(codecs[-1])
+        bucketing = Bucketing(scope, bucketing.bucket_bytes)
         graph = graph_of(owner, weights)
-        return cls(owner, codecs, graph, float(gamma), key, axis_name, layout)
+        return cls(owner, codecs, graph, float(gamma), key, axis_name, bucketing)
 
     def init(self, copies: Sequence[PyTree], params: PyTree) -> OfShards:
         """The state before the first step, when all workers know all copies.
@@ -177,7 +177,9 @@ class Gossip(NamedTuple):
         trees = tuple(Copied(copy, zeros, zeros) for copy in copies)
         if stands_in(params):  # whose codec states are not known
             return OfShards(add_worker_axis(Links(trees, zero, zero, zero)))
-        buckets = [[one] * len(self.codecs) for one in _layout.bucket_likes(copies[0], self.layout)]
+        buckets = [
+            [one] * len(self.codecs) for one in _bucketing.bucket_likes(copies[0], self.bucketing)
+        ]
         codecs = tuple(_codec_of(self.codecs, bucket).init(_likes(bucket)) for bucket in buckets)
         return OfShards(add_worker_axis(Links(trees, codecs, zero, zero)))
 
@@ -212,9 +214,9 @@ class Gossip(NamedTuple):
             jax.tree.map(jnp.subtract, tree, old.copy)
             for tree, old in zip(trees, before.trees, strict=True)
         ]
-        graph, channel = self.graph, Channel.of(self.axis_name, self.key, number)
-        shares = jnp.concatenate([jnp.ones(1), jnp.asarray(graph.shares)[:, channel.index]])
-        found = (_layout.to_buckets(_axes.whole(tree), self.layout) for tree in lacks)
+        graph, comm = self.graph, Comm.of(self.axis_name, self.key, number)
+        shares = jnp.concatenate([jnp.ones(1), jnp.asarray(graph.shares)[:, comm.index]])
+        found = (_bucketing.to_buckets(_axes.whole(tree), self.bucketing) for tree in lacks)
         split, joins = zip(*found, strict=True)
         buckets = list(zip(*split, strict=True))
         # Behind a barrier, because every leaf of the state would compute it again.
@@ -223,11 +225,11 @@ class Gossip(NamedTuple):
         overflow, silent = jnp.int32(0), jnp.int32(0)
         states, added = list[PyTree](), list[tuple[list[Any], ...]]()
         for i, bucket in enumerate(buckets):
-            codec, likes, own = _codec_of(self.codecs, bucket), _likes(bucket), channel.step.fold(i)
+            codec, likes, own = _codec_of(self.codecs, bucket), _likes(bucket), comm.step.fold(i)
             out = codec.compress(_vectors(bucket), before.codecs[i], own)
             payloads = _wire.without_gradient(out.payloads, _vectors(bucket))
             buffer = _wire.pack(_wire.Header(finite, out.overflow), payloads)
-            heard = [_axes.permute(buffer, channel.axis_name, sources) for sources in graph.sources]
+            heard = [_axes.permute(buffer, comm.axis_name, sources) for sources in graph.sources]
             buffers = jnp.stack([buffer, *heard])
             finites, sums = _add(codec, buffers, likes, own, shares, np.all(graph.shares == 1))
             silent = jnp.sum(~finites & (shares > 0), dtype=jnp.int32)

@@ -17,7 +17,7 @@ from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check_count, check_transformation
 from fftgrad.contrib import _links
 from fftgrad.contrib._links import Gossip, Weights
-from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._parts import Codecs
 from fftgrad.exchanges._shards import OfShards, PerWorker, add_worker_axis, drop_worker_axis
 from fftgrad.ops import _count, _finite
@@ -126,7 +126,7 @@ def choco_sgd(
     weights: npt.ArrayLike,
     *,
     gamma: float,
-    layout: Layout = Layout(),
+    bucketing: Bucketing = Bucketing(),
     key: jax.Array | int = 0,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
@@ -150,19 +150,19 @@ def choco_sgd(
       inner: the optimizer of each worker, complete with its learning rate, as
         `optax.apply_if_finite(optax.sgd(0.1, momentum=0.9), 100)`.
       codec: C, or a rule from a part to its codec. It should be a contraction, as `TopK`, `Sign`
-        and `LogLevels` are.
+        and `LogQuantizer` are.
       weights: W, `ring(workers)`, `torus(rows, columns)`, or another symmetric matrix without
         negative weights whose rows sum to 1.
       gamma: γ in (0, 1]: 1.0 for a codec without loss, less for others. If it is too large,
         training diverges.
-      layout: which leaves are compressed together; see `Layout`.
+      bucketing: which leaves are compressed together; see `Bucketing`.
       key: seed or PRNG key of codecs that draw, equal on all workers.
       axis_name: the axis, or axes, of the workers.
 
     Shapes: three vectors a worker, whatever the degree: x̂_i, Σ_j (x̂_j - x̂_i) over the neighbors,
       and the rounding error of that.
 
-    Wire: `fg.wire_bytes(codec, params, layout)` bytes in one buffer, which is sent to each of
+    Wire: `fg.wire_bytes(codec, params, bucketing)` bytes in one buffer, which is sent to each of
       the worker's neighbors.
 
     Claims: the mean of the parameters moves by the mean of the updates of `inner`, up to rounding.
@@ -189,7 +189,7 @@ def choco_sgd(
       Koloskova et al., ICML 2019, arXiv:1902.00340; ICLR 2020, arXiv:1907.09356.
     """
     check_transformation("choco_sgd(inner)", inner)
-    links = Gossip.of("choco_sgd", (codec,), weights, gamma, key, axis_name, layout)
+    links = Gossip.of("choco_sgd", (codec,), weights, gamma, key, axis_name, bucketing)
 
     def init(params: optax.Params) -> ChocoState:
         checked_like(params, "choco_sgd")
@@ -249,7 +249,7 @@ def beer(
     *,
     gamma: float,
     gradients: Codecs | None = None,
-    layout: Layout = Layout(),
+    bucketing: Bucketing = Bucketing(),
     key: jax.Array | int = 0,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
@@ -279,15 +279,15 @@ def beer(
         of 2 x 4, times about the share of the energy that the codec keeps. Above it differences
         between workers change their sign, and smaller learning rates diverge.
       gradients: another C for the tracked gradients, such as a `DynamicSign` of another scale.
-      layout: which leaves are compressed together; see `Layout`.
+      bucketing: which leaves are compressed together; see `Bucketing`.
       key: seed or PRNG key of codecs that draw, equal on all workers.
       axis_name: the axis, or axes, of the workers.
 
     Shapes: eight vectors a worker, whatever the degree: x̂ and v̂; the pulls of the neighbors on x
       and v, each with its rounding error; v, and the last ∇f.
 
-    Wire: twice `fg.wire_bytes(codec, params, layout)` bytes, less 4 for the one header of both, in
-      one buffer, which is sent to each of the worker's neighbors.
+    Wire: twice `fg.wire_bytes(codec, params, bucketing)` bytes, less 4 for the one header of both,
+      in one buffer, which is sent to each of the worker's neighbors.
 
     Claims: the mean over the workers of what `inner` gets is the mean of their gradients, up to
       rounding. A gradient that is not finite makes this worker's update so, unless `inner` leaves
@@ -322,7 +322,7 @@ def beer(
     """
     check_transformation("beer(inner)", inner)
     codecs = (codec if gradients is None else gradients, codec)
-    links = Gossip.of("beer", codecs, weights, gamma, key, axis_name, layout)
+    links = Gossip.of("beer", codecs, weights, gamma, key, axis_name, bucketing)
 
     def init(params: optax.Params) -> BeerState:
         checked_like(params, "beer")

@@ -14,18 +14,18 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import (
-    Channel,
+    Averaged,
     Codec,
+    Comm,
     Exchange,
     Memory,
     Payload,
     PyTree,
-    Reduced,
     Scope,
     Selector,
     State,
+    Stats,
     Step,
-    Tally,
 )
 from fftgrad._values import check_choice, check_count, check_kind, check_within, value
 from fftgrad.codecs import _chain, _sum
@@ -68,7 +68,7 @@ class LearnedCodes(Exchange):
     """Exchange: the coefficients that one worker chooses, in a code that is learned meanwhile.
 
     At step t worker t mod w is the leader L, which chooses the positions of its largest values, as
-    in `SharedSupport`. Until step `until` all workers gather their values there, exactly, and each
+    in `LeaderTopK`. Until step `until` all workers gather their values there, exactly, and each
     makes the same step of descent of an autoencoder E, D on them. From then on codes travel. With
     u_i the values of worker i in units of their root mean square,
 
@@ -159,22 +159,22 @@ class LearnedCodes(Exchange):
         )
         return State(shared, own=self._codec(like, likes).init(likes))
 
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         likes, vectors = _parts.vector_likes(x), _parts.vectors(x)
         codec = self._codec(x, likes)
         if not _chosen(codec):
             dense = AllReduce()
-            return dense.mean(x, dense.init(x), channel)._replace(state=state)
-        found = codec.compress(vectors, state.own, channel.step)
-        turn = _Turn(codec, likes, vectors, found.payloads, channel)
+            return dense.mean(x, dense.init(x), comm)._replace(state=state)
+        found = codec.compress(vectors, state.own, comm.step)
+        turn = _Turn(codec, likes, vectors, found.payloads, comm)
         out, agreed = self._outcome(turn, state.shared)
-        mean = [part + out.tally.poison for part in turn.whole(out.mean, out.dense, out.sides)]
+        mean = [part + out.stats.poison for part in turn.whole(out.mean, out.dense, out.sides)]
         sent = turn.whole(out.sent, turn.dense, out.sides)
-        return Reduced(
+        return Averaged(
             mean=_parts.rebuild(mean, x),
             error=jax.tree.map(jnp.subtract, x, _parts.rebuild(sent, x)),
             state=State(LearnedCodesState(out.autoencoder, out.error, agreed), found.state),
-            tally=out.tally,
+            stats=out.stats,
         )
 
     def _outcome(self, turn: "_Turn", state: LearnedCodesState) -> tuple["_Outcome", jax.Array]:
@@ -193,7 +193,7 @@ class LearnedCodes(Exchange):
         def typed_alike(phase: Callable[[PyTree], _Outcome]) -> Callable[[PyTree], _Outcome]:
             def run(params: PyTree) -> _Outcome:
                 out = phase(params)
-                out = out._replace(tally=Tally.of_all([out.tally]))
+                out = out._replace(stats=Stats.of_all([out.stats]))
                 return jax.tree.map(lambda leaf: _axes.vary_like(leaf, out.mean), out)
 
             return run
@@ -202,7 +202,7 @@ class LearnedCodes(Exchange):
             return learn(state.autoencoder), state.agreed
         if self.until == 0:
             return code(state.autoencoder), state.agreed
-        learns = jnp.asarray(turn.channel.step.number < self.until)
+        learns = jnp.asarray(turn.comm.step.number < self.until)
         phases = (typed_alike(learn), typed_alike(code))
         return lax.cond(learns, *phases, state.autoencoder), ~learns[None]
 
@@ -211,13 +211,13 @@ class LearnedCodes(Exchange):
         sides, _ = turn.agree(jnp.zeros((0,), jnp.uint32))
         values = turn.at(sides)
         dense, _ = turn.means()
-        rows, tally = turn.channel.gather(values, of=turn.vectors)
+        rows, stats = turn.comm.gather(values, of=turn.vectors)
         pick = self._pick(turn.codec, turn.likes) if self.variant == "leader" else None
         params, error = _autoencoder.learn(
             self.autoencoder, params, rows, turn.leader, pick, self.rate
         )
-        mean = jnp.sum(rows * (1.0 / turn.channel.workers), axis=0)
-        return _Outcome(mean, values, dense, sides, params, error[None], tally)
+        mean = jnp.sum(rows * (1.0 / turn.comm.workers), axis=0)
+        return _Outcome(mean, values, dense, sides, params, error[None], stats)
 
     def _code_by_leader(self, turn: "_Turn", params: PyTree, error: jax.Array) -> "_Outcome":
         """Broadcast a code of the leader's values, and gather what it lacks of each worker's."""
@@ -235,14 +235,14 @@ class LearnedCodes(Exchange):
         weight = net.weight(params)
         whole = base + weight * pick.decompress(payload, values, Step())
         gain = _fit(units, whole, size)
-        received, tally = turn.channel.gather((gain[None], payload), of=turn.vectors)
+        received, stats = turn.comm.gather((gain[None], payload), of=turn.vectors)
         gains, payloads = received
 
-        scale = 1.0 / turn.channel.workers
+        scale = 1.0 / turn.comm.workers
         start = jnp.sum(gains * scale) * base
         added = Payload(payloads.main * (gains * weight), payloads.side)
         mean = _sum.add_each(pick, start, added, scale, Step())
-        return _Outcome(mean, gain * whole, dense, sides, params, error, tally)
+        return _Outcome(mean, gain * whole, dense, sides, params, error, stats)
 
     def _code_by_sum(self, turn: "_Turn", params: PyTree, error: jax.Array) -> "_Outcome":
         """Sum the codes of all workers' values at the leader's positions, and decode their mean."""
@@ -263,8 +263,8 @@ class LearnedCodes(Exchange):
         # To the first order in how far its code is from the mean one, what a worker sent: the terms
         # that it adds to the mean add up to nothing.
         _, own = jax.jvp(decode, (_axes.vary_like(center, code),), (code - center,))
-        tally = Tally(finite=jnp.isfinite(flag))
-        return _Outcome(total * mean, gain * (mean + own), dense, sides, params, error, tally)
+        stats = Stats(finite=jnp.isfinite(flag))
+        return _Outcome(total * mean, gain * (mean + own), dense, sides, params, error, stats)
 
     def wire_bytes(self, like: PyTree) -> int:
         if self.until:
@@ -345,7 +345,7 @@ class _Outcome(NamedTuple):
       sides: the positions of each other part.
       autoencoder: its next parameters.
       error: its relative error, float32[1].
-      tally: of the sum or the buffers that say so.
+      stats: of the sum or the buffers that say so.
     """
 
     mean: jax.Array
@@ -354,22 +354,22 @@ class _Outcome(NamedTuple):
     sides: list[PyTree]
     autoencoder: PyTree
     error: jax.Array
-    tally: Tally
+    stats: Stats
 
 
 @dataclasses.dataclass(frozen=True)
 class _Turn:
-    """One step of one worker: its parts, what it selected of them, and its channel."""
+    """One step of one worker: its parts, what it selected of them, and its comm."""
 
     codec: Parts
     likes: Likes
     vectors: Vectors
     payloads: Payloads
-    channel: Channel
+    comm: Comm
 
     @property
     def leader(self) -> jax.Array | int:
-        return self.channel.step.number % self.channel.workers
+        return self.comm.step.number % self.comm.workers
 
     @property
     def dense(self) -> list[jax.Array]:
@@ -379,7 +379,7 @@ class _Turn:
 
     def broadcast(self, tree: PyTree) -> PyTree:
         """The leader's arrays, on all workers."""
-        return self.channel.broadcast(tree, self.channel.index == self.leader)
+        return self.comm.broadcast(tree, self.comm.index == self.leader)
 
     def agree(self, words: jax.Array) -> tuple[list[PyTree], jax.Array]:
         """The leader's positions, and its words, on all workers."""
@@ -392,13 +392,13 @@ class _Turn:
         found: list[jax.Array] = []
         for i, side in zip(_chosen(self.codec), sides, strict=True):
             selector: Any = self.codec.codecs[i]
-            own = _parts.own_step(self.channel.step, jnp.int32(i))
+            own = _parts.own_step(self.comm.step, jnp.int32(i))
             found.append(_parts.values_at(selector, self.vectors[i], side, own))
         return jnp.concatenate(found)
 
     def means(self, *others: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
         """The means of the dense parts and of other arrays, in one all-reduce."""
-        means, _ = self.channel.mean([*self.dense, *others])
+        means, _ = self.comm.mean([*self.dense, *others])
         return means[: len(self.dense)], means[len(self.dense) :]
 
     def whole(self, values: jax.Array, dense: list[jax.Array], sides: list[PyTree]) -> Vectors:
@@ -408,7 +408,7 @@ class _Turn:
         found = dict(zip(numbers, map(Payload, pieces, sides), strict=True))
         others = map(Payload, dense)
         payloads = (found[i] if i in found else next(others) for i in range(len(self.payloads)))
-        return self.codec.decompress(tuple(payloads), self.likes, self.channel.step)
+        return self.codec.decompress(tuple(payloads), self.likes, self.comm.step)
 
 
 def lgc(

@@ -12,15 +12,15 @@ import optax
 
 from fftgrad import _axes
 from fftgrad._contracts import (
+    Averaged,
     AxisName,
-    Channel,
+    Comm,
     Compressed,
     Exchange,
     Like,
     Payload,
     PyTree,
     Quantizer,
-    Reduced,
     State,
     Step,
 )
@@ -28,9 +28,9 @@ from fftgrad._values import check_count, check_kind, check_within, value
 from fftgrad.codecs import _quantizers, _top_k
 from fftgrad.codecs._chain import chain
 from fftgrad.codecs._top_k import TopK
-from fftgrad.exchanges import _integer_sum, _layout, _parts
+from fftgrad.exchanges import _bucketing, _parts, _quantized_all_reduce
 from fftgrad.exchanges._all_gather import AllGather
-from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.ops import _codes, _finite
 from fftgrad.ops._random import check_key
 from fftgrad.training._gradients import widened
@@ -73,9 +73,9 @@ class TopVotes(Exchange):
       clip: b, for votes by chance; None for plain signs.
 
     Wire: the smaller in a ring of: a gather of 4 bytes and, for each vote, 1.6 bits and the
-      position as in `TopK`; and a sum of digits of base 2w + 1, as in `IntegerSum`, 4 ceil(n/d) + 4
-      bytes with d = floor(32 / log2(2w + 1)). At 1 % of 2^20 values the sum is smaller from 223
-      workers on. One collective.
+      position as in `TopK`; and a sum of digits of base 2w + 1, as in `QuantizedAllReduce`,
+      4 ceil(n/d) + 4 bytes with d = floor(32 / log2(2w + 1)). At 1 % of 2^20 values the sum is
+      smaller from 223 workers on. One collective.
 
     Claims: biased. All workers get the same bits. The votes of the worker and the noise count as
       sent, so the mean is that of what was sent. Zeros do not vote. If anything is not finite
@@ -91,8 +91,8 @@ class TopVotes(Exchange):
     Example:
       >>> exchange = fg.contrib.votes.TopVotes(workers=2, k=2)
       >>> x = jnp.array([[4.0, -1.0, 0.5], [2.0, 0.5, -3.0]])
-      >>> channel = fg.exchanges.Channel("data", fg.Step.of(0))
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), channel).mean
+      >>> comm = fg.exchanges.Comm("data", fg.Step.of(0))
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), comm).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([ 1. , -0.5, -0.5], dtype=float32)
 
@@ -121,15 +121,15 @@ class TopVotes(Exchange):
         parts = _parts.vector_likes(like)
         return sum(_top_k.kept(self.fraction, self.k, part.shape[0]) for part in parts)
 
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
-        _axes.check_workers("TopVotes", self.workers, channel.axis_name)
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
+        _axes.check_workers("TopVotes", self.workers, comm.axis_name)
         if self.sigma:
-            _check_whole(x, channel.axis_name)
+            _check_whole(x, comm.axis_name)
         way = self._gather.mean if self._is_gathered(x) else self._summed
-        out = way(x, state, channel)
+        out = way(x, state, comm)
         if not self.sigma:
             return out
-        draws = _parts.rebuild(_normal(channel.step.shared, x, self.sigma), x)
+        draws = _parts.rebuild(_normal(comm.step.shared, x, self.sigma), x)
 
         def noisy(mean: jax.Array, noise: jax.Array) -> jax.Array:
             # Of the whole sum, or the last bits would tell what of it is noise.
@@ -153,16 +153,18 @@ class TopVotes(Exchange):
 
     def _sum_bytes(self, like: PyTree) -> int:
         sizes = [part.shape[0] for part in _parts.vector_likes(like)]
-        return 4 * (1 + _integer_sum.words(sizes, 1, self.workers))
+        return 4 * (1 + _quantized_all_reduce.words(sizes, 1, self.workers))
 
-    def _summed(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+    def _summed(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         codec, likes = _parts.codec_of(self._gather.codec, x), _parts.vector_likes(x)
         vectors = _parts.vectors(x)
-        payloads = codec.compress(vectors, state.own, channel.step).payloads
-        votes = codec.decompress(payloads, likes, channel.step)
-        sums, (bad,) = _integer_sum.add(votes, 1, channel, flags=[~_finite.all_finite(vectors)])
+        payloads = codec.compress(vectors, state.own, comm.step).payloads
+        votes = codec.decompress(payloads, likes, comm.step)
+        sums, (bad,) = _quantized_all_reduce.add(
+            votes, 1, comm, flags=[~_finite.all_finite(vectors)]
+        )
         start = _finite.poison_unless(bad == 0)
-        return Reduced(
+        return Averaged(
             mean=_parts.rebuild([start + whole * (1.0 / self.workers) for whole in sums], x),
             error=jax.tree.map(jnp.subtract, x, _parts.rebuild(votes, x)),
             state=state,
@@ -184,8 +186,8 @@ def _normal(key: jax.Array | None, like: PyTree, scale: float) -> list[jax.Array
     """Draw Gaussian noise for each part, by threefry."""
     if key is None:
         raise ValueError(
-            "TopVotes.mean(channel): noise is drawn, got a step without a key; pass "
-            "Channel(axis_name, fg.Step.of(key)), with another key for each call."
+            "TopVotes.mean(comm): noise is drawn, got a step without a key; pass "
+            "Comm(axis_name, fg.Step.of(key)), with another key for each call."
         )
     # Folded, because codecs draw with the same key.
     own = jax.random.fold_in(key, NOISE)
@@ -225,7 +227,7 @@ def scale_by_datalens(
     alpha: float = 1.0,
     *,
     key: jax.Array | int | None = None,
-    layout: Layout = Layout(),
+    bucketing: Bucketing = Bucketing(),
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Method: votes on the signs of each worker's largest values, with noise, above a threshold.
@@ -243,7 +245,7 @@ def scale_by_datalens(
       key: a secret key, equal on all workers; needed for noise. All 2^32 seeds can be tried, so
         take 64 bits from the operating system:
         `jax.random.wrap_key_data(np.frombuffer(os.urandom(8), np.uint32))`.
-      layout: which leaves are voted on together; see `Layout`.
+      bucketing: which leaves are voted on together; see `Bucketing`.
       axis_name: the axis of the workers.
 
     Returns:
@@ -283,7 +285,7 @@ def scale_by_datalens(
     if key is not None:
         check_key("scale_by_datalens(key)", key)
     pmean = compressed_pmean(
-        votes, axis_name=axis_name, layout=layout, key=0 if key is None else key
+        votes, axis_name=axis_name, bucketing=bucketing, key=0 if key is None else key
     )
 
     def update(
@@ -302,7 +304,7 @@ def scale_by_datalens(
     return optax.GradientTransformationExtraArgs(pmean.init, update)
 
 
-def sensitivity(votes: TopVotes, like: PyTree, *, layout: Layout = Layout()) -> float:
+def sensitivity(votes: TopVotes, like: PyTree, *, bucketing: Bucketing = Bucketing()) -> float:
     """Function: the L2 sensitivity of a step's sum of votes to one worker's gradient.
 
     A worker has at most K = Σ_j k_j votes of size one, over the parts j of all buckets. Another
@@ -311,7 +313,7 @@ def sensitivity(votes: TopVotes, like: PyTree, *, layout: Layout = Layout()) -> 
     Args:
       votes: the exchange.
       like: gradients or parameters, or their shapes.
-      layout: that of the training.
+      bucketing: that of the training.
 
     Example:
       >>> from fftgrad.contrib import votes
@@ -323,12 +325,12 @@ def sensitivity(votes: TopVotes, like: PyTree, *, layout: Layout = Layout()) -> 
       Wang et al., CCS 2021, arXiv:2103.11109.
     """
     check_kind("sensitivity(votes)", votes, TopVotes, "pass the TopVotes of the training.")
-    buckets = _layout.bucket_likes(like, layout.for_exchange(votes))
+    buckets = _bucketing.bucket_likes(like, bucketing.for_exchange(votes))
     return math.sqrt(4 * sum(map(votes.votes, buckets)))
 
 
 def epsilon(
-    votes: TopVotes, like: PyTree, *, steps: int, delta: float, layout: Layout = Layout()
+    votes: TopVotes, like: PyTree, *, steps: int, delta: float, bucketing: Bucketing = Bucketing()
 ) -> float:
     """Function: the ε for which all steps together are (ε, δ)-differentially private.
 
@@ -342,7 +344,7 @@ def epsilon(
       like: gradients or parameters, or their shapes.
       steps: number of steps of training.
       delta: δ, well below one over the number of workers or records.
-      layout: that of the training.
+      bucketing: that of the training.
 
     Returns:
       ε, by the best of the accountant's Rényi orders; infinite without noise.
@@ -368,6 +370,6 @@ def epsilon(
         ) from error
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
     accountant: Any = rdp.RdpAccountant(neighboring_relation=relation)
-    noise = votes.sigma / sensitivity(votes, like, layout=layout)
+    noise = votes.sigma / sensitivity(votes, like, bucketing=bucketing)
     accountant.compose(dp_accounting.GaussianDpEvent(noise), steps)
     return float(accountant.get_epsilon(delta))

@@ -3,39 +3,39 @@
 May import `codecs`, `memories`, `ops`, the contracts and `_axes`.
 """
 
-from fftgrad._contracts import Channel, State, Tally
+from fftgrad._contracts import Comm, State, Stats
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
+from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._eigenbasis import Eigenbasis
 from fftgrad.exchanges._hierarchical import Hierarchical
-from fftgrad.exchanges._integer_sum import IntegerSum
-from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._leader_top_k import LeaderTopK
 from fftgrad.exchanges._low_rank import AcpSgd, PowerSgd
 from fftgrad.exchanges._parts import SmallDense
+from fftgrad.exchanges._quantized_all_reduce import QuantizedAllReduce
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._schedule import Ladder, Scheduled, next_level
 from fftgrad.exchanges._shards import PerWorker
-from fftgrad.exchanges._shared_support import SharedSupport
 from fftgrad.exchanges._two_stage import TwoStage
 
 __all__ = [
     "AcpSgd",
     "AllGather",
     "AllReduce",
-    "Channel",
+    "Bucketing",
+    "Comm",
     "Eigenbasis",
     "Hierarchical",
-    "IntegerSum",
     "Ladder",
-    "Layout",
+    "LeaderTopK",
     "PerWorker",
     "PowerSgd",
+    "QuantizedAllReduce",
     "Recipe",
     "Scheduled",
-    "SharedSupport",
     "SmallDense",
     "State",
-    "Tally",
+    "Stats",
     "TwoStage",
     "next_level",
 ]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State
+from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, Scope, State
 from fftgrad._values import check_kind, value
 from fftgrad.codecs import _quantizers
 from fftgrad.exchanges import _parts
@@ -30,7 +30,7 @@ class AllGather(Exchange):
     workers: the headers of the buffers tell, without a further collective.
 
     Args:
-      codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), LogLevels(8))`;
+      codec: a codec, usually a chain such as `chain(Fft(), TopK(fraction=0.1), LogQuantizer(8))`;
         or a rule, a function from the name and the shape of a part to its codec.
       clip_to_median: whether to cut what is longer than the median worker's vector to that length,
         part by part, in case a worker has bad data or too high a rate:
@@ -54,7 +54,7 @@ class AllGather(Exchange):
     Example:
       >>> exchange = fg.AllGather(fg.TopK(k=1))
       >>> x = jnp.array([[4.0, 1.0], [1.0, 2.0]])
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data")).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([2., 1.], dtype=float32)
 
@@ -77,23 +77,23 @@ class AllGather(Exchange):
         codec = _parts.codec_of(self.codec, like)
         return State(own=codec.init(_parts.vector_likes(like)))
 
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
-        codec, step = _parts.codec_of(self.codec, x), channel.step
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
+        codec, step = _parts.codec_of(self.codec, x), comm.step
         vectors, likes = _parts.vectors(x), _parts.vector_likes(x)
         out = codec.compress(vectors, state.own, step)
         error = codec.error(vectors, out.payloads, likes, step)
-        got, tally = channel.gather(out.payloads, of=vectors, overflow=out.overflow)
+        got, stats = comm.gather(out.payloads, of=vectors, overflow=out.overflow)
         if self.clip_to_median:
-            shares = jnp.full((channel.workers,), 1 / channel.workers, jnp.float32)
+            shares = jnp.full((comm.workers,), 1 / comm.workers, jnp.float32)
             every = clipped_mean(lambda p: codec.decompress(p, likes, step), got, shares)
-            mean = tuple(tally.poison + vector for vector in every)
+            mean = tuple(stats.poison + vector for vector in every)
         else:
-            mean = codec.mean(got, likes, tally.poison, step)
-        return Reduced(
+            mean = codec.mean(got, likes, stats.poison, step)
+        return Averaged(
             mean=_parts.rebuild(mean, x),
             error=_parts.rebuild(error, x),
             state=State(own=out.state),
-            tally=tally,
+            stats=stats,
         )
 
     def wire_bytes(self, like: PyTree) -> int:

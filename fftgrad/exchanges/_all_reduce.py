@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import (
-    Channel,
+    Averaged,
     Codec,
+    Comm,
     Exchange,
     PyTree,
-    Reduced,
     Scope,
     Selector,
     State,
@@ -44,7 +44,7 @@ class AllReduce(Exchange):
     Example:
       >>> x = jnp.outer(jnp.arange(4.0), jnp.array([1.0, 2.0]))
       >>> exchange = fg.AllReduce()
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data")).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([1.5, 3. ], dtype=float32)
     """
@@ -63,19 +63,19 @@ class AllReduce(Exchange):
     def init(self, like: PyTree) -> State:
         return State(own=self._codec(like).init(_parts.vector_likes(like)))
 
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         codec, likes = self._codec(x), _parts.vector_likes(x)
-        out = codec.compress(_parts.vectors(x), state.own, channel.step)
+        out = codec.compress(_parts.vectors(x), state.own, comm.step)
         leaves, structure = jax.tree.flatten(out.payloads)
         counts = codec.counts_overflow(likes)
-        means, tally = channel.mean(leaves, overflow=out.overflow if counts else None)
+        means, stats = comm.mean(leaves, overflow=out.overflow if counts else None)
 
         def decompress(leaves: list[jax.Array]) -> PyTree:
             payloads: Payloads = jax.tree.unflatten(structure, leaves)
-            return _parts.rebuild(codec.decompress(payloads, likes, channel.step), x)
+            return _parts.rebuild(codec.decompress(payloads, likes, comm.step), x)
 
         error = jax.tree.map(jnp.subtract, x, decompress(leaves))
-        return Reduced(decompress(means), error, State(own=out.state), tally)
+        return Averaged(decompress(means), error, State(own=out.state), stats)
 
     def wire_bytes(self, like: PyTree) -> int:
         codec, likes = self._codec(like), _parts.vector_likes(like)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fftgrad._contracts import Channel, Exchange, Like, PyTree, Reduced, Scope, State
+from fftgrad._contracts import Averaged, Comm, Exchange, Like, PyTree, Scope, State
 from fftgrad._values import check_count, check_within, value
 from fftgrad.exchanges import _parts
 from fftgrad.exchanges._low_rank import times
@@ -86,7 +86,7 @@ class Eigenbasis(Exchange):
     Example:
       >>> exchange = fg.Eigenbasis(fg.AllGather(fg.Identity()))
       >>> x = jnp.arange(12.0).reshape(2, 3, 2)
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data")).mean
       >>> bool(jnp.allclose(jax.vmap(mean, axis_name="data")(x)[0], x.mean(0)))
       True
 
@@ -129,13 +129,13 @@ class Eigenbasis(Exchange):
         steps = jnp.zeros((), jnp.int32)
         return state._replace(shared=EigenbasisState(sides, steps, state.shared))
 
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         leaves, structure = jax.tree.flatten(x)
         sides, alike = state.shared.sides, [()] * len(leaves)
         matrices = [leaf.reshape(_as_matrix(leaf)) for leaf in leaves]
         turned = _parts.each(_turn, alike, list(zip(matrices, sides, strict=True)))
         vector = jnp.concatenate([matrix.ravel() for matrix in turned])
-        out = self.exchange.mean(vector, state._replace(shared=state.shared.inner), channel)
+        out = self.exchange.mean(vector, state._replace(shared=state.shared.inner), comm)
         if out.error is None:
             raise ValueError(
                 "Eigenbasis(exchange): must leave what it loses to the memory of compressed_pmean, "

@@ -6,15 +6,15 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import (
+    Averaged,
     AxisName,
-    Channel,
+    Comm,
     Exchange,
     Memory,
     PyTree,
-    Reduced,
     Scope,
     State,
-    Tally,
+    Stats,
 )
 from fftgrad._values import check_count, check_kind, value
 from fftgrad.exchanges import _shards
@@ -62,8 +62,8 @@ class Hierarchical(Exchange):
     Example:
       >>> exchange = fg.Hierarchical("fast", 2, slow=fg.AllGather(fg.TopK(k=1)))
       >>> x = jnp.array([[[4.0, 1.0], [2.0, 3.0]], [[0.0, 0.0], [2.0, 0.0]]])
-      >>> channel = fg.exchanges.Channel(("slow", "fast"))
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), channel).mean
+      >>> comm = fg.exchanges.Comm(("slow", "fast"))
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), comm).mean
       >>> jax.vmap(jax.vmap(mean, axis_name="fast"), axis_name="slow")(x)[0, 0]
       Array([2., 1.], dtype=float32)
     """
@@ -91,15 +91,15 @@ class Hierarchical(Exchange):
         memory, learned = self.memory.init(pieces), (slow.own, slow.shards)
         return State(slow.shared, shards=_shards.start(like, memory, learned, self.workers))
 
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
-        slow, fast = channel.along(self._slow_axes(channel)), channel.along(self.fast_axis)
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
+        slow, fast = comm.along(self._slow_axes(comm)), comm.along(self.fast_axis)
         group: Shards = state.shards
         own, shards = group.learned
-        y, compensated = self.memory.compensate(self._scatter(x, fast), group.memory)
+        y, added = self.memory.add(self._scatter(x, fast), group.memory)
         out = self.slow.mean(y, State(state.shared, own, shards), slow)
-        memory = self.memory.update(y, out.error_or_zeros(y), out.mean, compensated)
-        whole, tally = self._gather(out, x, fast)
-        return Reduced(
+        memory = self.memory.update(y, out.error_or_zeros(y), out.mean, added)
+        whole, stats = self._gather(out, x, fast)
+        return Averaged(
             # Of all pieces: each worker has seen only its own.
             mean=_finite.nan_unless(_finite.all_finite(whole), whole),
             error=None,
@@ -107,7 +107,7 @@ class Hierarchical(Exchange):
                 out.state.shared,
                 shards=group._replace(memory=memory, learned=(out.state.own, out.state.shards)),
             ),
-            tally=tally,
+            stats=stats,
         )
 
     def wire_bytes(self, like: PyTree) -> int:
@@ -125,14 +125,14 @@ class Hierarchical(Exchange):
             )
         return self.slow.link_bytes(self._pieces_like(like), slow)
 
-    def _slow_axes(self, channel: Channel) -> AxisName:
+    def _slow_axes(self, comm: Comm) -> AxisName:
         _axes.check_workers("Hierarchical", self.workers, self.fast_axis)
-        fast, every = _axes.names(self.fast_axis), _axes.names(channel.axis_name)
+        fast, every = _axes.names(self.fast_axis), _axes.names(comm.axis_name)
         slow = tuple(name for name in every if name not in fast)
         if not slow or every != slow + fast:
             raise ValueError(
                 f"Hierarchical(fast_axis={self.fast_axis!r}): must be the last of several axes of "
-                f"the exchange, got {channel.axis_name!r}; use axis_name=('slow', {fast[0]!r}) in "
+                f"the exchange, got {comm.axis_name!r}; use axis_name=('slow', {fast[0]!r}) in "
                 "compressed_pmean."
             )
         return slow
@@ -140,7 +140,7 @@ class Hierarchical(Exchange):
     def _pieces_like(self, like: PyTree) -> PyTree:
         return _shards.shard_likes(like, self.workers)
 
-    def _scatter(self, x: PyTree, fast: Channel) -> PyTree:
+    def _scatter(self, x: PyTree, fast: Comm) -> PyTree:
         """This worker's piece of each part, averaged over the group."""
         rows = _shards.to_shards(x, self.workers)
         # One more value a row, so that all pieces see a NaN in any of them.
@@ -156,15 +156,15 @@ class Hierarchical(Exchange):
         *pieces, flag = _shapes.cut(total, sizes)
         return jax.tree.unflatten(jax.tree.structure(x), [piece + flag for piece in pieces])
 
-    def _gather(self, out: Reduced, like: PyTree, fast: Channel) -> tuple[PyTree, Tally]:
-        """All pieces of each part, and the tally of all."""
-        word = jnp.asarray(out.tally.overflow).astype(jnp.uint32)
+    def _gather(self, out: Averaged, like: PyTree, fast: Comm) -> tuple[PyTree, Stats]:
+        """All pieces of each part, and the stats of all."""
+        word = jnp.asarray(out.stats.overflow).astype(jnp.uint32)
         words = [*map(_to_words, jax.tree.leaves(out.mean)), word[None]]
         rows = fast.all_gather(jnp.concatenate(words))
         sizes = [part.size for part in words]
         *values, counts = jax.vmap(lambda row: _shapes.cut(row, sizes))(rows)
         whole = _shards.from_shards(list(map(_from_words, values)), like)
-        return whole, Tally(overflow=_count.total(counts.astype(jnp.int32)))
+        return whole, Stats(overflow=_count.total(counts.astype(jnp.int32)))
 
 
 def _to_words(x: jax.Array) -> jax.Array:
@@ -183,5 +183,5 @@ def _check_scalars(slow: Exchange, shared: PyTree) -> None:
                 f"Hierarchical(slow): must keep no arrays that all workers share, because each "
                 f"piece would have others, got {slow!r} with "
                 f"state.shared{jax.tree_util.keystr(path)}; "
-                "use SharedSupport(codec), AllGather or TwoStage."
+                "use LeaderTopK(codec), AllGather or TwoStage."
             )

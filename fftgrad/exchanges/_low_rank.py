@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from fftgrad._contracts import Channel, Exchange, Like, PyTree, Reduced, Scope, State
+from fftgrad._contracts import Averaged, Comm, Exchange, Like, PyTree, Scope, State
 from fftgrad._values import check_count, value
 from fftgrad.exchanges import _parts
 from fftgrad.ops import _shapes
@@ -86,7 +86,7 @@ def iterate(
     matrices: Sequence[jax.Array],
     factors: Sequence[jax.Array],
     dense: Sequence[jax.Array],
-    channel: Channel,
+    comm: Comm,
 ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
     """A step of the power iteration on the mean of the matrices M of all workers, in two sums.
 
@@ -94,10 +94,10 @@ def iterate(
     dense, which travels with the first.
     """
     lefts = [times(m, factor) for m, factor in zip(matrices, factors, strict=True)]
-    averaged, _ = channel.mean([*lefts, *dense])
+    averaged, _ = comm.mean([*lefts, *dense])
     lefts = list(map(orthonormal, averaged[: len(matrices)]))
     products = [times(m.T, left) for m, left in zip(matrices, lefts, strict=True)]
-    rights, _ = channel.mean(products)
+    rights, _ = comm.mean(products)
     return lefts, rights, averaged[len(matrices) :]
 
 
@@ -151,7 +151,7 @@ class PowerSgd(Exchange):
     Example:
       >>> exchange = fg.PowerSgd(rank=1)
       >>> x = jnp.outer(jnp.arange(4.0), jnp.arange(5.0))[None]
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data")).mean
       >>> bool(jnp.allclose(jax.vmap(mean, axis_name="data")(x), x, atol=1e-5))
       True
 
@@ -171,18 +171,18 @@ class PowerSgd(Exchange):
     def init(self, like: PyTree) -> State:
         return State(shared=PowerSgdState(random_factors(like, self.rank, axis=1)))
 
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         leaves, structure = jax.tree.flatten(x)
         factors = state.shared.factors
         matrices, dense = split(leaves, self.rank)
-        lefts, rights, exact = iterate(matrices, factors, dense, channel)
+        lefts, rights, exact = iterate(matrices, factors, dense, comm)
         low_rank = list(map(product, lefts, rights))
         means, sent = (
             jax.tree.unflatten(structure, join(leaves, low_rank, others, self.rank))
             for others in (exact, dense)
         )
         kept = PowerSgdState(list(map(kept_columns, rights, factors)))
-        return Reduced(means, jax.tree.map(jnp.subtract, x, sent), State(shared=kept))
+        return Averaged(means, jax.tree.map(jnp.subtract, x, sent), State(shared=kept))
 
     def wire_bytes(self, like: PyTree) -> int:
         factors = self.rank * sum(map(sum, matrix_shapes(like, self.rank)))
@@ -252,8 +252,8 @@ class AcpSgd(Exchange):
       >>> exchange = fg.AcpSgd(rank=1)
       >>> x = jnp.outer(jnp.arange(4.0), jnp.arange(5.0))[None]
       >>> def twice(x):
-      ...     first = exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data"))
-      ...     return exchange.mean(x, first.state, fg.exchanges.Channel("data")).mean
+      ...     first = exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data"))
+      ...     return exchange.mean(x, first.state, fg.exchanges.Comm("data")).mean
       >>> bool(jnp.allclose(jax.vmap(twice, axis_name="data")(x), x, atol=1e-5))
       True
 
@@ -276,7 +276,7 @@ class AcpSgd(Exchange):
         factors = _flipped(flips, lefts, rights)
         return State(shared=AcpSgdState(jnp.zeros((), jnp.int32), *factors))
 
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         leaves, structure = jax.tree.flatten(x)
         before: AcpSgdState = state.shared
         matrices, dense = split(leaves, self.rank)
@@ -296,7 +296,7 @@ class AcpSgd(Exchange):
         # Only what the worker has of its own is computed under the condition: the sum outside of
         # it always runs, so that a scheduler may put other work beside it.
         own, first, second = lax.cond(is_first, send_first, send_second)
-        (averaged, *exact), tally = channel.mean([own, *dense])
+        (averaged, *exact), stats = comm.mean([own, *dense])
 
         def factors(vector: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
             """Both factors of each matrix, where the vector holds those that travelled."""
@@ -318,7 +318,7 @@ class AcpSgd(Exchange):
             list(map(kept_columns, common[1], before.second)),
         )
         error = jax.tree.map(jnp.subtract, x, tree(factors(own), dense))
-        return Reduced(tree(common, exact), error, State(shared=kept), tally)
+        return Averaged(tree(common, exact), error, State(shared=kept), stats)
 
     def wire_bytes(self, like: PyTree) -> int:
         shapes = matrix_shapes(like, self.rank)

@@ -28,7 +28,7 @@ from fftgrad._contracts import (
 from fftgrad._values import check_count, check_kind, value
 from fftgrad.codecs import _chain, _sum
 from fftgrad.codecs._transforms import Identity
-from fftgrad.exchanges._layout import Part
+from fftgrad.exchanges._bucketing import Part
 from fftgrad.ops import _count, _platform, _random, _shapes
 from fftgrad.ops._shapes import spec
 
@@ -60,7 +60,7 @@ class SmallDense:
     The dense leaves form one part and the others another, so that a selector chooses over all of
     them. Both travel in the same collective.
 
-        rule = fg.SmallDense(fg.chain(fg.TopK(0.01), fg.LogLevels(8)))
+        rule = fg.SmallDense(fg.chain(fg.TopK(0.01), fg.LogQuantizer(8)))
         fg.compressed_pmean(fg.AllGather(rule), axis_name="data")
 
     Args:
@@ -99,7 +99,7 @@ class SmallDense:
         if name not in (_DENSE, _OTHERS):
             raise ValueError(
                 f"SmallDense(name): must be a part of its own scope, got {name!r}, because another "
-                "scope mixes small leaves with others; leave the layout's scope out."
+                "scope mixes small leaves with others; leave the bucketing's scope out."
             )
         return Identity() if name == _DENSE else self.codec
 

@@ -4,7 +4,7 @@ import inspect
 
 from fftgrad._contracts import Exchange, Memory
 from fftgrad._values import check_kind, value
-from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.memories import NoMemory
 
 
@@ -18,7 +18,7 @@ class Recipe:
     Args:
       exchange: what travels, and how it is averaged.
       memory: what becomes of what was not sent.
-      layout: which leaves are compressed together.
+      bucketing: which leaves are compressed together.
 
     Raises:
       TypeError: if one of them is not of its kind.
@@ -34,37 +34,40 @@ class Recipe:
 
     exchange: Exchange
     memory: Memory = NoMemory()
-    layout: Layout = Layout()
+    bucketing: Bucketing = Bucketing()
 
     def __post_init__(self) -> None:
-        check_parts("Recipe", self.exchange, self.memory, self.layout)
+        check_parts("Recipe", self.exchange, self.memory, self.bucketing)
 
 
 def recipe_of(
-    owner: str, what: Exchange | Recipe, memory: Memory | None = None, layout: Layout | None = None
+    owner: str,
+    what: Exchange | Recipe,
+    memory: Memory | None = None,
+    bucketing: Bucketing | None = None,
 ) -> Recipe:
     """The recipe of a method or an exchange; what is given beside it takes the place of its own."""
     if isinstance(what, Recipe):
         memory = what.memory if memory is None else memory
-        layout = what.layout if layout is None else layout
+        bucketing = what.bucketing if bucketing is None else bucketing
         what = what.exchange
     memory = NoMemory() if memory is None else memory
-    layout = Layout() if layout is None else layout
-    check_parts(owner, what, memory, layout)
-    return Recipe(what, memory, layout)
+    bucketing = Bucketing() if bucketing is None else bucketing
+    check_parts(owner, what, memory, bucketing)
+    return Recipe(what, memory, bucketing)
 
 
 WRAP = "wrap a codec as TwoStage(codec, workers), or as AllGather(codec)."
 
 
-def check_parts(owner: str, exchange: object, memory: object, layout: object) -> None:
+def check_parts(owner: str, exchange: object, memory: object, bucketing: object) -> None:
     """Refuses what is none of these."""
     remedy = WRAP
     if isinstance(exchange, Memory):
         remedy = f"the exchange comes first: {owner}(exchange, {exchange!r}, ...)."
     check_exchange(f"{owner}(exchange)", exchange, remedy)
     check_kind(f"{owner}(memory)", memory, Memory, "use ErrorFeedback().")
-    check_kind(f"{owner}(layout)", layout, Layout, "use Layout('leaf').")
+    check_kind(f"{owner}(bucketing)", bucketing, Bucketing, "use Bucketing('leaf').")
 
 
 def check_exchange(argument: str, exchange: object, remedy: str = WRAP) -> None:
@@ -74,6 +77,6 @@ def check_exchange(argument: str, exchange: object, remedy: str = WRAP) -> None:
     elif isinstance(exchange, Recipe):
         remedy = (
             "it is a method: take its .exchange here, and give compressed_pmean its .memory and "
-            ".layout beside it."
+            ".bucketing beside it."
         )
     check_kind(argument, exchange, Exchange, remedy)

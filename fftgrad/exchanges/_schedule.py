@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Step, Tally
+from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, Scope, State, Stats, Step
 from fftgrad._values import brief, plain, value
 from fftgrad.exchanges._recipe import check_exchange
 
@@ -83,8 +83,8 @@ class Scheduled(Exchange):
     def init(self, like: PyTree) -> State:
         return join([exchange.init(like) for exchange in self.exchanges])
 
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
-        return switch(self._running(channel.step), self.exchanges, x, state, channel)
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
+        return switch(self._running(comm.step), self.exchanges, x, state, comm)
 
     def wire_bytes(self, like: PyTree) -> int:
         return common_bytes("Scheduled", self.exchanges, like)
@@ -105,21 +105,21 @@ def switch(
     exchanges: Sequence[Exchange],
     x: PyTree,
     state: State,
-    channel: Channel,
-) -> Reduced:
+    comm: Comm,
+) -> Averaged:
     """What exchange `index`, equal on all workers, makes of `x`; the states of all of them."""
     states = [State(*fields) for fields in zip(*state, strict=True)]
 
-    def branch(position: int) -> Callable[[PyTree, list[State]], Reduced]:
-        def run(x: PyTree, states: list[State]) -> Reduced:
-            out = exchanges[position].mean(x, states[position], channel)
+    def branch(position: int) -> Callable[[PyTree, list[State]], Averaged]:
+        def run(x: PyTree, states: list[State]) -> Averaged:
+            out = exchanges[position].mean(x, states[position], comm)
             # Typed alike in all branches, whatever each knows to be equal along other axes.
             like = jax.tree.leaves(out.mean)[0]
-            tally = Tally.of_all([out.tally])
+            stats = Stats.of_all([out.stats])
             return out._replace(
                 error=jax.tree.map(_axes.vary_like, out.error_or_zeros(x), x),
                 state=join([*states[:position], out.state, *states[position + 1 :]]),
-                tally=jax.tree.map(lambda leaf: _axes.vary_like(leaf, like), tally),
+                stats=jax.tree.map(lambda leaf: _axes.vary_like(leaf, like), stats),
             )
 
         return run
@@ -138,7 +138,7 @@ def common_scope(owner: str, exchanges: Sequence[Exchange]) -> Scope | None:
     if any(scope != scopes[0] for scope in scopes):
         raise ValueError(
             f"{owner}: its exchanges must be made for the same parts, got scopes {scopes}; say "
-            "which in the layout, as Layout(scope='leaf')."
+            "which in the bucketing, as Bucketing(scope='leaf')."
         )
     return scopes[0] if scopes else None
 
@@ -160,7 +160,7 @@ def _common(asked: str, owner: str, sizes: Sequence[_Size]) -> _Size:
     if len(set(sizes)) > 1:
         raise ValueError(
             f"{asked}({owner}): the bytes change by step, got {sorted(set(sizes))}; ask for "
-            "those of exchange.at(step), with the layout of the method, if it is of one."
+            "those of exchange.at(step), with the bucketing of the method, if it is of one."
         )
     return sizes[0]
 
@@ -230,10 +230,10 @@ class Ladder(Exchange):
         every = join([exchange.init(like) for exchange in self.exchanges])
         return every._replace(shared=LadderState(jnp.zeros((), jnp.int32), every.shared))
 
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         level, exchanges = state.shared
         every = state._replace(shared=exchanges)
-        out = switch(level, self.exchanges, x, every, channel)
+        out = switch(level, self.exchanges, x, every, comm)
         shared = LadderState(level, out.state.shared)
         return out._replace(state=out.state._replace(shared=shared))
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
-from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, Scope, State, Tally
+from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, Scope, State, Stats
 from fftgrad._values import check_count, value
 from fftgrad.exchanges import _parts, _shards
 from fftgrad.exchanges._parts import Codecs, CompressedParts, Likes, Parts, Vectors
@@ -50,7 +50,7 @@ class TwoStage(Exchange):
     Example:
       >>> exchange = fg.TwoStage(fg.Sign(), workers=2)
       >>> x = jnp.array([[2.0, 1.0], [2.0, -1.0]])
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data")).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([2., 0.], dtype=float32)
 
@@ -77,20 +77,20 @@ class TwoStage(Exchange):
         rows = jax.tree.map(lambda a: jnp.broadcast_to(a, (self.workers, *jnp.shape(a))), learned)
         return State(own=PerShard((rows, learned)))
 
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
-        _axes.check_workers("TwoStage", self.workers, channel.axis_name)
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
+        _axes.check_workers("TwoStage", self.workers, comm.axis_name)
         codec, likes = self._codec(x), self._likes(x)
         before, at_owner = state.own.rows
-        own, again = channel.index, channel.fold_local(self.workers)
+        own, again = comm.index, comm.fold_local(self.workers)
 
         rows = tuple(_shards.to_shards(x, self.workers))
-        first = to_owners(codec, rows, before, likes, channel)
+        first = to_owners(codec, rows, before, likes, comm)
         # Its own shard crosses no link, so the owner takes it as it is.
         means = tuple(
             mean + (row[own] - sent[own]) / self.workers
             for mean, row, sent in zip(first.vectors, rows, first.sent, strict=True)
         )
-        second = to_all(codec, means, at_owner, likes, again, first.tally)
+        second = to_all(codec, means, at_owner, likes, again, first.stats)
         # A loss of the mean is one of w times as much of this worker's share in it.
         sent = [
             sent.at[own].set(_within(row[own], sent[own] + self.workers * (every[own] - mean)))
@@ -98,11 +98,11 @@ class TwoStage(Exchange):
                 first.sent, rows, first.vectors, second.vectors, strict=True
             )
         ]
-        return Reduced(
+        return Averaged(
             mean=_shards.from_shards(second.vectors, x),
             error=jax.tree.map(jnp.subtract, x, _shards.from_shards(sent, x)),
             state=State(own=PerShard((first.state, second.state))),
-            tally=second.tally,
+            stats=second.stats,
         )
 
     def wire_bytes(self, like: PyTree) -> int:
@@ -130,26 +130,26 @@ class Half(NamedTuple):
         all owners, [w, size].
       sent: what the others received of this worker's rows; of a shard its row of `vectors` says it.
       state: the codecs' next state.
-      tally: of the headers.
+      stats: of the headers.
     """
 
     vectors: Vectors
     sent: Vectors
     state: PyTree
-    tally: Tally
+    stats: Stats
 
 
-def to_owners(codec: Parts, rows: Vectors, state: PyTree, likes: Likes, channel: Channel) -> Half:
+def to_owners(codec: Parts, rows: Vectors, state: PyTree, likes: Likes, comm: Comm) -> Half:
     """Row i of each part [w, size], compressed, to worker i, which averages what comes."""
 
     def one(number: jax.Array, shards: Vectors, state: PyTree) -> tuple[CompressedParts, Vectors]:
-        out = codec.compress(shards, state, channel.step.fold_local(number))
-        return out, codec.decompress(out.payloads, likes, channel.step)
+        out = codec.compress(shards, state, comm.step.fold_local(number))
+        return out, codec.decompress(out.payloads, likes, comm.step)
 
-    out, sent = jax.vmap(one)(jnp.arange(channel.workers), rows, state)
-    got, tally = channel.scatter(out.payloads, of=rows, overflow=out.overflow)
-    means = codec.mean(got, likes, tally.poison, channel.step, shards=True)
-    return Half(means, sent, out.state, tally)
+    out, sent = jax.vmap(one)(jnp.arange(comm.workers), rows, state)
+    got, stats = comm.scatter(out.payloads, of=rows, overflow=out.overflow)
+    means = codec.mean(got, likes, stats.poison, comm.step, shards=True)
+    return Half(means, sent, out.state, stats)
 
 
 def to_all(
@@ -157,16 +157,16 @@ def to_all(
     shards: Vectors,
     state: PyTree,
     likes: Likes,
-    channel: Channel,
-    received: Tally = Tally(),
+    comm: Comm,
+    received: Stats = Stats(),
 ) -> Half:
     """A shard of each part, compressed, to all; the shards of all owners, NaN unless all is finite.
 
     The headers also say what the owners were sent before.
     """
-    step = channel.step
+    step = comm.step
     out = codec.compress(shards, state, step)
-    got, tally = channel.gather(out.payloads, of=shards, overflow=out.overflow, received=received)
+    got, stats = comm.gather(out.payloads, of=shards, overflow=out.overflow, received=received)
     every = jax.vmap(lambda payloads: codec.decompress(payloads, likes, step))(got)
-    rows = tuple(vectors + tally.poison for vectors in every)
-    return Half(rows, (), out.state, tally)
+    rows = tuple(vectors + stats.poison for vectors in every)
+    return Half(rows, (), out.state, stats)

@@ -36,20 +36,20 @@ class Island:
     An island is any JAX program: one process or many, on its own mesh. It trains on its own, and
     every H steps hands in its change, compressed. With the common parameters θ̄,
 
-        θ̄ ← θ̄ + outer(Σ share · C(θ̄ - θ)),   θ ← blend · θ + (1 - blend) · θ̄.
+        θ̄ ← θ̄ + outer(Σ share · C(θ̄ - θ)),   θ ← mixing · θ + (1 - mixing) · θ̄.
 
     This is `fg.optimizers.diloco` without a common program. An island that dies is missed once, at
     the deadline of a round, and may come back under its name. The others go on.
 
-        with fg.islands.Island("s3://bucket/run", "site-1", params, delay=5, blend=0.5) as island:
+        with fg.islands.Island("s3://bucket/run", "site-1", params, overlap_steps=5) as island:
             params = island.params
             for batch in batches:
                 params, state, loss = train(params, state, batch)
                 params = island.step(params, weight=batch.size, loss=loss)
 
     A thread writes, lists, reads and decodes while the next steps run. A step waits for it in two
-    cases: at a meeting if `delay` is 0, and once the deadlines of three rounds have passed since
-    the last meeting. It waits for a deadline and a quarter at most, and then trains on alone.
+    cases: at a meeting if `overlap_steps` is 0, and once the deadlines of three rounds have passed
+    since the last meeting. It waits for a deadline and a quarter at most, and then trains on alone.
 
     Args:
       store: a URL, as for `open_store`, or the store that it returns.
@@ -60,8 +60,8 @@ class Island:
       outer: a function from the rate of the settings to the optimizer of the common parameters, the
         same on all. With error feedback of a sparse codec, `fg.islands.nesterov` diverged.
       memory: error feedback, which keeps the part of a change that is not sent.
-      delay: τ, inner steps between a meeting and its effect, below H.
-      blend: α, the share of its own parameters that an island keeps at a meeting.
+      overlap_steps: τ, inner steps between a meeting and its effect, below H.
+      mixing: α, the share of its own parameters that an island keeps at a meeting.
       residual: `island.residual` of an earlier start, so that nothing of it is lost. The manifests
         say whether its last contribution counted. If it is too old it is left out, with a warning.
 
@@ -84,7 +84,7 @@ class Island:
       ConnectionError: if the store cannot be read or written.
 
     Example:
-      >>> settings = fg.islands.Settings(fg.AllGather(fg.Identity()), every=1, rate=1.0)
+      >>> settings = fg.islands.Settings(fg.AllGather(fg.Identity()), sync_every=1, rate=1.0)
       >>> with fg.islands.Island("memory://", "a", jnp.zeros(2), settings=settings) as island:
       ...     island.step(island.params + 1.0)
       Array([1., 1.], dtype=float32)
@@ -99,21 +99,21 @@ class Island:
         settings: Settings = Settings(),
         outer: Outer = optax.sgd,
         memory: ErrorFeedback = ErrorFeedback(),
-        delay: int = 0,
-        blend: float = 0.0,
+        overlap_steps: int = 0,
+        mixing: float = 0.0,
         residual: Residual | None = None,
     ) -> None:
         check_kind("Island(settings)", settings, Settings, "use fg.islands.Settings().")
         check_kind("Island(memory)", memory, ErrorFeedback, "use fg.ErrorFeedback().")
-        check_count("Island(delay)", delay, "use 1.", least=0)
-        check_within("Island(blend)", blend, "[0, 1)", "use 0.5.")
-        if delay >= settings.every:
+        check_count("Island(overlap_steps)", overlap_steps, "use 1.", least=0)
+        check_within("Island(mixing)", mixing, "[0, 1)", "use 0.5.")
+        if overlap_steps >= settings.sync_every:
             raise ValueError(
-                f"Island(delay): must be below every={settings.every} of the settings, got "
-                f"{delay}; use 1."
+                f"Island(overlap_steps): must be below sync_every={settings.sync_every} of the "
+                f"settings, got {overlap_steps}; use 1."
             )
         self.settings = settings
-        self._delay, self._blend = delay, blend
+        self._overlap_steps, self._mixing = overlap_steps, mixing
         self._model = Model.of(params)
         host = self._model.to_host(params)
         check_finite(host)
@@ -168,9 +168,9 @@ class Island:
         self._weight += weight
         if loss is not None:
             self._losses.append(loss)
-        if self._sent is None and self._steps - self._last >= self.settings.every:
+        if self._sent is None and self._steps - self._last >= self.settings.sync_every:
             self._meet(params)
-        is_due = self._sent is not None and self._steps - self._sent[0] >= self._delay
+        is_due = self._sent is not None and self._steps - self._sent[0] >= self._overlap_steps
         return self._rejoin(params) if is_due and self._is_done(self._patience()) else params
 
     def _is_done(self, seconds: float) -> bool:
@@ -183,9 +183,9 @@ class Island:
             return 0.0
         at, when = self._sent
         deadline = self.settings.deadline
-        is_meeting = not self._delay and self._steps == at
+        is_meeting = not self._overlap_steps and self._steps == at
         is_overdue = time.monotonic() - when > OVERDUE * deadline
-        if is_meeting or (is_overdue and (self._steps - at) % self.settings.every == 0):
+        if is_meeting or (is_overdue and (self._steps - at) % self.settings.sync_every == 0):
             return self._longest()
         return 0.0
 
@@ -209,8 +209,8 @@ class Island:
         self._sent = None
         self._take_anchor(self._start)
         joined = self._start
-        if self._blend:
-            joined = blended(self._model.to_host(params), joined, self._blend)
+        if self._mixing:
+            joined = blended(self._model.to_host(params), joined, self._mixing)
         return self._model.to_params(joined, params)
 
     def _take_anchor(self, like: Tree) -> None:

@@ -19,9 +19,9 @@ import optax
 from jax.experimental import multihost_utils
 
 from fftgrad._contracts import Codec, Like, Memory, Payload, PyTree, Step
-from fftgrad.exchanges import AllGather, _layout, _parts
+from fftgrad.exchanges import AllGather, _bucketing, _parts
 from fftgrad.exchanges._all_gather import clipped_mean
-from fftgrad.exchanges._layout import Bucket, Layout
+from fftgrad.exchanges._bucketing import Bucket, Bucketing
 from fftgrad.exchanges._parts import Likes, Parts, Payloads
 from fftgrad.islands._objects import DamagedError
 from fftgrad.ops._shapes import by_path
@@ -44,7 +44,7 @@ class Model:
     @classmethod
     def of(cls, params: PyTree) -> "Model":
         """The model of these parameters."""
-        _layout.check_tree("Island", "params", params)
+        _bucketing.check_tree("Island", "params", params)
         found = by_path(params)
         if not found:
             raise ValueError("Island(params): must have an array, got none; pass the parameters.")
@@ -190,12 +190,12 @@ class Programs:
         return {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in self.shapes}
 
     @property
-    def _layout(self) -> Layout:
-        return Layout().for_exchange(self.exchange)
+    def _bucketing(self) -> Bucketing:
+        return Bucketing().for_exchange(self.exchange)
 
     @functools.cached_property
     def _buckets(self) -> list[tuple[Bucket, Parts, Likes]]:
-        return [self._with_codecs(b) for b in _layout.bucket_likes(self._like, self._layout)]
+        return [self._with_codecs(b) for b in _bucketing.bucket_likes(self._like, self._bucketing)]
 
     @functools.cached_property
     def _of_parts(self) -> list[tuple[Codec, Like]]:
@@ -292,8 +292,8 @@ def _step(number: Any, own: Any = 0) -> Step:
 def _compress(
     programs: Programs, memory: Memory, change: Any, kept: Any, states: Any, number: Any, own: Any
 ) -> Any:
-    x, kept = memory.compensate(change, kept)
-    buckets, join = _layout.to_buckets(x, programs._layout)
+    x, kept = memory.add(change, kept)
+    buckets, join = _bucketing.to_buckets(x, programs._bucketing)
     payloads: list[Payloads] = []
     sent: list[Any] = []
     after: list[Any] = []
@@ -322,7 +322,7 @@ def _decode(programs: Programs, payloads: Any, number: Any) -> Any:
 @functools.partial(jax.jit, static_argnums=0)
 def _advance(programs: Programs, state: Any, sent: Any, shares: Any, number: Any) -> Any:
     anchor, before = state
-    buckets, join = _layout.to_buckets(anchor, programs._layout)
+    buckets, join = _bucketing.to_buckets(anchor, programs._bucketing)
     means: list[Any] = []
     for i, (bucket, payloads) in enumerate(zip(buckets, sent, strict=True)):
         _, codec, likes = programs._with_codecs(bucket)

@@ -291,4 +291,4 @@ class Ledger:
 
     def _put_back(self, lost: Tree, kept: Any) -> Any:
         with on_host():
-            return jax.device_get(self.memory.put_back(lost, kept))
+            return jax.device_get(self.memory.restore(lost, kept))

@@ -22,7 +22,7 @@ class Settings:
     Args:
       exchange: the codec, or a rule, and whether vectors are cut to the median length, as in
         `fg.AllGather(codec, clip_to_median=True)`. The store has its `repr`.
-      every: H, the inner steps between two contributions of an island.
+      sync_every: H, the inner steps between two contributions of an island.
       rate: of the outer optimizer.
       islands: number of islands for which the first round waits.
       deadline: seconds for which an island that has handed in waits for the others, from when it
@@ -32,12 +32,12 @@ class Settings:
       anchors: rounds between two anchors.
 
     Example:
-      >>> fg.islands.Settings(every=30, islands=3)
-      Settings(every=30, islands=3)
+      >>> fg.islands.Settings(sync_every=30, islands=3)
+      Settings(sync_every=30, islands=3)
     """
 
     exchange: AllGather = SPARSE
-    every: int = 50
+    sync_every: int = 50
     rate: float = 0.7
     islands: int = 1
     deadline: float = 60.0
@@ -52,7 +52,7 @@ class Settings:
             AllGather,
             "use fg.AllGather(codec), which gathers.",
         )
-        for name in ("every", "islands", "anchors"):
+        for name in ("sync_every", "islands", "anchors"):
             check_count(f"Settings({name})", getattr(self, name), "use 10.")
         check_count("Settings(stale)", self.stale, "use 1.", least=0)
         check_within("Settings(rate)", self.rate, "(0, inf)", "use 0.7.")

@@ -7,21 +7,21 @@ from fftgrad._contracts import Codec, Exchange, Like, Memory
 from fftgrad._values import check_count, value
 from fftgrad.codecs import _tiles
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs._levels import LloydMax, LogLevels
-from fftgrad.codecs._quantizers import MeanMagnitude, Sign, Ternary, UniformLevels
+from fftgrad.codecs._levels import LloydMax, LogQuantizer
+from fftgrad.codecs._quantizers import MeanMagnitude, Sign, Ternary, UniformQuantizer
 from fftgrad.codecs._threshold import AdaComp, AlternatingSign, Threshold
 from fftgrad.codecs._tiles import Dct, Tiles
 from fftgrad.codecs._top_k import ChunkTopK, RandomK, TopK
 from fftgrad.codecs._transforms import Hadamard, Identity
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._integer_sum import IntegerSum
-from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._bucketing import Bucketing
+from fftgrad.exchanges._leader_top_k import LeaderTopK
 from fftgrad.exchanges._low_rank import AcpSgd, PowerSgd
 from fftgrad.exchanges._parts import DenseByName
+from fftgrad.exchanges._quantized_all_reduce import QuantizedAllReduce
 from fftgrad.exchanges._recipe import Recipe
 from fftgrad.exchanges._schedule import Scheduled
-from fftgrad.exchanges._shared_support import SharedSupport
 from fftgrad.memories import ErrorFeedback, MomentumCorrection, NoMemory
 
 
@@ -243,7 +243,7 @@ def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
 
     Claims: unbiased.
 
-    Differs from the paper: codes of fixed width in place of Elias coding (`UniformLevels`).
+    Differs from the paper: codes of fixed width in place of Elias coding (`UniformQuantizer`).
 
     Example:
       >>> tx = fg.compressed_pmean(fg.methods.qsgd(bits=4), axis_name="data")
@@ -251,7 +251,7 @@ def qsgd(bits: int = 4, bucket: int = 512) -> Recipe:
     References:
       Alistarh et al., NeurIPS 2017, arXiv:1610.02132.
     """
-    return Recipe(AllGather(UniformLevels(bits=bits, bucket=bucket)))
+    return Recipe(AllGather(UniformQuantizer(bits=bits, bucket=bucket)))
 
 
 def random_k(fraction: float = 0.01, *, memory: Memory = ErrorFeedback()) -> Recipe:
@@ -389,7 +389,7 @@ class ScaleComRule:
 
 def scalecom(
     chunk: int = 100,
-    uptake: float = 1.0,
+    beta: float = 1.0,
     *,
     flops: Mapping[str, float] | None = None,
     dense: tuple[str, ...] = (),
@@ -404,7 +404,7 @@ def scalecom(
 
     Args:
       chunk: values for each one sent, which is the largest of them.
-      uptake: u, the paper's beta: share of the error that the residual takes up; 0.1 for large
+      beta: u, the paper's beta: share of the error that the residual takes up; 0.1 for large
         batches, 1 for the usual.
       flops: {word in a leaf's path: floating-point operations for each element of its gradient};
         such a leaf has the paper's chunk, 25 from 196 on, 50 from 128 on, else 400.
@@ -419,16 +419,16 @@ def scalecom(
       those of 32 samples a worker. Transforms and exact selection are ours.
 
     Example:
-      >>> tx = fg.compressed_pmean(fg.methods.scalecom(chunk=100, uptake=0.1), axis_name="data")
+      >>> tx = fg.compressed_pmean(fg.methods.scalecom(chunk=100, beta=0.1), axis_name="data")
 
     References:
       Chen et al., NeurIPS 2020, arXiv:2104.11125.
     """
     rule = ScaleComRule(chunk, tuple((flops or {}).items()), dense, transform, exact)
-    exchange: Exchange = SharedSupport(rule)
+    exchange: Exchange = LeaderTopK(rule)
     if warm_up_steps:
         exchange = Scheduled({0: AllReduce(), warm_up_steps: exchange})
-    return Recipe(exchange, ErrorFeedback(uptake=uptake))
+    return Recipe(exchange, ErrorFeedback(beta=beta))
 
 
 def sign_sgd(*, memory: Memory = ErrorFeedback()) -> Recipe:
@@ -450,7 +450,7 @@ def sign_sgd(*, memory: Memory = ErrorFeedback()) -> Recipe:
     References:
       Karimireddy et al., ICML 2019, arXiv:1901.09847.
     """
-    return Recipe(AllGather(Sign()), memory, Layout("leaf"))
+    return Recipe(AllGather(Sign()), memory, Bucketing("leaf"))
 
 
 def terngrad(
@@ -463,7 +463,7 @@ def terngrad(
       dense: words in the paths of leaves that are not quantized; the paper leaves the last
         classification layer out.
       workers: if given, the scale is shared, and the ternaries of that many workers are summed on
-        the way (`IntegerSum`); `dense` must then be empty.
+        the way (`QuantizedAllReduce`); `dense` must then be empty.
 
     Wire: 1.6 bits a value and 4 bytes a layer; with a shared scale 4.6 bits a value for 8 workers,
       in an all-reduce.
@@ -486,8 +486,8 @@ def terngrad(
         )
     exchange: Exchange = AllGather(DenseByName(dense, Ternary(clip=clip)))
     if workers is not None:
-        exchange = IntegerSum(workers=workers, clip=clip)
-    return Recipe(exchange, layout=Layout("leaf"))
+        exchange = QuantizedAllReduce(workers=workers, clip=clip)
+    return Recipe(exchange, bucketing=Bucketing("leaf"))
 
 
 def top_k(
@@ -503,7 +503,7 @@ def top_k(
 
     Args:
       fraction: share of the values sent, k = ceil(fraction · n).
-      bits: width of a value sent, by `LogLevels`; None sends float32, as the papers do.
+      bits: width of a value sent, by `LogQuantizer`; None sends float32, as the papers do.
       transform: a linear transform before the selection, such as `Dct(block=64)`.
       memory: keeps the rest; the paper's feedback, without decay.
 
@@ -519,5 +519,5 @@ def top_k(
       Aji and Heafield, EMNLP 2017, arXiv:1704.05021. Stich et al., NeurIPS 2018, arXiv:1809.07599.
     """
     sparse = chain(transform, TopK(fraction=fraction))
-    codec = sparse if bits is None else chain(sparse, LogLevels(bits=bits))
+    codec = sparse if bits is None else chain(sparse, LogQuantizer(bits=bits))
     return Recipe(AllGather(codec), memory)

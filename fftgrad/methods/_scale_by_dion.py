@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import optax
 
 from fftgrad._contracts import (
+    Averaged,
     AxisName,
-    Channel,
+    Comm,
     Exchange,
     Like,
     PyTree,
-    Reduced,
     Scope,
     State,
-    Tally,
+    Stats,
 )
 from fftgrad._values import check_count, check_transformation, check_within, value
-from fftgrad.exchanges import _layout, _low_rank, _parts
+from fftgrad.exchanges import _bucketing, _low_rank, _parts
 from fftgrad.exchanges._low_rank import PowerSgd
 from fftgrad.memories import ErrorFeedback
 from fftgrad.ops import _finite
@@ -105,7 +105,7 @@ def scale_by_dion(
     directions: Any = compressed_pmean(exchange, ErrorFeedback(), axis_name=axis_name)
 
     def is_other(name: str, leaf: Like) -> bool:
-        too_long = math.prod(leaf.shape) > _layout.BUCKET_LIMIT  # it travels in pieces
+        too_long = math.prod(leaf.shape) > _bucketing.BUCKET_LIMIT  # it travels in pieces
         return exchange.is_named(name) or too_long or _low_rank.matrix_shape(leaf, rank) is None
 
     def of_others(tree: PyTree) -> PyTree:
@@ -155,11 +155,11 @@ class Directions(Exchange):
         named = jax.eval_shape(self._flat, like)
         return State(shared=_low_rank.random_factors(named, self.rank, axis=1))
 
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
         parts, structure = jax.tree.flatten(x)
         named = self._flat(x)
         matrices, dense = _low_rank.split(named, self.rank)
-        lefts, rights, exact = _low_rank.iterate(matrices, state.shared, dense, channel)
+        lefts, rights, exact = _low_rank.iterate(matrices, state.shared, dense, comm)
         units = list(map(_of_length_one, rights))
         directions = [
             _scale(m) * _low_rank.product(p, q)
@@ -173,11 +173,11 @@ class Directions(Exchange):
             shaped = [a.reshape(part.shape) for a, part in zip(joined, parts, strict=True)]
             return jax.tree.unflatten(structure, shaped)
 
-        return Reduced(
+        return Averaged(
             mean=tree(directions, exact),
             error=jax.tree.map(jnp.subtract, x, tree(taken, dense)),
             state=State(shared=list(map(_low_rank.kept_columns, units, state.shared))),
-            tally=Tally(finite=_finite.all_finite(rights)),
+            stats=Stats(finite=_finite.all_finite(rights)),
         )
 
     def wire_bytes(self, like: PyTree) -> int:

@@ -13,7 +13,7 @@ from fftgrad._values import check_count
 from fftgrad.codecs._quantizers import Sign
 from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._all_reduce import AllReduce
-from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._two_stage import TwoStage
 from fftgrad.memories import ErrorFeedback
 from fftgrad.ops import _count
@@ -93,7 +93,7 @@ def scale_by_one_bit_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
     *,
-    layout: Layout = Layout(),
+    bucketing: Bucketing = Bucketing(),
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Method: Adam, then Adam with a frozen second moment and a momentum of one bit a value.
@@ -111,7 +111,7 @@ def scale_by_one_bit_adam(
       b1: decay of the momentum.
       b2: decay of the second moment.
       eps: added to √v.
-      layout: which leaves have one magnitude; see `Layout`.
+      bucketing: which leaves have one magnitude; see `Bucketing`.
       axis_name: the axis of the workers.
 
     Returns:
@@ -138,7 +138,7 @@ def scale_by_one_bit_adam(
         TwoStage(Sign(), workers=workers),
         ErrorFeedback(),
         axis_name=axis_name,
-        layout=layout,
+        bucketing=bucketing,
     )
 
     def init(params: optax.Params) -> OneBitAdamState:

@@ -12,7 +12,7 @@ from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, Memory, PyTree
 from fftgrad._values import check_count, check_transformation
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs._levels import BinMeans, LogLevels
+from fftgrad.codecs._levels import BinMeans, LogQuantizer
 from fftgrad.codecs._tiles import Tiles
 from fftgrad.codecs._top_k import TopK
 from fftgrad.exchanges import AllGather, Recipe
@@ -22,10 +22,10 @@ from fftgrad.methods._recipes import LargestOfTiles
 from fftgrad.ops import _count, _finite
 from fftgrad.optimizers import _fragments
 from fftgrad.training._gradients import weighted
-from fftgrad.training._pmean import CompressedPmeanState, Masked, compressed_pmean
+from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
 
 DECAYED = ErrorFeedback(decay=0.95)
-SPARSE = AllGather(chain(TopK(fraction=0.03), LogLevels(bits=4)))
+SPARSE = AllGather(chain(TopK(fraction=0.03), LogQuantizer(bits=4)))
 
 
 class DilocoState(NamedTuple):
@@ -51,14 +51,14 @@ class DilocoState(NamedTuple):
 def diloco(
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation,
-    every: int,
+    sync_every: int,
     exchange: Exchange | Recipe = SPARSE,
     memory: Memory | None = None,
     *,
     fragments: int = 1,
-    delay: int = 0,
-    blend: float = 0.0,
-    masked: Masked = "refuse",
+    overlap_steps: int = 0,
+    mixing: float = 0.0,
+    allow_masked: bool = False,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: each worker trains on its own, and every H steps they average what they changed.
@@ -75,21 +75,21 @@ def diloco(
     `optax.sgd(0.7, momentum=0.9, nesterov=True)` for outer; `sparse_loco` is SparseLoCo.
 
     *Streaming.* With P fragments the workers meet every H/P steps, each time with another P-th of
-    the rows of every leaf, so the whole model never travels at once. With a delay of τ steps, what
-    is exchanged takes effect τ steps later, by θ ← α θ + (1 - α) θ̄ in those rows: a worker keeps
+    the rows of every leaf, so the whole model never travels at once. With an overlap of τ steps,
+    what is exchanged takes effect τ steps later, by θ ← α θ + (1 - α) θ̄ in those rows: a worker keeps
     the share α of what it learned meanwhile. Such an exchange depends on nothing that the step
-    computes. With `fragments=every` it is in no branch either, so a compiler can run it beside the
-    backward pass, and every step sends the same bytes.
+    computes. With `fragments=sync_every` it is in no branch either, so a compiler can run it beside
+    the backward pass, and every step sends the same bytes.
 
-        fg.optimizers.diloco(adamw, nesterov, 30, fragments=30, delay=1, blend=0.5)
+        fg.optimizers.diloco(adamw, nesterov, 30, fragments=30, overlap_steps=1, mixing=0.5)
 
     For fragments by depth, or meetings at different intervals, put several `diloco` in one
-    `optax.partition`, each with its own `every`, and `masked="elsewhere"`; `inner` then
+    `optax.partition`, each with its own `sync_every`, and `allow_masked=True`; `inner` then
     sees the leaves of its own part only.
 
     Between two outer steps the parameters differ between the workers, so they need a leading axis
     of workers under `jax.shard_map`, as the inner state does. Evaluate and save `state.anchor`:
-    after an outer step, without fragments and delay, the parameters equal it up to one rounding.
+    after an outer step, without fragments and overlap, the parameters equal it up to one rounding.
     A program with `check_vma=False` that saves the parameters as replicated saves one worker's.
 
     `update(..., weight=tokens)` at a meeting weighs what a worker changed; one with weight 0 sends
@@ -100,15 +100,15 @@ def diloco(
       inner: the optimizer of each worker, complete with its learning rate. It must move the
         parameters that it is given: schedule-free moves a copy, and copies never meet.
       outer: the optimizer of what all have in common, to which the mean change is the gradient.
-      every: H, the number of inner steps between two meetings of a fragment.
+      sync_every: H, the number of inner steps between two meetings of a fragment.
       exchange: how the changes travel and are averaged, or a method, such as
         `fg.methods.eden()`.
       memory: what is done with what an outer step does not send; if left out, the recipe's, or
         error feedback with decay 0.95.
       fragments: P, a divisor of H.
-      delay: τ, the inner steps between an exchange and its effect, below H.
-      blend: α, the share of its own parameters that a worker keeps at a meeting.
-      masked: what to do with leaves that are hidden from it, as for `compressed_pmean`.
+      overlap_steps: τ, the inner steps between an exchange and its effect, below H.
+      mixing: α, the share of its own parameters that a worker keeps at a meeting.
+      allow_masked: whether leaves may be hidden from it, as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers.
 
     Returns:
@@ -125,7 +125,7 @@ def diloco(
 
     Raises:
       TypeError: if `inner` or `outer` is no transformation.
-      ValueError: if `every`, `fragments`, `delay` or `blend` is out of its range;
+      ValueError: if `sync_every`, `fragments`, `overlap_steps` or `mixing` is out of its range;
         while tracing, if `params` is missing, or known to be the same on all workers.
 
     Differs from the papers: the notebook of DiLoCo's authors makes a new inner optimizer in each
@@ -136,7 +136,7 @@ def diloco(
 
     Example:
       >>> import optax
-      >>> tx = fg.optimizers.diloco(optax.adamw(3e-4), optax.sgd(1.0), every=50)
+      >>> tx = fg.optimizers.diloco(optax.adamw(3e-4), optax.sgd(1.0), sync_every=50)
       >>> jax.eval_shape(tx.init, jnp.zeros(9)).anchor.shape
       (9,)
 
@@ -146,11 +146,13 @@ def diloco(
     """
     check_transformation("diloco(inner)", inner)
     check_transformation("diloco(outer)", outer)
-    _check(every, fragments, delay, blend)
-    period = every // fragments
+    _check(sync_every, fragments, overlap_steps, mixing)
+    period = sync_every // fragments
     if memory is None and not isinstance(exchange, Recipe):
         memory = DECAYED
-    compressed: Any = compressed_pmean(exchange, memory, axis_name=axis_name, masked=masked)
+    compressed: Any = compressed_pmean(
+        exchange, memory, axis_name=axis_name, allow_masked=allow_masked
+    )
     run_inner: Any = optax.with_extra_args_support(inner).update
     run_outer: Any = optax.with_extra_args_support(outer).update
 
@@ -197,9 +199,9 @@ def diloco(
         )
         local = optax.apply_updates(params, updates)
         # What a delayed meeting sends was known before this step's gradient: they overlap.
-        sends = params if delay else local
-        step = _count.next_step(state.step, every)
-        due, number = meeting(state.step if delay else step)
+        sends = params if overlap_steps else local
+        step = _count.next_step(state.step, sync_every)
+        due, number = meeting(state.step if overlap_steps else step)
 
         def meet(now: jax.Array | bool) -> tuple[Any, Any, Any]:
             anchor = _fragments.take(state.anchor, number, fragments)
@@ -220,7 +222,7 @@ def diloco(
 
         def join(now: jax.Array | bool, anchor: Any, number: jax.Array) -> Any:
             def back(own: jax.Array, common: jax.Array, before: jax.Array) -> jax.Array:
-                kept = blend * own + (1 - blend) * common if blend else common
+                kept = mixing * own + (1 - mixing) * common if mixing else common
                 return kept.astype(own.dtype) - before
 
             trees = [_fragments.take(tree, number, fragments) for tree in (local, anchor, params)]
@@ -229,12 +231,12 @@ def diloco(
 
         def meet_and_join(now: jax.Array | bool) -> tuple[Any, Any]:
             met = meet(now)
-            return met, (updates if delay else join(now, met[0], number))
+            return met, (updates if overlap_steps else join(now, met[0], number))
 
         met = state.anchor, state.outer, state.pmean
         met, moves = _if(due, period == 1, meet_and_join, (met, updates))
-        if delay:
-            due, number = meeting(step - delay)
+        if overlap_steps:
+            due, number = meeting(step - overlap_steps)
             moves = _if(due, period == 1, lambda now: join(now, met[0], number), updates)
         anchor, after, pmean = met
         own, skipped = map(add_worker_axis, (own, skipped))
@@ -255,22 +257,23 @@ def _if(
     return lax.cond(due, lambda: then(True), lambda: otherwise)
 
 
-def _check(every: int, fragments: int, delay: int, blend: float) -> None:
+def _check(sync_every: int, fragments: int, overlap_steps: int, mixing: float) -> None:
     """Refuse arguments out of range."""
-    check_count("diloco(every)", every, "use 50.")
-    check_count("diloco(fragments)", fragments, f"use {every} to send as much in each step.")
-    check_count("diloco(delay)", delay, "use 1.", least=0)
-    if every % fragments:
+    check_count("diloco(sync_every)", sync_every, "use 50.")
+    check_count("diloco(fragments)", fragments, f"use {sync_every} to send as much in each step.")
+    check_count("diloco(overlap_steps)", overlap_steps, "use 1.", least=0)
+    if sync_every % fragments:
         raise ValueError(
-            f"diloco(fragments): must be a divisor of every={every}, got {fragments}; use {every} "
-            "to send as much in each step."
+            f"diloco(fragments): must be a divisor of sync_every={sync_every}, got {fragments}; use "
+            f"{sync_every} to send as much in each step."
         )
-    if delay >= every:
+    if overlap_steps >= sync_every:
         raise ValueError(
-            f"diloco(delay): must be at least 0 and below every={every}, got {delay}; use 1."
+            f"diloco(overlap_steps): must be at least 0 and below sync_every={sync_every}, got "
+            f"{overlap_steps}; use 1."
         )
-    if not 0 <= blend < 1:
-        raise ValueError(f"diloco(blend): must be at least 0 and below 1, got {blend}; use 0.5.")
+    if not 0 <= mixing < 1:
+        raise ValueError(f"diloco(mixing): must be at least 0 and below 1, got {mixing}; use 0.5.")
 
 
 def check_own(owner: str, params: PyTree, axis_name: AxisName) -> None:
@@ -330,7 +333,7 @@ def mean_loss(
 def sparse_loco(
     inner: optax.GradientTransformation,
     *,
-    every: int = 30,
+    sync_every: int = 30,
     outer_rate: float = 0.4,
     k: int = 64,
     block: int = 64,
@@ -338,9 +341,9 @@ def sparse_loco(
     decay: float = 0.95,
     clip_to_median: bool = True,
     fragments: int = 1,
-    delay: int = 0,
-    blend: float = 0.0,
-    masked: Masked = "refuse",
+    overlap_steps: int = 0,
+    mixing: float = 0.0,
+    allow_masked: bool = False,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: SparseLoCo; local steps, then 2 bits of the largest values of each tile.
@@ -357,7 +360,7 @@ def sparse_loco(
 
     Args:
       inner: the optimizer of each worker, complete with its learning rate, as `optax.adamw(3e-4)`.
-      every: H, the inner steps between two outer steps.
+      sync_every: H, the inner steps between two outer steps.
       outer_rate: what share of the mean change is taken.
       k: values sent of each tile.
       block: side of a tile; a leaf of one axis has tiles of `block` values, all of which are sent
@@ -366,9 +369,9 @@ def sparse_loco(
       decay: of what could not be sent.
       clip_to_median: as for `AllGather`.
       fragments: as for `diloco`.
-      delay: as for `diloco`.
-      blend: as for `diloco`.
-      masked: as for `diloco`.
+      overlap_steps: as for `diloco`.
+      mixing: as for `diloco`.
+      allow_masked: as for `diloco`.
       axis_name: the axis, or axes, of the workers.
 
     Returns:
@@ -386,7 +389,7 @@ def sparse_loco(
 
     Example:
       >>> import optax
-      >>> tx = fg.optimizers.sparse_loco(optax.adamw(3e-4), every=30)
+      >>> tx = fg.optimizers.sparse_loco(optax.adamw(3e-4), sync_every=30)
       >>> jax.eval_shape(tx.init, jnp.zeros(9)).anchor.shape
       (9,)
 
@@ -396,12 +399,12 @@ def sparse_loco(
     return diloco(
         inner,
         optax.sgd(outer_rate),
-        every,
+        sync_every,
         AllGather(LargestOfTiles(Tiles, k, block, BinMeans(bits)), clip_to_median),
         ErrorFeedback(decay),
         fragments=fragments,
-        delay=delay,
-        blend=blend,
-        masked=masked,
+        overlap_steps=overlap_steps,
+        mixing=mixing,
+        allow_masked=allow_masked,
         axis_name=axis_name,
     )

@@ -14,7 +14,7 @@ from fftgrad._contracts import AxisName, Exchange, Memory, PyTree
 from fftgrad._values import check_choice, check_within
 from fftgrad.codecs._budget import Budget
 from fftgrad.exchanges import AllGather, Hierarchical, Recipe
-from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.memories import ErrorFeedback, NoMemory
 from fftgrad.training._gradients import widened
 from fftgrad.training._pmean import CompressedPmeanState, NonFinite, compressed_pmean
@@ -46,7 +46,7 @@ def feedback_adam(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     mask: Any = None,
-    layout: Layout | None = None,
+    bucketing: Bucketing | None = None,
     non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
@@ -75,7 +75,7 @@ def feedback_adam(
       mask: which leaves decay, as for `optax.adamw`; all if left out. Under
         `optax.inject_hyperparams` a function needs `static_args="mask"`. Otherwise optax calls it
         with the step number, as a schedule, and a mask by `ndim` lets nothing decay.
-      layout: what the largest are counted over; see `Layout`.
+      bucketing: what the largest are counted over; see `Bucketing`.
       non_finite: what becomes of a step in which anything is not finite, on any worker: "skip"
         leaves the step out on all workers and counts it, "propagate" returns NaN for it. Adam's
         state stays as it was in both cases.
@@ -117,7 +117,7 @@ def feedback_adam(
 
     return behind_feedback(
         "feedback_adam",
-        (exchange, memory, layout, non_finite, axis_name),
+        (exchange, memory, bucketing, non_finite, axis_name),
         optax.GradientTransformation(adam.init, update),
         *descent("feedback_adam", learning_rate, weight_decay, mask),
     )
@@ -130,7 +130,7 @@ def feedback_sgd(
     memory: Memory | None = None,
     *,
     nu: float = 0.5,
-    layout: Layout | None = None,
+    bucketing: Bucketing | None = None,
     non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
@@ -149,7 +149,7 @@ def feedback_sgd(
       exchange: as for `feedback_adam`, and so are the other arguments.
       memory: what is done with what a step does not send.
       nu: share of the average in the update.
-      layout: what the largest are counted over; see `Layout`.
+      bucketing: what the largest are counted over; see `Bucketing`.
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
 
@@ -181,7 +181,7 @@ def feedback_sgd(
 
     return behind_feedback(
         "feedback_sgd",
-        (exchange, memory, layout, non_finite, axis_name),
+        (exchange, memory, bucketing, non_finite, axis_name),
         optax.GradientTransformation(ema.init, update),
         *descent("feedback_sgd", learning_rate),
     )
@@ -212,16 +212,16 @@ def descent(
 
 def behind_feedback(
     owner: str,
-    mean: tuple[Exchange | Recipe, Memory | None, Layout | None, NonFinite, AxisName],
+    mean: tuple[Exchange | Recipe, Memory | None, Bucketing | None, NonFinite, AxisName],
     *steps: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
     """A compressed mean, then the steps, of which one that is not finite leaves no trace."""
-    exchange, memory, layout, non_finite, axis_name = mean
+    exchange, memory, bucketing, non_finite, axis_name = mean
     if memory is None and not isinstance(exchange, Recipe):
         memory = NoMemory() if isinstance(exchange, Hierarchical) else ErrorFeedback()
     check_choice(f"{owner}(non_finite)", non_finite, get_args(NonFinite))
     # A bad mean need not become zero first: the whole step is replaced below.
-    compressed: Any = compressed_pmean(exchange, memory, layout=layout, axis_name=axis_name)
+    compressed: Any = compressed_pmean(exchange, memory, bucketing=bucketing, axis_name=axis_name)
     optimizer = optax.with_extra_args_support(optax.chain(*steps))
     instead = jnp.nan if non_finite == "propagate" else 0.0
 
@@ -257,7 +257,7 @@ def feedback_muon(
     weight_decay: float = 0.0,
     mask: Any = None,
     muon_weight_dimension_numbers: Any = None,
-    layout: Layout | None = None,
+    bucketing: Bucketing | None = None,
     non_finite: NonFinite = "skip",
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
@@ -287,7 +287,7 @@ def feedback_muon(
       muon_weight_dimension_numbers: as for `optax.contrib.muon`: which leaves are matrices, and of
         which axes. Pass `fg.optimizers.muon_dimensions` for a transformer. If left out, all leaves
         with two axes are matrices, embeddings too, and attention kernels with three are not.
-      layout: what the largest are counted over; see `Layout`.
+      bucketing: what the largest are counted over; see `Bucketing`.
       non_finite: as for `feedback_adam`.
       axis_name: the axis of the workers.
 
@@ -343,7 +343,7 @@ def feedback_muon(
 
     return behind_feedback(
         "feedback_muon",
-        (exchange, memory, layout, non_finite, axis_name),
+        (exchange, memory, bucketing, non_finite, axis_name),
         optax.GradientTransformation(init, update),
         *descent("feedback_muon", learning_rate, weight_decay, mask),
     )

@@ -7,19 +7,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Channel, Codec
+from fftgrad._contracts import AxisName, Codec, Comm
 from fftgrad._values import check_kind
 from fftgrad.codecs._chain import chain
-from fftgrad.codecs._quantizers import UniformLevels
+from fftgrad.codecs._quantizers import UniformQuantizer
 from fftgrad.codecs._transforms import Hadamard
 from fftgrad.exchanges import _two_stage
 from fftgrad.exchanges._parts import Likes, Parts
 from fftgrad.ops._random import as_key, check_key
 
-EIGHT = UniformLevels(bits=8, bucket=256, norm="max")
-FOUR = chain(Hadamard(block=256), UniformLevels(bits=4, bucket=256, norm="max"))
+EIGHT = UniformQuantizer(bits=8, bucket=256, norm="max")
+FOUR = chain(Hadamard(block=256), UniformQuantizer(bits=4, bucket=256, norm="max"))
 
-REMEDY = "pass UniformLevels(bits=8)."
+REMEDY = "pass UniformQuantizer(bits=8)."
 
 
 class Scattered(NamedTuple):
@@ -82,8 +82,8 @@ def compressed_psum_scatter(
       Wang et al., 2023, arXiv:2306.10209; Jia et al., NeurIPS 2024, arXiv:2410.15526.
     """
     owner = "compressed_psum_scatter"
-    channel = _start(owner, x, codec, axis_name, step, key)
-    workers = channel.workers
+    comm = _start(owner, x, codec, axis_name, step, key)
+    workers = comm.workers
     parts = Parts((codec,)).shard(workers)
     axis = axis_of(owner, "scatter_dimension", scatter_dimension, x)
     if x.shape[axis] % workers:
@@ -97,7 +97,7 @@ def compressed_psum_scatter(
     front = jnp.moveaxis(x.astype(jnp.float32), axis, 0)
     rows, likes = front.reshape(workers, -1), _likes(x.size // workers)
     before = jax.tree.map(lambda a: jnp.stack([a] * workers), parts.init(likes))
-    got = _two_stage.to_owners(parts, (rows,), before, likes, channel)
+    got = _two_stage.to_owners(parts, (rows,), before, likes, comm)
     shape = (front.shape[0] // workers, *front.shape[1:])
     shard = workers * got.vectors[0].reshape(shape)
     return Scattered(
@@ -154,8 +154,8 @@ def compressed_all_gather(
       Jia et al., NeurIPS 2024, arXiv:2410.15526.
     """
     owner = "compressed_all_gather"
-    channel = _start(owner, shard, codec, axis_name, step, key)
-    workers = channel.workers
+    comm = _start(owner, shard, codec, axis_name, step, key)
+    workers = comm.workers
     parts = Parts((codec,))
     axis = axis_of(owner, "gather_dimension", gather_dimension, shard)
     expected = tuple(n * (workers if i == axis else 1) for i, n in enumerate(shard.shape))
@@ -171,8 +171,8 @@ def compressed_all_gather(
     sends, before = front.ravel(), None
     if reference is not None:
         before = jnp.moveaxis(reference.astype(jnp.float32), axis, 0).reshape(workers, -1)
-        sends = sends - jnp.take(before, channel.index, axis=0)
-    (rows,) = _two_stage.to_all(parts, (sends,), parts.init(likes), likes, channel).vectors
+        sends = sends - jnp.take(before, comm.index, axis=0)
+    (rows,) = _two_stage.to_all(parts, (sends,), parts.init(likes), likes, comm).vectors
     rows = rows if before is None else before + rows
     whole = rows.reshape(workers * front.shape[0], *front.shape[1:])
     return jnp.moveaxis(whole, 0, axis).astype(dtype)
@@ -185,12 +185,12 @@ def _start(
     axis_name: AxisName,
     step: jax.Array | int,
     key: jax.Array | int,
-) -> Channel:
+) -> Comm:
     check_kind(f"{owner}(codec)", codec, Codec, REMEDY)
     check_key(f"{owner}(key)", key)
     _axes.size(axis_name, owner)
     _check_array(owner, x)
-    return Channel.of(axis_name, key, step)
+    return Comm.of(axis_name, key, step)
 
 
 def _check_array(owner: str, x: Any) -> None:

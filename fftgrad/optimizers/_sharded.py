@@ -1,7 +1,7 @@
 """An optimizer whose state is sharded over the workers, as in ZeRO."""
 
 import concurrent.futures
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,8 @@ import numpy as np
 import optax
 
 from fftgrad import _axes
-from fftgrad._contracts import AxisName, Channel, Codec, Memory, PyTree, Tally
-from fftgrad._values import check_choice, check_count, check_kind, check_transformation
+from fftgrad._contracts import AxisName, Codec, Comm, Memory, PyTree, Stats
+from fftgrad._values import check_count, check_kind, check_transformation
 from fftgrad.exchanges import _parts, _shards, _two_stage
 from fftgrad.exchanges._parts import Vectors
 from fftgrad.exchanges._shards import OfShards, add_worker_axis, drop_worker_axis
@@ -28,7 +28,6 @@ from fftgrad.training._gradients import (
     refuse_masked,
     weighted,
 )
-from fftgrad.training._pmean import Masked
 from fftgrad.training._state import ShardedState
 
 OWNER = "sharded"
@@ -42,7 +41,7 @@ def sharded(
     parameters: Codec = EIGHT,
     memory: Memory = NoMemory(),
     key: jax.Array | int = 0,
-    masked: Masked = "refuse",
+    allow_masked: bool = False,
     axis_name: AxisName = "data",
 ) -> optax.GradientTransformationExtraArgs:
     """Optimizer: each worker updates its shard of the parameters; both ways are compressed.
@@ -77,7 +76,7 @@ def sharded(
       memory: what is done with what is not sent of a gradient: `ErrorFeedback()` for codecs that
         are not unbiased.
       key: a seed or key, equal on all workers.
-      masked: what to do with leaves that are hidden from it, as for `compressed_pmean`.
+      allow_masked: whether leaves may be hidden from it, as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers.
 
     Returns:
@@ -85,7 +84,7 @@ def sharded(
       the same on all workers.
 
     Wire: w buffers of 4 bytes and the payload of n/w gradients, and one of n/w parameters: with one
-      codec for both, `fg.wire_bytes(fg.TwoStage(codec, workers), params, fg.Layout("leaf"))`.
+      codec for both, `fg.wire_bytes(fg.TwoStage(codec, workers), params, fg.Bucketing("leaf"))`.
       A `value` that `inner` reads adds 4 bytes, in an all-reduce.
 
     Claims: the parameters have the same bits on all workers. A step in which anything is not finite
@@ -93,7 +92,7 @@ def sharded(
       The state is for this number of workers: `fg.checkpoint.reshard_state` refuses another.
 
     Raises:
-      ValueError: if `masked` is neither; in `init`, if `inner` does not do to each shard what it
+      ValueError: in `init`, if `inner` does not do to each shard what it
         does to the whole; while tracing, if the axis has not `workers` workers, `params` is missing
         or varies over the axis, a gradient does not, or a leaf is masked.
       TypeError: if an argument is no codec or memory.
@@ -112,11 +111,10 @@ def sharded(
       Rajbhandari et al., 2020, arXiv:1910.02054; Jia et al., NeurIPS 2024, arXiv:2410.15526.
     """
     check_transformation(f"{OWNER}(inner)", inner)
-    check_kind(f"{OWNER}(gradients)", gradients, Codec, "use UniformLevels(bits=8).")
-    check_kind(f"{OWNER}(parameters)", parameters, Codec, "use UniformLevels(bits=8).")
+    check_kind(f"{OWNER}(gradients)", gradients, Codec, "use UniformQuantizer(bits=8).")
+    check_kind(f"{OWNER}(parameters)", parameters, Codec, "use UniformQuantizer(bits=8).")
     check_kind(f"{OWNER}(memory)", memory, Memory, "use ErrorFeedback().")
     check_key(f"{OWNER}(key)", key)
-    check_choice(f"{OWNER}(masked)", masked, get_args(Masked))
     check_count(f"{OWNER}(workers)", workers, "use the number of workers along the axis.")
     run: Any = optax.with_extra_args_support(inner).update
 
@@ -151,7 +149,7 @@ def sharded(
                 f"{OWNER}.update(params): the owners' shards are counted from them, got None; call "
                 "tx.update(grads, state, params)."
             )
-        if masked == "refuse":
+        if not allow_masked:
             otherwise = f"; else give all leaves, and an optax.partition as inner, {ELSEWHERE}"
             refuse_masked(updates, OWNER, otherwise)
         like = checked_like(updates, OWNER)
@@ -164,16 +162,16 @@ def sharded(
             _parts.Parts(tuple(codec for _ in likes)).shard(workers)
             for codec in (gradients, parameters)
         )
-        channel = Channel.of(axis_name, key, state.step)
+        comm = Comm.of(axis_name, key, state.step)
         own = drop_worker_axis(state.memory)
         updates, params = _axes.whole((updates, params))
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         grads = weighted(grads, weight, axis_name)
-        x, compensated = memory.compensate(grads, own)
+        x, added = memory.add(grads, own)
 
         rows = tuple(_shards.to_shards(_some(x), workers))
         before = jax.tree.map(lambda a: jnp.stack([a] * workers), there.init(likes))
-        got = _two_stage.to_owners(there, rows, before, likes, channel.fold(0))
+        got = _two_stage.to_owners(there, rows, before, likes, comm.fold(0))
         mine = _mine(params, workers, axis_name)
         ahead = drop_worker_axis(state.ahead.value)
         master = tuple(m + a for m, a in zip(mine, ahead, strict=True))
@@ -186,22 +184,22 @@ def sharded(
 
         lacks = tuple(new - old for new, old in zip(master, mine, strict=True))
         # What came is told as well as what goes: the inner optimizer may hide a NaN.
-        came = got.tally._replace(finite=_finite.all_finite(got.vectors))
-        out = _two_stage.to_all(back, lacks, back.init(likes), likes, channel.fold(1), came)
+        came = got.stats._replace(finite=_finite.all_finite(got.vectors))
+        out = _two_stage.to_all(back, lacks, back.init(likes), likes, comm.fold(1), came)
         change = _rounded(_shards.from_shards(out.vectors, some), _some(updates))
         # What rounding drops of a change, and of its sum, is in the next difference, too.
         steps = zip(mine, _mine(change, workers, axis_name), strict=True)
         moved = _rounded(tuple(old + step for old, step in steps), _some(params))
         lacking = tuple(new - now for new, now in zip(master, moved, strict=True))
         change: Any = _axes.whole(_whole(change, updates))
-        finite = jnp.asarray(out.tally.finite) & _finite.all_finite(out.vectors)
-        finite = _pmean.all_finite(Tally(finite), change)
+        finite = jnp.asarray(out.stats.finite) & _finite.all_finite(out.vectors)
+        finite = _pmean.all_finite(Stats(finite), change)
         change = _pmean.hide_bad("skip", finite, change)
 
         sent = _whole(_shards.from_shards(got.sent, some), x)
         mean = jax.tree.map(jnp.zeros_like, x)  # no worker has the whole of it
         error = jax.tree.map(jnp.subtract, x, sent)
-        remembered = memory.update(x, error, mean, compensated)
+        remembered = memory.update(x, error, mean, added)
         old = (state.memory, state.inner, state.ahead)
         new = (
             add_worker_axis(remembered),

@@ -13,7 +13,7 @@ import optax
 import fftgrad as fg
 from fftgrad._contracts import AxisName, PyTree
 from fftgrad._values import check_choice, check_count, check_kind, check_within, plain, value
-from fftgrad.exchanges._layout import BUCKET_LIMIT
+from fftgrad.exchanges._bucketing import BUCKET_LIMIT
 from fftgrad.exchanges._recipe import recipe_of
 from fftgrad.planning._inputs import FAST
 
@@ -119,7 +119,7 @@ class Candidate:
 
     Example:
       >>> fg.planning.Candidate("QSGD", fg.methods.qsgd(bits=4)).code("data")
-      "fg.compressed_pmean(fg.AllGather(codec=fg.UniformLevels()), axis_name='data')"
+      "fg.compressed_pmean(fg.AllGather(codec=fg.UniformQuantizer()), axis_name='data')"
     """
 
     name: str
@@ -137,10 +137,10 @@ class Candidate:
         check_choice("Candidate(loss)", self.loss, get_args(Loss))
         remedy = "use 1.2 for a fifth more than dense's."
         check_within("Candidate(steps)", self.steps, "(0, inf)", remedy)
-        if self.every > 1 and own.layout != fg.Layout():
+        if self.every > 1 and own.bucketing != fg.Bucketing():
             raise ValueError(
-                f"Candidate(method): must have no layout with local steps, got {own.layout!r}; "
-                "leave it to the exchange."
+                f"Candidate(method): must have no bucketing with local steps, got "
+                f"{own.bucketing!r}; leave it to the exchange."
             )
 
     @property
@@ -164,7 +164,7 @@ class Candidate:
             1.0,
             exchange=own.exchange,
             memory=own.memory,
-            layout=own.layout,
+            bucketing=own.bucketing,
             axis_name=axis_name,
         )
 
@@ -174,7 +174,7 @@ class Candidate:
         made = getattr(whole, "func", whole)
         options = [f"{k}={plain(option)!r}" for k, option in getattr(whole, "keywords", {}).items()]
         exchange, memory = repr(own.exchange), repr(own.memory)
-        layout = [] if own.layout == fg.Layout() else [f"layout={own.layout!r}"]
+        bucketing = [] if own.bucketing == fg.Bucketing() else [f"bucketing={own.bucketing!r}"]
         if self.every > 1:
             inner = ", ".join(["learning_rate", *options])
             inner = f"optax.contrib.{made.__name__}({inner})" if made else "optimizer"
@@ -182,10 +182,16 @@ class Candidate:
             parts = [inner, "optax.sgd(1.0)", str(self.every), exchange, memory]
         elif made:
             function = f"fg.optimizers.{made.__name__}"
-            parts = ["learning_rate", f"exchange={exchange}", f"memory={memory}", *options, *layout]
+            parts = [
+                "learning_rate",
+                f"exchange={exchange}",
+                f"memory={memory}",
+                *options,
+                *bucketing,
+            ]
         else:
             function = "fg.compressed_pmean"
-            parts = [exchange, *([] if own.memory == fg.NoMemory() else [memory]), *layout]
+            parts = [exchange, *([] if own.memory == fg.NoMemory() else [memory]), *bucketing]
         inside = NAME.sub(lambda found: f"fg.{_room(found[2])}{found[1]}", ", ".join(parts))
         return f"{function}({inside}, axis_name={axis_name!r})"
 
@@ -238,7 +244,7 @@ def candidates(
     signs = fg.Recipe(fg.TwoStage(fg.Sign(), workers), decayed)
     two_bits = fg.TwoStage(fg.codecs.LloydMax(bits=2, block=256), workers)
     filled = fg.Recipe(fg.TwoStage(fg.Budget(ratio=25), workers), feedback)
-    four_bits = fg.chain(fg.TopK(0.04), fg.LogLevels(bits=4))
+    four_bits = fg.chain(fg.TopK(0.04), fg.LogQuantizer(bits=4))
     rows = [
         _row("dense float32", fg.Recipe(fg.AllReduce()), dense=True),
         _row("dense bfloat16", fg.Recipe(halves), dense=True),
@@ -246,9 +252,7 @@ def candidates(
         _row("EDEN 1 bit (DRIVE)", fg.methods.eden()),
         _row("TernGrad, shared scale", fg.methods.terngrad(workers=workers)),
         _row("random-k 10 %", fg.methods.random_k(0.1), optimizer=LATE),
-        _row(
-            "shared top-k 4 %", fg.Recipe(fg.SharedSupport(fg.TopK(0.04)), decayed), optimizer=LATE
-        ),
+        _row("shared top-k 4 %", fg.Recipe(fg.LeaderTopK(fg.TopK(0.04)), decayed), optimizer=LATE),
         _row("top-k 4 %, 4 bits", top_k(0.04, 4, memory=decayed), optimizer=LATE),
         _row(
             "two stages, top-k 4 %, 4 bits",
@@ -280,7 +284,7 @@ def candidates(
             _row("ACP-SGD rank 4", fg.methods.acp_sgd(4), optimizer=LATE),
         ]
     if fast > 1:
-        whole = [row for row in rows if row.recipe.layout == fg.Layout()]
+        whole = [row for row in rows if row.recipe.bucketing == fg.Bucketing()]
         rows = [_over_fast(row, fast, fast_axis) for row in whole]
     return tuple(rows)
 

@@ -377,7 +377,7 @@ def _rates(rows: Array, ratios: Sequence[float], basis: fg.Codec) -> tuple[Rate,
 
     def largest(k: int) -> fg.Codec:
         share = min(1.0, float(f"{k / slots:.3g}"))
-        return fg.chain(basis, fg.TopK(fraction=share), fg.LogLevels(bits=4))
+        return fg.chain(basis, fg.TopK(fraction=share), fg.LogQuantizer(bits=4))
 
     for ratio in sorted(ratios, reverse=True):
         size = int(4 * n / ratio)
@@ -430,11 +430,11 @@ def _sentences(found: Analysis) -> Iterator[str]:
     if found.overlap is not None and found.cosine is not None:
         share = f"the largest 1 % of two workers share {found.overlap:.0%} of their places"
         if found.overlap >= 0.5:
-            yield f"SharedSupport, or methods.scalecom, pays: {share}, by chance 1%."
+            yield f"LeaderTopK, or methods.scalecom, pays: {share}, by chance 1%."
         elif found.overlap < 0.2:
             yield f"Let each worker choose its own coefficients, by AllGather: {share}."
         else:
-            yield f"SharedSupport is worth a try, and AllGather is the safe choice: {share}."
+            yield f"LeaderTopK is worth a try, and AllGather is the safe choice: {share}."
         yield (
             f"A relative error below {math.sqrt(max(0.0, 1 - found.cosine)):.2f} is less than the "
             f"noise of one worker's batch: two workers' gradients have a cosine of "

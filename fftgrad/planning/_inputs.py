@@ -11,7 +11,7 @@ from fftgrad import _axes
 from fftgrad._axes import AxisName
 from fftgrad._contracts import PyTree
 from fftgrad._values import check_count
-from fftgrad.exchanges import _layout
+from fftgrad.exchanges import _bucketing
 from fftgrad.planning._link import Link
 
 AXIS, SLOW, FAST = "data", "slow", "fast"
@@ -75,12 +75,12 @@ def axis_of(axes: Mapping[str, int]) -> AxisName:
 
 def like_of(owner: str, params: PyTree) -> PyTree:
     """The shapes of parameters, in float32."""
-    _layout.check_tree(owner, "params", params)
+    _bucketing.check_tree(owner, "params", params)
     if not count(params):
         raise ValueError(
             f"{owner}(params): must have values, got none; pass the parameters, or their shapes."
         )
-    return _layout.like(params)
+    return _bucketing.like(params)
 
 
 def count(params: PyTree) -> int:
@@ -112,7 +112,7 @@ def part(params: PyTree) -> tuple[PyTree, int]:
 
     A trace grows with the buckets. They are alike where every matrix is longer than one and cut.
     """
-    limit = _layout.BUCKET_LIMIT
+    limit = _bucketing.BUCKET_LIMIT
     times = -(-count(params) // (BUCKETS * limit))
     matrices = (leaf for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1)
     if times == 1 or any(math.prod(leaf.shape) <= limit for leaf in matrices):

@@ -259,7 +259,7 @@ def plan(
         a named machine, scaled by the time of a memory copy here. Rows of your own are timed; a
         model of more than four million values by a smaller one, in proportion.
       buckets: number of messages of a gradient, all but the last of which overlap the backward
-        pass. If left out, 1 on a CPU and 8 elsewhere, also for dense rows; the code has the layout.
+        pass. If left out, 1 on a CPU and 8 elsewhere, also for dense rows; the code says so.
       algorithm: of the collectives: "ring", "tree", or for each the faster of a ring and the
         algorithm of libraries for short messages (docs/results/predictions.md).
       rows: candidates to compare instead of the default ones; one at least must be dense.
@@ -317,12 +317,12 @@ def plan(
 
 def _cut(row: Candidate, like: PyTree, buckets: int) -> Candidate:
     """The candidate with a gradient in buckets, unless it has its own or nothing overlaps."""
-    layout = row.recipe.layout
-    if buckets == 1 or row.every > 1 or layout.bucket_bytes is not None:
+    bucketing = row.recipe.bucketing
+    if buckets == 1 or row.every > 1 or bucketing.bucket_bytes is not None:
         return row
     total = _inputs.count(like)
-    cut = dataclasses.replace(layout, bucket_bytes=4 * max(1, -(-total // buckets)))
-    return dataclasses.replace(row, method=dataclasses.replace(row.recipe, layout=cut))
+    cut = dataclasses.replace(bucketing, bucket_bytes=4 * max(1, -(-total // buckets)))
+    return dataclasses.replace(row, method=dataclasses.replace(row.recipe, bucketing=cut))
 
 
 def _sent(row: Candidate, like: PyTree, joined: Groups) -> tuple[Collective, ...]:

@@ -224,7 +224,7 @@ def predict_step(
       timing: the codec time, from `fg.planning.time_exchange`, which is called if it is left out.
       every: the steps of which one exchanges, with local steps.
       buckets: in how many the gradient leaves while the backward pass runs: as many as the chain's
-        `Layout(bucket_bytes=...)` makes.
+        `Bucketing(bucket_bytes=...)` makes.
       algorithm: of the collectives, as in `fg.planning.plan`.
 
     Returns:

@@ -11,17 +11,17 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import (
+    Averaged,
     AxisName,
-    Channel,
+    Comm,
     Exchange,
     PyTree,
-    Reduced,
     State,
+    Stats,
     Step,
-    Tally,
 )
-from fftgrad.exchanges import _layout
-from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges import _bucketing
+from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._shards import add_rows, drop_rows
 from fftgrad.testing import _laws
 from fftgrad.testing._laws import Laws
@@ -55,7 +55,7 @@ def check_exchange(
     It compiles for several devices, because the bytes are read off the program; on a CPU
     `jax.config.update("jax_num_cpu_devices", 4)` before the first use of JAX makes them. The laws,
     by the names that an error gives: "value" (compares, hashes, frozen), "shapes" (of mean, error
-    and tally, and static ones of the state), "replicas" (the same bits on all workers), "mean" (of
+    and stats, and static ones of the state), "replicas" (the same bits on all workers), "mean" (of
     what was sent), "bytes" (`wire_bytes` is what the compiled program sends), "vmap" (the same as
     under shard_map), "finite" (zeros, huge and tiny values stay finite), "fidelity" (the mean
     points along the mean of x, and is no further off than `max_error`), and "not hidden" (a NaN of
@@ -84,7 +84,7 @@ def check_exchange(
     mesh = _mesh(mesh)
     for tree in LIKES if like is None else (like,):
         # The first bucket, as `compressed_pmean` would hand it over.
-        bucket = _layout.bucket_likes(tree, Layout().for_exchange(exchange))[0]
+        bucket = _bucketing.bucket_likes(tree, Bucketing().for_exchange(exchange))[0]
         _check(laws, exchange, bucket, mesh, mean_of_sent, max_error)
 
 
@@ -108,19 +108,19 @@ def _check(
     workers, axes = mesh.size, tuple(mesh.axis_names)
     axis: AxisName = axes[0] if len(axes) == 1 else axes
 
-    def one(x: PyTree, state: State, number: jax.Array) -> Reduced:
+    def one(x: PyTree, state: State, number: jax.Array) -> Averaged:
         shared, local = jax.random.split(jax.random.key(5))
         step = Step(number, shared, jax.random.fold_in(local, _axes.index(axis)))
-        return exchange.mean(x, state, Channel(axis, step))
+        return exchange.mean(x, state, Comm(axis, step))
 
     rule = f"it must trace under shard_map with check_vma=True, for {name}"
-    remedy = "average by the collectives of the channel, and keep what differs in State.own."
+    remedy = "average by the collectives of the comm, and keep what differs in State.own."
     with laws.running("shapes", rule, remedy):
         init, run = _sharded_over(exchange, one, like, mesh, axis)
         state = jax.eval_shape(init)
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((workers, *a.shape), a.dtype), like)
         args = rows, state, jax.ShapeDtypeStruct((), jnp.int32)
-        out: Reduced = jax.eval_shape(run, *args)
+        out: Averaged = jax.eval_shape(run, *args)
         program = jax.jit(run).lower(*args).compile(compiler_options=_laws.options(size))
     _shapes(laws, out, rows, state, workers)
     _bytes(laws, exchange, like, audit(program), name)
@@ -152,18 +152,18 @@ def _mean(tree: PyTree) -> PyTree:
 
 
 def _good(
-    laws: Laws, x: PyTree, got: Reduced, workers: int, mean_of_sent: bool, where: str
+    laws: Laws, x: PyTree, got: Averaged, workers: int, mean_of_sent: bool, where: str
 ) -> None:
     """Laws of finite values: replicas, finite, mean."""
-    rows = [np.asarray(a) for a in jax.tree.leaves((got.mean, got.tally))]
+    rows = [np.asarray(a) for a in jax.tree.leaves((got.mean, got.stats))]
     laws.need(
         all(a.tobytes() == workers * a[:1].tobytes() for a in rows), "replicas",
-        "mean and tally must be the same bits on all workers", f"others {where}",
+        "mean and stats must be the same bits on all workers", f"others {where}",
         "add payloads in the order of the workers, and draw by step.shared.",
     )  # fmt: skip
     laws.finite((got.mean, got.error), where, "divide by the workers before adding.")
     rule, remedy = "finite values must be called so", "use jnp.all(jnp.isfinite(x))."
-    laws.need(np.all(got.tally.finite), "finite", rule, f"another tally {where}", remedy)
+    laws.need(np.all(got.stats.finite), "finite", rule, f"another stats {where}", remedy)
     if mean_of_sent and got.error is not None:
         rule = "mean must be the mean over the workers of what they sent"
         remedy = "return x minus what the others received as `error`, or say mean_of_sent=False."
@@ -176,15 +176,15 @@ def _good(
             laws.near("mean", rule, found, wanted, where, remedy, most=1e-3)
 
 
-def _shapes(laws: Laws, out: Reduced, rows: PyTree, state: PyTree, workers: int) -> None:
+def _shapes(laws: Laws, out: Averaged, rows: PyTree, state: PyTree, workers: int) -> None:
     remedy = "reshape and cast it to what x has."
     laws.same_spec("mean, a row a worker,", out.mean, rows, remedy)
     if out.error is not None:
         laws.same_spec("error, a row a worker,", out.error, rows, remedy)
     flag = jax.ShapeDtypeStruct((workers,), jnp.bool_)
-    laws.same_spec("finite, a row a worker,", out.tally.finite, flag, "use jnp.all.")
+    laws.same_spec("finite, a row a worker,", out.stats.finite, flag, "use jnp.all.")
     count = jax.ShapeDtypeStruct((workers,), jnp.int32)
-    laws.same_spec("overflow, a row a worker,", out.tally.overflow, count, "return 0.")
+    laws.same_spec("overflow, a row a worker,", out.stats.overflow, count, "return 0.")
     laws.same_state(out.state, state)
 
 
@@ -236,8 +236,8 @@ def _bad(
 
 
 def _sharded_over(
-    exchange: Exchange, one: Callable[..., Reduced], like: PyTree, mesh: Mesh, axis: AxisName
-) -> tuple[Callable[[], PyTree], Callable[..., Reduced]]:
+    exchange: Exchange, one: Callable[..., Averaged], like: PyTree, mesh: Mesh, axis: AxisName
+) -> tuple[Callable[[], PyTree], Callable[..., Averaged]]:
     """Make `init` and one step under `shard_map`, on global arrays with a row for each worker."""
     rows, shared = PartitionSpec(axis), PartitionSpec()
     specs = State(shared, rows, rows)
@@ -246,15 +246,15 @@ def _sharded_over(
     def row(x: PyTree, state: State, number: jax.Array) -> Any:
         own, state = jax.tree.map(lambda a: a[0], x), drop_rows(state)
         out = one(own, state, number)
-        tally = Tally.of_all([out.tally])
-        mean, error, tally = jax.tree.map(lambda a: a[None], (out.mean, out.error, tally))
-        return mean, error, add_rows(out.state), tally
+        stats = Stats.of_all([out.stats])
+        mean, error, stats = jax.tree.map(lambda a: a[None], (out.mean, out.error, stats))
+        return mean, error, add_rows(out.state), stats
 
     init = jax.shard_map(
         lambda: add_rows(exchange.init(like)), mesh=mesh, in_specs=(), out_specs=specs
     )
     run = jax.shard_map(row, mesh=mesh, in_specs=(rows, specs, shared), out_specs=out_specs)
-    return init, lambda *args: Reduced(*run(*args))
+    return init, lambda *args: Averaged(*run(*args))
 
 
 def _inputs_of(like: PyTree, workers: int, step: int) -> dict[str, PyTree]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fftgrad._contracts import Memory, PyTree
-from fftgrad.exchanges import _layout
+from fftgrad.exchanges import _bucketing
 from fftgrad.ops import _rounding
 from fftgrad.testing import _laws
 from fftgrad.testing._laws import Laws
@@ -42,7 +42,7 @@ def check_memory(memory: Memory, like: PyTree = None, *, telescopes: bool = Fals
     """
     laws = Laws("check_memory", memory)
     laws.value(Memory)
-    like = LIKE if like is None else _layout.like(like)
+    like = LIKE if like is None else _bucketing.like(like)
     _shapes(laws, memory, like)
     _programs(laws, memory, like)
     _leaves(laws, memory, like)
@@ -61,11 +61,11 @@ def _steps(memory: Memory, first: PyTree, second: PyTree) -> tuple[list[PyTree],
     state = memory.init(jax.eval_shape(lambda: first))
     exchanged: list[PyTree] = []
     for grad in (first, second, second, first):
-        x, state = memory.compensate(grad, state)
+        x, state = memory.add(grad, state)
         sent = _largest(x)
         mean = jax.tree.map(lambda a: 0.5 * a, sent)  # that of two workers, one with zeros
         state = memory.update(x, jax.tree.map(jnp.subtract, x, sent), mean, state)
-        state = memory.put_back(jax.tree.map(lambda a: 2.0**-9 * a, mean), state)
+        state = memory.restore(jax.tree.map(lambda a: 2.0**-9 * a, mean), state)
         exchanged.append(x)
     return exchanged, state
 
@@ -110,12 +110,12 @@ def _values(laws: Laws, memory: Memory, like: PyTree) -> None:
     for scale in (0.0, 1.0, 1e36, 1e-30, 1e-42):
         found = run(jax.tree.map(lambda a, s=scale: a / 10 * s, good))
         laws.finite(found, f"for gradients of size {scale}", "divide by nothing that may be zero.")
-    compensate = jax.jit(lambda g, state: memory.compensate(g, state)[0])
+    add = jax.jit(lambda g, state: memory.add(g, state)[0])
     for when, state in {"first": memory.init(like), "fifth": run(good)[1]}.items():
-        laws.along("what is exchanged", good, compensate(good, state), f"in the {when} step")
+        laws.along("what is exchanged", good, add(good, state), f"in the {when} step")
         for number, leaf in enumerate(jax.tree.leaves(good)):
             for bad in _laws.BAD:
-                x = compensate(_laws.spoiled(good, number, leaf.size // 2, bad), state)
+                x = add(_laws.spoiled(good, number, leaf.size // 2, bad), state)
                 where = f"for {bad} in leaf {number}, in the {when} step"
                 remedy = "clip nothing, and replace no NaN: the exchange undoes the step."
                 laws.not_hidden(x, "what is exchanged", where, remedy)
@@ -126,16 +126,16 @@ def _telescopes(laws: Laws, memory: Memory, like: PyTree) -> None:
     grads.append(jax.tree.map(jnp.zeros_like, grads[0]))
     state, applied = memory.init(like), list[PyTree]()
     for number, grad in enumerate(grads):
-        x, state = memory.compensate(grad, state)
+        x, state = memory.add(grad, state)
         last = number == len(grads) - 1
         sent = x if last else _largest(x)
         state = memory.update(x, jax.tree.map(jnp.subtract, x, sent), sent, state)
         # A mean in bfloat16, as for leaves of that dtype.
         mean = sent if last else jax.tree.map(lambda a: _rounding.rounded(a, jnp.bfloat16), sent)
-        state = memory.put_back(jax.tree.map(jnp.subtract, sent, mean), state)
+        state = memory.restore(jax.tree.map(jnp.subtract, sent, mean), state)
         applied.append(mean)
     total, wanted = (np.sum([_laws.flat(tree) for tree in trees], 0) for trees in (applied, grads))
     rule = "the sum of what was sent must be the sum of the gradients"
     where = "after eight steps and one that sends all"
-    remedy = "keep x - sent, and what put_back is given, or do not ask for telescopes=True."
+    remedy = "keep x - sent, and what restore is given, or do not ask for telescopes=True."
     laws.near("telescopes", rule, total, wanted, where, remedy, most=1e-5)

@@ -13,9 +13,9 @@ import optax
 from fftgrad._contracts import Codec, Exchange, Like, Payload, PyTree
 from fftgrad._values import check_count, check_kind
 from fftgrad.codecs._chain import payload_spec
-from fftgrad.exchanges import _layout
+from fftgrad.exchanges import _bucketing
 from fftgrad.exchanges._all_gather import AllGather
-from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.ops import _wire
 from fftgrad.tools._compress import check_payload
@@ -30,7 +30,9 @@ HEAD = struct.Struct("<4sHHIQ")
 TAIL = struct.Struct("<I")
 
 
-def wire_bytes(part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | None = None) -> int:
+def wire_bytes(
+    part: Codec | Exchange | Recipe, like: PyTree, bucketing: Bucketing | None = None
+) -> int:
     """Function: the exact number of bytes that one worker hands to the collective per step.
 
     Found from shapes alone: a header of 4 bytes, main and side, each rounded up to 4 bytes. A
@@ -40,7 +42,7 @@ def wire_bytes(part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | N
     Args:
       part: a codec, an exchange, or a method, such as `fg.methods.top_k(0.01)`.
       like: an array, a `jax.ShapeDtypeStruct`, or a pytree of them: the gradient.
-      layout: that of `compressed_pmean`, if any.
+      bucketing: that of `compressed_pmean`, if any.
 
     Raises:
       ValueError: if the bytes change by step (`Scheduled`): ask for those of `exchange.at(step)`.
@@ -49,15 +51,15 @@ def wire_bytes(part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | N
       >>> x = jax.ShapeDtypeStruct((1_000_000,), "float32")
       >>> fg.wire_bytes(fg.AllReduce(), x)
       4000000
-      >>> fg.wire_bytes(fg.chain(fg.TopK(fraction=0.01), fg.LogLevels(bits=6)), x)
+      >>> fg.wire_bytes(fg.chain(fg.TopK(fraction=0.01), fg.LogQuantizer(bits=6)), x)
       18216
     """
-    recipe = _recipe("wire_bytes", part, like, layout)
-    return _layout.wire_bytes(recipe.exchange, like, recipe.layout)
+    recipe = _recipe("wire_bytes", part, like, bucketing)
+    return _bucketing.wire_bytes(recipe.exchange, like, recipe.bucketing)
 
 
 def link_bytes(
-    part: Codec | Exchange | Recipe, like: PyTree, workers: int, layout: Layout | None = None
+    part: Codec | Exchange | Recipe, like: PyTree, workers: int, bucketing: Bucketing | None = None
 ) -> float:
     """Function: the bytes that each of so many workers sends over its link per step.
 
@@ -66,10 +68,10 @@ def link_bytes(
     (w - 1) / w times. Found by tracing, without devices.
 
     Args:
-      part: as for `fg.wire_bytes`, and so are `like` and `layout`.
+      part: as for `fg.wire_bytes`, and so are `like` and `bucketing`.
       like: the gradient.
       workers: number of workers, w. For `Hierarchical` that of all, and only its slow links count.
-      layout: that of `compressed_pmean`, if any.
+      bucketing: that of `compressed_pmean`, if any.
 
     Raises:
       ValueError: as `fg.wire_bytes`; or if the exchange is made for another number of workers.
@@ -80,12 +82,12 @@ def link_bytes(
       [6000000.0, 375024.0]
     """
     check_count("link_bytes(workers)", workers, "count all.")
-    recipe = _recipe("link_bytes", part, like, layout)
-    return _layout.link_bytes(recipe.exchange, like, workers, recipe.layout)
+    recipe = _recipe("link_bytes", part, like, bucketing)
+    return _bucketing.link_bytes(recipe.exchange, like, workers, recipe.bucketing)
 
 
 def _recipe(
-    owner: str, part: Codec | Exchange | Recipe, like: PyTree, layout: Layout | None
+    owner: str, part: Codec | Exchange | Recipe, like: PyTree, bucketing: Bucketing | None
 ) -> Recipe:
     """The recipe that exchanges `like`; by `AllGather`, for a codec."""
     if isinstance(like, Codec | Exchange | Recipe):
@@ -99,8 +101,8 @@ def _recipe(
         remedy = "pass the exchange it is made with; of a compiled step fg.audit reads the bytes."
     if not isinstance(exchange, Recipe):
         check_kind(f"{owner}(part)", exchange, Exchange, remedy)
-    _layout.check_tree(owner, "like", like)
-    return recipe_of(owner, exchange, layout=layout)
+    _bucketing.check_tree(owner, "like", like)
+    return recipe_of(owner, exchange, bucketing=bucketing)
 
 
 def to_bytes(payload: Payload, codec: Codec, like: Like) -> bytes:

@@ -11,7 +11,7 @@ from fftgrad._contracts import Codec, Like, Payload, Step
 from fftgrad._values import check_kind
 from fftgrad.codecs import _chain
 from fftgrad.codecs._chain import payload_spec
-from fftgrad.exchanges import _layout
+from fftgrad.exchanges import _bucketing
 from fftgrad.exchanges._parts import Parts
 
 
@@ -42,7 +42,7 @@ def compress(codec: Codec, x: jax.Array, *, step: Step = Step()) -> Payload:
       Array([ 0., -3.,  0.,  2.], dtype=float32)
     """
     check_kind("compress(codec)", codec, Codec, "pass a value such as TopK(fraction=0.01).")
-    _layout.check_leaf("compress", "x", x)
+    _bucketing.check_leaf("compress", "x", x)
     if not x.size:
         raise ValueError(
             f"compress(x): must have a value at least, got shape {x.shape}; leave empty arrays out."

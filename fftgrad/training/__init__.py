@@ -8,18 +8,24 @@ from fftgrad.training._metrics import metrics
 from fftgrad.training._pmean import CompressedPmeanState, compressed_pmean
 from fftgrad.training._state import init_state, state_specs
 from fftgrad.training._value_and_grad import value_and_grad
-from fftgrad.training._wrappers import accumulate, clip_by_local_norm, delay, per_worker, trainable
+from fftgrad.training._wrappers import (
+    clip_by_local_norm,
+    delay,
+    local_state,
+    multi_steps,
+    trainable,
+)
 
 __all__ = [
     "CompressedPmeanState",
-    "accumulate",
     "clip_by_local_norm",
     "compressed_pmean",
     "data_parallel",
     "delay",
     "init_state",
+    "local_state",
     "metrics",
-    "per_worker",
+    "multi_steps",
     "state_specs",
     "trainable",
     "value_and_grad",

@@ -11,16 +11,16 @@ from jax.sharding import PartitionSpec
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, PyTree
-from fftgrad.exchanges import _layout
+from fftgrad.exchanges import _bucketing
 
-ELSEWHERE = "or say masked='elsewhere' if another transformation averages it, as in optax.partition"
+ELSEWHERE = "or say allow_masked=True, if another transformation averages it, as in optax.partition"
 
 
 def checked_like(tree: PyTree, owner: str = "compressed_pmean") -> PyTree:
     """The shapes of gradients, in float32, once each is one that can be exchanged."""
     for path, leaf in jax.tree.leaves_with_path(tree):
-        _layout.check_leaf(owner, f"updates{jax.tree_util.keystr(path)}", leaf)
-    return _layout.like(tree)
+        _bucketing.check_leaf(owner, f"updates{jax.tree_util.keystr(path)}", leaf)
+    return _bucketing.like(tree)
 
 
 def widened(tree: PyTree) -> Any:
@@ -45,7 +45,7 @@ def check_local(updates: PyTree, axis_name: AxisName, owner: str = "compressed_p
                 f"{owner}(updates{jax.tree_util.keystr(path)}): must be the gradient of one "
                 f"worker's own batch, got one that does not vary over {axis_name!r}, because JAX "
                 f"has summed it already; take it by fg.value_and_grad(loss, {axis_name!r})"
-                "(params, batch), and in place of optax.MultiSteps use fg.accumulate(tx, every=k)."
+                "(params, batch), and in place of optax.MultiSteps use fg.multi_steps(tx, every=k)."
             )
 
 

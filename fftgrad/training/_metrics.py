@@ -9,8 +9,8 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import AxisName, Exchange, PyTree
-from fftgrad.exchanges import _layout
-from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges import _bucketing
+from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.ops._shapes import by_path
 from fftgrad.training._pmean import CompressedPmeanState
@@ -22,7 +22,7 @@ def metrics(
     *,
     exchange: Exchange | Recipe | None = None,
     params: PyTree = None,
-    layout: Layout | None = None,
+    bucketing: Bucketing | None = None,
     axis_name: AxisName | None = None,
 ) -> dict[str, Any]:
     """Function: what an optimizer state says of its exchange, as a flat dict of scalars.
@@ -52,7 +52,7 @@ def metrics(
       exchange: that of the transformation, or its method, for the bytes.
       params: a tree like the gradient, or its shapes, for the bytes; where `diloco` meets in P
         fragments, `fg.optimizers.fragment(params, P)`.
-      layout: as for `compressed_pmean`.
+      bucketing: as for `compressed_pmean`.
       axis_name: the axis, or axes, of the workers, to call it inside them, where each worker sees
         only its own residual: they are averaged by one more collective of 4 bytes a residual.
 
@@ -83,13 +83,13 @@ def metrics(
             "metrics(exchange, params): must be given both, because bytes follow from both, got "
             f"exchange={exchange!r} and {'no ' if params is None else ''}params; pass both or none."
         )
-    recipe = None if exchange is None else recipe_of("metrics", exchange, layout=layout)
+    recipe = None if exchange is None else recipe_of("metrics", exchange, bucketing=bucketing)
     out: dict[str, Any] = {}
     for name, state in states.items():
         before = f"{name}/" if len(states) > 1 else ""
         out |= {before + key: value for key, value in _of_state(state, axis_name).items()}
     if recipe is not None:
-        out["bytes"] = _layout.wire_bytes(recipe.exchange, params, recipe.layout)
+        out["bytes"] = _bucketing.wire_bytes(recipe.exchange, params, recipe.bucketing)
     return out
 
 

@@ -11,19 +11,19 @@ from jax import lax
 
 from fftgrad import _axes
 from fftgrad._contracts import (
+    Averaged,
     AxisName,
-    Channel,
+    Comm,
     Exchange,
     Memory,
     PyTree,
-    Reduced,
     State,
+    Stats,
     Step,
-    Tally,
 )
 from fftgrad._values import check_choice
-from fftgrad.exchanges import _layout
-from fftgrad.exchanges._layout import Bucket, Layout, Part
+from fftgrad.exchanges import _bucketing
+from fftgrad.exchanges._bucketing import Bucket, Bucketing, Part
 from fftgrad.exchanges._recipe import Recipe, recipe_of
 from fftgrad.exchanges._shards import (
     PerWorker,
@@ -45,7 +45,6 @@ from fftgrad.training._gradients import (
     weighted,
 )
 
-Masked = Literal["refuse", "elsewhere"]
 NonFinite = Literal["propagate", "skip"]
 
 
@@ -82,8 +81,8 @@ def compressed_pmean(
     memory: Memory | None = None,
     *,
     axis_name: AxisName,
-    layout: Layout | None = None,
-    masked: Masked = "refuse",
+    bucketing: Bucketing | None = None,
+    allow_masked: bool = False,
     non_finite: NonFinite = "propagate",
     track_error: bool = False,
     key: jax.Array | int = 0,
@@ -95,8 +94,8 @@ def compressed_pmean(
     see the mean, as they would without compression.
 
     All leaves make one vector, so a selector chooses over the whole model and a quantizer has one
-    scale, unless the exchange is made for other parts or `layout` says otherwise. An exchange that
-    is given a rule in place of a codec may treat each part differently.
+    scale, unless the exchange is made for other parts or `bucketing` says otherwise. An exchange
+    that is given a rule in place of a codec may treat each part differently.
 
         tx = optax.chain(
             fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
@@ -114,19 +113,18 @@ def compressed_pmean(
         specs = fg.state_specs(state, "data")
 
     The gradients are those of one worker, so a transformation with a state that comes before it,
-    such as `optax.scale_by_adam()`, needs `fg.per_worker` around it.
+    such as `optax.scale_by_adam()`, needs `fg.local_state` around it.
 
     Args:
       exchange: how payloads travel and are averaged: `AllReduce`, `AllGather`, `Scheduled`, ...; or
-        a method, `fg.methods.top_k(0.01)`, which is a `Recipe` of exchange, memory and layout.
+        a method, `fg.methods.top_k(0.01)`, which is a `Recipe` of exchange, memory and bucketing.
       memory: what is done with what a step does not send; nothing, or the recipe's, if left out.
       axis_name: the axis, or tuple of axes, over which to average; other mesh axes are left alone,
         so each shard of a sharded parameter exchanges its own piece.
-      layout: what is compressed on its own, and what travels at once; see `Layout`. If left out,
-        the recipe's, or what the exchange is made for.
-      masked: what to do with leaves that `optax.masked` or `optax.partition` hides from it, and
-        that it therefore does not average: "refuse" them, or "elsewhere", to say that another
-        transformation averages them.
+      bucketing: what is compressed on its own, and what travels at once. If left out, the recipe's,
+        or what the exchange is made for.
+      allow_masked: whether leaves may be hidden from it by `optax.masked` or `optax.partition`,
+        because another transformation averages them. If not, they are refused.
       non_finite: what becomes of a gradient that is not finite: "propagate" shows it to all as a
         mean that is not finite, "skip" returns zeros for that mean.
       track_error: whether the state keeps √(Σ ||x - sent||² / Σ ||x||²) over the workers, x being
@@ -144,10 +142,10 @@ def compressed_pmean(
       dtype. Memory and exchange work in float32, so gradients that are cast to float32 before it
       cost no more bytes, and have a mean that is not rounded.
 
-    Wire: `fg.wire_bytes(exchange, params, layout)` bytes a worker and step. All parts of a bucket
+    Wire: `fg.wire_bytes(exchange, params, bucketing)` bytes a worker and step. Parts of a bucket
       travel together: in one collective of `AllReduce`, `AllGather`, `TopVotes` and `AcpSgd`; in
-      two of `TwoStage`, `PowerSgd`, `IntegerSum` and `SharedSupport`; in two of `Hierarchical` and
-      those of its slow exchange. By default there is a bucket for every 2^30 parameters.
+      two of `TwoStage`, `PowerSgd`, `QuantizedAllReduce` and `LeaderTopK`; in two of `Hierarchical`
+      and those of its slow exchange. By default there is a bucket for every 2^30 parameters.
       `track_error` adds 12 bytes, in two all-reduces, and a weight 4.
 
     Claims: those of the exchange and the memory. What rounding to a leaf's dtype drops of the mean
@@ -161,11 +159,11 @@ def compressed_pmean(
       another order are not seen.
 
     Raises:
-      ValueError: if `masked` or `non_finite` is none of these; while tracing, if the axis is not
+      ValueError: if `non_finite` is none of these; while tracing, if the axis is not
         bound, if `weight` is no scalar, if a gradient does not vary over the axis (it is summed
         already), if `params` are known to vary over it (they are sharded over it), if a leaf is
         masked, if the state is not sharded over the workers, or is that of another exchange, memory
-        or layout, or if `track_error` is to see the error of an exchange that keeps it itself
+        or bucketing, or if `track_error` is to see the error of an exchange that keeps it itself
         (`Hierarchical`).
       TypeError: if `exchange` or `memory` is none, or `axis_name` no name; while tracing, if a leaf
         is not a floating-point array of at most 32 bits.
@@ -180,12 +178,11 @@ def compressed_pmean(
       Wang et al., HPDC 2020, arXiv:1811.08596, without memory; Stich et al., NeurIPS 2018,
       arXiv:1809.07599, with error feedback.
     """
-    recipe = recipe_of("compressed_pmean", exchange, memory, layout)
+    recipe = recipe_of("compressed_pmean", exchange, memory, bucketing)
     exchange, memory = recipe.exchange, recipe.memory
-    layout = recipe.layout.for_exchange(exchange)
+    bucketing = recipe.bucketing.for_exchange(exchange)
     _axes.check_names("compressed_pmean(axis_name)", axis_name)
     _random.check_key("compressed_pmean(key)", key)
-    check_choice("compressed_pmean(masked)", masked, get_args(Masked))
     check_choice("compressed_pmean(non_finite)", non_finite, get_args(NonFinite))
 
     def init(params: optax.Params) -> CompressedPmeanState:
@@ -193,7 +190,7 @@ def compressed_pmean(
         # Each in a buffer of its own, so that a caller may donate the state.
         step, skipped, overflow = (jnp.zeros((), jnp.int32) for _ in range(3))
         remembered = add_worker_axis(memory.init(like))
-        states = map(exchange.init, _layout.bucket_likes(like, layout))
+        states = map(exchange.init, _bucketing.bucket_likes(like, bucketing))
         exchanged = tuple(map(add_rows, states))
         state = CompressedPmeanState(
             *(step, skipped, overflow, remembered, exchanged),
@@ -215,7 +212,7 @@ def compressed_pmean(
 
     def check(updates: PyTree, state: Any, params: PyTree | None) -> None:
         """Refuses what `update` cannot exchange."""
-        if masked == "refuse":
+        if not allow_masked:
             refuse_masked(updates)
         wanted = jax.eval_shape(lambda leaves: inside(init(leaves)), updates)
         check_local(updates, axis_name)
@@ -224,18 +221,18 @@ def compressed_pmean(
         if len(found[1]) != len(wanted[1]) or _shapes(found) != _shapes(wanted):
             raise ValueError(
                 f"compressed_pmean(state): must be what init makes of these gradients for "
-                f"{exchange!r}, {memory!r} and {layout!r}, got arrays of other shapes; start from "
-                "fg.init_state(tx, params, mesh, axis_name), and pass zeros for what has no "
+                f"{exchange!r}, {memory!r} and {bucketing!r}, got arrays of other shapes; start "
+                "from fg.init_state(tx, params, mesh, axis_name), and pass zeros for what has no "
                 "gradient."
             )
 
-    def error_of(x: PyTree, error: PyTree | None, channel: Channel) -> Any:
+    def error_of(x: PyTree, error: PyTree | None, comm: Comm) -> Any:
         if track_error and error is None:
             raise ValueError(
                 "compressed_pmean(track_error): must be False for an exchange that keeps what it "
                 f"loses itself, got True for {exchange!r}; log the exchange_residual of fg.metrics."
             )
-        return channel.relative_error(error, x) if track_error else ()
+        return comm.relative_error(error, x) if track_error else ()
 
     def update(
         updates: optax.Updates,
@@ -250,25 +247,25 @@ def compressed_pmean(
         before, states, _ = inside(state)
         # Here and not above: making a key starts the backend, and a transformation may be made
         # before jax.distributed is initialized.
-        channel = Channel.of(axis_name, key, state.step)
+        comm = Comm.of(axis_name, key, state.step)
 
         grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
         grads = weighted(grads, weight, axis_name)
-        x, compensated = memory.compensate(grads, before)
-        out, after = travel(exchange, x, states, channel, layout)
-        remembered = memory.update(x, out.error_or_zeros(x), out.mean, compensated)
+        x, added = memory.add(grads, before)
+        out, after = travel(exchange, x, states, comm, bucketing)
+        remembered = memory.update(x, out.error_or_zeros(x), out.mean, added)
         mean, rounded = _rounding.narrowed(out.mean, updates)
         if rounded is not None:
-            remembered = memory.put_back(rounded, remembered)
+            remembered = memory.restore(rounded, remembered)
 
-        finite = all_finite(out.tally, mean)
+        finite = all_finite(out.stats, mean)
         remembered, states, error = optax.tree.where(
             finite,
-            (remembered, after, error_of(x, out.error, channel)),
+            (remembered, after, error_of(x, out.error, comm)),
             (before, states, state.error),
         )
         return hide_bad(non_finite, finite, mean), CompressedPmeanState(
-            **counters(state, out.tally, finite),
+            **counters(state, out.stats, finite),
             memory=add_worker_axis(remembered),
             exchange=tuple(map(add_rows, states)),
             worker=state.worker,
@@ -289,54 +286,54 @@ def _shapes(tree: PyTree) -> list[Any]:
 
 
 def travel(
-    exchange: Exchange, x: PyTree, states: tuple[State, ...], channel: Channel, layout: Layout
-) -> tuple[Reduced, tuple[State, ...]]:
+    exchange: Exchange, x: PyTree, states: tuple[State, ...], comm: Comm, bucketing: Bucketing
+) -> tuple[Averaged, tuple[State, ...]]:
     """A float32 tree through an exchange, bucket by bucket, and the next states of the buckets.
 
-    `tally.finite` of the result says whether the mean is finite, too.
+    `stats.finite` of the result says whether the mean is finite, too.
     """
-    buckets, join = _layout.to_buckets(_axes.whole(x), layout)
-    run = _traced_once(exchange, channel.axis_name) if len(buckets) > 1 else exchange.mean
-    outs: list[Reduced] = []
+    buckets, join = _bucketing.to_buckets(_axes.whole(x), bucketing)
+    run = _traced_once(exchange, comm.axis_name) if len(buckets) > 1 else exchange.mean
+    outs: list[Averaged] = []
     for i, (bucket, state) in enumerate(zip(buckets, states, strict=True)):
         # One after the other: a scheduler that may work on many at a time puts all their
         # collectives at the end, where nothing is left to run beside them. What is bad in one
         # bucket is so in the next, a dependency that no compiler may drop.
         if outs:
-            bucket = _finite.nan_unless(jnp.asarray(outs[-1].tally.finite), bucket)
-        out = run(bucket, state, channel.fold(i))
-        finite = jnp.asarray(out.tally.finite) & _finite.all_finite(out.mean)
-        outs.append(out._replace(tally=out.tally._replace(finite=finite)))
+            bucket = _finite.nan_unless(jnp.asarray(outs[-1].stats.finite), bucket)
+        out = run(bucket, state, comm.fold(i))
+        finite = jnp.asarray(out.stats.finite) & _finite.all_finite(out.mean)
+        outs.append(out._replace(stats=out.stats._replace(finite=finite)))
     errors = [out.error for out in outs if out.error is not None]
-    every = Reduced(
+    every = Averaged(
         mean=join(_axes.whole([out.mean for out in outs])),
         error=join(_axes.whole(errors)) if len(errors) == len(outs) else None,
-        tally=Tally.of_all([out.tally for out in outs]),
+        stats=Stats.of_all([out.stats for out in outs]),
     )
     return every, tuple(out.state for out in outs)
 
 
-def _traced_once(exchange: Exchange, axis_name: AxisName) -> Callable[..., Reduced]:
+def _traced_once(exchange: Exchange, axis_name: AxisName) -> Callable[..., Averaged]:
     """`exchange.mean`, traced once for buckets that are alike; a large model has dozens."""
 
     @jax.jit
-    def mean(parts: Bucket, state: State, step: Step) -> Reduced:
-        return exchange.mean(parts, state, Channel(axis_name, step))
+    def mean(parts: Bucket, state: State, step: Step) -> Averaged:
+        return exchange.mean(parts, state, Comm(axis_name, step))
 
-    def run(bucket: Bucket, state: State, channel: Channel) -> Reduced:
-        out = mean(_alike(bucket), _alike(state), channel.step)
+    def run(bucket: Bucket, state: State, comm: Comm) -> Averaged:
+        out = mean(_alike(bucket), _alike(state), comm.step)
 
         def back(like: PyTree, tree: PyTree) -> PyTree:
             return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
 
         error = None if out.error is None else back(bucket, out.error)
-        return Reduced(back(bucket, out.mean), error, back(state, out.state), out.tally)
+        return Averaged(back(bucket, out.mean), error, back(state, out.state), out.stats)
 
     return run
 
 
 def _alike(tree: PyTree) -> PyTree:
-    """The same whatever pieces of their groups its parts are, which the layout alone reads."""
+    """The same whatever pieces of their groups its parts are, which the bucketing alone reads."""
 
     def first(node: Any) -> Any:
         return dataclasses.replace(node, piece=0) if isinstance(node, Part) else node
@@ -344,11 +341,11 @@ def _alike(tree: PyTree) -> PyTree:
     return jax.tree.map(first, tree, is_leaf=lambda node: isinstance(node, Part))
 
 
-def all_finite(tally: Tally, mean: PyTree) -> jax.Array:
+def all_finite(stats: Stats, mean: PyTree) -> jax.Array:
     """Whether a step was finite in all buckets, on the whole mesh, and in the leaves' dtypes."""
     # Only a narrower dtype can be left by a mean that was finite.
     leaves = [leaf for leaf in jax.tree.leaves(mean) if leaf.dtype != jnp.float32]
-    flag = _axes.everywhere(jnp.asarray(tally.finite) & _finite.all_finite(leaves))
+    flag = _axes.everywhere(jnp.asarray(stats.finite) & _finite.all_finite(leaves))
     # Kept: every leaf of the state would find it again, which takes XLA minutes for many leaves.
     return lax.optimization_barrier(flag)
 
@@ -360,10 +357,10 @@ def hide_bad(policy: NonFinite, finite: jax.Array, mean: PyTree) -> PyTree:
     return jax.tree.map(lambda m: jnp.where(finite, m, 0), mean)
 
 
-def counters(before: Any, tally: Tally, finite: jax.Array) -> dict[str, jax.Array]:
+def counters(before: Any, stats: Stats, finite: jax.Array) -> dict[str, jax.Array]:
     """The counters of a state after a step."""
     # What is bad in one bucket makes all later ones so, whose values then count for nothing.
-    overflow = _axes.over_other_axes(_sum, jnp.where(finite, tally.overflow, 0))
+    overflow = _axes.over_other_axes(_sum, jnp.where(finite, stats.overflow, 0))
     return {
         "step": _count.next_step(before.step),
         "skipped": jnp.where(finite, before.skipped, _count.next_step(before.skipped)),

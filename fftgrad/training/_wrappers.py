@@ -17,7 +17,7 @@ from fftgrad.ops import _count, _finite, _rounding
 from fftgrad.training._gradients import refuse_weight, stands_in
 
 
-def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def local_state(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Transformation: another one, of which each worker keeps a state of its own.
 
     What comes before `compressed_pmean` sees the gradients of one worker only, so its state differs
@@ -25,7 +25,7 @@ def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation
     shards. To compress the update of a local preconditioner:
 
         tx = optax.chain(
-            fg.per_worker(optax.scale_by_adam()),
+            fg.local_state(optax.scale_by_adam()),
             fg.compressed_pmean(fg.AllGather(codec), fg.ErrorFeedback(), axis_name="data"),
             optax.scale(-3e-4),
         )
@@ -41,10 +41,10 @@ def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation
 
     Example:
       >>> import jax.numpy as jnp, optax
-      >>> fg.per_worker(optax.trace(0.9)).init({"w": jnp.zeros(3)}).worker_rows.trace["w"].shape
+      >>> fg.local_state(optax.trace(0.9)).init({"w": jnp.zeros(3)}).worker_rows.trace["w"].shape
       (1, 3)
     """
-    check_transformation("per_worker(tx)", tx)
+    check_transformation("local_state(tx)", tx)
     run = optax.with_extra_args_support(tx).update
 
     def init(params: optax.Params) -> PerWorker:
@@ -250,8 +250,8 @@ def _trained(mask: PyTree, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda keep, part: part if keep else None, mask, tree)
 
 
-class AccumulateState(NamedTuple):
-    """State of `accumulate`.
+class MultiStepsState(NamedTuple):
+    """State of `multi_steps`.
 
     Attributes:
       step: how many gradients there were, int32, equal on all workers.
@@ -264,14 +264,14 @@ class AccumulateState(NamedTuple):
     inner: PyTree
 
 
-def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformation:
+def multi_steps(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformation:
     """Transformation: another one, once every k steps, on the mean of k gradients.
 
     Each worker adds up its own gradients and only their mean is exchanged: the link is used once in
     k steps, as for one batch k times as large. In between the updates are zeros. What is lost by
     rounding a mean to the dtype of a narrow leaf is added to the next.
 
-        tx = fg.accumulate(
+        tx = fg.multi_steps(
             optax.chain(fg.compressed_pmean(exchange, memory, axis_name="data"), optax.adamw(3e-4)),
             every=4,
         )
@@ -284,7 +284,7 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
       every: k, the number of gradients to an update.
 
     Returns:
-      An `optax.GradientTransformation` whose state is an `AccumulateState`; `fg.state_specs` knows
+      An `optax.GradientTransformation` whose state is an `MultiStepsState`; `fg.state_specs` knows
       what of it each worker has of its own.
 
     Raises:
@@ -293,23 +293,23 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
 
     Example:
       >>> import jax.numpy as jnp, optax
-      >>> tx = fg.accumulate(optax.sgd(1.0), every=2)
+      >>> tx = fg.multi_steps(optax.sgd(1.0), every=2)
       >>> first, state = tx.update(jnp.ones(1), tx.init(jnp.ones(1)))
       >>> second, state = tx.update(3 * jnp.ones(1), state)
       >>> first.tolist(), second.tolist()
       ([0.0], [-2.0])
     """
-    check_transformation("accumulate(tx)", tx)
-    check_count("accumulate(every)", every, "use 1 for each.")
+    check_transformation("multi_steps(tx)", tx)
+    check_count("multi_steps(every)", every, "use 1 for each.")
 
-    def init(params: optax.Params) -> AccumulateState:
+    def init(params: optax.Params) -> MultiStepsState:
         zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
-        return AccumulateState(jnp.zeros((), jnp.int32), add_worker_axis(zeros), tx.init(params))
+        return MultiStepsState(jnp.zeros((), jnp.int32), add_worker_axis(zeros), tx.init(params))
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
-    ) -> tuple[optax.Updates, AccumulateState]:
-        refuse_weight("accumulate", extra.get("weight"), "each of the gradients has its own")
+    ) -> tuple[optax.Updates, MultiStepsState]:
+        refuse_weight("multi_steps", extra.get("weight"), "each of the gradients has its own")
         total = jax.tree.map(
             lambda t, g: t + g.astype(jnp.float32) * (1.0 / every),
             drop_worker_axis(state.total),
@@ -334,6 +334,6 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
         step = _count.next_step(state.step, every)
         due = step % every == 0
         out, total, inner = lax.cond(due, emit, wait, state.inner)
-        return out, AccumulateState(step, add_worker_axis(total), inner)
+        return out, MultiStepsState(step, add_worker_axis(total), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -81,7 +81,7 @@ def test_the_numbers_that_a_codec_draws_are_found(imported):
     assert len(np.unique(uniform)) == 50
     x = jax.random.normal(jax.random.key(0), (50,))
     uniform = compare.of_magnitudes(uniform, np.asarray(x))
-    codec, step = fg.UniformLevels(bits=4, bucket=50), fg.Step(3, key, key)
+    codec, step = fg.UniformQuantizer(bits=4, bucket=50), fg.Step(3, key, key)
     found = fg.decompress(codec, fg.compress(codec, x, step=step), x, step=step)
     norm = np.linalg.norm(np.asarray(x, np.float64))
     levels = 7 * np.abs(np.asarray(x, np.float64)) / norm

@@ -60,9 +60,9 @@ def in_wrappers():
     )
     rate = optax.linear_schedule(1e-2, 1e-3, 5)
     after = optax.apply_if_finite(optax.inject_hyperparams(optax.adamw)(rate), 3)
-    return fg.accumulate(
+    return fg.multi_steps(
         optax.chain(
-            fg.per_worker(optax.adam(1e-2)),
+            fg.local_state(optax.adam(1e-2)),
             fg.training.delay(),
             mean,
             after,
@@ -73,8 +73,8 @@ def in_wrappers():
 
 def in_fragments():
     return fg.optimizers.diloco(
-        optax.adam(1e-2), optax.sgd(0.7, 0.9, nesterov=True), every=4, fragments=2, delay=1,
-        blend=0.5, axis_name=AXIS,
+        optax.adam(1e-2), optax.sgd(0.7, 0.9, nesterov=True), 4, fragments=2, overlap_steps=1,
+        mixing=0.5, axis_name=AXIS,
     )  # fmt: skip
 
 

@@ -223,12 +223,12 @@ def test_what_is_no_number_is_that_of_the_first_interval():
 
 OTHERS = {
     "codec": (fg.AllGather(fg.Sign()), {}),
-    "bits": (fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=4))), {}),
-    "exchange": (fg.SharedSupport(fg.TopK(fraction=0.2)), {}),
+    "bits": (fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.LogQuantizer(bits=4))), {}),
+    "exchange": (fg.LeaderTopK(fg.TopK(fraction=0.2)), {}),
     "rank": (fg.PowerSgd(rank=3), {}),
     "turns": (fg.AcpSgd(rank=2), {}),
-    "scope": (fg.AllGather(fg.TopK(fraction=0.1)), {"layout": fg.Layout("leaf")}),
-    "buckets": (fg.AllGather(fg.TopK(fraction=0.1)), {"layout": fg.Layout(bucket_bytes=300)}),
+    "scope": (fg.AllGather(fg.TopK(fraction=0.1)), {"bucketing": fg.Bucketing("leaf")}),
+    "buckets": (fg.AllGather(fg.TopK(fraction=0.1)), {"bucketing": fg.Bucketing(bucket_bytes=300)}),
     "two stages": (fg.TwoStage(fg.Sign(), workers=4), {}),
 }
 
@@ -292,7 +292,7 @@ def test_it_is_placed_where_the_fresh_state_is_and_trains():
     for workers in (8, 3):
         mesh = mesh_of(workers)
         tx = optax.chain(
-            fg.per_worker(optax.scale_by_adam()),
+            fg.local_state(optax.scale_by_adam()),
             feedback(EXCHANGES["gather top-k"]),
             optax.rmsprop(1e-2, bias_correction=True),
         )
@@ -329,7 +329,7 @@ def test_keys_of_workers_stay_different():
 def test_the_parameters_of_local_workers_are_spread():
     """Between two outer steps of diloco each worker has parameters of its own: their mean stays."""
     wrap = fg.exchanges.PerWorker
-    tx = fg.optimizers.diloco(optax.adam(0.1), optax.sgd(1.0), every=3, axis_name=AXIS)
+    tx = fg.optimizers.diloco(optax.adam(0.1), optax.sgd(1.0), sync_every=3, axis_name=AXIS)
     states = jax.vmap(tx.init, axis_size=4, in_axes=None)(ZEROS)
     local = jax.tree.map(lambda a: jnp.zeros((4, *a.shape)), ZEROS)
     for seed in range(2):
@@ -354,7 +354,7 @@ def test_the_parameters_of_local_workers_are_spread():
 
 
 LIVES = {
-    "top-k": lambda _: fg.AllGather(fg.chain(fg.TopK(0.1), fg.LogLevels(6))),
+    "top-k": lambda _: fg.AllGather(fg.chain(fg.TopK(0.1), fg.LogQuantizer(6))),
     "low rank": lambda _: fg.PowerSgd(rank=1),
     "low rank in turns": lambda _: fg.AcpSgd(rank=1),
     "two stages": lambda workers: fg.TwoStage(fg.Sign(), workers=workers),

@@ -290,7 +290,7 @@ def test_the_message_is_filled():
 def test_it_is_nearer_at_the_same_bytes():
     """A vector of layers of different scale, as a gradient is."""
     x = values((60_000,)) * np.repeat(np.exp(values((60,), 1)), 1000).astype(np.float32)
-    top = fg.chain(fg.TopK(fraction=0.02), fg.LogLevels(bits=4))
+    top = fg.chain(fg.TopK(fraction=0.02), fg.LogQuantizer(bits=4))
     budget = fg.Budget(bytes=fg.wire_bytes(top, x) - 8)
 
     def error(codec):
@@ -313,7 +313,7 @@ def test_a_share_of_it_has_a_share_of_the_bytes():
         (lambda: fg.Budget(bytes=19), ValueError, "at least 20"),
         (lambda: fg.Budget(bytes=1000.0), TypeError, "must be a Python number.*, got 1000.0;"),
         (lambda: fg.chain(fg.Budget(ratio=9), fg.Sign()), ValueError, "nothing can follow"),
-        (lambda: fg.SharedSupport(fg.Budget(ratio=9)), ValueError, "leave quantizers"),
+        (lambda: fg.LeaderTopK(fg.Budget(ratio=9)), ValueError, "leave quantizers"),
     ],
 )
 def test_mistakes_are_answered(make, error, remedy):

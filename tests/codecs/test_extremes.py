@@ -73,7 +73,7 @@ def test_equal_values_survive_ternary(n):
 @pytest.mark.usefixtures("as_users_compile_it")
 @pytest.mark.parametrize("n", SIZES)
 def test_equal_values_survive_an_integer_sum(n):
-    tx = fg.compressed_pmean(fg.IntegerSum(WORKERS), axis_name=AXIS)
+    tx = fg.compressed_pmean(fg.QuantizedAllReduce(WORKERS), axis_name=AXIS)
     init, update = jax.vmap(tx.init), everywhere("vmap", lambda g, s: tx.update(g, s), WORKERS)
     for value in EQUAL:
         rows = jnp.full((WORKERS, n), value, jnp.float32)
@@ -84,8 +84,8 @@ def test_equal_values_survive_an_integer_sum(n):
 # The ends of the range
 
 QUANTIZERS = {
-    "levels": fg.UniformLevels(bits=4, bucket=64),
-    "levels max": fg.UniformLevels(bits=3, bucket=64, norm="max"),
+    "levels": fg.UniformQuantizer(bits=4, bucket=64),
+    "levels max": fg.UniformQuantizer(bits=3, bucket=64, norm="max"),
     "ternary": fg.Ternary(clip=None),
     "ternary clipped": fg.Ternary(),
     "lloyd-max": fg.codecs.LloydMax(bits=2, block=64),
@@ -114,7 +114,7 @@ def test_a_quantizer_does_the_same_at_any_scale(codec, exponent):
 
 @pytest.mark.parametrize("clip", [None, 2.5])
 def test_an_integer_sum_does_the_same_at_any_scale(clip):
-    tx = fg.compressed_pmean(fg.IntegerSum(WORKERS, clip=clip), axis_name=AXIS)
+    tx = fg.compressed_pmean(fg.QuantizedAllReduce(WORKERS, clip=clip), axis_name=AXIS)
     rows = np.stack([np.roll(spiky(), i // 2) for i in range(WORKERS)])
     (expected,), _ = updates(tx, rows)
     assert np.any(expected)
@@ -137,11 +137,11 @@ def test_any_codes_decode_to_finite_numbers(bits, mantissa):
 
 
 WITH_SCALES = {
-    "levels": fg.UniformLevels(bits=4, bucket=64),
+    "levels": fg.UniformQuantizer(bits=4, bucket=64),
     "bin means": fg.codecs.BinMeans(),
     "lloyd-max": fg.codecs.LloydMax(bits=2, block=64),
     "ternary": fg.Ternary(),
-    "log levels": fg.LogLevels(bits=4),
+    "log levels": fg.LogQuantizer(bits=4),
 }
 
 
@@ -240,11 +240,11 @@ SPECTRA = fg.chain(fg.Fft(block=16), fg.RandomK(k=16))
 TWICE = {
     "gather": fg.AllGather(fg.chain(*ROTATED, fg.Fft(block=16), fg.TopK(k=12))),
     "gather levels": fg.AllGather(
-        fg.chain(fg.Hadamard(block=8), fg.RandomK(k=16), fg.UniformLevels(bits=4))
+        fg.chain(fg.Hadamard(block=8), fg.RandomK(k=16), fg.UniformQuantizer(bits=4))
     ),
-    "two stages": fg.TwoStage(fg.chain(*ROTATED, fg.UniformLevels(bits=4)), workers=WORKERS),
+    "two stages": fg.TwoStage(fg.chain(*ROTATED, fg.UniformQuantizer(bits=4)), workers=WORKERS),
     "by step": fg.Scheduled({0: fg.AllGather(fg.chain(SPECTRA, fg.RangeFloat(bits=8)))}),
-    "shared support": fg.SharedSupport(fg.chain(*ROTATED, fg.TopK(k=12))),
+    "shared support": fg.LeaderTopK(fg.chain(*ROTATED, fg.TopK(k=12))),
     "sum": fg.AllReduce(SPECTRA),
     "sum of rotations": fg.AllReduce(fg.chain(*ROTATED)),
 }
@@ -285,7 +285,7 @@ real_quantizers = st.one_of(
     range_floats,
     st.just(fg.Sign()),
     st.just(fg.Cast("bfloat16")),
-    st.integers(2, 6).map(lambda bits: fg.UniformLevels(bits=bits, bucket=40)),
+    st.integers(2, 6).map(lambda bits: fg.UniformQuantizer(bits=bits, bucket=40)),
     st.sampled_from([None, 2.5]).map(lambda clip: fg.Ternary(clip=clip)),
     st.integers(1, 4).map(lambda bits: fg.codecs.LloydMax(bits=bits, block=32)),
 )
@@ -305,7 +305,7 @@ def chains(draw):
 
 def draws(codec):
     """Whether it rounds by chance: another program may then round a value to the other side."""
-    return any(word in repr(codec) for word in ("stochastic", "UniformLevels", "Ternary"))
+    return any(word in repr(codec) for word in ("stochastic", "UniformQuantizer", "Ternary"))
 
 
 # Each example is a whole program.
@@ -315,7 +315,7 @@ def test_any_chain_is_gathered_to_the_mean_of_what_it_decodes_to(codec, n):
     exchange = fg.AllGather(codec)
 
     def one(x):
-        out = exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, STEP))
+        out = exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP))
         payload = fg.compress(codec, x, step=STEP)
         return out.mean, x - out.error, payload, fg.decompress(codec, payload, x, step=STEP)
 
@@ -355,7 +355,7 @@ TOO_LARGE = {
     ),
     "sum": fg.AllReduce(fg.Fft(half=True)),
     "sum of a chain": fg.AllReduce(fg.chain(fg.Fft(half=True), fg.RandomK(k=4))),
-    "leader": fg.SharedSupport(fg.chain(fg.Fft(half=True), fg.TopK(k=4))),
+    "leader": fg.LeaderTopK(fg.chain(fg.Fft(half=True), fg.TopK(k=4))),
     "two stages": fg.TwoStage(fg.Cast("float16"), workers=WORKERS),
     "eigenbasis": fg.Eigenbasis(fg.AllGather(fg.Cast("float16"))),
     "piecewise": fg.Scheduled({0: fg.AllReduce(fg.Fft(half=True))}),

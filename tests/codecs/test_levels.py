@@ -50,7 +50,7 @@ def test_it_is_the_numpy_oracle(bits, zeros):
     x = x[np.argsort(-np.abs(x))[:100]]
     x[:zeros] = 0
     expected, border = oracle(x, bits)
-    found = np.asarray(round_trip(fg.LogLevels(bits), x))
+    found = np.asarray(round_trip(fg.LogQuantizer(bits), x))
     np.testing.assert_allclose(found[~border], expected[~border], rtol=2e-4)
     assert border.sum() < (30 if bits > 8 else 10)
 
@@ -61,12 +61,12 @@ def test_it_is_the_numpy_oracle(bits, zeros):
 )
 def test_no_value_is_worse_than_not_sent(x, bits):
     x = np.where(np.abs(x) < 1e-37, 0, x).astype(np.float32)
-    error = relative(fg.LogLevels(bits), x)
+    error = relative(fg.LogQuantizer(bits), x)
     size = np.abs(x[x != 0])
     cells = 2 ** (bits - 1) - (x == 0).any()
     ratio = (float(size.max()) / float(size.min())) ** (1 / cells) if size.size else 1.0
     assert error.max() <= min((ratio - 1) / (ratio + 1) + 1e-4, 1.0)
-    assert (np.asarray(round_trip(fg.LogLevels(bits), x))[x == 0] == 0).all()
+    assert (np.asarray(round_trip(fg.LogQuantizer(bits), x))[x == 0] == 0).all()
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -82,7 +82,7 @@ def round_complex(codec, x):
 def test_no_complex_value_is_worse_than_not_sent(parts, bits):
     z = (parts[0] + 1j * parts[1]).astype(np.complex64)
     z[np.abs(z) < 1e-15] = 0
-    found = np.asarray(round_complex(fg.LogLevels(bits), z))
+    found = np.asarray(round_complex(fg.LogQuantizer(bits), z))
     size = np.abs(z)
     assert (np.abs(found - z)[size > 0] < size[size > 0] * (1 + 1e-5)).all()
     assert (found[size == 0] == 0).all()
@@ -91,7 +91,7 @@ def test_no_complex_value_is_worse_than_not_sent(parts, bits):
 def test_moduli_and_angles_have_cells_of_their_own():
     angle, bits = np.linspace(-np.pi, np.pi, 1001), 5
     z = (np.geomspace(1, 50, 1001) * np.exp(1j * angle)).astype(np.complex64)
-    found = np.asarray(round_complex(fg.LogLevels(bits), z))
+    found = np.asarray(round_complex(fg.LogQuantizer(bits), z))
     turned = np.angle(found * np.conj(z))
     assert np.abs(turned).max() <= np.pi / 2**bits + 1e-5
     assert len(np.unique(np.round(np.abs(found), 4))) == 2**bits
@@ -100,14 +100,14 @@ def test_moduli_and_angles_have_cells_of_their_own():
 @pytest.mark.parametrize("bits", BITS)
 def test_what_is_all_of_one_size_is_exact(bits):
     x = np.array([3.0, -3.0, 0.0, 3.0], np.float32)
-    np.testing.assert_allclose(round_trip(fg.LogLevels(bits), x), x, rtol=1e-5)
-    assert (np.asarray(round_trip(fg.LogLevels(bits), np.zeros(5, np.float32))) == 0).all()
+    np.testing.assert_allclose(round_trip(fg.LogQuantizer(bits), x), x, rtol=1e-5)
+    assert (np.asarray(round_trip(fg.LogQuantizer(bits), np.zeros(5, np.float32))) == 0).all()
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_the_least_normal_number_is_not_rounded_to_zero(bits):
     x = np.full(9, 2.0**-126, np.float32) * np.array([1, -1, 1] * 3, np.float32)
-    np.testing.assert_array_equal(round_trip(fg.LogLevels(bits), x), x)
+    np.testing.assert_array_equal(round_trip(fg.LogQuantizer(bits), x), x)
 
 
 @pytest.mark.parametrize("bits", [2, 3])
@@ -116,7 +116,7 @@ def test_the_least_of_values_far_apart_is_better_than_not_sent(bits, zeros):
     """A cell as wide as 2^200 is decoded to a bit less than twice its lower end."""
     low, high = np.float32(2.0**-100), np.float32(2.0**100)
     x = np.array([low, -low, high] + [0] * zeros, np.float32)
-    error = relative(fg.LogLevels(bits), x)
+    error = relative(fg.LogQuantizer(bits), x)
     assert error.max() <= 1
     assert error[:2].max() <= 1 - 2.0**-15
 

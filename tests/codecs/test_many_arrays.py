@@ -21,7 +21,7 @@ TINY = float(np.finfo(np.float32).tiny)
 
 SHRINKING = (
     fg.Budget, fg.Cast, fg.ChunkTopK, fg.Dct, fg.Fft, fg.codecs.FixedRangeFloat, fg.Hadamard,
-    fg.Identity, fg.LogLevels, fg.codecs.MeanMagnitude, fg.codecs.AlternatingSign,
+    fg.Identity, fg.LogQuantizer, fg.codecs.MeanMagnitude, fg.codecs.AlternatingSign,
     fg.RandomK, fg.RangeFloat, fg.Sign,
     fg.Threshold, fg.TopK,
 )  # fmt: skip
@@ -143,7 +143,7 @@ def own_laws(codec, x, y, unit):
         yield "a value becomes the mean of its bin", np.max(np.abs(moments), axis=0) > 1e-5 * n
     if isinstance(last, fg.codecs.LloydMax):
         yield "<x, C(x)> = ||x||²", np.abs(np.sum(x * y, axis=1) - squares) > 1e-5 * squares
-    if isinstance(codec, fg.UniformLevels):
+    if isinstance(codec, fg.UniformQuantizer):
         step = np.sqrt(squares) / (2 ** (codec.bits - 1) - 1)
         yield "no further than the next level", np.abs(x - y).max(1) > step * (1 + 1e-5)
     if isinstance(codec, fg.Ternary | fg.codecs.AdaComp):
@@ -153,7 +153,7 @@ def own_laws(codec, x, y, unit):
     if isinstance(codec, fg.Budget):
         wrong = (y != 0) & (np.abs(x - y) > (3 / 8 + 1e-5) * np.abs(x))
         yield "what is sent is right to 3/8", np.any(wrong, axis=1)
-    if isinstance(codec, fg.LogLevels):
+    if isinstance(codec, fg.LogQuantizer):
         wrong = (np.abs(x * unit) >= TINY) & (np.abs(x - y) >= np.abs(x) * (1 - 2**-16))
         yield "no value is worse than not sent", np.any(wrong, axis=1)
     if isinstance(codec, fg.Transform) and not getattr(codec, "half", False):

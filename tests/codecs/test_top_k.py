@@ -190,8 +190,8 @@ class DefaultSparse(fg.Selector):
 def test_a_selector_that_decodes_in_its_own_way_is_averaged_so(kind, transform):
     codec, x = fg.chain(transform, kind()), jnp.asarray(values((2, 512)))
     exchange = fg.AllGather(codec)
-    channel = fg.exchanges.Channel(AXIS)
-    mean = everywhere("vmap", lambda x: exchange.mean(x, exchange.init(x), channel).mean, len(x))(x)
+    comm = fg.exchanges.Comm(AXIS)
+    mean = everywhere("vmap", lambda x: exchange.mean(x, exchange.init(x), comm).mean, len(x))(x)
     sign = 0.5 if kind is Halved else -0.5
     np.testing.assert_allclose(mean[0, :4], sign * x[:, :4].mean(0), rtol=1e-5)
     np.testing.assert_array_equal(mean[0, 4:], 0)

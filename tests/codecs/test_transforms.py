@@ -136,9 +136,7 @@ def test_a_few_coefficients_are_undone_at_their_blocks_alone(transform, monkeypa
             return fg.decompress(codec, fg.compress(codec, x), x)
 
         def mean(x):
-            return exchange.mean(
-                x, exchange.init(x), fg.exchanges.Channel("data", fg.Step.of(0))
-            ).mean
+            return exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data", fg.Step.of(0))).mean
 
         rows = jnp.stack([x, -2 * x[::-1]])
         return jax.jit(one)(x), jax.jit(jax.vmap(mean, axis_name="data"))(rows)[0]

@@ -12,7 +12,7 @@ from parallel import AXIS, MODES, everywhere, mesh_of
 
 import fftgrad as fg
 from fftgrad.contrib import _links
-from fftgrad.exchanges._layout import Layout
+from fftgrad.exchanges._bucketing import Bucketing
 
 WORKERS, N = 8, 24
 K = 5
@@ -155,7 +155,7 @@ def test_beer_is_the_paper(graph, codec):
 @pytest.mark.parametrize("make", [fg.contrib.gossip.choco_sgd, fg.contrib.gossip.beer])
 @pytest.mark.parametrize("mode", [m for m in MODES if m != "vmap"])
 def test_all_ways_to_run_it_agree(make, mode):
-    tx, mesh = make(optax.sgd(0.05), fg.chain(TOP, fg.LogLevels(4)), RING, gamma=0.3), mesh_of(8)
+    tx, mesh = make(optax.sgd(0.05), fg.chain(TOP, fg.LogQuantizer(4)), RING, gamma=0.3), mesh_of(8)
     x, h, c = jnp.zeros((WORKERS, N)), jnp.asarray(H, jnp.float32), jnp.asarray(C, jnp.float32)
 
     def one(x, state, h, c):
@@ -227,11 +227,11 @@ def test_gossip_keeps_the_mean(codec):
     np.testing.assert_allclose(np.asarray(x, np.float64).mean(0), expected, atol=2e-4)
 
 
-def heard(codec, weights, x, mode="vmap", layout=Layout("model")):
+def heard(codec, weights, x, mode="vmap", bucketing=Bucketing("model")):
     """The copy and the pull of each worker after the first exchange."""
 
     def one(x):
-        links = _links.Gossip.of("choco_sgd", (codec,), weights, 0.5, 3, AXIS, layout)
+        links = _links.Gossip.of("choco_sgd", (codec,), weights, 0.5, 3, AXIS, bucketing)
         zeros = {"w": jnp.zeros_like(x)}
         (tree,), state = links.tell(({"w": x},), links.init((zeros,), zeros), jnp.int32(0))
         return tree.copy["w"], tree.pull["w"], state.value.worker_rows.skipped
@@ -241,7 +241,7 @@ def heard(codec, weights, x, mode="vmap", layout=Layout("model")):
 
 @pytest.mark.parametrize("mode", ["vmap", "shard_map"])
 @pytest.mark.parametrize(
-    "codec", [fg.chain(TOP, fg.LogLevels(4)), fg.Sign(), fg.UniformLevels(bits=3)], ids=repr
+    "codec", [fg.chain(TOP, fg.LogQuantizer(4)), fg.Sign(), fg.UniformQuantizer(bits=3)], ids=repr
 )
 def test_a_neighbor_hears_the_bits_that_the_sender_adds(codec, mode):
     """Of two workers each has the difference to the other, rounded once."""
@@ -252,7 +252,9 @@ def test_a_neighbor_hears_the_bits_that_the_sender_adds(codec, mode):
 
 def test_several_buckets_are_one_after_another():
     _, whole, _ = heard(fg.Identity(), RING, ROWS)
-    _, cut, skipped = heard(fg.Identity(), RING, ROWS, layout=Layout("model", bucket_bytes=28))
+    _, cut, skipped = heard(
+        fg.Identity(), RING, ROWS, bucketing=Bucketing("model", bucket_bytes=28)
+    )
     np.testing.assert_array_equal(whole, cut)
     assert not skipped.any()
 
@@ -356,7 +358,7 @@ def log_distances(tx, steps, h, c):
 LINEAR = {
     "exact": (fg.Identity(), None, 1.0, 0.1),
     "top-k": (TOP, None, 0.3, 0.1),
-    "4 bits": (fg.LogLevels(bits=4), None, 0.5, 0.1),
+    "4 bits": (fg.LogQuantizer(bits=4), None, 0.5, 0.1),
     "sign": (fg.Sign(), None, 0.3, 0.1),
     "one bit": (fg.codecs.DynamicSign(1.0, 0.98), fg.codecs.DynamicSign(8.0, 0.98), 0.4, 0.05),
 }
@@ -394,7 +396,7 @@ def test_up_to_its_largest_gamma_a_graph_does_not_overshoot(name):
 
 
 @pytest.mark.parametrize("graph", MATRICES)
-@pytest.mark.parametrize("codec", [fg.Identity(), fg.LogLevels(bits=4)], ids=repr)
+@pytest.mark.parametrize("codec", [fg.Identity(), fg.LogQuantizer(bits=4)], ids=repr)
 def test_what_neighbors_draw_sums_to_nothing(graph, codec):
     """Or the estimates of the gradient would drift, all in one direction, and for good."""
     tx = fg.contrib.gossip.beer(optax.sgd(0.1), codec, MATRICES[graph][0], gamma=0.5)
@@ -416,7 +418,7 @@ def test_what_neighbors_draw_sums_to_nothing(graph, codec):
 
 
 @pytest.mark.parametrize("name", MATRICES)
-@pytest.mark.parametrize("codec", [fg.chain(TOP, fg.LogLevels(4)), fg.Sign()], ids=repr)
+@pytest.mark.parametrize("codec", [fg.chain(TOP, fg.LogQuantizer(4)), fg.Sign()], ids=repr)
 def test_what_is_sent_is_one_buffer_to_each_neighbor(name, codec):
     graph, _ = MATRICES[name]
     degree = np.count_nonzero(graph[0]) - 1

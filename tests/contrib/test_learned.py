@@ -127,8 +127,8 @@ def test_with_a_leader_no_worker_is_worse_off_whatever_was_learned(seed):
     x = jnp.asarray(values((WORKERS, 150), seed)) * jnp.array([[1.0], [1e3], [1e-3], [0.0]])
 
     def sent(row):
-        channel = fg.exchanges.Channel(AXIS, fg.Step.of(0, seed))
-        return row - phase.mean(row, phase.init(row), channel).error
+        comm = fg.exchanges.Comm(AXIS, fg.Step.of(0, seed))
+        return row - phase.mean(row, phase.init(row), comm).error
 
     lost = np.linalg.norm(x - everywhere("vmap", sent, WORKERS)(x), axis=1)
     before = np.linalg.norm(x, axis=1)

@@ -59,39 +59,39 @@ def test_delta_of_an_epsilon_by_numpy():
     assert 0 < delta <= 0.05
 
 
-# Of 1000 values in leaves of 600, 399 and 1: what each layout votes on.
-LAYOUTS = {
-    "model": (fg.Layout(), 25, 100),
-    "leaf": (fg.Layout("leaf"), 25 + 25 + 1, 60 + 40 + 1),
-    "groups": (fg.Layout(lambda path, _: "ab" if path in "ab" else path), 25 + 1, 100 + 1),
+# Of 1000 values in leaves of 600, 399 and 1: what each bucketing votes on.
+BUCKETINGS = {
+    "model": (fg.Bucketing(), 25, 100),
+    "leaf": (fg.Bucketing("leaf"), 25 + 25 + 1, 60 + 40 + 1),
+    "groups": (fg.Bucketing(lambda path, _: "ab" if path in "ab" else path), 25 + 1, 100 + 1),
     # Four pieces of 250 values each.
-    "pieces": (fg.Layout(bucket_bytes=1000), 4 * 25, 4 * 25),
+    "pieces": (fg.Bucketing(bucket_bytes=1000), 4 * 25, 4 * 25),
 }
 
 
-@pytest.mark.parametrize(("layout", "k", "tenth"), LAYOUTS.values(), ids=LAYOUTS)
-def test_all_parts_of_all_buckets_count(layout, k, tenth):
+@pytest.mark.parametrize(("bucketing", "k", "tenth"), BUCKETINGS.values(), ids=BUCKETINGS)
+def test_all_parts_of_all_buckets_count(bucketing, k, tenth):
     exchange = votes(25)
-    assert privacy.sensitivity(exchange, LIKE, layout=layout) == math.sqrt(4 * k)
+    assert privacy.sensitivity(exchange, LIKE, bucketing=bucketing) == math.sqrt(4 * k)
     wanted = by_hand(k, 100.0, 10, 1e-5)
-    found = privacy.epsilon(exchange, LIKE, steps=10, delta=1e-5, layout=layout)
+    found = privacy.epsilon(exchange, LIKE, steps=10, delta=1e-5, bucketing=bucketing)
     assert found == pytest.approx(wanted)
     fraction = fg.contrib.votes.TopVotes(workers=1000, fraction=0.1, sigma=1.0)
-    assert privacy.sensitivity(fraction, LIKE, layout=layout) == math.sqrt(4 * tenth)
+    assert privacy.sensitivity(fraction, LIKE, bucketing=bucketing) == math.sqrt(4 * tenth)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", BUCKETINGS)
 def test_the_sensitivity_is_what_the_opposite_gradient_of_a_worker_does(name):
     """Through `compressed_pmean`, and no further: so no part is forgotten, or counted twice."""
-    rng, layout = np.random.default_rng(0), LAYOUTS[name][0]
+    rng, bucketing = np.random.default_rng(0), BUCKETINGS[name][0]
     rows = {n: jnp.asarray(rng.normal(size=(3, *s.shape)), "float32") for n, s in LIKE.items()}
     flipped = {name: leaf.at[1].multiply(-1) for name, leaf in rows.items()}
     for exchange in (
         fg.contrib.votes.TopVotes(3, k=25),
         fg.contrib.votes.TopVotes(3, fraction=0.1),
     ):
-        tx = fg.compressed_pmean(exchange, axis_name="data", layout=layout)
+        tx = fg.compressed_pmean(exchange, axis_name="data", bucketing=bucketing)
         mean = jax.jit(jax.vmap(lambda g, tx=tx: tx.update(g, tx.init(g))[0], axis_name="data"))
         moved = jax.tree.map(lambda a, b: 3 * (a[0] - b[0]), mean(rows), mean(flipped))
         length = math.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in moved.values()))
-        assert length == pytest.approx(privacy.sensitivity(exchange, LIKE, layout=layout))
+        assert length == pytest.approx(privacy.sensitivity(exchange, LIKE, bucketing=bucketing))

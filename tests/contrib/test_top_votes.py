@@ -26,7 +26,7 @@ def one_step(exchange, number=0):
         # The randomness of `compressed_pmean`: one key, and the worker's own.
         step = fg.Step.of(7, number)
         step = step._replace(local=jax.random.fold_in(step.local, jax.lax.axis_index(AXIS)))
-        out = exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, step))
+        out = exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, step))
         return out.mean, jax.tree.map(jnp.subtract, x, out.error)
 
     return run
@@ -148,7 +148,7 @@ def test_the_noise_is_another_in_each_step_and_part():
     exchange = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=1.0)
     first, second = (noise_of(exchange, number)[0][0] for number in (0, 0))
     np.testing.assert_array_equal(first, second)
-    tx = fg.compressed_pmean(exchange, axis_name=AXIS, layout=fg.Layout("leaf"))
+    tx = fg.compressed_pmean(exchange, axis_name=AXIS, bucketing=fg.Bucketing("leaf"))
 
     def two_steps(grads):
         state = tx.init(grads)
@@ -230,6 +230,6 @@ def test_mistakes_are_answered_with_the_remedy():
     with pytest.raises(ValueError, match="use that of the axis"):
         fg.contrib.votes.TopVotes(1 << 15, k=3)
     noisy = fg.contrib.votes.TopVotes(workers=4, k=3, sigma=1.0)
-    keyless = fg.exchanges.Channel(AXIS)
-    with pytest.raises(ValueError, match=r"pass Channel\(axis_name"):
+    keyless = fg.exchanges.Comm(AXIS)
+    with pytest.raises(ValueError, match=r"pass Comm\(axis_name"):
         everywhere("vmap", lambda x: noisy.mean(x, noisy.init(x), keyless).mean, 4)(rows())

@@ -21,7 +21,7 @@ MODEL = {
     "tall": jax.ShapeDtypeStruct((40, 10), "float32"),
     "bias": jax.ShapeDtypeStruct((10,), "float32"),
 }
-LEAF = fg.Layout("leaf")
+LEAF = fg.Bucketing("leaf")
 
 
 def zeros(like):
@@ -43,7 +43,7 @@ def test_both_kinds_of_steps_send_one_sum_of_the_bytes_that_were_said(turn):
     def step(x):
         shared = exchange.init(x).shared._replace(turn=jnp.int32(turn))
         state = fg.exchanges.State(shared)
-        return exchange.mean(x, state, fg.exchanges.Channel(AXIS)).mean
+        return exchange.mean(x, state, fg.exchanges.Comm(AXIS)).mean
 
     run = everywhere("shard_map", step, WORKERS).lower(gradients(MODEL, WORKERS))
     (found,) = fg.audit(run.compile())
@@ -134,7 +134,7 @@ def run_of(exchange, rows, scales):
     """The means of steps on multiples of the same matrices."""
 
     def step(x, state):
-        out = exchange.mean(x, state, fg.exchanges.Channel("data"))
+        out = exchange.mean(x, state, fg.exchanges.Comm("data"))
         return out.mean, out.state
 
     run = jax.jit(jax.vmap(step, axis_name="data"))

@@ -39,11 +39,9 @@ def apart(_, rows):
 def two_steps(exchange, mode):
     def run(first, second):
         state = exchange.init(first)
-        one = exchange.mean(first, state, fg.exchanges.Channel(AXIS, fg.Step.of(3, jnp.int32(0))))
-        two = exchange.mean(
-            second, one.state, fg.exchanges.Channel(AXIS, fg.Step.of(4, jnp.int32(1)))
-        )
-        return [(out.mean, out.error, out.tally.finite, out.tally.overflow) for out in (one, two)]
+        one = exchange.mean(first, state, fg.exchanges.Comm(AXIS, fg.Step.of(3, jnp.int32(0))))
+        two = exchange.mean(second, one.state, fg.exchanges.Comm(AXIS, fg.Step.of(4, jnp.int32(1))))
+        return [(out.mean, out.error, out.stats.finite, out.stats.overflow) for out in (one, two)]
 
     return everywhere(mode, run, WORKERS)(*(gradients(ALIKE, WORKERS, seed) for seed in (0, 50)))
 
@@ -82,7 +80,7 @@ def test_many_alike_are_one_program():
         exchange = fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=6)))
         mean = jax.jit(
             jax.vmap(
-                lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, STEP)).mean,
+                lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP)).mean,
                 axis_name=AXIS,
             )
         )
@@ -101,7 +99,7 @@ def test_one_after_the_other_is_side_by_side():
     exchange = fg.AllGather(codec)
 
     def mean(*x):
-        return exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, STEP)).mean
+        return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP)).mean
 
     means = jax.jit(jax.vmap(mean, axis_name=AXIS))(*(leaf[None] for leaf in x))
     for got, leaf in zip(means, x, strict=True):
@@ -114,7 +112,7 @@ def test_what_is_drawn_to_encode_is_drawn_to_decode(impl):
     """Long parts are encoded one after the other, and their short payloads side by side."""
     key = jax.random.key(0, impl=impl)
     tx = fg.compressed_pmean(
-        fg.AllReduce(fg.RandomK(k=500)), axis_name=AXIS, layout=fg.Layout("leaf"), key=key
+        fg.AllReduce(fg.RandomK(k=500)), axis_name=AXIS, bucketing=fg.Bucketing("leaf"), key=key
     )
     x = {name: jnp.asarray(values((_parts.SMALL + 1,), i))[None] for i, name in enumerate("ab")}
     means = jax.jit(jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name=AXIS))(x)
@@ -130,7 +128,7 @@ def test_each_part_decodes_by_what_it_drew():
     x = tuple(jnp.asarray(values((90,), seed))[None] for seed in range(3))
 
     def mean_and_sent(*x):
-        out = exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, STEP))
+        out = exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, STEP))
         return out.mean, jax.tree.map(jnp.subtract, x, out.error)
 
     means, sents = everywhere("vmap", mean_and_sent, 1)(*x)

@@ -35,8 +35,8 @@ EXCHANGES = {
     "dense": fg.AllReduce(),
     "gather": fg.AllGather(CODECS["blocked 4 bits"]),
     "two stages": fg.TwoStage(CODECS["top-k 6 bits"], workers=4),
-    "support": fg.SharedSupport(fg.TopK(fraction=0.1)),
-    "integers": fg.IntegerSum(workers=4),
+    "support": fg.LeaderTopK(fg.TopK(fraction=0.1)),
+    "integers": fg.QuantizedAllReduce(workers=4),
     "votes": fg.contrib.votes.TopVotes(workers=4, fraction=0.02),
     "low rank": fg.PowerSgd(rank=2),
     "low rank in turns": fg.AcpSgd(rank=2),
@@ -52,8 +52,8 @@ ROWS = [pytest.param(*row, marks=[SLOW] if number % 19 else []) for number, row 
 @pytest.mark.parametrize(("workers", "name", "shapes", "scope"), ROWS)
 def test_bytes_are_those_of_what_comes_out_of_the_collectives(workers, name, shapes, scope):
     like = {key: jax.ShapeDtypeStruct(s, "float32") for key, s in SHAPES[shapes].items()}
-    exchange, layout = of_size(EXCHANGES[name], workers), fg.Layout(scope)
-    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, layout=layout)
+    exchange, bucketing = of_size(EXCHANGES[name], workers), fg.Bucketing(scope)
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, bucketing=bucketing)
     init, update = train_step(tx, workers, like=like)
     text = update.lower(gradients(like, workers), jax.eval_shape(init, like)).compile().as_text()
-    assert bytes_sent(text, workers) == fg.wire_bytes(exchange, like, layout)
+    assert bytes_sent(text, workers) == fg.wire_bytes(exchange, like, bucketing)

@@ -184,8 +184,8 @@ def test_what_makes_no_sense_is_refused(make, named):
 
 def test_a_residual_of_the_exchange_itself_would_be_in_an_old_basis():
     exchange = fg.Eigenbasis(fg.Hierarchical("fast", 2, LOW))
-    channel = fg.exchanges.Channel(("slow", "fast"), fg.Step.of(0))
-    mean = lambda x: exchange.mean(x, exchange.init(x), channel).mean  # noqa: E731
+    comm = fg.exchanges.Comm(("slow", "fast"), fg.Step.of(0))
+    mean = lambda x: exchange.mean(x, exchange.init(x), comm).mean  # noqa: E731
     over = jax.vmap(jax.vmap(mean, axis_name="fast"), axis_name="slow")
     with pytest.raises(ValueError, match="memory of compressed_pmean"):
         jax.eval_shape(over, jax.ShapeDtypeStruct((2, 2, 4, 4), np.float32))

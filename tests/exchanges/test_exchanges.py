@@ -24,7 +24,7 @@ N = 150
 
 def mean_and_sent(exchange):
     def one(x):
-        out = exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, fg.Step.of(5)))
+        out = exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, fg.Step.of(5)))
         return out.mean, jax.tree.map(jnp.subtract, x, out.error)
 
     return one
@@ -117,7 +117,7 @@ COLLECTIVES = {
 def test_all_parts_travel_together(name):
     """In as many collectives as the docstring of `compressed_pmean` says."""
     exchange = EXCHANGES[name]
-    found = sorted(c.kind for c in collectives(exchange, layout=fg.Layout("leaf")))
+    found = sorted(c.kind for c in collectives(exchange, bucketing=fg.Bucketing("leaf")))
     # XLA for a CPU makes an all-to-all of one array for each receiver.
     assert [k for i, k in enumerate(found) if k != "all-to-all" or i == len(found) - 1] == (
         COLLECTIVES[name]
@@ -129,7 +129,7 @@ def test_few_votes_are_gathered_together():
         "a": jax.ShapeDtypeStruct((12, 10), "float32"),
         "b": jax.ShapeDtypeStruct((8,), "float32"),
     }
-    init, update = sharded(EXCHANGES["votes"], like=like, layout=fg.Layout("leaf"))
+    init, update = sharded(EXCHANGES["votes"], like=like, bucketing=fg.Bucketing("leaf"))
     found = fg.audit(update.lower(gradients(like, 4), jax.eval_shape(init, like)).compile())
     assert [c.kind for c in found] == ["all-gather"]
 
@@ -177,7 +177,7 @@ def test_payloads_that_travel_otherwise_have_the_same_mean(name):
 
     def gathered(x):
         exchange = fg.AllGather(codec)
-        return exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data", step)).mean
+        return exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data", step)).mean
 
     expected = jax.jit(jax.vmap(gathered, axis_name="data"))(x)[0]
     np.testing.assert_allclose(both(x), expected, rtol=1e-5, atol=1e-6)
@@ -257,7 +257,7 @@ def test_a_fixed_range_cannot_hide_divergence_in_an_exchange():
 
 @pytest.mark.parametrize("levels", [1, 7])
 def test_what_is_sent_of_integers_averages_to_the_mean(levels):
-    mean, sent = program("vmap", fg.IntegerSum(workers=4, levels=levels), 4)(rows(4))
+    mean, sent = program("vmap", fg.QuantizedAllReduce(workers=4, levels=levels), 4)(rows(4))
     np.testing.assert_allclose(np.asarray(sent, np.float64).mean(0), mean[0], rtol=1e-5, atol=1e-6)
 
 
@@ -279,7 +279,7 @@ def test_any_number_of_workers_costs_one_inverse_transform(name, transforms):
     exchange = EXCHANGES[name]
 
     def mean(x):
-        return exchange.mean(x, exchange.init(x), fg.exchanges.Channel(AXIS, fg.Step.of(5))).mean
+        return exchange.mean(x, exchange.init(x), fg.exchanges.Comm(AXIS, fg.Step.of(5))).mean
 
     text = everywhere("shard_map", mean, 8).lower(rows(8)).as_text()
     assert {what: text.count(what) for what in transforms} == transforms
@@ -292,7 +292,7 @@ def test_any_number_of_workers_costs_one_inverse_transform(name, transforms):
         (fg.AllGather(fg.Fft(half=True)), 1e5),
         (fg.AllGather(fg.Cast("float16")), 1e5),
         (fg.AllReduce(fg.Fft(half=True)), 1e5),
-        (fg.SharedSupport(fg.chain(fg.Fft(half=True), fg.TopK(k=4))), 1e5),
+        (fg.LeaderTopK(fg.chain(fg.Fft(half=True), fg.TopK(k=4))), 1e5),
     ],
     ids=repr,
 )
@@ -323,7 +323,7 @@ class Many(fg.Transform):
     [
         fg.AllGather(fg.chain(Many(), Many())),
         fg.AllReduce(Many()),
-        fg.SharedSupport(fg.chain(Many(), Many(), fg.TopK(k=4))),
+        fg.LeaderTopK(fg.chain(Many(), Many(), fg.TopK(k=4))),
         fg.Scheduled({0: fg.TwoStage(fg.chain(Many(), Many()), workers=4)}),
     ],
     ids=repr,
@@ -332,8 +332,8 @@ def test_a_count_of_overflow_stays_at_the_largest_int32(exchange):
     """Over the stages of a chain, the workers, three parts of a bucket, and three buckets."""
 
     def counted(parts, bucket_bytes):
-        layout = fg.Layout("leaf", bucket_bytes)
-        tx = fg.compressed_pmean(exchange, axis_name=AXIS, layout=layout)
+        bucketing = fg.Bucketing("leaf", bucket_bytes)
+        tx = fg.compressed_pmean(exchange, axis_name=AXIS, bucketing=bucketing)
         return lambda x: tx.update([x] * parts, tx.init([x] * parts))[1].overflow
 
     def every(x):
@@ -377,7 +377,7 @@ def test_several_axes_are_one(name, check_vma):
 
     def mean(row):
         return exchange.mean(
-            row[0], exchange.init(row[0]), fg.exchanges.Channel(("a", "b"), fg.Step.of(5))
+            row[0], exchange.init(row[0]), fg.exchanges.Comm(("a", "b"), fg.Step.of(5))
         ).mean
 
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
@@ -402,7 +402,7 @@ def test_piecewise_switches_at_the_step_in_one_program():
         state = schedule.init(x)
         nonzero = []
         for count in range(6):
-            out = schedule.mean(x, state, fg.exchanges.Channel(AXIS, fg.Step.of(0, count)))
+            out = schedule.mean(x, state, fg.exchanges.Comm(AXIS, fg.Step.of(0, count)))
             state = out.state
             nonzero.append(jnp.sum(out.error != x))
         return jnp.stack(nonzero)
@@ -418,8 +418,8 @@ def test_low_rank_and_gathered_steps_lose_nothing_in_one_program(check_vma):
     exchange = fg.Scheduled(
         {0: fg.PowerSgd(rank=2), 1: fg.AllGather(fg.TopK(k=9)), 2: fg.PowerSgd()}
     )
-    layout = fg.Layout("leaf")
-    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, layout=layout)
+    bucketing = fg.Bucketing("leaf")
+    tx = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name=AXIS, bucketing=bucketing)
     init, update = train_step(tx, 4, check_vma=check_vma, like=like)
     state, ranks = init({"w": jnp.zeros((10, 12))}), []
     applied, wanted = np.zeros((10, 12)), np.zeros((10, 12))
@@ -439,25 +439,25 @@ def test_what_stays_behind_is_counted_of_the_leader_alone():
     rows = jnp.asarray(values((4, 120))).at[0].set(1.0)
     counts = []
     for leader in range(4):
-        exchange = fg.SharedSupport(fg.Threshold(fraction=0.05), leader)
+        exchange = fg.LeaderTopK(fg.Threshold(fraction=0.05), leader)
 
         def count(row, exchange=exchange):
             return exchange.mean(
-                row, exchange.init(row), fg.exchanges.Channel(AXIS, fg.Step.of(0))
-            ).tally.overflow
+                row, exchange.init(row), fg.exchanges.Comm(AXIS, fg.Step.of(0))
+            ).stats.overflow
 
         counts.append(everywhere("shard_map", count, 4)(rows).tolist())
     assert counts == [[120 - 12] * 4, [0] * 4, [0] * 4, [0] * 4]
 
 
 def test_a_fixed_leader_leads_always():
-    exchange = fg.SharedSupport(fg.TopK(k=1), leader=1)
+    exchange = fg.LeaderTopK(fg.TopK(k=1), leader=1)
     x = jnp.array([[4.0, 1.0], [1.0, 2.0]])
 
     def twice(row):
-        first = exchange.mean(row, exchange.init(row), fg.exchanges.Channel(AXIS, fg.Step.of(0)))
+        first = exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS, fg.Step.of(0)))
         return first.mean, exchange.mean(
-            row, first.state, fg.exchanges.Channel(AXIS, fg.Step.of(0, 1))
+            row, first.state, fg.exchanges.Comm(AXIS, fg.Step.of(0, 1))
         ).mean
 
     for mean in everywhere("shard_map", twice, 2)(x):
@@ -470,10 +470,8 @@ def test_a_fixed_leader_leads_always():
 )
 def test_the_leader_is_checked(leader, remedy):
     def mean(row):
-        exchange = fg.SharedSupport(fg.TopK(k=1), leader)
-        return exchange.mean(
-            row, exchange.init(row), fg.exchanges.Channel(AXIS, fg.Step.of(0))
-        ).mean
+        exchange = fg.LeaderTopK(fg.TopK(k=1), leader)
+        return exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS, fg.Step.of(0))).mean
 
     with pytest.raises(ValueError, match=remedy):
         everywhere("vmap", mean, 2)(jnp.ones((2, 3)))
@@ -511,7 +509,7 @@ def test_equal_rules_are_made_for_the_same_parts():
     def rule():
         return fg.SmallDense(fg.TopK(fraction=0.1))
 
-    schedule = fg.Scheduled({0: fg.AllGather(rule()), 10: fg.SharedSupport(rule())})
+    schedule = fg.Scheduled({0: fg.AllGather(rule()), 10: fg.LeaderTopK(rule())})
     assert schedule.scope == rule().scope
     assert hash(schedule.scope) == hash(rule().scope)
 
@@ -524,7 +522,7 @@ def test_a_step_without_a_gradient_does_not_end_low_rank():
     exchange = fg.PowerSgd(rank=2)
 
     def step(x, state):
-        out = exchange.mean(x, state, fg.exchanges.Channel("data"))
+        out = exchange.mean(x, state, fg.exchanges.Comm("data"))
         return out.mean, out.state
 
     state = jax.tree.map(lambda a: jnp.stack([a] * 4), exchange.init(whole))

@@ -8,7 +8,7 @@ from cases import CODECS, TREE, gradients, sample, values
 
 import fftgrad as fg
 from fftgrad.codecs._chain import payload_spec
-from fftgrad.exchanges import _layout
+from fftgrad.exchanges import _bucketing
 from fftgrad.ops import _finite, _wire
 from fftgrad.ops._shapes import by_path
 
@@ -17,11 +17,11 @@ from fftgrad.ops._shapes import by_path
 @pytest.mark.parametrize("by_bytes", [False, True])
 def test_buckets_never_exceed_the_limit_and_lose_nothing(limit, by_bytes, monkeypatch):
     tree = jax.tree.map(lambda g: g[0], gradients(TREE, 1))
-    monkeypatch.setattr(_layout, "BUCKET_LIMIT", limit)
-    layout = fg.Layout(bucket_bytes=4 * limit if by_bytes else None)
-    buckets, join = _layout.to_buckets(tree, layout)
+    monkeypatch.setattr(_bucketing, "BUCKET_LIMIT", limit)
+    bucketing = fg.Bucketing(bucket_bytes=4 * limit if by_bytes else None)
+    buckets, join = _bucketing.to_buckets(tree, bucketing)
     assert jax.tree.map(jnp.shape, buckets) == jax.tree.map(
-        lambda b: b.shape, _layout.bucket_likes(tree, layout)
+        lambda b: b.shape, _bucketing.bucket_likes(tree, bucketing)
     )
     vectors = [part.value for bucket in buckets for part in bucket]
     assert max(v.size for v in vectors) <= limit
@@ -43,8 +43,8 @@ MATRICES = {
 @pytest.mark.parametrize("scope", ["leaf", lambda path, _: f"of {path}"], ids=["leaf", "function"])
 def test_a_leaf_on_its_own_keeps_its_shape_in_a_bucket_that_is_smaller(scope):
     tree = jax.tree.map(lambda g: g[0], gradients(MATRICES, 1))
-    layout = fg.Layout(scope, bucket_bytes=4 * 100)
-    buckets, join = _layout.to_buckets(tree, layout)
+    bucketing = fg.Bucketing(scope, bucket_bytes=4 * 100)
+    buckets, join = _bucketing.to_buckets(tree, bucketing)
     assert [[part.value.shape for part in bucket] for bucket in buckets] == [
         [(2, 5, 20)],
         [(40,)],
@@ -57,22 +57,22 @@ def test_a_leaf_on_its_own_keeps_its_shape_in_a_bucket_that_is_smaller(scope):
 @pytest.mark.parametrize("bucket_bytes", [4, 4 * 100, 4 * 1200, None])
 def test_a_smaller_bucket_changes_no_factors(bucket_bytes):
     """They were sent dense, in pieces without a shape."""
-    layout = fg.Layout(bucket_bytes=bucket_bytes)
-    assert fg.wire_bytes(fg.PowerSgd(2), MATRICES, layout) == 4 * (2 * 70 + 40 + 2 * 30)
+    bucketing = fg.Bucketing(bucket_bytes=bucket_bytes)
+    assert fg.wire_bytes(fg.PowerSgd(2), MATRICES, bucketing) == 4 * (2 * 70 + 40 + 2 * 30)
 
 
 def test_one_vector_of_all_leaves_is_cut_though_it_be_one_leaf():
-    sizes = [bucket[0].value.size for bucket in _layout.bucket_likes(
-        MATRICES["a"], fg.Layout("model", bucket_bytes=4 * 400)
+    sizes = [bucket[0].value.size for bucket in _bucketing.bucket_likes(
+        MATRICES["a"], fg.Bucketing("model", bucket_bytes=4 * 400)
     )]  # fmt: skip
     assert sizes == [400, 400, 400]
 
 
 @pytest.mark.parametrize("name", [None, 3, ("a", "b"), b"a"], ids=repr)
 def test_a_scope_that_names_no_group_is_answered(name):
-    layout = fg.Layout(lambda *_: name)
-    with pytest.raises(TypeError, match=r"Layout\(scope\): must return .*, got .*; return"):
-        fg.wire_bytes(fg.TopK(k=3), MATRICES, layout)
+    bucketing = fg.Bucketing(lambda *_: name)
+    with pytest.raises(TypeError, match=r"Bucketing\(scope\): must return .*, got .*; return"):
+        fg.wire_bytes(fg.TopK(k=3), MATRICES, bucketing)
 
 
 ALIKE = [
@@ -85,12 +85,12 @@ ALIKE = [
 @pytest.mark.parametrize("scope", ["leaf", lambda path, _: path], ids=["leaf", "function"])
 def test_leaves_whose_paths_have_the_same_text_are_parts_of_their_own(tree, paths, scope):
     tree = jax.tree.map(lambda value: jnp.full((3, 4), float(value)), tree)
-    buckets, join = _layout.to_buckets(tree, fg.Layout(scope))
+    buckets, join = _bucketing.to_buckets(tree, fg.Bucketing(scope))
     found = {part.name: part.value[0, 0] for bucket in buckets for part in bucket}
     assert len(found) == len(jax.tree.leaves(tree))
     assert paths is None or found == paths
     assert jax.tree.all(jax.tree.map(np.array_equal, join(buckets), tree))
-    assert fg.wire_bytes(fg.Sign(), tree, fg.Layout(scope)) == 4 + 8 * len(found)
+    assert fg.wire_bytes(fg.Sign(), tree, fg.Bucketing(scope)) == 4 + 8 * len(found)
 
 
 def test_a_path_is_as_its_keys_where_no_other_has_its_text():
@@ -112,7 +112,7 @@ def test_keys_that_differ_in_their_type_alone_are_told_apart():
 def test_a_leaf_too_long_for_any_bucket_is_cut_in_every_scope():
     big = {"w": jax.ShapeDtypeStruct((3, 2**29 + 5), jnp.float32)}
     for scope in ("leaf", lambda path, _: path):
-        buckets = _layout.bucket_likes(big, fg.Layout(scope, bucket_bytes=400))
+        buckets = _bucketing.bucket_likes(big, fg.Bucketing(scope, bucket_bytes=400))
         assert [len(part.value.shape) for bucket in buckets for part in bucket] == [1, 1]
 
 
@@ -121,15 +121,15 @@ def test_a_leaf_too_long_for_any_bucket_is_cut_in_every_scope():
 def test_parts_travel_in_the_order_of_their_names(scope, limit):
     """Whatever the order of the leaves. Payloads and draws go by it."""
     tree = jax.tree.map(lambda g: g[0], gradients(TREE, 1))
-    for layout in (fg.Layout(scope), fg.Layout(scope, bucket_bytes=4 * limit)):
-        buckets = [[part.name for part in b] for b in _layout.to_buckets(tree, layout)[0]]
+    for bucketing in (fg.Bucketing(scope), fg.Bucketing(scope, bucket_bytes=4 * limit)):
+        buckets = [[part.name for part in b] for b in _bucketing.to_buckets(tree, bucketing)[0]]
         assert buckets == [sorted(names) for names in buckets]
         assert max(map(len, buckets)) > 1
 
 
 def test_more_than_2_to_the_30_parameters_are_split():
     big = {"w": jax.ShapeDtypeStruct((3, 2**29 + 5), jnp.float32)}
-    buckets = _layout.bucket_likes(big, fg.Layout())
+    buckets = _bucketing.bucket_likes(big, fg.Bucketing())
     sizes = [part.value.size for bucket in buckets for part in bucket]
     assert sum(sizes) == 3 * (2**29 + 5)
     assert len(sizes) == 2
@@ -192,9 +192,9 @@ def test_one_value_that_is_not_finite_is_seen(dtype, size):
 @pytest.mark.parametrize(
     ("make", "remedy"),
     [
-        (lambda: fg.Layout(bucket_bytes=25e6), "25_000_000"),
-        (lambda: fg.Layout(bucket_bytes="25MB"), "25_000_000"),
-        (lambda: fg.compressed_pmean(fg.AllReduce(), axis_name="a", layout="leaf"), "Layout"),
+        (lambda: fg.Bucketing(bucket_bytes=25e6), "25_000_000"),
+        (lambda: fg.Bucketing(bucket_bytes="25MB"), "25_000_000"),
+        (lambda: fg.compressed_pmean(fg.AllReduce(), axis_name="a", bucketing="leaf"), "Bucketing"),
         (lambda: fg.audit(jax.jit(lambda x: x)), "compile"),
     ],
 )

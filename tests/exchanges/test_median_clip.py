@@ -19,7 +19,7 @@ LIKE = {
     "w": jax.ShapeDtypeStruct((10, 11), jnp.float32),
     "b": jax.ShapeDtypeStruct((7,), "float32"),
 }
-BY_LEAF = fg.Layout("leaf")
+BY_LEAF = fg.Bucketing("leaf")
 
 
 def oracle(rows, clip=True):
@@ -32,7 +32,7 @@ def oracle(rows, clip=True):
 
 
 def mean_of(clip, workers, mode="vmap", codec=fg.Identity()):  # noqa: B008
-    tx = fg.compressed_pmean(fg.AllGather(codec, clip), layout=BY_LEAF, axis_name=AXIS)
+    tx = fg.compressed_pmean(fg.AllGather(codec, clip), bucketing=BY_LEAF, axis_name=AXIS)
     state = jax.tree.map(lambda a: jnp.stack([a] * workers), tx.init(LIKE))
     run = everywhere(mode, lambda g, state: tx.update(g, state), workers)
     return lambda grads: run(grads, state)
@@ -64,7 +64,7 @@ def test_who_sends_nothing_has_no_vote_on_lengths():
 
 
 def test_each_payload_is_decoded_and_none_is_larger():
-    codec = fg.chain(fg.TopK(k=20), fg.LogLevels(bits=4))
+    codec = fg.chain(fg.TopK(k=20), fg.LogQuantizer(bits=4))
     grads = jax.tree.map(lambda g: g.at[3].multiply(1000), gradients(LIKE, 4))
     mean, _ = mean_of(True, 4, codec=codec)(grads)
     for key, rows in grads.items():

@@ -124,7 +124,7 @@ def test_a_bad_step_of_any_exchange_leaves_no_trace(exchange, n):
 @pytest.mark.parametrize(
     ("exchange", "n"),
     rows_of(
-        {"integer sum": fg.IntegerSum(WORKERS), "dense": fg.AllReduce()},
+        {"integer sum": fg.QuantizedAllReduce(WORKERS), "dense": fg.AllReduce()},
         [1_000, 65_537],
         [1_000_003],
     ),

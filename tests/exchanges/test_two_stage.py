@@ -85,7 +85,7 @@ def test_what_no_worker_sent_counts_as_not_sent_to_the_bit(workers):
     rows = jnp.asarray(values((workers, 40 * workers)))
 
     def sent(row):
-        return row - exchange.mean(row, exchange.init(row), fg.exchanges.Channel(AXIS)).error
+        return row - exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS)).error
 
     found = np.asarray(jax.jit(jax.vmap(sent, axis_name=AXIS))(rows))
     assert np.count_nonzero(found) <= workers * (3 * workers + 3 * workers)

@@ -17,7 +17,7 @@ from fftgrad.islands import Settings, _keys
 
 pytest.importorskip("obstore")
 DENSE = fg.AllGather(fg.Identity())
-QUICK = Settings(DENSE, every=2, rate=1.0, deadline=2.0)
+QUICK = Settings(DENSE, sync_every=2, rate=1.0, deadline=2.0)
 
 
 def memory():
@@ -52,7 +52,7 @@ def together(store, names, program, **options):
 def test_it_is_diloco_without_a_program_in_common():
     """Two islands and two workers that take the same inner steps."""
     pushes = {"a": np.float32([1.0, 2.0, 3.0]), "b": np.float32([3.0, -2.0, 1.0])}
-    settings = Settings(DENSE, every=2, rate=0.5, islands=2, deadline=30.0)
+    settings = Settings(DENSE, sync_every=2, rate=0.5, islands=2, deadline=30.0)
 
     def program(island, name):
         params, seen = island.params, []
@@ -81,7 +81,7 @@ def test_it_is_diloco_without_a_program_in_common():
 
 def test_weights_are_those_of_the_round():
     """(1 · 3 + 3 · 1) / 4 in place of the mean."""
-    settings = Settings(DENSE, every=2, rate=1.0, islands=2, deadline=30.0)
+    settings = Settings(DENSE, sync_every=2, rate=1.0, islands=2, deadline=30.0)
 
     def program(island, name):
         push, weight = {"a": (3.0, 0.5), "b": (1.0, 1.5)}[name]
@@ -94,9 +94,9 @@ def test_weights_are_those_of_the_round():
 
 
 def test_with_a_delay_it_goes_on_and_keeps_a_share():
-    settings = Settings(DENSE, every=4, rate=0.5, deadline=20.0)
+    settings = Settings(DENSE, sync_every=4, rate=0.5, deadline=20.0)
     with fg.islands.Island(
-        memory(), "a", jnp.zeros(3), settings=settings, outer=descent, delay=2, blend=0.25
+        memory(), "a", jnp.zeros(3), settings=settings, outer=descent, overlap_steps=2, mixing=0.25
     ) as island:
         params = island.params
         for _ in range(4):
@@ -112,7 +112,7 @@ def test_with_a_delay_it_goes_on_and_keeps_a_share():
 
 def test_narrow_parameters_lose_nothing_of_a_small_step():
     """What all have in common is float32: 256 steps of 1/1024 reach 1.25 from 1."""
-    settings = Settings(DENSE, every=1, rate=1 / 16, deadline=20.0)
+    settings = Settings(DENSE, sync_every=1, rate=1 / 16, deadline=20.0)
     dtype = jnp.bfloat16
     params = {"w": jnp.ones(3, dtype)}
     with fg.islands.Island(memory(), "a", params, settings=settings, outer=descent) as island:
@@ -155,7 +155,7 @@ def test_while_the_store_is_away_it_trains_on_alone(monkeypatch):
     monkeypatch.setattr("fftgrad.islands._island.PAUSE", 0.05)
     monkeypatch.setattr("fftgrad.islands._store.FIRST_PAUSE", 0.01)
     store = Cut(memory())
-    settings = Settings(DENSE, every=2, rate=1.0, deadline=0.3)
+    settings = Settings(DENSE, sync_every=2, rate=1.0, deadline=0.3)
     with fg.islands.Island(store, "a", jnp.zeros(3), settings=settings, outer=descent) as island:
         params = island.params
         store.away = True
@@ -182,15 +182,15 @@ def test_wrong_runs_are_refused_before_the_first_step_and_left_as_they_are():
     with pytest.raises(ValueError, match=r"model, got that of another, which has no \['w', \[4\]"):
         make("b", {"w": jnp.zeros(4)})
     with pytest.raises(ValueError, match=r"must be those of the run, .*'every': 2"):
-        make("b", {"w": jnp.zeros(3)}, settings=Settings(DENSE, every=3))
+        make("b", {"w": jnp.zeros(3)}, settings=Settings(DENSE, sync_every=3))
     with pytest.raises(ValueError, match="the outer optimizer of the run"):
         make("c", {"w": jnp.zeros(3)}, outer=optax.adam)
     with pytest.raises(ValueError, match="letters, digits, _ and -"):
         make("a/b", {"w": jnp.zeros(3)})
     with pytest.raises(TypeError, match="must be a float32, bfloat16 or float16 array"):
         make("d", {"w": jnp.zeros(3, jnp.int32)})
-    with pytest.raises(ValueError, match="below every=2"):
-        make("e", {"w": jnp.zeros(3)}, delay=2)
+    with pytest.raises(ValueError, match="below sync_every=2"):
+        make("e", {"w": jnp.zeros(3)}, overlap_steps=2)
     after = {key: store.read(key) for key in store.list("") if not key.startswith("islands/")}
     assert after == before
     store = memory()
@@ -220,7 +220,7 @@ def test_the_newest_start_has_the_name():
             first.step(params)
 
 
-GREEDY = Settings(fg.AllGather(fg.TopK(k=1)), every=1, rate=1.0, deadline=0.5)
+GREEDY = Settings(fg.AllGather(fg.TopK(k=1)), sync_every=1, rate=1.0, deadline=0.5)
 PUSH = jnp.float32([4.0, 3.0, 2.0, 1.0])
 
 
@@ -249,7 +249,7 @@ def test_a_residual_that_is_too_old_is_left_out():
 
 def test_a_contribution_that_is_open_at_the_end_is_counted_once(monkeypatch):
     store = memory()
-    settings = Settings(GREEDY.exchange, every=1, rate=1.0, islands=2, deadline=3.0)
+    settings = Settings(GREEDY.exchange, sync_every=1, rate=1.0, islands=2, deadline=3.0)
     island = greedy(store, settings=settings)
     monkeypatch.setattr(island, "_patience", lambda: 0.0)
     island.step(island.params + PUSH)
@@ -320,11 +320,17 @@ def test_nobody_goes_on_in_a_store_that_was_emptied_and_begun_anew(monkeypatch):
 @pytest.mark.parametrize("delay", [0, 2])
 def test_steps_since_the_last_meeting_are_handed_in_at_the_end(delay):
     """If the parameters are; else they are left out."""
-    settings = Settings(DENSE, every=4, rate=1.0, deadline=20.0)
+    settings = Settings(DENSE, sync_every=4, rate=1.0, deadline=20.0)
     for hands_in in (True, False):
         store = memory()
         with fg.islands.Island(
-            store, "a", jnp.zeros(3), settings=settings, outer=descent, delay=delay, blend=0.5
+            store,
+            "a",
+            jnp.zeros(3),
+            settings=settings,
+            outer=descent,
+            overlap_steps=delay,
+            mixing=0.5,
         ) as island:
             params = island.params
             for _ in range(7 if delay == 0 else 3):
@@ -338,9 +344,9 @@ def test_steps_since_the_last_meeting_are_handed_in_at_the_end(delay):
 
 
 def test_at_the_end_the_meeting_under_way_comes_first():
-    settings = Settings(DENSE, every=4, rate=1.0, deadline=20.0)
+    settings = Settings(DENSE, sync_every=4, rate=1.0, deadline=20.0)
     with fg.islands.Island(
-        memory(), "a", jnp.zeros(3), settings=settings, outer=descent, delay=3, blend=0.5
+        memory(), "a", jnp.zeros(3), settings=settings, outer=descent, overlap_steps=3, mixing=0.5
     ) as island:
         params = island.params
         for _ in range(5):
@@ -399,8 +405,8 @@ def test_a_sparse_codec_converges_by_the_default_outer_step():
     """Nesterov's momentum behind error feedback diverges on it."""
     x = jax.random.normal(jax.random.key(0), (64, 16))
     y = x @ jnp.linspace(-1.0, 1.0, 16)
-    exchange = fg.AllGather(fg.chain(fg.TopK(fraction=0.03), fg.LogLevels(bits=4)))
-    settings = Settings(exchange, every=5)
+    exchange = fg.AllGather(fg.chain(fg.TopK(fraction=0.03), fg.LogQuantizer(bits=4)))
+    settings = Settings(exchange, sync_every=5)
     train = jax.jit(lambda w: w - 0.02 * jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w))
     with fg.islands.Island(memory(), "a", jnp.zeros(16), settings=settings) as island:
         w = island.params

@@ -131,7 +131,7 @@ def test_no_two_shards_of_two_stages_share_a_dither():
 DRAWING = {
     "gather": (fg.AllGather(STOCHASTIC), 6),
     "two stages": (fg.TwoStage(STOCHASTIC, workers=2), 6),
-    "integer sum": (fg.IntegerSum(workers=2), 6),
+    "integer sum": (fg.QuantizedAllReduce(workers=2), 6),
     "random sum": (fg.AllReduce(fg.RandomK(k=9)), 3),
 }
 
@@ -140,8 +140,8 @@ DRAWING = {
 @pytest.mark.parametrize(("exchange", "rows"), DRAWING.values(), ids=DRAWING)
 def test_no_two_parts_or_buckets_share_what_is_drawn(exchange, rows, bucket_bytes):
     x = dict.fromkeys("abc", jnp.broadcast_to(values((40,)), (2, 40)))
-    layout = fg.Layout("leaf", bucket_bytes)
-    got = sent(exchange, x, layout=layout)
+    bucketing = fg.Bucketing("leaf", bucket_bytes)
+    got = sent(exchange, x, bucketing=bucketing)
     assert different(row for rows in got.values() for row in rows) == rows
 
 
@@ -152,5 +152,5 @@ def test_nor_do_parts_of_other_sizes(exchange, rows, sizes):
     x = {name: np.zeros((2, size), np.float32) for name, size in zip("abc", sizes, strict=True)}
     for leaf in x.values():
         leaf[:, :20] = values((20,), seed=1)
-    got = sent(exchange, x, layout=fg.Layout("leaf"))
+    got = sent(exchange, x, bucketing=fg.Bucketing("leaf"))
     assert different(row[:20] for rows in got.values() for row in rows) == rows

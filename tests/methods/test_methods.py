@@ -129,7 +129,7 @@ ORACLES = {
         lambda: o.RedSync(0.05, 100, 2000, quantize=True, output=("head",), reuse=1),
         1e-5,
     ),
-    "scalecom": (m.scalecom(10, uptake=0.3), lambda: o.ScaleCom(10, 0.3), 1e-5),
+    "scalecom": (m.scalecom(10, beta=0.3), lambda: o.ScaleCom(10, 0.3), 1e-5),
     "scalecom frequencies": (
         m.scalecom(10, transform=fg.Fft(block=16), exact=True),
         lambda: o.ScaleCom(10, 1.0, block=16),
@@ -138,7 +138,7 @@ ORACLES = {
     "sign_sgd": (m.sign_sgd(), lambda: o.SignSgd(), 1e-5),
     "terngrad": (m.terngrad(dense=("last",)), lambda: o.TernGrad(2.5, ("last",)), 1e-5),
     "terngrad summed": (m.terngrad(workers=4), lambda: o.TernGrad(2.5, shared=True), 1e-5),
-    "top_k": (pmean(m.top_k(0.1), layout=fg.Layout("leaf")), lambda: o.TopK(0.1), 1e-5),
+    "top_k": (pmean(m.top_k(0.1), bucketing=fg.Bucketing("leaf")), lambda: o.TopK(0.1), 1e-5),
 }
 
 EVEN = {"scale_by_one_bit_adam"}
@@ -342,11 +342,11 @@ def test_redsync_counts_what_does_not_fit():
     exchange = fg.AllGather(fg.Threshold(fraction=0.05))
 
     def one(row):
-        return exchange.mean(row, exchange.init(row), fg.exchanges.Channel(AXIS, fg.Step.of(0)))
+        return exchange.mean(row, exchange.init(row), fg.exchanges.Comm(AXIS, fg.Step.of(0)))
 
     out = everywhere("vmap", one, 4)(x)
     assert int(jnp.sum(out.error[0] != x[0])) == 40
-    assert int(out.tally.overflow[0]) == 4 * 360
+    assert int(out.stats.overflow[0]) == 4 * 360
 
 
 def test_a_threshold_serves_for_its_steps():

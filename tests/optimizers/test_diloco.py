@@ -196,7 +196,7 @@ def test_the_loss_of_a_bad_step_does_not_count_at_a_meeting(many):
 )
 def test_meetings_keep_their_period_after_the_largest_int32_step(every, delay, fragments):
     tx = fg.optimizers.diloco(
-        optax.sgd(0.0), optax.sgd(0.0), every, *DENSE, delay=delay, fragments=fragments
+        optax.sgd(0.0), optax.sgd(0.0), every, *DENSE, overlap_steps=delay, fragments=fragments
     )
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
     zeros, start = {"a": jnp.zeros((1, 2)), "b": jnp.zeros((1, 2))}, 2**31 - 5

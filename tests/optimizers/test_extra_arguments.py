@@ -26,8 +26,8 @@ def by_loss():
 
 
 LOCAL = {
-    "diloco": lambda inner: fg.optimizers.diloco(inner, optax.sgd(1.0), every=5),
-    "sparse_loco": lambda inner: fg.optimizers.sparse_loco(inner, every=5, k=4, block=4),
+    "diloco": lambda inner: fg.optimizers.diloco(inner, optax.sgd(1.0), sync_every=5),
+    "sparse_loco": lambda inner: fg.optimizers.sparse_loco(inner, sync_every=5, k=4, block=4),
     "choco_sgd": lambda inner: fg.contrib.gossip.choco_sgd(
         inner, fg.Sign(), fg.contrib.gossip.ring(4), gamma=1e-6
     ),

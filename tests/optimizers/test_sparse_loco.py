@@ -16,7 +16,7 @@ from fftgrad.methods._recipes import LargestOfTiles
 
 WORKERS, RATE, EVERY = 4, 0.1, 3
 SHAPES = {"w": (70, 130), "kernel": (3, 5, 9), "b": (150,), "scale": ()}
-BY_LEAF = fg.Layout("leaf")
+BY_LEAF = fg.Bucketing("leaf")
 RULE = LargestOfTiles(fg.codecs.Tiles, 64, 64, fg.codecs.BinMeans(2))
 
 
@@ -113,7 +113,7 @@ def run(tx, grads, mode="vmap", **extra):
 def test_it_is_the_paper(k, block, mode):
     """Of two meetings; at the third, values on the edge of a bin may go either way."""
     sizes = {} if k == block == 64 else {"k": k, "block": block}  # the paper's, unless told
-    tx = fg.optimizers.sparse_loco(optax.sgd(RATE), every=EVERY, **sizes)
+    tx = fg.optimizers.sparse_loco(optax.sgd(RATE), sync_every=EVERY, **sizes)
     grads, oracle = gradients(2 * EVERY), Oracle(k, block, 0.95, 0.4)
     params, state = run(tx, grads, mode)
     for i in range(2 * EVERY):
@@ -137,8 +137,8 @@ def test_it_is_the_paper(k, block, mode):
 
 def test_what_else_it_takes_is_local_steps_own():
     """A delay, a blend, and meetings 30 steps apart."""
-    more = {"delay": 1, "blend": 0.5, "masked": "elsewhere", "axis_name": AXIS}
-    mine = fg.optimizers.sparse_loco(optax.sgd(RATE), every=EVERY, **more)
+    more = {"overlap_steps": 1, "mixing": 0.5, "allow_masked": True, "axis_name": AXIS}
+    mine = fg.optimizers.sparse_loco(optax.sgd(RATE), sync_every=EVERY, **more)
     parts = (
         fg.AllGather(RULE, clip_to_median=True),
         fg.ErrorFeedback(0.95),
@@ -154,7 +154,7 @@ def test_what_else_it_takes_is_local_steps_own():
 def test_its_leaves_may_meet_at_different_times():
     def of(every):
         more = {"masked": "elsewhere", "axis_name": AXIS}
-        return fg.optimizers.sparse_loco(optax.sgd(RATE), every=every, **more)
+        return fg.optimizers.sparse_loco(optax.sgd(RATE), sync_every=every, **more)
 
     labels = {name: "early" if name == "w" else "late" for name in SHAPES}
     grads = gradients(EVERY + 1)
@@ -193,7 +193,7 @@ def test_it_sends_205_times_less_than_float32_and_10_bits_a_value():
 @pytest.mark.parametrize("fragments", [1, EVERY])
 def test_the_compiled_program_sends_what_is_said(fragments):
     tx = fg.optimizers.sparse_loco(
-        optax.adam(0.1), every=EVERY, fragments=fragments, delay=int(fragments > 1)
+        optax.adam(0.1), sync_every=EVERY, fragments=fragments, overlap_steps=int(fragments > 1)
     )
     params = {name: jnp.zeros(s) for name, s in SHAPES.items()}
     mesh = mesh_of(WORKERS)
@@ -219,7 +219,7 @@ def test_a_worker_with_a_rate_too_high_does_not_end_training():
     def trained(clip_to_median):
         tx = fg.optimizers.sparse_loco(
             optax.sgd(0.2),
-            every=EVERY,
+            sync_every=EVERY,
             outer_rate=0.7,
             k=16,
             block=16,

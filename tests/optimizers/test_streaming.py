@@ -120,7 +120,13 @@ RUNS += itertools.product(STREAMS[2:4], [mode for mode in MODES if mode != "vmap
 def test_it_is_the_paper(stream, mode):
     every, fragments, delay, blend = stream
     tx = fg.optimizers.diloco(
-        optax.sgd(RATE), NESTEROV, every, *DENSE, fragments=fragments, delay=delay, blend=blend
+        optax.sgd(RATE),
+        NESTEROV,
+        every,
+        *DENSE,
+        fragments=fragments,
+        overlap_steps=delay,
+        mixing=blend,
     )
     grads, oracle = gradients(17), Oracle(*stream)
     params, state = run(tx, grads, mode)
@@ -198,7 +204,7 @@ def test_each_step_sends_as_much_and_in_no_branch():
     mesh, every = mesh_of(WORKERS), 8
     for fragments, branch in ((8, ()), (4, (1,))):
         tx = fg.optimizers.diloco(
-            optax.sgd(RATE), optax.sgd(1.0), every, codec, fragments=fragments, delay=1
+            optax.sgd(RATE), optax.sgd(1.0), every, codec, fragments=fragments, overlap_steps=1
         )
         specs = fg.state_specs(jax.eval_shape(tx.init, params), AXIS)
 
@@ -226,7 +232,7 @@ def test_fragments_by_depth_are_a_partition():
 
     def of(every):
         return fg.optimizers.diloco(
-            optax.sgd(RATE), optax.sgd(1.0), every, *DENSE, masked="elsewhere"
+            optax.sgd(RATE), optax.sgd(1.0), every, *DENSE, allow_masked=True
         )
 
     labels = {"w": "early", "b": "late", "kernel": "late", "scale": "late"}
@@ -257,7 +263,7 @@ def test_a_model_in_fragments_trains_as_well():
     target = np.linspace(-1, 1, 40).astype(np.float32).reshape(8, 5)
     tx = fg.optimizers.diloco(
         optax.sgd(0.1), optax.sgd(0.8), 8, fg.AllGather(fg.TopK(fraction=0.25)),
-        fg.ErrorFeedback(), fragments=8, delay=1, blend=0.5,
+        fg.ErrorFeedback(), fragments=8, overlap_steps=1, mixing=0.5,
     )  # fmt: skip
 
     def step(x, state, w):
@@ -277,12 +283,12 @@ def test_a_model_in_fragments_trains_as_well():
 @pytest.mark.parametrize(
     ("options", "remedy"),
     [
-        ({"fragments": 4}, "divisor of every=6"),
+        ({"fragments": 4}, "divisor of sync_every=6"),
         ({"fragments": 0}, "use 6"),
-        ({"delay": 6}, "below every=6"),
-        ({"delay": -1}, "use 1"),
-        ({"blend": 1.0}, r"use 0\.5"),
-        ({"blend": -0.1}, "below 1"),
+        ({"overlap_steps": 6}, "below sync_every=6"),
+        ({"overlap_steps": -1}, "use 1"),
+        ({"mixing": 1.0}, r"use 0\.5"),
+        ({"mixing": -0.1}, "below 1"),
         ({"masked": "maybe"}, "elsewhere"),
     ],
 )

@@ -17,8 +17,8 @@ from parallel import AXIS, mesh_of
 import fftgrad as fg
 
 LOSSLESS = {"gradients": fg.Identity(), "parameters": fg.Identity()}
-EIGHT = fg.UniformLevels(bits=8, bucket=256, norm="max")
-FOUR = fg.chain(fg.Hadamard(block=256), fg.UniformLevels(bits=4, bucket=256, norm="max"))
+EIGHT = fg.UniformQuantizer(bits=8, bucket=256, norm="max")
+FOUR = fg.chain(fg.Hadamard(block=256), fg.UniformQuantizer(bits=4, bucket=256, norm="max"))
 ODD = {
     "w": jnp.asarray(values((5, 3))),
     "scalar": jnp.float32(2.0),
@@ -209,7 +209,7 @@ LIKE = {
 def predicted(gradients, parameters, workers, like):
     """Bytes of w buffers of the one codec and one of the other, as the docstring has it."""
     both = (
-        fg.wire_bytes(fg.TwoStage(codec, workers), like, fg.Layout("leaf"))
+        fg.wire_bytes(fg.TwoStage(codec, workers), like, fg.Bucketing("leaf"))
         for codec in (gradients, parameters)
     )
     one, other = both

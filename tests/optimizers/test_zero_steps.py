@@ -160,7 +160,7 @@ def test_leaves_that_another_one_averages_may_be_hidden():
     tx = optax.partition(
         {
             name: fg.optimizers.sharded(
-                optax.sgd(rate), WORKERS, axis_name=AXIS, masked="elsewhere", **LOSSLESS
+                optax.sgd(rate), WORKERS, axis_name=AXIS, allow_masked=True, **LOSSLESS
             )
             for name, rate in (("one", 0.1), ("other", 0.5))
         },

@@ -93,7 +93,7 @@ def test_signal_and_noise_are_those_that_were_added():
     assert says(found, "below 0.89")
     same = plain(of_workers(WHITE, WHITE))
     assert (same.overlap, same.cosine) == (1, pytest.approx(1))
-    assert says(same, "SharedSupport", "pays", "100%")
+    assert says(same, "LeaderTopK", "pays", "100%")
 
 
 def test_dense_gradients_want_few_bits_and_sparse_ones_a_selector():

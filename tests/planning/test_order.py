@@ -89,7 +89,7 @@ def test_who_trained_with_an_optimizer_of_its_own():
 
 def test_a_row_that_loses_over_slow_links_says_so():
     """In a ring a gather has half the rounds of a sum, and so wins where bytes cost nothing."""
-    row = fg.planning.Candidate("gather", fg.AllGather(fg.UniformLevels(bits=4)))
+    row = fg.planning.Candidate("gather", fg.AllGather(fg.UniformQuantizer(bits=4)))
     own = {"timing": fg.planning.Timing(0.0, 0.003), "workers": 64, "algorithm": "ring"}
     found, told = planned(row, link=fg.planning.Link("100mbit", "100us"), **own)
     assert told.speed_up < 0.3
@@ -122,7 +122,7 @@ def test_a_row_pays_below_a_faster_link_if_it_pays_here(link):
 def test_a_row_that_wins_between_two_links_has_the_upper_one():
     """Over slow links a sum of bfloat16 wins, over fast ones whoever takes nothing here."""
     half = fg.planning.Candidate("half", fg.TwoStage(fg.Cast("bfloat16"), 4), dense=True)
-    eight = fg.planning.Candidate("8 bits", fg.TwoStage(fg.UniformLevels(bits=8), 4))
+    eight = fg.planning.Candidate("8 bits", fg.TwoStage(fg.UniformQuantizer(bits=8), 4))
     times = {
         "dense": NONE,
         "half": fg.planning.Timing(0.0, 0.01),

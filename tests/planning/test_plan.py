@@ -13,7 +13,7 @@ from cases import SLOW, drawn
 from parallel import train_step
 
 import fftgrad as fg
-from fftgrad.exchanges import _layout
+from fftgrad.exchanges import _bucketing
 from fftgrad.planning import _alone, _candidates, _inputs, _plan
 
 LIKE = {
@@ -58,12 +58,12 @@ def by_name(found):
 
 def test_a_model_of_many_buckets_is_planned_by_a_part_of_it(monkeypatch):
     """Whose trace does not grow: each row sends as much as if all of it were traced."""
-    for module in (_layout, _candidates):
+    for module in (_bucketing, _candidates):
         monkeypatch.setattr(module, "BUCKET_LIMIT", 1 << 10)
     like = {f"w{i}": jax.ShapeDtypeStruct((101, 99), "float32") for i in range(3)}
     like |= {"b": jax.ShapeDtypeStruct((40,), "float32")}
     few, times = _inputs.part(like)
-    assert (times, len(_layout.bucket_likes(few, fg.Layout("model")))) == (4, 8)
+    assert (times, len(_bucketing.bucket_likes(few, fg.Bucketing("model")))) == (4, 8)
     names = {"dense float32", "two stages 25x, Muon", "signs, two stages"}
     rows = [row for row in _candidates.candidates(like, WORKERS) if row.name in names]
     monkeypatch.setattr(_plan, "candidates", lambda *_: rows)
@@ -193,7 +193,7 @@ def test_the_code_makes_what_was_meant(fast, choose):
             numbers = ", ".join(f"{name}={x}" for name, x in row.optimizer.keywords.items())
             assert f", {numbers}{')' if row.every > 1 else ', '}" in code
         assert code.startswith(head)
-        if row.every > 1 or row.recipe.layout != fg.Layout():
+        if row.every > 1 or row.recipe.bucketing != fg.Bucketing():
             continue
         inside = code.removeprefix(head).removesuffix(f", axis_name={axis!r})")
         inside = re.sub(r", (nu|lead)=[\d.]+$", "", inside)
@@ -230,11 +230,12 @@ def test_buckets_hide_what_they_can_and_are_in_the_code():
     one, many = (by_name(plan("1gbit", rows=rows, buckets=buckets)) for buckets in (1, 4))
     dense = one["dense float32"], many["dense float32"]
     assert dense[1].seconds < dense[0].seconds
-    assert "layout=fg.Layout(bucket_bytes=200040)" in dense[1].code
+    assert "bucketing=fg.Bucketing(bucket_bytes=200040)" in dense[1].code
     assert many["4 local steps, signs"].seconds == one["4 local steps, signs"].seconds
-    assert "layout" not in many["4 local steps, signs"].code
+    assert "bucketing" not in many["4 local steps, signs"].code
     assert (
-        "layout=fg.Layout(scope='leaf', bucket_bytes=200040)" in many["TernGrad, shared scale"].code
+        "bucketing=fg.Bucketing(scope='leaf', bucket_bytes=200040)"
+        in many["TernGrad, shared scale"].code
     )
 
 
@@ -250,7 +251,7 @@ def test_each_bucket_has_its_latency_and_its_header():
     dense, over = found["dense"], 4 * 200_040 * 1.5 / link.bandwidth
     assert dense.parts.exchange == pytest.approx(5 * 6e-3 + over)
     assert dense.seconds == pytest.approx(4 * 6e-3 + 0.8 * over + 6e-3 + 0.2 * over)
-    cut = fg.Layout(bucket_bytes=4 * 200_040 // 5)
+    cut = fg.Bucketing(bucket_bytes=4 * 200_040 // 5)
     assert found["signs"].link_bytes == fg.link_bytes(fg.Sign(), LIKE, 4, cut)
 
 

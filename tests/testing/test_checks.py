@@ -304,15 +304,15 @@ class Dense(fg.Exchange):
     """The mean, but for what is done to what goes in, or to what comes out."""
 
     name: str = "dense"
-    into: Callable = unseen(lambda a, _channel: a)
-    out: Callable = unseen(lambda reduced, _channel: reduced)
+    into: Callable = unseen(lambda a, _comm: a)
+    out: Callable = unseen(lambda reduced, _comm: reduced)
     share: float = 1.0
 
-    def mean(self, x, state, channel):
-        changed = jax.tree.map(lambda a: self.into(a, channel), x)
-        mean = jax.tree.map(lambda a: lax.pmean(a, channel.axis_name), changed)
+    def mean(self, x, state, comm):
+        changed = jax.tree.map(lambda a: self.into(a, comm), x)
+        mean = jax.tree.map(lambda a: lax.pmean(a, comm.axis_name), changed)
         error = jax.tree.map(jnp.subtract, x, changed)
-        return self.out(fg.Reduced(mean, error, state), channel)
+        return self.out(fg.Averaged(mean, error, state), comm)
 
     def wire_bytes(self, like):
         return int(self.share * 4 * sum(leaf.size for leaf in jax.tree.leaves(like)))
@@ -320,38 +320,38 @@ class Dense(fg.Exchange):
 
 def with_mean(change):
     """The mean, changed leaf by leaf."""
-    return lambda reduced, channel: reduced._replace(
-        mean=jax.tree.map(lambda a: change(a, channel), reduced.mean)
+    return lambda reduced, comm: reduced._replace(
+        mean=jax.tree.map(lambda a: change(a, comm), reduced.mean)
     )
 
 
-def own(channel, first=0):
+def own(comm, first=0):
     """Something else on each worker, from that step on."""
-    draw = 1e-6 * jax.random.uniform(channel.step.local)
-    return jnp.where(channel.step.number < first, 0, draw)
+    draw = 1e-6 * jax.random.uniform(comm.step.local)
+    return jnp.where(comm.step.number < first, 0, draw)
 
 
-def twice_under_vmap(reduced, channel):
+def twice_under_vmap(reduced, comm):
     varies = jax.typeof(jax.tree.leaves(reduced.error)[0]).manual_axis_type.varying
-    return reduced if varies else with_mean(lambda a, _: 2 * a)(reduced, channel)
+    return reduced if varies else with_mean(lambda a, _: 2 * a)(reduced, comm)
 
 
-def flattens(reduced, _channel):
+def flattens(reduced, _comm):
     return reduced._replace(error=jax.tree.map(lambda a: a[:1], reduced.error))
 
 
-def sums(a, channel):
-    return a * lax.psum(1, channel.axis_name)
+def sums(a, comm):
+    return a * lax.psum(1, comm.axis_name)
 
 
 def first_only(right, later):
     """Something else after the first step."""
-    return lambda a, channel: jnp.where(channel.step.number == 0, right(a), later(a))
+    return lambda a, comm: jnp.where(comm.step.number == 0, right(a), later(a))
 
 
 BROKEN_EXCHANGES = [
     (
-        Dense("drifts later", out=with_mean(lambda a, channel: a + own(channel, 1))),
+        Dense("drifts later", out=with_mean(lambda a, comm: a + own(comm, 1))),
         "replicas",
         "in the order of the workers",
     ),
@@ -371,7 +371,7 @@ BROKEN_EXCHANGES = [
     (Dense("sums", out=with_mean(sums)), "mean", "mean_of_sent=False"),
     (Dense("flattens", out=flattens), "shapes", "reshape"),
     (Dense("no vmap", out=twice_under_vmap), "vmap", "jax.lax"),
-    (fg.TwoStage(fg.Sign(), workers=3), "shapes", "collectives of the channel"),
+    (fg.TwoStage(fg.Sign(), workers=3), "shapes", "collectives of the comm"),
 ]
 
 
@@ -398,20 +398,20 @@ class Kept(fg.Memory):
 
     name: str
     start: Callable = unseen(zeros)
-    add: Callable = unseen(lambda grad, state: jax.tree.map(jnp.add, grad, state))
+    plus: Callable = unseen(lambda grad, state: jax.tree.map(jnp.add, grad, state))
     keep: Callable = unseen(lambda left, _state: left)
     back: Callable = unseen(lambda state, lost: jax.tree.map(jnp.add, state, lost))
 
     def init(self, like):
         return self.start(like)
 
-    def compensate(self, grad, state):
-        return self.add(grad, state), state
+    def add(self, grad, state):
+        return self.plus(grad, state), state
 
     def update(self, x, error, mean, state):
         return self.keep(error, state)
 
-    def put_back(self, lost, state):
+    def restore(self, lost, state):
         return self.back(state, lost)
 
 
@@ -442,20 +442,20 @@ FORGETFUL = Kept(
 )
 
 BROKEN_MEMORIES = [
-    (Kept("against", add=leaves(lambda x, e: 2 * e - x)), "fidelity", "look at its signs"),
-    (Kept("clips later", add=leaves(clips_later)), "not hidden", "replace no NaN"),
+    (Kept("against", plus=leaves(lambda x, e: 2 * e - x)), "fidelity", "look at its signs"),
+    (Kept("clips later", plus=leaves(clips_later)), "not hidden", "replace no NaN"),
     (FORGETFUL, "telescopes", "keep x - sent"),
     (Kept("narrow", keep=narrow, back=lambda state, _: state), "shapes", "that init makes"),
-    (Kept("across leaves", add=across), "leaf by leaf", "jax.tree.map"),
+    (Kept("across leaves", plus=across), "leaf by leaf", "jax.tree.map"),
     (
-        Kept("normalizes", add=leaves(lambda x, _: x / jnp.sqrt(jnp.sum(x * x)))),
+        Kept("normalizes", plus=leaves(lambda x, _: x / jnp.sqrt(jnp.sum(x * x)))),
         "finite",
         "that may be zero",
     ),
     (
         Kept("puts nothing back", back=lambda state, _lost: state),
         "telescopes",
-        "what put_back is given",
+        "what restore is given",
     ),
     (fg.NoMemory(), "telescopes", "keep x - sent"),
 ]

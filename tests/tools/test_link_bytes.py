@@ -37,7 +37,7 @@ def test_what_was_audited_for_2_to_64_workers(exchanges, workers):
     for name, exchange in exchanges(workers).items():
         if isinstance(exchange, fg.Scheduled):
             exchange = exchange.at(1)
-        found = fg.link_bytes(exchange, like, workers, fg.Layout("leaf"))
+        found = fg.link_bytes(exchange, like, workers, fg.Bucketing("leaf"))
         assert found == pytest.approx(audited.pop(name), abs=0.5), name  # files keep whole bytes
     assert not audited
 
@@ -59,9 +59,9 @@ def test_the_slow_links_of_a_hierarchy(name):
 
 def test_buckets_and_parts_add_up():
     like = {"w": jnp.ones((40, 30)), "b": jnp.ones(30)}
-    layout = fg.Layout("leaf", bucket_bytes=4 * 500)
+    bucketing = fg.Bucketing("leaf", bucket_bytes=4 * 500)
     codec = fg.Sign()
-    assert fg.link_bytes(codec, like, 3, layout) == 2 * fg.wire_bytes(codec, like, layout)
+    assert fg.link_bytes(codec, like, 3, bucketing) == 2 * fg.wire_bytes(codec, like, bucketing)
     assert fg.link_bytes(codec, like, 1) == 0
 
 

@@ -58,7 +58,7 @@ def assert_no_trace(update, before, good, place):
 ADAPTIVE = {
     "adacomp": fg.AllGather(fg.codecs.AdaComp(bin_size=20)),
     "reused threshold": fg.AllGather(fg.Threshold(fraction=0.1, reuse=3)),
-    "threshold of a leader": fg.SharedSupport(fg.Threshold(fraction=0.1, reuse=3)),
+    "threshold of a leader": fg.LeaderTopK(fg.Threshold(fraction=0.1, reuse=3)),
     "one sided": fg.AllGather(
         fg.chain(fg.codecs.AlternatingSign(), fg.Threshold(fraction=0.1), fg.codecs.MeanMagnitude())
     ),
@@ -78,7 +78,7 @@ STATEFUL = [
 
 @pytest.mark.parametrize("name", [*sample(EXCHANGES), *ADAPTIVE])
 def test_a_bad_step_changes_no_bucket(name):
-    init, update = mapped({**EXCHANGES, **ADAPTIVE}[name], layout=BUCKETS)
+    init, update = mapped({**EXCHANGES, **ADAPTIVE}[name], bucketing=BUCKETS)
     good = gradients(PAIR, WORKERS)
     state = init(good)
     _, before = update(good, state)
@@ -91,7 +91,7 @@ def test_a_bad_step_changes_no_bucket(name):
     "exchange", [fg.AllGather(fg.Fft(half=True)), fg.AllReduce(fg.Fft(half=True))]
 )
 def test_a_bad_bucket_does_not_make_the_next_one_overflow(exchange):
-    init, update = mapped(exchange, memory=fg.NoMemory(), layout=BUCKETS)
+    init, update = mapped(exchange, memory=fg.NoMemory(), bucketing=BUCKETS)
     large = jax.tree.map(lambda x: x.at[1, 3, 3].set(2e5), gradients(PAIR, WORKERS))
     _, after = update(large, init(large))
     counted = np.asarray(after.overflow)
@@ -113,8 +113,8 @@ KEEPS = {
 @pytest.mark.parametrize("exchange", KEEPS.values(), ids=KEEPS)
 def test_what_an_exchange_keeps_survives_a_bad_step(exchange, bad):
     """In one bucket, and of the state only what is no counter."""
-    layout = fg.Layout("leaf" if isinstance(exchange, fg.PowerSgd | fg.AcpSgd) else "model")
-    init, update = mapped(exchange, layout=layout)
+    bucketing = fg.Bucketing("leaf" if isinstance(exchange, fg.PowerSgd | fg.AcpSgd) else "model")
+    init, update = mapped(exchange, bucketing=bucketing)
 
     def kept(state):
         leaves = jax.tree.leaves(state.exchange)
@@ -130,7 +130,7 @@ def test_what_an_exchange_keeps_survives_a_bad_step(exchange, bad):
 
 @pytest.mark.parametrize("exchange", HIERARCHIES.values(), ids=HIERARCHIES)
 def test_a_bad_step_changes_no_bucket_of_a_hierarchy(exchange):
-    tx = fg.compressed_pmean(exchange, axis_name=AXES, layout=fg.Layout("model", 256))
+    tx = fg.compressed_pmean(exchange, axis_name=AXES, bucketing=fg.Bucketing("model", 256))
     init, update = over_two_axes(tx)
     good = in_groups(gradients(PAIR, 8))
     _, before = update(good, init(good))
@@ -140,7 +140,7 @@ def test_a_bad_step_changes_no_bucket_of_a_hierarchy(exchange):
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_nothing_is_lost_by_two_stages_when_steps_are_skipped(bad):
     """Sum of what was applied + the residuals = sum of the good steps' gradients."""
-    init, update = mapped(fg.TwoStage(fg.Sign(), workers=WORKERS), layout=BUCKETS)
+    init, update = mapped(fg.TwoStage(fg.Sign(), workers=WORKERS), bucketing=BUCKETS)
     state = init(gradients(PAIR, WORKERS))
     applied, wanted = np.zeros(128), np.zeros(128)
     for step in range(6):
@@ -250,9 +250,9 @@ PLANNED = {
 """The lines of `fftgrad plan`."""
 ELSE = {
     "feedback_sgd": "fg.optimizers.feedback_sgd(learning_rate)",
-    "sparse_loco": "fg.optimizers.sparse_loco(optax.adam(learning_rate), every=4)",
+    "sparse_loco": "fg.optimizers.sparse_loco(optax.adam(learning_rate), sync_every=4)",
     "sharded": "fg.optimizers.sharded(optax.adam(learning_rate), workers=8)",
-    "streaming": "fg.optimizers.diloco(optimizer, optax.sgd(0.5), 4, fragments=2, delay=1)",
+    "streaming": "fg.optimizers.diloco(optimizer, optax.sgd(0.5), 4, fragments=2, overlap_steps=1)",
 }
 PASTED = {**PLANNED, **ELSE}
 STEPS, BAD = 32, 10

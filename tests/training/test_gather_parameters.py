@@ -12,9 +12,9 @@ from parallel import AXIS, MODES, everywhere
 import fftgrad as fg
 
 WORKERS = 4
-TWO_BITS = fg.UniformLevels(bits=2, bucket=16, norm="max")
-FOUR = fg.chain(fg.Hadamard(block=256), fg.UniformLevels(bits=4, bucket=256, norm="max"))
-EIGHT = fg.UniformLevels(bits=8, bucket=256, norm="max")
+TWO_BITS = fg.UniformQuantizer(bits=2, bucket=16, norm="max")
+FOUR = fg.chain(fg.Hadamard(block=256), fg.UniformQuantizer(bits=4, bucket=256, norm="max"))
+EIGHT = fg.UniformQuantizer(bits=8, bucket=256, norm="max")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -103,4 +103,4 @@ def test_gradients_with_an_outlier_lose_less_by_the_rotation():
         apart = (np.asarray(scatter(x)) - exact)[:, 1:256]  # beside the outlier
         return np.linalg.norm(apart)
 
-    assert error() < 0.7 * error(codec=fg.UniformLevels(bits=4, bucket=256, norm="max"))
+    assert error() < 0.7 * error(codec=fg.UniformQuantizer(bits=4, bucket=256, norm="max"))

@@ -21,8 +21,8 @@ SPARSE = fg.AllGather(fg.TopK(fraction=0.2))
 
 def transformation(exchange=SPARSE):
     compressed = fg.compressed_pmean(exchange, fg.ErrorFeedback(), axis_name="data")
-    tx = optax.chain(fg.per_worker(optax.trace(0.9)), compressed, optax.rmsprop(0.01))
-    return fg.accumulate(tx, every=2)
+    tx = optax.chain(fg.local_state(optax.trace(0.9)), compressed, optax.rmsprop(0.01))
+    return fg.multi_steps(tx, every=2)
 
 
 def grid(kind=AxisType.Auto):
@@ -289,7 +289,7 @@ def test_specs_of_a_whole_train_state():
 WITH_LIKES_OF_PARAMS = {
     # A shard of a parameter has not its shape.
     **{name: METHODS[name](AXIS) for name in METHODS if name != "sharded"},
-    "accumulate": transformation(),
+    "multi_steps": transformation(),
     "delay": optax.chain(
         fg.training.delay(), fg.compressed_pmean(fg.methods.top_k(0.1), axis_name=AXIS)
     ),
@@ -346,7 +346,7 @@ def test_a_sharded_optimizer_is_known_where_its_state_has_become_a_dict():
 
 
 def test_pieces_of_a_large_model_travel_in_fewer_buckets_than_the_whole(monkeypatch):
-    monkeypatch.setattr("fftgrad.exchanges._layout.BUCKET_LIMIT", 100)
+    monkeypatch.setattr("fftgrad.exchanges._bucketing.BUCKET_LIMIT", 100)
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), (AXIS, "model"),
                 axis_types=(AxisType.Auto,) * 2)  # fmt: skip
     tx = fg.compressed_pmean(fg.AllGather(fg.Sign()), fg.ErrorFeedback(), axis_name=AXIS)

@@ -338,7 +338,7 @@ def test_shards_accumulate(check_vma):
             out.append(updates)
         return out
 
-    waited, done = updates_of(fg.accumulate(inner, every=2), grads)
+    waited, done = updates_of(fg.multi_steps(inner, every=2), grads)
     assert not any(np.any(leaf) for leaf in waited.values())
     (wanted,) = updates_of(inner, [jax.tree.map(lambda a, b: (a + b) / 2, *grads)])
     for name, leaf in done.items():
@@ -348,7 +348,9 @@ def test_shards_accumulate(check_vma):
 @pytest.mark.parametrize("scope", ["model", lambda path, _: path], ids=["one part", "own parts"])
 def test_replicated_leaves_stay_equal_in_a_group_of_their_own(scope):
     """Where JAX tracks nothing, one selection over both kinds drives the copies apart."""
-    tx = fg.compressed_pmean(fg.AllGather(fg.TopK(k=6)), axis_name="data", layout=fg.Layout(scope))
+    tx = fg.compressed_pmean(
+        fg.AllGather(fg.TopK(k=6)), axis_name="data", bucketing=fg.Bucketing(scope)
+    )
 
     def step(w, b):
         own = {"w": w, "b": b}

@@ -77,7 +77,7 @@ def test_values_beyond_a_range_are_counted():
     codec = fg.codecs.FixedRangeFloat(bits=8, mantissa=3, maximum=2.0, eps=0.125)
     state = trained(pmean(fg.AllGather(codec)), steps=1)
     assert int(fg.metrics(state)["overflow"]) == int(state.overflow) > 0
-    tx = pmean(fg.AllGather(codec), layout=fg.Layout("leaf", 160))
+    tx = pmean(fg.AllGather(codec), bucketing=fg.Bucketing("leaf", 160))
     far = dict.fromkeys("ab", jnp.full((2, 40), 1e9))
     found = jax.vmap(lambda g: tx.update(g, tx.init(g))[1], axis_name=AXIS)(far)
     assert found.overflow.tolist() == [2 * 2 * 40] * 2  # of two workers and two buckets
@@ -107,8 +107,8 @@ def test_inside_the_axis_the_workers_are_averaged(check_vma):
 
 
 TRANSFORMATIONS = {
-    "accumulate": fg.accumulate(optax.chain(pmean(), optax.adam(0.1)), every=2),
-    "chain of a local optimizer": optax.chain(fg.per_worker(optax.scale_by_adam()), pmean()),
+    "multi_steps": fg.multi_steps(optax.chain(pmean(), optax.adam(0.1)), every=2),
+    "chain of a local optimizer": optax.chain(fg.local_state(optax.scale_by_adam()), pmean()),
     "feedback_adam": fg.optimizers.feedback_adam(0.1, fg.methods.top_k(0.2)),
     "feedback_sgd": fg.optimizers.feedback_sgd(0.1, 0.9, fg.methods.top_k(0.2)),
     "inject_hyperparams": optax.chain(
@@ -124,7 +124,7 @@ TRANSFORMATIONS = {
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_the_state_is_found_wherever_it_is(name):
     found = fg.metrics(trained(TRANSFORMATIONS[name], steps=2))
-    assert int(found["step"]) == (1 if name == "accumulate" else 2)
+    assert int(found["step"]) == (1 if name == "multi_steps" else 2)
     assert float(found["residual"]) > 0 or name == "delay"
 
 
@@ -140,7 +140,7 @@ def test_of_an_optimizer_of_shards_it_shows_what_there_is(as_dicts):
 
 
 def test_diloco_is_found():
-    tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(0.7), every=2, axis_name=AXIS)
+    tx = fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(0.7), sync_every=2, axis_name=AXIS)
     counts = dict.fromkeys(("step", "skipped", "overflow"), 0)
     assert fg.metrics(tx.init(zeros())) == counts | {"residual": 0.0}
 
@@ -155,8 +155,8 @@ def test_several_states_are_told_apart():
     labels = {"w": "sparse", "b": "dense"}
     tx = optax.partition(
         {
-            "sparse": pmean(masked="elsewhere"),
-            "dense": pmean(fg.AllReduce(), fg.NoMemory(), masked="elsewhere"),
+            "sparse": pmean(allow_masked=True),
+            "dense": pmean(fg.AllReduce(), fg.NoMemory(), allow_masked=True),
         },
         labels,
     )
@@ -224,10 +224,10 @@ def test_measuring_costs_twelve_bytes_and_changes_no_bit():
 
 
 def test_bytes_are_those_of_the_program():
-    layout = fg.Layout("leaf")
-    tx = pmean(layout=layout)
-    found = fg.metrics(tx.init(zeros()), exchange=SPARSE, params=LIKE, layout=layout)
-    assert found["bytes"] == fg.wire_bytes(SPARSE, LIKE, layout)
+    bucketing = fg.Bucketing("leaf")
+    tx = pmean(bucketing=bucketing)
+    found = fg.metrics(tx.init(zeros()), exchange=SPARSE, params=LIKE, bucketing=bucketing)
+    assert found["bytes"] == fg.wire_bytes(SPARSE, LIKE, bucketing)
     with pytest.raises(ValueError, match=r"\.at\("):
         fg.metrics(
             tx.init(zeros()), exchange=fg.Scheduled({0: fg.AllReduce(), 5: SPARSE}), params=LIKE

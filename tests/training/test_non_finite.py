@@ -69,7 +69,7 @@ def test_a_hierarchy_skips_the_step_of_any_of_its_workers(name):
 @pytest.mark.parametrize("name", ["gather top-k", "dense"])
 def test_to_skip_costs_no_byte(name):
     plain, skip = (
-        collectives(EXCHANGES[name], policy, layout=fg.Layout("leaf"))
+        collectives(EXCHANGES[name], policy, bucketing=fg.Bucketing("leaf"))
         for policy in ("propagate", "skip")
     )
     assert [c.kind for c in plain] == [c.kind for c in skip]

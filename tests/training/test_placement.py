@@ -33,7 +33,7 @@ PLACEMENTS = {
     ),
     "on the local update": (
         optax.chain(
-            fg.per_worker(optax.scale_by_adam(b1=0.0, b2=0.99)),
+            fg.local_state(optax.scale_by_adam(b1=0.0, b2=0.99)),
             fg.compressed_pmean(SPARSE, fg.ErrorFeedback(0.9), axis_name=AXIS),
             optax.scale(-0.02),
         ),

@@ -80,9 +80,9 @@ def test_every_way_of_running_it_agrees_with_feedback():
 FEW = fg.AllGather(fg.TopK(fraction=0.2))
 
 
-def of_twice(exchange, x, state, channel):
+def of_twice(exchange, x, state, comm):
     """What an exchange makes of twice the gradient, halved."""
-    out = exchange.mean(jax.tree.map(lambda a: 2 * a, x), state, channel)
+    out = exchange.mean(jax.tree.map(lambda a: 2 * a, x), state, comm)
     mean, error = (jax.tree.map(lambda a: a / 2, tree) for tree in (out.mean, out.error))
     return out._replace(mean=mean, error=error)
 
@@ -94,8 +94,8 @@ class Around(fg.Exchange):
     def init(self, like):
         return FEW.init(like)
 
-    def mean(self, x, state, channel):
-        return of_twice(FEW, x, state, channel)
+    def mean(self, x, state, comm):
+        return of_twice(FEW, x, state, comm)
 
     def wire_bytes(self, like):
         return FEW.wire_bytes(like)
@@ -105,8 +105,8 @@ class Around(fg.Exchange):
 class Heir(fg.AllGather):
     """One that inherits all but its mean."""
 
-    def mean(self, x, state, channel):
-        return of_twice(super(), x, state, channel)
+    def mean(self, x, state, comm):
+        return of_twice(super(), x, state, comm)
 
 
 class Record(fg.NoMemory):
@@ -250,7 +250,7 @@ def kept_inside(state, shape):
     return whole[7:].reshape(shape)
 
 
-@pytest.mark.parametrize("memory", [fg.ErrorFeedback(uptake=0.3), fg.MomentumCorrection(0.5)])
+@pytest.mark.parametrize("memory", [fg.ErrorFeedback(beta=0.3), fg.MomentumCorrection(0.5)])
 def test_every_memory_takes_back_what_rounding_drops(memory):
     """A dense mean keeps the velocity, so what is applied is the sum of the velocities."""
     tx = fg.compressed_pmean(fg.AllReduce(), memory, axis_name=AXIS)
@@ -265,7 +265,7 @@ def test_every_memory_takes_back_what_rounding_drops(memory):
         velocity = velocity + np.asarray(grads["w"], np.float64).mean(0)
         wanted += velocity
     kept = np.asarray(state.memory.worker_rows.residual["w"], np.float64).mean(0)
-    kept = kept / getattr(memory, "uptake", 1.0)
+    kept = kept / getattr(memory, "beta", 1.0)
     assert np.linalg.norm(kept) > 0
     np.testing.assert_allclose(applied + kept, wanted, atol=1e-5 * np.abs(wanted).max())
 
@@ -273,9 +273,9 @@ def test_every_memory_takes_back_what_rounding_drops(memory):
 def test_decay_is_the_formula():
     memory = fg.ErrorFeedback(decay=0.5)
     state = fg.memories.ErrorFeedback().init(jnp.ones(2))
-    x, state = memory.compensate(jnp.array([1.0, 2.0]), state)
+    x, state = memory.add(jnp.array([1.0, 2.0]), state)
     state = memory.update(x, jnp.array([1.0, 0.0]), x, state)
-    x, _ = memory.compensate(jnp.array([1.0, 1.0]), state)
+    x, _ = memory.add(jnp.array([1.0, 1.0]), state)
     assert x.tolist() == [1.5, 1.0]
     with pytest.raises(ValueError, match=r"in \[0, 1\], got 1.5; use 1.0, which loses nothing"):
         fg.ErrorFeedback(decay=1.5)
@@ -373,9 +373,9 @@ def test_in_partition_only_its_own_leaves_are_exchanged():
     tx = optax.partition(
         {
             "slow": fg.compressed_pmean(
-                fg.AllGather(fg.TopK(k=1)), fg.ErrorFeedback(), axis_name=AXIS, masked="elsewhere"
+                fg.AllGather(fg.TopK(k=1)), fg.ErrorFeedback(), axis_name=AXIS, allow_masked=True
             ),
-            "fast": fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS, masked="elsewhere"),
+            "fast": fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS, allow_masked=True),
         },
         {"w": "slow", "b": "fast"},
     )
@@ -453,7 +453,7 @@ def test_init_needs_only_shapes():
 
 def test_several_buckets_are_several_collectives():
     tx = fg.compressed_pmean(
-        BLOCKED, fg.ErrorFeedback(), axis_name=AXIS, layout=fg.Layout(bucket_bytes=256)
+        BLOCKED, fg.ErrorFeedback(), axis_name=AXIS, bucketing=fg.Bucketing(bucket_bytes=256)
     )
     like = {
         "w": jax.ShapeDtypeStruct((10, 11), "float32"),
@@ -465,7 +465,7 @@ def test_several_buckets_are_several_collectives():
     found = fg.audit(update.lower(grads, state).compile())
     assert [c.kind for c in found] == ["all-gather"] * 3
     assert sum(c.bytes for c in found) == fg.wire_bytes(
-        BLOCKED, like, layout=fg.Layout(bucket_bytes=256)
+        BLOCKED, like, bucketing=fg.Bucketing(bucket_bytes=256)
     )
     mean, state = update(grads, state)
     for name in like:
@@ -567,9 +567,9 @@ def test_a_sum_of_counts_over_the_model_axis_does_not_wrap():
     counters = dict.fromkeys(("step", "skipped", "overflow"), jnp.int32(0))
 
     def step(count):
-        tally = fg.exchanges.Tally(overflow=count[0])
+        stats = fg.exchanges.Stats(overflow=count[0])
         before = types.SimpleNamespace(**counters)
-        return _pmean.counters(before, tally, jnp.array(True))["overflow"]
+        return _pmean.counters(before, stats, jnp.array(True))["overflow"]
 
     run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=P("model"), out_specs=P()))
     assert int(run(jnp.full(8, 2**31 - 1, jnp.int32))) > 2**31 - 9
@@ -707,12 +707,12 @@ def test_buckets_that_are_alike_are_traced_once():
     seen = []
 
     class Seen(fg.AllReduce):
-        def mean(self, x, state, channel):
+        def mean(self, x, state, comm):
             seen.append(x)
-            return super().mean(x, state, channel)
+            return super().mean(x, state, comm)
 
     x = {"w": jnp.arange(1024.0).reshape(8, 128)}
-    tx = fg.compressed_pmean(Seen(), axis_name=AXIS, layout=fg.Layout(bucket_bytes=512))
+    tx = fg.compressed_pmean(Seen(), axis_name=AXIS, bucketing=fg.Bucketing(bucket_bytes=512))
     out = jax.vmap(lambda x: tx.update(x, tx.init(x))[0], axis_name=AXIS)({"w": x["w"][None]})
     np.testing.assert_array_equal(out["w"][0], x["w"])
     assert len(seen) == 1
@@ -721,7 +721,7 @@ def test_buckets_that_are_alike_are_traced_once():
 def test_levels_have_a_memory_in_each_bucket():
     exchange = fg.Hierarchical("fast", 2, fg.AllGather(fg.TopK(fraction=0.5)))
     tx = fg.compressed_pmean(
-        exchange, axis_name=("slow", "fast"), layout=fg.Layout(bucket_bytes=512)
+        exchange, axis_name=("slow", "fast"), bucketing=fg.Bucketing(bucket_bytes=512)
     )
     x = jnp.arange(4.0 * 1024).reshape(2, 2, 8, 128)
 
@@ -734,7 +734,7 @@ def test_levels_have_a_memory_in_each_bucket():
     np.testing.assert_array_equal(out[0, 0], out[1, 1])
 
 
-DIFFERENTIABLE = {fg.AllReduce, fg.SharedSupport, fg.PowerSgd, fg.AcpSgd, EXCHANGES["summed codes"]}
+DIFFERENTIABLE = {fg.AllReduce, fg.LeaderTopK, fg.PowerSgd, fg.AcpSgd, EXCHANGES["summed codes"]}
 
 
 @pytest.mark.parametrize("name", sample(EXCHANGES))
@@ -783,7 +783,7 @@ def test_a_gradient_through_buffers_is_refused_in_every_mode(exchange, mode):
 
 def test_what_does_not_depend_on_the_gradient_has_a_gradient():
     """A learning rate after the exchange, in a scan that carries the state, and parameters."""
-    tx = fg.compressed_pmean(fg.AllGather(fg.LogLevels(4)), fg.ErrorFeedback(), axis_name=AXIS)
+    tx = fg.compressed_pmean(fg.AllGather(fg.LogQuantizer(4)), fg.ErrorFeedback(), axis_name=AXIS)
 
     def loss(rate, x):
         def step(carry, x):

@@ -67,7 +67,7 @@ def test_a_value_takes_two_bytes_and_the_wire_carries_what_it_did():
     assert bytes_of(tx) == bytes_of(plain)
 
 
-@pytest.mark.parametrize("memory", [NARROW, fg.ErrorFeedback(uptake=0.3, dtype="bfloat16")])
+@pytest.mark.parametrize("memory", [NARROW, fg.ErrorFeedback(beta=0.3, dtype="bfloat16")])
 @pytest.mark.parametrize("scale", [1.0, 1e-30])
 def test_a_residual_is_kept_on_average(memory, scale):
     """Over many counts the mean is x - sent, within 5 sigma, and with what was put back."""
@@ -80,10 +80,10 @@ def test_a_residual_is_kept_on_average(memory, scale):
     def kept(count):
         state = memory.init(x)._replace(rounds=count)
         first = memory.update(x, x, x, state)
-        return first.residual, memory.put_back(lost, first).residual
+        return first.residual, memory.restore(lost, first).residual
 
     first, second = (np.asarray(k, np.float64) for k in kept(jnp.arange(draws)))
-    u = memory.uptake
+    u = memory.beta
     x, lost = np.asarray(x, np.float64), np.asarray(lost, np.float64)
     for found, wanted in ((first, u * x), (second, u * (x + lost))):
         sigma = found.std(axis=0) / np.sqrt(draws)
@@ -111,7 +111,7 @@ def test_what_is_too_small_for_the_nearest_gets_in_by_chance():
     grads = jnp.full(500, 1e-3, jnp.float32)
 
     def step(state, _):
-        x, state = NARROW.compensate(grads, state)
+        x, state = NARROW.add(grads, state)
         return NARROW.update(x, x, x, state), None
 
     start = NARROW.init(grads)._replace(residual=jnp.ones(500, jnp.bfloat16))
@@ -135,7 +135,7 @@ def test_applied_and_kept_add_up_to_the_gradients_but_for_the_rounding(mode):
     "name", ["gather blocked", "two stages", "low rank", "low rank in turns", "integer sum"]
 )
 def test_it_works_with_leaves_in_bfloat16_in_every_kind_of_exchange(name):
-    """There `put_back` rounds once more in each step."""
+    """There `restore` rounds once more in each step."""
     tx = fg.compressed_pmean(EXCHANGES[name], NARROW, axis_name=AXIS)
     applied, _, state = run(tx, 6, like=TREE)
     assert all(np.all(np.isfinite(np.asarray(a, np.float32))) for a in jax.tree.leaves(applied))

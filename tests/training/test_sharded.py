@@ -16,7 +16,7 @@ import fftgrad as fg
 from fftgrad.exchanges import _shards
 
 WORKERS = 4
-LEVELS = fg.UniformLevels(bits=8, bucket=16, norm="max")
+LEVELS = fg.UniformQuantizer(bits=8, bucket=16, norm="max")
 SIGN, TOP = fg.Sign(), fg.TopK(fraction=0.25)
 
 
@@ -115,7 +115,7 @@ def test_feedback_sends_all_in_the_end():
 
 
 @pytest.mark.parametrize(
-    "codec", [TOP, fg.UniformLevels(4, 16, norm="max")], ids=["top-k", "levels"]
+    "codec", [TOP, fg.UniformQuantizer(4, 16, norm="max")], ids=["top-k", "levels"]
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_differences_do_not_add_up(dtype, codec):
@@ -164,7 +164,7 @@ def test_each_step_and_each_worker_has_its_own_dither():
 
     def sent(x, step):
         return fg.optimizers.compressed_psum_scatter(
-            x, AXIS, fg.UniformLevels(bits=2), step=step
+            x, AXIS, fg.UniformQuantizer(bits=2), step=step
         ).sent
 
     run = jax.jit(jax.vmap(sent, (0, None), axis_name=AXIS))
@@ -232,9 +232,10 @@ def test_the_bytes_of_a_gather_are_those_of_the_program():
     size = w.size // WORKERS
     assert sent("all-gather") == 4 * size
     assert (
-        sent("all-gather", parameters=fg.UniformLevels(8, bucket=256)) == 4 + size + 4 * size // 256
+        sent("all-gather", parameters=fg.UniformQuantizer(8, bucket=256))
+        == 4 + size + 4 * size // 256
     )
-    four, eight = (fg.UniformLevels(bits, bucket=256) for bits in (4, 8))
+    four, eight = (fg.UniformQuantizer(bits, bucket=256) for bits in (4, 8))
     assert sent("all-to-all", gradients=four) == WORKERS * (4 + size // 2 + 4 * size // 256)
     assert sent("all-to-all", gradients=eight) <= 4 * w.size / 3.8
     assert sent("all-to-all") <= 4 * w.size / 7.5
@@ -370,11 +371,11 @@ def test_a_bad_step_leaves_no_trace(inner, memory, check_vma):
 
 
 def test_its_bytes_are_those_of_two_stages():
-    codec = fg.UniformLevels(bits=4, bucket=32)
+    codec = fg.UniformQuantizer(bits=4, bucket=32)
     tx = fg.optimizers.sharded(optax.sgd(0.1), WORKERS, gradients=codec, parameters=codec)
     params, state, program = run(tx, 0)
     sent = fg.audit(program.lower(params, state, gradients(LIKE, WORKERS)).compile())
-    expected = fg.wire_bytes(fg.TwoStage(codec, WORKERS), LIKE, fg.Layout("leaf"))
+    expected = fg.wire_bytes(fg.TwoStage(codec, WORKERS), LIKE, fg.Bucketing("leaf"))
     assert sum(c.bytes for c in sent) == expected
 
 

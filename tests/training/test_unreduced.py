@@ -12,7 +12,7 @@ import fftgrad as fg
 
 WORKERS, MICROBATCHES = 4, 3
 REPLICATED = P()
-TOP_K = fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=8)))
+TOP_K = fg.AllGather(fg.chain(fg.TopK(fraction=0.1), fg.LogQuantizer(bits=8)))
 
 
 def mesh_of(*shape):

@@ -171,10 +171,10 @@ def test_every_method_weighs_the_gradients_or_refuses(name):
 
 
 AROUND = {
-    "accumulate": lambda tx: fg.accumulate(tx, 2),
+    "multi_steps": lambda tx: fg.multi_steps(tx, 2),
     "delay": lambda tx: optax.chain(fg.training.delay(), tx),
     "clip_by_local_norm": lambda tx: optax.chain(fg.training.clip_by_local_norm(1e9), tx),
-    "per_worker": lambda tx: optax.chain(fg.per_worker(optax.trace(0.5)), tx),
+    "local_state": lambda tx: optax.chain(fg.local_state(optax.trace(0.5)), tx),
     "optax.partition": lambda tx: optax.partition({"all": tx}, "all"),
     "optax.inject_hyperparams": lambda tx: optax.chain(
         tx, optax.inject_hyperparams(optax.sgd)(-1.0)
@@ -185,7 +185,7 @@ AROUND = {
 @pytest.mark.parametrize("name", AROUND)
 def test_what_stands_around_it_passes_a_weight_on_or_refuses(name):
     tx = AROUND[name](pmean())
-    if name in ("accumulate", "delay"):
+    if name in ("multi_steps", "delay"):
         with pytest.raises(ValueError, match=rf"{name}\.update\(weight\).*has_weight=True"):
             mean_of(tx)(GRADS, jnp.ones(WORKERS))
         return

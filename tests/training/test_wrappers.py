@@ -59,12 +59,12 @@ def in_apply_if_finite_after_it():
 
 
 def in_partition():
-    groups = {"all": compressed(masked="elsewhere"), "none": optax.identity()}
+    groups = {"all": compressed(allow_masked=True), "none": optax.identity()}
     return optax.chain(optax.partition(groups, {"w": "all", "b": "all"}), optax.sgd(0.1))
 
 
 def in_accumulate():
-    return fg.accumulate(in_chain(), every=1)
+    return fg.multi_steps(in_chain(), every=1)
 
 
 AS_PLAIN = [
@@ -120,13 +120,13 @@ def test_delayed_no_collective_waits_for_the_gradient():
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_bucket_waits_for_its_own_leaves_only(reverse):
     """Leaves come in the order b, w; buckets from the last one on."""
-    tx = compressed(layout=fg.Layout(bucket_bytes=4 * 110)) if reverse else compressed()
+    tx = compressed(bucketing=fg.Bucketing(bucket_bytes=4 * 110)) if reverse else compressed()
     assert [reads_gradient(tx, leaf, nth=0) for leaf in ("b", "w")] == [not reverse, True]
 
 
 def test_a_bucket_waits_for_the_one_before_it():
     """By more than a barrier, or a scheduler would put all collectives at the end."""
-    tx = compressed(layout=fg.Layout("leaf", bucket_bytes=4 * 110))
+    tx = compressed(bucketing=fg.Bucketing("leaf", bucket_bytes=4 * 110))
     assert [reads_gradient(tx, leaf, nth=0) for leaf in ("b", "w")] == [False, True]
     assert [reads_gradient(tx, leaf, nth=1) for leaf in ("b", "w")] == [True, True]
     more = {**ZEROS, "x": ZEROS["w"]}
@@ -166,7 +166,7 @@ def reads_gradient(tx, leaf, nth=0, zeros=ZEROS):
 
 @CHECKED
 def test_accumulating_exchanges_once_for_all(check_vma):
-    tx = fg.accumulate(in_chain(), every=2)
+    tx = fg.multi_steps(in_chain(), every=2)
     updates, _ = run(tx, 4, check_vma=check_vma)
     for early in updates[0::2]:
         assert all(np.all(leaf == 0) for leaf in early.values())
@@ -186,7 +186,7 @@ def test_accumulating_exchanges_once_for_all(check_vma):
 
 @pytest.mark.parametrize("every", [3, 4])
 def test_accumulating_keeps_its_period_after_the_largest_int32_step(every):
-    tx = fg.accumulate(optax.sgd(1.0), every=every)
+    tx = fg.multi_steps(optax.sgd(1.0), every=every)
     update, state, start = jax.jit(tx.update), tx.init(jnp.zeros(2)), 2**31 - 4
     state = state._replace(step=jnp.int32(start))
     for number in range(start + 1, start + 12):
@@ -197,7 +197,7 @@ def test_accumulating_keeps_its_period_after_the_largest_int32_step(every):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_an_accumulated_mean_loses_nothing_to_a_narrow_dtype(dtype):
-    tx = fg.accumulate(optax.sgd(1.0), every=2)
+    tx = fg.multi_steps(optax.sgd(1.0), every=2)
     update, state = jax.jit(tx.update), tx.init(jnp.zeros(9, dtype))
     applied, wanted = np.zeros(9), np.zeros(9)
     for number in range(40):
@@ -230,13 +230,13 @@ def test_multi_steps_is_refused_or_exchanges_in_every_step():
 def test_what_an_update_needs_besides_reaches_the_transformation_of_a_worker():
     """The loss of each worker makes its own rate."""
     plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=0)
-    tx = fg.per_worker(plateau)
+    tx = fg.local_state(plateau)
     state, alone = tx.init(ZEROS), plateau.init(ZEROS)
     for value in (1.0, 2.0, 3.0):
         _, state = tx.update(ZEROS, state, ZEROS, value=jnp.float32(value))
         _, alone = plateau.update(ZEROS, alone, ZEROS, value=jnp.float32(value))
     assert state.worker_rows.scale.tolist() == [float(alone.scale)] != [1.0]
-    clip = fg.per_worker(optax.clip(1.0))  # which takes none
+    clip = fg.local_state(optax.clip(1.0))  # which takes none
     clip.update(ZEROS, clip.init(ZEROS), value=jnp.float32(1))
 
 

@@ -54,7 +54,7 @@ class Step(NamedTuple):
         return self._replace(local=jax.random.fold_in(self.local, other))
 
 
-class Tally(NamedTuple):
+class Stats(NamedTuple):
     """What an exchange learned of all workers on the way, the same on all of them.
 
     Attributes:
@@ -72,17 +72,17 @@ class Tally(NamedTuple):
         return _finite.poison_unless(jnp.asarray(self.finite))
 
     @classmethod
-    def of_all(cls, tallies: "Sequence[Tally]") -> "Tally":
-        """The tally of several exchanges in one step."""
-        every = [jnp.asarray(tally.finite) for tally in tallies]
+    def of_all(cls, stats: "Sequence[Stats]") -> "Stats":
+        """The stats of several exchanges in one step."""
+        every = [jnp.asarray(stats.finite) for stats in stats]
         return cls(
             finite=jnp.all(jnp.stack(every)) if every else jnp.ones((), bool),
-            overflow=_sum([t.overflow for t in tallies]),
+            overflow=_sum([t.overflow for t in stats]),
         )
 
 
 @dataclasses.dataclass(frozen=True)
-class Channel:
+class Comm:
     """Value: one worker's connection to the others along an axis, in one step.
 
     Its methods are the only collectives of an exchange.
@@ -92,7 +92,7 @@ class Channel:
       step: the number of the step and its randomness.
 
     Example:
-      >>> mean = lambda x: fg.exchanges.Channel("data").mean([x])[0][0]
+      >>> mean = lambda x: fg.exchanges.Comm("data").mean([x])[0][0]
       >>> jax.vmap(mean, axis_name="data")(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
       [[2.0, 3.0], [2.0, 3.0]]
     """
@@ -106,10 +106,10 @@ class Channel:
         axis_name: AxisName,
         key: jax.Array | int,
         number: jax.Array | int = 0,
-    ) -> "Channel":
+    ) -> "Comm":
         """That of this worker, inside the axis, from a seed or key that is equal on all workers."""
         shared, local = jax.random.split(
-            jax.random.fold_in(_random.as_key("Channel.of(key)", key), number)
+            jax.random.fold_in(_random.as_key("Comm.of(key)", key), number)
         )
         local = jax.random.fold_in(local, _axes.index(axis_name))
         return cls(axis_name, Step(number, shared, local))
@@ -124,16 +124,16 @@ class Channel:
         """The number of this worker along the axis."""
         return _axes.index(self.axis_name)
 
-    def fold(self, number: int) -> "Channel":
-        """The same channel with other randomness, for one of several exchanges in a step."""
+    def fold(self, number: int) -> "Comm":
+        """The same comm with other randomness, for one of several exchanges in a step."""
         return dataclasses.replace(self, step=self.step.fold(number))
 
-    def fold_local(self, number: int) -> "Channel":
-        """The same channel with other local randomness only."""
+    def fold_local(self, number: int) -> "Comm":
+        """The same comm with other local randomness only."""
         return dataclasses.replace(self, step=self.step.fold_local(number))
 
-    def along(self, axis_name: AxisName) -> "Channel":
-        """The same channel along another axis."""
+    def along(self, axis_name: AxisName) -> "Comm":
+        """The same comm along another axis."""
         return dataclasses.replace(self, axis_name=axis_name)
 
     # Payloads in buffers.
@@ -144,8 +144,8 @@ class Channel:
         *,
         of: PyTree,
         overflow: jax.Array | int = 0,
-        received: Tally | None = None,
-    ) -> tuple[Any, Tally]:
+        received: Stats | None = None,
+    ) -> tuple[Any, Stats]:
         """The payloads of all workers, stacked in their order, and what their headers say.
 
         One all-gather.
@@ -162,7 +162,7 @@ class Channel:
 
     def scatter(
         self, payloads: PyTree, *, of: PyTree, overflow: jax.Array | int = 0
-    ) -> tuple[Any, Tally]:
+    ) -> tuple[Any, Stats]:
         """Payload i of w, stacked, to worker i, by one all-to-all; what all have for this one."""
         counts = jnp.broadcast_to(jnp.asarray(overflow, jnp.int32), (self.workers,))
         buffers = jax.vmap(_pack)(payloads, of, counts)
@@ -173,7 +173,7 @@ class Channel:
 
     def mean(
         self, arrays: Sequence[jax.Array], *, overflow: jax.Array | int | None = None
-    ) -> tuple[list[jax.Array], Tally]:
+    ) -> tuple[list[jax.Array], Stats]:
         """The means over all workers of real and complex arrays, by one all-reduce.
 
         Args:
@@ -182,16 +182,16 @@ class Channel:
             which saves four bytes.
         """
         if not arrays:
-            return [], Tally()
+            return [], Stats()
         workers = self.workers
         extra = [] if overflow is None else [jnp.asarray(overflow, jnp.float32)[None] * workers]
         whole, restore = _shapes.as_one([*arrays, *extra])
         # Divided first, so that no sum of finite values overflows.
         found = restore(lax.psum(whole * (1.0 / workers), self.axis_name))
         if overflow is None:
-            return found, Tally()
+            return found, Stats()
         *means, count = found
-        return means, Tally(overflow=_count.rounded(count[0]))
+        return means, Stats(overflow=_count.rounded(count[0]))
 
     def sum(self, vector: jax.Array) -> jax.Array:
         """The sum over all workers of a vector of any dtype, by one all-reduce."""
@@ -240,7 +240,7 @@ class Channel:
 
 
 def _pack(
-    payloads: PyTree, of: PyTree, overflow: jax.Array | int, received: Tally | None = None
+    payloads: PyTree, of: PyTree, overflow: jax.Array | int, received: Stats | None = None
 ) -> jax.Array:
     finite = _finite.all_finite(of)
     if received is not None:
@@ -249,9 +249,9 @@ def _pack(
     return _wire.pack(Header(finite, overflow), _wire.without_gradient(payloads, of))
 
 
-def _unpack(buffers: jax.Array, like: PyTree) -> tuple[Any, Tally]:
+def _unpack(buffers: jax.Array, like: PyTree) -> tuple[Any, Stats]:
     headers, payloads = jax.vmap(lambda words: _wire.unpack(words, like))(buffers)
-    return payloads, Tally(
+    return payloads, Stats(
         finite=jnp.all(jnp.asarray(headers.finite)),
         overflow=_count.total(jnp.asarray(headers.overflow)),
     )

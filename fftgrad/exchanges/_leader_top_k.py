@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad._contracts import (
-    Channel,
+    Averaged,
     Codec,
+    Comm,
     Exchange,
     Payload,
     PyTree,
-    Reduced,
     Scope,
     Selector,
     State,
@@ -25,7 +25,7 @@ from fftgrad.ops._shapes import spec
 
 
 class OwnSelection(NamedTuple):
-    """What `SharedSupport` keeps as each worker's own.
+    """What `LeaderTopK` keeps as each worker's own.
 
     Attributes:
       transforms: what each worker's transforms remember.
@@ -37,7 +37,7 @@ class OwnSelection(NamedTuple):
 
 
 @value
-class SharedSupport(Exchange):
+class LeaderTopK(Exchange):
     """Exchange: all workers send the same coefficients, which one of them chooses.
 
     The leader selects its k largest coefficients and broadcasts their positions, in Elias-Fano
@@ -73,9 +73,9 @@ class SharedSupport(Exchange):
         transforms and one selector is in the chain, or there is no such worker.
 
     Example:
-      >>> exchange = fg.SharedSupport(fg.TopK(k=1))
+      >>> exchange = fg.LeaderTopK(fg.TopK(k=1))
       >>> x = jnp.array([[4.0, 1.0], [1.0, 2.0]])
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Channel("data")).mean
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), fg.exchanges.Comm("data")).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([2.5, 0. ], dtype=float32)
 
@@ -87,12 +87,12 @@ class SharedSupport(Exchange):
     leader: int | None = None
 
     def __post_init__(self) -> None:
-        _parts.check_codec("SharedSupport", self.codec)
+        _parts.check_codec("LeaderTopK", self.codec)
         if isinstance(self.codec, Codec):
             parts = stages(self.codec)
             cut = next((i for i, stage in enumerate(parts) if not stage.summable), len(parts))
             _check_selector(chain(*parts[cut:]))
-        check_leader("SharedSupport", self.leader)
+        check_leader("LeaderTopK", self.leader)
 
     @property
     def scope(self) -> Scope:
@@ -104,16 +104,16 @@ class SharedSupport(Exchange):
         coefficients = _mains(linear, likes)
         return State(own=OwnSelection(linear.init(likes), selectors.init(coefficients)))
 
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
-        likes, step = _parts.vector_likes(x), channel.step
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
+        likes, step = _parts.vector_likes(x), comm.step
         linear, selectors = self._split(x, likes)
         vectors = _parts.vectors(x)
-        leads = channel.index == leader_number("SharedSupport", self.leader, channel)
+        leads = comm.index == leader_number("LeaderTopK", self.leader, comm)
         spectra = linear.compress(vectors, state.own.transforms, step)
         z = tuple(p.main for p in spectra.payloads)
 
         selected = selectors.compress(z, state.own.selectors, step)
-        sides = channel.broadcast([payload.side for payload in selected.payloads], leads)
+        sides = comm.broadcast([payload.side for payload in selected.payloads], leads)
         values = [
             _parts.values_at(selector, part, side, step) if isinstance(selector, Selector) else part
             for selector, part, side in zip(selectors.codecs, z, sides, strict=True)
@@ -121,7 +121,7 @@ class SharedSupport(Exchange):
         overflow = _count.add(spectra.overflow, jnp.where(leads, selected.overflow, 0))
         # One more value, so that what is not chosen cannot hide a NaN.
         flag = _finite.poison_unless(_finite.all_finite(vectors))[None]
-        (flag, *means), tally = channel.mean(
+        (flag, *means), stats = comm.mean(
             [flag, *values],
             overflow=overflow if self._counts(linear, selectors, likes) else None,
         )
@@ -131,11 +131,11 @@ class SharedSupport(Exchange):
             coefficients = selectors.decompress(payloads, spec(z), step)
             return linear.undo_linear(coefficients, likes, step)
 
-        return Reduced(
+        return Averaged(
             mean=_parts.rebuild([mean + flag for mean in back(means)], x),
             error=jax.tree.map(jnp.subtract, x, _parts.rebuild(back(values), x)),
             state=State(own=OwnSelection(spectra.state, selected.state)),
-            tally=tally,
+            stats=stats,
         )
 
     def wire_bytes(self, like: PyTree) -> int:
@@ -165,21 +165,21 @@ def check_leader(owner: str, leader: object) -> None:
         )
 
 
-def leader_number(owner: str, leader: int | None, channel: Channel) -> jax.Array | int:
+def leader_number(owner: str, leader: int | None, comm: Comm) -> jax.Array | int:
     """The number of the worker that leads in this step."""
-    workers = channel.workers
+    workers = comm.workers
     if leader is not None and leader >= workers:
         raise ValueError(
             f"{owner}(leader): must be the number of one of {workers} workers, got {leader}; leave "
             "it out to let all lead in turn."
         )
-    return channel.step.number % workers if leader is None else leader
+    return comm.step.number % workers if leader is None else leader
 
 
 def _check_selector(codec: Codec) -> None:
     if not (codec.summable or _selects(codec)):
         raise ValueError(
-            "SharedSupport(codec): must be linear transforms and then TopK or ChunkTopK, because "
+            "LeaderTopK(codec): must be linear transforms and then TopK or ChunkTopK, because "
             f"values are summed as they are, got {codec!r} after what is linear; leave quantizers "
             "out, or use AllGather."
         )

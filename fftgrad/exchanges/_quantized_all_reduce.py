@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fftgrad import _axes
-from fftgrad._contracts import Channel, Exchange, PyTree, Reduced, State
+from fftgrad._contracts import Averaged, Comm, Exchange, PyTree, State
 from fftgrad._values import check_count, value
 from fftgrad.codecs import _quantizers
 from fftgrad.exchanges import _parts
@@ -14,7 +14,7 @@ from fftgrad.ops import _codes
 
 
 @value
-class IntegerSum(Exchange):
+class QuantizedAllReduce(Exchange):
     """Exchange: all workers round to the levels of one shared scale, and sum the integers packed.
 
     With s the largest magnitude over all workers, after clipping, each value becomes an integer in
@@ -48,10 +48,10 @@ class IntegerSum(Exchange):
         workers.
 
     Example:
-      >>> exchange = fg.IntegerSum(workers=2, clip=None)
+      >>> exchange = fg.QuantizedAllReduce(workers=2, clip=None)
       >>> x = jnp.array([[4.0, 0.0], [4.0, 4.0]])
-      >>> channel = fg.exchanges.Channel("data", fg.Step.of(0))
-      >>> mean = lambda x: exchange.mean(x, exchange.init(x), channel).mean
+      >>> comm = fg.exchanges.Comm("data", fg.Step.of(0))
+      >>> mean = lambda x: exchange.mean(x, exchange.init(x), comm).mean
       >>> jax.vmap(mean, axis_name="data")(x)[0]
       Array([4., 2.], dtype=float32)
 
@@ -64,23 +64,23 @@ class IntegerSum(Exchange):
     clip: float | None = 2.5
 
     def __post_init__(self) -> None:
-        _quantizers.check_clip("IntegerSum", self.clip)
-        check_count("IntegerSum(workers)", self.workers, "use that of the axis.")
-        check_count("IntegerSum(levels)", self.levels, "use levels=1.")
+        _quantizers.check_clip("QuantizedAllReduce", self.clip)
+        check_count("QuantizedAllReduce(workers)", self.workers, "use that of the axis.")
+        check_count("QuantizedAllReduce(levels)", self.levels, "use levels=1.")
         if base(self.levels, self.workers) > 1 << 16:
             raise ValueError(
-                "IntegerSum(workers, levels): must have 2 · levels · workers below 65536, got "
-                f"{self.workers} and {self.levels}; use levels=1."
+                "QuantizedAllReduce(workers, levels): must have 2 · levels · workers below 65536, "
+                f"got {self.workers} and {self.levels}; use levels=1."
             )
 
-    def mean(self, x: PyTree, state: State, channel: Channel) -> Reduced:
-        _axes.check_workers("IntegerSum", self.workers, channel.axis_name)
-        step = channel.step
+    def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
+        _axes.check_workers("QuantizedAllReduce", self.workers, comm.axis_name)
+        step = comm.step
         steps = [step.fold(i) if i else step for i in range(len(jax.tree.leaves(x)))]
         clipped = [_quantizers.clipped(vector, self.clip) for vector in _parts.vectors(x)]
         tops = jnp.stack([top for _, top in clipped])
         # As infinities, because not every maximum sees a NaN.
-        shared = channel.max(jnp.where(jnp.isfinite(tops), tops, jnp.inf))
+        shared = comm.max(jnp.where(jnp.isfinite(tops), tops, jnp.inf))
         scales = jnp.where(jnp.isfinite(shared), shared, jnp.nan)
 
         integers = [
@@ -89,14 +89,14 @@ class IntegerSum(Exchange):
             )
             for (vector, _), scale, own in zip(clipped, scales, steps, strict=True)
         ]
-        sums, _ = add(integers, self.levels, channel)
+        sums, _ = add(integers, self.levels, comm)
         means = [
             whole * (scale / (self.levels * self.workers))
             for whole, scale in zip(sums, scales, strict=True)
         ]
         sent = [part * (scale / self.levels) for part, scale in zip(integers, scales, strict=True)]
         error = jax.tree.map(jnp.subtract, x, _parts.rebuild(sent, x))
-        return Reduced(_parts.rebuild(means, x), error)
+        return Averaged(_parts.rebuild(means, x), error)
 
     def wire_bytes(self, like: PyTree) -> int:
         parts = _parts.vector_likes(like)
@@ -115,24 +115,24 @@ def words(sizes: Sequence[int], levels: int, workers: int) -> int:
 
 
 def add(
-    vectors: Sequence[jax.Array], levels: int, channel: Channel, flags: Sequence[jax.Array] = ()
+    vectors: Sequence[jax.Array], levels: int, comm: Comm, flags: Sequence[jax.Array] = ()
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """The sums over the workers of vectors of integers, and how many workers say yes to each flag.
 
     Args:
       vectors: float32[n] of integers in -levels ... levels.
       levels: the largest magnitude.
-      channel: of the workers.
+      comm: of the workers.
       flags: bool[], each a word behind those of the vectors.
 
     Returns:
       Integers in float32, in -levels · workers ... levels · workers; uint32[] for each flag.
     """
-    workers = channel.workers
+    workers = comm.workers
     many = base(levels, workers)
     packed = [_codes.pack_digits((vector + levels).astype(jnp.uint32), many) for vector in vectors]
     words = [flag.astype(jnp.uint32)[None] for flag in flags]
-    total = channel.sum(jnp.concatenate([*packed, *words]))
+    total = comm.sum(jnp.concatenate([*packed, *words]))
     sums: list[jax.Array] = []
     start = 0
     for vector in vectors:

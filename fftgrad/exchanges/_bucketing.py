@@ -56,7 +56,7 @@ class Member(NamedTuple):
 
 
 @value
-class Layout:
+class Bucketing:
     """Function: how a gradient is laid out for the exchange: what forms a part, and a bucket.
 
     `compressed_pmean` and `wire_bytes` take the same value, and then speak of the same parts.
@@ -80,7 +80,7 @@ class Layout:
 
     Example:
       >>> params = {"w": jnp.ones((100, 100)), "b": jnp.ones(100)}
-      >>> fg.wire_bytes(fg.AllGather(fg.Sign()), params, fg.Layout("leaf"))
+      >>> fg.wire_bytes(fg.AllGather(fg.Sign()), params, fg.Bucketing("leaf"))
       1280
     """
 
@@ -90,23 +90,24 @@ class Layout:
     def __post_init__(self) -> None:
         if self.scope not in ("model", "leaf", None) and not callable(self.scope):
             raise ValueError(
-                f"Layout(scope): must be 'model', 'leaf' or a function from a leaf's path and "
+                f"Bucketing(scope): must be 'model', 'leaf' or a function from a leaf's path and "
                 f"shape to the name of its group, got {self.scope!r}; use 'model' to choose over "
                 "all leaves."
             )
         if self.bucket_bytes is not None and not isinstance(self.bucket_bytes, int):
             raise TypeError(
-                f"Layout(bucket_bytes): must be an int, got {self.bucket_bytes!r}; use 25_000_000."
+                f"Bucketing(bucket_bytes): must be an int, got {self.bucket_bytes!r}; use "
+                "25_000_000."
             )
         if self.bucket_bytes is not None and self.bucket_bytes < 4:
             raise ValueError(
-                f"Layout(bucket_bytes): must be at least 4, the size of a value, got "
+                f"Bucketing(bucket_bytes): must be at least 4, the size of a value, got "
                 f"{self.bucket_bytes}; use 25_000_000, or None for one bucket."
             )
 
-    def for_exchange(self, exchange: Exchange) -> "Layout":
-        """The layout with its scope filled in, if it leaves that to the exchange."""
-        # Not asked where the layout says it: exchanges of an exchange may disagree.
+    def for_exchange(self, exchange: Exchange) -> "Bucketing":
+        """The bucketing with its scope filled in, if it leaves that to the exchange."""
+        # Not asked where the bucketing says it: exchanges of an exchange may disagree.
         return self if self.scope else dataclasses.replace(self, scope=exchange.scope or "model")
 
     @property
@@ -137,36 +138,36 @@ def like(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), tree)
 
 
-def bucket_likes(tree: PyTree, layout: Layout) -> list[Bucket]:
+def bucket_likes(tree: PyTree, bucketing: Bucketing) -> list[Bucket]:
     """The shapes of the buckets of a tree of this shape."""
-    return jax.eval_shape(lambda tree: to_buckets(tree, layout)[0], like(tree))
+    return jax.eval_shape(lambda tree: to_buckets(tree, bucketing)[0], like(tree))
 
 
-def wire_bytes(exchange: Exchange, tree: PyTree, layout: Layout) -> int:
+def wire_bytes(exchange: Exchange, tree: PyTree, bucketing: Bucketing) -> int:
     """Bytes that one worker hands to the collectives for a tree of this shape."""
-    buckets = bucket_likes(tree, layout.for_exchange(exchange))
+    buckets = bucket_likes(tree, bucketing.for_exchange(exchange))
     return sum(map(exchange.wire_bytes, buckets))
 
 
-def link_bytes(exchange: Exchange, tree: PyTree, workers: int, layout: Layout) -> float:
+def link_bytes(exchange: Exchange, tree: PyTree, workers: int, bucketing: Bucketing) -> float:
     """Bytes that each of so many workers, in a ring, sends over its link for such a tree."""
-    buckets = bucket_likes(tree, layout.for_exchange(exchange))
+    buckets = bucket_likes(tree, bucketing.for_exchange(exchange))
     return sum(exchange.link_bytes(bucket, workers) for bucket in buckets)
 
 
-def to_buckets(tree: PyTree, layout: Layout) -> tuple[list[Bucket], Join]:
+def to_buckets(tree: PyTree, bucketing: Bucketing) -> tuple[list[Bucket], Join]:
     """The parts of a tree, in float32, in as many buckets as the limit of each one's size needs.
 
     The second result makes a tree of such buckets again, of float32 leaves.
     """
     buckets: list[list[Part]] = []
     room = 0
-    by_name = groups(tree, layout)
+    by_name = groups(tree, bucketing)
     for name, members in by_name.items():
-        for part in _pieces(name, [member.leaf for member in members], layout):
+        for part in _pieces(name, [member.leaf for member in members], bucketing):
             if part.value.size > room:
                 buckets.append([])
-                room = layout.limit
+                room = bucketing.limit
             buckets[-1].append(part)
             room -= part.value.size
     # No two pieces of a part fit into one.
@@ -188,13 +189,13 @@ def _join(by_name: dict[str, list[Member]], structure: Any, buckets: list[Bucket
     return jax.tree.unflatten(structure, out)
 
 
-def groups(tree: PyTree, layout: Layout) -> dict[str, list[Member]]:
+def groups(tree: PyTree, bucketing: Bucketing) -> dict[str, list[Member]]:
     """The leaves of each part, by its name, in the order of first appearance."""
     out: dict[str, list[Member]] = {}
     members = [Member(i, path, leaf) for i, (path, leaf) in enumerate(by_path(tree).items())]
     # A backward pass finds the gradients of the last leaves first.
-    for member in members if layout.bucket_bytes is None else reversed(members):
-        name = layout.scope or "model"
+    for member in members if bucketing.bucket_bytes is None else reversed(members):
+        name = bucketing.scope or "model"
         if not isinstance(name, str):
             name = _name_by(name, member)
         elif name == "leaf":
@@ -207,19 +208,19 @@ def _name_by(scope: Callable[[str, Like], str], member: Member) -> str:
     name: object = scope(member.path, member.leaf)
     if not isinstance(name, str):
         raise TypeError(
-            f"Layout(scope): must return the name of a group, a str, got {name!r} for leaf "
+            f"Bucketing(scope): must return the name of a group, a str, got {name!r} for leaf "
             f"{member.path!r}; return str(...), or use 'leaf' for a group of each."
         )
     return name
 
 
-def _pieces(name: str, leaves: list[jax.Array], layout: Layout) -> list[Part]:
+def _pieces(name: str, leaves: list[jax.Array], bucketing: Bucketing) -> list[Part]:
     total = sum(leaf.size for leaf in leaves)
     if total == 0:
         return []
-    one_vector = layout.scope in ("model", None)
+    one_vector = bucketing.scope in ("model", None)
     # A leaf that was asked for on its own has a codec, or factors, for its shape.
-    limit = BUCKET_LIMIT if len(leaves) == 1 and not one_vector else layout.limit
+    limit = BUCKET_LIMIT if len(leaves) == 1 and not one_vector else bucketing.limit
     if len(leaves) == 1 and total <= limit:
         return [Part(name, leaves[0].astype(jnp.float32))]
     # Pieces of equal length, but for the last.
