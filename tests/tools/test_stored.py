@@ -166,7 +166,7 @@ def test_so_must_what_fills_the_word_of_a_leaf_before():
     [
         (fg.TopK(fraction=0.1), VECTOR),
         (fg.chain(fg.TopK(k=10), fg.LogLevels(bits=4)), VECTOR),
-        (fg.chain(fg.TopK(fraction=0.1), fg.LogLevels(bits=4)), VECTOR),
+        (fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=4)), VECTOR),
         (CODECS["top-k 4 bits"], VECTOR.reshape(10, 10)),
         (CODECS["top-k 4 bits"], VECTOR[:99]),
     ],
