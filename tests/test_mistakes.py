@@ -319,7 +319,7 @@ MISTAKES = {
     ),
     # Counts that are none.
     "half a step of delay": (
-        lambda: fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(1.0), 4, overlap_steps=2.5, axis_name=AXIS),
+        lambda: fg.optimizers.diloco(optax.sgd(0.1), optax.sgd(1.0), 4, overlap_steps=2.5),
         TypeError,
         r"diloco\(overlap_steps\): must be a whole number, got 2\.5",
     ),

@@ -76,8 +76,8 @@ def diloco(
 
     *Streaming.* With P fragments the workers meet every H/P steps, each time with another P-th of
     the rows of every leaf, so the whole model never travels at once. With an overlap of τ steps,
-    what is exchanged takes effect τ steps later, by θ ← α θ + (1 - α) θ̄ in those rows: a worker keeps
-    the share α of what it learned meanwhile. Such an exchange depends on nothing that the step
+    what is exchanged takes effect τ steps later, by θ ← α θ + (1 - α) θ̄ in those rows: a worker
+    keeps the share α of what it learned meanwhile. Such an exchange depends on nothing that the step
     computes. With `fragments=sync_every` it is in no branch either, so a compiler can run it beside
     the backward pass, and every step sends the same bytes.
 
@@ -264,8 +264,8 @@ def _check(sync_every: int, fragments: int, overlap_steps: int, mixing: float) -
     check_count("diloco(overlap_steps)", overlap_steps, "use 1.", least=0)
     if sync_every % fragments:
         raise ValueError(
-            f"diloco(fragments): must be a divisor of sync_every={sync_every}, got {fragments}; use "
-            f"{sync_every} to send as much in each step."
+            f"diloco(fragments): must be a divisor of sync_every={sync_every}, got {fragments}; "
+            f"use {sync_every} to send as much in each step."
         )
     if overlap_steps >= sync_every:
         raise ValueError(
