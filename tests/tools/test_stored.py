@@ -139,12 +139,8 @@ def test_what_fills_the_word_of_a_leaf_must_be_zero(codec, x):
     ("codec", "like"),
     [
         (fg.TopK(fraction=0.1), VECTOR),
-<<<<<<< HEAD
-        (fg.chain(fg.TopK(fraction=0.1), fg.LogQuantizer(bits=4)), VECTOR),
-=======
-        (fg.chain(fg.TopK(k=10), fg.LogLevels(bits=4)), VECTOR),
+        (fg.chain(fg.TopK(k=10), fg.LogQuantizer(bits=4)), VECTOR),
         (fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=4)), VECTOR),
->>>>>>> s-codecs
         (CODECS["top-k 4 bits"], VECTOR.reshape(10, 10)),
         (CODECS["top-k 4 bits"], VECTOR[:99]),
     ],
