@@ -78,8 +78,8 @@ def diloco(
     the rows of every leaf, so the whole model never travels at once. With an overlap of τ steps,
     what is exchanged takes effect τ steps later, by θ ← α θ + (1 - α) θ̄ in those rows: a worker
     keeps the share α of what it learned meanwhile. Such an exchange depends on nothing that the
-    step computes. With `fragments=sync_every` it is in no branch either, so a compiler can run it beside
-    the backward pass, and every step sends the same bytes.
+    step computes. With `fragments=sync_every` it is in no branch either, so a compiler can run it
+    beside the backward pass, and every step sends the same bytes.
 
         fg.optimizers.diloco(adamw, nesterov, 30, fragments=30, overlap_steps=1, mixing=0.5)
 
