@@ -166,7 +166,9 @@ class ChunkTopK(Selector):
         if k == 1:
             offsets = jnp.argmax(rows, axis=1)[:, None]
         else:
-            _, offsets = lax.top_k(rows.astype(jnp.int32), k)
+            # As floats, of which XLA has a fast top-k on GPUs; what is not finite is largest.
+            finite_or_inf = jnp.minimum(rows, jnp.uint32(0x7F800000))
+            _, offsets = lax.top_k(lax.bitcast_convert_type(finite_or_inf, jnp.float32), k)
             offsets = jnp.sort(offsets, axis=1)
         side = _encode_offsets(offsets.astype(jnp.int32), chunk)
         places = self.positions(side, x.size, step)
