@@ -16,8 +16,8 @@ from fftgrad.planning._predict import Algorithm
 from fftgrad.planning._text import parse_count, quantity, table, three_digits
 
 DESCRIPTION = """\
-Gradient exchange that costs what the information in a gradient costs: whether
-it pays for you, which way, and how fast this machine is at it.
+Compressed gradient averaging over slow links: say whether it pays for your
+model and link, by which method, and time the codecs on this machine.
 """
 EXIT_CODES = """\
 exit codes:
