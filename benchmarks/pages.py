@@ -47,18 +47,20 @@ def load(path: str) -> Any:
 class Choice(NamedTuple):
     """A row of a plan that is recommended."""
 
-    when: str  # to take it
+    link: str  # for which it is recommended, by docs/results/slow-links.md
     run: str = ""  # what the runs of held-out tasks call it; of a dense mean nothing
     ratio: int = 1  # of a dense mean, float32 over what it sends
 
 
 CHOICES = {
     "dense float32": Choice("10 Gbit/s and more"),
-    "dense bfloat16": Choice("slower links", ratio=2),
-    "two stages 25x, Muon": Choice("the last loss counts", "two stages 25x, Muon, lead 0.3"),
-    "eigenbasis 50x, Muon": Choice("slower still", "eigenbasis 50x, Muon, lead 0.3"),
-    "PowerSGD 4, Muon with a lead": Choice("codec time counts", "PowerSGD rank 4, Muon, lead 0.3"),
-    "4 local steps of Muon, 25x": Choice("high latency", "4 local steps of Muon, 25x"),
+    "dense bfloat16": Choice("1 to 10 Gbit/s", ratio=2),
+    "two stages 25x, Muon": Choice("0.1 to 1 Gbit/s", "two stages 25x, Muon, lead 0.3"),
+    "eigenbasis 50x, Muon": Choice("below 0.1 Gbit/s", "eigenbasis 50x, Muon, lead 0.3"),
+    "PowerSGD 4, Muon with a lead": Choice(
+        "below 1 Gbit/s, slow processor", "PowerSGD rank 4, Muon, lead 0.3"
+    ),
+    "4 local steps of Muon, 25x": Choice("delay of 50 ms or more", "4 local steps of Muon, 25x"),
 }
 """By the names that a plan has for them, which are those of `fg.planning.candidates`."""
 LIKE = jax.ShapeDtypeStruct((1024, 1024), "float32")
@@ -72,13 +74,13 @@ def candidates() -> dict[str, fg.planning.Candidate]:
 
 
 def choices() -> str:
-    """When to take what, at how many fewer bytes, what it costs, and what a worker keeps."""
+    """The recommended row for each link, with its bytes, its final loss and a worker's state."""
     rows = [
-        [choice.when, name, *seen(choice), f"{kept(candidates()[name]):.1f}"]
+        [choice.link, name, *seen(choice), f"{kept(candidates()[name]):.1f}"]
         for name, choice in CHOICES.items()
     ]
-    columns = ["take it if", "row of a plan", "fewer bytes on 8 links", "on 64", "loss (at worst)"]
-    return markdown([*columns, "keeps"], rows)
+    columns = ["your link", "row of a plan", "fewer bytes, 8 workers", "64"]
+    return markdown([*columns, "final loss (worst task)", "state"], rows)
 
 
 def seen(choice: Choice) -> list[str]:
@@ -120,7 +122,7 @@ def without(table: str, *columns: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "choose": choices,
-    "choose-short": lambda: without(choices(), "keeps"),
+    "choose-short": lambda: without(choices(), "state"),
     "lm-100mbit": lambda: links.target_table(LINKS, "lm-100mbit"),
     "alexnet-1gbit": lambda: without(
         links.step_table(LINKS, "alexnet-1gbit"), "of it gradient", "wire", "predicted"

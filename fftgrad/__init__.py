@@ -1,4 +1,4 @@
-"""Gradient exchange in JAX that costs what the information in a gradient costs."""
+"""Compressed gradient averaging for data-parallel JAX over slow links."""
 
 from importlib import import_module as _import_module
 from importlib import metadata as _metadata

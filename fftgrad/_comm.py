@@ -74,10 +74,10 @@ class Stats(NamedTuple):
     @classmethod
     def of_all(cls, stats: "Sequence[Stats]") -> "Stats":
         """The stats of several exchanges in one step."""
-        every = [jnp.asarray(stats.finite) for stats in stats]
+        every = [jnp.asarray(one.finite) for one in stats]
         return cls(
             finite=jnp.all(jnp.stack(every)) if every else jnp.ones((), bool),
-            overflow=_sum([t.overflow for t in stats]),
+            overflow=_sum([one.overflow for one in stats]),
         )
 
 

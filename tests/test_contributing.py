@@ -1,4 +1,4 @@
-"""The worked example of CONTRIBUTING.md runs as printed."""
+"""The worked examples of CONTRIBUTING.md run as printed."""
 
 import pathlib
 import re
@@ -14,12 +14,18 @@ import fftgrad as fg
 ROOT = pathlib.Path(__file__).parents[1]
 
 
+def example(tmp_path, name):
+    """The class of this name in a Python block of CONTRIBUTING.md."""
+    codes = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    (code,) = (code for code in codes if f"class {name}(" in code)
+    file = tmp_path / "_example.py"
+    file.write_text(code)
+    return runpy.run_path(str(file))[name]
+
+
 @pytest.fixture
 def int8(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
-    file = tmp_path / "_int8.py"
-    file.write_text(code)
-    return runpy.run_path(str(file))["Int8"]
+    return example(tmp_path, "Int8")
 
 
 def test_the_example_is_a_codec(int8):
@@ -50,3 +56,7 @@ def test_the_example_hides_nothing(int8, bad):
     x = jnp.asarray(values((65_537,))).at[17].set(bad)
     y = fg.decompress(int8(), fg.compress(int8(), x), x)
     assert not np.all(np.isfinite(y))
+
+
+def test_the_exchange_passes_the_checks(tmp_path):
+    fg.testing.check_exchange(example(tmp_path, "HalfGather")())

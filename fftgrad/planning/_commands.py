@@ -16,55 +16,56 @@ from fftgrad.planning._predict import Algorithm
 from fftgrad.planning._text import parse_count, quantity, table, three_digits
 
 DESCRIPTION = """\
-Gradient exchange that costs what the information in a gradient costs: whether
-it pays for you, which way, and how fast this machine is at it.
+Compressed gradient exchange: predict whether it pays, choose a method, analyze
+gradients, and time the codecs on this machine.
 """
 EXIT_CODES = """\
 exit codes:
   0    done, whatever the answer is
   1    the run failed
-  2    something that was passed is not right: one line on stderr says what is
+  2    a wrong argument or file, named in one line on stderr
 """
 RULE = re.compile(r"[\w.]+\(.*?\): ")
 """How an error of the library about an argument begins."""
 
 PLAN = """\
-25 million parameters, 16 workers, links of 1 Gbit/s, 300 ms to compute a step:
+25 million parameters, 16 workers, links of 1 Gbit/s, steps of 300 ms:
   fftgrad plan --parameters 25M --workers 16 --bandwidth 1gbit --step 300ms
-the shapes of your own model, and codec times of this machine:
+the shapes of your own model, with codec times of this machine:
   fftgrad plan --params params.npz --workers 16 --bandwidth 1gbit \\
     --step 300ms --measure
 """
 LEGEND = """\
-Order: by seconds to the same loss, first what ends as dense or close and is a
-tenth faster than dense, then dense, then all else of those, then the others.
-times: the steps that it makes in one step of the best dense. codec: compressing
-and decompressing, and the optimizer of a row that has its own. link: bytes that
-leave a worker in a step. pays below: over a faster link the best dense wins.
-loss: as dense and close are of small models that no setting was chosen on, with
-8 workers; check and worse of others, which need not travel."""
+times       speed; the faster dense row is 1
+codec       time of the codec, and of the optimizer if the row has its own
+link        bytes that leave a worker in a step
+pays below  bandwidth up to which the row is faster than dense
+loss        against dense: "as dense" and "close" with 8 workers on small models
+            not used to choose settings, "check" and "worse" on other models
+order       rows as dense or close that reach the same loss a tenth sooner than
+            dense; dense rows; other rows as dense or close; all others"""
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_mutually_exclusive_group(required=True).add_argument
-    model("--parameters", metavar="N", help="how many, as 25M: in square matrices and a vector")
-    model("--params", metavar="FILE", help="an .npz file of parameters, of which shapes are read")
+    model("--parameters", metavar="N", help="number of parameters, such as 25M")
+    model("--params", metavar="FILE", help="an .npz file of parameters, to read shapes")
     add = parser.add_argument
-    add("--workers", type=int, required=True, metavar="N", help="how many")
-    text = "of the link of a worker, its share of one that several have: 100mbit, 1Gbit/s, 125MB/s"
+    add("--workers", type=int, required=True, metavar="N", help="number of workers")
+    text = "bandwidth of a worker's link, or of its share of one: 100mbit, 1Gbit/s, 125MB/s"
     add("--bandwidth", required=True, metavar="RATE", help=text)
-    add("--latency", default="100us", metavar="TIME", help="of a message: 2ms (default: 100us)")
-    text = "what a step takes without any exchange: 300ms, 1.5s"
+    add("--latency", default="100us", metavar="TIME", help="latency of a message (default: 100us)")
+    text = "time of a step without any exchange: 300ms, 1.5s"
     add("--step", required=True, metavar="TIME", help=text)
-    text = "how many workers fast links join, such as the GPUs of one machine"
+    text = "number of workers that fast links join, such as the GPUs of one machine"
     add("--fast", type=int, metavar="N", help=text)
-    text = "of the fast links (default: 50GB/s)"
+    text = "bandwidth of the fast links (default: 50GB/s)"
     add("--fast-bandwidth", default="50GB/s", metavar="RATE", help=text)
-    text = "of the fast links (default: 10us)"
+    text = "latency of the fast links (default: 10us)"
     add("--fast-latency", default="10us", metavar="TIME", help=text)
-    text = "of the collectives (default: for each the faster of a ring and a tree)"
+    text = "algorithm of the collectives (default: for each the faster of ring and tree)"
     add("--algorithm", choices=get_args(Algorithm), default="fastest", help=text)
-    text = "time each codec on this machine, for all of the model: minutes, and its memory"
+    text = "time each codec on this machine; needs minutes, and the memory of the model"
     add("--measure", action="store_true", help=text)
 
 
@@ -94,31 +95,31 @@ def answer(found: Plan) -> str:
     if not found.compress:
         other = min((row for row in found.rows if not row.is_dense), key=lambda row: row.seconds)
         return (
-            f"Do not compress: {best.name} takes {quantity(best.seconds, 's')} a step; the fastest "
-            f"that compresses, {other.name}, takes {quantity(other.seconds, 's')} (loss: "
-            f"{other.loss}). To be recommended, a row has to be a tenth faster to the same loss, "
-            "and to have ended at a loss like dense's in runs on other tasks."
+            f"Do not compress: {best.name} takes {quantity(best.seconds, 's')} a step. The fastest "
+            f"compressed row, {other.name}, takes {quantity(other.seconds, 's')} (loss: "
+            f"{other.loss}). A plan recommends a row only if it reaches the same loss a tenth "
+            "sooner, and if its loss was close to dense's on tasks not used to choose settings."
         )
     place = f" It goes {best.place}." if best.place else ""
     return (
-        f"{three_digits(best.speed_up)} times the steps of the best dense: {best.name} takes "
-        f"{quantity(best.seconds, 's')} a step in place of {quantity(dense.seconds, 's')} "
+        f"{three_digits(best.speed_up)} times as fast as the faster dense row: {best.name} takes "
+        f"{quantity(best.seconds, 's')} a step instead of {quantity(dense.seconds, 's')} "
         f"({dense.name}). Loss: {best.loss}.{place}"
     )
 
 
 ANALYZE = """\
-gradients of a run, as fg.planning.save_gradients keeps them:
+gradients of a run, saved by fg.planning.save_gradients:
   fftgrad analyze gradients.npz
-those of two processes, with a figure:
+gradients of two processes, with a figure:
   fftgrad analyze process0.npz process1.npz --png out.png
 """
 
 
 def _analyze_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "a file of save_gradients, or one of each process; or an .npz of one tree of arrays"
+    text = "files of save_gradients, one for each process, or an .npz file of one tree of arrays"
     parser.add_argument("gradients", nargs="+", help=text)
-    parser.add_argument("--png", metavar="FILE", help="draw the errors of bases and codecs")
+    parser.add_argument("--png", metavar="FILE", help="draw the errors of bases and codecs to FILE")
 
 
 def run_analyze(args: argparse.Namespace) -> None:
@@ -130,7 +131,7 @@ def run_analyze(args: argparse.Namespace) -> None:
 
 
 BENCH = """\
-the machine and its codecs, to read or to paste into an issue:
+time the codecs, to read or to paste into an issue:
   fftgrad bench
   fftgrad bench --sizes 4Mi
 """
@@ -139,7 +140,7 @@ the machine and its codecs, to read or to paste into an issue:
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     text = "lengths of the random, heavy-tailed vectors (default: 1Mi,16Mi)"
     parser.add_argument("--sizes", default="1Mi,16Mi", metavar="N,N", help=text)
-    text = "how long to time each length, about; compiling comes on top (default: 10)"
+    text = "seconds for each length, without compilation (default: 10)"
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help=text)
 
 
@@ -153,7 +154,7 @@ def run_bench(args: argparse.Namespace) -> None:
 
 
 ISLANDS = """\
-which islands counted in the last rounds, every ten seconds:
+show every ten seconds which islands counted in the last rounds:
   watch -n 10 fftgrad islands status s3://bucket/run
 """
 ROUNDS = 8
@@ -161,8 +162,8 @@ ROUNDS = 8
 
 
 def _islands_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["status"], help="what to tell: status")
-    parser.add_argument("url", help="of the store: a folder, or s3://, gs://, az://")
+    parser.add_argument("what", choices=["status"], help="show the last rounds")
+    parser.add_argument("url", help="URL of the store: s3://, gs://, az://, or a folder")
 
 
 def run_islands(args: argparse.Namespace) -> None:
@@ -192,16 +193,16 @@ def _plain(text: str) -> str:
 
 COMMANDS: dict[str, tuple[str, str, Callable[..., None], Callable[..., None]]] = {
     "plan": (
-        "whether compression pays over your link, which one, and the code for it",
+        "predict whether compression pays over your link; print the code to paste",
         PLAN, _plan_arguments, run_plan,
     ),
     "analyze": (
-        "what gradients look like, and which codec that speaks for",
+        "analyze saved gradients and recommend a codec",
         ANALYZE, _analyze_arguments, run_analyze,
     ),
-    "bench": ("how fast this machine compresses", BENCH, _bench_arguments, run_bench),
+    "bench": ("time the codecs on this machine", BENCH, _bench_arguments, run_bench),
     "islands": (
-        "how a run of islands is going, from its store",
+        "show the last rounds of a run of islands",
         ISLANDS, _islands_arguments, run_islands,
     ),
 }  # fmt: skip

@@ -74,7 +74,7 @@ class PlanRow(NamedTuple):
         """The place of the code, if that is not a chain."""
         local = "; parameters have a row for each worker" if self.every > 1 else ""
         if self.whole:
-            return f"in place of your optimizer, at a learning rate of its own{local}"
+            return f"in place of your optimizer, with its own learning rate{local}"
         return f"around your optimizer{local}" if local else ""
 
     def __str__(self) -> str:

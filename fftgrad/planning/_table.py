@@ -67,10 +67,11 @@ def from_table(
         compress, decompress = _of(row, like, groups)
         found[row.name] = Timing(compress * slower, decompress * slower)
     device = jax.local_devices()[0]
-    guess = "" if device.platform == "cpu" else f", which for a {device.platform} is a guess"
+    guess = "" if device.platform == "cpu" else f" For a {device.platform} this is a guess."
     said = (
-        f"Codec times: measured on {table['machine']}, times {slower:.2g}, as a memory copy takes "
-        f"here{guess}. With --measure, or measure=True, they are measured here."
+        f"Codec times: measured on {table['machine']}, then multiplied by {slower:.2g}, because a "
+        f"memory copy takes {slower:.2g} times as long here.{guess} To time the codecs here, pass "
+        "--measure (measure=True)."
     )
     return found, said
 

@@ -60,7 +60,7 @@ def test_readme_and_page_choose_among_what_a_plan_recommends(imported):
     recommended = {row.name for row in pages.candidates().values() if row.loss in ACCEPTED}
     assert set(pages.CHOICES) == recommended
     for name in ("README.md", "docs/choose.md"):
-        shown = [cells[0] for cells in rows(table_of(page(name), "| take it if |")).values()]
+        shown = [cells[0] for cells in rows(table_of(page(name), "| your link |")).values()]
         assert shown == list(pages.CHOICES)
 
 

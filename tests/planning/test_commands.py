@@ -202,7 +202,7 @@ def test_the_answer_is_a_table_a_sentence_and_code(asked, capsys):
     assert lines[-1] == best.code  # as long as it is, on a line of its own
     assert max(map(len, lines[:-1])) <= 80
     flat = " ".join(" ".join(lines).split())
-    assert f"{best.speed_up:.3g} times the steps of the best dense: {best.name}" in flat
+    assert f"{best.speed_up:.3g} times as fast as the faster dense row: {best.name}" in flat
     assert f"({asked['found'].dense.name}). Loss: {best.loss}. It goes {best.place}." in flat
     for text in (*NAMES, "3 ms", "bit/s", "check", "Codec times: as given."):
         assert text in flat, text
@@ -221,7 +221,7 @@ def test_the_page_shows_rows_as_they_are_classed_and_ordered():
     (block,) = re.findall(r"```text\n(exchange .*?)```", PAGE.read_text(), re.DOTALL)
     form = r"^(\S.*?) +([\d.]+) ms +([\d.]+) .* (as dense|close|check|worse|not measured)$"
     shown = re.findall(form, block, re.MULTILINE)
-    assert len(shown) == 20
+    assert len(shown) >= 9  # the page leaves out the middle
     known = {row.name: row for row in _candidates.candidates(squares(1_000_000), 4)}
     places, dense = [], min(float(found[1]) for found in shown if known[found[0]].dense)
     for name, milliseconds, _, loss in shown:
@@ -235,7 +235,7 @@ def test_the_page_shows_rows_as_they_are_classed_and_ordered():
     assert places[0][0] == 0
     best = known[shown[0][0]]
     said = " ".join(block.split())
-    assert f"{shown[0][2]} times the steps of the best dense: {best.name} takes" in said
+    assert f"{shown[0][2]} times as fast as the faster dense row: {best.name} takes" in said
     assert f"Loss: {best.loss}." in said
     assert block.splitlines()[-1] == best.code("data")
 

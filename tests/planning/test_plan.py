@@ -218,7 +218,7 @@ def test_what_is_printed_is_python():
     rows = by_name(usual())
     kept, gone = rows["EDEN 1 bit (DRIVE)"], rows["top-k 4 %, 4 bits"]
     assert str(kept) == kept.code
-    assert str(gone) == f"{gone.code}  # in place of your optimizer, at a learning rate of its own"
+    assert str(gone) == f"{gone.code}  # in place of your optimizer, with its own learning rate"
     assert "feedback_adam(learning_rate, " in gone.code
     state = eval(str(gone), {"fg": fg, "learning_rate": 0.1}).init(jnp.zeros(9))
     assert optax.tree.get(state, "residual") is not None
