@@ -201,7 +201,7 @@ MISTAKES = {
     "a tree before the folder": (
         lambda: fg.checkpoint.restore(GRADS, "folder"),
         TypeError,
-        r"restore\(directory, like\)",
+        r"restore\(directory\): must be a path",
     ),
     "a word for the key of a mean": (lambda: pmean(key="a"), TypeError, "pmean.*key=0"),
     "half a seed": (lambda: pmean(key=1.5), TypeError, "pmean.*key=0"),
@@ -223,7 +223,6 @@ MISTAKES = {
     "another policy for what is not finite": (
         lambda: pmean(non_finite="zero"), ValueError, "use 'propagate'"
     ),
-    "another policy for what is masked": (lambda: pmean(masked=True), ValueError, "use 'refuse'"),
     "no axis": (lambda: pmean(axis_name=None), TypeError, "use 'data'"),
     "a list of fast axes": (
         lambda: fg.Hierarchical(["fast"], 2, fg.AllReduce()), TypeError, "use 'fast'"
@@ -308,7 +307,7 @@ MISTAKES = {
         ValueError,
         r"sharded\(inner\): .*use optax\.adamw",
     ),
-    "MultiSteps": (accumulated_by_optax, ValueError, r"optax\.MultiSteps.*use fg\.accumulate"),
+    "MultiSteps": (accumulated_by_optax, ValueError, r"optax\.MultiSteps.*use fg\.multi_steps"),
     "a sum of sparse payloads": (
         lambda: fg.AllReduce(TOP), ValueError, r"use AllGather\(TopK\(fraction=0\.1\)\)"
     ),

@@ -33,7 +33,7 @@ from fftgrad.exchanges._all_gather import AllGather
 from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.ops import _codes, _finite
 from fftgrad.ops._random import check_key
-from fftgrad.training._gradients import widened
+from fftgrad.training._gradients import ONE_VOTE, refuse_weight, widened
 from fftgrad.training._pmean import compressed_pmean
 
 __all__ = ["TopVotes", "epsilon", "scale_by_datalens", "sensitivity"]
@@ -291,6 +291,7 @@ def scale_by_datalens(
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, Any]:
+        refuse_weight("scale_by_datalens", extra.get("weight"), *ONE_VOTE)
         # Wide, because a mean rounded to a leaf's dtype may pass the threshold.
         mean, state = pmean.update(widened(updates), state, params, **extra)
 

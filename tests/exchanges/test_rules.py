@@ -78,11 +78,6 @@ def test_a_masked_leaf_does_not_stay_unaveraged_silently():
         (lambda: fg.SmallDense(fg.AllReduce()), TypeError, "TopK"),
         (lambda: fg.Bucketing("layer"), ValueError, "'model'"),
         (
-            lambda: fg.compressed_pmean(fg.AllReduce(), axis_name=AXIS, masked="no"),
-            ValueError,
-            "'refuse'",
-        ),
-        (
             lambda: fg.Bucketing(bucket_bytes=2),
             ValueError,
             "25_000_000",

@@ -181,7 +181,7 @@ def test_wrong_runs_are_refused_before_the_first_step_and_left_as_they_are():
     before = {key: store.read(key) for key in store.list("") if not key.startswith("islands/")}
     with pytest.raises(ValueError, match=r"model, got that of another, which has no \['w', \[4\]"):
         make("b", {"w": jnp.zeros(4)})
-    with pytest.raises(ValueError, match=r"must be those of the run, .*'every': 2"):
+    with pytest.raises(ValueError, match=r"must be those of the run, .*'sync_every': 2"):
         make("b", {"w": jnp.zeros(3)}, settings=Settings(DENSE, sync_every=3))
     with pytest.raises(ValueError, match="the outer optimizer of the run"):
         make("c", {"w": jnp.zeros(3)}, outer=optax.adam)

@@ -148,12 +148,12 @@ def test_what_else_it_takes_is_local_steps_own():
     (found, _), (expected, _) = run(mine, grads), run(theirs, grads)
     for name in SHAPES:
         np.testing.assert_array_equal(found[name], expected[name])
-    assert inspect.signature(fg.optimizers.sparse_loco).parameters["every"].default == 30
+    assert inspect.signature(fg.optimizers.sparse_loco).parameters["sync_every"].default == 30
 
 
 def test_its_leaves_may_meet_at_different_times():
     def of(every):
-        more = {"masked": "elsewhere", "axis_name": AXIS}
+        more = {"allow_masked": True, "axis_name": AXIS}
         return fg.optimizers.sparse_loco(optax.sgd(RATE), sync_every=every, **more)
 
     labels = {name: "early" if name == "w" else "late" for name in SHAPES}

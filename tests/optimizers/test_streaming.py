@@ -289,7 +289,6 @@ def test_a_model_in_fragments_trains_as_well():
         ({"overlap_steps": -1}, "use 1"),
         ({"mixing": 1.0}, r"use 0\.5"),
         ({"mixing": -0.1}, "below 1"),
-        ({"masked": "maybe"}, "elsewhere"),
     ],
 )
 def test_bad_arguments_are_answered_with_the_remedy(options, remedy):

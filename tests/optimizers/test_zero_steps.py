@@ -171,8 +171,6 @@ def test_leaves_that_another_one_averages_may_be_hidden():
     for name, rate in (("w", 0.1), ("b", 0.5)):
         for row in moves[name]:
             np.testing.assert_allclose(row, -rate * grads[name].mean(0), rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match=r"sharded\(masked\)"):
-        fg.optimizers.sharded(optax.sgd(0.1), WORKERS, masked="here")
 
 
 # What varies

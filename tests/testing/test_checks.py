@@ -119,7 +119,6 @@ class Chosen(fg.Selector):
     name: str
     send: Any = unseen(None)
     places: Any = unseen(None)
-    there: Any = unseen(None)
 
     def compress(self, x, state, step):
         return put(poisoned(x[: (x.size + 1) // 2], x)) if self.send is None else self.send(x)
@@ -127,9 +126,6 @@ class Chosen(fg.Selector):
     def positions(self, side, n, step):
         first = jnp.arange((n + 1) // 2, dtype=jnp.int32)
         return first if self.places is None else self.places(first, side)
-
-    def at(self, x, side, step):
-        return super().at(x, side, step) if self.there is None else self.there(x, step.number)
 
 
 @frozen
@@ -246,7 +242,6 @@ BROKEN_CODECS = [
         "do not claim",
     ),
     (Chosen("descending", None, lambda first, _: first[::-1]), "positions", "sort the positions"),
-    (Chosen("elsewhere", there=lambda x, _: x[x.size // 2 :]), "positions", "leave `at` out"),
     (
         codec("first step only", lambda x, _, s: float16(jnp.where(s.number == 0, x, 0))),
         "not hidden",

@@ -234,7 +234,7 @@ def test_bytes_are_those_of_the_program():
         )
 
 
-FRAGMENTED = {"fragments": 4, "delay": 1, "blend": 0.5}
+FRAGMENTED = {"fragments": 4, "overlap_steps": 1, "mixing": 0.5}
 MEETINGS = {
     "whole": (fg.optimizers.diloco, {}),
     "fragments": (fg.optimizers.diloco, FRAGMENTED),
