@@ -153,6 +153,7 @@ def test_making_a_transformation_starts_no_backend():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
+@pytest.mark.smoke
 @pytest.mark.processes
 def test_quickstart_runs(capsys):
     runpy.run_path(str(ROOT / "examples/quickstart.py"), run_name="__main__")

@@ -27,6 +27,7 @@ def records(folder):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.smoke
 @pytest.mark.processes
 def test_it_writes_table_picture_and_metrics(job, tmp_path, capsys):
     job["main"](["--smoke", "--runs", "dense,blocked", "--out", str(tmp_path)])

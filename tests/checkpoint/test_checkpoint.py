@@ -545,6 +545,7 @@ def test_the_sum_is_the_same_on_devices_and_sees_each_bit(x):
         assert _sums.total(np.frombuffer(other.tobytes(), x.dtype).reshape(x.shape)) != total
 
 
+@pytest.mark.smoke
 @pytest.mark.processes
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_it_may_be_killed_at_any_instant(tmp_path, kills):

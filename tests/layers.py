@@ -1,0 +1,73 @@
+"""The layers of the suite: a sample that takes minutes, and by `--full` all that is not slow."""
+
+import collections
+import hashlib
+
+import cases
+import hypothesis
+import jax
+import pytest
+
+PROGRAMS = collections.Counter()
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: PROGRAMS.update(["compiled"] if "backend_compile" in event else [])
+)
+FEW = 2
+"""Cases of each test in the sample."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run all that is not slow, no sample")
+
+
+def pytest_report_header() -> str:
+    return (
+        f"jax {jax.__version__} with {jax.device_count()} {jax.default_backend()} devices; "
+        f"hypothesis profile {hypothesis.settings.get_current_profile_name()}; "
+        f"rows by FFTGRAD_SEED={cases.SEED}"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The layer, in the order of rows: what shares programs runs one after the other."""
+    option = config.option
+    if not (option.keyword or option.markexpr or any("::" in name for name in config.args)):
+        taken = set(full_layer(items) if option.full else default_layer(items))
+        config.hook.pytest_deselected(items=[item for item in items if item not in taken])
+        items[:] = [item for item in items if item in taken]
+    groups = [cases.group_of(item.nodeid) for item in items]
+    first = {group: number for number, group in reversed(list(enumerate(groups)))}
+    items.sort(key=lambda item: first[cases.group_of(item.nodeid)])
+
+
+def full_layer(items: list[pytest.Item]) -> list[pytest.Item]:
+    """All but what is for releases only."""
+    return [item for item in items if not item.get_closest_marker("slow")]
+
+
+def default_layer(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of each test a few cases, other ones with another seed, and of processes the smoke tests."""
+    tests = collections.defaultdict(list)
+    for item in full_layer(items):
+        if not item.get_closest_marker("processes") or item.get_closest_marker("smoke"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    return [case for own in tests.values() for case in sorted(own, key=_draw)[:FEW]]
+
+
+def _draw(item: pytest.Item) -> bytes:
+    return hashlib.sha256(f"{cases.SEED} {item.nodeid}".encode()).digest()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["programs"] = PROGRAMS["compiled"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    PROGRAMS["compiled"] += getattr(node, "workeroutput", {}).get("programs", 0)
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    terminalreporter.write_line(f"{PROGRAMS['compiled']} programs were compiled")
