@@ -492,6 +492,7 @@ SECONDS: list[Method] = [
     BY_NAME["PowerSGD rank 4, Adam, nu 0.7"],
     BY_NAME["PowerSGD rank 4, Muon, lead 0.3"],
     BY_NAME["two stages 25x, Muon, lead 0.3"],
+    BY_NAME["eigenbasis 25x, Muon, lead 0.3"],
     renamed("4 local steps in 4 fragments, signs", "4 local steps in 4 fragments, sign"),
 ]
 """Of the large task, whose steps are timed over links too."""
@@ -546,6 +547,7 @@ LINKS: dict[str, Method] = {
     "muon-30x": BY_NAME["30x, Muon, lead 0.3"],
     "muon-100x": BY_NAME["100x, Muon, lead 0.5"],
     "muon-two-25x": BY_NAME["two stages 25x, Muon, lead 0.3"],
+    "muon-turned-25x": BY_NAME["eigenbasis 25x, Muon, lead 0.3"],
     "muon-turned-50x": BY_NAME["eigenbasis 50x, Muon, lead 0.3"],
 }
 """Of the runs over slow links, by the names of their command line."""
