@@ -12,7 +12,7 @@ PROGRAMS = collections.Counter()
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, *_, **__: PROGRAMS.update(["compiled"] if "backend_compile" in event else [])
 )
-FEW = 2
+FEW = 1
 """Cases of each test in the sample."""
 
 
@@ -47,7 +47,7 @@ def full_layer(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def default_layer(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of each test a few cases, other ones with another seed, and of processes the smoke tests."""
+    """Of each test a case or a few, others with another seed, and of processes the smoke tests."""
     tests = collections.defaultdict(list)
     for item in full_layer(items):
         if not item.get_closest_marker("processes") or item.get_closest_marker("smoke"):
