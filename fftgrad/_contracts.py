@@ -42,8 +42,7 @@ class Compressed(NamedTuple):
     """What `Codec.compress` returns."""
 
     payload: Payload
-    # how many values saturated or stayed behind, int32; the Python number 0: none ever
-    overflow: jax.Array | int = 0
+    overflow: jax.Array | int = 0  # how many values saturated, int32; the number 0: none ever
     state: PyTree = ()  # the codec's next state
 
 
@@ -107,10 +106,7 @@ class Selector(Codec):
 
     @abc.abstractmethod
     def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
-        """Where the values of a payload belong in n values, int32[k].
-
-        They ascend and differ; a position from n on is nowhere.
-        """
+        """Where its values belong, int32[k]: they ascend and differ; one from n on is nowhere."""
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         found = Sparse(self.positions(payload.side, like.shape[0], step), payload.main)
@@ -162,9 +158,7 @@ class State(NamedTuple):
 class Averaged(NamedTuple):
     """What an exchange returns; `mean` and `error` are shaped like `x`."""
 
-    # the average of what all workers sent, the same bits on all of them; some value of it is not
-    # finite if anything was that any worker had to send
-    mean: PyTree
+    mean: PyTree  # of what all sent, the same bits on all; not finite if anything was not
     # what the others did not receive of this worker's x; None: the exchange keeps that itself
     error: PyTree | None
     # the caller keeps the old one after a step that is not finite: a bad step leaves no trace
@@ -177,10 +171,9 @@ class Averaged(NamedTuple):
 
 
 class Exchange(abc.ABC):
-    """A mean over the workers of a comm.
+    """A mean over the workers of an array, or of the parts of a gradient, a tuple.
 
-    What it averages is an array, or a tuple of named ones: the parts of a gradient, each of which
-    is compressed on its own, while all travel together.
+    Each part is compressed on its own, and all travel together.
     """
 
     @property
@@ -194,7 +187,7 @@ class Exchange(abc.ABC):
 
     @abc.abstractmethod
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        """The mean of `x` over the workers, by the collectives of the comm."""
+        """The mean of `x` over the workers, by the collectives of `comm`."""
 
     @abc.abstractmethod
     def wire_bytes(self, like: PyTree) -> int:

@@ -60,7 +60,7 @@ class Autoencoder:
 
     The encoder has a convolution of width 3 and stride 2 and a leaky ReLU for each number of
     channels, and a convolution of width 1 down to the channels of the code. The decoder undoes each
-    stride by a transposed convolution, appends the innovation as a comm, and ends with a
+    stride by a transposed convolution, appends the innovation as a channel, and ends with a
     convolution of width 1. So four layers turn 16 values into `code` numbers.
 
     Args:
