@@ -301,7 +301,7 @@ FOUR, SIGN, DCT, FFT = fg.LogQuantizer(4), fg.Sign(), fg.Dct(block=64), fg.Fft(b
 LARGE, PERCENT, MILLE = fg.TopK(0.04), fg.TopK(0.01), fg.TopK(0.001)
 TRIMMED: Any = {"dense_below": 1024, "trimmed_below": 32768}
 OUTPUT = ("params/Dense_0",)
-LATE: Any = {"delay": 1, "blend": 0.5}
+LATE: Any = {"overlap_steps": 1, "mixing": 0.5}
 
 SIGN_SGD = Method("signSGD + EF", m.sign_sgd(), 32, 32)
 SCALECOM = Method("ScaleCom 50x", m.scalecom(50), 50, 25)
