@@ -198,6 +198,9 @@ MISTAKES = {
         TypeError,
         r"value_and_grad\(loss, axis_name\)",
     ),
+    "the laws of an exchange, for a method": (
+        lambda: fg.testing.check_exchange(fg.methods.top_k(0.01)), TypeError, r"take its \.exchange"
+    ),
     "a tree before the folder": (
         lambda: fg.checkpoint.restore(GRADS, "folder"),
         TypeError,

@@ -20,7 +20,7 @@ from fftgrad._contracts import (
     Stats,
     Step,
 )
-from fftgrad.exchanges import _bucketing
+from fftgrad.exchanges import _bucketing, _recipe
 from fftgrad.exchanges._bucketing import Bucketing
 from fftgrad.exchanges._shards import add_rows, drop_rows
 from fftgrad.testing import _laws
@@ -79,6 +79,7 @@ def check_exchange(
       >>> like = jax.ShapeDtypeStruct((150,), "float32")
       >>> fg.testing.check_exchange(fg.AllGather(fg.TopK(fraction=0.1)), like)
     """
+    _recipe.check_exchange("check_exchange(exchange)", exchange)
     laws = Laws("check_exchange", exchange)
     laws.value(Exchange)
     mesh = _mesh(mesh)
@@ -114,7 +115,7 @@ def _check(
         return exchange.mean(x, state, Comm(axis, step))
 
     rule = f"it must trace under shard_map with check_vma=True, for {name}"
-    remedy = "average by the collectives of the comm, and keep what differs in State.own."
+    remedy = "average by the collectives of `comm`, and keep what differs in State.own."
     with laws.running("shapes", rule, remedy):
         init, run = _sharded_over(exchange, one, like, mesh, axis)
         state = jax.eval_shape(init)

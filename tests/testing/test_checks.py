@@ -366,7 +366,7 @@ BROKEN_EXCHANGES = [
     (Dense("sums", out=with_mean(sums)), "mean", "mean_of_sent=False"),
     (Dense("flattens", out=flattens), "shapes", "reshape"),
     (Dense("no vmap", out=twice_under_vmap), "vmap", "jax.lax"),
-    (fg.TwoStage(fg.Sign(), workers=3), "shapes", "collectives of the comm"),
+    (fg.TwoStage(fg.Sign(), workers=3), "shapes", "collectives of `comm`"),
 ]
 
 
