@@ -79,8 +79,8 @@ def choices() -> str:
         [choice.link, name, *seen(choice), f"{kept(candidates()[name]):.1f}"]
         for name, choice in CHOICES.items()
     ]
-    columns = ["your link", "row of a plan", "fewer bytes, 8 workers", "64"]
-    return markdown([*columns, "final loss (worst task)", "state"], rows)
+    columns = ["your link", "method", "times fewer bytes, 8 workers", "64 workers"]
+    return markdown([*columns, "final loss above dense: mean (worst task)", "state"], rows)
 
 
 def seen(choice: Choice) -> list[str]:
