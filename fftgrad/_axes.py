@@ -1,7 +1,7 @@
-"""Named axes: all that differs between shard_map (checked or not), pmap and vmap.
+"""Named axes: the differences between shard_map (with or without check_vma), pmap and vmap.
 
 Under `shard_map(check_vma=True)` JAX types each value by the mesh axes along which it varies.
-Everywhere else nothing is tracked, and every value looks as if it varied along no axis.
+Otherwise JAX tracks nothing, and every value seems to vary along no axis.
 """
 
 import functools
@@ -16,75 +16,71 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 AxisName: TypeAlias = str | tuple[str, ...]
-"""One mesh axis, or several that act as one."""
+"""A mesh axis, or several that act as one."""
 
 
 def names(axis_name: AxisName) -> tuple[str, ...]:
-    """The axis names as a tuple."""
+    """Return the axis names as a tuple."""
     return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
 
 
 def check_names(argument: str, axis_name: object) -> None:
-    """Refuses what is neither an axis nor a tuple of axes, such as a list."""
+    """Require an axis name or a tuple of names."""
     several: tuple[object, ...] = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     if not several or not all(isinstance(name, str) for name in several):
-        remedy = "'data', or ('slow', 'fast')"
-        if isinstance(axis_name, list) and axis_name:
-            remedy = repr(axis_name[0] if len(axis_name) == 1 else tuple(axis_name))
-        raise TypeError(
-            f"{argument}: must be the name of an axis, or a tuple of names, got {axis_name!r}; use "
-            f"{remedy}."
-        )
+        rule = "must be an axis name or a tuple of names"
+        raise TypeError(f"{argument}: {rule}, got {axis_name!r}; use 'data', or ('slow', 'fast').")
 
 
 def check_mesh(argument: str, mesh: Mesh, axis_name: AxisName) -> None:
-    """Refuses an axis that the mesh does not have."""
+    """Require an axis of the mesh."""
     if not set(names(axis_name)) <= set(mesh.axis_names):
-        raise ValueError(
-            f"{argument}: must be an axis of the mesh, got {axis_name!r} for a mesh with "
-            f"{mesh.axis_names}; use one of these."
-        )
+        got = f"got {axis_name!r} for a mesh with {mesh.axis_names}"
+        raise ValueError(f"{argument}: must be an axis of the mesh, {got}; use one of these.")
 
 
 def mesh_size(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> int:
-    """The number of workers along the axis of a mesh."""
+    """Return the number of workers along the axis of a mesh."""
     return math.prod(mesh.shape[name] for name in names(axis_name))
 
 
 def size(axis_name: AxisName, owner: str = "compressed_pmean") -> int:
-    """The number of workers along the axis."""
+    """Return the number of workers along a bound axis."""
     try:
         return math.prod(int(lax.axis_size(name)) for name in names(axis_name))
     except NameError as error:
         raise ValueError(
             f"{owner}(axis_name={axis_name!r}): the axis must be bound where it is called, got no "
-            f"such axis; make the step by fg.data_parallel, or call it inside jax.shard_map over a "
-            f"mesh that has the axis, or inside jax.pmap or jax.vmap with axis_name={axis_name!r}."
+            f"such axis; make the step by fg.data_parallel, or call it inside jax.shard_map, "
+            f"jax.pmap or jax.vmap with this axis."
         ) from error
 
 
 def index(axis_name: AxisName) -> jax.Array:
-    """The number of this worker along the axis."""
+    """Return the number of this worker along the axis."""
     return lax.axis_index(axis_name)
 
 
 def is_tracked(axis_name: AxisName) -> bool:
-    """Whether JAX knows which values vary along the axis."""
+    """Return True if JAX tracks which values vary along the axis."""
     return bool(varying(lax.axis_index(axis_name)))
 
 
 def varies(x: jax.Array, axis_name: AxisName) -> bool:
-    """Whether `x` may differ between the workers of the axis, as far as JAX knows."""
+    """Return True if `x` may differ between the workers of the axis, as far as JAX knows."""
     return not is_tracked(axis_name) or set(names(axis_name)) <= varying(x)
 
 
 def known_to_vary(x: object, axis_name: AxisName) -> bool:
-    """Whether JAX knows that `x` differs between the workers of the axis, or of a part of it."""
+    """Return True if JAX knows that `x` varies along the axis, or along one of its axes."""
     return isinstance(x, jax.Array) and not varying(x).isdisjoint(names(axis_name))
 
 
 def beside(x: jax.Array, axis_name: AxisName) -> frozenset[str]:
-    """The other axes of the mesh along which `x` may vary: any, where JAX does not track that."""
+    """Return the other mesh axes along which `x` may vary.
+
+    If JAX does not track this, return all manual axes of more than one device.
+    """
     if is_tracked(axis_name):
         return varying(x).difference(names(axis_name))
     mesh = jax.sharding.get_abstract_mesh()
@@ -93,21 +89,21 @@ def beside(x: jax.Array, axis_name: AxisName) -> frozenset[str]:
 
 
 def half_reduced(x: jax.Array) -> frozenset[str]:
-    """The axes over which JAX types `x` as unreduced or reduced: a sum to come, and its dual."""
+    """Return the axes over which JAX types `x` as unreduced or reduced."""
     kind = jax.typeof(x)
     manual, spec = kind.manual_axis_type, kind.sharding.spec
     return frozenset(manual.unreduced | manual.reduced | spec.unreduced | spec.reduced)
 
 
 def is_unreduced(x: object, axis_name: AxisName) -> bool:
-    """Whether the type of a global array says that it is a sum over the axis, yet to be taken."""
+    """Return True if the type of a global array says that its sum over the axis is pending."""
     spec = jax.typeof(x).sharding.spec if isinstance(x, jax.Array) else PartitionSpec()
-    kind = getattr(spec, "unreduced_kind", None)  # since jax 0.12 it may be a maximum
+    kind = getattr(spec, "unreduced_kind", None)  # since jax 0.12 also a maximum
     return set(names(axis_name)) <= spec.unreduced and getattr(kind, "name", "sum") == "sum"
 
 
 def vary(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """`x`, typed as varying along the axis where JAX knows; its gradient is then a worker's own."""
+    """Type `x` as varying along a tracked axis, so that its gradient is the worker's own."""
     if not is_tracked(axis_name):
         return x
     missing = tuple(name for name in names(axis_name) if name not in varying(x))
@@ -115,25 +111,25 @@ def vary(x: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """The values of all workers, stacked in their order, and known to be equal on all."""
+    """Stack the values of all workers in their order, typed as equal on all workers."""
     if is_tracked(axis_name):
         return lax.all_gather(x, axis_name, to="invarying")
     return lax.all_gather(x, axis_name)
 
 
 def all_to_all(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Row i of x[w, ...] to worker i; the rows that all have for this one, in their order."""
+    """Send row i of x[w, ...] to worker i, and stack the received rows in worker order."""
     return lax.all_to_all(x, axis_name, 0, 0)
 
 
 def permute(x: jax.Array, axis_name: AxisName, sources: tuple[int, ...]) -> jax.Array:
-    """What worker sources[i] has, to worker i, for every i."""
+    """Send the value of worker sources[i] to worker i, for every i."""
     pairs = [(source, i) for i, source in enumerate(sources)]
     return lax.ppermute(x, axis_name, pairs)
 
 
 def vary_like(x: jax.Array, other: jax.Array) -> jax.Array:
-    """`x`, typed as varying along every axis along which `other` varies: for loop carries."""
+    """Type `x` as varying along every axis along which `other` varies, for loop carries."""
     missing = tuple(sorted(varying(other) - varying(x)))
     return lax.pcast(x, missing, to="varying") if missing else x
 
@@ -143,37 +139,34 @@ def over_other_axes(
     x: jax.Array,
     but: tuple[str, ...] = (),
 ) -> jax.Array:
-    """`x`, reduced over the axes along which it is known to vary, but for some.
+    """Reduce `x` over the axes along which it is known to vary, except those of `but`.
 
-    A mean over the data axis may still vary along a model axis. What is decided or counted from it
-    is replicated over the whole mesh, so it has to be made the same there too.
+    A mean over the data axis may still vary along a model axis. Decisions and counts made from this
+    mean are replicated over the whole mesh, so they must agree along the model axis too.
     """
     axes = tuple(sorted(varying(x).difference(but)))
     return reduce(x, axes) if axes else x
 
 
 def everywhere(flag: jax.Array, but: tuple[str, ...] = ()) -> jax.Array:
-    """Whether the flag, bool[], holds along all axes along which it is known to vary, but some."""
+    """Reduce a flag bool[] by AND over the axes along which it varies, except those of `but`."""
     return over_other_axes(lax.pmin, flag.astype(jnp.int32), but) > 0
 
 
 def check_workers(owner: str, workers: int, axis_name: AxisName) -> None:
-    """Refuses an axis of another size than what was configured for it."""
-    found = size(axis_name)
-    if found != workers:
-        raise ValueError(
-            f"{owner}(workers): must be the size of the axis, got {workers} for {found} workers "
-            f"along {axis_name!r}; use workers={found}."
-        )
+    """Require the configured number of workers along the axis."""
+    if workers != (found := size(axis_name)):
+        rule = f"must be the size of the axis {axis_name!r}, {found} workers"
+        raise ValueError(f"{owner}(workers): {rule}, got {workers}; use workers={found}.")
 
 
 def varying(x: jax.Array) -> frozenset[str]:
-    """The axes along which `x` is known to vary."""
+    """Return the axes along which `x` is known to vary."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
 def shardings(mesh: Mesh, specs: Any) -> Any:
-    """The shardings of a tree of PartitionSpecs."""
+    """Return the shardings of a tree of PartitionSpecs."""
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, spec),
         specs,
@@ -182,16 +175,16 @@ def shardings(mesh: Mesh, specs: Any) -> Any:
 
 
 def named(spec: PartitionSpec) -> Iterator[str]:
-    """The axes that a PartitionSpec names."""
+    """Yield the axes that a PartitionSpec names."""
     for entry in spec:
         yield from (entry,) if isinstance(entry, str) else entry or ()
 
 
 def place(tree: Any, mesh: Mesh, specs: Any, axes: tuple[str, ...]) -> Any:
-    """Reshard the arrays as the specs say, over those of `axes` that are Explicit.
+    """Reshard arrays by their specs over those of `axes` that are Explicit.
 
-    Over Auto axes `shard_map` does it by itself. Over other Explicit axes the arrays stay sharded
-    as their types say.
+    `shard_map` reshards over Auto axes itself. Over other Explicit axes the arrays keep the
+    sharding of their types.
     """
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     explicit = {name for name, kind in kinds if kind == AxisType.Explicit}
@@ -216,10 +209,10 @@ def place(tree: Any, mesh: Mesh, specs: Any, axes: tuple[str, ...]) -> Any:
 
 
 def whole(tree: Any) -> Any:
-    """The arrays, whole on every device along the axes that XLA has in its hands.
+    """Replicate arrays along the axes that XLA partitions.
 
-    Left to itself its partitioner cuts a codec into pieces, with a collective for each search and
-    each scatter in it, some of which no CPU can run.
+    Otherwise XLA cuts a codec into pieces and adds a collective to each search and scatter. CPUs
+    cannot run some of these collectives.
     """
     if not jax.sharding.get_abstract_mesh().auto_axes:
         return tree
@@ -227,10 +220,10 @@ def whole(tree: Any) -> Any:
 
 
 def without_explicit(update: Callable[..., Any]) -> Callable[..., Any]:
-    """`update(updates, state, ...)`, inside of which the axes that shard_map leaves are Auto.
+    """Return `update(updates, state, ...)` with the Explicit axes of shard_map as Auto axes.
 
-    A codec flattens and cuts, and an Explicit axis wants to be told where each piece is to lie. The
-    results are of the types of the arguments.
+    A codec flattens and cuts arrays, and an Explicit axis would need a sharding for each piece. The
+    results keep the types of the arguments.
     """
 
     def run(
@@ -257,8 +250,8 @@ def without_explicit(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def summed(spec: PartitionSpec) -> PartitionSpec:
-    """The same of what is neither unreduced nor reduced."""
+    """Return the spec without unreduced and reduced axes."""
     if hasattr(spec, "partitions"):
         return PartitionSpec(*spec.partitions)
-    none: frozenset[str] = frozenset()  # jax 0.10.0; later ones also ask for the kind of sum
+    none: frozenset[str] = frozenset()  # jax 0.10.0; later versions have more arguments
     return spec.update(unreduced=none, reduced=none)

@@ -1,7 +1,6 @@
-"""How the workers of an exchange talk: every collective, and what travels with the values.
+"""Communication of the workers of an exchange: all collectives, and the headers of buffers.
 
-A buffer that is gathered or scattered has a header before its payloads, which exchanges do not
-see.
+`gather` and `scatter` put a header before the payloads. Exchanges see it only as `Stats`.
 """
 
 import dataclasses
@@ -21,13 +20,13 @@ from fftgrad.ops._wire import Header
 
 
 class Step(NamedTuple):
-    """What a step knows of itself: its number, and its randomness; `Step()` has none.
+    """Number and random keys of a step; `Step()` has no keys.
 
     Attributes:
-      number: how many steps there were before, int32, equal on all workers; 2^30 comes after
-        2^31 - 1, so from then on the keys of the last 2^30 steps repeat.
-      shared: a key equal on all workers: random supports, random signs. Decompressing may use it.
-      local: a key that differs between workers: dither. Decompressing must not use it, because
+      number: number of earlier steps, int32, equal on all workers. After 2^31 - 1 comes 2^30, so
+        the keys of the last 2^30 steps repeat.
+      shared: key equal on all workers, for random supports and signs. Decompressing may use it.
+      local: key that differs between workers, for dither. Decompressing must not use it, because
         the receiver has another one.
     """
 
@@ -37,30 +36,30 @@ class Step(NamedTuple):
 
     @classmethod
     def of(cls, key: jax.Array | int, number: jax.Array | int = 0) -> "Step":
-        """The step of a worker that is on its own, from a seed or a key."""
+        """Make the step of a single worker from a seed or a key."""
         shared, local = jax.random.split(_random.as_key("Step.of(key)", key))
         return cls(number, shared, local)
 
     def fold(self, other: jax.Array | int) -> "Step":
-        """The same step with other randomness, for one of several things done in it."""
+        """Return the same step with other keys, for one of several uses within the step."""
         if self.shared is None:
             return self
         return self.fold_local(other)._replace(shared=jax.random.fold_in(self.shared, other))
 
     def fold_local(self, other: jax.Array | int) -> "Step":
-        """The same step with other local randomness only."""
+        """Return the same step with another local key."""
         if self.local is None:
             return self
         return self._replace(local=jax.random.fold_in(self.local, other))
 
 
 class Stats(NamedTuple):
-    """What an exchange learned of all workers on the way, the same on all of them.
+    """Facts about all workers that an exchange learned, equal on all of them.
 
     Attributes:
-      finite: False if a header said that something was not finite, bool[].
-        A sum needs no header: what is not finite in it shows in the mean.
-      overflow: how many values the codecs could not represent, int32[].
+      finite: False if a header reported a value that is not finite, bool[]. A sum needs no
+        header, because the mean itself is then not finite.
+      overflow: number of values that the codecs could not represent, int32[].
     """
 
     finite: jax.Array | bool = True
@@ -68,12 +67,12 @@ class Stats(NamedTuple):
 
     @property
     def poison(self) -> jax.Array:
-        """0.0 if all is finite, else NaN: to be added to a mean."""
+        """0.0 if all values are finite, else NaN; add it to a mean."""
         return _finite.poison_unless(jnp.asarray(self.finite))
 
     @classmethod
     def of_all(cls, stats: "Sequence[Stats]") -> "Stats":
-        """The stats of several exchanges in one step."""
+        """Combine the stats of several exchanges in one step."""
         every = [jnp.asarray(one.finite) for one in stats]
         return cls(
             finite=jnp.all(jnp.stack(every)) if every else jnp.ones((), bool),
@@ -85,11 +84,11 @@ class Stats(NamedTuple):
 class Comm:
     """Value: one worker's connection to the others along an axis, in one step.
 
-    Its methods are the only collectives of an exchange.
+    An exchange uses only the collectives of this class.
 
     Args:
-      axis_name: the axis, or axes, of the workers.
-      step: the number of the step and its randomness.
+      axis_name: axis, or axes, of the workers.
+      step: number and keys of the step.
 
     Example:
       >>> mean = lambda x: fg.exchanges.Comm("data").mean([x])[0][0]
@@ -107,7 +106,7 @@ class Comm:
         key: jax.Array | int,
         number: jax.Array | int = 0,
     ) -> "Comm":
-        """That of this worker, inside the axis, from a seed or key that is equal on all workers."""
+        """Make the comm of this worker from a seed or key that all workers share."""
         shared, local = jax.random.split(
             jax.random.fold_in(_random.as_key("Comm.of(key)", key), number)
         )
@@ -116,24 +115,24 @@ class Comm:
 
     @property
     def workers(self) -> int:
-        """The number of workers along the axis."""
+        """Number of workers along the axis."""
         return _axes.size(self.axis_name)
 
     @property
     def index(self) -> jax.Array:
-        """The number of this worker along the axis."""
+        """Number of this worker along the axis."""
         return _axes.index(self.axis_name)
 
     def fold(self, number: int) -> "Comm":
-        """The same comm with other randomness, for one of several exchanges in a step."""
+        """Return the same comm with other keys, for one of several exchanges in a step."""
         return dataclasses.replace(self, step=self.step.fold(number))
 
     def fold_local(self, number: int) -> "Comm":
-        """The same comm with other local randomness only."""
+        """Return the same comm with another local key."""
         return dataclasses.replace(self, step=self.step.fold_local(number))
 
     def along(self, axis_name: AxisName) -> "Comm":
-        """The same comm along another axis."""
+        """Return the same comm along another axis."""
         return dataclasses.replace(self, axis_name=axis_name)
 
     # Payloads in buffers.
@@ -146,16 +145,13 @@ class Comm:
         overflow: jax.Array | int = 0,
         received: Stats | None = None,
     ) -> tuple[Any, Stats]:
-        """The payloads of all workers, stacked in their order, and what their headers say.
-
-        One all-gather.
+        """Gather the payloads of all workers, stacked in their order, by one all-gather.
 
         Args:
-          payloads: what this worker sends, a pytree of arrays.
-          of: the values that the payloads stand for; the header says whether they are finite.
-          overflow: how many of them the codecs could not represent.
-          received: what this worker was sent before, as the owner of a shard. The header then also
-            counts that, and says whether all of it was finite.
+          payloads: payloads of this worker, a pytree of arrays.
+          of: values that the payloads stand for. The header says if they are finite.
+          overflow: number of these values that the codecs could not represent.
+          received: stats of an earlier collective, which the header of a shard's owner passes on.
         """
         buffer = _pack(payloads, of, overflow, received)
         return _unpack(_axes.all_gather(buffer, self.axis_name), spec(payloads))
@@ -163,7 +159,7 @@ class Comm:
     def scatter(
         self, payloads: PyTree, *, of: PyTree, overflow: jax.Array | int = 0
     ) -> tuple[Any, Stats]:
-        """Payload i of w, stacked, to worker i, by one all-to-all; what all have for this one."""
+        """Send payload i of w, stacked, to worker i, by one all-to-all; stack the received ones."""
         counts = jnp.broadcast_to(jnp.asarray(overflow, jnp.int32), (self.workers,))
         buffers = jax.vmap(_pack)(payloads, of, counts)
         one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), payloads)
@@ -174,19 +170,19 @@ class Comm:
     def mean(
         self, arrays: Sequence[jax.Array], *, overflow: jax.Array | int | None = None
     ) -> tuple[list[jax.Array], Stats]:
-        """The means over all workers of real and complex arrays, by one all-reduce.
+        """Average real and complex arrays over all workers, by one all-reduce.
 
         Args:
-          arrays: this worker's.
-          overflow: how many values this worker could not represent; None if that cannot happen,
-            which saves four bytes.
+          arrays: arrays of this worker.
+          overflow: number of values that this worker could not represent. None saves 4 bytes, if
+            the codecs represent all values.
         """
         if not arrays:
             return [], Stats()
         workers = self.workers
         extra = [] if overflow is None else [jnp.asarray(overflow, jnp.float32)[None] * workers]
         whole, restore = _shapes.as_one([*arrays, *extra])
-        # Divided first, so that no sum of finite values overflows.
+        # Divide first, so that no sum of finite values overflows.
         found = restore(lax.psum(whole * (1.0 / workers), self.axis_name))
         if overflow is None:
             return found, Stats()
@@ -194,15 +190,15 @@ class Comm:
         return means, Stats(overflow=_count.rounded(count[0]))
 
     def sum(self, vector: jax.Array) -> jax.Array:
-        """The sum over all workers of a vector of any dtype, by one all-reduce."""
+        """Sum a vector of any dtype over all workers, by one all-reduce."""
         return lax.psum(vector, self.axis_name)
 
     def broadcast(self, tree: PyTree, leads: jax.Array) -> PyTree:
-        """The arrays, of one dtype, of the one worker that leads, on all workers."""
+        """Send the arrays, of one dtype, of the leading worker to all workers."""
         leaves, structure = jax.tree.flatten(tree)
         if not leaves:
             return tree
-        # One sum, to which the others add nothing: XLA has no broadcast from a worker that is
+        # The other workers add zeros to one sum, because XLA has no broadcast from a worker that is
         # chosen at run time.
         whole = jnp.concatenate([leaf.ravel() for leaf in leaves])
         whole = lax.psum(jnp.where(leads, whole, jnp.zeros((), whole.dtype)), self.axis_name)
@@ -211,13 +207,13 @@ class Comm:
         return jax.tree.unflatten(structure, shaped)
 
     def max(self, x: jax.Array) -> jax.Array:
-        """The largest values over the workers; no NaN may be among them."""
+        """Return the elementwise maximum over the workers. The values must not contain NaN."""
         return _wire.without_gradient(lax.pmax(lax.stop_gradient(x), self.axis_name), x)
 
     def relative_error(self, lost: PyTree, x: PyTree) -> jax.Array:
-        """√(Σ ||lost_i||² / Σ ||x_i||²) over the workers i; 0 where all is zero.
+        """Return √(Σ ||lost_i||² / Σ ||x_i||²) over the workers i; 0 if all values are zero.
 
-        12 bytes a worker, in two all-reduces, and over all axes of the mesh.
+        Two all-reduces send 12 bytes per worker, over all axes of the mesh.
         """
 
         def everywhere(reduce: Any, values: jax.Array) -> jax.Array:
@@ -231,11 +227,11 @@ class Comm:
     # Words of an exchange with a format of its own.
 
     def all_gather(self, words: jax.Array) -> jax.Array:
-        """The words of all workers, stacked."""
+        """Stack the words of all workers."""
         return _axes.all_gather(words, self.axis_name)
 
     def all_to_all(self, rows: jax.Array) -> jax.Array:
-        """Row i of w to worker i; what all workers have for this one, stacked."""
+        """Send row i of w to worker i, and stack the rows received from all workers."""
         return _axes.all_to_all(rows, self.axis_name)
 
 

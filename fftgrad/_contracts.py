@@ -1,14 +1,14 @@
-"""The contracts: what a codec, a memory and an exchange are. The page to read first.
+"""The contracts of codecs, memories and exchanges. Read this file first.
 
-    Codec      one vector <-> what is sent for it. A stage, or a chain of stages.
-    Memory     what a worker keeps of what it could not send.
-    Exchange   the collective: compress, send, decode, average.
+    Codec      converts between a vector and its payload; a stage, or a chain of stages.
+    Memory     keeps the values that a worker could not send.
+    Exchange   compresses, runs the collective, decodes and averages.
 
 Rules for all of them: configuration is a frozen dataclass, whose `repr` is the call that makes it.
-What changes from step to step is a pytree of arrays that the caller holds. Shapes are static, and
-bytes follow from shapes alone. A claim (`summable`, `unbiased`) is False until it is proved and
-tested. A value that is not finite is never hidden: decompress(compress(x)) has one then. XLA's
-maximum may drop NaN, so add `fg.codecs.poison(x)` to whatever stands for all values.
+State is a pytree of arrays that the caller holds. Shapes are static, and bytes follow from shapes
+alone. A claim (`summable`, `unbiased`) is False until a test shows it. Non-finite values are never
+hidden: decompress(compress(x)) then has one too. XLA's maximum may drop a NaN, so add
+`fg.codecs.poison(x)` to any number that stands for all values.
 """
 
 import abc
@@ -28,26 +28,26 @@ from fftgrad.ops._shapes import Like as Like
 from fftgrad.ops._shapes import PyTree as PyTree
 
 Scope: TypeAlias = Literal["model", "leaf"] | Callable[[str, Like], str]
-"""Which leaves form a part: all, each, or those to which a function gives the same name."""
+"""Rule that groups leaves into parts: all, each, or by the name that a function returns."""
 
 
 class Payload(NamedTuple):
-    """What is sent for a vector."""
+    """Result of compressing a vector."""
 
-    main: Any  # handed to the next stage of a chain, or sent
-    side: PyTree = ()  # sent as it is: packed indices, scales
+    main: Any  # for the next stage of a chain, or sent
+    side: PyTree = ()  # sent unchanged: packed indices, scales
 
 
 class Compressed(NamedTuple):
-    """What `Codec.compress` returns."""
+    """Result of `Codec.compress`."""
 
     payload: Payload
-    overflow: jax.Array | int = 0  # how many values saturated, int32; the number 0: none ever
+    overflow: jax.Array | int = 0  # number of saturated values, int32; the int 0 if never any
     state: PyTree = ()  # the codec's next state
 
 
 class Codec(abc.ABC):
-    """A pair of pure functions on vectors of static shape, and what is claimed of them."""
+    """A pair of pure functions on vectors of static shape, and claims about them."""
 
     @property
     def summable(self) -> bool:
@@ -61,28 +61,28 @@ class Codec(abc.ABC):
 
     @property
     def last(self) -> bool:
-        """Whether nothing can follow in a chain, because `main` holds codes, not values."""
+        """True if nothing can follow in a chain, because `main` holds codes, not values."""
         return False
 
     def init(self, like: Like) -> PyTree:
-        """The state before the first step, for a vector like `like`; () for none."""
+        """Make the first state for a vector like `like`; () for none."""
         return ()
 
     @abc.abstractmethod
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-        """What to send for the vector `x`, and the next state."""
+        """Make the payload of the vector `x`, and the next state."""
 
     @abc.abstractmethod
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
-        """What a payload stands for, like `like`. The receiver has another state: it sees none."""
+        """Decode a payload to a vector like `like`, without a state of the sender."""
 
     def shard(self, parts: int) -> "Codec":
-        """The codec for one of `parts` equal shards of a vector, within the same budget."""
+        """Return the codec for one of `parts` equal shards of a vector, with a share of its k."""
         return self
 
 
 class Transform(Codec):
-    """Codec: a change of basis, linear and invertible."""
+    """Codec: a linear, invertible change of basis."""
 
     @property
     def summable(self) -> bool:
@@ -93,34 +93,34 @@ class Transform(Codec):
         return True
 
     def reach(self, n: int) -> int:
-        """How many of n values depend on one coefficient: the length of a block."""
+        """Return the number of values that depend on one coefficient, the length of a block."""
         return n
 
     def at_blocks(self, coefficients: Sparse, like: Like, step: Step) -> Sparse:
-        """What a few coefficients stand for, if `reach` is short; the others are zero."""
+        """Invert a few coefficients, if `reach` is short; the other coefficients are zero."""
         raise NotImplementedError
 
 
 class Selector(Codec):
-    """Codec: keeps some coefficients, in `main`, and knows where they belong."""
+    """Codec: keeps some coefficients in `main`, and their positions in `side`."""
 
     @abc.abstractmethod
     def positions(self, side: PyTree, n: int, step: Step) -> jax.Array:
-        """Where its values belong, int32[k]: they ascend and differ; one from n on is nowhere."""
+        """Return the position of each value, int32[k], ascending and distinct; >= n if unused."""
 
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         found = Sparse(self.positions(payload.side, like.shape[0], step), payload.main)
         return found.put_into(jnp.zeros(like.shape, payload.main.dtype))
 
     def sparse(self, payload: Payload, like: Like, step: Step) -> Sparse | None:
-        """What `decompress` returns, but for the zeros; None if there are none."""
+        """Return the result of `decompress` without its zeros; None if it is not sparse."""
         if type(self).decompress is not Selector.decompress:
-            return None  # nobody said what belongs to a decompress of one's own
+            return None  # a custom decompress may return other values
         return Sparse(self.positions(payload.side, like.shape[0], step), payload.main)
 
 
 class Quantizer(Codec):
-    """Codec: a few bits for each value. Its `main` holds codes, so it comes last."""
+    """Codec: encodes each value in a few bits. Its `main` holds codes, so it comes last."""
 
     @property
     def last(self) -> bool:
@@ -128,73 +128,73 @@ class Quantizer(Codec):
 
 
 class Memory(abc.ABC):
-    """What a worker remembers between steps. Works leaf by leaf on float32 pytrees."""
+    """State of a worker between steps, leaf by leaf, on float32 pytrees."""
 
     def init(self, like: PyTree) -> PyTree:
-        """The state before the first step, for gradients shaped like `like`."""
+        """Make the first state for gradients shaped like `like`."""
         return ()
 
     def add(self, grad: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        """The tree `x` to exchange instead of `grad`, and the state to keep meanwhile."""
+        """Return the tree `x` to exchange in place of `grad`, and the state until `update`."""
         return grad, state
 
     @abc.abstractmethod
     def update(self, x: PyTree, error: PyTree, mean: PyTree, state: PyTree) -> PyTree:
-        """The next state, once the others lack `error` of `x`, and the average was `mean`."""
+        """Return the next state, if the others did not receive `error` of `x`."""
 
     def restore(self, lost: PyTree, state: PyTree) -> PyTree:
-        """The state, with `lost` to be sent after all: rounding drops it from the mean of all."""
+        """Add `lost`, the rounding error of the mean, to the values to send later."""
         return state
 
 
 class State(NamedTuple):
-    """What an exchange keeps between steps, by whose it is."""
+    """State of an exchange between steps, by owner."""
 
     shared: PyTree = ()  # equal on all workers
-    own: PyTree = ()  # this worker's alone
-    shards: PyTree = ()  # this worker's, as the owner of a shard of what all have
+    own: PyTree = ()  # of this worker
+    shards: PyTree = ()  # of this worker, as the owner of a shard
 
 
 class Averaged(NamedTuple):
-    """What an exchange returns; `mean` and `error` are shaped like `x`."""
+    """Result of an exchange; `mean` and `error` are shaped like `x`."""
 
-    mean: PyTree  # of what all sent, the same bits on all; not finite if anything was not
-    # what the others did not receive of this worker's x; None: the exchange keeps that itself
+    mean: PyTree  # the same bits on all workers; not finite if any input was not finite
+    # the part of this worker's x that the others did not receive; None if the exchange keeps it
     error: PyTree | None
-    # the caller keeps the old one after a step that is not finite: a bad step leaves no trace
+    # after a bad step the caller keeps the old state
     state: State = State()
-    stats: Stats = Stats()  # what the workers learned of each other on the way
+    stats: Stats = Stats()  # from the headers
 
     def error_or_zeros(self, x: PyTree) -> PyTree:
-        """What is left for a memory of `x` to keep."""
+        """Return the error for the memory of `x`; zeros if the exchange keeps it."""
         return jax.tree.map(jnp.zeros_like, x) if self.error is None else self.error
 
 
 class Exchange(abc.ABC):
     """A mean over the workers of an array, or of the parts of a gradient, a tuple.
 
-    Each part is compressed on its own, and all travel together.
+    Each part is compressed on its own. All parts travel together.
     """
 
     @property
     def scope(self) -> Scope | None:
-        """The parts that it is made for; None if it is all the same."""
+        """Parts that the exchange needs; None if any parts work."""
         return "model"
 
     def init(self, like: PyTree) -> State:
-        """The state before the first step, for arrays like `like`."""
+        """Make the first state for arrays like `like`."""
         return State()
 
     @abc.abstractmethod
     def mean(self, x: PyTree, state: State, comm: Comm) -> Averaged:
-        """The mean of `x` over the workers, by the collectives of `comm`."""
+        """Average `x` over the workers by the collectives of `comm`."""
 
     @abc.abstractmethod
     def wire_bytes(self, like: PyTree) -> int:
-        """Bytes that one worker hands to the collectives for arrays like `like`."""
+        """Return the bytes that one worker hands to the collectives for arrays like `like`."""
 
     def link_bytes(self, like: PyTree, workers: int) -> float:
-        """Bytes over the link of each of so many workers, in a ring, for arrays like `like`."""
+        """Return the bytes that each of `workers` workers in a ring sends over its link."""
         comm = Comm("worker", Step.of(0))
         mean = lambda x: self.mean(x, self.init(x), comm).mean  # noqa: E731
         return _collectives.link_bytes(mean, {"worker": workers}, like)

@@ -1,4 +1,4 @@
-"""Configuration as values: how they print, and how what is none is refused."""
+"""Configurations: frozen values, their `repr`, and the checks of arguments."""
 
 import copy
 import dataclasses
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def value(cls: type[T]) -> type[T]:
-    """A frozen dataclass of Python numbers whose `repr` is the call that makes it."""
+    """Make a class a frozen dataclass of Python numbers, whose `repr` is the call that makes it."""
     if "__repr__" not in vars(cls):
         cls.__repr__ = _constructor_call
     made: Any = cls
     check = getattr(made, "__post_init__", lambda _: None)
 
     def post_init(self: Any) -> None:
-        # The types of fields count after the checks: TopK(fraction=1) is a mistake, 1.0 is none.
+        # Convert to the types of the fields after the check, which rejects TopK(fraction=1).
         _set(self, _changes(self, lambda found, _: plain(found)))
         check(self)
         _set(self, _changes(self, plain))
@@ -38,12 +38,11 @@ def value(cls: type[T]) -> type[T]:
 def plain(found: Any, kinds: str = "") -> Any:
     """Convert the scalars of NumPy and JAX in a configuration into Python numbers.
 
-    Equal configurations print alike then. Checksums and the stores of islands depend on how they
-    print.
+    Equal configurations then have equal `repr`s. Checksums and stores of islands depend on them.
 
     Args:
       found: a scalar, a tuple or a frozen dataclass. Anything else, such as a tracer, is returned
-        as it is.
+        unchanged.
       kinds: annotation of the field. An int in a field for floats becomes a float, 0 or 1 in a
         field for bools a bool, and a whole float in a field for ints and floats an int.
     """
@@ -79,7 +78,7 @@ def _python_scalar(found: Any) -> Any:
 
 
 def _changes(part: Any, convert: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """Fields of a dataclass that `convert` changes, by name."""
+    """Return the fields of a dataclass that `convert` changes, by name."""
     kinds = {field.name: str(field.type) for field in dataclasses.fields(part)}
     old = {name: getattr(part, name) for name in kinds if hasattr(part, name)}
     new = {name: convert(found, kinds[name]) for name, found in old.items()}
@@ -93,97 +92,90 @@ def _set(part: Any, fields: dict[str, Any]) -> Any:
 
 
 LONGEST = 300
-"""The most characters of a value that an error shows: a model's parameters fill screens."""
+"""Maximum number of characters of a value in an error: a model's parameters fill screens."""
 
 
 def brief(value: object) -> str:
-    """A value as an error shows it: on one line, and only the beginning of a long one."""
+    """Return the `repr` of a value for an error: one line, cut to `LONGEST` characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
+def check(holds: bool, argument: str, rule: str, found: object, remedy: str) -> None:
+    """Raise a ValueError that names argument, rule, value and remedy unless the rule holds."""
+    if not holds:
+        raise ValueError(f"{argument}: must {rule}, got {found}; {remedy}")
+
+
+def check_type(holds: bool, argument: str, rule: str, found: object, remedy: str) -> None:
+    """Raise a TypeError like the ValueError of `check`, unless the type is right."""
+    if not holds:
+        raise TypeError(f"{argument}: must {rule}, got {brief(found)}; {remedy}")
+
+
 def check_kind(argument: str, value: object, kind: type, remedy: str) -> None:
-    """Refuses what is not a value of a kind of part, such as its class, or one without a hash."""
-    if not isinstance(value, kind):
-        if isinstance(value, type):
-            remedy = f"pass a value, which a call makes, as {value.__name__}(...)."
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise TypeError(
-            f"{argument}: must be {article} {kind.__name__.lower()}, got {brief(value)}; {remedy}"
-        )
-    try:
-        hash(value)
-    except TypeError:
-        raise TypeError(
-            f"{argument}: must be a value that can be hashed, got {value!r}; declare its class "
-            "with @dataclasses.dataclass(frozen=True), and keep tuples in it, no lists."
-        ) from None
+    """Require an instance of a contract or another class."""
+    if isinstance(value, type):
+        remedy = f"pass a value, which a call makes, as {value.__name__}(...)."
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    rule = f"be {article} {kind.__name__.lower()}"
+    check_type(isinstance(value, kind), argument, rule, value, remedy)
 
 
 def check_transformation(argument: str, value: object) -> None:
-    """Refuses what has no `init` and `update`, such as a rate, or is a memory."""
-    methods = hasattr(value, "init") and hasattr(value, "update")
-    if not methods or hasattr(value, "add"):
-        raise TypeError(
-            f"{argument}: must be an optax transformation, got {brief(value)}; pass one "
-            "such as optax.sgd(0.1), or fg.compressed_pmean(exchange, axis_name='data')."
-        )
+    """Require `init` and `update`, and no `add`, which memories have."""
+    methods = hasattr(value, "init") and hasattr(value, "update") and not hasattr(value, "add")
+    remedy = "pass one such as optax.sgd(0.1), or fg.compressed_pmean(exchange, axis_name='data')."
+    check_type(methods, argument, "be an optax transformation", value, remedy)
 
 
 def check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuses what is none of the choices, of which the first is the default."""
-    if value not in choices:
-        raise ValueError(
-            f"{argument}: must be one of {choices}, got {value!r}; use {choices[0]!r}."
-        )
+    """Require one of the choices; the remedy names the first, which is the default."""
+    remedy = f"use {choices[0]!r}."
+    check(value in choices, argument, f"be one of {choices}", repr(value), remedy)
 
 
 def check_count(
     argument: str, value: object, remedy: str, least: int = 1, most: int | None = None
 ) -> int:
-    """Refuses what counts nothing: no whole number, or one that is too small or too large."""
+    """Require a whole number in a range, and return it as an int."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{argument}: must be a whole number, got {brief(value)}; {remedy}")
-    if value < least or (most is not None and value > most):
-        bounds = f"at least {least}" if most is None else f"in [{least}, {most}]"
-        raise ValueError(f"{argument}: must be {bounds}, got {value}; {remedy}")
+    bounds = f"be at least {least}" if most is None else f"be in [{least}, {most}]"
+    check(least <= value and (most is None or value <= most), argument, bounds, value, remedy)
     return int(value)
 
 
 def check_within(argument: str, value: float, interval: str, remedy: str) -> None:
-    """Refuses what is no number, or one outside of an interval such as "[0, 1)"."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"{argument}: must be a number, got {brief(value)}; {remedy}")
+    """Require a number in an interval such as "[0, 1)"."""
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    check_type(is_number, argument, "be a number", value, remedy)
     low, high = map(float, interval[1:-1].split(", "))
     above = low <= value if interval[0] == "[" else low < value
     below = value <= high if interval[-1] == "]" else value < high
-    if not (above and below):
-        raise ValueError(f"{argument}: must be in {interval}, got {value}; {remedy}")
+    check(above and below, argument, f"be in {interval}", value, remedy)
 
 
 def scheme_of(path: str) -> str:
-    """The scheme of a URL, such as "s3"; "" for a path.
+    """Return the scheme of a URL, such as "s3"; "" for a path.
 
-    One slash is enough, because `pathlib` drops the second. One letter is a drive of Windows.
+    One slash is enough, because `pathlib` drops the second. A single letter is a Windows drive.
     """
     found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
     return found[1].lower() if found else ""
 
 
 def local_path(argument: str, path: str | os.PathLike[str]) -> pathlib.Path:
-    """A path with `~` expanded. Refuses a URL, which `pathlib` would take for a folder `s3:`."""
+    """Expand `~` in a path. `pathlib` would take a URL for a folder named `s3:`."""
     text = os.fspath(path)
-    if scheme_of(text):
-        raise ValueError(
-            f"{argument}: must be a path of a mounted file system, got the URL {text!r}; mount "
-            "the bucket and pass its path, or pass a folder and copy the files."
-        )
-    # pathlib raises for a name such as ~x that is no user's; os.path leaves it, as a shell does.
+    remedy = "mount the bucket and pass its path, or pass a folder and copy the files."
+    check(not scheme_of(text), argument, "be a path, no URL", repr(text), remedy)
+    # pathlib raises for an unknown user, as in ~x; os.path keeps the text, as a shell does.
     return pathlib.Path(os.path.expanduser(text))  # noqa: PTH111
 
 
 def _constructor_call(self: Any) -> str:
-    """The `repr` of a configuration: the call that makes it, without what it leaves at default."""
+    """Return the call that makes a configuration, without arguments that have their default."""
     given = (
         f"{field.name}={getattr(self, field.name)!r}"
         for field in dataclasses.fields(self)

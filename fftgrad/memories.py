@@ -1,4 +1,4 @@
-"""Memories: what a worker remembers of what it could not send. May import the contracts."""
+"""Memories: the unsent values that a worker keeps between steps. May import the contracts."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -18,8 +18,9 @@ class ErrorFeedbackState(NamedTuple):
     """State of `ErrorFeedback`.
 
     Attributes:
-      residual: what earlier steps could not send, shaped like the gradient.
-      rounds: how often it was rounded to bfloat16, int32[]: after each, other draws. None: never.
+      residual: unsent values of earlier steps, shaped like the gradient.
+      rounds: number of roundings to bfloat16, int32[], which selects the next draws; None for
+        float32.
     """
 
     residual: PyTree
@@ -28,35 +29,35 @@ class ErrorFeedbackState(NamedTuple):
 
 @value
 class ErrorFeedback(Memory):
-    """Memory: add to each gradient what earlier steps could not send.
+    """Memory: add the unsent values of earlier steps to each gradient.
 
     With e the residual, per worker and leaf, d the decay and u the beta:
 
         x = d e + g,   e' = (1 - u) d e + u (x - sent(x)),   e_0 = 0.
 
-    For d = u = 1 that is plain feedback, e' = x - sent(x), and nothing is ever lost. Feedback is
-    itself a momentum: an optimizer behind it does better without its own (b1 = 0).
+    For d = u = 1 this is plain error feedback, e' = x - sent(x), which loses nothing. Feedback acts
+    as momentum, so use an optimizer without its own (b1 = 0).
 
-    An beta below 1 is ScaleCom's low-pass filter. It makes the residuals of the workers more
-    alike, so that one worker can choose the coefficients of all, and damps the noise of a large
-    learning rate. A coefficient that is sent keeps (1 - u) d e.
+    A beta below 1 is ScaleCom's low-pass filter. It brings the residuals of the workers closer
+    together, so that one worker can choose the coefficients of all. It also damps the noise of a
+    large learning rate. A coefficient that is sent keeps (1 - u) d e.
 
-    A bfloat16 residual is rounded up or down by chance: rounded to the nearest, a gradient below
-    1/256 of the residual would be lost. The draws are a hash of the position, the count of
-    roundings and the value's bits, so no key is needed and a run repeats.
+    A bfloat16 residual is rounded up or down at random. Rounding to nearest would lose gradients
+    below 1/256 of the residual. The draws are a hash of the position, the number of roundings and
+    the bits of the value. They need no key, and a run is reproducible.
 
     Args:
       decay: d, share of the residual that survives a step, 0 <= d <= 1.
-      beta: u, share of each step's error that the residual takes up, 0 < u <= 1. ScaleCom uses
-        0.1 for large batches, 1 for the usual ones.
-      dtype: "float32", or "bfloat16" for a residual in half of the memory.
+      beta: u, weight of a step's error in the residual, 0 < u <= 1. ScaleCom uses 0.1 for large
+        batches and 1 otherwise.
+      dtype: "float32", or "bfloat16" for half of the memory.
 
     Shapes: residual float32 or bfloat16, shaped like the gradient, on each worker; with bfloat16
-      a count as well, int32[].
+      also a count, int32[].
 
-    Claims: for d = 1, Σ mean sent + mean e / u = Σ mean gradient. In bfloat16 that holds in
-      expectation, taking the hash for random: each rounding is unbiased, but loses or adds up to
-      2^-7 of a value. A step whose mean is not finite leaves the residual as it was.
+    Claims: for d = 1, Σ mean sent + mean e / u = Σ mean gradient. In bfloat16 this holds in
+      expectation, if the hash is random: each rounding is unbiased, with an error of up to 2^-7 of
+      a value. A step whose mean is not finite leaves the residual unchanged.
 
     Example:
       >>> memory, g = fg.ErrorFeedback(), jnp.array([1.0, 2.0])
@@ -74,10 +75,8 @@ class ErrorFeedback(Memory):
     dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
-        remedy = "use 1.0, which loses nothing."
-        check_within("ErrorFeedback(decay)", self.decay, "[0, 1]", remedy)
-        remedy = "use 1.0, or 0.1 for large batches."
-        check_within("ErrorFeedback(beta)", self.beta, "(0, 1]", remedy)
+        check_within("ErrorFeedback(decay)", self.decay, "[0, 1]", "use 1.0, which loses nothing.")
+        check_within("ErrorFeedback(beta)", self.beta, "(0, 1]", "use 1.0; 0.1 for large batches.")
         check_choice("ErrorFeedback(dtype)", self.dtype, get_args(Dtype))
 
     def init(self, like: PyTree) -> ErrorFeedbackState:
@@ -92,7 +91,7 @@ class ErrorFeedback(Memory):
         self, x: PyTree, error: PyTree, mean: PyTree, state: ErrorFeedbackState
     ) -> ErrorFeedbackState:
         def residual(e: jax.Array, error: jax.Array) -> jax.Array:
-            if self.beta == 1.0:  # XLA would still read e, for the sake of its NaNs
+            if self.beta == 1.0:  # avoids a read of e, which XLA keeps because of NaN
                 return error
             return (1 - self.beta) * (self.decay * e) + self.beta * error
 
@@ -108,14 +107,14 @@ def _wide(state: ErrorFeedbackState) -> PyTree:
 
 
 def _kept(residual: PyTree, rounds: jax.Array | None) -> ErrorFeedbackState:
-    """The state of a float32 residual; in bfloat16, rounded up or down by chance."""
+    """Make the state of a float32 residual, stochastically rounded if it is bfloat16."""
     if rounds is None:
         return ErrorFeedbackState(residual)
     (seed,) = _random.bits(rounds.astype(jnp.uint32), jnp.uint32(0), 1)
 
     def one(x: jax.Array) -> jax.Array:
         flat = x.ravel()
-        # By their bits as well, or leaves and workers would round alike at the same positions.
+        # The bits decorrelate leaves and workers, whose positions are equal.
         own = seed ^ jax.lax.bitcast_convert_type(flat, jnp.uint32)
         draws = _random.bits(jnp.uint32(0), own, x.size)
         return _rounding.to_bfloat16(flat, draws).reshape(x.shape)
@@ -125,7 +124,7 @@ def _kept(residual: PyTree, rounds: jax.Array | None) -> ErrorFeedbackState:
 
 @value
 class NoMemory(Memory):
-    """Memory: none; what a step does not send is lost, as in the FFT paper (arXiv:1811.08596).
+    """Memory: none. Unsent values are lost, as in the FFT paper (arXiv:1811.08596).
 
     Example:
       >>> fg.NoMemory().init(None)
@@ -137,7 +136,7 @@ class NoMemory(Memory):
 
 
 class MomentumCorrectionState(NamedTuple):
-    """State: velocity and residual, float32, shaped like the gradient."""
+    """State of `MomentumCorrection`: velocity and residual, float32, shaped like the gradient."""
 
     velocity: PyTree
     residual: PyTree
@@ -145,7 +144,7 @@ class MomentumCorrectionState(NamedTuple):
 
 @value
 class MomentumCorrection(Memory):
-    """Memory: accumulate the velocity instead of the gradient, and forget it where it was sent.
+    """Memory: accumulate the velocity in place of the gradient, and reset it where it was sent.
 
     With u the velocity and v the residual, per worker and leaf:
 
@@ -153,24 +152,24 @@ class MomentumCorrection(Memory):
         Nesterov   u' = m (u + g),     x = v + u' + g
         then       v' = x - sent(x),   u'' = u' where nothing was sent, else 0 (factor masking).
 
-    It is the optimizer's momentum, moved to before the compression: the optimizer behind it must
-    have none. A leaf that is sent whole keeps its velocity, so dense leaves and a dense warm-up
-    have ordinary momentum. So does a leaf with no more non-zero values than are sent: a gradient
-    that sparse moves up to 1 / (1 - m) times further than where masking takes hold.
+    The momentum acts before the compression, so the optimizer must have none. A leaf that is sent
+    whole keeps its velocity, so dense leaves and a dense warm-up have ordinary momentum. A leaf
+    with no more non-zero values than are sent keeps its velocity too. Such a sparse gradient moves
+    up to 1 / (1 - m) times further than with masking.
 
     Args:
       momentum: m, 0 <= m < 1.
-      nesterov: whether the momentum is Nesterov's.
-      masking: whether to forget the velocity where a coefficient was sent. It needs a codec that
-        leaves most values exactly zero; behind a transform such as `Fft` it would forget all.
+      nesterov: True for Nesterov momentum.
+      masking: True to reset the velocity where a coefficient was sent. Masking needs a codec that
+        leaves most values exactly zero; behind a transform such as `Fft` it resets all.
 
     Shapes: velocity and residual float32, shaped like the gradient, on each worker.
 
     Claims: without masking and for plain momentum, Σ mean applied + mean v = Σ mean velocity. A
-      step whose mean is not finite leaves both as they were.
+      step whose mean is not finite leaves both unchanged.
 
-    Differs from the paper: what quantization takes from a value that was sent stays in the
-      residual, which the papers clear there.
+    Differs from the paper: the quantization error of a sent value stays in the residual, which the
+      papers clear there.
 
     Example:
       >>> memory, g = fg.MomentumCorrection(momentum=0.5), jnp.array([1.0, 2.0])
