@@ -153,7 +153,7 @@ def check_within(argument: str, value: float, interval: str, remedy: str) -> Non
     low, high = map(float, interval[1:-1].split(", "))
     above = low <= value if interval[0] == "[" else low < value
     below = value <= high if interval[-1] == "]" else value < high
-    check(above and below, argument, f"be in {interval}", value, remedy)
+    check(bool(above and below), argument, f"be in {interval}", value, remedy)
 
 
 def scheme_of(path: str) -> str:

@@ -1,6 +1,6 @@
-"""Composition of codecs: shapes of payloads, calls with checks, and how a chain is undone.
+"""Chains of codecs: payload shapes, checked calls, and decompression.
 
-It is undone stage by stage, or where few coefficients are left, at their blocks only.
+A chain is undone stage by stage. If few coefficients are left, only their blocks are undone.
 """
 
 import functools
@@ -22,20 +22,18 @@ from fftgrad._contracts import (
     Step,
     Transform,
 )
-from fftgrad._values import brief, check_kind, value
+from fftgrad._values import check, check_kind, check_type, value
 from fftgrad.codecs._transforms import Identity
 from fftgrad.ops import _count, _platform, _wire
 from fftgrad.ops._shapes import spec
 
 
 def compress(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Compressed:
-    """`codec.compress(x, state, step)`, which may be one's own; codes have no gradient."""
+    """Call `codec.compress(x, state, step)`, check its result, and refuse gradients of codes."""
     out: object = codec.compress(x, state, step)
-    if not isinstance(out, Compressed) or not isinstance(cast("Any", out.payload), Payload):
-        raise TypeError(
-            f"{type(codec).__name__}.compress(): must return a Compressed with a Payload, got "
-            f"{brief(out)}; return fg.Compressed(fg.Payload(main))."
-        )
+    is_right = isinstance(out, Compressed) and isinstance(cast("Any", out.payload), Payload)
+    owner, rule = f"{type(codec).__name__}.compress()", "return a Compressed with a Payload"
+    check_type(is_right, owner, rule, out, "return fg.Compressed(fg.Payload(main)).")
     payload = out.payload
     if any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(payload.main)):
         return out
@@ -44,11 +42,11 @@ def compress(codec: Codec, x: jax.Array, state: PyTree, step: Step) -> Compresse
 
 
 def decompress(codec: Codec, payload: Payload, like: Like, step: Step) -> jax.Array:
-    """`codec.decompress(payload, like, step)`."""
+    """Call `codec.decompress(payload, like, step)` and check the shape and dtype."""
     out = codec.decompress(payload, like, step)
     if _say(out) != _say(like):
         raise TypeError(
-            f"{type(codec).__name__}.decompress(): must return what it is given as `like`, "
+            f"{type(codec).__name__}.decompress(): must return the shape and dtype of `like`, "
             f"{_say(like)}, got {_say(out)}; reshape it, and cast it by .astype(like.dtype)."
         )
     return out
@@ -59,17 +57,16 @@ def _say(x: Any) -> str:
 
 
 def payload_spec(codec: Codec, like: Like) -> Payload:
-    """The shapes and dtypes of a payload."""
+    """Return the shapes and dtypes of a payload."""
     return _spec(codec, like.shape, like.dtype)[0]
 
 
 def counts_overflow(codec: Codec, like: Like) -> bool:
-    """Whether the codec counts values that it cannot represent."""
+    """Return True if the codec counts values that it cannot represent."""
     return _spec(codec, like.shape, like.dtype)[1]
 
 
-# Each spec traces the codec, and one step asks for the same ones many times. A codec is a value,
-# so it can be a key.
+# Each spec traces the codec, and a step asks for the same specs many times.
 @functools.lru_cache(maxsize=4096)
 def _spec(codec: Codec, shape: tuple[int, ...], dtype: Any) -> tuple[Payload, bool]:
     like = jax.ShapeDtypeStruct(shape, dtype)
@@ -83,18 +80,18 @@ def _spec(codec: Codec, shape: tuple[int, ...], dtype: Any) -> tuple[Payload, bo
 
     with _platform.one():
         state = jax.eval_shape(lambda: codec.init(like))
-        # Shapes and dtypes only: what else JAX notes there belongs to where it was asked first.
+        # Drop everything but shapes and dtypes, which depend on the first caller.
         shapes = spec(jax.eval_shape(payload, like, state))
     return shapes, counts
 
 
 SPARSE = 16
-"""Blocks are undone one by one where those that hold a coefficient hold 1 value in 16, or fewer."""
+"""Blocks are undone one by one if those with a coefficient hold at most 1 value in SPARSE."""
 
 
 @value
 class Chain(Codec):
-    """Codec: several codecs, each working on the main part of the one before. See `chain`."""
+    """Codec: several codecs, each of which compresses the main part of the one before."""
 
     stages: tuple[Codec, ...]
 
@@ -107,8 +104,8 @@ class Chain(Codec):
 
     @property
     def unbiased(self) -> bool:
-        # E over the inner stages passes through the outer decompress only where that is linear;
-        # the last stage is where the noise of an unbiased chain may come from.
+        # The expectation over the inner stages passes through the outer decompress only if that is
+        # linear. So only the last stage may be a nonlinear one.
         return all(s.unbiased for s in self.stages) and all(s.summable for s in self.stages[:-1])
 
     @property
@@ -144,36 +141,30 @@ class Chain(Codec):
 def chain(*codecs: Codec) -> Codec:
     """Composition: the codec that applies `codecs` in order, and undoes them in reverse.
 
-    Each stage compresses the `main` part of the stage before; the `side` parts are sent as they
-    are. Chains nest flat, `Identity()` is their unit, and `chain(c)` is `c`.
+    Each stage compresses the `main` part of the stage before. The `side` parts are sent unchanged.
+    Nested chains are flattened, `Identity()` is dropped, and `chain(c)` is `c`.
 
     Args:
-      *codecs: the stages, in the order a gradient meets them: transforms and selectors, then at
-        most one quantizer.
+      *codecs: the stages in order: transforms and selectors, then at most one quantizer.
 
     Claims: summable if every stage is; unbiased if every stage is and all but the last are linear.
 
     Raises:
-      ValueError: if something follows what has to come last.
+      ValueError: if a stage follows a quantizer.
 
     Example:
       >>> fg.chain(fg.Fft(block=64), fg.chain(fg.TopK(fraction=0.1), fg.RangeFloat(bits=8)))
       chain(Fft(block=64), TopK(fraction=0.1), RangeFloat(bits=8))
     """
     for position, codec in enumerate(codecs):
-        remedy = "pass a value such as TopK(fraction=0.01)."
-        if isinstance(codec, list | tuple):
-            remedy = "unpack them, as chain(*codecs)."
+        remedy = "pass a value such as TopK(fraction=0.01); unpack a list, as chain(*codecs)."
         check_kind(f"chain(codecs[{position}])", codec, Codec, remedy)
     every = (stage for codec in codecs for stage in stages(codec))
     flat = tuple(stage for stage in every if stage != Identity())
     for before, after in itertools.pairwise(flat):
-        if before.last:
-            raise ValueError(
-                f"chain(codecs): nothing can follow {before!r}, because it leaves codes and no "
-                f"values, got {after!r} after it; put transforms first, then selectors, and one "
-                "quantizer at the end."
-            )
+        rule = f"have no stage after {before!r}, which leaves codes"
+        remedy = "put transforms first, then selectors, and one quantizer at the end."
+        check(not before.last, "chain(codecs)", rule, repr(after), remedy)
     match flat:
         case ():
             return Identity()
@@ -184,16 +175,15 @@ def chain(*codecs: Codec) -> Codec:
 
 
 def stages(codec: Codec) -> tuple[Codec, ...]:
-    """The stages of a chain, or the codec itself as the only one."""
+    """Return the stages of a chain, or the codec itself as the only one."""
     return codec.stages if isinstance(codec, Chain) else (codec,)
 
 
 def split_linear(codec: Codec, like: Like) -> tuple[Codec, Codec]:
-    """The longest prefix whose payloads can be summed, and the rest.
+    """Split a codec into its longest summable prefix and the rest.
 
-    Payloads of the rest may be summed after undoing the rest alone, so the prefix (an inverse FFT,
-    say) need be undone only once however many payloads there are. A stage that sends something
-    beside its main part is left in the rest, whatever it claims.
+    The main parts of the prefix are summed after undoing the rest for each payload, so one inverse
+    FFT serves all payloads. A stage with a side part belongs to the rest.
     """
     parts = stages(codec)
     cut = 0
@@ -206,20 +196,20 @@ def split_linear(codec: Codec, like: Like) -> tuple[Codec, Codec]:
 
 
 def split_for_sum(codec: Codec, like: Like) -> tuple[Codec, Codec]:
-    """What is undone once for the sum of many payloads, and what for each of them."""
+    """Split a codec into the stages undone once for a sum, and those undone for each payload."""
     if has_few_blocks(stages(codec), like):
         return Identity(), codec
     return split_linear(codec, like)
 
 
 def undo_linear(codec: Codec, total: jax.Array, like: Like, step: Step) -> jax.Array:
-    """The vector that a sum of the main parts of a linear prefix stands for."""
+    """Decode a sum of the main parts of a linear prefix."""
     parts = stages(codec)
     return _undo(parts, total, ((),) * len(parts), like, step)
 
 
 def has_few_blocks(stages: Sequence[Codec], like: Like) -> bool:
-    """Whether a chain leaves hardly any block a coefficient, so that it is undone at those."""
+    """Return True if so few blocks hold a coefficient that only those are undone."""
     match stages:
         case (Transform() as transform, Selector() as selector, *_):
             if selector.last or selector.summable:
@@ -234,7 +224,7 @@ def has_few_blocks(stages: Sequence[Codec], like: Like) -> bool:
 def _undo(
     stages: Sequence[Codec], main: jax.Array, sides: Sequence[PyTree], like: Like, step: Step
 ) -> jax.Array:
-    """The vector, shaped like `like`, that the stages made into `main` and `sides`."""
+    """Decode `main` and `sides` of the stages into a vector like `like`."""
     if not stages:
         return main
     if has_few_blocks(stages, like) and (few := _sparse(stages, main, sides, like, step)):
@@ -248,7 +238,7 @@ def _undo(
 
 
 def sparse(codec: Codec, payload: Payload, like: Like, step: Step) -> Sparse | None:
-    """What a payload stands for as values at few positions; None where it is not sparse."""
+    """Decode a payload into values at few positions; return None if it is not sparse."""
     sides = payload.side if isinstance(codec, Chain) else (payload.side,)
     return _sparse(stages(codec), payload.main, sides, like, step)
 

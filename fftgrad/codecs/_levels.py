@@ -1,4 +1,4 @@
-"""Quantizers whose levels fit the distribution: geometric ones, Lloyd-Max, means of bins."""
+"""Quantizers with levels that fit the distribution: geometric, Lloyd-Max and means of bins."""
 
 import functools
 import math
@@ -19,27 +19,27 @@ from fftgrad.ops import _codes, _finite, _platform, _shapes
 class LogQuantizer(Quantizer):
     """Quantizer: geometric levels between the smallest and the largest magnitude of the payload.
 
-    Made for what a selector keeps, whose magnitudes begin at its threshold. With low the smallest
-    magnitude that is not zero, high the largest, and L = 2^(N-1) cells of equal ratio
+    It suits the output of a selector, whose magnitudes begin at a threshold. With low the smallest
+    non-zero magnitude, high the largest, and L = 2^(N-1) cells of equal ratio
 
         r = (high / low)^(1/L),   cell j = [low r^j, low r^(j+1)),   c_j = 2 low r^(j+1) / (r + 1),
 
-    a code is the cell of |x| and a sign, and decodes to ±c_j, whose largest relative error in the
-    cell is least, (r - 1) / (r + 1): no value is worse than not sent. If there are zeros, they have
-    the first code, and there are L - 1 cells. A complex value has L = 2^N cells of its modulus, and
-    as many sectors of its angle; c_j is then shortened by cos(π/L), for the same reason.
+    a code is the cell of |x| and a sign, and decodes to ±c_j. This point has the smallest maximum
+    relative error in the cell, (r - 1) / (r + 1) < 1. If there are zeros, they use the first code,
+    and L - 1 cells remain. A complex value has L = 2^N cells of its modulus and 2^N sectors of its
+    angle. Its c_j is multiplied by cos(π/L), which minimizes the error over the sector.
 
     Args:
       bits: N, 2 <= N <= 16.
 
-    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[2]; 2N bits a
-      value for complex64[k].
+    Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[2]; 2N bits a value for
+      complex64[k].
 
-    Claims: relative error of every value at most (r - 1) / (r + 1), but for float32 rounding; less
+    Claims: relative error of every value at most (r - 1) / (r + 1), up to float32 rounding; less
       than 1 for complex values. Not summable. A payload with a NaN or an infinity decodes to NaN
       throughout; subnormal values count as zero.
 
-    Differs from the paper: its floats (`RangeFloat`) are fitted to the largest magnitude alone.
+    Differs from the paper: its floats (`RangeFloat`) fit the largest magnitude only.
 
     Example:
       >>> x, codec = jnp.array([1.0, -9.0, 3.5, 0.0]), fg.LogQuantizer(bits=3)
@@ -83,7 +83,7 @@ class LogQuantizer(Quantizer):
         return lax.complex(modulus * jnp.cos(angle), modulus * jnp.sin(angle))
 
     def _level_bits(self, like: Like) -> int:
-        """Bits of a code that hold its level, below the sign or the sector."""
+        """Return the bits of a code below its sign or sector."""
         return self.bits if _is_polar(like) else self.bits - 1
 
     def _width(self, like: Like) -> int:
@@ -91,11 +91,11 @@ class LogQuantizer(Quantizer):
 
 
 class Ends(NamedTuple):
-    """The range that levels are fitted to."""
+    """Range of the levels."""
 
-    low: jax.Array  # the smallest magnitude that is not zero, float32[]
-    high: jax.Array  # the largest, float32[]; NaN if anything is not finite, zero if all is zero
-    zeros: jax.Array  # whether the first level stands for zero, bool[]
+    low: jax.Array  # smallest non-zero magnitude, float32[]
+    high: jax.Array  # largest magnitude, float32[]; NaN if a value is not finite, 0 if all are 0
+    zeros: jax.Array  # True if the first level stands for zero, bool[]
 
     @classmethod
     def of(cls, magnitude: jax.Array) -> "Ends":
@@ -111,11 +111,11 @@ class Ends(NamedTuple):
 
     @property
     def side(self) -> jax.Array:
-        """What is sent of it, float32[2]: low, negative where there are zeros, and high."""
+        """Side part of the payload, float32[2]: low, negative if there are zeros, and high."""
         return jnp.stack([jnp.where(self.zeros, -self.low, self.low), self.high])
 
     def cell(self, magnitude: jax.Array, levels: int) -> jax.Array:
-        """The number of the level whose cell a magnitude is in, int32."""
+        """Return the number of the level of a magnitude, int32."""
         cells = levels - self.zeros.astype(jnp.int32)
         width = self._width
         scale = jnp.where(width > 0, jnp.asarray(cells, jnp.float32) / width, 0.0)
@@ -125,16 +125,16 @@ class Ends(NamedTuple):
         return jnp.where(magnitude < _quantizers.TINY, 0, cell)
 
     def middle(self, level: jax.Array, levels: int) -> jax.Array:
-        """What a level stands for: the point of its cell of least relative error, float32."""
+        """Return the point of least relative error in the cell of a level, float32."""
         zeros = self.zeros.astype(jnp.int32)
         cells = levels - zeros
         j = level.astype(jnp.int32) - zeros
         step = self._width / cells.astype(jnp.float32)
-        # Half-way twice, because high / low may be more than a float32 holds.
+        # Two factors of half the exponent, because high / low may overflow float32.
         root = jnp.exp2(j.astype(jnp.float32) * (0.5 * step))
         lower = jnp.clip(self.low * root * root, self.low, self.high)
         ratio = jnp.exp2(-step)
-        # Below 2 by more than rounding, for the error is to be below 1.
+        # Below 2 by more than the rounding error, which keeps the relative error below 1.
         up = jnp.minimum(2.0 / (1.0 + ratio), 2.0 - 2.0**-14)
         return jnp.where(j < 0, 0.0, jnp.clip(lower * up, self.low, self.high))
 
@@ -152,30 +152,30 @@ def _log2(magnitude: jax.Array) -> jax.Array:
 
 
 def _modulus(z: jax.Array) -> jax.Array:
-    """|z|, without squares that overflow or vanish."""
+    """Return |z| without squares that overflow or underflow."""
     re, im = jnp.abs(z.real), jnp.abs(z.imag)
     most = jnp.maximum(re, im)
     share = jnp.minimum(re, im) / jnp.where(most < _quantizers.TINY, 1.0, most)
-    # What is not finite may be dropped by the maximum and the minimum.
+    # x - x is NaN for values that are not finite, which maximum and minimum may drop.
     return most * jnp.sqrt(1.0 + jnp.square(share)) + (re - re) + (im - im)
 
 
 @value
 class LloydMax(Quantizer):
-    """Quantizer: round to the 2^bits values that serve a normal distribution best, and rescale.
+    """Quantizer: the 2^bits Lloyd-Max centroids of a normal distribution, with a scale per block.
 
     For each block x of d values, y = √d x / ||x|| is rounded to the nearest Lloyd-Max centroid q
     of N(0, 1), and decoded as S q with S = ||x|| √d / <y, q>, so that the result has the right
-    projection on x. After a random rotation, `chain(Hadamard(), LloydMax())`, every block is close
-    to normal, whatever it was, and the mean of many is close to unbiased.
+    projection on x. After a random rotation, `chain(Hadamard(), LloydMax())`, every block is
+    nearly normal, and the mean of many workers is nearly unbiased.
 
     Args:
-      bits: width of a code, 1 <= bits <= 6. One bit is DRIVE, more are EDEN.
-      block: values per scale; that of the rotation before it.
+      bits: width of a code, 1 <= bits <= 6. One bit is DRIVE, more bits are EDEN.
+      block: values per scale; use the block of the rotation.
 
     Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[ceil(n/block)].
 
-    Claims: not summable. Not claimed to be unbiased: the proof takes a uniform rotation. A block
+    Claims: not summable. Not claimed to be unbiased: the proof needs a uniform rotation. A block
       with a NaN or an infinity decodes to NaN, as does one whose length overflows float32.
 
     Differs from the paper: whole bits only.
@@ -224,7 +224,7 @@ class LloydMax(Quantizer):
 
 
 def _look_up(codes: jax.Array, centroids: np.ndarray) -> jax.Array:
-    # A choice among few is vectorized, where a gather is not.
+    # XLA vectorizes selects among few values, but not a gather.
     values = centroids.astype(np.float32)
     out = jnp.full(codes.shape, values[0])
     for code in range(1, len(values)):
@@ -234,7 +234,7 @@ def _look_up(codes: jax.Array, centroids: np.ndarray) -> jax.Array:
 
 @functools.cache
 def _centroids(bits: int) -> np.ndarray:
-    """Each the mean between bounds half-way to its neighbors, by Newton's method."""
+    """Compute centroids by Newton: each is the mean between bounds half-way to its neighbors."""
     centroids = np.linspace(-2.0, 2.0, 2**bits) if bits > 1 else np.array([-1.0, 1.0])
     for _ in range(12):
         bounds = np.array([-math.inf, *(centroids[1:] + centroids[:-1]) / 2, math.inf])
@@ -242,7 +242,7 @@ def _centroids(bits: int) -> np.ndarray:
         below = np.array([0.5 * (1 + math.erf(b / math.sqrt(2))) for b in bounds])
         mass = np.diff(below)
         means = -np.diff(density) / mass
-        # How far a mean follows a centroid, through the bound that the two share.
+        # Derivative of a mean by the centroids, through their shared bound.
         ends = np.where(np.isfinite(bounds), bounds, 0.0)
         up = density[1:] * (ends[1:] - means) / (2 * mass)
         down = density[:-1] * (means - ends[:-1]) / (2 * mass)
@@ -252,30 +252,29 @@ def _centroids(bits: int) -> np.ndarray:
 
 
 SPAN = 6.0
-"""Standard deviations that the bins cover together."""
+"""Width of all bins together, in standard deviations."""
 
 
 @value
 class BinMeans(Quantizer):
-    """Quantizer: 2^bits bins of equal width around the mean; a value becomes the mean of its bin.
+    """Quantizer: 2^bits bins of equal width around the mean, each decoded as its own mean.
 
     With m the mean of the vector, σ its standard deviation and B = 2^bits, a value v has the code
 
         q = clip(round((v - m) / (6σ / B) + B/2), 0, B - 1),
 
-    and is decoded as the mean of all values with that code. With one bit the codes are 0 up to the
-    mean and 1 above it.
+    and decodes to the mean of all values with this code. With one bit, code 1 means above the mean.
 
     Args:
-      bits: width of a code, 1 <= bits <= 4; 2 is SparseLoCo's.
+      bits: width of a code, 1 <= bits <= 4; SparseLoCo uses 2.
 
     Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[2^bits].
 
-    Claims: biased, though the sum of all values is kept; not summable. A payload with a NaN or an
+    Claims: biased, but the sum of all values is exact; not summable. A payload with a NaN or an
       infinity decodes to NaN.
 
-    Differs from the paper: σ divides by n where its code divides by n - 1; one bit parts at the
-      mean, where its formula would leave one bin nearly all.
+    Differs from the paper: σ divides by n, in its code by n - 1. One bit splits at the mean; its
+      formula would put nearly all values into one bin.
 
     Example:
       >>> x, codec = jnp.array([-5.0, -4.0, 4.0, 5.0]), fg.codecs.BinMeans(bits=2)
@@ -298,7 +297,7 @@ class BinMeans(Quantizer):
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         _quantizers.check_real("BinMeans", x)
         top, _ = _quantizers.row_norms(x[None])
-        y = _quantizers.in_units(x, top[0], 1.0)  # so that no square overflows
+        y = _quantizers.in_units(x, top[0], 1.0)  # prevents overflow of squares
         codes = _platform.dependent(y, cpu=self._codes_in_a_loop, default=self._codes_kept)
         means = jnp.stack([_mean_where(codes == code, y) for code in range(2**self.bits)])
         side = means * _quantizers.divisor(top[0])
@@ -311,15 +310,15 @@ class BinMeans(Quantizer):
         places = jnp.round(centred / _quantizers.divisor(width) + self._middle)
         return jnp.clip(places, 0, bins - 1).astype(jnp.uint32)
 
-    # XLA finds what is cheap again for each of its readers, and may round it otherwise there: a
-    # value would be sent by one code, and be in the mean of another.
+    # XLA recomputes cheap values for each reader, sometimes with other rounding. A value could then
+    # be sent with one code and be averaged with another.
 
     def _codes_kept(self, y: jax.Array) -> jax.Array:
         return lax.optimization_barrier(self._codes(y))
 
     def _codes_in_a_loop(self, y: jax.Array) -> jax.Array:
-        # XLA for CPUs drops barriers too early, but keeps what a loop returns. There is one turn,
-        # and two for a NaN: were the number known, there would be no loop.
+        # XLA for CPUs drops barriers too early, but keeps the result of a loop. The loop runs once,
+        # or twice for a NaN, because XLA removes a loop with a known number of turns.
         start = jnp.isfinite(y[0]).astype(jnp.int32), jnp.zeros_like(y, jnp.uint32)
         return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, self._codes(y)), start)[1]
 
@@ -327,7 +326,7 @@ class BinMeans(Quantizer):
         codes = _codes.unpack(payload.main, self.bits, like.shape[0])
         means = jnp.where(jnp.all(jnp.isfinite(payload.side)), payload.side, jnp.nan)
         out = jnp.broadcast_to(means[0], like.shape)
-        for code in range(1, 2**self.bits):  # a choice among few is vectorized, a gather is not
+        for code in range(1, 2**self.bits):  # XLA vectorizes selects, but not a gather
             out = jnp.where(codes == code, means[code], out)
         return out
 

@@ -1,4 +1,4 @@
-"""Quantizers with one scale or none: narrower dtypes, signs, three values, even levels."""
+"""Quantizers with at most one scale per bucket: casts, signs, ternary and uniform levels."""
 
 import math
 from typing import Any, Literal, get_args
@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import check_choice, check_count, check_within, value
+from fftgrad._values import check, check_choice, check_count, check_within, value
 from fftgrad.ops import _codes, _finite, _random, _shapes
 from fftgrad.ops._rounding import saturating_cast
 
@@ -17,55 +17,50 @@ TINY = np.float32(np.finfo(np.float32).tiny)
 
 
 def check_real(owner: str, x: jax.Array) -> None:
-    """Refuse any vector but float32, such as the spectrum of a transform."""
-    if x.ndim != 1 or x.dtype != jnp.float32:
-        raise ValueError(
-            f"{owner}.compress(x): must be a float32 vector, got {x.dtype}{list(x.shape)}; after "
-            "Fft use RangeFloat instead."
-        )
+    """Require a float32 vector. The spectrum of a transform is complex."""
+    found, fine = f"{x.dtype}{list(x.shape)}", x.ndim == 1 and x.dtype == jnp.float32
+    check(fine, f"{owner}.compress(x)", "be a float32 vector", found, "after Fft use RangeFloat.")
 
 
 def as_real(owner: str, x: jax.Array) -> jax.Array:
-    """A float or complex vector as float32, real parts first."""
-    if x.ndim != 1 or not jnp.issubdtype(x.dtype, jnp.inexact):
-        raise ValueError(
-            f"{owner}.compress(x): must be a float or complex vector, got {x.dtype}"
-            f"{list(x.shape)}; a chain has one quantizer, at its end."
-        )
+    """Convert a float or complex vector to float32, real parts first."""
+    fine = x.ndim == 1 and jnp.issubdtype(x.dtype, jnp.inexact)
+    rule, remedy = "be a float or complex vector", "put the one quantizer at the end of a chain."
+    check(fine, f"{owner}.compress(x)", rule, f"{x.dtype}{list(x.shape)}", remedy)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return jnp.concatenate([x.real, x.imag])
     return x.astype(jnp.float32)
 
 
 def real_size(like: Like) -> int:
-    """How many real values a vector has."""
+    """Return the number of real values of a vector."""
     return math.prod(like.shape) * (1 + jnp.issubdtype(like.dtype, jnp.complexfloating))
 
 
 def from_real(values: jax.Array, like: Like) -> jax.Array:
-    """The inverse of `as_real`."""
+    """Invert `as_real`."""
     if jnp.issubdtype(like.dtype, jnp.complexfloating):
         return lax.complex(*jnp.split(values, 2))
     return values.astype(like.dtype)
 
 
 def divisor(scale: jax.Array) -> jax.Array:
-    """`scale`, or 1 where it is zero or so small that its inverse is not finite."""
+    """Replace a scale that is zero, or too small for a finite inverse, by 1."""
     return jnp.where(scale < TINY, 1.0, scale)
 
 
 def in_units(x: jax.Array, scale: jax.Array, per_scale: float) -> jax.Array:
-    """X · per_scale / scale, also where 1 / scale is so small that it is flushed to zero."""
+    """Return x · per_scale / scale, also where 1 / scale would be flushed to zero."""
     down = jnp.where(scale > 1.0, np.float32(1 / 16), np.float32(1.0))
-    # Kept: each value would find them again, with a root and a division.
+    # The barrier keeps XLA from recomputing the factors, with a division, for each value.
     down, factor = lax.optimization_barrier((down, per_scale / (divisor(scale) * down)))
     return (x * down) * factor
 
 
 def row_norms(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The largest magnitude and the length of each row; no square overflows.
+    """Return the largest magnitude and the length of each row, without overflow of squares.
 
-    Both are NaN where a row is not finite.
+    Both are NaN if the row is not finite.
     """
     top = _finite.largest(rows, axis=1)
     scaled = in_units(rows, top[:, None], 1.0)
@@ -73,23 +68,23 @@ def row_norms(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def noise_bits(owner: object, step: Step, count: int) -> jax.Array:
-    """Random bits uint32[count], others for each worker."""
+    """Draw uint32[count] that differ between workers."""
     return _random.drawn_bits(owner, step.local, count, ", with another key for each call")
 
 
 def uniform_noise(owner: object, step: Step, count: int) -> jax.Array:
-    """Uniform float32[count] in [0, 1), another for each worker."""
+    """Draw uniform float32[count] in [0, 1) that differ between workers."""
     return (noise_bits(owner, step, count) >> 8).astype(jnp.float32) * 2.0**-24
 
 
 def to_levels(x: jax.Array, scale: jax.Array, levels: int, uniform: jax.Array) -> jax.Array:
-    """Integers in -levels ... levels that stand for `x` in units of scale / levels.
+    """Round `x` stochastically to integers in -levels ... levels, in units of scale / levels.
 
-    Rounded up or down by chance, right on average for |x| <= scale.
+    The result is unbiased for |x| <= scale.
     """
     share = in_units(x, scale, levels)
     down = jnp.floor(share)
-    # The largest may come out a bit above its scale.
+    # Rounding may push the largest value slightly beyond the scale.
     return jnp.clip(down + (uniform < share - down).astype(jnp.float32), -levels, levels)
 
 
@@ -107,7 +102,7 @@ class Cast(Quantizer):
       no collective widens it.
 
     Claims: biased; not summable. Relative error of a normal value at most 2^-8 for bfloat16, 2^-11
-      for float16. Finite values beyond the range saturate and are counted; NaN stays NaN.
+      for float16. Finite values out of range saturate and are counted; NaN stays NaN.
 
     Example:
       >>> fg.compress(fg.Cast("bfloat16"), jnp.array([1.0, 1.001])).main
@@ -119,13 +114,13 @@ class Cast(Quantizer):
     def __post_init__(self) -> None:
         try:
             name = np.dtype(self.dtype).name
-        except TypeError:  # of a name that is none, such as "bf16"
+        except TypeError:  # an unknown name, such as "bf16"
             name = repr(self.dtype)
         if name not in DTYPES:
             raise TypeError(
                 f"Cast(dtype): must be one of {', '.join(DTYPES)}, got {name}; use bfloat16."
             )
-        object.__setattr__(self, "dtype", name)  # by name, so that the value prints and hashes
+        object.__setattr__(self, "dtype", name)  # a name prints and hashes
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         check_real("Cast", x)
@@ -138,9 +133,9 @@ class Cast(Quantizer):
 
 @value
 class Sign(Quantizer):
-    """Quantizer: the sign of each value, in one bit, and the mean magnitude of all.
+    """Quantizer: the sign of each value in one bit, and the mean magnitude of all.
 
-    C(x) = (||x||₁ / n) sign(x), with sign(0) = 1: one bit cannot say zero.
+    C(x) = (||x||₁ / n) sign(x), with sign(0) = 1.
 
     Wire: x float32[n] -> main uint32[ceil(n/32)], side float32[1].
 
@@ -168,25 +163,25 @@ class Sign(Quantizer):
 
 @value
 class DynamicSign(Quantizer):
-    """Quantizer: the sign of each value, at a scale that shrinks from step to step by itself.
+    """Quantizer: the sign of each value, at a scale that shrinks with the number of the step.
 
-    With s_t = scale · decay^t in step t, which sender and receivers count alike,
+    With s_t = scale · decay^t in step t,
 
         C(x)_i = s_t / 2 where x_i >= 0, else -s_t / 2.
 
-    For the differences that `choco_sgd` and `beer` send: the scale has to shrink more slowly than
-    the method converges, because a value larger than s_t falls behind. If all of x is smaller than
-    s_t / 4, it adds error. After 5,500 steps at 0.98 the scale is too small for float32: make the
-    state anew before that, with a scale of that time.
+    It suits the differences that `choco_sgd` and `beer` send. The scale must shrink more slowly
+    than the method converges, because values larger than s_t lag behind. If all of x is smaller
+    than s_t / 4, the codec adds error. At decay 0.98 the scale underflows float32 after 5,500
+    steps: restart the state before that, with the current scale.
 
     Args:
       scale: s_0, at least the largest value of the first step.
-      decay: 0 < decay <= 1, and above 1/2, or no step can follow.
+      decay: 1/2 < decay <= 1; a smaller decay cannot follow the values.
 
     Wire: x float32[n] -> main uint32[ceil(n/32)]; no scale.
 
     Claims: |x_i| <= s_t for all i implies |x_i - C(x)_i| <= s_t / 2; biased; not summable. Zero
-      and NaN come back as ±s_t / 2. Values beyond s_t, NaN among them, are counted in `overflow`.
+      and NaN decode to ±s_t / 2. Values beyond s_t, including NaN, are counted in `overflow`.
 
     Example:
       >>> x, codec = jnp.array([0.9, -0.3, 0.1]), fg.codecs.DynamicSign(scale=1.0, decay=0.75)
@@ -202,8 +197,7 @@ class DynamicSign(Quantizer):
     decay: float
 
     def __post_init__(self) -> None:
-        remedy = "use the largest value of the first step."
-        check_within("DynamicSign(scale)", self.scale, "(0, inf)", remedy)
+        check_within("DynamicSign(scale)", self.scale, "(0, inf)", "use the largest first value.")
         check_within("DynamicSign(decay)", self.decay, "(0.5, 1]", "use 0.98.")
 
     def _now(self, step: Step) -> jax.Array:
@@ -224,10 +218,10 @@ class DynamicSign(Quantizer):
 
 @value
 class MeanMagnitude(Quantizer):
-    """Quantizer: the mean of the values that are not zero, for each of them.
+    """Quantizer: the mean of the non-zero values, for every value.
 
-    All values become the mean, zeros too: use it on values of one sign, as `AlternatingSign` and
-    `Threshold` leave them.
+    Zeros become the mean too. So use it on values of one sign, behind `AlternatingSign` and
+    `Threshold`.
 
     Wire: x float32[k] -> main float32[1].
 
@@ -252,22 +246,22 @@ class MeanMagnitude(Quantizer):
 
 @value
 class Ternary(Quantizer):
-    """Quantizer: -s, 0 or s for each value, by chance.
+    """Quantizer: -s, 0 or s for each value, at random.
 
-    With σ the root mean square of the vector, |x_i| is clipped at clip · σ, s is the largest
-    magnitude that is left, and C(x)_i = s sign(x_i) with probability |x_i| / s, else 0.
+    With σ the root mean square of the vector, |x_i| is clipped at clip · σ. Then s is the largest
+    remaining magnitude, and C(x)_i = s sign(x_i) with probability |x_i| / s, else 0.
 
     Args:
-      clip: in units of σ; the paper's networks use 2.5. None leaves the values as they are, and
-        one large value then makes all others zero most of the time.
+      clip: in units of σ; the paper's networks use 2.5. None does not clip: one large value then
+        makes most others zero.
 
-    Wire: x float32[n] -> main uint32[ceil(n/20)], side float32[1]: 1.6 bits a value; the paper
-      takes 2.
+    Wire: x float32[n] -> main uint32[ceil(n/20)], side float32[1]: 1.6 bits a value, in the paper
+    2.
 
     Claims: unbiased if it does not clip; not summable (`QuantizedAllReduce` shares the scale and
       sums). A payload with a NaN or an infinity decodes to NaN.
 
-    Differs from the paper: σ is the deviation from zero, in its code from the mean; when clipping,
+    Differs from the paper: σ is the deviation from zero, in its code from the mean. When clipping,
       its code takes s = clip · σ even if no value is as large.
 
     Example:
@@ -306,16 +300,16 @@ def check_clip(owner: str, clip: float | None) -> None:
 
 
 def clipped(x: jax.Array, clip: float | None) -> tuple[jax.Array, jax.Array]:
-    """`x` within `clip` times its root mean square, and the largest magnitude left, float32[].
+    """Clip `x` to `clip` times its root mean square, and return the largest magnitude left.
 
-    The magnitude is NaN if anything is not finite.
+    The magnitude is NaN if a value is not finite.
     """
     top = _finite.largest(x)
     if clip is None:
         return x, top
-    scaled = in_units(x, top, 1.0)  # so that no square overflows
+    scaled = in_units(x, top, 1.0)  # prevents overflow of squares
     bound = jnp.minimum(clip * jnp.sqrt(jnp.mean(jnp.square(scaled))) * top, top)
-    # Written so that a NaN stays one; what is too small to square is not clipped.
+    # `where` keeps a NaN. If all squares underflow, nothing is clipped.
     bound = jnp.where(bound == 0, top, bound)
     return jnp.clip(x, -bound, bound), bound
 
@@ -323,12 +317,12 @@ def clipped(x: jax.Array, clip: float | None) -> tuple[jax.Array, jax.Array]:
 Norm = Literal["l2", "max"]
 
 LARGEST = float(np.finfo(np.float32).max) * (1 - 2**-20)
-"""No norm is larger, or the largest level could be rounded to infinity."""
+"""Upper bound of a norm, which keeps the largest level finite after rounding."""
 
 
 @value
 class UniformQuantizer(Quantizer):
-    """Quantizer: round each value to one of 2s + 1 even levels, up or down by chance.
+    """Quantizer: round each value stochastically to one of 2s + 1 even levels.
 
     The vector is cut into buckets, each with its norm ||v||, and with l = s |v_i| / ||v||,
 
@@ -336,15 +330,15 @@ class UniformQuantizer(Quantizer):
 
     Args:
       bits: width of a code, 2 <= bits <= 16; 2 bits are the ternary case, s = 1.
-      bucket: values per norm; a longer one sends fewer norms and has the larger error.
-      norm: "l2" (the paper's) or "max", whose levels all get used.
+      bucket: values per norm; a longer bucket sends fewer norms and has a larger error.
+      norm: "l2" (the paper's) or "max", which uses all levels.
 
     Wire: x float32[n] -> main uint32[ceil(n · bits / 32)], side float32[ceil(n/bucket)].
 
     Claims: unbiased; not summable; E||x - C(x)||² <= min(d/s², √d/s) ||x||² for buckets of d. A
       bucket with a NaN or an infinity decodes to NaN.
 
-    Differs from the paper: codes of fixed width in place of Elias coding, whose size follows the
+    Differs from the paper: codes of fixed width in place of Elias coding, whose size depends on the
       data.
 
     Example:

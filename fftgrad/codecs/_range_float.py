@@ -1,4 +1,4 @@
-"""Floating-point numbers of N bits, over the range of the data or over one that is given.
+"""Floating-point numbers of N bits, over the range of the data or a given range.
 
 The top bits of a float32, bits(|x|) >> (23 - m), number the values with m mantissa bits from 0
 upwards. A window is a run of these numbers, one on each side of zero.
@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Quantizer, Step
-from fftgrad._values import check_choice, check_count, value
+from fftgrad._values import check, check_choice, check_count, value
 from fftgrad.codecs import _quantizers
 from fftgrad.ops import _codes, _finite, _positions
 
@@ -22,22 +22,22 @@ Rounding = Literal["nearest", "truncate", "stochastic"]
 
 
 class Window(NamedTuple):
-    """The values that have a code; that of zero is 0."""
+    """Values that have a code. Zero has code 0."""
 
-    base: jax.Array | int  # number of the smallest positive one, eps
-    positive: int  # how many there are from eps upwards
-    negative: int  # how many there are from -eps downwards
+    base: jax.Array | int  # number of the smallest positive value, eps
+    positive: int  # number of values from eps upwards
+    negative: int  # number of values from -eps downwards
     m: int  # mantissa bits
 
     @property
     def eps(self) -> jax.Array:
-        """The smallest positive value, float32[]."""
+        """Smallest positive value, float32[]."""
         return lax.bitcast_convert_type(
             jnp.asarray(self.base, jnp.int32) << (23 - self.m), jnp.float32
         )
 
     def encode(self, x: jax.Array, rounding: Rounding, noise: jax.Array) -> jax.Array:
-        """Values float32[k] to codes uint32[k]; `noise` is random bits uint32[k], or zero."""
+        """Encode float32[k] as codes uint32[k]; `noise` is random bits uint32[k], or zero."""
         shift = 23 - self.m
         magnitude = jnp.abs(x)
         low = {
@@ -45,7 +45,7 @@ class Window(NamedTuple):
             "truncate": jnp.uint32(0),
             "stochastic": noise & jnp.uint32((1 << shift) - 1),
         }[rounding]
-        # Not magnitude >= eps / 2: half of the smallest normal number may be flushed to zero.
+        # Not magnitude >= eps / 2, because eps / 2 may be subnormal and be flushed to zero.
         to_eps = {
             "nearest": 2 * magnitude >= self.eps,
             "truncate": jnp.zeros(x.shape, bool),
@@ -53,14 +53,14 @@ class Window(NamedTuple):
         }[rounding]
         number = (lax.bitcast_convert_type(magnitude, jnp.uint32) + low) >> shift
         index = number.astype(jnp.int32) - self.base + 1
-        # Written so that a NaN, which is not below eps, saturates instead of becoming zero.
+        # A NaN is not below eps, so it saturates instead of becoming zero.
         index = jnp.where(magnitude < self.eps, to_eps.astype(jnp.int32), index)
         negative = x < 0
         index = jnp.minimum(index, jnp.where(negative, self.negative, self.positive))
         return jnp.where(negative & (index > 0), index + self.positive, index).astype(jnp.uint32)
 
     def decode(self, codes: jax.Array) -> jax.Array:
-        """Codes uint32[k] to values float32[k], finite whatever the codes are."""
+        """Decode codes uint32[k] to float32[k], finite for any codes."""
         index = codes.astype(jnp.int32)
         negative = index > self.positive
         index = jnp.where(negative, jnp.minimum(index - self.positive, self.negative), index)
@@ -71,11 +71,11 @@ class Window(NamedTuple):
 
 
 def fitted_window(largest: jax.Array, codes: int, m: int, rounding: Rounding) -> Window:
-    """The symmetric window of `codes` values that reaches up to `largest`."""
+    """Return the symmetric window of `codes` values that reaches up to `largest`."""
     shift = 23 - m
     up = {"nearest": (1 << shift) >> 1, "truncate": 0, "stochastic": (1 << shift) - 1}[rounding]
     top = jnp.minimum((lax.bitcast_convert_type(largest, jnp.int32) + up) >> shift, _last(m))
-    # Not below the smallest normal number: subnormal ones are flushed to zero by accelerators.
+    # At least the smallest normal number, because accelerators flush subnormal numbers to zero.
     base = jnp.maximum(top - codes // 2 + 1, 1 << m)
     return Window(base, codes // 2, codes // 2, m)
 
@@ -83,7 +83,7 @@ def fitted_window(largest: jax.Array, codes: int, m: int, rounding: Rounding) ->
 def fixed_window(
     ends: tuple[float, float], eps: float | None, codes: int, m: int, rounding: Rounding
 ) -> Window:
-    """The window from end to end; without eps, the one that uses up all the codes."""
+    """Return the window from end to end; without eps, the one that uses all codes."""
     rounds = rounding == "nearest"
     bottom, top = (number_of(abs(end), m, rounds=rounds) for end in ends)
     if eps is None:
@@ -94,21 +94,21 @@ def fixed_window(
 
 
 def number_of(value: float, m: int, *, rounds: bool) -> int:
-    """The number of a positive value, rounded down or to the nearest."""
+    """Return the number of a positive value, rounded down or to the nearest."""
     half = (1 << (23 - m)) >> 1 if rounds else 0
     return min((int(np.float32(value).view(np.int32)) + half) >> (23 - m), _last(m))
 
 
 def _last(m: int) -> int:
-    """The number of the largest finite value."""
+    """Return the number of the largest finite value."""
     return (255 << m) - 1
 
 
 def best_mantissa(bits: int) -> int:
-    """The m with the smallest expected squared error on normal values up to 5 sigma.
+    """Return the m with the smallest expected squared error for normal values up to 5 sigma.
 
-    Inside a binade the squared error is a share 3/7 · 4^-m of the energy, and of the values below
-    eps √(2/π) · eps³, both up to the same factor, which depends on the rounding.
+    The squared error within binades is a share 3/7 · 4^-m of the energy. The error below eps is
+    √(2/π) · eps³. A common factor that depends on the rounding is dropped.
     """
 
     def error(m: int) -> float:
@@ -119,8 +119,7 @@ def best_mantissa(bits: int) -> int:
 
 
 def check_format(owner: str, bits: int, mantissa: int | None) -> None:
-    remedy = "for more bits use no quantizer, for one bit keep signs only."
-    check_count(f"{owner}(bits)", bits, remedy, 2, 16)
+    check_count(f"{owner}(bits)", bits, "for one bit keep signs only.", 2, 16)
     if mantissa is not None:
         remedy = f"use mantissa={best_mantissa(bits)}."
         check_count(f"{owner}(mantissa)", mantissa, remedy, 1, bits)
@@ -130,22 +129,22 @@ def check_format(owner: str, bits: int, mantissa: int | None) -> None:
 class RangeFloat(Quantizer):
     """Quantizer: N-bit floats with m mantissa bits, up to the largest magnitude of the payload.
 
-    The top bits of a float32, b(x) = bits(|x|) >> (23 - m), count the values with m mantissa bits
+    The top bits of a float32, b(x) = bits(|x|) >> (23 - m), number the values with m mantissa bits
     from 0 upwards: evenly spaced inside a binade, twice as far apart in the next. An N-bit code is
-    a window of that count. With max the largest magnitude, which is sent along, P = 2^(N-1) - 1,
-    base = b(max) - P + 1 and eps the value that base stands for, the codes are
+    a window of these numbers. With max the largest magnitude, which is sent along, P = 2^(N-1) - 1,
+    base = b(max) - P + 1 and eps the value with number base, the codes are
 
         0                     zero
         1 ... P               eps ... max,         code = b(x) - base + 1
         P + 1 ... 2P          -eps ... -max,       code = P + b(x) - base + 1.
 
-    Values below eps become 0 or eps, whichever is nearer (0 when truncating; by chance when
-    rounding stochastically).
+    Values below eps are rounded to 0 or eps: to the nearest, to 0 when truncating, at random when
+    rounding stochastically.
 
     Args:
       bits: N, 2 <= N <= 16.
       mantissa: m, 1 <= m <= N. None: the m with the smallest expected squared error for normal
-        values whose largest is 5 standard deviations. Heavier tails want a smaller m.
+        values whose largest is 5 standard deviations. Heavier tails need a smaller m.
       rounding: "nearest", "truncate" (the paper's) or "stochastic" (draws from `step.local`).
 
     Wire: x float32[k] -> main uint32[ceil(kN/32)], side float32[]; 2k for complex64[k], real parts
@@ -155,8 +154,8 @@ class RangeFloat(Quantizer):
       (truncate); not summable; unbiased if stochastic. A payload with a NaN or an infinity decodes
       to NaN throughout.
 
-    Differs from the paper: rounds to nearest; fits the range to each payload (`FixedRangeFloat`
-      does not); m and eps in closed form, not by a search (`FixedRangeFloat.tuned`).
+    Differs from the paper: rounds to nearest. Fits the range to each payload (`FixedRangeFloat`
+      does not). Computes m and eps in closed form, without a search (`FixedRangeFloat.tuned`).
 
     Example:
       >>> x, codec = jnp.array([0.26, -2.0, 0.001]), fg.RangeFloat(bits=5, mantissa=2)
@@ -177,7 +176,7 @@ class RangeFloat(Quantizer):
 
     @property
     def m(self) -> int:
-        """The number of mantissa bits, given or chosen."""
+        """Number of mantissa bits, given or chosen."""
         return best_mantissa(self.bits) if self.mantissa is None else self.mantissa
 
     @property
@@ -205,10 +204,10 @@ class RangeFloat(Quantizer):
 
 @value
 class FixedRangeFloat(Quantizer):
-    """Quantizer: the floats of `RangeFloat` over a range that is given and need not be symmetric.
+    """Quantizer: the floats of `RangeFloat` over a given range, which may be asymmetric.
 
     Codes are those of `RangeFloat` with base = b(eps), P values from eps to `maximum` and Q from
-    -eps to `minimum`, P + Q + 1 <= 2^N. Values beyond the range saturate.
+    -eps to `minimum`, P + Q + 1 <= 2^N. Values out of range saturate.
 
     Args:
       bits: N, 2 <= N <= 16.
@@ -220,9 +219,9 @@ class FixedRangeFloat(Quantizer):
 
     Wire: x float32[k] -> main uint32[ceil(kN/32)]; 2k for complex64[k], real parts first.
 
-    Claims: the errors of `RangeFloat` for eps <= |x| <= max; biased; not summable. What is out of
-      range saturates, NaN as well, and is counted in `overflow`; the exchange's header carries the
-      finite flag.
+    Claims: the errors of `RangeFloat` for eps <= |x| <= max; biased; not summable. Values out of
+      range, including NaN, saturate and are counted in `overflow`; the header carries the finite
+      flag.
 
     Raises:
       ValueError: if the codes do not reach from eps to the ends of the range.
@@ -248,33 +247,28 @@ class FixedRangeFloat(Quantizer):
         check_format("FixedRangeFloat", self.bits, self.mantissa)
         check_choice("FixedRangeFloat(rounding)", self.rounding, ("nearest", "truncate"))
         low, high = self._range
-        least, smaller = float(np.finfo(np.float32).tiny), min(high, -low)
-        if not (least <= smaller and math.isfinite(high - low)):
-            raise ValueError(
-                f"FixedRangeFloat(minimum, maximum): must be finite, minimum < 0 < maximum, got "
-                f"{low} and {high}; a one-sided range is not supported."
-            )
+        least = float(np.finfo(np.float32).tiny)
         eps = least if self.eps is None else self.eps
-        if not least <= eps <= smaller:
-            raise ValueError(
-                f"FixedRangeFloat(eps): must be positive and inside the range ({low}, {high}), got "
-                f"{eps}; leave it out to fit it."
-            )
+        fine = math.isfinite(high - low) and least <= eps <= min(high, -low)
+        rule, remedy = (
+            "have minimum <= -eps < eps <= maximum, all finite",
+            "leave eps out to fit it.",
+        )
+        check(fine, "FixedRangeFloat(minimum, eps, maximum)", rule, (low, eps, high), remedy)
         window = self._window()
-        used = window.positive + window.negative
-        if min(window.positive, window.negative) < 1 or used > 2**self.bits - 1:
-            raise ValueError(
-                f"FixedRangeFloat(minimum, maximum, eps): {self.bits} bits with mantissa {self.m} "
-                f"must reach from eps to both ends, got {window.positive} and {window.negative} "
-                "codes for them; take a more even range, a larger eps or more bits."
-            )
+        fine = min(window.positive, window.negative) >= 1
+        fine = fine and window.positive + window.negative < 2**self.bits
+        rule = f"need less than {2**self.bits} codes, and one at least on each side"
+        found = f"{window.positive} and {window.negative}"
+        remedy = "take a more even range, a larger eps or more bits."
+        check(fine, "FixedRangeFloat(minimum, eps, maximum)", rule, found, remedy)
 
     @classmethod
     def tuned(cls, minimum: float, maximum: float, bits: int) -> "FixedRangeFloat":
         """Constructor: the paper's tuning of a fixed range.
 
-        For each m the paper moves eps until the most negative code decodes to `minimum`; that eps
-        has a closed form. The paper states no rule for m; ours has the smallest expected error.
+        For each m the paper moves eps until the most negative code decodes to `minimum`; this eps
+        has a closed form. The paper gives no rule for m; here m has the smallest expected error.
 
         Args:
           minimum: most negative value, for example -1.
@@ -287,7 +281,7 @@ class FixedRangeFloat(Quantizer):
 
     @property
     def m(self) -> int:
-        """The number of mantissa bits, given or chosen."""
+        """Number of mantissa bits, given or chosen."""
         return best_mantissa(self.bits) if self.mantissa is None else self.mantissa
 
     @property

@@ -1,4 +1,4 @@
-"""Sums of what payloads stand for, in the order of the workers, so that replicas stay equal."""
+"""Sums of decoded payloads, in the order of the workers, so that replicas stay equal."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +14,15 @@ from fftgrad.ops import _platform
 from fftgrad.ops._shapes import spec
 
 UNROLLED, LARGE = 8, 1 << 16
-"""Up to how many payloads, and from how many values on, payloads are added without a loop."""
+"""Up to UNROLLED payloads of at least LARGE values are added without a loop."""
 DECODED = 8
-"""Arrays that decoding takes for each value that is sent."""
+"""Arrays per sent value that decoding allocates."""
 
 
 def add(
     codec: Codec, total: jax.Array, payload: Payload, scale: jax.Array | float, step: Step
 ) -> jax.Array:
-    """`total` + scale · what the payload stands for; in place where that is sparse."""
+    """Return `total` + scale · decoded payload, in place if the payload is sparse."""
     few = _chain.sparse(codec, payload, spec(total), step)
     if few is None:
         return total + scale * codec.decompress(payload, spec(total), step)
@@ -30,7 +30,7 @@ def add(
 
 
 def is_sparse(codec: Codec, like: Like, step: Step) -> bool:
-    """Whether payloads stand for values at few positions."""
+    """Return True if payloads decode to values at few positions."""
     few = jax.eval_shape(
         lambda payload: _chain.sparse(codec, payload, like, step), payload_spec(codec, like)
     )
@@ -46,10 +46,10 @@ def add_each(
     *,
     shards: bool = False,
 ) -> jax.Array:
-    """`total` + scale · what each of the stacked payloads stands for, one after the other.
+    """Return `total` + Σ scale · decoded payload, over stacked payloads, one after the other.
 
-    The scale is one for all, or an array of one for each. Payloads of shards, one from each
-    worker, take no more memory whole than a gradient: on a GPU they are decoded side by side.
+    The scale is one number, or an array with a number for each payload. Payloads of `shards` are
+    small: all of them together are as large as a gradient, so a GPU decodes them side by side.
     """
     like = spec(total)
     workers = jax.tree.leaves(payloads)[0].shape[:1]
@@ -62,7 +62,7 @@ def add_each(
         return _fold(total, (payloads, scales), lambda t, row: add(codec, t, row[0], row[1], step))
 
     def together(total: jax.Array, group: tuple[Payload, jax.Array]) -> jax.Array:
-        # Only the sum has an order. What comes before it takes the kernels of a single payload.
+        # Decode all rows with the kernels of a single payload; only the sum has an order.
         rows = jax.vmap(sparse)(group[0])
         return _fold(total, (rows, group[1]), lambda t, row: row[0].add_to(t, row[1]))
 
@@ -87,10 +87,10 @@ def add_each(
 
 
 def _together(workers: int, slots: int, size: int) -> int:
-    """How many payloads are decoded side by side: a divisor of their number.
+    """Return the number of payloads to decode side by side, a divisor of the number of workers.
 
-    All of them, unless what is decoded would take more memory than what it is added to: `DECODED`
-    arrays of so many slots each. Of a prime number of workers it is then one at a time.
+    Their `DECODED` arrays of `slots` values each must not exceed the memory of the sum. A prime
+    number of workers then means one at a time.
     """
     if size < LARGE:
         return workers
@@ -99,13 +99,13 @@ def _together(workers: int, slots: int, size: int) -> int:
 
 
 def _fold(total: jax.Array, rows: Any, add: Callable[[jax.Array, Any], jax.Array]) -> jax.Array:
-    """`add(add(total, row), row)`... of all rows."""
+    """Return `add(add(total, row), row)`... over all rows."""
     count = jax.tree.leaves(rows)[0].shape[0]
 
     def add_row(i: jax.Array, total: jax.Array) -> jax.Array:
         return add(total, jax.tree.map(lambda leaf: leaf[i], rows))
 
-    # A pass over a row that is chosen while running is not vectorized, and sums of known rows are
-    # one pass; but each takes its time to compile.
+    # XLA does not vectorize a loop over rows. It fuses unrolled rows into one pass, but each row
+    # adds compile time.
     unroll = count <= UNROLLED and total.size >= LARGE
     return lax.fori_loop(0, count, add_row, total, unroll=unroll)

@@ -1,4 +1,4 @@
-"""Selectors whose number of values depends on the data, up to the capacity of the message."""
+"""Selectors that keep a data-dependent number of values, up to the capacity of the message."""
 
 import functools
 import math
@@ -16,9 +16,9 @@ from fftgrad.ops import _codes, _count, _finite, _platform, _positions, _selecti
 
 
 class Support(NamedTuple):
-    """Which values a message holds: how many, uint32[1], and the code of their positions.
+    """Number of values in a message, uint32[1], and the code of their positions.
 
-    A slot that holds nothing has a position beyond the vector, so that all positions differ.
+    An unused slot has a position beyond the vector, so that all positions differ.
     """
 
     length: jax.Array
@@ -26,9 +26,9 @@ class Support(NamedTuple):
 
 
 def take_first(x: jax.Array, words: jax.Array, capacity: int) -> Compressed:
-    """The first `capacity` values that a bitmap selects; the others are counted as overflow.
+    """Keep the first `capacity` values that a bitmap selects, and count the others as overflow.
 
-    All of them are NaN if anything in `x` is not finite, wherever that is.
+    If any value of `x` is not finite, all kept values are NaN.
     """
     n = x.size
     selected = _positions.count(words)
@@ -43,7 +43,7 @@ def take_first(x: jax.Array, words: jax.Array, capacity: int) -> Compressed:
 
 
 def slots(support: Support, capacity: int, n: int) -> jax.Array:
-    """The position of each slot, int32[capacity]; n or more where it holds nothing."""
+    """Return the position of each slot, int32[capacity]; n or more if the slot is unused."""
     found = _positions.decode(support.positions, capacity, n + capacity)
     slot = jnp.arange(capacity, dtype=jnp.int32)
     return jnp.where(slot.astype(jnp.uint32) < support.length, found, n + slot)
@@ -53,11 +53,11 @@ Search = Literal["binary", "exact"]
 
 HALVINGS, AHEAD = 20, 4
 BY_VALUE = 8
-"""After so many halvings of the value that of its bits follows, which finds any size."""
+"""The first halvings bisect the value; later ones bisect its bits, which find any size."""
 
 
 class ThresholdState(NamedTuple):
-    """State: the threshold in use, and for how many steps it has been, 0 for none."""
+    """State of `Threshold`: the threshold, and the number of steps that used it, 0 for none."""
 
     threshold: jax.Array
     age: jax.Array
@@ -65,26 +65,26 @@ class ThresholdState(NamedTuple):
 
 @value
 class Threshold(Selector):
-    """Selector: keep what is larger than a threshold, in a message that carries its length.
+    """Selector: keep values above a threshold, in a message that carries its length.
 
     With μ the mean and M the maximum of |x_i|, the threshold is μ + r (M - μ). "binary" bisects r
     in [0, 1] until between k and 2k coefficients are larger (below μ, if fewer than k exceed it).
-    "exact" takes the k largest that are not zero. What exceeds the c values of the message stays
-    behind, the highest positions first, and is counted in `overflow`.
+    "exact" takes the k largest non-zero values. Values beyond the capacity c of the message are
+    dropped, highest positions first, and counted in `overflow`.
 
     Args:
       fraction: share of the n coefficients aimed at; k = ceil(fraction · n).
       search: "binary" or "exact".
-      reuse: for how many steps a threshold serves before it is searched for again, or until more
-        pass it than the message holds; only for "binary".
+      reuse: number of steps that use one threshold, only for "binary". The search runs earlier if
+        more values pass than the message holds.
 
     Wire: x float32[n] | complex64[n] -> main of that dtype [c], c = min(n, 2k), or k if exact;
       side about c (2 + log2(n/c))/8 bytes of positions, 4 for the length.
 
     Claims: biased; not summable; every value kept is exact.
 
-    Differs from the paper: the published code stops at a step of 0.2; here r is halved 8 times, and
-      then the bits of the threshold, about its logarithm, 12 times.
+    Differs from the paper: the published code stops at a step of 0.2. Here r is halved 8 times, and
+      then the bits of the threshold, roughly its logarithm, 12 times.
 
     Example:
       >>> x = jnp.array([1.0, -9.0, 2.0, 8.0, 0.5, 0.1, 0.0, 0.2])
@@ -124,11 +124,10 @@ class Threshold(Selector):
         self, magnitude: jax.Array, k: int, state: ThresholdState
     ) -> tuple[jax.Array, ThresholdState]:
         threshold, age = _bisect(magnitude, k), state.age
-        # An infinite mean is no bound, and a NaN makes it zero. What passes then does not matter:
-        # the message is poisoned.
+        # Replace a threshold that is not finite. Its message is NaN, so any bound will do.
         threshold = jnp.where(jnp.isfinite(threshold), threshold, jnp.inf)
         if self.reuse > 1:
-            # Or what does not fit would be, step by step, what has the highest positions.
+            # Without this check, the highest positions would overflow in every step.
             fits = _above(magnitude, state.threshold) <= self._capacity(magnitude.size)
             serves = (age > 0) & (age < self.reuse) & fits
             threshold = jnp.where(serves, state.threshold, threshold)
@@ -142,7 +141,7 @@ class Threshold(Selector):
 
 
 class Bisection(NamedTuple):
-    """Bounds of the threshold, whether the lower one will do, and how often they were halved."""
+    """Bounds of the threshold, a flag if the lower bound is good enough, and the halvings done."""
 
     low: jax.Array
     high: jax.Array
@@ -154,7 +153,7 @@ class Bisection(NamedTuple):
         return ~self.found & (self.halvings < HALVINGS)
 
     def halve(self, middle: jax.Array, count: jax.Array, k: int) -> "Bisection":
-        """The half to go on with, where `count` values are above the middle."""
+        """Return the half to search next, if `count` values are above the middle."""
         enough = count >= k
         return Bisection(
             jnp.where(enough, middle, self.low),
@@ -165,11 +164,11 @@ class Bisection(NamedTuple):
 
 
 def _bisect(magnitude: jax.Array, k: int) -> jax.Array:
-    """A bound that k to 2k magnitudes are above, as near as the halvings come to it."""
+    """Find a bound that k to 2k magnitudes exceed, up to the precision of the halvings."""
     mean, top = jnp.sum(magnitude * (1.0 / magnitude.size)), jnp.max(magnitude)
     low = jnp.where(_above(magnitude, mean) >= k, mean, 0.0)
     found = _above(magnitude, low) <= 2 * k
-    # Varying like the data, as a loop's carry has to be where that is tracked.
+    # Typed as varying like the data, as `lax.while_loop` requires of its carry.
     start = Bisection(low, top, found, _axes.vary_like(jnp.int32(0), top))
     return _platform.dependent(
         magnitude,
@@ -189,9 +188,9 @@ def _in_a_loop(magnitude: jax.Array, start: Bisection, k: int) -> jax.Array:
 
 
 def _at_once(magnitude: jax.Array, start: Bisection, k: int) -> jax.Array:
-    """It, some halvings ahead in each pass, because a loop of unknown length makes the host wait.
+    """Bisect several levels in each pass, because a GPU loop of unknown length waits for the host.
 
-    One pass counts for all the middles that the next halvings may meet, a binary tree of them.
+    One pass counts for a binary tree of all middles that the next AHEAD halvings may need.
     """
     rows, b = _shapes.rows(magnitude, _count.LONG_ROW), start
     for done in range(0, HALVINGS, AHEAD):
@@ -211,13 +210,13 @@ def _mean(low: jax.Array, high: jax.Array) -> jax.Array:
 
 
 def _half_way(low: jax.Array, high: jax.Array) -> jax.Array:
-    """The magnitude whose bits are half-way between those of two."""
+    """Return the magnitude whose bits are half-way between those of two magnitudes."""
     first, last = (lax.bitcast_convert_type(end, jnp.int32) for end in (low, high))
     return lax.bitcast_convert_type(first + (last - first) // 2, jnp.float32)
 
 
 def _tree(b: Bisection, halvings: int) -> jax.Array:
-    """The next middle, then those of its lower and its upper half, and so on."""
+    """Return the next middle, then those of its lower and upper halves, and so on."""
     low, high = b.low[None], b.high[None]
     levels: list[jax.Array] = []
     for ahead in range(AHEAD):
@@ -229,18 +228,18 @@ def _tree(b: Bisection, halvings: int) -> jax.Array:
 
 
 def _above(magnitude: jax.Array, bound: jax.Array) -> jax.Array:
-    """How many are larger than a bound."""
+    """Count the magnitudes above a bound."""
     return _positions.count(*_codes.pack_masks(magnitude > bound))
 
 
 class AdaCompState(NamedTuple):
-    """State: what was left behind by the step before, to tell the newest gradient from the rest."""
+    """State of `AdaComp`: the residue of the step before, which isolates the newest gradient."""
 
     residue: jax.Array
 
 
 class AdaCompSide(NamedTuple):
-    """Side: the one magnitude of all values, float32[1], and where they belong."""
+    """Side of `AdaComp`: the common magnitude of all values, float32[1], and their positions."""
 
     scale: jax.Array
     support: Support
@@ -248,16 +247,16 @@ class AdaCompSide(NamedTuple):
 
 @value
 class AdaComp(Selector):
-    """Selector: in each bin, what would exceed the bin's maximum if the gradient came again.
+    """Selector: keep values that would exceed their bin's maximum if the gradient came twice.
 
     With x the residue plus the gradient g, and g_b the largest |x_i| of bin b, the sign of x_i is
-    sent if |x_i + g_i| >= g_b. All values have one magnitude, the mean of g_b. It finds g by
-    remembering what the last step left behind, so it belongs behind `ErrorFeedback()`.
+    sent if |x_i + g_i| >= g_b. All values have one magnitude, the mean of g_b. The codec computes g
+    from the residue of the last step, so use it with `ErrorFeedback()`.
 
     Args:
       bin_size: values per bin; the paper uses 50 for convolutions, 500 for other layers.
-      per_bin: how many values a bin has room for on average; what is more stays behind, the
-        highest positions first, and is counted in `overflow`.
+      per_bin: average capacity of a bin. Further values are dropped, highest positions first, and
+        counted in `overflow`.
 
     Wire: x float32[n] -> main uint32[ceil(c/32)], signs, c = min(n, ceil(per_bin · n / bin_size));
       side c (2 + log2(n/c)) bits of positions, and 8 bytes.
@@ -322,14 +321,14 @@ class AdaComp(Selector):
 
 @value
 class AlternatingSign(Selector):
-    """Selector: keep the positive values in one step, the negative ones in the next.
+    """Selector: keep positive values in even steps and negative values in odd steps.
 
-    What is kept has one sign, so a selector and `MeanMagnitude` behind it can send positions and
-    one number. Zeros stand where something is left out, so every value keeps its place.
+    The kept values have one sign, so a selector with `MeanMagnitude` can send positions and one
+    number. Dropped values become zeros, so every value keeps its place.
 
     Wire: x float32[n] -> main float32[n].
 
-    Claims: biased; not summable: what it drops differs by step.
+    Claims: biased; not summable: the dropped values depend on the step.
 
     Example:
       >>> fg.compress(fg.codecs.AlternatingSign(), jnp.array([1.0, -2.0, 3.0])).main

@@ -1,4 +1,4 @@
-"""Transforms of matrices in tiles: the cosine transform, and the order of tiles alone."""
+"""Transforms of matrices in tiles: the cosine transform, and a reordering by tiles."""
 
 import math
 from typing import NamedTuple
@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
-from fftgrad._values import value
+from fftgrad._values import check, value
 from fftgrad.codecs import _transforms
 from fftgrad.ops import _shapes
 
@@ -28,38 +28,36 @@ class Tiling(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape, block: int) -> "Tiling":
-        """Tiles of at most block by block values; a shorter axis is one tile of a power of two."""
+        """Choose tiles of at most block by block values; pad a shorter axis to a power of two."""
         high, wide = (1 if n == 1 else _transforms.fit(block, n) for n in shape)
         return cls(shape, high, wide)
 
     @property
     def size(self) -> int:
-        """Values of one tile."""
+        """Number of values of a tile."""
         return self.high * self.wide
 
     @property
     def grid(self) -> Shape:
-        """How many tiles there are, down and across."""
+        """Number of tiles down and across."""
         return -(-self.shape[0] // self.high), -(-self.shape[1] // self.wide)
 
     def cut(self, x: jax.Array, owner: object) -> jax.Array:
-        """The values of the matrix as [tiles down, rows of one, tiles across, columns of one]."""
-        if x.size != math.prod(self.shape):
-            raise ValueError(
-                f"{owner!r}.compress(x): must have {math.prod(self.shape)} values, got {x.size}; "
-                "give each part the transform of its own shape, by a rule."
-            )
+        """Cut a matrix into [tiles down, rows of a tile, tiles across, columns of a tile]."""
+        owner, rule = f"{owner!r}.compress(x)", f"have {math.prod(self.shape)} values"
+        remedy = "give each part the transform of its own shape, by a rule."
+        check(x.size == math.prod(self.shape), owner, rule, x.size, remedy)
         (rows, columns), (down, across) = self.shape, self.grid
         fill = [(0, down * self.high - rows), (0, across * self.wide - columns)]
         matrix = jnp.pad(x.reshape(self.shape), fill)
         return matrix.reshape(down, self.high, across, self.wide)
 
     def apart(self, tiles: jax.Array) -> jax.Array:
-        """A vector of tiles as [tiles down, tiles across, rows of one, columns of one]."""
+        """Reshape a vector of tiles to [tiles down, tiles across, rows, columns]."""
         return tiles.reshape(*self.grid, self.high, self.wide)
 
     def join(self, tiles: jax.Array) -> jax.Array:
-        """What `cut` made, flat and without the padding."""
+        """Invert `cut`, flat and without padding."""
         (rows, columns), (down, across) = self.shape, self.grid
         matrix = tiles.reshape(down * self.high, across * self.wide)
         return matrix[:rows, :columns].ravel()
@@ -67,26 +65,24 @@ class Tiling(NamedTuple):
 
 def check_tiles(owner: str, block: int, shape: Shape | None) -> None:
     _transforms.check_block(owner, block, MAX_BLOCK)
-    if shape is not None and (len(shape) != 2 or min(shape) < 1):
-        raise ValueError(
-            f"{owner}(shape): must be rows and columns, got {shape}; leave it out for a vector."
-        )
+    fine = shape is None or (len(shape) == 2 and min(shape) >= 1)
+    check(fine, f"{owner}(shape)", "be rows and columns", shape, "leave it out for a vector.")
 
 
 def shape_of(like: Like) -> Shape:
-    """A leaf as a matrix, whose columns are its last axis."""
+    """Return the shape of a leaf as a matrix, whose columns are its last axis."""
     return math.prod(like.shape[:-1]), like.shape[-1] if like.shape else 1
 
 
 @value
 class Tiles(Transform):
-    """Transform: the values of a matrix in the order of its tiles; they stay what they are.
+    """Transform: the values of a matrix, unchanged, in the order of its tiles.
 
-    A selector of chunks, `ChunkTopK(chunk=transform.tile_size)`, then chooses in each tile.
+    A chunk selector, `ChunkTopK(chunk=transform.tile_size)`, then selects within each tile.
 
     Args:
-      block: the largest side of a tile: a power of two up to 1024. An axis shorter than that is one
-        tile of the next power of two.
+      block: largest side of a tile, a power of two up to 1024. A shorter axis is one tile of the
+        next power of two.
       shape: rows and columns of the matrix, as in `Dct`. None: blocks in place of tiles.
 
     Wire: x float32[n] -> main float32[tiles · tile_size], padded with zeros.
@@ -111,7 +107,7 @@ class Tiles(Transform):
 
     @property
     def tile_size(self) -> int:
-        """Values of one tile, or of a block where there is no shape."""
+        """Number of values of a tile, or of a block if there is no shape."""
         return Tiling.of(self.shape or (1, self.block), self.block).size
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
@@ -131,29 +127,29 @@ class Tiles(Transform):
 class Dct(Transform):
     """Transform: the orthonormal cosine transform (DCT-II) of blocks of the vector, or of tiles.
 
-    The vector is padded with zeros to blocks of b values, and a block x goes to
+    The vector is padded with zeros to blocks of b values, and a block x becomes
 
         y_j = s_j √(2/b) Σ_t x_t cos(π (2t + 1) j / 2b),   s_0 = √½, s_j = 1 otherwise,
 
-    an isometry: Σ y_j² = Σ x_t². It is a product with a b × b matrix.
+    by a product with a b × b matrix. This is an isometry: Σ y_j² = Σ x_t².
 
     With a `shape` the vector is a matrix of that shape, padded with zeros to tiles of at most b × b
-    values, each of which is transformed along both axes. The coefficients of a tile come one after
-    the other, so that `ChunkTopK(chunk=transform.tile_size)` chooses in each tile.
+    values, each transformed along both axes. The coefficients of a tile are contiguous, so
+    `ChunkTopK(chunk=transform.tile_size)` selects within each tile.
 
     Args:
-      block: the length b of a block, or the largest side of a tile: a power of two up to 1024. A
-        vector or an axis shorter than that is one block of the next power of two.
-      shape: rows and columns of the matrix; the columns of a leaf of more axes are its last axis.
-        Use it with `Bucketing("leaf")` and a rule that gives each leaf its shape.
+      block: length b of a block, or largest side of a tile, a power of two up to 1024. A shorter
+        vector or axis is one block of the next power of two.
+      shape: rows and columns of the matrix; the columns of a leaf are its last axis. Use it with
+        `Bucketing("leaf")` and a rule that gives each leaf its shape.
 
     Wire: x float32[n] -> main float32[b · ceil(n/b)], or float32[tiles · tile_size].
 
-    Claims: summable; unbiased and lossless to rounding. One non-finite value makes its whole
-      block or tile non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
+    Claims: summable; unbiased and lossless up to rounding. One non-finite value makes its whole
+      block or tile non-finite, as may finite values beyond 2^128 / √b. The step is then bad.
 
     Differs from the paper: DeMo cuts an axis at its largest divisor up to 64, which for a prime
-      axis is 1, no transform at all; here axes are padded.
+      length is 1, no transform at all; here axes are padded.
 
     Example:
       >>> y = fg.compress(fg.Dct(block=4), jnp.array([1.0, 1.0, 1.0, 1.0, 3.0])).main
@@ -173,7 +169,7 @@ class Dct(Transform):
 
     @property
     def tile_size(self) -> int:
-        """Values of one tile, or of a block where there is no shape."""
+        """Number of values of a tile, or of a block if there is no shape."""
         return Tiling.of(self.shape or (1, self.block), self.block).size
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
@@ -207,7 +203,7 @@ class Dct(Transform):
 
 
 def basis(b: int) -> np.ndarray:
-    """Column j is the j-th cosine of b values; orthogonal."""
+    """Return the orthogonal matrix whose column j is the j-th cosine of b values."""
     t, j = np.ogrid[:b, :b]
     waves = np.sqrt(2 / b) * np.cos(np.pi * (2 * t + 1) * j / (2 * b))
     waves[:, 0] *= np.sqrt(0.5)

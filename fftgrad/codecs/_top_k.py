@@ -1,4 +1,4 @@
-"""Selectors of a fixed number of coefficients: of the largest, of each chunk, or by chance."""
+"""Selectors of a fixed number of coefficients: the largest of all, of each chunk, or random."""
 
 import dataclasses
 import math
@@ -8,20 +8,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Selector, Sparse, Step
-from fftgrad._values import check_count, check_within, value
+from fftgrad._values import check, check_count, check_type, check_within, value
 from fftgrad.ops import _codes, _finite, _positions, _random, _selection, _shapes
 
 
 def check_size(owner: str, fraction: float | None, k: int | None) -> None:
-    """Refuse what does not say how many of n are kept."""
+    """Require a fraction or a number of coefficients to keep."""
     check_one_of(owner, "fraction", fraction, "k", k, "fraction=0.01")
-    if isinstance(fraction, int) and fraction == 1:
-        raise TypeError(
-            f"{owner}(fraction): must be a float, because 1 may be meant as one value, got 1; use "
-            f"{owner}(k=1), or fraction=1.0 for all."
-        )
+    one = isinstance(fraction, int) and fraction == 1
+    rule, remedy = "be a float", f"use {owner}(k=1), or fraction=1.0 for all."
+    check_type(not one, f"{owner}(fraction)", rule, fraction, remedy)
     if fraction is not None:
-        remedy = f"it is what is kept: to drop a share theta use {owner}(fraction=1 - theta)."
+        remedy = f"to drop a share theta use {owner}(fraction=1 - theta)."
         check_within(f"{owner}(fraction)", fraction, "(0, 1]", remedy)
     if k is not None:
         check_count(f"{owner}(k)", k, f"use {owner}(k=1).")
@@ -30,31 +28,27 @@ def check_size(owner: str, fraction: float | None, k: int | None) -> None:
 def check_one_of(
     owner: str, share: str, of_n: float | None, number: str, of_all: int | None, remedy: str
 ) -> None:
-    """Refuse both of a share and a number, neither, and what is no Python number."""
-    if (of_n is None) == (of_all is None):
-        raise ValueError(
-            f"{owner}({share}, {number}): exactly one must be given, got {share}={of_n}, "
-            f"{number}={of_all}; use {owner}({remedy})."
-        )
+    """Require a share or a number, not both, and a Python number."""
+    argument, found = f"{owner}({share}, {number})", f"{share}={of_n}, {number}={of_all}"
+    one = (of_n is None) != (of_all is None)
+    check(one, argument, "have exactly one of the two", found, f"use {owner}({remedy}).")
     for name, found, kind in ((share, of_n, float | int), (number, of_all, int)):
-        if found is not None and (not isinstance(found, kind) or isinstance(found, bool)):
-            raise TypeError(
-                f"{owner}({name}): must be a Python number, because the size of the payload is "
-                f"static, got {found!r}; to change it while training use Scheduled, and under "
-                "optax.inject_hyperparams name it in static_args."
-            )
+        fine = found is None or (isinstance(found, kind) and not isinstance(found, bool))
+        rule = "be a Python number, because the size of the payload is static"
+        remedy = "use Scheduled to change it, and static_args in optax.inject_hyperparams."
+        check_type(fine, f"{owner}({name})", rule, found, remedy)
 
 
 def kept(fraction: float | None, k: int | None, n: int) -> int:
-    """How many of n are kept."""
+    """Return the number of coefficients to keep of n."""
     if k is not None:
         return min(k, n)
-    # Rounded first: 0.07 * 100 is a little above 7 in binary.
+    # Round first: 0.07 * 100 is slightly above 7 in binary.
     return max(1, math.ceil(round((fraction or 0.0) * n, 6)))
 
 
 def shard_k(k: int | None, parts: int) -> int | None:
-    """How many are kept of each of several equal parts of a vector of which k are kept."""
+    """Return the number to keep in each of several equal parts of a vector that keeps k."""
     return None if k is None else -(-k // parts)
 
 
@@ -62,21 +56,21 @@ def shard_k(k: int | None, parts: int) -> int | None:
 class TopK(Selector):
     """Selector: keep the k coefficients of largest magnitude.
 
-    For x in R^n or C^n let S be the positions of the k largest |x_i|, the lowest position first
-    among equals. The payload is (x_i), i in S, in order of position, and S. Exactly k are kept,
-    whatever the data, and found without a sort. A complex coefficient counts by its modulus, as
-    zero if both parts are subnormal. NaN counts as larger than everything, so it is seen.
+    For x in R^n or C^n let S be the positions of the k largest |x_i|; ties go to the lowest
+    position. The payload is (x_i), i in S, in order of position, and S. Exactly k are kept, without
+    a sort. A complex coefficient counts by its modulus, as zero if both parts are subnormal. NaN
+    counts as the largest magnitude, so it is always sent.
 
     Args:
       fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
-      k: how many are kept, instead; all n where n < k.
+      k: number of coefficients kept, in place of `fraction`; all n if n < k.
 
     Wire: x float32[n] | complex64[n] -> main of that dtype [k]; side the smaller of
-      k(2 + floor(log2(n/k)))/8 (Elias-Fano) and n/8 (bitmap) bytes; nothing where k = n.
+      k(2 + floor(log2(n/k)))/8 (Elias-Fano) and n/8 (bitmap) bytes; nothing if k = n.
 
     Claims: biased; not summable; ||x - C(x)||² <= (1 - k/n) ||x||².
 
-    Differs from the paper: the paper sends a bitmap always, and selects exactly by a sort or
+    Differs from the paper: the paper always sends a bitmap, and selects exactly by a sort or
       approximately by buckets.
 
     Example:
@@ -98,7 +92,7 @@ class TopK(Selector):
         k = self._k(x.size)
         if k == x.size:
             return Compressed(Payload(x))
-        # Kept: it is read many times, each of which would look for it in all of the leaves.
+        # The barrier keeps XLA from rebuilding the vector from all leaves for each of its readers.
         x = lax.optimization_barrier(x)
         positions, code = _positions.encode(_selection.largest(*_selection.keys(x), k), k, x.size)
         return Compressed(Payload(x[positions], code))
@@ -129,13 +123,13 @@ class TopK(Selector):
 class ChunkTopK(Selector):
     """Selector: keep the k coefficients of largest magnitude in each chunk.
 
-    The vector is padded with zeros to chunks of c values. With k = 1 it is one pass over the data:
-    ScaleCom's chunk-wise quasi-sort. Positions travel as offsets in their chunks, or all together
-    in Elias-Fano code or as a bitmap, whichever is shortest; if all are kept, not at all.
+    The vector is padded with zeros to chunks of c values. With k = 1 it is one pass over the data,
+    ScaleCom's chunk-wise quasi-sort. Positions travel as offsets within chunks, in Elias-Fano code
+    or as a bitmap, whichever is shortest. If all values are kept, no positions travel.
 
     Args:
       chunk: c, at least 2; a shorter vector is one chunk.
-      k: how many of each chunk are kept, 1 <= k <= chunk.
+      k: number kept of each chunk, 1 <= k <= chunk.
 
     Wire: x float32[n] | complex64[n] -> main of that dtype [m], m = k · ceil(n/c); side at most
       m · min(ceil(log2 c), 2 + floor(log2 c/k)) bits of positions; 0 if k = c.
@@ -166,7 +160,7 @@ class ChunkTopK(Selector):
         if k == 1:
             offsets = jnp.argmax(rows, axis=1)[:, None]
         else:
-            # As floats, of which XLA has a fast top-k on GPUs; what is not finite is largest.
+            # XLA has a fast top-k of floats on GPUs. Values that are not finite become the largest.
             finite_or_inf = jnp.minimum(rows, jnp.uint32(0x7F800000))
             _, offsets = lax.top_k(lax.bitcast_convert_type(finite_or_inf, jnp.float32), k)
             offsets = jnp.sort(offsets, axis=1)
@@ -184,7 +178,7 @@ class ChunkTopK(Selector):
 
 
 def _encode_offsets(offsets: jax.Array, chunk: int) -> PyTree:
-    """The code of ascending offsets int32[chunks, k] in chunks of that many values."""
+    """Encode ascending offsets int32[chunks, k] within chunks of `chunk` values."""
     chunks, k = offsets.shape
     if k == chunk:
         return ()
@@ -195,7 +189,7 @@ def _encode_offsets(offsets: jax.Array, chunk: int) -> PyTree:
 
 
 def _decode_offsets(side: PyTree, chunks: int, chunk: int, k: int) -> jax.Array:
-    """The positions int32[chunks · k] in the whole vector."""
+    """Decode the positions int32[chunks · k] in the whole vector."""
     numbers = jnp.arange(chunks * k, dtype=jnp.int32)
     if k == chunk:
         return numbers
@@ -206,31 +200,31 @@ def _decode_offsets(side: PyTree, chunks: int, chunk: int, k: int) -> jax.Array:
 
 
 def _have_offsets(chunks: int, chunk: int, k: int) -> bool:
-    """Whether offsets are shorter than a code of all positions."""
+    """Return True if offsets are shorter than a code of all positions."""
     apart = _codes.words_for(chunks * k, (chunk - 1).bit_length())
     return apart <= _positions.words_for(chunks * k, chunks * chunk)
 
 
 @value
 class RandomK(Selector):
-    """Selector: keep k coefficients at random positions, the same on all workers.
+    """Selector: keep k coefficients at random positions, equal on all workers.
 
     The vector is cut into k intervals of about n/k values, and one position is drawn in each from
-    `step.shared`. No position travels, and payloads may be summed.
+    `step.shared`. No positions travel, and payloads may be summed.
 
     Args:
       fraction: share of the n coefficients kept, 0 < fraction <= 1; k = ceil(fraction · n).
-      k: how many are kept, instead; all n where n < k.
-      rescale: whether to multiply what is kept by n/k, the inverse of its chance, so that the
-        result is right on average. With error feedback that would send the residual n/k times.
+      k: number of coefficients kept, in place of `fraction`; all n if n < k.
+      rescale: True to multiply kept values by n/k, the inverse of their probability, which makes
+        the codec unbiased. Do not use it with error feedback: it would send n/k times the residual.
 
     Wire: x float32[n] | complex64[n] -> main of that dtype [k].
 
-    Claims: summable; unbiased if it rescales. If anything is not finite, nothing in the result is.
-      A kept value overflows where n/k times it is more than float32 holds.
+    Claims: summable; unbiased if it rescales. If a value is not finite, no decoded value is finite.
+      A kept value overflows if n/k times the value does.
 
-    Differs from the paper: one position from each of k intervals, where it draws k of all n. Each
-      coefficient has the same chance, and the positions come in order, without a shuffle.
+    Differs from the paper: one position from each of k intervals, where the paper draws k of all n.
+      Each coefficient has the same probability, and the positions ascend without a shuffle.
 
     Example:
       >>> fg.compress(fg.RandomK(k=2), jnp.array([1.0, 1.0, 2.0, 2.0]), step=fg.Step.of(0)).main
@@ -257,7 +251,7 @@ class RandomK(Selector):
 
     def compress(self, x: jax.Array, state: PyTree, step: Step) -> Compressed:
         positions, width = self._draw(x.size, step)
-        # What is not drawn must not hide a NaN, which feedback would keep for ever.
+        # Report a NaN at any position, because feedback would keep a hidden one forever.
         kept = x[positions] * (width.astype(x.dtype) if self.rescale else 1.0)
         return Compressed(Payload(kept + _finite.poison(x).astype(x.dtype)))
 
@@ -267,7 +261,7 @@ class RandomK(Selector):
     def decompress(self, payload: Payload, like: Like, step: Step) -> jax.Array:
         (n,) = like.shape
         kept = Sparse(self.positions((), n, step), payload.main)
-        # Any of the values tells; and what each payload starts from is its own to scatter into.
+        # The first value shows a NaN. Each payload starts from its own array, to scatter in place.
         start = jnp.where(jnp.isfinite(payload.main[0]), 0.0, jnp.nan)
         whole = jnp.full((n,), start, payload.main.dtype)
         return kept.put_into(whole)
@@ -276,12 +270,12 @@ class RandomK(Selector):
         return self._draw(n, step)[0]
 
     def _draw(self, n: int, step: Step) -> tuple[jax.Array, jax.Array]:
-        """The positions, and the width of their intervals: one over the chance of each."""
+        """Return the positions and the widths of their intervals, the inverse probabilities."""
         k = kept(self.fraction, self.k, n)
         width, longer = divmod(n, k)
         interval = jnp.arange(k, dtype=jnp.int32)
         start = interval * width + jnp.minimum(interval, longer)
         size = width + (interval < longer).astype(jnp.int32)
-        remedy = " to compress, and the same to decompress"
+        remedy = " to compress and decompress"
         offset = _random.drawn_bits(self, step.shared, k, remedy) % size.astype(jnp.uint32)
         return start + offset.astype(jnp.int32), size.astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Transforms of blocks of a vector: Fourier, Hadamard, and none."""
+"""Transforms of blocks of a vector: Fourier, Hadamard and identity."""
 
 import math
 from collections.abc import Callable
@@ -9,38 +9,35 @@ import numpy as np
 from jax import lax
 
 from fftgrad._contracts import Compressed, Like, Payload, PyTree, Sparse, Step, Transform
-from fftgrad._values import check_count, value
+from fftgrad._values import check, check_count, value
 from fftgrad.ops import _count, _random, _shapes
 from fftgrad.ops._rounding import saturating_cast
 
 CHUNK = 1 << 28
-"""Values that go through a transform at a time: 1 GiB, so that with its result and the scratch
-space of a library nothing passes 4 GiB, where cuFFT gives up."""
+"""Values per transform call, 1 GiB. Input, output and scratch space then stay below 4 GiB, cuFFT's
+limit.
+"""
 
 
 def check_block(owner: str, block: int, most: int) -> None:
-    check_count(f"{owner}(block)", block, "use block=64.", least=0)
-    if not 2 <= block <= most or block & (block - 1):
-        raise ValueError(
-            f"{owner}(block): must be a power of two in 2..{most}, got {block}; use block=64."
-        )
+    check_count(f"{owner}(block)", block, "use block=64.", 2, most)
+    power = not block & (block - 1)
+    check(power, f"{owner}(block)", "be a power of two", block, "use block=64.")
 
 
 def fit(block: int, n: int) -> int:
-    """The length of a block, at most the least power of two that holds the whole vector."""
+    """Return the block length, at most the least power of two that holds the whole vector."""
     return min(block, 1 << max(1, (n - 1).bit_length()))
 
 
 def check_vector(owner: str, x: jax.Array) -> None:
-    if x.dtype != jnp.float32 or x.ndim != 1:
-        raise ValueError(
-            f"{owner}.compress(x): must be a float32 vector, got {x.dtype}{list(x.shape)}; put "
-            f"{owner} first in the chain."
-        )
+    fine, found = x.dtype == jnp.float32 and x.ndim == 1, f"{x.dtype}{list(x.shape)}"
+    remedy = f"put {owner} first in the chain."
+    check(fine, f"{owner}.compress(x)", "be a float32 vector", found, remedy)
 
 
 def by_chunks(transform: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
-    """transform(rows), row by row the same, in pieces of at most CHUNK values."""
+    """Apply a row-wise transform in pieces of at most CHUNK values."""
     limit = max(1, CHUNK // rows.shape[1])
     if rows.shape[0] <= limit:
         return transform(rows)
@@ -52,18 +49,18 @@ def by_chunks(transform: Callable[[jax.Array], jax.Array], rows: jax.Array) -> j
 
 
 def times(rows: jax.Array, matrix: np.ndarray) -> jax.Array:
-    """The product of each row with a matrix, to the precision of float32."""
-    # Accelerators would round the factors to fewer bits, and the map would be no isometry.
+    """Multiply each row by a matrix in full float32 precision."""
+    # Accelerators round factors to fewer bits by default, which breaks the isometry.
     return jnp.matmul(rows, matrix, precision=lax.Precision.HIGHEST)
 
 
 def at_blocks(
     coefficients: Sparse, n: int, inverse: Callable[[jax.Array], jax.Array], block: int, slots: int
 ) -> Sparse:
-    """The inverse transform of a few coefficients, at the blocks that they are in.
+    """Invert a transform of few coefficients, only at the blocks that contain them.
 
     `inverse` maps rows [., slots] of coefficients to rows float32[., block]. The coefficients of a
-    block are first brought together, because sums in another order would differ between replicas.
+    block are gathered first, because sums in another order would differ between replicas.
     """
     positions, values = coefficients
     (k,) = positions.shape
@@ -72,7 +69,7 @@ def at_blocks(
     row = _count.cumsum(starts.astype(jnp.int32)) - 1
     rows = jnp.zeros((k, slots), values.dtype)
     rows = rows.at[row, place].set(values, indices_are_sorted=True, unique_indices=True)
-    # Rows that are nowhere differ, too, and come last.
+    # Unused rows get distinct positions beyond the vector, so all positions ascend and differ.
     beyond = -(-n // block)
     owners = beyond + jnp.arange(k, dtype=jnp.int32)
     owners = owners.at[row].set(jnp.minimum(owner, beyond + row), indices_are_sorted=True)
@@ -101,7 +98,7 @@ class Identity(Transform):
 
 
 PRODUCT = 64
-"""The longest block for which a product with a matrix beats a fast algorithm."""
+"""Longest block for which a matrix product is faster than an FFT."""
 
 
 @value
@@ -113,21 +110,23 @@ class Fft(Transform):
 
         z_0 = c_0 + i c_{b/2},   z_j = √2 c_j   (0 < j < b/2).
 
-    x -> z is an isometry: Σ|z_j|² = Σ x_t². What a selector drops by modulus is the error, exactly.
+    x -> z is an isometry: Σ|z_j|² = Σ x_t². So the squared error is the sum of |z_j|² over the
+    dropped coefficients.
 
     Args:
-      block: the length b of a block, a power of two up to 2^28; a vector shorter than that is one
-        block of the next power of two. None: the whole vector is one block, padded to the next even
-        number whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, few equal blocks.
-      half: round the vector to float16 before the transform, saturating at ±65504 and
-        counting what does.
+      block: length b of a block, a power of two up to 2^28; a shorter vector is one block of the
+        next power of two. None: one block for the whole vector, padded to the next even number
+        whose prime factors are 2, 3, 5 and 7; beyond 2^28 values, few equal blocks.
+      half: round the vector to float16 before the transform. Values saturate at ±65504 and are
+        counted.
 
     Wire: x float32[n] -> main complex64[b/2 · ceil(n/b)].
 
-    Claims: summable; unbiased and lossless to rounding, unless `half`. One non-finite value makes
-      its whole block non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
+    Claims: summable; unbiased and lossless up to rounding, unless `half`. One non-finite value
+      makes its whole block non-finite, as may finite values beyond 2^128 / √b. The step is then
+      bad.
 
-    Differs from the paper: it transforms the whole gradient (`block=None, half=True`).
+    Differs from the paper: the paper transforms the whole gradient (`block=None, half=True`).
 
     Example:
       >>> z = fg.compress(fg.Fft(block=4), jnp.array([1.0, 1.0, 1.0, 1.0, 3.0])).main
@@ -184,7 +183,7 @@ def _slots(rows: jax.Array) -> jax.Array:
         return lax.complex(parts[:, : b // 2], parts[:, b // 2 :])
     c = by_chunks(lambda r: jnp.fft.rfft(r, norm="ortho"), rows)
     first = lax.complex(c[:, :1].real, c[:, -1:].real)
-    # Selected, not concatenated: that fuses into what reads it, so it need not be stored.
+    # XLA fuses a select into its reader, so nothing is stored, unlike a concatenation.
     is_first = jnp.arange(b // 2)[None] == 0
     return jnp.where(is_first, first, c[:, :-1] * math.sqrt(2.0))
 
@@ -192,7 +191,7 @@ def _slots(rows: jax.Array) -> jax.Array:
 def _inverse(slots: jax.Array) -> jax.Array:
     b = 2 * slots.shape[1]
     if b <= PRODUCT:
-        # Kept, or XLA multiplies the halves on their own, and adds two results.
+        # The barrier prevents two products of halves, whose sum rounds differently.
         parts = lax.optimization_barrier(jnp.concatenate([slots.real, slots.imag], axis=1))
         return by_chunks(lambda r: times(r, fourier_basis(b).T), parts)
 
@@ -208,7 +207,7 @@ def _inverse(slots: jax.Array) -> jax.Array:
 
 
 def fourier_basis(b: int) -> np.ndarray:
-    """Column j < b/2 is the real part of slot j, column b/2 + j its imaginary part; orthogonal."""
+    """Return an orthogonal matrix: columns j and b/2 + j are the parts of complex slot j."""
     t, j = np.ogrid[:b, : b // 2]
     angle = 2 * np.pi * (t * j % b) / b
     real, imaginary = np.sqrt(2 / b) * np.cos(angle), -np.sqrt(2 / b) * np.sin(angle)
@@ -217,7 +216,7 @@ def fourier_basis(b: int) -> np.ndarray:
 
 
 def _next_smooth(n: int) -> int:
-    """The least even number from n on, at most 2^28, with no prime factor above 7."""
+    """Return the least even number >= n, at most 2^28, without a prime factor above 7."""
     candidate = n + n % 2
     while candidate < 2 or 210**30 % candidate:
         candidate += 2
@@ -232,22 +231,22 @@ FACTOR = 64
 class Hadamard(Transform):
     """Transform: random signs, then the orthonormal Hadamard transform of each block.
 
-    The vector is padded with zeros to blocks of b values, and a block x goes to y = H D x, with D
+    The vector is padded with zeros to blocks of b values, and a block x becomes y = H D x, with D
     a diagonal of signs and H the b × b Hadamard matrix over √b. H² = I, so x = D H y. All
-    coefficients of a block become about equally large, which suits a quantizer with one scale.
+    coefficients of a block become similar in magnitude, which suits a quantizer with one scale.
 
     Args:
-      block: the length b of a block, a power of two up to 2^24; a vector shorter than that is one
-        block of the next power of two.
-      signs: whether to flip signs at random first, drawn from `step.shared`, the same on all
-        workers. Without them H maps some vectors, as a constant one, to a single coefficient.
+      block: length b of a block, a power of two up to 2^24; a shorter vector is one block of the
+        next power of two.
+      signs: True to flip signs at random first, drawn from `step.shared`, equal on all workers.
+        Without flips, H maps some vectors, such as a constant, to a single coefficient.
 
-    Wire: x float32[n] -> main float32[b · ceil(n/b)]. The signs are never sent.
+    Wire: x float32[n] -> main float32[b · ceil(n/b)]. Signs are not sent.
 
-    Claims: summable; unbiased and lossless to rounding; an isometry. One non-finite value makes
-      its whole block non-finite, and so may finite ones beyond 2^128 / √b: the step is a bad one.
+    Claims: summable; unbiased and lossless up to rounding; an isometry. One non-finite value makes
+      its whole block non-finite, as may finite values beyond 2^128 / √b. The step is then bad.
 
-    Differs from the paper: DRIVE rotates each vector whole; here blocks of fixed length are.
+    Differs from the paper: DRIVE rotates whole vectors, this codec blocks of fixed length.
 
     Example:
       >>> x = jnp.array([8.0, 0.0, 0.0, 0.0])
@@ -280,7 +279,7 @@ class Hadamard(Transform):
         return rows.ravel()[:n]
 
     def _flip(self, rows: jax.Array, step: Step) -> jax.Array:
-        remedy = " to compress, and the same to decompress, or use signs=False"
+        remedy = " to compress and decompress, or use signs=False"
         bits = _random.drawn_bits(self, step.shared, rows.size, remedy).reshape(rows.shape)
         return jnp.where(bits >> 31 == 1, -rows, rows)
 

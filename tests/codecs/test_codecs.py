@@ -229,8 +229,8 @@ MISTAKES = [
     (lambda: fg.RangeFloat(bits=1), ValueError, "signs"),
     (lambda: fg.RangeFloat(bits=8, mantissa=9), ValueError, "mantissa=4"),
     (lambda: fg.RangeFloat(bits=8, rounding="up"), ValueError, "nearest"),
-    (lambda: fg.codecs.FixedRangeFloat(8, maximum=-1.0), ValueError, "minimum < 0 < maximum"),
-    (lambda: fg.codecs.FixedRangeFloat(8, maximum=1.0, eps=2.0), ValueError, "inside the range"),
+    (lambda: fg.codecs.FixedRangeFloat(8, maximum=-1.0), ValueError, "-eps < eps <= maximum"),
+    (lambda: fg.codecs.FixedRangeFloat(8, maximum=1.0, eps=2.0), ValueError, "leave eps out"),
     (
         lambda: fg.codecs.FixedRangeFloat(4, mantissa=3, maximum=1.0, eps=1e-3),
         ValueError,
